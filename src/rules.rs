@@ -1,0 +1,18 @@
+//! Pure decisions: no async, no clock, no IO. Every decision about money is in this folder,
+//! so that it can be read in one place and tested with tables and properties.
+//!
+//! Invariant: nothing here depends on any other module of the crate (`tests/tidy.rs` checks it).
+
+pub mod event;
+pub mod event_id;
+pub mod fingerprint;
+pub mod ids;
+pub mod meter;
+pub mod properties;
+pub mod quantity;
+pub mod refusal;
+pub mod rollup;
+pub mod timestamp;
+pub mod usage;
+pub mod verdict;
+pub mod window;

@@ -1,0 +1,312 @@
+//! Events: one immutable fact of usage each, read from JSON in one pass.
+//!
+//! Invariant: an `Event` that exists is valid for its meter and holds its fields in canonical form,
+//! so two deliveries of one fact are equal field by field. A malformed item becomes a refusal of
+//! that item alone; only text that is not JSON at all spoils its neighbours, since nobody can tell
+//! where the next item starts.
+
+use super::event_id::derive_event_id;
+use super::ids::{EventId, MeterNo, SubscriptionId, TenantId};
+use super::meter::{Catalog, Meter};
+use super::properties::{Pairs, Properties, Text, text_of};
+use super::quantity::Quantity;
+use super::refusal::Refusal;
+use super::timestamp::Timestamp;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::fmt;
+
+/// One fact of usage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    pub tenant: TenantId,
+    pub id: EventId,
+    pub meter: MeterNo,
+    pub quantity: Quantity,
+    pub occurred_at: Timestamp,
+    pub properties: Properties,
+    /// Subscription at the time of use.
+    pub subscription: Option<SubscriptionId>,
+    /// Whether the usage fell into a trial, which is counted and never billed.
+    pub trial: bool,
+}
+
+/// An item that is not an event, with as much of its name as could be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedItem {
+    pub tenant: Option<Box<str>>,
+    pub id: Option<Box<str>>,
+    pub refusal: Refusal,
+}
+
+/// One JSON value where an event is expected; its fields are not looked at yet.
+#[derive(Default)]
+pub struct Item<'a> {
+    tenant: Option<&'a RawValue>,
+    id: Option<&'a RawValue>,
+    correlation_id: Option<&'a RawValue>,
+    meter: Option<&'a RawValue>,
+    quantity: Option<&'a RawValue>,
+    occurred_at: Option<&'a RawValue>,
+    properties: Option<&'a RawValue>,
+    subscription: Option<&'a RawValue>,
+    trial: Option<&'a RawValue>,
+    cloud: Option<Box<CloudEvent<'a>>>,
+    fault: Option<Refusal>,
+}
+
+/// The attributes of a CloudEvents envelope that are read; `id` is shared with the native form.
+#[derive(Default)]
+struct CloudEvent<'a> {
+    specversion: Option<&'a RawValue>,
+    source: Option<&'a RawValue>,
+    kind: Option<&'a RawValue>,
+    subject: Option<&'a RawValue>,
+    time: Option<&'a RawValue>,
+    data: Option<&'a RawValue>,
+}
+
+/// Reads an item as an event of a declared meter.
+pub fn parse_event(item: &Item<'_>, catalog: &Catalog) -> Result<Event, RefusedItem> {
+    let read = match &item.cloud {
+        Some(cloud) if cloud.specversion.is_some() => parse_cloud_event(item, cloud, catalog),
+        _ => parse_native(item, catalog),
+    };
+    read.map_err(|refusal| {
+        let subject = item.cloud.as_ref().and_then(|cloud| cloud.subject);
+        let name = |raw: Option<&RawValue>| {
+            let text = raw.and_then(text_of)?;
+            (text.len() <= 255).then(|| text.into())
+        };
+        RefusedItem { tenant: name(item.tenant.or(subject)), id: name(item.id), refusal }
+    })
+}
+
+fn parse_native(item: &Item<'_>, catalog: &Catalog) -> Result<Event, Refusal> {
+    if let Some(fault) = &item.fault {
+        return Err(fault.clone());
+    }
+    let tenant = TenantId::parse(&required("tenant", item.tenant)?)?;
+    let (number, meter) = find_meter(&required("meter", item.meter)?, catalog)?;
+    let occurred_at = Timestamp::parse(&required("occurred_at", item.occurred_at)?)?;
+    let id = match (item.id, item.correlation_id) {
+        (Some(_), _) => EventId::parse(&required("id", item.id)?)?,
+        (None, Some(_)) => {
+            let correlation = required("correlation_id", item.correlation_id)?;
+            EventId::parse(&correlation)?;
+            derive_event_id(tenant.as_str(), meter.slug.as_str(), occurred_at, &correlation)
+        }
+        (None, None) => {
+            return Err(Refusal::new(
+                "missing_id",
+                "id is missing; give the event's own stable id (or correlation_id), the same on \
+                 every retry; the server never invents one",
+            ));
+        }
+    };
+    let properties = match item.properties {
+        Some(raw) if raw.get() != "null" => Properties::parse(raw.get())?,
+        _ => Properties::default(),
+    };
+    let subscription = match item.subscription {
+        Some(raw) if raw.get() != "null" => {
+            Some(SubscriptionId::parse(&required("subscription", Some(raw))?)?)
+        }
+        _ => None,
+    };
+    let trial = match item.trial.map(RawValue::get) {
+        None | Some("null" | "false") => false,
+        Some("true") => true,
+        Some(_) => return Err(Refusal::new("invalid_trial", "trial must be true or false")),
+    };
+    let quantity = parse_quantity(item.quantity, meter)?;
+    let meter = number;
+    Ok(Event { tenant, id, meter, quantity, occurred_at, properties, subscription, trial })
+}
+
+/// CloudEvents name an event by source and id together, so the event id is the JSON array of both:
+/// readable, and no two pairs share one text.
+fn parse_cloud_event(
+    item: &Item<'_>,
+    cloud: &CloudEvent<'_>,
+    catalog: &Catalog,
+) -> Result<Event, Refusal> {
+    if required("specversion", cloud.specversion)? != "1.0" {
+        return Err(Refusal::new("invalid_cloud_event", "specversion must be \"1.0\""));
+    }
+    let tenant = TenantId::parse(&required("subject", cloud.subject)?)?;
+    let (number, meter) = find_meter(&required("type", cloud.kind)?, catalog)?;
+    let (source, id) = (required("source", cloud.source)?, required("id", item.id)?);
+    EventId::parse(&source)?;
+    let mut pair = String::from("[");
+    super::properties::push_json_string(&mut pair, &source);
+    pair.push(',');
+    super::properties::push_json_string(&mut pair, &id);
+    pair.push(']');
+    let id = EventId::parse(&pair)?;
+    let occurred_at = Timestamp::parse(&required("time", cloud.time)?)?;
+    let mut quantity = None;
+    let mut pairs = match cloud.data {
+        Some(raw) if raw.get() != "null" => serde_json::from_str::<Pairs<'_>>(raw.get())
+            .map_err(|_| Refusal::new("invalid_cloud_event", "data must be a flat JSON object"))?,
+        _ => Pairs::default(),
+    };
+    pairs.0.retain(|(name, raw)| {
+        let is_quantity = name == "quantity" && quantity.is_none();
+        if is_quantity {
+            quantity = Some(*raw);
+        }
+        !is_quantity
+    });
+    if pairs.0.iter().any(|(name, _)| name == "quantity") {
+        return Err(Refusal::new("duplicate_field", "data has quantity twice"));
+    }
+    let properties = Properties::from_pairs(pairs.0)?;
+    let quantity = parse_quantity(quantity, meter)?;
+    let meter = number;
+    let (subscription, trial) = (None, false);
+    Ok(Event { tenant, id, meter, quantity, occurred_at, properties, subscription, trial })
+}
+
+fn find_meter<'c>(slug: &str, catalog: &'c Catalog) -> Result<(MeterNo, &'c Meter), Refusal> {
+    catalog.find(slug).map(|(number, meter)| (number, meter.as_ref())).ok_or_else(|| {
+        let shown: String = slug.chars().take(64).collect();
+        Refusal::new(
+            "unknown_meter",
+            format!("there is no meter {shown:?}; declare it with PUT /v1/meters/{{slug}} and send the event again"),
+        )
+    })
+}
+
+fn parse_quantity(raw: Option<&RawValue>, meter: &Meter) -> Result<Quantity, Refusal> {
+    match raw {
+        None if meter.quantity_optional() => Ok(Quantity::ONE),
+        None => Err(Refusal::new("missing_field", "quantity is missing")),
+        Some(raw) => match text_of(raw) {
+            Some(text) => Quantity::parse(&text, meter.quantity_range()),
+            None => Quantity::parse(raw.get(), meter.quantity_range()),
+        },
+    }
+}
+
+fn required<'a>(name: &str, raw: Option<&'a RawValue>) -> Result<Cow<'a, str>, Refusal> {
+    let raw = raw
+        .filter(|raw| raw.get() != "null")
+        .ok_or_else(|| Refusal::new("missing_field", format!("{name} is missing")))?;
+    text_of(raw)
+        .ok_or_else(|| Refusal::new("not_a_string", format!("{name} must be a JSON string")))
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Item<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ItemVisitor)
+    }
+}
+
+/// Takes any JSON value, so that one wrong item never fails the array it stands in.
+struct ItemVisitor;
+
+impl ItemVisitor {
+    fn not_an_object<'a>() -> Item<'a> {
+        let fault = Some(Refusal::new("not_an_object", "an event must be a JSON object"));
+        Item { fault, ..Item::default() }
+    }
+}
+
+impl<'de> Visitor<'de> for ItemVisitor {
+    type Value = Item<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an event")
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(Self::not_an_object())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
+        Ok(Self::not_an_object())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
+        Ok(Self::not_an_object())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
+        Ok(Self::not_an_object())
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
+        Ok(Self::not_an_object())
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(Self::not_an_object())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Self::not_an_object())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut item = Item::default();
+        while let Some(Text(name)) = map.next_key::<Text<'de>>()? {
+            let value = map.next_value::<&'de RawValue>()?;
+            item.take(&name, value);
+        }
+        Ok(item)
+    }
+}
+
+impl<'a> Item<'a> {
+    fn take(&mut self, name: &str, value: &'a RawValue) {
+        let place = match name {
+            "tenant" => &mut self.tenant,
+            "id" => &mut self.id,
+            "correlation_id" => &mut self.correlation_id,
+            "meter" => &mut self.meter,
+            "quantity" => &mut self.quantity,
+            "occurred_at" => &mut self.occurred_at,
+            "properties" => &mut self.properties,
+            "subscription" => &mut self.subscription,
+            "trial" => &mut self.trial,
+            _ => return self.take_cloud(name, value),
+        };
+        if place.replace(value).is_some() {
+            self.fault.get_or_insert_with(|| duplicate_field(name));
+        }
+    }
+
+    fn take_cloud(&mut self, name: &str, value: &'a RawValue) {
+        let cloud = self.cloud.get_or_insert_default();
+        let place = match name {
+            "specversion" => &mut cloud.specversion,
+            "source" => &mut cloud.source,
+            "type" => &mut cloud.kind,
+            "subject" => &mut cloud.subject,
+            "time" => &mut cloud.time,
+            "data" => &mut cloud.data,
+            // An unknown name is a fault of a native event (a misspelt "quanity" must not count as
+            // 1) and an extension attribute of a CloudEvent.
+            _ => {
+                let shown: String = name.chars().take(64).collect();
+                self.fault.get_or_insert_with(|| {
+                    Refusal::new("unknown_field", format!("{shown:?} is not a field of an event"))
+                });
+                return;
+            }
+        };
+        if place.replace(value).is_some() {
+            self.fault.get_or_insert_with(|| duplicate_field(name));
+        }
+    }
+}
+
+fn duplicate_field(name: &str) -> Refusal {
+    Refusal::new("duplicate_field", format!("{name} is given twice"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! The names things have: tenants, events, meters, subscriptions. Each is its own type, so that
+//! two of them cannot be swapped.
+//!
+//! Invariant: a value of these types is never empty, never longer than its bound, and holds no
+//! control character (a line break in an id forges log lines; a NUL is refused by PostgreSQL and
+//! cuts a text short in SQLite's `length`). Nothing else is normalised: ids that differ only in
+//! case, in a trailing space or in Unicode composition are different ids, as their producer wrote.
+
+use super::refusal::Refusal;
+use std::fmt;
+
+/// Longest tenant id, in bytes of UTF-8.
+pub const TENANT_BYTES_MAX: usize = 128;
+/// Longest event id, in bytes of UTF-8: room for a SHA-256 in hex and for URIs.
+pub const EVENT_ID_BYTES_MAX: usize = 255;
+/// Longest meter slug.
+pub const METER_SLUG_BYTES_MAX: usize = 64;
+/// Longest subscription id, in bytes of UTF-8.
+pub const SUBSCRIPTION_BYTES_MAX: usize = 128;
+
+macro_rules! text_id {
+    ($(#[$doc:meta])* $name:ident, $what:literal, $code:literal, $max:expr) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(Box<str>);
+
+        impl $name {
+            pub fn parse(text: &str) -> Result<Self, Refusal> {
+                check_text($what, $code, text, $max)?;
+                Ok(Self(text.into()))
+            }
+
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+text_id!(
+    /// Who is billed.
+    TenantId, "tenant", "invalid_tenant", TENANT_BYTES_MAX
+);
+text_id!(
+    /// The producer's name for one event; unique within its tenant.
+    EventId, "id", "invalid_id", EVENT_ID_BYTES_MAX
+);
+text_id!(
+    /// The subscription an event was used under.
+    SubscriptionId, "subscription", "invalid_subscription", SUBSCRIPTION_BYTES_MAX
+);
+
+/// What is counted, by its slug: `[a-z0-9][a-z0-9_.-]*`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MeterSlug(Box<str>);
+
+impl MeterSlug {
+    pub fn parse(text: &str) -> Result<Self, Refusal> {
+        let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"_.-".contains(&b);
+        let starts_well = text.bytes().next().is_some_and(|b| !b"_.-".contains(&b));
+        if text.len() > METER_SLUG_BYTES_MAX || !starts_well || !text.bytes().all(allowed) {
+            return Err(Refusal::new(
+                "invalid_meter",
+                format!(
+                    "a meter slug is 1 to {METER_SLUG_BYTES_MAX} characters of a-z, 0-9, '_', '.' \
+                     and '-', starting with a letter or digit"
+                ),
+            ));
+        }
+        Ok(Self(text.into()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for MeterSlug {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A tenant's number in the store's dictionary; never leaves the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TenantNo(pub u32);
+
+/// A meter's number in the store's dictionary; never leaves the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MeterNo(pub u16);
+
+pub(crate) fn check_text(
+    what: &str,
+    code: &'static str,
+    text: &str,
+    bytes_max: usize,
+) -> Result<(), Refusal> {
+    if text.is_empty() {
+        return Err(Refusal::new(code, format!("{what} is empty")));
+    }
+    if text.len() > bytes_max {
+        let bytes = text.len();
+        return Err(Refusal::new(
+            code,
+            format!("{what} has {bytes} bytes; at most {bytes_max} are allowed"),
+        ));
+    }
+    if text.bytes().any(|b| b < 0x20 || b == 0x7f) {
+        return Err(Refusal::new(
+            code,
+            format!("{what} contains a control character; remove line breaks, tabs and NULs"),
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_that_are_ids() {
+        let long = "x".repeat(EVENT_ID_BYTES_MAX);
+        for text in
+            ["a", " a", "a ", "A", "é", "e\u{301}", "a:b|c", "'; drop", "../x", "${jndi}", &long]
+        {
+            assert_eq!(EventId::parse(text).map(|id| id.as_str().to_owned()), Ok(text.to_owned()));
+        }
+    }
+
+    #[test]
+    fn texts_that_are_not_ids() {
+        let long = "x".repeat(EVENT_ID_BYTES_MAX + 1);
+        for text in ["", "a\nb", "a\r", "\0", "a\tb", "\u{7f}", &long] {
+            assert_eq!(EventId::parse(text).map_err(|r| r.code), Err("invalid_id"), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn slugs() {
+        for text in ["a", "api_calls", "gpu.a100-hours", "9lives"] {
+            assert!(MeterSlug::parse(text).is_ok(), "{text}");
+        }
+        let long = "a".repeat(METER_SLUG_BYTES_MAX + 1);
+        for text in ["", "_a", "-a", ".a", "A", "a b", "a/b", "é", &long] {
+            assert_eq!(MeterSlug::parse(text).map_err(|r| r.code), Err("invalid_meter"), "{text}");
+        }
+    }
+}

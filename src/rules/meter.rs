@@ -1,0 +1,203 @@
+//! Meters: what is counted and how. A meter's definition decides what every stored total means,
+//! so it is fixed once declared; only its description may change.
+//!
+//! Invariant: a `Meter` that exists can hold each of its totals exactly (see `quantity`).
+
+use super::ids::{MeterNo, MeterSlug};
+use super::quantity::{INTEGER_DIGITS_MAX, QuantityRange, SCALE};
+use super::refusal::Refusal;
+use super::window::Bucket;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Most dimensions of one meter: each multiplies the number of stored totals.
+pub const DIMENSIONS_MAX: usize = 8;
+
+/// How a meter turns the events of a window into one value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Aggregation {
+    /// The sum of the quantities.
+    Sum,
+    /// The number of events.
+    Count,
+    /// The smallest quantity.
+    Min,
+    /// The largest quantity.
+    Max,
+    /// The quantity of the latest event by occurred_at; ties go to the larger event id.
+    Latest,
+    /// The exact number of different values of `unique_property`.
+    Unique,
+}
+
+/// A meter as it is declared, by the API and in the configuration file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"aggregation": "sum", "scale": 6, "dimensions": ["region"]}))]
+pub struct MeterSpec {
+    pub aggregation: Aggregation,
+    /// Most digits after the decimal point.
+    #[serde(default = "default_scale")]
+    #[schema(minimum = 0, maximum = 12, default = 6)]
+    pub scale: u32,
+    /// Most digits in all, as in SQL's NUMERIC(precision, scale).
+    #[serde(default = "default_precision")]
+    #[schema(minimum = 1, maximum = 27, default = 18)]
+    pub precision: u32,
+    /// Whether quantities may be negative.
+    #[serde(default)]
+    #[schema(default = false)]
+    pub signed: bool,
+    /// The grain at which totals are kept; windows are composed of whole buckets.
+    #[serde(default)]
+    #[schema(default = "1h")]
+    pub bucket: Bucket,
+    /// Properties by which usage can be grouped.
+    #[serde(default)]
+    #[schema(max_items = 8)]
+    pub dimensions: Vec<String>,
+    /// The property whose different values a `unique` meter counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unique_property: Option<String>,
+    /// For people; the only field that may change later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 500)]
+    pub description: Option<String>,
+}
+
+fn default_scale() -> u32 {
+    6
+}
+
+fn default_precision() -> u32 {
+    18
+}
+
+/// A declared meter whose definition was checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Meter {
+    pub slug: MeterSlug,
+    pub spec: MeterSpec,
+}
+
+impl Meter {
+    pub fn declare(slug: MeterSlug, spec: MeterSpec) -> Result<Self, Refusal> {
+        let refuse = |detail: String| Err(Refusal::new("invalid_meter_definition", detail));
+        if spec.scale > SCALE {
+            return refuse(format!("scale is at most {SCALE}"));
+        }
+        let whole_digits = spec.precision.checked_sub(spec.scale);
+        if !whole_digits.is_some_and(|digits| (1..=INTEGER_DIGITS_MAX).contains(&digits)) {
+            return refuse(format!(
+                "precision minus scale, the digits before the point, must be 1 to {INTEGER_DIGITS_MAX}"
+            ));
+        }
+        if spec.dimensions.len() > DIMENSIONS_MAX {
+            return refuse(format!("a meter has at most {DIMENSIONS_MAX} dimensions"));
+        }
+        for (place, name) in spec.dimensions.iter().enumerate() {
+            super::properties::check_name(name)?;
+            if spec.dimensions[..place].contains(name) {
+                return refuse(format!("dimension {name} is listed twice"));
+            }
+            if name == "subscription" || name == "trial" {
+                return refuse(format!("{name} is always available to group by; do not list it"));
+            }
+        }
+        match (spec.aggregation == Aggregation::Unique, &spec.unique_property) {
+            (true, None) => return refuse("a unique meter needs unique_property".into()),
+            (false, Some(_)) => return refuse("only a unique meter has unique_property".into()),
+            (true, Some(name)) => super::properties::check_name(name)?,
+            (false, None) => {}
+        }
+        if let Some(description) = &spec.description
+            && (description.len() > 500 || description.contains('\0'))
+        {
+            return refuse("description is at most 500 bytes, without NULs".into());
+        }
+        Ok(Self { slug, spec })
+    }
+
+    pub fn quantity_range(&self) -> QuantityRange {
+        let MeterSpec { precision, scale, signed, .. } = self.spec;
+        QuantityRange { precision, scale, signed }
+    }
+
+    /// Whether an event may leave its quantity out: it is then 1.
+    pub fn quantity_optional(&self) -> bool {
+        matches!(self.spec.aggregation, Aggregation::Count | Aggregation::Unique)
+    }
+
+    /// Whether `other` counts exactly as this meter does.
+    pub fn counts_like(&self, other: &Meter) -> bool {
+        let without_description =
+            |meter: &Meter| MeterSpec { description: None, ..meter.spec.clone() };
+        without_description(self) == without_description(other)
+    }
+}
+
+/// All declared meters, by slug and by number.
+#[derive(Debug, Clone, Default)]
+pub struct Catalog {
+    by_slug: HashMap<Box<str>, (MeterNo, Arc<Meter>)>,
+    by_number: HashMap<MeterNo, Arc<Meter>>,
+}
+
+impl Catalog {
+    pub fn insert(&mut self, number: MeterNo, meter: Arc<Meter>) {
+        self.by_slug.insert(meter.slug.as_str().into(), (number, Arc::clone(&meter)));
+        self.by_number.insert(number, meter);
+    }
+
+    pub fn find(&self, slug: &str) -> Option<(MeterNo, &Arc<Meter>)> {
+        self.by_slug.get(slug).map(|(number, meter)| (*number, meter))
+    }
+
+    pub fn get(&self, number: MeterNo) -> Option<&Arc<Meter>> {
+        self.by_number.get(&number)
+    }
+
+    /// Every meter in the order of its slug.
+    pub fn list(&self) -> Vec<Arc<Meter>> {
+        let mut meters: Vec<_> = self.by_number.values().cloned().collect();
+        meters.sort_by(|a, b| a.slug.cmp(&b.slug));
+        meters
+    }
+
+    pub fn len(&self) -> usize {
+        self.by_number.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_number.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(spec: &str, expected: Result<(), &str>) {
+        let spec: MeterSpec = serde_json::from_str(spec).expect("well-formed");
+        let slug = MeterSlug::parse("m").expect("valid");
+        assert_eq!(Meter::declare(slug, spec).map(|_| ()).map_err(|r| r.code), expected);
+    }
+
+    #[test]
+    fn definitions() {
+        let bad = Err("invalid_meter_definition");
+        check(r#"{"aggregation":"sum"}"#, Ok(()));
+        check(r#"{"aggregation":"sum","scale":12,"precision":27}"#, Ok(()));
+        check(r#"{"aggregation":"sum","scale":13,"precision":27}"#, bad);
+        check(r#"{"aggregation":"sum","scale":6,"precision":6}"#, bad);
+        check(r#"{"aggregation":"sum","scale":0,"precision":16}"#, bad);
+        check(r#"{"aggregation":"unique"}"#, bad);
+        check(r#"{"aggregation":"unique","unique_property":"user"}"#, Ok(()));
+        check(r#"{"aggregation":"sum","unique_property":"user"}"#, bad);
+        check(r#"{"aggregation":"sum","dimensions":["a","a"]}"#, bad);
+        check(r#"{"aggregation":"sum","dimensions":["trial"]}"#, bad);
+        check(r#"{"aggregation":"sum","dimensions":[""]}"#, Err("invalid_property"));
+    }
+}

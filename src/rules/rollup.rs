@@ -1,0 +1,281 @@
+//! Rollups: the exact total of one tenant, meter, bucket and group.
+//!
+//! Invariant: folding is commutative and associative, so a total does not depend on the order of
+//! arrival, on how events were batched, or on how often the work was interrupted. Arithmetic is
+//! checked: an overflow is an error and never a wrong number.
+
+use super::event::Event;
+use super::ids::{EventId, MeterNo, TenantNo};
+use super::meter::{Aggregation, Meter};
+use super::quantity::Quantity;
+use super::timestamp::Timestamp;
+use std::collections::BTreeSet;
+
+/// What a total belongs to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RollupKey {
+    pub tenant: TenantNo,
+    pub meter: MeterNo,
+    pub bucket_start: Timestamp,
+    pub group: Group,
+}
+
+/// An exact total that can be folded with others of its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rollup {
+    pub count: u64,
+    pub value: Accumulator,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Accumulator {
+    Sum(Quantity),
+    Count,
+    Min(Quantity),
+    Max(Quantity),
+    Latest { at: Timestamp, id: EventId, quantity: Quantity },
+    Unique(BTreeSet<Box<str>>),
+}
+
+/// A total outgrew what can be held exactly, or two totals of different kinds met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a total cannot be folded exactly")]
+pub struct FoldError;
+
+impl Rollup {
+    /// What one event adds, and to which bucket and group.
+    pub fn of_event(event: &Event, meter: &Meter) -> (Timestamp, Group, Self) {
+        let value = match meter.spec.aggregation {
+            Aggregation::Sum => Accumulator::Sum(event.quantity),
+            Aggregation::Count => Accumulator::Count,
+            Aggregation::Min => Accumulator::Min(event.quantity),
+            Aggregation::Max => Accumulator::Max(event.quantity),
+            Aggregation::Latest => Accumulator::Latest {
+                at: event.occurred_at,
+                id: event.id.clone(),
+                quantity: event.quantity,
+            },
+            Aggregation::Unique => {
+                let value = unique_value(event, meter);
+                Accumulator::Unique(value.into_iter().collect())
+            }
+        };
+        let bucket_start = meter.spec.bucket.start_of(event.occurred_at);
+        (bucket_start, Group::of_event(event, meter), Self { count: 1, value })
+    }
+
+    /// Adds `other` to this total; on an error this total is unchanged.
+    pub fn fold(&mut self, other: &Self) -> Result<(), FoldError> {
+        use Accumulator::{Count, Latest, Max, Min, Sum, Unique};
+        let count = self.count.checked_add(other.count).ok_or(FoldError)?;
+        match (&mut self.value, &other.value) {
+            (Sum(mine), Sum(theirs)) => *mine = mine.checked_add(*theirs).ok_or(FoldError)?,
+            (Count, Count) => {}
+            (Min(mine), Min(theirs)) => *mine = (*mine).min(*theirs),
+            (Max(mine), Max(theirs)) => *mine = (*mine).max(*theirs),
+            (mine @ Latest { .. }, theirs @ Latest { .. }) => {
+                if theirs.latest_rank() > mine.latest_rank() {
+                    *mine = theirs.clone();
+                }
+            }
+            (Unique(mine), Unique(theirs)) => mine.extend(theirs.iter().cloned()),
+            (Sum(_) | Count | Min(_) | Max(_) | Latest { .. } | Unique(_), _) => {
+                return Err(FoldError);
+            }
+        }
+        self.count = count;
+        Ok(())
+    }
+
+    /// The value the meter reports.
+    pub fn answer(&self) -> Result<Quantity, FoldError> {
+        match &self.value {
+            Accumulator::Sum(q) | Accumulator::Min(q) | Accumulator::Max(q) => Ok(*q),
+            Accumulator::Latest { quantity, .. } => Ok(*quantity),
+            Accumulator::Count => Quantity::from_count(self.count).ok_or(FoldError),
+            Accumulator::Unique(values) => {
+                let count = u64::try_from(values.len()).map_err(|_| FoldError)?;
+                Quantity::from_count(count).ok_or(FoldError)
+            }
+        }
+    }
+}
+
+impl Accumulator {
+    /// Two events at one instant are ranked by their ids, so that the latest does not depend on
+    /// the order of arrival.
+    fn latest_rank(&self) -> Option<(Timestamp, &EventId)> {
+        match self {
+            Self::Latest { at, id, .. } => Some((*at, id)),
+            Self::Sum(_) | Self::Count | Self::Min(_) | Self::Max(_) | Self::Unique(_) => None,
+        }
+    }
+}
+
+/// The value a `unique` meter counts for this event; an event without the property counts none.
+fn unique_value(event: &Event, meter: &Meter) -> Option<Box<str>> {
+    let name = meter.spec.unique_property.clone()?;
+    event.properties.values(&[name]).pop().flatten().map(String::into_boxed_str)
+}
+
+/// The stamps and dimension values a total is kept apart by, as canonical JSON:
+/// `[subscription, trial, dimension values …]`; empty where there is nothing to keep apart.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Group(Box<str>);
+
+/// The parts of a [`Group`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct GroupParts {
+    pub subscription: Option<String>,
+    pub trial: bool,
+    pub dimensions: Vec<Option<String>>,
+}
+
+impl Group {
+    pub fn of_event(event: &Event, meter: &Meter) -> Self {
+        if event.subscription.is_none() && !event.trial && meter.spec.dimensions.is_empty() {
+            return Self::default();
+        }
+        let subscription = event.subscription.as_ref().map(|s| s.as_str());
+        let dimensions = event.properties.values(&meter.spec.dimensions);
+        Self::encode(subscription, event.trial, &dimensions)
+    }
+
+    fn encode(subscription: Option<&str>, trial: bool, dimensions: &[Option<String>]) -> Self {
+        let mut parts = vec![serde_json::Value::from(subscription), trial.into()];
+        parts.extend(dimensions.iter().map(|value| serde_json::Value::from(value.as_deref())));
+        Self(serde_json::Value::from(parts).to_string().into())
+    }
+
+    pub fn from_stored(text: &str) -> Self {
+        Self(text.into())
+    }
+
+    pub fn as_text(&self) -> &str {
+        &self.0
+    }
+
+    /// Takes the group apart; `None` if the text is not one that this type wrote.
+    pub fn parts(&self) -> Option<GroupParts> {
+        if self.0.is_empty() {
+            return Some(GroupParts::default());
+        }
+        let (subscription, trial, dimensions) = {
+            let mut values: Vec<serde_json::Value> = serde_json::from_str(&self.0).ok()?;
+            let dimensions = values.split_off(values.len().min(2));
+            let trial = values.pop()?.as_bool()?;
+            (values.pop()?, trial, dimensions)
+        };
+        let text = |value: serde_json::Value| value.as_str().map(str::to_owned);
+        Some(GroupParts {
+            subscription: text(subscription),
+            trial,
+            dimensions: dimensions.into_iter().map(text).collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::ids::{MeterSlug, SubscriptionId, TenantId};
+    use crate::rules::meter::MeterSpec;
+    use crate::rules::properties::Properties;
+    use proptest::prelude::*;
+
+    fn meter(spec: &str) -> Meter {
+        let spec: MeterSpec = serde_json::from_str(spec).expect("well-formed");
+        Meter::declare(MeterSlug::parse("m").expect("valid"), spec).expect("valid")
+    }
+
+    fn event(id: &str, quantity: i128, minute: i64, properties: &str) -> Event {
+        Event {
+            tenant: TenantId::parse("acme").expect("valid"),
+            id: EventId::parse(id).expect("valid"),
+            meter: MeterNo(1),
+            quantity: Quantity::from_units(quantity),
+            occurred_at: Timestamp::from_micros(minute * 60_000_000),
+            properties: Properties::parse(properties).expect("valid"),
+            subscription: None,
+            trial: false,
+        }
+    }
+
+    fn fold_all(meter: &Meter, events: &[Event]) -> Rollup {
+        let mut rollups = events.iter().map(|event| Rollup::of_event(event, meter).2);
+        let mut total = rollups.next().expect("at least one event");
+        rollups.for_each(|rollup| total.fold(&rollup).expect("fits"));
+        total
+    }
+
+    #[test]
+    fn groups_take_apart_what_they_put_together() {
+        let meter = meter(r#"{"aggregation":"sum","dimensions":["region","tier"]}"#);
+        let mut event = event("a", 1, 0, r#"{"region":"e\"u","other":1}"#);
+        event.subscription = Some(SubscriptionId::parse("sub_1").expect("valid"));
+        event.trial = true;
+        let parts = Group::of_event(&event, &meter).parts().expect("well-formed");
+        assert_eq!(parts.subscription.as_deref(), Some("sub_1"));
+        assert!(parts.trial);
+        assert_eq!(parts.dimensions, [Some("e\"u".to_owned()), None]);
+        assert_eq!(Group::default().parts(), Some(GroupParts::default()));
+        assert_eq!(Group::from_stored("nonsense").parts(), None);
+    }
+
+    #[test]
+    fn overflow_is_an_error_and_changes_nothing() {
+        let mut total =
+            Rollup { count: 1, value: Accumulator::Sum(Quantity::from_units(i128::MAX)) };
+        let before = total.clone();
+        let one = Rollup { count: 1, value: Accumulator::Sum(Quantity::from_units(1)) };
+        assert_eq!(total.fold(&one), Err(FoldError));
+        assert_eq!(total, before);
+        let other_kind = Rollup { count: 1, value: Accumulator::Count };
+        assert_eq!(total.fold(&other_kind), Err(FoldError));
+    }
+
+    #[test]
+    fn an_event_without_the_property_adds_no_unique_value() {
+        let meter = meter(r#"{"aggregation":"unique","unique_property":"user"}"#);
+        let events = [
+            event("a", 1, 0, r#"{"user":"x"}"#),
+            event("b", 1, 1, r#"{"user":"x"}"#),
+            event("c", 1, 2, r#"{"user":"y"}"#),
+            event("d", 1, 3, "{}"),
+        ];
+        let total = fold_all(&meter, &events);
+        assert_eq!((total.count, total.answer()), (4, Ok(Quantity::from_count(2).expect("fits"))));
+    }
+
+    proptest! {
+        #[test]
+        fn order_and_batching_do_not_matter(
+            seed in proptest::collection::vec((any::<i32>(), 0i64..5, 0u8..4), 1..12),
+            cut in any::<prop::sample::Index>(),
+            shuffle in any::<prop::sample::Index>(),
+        ) {
+            for aggregation in ["sum", "count", "min", "max", "latest", "unique"] {
+                let property = if aggregation == "unique" { r#","unique_property":"u""# } else { "" };
+                let meter = meter(&format!(r#"{{"aggregation":"{aggregation}"{property}}}"#));
+                let events: Vec<Event> = seed
+                    .iter()
+                    .enumerate()
+                    .map(|(n, (q, minute, user))| {
+                        event(&n.to_string(), i128::from(*q), *minute, &format!(r#"{{"u":{user}}}"#))
+                    })
+                    .collect();
+                let whole = fold_all(&meter, &events);
+                let mut turned = events.clone();
+                turned.rotate_left(shuffle.index(events.len()));
+                turned.reverse();
+                prop_assert_eq!(&fold_all(&meter, &turned), &whole);
+                let at = cut.index(events.len());
+                if at > 0 {
+                    let mut left = fold_all(&meter, &events[..at]);
+                    left.fold(&fold_all(&meter, &events[at..])).expect("fits");
+                    prop_assert_eq!(left, whole);
+                }
+            }
+        }
+    }
+}
