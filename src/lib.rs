@@ -2,3 +2,10 @@
 //! Modules in the order of dependency; each knows only those above it.
 
 pub mod rules;
+
+pub mod clock;
+pub mod config;
+
+pub mod store;
+
+pub mod jobs;

@@ -6,9 +6,9 @@
 //! where the next item starts.
 
 use super::event_id::derive_event_id;
-use super::ids::{EventId, MeterNo, SubscriptionId, TenantId};
+use super::ids::{EventId, MeterNo, MeterSlug, SubscriptionId, TenantId};
 use super::meter::{Catalog, Meter};
-use super::properties::{Pairs, Properties, Text, text_of};
+use super::properties::{Pairs, Properties, Text, push_json_string, text_of};
 use super::quantity::Quantity;
 use super::refusal::Refusal;
 use super::timestamp::Timestamp;
@@ -30,6 +30,38 @@ pub struct Event {
     pub subscription: Option<SubscriptionId>,
     /// Whether the usage fell into a trial, which is counted and never billed.
     pub trial: bool,
+}
+
+impl Event {
+    /// The event as JSON, in the form in which events are sent: [`parse_event`] reads it back.
+    pub fn to_json(&self, meter: &MeterSlug) -> String {
+        let mut json = String::with_capacity(256);
+        let mut field = |name: &str, value: &str| {
+            json.push(if json.is_empty() { '{' } else { ',' });
+            push_json_string(&mut json, name);
+            json.push(':');
+            json.push_str(value);
+        };
+        let quoted = |text: &str| {
+            let mut json = String::with_capacity(text.len() + 2);
+            push_json_string(&mut json, text);
+            json
+        };
+        field("tenant", &quoted(self.tenant.as_str()));
+        field("id", &quoted(self.id.as_str()));
+        field("meter", &quoted(meter.as_str()));
+        field("quantity", &quoted(&self.quantity.to_string()));
+        field("occurred_at", &quoted(&self.occurred_at.to_string()));
+        field("properties", self.properties.as_json());
+        if let Some(subscription) = &self.subscription {
+            field("subscription", &quoted(subscription.as_str()));
+        }
+        if self.trial {
+            field("trial", "true");
+        }
+        json.push('}');
+        json
+    }
 }
 
 /// An item that is not an event, with as much of its name as could be read.
@@ -140,9 +172,9 @@ fn parse_cloud_event(
     let (source, id) = (required("source", cloud.source)?, required("id", item.id)?);
     EventId::parse(&source)?;
     let mut pair = String::from("[");
-    super::properties::push_json_string(&mut pair, &source);
+    push_json_string(&mut pair, &source);
     pair.push(',');
-    super::properties::push_json_string(&mut pair, &id);
+    push_json_string(&mut pair, &id);
     pair.push(']');
     let id = EventId::parse(&pair)?;
     let occurred_at = Timestamp::parse(&required("time", cloud.time)?)?;

@@ -80,6 +80,17 @@ fn refusals() {
 }
 
 #[test]
+fn an_event_written_as_json_reads_back() {
+    let json = PLAIN.replace(
+        r#""quantity":"1""#,
+        r#""quantity":"1","trial":true,"subscription":"s\"1","properties":{"b":1.50,"a":"x\ny"}"#,
+    );
+    let event = parse(&json).expect("valid");
+    let slug = MeterSlug::parse("calls").expect("valid");
+    assert_eq!(parse(&event.to_json(&slug)), Ok(event));
+}
+
+#[test]
 fn a_refused_item_still_says_its_name() {
     let refused = parse(&PLAIN.replace("calls", "other")).expect_err("refused");
     assert_eq!((refused.tenant.as_deref(), refused.id.as_deref()), (Some("acme"), Some("e1")));

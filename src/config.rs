@@ -1,0 +1,340 @@
+//! Settings: one TOML file whose default is the manual, and the environment over it. The only
+//! place that reads the environment.
+//!
+//! Invariant: every setting has a default, and a name that the default file does not have is
+//! refused, in the file and in the environment.
+
+use crate::rules::meter::MeterSpec;
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+/// The default settings, which are also the manual.
+pub const DEFAULT_TEXT: &str = include_str!("../counterfoil.default.toml");
+
+/// Variables that are not settings.
+const OTHER_VARIABLES: [&str; 3] = ["COUNTERFOIL_ADMIN_KEY", "COUNTERFOIL_URL", "COUNTERFOIL_KEY"];
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    pub server: ServerConfig,
+    pub store: StoreConfig,
+    pub sqlite: SqliteConfig,
+    pub postgres: PostgresConfig,
+    pub ingest: IngestConfig,
+    pub tenants: TenantsConfig,
+    pub log: LogConfig,
+    #[serde(default)]
+    pub meters: Vec<MeterEntry>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServerConfig {
+    pub listen: SocketAddr,
+    pub connections_max: usize,
+    pub body_bytes_max: usize,
+    pub batch_events_max: usize,
+    pub header_timeout_ms: u64,
+    pub body_timeout_ms: u64,
+    pub drain_timeout_ms: u64,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoreConfig {
+    pub url: StoreUrl,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SqliteConfig {
+    pub segment_events: usize,
+    pub segment_age_max_ms: u64,
+    pub keys_resident_max: usize,
+    pub readers: usize,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PostgresConfig {
+    pub writers: usize,
+    pub readers: usize,
+    pub timeout_ms: u64,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IngestConfig {
+    pub accept_horizon_hours: u32,
+    pub queue_events_max: usize,
+    pub queue_tenant_percent: usize,
+    pub group_events_max: usize,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantsConfig {
+    pub strict: bool,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogConfig {
+    pub level: String,
+    pub format: LogFormat,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// A meter declared in the file. Not `deny_unknown_fields`: serde cannot combine it with
+/// `flatten`; the flattened `MeterSpec` refuses unknown names itself.
+#[derive(Debug, Clone, Deserialize)]
+pub struct MeterEntry {
+    pub slug: String,
+    #[serde(flatten)]
+    pub spec: MeterSpec,
+}
+
+/// Which store, and where.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub enum StoreUrl {
+    Sqlite(PathBuf),
+    /// A connection string; it may hold a password.
+    Postgres(String),
+}
+
+/// Why the settings cannot be used, with what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("cannot read the settings file {path}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{origin}: {detail}")]
+    Invalid { origin: String, detail: String },
+}
+
+/// Reads the settings: defaults, then the file, then the environment.
+pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
+    let text = match file {
+        None => None,
+        Some(path) => {
+            let read = std::fs::read_to_string(path);
+            Some(read.map_err(|source| ConfigError::Read { path: path.into(), source })?)
+        }
+    };
+    let origin = file.map_or_else(String::new, |path| path.display().to_string());
+    merge(text.as_deref().map(|text| (origin.as_str(), text)), &environment())
+}
+
+/// The first admin key, if the environment names one.
+#[expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]
+pub fn admin_key() -> Option<String> {
+    std::env::var("COUNTERFOIL_ADMIN_KEY").ok().filter(|key| !key.is_empty())
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]
+fn environment() -> Vec<(String, String)> {
+    std::env::vars()
+        .filter(|(name, _)| {
+            name.starts_with("COUNTERFOIL_") && !name.starts_with("COUNTERFOIL_TEST_")
+        })
+        .filter(|(name, _)| !OTHER_VARIABLES.contains(&name.as_str()))
+        .collect()
+}
+
+fn merge(
+    file: Option<(&str, &str)>,
+    environment: &[(String, String)],
+) -> Result<Config, ConfigError> {
+    let mut table = parse_table("the built-in defaults", DEFAULT_TEXT)?;
+    if let Some((origin, text)) = file {
+        for (section, value) in parse_table(origin, text)? {
+            merge_section(&mut table, &section, value)
+                .map_err(|detail| ConfigError::Invalid { origin: origin.to_owned(), detail })?;
+        }
+    }
+    for (name, value) in environment {
+        merge_variable(&mut table, name, value)
+            .map_err(|detail| ConfigError::Invalid { origin: name.clone(), detail })?;
+    }
+    let config = Config::deserialize(table).map_err(|error| ConfigError::Invalid {
+        origin: "settings".into(),
+        detail: error.to_string(),
+    })?;
+    check(&config)?;
+    Ok(config)
+}
+
+fn parse_table(origin: &str, text: &str) -> Result<toml::Table, ConfigError> {
+    text.parse::<toml::Table>().map_err(|error| ConfigError::Invalid {
+        origin: origin.to_owned(),
+        detail: error.to_string(),
+    })
+}
+
+fn merge_section(table: &mut toml::Table, section: &str, value: toml::Value) -> Result<(), String> {
+    if section == "meters" {
+        table.insert(section.to_owned(), value);
+        return Ok(());
+    }
+    let Some(toml::Value::Table(known)) = table.get_mut(section) else {
+        return Err(format!("there is no section [{section}]; see `counterfoil config explain`"));
+    };
+    let toml::Value::Table(changes) = value else {
+        return Err(format!("[{section}] must be a section"));
+    };
+    for (key, value) in changes {
+        if !known.contains_key(&key) {
+            return Err(format!(
+                "there is no setting {section}.{key}; see `counterfoil config explain`"
+            ));
+        }
+        known.insert(key, value);
+    }
+    Ok(())
+}
+
+fn merge_variable(table: &mut toml::Table, name: &str, text: &str) -> Result<(), String> {
+    let path = name.trim_start_matches("COUNTERFOIL_").to_ascii_lowercase();
+    let (section, key) = path.split_once('_').unwrap_or((&path, ""));
+    let current = table.get_mut(section).and_then(|section| section.get_mut(key));
+    let Some(current) = current else {
+        return Err("there is no such setting; see `counterfoil config explain`".into());
+    };
+    *current = match current {
+        toml::Value::Integer(_) => toml::Value::Integer(
+            text.parse().map_err(|_| format!("{text:?} is not a whole number"))?,
+        ),
+        toml::Value::Boolean(_) => toml::Value::Boolean(
+            text.parse().map_err(|_| format!("{text:?} is not true or false"))?,
+        ),
+        _ => toml::Value::String(text.to_owned()),
+    };
+    Ok(())
+}
+
+/// Limits that would make the server useless or unsafe are refused at the start.
+fn check(config: &Config) -> Result<(), ConfigError> {
+    let at_least_one = [
+        ("server.connections_max", config.server.connections_max),
+        ("server.body_bytes_max", config.server.body_bytes_max),
+        ("server.batch_events_max", config.server.batch_events_max),
+        ("sqlite.segment_events", config.sqlite.segment_events),
+        ("sqlite.keys_resident_max", config.sqlite.keys_resident_max),
+        ("sqlite.readers", config.sqlite.readers),
+        ("postgres.writers", config.postgres.writers),
+        ("postgres.readers", config.postgres.readers),
+        ("ingest.queue_events_max", config.ingest.queue_events_max),
+        ("ingest.group_events_max", config.ingest.group_events_max),
+        ("ingest.queue_tenant_percent", config.ingest.queue_tenant_percent),
+    ];
+    let invalid = |detail: String| ConfigError::Invalid { origin: "settings".into(), detail };
+    if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
+        return Err(invalid(format!("{name} must be at least 1")));
+    }
+    if config.ingest.queue_tenant_percent > 100 {
+        return Err(invalid("ingest.queue_tenant_percent is at most 100".into()));
+    }
+    if config.ingest.accept_horizon_hours == 0 {
+        return Err(invalid("ingest.accept_horizon_hours must be at least 1".into()));
+    }
+    Ok(())
+}
+
+impl TryFrom<String> for StoreUrl {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("sqlite:").filter(|path| !path.is_empty()) {
+            Ok(Self::Sqlite(path.into()))
+        } else if text.starts_with("postgres://") || text.starts_with("postgresql://") {
+            Ok(Self::Postgres(text))
+        } else {
+            // The text is not repeated: it may hold a password.
+            Err("a store is sqlite:DIRECTORY or postgres://user:password@host/database".into())
+        }
+    }
+}
+
+impl std::fmt::Display for StoreUrl {
+    /// Without a password.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            Self::Postgres(url) => match url.split_once('@') {
+                Some((_, host)) => write!(f, "postgres://…@{host}"),
+                None => write!(f, "postgres://…"),
+            },
+        }
+    }
+}
+
+impl std::fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::fmt::Debug for StoreConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoreConfig").field("url", &self.url).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check_refused(file: &str, environment: &[(&str, &str)], expected: &str) {
+        let owned: Vec<_> =
+            environment.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        let error = merge(Some(("test.toml", file)), &owned).expect_err("refused").to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+
+    #[test]
+    fn the_default_file_is_complete() {
+        let config = merge(None, &[]).expect("valid");
+        assert_eq!(config.server.listen.to_string(), "127.0.0.1:8787");
+        assert_eq!(config.store.url, StoreUrl::Sqlite("counterfoil-data".into()));
+    }
+
+    #[test]
+    fn file_then_environment() {
+        let file = "[server]\nlisten = \"127.0.0.1:1\"\n[tenants]\nstrict = true\n\
+                    [[meters]]\nslug = \"calls\"\naggregation = \"sum\"\n";
+        let environment = [
+            ("COUNTERFOIL_SERVER_LISTEN".to_owned(), "127.0.0.1:2".to_owned()),
+            ("COUNTERFOIL_INGEST_ACCEPT_HORIZON_HOURS".to_owned(), "24".to_owned()),
+        ];
+        let config = merge(Some(("test.toml", file)), &environment).expect("valid");
+        assert_eq!(config.server.listen.port(), 2);
+        assert!(config.tenants.strict);
+        assert_eq!(config.ingest.accept_horizon_hours, 24);
+        assert_eq!(config.meters[0].slug, "calls");
+    }
+
+    #[test]
+    fn unknown_names_and_bad_values_are_refused() {
+        check_refused("[sever]\n", &[], "no section [sever]");
+        check_refused("[server]\nlistne = 1\n", &[], "no setting server.listne");
+        check_refused("[server]\nconnections_max = 0\n", &[], "at least 1");
+        check_refused("[store]\nurl = \"mysql://u:secret@h\"\n", &[], "sqlite:DIRECTORY");
+        check_refused("[[meters]]\nslug=\"a\"\naggregation=\"sum\"\nscael=1\n", &[], "scael");
+        check_refused("", &[("COUNTERFOIL_SERVER_PORT", "1")], "no such setting");
+        check_refused("", &[("COUNTERFOIL_TENANTS_STRICT", "yes")], "not true or false");
+    }
+
+    #[test]
+    fn passwords_are_not_shown() {
+        let url = StoreUrl::try_from("postgres://me:hunter2@db/x".to_owned()).expect("valid");
+        assert_eq!(format!("{url} {url:?}"), "postgres://…@db/x postgres://…@db/x");
+    }
+}

@@ -1,0 +1,3 @@
+//! Work that goes on beside requests.
+
+pub mod ingest;

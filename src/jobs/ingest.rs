@@ -1,0 +1,264 @@
+//! Ingest: one bounded queue for all sources, group commit, and fair shares by tenant.
+//!
+//! Every source (HTTP, later brokers) submits its deliveries here and waits for verdicts. What
+//! waits is committed together: the first commit carries one request, and while it syncs the next
+//! one fills. A verdict is given only after the commit that holds it.
+//!
+//! Fairness: submissions wait in one lane per tenant (those of several tenants share a lane), and
+//! a commit takes from the lanes in turn, so a tenant's storm delays itself and not its neighbours.
+//! Bounds: the whole queue, and a tenant's part of it, are limited in events; beyond, the submitter
+//! is told to come back.
+//!
+//! A crash loses what waits; nobody was told that it was counted, so it will be sent again.
+
+mod lanes;
+
+use crate::clock::Clock;
+use crate::config::IngestConfig;
+use crate::rules::event::{Event, RefusedItem};
+use crate::rules::ids::TenantId;
+use crate::rules::timestamp::MICROS_PER_HOUR;
+use crate::rules::verdict::{Acceptance, Verdict};
+use crate::store::{self, DeliveryBatch, Store};
+use lanes::{Lanes, Submission};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+use tokio::sync::{Notify, oneshot};
+
+/// Commits prepared side by side in one partition: while one syncs, the next is being judged.
+const GROUPS_IN_FLIGHT: usize = 2;
+
+/// Why deliveries got no verdicts. Nothing is known to be counted; sending again is safe.
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    #[error("the queue is full")]
+    QueueFull,
+    #[error("the server is stopping")]
+    Stopping,
+    #[error(transparent)]
+    Store(#[from] store::Error),
+}
+
+/// The queue in front of the store.
+pub struct Ingest {
+    store: Arc<dyn Store>,
+    clock: Clock,
+    settings: IngestConfig,
+    strict_tenants: bool,
+    partitions: Vec<Partition>,
+    events_waiting: AtomicUsize,
+    stopping: AtomicBool,
+    idle: Notify,
+    groups_running: AtomicUsize,
+}
+
+struct Partition {
+    lanes: Mutex<Lanes>,
+    filled: Notify,
+}
+
+impl Ingest {
+    /// Starts the workers that commit what is submitted.
+    pub fn start(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        settings: IngestConfig,
+        strict_tenants: bool,
+    ) -> Arc<Self> {
+        let new_partition =
+            |_| Partition { lanes: Mutex::new(Lanes::default()), filled: Notify::new() };
+        let ingest = Arc::new(Self {
+            partitions: (0..store.partitions()).map(new_partition).collect(),
+            store,
+            clock,
+            settings,
+            strict_tenants,
+            events_waiting: AtomicUsize::new(0),
+            stopping: AtomicBool::new(false),
+            idle: Notify::new(),
+            groups_running: AtomicUsize::new(0),
+        });
+        for partition in 0..ingest.partitions.len() {
+            for _ in 0..GROUPS_IN_FLIGHT {
+                tokio::spawn(Arc::clone(&ingest).commit_groups(partition));
+            }
+        }
+        ingest
+    }
+
+    /// Waits for the verdict of every delivery, in order. Refused items are counted too.
+    pub async fn submit(
+        &self,
+        deliveries: Vec<Result<Event, RefusedItem>>,
+    ) -> Result<Vec<Verdict>, SubmitError> {
+        let total = deliveries.len();
+        let mut shares: Vec<Share> = (0..self.partitions.len()).map(|_| Share::default()).collect();
+        let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(total);
+        for (place, delivery) in deliveries.into_iter().enumerate() {
+            verdicts.push(match delivery {
+                Ok(event) => {
+                    let share = &mut shares[self.partition_of(&event.tenant)];
+                    share.places.push(place);
+                    share.events.push(event);
+                    None
+                }
+                Err(item) => {
+                    // An unreadable tenant is counted under no tenant.
+                    let tenant = item.tenant.and_then(|tenant| TenantId::parse(&tenant).ok());
+                    count_refused(&mut shares[0].refused, tenant);
+                    Some(Verdict::Rejected(item.refusal))
+                }
+            });
+        }
+        let waiting = self.enqueue(shares)?;
+        for (places, reply) in waiting {
+            let judged = reply.await.map_err(|_| SubmitError::Stopping)??;
+            for (place, verdict) in places.into_iter().zip(judged) {
+                verdicts[place] = Some(verdict);
+            }
+        }
+        Ok(verdicts.into_iter().map(|v| v.expect("every delivery was judged")).collect())
+    }
+
+    /// Takes no more submissions and waits until all that were taken are answered.
+    pub async fn drain(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        loop {
+            let settled = self.idle.notified();
+            let idle = self.events_waiting.load(Ordering::SeqCst) == 0
+                && self.groups_running.load(Ordering::SeqCst) == 0
+                && self.partitions.iter().all(|p| lock(&p.lanes).is_empty());
+            if idle {
+                return;
+            }
+            settled.await;
+        }
+    }
+
+    /// Queues every share or none of them.
+    fn enqueue(&self, shares: Vec<Share>) -> Result<Vec<Waiting>, SubmitError> {
+        if self.stopping.load(Ordering::SeqCst) {
+            return Err(SubmitError::Stopping);
+        }
+        let events: usize = shares.iter().map(|share| share.events.len()).sum();
+        let before = self.events_waiting.fetch_add(events, Ordering::SeqCst);
+        // An empty queue takes any request: the request's own limit bounds it.
+        let full = before > 0 && before + events > self.settings.queue_events_max;
+        let lane_max = self.settings.queue_events_max * self.settings.queue_tenant_percent / 100;
+        let storm = |(partition, share): (&Partition, &Share)| {
+            !share.events.is_empty() && !lock(&partition.lanes).admits(&share.events, lane_max)
+        };
+        if full || self.partitions.iter().zip(&shares).any(storm) {
+            self.events_waiting.fetch_sub(events, Ordering::SeqCst);
+            metrics::counter!("counterfoil_ingest_queue_full_total").increment(1);
+            return Err(SubmitError::QueueFull);
+        }
+        let mut waiting = Vec::new();
+        for (partition, share) in self.partitions.iter().zip(shares) {
+            if share.events.is_empty() && share.refused.is_empty() {
+                continue;
+            }
+            let (reply, answer) = oneshot::channel();
+            let Share { places, events, refused } = share;
+            lock(&partition.lanes).push(Submission { events, refused, reply });
+            partition.filled.notify_one();
+            waiting.push((places, answer));
+        }
+        Ok(waiting)
+    }
+
+    /// One worker: takes a group, commits it, answers; for ever.
+    async fn commit_groups(self: Arc<Self>, number: usize) {
+        let partition = &self.partitions[number];
+        loop {
+            let group = {
+                let mut lanes = lock(&partition.lanes);
+                let group = lanes.take_group(self.settings.group_events_max);
+                if !group.is_empty() {
+                    self.groups_running.fetch_add(1, Ordering::SeqCst);
+                }
+                group
+            };
+            if group.is_empty() {
+                partition.filled.notified().await;
+                continue;
+            }
+            partition.filled.notify_one();
+            self.commit_group(number, group).await;
+            self.groups_running.fetch_sub(1, Ordering::SeqCst);
+            self.idle.notify_waiters();
+        }
+    }
+
+    async fn commit_group(&self, partition: usize, mut group: Vec<Submission>) {
+        let mut events = Vec::with_capacity(group.iter().map(|s| s.events.len()).sum());
+        let mut refused = Vec::new();
+        let mut lengths = Vec::with_capacity(group.len());
+        for submission in &mut group {
+            lengths.push(submission.events.len());
+            events.append(&mut submission.events);
+            refused.append(&mut submission.refused);
+        }
+        let total = events.len();
+        let horizon_micros = i64::from(self.settings.accept_horizon_hours) * MICROS_PER_HOUR;
+        let acceptance = Acceptance { now: self.clock.now(), horizon_micros };
+        let strict_tenants = self.strict_tenants;
+        let batch = DeliveryBatch { events, refused, acceptance, strict_tenants };
+        let started = Instant::now();
+        let outcome = self.store.record_deliveries(partition, batch).await;
+        self.events_waiting.fetch_sub(total, Ordering::SeqCst);
+        metrics::histogram!("counterfoil_commit_seconds").record(started.elapsed().as_secs_f64());
+        match outcome {
+            Ok(verdicts) => {
+                assert_eq!(verdicts.len(), total, "one verdict for each event");
+                let mut verdicts = verdicts.into_iter();
+                for (submission, length) in group.into_iter().zip(lengths) {
+                    // A submitter that went away does not undo what was counted.
+                    let _ = submission.reply.send(Ok(verdicts.by_ref().take(length).collect()));
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, events = total, "could not record a group of deliveries");
+                for submission in group {
+                    let _ = submission.reply.send(Err(error.clone()));
+                }
+            }
+        }
+    }
+
+    fn partition_of(&self, tenant: &TenantId) -> usize {
+        if self.partitions.len() == 1 {
+            return 0;
+        }
+        // Only this process needs to agree with itself: another server's writers are kept apart
+        // from ours by the database.
+        let mut hasher = DefaultHasher::new();
+        tenant.hash(&mut hasher);
+        let partitions = u64::try_from(self.partitions.len()).expect("few partitions");
+        usize::try_from(hasher.finish() % partitions).expect("less than the partitions")
+    }
+}
+
+/// What one partition gets of a submission, and where its verdicts belong.
+#[derive(Default)]
+struct Share {
+    places: Vec<usize>,
+    events: Vec<Event>,
+    refused: Vec<(Option<TenantId>, u64)>,
+}
+
+/// Where the verdicts of a share belong, and where they will come from.
+type Waiting = (Vec<usize>, oneshot::Receiver<store::Result<Vec<Verdict>>>);
+
+fn count_refused(refused: &mut Vec<(Option<TenantId>, u64)>, tenant: Option<TenantId>) {
+    match refused.iter_mut().find(|(known, _)| *known == tenant) {
+        Some((_, count)) => *count += 1,
+        None => refused.push((tenant, 1)),
+    }
+}
+
+fn lock(lanes: &Mutex<Lanes>) -> MutexGuard<'_, Lanes> {
+    lanes.lock().expect("no holder of the queue panics")
+}

@@ -1,0 +1,248 @@
+//! The store: verbs that are whole transactions. Two native implementations, SQLite and
+//! PostgreSQL, share no SQL and pass one conformance suite (`tests/store_conformance`).
+//!
+//! Contract of every verb: when it returns `Ok`, its effect is durable (SQLite synchronous=FULL,
+//! PostgreSQL synchronous_commit=on); when it returns an error other than [`Error::Unknown`],
+//! nothing happened; a crash in the middle leaves all of it or nothing. A verb never does half.
+
+pub mod migrate;
+pub mod postgres;
+pub mod sqlite;
+
+use crate::rules::event::Event;
+use crate::rules::ids::{EventId, MeterNo, TenantId};
+use crate::rules::meter::{Catalog, Meter};
+use crate::rules::timestamp::Timestamp;
+use crate::rules::usage::UsageRow;
+use crate::rules::verdict::{Acceptance, Quarantine, Tally, Verdict};
+use crate::rules::window::Window;
+use async_trait::async_trait;
+
+/// Why a verb did not do what it says.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The store cannot be reached or cannot write now; nothing happened; trying again is safe.
+    #[error("the store is unavailable: {what}")]
+    Unavailable { what: String },
+    /// The connection broke at the commit: it happened, or it did not. Only sending the same
+    /// deliveries again tells, and that is safe.
+    #[error("the outcome is unknown: {what}")]
+    Unknown { what: String },
+    /// What is stored contradicts itself. Never retried; a person must look.
+    #[error("stored data is damaged: {what}")]
+    Corrupt { what: String },
+    /// A fault of this program.
+    #[error("internal fault: {what}")]
+    Internal { what: String },
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Events delivered together; each gets its own verdict.
+#[derive(Debug)]
+pub struct DeliveryBatch {
+    /// Events of tenants that belong to one partition.
+    pub events: Vec<Event>,
+    /// Items that were refused before they became events: only counted.
+    pub refused: Vec<(Option<TenantId>, u64)>,
+    pub acceptance: Acceptance,
+    /// Whether a tenant that was never declared is refused instead of created.
+    pub strict_tenants: bool,
+}
+
+/// An event as it was counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredEvent {
+    pub event: Event,
+    pub received_at: Timestamp,
+}
+
+/// A payload that came under a key another payload holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConflictRecord {
+    pub tenant: TenantId,
+    pub id: EventId,
+    /// The payload that was counted, as JSON.
+    pub standing: String,
+    /// The payload that was not, as JSON.
+    pub arriving: String,
+    pub first_received_at: Timestamp,
+    pub last_received_at: Timestamp,
+    pub deliveries: u64,
+}
+
+/// An event that was kept and not counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuarantineRecord {
+    pub tenant: TenantId,
+    pub id: EventId,
+    pub payload: String,
+    pub reason: Quarantine,
+    pub first_received_at: Timestamp,
+    pub last_received_at: Timestamp,
+    pub deliveries: u64,
+}
+
+/// Everything known of one event key.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct EventTrace {
+    pub counted: Option<StoredEvent>,
+    pub conflicts: Vec<ConflictRecord>,
+    pub quarantined: Vec<QuarantineRecord>,
+}
+
+/// Asks for events of one tenant, newest first: by occurred_at, then by id, both descending.
+#[derive(Debug, Clone)]
+pub struct EventQuery {
+    pub tenant: TenantId,
+    pub meter: Option<MeterNo>,
+    pub range: Option<Window>,
+    /// The last event of the page before.
+    pub before: Option<(Timestamp, EventId)>,
+    pub limit: usize,
+}
+
+/// Asks for a page of an inbox, oldest first.
+#[derive(Debug, Clone)]
+pub struct InboxQuery {
+    pub tenant: Option<TenantId>,
+    /// The number of the last record of the page before.
+    pub after: u64,
+    pub limit: usize,
+}
+
+/// A page of records, each with the number that asks for the records after it.
+pub type InboxPage<T> = Vec<(u64, T)>;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tenant {
+    pub id: TenantId,
+    pub name: Option<String>,
+    pub created_at: Timestamp,
+}
+
+/// What became of a declaration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Declaration<T> {
+    Created,
+    /// It was declared before and counts the same; a changed description was taken over.
+    Updated,
+    /// Something else was declared under that name before; it stands.
+    Refused(T),
+}
+
+/// One API key; the token itself is not kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiKey {
+    pub id: String,
+    pub name: String,
+    /// HMAC-SHA256 of the token under the store's secret.
+    pub digest: [u8; 32],
+    /// Scope names; see `http::auth`.
+    pub scopes: Vec<String>,
+    pub tenant: Option<TenantId>,
+    pub created_at: Timestamp,
+    pub revoked_at: Option<Timestamp>,
+}
+
+/// Conservation: what was received of a tenant in an hour, and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CounterRow {
+    /// None: the tenant could not be read from what was refused.
+    pub tenant: Option<TenantId>,
+    pub hour: Timestamp,
+    pub tally: Tally,
+}
+
+/// What a comparison of totals with events found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CheckReport {
+    pub events: u64,
+    pub rollups: u64,
+    /// One line for each contradiction, at most [`CHECK_FINDINGS_MAX`].
+    pub findings: Vec<String>,
+}
+
+pub const CHECK_FINDINGS_MAX: usize = 100;
+
+/// Called with the number of events read so far.
+pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
+
+/// Deliveries in, verdicts out.
+#[async_trait]
+pub trait Deliveries: Send + Sync {
+    /// How many writers work side by side. A tenant's events always go to the same one, so that
+    /// two writers never touch one total.
+    fn partitions(&self) -> usize;
+
+    /// Judges and records the batch in one transaction: event keys, events, totals, inboxes and
+    /// counters. Returns one verdict for each event, in order. Durable on return. After
+    /// [`Error::Unknown`] the same batch sent again finds itself.
+    async fn record_deliveries(
+        &self,
+        partition: usize,
+        batch: DeliveryBatch,
+    ) -> Result<Vec<Verdict>>;
+}
+
+/// Meters and tenants.
+#[async_trait]
+pub trait Declarations: Send + Sync {
+    /// Declares a meter, or takes over the description of one that counts the same.
+    async fn declare_meter(&self, meter: Meter, at: Timestamp) -> Result<Declaration<Meter>>;
+    async fn load_catalog(&self) -> Result<Catalog>;
+    /// Creates a tenant or renames it.
+    async fn put_tenant(
+        &self,
+        tenant: &TenantId,
+        name: Option<&str>,
+        at: Timestamp,
+    ) -> Result<Tenant>;
+    async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>>;
+    /// Tenants in the order of their ids, after `after`.
+    async fn list_tenants(&self, after: Option<&TenantId>, limit: usize) -> Result<Vec<Tenant>>;
+}
+
+/// Totals, events and inboxes: each answer is of one moment and holds every event acknowledged
+/// before the call.
+#[async_trait]
+pub trait Queries: Send + Sync {
+    /// The totals of buckets that start in `range`, in no particular order; one key may come in
+    /// several rows, which fold to its total.
+    async fn read_usage(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+    ) -> Result<Vec<UsageRow>>;
+    async fn list_events(&self, query: EventQuery) -> Result<Vec<StoredEvent>>;
+    async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace>;
+    async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>>;
+    async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>>;
+    /// Counters of hours that start in `range`.
+    async fn read_counters(&self, range: Window) -> Result<Vec<CounterRow>>;
+    /// Recomputes every total from the events, and the counters, and compares.
+    async fn check(&self, progress: Progress<'_>) -> Result<CheckReport>;
+}
+
+/// API keys.
+#[async_trait]
+pub trait ApiKeys: Send + Sync {
+    /// The secret under which tokens are digested; made once, never changed.
+    fn token_secret(&self) -> [u8; 32];
+    async fn create_api_key(&self, key: ApiKey) -> Result<()>;
+    async fn list_api_keys(&self) -> Result<Vec<ApiKey>>;
+    /// Returns false if there is no such key, or it was revoked before.
+    async fn revoke_api_key(&self, id: &str, at: Timestamp) -> Result<bool>;
+}
+
+/// All of it, and the store's own life.
+#[async_trait]
+pub trait Store: Deliveries + Declarations + Queries + ApiKeys {
+    /// The latest moment this store has recorded: the clock must not be before it.
+    fn high_water(&self) -> Timestamp;
+    /// Whether the store can answer now.
+    async fn ping(&self) -> Result<()>;
+    /// Lets work in progress end and closes files. Later verbs are unavailable.
+    async fn close(&self);
+}
