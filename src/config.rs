@@ -6,6 +6,7 @@
 
 use crate::rules::meter::MeterSpec;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -26,7 +27,8 @@ pub struct Config {
     pub tenants: TenantsConfig,
     pub log: LogConfig,
     #[serde(default)]
-    pub meters: Vec<MeterEntry>,
+    /// By slug.
+    pub meters: BTreeMap<String, MeterSpec>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -91,15 +93,6 @@ pub struct LogConfig {
 pub enum LogFormat {
     Text,
     Json,
-}
-
-/// A meter declared in the file. Not `deny_unknown_fields`: serde cannot combine it with
-/// `flatten`; the flattened `MeterSpec` refuses unknown names itself.
-#[derive(Debug, Clone, Deserialize)]
-pub struct MeterEntry {
-    pub slug: String,
-    #[serde(flatten)]
-    pub spec: MeterSpec,
 }
 
 /// Which store, and where.
@@ -208,14 +201,12 @@ fn merge_variable(table: &mut toml::Table, name: &str, text: &str) -> Result<(),
     let Some(current) = current else {
         return Err("there is no such setting; see `counterfoil config explain`".into());
     };
-    *current = match current {
-        toml::Value::Integer(_) => toml::Value::Integer(
-            text.parse().map_err(|_| format!("{text:?} is not a whole number"))?,
-        ),
-        toml::Value::Boolean(_) => toml::Value::Boolean(
-            text.parse().map_err(|_| format!("{text:?} is not true or false"))?,
-        ),
-        _ => toml::Value::String(text.to_owned()),
+    *current = if current.is_integer() {
+        toml::Value::Integer(text.parse().map_err(|_| format!("{text:?} is not a whole number"))?)
+    } else if current.is_bool() {
+        toml::Value::Boolean(text.parse().map_err(|_| format!("{text:?} is not true or false"))?)
+    } else {
+        toml::Value::String(text.to_owned())
     };
     Ok(())
 }
@@ -309,7 +300,7 @@ mod tests {
     #[test]
     fn file_then_environment() {
         let file = "[server]\nlisten = \"127.0.0.1:1\"\n[tenants]\nstrict = true\n\
-                    [[meters]]\nslug = \"calls\"\naggregation = \"sum\"\n";
+                    [meters.calls]\naggregation = \"sum\"\n";
         let environment = [
             ("COUNTERFOIL_SERVER_LISTEN".to_owned(), "127.0.0.1:2".to_owned()),
             ("COUNTERFOIL_INGEST_ACCEPT_HORIZON_HOURS".to_owned(), "24".to_owned()),
@@ -318,7 +309,7 @@ mod tests {
         assert_eq!(config.server.listen.port(), 2);
         assert!(config.tenants.strict);
         assert_eq!(config.ingest.accept_horizon_hours, 24);
-        assert_eq!(config.meters[0].slug, "calls");
+        assert_eq!(config.meters.keys().next().map(String::as_str), Some("calls"));
     }
 
     #[test]
@@ -327,7 +318,7 @@ mod tests {
         check_refused("[server]\nlistne = 1\n", &[], "no setting server.listne");
         check_refused("[server]\nconnections_max = 0\n", &[], "at least 1");
         check_refused("[store]\nurl = \"mysql://u:secret@h\"\n", &[], "sqlite:DIRECTORY");
-        check_refused("[[meters]]\nslug=\"a\"\naggregation=\"sum\"\nscael=1\n", &[], "scael");
+        check_refused("[meters.a]\naggregation=\"sum\"\nscael=1\n", &[], "scael");
         check_refused("", &[("COUNTERFOIL_SERVER_PORT", "1")], "no such setting");
         check_refused("", &[("COUNTERFOIL_TENANTS_STRICT", "yes")], "not true or false");
     }
