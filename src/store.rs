@@ -246,3 +246,18 @@ pub trait Store: Deliveries + Declarations + Queries + ApiKeys {
     /// Lets work in progress end and closes files. Later verbs are unavailable.
     async fn close(&self);
 }
+
+/// Whether the test suite has planted a fault under this name. Without the cargo feature
+/// `failpoints` there are none and this is nothing.
+fn planted(name: &'static str) -> bool {
+    fail::fail_point!(name, |_| true);
+    let _ = name;
+    false
+}
+
+/// Ends the process at once if the test suite asked for a crash here.
+fn crash_point(name: &'static str) {
+    if planted(name) {
+        std::process::abort();
+    }
+}

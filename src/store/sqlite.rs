@@ -1,1 +1,426 @@
-//! placeholder
+//! The embedded store: SQLite as the durable container of a journal that is folded into tables.
+//!
+//! Each commit is one row of `journal`, written with synchronous=FULL: event keys, events, totals
+//! and counters in one durable fact. Memory holds what makes judging and reading fast and is
+//! rebuilt at open. Folding turns journal rows into ordinary tables, a few steps at each commit, so
+//! that anyone can read them with the sqlite3 shell.
+//!
+//! Life of a batch: `judge` (verdicts), `writer` (the transaction), `record` (its bytes), `segment`
+//! and `memory` (what is known of it), `fold` (its rows); `recovery` is the way back after a stop
+//! or a crash. `docs/decisions/0001-journal-then-fold.md` says why.
+
+mod api_keys;
+mod check;
+mod checkpoint;
+mod counters;
+mod declarations;
+mod events;
+mod fold;
+mod inbox;
+mod judge;
+mod keys;
+mod memory;
+mod migrations;
+mod readers;
+mod record;
+mod recovery;
+mod rollups;
+mod segment;
+mod writer;
+
+use crate::config::SqliteConfig;
+use crate::rules::fingerprint::Fingerprinter;
+use crate::rules::ids::{EventId, MeterNo, TenantId};
+use crate::rules::meter::{Catalog, Meter};
+use crate::rules::timestamp::Timestamp;
+use crate::rules::usage::UsageRow;
+use crate::rules::verdict::Verdict;
+use crate::rules::window::Window;
+use crate::store::{
+    ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
+    Deliveries, DeliveryBatch, Error, EventQuery, EventTrace, InboxPage, InboxQuery, Progress,
+    QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant,
+};
+use async_trait::async_trait;
+use memory::Memory;
+use readers::Readers;
+use rusqlite::Connection;
+use std::fs::File;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
+use std::thread::JoinHandle;
+use tokio::sync::oneshot;
+use writer::{Job, Writer};
+
+const FILE_NAME: &str = "counterfoil.db";
+
+/// The embedded store in one directory.
+pub struct SqliteStore {
+    shared: Arc<Shared>,
+    readers: Arc<Readers>,
+    jobs: mpsc::Sender<Job>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    token_secret: [u8; 32],
+    high_water: Timestamp,
+    /// Held as long as the store is open, so that no second server opens it.
+    lock: Mutex<Option<File>>,
+}
+
+/// What the writer, the readers and the checkpointer share.
+pub struct Shared {
+    memory: RwLock<Memory>,
+    fingerprinter: Fingerprinter,
+    checkpoint_due: AtomicBool,
+    closed: AtomicBool,
+    jobs_waiting: AtomicUsize,
+}
+
+impl Shared {
+    fn read_memory(&self) -> RwLockReadGuard<'_, Memory> {
+        self.memory.read().expect("the process stops if the writer panics")
+    }
+
+    fn write_memory(&self) -> RwLockWriteGuard<'_, Memory> {
+        self.memory.write().expect("the process stops if the writer panics")
+    }
+}
+
+impl SqliteStore {
+    /// Opens the store in `directory`, creating it if there is none.
+    pub fn open(directory: &Path, settings: &SqliteConfig) -> Result<Arc<Self>> {
+        Self::open_with(directory, settings, Fingerprinter::new)
+    }
+
+    /// Opens the store with event keys of only `bits` bits, so that tests meet collisions.
+    pub fn open_colliding(
+        directory: &Path,
+        settings: &SqliteConfig,
+        bits: u32,
+    ) -> Result<Arc<Self>> {
+        Self::open_with(directory, settings, |key| Fingerprinter::colliding(key, bits))
+    }
+
+    fn open_with(
+        directory: &Path,
+        settings: &SqliteConfig,
+        fingerprinter: impl FnOnce([u8; 16]) -> Fingerprinter,
+    ) -> Result<Arc<Self>> {
+        let lock = lock_directory(directory)?;
+        let path = directory.join(FILE_NAME);
+        let mut connection = open_for_writing(&path)?;
+        migrations::migrate(&mut connection)?;
+        let fingerprinter = fingerprinter(secret(&connection, "event_keys")?);
+        let token_secret = secret(&connection, "tokens")?;
+        let recovered = recovery::recover(&connection, &fingerprinter)?;
+        let high_water = recovered.high_water;
+        let shared = Arc::new(Shared {
+            memory: RwLock::new(recovered.memory),
+            fingerprinter,
+            checkpoint_due: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            jobs_waiting: AtomicUsize::new(0),
+        });
+        let writer = Writer {
+            shared: Arc::clone(&shared),
+            connection,
+            settings: settings.clone(),
+            fold: recovered.fold,
+            next_seq: recovered.next_seq,
+            journal_garbage: recovered.journal_garbage,
+            open_since: None,
+        };
+        let (jobs, work) = mpsc::channel();
+        let checkpointing = Arc::clone(&shared);
+        let checkpoint_connection = open_for_writing(&path)?;
+        let threads = vec![
+            spawn("writer", move || writer.run(&work))?,
+            spawn("checkpointer", move || checkpoint::run(&checkpointing, &checkpoint_connection))?,
+        ];
+        let readers = Arc::new(Readers::new(path, settings.readers));
+        let (threads, lock) = (Mutex::new(threads), Mutex::new(Some(lock)));
+        Ok(Arc::new(Self { shared, readers, jobs, threads, token_secret, high_water, lock }))
+    }
+
+    /// Checks a store that may be in use, without writing to it.
+    pub fn check_directory(directory: &Path, progress: Progress<'_>) -> Result<CheckReport> {
+        let connection = readers::open_read_only(&directory.join(FILE_NAME))?;
+        migrations::require_current(&connection)?;
+        let key: [u8; 16] = connection
+            .query_row("SELECT value FROM secrets WHERE name = 'event_keys'", [], |row| row.get(0))
+            .map_err(sql_error)?;
+        check::check(&connection, &Fingerprinter::new(key), progress)
+    }
+
+    /// Event keys held in memory.
+    pub fn resident_keys(&self) -> usize {
+        self.shared.read_memory().keys.len()
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&Shared, &Connection) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let shared = Arc::clone(&self.shared);
+        self.readers.read(move |connection| query(&shared, connection)).await
+    }
+
+    async fn write<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Writer) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (reply, answer) = oneshot::channel();
+        let job = Job::Write(Box::new(move |writer| drop(reply.send(work(writer)))));
+        self.send(job)?;
+        answer.await.map_err(|_| closed())?
+    }
+
+    fn send(&self, job: Job) -> Result<()> {
+        self.jobs.send(job).map_err(|_| closed())
+    }
+}
+
+#[async_trait]
+impl Deliveries for SqliteStore {
+    fn partitions(&self) -> usize {
+        1
+    }
+
+    async fn record_deliveries(&self, _: usize, batch: DeliveryBatch) -> Result<Vec<Verdict>> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.jobs_waiting.fetch_add(1, Ordering::Relaxed);
+        let sent = self.send(Job::Record { batch, reply });
+        let answer = answer.await.map_err(|_| closed());
+        self.shared.jobs_waiting.fetch_sub(1, Ordering::Relaxed);
+        sent.and(answer)?
+    }
+}
+
+#[async_trait]
+impl Declarations for SqliteStore {
+    async fn declare_meter(&self, meter: Meter, at: Timestamp) -> Result<Declaration<Meter>> {
+        self.write(move |writer| writer.declare_meter(meter, at)).await
+    }
+
+    async fn load_catalog(&self) -> Result<Catalog> {
+        Ok(self.shared.read_memory().catalog.as_ref().clone())
+    }
+
+    async fn put_tenant(
+        &self,
+        tenant: &TenantId,
+        name: Option<&str>,
+        at: Timestamp,
+    ) -> Result<Tenant> {
+        let (tenant, name) = (tenant.clone(), name.map(str::to_owned));
+        self.write(move |writer| writer.put_tenant(&tenant, name.as_deref(), at)).await
+    }
+
+    async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>> {
+        let tenant = tenant.clone();
+        self.read(move |_, connection| declarations::find_tenant(connection, &tenant)).await
+    }
+
+    async fn list_tenants(&self, after: Option<&TenantId>, limit: usize) -> Result<Vec<Tenant>> {
+        let after = after.cloned();
+        let list = move |_: &Shared, connection: &Connection| {
+            declarations::list_tenants(connection, after.as_ref(), limit)
+        };
+        Ok(self.read(list).await?.into_iter().map(|(_, tenant)| tenant).collect())
+    }
+}
+
+#[async_trait]
+impl Queries for SqliteStore {
+    async fn read_usage(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+    ) -> Result<Vec<UsageRow>> {
+        let tenant = tenant.clone();
+        self.read(move |shared, c| rollups::read_usage(shared, c, &tenant, meter, range)).await
+    }
+
+    async fn list_events(&self, query: EventQuery) -> Result<Vec<StoredEvent>> {
+        self.read(move |shared, connection| events::list_events(shared, connection, &query)).await
+    }
+
+    async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace> {
+        let (tenant, id) = (tenant.clone(), id.clone());
+        self.read(move |shared, connection| {
+            Ok(EventTrace {
+                counted: events::find_event(shared, connection, &tenant, &id)?,
+                conflicts: inbox::conflicts_of_key(connection, &tenant, &id)?,
+                quarantined: inbox::quarantine_of_key(connection, &tenant, &id)?,
+            })
+        })
+        .await
+    }
+
+    async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>> {
+        self.read(move |_, connection| inbox::list_conflicts(connection, &query)).await
+    }
+
+    async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>> {
+        self.read(move |_, connection| inbox::list_quarantine(connection, &query)).await
+    }
+
+    async fn read_counters(&self, range: Window) -> Result<Vec<CounterRow>> {
+        self.read(move |shared, c| counters::read_counters(shared, c, range)).await
+    }
+
+    async fn check(&self, progress: Progress<'_>) -> Result<CheckReport> {
+        let report = self
+            .read(|shared, connection| check::check(connection, &shared.fingerprinter, &|_| {}));
+        let report = report.await?;
+        progress(report.events);
+        Ok(report)
+    }
+}
+
+#[async_trait]
+impl ApiKeys for SqliteStore {
+    fn token_secret(&self) -> [u8; 32] {
+        self.token_secret
+    }
+
+    async fn create_api_key(&self, key: ApiKey) -> Result<()> {
+        self.write(move |writer| writer.write(|c| api_keys::create_api_key(c, &key))).await
+    }
+
+    async fn list_api_keys(&self) -> Result<Vec<ApiKey>> {
+        self.read(|_, connection| api_keys::list_api_keys(connection)).await
+    }
+
+    async fn revoke_api_key(&self, id: &str, at: Timestamp) -> Result<bool> {
+        let id = id.to_owned();
+        self.write(move |writer| writer.write(|c| api_keys::revoke_api_key(c, &id, at))).await
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    fn high_water(&self) -> Timestamp {
+        self.high_water
+    }
+
+    async fn ping(&self) -> Result<()> {
+        self.read(|_, connection| fold::read_state(connection)).await.map(|_| ())
+    }
+
+    async fn close(&self) {
+        self.shared.closed.store(true, Ordering::Release);
+        self.readers.close();
+        let _ = self.send(Job::Stop);
+        let threads = std::mem::take(&mut *self.threads.lock().expect("no holder panics"));
+        let joined = tokio::task::spawn_blocking(move || {
+            for thread in threads {
+                thread.thread().unpark();
+                let _ = thread.join();
+            }
+        });
+        let _ = joined.await;
+        self.lock.lock().expect("no holder panics").take();
+    }
+}
+
+fn lock_directory(directory: &Path) -> Result<File> {
+    let unavailable = |error: std::io::Error| Error::Unavailable {
+        what: format!("cannot use the directory {}: {error}", directory.display()),
+    };
+    std::fs::create_dir_all(directory).map_err(unavailable)?;
+    let lock =
+        File::options().create(true).truncate(false).write(true).open(directory.join("lock"));
+    let lock = lock.map_err(unavailable)?;
+    lock.try_lock().map_err(|_| Error::Unavailable {
+        what: format!(
+            "the directory {} is in use by another server; stop it, or choose another directory \
+             with --data",
+            directory.display()
+        ),
+    })?;
+    Ok(lock)
+}
+
+fn open_for_writing(path: &Path) -> Result<Connection> {
+    let connection = Connection::open(path).map_err(sql_error)?;
+    connection.set_prepared_statement_cache_capacity(64);
+    connection
+        .execute_batch(
+            "PRAGMA page_size = 4096;
+             PRAGMA journal_mode = WAL;
+             PRAGMA synchronous = FULL;
+             PRAGMA wal_autocheckpoint = 0;
+             PRAGMA cache_size = -65536;
+             PRAGMA busy_timeout = 5000;
+             PRAGMA temp_store = MEMORY;",
+        )
+        .map_err(sql_error)?;
+    Ok(connection)
+}
+
+/// A secret of this store, made when it is first asked for.
+fn secret<const N: usize>(connection: &Connection, name: &str) -> Result<[u8; N]> {
+    let mut fresh = [0u8; N];
+    getrandom::fill(&mut fresh).map_err(|error| Error::Internal { what: error.to_string() })?;
+    connection
+        .execute("INSERT OR IGNORE INTO secrets (name, value) VALUES (?, ?)", (name, fresh))
+        .map_err(sql_error)?;
+    connection
+        .query_row("SELECT value FROM secrets WHERE name = ?", [name], |row| row.get(0))
+        .map_err(sql_error)
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(work)
+        .map_err(|error| Error::Unavailable { what: format!("cannot start a thread: {error}") })
+}
+
+fn closed() -> Error {
+    Error::Unavailable { what: "the store is closed".into() }
+}
+
+fn corrupt(what: &str) -> Error {
+    Error::Corrupt { what: format!("{what} cannot be read") }
+}
+
+/// Sorts SQLite's errors by what must follow. A disk that cannot sync stops the process: what it
+/// holds is unknown, and a second sync may claim success for pages that are gone.
+fn sql_error(error: rusqlite::Error) -> Error {
+    use rusqlite::ErrorCode;
+    let what = error.to_string();
+    let rusqlite::Error::SqliteFailure(failure, _) = &error else {
+        return Error::Corrupt { what };
+    };
+    let sync_failed = [rusqlite::ffi::SQLITE_IOERR_FSYNC, rusqlite::ffi::SQLITE_IOERR_DIR_FSYNC];
+    if sync_failed.contains(&failure.extended_code) {
+        stop_process("the disk could not sync; check the disk, then start again");
+    }
+    let damaged = [ErrorCode::DatabaseCorrupt, ErrorCode::NotADatabase];
+    let passing = [
+        ErrorCode::DiskFull,
+        ErrorCode::SystemIoFailure,
+        ErrorCode::CannotOpen,
+        ErrorCode::DatabaseBusy,
+        ErrorCode::DatabaseLocked,
+        ErrorCode::ReadOnly,
+        ErrorCode::OutOfMemory,
+        ErrorCode::OperationInterrupted,
+    ];
+    if damaged.contains(&failure.code) {
+        Error::Corrupt { what }
+    } else if passing.contains(&failure.code) {
+        Error::Unavailable { what }
+    } else {
+        Error::Internal { what }
+    }
+}
+
+fn stop_process(why: &str) -> ! {
+    tracing::error!("stopping: {why}");
+    eprintln!("counterfoil: stopping: {why}");
+    std::process::exit(74)
+}

@@ -1,0 +1,139 @@
+//! Meters and tenants in their tables.
+//!
+//! Invariant: a meter's definition never changes but for its description; a tenant's number never
+//! changes. Each write is one transaction of the writer.
+
+use super::{corrupt, sql_error};
+use crate::rules::ids::{MeterNo, MeterSlug, TenantId, TenantNo};
+use crate::rules::meter::{Catalog, Meter, MeterSpec};
+use crate::rules::timestamp::Timestamp;
+use crate::store::{Declaration, Error, Result, Tenant};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use std::sync::Arc;
+
+/// Declares a meter inside the caller's transaction.
+pub fn declare_meter(
+    connection: &Connection,
+    catalog: &Catalog,
+    meter: &Meter,
+    at: Timestamp,
+) -> Result<Declaration<Meter>> {
+    if let Some((_, existing)) = catalog.find(meter.slug.as_str())
+        && !existing.counts_like(meter)
+    {
+        return Ok(Declaration::Refused(existing.as_ref().clone()));
+    }
+    let definition = serde_json::to_string(&meter.spec)
+        .map_err(|error| Error::Internal { what: error.to_string() })?;
+    let known = catalog.find(meter.slug.as_str()).is_some();
+    connection
+        .prepare_cached(
+            "-- declare_meter
+             INSERT INTO meters (slug, definition, created_at) VALUES (?, ?, ?)
+             ON CONFLICT (slug) DO UPDATE SET definition = excluded.definition",
+        )
+        .and_then(|mut upsert| {
+            upsert.execute(params![meter.slug.as_str(), definition, at.micros()])
+        })
+        .map_err(sql_error)?;
+    Ok(if known { Declaration::Updated } else { Declaration::Created })
+}
+
+pub fn load_catalog(connection: &Connection) -> Result<Catalog> {
+    let mut catalog = Catalog::default();
+    let mut select = connection
+        .prepare_cached("-- load_catalog\nSELECT meter_no, slug, definition FROM meters")
+        .map_err(sql_error)?;
+    let mut rows = select.query([]).map_err(sql_error)?;
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        let (number, slug, definition): (u16, String, String) =
+            row.try_into().map_err(sql_error)?;
+        let slug = MeterSlug::parse(&slug).map_err(|_| corrupt("a meter's slug"))?;
+        let spec: MeterSpec =
+            serde_json::from_str(&definition).map_err(|_| corrupt("a meter's definition"))?;
+        catalog.insert(MeterNo(number), Arc::new(Meter { slug, spec }));
+    }
+    Ok(catalog)
+}
+
+/// Creates a tenant or renames it, inside the caller's transaction.
+pub fn put_tenant(
+    connection: &Connection,
+    tenant: &TenantId,
+    name: Option<&str>,
+    at: Timestamp,
+) -> Result<(TenantNo, Tenant)> {
+    connection
+        .prepare_cached(
+            "-- put_tenant
+             INSERT INTO tenants (tenant, name, created_at) VALUES (?, ?, ?)
+             ON CONFLICT (tenant) DO UPDATE SET name = excluded.name
+             RETURNING tenant_no, tenant, name, created_at",
+        )
+        .and_then(|mut upsert| {
+            upsert.query_row(params![tenant.as_str(), name, at.micros()], |row| {
+                Ok(decode_tenant(row))
+            })
+        })
+        .map_err(sql_error)?
+}
+
+/// Writes a tenant that was first seen in a batch.
+pub fn insert_tenant(
+    connection: &Connection,
+    number: TenantNo,
+    tenant: &TenantId,
+    at: Timestamp,
+) -> Result<()> {
+    connection
+        .prepare_cached(
+            "-- insert_tenant
+             INSERT INTO tenants (tenant_no, tenant, created_at) VALUES (?, ?, ?)",
+        )
+        .and_then(|mut insert| insert.execute(params![number.0, tenant.as_str(), at.micros()]))
+        .map_err(sql_error)?;
+    Ok(())
+}
+
+pub fn find_tenant(connection: &Connection, tenant: &TenantId) -> Result<Option<Tenant>> {
+    let found = connection
+        .prepare_cached(
+            "-- find_tenant
+             SELECT tenant_no, tenant, name, created_at FROM tenants WHERE tenant = ?",
+        )
+        .and_then(|mut select| {
+            select.query_row([tenant.as_str()], |row| Ok(decode_tenant(row))).optional()
+        })
+        .map_err(sql_error)?;
+    found.transpose().map(|found| found.map(|(_, tenant)| tenant))
+}
+
+pub fn list_tenants(
+    connection: &Connection,
+    after: Option<&TenantId>,
+    limit: usize,
+) -> Result<Vec<(TenantNo, Tenant)>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- list_tenants
+             SELECT tenant_no, tenant, name, created_at FROM tenants
+             WHERE ?1 IS NULL OR tenant > ?1 ORDER BY tenant LIMIT ?2",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query(params![after.map(TenantId::as_str), limit]).map_err(sql_error)?;
+    let mut tenants = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        tenants.push(decode_tenant(row)?);
+    }
+    Ok(tenants)
+}
+
+fn decode_tenant(row: &Row<'_>) -> Result<(TenantNo, Tenant)> {
+    let id: String = row.get(1).map_err(sql_error)?;
+    let tenant = Tenant {
+        id: TenantId::parse(&id).map_err(|_| corrupt("a tenant"))?,
+        name: row.get(2).map_err(sql_error)?,
+        created_at: Timestamp::from_micros(row.get(3).map_err(sql_error)?),
+    };
+    Ok((TenantNo(row.get(0).map_err(sql_error)?), tenant))
+}

@@ -1,0 +1,323 @@
+//! Events: one by its number or key, and a tenant's events by time.
+//!
+//! Invariant: the segment being folded and the open one are read from memory, older segments from
+//! their table, so each event is seen exactly once whatever folding does meanwhile.
+
+use super::keys::Location;
+use super::memory::{Memory, Tenants};
+use super::segment::{Entry, Segment};
+use super::{Shared, corrupt, sql_error};
+use crate::rules::event::Event;
+use crate::rules::ids::{EventId, MeterNo, SubscriptionId, TenantId, TenantNo};
+use crate::rules::properties::Properties;
+use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
+use crate::store::{EventQuery, Result, StoredEvent};
+use rusqlite::{Connection, Row, params};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// The folded event with this number.
+pub fn fetch_event(connection: &Connection, tenants: &Tenants, number: u64) -> Result<StoredEvent> {
+    let (tenant, event) = fetch_row(connection, number, decode_event)?;
+    event.with_tenant(tenants.name(tenant)?.clone())
+}
+
+/// The counted event with this key, if there is one.
+pub fn find_event(
+    shared: &Shared,
+    connection: &Connection,
+    tenant: &TenantId,
+    id: &EventId,
+) -> Result<Option<StoredEvent>> {
+    let memory = shared.read_memory();
+    let Some(tenant_no) = memory.tenants.find(tenant) else {
+        return Ok(None);
+    };
+    let fingerprint = shared.fingerprinter.event_key(tenant_no, id);
+    let hash = u64::try_from(fingerprint & u128::from(u64::MAX)).expect("64 bits");
+    let candidates: Vec<Location> = memory.keys.candidates(hash).collect();
+    for location in &candidates {
+        if let Location::Unfolded { segment, place } = location {
+            let segment = memory.segment(*segment)?;
+            let (view, received_at) = segment.view(segment.entry(*place))?;
+            if view.tenant == tenant_no && view.id == id.as_str() {
+                let event = view.to_event(tenant.clone())?;
+                return Ok(Some(StoredEvent { event, received_at }));
+            }
+        }
+    }
+    drop(memory);
+    for location in candidates {
+        if let Location::Folded(number) = location {
+            let (found_tenant, event) = fetch_row(connection, number, decode_event)?;
+            if found_tenant == tenant_no && event.id == id.as_str() {
+                return event.with_tenant(tenant.clone()).map(Some);
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// A page of a tenant's events, newest first.
+pub fn list_events(
+    shared: &Shared,
+    connection: &Connection,
+    query: &EventQuery,
+) -> Result<Vec<StoredEvent>> {
+    let (snapshot, copied) = shared.consistent_snapshot(connection, |memory| {
+        let tenant = memory.tenants.find(&query.tenant)?;
+        Some((tenant, list_unfolded(memory, tenant, query)))
+    })?;
+    let Some((tenant, unfolded)) = copied else {
+        return Ok(Vec::new());
+    };
+    let mut page = unfolded?;
+    let folded_before = snapshot.folding.as_ref().map_or(u32::MAX, |c| c.segment.number);
+    page.extend(list_folded(connection, tenant, folded_before, query)?);
+    page.sort_by(|a, b| rank(&b.event).cmp(&rank(&a.event)));
+    page.truncate(query.limit);
+    Ok(page)
+}
+
+fn rank(event: &Event) -> (Timestamp, &str) {
+    (event.occurred_at, event.id.as_str())
+}
+
+/// Whether the query's time and cursor admit an event.
+fn admits(query: &EventQuery, occurred_at: Timestamp, id: &str) -> bool {
+    let in_range = query.range.is_none_or(|r| (r.start..r.end).contains(&occurred_at));
+    let before = query.before.as_ref();
+    in_range && before.is_none_or(|(at, cursor)| (occurred_at, id) < (*at, cursor.as_str()))
+}
+
+fn list_unfolded(
+    memory: &Memory,
+    tenant: TenantNo,
+    query: &EventQuery,
+) -> Result<Vec<StoredEvent>> {
+    let open = memory.open.entries().iter().filter(|entry| entry.tenant == tenant);
+    let mut page = newest(&memory.open, open, query)?;
+    if let Some(closed) = &memory.folding {
+        page.extend(newest(&closed.segment, closed.entries_of(tenant), query)?);
+    }
+    Ok(page)
+}
+
+/// The newest admitted events of a segment: at most a page of them.
+fn newest<'s>(
+    segment: &'s Segment,
+    entries: impl Iterator<Item = &'s Entry>,
+    query: &EventQuery,
+) -> Result<Vec<StoredEvent>> {
+    // The oldest of the page so far is on top, ready to be replaced.
+    let mut page: BinaryHeap<Reverse<(Timestamp, &str, usize)>> = BinaryHeap::new();
+    let mut views = Vec::new();
+    for entry in entries {
+        let full = page.len() == query.limit;
+        let oldest = page.peek().map(|Reverse((at, _, _))| *at);
+        if full && oldest.is_some_and(|oldest| entry.occurred_at < oldest) {
+            continue;
+        }
+        let (view, received_at) = segment.view(entry)?;
+        let of_meter = query.meter.is_none_or(|meter| meter == view.meter);
+        if !of_meter || !admits(query, view.occurred_at, view.id) {
+            continue;
+        }
+        page.push(Reverse((view.occurred_at, view.id, views.len())));
+        views.push((view, received_at));
+        if page.len() > query.limit {
+            page.pop();
+        }
+    }
+    page.into_iter()
+        .map(|Reverse((_, _, place))| {
+            let (view, received_at) = &views[place];
+            let event = view.to_event(query.tenant.clone())?;
+            Ok(StoredEvent { event, received_at: *received_at })
+        })
+        .collect()
+}
+
+/// A tenant's stretch of one folded segment, read from its newest event down.
+struct Stretch {
+    first_no: u64,
+    next_no: u64,
+}
+
+/// Merges the stretches of all segments, newest first. A stretch is opened only when its newest
+/// event can be next, and its start is found by binary search, since it is sorted by time.
+fn list_folded(
+    connection: &Connection,
+    tenant: TenantNo,
+    folded_before: u32,
+    query: &EventQuery,
+) -> Result<Vec<StoredEvent>> {
+    let mut ranges = read_ranges(connection, tenant, folded_before, query)?;
+    let mut open: BinaryHeap<(Timestamp, String, usize)> = BinaryHeap::new();
+    let mut stretches: Vec<Stretch> = Vec::new();
+    let mut page = Vec::new();
+    while page.len() < query.limit {
+        // Ranges are sorted by their newest event, newest last.
+        while let Some(range) = ranges.last() {
+            let next = open.peek().map(|(at, _, _)| *at);
+            if next.is_some_and(|next| range.last_at < next) {
+                break;
+            }
+            let range = ranges.pop().expect("it was just looked at");
+            if let Some(next_no) = seek(connection, &range, query)? {
+                let stretch = Stretch { first_no: range.first_no, next_no };
+                push_next(connection, &mut open, &stretch, stretches.len())?;
+                stretches.push(stretch);
+            }
+        }
+        let Some((_, _, place)) = open.pop() else { break };
+        let stretch = &mut stretches[place];
+        let (_, event) = fetch_row(connection, stretch.next_no, decode_event)?;
+        if query.range.is_some_and(|range| event.occurred_at < range.start) {
+            continue;
+        }
+        if stretch.next_no > stretch.first_no {
+            stretch.next_no -= 1;
+            push_next(connection, &mut open, stretch, place)?;
+        }
+        if query.meter.is_none_or(|meter| meter == event.meter) {
+            page.push(event.with_tenant(query.tenant.clone())?);
+        }
+    }
+    Ok(page)
+}
+
+fn push_next(
+    connection: &Connection,
+    open: &mut BinaryHeap<(Timestamp, String, usize)>,
+    stretch: &Stretch,
+    place: usize,
+) -> Result<()> {
+    let (_, event) = fetch_row(connection, stretch.next_no, decode_event)?;
+    open.push((event.occurred_at, event.id, place));
+    Ok(())
+}
+
+struct EventRange {
+    first_no: u64,
+    last_no: u64,
+    last_at: Timestamp,
+}
+
+fn read_ranges(
+    connection: &Connection,
+    tenant: TenantNo,
+    folded_before: u32,
+    query: &EventQuery,
+) -> Result<Vec<EventRange>> {
+    let start = query.range.map_or(i64::MIN, |range| range.start.micros());
+    let end = query.range.map_or(i64::MAX, |range| range.end.micros());
+    let before = query.before.as_ref().map_or(i64::MAX, |(at, _)| at.micros());
+    let mut select = connection
+        .prepare_cached(
+            "-- read_ranges
+             SELECT first_no, last_no, last_at FROM event_ranges
+             WHERE tenant_no = ? AND segment_no < ? AND last_at >= ? AND first_at <= ?",
+        )
+        .map_err(sql_error)?;
+    let rows = select.query_map(params![tenant.0, folded_before, start, end.min(before)], |row| {
+        let last_at = Timestamp::from_micros(row.get(2)?);
+        Ok(EventRange { first_no: row.get(0)?, last_no: row.get(1)?, last_at })
+    });
+    let mut ranges: Vec<EventRange> = rows.and_then(Iterator::collect).map_err(sql_error)?;
+    ranges.sort_by_key(|range| range.last_at);
+    Ok(ranges)
+}
+
+/// The newest event of the range that the cursor and the end of the query's time admit.
+fn seek(connection: &Connection, range: &EventRange, query: &EventQuery) -> Result<Option<u64>> {
+    let too_new = |number: u64| -> Result<bool> {
+        let (at, id) = fetch_row(connection, number, |row| {
+            let id: String = row.get(4).map_err(sql_error)?;
+            Ok((Timestamp::from_micros(row.get(2).map_err(sql_error)?), id))
+        })?;
+        let past_end = query.range.is_some_and(|range| at >= range.end);
+        let past_cursor = query
+            .before
+            .as_ref()
+            .is_some_and(|(cursor_at, cursor)| (at, id.as_str()) >= (*cursor_at, cursor.as_str()));
+        Ok(past_end || past_cursor)
+    };
+    // Events before `low` are admitted, those from `high` on are too new.
+    let (mut low, mut high) = (range.first_no, range.last_no + 1);
+    if !too_new(range.last_no)? {
+        return Ok(Some(range.last_no));
+    }
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if too_new(middle)? { high = middle } else { low = middle + 1 }
+    }
+    Ok(if low > range.first_no { Some(low - 1) } else { None })
+}
+
+/// A row of `events`, its tenant still a number.
+pub struct EventRow {
+    pub id: String,
+    pub meter: MeterNo,
+    pub occurred_at: Timestamp,
+    pub received_at: Timestamp,
+    pub quantity: Quantity,
+    pub properties: Properties,
+    pub subscription: Option<String>,
+    pub trial: bool,
+}
+
+impl EventRow {
+    pub fn with_tenant(self, tenant: TenantId) -> Result<StoredEvent> {
+        let subscription = self.subscription.as_deref().map(SubscriptionId::parse).transpose();
+        let event = Event {
+            tenant,
+            id: EventId::parse(&self.id).map_err(|_| corrupt("an event's id"))?,
+            meter: self.meter,
+            quantity: self.quantity,
+            occurred_at: self.occurred_at,
+            properties: self.properties,
+            subscription: subscription.map_err(|_| corrupt("an event's subscription"))?,
+            trial: self.trial,
+        };
+        Ok(StoredEvent { event, received_at: self.received_at })
+    }
+}
+
+fn fetch_row<T>(
+    connection: &Connection,
+    number: u64,
+    decode: impl Fn(&Row<'_>) -> Result<T>,
+) -> Result<T> {
+    let mut select = connection
+        .prepare_cached(
+            "-- fetch_row
+             SELECT tenant_no, meter_no, occurred_at, received_at, id, quantity, properties,
+                    subscription, trial
+             FROM events WHERE event_no = ?",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query([number]).map_err(sql_error)?;
+    let row = rows.next().map_err(sql_error)?.ok_or_else(|| corrupt("an event's number"))?;
+    decode(row)
+}
+
+/// Decodes a row with the columns of `fetch_row`.
+pub fn decode_event(row: &Row<'_>) -> Result<(TenantNo, EventRow)> {
+    let text = |column: usize| -> Result<&str> {
+        let value = row.get_ref(column).map_err(sql_error)?;
+        value.as_str().map_err(|_| corrupt("an event's text"))
+    };
+    let event = EventRow {
+        meter: MeterNo(row.get(1).map_err(sql_error)?),
+        occurred_at: Timestamp::from_micros(row.get(2).map_err(sql_error)?),
+        received_at: Timestamp::from_micros(row.get(3).map_err(sql_error)?),
+        id: text(4)?.to_owned(),
+        quantity: Quantity::parse_stored(text(5)?).ok_or_else(|| corrupt("an event's quantity"))?,
+        properties: Properties::from_stored(text(6)?),
+        subscription: row.get(7).map_err(sql_error)?,
+        trial: row.get(8).map_err(sql_error)?,
+    };
+    Ok((TenantNo(row.get(0).map_err(sql_error)?), event))
+}

@@ -1,0 +1,203 @@
+//! Judging a batch: a verdict for every event, and all that the commit must write for them.
+//!
+//! Invariant: reads memory and tables and changes neither, so that a batch whose commit fails
+//! leaves no trace. An event that comes twice in one batch is judged against its first delivery.
+
+use super::events::fetch_event;
+use super::keys::Location;
+use super::memory::Memory;
+use super::record::{CounterEntry, write_event};
+use super::segment::{Contribution, NewEntry};
+use crate::rules::event::Event;
+use crate::rules::fingerprint::Fingerprinter;
+use crate::rules::ids::{TenantId, TenantNo};
+use crate::rules::refusal::Refusal;
+use crate::rules::rollup::Rollup;
+use crate::rules::verdict::{Quarantine, Tally, Verdict, judge_known, judge_new};
+use crate::store::{DeliveryBatch, Error, Result};
+use hashbrown::HashTable;
+use rusqlite::Connection;
+use std::collections::{BTreeMap, HashMap};
+
+/// A batch that was judged and is not written yet.
+#[derive(Default)]
+pub struct JudgedBatch {
+    pub verdicts: Vec<Verdict>,
+    /// Bytes of the accepted events.
+    pub events: Vec<u8>,
+    pub entries: Vec<NewEntry>,
+    pub contributions: Vec<Contribution>,
+    pub counters: Vec<CounterEntry>,
+    pub new_tenants: Vec<(TenantNo, TenantId)>,
+    pub conflicts: Vec<NewConflict>,
+    pub quarantined: Vec<NewQuarantine>,
+}
+
+pub struct NewConflict {
+    pub tenant: TenantNo,
+    pub standing: Event,
+    pub arriving: Event,
+}
+
+pub struct NewQuarantine {
+    pub tenant: TenantNo,
+    pub event: Event,
+    pub reason: Quarantine,
+}
+
+/// Judges every delivery of the batch.
+pub fn judge_batch(
+    memory: &Memory,
+    connection: &Connection,
+    fingerprinter: &Fingerprinter,
+    batch: DeliveryBatch,
+) -> Result<JudgedBatch> {
+    let mut judge = Judge {
+        memory,
+        connection,
+        fingerprinter,
+        new_tenants: HashMap::new(),
+        in_batch: HashTable::with_capacity(batch.events.len()),
+        tallies: BTreeMap::new(),
+        judged: JudgedBatch::default(),
+    };
+    judge.judged.events.reserve(batch.events.len() * 192);
+    judge.judged.verdicts.reserve(batch.events.len());
+    judge.judged.contributions.reserve(batch.events.len());
+    judge.judged.entries.reserve(batch.events.len());
+    for place in 0..batch.events.len() {
+        judge.judge_one(&batch, place)?;
+    }
+    for (tenant, count) in &batch.refused {
+        let known = tenant.as_ref().and_then(|tenant| memory.tenants.find(tenant));
+        judge.tallies.entry(known.unwrap_or(TenantNo(0))).or_default().rejected += count;
+    }
+    let mut judged = judge.judged;
+    judged.counters = judge.tallies.into_iter().collect();
+    Ok(judged)
+}
+
+struct Judge<'a> {
+    memory: &'a Memory,
+    connection: &'a Connection,
+    fingerprinter: &'a Fingerprinter,
+    new_tenants: HashMap<TenantId, TenantNo>,
+    /// Hash and place of the events this batch accepts.
+    in_batch: HashTable<(u64, usize)>,
+    /// Outcomes other than accepted, which the events themselves tell.
+    tallies: BTreeMap<TenantNo, Tally>,
+    judged: JudgedBatch,
+}
+
+impl Judge<'_> {
+    fn judge_one(&mut self, batch: &DeliveryBatch, place: usize) -> Result<()> {
+        let event = &batch.events[place];
+        let Some(tenant) = self.resolve_tenant(&event.tenant, batch.strict_tenants) else {
+            let verdict = Verdict::Rejected(unknown_tenant());
+            self.tallies.entry(TenantNo(0)).or_default().add(&verdict);
+            self.judged.verdicts.push(verdict);
+            return Ok(());
+        };
+        // The index needs 64 bits only: it compares the exact key on every hit.
+        let fingerprint = self.fingerprinter.event_key(tenant, &event.id);
+        let hash = u64::try_from(fingerprint & u128::from(u64::MAX)).expect("64 bits");
+        let earlier = self.in_batch.find(hash, |(_, earlier)| {
+            let earlier = &batch.events[*earlier];
+            earlier.id == event.id && earlier.tenant == event.tenant
+        });
+        let verdict = match earlier {
+            Some((_, earlier)) => {
+                self.judge_against(&batch.events[*earlier].clone(), tenant, event)
+            }
+            None => match self.find_stored(hash, event)? {
+                Some(stored) => self.judge_against(&stored, tenant, event),
+                None => judge_new(event, batch.acceptance),
+            },
+        };
+        match &verdict {
+            Verdict::Accepted => self.accept(tenant, hash, event, place)?,
+            Verdict::Quarantined(reason) => {
+                let (event, reason) = (event.clone(), *reason);
+                self.judged.quarantined.push(NewQuarantine { tenant, event, reason });
+            }
+            Verdict::Duplicate { .. } | Verdict::Conflict { .. } | Verdict::Rejected(_) => {}
+        }
+        if verdict != Verdict::Accepted {
+            self.tallies.entry(tenant).or_default().add(&verdict);
+        }
+        self.judged.verdicts.push(verdict);
+        Ok(())
+    }
+
+    fn judge_against(&mut self, stored: &Event, tenant: TenantNo, arriving: &Event) -> Verdict {
+        let verdict = judge_known(stored, arriving);
+        if matches!(verdict, Verdict::Conflict { .. }) {
+            let (standing, arriving) = (stored.clone(), arriving.clone());
+            self.judged.conflicts.push(NewConflict { tenant, standing, arriving });
+        }
+        verdict
+    }
+
+    fn accept(&mut self, tenant: TenantNo, hash: u64, event: &Event, place: usize) -> Result<()> {
+        let meter = self.memory.catalog.get(event.meter).ok_or_else(|| Error::Internal {
+            what: format!("an event names meter number {}, which is not declared", event.meter.0),
+        })?;
+        let (bucket_start, group, rollup) = Rollup::of_event(event, meter);
+        let meter = event.meter;
+        let contribution = Contribution { tenant, meter, bucket_start, group, rollup };
+        self.judged.contributions.push(contribution);
+        let offset = u32::try_from(self.judged.events.len())
+            .map_err(|_| Error::Internal { what: "a batch is larger than 4 GiB".into() })?;
+        let occurred_at = event.occurred_at;
+        self.judged.entries.push(NewEntry { hash, occurred_at, tenant, offset });
+        write_event(&mut self.judged.events, tenant, event);
+        self.in_batch.insert_unique(hash, (hash, place), |(hash, _)| *hash);
+        Ok(())
+    }
+
+    /// The counted event with this very key, wherever it is.
+    fn find_stored(&self, hash: u64, event: &Event) -> Result<Option<Event>> {
+        for location in self.memory.keys.candidates(hash) {
+            let found = match location {
+                Location::Unfolded { segment, place } => {
+                    let segment = self.memory.segment(segment)?;
+                    let (view, _) = segment.view(segment.entry(place))?;
+                    let same = view.id == event.id.as_str()
+                        && self.memory.tenants.name(view.tenant)? == &event.tenant;
+                    if same { Some(view.to_event(event.tenant.clone())?) } else { None }
+                }
+                Location::Folded(number) => {
+                    let stored = fetch_event(self.connection, &self.memory.tenants, number)?.event;
+                    let same = stored.id == event.id && stored.tenant == event.tenant;
+                    same.then_some(stored)
+                }
+            };
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    fn resolve_tenant(&mut self, tenant: &TenantId, strict: bool) -> Option<TenantNo> {
+        let known = self.memory.tenants.find(tenant);
+        if let Some(number) = known.or_else(|| self.new_tenants.get(tenant).copied()) {
+            return Some(number);
+        }
+        if strict {
+            return None;
+        }
+        let created = u32::try_from(self.new_tenants.len()).expect("fewer tenants than events");
+        let number = TenantNo(self.memory.tenants.next() + created);
+        self.new_tenants.insert(tenant.clone(), number);
+        self.judged.new_tenants.push((number, tenant.clone()));
+        Some(number)
+    }
+}
+
+fn unknown_tenant() -> Refusal {
+    Refusal::new(
+        "unknown_tenant",
+        "the tenant is not declared; declare it with PUT /v1/tenants/{id} and send the event again",
+    )
+}

@@ -1,0 +1,57 @@
+//! Applies the embedded migrations; see `store::migrate` for the rules.
+
+use super::sql_error;
+use crate::store::Result;
+use crate::store::migrate::{Applied, Migration, judge_migrations};
+use rusqlite::{Connection, params};
+
+const MIGRATIONS: [Migration; 1] = [Migration {
+    number: 1,
+    name: "ledger",
+    sql: include_str!("../../../migrations/sqlite/0001_ledger.sql"),
+}];
+
+/// Brings the schema up to date, or refuses a schema that is not known.
+pub fn migrate(connection: &mut Connection) -> Result<()> {
+    connection
+        .execute_batch(
+            "CREATE TABLE IF NOT EXISTS schema_migrations (
+                 number INTEGER NOT NULL PRIMARY KEY,
+                 name TEXT NOT NULL,
+                 checksum TEXT NOT NULL
+             ) STRICT",
+        )
+        .map_err(sql_error)?;
+    for migration in judge_migrations(&MIGRATIONS, &applied(connection)?)? {
+        let transaction = connection.transaction().map_err(sql_error)?;
+        transaction.execute_batch(migration.sql).map_err(sql_error)?;
+        transaction
+            .execute(
+                "INSERT INTO schema_migrations (number, name, checksum) VALUES (?, ?, ?)",
+                params![migration.number, migration.name, migration.checksum()],
+            )
+            .map_err(sql_error)?;
+        transaction.commit().map_err(sql_error)?;
+    }
+    Ok(())
+}
+
+/// Refuses a store whose schema is not exactly this version's; for those who only read.
+pub fn require_current(connection: &Connection) -> Result<()> {
+    if judge_migrations(&MIGRATIONS, &applied(connection)?)?.is_empty() {
+        Ok(())
+    } else {
+        Err(super::corrupt("the schema: it is older than this version; start the server once"))
+    }
+}
+
+fn applied(connection: &Connection) -> Result<Vec<Applied>> {
+    connection
+        .prepare("SELECT number, checksum FROM schema_migrations ORDER BY number")
+        .and_then(|mut select| {
+            select
+                .query_map([], |row| Ok(Applied { number: row.get(0)?, checksum: row.get(1)? }))?
+                .collect()
+        })
+        .map_err(sql_error)
+}

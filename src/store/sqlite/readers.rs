@@ -1,0 +1,66 @@
+//! Connections that only read: a bounded pool, each used by one query at a time on a thread that
+//! may block.
+
+use super::sql_error;
+use crate::store::{Error, Result};
+use rusqlite::{Connection, OpenFlags};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use tokio::sync::Semaphore;
+
+pub struct Readers {
+    path: PathBuf,
+    idle: Mutex<Vec<Connection>>,
+    permits: Arc<Semaphore>,
+}
+
+impl Readers {
+    pub fn new(path: PathBuf, connections_max: usize) -> Self {
+        let permits = Arc::new(Semaphore::new(connections_max));
+        Self { path, idle: Mutex::new(Vec::new()), permits }
+    }
+
+    /// Runs a query and ends whatever transaction it opened.
+    pub async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
+        query: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let closed = || Error::Unavailable { what: "the store is closed".into() };
+        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| closed())?;
+        let readers = Arc::clone(self);
+        let work = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            let connection = readers.take()?;
+            let answer = query(&connection);
+            let ended = connection.is_autocommit() || connection.execute_batch("ROLLBACK").is_ok();
+            if ended {
+                readers.idle.lock().expect("no holder panics").push(connection);
+            }
+            answer
+        });
+        work.await.map_err(|error| Error::Internal { what: error.to_string() })?
+    }
+
+    pub fn close(&self) {
+        self.permits.close();
+        self.idle.lock().expect("no holder panics").clear();
+    }
+
+    fn take(&self) -> Result<Connection> {
+        if let Some(connection) = self.idle.lock().expect("no holder panics").pop() {
+            return Ok(connection);
+        }
+        open_read_only(&self.path)
+    }
+}
+
+/// A connection that cannot write.
+pub fn open_read_only(path: &std::path::Path) -> Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(sql_error)?;
+    connection.set_prepared_statement_cache_capacity(64);
+    connection
+        .execute_batch("PRAGMA busy_timeout = 5000; PRAGMA cache_size = -16384;")
+        .map_err(sql_error)?;
+    Ok(connection)
+}

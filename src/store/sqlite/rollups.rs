@@ -1,0 +1,291 @@
+//! Totals in their table, and the exact answer from table and memory together.
+//!
+//! Invariant: an answer is table (a snapshot) + steps left of the segment being folded + the open
+//! segment, all of one generation. Memory is copied first and the snapshot taken after, so the
+//! snapshot holds all that memory holds; the number of steps done is read from the snapshot itself.
+//! If the snapshot is of another segment than memory was, the read starts again.
+
+use super::fold::read_state;
+use super::segment::ClosedSegment;
+use super::{Shared, corrupt, sql_error};
+use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
+use crate::rules::meter::{Aggregation, Catalog};
+use crate::rules::quantity::Quantity;
+use crate::rules::rollup::{Accumulator, Group, Rollup, RollupKey};
+use crate::rules::timestamp::Timestamp;
+use crate::rules::usage::UsageRow;
+use crate::rules::window::Window;
+use crate::store::Result;
+use rusqlite::{Connection, Row, params};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The totals of one tenant and meter.
+pub fn read_usage(
+    shared: &Shared,
+    connection: &Connection,
+    tenant: &TenantId,
+    meter: MeterNo,
+    range: Window,
+) -> Result<Vec<UsageRow>> {
+    let (snapshot, copied) = shared.consistent_snapshot(connection, |memory| {
+        let tenant = memory.tenants.find(tenant)?;
+        let open: Vec<UsageRow> = memory
+            .open
+            .rollups_of(tenant, meter)
+            .filter(|((start, _), _)| (range.start..range.end).contains(start))
+            .map(|((start, group), rollup)| UsageRow {
+                bucket_start: *start,
+                group: group.clone(),
+                rollup: rollup.clone(),
+            })
+            .collect();
+        Some((tenant, open, Arc::clone(&memory.catalog)))
+    })?;
+    let Some((tenant, mut rows, catalog)) = copied else {
+        return Ok(Vec::new());
+    };
+    if let Some(closed) = &snapshot.folding {
+        rows.extend(rows_left(closed, snapshot.steps_done, tenant, meter, range));
+    }
+    let aggregation = aggregation_of(meter, &catalog)?;
+    rows.extend(read_rows(connection, tenant, meter, range, aggregation)?);
+    Ok(rows)
+}
+
+fn rows_left(
+    closed: &ClosedSegment,
+    steps_done: usize,
+    tenant: TenantNo,
+    meter: MeterNo,
+    range: Window,
+) -> impl Iterator<Item = UsageRow> {
+    let left = closed.rollups_left(steps_done);
+    let start = left.partition_point(|(key, _)| {
+        (key.tenant, key.meter, key.bucket_start) < (tenant, meter, range.start)
+    });
+    left[start..]
+        .iter()
+        .take_while(move |(key, _)| {
+            (key.tenant, key.meter) == (tenant, meter) && key.bucket_start < range.end
+        })
+        .map(|(key, rollup)| UsageRow {
+            bucket_start: key.bucket_start,
+            group: key.group.clone(),
+            rollup: rollup.clone(),
+        })
+}
+
+fn read_rows(
+    connection: &Connection,
+    tenant: TenantNo,
+    meter: MeterNo,
+    range: Window,
+    aggregation: Aggregation,
+) -> Result<Vec<UsageRow>> {
+    let mut uniques = if aggregation == Aggregation::Unique {
+        read_uniques(connection, tenant, meter, range)?
+    } else {
+        BTreeMap::new()
+    };
+    let mut select = connection
+        .prepare_cached(
+            "-- read_rows
+             SELECT count, total, latest_at, latest_id, bucket_start, grp FROM rollups
+             WHERE tenant_no = ? AND meter_no = ? AND bucket_start >= ? AND bucket_start < ?",
+        )
+        .map_err(sql_error)?;
+    let mut found = select
+        .query(params![tenant.0, meter.0, range.start.micros(), range.end.micros()])
+        .map_err(sql_error)?;
+    let mut rows = Vec::new();
+    while let Some(row) = found.next().map_err(sql_error)? {
+        let bucket_start = Timestamp::from_micros(row.get(4).map_err(sql_error)?);
+        let group = Group::from_stored(
+            row.get_ref(5).map_err(sql_error)?.as_str().map_err(|_| corrupt("a total's group"))?,
+        );
+        let values = uniques.remove(&(bucket_start, group.clone())).unwrap_or_default();
+        let rollup = decode_rollup(row, aggregation, values)?;
+        rows.push(UsageRow { bucket_start, group, rollup });
+    }
+    Ok(rows)
+}
+
+type UniqueValues = BTreeMap<(Timestamp, Group), BTreeSet<Box<str>>>;
+
+fn read_uniques(
+    connection: &Connection,
+    tenant: TenantNo,
+    meter: MeterNo,
+    range: Window,
+) -> Result<UniqueValues> {
+    let mut select = connection
+        .prepare_cached(
+            "-- read_uniques
+             SELECT bucket_start, grp, value FROM rollup_uniques
+             WHERE tenant_no = ? AND meter_no = ? AND bucket_start >= ? AND bucket_start < ?",
+        )
+        .map_err(sql_error)?;
+    let rows = select
+        .query_map(params![tenant.0, meter.0, range.start.micros(), range.end.micros()], |row| {
+            Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?))
+        })
+        .map_err(sql_error)?;
+    let mut values = UniqueValues::new();
+    for row in rows {
+        let (start, group, value) = row.map_err(sql_error)?;
+        let key = (Timestamp::from_micros(start), Group::from_stored(&group));
+        values.entry(key).or_default().insert(value.into());
+    }
+    Ok(values)
+}
+
+/// The stored total of one key. A unique meter's values stay in their table: only its count is
+/// needed to fold, since the values are added one by one.
+pub fn read_rollup(
+    connection: &Connection,
+    key: &RollupKey,
+    catalog: &Catalog,
+) -> Result<Option<Rollup>> {
+    let aggregation = aggregation_of(key.meter, catalog)?;
+    let mut select = connection
+        .prepare_cached(
+            "-- read_rollup
+             SELECT count, total, latest_at, latest_id FROM rollups
+             WHERE tenant_no = ? AND meter_no = ? AND bucket_start = ? AND grp = ?",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select
+        .query(params![key.tenant.0, key.meter.0, key.bucket_start.micros(), key.group.as_text()])
+        .map_err(sql_error)?;
+    match rows.next().map_err(sql_error)? {
+        Some(row) => decode_rollup(row, aggregation, BTreeSet::new()).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Stores a total; `delta` names the unique values to add.
+pub fn write_rollup(
+    connection: &Connection,
+    key: &RollupKey,
+    total: &Rollup,
+    delta: &Rollup,
+) -> Result<()> {
+    let (quantity, latest) = match &total.value {
+        Accumulator::Sum(q) | Accumulator::Min(q) | Accumulator::Max(q) => (Some(*q), None),
+        Accumulator::Latest { at, id, quantity } => (Some(*quantity), Some((at, id))),
+        Accumulator::Count | Accumulator::Unique(_) => (None, None),
+    };
+    connection
+        .prepare_cached(
+            "-- write_rollup
+             INSERT INTO rollups (tenant_no, meter_no, bucket_start, grp, count, total, latest_at,
+                                  latest_id)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+             ON CONFLICT DO UPDATE SET count = excluded.count, total = excluded.total,
+                 latest_at = excluded.latest_at, latest_id = excluded.latest_id",
+        )
+        .and_then(|mut upsert| {
+            upsert.execute(params![
+                key.tenant.0,
+                key.meter.0,
+                key.bucket_start.micros(),
+                key.group.as_text(),
+                i64::try_from(total.count).expect("a count fits 63 bits"),
+                quantity.map(|quantity| quantity.to_string()),
+                latest.map(|(at, _)| at.micros()),
+                latest.map(|(_, id)| id.as_str())
+            ])
+        })
+        .map_err(sql_error)?;
+    if let Accumulator::Unique(values) = &delta.value {
+        for value in values {
+            connection
+                .prepare_cached(
+                    "-- write_rollup
+                     INSERT OR IGNORE INTO rollup_uniques VALUES (?, ?, ?, ?, ?)",
+                )
+                .and_then(|mut insert| {
+                    insert.execute(params![
+                        key.tenant.0,
+                        key.meter.0,
+                        key.bucket_start.micros(),
+                        key.group.as_text(),
+                        value
+                    ])
+                })
+                .map_err(sql_error)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads a row whose first columns are count, total, latest_at, latest_id.
+pub fn decode_rollup(
+    row: &Row<'_>,
+    aggregation: Aggregation,
+    uniques: BTreeSet<Box<str>>,
+) -> Result<Rollup> {
+    let count: u64 = row.get(0).map_err(sql_error)?;
+    let quantity = || -> Result<Quantity> {
+        let text = row.get_ref(1).map_err(sql_error)?;
+        let text = text.as_str().map_err(|_| corrupt("a total"))?;
+        Quantity::parse_stored(text).ok_or_else(|| corrupt("a total"))
+    };
+    let value = match aggregation {
+        Aggregation::Sum => Accumulator::Sum(quantity()?),
+        Aggregation::Count => Accumulator::Count,
+        Aggregation::Min => Accumulator::Min(quantity()?),
+        Aggregation::Max => Accumulator::Max(quantity()?),
+        Aggregation::Latest => {
+            let id: String = row.get(3).map_err(sql_error)?;
+            Accumulator::Latest {
+                at: Timestamp::from_micros(row.get(2).map_err(sql_error)?),
+                id: EventId::parse(&id).map_err(|_| corrupt("a latest event's id"))?,
+                quantity: quantity()?,
+            }
+        }
+        Aggregation::Unique => Accumulator::Unique(uniques),
+    };
+    Ok(Rollup { count, value })
+}
+
+fn aggregation_of(meter: MeterNo, catalog: &Catalog) -> Result<Aggregation> {
+    let meter = catalog.get(meter).ok_or_else(|| corrupt("a total's meter"))?;
+    Ok(meter.spec.aggregation)
+}
+
+/// A read transaction of one moment, and the segment that was being folded then.
+pub struct Snapshot {
+    pub folding: Option<Arc<ClosedSegment>>,
+    pub steps_done: usize,
+}
+
+impl Shared {
+    /// Opens a read transaction that agrees with memory, and returns what `copy` took from memory
+    /// at that moment. The caller's connection stays in the transaction.
+    pub fn consistent_snapshot<T>(
+        &self,
+        connection: &Connection,
+        copy: impl Fn(&super::memory::Memory) -> T,
+    ) -> Result<(Snapshot, T)> {
+        loop {
+            let (folding, segment_no, copied) = {
+                let memory = self.read_memory();
+                let folding = memory.folding.clone();
+                let number = folding.as_ref().map_or(memory.open.number, |c| c.segment.number);
+                (folding, number, copy(&memory))
+            };
+            connection.execute_batch("BEGIN").map_err(sql_error)?;
+            let state = read_state(connection)?;
+            let agrees = state.segment_no == segment_no
+                && (folding.is_some() || state.closing_seq.is_none());
+            if agrees {
+                return Ok((Snapshot { folding, steps_done: state.steps_done }, copied));
+            }
+            // The writer has committed and not changed memory yet; it is about to.
+            connection.execute_batch("ROLLBACK").map_err(sql_error)?;
+            std::thread::yield_now();
+        }
+    }
+}

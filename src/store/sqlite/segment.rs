@@ -1,0 +1,248 @@
+//! Segments: the events that were committed to the journal and are not folded into tables yet.
+//!
+//! One segment is open and takes what each commit accepts; at most one is closed and being folded.
+//! Both are in memory only and are rebuilt from the journal when the store opens.
+//!
+//! Invariant: a closed segment is a function of its journal rows alone: its order, its totals and
+//! its counters come out the same after a restart, so folding can go on from the step where a
+//! crash left it.
+
+use super::record::{CounterEntry, EventView};
+use crate::rules::ids::{MeterNo, TenantNo};
+use crate::rules::meter::Catalog;
+use crate::rules::rollup::{Group, Rollup, RollupKey};
+use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
+use crate::rules::verdict::Tally;
+use crate::store::{Error, Result};
+use std::collections::{BTreeMap, HashMap};
+
+/// One event of a segment: where its bytes are, and what is looked at often.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    pub hash: u64,
+    pub occurred_at: Timestamp,
+    pub tenant: TenantNo,
+    chunk: u32,
+    offset: u32,
+}
+
+/// The events of one commit.
+struct Chunk {
+    received_at: Timestamp,
+    events: Box<[u8]>,
+}
+
+/// What one accepted event adds to a total.
+pub struct Contribution {
+    pub tenant: TenantNo,
+    pub meter: MeterNo,
+    pub bucket_start: Timestamp,
+    pub group: Group,
+    pub rollup: Rollup,
+}
+
+/// An accepted event, before it is in a segment: its hash and where it starts in the chunk.
+pub struct NewEntry {
+    pub hash: u64,
+    pub occurred_at: Timestamp,
+    pub tenant: TenantNo,
+    pub offset: u32,
+}
+
+/// What one commit adds.
+pub struct CommitParts {
+    pub seq: i64,
+    pub received_at: Timestamp,
+    pub events: Box<[u8]>,
+    pub entries: Vec<NewEntry>,
+    pub contributions: Vec<Contribution>,
+    pub counters: Vec<CounterEntry>,
+}
+
+pub type CounterKey = (TenantNo, Timestamp);
+
+/// The segment that is being filled.
+pub struct Segment {
+    pub number: u32,
+    /// The journal row it ends with so far.
+    pub last_seq: i64,
+    pub first_received_at: Option<Timestamp>,
+    pub last_received_at: Timestamp,
+    chunks: Vec<Chunk>,
+    entries: Vec<Entry>,
+    rollups: HashMap<(TenantNo, MeterNo), BTreeMap<(Timestamp, Group), Rollup>>,
+    counters: BTreeMap<CounterKey, Tally>,
+}
+
+impl Segment {
+    pub fn new(number: u32) -> Self {
+        Self {
+            number,
+            last_seq: 0,
+            first_received_at: None,
+            last_received_at: Timestamp::from_micros(i64::MIN),
+            chunks: Vec::new(),
+            entries: Vec::new(),
+            rollups: HashMap::new(),
+            counters: BTreeMap::new(),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.last_seq == 0
+    }
+
+    pub fn entry(&self, place: u32) -> &Entry {
+        &self.entries[usize::try_from(place).expect("a place fits memory")]
+    }
+
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The event of an entry, and when it was received.
+    pub fn view(&self, entry: &Entry) -> Result<(EventView<'_>, Timestamp)> {
+        let chunk = &self.chunks[usize::try_from(entry.chunk).expect("a chunk fits memory")];
+        let offset = usize::try_from(entry.offset).expect("an offset fits memory");
+        Ok((EventView::read(&chunk.events, offset)?, chunk.received_at))
+    }
+
+    /// Takes what a commit accepted; the commit is durable already.
+    pub fn append(&mut self, parts: CommitParts) -> Result<()> {
+        assert!(parts.seq > self.last_seq, "journal rows are appended in order");
+        let chunk = u32::try_from(self.chunks.len()).expect("fewer chunks than events");
+        let hour = hour_of(parts.received_at);
+        for entry in parts.entries {
+            let NewEntry { hash, occurred_at, tenant, offset } = entry;
+            self.entries.push(Entry { hash, occurred_at, tenant, chunk, offset });
+        }
+        for contribution in parts.contributions {
+            self.counters.entry((contribution.tenant, hour)).or_default().accepted += 1;
+            self.contribute(contribution)?;
+        }
+        for (tenant, tally) in &parts.counters {
+            self.counters.entry((*tenant, hour)).or_default().merge(tally);
+        }
+        self.chunks.push(Chunk { received_at: parts.received_at, events: parts.events });
+        self.last_seq = parts.seq;
+        self.first_received_at.get_or_insert(parts.received_at);
+        self.last_received_at = self.last_received_at.max(parts.received_at);
+        Ok(())
+    }
+
+    fn contribute(&mut self, contribution: Contribution) -> Result<()> {
+        let Contribution { tenant, meter, bucket_start, group, rollup } = contribution;
+        let totals = self.rollups.entry((tenant, meter)).or_default();
+        match totals.entry((bucket_start, group)) {
+            std::collections::btree_map::Entry::Vacant(place) => {
+                place.insert(rollup);
+                Ok(())
+            }
+            std::collections::btree_map::Entry::Occupied(mut place) => {
+                place.get_mut().fold(&rollup).map_err(|_| overflow())
+            }
+        }
+    }
+
+    /// The totals of one tenant and meter that this segment adds.
+    pub fn rollups_of(
+        &self,
+        tenant: TenantNo,
+        meter: MeterNo,
+    ) -> impl Iterator<Item = (&(Timestamp, Group), &Rollup)> {
+        self.rollups.get(&(tenant, meter)).into_iter().flatten()
+    }
+
+    /// Every total that this segment adds.
+    pub fn all_rollups(
+        &self,
+    ) -> impl Iterator<Item = (&(TenantNo, MeterNo), &(Timestamp, Group), &Rollup)> {
+        let totals = |(owner, totals)| std::iter::repeat(owner).zip::<&BTreeMap<_, _>>(totals);
+        self.rollups.iter().flat_map(totals).map(|(owner, (place, total))| (owner, place, total))
+    }
+
+    pub fn counters(&self) -> &BTreeMap<CounterKey, Tally> {
+        &self.counters
+    }
+
+    /// Ends the segment and puts its parts into the order in which they will be folded.
+    pub fn close(mut self) -> ClosedSegment {
+        let mut rollups = Vec::new();
+        for ((tenant, meter), totals) in std::mem::take(&mut self.rollups) {
+            rollups.extend(totals.into_iter().map(|((bucket_start, group), rollup)| {
+                (RollupKey { tenant, meter, bucket_start, group }, rollup)
+            }));
+        }
+        rollups.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        let counters = std::mem::take(&mut self.counters).into_iter().collect();
+        let mut order: Vec<u32> = (0..).take(self.entries.len()).collect();
+        order.sort_unstable_by(|a, b| {
+            let (a, b) = (self.entry(*a), self.entry(*b));
+            (a.tenant, a.occurred_at).cmp(&(b.tenant, b.occurred_at)).then_with(|| {
+                let id = |entry: &Entry| self.view(entry).map(|(view, _)| view.id.to_owned());
+                id(a).ok().cmp(&id(b).ok())
+            })
+        });
+        ClosedSegment { segment: self, order, rollups, counters }
+    }
+}
+
+/// A segment that is being folded. It changes no more; how far folding is stands in the database.
+pub struct ClosedSegment {
+    pub segment: Segment,
+    /// Places by arrival, in the order of tenant, occurred_at, id.
+    pub order: Vec<u32>,
+    pub rollups: Vec<(RollupKey, Rollup)>,
+    pub counters: Vec<(CounterKey, Tally)>,
+}
+
+impl ClosedSegment {
+    /// Steps in all: each event, each total, each counter.
+    pub fn steps(&self) -> usize {
+        self.order.len() + self.rollups.len() + self.counters.len()
+    }
+
+    /// The totals that are not in their table when `steps_done` steps are done.
+    pub fn rollups_left(&self, steps_done: usize) -> &[(RollupKey, Rollup)] {
+        let done = steps_done.saturating_sub(self.order.len()).min(self.rollups.len());
+        &self.rollups[done..]
+    }
+
+    pub fn counters_left(&self, steps_done: usize) -> &[(CounterKey, Tally)] {
+        let before = self.order.len() + self.rollups.len();
+        let done = steps_done.saturating_sub(before).min(self.counters.len());
+        &self.counters[done..]
+    }
+
+    /// The entries of one tenant, oldest first.
+    pub fn entries_of(&self, tenant: TenantNo) -> impl DoubleEndedIterator<Item = &Entry> {
+        let key = |place: &u32| self.segment.entry(*place).tenant;
+        let start = self.order.partition_point(|place| key(place) < tenant);
+        let end = self.order.partition_point(|place| key(place) <= tenant);
+        self.order[start..end].iter().map(|place| self.segment.entry(*place))
+    }
+}
+
+/// What an event adds, for a segment that is rebuilt from the journal.
+pub fn contribution_of(view: &EventView<'_>, catalog: &Catalog) -> Result<Contribution> {
+    let meter = catalog.get(view.meter).ok_or_else(|| Error::Corrupt {
+        what: format!("an event has meter number {}, which does not exist", view.meter.0),
+    })?;
+    // The tenant's name plays no part in what an event adds.
+    let nobody = crate::rules::ids::TenantId::parse("-").expect("a valid tenant id");
+    let event = view.to_event(nobody)?;
+    let (bucket_start, group, rollup) = Rollup::of_event(&event, meter);
+    Ok(Contribution { tenant: view.tenant, meter: view.meter, bucket_start, group, rollup })
+}
+
+pub fn hour_of(at: Timestamp) -> Timestamp {
+    Timestamp::from_micros(at.micros().div_euclid(MICROS_PER_HOUR) * MICROS_PER_HOUR)
+}
+
+pub fn overflow() -> Error {
+    Error::Corrupt { what: "a total outgrew what can be held exactly".into() }
+}

@@ -1,0 +1,288 @@
+//! The writer: one thread that owns the one connection which writes.
+//!
+//! A commit is: judge the batch against memory and tables; one transaction with the journal row,
+//! new tenants, inbox rows and a few fold steps; COMMIT, which syncs the disk; then memory, then
+//! the answer.
+//!
+//! What a crash leaves: before COMMIT returns, nothing or all of the transaction, and nobody was
+//! answered, so the sender tries again and is told accepted or duplicate, whichever is true. After
+//! it, all of it. If COMMIT fails, memory was not touched and the batch never happened. If the disk
+//! cannot sync, nobody knows what it holds: the process stops and recovers at the next start.
+
+use super::fold::{FoldState, Folded, delete_folded_journal, fold_steps};
+use super::inbox::{record_conflict, record_quarantine};
+use super::judge::{JudgedBatch, judge_batch};
+use super::keys::Location;
+use super::record::write_journal;
+use super::segment::CommitParts;
+use super::{Shared, declarations, sql_error};
+use crate::config::SqliteConfig;
+use crate::rules::ids::TenantId;
+use crate::rules::meter::Meter;
+use crate::rules::timestamp::Timestamp;
+use crate::rules::verdict::Verdict;
+use crate::store::{Declaration, DeliveryBatch, Error, Result, Tenant, crash_point, planted};
+use rusqlite::{Connection, params};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// How long the writer waits for work before it folds on its own.
+const IDLE_WAIT: Duration = Duration::from_millis(50);
+/// Fold steps of one commit: twice the accepted events, so that a segment is folded before the
+/// next one is full (it has at most two steps an event), and a few for batches of none.
+const FOLD_STEPS_MIN: usize = 16;
+/// Fold steps of one commit while there is nothing else to do.
+const FOLD_STEPS_IDLE: usize = 4096;
+
+/// Work for the writer.
+pub enum Job {
+    Record {
+        batch: DeliveryBatch,
+        reply: oneshot::Sender<Result<Vec<Verdict>>>,
+    },
+    /// Any other write; it answers by itself.
+    Write(Box<dyn FnOnce(&mut Writer) + Send>),
+    Stop,
+}
+
+pub struct Writer {
+    pub shared: Arc<Shared>,
+    pub connection: Connection,
+    pub settings: SqliteConfig,
+    pub fold: FoldState,
+    pub next_seq: i64,
+    /// Whether folded journal rows are still to be deleted.
+    pub journal_garbage: bool,
+    pub open_since: Option<Instant>,
+}
+
+impl Writer {
+    /// Works until it is told to stop or everyone who could ask is gone.
+    pub fn run(mut self, jobs: &Receiver<Job>) {
+        let _guard = StopOnPanic;
+        loop {
+            match jobs.recv_timeout(IDLE_WAIT) {
+                Ok(Job::Record { batch, reply }) => self.answer(batch, reply),
+                Ok(Job::Write(write)) => write(&mut self),
+                Ok(Job::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Err(error) = self.work_while_idle() {
+                        tracing::warn!(%error, "could not fold; trying again later");
+                        std::thread::sleep(IDLE_WAIT);
+                    }
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, batch: DeliveryBatch, reply: oneshot::Sender<Result<Vec<Verdict>>>) {
+        if planted("bug.ack_before_commit") {
+            let received_at = batch.acceptance.now;
+            if let Ok(judged) = self.judge(batch) {
+                let _ = reply.send(Ok(judged.verdicts.clone()));
+                std::thread::sleep(Duration::from_millis(20));
+                let _ = self.commit(judged, received_at);
+            }
+            return;
+        }
+        // A waiter that went away does not undo what was counted.
+        let _ = reply.send(self.record(batch));
+    }
+
+    fn record(&mut self, batch: DeliveryBatch) -> Result<Vec<Verdict>> {
+        let received_at = batch.acceptance.now;
+        let judged = self.judge(batch)?;
+        if planted("bug.claim_before_write") {
+            let mut memory = self.shared.write_memory();
+            let (segment, first) = (memory.open.number, memory.open.len());
+            for (place, entry) in (first..).zip(&judged.entries) {
+                let place = u32::try_from(place).expect("a segment has fewer than 2^32 events");
+                memory.keys.insert(entry.hash, Location::Unfolded { segment, place });
+            }
+        }
+        self.commit(judged, received_at)
+    }
+
+    fn judge(&self, batch: DeliveryBatch) -> Result<JudgedBatch> {
+        let memory = self.shared.read_memory();
+        judge_batch(&memory, &self.connection, &self.shared.fingerprinter, batch)
+    }
+
+    fn commit(&mut self, judged: JudgedBatch, received_at: Timestamp) -> Result<Vec<Verdict>> {
+        if judged.verdicts.is_empty() && judged.counters.is_empty() {
+            return Ok(Vec::new());
+        }
+        let seq = self.next_seq;
+        let body = write_journal(&judged.counters, judged.entries.len(), &judged.events);
+        let steps = judged.entries.len() * 2 + FOLD_STEPS_MIN;
+        let catalog = Arc::clone(&self.shared.read_memory().catalog);
+        let folded = self.transact(|writer| {
+            let connection = &writer.connection;
+            for (number, tenant) in &judged.new_tenants {
+                declarations::insert_tenant(connection, *number, tenant, received_at)?;
+            }
+            connection
+                .prepare_cached(
+                    "-- commit\nINSERT INTO journal (seq, received_at, body) VALUES (?, ?, ?)",
+                )
+                .and_then(|mut insert| insert.execute(params![seq, received_at.micros(), body]))
+                .map_err(sql_error)?;
+            for conflict in &judged.conflicts {
+                record_conflict(connection, &catalog, conflict, received_at)?;
+            }
+            for quarantined in &judged.quarantined {
+                record_quarantine(connection, &catalog, quarantined, received_at)?;
+            }
+            writer.fold_some(steps)
+        })?;
+        self.next_seq += 1;
+        self.open_since.get_or_insert_with(Instant::now);
+        let JudgedBatch { verdicts, events, entries, contributions, counters, .. } = judged;
+        let events = events.into_boxed_slice();
+        let parts = CommitParts { seq, received_at, events, entries, contributions, counters };
+        let mut memory = self.shared.write_memory();
+        for (number, tenant) in judged.new_tenants {
+            memory.tenants.insert(number, tenant);
+        }
+        memory.apply(parts)?;
+        drop(memory);
+        self.take_over(folded);
+        self.close_segment_if_due();
+        self.checkpoint_if_due();
+        Ok(verdicts)
+    }
+
+    /// Folds a part of the closed segment inside the current transaction.
+    fn fold_some(&self, steps: usize) -> Result<Option<Folded>> {
+        if self.journal_garbage {
+            delete_folded_journal(&self.connection, self.fold.folded_seq)?;
+        }
+        let (folding, catalog) = {
+            let memory = self.shared.read_memory();
+            (memory.folding.clone(), Arc::clone(&memory.catalog))
+        };
+        let Some(closed) = folding else { return Ok(None) };
+        fold_steps(&self.connection, &closed, &catalog, self.fold, steps).map(Some)
+    }
+
+    /// Takes over in memory what a fold made durable.
+    fn take_over(&mut self, folded: Option<Folded>) {
+        let Some(Folded { state, moved, finished }) = folded else { return };
+        let mut memory = self.shared.write_memory();
+        for (hash, from, to) in moved {
+            memory.keys.relocate(hash, from, to);
+        }
+        if finished {
+            memory.folding = None;
+            self.journal_garbage = true;
+        }
+        self.fold = state;
+    }
+
+    fn close_segment_if_due(&mut self) {
+        let mut memory = self.shared.write_memory();
+        let full = memory.open.len() >= self.settings.segment_events;
+        let age_max = Duration::from_millis(self.settings.segment_age_max_ms);
+        let old = self.open_since.is_some_and(|since| since.elapsed() >= age_max);
+        if memory.folding.is_none() && !memory.open.is_empty() && (full || old) {
+            memory.close_open_segment();
+            self.open_since = None;
+        }
+    }
+
+    fn work_while_idle(&mut self) -> Result<()> {
+        self.close_segment_if_due();
+        while self.shared.read_memory().folding.is_some() || self.journal_garbage {
+            let folded = self.transact(|writer| {
+                // Delete more than a busy commit does: there is time now.
+                for _ in 0..64 {
+                    if !delete_folded_journal(&writer.connection, writer.fold.folded_seq)? {
+                        return writer.fold_some(FOLD_STEPS_IDLE).map(|folded| (folded, true));
+                    }
+                }
+                writer.fold_some(FOLD_STEPS_IDLE).map(|folded| (folded, false))
+            })?;
+            let (folded, journal_clean) = folded;
+            self.journal_garbage = !journal_clean;
+            self.take_over(folded);
+            self.checkpoint_if_due();
+            if self.shared.jobs_waiting.load(Ordering::Relaxed) > 0 {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the checkpoint that the checkpointer has nearly done: only what was written meanwhile
+    /// is left, and then the log can start from its beginning.
+    fn checkpoint_if_due(&self) {
+        if self.shared.checkpoint_due.swap(false, Ordering::AcqRel) {
+            super::checkpoint::checkpoint(&self.connection);
+        }
+    }
+
+    /// Runs `work` in one transaction, durable when this returns Ok.
+    fn transact<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.execute("BEGIN IMMEDIATE")?;
+        let outcome = work(self).and_then(|value| {
+            crash_point("sqlite.before_commit");
+            if planted("sqlite.commit_fails") {
+                return Err(Error::Unavailable { what: "planted".into() });
+            }
+            self.execute("COMMIT")?;
+            crash_point("sqlite.after_commit");
+            Ok(value)
+        });
+        if outcome.is_err() && !self.connection.is_autocommit() {
+            self.execute("ROLLBACK")?;
+        }
+        outcome
+    }
+
+    fn execute(&self, sql: &str) -> Result<()> {
+        let executed = self.connection.prepare_cached(sql).and_then(|mut s| s.execute([]));
+        executed.map(|_| ()).map_err(sql_error)
+    }
+
+    pub fn declare_meter(&mut self, meter: Meter, at: Timestamp) -> Result<Declaration<Meter>> {
+        let catalog = Arc::clone(&self.shared.read_memory().catalog);
+        let outcome = self.transact(|writer| {
+            declarations::declare_meter(&writer.connection, &catalog, &meter, at)
+        })?;
+        let catalog = declarations::load_catalog(&self.connection)?;
+        self.shared.write_memory().catalog = Arc::new(catalog);
+        Ok(outcome)
+    }
+
+    pub fn put_tenant(
+        &mut self,
+        tenant: &TenantId,
+        name: Option<&str>,
+        at: Timestamp,
+    ) -> Result<Tenant> {
+        let put =
+            |writer: &mut Self| declarations::put_tenant(&writer.connection, tenant, name, at);
+        let (number, tenant) = self.transact(put)?;
+        self.shared.write_memory().tenants.insert(number, tenant.id.clone());
+        Ok(tenant)
+    }
+
+    /// A write that concerns one table and nothing in memory.
+    pub fn write<T>(&mut self, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+        self.transact(|writer| work(&writer.connection))
+    }
+}
+
+/// A writer that panicked has memory that may be wrong: stop, and rebuild it at the next start.
+struct StopOnPanic;
+
+impl Drop for StopOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            super::stop_process("the writer met a fault of this program");
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! What becomes of deliveries.
+
+use crate::fixture::{Fixture, call, deliver_to, event, tenant_id};
+use counterfoil::rules::timestamp::Timestamp;
+use counterfoil::rules::verdict::{Quarantine, Tally, Verdict};
+use counterfoil::rules::window::Window;
+use counterfoil::store::InboxQuery;
+
+const DUPLICATE: Verdict = Verdict::Duplicate { restamped: false };
+const RESTAMPED: Verdict = Verdict::Duplicate { restamped: true };
+
+fn conflict(differing: &[&'static str]) -> Verdict {
+    Verdict::Conflict { differing: differing.to_vec() }
+}
+
+pub async fn same_event_twice_counts_once(mut f: Fixture) {
+    assert_eq!(f.deliver_one(&call("e1", "5")).await, Verdict::Accepted);
+    assert_eq!(f.deliver_one(&call("e1", "5")).await, DUPLICATE);
+    f.restart().await;
+    assert_eq!(f.deliver_one(&call("e1", "5")).await, DUPLICATE);
+    assert_eq!(f.total("acme", "calls").await, "5");
+    f.check().await;
+}
+
+pub async fn spellings_of_one_quantity_are_one_payload(f: Fixture) {
+    assert_eq!(f.deliver_one(&call("e1", "1")).await, Verdict::Accepted);
+    for spelling in ["1.0", "1e0", "\"1.000\"", "10e-1"] {
+        assert_eq!(f.deliver_one(&call("e1", spelling)).await, DUPLICATE, "{spelling}");
+    }
+    let zoned = call("e1", "1").replace("11:59:00Z", "13:59:00+02:00");
+    assert_eq!(f.deliver_one(&zoned).await, DUPLICATE);
+    assert_eq!(f.total("acme", "calls").await, "1");
+}
+
+pub async fn a_restamped_retry_is_a_duplicate(f: Fixture) {
+    assert_eq!(f.deliver_one(&call("e1", "5")).await, Verdict::Accepted);
+    let later = call("e1", "5").replace("11:59:00Z", "11:59:30Z");
+    assert_eq!(f.deliver_one(&later).await, RESTAMPED);
+    let next_month = call("e1", "5").replace("2026-11-15T11:59:00Z", "2026-12-01T00:00:00Z");
+    assert_eq!(f.deliver_one(&next_month).await, RESTAMPED);
+    assert_eq!(f.total("acme", "calls").await, "5");
+}
+
+pub async fn a_conflict_is_kept_and_not_counted(mut f: Fixture) {
+    f.deliver_one(&call("e1", "5")).await;
+    f.restart().await;
+    assert_eq!(f.deliver_one(&call("e1", "6")).await, conflict(&["quantity"]));
+    let other_meter = call("e1", "5").replace("calls", "traffic");
+    assert_eq!(f.deliver_one(&other_meter).await, conflict(&["meter"]));
+    let other_property = call("e1", "5").replace("{}", r#"{"a":1}"#);
+    assert_eq!(f.deliver_one(&other_property).await, conflict(&["properties"]));
+    assert_eq!(f.total("acme", "calls").await, "5");
+    let query = InboxQuery { tenant: Some(tenant_id("acme")), after: 0, limit: 10 };
+    let inbox = f.store.list_conflicts(query).await.unwrap();
+    assert_eq!(inbox.len(), 3);
+    let (_, first) = &inbox[0];
+    assert!(first.standing.contains(r#""quantity":"5""#), "{}", first.standing);
+    assert!(first.arriving.contains(r#""quantity":"6""#), "{}", first.arriving);
+    f.check().await;
+}
+
+pub async fn a_conflict_delivered_again_is_one_record(f: Fixture) {
+    f.deliver_one(&call("e1", "5")).await;
+    for _ in 0..3 {
+        assert_eq!(f.deliver_one(&call("e1", "6")).await, conflict(&["quantity"]));
+    }
+    let query = InboxQuery { tenant: None, after: 0, limit: 10 };
+    let inbox = f.store.list_conflicts(query).await.unwrap();
+    assert_eq!(inbox.iter().map(|(_, c)| c.deliveries).collect::<Vec<_>>(), [3]);
+}
+
+pub async fn events_outside_the_horizon_are_quarantined(f: Fixture) {
+    let at = |time: &str| call("e1", "5").replace("2026-11-15T11:59:00Z", time);
+    let old = Verdict::Quarantined(Quarantine::TooOld);
+    let ahead = Verdict::Quarantined(Quarantine::TooFarAhead);
+    assert_eq!(f.deliver_one(&at("2026-11-08T11:59:59.999999Z")).await, old);
+    assert_eq!(f.deliver_one(&at("2026-11-08T11:59:59.999999Z")).await, old);
+    assert_eq!(f.deliver_one(&at("0001-01-01T00:00:00Z")).await, old);
+    assert_eq!(f.deliver_one(&at("2026-11-15T12:05:00.000001Z")).await, ahead);
+    assert_eq!(f.deliver_one(&at("9999-12-31T23:59:59Z")).await, ahead);
+    assert_eq!(f.total("acme", "calls").await, "0");
+    let query = InboxQuery { tenant: Some(tenant_id("acme")), after: 0, limit: 10 };
+    let inbox = f.store.list_quarantine(query).await.unwrap();
+    let deliveries: Vec<u64> = inbox.iter().map(|(_, record)| record.deliveries).collect();
+    assert_eq!(deliveries, [2, 1, 1, 1]);
+    assert_eq!(inbox[0].1.reason, Quarantine::TooOld);
+    assert_eq!(f.deliver_one(&at("2026-11-08T12:00:00Z")).await, Verdict::Accepted);
+    let edge = at("2026-11-15T12:05:00Z").replace("e1", "e2");
+    assert_eq!(f.deliver_one(&edge).await, Verdict::Accepted);
+    f.check().await;
+}
+
+pub async fn a_known_event_is_a_duplicate_however_old(mut f: Fixture) {
+    assert_eq!(f.deliver_one(&call("e1", "5")).await, Verdict::Accepted);
+    f.now = Timestamp::parse("2026-12-15T12:00:00Z").unwrap();
+    assert_eq!(f.deliver_one(&call("e1", "5")).await, DUPLICATE);
+    let fresh = Verdict::Quarantined(Quarantine::TooOld);
+    assert_eq!(f.deliver_one(&call("e2", "5")).await, fresh);
+}
+
+pub async fn repeats_within_a_batch(f: Fixture) {
+    let restamped = call("e1", "5").replace("11:59:00Z", "11:58:00Z");
+    let batch = [
+        call("e1", "5"),
+        call("e1", "5"),
+        call("e1", "6"),
+        restamped,
+        call("e2", "1"),
+        call("e1", "5"),
+    ];
+    let verdicts = f.deliver(&batch).await;
+    let accepted = Verdict::Accepted;
+    let expected =
+        [accepted.clone(), DUPLICATE, conflict(&["quantity"]), RESTAMPED, accepted, DUPLICATE];
+    assert_eq!(verdicts, expected);
+    // Repeats are judged against what is stored, not against the first of the batch.
+    let again = f.deliver(&[call("e1", "6"), call("e1", "6"), call("e1", "5")]).await;
+    assert_eq!(again, [conflict(&["quantity"]), conflict(&["quantity"]), DUPLICATE]);
+    assert_eq!(f.total("acme", "calls").await, "6");
+    f.check().await;
+}
+
+pub async fn strict_tenants_refuse_the_unknown(f: Fixture) {
+    let events = f.events(&[call("e1", "5")]).await;
+    let mut batch = f.batch(events.clone());
+    batch.strict_tenants = true;
+    let verdicts = deliver_to(f.store.as_ref(), batch).await;
+    assert!(matches!(&verdicts[0], Verdict::Rejected(r) if r.code == "unknown_tenant"));
+    f.store.put_tenant(&tenant_id("acme"), None, f.now).await.unwrap();
+    let mut batch = f.batch(events);
+    batch.strict_tenants = true;
+    assert_eq!(deliver_to(f.store.as_ref(), batch).await, [Verdict::Accepted]);
+}
+
+pub async fn tenants_with_equal_ids_are_apart(f: Fixture) {
+    let other = |quantity| call("e1", quantity).replace("acme", "umbrella");
+    assert_eq!(f.deliver_one(&call("e1", "5")).await, Verdict::Accepted);
+    assert_eq!(f.deliver_one(&other("7")).await, Verdict::Accepted);
+    assert_eq!(f.deliver_one(&other("7")).await, DUPLICATE);
+    assert_eq!(f.total("acme", "calls").await, "5");
+    assert_eq!(f.total("umbrella", "calls").await, "7");
+}
+
+pub async fn counters_conserve_what_was_received(mut f: Fixture) {
+    let old = call("e3", "1").replace("2026-11-15", "2026-10-15");
+    f.deliver(&[call("e1", "5"), call("e1", "5"), call("e1", "6"), old, call("e2", "1")]).await;
+    let mut batch = f.batch(Vec::new());
+    batch.refused = vec![(Some(tenant_id("acme")), 2), (None, 3), (Some(tenant_id("nobody")), 1)];
+    deliver_to(f.store.as_ref(), batch).await;
+    for _ in 0..2 {
+        let hour = Timestamp::parse("2026-11-15T12:00:00Z").unwrap();
+        let range = Window { start: hour, end: hour.saturating_add_micros(3_600_000_000) };
+        let rows = f.store.read_counters(range).await.unwrap();
+        let find = |tenant: Option<&str>| {
+            let tenant = tenant.map(tenant_id);
+            rows.iter().find(|row| row.tenant == tenant).unwrap().tally
+        };
+        let expected =
+            Tally { accepted: 2, duplicates: 1, conflicts: 1, quarantined: 1, rejected: 2 };
+        assert_eq!(find(Some("acme")), expected);
+        assert_eq!(find(None), Tally { rejected: 4, ..Tally::default() });
+        assert_eq!(rows.iter().map(|row| row.tally.received()).sum::<u64>(), 11);
+        f.restart().await;
+    }
+    f.check().await;
+}
+
+pub async fn event_keys_that_collide_are_still_apart(mut f: Fixture) {
+    f.restart_colliding(2).await;
+    let batch: Vec<String> = (0..60).map(|n| call(&format!("e{n}"), "1")).collect();
+    for half in batch.chunks(30) {
+        assert!(f.deliver(half).await.iter().all(|v| *v == Verdict::Accepted));
+    }
+    f.restart().await;
+    assert!(f.deliver(&batch).await.iter().all(|v| *v == DUPLICATE));
+    assert_eq!(f.deliver_one(&call("e7", "2")).await, conflict(&["quantity"]));
+    assert_eq!(f.total("acme", "calls").await, "60");
+    let trace = f.store.trace_event(&tenant_id("acme"), &crate::fixture::event_id("e59")).await;
+    assert_eq!(trace.unwrap().counted.unwrap().event.id.as_str(), "e59");
+}
+
+/// Event k carries 10^k, so digit k of the total is the number of times it was counted.
+pub async fn digits_of_the_total_count_each_event(mut f: Fixture) {
+    let wide = |k: usize| {
+        let quantity = format!("\"{}\"", "1".to_owned() + &"0".repeat(k));
+        event("acme", &format!("e{k}"), "wide", &quantity, "2026-11-15T11:00:00Z", "{}")
+    };
+    let all: Vec<String> = (0..15).map(wide).collect();
+    for round in 0..4 {
+        for part in all.chunks(round + 1) {
+            f.deliver(part).await;
+        }
+        f.restart().await;
+    }
+    assert_eq!(f.total("acme", "wide").await, "1".repeat(15));
+    f.check().await;
+}
+
+pub async fn awkward_texts_are_kept_exactly(mut f: Fixture) {
+    let names = ["é", "e\u{301}", " a", "a ", "A", "a", "a:b|c", "'; drop table events; --", "🦀"];
+    let batch: Vec<String> = names
+        .iter()
+        .map(|name| {
+            let properties = serde_json::json!({ *name: format!("\"{name}\n\\") }).to_string();
+            event(name, name, "calls", "1", "2026-11-15T11:00:00Z", &properties)
+        })
+        .collect();
+    assert!(f.deliver(&batch).await.iter().all(|v| *v == Verdict::Accepted));
+    f.restart().await;
+    assert!(f.deliver(&batch).await.iter().all(|v| *v == DUPLICATE));
+    for name in names {
+        let trace = f.store.trace_event(&tenant_id(name), &crate::fixture::event_id(name)).await;
+        let stored = trace.unwrap().counted.unwrap().event;
+        assert_eq!((stored.tenant.as_str(), stored.id.as_str()), (name, name));
+        assert_eq!(f.total(name, "calls").await, "1");
+    }
+}
+
+pub async fn an_empty_batch_is_nothing(f: Fixture) {
+    assert_eq!(f.deliver(&[]).await, []);
+    f.check().await;
+}

@@ -1,0 +1,214 @@
+//! A fresh store for each test, with the means to deliver to it and to start it again.
+
+use counterfoil::config::{PostgresConfig, SqliteConfig};
+use counterfoil::rules::event::{Event, Item, parse_event};
+use counterfoil::rules::ids::{EventId, MeterNo, MeterSlug, TenantId};
+use counterfoil::rules::meter::{Aggregation, Catalog, Meter, MeterSpec};
+use counterfoil::rules::timestamp::Timestamp;
+use counterfoil::rules::usage::{Usage, compose};
+use counterfoil::rules::verdict::{Acceptance, Verdict};
+use counterfoil::rules::window::Window;
+use counterfoil::store::postgres::PostgresStore;
+use counterfoil::store::sqlite::SqliteStore;
+use counterfoil::store::{DeliveryBatch, Store};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+pub const NOW: &str = "2026-11-15T12:00:00Z";
+pub const HORIZON_MICROS: i64 = 7 * 24 * 3_600_000_000;
+
+/// Events in a SQLite segment: few, so that tests of a hundred events fold several times.
+const SEGMENT_EVENTS: usize = 40;
+
+pub struct Fixture {
+    pub store: Arc<dyn Store>,
+    place: Place,
+    colliding_bits: Option<u32>,
+    pub now: Timestamp,
+}
+
+enum Place {
+    Directory(tempfile::TempDir),
+    Database(String),
+}
+
+impl Fixture {
+    pub async fn sqlite() -> Self {
+        let place = Place::Directory(tempfile::tempdir().unwrap());
+        Self::start(place).await
+    }
+
+    /// None, with a printed line, if there is no PostgreSQL to test on.
+    pub async fn postgres() -> Option<Self> {
+        let Ok(server) = std::env::var("COUNTERFOIL_TEST_POSTGRES") else {
+            assert!(
+                std::env::var("COUNTERFOIL_TEST_REQUIRE_POSTGRES").is_err(),
+                "COUNTERFOIL_TEST_POSTGRES is not set"
+            );
+            println!("skipped: COUNTERFOIL_TEST_POSTGRES is not set");
+            return None;
+        };
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::SeqCst);
+        let name = format!("conformance_{}_{number}", std::process::id());
+        let (client, connection) =
+            tokio_postgres::connect(&server, tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        client.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
+        let base = server.rsplit_once('/').unwrap().0;
+        Some(Self::start(Place::Database(format!("{base}/{name}"))).await)
+    }
+
+    async fn start(place: Place) -> Self {
+        let store = open(&place, None).await;
+        let now = Timestamp::parse(NOW).unwrap();
+        let fixture = Self { store, place, colliding_bits: None, now };
+        for (slug, spec) in [
+            ("calls", r#"{"aggregation":"sum"}"#),
+            ("logins", r#"{"aggregation":"count"}"#),
+            ("lowest", r#"{"aggregation":"min","signed":true}"#),
+            ("highest", r#"{"aggregation":"max","signed":true}"#),
+            ("seats", r#"{"aggregation":"latest"}"#),
+            ("users", r#"{"aggregation":"unique","unique_property":"user"}"#),
+            ("traffic", r#"{"aggregation":"sum","dimensions":["region","tier"]}"#),
+            ("wide", r#"{"aggregation":"sum","scale":12,"precision":27}"#),
+        ] {
+            fixture.declare(slug, spec).await;
+        }
+        fixture
+    }
+
+    pub async fn declare(&self, slug: &str, spec: &str) {
+        let spec: MeterSpec = serde_json::from_str(spec).unwrap();
+        let meter = Meter::declare(MeterSlug::parse(slug).unwrap(), spec).unwrap();
+        self.store.declare_meter(meter, self.now).await.unwrap();
+    }
+
+    /// Closes the store and opens it again, as a restart of the server does.
+    pub async fn restart(&mut self) {
+        self.store.close().await;
+        self.store = open(&self.place, self.colliding_bits).await;
+    }
+
+    /// Opens the store again with event keys of few bits.
+    pub async fn restart_colliding(&mut self, bits: u32) {
+        self.colliding_bits = Some(bits);
+        self.restart().await;
+    }
+
+    /// A second server on the same PostgreSQL database.
+    pub async fn second_server(&self) -> Arc<dyn Store> {
+        open(&self.place, self.colliding_bits).await
+    }
+
+    pub async fn catalog(&self) -> Catalog {
+        self.store.load_catalog().await.unwrap()
+    }
+
+    pub async fn meter_no(&self, slug: &str) -> MeterNo {
+        self.catalog().await.find(slug).unwrap().0
+    }
+
+    pub async fn events(&self, json: &[String]) -> Vec<Event> {
+        let catalog = self.catalog().await;
+        let parse = |text: &String| {
+            let item: Item<'_> = serde_json::from_str(text).unwrap();
+            parse_event(&item, &catalog).unwrap()
+        };
+        json.iter().map(parse).collect()
+    }
+
+    pub fn batch(&self, events: Vec<Event>) -> DeliveryBatch {
+        let acceptance = Acceptance { now: self.now, horizon_micros: HORIZON_MICROS };
+        DeliveryBatch { events, refused: Vec::new(), acceptance, strict_tenants: false }
+    }
+
+    /// Delivers events of one partition each, and returns their verdicts in order.
+    pub async fn deliver(&self, json: &[String]) -> Vec<Verdict> {
+        let events = self.events(json).await;
+        deliver_to(self.store.as_ref(), self.batch(events)).await
+    }
+
+    pub async fn deliver_one(&self, json: &str) -> Verdict {
+        self.deliver(&[json.to_owned()]).await.remove(0)
+    }
+
+    /// The meter's value over all time, for one tenant.
+    pub async fn total(&self, tenant: &str, meter: &str) -> String {
+        self.usage(tenant, meter).await.total.to_string()
+    }
+
+    pub async fn usage(&self, tenant: &str, meter: &str) -> Usage {
+        let range = Window {
+            start: Timestamp::parse("2020-01-01T00:00:00Z").unwrap(),
+            end: Timestamp::parse("2030-01-01T00:00:00Z").unwrap(),
+        };
+        let number = self.meter_no(meter).await;
+        let rows = self.store.read_usage(&tenant_id(tenant), number, range).await.unwrap();
+        compose(&rows, &[range], &[], Aggregation::Sum).unwrap()
+    }
+
+    /// Recomputes all totals from the events.
+    pub async fn check(&self) {
+        let report = self.store.check(&|_| {}).await.unwrap();
+        assert_eq!(report.findings, Vec::<String>::new());
+    }
+}
+
+/// All events of a batch go to the partition of their tenant, as the queue would send them; the
+/// tests' tenants may all use the first partition.
+pub async fn deliver_to(store: &dyn Store, batch: DeliveryBatch) -> Vec<Verdict> {
+    store.record_deliveries(0, batch).await.unwrap()
+}
+
+pub fn tenant_id(text: &str) -> TenantId {
+    TenantId::parse(text).unwrap()
+}
+
+pub fn event_id(text: &str) -> EventId {
+    EventId::parse(text).unwrap()
+}
+
+/// An event of tenant acme and meter calls, one minute before now.
+pub fn call(id: &str, quantity: &str) -> String {
+    event("acme", id, "calls", quantity, "2026-11-15T11:59:00Z", "{}")
+}
+
+pub fn event(
+    tenant: &str,
+    id: &str,
+    meter: &str,
+    quantity: &str,
+    at: &str,
+    properties: &str,
+) -> String {
+    let (tenant, id) = (serde_json::to_string(tenant).unwrap(), serde_json::to_string(id).unwrap());
+    format!(
+        r#"{{"tenant":{tenant},"id":{id},"meter":"{meter}","quantity":{quantity},"occurred_at":"{at}","properties":{properties}}}"#
+    )
+}
+
+async fn open(place: &Place, colliding_bits: Option<u32>) -> Arc<dyn Store> {
+    match place {
+        Place::Directory(directory) => {
+            let settings = SqliteConfig {
+                segment_events: SEGMENT_EVENTS,
+                segment_age_max_ms: 3_600_000,
+                keys_resident_max: 1_000_000,
+                readers: 2,
+            };
+            match colliding_bits {
+                None => SqliteStore::open(directory.path(), &settings).unwrap(),
+                Some(bits) => {
+                    SqliteStore::open_colliding(directory.path(), &settings, bits).unwrap()
+                }
+            }
+        }
+        Place::Database(url) => {
+            let settings = PostgresConfig { writers: 2, readers: 2, timeout_ms: 20_000 };
+            PostgresStore::open_with_fingerprinter_bits(url, &settings, colliding_bits)
+                .await
+                .unwrap()
+        }
+    }
+}

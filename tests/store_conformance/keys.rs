@@ -1,0 +1,35 @@
+//! API keys, secrets and the high-water mark.
+
+use crate::fixture::{Fixture, call, tenant_id};
+use counterfoil::store::ApiKey;
+
+pub async fn api_keys_live_and_die(mut f: Fixture) {
+    let key = ApiKey {
+        id: "k1".into(),
+        name: "first".into(),
+        digest: [7; 32],
+        scopes: vec!["ingest".into(), "read".into()],
+        tenant: Some(tenant_id("acme")),
+        created_at: f.now,
+        revoked_at: None,
+    };
+    f.store.create_api_key(key.clone()).await.unwrap();
+    assert!(f.store.create_api_key(key.clone()).await.is_err(), "an id is used once");
+    f.restart().await;
+    assert_eq!(f.store.list_api_keys().await.unwrap(), std::slice::from_ref(&key));
+    assert!(!f.store.revoke_api_key("k2", f.now).await.unwrap());
+    assert!(f.store.revoke_api_key("k1", f.now).await.unwrap());
+    assert!(!f.store.revoke_api_key("k1", f.now).await.unwrap());
+    let revoked = ApiKey { revoked_at: Some(f.now), ..key };
+    assert_eq!(f.store.list_api_keys().await.unwrap(), [revoked]);
+}
+
+pub async fn secrets_and_the_clock_survive_a_restart(mut f: Fixture) {
+    f.store.ping().await.unwrap();
+    let secret = f.store.token_secret();
+    assert_ne!(secret, [0; 32]);
+    f.deliver_one(&call("e1", "1")).await;
+    f.restart().await;
+    assert_eq!(f.store.token_secret(), secret);
+    assert_eq!(f.store.high_water(), f.now);
+}

@@ -1,0 +1,115 @@
+//! Events by time, one event's trace, and the inboxes.
+
+use crate::fixture::{Fixture, call, event, event_id, tenant_id};
+use counterfoil::rules::timestamp::Timestamp;
+use counterfoil::rules::window::Window;
+use counterfoil::store::{EventQuery, InboxQuery};
+
+fn query(limit: usize) -> EventQuery {
+    EventQuery { tenant: tenant_id("acme"), meter: None, range: None, before: None, limit }
+}
+
+async fn all_pages(f: &Fixture, mut query: EventQuery) -> Vec<(Timestamp, String)> {
+    let mut found = Vec::new();
+    loop {
+        let page = f.store.list_events(query.clone()).await.unwrap();
+        assert!(page.len() <= query.limit);
+        let Some(last) = page.last() else { return found };
+        query.before = Some((last.event.occurred_at, last.event.id.clone()));
+        found.extend(page.iter().map(|s| (s.event.occurred_at, s.event.id.to_string())));
+    }
+}
+
+/// 230 events over several segments, out of order, several at one instant, and another tenant's.
+async fn fill(f: &Fixture) -> Vec<(Timestamp, String)> {
+    let mut expected = Vec::new();
+    for batch in 0..23u32 {
+        let mut events = Vec::new();
+        for n in 0..10u32 {
+            let second = (batch * 7 + n * 13) % 60;
+            let at = format!("2026-11-15T{:02}:00:{second:02}Z", (batch * 5 + n) % 12);
+            let id = format!("e{batch}-{n}");
+            let meter = if n % 2 == 0 { "calls" } else { "traffic" };
+            events.push(event("acme", &id, meter, "1", &at, "{}"));
+            events.push(event("umbrella", &id, meter, "1", &at, "{}"));
+            expected.push((Timestamp::parse(&at).unwrap(), id));
+        }
+        f.deliver(&events).await;
+    }
+    expected.sort();
+    expected.reverse();
+    expected
+}
+
+pub async fn pages_hold_every_event_once(mut f: Fixture) {
+    let expected = fill(&f).await;
+    for limit in [1, 7, 100, 1000] {
+        assert_eq!(all_pages(&f, query(limit)).await, expected, "limit {limit}");
+    }
+    f.restart().await;
+    assert_eq!(all_pages(&f, query(33)).await, expected);
+    let nobody = EventQuery { tenant: tenant_id("nobody"), ..query(10) };
+    assert_eq!(all_pages(&f, nobody).await, []);
+}
+
+pub async fn ranges_and_meters_filter(f: Fixture) {
+    let everything = fill(&f).await;
+    let range = Window {
+        start: Timestamp::parse("2026-11-15T03:00:20Z").unwrap(),
+        end: Timestamp::parse("2026-11-15T05:00:30Z").unwrap(),
+    };
+    let in_range = |at: &Timestamp| (range.start..range.end).contains(at);
+    let expected: Vec<_> = everything.iter().filter(|(at, _)| in_range(at)).cloned().collect();
+    assert!(!expected.is_empty());
+    let ranged = EventQuery { range: Some(range), ..query(5) };
+    assert_eq!(all_pages(&f, ranged.clone()).await, expected);
+    let of_calls = |id: &str| id.ends_with(['0', '2', '4', '6', '8']);
+    let expected: Vec<_> = expected.into_iter().filter(|(_, id)| of_calls(id)).collect();
+    let meter = Some(f.meter_no("calls").await);
+    assert_eq!(all_pages(&f, EventQuery { meter, ..ranged }).await, expected);
+}
+
+pub async fn a_trace_tells_everything(mut f: Fixture) {
+    let stamped = call("e1", "5").replace(
+        r#""properties":{}"#,
+        r#""subscription":"s1","trial":true,"properties":{"a":"b"}"#,
+    );
+    f.deliver_one(&stamped).await;
+    f.deliver_one(&call("e1", "6")).await;
+    f.deliver_one(&call("e2", "5").replace("2026", "2025")).await;
+    for _ in 0..2 {
+        let trace = f.store.trace_event(&tenant_id("acme"), &event_id("e1")).await.unwrap();
+        let counted = trace.counted.unwrap();
+        assert_eq!(counted.event, f.events(std::slice::from_ref(&stamped)).await[0]);
+        assert_eq!(counted.received_at, f.now);
+        assert_eq!((trace.conflicts.len(), trace.quarantined.len()), (1, 0));
+        let trace = f.store.trace_event(&tenant_id("acme"), &event_id("e2")).await.unwrap();
+        assert_eq!((trace.counted, trace.conflicts.len()), (None, 0));
+        assert_eq!(trace.quarantined.len(), 1);
+        let trace = f.store.trace_event(&tenant_id("umbrella"), &event_id("e1")).await.unwrap();
+        assert_eq!(trace, counterfoil::store::EventTrace::default());
+        f.restart().await;
+    }
+}
+
+pub async fn inbox_pages(f: Fixture) {
+    for n in 0..5 {
+        f.deliver_one(&call(&format!("e{n}"), "1")).await;
+        f.deliver_one(&call(&format!("e{n}"), "2")).await;
+        f.deliver_one(&call(&format!("old{n}"), "2").replace("2026", "2025")).await;
+    }
+    let mut query = InboxQuery { tenant: None, after: 0, limit: 2 };
+    let mut ids = Vec::new();
+    loop {
+        let page = f.store.list_conflicts(query.clone()).await.unwrap();
+        let Some((last, _)) = page.last() else { break };
+        query.after = *last;
+        ids.extend(page.into_iter().map(|(_, conflict)| conflict.id.to_string()));
+    }
+    assert_eq!(ids, ["e0", "e1", "e2", "e3", "e4"]);
+    let other = InboxQuery { tenant: Some(tenant_id("umbrella")), after: 0, limit: 9 };
+    assert!(f.store.list_conflicts(other.clone()).await.unwrap().is_empty());
+    assert!(f.store.list_quarantine(other).await.unwrap().is_empty());
+    let all = InboxQuery { tenant: Some(tenant_id("acme")), after: 0, limit: 9 };
+    assert_eq!(f.store.list_quarantine(all).await.unwrap().len(), 5);
+}
