@@ -30,7 +30,7 @@ usage: cargo xtask COMMAND
   bench ingest [--quick] [--json FILE]
                      measure ingest on both stores
 
-The first four install what is missing where apt-get is there; elsewhere they say what to install.
+Whatever a command needs and does not find, it installs with apt-get, or says what to install.
 ";
 
 fn main() -> ExitCode {
