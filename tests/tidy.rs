@@ -26,8 +26,8 @@ const TEST_LINES_MAX: usize = 1_200;
 const COLUMNS_MAX: usize = 100;
 
 /// Words that say nothing about what a thing does; everything gathers under such a name.
-const BANNED_WORDS: [&str; 7] =
-    ["manager", "helper", "helpers", "util", "utils", "common", "service"];
+const BANNED_WORDS: [&str; 9] =
+    ["manager", "managers", "helper", "helpers", "util", "utils", "common", "service", "services"];
 
 /// Files whose text is looked at.
 const TEXT_FILES: [&str; 14] = [
