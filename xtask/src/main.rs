@@ -1,1 +1,93 @@
-fn main() {}
+//! The project's commands: `cargo xtask COMMAND`. There is no Makefile and no second task runner,
+//! so that what a person runs and what CI runs is one thing.
+//!
+//! Everything a command starts is held by a keeper (see `keeper.rs`) and ends with the command,
+//! whether that succeeds, fails, is interrupted or is killed.
+
+#![allow(clippy::disallowed_methods, reason = "the ban keeps the server's environment in one file")]
+
+mod bench;
+mod debian;
+mod keeper;
+mod postgres;
+mod schemathesis;
+mod steps;
+mod suite;
+
+use anyhow::{Context, Result, bail};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  test [FILTER...]   everything CI checks; with FILTER only the tests whose names contain one
+  ci                 the same as test, under the name CI uses
+  tidy               only the house rules: sizes, direction of modules, migration pairs
+  postgres           start a throw-away PostgreSQL, print its URL, wait for Ctrl-C
+  schemathesis       call the HTTP API with generated requests, good and bad
+  bench ingest [--quick] [--json FILE]
+                     measure ingest on both stores
+
+Whatever a command needs and does not find, it installs with apt-get, or says what to install.
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[OsString]) -> Result<()> {
+    let Some((command, rest)) = arguments.split_first() else { bail!("{USAGE}") };
+    match command.to_str() {
+        Some("test") => suite::run(rest),
+        Some("ci") if rest.is_empty() => suite::run(rest),
+        Some("tidy") if rest.is_empty() => run_to_end(cargo()?.args(["test", "--test", "tidy"])),
+        Some("postgres") if rest.is_empty() => postgres::serve_until_interrupted(),
+        Some("schemathesis") if rest.is_empty() => schemathesis::run_alone(),
+        Some("bench") => bench::run(rest),
+        Some(keeper::KEEP) => keeper::keep(rest),
+        Some(keeper::KEEP_POSTGRES) => postgres::keep(rest),
+        Some("help" | "--help" | "-h") => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        Some(_) | None => bail!("cannot do {arguments:?}\n\n{USAGE}"),
+    }
+}
+
+/// The root of the repository.
+fn root() -> Result<PathBuf> {
+    let xtask = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    Ok(xtask.parent().context("the folder of xtask has no parent")?.to_path_buf())
+}
+
+/// The cargo that runs us, at the root of the repository.
+fn cargo() -> Result<Command> {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(program);
+    command.current_dir(root()?);
+    Ok(command)
+}
+
+/// Runs a command on our own terminal; anything but success is an error.
+fn run_to_end(command: &mut Command) -> Result<()> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let status = command.status().with_context(|| format!("could not start {program}"))?;
+    if !status.success() {
+        bail!("{program} ended with {status}");
+    }
+    Ok(())
+}
+
+/// Whether a program can be started and says so with success; its output is dropped.
+fn succeeds(command: &mut Command) -> bool {
+    command.output().is_ok_and(|output| output.status.success())
+}

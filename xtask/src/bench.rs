@@ -1,0 +1,20 @@
+//! `cargo xtask bench`: the benches, with the PostgreSQL they compare against.
+
+use crate::debian::{self, Need};
+use crate::postgres::{FOR_BENCHES, ScratchPostgres};
+use crate::{cargo, run_to_end};
+use anyhow::{Result, bail};
+use std::ffi::OsString;
+
+/// Runs one bench; everything after its name is passed on to it.
+pub fn run(arguments: &[OsString]) -> Result<()> {
+    let Some((name, rest)) = arguments.split_first() else { bail!("which bench? try: ingest") };
+    if name != "ingest" {
+        bail!("there is no bench {}; there is: ingest", name.to_string_lossy());
+    }
+    debian::install_missing(&[Need::Postgres])?;
+    let postgres = ScratchPostgres::start(&FOR_BENCHES)?;
+    let mut command = cargo()?;
+    command.args(["bench", "--bench", "ingest", "--"]).args(rest);
+    run_to_end(postgres.offer_to(&mut command))
+}

@@ -1,0 +1,78 @@
+//! What the commands need besides Rust, and how it gets onto a Debian machine.
+//!
+//! Only what is missing is installed, so that a machine that has everything needs neither root nor
+//! a network. Elsewhere than on Debian a person is told what to install.
+
+use crate::{run_to_end, succeeds};
+use anyhow::{Result, bail};
+use std::process::Command;
+
+/// Something a command needs.
+#[derive(Debug, Clone, Copy)]
+pub enum Need {
+    /// The server's programs, for the throw-away cluster.
+    Postgres,
+    /// Shows the order of system calls to the crash tests.
+    Strace,
+    /// A Python that can make virtual environments.
+    PythonVenv,
+}
+
+impl Need {
+    fn is_met(self) -> bool {
+        match self {
+            Self::Postgres => crate::postgres::program("initdb").is_ok(),
+            Self::Strace => succeeds(Command::new("strace").arg("--version")),
+            Self::PythonVenv => {
+                succeeds(Command::new("python3").args(["-c", "import venv, ensurepip"]))
+            }
+        }
+    }
+
+    fn packages(self) -> &'static [&'static str] {
+        match self {
+            Self::Postgres => &["postgresql"],
+            Self::Strace => &["strace"],
+            Self::PythonVenv => &["python3", "python3-venv"],
+        }
+    }
+}
+
+/// Installs what is missing.
+pub fn install_missing(needs: &[Need]) -> Result<()> {
+    let missing: Vec<Need> = needs.iter().copied().filter(|need| !need.is_met()).collect();
+    if missing.is_empty() {
+        println!("nothing to install");
+        return Ok(());
+    }
+    let packages: Vec<&str> = missing.iter().flat_map(|need| need.packages()).copied().collect();
+    if !succeeds(Command::new("apt-get").arg("--version")) {
+        bail!("please install what Debian calls {}; there is no apt-get here", packages.join(", "));
+    }
+    apt_get(&["update", "-qq"])?;
+    let mut install = vec!["install", "-y", "-qq", "--no-install-recommends"];
+    install.extend(packages);
+    apt_get(&install)?;
+    if let Some(need) = missing.iter().find(|need| !need.is_met()) {
+        bail!("{need:?} is still missing after apt-get {}", install.join(" "));
+    }
+    Ok(())
+}
+
+fn apt_get(arguments: &[&str]) -> Result<()> {
+    // Through `env`, since sudo drops most of the environment.
+    let mut command = if user_is_root() {
+        Command::new("env")
+    } else if succeeds(Command::new("sudo").arg("--version")) {
+        let mut sudo = Command::new("sudo");
+        sudo.arg("env");
+        sudo
+    } else {
+        bail!("apt-get {} needs root, and there is no sudo", arguments.join(" "));
+    };
+    run_to_end(command.arg("DEBIAN_FRONTEND=noninteractive").arg("apt-get").args(arguments))
+}
+
+pub fn user_is_root() -> bool {
+    Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0")
+}
