@@ -4,7 +4,12 @@
 //!
 //! PostgreSQL is taken from COUNTERFOIL_TEST_POSTGRES (`cargo xtask test` starts one); without it
 //! those tests say that they were skipped, unless COUNTERFOIL_TEST_REQUIRE_POSTGRES is set.
-#![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::as_conversions)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    clippy::as_conversions,
+    clippy::wildcard_enum_match_arm
+)]
 
 mod declarations;
 mod deliveries;

@@ -1,0 +1,3 @@
+//! The ingest benchmark.
+
+fn main() {}
