@@ -85,6 +85,17 @@ pub struct Problem {
     cause: Option<String>,
 }
 
+/// The members every problem has.
+#[derive(serde::Serialize)]
+struct Standard<'a> {
+    #[serde(rename = "type")]
+    kind: String,
+    title: &'static str,
+    status: u16,
+    code: &'static str,
+    detail: &'a str,
+}
+
 impl Problem {
     pub fn new(kind: Kind, code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, code, detail: detail.into(), members: String::new(), cause: None }
@@ -115,14 +126,14 @@ impl Problem {
     }
 
     fn body(&self) -> String {
-        let mut body = serde_json::json!({
-            "type": format!("urn:counterfoil:problem:{}", self.code),
-            "title": self.kind.title(),
-            "status": self.kind.status().as_u16(),
-            "code": self.code,
-            "detail": self.detail,
-        })
-        .to_string();
+        let standard = Standard {
+            kind: format!("urn:counterfoil:problem:{}", self.code),
+            title: self.kind.title(),
+            status: self.kind.status().as_u16(),
+            code: self.code,
+            detail: &self.detail,
+        };
+        let mut body = serde_json::to_string(&standard).expect("texts and a number serialise");
         if !self.members.is_empty() {
             body.pop();
             body.push(',');

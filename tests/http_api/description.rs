@@ -25,7 +25,29 @@ async fn every_route_is_described_with_its_failures() {
         }
     }
     operations.sort();
-    insta::assert_snapshot!(operations.join("\n"), @"");
+    insta::assert_snapshot!(operations.join("\n"), @r"
+    delete /v1/keys/{id}: 204 400 401 403 404 500 503
+    get /docs: 200
+    get /healthz: 200
+    get /metrics: 200 401 403 500 503
+    get /openapi.json: 200
+    get /readyz: 200 503
+    get /v1/conflicts: 200 400 401 403 500 503
+    get /v1/counters: 200 400 401 403 500 503
+    get /v1/events/{tenant}/{id}: 200 400 401 403 404 500 503
+    get /v1/events: 200 400 401 403 404 500 503
+    get /v1/keys: 200 401 403 500 503
+    get /v1/meters/{slug}: 200 400 401 403 404 500 503
+    get /v1/meters: 200 401 403 500 503
+    get /v1/quarantine: 200 400 401 403 500 503
+    get /v1/tenants/{id}: 200 400 401 403 404 500 503
+    get /v1/tenants: 200 400 401 403 500 503
+    get /v1/usage: 200 400 401 403 404 500 503
+    post /v1/events: 200 202 400 401 403 408 409 413 415 422 500 503
+    post /v1/keys: 201 400 401 403 408 413 415 422 500 503
+    put /v1/meters/{slug}: 200 201 400 401 403 408 409 413 415 422 500 503
+    put /v1/tenants/{id}: 200 400 401 403 408 413 415 422 500 503
+    ");
 }
 
 #[tokio::test]

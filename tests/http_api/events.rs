@@ -13,15 +13,15 @@ async fn a_single_event_and_each_outcome() {
     insta::assert_snapshot!(restamped.show(), @r#"200 {"accepted":0,"duplicates":1,"conflicts":0,"quarantined":0,"rejected":0,"results":[{"index":0,"tenant":"acme","id":"e1","outcome":"duplicate","code":"restamped","detail":"counted before with another occurred_at, which stands; send the event's own time on every retry"}]}"#);
     let conflict = server.post(&event("acme", "e1", "2", NOW)).await;
     conflict.problem(409, "payload_conflict");
-    insta::assert_snapshot!(conflict.show(), @"");
+    insta::assert_snapshot!(conflict.show(), @r#"409 {"type":"urn:counterfoil:problem:payload_conflict","title":"Something else stands under this name","status":409,"code":"payload_conflict","detail":"another payload was counted under this id and stands; it differs in quantity; send a new fact under a new id","accepted":0,"duplicates":0,"conflicts":1,"quarantined":0,"rejected":0,"results":[{"index":0,"tenant":"acme","id":"e1","outcome":"conflict","code":"payload_conflict","detail":"another payload was counted under this id and stands; it differs in quantity; send a new fact under a new id"}]}"#);
     let old = server.post(&event("acme", "e2", "1", "2026-11-08T11:59:59Z")).await;
-    insta::assert_snapshot!(old.show(), @"");
+    insta::assert_snapshot!(old.show(), @r#"202 {"accepted":0,"duplicates":0,"conflicts":0,"quarantined":1,"rejected":0,"results":[{"index":0,"tenant":"acme","id":"e2","outcome":"quarantined","code":"too_old","detail":"occurred_at is more than 168 hours ago; the event is kept and not counted until a person decides; there is no need to send it again"}]}"#);
     let ahead = server.post(&event("acme", "e3", "1", "2026-11-15T12:05:01Z")).await;
     assert_eq!(ahead.status, 202);
     assert_eq!(ahead.json()["results"][0]["code"], "too_far_ahead");
     let rejected = server.post(&event("acme", "e4", "NaN", NOW)).await;
     rejected.problem(422, "quantity_not_a_number");
-    insta::assert_snapshot!(rejected.show(), @"");
+    insta::assert_snapshot!(rejected.show(), @r#"422 {"type":"urn:counterfoil:problem:quantity_not_a_number","title":"The request was refused","status":422,"code":"quantity_not_a_number","detail":"quantity must be a plain decimal number such as 12 or \"0.25\"","accepted":0,"duplicates":0,"conflicts":0,"quarantined":0,"rejected":1,"results":[{"index":0,"tenant":"acme","id":"e4","outcome":"rejected","code":"quantity_not_a_number","detail":"quantity must be a plain decimal number such as 12 or \"0.25\""}]}"#);
     let usage = server.get("/v1/usage?tenant=acme&meter=calls").await;
     assert_eq!(usage.json()["total"], "1.5");
 }
@@ -90,7 +90,7 @@ async fn only_problems_are_listed_on_request() {
         event("acme", "e3", "-1", NOW)
     );
     let answer = send(batch, "?results=problems").await;
-    insta::assert_snapshot!(answer.show(), @"");
+    insta::assert_snapshot!(answer.show(), @r#"200 {"accepted":1,"duplicates":2,"conflicts":0,"quarantined":0,"rejected":1,"results":[{"index":2,"tenant":"acme","id":"e1","outcome":"duplicate","code":"restamped","detail":"counted before with another occurred_at, which stands; send the event's own time on every retry"},{"index":3,"tenant":"acme","id":"e3","outcome":"rejected","code":"quantity_negative","detail":"quantity is negative and the meter is not signed; correct usage by a correction or declare the meter with \"signed\": true"}]}"#);
     send("[]".into(), "?results=some").await.problem(400, "invalid_query");
     send("[]".into(), "?result=problems").await.problem(400, "invalid_query");
 }
