@@ -29,9 +29,9 @@ use std::sync::Arc;
 #[into_params(parameter_in = Query)]
 pub struct PostQuery {
     /// Which items the answer lists: `all`, or only `problems`, which leaves out accepted events
-    /// and plain duplicates. The counts are always complete.
+    /// and plain duplicates. The counts are always complete. All if it is left out.
     #[serde(default)]
-    #[param(inline, default = "all")]
+    #[param(inline)]
     results: Show,
 }
 

@@ -85,7 +85,13 @@ pub async fn read_json<T: DeserializeOwned>(
         ));
     }
     let body = app.bodies.read(&parts.headers, body).await?;
-    serde_json::from_slice(&body.bytes).map(Json).map_err(|error| invalid_body(&error))
+    let read = serde_json::from_slice(&body.bytes).map_err(|error| invalid_body(&error))?;
+    // Positional arrays are read as objects otherwise, and mean something else after a change.
+    if !body.bytes.trim_ascii_start().starts_with(b"{") {
+        let detail = "the body must be a JSON object; see /docs";
+        return Err(Problem::new(Kind::Refused, "invalid_body", detail));
+    }
+    Ok(Json(read))
 }
 
 fn invalid_body(error: &serde_json::Error) -> Problem {

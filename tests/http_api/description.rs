@@ -71,6 +71,30 @@ fn check_references(document: &Value, value: &Value) {
     }
 }
 
+/// A schema that allows no further members can never be one of several that must all hold.
+#[tokio::test]
+async fn no_schema_contradicts_itself() {
+    let server = Server::start().await;
+    let document = server.get("/openapi.json").await.json();
+    check_combinations(&document, &document);
+}
+
+fn check_combinations(document: &Value, value: &Value) {
+    for part in value["allOf"].as_array().into_iter().flatten() {
+        let pointer = part["$ref"].as_str().and_then(|reference| reference.strip_prefix('#'));
+        let part = pointer.map_or(part, |pointer| document.pointer(pointer).unwrap());
+        assert_ne!(part["additionalProperties"], false, "{part}");
+        assert_eq!(part["type"], "object", "{part}");
+    }
+    match value {
+        Value::Object(members) => {
+            members.values().for_each(|member| check_combinations(document, member));
+        }
+        Value::Array(items) => items.iter().for_each(|item| check_combinations(document, item)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
 #[tokio::test]
 async fn the_page_needs_nothing_from_elsewhere() {
     let server = Server::start().await;

@@ -184,6 +184,28 @@ async fn a_connection_that_says_nothing_is_closed() {
 }
 
 #[tokio::test]
+async fn http_2_without_tls() {
+    let server = Server::start().await;
+    let (address, _stop, _task) = listen(&server).await;
+    let stream = TcpStream::connect(address).await.unwrap();
+    let io = hyper_util::rt::TokioIo::new(stream);
+    let executor = hyper_util::rt::TokioExecutor::new();
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(executor, io).await.unwrap();
+    tokio::spawn(connection);
+    let answers = (0..20).map(|n| {
+        let request = Request::post(format!("http://{address}/v1/events"))
+            .header("authorization", format!("Bearer {}", server.admin))
+            .body(Body::from(event("acme", &format!("e{n}"), "1", NOW)));
+        sender.send_request(request.unwrap())
+    });
+    for answer in futures_util::future::join_all(answers).await {
+        assert_eq!(answer.unwrap().status(), 200);
+    }
+    assert_eq!(server.get("/v1/usage?tenant=acme&meter=calls").await.json()["total"], "20");
+}
+
+#[tokio::test]
 async fn connections_beyond_the_limit_wait() {
     let mut config = default_config();
     config.server.connections_max = 1;
