@@ -117,6 +117,11 @@ impl Problem {
         store::Error::Corrupt { what: what.into() }.into()
     }
 
+    /// A request whose handler panicked. Whether it was done is not known.
+    pub fn panicked() -> Self {
+        store::Error::Internal { what: "a handler panicked".into() }.into()
+    }
+
     fn unavailable(code: &'static str, detail: &'static str, cause: String) -> Self {
         Self { cause: Some(cause), ..Self::new(Kind::Unavailable, code, detail) }
     }

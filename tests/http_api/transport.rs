@@ -90,6 +90,24 @@ async fn limits() {
 }
 
 #[tokio::test]
+async fn all_bodies_together_are_bounded() {
+    let mut config = default_config();
+    config.server.body_bytes_max = 1000;
+    config.server.body_timeout_ms = 300;
+    let server = Server::start_with(&config).await;
+    let hold = |_| {
+        let chunk = stream::iter([Ok::<_, std::io::Error>(vec![b' '; 900])]);
+        let silence = stream::pending();
+        server.post_with(&[], Body::from_stream(futures_util::StreamExt::chain(chunk, silence)))
+    };
+    let answers = futures_util::future::join_all((0..20).map(hold)).await;
+    let refused: Vec<_> = answers.iter().filter(|answer| answer.status == 503).collect();
+    refused.iter().for_each(|answer| drop(answer.problem(503, "bodies_full")));
+    assert!((1..=4).contains(&refused.len()), "{}", refused.len());
+    assert_eq!(server.post(&format!("[{}]", " ".repeat(900))).await.status, 200, "all given back");
+}
+
+#[tokio::test]
 async fn a_queue_that_is_full_is_503() {
     let mut config = default_config();
     config.ingest.queue_events_max = 1;
