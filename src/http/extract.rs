@@ -1,4 +1,4 @@
-//! Extractors whose refusals are problems, and the shapes that lists share.
+//! What requests carry in their path, query and body, with refusals that are problems.
 //!
 //! Invariant: nothing of a request is read without a limit, and a name that is not known is
 //! refused, so that a misspelt filter never widens an answer.

@@ -11,7 +11,7 @@ use crate::store;
 use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::response::{IntoResponse, Response};
-use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use std::borrow::Cow;
 
@@ -258,12 +258,9 @@ pub async fn not_found() -> Problem {
 }
 
 /// A path that exists, asked with a method that does not. The router adds the Allow header.
-pub async fn method_not_allowed() -> Response {
+pub async fn method_not_allowed() -> Problem {
     let detail = "this path does not have this method; the Allow header names those it has";
-    let mut response =
-        Problem::new(Kind::MethodNotAllowed, "method_not_allowed", detail).into_response();
-    response.headers_mut().remove(ALLOW);
-    response
+    Problem::new(Kind::MethodNotAllowed, "method_not_allowed", detail)
 }
 
 #[cfg(test)]

@@ -170,6 +170,45 @@ async fn many_tenths_are_exact() {
     assert_eq!((&usage["total"], &usage["count"]), (&"1000".into(), &10_000.into()));
 }
 
+/// Damages a body in many ways; whatever arrives, each item is judged or the whole is refused.
+#[tokio::test]
+async fn damaged_bodies_never_fail_the_server() {
+    let server = Server::start().await;
+    let events: Vec<_> = (0..4).map(|n| event("acme", &format!("e{n}"), "1", NOW)).collect();
+    let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(seed >> 33).unwrap() % below
+    };
+    let kinds = ["application/json", "application/x-ndjson", "application/cloudevents-batch+json"];
+    for round in 0..600 {
+        let kind = kinds[round % kinds.len()];
+        let lines = kind == "application/x-ndjson";
+        let joined = if lines { events.join("\n") } else { format!("[{}]", events.join(",")) };
+        let mut body = joined.into_bytes();
+        for _ in 0..=random(3) {
+            let place = random(body.len());
+            match random(4) {
+                0 => body[place] = b"\"\\{}[],:\n0e-\0\xff"[random(14)],
+                1 if body.len() > 1 => drop(body.remove(place)),
+                2 => body.insert(place, b"\"\\{}[],:\n"[random(9)]),
+                _ => body.truncate(place.max(1)),
+            }
+        }
+        let answer = server.post_with(&[("content-type", kind)], body.clone()).await;
+        let shown = || format!("{} for {}", answer.show(), String::from_utf8_lossy(&body));
+        if answer.status == 200 {
+            let json = answer.json();
+            let counts = ["accepted", "duplicates", "conflicts", "quarantined", "rejected"];
+            let sum: u64 = counts.iter().map(|name| json[*name].as_u64().unwrap()).sum();
+            let listed = json["results"].as_array().unwrap().len();
+            assert_eq!(usize::try_from(sum).unwrap(), listed, "{}", shown());
+        } else {
+            assert!(matches!(answer.status, 400 | 422), "{}", shown());
+        }
+    }
+}
+
 #[tokio::test]
 async fn two_tenants_with_identical_ids_see_nothing_of_each_other() {
     let server = Server::start().await;
