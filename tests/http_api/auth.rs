@@ -81,10 +81,10 @@ async fn each_scope_opens_its_own_doors() {
 #[tokio::test]
 async fn a_bound_key_reaches_nothing_of_another_tenant() {
     let server = Server::start().await;
-    server.post(&event("other", "e1", "5", NOW)).await;
+    server.post(&event("rival", "e1", "5", NOW)).await;
     let read = server.key("operate", Some("mine")).await;
     // The answer must not tell a tenant that exists from one that does not.
-    for tenant in ["other", "nobody"] {
+    for tenant in ["rival", "nobody"] {
         for path in [
             format!("/v1/usage?tenant={tenant}&meter=calls"),
             format!("/v1/events?tenant={tenant}"),
@@ -100,12 +100,12 @@ async fn a_bound_key_reaches_nothing_of_another_tenant() {
     assert_eq!(server.call(Method::GET, "/v1/meters", &read, "").await.status, 200);
     server.call(Method::GET, "/metrics", &read, "").await.problem(403, "tenant_forbidden");
     let ingest = server.key("ingest", Some("mine")).await;
-    let batch = format!("[{},{}]", event("mine", "e1", "1", NOW), event("other", "e1", "5", NOW));
+    let batch = format!("[{},{}]", event("mine", "e1", "1", NOW), event("rival", "e1", "5", NOW));
     let answer = server.call(Method::POST, "/v1/events", &ingest, &batch).await;
     let results = &answer.json()["results"];
     assert_eq!(results[0]["outcome"], "accepted");
     assert_eq!(results[1]["code"], "tenant_forbidden");
-    let single = event("other", "e9", "5", NOW);
+    let single = event("rival", "e9", "5", NOW);
     server
         .call(Method::POST, "/v1/events", &ingest, &single)
         .await
@@ -114,7 +114,7 @@ async fn a_bound_key_reaches_nothing_of_another_tenant() {
     let counters = server.get("/v1/counters").await.json();
     let rows = counters["counters"].as_array().unwrap();
     let row = |tenant: &str| rows.iter().find(|row| row["tenant"] == tenant).unwrap();
-    assert_eq!((&row("mine")["rejected"], &row("other")["rejected"]), (&2.into(), &0.into()));
+    assert_eq!((&row("mine")["rejected"], &row("rival")["rejected"]), (&2.into(), &0.into()));
     let spec = r#"{"name":"x","scopes":["admin"],"tenant":"mine"}"#;
     server.call(Method::POST, "/v1/keys", &server.admin, spec).await.problem(422, "invalid_key");
 }
