@@ -49,7 +49,9 @@ pub async fn readyz(State(app): State<Arc<App>>) -> Result<axum::Json<Health>, P
 /// In the text format of Prometheus. For keys that are bound to no tenant.
 #[utoipa::path(
     get, path = "/metrics", tag = "operation",
-    responses((status = 200, description = "The metrics", body = String, content_type = "text/plain"))
+    responses(
+        (status = 200, description = "The metrics", body = String, content_type = "text/plain")
+    )
 )]
 pub async fn get_metrics(State(app): State<Arc<App>>, caller: Caller) -> Result<Response, Problem> {
     caller.require_unbound(Scope::Read)?;

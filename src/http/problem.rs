@@ -197,7 +197,7 @@ impl From<store::Error> for Problem {
             ),
             store::Error::Corrupt { .. } => Self::internal(
                 "stored_data_damaged",
-                "stored data contradicts itself; the operator finds the details in the server's log",
+                "stored data contradicts itself; the operator finds the details in the log",
                 cause,
             ),
             store::Error::Internal { .. } => Self::internal(

@@ -159,6 +159,24 @@ async fn a_store_that_is_down_is_503_and_never_a_guess() {
 }
 
 #[tokio::test]
+async fn a_known_key_outlives_a_short_outage_and_an_unknown_one_is_not_judged() {
+    let server = Server::start().await;
+    let wrong = format!("cf_{}", "0".repeat(64));
+    tokio::time::sleep(std::time::Duration::from_millis(2_100)).await;
+    server.store.set_down(true);
+    // Let in on what the store said before; then the store itself is missing.
+    let usage = server.get("/v1/usage?tenant=a&meter=calls").await;
+    usage.problem(503, "store_unavailable");
+    let known = server.call(Method::GET, "/v1/events?tenant=", &server.admin, "").await;
+    known.problem(400, "invalid_tenant");
+    let unknown = server.call(Method::GET, "/v1/events?tenant=", &wrong, "").await;
+    unknown.problem(503, "store_unavailable");
+    server.store.set_down(false);
+    let unknown = server.call(Method::GET, "/v1/events?tenant=", &wrong, "").await;
+    unknown.problem(401, "unauthenticated");
+}
+
+#[tokio::test]
 async fn keys_that_were_never_read_are_503() {
     let config = crate::server::default_config();
     let store = FailingStore::new(new_store());
