@@ -1,11 +1,11 @@
 //! Keys: missing, wrong, revoked, too narrow, bound to a tenant; and the store being down.
 
-use crate::failing_store::FailingStore;
 use crate::server::{NOW, Server, event, new_store};
 use axum::body::Body;
 use counterfoil::clock::Clock;
 use counterfoil::http::auth::create_first_admin_key;
 use counterfoil::rules::timestamp::Timestamp;
+use counterfoil::store::ApiKeys;
 use counterfoil::store::Error;
 use http::{Method, Request};
 
@@ -178,19 +178,7 @@ async fn a_known_key_outlives_a_short_outage_and_an_unknown_one_is_not_judged() 
 
 #[tokio::test]
 async fn keys_that_were_never_read_are_503() {
-    let config = crate::server::default_config();
-    let store = FailingStore::new(new_store());
-    let clock = Clock::by_hand(Timestamp::parse(NOW).unwrap());
-    let token = create_first_admin_key(&*store, &clock, None).await.unwrap().unwrap();
-    let ingest = counterfoil::jobs::ingest::Ingest::start(
-        store.clone(),
-        clock.clone(),
-        config.ingest.clone(),
-        false,
-    );
-    let app = counterfoil::http::App::new(store.clone(), ingest, clock, &config);
-    let router = counterfoil::http::router(app.clone());
-    let server = Server { app, router, store, admin: token };
+    let server = Server::start_empty(&crate::server::default_config()).await;
     server.store.set_down(true);
     server.get("/v1/meters").await.problem(503, "store_unavailable");
     server.store.set_down(false);
@@ -199,7 +187,7 @@ async fn keys_that_were_never_read_are_503() {
 
 #[tokio::test]
 async fn the_first_admin_key() {
-    let store = new_store();
+    let (_directory, store) = new_store();
     let clock = Clock::by_hand(Timestamp::parse(NOW).unwrap());
     let make = async |given: Option<&str>| {
         create_first_admin_key(&*store, &clock, given.map(str::to_owned)).await
