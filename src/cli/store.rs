@@ -2,9 +2,10 @@
 
 use crate::config::{Config, StoreUrl};
 use crate::store::Store;
+use crate::store::postgres::PostgresStore;
 use crate::store::sqlite::SqliteStore;
 use anyhow::Context;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Which store a command works on; the same flags everywhere.
@@ -34,10 +35,6 @@ impl StoreArguments {
         }
         Ok(config)
     }
-
-    pub fn config_file(&self) -> Option<&Path> {
-        self.config.as_deref()
-    }
 }
 
 /// Opens the store that the settings name, creating it if there is none.
@@ -51,8 +48,9 @@ pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
             let store = opening.await.context("the store's opening was interrupted")?;
             Ok(store.with_context(|| format!("cannot open the store {}", config.store.url))?)
         }
-        StoreUrl::Postgres(_) => {
-            anyhow::bail!("this build has no PostgreSQL store; use --store sqlite:DIR")
+        StoreUrl::Postgres(url) => {
+            let store = PostgresStore::open(url, &config.postgres).await;
+            Ok(store.with_context(|| format!("cannot open the store {}", config.store.url))?)
         }
     }
 }
