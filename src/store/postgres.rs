@@ -72,8 +72,8 @@ impl PostgresStore {
     ) -> Result<Arc<Self>> {
         let connector = Connector::parse(url, config)?;
         let mut client = connector.open().await?;
+        migrations::check_server(&client).await?;
         migrations::migrate(&mut client).await?;
-        migrations::warn_unless_durable(&client).await?;
         let key = migrations::secret::<16>(&client, "event_keys").await?;
         let token_secret = migrations::secret::<32>(&client, "tokens").await?;
         let high_water = migrations::high_water(&client).await?;
