@@ -127,8 +127,7 @@ impl Queries for PostgresStore {
     }
 
     async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace> {
-        let never = Timestamp::default();
-        self.number_tenants(std::iter::once(tenant), never, Creation::No).await?;
+        self.number_tenants(std::iter::once(tenant), Creation::Never).await?;
         let Some(number) = self.tenant_no(tenant) else { return Ok(EventTrace::default()) };
         let home = self.fingerprinter.event_key(number, id);
         let snapshot = Snapshot::begin(self.reader().await?).await?;

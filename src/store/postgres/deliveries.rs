@@ -145,13 +145,15 @@ struct Written<'b> {
 impl PostgresStore {
     /// Numbers the tenants and sorts the events by their keys.
     async fn sort_batch<'b>(&self, batch: &'b DeliveryBatch) -> Result<SortedBatch<'b>> {
-        let creation = if batch.strict_tenants { Creation::No } else { Creation::Yes };
-        let now = batch.acceptance.now;
+        let creation = match batch.strict_tenants {
+            true => Creation::Never,
+            false => Creation::At(batch.acceptance.now),
+        };
         let tenants = batch.events.iter().map(|event| &event.tenant);
-        self.number_tenants(tenants, now, creation).await?;
+        self.number_tenants(tenants, creation).await?;
         // What was refused creates no tenant: anybody can misspell one.
         let tenants = batch.refused.iter().filter_map(|(tenant, _)| tenant.as_ref());
-        self.number_tenants(tenants, now, Creation::No).await?;
+        self.number_tenants(tenants, Creation::Never).await?;
         let tenants = batch.events.iter().map(|event| self.tenant_no(&event.tenant)).collect();
         self.catalog_with(batch.events.iter().map(|event| event.meter)).await?;
         Ok(SortedBatch::new(batch, tenants, &self.fingerprinter))
@@ -264,7 +266,8 @@ impl PostgresStore {
         sorted: &SortedBatch<'b>,
     ) -> std::result::Result<Judgement<'b>, Failure> {
         let sql = "-- judge
-            UPDATE ingest_commits SET batch = $2, committed_at = $3 WHERE writer = $1";
+            UPDATE ingest_commits SET batch = $2, committed_at = GREATEST(committed_at, $3)
+            WHERE writer = $1";
         let mark = client.prepare_cached(sql).await?;
         let look = Probe::prepare(client).await?;
         let now = SqlTimestamp(sorted.batch.acceptance.now);

@@ -22,9 +22,10 @@ const MIGRATION_LOCK: i64 = 0x636f_756e_7465_7266;
 pub async fn migrate(client: &mut ClientWrapper) -> Result<()> {
     // The lock belongs to the session, so that it also covers the creation of the first table.
     client.execute("-- migrate\nSELECT pg_advisory_lock($1)", &[&MIGRATION_LOCK]).await?;
-    let outcome = migrate_locked(client).await;
+    migrate_locked(client).await?;
+    // After a failure the connection is dropped, and its lock with it.
     client.execute("-- migrate\nSELECT pg_advisory_unlock($1)", &[&MIGRATION_LOCK]).await?;
-    outcome
+    Ok(())
 }
 
 async fn migrate_locked(client: &mut ClientWrapper) -> Result<()> {
