@@ -85,13 +85,13 @@ impl Report {
             table.add_row([cell(row.name), cell(expected), cell(found), cell(mark(row.exact()))]);
         }
         println!("{table}");
-        let lost = self.count(Kind::Fresh).saturating_sub(self.seen.accepted);
+        let unanswered = self.count(Kind::Fresh).saturating_sub(self.seen.accepted);
         println!(
-            "{} events were answered `accepted`; {} more were committed just before a kill that \
-             cut off the answer:\nsent again, they came back as duplicates and were counted once. \
-             {} requests were sent again in all.",
+            "{} events were answered `accepted`. {} were committed, but a kill cut off the answer: \
+             sent\nagain, they came back as duplicates and stay counted once. {} requests were sent \
+             again in all.",
             grouped(self.seen.accepted),
-            grouped(lost),
+            grouped(unanswered),
             grouped(self.seen.retries)
         );
     }
