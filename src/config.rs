@@ -115,15 +115,64 @@ pub enum ConfigError {
 
 /// Reads the settings: defaults, then the file, then the environment.
 pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
-    let text = match file {
+    let file = read_file(file)?;
+    merge(file.as_ref().map(|(origin, text)| (origin.as_str(), text.as_str())), &environment())
+}
+
+fn read_file(file: Option<&Path>) -> Result<Option<(String, String)>, ConfigError> {
+    let Some(path) = file else { return Ok(None) };
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Read { path: path.into(), source })?;
+    Ok(Some((path.display().to_string(), text)))
+}
+
+/// One setting in force, as text, without secrets.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Setting {
+    pub section: String,
+    pub key: String,
+    pub value: String,
+    /// The layer that decided it.
+    pub origin: String,
+}
+
+/// Every setting in force and the layer it comes from, in the order of names.
+pub fn list_settings(file: Option<&Path>) -> Result<Vec<Setting>, ConfigError> {
+    let file = read_file(file)?;
+    let file = file.as_ref().map(|(origin, text)| (origin.as_str(), text.as_str()));
+    list_layers(file, &environment())
+}
+
+fn list_layers(
+    file: Option<(&str, &str)>,
+    environment: &[(String, String)],
+) -> Result<Vec<Setting>, ConfigError> {
+    let config = merge(file, environment)?;
+    let table = merge_tables(file, environment)?;
+    let given = match file {
+        Some((origin, text)) => Some((origin, parse_table(origin, text)?)),
         None => None,
-        Some(path) => {
-            let read = std::fs::read_to_string(path);
-            Some(read.map_err(|source| ConfigError::Read { path: path.into(), source })?)
-        }
     };
-    let origin = file.map_or_else(String::new, |path| path.display().to_string());
-    merge(text.as_deref().map(|text| (origin.as_str(), text)), &environment())
+    let mut settings = Vec::new();
+    for (section, keys) in &table {
+        for (key, value) in keys.as_table().into_iter().flatten() {
+            let variable = format!("COUNTERFOIL_{section}_{key}").to_ascii_uppercase();
+            let in_file = given
+                .as_ref()
+                .filter(|(_, table)| table.get(section).is_some_and(|s| s.get(key).is_some()));
+            let origin = match in_file {
+                _ if environment.iter().any(|(name, _)| *name == variable) => variable,
+                Some((origin, _)) => (*origin).to_owned(),
+                None => "default".to_owned(),
+            };
+            // A connection string may hold a password.
+            let secret = section == "store" && key == "url";
+            let value =
+                if secret { format!("\"{}\"", config.store.url) } else { value.to_string() };
+            settings.push(Setting { section: section.clone(), key: key.clone(), value, origin });
+        }
+    }
+    Ok(settings)
 }
 
 /// The first admin key, if the environment names one.
@@ -146,6 +195,19 @@ fn merge(
     file: Option<(&str, &str)>,
     environment: &[(String, String)],
 ) -> Result<Config, ConfigError> {
+    let table = merge_tables(file, environment)?;
+    let config = Config::deserialize(table).map_err(|error| ConfigError::Invalid {
+        origin: "settings".into(),
+        detail: error.to_string(),
+    })?;
+    check(&config)?;
+    Ok(config)
+}
+
+fn merge_tables(
+    file: Option<(&str, &str)>,
+    environment: &[(String, String)],
+) -> Result<toml::Table, ConfigError> {
     let mut table = parse_table("the built-in defaults", DEFAULT_TEXT)?;
     if let Some((origin, text)) = file {
         for (section, value) in parse_table(origin, text)? {
@@ -157,12 +219,7 @@ fn merge(
         merge_variable(&mut table, name, value)
             .map_err(|detail| ConfigError::Invalid { origin: name.clone(), detail })?;
     }
-    let config = Config::deserialize(table).map_err(|error| ConfigError::Invalid {
-        origin: "settings".into(),
-        detail: error.to_string(),
-    })?;
-    check(&config)?;
-    Ok(config)
+    Ok(table)
 }
 
 fn parse_table(origin: &str, text: &str) -> Result<toml::Table, ConfigError> {
@@ -259,8 +316,12 @@ impl std::fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
-            Self::Postgres(url) => match url.split_once('@') {
-                Some((_, host)) => write!(f, "postgres://…@{host}"),
+            // A password may hold an @ of its own, and may also stand behind the question mark.
+            Self::Postgres(url) => match url.rsplit_once('@') {
+                Some((_, host)) => {
+                    let place = host.split_once('?').map_or(host, |(place, _)| place);
+                    write!(f, "postgres://…@{place}")
+                }
                 None => write!(f, "postgres://…"),
             },
         }
@@ -324,8 +385,25 @@ mod tests {
     }
 
     #[test]
+    fn settings_are_listed_with_their_layer() {
+        let file = "[store]\nurl = \"postgres://me:hunter2@db/x\"\n[tenants]\nstrict = true\n";
+        let environment = [("COUNTERFOIL_TENANTS_STRICT".to_owned(), "false".to_owned())];
+        let settings = list_layers(Some(("test.toml", file)), &environment).expect("valid");
+        let check = |section: &str, key: &str, value: &str, origin: &str| {
+            let found = settings.iter().find(|s| s.section == section && s.key == key);
+            let found = found.expect("listed");
+            assert_eq!((found.value.as_str(), found.origin.as_str()), (value, origin));
+        };
+        check("store", "url", "\"postgres://…@db/x\"", "test.toml");
+        check("tenants", "strict", "false", "COUNTERFOIL_TENANTS_STRICT");
+        check("sqlite", "readers", "4", "default");
+    }
+
+    #[test]
     fn passwords_are_not_shown() {
         let url = StoreUrl::try_from("postgres://me:hunter2@db/x".to_owned()).expect("valid");
         assert_eq!(format!("{url} {url:?}"), "postgres://…@db/x postgres://…@db/x");
+        let url = StoreUrl::try_from("postgres://me:hun@ter2@db/x?password=hunter2".to_owned());
+        assert_eq!(url.expect("valid").to_string(), "postgres://…@db/x");
     }
 }

@@ -5,7 +5,12 @@ pub mod rules;
 
 pub mod clock;
 pub mod config;
+pub mod telemetry;
 
 pub mod store;
 
 pub mod jobs;
+
+pub mod http;
+
+pub mod cli;

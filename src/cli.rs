@@ -1,0 +1,101 @@
+//! The command line: one file a command, and what they share.
+//!
+//! Invariant: answers go to standard output, everything else to standard error, and the exit code
+//! says what happened: 0 done, 1 it could not be done, 2 the command line is wrong, 3 events were
+//! refused (`send`), 4 totals contradict events (`check`).
+
+mod check;
+mod client;
+mod completions;
+mod config;
+mod demo;
+mod keys;
+mod send;
+mod serve;
+mod store;
+mod table;
+mod usage;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Some events were refused, or are kept for a person to decide.
+const EXIT_EVENTS_REFUSED: u8 = 3;
+/// Stored totals contradict stored events.
+const EXIT_FINDINGS: u8 = 4;
+
+/// Counts usage events exactly once in effect and keeps exact totals for billing.
+#[derive(Parser)]
+#[command(name = "counterfoil", version, max_term_width = 100, after_help = ROOT_EXAMPLES)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const ROOT_EXAMPLES: &str = "Examples:
+  counterfoil serve                 start a server on 127.0.0.1:8787 with its data in the
+                                    directory counterfoil-data
+  counterfoil demo                  see it count through duplicates and kill -9
+  counterfoil send events.ndjson    send events from a file
+  counterfoil usage --tenant acme --meter api_calls --window day";
+
+#[derive(Subcommand)]
+enum Command {
+    Serve(serve::ServeArguments),
+    Send(send::SendArguments),
+    Usage(usage::UsageArguments),
+    Keys(keys::KeysArguments),
+    Check(check::CheckArguments),
+    Config(config::ConfigArguments),
+    Demo(demo::DemoArguments),
+    Completions(completions::CompletionsArguments),
+}
+
+/// Runs the command that the process was started with.
+pub fn run() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run_command(arguments.command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("counterfoil: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_command(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Config(arguments) => return config::run(&arguments),
+        Command::Completions(arguments) => return Ok(completions::run(&arguments)),
+        Command::Serve(_)
+        | Command::Send(_)
+        | Command::Usage(_)
+        | Command::Keys(_)
+        | Command::Check(_)
+        | Command::Demo(_) => {}
+    }
+    // Connections to servers and to PostgreSQL may be encrypted; both ask for this provider. It
+    // can only be installed already, which is as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the threads that do the work")?;
+    runtime.block_on(async {
+        match command {
+            Command::Serve(arguments) => serve::run(&arguments).await,
+            Command::Send(arguments) => send::run(arguments).await,
+            Command::Usage(arguments) => usage::run(&arguments).await,
+            Command::Keys(arguments) => keys::run(arguments).await,
+            Command::Check(arguments) => check::run(&arguments).await,
+            Command::Demo(arguments) => demo::run(&arguments).await,
+            Command::Config(_) | Command::Completions(_) => Ok(ExitCode::SUCCESS),
+        }
+    })
+}
+
+/// The `clap` definition, for shell completions.
+fn definition() -> clap::Command {
+    <Arguments as clap::CommandFactory>::command()
+}

@@ -1,0 +1,215 @@
+//! `counterfoil serve`: builds everything once, in order, and takes it down in reverse.
+//!
+//! Invariant: the ready line is printed when requests are answered, never before. A first admin
+//! key is made only once the port is ours, so that a server which cannot start does not make a key
+//! that nobody gets to see. On SIGTERM or SIGINT no request is taken any more, those in progress
+//! are answered, what waits is committed, and the exit code is 0; a second signal ends the process
+//! at once, as kill -9 would, which loses nothing that was acknowledged.
+
+use super::store::{StoreArguments, open_store};
+use crate::clock::Clock;
+use crate::config::{Config, LogFormat};
+use crate::http::{self, App, auth};
+use crate::jobs::ingest::Ingest;
+use crate::rules::ids::MeterSlug;
+use crate::rules::meter::Meter;
+use crate::rules::timestamp::{MICROS_PER_MINUTE, MICROS_PER_SECOND};
+use crate::store::{Declaration, Store};
+use anyhow::{Context, bail};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::ExitCode;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// A machine's clock that is further behind than this is worth a loud warning.
+const CLOCK_BEHIND_MICROS_MAX: i64 = 5 * MICROS_PER_MINUTE;
+/// What a shell reports for a process that was interrupted.
+const EXIT_INTERRUPTED: i32 = 130;
+
+/// Start a server that takes events and answers with exact totals
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  counterfoil serve
+      data in ./counterfoil-data, on http://127.0.0.1:8787; the first start prints an admin key
+  counterfoil serve --data /var/lib/counterfoil --listen 0.0.0.0:8787
+  counterfoil serve --store postgres://counterfoil:secret@db/counterfoil
+      any number of servers may share one PostgreSQL database
+  COUNTERFOIL_ADMIN_KEY=choose-a-long-one counterfoil serve --log json
+      sets the admin key instead of making one; log and ready line are JSON
+
+SIGTERM or Ctrl-C ends it cleanly; kill -9 loses nothing that was acknowledged.")]
+pub struct ServeArguments {
+    #[command(flatten)]
+    store: StoreArguments,
+    /// Address and port; port 0 picks a free one, and the ready line names it
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Option<SocketAddr>,
+    /// Form of the log and of the ready line
+    #[arg(long, value_name = "FORMAT")]
+    log: Option<LogFormat>,
+}
+
+pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
+    #[cfg(feature = "failpoints")]
+    let _scenario = fail::FailScenario::setup();
+    let config = load_config(arguments)?;
+    crate::telemetry::start(&config.log)?;
+    let signals = Signals::listen()?;
+    let clock = Clock::system();
+    let store = open_store(&config).await?;
+    raise_clock(&clock, &*store);
+    declare_meters(&config, &*store, &clock).await?;
+    let listener = bind(config.server.listen).await?;
+    let listen = listener.local_addr().context("the port that was bound has no address")?;
+    let given = crate::config::admin_key();
+    let admin_key = auth::create_first_admin_key(&*store, &clock, given).await?;
+    let strict_tenants = config.tenants.strict;
+    let ingest =
+        Ingest::start(Arc::clone(&store), clock.clone(), config.ingest.clone(), strict_tenants);
+    let app = App::new(Arc::clone(&store), Arc::clone(&ingest), clock, &config);
+    announce(&config, listen, admin_key.as_deref())?;
+    http::serve(listener, app, signals.first()).await.context("cannot serve")?;
+    ingest.drain().await;
+    store.close().await;
+    tracing::info!("stopped: everything that was acknowledged is stored");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn load_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
+    let mut config = arguments.store.load_config()?;
+    if let Some(listen) = arguments.listen {
+        config.server.listen = listen;
+    }
+    if let Some(format) = arguments.log {
+        config.log.format = format;
+    }
+    Ok(config)
+}
+
+/// Time must not go back across restarts: what was too old to accept stays too old.
+fn raise_clock(clock: &Clock, store: &dyn Store) {
+    let behind_micros = clock.raise_floor(store.high_water());
+    if behind_micros > CLOCK_BEHIND_MICROS_MAX {
+        let behind_seconds = behind_micros / MICROS_PER_SECOND;
+        tracing::warn!(
+            behind_seconds,
+            "this machine's clock is {behind_seconds} seconds behind what the store has recorded; \
+             until it catches up, every event counts as received at {}; set the clock",
+            store.high_water()
+        );
+    }
+}
+
+async fn declare_meters(config: &Config, store: &dyn Store, clock: &Clock) -> anyhow::Result<()> {
+    for (slug, spec) in &config.meters {
+        let refuse = |detail: &str| anyhow::anyhow!("settings: [meters.{slug}]: {detail}");
+        let parsed = MeterSlug::parse(slug).map_err(|refusal| refuse(&refusal.detail))?;
+        let meter =
+            Meter::declare(parsed, spec.clone()).map_err(|refusal| refuse(&refusal.detail))?;
+        match store.declare_meter(meter, clock.now()).await? {
+            Declaration::Created => tracing::info!(meter = slug, "a meter was declared"),
+            Declaration::Updated => {}
+            Declaration::Refused(standing) => {
+                let standing = serde_json::to_string(&standing.spec)?;
+                bail!(
+                    "settings: [meters.{slug}] was declared differently before, as {standing}, \
+                     and its totals rest on that; put the old definition back, or declare the new \
+                     one under another slug"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(listen).await.map_err(|error| {
+        let why = match error.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                "another program listens there; stop it, or choose another port with --listen \
+                 (port 0 picks a free one)"
+            }
+            std::io::ErrorKind::PermissionDenied => {
+                "this user may not use that port; choose one above 1023 with --listen"
+            }
+            std::io::ErrorKind::AddrNotAvailable => {
+                "this machine does not have that address; choose another with --listen"
+            }
+            _ => "choose another address with --listen",
+        };
+        anyhow::anyhow!("cannot listen on {listen}: {error}: {why}")
+    })
+}
+
+/// Prints the ready line, on standard output, and a key that was just made.
+fn announce(config: &Config, listen: SocketAddr, admin_key: Option<&str>) -> anyhow::Result<()> {
+    let url = format!("http://{}", reachable(listen));
+    let (store, version) = (config.store.url.to_string(), env!("CARGO_PKG_VERSION"));
+    let line = match config.log.format {
+        LogFormat::Json => {
+            let mut ready = serde_json::json!({
+                "event": "ready", "url": url, "listen": listen.to_string(),
+                "store": store, "version": version,
+            });
+            if let Some(key) = admin_key {
+                ready["admin_key"] = key.into();
+            }
+            ready.to_string()
+        }
+        LogFormat::Text => {
+            if let Some(key) = admin_key {
+                eprintln!(
+                    "\nThe first admin key, shown this once and kept nowhere:\n\n    {key}\n\n\
+                     Try it:\n\n    export COUNTERFOIL_URL={url} COUNTERFOIL_KEY={key}\n    \
+                     counterfoil keys create --name gateway --scope ingest\n"
+                );
+            }
+            format!("listening on {url} (store {store}, version {version}, interface {url}/docs)")
+        }
+    };
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "{line}").and_then(|()| output.flush()).context("cannot print the ready line")
+}
+
+/// Where a program on this machine reaches a server that listens on all addresses.
+fn reachable(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listen.port())
+}
+
+/// SIGTERM and SIGINT, heard from the moment the process begins to open its store.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn listen() -> anyhow::Result<Self> {
+        let listen = |kind| signal(kind).context("cannot listen for signals");
+        let terminate = listen(SignalKind::terminate())?;
+        Ok(Self { terminate, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+
+    /// Waits for the first signal; from then on the next one ends the process.
+    async fn first(mut self) {
+        self.next().await;
+        tracing::info!("stopping: requests in progress end first; signal again to stop at once");
+        tokio::spawn(async move {
+            self.next().await;
+            std::process::exit(EXIT_INTERRUPTED);
+        });
+    }
+}

@@ -1,0 +1,56 @@
+//! The one place that turns the setting `store.url` into an open store.
+
+use crate::config::{Config, StoreUrl};
+use crate::store::Store;
+use crate::store::postgres::PostgresStore;
+use crate::store::sqlite::SqliteStore;
+use anyhow::Context;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Which store a command works on; the same flags everywhere.
+#[derive(clap::Args, Debug)]
+pub struct StoreArguments {
+    /// Directory of the embedded store; short for --store sqlite:DIR
+    #[arg(long, value_name = "DIR", conflicts_with = "store")]
+    data: Option<PathBuf>,
+    /// sqlite:DIR, or postgres://user:password@host/database
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// Settings file; `counterfoil config explain` shows every setting
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl StoreArguments {
+    /// The settings, with the flags over them.
+    pub fn load_config(&self) -> anyhow::Result<Config> {
+        let mut config = crate::config::load(self.config.as_deref())?;
+        if let Some(directory) = &self.data {
+            config.store.url = StoreUrl::Sqlite(directory.clone());
+        }
+        if let Some(text) = &self.store {
+            config.store.url = StoreUrl::try_from(text.clone())
+                .map_err(|refusal| anyhow::anyhow!("--store: {refusal}"))?;
+        }
+        Ok(config)
+    }
+}
+
+/// Opens the store that the settings name, creating it if there is none.
+pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
+    match &config.store.url {
+        StoreUrl::Sqlite(directory) => {
+            let (directory, settings) = (directory.clone(), config.sqlite.clone());
+            // Recovery reads the journal, which may take seconds.
+            let opening =
+                tokio::task::spawn_blocking(move || SqliteStore::open(&directory, &settings));
+            let store = opening.await.context("the store's opening was interrupted")?;
+            Ok(store.with_context(|| format!("cannot open the store {}", config.store.url))?)
+        }
+        StoreUrl::Postgres(url) => {
+            let store = PostgresStore::open(url, &config.postgres).await;
+            Ok(store.with_context(|| format!("cannot open the store {}", config.store.url))?)
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Tables for people, all of one look, and numbers with their thousands apart.
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+
+/// A table with a header; columns after the first `left` are numbers and align right.
+pub fn new_table(header: &[&str], left: usize) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_header(header);
+    for column in table.column_iter_mut().skip(left) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+pub fn cell(text: impl ToString) -> Cell {
+    Cell::new(text.to_string())
+}
+
+/// `1234567` as `1,234,567`; a sign and decimals stay as they are.
+pub fn grouped(number: impl ToString) -> String {
+    let text = number.to_string();
+    let (sign, unsigned) = match text.strip_prefix('-') {
+        Some(rest) => ("-", rest),
+        None => ("", text.as_str()),
+    };
+    let (whole, fraction) = match unsigned.split_once('.') {
+        Some((whole, fraction)) => (whole, format!(".{fraction}")),
+        None => (unsigned, String::new()),
+    };
+    let mut shown = String::with_capacity(text.len() + text.len() / 3);
+    for (place, digit) in whole.char_indices() {
+        if place > 0 && (whole.len() - place).is_multiple_of(3) {
+            shown.push(',');
+        }
+        shown.push(digit);
+    }
+    format!("{sign}{shown}{fraction}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands() {
+        let check = |text: &str, expected: &str| assert_eq!(grouped(text), expected);
+        check("0", "0");
+        check("999", "999");
+        check("1000", "1,000");
+        check("-1234567.000001", "-1,234,567.000001");
+        check("123456", "123,456");
+    }
+}

@@ -1,0 +1,85 @@
+//! The edge: HTTP in, verdicts and totals out.
+//!
+//! Invariant: a 2xx about events is sent only after the commit that holds them. Every request
+//! except for health and documentation needs a key, and a key that is bound to a tenant reaches
+//! nothing of another one. Every failure leaves as a problem (`problem`).
+
+pub mod auth;
+mod body;
+mod catalog;
+mod counters;
+mod events;
+mod extract;
+mod inboxes;
+mod keys;
+mod meters;
+mod openapi;
+mod pages;
+mod problem;
+mod records;
+mod serve;
+mod telemetry;
+mod tenants;
+mod usage;
+
+pub use serve::serve;
+
+use crate::clock::Clock;
+use crate::config::{Config, ServerConfig};
+use crate::jobs::ingest::Ingest;
+use crate::store::Store;
+use auth::KeyCache;
+use axum::Router;
+use body::BodyReader;
+use bytes::Bytes;
+use catalog::CatalogCache;
+use metrics_exporter_prometheus::PrometheusHandle;
+use std::sync::Arc;
+
+/// What all requests share.
+pub struct App {
+    store: Arc<dyn Store>,
+    ingest: Arc<Ingest>,
+    clock: Clock,
+    config: ServerConfig,
+    accept_horizon_hours: u32,
+    catalog: CatalogCache,
+    keys: KeyCache,
+    bodies: BodyReader,
+    metrics: PrometheusHandle,
+    /// The description of this interface, made once.
+    openapi: Bytes,
+}
+
+impl App {
+    pub fn new(
+        store: Arc<dyn Store>,
+        ingest: Arc<Ingest>,
+        clock: Clock,
+        config: &Config,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            catalog: CatalogCache::new(Arc::clone(&store)),
+            keys: KeyCache::new(Arc::clone(&store)),
+            bodies: BodyReader::new(&config.server),
+            metrics: telemetry::install_recorder(),
+            openapi: openapi::document(&config.server).into(),
+            store,
+            ingest,
+            clock,
+            config: config.server.clone(),
+            accept_horizon_hours: config.ingest.accept_horizon_hours,
+        })
+    }
+}
+
+/// Every route, with what all of them share.
+pub fn router(app: Arc<App>) -> Router {
+    let (routes, _) = openapi::routes().split_for_parts();
+    routes
+        .route("/", axum::routing::get(pages::root))
+        .fallback(problem::not_found)
+        .method_not_allowed_fallback(problem::method_not_allowed)
+        .layer(axum::middleware::from_fn(telemetry::observe))
+        .with_state(app)
+}

@@ -1,0 +1,107 @@
+//! `GET /v1/counters`: the conservation law, hour by hour.
+//!
+//! Invariant: received = accepted + duplicates + conflicts + quarantined + rejected, in each row.
+
+use super::App;
+use super::auth::{Caller, Scope};
+use super::extract::Query;
+use super::problem::{Kind, Problem};
+use crate::rules::timestamp::{MICROS_PER_DAY, MICROS_PER_HOUR, Timestamp};
+use crate::rules::window::{Bucket, Window, parse_border};
+use crate::store::CounterRow;
+use axum::extract::State;
+use jiff::tz::TimeZone;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Longest range, which bounds the answer.
+const RANGE_DAYS_MAX: i64 = 31;
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct CountersQuery {
+    /// First instant (RFC 3339, or a date in UTC); a day before `to` if it is left out. At most 31
+    /// days before `to`.
+    #[param(example = "2026-11-15T00:00:00Z")]
+    from: Option<String>,
+    /// First instant that is no longer included; the end of the present hour if it is left out.
+    #[param(example = "2026-11-16T00:00:00Z")]
+    to: Option<String>,
+}
+
+/// What was received of a tenant in an hour, and what became of it.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct CounterAnswer {
+    /// Null: the tenant could not be read from what was rejected.
+    tenant: Option<String>,
+    /// The start of the hour in which it was received.
+    #[schema(format = DateTime)]
+    hour: String,
+    /// The sum of the other five.
+    received: u64,
+    accepted: u64,
+    duplicates: u64,
+    conflicts: u64,
+    quarantined: u64,
+    rejected: u64,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct CounterList {
+    counters: Vec<CounterAnswer>,
+}
+
+/// Read counters
+///
+/// What was received of each tenant in each hour, and what became of it.
+#[utoipa::path(
+    get, path = "/v1/counters", tag = "usage", params(CountersQuery),
+    responses((status = 200, description = "The counters, by hour and tenant", body = CounterList))
+)]
+pub async fn list_counters(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Query(query): Query<CountersQuery>,
+) -> Result<axum::Json<CounterList>, Problem> {
+    caller.require(Scope::Read)?;
+    let range = parse_range(app.clock.now(), &query)?;
+    let mut rows = app.store.read_counters(range).await?;
+    if let Some(tenant) = caller.bound_to() {
+        rows.retain(|row| row.tenant.as_ref() == Some(tenant));
+    }
+    rows.sort_by(|a, b| (a.hour, &a.tenant).cmp(&(b.hour, &b.tenant)));
+    Ok(axum::Json(CounterList { counters: rows.into_iter().map(CounterAnswer::from).collect() }))
+}
+
+fn parse_range(now: Timestamp, query: &CountersQuery) -> Result<Window, Problem> {
+    let border = |text: &String| parse_border(text, &TimeZone::UTC);
+    let this_hour = Bucket::Hour.start_of(now);
+    let end = query.to.as_ref().map(border).transpose()?;
+    let end = end.unwrap_or_else(|| this_hour.saturating_add_micros(MICROS_PER_HOUR));
+    let start = query.from.as_ref().map(border).transpose()?;
+    let start = start.unwrap_or_else(|| end.saturating_add_micros(-MICROS_PER_DAY));
+    if end <= start || start.saturating_add_micros(RANGE_DAYS_MAX * MICROS_PER_DAY) < end {
+        return Err(Problem::new(
+            Kind::Invalid,
+            "invalid_range",
+            format!("from must lie before to, and at most {RANGE_DAYS_MAX} days before"),
+        ));
+    }
+    Ok(Window { start, end })
+}
+
+impl From<CounterRow> for CounterAnswer {
+    fn from(row: CounterRow) -> Self {
+        Self {
+            tenant: row.tenant.map(|tenant| tenant.to_string()),
+            hour: row.hour.to_string(),
+            received: row.tally.received(),
+            accepted: row.tally.accepted,
+            duplicates: row.tally.duplicates,
+            conflicts: row.tally.conflicts,
+            quarantined: row.tally.quarantined,
+            rejected: row.tally.rejected,
+        }
+    }
+}

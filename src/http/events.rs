@@ -1,0 +1,142 @@
+//! `POST /v1/events`: deliveries in any of the four shapes, verdicts out.
+//!
+//! Invariant: the answer is sent after the commit that holds the events, names every item's
+//! outcome, and a malformed item never harms its neighbours. A request that is refused as a whole
+//! counted nothing.
+
+mod items;
+mod reply;
+
+use super::App;
+use super::auth::{Caller, Scope};
+use super::extract::{Query, media_type};
+use super::problem::{Kind, Problem};
+use crate::rules::event::{Event, RefusedItem, parse_event};
+use crate::rules::ids::TenantId;
+use crate::rules::meter::Catalog;
+use crate::rules::refusal::Refusal;
+use crate::store;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use http::HeaderMap;
+use items::{Format, Items, ReadItem};
+use reply::{Names, Reply, Show};
+use serde::Deserialize;
+use std::sync::Arc;
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct PostQuery {
+    /// Which items the answer lists: `all`, or only `problems`, which leaves out accepted events
+    /// and plain duplicates. The counts are always complete.
+    #[serde(default)]
+    #[param(inline, default = "all")]
+    results: Show,
+}
+
+type Delivery = Result<Event, RefusedItem>;
+
+/// Send events
+///
+/// Counts each event exactly once in effect. The answer comes after the events are durable; an
+/// event may be sent again any number of times.
+#[utoipa::path(
+    post, path = "/v1/events", tag = "events", params(PostQuery), request_body = String,
+    responses(
+        (status = 200, description = "A batch was judged, item by item; or a single event was \
+            counted, now (`accepted`) or before (`duplicate`)"),
+        (status = 202, description = "A single event is quarantined: kept and not counted"),
+        (status = 409, description = "Another payload was counted under the single event's id; \
+            it stands, and this one is kept for a person to look at"),
+        (status = 422, description = "The single event is rejected: nothing of it was kept"),
+    )
+)]
+pub async fn post_events(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Query(query): Query<PostQuery>,
+    request: Request,
+) -> Result<Response, Problem> {
+    caller.require(Scope::Ingest)?;
+    let (parts, body) = request.into_parts();
+    let format = read_format(&parts.headers)?;
+    let body = app.bodies.read(&parts.headers, body).await?;
+    let Items { items, single } =
+        items::parse_items(&body.bytes, format, app.config.batch_events_max)?;
+    let mut deliveries = parse_deliveries(&app, &items).await?;
+    let names = Names::of(&deliveries);
+    drop(items);
+    drop(body);
+    if let Some(tenant) = caller.bound_to() {
+        forbid_other_tenants(&mut deliveries, tenant);
+    }
+    let verdicts = app.ingest.submit(deliveries).await?;
+    let reply = Reply::write(&names, &verdicts, query.results, app.accept_horizon_hours);
+    reply.count();
+    Ok(match verdicts.as_slice() {
+        [verdict] if single => reply.into_single_response(verdict),
+        _ => reply.into_response(),
+    })
+}
+
+fn read_format(headers: &HeaderMap) -> Result<Format, Problem> {
+    match media_type(headers).as_deref() {
+        None | Some("application/json") => Ok(Format::Json),
+        Some("application/x-ndjson" | "application/ndjson" | "application/jsonl") => {
+            Ok(Format::Lines)
+        }
+        Some("application/cloudevents+json") => Ok(Format::CloudEvent),
+        Some("application/cloudevents-batch+json") => Ok(Format::CloudEvents),
+        Some(_) => Err(Problem::new(
+            Kind::UnsupportedType,
+            "unsupported_type",
+            "Content-Type is application/json, application/x-ndjson, \
+             application/cloudevents+json or application/cloudevents-batch+json; nothing of this \
+             request was counted",
+        )),
+    }
+}
+
+/// Reads every item as an event. A meter that is not known may have been declared elsewhere a
+/// moment ago, so the catalog is read again before its events are refused.
+async fn parse_deliveries(app: &App, items: &[ReadItem<'_>]) -> store::Result<Vec<Delivery>> {
+    let catalog = app.catalog.current().await?;
+    let mut deliveries: Vec<_> = items.iter().map(|item| parse_item(item, &catalog)).collect();
+    let unknown = |delivery: &Delivery| {
+        delivery.as_ref().is_err_and(|refused| refused.refusal.code == "unknown_meter")
+    };
+    if deliveries.iter().any(unknown)
+        && let Some(catalog) = app.catalog.renewed().await?
+    {
+        for (delivery, item) in deliveries.iter_mut().zip(items) {
+            if unknown(delivery) {
+                *delivery = parse_item(item, &catalog);
+            }
+        }
+    }
+    Ok(deliveries)
+}
+
+fn parse_item(item: &ReadItem<'_>, catalog: &Catalog) -> Delivery {
+    match item {
+        Ok(item) => parse_event(item, catalog),
+        Err(refusal) => Err(RefusedItem { tenant: None, id: None, refusal: refusal.clone() }),
+    }
+}
+
+/// What a bound key may not send is refused, and counted under the key's own tenant: it must leave
+/// no trace with another one.
+fn forbid_other_tenants(deliveries: &mut [Delivery], tenant: &TenantId) {
+    for delivery in deliveries {
+        let refusal = match delivery {
+            Ok(event) if event.tenant == *tenant => continue,
+            Ok(_) => Refusal::new(
+                "tenant_forbidden",
+                "this key is bound to another tenant; send the event with a key for its tenant",
+            ),
+            Err(refused) => refused.refusal.clone(),
+        };
+        *delivery = Err(RefusedItem { tenant: Some(tenant.as_str().into()), id: None, refusal });
+    }
+}

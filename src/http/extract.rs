@@ -1,0 +1,96 @@
+//! Extractors whose refusals are problems, and the shapes that lists share.
+//!
+//! Invariant: nothing of a request is read without a limit, and a name that is not known is
+//! refused, so that a misspelt filter never widens an answer.
+
+use super::App;
+use super::problem::{Kind, Problem};
+use axum::extract::{FromRequestParts, Request};
+use http::HeaderMap;
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+
+/// Records on a page unless asked otherwise.
+pub const LIMIT_DEFAULT: usize = 100;
+/// Most records on a page.
+pub const LIMIT_MAX: usize = 1000;
+
+/// The query of the request's URL.
+pub struct Query<T>(pub T);
+
+impl<T: DeserializeOwned> FromRequestParts<Arc<App>> for Query<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Problem> {
+        let query = axum::extract::Query::<T>::try_from_uri(&parts.uri)?;
+        Ok(Self(query.0))
+    }
+}
+
+/// The names in the request's path.
+pub struct Path<T>(pub T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Arc<App>> for Path<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
+        let path = axum::extract::Path::<T>::from_request_parts(parts, app).await?;
+        Ok(Self(path.0))
+    }
+}
+
+/// A JSON body of one object.
+pub struct Json<T>(pub T);
+
+/// Reads the body after the caller was found to be allowed to send it.
+pub async fn read_json<T: DeserializeOwned>(
+    request: Request,
+    app: &App,
+) -> Result<Json<T>, Problem> {
+    let (parts, body) = request.into_parts();
+    if !matches!(media_type(&parts.headers).as_deref(), None | Some("application/json")) {
+        return Err(Problem::new(
+            Kind::UnsupportedType,
+            "unsupported_type",
+            "Content-Type must be application/json",
+        ));
+    }
+    let body = app.bodies.read(&parts.headers, body).await?;
+    serde_json::from_slice(&body.bytes).map(Json).map_err(|error| invalid_body(&error))
+}
+
+fn invalid_body(error: &serde_json::Error) -> Problem {
+    match error.classify() {
+        serde_json::error::Category::Data => {
+            Problem::new(Kind::Refused, "invalid_body", format!("{error}; see /docs"))
+        }
+        serde_json::error::Category::Io
+        | serde_json::error::Category::Syntax
+        | serde_json::error::Category::Eof => {
+            Problem::new(Kind::Invalid, "invalid_json", format!("the body is not JSON: {error}"))
+        }
+    }
+}
+
+/// The type of the body in lower case, without its parameters.
+pub fn media_type(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get(CONTENT_TYPE)?;
+    // A value that is not text is some type that nobody knows.
+    let text = value.to_str().unwrap_or("unreadable");
+    let name = text.split_once(';').map_or(text, |(name, _)| name);
+    Some(name.trim().to_ascii_lowercase())
+}
+
+/// Checks how many records a page shall have.
+pub fn parse_limit(limit: Option<usize>) -> Result<usize, Problem> {
+    match limit.unwrap_or(LIMIT_DEFAULT) {
+        limit @ 1..=LIMIT_MAX => Ok(limit),
+        _ => Err(Problem::new(
+            Kind::Invalid,
+            "invalid_limit",
+            format!("limit is 1 to {LIMIT_MAX}; ask for the next page with the cursor"),
+        )),
+    }
+}

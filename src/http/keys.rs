@@ -1,0 +1,167 @@
+//! `/v1/keys`: making and revoking keys. For admins, with keys that are bound to no tenant.
+//!
+//! Invariant: a token is shown once, in the answer that made it. A revoked key is refused here at
+//! once and by other servers within two seconds.
+
+use super::App;
+use super::auth::{Caller, Scope, new_key_id, new_token};
+use super::extract::{Json, Path, read_json};
+use super::problem::{Kind, Problem};
+use crate::rules::ids::TenantId;
+use crate::store::ApiKey;
+use axum::extract::State;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Longest name of a key, in bytes of UTF-8.
+const NAME_BYTES_MAX: usize = 100;
+
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "gateway", "scopes": ["ingest"]}))]
+pub struct KeySpec {
+    /// For people; without control characters.
+    #[schema(min_length = 1, max_length = 100, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    name: String,
+    #[schema(min_items = 1, max_items = 4)]
+    scopes: Vec<Scope>,
+    /// Binds the key to one tenant: it reaches nothing of another. Such a key cannot have the
+    /// scope admin.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    tenant: Option<String>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct KeyAnswer {
+    id: String,
+    name: String,
+    #[schema(value_type = Vec<Scope>)]
+    scopes: Vec<String>,
+    tenant: Option<String>,
+    #[schema(format = DateTime)]
+    created_at: String,
+    #[schema(format = DateTime)]
+    revoked_at: Option<String>,
+}
+
+/// A key that was just made.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct NewKeyAnswer {
+    /// The key itself: shown this once, and not kept.
+    token: String,
+    #[serde(flatten)]
+    key: KeyAnswer,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct KeyList {
+    keys: Vec<KeyAnswer>,
+}
+
+/// Make a key
+#[utoipa::path(
+    post, path = "/v1/keys", tag = "keys", request_body = KeySpec,
+    responses(
+        (status = 201, description = "The key, with its token", body = NewKeyAnswer),
+        (status = 422, description = "The key is refused"),
+    )
+)]
+pub async fn post_key(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    request: axum::extract::Request,
+) -> Result<(StatusCode, axum::Json<NewKeyAnswer>), Problem> {
+    caller.require_unbound(Scope::Admin)?;
+    let Json(spec) = read_json::<KeySpec>(request, &app).await?;
+    let token = new_token();
+    let key = check_spec(&app, spec, app.keys.digest(&token))?;
+    app.store.create_api_key(key.clone()).await?;
+    app.keys.reload().await;
+    tracing::info!(key = key.id, by = caller.key_id(), "a key was made");
+    Ok((StatusCode::CREATED, axum::Json(NewKeyAnswer { token, key: key.into() })))
+}
+
+/// List keys
+#[utoipa::path(
+    get, path = "/v1/keys", tag = "keys",
+    responses((status = 200, description = "Every key, without its token", body = KeyList))
+)]
+pub async fn list_keys(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+) -> Result<axum::Json<KeyList>, Problem> {
+    caller.require_unbound(Scope::Admin)?;
+    let keys = app.store.list_api_keys().await?.into_iter().map(KeyAnswer::from).collect();
+    Ok(axum::Json(KeyList { keys }))
+}
+
+/// Revoke a key
+#[utoipa::path(
+    delete, path = "/v1/keys/{id}", tag = "keys",
+    params(("id" = String, Path, description = "The key's id, not its token")),
+    responses(
+        (status = 204, description = "It is revoked"),
+        (status = 404, description = "There is no such key, or it was revoked before"),
+    )
+)]
+pub async fn delete_key(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<StatusCode, Problem> {
+    caller.require_unbound(Scope::Admin)?;
+    // Ids are made here; PostgreSQL would refuse a NUL, and no id has one.
+    let revoked = !id.contains('\0') && app.store.revoke_api_key(&id, app.clock.now()).await?;
+    if !revoked {
+        return Err(Problem::new(
+            Kind::NotFound,
+            "unknown_key",
+            "there is no such key, or it was revoked before; GET /v1/keys lists them",
+        ));
+    }
+    app.keys.reload().await;
+    tracing::info!(key = id, by = caller.key_id(), "a key was revoked");
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn check_spec(app: &App, spec: KeySpec, digest: [u8; 32]) -> Result<ApiKey, Problem> {
+    let refuse = |detail: &'static str| Problem::new(Kind::Refused, "invalid_key", detail);
+    let KeySpec { name, mut scopes, tenant } = spec;
+    let control = name.bytes().any(|b| b < 0x20 || b == 0x7f);
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || control {
+        return Err(refuse("name has 1 to 100 bytes and no control characters"));
+    }
+    if scopes.is_empty() || scopes.len() > 4 {
+        return Err(refuse("scopes names 1 to 4 of ingest, read, operate, admin"));
+    }
+    scopes.sort_by_key(|scope| scope.name());
+    scopes.dedup();
+    let tenant = tenant.as_deref().map(TenantId::parse).transpose().map_err(Problem::refused)?;
+    if tenant.is_some() && scopes.contains(&Scope::Admin) {
+        return Err(refuse("a key that is bound to a tenant cannot have the scope admin"));
+    }
+    Ok(ApiKey {
+        id: new_key_id(),
+        name,
+        digest,
+        scopes: scopes.iter().map(|scope| scope.name().to_owned()).collect(),
+        tenant,
+        created_at: app.clock.now(),
+        revoked_at: None,
+    })
+}
+
+impl From<ApiKey> for KeyAnswer {
+    fn from(key: ApiKey) -> Self {
+        Self {
+            id: key.id,
+            name: key.name,
+            scopes: key.scopes,
+            tenant: key.tenant.map(|tenant| tenant.to_string()),
+            created_at: key.created_at.to_string(),
+            revoked_at: key.revoked_at.map(|at| at.to_string()),
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! `/v1/meters`: declaring what is counted, and reading it back.
+//!
+//! Invariant: a definition stands for ever, since every stored total means what it says; declaring
+//! it again is harmless and may change the description only.
+
+use super::App;
+use super::auth::{Caller, Scope};
+use super::catalog::unknown_meter;
+use super::extract::{Json, Path, read_json};
+use super::problem::{Kind, Problem};
+use crate::rules::ids::MeterSlug;
+use crate::rules::meter::{Meter, MeterSpec};
+use crate::store::Declaration;
+use axum::extract::State;
+use http::StatusCode;
+use serde::Serialize;
+use std::sync::Arc;
+
+/// A declared meter.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct MeterAnswer {
+    slug: String,
+    #[serde(flatten)]
+    spec: MeterSpec,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct MeterList {
+    meters: Vec<MeterAnswer>,
+}
+
+/// Declare a meter
+///
+/// Creates the meter, or takes over the description of one that counts the same.
+#[utoipa::path(
+    put, path = "/v1/meters/{slug}", tag = "meters", request_body = MeterSpec,
+    params(("slug" = String, Path, description = "The meter's slug")),
+    responses(
+        (status = 200, description = "It was declared before and counts the same", body = MeterAnswer),
+        (status = 201, description = "It is declared", body = MeterAnswer),
+        (status = 409, description = "A meter of this slug counts differently; it stands"),
+        (status = 422, description = "The definition is refused"),
+    )
+)]
+pub async fn put_meter(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(slug): Path<String>,
+    request: axum::extract::Request,
+) -> Result<(StatusCode, axum::Json<MeterAnswer>), Problem> {
+    caller.require_unbound(Scope::Admin)?;
+    let slug = MeterSlug::parse(&slug)?;
+    let Json(spec) = read_json::<MeterSpec>(request, &app).await?;
+    let meter = Meter::declare(slug, spec).map_err(Problem::refused)?;
+    let declared = app.store.declare_meter(meter.clone(), app.clock.now()).await?;
+    let status = match declared {
+        Declaration::Created => StatusCode::CREATED,
+        Declaration::Updated => StatusCode::OK,
+        Declaration::Refused(standing) => {
+            let standing = serde_json::to_string(&standing.spec).unwrap_or_default();
+            return Err(Problem::new(
+                Kind::Conflict,
+                "meter_differs",
+                "a meter of this slug counts differently and stands, since its totals do; only \
+                 the description may change; declare the new meter under another slug",
+            )
+            .with_members(format!("\"standing\":{standing}")));
+        }
+    };
+    app.catalog.reload().await?;
+    Ok((status, axum::Json(MeterAnswer::of(&meter))))
+}
+
+/// Read a meter
+#[utoipa::path(
+    get, path = "/v1/meters/{slug}", tag = "meters",
+    params(("slug" = String, Path, description = "The meter's slug")),
+    responses(
+        (status = 200, description = "The meter", body = MeterAnswer),
+        (status = 404, description = "There is no such meter"),
+    )
+)]
+pub async fn get_meter(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(slug): Path<String>,
+) -> Result<axum::Json<MeterAnswer>, Problem> {
+    caller.require(Scope::Read)?;
+    let slug = MeterSlug::parse(&slug)?;
+    // The description may have changed elsewhere, so the store is asked.
+    let catalog = app.catalog.reload().await?;
+    let (_, meter) = catalog.find(slug.as_str()).ok_or_else(unknown_meter)?;
+    Ok(axum::Json(MeterAnswer::of(meter)))
+}
+
+/// List meters
+#[utoipa::path(
+    get, path = "/v1/meters", tag = "meters",
+    responses((status = 200, description = "Every meter, in the order of slugs", body = MeterList))
+)]
+pub async fn list_meters(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+) -> Result<axum::Json<MeterList>, Problem> {
+    caller.require(Scope::Read)?;
+    let catalog = app.catalog.reload().await?;
+    let meters = catalog.list().iter().map(|meter| MeterAnswer::of(meter)).collect();
+    Ok(axum::Json(MeterList { meters }))
+}
+
+impl MeterAnswer {
+    fn of(meter: &Meter) -> Self {
+        Self { slug: meter.slug.to_string(), spec: meter.spec.clone() }
+    }
+}

@@ -1,0 +1,329 @@
+//! The routes, and the OpenAPI 3.1 description that is made from them.
+//!
+//! Invariant: a route is registered and described by the same line, so neither can lack the other.
+//! Limits in the description come from the constants that enforce them. What all operations have
+//! in common (keys, problems, the body's limits) is added here, once for all of them.
+
+use super::{App, counters, events, inboxes, keys, meters, pages, records, tenants, usage};
+use crate::config::ServerConfig;
+use crate::rules::ids::{
+    EVENT_ID_BYTES_MAX, METER_SLUG_BYTES_MAX, SUBSCRIPTION_BYTES_MAX, TENANT_BYTES_MAX,
+};
+use crate::rules::properties::{PROPERTIES_MAX, TEXT_BYTES_MAX};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+const DESCRIPTION: &str = "Counts usage events exactly once in effect and keeps exact totals.\n\n\
+    Send `Authorization: Bearer` and a key with every request. Quantities are decimal numbers, \
+    sent as JSON strings or numbers and answered as strings. Instants are RFC 3339. Failures are \
+    `application/problem+json` (RFC 9457) with a stable `code`. After 503, send the same request \
+    again: nothing is ever counted twice.";
+
+/// Text without control characters.
+const PLAIN_TEXT: &str = r"^[^\x00-\x1f\x7f]+$";
+const SLUG: &str = "^[a-z0-9][a-z0-9_.-]*$";
+
+/// Every route but the one of `/`, which only leads to the description.
+pub fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(events::post_events, records::list_events))
+        .routes(routes!(records::trace_event))
+        .routes(routes!(usage::get_usage))
+        .routes(routes!(counters::list_counters))
+        .routes(routes!(inboxes::list_conflicts))
+        .routes(routes!(inboxes::list_quarantine))
+        .routes(routes!(meters::list_meters))
+        .routes(routes!(meters::put_meter, meters::get_meter))
+        .routes(routes!(tenants::list_tenants))
+        .routes(routes!(tenants::put_tenant, tenants::get_tenant))
+        .routes(routes!(keys::list_keys, keys::post_key))
+        .routes(routes!(keys::delete_key))
+        .routes(routes!(pages::healthz))
+        .routes(routes!(pages::readyz))
+        .routes(routes!(pages::get_metrics))
+        .routes(routes!(pages::get_openapi))
+        .routes(routes!(pages::get_docs))
+}
+
+/// The description as JSON text.
+pub fn document(config: &ServerConfig) -> String {
+    let mut document = serde_json::to_value(routes().into_openapi())
+        .expect("the description consists of texts, numbers and lists");
+    document["info"] = json!({
+        "title": "Counterfoil",
+        "version": env!("CARGO_PKG_VERSION"),
+        "description": DESCRIPTION,
+        "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+    });
+    document["servers"] = json!([{"url": "/"}]);
+    document["security"] = json!([{"key": []}]);
+    document["components"]["securitySchemes"] =
+        json!({"key": {"type": "http", "scheme": "bearer", "description": "A key of /v1/keys"}});
+    describe_shared_schemas(&mut document["components"]["schemas"]);
+    describe_post_events(&mut document["paths"]["/v1/events"]["post"], config);
+    describe_meter_spec(&mut document["components"]["schemas"]["MeterSpec"]["properties"]);
+    let paths = document["paths"].as_object_mut().expect("there are paths");
+    for operations in paths.values_mut() {
+        for operation in operations.as_object_mut().expect("a path has operations").values_mut() {
+            describe_path_parameters(operation);
+            describe_problems(operation, config);
+        }
+    }
+    document.to_string()
+}
+
+/// Adds what any request of this kind can be answered with, and gives every failure its body.
+fn describe_problems(operation: &mut Value, config: &ServerConfig) {
+    let open = operation.get("security").is_some();
+    let has_body = operation.get("requestBody").is_some();
+    let has_parameters = operation.get("parameters").is_some();
+    if open {
+        operation["security"] = json!([]);
+    }
+    let responses = operation["responses"].as_object_mut().expect("an operation has responses");
+    let mut add = |status: &str, description: String| {
+        responses.entry(status).or_insert_with(|| json!({"description": description}));
+    };
+    if !open {
+        add("401", "No key, or one that is unknown or revoked".into());
+        add("403", "The key lacks the scope, or is bound to another tenant".into());
+        add("500", "The server failed; its log says why".into());
+        add("503", "The store cannot answer now; send the same request again".into());
+    }
+    if has_parameters || has_body {
+        add("400", "The request cannot be understood; nothing was done".into());
+    }
+    if has_body {
+        let bytes = config.body_bytes_max;
+        add("408", "The body did not arrive in time".into());
+        add("413", format!("More than {bytes} bytes, as sent or decompressed, or too many events"));
+        add("415", "The type or the encoding of the body is not supported".into());
+    }
+    for (status, response) in responses.iter_mut() {
+        if status.as_str() >= "400" {
+            describe_problem(status, response);
+        }
+    }
+}
+
+fn describe_problem(status: &str, response: &mut Value) {
+    if response.get("content").is_none() {
+        response["content"] = json!({
+            "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
+        });
+    }
+    match status {
+        "503" => {
+            response["headers"] = json!({"Retry-After": {
+                "description": "Seconds after which to send the same request again",
+                "schema": {"type": "string"}
+            }});
+        }
+        "401" => {
+            response["headers"] =
+                json!({"WWW-Authenticate": {"required": true, "schema": {"type": "string"}}});
+        }
+        _ => {}
+    }
+}
+
+/// Names in paths have the limits of the names they are.
+fn describe_path_parameters(operation: &mut Value) {
+    let path = operation["operationId"].as_str().unwrap_or_default().to_owned();
+    let Some(parameters) = operation.get_mut("parameters").and_then(Value::as_array_mut) else {
+        return;
+    };
+    for parameter in parameters.iter_mut().filter(|parameter| parameter["in"] == "path") {
+        parameter["schema"] = match (parameter["name"].as_str(), path.as_str()) {
+            (Some("slug"), _) => slug_schema(),
+            (Some("tenant"), _) | (Some("id"), "put_tenant" | "get_tenant") => {
+                text_schema(TENANT_BYTES_MAX)
+            }
+            (Some("id"), "trace_event") => text_schema(EVENT_ID_BYTES_MAX),
+            _ => json!({"type": "string", "minLength": 1}),
+        };
+    }
+}
+
+/// Bounds are of bytes; for text beyond ASCII they are reached with fewer characters.
+fn text_schema(bytes_max: usize) -> Value {
+    json!({"type": "string", "minLength": 1, "maxLength": bytes_max, "pattern": PLAIN_TEXT})
+}
+
+fn slug_schema() -> Value {
+    json!({"type": "string", "minLength": 1, "maxLength": METER_SLUG_BYTES_MAX, "pattern": SLUG})
+}
+
+fn describe_meter_spec(properties: &mut Value) {
+    properties["dimensions"]["items"] = text_schema(crate::rules::properties::NAME_BYTES_MAX);
+    properties["dimensions"]["uniqueItems"] = true.into();
+}
+
+/// `POST /v1/events` reads and writes its JSON by hand, and is described by hand.
+fn describe_post_events(operation: &mut Value, config: &ServerConfig) {
+    let event = json!({"$ref": "#/components/schemas/Event"});
+    let cloud_event = json!({"$ref": "#/components/schemas/CloudEvent"});
+    // An item that is not an event is rejected on its own, so an array may hold anything.
+    let array = json!({"type": "array", "maxItems": config.batch_events_max, "items": {}});
+    let lines = json!({"schema": {"type": "string"}, "example": lines_example()});
+    operation["requestBody"] = json!({
+        "required": true,
+        "description": format!(
+            "One event, an array, or one event on each line; at most {} events and {} bytes. \
+             Content-Encoding may be gzip or zstd.",
+            config.batch_events_max, config.body_bytes_max
+        ),
+        "content": {
+            "application/json": {
+                "schema": {"oneOf": [event, cloud_event, array]}, "example": event_example()
+            },
+            "application/x-ndjson": lines,
+            "application/jsonl": lines,
+            "application/cloudevents+json": {"schema": cloud_event},
+            "application/cloudevents-batch+json": {"schema": array},
+        }
+    });
+    let verdicts = json!({"$ref": "#/components/schemas/Verdicts"});
+    let responses = &mut operation["responses"];
+    for status in ["200", "202"] {
+        responses[status]["content"] = json!({"application/json": {"schema": verdicts}});
+    }
+    for status in ["409", "422"] {
+        responses[status]["content"] = json!({"application/problem+json": {
+            "schema": {"allOf": [{"$ref": "#/components/schemas/Problem"}, verdicts]}
+        }});
+    }
+}
+
+fn event_example() -> Value {
+    json!({
+        "tenant": "acme", "id": "req-8f1c", "meter": "api_calls", "quantity": "1.5",
+        "occurred_at": "2026-11-15T12:30:00Z", "properties": {"region": "eu"}
+    })
+}
+
+fn lines_example() -> String {
+    format!("{0}\n{0}\n", event_example())
+}
+
+fn describe_shared_schemas(schemas: &mut Value) {
+    let known = schemas.as_object_mut().expect("there are schemas");
+    known.insert("Problem".into(), problem_schema());
+    known.insert("Event".into(), event_schema());
+    known.insert("CloudEvent".into(), cloud_event_schema());
+    known.insert("Verdicts".into(), verdicts_schema());
+}
+
+fn problem_schema() -> Value {
+    json!({
+        "type": "object",
+        "description": "RFC 9457. Programs look at `code`, people read `detail`.",
+        "required": ["type", "title", "status", "code", "detail"],
+        "properties": {
+            "type": {"type": "string", "examples": ["urn:counterfoil:problem:invalid_json"]},
+            "title": {"type": "string"},
+            "status": {"type": "integer", "minimum": 400, "maximum": 599},
+            "code": {"type": "string", "pattern": "^[a-z0-9_]+$"},
+            "detail": {"type": "string", "description": "What to do"},
+            "instance": {"type": "string"},
+        }
+    })
+}
+
+fn event_schema() -> Value {
+    json!({
+        "type": "object",
+        "description": "One fact of usage. `id` is the producer's own and the same on every \
+            retry; with `correlation_id` in its place, it is derived from tenant, meter, \
+            occurred_at and correlation_id.",
+        "required": ["tenant", "meter", "occurred_at"],
+        "anyOf": [{"required": ["id"]}, {"required": ["correlation_id"]}],
+        "additionalProperties": false,
+        "properties": {
+            "tenant": text_schema(TENANT_BYTES_MAX),
+            "id": text_schema(EVENT_ID_BYTES_MAX),
+            "correlation_id": text_schema(EVENT_ID_BYTES_MAX),
+            "meter": slug_schema(),
+            "quantity": {
+                "description": "A decimal number within the meter's precision and scale, read \
+                    from its text. May be left out for count and unique meters.",
+                "oneOf": [
+                    {"type": "string", "maxLength": 64,
+                     "pattern": r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?$"},
+                    {"type": "number"}
+                ]
+            },
+            "occurred_at": {"type": "string", "format": "date-time"},
+            "properties": properties_schema(),
+            "subscription": {"oneOf": [text_schema(SUBSCRIPTION_BYTES_MAX), {"type": "null"}]},
+            "trial": {"type": ["boolean", "null"], "default": false},
+        },
+        "examples": [event_example()]
+    })
+}
+
+fn properties_schema() -> Value {
+    json!({
+        "type": ["object", "null"],
+        "description": format!("Flat; at most {TEXT_BYTES_MAX} bytes"),
+        "maxProperties": PROPERTIES_MAX,
+        "additionalProperties": {"type": ["string", "number", "boolean", "null"]}
+    })
+}
+
+fn cloud_event_schema() -> Value {
+    json!({
+        "type": "object",
+        "description": "CloudEvents 1.0: `subject` is the tenant, `type` the meter, `time` the \
+            time of use; `data` holds `quantity` and the properties. `source` and `id` together \
+            name the event.",
+        "required": ["specversion", "id", "source", "type", "subject", "time"],
+        "properties": {
+            "specversion": {"const": "1.0"},
+            "id": text_schema(EVENT_ID_BYTES_MAX),
+            "source": text_schema(EVENT_ID_BYTES_MAX),
+            "type": slug_schema(),
+            "subject": text_schema(TENANT_BYTES_MAX),
+            "time": {"type": "string", "format": "date-time"},
+            "data": properties_schema(),
+        },
+        "examples": [{
+            "specversion": "1.0", "id": "8f1c", "source": "/gateway", "type": "api_calls",
+            "subject": "acme", "time": "2026-11-15T12:30:00Z", "data": {"quantity": "1.5"}
+        }]
+    })
+}
+
+fn verdicts_schema() -> Value {
+    let outcomes = ["accepted", "duplicate", "conflict", "quarantined", "rejected"];
+    let mut properties = Map::new();
+    for count in ["accepted", "duplicates", "conflicts", "quarantined", "rejected"] {
+        properties.insert(count.into(), json!({"type": "integer", "minimum": 0}));
+    }
+    let mut required: Vec<String> = properties.keys().cloned().collect();
+    required.push("results".into());
+    properties.insert(
+        "results".into(),
+        json!({"type": "array", "items": {
+            "type": "object",
+            "required": ["index", "tenant", "id", "outcome"],
+            "properties": {
+                "index": {"type": "integer", "minimum": 0,
+                    "description": "The item's place in the request, from 0"},
+                "tenant": {"type": ["string", "null"]},
+                "id": {"type": ["string", "null"]},
+                "outcome": {"type": "string", "enum": outcomes},
+                "code": {"type": "string", "description": "Why, for programs"},
+                "detail": {"type": "string", "description": "Why, for people"},
+            }
+        }}),
+    );
+    json!({
+        "type": "object",
+        "description": "What became of each item. The counts add up to the items sent.",
+        "required": required,
+        "properties": properties
+    })
+}

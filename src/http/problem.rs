@@ -1,0 +1,284 @@
+//! Problems: every answer that is not a success, as RFC 9457 `application/problem+json`.
+//!
+//! Invariant: this is the only place that knows status codes of failures, and the only place that
+//! logs a failed request. A detail says what to do and never repeats a token or another tenant's
+//! names. What may be sent again unchanged is 503 with Retry-After, and nothing else is.
+
+use crate::jobs::ingest::SubmitError;
+use crate::rules::refusal::Refusal;
+use crate::rules::rollup::FoldError;
+use crate::store;
+use axum::body::Body;
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::response::{IntoResponse, Response};
+use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{HeaderValue, StatusCode};
+use std::borrow::Cow;
+
+/// What went wrong, as far as a client's next step depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The request cannot be understood.
+    Invalid,
+    Unauthenticated,
+    Forbidden,
+    NotFound,
+    MethodNotAllowed,
+    /// The request did not arrive in time.
+    Timeout,
+    /// What was sent contradicts what stands.
+    Conflict,
+    TooLarge,
+    UnsupportedType,
+    /// The request was understood and what it says is refused.
+    Refused,
+    Internal,
+    /// Nothing was counted, or it is unknown; sending again is safe.
+    Unavailable,
+}
+
+impl Kind {
+    pub fn status(self) -> StatusCode {
+        match self {
+            Self::Invalid => StatusCode::BAD_REQUEST,
+            Self::Unauthenticated => StatusCode::UNAUTHORIZED,
+            Self::Forbidden => StatusCode::FORBIDDEN,
+            Self::NotFound => StatusCode::NOT_FOUND,
+            Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Timeout => StatusCode::REQUEST_TIMEOUT,
+            Self::Conflict => StatusCode::CONFLICT,
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::UnsupportedType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Refused => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::Invalid => "The request cannot be understood",
+            Self::Unauthenticated => "A valid key is needed",
+            Self::Forbidden => "The key does not allow this",
+            Self::NotFound => "There is no such thing",
+            Self::MethodNotAllowed => "The method does not exist here",
+            Self::Timeout => "The request did not arrive in time",
+            Self::Conflict => "Something else stands under this name",
+            Self::TooLarge => "The request is too large",
+            Self::UnsupportedType => "The type of the body is not supported",
+            Self::Refused => "The request was refused",
+            Self::Internal => "The server failed",
+            Self::Unavailable => "The server cannot answer now",
+        }
+    }
+}
+
+/// An answer that is not a success.
+#[derive(Debug)]
+pub struct Problem {
+    kind: Kind,
+    code: &'static str,
+    detail: Cow<'static, str>,
+    /// Extension members as JSON text, without the braces.
+    members: String,
+    /// For people who operate the server; logged, never sent.
+    cause: Option<String>,
+}
+
+impl Problem {
+    pub fn new(kind: Kind, code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self { kind, code, detail: detail.into(), members: String::new(), cause: None }
+    }
+
+    /// An input that was refused by a rule after it had been understood.
+    pub fn refused(refusal: Refusal) -> Self {
+        Self::new(Kind::Refused, refusal.code, refusal.detail)
+    }
+
+    /// Adds extension members: JSON text of an object without its braces.
+    pub fn with_members(mut self, members: String) -> Self {
+        self.members = members;
+        self
+    }
+
+    /// A contradiction found in what the store returned.
+    pub fn corrupt(what: impl Into<String>) -> Self {
+        store::Error::Corrupt { what: what.into() }.into()
+    }
+
+    fn unavailable(code: &'static str, detail: &'static str, cause: String) -> Self {
+        Self { cause: Some(cause), ..Self::new(Kind::Unavailable, code, detail) }
+    }
+
+    fn internal(code: &'static str, detail: &'static str, cause: String) -> Self {
+        Self { cause: Some(cause), ..Self::new(Kind::Internal, code, detail) }
+    }
+
+    fn body(&self) -> String {
+        let mut body = serde_json::json!({
+            "type": format!("urn:counterfoil:problem:{}", self.code),
+            "title": self.kind.title(),
+            "status": self.kind.status().as_u16(),
+            "code": self.code,
+            "detail": self.detail,
+        })
+        .to_string();
+        if !self.members.is_empty() {
+            body.pop();
+            body.push(',');
+            body.push_str(&self.members);
+            body.push('}');
+        }
+        body
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = self.kind.status();
+        match (&self.cause, self.kind) {
+            (Some(cause), Kind::Internal) => {
+                tracing::error!(code = self.code, cause, "a request failed: {cause}");
+            }
+            (Some(cause), _) => tracing::warn!(code = self.code, cause, "a request was put off"),
+            (None, _) => tracing::debug!(code = self.code, %status, "a request was refused"),
+        }
+        let mut response = Response::new(Body::from(self.body()));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if self.kind == Kind::Unavailable {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if self.kind == Kind::Unauthenticated {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+/// Refusals of what a query asks for; see [`Problem::refused`] for what a body says.
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        Self::new(Kind::Invalid, refusal.code, refusal.detail)
+    }
+}
+
+impl From<store::Error> for Problem {
+    fn from(error: store::Error) -> Self {
+        let cause = error.to_string();
+        match error {
+            store::Error::Unavailable { .. } => Self::unavailable(
+                "store_unavailable",
+                "the store cannot answer now and nothing was done; send the same request again",
+                cause,
+            ),
+            store::Error::Unknown { .. } => Self::unavailable(
+                "outcome_unknown",
+                "the store did not say whether this was done; send the same request again, which \
+                 is safe: nothing is counted twice",
+                cause,
+            ),
+            store::Error::Corrupt { .. } => Self::internal(
+                "stored_data_damaged",
+                "stored data contradicts itself; the operator finds the details in the server's log",
+                cause,
+            ),
+            store::Error::Internal { .. } => Self::internal(
+                "internal_fault",
+                "this is a fault of the server; the operator finds the details in its log",
+                cause,
+            ),
+        }
+    }
+}
+
+impl From<SubmitError> for Problem {
+    fn from(error: SubmitError) -> Self {
+        let cause = error.to_string();
+        match error {
+            SubmitError::QueueFull => Self::unavailable(
+                "queue_full",
+                "more events wait than the server takes; nothing of this request was counted; \
+                 send it again after the time in Retry-After",
+                cause,
+            ),
+            SubmitError::Stopping => Self::unavailable(
+                "stopping",
+                "the server is stopping; send the same request again, which is safe: nothing is \
+                 counted twice",
+                cause,
+            ),
+            SubmitError::Store(error) => error.into(),
+        }
+    }
+}
+
+impl From<FoldError> for Problem {
+    fn from(error: FoldError) -> Self {
+        Self::corrupt(error.to_string())
+    }
+}
+
+impl From<QueryRejection> for Problem {
+    fn from(rejection: QueryRejection) -> Self {
+        Self::new(Kind::Invalid, "invalid_query", format!("{}; see /docs", rejection.body_text()))
+    }
+}
+
+impl From<PathRejection> for Problem {
+    fn from(rejection: PathRejection) -> Self {
+        Self::new(
+            Kind::Invalid,
+            "invalid_path",
+            format!("{}; write names in the path percent-encoded UTF-8", rejection.body_text()),
+        )
+    }
+}
+
+/// Whatever no route answers.
+pub async fn not_found() -> Problem {
+    Problem::new(Kind::NotFound, "no_such_route", "there is no such path; /docs lists them all")
+}
+
+/// A path that exists, asked with a method that does not. The router adds the Allow header.
+pub async fn method_not_allowed() -> Response {
+    let detail = "this path does not have this method; the Allow header names those it has";
+    let mut response =
+        Problem::new(Kind::MethodNotAllowed, "method_not_allowed", detail).into_response();
+    response.headers_mut().remove(ALLOW);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(error: store::Error, status: u16, retry: bool) {
+        let secret = error.to_string();
+        let problem = Problem::from(error);
+        assert!(!problem.body().contains(&secret), "a cause stays in the log");
+        let response = problem.into_response();
+        assert_eq!(response.status().as_u16(), status);
+        assert_eq!(response.headers().contains_key(RETRY_AFTER), retry);
+    }
+
+    #[test]
+    fn store_errors() {
+        let what = || "disk /secret/path".to_owned();
+        check(store::Error::Unavailable { what: what() }, 503, true);
+        check(store::Error::Unknown { what: what() }, 503, true);
+        check(store::Error::Corrupt { what: what() }, 500, false);
+        check(store::Error::Internal { what: what() }, 500, false);
+    }
+
+    #[test]
+    fn members_are_appended() {
+        let problem = Problem::new(Kind::Conflict, "a_code", "a \"detail\"")
+            .with_members("\"accepted\":0".to_owned());
+        let value: serde_json::Value = serde_json::from_str(&problem.body()).expect("valid JSON");
+        assert_eq!(value["accepted"], 0);
+        assert_eq!(value["type"], "urn:counterfoil:problem:a_code");
+        assert_eq!(value["detail"], "a \"detail\"");
+    }
+}

@@ -1,0 +1,139 @@
+//! `/v1/tenants`: who is billed. For admins, with keys that are bound to no tenant: everyone else
+//! would learn who else is a customer.
+
+use super::App;
+use super::auth::{Caller, Scope};
+use super::extract::{Json, Path, Query, parse_limit, read_json};
+use super::problem::{Kind, Problem};
+use crate::rules::ids::TenantId;
+use crate::store::Tenant;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Longest name of a tenant, in bytes of UTF-8.
+const NAME_BYTES_MAX: usize = 200;
+
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "Acme Inc."}))]
+pub struct TenantSpec {
+    /// For people; without control characters.
+    #[serde(default)]
+    #[schema(max_length = 200, pattern = r"^[^\x00-\x1f\x7f]*$")]
+    name: Option<String>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct TenantAnswer {
+    id: String,
+    name: Option<String>,
+    #[schema(format = DateTime)]
+    created_at: String,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct TenantList {
+    tenants: Vec<TenantAnswer>,
+    /// Give it as `after` for the next page; null at the end.
+    next_after: Option<String>,
+}
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct TenantQuery {
+    /// The last tenant of the page before.
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    after: Option<String>,
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<usize>,
+}
+
+/// Create or rename a tenant
+#[utoipa::path(
+    put, path = "/v1/tenants/{id}", tag = "tenants", request_body = TenantSpec,
+    params(("id" = String, Path, description = "The tenant's id")),
+    responses(
+        (status = 200, description = "The tenant as it is now", body = TenantAnswer),
+        (status = 422, description = "The name is refused"),
+    )
+)]
+pub async fn put_tenant(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    request: axum::extract::Request,
+) -> Result<axum::Json<TenantAnswer>, Problem> {
+    caller.require_unbound(Scope::Admin)?;
+    let id = TenantId::parse(&id)?;
+    let Json(TenantSpec { name }) = read_json(request, &app).await?;
+    if let Some(name) = &name
+        && (name.len() > NAME_BYTES_MAX || name.bytes().any(|b| b < 0x20 || b == 0x7f))
+    {
+        return Err(Problem::new(
+            Kind::Refused,
+            "invalid_name",
+            format!("a name has at most {NAME_BYTES_MAX} bytes and no control characters"),
+        ));
+    }
+    let tenant = app.store.put_tenant(&id, name.as_deref(), app.clock.now()).await?;
+    Ok(axum::Json(tenant.into()))
+}
+
+/// Read a tenant
+#[utoipa::path(
+    get, path = "/v1/tenants/{id}", tag = "tenants",
+    params(("id" = String, Path, description = "The tenant's id")),
+    responses(
+        (status = 200, description = "The tenant", body = TenantAnswer),
+        (status = 404, description = "There is no such tenant"),
+    )
+)]
+pub async fn get_tenant(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<axum::Json<TenantAnswer>, Problem> {
+    caller.require_unbound(Scope::Admin)?;
+    let id = TenantId::parse(&id)?;
+    let tenant = app.store.find_tenant(&id).await?.ok_or_else(|| {
+        Problem::new(
+            Kind::NotFound,
+            "unknown_tenant",
+            "there is no such tenant; PUT /v1/tenants/{id} or its first event creates it",
+        )
+    })?;
+    Ok(axum::Json(tenant.into()))
+}
+
+/// List tenants
+#[utoipa::path(
+    get, path = "/v1/tenants", tag = "tenants", params(TenantQuery),
+    responses((status = 200, description = "A page of tenants, in the order of ids", body = TenantList))
+)]
+pub async fn list_tenants(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Query(query): Query<TenantQuery>,
+) -> Result<axum::Json<TenantList>, Problem> {
+    caller.require_unbound(Scope::Admin)?;
+    let limit = parse_limit(query.limit)?;
+    let after = query.after.as_deref().map(TenantId::parse).transpose()?;
+    let mut tenants = app.store.list_tenants(after.as_ref(), limit + 1).await?;
+    let more = tenants.len() > limit;
+    tenants.truncate(limit);
+    let next_after = tenants.last().filter(|_| more).map(|tenant| tenant.id.to_string());
+    let tenants = tenants.into_iter().map(TenantAnswer::from).collect();
+    Ok(axum::Json(TenantList { tenants, next_after }))
+}
+
+impl From<Tenant> for TenantAnswer {
+    fn from(tenant: Tenant) -> Self {
+        Self {
+            id: tenant.id.to_string(),
+            name: tenant.name,
+            created_at: tenant.created_at.to_string(),
+        }
+    }
+}

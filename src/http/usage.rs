@@ -1,0 +1,184 @@
+//! `GET /v1/usage`: exact totals in calendar windows of any zone.
+//!
+//! Invariant: values leave as decimal strings and never pass through a float. The total and its
+//! windows are of one moment. What the stored buckets cannot express exactly is refused.
+
+use super::App;
+use super::auth::{Caller, Scope};
+use super::extract::Query;
+use super::problem::{Kind, Problem};
+use crate::rules::ids::TenantId;
+use crate::rules::meter::{Aggregation, Meter};
+use crate::rules::usage::{GroupBy, UsageWindow, compose};
+use crate::rules::window::{Grain, Window, month_around, parse_border, plan_windows};
+use axum::extract::State;
+use jiff::tz::TimeZone;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Most names in group_by: the dimensions of a meter, subscription and trial.
+const GROUP_BY_MAX: usize = crate::rules::meter::DIMENSIONS_MAX + 2;
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct UsageQuery {
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    tenant: String,
+    /// The meter's slug.
+    #[param(min_length = 1, max_length = 64, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
+    meter: String,
+    /// First instant (RFC 3339, or a date, which is its first moment in `tz`). With neither `from`
+    /// nor `to`, the current month in `tz`; `from` and `to` come together.
+    #[param(example = "2026-11-01")]
+    from: Option<String>,
+    /// First instant that is no longer included.
+    #[param(example = "2026-12-01")]
+    to: Option<String>,
+    /// How the range is cut into windows.
+    #[serde(default)]
+    #[param(inline, default = "none")]
+    window: Grain,
+    /// IANA time zone in which days, weeks and months begin.
+    #[param(default = "UTC", example = "Europe/Paris")]
+    tz: Option<String>,
+    /// Comma-separated: dimensions of the meter, `subscription`, `trial`.
+    #[param(example = "region")]
+    group_by: Option<String>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct UsageAnswer {
+    tenant: String,
+    meter: String,
+    #[schema(format = DateTime)]
+    from: String,
+    #[schema(format = DateTime)]
+    to: String,
+    /// A decimal number; null where there is no event and the meter takes min, max or latest.
+    total: Option<String>,
+    /// The number of events.
+    count: u64,
+    windows: Vec<WindowAnswer>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct WindowAnswer {
+    #[schema(format = DateTime)]
+    start: String,
+    /// First instant that is no longer included.
+    #[schema(format = DateTime)]
+    end: String,
+    /// A decimal number.
+    value: String,
+    /// The number of events.
+    count: u64,
+    /// The value of each name in group_by; null where events did not have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    group: Option<BTreeMap<String, Option<String>>>,
+}
+
+/// Read usage
+///
+/// Exact totals of one tenant and meter, with every event acknowledged before the request.
+#[utoipa::path(
+    get, path = "/v1/usage", tag = "usage", params(UsageQuery),
+    responses(
+        (status = 200, description = "The usage", body = UsageAnswer),
+        (status = 404, description = "There is no such meter"),
+    )
+)]
+pub async fn get_usage(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Query(query): Query<UsageQuery>,
+) -> Result<axum::Json<UsageAnswer>, Problem> {
+    caller.require(Scope::Read)?;
+    let tenant = TenantId::parse(&query.tenant)?;
+    caller.require_tenant(&tenant)?;
+    let zone = parse_zone(query.tz.as_deref())?;
+    let range = parse_range(&app, query.from.as_deref(), query.to.as_deref(), &zone)?;
+    let (number, meter) = app.catalog.find(&query.meter).await?;
+    let group_by = parse_group_by(query.group_by.as_deref(), &meter)?;
+    let windows = plan_windows(range, query.window, &zone, meter.spec.bucket)?;
+    let rows = app.store.read_usage(&tenant, number, range).await?;
+    let usage = compose(&rows, &windows, &group_by, meter.spec.aggregation)?;
+    let known = usage.count > 0 || nothing_is_zero(meter.spec.aggregation);
+    Ok(axum::Json(UsageAnswer {
+        tenant: query.tenant,
+        meter: query.meter,
+        from: range.start.to_string(),
+        to: range.end.to_string(),
+        total: known.then(|| usage.total.to_string()),
+        count: usage.count,
+        windows: usage.windows.into_iter().map(|part| answer_window(part, &group_by)).collect(),
+    }))
+}
+
+fn parse_zone(name: Option<&str>) -> Result<TimeZone, Problem> {
+    let Some(name) = name else { return Ok(TimeZone::UTC) };
+    TimeZone::get(name).map_err(|_| {
+        Problem::new(
+            Kind::Invalid,
+            "unknown_zone",
+            "tz is an IANA time zone such as Europe/Paris or UTC",
+        )
+    })
+}
+
+fn parse_range(
+    app: &App,
+    from: Option<&str>,
+    to: Option<&str>,
+    zone: &TimeZone,
+) -> Result<Window, Problem> {
+    match (from, to) {
+        (None, None) => Ok(month_around(app.clock.now(), zone)?),
+        (Some(from), Some(to)) => {
+            Ok(Window { start: parse_border(from, zone)?, end: parse_border(to, zone)? })
+        }
+        (Some(_), None) | (None, Some(_)) => Err(Problem::new(
+            Kind::Invalid,
+            "invalid_range",
+            "give both from and to, or neither for the current month",
+        )),
+    }
+}
+
+fn parse_group_by(names: Option<&str>, meter: &Meter) -> Result<Vec<GroupBy>, Problem> {
+    let mut group_by: Vec<GroupBy> = Vec::new();
+    for name in names.into_iter().flat_map(|names| names.split(',')) {
+        let by = GroupBy::parse(name, meter)?;
+        if group_by.contains(&by) || group_by.len() == GROUP_BY_MAX {
+            return Err(Problem::new(
+                Kind::Invalid,
+                "duplicate_dimension",
+                "group_by names each dimension once",
+            ));
+        }
+        group_by.push(by);
+    }
+    Ok(group_by)
+}
+
+fn nothing_is_zero(aggregation: Aggregation) -> bool {
+    match aggregation {
+        Aggregation::Sum | Aggregation::Count | Aggregation::Unique => true,
+        Aggregation::Min | Aggregation::Max | Aggregation::Latest => false,
+    }
+}
+
+fn answer_window(part: UsageWindow, group_by: &[GroupBy]) -> WindowAnswer {
+    let group = (!group_by.is_empty()).then(|| {
+        group_by.iter().map(|by| by.name().to_owned()).zip(part.group).collect::<BTreeMap<_, _>>()
+    });
+    WindowAnswer {
+        start: part.window.start.to_string(),
+        end: part.window.end.to_string(),
+        value: part.value.to_string(),
+        count: part.count,
+        group,
+    }
+}

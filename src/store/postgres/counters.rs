@@ -1,0 +1,89 @@
+//! Conservation counters: what was received of a tenant in an hour, and what became of it.
+//!
+//! Invariant: they change only in the transaction that gives the verdicts they count, so received
+//! is always the sum of the five outcomes and `accepted` is always the number of events.
+
+use super::failure::Failure;
+use super::scalars::{
+    NO_TENANT, SqlTimestamp, column, corrupt, instant, read_count, tenant_number, write_count,
+};
+use crate::rules::ids::{TenantId, TenantNo};
+use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
+use crate::rules::verdict::Tally;
+use crate::rules::window::Window;
+use crate::store::{CounterRow, Result};
+use deadpool_postgres::ClientWrapper;
+use std::collections::BTreeMap;
+use tokio_postgres::Row;
+
+/// Adds the tallies to the hour they were received in, inside the caller's transaction. The map
+/// keeps the order of the primary key, so that two writers never wait in a circle.
+pub async fn record_counters(
+    client: &ClientWrapper,
+    tallies: &BTreeMap<Option<TenantNo>, Tally>,
+    received_at: Timestamp,
+) -> std::result::Result<(), Failure> {
+    if tallies.is_empty() {
+        return Ok(());
+    }
+    let tenants: Vec<i32> =
+        tallies.keys().map(|tenant| tenant.map_or(NO_TENANT, tenant_number)).collect();
+    let count = |of: fn(&Tally) -> u64| -> Result<Vec<i64>> {
+        tallies.values().map(|tally| write_count(of(tally))).collect()
+    };
+    let (accepted, duplicates) = (count(|t| t.accepted)?, count(|t| t.duplicates)?);
+    let (conflicts, quarantined) = (count(|t| t.conflicts)?, count(|t| t.quarantined)?);
+    let rejected = count(|t| t.rejected)?;
+    let hour_start = received_at.micros().div_euclid(MICROS_PER_HOUR) * MICROS_PER_HOUR;
+    let hour = SqlTimestamp(Timestamp::from_micros(hour_start));
+    let sql = "-- record_counters
+        INSERT INTO counters AS standing
+            (tenant_no, accepted, duplicates, conflicts, quarantined, rejected, hour)
+        SELECT given.*, $7::timestamptz FROM unnest($1::int4[], $2::int8[], $3::int8[],
+            $4::int8[], $5::int8[], $6::int8[]) AS given
+        ON CONFLICT (tenant_no, hour) DO UPDATE SET
+            accepted = standing.accepted + excluded.accepted,
+            duplicates = standing.duplicates + excluded.duplicates,
+            conflicts = standing.conflicts + excluded.conflicts,
+            quarantined = standing.quarantined + excluded.quarantined,
+            rejected = standing.rejected + excluded.rejected";
+    let statement = client.prepare_cached(sql).await?;
+    client
+        .execute(
+            &statement,
+            &[&tenants, &accepted, &duplicates, &conflicts, &quarantined, &rejected, &hour],
+        )
+        .await?;
+    Ok(())
+}
+
+pub async fn read_counters(client: &ClientWrapper, range: Window) -> Result<Vec<CounterRow>> {
+    let sql = "-- read_counters
+        SELECT t.tenant, c.hour, c.accepted, c.duplicates, c.conflicts, c.quarantined, c.rejected
+        FROM counters c LEFT JOIN tenants t USING (tenant_no)
+        WHERE c.hour >= $1 AND c.hour < $2
+        ORDER BY c.tenant_no, c.hour";
+    let statement = client.prepare_cached(sql).await?;
+    let (start, end) = (SqlTimestamp(range.start), SqlTimestamp(range.end));
+    let rows = client.query(&statement, &[&start, &end]).await?;
+    rows.iter().map(counter_row).collect()
+}
+
+fn counter_row(row: &Row) -> Result<CounterRow> {
+    let tenant: Option<String> = column(row, 0)?;
+    let tenant = tenant.map(|tenant| {
+        TenantId::parse(&tenant).map_err(|_| corrupt("a counted tenant has no valid id"))
+    });
+    let count = |place: usize| read_count(column(row, place)?);
+    Ok(CounterRow {
+        tenant: tenant.transpose()?,
+        hour: instant(row, 1)?,
+        tally: Tally {
+            accepted: count(2)?,
+            duplicates: count(3)?,
+            conflicts: count(4)?,
+            quarantined: count(5)?,
+            rejected: count(6)?,
+        },
+    })
+}

@@ -1,0 +1,227 @@
+//! Meters and tenants: the dictionaries.
+//!
+//! Invariant: a number, once given, stands for its name for ever; rows are never deleted. What is
+//! cached here was committed before. A crash between the creation of a tenant and its first event
+//! leaves a tenant without events.
+
+use super::PostgresStore;
+use super::failure::write_error;
+use super::scalars::{
+    SqlTimestamp, column, corrupt, instant, read_meter_no, read_tenant_no, write_limit,
+};
+use crate::rules::ids::{MeterNo, MeterSlug, TenantId, TenantNo};
+use crate::rules::meter::{Catalog, Meter, MeterSpec};
+use crate::rules::timestamp::Timestamp;
+use crate::store::{Declaration, Declarations, Error, Result, Tenant};
+use async_trait::async_trait;
+use deadpool_postgres::ClientWrapper;
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError};
+use tokio_postgres::Row;
+
+#[async_trait]
+impl Declarations for PostgresStore {
+    async fn declare_meter(&self, meter: Meter, at: Timestamp) -> Result<Declaration<Meter>> {
+        let client = self.reader().await?;
+        let definition = serde_json::to_string(&meter.spec)
+            .map_err(|error| Error::Internal { what: error.to_string() })?;
+        let slug = meter.slug.as_str();
+        let standing = match find_meter(&client, &meter.slug).await? {
+            Some(standing) => standing,
+            None => {
+                // Not tried first: each try takes a number, and there are few.
+                let sql = "-- declare_meter
+                    INSERT INTO meters (slug, definition, created_at) VALUES ($1, $2, $3)
+                    ON CONFLICT (slug) DO NOTHING";
+                let written = client
+                    .execute(sql, &[&slug, &definition, &SqlTimestamp(at)])
+                    .await
+                    .map_err(write_error)?;
+                if written == 1 {
+                    return Ok(Declaration::Created);
+                }
+                let winner = find_meter(&client, &meter.slug).await?;
+                winner.ok_or_else(|| corrupt("a meter is there and is not"))?
+            }
+        };
+        if !standing.counts_like(&meter) {
+            return Ok(Declaration::Refused(standing));
+        }
+        if standing.spec.description != meter.spec.description {
+            let sql = "-- declare_meter
+                UPDATE meters SET definition = $2 WHERE slug = $1";
+            client.execute(sql, &[&slug, &definition]).await.map_err(write_error)?;
+        }
+        Ok(Declaration::Updated)
+    }
+
+    async fn load_catalog(&self) -> Result<Catalog> {
+        let client = self.reader().await?;
+        let catalog = read_catalog(&client).await?;
+        let mut cached = self.catalog.write().unwrap_or_else(PoisonError::into_inner);
+        *cached = Arc::new(catalog.clone());
+        Ok(catalog)
+    }
+
+    async fn put_tenant(
+        &self,
+        tenant: &TenantId,
+        name: Option<&str>,
+        at: Timestamp,
+    ) -> Result<Tenant> {
+        let client = self.reader().await?;
+        let sql = "-- put_tenant
+            UPDATE tenants SET name = $2 WHERE tenant = $1 RETURNING tenant, name, created_at";
+        if let Some(row) =
+            client.query_opt(sql, &[&tenant.as_str(), &name]).await.map_err(write_error)?
+        {
+            return read_tenant(&row);
+        }
+        let sql = "-- put_tenant
+            INSERT INTO tenants (tenant, name, created_at) VALUES ($1, $2, $3)
+            ON CONFLICT (tenant) DO UPDATE SET name = excluded.name
+            RETURNING tenant, name, created_at";
+        let row = client
+            .query_one(sql, &[&tenant.as_str(), &name, &SqlTimestamp(at)])
+            .await
+            .map_err(write_error)?;
+        read_tenant(&row)
+    }
+
+    async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>> {
+        let client = self.reader().await?;
+        let sql = "-- find_tenant
+            SELECT tenant, name, created_at FROM tenants WHERE tenant = $1";
+        let statement = client.prepare_cached(sql).await?;
+        let row = client.query_opt(&statement, &[&tenant.as_str()]).await?;
+        row.as_ref().map(read_tenant).transpose()
+    }
+
+    async fn list_tenants(&self, after: Option<&TenantId>, limit: usize) -> Result<Vec<Tenant>> {
+        let client = self.reader().await?;
+        let sql = "-- list_tenants
+            SELECT tenant, name, created_at FROM tenants WHERE tenant > $1
+            ORDER BY tenant LIMIT $2";
+        let statement = client.prepare_cached(sql).await?;
+        // Every id is larger than the empty text.
+        let after = after.map_or("", TenantId::as_str);
+        let rows = client.query(&statement, &[&after, &write_limit(limit)]).await?;
+        rows.iter().map(read_tenant).collect()
+    }
+}
+
+impl PostgresStore {
+    /// The catalog as last loaded, loaded anew if one of the meters is not in it: another server
+    /// may have declared it.
+    pub(super) async fn catalog_with(
+        &self,
+        mut meters: impl Iterator<Item = MeterNo>,
+    ) -> Result<Arc<Catalog>> {
+        let cached = Arc::clone(&self.catalog.read().unwrap_or_else(PoisonError::into_inner));
+        if meters.all(|meter| cached.get(meter).is_some()) {
+            return Ok(cached);
+        }
+        self.load_catalog().await.map(Arc::new)
+    }
+
+    /// The numbers of the tenants; those that are not known are created unless `strict`.
+    pub(super) async fn number_tenants(
+        &self,
+        tenants: impl Iterator<Item = &TenantId>,
+        at: Timestamp,
+        creation: Creation,
+    ) -> Result<()> {
+        let mut missing: BTreeSet<&str> = {
+            let known = self.tenants.read().unwrap_or_else(PoisonError::into_inner);
+            tenants.filter(|t| !known.contains_key(*t)).map(TenantId::as_str).collect()
+        };
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let client = self.reader().await?;
+        self.learn_tenants(&client, &mut missing).await?;
+        if missing.is_empty() || matches!(creation, Creation::No) {
+            return Ok(());
+        }
+        // In the order of the unique index, like every writer, so that none waits in a circle.
+        let names: Vec<&str> = missing.iter().copied().collect();
+        let sql = "-- number_tenants
+            INSERT INTO tenants (tenant, created_at)
+            SELECT given, $2 FROM unnest($1::text[]) AS given
+            ON CONFLICT (tenant) DO NOTHING";
+        client.execute(sql, &[&names, &SqlTimestamp(at)]).await?;
+        self.learn_tenants(&client, &mut missing).await?;
+        match missing.first() {
+            None => Ok(()),
+            Some(_) => Err(corrupt("a tenant is there and is not")),
+        }
+    }
+
+    /// Caches the numbers of those of the tenants that exist, and takes them out of `missing`.
+    async fn learn_tenants(
+        &self,
+        client: &ClientWrapper,
+        missing: &mut BTreeSet<&str>,
+    ) -> Result<()> {
+        let names: Vec<&str> = missing.iter().copied().collect();
+        let sql = "-- learn_tenants
+            SELECT tenant, tenant_no FROM tenants WHERE tenant = ANY ($1)";
+        let rows = client.query(sql, &[&names]).await?;
+        let mut known = self.tenants.write().unwrap_or_else(PoisonError::into_inner);
+        for row in rows {
+            let name: String = column(&row, 0)?;
+            let tenant = TenantId::parse(&name).map_err(|_| corrupt("a tenant has no valid id"))?;
+            known.insert(tenant, read_tenant_no(column(&row, 1)?)?);
+            missing.remove(name.as_str());
+        }
+        Ok(())
+    }
+
+    /// The number of a tenant that [`Self::number_tenants`] was asked for.
+    pub(super) fn tenant_no(&self, tenant: &TenantId) -> Option<TenantNo> {
+        self.tenants.read().unwrap_or_else(PoisonError::into_inner).get(tenant).copied()
+    }
+}
+
+/// Whether tenants that do not exist are created.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Creation {
+    Yes,
+    No,
+}
+
+pub(super) async fn read_catalog(client: &ClientWrapper) -> Result<Catalog> {
+    let sql = "-- read_catalog
+        SELECT meter_no, slug, definition FROM meters";
+    let mut catalog = Catalog::default();
+    for row in client.query(sql, &[]).await? {
+        catalog.insert(read_meter_no(column(&row, 0)?)?, Arc::new(read_meter(&row, 1)?));
+    }
+    Ok(catalog)
+}
+
+async fn find_meter(client: &ClientWrapper, slug: &MeterSlug) -> Result<Option<Meter>> {
+    let sql = "-- find_meter
+        SELECT slug, definition FROM meters WHERE slug = $1";
+    let row = client.query_opt(sql, &[&slug.as_str()]).await?;
+    row.map(|row| read_meter(&row, 0)).transpose()
+}
+
+/// Reads slug and definition, in this order.
+fn read_meter(row: &Row, from: usize) -> Result<Meter> {
+    let slug: String = column(row, from)?;
+    let definition: String = column(row, from + 1)?;
+    let damaged = || corrupt(format!("the definition of meter {slug} cannot be read"));
+    let spec: MeterSpec = serde_json::from_str(&definition).map_err(|_| damaged())?;
+    let parsed = MeterSlug::parse(&slug).map_err(|_| damaged())?;
+    Meter::declare(parsed, spec).map_err(|_| damaged())
+}
+
+fn read_tenant(row: &Row) -> Result<Tenant> {
+    let id: String = column(row, 0)?;
+    Ok(Tenant {
+        id: TenantId::parse(&id).map_err(|_| corrupt("a tenant has no valid id"))?,
+        name: column(row, 1)?,
+        created_at: instant(row, 2)?,
+    })
+}

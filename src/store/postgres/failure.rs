@@ -1,0 +1,133 @@
+//! What a failed statement means: try the transaction again, get a new connection, or give up.
+//!
+//! Invariant: only failures after which the server has surely done nothing are tried again here;
+//! a failed COMMIT is judged in `deliveries`, by what the database says.
+
+use crate::store::Error;
+use tokio_postgres::error::SqlState;
+
+/// Why a transaction ended without a commit.
+#[derive(Debug)]
+pub enum Failure {
+    /// Another transaction was in the way; the same work will now see its result.
+    Again(String),
+    /// The connection broke; the server rolls back what it had.
+    Lost(String),
+    /// Trying again does not help.
+    Final(Error),
+}
+
+impl Failure {
+    /// What the caller is told when nothing is tried again.
+    pub fn into_error(self) -> Error {
+        match self {
+            Self::Again(what) | Self::Lost(what) => Error::Unavailable { what },
+            Self::Final(error) => error,
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Final(error)
+    }
+}
+
+impl From<tokio_postgres::Error> for Failure {
+    fn from(error: tokio_postgres::Error) -> Self {
+        const IN_THE_WAY: [SqlState; 4] = [
+            SqlState::UNIQUE_VIOLATION,
+            SqlState::T_R_SERIALIZATION_FAILURE,
+            SqlState::T_R_DEADLOCK_DETECTED,
+            SqlState::LOCK_NOT_AVAILABLE,
+        ];
+        match error.code() {
+            Some(code) if IN_THE_WAY.contains(code) => Self::Again(describe(&error)),
+            Some(code) if ends_connection(code) => Self::Lost(describe(&error)),
+            None if is_connection_fault(&error) => Self::Lost(describe(&error)),
+            Some(_) | None => Self::Final(store_error(&error)),
+        }
+    }
+}
+
+/// What the caller of a verb is told.
+pub fn store_error(error: &tokio_postgres::Error) -> Error {
+    let what = describe(error);
+    match error.code() {
+        Some(code) if is_damage(code) => Error::Corrupt { what },
+        Some(code) if ends_connection(code) || is_passing(code) => Error::Unavailable { what },
+        None if is_connection_fault(error) => Error::Unavailable { what },
+        Some(_) | None => Error::Internal { what },
+    }
+}
+
+/// As [`store_error`], for a statement that is its own transaction and writes: if the connection
+/// broke, it may have been committed.
+pub fn write_error(error: tokio_postgres::Error) -> Error {
+    let broke = error.code().is_some_and(ends_connection) || is_connection_fault(&error);
+    if broke { Error::Unknown { what: describe(&error) } } else { store_error(&error) }
+}
+
+impl From<tokio_postgres::Error> for Error {
+    fn from(error: tokio_postgres::Error) -> Self {
+        store_error(&error)
+    }
+}
+
+impl From<deadpool_postgres::PoolError> for Error {
+    fn from(error: deadpool_postgres::PoolError) -> Self {
+        match error {
+            deadpool_postgres::PoolError::Backend(error) => unreachable(&error),
+            deadpool_postgres::PoolError::Timeout(_)
+            | deadpool_postgres::PoolError::Closed
+            | deadpool_postgres::PoolError::NoRuntimeSpecified
+            | deadpool_postgres::PoolError::PostCreateHook(_) => {
+                Self::Unavailable { what: format!("no connection for a query: {error}") }
+            }
+        }
+    }
+}
+
+/// A connection that cannot be made is never a fault of this program: the server may be starting,
+/// its password may be changed; nothing happened.
+pub fn unreachable(error: &tokio_postgres::Error) -> Error {
+    Error::Unavailable { what: format!("cannot connect: {}", describe(error)) }
+}
+
+/// The server's words, which the client's own text leaves out.
+pub fn describe(error: &tokio_postgres::Error) -> String {
+    use std::error::Error as _;
+    match (error.as_db_error(), error.source()) {
+        (Some(answer), _) => format!("{} (SQLSTATE {})", answer.message(), answer.code().code()),
+        (None, Some(source)) => format!("{error}: {source}"),
+        (None, None) => error.to_string(),
+    }
+}
+
+/// Class 08 and the server's own shutdowns.
+fn ends_connection(code: &SqlState) -> bool {
+    code.code().starts_with("08")
+        || [
+            SqlState::ADMIN_SHUTDOWN,
+            SqlState::CRASH_SHUTDOWN,
+            SqlState::CANNOT_CONNECT_NOW,
+            SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
+        ]
+        .contains(code)
+}
+
+/// A statement timeout, full disk or memory, a standby that does not take writes (yet), another
+/// transaction in the way.
+fn is_passing(code: &SqlState) -> bool {
+    let class = &code.code()[..2];
+    ["53", "57", "58", "40", "55"].contains(&class) || *code == SqlState::READ_ONLY_SQL_TRANSACTION
+}
+
+fn is_damage(code: &SqlState) -> bool {
+    [SqlState::DATA_CORRUPTED, SqlState::INDEX_CORRUPTED].contains(code)
+}
+
+fn is_connection_fault(error: &tokio_postgres::Error) -> bool {
+    use std::error::Error as _;
+    error.is_closed() || error.source().is_some_and(|source| source.is::<std::io::Error>())
+}

@@ -1,0 +1,204 @@
+//! Judging a batch: deliveries grouped by event key, each judged against what stands under it.
+//!
+//! Invariant: a delivery is judged against the payload that is counted: the stored event or, if
+//! there is none, the first of the batch that was accepted, in order of arrival. Nothing here
+//! touches the database, so a transaction that has to be redone is simply judged again.
+
+use crate::rules::event::Event;
+use crate::rules::fingerprint::Fingerprinter;
+use crate::rules::ids::{MeterNo, TenantNo};
+use crate::rules::meter::{Catalog, Meter};
+use crate::rules::refusal::Refusal;
+use crate::rules::verdict::{Quarantine, Tally, Verdict, judge_known, judge_new};
+use crate::store::{DeliveryBatch, Error, Result};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// A batch whose tenants are known, in the order of its event keys.
+pub struct SortedBatch<'b> {
+    pub batch: &'b DeliveryBatch,
+    /// The tenant of each event; none where the tenant is not declared and must be.
+    tenants: Vec<Option<TenantNo>>,
+    /// Places of the events, in the order of the groups.
+    order: Vec<usize>,
+    pub groups: Vec<KeyGroup>,
+}
+
+/// The deliveries of one event key.
+#[derive(Debug, Clone)]
+pub struct KeyGroup {
+    pub tenant: TenantNo,
+    /// The key's own fingerprint; after a collision the event lies at a later one.
+    pub home: u128,
+    order: Range<usize>,
+}
+
+impl<'b> SortedBatch<'b> {
+    pub fn new(
+        batch: &'b DeliveryBatch,
+        tenants: Vec<Option<TenantNo>>,
+        fingerprinter: &Fingerprinter,
+    ) -> Self {
+        let mut keyed: Vec<(TenantNo, u128, usize)> = Vec::with_capacity(batch.events.len());
+        for (place, (event, tenant)) in batch.events.iter().zip(&tenants).enumerate() {
+            if let Some(tenant) = *tenant {
+                keyed.push((tenant, fingerprinter.event_key(tenant, &event.id), place));
+            }
+        }
+        let id = |place: usize| &batch.events[place].id;
+        keyed.sort_unstable_by(|a, b| (a.0, a.1, id(a.2), a.2).cmp(&(b.0, b.1, id(b.2), b.2)));
+        let mut groups: Vec<KeyGroup> = Vec::with_capacity(keyed.len());
+        for (at, (tenant, home, place)) in keyed.iter().enumerate() {
+            match groups.last_mut() {
+                Some(group)
+                    if group.tenant == *tenant && id(keyed[group.order.start].2) == id(*place) =>
+                {
+                    group.order.end = at + 1;
+                }
+                Some(_) | None => {
+                    groups.push(KeyGroup { tenant: *tenant, home: *home, order: at..at + 1 });
+                }
+            }
+        }
+        let order = keyed.into_iter().map(|(_, _, place)| place).collect();
+        Self { batch, tenants, order, groups }
+    }
+
+    /// The deliveries of a group in order of arrival, with their places in the batch.
+    fn deliveries(&self, group: &KeyGroup) -> impl Iterator<Item = (usize, &'b Event)> {
+        let batch = self.batch;
+        self.order[group.order.clone()].iter().map(move |place| (*place, &batch.events[*place]))
+    }
+
+    pub fn first(&self, group: &KeyGroup) -> &'b Event {
+        &self.batch.events[self.order[group.order.start]]
+    }
+
+    /// Whether one of the group will be counted if nothing stands under its key.
+    pub fn has_acceptable(&self, group: &KeyGroup) -> bool {
+        let acceptance = self.batch.acceptance;
+        self.deliveries(group).any(|(_, event)| acceptance.admits(event.occurred_at).is_ok())
+    }
+}
+
+/// An event to be counted, and the fingerprint it will lie at.
+#[derive(Debug)]
+pub struct Accepted<'b> {
+    pub tenant: TenantNo,
+    pub slot: u128,
+    pub event: &'b Event,
+}
+
+/// A payload that goes to the conflicts.
+#[derive(Debug)]
+pub struct Conflicting<'b> {
+    pub tenant: TenantNo,
+    /// As JSON.
+    pub standing: String,
+    pub arriving: &'b Event,
+}
+
+/// A payload that goes to the quarantine.
+#[derive(Debug)]
+pub struct Quarantined<'b> {
+    pub tenant: TenantNo,
+    pub event: &'b Event,
+    pub reason: Quarantine,
+}
+
+/// What becomes of a batch.
+pub struct Judgement<'b> {
+    verdicts: Vec<Option<Verdict>>,
+    pub accepted: Vec<Accepted<'b>>,
+    pub conflicts: Vec<Conflicting<'b>>,
+    pub quarantined: Vec<Quarantined<'b>>,
+}
+
+impl<'b> Judgement<'b> {
+    /// Starts with the deliveries that need no look at the store: those of undeclared tenants.
+    pub fn new(sorted: &SortedBatch<'b>) -> Self {
+        let refused = |(tenant, event): (&Option<TenantNo>, &Event)| match tenant {
+            Some(_) => None,
+            None => Some(Verdict::Rejected(Refusal::new(
+                "unknown_tenant",
+                format!(
+                    "there is no tenant {:?}; declare it with PUT /v1/tenants/{{id}} and send the \
+                     event again",
+                    event.tenant.as_str()
+                ),
+            ))),
+        };
+        let deliveries = sorted.tenants.iter().zip(&sorted.batch.events);
+        Self {
+            verdicts: deliveries.map(refused).collect(),
+            accepted: Vec::with_capacity(sorted.groups.len()),
+            conflicts: Vec::new(),
+            quarantined: Vec::new(),
+        }
+    }
+
+    /// Judges the deliveries of one key; `slot` is where its event lies or would lie.
+    pub fn judge_group(
+        &mut self,
+        sorted: &SortedBatch<'b>,
+        group: &KeyGroup,
+        slot: u128,
+        stored: Option<&Event>,
+        catalog: &Catalog,
+    ) -> Result<()> {
+        let tenant = group.tenant;
+        let mut winner: Option<&Event> = stored;
+        for (place, event) in sorted.deliveries(group) {
+            let verdict = match winner {
+                Some(standing) => judge_known(standing, event),
+                None => judge_new(event, sorted.batch.acceptance),
+            };
+            match (&verdict, winner) {
+                (Verdict::Accepted, _) => {
+                    winner = Some(event);
+                    self.accepted.push(Accepted { tenant, slot, event });
+                }
+                (Verdict::Conflict { .. }, Some(standing)) => {
+                    let slug = &meter_of(catalog, standing.meter)?.slug;
+                    let standing = standing.to_json(slug);
+                    self.conflicts.push(Conflicting { tenant, standing, arriving: event });
+                }
+                (Verdict::Quarantined(reason), _) => {
+                    self.quarantined.push(Quarantined { tenant, event, reason: *reason });
+                }
+                (
+                    Verdict::Duplicate { .. } | Verdict::Rejected(_) | Verdict::Conflict { .. },
+                    _,
+                ) => {}
+            }
+            self.verdicts[place] = Some(verdict);
+        }
+        Ok(())
+    }
+
+    /// Puts what is to be inserted into the order of the primary key, which every writer keeps.
+    pub fn sort(&mut self) {
+        self.accepted.sort_unstable_by_key(|accepted| (accepted.tenant, accepted.slot));
+    }
+
+    /// How the deliveries of each tenant ended; under none those whose tenant is unknown.
+    pub fn tallies(&self, sorted: &SortedBatch<'b>) -> BTreeMap<Option<TenantNo>, Tally> {
+        let mut tallies: BTreeMap<Option<TenantNo>, Tally> = BTreeMap::new();
+        for (tenant, verdict) in sorted.tenants.iter().zip(self.verdicts.iter().flatten()) {
+            tallies.entry(*tenant).or_default().add(verdict);
+        }
+        tallies
+    }
+
+    /// One verdict for each event, in order.
+    pub fn into_verdicts(self) -> Vec<Verdict> {
+        let judged = |verdict: Option<Verdict>| verdict.expect("every group was judged");
+        self.verdicts.into_iter().map(judged).collect()
+    }
+}
+
+/// A meter that must be there: events only name declared meters.
+pub fn meter_of(catalog: &Catalog, number: MeterNo) -> Result<&Meter> {
+    let meter = catalog.get(number).map(std::convert::AsRef::as_ref);
+    meter.ok_or_else(|| Error::Internal { what: format!("there is no meter {}", number.0) })
+}

@@ -1,0 +1,95 @@
+//! The schema and the store's secrets: made once, whoever comes first.
+//!
+//! Each migration commits together with its row in `schema_migrations`, under a lock that keeps
+//! two servers that start at once apart; a crash leaves it applied or not.
+
+use super::scalars::{SqlTimestamp, column, corrupt};
+use crate::rules::timestamp::Timestamp;
+use crate::store::migrate::{Applied, Migration, judge_migrations};
+use crate::store::{Error, Result};
+use deadpool_postgres::ClientWrapper;
+
+const MIGRATIONS: [Migration; 1] = [Migration {
+    number: 1,
+    name: "ledger",
+    sql: include_str!("../../../migrations/postgres/0001_ledger.sql"),
+}];
+
+/// Any number, as long as every version of this program takes the same one.
+const MIGRATION_LOCK: i64 = 0x636f_756e_7465_7266;
+
+/// Applies what is missing, or refuses a schema this program does not know.
+pub async fn migrate(client: &mut ClientWrapper) -> Result<()> {
+    // The lock belongs to the session, so that it also covers the creation of the first table.
+    client.execute("-- migrate\nSELECT pg_advisory_lock($1)", &[&MIGRATION_LOCK]).await?;
+    let outcome = migrate_locked(client).await;
+    client.execute("-- migrate\nSELECT pg_advisory_unlock($1)", &[&MIGRATION_LOCK]).await?;
+    outcome
+}
+
+async fn migrate_locked(client: &mut ClientWrapper) -> Result<()> {
+    let sql = "-- migrate_locked
+        CREATE TABLE IF NOT EXISTS schema_migrations (
+            number bigint NOT NULL PRIMARY KEY,
+            name text NOT NULL,
+            checksum text NOT NULL,
+            applied_at timestamptz NOT NULL
+        )";
+    // A migration takes as long as it takes; this connection is used for nothing else.
+    let patience = "SET statement_timeout = 0; SET client_min_messages = warning";
+    client.batch_execute(patience).await?;
+    client.batch_execute(sql).await?;
+    let sql = "-- migrate_locked
+        SELECT number, checksum FROM schema_migrations ORDER BY number";
+    let mut applied = Vec::new();
+    for row in client.query(sql, &[]).await? {
+        applied.push(Applied { number: column(&row, 0)?, checksum: column(&row, 1)? });
+    }
+    for migration in judge_migrations(&MIGRATIONS, &applied)? {
+        let transaction = client.transaction().await?;
+        transaction.batch_execute(migration.sql).await?;
+        let sql = "-- migrate_locked
+            INSERT INTO schema_migrations (number, name, checksum, applied_at)
+            VALUES ($1, $2, $3, clock_timestamp())";
+        let checksum = migration.checksum();
+        transaction.execute(sql, &[&migration.number, &migration.name, &checksum]).await?;
+        transaction.commit().await?;
+        tracing::info!(number = migration.number, name = migration.name, "migrated the schema");
+    }
+    Ok(())
+}
+
+/// The store's secret of that name; the first server to ask makes it.
+pub async fn secret<const BYTES: usize>(client: &ClientWrapper, name: &str) -> Result<[u8; BYTES]> {
+    let mut fresh = [0; BYTES];
+    getrandom::fill(&mut fresh).map_err(|error| Error::Internal { what: error.to_string() })?;
+    let sql = "-- secret
+        INSERT INTO secrets (name, value) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+    client.execute(sql, &[&name, &fresh.as_slice()]).await?;
+    let sql = "-- secret
+        SELECT value FROM secrets WHERE name = $1";
+    let row = client.query_one(sql, &[&name]).await?;
+    let value: Vec<u8> = column(&row, 0)?;
+    value.try_into().map_err(|_| corrupt(format!("the secret {name} has a wrong length")))
+}
+
+/// The latest moment any server has committed a batch at.
+pub async fn high_water(client: &ClientWrapper) -> Result<Timestamp> {
+    let sql = "-- high_water
+        SELECT max(committed_at) FROM ingest_commits";
+    let row = client.query_one(sql, &[]).await?;
+    let latest: Option<SqlTimestamp> = column(&row, 0)?;
+    Ok(latest.map_or_else(Timestamp::default, |stamp| stamp.0))
+}
+
+/// Speaks up if the server may lose what it has acknowledged.
+pub async fn warn_unless_durable(client: &ClientWrapper) -> Result<()> {
+    let sql = "-- warn_unless_durable
+        SELECT name FROM pg_settings
+        WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off'";
+    for row in client.query(sql, &[]).await? {
+        let name: String = column(&row, 0)?;
+        tracing::warn!(setting = name, "the database runs without {name}: a crash loses events");
+    }
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! The OpenAPI description lists every route and tells what the server does.
+
+use crate::server::Server;
+use serde_json::Value;
+
+#[tokio::test]
+async fn every_route_is_described_with_its_failures() {
+    let server = Server::start().await;
+    let document = server.get("/openapi.json").await.json();
+    assert_eq!(document["openapi"], "3.1.0");
+    let mut operations = Vec::new();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            let statuses: Vec<_> = operation["responses"].as_object().unwrap().keys().collect();
+            let statuses: Vec<_> = statuses.iter().map(|status| status.as_str()).collect();
+            operations.push(format!("{method} {path}: {}", statuses.join(" ")));
+            for (status, response) in operation["responses"].as_object().unwrap() {
+                let content = &response["content"]["application/problem+json"];
+                assert_eq!(
+                    content.is_object(),
+                    status.as_str() >= "400",
+                    "{method} {path} {status}"
+                );
+            }
+        }
+    }
+    operations.sort();
+    insta::assert_snapshot!(operations.join("\n"), @"");
+}
+
+#[tokio::test]
+async fn references_lead_somewhere() {
+    let server = Server::start().await;
+    let document = server.get("/openapi.json").await.json();
+    check_references(&document, &document);
+}
+
+fn check_references(document: &Value, value: &Value) {
+    match value {
+        Value::Object(members) => {
+            if let Some(Value::String(reference)) = members.get("$ref") {
+                let pointer = reference.strip_prefix('#').unwrap();
+                assert!(document.pointer(pointer).is_some(), "{reference}");
+            }
+            members.values().for_each(|member| check_references(document, member));
+        }
+        Value::Array(items) => items.iter().for_each(|item| check_references(document, item)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+#[tokio::test]
+async fn the_page_needs_nothing_from_elsewhere() {
+    let server = Server::start().await;
+    let page = server.get("/docs").await;
+    assert_eq!(page.headers["content-type"], "text/html; charset=utf-8");
+    assert!(
+        page.headers["content-security-policy"].to_str().unwrap().contains("default-src 'none'")
+    );
+    for outside in ["http://", "https://", "src=", "@import", "innerHTML"] {
+        assert!(!page.body.contains(outside), "{outside}");
+    }
+}

@@ -1,0 +1,127 @@
+//! A store that can be switched off: every verb is then unavailable.
+
+use async_trait::async_trait;
+use counterfoil::rules::ids::{EventId, MeterNo, TenantId};
+use counterfoil::rules::meter::{Catalog, Meter};
+use counterfoil::rules::timestamp::Timestamp;
+use counterfoil::rules::usage::UsageRow;
+use counterfoil::rules::verdict::Verdict;
+use counterfoil::rules::window::Window;
+use counterfoil::store::{
+    ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
+    Deliveries, DeliveryBatch, Error, EventQuery, EventTrace, InboxPage, InboxQuery, Progress,
+    QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant,
+};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+pub struct FailingStore {
+    inner: Arc<dyn Store>,
+    down: AtomicBool,
+    /// What deliveries fail with while the store is otherwise up.
+    pub deliveries: Mutex<Option<Error>>,
+}
+
+impl FailingStore {
+    pub fn new(inner: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self { inner, down: AtomicBool::new(false), deliveries: Mutex::new(None) })
+    }
+
+    pub fn set_down(&self, down: bool) {
+        self.down.store(down, Ordering::SeqCst);
+    }
+
+    fn up(&self) -> Result<&dyn Store> {
+        if self.down.load(Ordering::SeqCst) {
+            return Err(Error::Unavailable { what: "secret detail of the disk".into() });
+        }
+        Ok(&*self.inner)
+    }
+}
+
+#[async_trait]
+impl Deliveries for FailingStore {
+    fn partitions(&self) -> usize {
+        self.inner.partitions()
+    }
+
+    async fn record_deliveries(&self, part: usize, batch: DeliveryBatch) -> Result<Vec<Verdict>> {
+        if let Some(error) = self.deliveries.lock().unwrap().clone() {
+            return Err(error);
+        }
+        self.up()?.record_deliveries(part, batch).await
+    }
+}
+
+#[async_trait]
+impl Declarations for FailingStore {
+    async fn declare_meter(&self, meter: Meter, at: Timestamp) -> Result<Declaration<Meter>> {
+        self.up()?.declare_meter(meter, at).await
+    }
+    async fn load_catalog(&self) -> Result<Catalog> {
+        self.up()?.load_catalog().await
+    }
+    async fn put_tenant(&self, id: &TenantId, name: Option<&str>, at: Timestamp) -> Result<Tenant> {
+        self.up()?.put_tenant(id, name, at).await
+    }
+    async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>> {
+        self.up()?.find_tenant(tenant).await
+    }
+    async fn list_tenants(&self, after: Option<&TenantId>, limit: usize) -> Result<Vec<Tenant>> {
+        self.up()?.list_tenants(after, limit).await
+    }
+}
+
+#[async_trait]
+impl Queries for FailingStore {
+    async fn read_usage(&self, id: &TenantId, no: MeterNo, range: Window) -> Result<Vec<UsageRow>> {
+        self.up()?.read_usage(id, no, range).await
+    }
+    async fn list_events(&self, query: EventQuery) -> Result<Vec<StoredEvent>> {
+        self.up()?.list_events(query).await
+    }
+    async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace> {
+        self.up()?.trace_event(tenant, id).await
+    }
+    async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>> {
+        self.up()?.list_conflicts(query).await
+    }
+    async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>> {
+        self.up()?.list_quarantine(query).await
+    }
+    async fn read_counters(&self, range: Window) -> Result<Vec<CounterRow>> {
+        self.up()?.read_counters(range).await
+    }
+    async fn check(&self, progress: Progress<'_>) -> Result<CheckReport> {
+        self.up()?.check(progress).await
+    }
+}
+
+#[async_trait]
+impl ApiKeys for FailingStore {
+    fn token_secret(&self) -> [u8; 32] {
+        self.inner.token_secret()
+    }
+    async fn create_api_key(&self, key: ApiKey) -> Result<()> {
+        self.up()?.create_api_key(key).await
+    }
+    async fn list_api_keys(&self) -> Result<Vec<ApiKey>> {
+        self.up()?.list_api_keys().await
+    }
+    async fn revoke_api_key(&self, id: &str, at: Timestamp) -> Result<bool> {
+        self.up()?.revoke_api_key(id, at).await
+    }
+}
+
+#[async_trait]
+impl Store for FailingStore {
+    fn high_water(&self) -> Timestamp {
+        self.inner.high_water()
+    }
+    async fn ping(&self) -> Result<()> {
+        self.up()?.ping().await
+    }
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}

@@ -1,0 +1,11 @@
+//! The HTTP interface, in process: every route, every outcome, every refusal.
+#![allow(clippy::unwrap_used)]
+
+mod auth;
+mod description;
+mod events;
+mod failing_store;
+mod memory_store;
+mod queries;
+mod server;
+mod transport;

@@ -1,0 +1,147 @@
+//! A server in process, with its clock driven by hand, and the requests tests send it.
+
+use crate::failing_store::FailingStore;
+use crate::memory_store::MemoryStore;
+use ::http::{HeaderMap, Method, Request};
+use axum::Router;
+use axum::body::Body;
+use counterfoil::clock::Clock;
+use counterfoil::config::{self, Config};
+use counterfoil::http::{self, App, auth};
+use counterfoil::jobs::ingest::Ingest;
+use counterfoil::rules::timestamp::Timestamp;
+use counterfoil::store::Store;
+use http_body_util::BodyExt;
+use serde_json::Value;
+use std::sync::Arc;
+use tower::ServiceExt;
+
+pub const NOW: &str = "2026-11-15T12:00:00Z";
+
+pub struct Server {
+    pub app: Arc<App>,
+    pub router: Router,
+    pub store: Arc<FailingStore>,
+    pub admin: String,
+}
+
+/// The one place that says which store the tests run on.
+pub fn new_store() -> Arc<dyn Store> {
+    Arc::new(MemoryStore::default())
+}
+
+pub fn default_config() -> Config {
+    config::load(None).unwrap()
+}
+
+impl Server {
+    pub async fn start() -> Self {
+        Self::start_with(&default_config()).await
+    }
+
+    pub async fn start_with(config: &Config) -> Self {
+        let clock = Clock::by_hand(Timestamp::parse(NOW).unwrap());
+        let store = FailingStore::new(new_store());
+        let shared: Arc<dyn Store> = store.clone();
+        let ingest = Ingest::start(
+            Arc::clone(&shared),
+            clock.clone(),
+            config.ingest.clone(),
+            config.tenants.strict,
+        );
+        let admin = auth::create_first_admin_key(&*shared, &clock, None).await.unwrap().unwrap();
+        let app = App::new(shared, ingest, clock.clone(), config);
+        let server = Self { router: http::router(Arc::clone(&app)), app, store, admin };
+        let sum =
+            server.put("/v1/meters/calls", r#"{"aggregation":"sum","dimensions":["region"]}"#);
+        assert_eq!(sum.await.status, 201);
+        server
+    }
+
+    /// Makes a key and returns its token.
+    pub async fn key(&self, scope: &str, tenant: Option<&str>) -> String {
+        let body = serde_json::json!({"name": "test", "scopes": [scope], "tenant": tenant});
+        let answer = self.call(Method::POST, "/v1/keys", &self.admin, &body.to_string()).await;
+        assert_eq!(answer.status, 201, "{}", answer.body);
+        answer.json()["token"].as_str().unwrap().to_owned()
+    }
+
+    pub async fn call(&self, method: Method, path: &str, key: &str, body: &str) -> Answer {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("authorization", format!("Bearer {key}"))
+            .header("content-type", "application/json");
+        self.send(request.body(Body::from(body.to_owned())).unwrap()).await
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.call(Method::GET, path, &self.admin, "").await
+    }
+
+    pub async fn put(&self, path: &str, body: &str) -> Answer {
+        self.call(Method::PUT, path, &self.admin, body).await
+    }
+
+    pub async fn post(&self, body: &str) -> Answer {
+        self.call(Method::POST, "/v1/events", &self.admin, body).await
+    }
+
+    /// Sends events with the given headers.
+    pub async fn post_with(&self, headers: &[(&str, &str)], body: impl Into<Body>) -> Answer {
+        let mut request = Request::builder()
+            .method(Method::POST)
+            .uri("/v1/events")
+            .header("authorization", format!("Bearer {}", self.admin));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        self.send(request.body(body.into()).unwrap()).await
+    }
+
+    pub async fn send(&self, request: Request<Body>) -> Answer {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        let body = String::from_utf8(body.to_vec()).unwrap();
+        Answer { status: parts.status.as_u16(), headers: parts.headers, body }
+    }
+}
+
+pub struct Answer {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub body: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("not JSON: {}", self.body))
+    }
+
+    /// Status and body in one text, for snapshots.
+    pub fn show(&self) -> String {
+        format!("{} {}", self.status, self.body)
+    }
+
+    /// Checks that this is a well-formed problem with the code.
+    #[track_caller]
+    pub fn problem(&self, status: u16, code: &str) -> Value {
+        assert_eq!(self.status, status, "{}", self.body);
+        assert_eq!(self.headers["content-type"], "application/problem+json");
+        let problem = self.json();
+        assert_eq!(problem["status"], status);
+        assert_eq!(problem["code"], code, "{}", self.body);
+        assert_eq!(problem["type"], format!("urn:counterfoil:problem:{code}"));
+        assert!(problem["title"].is_string() && problem["detail"].is_string());
+        assert_eq!(self.headers.contains_key("retry-after"), status == 503);
+        problem
+    }
+}
+
+/// One event of the meter `calls` as JSON.
+pub fn event(tenant: &str, id: &str, quantity: &str, occurred_at: &str) -> String {
+    format!(
+        r#"{{"tenant":"{tenant}","id":"{id}","meter":"calls","quantity":"{quantity}","occurred_at":"{occurred_at}"}}"#
+    )
+}
