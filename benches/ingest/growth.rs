@@ -2,8 +2,8 @@
 //! and how reads fare beside a full load.
 
 use crate::client::Connection;
-use crate::load::{Driver, KEY, Run, Shape, Target, Until, check_totals, declare_meters};
 use crate::load::percentiles_ms;
+use crate::load::{Driver, KEY, Run, Shape, Target, Until, check_totals, declare_meters};
 use crate::process::{Server, Usage, Watched, folder_bytes, resident_bytes};
 use crate::workload::{METERS, TENANTS, Truth, meter_slug, tenant_name};
 use anyhow::{Context, Result};
@@ -54,7 +54,8 @@ pub fn grow(
     let mut marks = marks.into_inner().expect("no panic");
     marks.sort_by_key(|mark| mark.events);
     let at = |wanted: u64| *marks.iter().find(|m| m.events >= wanted).unwrap_or(&marks[0]);
-    let rate = |from: Mark, to: Mark| (to.events - from.events) as f64 / (to.seconds - from.seconds);
+    let rate =
+        |from: Mark, to: Mark| (to.events - from.events) as f64 / (to.seconds - from.seconds);
     let first = at(events / PARTS);
     let end = *marks.last().context("a run has marks")?;
     let keys = truth.counts.accepted as f64 * (1.0 - first.events as f64 / end.events as f64);
@@ -169,7 +170,9 @@ fn read_until(url: &str, stop: &AtomicBool) -> Result<Vec<Read>> {
 
 fn percent_encoded(text: &str) -> String {
     let encode = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => {
+            char::from(byte).to_string()
+        }
         _ => format!("%{byte:02X}"),
     };
     text.bytes().map(encode).collect()

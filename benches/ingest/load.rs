@@ -122,7 +122,9 @@ impl Driver {
         let worked = std::thread::scope(|scope| -> Result<Vec<Worked>> {
             let work = |stream| {
                 let (stop, progress) = (&stop, &progress);
-                scope.spawn(move || work(target.url, stream, shape.batch, events_max, stop, progress))
+                scope.spawn(move || {
+                    work(target.url, stream, shape.batch, events_max, stop, progress)
+                })
             };
             let workers: Vec<_> = self.streams(shape).into_iter().map(work).collect();
             if let Until::Elapsed(duration) = until {
@@ -155,7 +157,10 @@ impl Driver {
             let must = expected.counts;
             ensure!(told == must, "{name}: the server counted {told:?}, the truth is {must:?}");
         } else {
-            ensure!(told.total() == expected.counts.total() && told.others == 0, "{name}: {told:?}");
+            ensure!(
+                told.total() == expected.counts.total() && told.others == 0,
+                "{name}: {told:?}"
+            );
         }
         truth.merge(&expected);
         Ok(run)

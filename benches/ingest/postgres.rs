@@ -95,9 +95,8 @@ impl Postgres {
             checker.batch_execute(BASELINE_TABLES).await?;
             let started = Instant::now();
             let url: Arc<str> = url.as_str().into();
-            let insert = |stream| {
-                tokio::spawn(insert_alone(Arc::clone(&url), stream, started + lasting))
-            };
+            let insert =
+                |stream| tokio::spawn(insert_alone(Arc::clone(&url), stream, started + lasting));
             let workers: Vec<_> = streams.into_iter().map(insert).collect();
             let (mut events, mut truth, mut latencies) = (0, 0, Vec::new());
             for worker in workers {
@@ -111,7 +110,8 @@ impl Postgres {
             ensure!(i128::from(row.get::<_, i64>(0)) == truth, "the baseline lost a sum");
             Ok((events, seconds, latencies))
         })?;
-        let mut run = self.report("baseline: PostgreSQL, a transaction each", shape, events, seconds);
+        let mut run =
+            self.report("baseline: PostgreSQL, a transaction each", shape, events, seconds);
         run.server = self.watched.usage().since(server);
         run.client = own_usage().since(client);
         (run.p50_ms, run.p99_ms) = percentiles_ms(&mut latencies);

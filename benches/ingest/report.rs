@@ -78,7 +78,12 @@ impl Report {
 
     pub fn print_runs(&self) {
         let mut table = table(&[
-            "run", "events/s", "server µs/event", "client µs/event", "p50 ms", "p99 ms",
+            "run",
+            "events/s",
+            "server µs/event",
+            "client µs/event",
+            "p50 ms",
+            "p99 ms",
             "written B/event",
         ]);
         for run in &self.runs {
@@ -159,7 +164,7 @@ fn describe(run: &Run) -> String {
 
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED).set_header(header.iter().copied());
+    table.load_style(UTF8_FULL_CONDENSED).set_header(header.iter().copied());
     table
 }
 
