@@ -81,7 +81,9 @@ async fn commits_cut_off_are_counted_once() {
     let load = Load::new("cut", 12, 1_500);
     let known = load.none_acknowledged();
     let sending = load.send(&server.url, 4, Failing::Retry, &known);
-    tokio::time::timeout(Duration::from_secs(60), sending).await.expect("it ends in time");
+    let wrong = tokio::time::timeout(Duration::from_secs(60), sending).await;
+    let wrong = wrong.expect("it ends in time");
+    assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(cuts.load(Ordering::SeqCst) >= 4, "only {cuts:?} cuts");
     server.kill();
     let again = Server::start(&place);

@@ -15,7 +15,8 @@ async fn kill_rounds(place: &Place, rounds: usize) {
             tokio::time::sleep(kill_after).await;
             server.kill();
         };
-        tokio::join!(load.send(&url, 4, Failing::Stop, &known), killing);
+        let (wrong, ()) = tokio::join!(load.send(&url, 4, Failing::Stop, &known), killing);
+        assert!(wrong.is_empty(), "{wrong:#?}");
         let violations = load.recover(place, &known).await;
         assert!(violations.is_empty(), "round {round}, after {kill_after:?}: {violations:#?}");
         loads.push((load, known));

@@ -51,6 +51,13 @@ pub enum Failing {
     Retry,
 }
 
+enum Answer {
+    Counted,
+    /// The server is gone, or asks to come back: nobody knows what became of the batch.
+    None,
+    Wrong(String),
+}
+
 impl Load {
     pub fn new(name: &str, digit_tenants: usize, bulk_events: usize) -> Self {
         let now = jiff::Timestamp::now();
@@ -83,39 +90,46 @@ impl Load {
         Acknowledged(Mutex::new(vec![false; self.events.len()]))
     }
 
-    /// Sends every batch over several connections.
+    /// Sends every batch over several connections. Returns answers that no server may give.
     pub async fn send(
         &self,
         url: &str,
         connections: usize,
         failing: Failing,
         known: &Acknowledged,
-    ) {
+    ) -> Vec<String> {
         let next = AtomicUsize::new(0);
         let connection = || async {
             let client = client();
+            let mut wrong = Vec::new();
             loop {
                 let place = next.fetch_add(1, Ordering::SeqCst);
-                let Some(batch) = self.batches.get(place) else { return };
-                while !self.send_batch(&client, url, batch, known).await {
-                    if failing == Failing::Stop {
-                        return;
+                let Some(batch) = self.batches.get(place) else { return wrong };
+                loop {
+                    match self.send_batch(&client, url, batch, known).await {
+                        Answer::Counted => break,
+                        Answer::Wrong(answer) => {
+                            wrong.push(format!("batch {place} was answered {answer}"));
+                            break;
+                        }
+                        Answer::None if failing == Failing::Stop => return wrong,
+                        Answer::None => tokio::time::sleep(Duration::from_millis(20)).await,
                     }
-                    tokio::time::sleep(Duration::from_millis(20)).await;
                 }
             }
         };
-        futures_util::future::join_all((0..connections).map(|_| connection())).await;
+        let connections = (0..connections).map(|_| connection());
+        futures_util::future::join_all(connections).await.concat()
     }
 
-    /// Whether there was an answer; what it acknowledged is remembered.
+    /// What was acknowledged is remembered.
     async fn send_batch(
         &self,
         client: &reqwest::Client,
         url: &str,
         batch: &[usize],
         known: &Acknowledged,
-    ) -> bool {
+    ) -> Answer {
         let body: Vec<&str> = batch.iter().map(|place| self.events[*place].json.as_str()).collect();
         let sent = client
             .post(format!("{url}/v1/events?results=problems"))
@@ -124,21 +138,23 @@ impl Load {
             .body(body.join("\n"))
             .send()
             .await;
-        let Ok(response) = sent else { return false };
+        let Ok(response) = sent else { return Answer::None };
         let status = response.status().as_u16();
-        let Ok(answer) = response.bytes().await else { return false };
+        let Ok(answer) = response.bytes().await else { return Answer::None };
         if status == 503 {
-            return false;
+            return Answer::None;
         }
-        assert_eq!(status, 200, "{}", String::from_utf8_lossy(&answer));
         let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
-        let counted = answer["accepted"].as_u64().unwrap() + answer["duplicates"].as_u64().unwrap();
-        assert_eq!(counted, u64::try_from(batch.len()).unwrap(), "{answer}");
+        let count = |name: &str| answer[name].as_u64().unwrap_or(0);
+        let counted = count("accepted") + count("duplicates");
+        if status != 200 || counted != u64::try_from(batch.len()).unwrap() {
+            return Answer::Wrong(answer.to_string());
+        }
         let mut known = known.0.lock().unwrap();
         for place in batch {
             known[*place] = true;
         }
-        true
+        Answer::Counted
     }
 
     /// Everything that is wrong with what the server has counted.
@@ -180,7 +196,7 @@ impl Load {
     pub async fn recover(&self, place: &Place, known: &Acknowledged) -> Vec<String> {
         let mut server = Server::start(place);
         let mut violations = self.examine(&server.url, known, Stage::AfterCrash).await;
-        self.send(&server.url, 2, Failing::Retry, known).await;
+        violations.extend(self.send(&server.url, 2, Failing::Retry, known).await);
         violations.extend(self.examine(&server.url, known, Stage::Complete).await);
         violations.extend(place.check());
         server.kill();

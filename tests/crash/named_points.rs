@@ -16,7 +16,8 @@ async fn crash_at(place: &Place, point: &str, name: &str) {
                 .unwrap();
         let load = Load::new(&format!("{name}-{commits}"), 6, 800);
         let known = load.none_acknowledged();
-        load.send(&server.url, 3, Failing::Stop, &known).await;
+        let wrong = load.send(&server.url, 3, Failing::Stop, &known).await;
+        assert!(wrong.is_empty(), "{wrong:#?}");
         let ended = server.ended_within(Duration::from_secs(10)).await;
         assert!(ended.is_some_and(|status| !status.success()), "it crashes at {failpoints}");
         let violations = load.recover(place, &known).await;
@@ -56,18 +57,21 @@ pub async fn fail_one_commit(place: &Place, bug: &str) -> Vec<String> {
     server.kill();
     let failpoints = format!("sqlite.commit_fails=1*return{bug}");
     let launch = Launch { failpoints: &failpoints, ..Launch::default() };
-    let server = Server::launch(place, &launch).unwrap();
+    let mut server = Server::launch(place, &launch).unwrap();
     let load = Load::new("commit-fails", 1, 0);
     let known = load.none_acknowledged();
-    load.send(&server.url, 1, Failing::Stop, &known).await;
-    let mut violations = Vec::new();
+    let mut violations = load.send(&server.url, 1, Failing::Stop, &known).await;
     if !load.examine(&server.url, &known, Stage::AfterCrash).await.is_empty() {
         violations.push("the failed commit left something".to_owned());
     }
     if load.examine(&server.url, &known, Stage::Complete).await.is_empty() {
         violations.push("the commit did not fail".to_owned());
     }
-    load.send(&server.url, 1, Failing::Stop, &known).await;
+    violations.extend(load.send(&server.url, 1, Failing::Stop, &known).await);
+    if server.ended_within(Duration::from_millis(200)).await.is_some() {
+        violations.push("the server stopped at the retry".to_owned());
+        return violations;
+    }
     violations.extend(load.examine(&server.url, &known, Stage::Complete).await);
     violations
 }

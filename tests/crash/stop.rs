@@ -16,7 +16,8 @@ async fn stop_under_load(place: &Place) {
         server.signal("-TERM");
         server.ended_within(Duration::from_secs(30)).await
     };
-    let ((), ended) = tokio::join!(sending, stopping);
+    let (wrong, ended) = tokio::join!(sending, stopping);
+    assert!(wrong.is_empty(), "{wrong:#?}");
     assert_eq!(ended.expect("it ends").code(), Some(0), "{}", place.log_text());
     let again = Server::start(place);
     let violations = load.examine(&again.url, &known, Stage::AfterCrash).await;
