@@ -72,8 +72,8 @@ impl PostgresStore {
     ) -> Result<Arc<Self>> {
         let connector = Connector::parse(url, config)?;
         let mut client = connector.open().await?;
+        migrations::check_server(&client).await?;
         migrations::migrate(&mut client).await?;
-        migrations::warn_unless_durable(&client).await?;
         let key = migrations::secret::<16>(&client, "event_keys").await?;
         let token_secret = migrations::secret::<32>(&client, "tokens").await?;
         let high_water = migrations::high_water(&client).await?;
@@ -127,8 +127,7 @@ impl Queries for PostgresStore {
     }
 
     async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace> {
-        let never = Timestamp::default();
-        self.number_tenants(std::iter::once(tenant), never, Creation::No).await?;
+        self.number_tenants(std::iter::once(tenant), Creation::Never).await?;
         let Some(number) = self.tenant_no(tenant) else { return Ok(EventTrace::default()) };
         let home = self.fingerprinter.event_key(number, id);
         let snapshot = Snapshot::begin(self.reader().await?).await?;

@@ -153,7 +153,8 @@ async fn compare_counters(
     report: &mut CheckReport,
 ) -> Result<()> {
     let sql = "-- compare_counters
-        SELECT tenant_no, sum(accepted)::bigint FROM counters GROUP BY tenant_no ORDER BY tenant_no";
+        SELECT tenant_no, sum(accepted)::bigint FROM counters
+        GROUP BY tenant_no ORDER BY tenant_no";
     let name = |tenant: TenantNo| match tenants.get(&tenant) {
         Some(name) => format!("tenant {name}"),
         None => "no tenant".to_owned(),

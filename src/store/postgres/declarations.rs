@@ -124,11 +124,10 @@ impl PostgresStore {
         self.load_catalog().await.map(Arc::new)
     }
 
-    /// The numbers of the tenants; those that are not known are created unless `strict`.
+    /// Makes sure that [`Self::tenant_no`] knows the tenants that exist, or creates them first.
     pub(super) async fn number_tenants(
         &self,
         tenants: impl Iterator<Item = &TenantId>,
-        at: Timestamp,
         creation: Creation,
     ) -> Result<()> {
         let mut missing: BTreeSet<&str> = {
@@ -140,9 +139,10 @@ impl PostgresStore {
         }
         let client = self.reader().await?;
         self.learn_tenants(&client, &mut missing).await?;
-        if missing.is_empty() || matches!(creation, Creation::No) {
-            return Ok(());
-        }
+        let at = match creation {
+            Creation::At(at) if !missing.is_empty() => at,
+            Creation::At(_) | Creation::Never => return Ok(()),
+        };
         // In the order of the unique index, like every writer, so that none waits in a circle.
         let names: Vec<&str> = missing.iter().copied().collect();
         let sql = "-- number_tenants
@@ -186,8 +186,8 @@ impl PostgresStore {
 /// Whether tenants that do not exist are created.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Creation {
-    Yes,
-    No,
+    At(Timestamp),
+    Never,
 }
 
 pub(super) async fn read_catalog(client: &ClientWrapper) -> Result<Catalog> {

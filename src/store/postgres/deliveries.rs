@@ -34,6 +34,10 @@ use tokio::sync::Mutex;
 
 /// How often a transaction is redone before the caller is told to come back.
 const TRIES_MAX: u32 = 20;
+/// How often the database is asked what became of a commit, and how much longer the pause gets
+/// each time: in all a little longer than a server takes to restart.
+const QUESTIONS_MAX: u32 = 8;
+const QUESTION_PAUSE: Duration = Duration::from_millis(200);
 
 /// One partition's connection. It is taken out while a transaction runs and put back when that has
 /// ended well, so that no abandoned transaction is ever continued.
@@ -141,13 +145,15 @@ struct Written<'b> {
 impl PostgresStore {
     /// Numbers the tenants and sorts the events by their keys.
     async fn sort_batch<'b>(&self, batch: &'b DeliveryBatch) -> Result<SortedBatch<'b>> {
-        let creation = if batch.strict_tenants { Creation::No } else { Creation::Yes };
-        let now = batch.acceptance.now;
+        let creation = match batch.strict_tenants {
+            true => Creation::Never,
+            false => Creation::At(batch.acceptance.now),
+        };
         let tenants = batch.events.iter().map(|event| &event.tenant);
-        self.number_tenants(tenants, now, creation).await?;
+        self.number_tenants(tenants, creation).await?;
         // What was refused creates no tenant: anybody can misspell one.
         let tenants = batch.refused.iter().filter_map(|(tenant, _)| tenant.as_ref());
-        self.number_tenants(tenants, now, Creation::No).await?;
+        self.number_tenants(tenants, Creation::Never).await?;
         let tenants = batch.events.iter().map(|event| self.tenant_no(&event.tenant)).collect();
         self.catalog_with(batch.events.iter().map(|event| event.meter)).await?;
         Ok(SortedBatch::new(batch, tenants, &self.fingerprinter))
@@ -219,21 +225,28 @@ impl PostgresStore {
         Ok(Committed::Yes(written.judgement.into_verdicts(), Some(client)))
     }
 
-    /// Asks the database whether the batch is there. The lock waits for a transaction that is
-    /// still at its COMMIT.
+    /// Asks the database, for a few seconds if it must, whether the batch is there.
     async fn was_committed(&self, writer: &Writer, batch_id: SqlHash, what: &str) -> Result<bool> {
-        let question = async {
-            let client = self.connector.open().await?;
-            let sql = "-- was_committed
-                SELECT batch FROM ingest_commits WHERE writer = $1 FOR UPDATE";
-            let row = client.query_one(sql, &[&writer.id]).await?;
-            column::<Option<SqlHash>>(&row, 0)
-        };
-        let unknown = |error: Error| Error::Unknown {
-            what: format!("the connection broke at the commit ({what}), then: {error}"),
-        };
-        let last = self.connector.within(question).await.map_err(unknown)?.map_err(unknown)?;
-        Ok(last == Some(batch_id))
+        let mut hindrance = String::new();
+        for round in 0..QUESTIONS_MAX {
+            tokio::time::sleep(QUESTION_PAUSE * round).await;
+            match self.connector.within(self.last_batch(writer)).await {
+                Ok(Ok(last)) => return Ok(last == Some(batch_id)),
+                Ok(Err(error)) | Err(error) => hindrance = error.to_string(),
+            }
+        }
+        let what = format!("the connection broke at the commit ({what}), then: {hindrance}");
+        Err(Error::Unknown { what })
+    }
+
+    /// The batch this writer committed last. The lock waits for a transaction that is still at its
+    /// COMMIT.
+    async fn last_batch(&self, writer: &Writer) -> Result<Option<SqlHash>> {
+        let client = self.connector.open().await?;
+        let sql = "-- last_batch
+            SELECT batch FROM ingest_commits WHERE writer = $1 FOR UPDATE";
+        let row = client.query_one(sql, &[&writer.id]).await?;
+        column(&row, 0)
     }
 
     /// Ends a failed transaction; a connection on which even that fails is dropped.
@@ -253,7 +266,8 @@ impl PostgresStore {
         sorted: &SortedBatch<'b>,
     ) -> std::result::Result<Judgement<'b>, Failure> {
         let sql = "-- judge
-            UPDATE ingest_commits SET batch = $2, committed_at = $3 WHERE writer = $1";
+            UPDATE ingest_commits SET batch = $2, committed_at = GREATEST(committed_at, $3)
+            WHERE writer = $1";
         let mark = client.prepare_cached(sql).await?;
         let look = Probe::prepare(client).await?;
         let now = SqlTimestamp(sorted.batch.acceptance.now);

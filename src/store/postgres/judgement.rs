@@ -202,3 +202,112 @@ pub fn meter_of(catalog: &Catalog, number: MeterNo) -> Result<&Meter> {
     let meter = catalog.get(number).map(std::convert::AsRef::as_ref);
     meter.ok_or_else(|| Error::Internal { what: format!("there is no meter {}", number.0) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::ids::{EventId, MeterSlug, TenantId};
+    use crate::rules::properties::Properties;
+    use crate::rules::quantity::Quantity;
+    use crate::rules::timestamp::Timestamp;
+    use crate::rules::verdict::Acceptance;
+    use std::sync::Arc;
+
+    const METER: MeterNo = MeterNo(1);
+
+    fn event(tenant: &str, id: &str, units: i128, micros: i64) -> Event {
+        Event {
+            tenant: TenantId::parse(tenant).expect("valid"),
+            id: EventId::parse(id).expect("valid"),
+            meter: METER,
+            quantity: Quantity::from_units(units),
+            occurred_at: Timestamp::from_micros(micros),
+            properties: Properties::default(),
+            subscription: None,
+            trial: false,
+        }
+    }
+
+    fn batch(events: Vec<Event>) -> DeliveryBatch {
+        let acceptance = Acceptance { now: Timestamp::from_micros(1_000), horizon_micros: 100 };
+        DeliveryBatch { events, refused: Vec::new(), acceptance, strict_tenants: false }
+    }
+
+    fn catalog() -> Catalog {
+        let spec = serde_json::from_str(r#"{"aggregation":"sum"}"#).expect("valid");
+        let slug = MeterSlug::parse("calls").expect("valid");
+        let mut catalog = Catalog::default();
+        catalog.insert(METER, Arc::new(Meter::declare(slug, spec).expect("valid")));
+        catalog
+    }
+
+    /// Judges a batch of one tenant on its own, with at most one stored event.
+    fn check(events: Vec<Event>, stored: Option<&Event>, expected: &[Verdict], counted: &[i128]) {
+        let batch = batch(events);
+        let fingerprinter = Fingerprinter::new([7; 16]);
+        let tenants = vec![Some(TenantNo(1)); batch.events.len()];
+        let sorted = SortedBatch::new(&batch, tenants, &fingerprinter);
+        let mut judgement = Judgement::new(&sorted);
+        for group in &sorted.groups {
+            let standing = stored.filter(|stored| stored.id == sorted.first(group).id);
+            judgement
+                .judge_group(&sorted, group, group.home, standing, &catalog())
+                .expect("the meter is known");
+        }
+        let units = |accepted: &Accepted<'_>| accepted.event.quantity.units();
+        assert_eq!(judgement.accepted.iter().map(units).collect::<Vec<_>>(), counted);
+        assert_eq!(judgement.into_verdicts(), expected);
+    }
+
+    #[test]
+    fn repeats_are_judged_against_what_is_counted() {
+        let conflict = || Verdict::Conflict { differing: vec!["quantity"] };
+        let duplicate = |restamped| Verdict::Duplicate { restamped };
+        let deliveries = || vec![event("t", "a", 1, 1_000), event("t", "a", 2, 1_000)];
+        check(deliveries(), None, &[Verdict::Accepted, conflict()], &[1]);
+        let stored = event("t", "a", 2, 1_000);
+        check(deliveries(), Some(&stored), &[conflict(), duplicate(false)], &[]);
+        let stored = event("t", "a", 1, 7);
+        let expected =
+            [duplicate(true), Verdict::Conflict { differing: vec!["quantity", "occurred_at"] }];
+        check(deliveries(), Some(&stored), &expected, &[]);
+    }
+
+    #[test]
+    fn what_is_quarantined_does_not_stand() {
+        let deliveries = vec![event("t", "a", 1, 1), event("t", "a", 2, 1_000)];
+        let expected = [Verdict::Quarantined(Quarantine::TooOld), Verdict::Accepted];
+        check(deliveries, None, &expected, &[2]);
+    }
+
+    #[test]
+    fn undeclared_tenants_are_rejected_and_tallied_under_none() {
+        let batch = batch(vec![event("t", "a", 1, 1_000), event("u", "a", 1, 1_000)]);
+        let fingerprinter = Fingerprinter::new([7; 16]);
+        let sorted = SortedBatch::new(&batch, vec![Some(TenantNo(1)), None], &fingerprinter);
+        let mut judgement = Judgement::new(&sorted);
+        let group = &sorted.groups[0];
+        assert!(sorted.groups.len() == 1 && sorted.has_acceptable(group));
+        judgement.judge_group(&sorted, group, group.home, None, &catalog()).expect("known");
+        let tallies = judgement.tallies(&sorted);
+        assert_eq!((tallies[&None].rejected, tallies[&Some(TenantNo(1))].accepted), (1, 1));
+        assert!(matches!(
+            &judgement.into_verdicts()[1],
+            Verdict::Rejected(refusal) if refusal.code == "unknown_tenant"
+        ));
+    }
+
+    #[test]
+    fn keys_that_collide_stay_apart() {
+        let ids: Vec<String> = (0..20).map(|number| format!("e{number}")).collect();
+        let twice = ids.iter().chain(&ids).map(|id| event("t", id, 1, 1_000)).collect();
+        let batch = batch(twice);
+        let fingerprinter = Fingerprinter::colliding([7; 16], 1);
+        let sorted = SortedBatch::new(&batch, vec![Some(TenantNo(1)); 40], &fingerprinter);
+        assert_eq!(sorted.groups.len(), 20);
+        for group in &sorted.groups {
+            let places: Vec<usize> = sorted.deliveries(group).map(|(place, _)| place).collect();
+            assert_eq!(places[1], places[0] + 20);
+        }
+    }
+}

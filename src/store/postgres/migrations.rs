@@ -22,17 +22,22 @@ const MIGRATION_LOCK: i64 = 0x636f_756e_7465_7266;
 pub async fn migrate(client: &mut ClientWrapper) -> Result<()> {
     // The lock belongs to the session, so that it also covers the creation of the first table.
     client.execute("-- migrate\nSELECT pg_advisory_lock($1)", &[&MIGRATION_LOCK]).await?;
-    let outcome = migrate_locked(client).await;
+    migrate_locked(client).await?;
+    // After a failure the connection is dropped, and its lock with it.
     client.execute("-- migrate\nSELECT pg_advisory_unlock($1)", &[&MIGRATION_LOCK]).await?;
-    outcome
+    Ok(())
 }
 
 async fn migrate_locked(client: &mut ClientWrapper) -> Result<()> {
     let sql = "-- migrate_locked
         CREATE TABLE IF NOT EXISTS schema_migrations (
+            -- of the file in migrations/postgres
             number bigint NOT NULL PRIMARY KEY,
+            -- of the file, without its number
             name text NOT NULL,
+            -- SHA-256 of the file, in hex
             checksum text NOT NULL,
+            -- when it was applied, by the database's clock
             applied_at timestamptz NOT NULL
         )";
     // A migration takes as long as it takes; this connection is used for nothing else.
@@ -82,14 +87,29 @@ pub async fn high_water(client: &ClientWrapper) -> Result<Timestamp> {
     Ok(latest.map_or_else(Timestamp::default, |stamp| stamp.0))
 }
 
-/// Speaks up if the server may lose what it has acknowledged.
-pub async fn warn_unless_durable(client: &ClientWrapper) -> Result<()> {
-    let sql = "-- warn_unless_durable
-        SELECT name FROM pg_settings
-        WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off'";
+/// Refuses a database that cannot hold every text, and speaks up if the server may lose what it
+/// has acknowledged.
+pub async fn check_server(client: &ClientWrapper) -> Result<()> {
+    let sql = "-- check_server
+        SELECT name, setting FROM pg_settings
+        WHERE name IN ('fsync', 'full_page_writes', 'server_encoding')";
     for row in client.query(sql, &[]).await? {
-        let name: String = column(&row, 0)?;
-        tracing::warn!(setting = name, "the database runs without {name}: a crash loses events");
+        let (name, setting): (String, String) = (column(&row, 0)?, column(&row, 1)?);
+        match (name.as_str(), setting.as_str()) {
+            ("server_encoding", "UTF8") => {}
+            ("server_encoding", encoding) => {
+                return Err(Error::Unavailable {
+                    what: format!("the database's encoding is {encoding}; it must be UTF8"),
+                });
+            }
+            (name, "off") => {
+                tracing::warn!(
+                    setting = name,
+                    "the database runs with {name} off: a crash of its machine loses events"
+                );
+            }
+            (_, _) => {}
+        }
     }
     Ok(())
 }

@@ -13,11 +13,10 @@ use tokio_postgres::types::{FromSql, FromSqlOwned, IsNull, ToSql, Type, accepts,
 
 /// Microseconds from 1970 to 2000, where PostgreSQL starts to count.
 const EPOCH_MICROS: i64 = 946_684_800_000_000;
-/// PostgreSQL's earliest (4713 BC) and its first impossible (294277 AD) instant.
+/// PostgreSQL's earliest instant, in 4713 BC. Its latest lies beyond any 64-bit count from 1970.
 const EARLIEST: i64 = -211_813_488_000_000_000;
-const END: i64 = 9_223_371_331_200_000_000;
 
-/// An instant as TIMESTAMPTZ. What lies outside PostgreSQL's calendar is written as infinite: that
+/// An instant as TIMESTAMPTZ. What lies before PostgreSQL's calendar is written as -infinity: that
 /// is right for the bounds of a query, and no event or bucket is that far away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SqlTimestamp(pub Timestamp);
@@ -26,7 +25,6 @@ impl SqlTimestamp {
     pub fn to_wire(self) -> i64 {
         match self.0.micros().saturating_sub(EPOCH_MICROS) {
             early if early < EARLIEST => i64::MIN,
-            late if late >= END => i64::MAX,
             micros => micros,
         }
     }
@@ -51,11 +49,13 @@ impl<'a> FromSql<'a> for SqlTimestamp {
         _: &Type,
         raw: &'a [u8],
     ) -> std::result::Result<Self, Box<dyn StdError + Sync + Send>> {
-        let micros = i64::from_be_bytes(raw.try_into()?);
-        if !(EARLIEST..END).contains(&micros) {
-            return Err("an instant is infinite".into());
-        }
-        Ok(Self(Timestamp::from_micros(micros + EPOCH_MICROS)))
+        let wire = i64::from_be_bytes(raw.try_into()?);
+        let finite = Some(wire).filter(|wire| *wire >= EARLIEST);
+        // Infinity is the largest number and overflows here.
+        let micros = finite.and_then(|wire| wire.checked_add(EPOCH_MICROS));
+        micros
+            .map(|micros| Self(Timestamp::from_micros(micros)))
+            .ok_or_else(|| "an instant is infinite".into())
     }
 
     accepts!(TIMESTAMPTZ);
@@ -162,7 +162,7 @@ mod tests {
     fn instants_beyond_the_calendar_bound_a_query_and_are_never_read() {
         let wire = |micros| SqlTimestamp(Timestamp::from_micros(micros)).to_wire();
         assert_eq!(wire(i64::MIN), i64::MIN);
-        assert_eq!(wire(i64::MAX), i64::MAX);
+        assert_eq!(wire(i64::MAX), i64::MAX - EPOCH_MICROS);
         for infinite in [i64::MIN, i64::MAX] {
             let bytes = infinite.to_be_bytes();
             assert!(SqlTimestamp::from_sql(&Type::TIMESTAMPTZ, &bytes).is_err());

@@ -1,0 +1,181 @@
+//! Child processes under test, and what the kernel says of them in /proc.
+
+use anyhow::{Context, Result, bail};
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+/// The kernel counts CPU time for user space in hundredths of a second on every architecture.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// A server that is killed when it is dropped.
+pub struct Server {
+    child: Child,
+    pub url: String,
+    /// From exec to the ready line.
+    pub ready_seconds: f64,
+}
+
+impl Server {
+    /// Starts a program whose first line of output is a JSON object with its `url`.
+    pub fn start(command: &mut Command) -> Result<Self> {
+        let started = Instant::now();
+        let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn()?;
+        let stdout = child.stdout.take().context("the output is piped")?;
+        let mut server = Self { child, url: String::new(), ready_seconds: 0.0 };
+        let mut lines = BufReader::new(stdout);
+        let mut line = String::new();
+        while server.url.is_empty() {
+            line.clear();
+            if lines.read_line(&mut line)? == 0 {
+                bail!("the server ended before it was ready: {}", server.child.wait()?);
+            }
+            let object: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
+            if let Some(url) = object.get("url").and_then(|url| url.as_str()) {
+                server.url = url.to_owned();
+            }
+        }
+        server.ready_seconds = started.elapsed().as_secs_f64();
+        std::thread::spawn(move || lines.read_to_end(&mut Vec::new()));
+        Ok(server)
+    }
+
+    /// The product's own server on a folder, or on PostgreSQL.
+    pub fn start_product(folder: &Path, postgres: Option<&str>, key: &str) -> Result<Self> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_counterfoil"));
+        command.arg("serve").arg("--data").arg(folder);
+        command.args(["--listen", "127.0.0.1:0", "--log", "json"]);
+        command.env("COUNTERFOIL_ADMIN_KEY", key).env("COUNTERFOIL_LOG_LEVEL", "warn");
+        if let Some(url) = postgres {
+            command.args(["--store", url]);
+        }
+        Self::start(command.stderr(Stdio::inherit()))
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// kill -9, and waits for the end.
+    pub fn kill(mut self) {
+        self.stop();
+    }
+
+    fn stop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// CPU time and bytes written up to now.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Usage {
+    pub cpu_seconds: f64,
+    pub written_bytes: u64,
+}
+
+impl Usage {
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            cpu_seconds: self.cpu_seconds - before.cpu_seconds,
+            written_bytes: self.written_bytes.saturating_sub(before.written_bytes),
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.cpu_seconds += other.cpu_seconds;
+        self.written_bytes += other.written_bytes;
+    }
+}
+
+/// Processes whose use is counted together.
+#[derive(Debug, Clone, Default)]
+pub struct Watched {
+    pub pids: Vec<u32>,
+    /// A PostgreSQL postmaster, counted with its children, the ended ones too.
+    pub postmaster: Option<u32>,
+}
+
+impl Watched {
+    pub fn usage(&self) -> Usage {
+        let mut sum = Usage::default();
+        self.pids.iter().for_each(|pid| sum.add(usage_of(&pid.to_string(), false)));
+        if let Some(postmaster) = self.postmaster {
+            sum.add(usage_of(&postmaster.to_string(), true));
+            children_of(postmaster).iter().for_each(|pid| sum.add(usage_of(pid, false)));
+        }
+        sum
+    }
+}
+
+pub fn own_usage() -> Usage {
+    usage_of("self", false)
+}
+
+fn usage_of(pid: &str, with_ended_children: bool) -> Usage {
+    let fields = stat_fields(pid);
+    let ticks = |place: usize| fields.get(place).and_then(|f| f.parse().ok()).unwrap_or(0u64);
+    let mut sum = ticks(11) + ticks(12);
+    if with_ended_children {
+        sum += ticks(13) + ticks(14);
+    }
+    let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
+    let written = io.lines().find_map(|line| line.strip_prefix("write_bytes: "));
+    Usage {
+        cpu_seconds: sum as f64 / TICKS_PER_SECOND,
+        written_bytes: written.and_then(|number| number.parse().ok()).unwrap_or(0),
+    }
+}
+
+/// The fields of /proc/PID/stat after the program's name, which may hold anything.
+fn stat_fields(pid: &str) -> Vec<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    after_name.split_whitespace().map(str::to_owned).collect()
+}
+
+pub fn parent_of(pid: u32) -> Option<u32> {
+    stat_fields(&pid.to_string()).get(1)?.parse().ok()
+}
+
+fn children_of(parent: u32) -> Vec<String> {
+    let parent = parent.to_string();
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|pid| stat_fields(pid).get(1) == Some(&parent)).collect()
+}
+
+pub fn resident_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+/// Bytes of all files in a folder.
+pub fn folder_bytes(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.metadata().ok()).map(|data| data.len()).sum()
+}
+
+pub fn machine() -> serde_json::Value {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let field = |text: &str, name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+        line.split_once(':').map(|(_, value)| value.trim().to_owned())
+    };
+    serde_json::json!({
+        "cpu": field(&read("/proc/cpuinfo"), "model name"),
+        "cores": std::thread::available_parallelism().map_or(0, usize::from),
+        "memory": field(&read("/proc/meminfo"), "MemTotal"),
+        "kernel": read("/proc/sys/kernel/osrelease").trim(),
+        "load_at_start": read("/proc/loadavg").trim(),
+    })
+}
