@@ -12,13 +12,12 @@ use tracing_subscriber::EnvFilter;
 #[error("log.level {level:?} is not a level; use error, warn, info, debug, trace or directives")]
 pub struct LevelError {
     level: String,
-    source: tracing_subscriber::filter::ParseError,
 }
 
 /// Sends what is logged from now on to standard error.
 pub fn start(settings: &LogConfig) -> Result<(), LevelError> {
     let filter = EnvFilter::try_new(&settings.level)
-        .map_err(|source| LevelError { level: settings.level.clone(), source })?;
+        .map_err(|_| LevelError { level: settings.level.clone() })?;
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match settings.format {
         LogFormat::Text => subscriber.with_ansi(false).init(),

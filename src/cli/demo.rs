@@ -63,14 +63,23 @@ pub struct DemoArguments {
 pub async fn run(arguments: &DemoArguments) -> anyhow::Result<ExitCode> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
     // Whichever ends first, leaving here ends the server and removes its directory.
-    tokio::select! {
-        ended = demonstrate(arguments) => ended,
+    let (demo, exact) = tokio::select! {
+        ended = demonstrate(arguments) => ended?,
         _ = tokio::signal::ctrl_c() => bail!("interrupted"),
         _ = terminate.recv() => bail!("interrupted"),
+    };
+    if !arguments.once && std::io::stdout().is_terminal() {
+        demo.print_ways_on();
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        }
     }
+    Ok(if exact { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn demonstrate(arguments: &DemoArguments) -> anyhow::Result<ExitCode> {
+/// Runs all of it and returns whether everything was counted exactly.
+async fn demonstrate(arguments: &DemoArguments) -> anyhow::Result<(Arc<Demo>, bool)> {
     let scratch = Scratch::create()?;
     let data = scratch.path().join("data");
     let store = arguments.store.clone().unwrap_or_else(|| format!("sqlite:{}", data.display()));
@@ -82,7 +91,7 @@ async fn demonstrate(arguments: &DemoArguments) -> anyhow::Result<ExitCode> {
     };
     let plan = Plan { seed: arguments.seed, deliveries: arguments.events, start, prefix };
     let launch = Launch { store, key: new_token(), log: scratch.path().join("server.log") };
-    let demo = Demo::start(plan, launch).await?;
+    let demo = Demo::start(plan, launch, scratch).await?;
     let lanes = demo.send_traffic().await?;
     demo.display.finish();
     let report = Report::gather(&demo, &lanes).await?;
@@ -95,17 +104,15 @@ async fn demonstrate(arguments: &DemoArguments) -> anyhow::Result<ExitCode> {
     let exact = report.exact() && check.findings.is_empty();
     let shown = if exact { "every total is exact" } else { "SOMETHING DIFFERS" };
     println!("\n{shown} after {} events and {} kills", arguments.events, KILLS_AT_PERCENT.len());
-    if !arguments.once && std::io::stdout().is_terminal() {
-        demo.print_ways_on();
-        std::future::pending::<()>().await;
-    }
-    Ok(if exact { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok((demo, exact))
 }
 
 struct Demo {
     plan: Plan,
     launch: Launch,
     server: Mutex<Server>,
+    /// Dropped after the server, which writes in it.
+    _scratch: Scratch,
     /// Changes if the server comes back on another port.
     client: RwLock<Arc<Client>>,
     seen: Mutex<Seen>,
@@ -127,12 +134,12 @@ struct Seen {
 }
 
 impl Demo {
-    async fn start(plan: Plan, launch: Launch) -> anyhow::Result<Arc<Self>> {
+    async fn start(plan: Plan, launch: Launch, _scratch: Scratch) -> anyhow::Result<Arc<Self>> {
         let server = tokio::task::block_in_place(|| Server::start(&launch, None))?;
         let client = RwLock::new(connect(&server, &launch)?);
         let display = Display::new(plan.deliveries);
         let (server, seen) = (Mutex::new(server), Mutex::new(Seen::default()));
-        let demo = Arc::new(Self { plan, launch, server, client, seen, display });
+        let demo = Arc::new(Self { plan, launch, server, _scratch, client, seen, display });
         for (slug, aggregation) in METERS {
             let request = Request::new(Method::PUT, &["v1", "meters", slug]);
             demo.client().call(&request.with_json(&meter_spec(aggregation))).await?;
@@ -232,7 +239,7 @@ impl Demo {
              export COUNTERFOIL_URL={url} COUNTERFOIL_KEY={key}\n\
              counterfoil usage --tenant {tenant} --meter api_calls --window day --group-by region\n\
              counterfoil keys create --name gateway --scope ingest\n\
-             curl -s -H \"Authorization: Bearer $COUNTERFOIL_KEY\" {url}/v1/conflicts?limit=3\n\n\
+             curl -s -H \"Authorization: Bearer $COUNTERFOIL_KEY\" \"{url}/v1/conflicts?limit=3\"\n\n\
              The whole interface: {url}/docs"
         );
     }

@@ -97,7 +97,10 @@ pub async fn run(arguments: SendArguments) -> anyhow::Result<ExitCode> {
     let mut failure = None;
     while let Some(ended) = workers.join_next().await {
         if let Err(error) = ended.context("a connection's work was interrupted").flatten() {
-            failure.get_or_insert(error);
+            // The others may be waiting for input that never comes.
+            failure = Some(error);
+            workers.abort_all();
+            break;
         }
     }
     sender.progress.finish();

@@ -50,7 +50,13 @@ pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
         }
         StoreUrl::Postgres(url) => {
             let store = PostgresStore::open(url, &config.postgres).await;
-            Ok(store.with_context(|| format!("cannot open the store {}", config.store.url))?)
+            Ok(store.with_context(|| {
+                format!(
+                    "cannot open the store {}; check that the database runs and that --store \
+                     names it with its user and password",
+                    config.store.url
+                )
+            })?)
         }
     }
 }

@@ -1,0 +1,83 @@
+//! Crashes at named points: just before a commit, just after it, and a commit that fails.
+
+use super::load::{Failing, Load, Stage, declare_meters};
+use super::server::{Launch, Place, Server};
+use std::time::Duration;
+
+/// Crashes at the first commit of events and at later ones.
+async fn crash_at(place: &Place, point: &str, name: &str) {
+    let mut server = Server::start(place);
+    declare_meters(&server.url).await;
+    server.kill();
+    for commits in [0, 1, 2, 5, 9, 14, 20] {
+        let failpoints = format!("{point}={commits}*off->return");
+        let mut server =
+            Server::launch(place, &Launch { failpoints: &failpoints, ..Launch::default() })
+                .unwrap();
+        let load = Load::new(&format!("{name}-{commits}"), 6, 800);
+        let known = load.none_acknowledged();
+        let wrong = load.send(&server.url, 3, Failing::Stop, &known).await;
+        assert!(wrong.is_empty(), "{wrong:#?}");
+        let ended = server.ended_within(Duration::from_secs(10)).await;
+        assert!(ended.is_some_and(|status| !status.success()), "it crashes at {failpoints}");
+        let violations = load.recover(place, &known).await;
+        assert!(violations.is_empty(), "{failpoints}: {violations:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_before_commit() {
+    crash_at(&Place::sqlite(), "sqlite.before_commit", "before").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_after_commit() {
+    crash_at(&Place::sqlite(), "sqlite.after_commit", "after").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_before_commit() {
+    if let Some(place) = Place::postgres().await {
+        crash_at(&place, "postgres.before_commit", "before").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_after_commit() {
+    if let Some(place) = Place::postgres().await {
+        crash_at(&place, "postgres.after_commit", "after").await;
+    }
+}
+
+/// A commit that fails is answered 503 and leaves nothing behind: no event, and above all no key,
+/// or the retry would be taken for a duplicate and be lost for ever.
+pub async fn fail_one_commit(place: &Place, bug: &str) -> Vec<String> {
+    let mut server = Server::start(place);
+    declare_meters(&server.url).await;
+    server.kill();
+    let failpoints = format!("sqlite.commit_fails=1*return{bug}");
+    let launch = Launch { failpoints: &failpoints, ..Launch::default() };
+    let mut server = Server::launch(place, &launch).unwrap();
+    let load = Load::new("commit-fails", 1, 0);
+    let known = load.none_acknowledged();
+    let mut violations = load.send(&server.url, 1, Failing::Stop, &known).await;
+    if !load.examine(&server.url, &known, Stage::AfterCrash).await.is_empty() {
+        violations.push("the failed commit left something".to_owned());
+    }
+    if load.examine(&server.url, &known, Stage::Complete).await.is_empty() {
+        violations.push("the commit did not fail".to_owned());
+    }
+    violations.extend(load.send(&server.url, 1, Failing::Stop, &known).await);
+    if server.ended_within(Duration::from_millis(200)).await.is_some() {
+        violations.push("the server stopped at the retry".to_owned());
+        return violations;
+    }
+    violations.extend(load.examine(&server.url, &known, Stage::Complete).await);
+    violations
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_commit_is_retried_and_counted_once() {
+    let violations = fail_one_commit(&Place::sqlite(), "").await;
+    assert!(violations.is_empty(), "{violations:#?}");
+}

@@ -1,0 +1,78 @@
+//! The same examinations on a server with a bug planted in it: they must find it, or they would
+//! find nothing.
+
+use super::load::{Failing, Load, declare_meters};
+use super::named_points::fail_one_commit;
+use super::server::{Launch, Place, Server};
+use std::time::Duration;
+
+/// Crashes a server that has a bug, at the commits given, until a violation is found.
+async fn find(place: &Place, bug: &str, point: &str, commits: std::ops::Range<usize>) -> bool {
+    let mut server = Server::start(place);
+    declare_meters(&server.url).await;
+    server.kill();
+    for number in commits {
+        let failpoints = format!("{bug}=return;{point}={number}*off->return");
+        let launch = Launch { failpoints: &failpoints, ..Launch::default() };
+        let Ok(mut server) = Server::launch(place, &launch) else { return true };
+        let load = Load::new(&format!("planted-{number}"), 6, 800);
+        let known = load.none_acknowledged();
+        load.send(&server.url, 2, Failing::Stop, &known).await;
+        server.ended_within(Duration::from_secs(5)).await;
+        server.kill();
+        // A store so damaged that it does not open is a violation as well.
+        if Server::launch(place, &Launch::default()).is_err() {
+            return true;
+        }
+        if !load.recover(place, &known).await.is_empty() {
+            return true;
+        }
+    }
+    false
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_acknowledging_before_the_commit_is_found() {
+    assert!(find(&Place::sqlite(), "bug.ack_before_commit", "sqlite.before_commit", 3..8).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_folding_outside_the_transaction_is_found() {
+    let (bug, point) = ("bug.rollup_outside_transaction", "sqlite.before_commit");
+    assert!(find(&Place::sqlite(), bug, point, 15..30).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_claiming_keys_before_the_write_is_found() {
+    let violations = fail_one_commit(&Place::sqlite(), ";bug.claim_before_write=return").await;
+    assert!(!violations.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_totals_outside_the_transaction_are_found() {
+    if let Some(place) = Place::postgres().await {
+        let (bug, point) = ("bug.rollup_outside_transaction", "postgres.after_commit");
+        assert!(find(&place, bug, point, 2..6).await);
+    }
+}
+
+/// The acknowledgement leaves 20 ms before the commit: a kill on hearing it finds the gap.
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_acknowledging_before_the_commit_is_found() {
+    let Some(place) = Place::postgres().await else { return };
+    let mut server = Server::start(&place);
+    declare_meters(&server.url).await;
+    server.kill();
+    for round in 0..10 {
+        let launch = Launch { failpoints: "bug.ack_before_commit=return", ..Launch::default() };
+        let mut server = Server::launch(&place, &launch).unwrap();
+        let load = Load::new(&format!("early-{round}"), 1, 0);
+        let known = load.none_acknowledged();
+        load.send(&server.url, 1, Failing::Stop, &known).await;
+        server.kill();
+        if !load.recover(&place, &known).await.is_empty() {
+            return;
+        }
+    }
+    panic!("the planted bug was not found");
+}

@@ -1,0 +1,193 @@
+//! The real binary as a child process, on a store that outlives it.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+pub const KEY: &str = "crash-test-admin-key";
+const READY_WITHIN: Duration = Duration::from_secs(60);
+/// Few, so that folding is in progress at most moments.
+const SEGMENT_EVENTS: &str = "500";
+
+/// Where the events are kept; removed at the end.
+pub enum Place {
+    Directory(tempfile::TempDir),
+    Database { url: String, log: tempfile::TempDir },
+}
+
+impl Place {
+    pub fn sqlite() -> Self {
+        Self::Directory(tempfile::tempdir().unwrap())
+    }
+
+    /// A fresh database; None, with a printed line, if there is no PostgreSQL to test on.
+    pub async fn postgres() -> Option<Self> {
+        let Ok(server) = std::env::var("COUNTERFOIL_TEST_POSTGRES") else {
+            refuse_if_required("COUNTERFOIL_TEST_POSTGRES is not set");
+            return None;
+        };
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::SeqCst);
+        let name = format!("crash_{}_{number}", std::process::id());
+        let (client, connection) =
+            tokio_postgres::connect(&server, tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        client.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
+        let base = server.rsplit_once('/').unwrap().0;
+        let log = tempfile::tempdir().unwrap();
+        Some(Self::Database { url: format!("{base}/{name}"), log })
+    }
+
+    pub fn store(&self) -> String {
+        match self {
+            Self::Directory(directory) => format!("sqlite:{}", directory.path().display()),
+            Self::Database { url, .. } => url.clone(),
+        }
+    }
+
+    fn log(&self) -> PathBuf {
+        match self {
+            Self::Directory(directory) => directory.path().join("server.log"),
+            Self::Database { log, .. } => log.path().join("server.log"),
+        }
+    }
+
+    /// What the servers here have said so far.
+    pub fn log_text(&self) -> String {
+        std::fs::read_to_string(self.log()).unwrap_or_default()
+    }
+
+    /// Runs `counterfoil check` and returns its findings.
+    pub fn check(&self) -> Vec<String> {
+        let output = Command::new(env!("CARGO_BIN_EXE_counterfoil"))
+            .args(["check", "--json", "--store", &self.store()])
+            .output()
+            .unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+        let findings = report["findings"].as_array().unwrap();
+        let expected = if findings.is_empty() { 0 } else { 4 };
+        assert_eq!(output.status.code(), Some(expected));
+        findings.iter().map(|finding| format!("check: {}", finding.as_str().unwrap())).collect()
+    }
+}
+
+/// Prints why a test does nothing, or fails if everything is to be tested.
+pub fn refuse_if_required(why: &str) {
+    assert!(std::env::var("COUNTERFOIL_TEST_REQUIRE_POSTGRES").is_err(), "{why}");
+    println!("skipped: {why}");
+}
+
+/// What is out of the ordinary about a start.
+#[derive(Default)]
+pub struct Launch<'a> {
+    /// In the notation of the `fail` crate.
+    pub failpoints: &'a str,
+    /// System calls that are made to fail, in the notation of strace.
+    pub inject: Option<&'a str>,
+    /// Instead of the place's own.
+    pub store: Option<&'a str>,
+}
+
+pub struct Server {
+    child: Child,
+    /// The server itself, which under strace is not our child.
+    process: u32,
+    pub url: String,
+}
+
+impl Server {
+    pub fn start(place: &Place) -> Self {
+        Self::launch(place, &Launch::default()).unwrap()
+    }
+
+    /// Waits until the server is ready, or gives what it said when it ended.
+    pub fn launch(place: &Place, launch: &Launch<'_>) -> Result<Self, String> {
+        let binary = env!("CARGO_BIN_EXE_counterfoil");
+        let mut command = match launch.inject {
+            None => Command::new(binary),
+            Some(inject) => {
+                let mut command = Command::new("strace");
+                let quiet = ["-f", "-qqq", "-o", "/dev/null", "-e", "signal=none"];
+                command.args(quiet).args(["-e", &format!("inject={inject}"), binary]);
+                command
+            }
+        };
+        let store = launch.store.map_or_else(|| place.store(), str::to_owned);
+        let said_before = place.log_text().len();
+        let log = File::options().create(true).append(true).open(place.log()).unwrap();
+        let mut child = command
+            .args(["serve", "--store", &store, "--listen", "127.0.0.1:0", "--log", "json"])
+            .env("COUNTERFOIL_ADMIN_KEY", KEY)
+            .env("COUNTERFOIL_SQLITE_SEGMENT_EVENTS", SEGMENT_EVENTS)
+            .env("COUNTERFOIL_POSTGRES_WRITERS", "2")
+            .env("FAILPOINTS", launch.failpoints)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let output = child.stdout.take().unwrap();
+        let (ready, answer) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            BufReader::new(output).read_line(&mut line).unwrap();
+            let _ = ready.send(line);
+        });
+        let line = answer.recv_timeout(READY_WITHIN).expect("the server is ready or ends in time");
+        let process = match launch.inject {
+            None => child.id(),
+            Some(_) => first_child(child.id()).unwrap_or(child.id()),
+        };
+        match serde_json::from_str::<serde_json::Value>(&line) {
+            Ok(ready) => {
+                assert_eq!(ready["event"], "ready");
+                Ok(Self { child, process, url: ready["url"].as_str().unwrap().to_owned() })
+            }
+            Err(_) => {
+                let status = child.wait().unwrap();
+                assert!(!status.success(), "a server that is not ready does not claim success");
+                Err(place.log_text()[said_before..].to_owned())
+            }
+        }
+    }
+
+    /// kill -9.
+    pub fn kill(&mut self) {
+        self.signal("-KILL");
+        let _ = self.child.wait();
+    }
+
+    pub fn signal(&self, name: &str) {
+        let _ = Command::new("kill").args([name, &self.process.to_string()]).output();
+    }
+
+    /// How it ended, if it does within the time.
+    pub async fn ended_within(&mut self, wait: Duration) -> Option<ExitStatus> {
+        let started = Instant::now();
+        while started.elapsed() < wait {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return Some(status);
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        None
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.kill();
+        }
+    }
+}
+
+fn first_child(parent: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    children.ok()?.split_whitespace().next()?.parse().ok()
+}
