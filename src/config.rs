@@ -54,7 +54,6 @@ pub struct StoreConfig {
 pub struct SqliteConfig {
     pub segment_events: usize,
     pub segment_age_max_ms: u64,
-    pub keys_resident_max: usize,
     pub readers: usize,
 }
 
@@ -275,7 +274,6 @@ fn check(config: &Config) -> Result<(), ConfigError> {
         ("server.body_bytes_max", config.server.body_bytes_max),
         ("server.batch_events_max", config.server.batch_events_max),
         ("sqlite.segment_events", config.sqlite.segment_events),
-        ("sqlite.keys_resident_max", config.sqlite.keys_resident_max),
         ("sqlite.readers", config.sqlite.readers),
         ("postgres.writers", config.postgres.writers),
         ("postgres.readers", config.postgres.readers),

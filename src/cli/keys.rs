@@ -33,8 +33,8 @@ enum KeysCommand {
         /// What the key is for, to tell it from others
         #[arg(long)]
         name: String,
-        /// What it allows: ingest, read, operate, admin; may be given several times
-        #[arg(long = "scope", required = true, value_delimiter = ',')]
+        /// What it allows; may be given several times
+        #[arg(long = "scope", required = true, value_delimiter = ',', value_parser = SCOPES)]
         scopes: Vec<String>,
         /// Bind it to one tenant: it reaches nothing of another
         #[arg(long)]
@@ -63,6 +63,8 @@ enum KeysCommand {
         id: String,
     },
 }
+
+const SCOPES: [&str; 4] = ["ingest", "read", "operate", "admin"];
 
 #[derive(Deserialize)]
 struct KeyList {

@@ -101,19 +101,14 @@ pub async fn run(arguments: SendArguments) -> anyhow::Result<ExitCode> {
         }
     }
     sender.progress.finish();
-    let summary = sender.summary.lock().expect("no holder of the summary panics");
-    if json {
-        println!("{}", serde_json::to_string(&*summary)?);
-    } else {
-        summary.print(problems);
-    }
+    let refused = sender.print_summary(problems, json)?;
     if let Some(failure) = failure {
         // Reading standard input may be waiting for a line that never comes: it is not waited for.
         eprintln!("counterfoil: gave up: {failure:#}; sending the same input again is safe");
         std::process::exit(1);
     }
     reading.await.context("reading was interrupted")??;
-    Ok(if summary.refused() == 0 { ExitCode::SUCCESS } else { EXIT_EVENTS_REFUSED.into() })
+    Ok(if refused == 0 { ExitCode::SUCCESS } else { EXIT_EVENTS_REFUSED.into() })
 }
 
 struct Sender {
@@ -150,6 +145,17 @@ impl Sender {
         };
         let answer = self.client.call_patiently(&request, self.patience, on_retry).await?;
         serde_json::from_slice(&answer).context("the server's answer cannot be read")
+    }
+
+    /// Returns how many events were refused.
+    fn print_summary(&self, problems_max: usize, json: bool) -> anyhow::Result<u64> {
+        let summary = self.summary.lock().expect("no holder of the summary panics");
+        if json {
+            println!("{}", serde_json::to_string(&*summary)?);
+        } else {
+            summary.print(problems_max);
+        }
+        Ok(summary.refused())
     }
 }
 

@@ -16,7 +16,7 @@ use crate::rules::meter::Meter;
 use crate::rules::timestamp::{MICROS_PER_MINUTE, MICROS_PER_SECOND};
 use crate::store::{Declaration, Store};
 use anyhow::{Context, bail};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -126,18 +126,13 @@ async fn declare_meters(config: &Config, store: &dyn Store, clock: &Clock) -> an
 
 async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(listen).await.map_err(|error| {
-        let why = match error.kind() {
-            std::io::ErrorKind::AddrInUse => {
-                "another program listens there; stop it, or choose another port with --listen \
-                 (port 0 picks a free one)"
-            }
-            std::io::ErrorKind::PermissionDenied => {
-                "this user may not use that port; choose one above 1023 with --listen"
-            }
-            std::io::ErrorKind::AddrNotAvailable => {
-                "this machine does not have that address; choose another with --listen"
-            }
-            _ => "choose another address with --listen",
+        let why = if error.kind() == ErrorKind::AddrInUse {
+            "another program listens there; stop it, or choose another port with --listen (port 0 \
+             picks a free one)"
+        } else if error.kind() == ErrorKind::PermissionDenied {
+            "this user may not use that port; choose one above 1023 with --listen"
+        } else {
+            "choose an address of this machine with --listen"
         };
         anyhow::anyhow!("cannot listen on {listen}: {error}: {why}")
     })
@@ -178,7 +173,7 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
+        ip @ (IpAddr::V4(_) | IpAddr::V6(_)) => ip,
     };
     SocketAddr::new(ip, listen.port())
 }

@@ -179,6 +179,13 @@ struct Loaded {
     grants: Arc<HashMap<[u8; 8], Vec<Arc<Grant>>>>,
 }
 
+impl Loaded {
+    fn find(&self, digest: &[u8; 32]) -> Option<Arc<Grant>> {
+        let grants = self.grants.get(&prefix(digest))?;
+        grants.iter().find(|grant| grant.digest.ct_eq(digest).into()).cloned()
+    }
+}
+
 /// What a cache of some age is good for.
 #[derive(Debug, PartialEq, Eq)]
 enum Age {
@@ -218,20 +225,14 @@ impl KeyCache {
     async fn find(&self, token: &str) -> Result<Caller, Problem> {
         let digest = self.digest(token);
         let (loaded, age) = self.current().await?;
-        let found = loaded
-            .grants
-            .get(&prefix(&digest))
-            .and_then(|grants| grants.iter().find(|grant| grant.digest.ct_eq(&digest).into()));
-        match (found, age) {
-            (Some(grant), _) => Ok(Caller(Arc::clone(grant))),
-            (None, Age::Fresh) => {
-                Err(unauthenticated("this key is unknown or revoked; ask an admin for another"))
-            }
+        let mut found = loaded.find(&digest);
+        if found.is_none() && age != Age::Fresh {
             // The key may have been made since: only the store knows.
-            (None, Age::Stale | Age::Expired) => {
-                Err(store::Error::Unavailable { what: "keys cannot be read".into() }.into())
-            }
+            found = self.fresh().await?.find(&digest);
         }
+        found.map(Caller).ok_or_else(|| {
+            unauthenticated("this key is unknown or revoked; ask an admin for another")
+        })
     }
 
     fn loaded(&self) -> (Option<Loaded>, Age) {
@@ -240,28 +241,34 @@ impl KeyCache {
         (loaded, age)
     }
 
-    async fn current(&self) -> Result<(Loaded, Age), Problem> {
-        let (before, age) = self.loaded();
-        let _loading = match (before, age) {
+    /// What is known, renewed if it is stale and the store answers.
+    async fn current(&self) -> store::Result<(Loaded, Age)> {
+        let loaded = match self.loaded() {
             (Some(loaded), Age::Fresh) => return Ok((loaded, Age::Fresh)),
-            (Some(loaded), Age::Stale) => match self.loading.try_lock() {
-                Ok(guard) => guard,
-                // Another request asks the store already.
-                Err(_) => return Ok((loaded, Age::Stale)),
-            },
-            (_, Age::Fresh | Age::Stale | Age::Expired) => self.loading.lock().await,
+            (Some(loaded), Age::Stale) => loaded,
+            (_, Age::Fresh | Age::Stale | Age::Expired) => {
+                return Ok((self.fresh().await?, Age::Fresh));
+            }
         };
-        let (before, age) = self.loaded();
-        match (before, age) {
-            (Some(loaded), Age::Fresh) => Ok((loaded, Age::Fresh)),
-            (Some(loaded), Age::Stale) => match self.load().await {
-                Ok(loaded) => Ok((loaded, Age::Fresh)),
-                Err(error) => {
-                    tracing::warn!(%error, "keys cannot be read; those known are used for now");
-                    Ok((loaded, Age::Stale))
-                }
-            },
-            (_, Age::Fresh | Age::Stale | Age::Expired) => Ok((self.load().await?, Age::Fresh)),
+        let Ok(_loading) = self.loading.try_lock() else {
+            // Another request asks the store already.
+            return Ok((loaded, Age::Stale));
+        };
+        match self.load().await {
+            Ok(loaded) => Ok((loaded, Age::Fresh)),
+            Err(error) => {
+                tracing::warn!(%error, "keys cannot be read; those known are used for now");
+                Ok((loaded, Age::Stale))
+            }
+        }
+    }
+
+    /// The store's word, at most [`FRESH_MAX`] old.
+    async fn fresh(&self) -> store::Result<Loaded> {
+        let _loading = self.loading.lock().await;
+        match self.loaded() {
+            (Some(loaded), Age::Fresh) => Ok(loaded),
+            (_, Age::Fresh | Age::Stale | Age::Expired) => self.load().await,
         }
     }
 

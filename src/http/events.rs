@@ -29,9 +29,9 @@ use std::sync::Arc;
 #[into_params(parameter_in = Query)]
 pub struct PostQuery {
     /// Which items the answer lists: `all`, or only `problems`, which leaves out accepted events
-    /// and plain duplicates. The counts are always complete.
+    /// and plain duplicates. The counts are always complete. All if it is left out.
     #[serde(default)]
-    #[param(inline, default = "all")]
+    #[param(inline)]
     results: Show,
 }
 
@@ -83,15 +83,13 @@ pub async fn post_events(
 fn read_format(headers: &HeaderMap) -> Result<Format, Problem> {
     match media_type(headers).as_deref() {
         None | Some("application/json") => Ok(Format::Json),
-        Some("application/x-ndjson" | "application/ndjson" | "application/jsonl") => {
-            Ok(Format::Lines)
-        }
+        Some("application/x-ndjson" | "application/jsonl") => Ok(Format::Lines),
         Some("application/cloudevents+json") => Ok(Format::CloudEvent),
         Some("application/cloudevents-batch+json") => Ok(Format::CloudEvents),
         Some(_) => Err(Problem::new(
             Kind::UnsupportedType,
             "unsupported_type",
-            "Content-Type is application/json, application/x-ndjson, \
+            "Content-Type is application/json, application/x-ndjson, application/jsonl, \
              application/cloudevents+json or application/cloudevents-batch+json; nothing of this \
              request was counted",
         )),

@@ -1,4 +1,4 @@
-//! Extractors whose refusals are problems, and the shapes that lists share.
+//! What requests carry in their path, query and body, with refusals that are problems.
 //!
 //! Invariant: nothing of a request is read without a limit, and a name that is not known is
 //! refused, so that a misspelt filter never widens an answer.
@@ -24,9 +24,36 @@ impl<T: DeserializeOwned> FromRequestParts<Arc<App>> for Query<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Problem> {
+        check_unicode(parts.uri.query().unwrap_or_default())?;
         let query = axum::extract::Query::<T>::try_from_uri(&parts.uri)?;
         Ok(Self(query.0))
     }
+}
+
+/// The decoder replaces bytes that are not UTF-8 silently, and would ask about another name.
+fn check_unicode(query: &str) -> Result<(), Problem> {
+    let mut decoded = Vec::with_capacity(query.len());
+    let mut rest = query.as_bytes();
+    while let Some((byte, after)) = rest.split_first() {
+        let digits = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+        match (byte, digits.and_then(|digits| u8::from_str_radix(digits, 16).ok())) {
+            (b'%', Some(escaped)) => {
+                decoded.push(escaped);
+                rest = &after[2..];
+            }
+            (byte, _) => {
+                decoded.push(*byte);
+                rest = after;
+            }
+        }
+    }
+    std::str::from_utf8(&decoded).map(|_| ()).map_err(|_| {
+        Problem::new(
+            Kind::Invalid,
+            "invalid_query",
+            "the query is not UTF-8; write names percent-encoded",
+        )
+    })
 }
 
 /// The names in the request's path.
@@ -58,7 +85,13 @@ pub async fn read_json<T: DeserializeOwned>(
         ));
     }
     let body = app.bodies.read(&parts.headers, body).await?;
-    serde_json::from_slice(&body.bytes).map(Json).map_err(|error| invalid_body(&error))
+    let read = serde_json::from_slice(&body.bytes).map_err(|error| invalid_body(&error))?;
+    // Positional arrays are read as objects otherwise, and mean something else after a change.
+    if !body.bytes.trim_ascii_start().starts_with(b"{") {
+        let detail = "the body must be a JSON object; see /docs";
+        return Err(Problem::new(Kind::Refused, "invalid_body", detail));
+    }
+    Ok(Json(read))
 }
 
 fn invalid_body(error: &serde_json::Error) -> Problem {

@@ -5,7 +5,7 @@
 use super::App;
 use super::auth::{Caller, Scope};
 use super::extract::{Query, parse_limit};
-use super::problem::Problem;
+use super::problem::{Kind, Problem};
 use super::records::raw_json;
 use crate::rules::ids::TenantId;
 use crate::store::{ConflictRecord, InboxPage, InboxQuery, QuarantineRecord};
@@ -13,6 +13,9 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::sync::Arc;
+
+/// Largest number that every JSON parser holds exactly; no store numbers so many records.
+const AFTER_MAX: u64 = 9_007_199_254_740_991;
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -122,8 +125,14 @@ fn parse_inbox(caller: &Caller, query: InboxParameters) -> Result<(InboxQuery, u
     let limit = parse_limit(query.limit)?;
     let asked = query.tenant.as_deref().map(TenantId::parse).transpose()?;
     let tenant = caller.narrow(asked)?;
-    // Stores number records with a signed integer; nothing comes after its largest.
-    let after = query.after.unwrap_or(0).min(i64::MAX.unsigned_abs());
+    let after = query.after.unwrap_or(0);
+    if after > AFTER_MAX {
+        return Err(Problem::new(
+            Kind::Invalid,
+            "invalid_after",
+            "after is next_after of the page before; leave it out for the first page",
+        ));
+    }
     Ok((InboxQuery { tenant, after, limit: limit + 1 }, limit))
 }
 

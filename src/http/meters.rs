@@ -36,7 +36,7 @@ pub struct MeterList {
     put, path = "/v1/meters/{slug}", tag = "meters", request_body = MeterSpec,
     params(("slug" = String, Path, description = "The meter's slug")),
     responses(
-        (status = 200, description = "It was declared before and counts the same", body = MeterAnswer),
+        (status = 200, description = "It was declared before", body = MeterAnswer),
         (status = 201, description = "It is declared", body = MeterAnswer),
         (status = 409, description = "A meter of this slug counts differently; it stands"),
         (status = 422, description = "The definition is refused"),

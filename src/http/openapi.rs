@@ -9,7 +9,7 @@ use crate::config::ServerConfig;
 use crate::rules::ids::{
     EVENT_ID_BYTES_MAX, METER_SLUG_BYTES_MAX, SUBSCRIPTION_BYTES_MAX, TENANT_BYTES_MAX,
 };
-use crate::rules::properties::{PROPERTIES_MAX, TEXT_BYTES_MAX};
+use crate::rules::properties::{NAME_BYTES_MAX, PROPERTIES_MAX, TEXT_BYTES_MAX, VALUE_BYTES_MAX};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
@@ -63,11 +63,11 @@ pub fn document(config: &ServerConfig) -> String {
         json!({"key": {"type": "http", "scheme": "bearer", "description": "A key of /v1/keys"}});
     describe_shared_schemas(&mut document["components"]["schemas"]);
     describe_post_events(&mut document["paths"]["/v1/events"]["post"], config);
-    describe_meter_spec(&mut document["components"]["schemas"]["MeterSpec"]["properties"]);
+    describe_meters(&mut document["components"]["schemas"]);
     let paths = document["paths"].as_object_mut().expect("there are paths");
     for operations in paths.values_mut() {
         for operation in operations.as_object_mut().expect("a path has operations").values_mut() {
-            describe_path_parameters(operation);
+            describe_parameters(operation);
             describe_problems(operation, config);
         }
     }
@@ -129,14 +129,19 @@ fn describe_problem(status: &str, response: &mut Value) {
     }
 }
 
-/// Names in paths have the limits of the names they are.
-fn describe_path_parameters(operation: &mut Value) {
+/// Names in paths have the limits of the names they are; borders of ranges are instants or dates.
+fn describe_parameters(operation: &mut Value) {
     let path = operation["operationId"].as_str().unwrap_or_default().to_owned();
     let Some(parameters) = operation.get_mut("parameters").and_then(Value::as_array_mut) else {
         return;
     };
-    for parameter in parameters.iter_mut().filter(|parameter| parameter["in"] == "path") {
+    for parameter in parameters {
+        let in_path = parameter["in"] == "path";
         parameter["schema"] = match (parameter["name"].as_str(), path.as_str()) {
+            (Some("from" | "to"), _) => json!({"anyOf": [
+                {"type": "string", "format": "date-time"}, {"type": "string", "format": "date"}
+            ]}),
+            _ if !in_path => continue,
             (Some("slug"), _) => slug_schema(),
             (Some("tenant"), _) | (Some("id"), "put_tenant" | "get_tenant") => {
                 text_schema(TENANT_BYTES_MAX)
@@ -156,9 +161,22 @@ fn slug_schema() -> Value {
     json!({"type": "string", "minLength": 1, "maxLength": METER_SLUG_BYTES_MAX, "pattern": SLUG})
 }
 
-fn describe_meter_spec(properties: &mut Value) {
-    properties["dimensions"]["items"] = text_schema(crate::rules::properties::NAME_BYTES_MAX);
+/// A meter is answered as it was declared, with its slug; the declaration takes no other members.
+fn describe_meters(schemas: &mut Value) {
+    let properties = &mut schemas["MeterSpec"]["properties"];
+    properties["dimensions"]["items"] = text_schema(NAME_BYTES_MAX);
     properties["dimensions"]["uniqueItems"] = true.into();
+    properties["unique_property"]["minLength"] = 1.into();
+    properties["unique_property"]["maxLength"] = NAME_BYTES_MAX.into();
+    properties["unique_property"]["pattern"] = PLAIN_TEXT.into();
+    let mut properties = properties.clone();
+    properties["slug"] = slug_schema();
+    schemas["MeterAnswer"] = json!({
+        "type": "object",
+        "description": "A declared meter.",
+        "required": ["slug", "aggregation", "scale", "precision", "signed", "bucket", "dimensions"],
+        "properties": properties
+    });
 }
 
 /// `POST /v1/events` reads and writes its JSON by hand, and is described by hand.
@@ -267,9 +285,16 @@ fn event_schema() -> Value {
 fn properties_schema() -> Value {
     json!({
         "type": ["object", "null"],
-        "description": format!("Flat; at most {TEXT_BYTES_MAX} bytes"),
+        "description": format!(
+            "Flat; at most {TEXT_BYTES_MAX} bytes. A number that cannot be held exactly is \
+             refused: send it as a string."
+        ),
         "maxProperties": PROPERTIES_MAX,
-        "additionalProperties": {"type": ["string", "number", "boolean", "null"]}
+        "propertyNames": {"minLength": 1, "maxLength": NAME_BYTES_MAX, "pattern": PLAIN_TEXT},
+        "additionalProperties": {
+            "type": ["string", "number", "boolean", "null"],
+            "maxLength": VALUE_BYTES_MAX, "pattern": r"^[^\x00]*$"
+        }
     })
 }
 

@@ -12,14 +12,10 @@ use axum::response::{IntoResponse, Redirect, Response};
 use http::HeaderValue;
 use http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use serde::Serialize;
-use std::sync::Arc;
+use sha2::{Digest, Sha256};
+use std::sync::{Arc, LazyLock};
 
 const DOCS: &str = include_str!("docs.html");
-/// The page brings its own script and style, and talks to this server only.
-const DOCS_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; \
-     style-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; \
-     form-action 'none'; frame-ancestors 'none'";
-
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Health {
     /// Always `ok`.
@@ -53,7 +49,9 @@ pub async fn readyz(State(app): State<Arc<App>>) -> Result<axum::Json<Health>, P
 /// In the text format of Prometheus. For keys that are bound to no tenant.
 #[utoipa::path(
     get, path = "/metrics", tag = "operation",
-    responses((status = 200, description = "The metrics", body = String, content_type = "text/plain"))
+    responses(
+        (status = 200, description = "The metrics", body = String, content_type = "text/plain")
+    )
 )]
 pub async fn get_metrics(State(app): State<Arc<App>>, caller: Caller) -> Result<Response, Problem> {
     caller.require_unbound(Scope::Read)?;
@@ -75,10 +73,43 @@ pub async fn get_openapi(State(app): State<Arc<App>>) -> Response {
     responses((status = 200, description = "A page", body = String, content_type = "text/html"))
 )]
 pub async fn get_docs() -> Response {
+    static POLICY: LazyLock<HeaderValue> = LazyLock::new(docs_policy);
     let mut page = text("text/html; charset=utf-8", DOCS);
-    let policy = HeaderValue::from_static(DOCS_POLICY);
-    page.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
+    page.headers_mut().insert(CONTENT_SECURITY_POLICY, POLICY.clone());
     page
+}
+
+/// The page may run its own script and style, named by their hashes, and talk to this server.
+fn docs_policy() -> HeaderValue {
+    let policy = format!(
+        "default-src 'none'; script-src '{}'; style-src '{}'; connect-src 'self'; \
+         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        source_of("<script>", "</script>"),
+        source_of("<style>", "</style>"),
+    );
+    HeaderValue::from_str(&policy).expect("the policy is ASCII")
+}
+
+/// The hash of the text between two tags, as a policy names it.
+fn source_of(start: &str, end: &str) -> String {
+    let (_, after) = DOCS.split_once(start).expect("the page has the tag");
+    let (inside, _) = after.split_once(end).expect("the page closes the tag");
+    format!("sha256-{}", base64(&Sha256::digest(inside)))
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for chunk in bytes.chunks(3) {
+        let byte = |place: usize| u32::from(chunk.get(place).copied().unwrap_or(0));
+        let group = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for place in 0..4 {
+            let digit = usize::try_from(group >> (18 - 6 * place) & 63).expect("below 64");
+            let present = usize::try_from(place).expect("below 4") <= chunk.len();
+            text.push(if present { char::from(DIGITS[digit]) } else { '=' });
+        }
+    }
+    text
 }
 
 pub async fn root() -> Response {
@@ -89,4 +120,16 @@ fn text(kind: &'static str, body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_as_everyone_writes_it() {
+        for (bytes, text) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foob", "Zm9vYg==")] {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+    }
 }

@@ -11,7 +11,7 @@ use crate::store;
 use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::response::{IntoResponse, Response};
-use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use std::borrow::Cow;
 
@@ -85,6 +85,17 @@ pub struct Problem {
     cause: Option<String>,
 }
 
+/// The members every problem has.
+#[derive(serde::Serialize)]
+struct Standard<'a> {
+    #[serde(rename = "type")]
+    kind: String,
+    title: &'static str,
+    status: u16,
+    code: &'static str,
+    detail: &'a str,
+}
+
 impl Problem {
     pub fn new(kind: Kind, code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, code, detail: detail.into(), members: String::new(), cause: None }
@@ -106,6 +117,11 @@ impl Problem {
         store::Error::Corrupt { what: what.into() }.into()
     }
 
+    /// A request whose handler panicked. Whether it was done is not known.
+    pub fn panicked() -> Self {
+        store::Error::Internal { what: "a handler panicked".into() }.into()
+    }
+
     fn unavailable(code: &'static str, detail: &'static str, cause: String) -> Self {
         Self { cause: Some(cause), ..Self::new(Kind::Unavailable, code, detail) }
     }
@@ -115,14 +131,14 @@ impl Problem {
     }
 
     fn body(&self) -> String {
-        let mut body = serde_json::json!({
-            "type": format!("urn:counterfoil:problem:{}", self.code),
-            "title": self.kind.title(),
-            "status": self.kind.status().as_u16(),
-            "code": self.code,
-            "detail": self.detail,
-        })
-        .to_string();
+        let standard = Standard {
+            kind: format!("urn:counterfoil:problem:{}", self.code),
+            title: self.kind.title(),
+            status: self.kind.status().as_u16(),
+            code: self.code,
+            detail: &self.detail,
+        };
+        let mut body = serde_json::to_string(&standard).expect("texts and a number serialise");
         if !self.members.is_empty() {
             body.pop();
             body.push(',');
@@ -181,7 +197,7 @@ impl From<store::Error> for Problem {
             ),
             store::Error::Corrupt { .. } => Self::internal(
                 "stored_data_damaged",
-                "stored data contradicts itself; the operator finds the details in the server's log",
+                "stored data contradicts itself; the operator finds the details in the log",
                 cause,
             ),
             store::Error::Internal { .. } => Self::internal(
@@ -242,12 +258,9 @@ pub async fn not_found() -> Problem {
 }
 
 /// A path that exists, asked with a method that does not. The router adds the Allow header.
-pub async fn method_not_allowed() -> Response {
+pub async fn method_not_allowed() -> Problem {
     let detail = "this path does not have this method; the Allow header names those it has";
-    let mut response =
-        Problem::new(Kind::MethodNotAllowed, "method_not_allowed", detail).into_response();
-    response.headers_mut().remove(ALLOW);
-    response
+    Problem::new(Kind::MethodNotAllowed, "method_not_allowed", detail)
 }
 
 #[cfg(test)]

@@ -133,14 +133,14 @@ impl Acceptor {
             return;
         }
         let spoke = Arc::new(AtomicBool::new(false));
-        let service = {
+        let handler = {
             let (spoke, router) = (Arc::clone(&spoke), self.router);
             hyper::service::service_fn(move |request| {
                 spoke.store(true, Ordering::Relaxed);
                 router.clone().call(request)
             })
         };
-        let connection = self.builder.serve_connection(TokioIo::new(stream), service).into_owned();
+        let connection = self.builder.serve_connection(TokioIo::new(stream), handler).into_owned();
         let mut connection = std::pin::pin!(watcher.watch(connection));
         // The protocol is told from the first bytes, and nothing else limits their time.
         let outcome = match tokio::time::timeout(self.header_max, &mut connection).await {

@@ -3,12 +3,15 @@
 //! Invariant: labels are bounded. A route is its pattern, never the path that was asked for, and
 //! a method that HTTP does not define is counted as `other`.
 
+use super::problem::Problem;
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
 use http::header::{CACHE_CONTROL, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS};
 use http::{HeaderValue, Method};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use std::panic::AssertUnwindSafe;
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -40,7 +43,9 @@ pub async fn observe(request: Request, next: Next) -> Response {
     let started = Instant::now();
     let method = method_name(request.method());
     let route = request.extensions().get::<MatchedPath>().cloned();
-    let mut response = next.run(request).await;
+    // A panic must not take the other requests of its connection with it.
+    let run = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+    let mut response = run.unwrap_or_else(|_| Problem::panicked().into_response());
     let route = route.as_ref().map_or("none", MatchedPath::as_str).to_owned();
     let status = response.status().as_str().to_owned();
     metrics::histogram!("counterfoil_http_request_seconds", "route" => route.clone())

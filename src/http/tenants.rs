@@ -110,7 +110,7 @@ pub async fn get_tenant(
 /// List tenants
 #[utoipa::path(
     get, path = "/v1/tenants", tag = "tenants", params(TenantQuery),
-    responses((status = 200, description = "A page of tenants, in the order of ids", body = TenantList))
+    responses((status = 200, description = "A page, in the order of ids", body = TenantList))
 )]
 pub async fn list_tenants(
     State(app): State<Arc<App>>,

@@ -36,9 +36,9 @@ pub struct UsageQuery {
     /// First instant that is no longer included.
     #[param(example = "2026-12-01")]
     to: Option<String>,
-    /// How the range is cut into windows.
+    /// How the range is cut into windows; one window if it is left out.
     #[serde(default)]
-    #[param(inline, default = "none")]
+    #[param(inline)]
     window: Grain,
     /// IANA time zone in which days, weeks and months begin.
     #[param(default = "UTC", example = "Europe/Paris")]

@@ -152,11 +152,6 @@ impl SqliteStore {
         check::check(&connection, &Fingerprinter::new(key), progress)
     }
 
-    /// Event keys held in memory.
-    pub fn resident_keys(&self) -> usize {
-        self.shared.read_memory().keys.len()
-    }
-
     async fn read<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Shared, &Connection) -> Result<T> + Send + 'static,

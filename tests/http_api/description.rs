@@ -25,7 +25,29 @@ async fn every_route_is_described_with_its_failures() {
         }
     }
     operations.sort();
-    insta::assert_snapshot!(operations.join("\n"), @"");
+    insta::assert_snapshot!(operations.join("\n"), @r"
+    delete /v1/keys/{id}: 204 400 401 403 404 500 503
+    get /docs: 200
+    get /healthz: 200
+    get /metrics: 200 401 403 500 503
+    get /openapi.json: 200
+    get /readyz: 200 503
+    get /v1/conflicts: 200 400 401 403 500 503
+    get /v1/counters: 200 400 401 403 500 503
+    get /v1/events/{tenant}/{id}: 200 400 401 403 404 500 503
+    get /v1/events: 200 400 401 403 404 500 503
+    get /v1/keys: 200 401 403 500 503
+    get /v1/meters/{slug}: 200 400 401 403 404 500 503
+    get /v1/meters: 200 401 403 500 503
+    get /v1/quarantine: 200 400 401 403 500 503
+    get /v1/tenants/{id}: 200 400 401 403 404 500 503
+    get /v1/tenants: 200 400 401 403 500 503
+    get /v1/usage: 200 400 401 403 404 500 503
+    post /v1/events: 200 202 400 401 403 408 409 413 415 422 500 503
+    post /v1/keys: 201 400 401 403 408 413 415 422 500 503
+    put /v1/meters/{slug}: 200 201 400 401 403 408 409 413 415 422 500 503
+    put /v1/tenants/{id}: 200 400 401 403 408 413 415 422 500 503
+    ");
 }
 
 #[tokio::test]
@@ -45,6 +67,30 @@ fn check_references(document: &Value, value: &Value) {
             members.values().for_each(|member| check_references(document, member));
         }
         Value::Array(items) => items.iter().for_each(|item| check_references(document, item)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// A schema that allows no further members can never be one of several that must all hold.
+#[tokio::test]
+async fn no_schema_contradicts_itself() {
+    let server = Server::start().await;
+    let document = server.get("/openapi.json").await.json();
+    check_combinations(&document, &document);
+}
+
+fn check_combinations(document: &Value, value: &Value) {
+    for part in value["allOf"].as_array().into_iter().flatten() {
+        let pointer = part["$ref"].as_str().and_then(|reference| reference.strip_prefix('#'));
+        let part = pointer.map_or(part, |pointer| document.pointer(pointer).unwrap());
+        assert_ne!(part["additionalProperties"], false, "{part}");
+        assert_eq!(part["type"], "object", "{part}");
+    }
+    match value {
+        Value::Object(members) => {
+            members.values().for_each(|member| check_combinations(document, member));
+        }
+        Value::Array(items) => items.iter().for_each(|item| check_combinations(document, item)),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }

@@ -13,15 +13,15 @@ async fn a_single_event_and_each_outcome() {
     insta::assert_snapshot!(restamped.show(), @r#"200 {"accepted":0,"duplicates":1,"conflicts":0,"quarantined":0,"rejected":0,"results":[{"index":0,"tenant":"acme","id":"e1","outcome":"duplicate","code":"restamped","detail":"counted before with another occurred_at, which stands; send the event's own time on every retry"}]}"#);
     let conflict = server.post(&event("acme", "e1", "2", NOW)).await;
     conflict.problem(409, "payload_conflict");
-    insta::assert_snapshot!(conflict.show(), @"");
+    insta::assert_snapshot!(conflict.show(), @r#"409 {"type":"urn:counterfoil:problem:payload_conflict","title":"Something else stands under this name","status":409,"code":"payload_conflict","detail":"another payload was counted under this id and stands; it differs in quantity; send a new fact under a new id","accepted":0,"duplicates":0,"conflicts":1,"quarantined":0,"rejected":0,"results":[{"index":0,"tenant":"acme","id":"e1","outcome":"conflict","code":"payload_conflict","detail":"another payload was counted under this id and stands; it differs in quantity; send a new fact under a new id"}]}"#);
     let old = server.post(&event("acme", "e2", "1", "2026-11-08T11:59:59Z")).await;
-    insta::assert_snapshot!(old.show(), @"");
+    insta::assert_snapshot!(old.show(), @r#"202 {"accepted":0,"duplicates":0,"conflicts":0,"quarantined":1,"rejected":0,"results":[{"index":0,"tenant":"acme","id":"e2","outcome":"quarantined","code":"too_old","detail":"occurred_at is more than 168 hours ago; the event is kept and not counted until a person decides; there is no need to send it again"}]}"#);
     let ahead = server.post(&event("acme", "e3", "1", "2026-11-15T12:05:01Z")).await;
     assert_eq!(ahead.status, 202);
     assert_eq!(ahead.json()["results"][0]["code"], "too_far_ahead");
     let rejected = server.post(&event("acme", "e4", "NaN", NOW)).await;
     rejected.problem(422, "quantity_not_a_number");
-    insta::assert_snapshot!(rejected.show(), @"");
+    insta::assert_snapshot!(rejected.show(), @r#"422 {"type":"urn:counterfoil:problem:quantity_not_a_number","title":"The request was refused","status":422,"code":"quantity_not_a_number","detail":"quantity must be a plain decimal number such as 12 or \"0.25\"","accepted":0,"duplicates":0,"conflicts":0,"quarantined":0,"rejected":1,"results":[{"index":0,"tenant":"acme","id":"e4","outcome":"rejected","code":"quantity_not_a_number","detail":"quantity must be a plain decimal number such as 12 or \"0.25\""}]}"#);
     let usage = server.get("/v1/usage?tenant=acme&meter=calls").await;
     assert_eq!(usage.json()["total"], "1.5");
 }
@@ -90,7 +90,7 @@ async fn only_problems_are_listed_on_request() {
         event("acme", "e3", "-1", NOW)
     );
     let answer = send(batch, "?results=problems").await;
-    insta::assert_snapshot!(answer.show(), @"");
+    insta::assert_snapshot!(answer.show(), @r#"200 {"accepted":1,"duplicates":2,"conflicts":0,"quarantined":0,"rejected":1,"results":[{"index":2,"tenant":"acme","id":"e1","outcome":"duplicate","code":"restamped","detail":"counted before with another occurred_at, which stands; send the event's own time on every retry"},{"index":3,"tenant":"acme","id":"e3","outcome":"rejected","code":"quantity_negative","detail":"quantity is negative and the meter is not signed; correct usage by a correction or declare the meter with \"signed\": true"}]}"#);
     send("[]".into(), "?results=some").await.problem(400, "invalid_query");
     send("[]".into(), "?result=problems").await.problem(400, "invalid_query");
 }
@@ -168,6 +168,45 @@ async fn many_tenths_are_exact() {
     }
     let usage = server.get("/v1/usage?tenant=acme&meter=calls").await.json();
     assert_eq!((&usage["total"], &usage["count"]), (&"1000".into(), &10_000.into()));
+}
+
+/// Damages a body in many ways; whatever arrives, each item is judged or the whole is refused.
+#[tokio::test]
+async fn damaged_bodies_never_fail_the_server() {
+    let server = Server::start().await;
+    let events: Vec<_> = (0..4).map(|n| event("acme", &format!("e{n}"), "1", NOW)).collect();
+    let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(seed >> 33).unwrap() % below
+    };
+    let kinds = ["application/json", "application/x-ndjson", "application/cloudevents-batch+json"];
+    for round in 0..600 {
+        let kind = kinds[round % kinds.len()];
+        let lines = kind == "application/x-ndjson";
+        let joined = if lines { events.join("\n") } else { format!("[{}]", events.join(",")) };
+        let mut body = joined.into_bytes();
+        for _ in 0..=random(3) {
+            let place = random(body.len());
+            match random(4) {
+                0 => body[place] = b"\"\\{}[],:\n0e-\0\xff"[random(14)],
+                1 if body.len() > 1 => drop(body.remove(place)),
+                2 => body.insert(place, b"\"\\{}[],:\n"[random(9)]),
+                _ => body.truncate(place.max(1)),
+            }
+        }
+        let answer = server.post_with(&[("content-type", kind)], body.clone()).await;
+        let shown = || format!("{} for {}", answer.show(), String::from_utf8_lossy(&body));
+        if answer.status == 200 {
+            let json = answer.json();
+            let counts = ["accepted", "duplicates", "conflicts", "quarantined", "rejected"];
+            let sum: u64 = counts.iter().map(|name| json[*name].as_u64().unwrap()).sum();
+            let listed = json["results"].as_array().unwrap().len();
+            assert_eq!(usize::try_from(sum).unwrap(), listed, "{}", shown());
+        } else {
+            assert!(matches!(answer.status, 400 | 422), "{}", shown());
+        }
+    }
 }
 
 #[tokio::test]

@@ -5,7 +5,6 @@ mod auth;
 mod description;
 mod events;
 mod failing_store;
-mod memory_store;
 mod queries;
 mod server;
 mod transport;

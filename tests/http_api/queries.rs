@@ -161,6 +161,8 @@ async fn inboxes_page_by_page_and_counters_that_add_up() {
         let other = server.get(&format!("{path}?tenant=other")).await.json();
         assert_eq!(other[name].as_array().unwrap().len(), 0);
     }
+    let beyond = server.get("/v1/conflicts?after=9007199254740992").await;
+    beyond.problem(400, "invalid_after");
     let counters = server.get("/v1/counters").await;
     insta::assert_snapshot!(counters.show(), @r#"200 {"counters":[{"tenant":null,"hour":"2026-11-15T12:00:00Z","received":1,"accepted":0,"duplicates":0,"conflicts":0,"quarantined":0,"rejected":1},{"tenant":"acme","hour":"2026-11-15T12:00:00Z","received":7,"accepted":1,"duplicates":0,"conflicts":3,"quarantined":3,"rejected":0}]}"#);
     let before = server.get("/v1/counters?from=2026-11-14&to=2026-11-15").await.json();
@@ -190,6 +192,7 @@ async fn meters() {
         (r#"{"aggregation":"median"}"#, 422, "invalid_body"),
         (r#"{"aggregation":"sum","scael":1}"#, 422, "invalid_body"),
         ("[]", 422, "invalid_body"),
+        (r#"["sum",6,18,false,"1h",[],null,null]"#, 422, "invalid_body"),
         ("{", 400, "invalid_json"),
     ] {
         server.put("/v1/meters/m", spec).await.problem(status, code);

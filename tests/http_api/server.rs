@@ -1,7 +1,6 @@
 //! A server in process, with its clock driven by hand, and the requests tests send it.
 
 use crate::failing_store::FailingStore;
-use crate::memory_store::MemoryStore;
 use ::http::{HeaderMap, Method, Request};
 use axum::Router;
 use axum::body::Body;
@@ -11,6 +10,7 @@ use counterfoil::http::{self, App, auth};
 use counterfoil::jobs::ingest::Ingest;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::store::Store;
+use counterfoil::store::sqlite::SqliteStore;
 use http_body_util::BodyExt;
 use serde_json::Value;
 use std::sync::Arc;
@@ -23,11 +23,14 @@ pub struct Server {
     pub router: Router,
     pub store: Arc<FailingStore>,
     pub admin: String,
+    _directory: tempfile::TempDir,
 }
 
-/// The one place that says which store the tests run on.
-pub fn new_store() -> Arc<dyn Store> {
-    Arc::new(MemoryStore::default())
+/// A store in a directory of its own.
+pub fn new_store() -> (tempfile::TempDir, Arc<SqliteStore>) {
+    let directory = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(directory.path(), &default_config().sqlite).unwrap();
+    (directory, store)
 }
 
 pub fn default_config() -> Config {
@@ -40,8 +43,18 @@ impl Server {
     }
 
     pub async fn start_with(config: &Config) -> Self {
+        let server = Self::start_empty(config).await;
+        let sum =
+            server.put("/v1/meters/calls", r#"{"aggregation":"sum","dimensions":["region"]}"#);
+        assert_eq!(sum.await.status, 201);
+        server
+    }
+
+    /// A server that was asked nothing yet.
+    pub async fn start_empty(config: &Config) -> Self {
         let clock = Clock::by_hand(Timestamp::parse(NOW).unwrap());
-        let store = FailingStore::new(new_store());
+        let (directory, store) = new_store();
+        let store = FailingStore::new(store);
         let shared: Arc<dyn Store> = store.clone();
         let ingest = Ingest::start(
             Arc::clone(&shared),
@@ -51,11 +64,8 @@ impl Server {
         );
         let admin = auth::create_first_admin_key(&*shared, &clock, None).await.unwrap().unwrap();
         let app = App::new(shared, ingest, clock.clone(), config);
-        let server = Self { router: http::router(Arc::clone(&app)), app, store, admin };
-        let sum =
-            server.put("/v1/meters/calls", r#"{"aggregation":"sum","dimensions":["region"]}"#);
-        assert_eq!(sum.await.status, 201);
-        server
+        let router = http::router(Arc::clone(&app));
+        Self { router, app, store, admin, _directory: directory }
     }
 
     /// Makes a key and returns its token.

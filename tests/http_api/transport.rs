@@ -90,6 +90,24 @@ async fn limits() {
 }
 
 #[tokio::test]
+async fn all_bodies_together_are_bounded() {
+    let mut config = default_config();
+    config.server.body_bytes_max = 1000;
+    config.server.body_timeout_ms = 300;
+    let server = Server::start_with(&config).await;
+    let hold = |_| {
+        let chunk = stream::iter([Ok::<_, std::io::Error>(vec![b' '; 900])]);
+        let silence = stream::pending();
+        server.post_with(&[], Body::from_stream(futures_util::StreamExt::chain(chunk, silence)))
+    };
+    let answers = futures_util::future::join_all((0..20).map(hold)).await;
+    let refused: Vec<_> = answers.iter().filter(|answer| answer.status == 503).collect();
+    refused.iter().for_each(|answer| drop(answer.problem(503, "bodies_full")));
+    assert!((1..=4).contains(&refused.len()), "{}", refused.len());
+    assert_eq!(server.post(&format!("[{}]", " ".repeat(900))).await.status, 200, "all given back");
+}
+
+#[tokio::test]
 async fn a_queue_that_is_full_is_503() {
     let mut config = default_config();
     config.ingest.queue_events_max = 1;
@@ -181,6 +199,28 @@ async fn a_connection_that_says_nothing_is_closed() {
         let read = stream.read_to_end(&mut answer);
         tokio::time::timeout(Duration::from_secs(5), read).await.expect("closed in time").ok();
     }
+}
+
+#[tokio::test]
+async fn http_2_without_tls() {
+    let server = Server::start().await;
+    let (address, _stop, _task) = listen(&server).await;
+    let stream = TcpStream::connect(address).await.unwrap();
+    let io = hyper_util::rt::TokioIo::new(stream);
+    let executor = hyper_util::rt::TokioExecutor::new();
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(executor, io).await.unwrap();
+    tokio::spawn(connection);
+    let answers = (0..20).map(|n| {
+        let request = Request::post(format!("http://{address}/v1/events"))
+            .header("authorization", format!("Bearer {}", server.admin))
+            .body(Body::from(event("acme", &format!("e{n}"), "1", NOW)));
+        sender.send_request(request.unwrap())
+    });
+    for answer in futures_util::future::join_all(answers).await {
+        assert_eq!(answer.unwrap().status(), 200);
+    }
+    assert_eq!(server.get("/v1/usage?tenant=acme&meter=calls").await.json()["total"], "20");
 }
 
 #[tokio::test]

@@ -147,6 +147,10 @@ pub async fn counters_conserve_what_was_received(mut f: Fixture) {
     let mut batch = f.batch(Vec::new());
     batch.refused = vec![(Some(tenant_id("acme")), 2), (None, 3), (Some(tenant_id("nobody")), 1)];
     deliver_to(f.store.as_ref(), batch).await;
+    let fresh = f.events(&[call("e1", "1").replace("acme", "fresh")]).await;
+    let mut batch = f.batch(fresh);
+    batch.refused = vec![(Some(tenant_id("fresh")), 5)];
+    deliver_to(f.store.as_ref(), batch).await;
     for _ in 0..2 {
         let hour = Timestamp::parse("2026-11-15T12:00:00Z").unwrap();
         let range = Window { start: hour, end: hour.saturating_add_micros(3_600_000_000) };
@@ -159,7 +163,8 @@ pub async fn counters_conserve_what_was_received(mut f: Fixture) {
             Tally { accepted: 2, duplicates: 1, conflicts: 1, quarantined: 1, rejected: 2 };
         assert_eq!(find(Some("acme")), expected);
         assert_eq!(find(None), Tally { rejected: 4, ..Tally::default() });
-        assert_eq!(rows.iter().map(|row| row.tally.received()).sum::<u64>(), 11);
+        assert_eq!(find(Some("fresh")), Tally { accepted: 1, rejected: 5, ..Tally::default() });
+        assert_eq!(rows.iter().map(|row| row.tally.received()).sum::<u64>(), 17);
         f.restart().await;
     }
     f.check().await;

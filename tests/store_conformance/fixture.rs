@@ -194,7 +194,6 @@ async fn open(place: &Place, colliding_bits: Option<u32>) -> Arc<dyn Store> {
             let settings = SqliteConfig {
                 segment_events: SEGMENT_EVENTS,
                 segment_age_max_ms: 3_600_000,
-                keys_resident_max: 1_000_000,
                 readers: 2,
             };
             match colliding_bits {

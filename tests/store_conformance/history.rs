@@ -6,6 +6,8 @@ use counterfoil::rules::verdict::{Tally, Verdict};
 use counterfoil::rules::window::Window;
 use counterfoil::store::EventQuery;
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A small generator of random numbers; the seed is printed by each failure.
 pub struct Random(pub u64);
@@ -130,5 +132,42 @@ pub async fn order_and_batching_do_not_matter(f: Fixture) {
         }
         assert_eq!(f.usage(tenant, "calls").await, whole);
     }
+    f.check().await;
+}
+
+/// While events arrive and are folded, every answer lies between what was acknowledged before the
+/// question and what was sent before the answer.
+pub async fn readers_never_see_a_wrong_total(f: Fixture) {
+    let f = Arc::new(f);
+    let (sent, acknowledged) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let writer = {
+        let (f, sent, acknowledged) =
+            (Arc::clone(&f), Arc::clone(&sent), Arc::clone(&acknowledged));
+        tokio::spawn(async move {
+            for batch in 0..150u64 {
+                let json: Vec<String> =
+                    (0..10).map(|n| crate::fixture::call(&format!("e{batch}-{n}"), "1")).collect();
+                sent.fetch_add(10, Ordering::SeqCst);
+                f.deliver(&json).await;
+                acknowledged.fetch_add(10, Ordering::SeqCst);
+            }
+        })
+    };
+    let (mut reads, mut last) = (0, 0);
+    while last < 1500 {
+        let before = acknowledged.load(Ordering::SeqCst);
+        let total: u64 = f.total("acme", "calls").await.parse().unwrap();
+        let (meter, range, cursor) = (None, None, None);
+        let tenant = tenant_id("acme");
+        let query = EventQuery { tenant, meter, range, before: cursor, limit: 2000 };
+        let listed = f.store.list_events(query).await.unwrap().len() as u64;
+        let after = sent.load(Ordering::SeqCst);
+        assert!(before <= total && total <= after, "{before} <= {total} <= {after}");
+        assert!(before <= listed && listed <= after, "{before} <= {listed} <= {after}");
+        assert!(last <= total, "a total went back from {last} to {total}");
+        (reads, last) = (reads + 1, total);
+    }
+    writer.await.unwrap();
+    assert!(reads > 10, "only {reads} reads");
     f.check().await;
 }

@@ -81,5 +81,6 @@ on_every_store! {
     history {
         random_histories_match_the_model,
         order_and_batching_do_not_matter,
+        readers_never_see_a_wrong_total,
     }
 }

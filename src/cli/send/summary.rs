@@ -68,7 +68,7 @@ impl Summary {
                 self.restamped += 1;
             }
             let line = batch.lines.get(item.index).copied().unwrap_or(0);
-            let detail = item.detail.unwrap_or_default();
+            let detail = without_line(&item.detail.unwrap_or_default());
             let outcome = item.outcome;
             self.keep(ProblemLine { line, id: item.id, outcome, code, detail });
         }
@@ -127,5 +127,14 @@ impl Summary {
             table.add_row([cell(name), cell(grouped(count))]);
         }
         println!("{table}");
+    }
+}
+
+/// The server numbers the lines of one request; here the input's own number stands before.
+fn without_line(detail: &str) -> String {
+    let rest = detail.strip_prefix("line ").and_then(|rest| rest.split_once(' '));
+    match rest {
+        Some((number, rest)) if number.parse::<u64>().is_ok() => format!("the line {rest}"),
+        Some(_) | None => detail.to_owned(),
     }
 }

@@ -69,7 +69,8 @@ pub fn judge_batch(
         judge.judge_one(&batch, place)?;
     }
     for (tenant, count) in &batch.refused {
-        let known = tenant.as_ref().and_then(|tenant| memory.tenants.find(tenant));
+        // A tenant that only ever sent refused items does not come to be by them.
+        let known = tenant.as_ref().and_then(|tenant| judge.known_tenant(tenant));
         judge.tallies.entry(known.unwrap_or(TenantNo(0))).or_default().rejected += count;
     }
     let mut judged = judge.judged;
@@ -179,9 +180,13 @@ impl Judge<'_> {
         Ok(None)
     }
 
-    fn resolve_tenant(&mut self, tenant: &TenantId, strict: bool) -> Option<TenantNo> {
+    fn known_tenant(&self, tenant: &TenantId) -> Option<TenantNo> {
         let known = self.memory.tenants.find(tenant);
-        if let Some(number) = known.or_else(|| self.new_tenants.get(tenant).copied()) {
+        known.or_else(|| self.new_tenants.get(tenant).copied())
+    }
+
+    fn resolve_tenant(&mut self, tenant: &TenantId, strict: bool) -> Option<TenantNo> {
+        if let Some(number) = self.known_tenant(tenant) {
             return Some(number);
         }
         if strict {

@@ -242,7 +242,9 @@ mod tests {
     proptest! {
         #[test]
         fn written_and_read_back(
-            events in proptest::collection::vec(any_event(), 0..5), tenant in any::<u32>(), n in any::<u64>()
+            events in proptest::collection::vec(any_event(), 0..5),
+            tenant in any::<u32>(),
+            n in any::<u64>(),
         ) {
             let mut bytes = Vec::new();
             events.iter().for_each(|event| write_event(&mut bytes, TenantNo(tenant), event));
