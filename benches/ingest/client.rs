@@ -26,9 +26,14 @@ impl Connection {
         Ok(Self { stream, key: key.to_owned(), head: Vec::new(), answer: Vec::new() })
     }
 
-    /// Sends events and reads the status and the verdicts in numbers.
-    pub fn post_events(&mut self, body: &[u8]) -> Result<(u16, Counts)> {
-        let (status, start) = self.call("POST", "/v1/events?results=problems", body)?;
+    /// Sends events without waiting for the answer.
+    pub fn send_events(&mut self, body: &[u8]) -> Result<()> {
+        self.send("POST", "/v1/events?results=problems", body)
+    }
+
+    /// Waits for the answer to events: the status and the verdicts in numbers.
+    pub fn receive_counts(&mut self) -> Result<(u16, Counts)> {
+        let (status, start) = self.read_answer()?;
         let answer = &self.answer[start..];
         let counts = Counts {
             accepted: number_after(answer, b"\"accepted\":").unwrap_or(0),
@@ -45,14 +50,14 @@ impl Connection {
 
     /// Sends anything else; a status other than 2xx is an error.
     pub fn exchange(&mut self, method: &str, path: &str, body: &str) -> Result<&str> {
-        let (status, start) = self.call(method, path, body.as_bytes())?;
+        self.send(method, path, body.as_bytes())?;
+        let (status, start) = self.read_answer()?;
         let answer = std::str::from_utf8(&self.answer[start..])?;
         ensure!((200..300).contains(&status), "{method} {path}: status {status}: {answer}");
         Ok(answer)
     }
 
-    /// Returns the status and where the answer's body starts in `answer`.
-    fn call(&mut self, method: &str, path: &str, body: &[u8]) -> Result<(u16, usize)> {
+    fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Result<()> {
         self.head.clear();
         write!(
             self.head,
@@ -69,9 +74,10 @@ impl Connection {
         } else {
             self.stream.write_all(&body[written - self.head.len()..])?;
         }
-        self.read_answer()
+        Ok(())
     }
 
+    /// Returns the status and where the answer's body starts in `answer`.
     fn read_answer(&mut self) -> Result<(u16, usize)> {
         self.answer.clear();
         let mut chunk = [0u8; 16 * 1024];

@@ -71,6 +71,16 @@ struct Progress<'a> {
     tell: Mutex<OnProgress<'a>>,
 }
 
+impl Progress<'_> {
+    fn note(&self, size: u64) {
+        let before = self.answered.fetch_add(size, Ordering::Relaxed);
+        if before / self.step != (before + size) / self.step {
+            let tell = self.tell.lock().expect("no panic");
+            tell(before + size, self.started.elapsed());
+        }
+    }
+}
+
 struct Worked {
     truth: Truth,
     told: Counts,
@@ -120,13 +130,13 @@ impl Driver {
             tell: Mutex::new(tell),
         };
         let worked = std::thread::scope(|scope| -> Result<Vec<Worked>> {
-            let work = |stream| {
+            let work = |streams| {
                 let (stop, progress) = (&stop, &progress);
                 scope.spawn(move || {
-                    work(target.url, stream, shape.batch, events_max, stop, progress)
+                    work(target.url, streams, shape.batch, events_max, stop, progress)
                 })
             };
-            let workers: Vec<_> = self.streams(shape).into_iter().map(work).collect();
+            let workers: Vec<_> = shared_out(self.streams(shape)).into_iter().map(work).collect();
             if let Until::Elapsed(duration) = until {
                 std::thread::sleep(duration);
                 stop.store(true, Ordering::Relaxed);
@@ -167,47 +177,89 @@ impl Driver {
     }
 }
 
+/// A thread for each connection, or if they are many, few threads with many connections each, so
+/// that switching threads does not take the cores from the server.
+fn shared_out(streams: Vec<Stream>) -> Vec<Vec<Stream>> {
+    let threads = if streams.len() > 16 { 4 } else { streams.len() };
+    let mut shares: Vec<Vec<Stream>> = (0..threads).map(|_| Vec::new()).collect();
+    for (place, stream) in streams.into_iter().enumerate() {
+        shares[place % threads].push(stream);
+    }
+    shares
+}
+
+/// One connection and what it sends.
+struct Lane {
+    connection: Connection,
+    stream: Stream,
+    body: Vec<u8>,
+    sent: Option<Instant>,
+}
+
+impl Lane {
+    fn open(url: &str, stream: Stream, batch: usize) -> Result<Self> {
+        let connection = Connection::open(url, KEY)?;
+        Ok(Self { connection, stream, body: Vec::with_capacity(batch * 384), sent: None })
+    }
+
+    fn send(&mut self, batch: usize) -> Result<()> {
+        self.stream.write_body(&mut self.body, batch);
+        self.sent = Some(Instant::now());
+        self.connection.send_events(&self.body)
+    }
+
+    /// A full queue is an honest answer: the client comes back, and the wait is in the latency.
+    fn receive(&mut self, sent: Instant) -> Result<(Counts, Duration)> {
+        for _ in 0..10_000 {
+            let (status, counts) = self.connection.receive_counts()?;
+            match status {
+                200 | 409 => return Ok((counts, sent.elapsed())),
+                503 => std::thread::sleep(Duration::from_millis(2)),
+                _ => bail!("events were answered with status {status}"),
+            }
+            self.connection.send_events(&self.body)?;
+        }
+        bail!("the server had no room for 20 seconds")
+    }
+}
+
+/// One thread and its connections, served in turn: each has one request under way, and is sent the
+/// next one when its answer is taken.
 fn work(
     url: &str,
-    mut stream: Stream,
+    streams: Vec<Stream>,
     batch: usize,
     events_max: u64,
     stop: &AtomicBool,
     progress: &Progress<'_>,
 ) -> Result<Worked> {
-    let mut connection = Connection::open(url, KEY)?;
-    let mut body = Vec::with_capacity(batch * 384);
+    let open = |stream| Lane::open(url, stream, batch);
+    let mut lanes = streams.into_iter().map(open).collect::<Result<Vec<_>>>()?;
     let mut latencies = Vec::with_capacity(1 << 16);
     let mut told = Counts::default();
     let size = batch as u64;
-    while !stop.load(Ordering::Relaxed)
-        && progress.offered.fetch_add(size, Ordering::Relaxed) < events_max
-    {
-        stream.write_body(&mut body, batch);
-        let sent = Instant::now();
-        let counts = post_until_taken(&mut connection, &body)?;
-        latencies.push(sent.elapsed().as_micros() as u32);
-        told.merge(counts);
-        let before = progress.answered.fetch_add(size, Ordering::Relaxed);
-        if before / progress.step != (before + size) / progress.step {
-            let tell = progress.tell.lock().expect("no panic");
-            tell(before + size, progress.started.elapsed());
+    loop {
+        let mut under_way = false;
+        for lane in &mut lanes {
+            if let Some(sent) = lane.sent.take() {
+                let (counts, latency) = lane.receive(sent)?;
+                latencies.push(latency.as_micros() as u32);
+                told.merge(counts);
+                progress.note(size);
+            }
+            let stopped = stop.load(Ordering::Relaxed);
+            if !stopped && progress.offered.fetch_add(size, Ordering::Relaxed) < events_max {
+                lane.send(batch)?;
+                under_way = true;
+            }
+        }
+        if !under_way {
+            break;
         }
     }
-    Ok(Worked { truth: stream.truth, told, latencies })
-}
-
-/// A full queue is an honest answer: the client comes back, and the wait is in the latency.
-fn post_until_taken(connection: &mut Connection, body: &[u8]) -> Result<Counts> {
-    for _ in 0..10_000 {
-        let (status, counts) = connection.post_events(body)?;
-        match status {
-            200 | 409 => return Ok(counts),
-            503 => std::thread::sleep(Duration::from_millis(2)),
-            _ => bail!("events were answered with status {status}"),
-        }
-    }
-    bail!("the server had no room for 20 seconds")
+    let mut truth = Truth::new();
+    lanes.iter().for_each(|lane| truth.merge(&lane.stream.truth));
+    Ok(Worked { truth, told, latencies })
 }
 
 /// The 50th and 99th percentile in milliseconds, of microseconds.

@@ -50,6 +50,7 @@ fn run() -> Result<()> {
                 other => bail!("there is no child {other}"),
             },
             "--store-only" => return plan::store_only(value()?.parse()?, 10),
+            "--shape" => return plan::one_shape(&settings, &value()?),
             // Cargo adds it to every bench.
             "--bench" => {}
             other => bail!("cannot do {other}; there are --quick, --no-growth, --json FILE"),

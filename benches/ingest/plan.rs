@@ -7,7 +7,7 @@ use crate::postgres::Postgres;
 use crate::process::{Server, Watched, machine};
 use crate::report::Report;
 use crate::workload::Truth;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::Command;
@@ -46,13 +46,7 @@ struct Bench {
 pub fn run(settings: &Settings) -> Result<()> {
     let machine = machine();
     println!("machine: {machine}");
-    let postgres = settings.postgres.as_deref().map(Postgres::connect).transpose()?;
-    if postgres.is_none() {
-        println!("PostgreSQL is left out: COUNTERFOIL_TEST_POSTGRES is not set");
-    }
-    let lasting = Duration::from_millis(if settings.quick { 700 } else { 6000 });
-    let (driver, report) = (Driver::new(), Report::default());
-    let mut bench = Bench { driver, report, postgres, lasting, quick: settings.quick };
+    let mut bench = Bench::new(settings)?;
     bench.measure_window()?;
     for round in 1..=2 {
         println!("round {round}");
@@ -75,7 +69,30 @@ pub fn run(settings: &Settings) -> Result<()> {
     Ok(())
 }
 
+/// One shape against the HTTP floor and both stores, for working on them.
+pub fn one_shape(settings: &Settings, shape: &str) -> Result<()> {
+    let (connections, batch) = shape.split_once('x').context("a shape is such as 8x1000")?;
+    let (connections, batch) = (connections.parse()?, batch.parse()?);
+    let shape = Shape { batch, connections, repeats_percent: 5 };
+    let mut bench = Bench::new(settings)?;
+    bench.parse_floor(shape)?;
+    bench.embedded(shape, bench.lasting)?;
+    bench.postgres(shape, bench.lasting)?;
+    bench.report.print_runs();
+    Ok(())
+}
+
 impl Bench {
+    fn new(settings: &Settings) -> Result<Self> {
+        let postgres = settings.postgres.as_deref().map(Postgres::connect).transpose()?;
+        if postgres.is_none() {
+            println!("PostgreSQL is left out: COUNTERFOIL_TEST_POSTGRES is not set");
+        }
+        let lasting = Duration::from_millis(if settings.quick { 700 } else { 6000 });
+        let (driver, report) = (Driver::new(), Report::default());
+        Ok(Self { driver, report, postgres, lasting, quick: settings.quick })
+    }
+
     /// What the disk and the client cost in this window of time.
     fn measure_window(&mut self) -> Result<()> {
         let folder = tempfile::tempdir()?;

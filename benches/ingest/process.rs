@@ -44,12 +44,12 @@ impl Server {
     /// The product's own server on a folder, or on PostgreSQL.
     pub fn start_product(folder: &Path, postgres: Option<&str>, key: &str) -> Result<Self> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_counterfoil"));
-        command.arg("serve").arg("--data").arg(folder);
-        command.args(["--listen", "127.0.0.1:0", "--log", "json"]);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--log", "json"]);
         command.env("COUNTERFOIL_ADMIN_KEY", key).env("COUNTERFOIL_LOG_LEVEL", "warn");
-        if let Some(url) = postgres {
-            command.args(["--store", url]);
-        }
+        match postgres {
+            Some(url) => command.args(["--store", url]),
+            None => command.arg("--data").arg(folder),
+        };
         Self::start(command.stderr(Stdio::inherit()))
     }
 
