@@ -27,9 +27,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 use tokio::sync::{Notify, oneshot};
 
-/// Commits prepared side by side in one partition: while one syncs, the next is being judged.
-const GROUPS_IN_FLIGHT: usize = 2;
-
 /// Why deliveries got no verdicts. Nothing is known to be counted; sending again is safe.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
@@ -81,9 +78,7 @@ impl Ingest {
             groups_running: AtomicUsize::new(0),
         });
         for partition in 0..ingest.partitions.len() {
-            for _ in 0..GROUPS_IN_FLIGHT {
-                tokio::spawn(Arc::clone(&ingest).commit_groups(partition));
-            }
+            tokio::spawn(Arc::clone(&ingest).commit_groups(partition));
         }
         ingest
     }
@@ -169,7 +164,8 @@ impl Ingest {
         Ok(waiting)
     }
 
-    /// One worker: takes a group, commits it, answers; for ever.
+    /// The partition's worker: takes what waits, commits it, answers; for ever. One group at a
+    /// time, so that while it syncs the next one fills.
     async fn commit_groups(self: Arc<Self>, number: usize) {
         let partition = &self.partitions[number];
         loop {
@@ -185,7 +181,6 @@ impl Ingest {
                 partition.filled.notified().await;
                 continue;
             }
-            partition.filled.notify_one();
             self.commit_group(number, group).await;
             self.groups_running.fetch_sub(1, Ordering::SeqCst);
             self.idle.notify_waiters();

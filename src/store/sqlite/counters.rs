@@ -8,8 +8,9 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::verdict::Tally;
 use crate::rules::window::Window;
 use crate::store::{CounterRow, Result};
+use hashbrown::HashMap;
 use rusqlite::{Connection, params};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// The counters of every tenant in hours that start in `range`.
 pub fn read_counters(

@@ -15,9 +15,9 @@ use crate::rules::refusal::Refusal;
 use crate::rules::rollup::Rollup;
 use crate::rules::verdict::{Quarantine, Tally, Verdict, judge_known, judge_new};
 use crate::store::{DeliveryBatch, Error, Result};
-use hashbrown::HashTable;
+use hashbrown::{HashMap, HashTable};
 use rusqlite::Connection;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// A batch that was judged and is not written yet.
 #[derive(Default)]

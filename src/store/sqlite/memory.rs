@@ -5,11 +5,11 @@
 //! fails, memory was not touched. Nothing here is durable; all of it is rebuilt at open.
 
 use super::keys::{KeyIndex, Location};
-use super::segment::{ClosedSegment, CommitParts, Segment};
+use super::segment::{ClosedSegment, CommitParts, FoldPlan, Segment};
 use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::meter::Catalog;
 use crate::store::{Error, Result};
-use std::collections::HashMap;
+use hashbrown::HashMap;
 use std::sync::Arc;
 
 pub struct Memory {
@@ -40,11 +40,11 @@ impl Memory {
         self.open.append(parts)
     }
 
-    /// Ends the open segment; it will be folded from now on.
-    pub fn close_open_segment(&mut self) {
+    /// Ends the open segment; it will be folded from now on, by the plan that it gave.
+    pub fn close_open_segment(&mut self, plan: FoldPlan) {
         assert!(self.folding.is_none(), "one segment is folded at a time");
         let next = Segment::new(self.open.number + 1);
-        let closed = std::mem::replace(&mut self.open, next).close();
+        let closed = std::mem::replace(&mut self.open, next).close(plan);
         self.folding = Some(Arc::new(closed));
     }
 

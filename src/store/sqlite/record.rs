@@ -158,11 +158,24 @@ fn wide(number: usize) -> u128 {
 
 /// Seven bits a byte, least significant first.
 fn write_number(bytes: &mut Vec<u8>, mut number: u128) {
-    while number >= 0x80 {
-        bytes.push(u8::try_from(number & 0x7f).expect("seven bits") | 0x80);
+    // Nearly every number fits 64 bits, which are cheaper to shift.
+    let mut small = loop {
+        match u64::try_from(number) {
+            Ok(small) => break small,
+            Err(_) => bytes.push(low_bits(number.to_le_bytes()[0])),
+        }
         number >>= 7;
+    };
+    while small >= 0x80 {
+        bytes.push(low_bits(small.to_le_bytes()[0]));
+        small >>= 7;
     }
-    bytes.push(u8::try_from(number).expect("seven bits"));
+    bytes.push(small.to_le_bytes()[0]);
+}
+
+/// Seven bits with the mark that more follow.
+fn low_bits(byte: u8) -> u8 {
+    byte | 0x80
 }
 
 /// The sign in the lowest bit, so that small negative numbers stay short.
@@ -195,8 +208,17 @@ impl<'a> Reader<'a> {
     }
 
     fn number(&mut self) -> Option<u128> {
-        let mut number = 0u128;
-        for shift in (0..128).step_by(7) {
+        // Nine bytes fit 64 bits; nearly every number ends within them.
+        let mut small = 0u64;
+        for shift in (0..63).step_by(7) {
+            let byte = self.byte()?;
+            small |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(u128::from(small));
+            }
+        }
+        let mut number = u128::from(small);
+        for shift in (63..128).step_by(7) {
             let byte = self.byte()?;
             number |= u128::from(byte & 0x7f) << shift;
             if byte & 0x80 == 0 {

@@ -123,8 +123,9 @@ pub fn load_unfolded(
         open.append(commit_parts(seq, received_at, body, catalog, fingerprinter)?)?;
         (last_seq, last_received_at) = (seq, last_received_at.max(received_at));
         if fold.closing_seq == Some(seq) {
-            let next = Segment::new(fold.segment_no + 1);
-            closed = Some(std::mem::replace(&mut open, next).close());
+            let ended = std::mem::replace(&mut open, Segment::new(fold.segment_no + 1));
+            let plan = ended.plan_fold();
+            closed = Some(ended.close(plan));
         }
     }
     if fold.closing_seq.is_some() && closed.is_none() {

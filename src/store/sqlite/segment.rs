@@ -14,7 +14,8 @@ use crate::rules::rollup::{Group, Rollup, RollupKey};
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::store::{Error, Result};
-use std::collections::{BTreeMap, HashMap};
+use hashbrown::HashMap;
+use std::collections::BTreeMap;
 
 /// One event of a segment: where its bytes are, and what is looked at often.
 #[derive(Debug, Clone, Copy)]
@@ -71,7 +72,7 @@ pub struct Segment {
     chunks: Vec<Chunk>,
     entries: Vec<Entry>,
     rollups: HashMap<(TenantNo, MeterNo), BTreeMap<(Timestamp, Group), Rollup>>,
-    counters: BTreeMap<CounterKey, Tally>,
+    counters: HashMap<CounterKey, Tally>,
 }
 
 impl Segment {
@@ -84,7 +85,7 @@ impl Segment {
             chunks: Vec::new(),
             entries: Vec::new(),
             rollups: HashMap::new(),
-            counters: BTreeMap::new(),
+            counters: HashMap::new(),
         }
     }
 
@@ -165,20 +166,23 @@ impl Segment {
         self.rollups.iter().flat_map(totals).map(|(owner, (place, total))| (owner, place, total))
     }
 
-    pub fn counters(&self) -> &BTreeMap<CounterKey, Tally> {
+    pub fn counters(&self) -> &HashMap<CounterKey, Tally> {
         &self.counters
     }
 
-    /// Ends the segment and puts its parts into the order in which they will be folded.
-    pub fn close(mut self) -> ClosedSegment {
-        let mut rollups = Vec::new();
-        for ((tenant, meter), totals) in std::mem::take(&mut self.rollups) {
-            rollups.extend(totals.into_iter().map(|((bucket_start, group), rollup)| {
-                (RollupKey { tenant, meter, bucket_start, group }, rollup)
-            }));
-        }
+    /// The order in which the segment's parts will be folded. Sorting takes a while; readers can
+    /// go on meanwhile.
+    pub fn plan_fold(&self) -> FoldPlan {
+        let mut rollups: Vec<_> = self
+            .all_rollups()
+            .map(|((tenant, meter), (start, group), rollup)| {
+                let (tenant, meter, bucket_start) = (*tenant, *meter, *start);
+                (RollupKey { tenant, meter, bucket_start, group: group.clone() }, rollup.clone())
+            })
+            .collect();
         rollups.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        let counters = std::mem::take(&mut self.counters).into_iter().collect();
+        let mut counters: Vec<_> = self.counters.iter().map(|(k, tally)| (*k, *tally)).collect();
+        counters.sort_unstable_by_key(|(key, _)| *key);
         let mut order: Vec<u32> = (0..).take(self.entries.len()).collect();
         order.sort_unstable_by(|a, b| {
             let (a, b) = (self.entry(*a), self.entry(*b));
@@ -187,8 +191,24 @@ impl Segment {
                 id(a).ok().cmp(&id(b).ok())
             })
         });
+        FoldPlan { order, rollups, counters }
+    }
+
+    /// Ends the segment. The plan must be of this very segment, unchanged since.
+    pub fn close(mut self, plan: FoldPlan) -> ClosedSegment {
+        assert_eq!(plan.order.len(), self.entries.len(), "nothing came since the plan was made");
+        self.rollups = HashMap::new();
+        self.counters = HashMap::new();
+        let FoldPlan { order, rollups, counters } = plan;
         ClosedSegment { segment: self, order, rollups, counters }
     }
+}
+
+/// A segment's parts in the order in which they are folded.
+pub struct FoldPlan {
+    order: Vec<u32>,
+    rollups: Vec<(RollupKey, Rollup)>,
+    counters: Vec<(CounterKey, Tally)>,
 }
 
 /// A segment that is being folded. It changes no more; how far folding is stands in the database.

@@ -31,9 +31,10 @@ use tokio::sync::oneshot;
 
 /// How long the writer waits for work before it folds on its own.
 const IDLE_WAIT: Duration = Duration::from_millis(50);
-/// Fold steps of one commit: twice the accepted events, so that a segment is folded before the
-/// next one is full (it has at most two steps an event), and a few for batches of none.
+/// Fold steps of a commit beyond its share, so that folding also ends on duplicates alone.
 const FOLD_STEPS_MIN: usize = 16;
+/// Most fold steps of a commit for each event it accepts; a segment has two or three in all.
+const FOLD_STEPS_PER_EVENT_MAX: usize = 4;
 /// Fold steps of one commit while there is nothing else to do.
 const FOLD_STEPS_IDLE: usize = 4096;
 
@@ -117,7 +118,7 @@ impl Writer {
         }
         let seq = self.next_seq;
         let body = write_journal(&judged.counters, judged.entries.len(), &judged.events);
-        let steps = judged.entries.len() * 2 + FOLD_STEPS_MIN;
+        let steps = self.fold_steps_for(judged.entries.len());
         let catalog = Arc::clone(&self.shared.read_memory().catalog);
         let folded = self.transact(|writer| {
             let connection = &writer.connection;
@@ -183,14 +184,30 @@ impl Writer {
     }
 
     fn close_segment_if_due(&mut self) {
-        let mut memory = self.shared.write_memory();
-        let full = memory.open.len() >= self.settings.segment_events;
         let age_max = Duration::from_millis(self.settings.segment_age_max_ms);
         let old = self.open_since.is_some_and(|since| since.elapsed() >= age_max);
-        if memory.folding.is_none() && !memory.open.is_empty() && (full || old) {
-            memory.close_open_segment();
-            self.open_since = None;
-        }
+        let plan = {
+            let memory = self.shared.read_memory();
+            let full = memory.open.len() >= self.settings.segment_events;
+            if memory.folding.is_some() || memory.open.is_empty() || !(full || old) {
+                return;
+            }
+            memory.open.plan_fold()
+        };
+        // Only this thread changes memory, so the plan still holds.
+        self.shared.write_memory().close_open_segment(plan);
+        self.open_since = None;
+    }
+
+    /// Fold steps that go with a commit of so many events: spread evenly, so that the segment is
+    /// folded when the next one is full, and no commit waits for more than a few times its own.
+    fn fold_steps_for(&self, accepted: usize) -> usize {
+        let memory = self.shared.read_memory();
+        let Some(closed) = &memory.folding else { return 0 };
+        let left = closed.steps() - self.fold.steps_done;
+        let room = self.settings.segment_events.saturating_sub(memory.open.len()).max(1);
+        let even = left.saturating_mul(accepted).div_ceil(room);
+        even.min(accepted * FOLD_STEPS_PER_EVENT_MAX) + FOLD_STEPS_MIN
     }
 
     fn work_while_idle(&mut self) -> Result<()> {
