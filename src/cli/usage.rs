@@ -139,7 +139,7 @@ fn sparkline(values: &[&str]) -> String {
     let step = ((high - low) / 1_000_000).max(1);
     let span = ((high - low) / step).max(1);
     let bar = |value: i128| {
-        let place = (value - low) / step * 7 / span;
+        let place = ((value - low) / step * 7 + span / 2) / span;
         BARS[usize::try_from(place.clamp(0, 7)).unwrap_or(0)]
     };
     units.into_iter().map(bar).collect()

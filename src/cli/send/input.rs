@@ -217,7 +217,7 @@ mod tests {
             (batches[1].body.as_slice(), batches[1].lines.as_slice()),
             (&b"{}\n"[..], &[5][..])
         );
-        assert_eq!(batches.iter().map(|b| b.bytes_read).sum::<u64>(), 26);
+        assert_eq!(batches.iter().map(|b| b.bytes_read).sum::<u64>(), 27);
     }
 
     #[test]
