@@ -90,8 +90,8 @@ fn read_format(headers: &HeaderMap) -> Result<Format, Problem> {
             Kind::UnsupportedType,
             "unsupported_type",
             "Content-Type is application/json, application/x-ndjson, application/jsonl, \
-             application/cloudevents+json or application/cloudevents-batch+json; nothing of this \
-             request was counted",
+             application/cloudevents+json or application/cloudevents-batch+json (with curl, use \
+             --json); nothing of this request was counted",
         )),
     }
 }

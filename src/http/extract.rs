@@ -81,7 +81,7 @@ pub async fn read_json<T: DeserializeOwned>(
         return Err(Problem::new(
             Kind::UnsupportedType,
             "unsupported_type",
-            "Content-Type must be application/json",
+            "Content-Type must be application/json; with curl, use --json",
         ));
     }
     let body = app.bodies.read(&parts.headers, body).await?;

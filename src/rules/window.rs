@@ -44,10 +44,10 @@ impl Bucket {
 
     fn name(self) -> &'static str {
         match self {
-            Self::Minute => "minute",
-            Self::QuarterHour => "quarter of an hour",
-            Self::Hour => "hour",
-            Self::Day => "UTC day",
+            Self::Minute => "a minute",
+            Self::QuarterHour => "a quarter of an hour",
+            Self::Hour => "an hour",
+            Self::Day => "a UTC day",
         }
     }
 }
@@ -105,7 +105,7 @@ pub fn plan_windows(
             return Err(Refusal::new(
                 "window_not_exact",
                 format!(
-                    "a window would start or end at {border}, inside a {} this meter keeps totals by; \
+                    "a window would start or end at {border}, inside {} this meter keeps totals by; \
                      move from and to, choose another tz, or use a meter with a finer bucket",
                     bucket.name()
                 ),

@@ -74,7 +74,19 @@ fn cargo() -> Result<Command> {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
     command.current_dir(root()?);
+    // What cargo says of this package would make build scripts of others run again.
+    let inherited = std::env::vars_os().map(|(name, _)| name);
+    for name in inherited.filter(|name| is_of_this_package(&name.to_string_lossy())) {
+        command.env_remove(name);
+    }
     Ok(command)
+}
+
+fn is_of_this_package(variable: &str) -> bool {
+    variable.starts_with("CARGO_PKG_")
+        || variable.starts_with("CARGO_MANIFEST_")
+        || variable == "CARGO_BIN_NAME"
+        || variable == "CARGO_CRATE_NAME"
 }
 
 /// Runs a command on our own terminal; anything but success is an error.

@@ -23,7 +23,7 @@ use super::{counters::record_counters, rollups::record_rollups};
 use crate::rules::ids::TenantNo;
 use crate::rules::meter::Catalog;
 use crate::rules::verdict::Verdict;
-use crate::store::{Deliveries, DeliveryBatch, Error, Result};
+use crate::store::{Deliveries, DeliveryBatch, Error, Result, crash_point, planted};
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
 use futures_util::future::join3;
@@ -326,17 +326,4 @@ fn random_number() -> Result<SqlHash> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| Error::Internal { what: error.to_string() })?;
     Ok(SqlHash(u128::from_be_bytes(bytes)))
-}
-
-/// Where the crash tests end the process.
-fn crash_point(name: &str) {
-    let _ = name;
-    fail::fail_point!(name, |_| -> () { std::process::abort() });
-}
-
-/// Whether the test suite planted this bug, to see that it is found.
-fn planted(name: &str) -> bool {
-    let _ = name;
-    fail::fail_point!(name, |_| true);
-    false
 }
