@@ -6,6 +6,7 @@ use crate::store::{Error, Result};
 use rusqlite::{Connection, OpenFlags};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Semaphore;
 
 pub struct Readers {
@@ -28,7 +29,7 @@ impl Readers {
         let closed = || Error::Unavailable { what: "the store is closed".into() };
         let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| closed())?;
         let readers = Arc::clone(self);
-        let work = tokio::task::spawn_blocking(move || {
+        let work = move || {
             let _permit = permit;
             let connection = readers.take()?;
             let answer = query(&connection);
@@ -37,8 +38,14 @@ impl Readers {
                 readers.idle.lock().expect("no holder panics").push(connection);
             }
             answer
-        });
-        work.await.map_err(|error| Error::Internal { what: error.to_string() })?
+        };
+        // On a busy machine each change of thread waits its turn; so the query runs where it is,
+        // and the thread's other work moves instead.
+        if Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread {
+            return tokio::task::block_in_place(work);
+        }
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(|error| Error::Internal { what: error.to_string() })?
     }
 
     pub fn close(&self) {
