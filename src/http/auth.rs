@@ -2,7 +2,7 @@
 //!
 //! Invariant: a token is never stored, logged or answered again; only its HMAC under the store's
 //! secret is kept. A request is let in only on the word of the store, at most
-//! [`STALE_MAX`] old; when the store cannot be asked for longer, the answer is 503 and not a guess.
+//! `STALE_MAX` old; when the store cannot be asked for longer, the answer is 503 and not a guess.
 //! Digests are compared in constant time.
 
 use super::App;

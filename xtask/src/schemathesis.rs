@@ -55,6 +55,9 @@ pub fn run() -> Result<()> {
     run_to_end(
         Command::new(schemathesis)
             .current_dir(&folder)
+            .env("PYTHONPATH", root()?.join("xtask"))
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("SCHEMATHESIS_HOOKS", "schemathesis_hooks")
             .args(["run", "--no-color"])
             .arg(format!("{url}/openapi.json"))
             .args(["--url", &url])
