@@ -42,6 +42,7 @@ use crate::store::{
     QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant,
 };
 use async_trait::async_trait;
+use keys::KeyIndex;
 use memory::Memory;
 use readers::Readers;
 use rusqlite::Connection;
@@ -68,8 +69,13 @@ pub struct SqliteStore {
 }
 
 /// What the writer, the readers and the checkpointer share.
+///
+/// Whoever needs both locks takes `keys` first. The writer puts an event into memory before its key,
+/// and moves all keys of a segment to its table before the segment leaves memory; so a place that
+/// the key index names exists for as long as the index is held.
 pub struct Shared {
     memory: RwLock<Memory>,
+    keys: RwLock<KeyIndex>,
     fingerprinter: Fingerprinter,
     checkpoint_due: AtomicBool,
     closed: AtomicBool,
@@ -79,6 +85,14 @@ pub struct Shared {
 impl Shared {
     fn read_memory(&self) -> RwLockReadGuard<'_, Memory> {
         self.memory.read().expect("the process stops if the writer panics")
+    }
+
+    fn read_keys(&self) -> RwLockReadGuard<'_, KeyIndex> {
+        self.keys.read().expect("the process stops if the writer panics")
+    }
+
+    fn write_keys(&self) -> RwLockWriteGuard<'_, KeyIndex> {
+        self.keys.write().expect("the process stops if the writer panics")
     }
 
     fn write_memory(&self) -> RwLockWriteGuard<'_, Memory> {
@@ -116,6 +130,7 @@ impl SqliteStore {
         let high_water = recovered.high_water;
         let shared = Arc::new(Shared {
             memory: RwLock::new(recovered.memory),
+            keys: RwLock::new(recovered.keys),
             fingerprinter,
             checkpoint_due: AtomicBool::new(false),
             closed: AtomicBool::new(false),

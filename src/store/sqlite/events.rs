@@ -30,13 +30,14 @@ pub fn find_event(
     tenant: &TenantId,
     id: &EventId,
 ) -> Result<Option<StoredEvent>> {
+    let keys = shared.read_keys();
     let memory = shared.read_memory();
     let Some(tenant_no) = memory.tenants.find(tenant) else {
         return Ok(None);
     };
     let fingerprint = shared.fingerprinter.event_key(tenant_no, id);
     let hash = u64::try_from(fingerprint & u128::from(u64::MAX)).expect("64 bits");
-    let candidates: Vec<Location> = memory.keys.candidates(hash).collect();
+    let candidates: Vec<Location> = keys.candidates(hash).collect();
     for location in &candidates {
         if let Location::Unfolded { segment, place } = location {
             let segment = memory.segment(*segment)?;
@@ -47,7 +48,7 @@ pub fn find_event(
             }
         }
     }
-    drop(memory);
+    drop((memory, keys));
     for location in candidates {
         if let Location::Folded(number) = location {
             let (found_tenant, event) = fetch_row(connection, number, decode_event)?;

@@ -4,7 +4,7 @@
 //! leaves no trace. An event that comes twice in one batch is judged against its first delivery.
 
 use super::events::fetch_event;
-use super::keys::Location;
+use super::keys::{KeyIndex, Location};
 use super::memory::Memory;
 use super::record::{CounterEntry, write_event};
 use super::segment::{Contribution, NewEntry};
@@ -47,12 +47,14 @@ pub struct NewQuarantine {
 
 /// Judges every delivery of the batch.
 pub fn judge_batch(
+    keys: &KeyIndex,
     memory: &Memory,
     connection: &Connection,
     fingerprinter: &Fingerprinter,
     batch: DeliveryBatch,
 ) -> Result<JudgedBatch> {
     let mut judge = Judge {
+        keys,
         memory,
         connection,
         fingerprinter,
@@ -79,6 +81,7 @@ pub fn judge_batch(
 }
 
 struct Judge<'a> {
+    keys: &'a KeyIndex,
     memory: &'a Memory,
     connection: &'a Connection,
     fingerprinter: &'a Fingerprinter,
@@ -158,7 +161,7 @@ impl Judge<'_> {
 
     /// The counted event with this very key, wherever it is.
     fn find_stored(&self, hash: u64, event: &Event) -> Result<Option<Event>> {
-        for location in self.memory.keys.candidates(hash) {
+        for location in self.keys.candidates(hash) {
             let found = match location {
                 Location::Unfolded { segment, place } => {
                     let segment = self.memory.segment(segment)?;

@@ -72,10 +72,6 @@ impl KeyIndex {
         let entry = self.tables[table_of(hash)].find_mut(hash, |entry| *entry == (hash, from));
         entry.expect("an event that moves is in the index").1 = to;
     }
-
-    pub fn len(&self) -> usize {
-        self.tables.iter().map(HashTable::len).sum()
-    }
 }
 
 /// Bits that the tables themselves use neither for the place nor for the tag.

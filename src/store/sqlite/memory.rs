@@ -1,11 +1,11 @@
-//! What the store knows in memory: the key index, tenants, meters and the unfolded segments.
+//! What the store knows in memory: tenants, meters and the unfolded segments. The key index stands
+//! beside it under a lock of its own (`Shared`), since queries for totals do not need it.
 //!
 //! Invariant: memory holds exactly what the committed database holds, one commit behind at most:
 //! the writer commits first and changes memory after, and only the writer changes it. If a commit
 //! fails, memory was not touched. Nothing here is durable; all of it is rebuilt at open.
 
-use super::keys::{KeyIndex, Location};
-use super::segment::{ClosedSegment, CommitParts, FoldPlan, Segment};
+use super::segment::{ClosedSegment, FoldPlan, Segment};
 use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::meter::Catalog;
 use crate::store::{Error, Result};
@@ -13,7 +13,6 @@ use hashbrown::HashMap;
 use std::sync::Arc;
 
 pub struct Memory {
-    pub keys: KeyIndex,
     pub tenants: Tenants,
     pub catalog: Arc<Catalog>,
     pub open: Segment,
@@ -29,17 +28,6 @@ pub struct Tenants {
 }
 
 impl Memory {
-    /// Takes over what a commit made durable.
-    pub fn apply(&mut self, parts: CommitParts) -> Result<()> {
-        let first = self.open.len();
-        let segment = self.open.number;
-        for (place, entry) in (first..).zip(&parts.entries) {
-            let place = u32::try_from(place).expect("a segment has fewer than 2^32 events");
-            self.keys.insert(entry.hash, Location::Unfolded { segment, place });
-        }
-        self.open.append(parts)
-    }
-
     /// Ends the open segment; it will be folded from now on, by the plan that it gave.
     pub fn close_open_segment(&mut self, plan: FoldPlan) {
         assert!(self.folding.is_none(), "one segment is folded at a time");

@@ -21,6 +21,7 @@ use std::sync::Arc;
 /// Memory as the database says it is, and where the writer goes on.
 pub struct Recovered {
     pub memory: Memory,
+    pub keys: KeyIndex,
     pub fold: FoldState,
     pub next_seq: i64,
     pub journal_garbage: bool,
@@ -56,10 +57,10 @@ pub fn recover(connection: &Connection, fingerprinter: &Fingerprinter) -> Result
             |row| row.get(0),
         )
         .map_err(sql_error)?;
-    let memory =
-        Memory { keys, tenants, catalog: Arc::new(catalog), open, folding: closed.map(Arc::new) };
+    let (catalog, folding) = (Arc::new(catalog), closed.map(Arc::new));
+    let memory = Memory { tenants, catalog, open, folding };
     let high_water = fold.high_water.max(last_received_at);
-    Ok(Recovered { memory, fold, next_seq: last_seq + 1, journal_garbage, high_water })
+    Ok(Recovered { memory, keys, fold, next_seq: last_seq + 1, journal_garbage, high_water })
 }
 
 fn load_keys(connection: &Connection) -> Result<KeyIndex> {

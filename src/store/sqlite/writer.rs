@@ -14,7 +14,7 @@ use super::inbox::{record_conflict, record_quarantine};
 use super::judge::{JudgedBatch, judge_batch};
 use super::keys::Location;
 use super::record::write_journal;
-use super::segment::CommitParts;
+use super::segment::{CommitParts, NewEntry};
 use super::{Shared, declarations, sql_error};
 use crate::config::SqliteConfig;
 use crate::rules::ids::TenantId;
@@ -97,19 +97,15 @@ impl Writer {
         let received_at = batch.acceptance.now;
         let judged = self.judge(batch)?;
         if planted("bug.claim_before_write") {
-            let mut memory = self.shared.write_memory();
-            let (segment, first) = (memory.open.number, memory.open.len());
-            for (place, entry) in (first..).zip(&judged.entries) {
-                let place = u32::try_from(place).expect("a segment has fewer than 2^32 events");
-                memory.keys.insert(entry.hash, Location::Unfolded { segment, place });
-            }
+            self.insert_keys(self.locate(&judged.entries));
         }
         self.commit(judged, received_at)
     }
 
     fn judge(&self, batch: DeliveryBatch) -> Result<JudgedBatch> {
+        let keys = self.shared.read_keys();
         let memory = self.shared.read_memory();
-        judge_batch(&memory, &self.connection, &self.shared.fingerprinter, batch)
+        judge_batch(&keys, &memory, &self.connection, &self.shared.fingerprinter, batch)
     }
 
     fn commit(&mut self, judged: JudgedBatch, received_at: Timestamp) -> Result<Vec<Verdict>> {
@@ -143,17 +139,37 @@ impl Writer {
         self.open_since.get_or_insert_with(Instant::now);
         let JudgedBatch { verdicts, events, entries, contributions, counters, .. } = judged;
         let events = events.into_boxed_slice();
+        let keys = self.locate(&entries);
         let parts = CommitParts { seq, received_at, events, entries, contributions, counters };
         let mut memory = self.shared.write_memory();
         for (number, tenant) in judged.new_tenants {
             memory.tenants.insert(number, tenant);
         }
-        memory.apply(parts)?;
+        memory.open.append(parts)?;
         drop(memory);
+        self.insert_keys(keys);
         self.take_over(folded);
         self.close_segment_if_due();
         self.checkpoint_if_due();
         Ok(verdicts)
+    }
+
+    /// Where the open segment will hold these events.
+    fn locate(&self, entries: &[NewEntry]) -> Vec<(u64, Location)> {
+        let memory = self.shared.read_memory();
+        let (segment, first) = (memory.open.number, memory.open.len());
+        let location = |place: usize| {
+            let place = u32::try_from(place).expect("a segment has fewer than 2^32 events");
+            Location::Unfolded { segment, place }
+        };
+        entries.iter().zip(first..).map(|(entry, place)| (entry.hash, location(place))).collect()
+    }
+
+    fn insert_keys(&self, located: Vec<(u64, Location)>) {
+        let mut keys = self.shared.write_keys();
+        for (hash, location) in located {
+            keys.insert(hash, location);
+        }
     }
 
     /// Folds a part of the closed segment inside the current transaction.
@@ -172,12 +188,13 @@ impl Writer {
     /// Takes over in memory what a fold made durable.
     fn take_over(&mut self, folded: Option<Folded>) {
         let Some(Folded { state, moved, finished }) = folded else { return };
-        let mut memory = self.shared.write_memory();
+        let mut keys = self.shared.write_keys();
         for (hash, from, to) in moved {
-            memory.keys.relocate(hash, from, to);
+            keys.relocate(hash, from, to);
         }
+        drop(keys);
         if finished {
-            memory.folding = None;
+            self.shared.write_memory().folding = None;
             self.journal_garbage = true;
         }
         self.fold = state;
