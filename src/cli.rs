@@ -78,7 +78,11 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
     // Connections to servers and to PostgreSQL may be encrypted; both ask for this provider. It
     // can only be installed already, which is as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
+    // Two threads more than cores: a request that only reads need not wait while every core's
+    // thread reads a batch.
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(cores + 2)
         .enable_all()
         .build()
         .context("cannot start the threads that do the work")?;

@@ -75,8 +75,8 @@ CREATE TABLE events (
     meter_no INTEGER NOT NULL,
     -- when it was used
     occurred_at INTEGER NOT NULL,
-    -- when it was received
-    received_at INTEGER NOT NULL,
+    -- how long after occurred_at it was received, in microseconds: half the bytes of an instant
+    received_after INTEGER NOT NULL,
     -- the producer's id, unique within the tenant
     id TEXT NOT NULL,
     -- exact decimal

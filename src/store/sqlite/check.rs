@@ -93,7 +93,7 @@ fn scan_table(
     let mut select = connection
         .prepare(
             "-- scan_table
-             SELECT tenant_no, meter_no, occurred_at, received_at, id, quantity, properties,
+             SELECT tenant_no, meter_no, occurred_at, received_after, id, quantity, properties,
                     subscription, trial
              FROM events ORDER BY event_no",
         )

@@ -294,7 +294,7 @@ fn fetch_row<T>(
     let mut select = connection
         .prepare_cached(
             "-- fetch_row
-             SELECT tenant_no, meter_no, occurred_at, received_at, id, quantity, properties,
+             SELECT tenant_no, meter_no, occurred_at, received_after, id, quantity, properties,
                     subscription, trial
              FROM events WHERE event_no = ?",
         )
@@ -310,10 +310,11 @@ pub fn decode_event(row: &Row<'_>) -> Result<(TenantNo, EventRow)> {
         let value = row.get_ref(column).map_err(sql_error)?;
         value.as_str().map_err(|_| corrupt("an event's text"))
     };
+    let occurred_at = Timestamp::from_micros(row.get(2).map_err(sql_error)?);
     let event = EventRow {
         meter: MeterNo(row.get(1).map_err(sql_error)?),
-        occurred_at: Timestamp::from_micros(row.get(2).map_err(sql_error)?),
-        received_at: Timestamp::from_micros(row.get(3).map_err(sql_error)?),
+        occurred_at,
+        received_at: occurred_at.saturating_add_micros(row.get(3).map_err(sql_error)?),
         id: text(4)?.to_owned(),
         quantity: Quantity::parse_stored(text(5)?).ok_or_else(|| corrupt("an event's quantity"))?,
         properties: Properties::from_stored(text(6)?),

@@ -117,7 +117,7 @@ fn fold_events(
     let mut insert = connection
         .prepare_cached(
             "-- fold_events
-             INSERT INTO events (event_no, tenant_no, meter_no, occurred_at, received_at, id,
+             INSERT INTO events (event_no, tenant_no, meter_no, occurred_at, received_after, id,
                                  quantity, properties, subscription, trial)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
@@ -136,7 +136,7 @@ fn fold_events(
                 view.tenant.0,
                 view.meter.0,
                 view.occurred_at.micros(),
-                received_at.micros(),
+                received_at.micros() - view.occurred_at.micros(),
                 view.id,
                 quantity,
                 view.properties,
