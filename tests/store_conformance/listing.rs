@@ -15,6 +15,7 @@ async fn all_pages(f: &Fixture, mut query: EventQuery) -> Vec<(Timestamp, String
         let page = f.store.list_events(query.clone()).await.unwrap();
         assert!(page.len() <= query.limit);
         let Some(last) = page.last() else { return found };
+        assert!(page.iter().all(|stored| stored.received_at == f.now));
         query.before = Some((last.event.occurred_at, last.event.id.clone()));
         found.extend(page.iter().map(|s| (s.event.occurred_at, s.event.id.to_string())));
     }
