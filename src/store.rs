@@ -165,6 +165,15 @@ pub struct CheckReport {
 
 pub const CHECK_FINDINGS_MAX: usize = 100;
 
+impl CheckReport {
+    /// Adds a finding while there is room for it; its text is made only then.
+    fn add(&mut self, finding: impl FnOnce() -> String) {
+        if self.findings.len() < CHECK_FINDINGS_MAX {
+            self.findings.push(finding());
+        }
+    }
+}
+
 /// Called with the number of events read so far.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
 

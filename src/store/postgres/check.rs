@@ -8,7 +8,7 @@ use super::scalars::{column, corrupt, read_count, read_meter_no, read_tenant_no}
 use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::meter::Catalog;
 use crate::rules::rollup::RollupKey;
-use crate::store::{CHECK_FINDINGS_MAX, CheckReport, Progress, Result};
+use crate::store::{CheckReport, Progress, Result};
 use deadpool_postgres::ClientWrapper;
 use futures_util::TryStreamExt;
 use std::collections::HashMap;
@@ -68,13 +68,13 @@ async fn recompute(
             progress(report.events);
         }
         let Some(tenant) = tenants.get(&tenant_no) else {
-            find(report, || format!("an event belongs to no tenant (number {})", tenant_no.0));
+            report.add(|| format!("an event belongs to no tenant (number {})", tenant_no.0));
             continue;
         };
         *counted.entry(tenant_no).or_default() += 1;
         let event = stored_event(&row, tenant.clone())?.event;
         if catalog.get(event.meter).is_none() {
-            find(report, || format!("event {} of {tenant} belongs to no meter", event.id));
+            report.add(|| format!("event {} of {tenant} belongs to no meter", event.id));
             continue;
         }
         fold_event(&mut totals, tenant_no, &event, catalog)?;
@@ -105,17 +105,16 @@ async fn compare_rollups(
         let tenant = read_tenant_no(column(&row, 0)?)?;
         let meter = read_meter_no(column(&row, 1)?)?;
         let Some(definition) = catalog.get(meter) else {
-            find(report, || format!("a total belongs to no meter (number {})", meter.0));
+            report.add(|| format!("a total belongs to no meter (number {})", meter.0));
             continue;
         };
         let stored = usage_row(&row, 2, definition.spec.aggregation)?;
         let (bucket_start, group) = (stored.bucket_start, stored.group);
         let key = RollupKey { tenant, meter, bucket_start, group };
         match totals.remove(&key) {
-            None => find(report, || {
-                format!("{} has a total and no events", describe(&key, catalog, tenants))
-            }),
-            Some(computed) if computed != stored.rollup => find(report, || {
+            None => report
+                .add(|| format!("{} has a total and no events", describe(&key, catalog, tenants))),
+            Some(computed) if computed != stored.rollup => report.add(|| {
                 let name = describe(&key, catalog, tenants);
                 format!("{name} is {:?}, its events give {computed:?}", stored.rollup)
             }),
@@ -125,7 +124,7 @@ async fn compare_rollups(
     let mut missing: Vec<&RollupKey> = totals.keys().collect();
     missing.sort_unstable();
     for key in missing {
-        find(report, || format!("{} has events and no total", describe(key, catalog, tenants)));
+        report.add(|| format!("{} has events and no total", describe(key, catalog, tenants)));
     }
     Ok(())
 }
@@ -141,7 +140,7 @@ async fn compare_uniques(client: &ClientWrapper, report: &mut CheckReport) -> Re
     let row = client.query_one(sql, &[]).await?;
     let surplus: i64 = column(&row, 0)?;
     if surplus > 0 {
-        find(report, || format!("{surplus} unique values belong to no total"));
+        report.add(|| format!("{surplus} unique values belong to no total"));
     }
     Ok(())
 }
@@ -164,14 +163,14 @@ async fn compare_counters(
         let accepted = read_count(column(&row, 1)?)?;
         let events = counted.remove(&tenant).unwrap_or(0);
         if accepted != events {
-            find(report, || {
+            report.add(|| {
                 let tenant = name(tenant);
                 format!("counters of {tenant} say {accepted} accepted, there are {events} events")
             });
         }
     }
     for (tenant, events) in counted {
-        find(report, || format!("{} has {events} events and no counters", name(tenant)));
+        report.add(|| format!("{} has {events} events and no counters", name(tenant)));
     }
     Ok(())
 }
@@ -179,12 +178,6 @@ async fn compare_counters(
 async fn stream(client: &ClientWrapper, sql: &str) -> Result<RowStream> {
     let statement = client.prepare(sql).await?;
     Ok(client.query_raw(&statement, std::iter::empty::<i32>()).await?)
-}
-
-fn find(report: &mut CheckReport, finding: impl FnOnce() -> String) {
-    if report.findings.len() < CHECK_FINDINGS_MAX {
-        report.findings.push(finding());
-    }
 }
 
 fn describe(key: &RollupKey, catalog: &Catalog, tenants: &Tenants) -> String {

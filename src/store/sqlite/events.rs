@@ -3,7 +3,7 @@
 //! Invariant: the segment being folded and the open one are read from memory, older segments from
 //! their table, so each event is seen exactly once whatever folding does meanwhile.
 
-use super::keys::Location;
+use super::keys::{Location, key_hash};
 use super::memory::{Memory, Tenants};
 use super::segment::{Entry, Segment};
 use super::{Shared, corrupt, sql_error};
@@ -35,8 +35,7 @@ pub fn find_event(
     let Some(tenant_no) = memory.tenants.find(tenant) else {
         return Ok(None);
     };
-    let fingerprint = shared.fingerprinter.event_key(tenant_no, id);
-    let hash = u64::try_from(fingerprint & u128::from(u64::MAX)).expect("64 bits");
+    let hash = key_hash(&shared.fingerprinter, tenant_no, id);
     let candidates: Vec<Location> = keys.candidates(hash).collect();
     for location in &candidates {
         if let Location::Unfolded { segment, place } = location {

@@ -4,7 +4,7 @@
 //! leaves no trace. An event that comes twice in one batch is judged against its first delivery.
 
 use super::events::fetch_event;
-use super::keys::{KeyIndex, Location};
+use super::keys::{KeyIndex, Location, key_hash};
 use super::memory::Memory;
 use super::record::{CounterEntry, write_event};
 use super::segment::{Contribution, NewEntry};
@@ -102,9 +102,7 @@ impl Judge<'_> {
             self.judged.verdicts.push(verdict);
             return Ok(());
         };
-        // The index needs 64 bits only: it compares the exact key on every hit.
-        let fingerprint = self.fingerprinter.event_key(tenant, &event.id);
-        let hash = u64::try_from(fingerprint & u128::from(u64::MAX)).expect("64 bits");
+        let hash = key_hash(self.fingerprinter, tenant, &event.id);
         let earlier = self.in_batch.find(hash, |(_, earlier)| {
             let earlier = &batch.events[*earlier];
             earlier.id == event.id && earlier.tenant == event.tenant

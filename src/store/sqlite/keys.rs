@@ -8,6 +8,8 @@
 //! table moves 1/256 of the keys and no commit waits for all of them. Nothing here is durable: it
 //! is rebuilt from `key_blocks` and the journal when the store opens.
 
+use crate::rules::fingerprint::Fingerprinter;
+use crate::rules::ids::{EventId, TenantNo};
 use hashbrown::HashTable;
 
 const TABLES: usize = 256;
@@ -72,6 +74,13 @@ impl KeyIndex {
         let entry = self.tables[table_of(hash)].find_mut(hash, |entry| *entry == (hash, from));
         entry.expect("an event that moves is in the index").1 = to;
     }
+}
+
+/// The hash of an event key in this index and in `key_blocks`: 64 bits of its fingerprint are
+/// enough, since the exact key is compared on every hit.
+pub fn key_hash(fingerprinter: &Fingerprinter, tenant: TenantNo, id: &EventId) -> u64 {
+    let fingerprint = fingerprinter.event_key(tenant, id);
+    u64::try_from(fingerprint & u128::from(u64::MAX)).expect("64 bits")
 }
 
 /// Bits that the tables themselves use neither for the place nor for the tag.

@@ -5,7 +5,7 @@
 
 use super::declarations::{list_tenants, load_catalog};
 use super::fold::{FoldState, read_state};
-use super::keys::{KeyIndex, Location};
+use super::keys::{KeyIndex, Location, key_hash};
 use super::memory::{Memory, Tenants};
 use super::record::{EventView, read_journal};
 use super::segment::{ClosedSegment, CommitParts, NewEntry, Segment, contribution_of};
@@ -149,9 +149,8 @@ fn commit_parts(
     for _ in 0..journal.event_count {
         let view = EventView::read(&journal.events, offset)?;
         let id = EventId::parse(view.id).map_err(|_| corrupt("an event's id"))?;
-        let fingerprint = fingerprinter.event_key(view.tenant, &id);
         entries.push(NewEntry {
-            hash: u64::try_from(fingerprint & u128::from(u64::MAX)).expect("64 bits"),
+            hash: key_hash(fingerprinter, view.tenant, &id),
             occurred_at: view.occurred_at,
             tenant: view.tenant,
             offset: u32::try_from(offset).map_err(|_| corrupt("a journal row"))?,
