@@ -5,6 +5,7 @@ pub mod rules;
 
 pub mod clock;
 pub mod config;
+pub mod faults;
 pub mod telemetry;
 
 pub mod store;

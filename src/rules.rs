@@ -3,16 +3,21 @@
 //!
 //! Invariant: nothing here depends on any other module of the crate (`tests/tidy.rs` checks it).
 
+pub mod billing;
+pub mod delivery;
 pub mod event;
 pub mod event_id;
 pub mod fingerprint;
 pub mod ids;
 pub mod meter;
 pub mod properties;
+pub mod push;
 pub mod quantity;
 pub mod refusal;
 pub mod rollup;
+pub mod span;
 pub mod timestamp;
 pub mod usage;
 pub mod verdict;
 pub mod window;
+pub mod window_life;

@@ -7,10 +7,11 @@
 
 pub mod migrate;
 pub mod postgres;
+pub mod push;
 pub mod sqlite;
 
 use crate::rules::event::Event;
-use crate::rules::ids::{EventId, MeterNo, TenantId};
+use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
@@ -118,14 +119,34 @@ pub type InboxPage<T> = Vec<(u64, T)>;
 pub struct Tenant {
     pub id: TenantId,
     pub name: Option<String>,
+    /// The billing provider's name for it.
+    pub customer: Option<CustomerId>,
     pub created_at: Timestamp,
+}
+
+/// What is to be known of a tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TenantFields {
+    /// None takes the name away.
+    pub name: Option<String>,
+    /// None leaves the customer as it is.
+    pub customer: Option<CustomerId>,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TenantPut {
+    Stored(Tenant),
+    /// Another tenant is this customer; nothing was changed. Two tenants under one customer could
+    /// not be told apart in the provider's totals.
+    CustomerTaken(TenantId),
 }
 
 /// What became of a declaration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Declaration<T> {
     Created,
-    /// It was declared before and counts the same; a changed description was taken over.
+    /// It was declared before and counts the same; what may change was taken over.
     Updated,
     /// Something else was declared under that name before; it stands.
     Refused(T),
@@ -200,13 +221,13 @@ pub trait Declarations: Send + Sync {
     /// Declares a meter, or takes over the description of one that counts the same.
     async fn declare_meter(&self, meter: Meter, at: Timestamp) -> Result<Declaration<Meter>>;
     async fn load_catalog(&self) -> Result<Catalog>;
-    /// Creates a tenant or renames it.
+    /// Creates a tenant or changes what is known of it.
     async fn put_tenant(
         &self,
         tenant: &TenantId,
-        name: Option<&str>,
+        fields: TenantFields,
         at: Timestamp,
-    ) -> Result<Tenant>;
+    ) -> Result<TenantPut>;
     async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>>;
     /// Tenants in the order of their ids, after `after`.
     async fn list_tenants(&self, after: Option<&TenantId>, limit: usize) -> Result<Vec<Tenant>>;
@@ -254,19 +275,4 @@ pub trait Store: Deliveries + Declarations + Queries + ApiKeys {
     async fn ping(&self) -> Result<()>;
     /// Lets work in progress end and closes files. Later verbs are unavailable.
     async fn close(&self);
-}
-
-/// Whether the test suite has planted a fault under this name. Without the cargo feature
-/// `failpoints` there are none and this is nothing.
-fn planted(name: &'static str) -> bool {
-    fail::fail_point!(name, |_| true);
-    let _ = name;
-    false
-}
-
-/// Ends the process at once if the test suite asked for a crash here.
-fn crash_point(name: &'static str) {
-    if planted(name) {
-        std::process::abort();
-    }
 }

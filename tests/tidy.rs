@@ -10,15 +10,17 @@ use std::fmt;
 use std::path::Path;
 
 /// Which modules of the crate a module may use besides itself. `lib.rs` and `main.rs` may use all.
-const DIRECTION: [(&str, &[&str]); 8] = [
+const DIRECTION: [(&str, &[&str]); 10] = [
     ("rules", &[]),
+    ("faults", &[]),
     ("clock", &["rules"]),
     ("config", &["rules"]),
     ("telemetry", &["rules", "clock", "config"]),
-    ("store", &["rules", "clock", "config"]),
-    ("jobs", &["rules", "store", "clock", "config"]),
-    ("http", &["rules", "store", "jobs", "clock", "config", "telemetry"]),
-    ("cli", &["rules", "clock", "config", "telemetry", "store", "jobs", "http"]),
+    ("store", &["rules", "clock", "config", "faults"]),
+    ("provider", &["rules", "clock", "config", "faults"]),
+    ("jobs", &["rules", "store", "provider", "clock", "config", "faults"]),
+    ("http", &["rules", "store", "provider", "jobs", "clock", "config", "telemetry"]),
+    ("cli", &["rules", "clock", "config", "telemetry", "store", "provider", "jobs", "http"]),
 ];
 
 const LINES_MAX: usize = 800;

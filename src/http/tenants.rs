@@ -5,8 +5,8 @@ use super::App;
 use super::auth::{Caller, Scope};
 use super::extract::{Json, Path, Query, parse_limit, read_json};
 use super::problem::{Kind, Problem};
-use crate::rules::ids::TenantId;
-use crate::store::Tenant;
+use crate::rules::ids::{CustomerId, TenantId};
+use crate::store::{Tenant, TenantFields, TenantPut};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -16,18 +16,24 @@ const NAME_BYTES_MAX: usize = 200;
 
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(example = json!({"name": "Acme Inc."}))]
+#[schema(example = json!({"name": "Acme Inc.", "customer": "cus_9s6XKzkNRiz8i3"}))]
 pub struct TenantSpec {
     /// For people; without control characters.
     #[serde(default)]
     #[schema(max_length = 200, pattern = r"^[^\x00-\x1f\x7f]*$")]
     name: Option<String>,
+    /// The billing provider's id of this customer; left out, it stays as it is. Pushes wait for it.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    customer: Option<String>,
 }
 
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct TenantAnswer {
     id: String,
     name: Option<String>,
+    /// The billing provider's id of this customer.
+    customer: Option<String>,
     #[schema(format = DateTime)]
     created_at: String,
 }
@@ -50,13 +56,14 @@ pub struct TenantQuery {
     limit: Option<usize>,
 }
 
-/// Create or rename a tenant
+/// Create a tenant, rename it, or map it to a customer
 #[utoipa::path(
     put, path = "/v1/tenants/{id}", tag = "tenants", request_body = TenantSpec,
     params(("id" = String, Path, description = "The tenant's id")),
     responses(
         (status = 200, description = "The tenant as it is now", body = TenantAnswer),
-        (status = 422, description = "The name is refused"),
+        (status = 409, description = "Another tenant is this customer"),
+        (status = 422, description = "The name or the customer is refused"),
     )
 )]
 pub async fn put_tenant(
@@ -67,7 +74,7 @@ pub async fn put_tenant(
 ) -> Result<axum::Json<TenantAnswer>, Problem> {
     caller.require_unbound(Scope::Admin)?;
     let id = TenantId::parse(&id)?;
-    let Json(TenantSpec { name }) = read_json(request, &app).await?;
+    let Json(TenantSpec { name, customer }) = read_json(request, &app).await?;
     if let Some(name) = &name
         && (name.len() > NAME_BYTES_MAX || name.bytes().any(|b| b < 0x20 || b == 0x7f))
     {
@@ -77,8 +84,19 @@ pub async fn put_tenant(
             format!("a name has at most {NAME_BYTES_MAX} bytes and no control characters"),
         ));
     }
-    let tenant = app.store.put_tenant(&id, name.as_deref(), app.clock.now()).await?;
-    Ok(axum::Json(tenant.into()))
+    let customer = customer.as_deref().map(CustomerId::parse).transpose()?;
+    let fields = TenantFields { name, customer };
+    match app.store.put_tenant(&id, fields, app.clock.now()).await? {
+        TenantPut::Stored(tenant) => Ok(axum::Json(tenant.into())),
+        TenantPut::CustomerTaken(holder) => Err(Problem::new(
+            Kind::Conflict,
+            "customer_taken",
+            format!(
+                "tenant {holder} is this customer; two tenants of one customer could not be told \
+                 apart in the provider's totals, so give each tenant a customer of its own"
+            ),
+        )),
+    }
 }
 
 /// Read a tenant
@@ -133,6 +151,7 @@ impl From<Tenant> for TenantAnswer {
         Self {
             id: tenant.id.to_string(),
             name: tenant.name,
+            customer: tenant.customer.map(|customer| customer.to_string()),
             created_at: tenant.created_at.to_string(),
         }
     }

@@ -18,6 +18,9 @@ pub const METER_SLUG_BYTES_MAX: usize = 64;
 /// Longest subscription id, in bytes of UTF-8.
 pub const SUBSCRIPTION_BYTES_MAX: usize = 128;
 
+/// Longest id of a customer at a provider, in bytes of UTF-8.
+pub const CUSTOMER_BYTES_MAX: usize = 255;
+
 macro_rules! text_id {
     ($(#[$doc:meta])* $name:ident, $what:literal, $code:literal, $max:expr) => {
         $(#[$doc])*
@@ -54,6 +57,11 @@ text_id!(
 text_id!(
     /// The subscription an event was used under.
     SubscriptionId, "subscription", "invalid_subscription", SUBSCRIPTION_BYTES_MAX
+);
+
+text_id!(
+    /// The billing provider's name for a tenant.
+    CustomerId, "customer", "invalid_customer", CUSTOMER_BYTES_MAX
 );
 
 /// What is counted, by its slug: `[a-z0-9][a-z0-9_.-]*`.

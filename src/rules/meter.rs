@@ -1,12 +1,19 @@
 //! Meters: what is counted and how. A meter's definition decides what every stored total means,
-//! so it is fixed once declared; only its description may change.
+//! so it is fixed once declared; only its description and the life of its windows may change, and
+//! billing may be added once.
 //!
-//! Invariant: a `Meter` that exists can hold each of its totals exactly (see `quantity`).
+//! Invariant: a `Meter` that exists can hold each of its totals exactly (see `quantity`). Billing
+//! that exists never changes: what was pushed under one mode or grain cannot be continued under
+//! another.
 
+use super::billing::Billing;
 use super::ids::{MeterNo, MeterSlug};
 use super::quantity::{INTEGER_DIGITS_MAX, QuantityRange, SCALE};
 use super::refusal::Refusal;
+use super::span::Span;
+use super::timestamp::Timestamp;
 use super::window::Bucket;
+use super::window_life::WindowLife;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -61,7 +68,22 @@ pub struct MeterSpec {
     /// The property whose different values a `unique` meter counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unique_property: Option<String>,
-    /// For people; the only field that may change later.
+    /// How long after its end a window stays open; then it is cut. May change later.
+    #[serde(default = "default_settle_after")]
+    #[schema(value_type = String, default = "1h")]
+    pub settle_after: Span,
+    /// How long after its end late events are expected. May change later.
+    #[serde(default = "default_late_until")]
+    #[schema(value_type = String, default = "4h")]
+    pub late_until: Span,
+    /// How often windows are cut. May change later.
+    #[serde(default = "default_cut_every")]
+    #[schema(value_type = String, default = "10m")]
+    pub cut_every: Span,
+    /// How totals reach the billing provider; without it they do not. May be added once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub billing: Option<Billing>,
+    /// For people. May change later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 500)]
     pub description: Option<String>,
@@ -73,6 +95,18 @@ fn default_scale() -> u32 {
 
 fn default_precision() -> u32 {
     18
+}
+
+fn default_settle_after() -> Span {
+    Span::from_minutes(60)
+}
+
+fn default_late_until() -> Span {
+    Span::from_minutes(4 * 60)
+}
+
+fn default_cut_every() -> Span {
+    Span::from_minutes(10)
 }
 
 /// A declared meter whose definition was checked.
@@ -117,7 +151,21 @@ impl Meter {
         {
             return refuse("description is at most 500 bytes, without NULs".into());
         }
+        if spec.late_until < spec.settle_after {
+            return refuse("late_until is at least settle_after".into());
+        }
+        if spec.cut_every < Span::from_seconds(1) {
+            return refuse("cut_every is at least 1s".into());
+        }
+        if let Some(billing) = &spec.billing {
+            billing.check(spec.aggregation, spec.scale)?;
+        }
         Ok(Self { slug, spec })
+    }
+
+    /// Until when a window of this meter changes, and when it is cut.
+    pub fn window_life(&self) -> WindowLife {
+        WindowLife { settle_after: self.spec.settle_after, late_until: self.spec.late_until }
     }
 
     pub fn quantity_range(&self) -> QuantityRange {
@@ -130,11 +178,36 @@ impl Meter {
         matches!(self.spec.aggregation, Aggregation::Count | Aggregation::Unique)
     }
 
-    /// Whether `other` counts exactly as this meter does.
-    pub fn counts_like(&self, other: &Meter) -> bool {
-        let without_description =
-            |meter: &Meter| MeterSpec { description: None, ..meter.spec.clone() };
-        without_description(self) == without_description(other)
+    /// What a declaration makes of this meter, or none if that would change what its totals or
+    /// its pushes mean. Usage is billed from `at` on where the declaration does not say.
+    pub fn redeclare(&self, declared: &Meter, at: Timestamp) -> Option<Meter> {
+        let fixed = |meter: &Meter| MeterSpec {
+            description: None,
+            settle_after: default_settle_after(),
+            late_until: default_late_until(),
+            cut_every: default_cut_every(),
+            billing: None,
+            ..meter.spec.clone()
+        };
+        if fixed(self) != fixed(declared) {
+            return None;
+        }
+        let billing = match (&self.spec.billing, &declared.spec.billing) {
+            (Some(standing), Some(given)) if !standing.continues_as(given) => return None,
+            // What is billed goes on being billed if a declaration leaves it out.
+            (Some(standing), _) => Some(standing.clone()),
+            (None, given) => given.as_ref().map(|billing| billing.starting(at)),
+        };
+        Some(Meter {
+            slug: self.slug.clone(),
+            spec: MeterSpec { billing, ..declared.spec.clone() },
+        })
+    }
+
+    /// The meter as it is declared for the first time.
+    pub fn starting(self, at: Timestamp) -> Meter {
+        let billing = self.spec.billing.as_ref().map(|billing| billing.starting(at));
+        Meter { slug: self.slug, spec: MeterSpec { billing, ..self.spec } }
     }
 }
 

@@ -39,7 +39,7 @@ use crate::rules::window::Window;
 use crate::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
     Deliveries, DeliveryBatch, Error, EventQuery, EventTrace, InboxPage, InboxQuery, Progress,
-    QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant,
+    QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant, TenantFields, TenantPut,
 };
 use async_trait::async_trait;
 use keys::KeyIndex;
@@ -219,11 +219,11 @@ impl Declarations for SqliteStore {
     async fn put_tenant(
         &self,
         tenant: &TenantId,
-        name: Option<&str>,
+        fields: TenantFields,
         at: Timestamp,
-    ) -> Result<Tenant> {
-        let (tenant, name) = (tenant.clone(), name.map(str::to_owned));
-        self.write(move |writer| writer.put_tenant(&tenant, name.as_deref(), at)).await
+    ) -> Result<TenantPut> {
+        let tenant = tenant.clone();
+        self.write(move |writer| writer.put_tenant(&tenant, &fields, at)).await
     }
 
     async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>> {

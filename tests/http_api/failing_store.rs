@@ -10,7 +10,7 @@ use counterfoil::rules::window::Window;
 use counterfoil::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
     Deliveries, DeliveryBatch, Error, EventQuery, EventTrace, InboxPage, InboxQuery, Progress,
-    QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant,
+    QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant, TenantFields, TenantPut,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -61,8 +61,13 @@ impl Declarations for FailingStore {
     async fn load_catalog(&self) -> Result<Catalog> {
         self.up()?.load_catalog().await
     }
-    async fn put_tenant(&self, id: &TenantId, name: Option<&str>, at: Timestamp) -> Result<Tenant> {
-        self.up()?.put_tenant(id, name, at).await
+    async fn put_tenant(
+        &self,
+        id: &TenantId,
+        fields: TenantFields,
+        at: Timestamp,
+    ) -> Result<TenantPut> {
+        self.up()?.put_tenant(id, fields, at).await
     }
     async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>> {
         self.up()?.find_tenant(tenant).await

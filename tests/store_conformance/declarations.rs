@@ -1,9 +1,9 @@
 //! Meters and tenants.
 
 use crate::fixture::{Fixture, tenant_id};
-use counterfoil::rules::ids::MeterSlug;
+use counterfoil::rules::ids::{CustomerId, MeterSlug};
 use counterfoil::rules::meter::{Meter, MeterSpec};
-use counterfoil::store::Declaration;
+use counterfoil::store::{Declaration, TenantFields, TenantPut};
 
 fn meter(slug: &str, spec: &str) -> Meter {
     let spec: MeterSpec = serde_json::from_str(spec).unwrap();
@@ -27,11 +27,22 @@ pub async fn meters_are_declared_once(mut f: Fixture) {
 
 pub async fn tenants_are_created_and_renamed(mut f: Fixture) {
     for name in ["b", "a", "c"] {
-        f.store.put_tenant(&tenant_id(name), None, f.now).await.unwrap();
+        f.store.put_tenant(&tenant_id(name), TenantFields::default(), f.now).await.unwrap();
     }
     f.deliver_one(&crate::fixture::call("e1", "1")).await;
-    let renamed = f.store.put_tenant(&tenant_id("b"), Some("Bee"), f.now).await.unwrap();
-    assert_eq!(renamed.name.as_deref(), Some("Bee"));
+    let fields = |name: &str, customer: Option<&str>| TenantFields {
+        name: Some(name.into()),
+        customer: customer.map(|id| CustomerId::parse(id).unwrap()),
+    };
+    let put =
+        async |id: &str, fields| f.store.put_tenant(&tenant_id(id), fields, f.now).await.unwrap();
+    let TenantPut::Stored(renamed) = put("b", fields("Bea", Some("cus_b"))).await else {
+        panic!("the customer is free")
+    };
+    assert_eq!(renamed.customer.as_ref().map(CustomerId::as_str), Some("cus_b"));
+    let taken = put("a", fields("A", Some("cus_b"))).await;
+    assert_eq!(taken, TenantPut::CustomerTaken(tenant_id("b")));
+    assert!(matches!(put("b", fields("Bee", None)).await, TenantPut::Stored(_)));
     f.restart().await;
     let ids = |tenants: Vec<counterfoil::store::Tenant>| {
         tenants.into_iter().map(|t| t.id.to_string()).collect::<Vec<_>>()
@@ -42,5 +53,6 @@ pub async fn tenants_are_created_and_renamed(mut f: Fixture) {
     assert_eq!(ids(page), ["b"]);
     let found = f.store.find_tenant(&tenant_id("b")).await.unwrap().unwrap();
     assert_eq!(found.name.as_deref(), Some("Bee"));
+    assert_eq!(found.customer.as_ref().map(CustomerId::as_str), Some("cus_b"));
     assert_eq!(f.store.find_tenant(&tenant_id("nobody")).await.unwrap(), None);
 }

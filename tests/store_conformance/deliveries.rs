@@ -126,7 +126,7 @@ pub async fn strict_tenants_refuse_the_unknown(f: Fixture) {
     batch.strict_tenants = true;
     let verdicts = deliver_to(f.store.as_ref(), batch).await;
     assert!(matches!(&verdicts[0], Verdict::Rejected(r) if r.code == "unknown_tenant"));
-    f.store.put_tenant(&tenant_id("acme"), None, f.now).await.unwrap();
+    f.store.put_tenant(&tenant_id("acme"), Default::default(), f.now).await.unwrap();
     let mut batch = f.batch(events);
     batch.strict_tenants = true;
     assert_eq!(deliver_to(f.store.as_ref(), batch).await, [Verdict::Accepted]);

@@ -9,30 +9,35 @@ use super::failure::write_error;
 use super::scalars::{
     SqlTimestamp, column, corrupt, instant, read_meter_no, read_tenant_no, write_limit,
 };
-use crate::rules::ids::{MeterNo, MeterSlug, TenantId, TenantNo};
+use crate::rules::ids::{CustomerId, MeterNo, MeterSlug, TenantId, TenantNo};
 use crate::rules::meter::{Catalog, Meter, MeterSpec};
 use crate::rules::timestamp::Timestamp;
-use crate::store::{Declaration, Declarations, Error, Result, Tenant};
+use crate::store::{Declaration, Declarations, Error, Result, Tenant, TenantFields, TenantPut};
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use tokio_postgres::Row;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
 
 #[async_trait]
 impl Declarations for PostgresStore {
     async fn declare_meter(&self, meter: Meter, at: Timestamp) -> Result<Declaration<Meter>> {
         let client = self.reader().await?;
-        let definition = serde_json::to_string(&meter.spec)
-            .map_err(|error| Error::Internal { what: error.to_string() })?;
+        let define = |meter: &Meter| {
+            serde_json::to_string(&meter.spec)
+                .map_err(|error| Error::Internal { what: error.to_string() })
+        };
         let slug = meter.slug.as_str();
-        let standing = match find_meter(&client, &meter.slug).await? {
+        let (standing, stored) = match find_meter(&client, &meter.slug).await? {
             Some(standing) => standing,
             None => {
                 // Not tried first: each try takes a number, and there are few.
                 let sql = "-- declare_meter
                     INSERT INTO meters (slug, definition, created_at) VALUES ($1, $2, $3)
                     ON CONFLICT (slug) DO NOTHING";
+                let definition = define(&meter.clone().starting(at))?;
                 let written = client
                     .execute(sql, &[&slug, &definition, &SqlTimestamp(at)])
                     .await
@@ -44,13 +49,21 @@ impl Declarations for PostgresStore {
                 winner.ok_or_else(|| corrupt("a meter is there and is not"))?
             }
         };
-        if !standing.counts_like(&meter) {
+        let Some(renewed) = standing.redeclare(&meter, at) else {
             return Ok(Declaration::Refused(standing));
-        }
-        if standing.spec.description != meter.spec.description {
+        };
+        if renewed != standing {
+            // Only over what was read: another server may have added billing meanwhile.
             let sql = "-- declare_meter
-                UPDATE meters SET definition = $2 WHERE slug = $1";
-            client.execute(sql, &[&slug, &definition]).await.map_err(write_error)?;
+                UPDATE meters SET definition = $2 WHERE slug = $1 AND definition = $3";
+            let written = client
+                .execute(sql, &[&slug, &define(&renewed)?, &stored])
+                .await
+                .map_err(write_error)?;
+            if written == 0 {
+                let what = "the meter was declared elsewhere at the same time".into();
+                return Err(Error::Unavailable { what });
+            }
         }
         Ok(Declaration::Updated)
     }
@@ -66,32 +79,51 @@ impl Declarations for PostgresStore {
     async fn put_tenant(
         &self,
         tenant: &TenantId,
-        name: Option<&str>,
+        fields: TenantFields,
         at: Timestamp,
-    ) -> Result<Tenant> {
+    ) -> Result<TenantPut> {
         let client = self.reader().await?;
-        let sql = "-- put_tenant
-            UPDATE tenants SET name = $2 WHERE tenant = $1 RETURNING tenant, name, created_at";
-        if let Some(row) =
-            client.query_opt(sql, &[&tenant.as_str(), &name]).await.map_err(write_error)?
-        {
-            return read_tenant(&row);
+        let customer = fields.customer.as_ref().map(CustomerId::as_str);
+        let holder = holder_of_customer(&client, customer).await?;
+        if let Some(holder) = holder.filter(|holder| holder != tenant) {
+            return Ok(TenantPut::CustomerTaken(holder));
         }
-        let sql = "-- put_tenant
-            INSERT INTO tenants (tenant, name, created_at) VALUES ($1, $2, $3)
-            ON CONFLICT (tenant) DO UPDATE SET name = excluded.name
-            RETURNING tenant, name, created_at";
-        let row = client
-            .query_one(sql, &[&tenant.as_str(), &name, &SqlTimestamp(at)])
-            .await
-            .map_err(write_error)?;
-        read_tenant(&row)
+        let update = "-- put_tenant
+            UPDATE tenants SET name = $2, customer = COALESCE($3, customer) WHERE tenant = $1
+            RETURNING tenant, name, customer, created_at";
+        let updated = client.query_opt(update, &[&tenant.as_str(), &fields.name, &customer]).await;
+        let insert = "-- put_tenant
+            INSERT INTO tenants (tenant, name, customer, created_at) VALUES ($1, $2, $3, $4)
+            ON CONFLICT (tenant) DO UPDATE SET name = excluded.name,
+                customer = COALESCE(excluded.customer, tenants.customer)
+            RETURNING tenant, name, customer, created_at";
+        let stored = match updated {
+            Ok(None) => {
+                let at = SqlTimestamp(at);
+                let given: [&(dyn ToSql + Sync); 4] =
+                    [&tenant.as_str(), &fields.name, &customer, &at];
+                client.query_one(insert, &given).await.map(Some)
+            }
+            done @ (Ok(Some(_)) | Err(_)) => done,
+        };
+        match stored {
+            Ok(Some(row)) => Ok(TenantPut::Stored(read_tenant(&row)?)),
+            Ok(None) => Err(corrupt("a tenant is there and is not")),
+            // Another server gave the customer to another tenant a moment ago.
+            Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
+                match holder_of_customer(&client, customer).await? {
+                    Some(holder) => Ok(TenantPut::CustomerTaken(holder)),
+                    None => Err(write_error(error)),
+                }
+            }
+            Err(error) => Err(write_error(error)),
+        }
     }
 
     async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>> {
         let client = self.reader().await?;
         let sql = "-- find_tenant
-            SELECT tenant, name, created_at FROM tenants WHERE tenant = $1";
+            SELECT tenant, name, customer, created_at FROM tenants WHERE tenant = $1";
         let statement = client.prepare_cached(sql).await?;
         let row = client.query_opt(&statement, &[&tenant.as_str()]).await?;
         row.as_ref().map(read_tenant).transpose()
@@ -100,7 +132,7 @@ impl Declarations for PostgresStore {
     async fn list_tenants(&self, after: Option<&TenantId>, limit: usize) -> Result<Vec<Tenant>> {
         let client = self.reader().await?;
         let sql = "-- list_tenants
-            SELECT tenant, name, created_at FROM tenants WHERE tenant > $1
+            SELECT tenant, name, customer, created_at FROM tenants WHERE tenant > $1
             ORDER BY tenant LIMIT $2";
         let statement = client.prepare_cached(sql).await?;
         // Every id is larger than the empty text.
@@ -200,11 +232,25 @@ pub(super) async fn read_catalog(client: &ClientWrapper) -> Result<Catalog> {
     Ok(catalog)
 }
 
-async fn find_meter(client: &ClientWrapper, slug: &MeterSlug) -> Result<Option<Meter>> {
+/// The tenant that is this customer.
+async fn holder_of_customer(
+    client: &ClientWrapper,
+    customer: Option<&str>,
+) -> Result<Option<TenantId>> {
+    let Some(customer) = customer else { return Ok(None) };
+    let sql = "-- holder_of_customer
+        SELECT tenant FROM tenants WHERE customer = $1";
+    let Some(row) = client.query_opt(sql, &[&customer]).await? else { return Ok(None) };
+    let id: String = column(&row, 0)?;
+    TenantId::parse(&id).map(Some).map_err(|_| corrupt("a tenant has no valid id"))
+}
+
+/// A meter and its definition as it is stored.
+async fn find_meter(client: &ClientWrapper, slug: &MeterSlug) -> Result<Option<(Meter, String)>> {
     let sql = "-- find_meter
         SELECT slug, definition FROM meters WHERE slug = $1";
     let row = client.query_opt(sql, &[&slug.as_str()]).await?;
-    row.map(|row| read_meter(&row, 0)).transpose()
+    row.map(|row| Ok((read_meter(&row, 0)?, column(&row, 1)?))).transpose()
 }
 
 /// Reads slug and definition, in this order.
@@ -219,9 +265,13 @@ fn read_meter(row: &Row, from: usize) -> Result<Meter> {
 
 fn read_tenant(row: &Row) -> Result<Tenant> {
     let id: String = column(row, 0)?;
+    let customer: Option<String> = column(row, 2)?;
     Ok(Tenant {
         id: TenantId::parse(&id).map_err(|_| corrupt("a tenant has no valid id"))?,
         name: column(row, 1)?,
-        created_at: instant(row, 2)?,
+        customer: customer
+            .map(|id| CustomerId::parse(&id).map_err(|_| corrupt("a customer has no valid id")))
+            .transpose()?,
+        created_at: instant(row, 3)?,
     })
 }

@@ -9,11 +9,18 @@ use crate::store::migrate::{Applied, Migration, judge_migrations};
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
 
-const MIGRATIONS: [Migration; 1] = [Migration {
-    number: 1,
-    name: "ledger",
-    sql: include_str!("../../../migrations/postgres/0001_ledger.sql"),
-}];
+const MIGRATIONS: [Migration; 2] = [
+    Migration {
+        number: 1,
+        name: "ledger",
+        sql: include_str!("../../../migrations/postgres/0001_ledger.sql"),
+    },
+    Migration {
+        number: 2,
+        name: "outbound",
+        sql: include_str!("../../../migrations/postgres/0002_outbound.sql"),
+    },
+];
 
 /// Any number, as long as every version of this program takes the same one.
 const MIGRATION_LOCK: i64 = 0x636f_756e_7465_7266;

@@ -4,10 +4,10 @@
 //! changes. Each write is one transaction of the writer.
 
 use super::{corrupt, sql_error};
-use crate::rules::ids::{MeterNo, MeterSlug, TenantId, TenantNo};
+use crate::rules::ids::{CustomerId, MeterNo, MeterSlug, TenantId, TenantNo};
 use crate::rules::meter::{Catalog, Meter, MeterSpec};
 use crate::rules::timestamp::Timestamp;
-use crate::store::{Declaration, Error, Result, Tenant};
+use crate::store::{Declaration, Error, Result, Tenant, TenantFields};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::sync::Arc;
 
@@ -18,14 +18,16 @@ pub fn declare_meter(
     meter: &Meter,
     at: Timestamp,
 ) -> Result<Declaration<Meter>> {
-    if let Some((_, existing)) = catalog.find(meter.slug.as_str())
-        && !existing.counts_like(meter)
-    {
-        return Ok(Declaration::Refused(existing.as_ref().clone()));
-    }
-    let definition = serde_json::to_string(&meter.spec)
+    let known = catalog.find(meter.slug.as_str());
+    let declared = match known {
+        Some((_, standing)) => match standing.redeclare(meter, at) {
+            Some(renewed) => renewed,
+            None => return Ok(Declaration::Refused(standing.as_ref().clone())),
+        },
+        None => meter.clone().starting(at),
+    };
+    let definition = serde_json::to_string(&declared.spec)
         .map_err(|error| Error::Internal { what: error.to_string() })?;
-    let known = catalog.find(meter.slug.as_str()).is_some();
     connection
         .prepare_cached(
             "-- declare_meter
@@ -36,7 +38,7 @@ pub fn declare_meter(
             upsert.execute(params![meter.slug.as_str(), definition, at.micros()])
         })
         .map_err(sql_error)?;
-    Ok(if known { Declaration::Updated } else { Declaration::Created })
+    Ok(if known.is_some() { Declaration::Updated } else { Declaration::Created })
 }
 
 pub fn load_catalog(connection: &Connection) -> Result<Catalog> {
@@ -56,22 +58,37 @@ pub fn load_catalog(connection: &Connection) -> Result<Catalog> {
     Ok(catalog)
 }
 
-/// Creates a tenant or renames it, inside the caller's transaction.
+/// The tenant that is this customer.
+pub fn holder_of_customer(
+    connection: &Connection,
+    customer: Option<&CustomerId>,
+) -> Result<Option<TenantId>> {
+    let Some(customer) = customer else { return Ok(None) };
+    let holder: Option<String> = connection
+        .prepare_cached("-- holder_of_customer\nSELECT tenant FROM tenants WHERE customer = ?")
+        .and_then(|mut select| select.query_row([customer.as_str()], |row| row.get(0)).optional())
+        .map_err(sql_error)?;
+    holder.map(|id| TenantId::parse(&id).map_err(|_| corrupt("a tenant"))).transpose()
+}
+
+/// Creates a tenant or changes what is known of it, inside the caller's transaction.
 pub fn put_tenant(
     connection: &Connection,
     tenant: &TenantId,
-    name: Option<&str>,
+    fields: &TenantFields,
     at: Timestamp,
 ) -> Result<(TenantNo, Tenant)> {
     connection
         .prepare_cached(
             "-- put_tenant
-             INSERT INTO tenants (tenant, name, created_at) VALUES (?, ?, ?)
-             ON CONFLICT (tenant) DO UPDATE SET name = excluded.name
-             RETURNING tenant_no, tenant, name, created_at",
+             INSERT INTO tenants (tenant, name, customer, created_at) VALUES (?, ?, ?, ?)
+             ON CONFLICT (tenant) DO UPDATE SET name = excluded.name,
+                 customer = COALESCE(excluded.customer, customer)
+             RETURNING tenant_no, tenant, name, customer, created_at",
         )
         .and_then(|mut upsert| {
-            upsert.query_row(params![tenant.as_str(), name, at.micros()], |row| {
+            let customer = fields.customer.as_ref().map(CustomerId::as_str);
+            upsert.query_row(params![tenant.as_str(), fields.name, customer, at.micros()], |row| {
                 Ok(decode_tenant(row))
             })
         })
@@ -99,7 +116,7 @@ pub fn find_tenant(connection: &Connection, tenant: &TenantId) -> Result<Option<
     let found = connection
         .prepare_cached(
             "-- find_tenant
-             SELECT tenant_no, tenant, name, created_at FROM tenants WHERE tenant = ?",
+             SELECT tenant_no, tenant, name, customer, created_at FROM tenants WHERE tenant = ?",
         )
         .and_then(|mut select| {
             select.query_row([tenant.as_str()], |row| Ok(decode_tenant(row))).optional()
@@ -116,7 +133,7 @@ pub fn list_tenants(
     let mut select = connection
         .prepare_cached(
             "-- list_tenants
-             SELECT tenant_no, tenant, name, created_at FROM tenants
+             SELECT tenant_no, tenant, name, customer, created_at FROM tenants
              WHERE ?1 IS NULL OR tenant > ?1 ORDER BY tenant LIMIT ?2",
         )
         .map_err(sql_error)?;
@@ -130,10 +147,14 @@ pub fn list_tenants(
 
 fn decode_tenant(row: &Row<'_>) -> Result<(TenantNo, Tenant)> {
     let id: String = row.get(1).map_err(sql_error)?;
+    let customer: Option<String> = row.get(3).map_err(sql_error)?;
     let tenant = Tenant {
         id: TenantId::parse(&id).map_err(|_| corrupt("a tenant"))?,
         name: row.get(2).map_err(sql_error)?,
-        created_at: Timestamp::from_micros(row.get(3).map_err(sql_error)?),
+        customer: customer
+            .map(|id| CustomerId::parse(&id).map_err(|_| corrupt("a tenant's customer")))
+            .transpose()?,
+        created_at: Timestamp::from_micros(row.get(4).map_err(sql_error)?),
     };
     Ok((TenantNo(row.get(0).map_err(sql_error)?), tenant))
 }

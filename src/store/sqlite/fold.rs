@@ -12,10 +12,11 @@ use super::keys::Location;
 use super::rollups::{read_rollup, write_rollup};
 use super::segment::{ClosedSegment, overflow};
 use super::sql_error;
+use crate::faults::planted;
 use crate::rules::meter::Catalog;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::verdict::Tally;
-use crate::store::{Error, Result, planted};
+use crate::store::{Error, Result};
 use rusqlite::{Connection, params};
 use std::ops::Range;
 

@@ -5,11 +5,18 @@ use crate::store::Result;
 use crate::store::migrate::{Applied, Migration, judge_migrations};
 use rusqlite::{Connection, params};
 
-const MIGRATIONS: [Migration; 1] = [Migration {
-    number: 1,
-    name: "ledger",
-    sql: include_str!("../../../migrations/sqlite/0001_ledger.sql"),
-}];
+const MIGRATIONS: [Migration; 2] = [
+    Migration {
+        number: 1,
+        name: "ledger",
+        sql: include_str!("../../../migrations/sqlite/0001_ledger.sql"),
+    },
+    Migration {
+        number: 2,
+        name: "outbound",
+        sql: include_str!("../../../migrations/sqlite/0002_outbound.sql"),
+    },
+];
 
 /// Brings the schema up to date, or refuses a schema that is not known.
 pub fn migrate(connection: &mut Connection) -> Result<()> {

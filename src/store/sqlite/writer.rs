@@ -17,11 +17,12 @@ use super::record::write_journal;
 use super::segment::{CommitParts, NewEntry};
 use super::{Shared, declarations, sql_error};
 use crate::config::SqliteConfig;
+use crate::faults::{crash_point, planted};
 use crate::rules::ids::TenantId;
 use crate::rules::meter::Meter;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::verdict::Verdict;
-use crate::store::{Declaration, DeliveryBatch, Error, Result, Tenant, crash_point, planted};
+use crate::store::{Declaration, DeliveryBatch, Error, Result, TenantFields, TenantPut};
 use rusqlite::{Connection, params};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -294,14 +295,22 @@ impl Writer {
     pub fn put_tenant(
         &mut self,
         tenant: &TenantId,
-        name: Option<&str>,
+        fields: &TenantFields,
         at: Timestamp,
-    ) -> Result<Tenant> {
-        let put =
-            |writer: &mut Self| declarations::put_tenant(&writer.connection, tenant, name, at);
-        let (number, tenant) = self.transact(put)?;
+    ) -> Result<TenantPut> {
+        let put = self.transact(|writer| {
+            let connection = &writer.connection;
+            match declarations::holder_of_customer(connection, fields.customer.as_ref())? {
+                Some(holder) if holder != *tenant => Ok(Err(holder)),
+                Some(_) | None => declarations::put_tenant(connection, tenant, fields, at).map(Ok),
+            }
+        })?;
+        let (number, tenant) = match put {
+            Ok(stored) => stored,
+            Err(holder) => return Ok(TenantPut::CustomerTaken(holder)),
+        };
         self.shared.write_memory().tenants.insert(number, tenant.id.clone());
-        Ok(tenant)
+        Ok(TenantPut::Stored(tenant))
     }
 
     /// A write that concerns one table and nothing in memory.

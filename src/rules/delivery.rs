@@ -1,0 +1,535 @@
+//! What becomes of a push: the provider's answers, and what follows from each.
+//!
+//! Invariant: a push is sent again only under its own key and only while the provider is sure to
+//! remember that key (`Horizons::resend`). After that nothing is sent until the provider's own
+//! summary has told whether it counted. What is not known is never guessed.
+//!
+//! ```text
+//! observed --accepted, already there, present--> submitted --summary shows it--> confirmed
+//!    |  \--refused, undecidable--> dead <--summary lacks it after all--/
+//!    \--absent--> replaced (a push with the next revision takes its place; dead ones by a person)
+//! ```
+
+use super::billing::Mode;
+use super::quantity::Quantity;
+use super::span::Span;
+use super::timestamp::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// Where a push stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PushState {
+    /// Written down; not sent yet, or sent with an unknown outcome.
+    Observed,
+    /// The provider says that it has it.
+    Submitted,
+    /// The provider's summary shows it.
+    Confirmed,
+    /// A reconciliation pass or an invoice line has closed it.
+    Reconciled,
+    /// Needs a person, or was discarded by one.
+    Dead,
+    /// Surely never counted; a later revision took its place.
+    Replaced,
+}
+
+impl PushState {
+    pub const ALL: [Self; 6] = [
+        Self::Observed,
+        Self::Submitted,
+        Self::Confirmed,
+        Self::Reconciled,
+        Self::Dead,
+        Self::Replaced,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Observed => "observed",
+            Self::Submitted => "submitted",
+            Self::Confirmed => "confirmed",
+            Self::Reconciled => "reconciled",
+            Self::Dead => "dead",
+            Self::Replaced => "replaced",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.name() == name)
+    }
+
+    /// Whether the provider has it, as far as is known.
+    pub fn settled(self) -> bool {
+        match self {
+            Self::Submitted | Self::Confirmed | Self::Reconciled => true,
+            Self::Observed | Self::Dead | Self::Replaced => false,
+        }
+    }
+}
+
+/// Why a push is where it is: one word for each row of its history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// A cut planned it.
+    Cut,
+    /// It is about to be sent.
+    Attempt,
+    /// The provider took it.
+    Accepted,
+    /// The provider had it already, under this very key.
+    AlreadyThere,
+    /// The provider refused it; it did not count.
+    Refused,
+    /// It may have counted or not; it will be tried again.
+    Unknown,
+    /// The summary shows an unknown one: it counted.
+    Present,
+    /// The summary lacks it: it did not count.
+    Absent,
+    /// The summary fits neither; a person must look.
+    Undecidable,
+    /// The summary shows what was submitted.
+    Confirmed,
+    /// It lies further back than the provider takes; it was not sent.
+    TooOld,
+    /// A person asked for another try.
+    Retried,
+    /// A person wrote it off.
+    Discarded,
+    /// A later absolute total of the window made it pointless.
+    Overtaken,
+    /// Shadow mode without a destination: it was not sent.
+    NotSent,
+}
+
+impl Class {
+    pub const ALL: [Self; 15] = [
+        Self::Cut,
+        Self::Attempt,
+        Self::Accepted,
+        Self::AlreadyThere,
+        Self::Refused,
+        Self::Unknown,
+        Self::Present,
+        Self::Absent,
+        Self::Undecidable,
+        Self::Confirmed,
+        Self::TooOld,
+        Self::Retried,
+        Self::Discarded,
+        Self::Overtaken,
+        Self::NotSent,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cut => "cut",
+            Self::Attempt => "attempt",
+            Self::Accepted => "accepted",
+            Self::AlreadyThere => "already_there",
+            Self::Refused => "refused",
+            Self::Unknown => "unknown",
+            Self::Present => "present",
+            Self::Absent => "absent",
+            Self::Undecidable => "undecidable",
+            Self::Confirmed => "confirmed",
+            Self::TooOld => "too_old",
+            Self::Retried => "retried",
+            Self::Discarded => "discarded",
+            Self::Overtaken => "overtaken",
+            Self::NotSent => "not_sent",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|class| class.name() == name)
+    }
+}
+
+/// What the provider answered, sorted by what must follow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Delivery {
+    Accepted,
+    /// It knows this key: the push was delivered before.
+    AlreadyThere,
+    /// It will never count as it is.
+    Refused {
+        message: String,
+    },
+    /// No answer, or none that tells whether it counted.
+    Unknown {
+        message: String,
+        resend: Resend,
+        retry_after: Option<Span>,
+    },
+}
+
+/// How an unknown push may be sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resend {
+    /// Exactly as before.
+    Same,
+    /// With a fresh request key, since the provider would only repeat its stored answer; the
+    /// push's own key stays, and it is what counts once.
+    FreshRequestKey,
+    /// Not at all: the provider asked not to. Its summary will tell.
+    No,
+}
+
+/// What is done with a push next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing until then.
+    Wait {
+        until: Timestamp,
+        fresh_request_key: bool,
+    },
+    /// Look for it in the provider's summary from then on.
+    Submitted {
+        look_at: Timestamp,
+    },
+    Confirmed,
+    Dead,
+    /// A push with the next revision takes its place.
+    Replaced,
+}
+
+/// The provider's memory, as far as we rely on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Horizons {
+    /// The same key may be sent again until so long after the first attempt; none: for ever.
+    pub resend: Option<Span>,
+    /// From so long after the first attempt on, the summary tells. Between the two nothing is done.
+    pub decide: Span,
+    /// What lies further back is not taken; none: everything is.
+    pub stamp_age_max: Option<Span>,
+}
+
+/// How long to wait between attempts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backoff {
+    pub base_ms: u64,
+    pub max_ms: u64,
+}
+
+impl Backoff {
+    /// Full jitter: any moment up to a bound that doubles with each attempt. `random` is any number.
+    pub fn pause_micros(self, attempts: u32, random: u64) -> i64 {
+        let doublings = attempts.saturating_sub(1).min(32);
+        let bound = self.base_ms.saturating_mul(1u64 << doublings).min(self.max_ms).max(1);
+        let micros = bound.saturating_mul(1_000);
+        i64::try_from(random % micros + 1).unwrap_or(i64::MAX)
+    }
+}
+
+/// How far a push has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// The moment it is stamped with.
+    pub stamped_at: Timestamp,
+    pub attempts: u32,
+    pub first_attempt_at: Option<Timestamp>,
+}
+
+/// What is due for a push that is observed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    Send,
+    Wait {
+        until: Timestamp,
+    },
+    /// Ask the provider's summary.
+    Decide,
+    /// It was never sent and lies too far back.
+    Refuse,
+}
+
+pub fn judge_due(progress: Progress, horizons: Horizons, now: Timestamp) -> Act {
+    let Some(first) = progress.first_attempt_at else {
+        let too_old = |max: Span| max.after(progress.stamped_at) <= now;
+        let refuse = horizons.stamp_age_max.is_some_and(too_old);
+        return if refuse { Act::Refuse } else { Act::Send };
+    };
+    let Some(resend) = horizons.resend else { return Act::Send };
+    let decide_at = horizons.decide.after(first);
+    if now < resend.after(first) {
+        Act::Send
+    } else if now < decide_at {
+        Act::Wait { until: decide_at }
+    } else {
+        Act::Decide
+    }
+}
+
+/// What follows from an answer.
+pub fn judge_delivery(
+    delivery: &Delivery,
+    progress: Progress,
+    horizons: Horizons,
+    (backoff, random): (Backoff, u64),
+    (now, look_after): (Timestamp, Span),
+) -> (Class, Next) {
+    let submitted = Next::Submitted { look_at: look_after.after(now) };
+    match delivery {
+        Delivery::Accepted => (Class::Accepted, submitted),
+        Delivery::AlreadyThere => (Class::AlreadyThere, submitted),
+        Delivery::Refused { .. } => (Class::Refused, Next::Dead),
+        Delivery::Unknown { resend, retry_after, .. } => {
+            let pause = backoff.pause_micros(progress.attempts, random);
+            let soonest = retry_after.map_or(now, |span| span.after(now));
+            let again = now.saturating_add_micros(pause).max(soonest);
+            let first = progress.first_attempt_at.unwrap_or(now);
+            let until = match resend {
+                Resend::Same | Resend::FreshRequestKey => again,
+                Resend::No => horizons.decide.after(first),
+            };
+            let fresh_request_key = *resend == Resend::FreshRequestKey;
+            (Class::Unknown, Next::Wait { until, fresh_request_key })
+        }
+    }
+}
+
+/// What the provider's summary says about a push whose outcome is unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Question {
+    pub mode: Mode,
+    pub quantity: Quantity,
+    pub value: Quantity,
+    /// The sum of the window's other pushes that the provider has.
+    pub settled: Quantity,
+    /// Whether the window has another push of which nobody knows if it counted.
+    pub doubtful: bool,
+}
+
+/// Present, absent or undecidable.
+pub fn judge_summary(question: Question, summary: Quantity) -> Class {
+    match question.mode {
+        // The last total received stands: sending it again can only make it right.
+        Mode::Absolute if summary == question.value => Class::Present,
+        Mode::Absolute => Class::Absent,
+        Mode::Delta if question.doubtful => Class::Undecidable,
+        Mode::Delta => {
+            let with_it = question.settled.checked_add(question.quantity);
+            if with_it == Some(summary) {
+                Class::Present
+            } else if summary == question.settled {
+                Class::Absent
+            } else {
+                Class::Undecidable
+            }
+        }
+    }
+}
+
+/// What the summary's word on an unknown push means for it.
+pub fn follow_summary(class: Class, look_at: Timestamp) -> Next {
+    match class {
+        Class::Present => Next::Submitted { look_at },
+        Class::Absent => Next::Replaced,
+        Class::Undecidable => Next::Dead,
+        Class::Cut
+        | Class::Attempt
+        | Class::Accepted
+        | Class::AlreadyThere
+        | Class::Refused
+        | Class::Unknown
+        | Class::Confirmed
+        | Class::TooOld
+        | Class::Retried
+        | Class::Discarded
+        | Class::Overtaken
+        | Class::NotSent => unreachable!("a summary says present, absent or undecidable"),
+    }
+}
+
+/// A window with pushes that the provider took and its summary has not shown yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unconfirmed {
+    pub mode: Mode,
+    /// What the summary shows when everything has arrived.
+    pub expected: Quantity,
+    /// The sum of the pushes in question.
+    pub missing: Quantity,
+    /// When the last of them was taken.
+    pub submitted_at: Timestamp,
+}
+
+/// Confirmed if the summary shows all of it. If it lacks exactly what is in question long after it
+/// was taken, it was dropped after all. Anything else waits, for lag or for a reconciliation pass.
+pub fn judge_unconfirmed(
+    window: &Unconfirmed,
+    summary: Quantity,
+    horizons: Horizons,
+    (now, look_after): (Timestamp, Span),
+) -> (Class, Next) {
+    if summary == window.expected {
+        return (Class::Confirmed, Next::Confirmed);
+    }
+    let late = now >= horizons.decide.after(window.submitted_at);
+    let lacks_it = match window.mode {
+        Mode::Delta => window.expected.checked_sub(window.missing) == Some(summary),
+        Mode::Absolute => true,
+    };
+    if late && lacks_it {
+        return (Class::Absent, Next::Dead);
+    }
+    // Twice as long after the submission as now, so that a window is not asked for ever anew.
+    let waited = now.micros().saturating_sub(window.submitted_at.micros());
+    let until = now.saturating_add_micros(waited.max(look_after.micros()));
+    let until = if late { until } else { until.min(horizons.decide.after(window.submitted_at)) };
+    (Class::Unknown, Next::Wait { until, fresh_request_key: false })
+}
+
+/// Whether a dead push may be sent again as a new revision.
+pub fn judge_retry(state: PushState, class: Class) -> Result<(), &'static str> {
+    if state != PushState::Dead {
+        return Err("only a dead push can be retried; this one is handled without a person");
+    }
+    match class {
+        Class::Refused | Class::Absent | Class::TooOld => Ok(()),
+        Class::Discarded => Err("it was discarded, with a reason, by a person"),
+        Class::Undecidable => {
+            Err("it is not known whether the provider counted it, so sending it again could bill \
+             twice; compare the window's total at the provider with its pushes, correct it there, \
+             and discard this push with the reason")
+        }
+        Class::Cut
+        | Class::Attempt
+        | Class::Accepted
+        | Class::AlreadyThere
+        | Class::Unknown
+        | Class::Present
+        | Class::Confirmed
+        | Class::Retried
+        | Class::Overtaken
+        | Class::NotSent => Err("its history does not prove that it was not counted"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STRICT: Horizons = Horizons {
+        resend: Some(Span::from_hours(22)),
+        decide: Span::from_hours(26),
+        stamp_age_max: Some(Span::from_hours(34 * 24)),
+    };
+
+    fn at(hours: i64) -> Timestamp {
+        Timestamp::from_micros(hours * 3_600_000_000)
+    }
+
+    #[test]
+    fn what_is_due() {
+        let check = |first: Option<i64>, now: i64, expected: Act| {
+            let first_attempt_at = first.map(at);
+            let attempts = u32::from(first.is_some());
+            let progress = Progress { stamped_at: at(0), attempts, first_attempt_at };
+            assert_eq!(judge_due(progress, STRICT, at(now)), expected, "{first:?} {now}");
+        };
+        check(None, 1, Act::Send);
+        check(None, 34 * 24 - 1, Act::Send);
+        check(None, 34 * 24, Act::Refuse);
+        check(Some(10), 10, Act::Send);
+        check(Some(10), 31, Act::Send);
+        check(Some(10), 32, Act::Wait { until: at(36) });
+        check(Some(10), 35, Act::Wait { until: at(36) });
+        check(Some(10), 36, Act::Decide);
+        check(Some(10), 4_000, Act::Decide);
+    }
+
+    #[test]
+    fn answers() {
+        let progress = Progress { stamped_at: at(0), attempts: 3, first_attempt_at: Some(at(5)) };
+        let judge = |delivery| {
+            let backoff = (Backoff { base_ms: 500, max_ms: 60_000 }, 1_999_999);
+            judge_delivery(&delivery, progress, STRICT, backoff, (at(6), Span::from_minutes(15)))
+        };
+        let unknown = |resend, retry_after| {
+            judge(Delivery::Unknown { message: String::new(), resend, retry_after })
+        };
+        let look_at = Span::from_minutes(15).after(at(6));
+        assert_eq!(judge(Delivery::Accepted), (Class::Accepted, Next::Submitted { look_at }));
+        assert_eq!(
+            judge(Delivery::AlreadyThere),
+            (Class::AlreadyThere, Next::Submitted { look_at })
+        );
+        let refused = judge(Delivery::Refused { message: String::new() });
+        assert_eq!(refused, (Class::Refused, Next::Dead));
+        let wait =
+            |until, fresh_request_key| (Class::Unknown, Next::Wait { until, fresh_request_key });
+        let soon = at(6).saturating_add_micros(2_000_000);
+        assert_eq!(unknown(Resend::Same, None), wait(soon, false));
+        assert_eq!(unknown(Resend::FreshRequestKey, None), wait(soon, true));
+        let later = Span::from_seconds(30).after(at(6));
+        assert_eq!(unknown(Resend::Same, Some(Span::from_seconds(30))), wait(later, false));
+        assert_eq!(unknown(Resend::No, None), wait(at(31), false));
+    }
+
+    #[test]
+    fn pauses_stay_within_their_bound() {
+        let backoff = Backoff { base_ms: 100, max_ms: 1_000 };
+        for (attempts, bound_ms) in [(1, 100), (2, 200), (4, 800), (5, 1_000), (60, 1_000)] {
+            for random in [0, 1, 99_999, u64::MAX / 3, u64::MAX] {
+                let pause = backoff.pause_micros(attempts, random);
+                assert!((1..=bound_ms * 1_000).contains(&pause), "{attempts} {random} {pause}");
+            }
+        }
+    }
+
+    #[test]
+    fn summaries_decide_or_say_that_they_cannot() {
+        let units = |n: i128| Quantity::from_units(n);
+        let check = |mode, doubtful, summary: i128, expected| {
+            let (quantity, value, settled) = match mode {
+                Mode::Delta => (units(5), units(5), units(10)),
+                Mode::Absolute => (units(5), units(15), units(10)),
+            };
+            let question = Question { mode, quantity, value, settled, doubtful };
+            assert_eq!(judge_summary(question, units(summary)), expected, "{mode:?} {summary}");
+        };
+        check(Mode::Delta, false, 15, Class::Present);
+        check(Mode::Delta, false, 10, Class::Absent);
+        check(Mode::Delta, false, 12, Class::Undecidable);
+        check(Mode::Delta, false, 20, Class::Undecidable);
+        check(Mode::Delta, true, 15, Class::Undecidable);
+        check(Mode::Delta, true, 10, Class::Undecidable);
+        check(Mode::Absolute, false, 15, Class::Present);
+        check(Mode::Absolute, true, 10, Class::Absent);
+    }
+
+    #[test]
+    fn what_was_taken_is_confirmed_or_missed_in_the_end() {
+        let units = |n: i128| Quantity::from_units(n);
+        let window = Unconfirmed {
+            mode: Mode::Delta,
+            expected: units(15),
+            missing: units(5),
+            submitted_at: at(0),
+        };
+        let judge = |summary: i128, now: i64| {
+            judge_unconfirmed(&window, units(summary), STRICT, (at(now), Span::from_minutes(15))).0
+        };
+        assert_eq!(judge(15, 1), Class::Confirmed);
+        assert_eq!(judge(10, 1), Class::Unknown);
+        assert_eq!(judge(10, 26), Class::Absent);
+        assert_eq!(judge(12, 30), Class::Unknown);
+        assert_eq!(judge(15, 30), Class::Confirmed);
+    }
+
+    #[test]
+    fn only_what_surely_did_not_count_is_retried() {
+        for class in Class::ALL {
+            let safe = matches!(class, Class::Refused | Class::Absent | Class::TooOld);
+            assert_eq!(judge_retry(PushState::Dead, class).is_ok(), safe, "{class:?}");
+            assert!(judge_retry(PushState::Submitted, class).is_err());
+            assert_eq!(Class::from_name(class.name()), Some(class));
+        }
+        for state in PushState::ALL {
+            assert_eq!(PushState::from_name(state.name()), Some(state));
+        }
+    }
+}

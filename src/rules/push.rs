@@ -1,0 +1,351 @@
+//! Pushes: what is told to the billing provider about a window, and under which key.
+//!
+//! A cut compares a window's exact total with what was planned for it before and plans one push
+//! for the difference. What the provider cannot hold (decimals beyond the billing scale, more than
+//! its digits) is not lost: it is the remainder of the tenant and meter, and goes into a later push.
+//!
+//! Invariant: over the windows of a tenant and meter, the sum of all planned quantities plus the
+//! remainder equals the sum of the exact totals at their last cuts. A push, once planned, never
+//! changes; whatever changes its window afterwards plans another one with the next revision.
+
+use super::billing::Mode;
+use super::quantity::{Quantity, SCALE};
+use super::rollup::{FoldError, Rollup};
+use super::timestamp::{MICROS_PER_SECOND, Timestamp};
+use super::usage::UsageRow;
+use super::window::Window;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+
+/// What a window holds at the moment of a cut.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct WindowUsage {
+    /// Every event of the window: when it changes, the window has changed.
+    pub count: u64,
+    /// The exact total of what is billed: all but trials.
+    pub billable: Quantity,
+    /// The same by the subscription it was used under.
+    pub by_subscription: BTreeMap<Option<String>, Quantity>,
+}
+
+impl WindowUsage {
+    /// Measures a window; `rows` are its totals, and theirs only.
+    pub fn measure(rows: &[UsageRow]) -> Result<Self, FoldError> {
+        let mut count = 0u64;
+        let mut totals: BTreeMap<Option<String>, Rollup> = BTreeMap::new();
+        for row in rows {
+            count = count.checked_add(row.rollup.count).ok_or(FoldError)?;
+            let parts = row.group.parts().ok_or(FoldError)?;
+            if parts.trial {
+                continue;
+            }
+            match totals.get_mut(&parts.subscription) {
+                Some(total) => total.fold(&row.rollup)?,
+                None => drop(totals.insert(parts.subscription, row.rollup.clone())),
+            }
+        }
+        let mut billable = Quantity::ZERO;
+        let mut by_subscription = BTreeMap::new();
+        for (subscription, total) in totals {
+            let value = total.answer()?;
+            billable = billable.checked_add(value).ok_or(FoldError)?;
+            by_subscription.insert(subscription, value);
+        }
+        Ok(Self { count, billable, by_subscription })
+    }
+
+    /// The totals by subscription as JSON, in the order of subscriptions; usage under none has
+    /// the empty name.
+    pub fn subscriptions_json(&self) -> String {
+        let named: BTreeMap<&str, String> = self
+            .by_subscription
+            .iter()
+            .map(|(name, total)| (name.as_deref().unwrap_or(""), total.to_string()))
+            .collect();
+        serde_json::to_string(&named).expect("texts are valid JSON")
+    }
+}
+
+/// Where a window stands after its last cut.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CutState {
+    /// Events it had.
+    pub count: u64,
+    /// The exact billable total it had.
+    pub total: Quantity,
+    /// The sum of what was planned for it, in the provider's decimals.
+    pub planned: Quantity,
+    /// The number of its last push; 0 before the first.
+    pub revision: u32,
+    /// Whether it is only compared and never billed; decided by its first cut.
+    pub shadow: bool,
+}
+
+impl CutState {
+    pub fn new(shadow: bool) -> Self {
+        let zero = Quantity::ZERO;
+        Self { count: 0, total: zero, planned: zero, revision: 0, shadow }
+    }
+}
+
+/// What the provider can hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Precision {
+    /// Decimal places.
+    pub scale: u32,
+    /// Significant digits.
+    pub digits_max: u32,
+}
+
+/// A push that is to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedPush {
+    pub revision: u32,
+    /// By how much the window's planned total changes.
+    pub quantity: Quantity,
+    /// What is sent: the quantity, or the window's planned total.
+    pub value: Quantity,
+}
+
+/// What a cut changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CutPlan {
+    pub state: CutState,
+    pub remainder: Quantity,
+    pub push: Option<PlannedPush>,
+}
+
+/// Plans the cut of a window that now holds `count` events and the exact total `billable`.
+pub fn plan_cut(
+    state: &CutState,
+    remainder: Quantity,
+    (count, billable): (u64, Quantity),
+    mode: Mode,
+    precision: Precision,
+) -> Result<CutPlan, FoldError> {
+    let grown = billable.checked_sub(state.total).ok_or(FoldError)?;
+    let due = remainder.checked_add(grown).ok_or(FoldError)?;
+    let mut state = CutState { count, total: billable, ..state.clone() };
+    let quantity = match mode {
+        Mode::Delta => round_down(due, precision.fitting(due)),
+        // Here it is the new total that must fit.
+        Mode::Absolute => {
+            let reach = state.planned.checked_add(due).ok_or(FoldError)?;
+            let fitting = round_down(reach, precision.fitting(reach));
+            fitting.checked_sub(state.planned).ok_or(FoldError)?
+        }
+    };
+    let remainder = due.checked_sub(quantity).ok_or(FoldError)?;
+    if quantity == Quantity::ZERO {
+        return Ok(CutPlan { state, remainder, push: None });
+    }
+    state.planned = state.planned.checked_add(quantity).ok_or(FoldError)?;
+    state.revision = state.revision.checked_add(1).ok_or(FoldError)?;
+    let value = match mode {
+        Mode::Delta => quantity,
+        Mode::Absolute => state.planned,
+    };
+    let push = PlannedPush { revision: state.revision, quantity, value };
+    assert_eq!(
+        push.quantity.checked_add(remainder),
+        Some(due),
+        "a cut neither makes nor loses usage"
+    );
+    Ok(CutPlan { state, remainder, push: Some(push) })
+}
+
+/// Plans the push that takes the place of one that surely never counted.
+pub fn plan_replacement(
+    state: &CutState,
+    quantity: Quantity,
+    mode: Mode,
+) -> (CutState, PlannedPush) {
+    let state = CutState { revision: state.revision + 1, ..state.clone() };
+    let value = match mode {
+        Mode::Delta => quantity,
+        Mode::Absolute => state.planned,
+    };
+    let push = PlannedPush { revision: state.revision, quantity, value };
+    (state, push)
+}
+
+impl Precision {
+    /// The decimal places that leave `quantity` within the digits.
+    fn fitting(self, quantity: Quantity) -> u32 {
+        let whole = quantity.units().unsigned_abs() / Quantity::ONE.units().unsigned_abs();
+        let whole_digits = whole.checked_ilog10().map_or(1, |power| power + 1);
+        self.scale.min(self.digits_max.saturating_sub(whole_digits)).min(SCALE)
+    }
+}
+
+/// The largest multiple of 10^-scale that is not above `quantity`; so a remainder is never
+/// negative and always below one unit.
+fn round_down(quantity: Quantity, scale: u32) -> Quantity {
+    let unit = 10i128.pow(SCALE - scale.min(SCALE));
+    Quantity::from_units(quantity.units().div_euclid(unit) * unit)
+}
+
+/// The moment a push is stamped with: strictly inside its window, on a whole second, so that it
+/// falls into that window whichever border the provider counts in.
+pub fn stamp_inside(window: Window, at: Timestamp) -> Timestamp {
+    let first = window.start.saturating_add_micros(MICROS_PER_SECOND);
+    let last = window.end.saturating_add_micros(-MICROS_PER_SECOND);
+    let whole = at.micros().div_euclid(MICROS_PER_SECOND) * MICROS_PER_SECOND;
+    Timestamp::from_micros(whole).max(first).min(last)
+}
+
+/// What a push's key is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct KeyParts<'a> {
+    pub tenant: &'a str,
+    pub meter: &'a str,
+    pub window_start: Timestamp,
+    pub revision: u32,
+    pub value: Quantity,
+}
+
+/// The name under which the provider knows a push: ASCII, 44 characters, never used for anything
+/// else. It is derived, so that a store restored from a backup names the same push alike; the
+/// store's own secret keeps two stores on one account apart; the value is part of it, so that a
+/// key the provider knows already proves the value it knows.
+pub fn push_key(secret: &[u8; 32], parts: KeyParts<'_>) -> String {
+    let mut hash = Sha256::new();
+    let mut field = |bytes: &[u8]| {
+        let length = u64::try_from(bytes.len()).expect("a length fits 64 bits");
+        hash.update(length.to_be_bytes());
+        hash.update(bytes);
+    };
+    field(b"counterfoil push v1");
+    field(secret);
+    field(parts.tenant.as_bytes());
+    field(parts.meter.as_bytes());
+    field(&parts.window_start.micros().to_be_bytes());
+    field(&parts.revision.to_be_bytes());
+    field(parts.value.to_string().as_bytes());
+    let digest = hash.finalize();
+    let hex: String = digest.iter().take(20).map(|byte| format!("{byte:02x}")).collect();
+    format!("cf1-{hex}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WIDE: Precision = Precision { scale: 6, digits_max: 15 };
+    const WHOLE: Precision = Precision { scale: 0, digits_max: 15 };
+
+    fn quantity(text: &str) -> Quantity {
+        Quantity::parse_stored(text).expect("valid")
+    }
+
+    /// Cuts windows one after the other and returns what was sent, and the remainder.
+    fn cut_all(
+        mode: Mode,
+        precision: Precision,
+        totals: &[(usize, &str)],
+    ) -> (Vec<String>, String) {
+        let mut states = vec![CutState::new(false); 10];
+        let (mut remainder, mut sent) = (Quantity::ZERO, Vec::new());
+        for (count, (window, total)) in totals.iter().enumerate() {
+            let usage = (u64::try_from(count).expect("small"), quantity(total));
+            let plan = plan_cut(&states[*window], remainder, usage, mode, precision).expect("fits");
+            states[*window] = plan.state;
+            remainder = plan.remainder;
+            sent.extend(plan.push.map(|push| format!("{}:{}", push.revision, push.value)));
+        }
+        (sent, remainder.to_string())
+    }
+
+    #[test]
+    fn a_late_event_makes_a_revision() {
+        let totals = [(0, "10"), (0, "10"), (0, "12.5"), (1, "3"), (0, "12")];
+        let (sent, remainder) = cut_all(Mode::Delta, WIDE, &totals);
+        assert_eq!((sent, remainder.as_str()), (owned(&["1:10", "2:2.5", "1:3", "3:-0.5"]), "0"));
+        let (sent, _) = cut_all(Mode::Absolute, WIDE, &totals);
+        assert_eq!(sent, owned(&["1:10", "2:12.5", "1:3", "3:12"]));
+    }
+
+    #[test]
+    fn small_amounts_are_carried_until_they_make_a_unit() {
+        let totals: Vec<(usize, &str)> = (0..8).map(|window| (window, "0.4")).collect();
+        let (sent, remainder) = cut_all(Mode::Delta, WHOLE, &totals);
+        assert_eq!((sent, remainder.as_str()), (owned(&["1:1", "1:1", "1:1"]), "0.2"));
+    }
+
+    #[test]
+    fn decimals_beyond_fifteen_digits_are_carried() {
+        let totals = [(0, "12345678901.123456"), (1, "0.000044")];
+        let (sent, remainder) = cut_all(Mode::Delta, WIDE, &totals);
+        assert_eq!((sent, remainder.as_str()), (owned(&["1:12345678901.1234", "1:0.0001"]), "0"));
+    }
+
+    #[test]
+    fn stamps_lie_inside() {
+        let at = |text: &str| Timestamp::parse(text).expect("valid");
+        let window = Window { start: at("2026-11-01T10:00:00Z"), end: at("2026-11-01T11:00:00Z") };
+        let check = |given: &str, expected: &str| {
+            assert_eq!(stamp_inside(window, at(given)).to_string(), expected);
+        };
+        check("2026-11-01T10:00:00Z", "2026-11-01T10:00:01Z");
+        check("2026-11-01T10:30:05.7Z", "2026-11-01T10:30:05Z");
+        check("2026-11-01T10:59:59.9Z", "2026-11-01T10:59:59Z");
+        check("2026-11-01T12:00:00Z", "2026-11-01T10:59:59Z");
+    }
+
+    #[test]
+    fn keys_differ_in_every_part() {
+        let parts = KeyParts {
+            tenant: "a",
+            meter: "bc",
+            window_start: Timestamp::from_micros(0),
+            revision: 1,
+            value: Quantity::ONE,
+        };
+        let key = push_key(&[0; 32], parts);
+        assert_eq!(key.len(), 44);
+        let others = [
+            push_key(&[1; 32], parts),
+            push_key(&[0; 32], KeyParts { tenant: "ab", meter: "c", ..parts }),
+            push_key(&[0; 32], KeyParts { window_start: Timestamp::from_micros(1), ..parts }),
+            push_key(&[0; 32], KeyParts { revision: 2, ..parts }),
+            push_key(&[0; 32], KeyParts { value: Quantity::ZERO, ..parts }),
+        ];
+        assert!(others.iter().all(|other| *other != key));
+    }
+
+    fn owned(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_made_or_lost(
+            cuts in proptest::collection::vec((0usize..4, -9_000_000_000i64..9_000_000_000), 1..60),
+            scale in 0u32..8, digits_max in 4u32..16, absolute in any::<bool>(),
+        ) {
+            let mode = if absolute { Mode::Absolute } else { Mode::Delta };
+            let precision = Precision { scale, digits_max };
+            let mut states = vec![CutState::new(false); 4];
+            let mut told = [Quantity::ZERO; 4];
+            let mut remainder = Quantity::ZERO;
+            for (window, micro_units) in cuts {
+                let total = Quantity::from_units(i128::from(micro_units) * 1_000_000);
+                let plan = plan_cut(&states[window], remainder, (1, total), mode, precision);
+                let plan = plan.expect("fits");
+                remainder = plan.remainder;
+                states[window] = plan.state;
+                if let Some(push) = plan.push {
+                    told[window] = match mode {
+                        Mode::Delta => told[window].checked_add(push.value).expect("fits"),
+                        Mode::Absolute => push.value,
+                    };
+                }
+                let exact: i128 = states.iter().map(|s| s.total.units()).sum();
+                let sent: i128 = told.iter().map(|q| q.units()).sum();
+                prop_assert_eq!(sent + remainder.units(), exact);
+                prop_assert!(remainder >= Quantity::ZERO);
+            }
+        }
+    }
+}

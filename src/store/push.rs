@@ -1,0 +1,336 @@
+//! The outbound half of the store: leases, cuts, pushes and their history, as verbs that are whole
+//! transactions.
+//!
+//! Invariant: a push's row is durable before anyone can claim it; its customer and request bytes
+//! are durable before the first byte leaves (`begin_attempts`), and never change afterwards. At
+//! most one push of a window has been begun and not resolved; at most one of a tenant and meter is
+//! leased. Both are unique indexes besides being rules. Every change of a push adds a row to its
+//! history in the same transaction.
+//!
+//! A crash leaves a push where its last transaction put it: planned and never sent, or begun with
+//! an unknown outcome, which its expired lease makes due again under the same key and bytes.
+
+use super::Result;
+use crate::rules::billing::Mode;
+use crate::rules::delivery::{Class, Next, PushState};
+use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId};
+use crate::rules::push::CutState;
+use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
+use crate::rules::window::Window;
+use async_trait::async_trait;
+
+/// The right to run a job that runs once at a time, by its fence: it grows with each holder, and
+/// what an earlier holder writes is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    pub name: &'static str,
+    pub fence: u64,
+}
+
+/// One window that is to be cut.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CutOrder {
+    pub tenant: TenantId,
+    pub meter: MeterNo,
+    pub window: Window,
+}
+
+/// How windows are cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CutTerms {
+    pub at: Timestamp,
+    /// Whether windows that are cut for the first time are only compared, never billed.
+    pub shadow: bool,
+    /// Significant digits the provider can hold.
+    pub digits_max: u32,
+    /// Most events of one window that become pushes in one call, for meters billed by event.
+    pub events_max: usize,
+}
+
+/// What a call of `record_cuts` did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CutReport {
+    /// Pushes that were written.
+    pub pushes: u64,
+    /// Orders of which events are left beyond `events_max`; order them again.
+    pub unfinished: Vec<CutOrder>,
+    /// Whether the lease was lost; then nothing was written.
+    pub lease_lost: bool,
+}
+
+/// A push as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Push {
+    /// Order of creation, and its name in the API.
+    pub number: u64,
+    pub tenant: TenantId,
+    pub meter: MeterNo,
+    pub window: Window,
+    pub revision: u32,
+    pub shadow: bool,
+    pub mode: Mode,
+    /// By how much it changes what the provider has of the window.
+    pub quantity: Quantity,
+    /// What is sent.
+    pub value: Quantity,
+    /// Its name at the provider.
+    pub key: String,
+    /// The moment it is stamped with, strictly inside the window.
+    pub stamped_at: Timestamp,
+    /// Exact billable totals by subscription at the cut, as JSON.
+    pub subscriptions: String,
+    /// The event it is of, for meters billed by event.
+    pub event: Option<EventId>,
+    pub state: PushState,
+    /// Why it is in that state.
+    pub class: Class,
+    /// What the provider or a person said last.
+    pub detail: Option<String>,
+    /// The customer it was sent for; fixed by the first attempt.
+    pub customer: Option<CustomerId>,
+    pub attempts: u32,
+    pub first_attempt_at: Option<Timestamp>,
+    /// When something is due next.
+    pub due_at: Timestamp,
+    pub created_at: Timestamp,
+    /// When it came into its state.
+    pub state_at: Timestamp,
+}
+
+/// One row of a push's history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transition {
+    pub at: Timestamp,
+    /// The state after it.
+    pub state: PushState,
+    pub class: Class,
+    /// The number of the attempt it belongs to; 0 before the first.
+    pub attempt: u32,
+    /// The provider's name for the request.
+    pub request_id: Option<String>,
+    pub detail: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PushTrace {
+    pub push: Push,
+    /// Oldest first.
+    pub transitions: Vec<Transition>,
+}
+
+/// Asks to claim pushes that are due.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PushClaim {
+    pub now: Timestamp,
+    /// A claim that was not settled by then can be taken by another.
+    pub lease_until: Timestamp,
+    pub limit: usize,
+}
+
+/// A push that only the claimant works on, until its lease ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimedPush {
+    pub push: Push,
+    pub fence: u64,
+    /// The customer to send it for: the one it was sent for before, else the tenant's own.
+    pub customer: CustomerId,
+    /// The bytes it was sent with before.
+    pub request: Option<Vec<u8>>,
+    /// How often the provider's stored answer had to be got round by a fresh request key.
+    pub request_keys: u32,
+    /// The sum of the quantities of the window's settled pushes.
+    pub settled: Quantity,
+    /// Whether the window holds a dead push whose outcome is unknown (class undecidable, or
+    /// discarded while undecidable).
+    pub doubtful: bool,
+}
+
+/// An attempt that is about to be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttemptIntent {
+    pub push: u64,
+    pub fence: u64,
+    pub customer: CustomerId,
+    /// The request's bytes; those of the first attempt stay for ever.
+    pub request: Vec<u8>,
+}
+
+/// What became of a claimed or submitted push.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settlement {
+    pub push: u64,
+    /// For a claimed push its fence; none for one that is submitted.
+    pub fence: Option<u64>,
+    pub class: Class,
+    pub next: Next,
+    pub request_id: Option<String>,
+    pub detail: Option<String>,
+}
+
+/// A window with submitted pushes that are due to be looked for in the provider's summary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubmittedWindow {
+    pub tenant: TenantId,
+    pub customer: CustomerId,
+    pub meter: MeterNo,
+    pub window: Window,
+    pub mode: Mode,
+    /// What the summary shows when all has arrived: the sum of the settled quantities in delta
+    /// mode, the value of the last settled revision in absolute mode.
+    pub expected: Quantity,
+    /// The submitted, unconfirmed ones: number and quantity.
+    pub pushes: Vec<(u64, Quantity)>,
+    /// When the last of those was taken.
+    pub submitted_at: Timestamp,
+}
+
+/// Asks for pushes, newest first.
+#[derive(Debug, Clone, Default)]
+pub struct PushQuery {
+    pub tenant: Option<TenantId>,
+    pub meter: Option<MeterNo>,
+    pub state: Option<PushState>,
+    pub class: Option<Class>,
+    /// Windows that start in it.
+    pub range: Option<Window>,
+    /// The number of the last push of the page before.
+    pub before: Option<u64>,
+    pub limit: usize,
+}
+
+/// What a person asked for, and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ruling {
+    /// It was done; for a retry, the number of the push that took its place.
+    Done(Option<u64>),
+    /// Why it may not be done.
+    Refused(&'static str),
+    NotFound,
+}
+
+/// How pushes stand, without shadow pushes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PushCounts {
+    pub observed: u64,
+    /// Observed, and created before `PushAges::observed_before`.
+    pub observed_long: u64,
+    /// Observed, of tenants without a customer: they wait until one is given.
+    pub without_customer: u64,
+    pub submitted: u64,
+    /// Submitted before `PushAges::submitted_before` and still not confirmed.
+    pub submitted_long: u64,
+    /// Dead and not discarded.
+    pub dead: u64,
+    /// The quantities of those, by meter.
+    pub unbilled: Vec<(MeterNo, Quantity)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PushAges {
+    pub observed_before: Timestamp,
+    pub submitted_before: Timestamp,
+}
+
+/// A tenant's pushes that are not resolved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OpenPushes {
+    pub in_flight: u64,
+    pub observed: u64,
+}
+
+/// Leases on jobs.
+#[async_trait]
+pub trait Leases: Send + Sync {
+    /// Takes the lease if it is free, has ended, or is the holder's own (then it is prolonged and
+    /// keeps its fence). None while another holds it.
+    async fn claim_lease(
+        &self,
+        name: &'static str,
+        holder: &str,
+        now: Timestamp,
+        until: Timestamp,
+    ) -> Result<Option<Lease>>;
+    /// Gives it back, if it is still this one.
+    async fn release_lease(&self, lease: &Lease) -> Result<()>;
+}
+
+/// Windows handed to billing.
+#[async_trait]
+pub trait Cuts: Send + Sync {
+    /// The last cuts of a tenant's windows that start in `range`, in no particular order.
+    async fn read_cuts(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+    ) -> Result<Vec<(Timestamp, CutState)>>;
+
+    /// Cuts windows in one transaction: reads each window's exact total (for meters billed by
+    /// event: its events without a push, trials left out), plans by `rules::push`, and writes the
+    /// push, the window's state and the tenant's remainder. A window that has not changed since
+    /// its last cut, whose meter is not billed, or that was first cut under the other value of
+    /// `shadow` gets no push; in the last case its state is kept up to date all the same. Cutting
+    /// the same windows again changes nothing.
+    async fn record_cuts(
+        &self,
+        lease: &Lease,
+        orders: Vec<CutOrder>,
+        terms: CutTerms,
+    ) -> Result<CutReport>;
+
+    /// Up to which moment everything received was cut, for each meter.
+    async fn read_cut_marks(&self) -> Result<Vec<(MeterNo, Timestamp)>>;
+    /// Moves a meter's mark; false if the lease was lost.
+    async fn record_cut_mark(&self, lease: &Lease, meter: MeterNo, mark: Timestamp)
+    -> Result<bool>;
+
+    /// What the provider cannot hold of a tenant's usage yet: carried into its next push.
+    async fn read_remainder(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        shadow: bool,
+    ) -> Result<Quantity>;
+}
+
+/// Pushes and what becomes of them.
+#[async_trait]
+pub trait Pushes: Send + Sync {
+    /// Leases due pushes, in the order of `due_at`, then number: observed, due by `now`, the lowest
+    /// observed revision of their window, of a tenant with a customer, at most one for each tenant
+    /// and meter, and none of a tenant and meter that has one leased. Leases that ended before
+    /// `now` are taken off first. On PostgreSQL rows that another server is claiming are skipped,
+    /// not waited for.
+    async fn claim_pushes(&self, claim: PushClaim) -> Result<Vec<ClaimedPush>>;
+
+    /// Writes attempts down before they are made: attempts, the first attempt's time, customer and
+    /// bytes. Returns the numbers of those that may be made; the others' leases were lost.
+    async fn begin_attempts(&self, intents: Vec<AttemptIntent>, at: Timestamp) -> Result<Vec<u64>>;
+
+    /// Settles claimed or submitted pushes. One whose fence is not current, or that is not
+    /// submitted where no fence is given, is left alone. `Next::Replaced` writes the push that
+    /// takes its place; a submitted absolute push replaces dead ones of lower revisions of its
+    /// window (class overtaken). Returns how many were settled.
+    async fn settle_pushes(&self, settlements: Vec<Settlement>, at: Timestamp) -> Result<usize>;
+
+    /// Windows with submitted, unconfirmed pushes of which one is due by `now`, at most `limit`,
+    /// those longest due first; windows with a push that was begun and not resolved are left out.
+    /// Shadow windows are included.
+    async fn list_submitted_windows(
+        &self,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<SubmittedWindow>>;
+
+    async fn list_pushes(&self, query: PushQuery) -> Result<Vec<Push>>;
+    async fn trace_push(&self, number: u64) -> Result<Option<PushTrace>>;
+
+    /// Sends a dead push again as a new revision, if `rules::delivery::judge_retry` allows it.
+    async fn retry_push(&self, number: u64, at: Timestamp) -> Result<Ruling>;
+    /// Writes a dead push off.
+    async fn discard_push(&self, number: u64, reason: &str, at: Timestamp) -> Result<Ruling>;
+
+    async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts>;
+    async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes>;
+}
