@@ -10,6 +10,8 @@ pub mod telemetry;
 
 pub mod store;
 
+pub mod provider;
+
 pub mod jobs;
 
 pub mod http;

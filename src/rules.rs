@@ -10,6 +10,7 @@ pub mod event_id;
 pub mod fingerprint;
 pub mod ids;
 pub mod meter;
+pub mod pace;
 pub mod properties;
 pub mod push;
 pub mod quantity;

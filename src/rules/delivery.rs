@@ -275,7 +275,12 @@ pub fn judge_delivery(
     match delivery {
         Delivery::Accepted => (Class::Accepted, submitted),
         Delivery::AlreadyThere => (Class::AlreadyThere, submitted),
-        Delivery::Refused { .. } => (Class::Refused, Next::Dead),
+        Delivery::Refused { .. } if progress.attempts <= 1 => (Class::Refused, Next::Dead),
+        // An earlier attempt may have counted before whatever is wrong now went wrong.
+        Delivery::Refused { .. } => {
+            let until = horizons.decide.after(progress.first_attempt_at.unwrap_or(now));
+            (Class::Unknown, Next::Wait { until, fresh_request_key: false })
+        }
         Delivery::Unknown { resend, retry_after, .. } => {
             let pause = backoff.pause_micros(progress.attempts, random);
             let soonest = retry_after.map_or(now, |span| span.after(now));
@@ -457,8 +462,6 @@ mod tests {
             judge(Delivery::AlreadyThere),
             (Class::AlreadyThere, Next::Submitted { look_at })
         );
-        let refused = judge(Delivery::Refused { message: String::new() });
-        assert_eq!(refused, (Class::Refused, Next::Dead));
         let wait =
             |until, fresh_request_key| (Class::Unknown, Next::Wait { until, fresh_request_key });
         let soon = at(6).saturating_add_micros(2_000_000);
@@ -467,6 +470,13 @@ mod tests {
         let later = Span::from_seconds(30).after(at(6));
         assert_eq!(unknown(Resend::Same, Some(Span::from_seconds(30))), wait(later, false));
         assert_eq!(unknown(Resend::No, None), wait(at(31), false));
+        let refused = || Delivery::Refused { message: String::new() };
+        assert_eq!(judge(refused()), wait(at(31), false));
+        let first = Progress { attempts: 1, ..progress };
+        let backoff = (Backoff { base_ms: 500, max_ms: 60_000 }, 0);
+        let times = (at(6), Span::from_minutes(15));
+        let first = judge_delivery(&refused(), first, STRICT, backoff, times);
+        assert_eq!(first, (Class::Refused, Next::Dead));
     }
 
     #[test]

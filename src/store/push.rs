@@ -126,6 +126,8 @@ pub struct PushClaim {
     /// A claim that was not settled by then can be taken by another.
     pub lease_until: Timestamp,
     pub limit: usize,
+    /// Only pushes that are shadow, or only those that are not.
+    pub shadow: bool,
 }
 
 /// A push that only the claimant works on, until its lease ends.
@@ -316,10 +318,11 @@ pub trait Pushes: Send + Sync {
 
     /// Windows with submitted, unconfirmed pushes of which one is due by `now`, at most `limit`,
     /// those longest due first; windows with a push that was begun and not resolved are left out.
-    /// Shadow windows are included.
+    /// Only windows that are shadow, or only those that are not.
     async fn list_submitted_windows(
         &self,
         now: Timestamp,
+        shadow: bool,
         limit: usize,
     ) -> Result<Vec<SubmittedWindow>>;
 
