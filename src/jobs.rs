@@ -4,6 +4,7 @@
 pub mod confirm;
 pub mod cut;
 pub mod ingest;
+pub mod outbound;
 pub mod push;
 pub mod watch;
 

@@ -9,6 +9,7 @@ pub mod event;
 pub mod event_id;
 pub mod fingerprint;
 pub mod ids;
+pub mod latency;
 pub mod meter;
 pub mod pace;
 pub mod properties;

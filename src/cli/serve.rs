@@ -11,6 +11,8 @@ use crate::clock::Clock;
 use crate::config::{Config, LogFormat};
 use crate::http::{self, App, auth};
 use crate::jobs::ingest::Ingest;
+use crate::jobs::outbound::Outbound;
+use crate::provider::{self, Provider};
 use crate::rules::ids::MeterSlug;
 use crate::rules::meter::Meter;
 use crate::rules::timestamp::{MICROS_PER_MINUTE, MICROS_PER_SECOND};
@@ -68,10 +70,16 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let strict_tenants = config.tenants.strict;
     let ingest =
         Ingest::start(Arc::clone(&store), clock.clone(), config.ingest.clone(), strict_tenants);
-    let app = App::new(Arc::clone(&store), Arc::clone(&ingest), clock, &config);
+    let provider = connect_provider(&config)?;
+    let outbound =
+        provider.as_ref().map(|provider| Outbound::start(&store, provider, &clock, &config));
+    let app = App::new(Arc::clone(&store), Arc::clone(&ingest), clock, provider, &config);
     announce(&config, listen, admin_key.as_deref())?;
     http::serve(listener, app, signals.first()).await.context("cannot serve")?;
     ingest.drain().await;
+    if let Some(outbound) = outbound {
+        outbound.drain().await;
+    }
     store.close().await;
     tracing::info!("stopped: everything that was acknowledged is stored");
     Ok(ExitCode::SUCCESS)
@@ -86,6 +94,23 @@ fn load_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
         config.log.format = format;
     }
     Ok(config)
+}
+
+/// The billing provider, with a word about what it is used for.
+fn connect_provider(config: &Config) -> anyhow::Result<Option<Arc<dyn Provider>>> {
+    let provider = provider::connect(&config.provider, &config.stripe, &config.sink)
+        .map_err(|refusal| anyhow::anyhow!("settings: {refusal}"))?;
+    match &provider {
+        Some(provider) => {
+            let (name, shadow) = (provider.name(), config.provider.shadow);
+            tracing::info!(provider = name, ?shadow, "billed totals go to {name}");
+        }
+        None if config.meters.values().any(|meter| meter.billing.is_some()) => {
+            tracing::warn!("meters are billed and provider.kind is \"none\": nothing is pushed");
+        }
+        None => {}
+    }
+    Ok(provider)
 }
 
 /// Time must not go back across restarts: what was too old to accept stays too old.
