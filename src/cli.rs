@@ -13,6 +13,7 @@ mod keys;
 mod send;
 mod serve;
 mod store;
+mod stripe_sim;
 mod table;
 mod usage;
 
@@ -49,6 +50,7 @@ enum Command {
     Check(check::CheckArguments),
     Config(config::ConfigArguments),
     Demo(demo::DemoArguments),
+    StripeSim(stripe_sim::StripeSimArguments),
     Completions(completions::CompletionsArguments),
 }
 
@@ -73,7 +75,8 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
         | Command::Usage(_)
         | Command::Keys(_)
         | Command::Check(_)
-        | Command::Demo(_) => {}
+        | Command::Demo(_)
+        | Command::StripeSim(_) => {}
     }
     // Connections to servers and to PostgreSQL may be encrypted; both ask for this provider. It
     // can only be installed already, which is as good.
@@ -94,6 +97,7 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
             Command::Keys(arguments) => keys::run(arguments).await,
             Command::Check(arguments) => check::run(&arguments).await,
             Command::Demo(arguments) => demo::run(&arguments).await,
+            Command::StripeSim(arguments) => stripe_sim::run(arguments).await,
             Command::Config(_) | Command::Completions(_) => Ok(ExitCode::SUCCESS),
         }
     })

@@ -9,6 +9,8 @@ pub mod telemetry;
 
 pub mod store;
 
+pub mod simulator;
+
 pub mod jobs;
 
 pub mod http;

@@ -10,15 +10,16 @@ use std::fmt;
 use std::path::Path;
 
 /// Which modules of the crate a module may use besides itself. `lib.rs` and `main.rs` may use all.
-const DIRECTION: [(&str, &[&str]); 8] = [
+const DIRECTION: [(&str, &[&str]); 9] = [
     ("rules", &[]),
     ("clock", &["rules"]),
     ("config", &["rules"]),
     ("telemetry", &["rules", "clock", "config"]),
     ("store", &["rules", "clock", "config"]),
+    ("simulator", &["rules", "clock", "config"]),
     ("jobs", &["rules", "store", "clock", "config"]),
     ("http", &["rules", "store", "jobs", "clock", "config", "telemetry"]),
-    ("cli", &["rules", "clock", "config", "telemetry", "store", "jobs", "http"]),
+    ("cli", &["rules", "clock", "config", "telemetry", "store", "simulator", "jobs", "http"]),
 ];
 
 const LINES_MAX: usize = 800;
