@@ -134,6 +134,12 @@ pub struct Billing {
 }
 
 impl Billing {
+    /// When the first of the periods under way ends.
+    pub fn next_end(&self) -> Option<i64> {
+        let live = self.subscriptions.values().filter(|subscription| subscription.ended.is_none());
+        live.map(|subscription| subscription.period().end).min()
+    }
+
     /// Ends the period of a subscription that is over by now, and begins the next. Returns the
     /// subscription as it was.
     pub fn end_period(&mut self, now: i64) -> Option<Subscription> {
@@ -288,6 +294,7 @@ pub fn list(simulator: &Simulator, params: &Params) -> Answer {
 fn store(simulator: &mut Simulator, subscription: Subscription, event: &str) -> Value {
     let shown = subscription.to_json();
     simulator.billing.subscriptions.insert(subscription.id.clone(), subscription);
+    simulator.invoices.look_again();
     simulator.emit(event, &shown);
     shown
 }

@@ -31,11 +31,23 @@ struct Invoice {
 #[derive(Debug, Default)]
 pub struct Invoices {
     all: BTreeMap<String, Invoice>,
+    /// Nothing is due before this, in seconds; none means that nobody has looked.
+    next: Option<i64>,
+}
+
+impl Invoices {
+    /// Says that something may be due earlier than was thought.
+    pub fn look_again(&mut self) {
+        self.next = None;
+    }
 }
 
 /// Drafts and finalizes what is due, in the order of time.
 pub fn tick(simulator: &mut Simulator) {
     let now = simulator.now_seconds();
+    if simulator.invoices.next.is_some_and(|next| now < next) {
+        return;
+    }
     while let Some(subscription) = simulator.billing.end_period(now) {
         let period = subscription.period();
         let id = simulator.next_id("in");
@@ -56,6 +68,10 @@ pub fn tick(simulator: &mut Simulator) {
     for (at, id) in due {
         finalize(simulator, &id, at);
     }
+    let drafts = simulator.invoices.all.values().filter(|invoice| invoice.fixed.is_none());
+    let next = drafts.map(|invoice| invoice.due).min().unwrap_or(i64::MAX);
+    let next = simulator.billing.next_end().unwrap_or(i64::MAX).min(next);
+    simulator.invoices.next = Some(next);
 }
 
 fn finalize(simulator: &mut Simulator, id: &str, at: i64) {

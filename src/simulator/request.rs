@@ -73,7 +73,7 @@ impl SimRequest {
         self.headers.get(name).map(String::as_str)
     }
 
-    /// The token after `Bearer`, or the user name of basic authentication is not looked at.
+    /// The key or token of the Authorization header.
     pub fn bearer(&self) -> Option<&str> {
         self.header("authorization")?.strip_prefix("Bearer ").map(str::trim)
     }

@@ -129,7 +129,21 @@ fn due(simulator: &Shared) -> Vec<super::Outgoing> {
     simulator.due_webhooks()
 }
 
+/// A webhook on its way. However that ends, also by an outage of the simulator, the result is told.
+struct Sending {
+    simulator: Shared,
+    delivery: usize,
+    status: Option<u16>,
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        lock(&self.simulator).webhook_answered(self.delivery, self.status);
+    }
+}
+
 async fn deliver(client: reqwest::Client, simulator: Shared, webhook: super::Outgoing) {
+    let mut sending = Sending { simulator, delivery: webhook.delivery, status: None };
     let sent = client
         .post(&webhook.url)
         .header("content-type", "application/json; charset=utf-8")
@@ -137,8 +151,7 @@ async fn deliver(client: reqwest::Client, simulator: Shared, webhook: super::Out
         .body(webhook.body)
         .send()
         .await;
-    let status = sent.ok().map(|response| response.status().as_u16());
-    lock(&simulator).webhook_answered(webhook.delivery, status);
+    sending.status = sent.ok().map(|response| response.status().as_u16());
 }
 
 async fn serve_connection(stream: TcpStream, simulator: Shared) {
