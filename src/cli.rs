@@ -15,6 +15,7 @@ mod send;
 mod serve;
 mod store;
 mod stripe;
+mod stripe_sim;
 mod table;
 mod usage;
 
@@ -53,6 +54,7 @@ enum Command {
     Check(check::CheckArguments),
     Config(config::ConfigArguments),
     Demo(demo::DemoArguments),
+    StripeSim(stripe_sim::StripeSimArguments),
     Completions(completions::CompletionsArguments),
 }
 
@@ -79,7 +81,8 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
         | Command::Pushes(_)
         | Command::Stripe(_)
         | Command::Check(_)
-        | Command::Demo(_) => {}
+        | Command::Demo(_)
+        | Command::StripeSim(_) => {}
     }
     // Connections to servers and to PostgreSQL may be encrypted; both ask for this provider. It
     // can only be installed already, which is as good.
@@ -102,6 +105,7 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
             Command::Stripe(arguments) => stripe::run(arguments).await,
             Command::Check(arguments) => check::run(&arguments).await,
             Command::Demo(arguments) => demo::run(&arguments).await,
+            Command::StripeSim(arguments) => stripe_sim::run(arguments).await,
             Command::Config(_) | Command::Completions(_) => Ok(ExitCode::SUCCESS),
         }
     })

@@ -11,6 +11,7 @@ pub mod telemetry;
 pub mod store;
 
 pub mod provider;
+pub mod simulator;
 
 pub mod jobs;
 

@@ -149,7 +149,7 @@ async fn declare_meters(config: &Config, store: &dyn Store, clock: &Clock) -> an
     Ok(())
 }
 
-async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
+pub(super) async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(listen).await.map_err(|error| {
         let why = if error.kind() == ErrorKind::AddrInUse {
             "another program listens there; stop it, or choose another port with --listen (port 0 \
@@ -194,7 +194,7 @@ fn announce(config: &Config, listen: SocketAddr, admin_key: Option<&str>) -> any
 }
 
 /// Where a program on this machine reaches a server that listens on all addresses.
-fn reachable(listen: SocketAddr) -> SocketAddr {
+pub(super) fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -204,13 +204,13 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 }
 
 /// SIGTERM and SIGINT, heard from the moment the process begins to open its store.
-struct Signals {
+pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    fn listen() -> anyhow::Result<Self> {
+    pub(super) fn listen() -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
         let terminate = listen(SignalKind::terminate())?;
         Ok(Self { terminate, interrupt: listen(SignalKind::interrupt())? })
@@ -224,7 +224,7 @@ impl Signals {
     }
 
     /// Waits for the first signal; from then on the next one ends the process.
-    async fn first(mut self) {
+    pub(super) async fn first(mut self) {
         self.next().await;
         tracing::info!("stopping: requests in progress end first; signal again to stop at once");
         tokio::spawn(async move {

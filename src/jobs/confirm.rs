@@ -118,29 +118,25 @@ impl Confirmer {
     }
 
     fn judge(&self, window: &SubmittedWindow, total: Quantity) -> Vec<Settlement> {
-        let missing = window
-            .pushes
-            .iter()
-            .try_fold(Quantity::ZERO, |sum, (_, quantity)| sum.checked_add(*quantity));
-        let Some(missing) = missing else { return Vec::new() };
         let unconfirmed = Unconfirmed {
             mode: window.mode,
             expected: window.expected,
-            missing,
+            quantities: window.pushes.iter().map(|(_, quantity)| *quantity).collect(),
             submitted_at: window.submitted_at,
         };
         let times = (self.clock.now(), self.look_after);
         let horizons = self.provider.limits().horizons;
-        let (class, next) = judge_unconfirmed(&unconfirmed, total, horizons, times);
+        let judged = judge_unconfirmed(&unconfirmed, total, horizons, times);
         let detail = format!("the provider's total is {total}, expected {}", window.expected);
         window
             .pushes
             .iter()
-            .map(|(push, _)| Settlement {
+            .zip(judged)
+            .map(|((push, _), (class, next))| Settlement {
                 push: *push,
                 fence: None,
                 class,
-                next: next.clone(),
+                next,
                 request_id: None,
                 detail: Some(detail.clone()),
             })

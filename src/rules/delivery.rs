@@ -16,6 +16,9 @@ use super::span::Span;
 use super::timestamp::Timestamp;
 use serde::{Deserialize, Serialize};
 
+/// Most pushes of a window among which dropped ones are searched for.
+const PARTS_MAX: usize = 12;
+
 /// Where a push stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -355,36 +358,58 @@ pub struct Unconfirmed {
     pub mode: Mode,
     /// What the summary shows when everything has arrived.
     pub expected: Quantity,
-    /// The sum of the pushes in question.
-    pub missing: Quantity,
+    /// The quantities of the pushes in question.
+    pub quantities: Vec<Quantity>,
     /// When the last of them was taken.
     pub submitted_at: Timestamp,
 }
 
-/// Confirmed if the summary shows all of it. If it lacks exactly what is in question long after it
-/// was taken, it was dropped after all. Anything else waits, for lag or for a reconciliation pass.
+/// What the summary says of each of the pushes in question: confirmed if it shows all of them. If
+/// it lacks exactly some of them long after they were taken, those were dropped after all. Anything
+/// else waits, for lag or for a reconciliation pass.
 pub fn judge_unconfirmed(
     window: &Unconfirmed,
     summary: Quantity,
     horizons: Horizons,
     (now, look_after): (Timestamp, Span),
-) -> (Class, Next) {
+) -> Vec<(Class, Next)> {
+    let confirmed = (Class::Confirmed, Next::Confirmed);
+    let absent = (Class::Absent, Next::Dead);
+    let count = window.quantities.len();
     if summary == window.expected {
-        return (Class::Confirmed, Next::Confirmed);
+        return vec![confirmed; count];
     }
     let late = now >= horizons.decide.after(window.submitted_at);
-    let lacks_it = match window.mode {
-        Mode::Delta => window.expected.checked_sub(window.missing) == Some(summary),
-        Mode::Absolute => true,
-    };
-    if late && lacks_it {
-        return (Class::Absent, Next::Dead);
+    if late && window.mode == Mode::Absolute {
+        return vec![absent; count];
+    }
+    let lacking = window.expected.checked_sub(summary);
+    if let Some(dropped) = lacking.filter(|_| late).and_then(|l| part_of(&window.quantities, l)) {
+        let judge = |dropped| if dropped { absent.clone() } else { confirmed.clone() };
+        return dropped.into_iter().map(judge).collect();
     }
     // Twice as long after the submission as now, so that a window is not asked for ever anew.
     let waited = now.micros().saturating_sub(window.submitted_at.micros());
     let until = now.saturating_add_micros(waited.max(look_after.micros()));
     let until = if late { until } else { until.min(horizons.decide.after(window.submitted_at)) };
-    (Class::Unknown, Next::Wait { until, fresh_request_key: false })
+    vec![(Class::Unknown, Next::Wait { until, fresh_request_key: false }); count]
+}
+
+/// Which of the quantities add up to `sum`. If several choices do, any of them is right: sending
+/// them again makes the window's total the same.
+fn part_of(quantities: &[Quantity], sum: Quantity) -> Option<Vec<bool>> {
+    if quantities.len() > PARTS_MAX {
+        return None;
+    }
+    let choices = 1u32 << quantities.len();
+    let chosen = |choice: u32, place: usize| choice >> place & 1 == 1;
+    let adds_up = |choice: &u32| {
+        let parts = quantities.iter().enumerate().filter(|(place, _)| chosen(*choice, *place));
+        let total = parts.map(|(_, part)| part).try_fold(Quantity::ZERO, |a, b| a.checked_add(*b));
+        total == Some(sum)
+    };
+    let found = (1..choices).find(adds_up)?;
+    Some((0..quantities.len()).map(|place| chosen(found, place)).collect())
 }
 
 /// Whether a dead push may be sent again as a new revision.
@@ -517,17 +542,23 @@ mod tests {
         let window = Unconfirmed {
             mode: Mode::Delta,
             expected: units(15),
-            missing: units(5),
+            quantities: vec![units(5), units(3)],
             submitted_at: at(0),
         };
-        let judge = |summary: i128, now: i64| {
-            judge_unconfirmed(&window, units(summary), STRICT, (at(now), Span::from_minutes(15))).0
+        let check = |summary: i128, now: i64, expected: [Class; 2]| {
+            let times = (at(now), Span::from_minutes(15));
+            let judged = judge_unconfirmed(&window, units(summary), STRICT, times);
+            let classes: Vec<Class> = judged.into_iter().map(|(class, _)| class).collect();
+            assert_eq!(classes, expected, "{summary} at {now}");
         };
-        assert_eq!(judge(15, 1), Class::Confirmed);
-        assert_eq!(judge(10, 1), Class::Unknown);
-        assert_eq!(judge(10, 26), Class::Absent);
-        assert_eq!(judge(12, 30), Class::Unknown);
-        assert_eq!(judge(15, 30), Class::Confirmed);
+        check(15, 1, [Class::Confirmed; 2]);
+        check(10, 1, [Class::Unknown; 2]);
+        check(7, 26, [Class::Absent; 2]);
+        check(10, 26, [Class::Absent, Class::Confirmed]);
+        check(12, 26, [Class::Confirmed, Class::Absent]);
+        check(11, 30, [Class::Unknown; 2]);
+        check(20, 30, [Class::Unknown; 2]);
+        check(15, 30, [Class::Confirmed; 2]);
     }
 
     #[test]
