@@ -90,7 +90,7 @@ CREATE TABLE pushes (
     value numeric NOT NULL CHECK (value
         BETWEEN -170141183460469231731687304 AND 170141183460469231731687304),
     -- its name at the provider
-    key text COLLATE "C" NOT NULL UNIQUE,
+    key text COLLATE "C" NOT NULL,
     -- the moment it is stamped with, strictly inside the window
     stamped_at timestamptz NOT NULL,
     -- exact billable totals by subscription at the cut, as JSON
@@ -125,6 +125,8 @@ CREATE TABLE pushes (
     state_at timestamptz NOT NULL
 );
 
+-- A key names one push for ever.
+CREATE UNIQUE INDEX pushes_by_key ON pushes (key);
 CREATE UNIQUE INDEX pushes_by_window ON pushes (tenant_no, meter_no, window_start, revision);
 -- At most one push of a window was begun and is not resolved.
 CREATE UNIQUE INDEX pushes_unresolved ON pushes (tenant_no, meter_no, window_start)

@@ -218,7 +218,8 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Full jitter: any moment up to a bound that doubles with each attempt. `random` is any number.
+    /// Full jitter: any moment up to a bound that doubles with each attempt; `random` is any
+    /// number.
     pub fn pause_micros(self, attempts: u32, random: u64) -> i64 {
         let doublings = attempts.saturating_sub(1).min(32);
         let bound = self.base_ms.saturating_mul(1u64 << doublings).min(self.max_ms).max(1);
@@ -436,6 +437,17 @@ pub fn judge_retry(state: PushState, class: Class) -> Result<(), &'static str> {
         | Class::Overtaken
         | Class::NotSent => Err("its history does not prove that it was not counted"),
     }
+}
+
+/// Whether a push may be written off.
+pub fn judge_discard(state: PushState, class: Class) -> Result<(), &'static str> {
+    if state != PushState::Dead {
+        return Err("only a dead push can be discarded; this one is handled without a person");
+    }
+    if class == Class::Discarded {
+        return Err("it was discarded before, with a reason, by a person");
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 //!
 //! A cut compares a window's exact total with what was planned for it before and plans one push
 //! for the difference. What the provider cannot hold (decimals beyond the billing scale, more than
-//! its digits) is not lost: it is the remainder of the tenant and meter, and goes into a later push.
+//! its digits) is not lost: it is the remainder of the tenant and meter, and goes into a later
+//! push.
 //!
 //! Invariant: over the windows of a tenant and meter, the sum of all planned quantities plus the
 //! remainder equals the sum of the exact totals at their last cuts. A push, once planned, never
@@ -152,6 +153,19 @@ pub fn plan_cut(
         "a cut neither makes nor loses usage"
     );
     Ok(CutPlan { state, remainder, push: Some(push) })
+}
+
+/// Follows a window that gets no push now, because its first cut decided otherwise about shadow:
+/// what it has grown by waits in the remainder, so that the invariant holds here too.
+pub fn plan_following(
+    state: &CutState,
+    remainder: Quantity,
+    (count, billable): (u64, Quantity),
+) -> Result<CutPlan, FoldError> {
+    let grown = billable.checked_sub(state.total).ok_or(FoldError)?;
+    let remainder = remainder.checked_add(grown).ok_or(FoldError)?;
+    let state = CutState { count, total: billable, ..state.clone() };
+    Ok(CutPlan { state, remainder, push: None })
 }
 
 /// Plans the push that takes the place of one that surely never counted.
