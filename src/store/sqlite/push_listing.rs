@@ -75,6 +75,7 @@ struct DueWindow {
 pub fn list_submitted_windows(
     connection: &Connection,
     now: Timestamp,
+    shadow: bool,
     limit: usize,
 ) -> Result<Vec<SubmittedWindow>> {
     begin_snapshot(connection)?;
@@ -84,7 +85,7 @@ pub fn list_submitted_windows(
              SELECT pushes.tenant_no, meter_no, window_start,
                     COALESCE(pushes.customer, tenants.customer, '') AS customer
              FROM pushes JOIN tenants ON tenants.tenant_no = pushes.tenant_no
-             WHERE state = 'submitted' AND due_at <= ?
+             WHERE state = 'submitted' AND due_at <= ? AND shadow = ?
                  AND NOT EXISTS (
                      SELECT 1 FROM pushes AS begun
                      WHERE begun.tenant_no = pushes.tenant_no AND begun.meter_no = pushes.meter_no
@@ -95,7 +96,7 @@ pub fn list_submitted_windows(
         )
         .and_then(|mut select| {
             let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            let rows = select.query_map(params![now.micros(), limit], |row| {
+            let rows = select.query_map(params![now.micros(), shadow, limit], |row| {
                 let (tenant_no, meter) = (TenantNo(row.get(0)?), MeterNo(row.get(1)?));
                 Ok(DueWindow { tenant_no, meter, start: row.get(2)?, customer: row.get(3)? })
             })?;

@@ -38,8 +38,8 @@ use std::sync::Arc;
 #[async_trait]
 impl Pushes for SqliteStore {
     async fn claim_pushes(&self, claim: PushClaim) -> Result<Vec<ClaimedPush>> {
-        let PushClaim { now, limit, .. } = claim;
-        let found = self.read(move |_, connection| find_claimable(connection, now, limit)).await?;
+        let wanted = claim.clone();
+        let found = self.read(move |_, connection| find_claimable(connection, &wanted)).await?;
         if found.is_empty() {
             return Ok(Vec::new());
         }
@@ -73,9 +73,10 @@ impl Pushes for SqliteStore {
     async fn list_submitted_windows(
         &self,
         now: Timestamp,
+        shadow: bool,
         limit: usize,
     ) -> Result<Vec<SubmittedWindow>> {
-        self.read(move |_, c| push_listing::list_submitted_windows(c, now, limit)).await
+        self.read(move |_, c| push_listing::list_submitted_windows(c, now, shadow, limit)).await
     }
 
     async fn list_pushes(&self, query: PushQuery) -> Result<Vec<Push>> {
@@ -117,7 +118,8 @@ type Stream = (TenantNo, MeterNo);
 /// Numbers of pushes that could be claimed now, in the order of claims. It stops at `limit`, and
 /// asks for the rest of a window or a tenant only once, so that a long queue of one tenant is
 /// passed over quickly.
-fn find_claimable(connection: &Connection, now: Timestamp, limit: usize) -> Result<Vec<u64>> {
+fn find_claimable(connection: &Connection, claim: &PushClaim) -> Result<Vec<u64>> {
+    let PushClaim { now, limit, shadow, .. } = *claim;
     let mut taken = streams_in_flight(connection, now)?;
     let mut lowest: HashMap<(Stream, i64), Option<u64>> = HashMap::new();
     let mut with_customer: HashMap<TenantNo, bool> = HashMap::new();
@@ -125,10 +127,10 @@ fn find_claimable(connection: &Connection, now: Timestamp, limit: usize) -> Resu
         .prepare_cached(
             "-- find_claimable
              SELECT push_no, tenant_no, meter_no, window_start FROM pushes
-             WHERE state = 'observed' AND due_at <= ? ORDER BY due_at, push_no",
+             WHERE state = 'observed' AND due_at <= ? AND shadow = ? ORDER BY due_at, push_no",
         )
         .map_err(sql_error)?;
-    let mut rows = select.query([now.micros()]).map_err(sql_error)?;
+    let mut rows = select.query(params![now.micros(), shadow]).map_err(sql_error)?;
     let mut found = Vec::new();
     while found.len() < limit
         && let Some(row) = rows.next().map_err(sql_error)?
