@@ -48,30 +48,32 @@ pub fn tick(simulator: &mut Simulator) {
     if simulator.invoices.next.is_some_and(|next| now < next) {
         return;
     }
-    while let Some(subscription) = simulator.billing.end_period(now) {
-        let period = subscription.period();
-        let id = simulator.next_id("in");
-        let due = period.end + DRAFT_SECONDS;
-        let invoice = Invoice { id: id.clone(), subscription, period, due, fixed: None };
-        let shown = show(simulator, &invoice, period.end);
-        simulator.invoices.all.insert(id, invoice);
-        simulator.emit("invoice.created", &shown);
+    loop {
+        let end = simulator.billing.next_end().unwrap_or(i64::MAX);
+        let drafts = simulator.invoices.all.values().filter(|invoice| invoice.fixed.is_none());
+        let first = drafts.map(|invoice| (invoice.due, invoice.id.clone())).min();
+        let due = first.as_ref().map_or(i64::MAX, |(due, _)| *due);
+        if end.min(due) > now {
+            simulator.invoices.next = Some(end.min(due));
+            return;
+        }
+        match first {
+            Some((due, id)) if due < end => finalize(simulator, &id, due),
+            Some(_) | None => draft(simulator, now),
+        }
     }
-    let is_due = |invoice: &&Invoice| invoice.fixed.is_none() && invoice.due <= now;
-    let due: Vec<(i64, String)> = simulator
-        .invoices
-        .all
-        .values()
-        .filter(is_due)
-        .map(|invoice| (invoice.due, invoice.id.clone()))
-        .collect();
-    for (at, id) in due {
-        finalize(simulator, &id, at);
-    }
-    let drafts = simulator.invoices.all.values().filter(|invoice| invoice.fixed.is_none());
-    let next = drafts.map(|invoice| invoice.due).min().unwrap_or(i64::MAX);
-    let next = simulator.billing.next_end().unwrap_or(i64::MAX).min(next);
-    simulator.invoices.next = Some(next);
+}
+
+/// Drafts the invoice of the first period that is over.
+fn draft(simulator: &mut Simulator, now: i64) {
+    let Some(subscription) = simulator.billing.end_period(now) else { return };
+    let period = subscription.period();
+    let id = simulator.next_id("in");
+    let due = period.end + DRAFT_SECONDS;
+    let invoice = Invoice { id: id.clone(), subscription, period, due, fixed: None };
+    let shown = show(simulator, &invoice, period.end);
+    simulator.invoices.all.insert(id, invoice);
+    simulator.emit("invoice.created", &shown);
 }
 
 fn finalize(simulator: &mut Simulator, id: &str, at: i64) {

@@ -101,8 +101,12 @@ pub async fn serve(
         tokio::select! {
             () = &mut shutdown => break,
             accepted = listener.accept() => {
-                if let Ok((stream, _)) = accepted {
-                    tasks.spawn(serve_connection(stream, Arc::clone(&simulator)));
+                match accepted {
+                    Ok((stream, _)) => {
+                        tasks.spawn(serve_connection(stream, Arc::clone(&simulator)));
+                    }
+                    // Most often a lack of file handles, which passes.
+                    Err(_) => tokio::time::sleep(TICK).await,
                 }
             }
             Some(_) = tasks.join_next() => {}
