@@ -173,3 +173,23 @@ fn a_deleted_customer_has_no_subscription() {
     world.advance(60 * DAY);
     assert!(invoices(&mut world).is_empty());
 }
+
+#[test]
+fn a_webhook_that_nobody_takes_delays_finalization() {
+    let check = |taken: bool, hours: i64| {
+        let mut world = World::new();
+        subscribe(&mut world);
+        let fields = [("url", "http://127.0.0.1:9/hook"), ("enabled_events[]", "invoice.created")];
+        world.post("/v1/webhook_endpoints", &fields);
+        world.advance(30 * DAY);
+        for webhook in world.simulator.due_webhooks() {
+            world.simulator.webhook_answered(webhook.delivery, taken.then_some(200));
+        }
+        world.advance(hours * HOUR - 1);
+        assert_eq!(invoices(&mut world)[0]["status"], "draft", "{taken}");
+        world.advance(1);
+        assert_eq!(invoices(&mut world)[0]["status"], "open", "{taken}");
+    };
+    check(true, 1);
+    check(false, 72);
+}
