@@ -140,13 +140,12 @@ impl Billing {
         live.map(|subscription| subscription.period().end).min()
     }
 
-    /// Ends the period of a subscription that is over by now, and begins the next. Returns the
-    /// subscription as it was.
+    /// Ends the first period that is over by now, and begins the next. Returns the subscription as
+    /// it was.
     pub fn end_period(&mut self, now: i64) -> Option<Subscription> {
-        let over = |subscription: &&mut Subscription| {
-            subscription.ended.is_none() && subscription.period().end <= now
-        };
-        let subscription = self.subscriptions.values_mut().find(over)?;
+        let live = self.subscriptions.values_mut().filter(|found| found.ended.is_none());
+        let first = live.min_by_key(|subscription| subscription.period().end);
+        let subscription = first.filter(|subscription| subscription.period().end <= now)?;
         let before = subscription.clone();
         subscription.periods += 1;
         if subscription.cancel_at_period_end {
@@ -185,7 +184,8 @@ pub fn create_price(simulator: &mut Simulator, params: &Params) -> Answer {
     }
     recurring.choice("usage_type", &["metered"])?;
     let meter = recurring.required_text("meter", usize::MAX)?;
-    if !simulator.meters.get(&meter)?.is_active() {
+    let known = simulator.meters.get(&meter).map_err(|e| e.referenced("recurring[meter]"))?;
+    if !known.is_active() {
         return Err(ApiError::refused("An inactive meter cannot be attached to a price."));
     }
     let decimal = match params.text("unit_amount", 20)? {
@@ -218,11 +218,12 @@ fn find_price<'s>(simulator: &'s Simulator, id: &str) -> Result<&'s Price, ApiEr
 pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
     params.only(&["customer", "items", "metadata", "billing_mode", "cancel_at_period_end"])?;
     let customer = params.required_text("customer", usize::MAX)?;
-    simulator.customers.live(&customer)?;
+    simulator.customers.referenced(&customer)?;
     let mut items = Vec::new();
     for item in params.objects("items")? {
         item.only(&["price", "metadata"])?;
-        let price = find_price(simulator, &item.required_text("price", usize::MAX)?)?.clone();
+        let price = find_price(simulator, &item.required_text("price", usize::MAX)?);
+        let price = price.map_err(|error| error.referenced("items[price]"))?.clone();
         items.push(Item { id: simulator.next_id("si"), price });
     }
     if items.is_empty() {
@@ -267,6 +268,19 @@ pub fn cancel(simulator: &mut Simulator, id: &str) -> Answer {
     }
     subscription.ended = Some(simulator.now_seconds());
     Ok(store(simulator, subscription, "customer.subscription.deleted"))
+}
+
+/// Cancels what a customer that is deleted has.
+pub fn cancel_all(simulator: &mut Simulator, customer: &str) {
+    let live = |subscription: &&Subscription| {
+        subscription.customer == customer && subscription.ended.is_none()
+    };
+    let found: Vec<Subscription> =
+        simulator.billing.subscriptions.values().filter(live).cloned().collect();
+    for mut subscription in found {
+        subscription.ended = Some(simulator.now_seconds());
+        store(simulator, subscription, "customer.subscription.deleted");
+    }
 }
 
 /// Without `status` those that have ended are left out, as the provider does.

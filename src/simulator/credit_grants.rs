@@ -74,7 +74,7 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
         "metadata",
     ])?;
     let customer = params.required_text("customer", usize::MAX)?;
-    simulator.customers.live(&customer)?;
+    simulator.customers.referenced(&customer)?;
     let amount = params.required_nested("amount")?;
     amount.choice("type", &["monetary"])?.ok_or_else(|| amount.missing("type"))?;
     let monetary = amount.required_nested("monetary")?;

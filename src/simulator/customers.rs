@@ -1,6 +1,7 @@
 //! Customers.
 //!
-//! Invariant: a deleted customer stays known as deleted and takes no usage. A crash leaves nothing.
+//! Invariant: a deleted customer stays known as deleted, takes no usage and has no subscription. A
+//! crash leaves nothing.
 
 use super::lists::{PAGING, page};
 use super::params::Params;
@@ -28,8 +29,12 @@ impl Customers {
         self.all.keys().map(String::as_str).filter(|id| self.is_live(id)).collect()
     }
 
-    /// A customer that takes usage, or the refusal.
-    pub fn live(&self, id: &str) -> Result<&Value, ApiError> {
+    /// A customer that a parameter names.
+    pub fn referenced(&self, id: &str) -> Result<&Value, ApiError> {
+        self.live(id).map_err(|error| error.referenced("customer"))
+    }
+
+    fn live(&self, id: &str) -> Result<&Value, ApiError> {
         let found = self.all.get(id).filter(|customer| customer["deleted"].is_null());
         found.ok_or_else(|| ApiError::missing("customer", id))
     }
@@ -78,6 +83,7 @@ pub fn delete(simulator: &mut Simulator, id: &str) -> Answer {
     let before = simulator.customers.live(id)?.clone();
     let deleted = json!({ "id": id, "object": "customer", "deleted": true });
     simulator.customers.all.insert(id.to_owned(), deleted.clone());
+    super::billing::cancel_all(simulator, id);
     simulator.emit("customer.deleted", &before);
     Ok(deleted)
 }

@@ -28,8 +28,8 @@ pub struct EventLog {
 }
 
 impl Simulator {
-    /// Tells of a change of an object, in both styles.
-    pub(super) fn emit(&mut self, kind: &str, object: &Value) {
+    /// Tells of a change of an object, in both styles. Returns the id of the snapshot.
+    pub(super) fn emit(&mut self, kind: &str, object: &Value) -> String {
         let created = self.now_seconds();
         let id = self.next_id("evt");
         let event = json!({
@@ -44,6 +44,7 @@ impl Simulator {
         let url = format!("/v1/{}s/{object_id}", object_type.replace('.', "/"));
         let related = json!({ "id": object_id, "type": object_type, "url": url });
         self.log_thin(&thin_kind, Value::Null, related, Some(&id));
+        id
     }
 
     /// Tells of something that has no snapshot.

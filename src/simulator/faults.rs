@@ -182,7 +182,8 @@ pub struct FaultPlan {
     pub seed: u64,
     /// Chance of each kind in thousandths; all together at most 1,000.
     pub per_mille: BTreeMap<FaultKind, u64>,
-    /// The seed decides only about paths that contain one of these; none means all.
+    /// The seed decides only about paths that contain one of these; none means all. The path of a
+    /// webhook is `webhook`.
     pub paths: Vec<String>,
     /// How far behind a summary is that lags by accident.
     pub summary_lag_seconds: i64,

@@ -6,7 +6,7 @@
 
 use super::request::{ApiError, SimResponse};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const KEY_CHARACTERS_MAX: usize = 255;
 const V1_KEPT_MICROS: i64 = MICROS_PER_DAY;
@@ -39,8 +39,8 @@ pub enum Known {
 #[derive(Debug, Default)]
 pub struct Idempotency {
     kept: BTreeMap<(bool, String), Kept>,
-    /// Keys of calls that are under way, with how many of them there are.
-    under_way: BTreeMap<(bool, String), u64>,
+    /// Keys of calls that are under way.
+    under_way: BTreeSet<(bool, String)>,
 }
 
 impl Idempotency {
@@ -50,7 +50,7 @@ impl Idempotency {
             return Known::Refused(ApiError::new(400, "invalid_request_error", message));
         }
         let place = (call.v2, call.key.clone());
-        if self.under_way.contains_key(&place) {
+        if self.under_way.contains(&place) {
             return Known::Refused(in_use(&call.key));
         }
         let kept_micros = if call.v2 { V2_KEPT_MICROS } else { V1_KEPT_MICROS };
@@ -88,7 +88,7 @@ impl Idempotency {
     }
 
     pub fn begin(&mut self, call: &KeyedCall) {
-        *self.under_way.entry((call.v2, call.key.clone())).or_default() += 1;
+        self.under_way.insert((call.v2, call.key.clone()));
     }
 
     pub fn end(&mut self, call: &KeyedCall) {

@@ -1,7 +1,8 @@
 //! Invoices of subscription cycles: drafted at the end of a period, finalized an hour later.
 //!
 //! Invariant: usage of the period that was received before finalization is on the invoice; what
-//! comes later is on none. A negative quantity is invoiced as zero. A crash leaves nothing.
+//! comes later is on none. A negative quantity is invoiced as zero. As long as nobody takes the
+//! webhook about the draft, finalization waits, for three days at most. A crash leaves nothing.
 
 use super::billing::{Item, Price, Subscription};
 use super::lists::{PAGING, page};
@@ -15,6 +16,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 const DRAFT_SECONDS: i64 = 3_600;
+const DRAFT_SECONDS_MAX: i64 = 72 * 3_600;
 
 #[derive(Debug, Clone)]
 struct Invoice {
@@ -23,6 +25,8 @@ struct Invoice {
     period: Interval,
     /// When it will be finalized.
     due: i64,
+    /// The event that told of the draft.
+    told: String,
     /// The invoice as it was finalized.
     fixed: Option<Value>,
 }
@@ -48,30 +52,43 @@ pub fn tick(simulator: &mut Simulator) {
     if simulator.invoices.next.is_some_and(|next| now < next) {
         return;
     }
-    while let Some(subscription) = simulator.billing.end_period(now) {
-        let period = subscription.period();
-        let id = simulator.next_id("in");
-        let due = period.end + DRAFT_SECONDS;
-        let invoice = Invoice { id: id.clone(), subscription, period, due, fixed: None };
-        let shown = show(simulator, &invoice, period.end);
-        simulator.invoices.all.insert(id, invoice);
-        simulator.emit("invoice.created", &shown);
+    loop {
+        let end = simulator.billing.next_end().unwrap_or(i64::MAX);
+        let drafts = simulator.invoices.all.values().filter(|invoice| invoice.fixed.is_none());
+        let first = drafts.map(|invoice| (invoice.due, invoice.id.clone())).min();
+        let due = first.as_ref().map_or(i64::MAX, |(due, _)| *due);
+        if end.min(due) > now {
+            simulator.invoices.next = Some(end.min(due));
+            return;
+        }
+        match first {
+            Some((due, id)) if due < end => finalize_or_wait(simulator, &id, due),
+            Some(_) | None => draft(simulator, now),
+        }
     }
-    let is_due = |invoice: &&Invoice| invoice.fixed.is_none() && invoice.due <= now;
-    let due: Vec<(i64, String)> = simulator
-        .invoices
-        .all
-        .values()
-        .filter(is_due)
-        .map(|invoice| (invoice.due, invoice.id.clone()))
-        .collect();
-    for (at, id) in due {
-        finalize(simulator, &id, at);
+}
+
+/// Drafts the invoice of the first period that is over.
+fn draft(simulator: &mut Simulator, now: i64) {
+    let Some(subscription) = simulator.billing.end_period(now) else { return };
+    let period = subscription.period();
+    let id = simulator.next_id("in");
+    let due = period.end + DRAFT_SECONDS;
+    let told = String::new();
+    let mut invoice = Invoice { id: id.clone(), subscription, period, due, told, fixed: None };
+    let shown = show(simulator, &invoice, period.end);
+    invoice.told = simulator.emit("invoice.created", &shown);
+    simulator.invoices.all.insert(id, invoice);
+}
+
+fn finalize_or_wait(simulator: &mut Simulator, id: &str, at: i64) {
+    let Some(invoice) = simulator.invoices.all.get_mut(id) else { return };
+    let latest = invoice.period.end + DRAFT_SECONDS_MAX;
+    if at < latest && !simulator.webhooks.all_delivered(&invoice.told) {
+        invoice.due = latest.min(at + DRAFT_SECONDS);
+        return;
     }
-    let drafts = simulator.invoices.all.values().filter(|invoice| invoice.fixed.is_none());
-    let next = drafts.map(|invoice| invoice.due).min().unwrap_or(i64::MAX);
-    let next = simulator.billing.next_end().unwrap_or(i64::MAX).min(next);
-    simulator.invoices.next = Some(next);
+    finalize(simulator, id, at);
 }
 
 fn finalize(simulator: &mut Simulator, id: &str, at: i64) {

@@ -192,6 +192,13 @@ impl ApiError {
         error
     }
 
+    /// The same about an object that a parameter names, and not the path.
+    #[must_use]
+    pub fn referenced(mut self, name: &str) -> Self {
+        self.status = 400;
+        self.with_param(name)
+    }
+
     #[must_use]
     pub fn with_code(mut self, code: &'static str) -> Self {
         self.code = Some(code);

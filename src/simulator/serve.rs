@@ -101,8 +101,12 @@ pub async fn serve(
         tokio::select! {
             () = &mut shutdown => break,
             accepted = listener.accept() => {
-                if let Ok((stream, _)) = accepted {
-                    tasks.spawn(serve_connection(stream, Arc::clone(&simulator)));
+                match accepted {
+                    Ok((stream, _)) => {
+                        tasks.spawn(serve_connection(stream, Arc::clone(&simulator)));
+                    }
+                    // Most often a lack of file handles, which passes.
+                    Err(_) => tokio::time::sleep(TICK).await,
                 }
             }
             Some(_) = tasks.join_next() => {}
@@ -183,22 +187,9 @@ async fn answer(
     simulator: Shared,
 ) -> Result<hyper::Response<Body>, io::Error> {
     let request = read(request).await?;
-    let (response, ticket) = lock(&simulator).begin(&request);
-    let under_way = UnderWay { simulator: Arc::clone(&simulator), ticket };
-    let (latency, plan) = {
-        let simulator = lock(&simulator);
-        (Duration::from_millis(simulator.options().latency_ms), simulator.faults().clone())
-    };
-    let delay = match response.transport {
-        Transport::Delayed => latency + Duration::from_millis(plan.delay_ms),
-        Transport::Whole
-        | Transport::Closed
-        | Transport::Silent
-        | Transport::Half
-        | Transport::Trickle => latency,
-    };
-    if !delay.is_zero() {
-        tokio::time::sleep(delay).await;
+    let (response, under_way, pauses) = begin(&request, &simulator);
+    if !pauses.before.is_zero() {
+        tokio::time::sleep(pauses.before).await;
     }
     drop(under_way);
     match response.transport {
@@ -207,10 +198,34 @@ async fn answer(
         Transport::Silent => std::future::pending().await,
         Transport::Half => Ok(build(&response, half(&response.body))),
         Transport::Trickle => {
-            let pause = Duration::from_millis(plan.slow_byte_ms);
-            Ok(build(&response, trickle(response.body.clone(), pause)))
+            Ok(build(&response, trickle(response.body.clone(), pauses.between_bytes)))
         }
     }
+}
+
+struct Pauses {
+    before: Duration,
+    between_bytes: Duration,
+}
+
+/// Executes the call. One that is answered at once is over before another can begin; so calls that
+/// merely arrive together never meet the limit of one at a time.
+fn begin(request: &SimRequest, shared: &Shared) -> (SimResponse, Option<UnderWay>, Pauses) {
+    let mut simulator = lock(shared);
+    let (response, ticket) = simulator.begin(request);
+    let mut before_ms = simulator.options().latency_ms;
+    if response.transport == Transport::Delayed {
+        before_ms = before_ms.saturating_add(simulator.faults().delay_ms);
+    }
+    let pauses = Pauses {
+        before: Duration::from_millis(before_ms),
+        between_bytes: Duration::from_millis(simulator.faults().slow_byte_ms),
+    };
+    if pauses.before.is_zero() {
+        simulator.end(&ticket);
+        return (response, None, pauses);
+    }
+    (response, Some(UnderWay { simulator: Arc::clone(shared), ticket }), pauses)
 }
 
 async fn read(request: hyper::Request<Incoming>) -> io::Result<SimRequest> {

@@ -41,7 +41,8 @@ pub fn list(simulator: &mut Simulator, meter_id: &str, params: &Params) -> Answe
     };
     check_alignment(start, end, step, unit)?;
     let meter = simulator.meters.get(meter_id)?.clone();
-    let customer = retrieve_customer(simulator, &customer)?;
+    // A deleted customer still has its usage.
+    super::customers::retrieve(simulator, &customer).map_err(|e| e.referenced("customer"))?;
     let visible = visible_until(simulator);
     let asked = Interval { start, end };
     let events = counted(&simulator.meter_events, &meter, &customer, asked, visible);
@@ -75,12 +76,6 @@ fn check_alignment(start: i64, end: i64, step: i64, unit: &str) -> Result<(), Ap
         return Err(ApiError::parameter("end_time", "end_time must be after start_time"));
     }
     Ok(())
-}
-
-fn retrieve_customer(simulator: &Simulator, id: &str) -> Result<String, ApiError> {
-    let known = super::customers::retrieve(simulator, id);
-    known.map_err(|error| error.with_param("customer"))?;
-    Ok(id.to_owned())
 }
 
 /// The instant up to which what was received is shown.

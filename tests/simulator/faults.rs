@@ -14,6 +14,8 @@ fn what_is_executed_and_what_arrives() {
         world.simulator.set_faults(FaultPlan::of_rules(vec![FaultRule::new(kind)]));
         let response = world.send("a", "5", NOON);
         assert_eq!((response.transport, response.status), (transport, status), "{kind:?}");
+        let cut = [Transport::Closed, Transport::Silent, Transport::Half].contains(&transport);
+        assert_eq!(response.arrives(), !cut, "{kind:?}");
         assert_eq!(world.exact(NOON), counted, "{kind:?}");
         assert_eq!(world.simulator.faults_injected(), &BTreeMap::from([(kind, 1)]));
         assert_eq!(world.send("b", "1", NOON).transport, Transport::Whole, "only once");

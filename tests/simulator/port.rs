@@ -1,13 +1,16 @@
 //! The simulator through its port: what a client sees of accidents, outages and webhooks.
 
 use super::{NOON, World};
+use counterfoil::rules::quantity::Quantity;
 use counterfoil::simulator::{FaultKind, FaultPlan, FaultRule, Handle, Simulator, TEST_KEY};
+use futures_util::StreamExt;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-const PATIENCE: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A world behind a port, and the request body of an event.
 async fn start() -> (Handle, String, Arc<Mutex<Simulator>>) {
@@ -41,7 +44,7 @@ async fn post(handle: &Handle, body: &str) -> (String, bool) {
 
 fn set(simulator: &Arc<Mutex<Simulator>>, kind: FaultKind) {
     let mut plan = FaultPlan::of_rules(vec![FaultRule::new(kind)]);
-    (plan.slow_byte_ms, plan.delay_ms) = (5, 100);
+    (plan.slow_byte_ms, plan.delay_ms) = (50, 1_000);
     simulator.lock().unwrap().set_faults(plan);
 }
 
@@ -77,7 +80,7 @@ async fn a_delayed_call_is_under_way() {
     set(&simulator, FaultKind::Delayed);
     let second = body.replace("identifier=a", "identifier=b");
     let ((first, _), (other, _)) = tokio::join!(post(&handle, &body), async {
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
         post(&handle, &second).await
     });
     assert!(first.starts_with("HTTP/1.1 200"), "{first}");
@@ -123,4 +126,48 @@ async fn webhooks_go_out() {
     }
     assert!(received.contains(&format!("stripe-signature: t={NOON},v1=")), "{received}");
     stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+}
+
+/// Sends every event until it is known to be delivered, so many at a time.
+async fn deliver_all(at_a_time: usize) -> (usize, String, BTreeMap<FaultKind, u64>) {
+    let (handle, body, simulator) = start().await;
+    let kinds = [
+        FaultKind::LostBefore,
+        FaultKind::LostAfter,
+        FaultKind::ResetMidBody,
+        FaultKind::Error500Executed,
+        FaultKind::Error500NotExecuted,
+        FaultKind::Error503,
+        FaultKind::Garbage200,
+        FaultKind::RateLimited429,
+    ];
+    simulator.lock().unwrap().set_faults(FaultPlan::seeded(11, 60, &kinds));
+    let bodies =
+        (0..60).map(|number| body.replace("identifier=a", &format!("identifier={number}")));
+    futures_util::stream::iter(bodies)
+        .for_each_concurrent(at_a_time, |body| {
+            let handle = &handle;
+            async move {
+                for _ in 0..20 {
+                    let (answer, _) = post(handle, &body).await;
+                    let taken = answer.starts_with("HTTP/1.1 200") && answer.ends_with('}');
+                    if taken || answer.contains("An event already exists") {
+                        return;
+                    }
+                }
+                panic!("twenty attempts were not enough");
+            }
+        })
+        .await;
+    let simulator = simulator.lock().unwrap();
+    let totals: Vec<String> = simulator.exact_totals().values().map(Quantity::to_string).collect();
+    (simulator.accepted_events(), totals.join(" "), simulator.faults_injected().clone())
+}
+
+#[tokio::test]
+async fn a_seed_does_the_same_however_many_call_at_once() {
+    let (one, many) = (deliver_all(1).await, deliver_all(16).await);
+    assert_eq!(one, many);
+    assert_eq!((one.0, one.1.as_str()), (60, "300"));
+    assert_eq!(one.2.len(), 8, "every kind was met: {:?}", one.2);
 }

@@ -1,8 +1,8 @@
 //! Lets Stripe's own SDKs for Node and Python drive `counterfoil stripe-sim`, so that the stand-in
 //! is held to what programs written for Stripe expect and not to what its authors believe.
 //!
-//! Everything is installed in a folder under `target/`, with pinned versions. The SDK for Node needs
-//! a Node that Debian 12 does not have; where there is no such Node it comes from PyPI.
+//! Everything is installed in a folder under `target/`, with pinned versions. The SDK for Node
+//! needs a Node that Debian 12 does not have; where there is no such Node it comes from PyPI.
 
 use crate::debian::{self, Need};
 use crate::keeper::{KEEP, Kept};
