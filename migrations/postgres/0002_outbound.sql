@@ -148,10 +148,13 @@ CREATE UNIQUE INDEX pushes_unresolved ON pushes (tenant_no, meter_no, window_sta
 -- At most one of a tenant and meter is in flight.
 CREATE UNIQUE INDEX pushes_in_flight ON pushes (tenant_no, meter_no)
     WHERE leased_until IS NOT NULL;
--- In the order in which they are claimed, so that a claim stops at its limit.
-CREATE INDEX pushes_due ON pushes (state, due_at, push_no)
-    WHERE state IN ('observed', 'submitted');
-CREATE INDEX pushes_dead ON pushes (meter_no) WHERE state = 'dead';
+-- What is due, in the order of claims, so that a claim stops at its limit.
+CREATE INDEX pushes_due ON pushes (due_at, push_no) WHERE state = 'observed';
+CREATE INDEX pushes_observed ON pushes (tenant_no, meter_no, window_start, revision)
+    WHERE state = 'observed';
+CREATE INDEX pushes_submitted ON pushes (due_at) WHERE state = 'submitted';
+CREATE INDEX pushes_dead ON pushes (tenant_no, meter_no, window_start, revision)
+    WHERE state = 'dead';
 CREATE INDEX pushes_by_event ON pushes (tenant_no, meter_no, event_id)
     WHERE event_id IS NOT NULL;
 
