@@ -17,6 +17,7 @@ mod fixture;
 mod history;
 mod keys;
 mod listing;
+mod two_senders;
 mod two_servers;
 mod usage;
 
