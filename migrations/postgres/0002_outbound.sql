@@ -65,6 +65,20 @@ CREATE TABLE cut_marks (
     mark timestamptz NOT NULL
 );
 
+-- Events that were cut and gave no push of their own, for meters billed by event: what they used is
+-- in the remainder. With the pushes' event_id this tells which events were cut.
+CREATE TABLE carried_events (
+    -- whose event
+    tenant_no integer NOT NULL,
+    -- of what
+    meter_no smallint NOT NULL,
+    -- start of the window it lies in
+    window_start timestamptz NOT NULL,
+    -- the producer's id
+    event_id text COLLATE "C" NOT NULL,
+    PRIMARY KEY (tenant_no, meter_no, window_start, event_id)
+);
+
 -- Intents to tell the provider something. What was planned never changes; what became of it does.
 CREATE TABLE pushes (
     -- order of creation
@@ -134,8 +148,13 @@ CREATE UNIQUE INDEX pushes_unresolved ON pushes (tenant_no, meter_no, window_sta
 -- At most one of a tenant and meter is in flight.
 CREATE UNIQUE INDEX pushes_in_flight ON pushes (tenant_no, meter_no)
     WHERE leased_until IS NOT NULL;
-CREATE INDEX pushes_due ON pushes (state, due_at) WHERE state IN ('observed', 'submitted');
-CREATE INDEX pushes_dead ON pushes (meter_no) WHERE state = 'dead';
+-- What is due, in the order of claims, so that a claim stops at its limit.
+CREATE INDEX pushes_due ON pushes (due_at, push_no) WHERE state = 'observed';
+CREATE INDEX pushes_observed ON pushes (tenant_no, meter_no, window_start, revision)
+    WHERE state = 'observed';
+CREATE INDEX pushes_submitted ON pushes (due_at) WHERE state = 'submitted';
+CREATE INDEX pushes_dead ON pushes (tenant_no, meter_no, window_start, revision)
+    WHERE state = 'dead';
 CREATE INDEX pushes_by_event ON pushes (tenant_no, meter_no, event_id)
     WHERE event_id IS NOT NULL;
 

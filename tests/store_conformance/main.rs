@@ -23,6 +23,7 @@ mod leases;
 mod listing;
 mod push_listing;
 mod pushes;
+mod two_senders;
 mod two_servers;
 mod usage;
 
