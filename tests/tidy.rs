@@ -23,7 +23,17 @@ const DIRECTION: [(&str, &[&str]); 11] = [
     ("http", &["rules", "store", "provider", "jobs", "clock", "config", "telemetry"]),
     (
         "cli",
-        &["rules", "clock", "config", "telemetry", "store", "provider", "simulator", "jobs", "http"],
+        &[
+            "rules",
+            "clock",
+            "config",
+            "telemetry",
+            "store",
+            "provider",
+            "simulator",
+            "jobs",
+            "http",
+        ],
     ),
 ];
 

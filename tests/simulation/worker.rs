@@ -29,17 +29,32 @@ use std::sync::Arc;
 /// What the parent asks for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Order {
-    Clock { at: i64 },
-    Meter { slug: String, spec: String },
-    Tenant { id: String, customer: Option<String> },
-    Send { events: Vec<String> },
+    Clock {
+        at: i64,
+    },
+    Meter {
+        slug: String,
+        spec: String,
+    },
+    Tenant {
+        id: String,
+        customer: Option<String>,
+    },
+    Send {
+        events: Vec<String>,
+    },
     Cut,
     Push,
     Confirm,
     /// A person retries every dead push that may be retried.
     Retry,
     Open,
-    Totals { tenants: Vec<String>, meters: Vec<String>, from: i64, to: i64 },
+    Totals {
+        tenants: Vec<String>,
+        meters: Vec<String>,
+        from: i64,
+        to: i64,
+    },
     Exit,
 }
 
@@ -58,11 +73,8 @@ pub type Totals = Vec<(String, String, i64, String)>;
 pub fn run(store: &str, stripe: &str, at: i64) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let _scenario = fail::FailScenario::setup();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let mut worker = Worker::start(store, stripe, Timestamp::from_micros(at)).await;
         let mut output = std::io::stdout();
@@ -202,7 +214,8 @@ impl Worker {
         let now = self.clock.now();
         let ages = PushAges { observed_before: now, submitted_before: now };
         let counts = self.store.count_pushes(ages).await.unwrap();
-        let query = PushQuery { state: Some(PushState::Dead), limit: 1_000, ..PushQuery::default() };
+        let query =
+            PushQuery { state: Some(PushState::Dead), limit: 1_000, ..PushQuery::default() };
         let dead = self.store.list_pushes(query).await.unwrap();
         let stuck = |push: &&counterfoil::store::push::Push| {
             counterfoil::rules::delivery::judge_retry(push.state, push.class).is_err()

@@ -83,6 +83,7 @@ fn transition(row: &Row) -> Result<Transition> {
 pub async fn list_submitted_windows(
     client: &ClientWrapper,
     now: Timestamp,
+    shadow: bool,
     limit: usize,
 ) -> Result<Vec<SubmittedWindow>> {
     let sql = "-- list_submitted_windows
@@ -91,7 +92,7 @@ pub async fn list_submitted_windows(
                 COALESCE(p.customer, t.customer) AS customer,
                 min(p.due_at) AS due_at, min(p.push_no) AS push_no
             FROM pushes p JOIN tenants t ON t.tenant_no = p.tenant_no
-            WHERE p.state = 'submitted' AND p.due_at <= $1
+            WHERE p.state = 'submitted' AND p.due_at <= $1 AND p.shadow = $3
                 AND NOT EXISTS (
                     SELECT FROM pushes begun
                     WHERE begun.tenant_no = p.tenant_no AND begun.meter_no = p.meter_no
@@ -110,7 +111,8 @@ pub async fn list_submitted_windows(
             AND COALESCE(p.customer, due.customer) = due.customer
         ORDER BY due.due_at, due.push_no, p.revision";
     let statement = client.prepare_cached(sql).await?;
-    let rows = client.query(&statement, &[&SqlTimestamp(now), &write_limit(limit)]).await?;
+    let rows =
+        client.query(&statement, &[&SqlTimestamp(now), &write_limit(limit), &shadow]).await?;
     let mut windows: Vec<SubmittedWindow> = Vec::new();
     let mut open: Option<i64> = None;
     for row in &rows {

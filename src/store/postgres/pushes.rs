@@ -33,6 +33,7 @@ use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use tokio_postgres::types::ToSql;
 
 /// Due rows that are looked at for each push that may be claimed: a tenant and meter with several
 /// due rows takes one.
@@ -63,10 +64,11 @@ impl Pushes for PostgresStore {
     async fn list_submitted_windows(
         &self,
         now: Timestamp,
+        shadow: bool,
         limit: usize,
     ) -> Result<Vec<SubmittedWindow>> {
         let client = self.reader().await?;
-        push_history::list_submitted_windows(&client, now, limit).await
+        push_history::list_submitted_windows(&client, now, shadow, limit).await
     }
 
     async fn list_pushes(&self, query: PushQuery) -> Result<Vec<Push>> {
@@ -112,7 +114,7 @@ async fn claim_due(client: &ClientWrapper, claim: &PushClaim) -> Done<Vec<Claime
     while claimed.len() < claim.limit {
         let missing = claim.limit - claimed.len();
         let rows_max = missing.saturating_mul(ROWS_PER_CLAIM).saturating_add(ROWS_PER_CLAIM);
-        let page = list_due(client, claim.now, &seen, rows_max).await?;
+        let page = list_due(client, claim, &seen, rows_max).await?;
         let last = page.len() < rows_max;
         // The first of each tenant and meter; on the next page those are left out.
         let first: Vec<Due> =
@@ -144,7 +146,7 @@ async fn end_leases(client: &ClientWrapper, now: Timestamp) -> Done<()> {
 /// Pushes that could be claimed, in the order of claims, of tenants and meters not seen yet.
 async fn list_due(
     client: &ClientWrapper,
-    now: Timestamp,
+    claim: &PushClaim,
     seen: &BTreeSet<Pair>,
     rows_max: usize,
 ) -> Done<Vec<Due>> {
@@ -152,7 +154,7 @@ async fn list_due(
         SELECT p.push_no, p.tenant_no, p.meter_no
         FROM pushes p
         JOIN tenants t ON t.tenant_no = p.tenant_no AND t.customer IS NOT NULL
-        WHERE p.state = 'observed' AND p.due_at <= $1
+        WHERE p.state = 'observed' AND p.due_at <= $1 AND p.shadow = $6
             AND (p.tenant_no, p.meter_no) NOT IN (
                 SELECT busy.tenant_no, busy.meter_no FROM pushes busy
                 WHERE busy.leased_until IS NOT NULL
@@ -172,10 +174,10 @@ async fn list_due(
     let statement = client.prepare_cached(sql).await?;
     let (tenants, meters): (Vec<i32>, Vec<i16>) = seen.iter().copied().unzip();
     let any_revision = planted("bug.two_unresolved");
-    let limit = write_limit(rows_max);
-    let rows = client
-        .query(&statement, &[&SqlTimestamp(now), &tenants, &meters, &any_revision, &limit])
-        .await?;
+    let (now, limit) = (SqlTimestamp(claim.now), write_limit(rows_max));
+    let given: [&(dyn ToSql + Sync); 6] =
+        [&now, &tenants, &meters, &any_revision, &limit, &claim.shadow];
+    let rows = client.query(&statement, &given).await?;
     let due = |row| Ok(Due { number: column(row, 0)?, pair: (column(row, 1)?, column(row, 2)?) });
     Ok(rows.iter().map(due).collect::<Result<_>>()?)
 }
