@@ -419,7 +419,11 @@ pub fn judge_retry(state: PushState, class: Class) -> Result<(), &'static str> {
         return Err("only a dead push can be retried; this one is handled without a person");
     }
     match class {
-        Class::Refused | Class::Absent | Class::TooOld => Ok(()),
+        Class::Refused | Class::Absent => Ok(()),
+        Class::TooOld => Err(
+            "it lies further back than the provider takes, and always will; bill it by hand, such \
+             as with an invoice item, and discard this push with the reason",
+        ),
         Class::Discarded => Err("it was discarded, with a reason, by a person"),
         Class::Undecidable => {
             Err("it is not known whether the provider counted it, so sending it again could bill \
@@ -576,7 +580,7 @@ mod tests {
     #[test]
     fn only_what_surely_did_not_count_is_retried() {
         for class in Class::ALL {
-            let safe = matches!(class, Class::Refused | Class::Absent | Class::TooOld);
+            let safe = matches!(class, Class::Refused | Class::Absent);
             assert_eq!(judge_retry(PushState::Dead, class).is_ok(), safe, "{class:?}");
             assert!(judge_retry(PushState::Submitted, class).is_err());
             assert_eq!(Class::from_name(class.name()), Some(class));
