@@ -26,7 +26,8 @@ impl Outbound {
     ) -> Self {
         let (stopper, stop) = Stopper::new();
         let shadow = config.provider.shadow != Shadow::Off;
-        let holder = random_name();
+        // Tells this process from all others that share the store.
+        let holder = format!("server-{:016x}", random_number());
         let settings = CutSettings {
             holder: holder.clone(),
             accept_horizon_hours: config.ingest.accept_horizon_hours,
@@ -39,7 +40,7 @@ impl Outbound {
             Arc::clone(provider),
             clock.clone(),
             config.push.clone(),
-            shadow,
+            (shadow, random_number()),
         );
         let confirmer = Confirmer::new(
             Arc::clone(store),
@@ -64,10 +65,6 @@ impl Outbound {
     }
 }
 
-/// Tells this process from all others that share the store.
-fn random_name() -> String {
-    let mut bytes = [0u8; 8];
-    getrandom::fill(&mut bytes).expect("the system gives random bytes");
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("server-{hex}")
+fn random_number() -> u64 {
+    getrandom::u64().expect("the system gives random numbers")
 }

@@ -26,7 +26,9 @@ use crate::rules::pace::Pace;
 use crate::rules::timestamp::Timestamp;
 use crate::store::push::{AttemptIntent, ClaimedPush, OpenPushes, PushClaim, Settlement};
 use crate::store::{self, Store};
+use siphasher::sip::SipHasher13;
 use std::collections::HashSet;
+use std::hash::Hasher;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -44,6 +46,8 @@ pub struct Submitter {
     settings: PushConfig,
     shadow: bool,
     pace: Mutex<Pace>,
+    /// Spreads pauses; what a push gets depends on this, its number and its attempts alone.
+    jitter_seed: u64,
 }
 
 /// Pushes on their way.
@@ -55,10 +59,10 @@ impl Submitter {
         provider: Arc<dyn Provider>,
         clock: Clock,
         settings: PushConfig,
-        shadow: bool,
+        (shadow, jitter_seed): (bool, u64),
     ) -> Arc<Self> {
         let pace = Mutex::new(Pace::new(settings.rate_per_second, clock.now()));
-        Arc::new(Self { store, provider, clock, settings, shadow, pace })
+        Arc::new(Self { store, provider, clock, settings, shadow, pace, jitter_seed })
     }
 
     /// Sends what is due until the server stops; what is on its way then is settled first.
@@ -233,7 +237,7 @@ impl Submitter {
             &delivery,
             progress,
             limits.horizons,
-            (backoff, random()),
+            (backoff, jitter(self.jitter_seed, claimed.push.number, progress.attempts)),
             (self.clock.now(), settings.look_after),
         );
         if !limits.shows_totals && matches!(next, Next::Submitted { .. }) {
@@ -378,9 +382,9 @@ pub fn billing_scale(meter: &Meter) -> u32 {
     billing.and_then(|billing| billing.scale).unwrap_or(meter.spec.scale)
 }
 
-/// For jitter only: if there is no randomness, pauses are merely not spread.
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    let _ = getrandom::fill(&mut bytes);
-    u64::from_le_bytes(bytes)
+/// A number that differs from push to push and from attempt to attempt.
+fn jitter(seed: u64, push: u64, attempts: u32) -> u64 {
+    let mut hasher = SipHasher13::new_with_keys(seed, push);
+    hasher.write_u32(attempts);
+    hasher.finish()
 }

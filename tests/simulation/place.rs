@@ -56,22 +56,29 @@ impl Place {
         }
     }
 
-    /// Some planted bugs would be refused by the database itself: the guards go first.
-    pub fn remove_guards(&self, bug: Option<&str>) {
-        let index = match bug {
-            Some("key_without_revision") => "pushes_by_key",
-            Some("two_unresolved") => "pushes_unresolved",
-            Some(_) | None => return,
+    /// Makes a new ledger one that the seed alone decides: the keys of pushes depend on a secret
+    /// of the store. Some planted bugs would be refused by the database itself: their guards go.
+    pub fn prepare(&self, seed: u64, bug: Option<&str>, runtime: &Runtime) {
+        let guard = match bug {
+            Some("key_without_revision") => "DROP INDEX pushes_by_key",
+            Some("two_unresolved") => "DROP INDEX pushes_unresolved",
+            Some(_) | None => "",
         };
+        let secret = format!("{seed:064x}");
         match self {
             Self::Directory(directory) => {
                 let path = directory.path().join("counterfoil.db");
                 let connection = rusqlite::Connection::open(path).unwrap();
-                connection.execute_batch(&format!("DROP INDEX {index}")).unwrap();
+                let sql = format!(
+                    "UPDATE secrets SET value = x'{secret}' WHERE name = 'pushes'; {guard}"
+                );
+                connection.execute_batch(&sql).unwrap();
             }
             Self::Database { .. } => {
-                let runtime = tokio::runtime::Runtime::new().unwrap();
-                execute(&runtime, &self.store(), &format!("DROP INDEX {index}"));
+                let sql = format!(
+                    "UPDATE secrets SET value = '\\x{secret}' WHERE name = 'pushes'; {guard}"
+                );
+                execute(runtime, &self.store(), &sql);
             }
         }
     }

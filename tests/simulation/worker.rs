@@ -49,6 +49,8 @@ pub enum Order {
     /// A person retries every dead push that may be retried.
     Retry,
     Open,
+    /// Pushes that are not resolved, with what happened to them last.
+    Describe,
     Totals {
         tenants: Vec<String>,
         meters: Vec<String>,
@@ -125,7 +127,7 @@ impl Worker {
         let cutter = Cutter::new(Arc::clone(&store), clock.clone(), settings);
         let look_after = config.push.look_after;
         let (push, share) = (config.push.clone(), Arc::clone(&provider));
-        let submitter = Submitter::new(Arc::clone(&store), share, clock.clone(), push, false);
+        let submitter = Submitter::new(Arc::clone(&store), share, clock.clone(), push, (false, 1));
         let confirmer = Confirmer::new(
             Arc::clone(&store),
             provider,
@@ -161,6 +163,7 @@ impl Worker {
             Order::Confirm => self.confirmer.pass().await.unwrap().to_string(),
             Order::Retry => self.retry().await.to_string(),
             Order::Open => serde_json::to_string(&self.open_pushes().await).unwrap(),
+            Order::Describe => serde_json::to_string(&self.describe().await).unwrap(),
             Order::Totals { tenants, meters, from, to } => {
                 let range =
                     Window { start: Timestamp::from_micros(from), end: Timestamp::from_micros(to) };
@@ -227,6 +230,20 @@ impl Worker {
             dead: counts.dead,
             undecidable,
         }
+    }
+
+    async fn describe(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for state in [PushState::Observed, PushState::Submitted, PushState::Dead] {
+            let query = PushQuery { state: Some(state), limit: 5, ..PushQuery::default() };
+            for push in self.store.list_pushes(query).await.unwrap() {
+                let trace = self.store.trace_push(push.number).await.unwrap().unwrap();
+                lines.push(format!("{push:?}"));
+                let history = trace.transitions.iter().rev().take(6).rev();
+                lines.extend(history.map(|transition| format!("    {transition:?}")));
+            }
+        }
+        lines
     }
 
     /// What the ledger says is billed, by hour.

@@ -184,7 +184,7 @@ impl<'a> World<'a> {
         }
         self.order(&Order::Exit);
         self.worker = None;
-        self.place.remove_guards(self.bug);
+        self.place.prepare(self.seed, self.bug, self.runtime);
     }
 
     /// A while in which everything goes wrong.
@@ -259,7 +259,9 @@ impl<'a> World<'a> {
             }
         }
         if open.observed + open.submitted + open.dead > 0 {
-            return Err(format!("{when}: pushes were never resolved: {open:?}"));
+            let lines: Vec<String> = serde_json::from_str(&self.order(&Order::Describe)).unwrap();
+            let lines = lines.join("\n");
+            return Err(format!("{when}: pushes were never resolved: {open:?}\n{lines}"));
         }
         self.compare(when)?;
         self.deadly = true;
@@ -341,11 +343,14 @@ impl<'a> World<'a> {
 
     fn switch_meter(&mut self, event_name: &str, verb: &str) {
         let mut simulator = self.simulator.lock().unwrap();
+        let plan = simulator.faults().clone();
+        simulator.set_faults(FaultPlan::default());
         let listed = simulator.handle(&SimRequest::get("/v1/billing/meters?limit=100")).json();
         let meters = listed["data"].as_array().unwrap();
         let meter = meters.iter().find(|meter| meter["event_name"] == event_name).unwrap();
         let path = format!("/v1/billing/meters/{}/{verb}", meter["id"].as_str().unwrap());
-        simulator.handle(&SimRequest::form(&path, &[]));
+        assert_eq!(simulator.handle(&SimRequest::form(&path, &[])).status, 200);
+        simulator.set_faults(plan);
     }
 
     fn set_faults(&mut self, chances: &[(FaultKind, u64)]) {
