@@ -49,6 +49,8 @@ pub enum Order {
     /// A person retries every dead push that may be retried.
     Retry,
     Open,
+    /// Every push that is not replaced, for the parent to look at.
+    Audit,
     /// Pushes that are not resolved, with what happened to them last.
     Describe,
     Totals {
@@ -67,6 +69,19 @@ pub struct Open {
     pub dead: u64,
     /// Dead ones that no rule allows to retry.
     pub undecidable: u64,
+}
+
+/// A push as an auditor sees it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Audited {
+    pub number: u64,
+    pub window: (String, u16, i64),
+    pub key: String,
+    pub value: String,
+    /// Whether the provider is said to have it.
+    pub settled: bool,
+    /// Whether it was begun and nobody knows what became of it.
+    pub unresolved: bool,
 }
 
 /// By tenant, meter and hour.
@@ -163,6 +178,7 @@ impl Worker {
             Order::Confirm => self.confirmer.pass().await.unwrap().to_string(),
             Order::Retry => self.retry().await.to_string(),
             Order::Open => serde_json::to_string(&self.open_pushes().await).unwrap(),
+            Order::Audit => serde_json::to_string(&self.audit().await).unwrap(),
             Order::Describe => serde_json::to_string(&self.describe().await).unwrap(),
             Order::Totals { tenants, meters, from, to } => {
                 let range =
@@ -229,6 +245,25 @@ impl Worker {
             submitted: counts.submitted,
             dead: counts.dead,
             undecidable,
+        }
+    }
+
+    async fn audit(&self) -> Vec<Audited> {
+        let (mut audited, mut before) = (Vec::new(), None);
+        loop {
+            let query = PushQuery { before, limit: 1_000, ..PushQuery::default() };
+            let page = self.store.list_pushes(query).await.unwrap();
+            let Some(last) = page.last() else { return audited };
+            before = Some(last.number);
+            let standing = page.into_iter().filter(|push| push.state != PushState::Replaced);
+            audited.extend(standing.map(|push| Audited {
+                number: push.number,
+                window: (push.tenant.to_string(), push.meter.0, push.window.start.micros()),
+                settled: push.state.settled(),
+                unresolved: push.state == PushState::Observed && push.attempts > 0,
+                key: push.key,
+                value: push.value.to_string(),
+            }));
         }
     }
 

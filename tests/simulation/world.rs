@@ -8,7 +8,7 @@
 
 use crate::dice::Dice;
 use crate::place::Place;
-use crate::worker::{Open, Order, Totals};
+use crate::worker::{Audited, Open, Order, Totals};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::simulator::{FaultKind, FaultPlan, Handle, Options, SimRequest, Simulator};
@@ -145,13 +145,13 @@ impl<'a> World<'a> {
     pub fn live(&mut self) -> Result<(), String> {
         self.set_up();
         self.deadly = true;
-        self.chaos(14);
+        self.chaos(14)?;
         self.map_late_tenant();
         self.calm("after the faults")?;
         self.drop_some();
         self.calm("after dropped events")?;
         self.advance(36 * DAY);
-        self.chaos(5);
+        self.chaos(5)?;
         self.calm("after 35 days")
     }
 
@@ -188,7 +188,7 @@ impl<'a> World<'a> {
     }
 
     /// A while in which everything goes wrong.
-    fn chaos(&mut self, rounds: u64) {
+    fn chaos(&mut self, rounds: u64) -> Result<(), String> {
         for _ in 0..rounds {
             let minutes = *self.dice.pick(&[7, 7, 40, 40, 90, 150, 330, 700, 1_400, 1_500, 1_700]);
             self.advance(minutes * MINUTE);
@@ -226,7 +226,40 @@ impl<'a> World<'a> {
             if self.dice.percent(15) {
                 self.kill("kill -9");
             }
+            self.audit()?;
         }
+        Ok(())
+    }
+
+    /// What must hold at every moment: of a window at most one push is unresolved, a key is of one
+    /// push, and what is said to be at the provider came there under its key and with its value.
+    fn audit(&mut self) -> Result<(), String> {
+        let audited: Vec<Audited> = serde_json::from_str(&self.order(&Order::Audit)).unwrap();
+        let simulator = self.simulator.lock().unwrap();
+        let received: BTreeMap<&str, String> = simulator
+            .events_received()
+            .iter()
+            .map(|event| (event.identifier.as_str(), event.value.to_string()))
+            .collect();
+        let (mut unresolved, mut keys) = (BTreeMap::new(), BTreeMap::new());
+        for push in &audited {
+            if push.unresolved
+                && let Some(other) = unresolved.insert(&push.window, push.number)
+            {
+                return Err(format!("pushes {other} and {} are both unresolved", push.number));
+            }
+            if let Some(other) = keys.insert(&push.key, push.number) {
+                return Err(format!("pushes {other} and {} have one key", push.number));
+            }
+            let there = received.get(push.key.as_str());
+            if push.settled && there != Some(&push.value) {
+                return Err(format!(
+                    "push {} of {} is said to be at the provider, which has {there:?}",
+                    push.number, push.value
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Usage that the provider takes and drops afterwards.
