@@ -144,7 +144,7 @@ CREATE UNIQUE INDEX pushes_unresolved ON pushes (tenant_no, meter_no, window_sta
 CREATE UNIQUE INDEX pushes_in_flight ON pushes (tenant_no, meter_no)
     WHERE leased_until IS NOT NULL;
 -- What is due, in the order of claims; with all that a claim looks at first.
-CREATE INDEX pushes_due ON pushes (due_at, push_no, tenant_no, meter_no, window_start)
+CREATE INDEX pushes_due ON pushes (state, due_at, push_no, tenant_no, meter_no, window_start)
     WHERE state = 'observed';
 CREATE INDEX pushes_observed ON pushes (tenant_no, meter_no, window_start, revision)
     WHERE state = 'observed';

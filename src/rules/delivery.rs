@@ -538,6 +538,9 @@ mod tests {
             let safe = matches!(class, Class::Refused | Class::Absent | Class::TooOld);
             assert_eq!(judge_retry(PushState::Dead, class).is_ok(), safe, "{class:?}");
             assert!(judge_retry(PushState::Submitted, class).is_err());
+            let first = class != Class::Discarded;
+            assert_eq!(judge_discard(PushState::Dead, class).is_ok(), first, "{class:?}");
+            assert!(judge_discard(PushState::Submitted, class).is_err());
             assert_eq!(Class::from_name(class.name()), Some(class));
         }
         for state in PushState::ALL {

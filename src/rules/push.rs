@@ -281,6 +281,15 @@ mod tests {
     }
 
     #[test]
+    fn a_followed_window_leaves_its_growth_to_the_next_push() {
+        let state = CutState { count: 1, total: quantity("3"), ..CutState::new(true) };
+        let followed = plan_following(&state, quantity("0.5"), (2, quantity("5"))).expect("fits");
+        assert_eq!((followed.state.count, followed.state.total), (2, quantity("5")));
+        assert_eq!((followed.remainder, followed.push), (quantity("2.5"), None));
+        assert_eq!((followed.state.planned, followed.state.revision), (Quantity::ZERO, 0));
+    }
+
+    #[test]
     fn small_amounts_are_carried_until_they_make_a_unit() {
         let totals: Vec<(usize, &str)> = (0..8).map(|window| (window, "0.4")).collect();
         let (sent, remainder) = cut_all(Mode::Delta, WHOLE, &totals);
