@@ -98,10 +98,9 @@ on_every_store! {
     }
 }
 
-/// What concerns billing. Becomes `on_every_store!` when PostgreSQL has these verbs; see
-/// `fixture::open`.
+/// What concerns billing.
 mod outbound {
-    on_sqlite! {
+    on_every_store! {
         leases {
             a_lease_has_one_holder,
             three_cutters_at_once,

@@ -212,6 +212,7 @@ async fn lease_pushes(
         WITH free AS MATERIALIZED (
             SELECT p.push_no FROM pushes p
             WHERE p.push_no = ANY ($1) AND p.state = 'observed' AND p.due_at <= $2
+                AND p.leased_until IS NULL
                 AND NOT EXISTS (
                     SELECT FROM pushes busy
                     WHERE busy.tenant_no = p.tenant_no AND busy.meter_no = p.meter_no

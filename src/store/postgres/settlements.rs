@@ -116,15 +116,15 @@ async fn settle_all(
         }
         match settlement.next {
             Next::Replaced => replaced.push(found),
-            Next::Submitted { .. } if found.push.mode == Mode::Absolute => overtaking.push(found),
+            Next::Submitted { .. } if found.push.mode == Mode::Absolute => {
+                overtaking.push(write_count(settlement.push)?);
+            }
             Next::Submitted { .. } | Next::Wait { .. } | Next::Confirmed | Next::Dead => {}
         }
         turns.push((follow(found, settlement), Some(settlement)));
     }
     let mut changes = apply(client, &turns, at).await?;
-    for found in overtaking {
-        changes.extend(overtake(client, found, at).await?);
-    }
+    changes.extend(overtake(client, &overtaking, at).await?);
     changes.extend(replace(client, secret, &replaced, at).await?);
     Ok((settled.len(), changes))
 }
@@ -209,23 +209,33 @@ async fn apply(
     Ok(changes)
 }
 
-/// A total that the provider took makes the window's earlier dead ones pointless.
-async fn overtake(client: &ClientWrapper, found: &StoredPush, at: Timestamp) -> Done<Vec<Change>> {
+/// Totals that the provider took make the earlier dead ones of their windows pointless.
+async fn overtake(client: &ClientWrapper, overtaking: &[i64], at: Timestamp) -> Done<Vec<Change>> {
+    if overtaking.is_empty() {
+        return Ok(Vec::new());
+    }
     let sql = "-- overtake
-        SELECT push_no FROM pushes
-        WHERE tenant_no = $1 AND meter_no = $2 AND window_start = $3 AND revision < $4
-            AND state = 'dead'
-        ORDER BY push_no FOR UPDATE";
+        SELECT dead.push_no, taken.push_no
+        FROM pushes taken
+        JOIN pushes dead ON dead.tenant_no = taken.tenant_no AND dead.meter_no = taken.meter_no
+            AND dead.window_start = taken.window_start AND dead.revision < taken.revision
+            AND dead.state = 'dead'
+        WHERE taken.push_no = ANY ($1)
+        ORDER BY dead.push_no
+        FOR UPDATE OF dead";
     let statement = client.prepare_cached(sql).await?;
-    let (push, revision) = (&found.push, write_ordinal(found.push.revision)?);
-    let (meter, start) = (meter_number(push.meter), SqlTimestamp(push.window.start));
-    let rows = client.query(&statement, &[&found.tenant_no, &meter, &start, &revision]).await?;
-    let numbers: Vec<i64> = rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
-    let detail = format!("overtaken by push {}", push.number);
+    let mut pairs: BTreeMap<i64, i64> = BTreeMap::new();
+    for row in client.query(&statement, &[&overtaking]).await? {
+        pairs.insert(column(&row, 0)?, column(&row, 1)?);
+    }
+    let numbers: Vec<i64> = pairs.keys().copied().collect();
     let dead = read_pushes(client, &numbers).await?;
-    let to = (PushState::Replaced, Class::Overtaken);
-    let turns: Vec<_> =
-        dead.iter().map(|found| (turn(found, to, Some(detail.clone())), None)).collect();
+    let mut turns = Vec::with_capacity(dead.len());
+    // Both are in the order of the dead ones' numbers.
+    for (found, taken) in dead.iter().zip(pairs.values()) {
+        let detail = Some(format!("overtaken by push {taken}"));
+        turns.push((turn(found, (PushState::Replaced, Class::Overtaken), detail), None));
+    }
     apply(client, &turns, at).await
 }
 
