@@ -97,7 +97,7 @@ pub async fn counts_and_unbilled_sums(f: Fixture) {
 
 async fn due(billed: &Billed, minute: i64, limit: usize) -> Vec<SubmittedWindow> {
     let now = after(billed.f.now, minute);
-    billed.outbound().list_submitted_windows(now, limit).await.unwrap()
+    billed.outbound().list_submitted_windows(now, false, limit).await.unwrap()
 }
 
 pub async fn submitted_windows_come_up_when_due(f: Fixture) {

@@ -37,7 +37,7 @@ pub async fn one_of_a_tenant_and_meter_is_in_flight(f: Fixture) {
     };
     let all: Vec<u64> = billed.pushes().await.iter().map(|push| push.number).collect();
     let now = billed.f.now;
-    let claim = PushClaim { now, lease_until: after(now, 10), limit: 2 };
+    let claim = PushClaim { now, lease_until: after(now, 10), limit: 2, shadow: false };
     let first = billed.outbound().claim_pushes(claim).await.unwrap();
     assert_eq!(numbers(&first), [all[0], all[2]]);
     let second = billed.claim(0).await;

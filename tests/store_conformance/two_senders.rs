@@ -182,7 +182,7 @@ async fn send_all(store: Arc<PostgresStore>, at_work: Arc<AtWork>, now: Timestam
     let mut sent = Vec::new();
     let mut idle = 0;
     while idle < 20 {
-        let claim = PushClaim { now, lease_until, limit: 5 };
+        let claim = PushClaim { now, lease_until, limit: 5, shadow: false };
         let claimed = store.claim_pushes(claim).await.unwrap();
         if claimed.is_empty() {
             idle += 1;
