@@ -1,6 +1,7 @@
 //! `/v1/health/billing` and `/v1/comparison`: whether what was counted has reached the provider.
 //!
-//! Invariant: quantities are exact decimals; the provider's are rounded to the decimals it was sent.
+//! Invariant: quantities are exact decimals; the provider's are rounded to the decimals that it was
+//! sent.
 
 use super::App;
 use super::auth::{Caller, Scope};

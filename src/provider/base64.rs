@@ -18,7 +18,7 @@ pub fn encode(bytes: &[u8]) -> String {
 
 /// None if it is not base64 with its padding.
 pub fn decode(text: &str) -> Option<Vec<u8>> {
-    if text.len() % 4 != 0 {
+    if !text.len().is_multiple_of(4) {
         return None;
     }
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);

@@ -39,6 +39,8 @@ impl Sink {
         let secret = super::base64::decode(coded).filter(|bytes| bytes.len() >= 16).ok_or(
             "sink.secret is base64 of at least 16 bytes, with or without whsec_ before it",
         )?;
+        // It can only be installed already, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder()
             .timeout(Duration::from_millis(config.timeout_ms))
             .redirect(reqwest::redirect::Policy::none())

@@ -131,7 +131,8 @@ impl Billed {
     /// Claims what is due so many minutes after now, for ten minutes.
     pub async fn claim(&self, minute: i64) -> Vec<ClaimedPush> {
         let now = after(self.f.now, minute);
-        let claim = PushClaim { now, lease_until: after(now, 10), limit: 100, shadow: false };
+        let claim =
+            PushClaim { now, lease_until: after(now, 10), limit: 100, shadow: self.terms.shadow };
         self.outbound().claim_pushes(claim).await.unwrap()
     }
 

@@ -59,6 +59,8 @@ impl StripeClient {
                         stripe.api_key in the settings"
                 .into());
         }
+        // It can only be installed already, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let http = reqwest::Client::builder()
             .timeout(Duration::from_millis(config.timeout_ms))
             .redirect(reqwest::redirect::Policy::none())
