@@ -2,7 +2,7 @@
 //!
 //! Invariant: answers go to standard output, everything else to standard error, and the exit code
 //! says what happened: 0 done, 1 it could not be done, 2 the command line is wrong, 3 events were
-//! refused (`send`), 4 totals contradict events (`check`).
+//! refused (`send`), 4 something does not match (`check`, `stripe`).
 
 mod check;
 mod client;
@@ -10,9 +10,12 @@ mod completions;
 mod config;
 mod demo;
 mod keys;
+mod pushes;
 mod send;
 mod serve;
 mod store;
+mod stripe;
+mod stripe_sim;
 mod table;
 mod usage;
 
@@ -22,7 +25,7 @@ use std::process::ExitCode;
 
 /// Some events were refused, or are kept for a person to decide.
 const EXIT_EVENTS_REFUSED: u8 = 3;
-/// Stored totals contradict stored events.
+/// Two things that must match do not.
 const EXIT_FINDINGS: u8 = 4;
 
 /// Counts usage events exactly once in effect and keeps exact totals for billing.
@@ -46,9 +49,12 @@ enum Command {
     Send(send::SendArguments),
     Usage(usage::UsageArguments),
     Keys(keys::KeysArguments),
+    Pushes(pushes::PushesArguments),
+    Stripe(stripe::StripeArguments),
     Check(check::CheckArguments),
     Config(config::ConfigArguments),
     Demo(demo::DemoArguments),
+    StripeSim(stripe_sim::StripeSimArguments),
     Completions(completions::CompletionsArguments),
 }
 
@@ -72,8 +78,11 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
         | Command::Send(_)
         | Command::Usage(_)
         | Command::Keys(_)
+        | Command::Pushes(_)
+        | Command::Stripe(_)
         | Command::Check(_)
-        | Command::Demo(_) => {}
+        | Command::Demo(_)
+        | Command::StripeSim(_) => {}
     }
     // Connections to servers and to PostgreSQL may be encrypted; both ask for this provider. It
     // can only be installed already, which is as good.
@@ -92,8 +101,11 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
             Command::Send(arguments) => send::run(arguments).await,
             Command::Usage(arguments) => usage::run(&arguments).await,
             Command::Keys(arguments) => keys::run(arguments).await,
+            Command::Pushes(arguments) => pushes::run(arguments).await,
+            Command::Stripe(arguments) => stripe::run(arguments).await,
             Command::Check(arguments) => check::run(&arguments).await,
             Command::Demo(arguments) => demo::run(&arguments).await,
+            Command::StripeSim(arguments) => stripe_sim::run(arguments).await,
             Command::Config(_) | Command::Completions(_) => Ok(ExitCode::SUCCESS),
         }
     })

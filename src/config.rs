@@ -5,6 +5,7 @@
 //! refused, in the file and in the environment.
 
 use crate::rules::meter::MeterSpec;
+use crate::rules::span::Span;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -25,6 +26,10 @@ pub struct Config {
     pub postgres: PostgresConfig,
     pub ingest: IngestConfig,
     pub tenants: TenantsConfig,
+    pub provider: ProviderConfig,
+    pub stripe: StripeConfig,
+    pub sink: SinkConfig,
+    pub push: PushConfig,
     pub log: LogConfig,
     #[serde(default)]
     /// By slug.
@@ -78,6 +83,82 @@ pub struct IngestConfig {
 #[serde(deny_unknown_fields)]
 pub struct TenantsConfig {
     pub strict: bool,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProviderConfig {
+    pub kind: ProviderKind,
+    pub shadow: Shadow,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProviderKind {
+    None,
+    Stripe,
+    Sink,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shadow {
+    Off,
+    Sandbox,
+    Nowhere,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StripeConfig {
+    pub api_key: Secret,
+    pub api_base: String,
+    pub timeout_ms: u64,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SinkConfig {
+    pub url: String,
+    pub secret: Secret,
+    pub timeout_ms: u64,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PushConfig {
+    pub rate_per_second: u32,
+    pub concurrency_max: usize,
+    pub lease_ms: u32,
+    pub backoff_base_ms: u64,
+    pub backoff_max_ms: u64,
+    pub look_after: Span,
+    pub poll_ms: u64,
+}
+
+/// A text that no log and no error message shows.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_empty() { "(none)" } else { "…" })
+    }
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -164,10 +245,13 @@ fn list_layers(
                 Some((origin, _)) => (*origin).to_owned(),
                 None => "default".to_owned(),
             };
-            // A connection string may hold a password.
-            let secret = section == "store" && key == "url";
-            let value =
-                if secret { format!("\"{}\"", config.store.url) } else { value.to_string() };
+            let value = match (section.as_str(), key.as_str()) {
+                // A connection string may hold a password.
+                ("store", "url") => format!("\"{}\"", config.store.url),
+                ("stripe", "api_key") => format!("{:?}", config.stripe.api_key),
+                ("sink", "secret") => format!("{:?}", config.sink.secret),
+                (_, _) => value.to_string(),
+            };
             settings.push(Setting { section: section.clone(), key: key.clone(), value, origin });
         }
     }
@@ -280,6 +364,7 @@ fn check(config: &Config) -> Result<(), ConfigError> {
         ("ingest.queue_events_max", config.ingest.queue_events_max),
         ("ingest.group_events_max", config.ingest.group_events_max),
         ("ingest.queue_tenant_percent", config.ingest.queue_tenant_percent),
+        ("push.concurrency_max", config.push.concurrency_max),
     ];
     let invalid = |detail: String| ConfigError::Invalid { origin: "settings".into(), detail };
     if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
@@ -290,6 +375,17 @@ fn check(config: &Config) -> Result<(), ConfigError> {
     }
     if config.ingest.accept_horizon_hours == 0 {
         return Err(invalid("ingest.accept_horizon_hours must be at least 1".into()));
+    }
+    let push = &config.push;
+    if push.rate_per_second == 0 || push.backoff_base_ms == 0 || push.poll_ms == 0 {
+        let names = "push.rate_per_second, push.backoff_base_ms and push.poll_ms";
+        return Err(invalid(format!("{names} must be at least 1")));
+    }
+    // A claim must not end while its request may still be on its way.
+    let timeout_ms = config.stripe.timeout_ms.max(config.sink.timeout_ms);
+    if u64::from(push.lease_ms) < timeout_ms.saturating_mul(2) {
+        let detail = "push.lease_ms must be at least twice stripe.timeout_ms and sink.timeout_ms";
+        return Err(invalid(detail.into()));
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! nothing of another one. Every failure leaves as a problem (`problem`).
 
 pub mod auth;
+mod billing;
 mod body;
 mod catalog;
 mod counters;
@@ -12,10 +13,12 @@ mod events;
 mod extract;
 mod inboxes;
 mod keys;
+mod latency;
 mod meters;
 mod openapi;
 mod pages;
 mod problem;
+mod pushes;
 mod records;
 mod serve;
 mod telemetry;
@@ -27,6 +30,7 @@ pub use serve::serve;
 use crate::clock::Clock;
 use crate::config::{Config, ServerConfig};
 use crate::jobs::ingest::Ingest;
+use crate::provider::Provider;
 use crate::store::Store;
 use auth::KeyCache;
 use axum::Router;
@@ -47,6 +51,8 @@ pub struct App {
     keys: KeyCache,
     bodies: BodyReader,
     metrics: PrometheusHandle,
+    /// Whom totals are pushed to.
+    provider: Option<Arc<dyn Provider>>,
     /// The description of this interface, made once.
     openapi: Bytes,
 }
@@ -56,6 +62,7 @@ impl App {
         store: Arc<dyn Store>,
         ingest: Arc<Ingest>,
         clock: Clock,
+        provider: Option<Arc<dyn Provider>>,
         config: &Config,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -65,6 +72,7 @@ impl App {
             metrics: telemetry::install_recorder(),
             openapi: openapi::document(&config.server).into(),
             store,
+            provider,
             ingest,
             clock,
             config: config.server.clone(),

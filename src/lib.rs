@@ -10,6 +10,9 @@ pub mod telemetry;
 
 pub mod store;
 
+pub mod provider;
+pub mod simulator;
+
 pub mod jobs;
 
 pub mod http;

@@ -18,6 +18,7 @@ use crate::rules::usage::UsageRow;
 use crate::rules::verdict::{Acceptance, Quarantine, Tally, Verdict};
 use crate::rules::window::Window;
 use async_trait::async_trait;
+use push::{Cuts, Leases, Pushes};
 
 /// Why a verb did not do what it says.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -268,7 +269,7 @@ pub trait ApiKeys: Send + Sync {
 
 /// All of it, and the store's own life.
 #[async_trait]
-pub trait Store: Deliveries + Declarations + Queries + ApiKeys {
+pub trait Store: Deliveries + Declarations + Queries + ApiKeys + Leases + Cuts + Pushes {
     /// The latest moment this store has recorded: the clock must not be before it.
     fn high_water(&self) -> Timestamp;
     /// Whether the store can answer now.

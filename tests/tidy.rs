@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::Path;
 
 /// Which modules of the crate a module may use besides itself. `lib.rs` and `main.rs` may use all.
-const DIRECTION: [(&str, &[&str]); 10] = [
+const DIRECTION: [(&str, &[&str]); 11] = [
     ("rules", &[]),
     ("faults", &[]),
     ("clock", &["rules"]),
@@ -18,9 +18,23 @@ const DIRECTION: [(&str, &[&str]); 10] = [
     ("telemetry", &["rules", "clock", "config"]),
     ("store", &["rules", "clock", "config", "faults"]),
     ("provider", &["rules", "clock", "config", "faults"]),
+    ("simulator", &["rules", "clock", "config"]),
     ("jobs", &["rules", "store", "provider", "clock", "config", "faults"]),
     ("http", &["rules", "store", "provider", "jobs", "clock", "config", "telemetry"]),
-    ("cli", &["rules", "clock", "config", "telemetry", "store", "provider", "jobs", "http"]),
+    (
+        "cli",
+        &[
+            "rules",
+            "clock",
+            "config",
+            "telemetry",
+            "store",
+            "provider",
+            "simulator",
+            "jobs",
+            "http",
+        ],
+    ),
 ];
 
 const LINES_MAX: usize = 800;

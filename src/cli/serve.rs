@@ -11,6 +11,8 @@ use crate::clock::Clock;
 use crate::config::{Config, LogFormat};
 use crate::http::{self, App, auth};
 use crate::jobs::ingest::Ingest;
+use crate::jobs::outbound::Outbound;
+use crate::provider::{self, Provider};
 use crate::rules::ids::MeterSlug;
 use crate::rules::meter::Meter;
 use crate::rules::timestamp::{MICROS_PER_MINUTE, MICROS_PER_SECOND};
@@ -68,10 +70,16 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let strict_tenants = config.tenants.strict;
     let ingest =
         Ingest::start(Arc::clone(&store), clock.clone(), config.ingest.clone(), strict_tenants);
-    let app = App::new(Arc::clone(&store), Arc::clone(&ingest), clock, &config);
+    let provider = connect_provider(&config)?;
+    let outbound =
+        provider.as_ref().map(|provider| Outbound::start(&store, provider, &clock, &config));
+    let app = App::new(Arc::clone(&store), Arc::clone(&ingest), clock, provider, &config);
     announce(&config, listen, admin_key.as_deref())?;
     http::serve(listener, app, signals.first()).await.context("cannot serve")?;
     ingest.drain().await;
+    if let Some(outbound) = outbound {
+        outbound.drain().await;
+    }
     store.close().await;
     tracing::info!("stopped: everything that was acknowledged is stored");
     Ok(ExitCode::SUCCESS)
@@ -86,6 +94,23 @@ fn load_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
         config.log.format = format;
     }
     Ok(config)
+}
+
+/// The billing provider, with a word about what it is used for.
+fn connect_provider(config: &Config) -> anyhow::Result<Option<Arc<dyn Provider>>> {
+    let provider = provider::connect(&config.provider, &config.stripe, &config.sink)
+        .map_err(|refusal| anyhow::anyhow!("settings: {refusal}"))?;
+    match &provider {
+        Some(provider) => {
+            let (name, shadow) = (provider.name(), config.provider.shadow);
+            tracing::info!(provider = name, ?shadow, "billed totals go to {name}");
+        }
+        None if config.meters.values().any(|meter| meter.billing.is_some()) => {
+            tracing::warn!("meters are billed and provider.kind is \"none\": nothing is pushed");
+        }
+        None => {}
+    }
+    Ok(provider)
 }
 
 /// Time must not go back across restarts: what was too old to accept stays too old.
@@ -124,7 +149,7 @@ async fn declare_meters(config: &Config, store: &dyn Store, clock: &Clock) -> an
     Ok(())
 }
 
-async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
+pub(super) async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(listen).await.map_err(|error| {
         let why = if error.kind() == ErrorKind::AddrInUse {
             "another program listens there; stop it, or choose another port with --listen (port 0 \
@@ -169,7 +194,7 @@ fn announce(config: &Config, listen: SocketAddr, admin_key: Option<&str>) -> any
 }
 
 /// Where a program on this machine reaches a server that listens on all addresses.
-fn reachable(listen: SocketAddr) -> SocketAddr {
+pub(super) fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -179,13 +204,13 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 }
 
 /// SIGTERM and SIGINT, heard from the moment the process begins to open its store.
-struct Signals {
+pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    fn listen() -> anyhow::Result<Self> {
+    pub(super) fn listen() -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
         let terminate = listen(SignalKind::terminate())?;
         Ok(Self { terminate, interrupt: listen(SignalKind::interrupt())? })
@@ -199,7 +224,7 @@ impl Signals {
     }
 
     /// Waits for the first signal; from then on the next one ends the process.
-    async fn first(mut self) {
+    pub(super) async fn first(mut self) {
         self.next().await;
         tracing::info!("stopping: requests in progress end first; signal again to stop at once");
         tokio::spawn(async move {

@@ -66,6 +66,7 @@ pub struct UsageWindow {
     end: String,
     value: String,
     count: u64,
+    state: String,
     #[serde(default)]
     group: BTreeMap<String, Option<String>>,
 }
@@ -103,12 +104,13 @@ fn print_usage(usage: &Usage) {
     let header: Vec<&str> = ["start", "end"]
         .into_iter()
         .chain(dimensions.iter().copied())
-        .chain(["value", "events"])
+        .chain(["state", "value", "events"])
         .collect();
-    let mut table = new_table(&header, 2 + dimensions.len());
+    let mut table = new_table(&header, 3 + dimensions.len());
     for window in &usage.windows {
         let group = window.group.values().map(|value| cell(value.as_deref().unwrap_or("-")));
-        let numbers = [cell(grouped(&window.value)), cell(grouped(window.count))];
+        let numbers =
+            [cell(&window.state), cell(grouped(&window.value)), cell(grouped(window.count))];
         let row = [cell(&window.start), cell(&window.end)];
         table.add_row(row.into_iter().chain(group).chain(numbers));
     }

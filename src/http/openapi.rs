@@ -4,7 +4,10 @@
 //! Limits in the description come from the constants that enforce them. What all operations have
 //! in common (keys, problems, the body's limits) is added here, once for all of them.
 
-use super::{App, counters, events, inboxes, keys, meters, pages, records, tenants, usage};
+use super::{
+    App, billing, counters, events, inboxes, keys, latency, meters, pages, pushes, records,
+    tenants, usage,
+};
 use crate::config::ServerConfig;
 use crate::rules::ids::{
     EVENT_ID_BYTES_MAX, METER_SLUG_BYTES_MAX, SUBSCRIPTION_BYTES_MAX, TENANT_BYTES_MAX,
@@ -32,12 +35,19 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(records::trace_event))
         .routes(routes!(usage::get_usage))
         .routes(routes!(counters::list_counters))
+        .routes(routes!(latency::list_latencies))
         .routes(routes!(inboxes::list_conflicts))
         .routes(routes!(inboxes::list_quarantine))
         .routes(routes!(meters::list_meters))
         .routes(routes!(meters::put_meter, meters::get_meter))
         .routes(routes!(tenants::list_tenants))
         .routes(routes!(tenants::put_tenant, tenants::get_tenant))
+        .routes(routes!(pushes::list_pushes))
+        .routes(routes!(pushes::get_push))
+        .routes(routes!(pushes::retry_push))
+        .routes(routes!(pushes::discard_push))
+        .routes(routes!(billing::get_billing_health))
+        .routes(routes!(billing::get_comparison))
         .routes(routes!(keys::list_keys, keys::post_key))
         .routes(routes!(keys::delete_key))
         .routes(routes!(pages::healthz))

@@ -11,6 +11,7 @@ use crate::rules::ids::TenantId;
 use crate::rules::meter::{Aggregation, Meter};
 use crate::rules::usage::{GroupBy, UsageWindow, compose};
 use crate::rules::window::{Grain, Window, month_around, parse_border, plan_windows};
+use crate::rules::window_life::WindowState;
 use axum::extract::State;
 use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
@@ -74,6 +75,8 @@ pub struct WindowAnswer {
     value: String,
     /// The number of events.
     count: u64,
+    /// Whether events are still expected: open, then settling, then final.
+    state: WindowState,
     /// The value of each name in group_by; null where events did not have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
@@ -113,7 +116,14 @@ pub async fn get_usage(
         to: range.end.to_string(),
         total: known.then(|| usage.total.to_string()),
         count: usage.count,
-        windows: usage.windows.into_iter().map(|part| answer_window(part, &group_by)).collect(),
+        windows: usage
+            .windows
+            .into_iter()
+            .map(|part| {
+                let state = meter.window_life().state(part.window.end, app.clock.now());
+                answer_window(part, state, &group_by)
+            })
+            .collect(),
     }))
 }
 
@@ -170,7 +180,7 @@ fn nothing_is_zero(aggregation: Aggregation) -> bool {
     }
 }
 
-fn answer_window(part: UsageWindow, group_by: &[GroupBy]) -> WindowAnswer {
+fn answer_window(part: UsageWindow, state: WindowState, group_by: &[GroupBy]) -> WindowAnswer {
     let group = (!group_by.is_empty()).then(|| {
         group_by.iter().map(|by| by.name().to_owned()).zip(part.group).collect::<BTreeMap<_, _>>()
     });
@@ -179,6 +189,7 @@ fn answer_window(part: UsageWindow, group_by: &[GroupBy]) -> WindowAnswer {
         end: part.window.end.to_string(),
         value: part.value.to_string(),
         count: part.count,
+        state,
         group,
     }
 }

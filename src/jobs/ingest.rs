@@ -12,6 +12,7 @@
 //! A crash loses what waits; nobody was told that it was counted, so it will be sent again.
 
 mod lanes;
+mod latencies;
 
 use crate::clock::Clock;
 use crate::config::IngestConfig;
@@ -21,6 +22,8 @@ use crate::rules::timestamp::MICROS_PER_HOUR;
 use crate::rules::verdict::{Acceptance, Verdict};
 use crate::store::{self, DeliveryBatch, Store};
 use lanes::{Lanes, Submission};
+pub use latencies::Latencies;
+use latencies::Samples;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -49,6 +52,7 @@ pub struct Ingest {
     stopping: AtomicBool,
     idle: Notify,
     groups_running: AtomicUsize,
+    latencies: Arc<Latencies>,
 }
 
 struct Partition {
@@ -76,11 +80,17 @@ impl Ingest {
             stopping: AtomicBool::new(false),
             idle: Notify::new(),
             groups_running: AtomicUsize::new(0),
+            latencies: Arc::default(),
         });
         for partition in 0..ingest.partitions.len() {
             tokio::spawn(Arc::clone(&ingest).commit_groups(partition));
         }
         ingest
+    }
+
+    /// How late events come.
+    pub fn latencies(&self) -> &Arc<Latencies> {
+        &self.latencies
     }
 
     /// Waits for the verdict of every delivery, in order. Refused items are counted too.
@@ -197,6 +207,7 @@ impl Ingest {
             refused.append(&mut submission.refused);
         }
         let total = events.len();
+        let samples = Samples::of(&events);
         let horizon_micros = i64::from(self.settings.accept_horizon_hours) * MICROS_PER_HOUR;
         let acceptance = Acceptance { now: self.clock.now(), horizon_micros };
         let strict_tenants = self.strict_tenants;
@@ -208,6 +219,7 @@ impl Ingest {
         match outcome {
             Ok(verdicts) => {
                 assert_eq!(verdicts.len(), total, "one verdict for each event");
+                self.latencies.record(samples, &verdicts, acceptance.now);
                 let mut verdicts = verdicts.into_iter();
                 for (submission, length) in group.into_iter().zip(lengths) {
                     // A submitter that went away does not undo what was counted.

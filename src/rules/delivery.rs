@@ -16,6 +16,9 @@ use super::span::Span;
 use super::timestamp::Timestamp;
 use serde::{Deserialize, Serialize};
 
+/// Most pushes of a window among which dropped ones are searched for.
+const PARTS_MAX: usize = 12;
+
 /// Where a push stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -215,7 +218,8 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Full jitter: any moment up to a bound that doubles with each attempt. `random` is any number.
+    /// Full jitter: any moment up to a bound that doubles with each attempt; `random` is any
+    /// number.
     pub fn pause_micros(self, attempts: u32, random: u64) -> i64 {
         let doublings = attempts.saturating_sub(1).min(32);
         let bound = self.base_ms.saturating_mul(1u64 << doublings).min(self.max_ms).max(1);
@@ -275,7 +279,12 @@ pub fn judge_delivery(
     match delivery {
         Delivery::Accepted => (Class::Accepted, submitted),
         Delivery::AlreadyThere => (Class::AlreadyThere, submitted),
-        Delivery::Refused { .. } => (Class::Refused, Next::Dead),
+        Delivery::Refused { .. } if progress.attempts <= 1 => (Class::Refused, Next::Dead),
+        // An earlier attempt may have counted before whatever is wrong now went wrong.
+        Delivery::Refused { .. } => {
+            let until = horizons.decide.after(progress.first_attempt_at.unwrap_or(now));
+            (Class::Unknown, Next::Wait { until, fresh_request_key: false })
+        }
         Delivery::Unknown { resend, retry_after, .. } => {
             let pause = backoff.pause_micros(progress.attempts, random);
             let soonest = retry_after.map_or(now, |span| span.after(now));
@@ -350,36 +359,58 @@ pub struct Unconfirmed {
     pub mode: Mode,
     /// What the summary shows when everything has arrived.
     pub expected: Quantity,
-    /// The sum of the pushes in question.
-    pub missing: Quantity,
+    /// The quantities of the pushes in question.
+    pub quantities: Vec<Quantity>,
     /// When the last of them was taken.
     pub submitted_at: Timestamp,
 }
 
-/// Confirmed if the summary shows all of it. If it lacks exactly what is in question long after it
-/// was taken, it was dropped after all. Anything else waits, for lag or for a reconciliation pass.
+/// What the summary says of each of the pushes in question: confirmed if it shows all of them. If
+/// it lacks exactly some of them long after they were taken, those were dropped after all. Anything
+/// else waits, for lag or for a reconciliation pass.
 pub fn judge_unconfirmed(
     window: &Unconfirmed,
     summary: Quantity,
     horizons: Horizons,
     (now, look_after): (Timestamp, Span),
-) -> (Class, Next) {
+) -> Vec<(Class, Next)> {
+    let confirmed = (Class::Confirmed, Next::Confirmed);
+    let absent = (Class::Absent, Next::Dead);
+    let count = window.quantities.len();
     if summary == window.expected {
-        return (Class::Confirmed, Next::Confirmed);
+        return vec![confirmed; count];
     }
     let late = now >= horizons.decide.after(window.submitted_at);
-    let lacks_it = match window.mode {
-        Mode::Delta => window.expected.checked_sub(window.missing) == Some(summary),
-        Mode::Absolute => true,
-    };
-    if late && lacks_it {
-        return (Class::Absent, Next::Dead);
+    if late && window.mode == Mode::Absolute {
+        return vec![absent; count];
+    }
+    let lacking = window.expected.checked_sub(summary);
+    if let Some(dropped) = lacking.filter(|_| late).and_then(|l| part_of(&window.quantities, l)) {
+        let judge = |dropped| if dropped { absent.clone() } else { confirmed.clone() };
+        return dropped.into_iter().map(judge).collect();
     }
     // Twice as long after the submission as now, so that a window is not asked for ever anew.
     let waited = now.micros().saturating_sub(window.submitted_at.micros());
     let until = now.saturating_add_micros(waited.max(look_after.micros()));
     let until = if late { until } else { until.min(horizons.decide.after(window.submitted_at)) };
-    (Class::Unknown, Next::Wait { until, fresh_request_key: false })
+    vec![(Class::Unknown, Next::Wait { until, fresh_request_key: false }); count]
+}
+
+/// Which of the quantities add up to `sum`. If several choices do, any of them is right: sending
+/// them again makes the window's total the same.
+fn part_of(quantities: &[Quantity], sum: Quantity) -> Option<Vec<bool>> {
+    if quantities.len() > PARTS_MAX {
+        return None;
+    }
+    let choices = 1u32 << quantities.len();
+    let chosen = |choice: u32, place: usize| choice >> place & 1 == 1;
+    let adds_up = |choice: &u32| {
+        let parts = quantities.iter().enumerate().filter(|(place, _)| chosen(*choice, *place));
+        let total = parts.map(|(_, part)| part).try_fold(Quantity::ZERO, |a, b| a.checked_add(*b));
+        total == Some(sum)
+    };
+    let found = (1..choices).find(adds_up)?;
+    Some((0..quantities.len()).map(|place| chosen(found, place)).collect())
 }
 
 /// Whether a dead push may be sent again as a new revision.
@@ -388,7 +419,11 @@ pub fn judge_retry(state: PushState, class: Class) -> Result<(), &'static str> {
         return Err("only a dead push can be retried; this one is handled without a person");
     }
     match class {
-        Class::Refused | Class::Absent | Class::TooOld => Ok(()),
+        Class::Refused | Class::Absent => Ok(()),
+        Class::TooOld => Err(
+            "it lies further back than the provider takes, and always will; bill it by hand, such \
+             as with an invoice item, and discard this push with the reason",
+        ),
         Class::Discarded => Err("it was discarded, with a reason, by a person"),
         Class::Undecidable => {
             Err("it is not known whether the provider counted it, so sending it again could bill \
@@ -406,6 +441,17 @@ pub fn judge_retry(state: PushState, class: Class) -> Result<(), &'static str> {
         | Class::Overtaken
         | Class::NotSent => Err("its history does not prove that it was not counted"),
     }
+}
+
+/// Whether a push may be written off.
+pub fn judge_discard(state: PushState, class: Class) -> Result<(), &'static str> {
+    if state != PushState::Dead {
+        return Err("only a dead push can be discarded; this one is handled without a person");
+    }
+    if class == Class::Discarded {
+        return Err("it was discarded before, with a reason, by a person");
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -457,8 +503,6 @@ mod tests {
             judge(Delivery::AlreadyThere),
             (Class::AlreadyThere, Next::Submitted { look_at })
         );
-        let refused = judge(Delivery::Refused { message: String::new() });
-        assert_eq!(refused, (Class::Refused, Next::Dead));
         let wait =
             |until, fresh_request_key| (Class::Unknown, Next::Wait { until, fresh_request_key });
         let soon = at(6).saturating_add_micros(2_000_000);
@@ -467,6 +511,13 @@ mod tests {
         let later = Span::from_seconds(30).after(at(6));
         assert_eq!(unknown(Resend::Same, Some(Span::from_seconds(30))), wait(later, false));
         assert_eq!(unknown(Resend::No, None), wait(at(31), false));
+        let refused = || Delivery::Refused { message: String::new() };
+        assert_eq!(judge(refused()), wait(at(31), false));
+        let first = Progress { attempts: 1, ..progress };
+        let backoff = (Backoff { base_ms: 500, max_ms: 60_000 }, 0);
+        let times = (at(6), Span::from_minutes(15));
+        let first = judge_delivery(&refused(), first, STRICT, backoff, times);
+        assert_eq!(first, (Class::Refused, Next::Dead));
     }
 
     #[test]
@@ -507,25 +558,34 @@ mod tests {
         let window = Unconfirmed {
             mode: Mode::Delta,
             expected: units(15),
-            missing: units(5),
+            quantities: vec![units(5), units(3)],
             submitted_at: at(0),
         };
-        let judge = |summary: i128, now: i64| {
-            judge_unconfirmed(&window, units(summary), STRICT, (at(now), Span::from_minutes(15))).0
+        let check = |summary: i128, now: i64, expected: [Class; 2]| {
+            let times = (at(now), Span::from_minutes(15));
+            let judged = judge_unconfirmed(&window, units(summary), STRICT, times);
+            let classes: Vec<Class> = judged.into_iter().map(|(class, _)| class).collect();
+            assert_eq!(classes, expected, "{summary} at {now}");
         };
-        assert_eq!(judge(15, 1), Class::Confirmed);
-        assert_eq!(judge(10, 1), Class::Unknown);
-        assert_eq!(judge(10, 26), Class::Absent);
-        assert_eq!(judge(12, 30), Class::Unknown);
-        assert_eq!(judge(15, 30), Class::Confirmed);
+        check(15, 1, [Class::Confirmed; 2]);
+        check(10, 1, [Class::Unknown; 2]);
+        check(7, 26, [Class::Absent; 2]);
+        check(10, 26, [Class::Absent, Class::Confirmed]);
+        check(12, 26, [Class::Confirmed, Class::Absent]);
+        check(11, 30, [Class::Unknown; 2]);
+        check(20, 30, [Class::Unknown; 2]);
+        check(15, 30, [Class::Confirmed; 2]);
     }
 
     #[test]
     fn only_what_surely_did_not_count_is_retried() {
         for class in Class::ALL {
-            let safe = matches!(class, Class::Refused | Class::Absent | Class::TooOld);
+            let safe = matches!(class, Class::Refused | Class::Absent);
             assert_eq!(judge_retry(PushState::Dead, class).is_ok(), safe, "{class:?}");
             assert!(judge_retry(PushState::Submitted, class).is_err());
+            let first = class != Class::Discarded;
+            assert_eq!(judge_discard(PushState::Dead, class).is_ok(), first, "{class:?}");
+            assert!(judge_discard(PushState::Submitted, class).is_err());
             assert_eq!(Class::from_name(class.name()), Some(class));
         }
         for state in PushState::ALL {

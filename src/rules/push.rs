@@ -2,7 +2,8 @@
 //!
 //! A cut compares a window's exact total with what was planned for it before and plans one push
 //! for the difference. What the provider cannot hold (decimals beyond the billing scale, more than
-//! its digits) is not lost: it is the remainder of the tenant and meter, and goes into a later push.
+//! its digits) is not lost: it is the remainder of the tenant and meter, and goes into a later
+//! push.
 //!
 //! Invariant: over the windows of a tenant and meter, the sum of all planned quantities plus the
 //! remainder equals the sum of the exact totals at their last cuts. A push, once planned, never
@@ -154,6 +155,19 @@ pub fn plan_cut(
     Ok(CutPlan { state, remainder, push: Some(push) })
 }
 
+/// Follows a window that gets no push now, because its first cut decided otherwise about shadow:
+/// what it has grown by waits in the remainder, so that the invariant holds here too.
+pub fn plan_following(
+    state: &CutState,
+    remainder: Quantity,
+    (count, billable): (u64, Quantity),
+) -> Result<CutPlan, FoldError> {
+    let grown = billable.checked_sub(state.total).ok_or(FoldError)?;
+    let remainder = remainder.checked_add(grown).ok_or(FoldError)?;
+    let state = CutState { count, total: billable, ..state.clone() };
+    Ok(CutPlan { state, remainder, push: None })
+}
+
 /// Plans the push that takes the place of one that surely never counted.
 pub fn plan_replacement(
     state: &CutState,
@@ -264,6 +278,15 @@ mod tests {
         assert_eq!((sent, remainder.as_str()), (owned(&["1:10", "2:2.5", "1:3", "3:-0.5"]), "0"));
         let (sent, _) = cut_all(Mode::Absolute, WIDE, &totals);
         assert_eq!(sent, owned(&["1:10", "2:12.5", "1:3", "3:12"]));
+    }
+
+    #[test]
+    fn a_followed_window_leaves_its_growth_to_the_next_push() {
+        let state = CutState { count: 1, total: quantity("3"), ..CutState::new(true) };
+        let followed = plan_following(&state, quantity("0.5"), (2, quantity("5"))).expect("fits");
+        assert_eq!((followed.state.count, followed.state.total), (2, quantity("5")));
+        assert_eq!((followed.remainder, followed.push), (quantity("2.5"), None));
+        assert_eq!((followed.state.planned, followed.state.revision), (Quantity::ZERO, 0));
     }
 
     #[test]

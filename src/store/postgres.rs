@@ -11,16 +11,24 @@ mod api_keys;
 mod check;
 mod connection;
 mod counters;
+mod cut_events;
+mod cuts;
 mod declarations;
 mod deliveries;
 mod events;
 mod failure;
 mod inbox;
 mod judgement;
+mod leases;
 mod migrations;
 mod numeric;
+mod push_history;
+mod push_rows;
+mod pushes;
 mod rollups;
 mod scalars;
+mod settlements;
+mod transaction;
 
 use crate::config::PostgresConfig;
 use crate::rules::fingerprint::Fingerprinter;
@@ -42,13 +50,21 @@ use hashbrown::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 
+/// Connections for leases, cuts and pushes: the jobs of one server are few and mostly wait for the
+/// provider. They are made when they are needed.
+const OUTBOUND_CONNECTIONS_MAX: usize = 4;
+
 /// A ledger in a PostgreSQL database.
 pub struct PostgresStore {
     connector: Connector,
     readers: Pool,
+    /// For leases, cuts and pushes, so that their waits for each other never hold up a query.
+    outbound: Pool,
     writers: Vec<Writer>,
     fingerprinter: Fingerprinter,
     token_secret: [u8; 32],
+    /// Under which the keys of pushes are made.
+    push_secret: [u8; 32],
     high_water: Timestamp,
     /// Tenants that are committed.
     tenants: RwLock<HashMap<TenantId, TenantNo>>,
@@ -76,6 +92,7 @@ impl PostgresStore {
         migrations::migrate(&mut client).await?;
         let key = migrations::secret::<16>(&client, "event_keys").await?;
         let token_secret = migrations::secret::<32>(&client, "tokens").await?;
+        let push_secret = migrations::secret::<32>(&client, "pushes").await?;
         let high_water = migrations::high_water(&client).await?;
         let writers = (0..config.writers).map(|_| Writer::new()).collect::<Result<_>>()?;
         let fingerprinter = match bits {
@@ -84,10 +101,12 @@ impl PostgresStore {
         };
         Ok(Arc::new(Self {
             readers: connector.pool(config.readers)?,
+            outbound: connector.pool(OUTBOUND_CONNECTIONS_MAX)?,
             connector,
             writers,
             fingerprinter,
             token_secret,
+            push_secret,
             high_water,
             tenants: RwLock::default(),
             catalog: RwLock::default(),
@@ -181,5 +200,6 @@ impl Store for PostgresStore {
             writer.close().await;
         }
         self.readers.close();
+        self.outbound.close();
     }
 }

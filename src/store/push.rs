@@ -126,6 +126,8 @@ pub struct PushClaim {
     /// A claim that was not settled by then can be taken by another.
     pub lease_until: Timestamp,
     pub limit: usize,
+    /// Only pushes that are shadow, or only those that are not.
+    pub shadow: bool,
 }
 
 /// A push that only the claimant works on, until its lease ends.
@@ -316,10 +318,11 @@ pub trait Pushes: Send + Sync {
 
     /// Windows with submitted, unconfirmed pushes of which one is due by `now`, at most `limit`,
     /// those longest due first; windows with a push that was begun and not resolved are left out.
-    /// Shadow windows are included.
+    /// Only windows that are shadow, or only those that are not.
     async fn list_submitted_windows(
         &self,
         now: Timestamp,
+        shadow: bool,
         limit: usize,
     ) -> Result<Vec<SubmittedWindow>>;
 
@@ -333,4 +336,38 @@ pub trait Pushes: Send + Sync {
 
     async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts>;
     async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes>;
+}
+
+/// Everything that concerns billing.
+pub trait Outbound: Leases + Cuts + Pushes {}
+
+impl<T: Leases + Cuts + Pushes + ?Sized> Outbound for T {}
+
+/// A change of a push that was committed, as it is logged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TransitionLine {
+    pub push: u64,
+    pub tenant: TenantId,
+    pub key: String,
+    pub state: PushState,
+    pub class: Class,
+    pub attempt: u32,
+    pub request_id: Option<String>,
+}
+
+/// Logs a change of a push, after its commit: a line never tells what did not happen.
+pub fn log_transition(line: &TransitionLine) {
+    let TransitionLine { push, tenant, key, state, class, attempt, request_id } = line;
+    tracing::info!(
+        push,
+        tenant = tenant.as_str(),
+        key,
+        state = state.name(),
+        class = class.name(),
+        attempt,
+        request_id,
+        "push {push} of tenant {tenant} is {}: {}",
+        state.name(),
+        class.name()
+    );
 }

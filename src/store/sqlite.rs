@@ -13,14 +13,19 @@ mod api_keys;
 mod check;
 mod checkpoint;
 mod counters;
+mod cuts;
 mod declarations;
 mod events;
 mod fold;
 mod inbox;
 mod judge;
 mod keys;
+mod leases;
 mod memory;
 mod migrations;
+mod push_listing;
+mod push_rows;
+mod pushes;
 mod readers;
 mod record;
 mod recovery;
@@ -63,6 +68,8 @@ pub struct SqliteStore {
     jobs: mpsc::Sender<Job>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     token_secret: [u8; 32],
+    /// Keys of pushes are derived from it.
+    push_secret: [u8; 32],
     high_water: Timestamp,
     /// Held as long as the store is open, so that no second server opens it.
     lock: Mutex<Option<File>>,
@@ -126,6 +133,7 @@ impl SqliteStore {
         migrations::migrate(&mut connection)?;
         let fingerprinter = fingerprinter(secret(&connection, "event_keys")?);
         let token_secret = secret(&connection, "tokens")?;
+        let push_secret = secret(&connection, "pushes")?;
         let recovered = recovery::recover(&connection, &fingerprinter)?;
         let high_water = recovered.high_water;
         let shared = Arc::new(Shared {
@@ -154,7 +162,16 @@ impl SqliteStore {
         ];
         let readers = Arc::new(Readers::new(path, settings.readers));
         let (threads, lock) = (Mutex::new(threads), Mutex::new(Some(lock)));
-        Ok(Arc::new(Self { shared, readers, jobs, threads, token_secret, high_water, lock }))
+        Ok(Arc::new(Self {
+            shared,
+            readers,
+            jobs,
+            threads,
+            token_secret,
+            push_secret,
+            high_water,
+            lock,
+        }))
     }
 
     /// Checks a store that may be in use, without writing to it.

@@ -77,7 +77,7 @@ impl Drop for Server {
 
 #[test]
 fn help_texts() {
-    let commands: [&[&str]; 14] = [
+    let commands: [&[&str]; 15] = [
         &[],
         &["serve"],
         &["send"],
@@ -91,6 +91,7 @@ fn help_texts() {
         &["config", "print"],
         &["config", "explain"],
         &["demo"],
+        &["stripe-sim"],
         &["completions"],
     ];
     for command in commands {

@@ -3,10 +3,17 @@
 use async_trait::async_trait;
 use counterfoil::rules::ids::{EventId, MeterNo, TenantId};
 use counterfoil::rules::meter::{Catalog, Meter};
+use counterfoil::rules::push::CutState;
+use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::usage::UsageRow;
 use counterfoil::rules::verdict::Verdict;
 use counterfoil::rules::window::Window;
+use counterfoil::store::push::{
+    AttemptIntent, ClaimedPush, CutOrder, CutReport, CutTerms, Cuts, Lease, Leases, OpenPushes,
+    Push, PushAges, PushClaim, PushCounts, PushQuery, PushTrace, Pushes, Ruling, Settlement,
+    SubmittedWindow,
+};
 use counterfoil::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
     Deliveries, DeliveryBatch, Error, EventQuery, EventTrace, InboxPage, InboxQuery, Progress,
@@ -115,6 +122,95 @@ impl ApiKeys for FailingStore {
     }
     async fn revoke_api_key(&self, id: &str, at: Timestamp) -> Result<bool> {
         self.up()?.revoke_api_key(id, at).await
+    }
+}
+
+#[async_trait]
+impl Leases for FailingStore {
+    async fn claim_lease(
+        &self,
+        name: &'static str,
+        holder: &str,
+        now: Timestamp,
+        until: Timestamp,
+    ) -> Result<Option<Lease>> {
+        self.up()?.claim_lease(name, holder, now, until).await
+    }
+    async fn release_lease(&self, lease: &Lease) -> Result<()> {
+        self.up()?.release_lease(lease).await
+    }
+}
+
+#[async_trait]
+impl Cuts for FailingStore {
+    async fn read_cuts(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+    ) -> Result<Vec<(Timestamp, CutState)>> {
+        self.up()?.read_cuts(tenant, meter, range).await
+    }
+    async fn record_cuts(
+        &self,
+        lease: &Lease,
+        orders: Vec<CutOrder>,
+        terms: CutTerms,
+    ) -> Result<CutReport> {
+        self.up()?.record_cuts(lease, orders, terms).await
+    }
+    async fn read_cut_marks(&self) -> Result<Vec<(MeterNo, Timestamp)>> {
+        self.up()?.read_cut_marks().await
+    }
+    async fn record_cut_mark(&self, lease: &Lease, meter: MeterNo, at: Timestamp) -> Result<bool> {
+        self.up()?.record_cut_mark(lease, meter, at).await
+    }
+    async fn read_remainder(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        shadow: bool,
+    ) -> Result<Quantity> {
+        self.up()?.read_remainder(tenant, meter, shadow).await
+    }
+}
+
+#[async_trait]
+impl Pushes for FailingStore {
+    async fn claim_pushes(&self, claim: PushClaim) -> Result<Vec<ClaimedPush>> {
+        self.up()?.claim_pushes(claim).await
+    }
+    async fn begin_attempts(&self, intents: Vec<AttemptIntent>, at: Timestamp) -> Result<Vec<u64>> {
+        self.up()?.begin_attempts(intents, at).await
+    }
+    async fn settle_pushes(&self, settlements: Vec<Settlement>, at: Timestamp) -> Result<usize> {
+        self.up()?.settle_pushes(settlements, at).await
+    }
+    async fn list_submitted_windows(
+        &self,
+        now: Timestamp,
+        shadow: bool,
+        limit: usize,
+    ) -> Result<Vec<SubmittedWindow>> {
+        self.up()?.list_submitted_windows(now, shadow, limit).await
+    }
+    async fn list_pushes(&self, query: PushQuery) -> Result<Vec<Push>> {
+        self.up()?.list_pushes(query).await
+    }
+    async fn trace_push(&self, number: u64) -> Result<Option<PushTrace>> {
+        self.up()?.trace_push(number).await
+    }
+    async fn retry_push(&self, number: u64, at: Timestamp) -> Result<Ruling> {
+        self.up()?.retry_push(number, at).await
+    }
+    async fn discard_push(&self, number: u64, reason: &str, at: Timestamp) -> Result<Ruling> {
+        self.up()?.discard_push(number, reason, at).await
+    }
+    async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts> {
+        self.up()?.count_pushes(ages).await
+    }
+    async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes> {
+        self.up()?.count_open_pushes(tenant).await
     }
 }
 

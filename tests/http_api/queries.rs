@@ -13,7 +13,7 @@ async fn usage_of_the_current_month_by_default() {
     server.post(&event("acme", "e1", "0.1", NOW)).await;
     server.post(&event("acme", "e2", "0.2", "2026-11-14T23:30:00Z")).await;
     let usage = server.get("/v1/usage?tenant=acme&meter=calls").await;
-    insta::assert_snapshot!(usage.show(), @r#"200 {"tenant":"acme","meter":"calls","from":"2026-11-01T00:00:00Z","to":"2026-12-01T00:00:00Z","total":"0.3","count":2,"windows":[{"start":"2026-11-01T00:00:00Z","end":"2026-12-01T00:00:00Z","value":"0.3","count":2}]}"#);
+    insta::assert_snapshot!(usage.show(), @r#"200 {"tenant":"acme","meter":"calls","from":"2026-11-01T00:00:00Z","to":"2026-12-01T00:00:00Z","total":"0.3","count":2,"windows":[{"start":"2026-11-01T00:00:00Z","end":"2026-12-01T00:00:00Z","value":"0.3","count":2,"state":"open"}]}"#);
     let unknown = server.get("/v1/usage?tenant=nobody&meter=calls").await;
     assert_eq!(unknown.json()["total"], "0");
 }
@@ -26,7 +26,7 @@ async fn days_begin_where_the_zone_says() {
     let usage = server
         .get("/v1/usage?tenant=acme&meter=calls&from=2026-11-13&to=2026-11-15&window=day&tz=Europe/Paris")
         .await;
-    insta::assert_snapshot!(usage.show(), @r#"200 {"tenant":"acme","meter":"calls","from":"2026-11-12T23:00:00Z","to":"2026-11-14T23:00:00Z","total":"3","count":2,"windows":[{"start":"2026-11-12T23:00:00Z","end":"2026-11-13T23:00:00Z","value":"1","count":1},{"start":"2026-11-13T23:00:00Z","end":"2026-11-14T23:00:00Z","value":"2","count":1}]}"#);
+    insta::assert_snapshot!(usage.show(), @r#"200 {"tenant":"acme","meter":"calls","from":"2026-11-12T23:00:00Z","to":"2026-11-14T23:00:00Z","total":"3","count":2,"windows":[{"start":"2026-11-12T23:00:00Z","end":"2026-11-13T23:00:00Z","value":"1","count":1,"state":"final"},{"start":"2026-11-13T23:00:00Z","end":"2026-11-14T23:00:00Z","value":"2","count":1,"state":"final"}]}"#);
     let half = "/v1/usage?tenant=acme&meter=calls&from=2026-11-13&to=2026-11-15&tz=Asia/Kolkata";
     server.get(half).await.problem(400, "window_not_exact");
 }
@@ -52,7 +52,7 @@ async fn usage_by_dimension() {
     server.post(&in_region("e2", "2", "us", NOW)).await;
     server.post(&event("acme", "e3", "4", NOW)).await;
     let usage = server.get("/v1/usage?tenant=acme&meter=calls&group_by=region,trial").await.json();
-    insta::assert_snapshot!(usage["windows"], @r#"[{"count":1,"end":"2026-12-01T00:00:00Z","group":{"region":null,"trial":"false"},"start":"2026-11-01T00:00:00Z","value":"4"},{"count":1,"end":"2026-12-01T00:00:00Z","group":{"region":"eu","trial":"false"},"start":"2026-11-01T00:00:00Z","value":"1"},{"count":1,"end":"2026-12-01T00:00:00Z","group":{"region":"us","trial":"false"},"start":"2026-11-01T00:00:00Z","value":"2"}]"#);
+    insta::assert_snapshot!(usage["windows"], @r#"[{"count":1,"end":"2026-12-01T00:00:00Z","group":{"region":null,"trial":"false"},"start":"2026-11-01T00:00:00Z","state":"open","value":"4"},{"count":1,"end":"2026-12-01T00:00:00Z","group":{"region":"eu","trial":"false"},"start":"2026-11-01T00:00:00Z","state":"open","value":"1"},{"count":1,"end":"2026-12-01T00:00:00Z","group":{"region":"us","trial":"false"},"start":"2026-11-01T00:00:00Z","state":"open","value":"2"}]"#);
     assert_eq!(usage["total"], "7");
     for (query, code) in [
         ("group_by=tier", "unknown_dimension"),
@@ -176,7 +176,7 @@ async fn meters() {
     let server = Server::start().await;
     let spec = r#"{"aggregation":"unique","unique_property":"user","bucket":"15m"}"#;
     let made = server.put("/v1/meters/users", spec).await;
-    insta::assert_snapshot!(made.show(), @r#"201 {"slug":"users","aggregation":"unique","scale":6,"precision":18,"signed":false,"bucket":"15m","dimensions":[],"unique_property":"user"}"#);
+    insta::assert_snapshot!(made.show(), @r#"201 {"slug":"users","aggregation":"unique","scale":6,"precision":18,"signed":false,"bucket":"15m","dimensions":[],"unique_property":"user","settle_after":"1h","late_until":"4h","cut_every":"10m"}"#);
     let described = spec.replace('}', r#","description":"people"}"#);
     assert_eq!(server.put("/v1/meters/users", &described).await.status, 200);
     assert_eq!(server.get("/v1/meters/users").await.json()["description"], "people");
@@ -207,7 +207,7 @@ async fn tenants() {
         assert_eq!(answer.status, 200);
     }
     let one = server.get("/v1/tenants/b%2F1").await;
-    insta::assert_snapshot!(one.show(), @r#"200 {"id":"b/1","name":"N","created_at":"2026-11-15T12:00:00Z"}"#);
+    insta::assert_snapshot!(one.show(), @r#"200 {"id":"b/1","name":"N","customer":null,"created_at":"2026-11-15T12:00:00Z"}"#);
     let first = server.get("/v1/tenants?limit=2").await.json();
     assert_eq!(first["tenants"][0]["id"], "a");
     assert_eq!(first["next_after"], "b/1");

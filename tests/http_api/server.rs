@@ -63,7 +63,7 @@ impl Server {
             config.tenants.strict,
         );
         let admin = auth::create_first_admin_key(&*shared, &clock, None).await.unwrap().unwrap();
-        let app = App::new(shared, ingest, clock.clone(), config);
+        let app = App::new(shared, ingest, clock.clone(), None, config);
         let router = http::router(Arc::clone(&app));
         Self { router, app, store, admin, _directory: directory }
     }

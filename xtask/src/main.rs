@@ -12,6 +12,7 @@ mod keeper;
 mod postgres;
 mod schemathesis;
 mod steps;
+mod stripe_sdk;
 mod suite;
 
 use anyhow::{Context, Result, bail};
@@ -27,6 +28,7 @@ usage: cargo xtask COMMAND
   tidy               only the house rules: sizes, direction of modules, migration pairs
   postgres           start a throw-away PostgreSQL, print its URL, wait for Ctrl-C
   schemathesis       call the HTTP API with generated requests, good and bad
+  stripe-sdk         drive the stand-in for Stripe with Stripe's own SDKs
   bench ingest [--quick] [--json FILE]
                      measure ingest on both stores
 
@@ -52,6 +54,7 @@ fn run(arguments: &[OsString]) -> Result<()> {
         Some("tidy") if rest.is_empty() => run_to_end(cargo()?.args(["test", "--test", "tidy"])),
         Some("postgres") if rest.is_empty() => postgres::serve_until_interrupted(),
         Some("schemathesis") if rest.is_empty() => schemathesis::run_alone(),
+        Some("stripe-sdk") if rest.is_empty() => stripe_sdk::run_alone(),
         Some("bench") => bench::run(rest),
         Some(keeper::KEEP) => keeper::keep(rest),
         Some(keeper::KEEP_POSTGRES) => postgres::keep(rest),

@@ -3,13 +3,13 @@
 use crate::debian::{self, Need};
 use crate::postgres::{FOR_TESTS, ScratchPostgres};
 use crate::steps::Steps;
-use crate::{cargo, run_to_end, schemathesis};
+use crate::{cargo, run_to_end, schemathesis, stripe_sdk};
 use anyhow::Result;
 use std::ffi::OsString;
 use std::process::Command;
 
 /// The steps that need a program that compiles.
-const AFTER_BUILD: [&str; 3] = ["tests", "documentation", "schemathesis"];
+const AFTER_BUILD: [&str; 4] = ["tests", "documentation", "schemathesis", "stripe SDKs"];
 
 /// Runs all of it, or only the tests whose names contain one of the filters.
 pub fn run(filters: &[OsString]) -> Result<()> {
@@ -51,6 +51,7 @@ fn run_all() -> Result<()> {
         run_to_end(cargo()?.args(["doc", "--no-deps"]).env("RUSTDOCFLAGS", "-Dwarnings"))
     });
     steps.step("schemathesis", schemathesis::run);
+    steps.step("stripe SDKs", stripe_sdk::run);
     steps.finish()
 }
 

@@ -318,7 +318,7 @@ impl PostgresStore {
 }
 
 /// A short random pause that grows, so that two servers in each other's way part.
-fn pause(round: u32) -> Result<Duration> {
+pub fn pause(round: u32) -> Result<Duration> {
     let random = getrandom::u32().map_err(|error| Error::Internal { what: error.to_string() })?;
     Ok(Duration::from_millis(u64::from(random % (round * 10) + 1)))
 }

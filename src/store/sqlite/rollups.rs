@@ -6,6 +6,7 @@
 //! If the snapshot is of another segment than memory was, the read starts again.
 
 use super::fold::read_state;
+use super::memory::Memory;
 use super::segment::ClosedSegment;
 use super::{Shared, corrupt, sql_error};
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
@@ -20,7 +21,7 @@ use rusqlite::{Connection, Row, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The totals of one tenant and meter.
+/// The totals of one tenant and meter, in a read transaction that stays open.
 pub fn read_usage(
     shared: &Shared,
     connection: &Connection,
@@ -30,25 +31,60 @@ pub fn read_usage(
 ) -> Result<Vec<UsageRow>> {
     let (snapshot, copied) = shared.consistent_snapshot(connection, |memory| {
         let tenant = memory.tenants.find(tenant)?;
-        let open: Vec<UsageRow> = memory
-            .open
-            .rollups_of(tenant, meter)
-            .filter(|((start, _), _)| (range.start..range.end).contains(start))
-            .map(|((start, group), rollup)| UsageRow {
-                bucket_start: *start,
-                group: group.clone(),
-                rollup: rollup.clone(),
-            })
-            .collect();
-        Some((tenant, open, Arc::clone(&memory.catalog)))
+        Some((tenant, rows_open(memory, tenant, meter, range), Arc::clone(&memory.catalog)))
     })?;
     let Some((tenant, mut rows, catalog)) = copied else {
         return Ok(Vec::new());
     };
+    rows.extend(rows_closed(connection, &snapshot, tenant, meter, range, &catalog)?);
+    Ok(rows)
+}
+
+/// The same inside the writer's own transaction, on its thread: nobody else changes tables or
+/// memory, so they agree without a snapshot. `steps_done` is the writer's.
+pub fn read_usage_writing(
+    shared: &Shared,
+    connection: &Connection,
+    steps_done: usize,
+    (tenant, meter, range): (TenantNo, MeterNo, Window),
+) -> Result<Vec<UsageRow>> {
+    let memory = shared.read_memory();
+    let mut rows = rows_open(&memory, tenant, meter, range);
+    let snapshot = Snapshot { folding: memory.folding.clone(), steps_done };
+    let catalog = Arc::clone(&memory.catalog);
+    drop(memory);
+    rows.extend(rows_closed(connection, &snapshot, tenant, meter, range, &catalog)?);
+    Ok(rows)
+}
+
+/// What the open segment adds.
+fn rows_open(memory: &Memory, tenant: TenantNo, meter: MeterNo, range: Window) -> Vec<UsageRow> {
+    memory
+        .open
+        .rollups_of(tenant, meter)
+        .filter(|((start, _), _)| (range.start..range.end).contains(start))
+        .map(|((start, group), rollup)| UsageRow {
+            bucket_start: *start,
+            group: group.clone(),
+            rollup: rollup.clone(),
+        })
+        .collect()
+}
+
+/// What is in the table, and what the segment being folded still adds to it.
+fn rows_closed(
+    connection: &Connection,
+    snapshot: &Snapshot,
+    tenant: TenantNo,
+    meter: MeterNo,
+    range: Window,
+    catalog: &Catalog,
+) -> Result<Vec<UsageRow>> {
+    let mut rows = Vec::new();
     if let Some(closed) = &snapshot.folding {
         rows.extend(rows_left(closed, snapshot.steps_done, tenant, meter, range));
     }
-    let aggregation = aggregation_of(meter, &catalog)?;
+    let aggregation = aggregation_of(meter, catalog)?;
     rows.extend(read_rows(connection, tenant, meter, range, aggregation)?);
     Ok(rows)
 }
@@ -267,7 +303,7 @@ impl Shared {
     pub fn consistent_snapshot<T>(
         &self,
         connection: &Connection,
-        copy: impl Fn(&super::memory::Memory) -> T,
+        copy: impl Fn(&Memory) -> T,
     ) -> Result<(Snapshot, T)> {
         loop {
             let (folding, segment_no, copied) = {

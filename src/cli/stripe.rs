@@ -1,0 +1,384 @@
+//! `counterfoil stripe`: whether a Stripe account is ready, what is missing, and how the two sides
+//! compare.
+//!
+//! Invariant: `check`, `compare` and `setup --dry-run` change nothing. `setup --apply` creates what
+//! is missing and touches nothing that exists. The key is never printed.
+
+use super::EXIT_FINDINGS;
+use super::client::{Client, Request, ServerArguments};
+use super::table::{cell, grouped, new_table};
+use crate::config::{Config, Shadow};
+use crate::provider::stripe::setup::{Fitness, judge_meter};
+use crate::provider::stripe::{StripeClient, is_live};
+use crate::rules::billing::Billing;
+use crate::rules::ids::MeterSlug;
+use crate::rules::meter::{Meter, MeterSpec};
+use anyhow::{Context, bail};
+use reqwest::Method;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Most tenants whose customers are looked up at Stripe.
+const CUSTOMERS_MAX: usize = 100;
+
+/// Check and set up a Stripe account, and compare it with what was counted
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  COUNTERFOIL_STRIPE_API_KEY=sk_test_… counterfoil stripe check --config counterfoil.toml
+  counterfoil stripe setup --config counterfoil.toml --dry-run
+  counterfoil stripe setup --config counterfoil.toml --apply
+  counterfoil stripe compare --tenant acme --meter api_calls")]
+pub struct StripeArguments {
+    #[command(subcommand)]
+    command: StripeCommand,
+}
+
+#[derive(clap::Subcommand)]
+enum StripeCommand {
+    /// Whether the key works, and meters and customers fit; changes nothing
+    #[command(after_help = "Examples:
+  counterfoil stripe check --config counterfoil.toml
+      meters of the settings file
+  counterfoil stripe check --key cf_…
+      also meters and tenants of a running server
+
+Exit code: 0 ready, 4 something is missing or does not fit.")]
+    Check(AccountArguments),
+    /// Create the meters that are missing at Stripe
+    #[command(after_help = "Examples:
+  counterfoil stripe setup --config counterfoil.toml --dry-run
+  counterfoil stripe setup --config counterfoil.toml --apply")]
+    Setup {
+        #[command(flatten)]
+        account: AccountArguments,
+        /// Only say what would be created
+        #[arg(long, required_unless_present = "apply", conflicts_with = "apply")]
+        dry_run: bool,
+        /// Create it
+        #[arg(long)]
+        apply: bool,
+    },
+    /// Show ledger, pushes and Stripe side by side, window by window
+    #[command(after_help = "Examples:
+  counterfoil stripe compare --tenant acme --meter api_calls
+      the last day
+  counterfoil stripe compare --tenant acme --meter api_calls --from 2026-11-01 --to 2026-11-08
+
+Exit code: 0 all equal, 4 some windows differ.")]
+    Compare(CompareArguments),
+}
+
+#[derive(clap::Args)]
+struct AccountArguments {
+    /// Settings file with the meters and the key
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    server: ServerArguments,
+}
+
+#[derive(clap::Args)]
+struct CompareArguments {
+    #[command(flatten)]
+    server: ServerArguments,
+    /// Who is billed
+    #[arg(long)]
+    tenant: String,
+    /// What is counted, by its slug
+    #[arg(long)]
+    meter: String,
+    /// First instant, RFC 3339 or a date in UTC
+    #[arg(long)]
+    from: Option<String>,
+    /// First instant that is no longer included
+    #[arg(long)]
+    to: Option<String>,
+    /// Print the server's answer as it is
+    #[arg(long)]
+    json: bool,
+}
+
+pub async fn run(arguments: StripeArguments) -> anyhow::Result<ExitCode> {
+    match arguments.command {
+        StripeCommand::Check(account) => check(&account).await,
+        StripeCommand::Setup { account, apply, .. } => setup(&account, apply).await,
+        StripeCommand::Compare(arguments) => compare(&arguments).await,
+    }
+}
+
+/// What is looked at, and what was found.
+#[derive(Default)]
+struct Findings {
+    rows: Vec<(String, &'static str, String)>,
+    bad: usize,
+}
+
+impl Findings {
+    fn good(&mut self, what: impl Into<String>, detail: impl Into<String>) {
+        self.rows.push((what.into(), "ok", detail.into()));
+    }
+
+    fn bad(&mut self, what: impl Into<String>, result: &'static str, fix: impl Into<String>) {
+        self.rows.push((what.into(), result, fix.into()));
+        self.bad += 1;
+    }
+
+    fn note(&mut self, what: impl Into<String>, detail: impl Into<String>) {
+        self.rows.push((what.into(), "-", detail.into()));
+    }
+
+    fn print(&self) -> ExitCode {
+        let mut table = new_table(&["checked", "result", "detail"], 3);
+        for (what, result, detail) in &self.rows {
+            table.add_row([cell(what), cell(result), cell(detail)]);
+        }
+        println!("{table}");
+        if self.bad == 0 {
+            println!("\nready");
+            return ExitCode::SUCCESS;
+        }
+        println!("\n{} to mend", self.bad);
+        ExitCode::from(EXIT_FINDINGS)
+    }
+}
+
+async fn check(account: &AccountArguments) -> anyhow::Result<ExitCode> {
+    let config = crate::config::load(account.config.as_deref())?;
+    let stripe = connect(&config)?;
+    let mut findings = Findings::default();
+    let at_stripe = match stripe.list_meters().await {
+        Ok(meters) => meters,
+        Err(error) => bail!("the key does not work at {}: {error}", config.stripe.api_base),
+    };
+    let kind = if is_live(&config.stripe.api_key) { "live" } else { "sandbox or test" };
+    findings.good("key", format!("{kind}, at {}", config.stripe.api_base));
+    if config.provider.shadow == Shadow::Sandbox && is_live(&config.stripe.api_key) {
+        findings.bad("shadow", "unfit", "provider.shadow is \"sandbox\" and the key is live");
+    }
+    let server = account.server.key.as_ref().map(|_| Client::new(&account.server)).transpose()?;
+    let meters = billed_meters(&config, server.as_ref()).await?;
+    if meters.is_empty() {
+        findings.bad("meters", "missing", "no meter is billed; add [meters.NAME.billing]");
+    }
+    for (meter, billing) in &meters {
+        let name = format!("meter {}", meter.slug);
+        match judge_meter(meter, billing, &at_stripe) {
+            Fitness::Fits => findings.good(name, format!("fits mode {}", billing.mode.name())),
+            Fitness::Missing => {
+                findings.bad(name, "missing", "counterfoil stripe setup --apply creates it");
+            }
+            Fitness::Unfit(why) => findings.bad(name, "unfit", why),
+        }
+    }
+    match &server {
+        Some(server) => check_customers(server, &stripe, &mut findings).await?,
+        None => findings.note("customers", "give --key to check the tenants of a running server"),
+    }
+    Ok(findings.print())
+}
+
+async fn setup(account: &AccountArguments, apply: bool) -> anyhow::Result<ExitCode> {
+    let config = crate::config::load(account.config.as_deref())?;
+    let stripe = connect(&config)?;
+    let at_stripe = stripe.list_meters().await.map_err(|error| anyhow::anyhow!("{error}"))?;
+    let server = account.server.key.as_ref().map(|_| Client::new(&account.server)).transpose()?;
+    let mut findings = Findings::default();
+    for (meter, billing) in billed_meters(&config, server.as_ref()).await? {
+        let name = format!("meter {}", meter.slug);
+        match judge_meter(&meter, &billing, &at_stripe) {
+            Fitness::Fits => findings.good(name, "is there already"),
+            Fitness::Unfit(why) => findings.bad(name, "unfit", why),
+            Fitness::Missing if apply => {
+                let made = stripe.create_meter(&meter, &billing).await;
+                let id = made.map_err(|error| anyhow::anyhow!("{name}: {error}"))?;
+                findings.good(name, format!("created as {id}"));
+            }
+            Fitness::Missing => findings.note(name, "would be created"),
+        }
+    }
+    Ok(findings.print())
+}
+
+fn connect(config: &Config) -> anyhow::Result<StripeClient> {
+    StripeClient::connect(&config.stripe).map_err(|refusal| anyhow::anyhow!("{refusal}"))
+}
+
+#[derive(Deserialize)]
+struct MeterList {
+    meters: Vec<DeclaredMeter>,
+}
+
+#[derive(Deserialize)]
+struct DeclaredMeter {
+    slug: String,
+    aggregation: serde_json::Value,
+    scale: u32,
+    precision: u32,
+    bucket: serde_json::Value,
+    billing: Option<Billing>,
+}
+
+/// Meters with billing: those of the settings file, and those of the server if there is one.
+async fn billed_meters(
+    config: &Config,
+    server: Option<&Client>,
+) -> anyhow::Result<Vec<(Meter, Billing)>> {
+    let mut specs: BTreeMap<String, MeterSpec> = config.meters.clone();
+    if let Some(server) = server {
+        let body = server.call(&Request::new(Method::GET, &["v1", "meters"])).await?;
+        let list: MeterList =
+            serde_json::from_slice(&body).context("the server's answer cannot be read")?;
+        for meter in list.meters {
+            let spec = serde_json::json!({
+                "aggregation": meter.aggregation, "scale": meter.scale,
+                "precision": meter.precision, "bucket": meter.bucket, "billing": meter.billing,
+            });
+            // Only what billing needs; the rest plays no part here.
+            if let Ok(spec) = serde_json::from_value(spec) {
+                specs.insert(meter.slug, spec);
+            }
+        }
+    }
+    let mut meters = Vec::new();
+    for (slug, spec) in specs {
+        let Some(billing) = spec.billing.clone() else { continue };
+        let parsed = MeterSlug::parse(&slug)?;
+        meters.push((Meter::declare(parsed, spec)?, billing));
+    }
+    Ok(meters)
+}
+
+#[derive(Deserialize)]
+struct TenantList {
+    tenants: Vec<Tenant>,
+    next_after: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Tenant {
+    id: String,
+    customer: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Customer {
+    #[serde(default)]
+    deleted: bool,
+}
+
+async fn check_customers(
+    server: &Client,
+    stripe: &StripeClient,
+    findings: &mut Findings,
+) -> anyhow::Result<()> {
+    let mut unmapped = Vec::new();
+    let (mut looked_up, mut mapped) = (0, 0);
+    let mut after: Option<String> = None;
+    loop {
+        let mut request = Request::new(Method::GET, &["v1", "tenants"]);
+        request.query.push(("limit", "1000".into()));
+        request.query.extend(after.take().map(|after| ("after", after)));
+        let body = server.call(&request).await?;
+        let page: TenantList =
+            serde_json::from_slice(&body).context("the server's answer cannot be read")?;
+        for tenant in page.tenants {
+            let Some(customer) = tenant.customer else {
+                unmapped.push(tenant.id);
+                continue;
+            };
+            mapped += 1;
+            if looked_up == CUSTOMERS_MAX {
+                continue;
+            }
+            looked_up += 1;
+            let name = format!("tenant {}", tenant.id);
+            match stripe.get::<Customer>(&format!("/v1/customers/{customer}"), "").await {
+                Ok(Customer { deleted: false }) => {}
+                Ok(Customer { deleted: true }) => {
+                    findings.bad(name, "unfit", format!("customer {customer} was deleted"));
+                }
+                Err(error) => findings.bad(name, "unfit", format!("{customer}: {error}")),
+            }
+        }
+        after = page.next_after;
+        if after.is_none() {
+            break;
+        }
+    }
+    if unmapped.is_empty() {
+        let detail = format!("{mapped} tenants are mapped, {looked_up} were looked up");
+        findings.good("customers", detail);
+    } else {
+        let shown: Vec<&str> = unmapped.iter().take(5).map(String::as_str).collect();
+        findings.bad(
+            "customers",
+            "missing",
+            format!(
+                "{} tenants have no customer, such as {}; their pushes wait until PUT \
+                 /v1/tenants/{{id}} gives one",
+                unmapped.len(),
+                shown.join(", ")
+            ),
+        );
+    }
+    Ok(())
+}
+
+#[derive(Deserialize)]
+struct Comparison {
+    customer: String,
+    windows: Vec<ComparedWindow>,
+    differing: usize,
+}
+
+#[derive(Deserialize)]
+struct ComparedWindow {
+    start: String,
+    state: String,
+    ledger: String,
+    pushed: String,
+    provider: String,
+}
+
+async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
+    let mut request = Request::new(Method::GET, &["v1", "comparison"]);
+    let wanted = [
+        ("tenant", Some(&arguments.tenant)),
+        ("meter", Some(&arguments.meter)),
+        ("from", arguments.from.as_ref()),
+        ("to", arguments.to.as_ref()),
+    ];
+    let given = wanted.into_iter().filter_map(|(name, value)| Some((name, value?.clone())));
+    request.query.extend(given);
+    let body = Client::new(&arguments.server)?.call(&request).await?;
+    let comparison: Comparison =
+        serde_json::from_slice(&body).context("the server's answer cannot be read")?;
+    let code =
+        if comparison.differing == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FINDINGS) };
+    if arguments.json {
+        println!("{}", String::from_utf8_lossy(&body));
+        return Ok(code);
+    }
+    let mut table = new_table(&["window", "state", "", "ledger", "pushed", "Stripe"], 3);
+    for window in &comparison.windows {
+        let equal = window.ledger == window.provider;
+        table.add_row([
+            cell(&window.start),
+            cell(&window.state),
+            cell(if equal { "equal" } else { "DIFFERS" }),
+            cell(grouped(&window.ledger)),
+            cell(grouped(&window.pushed)),
+            cell(grouped(&window.provider)),
+        ]);
+    }
+    println!("{} of {} ({})\n", arguments.meter, arguments.tenant, comparison.customer);
+    println!("{table}");
+    match (comparison.windows.len(), comparison.differing) {
+        (0, _) => println!("\nno usage on either side"),
+        (windows, 0) => println!("\nall {windows} windows are equal"),
+        (windows, differing) => println!("\n{differing} of {windows} windows differ"),
+    }
+    Ok(code)
+}

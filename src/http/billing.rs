@@ -1,0 +1,227 @@
+//! `/v1/health/billing` and `/v1/comparison`: whether what was counted has reached the provider.
+//!
+//! Invariant: quantities are exact decimals; the provider's are rounded to the decimals that it was
+//! sent.
+
+use super::App;
+use super::auth::{Caller, Scope};
+use super::extract::Query;
+use super::problem::{Kind, Problem};
+use crate::jobs::push::{billing_scale, event_name};
+use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
+use crate::provider::TotalsQuery;
+use crate::rules::billing::Billing;
+use crate::rules::ids::TenantId;
+use crate::rules::meter::Meter;
+use crate::rules::push::WindowUsage;
+use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
+use crate::rules::usage::UsageRow;
+use crate::rules::window::{Window, parse_border};
+use crate::rules::window_life::WindowState;
+use crate::store::push::PushAges;
+use axum::extract::State;
+use jiff::tz::TimeZone;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Longest range of a comparison, which bounds what is asked of the provider.
+const RANGE_DAYS_MAX: i64 = 31;
+
+/// How pushes stand.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct BillingHealth {
+    /// Written down and not taken by the provider yet.
+    observed: u64,
+    /// Of those, for more than 5 minutes.
+    observed_long: u64,
+    /// Of those, of tenants that are no customer at the provider yet.
+    without_customer: u64,
+    /// Taken, and not seen in the provider's totals yet.
+    submitted: u64,
+    /// Of those, for more than an hour.
+    submitted_long: u64,
+    /// Need a person.
+    dead: u64,
+    /// The quantities of the dead ones by meter, as decimal numbers.
+    unbilled_quantity: BTreeMap<String, String>,
+}
+
+/// Read how pushes stand
+#[utoipa::path(
+    get, path = "/v1/health/billing", tag = "pushes",
+    responses((status = 200, description = "The numbers", body = BillingHealth))
+)]
+pub async fn get_billing_health(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+) -> Result<axum::Json<BillingHealth>, Problem> {
+    caller.require_unbound(Scope::Read)?;
+    let now = app.clock.now();
+    let ages = PushAges {
+        observed_before: OBSERVED_LONG.before(now),
+        submitted_before: SUBMITTED_LONG.before(now),
+    };
+    let counts = app.store.count_pushes(ages).await?;
+    let catalog = app.catalog.reload().await?;
+    let named = counts.unbilled.into_iter().filter_map(|(meter, quantity)| {
+        Some((catalog.get(meter)?.slug.to_string(), quantity.to_string()))
+    });
+    Ok(axum::Json(BillingHealth {
+        unbilled_quantity: named.collect(),
+        observed: counts.observed,
+        observed_long: counts.observed_long,
+        without_customer: counts.without_customer,
+        submitted: counts.submitted,
+        submitted_long: counts.submitted_long,
+        dead: counts.dead,
+    }))
+}
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ComparisonQuery {
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    tenant: String,
+    /// The meter's slug.
+    #[param(min_length = 1, max_length = 64, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
+    meter: String,
+    /// First instant (RFC 3339, or a date in UTC); a day before `to` if it is left out.
+    #[param(example = "2026-11-15T00:00:00Z")]
+    from: Option<String>,
+    /// First instant that is no longer included; now if it is left out.
+    #[param(example = "2026-11-16T00:00:00Z")]
+    to: Option<String>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ComparisonAnswer {
+    tenant: String,
+    customer: String,
+    meter: String,
+    /// Windows with anything on either side, oldest first.
+    windows: Vec<ComparedWindow>,
+    /// The windows in which ledger and provider differ.
+    differing: usize,
+}
+
+/// One window on both sides, as decimal numbers.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ComparedWindow {
+    #[schema(format = DateTime)]
+    start: String,
+    #[schema(format = DateTime)]
+    end: String,
+    state: WindowState,
+    /// What was counted and is billed.
+    ledger: String,
+    /// What was handed to pushes.
+    pushed: String,
+    /// What the provider shows.
+    provider: String,
+}
+
+/// Compare ledger and provider
+///
+/// What was counted of a tenant, what was pushed, and what the provider shows, window by window.
+#[utoipa::path(
+    get, path = "/v1/comparison", tag = "pushes", params(ComparisonQuery),
+    responses(
+        (status = 200, description = "The windows", body = ComparisonAnswer),
+        (status = 404, description = "There is no such meter"),
+        (status = 409, description = "There is nothing to compare with; why"),
+    )
+)]
+pub async fn get_comparison(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Query(query): Query<ComparisonQuery>,
+) -> Result<axum::Json<ComparisonAnswer>, Problem> {
+    caller.require(Scope::Read)?;
+    let tenant = TenantId::parse(&query.tenant)?;
+    caller.require_tenant(&tenant)?;
+    let (number, meter) = app.catalog.find(&query.meter).await?;
+    let cannot = |why: &'static str| Problem::new(Kind::Conflict, "nothing_to_compare", why);
+    let billing = meter.spec.billing.as_ref().ok_or_else(|| cannot("the meter is not billed"))?;
+    let provider = app
+        .provider
+        .as_ref()
+        .ok_or_else(|| cannot("there is no billing provider; set provider.kind in the settings"))?;
+    let found = app.store.find_tenant(&tenant).await?;
+    let customer = found.and_then(|tenant| tenant.customer).ok_or_else(|| {
+        cannot("the tenant is no customer yet; PUT /v1/tenants/{id} with \"customer\"")
+    })?;
+    let range = parse_range(app.clock.now(), &query)?;
+    let windows = cover(range, &meter, billing);
+    let span = Window { start: windows[0].start, end: windows[windows.len() - 1].end };
+    let rows = app.store.read_usage(&tenant, number, span).await?;
+    let cuts: BTreeMap<Timestamp, Quantity> = app
+        .store
+        .read_cuts(&tenant, number, span)
+        .await?
+        .into_iter()
+        .map(|(start, cut)| (start, cut.planned))
+        .collect();
+    let (event_name, scale) = (event_name(&meter), billing_scale(&meter));
+    let asked = TotalsQuery { customer: &customer, event_name, scale, windows: &windows };
+    let totals = provider.read_totals(&asked).await.map_err(|error| {
+        Problem::new(Kind::Unavailable, "provider_unavailable", error.to_string())
+    })?;
+    let now = app.clock.now();
+    let (mut compared, mut differing) = (Vec::new(), 0);
+    for (window, total) in windows.into_iter().zip(totals) {
+        let ledger = measure(&rows, window)?;
+        let pushed = cuts.get(&window.start).copied().unwrap_or_default();
+        if [ledger, pushed, total].iter().all(|quantity| *quantity == Quantity::ZERO) {
+            continue;
+        }
+        differing += usize::from(ledger != total);
+        compared.push(ComparedWindow {
+            start: window.start.to_string(),
+            end: window.end.to_string(),
+            state: meter.window_life().state(window.end, now),
+            ledger: ledger.to_string(),
+            pushed: pushed.to_string(),
+            provider: total.to_string(),
+        });
+    }
+    Ok(axum::Json(ComparisonAnswer {
+        tenant: query.tenant,
+        customer: customer.to_string(),
+        meter: query.meter,
+        windows: compared,
+        differing,
+    }))
+}
+
+fn parse_range(now: Timestamp, query: &ComparisonQuery) -> Result<Window, Problem> {
+    let border = |text: &String| parse_border(text, &TimeZone::UTC);
+    let end = query.to.as_ref().map(border).transpose()?.unwrap_or(now);
+    let start = query.from.as_ref().map(border).transpose()?;
+    let start = start.unwrap_or_else(|| end.saturating_add_micros(-MICROS_PER_DAY));
+    if end <= start || start.saturating_add_micros(RANGE_DAYS_MAX * MICROS_PER_DAY) < end {
+        return Err(Problem::new(
+            Kind::Invalid,
+            "invalid_range",
+            format!("from must lie before to, and at most {RANGE_DAYS_MAX} days before"),
+        ));
+    }
+    Ok(Window { start, end })
+}
+
+/// The billed windows that hold any of the range; at least one.
+fn cover(range: Window, meter: &Meter, billing: &Billing) -> Vec<Window> {
+    let mut windows = vec![billing.window_around(range.start, meter.spec.bucket)];
+    while windows[windows.len() - 1].end < range.end {
+        windows.push(billing.window_around(windows[windows.len() - 1].end, meter.spec.bucket));
+    }
+    windows
+}
+
+fn measure(rows: &[UsageRow], window: Window) -> Result<Quantity, Problem> {
+    let inside = |row: &&UsageRow| (window.start..window.end).contains(&row.bucket_start);
+    let own: Vec<UsageRow> = rows.iter().filter(inside).cloned().collect();
+    Ok(WindowUsage::measure(&own)?.billable)
+}

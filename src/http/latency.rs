@@ -1,0 +1,91 @@
+//! `GET /v1/latency`: how late events come, and whether windows wait long enough for them.
+//!
+//! Invariant: a percentile is at most an eighth too high and never too low. The numbers are of this
+//! server alone, since it started.
+
+use super::App;
+use super::auth::{Caller, Scope};
+use super::extract::Query;
+use super::problem::Problem;
+use crate::rules::ids::TenantId;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct LatencyQuery {
+    /// Only this tenant's; of all tenants together if it is left out.
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    tenant: Option<String>,
+}
+
+/// How long after their time of use a meter's events are received.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct LatencyAnswer {
+    meter: String,
+    /// Events measured lately; some of all that came.
+    samples: u64,
+    p50_ms: u64,
+    p95_ms: u64,
+    p99_ms: u64,
+    /// How long after a window's end the meter expects late events.
+    late_until: String,
+    /// At least twice p99.
+    recommended_late_until: String,
+    /// Present if `late_until` is shorter than recommended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    warning: Option<String>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct LatencyList {
+    latencies: Vec<LatencyAnswer>,
+}
+
+/// Read delivery latencies
+///
+/// How late events come, by meter, since this server started.
+#[utoipa::path(
+    get, path = "/v1/latency", tag = "usage", params(LatencyQuery),
+    responses((status = 200, description = "Meters of which events came", body = LatencyList))
+)]
+pub async fn list_latencies(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Query(query): Query<LatencyQuery>,
+) -> Result<axum::Json<LatencyList>, Problem> {
+    caller.require(Scope::Read)?;
+    let asked = query.tenant.as_deref().map(TenantId::parse).transpose()?;
+    let tenant = asked.as_ref().or(caller.bound_to());
+    if let Some(tenant) = tenant {
+        caller.require_tenant(tenant)?;
+    }
+    let catalog = app.catalog.reload().await?;
+    let mut latencies = Vec::new();
+    for (number, found) in app.ingest.latencies().read(tenant) {
+        let Some(meter) = catalog.get(number) else { continue };
+        let (late_until, recommended) = (meter.spec.late_until, found.recommended_late_until());
+        let warning = (late_until < recommended).then(|| {
+            format!(
+                "late_until is {late_until} and one event in a hundred comes later than half of \
+                 {recommended}: many windows will be revised after they are final; declare the \
+                 meter with a late_until of at least {recommended}"
+            )
+        });
+        latencies.push(LatencyAnswer {
+            meter: meter.slug.to_string(),
+            samples: found.samples,
+            p50_ms: found.p50_ms,
+            p95_ms: found.p95_ms,
+            p99_ms: found.p99_ms,
+            late_until: late_until.to_string(),
+            recommended_late_until: recommended.to_string(),
+            warning,
+        });
+    }
+    latencies.sort_by(|a, b| a.meter.cmp(&b.meter));
+    Ok(axum::Json(LatencyList { latencies }))
+}

@@ -1,0 +1,341 @@
+//! `/v1/pushes`: what the billing provider is told, what became of it, and what needs a person.
+//!
+//! Invariant: a key that is bound to a tenant sees that tenant's pushes only. A push is retried
+//! only if that cannot bill twice; if it is refused, the answer says why.
+
+use super::App;
+use super::auth::{Caller, Scope};
+use super::extract::{Json, Path, Query, parse_limit, read_json};
+use super::problem::{Kind, Problem};
+use super::records::raw_json;
+use crate::rules::delivery::{Class, PushState};
+use crate::rules::ids::TenantId;
+use crate::rules::meter::Catalog;
+use crate::rules::window::{Window, parse_border};
+use crate::store::push::{Push, PushQuery, PushTrace, Ruling, Transition};
+use axum::extract::State;
+use jiff::tz::TimeZone;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::sync::Arc;
+
+/// Longest reason for a discard, in bytes of UTF-8.
+const REASON_BYTES_MAX: usize = 500;
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct PushParameters {
+    /// Only pushes of this tenant.
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    tenant: Option<String>,
+    /// Only pushes of this meter.
+    #[param(min_length = 1, max_length = 64, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
+    meter: Option<String>,
+    #[param(inline)]
+    state: Option<PushState>,
+    #[param(inline)]
+    class: Option<Class>,
+    /// Only windows that start here or later (RFC 3339, or a date in UTC); with `to`.
+    #[param(example = "2026-11-01")]
+    from: Option<String>,
+    /// Only windows that start before this.
+    #[param(example = "2026-12-01")]
+    to: Option<String>,
+    /// `next_before` of the page before.
+    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
+    before: Option<u64>,
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<usize>,
+}
+
+/// One thing that the provider is told.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct PushAnswer {
+    id: u64,
+    tenant: String,
+    /// The customer it was sent for; null before the first attempt.
+    customer: Option<String>,
+    meter: String,
+    #[schema(format = DateTime)]
+    window_start: String,
+    #[schema(format = DateTime)]
+    window_end: String,
+    /// 1, 2, … within the window.
+    revision: u32,
+    mode: &'static str,
+    /// By how much it changes what the provider has of the window, as a decimal number.
+    quantity: String,
+    /// What is sent.
+    value: String,
+    /// Its name at the provider.
+    key: String,
+    /// The moment it is stamped with.
+    #[schema(format = DateTime)]
+    stamped_at: String,
+    /// Exact billable totals by subscription at the cut.
+    #[schema(value_type = Object)]
+    subscriptions: Box<RawValue>,
+    /// The event it is of, for meters billed by event.
+    event: Option<String>,
+    /// Whether it is only compared and never billed.
+    shadow: bool,
+    state: PushState,
+    class: Class,
+    /// What the provider or a person said last.
+    detail: Option<String>,
+    /// The quantity, if it is dead and not discarded.
+    unbilled: Option<String>,
+    attempts: u32,
+    #[schema(format = DateTime)]
+    first_attempt_at: Option<String>,
+    /// When something is due next.
+    #[schema(format = DateTime)]
+    due_at: String,
+    #[schema(format = DateTime)]
+    created_at: String,
+    /// When it came into its state.
+    #[schema(format = DateTime)]
+    state_at: String,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct PushList {
+    /// Newest first.
+    pushes: Vec<PushAnswer>,
+    /// Give it as `before` for the next page; null at the end.
+    next_before: Option<u64>,
+}
+
+/// One thing that happened to a push.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct TransitionAnswer {
+    #[schema(format = DateTime)]
+    at: String,
+    /// The state after it.
+    state: PushState,
+    class: Class,
+    /// The attempt it belongs to; 0 before the first.
+    attempt: u32,
+    /// The provider's name for the request.
+    request_id: Option<String>,
+    detail: Option<String>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct PushTraceAnswer {
+    #[serde(flatten)]
+    push: PushAnswer,
+    /// Oldest first.
+    transitions: Vec<TransitionAnswer>,
+}
+
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"reason": "credited by hand, invoice 1042"}))]
+pub struct DiscardSpec {
+    /// Why it will never be billed; kept in its history.
+    #[schema(min_length = 1, max_length = 500, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    reason: String,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct RulingAnswer {
+    /// The push that was ruled on.
+    id: u64,
+    /// The push that took its place.
+    replacement: Option<u64>,
+}
+
+/// List pushes
+#[utoipa::path(
+    get, path = "/v1/pushes", tag = "pushes", params(PushParameters),
+    responses(
+        (status = 200, description = "A page of pushes", body = PushList),
+        (status = 404, description = "There is no such meter"),
+    )
+)]
+pub async fn list_pushes(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Query(query): Query<PushParameters>,
+) -> Result<axum::Json<PushList>, Problem> {
+    caller.require(Scope::Read)?;
+    let asked = query.tenant.as_deref().map(TenantId::parse).transpose()?;
+    let tenant = caller.narrow(asked)?;
+    let meter = match &query.meter {
+        Some(slug) => Some(app.catalog.find(slug).await?.0),
+        None => None,
+    };
+    let range = parse_range(query.from.as_deref(), query.to.as_deref())?;
+    let limit = parse_limit(query.limit)?;
+    let (state, class, before) = (query.state, query.class, query.before);
+    let query = PushQuery { tenant, meter, state, class, range, before, limit: limit + 1 };
+    let mut pushes = app.store.list_pushes(query).await?;
+    let more = pushes.len() > limit;
+    pushes.truncate(limit);
+    let next_before = pushes.last().filter(|_| more).map(|push| push.number);
+    let catalog = app.catalog.reload().await?;
+    let pushes =
+        pushes.into_iter().map(|push| answer_push(push, &catalog)).collect::<Result<_, _>>();
+    Ok(axum::Json(PushList { pushes: pushes?, next_before }))
+}
+
+/// Read a push
+///
+/// The push and all that happened to it: every attempt with its time, class and request id.
+#[utoipa::path(
+    get, path = "/v1/pushes/{push}", tag = "pushes",
+    params(("push" = u64, Path, description = "The push's id")),
+    responses(
+        (status = 200, description = "The push", body = PushTraceAnswer),
+        (status = 404, description = "There is no such push"),
+    )
+)]
+pub async fn get_push(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(number): Path<u64>,
+) -> Result<axum::Json<PushTraceAnswer>, Problem> {
+    caller.require(Scope::Read)?;
+    let PushTrace { push, transitions } = find_push(&app, &caller, number).await?;
+    let catalog = app.catalog.reload().await?;
+    Ok(axum::Json(PushTraceAnswer {
+        push: answer_push(push, &catalog)?,
+        transitions: transitions.into_iter().map(TransitionAnswer::from).collect(),
+    }))
+}
+
+/// Retry a dead push
+///
+/// Sends it again as a new revision, if it is certain that it was never counted.
+#[utoipa::path(
+    post, path = "/v1/pushes/{push}/retry", tag = "pushes",
+    params(("push" = u64, Path, description = "The push's id")),
+    responses(
+        (status = 200, description = "A new push takes its place", body = RulingAnswer),
+        (status = 404, description = "There is no such push"),
+        (status = 409, description = "It is not safe to send it again; why"),
+    )
+)]
+pub async fn retry_push(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(number): Path<u64>,
+) -> Result<axum::Json<RulingAnswer>, Problem> {
+    caller.require(Scope::Operate)?;
+    find_push(&app, &caller, number).await?;
+    let ruling = app.store.retry_push(number, app.clock.now()).await?;
+    answer_ruling(number, ruling, "push_not_retried")
+}
+
+/// Discard a dead push
+///
+/// Writes it off: its quantity is no longer shown as unbilled.
+#[utoipa::path(
+    post, path = "/v1/pushes/{push}/discard", tag = "pushes", request_body = DiscardSpec,
+    params(("push" = u64, Path, description = "The push's id")),
+    responses(
+        (status = 200, description = "It is written off", body = RulingAnswer),
+        (status = 404, description = "There is no such push"),
+        (status = 409, description = "Only a dead push can be discarded"),
+        (status = 422, description = "The reason is refused"),
+    )
+)]
+pub async fn discard_push(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(number): Path<u64>,
+    request: axum::extract::Request,
+) -> Result<axum::Json<RulingAnswer>, Problem> {
+    caller.require(Scope::Operate)?;
+    let Json(DiscardSpec { reason }) = read_json(request, &app).await?;
+    let plain = !reason.bytes().any(|byte| byte < 0x20 || byte == 0x7f);
+    if reason.trim().is_empty() || reason.len() > REASON_BYTES_MAX || !plain {
+        return Err(Problem::new(
+            Kind::Refused,
+            "invalid_reason",
+            format!("a reason has 1 to {REASON_BYTES_MAX} bytes and no control characters"),
+        ));
+    }
+    find_push(&app, &caller, number).await?;
+    let reason = format!("{reason} (by {})", caller.key_id());
+    let ruling = app.store.discard_push(number, &reason, app.clock.now()).await?;
+    answer_ruling(number, ruling, "push_not_discarded")
+}
+
+/// The push, if the caller may see it.
+async fn find_push(app: &App, caller: &Caller, number: u64) -> Result<PushTrace, Problem> {
+    // Larger numbers exist in no store.
+    let stored = i64::try_from(number).is_ok();
+    let found = if stored { app.store.trace_push(number).await? } else { None };
+    let visible = |trace: &PushTrace| caller.bound_to().is_none_or(|own| *own == trace.push.tenant);
+    found.filter(visible).ok_or_else(no_such_push)
+}
+
+fn no_such_push() -> Problem {
+    let detail = "there is no push of this id; GET /v1/pushes lists them";
+    Problem::new(Kind::NotFound, "unknown_push", detail)
+}
+
+fn answer_ruling(
+    id: u64,
+    ruling: Ruling,
+    code: &'static str,
+) -> Result<axum::Json<RulingAnswer>, Problem> {
+    match ruling {
+        Ruling::Done(replacement) => Ok(axum::Json(RulingAnswer { id, replacement })),
+        Ruling::Refused(why) => Err(Problem::new(Kind::Conflict, code, why)),
+        Ruling::NotFound => Err(no_such_push()),
+    }
+}
+
+fn parse_range(from: Option<&str>, to: Option<&str>) -> Result<Option<Window>, Problem> {
+    let border = |text| parse_border(text, &TimeZone::UTC);
+    match (from, to) {
+        (None, None) => Ok(None),
+        (Some(from), Some(to)) => Ok(Some(Window { start: border(from)?, end: border(to)? })),
+        (Some(_), None) | (None, Some(_)) => {
+            let detail = "give both from and to, or neither";
+            Err(Problem::new(Kind::Invalid, "invalid_range", detail))
+        }
+    }
+}
+
+fn answer_push(push: Push, catalog: &Catalog) -> Result<PushAnswer, Problem> {
+    let meter = catalog.get(push.meter).ok_or_else(|| Problem::corrupt("a push has no meter"))?;
+    let dead = push.state == PushState::Dead && push.class != Class::Discarded && !push.shadow;
+    Ok(PushAnswer {
+        id: push.number,
+        tenant: push.tenant.to_string(),
+        customer: push.customer.map(|customer| customer.to_string()),
+        meter: meter.slug.to_string(),
+        window_start: push.window.start.to_string(),
+        window_end: push.window.end.to_string(),
+        revision: push.revision,
+        mode: push.mode.name(),
+        quantity: push.quantity.to_string(),
+        value: push.value.to_string(),
+        key: push.key,
+        stamped_at: push.stamped_at.to_string(),
+        subscriptions: raw_json(push.subscriptions)?,
+        event: push.event.map(|event| event.to_string()),
+        shadow: push.shadow,
+        state: push.state,
+        class: push.class,
+        detail: push.detail,
+        unbilled: dead.then(|| push.quantity.to_string()),
+        attempts: push.attempts,
+        first_attempt_at: push.first_attempt_at.map(|at| at.to_string()),
+        due_at: push.due_at.to_string(),
+        created_at: push.created_at.to_string(),
+        state_at: push.state_at.to_string(),
+    })
+}
+
+impl From<Transition> for TransitionAnswer {
+    fn from(transition: Transition) -> Self {
+        let Transition { at, state, class, attempt, request_id, detail } = transition;
+        Self { at: at.to_string(), state, class, attempt, request_id, detail }
+    }
+}

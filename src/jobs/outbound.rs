@@ -1,0 +1,70 @@
+//! The outbound jobs together: started with the server, and drained when it stops.
+
+use super::Stopper;
+use super::confirm::Confirmer;
+use super::cut::{CutSettings, Cutter};
+use super::push::Submitter;
+use super::watch::Watcher;
+use crate::clock::Clock;
+use crate::config::{Config, Shadow};
+use crate::provider::Provider;
+use crate::store::Store;
+use std::sync::Arc;
+use tokio::task::JoinSet;
+
+pub struct Outbound {
+    stopper: Stopper,
+    tasks: JoinSet<()>,
+}
+
+impl Outbound {
+    pub fn start(
+        store: &Arc<dyn Store>,
+        provider: &Arc<dyn Provider>,
+        clock: &Clock,
+        config: &Config,
+    ) -> Self {
+        let (stopper, stop) = Stopper::new();
+        let shadow = config.provider.shadow != Shadow::Off;
+        // Tells this process from all others that share the store.
+        let holder = format!("server-{:016x}", random_number());
+        let settings = CutSettings {
+            holder: holder.clone(),
+            accept_horizon_hours: config.ingest.accept_horizon_hours,
+            shadow,
+            digits_max: provider.limits().digits_max,
+        };
+        let cutter = Cutter::new(Arc::clone(store), clock.clone(), settings);
+        let submitter = Submitter::new(
+            Arc::clone(store),
+            Arc::clone(provider),
+            clock.clone(),
+            config.push.clone(),
+            (shadow, random_number()),
+        );
+        let confirmer = Confirmer::new(
+            Arc::clone(store),
+            Arc::clone(provider),
+            clock.clone(),
+            (holder, config.push.look_after),
+            shadow,
+        );
+        let watcher = Watcher::new(Arc::clone(store), clock.clone());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(cutter.run(stop.clone()));
+        tasks.spawn(submitter.run(stop.clone()));
+        tasks.spawn(confirmer.run(stop.clone()));
+        tasks.spawn(watcher.run(stop));
+        Self { stopper, tasks }
+    }
+
+    /// Starts nothing more and waits until what is on its way is settled.
+    pub async fn drain(self) {
+        self.stopper.stop();
+        self.tasks.join_all().await;
+    }
+}
+
+fn random_number() -> u64 {
+    getrandom::u64().expect("the system gives random numbers")
+}

@@ -1,0 +1,390 @@
+//! The submitter: sends pushes that are due, and settles what becomes of them.
+//!
+//! For each push: claim (a lease in the store), write the attempt down with its bytes, send, settle
+//! by the answer. Many are on their way at one time, never two of one customer and meter, and no
+//! more a second than the pace allows. A push whose key the provider may have forgotten is not
+//! sent: the provider's summary is asked, and the answer is settled like any other.
+//!
+//! Invariant: bytes leave only after the transaction that holds them. Whatever is not known is
+//! settled as unknown and tried again under the same key and bytes while that is safe.
+//!
+//! What a crash leaves: before the attempt is written, nothing was sent; after it, an attempt with
+//! an unknown outcome. In both cases the lease ends, and any server takes the push over.
+
+use super::Stop;
+use crate::clock::Clock;
+use crate::config::PushConfig;
+use crate::faults::{crash_point, planted};
+use crate::provider::{Answer, Provider, PushFacts, Request, TotalsQuery};
+use crate::rules::delivery::{
+    Act, Backoff, Class, Delivery, Next, Progress, Question, follow_summary, judge_delivery,
+    judge_due, judge_summary,
+};
+use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::meter::Meter;
+use crate::rules::pace::Pace;
+use crate::rules::timestamp::Timestamp;
+use crate::store::push::{AttemptIntent, ClaimedPush, OpenPushes, PushClaim, Settlement};
+use crate::store::{self, Store};
+use siphasher::sip::SipHasher13;
+use std::collections::HashSet;
+use std::hash::Hasher;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+/// Pushes claimed by one transaction.
+const CLAIM_MAX: usize = 128;
+/// How long a provider that could not show totals is left alone.
+const UNREADABLE_PAUSE_MICROS: i64 = 5 * 60 * 1_000_000;
+const DRAIN_PAUSE: Duration = Duration::from_millis(50);
+
+pub struct Submitter {
+    store: Arc<dyn Store>,
+    provider: Arc<dyn Provider>,
+    clock: Clock,
+    settings: PushConfig,
+    shadow: bool,
+    pace: Mutex<Pace>,
+    /// Spreads pauses; what a push gets depends on this, its number and its attempts alone.
+    jitter_seed: u64,
+}
+
+/// Pushes on their way.
+type Flights = JoinSet<Settlement>;
+
+impl Submitter {
+    pub fn new(
+        store: Arc<dyn Store>,
+        provider: Arc<dyn Provider>,
+        clock: Clock,
+        settings: PushConfig,
+        (shadow, jitter_seed): (bool, u64),
+    ) -> Arc<Self> {
+        let pace = Mutex::new(Pace::new(settings.rate_per_second, clock.now()));
+        Arc::new(Self { store, provider, clock, settings, shadow, pace, jitter_seed })
+    }
+
+    /// Sends what is due until the server stops; what is on its way then is settled first.
+    pub async fn run(self: Arc<Self>, mut stop: Stop) {
+        let pause = Duration::from_millis(self.settings.poll_ms);
+        let mut flights = Flights::new();
+        loop {
+            let launched = if stop.is_told() { Ok(0) } else { self.launch(&mut flights).await };
+            match launched {
+                Ok(0) if flights.is_empty() && stop.is_told() => return,
+                Ok(0) if flights.is_empty() => stop.wait(pause).await,
+                Ok(launched) => {
+                    let patience = if launched > 0 { Duration::ZERO } else { pause };
+                    self.settle(&mut flights, patience).await;
+                }
+                Err(error) => {
+                    tracing::warn!(job = "push", %error, "could not claim pushes; trying again");
+                    self.settle(&mut flights, pause).await;
+                    stop.wait(pause).await;
+                }
+            }
+        }
+    }
+
+    /// Sends everything that is due by now and settles it; returns how many were settled.
+    pub async fn run_due(self: &Arc<Self>) -> store::Result<usize> {
+        let mut flights = Flights::new();
+        let mut settled = 0;
+        loop {
+            let launched = self.launch(&mut flights).await?;
+            if launched == 0 && flights.is_empty() {
+                return Ok(settled);
+            }
+            settled += self.settle(&mut flights, Duration::from_secs(60)).await;
+        }
+    }
+
+    /// Waits until nothing of the tenant is observed any more, at most so long; returns what is
+    /// left.
+    pub async fn drain(&self, tenant: &TenantId, patience: Duration) -> store::Result<OpenPushes> {
+        let give_up = tokio::time::Instant::now() + patience;
+        loop {
+            let open = self.store.count_open_pushes(tenant).await?;
+            let done = open == OpenPushes::default();
+            if done || tokio::time::Instant::now() >= give_up {
+                return Ok(open);
+            }
+            tokio::time::sleep(DRAIN_PAUSE).await;
+        }
+    }
+
+    /// Claims what is due and sends it on its way; returns how many were claimed.
+    async fn launch(self: &Arc<Self>, flights: &mut Flights) -> store::Result<usize> {
+        let now = self.clock.now();
+        let room = self.settings.concurrency_max.saturating_sub(flights.len());
+        let calls = self.pace.lock().expect("no holder panics").available(now);
+        let limit = room.min(calls).min(CLAIM_MAX);
+        if limit == 0 {
+            return Ok(0);
+        }
+        let lease_micros = i64::from(self.settings.lease_ms) * 1_000;
+        let lease_until = now.saturating_add_micros(lease_micros);
+        let shadow = self.shadow;
+        let claimed =
+            self.store.claim_pushes(PushClaim { now, lease_until, limit, shadow }).await?;
+        crash_point("push.claimed");
+        if claimed.is_empty() {
+            return Ok(0);
+        }
+        let count = claimed.len();
+        self.pace.lock().expect("no holder panics").take(count);
+        let catalog = self.store.load_catalog().await?;
+        let mut settlements = Vec::new();
+        let mut sendings = Vec::new();
+        for claimed in claimed {
+            let Some(meter) = catalog.get(claimed.push.meter).map(Arc::clone) else {
+                return Err(unknown_meter(claimed.push.meter));
+            };
+            match self.due_act(&claimed, now) {
+                Act::Send => sendings.push(self.prepare(claimed, &meter)),
+                Act::Decide => {
+                    let this = Arc::clone(self);
+                    flights.spawn(async move { this.decide(claimed, &meter).await });
+                }
+                Act::Wait { until } => settlements.push(wait(&claimed, until)),
+                Act::Refuse => settlements.push(refuse_old(&claimed)),
+            }
+        }
+        if !settlements.is_empty() {
+            self.store.settle_pushes(settlements, now).await?;
+        }
+        self.send_all(sendings, flights).await?;
+        Ok(count)
+    }
+
+    fn due_act(&self, claimed: &ClaimedPush, now: Timestamp) -> Act {
+        if planted("bug.resend_past_24h") {
+            return Act::Send;
+        }
+        judge_due(progress(claimed), self.provider.limits().horizons, now)
+    }
+
+    /// The push with the bytes it goes out with: those of its first attempt, or new ones.
+    fn prepare(&self, claimed: ClaimedPush, meter: &Meter) -> Sending {
+        let encode = |key: &str| {
+            let event_name = event_name(meter);
+            let push = &claimed.push;
+            let (customer, value, stamped_at) = (&claimed.customer, push.value, push.stamped_at);
+            self.provider.encode(&PushFacts { key, customer, event_name, value, stamped_at })
+        };
+        let mut key = claimed.push.key.clone();
+        let mut body = match &claimed.request {
+            Some(stored) => stored.clone(),
+            None => encode(&key),
+        };
+        if planted("bug.random_key_per_try") {
+            key = format!("{key}-{}", claimed.push.attempts);
+            body = encode(&key);
+        }
+        if planted("bug.new_key_after_500") && claimed.request_keys > 0 {
+            key = format!("{key}-{}", claimed.request_keys);
+            body = encode(&key);
+        }
+        let request = Request { key, request_keys: claimed.request_keys, body };
+        Sending { claimed, request }
+    }
+
+    /// Writes the attempts down, and then sends them.
+    async fn send_all(
+        self: &Arc<Self>,
+        sendings: Vec<Sending>,
+        flights: &mut Flights,
+    ) -> store::Result<()> {
+        if sendings.is_empty() {
+            return Ok(());
+        }
+        let now = self.clock.now();
+        if !self.provider.limits().sends {
+            let settlements = sendings.iter().map(|sending| not_sent(&sending.claimed)).collect();
+            return self.store.settle_pushes(settlements, now).await.map(drop);
+        }
+        let intents = sendings.iter().map(Sending::intent).collect();
+        let begun: HashSet<u64> =
+            self.store.begin_attempts(intents, now).await?.into_iter().collect();
+        if planted("bug.state_saved_before_send") {
+            let premature = sendings.iter().map(|sending| {
+                let next = Next::Submitted { look_at: self.settings.look_after.after(now) };
+                settlement(&sending.claimed, Class::Accepted, next, None, None)
+            });
+            self.store.settle_pushes(premature.collect(), now).await?;
+        }
+        crash_point("push.before_send");
+        for sending in sendings.into_iter().filter(|s| begun.contains(&s.claimed.push.number)) {
+            let this = Arc::clone(self);
+            flights.spawn(async move { this.send(sending, now).await });
+        }
+        Ok(())
+    }
+
+    async fn send(&self, sending: Sending, begun_at: Timestamp) -> Settlement {
+        let Sending { claimed, request } = sending;
+        let Answer { delivery, request_id } = self.provider.send_push(&request).await;
+        crash_point("push.after_send");
+        let limits = self.provider.limits();
+        let mut progress = progress(&claimed);
+        progress.attempts += 1;
+        progress.first_attempt_at.get_or_insert(begun_at);
+        let settings = &self.settings;
+        let backoff =
+            Backoff { base_ms: settings.backoff_base_ms, max_ms: settings.backoff_max_ms };
+        let (class, mut next) = judge_delivery(
+            &delivery,
+            progress,
+            limits.horizons,
+            (backoff, jitter(self.jitter_seed, claimed.push.number, progress.attempts)),
+            (self.clock.now(), settings.look_after),
+        );
+        if !limits.shows_totals && matches!(next, Next::Submitted { .. }) {
+            // Its word is all there will be.
+            next = Next::Confirmed;
+        }
+        metrics::counter!("counterfoil_push_answers_total", "class" => class.name()).increment(1);
+        let detail = match delivery {
+            Delivery::Accepted | Delivery::AlreadyThere => None,
+            Delivery::Refused { message } | Delivery::Unknown { message, .. } => Some(message),
+        };
+        settlement(&claimed, class, next, request_id, detail)
+    }
+
+    /// Asks the provider's summary whether a push has counted.
+    async fn decide(&self, claimed: ClaimedPush, meter: &Meter) -> Settlement {
+        let push = &claimed.push;
+        let windows = [push.window];
+        let query = TotalsQuery {
+            customer: &claimed.customer,
+            event_name: event_name(meter),
+            scale: billing_scale(meter),
+            windows: &windows,
+        };
+        let totals = self.provider.read_totals(&query).await;
+        crash_point("push.summary_read");
+        let now = self.clock.now();
+        let summary = match totals.map(|totals| totals.first().copied()) {
+            Ok(Some(summary)) => summary,
+            Ok(None) | Err(_) => {
+                let until = now.saturating_add_micros(UNREADABLE_PAUSE_MICROS);
+                let next = Next::Wait { until, fresh_request_key: false };
+                let detail = Some("the provider's summary could not be read".to_owned());
+                return settlement(&claimed, Class::Unknown, next, None, detail);
+            }
+        };
+        let question = Question {
+            mode: push.mode,
+            quantity: push.quantity,
+            value: push.value,
+            settled: claimed.settled,
+            doubtful: claimed.doubtful,
+        };
+        let class = judge_summary(question, summary);
+        let next = follow_summary(class, self.settings.look_after.after(now));
+        metrics::counter!("counterfoil_push_decisions_total", "class" => class.name()).increment(1);
+        let detail = format!(
+            "the provider's total of the window is {summary}; {} of other pushes, {} of this one",
+            claimed.settled, push.quantity
+        );
+        settlement(&claimed, class, next, None, Some(detail))
+    }
+
+    /// Waits for the first that lands, takes those that have landed with it, and settles them in
+    /// one transaction.
+    async fn settle(&self, flights: &mut Flights, patience: Duration) -> usize {
+        let mut landed = Vec::new();
+        if let Ok(Some(first)) = tokio::time::timeout(patience, flights.join_next()).await {
+            landed.push(first);
+        }
+        while let Some(next) = flights.try_join_next() {
+            landed.push(next);
+        }
+        let settlements: Vec<Settlement> = landed.into_iter().filter_map(Result::ok).collect();
+        if settlements.is_empty() {
+            return 0;
+        }
+        crash_point("push.before_settle");
+        match self.store.settle_pushes(settlements, self.clock.now()).await {
+            Ok(settled) => settled,
+            Err(error) => {
+                // Their leases end, and they are sent again under the same keys.
+                tracing::warn!(job = "push", %error, "answers could not be written down");
+                0
+            }
+        }
+    }
+}
+
+/// A push that is about to be sent.
+struct Sending {
+    claimed: ClaimedPush,
+    request: Request,
+}
+
+impl Sending {
+    fn intent(&self) -> AttemptIntent {
+        AttemptIntent {
+            push: self.claimed.push.number,
+            fence: self.claimed.fence,
+            customer: self.claimed.customer.clone(),
+            request: self.request.body.clone(),
+        }
+    }
+}
+
+fn progress(claimed: &ClaimedPush) -> Progress {
+    let push = &claimed.push;
+    let (attempts, first_attempt_at) = (push.attempts, push.first_attempt_at);
+    Progress { stamped_at: push.stamped_at, attempts, first_attempt_at }
+}
+
+fn settlement(
+    claimed: &ClaimedPush,
+    class: Class,
+    next: Next,
+    request_id: Option<String>,
+    detail: Option<String>,
+) -> Settlement {
+    let (push, fence) = (claimed.push.number, Some(claimed.fence));
+    Settlement { push, fence, class, next, request_id, detail }
+}
+
+fn wait(claimed: &ClaimedPush, until: Timestamp) -> Settlement {
+    let next = Next::Wait { until, fresh_request_key: false };
+    let detail = "too old to be sent again; its summary will tell".to_owned();
+    settlement(claimed, Class::Unknown, next, None, Some(detail))
+}
+
+fn refuse_old(claimed: &ClaimedPush) -> Settlement {
+    let detail = "it lies further back than the provider takes; it was not sent".to_owned();
+    settlement(claimed, Class::TooOld, Next::Dead, None, Some(detail))
+}
+
+fn not_sent(claimed: &ClaimedPush) -> Settlement {
+    settlement(claimed, Class::NotSent, Next::Confirmed, None, None)
+}
+
+fn unknown_meter(meter: MeterNo) -> store::Error {
+    store::Error::Corrupt { what: format!("a push has meter number {}, which is unknown", meter.0) }
+}
+
+/// The provider's name of a meter.
+pub fn event_name(meter: &Meter) -> &str {
+    let billing = meter.spec.billing.as_ref();
+    billing.map_or(meter.slug.as_str(), |billing| billing.event_name(&meter.slug))
+}
+
+/// The decimals the provider gets of a meter.
+pub fn billing_scale(meter: &Meter) -> u32 {
+    let billing = meter.spec.billing.as_ref();
+    billing.and_then(|billing| billing.scale).unwrap_or(meter.spec.scale)
+}
+
+/// A number that differs from push to push and from attempt to attempt.
+fn jitter(seed: u64, push: u64, attempts: u32) -> u64 {
+    let mut hasher = SipHasher13::new_with_keys(seed, push);
+    hasher.write_u32(attempts);
+    hasher.finish()
+}

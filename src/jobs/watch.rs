@@ -1,0 +1,98 @@
+//! Watching: how pushes stand, as metrics, and a warning when something needs a person.
+//!
+//! Invariant: a warning is logged when its number changes for the worse, not at every look, so that
+//! a long outage does not bury the log.
+
+use super::{Stop, repeat};
+use crate::clock::Clock;
+use crate::rules::span::Span;
+use crate::store::push::{PushAges, PushCounts};
+use crate::store::{self, Store};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const PAUSE: Duration = Duration::from_secs(10);
+/// A push that is observed for longer has met trouble.
+pub const OBSERVED_LONG: Span = Span::from_minutes(5);
+/// A push that is submitted for longer should have been confirmed.
+pub const SUBMITTED_LONG: Span = Span::from_hours(1);
+
+pub struct Watcher {
+    store: Arc<dyn Store>,
+    clock: Clock,
+    last: Mutex<PushCounts>,
+}
+
+impl Watcher {
+    pub fn new(store: Arc<dyn Store>, clock: Clock) -> Self {
+        Self { store, clock, last: Mutex::default() }
+    }
+
+    pub async fn run(self, stop: Stop) {
+        repeat("watch", PAUSE, stop, || async { self.look().await.map(drop) }).await;
+    }
+
+    /// Reads the numbers, sets the metrics, and warns; returns how many warnings were given.
+    pub async fn look(&self) -> store::Result<usize> {
+        let now = self.clock.now();
+        let ages = PushAges {
+            observed_before: OBSERVED_LONG.before(now),
+            submitted_before: SUBMITTED_LONG.before(now),
+        };
+        let counts = self.store.count_pushes(ages).await?;
+        let catalog = self.store.load_catalog().await?;
+        for (name, count) in [
+            ("observed", counts.observed),
+            ("observed_long", counts.observed_long),
+            ("without_customer", counts.without_customer),
+            ("submitted", counts.submitted),
+            ("submitted_long", counts.submitted_long),
+            ("dead", counts.dead),
+        ] {
+            metrics::gauge!("counterfoil_pushes", "state" => name).set(gauge(&count.to_string()));
+        }
+        for (meter, quantity) in &counts.unbilled {
+            let slug = catalog.get(*meter).map_or_else(String::new, |m| m.slug.to_string());
+            metrics::gauge!("counterfoil_unbilled_quantity", "meter" => slug)
+                .set(gauge(&quantity.to_string()));
+        }
+        let mut last = self.last.lock().expect("no holder panics");
+        let warnings = warn_of_change(&last, &counts);
+        *last = counts;
+        Ok(warnings)
+    }
+}
+
+/// Metrics are doubles by their nature; the exact number is in the API.
+fn gauge(decimal: &str) -> f64 {
+    decimal.parse().unwrap_or(f64::NAN)
+}
+
+fn warn_of_change(last: &PushCounts, now: &PushCounts) -> usize {
+    let PushCounts { dead, without_customer, observed_long, .. } = *now;
+    let mut warnings = 0;
+    if dead > last.dead {
+        warnings += 1;
+        tracing::warn!(dead, "{dead} pushes need a person: counterfoil pushes --state dead");
+    }
+    if without_customer > 0 && last.without_customer == 0 {
+        warnings += 1;
+        tracing::warn!(
+            without_customer,
+            "{without_customer} pushes wait for tenants without a customer: PUT /v1/tenants/{{id}} \
+             with \"customer\""
+        );
+    }
+    if observed_long > 0 && last.observed_long == 0 {
+        warnings += 1;
+        tracing::warn!(
+            observed_long,
+            "{observed_long} pushes are not taken by the provider for more than 5 minutes; they \
+             are tried again"
+        );
+    }
+    if observed_long == 0 && last.observed_long > 0 {
+        tracing::info!("the provider takes pushes again; none is waiting for long");
+    }
+    warnings
+}

@@ -1,0 +1,113 @@
+//! What we need of a billing provider, as a trait. Nothing outside `provider/stripe` knows Stripe's
+//! words, and nothing here knows the store.
+//!
+//! Invariant: an answer says no more than the provider did. What cannot be told apart from "maybe
+//! counted" is `Unknown`. The same facts always encode to the same bytes.
+
+mod base64;
+pub mod nowhere;
+pub mod sink;
+pub mod stripe;
+
+use crate::config::{ProviderConfig, ProviderKind, Shadow, SinkConfig, StripeConfig};
+use crate::rules::delivery::{Delivery, Horizons};
+use crate::rules::ids::CustomerId;
+use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
+use crate::rules::window::Window;
+use async_trait::async_trait;
+use std::sync::Arc;
+
+/// What a push says.
+#[derive(Debug, Clone, Copy)]
+pub struct PushFacts<'a> {
+    pub key: &'a str,
+    pub customer: &'a CustomerId,
+    /// The provider's name of the meter.
+    pub event_name: &'a str,
+    pub value: Quantity,
+    pub stamped_at: Timestamp,
+}
+
+/// A push on its way.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The push's key, which the provider counts once.
+    pub key: String,
+    /// How often a fresh request key was needed; 0 at first.
+    pub request_keys: u32,
+    /// What `encode` made, or what was stored of it.
+    pub body: Vec<u8>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub delivery: Delivery,
+    /// The provider's name for the request.
+    pub request_id: Option<String>,
+}
+
+/// What a provider can hold and remembers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    pub horizons: Horizons,
+    /// Significant digits of a value.
+    pub digits_max: u32,
+    /// Whether it shows totals. If not, its word is all there will be.
+    pub shows_totals: bool,
+    /// Whether anything is sent at all.
+    pub sends: bool,
+}
+
+/// Asks for what the provider counted of a customer.
+#[derive(Debug, Clone)]
+pub struct TotalsQuery<'a> {
+    pub customer: &'a CustomerId,
+    pub event_name: &'a str,
+    /// Decimal places to which its numbers are rounded.
+    pub scale: u32,
+    /// Windows of one length, whole hours or days, oldest first.
+    pub windows: &'a [Window],
+}
+
+/// Totals could not be read; asking again later may help.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Unreadable {
+    pub message: String,
+}
+
+#[async_trait]
+pub trait Provider: Send + Sync {
+    fn name(&self) -> &'static str;
+    fn limits(&self) -> Limits;
+    /// The bytes that tell these facts.
+    fn encode(&self, facts: &PushFacts<'_>) -> Vec<u8>;
+    async fn send_push(&self, request: &Request) -> Answer;
+    /// What it counted in each of the windows, in their order.
+    async fn read_totals(&self, query: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable>;
+}
+
+/// The provider that the settings name; none if there is none.
+pub fn connect(
+    provider: &ProviderConfig,
+    stripe: &StripeConfig,
+    sink: &SinkConfig,
+) -> Result<Option<Arc<dyn Provider>>, String> {
+    let connected: Arc<dyn Provider> = match provider.kind {
+        ProviderKind::None => return Ok(None),
+        ProviderKind::Stripe => {
+            if provider.shadow == Shadow::Sandbox && stripe::is_live(&stripe.api_key) {
+                return Err("provider.shadow is \"sandbox\" and stripe.api_key is a live key; \
+                            give the key of a sandbox, or set provider.shadow = \"nowhere\""
+                    .into());
+            }
+            Arc::new(stripe::Stripe::connect(stripe)?)
+        }
+        ProviderKind::Sink => Arc::new(sink::Sink::connect(sink)?),
+    };
+    Ok(Some(match provider.shadow {
+        Shadow::Nowhere => Arc::new(nowhere::Nowhere::beside(connected)),
+        Shadow::Off | Shadow::Sandbox => connected,
+    }))
+}

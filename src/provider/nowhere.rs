@@ -1,0 +1,42 @@
+//! Shadow mode without a destination: nothing is sent, but the real provider's totals can be read
+//! and compared with ours.
+
+use super::{Answer, Limits, Provider, PushFacts, Request, TotalsQuery, Unreadable};
+use crate::rules::delivery::Delivery;
+use crate::rules::quantity::Quantity;
+use async_trait::async_trait;
+use std::sync::Arc;
+
+pub struct Nowhere {
+    beside: Arc<dyn Provider>,
+}
+
+impl Nowhere {
+    pub fn beside(provider: Arc<dyn Provider>) -> Self {
+        Self { beside: provider }
+    }
+}
+
+#[async_trait]
+impl Provider for Nowhere {
+    fn name(&self) -> &'static str {
+        self.beside.name()
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { sends: false, ..self.beside.limits() }
+    }
+
+    fn encode(&self, facts: &PushFacts<'_>) -> Vec<u8> {
+        self.beside.encode(facts)
+    }
+
+    async fn send_push(&self, _: &Request) -> Answer {
+        let message = "shadow mode: nothing is sent".into();
+        Answer { delivery: Delivery::Refused { message }, request_id: None }
+    }
+
+    async fn read_totals(&self, query: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable> {
+        self.beside.read_totals(query).await
+    }
+}

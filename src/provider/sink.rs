@@ -1,0 +1,123 @@
+//! A signed HTTP sink: each push is a POST to an address of the user's own, signed as Standard
+//! Webhooks asks (`webhook-id`, `webhook-timestamp`, `webhook-signature: v1,…`).
+//!
+//! Invariant: `webhook-id` is the push's key, the same in every attempt, and the receiver counts an
+//! id once; so a push may be sent again at any age. A 2xx is the receiver's word that it is durable
+//! there: there are no totals to read back.
+
+use super::{Answer, Limits, Provider, PushFacts, Request, TotalsQuery, Unreadable};
+use crate::clock::Clock;
+use crate::config::SinkConfig;
+use crate::rules::delivery::{Delivery, Horizons, Resend};
+use crate::rules::quantity::Quantity;
+use crate::rules::span::Span;
+use crate::rules::timestamp::MICROS_PER_SECOND;
+use async_trait::async_trait;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use std::time::Duration;
+
+pub struct Sink {
+    client: reqwest::Client,
+    url: String,
+    secret: Vec<u8>,
+    clock: Clock,
+}
+
+impl Sink {
+    pub fn connect(config: &SinkConfig) -> Result<Self, String> {
+        if config.url.is_empty() || config.secret.is_empty() {
+            return Err(
+                "provider.kind is \"sink\": set sink.url, and sink.secret, which signs what \
+                        is sent"
+                    .into(),
+            );
+        }
+        let url = config.url.clone();
+        let text = config.secret.expose();
+        let coded = text.strip_prefix("whsec_").unwrap_or(text);
+        let secret = super::base64::decode(coded).filter(|bytes| bytes.len() >= 16).ok_or(
+            "sink.secret is base64 of at least 16 bytes, with or without whsec_ before it",
+        )?;
+        // It can only be installed already, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = reqwest::Client::builder()
+            .timeout(Duration::from_millis(config.timeout_ms))
+            .redirect(reqwest::redirect::Policy::none())
+            .build()
+            .map_err(|error| format!("cannot make an HTTP client: {error}"))?;
+        Ok(Self { client, url, secret, clock: Clock::system() })
+    }
+
+    fn sign(&self, id: &str, timestamp: i64, body: &[u8]) -> String {
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(&self.secret).expect("a key may have any length");
+        mac.update(format!("{id}.{timestamp}.").as_bytes());
+        mac.update(body);
+        format!("v1,{}", super::base64::encode(&mac.finalize().into_bytes()))
+    }
+}
+
+#[async_trait]
+impl Provider for Sink {
+    fn name(&self) -> &'static str {
+        "sink"
+    }
+
+    fn limits(&self) -> Limits {
+        let horizons = Horizons { resend: None, decide: Span::from_hours(0), stamp_age_max: None };
+        Limits { horizons, digits_max: 27, shows_totals: false, sends: true }
+    }
+
+    fn encode(&self, facts: &PushFacts<'_>) -> Vec<u8> {
+        serde_json::json!({
+            "type": "counterfoil.push",
+            "timestamp": facts.stamped_at.to_string(),
+            "data": {
+                "key": facts.key,
+                "customer": facts.customer.as_str(),
+                "event_name": facts.event_name,
+                "value": facts.value.to_string(),
+            },
+        })
+        .to_string()
+        .into_bytes()
+    }
+
+    async fn send_push(&self, request: &Request) -> Answer {
+        let timestamp = self.clock.now().micros() / MICROS_PER_SECOND;
+        let sent = self
+            .client
+            .post(&self.url)
+            .header("content-type", "application/json")
+            .header("webhook-id", &request.key)
+            .header("webhook-timestamp", timestamp)
+            .header("webhook-signature", self.sign(&request.key, timestamp, &request.body))
+            .body(request.body.clone())
+            .send()
+            .await;
+        let delivery = match sent {
+            Ok(response) => judge_status(response.status().as_u16()),
+            Err(error) => unknown(format!("no answer: {}", error.without_url())),
+        };
+        Answer { delivery, request_id: None }
+    }
+
+    async fn read_totals(&self, _: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable> {
+        Err(Unreadable { message: "a sink shows no totals".into() })
+    }
+}
+
+fn judge_status(status: u16) -> Delivery {
+    match status {
+        200..=299 => Delivery::Accepted,
+        400 | 410 | 413 | 422 => {
+            Delivery::Refused { message: format!("the receiver answered {status}") }
+        }
+        _ => unknown(format!("the receiver answered {status}")),
+    }
+}
+
+fn unknown(message: String) -> Delivery {
+    Delivery::Unknown { message, resend: Resend::Same, retry_after: None }
+}

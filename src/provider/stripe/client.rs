@@ -1,0 +1,159 @@
+//! A thin HTTP client of Stripe: a few calls, a pinned version, one pool of connections, and the
+//! key in no log and no message.
+//!
+//! Invariant: it never retries by itself. Whoever calls decides, by what is stored.
+
+use super::answers::Reply;
+use super::form;
+use crate::config::{Secret, StripeConfig};
+use http::{HeaderMap, HeaderName, header};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::time::Duration;
+
+/// The version whose answers this client reads.
+pub const STRIPE_VERSION: &str = "2026-04-22.dahlia";
+/// Most bytes of an answer that are read.
+const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+pub struct StripeClient {
+    http: reqwest::Client,
+    base: String,
+    key: Secret,
+}
+
+/// A meter at Stripe.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct StripeMeter {
+    pub id: String,
+    pub event_name: String,
+    pub status: String,
+    pub default_aggregation: Formula,
+    /// hour or day: the meter is pre-aggregated.
+    #[serde(default)]
+    pub event_time_window: Option<String>,
+    pub customer_mapping: PayloadKey,
+    pub value_settings: PayloadKey,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Formula {
+    pub formula: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct PayloadKey {
+    pub event_payload_key: String,
+}
+
+#[derive(Deserialize)]
+struct MeterList {
+    data: Vec<StripeMeter>,
+    has_more: bool,
+}
+
+impl StripeClient {
+    pub fn connect(config: &StripeConfig) -> Result<Self, String> {
+        if config.api_key.is_empty() {
+            return Err("there is no Stripe key; set COUNTERFOIL_STRIPE_API_KEY, or \
+                        stripe.api_key in the settings"
+                .into());
+        }
+        // It can only be installed already, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let http = reqwest::Client::builder()
+            .timeout(Duration::from_millis(config.timeout_ms))
+            .redirect(reqwest::redirect::Policy::none())
+            .build()
+            .map_err(|error| format!("cannot make an HTTP client: {error}"))?;
+        let base = config.api_base.trim_end_matches('/').to_owned();
+        Ok(Self { http, base, key: config.api_key.clone() })
+    }
+
+    /// Sends a form. An error says that there was no answer, or not all of one.
+    pub async fn post(
+        &self,
+        path: &str,
+        body: Vec<u8>,
+        request_key: Option<&str>,
+    ) -> Result<Reply, String> {
+        let mut request = self
+            .http
+            .post(format!("{}{path}", self.base))
+            .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .body(body);
+        if let Some(key) = request_key {
+            request = request.header("idempotency-key", key);
+        }
+        self.exchange(request).await
+    }
+
+    /// Reads an object; an error says why there is none.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str, query: &str) -> Result<T, String> {
+        let mark = if query.is_empty() { "" } else { "?" };
+        let reply =
+            self.exchange(self.http.get(format!("{}{path}{mark}{query}", self.base))).await?;
+        if !(200..300).contains(&reply.status) {
+            return Err(format!("Stripe answered {}", reply.describe()));
+        }
+        serde_json::from_slice(&reply.body)
+            .map_err(|error| format!("Stripe's answer to {path} cannot be read: {error}"))
+    }
+
+    /// Every meter of the account, active or not.
+    pub async fn list_meters(&self) -> Result<Vec<StripeMeter>, String> {
+        let mut meters: Vec<StripeMeter> = Vec::new();
+        loop {
+            let mut pairs = vec![("limit", "100")];
+            pairs.extend(meters.last().map(|meter| ("starting_after", meter.id.as_str())));
+            let page: MeterList = self.get("/v1/billing/meters", &form::encode(&pairs)).await?;
+            let ended = !page.has_more || page.data.is_empty();
+            meters.extend(page.data);
+            if ended {
+                return Ok(meters);
+            }
+        }
+    }
+
+    async fn exchange(&self, request: reqwest::RequestBuilder) -> Result<Reply, String> {
+        let no_answer = |error: reqwest::Error| {
+            let what = if error.is_timeout() { "no answer in time" } else { "no answer" };
+            format!("{what}: {}", innermost(&error.without_url()))
+        };
+        let mut response = request
+            .bearer_auth(self.key.expose())
+            .header("stripe-version", STRIPE_VERSION)
+            .send()
+            .await
+            .map_err(no_answer)?;
+        let mut reply = read_headers(response.status().as_u16(), response.headers());
+        while let Some(part) = response.chunk().await.map_err(no_answer)? {
+            if reply.body.len() + part.len() > BODY_BYTES_MAX {
+                return Err(format!("an answer of more than {BODY_BYTES_MAX} bytes"));
+            }
+            reply.body.extend_from_slice(&part);
+        }
+        Ok(reply)
+    }
+}
+
+fn read_headers(status: u16, headers: &HeaderMap) -> Reply {
+    let text = |name: &'static str| {
+        headers.get(HeaderName::from_static(name)).and_then(|value| value.to_str().ok())
+    };
+    Reply {
+        status,
+        should_retry: text("stripe-should-retry").and_then(|flag| flag.parse().ok()),
+        retry_after: text("retry-after").and_then(|seconds| seconds.parse().ok()),
+        request_id: text("request-id").map(str::to_owned),
+        body: Vec::new(),
+    }
+}
+
+/// What is at the bottom of an error: what is above only says that a request failed.
+fn innermost(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => innermost(source),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,100 @@
+//! Customers.
+//!
+//! Invariant: a deleted customer stays known as deleted, takes no usage and has no subscription. A
+//! crash leaves nothing.
+
+use super::lists::{PAGING, page};
+use super::params::Params;
+use super::request::ApiError;
+use super::{Answer, Simulator};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+const FIELDS: [&str; 4] = ["name", "email", "description", "metadata"];
+const TEXT_CHARACTERS_MAX: usize = 5_000;
+
+/// Customers by id; ids ascend with time.
+#[derive(Debug, Default)]
+pub struct Customers {
+    all: BTreeMap<String, Value>,
+}
+
+impl Customers {
+    /// Whether usage can be recorded for it.
+    pub fn is_live(&self, id: &str) -> bool {
+        self.all.get(id).is_some_and(|customer| customer["deleted"].is_null())
+    }
+
+    pub fn ids(&self) -> Vec<&str> {
+        self.all.keys().map(String::as_str).filter(|id| self.is_live(id)).collect()
+    }
+
+    /// A customer that a parameter names.
+    pub fn referenced(&self, id: &str) -> Result<&Value, ApiError> {
+        self.live(id).map_err(|error| error.referenced("customer"))
+    }
+
+    fn live(&self, id: &str) -> Result<&Value, ApiError> {
+        let found = self.all.get(id).filter(|customer| customer["deleted"].is_null());
+        found.ok_or_else(|| ApiError::missing("customer", id))
+    }
+}
+
+pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
+    params.only(&FIELDS)?;
+    let id = simulator.next_id("cus");
+    let mut customer = json!({
+        "id": id, "object": "customer", "created": simulator.now_seconds(), "livemode": false,
+        "name": null, "email": null, "description": null, "metadata": {}, "balance": 0,
+    });
+    fill(&mut customer, params)?;
+    simulator.customers.all.insert(id, customer.clone());
+    simulator.emit("customer.created", &customer);
+    Ok(customer)
+}
+
+pub fn update(simulator: &mut Simulator, id: &str, params: &Params) -> Answer {
+    params.only(&FIELDS)?;
+    let mut customer = simulator.customers.live(id)?.clone();
+    fill(&mut customer, params)?;
+    simulator.customers.all.insert(id.to_owned(), customer.clone());
+    simulator.emit("customer.updated", &customer);
+    Ok(customer)
+}
+
+fn fill(customer: &mut Value, params: &Params) -> Result<(), ApiError> {
+    for name in ["name", "email", "description"] {
+        if let Some(text) = params.text(name, TEXT_CHARACTERS_MAX)? {
+            customer[name] = text.into();
+        }
+    }
+    for (key, value) in params.text_map("metadata")? {
+        customer["metadata"][key] = value;
+    }
+    Ok(())
+}
+
+pub fn retrieve(simulator: &Simulator, id: &str) -> Answer {
+    let found = simulator.customers.all.get(id).cloned();
+    found.ok_or_else(|| ApiError::missing("customer", id))
+}
+
+pub fn delete(simulator: &mut Simulator, id: &str) -> Answer {
+    let before = simulator.customers.live(id)?.clone();
+    let deleted = json!({ "id": id, "object": "customer", "deleted": true });
+    simulator.customers.all.insert(id.to_owned(), deleted.clone());
+    super::billing::cancel_all(simulator, id);
+    simulator.emit("customer.deleted", &before);
+    Ok(deleted)
+}
+
+pub fn list(simulator: &Simulator, params: &Params) -> Answer {
+    params.only(&[&PAGING[..], &["email"]].concat())?;
+    let email = params.text("email", TEXT_CHARACTERS_MAX)?;
+    let wanted = |customer: &&Value| {
+        customer["deleted"].is_null()
+            && email.as_ref().is_none_or(|email| customer["email"] == email.as_str())
+    };
+    let rows = simulator.customers.all.values().rev().filter(wanted).cloned().collect();
+    page(rows, params, "/v1/customers")
+}

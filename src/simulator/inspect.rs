@@ -1,0 +1,86 @@
+//! What only tests and the demo may ask: the exact state, the clock, the plan of accidents.
+//!
+//! Invariant: nothing here needs a key or meets an accident. A crash leaves nothing.
+
+use super::params::Params;
+use super::request::{ApiError, SimRequest, SimResponse};
+use super::{Answer, FaultPlan, ReceivedState, Simulator};
+use crate::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
+use serde_json::{Map, Value, json};
+
+pub fn answer(simulator: &mut Simulator, request: &SimRequest) -> SimResponse {
+    let answer = match (request.method.as_str(), request.path.as_str()) {
+        ("GET", "/_sim/state") => Ok(state(simulator)),
+        ("POST", "/_sim/clock") => move_clock(simulator, request),
+        ("POST", "/_sim/faults") => set_faults(simulator, request),
+        ("POST", "/_sim/reset") => {
+            simulator.reset();
+            Ok(json!({}))
+        }
+        (method, path) => {
+            let message = format!("Unrecognized request URL ({method}: {path}).");
+            Err(ApiError::new(404, "invalid_request_error", message))
+        }
+    };
+    match answer {
+        Ok(body) => SimResponse::of(200, &body),
+        Err(error) => error.response(),
+    }
+}
+
+fn state(simulator: &Simulator) -> Value {
+    let totals: Vec<Value> = simulator
+        .exact_totals()
+        .into_iter()
+        .map(|((customer, event_name, hour), total)| {
+            json!({
+                "customer": customer, "event_name": event_name, "hour": hour.to_string(),
+                "total": total.to_string(),
+            })
+        })
+        .collect();
+    let received = simulator.events_received();
+    let in_state =
+        |wanted: ReceivedState| received.iter().filter(|event| event.state == wanted).count();
+    let injected: Map<String, Value> = simulator
+        .faults_injected()
+        .iter()
+        .map(|(kind, count)| (kind.name().to_owned(), (*count).into()))
+        .collect();
+    let meters: Vec<Value> = simulator.meters.all().map(super::meters::Meter::to_json).collect();
+    json!({
+        "clock": simulator.now().to_string(),
+        "customers": simulator.customers.ids(),
+        "meters": meters,
+        "totals": totals,
+        "events": {
+            "received": received.len(), "accepted": in_state(ReceivedState::Counted),
+            "cancelled": in_state(ReceivedState::Cancelled),
+            "dropped": in_state(ReceivedState::Dropped),
+        },
+        "faults_injected": injected,
+        "calls": simulator.calls(),
+    })
+}
+
+fn move_clock(simulator: &mut Simulator, request: &SimRequest) -> Answer {
+    let params = Params::of(request)?;
+    params.only(&["now", "advance_seconds"])?;
+    if let Some(text) = params.text("now", usize::MAX)? {
+        let refused = |_| ApiError::parameter("now", "now must be an RFC 3339 date-time");
+        simulator.set_clock(Timestamp::parse(&text).map_err(refused)?);
+    }
+    if let Some(seconds) = params.integer("advance_seconds")? {
+        simulator.advance(seconds.saturating_mul(MICROS_PER_SECOND));
+    }
+    Ok(json!({ "clock": simulator.now().to_string() }))
+}
+
+fn set_faults(simulator: &mut Simulator, request: &SimRequest) -> Answer {
+    let text = String::from_utf8_lossy(&request.body);
+    let plan: FaultPlan =
+        text.parse().map_err(|error: String| ApiError::parameter("faults", error))?;
+    let shown = serde_json::to_value(&plan).unwrap_or(Value::Null);
+    simulator.set_faults(plan);
+    Ok(shown)
+}

@@ -1,0 +1,245 @@
+//! What goes into the simulator and what comes out: a request, a response, and what becomes of the
+//! response on its way.
+//!
+//! Invariant: a response is complete as the provider would have sent it; [`Transport`] alone says
+//! how much of it a client gets to see. A crash leaves nothing, since nothing here is kept.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// A key that every simulator takes unless it was told which one to take.
+pub const TEST_KEY: &str = "sk_test_simulator";
+
+/// A request, whole; names of headers are in lower case.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SimRequest {
+    pub method: String,
+    pub path: String,
+    /// As it stood after the question mark, still encoded.
+    pub query: String,
+    pub headers: BTreeMap<String, String>,
+    pub body: Vec<u8>,
+}
+
+impl SimRequest {
+    /// A request without a body, with the test key; `target` is a path with or without a query.
+    pub fn new(method: &str, target: &str) -> Self {
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let request = Self {
+            method: method.to_owned(),
+            path: path.to_owned(),
+            query: query.to_owned(),
+            headers: BTreeMap::new(),
+            body: Vec::new(),
+        };
+        request.with_header("authorization", &format!("Bearer {TEST_KEY}"))
+    }
+
+    pub fn get(target: &str) -> Self {
+        Self::new("GET", target)
+    }
+
+    /// A POST as version 1 of the API takes it.
+    pub fn form(path: &str, fields: &[(&str, &str)]) -> Self {
+        let pairs: Vec<String> = fields
+            .iter()
+            .map(|(name, value)| format!("{}={}", encode(name), encode(value)))
+            .collect();
+        let mut request = Self::new("POST", path)
+            .with_header("content-type", "application/x-www-form-urlencoded");
+        request.body = pairs.join("&").into_bytes();
+        request
+    }
+
+    /// A POST as version 2 of the API takes it.
+    pub fn json(path: &str, body: &Value) -> Self {
+        let mut request = Self::new("POST", path).with_header("content-type", "application/json");
+        request.body = body.to_string().into_bytes();
+        request
+    }
+
+    #[must_use]
+    pub fn with_header(mut self, name: &str, value: &str) -> Self {
+        self.headers.insert(name.to_ascii_lowercase(), value.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn with_key(self, idempotency_key: &str) -> Self {
+        self.with_header("idempotency-key", idempotency_key)
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(String::as_str)
+    }
+
+    /// The key or token of the Authorization header.
+    pub fn bearer(&self) -> Option<&str> {
+        self.header("authorization")?.strip_prefix("Bearer ").map(str::trim)
+    }
+
+    pub fn is_v2(&self) -> bool {
+        self.path.starts_with("/v2/")
+    }
+}
+
+/// How much of a response reaches the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// All of it, at once.
+    Whole,
+    /// Nothing: the connection is closed.
+    Closed,
+    /// Nothing: the connection stays open until the client gives up.
+    Silent,
+    /// Half of the body, then the connection is closed.
+    Half,
+    /// All of it, byte after byte, with pauses.
+    Trickle,
+    /// All of it, after a pause during which the call counts as under way.
+    Delayed,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SimResponse {
+    pub status: u16,
+    pub headers: Vec<(&'static str, String)>,
+    pub body: Vec<u8>,
+    pub transport: Transport,
+}
+
+impl SimResponse {
+    pub fn of(status: u16, body: &Value) -> Self {
+        Self {
+            status,
+            headers: vec![("content-type", "application/json".to_owned())],
+            body: body.to_string().into_bytes(),
+            transport: Transport::Whole,
+        }
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// The body read as JSON; null where it is none.
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or(Value::Null)
+    }
+
+    /// Whether a client gets to see an answer with this status, and all of it.
+    pub fn arrives(&self) -> bool {
+        match self.transport {
+            Transport::Whole | Transport::Trickle | Transport::Delayed => true,
+            Transport::Closed | Transport::Silent | Transport::Half => false,
+        }
+    }
+}
+
+/// When a refusal was made, which decides whether it is kept under the Idempotency-Key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    BeforeExecution,
+    Executing,
+}
+
+/// A refusal in the provider's form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiError {
+    pub status: u16,
+    pub kind: &'static str,
+    pub code: Option<&'static str>,
+    pub param: Option<String>,
+    pub message: String,
+    pub headers: Vec<(&'static str, String)>,
+    pub stage: Stage,
+}
+
+impl ApiError {
+    pub fn new(status: u16, kind: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            kind,
+            code: None,
+            param: None,
+            message: message.into(),
+            headers: Vec::new(),
+            stage: Stage::BeforeExecution,
+        }
+    }
+
+    /// A parameter that cannot be read; nothing was executed.
+    pub fn parameter(name: &str, message: impl Into<String>) -> Self {
+        let mut error = Self::new(400, "invalid_request_error", message);
+        error.param = Some(name.to_owned());
+        error
+    }
+
+    /// A request that was understood, executed and refused.
+    pub fn refused(message: impl Into<String>) -> Self {
+        let mut error = Self::new(400, "invalid_request_error", message);
+        error.stage = Stage::Executing;
+        error
+    }
+
+    /// No such object; `noun` is what the provider calls it.
+    pub fn missing(noun: &str, id: &str) -> Self {
+        let mut error = Self::refused(format!("No such {noun}: '{id}'"));
+        error.code = Some("resource_missing");
+        error.param = Some("id".to_owned());
+        error.status = 404;
+        error
+    }
+
+    /// The same about an object that a parameter names, and not the path.
+    #[must_use]
+    pub fn referenced(mut self, name: &str) -> Self {
+        self.status = 400;
+        self.with_param(name)
+    }
+
+    #[must_use]
+    pub fn with_code(mut self, code: &'static str) -> Self {
+        self.code = Some(code);
+        self
+    }
+
+    #[must_use]
+    pub fn with_param(mut self, name: &str) -> Self {
+        self.param = Some(name.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn with_header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    pub fn response(&self) -> SimResponse {
+        let mut error = serde_json::json!({ "type": self.kind, "message": self.message });
+        if let Some(code) = self.code {
+            error["code"] = code.into();
+        }
+        if let Some(param) = &self.param {
+            error["param"] = param.as_str().into();
+        }
+        let mut response = SimResponse::of(self.status, &serde_json::json!({ "error": error }));
+        response.headers.extend(self.headers.iter().cloned());
+        response
+    }
+}
+
+/// Percent-encodes all but what is certain to be safe.
+fn encode(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_.~[]".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}

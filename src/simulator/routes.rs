@@ -1,0 +1,157 @@
+//! Which call goes where, and what can be told of a call before it is executed.
+//!
+//! Invariant: a path that is not here is answered as the provider answers unknown paths. A crash
+//! leaves nothing.
+
+use super::faults::Subject;
+use super::params::Params;
+use super::request::{ApiError, SimRequest};
+use super::{
+    Answer, Simulator, billing, credit_grants, customers, events, invoices, meter_events, meters,
+    summaries, webhooks,
+};
+use serde_json::Value;
+
+const STREAM: &str = "/v2/billing/meter_event_stream";
+const METER_EVENTS: [&str; 2] = ["/v1/billing/meter_events", "/v2/billing/meter_events"];
+
+pub fn is_stream(request: &SimRequest) -> bool {
+    request.path == STREAM
+}
+
+/// Whether it is a call of which one at a time is taken for a customer and a meter.
+pub fn is_meter_event(request: &SimRequest) -> bool {
+    request.method == "POST" && METER_EVENTS.contains(&request.path.as_str())
+}
+
+/// Method and path with `:id` in place of ids.
+pub fn pattern(request: &SimRequest) -> String {
+    let is_id = |part: &str| part.bytes().any(|byte| byte.is_ascii_digit()) && part.contains('_');
+    let parts: Vec<&str> =
+        request.path.split('/').map(|part| if is_id(part) { ":id" } else { part }).collect();
+    format!("{} {}", request.method, parts.join("/"))
+}
+
+/// What rules and seeds look at.
+pub fn subject(simulator: &Simulator, request: &SimRequest) -> Subject {
+    let mut subject = Subject { path: request.path.clone(), ..Subject::default() };
+    let body = Params::of(request).map_or(Value::Null, Params::into_value);
+    let event = if is_stream(request) { &body["events"][0] } else { &body };
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let parts: Vec<&str> = request.path.split('/').collect();
+    let mut identifier = None;
+    if is_meter_event(request) || is_stream(request) {
+        subject.event_name = text(&event["event_name"]);
+        let meter = subject.event_name.as_deref().and_then(|name| simulator.meters.named(name));
+        let key = meter.map_or("stripe_customer_id", |meter| meter.customer_key.as_str());
+        subject.customer = text(&event["payload"][key]);
+        identifier = text(&event["identifier"]);
+    } else {
+        let meter_id = parts.get(4).copied().unwrap_or_default();
+        let meter = simulator.meters.get(meter_id).ok();
+        subject.event_name = meter.map(|meter| meter.event_name.clone());
+        subject.customer = text(&body["customer"]);
+    }
+    let key = request.header("idempotency-key").map(str::to_owned);
+    subject.key = identifier.or(key).unwrap_or_else(|| {
+        let body = String::from_utf8_lossy(&request.body);
+        format!("{} {}?{} {body}", request.method, request.path, request.query)
+    });
+    subject
+}
+
+pub fn route(simulator: &mut Simulator, request: &SimRequest, params: &Params) -> Answer {
+    let path = request.path.trim_matches('/');
+    let parts: Vec<&str> = path.split('/').collect();
+    let method = request.method.as_str();
+    let answer = match parts.as_slice() {
+        ["v1", "billing", rest @ ..] => route_billing(simulator, method, rest, params),
+        ["v1", rest @ ..] => route_v1(simulator, method, rest, params),
+        ["v2", rest @ ..] => route_v2(simulator, method, rest, params),
+        _ => None,
+    };
+    answer.unwrap_or_else(|| {
+        let message = format!("Unrecognized request URL ({method}: {}).", request.path);
+        Err(ApiError::new(404, "invalid_request_error", message))
+    })
+}
+
+fn route_billing(
+    simulator: &mut Simulator,
+    method: &str,
+    parts: &[&str],
+    params: &Params,
+) -> Option<Answer> {
+    Some(match (method, parts) {
+        ("POST", ["meter_events"]) => meter_events::create_v1(simulator, params),
+        ("POST", ["meter_event_adjustments"]) => meter_events::adjust_v1(simulator, params),
+        ("POST", ["meters"]) => meters::create(simulator, params),
+        ("GET", ["meters"]) => meters::list(simulator, params),
+        ("GET", ["meters", id]) => meters::retrieve(simulator, id),
+        ("POST", ["meters", id]) => meters::update(simulator, id, params),
+        ("POST", ["meters", id, "deactivate"]) => meters::deactivate(simulator, id),
+        ("POST", ["meters", id, "reactivate"]) => meters::reactivate(simulator, id),
+        ("GET", ["meters", id, "event_summaries"]) => summaries::list(simulator, id, params),
+        ("POST", ["credit_grants"]) => credit_grants::create(simulator, params),
+        ("GET", ["credit_grants"]) => credit_grants::list(simulator, params),
+        ("GET", ["credit_grants", id]) => credit_grants::retrieve(simulator, id),
+        ("POST", ["credit_grants", id, "expire"]) => credit_grants::expire(simulator, id),
+        ("POST", ["credit_grants", id, "void"]) => credit_grants::void(simulator, id),
+        _ => return None,
+    })
+}
+
+fn route_v1(
+    simulator: &mut Simulator,
+    method: &str,
+    parts: &[&str],
+    params: &Params,
+) -> Option<Answer> {
+    Some(match (method, parts) {
+        ("POST", ["customers"]) => customers::create(simulator, params),
+        ("GET", ["customers"]) => customers::list(simulator, params),
+        ("GET", ["customers", id]) => customers::retrieve(simulator, id),
+        ("POST", ["customers", id]) => customers::update(simulator, id, params),
+        ("DELETE", ["customers", id]) => customers::delete(simulator, id),
+        ("POST", ["prices"]) => billing::create_price(simulator, params),
+        ("GET", ["prices", id]) => billing::retrieve_price(simulator, id),
+        ("POST", ["subscriptions"]) => billing::create(simulator, params),
+        ("GET", ["subscriptions"]) => billing::list(simulator, params),
+        ("GET", ["subscriptions", id]) => billing::retrieve(simulator, id),
+        ("POST", ["subscriptions", id]) => billing::update(simulator, id, params),
+        ("DELETE", ["subscriptions", id]) => billing::cancel(simulator, id),
+        ("GET", ["invoices"]) => invoices::list(simulator, params),
+        ("GET", ["invoices", id]) => invoices::retrieve(simulator, id),
+        ("POST", ["invoices", id, "finalize"]) => invoices::finalize_now(simulator, id),
+        ("GET", ["events"]) => events::list_snapshots(simulator, params),
+        ("GET", ["events", id]) => events::retrieve_snapshot(simulator, id),
+        ("POST", ["webhook_endpoints"]) => webhooks::create_endpoint(simulator, params),
+        ("GET", ["webhook_endpoints"]) => webhooks::list_endpoints(simulator, params),
+        ("DELETE", ["webhook_endpoints", id]) => webhooks::delete_endpoint(simulator, id),
+        _ => return None,
+    })
+}
+
+fn route_v2(
+    simulator: &mut Simulator,
+    method: &str,
+    parts: &[&str],
+    params: &Params,
+) -> Option<Answer> {
+    Some(match (method, parts) {
+        ("POST", ["billing", "meter_events"]) => meter_events::create_v2(simulator, params),
+        ("POST", ["billing", "meter_event_session"]) => {
+            meter_events::create_session(simulator, params)
+        }
+        ("POST", ["billing", "meter_event_stream"]) => {
+            meter_events::create_stream(simulator, params)
+        }
+        ("POST", ["billing", "meter_event_adjustments"]) => {
+            meter_events::adjust_v2(simulator, params)
+        }
+        ("GET", ["core", "events"]) => events::list_thin(simulator, params),
+        ("GET", ["core", "events", id]) => events::retrieve_thin(simulator, id),
+        ("POST", ["core", "event_destinations"]) => webhooks::create_destination(simulator, params),
+        _ => return None,
+    })
+}

@@ -1,0 +1,545 @@
+//! Cuts: windows handed to billing, each change of a window once.
+//!
+//! Invariant: a window's state, its pushes and the remainder of its tenant and meter change in one
+//! transaction, which holds the lease, then the tenant's and meter's row in `remainders` (that of
+//! billed windows stands for both), then the windows' rows in `cuts`, always in the order of
+//! tenant, meter and window. So two servers never cut one window from the same state, and never
+//! wait in a circle. Totals are read after those locks, so a later cut never sees less.
+//!
+//! A crash leaves all of a call or nothing. A call that is repeated because its outcome was lost
+//! finds the windows as they were cut, unchanged, and writes nothing.
+
+use super::PostgresStore;
+use super::cut_events::{Carried, OpenEvent, insert_carried, read_open_events};
+use super::declarations::{Creation, read_catalog};
+use super::leases::hold_lease;
+use super::numeric::SqlQuantity;
+use super::push_rows::{Change, NewPush, insert_pushes, key_of, log_changes};
+use super::rollups::usage_row;
+use super::scalars::{
+    SqlTimestamp, column, corrupt, instant, meter_number, read_count, read_meter_no, read_ordinal,
+    tenant_number, write_count, write_ordinal,
+};
+use super::transaction::{Done, Transaction};
+use crate::rules::billing::{Granularity, Mode};
+use crate::rules::ids::{EventId, MeterNo, MeterSlug, TenantId};
+use crate::rules::meter::{Aggregation, Catalog, Meter};
+use crate::rules::push::{
+    CutState, PlannedPush, Precision, WindowUsage, plan_cut, plan_following, stamp_inside,
+};
+use crate::rules::quantity::Quantity;
+use crate::rules::rollup::FoldError;
+use crate::rules::timestamp::Timestamp;
+use crate::rules::usage::UsageRow;
+use crate::rules::window::Window;
+use crate::store::push::{CutOrder, CutReport, CutTerms, Cuts, Lease};
+use crate::store::{Error, Result};
+use async_trait::async_trait;
+use deadpool_postgres::ClientWrapper;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+/// A window that is to be cut, with the terms of its meter.
+pub struct Order {
+    pub tenant_no: i32,
+    pub tenant: TenantId,
+    pub meter: MeterNo,
+    pub window: Window,
+    pub meter_terms: MeterTerms,
+}
+
+/// How a meter is billed.
+#[derive(Clone)]
+pub struct MeterTerms {
+    slug: MeterSlug,
+    pub aggregation: Aggregation,
+    granularity: Granularity,
+    mode: Mode,
+    /// Decimal places the provider gets.
+    scale: u32,
+}
+
+/// A window's row in `cuts`, in the order of locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WindowKey {
+    pub tenant_no: i32,
+    pub meter: MeterNo,
+    pub start: Timestamp,
+}
+
+/// Where windows stand.
+pub type States = BTreeMap<WindowKey, CutState>;
+/// By tenant, meter and whether it is of shadow windows.
+type Remainders = BTreeMap<(i32, MeterNo, bool), Quantity>;
+
+#[async_trait]
+impl Cuts for PostgresStore {
+    async fn read_cuts(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+    ) -> Result<Vec<(Timestamp, CutState)>> {
+        let client = self.reader().await?;
+        let sql = "-- read_cuts
+            SELECT window_start, count, total, planned, revision, shadow FROM cuts
+            WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
+                AND meter_no = $2 AND window_start >= $3 AND window_start < $4";
+        let statement = client.prepare_cached(sql).await?;
+        let (start, end) = (SqlTimestamp(range.start), SqlTimestamp(range.end));
+        let rows = client
+            .query(&statement, &[&tenant.as_str(), &meter_number(meter), &start, &end])
+            .await?;
+        rows.iter().map(|row| Ok((instant(row, 0)?, cut_state(row, 1)?))).collect()
+    }
+
+    async fn record_cuts(
+        &self,
+        lease: &Lease,
+        orders: Vec<CutOrder>,
+        terms: CutTerms,
+    ) -> Result<CutReport> {
+        self.number_tenants(orders.iter().map(|order| &order.tenant), Creation::Never).await?;
+        let orders = orders.as_slice();
+        let work = move |client: Arc<Transaction>| async move {
+            self.cut_windows(&client, lease, orders, terms).await
+        };
+        let (report, changes) = self.transact(work).await?;
+        log_changes(changes);
+        Ok(report)
+    }
+
+    async fn read_cut_marks(&self) -> Result<Vec<(MeterNo, Timestamp)>> {
+        let client = self.reader().await?;
+        let sql = "-- read_cut_marks
+            SELECT meter_no, mark FROM cut_marks ORDER BY meter_no";
+        let rows = client.query(sql, &[]).await?;
+        rows.iter().map(|row| Ok((read_meter_no(column(row, 0)?)?, instant(row, 1)?))).collect()
+    }
+
+    async fn record_cut_mark(
+        &self,
+        lease: &Lease,
+        meter: MeterNo,
+        mark: Timestamp,
+    ) -> Result<bool> {
+        let work = move |client: Arc<Transaction>| async move {
+            if !hold_lease(&client, lease).await? {
+                return Ok(false);
+            }
+            let sql = "-- record_cut_mark
+                INSERT INTO cut_marks (meter_no, mark) VALUES ($1, $2)
+                ON CONFLICT (meter_no) DO UPDATE SET mark = excluded.mark";
+            client.execute(sql, &[&meter_number(meter), &SqlTimestamp(mark)]).await?;
+            Ok(true)
+        };
+        self.transact(work).await
+    }
+
+    async fn read_remainder(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        shadow: bool,
+    ) -> Result<Quantity> {
+        let client = self.reader().await?;
+        let sql = "-- read_remainder
+            SELECT remainder FROM remainders
+            WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
+                AND meter_no = $2 AND shadow = $3";
+        let statement = client.prepare_cached(sql).await?;
+        let found = client
+            .query_opt(&statement, &[&tenant.as_str(), &meter_number(meter), &shadow])
+            .await?;
+        found.map_or(Ok(Quantity::ZERO), |row| Ok(column::<SqlQuantity>(&row, 0)?.0))
+    }
+}
+
+impl PostgresStore {
+    /// Everything but the COMMIT.
+    async fn cut_windows(
+        &self,
+        client: &ClientWrapper,
+        lease: &Lease,
+        orders: &[CutOrder],
+        terms: CutTerms,
+    ) -> Done<(CutReport, Vec<Change>)> {
+        if !hold_lease(client, lease).await? {
+            return Ok((CutReport { lease_lost: true, ..CutReport::default() }, Vec::new()));
+        }
+        // Not the one in memory: another server may have added billing since it was loaded.
+        let catalog = read_catalog(client).await?;
+        let orders = self.sort_orders(orders, &catalog);
+        if orders.is_empty() {
+            return Ok((CutReport::default(), Vec::new()));
+        }
+        let remainders = lock_remainders(client, &orders).await?;
+        let keys: BTreeSet<WindowKey> = orders.iter().map(Order::key).collect();
+        let states = lock_states(client, &keys).await?;
+        let usages = measure_windows(client, &orders).await?;
+        let mut cutting = Cutting::new(&self.push_secret, terms, states, remainders);
+        let changed: Vec<(&Order, &WindowUsage)> =
+            orders.iter().zip(&usages).filter(|(o, usage)| cutting.has_changed(o, usage)).collect();
+        let by_event: Vec<&Order> =
+            changed.iter().map(|(order, _)| *order).filter(|order| order.is_by_event()).collect();
+        // One more than may be cut tells whether some are left.
+        let events = read_open_events(client, &by_event, terms.events_max.saturating_add(1));
+        let mut events = events.await?.into_iter();
+        for (order, usage) in changed {
+            match order.is_by_event() {
+                true => cutting.cut_events(order, usage, events.next().unwrap_or_default()),
+                false => cutting.cut_window(order, usage),
+            }
+            .map_err(|error| Error::Internal { what: error.to_string() })?;
+        }
+        cutting.write(client).await
+    }
+
+    /// The orders of billed meters in the order of locks, each window once.
+    fn sort_orders(&self, orders: &[CutOrder], catalog: &Catalog) -> Vec<Order> {
+        let mut sorted = BTreeMap::new();
+        for CutOrder { tenant, meter, window } in orders {
+            let meter_terms = catalog.get(*meter).and_then(|meter| MeterTerms::of(meter));
+            let (Some(number), Some(meter_terms)) = (self.tenant_no(tenant), meter_terms) else {
+                continue;
+            };
+            let (tenant_no, tenant) = (tenant_number(number), tenant.clone());
+            let order = Order { tenant_no, tenant, meter: *meter, window: *window, meter_terms };
+            sorted.insert(order.key(), order);
+        }
+        sorted.into_values().collect()
+    }
+}
+
+impl MeterTerms {
+    /// None if the meter is not billed.
+    fn of(meter: &Meter) -> Option<Self> {
+        let billing = meter.spec.billing.as_ref()?;
+        Some(Self {
+            slug: meter.slug.clone(),
+            aggregation: meter.spec.aggregation,
+            granularity: billing.granularity,
+            mode: billing.mode,
+            scale: billing.scale.unwrap_or(meter.spec.scale),
+        })
+    }
+}
+
+impl Order {
+    fn key(&self) -> WindowKey {
+        WindowKey { tenant_no: self.tenant_no, meter: self.meter, start: self.window.start }
+    }
+
+    fn is_by_event(&self) -> bool {
+        match self.meter_terms.granularity {
+            Granularity::Event => true,
+            Granularity::Window | Granularity::Day => false,
+        }
+    }
+}
+
+/// What a call has planned so far.
+struct Cutting<'s> {
+    secret: &'s [u8; 32],
+    terms: CutTerms,
+    states: States,
+    remainders: Remainders,
+    changed_states: BTreeSet<WindowKey>,
+    changed_remainders: BTreeSet<(i32, MeterNo, bool)>,
+    pushes: Vec<NewPush>,
+    carried: Vec<Carried>,
+    unfinished: Vec<CutOrder>,
+}
+
+impl<'s> Cutting<'s> {
+    fn new(secret: &'s [u8; 32], terms: CutTerms, states: States, remainders: Remainders) -> Self {
+        Self {
+            secret,
+            terms,
+            states,
+            remainders,
+            changed_states: BTreeSet::new(),
+            changed_remainders: BTreeSet::new(),
+            pushes: Vec::new(),
+            carried: Vec::new(),
+            unfinished: Vec::new(),
+        }
+    }
+
+    fn state(&self, order: &Order) -> CutState {
+        let standing = self.states.get(&order.key()).cloned();
+        standing.unwrap_or_else(|| CutState::new(self.terms.shadow))
+    }
+
+    fn has_changed(&self, order: &Order, usage: &WindowUsage) -> bool {
+        self.state(order).count != usage.count
+    }
+
+    /// Cuts a window as a whole.
+    fn cut_window(
+        &mut self,
+        order: &Order,
+        usage: &WindowUsage,
+    ) -> std::result::Result<(), FoldError> {
+        let planned = self.plan(order, (usage.count, usage.billable))?;
+        if let Some(planned) = planned {
+            let half = (order.window.end.micros() - order.window.start.micros()) / 2;
+            let middle = order.window.start.saturating_add_micros(half);
+            self.add_push(order, planned, middle, usage.subscriptions_json(), None);
+        }
+        Ok(())
+    }
+
+    /// Cuts events of a window one by one; `events` holds one more than may be cut if some are
+    /// left after them.
+    fn cut_events(
+        &mut self,
+        order: &Order,
+        usage: &WindowUsage,
+        mut events: Vec<OpenEvent>,
+    ) -> std::result::Result<(), FoldError> {
+        let unfinished = events.len() > self.terms.events_max;
+        events.truncate(self.terms.events_max);
+        let mut standing = self.state(order);
+        // While events are left, fewer are counted than the window has, so that it has changed.
+        let count = match unfinished {
+            true => standing.count + u64::try_from(events.len()).map_err(|_| FoldError)?,
+            false => usage.count,
+        };
+        let mut total = standing.total;
+        // Also where no event is to be added: trials, too, change the window.
+        standing.count = count;
+        self.states.insert(order.key(), standing);
+        self.changed_states.insert(order.key());
+        for event in events {
+            total = total.checked_add(event.quantity).ok_or(FoldError)?;
+            let Some(planned) = self.plan(order, (count, total))? else {
+                self.carried.push(Carried { window: order.key(), event: event.id });
+                continue;
+            };
+            let by_subscription = BTreeMap::from([(event.subscription, event.quantity)]);
+            let own = WindowUsage { count: 1, billable: event.quantity, by_subscription };
+            let subscriptions = own.subscriptions_json();
+            self.add_push(order, planned, event.occurred_at, subscriptions, Some(event.id));
+        }
+        if unfinished {
+            let (tenant, meter, window) = (order.tenant.clone(), order.meter, order.window);
+            self.unfinished.push(CutOrder { tenant, meter, window });
+        }
+        Ok(())
+    }
+
+    /// Moves the window to a new count and total, and the remainder with it.
+    fn plan(
+        &mut self,
+        order: &Order,
+        usage: (u64, Quantity),
+    ) -> std::result::Result<Option<PlannedPush>, FoldError> {
+        let state = self.state(order);
+        let pair = (order.tenant_no, order.meter, state.shadow);
+        let remainder = self.remainders.get(&pair).copied().unwrap_or_default();
+        let MeterTerms { mode, scale, .. } = order.meter_terms;
+        let precision = Precision { scale, digits_max: self.terms.digits_max };
+        let plan = match state.shadow == self.terms.shadow {
+            true => plan_cut(&state, remainder, usage, mode, precision)?,
+            false => plan_following(&state, remainder, usage)?,
+        };
+        if plan.remainder != remainder {
+            self.remainders.insert(pair, plan.remainder);
+            self.changed_remainders.insert(pair);
+        }
+        self.states.insert(order.key(), plan.state);
+        self.changed_states.insert(order.key());
+        Ok(plan.push)
+    }
+
+    fn add_push(
+        &mut self,
+        order: &Order,
+        planned: PlannedPush,
+        at: Timestamp,
+        subscriptions: String,
+        event: Option<EventId>,
+    ) {
+        let slug = order.meter_terms.slug.as_str();
+        self.pushes.push(NewPush {
+            tenant_no: order.tenant_no,
+            tenant: order.tenant.clone(),
+            meter: order.meter,
+            window: order.window,
+            shadow: self.terms.shadow,
+            mode: order.meter_terms.mode,
+            key: key_of(self.secret, (&order.tenant, slug), order.window, &planned),
+            planned,
+            stamped_at: stamp_inside(order.window, at),
+            subscriptions,
+            event,
+            detail: None,
+        });
+    }
+
+    async fn write(self, client: &ClientWrapper) -> Done<(CutReport, Vec<Change>)> {
+        let at = self.terms.at;
+        let changes = insert_pushes(client, &self.pushes, at).await?;
+        insert_carried(client, &self.carried).await?;
+        let changed = |(key, _): &(&WindowKey, &CutState)| self.changed_states.contains(key);
+        let states: Vec<_> = self.states.iter().filter(changed).collect();
+        write_states(client, &states, at).await?;
+        let changed = |(pair, _): &(_, _)| self.changed_remainders.contains(pair);
+        let remainders = self.remainders.into_iter().filter(changed).collect();
+        write_remainders(client, &remainders).await?;
+        let pushes = u64::try_from(changes.len()).unwrap_or(u64::MAX);
+        let report = CutReport { pushes, unfinished: self.unfinished, lease_lost: false };
+        Ok((report, changes))
+    }
+}
+
+/// Locks the tenants and meters of the orders, and reads what is carried of each.
+async fn lock_remainders(client: &ClientWrapper, orders: &[Order]) -> Done<Remainders> {
+    let pairs: BTreeSet<(i32, MeterNo)> =
+        orders.iter().map(|order| (order.tenant_no, order.meter)).collect();
+    let tenants: Vec<i32> = pairs.iter().map(|(tenant, _)| *tenant).collect();
+    let meters: Vec<i16> = pairs.iter().map(|(_, meter)| meter_number(*meter)).collect();
+    let sql = "-- lock_remainders
+        INSERT INTO remainders (tenant_no, meter_no, shadow, remainder)
+        SELECT tenant_no, meter_no, false, 0
+        FROM unnest($1::int4[], $2::int2[]) AS given (tenant_no, meter_no)
+        ORDER BY tenant_no, meter_no
+        ON CONFLICT DO NOTHING";
+    let statement = client.prepare_cached(sql).await?;
+    client.execute(&statement, &[&tenants, &meters]).await?;
+    let sql = "-- lock_remainders
+        SELECT r.tenant_no, r.meter_no, r.shadow, r.remainder
+        FROM unnest($1::int4[], $2::int2[]) AS given (tenant_no, meter_no)
+        JOIN remainders r ON r.tenant_no = given.tenant_no AND r.meter_no = given.meter_no
+        ORDER BY r.tenant_no, r.meter_no, r.shadow
+        FOR UPDATE OF r";
+    let statement = client.prepare_cached(sql).await?;
+    let mut remainders = Remainders::new();
+    for row in client.query(&statement, &[&tenants, &meters]).await? {
+        let pair = (column(&row, 0)?, read_meter_no(column(&row, 1)?)?, column(&row, 2)?);
+        remainders.insert(pair, column::<SqlQuantity>(&row, 3)?.0);
+    }
+    Ok(remainders)
+}
+
+/// Locks the windows that were cut before, and reads where they stand.
+pub async fn lock_states(client: &ClientWrapper, keys: &BTreeSet<WindowKey>) -> Done<States> {
+    let sql = "-- lock_states
+        SELECT c.tenant_no, c.meter_no, c.window_start, c.count, c.total, c.planned, c.revision,
+            c.shadow
+        FROM unnest($1::int4[], $2::int2[], $3::timestamptz[])
+            AS given (tenant_no, meter_no, window_start)
+        JOIN cuts c ON c.tenant_no = given.tenant_no AND c.meter_no = given.meter_no
+            AND c.window_start = given.window_start
+        ORDER BY c.tenant_no, c.meter_no, c.window_start
+        FOR UPDATE OF c";
+    let statement = client.prepare_cached(sql).await?;
+    let tenants: Vec<i32> = keys.iter().map(|key| key.tenant_no).collect();
+    let meters: Vec<i16> = keys.iter().map(|key| meter_number(key.meter)).collect();
+    let starts: Vec<_> = keys.iter().map(|key| SqlTimestamp(key.start)).collect();
+    let mut states = States::new();
+    for row in client.query(&statement, &[&tenants, &meters, &starts]).await? {
+        let (tenant_no, start) = (column(&row, 0)?, instant(&row, 2)?);
+        let meter = read_meter_no(column(&row, 1)?)?;
+        states.insert(WindowKey { tenant_no, meter, start }, cut_state(&row, 3)?);
+    }
+    Ok(states)
+}
+
+/// The totals of all windows at one moment.
+async fn measure_windows(client: &ClientWrapper, orders: &[Order]) -> Done<Vec<WindowUsage>> {
+    let sql = "-- measure_windows
+        SELECT ordered.place, r.bucket_start, COALESCE(r.grp_text, r.grp), r.count, r.total
+        FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::timestamptz[])
+            WITH ORDINALITY AS ordered (tenant_no, meter_no, starts_at, ends_at, place)
+        JOIN rollups r ON r.tenant_no = ordered.tenant_no AND r.meter_no = ordered.meter_no
+            AND r.bucket_start >= ordered.starts_at AND r.bucket_start < ordered.ends_at";
+    let statement = client.prepare_cached(sql).await?;
+    let tenants: Vec<i32> = orders.iter().map(|order| order.tenant_no).collect();
+    let meters: Vec<i16> = orders.iter().map(|order| meter_number(order.meter)).collect();
+    let starts: Vec<_> = orders.iter().map(|order| SqlTimestamp(order.window.start)).collect();
+    let ends: Vec<_> = orders.iter().map(|order| SqlTimestamp(order.window.end)).collect();
+    let mut rows: Vec<Vec<UsageRow>> = orders.iter().map(|_| Vec::new()).collect();
+    for row in client.query(&statement, &[&tenants, &meters, &starts, &ends]).await? {
+        let place: i64 = column(&row, 0)?;
+        let place = usize::try_from(place - 1).ok().filter(|place| *place < orders.len());
+        let place = place.ok_or_else(|| corrupt("a total lies in no window"))?;
+        // Only sums and counts are billed, so the columns of other totals are not read.
+        rows[place].push(usage_row(&row, 1, orders[place].meter_terms.aggregation)?);
+    }
+    let measured: std::result::Result<_, FoldError> =
+        rows.iter().map(|rows| WindowUsage::measure(rows)).collect();
+    Ok(measured.map_err(|error| Error::Internal { what: error.to_string() })?)
+}
+
+async fn write_states(
+    client: &ClientWrapper,
+    states: &[(&WindowKey, &CutState)],
+    at: Timestamp,
+) -> Done<()> {
+    if states.is_empty() {
+        return Ok(());
+    }
+    let sql = "-- write_states
+        INSERT INTO cuts
+            (tenant_no, meter_no, window_start, count, total, planned, revision, shadow, cut_at)
+        SELECT given.*, $9::timestamptz FROM unnest($1::int4[], $2::int2[], $3::timestamptz[],
+            $4::int8[], $5::numeric[], $6::numeric[], $7::int4[], $8::bool[]) AS given
+        ON CONFLICT (tenant_no, meter_no, window_start) DO UPDATE SET
+            count = excluded.count, total = excluded.total, planned = excluded.planned,
+            revision = excluded.revision, cut_at = excluded.cut_at";
+    let statement = client.prepare_cached(sql).await?;
+    let counts: Result<Vec<i64>> = states.iter().map(|(_, s)| write_count(s.count)).collect();
+    let revisions: Result<Vec<i32>> =
+        states.iter().map(|(_, state)| write_ordinal(state.revision)).collect();
+    let tenants: Vec<i32> = states.iter().map(|(key, _)| key.tenant_no).collect();
+    let meters: Vec<i16> = states.iter().map(|(key, _)| meter_number(key.meter)).collect();
+    let starts: Vec<_> = states.iter().map(|(key, _)| SqlTimestamp(key.start)).collect();
+    let totals: Vec<_> = states.iter().map(|(_, state)| SqlQuantity(state.total)).collect();
+    let planned: Vec<_> = states.iter().map(|(_, state)| SqlQuantity(state.planned)).collect();
+    let shadows: Vec<bool> = states.iter().map(|(_, state)| state.shadow).collect();
+    let parameters: [&(dyn ToSql + Sync); 9] = [
+        &tenants,
+        &meters,
+        &starts,
+        &counts?,
+        &totals,
+        &planned,
+        &revisions?,
+        &shadows,
+        &SqlTimestamp(at),
+    ];
+    client.execute(&statement, &parameters).await?;
+    Ok(())
+}
+
+async fn write_remainders(client: &ClientWrapper, remainders: &Remainders) -> Done<()> {
+    if remainders.is_empty() {
+        return Ok(());
+    }
+    let sql = "-- write_remainders
+        INSERT INTO remainders (tenant_no, meter_no, shadow, remainder)
+        SELECT * FROM unnest($1::int4[], $2::int2[], $3::bool[], $4::numeric[])
+        ON CONFLICT (tenant_no, meter_no, shadow) DO UPDATE SET remainder = excluded.remainder";
+    let statement = client.prepare_cached(sql).await?;
+    let tenants: Vec<i32> = remainders.keys().map(|(tenant, _, _)| *tenant).collect();
+    let meters: Vec<i16> = remainders.keys().map(|(_, meter, _)| meter_number(*meter)).collect();
+    let shadows: Vec<bool> = remainders.keys().map(|(_, _, shadow)| *shadow).collect();
+    let quantities: Vec<_> = remainders.values().map(|left| SqlQuantity(*left)).collect();
+    client.execute(&statement, &[&tenants, &meters, &shadows, &quantities]).await?;
+    Ok(())
+}
+
+/// Reads count, total, planned, revision and shadow, in this order.
+fn cut_state(row: &Row, from: usize) -> Result<CutState> {
+    Ok(CutState {
+        count: read_count(column(row, from)?)?,
+        total: column::<SqlQuantity>(row, from + 1)?.0,
+        planned: column::<SqlQuantity>(row, from + 2)?.0,
+        revision: read_ordinal(column(row, from + 3)?)?,
+        shadow: column(row, from + 4)?,
+    })
+}

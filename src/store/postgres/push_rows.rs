@@ -1,0 +1,284 @@
+//! Rows of `pushes` and `push_transitions`: how they are written and read.
+//!
+//! Invariant: what a cut planned of a push is written once, by [`insert_pushes`], and never
+//! changed. Whoever changes what became of a push adds the change to its history in the same
+//! transaction ([`record_changes`]) and tells it to the log after the commit ([`log_changes`]).
+//!
+//! A crash leaves a push with its history or neither of the two; at worst a line of the log is
+//! missing.
+
+use super::numeric::SqlQuantity;
+use super::scalars::{
+    SqlTimestamp, column, corrupt, instant, meter_number, read_count, read_meter_no, read_ordinal,
+    write_count, write_ordinal,
+};
+use super::transaction::Done;
+use crate::faults::planted;
+use crate::rules::billing::Mode;
+use crate::rules::delivery::{Class, PushState};
+use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId};
+use crate::rules::push::{KeyParts, PlannedPush, push_key};
+use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
+use crate::rules::window::Window;
+use crate::store::push::{Push, TransitionLine, log_transition};
+use crate::store::{Error, Result};
+use deadpool_postgres::ClientWrapper;
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+/// A push that is about to be written, as a cut or in place of another.
+pub struct NewPush {
+    pub tenant_no: i32,
+    pub tenant: TenantId,
+    pub meter: MeterNo,
+    pub window: Window,
+    pub shadow: bool,
+    pub mode: Mode,
+    pub planned: PlannedPush,
+    pub key: String,
+    pub stamped_at: Timestamp,
+    pub subscriptions: String,
+    pub event: Option<EventId>,
+    pub detail: Option<String>,
+}
+
+/// A push as it is stored, with what only the store needs.
+pub struct StoredPush {
+    pub push: Push,
+    pub tenant_no: i32,
+    pub slug: String,
+    /// The tenant's customer of today.
+    pub tenant_customer: Option<CustomerId>,
+    pub request: Option<Vec<u8>>,
+    pub request_keys: u32,
+    pub fence: u64,
+    pub leased: bool,
+}
+
+/// One change of one push.
+pub struct Change {
+    pub push: u64,
+    pub tenant: TenantId,
+    pub key: String,
+    pub state: PushState,
+    pub class: Class,
+    pub attempt: u32,
+    pub request_id: Option<String>,
+    pub detail: Option<String>,
+}
+
+/// The key of a planned push.
+pub fn key_of(
+    secret: &[u8; 32],
+    (tenant, slug): (&TenantId, &str),
+    window: Window,
+    planned: &PlannedPush,
+) -> String {
+    let (revision, value) = match planted("bug.key_without_revision") {
+        true => (1, Quantity::ZERO),
+        false => (planned.revision, planned.value),
+    };
+    let window_start = window.start;
+    push_key(
+        secret,
+        KeyParts { tenant: tenant.as_str(), meter: slug, window_start, revision, value },
+    )
+}
+
+/// Writes pushes, due at once, in their order, inside the caller's transaction.
+pub async fn insert_pushes(
+    client: &ClientWrapper,
+    pushes: &[NewPush],
+    at: Timestamp,
+) -> Done<Vec<Change>> {
+    if pushes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sql = "-- insert_pushes
+        INSERT INTO pushes (tenant_no, meter_no, window_start, window_end, revision, shadow, mode,
+            quantity, value, key, stamped_at, subscriptions, event_id, detail, state, class,
+            attempts, request_keys, due_at, fence, created_at, state_at)
+        SELECT tenant_no, meter_no, window_start, window_end, revision, shadow, mode, quantity,
+            value, key, stamped_at, subscriptions, event_id, detail, 'observed', $15, 0, 0, $16, 0,
+            $16, $16
+        FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::timestamptz[], $5::int4[],
+            $6::bool[], $7::text[], $8::numeric[], $9::numeric[], $10::text[],
+            $11::timestamptz[], $12::text[], $13::text[], $14::text[]) WITH ORDINALITY AS given (tenant_no,
+            meter_no, window_start, window_end, revision, shadow, mode, quantity, value, key,
+            stamped_at, subscriptions, event_id, detail, place)
+        ORDER BY place
+        RETURNING push_no, key";
+    let statement = client.prepare_cached(sql).await?;
+    let revisions: Result<Vec<i32>> =
+        pushes.iter().map(|new| write_ordinal(new.planned.revision)).collect();
+    let parameters: [&(dyn ToSql + Sync); 16] = [
+        &each(pushes, |new| new.tenant_no),
+        &each(pushes, |new| meter_number(new.meter)),
+        &each(pushes, |new| SqlTimestamp(new.window.start)),
+        &each(pushes, |new| SqlTimestamp(new.window.end)),
+        &revisions?,
+        &each(pushes, |new| new.shadow),
+        &each(pushes, |new| new.mode.name()),
+        &each(pushes, |new| SqlQuantity(new.planned.quantity)),
+        &each(pushes, |new| SqlQuantity(new.planned.value)),
+        &each(pushes, |new| new.key.as_str()),
+        &each(pushes, |new| SqlTimestamp(new.stamped_at)),
+        &each(pushes, |new| new.subscriptions.as_str()),
+        &each(pushes, |new| new.event.as_ref().map(EventId::as_str)),
+        &each(pushes, |new| new.detail.as_deref()),
+        &Class::Cut.name(),
+        &SqlTimestamp(at),
+    ];
+    let rows = client.query(&statement, &parameters).await?;
+    let mut changes = Vec::with_capacity(rows.len());
+    for (row, new) in rows.iter().zip(pushes) {
+        let (number, key): (i64, String) = (column(row, 0)?, column(row, 1)?);
+        if key != new.key {
+            let what = "pushes were not written in their order".into();
+            return Err(Error::Internal { what }.into());
+        }
+        changes.push(Change {
+            push: read_count(number)?,
+            tenant: new.tenant.clone(),
+            key,
+            state: PushState::Observed,
+            class: Class::Cut,
+            attempt: 0,
+            request_id: None,
+            detail: new.detail.clone(),
+        });
+    }
+    record_changes(client, &changes, at).await?;
+    Ok(changes)
+}
+
+fn each<'p, T, R>(rows: &'p [T], field: impl Fn(&'p T) -> R) -> Vec<R> {
+    rows.iter().map(field).collect()
+}
+
+/// Adds changes to the history of their pushes, in their order.
+pub async fn record_changes(client: &ClientWrapper, changes: &[Change], at: Timestamp) -> Done<()> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let sql = "-- record_changes
+        INSERT INTO push_transitions (push_no, at, state, class, attempt, request_id, detail)
+        SELECT push_no, $7, state, class, attempt, request_id, detail
+        FROM unnest($1::int8[], $2::text[], $3::text[], $4::int4[], $5::text[], $6::text[])
+            WITH ORDINALITY AS given (push_no, state, class, attempt, request_id, detail, place)
+        ORDER BY place";
+    let statement = client.prepare_cached(sql).await?;
+    let numbers: Result<Vec<i64>> = changes.iter().map(|change| write_count(change.push)).collect();
+    let attempts: Result<Vec<i32>> =
+        changes.iter().map(|change| write_ordinal(change.attempt)).collect();
+    let parameters: [&(dyn ToSql + Sync); 7] = [
+        &numbers?,
+        &each(changes, |change| change.state.name()),
+        &each(changes, |change| change.class.name()),
+        &attempts?,
+        &each(changes, |change| change.request_id.as_deref()),
+        &each(changes, |change| change.detail.as_deref()),
+        &SqlTimestamp(at),
+    ];
+    client.execute(&statement, &parameters).await?;
+    Ok(())
+}
+
+/// Called after the commit.
+pub fn log_changes(changes: Vec<Change>) {
+    for Change { push, tenant, key, state, class, attempt, request_id, .. } in changes {
+        log_transition(&TransitionLine { push, tenant, key, state, class, attempt, request_id });
+    }
+}
+
+/// Locks pushes until the caller's transaction ends, in the order of their numbers.
+pub async fn lock_pushes(client: &ClientWrapper, numbers: &[i64]) -> Done<()> {
+    let sql = "-- lock_pushes
+        SELECT push_no FROM pushes WHERE push_no = ANY ($1) ORDER BY push_no FOR UPDATE";
+    let statement = client.prepare_cached(sql).await?;
+    client.query(&statement, &[&numbers]).await?;
+    Ok(())
+}
+
+/// Those of the pushes that exist, in the order of their numbers.
+pub async fn read_pushes(client: &ClientWrapper, numbers: &[i64]) -> Result<Vec<StoredPush>> {
+    if numbers.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sql = "-- read_pushes
+        SELECT p.push_no, p.tenant_no, t.tenant, t.customer, p.meter_no, m.slug, p.window_start,
+            p.window_end, p.revision, p.shadow, p.mode, p.quantity, p.value, p.key, p.stamped_at,
+            p.subscriptions, p.event_id, p.state, p.class, p.detail, p.customer, p.request,
+            p.attempts, p.request_keys, p.first_attempt_at, p.due_at, p.fence,
+            p.leased_until IS NOT NULL, p.created_at, p.state_at
+        FROM pushes p
+        JOIN tenants t ON t.tenant_no = p.tenant_no
+        JOIN meters m ON m.meter_no = p.meter_no
+        WHERE p.push_no = ANY ($1)
+        ORDER BY p.push_no";
+    let statement = client.prepare_cached(sql).await?;
+    let rows = client.query(&statement, &[&numbers]).await?;
+    rows.iter().map(stored_push).collect()
+}
+
+fn stored_push(row: &Row) -> Result<StoredPush> {
+    let tenant: String = column(row, 2)?;
+    let event: Option<String> = column(row, 16)?;
+    let SqlQuantity(quantity) = column(row, 11)?;
+    let SqlQuantity(value) = column(row, 12)?;
+    let mode: String = column(row, 10)?;
+    let first_attempt_at: Option<SqlTimestamp> = column(row, 24)?;
+    let push = Push {
+        number: read_count(column(row, 0)?)?,
+        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
+        meter: read_meter_no(column(row, 4)?)?,
+        window: Window { start: instant(row, 6)?, end: instant(row, 7)? },
+        revision: read_ordinal(column(row, 8)?)?,
+        shadow: column(row, 9)?,
+        mode: Mode::from_name(&mode).ok_or_else(|| corrupt("a push has no known mode"))?,
+        quantity,
+        value,
+        key: column(row, 13)?,
+        stamped_at: instant(row, 14)?,
+        subscriptions: column(row, 15)?,
+        event: event
+            .map(|id| EventId::parse(&id).map_err(|_| corrupt("a push names no valid event")))
+            .transpose()?,
+        state: read_state(row, 17)?,
+        class: read_class(row, 18)?,
+        detail: column(row, 19)?,
+        customer: read_customer(row, 20)?,
+        attempts: read_ordinal(column(row, 22)?)?,
+        first_attempt_at: first_attempt_at.map(|at| at.0),
+        due_at: instant(row, 25)?,
+        created_at: instant(row, 28)?,
+        state_at: instant(row, 29)?,
+    };
+    Ok(StoredPush {
+        push,
+        tenant_no: column(row, 1)?,
+        slug: column(row, 5)?,
+        tenant_customer: read_customer(row, 3)?,
+        request: column(row, 21)?,
+        request_keys: read_ordinal(column(row, 23)?)?,
+        fence: read_count(column(row, 26)?)?,
+        leased: column(row, 27)?,
+    })
+}
+
+pub fn read_state(row: &Row, place: usize) -> Result<PushState> {
+    let name: String = column(row, place)?;
+    PushState::from_name(&name).ok_or_else(|| corrupt("a push has no known state"))
+}
+
+pub fn read_class(row: &Row, place: usize) -> Result<Class> {
+    let name: String = column(row, place)?;
+    Class::from_name(&name).ok_or_else(|| corrupt("a push has no known class"))
+}
+
+fn read_customer(row: &Row, place: usize) -> Result<Option<CustomerId>> {
+    let id: Option<String> = column(row, place)?;
+    id.map(|id| CustomerId::parse(&id).map_err(|_| corrupt("a customer has no valid id")))
+        .transpose()
+}

@@ -1,0 +1,348 @@
+//! Pushes: claimed, then begun, by one server at a time.
+//!
+//! Invariant: of a tenant and meter at most one push is leased, and of a window the lowest observed
+//! revision goes first, so of those begun only one is unresolved. A claim holds an advisory lock on
+//! each tenant and meter it leases a push of, until its commit; it never waits for one. Under that
+//! lock it looks again, in a statement of its own that sees every lease committed before, so the
+//! unique index `pushes_in_flight` is there to prove the rule, not to carry it.
+//!
+//! A crash leaves leases that end by themselves; their pushes are then due as before, with the
+//! customer and the bytes of their first attempt. A claim that is repeated because its outcome was
+//! lost passes over what the lost one leased. An attempt that is begun again counts as another
+//! attempt, under the same fence, customer and bytes.
+
+use super::PostgresStore;
+use super::numeric::SqlQuantity;
+use super::push_history;
+use super::push_rows::{Change, StoredPush, log_changes, read_pushes, record_changes};
+use super::scalars::{
+    SqlTimestamp, column, corrupt, read_count, read_ordinal, write_count, write_limit,
+};
+use super::transaction::{Done, Transaction};
+use crate::faults::planted;
+use crate::rules::delivery::{Class, PushState};
+use crate::rules::ids::TenantId;
+use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
+use crate::store::Result;
+use crate::store::push::{
+    AttemptIntent, ClaimedPush, OpenPushes, Push, PushAges, PushClaim, PushCounts, PushQuery,
+    PushTrace, Pushes, Ruling, Settlement, SubmittedWindow,
+};
+use async_trait::async_trait;
+use deadpool_postgres::ClientWrapper;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tokio_postgres::types::ToSql;
+
+/// Due rows that are looked at for each push that may be claimed: a tenant and meter with several
+/// due rows takes one.
+const ROWS_PER_CLAIM: usize = 4;
+
+#[async_trait]
+impl Pushes for PostgresStore {
+    async fn claim_pushes(&self, claim: PushClaim) -> Result<Vec<ClaimedPush>> {
+        let claim = &claim;
+        let work = move |client: Arc<Transaction>| async move { claim_due(&client, claim).await };
+        self.transact(work).await
+    }
+
+    async fn begin_attempts(&self, intents: Vec<AttemptIntent>, at: Timestamp) -> Result<Vec<u64>> {
+        let intents = intents.as_slice();
+        let work =
+            move |client: Arc<Transaction>| async move { begin_all(&client, intents, at).await };
+        let changes = self.transact(work).await?;
+        let begun = changes.iter().map(|change| change.push).collect();
+        log_changes(changes);
+        Ok(begun)
+    }
+
+    async fn settle_pushes(&self, settlements: Vec<Settlement>, at: Timestamp) -> Result<usize> {
+        self.settle(&settlements, at).await
+    }
+
+    async fn list_submitted_windows(
+        &self,
+        now: Timestamp,
+        shadow: bool,
+        limit: usize,
+    ) -> Result<Vec<SubmittedWindow>> {
+        let client = self.reader().await?;
+        push_history::list_submitted_windows(&client, now, shadow, limit).await
+    }
+
+    async fn list_pushes(&self, query: PushQuery) -> Result<Vec<Push>> {
+        let client = self.reader().await?;
+        push_history::list_pushes(&client, &query).await
+    }
+
+    async fn trace_push(&self, number: u64) -> Result<Option<PushTrace>> {
+        push_history::trace_push(self.reader().await?, number).await
+    }
+
+    async fn retry_push(&self, number: u64, at: Timestamp) -> Result<Ruling> {
+        self.retry(number, at).await
+    }
+
+    async fn discard_push(&self, number: u64, reason: &str, at: Timestamp) -> Result<Ruling> {
+        self.discard(number, reason, at).await
+    }
+
+    async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts> {
+        push_history::count_pushes(self.reader().await?, ages).await
+    }
+
+    async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes> {
+        let client = self.reader().await?;
+        push_history::count_open_pushes(&client, tenant).await
+    }
+}
+
+/// A due push, before it is claimed.
+struct Due {
+    number: i64,
+    pair: Pair,
+}
+
+/// A tenant and a meter.
+type Pair = (i32, i16);
+
+/// Everything but the COMMIT.
+async fn claim_due(client: &ClientWrapper, claim: &PushClaim) -> Done<Vec<ClaimedPush>> {
+    end_leases(client, claim.now).await?;
+    let (mut seen, mut claimed) = (BTreeSet::new(), Vec::new());
+    while claimed.len() < claim.limit {
+        let missing = claim.limit - claimed.len();
+        let rows_max = missing.saturating_mul(ROWS_PER_CLAIM).saturating_add(ROWS_PER_CLAIM);
+        let page = list_due(client, claim, &seen, rows_max).await?;
+        let last = page.len() < rows_max;
+        // The first of each tenant and meter; on the next page those are left out.
+        let first: Vec<Due> =
+            page.into_iter().filter(|due| seen.insert(due.pair)).take(missing).collect();
+        let locked = lock_pairs(client, &first).await?;
+        claimed.extend(lease_pushes(client, &locked, claim).await?);
+        if last {
+            break;
+        }
+    }
+    describe_claimed(client, &claimed).await
+}
+
+/// Takes off leases that ended; their pushes stay observed. One that is being settled is passed
+/// over.
+async fn end_leases(client: &ClientWrapper, now: Timestamp) -> Done<()> {
+    let sql = "-- end_leases
+        UPDATE pushes SET leased_until = NULL
+        WHERE push_no IN (
+            SELECT push_no FROM pushes
+            WHERE leased_until IS NOT NULL AND leased_until <= $1
+            ORDER BY push_no FOR UPDATE SKIP LOCKED
+        )";
+    let statement = client.prepare_cached(sql).await?;
+    client.execute(&statement, &[&SqlTimestamp(now)]).await?;
+    Ok(())
+}
+
+/// Pushes that could be claimed, in the order of claims, of tenants and meters not seen yet.
+async fn list_due(
+    client: &ClientWrapper,
+    claim: &PushClaim,
+    seen: &BTreeSet<Pair>,
+    rows_max: usize,
+) -> Done<Vec<Due>> {
+    let sql = "-- list_due
+        SELECT p.push_no, p.tenant_no, p.meter_no
+        FROM pushes p
+        JOIN tenants t ON t.tenant_no = p.tenant_no AND t.customer IS NOT NULL
+        WHERE p.state = 'observed' AND p.due_at <= $1 AND p.shadow = $6
+            AND (p.tenant_no, p.meter_no) NOT IN (
+                SELECT busy.tenant_no, busy.meter_no FROM pushes busy
+                WHERE busy.leased_until IS NOT NULL
+            )
+            AND (p.tenant_no, p.meter_no) NOT IN (
+                SELECT seen.tenant_no, seen.meter_no
+                FROM unnest($2::int4[], $3::int2[]) AS seen (tenant_no, meter_no)
+            )
+            AND ($4 OR NOT EXISTS (
+                SELECT FROM pushes lower
+                WHERE lower.tenant_no = p.tenant_no AND lower.meter_no = p.meter_no
+                    AND lower.window_start = p.window_start AND lower.revision < p.revision
+                    AND lower.state = 'observed'
+            ))
+        ORDER BY p.due_at, p.push_no
+        LIMIT $5";
+    let statement = client.prepare_cached(sql).await?;
+    let (tenants, meters): (Vec<i32>, Vec<i16>) = seen.iter().copied().unzip();
+    let any_revision = planted("bug.two_unresolved");
+    let (now, limit) = (SqlTimestamp(claim.now), write_limit(rows_max));
+    let given: [&(dyn ToSql + Sync); 6] =
+        [&now, &tenants, &meters, &any_revision, &limit, &claim.shadow];
+    let rows = client.query(&statement, &given).await?;
+    let due = |row| Ok(Due { number: column(row, 0)?, pair: (column(row, 1)?, column(row, 2)?) });
+    Ok(rows.iter().map(due).collect::<Result<_>>()?)
+}
+
+/// The numbers of those whose tenant and meter no other claim works on; these are then ours until
+/// the transaction ends.
+async fn lock_pairs(client: &ClientWrapper, due: &[Due]) -> Done<Vec<i64>> {
+    let sql = "-- lock_pairs
+        SELECT given.push_no
+        FROM unnest($1::int8[], $2::int4[], $3::int2[]) AS given (push_no, tenant_no, meter_no)
+        WHERE pg_try_advisory_xact_lock(given.tenant_no, given.meter_no)";
+    if due.is_empty() {
+        return Ok(Vec::new());
+    }
+    let statement = client.prepare_cached(sql).await?;
+    let numbers: Vec<i64> = due.iter().map(|due| due.number).collect();
+    let (tenants, meters): (Vec<i32>, Vec<i16>) = due.iter().map(|due| due.pair).unzip();
+    let rows = client.query(&statement, &[&numbers, &tenants, &meters]).await?;
+    Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
+}
+
+/// Leases those that can still be claimed.
+async fn lease_pushes(
+    client: &ClientWrapper,
+    numbers: &[i64],
+    claim: &PushClaim,
+) -> Done<Vec<i64>> {
+    if numbers.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sql = "-- lease_pushes
+        WITH free AS MATERIALIZED (
+            SELECT p.push_no FROM pushes p
+            WHERE p.push_no = ANY ($1) AND p.state = 'observed' AND p.due_at <= $2
+                AND p.leased_until IS NULL
+                AND NOT EXISTS (
+                    SELECT FROM pushes busy
+                    WHERE busy.tenant_no = p.tenant_no AND busy.meter_no = p.meter_no
+                        AND busy.leased_until IS NOT NULL
+                )
+            ORDER BY p.push_no
+            FOR UPDATE OF p SKIP LOCKED
+        )
+        UPDATE pushes p SET leased_until = $3, fence = p.fence + 1
+        FROM free WHERE p.push_no = free.push_no
+        RETURNING p.push_no";
+    let statement = client.prepare_cached(sql).await?;
+    let (now, until) = (SqlTimestamp(claim.now), SqlTimestamp(claim.lease_until));
+    let rows = client.query(&statement, &[&numbers, &now, &until]).await?;
+    Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
+}
+
+/// What a claimant needs to know, in the order of claims.
+async fn describe_claimed(client: &ClientWrapper, numbers: &[i64]) -> Done<Vec<ClaimedPush>> {
+    if numbers.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut standing = read_standing(client, numbers).await?;
+    let mut claimed = Vec::with_capacity(numbers.len());
+    for found in read_pushes(client, numbers).await? {
+        let StoredPush { push, tenant_customer, request, request_keys, fence, .. } = found;
+        let (settled, doubtful) =
+            standing.remove(&push.number).ok_or_else(|| corrupt("a push is there and is not"))?;
+        let customer = push.customer.clone().or(tenant_customer);
+        let customer = customer.ok_or_else(|| corrupt("a claimed push has no customer"))?;
+        claimed.push(ClaimedPush {
+            push,
+            fence,
+            customer,
+            request,
+            request_keys,
+            settled,
+            doubtful,
+        });
+    }
+    claimed.sort_by_key(|claimed| (claimed.push.due_at, claimed.push.number));
+    Ok(claimed)
+}
+
+/// For each push: what the provider has of its window, for its customer, since the summary is by
+/// customer; and whether nobody knows if some dead push of the window counted.
+async fn read_standing(
+    client: &ClientWrapper,
+    numbers: &[i64],
+) -> Done<BTreeMap<u64, (Quantity, bool)>> {
+    let sql = "-- read_standing
+        SELECT p.push_no,
+            (
+                SELECT COALESCE(sum(settled.quantity), 0) FROM pushes settled
+                WHERE settled.tenant_no = p.tenant_no AND settled.meter_no = p.meter_no
+                    AND settled.window_start = p.window_start
+                    AND settled.state IN ('submitted', 'confirmed', 'reconciled')
+                    AND COALESCE(settled.customer, p.customer, t.customer)
+                        = COALESCE(p.customer, t.customer)
+            ),
+            EXISTS (
+                SELECT FROM pushes dead
+                WHERE dead.tenant_no = p.tenant_no AND dead.meter_no = p.meter_no
+                    AND dead.window_start = p.window_start AND dead.state = 'dead'
+                    AND (dead.class = 'undecidable' OR (dead.class = 'discarded' AND EXISTS (
+                        SELECT FROM push_transitions past
+                        WHERE past.push_no = dead.push_no AND past.class = 'undecidable'
+                    )))
+            )
+        FROM pushes p JOIN tenants t ON t.tenant_no = p.tenant_no
+        WHERE p.push_no = ANY ($1)";
+    let statement = client.prepare_cached(sql).await?;
+    let mut standing = BTreeMap::new();
+    for row in client.query(&statement, &[&numbers]).await? {
+        let SqlQuantity(settled) = column(&row, 1)?;
+        standing.insert(read_count(column(&row, 0)?)?, (settled, column(&row, 2)?));
+    }
+    Ok(standing)
+}
+
+/// Writes attempts down whose claimants still hold their pushes.
+async fn begin_all(
+    client: &ClientWrapper,
+    intents: &[AttemptIntent],
+    at: Timestamp,
+) -> Done<Vec<Change>> {
+    // A lease that is over may be another's at any moment, even if it is not taken off yet.
+    let sql = "-- begin_all
+        WITH held AS MATERIALIZED (
+            SELECT p.push_no, given.customer, given.request
+            FROM unnest($1::int8[], $2::int8[], $3::text[], $4::bytea[])
+                AS given (push_no, fence, customer, request)
+            JOIN pushes p ON p.push_no = given.push_no AND p.fence = given.fence
+            WHERE p.state = 'observed' AND p.leased_until > $5
+            ORDER BY p.push_no
+            FOR UPDATE OF p
+        )
+        UPDATE pushes p SET attempts = p.attempts + 1, class = 'attempt',
+            first_attempt_at = COALESCE(p.first_attempt_at, $5),
+            customer = COALESCE(p.customer, held.customer),
+            request = COALESCE(p.request, held.request)
+        FROM held, tenants t
+        WHERE p.push_no = held.push_no AND t.tenant_no = p.tenant_no
+        RETURNING p.push_no, t.tenant, p.key, p.attempts";
+    let statement = client.prepare_cached(sql).await?;
+    let (mut numbers, mut fences) = (Vec::new(), Vec::new());
+    for intent in intents {
+        numbers.push(write_count(intent.push)?);
+        fences.push(write_count(intent.fence)?);
+    }
+    let customers: Vec<&str> = intents.iter().map(|intent| intent.customer.as_str()).collect();
+    let requests: Vec<&[u8]> = intents.iter().map(|intent| intent.request.as_slice()).collect();
+    let rows = client
+        .query(&statement, &[&numbers, &fences, &customers, &requests, &SqlTimestamp(at)])
+        .await?;
+    let mut changes = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let tenant: String = column(row, 1)?;
+        changes.push(Change {
+            push: read_count(column(row, 0)?)?,
+            tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
+            key: column(row, 2)?,
+            state: PushState::Observed,
+            class: Class::Attempt,
+            attempt: read_ordinal(column(row, 3)?)?,
+            request_id: None,
+            detail: None,
+        });
+    }
+    changes.sort_by_key(|change| change.push);
+    record_changes(client, &changes, at).await?;
+    Ok(changes)
+}

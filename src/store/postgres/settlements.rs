@@ -1,0 +1,300 @@
+//! Settlements and rulings: what becomes of a push, and the push that takes its place.
+//!
+//! Invariant: pushes are locked first, in the order of their numbers, then the rows of their
+//! windows in `cuts`, in the order of tenant, meter and window. A push is settled by whoever holds
+//! its lease under its last fence, or, once submitted, by anyone; each settlement ends the lease.
+//!
+//! A crash leaves all of a call or nothing. A settlement that is repeated because its outcome was
+//! lost finds the lease ended and is left alone; for a submitted push it writes the same again. A
+//! ruling that is repeated finds the push no longer dead, or discarded, and is refused.
+
+use super::PostgresStore;
+use super::cuts::{States, WindowKey, lock_states};
+use super::push_rows::{
+    Change, NewPush, StoredPush, insert_pushes, key_of, lock_pushes, log_changes, read_pushes,
+    record_changes,
+};
+use super::scalars::{SqlTimestamp, column, corrupt, meter_number, write_count, write_ordinal};
+use super::transaction::{Done, Transaction};
+use crate::rules::billing::Mode;
+use crate::rules::delivery::{Class, Next, PushState, judge_discard, judge_retry};
+use crate::rules::push::plan_replacement;
+use crate::rules::timestamp::Timestamp;
+use crate::store::Result;
+use crate::store::push::{Ruling, Settlement};
+use deadpool_postgres::ClientWrapper;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tokio_postgres::types::ToSql;
+
+/// What a push is changed to; its lease ends with it.
+struct Turn<'p> {
+    found: &'p StoredPush,
+    state: PushState,
+    class: Class,
+    detail: Option<String>,
+    due_at: Timestamp,
+    fresh_request_keys: i32,
+}
+
+impl PostgresStore {
+    pub(super) async fn settle(&self, settlements: &[Settlement], at: Timestamp) -> Result<usize> {
+        let work = move |client: Arc<Transaction>| async move {
+            settle_all(&client, &self.push_secret, settlements, at).await
+        };
+        let (settled, changes) = self.transact(work).await?;
+        log_changes(changes);
+        Ok(settled)
+    }
+
+    pub(super) async fn retry(&self, number: u64, at: Timestamp) -> Result<Ruling> {
+        let work = move |client: Arc<Transaction>| async move {
+            let Some(found) = lock_push(&client, number).await? else {
+                return Ok((Ruling::NotFound, Vec::new()));
+            };
+            if let Err(refusal) = judge_retry(found.push.state, found.push.class) {
+                return Ok((Ruling::Refused(refusal), Vec::new()));
+            }
+            let detail = found.push.detail.clone();
+            let turn = turn(&found, (PushState::Replaced, Class::Retried), detail);
+            let mut changes = apply(&client, &[(turn, None)], at).await?;
+            let replacing = replace(&client, &self.push_secret, &[&found], at).await?;
+            let replacement = replacing.first().map(|change| change.push);
+            changes.extend(replacing);
+            Ok((Ruling::Done(replacement), changes))
+        };
+        let (ruling, changes) = self.transact(work).await?;
+        log_changes(changes);
+        Ok(ruling)
+    }
+
+    pub(super) async fn discard(&self, number: u64, reason: &str, at: Timestamp) -> Result<Ruling> {
+        let work = move |client: Arc<Transaction>| async move {
+            let Some(found) = lock_push(&client, number).await? else {
+                return Ok((Ruling::NotFound, Vec::new()));
+            };
+            if let Err(refusal) = judge_discard(found.push.state, found.push.class) {
+                return Ok((Ruling::Refused(refusal), Vec::new()));
+            }
+            let turn = turn(&found, (PushState::Dead, Class::Discarded), Some(reason.to_owned()));
+            Ok((Ruling::Done(None), apply(&client, &[(turn, None)], at).await?))
+        };
+        let (ruling, changes) = self.transact(work).await?;
+        log_changes(changes);
+        Ok(ruling)
+    }
+}
+
+async fn lock_push(client: &ClientWrapper, number: u64) -> Done<Option<StoredPush>> {
+    // A number that no column can hold names no push.
+    let Ok(number) = write_count(number) else { return Ok(None) };
+    lock_pushes(client, &[number]).await?;
+    Ok(read_pushes(client, &[number]).await?.pop())
+}
+
+/// Everything but the COMMIT.
+async fn settle_all(
+    client: &ClientWrapper,
+    secret: &[u8; 32],
+    settlements: &[Settlement],
+    at: Timestamp,
+) -> Done<(usize, Vec<Change>)> {
+    let numbers: BTreeSet<i64> =
+        settlements.iter().filter_map(|given| write_count(given.push).ok()).collect();
+    let numbers: Vec<i64> = numbers.into_iter().collect();
+    lock_pushes(client, &numbers).await?;
+    let stored = read_pushes(client, &numbers).await?;
+    let stored: BTreeMap<u64, &StoredPush> =
+        stored.iter().map(|found| (found.push.number, found)).collect();
+    let (mut turns, mut settled) = (Vec::new(), BTreeSet::new());
+    let (mut replaced, mut overtaking) = (Vec::new(), Vec::new());
+    for settlement in settlements {
+        let Some(found) = stored.get(&settlement.push).copied() else { continue };
+        // The first settlement of a push ends its lease, so a second one is not current.
+        if !is_current(found, settlement) || !settled.insert(settlement.push) {
+            continue;
+        }
+        match settlement.next {
+            Next::Replaced => replaced.push(found),
+            Next::Submitted { .. } if found.push.mode == Mode::Absolute => {
+                overtaking.push(write_count(settlement.push)?);
+            }
+            Next::Submitted { .. } | Next::Wait { .. } | Next::Confirmed | Next::Dead => {}
+        }
+        turns.push((follow(found, settlement), Some(settlement)));
+    }
+    let mut changes = apply(client, &turns, at).await?;
+    changes.extend(overtake(client, &overtaking, at).await?);
+    changes.extend(replace(client, secret, &replaced, at).await?);
+    Ok((settled.len(), changes))
+}
+
+fn is_current(found: &StoredPush, settlement: &Settlement) -> bool {
+    match settlement.fence {
+        Some(fence) => found.leased && found.fence == fence,
+        None => found.push.state == PushState::Submitted,
+    }
+}
+
+/// What a settlement makes of its push.
+fn follow<'p>(found: &'p StoredPush, settlement: &Settlement) -> Turn<'p> {
+    let (push, class, detail) = (&found.push, settlement.class, settlement.detail.clone());
+    let to = |state| turn(found, (state, class), detail.clone());
+    match &settlement.next {
+        Next::Wait { until, fresh_request_key } => Turn {
+            found,
+            state: push.state,
+            // A submitted one that waits for the summary is still submitted for the same reason.
+            class: if push.state == PushState::Submitted { push.class } else { class },
+            detail: detail.clone().or_else(|| push.detail.clone()),
+            due_at: *until,
+            fresh_request_keys: i32::from(*fresh_request_key),
+        },
+        Next::Submitted { look_at } => Turn { due_at: *look_at, ..to(PushState::Submitted) },
+        Next::Confirmed => to(PushState::Confirmed),
+        Next::Dead => to(PushState::Dead),
+        Next::Replaced => to(PushState::Replaced),
+    }
+}
+
+fn turn(
+    found: &StoredPush,
+    (state, class): (PushState, Class),
+    detail: Option<String>,
+) -> Turn<'_> {
+    Turn { found, state, class, detail, due_at: found.push.due_at, fresh_request_keys: 0 }
+}
+
+/// Changes pushes and adds the changes to their history: with the words of the settlement, or,
+/// where there is none, with those of the push.
+async fn apply(
+    client: &ClientWrapper,
+    turns: &[(Turn<'_>, Option<&Settlement>)],
+    at: Timestamp,
+) -> Done<Vec<Change>> {
+    if turns.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sql = "-- apply
+        UPDATE pushes p SET state = given.state, class = given.class, detail = given.detail,
+            due_at = given.due_at, request_keys = p.request_keys + given.request_keys,
+            state_at = CASE WHEN p.state = given.state THEN p.state_at ELSE $7 END,
+            leased_until = NULL
+        FROM unnest($1::int8[], $2::text[], $3::text[], $4::text[], $5::timestamptz[], $6::int4[])
+            AS given (push_no, state, class, detail, due_at, request_keys)
+        WHERE p.push_no = given.push_no";
+    let statement = client.prepare_cached(sql).await?;
+    let numbers: Result<Vec<i64>> =
+        turns.iter().map(|(turn, _)| write_count(turn.found.push.number)).collect();
+    let states: Vec<&str> = turns.iter().map(|(turn, _)| turn.state.name()).collect();
+    let classes: Vec<&str> = turns.iter().map(|(turn, _)| turn.class.name()).collect();
+    let details: Vec<Option<&str>> = turns.iter().map(|(turn, _)| turn.detail.as_deref()).collect();
+    let due: Vec<_> = turns.iter().map(|(turn, _)| SqlTimestamp(turn.due_at)).collect();
+    let keys: Vec<i32> = turns.iter().map(|(turn, _)| turn.fresh_request_keys).collect();
+    let parameters: [&(dyn ToSql + Sync); 7] =
+        [&numbers?, &states, &classes, &details, &due, &keys, &SqlTimestamp(at)];
+    client.execute(&statement, &parameters).await?;
+    let change = |(turn, settlement): &(Turn<'_>, Option<&Settlement>)| Change {
+        push: turn.found.push.number,
+        tenant: turn.found.push.tenant.clone(),
+        key: turn.found.push.key.clone(),
+        state: turn.state,
+        class: settlement.map_or(turn.class, |settlement| settlement.class),
+        attempt: turn.found.push.attempts,
+        request_id: settlement.and_then(|settlement| settlement.request_id.clone()),
+        detail: settlement.map_or_else(|| turn.detail.clone(), |given| given.detail.clone()),
+    };
+    let changes: Vec<Change> = turns.iter().map(change).collect();
+    record_changes(client, &changes, at).await?;
+    Ok(changes)
+}
+
+/// Totals that the provider took make the earlier dead ones of their windows pointless.
+async fn overtake(client: &ClientWrapper, overtaking: &[i64], at: Timestamp) -> Done<Vec<Change>> {
+    if overtaking.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sql = "-- overtake
+        SELECT dead.push_no, taken.push_no
+        FROM pushes taken
+        JOIN pushes dead ON dead.tenant_no = taken.tenant_no AND dead.meter_no = taken.meter_no
+            AND dead.window_start = taken.window_start AND dead.revision < taken.revision
+            AND dead.state = 'dead'
+        WHERE taken.push_no = ANY ($1)
+        ORDER BY dead.push_no
+        FOR UPDATE OF dead";
+    let statement = client.prepare_cached(sql).await?;
+    let mut pairs: BTreeMap<i64, i64> = BTreeMap::new();
+    for row in client.query(&statement, &[&overtaking]).await? {
+        pairs.insert(column(&row, 0)?, column(&row, 1)?);
+    }
+    let numbers: Vec<i64> = pairs.keys().copied().collect();
+    let dead = read_pushes(client, &numbers).await?;
+    let mut turns = Vec::with_capacity(dead.len());
+    // Both are in the order of the dead ones' numbers.
+    for (found, taken) in dead.iter().zip(pairs.values()) {
+        let detail = Some(format!("overtaken by push {taken}"));
+        turns.push((turn(found, (PushState::Replaced, Class::Overtaken), detail), None));
+    }
+    apply(client, &turns, at).await
+}
+
+/// Writes the pushes that take the place of those that surely never counted, in their order.
+async fn replace(
+    client: &ClientWrapper,
+    secret: &[u8; 32],
+    replaced: &[&StoredPush],
+    at: Timestamp,
+) -> Done<Vec<Change>> {
+    if replaced.is_empty() {
+        return Ok(Vec::new());
+    }
+    let keys: BTreeSet<WindowKey> = replaced.iter().map(|found| window_of(found)).collect();
+    let mut states = lock_states(client, &keys).await?;
+    let mut pushes = Vec::with_capacity(replaced.len());
+    for found in replaced {
+        let state = states.get_mut(&window_of(found));
+        let state = state.ok_or_else(|| corrupt("a push lies in no window that was cut"))?;
+        let push = &found.push;
+        let (next, planned) = plan_replacement(state, push.quantity, push.mode);
+        *state = next;
+        pushes.push(NewPush {
+            tenant_no: found.tenant_no,
+            tenant: push.tenant.clone(),
+            meter: push.meter,
+            window: push.window,
+            shadow: push.shadow,
+            mode: push.mode,
+            key: key_of(secret, (&push.tenant, &found.slug), push.window, &planned),
+            planned,
+            stamped_at: push.stamped_at,
+            subscriptions: push.subscriptions.clone(),
+            event: push.event.clone(),
+            detail: Some(format!("takes the place of push {}", push.number)),
+        });
+    }
+    write_revisions(client, &states).await?;
+    insert_pushes(client, &pushes, at).await
+}
+
+fn window_of(found: &StoredPush) -> WindowKey {
+    let (tenant_no, meter) = (found.tenant_no, found.push.meter);
+    WindowKey { tenant_no, meter, start: found.push.window.start }
+}
+
+async fn write_revisions(client: &ClientWrapper, states: &States) -> Done<()> {
+    let sql = "-- write_revisions
+        UPDATE cuts c SET revision = given.revision
+        FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::int4[])
+            AS given (tenant_no, meter_no, window_start, revision)
+        WHERE c.tenant_no = given.tenant_no AND c.meter_no = given.meter_no
+            AND c.window_start = given.window_start";
+    let statement = client.prepare_cached(sql).await?;
+    let tenants: Vec<i32> = states.keys().map(|key| key.tenant_no).collect();
+    let meters: Vec<i16> = states.keys().map(|key| meter_number(key.meter)).collect();
+    let starts: Vec<_> = states.keys().map(|key| SqlTimestamp(key.start)).collect();
+    let revisions: Vec<i32> =
+        states.values().map(|state| write_ordinal(state.revision)).collect::<Result<_>>()?;
+    client.execute(&statement, &[&tenants, &meters, &starts, &revisions]).await?;
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! Leases on jobs, one row each.
+//!
+//! Invariant: a fence is given to one holder only, and grows. A crash of the holder leaves the row
+//! as it is; another takes the lease when its time is over.
+
+use super::{SqliteStore, sql_error};
+use crate::rules::timestamp::Timestamp;
+use crate::store::Result;
+use crate::store::push::{Lease, Leases};
+use async_trait::async_trait;
+use rusqlite::{Connection, OptionalExtension, params};
+
+#[async_trait]
+impl Leases for SqliteStore {
+    async fn claim_lease(
+        &self,
+        name: &'static str,
+        holder: &str,
+        now: Timestamp,
+        until: Timestamp,
+    ) -> Result<Option<Lease>> {
+        let holder = holder.to_owned();
+        self.write(move |writer| writer.write(|c| claim_lease(c, name, &holder, now, until))).await
+    }
+
+    async fn release_lease(&self, lease: &Lease) -> Result<()> {
+        let lease = lease.clone();
+        self.write(move |writer| writer.write(|c| release_lease(c, &lease))).await
+    }
+}
+
+/// Whether the lease is still its holder's, inside the caller's transaction.
+pub fn holds_lease(connection: &Connection, lease: &Lease) -> Result<bool> {
+    connection
+        .prepare_cached(
+            "-- holds_lease
+             SELECT EXISTS (SELECT 1 FROM leases WHERE name = ? AND fence = ? AND holder <> '')",
+        )
+        .and_then(|mut select| select.query_row(params![lease.name, lease.fence], |row| row.get(0)))
+        .map_err(sql_error)
+}
+
+fn claim_lease(
+    connection: &Connection,
+    name: &'static str,
+    holder: &str,
+    now: Timestamp,
+    until: Timestamp,
+) -> Result<Option<Lease>> {
+    let fence: Option<u64> = connection
+        .prepare_cached(
+            "-- claim_lease
+             INSERT INTO leases (name, holder, fence, until) VALUES (?1, ?2, 1, ?4)
+             ON CONFLICT (name) DO UPDATE SET
+                 fence = CASE WHEN holder = excluded.holder THEN fence ELSE fence + 1 END,
+                 holder = excluded.holder, until = excluded.until
+             WHERE holder = '' OR holder = excluded.holder OR until <= ?3
+             RETURNING fence",
+        )
+        .and_then(|mut upsert| {
+            let given = params![name, holder, now.micros(), until.micros()];
+            upsert.query_row(given, |row| row.get(0)).optional()
+        })
+        .map_err(sql_error)?;
+    Ok(fence.map(|fence| Lease { name, fence }))
+}
+
+fn release_lease(connection: &Connection, lease: &Lease) -> Result<()> {
+    connection
+        .prepare_cached(
+            "-- release_lease
+             UPDATE leases SET holder = '' WHERE name = ? AND fence = ?",
+        )
+        .and_then(|mut update| update.execute(params![lease.name, lease.fence]))
+        .map_err(sql_error)?;
+    Ok(())
+}

@@ -1,0 +1,213 @@
+//! Pushes as they are looked at: by page, one with its history, by window, and counted.
+//!
+//! Invariant: each answer is of one moment, since it is read in one transaction. Nothing is
+//! written here, so a crash leaves nothing.
+
+use super::push_rows::{fetch_known, fetch_push, get, quantity_of, read_transitions};
+use super::segment::overflow;
+use super::{corrupt, sql_error};
+use crate::rules::billing::Mode;
+use crate::rules::delivery::{Class, PushState};
+use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
+use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
+use crate::store::Result;
+use crate::store::push::{
+    OpenPushes, Push, PushAges, PushCounts, PushQuery, PushTrace, SubmittedWindow,
+};
+use rusqlite::{Connection, params};
+use std::collections::BTreeMap;
+
+/// Opens a read transaction; the reader that lent the connection ends it.
+fn begin_snapshot(connection: &Connection) -> Result<()> {
+    connection.execute_batch("BEGIN").map_err(sql_error)
+}
+
+pub fn list_pushes(connection: &Connection, query: &PushQuery) -> Result<Vec<Push>> {
+    begin_snapshot(connection)?;
+    let numbers: Vec<u64> = connection
+        .prepare_cached(
+            "-- list_pushes
+             SELECT push_no FROM pushes
+             WHERE (?1 IS NULL
+                    OR tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = ?1))
+                 AND (?2 IS NULL OR meter_no = ?2)
+                 AND (?3 IS NULL OR state = ?3)
+                 AND (?4 IS NULL OR class = ?4)
+                 AND (?5 IS NULL OR (window_start >= ?5 AND window_start < ?6))
+                 AND push_no < ?7
+             ORDER BY push_no DESC LIMIT ?8",
+        )
+        .and_then(|mut select| {
+            let before = query.before.and_then(|number| i64::try_from(number).ok());
+            let asked = params![
+                query.tenant.as_ref().map(TenantId::as_str),
+                query.meter.map(|meter| meter.0),
+                query.state.map(PushState::name),
+                query.class.map(Class::name),
+                query.range.map(|range| range.start.micros()),
+                query.range.map(|range| range.end.micros()),
+                before.unwrap_or(i64::MAX),
+                i64::try_from(query.limit).unwrap_or(i64::MAX)
+            ];
+            select.query_map(asked, |row| row.get(0))?.collect()
+        })
+        .map_err(sql_error)?;
+    numbers.into_iter().map(|number| fetch_known(connection, number).map(|row| row.push)).collect()
+}
+
+pub fn trace_push(connection: &Connection, number: u64) -> Result<Option<PushTrace>> {
+    begin_snapshot(connection)?;
+    let Some(row) = fetch_push(connection, number)? else { return Ok(None) };
+    let transitions = read_transitions(connection, number)?;
+    Ok(Some(PushTrace { push: row.push, transitions }))
+}
+
+/// A window of one customer. A tenant whose customer was changed in between has pushes of one
+/// window under two customers, and each has a summary of its own.
+struct DueWindow {
+    tenant_no: TenantNo,
+    meter: MeterNo,
+    start: i64,
+    customer: String,
+}
+
+pub fn list_submitted_windows(
+    connection: &Connection,
+    now: Timestamp,
+    shadow: bool,
+    limit: usize,
+) -> Result<Vec<SubmittedWindow>> {
+    begin_snapshot(connection)?;
+    let due: Vec<DueWindow> = connection
+        .prepare_cached(
+            "-- list_submitted_windows
+             SELECT pushes.tenant_no, meter_no, window_start,
+                    COALESCE(pushes.customer, tenants.customer, '') AS customer
+             FROM pushes JOIN tenants ON tenants.tenant_no = pushes.tenant_no
+             WHERE state = 'submitted' AND due_at <= ? AND shadow = ?
+                 AND NOT EXISTS (
+                     SELECT 1 FROM pushes AS begun
+                     WHERE begun.tenant_no = pushes.tenant_no AND begun.meter_no = pushes.meter_no
+                         AND begun.window_start = pushes.window_start
+                         AND begun.state = 'observed' AND begun.attempts > 0
+                 )
+             GROUP BY 1, 2, 3, 4 ORDER BY MIN(due_at), MIN(push_no) LIMIT ?",
+        )
+        .and_then(|mut select| {
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            let rows = select.query_map(params![now.micros(), shadow, limit], |row| {
+                let (tenant_no, meter) = (TenantNo(row.get(0)?), MeterNo(row.get(1)?));
+                Ok(DueWindow { tenant_no, meter, start: row.get(2)?, customer: row.get(3)? })
+            })?;
+            rows.collect()
+        })
+        .map_err(sql_error)?;
+    due.iter().map(|window| describe_window(connection, window)).collect()
+}
+
+fn describe_window(connection: &Connection, due: &DueWindow) -> Result<SubmittedWindow> {
+    let settled: Vec<u64> = connection
+        .prepare_cached(
+            "-- describe_window
+             SELECT push_no FROM pushes
+             WHERE tenant_no = ?1 AND meter_no = ?2 AND window_start = ?3
+                 AND state IN ('submitted', 'confirmed', 'reconciled')
+                 AND COALESCE(customer, ?4) = ?4
+             ORDER BY revision",
+        )
+        .and_then(|mut select| {
+            let window = params![due.tenant_no.0, due.meter.0, due.start, due.customer];
+            select.query_map(window, |row| row.get(0))?.collect()
+        })
+        .map_err(sql_error)?;
+    let settled = settled.into_iter().map(|number| fetch_known(connection, number));
+    let settled: Vec<Push> = settled.map(|row| Ok(row?.push)).collect::<Result<_>>()?;
+    let last = settled.last().ok_or_else(|| corrupt("a submitted window"))?;
+    let mut sum = Quantity::ZERO;
+    for push in &settled {
+        sum = sum.checked_add(push.quantity).ok_or_else(overflow)?;
+    }
+    let submitted = || settled.iter().filter(|push| push.state == PushState::Submitted);
+    Ok(SubmittedWindow {
+        tenant: last.tenant.clone(),
+        customer: CustomerId::parse(&due.customer).map_err(|_| corrupt("a push's customer"))?,
+        meter: due.meter,
+        window: last.window,
+        mode: last.mode,
+        expected: match last.mode {
+            Mode::Delta => sum,
+            Mode::Absolute => last.value,
+        },
+        pushes: submitted().map(|push| (push.number, push.quantity)).collect(),
+        submitted_at: submitted().map(|push| push.state_at).max().unwrap_or(last.state_at),
+    })
+}
+
+pub fn count_pushes(connection: &Connection, ages: PushAges) -> Result<PushCounts> {
+    begin_snapshot(connection)?;
+    let mut counts = connection
+        .prepare_cached(
+            "-- count_pushes
+             SELECT COUNT(*), COUNT(*) FILTER (WHERE pushes.created_at < ?),
+                    COUNT(*) FILTER (WHERE tenants.customer IS NULL)
+             FROM pushes JOIN tenants ON tenants.tenant_no = pushes.tenant_no
+             WHERE state = 'observed' AND NOT shadow",
+        )
+        .and_then(|mut select| {
+            select.query_row([ages.observed_before.micros()], |row| {
+                let (observed, observed_long) = (row.get(0)?, row.get(1)?);
+                let without_customer = row.get(2)?;
+                Ok(PushCounts { observed, observed_long, without_customer, ..Default::default() })
+            })
+        })
+        .map_err(sql_error)?;
+    (counts.submitted, counts.submitted_long) = connection
+        .prepare_cached(
+            "-- count_pushes
+             SELECT COUNT(*), COUNT(*) FILTER (WHERE state_at < ?) FROM pushes
+             WHERE state = 'submitted' AND NOT shadow",
+        )
+        .and_then(|mut select| {
+            select.query_row([ages.submitted_before.micros()], |row| Ok((row.get(0)?, row.get(1)?)))
+        })
+        .map_err(sql_error)?;
+    count_dead(connection, &mut counts)?;
+    Ok(counts)
+}
+
+/// Adds the dead ones that nobody wrote off, and what they would have billed.
+fn count_dead(connection: &Connection, counts: &mut PushCounts) -> Result<()> {
+    let mut select = connection
+        .prepare_cached(
+            "-- count_dead
+             SELECT meter_no, quantity FROM pushes
+             WHERE state = 'dead' AND class <> 'discarded' AND NOT shadow",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query([]).map_err(sql_error)?;
+    let mut unbilled: BTreeMap<MeterNo, Quantity> = BTreeMap::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        let sum = unbilled.entry(MeterNo(get(row, "meter_no")?)).or_default();
+        *sum = sum.checked_add(quantity_of(row, "quantity")?).ok_or_else(overflow)?;
+        counts.dead += 1;
+    }
+    counts.unbilled = unbilled.into_iter().collect();
+    Ok(())
+}
+
+/// A tenant's pushes that are observed, and how many of them somebody works on.
+pub fn count_open_pushes(connection: &Connection, tenant: TenantNo) -> Result<OpenPushes> {
+    connection
+        .prepare_cached(
+            "-- count_open_pushes
+             SELECT COUNT(leased_until), COUNT(*) FROM pushes
+             WHERE tenant_no = ? AND state = 'observed'",
+        )
+        .and_then(|mut select| {
+            select.query_row([tenant.0], |row| {
+                Ok(OpenPushes { in_flight: row.get(0)?, observed: row.get(1)? })
+            })
+        })
+        .map_err(sql_error)
+}

@@ -1,0 +1,505 @@
+//! Pushes: claimed, begun, settled, ruled on.
+//!
+//! A reader finds what could be claimed, so that the writer only looks at those few; the writer's
+//! transaction then decides, and only it leases.
+//!
+//! Invariant: whoever begins or settles a claimed push holds its lease under its last fence. The
+//! lowest observed revision of a window goes first, so of those begun only one is unresolved.
+//! A crash leaves a lease that ends by itself; the push is then due as before, with the customer
+//! and the bytes of its first attempt.
+
+use super::cuts::{read_cut, write_revision};
+use super::push_listing;
+use super::push_rows::{
+    Change, NewPush, Owner, PushRow, begin_attempt, change_push, fetch_known, fetch_push,
+    insert_push, quantity_of,
+};
+use super::segment::overflow;
+use super::writer::Writer;
+use super::{SqliteStore, corrupt, sql_error};
+use crate::faults::planted;
+use crate::rules::billing::Mode;
+use crate::rules::delivery::{Class, Next, PushState, judge_discard, judge_retry};
+use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
+use crate::rules::meter::Catalog;
+use crate::rules::push::plan_replacement;
+use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
+use crate::store::Result;
+use crate::store::push::{
+    AttemptIntent, ClaimedPush, OpenPushes, Push, PushAges, PushClaim, PushCounts, PushQuery,
+    PushTrace, Pushes, Ruling, Settlement, SubmittedWindow, TransitionLine, log_transition,
+};
+use async_trait::async_trait;
+use hashbrown::{HashMap, HashSet};
+use rusqlite::{Connection, OptionalExtension, params};
+use std::sync::Arc;
+
+#[async_trait]
+impl Pushes for SqliteStore {
+    async fn claim_pushes(&self, claim: PushClaim) -> Result<Vec<ClaimedPush>> {
+        let wanted = claim.clone();
+        let found = self.read(move |_, connection| find_claimable(connection, &wanted)).await?;
+        if found.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.write(move |writer| writer.write(|c| lease_pushes(c, &found, &claim))).await
+    }
+
+    async fn begin_attempts(&self, intents: Vec<AttemptIntent>, at: Timestamp) -> Result<Vec<u64>> {
+        self.write(move |writer| {
+            let lines = writer.write(|connection| {
+                let begun = intents.iter().map(|intent| begin(connection, intent, at));
+                begun.filter_map(Result::transpose).collect::<Result<Vec<TransitionLine>>>()
+            })?;
+            lines.iter().for_each(log_transition);
+            Ok(lines.into_iter().map(|line| line.push).collect())
+        })
+        .await
+    }
+
+    async fn settle_pushes(&self, settlements: Vec<Settlement>, at: Timestamp) -> Result<usize> {
+        let secret = self.push_secret;
+        self.write(move |writer| {
+            change_pushes(writer, secret, at, |changes| {
+                let settled = settlements.iter().map(|settlement| changes.settle(settlement));
+                let settled: Vec<bool> = settled.collect::<Result<_>>()?;
+                Ok(settled.into_iter().filter(|done| *done).count())
+            })
+        })
+        .await
+    }
+
+    async fn list_submitted_windows(
+        &self,
+        now: Timestamp,
+        shadow: bool,
+        limit: usize,
+    ) -> Result<Vec<SubmittedWindow>> {
+        self.read(move |_, c| push_listing::list_submitted_windows(c, now, shadow, limit)).await
+    }
+
+    async fn list_pushes(&self, query: PushQuery) -> Result<Vec<Push>> {
+        self.read(move |_, connection| push_listing::list_pushes(connection, &query)).await
+    }
+
+    async fn trace_push(&self, number: u64) -> Result<Option<PushTrace>> {
+        self.read(move |_, connection| push_listing::trace_push(connection, number)).await
+    }
+
+    async fn retry_push(&self, number: u64, at: Timestamp) -> Result<Ruling> {
+        let secret = self.push_secret;
+        self.write(move |writer| change_pushes(writer, secret, at, |changes| changes.retry(number)))
+            .await
+    }
+
+    async fn discard_push(&self, number: u64, reason: &str, at: Timestamp) -> Result<Ruling> {
+        let (secret, reason) = (self.push_secret, reason.to_owned());
+        self.write(move |writer| {
+            change_pushes(writer, secret, at, |changes| changes.discard(number, &reason))
+        })
+        .await
+    }
+
+    async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts> {
+        self.read(move |_, connection| push_listing::count_pushes(connection, ages)).await
+    }
+
+    async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes> {
+        let Some(tenant) = self.shared.read_memory().tenants.find(tenant) else {
+            return Ok(OpenPushes::default());
+        };
+        self.read(move |_, connection| push_listing::count_open_pushes(connection, tenant)).await
+    }
+}
+
+type Stream = (TenantNo, MeterNo);
+
+/// Numbers of pushes that could be claimed now, in the order of claims. It stops at `limit`, and
+/// asks for the rest of a window or a tenant only once, so that a long queue of one tenant is
+/// passed over quickly.
+fn find_claimable(connection: &Connection, claim: &PushClaim) -> Result<Vec<u64>> {
+    let PushClaim { now, limit, shadow, .. } = *claim;
+    let mut taken = streams_in_flight(connection, now)?;
+    let mut lowest: HashMap<(Stream, i64), Option<u64>> = HashMap::new();
+    let mut with_customer: HashMap<TenantNo, bool> = HashMap::new();
+    let mut select = connection
+        .prepare_cached(
+            "-- find_claimable
+             SELECT push_no, tenant_no, meter_no, window_start FROM pushes
+             WHERE state = 'observed' AND due_at <= ? AND shadow = ? ORDER BY due_at, push_no",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query(params![now.micros(), shadow]).map_err(sql_error)?;
+    let mut found = Vec::new();
+    while found.len() < limit
+        && let Some(row) = rows.next().map_err(sql_error)?
+    {
+        let (number, tenant, meter, window_start): (u64, u32, u16, i64) =
+            row.try_into().map_err(sql_error)?;
+        let stream = (TenantNo(tenant), MeterNo(meter));
+        if taken.contains(&stream) {
+            continue;
+        }
+        let window = (stream, window_start);
+        if !lowest.contains_key(&window) {
+            lowest.insert(window, lowest_observed(connection, window)?);
+        }
+        let first = lowest[&window] == Some(number) || planted("bug.two_unresolved");
+        if !first {
+            continue;
+        }
+        if !with_customer.contains_key(&stream.0) {
+            let customer = customer_of(connection, stream.0)?;
+            with_customer.insert(stream.0, customer.is_some());
+        }
+        // Without a customer, nothing of this tenant can be claimed.
+        taken.insert(stream);
+        if with_customer[&stream.0] {
+            found.push(number);
+        }
+    }
+    Ok(found)
+}
+
+/// Tenants and meters with a push whose claimant is at work.
+fn streams_in_flight(connection: &Connection, now: Timestamp) -> Result<HashSet<Stream>> {
+    connection
+        .prepare_cached(
+            "-- streams_in_flight
+             SELECT tenant_no, meter_no FROM pushes
+             WHERE leased_until IS NOT NULL AND leased_until > ?",
+        )
+        .and_then(|mut select| {
+            select
+                .query_map([now.micros()], |row| Ok((TenantNo(row.get(0)?), MeterNo(row.get(1)?))))?
+                .collect()
+        })
+        .map_err(sql_error)
+}
+
+fn lowest_observed(
+    connection: &Connection,
+    ((tenant, meter), window_start): (Stream, i64),
+) -> Result<Option<u64>> {
+    connection
+        .prepare_cached(
+            "-- lowest_observed
+             SELECT push_no FROM pushes
+             WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND state = 'observed'
+             ORDER BY revision LIMIT 1",
+        )
+        .and_then(|mut select| {
+            select.query_row(params![tenant.0, meter.0, window_start], |row| row.get(0)).optional()
+        })
+        .map_err(sql_error)
+}
+
+/// The tenant's own customer.
+fn customer_of(connection: &Connection, tenant: TenantNo) -> Result<Option<CustomerId>> {
+    let customer: Option<String> = connection
+        .prepare_cached("-- customer_of\nSELECT customer FROM tenants WHERE tenant_no = ?")
+        .and_then(|mut select| select.query_row([tenant.0], |row| row.get(0)))
+        .map_err(sql_error)?;
+    let customer = customer.as_deref().map(CustomerId::parse).transpose();
+    customer.map_err(|_| corrupt("a tenant's customer"))
+}
+
+/// Leases those that can still be claimed, inside the writer's transaction.
+fn lease_pushes(
+    connection: &Connection,
+    found: &[u64],
+    claim: &PushClaim,
+) -> Result<Vec<ClaimedPush>> {
+    end_leases(connection, claim.now)?;
+    let mut claimed = Vec::new();
+    for number in found {
+        if lease_push(connection, *number, claim)? {
+            claimed.push(describe_claimed(connection, fetch_known(connection, *number)?)?);
+        }
+    }
+    Ok(claimed)
+}
+
+/// Takes off leases that ended; their pushes stay observed.
+fn end_leases(connection: &Connection, now: Timestamp) -> Result<()> {
+    connection
+        .prepare_cached(
+            "-- end_leases
+             UPDATE pushes SET leased_until = NULL
+             WHERE leased_until IS NOT NULL AND leased_until <= ?",
+        )
+        .and_then(|mut update| update.execute([now.micros()]))
+        .map_err(sql_error)?;
+    Ok(())
+}
+
+fn lease_push(connection: &Connection, number: u64, claim: &PushClaim) -> Result<bool> {
+    let changed = connection
+        .prepare_cached(
+            "-- lease_push
+             UPDATE pushes SET leased_until = ?2, fence = fence + 1
+             WHERE push_no = ?1 AND state = 'observed' AND due_at <= ?3
+                 AND NOT EXISTS (
+                     SELECT 1 FROM pushes AS other
+                     WHERE other.tenant_no = pushes.tenant_no AND other.meter_no = pushes.meter_no
+                         AND other.leased_until IS NOT NULL
+                 )
+                 AND (?4 OR NOT EXISTS (
+                     SELECT 1 FROM pushes AS lower
+                     WHERE lower.tenant_no = pushes.tenant_no AND lower.meter_no = pushes.meter_no
+                         AND lower.window_start = pushes.window_start
+                         AND lower.revision < pushes.revision AND lower.state = 'observed'
+                 ))
+                 AND EXISTS (
+                     SELECT 1 FROM tenants
+                     WHERE tenants.tenant_no = pushes.tenant_no AND tenants.customer IS NOT NULL
+                 )",
+        )
+        .and_then(|mut update| {
+            let (until, now) = (claim.lease_until.micros(), claim.now.micros());
+            update.execute(params![number, until, now, planted("bug.two_unresolved")])
+        })
+        .map_err(sql_error)?;
+    Ok(changed == 1)
+}
+
+fn describe_claimed(connection: &Connection, row: PushRow) -> Result<ClaimedPush> {
+    let customer = match &row.push.customer {
+        Some(customer) => customer.clone(),
+        None => customer_of(connection, row.tenant_no)?.ok_or_else(|| corrupt("a customer"))?,
+    };
+    Ok(ClaimedPush {
+        fence: row.fence,
+        settled: sum_settled(connection, &row, &customer)?,
+        doubtful: is_doubtful(connection, &row)?,
+        customer,
+        request: row.request,
+        request_keys: row.request_keys,
+        push: row.push,
+    })
+}
+
+/// The sum of what the provider has of the window, for this customer: its summary is by customer.
+fn sum_settled(connection: &Connection, row: &PushRow, customer: &CustomerId) -> Result<Quantity> {
+    let Push { meter, window, .. } = &row.push;
+    let mut select = connection
+        .prepare_cached(
+            "-- sum_settled
+             SELECT quantity FROM pushes
+             WHERE tenant_no = ?1 AND meter_no = ?2 AND window_start = ?3
+                 AND state IN ('submitted', 'confirmed', 'reconciled')
+                 AND COALESCE(customer, ?4) = ?4",
+        )
+        .map_err(sql_error)?;
+    let window = params![row.tenant_no.0, meter.0, window.start.micros(), customer.as_str()];
+    let mut rows = select.query(window).map_err(sql_error)?;
+    let mut sum = Quantity::ZERO;
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        sum = sum.checked_add(quantity_of(row, "quantity")?).ok_or_else(overflow)?;
+    }
+    Ok(sum)
+}
+
+/// Whether nobody knows if some dead push of the window counted.
+fn is_doubtful(connection: &Connection, row: &PushRow) -> Result<bool> {
+    let Push { meter, window, .. } = &row.push;
+    connection
+        .prepare_cached(
+            "-- is_doubtful
+             SELECT EXISTS (
+                 SELECT 1 FROM pushes
+                 WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND state = 'dead'
+                     AND (class = 'undecidable' OR (class = 'discarded' AND EXISTS (
+                         SELECT 1 FROM push_transitions AS past
+                         WHERE past.push_no = pushes.push_no AND past.class = 'undecidable'
+                     )))
+             )",
+        )
+        .and_then(|mut select| {
+            let window = params![row.tenant_no.0, meter.0, window.start.micros()];
+            select.query_row(window, |row| row.get(0))
+        })
+        .map_err(sql_error)
+}
+
+/// Begins an attempt if its claimant still holds the push.
+fn begin(
+    connection: &Connection,
+    intent: &AttemptIntent,
+    at: Timestamp,
+) -> Result<Option<TransitionLine>> {
+    let Some(row) = fetch_push(connection, intent.push)? else { return Ok(None) };
+    // A lease that is over may be another's at any moment, even if it is not taken off yet.
+    let held = row.leased_until.is_some_and(|until| until > at);
+    if !held || row.fence != intent.fence || row.push.state != PushState::Observed {
+        return Ok(None);
+    }
+    begin_attempt(connection, &row, (&intent.customer, &intent.request), at).map(Some)
+}
+
+/// Changes of pushes inside the writer's transaction.
+struct Changes<'a> {
+    connection: &'a Connection,
+    catalog: &'a Catalog,
+    secret: [u8; 32],
+    at: Timestamp,
+    lines: Vec<TransitionLine>,
+}
+
+/// Runs `work` in one transaction and logs what it changed.
+fn change_pushes<T>(
+    writer: &mut Writer,
+    secret: [u8; 32],
+    at: Timestamp,
+    work: impl FnOnce(&mut Changes<'_>) -> Result<T>,
+) -> Result<T> {
+    let catalog = Arc::clone(&writer.shared.read_memory().catalog);
+    let (answer, lines) = writer.write(|connection| {
+        let mut changes = Changes { connection, catalog: &catalog, secret, at, lines: Vec::new() };
+        let answer = work(&mut changes)?;
+        Ok((answer, changes.lines))
+    })?;
+    lines.iter().for_each(log_transition);
+    Ok(answer)
+}
+
+impl Changes<'_> {
+    /// Returns whether the settlement was current.
+    fn settle(&mut self, settlement: &Settlement) -> Result<bool> {
+        let Some(row) = fetch_push(self.connection, settlement.push)? else { return Ok(false) };
+        let current = match settlement.fence {
+            Some(fence) => row.leased_until.is_some() && row.fence == fence,
+            None => row.push.state == PushState::Submitted,
+        };
+        if !current {
+            return Ok(false);
+        }
+        let change = follow(&row, settlement);
+        let said =
+            (settlement.class, settlement.request_id.as_deref(), settlement.detail.as_deref());
+        self.lines.push(change_push(self.connection, &row, &change, said, self.at)?);
+        match settlement.next {
+            Next::Replaced => drop(self.replace(&row)?),
+            Next::Submitted { .. } if row.push.mode == Mode::Absolute => self.overtake(&row)?,
+            Next::Submitted { .. } | Next::Wait { .. } | Next::Confirmed | Next::Dead => {}
+        }
+        Ok(true)
+    }
+
+    /// Writes the push that takes the place of one that surely never counted.
+    fn replace(&mut self, row: &PushRow) -> Result<u64> {
+        let push = &row.push;
+        let place = (row.tenant_no, push.meter, push.window.start);
+        let state = read_cut(self.connection, place.0, place.1, place.2)?;
+        let state = state.ok_or_else(|| corrupt("the cut of a push"))?;
+        let (state, plan) = plan_replacement(&state, push.quantity, push.mode);
+        write_revision(self.connection, place, &state)?;
+        let meter = self.catalog.get(push.meter).ok_or_else(|| corrupt("a push's meter"))?;
+        let owner =
+            Owner { tenant_no: row.tenant_no, tenant: &push.tenant, meter_no: push.meter, meter };
+        let replacement = NewPush {
+            owner,
+            window: push.window,
+            plan,
+            shadow: push.shadow,
+            mode: push.mode,
+            stamped_at: push.stamped_at,
+            subscriptions: &push.subscriptions,
+            event: push.event.as_ref(),
+            detail: Some(&format!("takes the place of push {}", push.number)),
+            at: self.at,
+        };
+        let line = insert_push(self.connection, &self.secret, &replacement)?;
+        let number = line.push;
+        self.lines.push(line);
+        Ok(number)
+    }
+
+    /// A total that the provider took makes the window's earlier dead ones pointless.
+    fn overtake(&mut self, row: &PushRow) -> Result<()> {
+        for number in list_dead_below(self.connection, row)? {
+            let dead = fetch_known(self.connection, number)?;
+            let detail = format!("overtaken by push {}", row.push.number);
+            self.turn(&dead, (PushState::Replaced, Class::Overtaken), Some(&detail))?;
+        }
+        Ok(())
+    }
+
+    fn retry(&mut self, number: u64) -> Result<Ruling> {
+        let Some(row) = fetch_push(self.connection, number)? else { return Ok(Ruling::NotFound) };
+        if let Err(refusal) = judge_retry(row.push.state, row.push.class) {
+            return Ok(Ruling::Refused(refusal));
+        }
+        let detail = row.push.detail.clone();
+        self.turn(&row, (PushState::Replaced, Class::Retried), detail.as_deref())?;
+        self.replace(&row).map(|replacement| Ruling::Done(Some(replacement)))
+    }
+
+    fn discard(&mut self, number: u64, reason: &str) -> Result<Ruling> {
+        let Some(row) = fetch_push(self.connection, number)? else { return Ok(Ruling::NotFound) };
+        if let Err(refusal) = judge_discard(row.push.state, row.push.class) {
+            return Ok(Ruling::Refused(refusal));
+        }
+        self.turn(&row, (PushState::Dead, Class::Discarded), Some(reason))?;
+        Ok(Ruling::Done(None))
+    }
+
+    fn turn(
+        &mut self,
+        row: &PushRow,
+        (state, class): (PushState, Class),
+        detail: Option<&str>,
+    ) -> Result<()> {
+        let (due_at, request_keys) = (row.push.due_at, row.request_keys);
+        let change =
+            Change { state, class, detail: detail.map(str::to_owned), due_at, request_keys };
+        let said = (class, None, detail);
+        self.lines.push(change_push(self.connection, row, &change, said, self.at)?);
+        Ok(())
+    }
+}
+
+/// What a settlement makes of its push.
+fn follow(row: &PushRow, settlement: &Settlement) -> Change {
+    let Settlement { class, next, detail, .. } = settlement;
+    let (push, request_keys) = (&row.push, row.request_keys);
+    let to = |state, due_at| Change {
+        state,
+        class: *class,
+        detail: detail.clone(),
+        due_at,
+        request_keys,
+    };
+    match next {
+        Next::Wait { until, fresh_request_key } => {
+            // A submitted one that waits for the summary is still submitted for the same reason.
+            let class = if push.state == PushState::Submitted { push.class } else { *class };
+            let detail = detail.clone().or_else(|| push.detail.clone());
+            let request_keys = request_keys + u32::from(*fresh_request_key);
+            Change { state: push.state, class, detail, due_at: *until, request_keys }
+        }
+        Next::Submitted { look_at } => to(PushState::Submitted, *look_at),
+        Next::Confirmed => to(PushState::Confirmed, push.due_at),
+        Next::Dead => to(PushState::Dead, push.due_at),
+        Next::Replaced => to(PushState::Replaced, push.due_at),
+    }
+}
+
+/// Dead pushes of lower revisions of the same window.
+fn list_dead_below(connection: &Connection, row: &PushRow) -> Result<Vec<u64>> {
+    let Push { meter, window, revision, .. } = &row.push;
+    connection
+        .prepare_cached(
+            "-- list_dead_below
+             SELECT push_no FROM pushes
+             WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND revision < ?
+                 AND state = 'dead'
+             ORDER BY revision",
+        )
+        .and_then(|mut select| {
+            let below = params![row.tenant_no.0, meter.0, window.start.micros(), revision];
+            select.query_map(below, |row| row.get(0))?.collect()
+        })
+        .map_err(sql_error)
+}

@@ -1,0 +1,228 @@
+//! The seeded simulation: real store, real jobs, real processes that die, and a simulated provider
+//! and clock. Each seed is one life (`world.rs`); whatever it is, in the end both halves match.
+//!
+//! `cargo xtask simulate --seeds 500 --store postgres`. Without arguments, as a test: some seeds on
+//! each store, and each planted bug, which must be found.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::wildcard_enum_match_arm)]
+
+mod dice;
+mod place;
+mod worker;
+mod world;
+
+use place::{Kind, Place};
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+use world::{Counters, World};
+
+/// Each is planted in `src` under `bug.NAME` and must be found.
+const BUGS: [(&str, &str); 6] = [
+    ("random_key_per_try", "a push gets another identifier with each attempt"),
+    ("key_without_revision", "all revisions of a window have one key"),
+    ("resend_past_24h", "a push is sent again although the provider forgot its key"),
+    ("new_key_after_500", "a 500 is answered with a new identifier"),
+    ("state_saved_before_send", "a push is called submitted before it is sent"),
+    ("two_unresolved", "a second push of a window is begun while one is unresolved"),
+];
+
+const USAGE: &str = "\
+cargo xtask simulate [--seeds N] [--from S] [--store sqlite|postgres] [--bug NAME] | --list-bugs
+
+  --seeds N      lives to live (500)
+  --from S       the first seed (1)
+  --store STORE  sqlite or postgres (sqlite)
+  --bug NAME     plant a bug; the command must then fail
+  --list-bugs    the bugs that can be planted
+";
+
+/// Seeds of a plain test run, on each store, and most seeds until a bug is found.
+const TEST_SEEDS: u64 = 20;
+const BUG_SEEDS_MAX: u64 = 120;
+
+struct Run {
+    kind: Kind,
+    from: u64,
+    seeds: u64,
+    bug: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["worker", store, stripe, at] => {
+            worker::run(store, stripe, at.parse().unwrap());
+            ExitCode::SUCCESS
+        }
+        ["--list-bugs"] => {
+            for (name, what) in BUGS {
+                println!("{name:24}{what}");
+            }
+            ExitCode::SUCCESS
+        }
+        [first, ..] if ["--seeds", "--from", "--store", "--bug"].contains(first) => {
+            match parse(&words) {
+                Some(run) => report(&run, simulate(&run)),
+                None => usage(),
+            }
+        }
+        ["--help" | "-h", ..] => usage(),
+        // As a test: a filter that does not name this one leaves nothing to do.
+        words if words.iter().any(|w| !w.starts_with('-') && !"simulation".contains(w)) => {
+            ExitCode::SUCCESS
+        }
+        _ => test(),
+    }
+}
+
+fn usage() -> ExitCode {
+    eprint!("{USAGE}");
+    ExitCode::from(2)
+}
+
+fn parse(words: &[&str]) -> Option<Run> {
+    let mut run = Run { kind: Kind::Sqlite, from: 1, seeds: 500, bug: None };
+    for pair in words.chunks(2) {
+        match pair {
+            ["--seeds", number] => run.seeds = number.parse().ok()?,
+            ["--from", number] => run.from = number.parse().ok()?,
+            ["--store", "sqlite"] => run.kind = Kind::Sqlite,
+            ["--store", "postgres"] => run.kind = Kind::Postgres,
+            ["--bug", name] => {
+                let (name, _) = BUGS.into_iter().find(|(known, _)| known == name)?;
+                run.bug = Some(name.to_owned());
+            }
+            _ => return None,
+        }
+    }
+    Some(run)
+}
+
+/// What `cargo test` runs.
+fn test() -> ExitCode {
+    let mut kinds = vec![Kind::Sqlite];
+    if std::env::var("COUNTERFOIL_TEST_POSTGRES").is_ok() {
+        kinds.push(Kind::Postgres);
+    } else {
+        assert!(
+            std::env::var("COUNTERFOIL_TEST_REQUIRE_POSTGRES").is_err(),
+            "COUNTERFOIL_TEST_POSTGRES is not set"
+        );
+        println!("skipped on PostgreSQL: COUNTERFOIL_TEST_POSTGRES is not set");
+    }
+    for kind in kinds.iter().copied() {
+        let run = Run { kind, from: 1, seeds: TEST_SEEDS, bug: None };
+        if report(&run, simulate(&run)) != ExitCode::SUCCESS {
+            return ExitCode::FAILURE;
+        }
+    }
+    for (name, _) in BUGS {
+        for kind in kinds.iter().copied() {
+            let run = Run { kind, from: 1, seeds: BUG_SEEDS_MAX, bug: Some(name.to_owned()) };
+            let outcome = simulate(&run);
+            let Some((seed, _)) = outcome.violation else {
+                println!("bug {name} on {} was NOT found in {BUG_SEEDS_MAX} seeds", kind.name());
+                return ExitCode::FAILURE;
+            };
+            println!("bug {name} on {} was found by seed {seed}", kind.name());
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+struct Outcome {
+    seeds: u64,
+    counters: Counters,
+    /// The first seed that went wrong, and how.
+    violation: Option<(u64, String)>,
+    seconds: u64,
+}
+
+/// Lives the seeds, one on each core, until one goes wrong.
+fn simulate(run: &Run) -> Outcome {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let started = Instant::now();
+    let (next, lived) = (AtomicU64::new(run.from), AtomicU64::new(0));
+    let wrong = AtomicBool::new(false);
+    let counters = Mutex::new(Counters::default());
+    let violations = Mutex::new(BTreeMap::new());
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| {
+                let runtime = tokio::runtime::Builder::new_multi_thread()
+                    .worker_threads(1)
+                    .enable_all()
+                    .build()
+                    .unwrap();
+                loop {
+                    let seed = next.fetch_add(1, Ordering::SeqCst);
+                    if seed >= run.from + run.seeds || wrong.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    let (counted, result) = live(run, seed, &runtime);
+                    lived.fetch_add(1, Ordering::SeqCst);
+                    counters.lock().unwrap().add(&counted);
+                    if let Err(what) = result {
+                        wrong.store(true, Ordering::SeqCst);
+                        violations.lock().unwrap().insert(seed, what);
+                    }
+                }
+            });
+        }
+    });
+    Outcome {
+        seeds: lived.into_inner(),
+        counters: counters.into_inner().unwrap(),
+        violation: violations.into_inner().unwrap().pop_first(),
+        seconds: started.elapsed().as_secs(),
+    }
+}
+
+fn live(run: &Run, seed: u64, runtime: &tokio::runtime::Runtime) -> (Counters, Result<(), String>) {
+    let place = Place::new(run.kind, seed, runtime);
+    let mut world = World::new(seed, run.bug.as_deref(), &place, runtime);
+    let result = world.live();
+    let counted = world.count();
+    drop(world);
+    if result.is_err() && run.bug.is_none() {
+        let log = place.log_text();
+        let tail: Vec<&str> = log.lines().rev().take(20).collect();
+        tail.into_iter().rev().for_each(|line| eprintln!("{line}"));
+    }
+    place.remove(runtime);
+    (counted, result)
+}
+
+fn report(run: &Run, outcome: Outcome) -> ExitCode {
+    let Outcome { seeds, counters, violation, seconds } = outcome;
+    let store = run.kind.name();
+    let sum = |counts: &mut dyn Iterator<Item = &u64>| counts.sum::<u64>();
+    println!(
+        "{seeds} seeds on {store} in {seconds} s: {} events delivered, {} taken by the provider, \
+         {} totals compared, {} faults, {} crashes",
+        counters.events,
+        counters.accepted,
+        counters.windows,
+        sum(&mut counters.faults.values()),
+        sum(&mut counters.crashes.values()),
+    );
+    let show = |counts: Vec<String>| counts.join(", ");
+    println!("faults: {}", show(counters.faults.iter().map(|(n, c)| format!("{n} {c}")).collect()));
+    println!(
+        "crashes: {}",
+        show(counters.crashes.iter().map(|(n, c)| format!("{n} {c}")).collect())
+    );
+    let Some((seed, what)) = violation else {
+        println!("no violation");
+        return ExitCode::SUCCESS;
+    };
+    let bug = run.bug.as_ref().map_or_else(String::new, |bug| format!(" --bug {bug}"));
+    println!("VIOLATION in seed {seed}: {what}");
+    println!("again: cargo xtask simulate --seeds 1 --from {seed} --store {store}{bug}");
+    ExitCode::FAILURE
+}

@@ -1,0 +1,131 @@
+//! Where a seed's ledger is kept: a directory, in memory where the machine has such a place, or a
+//! database of its own.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Stdio;
+use tokio::runtime::Runtime;
+
+pub enum Place {
+    Directory(tempfile::TempDir),
+    Database { server: String, name: String, log: tempfile::TempDir },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Sqlite,
+    Postgres,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sqlite => "sqlite",
+            Self::Postgres => "postgres",
+        }
+    }
+}
+
+impl Place {
+    pub fn new(kind: Kind, seed: u64, runtime: &Runtime) -> Self {
+        match kind {
+            Kind::Sqlite => Self::Directory(scratch()),
+            Kind::Postgres => {
+                let server = std::env::var("COUNTERFOIL_TEST_POSTGRES").unwrap();
+                let name = format!("simulation_{}_{seed}", std::process::id());
+                execute(runtime, &server, &format!("CREATE DATABASE {name}"));
+                Self::Database { server, name, log: scratch() }
+            }
+        }
+    }
+
+    pub fn store(&self) -> String {
+        match self {
+            Self::Directory(directory) => format!("sqlite:{}", directory.path().display()),
+            Self::Database { server, name, .. } => {
+                format!("{}/{name}", server.rsplit_once('/').unwrap().0)
+            }
+        }
+    }
+
+    /// Crash points inside this store.
+    pub fn crash_points(&self) -> [&'static str; 2] {
+        match self {
+            Self::Directory(_) => ["sqlite.before_commit", "sqlite.after_commit"],
+            Self::Database { .. } => ["postgres.before_commit", "postgres.after_commit"],
+        }
+    }
+
+    /// Makes a new ledger one that the seed alone decides: the keys of pushes depend on a secret
+    /// of the store. Some planted bugs would be refused by the database itself: their guards go.
+    pub fn prepare(&self, seed: u64, bug: Option<&str>, runtime: &Runtime) {
+        let guard = match bug {
+            Some("key_without_revision") => "DROP INDEX pushes_by_key",
+            Some("two_unresolved") => "DROP INDEX pushes_unresolved",
+            Some(_) | None => "",
+        };
+        let secret = format!("{seed:064x}");
+        match self {
+            Self::Directory(directory) => {
+                let path = directory.path().join("counterfoil.db");
+                let connection = rusqlite::Connection::open(path).unwrap();
+                let sql = format!(
+                    "UPDATE secrets SET value = x'{secret}' WHERE name = 'pushes'; {guard}"
+                );
+                connection.execute_batch(&sql).unwrap();
+            }
+            Self::Database { .. } => {
+                let sql = format!(
+                    "UPDATE secrets SET value = '\\x{secret}' WHERE name = 'pushes'; {guard}"
+                );
+                execute(runtime, &self.store(), &sql);
+            }
+        }
+    }
+
+    pub fn log(&self) -> Stdio {
+        let directory = self.log_directory();
+        let log = File::options().create(true).append(true).open(directory.join("worker.log"));
+        log.unwrap().into()
+    }
+
+    pub fn log_text(&self) -> String {
+        std::fs::read_to_string(self.log_directory().join("worker.log")).unwrap_or_default()
+    }
+
+    fn log_directory(&self) -> &Path {
+        match self {
+            Self::Directory(directory) => directory.path(),
+            Self::Database { log, .. } => log.path(),
+        }
+    }
+
+    pub fn remove(self, runtime: &Runtime) {
+        if let Self::Database { server, name, .. } = &self {
+            execute(runtime, server, &format!("DROP DATABASE {name} WITH (FORCE)"));
+        }
+    }
+}
+
+/// Syncing a thousand stores to a disk would take hours and prove nothing here: it is processes
+/// that die, not the machine.
+fn scratch() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir()
+        && let Ok(directory) = tempfile::tempdir_in(memory)
+    {
+        return directory;
+    }
+    tempfile::tempdir().unwrap()
+}
+
+fn execute(runtime: &Runtime, url: &str, sql: &str) {
+    runtime.block_on(async {
+        let (client, connection) =
+            tokio_postgres::connect(url, tokio_postgres::NoTls).await.unwrap();
+        let driver = tokio::spawn(connection);
+        client.batch_execute(sql).await.unwrap();
+        drop(client);
+        let _ = driver.await;
+    });
+}

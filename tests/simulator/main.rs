@@ -1,0 +1,121 @@
+//! The stand-in for Stripe against the facts it must be faithful to, each a small test.
+//!
+//! Most tests call the state machine; those about connections go through its port.
+
+#![allow(clippy::unwrap_used)]
+
+mod billing;
+mod faults;
+mod idempotency;
+mod meter_events;
+mod meters;
+mod port;
+mod summaries;
+mod webhooks;
+
+use counterfoil::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
+use counterfoil::simulator::{Options, SimRequest, SimResponse, Simulator};
+use serde_json::Value;
+
+/// 2026-11-15T12:00:00Z, a whole hour.
+const NOON: i64 = 1_794_744_000;
+const HOUR: i64 = 3_600;
+const DAY: i64 = 86_400;
+
+/// A simulator at noon with a customer and a raw sum meter of the event name `calls`.
+struct World {
+    simulator: Simulator,
+    customer: String,
+    meter: String,
+}
+
+impl World {
+    fn new() -> Self {
+        Self::with(Options::default())
+    }
+
+    fn with(options: Options) -> Self {
+        let mut simulator = Simulator::new(seconds(NOON), options);
+        let customer = id(&simulator.handle(&SimRequest::form("/v1/customers", &[])));
+        let mut world = Self { simulator, customer, meter: String::new() };
+        world.meter = world.add_meter("calls", "sum", None);
+        world
+    }
+
+    fn add_meter(&mut self, event_name: &str, formula: &str, window: Option<&str>) -> String {
+        let mut fields = vec![
+            ("display_name", event_name),
+            ("event_name", event_name),
+            ("default_aggregation[formula]", formula),
+        ];
+        fields.extend(window.map(|window| ("event_time_window", window)));
+        id(&self.simulator.handle(&SimRequest::form("/v1/billing/meters", &fields)))
+    }
+
+    /// Fields of a meter event of this customer.
+    fn event(&self, identifier: &str, value: &str, timestamp: i64) -> SimRequest {
+        self.event_of("calls", identifier, value, timestamp)
+    }
+
+    fn event_of(&self, name: &str, identifier: &str, value: &str, timestamp: i64) -> SimRequest {
+        SimRequest::form(
+            "/v1/billing/meter_events",
+            &[
+                ("event_name", name),
+                ("payload[stripe_customer_id]", &self.customer),
+                ("payload[value]", value),
+                ("identifier", identifier),
+                ("timestamp", &timestamp.to_string()),
+            ],
+        )
+    }
+
+    fn send(&mut self, identifier: &str, value: &str, timestamp: i64) -> SimResponse {
+        let request = self.event(identifier, value, timestamp);
+        self.simulator.handle(&request)
+    }
+
+    fn get(&mut self, target: &str) -> SimResponse {
+        self.simulator.handle(&SimRequest::get(target))
+    }
+
+    fn post(&mut self, path: &str, fields: &[(&str, &str)]) -> SimResponse {
+        self.simulator.handle(&SimRequest::form(path, fields))
+    }
+
+    fn advance(&mut self, seconds: i64) {
+        self.simulator.advance(seconds * MICROS_PER_SECOND);
+    }
+
+    /// What the provider holds for the hour that begins at `start`.
+    fn exact(&self, start: i64) -> String {
+        self.simulator.exact_total(&self.customer, "calls", seconds(start)).to_string()
+    }
+
+    fn summaries(&mut self, query: &str) -> SimResponse {
+        let (meter, customer) = (&self.meter, &self.customer);
+        let target =
+            format!("/v1/billing/meters/{meter}/event_summaries?customer={customer}&{query}");
+        self.get(&target)
+    }
+}
+
+fn seconds(seconds: i64) -> Timestamp {
+    Timestamp::from_micros(seconds * MICROS_PER_SECOND)
+}
+
+fn id(response: &SimResponse) -> String {
+    response.json()["id"].as_str().unwrap_or_else(|| panic!("{}", response.json())).to_owned()
+}
+
+/// Type, code and message of a refusal.
+fn refusal(response: &SimResponse) -> (u16, String, Option<String>, String) {
+    let error = response.json()["error"].clone();
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    (
+        response.status,
+        text(&error["type"]).unwrap_or_default(),
+        text(&error["code"]),
+        text(&error["message"]).unwrap_or_default(),
+    )
+}
