@@ -40,7 +40,7 @@ cargo xtask simulate [--seeds N] [--from S] [--store sqlite|postgres] [--bug NAM
 ";
 
 /// Seeds of a plain test run, on each store, and most seeds until a bug is found.
-const TEST_SEEDS: u64 = 20;
+const TEST_SEEDS: u64 = 10;
 const BUG_SEEDS_MAX: u64 = 120;
 
 struct Run {

@@ -11,6 +11,7 @@ mod debian;
 mod keeper;
 mod postgres;
 mod schemathesis;
+mod simulate;
 mod steps;
 mod stripe_sdk;
 mod suite;
@@ -29,6 +30,8 @@ usage: cargo xtask COMMAND
   postgres           start a throw-away PostgreSQL, print its URL, wait for Ctrl-C
   schemathesis       call the HTTP API with generated requests, good and bad
   stripe-sdk         drive the stand-in for Stripe with Stripe's own SDKs
+  simulate [--seeds N] [--from S] [--store sqlite|postgres] [--bug NAME] | --list-bugs
+                     live through N seeded lives with crashes and a failing provider
   bench ingest [--quick] [--json FILE]
                      measure ingest on both stores
 
@@ -55,6 +58,7 @@ fn run(arguments: &[OsString]) -> Result<()> {
         Some("postgres") if rest.is_empty() => postgres::serve_until_interrupted(),
         Some("schemathesis") if rest.is_empty() => schemathesis::run_alone(),
         Some("stripe-sdk") if rest.is_empty() => stripe_sdk::run_alone(),
+        Some("simulate") => simulate::run(rest),
         Some("bench") => bench::run(rest),
         Some(keeper::KEEP) => keeper::keep(rest),
         Some(keeper::KEEP_POSTGRES) => postgres::keep(rest),

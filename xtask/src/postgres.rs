@@ -1,8 +1,8 @@
 //! A throw-away PostgreSQL: its own cluster in a temporary folder, on a Unix socket there and on a
 //! free port of 127.0.0.1, gone with everything in it when the command ends.
 //!
-//! Invariant: it is durable the way a production server is (fsync and synchronous_commit on), so
-//! that a test of durability tests something. PostgreSQL refuses to run as root, so for root it
+//! Invariant: but for simulations, it is durable the way a production server is (fsync and
+//! synchronous_commit on), so that a test of durability tests something. PostgreSQL refuses to run as root, so for root it
 //! runs as the user `postgres`, who owns the folder.
 
 use crate::debian::{self, Need, user_is_root};
@@ -30,6 +30,13 @@ pub const FOR_TESTS: Profile = Profile {
     settings: &["max_connections=200", "shared_buffers=128MB"],
 };
 
+/// For simulations: thousands of short lives of our own processes, on a server that does not die.
+pub const FOR_SIMULATION: Profile = Profile {
+    name: "simulation",
+    initdb: &["--locale=C.UTF-8"],
+    settings: &["max_connections=200", "fsync=off", "full_page_writes=off"],
+};
+
 /// For measuring: the settings under which the figures in the design papers were taken.
 pub const FOR_BENCHES: Profile = Profile {
     name: "benches",
@@ -43,6 +50,7 @@ pub const FOR_BENCHES: Profile = Profile {
     ],
 };
 
+/// A profile's own settings come after these.
 const SETTINGS_ALWAYS: [&str; 3] =
     ["fsync=on", "synchronous_commit=on", "listen_addresses=127.0.0.1"];
 
@@ -110,7 +118,7 @@ pub fn program(name: &str) -> Result<PathBuf> {
 /// What the keeper does: makes the cluster, prints its URL, and ends both when the time comes.
 pub fn keep(arguments: &[OsString]) -> Result<()> {
     let name = arguments.first().map(OsString::as_os_str);
-    let profile = [FOR_TESTS, FOR_BENCHES]
+    let profile = [FOR_TESTS, FOR_SIMULATION, FOR_BENCHES]
         .into_iter()
         .find(|profile| name == Some(OsStr::new(profile.name)))
         .context("the keeper was asked for a profile that it does not know")?;
