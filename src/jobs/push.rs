@@ -37,6 +37,8 @@ use tokio::task::JoinSet;
 const CLAIM_MAX: usize = 128;
 /// How long a provider that could not show totals is left alone.
 const UNREADABLE_PAUSE_MICROS: i64 = 5 * 60 * 1_000_000;
+/// How long to wait when the pace allows no call now: a few calls' worth at Stripe's rates.
+const PACE_PAUSE: Duration = Duration::from_millis(5);
 const DRAIN_PAUSE: Duration = Duration::from_millis(50);
 
 pub struct Submitter {
@@ -67,9 +69,10 @@ impl Submitter {
 
     /// Sends what is due until the server stops; what is on its way then is settled first.
     pub async fn run(self: Arc<Self>, mut stop: Stop) {
-        let pause = Duration::from_millis(self.settings.poll_ms);
+        let poll = Duration::from_millis(self.settings.poll_ms);
         let mut flights = Flights::new();
         loop {
+            let pause = if self.calls_allowed() == 0 { PACE_PAUSE.min(poll) } else { poll };
             let launched = if stop.is_told() { Ok(0) } else { self.launch(&mut flights).await };
             match launched {
                 Ok(0) if flights.is_empty() && stop.is_told() => return,
@@ -114,12 +117,15 @@ impl Submitter {
         }
     }
 
+    fn calls_allowed(&self) -> usize {
+        self.pace.lock().expect("no holder panics").available(self.clock.now())
+    }
+
     /// Claims what is due and sends it on its way; returns how many were claimed.
     async fn launch(self: &Arc<Self>, flights: &mut Flights) -> store::Result<usize> {
         let now = self.clock.now();
         let room = self.settings.concurrency_max.saturating_sub(flights.len());
-        let calls = self.pace.lock().expect("no holder panics").available(now);
-        let limit = room.min(calls).min(CLAIM_MAX);
+        let limit = room.min(self.calls_allowed()).min(CLAIM_MAX);
         if limit == 0 {
             return Ok(0);
         }

@@ -1,4 +1,4 @@
-//! A token bucket: so many calls a second, with at most a second's worth at once.
+//! A token bucket: so many calls a second, with at most a tenth of a second's worth at once.
 //!
 //! Invariant: over any time, no more calls are let through than the rate allows plus one burst.
 
@@ -7,6 +7,8 @@ use super::timestamp::{MICROS_PER_SECOND, Timestamp};
 #[derive(Debug, Clone)]
 pub struct Pace {
     per_second: i64,
+    /// Most tokens at once.
+    full: i64,
     /// In millionths of a call, so that a microsecond's share is a whole number.
     tokens: i64,
     filled_at: Timestamp,
@@ -14,15 +16,15 @@ pub struct Pace {
 
 impl Pace {
     pub fn new(per_second: u32, now: Timestamp) -> Self {
+        let full = i64::from(per_second.div_ceil(10)) * MICROS_PER_SECOND;
         let per_second = i64::from(per_second);
-        Self { per_second, tokens: per_second * MICROS_PER_SECOND, filled_at: now }
+        Self { per_second, full, tokens: full, filled_at: now }
     }
 
     /// How many calls may be made now.
     pub fn available(&mut self, now: Timestamp) -> usize {
         let passed = (now.micros() - self.filled_at.micros()).clamp(0, MICROS_PER_SECOND);
-        let full = self.per_second * MICROS_PER_SECOND;
-        self.tokens = (self.tokens + passed * self.per_second).min(full);
+        self.tokens = (self.tokens + passed * self.per_second).min(self.full);
         self.filled_at = self.filled_at.max(now);
         usize::try_from(self.tokens / MICROS_PER_SECOND).unwrap_or(0)
     }
@@ -43,17 +45,17 @@ mod tests {
         let at = |millis: i64| Timestamp::from_micros(millis * 1_000);
         let mut pace = Pace::new(100, at(0));
         let mut calls = pace.available(at(0));
-        assert_eq!(calls, 100);
+        assert_eq!(calls, 10);
         pace.take(calls);
         for millis in 1..=10_000 {
             let now = pace.available(at(millis));
             pace.take(now);
             calls += now;
         }
-        assert_eq!(calls, 100 + 1_000);
-        assert_eq!(pace.available(at(1_000_000)), 100);
+        assert_eq!(calls, 10 + 1_000);
+        assert_eq!(pace.available(at(1_000_000)), 10);
         // A clock that stands still gives nothing.
-        pace.take(100);
+        pace.take(10);
         assert_eq!(pace.available(at(1_000_000)), 0);
     }
 }

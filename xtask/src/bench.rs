@@ -8,13 +8,13 @@ use std::ffi::OsString;
 
 /// Runs one bench; everything after its name is passed on to it.
 pub fn run(arguments: &[OsString]) -> Result<()> {
-    let Some((name, rest)) = arguments.split_first() else { bail!("which bench? try: ingest") };
-    if name != "ingest" {
-        bail!("there is no bench {}; there is: ingest", name.to_string_lossy());
+    let Some((name, rest)) = arguments.split_first() else { bail!("which bench? ingest or push") };
+    if name != "ingest" && name != "push" {
+        bail!("there is no bench {}; there are ingest and push", name.to_string_lossy());
     }
     debian::install_missing(&[Need::Postgres])?;
     let postgres = ScratchPostgres::start(&FOR_BENCHES)?;
     let mut command = cargo()?;
-    command.args(["bench", "--bench", "ingest", "--"]).args(rest);
+    command.args(["bench", "--bench"]).arg(name).arg("--").args(rest);
     run_to_end(postgres.offer_to(&mut command))
 }

@@ -34,6 +34,7 @@ usage: cargo xtask COMMAND
                      live through N seeded lives with crashes and a failing provider
   bench ingest [--quick] [--json FILE]
                      measure ingest on both stores
+  bench push         push 10,000 windows at Stripe's limits, on both stores
 
 Whatever a command needs and does not find, it installs with apt-get, or says what to install.
 ";
