@@ -1,7 +1,7 @@
 //! The push benchmark: 10,000 windows to the simulated Stripe at its limits, with every tenth
 //! answer lost to a timeout after the event was taken.
 //!
-//! Invariant: the exit code says whether every customer and hour has exactly what was counted, once;
+//! Invariant: the exit code says whether every customer and hour has exactly what was counted, and
 //! never how fast it was.
 
 #![allow(

@@ -2,8 +2,8 @@
 //! free port of 127.0.0.1, gone with everything in it when the command ends.
 //!
 //! Invariant: but for simulations, it is durable the way a production server is (fsync and
-//! synchronous_commit on), so that a test of durability tests something. PostgreSQL refuses to run as root, so for root it
-//! runs as the user `postgres`, who owns the folder.
+//! synchronous_commit on), so that a test of durability tests something. PostgreSQL refuses to run
+//! as root, so for root it runs as the user `postgres`, who owns the folder.
 
 use crate::debian::{self, Need, user_is_root};
 use crate::keeper::{self, KEEP_POSTGRES, Kept, becomes_true};
