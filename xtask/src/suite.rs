@@ -3,13 +3,23 @@
 use crate::debian::{self, Need};
 use crate::postgres::{FOR_TESTS, ScratchPostgres};
 use crate::steps::Steps;
-use crate::{cargo, run_to_end, schemathesis, stripe_sdk};
+use crate::{cargo, run_to_end, schemathesis, simulate, stripe_sdk};
 use anyhow::Result;
 use std::ffi::OsString;
 use std::process::Command;
 
 /// The steps that need a program that compiles.
-const AFTER_BUILD: [&str; 4] = ["tests", "documentation", "schemathesis", "stripe SDKs"];
+const AFTER_BUILD: [&str; 6] = [
+    "tests",
+    "documentation",
+    "schemathesis",
+    "stripe SDKs",
+    "simulation on SQLite",
+    "simulation on PostgreSQL",
+];
+/// Lives of the simulation in one run of CI; `cargo xtask simulate` lives more.
+const SEEDS_SQLITE: &str = "300";
+const SEEDS_POSTGRES: &str = "200";
 
 /// Runs all of it, or only the tests whose names contain one of the filters.
 pub fn run(filters: &[OsString]) -> Result<()> {
@@ -52,6 +62,8 @@ fn run_all() -> Result<()> {
     });
     steps.step("schemathesis", schemathesis::run);
     steps.step("stripe SDKs", stripe_sdk::run);
+    steps.step("simulation on SQLite", || simulate::run(&seeds(SEEDS_SQLITE, "sqlite")));
+    steps.step("simulation on PostgreSQL", || simulate::run(&seeds(SEEDS_POSTGRES, "postgres")));
     steps.finish()
 }
 
@@ -61,6 +73,10 @@ fn test() -> Result<()> {
     // Without --no-fail-fast the first failing test binary would hide those after it.
     command.args(["test", "--workspace", "--features", "failpoints", "--no-fail-fast"]);
     run_to_end(postgres.offer_to(&mut command))
+}
+
+fn seeds(number: &str, store: &str) -> Vec<OsString> {
+    ["--seeds", number, "--store", store].map(OsString::from).to_vec()
 }
 
 fn run_cargo(arguments: &[&str]) -> Result<()> {
