@@ -361,7 +361,7 @@ impl Simulator {
             match self.idempotency.look_up(call, now) {
                 Known::Nothing => {}
                 Known::Replay(response) => {
-                    self.repeats.replayed += 1;
+                    self.repeats.replayed += u64::from(response.status == 200);
                     return Ok(response);
                 }
                 Known::Refused(error) => return Err(error),
