@@ -39,7 +39,7 @@ struct Arguments {
 const ROOT_EXAMPLES: &str = "Examples:
   counterfoil serve                 start a server on 127.0.0.1:8787 with its data in the
                                     directory counterfoil-data
-  counterfoil demo                  see it count through duplicates and kill -9
+  counterfoil demo                  see it count and bill through kill -9 and a failing Stripe
   counterfoil send events.ndjson    send events from a file
   counterfoil usage --tenant acme --meter api_calls --window day";
 

@@ -59,6 +59,17 @@ pub struct Options {
     pub summary_lag_seconds: i64,
     /// How long each call takes, by the machine's clock.
     pub latency_ms: u64,
+    /// Ids count on from here, so that those of two simulators need not be the same.
+    pub ids_after: u64,
+}
+
+/// Calls that asked again for what had been done; none of them counted again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Repeats {
+    /// Answered as the first time, by their Idempotency-Key.
+    pub replayed: u64,
+    /// Refused, by the event's identifier.
+    pub refused: u64,
 }
 
 /// Marks of a call that is under way; they are given back by [`Simulator::end`].
@@ -84,6 +95,7 @@ pub struct Simulator {
     clock: SimClock,
     ids: BTreeMap<&'static str, u64>,
     calls: BTreeMap<String, u64>,
+    repeats: Repeats,
     /// The accident of the call that is being answered, until it has happened.
     fault: Option<FaultKind>,
     faults: Faults,
@@ -115,6 +127,7 @@ impl Simulator {
             clock,
             ids: BTreeMap::new(),
             calls: BTreeMap::new(),
+            repeats: Repeats::default(),
             fault: None,
             faults: Faults::default(),
             idempotency: Idempotency::default(),
@@ -249,6 +262,10 @@ impl Simulator {
         &self.calls
     }
 
+    pub fn repeats(&self) -> Repeats {
+        self.repeats
+    }
+
     /// Does what the clock has made due.
     pub fn tick(&mut self) {
         invoices::tick(self);
@@ -259,7 +276,7 @@ impl Simulator {
     }
 
     fn next_id(&mut self, prefix: &'static str) -> String {
-        let number = self.ids.entry(prefix).or_default();
+        let number = self.ids.entry(prefix).or_insert(self.options.ids_after);
         *number += 1;
         format!("{prefix}_{number:014}")
     }
@@ -343,7 +360,10 @@ impl Simulator {
         if let Some(call) = &call {
             match self.idempotency.look_up(call, now) {
                 Known::Nothing => {}
-                Known::Replay(response) => return Ok(response),
+                Known::Replay(response) => {
+                    self.repeats.replayed += u64::from(response.status == 200);
+                    return Ok(response);
+                }
                 Known::Refused(error) => return Err(error),
             }
         }

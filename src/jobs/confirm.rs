@@ -10,23 +10,26 @@
 use super::push::{billing_scale, event_name};
 use super::{Stop, repeat};
 use crate::clock::Clock;
+use crate::config::PushConfig;
 use crate::faults::crash_point;
 use crate::provider::{Provider, TotalsQuery};
 use crate::rules::delivery::{Unconfirmed, judge_unconfirmed};
 use crate::rules::ids::{CustomerId, MeterNo};
 use crate::rules::meter::Catalog;
 use crate::rules::quantity::Quantity;
-use crate::rules::span::Span;
+use crate::rules::timestamp::MICROS_PER_SECOND;
 use crate::rules::window::Window;
 use crate::store::push::{Settlement, SubmittedWindow};
 use crate::store::{self, Store};
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
 const LEASE: &str = "confirm";
-const LEASE_LENGTH: Span = Span::from_minutes(2);
-const PAUSE: Duration = Duration::from_secs(5);
+/// Shortest and longest pause between passes, in microseconds; in between, pushes are looked for
+/// as often as `push.look_after` lets one be due.
+const PAUSES: RangeInclusive<i64> = MICROS_PER_SECOND..=5 * MICROS_PER_SECOND;
 /// Windows looked at in one pass.
 const WINDOWS_MAX: usize = 500;
 
@@ -35,7 +38,7 @@ pub struct Confirmer {
     provider: Arc<dyn Provider>,
     clock: Clock,
     holder: String,
-    look_after: Span,
+    settings: PushConfig,
     shadow: bool,
 }
 
@@ -47,14 +50,16 @@ impl Confirmer {
         store: Arc<dyn Store>,
         provider: Arc<dyn Provider>,
         clock: Clock,
-        (holder, look_after): (String, Span),
+        (holder, settings): (String, PushConfig),
         shadow: bool,
     ) -> Self {
-        Self { store, provider, clock, holder, look_after, shadow }
+        Self { store, provider, clock, holder, settings, shadow }
     }
 
     pub async fn run(self, stop: Stop) {
-        repeat("confirm", PAUSE, stop, || async { self.pass().await.map(drop) }).await;
+        let micros = self.settings.look_after.micros().clamp(*PAUSES.start(), *PAUSES.end());
+        let pause = Duration::from_micros(micros.unsigned_abs());
+        repeat("confirm", pause, stop, || async { self.pass().await.map(drop) }).await;
     }
 
     /// Looks for what is due to be looked for; returns how many pushes were settled.
@@ -64,7 +69,7 @@ impl Confirmer {
             return Ok(0);
         }
         let now = self.clock.now();
-        let until = LEASE_LENGTH.after(now);
+        let until = now.saturating_add_micros(i64::from(self.settings.lease_ms) * 1_000);
         let Some(lease) = self.store.claim_lease(LEASE, &self.holder, now, until).await? else {
             return Ok(0);
         };
@@ -124,7 +129,7 @@ impl Confirmer {
             quantities: window.pushes.iter().map(|(_, quantity)| *quantity).collect(),
             submitted_at: window.submitted_at,
         };
-        let times = (self.clock.now(), self.look_after);
+        let times = (self.clock.now(), self.settings.look_after);
         let horizons = self.provider.limits().horizons;
         let judged = judge_unconfirmed(&unconfirmed, total, horizons, times);
         let detail = format!("the provider's total is {total}, expected {}", window.expected);

@@ -30,7 +30,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const LEASE: &str = "cut";
-const LEASE_LENGTH: Span = Span::from_minutes(2);
 /// How often to look whether a meter is due.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Windows that one transaction cuts.
@@ -54,6 +53,8 @@ pub struct CutSettings {
     pub accept_horizon_hours: u32,
     pub shadow: bool,
     pub digits_max: u32,
+    /// A holder that was not heard of for so long has lost the lease.
+    pub lease_ms: u32,
 }
 
 /// What a pass did.
@@ -121,7 +122,7 @@ impl Cutter {
 
     async fn claim(&self) -> store::Result<Option<Lease>> {
         let now = self.clock.now();
-        let until = LEASE_LENGTH.after(now);
+        let until = now.saturating_add_micros(i64::from(self.settings.lease_ms) * 1_000);
         self.store.claim_lease(LEASE, &self.settings.holder, now, until).await
     }
 

@@ -33,6 +33,7 @@ impl Outbound {
             accept_horizon_hours: config.ingest.accept_horizon_hours,
             shadow,
             digits_max: provider.limits().digits_max,
+            lease_ms: config.push.lease_ms,
         };
         let cutter = Cutter::new(Arc::clone(store), clock.clone(), settings);
         let submitter = Submitter::new(
@@ -46,7 +47,7 @@ impl Outbound {
             Arc::clone(store),
             Arc::clone(provider),
             clock.clone(),
-            (holder, config.push.look_after),
+            (holder, config.push.clone()),
             shadow,
         );
         let watcher = Watcher::new(Arc::clone(store), clock.clone());

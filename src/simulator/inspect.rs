@@ -58,6 +58,9 @@ fn state(simulator: &Simulator) -> Value {
             "cancelled": in_state(ReceivedState::Cancelled),
             "dropped": in_state(ReceivedState::Dropped),
         },
+        "repeats": {
+            "replayed": simulator.repeats.replayed, "refused": simulator.repeats.refused,
+        },
         "faults_injected": injected,
         "calls": simulator.calls(),
     })

@@ -188,6 +188,7 @@ fn timestamp_v2(params: &Params) -> Result<Option<i64>, ApiError> {
 fn take(simulator: &mut Simulator, submission: Submission) -> Result<ReceivedEvent, ApiError> {
     let mut event = judge(simulator, &submission).map_err(Flaw::refuse)?;
     if simulator.meter_events.taken(&event.identifier, event.received).is_some() {
+        simulator.repeats.refused += 1;
         let message = format!("An event already exists with identifier {}.", event.identifier);
         return Err(ApiError::refused(message).with_header("stripe-should-retry", "false"));
     }

@@ -297,6 +297,15 @@ fn send_gives_up_when_nobody_answers() {
 fn the_demo_counts_exactly() {
     let (code, report, said) = run(&["demo", "--events", "8000", "--seed", "3"]);
     assert_eq!(code, Some(0), "{report}\n{said}");
-    assert!(report.contains("every total is exact after 8000 events and 2 kills"), "{report}");
-    assert_eq!(report.matches('✓').count(), 12, "{report}");
+    let exact = "every total is exact, in the ledger and at Stripe, after 8,000 events and 2 kills";
+    assert!(report.contains(exact), "{report}");
+    // Six meters, five outcomes, the check, and five tenants, the others and all of two meters.
+    assert_eq!(report.matches('✓').count(), 26, "{report}");
+    let header = ["tenant", "meter", "generator's truth", "ledger", "Stripe"];
+    let is_header = |line: &&str| header.iter().all(|name| line.contains(name));
+    assert_eq!(report.lines().filter(is_header).count(), 1, "{report}");
+    for part in ["lost_after ", "error_500_executed ", "was down once", "are revisions"] {
+        assert!(report.contains(part), "{part}: {report}");
+    }
+    assert!(!report.contains(" 0 are revisions"), "{report}");
 }

@@ -138,16 +138,16 @@ impl Worker {
             accept_horizon_hours: config.ingest.accept_horizon_hours,
             shadow: false,
             digits_max: provider.limits().digits_max,
+            lease_ms: config.push.lease_ms,
         };
         let cutter = Cutter::new(Arc::clone(&store), clock.clone(), settings);
-        let look_after = config.push.look_after;
         let (push, share) = (config.push.clone(), Arc::clone(&provider));
         let submitter = Submitter::new(Arc::clone(&store), share, clock.clone(), push, (false, 1));
         let confirmer = Confirmer::new(
             Arc::clone(&store),
             provider,
             clock.clone(),
-            (holder, look_after),
+            (holder, config.push.clone()),
             false,
         );
         Self { store, clock, config, cutter, submitter, confirmer }

@@ -1,8 +1,8 @@
-//! The demo's end: the generator's truth beside what the server has counted.
+//! The demo's totals: the generator's truth beside what the server has counted.
 //!
 //! Invariant: a row has a mark only if every tenant's value and count is exactly equal.
 
-use super::traffic::{Kind, Lane, METERS, TENANTS, Truth, decimal, read_decimal};
+use super::traffic::{Kind, Lane, METERS, TENANTS, Truth, Truths, decimal, read_decimal};
 use super::{Demo, Seen};
 use crate::cli::client::Request;
 use crate::cli::table::{cell, grouped, new_table};
@@ -13,6 +13,31 @@ use crate::store::CheckReport;
 use anyhow::Context;
 use reqwest::Method;
 use std::collections::BTreeMap;
+
+/// What the server has counted, by tenant and place in [`METERS`].
+pub struct Ledger(BTreeMap<(u64, usize), Usage>);
+
+impl Ledger {
+    /// Reads all of it.
+    pub async fn read(demo: &Demo) -> anyhow::Result<Self> {
+        let mut ledger = BTreeMap::new();
+        for (place, meter) in METERS.iter().enumerate() {
+            for tenant in 0..TENANTS {
+                ledger.insert((tenant, place), read_usage(demo, tenant, meter.slug).await?);
+            }
+        }
+        Ok(Self(ledger))
+    }
+
+    /// The total as the server wrote it.
+    pub fn total(&self, tenant: u64, place: usize) -> String {
+        self.usage(tenant, place).total.clone().unwrap_or_default()
+    }
+
+    fn usage(&self, tenant: u64, place: usize) -> &Usage {
+        self.0.get(&(tenant, place)).expect("every tenant and meter was read")
+    }
+}
 
 pub struct Report {
     meters: Vec<MeterRow>,
@@ -38,23 +63,23 @@ struct Pair {
 }
 
 impl Report {
-    pub async fn gather(demo: &Demo, lanes: &[Lane]) -> anyhow::Result<Self> {
+    pub fn gather(demo: &Demo, lanes: &[Lane], truths: &Truths, ledger: &Ledger) -> Self {
         let mut planned = BTreeMap::new();
         for (kind, count) in lanes.iter().flat_map(|lane| &lane.planned) {
             *planned.entry(*kind).or_default() += count;
         }
         let mut meters = Vec::new();
-        for (place, (slug, aggregation)) in METERS.into_iter().enumerate() {
+        for (place, meter) in METERS.iter().enumerate() {
+            let (slug, aggregation) = (meter.slug, meter.aggregation);
             let (events, value) = (Pair::default(), Pair::default());
             let mut row = MeterRow { slug, aggregation, events, value, tenants_equal: 0 };
             for tenant in 0..TENANTS {
-                let truth = lanes.iter().find_map(|lane| lane.truths.get(&(tenant, place)));
-                let truth = truth.cloned().unwrap_or_default();
-                row.compare(&truth, &read_usage(demo, tenant, slug).await?);
+                let truth = truths.get(&(tenant, place)).cloned().unwrap_or_default();
+                row.compare(&truth, ledger.usage(tenant, place));
             }
             meters.push(row);
         }
-        Ok(Self { meters, planned, seen: demo.seen() })
+        Self { meters, planned, seen: demo.seen() }
     }
 
     pub fn exact(&self) -> bool {
@@ -166,7 +191,7 @@ pub fn print_check(check: &CheckReport) {
     }
 }
 
-fn mark(exact: bool) -> &'static str {
+pub fn mark(exact: bool) -> &'static str {
     if exact { "✓" } else { "DIFFERS" }
 }
 

@@ -48,7 +48,25 @@ pub struct Launch {
     pub store: String,
     pub key: String,
     pub log: PathBuf,
+    /// Where Stripe is played.
+    pub stripe_url: String,
 }
+
+/// Settings for a Stripe next door that fails every now and then: quick to give up, to try again
+/// and to look. A lease is at least twice the longest timeout.
+const OUTBOUND: [(&str, &str); 11] = [
+    ("COUNTERFOIL_PROVIDER_KIND", "stripe"),
+    ("COUNTERFOIL_PROVIDER_SHADOW", "off"),
+    ("COUNTERFOIL_STRIPE_API_KEY", "sk_test_demo"),
+    ("COUNTERFOIL_STRIPE_TIMEOUT_MS", "500"),
+    ("COUNTERFOIL_SINK_TIMEOUT_MS", "500"),
+    ("COUNTERFOIL_PUSH_LEASE_MS", "2000"),
+    ("COUNTERFOIL_PUSH_RATE_PER_SECOND", "1000"),
+    ("COUNTERFOIL_PUSH_BACKOFF_BASE_MS", "100"),
+    ("COUNTERFOIL_PUSH_BACKOFF_MAX_MS", "500"),
+    ("COUNTERFOIL_PUSH_LOOK_AFTER", "1s"),
+    ("COUNTERFOIL_PUSH_POLL_MS", "50"),
+];
 
 pub struct Server {
     child: Child,
@@ -66,6 +84,8 @@ impl Server {
             .args(["serve", "--store", &launch.store, "--log", "json"])
             .args(["--listen", listen.unwrap_or("127.0.0.1:0")])
             .env("COUNTERFOIL_ADMIN_KEY", &launch.key)
+            .env("COUNTERFOIL_STRIPE_API_BASE", &launch.stripe_url)
+            .envs(OUTBOUND)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)

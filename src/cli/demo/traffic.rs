@@ -5,7 +5,9 @@
 //! A duplicate or a conflict names an event that its own lane has sent before, and a lane sends in
 //! order, so it is known which payload stands.
 
-use crate::rules::timestamp::Timestamp;
+use crate::rules::billing::Mode;
+use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
+use crate::rules::window::Bucket;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;
 
@@ -14,26 +16,55 @@ pub const LANES: u64 = 4;
 pub const TENANTS: u64 = 50;
 /// How far back a lane repeats itself.
 const HISTORY_EVENTS: usize = 4_000;
-/// Usage lies in the two days before the demo's start.
-const SPAN_MICROS: u64 = 2 * 86_400 * 1_000_000;
+const BATCH_EVENTS_MAX: u64 = 1_000;
+/// Batches of a lane even if there is little to send, so that accidents fall between them.
+const BATCHES_MIN: u64 = 20;
+/// Usage lies in whole hours that are over when the demo starts, so that each can be billed.
+const HOURS: i64 = 48;
+/// Fewer of what is billed: each hour of a tenant is a window, and each window a few pushes.
+const BILLED_HOURS: i64 = 4;
+/// Before all usage of any run: the terms of billing cannot change on a store that is used again.
+const BILLED_FROM: &str = "2020-01-01T00:00:00Z";
 const LATE_MICROS: i64 = 30 * 86_400 * 1_000_000;
 const MILLIONTHS: i128 = 1_000_000;
 
-/// The demo's meters: one for each way to aggregate.
-pub const METERS: [(&str, &str); 6] = [
-    ("api_calls", "sum"),
-    ("requests", "count"),
-    ("response_ms_min", "min"),
-    ("storage_gb_max", "max"),
-    ("seats_latest", "latest"),
-    ("users_unique", "unique"),
+pub struct DemoMeter {
+    pub slug: &'static str,
+    pub aggregation: &'static str,
+    /// How it is billed, if it is.
+    pub billed: Option<Mode>,
+}
+
+const fn meter(slug: &'static str, aggregation: &'static str, billed: Option<Mode>) -> DemoMeter {
+    DemoMeter { slug, aggregation, billed }
+}
+
+/// The demo's meters: one for each way to aggregate, and of those that add up one billed each way.
+pub const METERS: [DemoMeter; 6] = [
+    meter("api_calls", "sum", Some(Mode::Delta)),
+    meter("requests", "count", Some(Mode::Absolute)),
+    meter("response_ms_min", "min", None),
+    meter("storage_gb_max", "max", None),
+    meter("seats_latest", "latest", None),
+    meter("users_unique", "unique", None),
 ];
 
-/// The definition of a meter as the server takes it.
-pub fn meter_spec(aggregation: &str) -> serde_json::Value {
-    match aggregation {
-        "unique" => serde_json::json!({"aggregation": aggregation, "unique_property": "user"}),
-        _ => serde_json::json!({"aggregation": aggregation, "dimensions": ["region"]}),
+impl DemoMeter {
+    /// Its definition as the server takes it.
+    pub fn spec(&self) -> serde_json::Value {
+        let mut spec = match self.aggregation {
+            "unique" => serde_json::json!({"unique_property": "user"}),
+            _ => serde_json::json!({"dimensions": ["region"]}),
+        };
+        spec["aggregation"] = self.aggregation.into();
+        if let Some(mode) = self.billed {
+            // Cut as early and as often as can be: whatever comes later makes a revision.
+            spec["settle_after"] = "0s".into();
+            spec["late_until"] = "0s".into();
+            spec["cut_every"] = "1s".into();
+            spec["billing"] = serde_json::json!({"mode": mode.name(), "from": BILLED_FROM});
+        }
+        spec
     }
 }
 
@@ -94,15 +125,21 @@ impl Plan {
         let meter = usize::try_from(random(3, 6)).expect("less than six");
         // A handful of users, so that most values of the unique meter come again.
         let users = 5 + random(4, 40);
-        let back = i64::try_from(random(5, SPAN_MICROS)).expect("two days");
+        let hours = if METERS[meter].billed.is_some() { BILLED_HOURS } else { HOURS };
+        let span = (hours * MICROS_PER_HOUR).unsigned_abs();
+        let back = i64::try_from(random(5, span)).expect("two days");
         Fact {
             tenant: random(2, TENANTS),
             meter,
             millionths: 1 + random(6, 5_000_000_000),
-            occurred_at: self.start.saturating_add_micros(-back),
+            occurred_at: Bucket::Hour.start_of(self.start).saturating_add_micros(-1 - back),
             user: random(7, users),
             region: ["eu-west", "us-east", "ap-south"][meter % 3],
         }
+    }
+
+    pub fn batch_events(&self) -> u64 {
+        (self.deliveries / (LANES * BATCHES_MIN)).clamp(1, BATCH_EVENTS_MAX)
     }
 
     pub fn tenant_name(&self, tenant: u64) -> String {
@@ -156,6 +193,11 @@ impl Truth {
 /// By tenant and place in [`METERS`].
 pub type Truths = BTreeMap<(u64, usize), Truth>;
 
+/// The truths of all lanes; no two have a tenant in common.
+pub fn gather_truths(lanes: &[Lane]) -> Truths {
+    lanes.iter().flat_map(|lane| lane.truths.clone()).collect()
+}
+
 /// One connection's part of the traffic.
 pub struct Lane {
     plan: Plan,
@@ -170,6 +212,11 @@ impl Lane {
     pub fn new(plan: Plan, lane: u64) -> Self {
         let (history, truths, planned) = (VecDeque::new(), Truths::new(), BTreeMap::new());
         Self { plan, lane, next: 0, history, truths, planned }
+    }
+
+    /// Whether only the last tenth of all traffic is left.
+    pub fn in_last_tenth(&self) -> bool {
+        self.next.saturating_mul(10) >= self.plan.deliveries.saturating_mul(9)
     }
 
     /// The next batch of at most `events_max`, one event a line, and how many it holds.
@@ -238,7 +285,7 @@ impl Lane {
 
     fn write_event(&self, body: &mut String, id: &str, fact: &Fact) {
         let tenant = self.plan.tenant_name(fact.tenant);
-        let meter = METERS[fact.meter].0;
+        let meter = METERS[fact.meter].slug;
         let quantity = decimal(i128::from(fact.millionths));
         let Fact { occurred_at, user, region, .. } = fact;
         let _ = write!(
