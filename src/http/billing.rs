@@ -34,7 +34,7 @@ const RANGE_DAYS_MAX: i64 = 31;
 pub struct BillingHealth {
     /// Written down and not taken by the provider yet.
     observed: u64,
-    /// Of those, for more than 5 minutes.
+    /// Of those, for more than 5 minutes, although the tenant is a customer.
     observed_long: u64,
     /// Of those, of tenants that are no customer at the provider yet.
     without_customer: u64,

@@ -5,6 +5,7 @@
 
 use super::{Stop, repeat};
 use crate::clock::Clock;
+use crate::rules::quantity::Quantity;
 use crate::rules::span::Span;
 use crate::store::push::{PushAges, PushCounts};
 use crate::store::{self, Store};
@@ -51,12 +52,14 @@ impl Watcher {
         ] {
             metrics::gauge!("counterfoil_pushes", "state" => name).set(gauge(&count.to_string()));
         }
-        for (meter, quantity) in &counts.unbilled {
-            let slug = catalog.get(*meter).map_or_else(String::new, |m| m.slug.to_string());
+        let mut last = self.last.lock().expect("no holder panics");
+        // A meter of which nothing is unbilled any more is not listed; its gauge must fall.
+        let paid = last.unbilled.iter().map(|(meter, _)| (*meter, Quantity::ZERO));
+        for (meter, quantity) in paid.chain(counts.unbilled.iter().copied()) {
+            let slug = catalog.get(meter).map_or_else(String::new, |m| m.slug.to_string());
             metrics::gauge!("counterfoil_unbilled_quantity", "meter" => slug)
                 .set(gauge(&quantity.to_string()));
         }
-        let mut last = self.last.lock().expect("no holder panics");
         let warnings = warn_of_change(&last, &counts);
         *last = counts;
         Ok(warnings)

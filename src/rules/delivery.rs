@@ -280,7 +280,9 @@ pub fn judge_delivery(
         Delivery::Accepted => (Class::Accepted, submitted),
         Delivery::AlreadyThere => (Class::AlreadyThere, submitted),
         Delivery::Refused { .. } if progress.attempts <= 1 => (Class::Refused, Next::Dead),
-        // An earlier attempt may have counted before whatever is wrong now went wrong.
+        // An earlier attempt may have counted before whatever is wrong now went wrong, and where
+        // keys are remembered for ever, no summary is ever asked: sending on would never end.
+        Delivery::Refused { .. } if horizons.resend.is_none() => (Class::Undecidable, Next::Dead),
         Delivery::Refused { .. } => {
             let until = horizons.decide.after(progress.first_attempt_at.unwrap_or(now));
             (Class::Unknown, Next::Wait { until, fresh_request_key: false })

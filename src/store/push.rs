@@ -215,7 +215,7 @@ pub enum Ruling {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PushCounts {
     pub observed: u64,
-    /// Observed, and created before `PushAges::observed_before`.
+    /// Observed, of tenants with a customer, and created before `PushAges::observed_before`.
     pub observed_long: u64,
     /// Observed, of tenants without a customer: they wait until one is given.
     pub without_customer: u64,

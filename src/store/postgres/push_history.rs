@@ -164,7 +164,8 @@ fn add_settled(window: &mut SubmittedWindow, row: &Row) -> Result<()> {
 pub async fn count_pushes(client: Object, ages: PushAges) -> Result<PushCounts> {
     let snapshot = Snapshot::begin(client).await?;
     let sql = "-- count_pushes
-        SELECT count(*), count(*) FILTER (WHERE p.created_at < $1),
+        SELECT count(*),
+            count(*) FILTER (WHERE p.created_at < $1 AND t.customer IS NOT NULL),
             count(*) FILTER (WHERE t.customer IS NULL)
         FROM pushes p JOIN tenants t ON t.tenant_no = p.tenant_no
         WHERE p.state = 'observed' AND NOT p.shadow";

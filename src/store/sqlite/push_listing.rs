@@ -149,7 +149,10 @@ pub fn count_pushes(connection: &Connection, ages: PushAges) -> Result<PushCount
     let mut counts = connection
         .prepare_cached(
             "-- count_pushes
-             SELECT COUNT(*), COUNT(*) FILTER (WHERE pushes.created_at < ?),
+             SELECT COUNT(*),
+                    COUNT(*) FILTER (
+                        WHERE pushes.created_at < ? AND tenants.customer IS NOT NULL
+                    ),
                     COUNT(*) FILTER (WHERE tenants.customer IS NULL)
              FROM pushes JOIN tenants ON tenants.tenant_no = pushes.tenant_no
              WHERE state = 'observed' AND NOT shadow",
