@@ -85,6 +85,8 @@ impl Ingest {
         for partition in 0..ingest.partitions.len() {
             tokio::spawn(Arc::clone(&ingest).commit_groups(partition));
         }
+        let latencies = Arc::clone(&ingest.latencies);
+        tokio::spawn(latencies.watch(Arc::clone(&ingest.store)));
         ingest
     }
 

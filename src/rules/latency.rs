@@ -72,9 +72,12 @@ impl Latency {
 }
 
 impl Percentiles {
-    /// What `late_until` should at least be: twice what all but one in a hundred need.
+    /// What `late_until` should at least be: twice what all but one in a hundred need, in whole
+    /// minutes, or in whole hours where it is many.
     pub fn recommended_late_until(self) -> Span {
         let seconds = self.p99_ms.saturating_mul(2).div_ceil(1_000);
+        let unit = if seconds > 3 * 3_600 { 3_600 } else { 60 };
+        let seconds = seconds.div_ceil(unit).saturating_mul(unit);
         Span::from_seconds(u32::try_from(seconds).unwrap_or(u32::MAX))
     }
 }

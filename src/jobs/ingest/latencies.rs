@@ -1,18 +1,25 @@
 //! Delivery latencies of what this process has counted, by meter and by tenant and meter.
 //!
 //! Invariant: memory is bounded. Once there are [`PAIRS_MAX`] pairs of tenant and meter, further
-//! ones are only counted under their meter. A crash forgets them; they are measured anew.
+//! ones are only counted under their meter. A crash forgets them; they are measured anew. A warning
+//! about a meter is logged when it becomes true, not at every look.
 
 use crate::rules::event::Event;
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::latency::{Latency, Percentiles};
+use crate::rules::meter::{Catalog, Meter};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::verdict::Verdict;
-use std::collections::BTreeMap;
-use std::sync::Mutex;
+use crate::store::Store;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// At about a kilobyte each.
 const PAIRS_MAX: usize = 10_000;
+/// Tenants shown as metrics: each is three lines for whoever collects them.
+const SHOWN_MAX: usize = 1_000;
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Events measured of one commit, evenly spread: measuring each would cost more than it tells.
 const SAMPLES_MAX: usize = 64;
 
@@ -25,6 +32,20 @@ pub struct Latencies {
 struct Known {
     by_meter: BTreeMap<MeterNo, Latency>,
     by_tenant: BTreeMap<(TenantId, MeterNo), Latency>,
+}
+
+/// One meter's percentiles as metrics; without a tenant, of all tenants together.
+fn show(meter: &Meter, tenant: &str, found: Percentiles) {
+    for (quantile, millis) in
+        [("0.5", found.p50_ms), ("0.95", found.p95_ms), ("0.99", found.p99_ms)]
+    {
+        metrics::gauge!(
+            "counterfoil_delivery_latency_seconds",
+            "meter" => meter.slug.to_string(), "tenant" => tenant.to_owned(),
+            "quantile" => quantile
+        )
+        .set(Duration::from_millis(millis).as_secs_f64());
+    }
 }
 
 /// Some events of a batch, taken down before the batch is handed to the store.
@@ -56,6 +77,42 @@ impl Latencies {
                 Some(latency) => latency.record(micros),
                 None if room => known.by_tenant.entry(key).or_default().record(micros),
                 None => {}
+            }
+        }
+    }
+
+    /// Shows them as metrics and warns of windows that close too early, for ever.
+    pub async fn watch(self: Arc<Self>, store: Arc<dyn Store>) {
+        let mut warned = BTreeSet::new();
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            // While the store is down there is nothing to say about meters.
+            if let Ok(catalog) = store.load_catalog().await {
+                self.look(&catalog, &mut warned);
+            }
+        }
+    }
+
+    fn look(&self, catalog: &Catalog, warned: &mut BTreeSet<MeterNo>) {
+        for (number, found) in self.read(None) {
+            let Some(meter) = catalog.get(number) else { continue };
+            show(meter, "", found);
+            let (late_until, needed) = (meter.spec.late_until, found.recommended_late_until());
+            if needed <= late_until {
+                warned.remove(&number);
+            } else if warned.insert(number) {
+                let slug = meter.slug.as_str();
+                tracing::warn!(
+                    meter = slug,
+                    "events of {slug} come so late that late_until, {late_until}, should be \
+                     {needed} at least: GET /v1/latency"
+                );
+            }
+        }
+        let known = self.known.lock().expect("no holder panics");
+        for ((tenant, number), latency) in known.by_tenant.iter().take(SHOWN_MAX) {
+            if let (Some(meter), Some(found)) = (catalog.get(*number), latency.percentiles()) {
+                show(meter, tenant.as_str(), found);
             }
         }
     }
