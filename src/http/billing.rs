@@ -5,7 +5,7 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::Query;
+use super::extract::{Query, parse_days};
 use super::problem::{Kind, Problem};
 use crate::jobs::push::{billing_scale, event_name};
 use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
@@ -15,19 +15,15 @@ use crate::rules::ids::TenantId;
 use crate::rules::meter::Meter;
 use crate::rules::push::WindowUsage;
 use crate::rules::quantity::Quantity;
-use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
+use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
-use crate::rules::window::{Window, parse_border};
+use crate::rules::window::Window;
 use crate::rules::window_life::WindowState;
 use crate::store::push::PushAges;
 use axum::extract::State;
-use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Longest range of a comparison, which bounds what is asked of the provider.
-const RANGE_DAYS_MAX: i64 = 31;
 
 /// How pushes stand.
 #[derive(Serialize, utoipa::ToSchema)]
@@ -153,7 +149,7 @@ pub async fn get_comparison(
     let customer = found.and_then(|tenant| tenant.customer).ok_or_else(|| {
         cannot("the tenant is no customer yet; PUT /v1/tenants/{id} with \"customer\"")
     })?;
-    let range = parse_range(app.clock.now(), &query)?;
+    let range = parse_days(query.from.as_deref(), query.to.as_deref(), app.clock.now())?;
     let windows = cover(range, &meter, billing);
     let span = Window { start: windows[0].start, end: windows[windows.len() - 1].end };
     let rows = app.store.read_usage(&tenant, number, span).await?;
@@ -194,21 +190,6 @@ pub async fn get_comparison(
         windows: compared,
         differing,
     }))
-}
-
-fn parse_range(now: Timestamp, query: &ComparisonQuery) -> Result<Window, Problem> {
-    let border = |text: &String| parse_border(text, &TimeZone::UTC);
-    let end = query.to.as_ref().map(border).transpose()?.unwrap_or(now);
-    let start = query.from.as_ref().map(border).transpose()?;
-    let start = start.unwrap_or_else(|| end.saturating_add_micros(-MICROS_PER_DAY));
-    if end <= start || start.saturating_add_micros(RANGE_DAYS_MAX * MICROS_PER_DAY) < end {
-        return Err(Problem::new(
-            Kind::Invalid,
-            "invalid_range",
-            format!("from must lie before to, and at most {RANGE_DAYS_MAX} days before"),
-        ));
-    }
-    Ok(Window { start, end })
 }
 
 /// The billed windows that hold any of the range; at least one.

@@ -4,18 +4,14 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::Query;
-use super::problem::{Kind, Problem};
-use crate::rules::timestamp::{MICROS_PER_DAY, MICROS_PER_HOUR, Timestamp};
-use crate::rules::window::{Bucket, Window, parse_border};
+use super::extract::{Query, parse_days};
+use super::problem::Problem;
+use crate::rules::timestamp::MICROS_PER_HOUR;
+use crate::rules::window::Bucket;
 use crate::store::CounterRow;
 use axum::extract::State;
-use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-
-/// Longest range, which bounds the answer.
-const RANGE_DAYS_MAX: i64 = 31;
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -65,30 +61,14 @@ pub async fn list_counters(
     Query(query): Query<CountersQuery>,
 ) -> Result<axum::Json<CounterList>, Problem> {
     caller.require(Scope::Read)?;
-    let range = parse_range(app.clock.now(), &query)?;
+    let next_hour = Bucket::Hour.start_of(app.clock.now()).saturating_add_micros(MICROS_PER_HOUR);
+    let range = parse_days(query.from.as_deref(), query.to.as_deref(), next_hour)?;
     let mut rows = app.store.read_counters(range).await?;
     if let Some(tenant) = caller.bound_to() {
         rows.retain(|row| row.tenant.as_ref() == Some(tenant));
     }
     rows.sort_by(|a, b| (a.hour, &a.tenant).cmp(&(b.hour, &b.tenant)));
     Ok(axum::Json(CounterList { counters: rows.into_iter().map(CounterAnswer::from).collect() }))
-}
-
-fn parse_range(now: Timestamp, query: &CountersQuery) -> Result<Window, Problem> {
-    let border = |text: &String| parse_border(text, &TimeZone::UTC);
-    let this_hour = Bucket::Hour.start_of(now);
-    let end = query.to.as_ref().map(border).transpose()?;
-    let end = end.unwrap_or_else(|| this_hour.saturating_add_micros(MICROS_PER_HOUR));
-    let start = query.from.as_ref().map(border).transpose()?;
-    let start = start.unwrap_or_else(|| end.saturating_add_micros(-MICROS_PER_DAY));
-    if end <= start || start.saturating_add_micros(RANGE_DAYS_MAX * MICROS_PER_DAY) < end {
-        return Err(Problem::new(
-            Kind::Invalid,
-            "invalid_range",
-            format!("from must lie before to, and at most {RANGE_DAYS_MAX} days before"),
-        ));
-    }
-    Ok(Window { start, end })
 }
 
 impl From<CounterRow> for CounterAnswer {

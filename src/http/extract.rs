@@ -5,10 +5,13 @@
 
 use super::App;
 use super::problem::{Kind, Problem};
+use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
+use crate::rules::window::{Window, parse_border};
 use axum::extract::{FromRequestParts, Request};
 use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
+use jiff::tz::TimeZone;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
@@ -126,4 +129,23 @@ pub fn parse_limit(limit: Option<usize>) -> Result<usize, Problem> {
             format!("limit is 1 to {LIMIT_MAX}; ask for the next page with the cursor"),
         )),
     }
+}
+
+/// Longest range of days that one answer covers, which bounds it.
+pub const RANGE_DAYS_MAX: i64 = 31;
+
+/// A range of days in UTC: up to `end` unless asked otherwise, and from a day before.
+pub fn parse_days(from: Option<&str>, to: Option<&str>, end: Timestamp) -> Result<Window, Problem> {
+    let border = |text: &str| parse_border(text, &TimeZone::UTC);
+    let end = to.map(border).transpose()?.unwrap_or(end);
+    let start = from.map(border).transpose()?;
+    let start = start.unwrap_or_else(|| end.saturating_add_micros(-MICROS_PER_DAY));
+    if end <= start || start.saturating_add_micros(RANGE_DAYS_MAX * MICROS_PER_DAY) < end {
+        return Err(Problem::new(
+            Kind::Invalid,
+            "invalid_range",
+            format!("from must lie before to, and at most {RANGE_DAYS_MAX} days before"),
+        ));
+    }
+    Ok(Window { start, end })
 }
