@@ -257,3 +257,39 @@ async fn a_store_error_stops_the_cut_mark() {
     world.push().await;
     assert_eq!(world.provider_sum(&customer), "1");
 }
+
+/// More events of one window than one transaction takes.
+#[tokio::test]
+async fn a_window_of_many_events_is_cut_to_its_end() {
+    let world = World::new().await;
+    let by_event = CALLS.replace(r#""billing":{"#, r#""billing":{"granularity":"event","#);
+    world.meter("calls", &by_event).await;
+    world.tenant("acme").await;
+    let fields = vec![r#""quantity":"0.5""#.to_owned(); 2_005];
+    world.deliver_many("acme", &fields, "2026-11-15T12:00:00Z").await;
+    assert_eq!(world.cut().await.pushes, 2_005);
+    world.pass_hours(1);
+    assert_eq!(world.cut().await.pushes, 0);
+    let pushes = world.pushes().await;
+    let keys: std::collections::BTreeSet<&str> = pushes.iter().map(|push| &*push.key).collect();
+    assert_eq!(keys.len(), 2_005);
+}
+
+#[tokio::test]
+async fn two_servers_cut_each_change_once() {
+    let (world, customer) = World::usual().await;
+    let other = world.other_server(|_| {});
+    for _ in 0..6 {
+        let now = world.clock.now().to_string();
+        world.used("acme", "1", &now).await;
+        world.pass_hours(1);
+        let (one, two) = tokio::join!(world.jobs.cutter.pass(), other.cutter.pass());
+        assert!(one.unwrap().pushes + two.unwrap().pushes <= 1);
+    }
+    world.pass_hours(1);
+    let (one, two) = tokio::join!(world.jobs.cutter.pass(), other.cutter.pass());
+    assert_eq!(one.unwrap().pushes + two.unwrap().pushes, 1);
+    let (one, two) = tokio::join!(world.jobs.submitter.run_due(), other.submitter.run_due());
+    assert_eq!(one.unwrap() + two.unwrap(), 6);
+    assert_eq!((world.provider_sum(&customer), world.posts()), ("6".to_owned(), 6));
+}

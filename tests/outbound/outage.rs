@@ -2,6 +2,8 @@
 
 use crate::world::{CALLS, World, lock, tenant_id};
 use counterfoil::jobs::Stopper;
+use counterfoil::jobs::outbound::Outbound;
+use counterfoil::provider;
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::simulator::{FaultKind, Options};
 use counterfoil::store::push::OpenPushes;
@@ -188,4 +190,23 @@ async fn a_call_that_hangs_holds_up_its_own_customer_only() {
     world.pass_hours(1);
     world.push().await;
     assert_eq!(lock(&world.simulator()).accepted_events(), 5);
+}
+
+/// All jobs as the server starts them.
+#[tokio::test]
+async fn the_jobs_of_a_server_work_together_and_end_together() {
+    let (world, customer) = World::usual().await;
+    world.used("acme", "5", HOUR).await;
+    world.go_to("2026-11-15T14:00:00Z");
+    let settings = &world.config;
+    let provider = provider::connect(&settings.provider, &settings.stripe, &settings.sink);
+    let provider = provider.unwrap().unwrap();
+    let jobs = Outbound::start(&world.store, &provider, &world.clock, settings);
+    while world.posts() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    jobs.drain().await;
+    let push = world.pushes().await.pop().unwrap();
+    assert_eq!((push.state, push.class), (PushState::Submitted, Class::Accepted));
+    assert_eq!(world.provider_total(&customer, HOUR), "5");
 }

@@ -166,15 +166,25 @@ impl World {
 
     /// One event of the meter `calls` with these fields.
     pub async fn deliver(&self, tenant: &str, fields: &str, occurred_at: &str) {
-        let number = self.sent.fetch_add(1, Ordering::SeqCst);
-        let text = format!(
-            r#"{{"tenant":"{tenant}","id":"e{number}","meter":"calls","occurred_at":"{occurred_at}",{fields}}}"#
-        );
+        self.deliver_many(tenant, &[fields.to_owned()], occurred_at).await;
+    }
+
+    /// One event of the meter `calls` for each of these texts of fields.
+    pub async fn deliver_many(&self, tenant: &str, fields: &[String], occurred_at: &str) {
         let catalog = self.store.load_catalog().await.unwrap();
-        let item: Item<'_> = serde_json::from_str(&text).unwrap();
+        let write = |fields: &String| {
+            let number = self.sent.fetch_add(1, Ordering::SeqCst);
+            format!(
+                r#"{{"tenant":"{tenant}","id":"e{number}","meter":"calls","occurred_at":"{occurred_at}",{fields}}}"#
+            )
+        };
+        let read = |text: String| {
+            let item: Item<'_> = serde_json::from_str(&text).unwrap();
+            parse_event(&item, &catalog).unwrap()
+        };
         let hours = i64::from(self.config.ingest.accept_horizon_hours);
         let batch = DeliveryBatch {
-            events: vec![parse_event(&item, &catalog).unwrap()],
+            events: fields.iter().map(write).map(read).collect(),
             refused: Vec::new(),
             acceptance: Acceptance {
                 now: self.clock.now(),
@@ -183,7 +193,8 @@ impl World {
             strict_tenants: false,
         };
         let verdicts = self.store.record_deliveries(0, batch).await.unwrap();
-        assert_eq!(verdicts, [Verdict::Accepted], "{text}");
+        let accepted = verdicts.iter().all(|verdict| *verdict == Verdict::Accepted);
+        assert!(accepted, "{fields:?} at {occurred_at}: {verdicts:?}");
     }
 
     pub fn go_to(&self, text: &str) {
@@ -301,7 +312,8 @@ impl Jobs {
         config: &Config,
     ) -> Self {
         let shadow = config.provider.shadow != Shadow::Off;
-        let holder = "outbound-test".to_owned();
+        static SERVERS: AtomicU64 = AtomicU64::new(0);
+        let holder = format!("server-{}", SERVERS.fetch_add(1, Ordering::SeqCst));
         let settings = CutSettings {
             holder: holder.clone(),
             accept_horizon_hours: config.ingest.accept_horizon_hours,
