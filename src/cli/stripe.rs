@@ -129,14 +129,15 @@ impl Findings {
         self.rows.push((what.into(), "-", detail.into()));
     }
 
-    fn print(&self) -> ExitCode {
+    /// Shows them, and at the end the verdict: this one if nothing is bad.
+    fn print(&self, verdict: &str) -> ExitCode {
         let mut table = new_table(&["checked", "result", "detail"], 3);
         for (what, result, detail) in &self.rows {
             table.add_row([cell(what), cell(result), cell(detail)]);
         }
         println!("{table}");
         if self.bad == 0 {
-            println!("\nready");
+            println!("\n{verdict}");
             return ExitCode::SUCCESS;
         }
         println!("\n{} to mend", self.bad);
@@ -176,7 +177,7 @@ async fn check(account: &AccountArguments) -> anyhow::Result<ExitCode> {
         Some(server) => check_customers(server, &stripe, &mut findings).await?,
         None => findings.note("customers", "give --key to check the tenants of a running server"),
     }
-    Ok(findings.print())
+    Ok(findings.print("ready"))
 }
 
 async fn setup(account: &AccountArguments, apply: bool) -> anyhow::Result<ExitCode> {
@@ -185,6 +186,7 @@ async fn setup(account: &AccountArguments, apply: bool) -> anyhow::Result<ExitCo
     let at_stripe = stripe.list_meters().await.map_err(|error| anyhow::anyhow!("{error}"))?;
     let server = account.server.key.as_ref().map(|_| Client::new(&account.server)).transpose()?;
     let mut findings = Findings::default();
+    let mut verdict = "ready";
     for (meter, billing) in billed_meters(&config, server.as_ref()).await? {
         let name = format!("meter {}", meter.slug);
         match judge_meter(&meter, &billing, &at_stripe) {
@@ -195,10 +197,13 @@ async fn setup(account: &AccountArguments, apply: bool) -> anyhow::Result<ExitCo
                 let id = made.map_err(|error| anyhow::anyhow!("{name}: {error}"))?;
                 findings.good(name, format!("created as {id}"));
             }
-            Fitness::Missing => findings.note(name, "would be created"),
+            Fitness::Missing => {
+                findings.note(name, "would be created");
+                verdict = "nothing was changed; --apply creates what is missing";
+            }
         }
     }
-    Ok(findings.print())
+    Ok(findings.print(verdict))
 }
 
 fn connect(config: &Config) -> anyhow::Result<StripeClient> {

@@ -62,13 +62,16 @@ pub async fn put_meter(
                 Kind::Conflict,
                 "meter_differs",
                 "a meter of this slug counts differently and stands, since its totals do; only \
-                 the description may change; declare the new meter under another slug",
+                 its description and spans may change, and billing may be added once; declare \
+                 the new meter under another slug",
             )
             .with_members(format!("\"standing\":{standing}")));
         }
     };
-    app.catalog.reload().await?;
-    Ok((status, axum::Json(MeterAnswer::of(&meter))))
+    // What stands may say more than what was asked for: when billing began, and billing itself.
+    let catalog = app.catalog.reload().await?;
+    let (_, standing) = catalog.find(meter.slug.as_str()).ok_or_else(unknown_meter)?;
+    Ok((status, axum::Json(MeterAnswer::of(standing))))
 }
 
 /// Read a meter

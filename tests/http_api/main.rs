@@ -5,6 +5,7 @@ mod auth;
 mod description;
 mod events;
 mod failing_store;
+mod pushes;
 mod queries;
 mod server;
 mod transport;

@@ -23,6 +23,7 @@ pub struct Server {
     pub router: Router,
     pub store: Arc<FailingStore>,
     pub admin: String,
+    pub clock: Clock,
     _directory: tempfile::TempDir,
 }
 
@@ -65,7 +66,7 @@ impl Server {
         let admin = auth::create_first_admin_key(&*shared, &clock, None).await.unwrap().unwrap();
         let app = App::new(shared, ingest, clock.clone(), None, config);
         let router = http::router(Arc::clone(&app));
-        Self { router, app, store, admin, _directory: directory }
+        Self { router, app, store, admin, clock, _directory: directory }
     }
 
     /// Makes a key and returns its token.

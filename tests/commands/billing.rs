@@ -1,0 +1,256 @@
+//! Billing as a person meets it: a Stripe account is checked and set up, usage arrives there, and
+//! what does not is found, retried and written off. The key of Stripe is in no output.
+
+use super::{KEY, counterfoil, read};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Any output that contains it betrays the key.
+const STRIPE_KEY: &str = "sk_test_canary4711";
+
+/// A command that runs until the end of the test, and its ready line.
+struct Running {
+    child: Child,
+    line: String,
+}
+
+impl Running {
+    fn start(mut command: Command, log: &Path) -> Self {
+        let log = std::fs::File::create(log).unwrap();
+        let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        Self { child, line }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A stand-in for Stripe, a settings file, and a server when it is started.
+struct Account {
+    directory: tempfile::TempDir,
+    stripe: String,
+    url: String,
+    runtime: tokio::runtime::Runtime,
+    running: Vec<Running>,
+}
+
+fn hours_ago(hours: i64) -> String {
+    let then = jiff::Timestamp::now() - jiff::SignedDuration::from_hours(hours);
+    then.to_string()
+}
+
+impl Account {
+    fn open() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let meter = format!(
+            "[meters.calls]\naggregation = \"sum\"\nsettle_after = \"0s\"\ncut_every = \"1s\"\n\
+             [meters.calls.billing]\nevent_name = \"api_calls\"\nfrom = \"{}\"\n",
+            hours_ago(48)
+        );
+        std::fs::write(directory.path().join("counterfoil.toml"), meter).unwrap();
+        let command = counterfoil(&["stripe-sim", "--listen", "127.0.0.1:0"]);
+        let simulator = Running::start(command, &directory.path().join("simulator.log"));
+        let stripe = simulator.line.split_whitespace().nth(2).unwrap().to_owned();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        Self { directory, stripe, url: String::new(), runtime, running: vec![simulator] }
+    }
+
+    /// Starts a server that pushes to the stand-in.
+    fn serve(&mut self) {
+        let data = self.directory.path().join("data");
+        let mut command = self.command(&["serve", "--listen", "127.0.0.1:0", "--log", "json"]);
+        let config = self.directory.path().join("counterfoil.toml");
+        command.arg("--config").arg(config);
+        command.env("COUNTERFOIL_STORE_URL", format!("sqlite:{}", data.display()));
+        command.env("COUNTERFOIL_ADMIN_KEY", KEY);
+        command.env("COUNTERFOIL_PROVIDER_KIND", "stripe");
+        command.env("COUNTERFOIL_PUSH_LOOK_AFTER", "1s").env("COUNTERFOIL_LOG_LEVEL", "debug");
+        let server = Running::start(command, &self.directory.path().join("server.log"));
+        let ready: serde_json::Value = serde_json::from_str(&server.line).unwrap();
+        self.url = ready["url"].as_str().unwrap().to_owned();
+        self.running.push(server);
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = counterfoil(arguments);
+        command.env("COUNTERFOIL_STRIPE_API_BASE", &self.stripe);
+        command.env("COUNTERFOIL_STRIPE_API_KEY", STRIPE_KEY);
+        command
+    }
+
+    /// Runs a command against the server, if there is one: its exit code and all it said.
+    fn run(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let mut command = self.command(arguments);
+        if !self.url.is_empty() {
+            command.env("COUNTERFOIL_URL", &self.url).env("COUNTERFOIL_KEY", KEY);
+        }
+        let (code, output, said) = read(&command.output().unwrap());
+        let all = format!("{output}{said}");
+        assert!(!all.contains("canary"), "{arguments:?} shows the key: {all}");
+        (code, all)
+    }
+
+    fn run_stripe(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let config = self.directory.path().join("counterfoil.toml");
+        let config = ["--config", config.to_str().unwrap()];
+        self.run(&[&["stripe"], arguments, &config].concat())
+    }
+
+    fn call(&self, request: reqwest::RequestBuilder) -> serde_json::Value {
+        self.runtime.block_on(async {
+            let answer = request.send().await.unwrap();
+            let status = answer.status();
+            let body = answer.bytes().await.unwrap();
+            assert!(status.is_success(), "{status}: {}", String::from_utf8_lossy(&body));
+            serde_json::from_slice(&body).unwrap()
+        })
+    }
+
+    fn state(&self) -> serde_json::Value {
+        self.call(reqwest::Client::new().get(format!("{}/_sim/state", self.stripe)))
+    }
+
+    fn new_customer(&self) -> String {
+        let url = format!("{}/v1/customers", self.stripe);
+        let made = self.call(reqwest::Client::new().post(url).bearer_auth("sk_test_other"));
+        made["id"].as_str().unwrap().to_owned()
+    }
+
+    fn map(&self, tenant: &str, customer: &str) {
+        let url = format!("{}/v1/tenants/{tenant}", self.url);
+        let body = format!("{{\"customer\":\"{customer}\"}}");
+        let request = reqwest::Client::new().put(url).bearer_auth(KEY).body(body);
+        self.call(request.header("content-type", "application/json"));
+    }
+
+    fn send(&self, tenant: &str, quantity: &str) {
+        let line = format!(
+            "{{\"tenant\":\"{tenant}\",\"id\":\"{tenant}\",\"meter\":\"calls\",\
+             \"quantity\":\"{quantity}\",\"occurred_at\":\"{}\"}}\n",
+            hours_ago(2)
+        );
+        let file = self.directory.path().join("events.ndjson");
+        std::fs::write(&file, line).unwrap();
+        let (code, said) = self.run(&["send", file.to_str().unwrap()]);
+        assert_eq!(code, Some(0), "{said}");
+    }
+
+    /// Waits until the tenant's newest push is in that state; returns its id.
+    fn wait_for(&self, tenant: &str, state: &str) -> String {
+        let mut last = String::new();
+        for _ in 0..600 {
+            let (_, list) = self.run(&["pushes", "--tenant", tenant, "--json"]);
+            let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+            let newest = &list["pushes"][0];
+            if newest["state"] == state {
+                return newest["id"].to_string();
+            }
+            last = newest.to_string();
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        panic!("no push of {tenant} is {state}: {last}");
+    }
+}
+
+#[test]
+fn an_account_is_checked_and_set_up() {
+    let account = Account::open();
+    let (code, said) = account.run_stripe(&["check"]);
+    assert_eq!(code, Some(4), "{said}");
+    assert!(said.contains("sandbox or test") && said.contains("1 to mend"), "{said}");
+    assert!(said.contains("counterfoil stripe setup --apply creates it"), "{said}");
+    let (code, said) = account.run_stripe(&["setup", "--dry-run"]);
+    assert!(code == Some(0) && said.contains("would be created"), "{said}");
+    assert!(!said.contains("ready"), "nothing is ready yet: {said}");
+    assert_eq!(account.state()["meters"], serde_json::json!([]));
+    let (code, said) = account.run_stripe(&["setup"]);
+    assert!(code == Some(2) && said.contains("--dry-run"), "one of the two is asked for: {said}");
+    let (code, said) = account.run_stripe(&["setup", "--apply"]);
+    assert!(code == Some(0) && said.contains("created as mtr_"), "{said}");
+    let made = account.state()["meters"].clone();
+    assert_eq!(made[0]["event_name"], "api_calls");
+    let (code, said) = account.run_stripe(&["setup", "--apply"]);
+    assert!(code == Some(0) && said.contains("is there already"), "{said}");
+    assert_eq!(account.state()["meters"], made);
+    let (code, said) = account.run_stripe(&["check"]);
+    assert!(code == Some(0) && said.contains("ready"), "{said}");
+    let wrong = account
+        .command(&["stripe", "check"])
+        .env("COUNTERFOIL_STRIPE_API_KEY", "sk_wrong_canary")
+        .output()
+        .unwrap();
+    let (code, _, said) = read(&wrong);
+    assert!(code == Some(1) && said.contains("401") && !said.contains("canary"), "{said}");
+    let none = account.command(&["stripe", "check"]).env("COUNTERFOIL_STRIPE_API_KEY", "").output();
+    let (code, _, said) = read(&none.unwrap());
+    assert!(code == Some(1) && said.contains("COUNTERFOIL_STRIPE_API_KEY"), "{said}");
+}
+
+#[test]
+fn usage_arrives_and_what_does_not_is_found() {
+    let mut account = Account::open();
+    account.run_stripe(&["setup", "--apply"]);
+    account.serve();
+    account.send("acme", "12.5");
+    let (code, said) = account.run_stripe(&["check"]);
+    assert!(code == Some(4) && said.contains("such as acme"), "{said}");
+    account.map("acme", &account.new_customer());
+    let (code, said) = account.run_stripe(&["check"]);
+    assert!(code == Some(0) && said.contains("1 tenants are mapped"), "{said}");
+    let id = account.wait_for("acme", "confirmed");
+    let (_, list) = account.run(&["pushes", "--state", "confirmed", "--meter", "calls"]);
+    assert!(list.contains("acme") && list.contains("12.5"), "{list}");
+    let (code, shown) = account.run(&["pushes", "show", &id]);
+    for part in ["delta 12.5 as cf1-", "accepted", "confirmed", "req_"] {
+        assert!(code == Some(0) && shown.contains(part), "{part} in {shown}");
+    }
+    let compare = ["stripe", "compare", "--tenant", "acme", "--meter", "calls"];
+    let (code, said) = account.run(&compare);
+    assert!(code == Some(0) && said.contains("all 1 windows are equal"), "{said}");
+    assert_eq!(account.state()["totals"][0]["total"], "12.5");
+
+    account.map("ghost", "cus_ghost");
+    account.send("ghost", "3");
+    let (code, said) = account.run_stripe(&["check"]);
+    assert!(code == Some(4) && said.contains("cus_ghost"), "{said}");
+    let dead = account.wait_for("ghost", "dead");
+    let (_, shown) = account.run(&["pushes", "show", &dead]);
+    assert!(shown.contains("dead, 3 unbilled") && shown.contains("No such customer"), "{shown}");
+    let (code, said) = account.run(&["pushes", "retry", &id]);
+    assert!(code == Some(1) && said.contains("(push_not_retried)"), "{said}");
+    account.map("ghost", &account.new_customer());
+    let (code, said) = account.run(&["pushes", "retry", &dead]);
+    assert!(code == Some(0) && said.contains(&format!("takes the place of {dead}")), "{said}");
+    account.wait_for("ghost", "confirmed");
+
+    account.map("lost", "cus_lost");
+    account.send("lost", "4");
+    let dead = account.wait_for("lost", "dead");
+    let (code, said) = account.run(&["pushes", "discard", &dead, "--reason", "a gift"]);
+    assert!(code == Some(0) && said.contains("is written off"), "{said}");
+    let (code, said) = account.run(&["pushes", "discard", &dead, "--reason", "again"]);
+    assert!(code == Some(1) && said.contains("(push_not_discarded)"), "{said}");
+    let (_, list) = account.run(&["pushes", "--class", "discarded"]);
+    assert!(list.contains("lost"), "{list}");
+    let (code, said) = account.run(&["pushes", "show", "99999"]);
+    assert!(code == Some(1) && said.contains("(unknown_push)"), "{said}");
+    let (_, list) = account.run(&["pushes", "--tenant", "nobody"]);
+    assert!(list.contains("no pushes"), "{list}");
+    let lost = ["stripe", "compare", "--tenant", "lost", "--meter", "calls"];
+    account.map("lost", &account.new_customer());
+    let (code, said) = account.run(&lost);
+    assert!(code == Some(4) && said.contains("1 of 1 windows differ"), "{said}");
+    for (log, said) in [("server.log", "is confirmed"), ("simulator.log", "")] {
+        let log = std::fs::read_to_string(account.directory.path().join(log)).unwrap();
+        assert!(log.contains(said) && !log.contains("canary"), "the log shows the key");
+    }
+}

@@ -1,0 +1,203 @@
+//! Decisions by the provider's summary: when the provider may have forgotten a key, nothing is sent
+//! until its own total has told whether the push counted. And confirmation, which only it can give.
+
+use crate::world::{SUMMARIES, World, lock};
+use counterfoil::rules::delivery::{Class, PushState};
+use counterfoil::simulator::{FaultKind, FaultRule};
+use counterfoil::store::push::Ruling;
+
+const HOUR: &str = "2026-11-15T12:00:00Z";
+
+/// A push whose only attempt had an unknown outcome, long ago.
+async fn forgotten(kind: FaultKind) -> (World, String, u64) {
+    let (world, customer) = World::usual().await;
+    let push = world.planned("5").await;
+    world.fault(kind, 1_000);
+    world.push().await;
+    world.check(push.number, PushState::Observed, Class::Unknown).await;
+    (world, customer, push.number)
+}
+
+#[tokio::test]
+async fn for_22_hours_the_same_key_is_sent_and_then_nothing_for_four() {
+    let (world, _, push) = forgotten(FaultKind::LostBefore).await;
+    world.pass_seconds(22 * 3_600 - 1);
+    world.push().await;
+    assert_eq!(world.posts(), 2);
+    world.pass_hours(1);
+    let summaries = || {
+        let calls = lock(&world.simulator()).calls().clone();
+        calls.into_iter().filter(|(call, _)| call.contains(SUMMARIES)).map(|(_, n)| n).sum::<u64>()
+    };
+    for _ in 0..3 {
+        world.push().await;
+        assert_eq!((world.posts(), summaries()), (2, 0), "neither sent nor asked for");
+        world.check(push, PushState::Observed, Class::Unknown).await;
+        world.pass_hours(1);
+    }
+    world.pass_seconds(1);
+    world.push().await;
+    assert_eq!(summaries(), 1, "26 hours after the first attempt the summary is asked");
+}
+
+#[tokio::test]
+async fn a_push_that_the_summary_shows_has_counted() {
+    let (world, customer, push) = forgotten(FaultKind::LostAfter).await;
+    world.pass_hours(26);
+    world.push().await;
+    world.check(push, PushState::Submitted, Class::Present).await;
+    assert_eq!((world.posts(), world.pushes().await.len()), (1, 1));
+    world.pass_hours(1);
+    world.confirm().await;
+    world.check(push, PushState::Confirmed, Class::Confirmed).await;
+    assert_eq!(world.provider_total(&customer, HOUR), "5");
+}
+
+#[tokio::test]
+async fn a_push_that_the_summary_lacks_gets_a_new_revision() {
+    let (world, customer, push) = forgotten(FaultKind::LostBefore).await;
+    world.faults(Vec::new());
+    world.pass_hours(26);
+    world.push().await;
+    let absent = world.check(push, PushState::Replaced, Class::Absent).await;
+    let next = world.pushes().await.pop().unwrap();
+    assert_eq!(
+        (next.revision, next.quantity, next.state),
+        (2, absent.quantity, PushState::Submitted)
+    );
+    assert_ne!(next.key, absent.key);
+    assert!(absent.detail.unwrap().contains("the provider's total of the window is 0"));
+    assert_eq!(world.provider_total(&customer, HOUR), "5");
+}
+
+#[tokio::test]
+async fn a_push_on_which_the_summary_fits_neither_needs_a_person() {
+    let (world, _, push) = forgotten(FaultKind::LostBefore).await;
+    world.faults(Vec::new());
+    // Another program reports usage of its own for this customer.
+    let customer = world.trace(push).await.push.customer.unwrap();
+    let stamp = (crate::world::at(HOUR).micros() / 1_000_000 + 60).to_string();
+    let fields = [
+        ("event_name", "calls"),
+        ("payload[stripe_customer_id]", customer.as_str()),
+        ("payload[value]", "3"),
+        ("timestamp", &stamp),
+    ];
+    world.ask(crate::world::EVENTS, &fields);
+    world.pass_hours(26);
+    world.push().await;
+    world.check(push, PushState::Dead, Class::Undecidable).await;
+    let Ruling::Refused(why) = world.retry(push).await else { panic!("it could bill twice") };
+    assert!(why.contains("sending it again could bill twice") && why.contains("discard"), "{why}");
+    // What follows in this window cannot be decided either, but is sent.
+    let next = world.planned("2").await;
+    world.push().await;
+    world.check(next.number, PushState::Submitted, Class::Accepted).await;
+    let done = world.store.discard_push(push, "seen", world.clock.now()).await.unwrap();
+    assert_eq!(done, Ruling::Done(None));
+    assert!(matches!(world.retry(push).await, Ruling::Refused(why) if why.contains("discarded")));
+}
+
+#[tokio::test]
+async fn a_summary_that_cannot_be_read_decides_nothing() {
+    let (world, customer, push) = forgotten(FaultKind::LostAfter).await;
+    let unreadable = FaultRule::new(FaultKind::Error503).on_path(SUMMARIES).times(3);
+    let garbage = FaultRule::new(FaultKind::Garbage200).on_path(SUMMARIES).times(5);
+    world.faults(vec![unreadable, garbage]);
+    world.pass_hours(26);
+    for _ in 0..5 {
+        world.push().await;
+        world.check(push, PushState::Observed, Class::Unknown).await;
+        world.pass_seconds(300);
+    }
+    world.push().await;
+    world.check(push, PushState::Submitted, Class::Present).await;
+    assert_eq!((world.posts(), world.provider_total(&customer, HOUR)), (1, "5".to_owned()));
+}
+
+/// The provider said 200 and dropped it afterwards: only its total tells.
+#[tokio::test]
+async fn what_was_taken_and_dropped_is_found_after_26_hours_and_retried_by_a_person() {
+    let (world, customer) = World::usual().await;
+    let push = world.planned("5").await;
+    world.fault(FaultKind::AsyncRejection, 1);
+    world.push().await;
+    world.check(push.number, PushState::Submitted, Class::Accepted).await;
+    for _ in 0..103 {
+        world.pass_seconds(900);
+        world.confirm().await;
+        world.check(push.number, PushState::Submitted, Class::Accepted).await;
+    }
+    world.pass_seconds(900);
+    world.confirm().await;
+    world.check(push.number, PushState::Dead, Class::Absent).await;
+    assert_eq!(world.push().await, 0, "nobody sends it again unasked");
+    assert!(matches!(world.retry(push.number).await, Ruling::Done(Some(_))));
+    world.push().await;
+    world.pass_hours(1);
+    assert_eq!(world.confirm().await, 1);
+    assert_eq!(world.provider_total(&customer, HOUR), "5");
+    let history = world.history(push.number).await;
+    assert_eq!((history[0], history[1], history[2]), ("cut", "attempt", "accepted"));
+    assert_eq!(history[history.len() - 2..], ["absent", "retried"]);
+}
+
+#[tokio::test]
+async fn one_of_three_that_was_dropped_is_told_from_the_others() {
+    let (world, customer) = World::usual().await;
+    let first = world.planned("5").await.number;
+    world.push().await;
+    let second = world.planned("2").await.number;
+    world.fault(FaultKind::AsyncRejection, 1);
+    world.push().await;
+    let third = world.planned("4").await.number;
+    world.push().await;
+    world.pass_hours(26);
+    world.confirm().await;
+    world.check(first, PushState::Confirmed, Class::Confirmed).await;
+    world.check(second, PushState::Dead, Class::Absent).await;
+    world.check(third, PushState::Confirmed, Class::Confirmed).await;
+    world.retry(second).await;
+    world.push().await;
+    assert_eq!(world.provider_total(&customer, HOUR), "11");
+}
+
+#[tokio::test]
+async fn a_push_is_confirmed_only_when_the_summary_shows_it() {
+    let (world, _) = World::usual().await;
+    lock(&world.simulator()).set_summary_lag(3 * 3_600);
+    let push = world.planned("5").await;
+    world.push().await;
+    assert_eq!(world.confirm().await, 0, "it is too early to look");
+    for _ in 0..5 {
+        world.pass_seconds(1_800);
+        world.confirm().await;
+        world.check(push.number, PushState::Submitted, Class::Accepted).await;
+    }
+    world.pass_seconds(7_200);
+    world.confirm().await;
+    world.check(push.number, PushState::Confirmed, Class::Confirmed).await;
+    assert_eq!(world.posts(), 1, "lag makes nobody send anything again");
+}
+
+/// A total of the window that lags behind a confirmed revision says nothing against it.
+#[tokio::test]
+async fn a_summary_that_falls_back_harms_nothing() {
+    let (world, customer) = World::usual().await;
+    let first = world.planned("5").await;
+    world.push().await;
+    world.pass_hours(1);
+    world.confirm().await;
+    let second = world.planned("2").await;
+    world.push().await;
+    world.pass_seconds(1_800);
+    world.faults(vec![FaultRule::new(FaultKind::SummaryLag).on_path(SUMMARIES).times(2)]);
+    world.confirm().await;
+    world.check(first.number, PushState::Confirmed, Class::Confirmed).await;
+    world.check(second.number, PushState::Submitted, Class::Accepted).await;
+    world.pass_hours(10);
+    world.confirm().await;
+    world.confirm().await;
+    world.check(second.number, PushState::Confirmed, Class::Confirmed).await;
+    assert_eq!(world.provider_total(&customer, HOUR), "7");
+}

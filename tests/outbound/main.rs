@@ -1,0 +1,13 @@
+//! The outbound half in process: a real store, the real jobs under a clock that is moved by hand,
+//! the real Stripe client, and the stand-in for Stripe behind a port. Each test is one promise.
+
+#![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm)]
+
+mod cuts;
+mod decisions;
+mod delivery;
+mod faults;
+mod outage;
+mod shadow;
+mod sink;
+mod world;
