@@ -59,9 +59,12 @@ async fn cut_and_send(server: &Server) {
         accept_horizon_hours: 24 * 30,
         shadow: false,
         digits_max: 15,
+        lease_ms: 120_000,
     };
     Cutter::new(Arc::clone(&store), server.clock.clone(), settings).pass().await.unwrap();
-    let (push, clock) = (default_config().push, server.clock.clone());
+    let (mut push, clock) = (default_config().push, server.clock.clone());
+    // The clock stands still, and so does the pace.
+    push.rate_per_second = 1_000;
     Submitter::new(store, Arc::new(Scripted), clock, push, (false, 1)).run_due().await.unwrap();
 }
 

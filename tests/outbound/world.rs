@@ -319,6 +319,7 @@ impl Jobs {
             accept_horizon_hours: config.ingest.accept_horizon_hours,
             shadow,
             digits_max: provider.limits().digits_max,
+            lease_ms: config.push.lease_ms,
         };
         Self {
             cutter: Cutter::new(Arc::clone(store), clock.clone(), settings),
@@ -333,7 +334,7 @@ impl Jobs {
                 Arc::clone(store),
                 provider,
                 clock.clone(),
-                (holder, config.push.look_after),
+                (holder, config.push.clone()),
                 shadow,
             ),
             watcher: Watcher::new(Arc::clone(store), clock.clone()),
