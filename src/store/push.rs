@@ -338,11 +338,6 @@ pub trait Pushes: Send + Sync {
     async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes>;
 }
 
-/// Everything that concerns billing.
-pub trait Outbound: Leases + Cuts + Pushes {}
-
-impl<T: Leases + Cuts + Pushes + ?Sized> Outbound for T {}
-
 /// A change of a push that was committed, as it is logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransitionLine {

@@ -8,11 +8,10 @@ use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::{
-    AttemptIntent, ClaimedPush, CutOrder, CutReport, CutTerms, Lease, Outbound, Push, PushClaim,
-    PushQuery, PushTrace, Settlement,
+    AttemptIntent, ClaimedPush, CutOrder, CutReport, CutTerms, Lease, Push, PushClaim, PushQuery,
+    PushTrace, Settlement,
 };
 use counterfoil::store::{TenantFields, TenantPut};
-use std::sync::Arc;
 
 pub const HOUR_MICROS: i64 = 3_600_000_000;
 
@@ -39,13 +38,9 @@ impl Billed {
             f.declare(slug, spec).await;
         }
         let until = after(f.now, 60 * 24);
-        let lease = f.outbound().claim_lease("cut", "test", f.now, until).await.unwrap().unwrap();
+        let lease = f.store.claim_lease("cut", "test", f.now, until).await.unwrap().unwrap();
         let terms = CutTerms { at: f.now, shadow: false, digits_max: 15, events_max: 1_000 };
         Self { f, lease, terms }
-    }
-
-    pub fn outbound(&self) -> Arc<dyn Outbound> {
-        self.f.outbound()
     }
 
     /// An event of tenant acme, in the middle of an hour.
@@ -77,7 +72,7 @@ impl Billed {
 
     pub async fn cut_of(&self, tenant: &str, meter: &str, hours: &[i64]) -> CutReport {
         let orders = self.orders(tenant, meter, hours).await;
-        self.outbound().record_cuts(&self.lease, orders, self.terms).await.unwrap()
+        self.f.store.record_cuts(&self.lease, orders, self.terms).await.unwrap()
     }
 
     /// Cuts hours of tenant acme, and returns how many pushes that gave.
@@ -96,20 +91,20 @@ impl Billed {
     pub async fn state(&self, meter: &str, hour: i64) -> Option<CutState> {
         let number = self.f.meter_no(meter).await;
         let range = window(hour);
-        let cuts = self.outbound().read_cuts(&tenant_id("acme"), number, range).await.unwrap();
+        let cuts = self.f.store.read_cuts(&tenant_id("acme"), number, range).await.unwrap();
         assert!(cuts.len() <= 1 && cuts.iter().all(|(start, _)| *start == range.start));
         cuts.into_iter().next().map(|(_, state)| state)
     }
 
     pub async fn remainder(&self, tenant: &str, meter: &str, shadow: bool) -> Quantity {
         let number = self.f.meter_no(meter).await;
-        self.outbound().read_remainder(&tenant_id(tenant), number, shadow).await.unwrap()
+        self.f.store.read_remainder(&tenant_id(tenant), number, shadow).await.unwrap()
     }
 
     /// All pushes, oldest first.
     pub async fn pushes(&self) -> Vec<Push> {
         let query = PushQuery { limit: 100_000, ..Default::default() };
-        let mut pushes = self.outbound().list_pushes(query).await.unwrap();
+        let mut pushes = self.f.store.list_pushes(query).await.unwrap();
         pushes.reverse();
         pushes
     }
@@ -121,7 +116,7 @@ impl Billed {
     }
 
     pub async fn trace(&self, number: u64) -> PushTrace {
-        self.outbound().trace_push(number).await.unwrap().unwrap()
+        self.f.store.trace_push(number).await.unwrap().unwrap()
     }
 
     pub async fn push(&self, number: u64) -> Push {
@@ -133,7 +128,7 @@ impl Billed {
         let now = after(self.f.now, minute);
         let claim =
             PushClaim { now, lease_until: after(now, 10), limit: 100, shadow: self.terms.shadow };
-        self.outbound().claim_pushes(claim).await.unwrap()
+        self.f.store.claim_pushes(claim).await.unwrap()
     }
 
     pub async fn claim_one(&self, minute: i64) -> ClaimedPush {
@@ -149,7 +144,7 @@ impl Billed {
             customer: claimed.customer.clone(),
             request: format!("request at {minute}").into_bytes(),
         };
-        let begun = self.outbound().begin_attempts(vec![intent], after(self.f.now, minute)).await;
+        let begun = self.f.store.begin_attempts(vec![intent], after(self.f.now, minute)).await;
         begun.unwrap() == [claimed.push.number]
     }
 
@@ -174,7 +169,7 @@ impl Billed {
         let detail = Some(format!("said at {minute}"));
         let settlement = Settlement { push, fence, class, next, request_id, detail };
         let at = after(self.f.now, minute);
-        self.outbound().settle_pushes(vec![settlement], at).await.unwrap() == 1
+        self.f.store.settle_pushes(vec![settlement], at).await.unwrap() == 1
     }
 
     /// Claims the one push that is due, sends it, and settles it.

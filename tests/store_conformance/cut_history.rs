@@ -137,7 +137,7 @@ impl World {
         for push in self.billed.pushes().await {
             if push.state == PushState::Dead {
                 let at = after(self.billed.f.now, self.minute);
-                let ruling = self.billed.outbound().retry_push(push.number, at).await.unwrap();
+                let ruling = self.billed.f.store.retry_push(push.number, at).await.unwrap();
                 assert!(matches!(ruling, Ruling::Done(Some(_))), "{ruling:?}");
             }
         }
@@ -180,7 +180,7 @@ impl World {
             for meter in METERS {
                 let number = self.billed.f.meter_no(meter).await;
                 let name = tenant_id(tenant);
-                let cuts = self.billed.outbound().read_cuts(&name, number, range).await.unwrap();
+                let cuts = self.billed.f.store.read_cuts(&name, number, range).await.unwrap();
                 let total: i128 = cuts.iter().map(|(_, cut)| cut.total.units()).sum();
                 let planned: i128 = cuts.iter().map(|(_, cut)| cut.planned.units()).sum();
                 let remainder = self.billed.remainder(tenant, meter, false).await.units();
@@ -204,7 +204,7 @@ impl World {
             let number = counterfoil::rules::ids::MeterNo(*meter);
             let range = Window { start: *start, end: after(*start, 1) };
             let tenant_id = tenant_id(tenant);
-            let cuts = self.billed.outbound().read_cuts(&tenant_id, number, range).await.unwrap();
+            let cuts = self.billed.f.store.read_cuts(&tenant_id, number, range).await.unwrap();
             let (_, cut) = cuts.first().unwrap();
             assert_eq!(cut.total.units(), *used);
             let place = (tenant.clone(), *meter, *start);

@@ -18,7 +18,7 @@ pub async fn three_calls_with_one_lease(f: Fixture) {
     }
     let mut orders = billed.orders("acme", "tokens", &hours).await;
     orders.extend(billed.orders("acme", "single", &hours).await);
-    let outbound = billed.outbound();
+    let outbound = billed.f.store.clone();
     let cut = || outbound.record_cuts(&billed.lease, orders.clone(), billed.terms);
     let (a, b, c) = tokio::join!(cut(), cut(), cut());
     let reports = [a.unwrap(), b.unwrap(), c.unwrap()];
@@ -119,7 +119,7 @@ pub async fn days_are_cut_as_one(f: Fixture) {
     let day = Window { start: window(0).start, end: window(23).end };
     let meter = billed.f.meter_no("daily").await;
     let order = CutOrder { tenant: tenant_id("acme"), meter, window: day };
-    let report = billed.outbound().record_cuts(&billed.lease, vec![order], billed.terms).await;
+    let report = billed.f.store.record_cuts(&billed.lease, vec![order], billed.terms).await;
     assert_eq!(report.unwrap().pushes, 1);
     let push = billed.pushes().await.remove(0);
     assert_eq!((push.window, push.quantity), (day, quantity("4.5")));
@@ -254,11 +254,11 @@ pub async fn marks_move_and_stay(f: Fixture) {
     let (tokens, peak) = (billed.f.meter_no("tokens").await, billed.f.meter_no("peak").await);
     let mark = |minute| after(billed.f.now, minute);
     for (meter, at) in [(tokens, mark(1)), (peak, mark(2)), (tokens, mark(3))] {
-        assert!(billed.outbound().record_cut_mark(&billed.lease, meter, at).await.unwrap());
+        assert!(billed.f.store.record_cut_mark(&billed.lease, meter, at).await.unwrap());
     }
     let expected = [(tokens, mark(3)), (peak, mark(2))];
     billed.f.restart().await;
-    let mut marks = billed.outbound().read_cut_marks().await.unwrap();
+    let mut marks = billed.f.store.read_cut_marks().await.unwrap();
     marks.sort();
     assert_eq!(marks, expected);
 }

@@ -9,7 +9,6 @@ use counterfoil::rules::usage::{Usage, compose};
 use counterfoil::rules::verdict::{Acceptance, Verdict};
 use counterfoil::rules::window::Window;
 use counterfoil::store::postgres::PostgresStore;
-use counterfoil::store::push::Outbound;
 use counterfoil::store::sqlite::SqliteStore;
 use counterfoil::store::{DeliveryBatch, Store};
 use std::sync::Arc;
@@ -23,7 +22,6 @@ const SEGMENT_EVENTS: usize = 40;
 
 pub struct Fixture {
     pub store: Arc<dyn Store>,
-    outbound: Option<Arc<dyn Outbound>>,
     place: Place,
     colliding_bits: Option<u32>,
     pub now: Timestamp,
@@ -62,9 +60,9 @@ impl Fixture {
     }
 
     async fn start(place: Place) -> Self {
-        let (store, outbound) = open(&place, None).await;
+        let store = open(&place, None).await;
         let now = Timestamp::parse(NOW).unwrap();
-        let fixture = Self { store, outbound, place, colliding_bits: None, now };
+        let fixture = Self { store, place, colliding_bits: None, now };
         for (slug, spec) in [
             ("calls", r#"{"aggregation":"sum"}"#),
             ("logins", r#"{"aggregation":"count"}"#),
@@ -89,7 +87,7 @@ impl Fixture {
     /// Closes the store and opens it again, as a restart of the server does.
     pub async fn restart(&mut self) {
         self.store.close().await;
-        (self.store, self.outbound) = open(&self.place, self.colliding_bits).await;
+        self.store = open(&self.place, self.colliding_bits).await;
     }
 
     /// Opens the store again with event keys of few bits.
@@ -100,12 +98,7 @@ impl Fixture {
 
     /// A second server on the same PostgreSQL database.
     pub async fn second_server(&self) -> Arc<dyn Store> {
-        open(&self.place, self.colliding_bits).await.0
-    }
-
-    /// The verbs that concern billing.
-    pub fn outbound(&self) -> Arc<dyn Outbound> {
-        self.outbound.clone().expect("listed only for stores that have them")
+        open(&self.place, self.colliding_bits).await
     }
 
     pub async fn catalog(&self) -> Catalog {
@@ -195,10 +188,7 @@ pub fn event(
     )
 }
 
-async fn open(
-    place: &Place,
-    colliding_bits: Option<u32>,
-) -> (Arc<dyn Store>, Option<Arc<dyn Outbound>>) {
+async fn open(place: &Place, colliding_bits: Option<u32>) -> Arc<dyn Store> {
     match place {
         Place::Directory(directory) => {
             let settings = SqliteConfig {
@@ -206,20 +196,18 @@ async fn open(
                 segment_age_max_ms: 3_600_000,
                 readers: 2,
             };
-            let store = match colliding_bits {
+            match colliding_bits {
                 None => SqliteStore::open(directory.path(), &settings).unwrap(),
                 Some(bits) => {
                     SqliteStore::open_colliding(directory.path(), &settings, bits).unwrap()
                 }
-            };
-            (store.clone(), Some(store))
+            }
         }
         Place::Database(url) => {
             let settings = PostgresConfig { writers: 2, readers: 2, timeout_ms: 20_000 };
-            let store = PostgresStore::open_with_fingerprinter_bits(url, &settings, colliding_bits)
+            PostgresStore::open_with_fingerprinter_bits(url, &settings, colliding_bits)
                 .await
-                .unwrap();
-            (store.clone(), Some(store))
+                .unwrap()
         }
     }
 }

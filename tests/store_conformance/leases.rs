@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub async fn a_lease_has_one_holder(mut f: Fixture) {
     let claim = async |f: &Fixture, holder: &str, minute: i64| {
         let (now, until) = (after(f.now, minute), after(f.now, minute + 10));
-        let lease = f.outbound().claim_lease("cut", holder, now, until).await.unwrap();
+        let lease = f.store.claim_lease("cut", holder, now, until).await.unwrap();
         lease.map(|lease| lease.fence)
     };
     let lease = |fence| Lease { name: "cut", fence };
@@ -19,14 +19,14 @@ pub async fn a_lease_has_one_holder(mut f: Fixture) {
     f.restart().await;
     assert_eq!(claim(&f, "b", 15).await, Some(2), "it ended");
     assert_eq!(claim(&f, "a", 16).await, None);
-    f.outbound().release_lease(&lease(1)).await.unwrap();
+    f.store.release_lease(&lease(1)).await.unwrap();
     assert_eq!(claim(&f, "a", 16).await, None, "an earlier fence gives nothing back");
-    f.outbound().release_lease(&lease(2)).await.unwrap();
+    f.store.release_lease(&lease(2)).await.unwrap();
     assert_eq!(claim(&f, "a", 16).await, Some(3));
-    f.outbound().release_lease(&lease(3)).await.unwrap();
+    f.store.release_lease(&lease(3)).await.unwrap();
     assert_eq!(claim(&f, "a", 17).await, Some(4), "given back is given up");
     let (now, until) = (f.now, after(f.now, 1));
-    let other = f.outbound().claim_lease("other", "b", now, until).await.unwrap();
+    let other = f.store.claim_lease("other", "b", now, until).await.unwrap();
     assert_eq!(other, Some(Lease { name: "other", fence: 1 }));
 }
 
@@ -36,13 +36,13 @@ pub async fn three_cutters_at_once(f: Fixture) {
     for hour in &hours {
         billed.used(&format!("e{hour}"), "tokens", "1.5", *hour).await;
     }
-    billed.outbound().release_lease(&billed.lease).await.unwrap();
+    billed.f.store.release_lease(&billed.lease).await.unwrap();
     let orders = billed.orders("acme", "tokens", &hours).await;
     let billed = Arc::new(billed);
     let cutters = ["a", "b", "c"].map(|holder| {
         let (billed, orders) = (Arc::clone(&billed), orders.clone());
         tokio::spawn(async move {
-            let outbound = billed.outbound();
+            let outbound = billed.f.store.clone();
             let (now, until) = (billed.f.now, after(billed.f.now, 10));
             let mut rounds = 0;
             while rounds < 3 {
@@ -71,7 +71,7 @@ pub async fn three_cutters_at_once(f: Fixture) {
 
 pub async fn a_stale_fence_writes_nothing(f: Fixture) {
     let mut billed = Billed::start(f).await;
-    let outbound = billed.outbound();
+    let outbound = billed.f.store.clone();
     billed.used("e1", "tokens", "1", 0).await;
     let stale = billed.lease.clone();
     let late = after(billed.f.now, 60 * 24);

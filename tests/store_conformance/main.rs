@@ -27,7 +27,7 @@ mod two_senders;
 mod two_servers;
 mod usage;
 
-macro_rules! on_sqlite {
+macro_rules! on_every_store {
     ($($module:ident { $($test:ident),* $(,)? })*) => {
         mod sqlite { $(mod $module { $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -35,12 +35,6 @@ macro_rules! on_sqlite {
                 crate::$module::$test(crate::fixture::Fixture::sqlite().await).await;
             }
         )* })* }
-    };
-}
-
-macro_rules! on_every_store {
-    ($($module:ident { $($test:ident),* $(,)? })*) => {
-        on_sqlite! { $($module { $($test),* })* }
         mod postgres { $(mod $module { $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $test() {
@@ -96,54 +90,48 @@ on_every_store! {
         order_and_batching_do_not_matter,
         readers_never_see_a_wrong_total,
     }
-}
-
-/// What concerns billing.
-mod outbound {
-    on_every_store! {
-        leases {
-            a_lease_has_one_holder,
-            three_cutters_at_once,
-            a_stale_fence_writes_nothing,
-        }
-        cuts {
-            three_calls_with_one_lease,
-            a_late_event_makes_a_revision,
-            trials_are_not_billed,
-            absolute_totals_are_sent_whole,
-            remainders_are_carried_over_windows,
-            days_are_cut_as_one,
-            each_event_is_a_push,
-            carried_events_are_added_once,
-            events_beyond_the_limit_are_left,
-            shadow_is_decided_by_the_first_cut,
-            what_is_not_billed_is_not_cut,
-            marks_move_and_stay,
-        }
-        cut_history {
-            random_histories_bill_exactly_what_was_used,
-        }
-        pushes {
-            one_of_a_tenant_and_meter_is_in_flight,
-            the_lowest_revision_goes_first,
-            without_a_customer_nothing_is_claimed,
-            an_expired_lease_is_claimed_again,
-            the_first_attempt_stays,
-            a_history_is_complete_and_in_order,
-            a_settlement_counts_once,
-            the_next_revision_takes_the_place,
-            absolute_totals_overtake_dead_ones,
-            retries_and_refusals,
-            discards_and_refusals,
-            a_claim_tells_what_is_settled_and_doubtful,
-            claimants_at_once_share_nothing,
-        }
-        push_listing {
-            pages_and_filters,
-            counts_and_unbilled_sums,
-            submitted_windows_come_up_when_due,
-            windows_with_a_begun_push_are_left_out,
-            a_changed_customer_has_a_window_of_its_own,
-        }
+    leases {
+        a_lease_has_one_holder,
+        three_cutters_at_once,
+        a_stale_fence_writes_nothing,
+    }
+    cuts {
+        three_calls_with_one_lease,
+        a_late_event_makes_a_revision,
+        trials_are_not_billed,
+        absolute_totals_are_sent_whole,
+        remainders_are_carried_over_windows,
+        days_are_cut_as_one,
+        each_event_is_a_push,
+        carried_events_are_added_once,
+        events_beyond_the_limit_are_left,
+        shadow_is_decided_by_the_first_cut,
+        what_is_not_billed_is_not_cut,
+        marks_move_and_stay,
+    }
+    cut_history {
+        random_histories_bill_exactly_what_was_used,
+    }
+    pushes {
+        one_of_a_tenant_and_meter_is_in_flight,
+        the_lowest_revision_goes_first,
+        without_a_customer_nothing_is_claimed,
+        an_expired_lease_is_claimed_again,
+        the_first_attempt_stays,
+        a_history_is_complete_and_in_order,
+        a_settlement_counts_once,
+        the_next_revision_takes_the_place,
+        absolute_totals_overtake_dead_ones,
+        retries_and_refusals,
+        discards_and_refusals,
+        a_claim_tells_what_is_settled_and_doubtful,
+        claimants_at_once_share_nothing,
+    }
+    push_listing {
+        pages_and_filters,
+        counts_and_unbilled_sums,
+        submitted_windows_come_up_when_due,
+        windows_with_a_begun_push_are_left_out,
+        a_changed_customer_has_a_window_of_its_own,
     }
 }

@@ -24,7 +24,7 @@ pub async fn pages_and_filters(f: Fixture) {
     billed.f.restart().await;
     let check = async |query: PushQuery, places: &[usize]| {
         let query = PushQuery { limit: query.limit.max(1), ..query };
-        let found = billed.outbound().list_pushes(query).await.unwrap();
+        let found = billed.f.store.list_pushes(query).await.unwrap();
         let numbers: Vec<u64> = found.iter().map(|push| push.number).collect();
         assert_eq!(numbers, places.iter().map(|place| all[*place]).collect::<Vec<_>>());
     };
@@ -54,7 +54,7 @@ pub async fn counts_and_unbilled_sums(f: Fixture) {
         submitted_before: after(billed.f.now, submitted),
     };
     let (old, young) = (ages(5, 5), ages(0, 0));
-    let empty = billed.outbound().count_pushes(old).await.unwrap();
+    let empty = billed.f.store.count_pushes(old).await.unwrap();
     assert_eq!(empty, PushCounts::default());
     billed.customer("acme", "cus_acme").await;
     for hour in 0..3 {
@@ -63,7 +63,7 @@ pub async fn counts_and_unbilled_sums(f: Fixture) {
     }
     billed.planned("acme", "w0", "whole", "3", 0).await;
     let discarded = billed.send(REFUSED, 1).await;
-    billed.outbound().discard_push(discarded, "small", billed.f.now).await.unwrap();
+    billed.f.store.discard_push(discarded, "small", billed.f.now).await.unwrap();
     billed.planned("acme", "w1", "whole", "4", 1).await;
     billed.send(REFUSED, 1).await;
     billed.planned("acme", "t4", "tokens", "1", 4).await;
@@ -86,7 +86,7 @@ pub async fn counts_and_unbilled_sums(f: Fixture) {
         unbilled,
     };
     let counts = async |ages| {
-        let mut counts = billed.outbound().count_pushes(ages).await.unwrap();
+        let mut counts = billed.f.store.count_pushes(ages).await.unwrap();
         counts.unbilled.sort();
         counts
     };
@@ -97,7 +97,7 @@ pub async fn counts_and_unbilled_sums(f: Fixture) {
 
 async fn due(billed: &Billed, minute: i64, limit: usize) -> Vec<SubmittedWindow> {
     let now = after(billed.f.now, minute);
-    billed.outbound().list_submitted_windows(now, billed.terms.shadow, limit).await.unwrap()
+    billed.f.store.list_submitted_windows(now, billed.terms.shadow, limit).await.unwrap()
 }
 
 pub async fn submitted_windows_come_up_when_due(f: Fixture) {

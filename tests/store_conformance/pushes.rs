@@ -38,18 +38,18 @@ pub async fn one_of_a_tenant_and_meter_is_in_flight(f: Fixture) {
     let all: Vec<u64> = billed.pushes().await.iter().map(|push| push.number).collect();
     let now = billed.f.now;
     let claim = PushClaim { now, lease_until: after(now, 10), limit: 2, shadow: false };
-    let first = billed.outbound().claim_pushes(claim).await.unwrap();
+    let first = billed.f.store.claim_pushes(claim).await.unwrap();
     assert_eq!(numbers(&first), [all[0], all[2]]);
     let second = billed.claim(0).await;
     assert_eq!(numbers(&second), [all[3]]);
     assert_eq!(billed.claim(0).await, []);
     let acme = crate::fixture::tenant_id("acme");
-    let open = billed.outbound().count_open_pushes(&acme).await.unwrap();
+    let open = billed.f.store.count_open_pushes(&acme).await.unwrap();
     assert_eq!(open, OpenPushes { in_flight: 2, observed: 3 });
     // What is settled makes room.
     assert!(billed.settle(&first[0], billed.accepted(1), 1).await);
     assert_eq!(numbers(&billed.claim(1).await), [all[1]]);
-    let open = billed.outbound().count_open_pushes(&acme).await.unwrap();
+    let open = billed.f.store.count_open_pushes(&acme).await.unwrap();
     assert_eq!(open, OpenPushes { in_flight: 2, observed: 2 });
 }
 
@@ -102,7 +102,7 @@ pub async fn an_expired_lease_is_claimed_again(f: Fixture) {
     assert!(billed.settle(&new, billed.accepted(11), 11).await);
     assert!(!billed.begin(&new, 12).await, "it is settled");
     let unknown = AttemptIntent { push: 9_999, fence: 1, customer: new.customer, request: vec![] };
-    let begun = billed.outbound().begin_attempts(vec![unknown], billed.f.now).await.unwrap();
+    let begun = billed.f.store.begin_attempts(vec![unknown], billed.f.now).await.unwrap();
     assert_eq!(begun, Vec::<u64>::new());
 }
 
@@ -176,7 +176,7 @@ pub async fn a_history_is_complete_and_in_order(f: Fixture) {
     assert_eq!(last.detail.as_deref(), Some("said at 30"));
     assert_eq!((trace.push.state, trace.push.class), (Confirmed, Class::Confirmed));
     assert_eq!(trace.push.state_at, after(billed.f.now, 30));
-    assert_eq!(billed.outbound().trace_push(9_999).await.unwrap(), None);
+    assert_eq!(billed.f.store.trace_push(9_999).await.unwrap(), None);
 }
 
 pub async fn a_settlement_counts_once(f: Fixture) {
@@ -251,7 +251,7 @@ pub async fn absolute_totals_overtake_dead_ones(f: Fixture) {
 pub async fn retries_and_refusals(f: Fixture) {
     let mut billed = start(f).await;
     let retry = async |billed: &Billed, number: u64| {
-        billed.outbound().retry_push(number, after(billed.f.now, 9)).await.unwrap()
+        billed.f.store.retry_push(number, after(billed.f.now, 9)).await.unwrap()
     };
     billed.planned("acme", "e1", "tokens", "5", 0).await;
     let number = billed.pushes().await[0].number;
@@ -281,7 +281,7 @@ pub async fn discards_and_refusals(f: Fixture) {
     let billed = start(f).await;
     let discard = async |number: u64| {
         let at = after(billed.f.now, 9);
-        billed.outbound().discard_push(number, "corrected by hand", at).await.unwrap()
+        billed.f.store.discard_push(number, "corrected by hand", at).await.unwrap()
     };
     billed.planned("acme", "e1", "tokens", "5", 0).await;
     let number = billed.pushes().await[0].number;
@@ -290,7 +290,7 @@ pub async fn discards_and_refusals(f: Fixture) {
     billed.send(UNDECIDABLE, 1).await;
     assert_eq!(discard(number).await, Ruling::Done(None));
     assert!(matches!(discard(number).await, Ruling::Refused(_)), "it was discarded");
-    let retried = billed.outbound().retry_push(number, billed.f.now).await.unwrap();
+    let retried = billed.f.store.retry_push(number, billed.f.now).await.unwrap();
     assert!(matches!(retried, Ruling::Refused(_)));
     let trace = billed.trace(number).await;
     assert_eq!((trace.push.state, trace.push.class), (PushState::Dead, Class::Discarded));
@@ -314,9 +314,8 @@ pub async fn a_claim_tells_what_is_settled_and_doubtful(f: Fixture) {
     let refused = check("e3", "5", false, REFUSED).await;
     let confirmed = (Class::Confirmed, Next::Confirmed);
     assert!(billed.settle_number(second, None, confirmed, 2).await);
-    let discard = async |number| {
-        billed.outbound().discard_push(number, "enough", billed.f.now).await.unwrap()
-    };
+    let discard =
+        async |number| billed.f.store.discard_push(number, "enough", billed.f.now).await.unwrap();
     assert_eq!(discard(refused).await, Ruling::Done(None));
     let unknown = check("e4", "5", false, UNDECIDABLE).await;
     check("e5", "5", true, billed.accepted(1)).await;
