@@ -11,7 +11,7 @@ pub mod push;
 pub mod sqlite;
 
 use crate::rules::event::Event;
-use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId};
+use crate::rules::ids::{CustomerId, EventId, MeterNo, MeterSlug, TenantId};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
@@ -151,6 +151,9 @@ pub enum Declaration<T> {
     Updated,
     /// Something else was declared under that name before; it stands.
     Refused(T),
+    /// Another meter is billed under this event name; the provider could not tell the two apart.
+    /// Nothing was changed.
+    EventNameTaken(MeterSlug),
 }
 
 /// One API key; the token itself is not kept.

@@ -57,7 +57,7 @@ CREATE TABLE remainders (
     PRIMARY KEY (tenant_no, meter_no, shadow)
 );
 
--- Up to which moment everything received was cut.
+-- The moment before which all that was received is cut.
 CREATE TABLE cut_marks (
     -- of which meter
     meter_no smallint NOT NULL PRIMARY KEY,

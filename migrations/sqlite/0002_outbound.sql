@@ -54,7 +54,7 @@ CREATE TABLE remainders (
     PRIMARY KEY (tenant_no, meter_no, shadow)
 ) STRICT, WITHOUT ROWID;
 
--- Up to which moment everything received was cut.
+-- The moment before which all that was received is cut.
 CREATE TABLE cut_marks (
     -- of which meter
     meter_no INTEGER NOT NULL PRIMARY KEY,

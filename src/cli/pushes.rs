@@ -70,13 +70,19 @@ enum PushesCommand {
         json: bool,
     },
     /// Send a dead push again as a new revision, if that cannot bill twice
-    #[command(after_help = "Example:
-  counterfoil pushes retry 42")]
+    #[command(after_help = "Examples:
+  counterfoil pushes retry 42
+  counterfoil pushes retry --all
+      every dead push that the provider refused, once the cause is mended")]
     Retry {
         #[command(flatten)]
         server: ServerArguments,
         /// The push's id
-        id: u64,
+        #[arg(required_unless_present = "all", conflicts_with = "all")]
+        id: Option<u64>,
+        /// All dead pushes that were refused
+        #[arg(long)]
+        all: bool,
     },
     /// Write a dead push off, with a reason
     #[command(after_help = "Example:
@@ -155,15 +161,10 @@ pub async fn run(arguments: PushesArguments) -> anyhow::Result<ExitCode> {
                 print_trace(&serde_json::from_slice(&body).context(UNREADABLE)?);
             }
         }
-        Some(PushesCommand::Retry { server, id }) => {
-            let path = ["v1", "pushes", &id.to_string(), "retry"];
-            let body = Client::new(&server)?.call(&Request::new(Method::POST, &path)).await?;
-            let ruling: Ruling = serde_json::from_slice(&body).context(UNREADABLE)?;
-            match ruling.replacement {
-                Some(replacement) => println!("push {replacement} takes the place of {id}"),
-                None => println!("{id} will be tried again"),
-            }
+        Some(PushesCommand::Retry { server, id: Some(id), .. }) => {
+            retry(&Client::new(&server)?, id).await?;
         }
+        Some(PushesCommand::Retry { server, id: None, .. }) => retry_all(&server).await?,
         Some(PushesCommand::Discard { server, id, reason }) => {
             let path = ["v1", "pushes", &id.to_string(), "discard"];
             let spec = serde_json::json!({"reason": reason});
@@ -173,6 +174,40 @@ pub async fn run(arguments: PushesArguments) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn retry(client: &Client, id: u64) -> anyhow::Result<()> {
+    let path = ["v1", "pushes", &id.to_string(), "retry"];
+    let body = client.call(&Request::new(Method::POST, &path)).await?;
+    let ruling: Ruling = serde_json::from_slice(&body).context(UNREADABLE)?;
+    match ruling.replacement {
+        Some(replacement) => println!("push {replacement} takes the place of {id}"),
+        None => println!("{id} will be tried again"),
+    }
+    Ok(())
+}
+
+/// Retries page after page, from the newest to the oldest.
+async fn retry_all(server: &ServerArguments) -> anyhow::Result<()> {
+    let client = Client::new(server)?;
+    let mut before: Option<u64> = None;
+    let mut retried = 0;
+    loop {
+        let mut request = Request::new(Method::GET, &["v1", "pushes"]);
+        request.query.extend([("state", "dead".into()), ("class", "refused".into())]);
+        request.query.extend(before.map(|before| ("before", before.to_string())));
+        let body = client.call(&request).await?;
+        let page: PushList = serde_json::from_slice(&body).context(UNREADABLE)?;
+        for push in &page.pushes {
+            retry(&client, push.id).await?;
+            retried += 1;
+        }
+        before = page.next_before;
+        if before.is_none() {
+            println!("{retried} pushes will be sent again");
+            return Ok(());
+        }
+    }
 }
 
 async fn list(arguments: &ListArguments) -> anyhow::Result<()> {

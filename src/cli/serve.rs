@@ -136,6 +136,10 @@ async fn declare_meters(config: &Config, store: &dyn Store, clock: &Clock) -> an
         match store.declare_meter(meter, clock.now()).await? {
             Declaration::Created => tracing::info!(meter = slug, "a meter was declared"),
             Declaration::Updated => {}
+            Declaration::EventNameTaken(other) => bail!(
+                "settings: [meters.{slug}.billing]: meter {other} is billed under the same \
+                 event_name; give each meter its own"
+            ),
             Declaration::Refused(standing) => {
                 let standing = serde_json::to_string(&standing.spec)?;
                 bail!(

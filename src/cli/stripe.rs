@@ -345,6 +345,7 @@ struct ComparedWindow {
     ledger: String,
     pushed: String,
     provider: String,
+    equal: bool,
 }
 
 async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
@@ -368,11 +369,10 @@ async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
     }
     let mut table = new_table(&["window", "state", "", "ledger", "pushed", "Stripe"], 3);
     for window in &comparison.windows {
-        let equal = window.ledger == window.provider;
         table.add_row([
             cell(&window.start),
             cell(&window.state),
-            cell(if equal { "equal" } else { "DIFFERS" }),
+            cell(if window.equal { "equal" } else { "DIFFERS" }),
             cell(grouped(&window.ledger)),
             cell(grouped(&window.pushed)),
             cell(grouped(&window.provider)),

@@ -99,7 +99,8 @@ pub struct ComparisonAnswer {
     meter: String,
     /// Windows with anything on either side, oldest first.
     windows: Vec<ComparedWindow>,
-    /// The windows in which ledger and provider differ.
+    /// The windows, open ones left out, in which the provider shows neither what was counted nor
+    /// what was pushed of it.
     differing: usize,
 }
 
@@ -117,6 +118,8 @@ pub struct ComparedWindow {
     pushed: String,
     /// What the provider shows.
     provider: String,
+    /// Whether the provider shows what was counted, or what was pushed of it.
+    equal: bool,
 }
 
 /// Compare ledger and provider
@@ -173,11 +176,14 @@ pub async fn get_comparison(
         if [ledger, pushed, total].iter().all(|quantity| *quantity == Quantity::ZERO) {
             continue;
         }
-        differing += usize::from(ledger != total);
+        let state = meter.window_life().state(window.end, now);
+        let equal = total == ledger || total == pushed;
+        differing += usize::from(!equal && state != WindowState::Open);
         compared.push(ComparedWindow {
             start: window.start.to_string(),
             end: window.end.to_string(),
-            state: meter.window_life().state(window.end, now),
+            state,
+            equal,
             ledger: ledger.to_string(),
             pushed: pushed.to_string(),
             provider: total.to_string(),

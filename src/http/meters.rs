@@ -56,6 +56,16 @@ pub async fn put_meter(
     let status = match declared {
         Declaration::Created => StatusCode::CREATED,
         Declaration::Updated => StatusCode::OK,
+        Declaration::EventNameTaken(other) => {
+            return Err(Problem::new(
+                Kind::Conflict,
+                "event_name_taken",
+                format!(
+                    "meter {other} is billed under this event_name, and the provider could not \
+                     tell the two apart; set another billing.event_name"
+                ),
+            ));
+        }
         Declaration::Refused(standing) => {
             let standing = serde_json::to_string(&standing.spec).unwrap_or_default();
             return Err(Problem::new(

@@ -12,8 +12,8 @@ use super::{Stop, repeat};
 use crate::clock::Clock;
 use crate::config::PushConfig;
 use crate::faults::crash_point;
-use crate::provider::{Provider, TotalsQuery};
-use crate::rules::delivery::{Unconfirmed, judge_unconfirmed};
+use crate::provider::{Provider, TotalsQuery, Unreadable};
+use crate::rules::delivery::{Class, Next, Unconfirmed, judge_unconfirmed, look_again};
 use crate::rules::ids::{CustomerId, MeterNo};
 use crate::rules::meter::Catalog;
 use crate::rules::quantity::Quantity;
@@ -40,6 +40,7 @@ pub struct Confirmer {
     holder: String,
     settings: PushConfig,
     shadow: bool,
+    stop: Option<Stop>,
 }
 
 /// Windows that one call asks for: of one customer, meter and length.
@@ -53,10 +54,11 @@ impl Confirmer {
         (holder, settings): (String, PushConfig),
         shadow: bool,
     ) -> Self {
-        Self { store, provider, clock, holder, settings, shadow }
+        Self { store, provider, clock, holder, settings, shadow, stop: None }
     }
 
-    pub async fn run(self, stop: Stop) {
+    pub async fn run(mut self, stop: Stop) {
+        self.stop = Some(stop.clone());
         let micros = self.settings.look_after.micros().clamp(*PAUSES.start(), *PAUSES.end());
         let pause = Duration::from_micros(micros.unsigned_abs());
         repeat("confirm", pause, stop, || async { self.pass().await.map(drop) }).await;
@@ -83,6 +85,10 @@ impl Confirmer {
         }
         let mut settled = 0;
         for ((customer, meter, _), mut windows) in asked {
+            // A provider that does not answer must not hold up the server's end.
+            if self.stop.as_ref().is_some_and(Stop::is_told) {
+                break;
+            }
             windows.sort_by_key(|window| window.window.start);
             let settlements = self.look(&customer, meter, &windows, &catalog).await?;
             crash_point("confirm.before_settle");
@@ -117,9 +123,24 @@ impl Confirmer {
             }
             Err(error) => {
                 tracing::debug!(%error, customer = customer.as_str(), "could not read totals");
-                Ok(Vec::new())
+                // They come up again later, and do not stand in the way of others till then.
+                Ok(windows.iter().flat_map(|window| self.put_off(window, &error)).collect())
             }
         }
+    }
+
+    fn put_off(&self, window: &SubmittedWindow, error: &Unreadable) -> Vec<Settlement> {
+        let (now, look_after) = (self.clock.now(), self.settings.look_after);
+        let until = look_again(window.submitted_at, now, look_after);
+        let put_off = |(push, _): &(u64, Quantity)| Settlement {
+            push: *push,
+            fence: None,
+            class: Class::Unknown,
+            next: Next::Wait { until, fresh_request_key: false },
+            request_id: None,
+            detail: Some(error.to_string()),
+        };
+        window.pushes.iter().map(put_off).collect()
     }
 
     fn judge(&self, window: &SubmittedWindow, total: Quantity) -> Vec<Settlement> {

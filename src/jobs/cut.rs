@@ -1,10 +1,11 @@
 //! The cut: hands the totals of windows that are no longer open to billing, and again whenever late
 //! events have changed them.
 //!
-//! A pass looks at the tenants that have received anything since the last complete pass, and a
-//! little longer; reads their totals and their last cuts; and orders a cut of each window whose
-//! number of events differs. The store reads the totals again inside its transaction, so what was
-//! read here only chooses. The mark of a meter moves when all of its orders are done.
+//! A pass looks at the tenants that have received anything since the meter's mark, and a little
+//! longer; reads their totals and their last cuts; and orders a cut of each window whose number of
+//! events differs. The store reads the totals again inside its transaction, so what was read here
+//! only chooses. The mark says that all that was received before it lies in windows that were no
+//! longer open when they were cut; it moves when all orders of a pass are done.
 //!
 //! Invariant: every window that has changed since its last cut and is no longer open is cut by the
 //! next pass. One holder of the lease passes at a time, and a window that has not changed is not
@@ -21,12 +22,13 @@ use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::Meter;
 use crate::rules::span::Span;
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
+use crate::rules::verdict::FUTURE_MICROS_MAX;
 use crate::rules::window::Window;
 use crate::rules::window_life::WindowState;
 use crate::store::push::{CutOrder, CutTerms, Lease};
 use crate::store::{self, Store};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const LEASE: &str = "cut";
@@ -44,6 +46,8 @@ pub struct Cutter {
     store: Arc<dyn Store>,
     clock: Clock,
     settings: CutSettings,
+    /// When this process last passed over each meter.
+    passed_at: Mutex<BTreeMap<MeterNo, Timestamp>>,
 }
 
 #[derive(Debug, Clone)]
@@ -69,13 +73,13 @@ struct Billed<'a> {
     number: MeterNo,
     meter: &'a Meter,
     billing: &'a Billing,
-    /// Up to which moment everything received was cut.
+    /// What was received before it needs no look any more.
     mark: Option<Timestamp>,
 }
 
 impl Cutter {
     pub fn new(store: Arc<dyn Store>, clock: Clock, settings: CutSettings) -> Self {
-        Self { store, clock, settings }
+        Self { store, clock, settings, passed_at: Mutex::default() }
     }
 
     pub async fn run(self, stop: Stop) {
@@ -93,7 +97,7 @@ impl Cutter {
                 let billing = meter.spec.billing.as_ref()?;
                 let (number, _) = catalog.find(meter.slug.as_str())?;
                 let mark = marks.get(&number).copied();
-                let due = mark.is_none_or(|mark| meter.spec.cut_every.after(mark) <= now);
+                let due = self.is_due(number, meter, now);
                 due.then_some(Billed { number, meter: meter.as_ref(), billing, mark })
             })
             .collect();
@@ -114,6 +118,11 @@ impl Cutter {
             tracing::debug!(windows, pushes, "cut {windows} windows, {pushes} pushes");
         }
         Ok(done)
+    }
+
+    fn is_due(&self, number: MeterNo, meter: &Meter, now: Timestamp) -> bool {
+        let passed_at = self.passed_at.lock().expect("no holder panics").get(&number).copied();
+        passed_at.is_none_or(|at| meter.spec.cut_every.after(at) <= now)
     }
 
     async fn marks(&self) -> store::Result<BTreeMap<MeterNo, Timestamp>> {
@@ -152,26 +161,28 @@ impl Cutter {
         };
         done.pushes += pushes;
         crash_point("cut.before_mark");
-        let kept = self.store.record_cut_mark(lease, billed.number, now).await?;
-        Ok(kept.then_some(done))
+        let mark = reach.next_mark.max(billed.mark.unwrap_or(reach.next_mark));
+        if !self.store.record_cut_mark(lease, billed.number, mark).await? {
+            return Ok(None);
+        }
+        self.passed_at.lock().expect("no holder panics").insert(billed.number, now);
+        Ok(Some(done))
     }
 
-    /// How far back a pass must look: what was received before could be cut by the pass before.
+    /// How far back a pass must look, and what the next one need not look at.
     fn reach(&self, billed: &Billed<'_>, now: Timestamp) -> Reach {
         let around = billed.billing.window_around(now, billed.meter.spec.bucket);
         let window_micros = around.end.micros() - around.start.micros();
         let horizon = Span::from_hours(self.settings.accept_horizon_hours);
         let start = billed.billing.start();
-        let received_since = match billed.mark {
-            Some(mark) => {
-                let settled = MARGIN.before(billed.meter.spec.late_until.before(mark));
-                settled.saturating_add_micros(-window_micros)
-            }
-            None => MARGIN.before(start),
-        };
+        let received_since = MARGIN.before(billed.mark.unwrap_or(start));
+        // An event may lie a little ahead of its receipt, and its window ends after it.
+        let ahead_micros = FUTURE_MICROS_MAX + window_micros;
+        let settled = billed.meter.spec.settle_after.before(now);
+        let next_mark = settled.saturating_add_micros(-ahead_micros);
         let oldest = horizon.before(received_since).saturating_add_micros(-window_micros);
         let windows = Window { start: oldest.max(start), end: around.end };
-        Reach { received_since, windows }
+        Reach { received_since, windows, next_mark }
     }
 
     /// Tenants of which anything was counted since then.
@@ -256,4 +267,6 @@ struct Reach {
     received_since: Timestamp,
     /// And only these windows.
     windows: Window,
+    /// All that was received before it lies in windows that are not open now.
+    next_mark: Timestamp,
 }

@@ -17,6 +17,9 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::time::Duration;
 
+/// Longest pause, in seconds, that a Retry-After is followed for.
+const RETRY_AFTER_MAX: u32 = 3_600;
+
 pub struct Sink {
     client: reqwest::Client,
     url: String,
@@ -97,8 +100,16 @@ impl Provider for Sink {
             .send()
             .await;
         let delivery = match sent {
-            Ok(response) => judge_status(response.status().as_u16()),
-            Err(error) => unknown(format!("no answer: {}", error.without_url())),
+            Ok(response) => {
+                let retry_after = response.headers().get("retry-after");
+                let seconds = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
+                judge_status(response.status().as_u16(), seconds)
+            }
+            Err(error) => Delivery::Unknown {
+                message: format!("no answer: {}", error.without_url()),
+                resend: Resend::Same,
+                retry_after: None,
+            },
         };
         Answer { delivery, request_id: None }
     }
@@ -108,16 +119,17 @@ impl Provider for Sink {
     }
 }
 
-fn judge_status(status: u16) -> Delivery {
+fn judge_status(status: u16, retry_after_seconds: Option<u32>) -> Delivery {
     match status {
         200..=299 => Delivery::Accepted,
         400 | 410 | 413 | 422 => {
             Delivery::Refused { message: format!("the receiver answered {status}") }
         }
-        _ => unknown(format!("the receiver answered {status}")),
+        _ => {
+            let message = format!("the receiver answered {status}");
+            let wait = |seconds: u32| Span::from_seconds(seconds.min(RETRY_AFTER_MAX));
+            let retry_after = retry_after_seconds.map(wait);
+            Delivery::Unknown { message, resend: Resend::Same, retry_after }
+        }
     }
-}
-
-fn unknown(message: String) -> Delivery {
-    Delivery::Unknown { message, resend: Resend::Same, retry_after: None }
 }

@@ -391,11 +391,16 @@ pub fn judge_unconfirmed(
         let judge = |dropped| if dropped { absent.clone() } else { confirmed.clone() };
         return dropped.into_iter().map(judge).collect();
     }
-    // Twice as long after the submission as now, so that a window is not asked for ever anew.
-    let waited = now.micros().saturating_sub(window.submitted_at.micros());
-    let until = now.saturating_add_micros(waited.max(look_after.micros()));
+    let until = look_again(window.submitted_at, now, look_after);
     let until = if late { until } else { until.min(horizons.decide.after(window.submitted_at)) };
     vec![(Class::Unknown, Next::Wait { until, fresh_request_key: false }); count]
+}
+
+/// When to look again: twice as long after the submission as now, so that no window is asked for
+/// ever anew.
+pub fn look_again(submitted_at: Timestamp, now: Timestamp, look_after: Span) -> Timestamp {
+    let waited = now.micros().saturating_sub(submitted_at.micros());
+    now.saturating_add_micros(waited.max(look_after.micros()))
 }
 
 /// Which of the quantities add up to `sum`. If several choices do, any of them is right: sending

@@ -178,6 +178,11 @@ impl Meter {
         matches!(self.spec.aggregation, Aggregation::Count | Aggregation::Unique)
     }
 
+    /// The provider's name of a meter that is billed.
+    pub fn event_name(&self) -> Option<&str> {
+        self.spec.billing.as_ref().map(|billing| billing.event_name(&self.slug))
+    }
+
     /// What a declaration makes of this meter, or none if that would change what its totals or
     /// its pushes mean. Usage is billed from `at` on where the declaration does not say.
     pub fn redeclare(&self, declared: &Meter, at: Timestamp) -> Option<Meter> {
@@ -230,6 +235,14 @@ impl Catalog {
 
     pub fn get(&self, number: MeterNo) -> Option<&Arc<Meter>> {
         self.by_number.get(&number)
+    }
+
+    /// Another meter that is billed under the same event name.
+    pub fn billed_alike(&self, meter: &Meter) -> Option<&Meter> {
+        let name = meter.event_name()?;
+        let other =
+            |known: &&Arc<Meter>| known.slug != meter.slug && known.event_name() == Some(name);
+        self.by_number.values().find(other).map(Arc::as_ref)
     }
 
     /// Every meter in the order of its slug.

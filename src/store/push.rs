@@ -281,7 +281,7 @@ pub trait Cuts: Send + Sync {
         terms: CutTerms,
     ) -> Result<CutReport>;
 
-    /// Up to which moment everything received was cut, for each meter.
+    /// The moment before which all that was received is cut, for each meter.
     async fn read_cut_marks(&self) -> Result<Vec<(MeterNo, Timestamp)>>;
     /// Moves a meter's mark; false if the lease was lost.
     async fn record_cut_mark(&self, lease: &Lease, meter: MeterNo, mark: Timestamp)

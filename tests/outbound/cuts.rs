@@ -293,3 +293,20 @@ async fn two_servers_cut_each_change_once() {
     assert_eq!(one.unwrap() + two.unwrap(), 6);
     assert_eq!((world.provider_sum(&customer), world.posts()), ("6".to_owned(), 6));
 }
+#[tokio::test]
+async fn spans_that_become_shorter_leave_nothing_behind() {
+    let world = World::new().await;
+    let long = r#""settle_after":"9d","late_until":"9d","billing""#;
+    world.meter("calls", &CALLS.replace(r#""billing""#, long)).await;
+    let customer = world.tenant("acme").await;
+    world.used("acme", "1", "2026-11-15T12:00:00Z").await;
+    for _ in 0..5 {
+        world.pass_hours(24);
+        assert_eq!(world.cut().await.pushes, 0);
+    }
+    world.declare("calls", CALLS).await;
+    world.pass_hours(1);
+    assert_eq!(world.cut().await.pushes, 1, "the tenant is silent, and its window has settled");
+    world.push().await;
+    assert_eq!(world.provider_sum(&customer), "1");
+}

@@ -210,3 +210,21 @@ async fn the_jobs_of_a_server_work_together_and_end_together() {
     assert_eq!((push.state, push.class), (PushState::Submitted, Class::Accepted));
     assert_eq!(world.provider_total(&customer, HOUR), "5");
 }
+
+/// Windows whose totals cannot be read come up again later, behind those that can.
+#[tokio::test]
+async fn what_cannot_be_read_is_put_off() {
+    let (mut world, _) = World::usual().await;
+    let push = world.planned("5").await;
+    world.push().await;
+    world.pass_hours(1);
+    world.handle.stop().await.unwrap();
+    world.confirm().await;
+    let put_off = world.check(push.number, PushState::Submitted, Class::Accepted).await;
+    assert!(put_off.due_at > world.clock.now(), "it waits");
+    assert_eq!(world.confirm().await, 0);
+    world.handle.restart().await.unwrap();
+    world.pass_hours(2);
+    assert_eq!(world.confirm().await, 1);
+    world.check(push.number, PushState::Confirmed, Class::Confirmed).await;
+}

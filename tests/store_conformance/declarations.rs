@@ -25,6 +25,21 @@ pub async fn meters_are_declared_once(mut f: Fixture) {
     assert!(catalog.find("unknown").is_none());
 }
 
+pub async fn an_event_name_is_of_one_meter(f: Fixture) {
+    let declare = |meter| f.store.declare_meter(meter, f.now);
+    let billed = |slug: &str, name: &str| {
+        meter(slug, &format!(r#"{{"aggregation":"sum","billing":{{"event_name":"{name}"}}}}"#))
+    };
+    assert_eq!(declare(billed("one", "told")).await.unwrap(), Declaration::Created);
+    assert_eq!(declare(billed("one", "told")).await.unwrap(), Declaration::Updated);
+    let taken = Declaration::EventNameTaken(MeterSlug::parse("one").unwrap());
+    assert_eq!(declare(billed("two", "told")).await.unwrap(), taken);
+    let by_slug = meter("told", r#"{"aggregation":"sum","billing":{}}"#);
+    assert_eq!(declare(by_slug).await.unwrap(), taken);
+    assert_eq!(declare(billed("two", "other")).await.unwrap(), Declaration::Created);
+    assert!(f.catalog().await.find("told").is_none());
+}
+
 pub async fn tenants_are_created_and_renamed(mut f: Fixture) {
     for name in ["b", "a", "c"] {
         f.store.put_tenant(&tenant_id(name), TenantFields::default(), f.now).await.unwrap();

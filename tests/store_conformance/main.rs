@@ -79,6 +79,7 @@ on_every_store! {
     }
     declarations {
         meters_are_declared_once,
+        an_event_name_is_of_one_meter,
         tenants_are_created_and_renamed,
     }
     keys {

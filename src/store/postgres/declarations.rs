@@ -29,6 +29,9 @@ impl Declarations for PostgresStore {
             serde_json::to_string(&meter.spec)
                 .map_err(|error| Error::Internal { what: error.to_string() })
         };
+        if let Some(other) = read_catalog(&client).await?.billed_alike(&meter) {
+            return Ok(Declaration::EventNameTaken(other.slug.clone()));
+        }
         let slug = meter.slug.as_str();
         let (standing, stored) = match find_meter(&client, &meter.slug).await? {
             Some(standing) => standing,

@@ -18,6 +18,9 @@ pub fn declare_meter(
     meter: &Meter,
     at: Timestamp,
 ) -> Result<Declaration<Meter>> {
+    if let Some(other) = catalog.billed_alike(meter) {
+        return Ok(Declaration::EventNameTaken(other.slug.clone()));
+    }
     let known = catalog.find(meter.slug.as_str());
     let declared = match known {
         Some((_, standing)) => match standing.redeclare(meter, at) {
