@@ -330,7 +330,7 @@ impl Demo {
         println!(
             "\nThe server still runs on {url}, until Ctrl-C. Its admin key: {key}\n\n\
              export COUNTERFOIL_URL={url} COUNTERFOIL_KEY={key}\n\
-             counterfoil usage --tenant {tenant} --meter api_calls --window hour\n\
+             counterfoil usage --tenant {tenant} --meter api_calls --window day --group-by region\n\
              counterfoil stripe compare --tenant {tenant} --meter api_calls\n\
              counterfoil pushes --tenant {tenant} --meter api_calls\n\
              curl -s {stripe}/_sim/state\n\

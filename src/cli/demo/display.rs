@@ -81,6 +81,9 @@ impl Display {
     pub fn begin_settling(&self) -> SettlingBar {
         let bar = match &self.bars {
             Some(bars) => {
+                // Their rates are of the traffic, which is over.
+                bars.sent.finish();
+                bars.acknowledged.finish();
                 let bar = ProgressBar::new(0);
                 bars.all.add(bar.with_style(style("settled      {bar:30} {msg}")))
             }
@@ -105,8 +108,6 @@ impl Display {
     /// Takes the bars away and leaves what was said.
     pub fn finish(&self) {
         if let Some(bars) = &self.bars {
-            bars.sent.finish();
-            bars.acknowledged.finish();
             let _ = bars.all.clear();
         }
     }
