@@ -183,7 +183,9 @@ impl<'a> World<'a> {
             self.order(&Order::Meter { slug: slug.into(), spec });
         }
         self.order(&Order::Exit);
-        self.worker = None;
+        if let Some(mut worker) = self.worker.take() {
+            worker.child.wait().unwrap();
+        }
         self.place.prepare(self.seed, self.bug, self.runtime);
     }
 
