@@ -244,8 +244,8 @@ pub struct OpenPushes {
 /// Leases on jobs.
 #[async_trait]
 pub trait Leases: Send + Sync {
-    /// Takes the lease if it is free, has ended, or is the holder's own (then it is prolonged and
-    /// keeps its fence). None while another holds it.
+    /// Takes the lease if it is free, has ended, or is the holder's own (then it is prolonged, and
+    /// keeps its fence if it had not ended). None while another holds it.
     async fn claim_lease(
         &self,
         name: &'static str,

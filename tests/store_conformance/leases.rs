@@ -25,6 +25,7 @@ pub async fn a_lease_has_one_holder(mut f: Fixture) {
     assert_eq!(claim(&f, "a", 16).await, Some(3));
     f.store.release_lease(&lease(3)).await.unwrap();
     assert_eq!(claim(&f, "a", 17).await, Some(4), "given back is given up");
+    assert_eq!(claim(&f, "a", 27).await, Some(5), "the holder's own had ended");
     let (now, until) = (f.now, after(f.now, 1));
     let other = f.store.claim_lease("other", "b", now, until).await.unwrap();
     assert_eq!(other, Some(Lease { name: "other", fence: 1 }));

@@ -52,7 +52,8 @@ fn claim_lease(
             "-- claim_lease
              INSERT INTO leases (name, holder, fence, until) VALUES (?1, ?2, 1, ?4)
              ON CONFLICT (name) DO UPDATE SET
-                 fence = CASE WHEN holder = excluded.holder THEN fence ELSE fence + 1 END,
+                 fence = CASE WHEN holder = excluded.holder AND until > ?3 THEN fence
+                     ELSE fence + 1 END,
                  holder = excluded.holder, until = excluded.until
              WHERE holder = '' OR holder = excluded.holder OR until <= ?3
              RETURNING fence",
