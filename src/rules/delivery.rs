@@ -16,6 +16,8 @@ use super::span::Span;
 use super::timestamp::Timestamp;
 use serde::{Deserialize, Serialize};
 
+/// Longest pause between two looks for a push.
+const LOOK_EVERY_MAX: Span = Span::from_hours(1);
 /// Most pushes of a window among which dropped ones are searched for.
 const PARTS_MAX: usize = 12;
 
@@ -396,10 +398,10 @@ pub fn judge_unconfirmed(
     vec![(Class::Unknown, Next::Wait { until, fresh_request_key: false }); count]
 }
 
-/// When to look again: twice as long after the submission as now, so that no window is asked for
-/// ever anew.
+/// When to look again: twice as long after the submission as now, so that a window is asked for less
+/// and less often, but at least every hour.
 pub fn look_again(submitted_at: Timestamp, now: Timestamp, look_after: Span) -> Timestamp {
-    let waited = now.micros().saturating_sub(submitted_at.micros());
+    let waited = now.micros().saturating_sub(submitted_at.micros()).min(LOOK_EVERY_MAX.micros());
     now.saturating_add_micros(waited.max(look_after.micros()))
 }
 
@@ -582,6 +584,20 @@ mod tests {
         check(11, 30, [Class::Unknown; 2]);
         check(20, 30, [Class::Unknown; 2]);
         check(15, 30, [Class::Confirmed; 2]);
+    }
+
+    #[test]
+    fn looks_become_rarer_and_never_end() {
+        let look_after = Span::from_minutes(15);
+        let check = |hours: i64, minutes: u32| {
+            let expected = Span::from_minutes(minutes).after(at(hours));
+            assert_eq!(look_again(at(0), at(hours), look_after), expected, "{hours}");
+        };
+        check(0, 15);
+        check(1, 60);
+        check(1_000, 60);
+        let half = Span::from_minutes(30).after(at(0));
+        assert_eq!(look_again(at(0), half, look_after), at(1));
     }
 
     #[test]
