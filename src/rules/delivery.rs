@@ -398,8 +398,8 @@ pub fn judge_unconfirmed(
     vec![(Class::Unknown, Next::Wait { until, fresh_request_key: false }); count]
 }
 
-/// When to look again: twice as long after the submission as now, so that a window is asked for less
-/// and less often, but at least every hour.
+/// When to look again: twice as long after the submission as now, so that a window is asked for
+/// less and less often, but at least every hour.
 pub fn look_again(submitted_at: Timestamp, now: Timestamp, look_after: Span) -> Timestamp {
     let waited = now.micros().saturating_sub(submitted_at.micros()).min(LOOK_EVERY_MAX.micros());
     now.saturating_add_micros(waited.max(look_after.micros()))
