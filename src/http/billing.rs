@@ -7,7 +7,6 @@ use super::App;
 use super::auth::{Caller, Scope};
 use super::extract::{Query, parse_days};
 use super::problem::{Kind, Problem};
-use crate::jobs::push::{billing_scale, event_name};
 use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
 use crate::provider::TotalsQuery;
 use crate::rules::billing::Billing;
@@ -163,7 +162,7 @@ pub async fn get_comparison(
         .into_iter()
         .map(|(start, cut)| (start, cut.planned))
         .collect();
-    let (event_name, scale) = (event_name(&meter), billing_scale(&meter));
+    let (event_name, scale) = (meter.event_name(), meter.billing_scale());
     let asked = TotalsQuery { customer: &customer, event_name, scale, windows: &windows };
     let totals = provider.read_totals(&asked).await.map_err(|error| {
         Problem::new(Kind::Unavailable, "provider_unavailable", error.to_string())

@@ -7,7 +7,6 @@
 //! settled pushes make; it is called absent only if the total lacks exactly what is unconfirmed
 //! long after it was taken. A crash leaves pushes submitted; they are looked for again.
 
-use super::push::{billing_scale, event_name};
 use super::{Stop, repeat};
 use crate::clock::Clock;
 use crate::config::PushConfig;
@@ -112,8 +111,8 @@ impl Confirmer {
         let spans: Vec<Window> = windows.iter().map(|window| window.window).collect();
         let query = TotalsQuery {
             customer,
-            event_name: event_name(meter),
-            scale: billing_scale(meter),
+            event_name: meter.event_name(),
+            scale: meter.billing_scale(),
             windows: &spans,
         };
         match self.provider.read_totals(&query).await {
@@ -132,15 +131,8 @@ impl Confirmer {
     fn put_off(&self, window: &SubmittedWindow, error: &Unreadable) -> Vec<Settlement> {
         let (now, look_after) = (self.clock.now(), self.settings.look_after);
         let until = look_again(window.submitted_at, now, look_after);
-        let put_off = |(push, _): &(u64, Quantity)| Settlement {
-            push: *push,
-            fence: None,
-            class: Class::Unknown,
-            next: Next::Wait { until, fresh_request_key: false },
-            request_id: None,
-            detail: Some(error.to_string()),
-        };
-        window.pushes.iter().map(put_off).collect()
+        let put_off = (Class::Unknown, Next::Wait { until, fresh_request_key: false });
+        settle_all(window, vec![put_off; window.pushes.len()], &error.to_string())
     }
 
     fn judge(&self, window: &SubmittedWindow, total: Quantity) -> Vec<Settlement> {
@@ -154,18 +146,23 @@ impl Confirmer {
         let horizons = self.provider.limits().horizons;
         let judged = judge_unconfirmed(&unconfirmed, total, horizons, times);
         let detail = format!("the provider's total is {total}, expected {}", window.expected);
-        window
-            .pushes
-            .iter()
-            .zip(judged)
-            .map(|((push, _), (class, next))| Settlement {
-                push: *push,
-                fence: None,
-                class,
-                next,
-                request_id: None,
-                detail: Some(detail.clone()),
-            })
-            .collect()
+        settle_all(window, judged, &detail)
     }
+}
+
+/// What becomes of each of the window's pushes, in their order.
+fn settle_all(
+    window: &SubmittedWindow,
+    judged: Vec<(Class, Next)>,
+    detail: &str,
+) -> Vec<Settlement> {
+    let settle = |((push, _), (class, next)): (&(u64, Quantity), (Class, Next))| Settlement {
+        push: *push,
+        fence: None,
+        class,
+        next,
+        request_id: None,
+        detail: Some(detail.to_owned()),
+    };
+    window.pushes.iter().zip(judged).map(settle).collect()
 }

@@ -174,7 +174,7 @@ impl Submitter {
     /// The push with the bytes it goes out with: those of its first attempt, or new ones.
     fn prepare(&self, claimed: ClaimedPush, meter: &Meter) -> Sending {
         let encode = |key: &str| {
-            let event_name = event_name(meter);
+            let event_name = meter.event_name();
             let push = &claimed.push;
             let (customer, value, stamped_at) = (&claimed.customer, push.value, push.stamped_at);
             self.provider.encode(&PushFacts { key, customer, event_name, value, stamped_at })
@@ -264,8 +264,8 @@ impl Submitter {
         let windows = [push.window];
         let query = TotalsQuery {
             customer: &claimed.customer,
-            event_name: event_name(meter),
-            scale: billing_scale(meter),
+            event_name: meter.event_name(),
+            scale: meter.billing_scale(),
             windows: &windows,
         };
         let totals = self.provider.read_totals(&query).await;
@@ -374,18 +374,6 @@ fn not_sent(claimed: &ClaimedPush) -> Settlement {
 
 fn unknown_meter(meter: MeterNo) -> store::Error {
     store::Error::Corrupt { what: format!("a push has meter number {}, which is unknown", meter.0) }
-}
-
-/// The provider's name of a meter.
-pub fn event_name(meter: &Meter) -> &str {
-    let billing = meter.spec.billing.as_ref();
-    billing.map_or(meter.slug.as_str(), |billing| billing.event_name(&meter.slug))
-}
-
-/// The decimals the provider gets of a meter.
-pub fn billing_scale(meter: &Meter) -> u32 {
-    let billing = meter.spec.billing.as_ref();
-    billing.and_then(|billing| billing.scale).unwrap_or(meter.spec.scale)
 }
 
 /// A number that differs from push to push and from attempt to attempt.

@@ -178,9 +178,16 @@ impl Meter {
         matches!(self.spec.aggregation, Aggregation::Count | Aggregation::Unique)
     }
 
-    /// The provider's name of a meter that is billed.
-    pub fn event_name(&self) -> Option<&str> {
-        self.spec.billing.as_ref().map(|billing| billing.event_name(&self.slug))
+    /// The provider's name of the meter.
+    pub fn event_name(&self) -> &str {
+        let billing = self.spec.billing.as_ref();
+        billing.map_or(self.slug.as_str(), |billing| billing.event_name(&self.slug))
+    }
+
+    /// The decimal places the provider gets.
+    pub fn billing_scale(&self) -> u32 {
+        let billing = self.spec.billing.as_ref();
+        billing.and_then(|billing| billing.scale).unwrap_or(self.spec.scale)
     }
 
     /// What a declaration makes of this meter, or none if that would change what its totals or
@@ -239,9 +246,12 @@ impl Catalog {
 
     /// Another meter that is billed under the same event name.
     pub fn billed_alike(&self, meter: &Meter) -> Option<&Meter> {
-        let name = meter.event_name()?;
-        let other =
-            |known: &&Arc<Meter>| known.slug != meter.slug && known.event_name() == Some(name);
+        meter.spec.billing.as_ref()?;
+        let other = |known: &&Arc<Meter>| {
+            known.slug != meter.slug
+                && known.spec.billing.is_some()
+                && known.event_name() == meter.event_name()
+        };
         self.by_number.values().find(other).map(Arc::as_ref)
     }
 

@@ -87,6 +87,15 @@ impl CutState {
         let zero = Quantity::ZERO;
         Self { count: 0, total: zero, planned: zero, revision: 0, shadow }
     }
+
+    /// The push of this state's revision, by which `quantity` is told.
+    fn tell(&self, quantity: Quantity, mode: Mode) -> PlannedPush {
+        let value = match mode {
+            Mode::Delta => quantity,
+            Mode::Absolute => self.planned,
+        };
+        PlannedPush { revision: self.revision, quantity, value }
+    }
 }
 
 /// What the provider can hold.
@@ -142,11 +151,7 @@ pub fn plan_cut(
     }
     state.planned = state.planned.checked_add(quantity).ok_or(FoldError)?;
     state.revision = state.revision.checked_add(1).ok_or(FoldError)?;
-    let value = match mode {
-        Mode::Delta => quantity,
-        Mode::Absolute => state.planned,
-    };
-    let push = PlannedPush { revision: state.revision, quantity, value };
+    let push = state.tell(quantity, mode);
     assert_eq!(
         push.quantity.checked_add(remainder),
         Some(due),
@@ -175,11 +180,7 @@ pub fn plan_replacement(
     mode: Mode,
 ) -> (CutState, PlannedPush) {
     let state = CutState { revision: state.revision + 1, ..state.clone() };
-    let value = match mode {
-        Mode::Delta => quantity,
-        Mode::Absolute => state.planned,
-    };
-    let push = PlannedPush { revision: state.revision, quantity, value };
+    let push = state.tell(quantity, mode);
     (state, push)
 }
 

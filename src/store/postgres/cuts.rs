@@ -222,7 +222,7 @@ impl MeterTerms {
             aggregation: meter.spec.aggregation,
             granularity: billing.granularity,
             mode: billing.mode,
-            scale: billing.scale.unwrap_or(meter.spec.scale),
+            scale: meter.billing_scale(),
         })
     }
 }

@@ -318,7 +318,7 @@ impl Cutting<'_> {
     fn plan(&self, subject: &Subject<'_>, usage: (u64, Quantity)) -> Result<CutPlan> {
         let Subject { owner, billing, state, remainder, .. } = subject;
         let plan = if state.shadow == self.terms.shadow {
-            let scale = billing.scale.unwrap_or(owner.meter.spec.scale);
+            let scale = owner.meter.billing_scale();
             let precision = Precision { scale, digits_max: self.terms.digits_max };
             plan_cut(state, *remainder, usage, billing.mode, precision)
         } else {
