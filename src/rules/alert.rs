@@ -1,0 +1,273 @@
+//! Alerts: what a person is told, and when it is over.
+//!
+//! A look at stored state gives conditions, each of a kind and about a subject. Compared with the
+//! alerts that are open, it says which are new and which are over. Only those two make notices.
+//!
+//! Invariant: at most one alert of a kind and subject is open, however often its condition is seen.
+//! An alert of a kind that was not looked at stays as it is.
+
+use super::timestamp::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// How urgent an alert is.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Worth knowing.
+    Notice,
+    /// Someone must look now: a bill may become wrong.
+    Page,
+}
+
+impl Severity {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Notice => "notice",
+            Self::Page => "page",
+        }
+    }
+}
+
+/// What an alert is about; docs/operating.md has a heading for each.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    utoipa::ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum AlertKind {
+    /// Pushes were not taken by the provider for more than five minutes.
+    PushesObservedLong,
+    /// Pushes were taken more than an hour ago and the provider's totals do not show them.
+    PushesSubmittedLong,
+    /// A difference was still there after the next pass.
+    DriftUnresolved,
+    /// Pushes need a person.
+    DeadLetters,
+    /// Usage that was counted and is not billed.
+    Unbilled,
+    /// Many events came under keys that other payloads hold.
+    ConflictRate,
+    /// A tenant that was active has sent nothing for some time.
+    Silence,
+    /// The machine's clock was set.
+    ClockJump,
+    /// An invoice is about to be fixed while usage of its period is on its way.
+    FinalizationNear,
+    /// A subscription at the provider belongs to nobody here.
+    UnknownSubscription,
+    /// An invoice does not show what was counted.
+    InvoiceDrift,
+    /// A customer was deleted at the provider.
+    CustomerDeleted,
+    /// A payment failed.
+    PaymentFailed,
+    /// Webhooks were taken and their effects could not be made for some time.
+    WebhooksWaiting,
+    /// A tenant's usage has passed a threshold.
+    UsageThreshold,
+    /// A tenant's usage has reached its quota.
+    QuotaReached,
+}
+
+impl AlertKind {
+    pub const ALL: [Self; 16] = [
+        Self::PushesObservedLong,
+        Self::PushesSubmittedLong,
+        Self::DriftUnresolved,
+        Self::DeadLetters,
+        Self::Unbilled,
+        Self::ConflictRate,
+        Self::Silence,
+        Self::ClockJump,
+        Self::FinalizationNear,
+        Self::UnknownSubscription,
+        Self::InvoiceDrift,
+        Self::CustomerDeleted,
+        Self::PaymentFailed,
+        Self::WebhooksWaiting,
+        Self::UsageThreshold,
+        Self::QuotaReached,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PushesObservedLong => "pushes_observed_long",
+            Self::PushesSubmittedLong => "pushes_submitted_long",
+            Self::DriftUnresolved => "drift_unresolved",
+            Self::DeadLetters => "dead_letters",
+            Self::Unbilled => "unbilled",
+            Self::ConflictRate => "conflict_rate",
+            Self::Silence => "silence",
+            Self::ClockJump => "clock_jump",
+            Self::FinalizationNear => "finalization_near",
+            Self::UnknownSubscription => "unknown_subscription",
+            Self::InvoiceDrift => "invoice_drift",
+            Self::CustomerDeleted => "customer_deleted",
+            Self::PaymentFailed => "payment_failed",
+            Self::WebhooksWaiting => "webhooks_waiting",
+            Self::UsageThreshold => "usage_threshold",
+            Self::QuotaReached => "quota_reached",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    pub fn severity(self) -> Severity {
+        match self {
+            Self::PushesObservedLong
+            | Self::PushesSubmittedLong
+            | Self::DriftUnresolved
+            | Self::DeadLetters
+            | Self::FinalizationNear
+            | Self::UnknownSubscription
+            | Self::InvoiceDrift
+            | Self::CustomerDeleted
+            | Self::WebhooksWaiting => Severity::Page,
+            Self::Unbilled
+            | Self::ConflictRate
+            | Self::Silence
+            | Self::ClockJump
+            | Self::PaymentFailed
+            | Self::UsageThreshold
+            | Self::QuotaReached => Severity::Notice,
+        }
+    }
+}
+
+/// Something that holds now and that a person should know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Condition {
+    pub kind: AlertKind,
+    /// What it is about, such as a tenant, an invoice or a finding; empty where there is one only.
+    pub subject: String,
+    /// One sentence with the numbers that matter.
+    pub summary: String,
+    /// The command that shows more.
+    pub command: String,
+}
+
+/// An alert as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Alert {
+    pub number: u64,
+    pub kind: AlertKind,
+    pub subject: String,
+    pub summary: String,
+    pub command: String,
+    pub opened_at: Timestamp,
+    pub resolved_at: Option<Timestamp>,
+}
+
+/// What changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AlertChange {
+    Open(Condition),
+    Resolve(u64),
+}
+
+/// Which alerts a look has judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scope {
+    pub kind: AlertKind,
+    /// Only subjects that begin with it; empty for all.
+    pub prefix: String,
+}
+
+impl Scope {
+    pub fn all(kind: AlertKind) -> Self {
+        Self { kind, prefix: String::new() }
+    }
+
+    fn holds(&self, alert: &Alert) -> bool {
+        self.kind == alert.kind && alert.subject.starts_with(&self.prefix)
+    }
+}
+
+/// What a look changes, given the alerts that are open.
+pub fn judge_alerts(
+    open: &[Alert],
+    scopes: &[Scope],
+    conditions: Vec<Condition>,
+) -> Vec<AlertChange> {
+    let holds = |alert: &Alert| {
+        conditions.iter().any(|c| c.kind == alert.kind && c.subject == alert.subject)
+    };
+    let over = open
+        .iter()
+        .filter(|alert| scopes.iter().any(|scope| scope.holds(alert)) && !holds(alert))
+        .map(|alert| AlertChange::Resolve(alert.number));
+    let mut changes: Vec<AlertChange> = over.collect();
+    for condition in conditions {
+        let same =
+            |kind: AlertKind, subject: &str| kind == condition.kind && subject == condition.subject;
+        let told = open.iter().any(|alert| same(alert.kind, &alert.subject));
+        let twice = changes.iter().any(|change| match change {
+            AlertChange::Open(other) => same(other.kind, &other.subject),
+            AlertChange::Resolve(_) => false,
+        });
+        if !told && !twice {
+            changes.push(AlertChange::Open(condition));
+        }
+    }
+    changes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn condition(kind: AlertKind, subject: &str) -> Condition {
+        let (subject, text) = (subject.to_owned(), String::new());
+        Condition { kind, subject, summary: text.clone(), command: text }
+    }
+
+    fn alert(number: u64, kind: AlertKind, subject: &str) -> Alert {
+        let condition = condition(kind, subject);
+        let Condition { kind, subject, summary, command } = condition;
+        let opened_at = Timestamp::from_micros(0);
+        Alert { number, kind, subject, summary, command, opened_at, resolved_at: None }
+    }
+
+    #[test]
+    fn an_alert_opens_once_and_ends_once() {
+        let kind = AlertKind::Silence;
+        let scopes = [Scope::all(kind)];
+        let twice = vec![condition(kind, "acme"), condition(kind, "acme")];
+        let opened = judge_alerts(&[], &scopes, twice);
+        assert_eq!(opened, [AlertChange::Open(condition(kind, "acme"))]);
+        let open = [alert(1, kind, "acme")];
+        assert_eq!(judge_alerts(&open, &scopes, vec![condition(kind, "acme")]), []);
+        assert_eq!(judge_alerts(&open, &scopes, vec![]), [AlertChange::Resolve(1)]);
+    }
+
+    #[test]
+    fn what_was_not_looked_at_stays() {
+        let open = [
+            alert(1, AlertKind::UsageThreshold, "acme/calls/1"),
+            alert(2, AlertKind::UsageThreshold, "globex/calls/1"),
+            alert(3, AlertKind::Silence, "acme/calls/1"),
+        ];
+        let scope = Scope { kind: AlertKind::UsageThreshold, prefix: "acme/".into() };
+        assert_eq!(judge_alerts(&open, &[scope], vec![]), [AlertChange::Resolve(1)]);
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        for kind in AlertKind::ALL {
+            assert_eq!(AlertKind::from_name(kind.name()), Some(kind));
+        }
+    }
+}
