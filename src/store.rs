@@ -5,10 +5,13 @@
 //! PostgreSQL synchronous_commit=on); when it returns an error other than [`Error::Unknown`],
 //! nothing happened; a crash in the middle leaves all of it or nothing. A verb never does half.
 
+pub mod alert;
 pub mod migrate;
 pub mod postgres;
 pub mod push;
+pub mod reconciliation;
 pub mod sqlite;
+pub mod webhook;
 
 use crate::rules::event::Event;
 use crate::rules::ids::{CustomerId, EventId, MeterNo, MeterSlug, TenantId};
@@ -17,8 +20,11 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::verdict::{Acceptance, Quarantine, Tally, Verdict};
 use crate::rules::window::Window;
+use alert::Alerts;
 use async_trait::async_trait;
 use push::{Cuts, Leases, Pushes};
+use reconciliation::Reconciliation;
+use webhook::{Mirrors, Webhooks};
 
 /// Why a verb did not do what it says.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -272,7 +278,19 @@ pub trait ApiKeys: Send + Sync {
 
 /// All of it, and the store's own life.
 #[async_trait]
-pub trait Store: Deliveries + Declarations + Queries + ApiKeys + Leases + Cuts + Pushes {
+pub trait Store:
+    Deliveries
+    + Declarations
+    + Queries
+    + ApiKeys
+    + Leases
+    + Cuts
+    + Pushes
+    + Webhooks
+    + Mirrors
+    + Reconciliation
+    + Alerts
+{
     /// The latest moment this store has recorded: the clock must not be before it.
     fn high_water(&self) -> Timestamp;
     /// Whether the store can answer now.

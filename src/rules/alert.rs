@@ -171,6 +171,27 @@ pub struct Alert {
     pub resolved_at: Option<Timestamp>,
 }
 
+/// What a notice tells of an alert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NoticeEvent {
+    Opened,
+    Resolved,
+}
+
+impl NoticeEvent {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Opened => "opened",
+            Self::Resolved => "resolved",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Opened, Self::Resolved].into_iter().find(|event| event.name() == name)
+    }
+}
+
 /// What changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AlertChange {

@@ -107,10 +107,16 @@ pub enum Class {
     Overtaken,
     /// Shadow mode without a destination: it was not sent.
     NotSent,
+    /// The provider had counted so much and shows it no more.
+    Lost,
+    /// A pass found that the provider lacks it, beyond doubt.
+    Correction,
+    /// A pass over its day found both halves equal.
+    Reconciled,
 }
 
 impl Class {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 18] = [
         Self::Cut,
         Self::Attempt,
         Self::Accepted,
@@ -126,6 +132,9 @@ impl Class {
         Self::Discarded,
         Self::Overtaken,
         Self::NotSent,
+        Self::Lost,
+        Self::Correction,
+        Self::Reconciled,
     ];
 
     pub fn name(self) -> &'static str {
@@ -145,6 +154,9 @@ impl Class {
             Self::Discarded => "discarded",
             Self::Overtaken => "overtaken",
             Self::NotSent => "not_sent",
+            Self::Lost => "lost",
+            Self::Correction => "correction",
+            Self::Reconciled => "reconciled",
         }
     }
 
@@ -353,7 +365,10 @@ pub fn follow_summary(class: Class, look_at: Timestamp) -> Next {
         | Class::Retried
         | Class::Discarded
         | Class::Overtaken
-        | Class::NotSent => unreachable!("a summary says present, absent or undecidable"),
+        | Class::NotSent
+        | Class::Lost
+        | Class::Correction
+        | Class::Reconciled => unreachable!("a summary says present, absent or undecidable"),
     }
 }
 
@@ -448,7 +463,10 @@ pub fn judge_retry(state: PushState, class: Class) -> Result<(), &'static str> {
         | Class::Confirmed
         | Class::Retried
         | Class::Overtaken
-        | Class::NotSent => Err("its history does not prove that it was not counted"),
+        | Class::NotSent
+        | Class::Lost
+        | Class::Correction
+        | Class::Reconciled => Err("its history does not prove that it was not counted"),
     }
 }
 

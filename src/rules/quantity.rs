@@ -76,6 +76,21 @@ impl Quantity {
     }
 }
 
+impl serde::Serialize for Quantity {
+    /// As a text: a number of JSON may be read through a float.
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Quantity {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let refuse = || serde::de::Error::custom("not a decimal number");
+        Self::parse_stored(&text).ok_or_else(refuse)
+    }
+}
+
 impl fmt::Display for Quantity {
     /// The canonical text: no exponent, no trailing zeros, no `-0`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -67,10 +67,20 @@ pub enum Grain {
 }
 
 /// A half-open interval.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
     pub start: Timestamp,
     pub end: Timestamp,
+}
+
+impl Window {
+    pub fn contains(self, at: Timestamp) -> bool {
+        (self.start..self.end).contains(&at)
+    }
+
+    pub fn micros(self) -> i64 {
+        self.end.micros() - self.start.micros()
+    }
 }
 
 /// Cuts `range` at the grain's borders in `zone`; the first and last window may be shorter.

@@ -28,6 +28,7 @@ mod pushes;
 mod rollups;
 mod scalars;
 mod settlements;
+mod stub;
 mod transaction;
 
 use crate::config::PostgresConfig;

@@ -31,6 +31,7 @@ mod record;
 mod recovery;
 mod rollups;
 mod segment;
+mod stub;
 mod writer;
 
 use crate::config::SqliteConfig;

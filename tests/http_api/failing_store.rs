@@ -38,7 +38,7 @@ impl FailingStore {
         self.down.store(down, Ordering::SeqCst);
     }
 
-    fn up(&self) -> Result<&dyn Store> {
+    pub fn up(&self) -> Result<&dyn Store> {
         if self.down.load(Ordering::SeqCst) {
             return Err(Error::Unavailable { what: "secret detail of the disk".into() });
         }

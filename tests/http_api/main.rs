@@ -4,6 +4,7 @@
 mod auth;
 mod description;
 mod events;
+mod failing_inbound;
 mod failing_store;
 mod pushes;
 mod queries;

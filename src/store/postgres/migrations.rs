@@ -9,7 +9,7 @@ use crate::store::migrate::{Applied, Migration, judge_migrations};
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
 
-const MIGRATIONS: [Migration; 2] = [
+const MIGRATIONS: [Migration; 3] = [
     Migration {
         number: 1,
         name: "ledger",
@@ -19,6 +19,11 @@ const MIGRATIONS: [Migration; 2] = [
         number: 2,
         name: "outbound",
         sql: include_str!("../../../migrations/postgres/0002_outbound.sql"),
+    },
+    Migration {
+        number: 3,
+        name: "inbound",
+        sql: include_str!("../../../migrations/postgres/0003_inbound.sql"),
     },
 ];
 

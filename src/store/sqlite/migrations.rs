@@ -5,7 +5,7 @@ use crate::store::Result;
 use crate::store::migrate::{Applied, Migration, judge_migrations};
 use rusqlite::{Connection, params};
 
-const MIGRATIONS: [Migration; 2] = [
+const MIGRATIONS: [Migration; 3] = [
     Migration {
         number: 1,
         name: "ledger",
@@ -15,6 +15,11 @@ const MIGRATIONS: [Migration; 2] = [
         number: 2,
         name: "outbound",
         sql: include_str!("../../../migrations/sqlite/0002_outbound.sql"),
+    },
+    Migration {
+        number: 3,
+        name: "inbound",
+        sql: include_str!("../../../migrations/sqlite/0003_inbound.sql"),
     },
 ];
 

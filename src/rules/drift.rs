@@ -1,0 +1,618 @@
+//! Drift: the difference between what was counted and what the provider shows, and what it means.
+//!
+//! Both halves of a window are laid side by side: what was counted, what was handed to billing, what
+//! became of each push, and what the provider's summary shows. The verdict says whether they match,
+//! whether to wait, whether something may safely be sent again, or whether a person must look.
+//!
+//! Invariant: nothing is sent again unless it is proved that it did not count; where the provider
+//! shows more than we sent, nothing is ever corrected by us. A difference counts only if the
+//! provider said the same twice, and after everything that was sent had time to arrive.
+
+use super::billing::Mode;
+use super::delivery::{Class, PushState};
+use super::push::CutState;
+use super::quantity::{Quantity, SCALE};
+use super::span::Span;
+use super::timestamp::Timestamp;
+use super::window::Window;
+use serde::{Deserialize, Serialize};
+
+/// Readings of one value before a difference counts.
+const READS_MIN: u32 = 2;
+/// Significant digits up to which a double, rounded to the decimals that were sent, is exact.
+const EXACT_DIGITS_MAX: u32 = 14;
+/// How long after a submission its absence from the summary is nothing to speak of.
+pub const LAG: Span = Span::from_hours(1);
+
+/// What a comparison says.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    utoipa::ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    Equal,
+    /// They differ by no more than the meter's threshold.
+    Tolerance,
+    /// They differ, and will not once what is on its way has arrived.
+    Waiting,
+    /// The ledger is higher, and what is missing may safely be sent again.
+    Replay,
+    /// The provider is higher: something bypasses the ledger. Never corrected by us.
+    Bypass,
+    /// What is known fits several stories; a person must look.
+    Undecidable,
+}
+
+impl Verdict {
+    pub const ALL: [Self; 6] = [
+        Self::Equal,
+        Self::Tolerance,
+        Self::Waiting,
+        Self::Replay,
+        Self::Bypass,
+        Self::Undecidable,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Equal => "equal",
+            Self::Tolerance => "tolerance",
+            Self::Waiting => "waiting",
+            Self::Replay => "replay",
+            Self::Bypass => "bypass",
+            Self::Undecidable => "undecidable",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|verdict| verdict.name() == name)
+    }
+
+    /// Whether it stays wrong unless somebody does something.
+    pub fn is_drift(self) -> bool {
+        match self {
+            Self::Replay | Self::Bypass | Self::Undecidable => true,
+            Self::Equal | Self::Tolerance | Self::Waiting => false,
+        }
+    }
+}
+
+/// Why.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// Both sides show the same, or nearly.
+    Matches,
+    /// Usage that no cut has handed to billing yet.
+    Uncut,
+    /// Pushes that were not sent yet, or whose outcome is not known yet.
+    Unsent,
+    /// The provider's total was not read yet, or only once.
+    Unread,
+    /// Taken by the provider less than an hour ago.
+    Lag,
+    /// Taken by the provider more than an hour ago; its summary may still be late.
+    LongLag,
+    /// Pushes that the provider took and surely did not count.
+    Dropped,
+    /// Pushes that the provider refused.
+    Refused,
+    /// The provider had shown it, or had time to, and shows less.
+    Lost,
+    /// The provider shows more than was ever sent.
+    ProviderHigher,
+    /// The provider shows what a push would make that is given up.
+    Doubtful,
+    /// More digits than a double holds exactly.
+    Digits,
+    /// The other side has no such thing.
+    OneSided,
+    /// Another state than was known.
+    Status,
+    /// Another quantity or amount than was counted.
+    Amount,
+}
+
+impl Reason {
+    pub const ALL: [Self; 15] = [
+        Self::Matches,
+        Self::Uncut,
+        Self::Unsent,
+        Self::Unread,
+        Self::Lag,
+        Self::LongLag,
+        Self::Dropped,
+        Self::Refused,
+        Self::Lost,
+        Self::ProviderHigher,
+        Self::Doubtful,
+        Self::Digits,
+        Self::OneSided,
+        Self::Status,
+        Self::Amount,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Matches => "matches",
+            Self::Uncut => "uncut",
+            Self::Unsent => "unsent",
+            Self::Unread => "unread",
+            Self::Lag => "lag",
+            Self::LongLag => "long_lag",
+            Self::Dropped => "dropped",
+            Self::Refused => "refused",
+            Self::Lost => "lost",
+            Self::ProviderHigher => "provider_higher",
+            Self::Doubtful => "doubtful",
+            Self::Digits => "digits",
+            Self::OneSided => "one_sided",
+            Self::Status => "status",
+            Self::Amount => "amount",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.name() == name)
+    }
+
+    /// What to do, or what it could be, for the person who reads it.
+    pub fn advice(self) -> &'static str {
+        match self {
+            Self::Matches => "both halves match",
+            Self::Uncut => "the next cut hands it to billing",
+            Self::Unsent => "it is being sent; counterfoil pushes list --state observed",
+            Self::Unread => "the next pass reads the provider's total again",
+            Self::Lag | Self::LongLag => "the provider's summary is behind; it is looked at again",
+            Self::Dropped => "the provider took it and did not count it; it is sent again",
+            Self::Refused => {
+                "the provider refused it; counterfoil pushes list --state dead says why; mend the \
+                 cause, then counterfoil pushes retry"
+            }
+            Self::Lost => {
+                "the provider counted it and shows it no more: a meter event adjustment, or a \
+                 fault of its own; counterfoil reconcile --apply sends the difference"
+            }
+            Self::ProviderHigher => {
+                "something besides this server reports usage for the customer: another program \
+                 with the account's key, a second server with another store, a negative usage that \
+                 was lost, or an entry made by hand; find it, it is never corrected from here"
+            }
+            Self::Doubtful => {
+                "a push that was given up may have counted; compare by hand, then retry or discard \
+                 it"
+            }
+            Self::Digits => "the total has more digits than the provider's numbers hold exactly",
+            Self::OneSided => "the provider has it and nothing here belongs to it",
+            Self::Status => "it was taken over from the provider",
+            Self::Amount => "compare the invoice with counterfoil stripe compare",
+        }
+    }
+}
+
+/// A push, as far as a comparison needs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WindowPush {
+    pub number: u64,
+    pub window: Window,
+    pub revision: u32,
+    pub shadow: bool,
+    pub mode: Mode,
+    pub quantity: Quantity,
+    pub value: Quantity,
+    pub stamped_at: Timestamp,
+    pub state: PushState,
+    pub class: Class,
+    pub attempts: u32,
+    pub state_at: Timestamp,
+}
+
+/// The provider's total of a window, as it was read last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Summary {
+    pub window: Window,
+    pub value: Quantity,
+    pub read_at: Timestamp,
+    /// When this value was first read.
+    pub since: Timestamp,
+    /// How often in a row.
+    pub reads: u32,
+}
+
+/// What became of a window's pushes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PushSums {
+    /// The provider says that it has these.
+    pub settled: Quantity,
+    /// How many of those no summary has shown yet.
+    pub unconfirmed: u64,
+    /// Begun, outcome unknown.
+    pub unresolved: Quantity,
+    pub unresolved_count: u64,
+    /// Never sent.
+    pub unsent: Quantity,
+    pub unsent_count: u64,
+    /// Dead, and surely not counted.
+    pub dropped: Quantity,
+    pub dropped_pushes: Vec<u64>,
+    /// Dead because the provider refused them.
+    pub refused: Quantity,
+    pub refused_count: u64,
+    /// Dead, and nobody knows whether they counted.
+    pub doubtful: Quantity,
+    pub doubtful_count: u64,
+    /// Written off by a person.
+    pub discarded: Quantity,
+    /// When the provider last took one.
+    pub submitted_at: Option<Timestamp>,
+}
+
+impl PushSums {
+    /// Adds up the pushes of one window, oldest revision first; none if a sum is too large.
+    pub fn of_window(pushes: &[WindowPush]) -> Option<Self> {
+        let mut sums = Self::default();
+        for push in pushes {
+            let add = |sum: &mut Quantity| {
+                *sum = sum.checked_add(push.quantity)?;
+                Some(())
+            };
+            match push.state {
+                PushState::Submitted | PushState::Confirmed | PushState::Reconciled => {
+                    match push.mode {
+                        Mode::Delta => add(&mut sums.settled)?,
+                        Mode::Absolute => sums.settled = push.value,
+                    }
+                    sums.unconfirmed += u64::from(push.state == PushState::Submitted);
+                    if push.state == PushState::Submitted {
+                        sums.submitted_at = sums.submitted_at.max(Some(push.state_at));
+                    }
+                }
+                PushState::Observed if push.attempts > 0 => {
+                    add(&mut sums.unresolved)?;
+                    sums.unresolved_count += 1;
+                }
+                PushState::Observed => {
+                    add(&mut sums.unsent)?;
+                    sums.unsent_count += 1;
+                }
+                PushState::Dead => match push.class {
+                    Class::Absent => {
+                        add(&mut sums.dropped)?;
+                        sums.dropped_pushes.push(push.number);
+                    }
+                    Class::Undecidable => {
+                        add(&mut sums.doubtful)?;
+                        sums.doubtful_count += 1;
+                    }
+                    Class::Discarded => add(&mut sums.discarded)?,
+                    Class::Cut
+                    | Class::Attempt
+                    | Class::Accepted
+                    | Class::AlreadyThere
+                    | Class::Refused
+                    | Class::Unknown
+                    | Class::Present
+                    | Class::Confirmed
+                    | Class::TooOld
+                    | Class::Retried
+                    | Class::Overtaken
+                    | Class::NotSent
+                    | Class::Lost
+                    | Class::Correction
+                    | Class::Reconciled => {
+                        add(&mut sums.refused)?;
+                        sums.refused_count += 1;
+                    }
+                },
+                PushState::Replaced => {}
+            }
+        }
+        Some(sums)
+    }
+
+    fn add(&mut self, other: &Self) -> Option<()> {
+        self.settled = self.settled.checked_add(other.settled)?;
+        self.unresolved = self.unresolved.checked_add(other.unresolved)?;
+        self.unsent = self.unsent.checked_add(other.unsent)?;
+        self.dropped = self.dropped.checked_add(other.dropped)?;
+        self.refused = self.refused.checked_add(other.refused)?;
+        self.doubtful = self.doubtful.checked_add(other.doubtful)?;
+        self.discarded = self.discarded.checked_add(other.discarded)?;
+        self.unconfirmed += other.unconfirmed;
+        self.unresolved_count += other.unresolved_count;
+        self.unsent_count += other.unsent_count;
+        self.refused_count += other.refused_count;
+        self.doubtful_count += other.doubtful_count;
+        self.dropped_pushes.extend(&other.dropped_pushes);
+        self.submitted_at = self.submitted_at.max(other.submitted_at);
+        Some(())
+    }
+}
+
+/// Both halves of a window.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Halves {
+    pub window: Window,
+    /// What was counted and is billed, exactly.
+    pub counted: Quantity,
+    /// What was handed to billing, in the provider's decimals.
+    pub planned: Quantity,
+    /// Whether it has grown since it was handed over last.
+    pub uncut: bool,
+    pub pushes: PushSums,
+    pub summary: Option<Summary>,
+}
+
+impl Halves {
+    /// `counted` is of `events` events now; `cut` is where the window stood at its last cut.
+    pub fn new(
+        window: Window,
+        (counted, events): (Quantity, u64),
+        cut: Option<&CutState>,
+        pushes: PushSums,
+        summary: Option<Summary>,
+    ) -> Self {
+        let planned = cut.map_or(Quantity::ZERO, |cut| cut.planned);
+        let uncut = cut.map_or(events > 0, |cut| cut.count != events);
+        Self { window, counted, planned, uncut, pushes, summary }
+    }
+
+    /// Several windows as one, with the summary of all of them; none if a sum is too large.
+    pub fn together(window: Window, parts: &[Self], summary: Option<Summary>) -> Option<Self> {
+        let mut all = Self {
+            window,
+            counted: Quantity::ZERO,
+            planned: Quantity::ZERO,
+            uncut: false,
+            pushes: PushSums::default(),
+            summary,
+        };
+        for part in parts {
+            all.counted = all.counted.checked_add(part.counted)?;
+            all.planned = all.planned.checked_add(part.planned)?;
+            all.uncut |= part.uncut;
+            all.pushes.add(&part.pushes)?;
+        }
+        Some(all)
+    }
+
+    pub fn provider(&self) -> Quantity {
+        self.summary.map_or(Quantity::ZERO, |summary| summary.value)
+    }
+
+    /// By how much the provider is above what it said that it has; none if that is too large.
+    pub fn delta(&self) -> Option<Quantity> {
+        self.provider().checked_sub(self.pushes.settled)
+    }
+
+    /// Whether there is nothing on either side.
+    pub fn is_empty(&self) -> bool {
+        let zero = Quantity::ZERO;
+        !self.uncut
+            && [self.counted, self.planned, self.provider()] == [zero; 3]
+            && self.pushes == PushSums::default()
+    }
+}
+
+/// By what a window is judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    pub now: Timestamp,
+    /// From so long after a submission on, the summary tells.
+    pub decide: Span,
+    /// The largest difference that is let pass.
+    pub tolerance: Quantity,
+}
+
+/// What both halves of a window say.
+pub fn judge_drift(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
+    let Halves { pushes, .. } = halves;
+    let Some(summary) = halves.summary else {
+        return if halves.is_empty() {
+            (Verdict::Equal, Reason::Matches)
+        } else {
+            (Verdict::Waiting, Reason::Unread)
+        };
+    };
+    let Some(delta) = halves.delta() else { return (Verdict::Undecidable, Reason::Digits) };
+    if delta == Quantity::ZERO {
+        return judge_agreed(halves);
+    }
+    let unresolved = pushes.unresolved_count > 0;
+    let taken_at = pushes.submitted_at.unwrap_or(Timestamp::from_micros(i64::MIN));
+    if unresolved || summary.read_at < taken_at {
+        let reason = if unresolved { Reason::Unsent } else { Reason::Unread };
+        return (Verdict::Waiting, reason);
+    }
+    let below = delta < Quantity::ZERO;
+    if below && pushes.unconfirmed > 0 && terms.now < terms.decide.after(taken_at) {
+        let long = terms.now >= LAG.after(taken_at);
+        return (Verdict::Waiting, if long { Reason::LongLag } else { Reason::Lag });
+    }
+    if summary.reads < READS_MIN {
+        return (Verdict::Waiting, Reason::Unread);
+    }
+    if Quantity::from_units(delta.units().saturating_abs()) <= terms.tolerance {
+        return (Verdict::Tolerance, Reason::Matches);
+    }
+    if digits(summary.value) > EXACT_DIGITS_MAX || digits(pushes.settled) > EXACT_DIGITS_MAX {
+        return (Verdict::Undecidable, Reason::Digits);
+    }
+    // What was given up and counts all the same would show as this very difference.
+    let given_up = [pushes.doubtful, pushes.dropped, pushes.refused, pushes.discarded];
+    if pushes.doubtful_count > 0 || given_up.contains(&delta) {
+        (Verdict::Undecidable, Reason::Doubtful)
+    } else if below {
+        (Verdict::Replay, Reason::Lost)
+    } else {
+        (Verdict::Bypass, Reason::ProviderHigher)
+    }
+}
+
+/// The provider shows what it said that it has; what else is there?
+fn judge_agreed(halves: &Halves) -> (Verdict, Reason) {
+    let pushes = &halves.pushes;
+    if !pushes.dropped_pushes.is_empty() {
+        (Verdict::Replay, Reason::Dropped)
+    } else if pushes.refused_count > 0 {
+        (Verdict::Replay, Reason::Refused)
+    } else if pushes.unresolved_count + pushes.unsent_count > 0 {
+        (Verdict::Waiting, Reason::Unsent)
+    } else if halves.uncut {
+        (Verdict::Waiting, Reason::Uncut)
+    } else {
+        (Verdict::Equal, Reason::Matches)
+    }
+}
+
+/// Significant digits before and after the point.
+fn digits(quantity: Quantity) -> u32 {
+    let units = quantity.units().unsigned_abs();
+    let one = 10u128.pow(SCALE);
+    let whole = (units / one).checked_ilog10().map_or(0, |power| power + 1);
+    let mut fraction = units % one;
+    let mut places = if fraction == 0 { 0 } else { SCALE };
+    while fraction != 0 && fraction % 10 == 0 {
+        fraction /= 10;
+        places -= 1;
+    }
+    whole + places
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: i64 = 3_600_000_000;
+
+    fn at(hour: i64) -> Timestamp {
+        Timestamp::from_micros(hour * HOUR)
+    }
+
+    fn quantity(text: &str) -> Quantity {
+        Quantity::parse_stored(text).expect("valid")
+    }
+
+    fn window() -> Window {
+        Window { start: at(0), end: at(1) }
+    }
+
+    fn push(quantity_text: &str, state: PushState, class: Class, attempts: u32) -> WindowPush {
+        let quantity = quantity(quantity_text);
+        WindowPush {
+            number: 1,
+            window: window(),
+            revision: 1,
+            shadow: false,
+            mode: Mode::Delta,
+            quantity,
+            value: quantity,
+            stamped_at: at(0),
+            state,
+            class,
+            attempts,
+            state_at: at(2),
+        }
+    }
+
+    /// A window of which `planned` was counted and cut, read `reads` times at hour 40.
+    fn halves(planned: &str, pushes: &[WindowPush], provider: &str, reads: u32) -> Halves {
+        let planned = quantity(planned);
+        let cut = CutState { count: 1, total: planned, planned, revision: 1, shadow: false };
+        let (value, read_at) = (quantity(provider), at(40));
+        let summary = Summary { window: window(), value, read_at, since: read_at, reads };
+        let sums = PushSums::of_window(pushes).expect("small");
+        Halves::new(window(), (planned, 1), Some(&cut), sums, Some(summary))
+    }
+
+    fn judge(halves: &Halves, hour: i64) -> (Verdict, Reason) {
+        let (now, decide) = (at(hour), Span::from_hours(26));
+        judge_drift(halves, Terms { now, decide, tolerance: quantity("0.01") })
+    }
+
+    #[test]
+    fn every_verdict() {
+        use Class::{Absent, Accepted, Confirmed, Cut, Discarded, Refused, Undecidable, Unknown};
+        use PushState::{Dead, Observed, Submitted};
+        let confirmed = || push("5", PushState::Confirmed, Confirmed, 1);
+        let check = |pushes: &[WindowPush], provider: &str, expected: (Verdict, Reason)| {
+            let found = judge(&halves("5", pushes, provider, 2), 41);
+            assert_eq!(found, expected, "{pushes:?} and {provider}");
+        };
+        check(&[confirmed()], "5", (Verdict::Equal, Reason::Matches));
+        check(&[confirmed()], "5.01", (Verdict::Tolerance, Reason::Matches));
+        check(&[confirmed()], "4.99", (Verdict::Tolerance, Reason::Matches));
+        check(&[confirmed()], "5.02", (Verdict::Bypass, Reason::ProviderHigher));
+        check(&[confirmed()], "3", (Verdict::Replay, Reason::Lost));
+        check(&[push("5", Observed, Cut, 0)], "0", (Verdict::Waiting, Reason::Unsent));
+        check(&[push("5", Observed, Unknown, 1)], "0", (Verdict::Waiting, Reason::Unsent));
+        check(&[push("5", Observed, Unknown, 1)], "5", (Verdict::Waiting, Reason::Unsent));
+        check(&[push("5", Submitted, Accepted, 1)], "5", (Verdict::Equal, Reason::Matches));
+        check(&[push("5", Submitted, Accepted, 1)], "0", (Verdict::Replay, Reason::Lost));
+        check(&[push("5", Dead, Absent, 1)], "0", (Verdict::Replay, Reason::Dropped));
+        check(&[push("5", Dead, Refused, 1)], "0", (Verdict::Replay, Reason::Refused));
+        check(&[push("5", Dead, Refused, 1)], "5", (Verdict::Undecidable, Reason::Doubtful));
+        check(&[push("5", Dead, Undecidable, 1)], "3", (Verdict::Undecidable, Reason::Doubtful));
+        check(&[push("5", Dead, Discarded, 1)], "0", (Verdict::Equal, Reason::Matches));
+        check(&[push("5", Dead, Discarded, 1)], "5", (Verdict::Undecidable, Reason::Doubtful));
+        let huge = [push("123456789012345", PushState::Confirmed, Confirmed, 1)];
+        check(&huge, "5", (Verdict::Undecidable, Reason::Digits));
+    }
+
+    #[test]
+    fn lag_waits_until_the_summary_can_tell() {
+        let submitted = [push("5", PushState::Submitted, Class::Accepted, 1)];
+        let check = |hour: i64, expected: (Verdict, Reason)| {
+            assert_eq!(judge(&halves("5", &submitted, "0", 2), hour), expected, "hour {hour}");
+        };
+        check(2, (Verdict::Waiting, Reason::Lag));
+        check(3, (Verdict::Waiting, Reason::LongLag));
+        check(27, (Verdict::Waiting, Reason::LongLag));
+        check(28, (Verdict::Replay, Reason::Lost));
+    }
+
+    #[test]
+    fn one_reading_is_none() {
+        let confirmed = [push("5", PushState::Confirmed, Class::Confirmed, 1)];
+        let judged = judge(&halves("5", &confirmed, "9", 1), 41);
+        assert_eq!(judged, (Verdict::Waiting, Reason::Unread));
+        let mut unread = halves("5", &confirmed, "9", 1);
+        unread.summary = None;
+        assert_eq!(judge(&unread, 41), (Verdict::Waiting, Reason::Unread));
+    }
+
+    #[test]
+    fn usage_on_one_side_only() {
+        let nothing = Halves::new(window(), (Quantity::ZERO, 0), None, PushSums::default(), None);
+        assert_eq!(judge(&nothing, 41), (Verdict::Equal, Reason::Matches));
+        let mut bypassed = halves("0", &[], "3", 2);
+        bypassed.uncut = false;
+        assert_eq!(judge(&bypassed, 41), (Verdict::Bypass, Reason::ProviderHigher));
+        let sums = PushSums::default();
+        let fresh = Halves::new(window(), (Quantity::ONE, 1), None, sums, bypassed.summary);
+        let fresh = Halves {
+            summary: fresh.summary.map(|s| Summary { value: Quantity::ZERO, ..s }),
+            ..fresh
+        };
+        assert_eq!(judge(&fresh, 41), (Verdict::Waiting, Reason::Uncut));
+    }
+
+    #[test]
+    fn digits_are_counted_on_both_sides_of_the_point() {
+        for (text, expected) in [("0", 0), ("5", 1), ("120", 3), ("1.25", 3), ("0.001", 3)] {
+            assert_eq!(digits(quantity(text)), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Findings: differences, each followed from the pass that found it to the one that does not.
+//!
+//! Invariant: at most one finding of a kind and subject is open. It pages when it is still there at
+//! a later pass than the one that opened it, once; what settles itself in between pages nobody, and
+//! its time is kept.
+
+use super::drift::{Reason, Verdict};
+use super::ids::{MeterNo, TenantId};
+use super::quantity::Quantity;
+use super::timestamp::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// What is compared.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum FindingKind {
+    /// Totals of a window or a day.
+    Usage,
+    Subscription,
+    Invoice,
+}
+
+impl FindingKind {
+    pub const ALL: [Self; 3] = [Self::Usage, Self::Subscription, Self::Invoice];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Usage => "usage",
+            Self::Subscription => "subscription",
+            Self::Invoice => "invoice",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+/// What a pass saw that is not as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Observation {
+    pub kind: FindingKind,
+    pub tenant: Option<TenantId>,
+    pub meter: Option<MeterNo>,
+    /// For usage the window, `START/END`; else the provider's id of the object.
+    pub subject: String,
+    pub verdict: Verdict,
+    pub reason: Reason,
+    pub ledger: Quantity,
+    pub provider: Quantity,
+    pub detail: String,
+}
+
+impl Observation {
+    fn is_of(&self, finding: &Finding) -> bool {
+        let seen = &finding.seen;
+        (self.kind, &self.tenant, self.meter, &self.subject)
+            == (seen.kind, &seen.tenant, seen.meter, &seen.subject)
+    }
+}
+
+/// A finding as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    pub number: u64,
+    /// As it was seen last.
+    pub seen: Observation,
+    pub opened_at: Timestamp,
+    /// The pass that saw it first.
+    pub opened_pass: u64,
+    pub last_pass: u64,
+    /// How many passes saw it.
+    pub passes: u32,
+    pub paged_at: Option<Timestamp>,
+    pub cleared_at: Option<Timestamp>,
+}
+
+/// What a pass changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FindingChange {
+    Open(Observation),
+    Seen {
+        number: u64,
+        seen: Observation,
+        page: bool,
+    },
+    /// It is not there any more.
+    Clear {
+        number: u64,
+    },
+}
+
+/// What a pass makes of the open findings it has judged, and of what it saw.
+pub fn follow_findings(judged: &[Finding], observations: Vec<Observation>) -> Vec<FindingChange> {
+    let mut changes = Vec::new();
+    for finding in judged {
+        if !observations.iter().any(|seen| seen.is_of(finding)) {
+            changes.push(FindingChange::Clear { number: finding.number });
+        }
+    }
+    for seen in observations {
+        match judged.iter().find(|finding| seen.is_of(finding)) {
+            Some(finding) => {
+                let page = finding.paged_at.is_none() && seen.verdict.is_drift();
+                changes.push(FindingChange::Seen { number: finding.number, seen, page });
+            }
+            None => changes.push(FindingChange::Open(seen)),
+        }
+    }
+    changes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(subject: &str, verdict: Verdict) -> Observation {
+        Observation {
+            kind: FindingKind::Usage,
+            tenant: TenantId::parse("acme").ok(),
+            meter: Some(MeterNo(1)),
+            subject: subject.into(),
+            verdict,
+            reason: Reason::Lost,
+            ledger: Quantity::ONE,
+            provider: Quantity::ZERO,
+            detail: String::new(),
+        }
+    }
+
+    fn finding(subject: &str, paged: bool) -> Finding {
+        let at = Timestamp::from_micros(0);
+        Finding {
+            number: 7,
+            seen: seen(subject, Verdict::Waiting),
+            opened_at: at,
+            opened_pass: 1,
+            last_pass: 1,
+            passes: 1,
+            paged_at: paged.then_some(at),
+            cleared_at: None,
+        }
+    }
+
+    #[test]
+    fn a_finding_pages_once_and_only_at_a_later_pass() {
+        let check = |open: &[Finding], verdict: Verdict, expected: Option<bool>| {
+            let changes = follow_findings(open, vec![seen("a", verdict)]);
+            let page = changes.iter().find_map(|change| match change {
+                FindingChange::Seen { page, .. } => Some(*page),
+                FindingChange::Open(_) | FindingChange::Clear { .. } => None,
+            });
+            assert_eq!(page, expected, "{changes:?}");
+        };
+        check(&[], Verdict::Bypass, None);
+        check(&[finding("a", false)], Verdict::Bypass, Some(true));
+        check(&[finding("a", true)], Verdict::Bypass, Some(false));
+        check(&[finding("a", false)], Verdict::Waiting, Some(false));
+    }
+
+    #[test]
+    fn what_is_gone_is_cleared() {
+        let open = [finding("a", false)];
+        assert_eq!(follow_findings(&open, vec![]), [FindingChange::Clear { number: 7 }]);
+        let other = follow_findings(&open, vec![seen("b", Verdict::Replay)]);
+        assert_eq!(other.len(), 2);
+    }
+}

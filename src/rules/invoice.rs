@@ -1,0 +1,216 @@
+//! Invoices: what the provider bills, compared with what was counted, and whether it was paid.
+//!
+//! Invariant: quantities are compared with quantities, and money before tax with money before tax.
+//! Tax may come late and change totals; it never makes a difference here. What comes of payments is
+//! told once for each invoice, which is one cycle.
+
+use super::ids::CustomerId;
+use super::quantity::{Quantity, SCALE};
+use super::timestamp::Timestamp;
+use super::window::Window;
+use serde::{Deserialize, Serialize};
+
+/// An invoice; amounts are of the currency's smallest unit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Invoice {
+    pub customer: CustomerId,
+    pub subscription: Option<String>,
+    /// draft, open, paid, void or uncollectible.
+    pub status: String,
+    /// Such as subscription_cycle.
+    pub reason: Option<String>,
+    pub currency: String,
+    pub created_at: Timestamp,
+    pub period: Window,
+    /// When a draft will be fixed; what is reported later is on no invoice.
+    pub finalizes_at: Option<Timestamp>,
+    /// Before tax and before credits.
+    pub subtotal: i64,
+    pub total_excluding_tax: i64,
+    pub tax: i64,
+    pub total: i64,
+    pub amount_due: i64,
+    pub attempt_count: u32,
+    pub next_attempt_at: Option<Timestamp>,
+    pub lines: Vec<InvoiceLine>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InvoiceLine {
+    pub id: String,
+    pub price: Option<String>,
+    /// The name of the meter it bills; none for what is not metered.
+    pub event_name: Option<String>,
+    pub quantity: Quantity,
+    pub unit_amount: Option<Quantity>,
+    /// Before discounts and tax.
+    pub subtotal: i64,
+    pub period: Window,
+}
+
+/// Where an invoice's payment stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Dunning {
+    /// Nothing has failed.
+    None,
+    /// A payment failed and the invoice is still owed.
+    Failing,
+    /// A payment had failed, and then one succeeded.
+    Recovered,
+    /// It was given up.
+    Lost,
+}
+
+/// Derived from the invoice as it is now, so the order of events about it plays no part.
+pub fn judge_dunning(invoice: &Invoice) -> Dunning {
+    match (invoice.status.as_str(), invoice.attempt_count) {
+        ("open", 1..) => Dunning::Failing,
+        ("paid", 2..) => Dunning::Recovered,
+        ("uncollectible", 1..) => Dunning::Lost,
+        (_, _) => Dunning::None,
+    }
+}
+
+/// What is wrong with an invoice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mismatch {
+    /// A line bills another quantity than was pushed for its period.
+    Quantity { line: String, event_name: String, pushed: Quantity, billed: Quantity },
+    /// A line's money is not its quantity times its price.
+    Amount { line: String, expected: i64, billed: i64 },
+    /// The invoice's subtotal is not the sum of its lines.
+    Subtotal { expected: i64, billed: i64 },
+}
+
+impl std::fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Quantity { line, event_name, pushed, billed } => {
+                write!(f, "line {line} bills {billed} of {event_name}, and {pushed} were counted")
+            }
+            Self::Amount { line, expected, billed } => {
+                write!(f, "line {line} bills {billed} before tax instead of {expected}")
+            }
+            Self::Subtotal { expected, billed } => {
+                write!(f, "the subtotal is {billed}, and its lines make {expected}")
+            }
+        }
+    }
+}
+
+/// Compares an invoice that is fixed with what was handed to billing; `pushed` tells the sum for
+/// a meter's name and a period, or none where we do not bill that meter.
+pub fn judge_invoice(
+    invoice: &Invoice,
+    pushed: impl Fn(&str, Window) -> Option<Quantity>,
+) -> Vec<Mismatch> {
+    let mut found = Vec::new();
+    let mut sum = 0i64;
+    for line in &invoice.lines {
+        sum = sum.saturating_add(line.subtotal);
+        if let Some(event_name) = &line.event_name
+            && let Some(ours) = pushed(event_name, line.period)
+            // A negative total is billed as nothing.
+            && ours.max(Quantity::ZERO) != line.quantity
+        {
+            let (line_id, event_name) = (line.id.clone(), event_name.clone());
+            let billed = line.quantity;
+            found.push(Mismatch::Quantity { line: line_id, event_name, pushed: ours, billed });
+        }
+        let expected = line.unit_amount.and_then(|price| multiply(line.quantity, price));
+        if let Some(expected) = expected.filter(|expected| *expected != line.subtotal)
+            && line.event_name.is_some()
+        {
+            let line_id = line.id.clone();
+            found.push(Mismatch::Amount { line: line_id, expected, billed: line.subtotal });
+        }
+    }
+    if sum != invoice.subtotal {
+        found.push(Mismatch::Subtotal { expected: sum, billed: invoice.subtotal });
+    }
+    found
+}
+
+/// Quantity times price, to the nearest smallest unit; a half goes up. None if it is too large.
+fn multiply(quantity: Quantity, price: Quantity) -> Option<i64> {
+    let one = 10i128.pow(SCALE);
+    let (whole, part) = (quantity.units().div_euclid(one), quantity.units().rem_euclid(one));
+    let exact = whole
+        .checked_mul(price.units())?
+        .checked_add(part.checked_mul(price.units())?.div_euclid(one))?;
+    i64::try_from(exact.checked_add(one / 2)?.div_euclid(one)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quantity(text: &str) -> Quantity {
+        Quantity::parse_stored(text).expect("valid")
+    }
+
+    fn invoice(quantity_billed: &str, subtotal: i64) -> Invoice {
+        let period =
+            Window { start: Timestamp::from_micros(0), end: Timestamp::from_micros(1_000_000) };
+        Invoice {
+            customer: CustomerId::parse("cus_1").expect("valid"),
+            subscription: Some("sub_1".into()),
+            status: "open".into(),
+            reason: Some("subscription_cycle".into()),
+            currency: "usd".into(),
+            created_at: period.end,
+            period,
+            finalizes_at: None,
+            subtotal,
+            total_excluding_tax: subtotal,
+            tax: 0,
+            total: subtotal,
+            amount_due: subtotal,
+            attempt_count: 0,
+            next_attempt_at: None,
+            lines: vec![InvoiceLine {
+                id: "il_1".into(),
+                price: Some("price_1".into()),
+                event_name: Some("calls".into()),
+                quantity: quantity(quantity_billed),
+                unit_amount: Some(quantity("0.2")),
+                subtotal,
+                period,
+            }],
+        }
+    }
+
+    #[test]
+    fn lines_are_compared_before_tax() {
+        let check = |billed: &str, subtotal: i64, pushed: &str, expected: usize| {
+            let mut invoice = invoice(billed, subtotal);
+            invoice.tax = 99;
+            invoice.total += 99;
+            let found = judge_invoice(&invoice, |_, _| Some(quantity(pushed)));
+            assert_eq!(found.len(), expected, "{found:?}");
+        };
+        check("12.5", 3, "12.5", 0);
+        check("12.4", 2, "12.4", 0);
+        check("12.5", 3, "12", 1);
+        check("12.5", 4, "12.5", 1);
+        check("0", 0, "-3", 0);
+        assert!(judge_invoice(&invoice("5", 1), |_, _| None).is_empty());
+    }
+
+    #[test]
+    fn dunning_follows_from_the_invoice() {
+        let check = |status: &str, attempt_count: u32, expected: Dunning| {
+            let invoice = Invoice { status: status.into(), attempt_count, ..invoice("1", 0) };
+            assert_eq!(judge_dunning(&invoice), expected, "{status} {attempt_count}");
+        };
+        check("draft", 0, Dunning::None);
+        check("open", 0, Dunning::None);
+        check("open", 1, Dunning::Failing);
+        check("open", 3, Dunning::Failing);
+        check("paid", 1, Dunning::None);
+        check("paid", 2, Dunning::Recovered);
+        check("uncollectible", 4, Dunning::Lost);
+        check("void", 1, Dunning::None);
+    }
+}

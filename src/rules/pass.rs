@@ -1,0 +1,239 @@
+//! Passes: one comparison of both halves over a range, and the rows that stay of it.
+//!
+//! Invariant: a closed pass never changes. The rows of a nightly pass are chained: each holds the
+//! hash of the same tenant's and meter's row of the day before, and the pass a hash over all its
+//! rows and the pass before, so that a row cannot be changed or taken away without a trace.
+
+use super::drift::{Reason, Verdict};
+use super::ids::{MeterNo, TenantId};
+use super::quantity::Quantity;
+use super::timestamp::Timestamp;
+use super::window::Window;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+
+pub type Hash = [u8; 32];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PassKind {
+    /// The last two days, window by window, of whatever has moved.
+    Hourly,
+    /// The day that has ended, of everyone; and the open and last closed periods, by day.
+    Nightly,
+    /// Whatever a person asked for.
+    OneShot,
+}
+
+impl PassKind {
+    pub const ALL: [Self; 3] = [Self::Hourly, Self::Nightly, Self::OneShot];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hourly => "hourly",
+            Self::Nightly => "nightly",
+            Self::OneShot => "one_shot",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PassState {
+    /// Ordered, not begun.
+    Waiting,
+    Running,
+    Closed,
+    Failed,
+}
+
+impl PassState {
+    pub const ALL: [Self; 4] = [Self::Waiting, Self::Running, Self::Closed, Self::Failed];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Running => "running",
+            Self::Closed => "closed",
+            Self::Failed => "failed",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.name() == name)
+    }
+}
+
+/// What a pass is to look at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PassOrder {
+    pub kind: PassKind,
+    pub range: Window,
+    pub tenant: Option<TenantId>,
+    /// Whether what may safely be sent again is sent.
+    pub apply: bool,
+}
+
+/// A pass as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pass {
+    pub number: u64,
+    pub order: PassOrder,
+    pub state: PassState,
+    pub created_at: Timestamp,
+    pub ended_at: Option<Timestamp>,
+    pub progress: PassProgress,
+    /// Over all rows and the pass before; of nightly passes that are closed.
+    pub hash: Option<Hash>,
+    /// Why it failed.
+    pub detail: Option<String>,
+}
+
+/// How far a pass has come.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PassProgress {
+    /// Tenants and meters to look at.
+    pub pairs: u64,
+    pub pairs_done: u64,
+    /// Windows compared.
+    pub windows: u64,
+    /// Calls to the provider.
+    pub reads: u64,
+    /// Windows by verdict.
+    pub verdicts: BTreeMap<Verdict, u64>,
+    /// Pushes sent again, and corrections.
+    pub replayed: u64,
+    pub corrected: u64,
+}
+
+/// One tenant and meter on one day.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PassRow {
+    pub tenant: TenantId,
+    pub meter: MeterNo,
+    /// The day, or the part of it that was asked for.
+    pub day: Window,
+    /// What was counted and is billed, exactly.
+    pub ledger: Quantity,
+    /// What was handed to billing.
+    pub pushed: Quantity,
+    /// What the provider shows.
+    pub provider: Quantity,
+    pub verdict: Verdict,
+    pub reason: Reason,
+    /// The windows of the day that are not equal.
+    pub windows: Vec<DriftWindow>,
+    pub hash: Hash,
+}
+
+/// A window of a row that is not equal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct DriftWindow {
+    #[schema(value_type = String, format = DateTime)]
+    pub start: Timestamp,
+    #[schema(value_type = String, format = DateTime)]
+    pub end: Timestamp,
+    #[schema(value_type = String)]
+    pub ledger: Quantity,
+    #[schema(value_type = String)]
+    pub pushed: Quantity,
+    #[schema(value_type = String)]
+    pub provider: Quantity,
+    pub verdict: Verdict,
+    pub reason: Reason,
+    /// What was done about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub action: Option<String>,
+}
+
+impl PassRow {
+    /// By how much the provider is above what was handed to billing.
+    pub fn delta(&self) -> Quantity {
+        let delta = self.provider.checked_sub(self.pushed);
+        delta.expect("stored quantities are far from the end of their range")
+    }
+
+    /// The row's hash after the row of the day before; its own `hash` plays no part.
+    pub fn chain(&self, before: &Hash) -> Hash {
+        let mut digest = Sha256::new();
+        let meter = self.meter.0.to_string();
+        let windows = serde_json::to_string(&self.windows).expect("windows are valid JSON");
+        let fields = [
+            "counterfoil/pass-row/v1",
+            self.tenant.as_str(),
+            &meter,
+            &self.day.start.to_string(),
+            &self.day.end.to_string(),
+            &self.ledger.to_string(),
+            &self.pushed.to_string(),
+            &self.provider.to_string(),
+            self.verdict.name(),
+            self.reason.name(),
+            &windows,
+        ];
+        for field in fields {
+            let length = u64::try_from(field.len()).expect("a length fits into 64 bits");
+            digest.update(length.to_be_bytes());
+            digest.update(field);
+        }
+        digest.update(before);
+        digest.finalize().into()
+    }
+}
+
+/// A pass's hash over its rows, in their order, after the pass before.
+pub fn chain_pass(before: &Hash, rows: impl IntoIterator<Item = Hash>) -> Hash {
+    let mut digest = Sha256::new();
+    digest.update(b"counterfoil/pass/v1");
+    digest.update(before);
+    for row in rows {
+        digest.update(row);
+    }
+    digest.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> PassRow {
+        PassRow {
+            tenant: TenantId::parse("acme").expect("valid"),
+            meter: MeterNo(1),
+            day: Window { start: Timestamp::from_micros(0), end: Timestamp::from_micros(1) },
+            ledger: Quantity::ONE,
+            pushed: Quantity::ONE,
+            provider: Quantity::ONE,
+            verdict: Verdict::Equal,
+            reason: Reason::Matches,
+            windows: Vec::new(),
+            hash: [0; 32],
+        }
+    }
+
+    #[test]
+    fn every_field_is_in_the_hash() {
+        let first = row().chain(&[0; 32]);
+        let changes: [fn(&mut PassRow); 7] = [
+            |row| row.tenant = TenantId::parse("acm").expect("valid"),
+            |row| row.meter = MeterNo(2),
+            |row| row.day.end = Timestamp::from_micros(2),
+            |row| row.ledger = Quantity::ZERO,
+            |row| row.pushed = Quantity::ZERO,
+            |row| row.provider = Quantity::ZERO,
+            |row| row.verdict = Verdict::Bypass,
+        ];
+        for change in changes {
+            let mut other = row();
+            change(&mut other);
+            assert_ne!(other.chain(&[0; 32]), first);
+        }
+        assert_ne!(row().chain(&[1; 32]), first);
+        assert_eq!(PassRow { hash: [9; 32], ..row() }.chain(&[0; 32]), first);
+    }
+}

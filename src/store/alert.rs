@@ -1,0 +1,141 @@
+//! Alerts, the notices that tell of them, and the thresholds that raise some.
+//!
+//! Invariant: at most one alert of a kind and subject is open. An alert's opening and its end are
+//! written together with one notice for each destination; a notice is sent until its destination
+//! has taken it, refused it, or a newer state made it pointless.
+//!
+//! A crash leaves a notice waiting, or leased until its lease ends; then it is sent again under the
+//! same number, by which destinations tell repeats.
+
+use super::Result;
+use crate::rules::alert::{Alert, AlertChange, AlertKind, NoticeEvent};
+use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+/// Asks for alerts, newest first.
+#[derive(Debug, Clone, Default)]
+pub struct AlertQuery {
+    pub open: Option<bool>,
+    pub kind: Option<AlertKind>,
+    pub before: Option<u64>,
+    pub limit: usize,
+}
+
+/// How often someone was called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PageCounts {
+    pub open: u64,
+    /// Opened in the last 24 hours.
+    pub day: u64,
+    /// Opened in the last seven days, and in the seven before.
+    pub week: u64,
+    pub week_before: u64,
+}
+
+/// A notice that only the claimant sends, until its lease ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimedNotice {
+    pub number: u64,
+    pub fence: u64,
+    pub destination: String,
+    pub event: NoticeEvent,
+    pub alert: Alert,
+    /// Attempts before this one.
+    pub attempts: u32,
+    pub created_at: Timestamp,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoticeOutcome {
+    Sent,
+    Later {
+        until: Timestamp,
+        detail: String,
+    },
+    /// It is not tried again.
+    GivenUp {
+        detail: String,
+    },
+}
+
+/// When a tenant's usage is worth a word.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Threshold {
+    pub tenant: TenantId,
+    pub meter: MeterNo,
+    pub kind: ThresholdKind,
+    pub period: ThresholdPeriod,
+    /// The usage of a period from which on it is.
+    pub limit: Quantity,
+    pub created_at: Timestamp,
+}
+
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum ThresholdKind {
+    /// Worth knowing.
+    Threshold,
+    /// What the tenant may use.
+    Quota,
+}
+
+/// Calendar periods, in UTC.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum ThresholdPeriod {
+    Day,
+    Month,
+}
+
+#[async_trait]
+pub trait Alerts: Send + Sync {
+    /// Opens and ends alerts, with a notice for each destination, in one transaction. One that is
+    /// open already, or resolved already, is left alone. A notice of an opening that still waits
+    /// when its alert ends is given up, and no notice of that end is written for its destination.
+    /// Returns how many changes were made.
+    async fn record_alerts(
+        &self,
+        changes: Vec<AlertChange>,
+        destinations: &[&'static str],
+        at: Timestamp,
+    ) -> Result<usize>;
+    async fn list_alerts(&self, query: AlertQuery) -> Result<Vec<Alert>>;
+    async fn count_pages(&self, now: Timestamp) -> Result<PageCounts>;
+
+    /// Leases notices that are due, oldest first; leases that ended before `now` are taken off.
+    async fn claim_notices(
+        &self,
+        now: Timestamp,
+        lease_until: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<ClaimedNotice>>;
+    /// Settles a claimed notice; false if its fence is not current.
+    async fn settle_notice(
+        &self,
+        number: u64,
+        fence: u64,
+        outcome: NoticeOutcome,
+        at: Timestamp,
+    ) -> Result<bool>;
+
+    /// One threshold for each tenant, meter, kind and period; another limit takes its place. The
+    /// tenant is created if it is not known.
+    async fn put_threshold(&self, threshold: Threshold) -> Result<()>;
+    async fn delete_threshold(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        kind: ThresholdKind,
+        period: ThresholdPeriod,
+    ) -> Result<bool>;
+    /// All of them, or a tenant's.
+    async fn list_thresholds(&self, tenant: Option<&TenantId>) -> Result<Vec<Threshold>>;
+}

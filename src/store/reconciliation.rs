@@ -1,0 +1,161 @@
+//! What reconciliation keeps: the provider's totals as they were read, passes with their rows, and
+//! findings; and what it does to pushes.
+//!
+//! Invariant: a summary's count of readings grows only while its value stays. Rows of a pass are
+//! written while it runs, and never after it is closed. A correction is written only if the window
+//! is still as it was judged. Writes of passes and findings are refused to those who have lost the
+//! lease.
+//!
+//! A crash leaves a pass running: the next holder of the lease begins it anew, and its rows are
+//! written over.
+
+use super::Result;
+use super::push::{Lease, Ruling};
+use crate::rules::drift::{Summary, WindowPush};
+use crate::rules::finding::{Finding, FindingChange, FindingKind};
+use crate::rules::ids::{CustomerId, MeterNo, TenantId};
+use crate::rules::pass::{Hash, Pass, PassKind, PassOrder, PassProgress, PassRow, PassState};
+use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
+use crate::rules::window::Window;
+use async_trait::async_trait;
+
+/// A total of the provider's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SummaryReading {
+    pub tenant: TenantId,
+    pub meter: MeterNo,
+    /// An hour or a day; the two are kept apart.
+    pub window: Window,
+    pub value: Quantity,
+}
+
+/// A tenant and a meter, with the customer that the provider knows the tenant by.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pair {
+    pub tenant: TenantId,
+    pub meter: MeterNo,
+    pub customer: CustomerId,
+}
+
+/// How a pass ended, or how far it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PassUpdate {
+    pub number: u64,
+    pub state: PassState,
+    pub progress: PassProgress,
+    pub hash: Option<Hash>,
+    pub detail: Option<String>,
+}
+
+/// Asks for passes, newest first.
+#[derive(Debug, Clone, Default)]
+pub struct PassQuery {
+    pub kind: Option<PassKind>,
+    pub state: Option<PassState>,
+    pub before: Option<u64>,
+    pub limit: usize,
+}
+
+/// Asks for rows of a pass, in the order of tenant, meter and day.
+#[derive(Debug, Clone)]
+pub struct PassRowQuery {
+    pub pass: u64,
+    /// Tenant, meter and start of the day of the last row of the page before.
+    pub after: Option<(TenantId, MeterNo, Timestamp)>,
+    pub limit: usize,
+}
+
+/// Asks for findings, newest first.
+#[derive(Debug, Clone, Default)]
+pub struct FindingQuery {
+    pub open: Option<bool>,
+    pub kind: Option<FindingKind>,
+    pub tenant: Option<TenantId>,
+    pub before: Option<u64>,
+    pub limit: usize,
+}
+
+/// Asks to send what the provider lacks of a window.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CorrectionOrder {
+    pub tenant: TenantId,
+    pub meter: MeterNo,
+    pub window: Window,
+    /// What the provider said that it has, when the window was judged.
+    pub settled: Quantity,
+    /// What it shows instead, which is less.
+    pub provider: Quantity,
+    /// The pass that found it, for the history.
+    pub pass: u64,
+}
+
+#[async_trait]
+pub trait Reconciliation: Send + Sync {
+    /// Keeps totals of the provider. A value that is the same as before is read once more, if it
+    /// was read at least a second ago; another begins again at one.
+    async fn record_summaries(
+        &self,
+        readings: Vec<SummaryReading>,
+        read_at: Timestamp,
+    ) -> Result<()>;
+    /// Totals of windows that start in `range` and are `length_micros` long.
+    async fn read_summaries(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+        length_micros: i64,
+    ) -> Result<Vec<Summary>>;
+    /// Pushes of windows that start in `range`, in the order of window and revision.
+    async fn read_window_pushes(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+    ) -> Result<Vec<WindowPush>>;
+    /// Tenants with a customer, and meters, that have pushes (shadow or not, as asked) which
+    /// changed since then, are observed, submitted or dead and not discarded, or that have an open
+    /// finding of usage.
+    async fn list_restless_pairs(&self, since: Timestamp, shadow: bool) -> Result<Vec<Pair>>;
+
+    /// Orders a pass. Of nightly passes there is one for each range: its number if there is one.
+    async fn create_pass(&self, order: PassOrder, at: Timestamp) -> Result<u64>;
+    /// Says how a pass stands; a closed or failed one gets its end. False if the lease was lost or
+    /// the pass was closed before.
+    async fn update_pass(&self, lease: &Lease, update: PassUpdate, at: Timestamp) -> Result<bool>;
+    async fn list_passes(&self, query: PassQuery) -> Result<Vec<Pass>>;
+    async fn find_pass(&self, number: u64) -> Result<Option<Pass>>;
+    /// Writes rows of a running pass, over those of the same tenant, meter and day. False if the
+    /// lease was lost or the pass is not running.
+    async fn record_pass_rows(&self, lease: &Lease, pass: u64, rows: Vec<PassRow>) -> Result<bool>;
+    async fn list_pass_rows(&self, query: PassRowQuery) -> Result<Vec<PassRow>>;
+
+    async fn list_findings(&self, query: FindingQuery) -> Result<Vec<Finding>>;
+    /// Opens, follows and clears findings, in one transaction; a finding of which one with the same
+    /// kind, tenant, meter and subject is open is followed instead. False if the lease was lost.
+    async fn record_findings(
+        &self,
+        lease: &Lease,
+        pass: u64,
+        changes: Vec<FindingChange>,
+        at: Timestamp,
+    ) -> Result<bool>;
+    /// Tenants with an open finding of usage that was seen by two passes or more and is drift now.
+    async fn count_drifting_tenants(&self) -> Result<u64>;
+
+    /// Writes, in one transaction, what the provider lost as a reconciled push of class lost with
+    /// the negative difference (in absolute mode its value is what the provider shows), and a push
+    /// of class correction that sends it again: the next two revisions of the window, so that the
+    /// sum of its pushes stays. Refused, with nothing written, if the settled pushes do not make
+    /// `settled`, if a push of the window is observed or undecidable, or if nothing is lacking.
+    async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling>;
+    /// Confirmed pushes of windows that start in `range` become reconciled; how many.
+    async fn close_pushes(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+        at: Timestamp,
+    ) -> Result<u64>;
+}

@@ -1,0 +1,214 @@
+//! The inbound half of the store: webhooks, mirrors of the provider's objects, and timelines.
+//!
+//! Invariant: a webhook's row, its names, its entry in a timeline and its request for a reading are
+//! written in one transaction; a webhook that is known under any of its names adds only to the
+//! count of its deliveries, and to a timeline what its payload tells and a thin twin's did not. A
+//! mirror's version only grows. What is read is written together with what it means for the
+//! webhooks that asked for it.
+//!
+//! A crash leaves a webhook stored, with its object still to be read, or not stored at all, and
+//! then the provider was not answered and sends it again.
+
+use super::Result;
+use super::push::Ruling;
+use crate::rules::ids::{CustomerId, MeterNo, TenantId};
+use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
+use crate::rules::subscription::TimelineEntry;
+use crate::rules::timestamp::Timestamp;
+use crate::rules::webhook::{WebhookFacts, WebhookSource, WebhookStatus};
+use crate::rules::window::Window;
+use async_trait::async_trait;
+
+/// A webhook that came in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WebhookReceipt {
+    pub facts: WebhookFacts,
+    /// The bytes as they came.
+    pub payload: Vec<u8>,
+    pub source: WebhookSource,
+    pub received_at: Timestamp,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Receipted {
+    /// The webhook's number, or that of the one that told the same fact before.
+    pub number: u64,
+    /// Whether it was not known.
+    pub fresh: bool,
+}
+
+/// A webhook as it is stored, without its payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WebhookRecord {
+    /// Order of arrival, and its name in the API.
+    pub number: u64,
+    pub event_id: String,
+    pub event_type: String,
+    pub object: Option<ObjectName>,
+    pub source: WebhookSource,
+    pub status: WebhookStatus,
+    /// When the provider made the event.
+    pub created_at: Timestamp,
+    pub received_at: Timestamp,
+    /// When its status was decided; none while it waits.
+    pub settled_at: Option<Timestamp>,
+    /// How often it came, its twins included.
+    pub deliveries: u64,
+    /// Why its object could not be read so far.
+    pub detail: Option<String>,
+}
+
+/// Asks for webhooks, newest first.
+#[derive(Debug, Clone, Default)]
+pub struct WebhookQuery {
+    pub status: Option<WebhookStatus>,
+    pub event_type: Option<String>,
+    /// The number of the last webhook of the page before.
+    pub before: Option<u64>,
+    pub limit: usize,
+}
+
+/// How webhooks stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WebhookCounts {
+    pub waiting: u64,
+    /// When the oldest of those came.
+    pub waiting_since: Option<Timestamp>,
+}
+
+/// Asks for objects that are to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MirrorClaim {
+    pub now: Timestamp,
+    /// A reading that was not written by then may be begun by another.
+    pub lease_until: Timestamp,
+    pub limit: usize,
+}
+
+/// An object that is to be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WantedMirror {
+    pub name: ObjectName,
+    /// The version that the reading will have.
+    pub ticket: u64,
+    /// Failed attempts so far.
+    pub attempts: u32,
+}
+
+/// What was read, and for which ticket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MirrorReading {
+    pub name: ObjectName,
+    pub ticket: u64,
+    pub snapshot: Snapshot,
+    /// When the reading was begun.
+    pub read_at: Timestamp,
+}
+
+/// What became of a reading.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mirrored {
+    /// It was written; what the mirror showed before, if it was read before.
+    Written(Option<Snapshot>),
+    /// A reading with a higher version, or the same, is there; nothing was written.
+    Stale,
+}
+
+/// A mirror as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mirror {
+    pub name: ObjectName,
+    pub version: u64,
+    pub snapshot: Snapshot,
+    pub read_at: Timestamp,
+}
+
+/// Asks for mirrors that were read, in the order of their ids.
+#[derive(Debug, Clone)]
+pub struct MirrorQuery {
+    pub kind: ObjectKind,
+    /// The word of `Snapshot::status`.
+    pub status: Option<String>,
+    pub customer: Option<CustomerId>,
+    /// The id of the last mirror of the page before.
+    pub after: Option<String>,
+    pub limit: usize,
+}
+
+/// Pushes that the provider took and then refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejection {
+    /// The keys that it named, each with what it said.
+    pub samples: Vec<(String, String)>,
+    /// The meter whose other submitted pushes, taken within the window, are to be looked for at
+    /// once.
+    pub recheck: Option<(MeterNo, Window)>,
+}
+
+/// What became of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RejectionReport {
+    pub rejected: u64,
+    /// Submitted pushes that will be looked for at once.
+    pub rechecked: u64,
+    /// Named ones that are being sent again just now; ask again later.
+    pub busy: u64,
+}
+
+/// Webhooks and the provider's list of them.
+#[async_trait]
+pub trait Webhooks: Send + Sync {
+    /// Writes webhooks down, in one transaction; one answer for each, in order. A fresh one with an
+    /// object is waiting and raises the object's wanted ticket by one; one without is kept. Two of
+    /// one fact within the batch are one webhook.
+    async fn record_webhooks(&self, receipts: Vec<WebhookReceipt>) -> Result<Vec<Receipted>>;
+    async fn list_webhooks(&self, query: WebhookQuery) -> Result<Vec<WebhookRecord>>;
+    /// A webhook and its payload.
+    async fn find_webhook(&self, number: u64) -> Result<Option<(WebhookRecord, Vec<u8>)>>;
+    /// Has a webhook's object read again: it waits, with a new ticket. One that waits already is
+    /// left as it is and done; one that is only kept is refused.
+    async fn replay_webhook(&self, number: u64, at: Timestamp) -> Result<Ruling>;
+    async fn count_webhooks(&self) -> Result<WebhookCounts>;
+
+    /// Where a job that reads a list has come to.
+    async fn read_cursor(&self, name: &'static str) -> Result<Option<String>>;
+    async fn record_cursor(&self, name: &'static str, value: &str) -> Result<()>;
+}
+
+/// Mirrors, timelines, and what the provider's reports mean for pushes.
+#[async_trait]
+pub trait Mirrors: Send + Sync {
+    /// Has objects read, each with the next ticket of its object, which is returned.
+    async fn want_mirrors(&self, names: Vec<ObjectName>, at: Timestamp) -> Result<Vec<u64>>;
+    /// Objects with a wanted ticket above their version, due, and not leased, those longest due
+    /// first; they are leased.
+    async fn claim_mirrors(&self, claim: MirrorClaim) -> Result<Vec<WantedMirror>>;
+    /// Writes readings down, in one transaction; one answer for each. With a reading that is
+    /// written: the lease ends; the object is due again only if a higher ticket is wanted; every
+    /// waiting webhook of the object whose ticket is not above it is settled by
+    /// `rules::webhook::judge_webhook`; a subscription's state is added to its timeline
+    /// (`Origin::Read`), unless it is the same as the one read before.
+    async fn record_mirrors(
+        &self,
+        readings: Vec<MirrorReading>,
+        at: Timestamp,
+    ) -> Result<Vec<Mirrored>>;
+    /// Ends the lease of an object that could not be read; it is due again then. The detail is kept
+    /// with its waiting webhooks.
+    async fn put_off_mirror(
+        &self,
+        wanted: &WantedMirror,
+        until: Timestamp,
+        detail: &str,
+    ) -> Result<()>;
+    async fn find_mirror(&self, name: &ObjectName) -> Result<Option<Mirror>>;
+    async fn list_mirrors(&self, query: MirrorQuery) -> Result<Vec<Mirror>>;
+    /// All states of the subscriptions of the tenant's customer, in no particular order.
+    async fn read_timeline(&self, tenant: &TenantId) -> Result<Vec<TimelineEntry>>;
+
+    /// Makes dead (class refused) the named pushes that are submitted, or observed, begun and not
+    /// leased; makes those to be looked for due now. Others are left alone, so asking again
+    /// changes nothing.
+    async fn reject_pushes(&self, rejection: Rejection, at: Timestamp) -> Result<RejectionReport>;
+}
