@@ -12,8 +12,11 @@ pub mod stripe;
 use crate::config::{ProviderConfig, ProviderKind, Shadow, SinkConfig, StripeConfig};
 use crate::rules::delivery::{Delivery, Horizons};
 use crate::rules::ids::CustomerId;
+use crate::rules::mirror::{ObjectName, Snapshot};
 use crate::rules::quantity::Quantity;
+use crate::rules::subscription::Subscription;
 use crate::rules::timestamp::Timestamp;
+use crate::rules::webhook::WebhookFacts;
 use crate::rules::window::Window;
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -86,6 +89,51 @@ pub trait Provider: Send + Sync {
     async fn send_push(&self, request: &Request) -> Answer;
     /// What it counted in each of the windows, in their order.
     async fn read_totals(&self, query: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable>;
+    /// What it tells besides totals; none if nothing.
+    fn inbound(&self) -> Option<&dyn Inbound> {
+        None
+    }
+}
+
+/// A list of events that were sent as webhooks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventList {
+    /// Those that show their object.
+    Snapshot,
+    /// Reports of refused pushes, which are in a list of their own.
+    ErrorReport,
+}
+
+/// A page of events, newest first, each with its bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct EventPage {
+    pub events: Vec<(WebhookFacts, Vec<u8>)>,
+    /// Asks for the page after it; none at the end.
+    pub next: Option<String>,
+}
+
+/// A page of subscriptions by their ids.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SubscriptionPage {
+    pub subscriptions: Vec<(String, Subscription)>,
+    pub next: Option<String>,
+}
+
+/// What a provider tells of its objects and events.
+#[async_trait]
+pub trait Inbound: Send + Sync {
+    /// The object as it is now.
+    async fn read_object(&self, name: &ObjectName) -> Result<Snapshot, Unreadable>;
+    /// Events that were made since then; `after` is `next` of the page before.
+    async fn list_events(
+        &self,
+        list: EventList,
+        since: Timestamp,
+        after: Option<&str>,
+    ) -> Result<EventPage, Unreadable>;
+    /// Every subscription, in whatever state.
+    async fn list_subscriptions(&self, after: Option<&str>)
+    -> Result<SubscriptionPage, Unreadable>;
 }
 
 /// The provider that the settings name; none if there is none.

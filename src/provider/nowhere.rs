@@ -1,7 +1,7 @@
 //! Shadow mode without a destination: nothing is sent, but the real provider's totals can be read
 //! and compared with ours.
 
-use super::{Answer, Limits, Provider, PushFacts, Request, TotalsQuery, Unreadable};
+use super::{Answer, Inbound, Limits, Provider, PushFacts, Request, TotalsQuery, Unreadable};
 use crate::rules::delivery::Delivery;
 use crate::rules::quantity::Quantity;
 use async_trait::async_trait;
@@ -34,6 +34,10 @@ impl Provider for Nowhere {
     async fn send_push(&self, _: &Request) -> Answer {
         let message = "shadow mode: nothing is sent".into();
         Answer { delivery: Delivery::Refused { message }, request_id: None }
+    }
+
+    fn inbound(&self) -> Option<&dyn Inbound> {
+        self.beside.inbound()
     }
 
     async fn read_totals(&self, query: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable> {

@@ -8,11 +8,15 @@
 mod answers;
 mod client;
 mod form;
+mod inbound;
+mod objects;
 pub mod setup;
+pub mod signature;
+pub mod webhook;
 
 pub use client::StripeClient;
 
-use super::{Answer, Limits, Provider, PushFacts, Request, TotalsQuery, Unreadable};
+use super::{Answer, Inbound, Limits, Provider, PushFacts, Request, TotalsQuery, Unreadable};
 use crate::config::{Secret, StripeConfig};
 use crate::rules::delivery::{Delivery, Horizons, Resend};
 use crate::rules::quantity::Quantity;
@@ -42,11 +46,14 @@ pub struct Stripe {
     client: StripeClient,
     /// Ids of meters by their event names; they never change.
     meters: Mutex<HashMap<String, String>>,
+    /// The meter's event name by price; none for prices that are not metered.
+    prices: Mutex<HashMap<String, Option<String>>>,
 }
 
 impl Stripe {
     pub fn connect(config: &StripeConfig) -> Result<Self, String> {
-        Ok(Self { client: StripeClient::connect(config)?, meters: Mutex::default() })
+        let client = StripeClient::connect(config)?;
+        Ok(Self { client, meters: Mutex::default(), prices: Mutex::default() })
     }
 
     async fn meter_id(&self, event_name: &str) -> Result<String, Unreadable> {
@@ -54,12 +61,20 @@ impl Stripe {
         if let Some(id) = known {
             return Ok(id);
         }
-        let listed = self.client.list_meters().await.map_err(|message| Unreadable { message })?;
-        let mut meters = self.meters.lock().expect("no holder panics");
-        meters.extend(listed.into_iter().map(|meter| (meter.event_name, meter.id)));
+        self.load_meters().await?;
+        let meters = self.meters.lock().expect("no holder panics");
         meters.get(event_name).cloned().ok_or_else(|| Unreadable {
             message: format!("Stripe has no meter for event_name {event_name}"),
         })
+    }
+}
+
+impl Stripe {
+    async fn load_meters(&self) -> Result<(), Unreadable> {
+        let listed = self.client.list_meters().await.map_err(|message| Unreadable { message })?;
+        let mut meters = self.meters.lock().expect("no holder panics");
+        meters.extend(listed.into_iter().map(|meter| (meter.event_name, meter.id)));
+        Ok(())
     }
 }
 
@@ -100,6 +115,10 @@ impl Provider for Stripe {
                 request_id: None,
             },
         }
+    }
+
+    fn inbound(&self) -> Option<&dyn Inbound> {
+        Some(self)
     }
 
     async fn read_totals(&self, query: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable> {

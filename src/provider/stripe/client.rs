@@ -90,13 +90,27 @@ impl StripeClient {
 
     /// Reads an object; an error says why there is none.
     pub async fn get<T: DeserializeOwned>(&self, path: &str, query: &str) -> Result<T, String> {
+        let missing = || format!("Stripe knows no {path}");
+        self.find(path, query).await?.ok_or_else(missing)
+    }
+
+    /// Reads an object that may not be there.
+    pub async fn find<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        query: &str,
+    ) -> Result<Option<T>, String> {
         let mark = if query.is_empty() { "" } else { "?" };
         let reply =
             self.exchange(self.http.get(format!("{}{path}{mark}{query}", self.base))).await?;
+        if reply.status == 404 && reply.error().is_some() {
+            return Ok(None);
+        }
         if !(200..300).contains(&reply.status) {
             return Err(format!("Stripe answered {}", reply.describe()));
         }
         serde_json::from_slice(&reply.body)
+            .map(Some)
             .map_err(|error| format!("Stripe's answer to {path} cannot be read: {error}"))
     }
 

@@ -1,0 +1,186 @@
+//! What Stripe is asked for: objects, lists of events, and all subscriptions.
+//!
+//! Invariant: reading changes nothing. What Stripe does not know is `Gone`; what could not be read
+//! is an error, and never an empty answer. Lists are read to their last page.
+
+use super::objects::{read_line, read_snapshot, read_subscription};
+use super::webhook::{ERROR_REPORTS, parse_webhook};
+use super::{Stripe, form, seconds};
+use crate::provider::{EventList, EventPage, Inbound, SubscriptionPage, Unreadable};
+use crate::rules::invoice::InvoiceLine;
+use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
+use crate::rules::timestamp::Timestamp;
+use async_trait::async_trait;
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+const PAGE: &str = "100";
+
+#[derive(Deserialize)]
+struct List<T> {
+    data: Vec<T>,
+    #[serde(default)]
+    has_more: bool,
+    #[serde(default)]
+    next_page_url: Option<String>,
+}
+
+#[async_trait]
+impl Inbound for Stripe {
+    async fn read_object(&self, name: &ObjectName) -> Result<Snapshot, Unreadable> {
+        let path = match name.kind {
+            ObjectKind::Subscription => format!("/v1/subscriptions/{}", name.id),
+            ObjectKind::Invoice => format!("/v1/invoices/{}", name.id),
+            ObjectKind::CreditGrant => format!("/v1/billing/credit_grants/{}", name.id),
+            ObjectKind::Customer => format!("/v1/customers/{}", name.id),
+            ObjectKind::ErrorReport => format!("/v2/core/events/{}", name.id),
+        };
+        let found: Option<Value> = self.client.find(&path, "").await.map_err(unreadable)?;
+        let Some(object) = found else { return Ok(Snapshot::Gone) };
+        let missing = || unreadable(format!("{path} lacks what is needed"));
+        let mut snapshot = read_snapshot(name.kind, &object).ok_or_else(missing)?;
+        match &mut snapshot {
+            Snapshot::Invoice(invoice) => {
+                invoice.lines = self.read_lines(&name.id, &object).await?;
+            }
+            Snapshot::ErrorReport(report) => {
+                if let Some(meter) = report.event_name.take() {
+                    report.event_name = self.event_name(&meter).await?;
+                }
+            }
+            Snapshot::Subscription(_)
+            | Snapshot::CreditGrant(_)
+            | Snapshot::Customer(_)
+            | Snapshot::Gone => {}
+        }
+        Ok(snapshot)
+    }
+
+    async fn list_events(
+        &self,
+        list: EventList,
+        since: Timestamp,
+        after: Option<&str>,
+    ) -> Result<EventPage, Unreadable> {
+        let (path, query) = match (list, after) {
+            (EventList::Snapshot, after) => {
+                let since = seconds(since).to_string();
+                let mut pairs = vec![("limit", PAGE), ("created[gte]", &since)];
+                pairs.extend(after.map(|id| ("starting_after", id)));
+                ("/v1/events", form::encode(&pairs))
+            }
+            // The provider's own words for the next page.
+            (EventList::ErrorReport, Some(query)) => ("/v2/core/events", query.to_owned()),
+            (EventList::ErrorReport, None) => {
+                let since = since.to_string();
+                let pairs = [
+                    ("limit", PAGE),
+                    ("created[gte]", &since),
+                    ("types[0]", ERROR_REPORTS[0]),
+                    ("types[1]", ERROR_REPORTS[1]),
+                ];
+                ("/v2/core/events", form::encode(&pairs))
+            }
+        };
+        let page: List<Box<RawValue>> = self.client.get(path, &query).await.map_err(unreadable)?;
+        let mut events = Vec::with_capacity(page.data.len());
+        for event in &page.data {
+            let payload = event.get().as_bytes().to_vec();
+            // One that cannot be read must not hide the others.
+            match parse_webhook(&payload) {
+                Ok(facts) => events.push((facts, payload)),
+                Err(refusal) => tracing::warn!(%refusal.detail, "an event of the list is refused"),
+            }
+        }
+        let last = page.data.last().and_then(|event| {
+            let id: Value = serde_json::from_str(event.get()).ok()?;
+            id["id"].as_str().map(str::to_owned)
+        });
+        let next = match list {
+            EventList::Snapshot => last.filter(|_| page.has_more),
+            EventList::ErrorReport => page
+                .next_page_url
+                .and_then(|url| url.split_once('?').map(|(_, query)| query.to_owned())),
+        };
+        Ok(EventPage { events, next })
+    }
+
+    async fn list_subscriptions(
+        &self,
+        after: Option<&str>,
+    ) -> Result<SubscriptionPage, Unreadable> {
+        let mut pairs = vec![("limit", PAGE), ("status", "all")];
+        pairs.extend(after.map(|id| ("starting_after", id)));
+        let query = form::encode(&pairs);
+        let page: List<Value> =
+            self.client.get("/v1/subscriptions", &query).await.map_err(unreadable)?;
+        let last = page.data.last().and_then(|object| object["id"].as_str().map(str::to_owned));
+        let read =
+            |object: &Value| Some((object["id"].as_str()?.to_owned(), read_subscription(object)?));
+        let subscriptions: Vec<_> = page.data.iter().filter_map(read).collect();
+        if subscriptions.len() != page.data.len() {
+            return Err(unreadable("a subscription lacks what is needed".into()));
+        }
+        Ok(SubscriptionPage { subscriptions, next: last.filter(|_| page.has_more) })
+    }
+}
+
+impl Stripe {
+    /// All lines: those that came with the invoice, and the pages after them.
+    async fn read_lines(&self, id: &str, invoice: &Value) -> Result<Vec<InvoiceLine>, Unreadable> {
+        let first = invoice["lines"].clone();
+        let mut page: List<Value> = serde_json::from_value(first)
+            .map_err(|error| unreadable(format!("the lines of {id} cannot be read: {error}")))?;
+        let mut lines: Vec<InvoiceLine> = Vec::new();
+        loop {
+            for object in &page.data {
+                let missing = || unreadable(format!("a line of {id} lacks what is needed"));
+                let mut line = read_line(object).ok_or_else(missing)?;
+                if let Some(price) = &line.price {
+                    line.event_name = self.metered_by(price).await?;
+                }
+                lines.push(line);
+            }
+            let Some(last) = lines.last().filter(|_| page.has_more) else { return Ok(lines) };
+            let query = form::encode(&[("limit", PAGE), ("starting_after", &last.id)]);
+            let path = format!("/v1/invoices/{id}/lines");
+            page = self.client.get(&path, &query).await.map_err(unreadable)?;
+        }
+    }
+
+    /// The name of the meter that a price is of; a price never changes its meter.
+    async fn metered_by(&self, price: &str) -> Result<Option<String>, Unreadable> {
+        let known = self.prices.lock().expect("no holder panics").get(price).cloned();
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let path = format!("/v1/prices/{price}");
+        let object: Option<Value> = self.client.find(&path, "").await.map_err(unreadable)?;
+        let meter = object.as_ref().and_then(|object| object["recurring"]["meter"].as_str());
+        let event_name = match meter {
+            Some(meter) => self.event_name(meter).await?,
+            None => None,
+        };
+        let mut prices = self.prices.lock().expect("no holder panics");
+        prices.insert(price.to_owned(), event_name.clone());
+        Ok(event_name)
+    }
+
+    /// The name that a meter's events have.
+    async fn event_name(&self, meter: &str) -> Result<Option<String>, Unreadable> {
+        let named = || {
+            let meters = self.meters.lock().expect("no holder panics");
+            meters.iter().find(|(_, id)| *id == meter).map(|(name, _)| name.clone())
+        };
+        if let Some(known) = named() {
+            return Ok(Some(known));
+        }
+        self.load_meters().await?;
+        Ok(named())
+    }
+}
+
+fn unreadable(message: String) -> Unreadable {
+    Unreadable { message }
+}
