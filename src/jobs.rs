@@ -1,12 +1,15 @@
 //! Work that goes on beside requests. A job takes no input: it looks at what is stored, does what
 //! is due, and may be run again at once, on any number of servers.
 
+pub mod backfill;
 pub mod confirm;
 pub mod cut;
 pub mod ingest;
+pub mod mirror;
 pub mod outbound;
 pub mod push;
 pub mod watch;
+pub mod webhook;
 
 use std::future::Future;
 use std::time::Duration;

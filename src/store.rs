@@ -239,6 +239,8 @@ pub trait Declarations: Send + Sync {
         at: Timestamp,
     ) -> Result<TenantPut>;
     async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>>;
+    /// The tenant that is this customer.
+    async fn find_customer(&self, customer: &CustomerId) -> Result<Option<Tenant>>;
     /// Tenants in the order of their ids, after `after`.
     async fn list_tenants(&self, after: Option<&TenantId>, limit: usize) -> Result<Vec<Tenant>>;
 }

@@ -36,7 +36,7 @@ mod writer;
 
 use crate::config::SqliteConfig;
 use crate::rules::fingerprint::Fingerprinter;
-use crate::rules::ids::{EventId, MeterNo, TenantId};
+use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
@@ -247,6 +247,11 @@ impl Declarations for SqliteStore {
     async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>> {
         let tenant = tenant.clone();
         self.read(move |_, connection| declarations::find_tenant(connection, &tenant)).await
+    }
+
+    async fn find_customer(&self, customer: &CustomerId) -> Result<Option<Tenant>> {
+        let customer = customer.clone();
+        self.read(move |_, connection| declarations::find_customer(connection, &customer)).await
     }
 
     async fn list_tenants(&self, after: Option<&TenantId>, limit: usize) -> Result<Vec<Tenant>> {

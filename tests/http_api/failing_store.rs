@@ -1,7 +1,7 @@
 //! A store that can be switched off: every verb is then unavailable.
 
 use async_trait::async_trait;
-use counterfoil::rules::ids::{EventId, MeterNo, TenantId};
+use counterfoil::rules::ids::{CustomerId, EventId, MeterNo, TenantId};
 use counterfoil::rules::meter::{Catalog, Meter};
 use counterfoil::rules::push::CutState;
 use counterfoil::rules::quantity::Quantity;
@@ -78,6 +78,9 @@ impl Declarations for FailingStore {
     }
     async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>> {
         self.up()?.find_tenant(tenant).await
+    }
+    async fn find_customer(&self, customer: &CustomerId) -> Result<Option<Tenant>> {
+        self.up()?.find_customer(customer).await
     }
     async fn list_tenants(&self, after: Option<&TenantId>, limit: usize) -> Result<Vec<Tenant>> {
         self.up()?.list_tenants(after, limit).await

@@ -132,6 +132,15 @@ impl Declarations for PostgresStore {
         row.as_ref().map(read_tenant).transpose()
     }
 
+    async fn find_customer(&self, customer: &CustomerId) -> Result<Option<Tenant>> {
+        let client = self.reader().await?;
+        let sql = "-- find_customer
+            SELECT tenant, name, customer, created_at FROM tenants WHERE customer = $1";
+        let statement = client.prepare_cached(sql).await?;
+        let row = client.query_opt(&statement, &[&customer.as_str()]).await?;
+        row.as_ref().map(read_tenant).transpose()
+    }
+
     async fn list_tenants(&self, after: Option<&TenantId>, limit: usize) -> Result<Vec<Tenant>> {
         let client = self.reader().await?;
         let sql = "-- list_tenants

@@ -116,14 +116,21 @@ pub fn insert_tenant(
 }
 
 pub fn find_tenant(connection: &Connection, tenant: &TenantId) -> Result<Option<Tenant>> {
+    let sql = "-- find_tenant
+        SELECT tenant_no, tenant, name, customer, created_at FROM tenants WHERE tenant = ?";
+    find_one(connection, sql, tenant.as_str())
+}
+
+pub fn find_customer(connection: &Connection, customer: &CustomerId) -> Result<Option<Tenant>> {
+    let sql = "-- find_customer
+        SELECT tenant_no, tenant, name, customer, created_at FROM tenants WHERE customer = ?";
+    find_one(connection, sql, customer.as_str())
+}
+
+fn find_one(connection: &Connection, sql: &str, name: &str) -> Result<Option<Tenant>> {
     let found = connection
-        .prepare_cached(
-            "-- find_tenant
-             SELECT tenant_no, tenant, name, customer, created_at FROM tenants WHERE tenant = ?",
-        )
-        .and_then(|mut select| {
-            select.query_row([tenant.as_str()], |row| Ok(decode_tenant(row))).optional()
-        })
+        .prepare_cached(sql)
+        .and_then(|mut select| select.query_row([name], |row| Ok(decode_tenant(row))).optional())
         .map_err(sql_error)?;
     found.transpose().map(|found| found.map(|(_, tenant)| tenant))
 }
