@@ -1,8 +1,8 @@
 //! Mail in plain text, given to a mail server of the operator's own over SMTP.
 //!
-//! Invariant: a notice has the same Message-ID on every try and for every address, and no text of an
-//! alert can make a header. Each address is tried by itself, so that one which is gone does not keep
-//! the mail from the others.
+//! Invariant: a notice has the same Message-ID on every try and for every address, and no text of
+//! an alert can make a header. Each address is tried by itself, so that one which is gone does not
+//! keep the mail from the others.
 
 use super::{Destination, Notice, Sending, one_line, shorten};
 use crate::config::{AlertsConfig, Secret};
@@ -142,8 +142,8 @@ fn gather(sendings: impl Iterator<Item = (String, Sending)>) -> Sending {
     }
 }
 
-/// A 5xx is the server's word that it will not take the mail. Everything else may pass: also a wrong
-/// password, which says nothing about the mail.
+/// A 5xx is the server's word that it will not take the mail. Everything else may pass: also a
+/// wrong password, which says nothing about the mail.
 fn judge(error: &lettre::transport::smtp::Error, hidden: &[String]) -> Sending {
     let Some(code) = error.status().map(u16::from) else {
         return Sending::Later { detail: tell(&error.to_string(), hidden) };

@@ -89,8 +89,8 @@ impl Outlet {
     }
 
     /// An answer that contains the secret is not told.
-    pub fn hiding(mut self, secret: &Secret) -> Self {
-        self.hidden.push(secret.expose().to_owned());
+    pub fn hiding(mut self, secret: &str) -> Self {
+        self.hidden.push(secret.to_owned());
         self
     }
 
@@ -383,7 +383,11 @@ mod tests {
         }
     }
 
-    fn outlet(addresses: &'static [&'static str], port: u16) -> (Outlet, Arc<AtomicUsize>) {
+    fn outlet(
+        addresses: &'static [&'static str],
+        port: u16,
+        reach: Reach,
+    ) -> (Outlet, Arc<AtomicUsize>) {
         let asked = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&asked);
         let lookup: Lookup = Arc::new(move |_| {
@@ -393,7 +397,8 @@ mod tests {
             Box::pin(async move { Ok(found) })
         });
         let url = Secret::new(&format!("http://hooks.example.com:{port}/canary-in-the-path"));
-        let outlet = Outlet::connect_with("alerts.webhook_url", &url, &settings(), lookup);
+        let config = AlertsConfig { allow_private: reach == Reach::Anywhere, ..settings() };
+        let outlet = Outlet::connect_with("alerts.webhook_url", &url, &config, lookup);
         (outlet.expect("a public name"), asked)
     }
 
@@ -403,7 +408,7 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("bound").port();
         for addresses in [["127.0.0.1"].as_slice(), &["8.8.8.8", "127.0.0.1"], &["::1"]] {
-            let (outlet, asked) = outlet(addresses, port);
+            let (outlet, asked) = outlet(addresses, port, Reach::Public);
             for times in 1..=2 {
                 let sending = outlet.post(&[], Vec::new()).await.err().expect("no answer");
                 let Sending::Refused { detail } = sending else { panic!("{sending:?}") };
@@ -417,10 +422,25 @@ mod tests {
         assert!(wait.await.is_err(), "nobody came");
     }
 
+    /// Whom it reached before does not count, though the receiver would keep the connection.
+    #[tokio::test]
+    async fn a_name_is_looked_up_anew_for_each_delivery() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let router = axum::Router::new().fallback(|| async { "ok" });
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        let (outlet, asked) = outlet(&["127.0.0.1"], port, Reach::Anywhere);
+        for times in 1..=3 {
+            let reply = outlet.post(&[], Vec::new()).await.expect("an answer");
+            assert_eq!((reply.status, reply.text.as_str()), (200, "ok"));
+            assert_eq!(asked.load(Ordering::SeqCst), times);
+        }
+    }
+
     #[test]
     fn an_answer_with_a_secret_is_not_told() {
-        let (outlet, _) = outlet(&[], 80);
-        let outlet = outlet.hiding(&Secret::new("hunter2"));
+        let (outlet, _) = outlet(&[], 80, Reach::Public);
+        let outlet = outlet.hiding("hunter2");
         assert_eq!(outlet.tell(b"no\r\nservice "), "no  service");
         assert_eq!(outlet.tell(b"you said hunter2"), "(an answer with a secret in it)");
         let echo = outlet.tell(b"POST /canary-in-the-path");

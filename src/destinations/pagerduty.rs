@@ -26,7 +26,7 @@ impl PagerDuty {
         }
         let key = config.pagerduty_key.clone();
         let url = Secret::new(&config.pagerduty_url);
-        let outlet = Outlet::connect("alerts.pagerduty_url", &url, config)?.hiding(&key);
+        let outlet = Outlet::connect("alerts.pagerduty_url", &url, config)?.hiding(key.expose());
         Ok(Some(Self { outlet, key }))
     }
 }

@@ -35,7 +35,8 @@ impl Webhook {
             "alerts.webhook_secret is base64 of at least 16 bytes, with or without whsec_ before \
              it",
         )?;
-        let outlet = Outlet::connect("alerts.webhook_url", url, config)?.hiding(secret);
+        let coded = secret.expose().trim_start_matches("whsec_");
+        let outlet = Outlet::connect("alerts.webhook_url", url, config)?.hiding(coded);
         Ok(Some(Self { outlet, key }))
     }
 }
