@@ -30,6 +30,7 @@ pub struct Config {
     pub stripe: StripeConfig,
     pub sink: SinkConfig,
     pub push: PushConfig,
+    pub alerts: AlertsConfig,
     pub log: LogConfig,
     #[serde(default)]
     /// By slug.
@@ -134,6 +135,22 @@ pub struct PushConfig {
     pub backoff_max_ms: u64,
     pub look_after: Span,
     pub poll_ms: u64,
+}
+
+/// Where alerts go. The addresses are secrets too: whoever has one can write to the channel.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AlertsConfig {
+    pub webhook_url: Secret,
+    pub webhook_secret: Secret,
+    pub slack_url: Secret,
+    pub pagerduty_key: Secret,
+    pub pagerduty_url: String,
+    pub email_to: String,
+    pub email_from: String,
+    pub smtp_url: Secret,
+    pub allow_private: bool,
+    pub timeout_ms: u64,
 }
 
 /// A text that no log and no error message shows.
@@ -250,6 +267,11 @@ fn list_layers(
                 ("store", "url") => format!("\"{}\"", config.store.url),
                 ("stripe", "api_key") => format!("{:?}", config.stripe.api_key),
                 ("sink", "secret") => format!("{:?}", config.sink.secret),
+                ("alerts", "webhook_url") => format!("{:?}", config.alerts.webhook_url),
+                ("alerts", "webhook_secret") => format!("{:?}", config.alerts.webhook_secret),
+                ("alerts", "slack_url") => format!("{:?}", config.alerts.slack_url),
+                ("alerts", "pagerduty_key") => format!("{:?}", config.alerts.pagerduty_key),
+                ("alerts", "smtp_url") => format!("{:?}", config.alerts.smtp_url),
                 (_, _) => value.to_string(),
             };
             settings.push(Setting { section: section.clone(), key: key.clone(), value, origin });
@@ -381,6 +403,9 @@ fn check(config: &Config) -> Result<(), ConfigError> {
         let names = "push.rate_per_second, push.backoff_base_ms and push.poll_ms";
         return Err(invalid(format!("{names} must be at least 1")));
     }
+    if config.alerts.timeout_ms == 0 {
+        return Err(invalid("alerts.timeout_ms must be at least 1".into()));
+    }
     // A claim must not end while its request may still be on its way.
     let timeout_ms = config.stripe.timeout_ms.max(config.sink.timeout_ms);
     if u64::from(push.lease_ms) < timeout_ms.saturating_mul(2) {
@@ -472,6 +497,7 @@ mod tests {
         check_refused("[sever]\n", &[], "no section [sever]");
         check_refused("[server]\nlistne = 1\n", &[], "no setting server.listne");
         check_refused("[server]\nconnections_max = 0\n", &[], "at least 1");
+        check_refused("[alerts]\ntimeout_ms = 0\n", &[], "alerts.timeout_ms");
         check_refused("[store]\nurl = \"mysql://u:secret@h\"\n", &[], "sqlite:DIRECTORY");
         check_refused("[meters.a]\naggregation=\"sum\"\nscael=1\n", &[], "scael");
         check_refused("", &[("COUNTERFOIL_SERVER_PORT", "1")], "no such setting");
@@ -491,6 +517,30 @@ mod tests {
         check("store", "url", "\"postgres://…@db/x\"", "test.toml");
         check("tenants", "strict", "false", "COUNTERFOIL_TENANTS_STRICT");
         check("sqlite", "readers", "4", "default");
+    }
+
+    #[test]
+    fn secrets_are_not_listed() {
+        let secrets = [
+            ("stripe", "api_key"),
+            ("sink", "secret"),
+            ("alerts", "webhook_url"),
+            ("alerts", "webhook_secret"),
+            ("alerts", "slack_url"),
+            ("alerts", "pagerduty_key"),
+            ("alerts", "smtp_url"),
+        ];
+        let environment = secrets.map(|(section, key)| {
+            let name = format!("COUNTERFOIL_{section}_{key}").to_ascii_uppercase();
+            (name, "hunter2".to_owned())
+        });
+        let settings = list_layers(None, &environment).expect("valid");
+        for (section, key) in secrets {
+            let found = settings.iter().find(|s| s.section == section && s.key == key);
+            assert_eq!(found.map(|s| s.value.as_str()), Some("…"), "{section}.{key}");
+        }
+        let config = merge(None, &environment).expect("valid");
+        assert!(!format!("{settings:?} {config:?}").contains("hunter2"));
     }
 
     #[test]

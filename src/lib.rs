@@ -10,6 +10,7 @@ pub mod telemetry;
 
 pub mod store;
 
+pub mod destinations;
 pub mod provider;
 pub mod simulator;
 

@@ -4,6 +4,7 @@
 //! Invariant: nothing here depends on any other module of the crate (`tests/tidy.rs` checks it).
 
 pub mod alert;
+pub mod base64;
 pub mod billing;
 pub mod delivery;
 pub mod drift;
@@ -23,6 +24,7 @@ pub mod push;
 pub mod quantity;
 pub mod refusal;
 pub mod rollup;
+pub mod signature;
 pub mod span;
 pub mod subscription;
 pub mod timestamp;

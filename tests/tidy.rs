@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::Path;
 
 /// Which modules of the crate a module may use besides itself. `lib.rs` and `main.rs` may use all.
-const DIRECTION: [(&str, &[&str]); 11] = [
+const DIRECTION: [(&str, &[&str]); 12] = [
     ("rules", &[]),
     ("faults", &[]),
     ("clock", &["rules"]),
@@ -18,8 +18,9 @@ const DIRECTION: [(&str, &[&str]); 11] = [
     ("telemetry", &["rules", "clock", "config"]),
     ("store", &["rules", "clock", "config", "faults"]),
     ("provider", &["rules", "clock", "config", "faults"]),
+    ("destinations", &["rules", "clock", "config"]),
     ("simulator", &["rules", "clock", "config"]),
-    ("jobs", &["rules", "store", "provider", "clock", "config", "faults"]),
+    ("jobs", &["rules", "store", "provider", "destinations", "clock", "config", "faults"]),
     ("http", &["rules", "store", "provider", "jobs", "clock", "config", "telemetry"]),
     (
         "cli",

@@ -10,11 +10,10 @@ use crate::clock::Clock;
 use crate::config::SinkConfig;
 use crate::rules::delivery::{Delivery, Horizons, Resend};
 use crate::rules::quantity::Quantity;
+use crate::rules::signature::SigningKey;
 use crate::rules::span::Span;
 use crate::rules::timestamp::MICROS_PER_SECOND;
 use async_trait::async_trait;
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
 use std::time::Duration;
 
 /// Longest pause, in seconds, that a Retry-After is followed for.
@@ -23,7 +22,7 @@ const RETRY_AFTER_MAX: u32 = 3_600;
 pub struct Sink {
     client: reqwest::Client,
     url: String,
-    secret: Vec<u8>,
+    key: SigningKey,
     clock: Clock,
 }
 
@@ -37,9 +36,7 @@ impl Sink {
             );
         }
         let url = config.url.clone();
-        let text = config.secret.expose();
-        let coded = text.strip_prefix("whsec_").unwrap_or(text);
-        let secret = super::base64::decode(coded).filter(|bytes| bytes.len() >= 16).ok_or(
+        let key = SigningKey::read(config.secret.expose()).ok_or(
             "sink.secret is base64 of at least 16 bytes, with or without whsec_ before it",
         )?;
         // It can only be installed already, which is as good.
@@ -49,15 +46,7 @@ impl Sink {
             .redirect(reqwest::redirect::Policy::none())
             .build()
             .map_err(|error| format!("cannot make an HTTP client: {error}"))?;
-        Ok(Self { client, url, secret, clock: Clock::system() })
-    }
-
-    fn sign(&self, id: &str, timestamp: i64, body: &[u8]) -> String {
-        let mut mac =
-            Hmac::<Sha256>::new_from_slice(&self.secret).expect("a key may have any length");
-        mac.update(format!("{id}.{timestamp}.").as_bytes());
-        mac.update(body);
-        format!("v1,{}", super::base64::encode(&mac.finalize().into_bytes()))
+        Ok(Self { client, url, key, clock: Clock::system() })
     }
 }
 
@@ -95,7 +84,7 @@ impl Provider for Sink {
             .header("content-type", "application/json")
             .header("webhook-id", &request.key)
             .header("webhook-timestamp", timestamp)
-            .header("webhook-signature", self.sign(&request.key, timestamp, &request.body))
+            .header("webhook-signature", self.key.sign(&request.key, timestamp, &request.body))
             .body(request.body.clone())
             .send()
             .await;

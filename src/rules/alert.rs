@@ -171,15 +171,16 @@ pub struct Alert {
     pub resolved_at: Option<Timestamp>,
 }
 
-/// What a notice tells of an alert.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
+/// What a person is told about an alert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NoticeEvent {
     Opened,
     Resolved,
 }
 
 impl NoticeEvent {
+    pub const ALL: [Self; 2] = [Self::Opened, Self::Resolved];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Opened => "opened",
@@ -188,7 +189,7 @@ impl NoticeEvent {
     }
 
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Opened, Self::Resolved].into_iter().find(|event| event.name() == name)
+        Self::ALL.into_iter().find(|event| event.name() == name)
     }
 }
 
@@ -289,6 +290,9 @@ mod tests {
     fn names_are_read_back() {
         for kind in AlertKind::ALL {
             assert_eq!(AlertKind::from_name(kind.name()), Some(kind));
+        }
+        for event in NoticeEvent::ALL {
+            assert_eq!(NoticeEvent::from_name(event.name()), Some(event));
         }
     }
 }
