@@ -30,6 +30,7 @@ pub struct Config {
     pub stripe: StripeConfig,
     pub sink: SinkConfig,
     pub push: PushConfig,
+    pub reconcile: ReconcileConfig,
     pub alerts: AlertsConfig,
     pub log: LogConfig,
     #[serde(default)]
@@ -115,6 +116,8 @@ pub struct StripeConfig {
     pub api_key: Secret,
     pub api_base: String,
     pub timeout_ms: u64,
+    /// Several, with commas in between.
+    pub webhook_secrets: Secret,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -151,6 +154,15 @@ pub struct AlertsConfig {
     pub smtp_url: Secret,
     pub allow_private: bool,
     pub timeout_ms: u64,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReconcileConfig {
+    pub passes: bool,
+    pub reads_per_hour: u32,
+    pub replay: bool,
+    pub correct: bool,
 }
 
 /// A text that no log and no error message shows.
@@ -266,6 +278,7 @@ fn list_layers(
                 // A connection string may hold a password.
                 ("store", "url") => format!("\"{}\"", config.store.url),
                 ("stripe", "api_key") => format!("{:?}", config.stripe.api_key),
+                ("stripe", "webhook_secrets") => format!("{:?}", config.stripe.webhook_secrets),
                 ("sink", "secret") => format!("{:?}", config.sink.secret),
                 ("alerts", "webhook_url") => format!("{:?}", config.alerts.webhook_url),
                 ("alerts", "webhook_secret") => format!("{:?}", config.alerts.webhook_secret),

@@ -33,6 +33,9 @@ const REACH: Span = Span::from_hours(30 * 24);
 /// Events may appear in the list a little after their moment, and are delivered a little later.
 const OVERLAP: Span = Span::from_hours(1);
 
+/// What is younger may still be delivered; the next pass will see it.
+const DELIVERY: Span = Span::from_minutes(10);
+
 /// Where a pass over a list is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Cursor {
@@ -114,7 +117,9 @@ impl Backfill {
         let mut missed = 0;
         loop {
             let page = inbound.list_events(list, since, after.as_deref()).await?;
-            missed += self.record(page.events).await?;
+            let mut events = page.events;
+            events.retain(|(facts, _)| facts.created_at < DELIVERY.before(began_at));
+            missed += self.record(events).await?;
             crash_point("backfill.before_cursor");
             let ended = page.next.is_none();
             after = page.next;

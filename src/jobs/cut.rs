@@ -11,8 +11,12 @@
 //! next pass. One holder of the lease passes at a time, and a window that has not changed is not
 //! cut again; so any number of servers, started at any time, cut each change once.
 //!
+//! A draft of an invoice hurries its tenant's windows (`flush`).
+//!
 //! A crash leaves windows cut or not, each as a whole, and the mark where it was: the next pass
 //! looks at the same tenants again.
+
+mod flush;
 
 use super::{Stop, repeat};
 use crate::clock::Clock;
@@ -48,6 +52,8 @@ pub struct Cutter {
     settings: CutSettings,
     /// When this process last passed over each meter.
     passed_at: Mutex<BTreeMap<MeterNo, Timestamp>>,
+    /// When this process last looked for drafts.
+    flushed_at: Mutex<Option<Timestamp>>,
 }
 
 #[derive(Debug, Clone)]
@@ -79,11 +85,15 @@ struct Billed<'a> {
 
 impl Cutter {
     pub fn new(store: Arc<dyn Store>, clock: Clock, settings: CutSettings) -> Self {
-        Self { store, clock, settings, passed_at: Mutex::default() }
+        Self { store, clock, settings, passed_at: Mutex::default(), flushed_at: Mutex::default() }
     }
 
     pub async fn run(self, stop: Stop) {
-        repeat("cut", PAUSE, stop, || async { self.pass().await.map(drop) }).await;
+        repeat("cut", PAUSE, stop, || async {
+            self.flush().await?;
+            self.pass().await.map(drop)
+        })
+        .await;
     }
 
     /// Cuts what is due, unless another server is at it.
@@ -146,7 +156,8 @@ impl Cutter {
         let mut orders = Vec::new();
         let reach = self.reach(billed, now);
         for tenant in self.tenants_since(reach.received_since, now).await? {
-            orders.extend(self.find_changed(billed, &tenant, reach.windows, now).await?);
+            let seek = Seek { range: reach.windows, now, closed_until: None };
+            orders.extend(self.find_changed(billed, &tenant, seek).await?);
             while orders.len() >= ORDERS_MAX {
                 let rest = orders.split_off(ORDERS_MAX);
                 let batch = std::mem::replace(&mut orders, rest);
@@ -204,8 +215,7 @@ impl Cutter {
         &self,
         billed: &Billed<'_>,
         tenant: &TenantId,
-        range: Window,
-        now: Timestamp,
+        Seek { range, now, closed_until }: Seek,
     ) -> store::Result<Vec<CutOrder>> {
         let Billed { number, meter, billing, .. } = *billed;
         // A day's first hours may lie before the range; the window is cut as a whole.
@@ -226,6 +236,7 @@ impl Cutter {
         let changed = counts.into_values().filter(|(window, count)| {
             let billed_by_now = window.start >= billing.start()
                 && (billing.granularity == Granularity::Event
+                    || closed_until.is_some_and(|border| window.end <= border)
                     || meter.window_life().state(window.end, now) != WindowState::Open);
             billed_by_now && cut.get(&window.start) != Some(count)
         });
@@ -260,6 +271,15 @@ impl Cutter {
         }
         Ok(Some(pushes))
     }
+}
+
+/// Which windows are looked for.
+#[derive(Clone, Copy)]
+struct Seek {
+    range: Window,
+    now: Timestamp,
+    /// Windows that end by then are cut although they are open.
+    closed_until: Option<Timestamp>,
 }
 
 struct Reach {

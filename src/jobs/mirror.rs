@@ -59,7 +59,7 @@ impl MirrorReader {
     }
 
     pub async fn run(self, arrived: Arc<Notify>, stop: Stop) {
-        let mut told = stop.clone();
+        let told = stop.clone();
         repeat("mirror", Duration::ZERO, stop, || async {
             let read = self.pass().await;
             // Nothing was due: wait for a webhook, or for what was put off.
@@ -73,7 +73,6 @@ impl MirrorReader {
             read.map(drop)
         })
         .await;
-        told.wait(Duration::ZERO).await;
     }
 
     /// Reads what is due; returns how many objects that was.

@@ -246,6 +246,7 @@ mod tests {
             api_key: Secret::new("sk_test_1"),
             api_base: "http://127.0.0.1:1".into(),
             timeout_ms: 1,
+            webhook_secrets: Secret::new(""),
         };
         let stripe = Stripe::connect(&config).expect("valid");
         let customer = crate::rules::ids::CustomerId::parse("cus_1").expect("valid");

@@ -99,8 +99,10 @@ pub enum Reason {
     Uncut,
     /// Pushes that were not sent yet, or whose outcome is not known yet.
     Unsent,
-    /// The provider's total was not read yet, or only once.
+    /// The provider's total was not read yet.
     Unread,
+    /// The provider's total was read once only; another reading decides.
+    ReadOnce,
     /// Taken by the provider less than an hour ago.
     Lag,
     /// Taken by the provider more than an hour ago; its summary may still be late.
@@ -126,11 +128,12 @@ pub enum Reason {
 }
 
 impl Reason {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Matches,
         Self::Uncut,
         Self::Unsent,
         Self::Unread,
+        Self::ReadOnce,
         Self::Lag,
         Self::LongLag,
         Self::Dropped,
@@ -150,6 +153,7 @@ impl Reason {
             Self::Uncut => "uncut",
             Self::Unsent => "unsent",
             Self::Unread => "unread",
+            Self::ReadOnce => "read_once",
             Self::Lag => "lag",
             Self::LongLag => "long_lag",
             Self::Dropped => "dropped",
@@ -174,7 +178,7 @@ impl Reason {
             Self::Matches => "both halves match",
             Self::Uncut => "the next cut hands it to billing",
             Self::Unsent => "it is being sent; counterfoil pushes list --state observed",
-            Self::Unread => "the next pass reads the provider's total again",
+            Self::Unread | Self::ReadOnce => "the next pass reads the provider's total again",
             Self::Lag | Self::LongLag => "the provider's summary is behind; it is looked at again",
             Self::Dropped => "the provider took it and did not count it; it is sent again",
             Self::Refused => {
@@ -406,6 +410,12 @@ impl Halves {
     }
 }
 
+/// Whether a finding is made of it: drift, and what may become drift. What only takes its usual
+/// time is not.
+pub fn is_followed(verdict: Verdict, reason: Reason) -> bool {
+    verdict.is_drift() || matches!(reason, Reason::LongLag | Reason::ReadOnce)
+}
+
 /// By what a window is judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
@@ -442,7 +452,7 @@ pub fn judge_drift(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
         return (Verdict::Waiting, if long { Reason::LongLag } else { Reason::Lag });
     }
     if summary.reads < READS_MIN {
-        return (Verdict::Waiting, Reason::Unread);
+        return (Verdict::Waiting, Reason::ReadOnce);
     }
     if Quantity::from_units(delta.units().saturating_abs()) <= terms.tolerance {
         return (Verdict::Tolerance, Reason::Matches);
@@ -587,7 +597,7 @@ mod tests {
     fn one_reading_is_none() {
         let confirmed = [push("5", PushState::Confirmed, Class::Confirmed, 1)];
         let judged = judge(&halves("5", &confirmed, "9", 1), 41);
-        assert_eq!(judged, (Verdict::Waiting, Reason::Unread));
+        assert_eq!(judged, (Verdict::Waiting, Reason::ReadOnce));
         let mut unread = halves("5", &confirmed, "9", 1);
         unread.summary = None;
         assert_eq!(judge(&unread, 41), (Verdict::Waiting, Reason::Unread));

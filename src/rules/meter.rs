@@ -8,7 +8,7 @@
 
 use super::billing::Billing;
 use super::ids::{MeterNo, MeterSlug};
-use super::quantity::{INTEGER_DIGITS_MAX, QuantityRange, SCALE};
+use super::quantity::{INTEGER_DIGITS_MAX, Quantity, QuantityRange, SCALE};
 use super::refusal::Refusal;
 use super::span::Span;
 use super::timestamp::Timestamp;
@@ -80,6 +80,11 @@ pub struct MeterSpec {
     #[serde(default = "default_cut_every")]
     #[schema(value_type = String, default = "10m")]
     pub cut_every: Span,
+    /// The largest difference between ledger and provider that is let pass, as a decimal number.
+    /// May change later.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schema(value_type = String, default = "0")]
+    pub drift_tolerance: Quantity,
     /// How totals reach the billing provider; without it they do not. May be added once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub billing: Option<Billing>,
@@ -107,6 +112,10 @@ fn default_late_until() -> Span {
 
 fn default_cut_every() -> Span {
     Span::from_minutes(10)
+}
+
+fn is_zero(quantity: &Quantity) -> bool {
+    *quantity == Quantity::ZERO
 }
 
 /// A declared meter whose definition was checked.
@@ -157,6 +166,9 @@ impl Meter {
         if spec.cut_every < Span::from_seconds(1) {
             return refuse("cut_every is at least 1s".into());
         }
+        if spec.drift_tolerance < Quantity::ZERO {
+            return refuse("drift_tolerance is not negative".into());
+        }
         if let Some(billing) = &spec.billing {
             billing.check(spec.aggregation, spec.scale)?;
         }
@@ -198,6 +210,7 @@ impl Meter {
             settle_after: default_settle_after(),
             late_until: default_late_until(),
             cut_every: default_cut_every(),
+            drift_tolerance: Quantity::ZERO,
             billing: None,
             ..meter.spec.clone()
         };

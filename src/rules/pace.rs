@@ -1,8 +1,10 @@
-//! A token bucket: so many calls a second, with at most a tenth of a second's worth at once.
+//! How often a provider may be asked: a token bucket for calls a second, with at most a tenth of a
+//! second's worth at once, and a budget of calls an hour.
 //!
-//! Invariant: over any time, no more calls are let through than the rate allows plus one burst.
+//! Invariant: over any time, no more calls are let through than the rate allows plus one burst; in
+//! an hour of the clock, no more than the budget.
 
-use super::timestamp::{MICROS_PER_SECOND, Timestamp};
+use super::timestamp::{MICROS_PER_HOUR, MICROS_PER_SECOND, Timestamp};
 
 #[derive(Debug, Clone)]
 pub struct Pace {
@@ -36,9 +38,44 @@ impl Pace {
     }
 }
 
+/// Calls an hour.
+#[derive(Debug, Clone)]
+pub struct Budget {
+    /// 0 for no limit.
+    per_hour: u32,
+    hour: i64,
+    spent: u32,
+}
+
+impl Budget {
+    pub fn new(per_hour: u32) -> Self {
+        Self { per_hour, hour: 0, spent: 0 }
+    }
+
+    /// Spends one call, if there is one left in this hour.
+    pub fn spend(&mut self, now: Timestamp) -> bool {
+        let hour = now.micros().div_euclid(MICROS_PER_HOUR);
+        if hour != self.hour {
+            (self.hour, self.spent) = (hour, 0);
+        }
+        let left = self.per_hour == 0 || self.spent < self.per_hour;
+        self.spent = self.spent.saturating_add(u32::from(left));
+        left
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_more_than_the_budget_in_an_hour() {
+        let at = |hour: i64| Timestamp::from_micros(hour * MICROS_PER_HOUR);
+        let mut budget = Budget::new(2);
+        let spent: Vec<bool> = [5, 5, 5, 6, 6, 6].map(|hour| budget.spend(at(hour))).into();
+        assert_eq!(spent, [true, true, false, true, true, false]);
+        assert!((0..1_000).all(|_| Budget::new(0).spend(at(0))));
+    }
 
     #[test]
     fn no_more_than_the_rate() {

@@ -1,0 +1,81 @@
+//! Flush: while an invoice is a draft, its tenant's windows of the period are cut at once.
+//!
+//! What is reported after the invoice is fixed is on no invoice, and that may be an hour after the
+//! period's end; so these windows do not wait until they have settled. Late events still make
+//! further revisions, as long as the draft stands.
+//!
+//! Invariant: only windows that end within the invoiced period are hurried; the window that holds
+//! its end is cut in its own time. A crash leaves the draft's mirror, and the next look begins
+//! anew.
+
+use super::{Billed, Cutter, Seek};
+use crate::rules::ids::TenantId;
+use crate::rules::mirror::{ObjectKind, Snapshot};
+use crate::rules::span::Span;
+use crate::rules::window::Window;
+use crate::store;
+use crate::store::webhook::{Mirror, MirrorQuery};
+
+/// How often drafts are looked for.
+const EVERY: Span = Span::from_seconds(5);
+/// Drafts of one page.
+const PAGE: usize = 500;
+
+impl Cutter {
+    /// Cuts the windows of drafts; returns how many pushes that made.
+    pub async fn flush(&self) -> store::Result<u64> {
+        let now = self.clock.now();
+        let flushed_at = *self.flushed_at.lock().expect("no holder panics");
+        if flushed_at.is_some_and(|at| now < EVERY.after(at)) {
+            return Ok(0);
+        }
+        *self.flushed_at.lock().expect("no holder panics") = Some(now);
+        let mut orders = Vec::new();
+        for (tenant, period) in self.drafts().await? {
+            let catalog = self.store.load_catalog().await?;
+            for meter in catalog.list() {
+                let Some(billing) = meter.spec.billing.as_ref() else { continue };
+                let Some((number, _)) = catalog.find(meter.slug.as_str()) else { continue };
+                let billed = Billed { number, meter: meter.as_ref(), billing, mark: None };
+                let seek = Seek { range: period, now, closed_until: Some(period.end) };
+                orders.extend(self.find_changed(&billed, &tenant, seek).await?);
+            }
+        }
+        if orders.is_empty() {
+            return Ok(0);
+        }
+        let Some(lease) = self.claim().await? else { return Ok(0) };
+        let mut windows = 0;
+        let pushes = self.record(&lease, orders, &mut windows).await?.unwrap_or(0);
+        self.store.release_lease(&lease).await?;
+        if pushes > 0 {
+            tracing::info!(windows, pushes, "hurried {windows} windows of invoices in draft");
+        }
+        Ok(pushes)
+    }
+
+    /// Tenants with an invoice in draft, and its period.
+    async fn drafts(&self) -> store::Result<Vec<(TenantId, Window)>> {
+        let mut drafts = Vec::new();
+        let mut after = None;
+        loop {
+            let query = MirrorQuery {
+                kind: ObjectKind::Invoice,
+                status: Some("draft".into()),
+                customer: None,
+                after: after.take(),
+                limit: PAGE,
+            };
+            let page = self.store.list_mirrors(query).await?;
+            after = (page.len() == PAGE).then(|| page[PAGE - 1].name.id.clone());
+            for Mirror { snapshot, .. } in page {
+                let Snapshot::Invoice(invoice) = snapshot else { continue };
+                let found = self.store.find_customer(&invoice.customer).await?;
+                drafts.extend(found.map(|tenant| (tenant.id, invoice.period)));
+            }
+            if after.is_none() {
+                return Ok(drafts);
+            }
+        }
+    }
+}

@@ -1,0 +1,467 @@
+//! Reconciliation: compares both halves of every bill, follows what differs, and sends again what
+//! may safely be sent again.
+//!
+//! Three kinds of passes: every hour, window by window, over what has moved in two days; every
+//! night, by day, over everyone's last five weeks, with one audit row for each tenant and meter of
+//! the day that has ended; and whatever a person orders. All of them compare in both directions: a
+//! tenant's usage that the provider lacks, and the provider's that the ledger lacks.
+//!
+//! Invariant: one holder of the lease runs passes, one after the other. What a pass reads of the
+//! provider is kept before it is judged. What is sent again is decided by the store in one
+//! transaction, by what stands then; a pass only proposes.
+//!
+//! A crash leaves a pass running; the next holder begins it anew, and its rows are written over. A
+//! finding that was opened is followed by the next pass.
+
+mod compare;
+mod objects;
+mod snapshot;
+
+use super::{Stop, repeat};
+use crate::clock::Clock;
+use crate::config::ReconcileConfig;
+use crate::faults::crash_point;
+use crate::provider::Provider;
+use crate::rules::billing::Billing;
+use crate::rules::drift::{Verdict, is_followed};
+use crate::rules::finding::{Finding, FindingKind, Observation, follow_findings};
+use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::meter::{Catalog, Meter};
+use crate::rules::pace::Budget;
+use crate::rules::pass::{
+    Hash, Pass, PassKind, PassOrder, PassProgress, PassRow, PassState, chain_pass,
+};
+use crate::rules::span::Span;
+use crate::rules::timestamp::{MICROS_PER_DAY, MICROS_PER_HOUR, Timestamp};
+use crate::rules::window::Window;
+use crate::store::push::Lease;
+use crate::store::reconciliation::{FindingQuery, Pair, PassQuery, PassRowQuery, PassUpdate};
+use crate::store::{self, Store};
+use compare::Compared;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const LEASE: &str = "reconcile";
+/// Prolonged after every chunk of a pass.
+const LEASE_SPAN: Span = Span::from_minutes(10);
+const PAUSE: Duration = Duration::from_secs(1);
+const HOURLY: Span = Span::from_hours(1);
+/// How far back an hourly pass looks.
+const HOURLY_REACH: Span = Span::from_hours(48);
+/// When the day that has ended is compared: late events are in by then.
+const NIGHTLY_AFTER: Span = Span::from_hours(5);
+/// How far back a nightly pass looks, in days: the open and the last closed period, as far as the
+/// provider takes usage for them.
+const NIGHTLY_DAYS: i64 = 35;
+/// Tenants and meters of one chunk: read together, written together.
+const CHUNK: usize = 100;
+const PAGE: usize = 1_000;
+
+pub struct Reconciler {
+    store: Arc<dyn Store>,
+    provider: Arc<dyn Provider>,
+    clock: Clock,
+    holder: String,
+    settings: ReconcileConfig,
+    shadow: bool,
+    budget: Mutex<Budget>,
+}
+
+/// A tenant and a meter that are compared.
+#[derive(Debug, Clone)]
+struct Work {
+    pair: Pair,
+    meter: Arc<Meter>,
+}
+
+impl Work {
+    fn billing(&self) -> &Billing {
+        self.meter.spec.billing.as_ref().expect("only billed meters are compared")
+    }
+}
+
+/// What a pass has at hand.
+struct Running {
+    pass: Pass,
+    lease: Lease,
+    progress: PassProgress,
+    /// Open findings of usage.
+    findings: HashMap<(TenantId, MeterNo), Vec<Finding>>,
+    /// Hashes of the day before, of nightly passes.
+    before: BTreeMap<(TenantId, MeterNo), Hash>,
+}
+
+/// Why a pass ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum PassError {
+    #[error("another server reconciles")]
+    LeaseLost,
+    #[error(transparent)]
+    Store(#[from] store::Error),
+}
+
+impl Reconciler {
+    pub fn new(
+        store: Arc<dyn Store>,
+        provider: Arc<dyn Provider>,
+        clock: Clock,
+        (holder, settings): (String, ReconcileConfig),
+        shadow: bool,
+    ) -> Self {
+        let budget = Mutex::new(Budget::new(settings.reads_per_hour));
+        Self { store, provider, clock, holder, settings, shadow, budget }
+    }
+
+    pub async fn run(self, stop: Stop) {
+        repeat("reconcile", PAUSE, stop, || async { self.tick().await.map(drop) }).await;
+    }
+
+    /// Runs the pass that is due, if any, unless another server is at it; returns its number.
+    pub async fn tick(&self) -> Result<Option<u64>, PassError> {
+        let now = self.clock.now();
+        let until = LEASE_SPAN.after(now);
+        let Some(lease) = self.store.claim_lease(LEASE, &self.holder, now, until).await? else {
+            return Ok(None);
+        };
+        let due = self.find_due(now).await?;
+        let number = match due {
+            Some(pass) => {
+                let number = pass.number;
+                match self.run_pass(pass, lease.clone()).await {
+                    Ok(()) => {}
+                    Err(PassError::Store(error)) => return Err(PassError::Store(error)),
+                    Err(PassError::LeaseLost) => return Ok(None),
+                }
+                Some(number)
+            }
+            None => None,
+        };
+        self.store.release_lease(&lease).await?;
+        Ok(number)
+    }
+
+    /// The pass to run: one that was begun or ordered before those that are due by the clock.
+    async fn find_due(&self, now: Timestamp) -> store::Result<Option<Pass>> {
+        for state in [PassState::Running, PassState::Waiting] {
+            let query = PassQuery { state: Some(state), limit: PAGE, ..PassQuery::default() };
+            if let Some(oldest) = self.store.list_passes(query).await?.pop() {
+                return Ok(Some(oldest));
+            }
+        }
+        let limits = self.provider.limits();
+        if !self.settings.passes || !limits.shows_totals || !limits.sends {
+            return Ok(None);
+        }
+        let order = match self.nightly_due(now).await? {
+            Some(range) => Some((PassKind::Nightly, range)),
+            None => self.hourly_due(now).await?.map(|range| (PassKind::Hourly, range)),
+        };
+        let Some((kind, range)) = order else { return Ok(None) };
+        let order = PassOrder { kind, range, tenant: None, apply: true };
+        let number = self.store.create_pass(order, now).await?;
+        self.store.find_pass(number).await
+    }
+
+    async fn hourly_due(&self, now: Timestamp) -> store::Result<Option<Window>> {
+        let query = PassQuery { kind: Some(PassKind::Hourly), limit: 1, ..PassQuery::default() };
+        let last = self.store.list_passes(query).await?.pop();
+        if last.is_some_and(|pass| now < HOURLY.after(pass.created_at)) {
+            return Ok(None);
+        }
+        let hour = now.micros().div_euclid(MICROS_PER_HOUR) * MICROS_PER_HOUR;
+        let end = Timestamp::from_micros(hour + MICROS_PER_HOUR);
+        Ok(Some(Window { start: HOURLY_REACH.before(end), end }))
+    }
+
+    /// The first day that has ended and has no pass yet.
+    async fn nightly_due(&self, now: Timestamp) -> store::Result<Option<Window>> {
+        let ended = NIGHTLY_AFTER.before(now).micros().div_euclid(MICROS_PER_DAY) * MICROS_PER_DAY;
+        let query = PassQuery { kind: Some(PassKind::Nightly), limit: 1, ..PassQuery::default() };
+        let last = self.store.list_passes(query).await?.pop();
+        let oldest = ended - NIGHTLY_DAYS * MICROS_PER_DAY;
+        let start = match last {
+            Some(pass) => pass.order.range.end.micros().max(oldest),
+            None => ended - MICROS_PER_DAY,
+        };
+        let day = |start: i64| Window {
+            start: Timestamp::from_micros(start),
+            end: Timestamp::from_micros(start + MICROS_PER_DAY),
+        };
+        Ok((start < ended).then(|| day(start)))
+    }
+
+    async fn run_pass(&self, pass: Pass, lease: Lease) -> Result<(), PassError> {
+        let works = self.find_work(&pass).await?;
+        let mut running = Running {
+            findings: self.open_findings().await?,
+            before: self.chain_before(&pass).await?,
+            progress: PassProgress {
+                pairs: u64::try_from(works.len()).unwrap_or(u64::MAX),
+                ..PassProgress::default()
+            },
+            pass,
+            lease,
+        };
+        self.update(&mut running, PassState::Running, None).await?;
+        for works in works.chunks(CHUNK) {
+            let compared = match running.pass.order.kind {
+                PassKind::Hourly => self.compare_windows(&mut running, works).await?,
+                PassKind::Nightly | PassKind::OneShot => {
+                    self.compare_days(&mut running, works).await?
+                }
+            };
+            self.record(&mut running, compared).await?;
+            running.progress.pairs_done += u64::try_from(works.len()).unwrap_or(u64::MAX);
+            self.update(&mut running, PassState::Running, None).await?;
+        }
+        self.compare_objects(&mut running).await?;
+        crash_point("reconcile.before_close");
+        let hash = self.chain_after(&running).await?;
+        self.update(&mut running, PassState::Closed, hash).await?;
+        log_pass(&running);
+        Ok(())
+    }
+
+    /// Whom a pass looks at.
+    async fn find_work(&self, pass: &Pass) -> store::Result<Vec<Work>> {
+        let catalog = self.store.load_catalog().await?;
+        let pairs = match pass.order.kind {
+            PassKind::Hourly => {
+                let since = pass.order.range.start;
+                self.store.list_restless_pairs(since, self.shadow).await?
+            }
+            PassKind::Nightly | PassKind::OneShot => {
+                self.all_pairs(&catalog, pass.order.tenant.as_ref()).await?
+            }
+        };
+        let work = |pair: Pair| {
+            let meter = catalog.get(pair.meter)?;
+            meter.spec.billing.as_ref()?;
+            Some(Work { meter: Arc::clone(meter), pair })
+        };
+        Ok(pairs.into_iter().filter_map(work).collect())
+    }
+
+    /// Every tenant that is a customer, with every meter that is billed.
+    async fn all_pairs(
+        &self,
+        catalog: &Catalog,
+        only: Option<&TenantId>,
+    ) -> store::Result<Vec<Pair>> {
+        let meters: Vec<MeterNo> = catalog
+            .list()
+            .iter()
+            .filter(|meter| meter.spec.billing.is_some())
+            .filter_map(|meter| Some(catalog.find(meter.slug.as_str())?.0))
+            .collect();
+        let mut pairs = Vec::new();
+        let mut after: Option<TenantId> = None;
+        loop {
+            let page = match only {
+                Some(tenant) => self.store.find_tenant(tenant).await?.into_iter().collect(),
+                None => self.store.list_tenants(after.as_ref(), PAGE).await?,
+            };
+            let ended = only.is_some() || page.len() < PAGE;
+            after = page.last().map(|tenant| tenant.id.clone());
+            for tenant in page {
+                let Some(customer) = tenant.customer else { continue };
+                pairs.extend(meters.iter().map(|meter| Pair {
+                    tenant: tenant.id.clone(),
+                    meter: *meter,
+                    customer: customer.clone(),
+                }));
+            }
+            if ended {
+                return Ok(pairs);
+            }
+        }
+    }
+
+    async fn open_findings(&self) -> store::Result<HashMap<(TenantId, MeterNo), Vec<Finding>>> {
+        let mut open: HashMap<_, Vec<Finding>> = HashMap::new();
+        for finding in self.list_open(FindingKind::Usage).await? {
+            if let (Some(tenant), Some(meter)) = (finding.seen.tenant.clone(), finding.seen.meter) {
+                open.entry((tenant, meter)).or_default().push(finding);
+            }
+        }
+        Ok(open)
+    }
+
+    async fn list_open(&self, kind: FindingKind) -> store::Result<Vec<Finding>> {
+        let mut open = Vec::new();
+        let mut before = None;
+        loop {
+            let query = FindingQuery {
+                open: Some(true),
+                kind: Some(kind),
+                before,
+                limit: PAGE,
+                ..FindingQuery::default()
+            };
+            let page = self.store.list_findings(query).await?;
+            let ended = page.len() < PAGE;
+            before = page.last().map(|finding| finding.number);
+            open.extend(page);
+            if ended {
+                return Ok(open);
+            }
+        }
+    }
+
+    /// Writes down what a chunk found: rows, and what changes of findings.
+    async fn record(&self, running: &mut Running, compared: Vec<Compared>) -> Result<(), PassError> {
+        let (mut rows, mut changes) = (Vec::new(), Vec::new());
+        let followed = running.pass.order.apply;
+        for one in compared {
+            running.progress.windows += one.windows;
+            for (verdict, count) in &one.verdicts {
+                *running.progress.verdicts.entry(*verdict).or_default() += count;
+            }
+            let key = (one.pair.tenant.clone(), one.pair.meter);
+            for mut row in one.rows {
+                let before = running.before.get(&key).copied().unwrap_or([0; 32]);
+                row.hash = row.chain(&before);
+                rows.push(row);
+            }
+            let empty = Vec::new();
+            let open = running.findings.get(&key).unwrap_or(&empty);
+            let judged: Vec<Finding> = open
+                .iter()
+                .filter(|finding| one.subjects.contains(&finding.seen.subject))
+                .cloned()
+                .collect();
+            changes.extend(follow_findings(&judged, one.observations));
+        }
+        let Running { pass, lease, .. } = running;
+        if !rows.is_empty() && !self.store.record_pass_rows(lease, pass.number, rows).await? {
+            return Err(PassError::LeaseLost);
+        }
+        // A dry run looks and changes nothing.
+        if followed && !changes.is_empty() {
+            let (now, number) = (self.clock.now(), pass.number);
+            if !self.store.record_findings(lease, number, changes, now).await? {
+                return Err(PassError::LeaseLost);
+            }
+        }
+        Ok(())
+    }
+
+    /// Follows findings of subscriptions or invoices.
+    async fn follow(
+        &self,
+        running: &Running,
+        judged: &[Finding],
+        observations: Vec<Observation>,
+    ) -> Result<(), PassError> {
+        let changes = follow_findings(judged, observations);
+        if changes.is_empty() || !running.pass.order.apply {
+            return Ok(());
+        }
+        let (now, number) = (self.clock.now(), running.pass.number);
+        if self.store.record_findings(&running.lease, number, changes, now).await? {
+            Ok(())
+        } else {
+            Err(PassError::LeaseLost)
+        }
+    }
+
+    /// Says how far the pass is, and keeps the lease.
+    async fn update(
+        &self,
+        running: &mut Running,
+        state: PassState,
+        hash: Option<Hash>,
+    ) -> Result<(), PassError> {
+        let now = self.clock.now();
+        let update = PassUpdate {
+            number: running.pass.number,
+            state,
+            progress: running.progress.clone(),
+            hash,
+            detail: None,
+        };
+        let until = LEASE_SPAN.after(now);
+        let kept = self.store.claim_lease(LEASE, &self.holder, now, until).await?;
+        if kept.as_ref() != Some(&running.lease) {
+            return Err(PassError::LeaseLost);
+        }
+        if self.store.update_pass(&running.lease, update, now).await? {
+            Ok(())
+        } else {
+            Err(PassError::LeaseLost)
+        }
+    }
+
+    /// The hashes of the rows of the day before, which those of this pass are chained to.
+    async fn chain_before(&self, pass: &Pass) -> store::Result<BTreeMap<(TenantId, MeterNo), Hash>> {
+        let Some(before) = self.pass_before(pass).await? else { return Ok(BTreeMap::new()) };
+        let rows = self.all_rows(before.number).await?;
+        Ok(rows.into_iter().map(|row| ((row.tenant, row.meter), row.hash)).collect())
+    }
+
+    /// The hash over all rows of a nightly pass, after that of the pass before.
+    async fn chain_after(&self, running: &Running) -> store::Result<Option<Hash>> {
+        if running.pass.order.kind != PassKind::Nightly {
+            return Ok(None);
+        }
+        let before = self.pass_before(&running.pass).await?.and_then(|pass| pass.hash);
+        let rows = self.all_rows(running.pass.number).await?;
+        let hashes = rows.into_iter().map(|row| row.hash);
+        Ok(Some(chain_pass(&before.unwrap_or([0; 32]), hashes)))
+    }
+
+    async fn pass_before(&self, pass: &Pass) -> store::Result<Option<Pass>> {
+        if pass.order.kind != PassKind::Nightly {
+            return Ok(None);
+        }
+        let query = PassQuery {
+            kind: Some(PassKind::Nightly),
+            state: Some(PassState::Closed),
+            before: Some(pass.number),
+            limit: 1,
+        };
+        Ok(self.store.list_passes(query).await?.pop())
+    }
+
+    async fn all_rows(&self, pass: u64) -> store::Result<Vec<PassRow>> {
+        let mut rows: Vec<PassRow> = Vec::new();
+        loop {
+            let last = rows.last();
+            let after = last.map(|row| (row.tenant.clone(), row.meter, row.day.start));
+            let query = PassRowQuery { pass, after, limit: PAGE };
+            let page = self.store.list_pass_rows(query).await?;
+            let ended = page.len() < PAGE;
+            rows.extend(page);
+            if ended {
+                return Ok(rows);
+            }
+        }
+    }
+}
+
+/// One line for each pass; a warning if something drifts.
+fn log_pass(running: &Running) {
+    let PassProgress { pairs, windows, reads, replayed, corrected, ref verdicts, .. } =
+        running.progress;
+    let kind = running.pass.order.kind.name();
+    let drifting: u64 = verdicts
+        .iter()
+        .filter(|(verdict, _)| verdict.is_drift())
+        .map(|(_, count)| count)
+        .sum();
+    metrics::counter!("counterfoil_passes_total", "kind" => kind).increment(1);
+    if drifting == 0 {
+        tracing::info!(kind, pairs, windows, reads, "{kind} pass: both halves match");
+    } else {
+        tracing::warn!(
+            kind, pairs, windows, reads, drifting, replayed, corrected,
+            "{kind} pass: {drifting} windows drift; counterfoil findings"
+        );
+    }
+}
+
+/// Whether a verdict makes an observation.
+fn followed(verdict: Verdict, reason: crate::rules::drift::Reason) -> bool {
+    is_followed(verdict, reason)
+}

@@ -1,0 +1,66 @@
+//! Snapshots: reads the provider's totals within the budget of reads, and keeps them.
+//!
+//! Invariant: one call asks for all windows of a tenant and meter. What could not be read, or was
+//! not for want of budget, is left as it was; it is then judged by what was read before, if
+//! anything. A crash leaves what was kept.
+
+use super::{Reconciler, Work};
+use crate::provider::TotalsQuery;
+use crate::rules::window::Window;
+use crate::store;
+use crate::store::reconciliation::SummaryReading;
+use futures_util::StreamExt;
+use futures_util::stream;
+
+/// Calls at one time.
+const CONCURRENCY_MAX: usize = 8;
+
+impl Reconciler {
+    /// Reads totals of the windows that each wants, and keeps them in one transaction; returns how
+    /// many calls were made.
+    pub(super) async fn read_totals(&self, wanted: Vec<(&Work, Vec<Window>)>) -> store::Result<u64> {
+        let read_at = self.clock.now();
+        let calls = wanted.into_iter().filter(|(_, windows)| !windows.is_empty());
+        let calls = calls.filter(|_| self.budget.lock().expect("no holder panics").spend(read_at));
+        let mut readings = Vec::new();
+        let mut reads = 0;
+        let mut answers = stream::iter(calls)
+            .map(|(work, windows)| self.read_one(work, windows))
+            .buffer_unordered(CONCURRENCY_MAX);
+        while let Some(answer) = answers.next().await {
+            reads += 1;
+            readings.extend(answer);
+        }
+        if !readings.is_empty() {
+            self.store.record_summaries(readings, read_at).await?;
+        }
+        metrics::counter!("counterfoil_summary_reads_total").increment(reads);
+        Ok(reads)
+    }
+
+    async fn read_one(&self, work: &Work, windows: Vec<Window>) -> Vec<SummaryReading> {
+        let query = TotalsQuery {
+            customer: &work.pair.customer,
+            event_name: work.meter.event_name(),
+            scale: work.meter.billing_scale(),
+            windows: &windows,
+        };
+        match self.provider.read_totals(&query).await {
+            Ok(totals) => windows
+                .iter()
+                .zip(totals)
+                .map(|(window, value)| SummaryReading {
+                    tenant: work.pair.tenant.clone(),
+                    meter: work.pair.meter,
+                    window: *window,
+                    value,
+                })
+                .collect(),
+            Err(error) => {
+                let tenant = work.pair.tenant.as_str();
+                tracing::debug!(%error, tenant, "could not read totals of {tenant}");
+                Vec::new()
+            }
+        }
+    }
+}
