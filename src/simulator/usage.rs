@@ -1,6 +1,7 @@
 //! Usage that comes and goes without any client: what others record, and what the provider loses.
 //!
-//! Invariant: neither is told to anybody; only totals and summaries show it. A crash leaves nothing.
+//! Invariant: neither is told to anybody; only totals and summaries show it. A crash leaves
+//! nothing.
 
 use super::meter_events::{ReceivedEvent, ReceivedState};
 use super::params::Params;

@@ -4,25 +4,32 @@ use super::{DAY, HOUR, NOON, World, id};
 use counterfoil::simulator::SimRequest;
 use serde_json::{Value, json};
 
-/// A monthly subscription of the customer at 0.25 cents a call.
-fn subscribe(world: &mut World) -> String {
-    let (meter, customer) = (world.meter.clone(), world.customer.clone());
+/// A monthly price of the world's meter, in cents.
+pub fn price(world: &mut World, unit_amount: &str) -> String {
+    let meter = world.meter.clone();
     let price = world.post(
         "/v1/prices",
         &[
             ("currency", "usd"),
-            ("unit_amount_decimal", "0.25"),
+            ("unit_amount_decimal", unit_amount),
             ("recurring[interval]", "month"),
             ("recurring[usage_type]", "metered"),
             ("recurring[meter]", &meter),
             ("product_data[name]", "Calls"),
         ],
     );
-    let price = id(&price);
+    id(&price)
+}
+
+/// A monthly subscription of the customer at 0.25 cents a call.
+pub fn subscribe(world: &mut World) -> String {
+    let price = price(world, "0.25");
+    let customer = world.customer.clone();
     id(&world.post("/v1/subscriptions", &[("customer", &customer), ("items[0][price]", &price)]))
 }
 
-fn invoices(world: &mut World) -> Vec<Value> {
+/// The latest first.
+pub fn invoices(world: &mut World) -> Vec<Value> {
     world.get("/v1/invoices").json()["data"].as_array().unwrap().clone()
 }
 
