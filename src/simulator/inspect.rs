@@ -1,6 +1,18 @@
 //! What only tests and the demo may ask: the exact state, the clock, the plan of accidents, usage
 //! that no client sent, and how payments go.
 //!
+//! | call | body |
+//! |---|---|
+//! | `GET /_sim/state` | |
+//! | `POST /_sim/clock` | `now` (RFC 3339) or `advance_seconds` |
+//! | `POST /_sim/faults` | a plan of accidents |
+//! | `POST /_sim/payments` | `fails`, and `customer` unless all are meant |
+//! | `POST /_sim/tax` | `invoice`, `rate_percent` (a text) |
+//! | `POST /_sim/meter_events` | `customer`, `event_name`, `value`, `timestamp`, `identifier` |
+//! | `POST /_sim/meter_events/lose` | `identifier` |
+//! | `POST /_sim/customer_check` | `asynchronous` |
+//! | `POST /_sim/reset` | |
+//!
 //! Invariant: nothing here needs a key or meets an accident. A crash leaves nothing.
 
 use super::params::Params;

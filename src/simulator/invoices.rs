@@ -199,6 +199,8 @@ pub fn finalize_now(simulator: &mut Simulator, id: &str, params: &Params) -> Ans
     if automatic {
         let now = simulator.now_seconds();
         payments::collect(simulator, id, now, payments::Attempt::Automatic);
+    } else {
+        change(simulator, id, |sheet| sheet.header["auto_advance"] = false.into());
     }
     retrieve(simulator, id)
 }

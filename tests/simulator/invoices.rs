@@ -113,6 +113,14 @@ fn paying_by_hand() {
     assert_eq!(paid["status"], "paid", "a draft is finalized first");
     world.advance(2 * HOUR);
     assert_eq!(world.get(&path).json(), paid, "and not again");
+
+    let (mut world, path) = owing(PaymentOutcome::Succeeds, 0);
+    let finalize = format!("{path}/finalize");
+    let open = world.post(&finalize, &[("auto_advance", "false")]).json();
+    assert_eq!((&open["status"], &open["attempted"]), (&json!("open"), &json!(false)));
+    assert_eq!(open["auto_advance"], false);
+    world.advance(30 * DAY);
+    assert_eq!(world.get(&path).json(), open, "nobody collects it");
 }
 
 #[test]
