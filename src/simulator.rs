@@ -7,7 +7,6 @@
 //! Invariant: ids come from counters and accidents from the plan, so the same calls give the same
 //! answers. Everything is in memory: a crash leaves nothing.
 
-mod billing;
 mod credit_grants;
 mod customers;
 mod events;
@@ -20,17 +19,25 @@ mod lists;
 mod meter_events;
 mod meters;
 mod params;
+mod payments;
+mod prices;
 mod request;
 mod routes;
+mod schedule;
 mod serve;
+mod subscriptions;
 mod summaries;
+mod tax;
+mod usage;
 mod webhooks;
 
 pub use faults::{FaultKind, FaultPlan, FaultRule};
 pub use limits::{RateClock, RateLimit};
-pub use meter_events::{ReceivedEvent, ReceivedState};
+pub use meter_events::{CustomerCheck, ReceivedEvent, ReceivedState};
+pub use payments::PaymentOutcome;
 pub use request::{SimRequest, SimResponse, TEST_KEY, Transport};
 pub use serve::{Handle, serve};
+pub use usage::ForeignUsage;
 pub use webhooks::{Outgoing, sign};
 
 use crate::clock::Clock;
@@ -57,6 +64,7 @@ pub struct Options {
     pub rate: Option<RateLimit>,
     /// How long an event is missing from summaries.
     pub summary_lag_seconds: i64,
+    pub customer_check: CustomerCheck,
     /// How long each call takes, by the machine's clock.
     pub latency_ms: u64,
     /// Ids count on from here, so that those of two simulators need not be the same.
@@ -106,7 +114,10 @@ pub struct Simulator {
     meter_events: meter_events::MeterEvents,
     events: events::EventLog,
     webhooks: webhooks::Webhooks,
-    billing: billing::Billing,
+    prices: prices::Prices,
+    subscriptions: subscriptions::Subscriptions,
+    payments: payments::Payments,
+    schedule: schedule::Schedule,
     invoices: invoices::Invoices,
     credit_grants: credit_grants::CreditGrants,
 }
@@ -137,7 +148,10 @@ impl Simulator {
             meter_events: meter_events::MeterEvents::default(),
             events: events::EventLog::default(),
             webhooks: webhooks::Webhooks::default(),
-            billing: billing::Billing::default(),
+            prices: prices::Prices::default(),
+            subscriptions: subscriptions::Subscriptions::default(),
+            payments: payments::Payments::default(),
+            schedule: schedule::Schedule::default(),
             invoices: invoices::Invoices::default(),
             credit_grants: credit_grants::CreditGrants::default(),
             options,
@@ -226,6 +240,10 @@ impl Simulator {
         self.options.summary_lag_seconds = seconds;
     }
 
+    pub fn set_customer_check(&mut self, check: CustomerCheck) {
+        self.options.customer_check = check;
+    }
+
     pub fn options(&self) -> &Options {
         &self.options
     }
@@ -268,7 +286,7 @@ impl Simulator {
 
     /// Does what the clock has made due.
     pub fn tick(&mut self) {
-        invoices::tick(self);
+        schedule::tick(self);
     }
 
     fn now_seconds(&self) -> i64 {
@@ -320,7 +338,8 @@ impl Simulator {
             | FaultKind::AsyncRejection
             | FaultKind::SummaryLag
             | FaultKind::WebhookDuplicated
-            | FaultKind::WebhookDelayed => return None,
+            | FaultKind::WebhookDelayed
+            | FaultKind::WebhookLost => return None,
         };
         if let Some(kind) = self.fault.take() {
             self.faults.count(kind);
@@ -407,7 +426,7 @@ impl Simulator {
         if routes::is_stream(request) {
             return meter_events::check_session(self, request);
         }
-        let Some(key) = request.bearer() else {
+        let Some(key) = request.api_key() else {
             return Err(unauthorized(
                 "You did not provide an API key. You need to provide your API key in the \
                  Authorization header, using Bearer auth (e.g. 'Authorization: Bearer \
@@ -415,7 +434,7 @@ impl Simulator {
             ));
         };
         let known = match &self.options.api_key {
-            Some(only) => key == only,
+            Some(only) => key == *only,
             None => key.starts_with("sk_test_"),
         };
         if known { Ok(()) } else { Err(unauthorized("Invalid API Key provided.")) }

@@ -3,7 +3,7 @@
 //! Invariant: a grant never pays more than its amount, nor before it is effective, nor after it
 //! has expired or was voided. A crash leaves nothing.
 
-use super::lists::{PAGING, page};
+use super::lists::{PAGING, page_of};
 use super::params::Params;
 use super::request::ApiError;
 use super::{Answer, Simulator};
@@ -27,6 +27,7 @@ struct CreditGrant {
     created: i64,
     effective: i64,
     expires: Option<i64>,
+    updated: i64,
     voided: Option<i64>,
     metadata: Map<String, Value>,
 }
@@ -47,7 +48,7 @@ impl CreditGrant {
                 "monetary": { "currency": self.currency, "value": self.amount },
             },
             "applicability_config": { "scope": { "price_type": "metered" } },
-            "category": self.category, "created": self.created, "updated": self.created,
+            "category": self.category, "created": self.created, "updated": self.updated,
             "customer": self.customer, "effective_at": self.effective,
             "expires_at": self.expires, "metadata": self.metadata, "name": self.name,
             "priority": self.priority, "voided_at": self.voided,
@@ -100,6 +101,7 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
         created: now,
         effective: params.integer("effective_at")?.unwrap_or(now),
         expires: params.integer("expires_at")?,
+        updated: now,
         voided: None,
         metadata: params.text_map("metadata")?,
         id: simulator.next_id("credgr_test"),
@@ -115,8 +117,21 @@ pub fn list(simulator: &Simulator, params: &Params) -> Answer {
     params.only(&[&PAGING[..], &["customer"]].concat())?;
     let customer = params.text("customer", usize::MAX)?;
     let wanted = |grant: &&CreditGrant| customer.as_ref().is_none_or(|id| grant.customer == *id);
-    let found = simulator.credit_grants.all.values().rev().filter(wanted);
-    page(found.map(CreditGrant::to_json).collect(), params, "/v1/billing/credit_grants")
+    let found: Vec<&CreditGrant> =
+        simulator.credit_grants.all.values().rev().filter(wanted).collect();
+    let url = "/v1/billing/credit_grants";
+    page_of(&found, |grant| &grant.id, |grant| grant.to_json(), params, url)
+}
+
+/// Another end, or none (an empty text), and metadata.
+pub fn update(simulator: &mut Simulator, id: &str, params: &Params) -> Answer {
+    params.only(&["expires_at", "metadata"])?;
+    let mut grant = find(simulator, id)?.clone();
+    if params.is_given("expires_at") {
+        grant.expires = params.integer("expires_at")?;
+    }
+    grant.metadata.extend(params.text_map("metadata")?);
+    Ok(store(simulator, grant, "billing.credit_grant.updated"))
 }
 
 pub fn expire(simulator: &mut Simulator, id: &str) -> Answer {
@@ -167,14 +182,26 @@ pub fn apply(
     paid
 }
 
+/// Gives back what was paid, as voiding an invoice does.
+pub fn give_back(simulator: &mut Simulator, grant: &str, amount: i64) {
+    if let Some(grant) = simulator.credit_grants.all.get_mut(grant) {
+        grant.left = grant.amount.min(grant.left + amount);
+    }
+}
+
 fn find<'s>(simulator: &'s Simulator, id: &str) -> Result<&'s CreditGrant, ApiError> {
     let found = simulator.credit_grants.all.get(id);
     found.ok_or_else(|| ApiError::missing("credit grant", id))
 }
 
-fn store(simulator: &mut Simulator, grant: CreditGrant, event: &str) -> Value {
+fn store(simulator: &mut Simulator, mut grant: CreditGrant, event: &str) -> Value {
+    grant.updated = simulator.now_seconds();
     let shown = grant.to_json();
-    simulator.credit_grants.all.insert(grant.id.clone(), grant);
-    simulator.emit(event, &shown);
+    match simulator.credit_grants.all.insert(grant.id.clone(), grant) {
+        Some(before) => simulator.emit_change(event, &before.to_json(), &shown),
+        None => {
+            simulator.emit(event, &shown);
+        }
+    }
     shown
 }

@@ -3,7 +3,7 @@
 //! Invariant: a deleted customer stays known as deleted, takes no usage and has no subscription. A
 //! crash leaves nothing.
 
-use super::lists::{PAGING, page};
+use super::lists::{PAGING, page_of};
 use super::params::Params;
 use super::request::ApiError;
 use super::{Answer, Simulator};
@@ -55,10 +55,11 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
 
 pub fn update(simulator: &mut Simulator, id: &str, params: &Params) -> Answer {
     params.only(&FIELDS)?;
-    let mut customer = simulator.customers.live(id)?.clone();
+    let before = simulator.customers.live(id)?.clone();
+    let mut customer = before.clone();
     fill(&mut customer, params)?;
     simulator.customers.all.insert(id.to_owned(), customer.clone());
-    simulator.emit("customer.updated", &customer);
+    simulator.emit_change("customer.updated", &before, &customer);
     Ok(customer)
 }
 
@@ -83,7 +84,7 @@ pub fn delete(simulator: &mut Simulator, id: &str) -> Answer {
     let before = simulator.customers.live(id)?.clone();
     let deleted = json!({ "id": id, "object": "customer", "deleted": true });
     simulator.customers.all.insert(id.to_owned(), deleted.clone());
-    super::billing::cancel_all(simulator, id);
+    super::subscriptions::cancel_all(simulator, id);
     simulator.emit("customer.deleted", &before);
     Ok(deleted)
 }
@@ -91,10 +92,11 @@ pub fn delete(simulator: &mut Simulator, id: &str) -> Answer {
 pub fn list(simulator: &Simulator, params: &Params) -> Answer {
     params.only(&[&PAGING[..], &["email"]].concat())?;
     let email = params.text("email", TEXT_CHARACTERS_MAX)?;
-    let wanted = |customer: &&Value| {
+    let wanted = |(_, customer): &(&String, &Value)| {
         customer["deleted"].is_null()
             && email.as_ref().is_none_or(|email| customer["email"] == email.as_str())
     };
-    let rows = simulator.customers.all.values().rev().filter(wanted).cloned().collect();
-    page(rows, params, "/v1/customers")
+    let rows: Vec<(&String, &Value)> =
+        simulator.customers.all.iter().rev().filter(wanted).collect();
+    page_of(&rows, |(id, _)| id, |(_, shown)| Value::clone(shown), params, "/v1/customers")
 }

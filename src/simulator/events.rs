@@ -1,50 +1,74 @@
 //! Events: snapshots of version 1, thin events of version 2, and the lists of both.
 //!
 //! Invariant: every fact has one snapshot and one thin twin that names it, except for reports about
-//! meter events, which are thin only. A thin event is posted without its data. Both are listed for
-//! 30 days. A crash leaves nothing.
+//! meter events, which are thin only. An event about a change says what was there before, and a
+//! change of nothing has no event. A thin event is posted without its data. Both are listed for 30
+//! days, whether or not a webhook about them arrived. A crash leaves nothing.
 
-use super::lists::{PAGING, page};
+use super::lists::{PAGING, Range, page_of};
 use super::params::Params;
-use super::request::ApiError;
+use super::request::{ApiError, encode};
 use super::{API_VERSION, Answer, Simulator};
-use serde_json::{Value, json};
+use crate::rules::timestamp::{MICROS_PER_DAY, MICROS_PER_SECOND, Timestamp};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 
-const KEPT_SECONDS: i64 = 30 * 86_400;
+const KEPT_MICROS: i64 = 30 * MICROS_PER_DAY;
 const TYPES_MAX: usize = 20;
 const THIN_PAGE_DEFAULT: i64 = 20;
 
 #[derive(Debug, Clone)]
 struct Logged {
-    created: i64,
+    id: String,
+    kind: String,
+    created: Timestamp,
     event: Value,
+}
+
+/// Events of one style in the order in which they were made, and where each is.
+#[derive(Debug, Default)]
+struct Log {
+    all: Vec<Logged>,
+    places: BTreeMap<String, usize>,
+}
+
+impl Log {
+    fn push(&mut self, logged: Logged) {
+        self.places.insert(logged.id.clone(), self.all.len());
+        self.all.push(logged);
+    }
+
+    fn get(&self, id: &str, now: Timestamp) -> Answer {
+        let found = self.places.get(id).map(|place| &self.all[*place]);
+        let found = found.filter(|logged| logged.created >= oldest(now));
+        found.map(|logged| logged.event.clone()).ok_or_else(|| ApiError::missing("event", id))
+    }
+}
+
+/// Events from before this are not shown any more.
+fn oldest(now: Timestamp) -> Timestamp {
+    now.saturating_add_micros(-KEPT_MICROS)
 }
 
 #[derive(Debug, Default)]
 pub struct EventLog {
-    snapshots: Vec<Logged>,
+    snapshots: Log,
     /// With their data.
-    thin: Vec<Logged>,
+    thin: Log,
 }
 
 impl Simulator {
-    /// Tells of a change of an object, in both styles. Returns the id of the snapshot.
+    /// Tells of an object, in both styles. Returns the id of the snapshot.
     pub(super) fn emit(&mut self, kind: &str, object: &Value) -> String {
-        let created = self.now_seconds();
-        let id = self.next_id("evt");
-        let event = json!({
-            "id": id, "object": "event", "api_version": API_VERSION, "created": created,
-            "data": { "object": object }, "livemode": false, "pending_webhooks": 0,
-            "request": { "id": null, "idempotency_key": null }, "type": kind,
-        });
-        self.events.snapshots.push(Logged { created, event: event.clone() });
-        self.queue_snapshot(kind, &id, &event);
-        let thin_kind = format!("v1.{kind}");
-        let (object_id, object_type) = (text(&object["id"]), text(&object["object"]));
-        let url = format!("/v1/{}s/{object_id}", object_type.replace('.', "/"));
-        let related = json!({ "id": object_id, "type": object_type, "url": url });
-        self.log_thin(&thin_kind, Value::Null, related, Some(&id));
-        id
+        self.log_snapshot(kind, json!({ "object": object }))
+    }
+
+    /// Tells of a change of an object, with the old values of what changed; of no change nothing.
+    pub(super) fn emit_change(&mut self, kind: &str, before: &Value, after: &Value) {
+        let previous = previous(before, after);
+        if previous.as_object().is_some_and(|changed| !changed.is_empty()) {
+            self.log_snapshot(kind, json!({ "object": after, "previous_attributes": previous }));
+        }
     }
 
     /// Tells of something that has no snapshot.
@@ -52,11 +76,31 @@ impl Simulator {
         self.log_thin(kind, data, related, None);
     }
 
+    fn log_snapshot(&mut self, kind: &str, data: Value) -> String {
+        let id = self.next_id("evt");
+        let object = &data["object"];
+        let (object_id, object_type) = (text(&object["id"]), text(&object["object"]));
+        let url = format!("/v1/{}s/{object_id}", object_type.replace('.', "/"));
+        let related = json!({ "id": object_id, "type": object_type, "url": url });
+        let event = json!({
+            "id": id, "object": "event", "api_version": API_VERSION,
+            "created": self.now_seconds(), "data": data, "livemode": false,
+            "pending_webhooks": 0, "request": { "id": null, "idempotency_key": null },
+            "type": kind,
+        });
+        self.queue_snapshot(kind, &id, &event);
+        let created = self.now();
+        let logged = Logged { id: id.clone(), kind: kind.to_owned(), created, event };
+        self.events.snapshots.push(logged);
+        self.log_thin(&format!("v1.{kind}"), Value::Null, related, Some(&id));
+        id
+    }
+
     fn log_thin(&mut self, kind: &str, data: Value, related: Value, snapshot: Option<&str>) {
-        let id = self.next_id("evt_test");
+        let (id, created) = (self.next_id("evt_test"), self.now());
         let mut event = json!({
             "id": id, "object": "v2.core.event", "type": kind, "livemode": false,
-            "created": self.now().to_string(), "context": null, "reason": null,
+            "created": created.to_string(), "context": null, "reason": null,
             "related_object": related,
         });
         if let Some(snapshot) = snapshot {
@@ -66,12 +110,33 @@ impl Simulator {
         if !data.is_null() {
             event["data"] = data;
         }
-        self.events.thin.push(Logged { created: self.now_seconds(), event });
+        self.events.thin.push(Logged { id, kind: kind.to_owned(), created, event });
     }
+}
+
+/// The old values of what differs. Objects are compared field by field, lists as a whole; a field
+/// that is new was null.
+fn previous(before: &Value, after: &Value) -> Value {
+    let (Value::Object(old), Value::Object(new)) = (before, after) else { return before.clone() };
+    let mut changed = Map::new();
+    for (name, value) in old {
+        let now = new.get(name).unwrap_or(&Value::Null);
+        if now != value {
+            changed.insert(name.clone(), previous(value, now));
+        }
+    }
+    for name in new.keys().filter(|name| !old.contains_key(*name)) {
+        changed.insert(name.clone(), Value::Null);
+    }
+    Value::Object(changed)
 }
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
+}
+
+fn seconds(time: Timestamp) -> i64 {
+    time.micros().div_euclid(MICROS_PER_SECOND)
 }
 
 pub fn list_snapshots(simulator: &Simulator, params: &Params) -> Answer {
@@ -80,62 +145,83 @@ pub fn list_snapshots(simulator: &Simulator, params: &Params) -> Answer {
     types.extend(params.text("type", usize::MAX)?);
     let delivered = params.boolean("delivery_success")?;
     let created = Range::read(params, "created")?;
-    let oldest = simulator.now_seconds() - KEPT_SECONDS;
+    let oldest = oldest(simulator.now());
     let wanted = |logged: &&Logged| {
-        let id = text(&logged.event["id"]);
         logged.created >= oldest
-            && created.contains(logged.created)
-            && (types.is_empty() || types.iter().any(|wanted| is_of(wanted, &logged.event)))
-            && delivered.is_none_or(|wanted| simulator.webhooks.all_delivered(id) == wanted)
+            && created.contains(seconds(logged.created))
+            && is_of_any(&types, &logged.kind)
+            && delivered.is_none_or(|wanted| simulator.webhooks.all_delivered(&logged.id) == wanted)
     };
-    let found = simulator.events.snapshots.iter().rev().filter(wanted);
-    page(found.map(|logged| logged.event.clone()).collect(), params, "/v1/events")
+    let found: Vec<&Logged> = simulator.events.snapshots.all.iter().rev().filter(wanted).collect();
+    page_of(&found, |logged| &logged.id, |logged| logged.event.clone(), params, "/v1/events")
 }
 
 pub fn retrieve_snapshot(simulator: &Simulator, id: &str) -> Answer {
-    retrieve(simulator, &simulator.events.snapshots, id)
+    simulator.events.snapshots.get(id, simulator.now())
 }
 
 pub fn retrieve_thin(simulator: &Simulator, id: &str) -> Answer {
-    retrieve(simulator, &simulator.events.thin, id)
+    simulator.events.thin.get(id, simulator.now())
 }
 
-fn retrieve(simulator: &Simulator, log: &[Logged], id: &str) -> Answer {
-    let oldest = simulator.now_seconds() - KEPT_SECONDS;
-    let found = log.iter().find(|logged| logged.event["id"] == id && logged.created >= oldest);
-    found.map(|logged| logged.event.clone()).ok_or_else(|| ApiError::missing("event", id))
-}
-
+/// The latest first. A page begins at a place in the log, so that events which come in between
+/// move nothing.
 pub fn list_thin(simulator: &Simulator, params: &Params) -> Answer {
     params.only(&["limit", "page", "object_id", "types", "created"])?;
     let types = types(params)?;
     let object_id = params.text("object_id", usize::MAX)?;
     let limit = params.integer("limit")?.unwrap_or(THIN_PAGE_DEFAULT).clamp(1, 100);
     let limit = usize::try_from(limit).unwrap_or(1);
-    let first = params.integer("page")?.and_then(|page| usize::try_from(page).ok()).unwrap_or(0);
-    let oldest = simulator.now_seconds() - KEPT_SECONDS;
-    let wanted = |logged: &&Logged| {
+    let begin = params.integer("page")?.and_then(|page| usize::try_from(page).ok());
+    let created = match params.nested("created")? {
+        Some(bounds) => Range::of_bounds(&bounds, instant)?,
+        None => Range::all(),
+    };
+    let oldest = oldest(simulator.now());
+    let wanted = |(_, logged): &(usize, &Logged)| {
         let object = &logged.event["related_object"]["id"];
         logged.created >= oldest
+            && created.contains(logged.created.micros())
             && object_id.as_ref().is_none_or(|id| *object == id.as_str())
-            && (types.is_empty() || types.iter().any(|wanted| is_of(wanted, &logged.event)))
+            && is_of_any(&types, &logged.kind)
     };
-    let found: Vec<&Logged> = simulator.events.thin.iter().rev().filter(wanted).collect();
-    let next = first + limit;
-    let data: Vec<&Value> =
-        found.iter().skip(first).take(limit).map(|logged| &logged.event).collect();
-    let next_page =
-        (next < found.len()).then(|| format!("/v2/core/events?limit={limit}&page={next}"));
-    Ok(json!({ "data": data, "next_page_url": next_page, "previous_page_url": null }))
+    let log = &simulator.events.thin.all;
+    let end = begin.map_or(log.len(), |begin| log.len().min(begin + 1));
+    let mut found = log[..end].iter().enumerate().rev().filter(wanted);
+    let data: Vec<&Value> = found.by_ref().take(limit).map(|(_, logged)| &logged.event).collect();
+    let next = found.next().map(|(place, _)| next_page_url(params, limit, place));
+    Ok(json!({ "data": data, "next_page_url": next, "previous_page_url": null }))
 }
 
-/// Whether the event is of this type; `invoice.*` stands for all of that group.
-fn is_of(wanted: &str, event: &Value) -> bool {
-    let kind = text(&event["type"]);
-    match wanted.strip_suffix('*') {
+/// A bound in microseconds.
+fn instant(bounds: &Params, name: &str) -> Result<Option<i64>, ApiError> {
+    let Some(text) = bounds.text(name, usize::MAX)? else { return Ok(None) };
+    let parsed = Timestamp::parse(&text);
+    let refused = |_| {
+        let name = format!("created[{name}]");
+        ApiError::parameter(&name, format!("Invalid {name}: must be an RFC 3339 date-time"))
+    };
+    Ok(Some(parsed.map_err(refused)?.micros()))
+}
+
+/// The same question for what comes after.
+fn next_page_url(params: &Params, limit: usize, place: usize) -> String {
+    let mut query = format!("limit={limit}&page={place}");
+    for (name, value) in params.pairs() {
+        if name != "limit" && name != "page" {
+            query.push_str(&format!("&{}={}", encode(&name), encode(&value)));
+        }
+    }
+    format!("/v2/core/events?{query}")
+}
+
+/// Whether the kind is among these; `invoice.*` stands for all of that group, no type for all.
+fn is_of_any(types: &[String], kind: &str) -> bool {
+    let is_of = |wanted: &String| match wanted.strip_suffix('*') {
         Some(start) => kind.starts_with(start),
         None => kind == wanted,
-    }
+    };
+    types.is_empty() || types.iter().any(is_of)
 }
 
 fn types(params: &Params) -> Result<Vec<String>, ApiError> {
@@ -146,28 +232,23 @@ fn types(params: &Params) -> Result<Vec<String>, ApiError> {
     Ok(types)
 }
 
-/// `created=5` or `created[gte]=5` and its like.
-struct Range {
-    from: i64,
-    to: i64,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Range {
-    fn read(params: &Params, name: &str) -> Result<Self, ApiError> {
-        let Ok(Some(bounds)) = params.nested(name) else {
-            let exact = params.integer(name)?;
-            return Ok(Self { from: exact.unwrap_or(i64::MIN), to: exact.unwrap_or(i64::MAX) });
+    #[test]
+    fn what_was_there_before() {
+        let check = |before: Value, after: Value, expected: Value| {
+            assert_eq!(previous(&before, &after), expected, "{before} {after}");
         };
-        bounds.only(&["gt", "gte", "lt", "lte"])?;
-        let above = bounds.integer("gt")?.map(|bound| bound.saturating_add(1));
-        let below = bounds.integer("lt")?.map(|bound| bound.saturating_sub(1));
-        Ok(Self {
-            from: bounds.integer("gte")?.or(above).unwrap_or(i64::MIN),
-            to: bounds.integer("lte")?.or(below).unwrap_or(i64::MAX),
-        })
-    }
-
-    fn contains(&self, seconds: i64) -> bool {
-        (self.from..=self.to).contains(&seconds)
+        check(json!({ "a": 1, "b": 2 }), json!({ "a": 1, "b": 3 }), json!({ "b": 2 }));
+        check(json!({ "a": { "x": 1, "y": 2 } }), json!({ "a": { "x": 1, "y": 3 } }), {
+            json!({ "a": { "y": 2 } })
+        });
+        check(json!({ "a": [1, 2] }), json!({ "a": [1, 3] }), json!({ "a": [1, 2] }));
+        check(json!({}), json!({ "a": 1 }), json!({ "a": null }));
+        check(json!({ "a": { "x": 1 } }), json!({ "a": null }), json!({ "a": { "x": 1 } }));
+        check(json!({ "a": null }), json!({ "a": { "x": 1 } }), json!({ "a": null }));
+        check(json!({ "a": 1 }), json!({ "a": 1 }), json!({}));
     }
 }

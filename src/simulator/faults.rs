@@ -64,10 +64,12 @@ pub enum FaultKind {
     WebhookDuplicated,
     /// A webhook is delivered late, and so overtaken by others.
     WebhookDelayed,
+    /// A webhook is never delivered nor tried again; its event is listed like any other.
+    WebhookLost,
 }
 
 impl FaultKind {
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::LostBefore,
         Self::LostAfter,
         Self::HangBefore,
@@ -88,6 +90,7 @@ impl FaultKind {
         Self::SummaryLag,
         Self::WebhookDuplicated,
         Self::WebhookDelayed,
+        Self::WebhookLost,
     ];
 
     pub fn name(self) -> &'static str {
@@ -112,12 +115,13 @@ impl FaultKind {
             Self::SummaryLag => "summary_lag",
             Self::WebhookDuplicated => "webhook_duplicated",
             Self::WebhookDelayed => "webhook_delayed",
+            Self::WebhookLost => "webhook_lost",
         }
     }
 
     /// Whether it befalls a webhook, not a call.
     fn is_of_webhooks(self) -> bool {
-        matches!(self, Self::WebhookDuplicated | Self::WebhookDelayed)
+        matches!(self, Self::WebhookDuplicated | Self::WebhookDelayed | Self::WebhookLost)
     }
 }
 
@@ -195,6 +199,8 @@ pub struct FaultPlan {
     pub delay_ms: u64,
     /// How late a delayed webhook is, by the simulator's clock.
     pub webhook_delay_seconds: i64,
+    /// Whether webhooks that are due together go out in an order that the seed decides.
+    pub webhooks_shuffled: bool,
     /// What the thin event says about events that are dropped.
     pub rejection_code: String,
 }
@@ -211,6 +217,7 @@ impl Default for FaultPlan {
             slow_byte_ms: 20,
             delay_ms: 200,
             webhook_delay_seconds: 120,
+            webhooks_shuffled: false,
             rejection_code: "meter_event_customer_not_found".to_owned(),
         }
     }
@@ -323,6 +330,13 @@ impl Faults {
         self.draw("webhook", event_id).filter(|kind| kind.is_of_webhooks())
     }
 
+    /// The place of an attempt to deliver a webhook among others that are due.
+    pub fn place(&self, event_id: &str, attempts: u32) -> u64 {
+        let mut hasher = SipHasher13::new_with_keys(self.plan.seed, u64::from(attempts));
+        hasher.write(event_id.as_bytes());
+        hasher.finish()
+    }
+
     pub fn count(&mut self, kind: FaultKind) {
         *self.injected.entry(kind).or_default() += 1;
     }
@@ -376,8 +390,8 @@ mod tests {
             };
         check("", Ok(0));
         check("lost_after=50, error_503=10", Ok(2));
-        check("all=5", Ok(20));
-        check("all=51", Err("1020 thousandths"));
+        check("all=5", Ok(21));
+        check("all=51", Err("1071 thousandths"));
         check("nothing=5", Err("no fault nothing"));
         check("lost_after", Err("has no chance"));
         check(r#"{"per_mille":{"garbage_200":7},"seed":3}"#, Ok(1));

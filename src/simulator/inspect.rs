@@ -1,10 +1,23 @@
-//! What only tests and the demo may ask: the exact state, the clock, the plan of accidents.
+//! What only tests and the demo may ask: the exact state, the clock, the plan of accidents, usage
+//! that no client sent, and how payments go.
+//!
+//! | call | body |
+//! |---|---|
+//! | `GET /_sim/state` | |
+//! | `POST /_sim/clock` | `now` (RFC 3339) or `advance_seconds` |
+//! | `POST /_sim/faults` | a plan of accidents |
+//! | `POST /_sim/payments` | `fails`, and `customer` unless all are meant |
+//! | `POST /_sim/tax` | `invoice`, `rate_percent` (a text) |
+//! | `POST /_sim/meter_events` | `customer`, `event_name`, `value`, `timestamp`, `identifier` |
+//! | `POST /_sim/meter_events/lose` | `identifier` |
+//! | `POST /_sim/customer_check` | `asynchronous` |
+//! | `POST /_sim/reset` | |
 //!
 //! Invariant: nothing here needs a key or meets an accident. A crash leaves nothing.
 
 use super::params::Params;
 use super::request::{ApiError, SimRequest, SimResponse};
-use super::{Answer, FaultPlan, ReceivedState, Simulator};
+use super::{Answer, CustomerCheck, FaultPlan, ReceivedState, Simulator, payments, tax, usage};
 use crate::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
 use serde_json::{Map, Value, json};
 
@@ -13,6 +26,11 @@ pub fn answer(simulator: &mut Simulator, request: &SimRequest) -> SimResponse {
         ("GET", "/_sim/state") => Ok(state(simulator)),
         ("POST", "/_sim/clock") => move_clock(simulator, request),
         ("POST", "/_sim/faults") => set_faults(simulator, request),
+        ("POST", "/_sim/customer_check") => set_customer_check(simulator, request),
+        ("POST", "/_sim/meter_events") => with(simulator, request, usage::record),
+        ("POST", "/_sim/meter_events/lose") => with(simulator, request, usage::lose),
+        ("POST", "/_sim/payments") => with(simulator, request, payments::told),
+        ("POST", "/_sim/tax") => with(simulator, request, tax::told),
         ("POST", "/_sim/reset") => {
             simulator.reset();
             Ok(json!({}))
@@ -26,6 +44,15 @@ pub fn answer(simulator: &mut Simulator, request: &SimRequest) -> SimResponse {
         Ok(body) => SimResponse::of(200, &body),
         Err(error) => error.response(),
     }
+}
+
+/// Does what the parameters of the request say.
+fn with(
+    simulator: &mut Simulator,
+    request: &SimRequest,
+    act: fn(&mut Simulator, &Params) -> Answer,
+) -> Answer {
+    act(simulator, &Params::of(request)?)
 }
 
 fn state(simulator: &Simulator) -> Value {
@@ -57,10 +84,12 @@ fn state(simulator: &Simulator) -> Value {
             "received": received.len(), "accepted": in_state(ReceivedState::Counted),
             "cancelled": in_state(ReceivedState::Cancelled),
             "dropped": in_state(ReceivedState::Dropped),
+            "lost": in_state(ReceivedState::Lost),
         },
         "repeats": {
             "replayed": simulator.repeats.replayed, "refused": simulator.repeats.refused,
         },
+        "webhooks": { "outstanding": simulator.webhooks_outstanding() },
         "faults_injected": injected,
         "calls": simulator.calls(),
     })
@@ -77,6 +106,18 @@ fn move_clock(simulator: &mut Simulator, request: &SimRequest) -> Answer {
         simulator.advance(seconds.saturating_mul(MICROS_PER_SECOND));
     }
     Ok(json!({ "clock": simulator.now().to_string() }))
+}
+
+fn set_customer_check(simulator: &mut Simulator, request: &SimRequest) -> Answer {
+    let params = Params::of(request)?;
+    params.only(&["asynchronous"])?;
+    let asynchronous = params.boolean("asynchronous")?;
+    simulator.set_customer_check(match asynchronous {
+        Some(true) => CustomerCheck::Asynchronous,
+        Some(false) => CustomerCheck::Synchronous,
+        None => return Err(params.missing("asynchronous")),
+    });
+    Ok(json!({ "asynchronous": asynchronous }))
 }
 
 fn set_faults(simulator: &mut Simulator, request: &SimRequest) -> Answer {

@@ -1,15 +1,19 @@
-//! Invoices of subscription cycles: drafted at the end of a period, finalized an hour later.
+//! Invoices of subscriptions: drafted at the end of a period, finalized an hour later.
 //!
 //! Invariant: usage of the period that was received before finalization is on the invoice; what
-//! comes later is on none. A negative quantity is invoiced as zero. As long as nobody takes the
-//! webhook about the draft, finalization waits, for three days at most. A crash leaves nothing.
+//! comes later is on none, and usage of a trial neither. A negative quantity is invoiced as zero.
+//! As long as nobody takes the webhook about the draft, finalization waits, for three days at most.
+//! An invoice shows its first ten lines; all of them are a list of their own. A crash leaves
+//! nothing.
 
-use super::billing::{Item, Price, Subscription};
-use super::lists::{PAGING, page};
+use super::lists::{PAGING, Range, page, page_of};
 use super::params::Params;
+use super::prices::Price;
 use super::request::ApiError;
+use super::schedule::Task;
+use super::subscriptions::{Item, Subscription};
 use super::summaries::{Interval, aggregate, counted};
-use super::{Answer, Simulator, credit_grants};
+use super::{Answer, Simulator, credit_grants, payments, tax};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
 use serde_json::{Value, json};
@@ -17,204 +21,329 @@ use std::collections::BTreeMap;
 
 const DRAFT_SECONDS: i64 = 3_600;
 const DRAFT_SECONDS_MAX: i64 = 72 * 3_600;
+const LINES_SHOWN_MAX: usize = 10;
+
+/// Why there is an invoice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    Cycle,
+    /// A price was replaced.
+    Update,
+}
+
+/// What a line is about.
+#[derive(Debug, Clone)]
+pub struct Billed {
+    pub item: Item,
+    pub period: Interval,
+    /// Whether nothing is to be paid because the period is a trial.
+    pub trial: bool,
+}
+
+/// An invoice as it is written: everything but its lines, and all of these.
+#[derive(Debug, Clone)]
+pub struct Sheet {
+    pub header: Value,
+    pub lines: Vec<Value>,
+}
+
+impl Sheet {
+    /// With the lines that an invoice itself shows.
+    pub fn shown(&self) -> Value {
+        let mut shown = self.header.clone();
+        let first = self.lines.len().min(LINES_SHOWN_MAX);
+        shown["lines"] = json!({
+            "object": "list", "data": self.lines[..first],
+            "has_more": self.lines.len() > first,
+            "url": format!("/v1/invoices/{}/lines", shown["id"].as_str().unwrap_or_default()),
+        });
+        shown
+    }
+
+    pub fn status(&self) -> &str {
+        self.header["status"].as_str().unwrap_or_default()
+    }
+
+    pub fn amount(&self, name: &str) -> i64 {
+        self.header[name].as_i64().unwrap_or(0)
+    }
+}
 
 #[derive(Debug, Clone)]
-struct Invoice {
-    id: String,
-    subscription: Subscription,
+pub struct Invoice {
+    pub id: String,
+    pub subscription: String,
+    pub customer: String,
+    pub tax_percent: Option<Quantity>,
+    /// The invoice since it was finalized.
+    pub fixed: Option<Sheet>,
+    reason: Reason,
+    billed: Vec<Billed>,
     period: Interval,
-    /// When it will be finalized.
-    due: i64,
+    /// When it will be finalized; none where nobody will unless told to.
+    due: Option<i64>,
     /// The event that told of the draft.
     told: String,
-    /// The invoice as it was finalized.
-    fixed: Option<Value>,
+}
+
+impl Invoice {
+    pub fn status(&self) -> &str {
+        self.fixed.as_ref().map_or("draft", Sheet::status)
+    }
 }
 
 /// Invoices by id; ids ascend with time.
 #[derive(Debug, Default)]
 pub struct Invoices {
     all: BTreeMap<String, Invoice>,
-    /// Nothing is due before this, in seconds; none means that nobody has looked.
-    next: Option<i64>,
 }
 
 impl Invoices {
-    /// Says that something may be due earlier than was thought.
-    pub fn look_again(&mut self) {
-        self.next = None;
+    pub fn get(&self, id: &str) -> Result<&Invoice, ApiError> {
+        self.all.get(id).ok_or_else(|| ApiError::missing("invoice", id))
     }
 }
 
-/// Drafts and finalizes what is due, in the order of time.
-pub fn tick(simulator: &mut Simulator) {
-    let now = simulator.now_seconds();
-    if simulator.invoices.next.is_some_and(|next| now < next) {
+/// Drafts an invoice about these lines; returns its id. One that is drafted while the subscription
+/// is unpaid stays a draft, as the provider keeps it.
+pub fn draft(
+    simulator: &mut Simulator,
+    subscription: &Subscription,
+    billed: Vec<Billed>,
+    reason: Reason,
+    period: Interval,
+) -> String {
+    let id = simulator.next_id("in");
+    let due = (subscription.status() != "unpaid").then_some(period.end + DRAFT_SECONDS);
+    let mut invoice = Invoice {
+        id: id.clone(),
+        subscription: subscription.id.clone(),
+        customer: subscription.customer.clone(),
+        tax_percent: None,
+        fixed: None,
+        reason,
+        billed,
+        period,
+        due,
+        told: String::new(),
+    };
+    let shown = sheet(simulator, &invoice, period.end).shown();
+    invoice.told = simulator.emit("invoice.created", &shown);
+    simulator.invoices.all.insert(id.clone(), invoice);
+    if let Some(due) = due {
+        simulator.schedule.add(due, Task::Finalize(id.clone()));
+    }
+    id
+}
+
+/// Finalizes a draft whose hour has come, or gives it another.
+pub fn finalize_or_wait(simulator: &mut Simulator, id: &str, at: i64) {
+    let Some(invoice) = simulator.invoices.all.get_mut(id) else { return };
+    if invoice.fixed.is_some() || invoice.due != Some(at) {
         return;
     }
-    loop {
-        let end = simulator.billing.next_end().unwrap_or(i64::MAX);
-        let drafts = simulator.invoices.all.values().filter(|invoice| invoice.fixed.is_none());
-        let first = drafts.map(|invoice| (invoice.due, invoice.id.clone())).min();
-        let due = first.as_ref().map_or(i64::MAX, |(due, _)| *due);
-        if end.min(due) > now {
-            simulator.invoices.next = Some(end.min(due));
-            return;
-        }
-        match first {
-            Some((due, id)) if due < end => finalize_or_wait(simulator, &id, due),
-            Some(_) | None => draft(simulator, now),
-        }
-    }
-}
-
-/// Drafts the invoice of the first period that is over.
-fn draft(simulator: &mut Simulator, now: i64) {
-    let Some(subscription) = simulator.billing.end_period(now) else { return };
-    let period = subscription.period();
-    let id = simulator.next_id("in");
-    let due = period.end + DRAFT_SECONDS;
-    let told = String::new();
-    let mut invoice = Invoice { id: id.clone(), subscription, period, due, told, fixed: None };
-    let shown = show(simulator, &invoice, period.end);
-    invoice.told = simulator.emit("invoice.created", &shown);
-    simulator.invoices.all.insert(id, invoice);
-}
-
-fn finalize_or_wait(simulator: &mut Simulator, id: &str, at: i64) {
-    let Some(invoice) = simulator.invoices.all.get_mut(id) else { return };
     let latest = invoice.period.end + DRAFT_SECONDS_MAX;
     if at < latest && !simulator.webhooks.all_delivered(&invoice.told) {
-        invoice.due = latest.min(at + DRAFT_SECONDS);
+        let due = latest.min(at + DRAFT_SECONDS);
+        invoice.due = Some(due);
+        simulator.schedule.add(due, Task::Finalize(id.to_owned()));
         return;
     }
     finalize(simulator, id, at);
+    payments::collect(simulator, id, at, payments::Attempt::Automatic);
 }
 
 fn finalize(simulator: &mut Simulator, id: &str, at: i64) {
     let Some(invoice) = simulator.invoices.all.get(id).cloned() else { return };
-    let mut fixed = show(simulator, &invoice, at);
-    let subtotal = fixed["subtotal"].as_i64().unwrap_or(0);
-    let currency = fixed["currency"].as_str().unwrap_or_default().to_owned();
-    let customer = &invoice.subscription.customer;
-    let applied = credit_grants::apply(simulator, customer, &currency, subtotal, at);
-    let credit: i64 = applied.iter().map(|(_, amount)| *amount).sum();
-    let amounts: Vec<Value> = applied
-        .iter()
-        .map(|(grant, amount)| {
-            json!({ "amount": amount, "type": "credit_balance_transaction", "credit_grant": grant })
-        })
-        .collect();
-    fixed["total_pretax_credit_amounts"] = amounts.into();
-    for field in ["total", "total_excluding_tax", "amount_due"] {
-        fixed[field] = (subtotal - credit).into();
-    }
-    fixed["status"] = "open".into();
-    fixed["automatically_finalizes_at"] = Value::Null;
-    fixed["status_transitions"]["finalized_at"] = at.into();
+    let draft = sheet(simulator, &invoice, at);
+    let before = draft.shown();
+    let mut fixed = draft;
+    apply_credit(simulator, &invoice.customer, &mut fixed, at);
+    tax::total(&mut fixed, invoice.tax_percent);
+    let header = &mut fixed.header;
+    header["status"] = "open".into();
+    header["automatically_finalizes_at"] = Value::Null;
+    header["next_payment_attempt"] = Value::Null;
+    header["status_transitions"]["finalized_at"] = at.into();
+    let after = fixed.shown();
     if let Some(invoice) = simulator.invoices.all.get_mut(id) {
-        invoice.fixed = Some(fixed.clone());
+        invoice.fixed = Some(fixed);
     }
-    simulator.emit("invoice.finalized", &fixed);
+    simulator.emit_change("invoice.updated", &before, &after);
+    simulator.emit("invoice.finalized", &after);
 }
 
-pub fn finalize_now(simulator: &mut Simulator, id: &str) -> Answer {
-    if find(simulator, id)?.fixed.is_some() {
+/// Pays lines from credit, the first line first.
+fn apply_credit(simulator: &mut Simulator, customer: &str, sheet: &mut Sheet, at: i64) {
+    let currency = sheet.header["currency"].as_str().unwrap_or_default().to_owned();
+    let mut totals: Vec<(String, i64)> = Vec::new();
+    let shown = |(grant, amount): &(String, i64)| json!({ "amount": amount, "type": "credit_balance_transaction", "credit_grant": grant });
+    for line in &mut sheet.lines {
+        let amount = line["amount"].as_i64().unwrap_or(0);
+        let paid = credit_grants::apply(simulator, customer, &currency, amount, at);
+        line["pretax_credit_amounts"] = paid.iter().map(shown).collect();
+        for (grant, amount) in paid {
+            match totals.iter_mut().find(|(known, _)| *known == grant) {
+                Some((_, total)) => *total += amount,
+                None => totals.push((grant, amount)),
+            }
+        }
+    }
+    sheet.header["total_pretax_credit_amounts"] = totals.iter().map(shown).collect();
+}
+
+pub fn finalize_now(simulator: &mut Simulator, id: &str, params: &Params) -> Answer {
+    params.only(&["auto_advance"])?;
+    let automatic = params.boolean("auto_advance")?.unwrap_or(true);
+    finalize_draft(simulator, id)?;
+    if automatic {
+        let now = simulator.now_seconds();
+        payments::collect(simulator, id, now, payments::Attempt::Automatic);
+    } else {
+        change(simulator, id, |sheet| sheet.header["auto_advance"] = false.into());
+    }
+    retrieve(simulator, id)
+}
+
+/// Finalizes a draft before its time.
+pub fn finalize_draft(simulator: &mut Simulator, id: &str) -> Result<(), ApiError> {
+    if simulator.invoices.get(id)?.fixed.is_some() {
         return Err(ApiError::refused("This invoice is already finalized."));
     }
     let now = simulator.now_seconds();
     finalize(simulator, id, now);
-    retrieve(simulator, id)
+    Ok(())
+}
+
+/// Changes an invoice that was finalized, and tells; returns it as it is then.
+pub fn change(simulator: &mut Simulator, id: &str, edit: impl FnOnce(&mut Sheet)) -> Value {
+    let invoice = simulator.invoices.all.get_mut(id);
+    let Some(sheet) = invoice.and_then(|invoice| invoice.fixed.as_mut()) else {
+        return Value::Null;
+    };
+    let before = sheet.shown();
+    edit(sheet);
+    let after = sheet.shown();
+    simulator.emit_change("invoice.updated", &before, &after);
+    after
+}
+
+/// Says at which rate an invoice is taxed, and tells.
+pub fn set_tax(simulator: &mut Simulator, id: &str, percent: Quantity) -> Answer {
+    let now = simulator.now_seconds();
+    let before = simulator.invoices.get(id)?.clone();
+    let mut after = before.clone();
+    after.tax_percent = Some(percent);
+    if let Some(fixed) = &mut after.fixed {
+        tax::total(fixed, Some(percent));
+    }
+    let shown = sheet(simulator, &after, now).shown();
+    simulator.emit_change("invoice.updated", &sheet(simulator, &before, now).shown(), &shown);
+    simulator.invoices.all.insert(id.to_owned(), after);
+    Ok(shown)
 }
 
 pub fn retrieve(simulator: &Simulator, id: &str) -> Answer {
-    let invoice = find(simulator, id)?;
-    Ok(show(simulator, invoice, simulator.now_seconds()))
+    let invoice = simulator.invoices.get(id)?;
+    Ok(sheet(simulator, invoice, simulator.now_seconds()).shown())
 }
 
-fn find<'s>(simulator: &'s Simulator, id: &str) -> Result<&'s Invoice, ApiError> {
-    simulator.invoices.all.get(id).ok_or_else(|| ApiError::missing("invoice", id))
+pub fn lines(simulator: &Simulator, id: &str, params: &Params) -> Answer {
+    params.only(&PAGING)?;
+    let invoice = simulator.invoices.get(id)?;
+    let sheet = sheet(simulator, invoice, simulator.now_seconds());
+    page(&sheet.lines, params, &format!("/v1/invoices/{id}/lines"))
 }
 
 pub fn list(simulator: &Simulator, params: &Params) -> Answer {
-    params.only(&[&PAGING[..], &["customer", "subscription", "status"]].concat())?;
+    params.only(&[&PAGING[..], &["customer", "subscription", "status", "created"]].concat())?;
     let customer = params.text("customer", usize::MAX)?;
     let subscription = params.text("subscription", usize::MAX)?;
-    let status = params.choice("status", &["draft", "open", "paid", "void"])?;
+    let created = Range::read(params, "created")?;
+    let status = params.choice("status", &["draft", "open", "paid", "uncollectible", "void"])?;
     let wanted = |invoice: &&Invoice| {
-        customer.as_ref().is_none_or(|customer| invoice.subscription.customer == *customer)
-            && subscription.as_ref().is_none_or(|id| invoice.subscription.id == *id)
+        created.contains(invoice.period.end)
+            && customer.as_ref().is_none_or(|customer| invoice.customer == *customer)
+            && subscription.as_ref().is_none_or(|id| invoice.subscription == *id)
+            && status.as_ref().is_none_or(|status| invoice.status() == status)
     };
     let now = simulator.now_seconds();
-    let all = simulator.invoices.all.values().rev().filter(wanted);
-    let shown = all.map(|invoice| show(simulator, invoice, now));
-    let of_status =
-        |shown: &Value| status.as_ref().is_none_or(|status| shown["status"] == status.as_str());
-    page(shown.filter(of_status).collect(), params, "/v1/invoices")
+    let found: Vec<&Invoice> = simulator.invoices.all.values().rev().filter(wanted).collect();
+    let show = |invoice: &&Invoice| sheet(simulator, invoice, now).shown();
+    page_of(&found, |invoice| &invoice.id, show, params, "/v1/invoices")
 }
 
 /// The invoice with the usage that was received until then, unless it was finalized before.
-fn show(simulator: &Simulator, invoice: &Invoice, until: i64) -> Value {
+fn sheet(simulator: &Simulator, invoice: &Invoice, until: i64) -> Sheet {
     if let Some(fixed) = &invoice.fixed {
         return fixed.clone();
     }
-    let subscription = &invoice.subscription;
     let mut lines = Vec::new();
-    let mut subtotal = 0;
-    for (number, item) in subscription.items.iter().enumerate() {
-        let quantity = usage(simulator, invoice, item, until);
-        let amount = price_of(&item.price, quantity);
-        subtotal += amount;
-        let mut shown = line(invoice, item, quantity, amount);
+    for (number, billed) in invoice.billed.iter().enumerate() {
+        let quantity = usage(simulator, invoice, billed, until);
+        let mut shown = line(invoice, billed, quantity);
         shown["id"] = format!("il_{}_{number}", invoice.id).into();
         lines.push(shown);
     }
-    let currency = subscription.items.first().map(|item| item.price.currency.clone());
-    json!({
+    let currency = invoice.billed.first().map(|billed| billed.item.price.currency.clone());
+    let reason = match invoice.reason {
+        Reason::Cycle => "subscription_cycle",
+        Reason::Update => "subscription_update",
+    };
+    let header = json!({
         "id": invoice.id, "object": "invoice", "status": "draft", "livemode": false,
-        "billing_reason": "subscription_cycle", "customer": subscription.customer,
+        "billing_reason": reason, "customer": invoice.customer,
         "created": invoice.period.end, "automatically_finalizes_at": invoice.due,
-        "auto_advance": true, "collection_method": "charge_automatically", "currency": currency,
+        "auto_advance": invoice.due.is_some(), "collection_method": "charge_automatically",
+        "currency": currency, "attempted": false, "attempt_count": 0, "amount_paid": 0,
+        "next_payment_attempt": invoice.due,
         "period_start": invoice.period.start, "period_end": invoice.period.end,
-        "subtotal": subtotal, "subtotal_excluding_tax": subtotal, "total": subtotal,
-        "total_excluding_tax": subtotal, "amount_due": subtotal, "total_taxes": [],
         "total_pretax_credit_amounts": [], "metadata": {},
-        "status_transitions": { "finalized_at": null },
+        "status_transitions": {
+            "finalized_at": null, "paid_at": null, "voided_at": null,
+            "marked_uncollectible_at": null,
+        },
         "parent": {
             "type": "subscription_details",
-            "subscription_details": { "subscription": subscription.id, "metadata": {} },
+            "subscription_details": { "subscription": invoice.subscription, "metadata": {} },
         },
-        "lines": {
-            "object": "list", "data": lines, "has_more": false,
-            "url": format!("/v1/invoices/{}/lines", invoice.id),
-        },
-    })
+    });
+    let mut sheet = Sheet { header, lines };
+    tax::total(&mut sheet, invoice.tax_percent);
+    sheet
 }
 
-fn usage(simulator: &Simulator, invoice: &Invoice, item: &Item, until: i64) -> Quantity {
-    let Ok(meter) = simulator.meters.get(&item.price.meter) else { return Quantity::ZERO };
-    let customer = &invoice.subscription.customer;
+fn usage(simulator: &Simulator, invoice: &Invoice, billed: &Billed, until: i64) -> Quantity {
+    if billed.trial {
+        return Quantity::ZERO;
+    }
+    let Ok(meter) = simulator.meters.get(&billed.item.price.meter) else { return Quantity::ZERO };
+    let customer = &invoice.customer;
     // The whole last second counts.
     let until = Timestamp::from_micros(until.saturating_add(1).saturating_mul(MICROS_PER_SECOND));
-    let events = counted(&simulator.meter_events, meter, customer, invoice.period, until);
+    let events = counted(&simulator.meter_events, meter, customer, billed.period, until);
     aggregate(meter.formula, &events).max(Quantity::ZERO)
 }
 
-fn line(invoice: &Invoice, item: &Item, quantity: Quantity, amount: i64) -> Value {
+fn line(invoice: &Invoice, billed: &Billed, quantity: Quantity) -> Value {
+    let price = &billed.item.price;
+    let amount = price_of(price, quantity);
     let whole = i64::try_from(quantity.units() / Quantity::ONE.units()).unwrap_or(i64::MAX);
+    let description = if billed.trial { "Trial period" } else { "Usage" };
     json!({
-        "object": "line_item", "amount": amount, "subtotal": amount,
-        "currency": item.price.currency, "discounts": [], "livemode": false, "metadata": {},
+        "object": "line_item", "amount": amount, "subtotal": amount, "invoice": invoice.id,
+        "currency": price.currency, "description": description, "discounts": [],
+        "livemode": false, "metadata": {},
         "quantity": whole, "quantity_decimal": quantity.to_string(),
-        "period": { "start": invoice.period.start, "end": invoice.period.end },
+        "period": { "start": billed.period.start, "end": billed.period.end },
         "pricing": {
-            "type": "price_details", "unit_amount_decimal": item.price.unit_amount.to_string(),
-            "price_details": { "price": item.price.id, "product": item.price.product },
+            "type": "price_details", "unit_amount_decimal": price.unit_amount.to_string(),
+            "price_details": { "price": price.id, "product": price.product },
         },
         "parent": {
             "type": "subscription_item_details",
             "subscription_item_details": {
-                "subscription": invoice.subscription.id, "subscription_item": item.id,
+                "subscription": invoice.subscription, "subscription_item": billed.item.id,
             },
         },
         "pretax_credit_amounts": [], "taxes": [],

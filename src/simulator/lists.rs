@@ -1,8 +1,10 @@
-//! Lists as the provider pages them.
+//! Lists as the provider pages them, and the filter by time that several of them take.
 //!
-//! Invariant: pages of one list, followed by `starting_after`, give each row once. A crash leaves
-//! nothing.
+//! Invariant: pages of one list, followed by `starting_after`, give each row once. Only the rows of
+//! the page that was asked for are written out, so that a long list can be read page by page. A
+//! crash leaves nothing.
 
+use super::Answer;
 use super::params::Params;
 use super::request::ApiError;
 use serde_json::{Value, json};
@@ -14,10 +16,26 @@ const LIMIT_MAX: i64 = 100;
 pub const PAGING: [&str; 3] = ["limit", "starting_after", "ending_before"];
 
 /// The page of these rows that was asked for.
-pub fn page(rows: Vec<Value>, params: &Params, url: &str) -> Result<Value, ApiError> {
+pub fn page(rows: &[Value], params: &Params, url: &str) -> Answer {
+    page_of(rows, |row| row["id"].as_str().unwrap_or_default(), Value::clone, params, url)
+}
+
+/// The same of rows that are written out only when they are on the page.
+pub fn page_of<T>(
+    rows: &[T],
+    id: impl Fn(&T) -> &str,
+    show: impl Fn(&T) -> Value,
+    params: &Params,
+    url: &str,
+) -> Answer {
     let limit = limit(params)?;
-    let after = cursor(&rows, params, "starting_after")?;
-    let before = cursor(&rows, params, "ending_before")?;
+    let cursor = |name: &str| -> Result<Option<usize>, ApiError> {
+        let Some(wanted) = params.text(name, usize::MAX)? else { return Ok(None) };
+        let place = rows.iter().position(|row| id(row) == wanted);
+        let missing = || ApiError::parameter(name, format!("No such object: '{wanted}'"));
+        place.map(Some).ok_or_else(|| missing().with_code("resource_missing"))
+    };
+    let (after, before) = (cursor("starting_after")?, cursor("ending_before")?);
     let (first, last) = match (after, before) {
         (Some(_), Some(_)) => {
             let message = "You cannot parameterize both starting_after and ending_before.";
@@ -28,7 +46,7 @@ pub fn page(rows: Vec<Value>, params: &Params, url: &str) -> Result<Value, ApiEr
         (None, None) => (0, rows.len().min(limit)),
     };
     let has_more = if before.is_some() { first > 0 } else { last < rows.len() };
-    let data: Vec<Value> = rows.into_iter().skip(first).take(last - first).collect();
+    let data: Vec<Value> = rows[first..last].iter().map(show).collect();
     Ok(json!({ "object": "list", "data": data, "has_more": has_more, "url": url }))
 }
 
@@ -44,9 +62,42 @@ fn limit(params: &Params) -> Result<usize, ApiError> {
     usize::try_from(limit).map_err(|_| out_of_range())
 }
 
-fn cursor(rows: &[Value], params: &Params, name: &str) -> Result<Option<usize>, ApiError> {
-    let Some(id) = params.text(name, usize::MAX)? else { return Ok(None) };
-    let place = rows.iter().position(|row| row["id"] == id.as_str());
-    let missing = || ApiError::parameter(name, format!("No such object: '{id}'"));
-    place.map(Some).ok_or_else(|| missing().with_code("resource_missing"))
+/// `created=5` or `created[gte]=5` and its like; whatever unit the reader gives.
+#[derive(Debug, Clone, Copy)]
+pub struct Range {
+    from: i64,
+    to: i64,
+}
+
+impl Range {
+    /// A range of whole seconds.
+    pub fn read(params: &Params, name: &str) -> Result<Self, ApiError> {
+        let Ok(Some(bounds)) = params.nested(name) else {
+            let exact = params.integer(name)?;
+            return Ok(Self { from: exact.unwrap_or(i64::MIN), to: exact.unwrap_or(i64::MAX) });
+        };
+        Self::of_bounds(&bounds, Params::integer)
+    }
+
+    /// A range whose bounds are read in this way; all that are given hold.
+    pub fn of_bounds(
+        bounds: &Params,
+        read: impl Fn(&Params, &str) -> Result<Option<i64>, ApiError>,
+    ) -> Result<Self, ApiError> {
+        bounds.only(&["gt", "gte", "lt", "lte"])?;
+        let above = read(bounds, "gt")?.map_or(i64::MIN, |bound| bound.saturating_add(1));
+        let below = read(bounds, "lt")?.map_or(i64::MAX, |bound| bound.saturating_sub(1));
+        Ok(Self {
+            from: read(bounds, "gte")?.unwrap_or(i64::MIN).max(above),
+            to: read(bounds, "lte")?.unwrap_or(i64::MAX).min(below),
+        })
+    }
+
+    pub fn all() -> Self {
+        Self { from: i64::MIN, to: i64::MAX }
+    }
+
+    pub fn contains(&self, time: i64) -> bool {
+        (self.from..=self.to).contains(&time)
+    }
 }

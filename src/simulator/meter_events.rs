@@ -34,6 +34,18 @@ pub enum ReceivedState {
     Cancelled,
     /// Answered with success, then dropped and reported.
     Dropped,
+    /// Counted once, then gone without a word.
+    Lost,
+}
+
+/// When it is said that there is no such customer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CustomerCheck {
+    /// In the answer.
+    #[default]
+    Synchronous,
+    /// The answer is a success; a thin event tells later.
+    Asynchronous,
 }
 
 /// An event as it was received.
@@ -89,7 +101,13 @@ impl MeterEvents {
         (now < forgotten).then_some(*position)
     }
 
-    fn push(&mut self, event: ReceivedEvent) {
+    /// The event that was received last under this identifier.
+    pub fn latest(&mut self, identifier: &str) -> Option<&mut ReceivedEvent> {
+        let (_, position) = self.identifiers.get(identifier)?;
+        self.all.get_mut(*position)
+    }
+
+    pub fn push(&mut self, event: ReceivedEvent) {
         let position = self.all.len();
         let series = (event.customer.clone(), event.event_name.clone());
         self.by_series.entry(series).or_default().insert((event.timestamp, position));
@@ -186,20 +204,30 @@ fn timestamp_v2(params: &Params) -> Result<Option<i64>, ApiError> {
 
 /// Validates at once, then records.
 fn take(simulator: &mut Simulator, submission: Submission) -> Result<ReceivedEvent, ApiError> {
-    let mut event = judge(simulator, &submission).map_err(Flaw::refuse)?;
+    let (mut event, flaw) = match judge(simulator, &submission).map_err(Flaw::refuse)? {
+        Judged::Counts(event) => (event, None),
+        Judged::NoCustomer(event, flaw) => match simulator.options.customer_check {
+            CustomerCheck::Synchronous => return Err(flaw.refuse()),
+            CustomerCheck::Asynchronous => (event, Some(flaw)),
+        },
+    };
     if simulator.meter_events.taken(&event.identifier, event.received).is_some() {
         simulator.repeats.refused += 1;
         let message = format!("An event already exists with identifier {}.", event.identifier);
         return Err(ApiError::refused(message).with_header("stripe-should-retry", "false"));
     }
-    if simulator.take_fault(FaultKind::AsyncRejection) {
-        event.state = ReceivedState::Dropped;
+    let dropped = if let Some(flaw) = flaw {
+        Some((flaw.code.to_owned(), flaw.message))
+    } else if simulator.take_fault(FaultKind::AsyncRejection) {
         let code = simulator.faults.plan().rejection_code.clone();
-        let failed = Failed {
-            identifier: event.identifier.clone(),
-            message: format!("The event was dropped while it was processed: {code}."),
-            code,
-        };
+        let message = format!("The event was dropped while it was processed: {code}.");
+        Some((code, message))
+    } else {
+        None
+    };
+    if let Some((code, message)) = dropped {
+        event.state = ReceivedState::Dropped;
+        let failed = Failed { identifier: event.identifier.clone(), message, code };
         let meter = simulator.meters.named(&event.event_name).map(|meter| meter.id.clone());
         report(simulator, meter, &[failed]);
     }
@@ -207,25 +235,27 @@ fn take(simulator: &mut Simulator, submission: Submission) -> Result<ReceivedEve
     Ok(event)
 }
 
+enum Judged {
+    Counts(ReceivedEvent),
+    /// Nothing else is wrong with it.
+    NoCustomer(ReceivedEvent, Flaw),
+}
+
 /// What the event would be recorded as.
-fn judge(simulator: &mut Simulator, submission: &Submission) -> Result<ReceivedEvent, Flaw> {
+fn judge(simulator: &mut Simulator, submission: &Submission) -> Result<Judged, Flaw> {
     let now = simulator.now();
     let meter = find_meter(simulator, &submission.event_name)?;
     let customer = submission.payload(&meter.customer_key).ok_or_else(|| {
         let message = format!("The payload has no {}.", meter.customer_key);
         Flaw::new("meter_event_no_customer_defined", "payload", message)
     })?;
-    if !simulator.customers.is_live(customer) {
-        let message = format!("No such customer: '{customer}'");
-        return Err(Flaw::new("meter_event_customer_not_found", "payload", message));
-    }
     let value = read_value(&meter, submission)?;
     let timestamp = check_timestamp(submission.timestamp, now)?;
     let identifier = match &submission.identifier {
         Some(identifier) => identifier.clone(),
         None => simulator.next_id("identifier"),
     };
-    Ok(ReceivedEvent {
+    let event = ReceivedEvent {
         identifier,
         event_name: submission.event_name.clone(),
         customer: customer.to_owned(),
@@ -233,7 +263,13 @@ fn judge(simulator: &mut Simulator, submission: &Submission) -> Result<ReceivedE
         timestamp,
         received: now,
         state: ReceivedState::Counted,
-    })
+    };
+    if simulator.customers.is_live(customer) {
+        return Ok(Judged::Counts(event));
+    }
+    let message = format!("No such customer: '{customer}'");
+    let flaw = Flaw::new("meter_event_customer_not_found", "payload", message);
+    Ok(Judged::NoCustomer(event, flaw))
 }
 
 fn find_meter(simulator: &Simulator, event_name: &str) -> Result<Meter, Flaw> {
@@ -339,13 +375,13 @@ pub fn create_stream(simulator: &mut Simulator, params: &Params) -> Answer {
     let mut failures: BTreeMap<Option<String>, Vec<Failed>> = BTreeMap::new();
     for submission in submissions {
         match judge(simulator, &submission) {
-            Ok(event) => {
+            Ok(Judged::Counts(event)) => {
                 let known = simulator.meter_events.taken(&event.identifier, event.received);
                 if known.is_none() {
                     simulator.meter_events.push(event);
                 }
             }
-            Err(flaw) => {
+            Ok(Judged::NoCustomer(_, flaw)) | Err(flaw) => {
                 let meter = simulator.meters.named(&submission.event_name);
                 let failed = Failed {
                     identifier: submission.identifier.unwrap_or_default(),
@@ -431,9 +467,7 @@ fn adjust(simulator: &mut Simulator, params: &Params) -> Answer {
     let identifier = cancel.required_text("identifier", NAME_CHARACTERS_MAX)?;
     find_meter(simulator, &event_name).map_err(Flaw::refuse)?;
     let now = simulator.now();
-    let events = &mut simulator.meter_events;
-    let known = events.identifiers.get(&identifier).map(|(_, position)| *position);
-    let event = known.and_then(|position| events.all.get_mut(position));
+    let event = simulator.meter_events.latest(&identifier);
     let Some(event) = event.filter(|event| event.event_name == event_name) else {
         let message = format!("No event was found with identifier {identifier}.");
         return Err(ApiError::refused(message).with_param("cancel[identifier]"));

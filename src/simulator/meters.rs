@@ -3,7 +3,7 @@
 //! Invariant: an event name belongs to one meter for good; only the display name of a meter
 //! changes. A crash leaves nothing.
 
-use super::lists::{PAGING, page};
+use super::lists::{PAGING, page_of};
 use super::params::Params;
 use super::request::ApiError;
 use super::{Answer, Simulator};
@@ -205,13 +205,20 @@ pub fn list(simulator: &Simulator, params: &Params) -> Answer {
     let wanted = |meter: &&Meter| {
         status.as_deref().is_none_or(|status| meter.is_active() == (status == "active"))
     };
-    let rows = simulator.meters.all().rev().filter(wanted).map(Meter::to_json).collect();
-    page(rows, params, "/v1/billing/meters")
+    let rows: Vec<&Meter> = simulator.meters.all().rev().filter(wanted).collect();
+    page_of(&rows, |meter| &meter.id, |meter| meter.to_json(), params, "/v1/billing/meters")
 }
 
 fn store(simulator: &mut Simulator, meter: Meter, event: &str) -> Value {
     let json = meter.to_json();
-    simulator.meters.all.insert(meter.id.clone(), meter);
-    simulator.emit(event, &json);
+    let before = simulator.meters.all.insert(meter.id.clone(), meter);
+    match before {
+        Some(before) if event.ends_with(".updated") => {
+            simulator.emit_change(event, &before.to_json(), &json);
+        }
+        Some(_) | None => {
+            simulator.emit(event, &json);
+        }
+    }
     json
 }

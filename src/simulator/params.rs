@@ -176,17 +176,18 @@ impl Params {
         Ok(objects)
     }
 
-    /// The texts of a list.
+    /// The texts of a list; one text alone is a list of one.
     pub fn texts(&self, name: &str) -> Result<Vec<String>, ApiError> {
         match self.values.get(name) {
             None | Some(Value::Null) => Ok(Vec::new()),
+            Some(Value::String(text)) => Ok(vec![text.clone()]),
             Some(Value::Array(items)) => items
                 .iter()
                 .map(|item| {
                     item.as_str().map(str::to_owned).ok_or_else(|| self.invalid(name, "array"))
                 })
                 .collect(),
-            Some(Value::String(_) | Value::Bool(_) | Value::Number(_) | Value::Object(_)) => {
+            Some(Value::Bool(_) | Value::Number(_) | Value::Object(_)) => {
                 Err(self.invalid(name, "array"))
             }
         }
@@ -208,8 +209,22 @@ impl Params {
         Value::Object(self.values.clone()).to_string()
     }
 
+    /// Names and values as a query spells them.
+    pub fn pairs(&self) -> Vec<(String, String)> {
+        let mut pairs = Vec::new();
+        for (name, value) in &self.values {
+            spell(name, value, &mut pairs);
+        }
+        pairs
+    }
+
     pub fn into_value(self) -> Value {
         Value::Object(self.values)
+    }
+
+    /// Whether it was named at all, if only to say that there is nothing.
+    pub fn is_given(&self, name: &str) -> bool {
+        self.values.contains_key(name)
     }
 
     pub fn missing(&self, name: &str) -> ApiError {
@@ -228,7 +243,27 @@ impl Params {
     }
 }
 
-/// Puts a value where `a[b][c]` says. A list without numbers, `a[]`, gets the next number.
+/// A value under its name, and those inside it under names like `a[b]`.
+fn spell(name: &str, value: &Value, pairs: &mut Vec<(String, String)>) {
+    match value {
+        Value::Null => {}
+        Value::String(text) => pairs.push((name.to_owned(), text.clone())),
+        Value::Bool(_) | Value::Number(_) => pairs.push((name.to_owned(), value.to_string())),
+        Value::Array(items) => {
+            for (place, item) in items.iter().enumerate() {
+                spell(&format!("{name}[{place}]"), item, pairs);
+            }
+        }
+        Value::Object(object) => {
+            for (key, item) in object {
+                spell(&format!("{name}[{key}]"), item, pairs);
+            }
+        }
+    }
+}
+
+/// Puts a value where `a[b][c]` says. A list without numbers, `a[]`, gets the next number, and so
+/// does a name that is said again, which is how version 2 spells lists.
 fn insert(root: &mut Value, name: &str, value: String) {
     let (first, rest) = match name.split_once('[') {
         Some((first, rest)) => (first, rest.strip_suffix(']').unwrap_or(rest)),
@@ -247,7 +282,16 @@ fn insert(root: &mut Value, name: &str, value: String) {
         let key = if key.is_empty() { object.len().to_string() } else { key.to_owned() };
         place = object.entry(key).or_insert(Value::Null);
     }
-    *place = Value::String(value);
+    match place {
+        Value::String(first) => {
+            let first = std::mem::take(first);
+            *place = Value::Array(vec![first.into(), value.into()]);
+        }
+        Value::Array(items) => items.push(value.into()),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
+            *place = Value::String(value);
+        }
+    }
 }
 
 /// Objects whose keys are all numbers are lists.
@@ -303,6 +347,7 @@ mod tests {
             json!({ "p": { "value": "12.5", "customer": "c" } }),
         );
         check("t[]=a&t[]=b", json!({ "t": ["a", "b"] }));
+        check("t=a&t=b&t=c", json!({ "t": ["a", "b", "c"] }));
         check("i[1][p]=b&i[0][p]=a", json!({ "i": [{ "p": "a" }, { "p": "b" }] }));
         check("a=%zz&b", json!({ "a": "%zz", "b": "" }));
         check("a=1&a[b]=2", json!({ "a": { "b": "2" } }));

@@ -78,6 +78,15 @@ impl SimRequest {
         self.header("authorization")?.strip_prefix("Bearer ").map(str::trim)
     }
 
+    /// The API key: of the Authorization header, or the user name that stands there as `Basic`.
+    pub fn api_key(&self) -> Option<String> {
+        let Some(basic) = self.header("authorization")?.strip_prefix("Basic ") else {
+            return self.bearer().map(str::to_owned);
+        };
+        let text = String::from_utf8(from_base64(basic.trim())?).ok()?;
+        Some(text.split_once(':').map_or(text.as_str(), |(key, _)| key).to_owned())
+    }
+
     pub fn is_v2(&self) -> bool {
         self.path.starts_with("/v2/")
     }
@@ -231,8 +240,26 @@ impl ApiError {
     }
 }
 
+/// Bytes from the usual alphabet of 64 characters, with or without padding.
+fn from_base64(text: &str) -> Option<Vec<u8>> {
+    const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut bytes = Vec::with_capacity(text.len());
+    let (mut bits, mut held) = (0u32, 0u32);
+    for character in text.trim_end_matches('=').bytes() {
+        let place = ALPHABET.iter().position(|known| *known == character)?;
+        bits = (bits << 6) | u32::try_from(place).ok()?;
+        held += 6;
+        if held >= 8 {
+            held -= 8;
+            bytes.push(u8::try_from((bits >> held) & 0xff).ok()?);
+            bits &= (1 << held) - 1;
+        }
+    }
+    Some(bytes)
+}
+
 /// Percent-encodes all but what is certain to be safe.
-fn encode(text: &str) -> String {
+pub fn encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-_.~[]".contains(&byte) {

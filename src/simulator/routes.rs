@@ -7,8 +7,8 @@ use super::faults::Subject;
 use super::params::Params;
 use super::request::{ApiError, SimRequest};
 use super::{
-    Answer, Simulator, billing, credit_grants, customers, events, invoices, meter_events, meters,
-    summaries, webhooks,
+    Answer, Simulator, credit_grants, customers, events, invoices, meter_events, meters, payments,
+    prices, subscriptions, summaries, webhooks,
 };
 use serde_json::Value;
 
@@ -95,6 +95,7 @@ fn route_billing(
         ("POST", ["credit_grants"]) => credit_grants::create(simulator, params),
         ("GET", ["credit_grants"]) => credit_grants::list(simulator, params),
         ("GET", ["credit_grants", id]) => credit_grants::retrieve(simulator, id),
+        ("POST", ["credit_grants", id]) => credit_grants::update(simulator, id, params),
         ("POST", ["credit_grants", id, "expire"]) => credit_grants::expire(simulator, id),
         ("POST", ["credit_grants", id, "void"]) => credit_grants::void(simulator, id),
         _ => return None,
@@ -113,16 +114,23 @@ fn route_v1(
         ("GET", ["customers", id]) => customers::retrieve(simulator, id),
         ("POST", ["customers", id]) => customers::update(simulator, id, params),
         ("DELETE", ["customers", id]) => customers::delete(simulator, id),
-        ("POST", ["prices"]) => billing::create_price(simulator, params),
-        ("GET", ["prices", id]) => billing::retrieve_price(simulator, id),
-        ("POST", ["subscriptions"]) => billing::create(simulator, params),
-        ("GET", ["subscriptions"]) => billing::list(simulator, params),
-        ("GET", ["subscriptions", id]) => billing::retrieve(simulator, id),
-        ("POST", ["subscriptions", id]) => billing::update(simulator, id, params),
-        ("DELETE", ["subscriptions", id]) => billing::cancel(simulator, id),
+        ("POST", ["prices"]) => prices::create(simulator, params),
+        ("GET", ["prices"]) => prices::list(simulator, params),
+        ("GET", ["prices", id]) => prices::retrieve(simulator, id),
+        ("POST", ["subscriptions"]) => subscriptions::create(simulator, params),
+        ("GET", ["subscriptions"]) => subscriptions::list(simulator, params),
+        ("GET", ["subscriptions", id]) => subscriptions::retrieve(simulator, id),
+        ("POST", ["subscriptions", id]) => subscriptions::update(simulator, id, params),
+        ("DELETE", ["subscriptions", id]) => subscriptions::cancel(simulator, id),
         ("GET", ["invoices"]) => invoices::list(simulator, params),
         ("GET", ["invoices", id]) => invoices::retrieve(simulator, id),
-        ("POST", ["invoices", id, "finalize"]) => invoices::finalize_now(simulator, id),
+        ("GET", ["invoices", id, "lines"]) => invoices::lines(simulator, id, params),
+        ("POST", ["invoices", id, "finalize"]) => invoices::finalize_now(simulator, id, params),
+        ("POST", ["invoices", id, "pay"]) => payments::pay(simulator, id, params),
+        ("POST", ["invoices", id, "void"]) => payments::void(simulator, id),
+        ("POST", ["invoices", id, "mark_uncollectible"]) => {
+            payments::mark_uncollectible(simulator, id)
+        }
         ("GET", ["events"]) => events::list_snapshots(simulator, params),
         ("GET", ["events", id]) => events::retrieve_snapshot(simulator, id),
         ("POST", ["webhook_endpoints"]) => webhooks::create_endpoint(simulator, params),

@@ -25,6 +25,8 @@ const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
 const TICK: Duration = Duration::from_millis(20);
 /// Time between half an answer and the end of its connection, so that the half is sent.
 const HALF_PAUSE: Duration = Duration::from_millis(20);
+/// Webhooks on their way at once, so that ten thousand that are due need no ten thousand sockets.
+const WEBHOOKS_UNDER_WAY_MAX: usize = 128;
 const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(10);
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
@@ -130,7 +132,7 @@ fn lock(simulator: &Shared) -> MutexGuard<'_, Simulator> {
 fn due(simulator: &Shared) -> Vec<super::Outgoing> {
     let mut simulator = lock(simulator);
     simulator.tick();
-    simulator.due_webhooks()
+    simulator.due_webhooks_max(WEBHOOKS_UNDER_WAY_MAX)
 }
 
 /// A webhook on its way. However that ends, also by an outage of the simulator, the result is told.

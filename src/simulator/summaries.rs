@@ -62,7 +62,7 @@ pub fn list(simulator: &mut Simulator, meter_id: &str, params: &Params) -> Answe
             "aggregated_value": double(total), "start_time": place, "end_time": place + group,
         }));
     }
-    page(rows, params, &format!("/v1/billing/meters/{meter_id}/event_summaries"))
+    page(&rows, params, &format!("/v1/billing/meters/{meter_id}/event_summaries"))
 }
 
 fn check_alignment(start: i64, end: i64, step: i64, unit: &str) -> Result<(), ApiError> {

@@ -1,8 +1,9 @@
 //! Webhooks: who wants which events, what is due, and its signature.
 //!
 //! Invariant: a delivery is tried until it is answered with 2xx or three days are over by the
-//! simulator's clock, with growing pauses, and signed anew each time. Sending is the shell's work;
-//! here is only what is due. A crash leaves nothing.
+//! simulator's clock, with growing pauses, and signed anew each time; one that an accident lost is
+//! never tried. Whoever waits for something to be due looks at that alone and not at all that ever
+//! was. Sending is the shell's work; here is only what is due. A crash leaves nothing.
 
 use super::faults::FaultKind;
 use super::lists::{PAGING, page};
@@ -13,6 +14,7 @@ use crate::rules::timestamp::{MICROS_PER_DAY, MICROS_PER_HOUR, MICROS_PER_SECOND
 use hmac::{Hmac, KeyInit, Mac};
 use serde_json::{Value, json};
 use sha2::Sha256;
+use std::collections::{BTreeMap, BTreeSet};
 
 const TRIED_FOR_MICROS: i64 = 3 * MICROS_PER_DAY;
 /// The first pause; each further one is four times as long, up to the longest.
@@ -69,26 +71,58 @@ pub struct Outgoing {
 pub struct Webhooks {
     endpoints: Vec<Endpoint>,
     deliveries: Vec<Delivery>,
+    /// When and which of those that wait.
+    waiting: BTreeSet<(Timestamp, usize)>,
+    under_way: usize,
+    /// How many deliveries of an event have not arrived.
+    missed: BTreeMap<String, usize>,
 }
 
 impl Webhooks {
     /// Whether no endpoint still misses this event.
     pub fn all_delivered(&self, event_id: &str) -> bool {
-        let mut of_event = self.deliveries.iter().filter(|d| d.event_id == event_id);
-        of_event.all(|delivery| delivery.progress == Progress::Delivered)
+        !self.missed.contains_key(event_id)
+    }
+
+    /// Deliveries that wait or are under way.
+    pub fn outstanding(&self) -> usize {
+        self.waiting.len() + self.under_way
+    }
+
+    fn push(&mut self, delivery: Delivery) {
+        let number = self.deliveries.len();
+        if delivery.progress == Progress::Waiting {
+            self.waiting.insert((delivery.due, number));
+        }
+        *self.missed.entry(delivery.event_id.clone()).or_default() += 1;
+        self.deliveries.push(delivery);
+    }
+
+    /// Takes one off those that its event misses.
+    fn arrived(&mut self, event_id: &str) {
+        if let Some(missed) = self.missed.get_mut(event_id) {
+            *missed -= 1;
+            if *missed == 0 {
+                self.missed.remove(event_id);
+            }
+        }
     }
 }
 
 impl Simulator {
     /// The webhooks to send now; each is under way until its result is told.
     pub fn due_webhooks(&mut self) -> Vec<Outgoing> {
-        let now = self.now();
+        self.due_webhooks_max(usize::MAX)
+    }
+
+    /// The same, as long as no more than this many are under way.
+    pub fn due_webhooks_max(&mut self, under_way_max: usize) -> Vec<Outgoing> {
         let seconds = self.now_seconds();
         let mut outgoing = Vec::new();
-        for (number, delivery) in self.webhooks.deliveries.iter_mut().enumerate() {
-            if delivery.progress != Progress::Waiting || delivery.due > now {
-                continue;
-            }
+        for (due, number) in self.choose_due(under_way_max) {
+            self.webhooks.waiting.remove(&(due, number));
+            self.webhooks.under_way += 1;
+            let delivery = &mut self.webhooks.deliveries[number];
             delivery.progress = Progress::UnderWay;
             delivery.attempts += 1;
             outgoing.push(Outgoing {
@@ -101,12 +135,39 @@ impl Simulator {
         outgoing
     }
 
+    /// Webhooks that wait or are under way.
+    pub fn webhooks_outstanding(&self) -> usize {
+        self.webhooks.outstanding()
+    }
+
+    fn choose_due(&self, under_way_max: usize) -> Vec<(Timestamp, usize)> {
+        let room = under_way_max.saturating_sub(self.webhooks.under_way);
+        let due = self.webhooks.waiting.range(..=(self.now(), usize::MAX)).copied();
+        if !self.faults.plan().webhooks_shuffled {
+            return due.take(room).collect();
+        }
+        let mut due: Vec<(Timestamp, usize)> = due.collect();
+        due.sort_by_cached_key(|(_, number)| {
+            let delivery = &self.webhooks.deliveries[*number];
+            (self.faults.place(&delivery.event_id, delivery.attempts), *number)
+        });
+        due.truncate(room);
+        due
+    }
+
     /// What became of a webhook; `status` is none where nobody answered.
-    pub fn webhook_answered(&mut self, delivery: usize, status: Option<u16>) {
+    pub fn webhook_answered(&mut self, number: usize, status: Option<u16>) {
         let now = self.now();
-        let Some(delivery) = self.webhooks.deliveries.get_mut(delivery) else { return };
+        let webhooks = &mut self.webhooks;
+        let Some(delivery) = webhooks.deliveries.get_mut(number) else { return };
+        if delivery.progress != Progress::UnderWay {
+            return;
+        }
+        webhooks.under_way -= 1;
         if status.is_some_and(|status| (200..300).contains(&status)) {
             delivery.progress = Progress::Delivered;
+            let event_id = delivery.event_id.clone();
+            webhooks.arrived(&event_id);
             return;
         }
         let pause = 4i64
@@ -116,6 +177,9 @@ impl Simulator {
         delivery.due = now.saturating_add_micros(pause);
         let over = delivery.due > delivery.queued.saturating_add_micros(TRIED_FOR_MICROS);
         delivery.progress = if over { Progress::GivenUp } else { Progress::Waiting };
+        if !over {
+            webhooks.waiting.insert((delivery.due, number));
+        }
     }
 
     pub(super) fn queue_snapshot(&mut self, kind: &str, event_id: &str, event: &Value) {
@@ -151,10 +215,12 @@ impl Simulator {
             let seconds = self.faults.plan().webhook_delay_seconds;
             due = due.saturating_add_micros(seconds.saturating_mul(MICROS_PER_SECOND));
         }
+        let lost = accident == Some(FaultKind::WebhookLost);
+        let progress = if lost { Progress::GivenUp } else { Progress::Waiting };
         let copies = if accident == Some(FaultKind::WebhookDuplicated) { 2 } else { 1 };
         for (url, secret) in wanting {
             for _ in 0..copies {
-                self.webhooks.deliveries.push(Delivery {
+                self.webhooks.push(Delivery {
                     event_id: event_id.to_owned(),
                     url: url.clone(),
                     secret: secret.clone(),
@@ -162,7 +228,7 @@ impl Simulator {
                     queued,
                     due,
                     attempts: 0,
-                    progress: Progress::Waiting,
+                    progress,
                 });
             }
         }
@@ -203,7 +269,8 @@ pub fn list_endpoints(simulator: &Simulator, params: &Params) -> Answer {
     params.only(&PAGING)?;
     let of_version_1 = |endpoint: &&Endpoint| endpoint.object["object"] == "webhook_endpoint";
     let found = simulator.webhooks.endpoints.iter().rev().filter(of_version_1);
-    page(found.map(|endpoint| endpoint.object.clone()).collect(), params, "/v1/webhook_endpoints")
+    let rows: Vec<Value> = found.map(|endpoint| endpoint.object.clone()).collect();
+    page(&rows, params, "/v1/webhook_endpoints")
 }
 
 pub fn delete_endpoint(simulator: &mut Simulator, id: &str) -> Answer {

@@ -5,12 +5,16 @@
 #![allow(clippy::unwrap_used)]
 
 mod billing;
+mod events;
 mod faults;
 mod idempotency;
+mod invoices;
 mod meter_events;
 mod meters;
 mod port;
+mod subscriptions;
 mod summaries;
+mod usage;
 mod webhooks;
 
 use counterfoil::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
