@@ -7,22 +7,31 @@
 use crate::rules::timestamp::Timestamp;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Instant;
 
 /// The machine's clock, or one a test moves by hand.
 #[derive(Debug, Clone)]
 pub struct Clock {
     floor: Arc<AtomicI64>,
     by_hand: bool,
+    /// Both clocks of the machine at the start: the one that can be set, and the one that cannot.
+    started_at: i64,
+    started: Instant,
 }
 
 impl Clock {
     pub fn system() -> Self {
-        Self { floor: Arc::new(AtomicI64::new(i64::MIN)), by_hand: false }
+        Self::starting(i64::MIN, false)
     }
 
     /// A clock that stands still until it is moved.
     pub fn by_hand(start: Timestamp) -> Self {
-        Self { floor: Arc::new(AtomicI64::new(start.micros())), by_hand: true }
+        Self::starting(start.micros(), true)
+    }
+
+    fn starting(floor: i64, by_hand: bool) -> Self {
+        let floor = Arc::new(AtomicI64::new(floor));
+        Self { floor, by_hand, started_at: wall_clock_micros(), started: Instant::now() }
     }
 
     pub fn now(&self) -> Timestamp {
@@ -39,6 +48,16 @@ impl Clock {
     pub fn raise_floor(&self, mark: Timestamp) -> i64 {
         self.floor.fetch_max(mark.micros(), Ordering::SeqCst);
         if self.by_hand { 0 } else { mark.micros().saturating_sub(wall_clock_micros()).max(0) }
+    }
+
+    /// By how many microseconds the machine's clock is ahead of where it would be, had it only run
+    /// since the start of the process. It changes when somebody sets the clock.
+    pub fn set_by_micros(&self) -> i64 {
+        if self.by_hand {
+            return 0;
+        }
+        let ran = i64::try_from(self.started.elapsed().as_micros()).unwrap_or(i64::MAX);
+        wall_clock_micros().saturating_sub(self.started_at).saturating_sub(ran)
     }
 
     /// Moves a clock that is driven by hand.

@@ -1,13 +1,18 @@
 //! Work that goes on beside requests. A job takes no input: it looks at what is stored, does what
 //! is due, and may be run again at once, on any number of servers.
 
+pub mod alerts;
 pub mod backfill;
 pub mod confirm;
 pub mod cut;
+pub mod inbound;
 pub mod ingest;
 pub mod mirror;
+pub mod notices;
 pub mod outbound;
 pub mod push;
+pub mod reconcile;
+pub mod thresholds;
 pub mod watch;
 pub mod webhook;
 

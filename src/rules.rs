@@ -3,6 +3,7 @@
 //!
 //! Invariant: nothing here depends on any other module of the crate (`tests/tidy.rs` checks it).
 
+pub mod activity;
 pub mod alert;
 pub mod base64;
 pub mod billing;

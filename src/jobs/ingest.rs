@@ -13,6 +13,7 @@
 
 mod lanes;
 mod latencies;
+mod watched;
 
 use crate::clock::Clock;
 use crate::config::IngestConfig;
@@ -29,6 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 use tokio::sync::{Notify, oneshot};
+pub use watched::Watched;
 
 /// Why deliveries got no verdicts. Nothing is known to be counted; sending again is safe.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +55,7 @@ pub struct Ingest {
     idle: Notify,
     groups_running: AtomicUsize,
     latencies: Arc<Latencies>,
+    watched: Arc<Watched>,
 }
 
 struct Partition {
@@ -81,6 +84,7 @@ impl Ingest {
             idle: Notify::new(),
             groups_running: AtomicUsize::new(0),
             latencies: Arc::default(),
+            watched: Arc::default(),
         });
         for partition in 0..ingest.partitions.len() {
             tokio::spawn(Arc::clone(&ingest).commit_groups(partition));
@@ -93,6 +97,11 @@ impl Ingest {
     /// How late events come.
     pub fn latencies(&self) -> &Arc<Latencies> {
         &self.latencies
+    }
+
+    /// Whose usage has thresholds.
+    pub fn watched(&self) -> &Arc<Watched> {
+        &self.watched
     }
 
     /// Waits for the verdict of every delivery, in order. Refused items are counted too.
@@ -210,6 +219,7 @@ impl Ingest {
         }
         let total = events.len();
         let samples = Samples::of(&events);
+        let watched = self.watched.among(&events);
         let horizon_micros = i64::from(self.settings.accept_horizon_hours) * MICROS_PER_HOUR;
         let acceptance = Acceptance { now: self.clock.now(), horizon_micros };
         let strict_tenants = self.strict_tenants;
@@ -222,6 +232,7 @@ impl Ingest {
             Ok(verdicts) => {
                 assert_eq!(verdicts.len(), total, "one verdict for each event");
                 self.latencies.record(samples, &verdicts, acceptance.now);
+                self.watched.mark(watched);
                 let mut verdicts = verdicts.into_iter();
                 for (submission, length) in group.into_iter().zip(lengths) {
                     // A submitter that went away does not undo what was counted.

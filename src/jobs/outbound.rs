@@ -66,6 +66,6 @@ impl Outbound {
     }
 }
 
-fn random_number() -> u64 {
+pub(super) fn random_number() -> u64 {
     getrandom::u64().expect("the system gives random numbers")
 }

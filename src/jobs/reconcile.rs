@@ -23,7 +23,6 @@ use crate::config::ReconcileConfig;
 use crate::faults::crash_point;
 use crate::provider::Provider;
 use crate::rules::billing::Billing;
-use crate::rules::drift::{Verdict, is_followed};
 use crate::rules::finding::{Finding, FindingKind, Observation, follow_findings};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter};
@@ -310,7 +309,11 @@ impl Reconciler {
     }
 
     /// Writes down what a chunk found: rows, and what changes of findings.
-    async fn record(&self, running: &mut Running, compared: Vec<Compared>) -> Result<(), PassError> {
+    async fn record(
+        &self,
+        running: &mut Running,
+        compared: Vec<Compared>,
+    ) -> Result<(), PassError> {
         let (mut rows, mut changes) = (Vec::new(), Vec::new());
         let followed = running.pass.order.apply;
         for one in compared {
@@ -394,7 +397,10 @@ impl Reconciler {
     }
 
     /// The hashes of the rows of the day before, which those of this pass are chained to.
-    async fn chain_before(&self, pass: &Pass) -> store::Result<BTreeMap<(TenantId, MeterNo), Hash>> {
+    async fn chain_before(
+        &self,
+        pass: &Pass,
+    ) -> store::Result<BTreeMap<(TenantId, MeterNo), Hash>> {
         let Some(before) = self.pass_before(pass).await? else { return Ok(BTreeMap::new()) };
         let rows = self.all_rows(before.number).await?;
         Ok(rows.into_iter().map(|row| ((row.tenant, row.meter), row.hash)).collect())
@@ -445,23 +451,21 @@ fn log_pass(running: &Running) {
     let PassProgress { pairs, windows, reads, replayed, corrected, ref verdicts, .. } =
         running.progress;
     let kind = running.pass.order.kind.name();
-    let drifting: u64 = verdicts
-        .iter()
-        .filter(|(verdict, _)| verdict.is_drift())
-        .map(|(_, count)| count)
-        .sum();
+    let drifting: u64 =
+        verdicts.iter().filter(|(verdict, _)| verdict.is_drift()).map(|(_, count)| count).sum();
     metrics::counter!("counterfoil_passes_total", "kind" => kind).increment(1);
     if drifting == 0 {
         tracing::info!(kind, pairs, windows, reads, "{kind} pass: both halves match");
     } else {
         tracing::warn!(
-            kind, pairs, windows, reads, drifting, replayed, corrected,
+            kind,
+            pairs,
+            windows,
+            reads,
+            drifting,
+            replayed,
+            corrected,
             "{kind} pass: {drifting} windows drift; counterfoil findings"
         );
     }
-}
-
-/// Whether a verdict makes an observation.
-fn followed(verdict: Verdict, reason: crate::rules::drift::Reason) -> bool {
-    is_followed(verdict, reason)
 }

@@ -7,9 +7,9 @@
 //! a verdict. Windows that were first cut under the other value of shadow are left out too: their
 //! usage is not meant to be there.
 
-use super::{NIGHTLY_DAYS, PassError, Reconciler, Running, Work, followed};
+use super::{NIGHTLY_DAYS, PassError, Reconciler, Running, Work};
 use crate::rules::drift::{
-    Halves, PushSums, Reason, Summary, Terms, Verdict, WindowPush, judge_drift,
+    Halves, PushSums, Reason, Summary, Terms, Verdict, WindowPush, is_followed, judge_drift,
 };
 use crate::rules::finding::{FindingKind, Observation};
 use crate::rules::pass::{DriftWindow, PassKind, PassRow};
@@ -62,7 +62,7 @@ impl Compared {
     fn observe(&mut self, judged: &Judged) {
         let Judged { halves, verdict, reason, action } = judged;
         self.subjects.insert(name(halves.window));
-        if !followed(*verdict, *reason) {
+        if !is_followed(*verdict, *reason) {
             return;
         }
         let (settled, provider) = (halves.pushes.settled, halves.provider());
@@ -95,6 +95,16 @@ fn parse_name(subject: &str) -> Option<Window> {
     Some(Window { start: Timestamp::parse(start).ok()?, end: Timestamp::parse(end).ok()? })
 }
 
+impl Running {
+    /// What open findings name that lies further back than the pass.
+    fn old_windows(&self, work: &Work) -> Vec<Window> {
+        let key = (work.pair.tenant.clone(), work.pair.meter);
+        let findings = self.findings.get(&key).into_iter().flatten();
+        let windows = findings.filter_map(|finding| parse_name(&finding.seen.subject));
+        windows.filter(|window| window.start < self.pass.order.range.start).collect()
+    }
+}
+
 impl Reconciler {
     /// Compares the windows of the pass's range, and the days of findings that lie further back.
     pub(super) async fn compare_windows(
@@ -103,20 +113,16 @@ impl Reconciler {
         works: &[Work],
     ) -> Result<Vec<Compared>, PassError> {
         let range = running.pass.order.range;
-        let asked = works.iter().map(|work| (work, windows_of(work, range))).collect();
+        let asked = works.iter().map(|work| (work.clone(), windows_of(work, range))).collect();
         running.progress.reads += self.read_totals(asked).await?;
-        let old = |work: &Work| -> Vec<Window> {
-            let key = (work.pair.tenant.clone(), work.pair.meter);
-            let findings = running.findings.get(&key).into_iter().flatten();
-            let windows = findings.filter_map(|finding| parse_name(&finding.seen.subject));
-            windows.filter(|window| window.start < range.start).collect()
-        };
-        let old: Vec<(&Work, Window)> =
-            works.iter().flat_map(|work| old(work).into_iter().map(move |w| (work, w))).collect();
-        let asked = old.iter().map(|(work, window)| (*work, vec![*window])).collect();
+        let old: Vec<Vec<Window>> = works.iter().map(|work| running.old_windows(work)).collect();
+        let asked = works.iter().zip(&old).flat_map(|(work, old)| {
+            old.iter().map(|window| (work.clone(), vec![*window])).collect::<Vec<_>>()
+        });
+        let asked = asked.collect();
         running.progress.reads += self.read_totals(asked).await?;
         let mut compared = Vec::with_capacity(works.len());
-        for work in works {
+        for (work, old) in works.iter().zip(old) {
             let mut one = Compared::new(work);
             for judged in self.judge_windows(work, range).await? {
                 let judged = self.act(running, work, judged).await?;
@@ -125,12 +131,12 @@ impl Reconciler {
             }
             // A window that was judged is cleared even if nothing is left of it.
             one.subjects.extend(windows_of(work, range).into_iter().map(name));
-            for (_, window) in old.iter().filter(|(owner, _)| owner.pair == work.pair) {
-                if let Some(judged) = self.judge_whole(work, *window).await? {
+            for window in old {
+                if let Some(judged) = self.judge_whole(work, window).await? {
                     one.count(&judged, 1);
                     one.observe(&judged);
                 }
-                one.subjects.insert(name(*window));
+                one.subjects.insert(name(window));
             }
             compared.push(one);
         }
@@ -152,7 +158,7 @@ impl Reconciler {
             PassKind::Hourly | PassKind::OneShot => focus,
         };
         let days = |work: &Work| days_of(billed_part(work, reach));
-        let asked = works.iter().map(|work| (work, days(work))).collect();
+        let asked = works.iter().map(|work| (work.clone(), days(work))).collect();
         running.progress.reads += self.read_totals(asked).await?;
         // Of days that differ, and are in question, the windows are read too.
         let mut judged_days = Vec::with_capacity(works.len());
@@ -161,7 +167,7 @@ impl Reconciler {
             let judged = self.judge_days(work, &days(work)).await?;
             for day in judged.iter().filter(|day| differs(day) && focus.contains(day.start())) {
                 let windows = windows_of(work, day.halves.window);
-                asked.extend((windows.len() > 1).then_some((work, windows)));
+                asked.extend((windows.len() > 1).then(|| (work.clone(), windows)));
             }
             judged_days.push(judged);
         }
@@ -432,7 +438,10 @@ fn days_of(range: Window) -> Vec<Window> {
     let mut days = Vec::new();
     while start < range.end.micros() {
         let end = start + MICROS_PER_DAY;
-        days.push(Window { start: Timestamp::from_micros(start), end: Timestamp::from_micros(end) });
+        days.push(Window {
+            start: Timestamp::from_micros(start),
+            end: Timestamp::from_micros(end),
+        });
         start = end;
     }
     days

@@ -10,7 +10,7 @@ use crate::rules::window::Window;
 use crate::store;
 use crate::store::reconciliation::SummaryReading;
 use futures_util::StreamExt;
-use futures_util::stream;
+use futures_util::stream::FuturesUnordered;
 
 /// Calls at one time.
 const CONCURRENCY_MAX: usize = 8;
@@ -18,18 +18,22 @@ const CONCURRENCY_MAX: usize = 8;
 impl Reconciler {
     /// Reads totals of the windows that each wants, and keeps them in one transaction; returns how
     /// many calls were made.
-    pub(super) async fn read_totals(&self, wanted: Vec<(&Work, Vec<Window>)>) -> store::Result<u64> {
+    pub(super) async fn read_totals(&self, wanted: Vec<(Work, Vec<Window>)>) -> store::Result<u64> {
         let read_at = self.clock.now();
-        let calls = wanted.into_iter().filter(|(_, windows)| !windows.is_empty());
-        let calls = calls.filter(|_| self.budget.lock().expect("no holder panics").spend(read_at));
-        let mut readings = Vec::new();
-        let mut reads = 0;
-        let mut answers = stream::iter(calls)
-            .map(|(work, windows)| self.read_one(work, windows))
-            .buffer_unordered(CONCURRENCY_MAX);
-        while let Some(answer) = answers.next().await {
+        let mut wanted = wanted.into_iter().filter(|(_, windows)| !windows.is_empty());
+        let (mut readings, mut reads) = (Vec::new(), 0);
+        let mut calls = FuturesUnordered::new();
+        loop {
+            while calls.len() < CONCURRENCY_MAX
+                && let Some((work, windows)) = wanted.next()
+            {
+                if self.budget.lock().expect("no holder panics").spend(read_at) {
+                    calls.push(self.read_one(work, windows));
+                }
+            }
+            let Some(read) = calls.next().await else { break };
+            readings.extend(read);
             reads += 1;
-            readings.extend(answer);
         }
         if !readings.is_empty() {
             self.store.record_summaries(readings, read_at).await?;
@@ -38,7 +42,7 @@ impl Reconciler {
         Ok(reads)
     }
 
-    async fn read_one(&self, work: &Work, windows: Vec<Window>) -> Vec<SummaryReading> {
+    async fn read_one(&self, work: Work, windows: Vec<Window>) -> Vec<SummaryReading> {
         let query = TotalsQuery {
             customer: &work.pair.customer,
             event_name: work.meter.event_name(),

@@ -1,0 +1,201 @@
+//! Alerts: looks at what is stored and says what a person should know.
+//!
+//! Invariant: one holder of the lease looks at a time. What it finds is compared with the alerts
+//! that are open; opening and ending are written together with their notices. A look changes
+//! nothing else. A crash leaves alerts as they are; the next look goes on.
+
+mod conditions;
+
+use super::{Stop, repeat};
+use crate::clock::Clock;
+use crate::rules::alert::{Alert, AlertKind, Condition, Scope, Severity, judge_alerts};
+use crate::rules::span::Span;
+use crate::rules::timestamp::{MICROS_PER_MINUTE, Timestamp};
+use crate::store::alert::{AlertQuery, PageCounts};
+use crate::store::{self, Store};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const LEASE: &str = "alerts";
+const LEASE_SPAN: Span = Span::from_minutes(1);
+const PAUSE: Duration = Duration::from_secs(5);
+/// How often the counters of a day are read, which takes longer than the rest.
+const ACTIVITY_EVERY: Span = Span::from_minutes(5);
+/// A clock that was set by less is only being kept right.
+const JUMP_MICROS_MIN: u64 = MICROS_PER_MINUTE.unsigned_abs();
+/// How long a jump is shown.
+const JUMP_SHOWN: Span = Span::from_hours(1);
+const PAGE: usize = 1_000;
+
+pub struct Alerter {
+    store: Arc<dyn Store>,
+    clock: Clock,
+    holder: String,
+    destinations: Vec<&'static str>,
+    memory: Mutex<Memory>,
+}
+
+/// What a look remembers of those before.
+#[derive(Default)]
+struct Memory {
+    activity_at: Option<Timestamp>,
+    /// By how much the clock had been set.
+    set_by_micros: i64,
+    jumped_at: Option<(Timestamp, i64)>,
+}
+
+impl Alerter {
+    pub fn new(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        holder: String,
+        destinations: Vec<&'static str>,
+    ) -> Self {
+        let memory = Memory { set_by_micros: clock.set_by_micros(), ..Memory::default() };
+        Self { store, clock, holder, destinations, memory: Mutex::new(memory) }
+    }
+
+    pub async fn run(self, stop: Stop) {
+        repeat("alerts", PAUSE, stop, || async { self.look().await.map(drop) }).await;
+    }
+
+    /// Opens and ends alerts; returns how many changes were made.
+    pub async fn look(&self) -> store::Result<usize> {
+        let now = self.clock.now();
+        let until = LEASE_SPAN.after(now);
+        let Some(lease) = self.store.claim_lease(LEASE, &self.holder, now, until).await? else {
+            return Ok(0);
+        };
+        let open = list_open(&*self.store).await?;
+        let mut conditions = Vec::new();
+        let mut scopes: Vec<Scope> = LOOKED_AT.into_iter().map(Scope::all).collect();
+        conditions.extend(self.pushes(now).await?);
+        conditions.extend(self.findings().await?);
+        conditions.extend(self.invoices(now).await?);
+        conditions.extend(self.customers().await?);
+        conditions.extend(self.webhooks(now).await?);
+        conditions.extend(self.clock_jump(now));
+        if self.activity_due(now) {
+            conditions.extend(self.activity(now, &open).await?);
+            scopes.extend([AlertKind::ConflictRate, AlertKind::Silence].map(Scope::all));
+        }
+        let changed = record(&*self.store, &open, &scopes, conditions, &self.destinations, now);
+        let changed = changed.await?;
+        show_pages(self.store.count_pages(now).await?);
+        self.store.release_lease(&lease).await?;
+        Ok(changed)
+    }
+
+    fn activity_due(&self, now: Timestamp) -> bool {
+        let mut memory = self.memory.lock().expect("no holder panics");
+        let due = memory.activity_at.is_none_or(|at| ACTIVITY_EVERY.after(at) <= now);
+        if due {
+            memory.activity_at = Some(now);
+        }
+        due
+    }
+
+    fn clock_jump(&self, now: Timestamp) -> Option<Condition> {
+        let mut memory = self.memory.lock().expect("no holder panics");
+        let set_by = self.clock.set_by_micros();
+        let jump = set_by.saturating_sub(memory.set_by_micros);
+        if jump.unsigned_abs() > JUMP_MICROS_MIN {
+            memory.jumped_at = Some((now, jump));
+        }
+        memory.set_by_micros = set_by;
+        let (_, jump) = memory.jumped_at.filter(|(at, _)| now < JUMP_SHOWN.after(*at))?;
+        let (seconds, way) = (jump / 1_000_000, if jump > 0 { "forwards" } else { "back" });
+        Some(Condition {
+            kind: AlertKind::ClockJump,
+            subject: String::new(),
+            summary: format!(
+                "the machine's clock was set {way} by {} seconds; events are judged by it",
+                seconds.unsigned_abs()
+            ),
+            command: "timedatectl".into(),
+        })
+    }
+}
+
+/// Kinds that every look judges. Thresholds are judged where usage is counted.
+const LOOKED_AT: [AlertKind; 12] = [
+    AlertKind::PushesObservedLong,
+    AlertKind::PushesSubmittedLong,
+    AlertKind::DriftUnresolved,
+    AlertKind::DeadLetters,
+    AlertKind::Unbilled,
+    AlertKind::ClockJump,
+    AlertKind::FinalizationNear,
+    AlertKind::UnknownSubscription,
+    AlertKind::InvoiceDrift,
+    AlertKind::CustomerDeleted,
+    AlertKind::PaymentFailed,
+    AlertKind::WebhooksWaiting,
+];
+
+/// All alerts that are open.
+pub async fn list_open(store: &dyn Store) -> store::Result<Vec<Alert>> {
+    let mut open: Vec<Alert> = Vec::new();
+    loop {
+        let before = open.last().map(|alert| alert.number);
+        let query = AlertQuery { open: Some(true), kind: None, before, limit: PAGE };
+        let page = store.list_alerts(query).await?;
+        let ended = page.len() < PAGE;
+        open.extend(page);
+        if ended {
+            return Ok(open);
+        }
+    }
+}
+
+/// Writes down what a look changes, and says so.
+pub async fn record(
+    store: &dyn Store,
+    open: &[Alert],
+    scopes: &[Scope],
+    conditions: Vec<Condition>,
+    destinations: &[&'static str],
+    now: Timestamp,
+) -> store::Result<usize> {
+    let changes = judge_alerts(open, scopes, conditions);
+    if changes.is_empty() {
+        return Ok(0);
+    }
+    let told = changes.clone();
+    let changed = store.record_alerts(changes, destinations, now).await?;
+    for change in told {
+        log_change(open, &change);
+    }
+    Ok(changed)
+}
+
+fn log_change(open: &[Alert], change: &crate::rules::alert::AlertChange) {
+    use crate::rules::alert::AlertChange::{Open, Resolve};
+    match change {
+        Open(Condition { kind, subject, summary, command }) => {
+            let name = kind.name();
+            if kind.severity() == Severity::Page {
+                metrics::counter!("counterfoil_pages_total", "kind" => name).increment(1);
+                tracing::warn!(alert = name, subject, "{summary}: {command}");
+            } else {
+                tracing::info!(alert = name, subject, "{summary}: {command}");
+            }
+        }
+        Resolve(number) => {
+            let Some(alert) = open.iter().find(|alert| alert.number == *number) else { return };
+            let (name, subject) = (alert.kind.name(), &alert.subject);
+            tracing::info!(alert = name, subject, "over: {}", alert.summary);
+        }
+    }
+}
+
+/// How often somebody was called, and the trend.
+fn show_pages(counts: PageCounts) {
+    let PageCounts { open, day, week, week_before } = counts;
+    for (period, count) in
+        [("open", open), ("day", day), ("week", week), ("week_before", week_before)]
+    {
+        let count: f64 = count.to_string().parse().unwrap_or(f64::NAN);
+        metrics::gauge!("counterfoil_pages", "period" => period).set(count);
+    }
+}

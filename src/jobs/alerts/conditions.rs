@@ -1,0 +1,279 @@
+//! What each kind of alert looks at.
+
+use super::Alerter;
+use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
+use crate::rules::activity::{HOURS, judge_conflicts, judge_silence};
+use crate::rules::alert::{Alert, AlertKind, Condition};
+use crate::rules::delivery::{Class, PushState};
+use crate::rules::finding::{Finding, FindingKind};
+use crate::rules::ids::TenantId;
+use crate::rules::invoice::{Dunning, Invoice, judge_dunning};
+use crate::rules::mirror::{ObjectKind, Snapshot};
+use crate::rules::span::Span;
+use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
+use crate::rules::verdict::Tally;
+use crate::rules::window::Window;
+use crate::store;
+use crate::store::push::{PushAges, PushQuery};
+use crate::store::reconciliation::FindingQuery;
+use crate::store::webhook::{Mirror, MirrorQuery};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How long before an invoice is fixed open pushes are worth a call.
+const FINALIZATION_BEFORE: Span = Span::from_minutes(30);
+/// Webhooks whose objects could not be read for so long need a person.
+const WEBHOOKS_LONG: Span = Span::from_minutes(10);
+const PAGE: usize = 1_000;
+
+fn condition(kind: AlertKind, subject: &str, summary: String, command: &str) -> Condition {
+    Condition { kind, subject: subject.to_owned(), summary, command: command.to_owned() }
+}
+
+impl Alerter {
+    /// Two of the three numbers, dead letters, and what is unbilled.
+    pub(super) async fn pushes(&self, now: Timestamp) -> store::Result<Vec<Condition>> {
+        let ages = PushAges {
+            observed_before: OBSERVED_LONG.before(now),
+            submitted_before: SUBMITTED_LONG.before(now),
+        };
+        let counts = self.store.count_pushes(ages).await?;
+        let mut found = Vec::new();
+        if counts.observed_long > 0 {
+            let count = counts.observed_long;
+            let summary = format!("{count} pushes were not taken by the provider for 5 minutes");
+            let command = "counterfoil pushes list --state observed";
+            found.push(condition(AlertKind::PushesObservedLong, "", summary, command));
+        }
+        if counts.submitted_long > 0 {
+            let count = counts.submitted_long;
+            let summary =
+                format!("{count} pushes do not show in the provider's totals for an hour");
+            let command = "counterfoil pushes list --state submitted";
+            found.push(condition(AlertKind::PushesSubmittedLong, "", summary, command));
+        }
+        if counts.dead > 0 {
+            let summary = format!("{} pushes need a person", counts.dead);
+            let command = "counterfoil pushes list --state dead";
+            found.push(condition(AlertKind::DeadLetters, "", summary, command));
+        }
+        let catalog = self.store.load_catalog().await?;
+        for (meter, quantity) in counts.unbilled {
+            let Some(meter) = catalog.get(meter) else { continue };
+            let slug = meter.slug.as_str();
+            let summary = format!("{quantity} of {slug} were counted and are not billed");
+            let command = format!("counterfoil pushes list --state dead --meter {slug}");
+            found.push(condition(AlertKind::Unbilled, slug, summary, &command));
+        }
+        Ok(found)
+    }
+
+    /// Findings that were still there after the next pass: one alert for a tenant and meter.
+    pub(super) async fn findings(&self) -> store::Result<Vec<Condition>> {
+        let catalog = self.store.load_catalog().await?;
+        let mut found: BTreeMap<(AlertKind, String), Condition> = BTreeMap::new();
+        let mut before = None;
+        loop {
+            let query =
+                FindingQuery { open: Some(true), before, limit: PAGE, ..FindingQuery::default() };
+            let page = self.store.list_findings(query).await?;
+            before = page.last().map(|finding| finding.number);
+            let ended = page.len() < PAGE;
+            for finding in page.into_iter().filter(|finding| finding.paged_at.is_some()) {
+                let meter = finding.seen.meter.and_then(|meter| catalog.get(meter));
+                let slug = meter.map_or("", |meter| meter.slug.as_str());
+                let one = describe(&finding, slug);
+                found.entry((one.kind, one.subject.clone())).or_insert(one);
+            }
+            if ended {
+                return Ok(found.into_values().collect());
+            }
+        }
+    }
+
+    /// Drafts that are about to be fixed, and payments that failed.
+    pub(super) async fn invoices(&self, now: Timestamp) -> store::Result<Vec<Condition>> {
+        let mut found = Vec::new();
+        for Mirror { name, snapshot, .. } in self.mirrors(ObjectKind::Invoice, "draft").await? {
+            let Snapshot::Invoice(invoice) = snapshot else { continue };
+            let near = |at: Timestamp| now >= FINALIZATION_BEFORE.before(at);
+            if invoice.finalizes_at.is_some_and(near) {
+                found.extend(self.finalization(&name.id, &invoice).await?);
+            }
+        }
+        for Mirror { name, snapshot, .. } in self.mirrors(ObjectKind::Invoice, "open").await? {
+            let Snapshot::Invoice(invoice) = snapshot else { continue };
+            if judge_dunning(&invoice) == Dunning::Failing {
+                let (customer, attempts) = (&invoice.customer, invoice.attempt_count);
+                let id = &name.id;
+                let summary = format!("invoice {id} of {customer} was not paid: try {attempts}");
+                let command =
+                    format!("counterfoil webhooks list --type invoice.payment_failed # {id}");
+                found.push(condition(AlertKind::PaymentFailed, id, summary, &command));
+            }
+        }
+        Ok(found)
+    }
+
+    /// A draft that is fixed soon, while usage of its period is not at the provider.
+    async fn finalization(&self, id: &str, invoice: &Invoice) -> store::Result<Option<Condition>> {
+        let Some(tenant) = self.store.find_customer(&invoice.customer).await? else {
+            return Ok(None);
+        };
+        let mut open = 0;
+        for state in [PushState::Observed, PushState::Dead] {
+            let query = PushQuery {
+                tenant: Some(tenant.id.clone()),
+                state: Some(state),
+                range: Some(invoice.period),
+                limit: PAGE,
+                ..PushQuery::default()
+            };
+            let pushes = self.store.list_pushes(query).await?;
+            open +=
+                pushes.iter().filter(|push| push.class != Class::Discarded && !push.shadow).count();
+        }
+        let Some(at) = invoice.finalizes_at.filter(|_| open > 0) else { return Ok(None) };
+        let tenant = tenant.id;
+        let summary = format!(
+            "invoice {id} of {tenant} is fixed at {at}, and {open} pushes of its period are not at \
+             the provider"
+        );
+        let command = format!("counterfoil pushes list --tenant {tenant}");
+        Ok(Some(condition(AlertKind::FinalizationNear, id, summary, &command)))
+    }
+
+    pub(super) async fn customers(&self) -> store::Result<Vec<Condition>> {
+        let mut found = Vec::new();
+        for mirror in self.mirrors(ObjectKind::Customer, "deleted").await? {
+            let Ok(customer) = crate::rules::ids::CustomerId::parse(&mirror.name.id) else {
+                continue;
+            };
+            let Some(tenant) = self.store.find_customer(&customer).await? else { continue };
+            let tenant = tenant.id;
+            let summary = format!(
+                "customer {customer} of {tenant} was deleted at the provider; its usage can be \
+                 billed to nobody"
+            );
+            let command = format!("counterfoil pushes list --tenant {tenant}");
+            found.push(condition(AlertKind::CustomerDeleted, customer.as_str(), summary, &command));
+        }
+        Ok(found)
+    }
+
+    pub(super) async fn webhooks(&self, now: Timestamp) -> store::Result<Option<Condition>> {
+        let counts = self.store.count_webhooks().await?;
+        let long = |since: &Timestamp| WEBHOOKS_LONG.after(*since) <= now;
+        Ok(counts.waiting_since.filter(long).map(|since| {
+            let summary = format!(
+                "{} webhooks wait since {since}: the provider's objects cannot be read",
+                counts.waiting
+            );
+            let command = "counterfoil webhooks list --status waiting";
+            condition(AlertKind::WebhooksWaiting, "", summary, command)
+        }))
+    }
+
+    /// Conflicts of the last hours, and tenants that have fallen silent.
+    pub(super) async fn activity(
+        &self,
+        now: Timestamp,
+        open: &[Alert],
+    ) -> store::Result<Vec<Condition>> {
+        let hour = now.micros().div_euclid(MICROS_PER_HOUR);
+        let hours = i64::try_from(HOURS).expect("a day and a few hours");
+        let at = |hour: i64| Timestamp::from_micros(hour * MICROS_PER_HOUR);
+        let range = Window { start: at(hour - hours), end: at(hour + 1) };
+        let mut sent: BTreeMap<TenantId, [u64; HOURS]> = BTreeMap::new();
+        let mut lately: BTreeMap<TenantId, Tally> = BTreeMap::new();
+        let mut awake: BTreeSet<TenantId> = BTreeSet::new();
+        for row in self.store.read_counters(range).await? {
+            let Some(tenant) = row.tenant else { continue };
+            let place = row.hour.micros().div_euclid(MICROS_PER_HOUR) - (hour - hours);
+            let place = usize::try_from(place).unwrap_or(HOURS);
+            if place + 1 >= HOURS {
+                lately.entry(tenant.clone()).or_default().merge(&row.tally);
+            }
+            let hours = sent.entry(tenant.clone()).or_insert([0; HOURS]);
+            match hours.get_mut(place) {
+                Some(count) => *count += row.tally.received(),
+                // What it sends in this very hour ends its silence.
+                None => drop(awake.insert(tenant)),
+            }
+        }
+        let was_silent = |tenant: &TenantId| {
+            let silent = |alert: &&Alert| alert.kind == AlertKind::Silence;
+            open.iter().filter(silent).any(|alert| alert.subject == tenant.as_str())
+        };
+        for alert in open.iter().filter(|alert| alert.kind == AlertKind::Silence) {
+            let tenant = TenantId::parse(&alert.subject).ok();
+            sent.extend(
+                tenant.filter(|tenant| !sent.contains_key(tenant)).map(|t| (t, [0; HOURS])),
+            );
+        }
+        let silent = |(tenant, hours): &(&TenantId, &[u64; HOURS])| {
+            !awake.contains(*tenant) && judge_silence(hours, was_silent(tenant))
+        };
+        let mut found: Vec<Condition> = sent
+            .iter()
+            .filter(silent)
+            .map(|(tenant, _)| {
+                let summary = format!("{tenant} sent events every hour and then none for 3 hours");
+                let command = format!("counterfoil usage --tenant {tenant}");
+                condition(AlertKind::Silence, tenant.as_str(), summary, &command)
+            })
+            .collect();
+        found.extend(lately.iter().filter(|(_, tally)| judge_conflicts(tally)).map(
+            |(tenant, tally)| {
+                let (conflicts, received) = (tally.conflicts, tally.received());
+                let summary = format!(
+                    "{conflicts} of {received} events of {tenant} came under ids that other \
+                     payloads hold"
+                );
+                let command = format!("curl $COUNTERFOIL_URL/v1/conflicts?tenant={tenant}");
+                condition(AlertKind::ConflictRate, tenant.as_str(), summary, &command)
+            },
+        ));
+        Ok(found)
+    }
+
+    async fn mirrors(&self, kind: ObjectKind, status: &str) -> store::Result<Vec<Mirror>> {
+        let mut mirrors: Vec<Mirror> = Vec::new();
+        loop {
+            let after = mirrors.last().map(|mirror| mirror.name.id.clone());
+            let status = Some(status.to_owned());
+            let query = MirrorQuery { kind, status, customer: None, after, limit: PAGE };
+            let page = self.store.list_mirrors(query).await?;
+            let ended = page.len() < PAGE;
+            mirrors.extend(page);
+            if ended {
+                return Ok(mirrors);
+            }
+        }
+    }
+}
+
+fn describe(finding: &Finding, slug: &str) -> Condition {
+    let seen = &finding.seen;
+    let tenant = seen.tenant.as_ref().map_or("", TenantId::as_str);
+    let (reason, id) = (seen.reason.name(), &seen.subject);
+    match seen.kind {
+        FindingKind::Usage => {
+            let (ledger, provider) = (seen.ledger, seen.provider);
+            let summary = format!(
+                "{slug} of {tenant}: ledger {ledger}, provider {provider} in {id} ({reason})"
+            );
+            let command = format!("counterfoil findings --tenant {tenant}");
+            condition(AlertKind::DriftUnresolved, &format!("{tenant}/{slug}"), summary, &command)
+        }
+        FindingKind::Subscription => {
+            let summary = format!("subscription {id}: {}", seen.detail);
+            let command = "counterfoil findings --kind subscription";
+            condition(AlertKind::UnknownSubscription, id, summary, command)
+        }
+        FindingKind::Invoice => {
+            let summary = format!("invoice {id} of {tenant}: {}", seen.detail);
+            let command = "counterfoil findings --kind invoice";
+            condition(AlertKind::InvoiceDrift, id, summary, command)
+        }
+    }
+}

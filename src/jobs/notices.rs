@@ -1,0 +1,97 @@
+//! Notices: tells destinations of alerts, until they have taken it.
+//!
+//! Invariant: a notice is leased before it is sent and settled after; its number is the same at
+//! every try, so a destination that was told twice can tell. One that nobody takes for three days
+//! is given up. A crash leaves it leased, and it is sent again.
+
+use super::{Stop, repeat};
+use crate::clock::Clock;
+use crate::destinations::{Destination, Notice, Sending};
+use crate::faults::crash_point;
+use crate::rules::delivery::Backoff;
+use crate::rules::span::Span;
+use crate::store::alert::{ClaimedNotice, NoticeOutcome};
+use crate::store::{self, Store};
+use futures_util::StreamExt;
+use futures_util::stream;
+use std::sync::Arc;
+use std::time::Duration;
+
+const PAUSE: Duration = Duration::from_millis(500);
+/// Notices sent at one time, and of one claim.
+const CLAIM_MAX: usize = 16;
+const LEASE_SPAN: Span = Span::from_minutes(2);
+const BACKOFF: Backoff = Backoff { base_ms: 2_000, max_ms: 3_600_000 };
+const GIVEN_UP_AFTER: Span = Span::from_hours(72);
+
+pub struct Messenger {
+    store: Arc<dyn Store>,
+    clock: Clock,
+    destinations: Vec<Arc<dyn Destination>>,
+    jitter_seed: u64,
+}
+
+impl Messenger {
+    pub fn new(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        destinations: Vec<Arc<dyn Destination>>,
+        jitter_seed: u64,
+    ) -> Self {
+        Self { store, clock, destinations, jitter_seed }
+    }
+
+    pub async fn run(self, stop: Stop) {
+        repeat("notices", PAUSE, stop, || async { self.pass().await.map(drop) }).await;
+    }
+
+    /// Sends what is due; returns how many notices that was.
+    pub async fn pass(&self) -> store::Result<usize> {
+        let now = self.clock.now();
+        let claimed = self.store.claim_notices(now, LEASE_SPAN.after(now), CLAIM_MAX).await?;
+        let count = claimed.len();
+        let mut sent = stream::iter(claimed)
+            .map(|notice| async move { (self.send(&notice).await, notice) })
+            .buffer_unordered(CLAIM_MAX);
+        while let Some((outcome, notice)) = sent.next().await {
+            crash_point("notice.before_settle");
+            let ClaimedNotice { number, fence, destination, .. } = notice;
+            let result = match &outcome {
+                NoticeOutcome::Sent => "sent",
+                NoticeOutcome::Later { .. } => "later",
+                NoticeOutcome::GivenUp { detail } => {
+                    tracing::warn!(number, destination, detail, "a notice was given up");
+                    "given_up"
+                }
+            };
+            metrics::counter!(
+                "counterfoil_notices_total", "destination" => destination, "result" => result
+            )
+            .increment(1);
+            self.store.settle_notice(number, fence, outcome, self.clock.now()).await?;
+        }
+        Ok(count)
+    }
+
+    async fn send(&self, claimed: &ClaimedNotice) -> NoticeOutcome {
+        let known = |destination: &&Arc<dyn Destination>| destination.name() == claimed.destination;
+        let Some(destination) = self.destinations.iter().find(known) else {
+            return NoticeOutcome::GivenUp {
+                detail: "its destination is not set up any more".into(),
+            };
+        };
+        let now = self.clock.now();
+        let ClaimedNotice { number, event, ref alert, .. } = *claimed;
+        let detail = match destination.send(&Notice { alert, event, number, at: now }).await {
+            Sending::Sent => return NoticeOutcome::Sent,
+            Sending::Refused { detail } => return NoticeOutcome::GivenUp { detail },
+            Sending::Later { detail } => detail,
+        };
+        if GIVEN_UP_AFTER.after(claimed.created_at) <= now {
+            return NoticeOutcome::GivenUp { detail };
+        }
+        let random = self.jitter_seed.wrapping_mul(number.wrapping_add(1));
+        let pause = BACKOFF.pause_micros(claimed.attempts + 1, random);
+        NoticeOutcome::Later { until: now.saturating_add_micros(pause), detail }
+    }
+}

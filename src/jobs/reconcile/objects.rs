@@ -1,0 +1,297 @@
+//! Subscriptions and invoices: whether both sides know the same ones, and bill the same.
+//!
+//! Invariant: a subscription that only the provider has is reported and never made here. One whose
+//! state differs is read again, so that what is written has a version. An invoice is compared by
+//! quantity and by money before tax, once it is fixed; tax may come when it likes.
+
+use super::{PAGE, PassError, Reconciler, Running};
+use crate::provider::{Inbound, Unreadable};
+use crate::rules::delivery::PushState;
+use crate::rules::drift::{Reason, Verdict, WindowPush};
+use crate::rules::finding::{Finding, FindingKind, Observation};
+use crate::rules::ids::TenantId;
+use crate::rules::invoice::{Invoice, judge_invoice};
+use crate::rules::meter::Catalog;
+use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
+use crate::rules::pass::PassKind;
+use crate::rules::quantity::Quantity;
+use crate::rules::span::Span;
+use crate::rules::subscription::Subscription;
+use crate::rules::window::Window;
+use crate::store;
+use crate::store::webhook::{Mirror, MirrorQuery};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Invoices that are older were compared before and change no more.
+const INVOICES_REACH: Span = Span::from_hours(40 * 24);
+/// An hourly pass looks at those that were read lately.
+const INVOICES_LATELY: Span = Span::from_hours(3);
+/// States in which an invoice's lines are fixed.
+const FIXED: [&str; 3] = ["open", "paid", "uncollectible"];
+
+impl Reconciler {
+    /// Compares subscriptions and invoices, as far as the pass is about them.
+    pub(super) async fn compare_objects(&self, running: &mut Running) -> Result<(), PassError> {
+        if running.pass.order.tenant.is_some() {
+            return Ok(());
+        }
+        let open = self.list_open(FindingKind::Subscription).await?;
+        let observed = match (running.pass.order.kind, self.provider.inbound()) {
+            (PassKind::Hourly, _) | (_, None) => Some(self.look_again(&open).await?),
+            (PassKind::Nightly | PassKind::OneShot, Some(inbound)) => {
+                self.compare_subscriptions(running, inbound).await?
+            }
+        };
+        if let Some(observations) = observed {
+            self.follow(running, &open, observations).await?;
+        }
+        self.compare_invoices(running).await
+    }
+
+    /// Walks the provider's list to its end; none if it could not be read.
+    async fn compare_subscriptions(
+        &self,
+        running: &mut Running,
+        inbound: &dyn Inbound,
+    ) -> store::Result<Option<Vec<Observation>>> {
+        let mut observations = Vec::new();
+        let mut seen = BTreeSet::new();
+        let mut after: Option<String> = None;
+        loop {
+            running.progress.reads += 1;
+            let page = match inbound.list_subscriptions(after.as_deref()).await {
+                Ok(page) => page,
+                Err(Unreadable { message }) => {
+                    tracing::warn!(%message, "the provider's subscriptions cannot be read");
+                    return Ok(None);
+                }
+            };
+            let mut unknown = Vec::new();
+            for (id, subscription) in page.subscriptions {
+                let name = ObjectName { kind: ObjectKind::Subscription, id: id.clone() };
+                let judged = self.judge_subscription(&name, &subscription).await?;
+                unknown.extend(judged.read_again.then_some(name));
+                observations.extend(judged.observation);
+                seen.insert(id);
+            }
+            self.store.want_mirrors(unknown, self.clock.now()).await?;
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        for mirror in self.mirrors(ObjectKind::Subscription, None).await? {
+            if !seen.contains(&mirror.name.id) && !has_ended(mirror.snapshot.status()) {
+                let detail = "the provider's list lacks it".to_owned();
+                let (verdict, reason) = (Verdict::Undecidable, Reason::OneSided);
+                observations.push(observe(&mirror.name.id, None, (verdict, reason), detail));
+            }
+        }
+        Ok(Some(observations))
+    }
+
+    async fn judge_subscription(
+        &self,
+        name: &ObjectName,
+        listed: &Subscription,
+    ) -> store::Result<JudgedSubscription> {
+        let mirror = self.store.find_mirror(name).await?;
+        let known = mirror.as_ref().map(|mirror| &mirror.snapshot);
+        let same = known == Some(&Snapshot::Subscription(listed.clone()));
+        let tenant = self.store.find_customer(&listed.customer).await?;
+        let observation = match (&tenant, known) {
+            (None, _) if !has_ended(&listed.status) => {
+                let customer = &listed.customer;
+                let detail = format!(
+                    "customer {customer} is no tenant here; its usage is billed by nobody: PUT \
+                     /v1/tenants/{{id}} with \"customer\": \"{customer}\", or cancel it"
+                );
+                Some(observe(&name.id, None, (Verdict::Bypass, Reason::OneSided), detail))
+            }
+            (Some(tenant), Some(known)) if !same => {
+                let (was, is) = (known.status(), &listed.status);
+                let detail = format!("it was {was} here and is {is} at the provider");
+                let verdict = (Verdict::Waiting, Reason::Status);
+                Some(observe(&name.id, Some(tenant.id.clone()), verdict, detail))
+            }
+            (Some(_) | None, _) => None,
+        };
+        Ok(JudgedSubscription { observation, read_again: !same })
+    }
+
+    /// What has become of open findings, by what is known here.
+    async fn look_again(&self, open: &[Finding]) -> store::Result<Vec<Observation>> {
+        let mut observations = Vec::new();
+        for finding in open {
+            let name =
+                ObjectName { kind: ObjectKind::Subscription, id: finding.seen.subject.clone() };
+            let Some(mirror) = self.store.find_mirror(&name).await? else {
+                observations.push(finding.seen.clone());
+                continue;
+            };
+            let still = if finding.seen.reason == Reason::Status {
+                // It was to be read again, and was.
+                mirror.read_at < finding.opened_at
+            } else {
+                let tenant = match mirror.snapshot.customer() {
+                    Some(customer) => self.store.find_customer(customer).await?,
+                    None => None,
+                };
+                tenant.is_none() && !has_ended(mirror.snapshot.status())
+            };
+            observations.extend(still.then(|| finding.seen.clone()));
+        }
+        Ok(observations)
+    }
+
+    async fn compare_invoices(&self, running: &Running) -> Result<(), PassError> {
+        let now = self.clock.now();
+        let hourly = running.pass.order.kind == PassKind::Hourly;
+        let open = self.list_open(FindingKind::Invoice).await?;
+        let catalog = self.store.load_catalog().await?;
+        let mut judged: BTreeSet<String> = BTreeSet::new();
+        let mut observations = Vec::new();
+        for status in FIXED {
+            for mirror in self.mirrors(ObjectKind::Invoice, Some(status)).await? {
+                let Mirror { name, snapshot: Snapshot::Invoice(invoice), read_at, .. } = mirror
+                else {
+                    continue;
+                };
+                let known = open.iter().any(|finding| finding.seen.subject == name.id);
+                let lately = read_at >= INVOICES_LATELY.before(now);
+                let due = known || (invoice.created_at >= INVOICES_REACH.before(now) && !hourly);
+                if due || lately {
+                    observations.extend(self.judge_invoice(&name.id, &invoice, &catalog).await?);
+                    judged.insert(name.id);
+                }
+            }
+        }
+        // An invoice that is fixed no more, or gone, has nothing to compare with.
+        let judged: Vec<Finding> = open
+            .into_iter()
+            .filter(|finding| judged.contains(&finding.seen.subject) || !hourly)
+            .collect();
+        self.follow(running, &judged, observations).await
+    }
+
+    async fn judge_invoice(
+        &self,
+        id: &str,
+        invoice: &Invoice,
+        catalog: &Catalog,
+    ) -> store::Result<Option<Observation>> {
+        // Other invoices hold no usage of a whole period.
+        if invoice.reason.as_deref() != Some("subscription_cycle") {
+            return Ok(None);
+        }
+        let Some(tenant) = self.store.find_customer(&invoice.customer).await? else {
+            return Ok(None);
+        };
+        let mut sums: BTreeMap<(String, i64), Quantity> = BTreeMap::new();
+        for line in &invoice.lines {
+            let Some(event_name) = &line.event_name else { continue };
+            let sum = self.sum_pushed(&tenant.id, event_name, line.period, catalog).await?;
+            let key = (event_name.clone(), line.period.start.micros());
+            sums.extend(sum.map(|sum| (key, sum)));
+        }
+        let pushed = |event_name: &str, period: Window| {
+            sums.get(&(event_name.to_owned(), period.start.micros())).copied()
+        };
+        let mismatches = judge_invoice(invoice, pushed);
+        if mismatches.is_empty() {
+            return Ok(None);
+        }
+        let billed = invoice.lines.iter().filter(|line| line.event_name.is_some());
+        let billed =
+            billed.map(|line| line.quantity).try_fold(Quantity::ZERO, Quantity::checked_add);
+        let counted = sums.values().copied().try_fold(Quantity::ZERO, Quantity::checked_add);
+        let texts: Vec<String> = mismatches.iter().map(ToString::to_string).collect();
+        let verdict = if billed > counted { Verdict::Bypass } else { Verdict::Undecidable };
+        Ok(Some(Observation {
+            kind: FindingKind::Invoice,
+            ledger: counted.unwrap_or_default(),
+            provider: billed.unwrap_or_default(),
+            ..observe(id, Some(tenant.id), (verdict, Reason::Amount), texts.join("; "))
+        }))
+    }
+
+    /// What was handed to billing for a period, by the moments that pushes are stamped with: those
+    /// decide on which invoice they are. None if the meter is not ours.
+    async fn sum_pushed(
+        &self,
+        tenant: &TenantId,
+        event_name: &str,
+        period: Window,
+        catalog: &Catalog,
+    ) -> store::Result<Option<Quantity>> {
+        let meters = catalog.list();
+        let found = meters
+            .iter()
+            .find(|meter| meter.spec.billing.is_some() && meter.event_name() == event_name);
+        let Some((meter, billing)) = found.and_then(|m| Some((m, m.spec.billing.as_ref()?))) else {
+            return Ok(None);
+        };
+        let Some((number, _)) = catalog.find(meter.slug.as_str()) else { return Ok(None) };
+        // What was used before the meter was billed here, another program reported.
+        if billing.start() > period.start {
+            return Ok(None);
+        }
+        let first = billing.window_around(period.start, meter.spec.bucket);
+        let range = Window { start: first.start, end: period.end };
+        let pushes = self.store.read_window_pushes(tenant, number, range).await?;
+        let counts = |push: &&WindowPush| {
+            push.shadow == self.shadow
+                && push.state != PushState::Replaced
+                && period.contains(push.stamped_at)
+        };
+        let quantities = pushes.iter().filter(counts).map(|push| push.quantity);
+        Ok(quantities.into_iter().try_fold(Quantity::ZERO, Quantity::checked_add))
+    }
+
+    async fn mirrors(&self, kind: ObjectKind, status: Option<&str>) -> store::Result<Vec<Mirror>> {
+        let mut mirrors: Vec<Mirror> = Vec::new();
+        loop {
+            let query = MirrorQuery {
+                kind,
+                status: status.map(str::to_owned),
+                customer: None,
+                after: mirrors.last().map(|mirror| mirror.name.id.clone()),
+                limit: PAGE,
+            };
+            let page = self.store.list_mirrors(query).await?;
+            let ended = page.len() < PAGE;
+            mirrors.extend(page);
+            if ended {
+                return Ok(mirrors);
+            }
+        }
+    }
+}
+
+struct JudgedSubscription {
+    observation: Option<Observation>,
+    read_again: bool,
+}
+
+fn observe(
+    id: &str,
+    tenant: Option<TenantId>,
+    (verdict, reason): (Verdict, Reason),
+    detail: String,
+) -> Observation {
+    Observation {
+        kind: FindingKind::Subscription,
+        tenant,
+        meter: None,
+        subject: id.to_owned(),
+        verdict,
+        reason,
+        ledger: Quantity::ZERO,
+        provider: Quantity::ZERO,
+        detail,
+    }
+}
+
+fn has_ended(status: &str) -> bool {
+    matches!(status, "canceled" | "incomplete_expired" | "gone")
+}
