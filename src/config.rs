@@ -182,6 +182,12 @@ impl Secret {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+
+    /// The secrets of a list with commas in between.
+    pub fn split(&self) -> Vec<Self> {
+        let parts = self.0.split(',').map(str::trim).filter(|part| !part.is_empty());
+        parts.map(Self::new).collect()
+    }
 }
 
 impl std::fmt::Debug for Secret {

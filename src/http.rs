@@ -4,6 +4,7 @@
 //! except for health and documentation needs a key, and a key that is bound to a tenant reaches
 //! nothing of another one. Every failure leaves as a problem (`problem`).
 
+mod alerts;
 pub mod auth;
 mod billing;
 mod body;
@@ -17,19 +18,23 @@ mod latency;
 mod meters;
 mod openapi;
 mod pages;
+mod passes;
 mod problem;
 mod pushes;
 mod records;
 mod serve;
 mod telemetry;
 mod tenants;
+mod timeline;
 mod usage;
+mod webhooks;
 
 pub use serve::serve;
 
 use crate::clock::Clock;
-use crate::config::{Config, ServerConfig};
+use crate::config::{Config, Secret, ServerConfig};
 use crate::jobs::ingest::Ingest;
+use crate::jobs::webhook::WebhookInbox;
 use crate::provider::Provider;
 use crate::store::Store;
 use auth::KeyCache;
@@ -53,6 +58,9 @@ pub struct App {
     metrics: PrometheusHandle,
     /// Whom totals are pushed to.
     provider: Option<Arc<dyn Provider>>,
+    inbox: Arc<WebhookInbox>,
+    /// Any of them may have signed a webhook.
+    webhook_secrets: Vec<Secret>,
     /// The description of this interface, made once.
     openapi: Bytes,
 }
@@ -60,7 +68,7 @@ pub struct App {
 impl App {
     pub fn new(
         store: Arc<dyn Store>,
-        ingest: Arc<Ingest>,
+        (ingest, inbox): (Arc<Ingest>, Arc<WebhookInbox>),
         clock: Clock,
         provider: Option<Arc<dyn Provider>>,
         config: &Config,
@@ -71,9 +79,11 @@ impl App {
             bodies: BodyReader::new(&config.server),
             metrics: telemetry::install_recorder(),
             openapi: openapi::document(&config.server).into(),
+            webhook_secrets: config.stripe.webhook_secrets.split(),
             store,
             provider,
             ingest,
+            inbox,
             clock,
             config: config.server.clone(),
             accept_horizon_hours: config.ingest.accept_horizon_hours,

@@ -9,9 +9,12 @@
 use super::store::{StoreArguments, open_store};
 use crate::clock::Clock;
 use crate::config::{Config, LogFormat};
+use crate::destinations;
 use crate::http::{self, App, auth};
+use crate::jobs::inbound::{InboundJobs, Parts};
 use crate::jobs::ingest::Ingest;
 use crate::jobs::outbound::Outbound;
+use crate::jobs::webhook::WebhookInbox;
 use crate::provider::{self, Provider};
 use crate::rules::ids::MeterSlug;
 use crate::rules::meter::Meter;
@@ -73,13 +76,27 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let provider = connect_provider(&config)?;
     let outbound =
         provider.as_ref().map(|provider| Outbound::start(&store, provider, &clock, &config));
-    let app = App::new(Arc::clone(&store), Arc::clone(&ingest), clock, provider, &config);
+    let destinations = destinations::connect(&config.alerts)
+        .map_err(|refusal| anyhow::anyhow!("settings: {refusal}"))?;
+    let inbox = WebhookInbox::start(Arc::clone(&store));
+    let parts = Parts {
+        store: &store,
+        provider: provider.as_ref(),
+        clock: &clock,
+        ingest: &ingest,
+        inbox: &inbox,
+        destinations,
+    };
+    let inbound = InboundJobs::start(parts, &config);
+    let intake = (Arc::clone(&ingest), inbox);
+    let app = App::new(Arc::clone(&store), intake, clock, provider, &config);
     announce(&config, listen, admin_key.as_deref())?;
     http::serve(listener, app, signals.first()).await.context("cannot serve")?;
     ingest.drain().await;
     if let Some(outbound) = outbound {
         outbound.drain().await;
     }
+    inbound.drain().await;
     store.close().await;
     tracing::info!("stopped: everything that was acknowledged is stored");
     Ok(ExitCode::SUCCESS)

@@ -12,6 +12,7 @@ use crate::provider::TotalsQuery;
 use crate::rules::billing::Billing;
 use crate::rules::ids::TenantId;
 use crate::rules::meter::Meter;
+use crate::rules::pass::{PassKind, PassState};
 use crate::rules::push::WindowUsage;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
@@ -19,6 +20,7 @@ use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
 use crate::rules::window_life::WindowState;
 use crate::store::push::PushAges;
+use crate::store::reconciliation::PassQuery;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -41,6 +43,33 @@ pub struct BillingHealth {
     dead: u64,
     /// The quantities of the dead ones by meter, as decimal numbers.
     unbilled_quantity: BTreeMap<String, String>,
+    /// Tenants with drift that was still there after two passes.
+    drifting_tenants: u64,
+    /// Webhooks whose objects are still to be read.
+    webhooks_waiting: u64,
+    pages: Pages,
+    last_pass: LastPasses,
+}
+
+/// How often somebody was called.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct Pages {
+    /// Still open.
+    open: u64,
+    /// In the last 24 hours.
+    day: u64,
+    /// In the last seven days, and in the seven before.
+    week: u64,
+    week_before: u64,
+}
+
+/// When the last passes were closed; null if there was none.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct LastPasses {
+    #[schema(format = DateTime)]
+    hourly: Option<String>,
+    #[schema(format = DateTime)]
+    nightly: Option<String>,
 }
 
 /// Read how pushes stand
@@ -63,7 +92,20 @@ pub async fn get_billing_health(
     let named = counts.unbilled.into_iter().filter_map(|(meter, quantity)| {
         Some((catalog.get(meter)?.slug.to_string(), quantity.to_string()))
     });
+    let pages = app.store.count_pages(now).await?;
     Ok(axum::Json(BillingHealth {
+        drifting_tenants: app.store.count_drifting_tenants().await?,
+        webhooks_waiting: app.store.count_webhooks().await?.waiting,
+        pages: Pages {
+            open: pages.open,
+            day: pages.day,
+            week: pages.week,
+            week_before: pages.week_before,
+        },
+        last_pass: LastPasses {
+            hourly: last_pass(&app, PassKind::Hourly).await?,
+            nightly: last_pass(&app, PassKind::Nightly).await?,
+        },
         unbilled_quantity: named.collect(),
         observed: counts.observed,
         observed_long: counts.observed_long,
@@ -72,6 +114,13 @@ pub async fn get_billing_health(
         submitted_long: counts.submitted_long,
         dead: counts.dead,
     }))
+}
+
+async fn last_pass(app: &App, kind: PassKind) -> Result<Option<String>, Problem> {
+    let query =
+        PassQuery { kind: Some(kind), state: Some(PassState::Closed), before: None, limit: 1 };
+    let last = app.store.list_passes(query).await?.pop();
+    Ok(last.and_then(|pass| pass.ended_at).map(|at| at.to_string()))
 }
 
 #[derive(Deserialize, utoipa::IntoParams)]

@@ -5,8 +5,8 @@
 //! in common (keys, problems, the body's limits) is added here, once for all of them.
 
 use super::{
-    App, billing, counters, events, inboxes, keys, latency, meters, pages, pushes, records,
-    tenants, usage,
+    App, alerts, billing, counters, events, inboxes, keys, latency, meters, pages, passes, pushes,
+    records, tenants, timeline, usage, webhooks,
 };
 use crate::config::ServerConfig;
 use crate::rules::ids::{
@@ -48,6 +48,17 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(pushes::discard_push))
         .routes(routes!(billing::get_billing_health))
         .routes(routes!(billing::get_comparison))
+        .routes(routes!(webhooks::receive_stripe))
+        .routes(routes!(webhooks::list_webhooks))
+        .routes(routes!(webhooks::get_webhook))
+        .routes(routes!(webhooks::replay_webhook))
+        .routes(routes!(timeline::get_timeline))
+        .routes(routes!(passes::list_passes, passes::post_pass))
+        .routes(routes!(passes::get_pass))
+        .routes(routes!(passes::list_rows))
+        .routes(routes!(passes::list_findings))
+        .routes(routes!(alerts::list_alerts))
+        .routes(routes!(alerts::list_thresholds, alerts::put_threshold, alerts::delete_threshold))
         .routes(routes!(keys::list_keys, keys::post_key))
         .routes(routes!(keys::delete_key))
         .routes(routes!(pages::healthz))

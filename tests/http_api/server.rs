@@ -8,6 +8,7 @@ use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config};
 use counterfoil::http::{self, App, auth};
 use counterfoil::jobs::ingest::Ingest;
+use counterfoil::jobs::webhook::WebhookInbox;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::store::Store;
 use counterfoil::store::sqlite::SqliteStore;
@@ -64,7 +65,8 @@ impl Server {
             config.tenants.strict,
         );
         let admin = auth::create_first_admin_key(&*shared, &clock, None).await.unwrap().unwrap();
-        let app = App::new(shared, ingest, clock.clone(), None, config);
+        let inbox = WebhookInbox::start(Arc::clone(&shared));
+        let app = App::new(shared, (ingest, inbox), clock.clone(), None, config);
         let router = http::router(Arc::clone(&app));
         Self { router, app, store, admin, clock, _directory: directory }
     }

@@ -1,0 +1,199 @@
+//! `/v1/timeline`: which subscription, plan and trial a tenant had, and when; and its invoices and
+//! grants of credit as the provider showed them last.
+//!
+//! Invariant: what is answered of a moment does not depend on the order in which webhooks came. A
+//! key that is bound to a tenant sees that tenant's only.
+
+use super::App;
+use super::auth::{Caller, Scope};
+use super::extract::Query;
+use super::problem::Problem;
+use crate::rules::ids::TenantId;
+use crate::rules::invoice::{Dunning, judge_dunning};
+use crate::rules::mirror::{ObjectKind, Snapshot};
+use crate::rules::subscription::{Stamp, Stretch, stamps_at, unroll};
+use crate::rules::window::parse_border;
+use crate::store::webhook::MirrorQuery;
+use axum::extract::State;
+use jiff::tz::TimeZone;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Invoices and grants that are shown of a tenant.
+const OBJECTS_MAX: usize = 1_000;
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct TimelineQuery {
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    tenant: String,
+    /// The moment that is asked about (RFC 3339, or a date in UTC); now if it is left out.
+    #[param(format = DateTime, example = "2026-11-15T12:00:00Z")]
+    at: Option<String>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct TimelineAnswer {
+    tenant: String,
+    #[schema(format = DateTime)]
+    at: String,
+    /// The subscriptions that were in force then.
+    stamps: Vec<StampAnswer>,
+    /// All that is known, in the order of subscriptions and time.
+    stretches: Vec<StretchAnswer>,
+    /// In the order of ids.
+    invoices: Vec<InvoiceAnswer>,
+    credit_grants: Vec<CreditGrantAnswer>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct StampAnswer {
+    subscription: String,
+    status: String,
+    /// The plan: the prices it is made of.
+    prices: Vec<String>,
+    trial: bool,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct StretchAnswer {
+    subscription: String,
+    #[schema(format = DateTime)]
+    from: String,
+    /// Null: until now.
+    #[schema(format = DateTime)]
+    until: Option<String>,
+    status: String,
+    prices: Vec<String>,
+    #[schema(format = DateTime)]
+    trial_start: Option<String>,
+    #[schema(format = DateTime)]
+    trial_end: Option<String>,
+}
+
+/// Amounts are of the currency's smallest unit.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct InvoiceAnswer {
+    id: String,
+    status: String,
+    #[schema(format = DateTime)]
+    from: String,
+    #[schema(format = DateTime)]
+    to: String,
+    currency: String,
+    /// Before tax.
+    subtotal: i64,
+    tax: i64,
+    total: i64,
+    /// Where its payment stands.
+    dunning: Dunning,
+    /// When a draft is fixed.
+    #[schema(format = DateTime)]
+    finalizes_at: Option<String>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct CreditGrantAnswer {
+    id: String,
+    /// paid or promotional.
+    category: String,
+    currency: String,
+    amount: i64,
+    status: String,
+    #[schema(format = DateTime)]
+    expires_at: Option<String>,
+}
+
+/// Read a tenant's timeline
+#[utoipa::path(
+    get, path = "/v1/timeline", tag = "tenants", params(TimelineQuery),
+    responses((status = 200, description = "What is known", body = TimelineAnswer))
+)]
+pub async fn get_timeline(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Query(query): Query<TimelineQuery>,
+) -> Result<axum::Json<TimelineAnswer>, Problem> {
+    caller.require(Scope::Read)?;
+    let tenant = TenantId::parse(&query.tenant)?;
+    caller.require_tenant(&tenant)?;
+    let at = query.at.as_deref().map(|text| parse_border(text, &TimeZone::UTC)).transpose()?;
+    let at = at.unwrap_or_else(|| app.clock.now());
+    let stretches = unroll(app.store.read_timeline(&tenant).await?);
+    let (mut invoices, mut credit_grants) = (Vec::new(), Vec::new());
+    let customer = app.store.find_tenant(&tenant).await?.and_then(|tenant| tenant.customer);
+    if let Some(customer) = customer {
+        for kind in [ObjectKind::Invoice, ObjectKind::CreditGrant] {
+            let query = MirrorQuery {
+                kind,
+                status: None,
+                customer: Some(customer.clone()),
+                after: None,
+                limit: OBJECTS_MAX,
+            };
+            for mirror in app.store.list_mirrors(query).await? {
+                let (id, snapshot) = (mirror.name.id, mirror.snapshot);
+                invoices.extend(answer_invoice(&id, &snapshot));
+                credit_grants.extend(answer_grant(&id, &snapshot));
+            }
+        }
+    }
+    Ok(axum::Json(TimelineAnswer {
+        tenant: query.tenant,
+        at: at.to_string(),
+        stamps: stamps_at(&stretches, at).into_iter().map(StampAnswer::from).collect(),
+        stretches: stretches.into_iter().map(StretchAnswer::from).collect(),
+        invoices,
+        credit_grants,
+    }))
+}
+
+fn answer_invoice(id: &str, snapshot: &Snapshot) -> Option<InvoiceAnswer> {
+    let Snapshot::Invoice(invoice) = snapshot else { return None };
+    Some(InvoiceAnswer {
+        id: id.to_owned(),
+        status: invoice.status.clone(),
+        from: invoice.period.start.to_string(),
+        to: invoice.period.end.to_string(),
+        currency: invoice.currency.clone(),
+        subtotal: invoice.subtotal,
+        tax: invoice.tax,
+        total: invoice.total,
+        dunning: judge_dunning(invoice),
+        finalizes_at: invoice.finalizes_at.map(|at| at.to_string()),
+    })
+}
+
+fn answer_grant(id: &str, snapshot: &Snapshot) -> Option<CreditGrantAnswer> {
+    let Snapshot::CreditGrant(grant) = snapshot else { return None };
+    Some(CreditGrantAnswer {
+        id: id.to_owned(),
+        category: grant.category.clone(),
+        currency: grant.currency.clone(),
+        amount: grant.amount,
+        status: snapshot.status().to_owned(),
+        expires_at: grant.expires_at.map(|at| at.to_string()),
+    })
+}
+
+impl From<Stamp> for StampAnswer {
+    fn from(stamp: Stamp) -> Self {
+        let Stamp { subscription, status, prices, trial } = stamp;
+        Self { subscription: subscription.to_string(), status, prices, trial }
+    }
+}
+
+impl From<Stretch> for StretchAnswer {
+    fn from(stretch: Stretch) -> Self {
+        Self {
+            subscription: stretch.subscription.to_string(),
+            from: stretch.from.to_string(),
+            until: stretch.until.map(|at| at.to_string()),
+            status: stretch.status,
+            prices: stretch.prices,
+            trial_start: stretch.trial.map(|trial| trial.start.to_string()),
+            trial_end: stretch.trial.map(|trial| trial.end.to_string()),
+        }
+    }
+}

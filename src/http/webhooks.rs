@@ -1,0 +1,254 @@
+//! `/webhooks/stripe`, where the provider tells what has happened, and `/v1/webhooks`, the log of
+//! it.
+//!
+//! Invariant: nothing is read of a body whose signature is not good, and such a request leaves no
+//! trace but a counter. A webhook is answered with 200 only after the commit that holds it; if the
+//! store cannot write, with 503, so that the provider sends it again.
+
+use super::App;
+use super::auth::{Caller, Scope};
+use super::extract::{Path, Query, parse_limit};
+use super::problem::{Kind, Problem};
+use super::records::raw_json;
+use crate::provider::stripe::signature;
+use crate::provider::stripe::webhook::parse_webhook;
+use crate::rules::mirror::ObjectKind;
+use crate::rules::webhook::{WebhookSource, WebhookStatus};
+use crate::store::push::Ruling;
+use crate::store::webhook::{Receipted, WebhookQuery, WebhookReceipt, WebhookRecord};
+use axum::extract::State;
+use http::HeaderMap;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::sync::Arc;
+
+/// Largest webhook that is taken; Stripe's have some kilobytes.
+const WEBHOOK_BYTES_MAX: usize = 1024 * 1024;
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ReceivedAnswer {
+    /// The webhook's number in the log.
+    id: u64,
+    /// Whether the same fact was told before.
+    duplicate: bool,
+}
+
+/// Take a webhook of Stripe's
+///
+/// For Stripe alone: signed with one of `stripe.webhook_secrets` over the bytes of the body, within
+/// five minutes. Needs no key.
+#[utoipa::path(
+    post, path = "/webhooks/stripe", tag = "webhooks", security(()),
+    request_body(content = String, content_type = "application/json"),
+    responses(
+        (status = 200, description = "It is stored", body = ReceivedAnswer),
+        (status = 400, description = "The signature is not good, or the event has no id"),
+        (status = 500, description = "The server failed; its log says why"),
+        (status = 503, description = "It cannot be stored now, or no secret is set; send it again"),
+    )
+)]
+pub async fn receive_stripe(
+    State(app): State<Arc<App>>,
+    request: axum::extract::Request,
+) -> Result<axum::Json<ReceivedAnswer>, Problem> {
+    if app.webhook_secrets.is_empty() {
+        let detail = "no webhook secret is set; set COUNTERFOIL_STRIPE_WEBHOOK_SECRETS to the \
+                      endpoint's signing secret";
+        return Err(Problem::new(Kind::Unavailable, "webhooks_not_set_up", detail));
+    }
+    let (parts, body) = request.into_parts();
+    // Without its headers: the signature is over the bytes as they are.
+    let body = app.bodies.read(&HeaderMap::new(), body).await?;
+    let received_at = app.clock.now();
+    let header = parts.headers.get("stripe-signature").and_then(|value| value.to_str().ok());
+    let judged = if body.bytes.len() > WEBHOOK_BYTES_MAX {
+        Err("too_large")
+    } else {
+        let header = header.unwrap_or_default();
+        signature::verify(&app.webhook_secrets, header, &body.bytes, received_at)
+            .map_err(signature::Forgery::name)
+    };
+    if let Err(reason) = judged {
+        metrics::counter!("counterfoil_webhooks_refused_total", "reason" => reason).increment(1);
+        let detail = "this is not signed with an active secret over these bytes, within five \
+                      minutes; compare stripe.webhook_secrets with the endpoint's signing secret";
+        return Err(Problem::new(Kind::Invalid, "invalid_signature", detail));
+    }
+    let facts = parse_webhook(&body.bytes).map_err(|refusal| {
+        metrics::counter!("counterfoil_webhooks_refused_total", "reason" => refusal.code)
+            .increment(1);
+        Problem::new(Kind::Invalid, refusal.code, refusal.detail)
+    })?;
+    let (payload, source) = (body.bytes.to_vec(), WebhookSource::Delivered);
+    let receipt = WebhookReceipt { facts, payload, source, received_at };
+    let Receipted { number, fresh } = app.inbox.submit(receipt).await?;
+    let known = if fresh { "fresh" } else { "duplicate" };
+    metrics::counter!("counterfoil_webhooks_total", "known" => known).increment(1);
+    Ok(axum::Json(ReceivedAnswer { id: number, duplicate: !fresh }))
+}
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WebhookParameters {
+    #[param(inline)]
+    status: Option<WebhookStatus>,
+    /// Only events of this type, such as `invoice.created`.
+    #[serde(rename = "type")]
+    #[param(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    event_type: Option<String>,
+    /// `next_before` of the page before.
+    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
+    before: Option<u64>,
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<usize>,
+}
+
+/// One webhook, and what became of it.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct WebhookAnswer {
+    id: u64,
+    /// The provider's id of the event.
+    event_id: String,
+    #[serde(rename = "type")]
+    event_type: String,
+    /// What has changed; null if the event is only kept.
+    object_kind: Option<ObjectKind>,
+    object_id: Option<String>,
+    source: WebhookSource,
+    status: WebhookStatus,
+    #[schema(format = DateTime)]
+    created_at: String,
+    #[schema(format = DateTime)]
+    received_at: String,
+    #[schema(format = DateTime)]
+    settled_at: Option<String>,
+    /// How often it was delivered, its twins included.
+    deliveries: u64,
+    /// Why its object could not be read so far.
+    detail: Option<String>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct WebhookList {
+    /// Newest first.
+    webhooks: Vec<WebhookAnswer>,
+    /// Give it as `before` for the next page; null at the end.
+    next_before: Option<u64>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct WebhookTrace {
+    #[serde(flatten)]
+    webhook: WebhookAnswer,
+    /// As it came.
+    #[schema(value_type = Object)]
+    payload: Box<RawValue>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ReplayAnswer {
+    /// The webhook whose object is read again.
+    id: u64,
+}
+
+/// List webhooks
+#[utoipa::path(
+    get, path = "/v1/webhooks", tag = "webhooks", params(WebhookParameters),
+    responses((status = 200, description = "A page of webhooks", body = WebhookList))
+)]
+pub async fn list_webhooks(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Query(query): Query<WebhookParameters>,
+) -> Result<axum::Json<WebhookList>, Problem> {
+    caller.require_unbound(Scope::Read)?;
+    let limit = parse_limit(query.limit)?;
+    let WebhookParameters { status, event_type, before, .. } = query;
+    let query = WebhookQuery { status, event_type, before, limit: limit + 1 };
+    let mut found = app.store.list_webhooks(query).await?;
+    let more = found.len() > limit;
+    found.truncate(limit);
+    let next_before = found.last().filter(|_| more).map(|webhook| webhook.number);
+    let webhooks = found.into_iter().map(WebhookAnswer::from).collect();
+    Ok(axum::Json(WebhookList { webhooks, next_before }))
+}
+
+/// Read a webhook
+#[utoipa::path(
+    get, path = "/v1/webhooks/{webhook}", tag = "webhooks",
+    params(("webhook" = u64, Path, description = "The webhook's id in the log")),
+    responses(
+        (status = 200, description = "The webhook with its payload", body = WebhookTrace),
+        (status = 404, description = "There is no such webhook"),
+    )
+)]
+pub async fn get_webhook(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(number): Path<u64>,
+) -> Result<axum::Json<WebhookTrace>, Problem> {
+    caller.require_unbound(Scope::Read)?;
+    let stored = i64::try_from(number).is_ok();
+    let found = if stored { app.store.find_webhook(number).await? } else { None };
+    let (webhook, payload) = found.ok_or_else(no_such_webhook)?;
+    let payload = String::from_utf8(payload);
+    let payload = payload.map_err(|_| Problem::corrupt("a webhook's payload is not a text"))?;
+    Ok(axum::Json(WebhookTrace { webhook: webhook.into(), payload: raw_json(payload)? }))
+}
+
+/// Replay a webhook
+///
+/// Has its object read again from the provider. Doing so twice changes nothing.
+#[utoipa::path(
+    post, path = "/v1/webhooks/{webhook}/replay", tag = "webhooks",
+    params(("webhook" = u64, Path, description = "The webhook's id in the log")),
+    responses(
+        (status = 200, description = "Its object is read again", body = ReplayAnswer),
+        (status = 404, description = "There is no such webhook"),
+        (status = 409, description = "It has no effect that could be repeated"),
+    )
+)]
+pub async fn replay_webhook(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(number): Path<u64>,
+) -> Result<axum::Json<ReplayAnswer>, Problem> {
+    caller.require_unbound(Scope::Operate)?;
+    if i64::try_from(number).is_err() {
+        return Err(no_such_webhook());
+    }
+    match app.store.replay_webhook(number, app.clock.now()).await? {
+        Ruling::Done(_) => {
+            app.inbox.arrived().notify_one();
+            Ok(axum::Json(ReplayAnswer { id: number }))
+        }
+        Ruling::Refused(why) => Err(Problem::new(Kind::Conflict, "webhook_not_replayed", why)),
+        Ruling::NotFound => Err(no_such_webhook()),
+    }
+}
+
+fn no_such_webhook() -> Problem {
+    let detail = "there is no webhook of this id; GET /v1/webhooks lists them";
+    Problem::new(Kind::NotFound, "unknown_webhook", detail)
+}
+
+impl From<WebhookRecord> for WebhookAnswer {
+    fn from(record: WebhookRecord) -> Self {
+        let (object_kind, object_id) = record.object.map(|name| (name.kind, name.id)).unzip();
+        Self {
+            id: record.number,
+            event_id: record.event_id,
+            event_type: record.event_type,
+            object_kind,
+            object_id,
+            source: record.source,
+            status: record.status,
+            created_at: record.created_at.to_string(),
+            received_at: record.received_at.to_string(),
+            settled_at: record.settled_at.map(|at| at.to_string()),
+            deliveries: record.deliveries,
+            detail: record.detail,
+        }
+    }
+}
