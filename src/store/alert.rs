@@ -85,6 +85,19 @@ pub enum ThresholdKind {
     Quota,
 }
 
+impl ThresholdKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Threshold => "threshold",
+            Self::Quota => "quota",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Threshold, Self::Quota].into_iter().find(|kind| kind.name() == name)
+    }
+}
+
 /// Calendar periods, in UTC.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
@@ -93,6 +106,19 @@ pub enum ThresholdKind {
 pub enum ThresholdPeriod {
     Day,
     Month,
+}
+
+impl ThresholdPeriod {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Day => "day",
+            Self::Month => "month",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Day, Self::Month].into_iter().find(|period| period.name() == name)
+    }
 }
 
 #[async_trait]

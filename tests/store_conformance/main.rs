@@ -18,14 +18,17 @@ mod declarations;
 mod deliveries;
 mod fixture;
 mod history;
+mod inbound;
 mod keys;
 mod leases;
 mod listing;
+mod mirrors;
 mod push_listing;
 mod pushes;
 mod two_senders;
 mod two_servers;
 mod usage;
+mod webhooks;
 
 macro_rules! on_every_store {
     ($($module:ident { $($test:ident),* $(,)? })*) => {
@@ -134,5 +137,32 @@ on_every_store! {
         submitted_windows_come_up_when_due,
         windows_with_a_begun_push_are_left_out,
         a_changed_customer_has_a_window_of_its_own,
+    }
+    webhooks {
+        a_webhook_is_kept_as_it_came,
+        five_at_once_are_one,
+        batches_at_once_share_nothing,
+        twins_are_one_in_either_order,
+        twins_within_a_batch_are_one,
+        names_of_a_twin_are_learned,
+        a_snapshot_after_a_thin_twin_adds_its_state,
+        unknown_types_are_kept,
+        a_replay_waits_once,
+        pages_and_filters,
+        those_waiting_are_counted,
+        cursors_are_kept,
+    }
+    mirrors {
+        each_request_takes_the_next_ticket,
+        claims_respect_leases_and_dues,
+        claimants_at_once_share_nothing,
+        a_stale_reading_is_not_written,
+        readings_of_one_call_are_in_order,
+        webhooks_above_the_ticket_keep_waiting,
+        a_reading_judges_what_was_told,
+        what_cannot_be_read_is_put_off,
+        readings_add_only_new_states,
+        a_timeline_is_the_same_in_any_order,
+        pages_and_filters,
     }
 }
