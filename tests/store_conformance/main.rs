@@ -25,6 +25,7 @@ mod listing;
 mod mirrors;
 mod push_listing;
 mod pushes;
+mod two_receivers;
 mod two_senders;
 mod two_servers;
 mod usage;
