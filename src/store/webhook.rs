@@ -150,7 +150,7 @@ pub struct Rejection {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RejectionReport {
     pub rejected: u64,
-    /// Submitted pushes that will be looked for at once.
+    /// Submitted pushes that were to be looked for later, and are now at once.
     pub rechecked: u64,
     /// Named ones that are being sent again just now; ask again later.
     pub busy: u64,
@@ -209,7 +209,7 @@ pub trait Mirrors: Send + Sync {
     async fn read_timeline(&self, tenant: &TenantId) -> Result<Vec<TimelineEntry>>;
 
     /// Makes dead (class refused) the named pushes that are submitted, or observed, begun and not
-    /// leased; makes those to be looked for due now. Others are left alone, so asking again
-    /// changes nothing.
+    /// leased; makes those to be looked for due now, unless they are (class unknown in their
+    /// history). Others are left alone, so asking again changes nothing.
     async fn reject_pushes(&self, rejection: Rejection, at: Timestamp) -> Result<RejectionReport>;
 }
