@@ -96,7 +96,8 @@ async fn mirrors_claimed_at_once_are_claimed_once() {
     f.store.want_mirrors(objects(), f.now).await.unwrap();
     let claim = MirrorClaim { now: f.now, lease_until: after(f.now, 10), limit: 2 };
     let mut tasks = Vec::new();
-    for store in servers.iter().cloned() {
+    for store in &servers {
+        let store = Arc::clone(store);
         tasks.push(tokio::spawn(async move {
             let mut claimed = Vec::new();
             for _ in 0..OBJECTS {
@@ -214,8 +215,8 @@ async fn alerts_and_notices_at_once_are_one() {
 /// Sends notices from all servers at once until none is due; their numbers.
 async fn send_all(f: &Fixture, servers: &[Arc<dyn Store>]) -> Vec<u64> {
     let mut tasks = Vec::new();
-    for store in servers.iter().cloned() {
-        let now = f.now;
+    for store in servers {
+        let (store, now) = (Arc::clone(store), f.now);
         tasks.push(tokio::spawn(async move {
             let mut sent = Vec::new();
             for _ in 0..20 {
@@ -339,8 +340,9 @@ async fn corrections_at_once_are_one() {
             pass: 7,
         };
         let mut tasks = Vec::new();
-        for store in servers.iter().cloned() {
-            let (order, at) = (order.clone(), after(b.f.now, 30));
+        for store in &servers {
+            let (store, order) = (Arc::clone(store), order.clone());
+            let at = after(b.f.now, 30);
             tasks.push(tokio::spawn(async move { store.record_correction(order, at).await }));
         }
         let mut done = 0;

@@ -3,8 +3,8 @@
 //! Invariant: pushes are locked first, in the order of their numbers, as in `settlements`. One that
 //! somebody sends just now is left to its claimant, who may learn better.
 //!
-//! A crash leaves all of a call or nothing. A call that is repeated finds the pushes dead, and those
-//! to be looked for due, and changes nothing.
+//! A crash leaves all of a call or nothing. A call that is repeated finds the pushes dead, and
+//! those to be looked for due, and changes nothing.
 
 use super::PostgresStore;
 use super::push_rows::{Change, StoredPush, log_changes, read_pushes};
@@ -46,8 +46,10 @@ async fn reject_all(
     rejection: &Rejection,
     at: Timestamp,
 ) -> Done<(RejectionReport, Vec<Change>)> {
-    let samples: BTreeMap<&str, &str> =
-        rejection.samples.iter().map(|(key, said)| (key.as_str(), said.as_str())).collect();
+    let mut samples: BTreeMap<&str, &str> = BTreeMap::new();
+    for (key, said) in &rejection.samples {
+        samples.entry(key).or_insert(said);
+    }
     let numbers = lock_concerned(client, rejection, &samples).await?;
     let (mut report, mut refused, mut others) = (RejectionReport::default(), vec![], vec![]);
     let stored = read_pushes(client, &numbers).await?;
