@@ -115,9 +115,9 @@ pub trait Reconciliation: Send + Sync {
         meter: MeterNo,
         range: Window,
     ) -> Result<Vec<WindowPush>>;
-    /// Tenants with a customer, and meters, that have pushes (shadow or not, as asked) which
-    /// changed since then, are observed, submitted or dead and not discarded, or that have an open
-    /// finding of usage.
+    /// Tenants with a customer, and meters, that have pushes (shadow or not, as asked) which came
+    /// into their state since then, are observed, submitted or dead and not discarded, or that have
+    /// an open finding of usage; each once.
     async fn list_restless_pairs(&self, since: Timestamp, shadow: bool) -> Result<Vec<Pair>>;
 
     /// Orders a pass. Of nightly passes there is one for each range: its number if there is one.
