@@ -308,3 +308,6 @@ CREATE TABLE thresholds (
     created_at timestamptz NOT NULL,
     PRIMARY KEY (tenant_no, meter_no, kind, period)
 );
+
+-- Which tenants' pushes have changed lately, without a look at all pushes ever made.
+CREATE INDEX pushes_by_change ON pushes (state_at, shadow, tenant_no, meter_no);

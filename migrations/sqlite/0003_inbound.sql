@@ -301,3 +301,6 @@ CREATE TABLE thresholds (
     created_at INTEGER NOT NULL,
     PRIMARY KEY (tenant_no, meter_no, kind, period)
 ) STRICT, WITHOUT ROWID;
+
+-- Which tenants' pushes have changed lately, without a look at all pushes ever made.
+CREATE INDEX pushes_by_change ON pushes (state_at, shadow, tenant_no, meter_no);

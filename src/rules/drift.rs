@@ -471,6 +471,28 @@ pub fn judge_drift(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
     }
 }
 
+/// Whether what the provider lacks of a window may be sent again, given all pushes of the window
+/// now: only if they are still as they were judged, and nothing of it is on its way or in doubt.
+pub fn judge_correction(
+    pushes: &[WindowPush],
+    (settled, provider): (Quantity, Quantity),
+) -> Result<(), &'static str> {
+    let Some(sums) = PushSums::of_window(pushes) else {
+        return Err("the window's pushes make more than can be held exactly");
+    };
+    if sums.settled != settled {
+        Err("the provider was told something of the window since it was judged")
+    } else if sums.unsent_count + sums.unresolved_count > 0 {
+        Err("a push of the window is still to be sent, or its outcome is not known yet")
+    } else if sums.doubtful_count > 0 {
+        Err("nobody knows whether some dead push of the window counted")
+    } else if provider >= settled {
+        Err("the provider lacks nothing of the window")
+    } else {
+        Ok(())
+    }
+}
+
 /// The provider shows what it said that it has; what else is there?
 fn judge_agreed(halves: &Halves) -> (Verdict, Reason) {
     let pushes = &halves.pushes;
@@ -579,6 +601,28 @@ mod tests {
         check(&[push("5", Dead, Discarded, 1)], "5", (Verdict::Undecidable, Reason::Doubtful));
         let huge = [push("123456789012345", PushState::Confirmed, Confirmed, 1)];
         check(&huge, "5", (Verdict::Undecidable, Reason::Digits));
+    }
+
+    #[test]
+    fn only_what_is_beyond_doubt_is_corrected() {
+        use Class::{Confirmed, Cut, Discarded, Refused, Undecidable, Unknown};
+        use PushState::{Dead, Observed};
+        let confirmed = || push("5", PushState::Confirmed, Confirmed, 1);
+        let check = |other: Option<WindowPush>, settled: &str, provider: &str, expected: bool| {
+            let pushes: Vec<WindowPush> = [confirmed()].into_iter().chain(other).collect();
+            let judged = judge_correction(&pushes, (quantity(settled), quantity(provider)));
+            assert_eq!(judged.is_ok(), expected, "{pushes:?}, {settled} and {provider}");
+        };
+        check(None, "5", "3", true);
+        check(None, "5", "-1", true);
+        check(None, "5", "5", false);
+        check(None, "5", "6", false);
+        check(None, "4", "3", false);
+        check(Some(push("1", Dead, Refused, 1)), "5", "3", true);
+        check(Some(push("1", Dead, Discarded, 1)), "5", "3", true);
+        check(Some(push("1", Dead, Undecidable, 1)), "5", "3", false);
+        check(Some(push("1", Observed, Cut, 0)), "5", "3", false);
+        check(Some(push("1", Observed, Unknown, 1)), "5", "3", false);
     }
 
     #[test]

@@ -184,6 +184,39 @@ pub fn plan_replacement(
     (state, push)
 }
 
+/// What the provider lost of a window, and the push that sends it again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Correction {
+    /// The window's state after both.
+    pub state: CutState,
+    /// Takes away what the provider said that it has and does not show; it is never sent.
+    pub lost: PlannedPush,
+    pub again: PlannedPush,
+}
+
+/// Plans the correction of a window of which the provider said that it has `settled` and shows
+/// `provider`, which is less. The two revisions cancel out, so what was planned stays as it is.
+pub fn plan_correction(
+    state: &CutState,
+    (settled, provider): (Quantity, Quantity),
+    mode: Mode,
+) -> Result<Correction, FoldError> {
+    let gone = provider.checked_sub(settled).ok_or(FoldError)?;
+    let lacking = settled.checked_sub(provider).ok_or(FoldError)?;
+    assert!(lacking > Quantity::ZERO, "only what is lacking is sent again");
+    let revision = state.revision.checked_add(1).ok_or(FoldError)?;
+    let value = match mode {
+        Mode::Delta => gone,
+        Mode::Absolute => provider,
+    };
+    let lost = PlannedPush { revision, quantity: gone, value };
+    let state = CutState { revision: revision.checked_add(1).ok_or(FoldError)?, ..state.clone() };
+    let again = state.tell(lacking, mode);
+    let sum = lost.quantity.checked_add(again.quantity);
+    assert_eq!(sum, Some(Quantity::ZERO), "a correction neither makes nor loses usage");
+    Ok(Correction { state, lost, again })
+}
+
 impl Precision {
     /// The decimal places that leave `quantity` within the digits.
     fn fitting(self, quantity: Quantity) -> u32 {
@@ -288,6 +321,25 @@ mod tests {
         assert_eq!((followed.state.count, followed.state.total), (2, quantity("5")));
         assert_eq!((followed.remainder, followed.push), (quantity("2.5"), None));
         assert_eq!((followed.state.planned, followed.state.revision), (Quantity::ZERO, 0));
+    }
+
+    #[test]
+    fn a_correction_cancels_out() {
+        let planned = quantity("12.5");
+        let state = CutState { planned, revision: 3, ..CutState::new(false) };
+        let check = |mode: Mode, settled: &str, expected: [&str; 2]| {
+            let halves = (quantity(settled), quantity("4"));
+            let plan = plan_correction(&state, halves, mode).expect("fits");
+            assert_eq!(plan.state, CutState { revision: 5, ..state.clone() });
+            let [lost, again] = [&plan.lost, &plan.again]
+                .map(|push| format!("{}:{}:{}", push.revision, push.quantity, push.value));
+            assert_eq!([lost.as_str(), again.as_str()], expected);
+        };
+        check(Mode::Delta, "12.5", ["4:-8.5:-8.5", "5:8.5:8.5"]);
+        check(Mode::Delta, "10", ["4:-6:-6", "5:6:6"]);
+        // A total is told whole: what is dead of the window is overtaken by it.
+        check(Mode::Absolute, "12.5", ["4:-8.5:4", "5:8.5:12.5"]);
+        check(Mode::Absolute, "10", ["4:-6:4", "5:6:12.5"]);
     }
 
     #[test]

@@ -85,6 +85,19 @@ pub enum ThresholdKind {
     Quota,
 }
 
+impl ThresholdKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Threshold => "threshold",
+            Self::Quota => "quota",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Threshold, Self::Quota].into_iter().find(|kind| kind.name() == name)
+    }
+}
+
 /// Calendar periods, in UTC.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
@@ -95,12 +108,26 @@ pub enum ThresholdPeriod {
     Month,
 }
 
+impl ThresholdPeriod {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Day => "day",
+            Self::Month => "month",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Day, Self::Month].into_iter().find(|period| period.name() == name)
+    }
+}
+
 #[async_trait]
 pub trait Alerts: Send + Sync {
     /// Opens and ends alerts, with a notice for each destination, in one transaction. One that is
     /// open already, or resolved already, is left alone. A notice of an opening that still waits
-    /// when its alert ends is given up, and no notice of that end is written for its destination.
-    /// Returns how many changes were made.
+    /// when its alert ends is given up. If it was never claimed, no notice of that end is written
+    /// for its destination; if it was, the destination may have taken it, and is told of the end as
+    /// soon as nobody sends the opening any more. Returns how many changes were made.
     async fn record_alerts(
         &self,
         changes: Vec<AlertChange>,
@@ -110,7 +137,8 @@ pub trait Alerts: Send + Sync {
     async fn list_alerts(&self, query: AlertQuery) -> Result<Vec<Alert>>;
     async fn count_pages(&self, now: Timestamp) -> Result<PageCounts>;
 
-    /// Leases notices that are due, oldest first; leases that ended before `now` are taken off.
+    /// Leases notices that are due, longest due first, and those whose lease ended by `now`. Each
+    /// claim is an attempt: nobody knows how far a claimant came that was not heard of again.
     async fn claim_notices(
         &self,
         now: Timestamp,

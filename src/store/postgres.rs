@@ -7,9 +7,11 @@
 //!
 //! A crash leaves every transaction whole or absent; nothing is repaired at start.
 
+mod alerts;
 mod api_keys;
 mod check;
 mod connection;
+mod corrections;
 mod counters;
 mod cut_events;
 mod cuts;
@@ -17,19 +19,28 @@ mod declarations;
 mod deliveries;
 mod events;
 mod failure;
+mod findings;
 mod inbox;
 mod judgement;
 mod leases;
 mod migrations;
+mod mirrors;
+mod notices;
 mod numeric;
+mod passes;
 mod push_history;
 mod push_rows;
 mod pushes;
+mod reconciliation;
+mod rejections;
 mod rollups;
 mod scalars;
 mod settlements;
-mod stub;
+mod summaries;
+mod thresholds;
+mod timelines;
 mod transaction;
+mod webhooks;
 
 use crate::config::PostgresConfig;
 use crate::rules::fingerprint::Fingerprinter;
@@ -51,15 +62,15 @@ use hashbrown::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 
-/// Connections for leases, cuts and pushes: the jobs of one server are few and mostly wait for the
-/// provider. They are made when they are needed.
+/// Connections for everything but deliveries and queries: the jobs of one server are few and mostly
+/// wait for the provider. They are made when they are needed.
 const OUTBOUND_CONNECTIONS_MAX: usize = 4;
 
 /// A ledger in a PostgreSQL database.
 pub struct PostgresStore {
     connector: Connector,
     readers: Pool,
-    /// For leases, cuts and pushes, so that their waits for each other never hold up a query.
+    /// For what jobs write, so that their waits for each other never hold up a query.
     outbound: Pool,
     writers: Vec<Writer>,
     fingerprinter: Fingerprinter,

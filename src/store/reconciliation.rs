@@ -93,7 +93,8 @@ pub struct CorrectionOrder {
 #[async_trait]
 pub trait Reconciliation: Send + Sync {
     /// Keeps totals of the provider. A value that is the same as before is read once more, if it
-    /// was read at least a second ago; another begins again at one.
+    /// was read at least a second ago, and else left as it is; another begins again at one. A
+    /// reading that is older than the one before is left out.
     async fn record_summaries(
         &self,
         readings: Vec<SummaryReading>,
@@ -114,9 +115,9 @@ pub trait Reconciliation: Send + Sync {
         meter: MeterNo,
         range: Window,
     ) -> Result<Vec<WindowPush>>;
-    /// Tenants with a customer, and meters, that have pushes (shadow or not, as asked) which
-    /// changed since then, are observed, submitted or dead and not discarded, or that have an open
-    /// finding of usage.
+    /// Tenants with a customer, and meters, that have pushes (shadow or not, as asked) which came
+    /// into their state since then, are observed, submitted or dead and not discarded, or that have
+    /// an open finding of usage; each once.
     async fn list_restless_pairs(&self, since: Timestamp, shadow: bool) -> Result<Vec<Pair>>;
 
     /// Orders a pass. Of nightly passes there is one for each range: its number if there is one.
@@ -147,8 +148,9 @@ pub trait Reconciliation: Send + Sync {
     /// Writes, in one transaction, what the provider lost as a reconciled push of class lost with
     /// the negative difference (in absolute mode its value is what the provider shows), and a push
     /// of class correction that sends it again: the next two revisions of the window, so that the
-    /// sum of its pushes stays. Refused, with nothing written, if the settled pushes do not make
-    /// `settled`, if a push of the window is observed or undecidable, or if nothing is lacking.
+    /// sum of its pushes stays; done with the number of the latter. Refused, with nothing written, if
+    /// `rules::drift::judge_correction` does not allow it, if the tenant has no customer, or if a
+    /// settled push of the window was sent for another customer, whose total was not looked at.
     async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling>;
     /// Confirmed pushes of windows that start in `range` become reconciled; how many.
     async fn close_pushes(

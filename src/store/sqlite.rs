@@ -9,13 +9,16 @@
 //! and `memory` (what is known of it), `fold` (its rows); `recovery` is the way back after a stop
 //! or a crash. `docs/decisions/0001-journal-then-fold.md` says why.
 
+mod alerts;
 mod api_keys;
 mod check;
 mod checkpoint;
+mod corrections;
 mod counters;
 mod cuts;
 mod declarations;
 mod events;
+mod findings;
 mod fold;
 mod inbox;
 mod judge;
@@ -23,15 +26,23 @@ mod keys;
 mod leases;
 mod memory;
 mod migrations;
+mod mirrors;
+mod notices;
+mod passes;
 mod push_listing;
 mod push_rows;
 mod pushes;
 mod readers;
 mod record;
 mod recovery;
+mod rejections;
 mod rollups;
 mod segment;
-mod stub;
+mod summaries;
+mod thresholds;
+mod timelines;
+mod webhooks;
+mod window_pushes;
 mod writer;
 
 use crate::config::SqliteConfig;
@@ -378,7 +389,7 @@ fn lock_directory(directory: &Path) -> Result<File> {
 
 fn open_for_writing(path: &Path) -> Result<Connection> {
     let connection = Connection::open(path).map_err(sql_error)?;
-    connection.set_prepared_statement_cache_capacity(64);
+    connection.set_prepared_statement_cache_capacity(128);
     connection
         .execute_batch(
             "PRAGMA page_size = 4096;

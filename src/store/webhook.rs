@@ -2,9 +2,9 @@
 //!
 //! Invariant: a webhook's row, its names, its entry in a timeline and its request for a reading are
 //! written in one transaction; a webhook that is known under any of its names adds only to the
-//! count of its deliveries, and to a timeline what its payload tells and a thin twin's did not. A
-//! mirror's version only grows. What is read is written together with what it means for the
-//! webhooks that asked for it.
+//! count of its deliveries, to its names, and to a timeline what its payload tells and a thin
+//! twin's did not. A mirror's version only grows. What is read is written together with what it
+//! means for the webhooks that asked for it.
 //!
 //! A crash leaves a webhook stored, with its object still to be read, or not stored at all, and
 //! then the provider was not answered and sends it again.
@@ -150,7 +150,7 @@ pub struct Rejection {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RejectionReport {
     pub rejected: u64,
-    /// Submitted pushes that will be looked for at once.
+    /// Submitted pushes that were to be looked for later, and are now at once.
     pub rechecked: u64,
     /// Named ones that are being sent again just now; ask again later.
     pub busy: u64,
@@ -179,7 +179,8 @@ pub trait Webhooks: Send + Sync {
 /// Mirrors, timelines, and what the provider's reports mean for pushes.
 #[async_trait]
 pub trait Mirrors: Send + Sync {
-    /// Has objects read, each with the next ticket of its object, which is returned.
+    /// Has objects read, each with the next ticket of its object, which is returned. An object
+    /// that was put off stays so, whoever wants it: the provider is not asked more often for that.
     async fn want_mirrors(&self, names: Vec<ObjectName>, at: Timestamp) -> Result<Vec<u64>>;
     /// Objects with a wanted ticket above their version, due, and not leased, those longest due
     /// first; they are leased.
@@ -195,7 +196,7 @@ pub trait Mirrors: Send + Sync {
         at: Timestamp,
     ) -> Result<Vec<Mirrored>>;
     /// Ends the lease of an object that could not be read; it is due again then. The detail is kept
-    /// with its waiting webhooks.
+    /// with its waiting webhooks. Nothing is done if it was read for that ticket meanwhile.
     async fn put_off_mirror(
         &self,
         wanted: &WantedMirror,
@@ -208,7 +209,7 @@ pub trait Mirrors: Send + Sync {
     async fn read_timeline(&self, tenant: &TenantId) -> Result<Vec<TimelineEntry>>;
 
     /// Makes dead (class refused) the named pushes that are submitted, or observed, begun and not
-    /// leased; makes those to be looked for due now. Others are left alone, so asking again
-    /// changes nothing.
+    /// leased; makes those to be looked for due now, unless they are (class unknown in their
+    /// history). Others are left alone, so asking again changes nothing.
     async fn reject_pushes(&self, rejection: Rejection, at: Timestamp) -> Result<RejectionReport>;
 }

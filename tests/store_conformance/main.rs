@@ -11,21 +11,31 @@
     clippy::wildcard_enum_match_arm
 )]
 
+mod alerts;
 mod billed;
+mod corrections;
 mod cut_history;
 mod cuts;
 mod declarations;
 mod deliveries;
+mod findings;
 mod fixture;
 mod history;
+mod inbound;
 mod keys;
 mod leases;
 mod listing;
+mod mirrors;
+mod passes;
 mod push_listing;
 mod pushes;
+mod rejections;
+mod summaries;
+mod two_receivers;
 mod two_senders;
 mod two_servers;
 mod usage;
+mod webhooks;
 
 macro_rules! on_every_store {
     ($($module:ident { $($test:ident),* $(,)? })*) => {
@@ -134,5 +144,87 @@ on_every_store! {
         submitted_windows_come_up_when_due,
         windows_with_a_begun_push_are_left_out,
         a_changed_customer_has_a_window_of_its_own,
+    }
+    webhooks {
+        a_webhook_is_kept_as_it_came,
+        five_at_once_are_one,
+        batches_at_once_share_nothing,
+        twins_are_one_in_either_order,
+        twins_within_a_batch_are_one,
+        names_of_a_twin_are_learned,
+        a_snapshot_after_a_thin_twin_adds_its_state,
+        unknown_types_are_kept,
+        a_replay_waits_once,
+        pages_and_filters,
+        those_waiting_are_counted,
+        cursors_are_kept,
+    }
+    mirrors {
+        each_request_takes_the_next_ticket,
+        claims_respect_leases_and_dues,
+        claimants_at_once_share_nothing,
+        a_stale_reading_is_not_written,
+        readings_of_one_call_are_in_order,
+        webhooks_above_the_ticket_keep_waiting,
+        a_reading_judges_what_was_told,
+        what_cannot_be_read_is_put_off,
+        readings_add_only_new_states,
+        a_timeline_is_the_same_in_any_order,
+        pages_and_filters,
+    }
+    rejections {
+        a_submitted_push_becomes_dead,
+        one_that_is_being_sent_is_busy,
+        a_lease_that_ended_protects_nothing,
+        what_a_summary_has_shown_is_left_alone,
+        others_of_the_meter_are_looked_for_at_once,
+    }
+    summaries {
+        equal_readings_are_counted,
+        hours_and_days_are_apart,
+        pushes_are_read_by_window,
+        pairs_are_restless_until_all_is_settled,
+        shadow_pairs_are_apart,
+        an_open_finding_makes_a_pair_restless,
+    }
+    passes {
+        a_nightly_pass_is_one_for_each_range,
+        a_pass_is_kept_as_it_stands,
+        passes_are_listed_newest_first,
+        rows_are_written_over_while_a_pass_runs,
+        a_lost_lease_writes_nothing,
+        rows_are_paged_by_tenant_meter_and_day,
+    }
+    findings {
+        a_finding_is_followed_until_it_is_cleared,
+        one_of_a_kind_and_subject_is_open,
+        changes_of_one_call_are_in_order,
+        pages_and_filters,
+        drifting_tenants_are_counted,
+    }
+    corrections {
+        what_is_lacking_is_sent_again,
+        a_correction_is_sent_and_confirmed,
+        asked_twice_it_is_done_once,
+        what_is_in_doubt_is_not_corrected,
+        what_another_customer_was_told_is_not_lost,
+        submitted_and_dead_ones_are_taken_for_what_they_are,
+        absolute_totals_are_told_whole,
+        shadow_and_single_events_are_corrected_alike,
+        confirmed_pushes_are_closed,
+    }
+    alerts {
+        an_alert_opens_once,
+        openings_at_once_are_one,
+        an_alert_ends_once,
+        who_never_heard_of_it_does_not_hear_of_its_end,
+        who_may_have_heard_of_it_hears_of_its_end,
+        a_refused_opening_is_not_tried_again,
+        notices_are_leased_and_fenced,
+        claimants_at_once_share_nothing,
+        pages_and_filters,
+        pages_are_counted_by_day_and_week,
+        a_threshold_has_one_limit,
+        a_threshold_creates_its_tenant,
     }
 }

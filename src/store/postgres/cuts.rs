@@ -22,6 +22,7 @@ use super::scalars::{
 };
 use super::transaction::{Done, Transaction};
 use crate::rules::billing::{Granularity, Mode};
+use crate::rules::delivery::{Class, PushState};
 use crate::rules::ids::{EventId, MeterNo, MeterSlug, TenantId};
 use crate::rules::meter::{Aggregation, Catalog, Meter};
 use crate::rules::push::{
@@ -377,6 +378,9 @@ impl<'s> Cutting<'s> {
             subscriptions,
             event,
             detail: None,
+            customer: None,
+            state: PushState::Observed,
+            class: Class::Cut,
         });
     }
 

@@ -1,4 +1,4 @@
-//! Pushes as they are looked at: by page, one with its history, by window, and counted.
+//! Pushes as they are looked at: by page, one with its history, by window, by tenant, and counted.
 //!
 //! Invariant: nothing is written here, so a crash leaves nothing and every call may be repeated.
 //! What takes several statements and must be of one moment is read in a snapshot.
@@ -12,13 +12,15 @@ use super::scalars::{
 };
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, PushState};
-use crate::rules::ids::{CustomerId, TenantId};
+use crate::rules::drift::WindowPush;
+use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::push::{
     OpenPushes, Push, PushAges, PushCounts, PushQuery, PushTrace, SubmittedWindow, Transition,
 };
+use crate::store::reconciliation::Pair;
 use crate::store::{Error, Result};
 use deadpool_postgres::{ClientWrapper, Object};
 use tokio_postgres::Row;
@@ -196,6 +198,83 @@ pub async fn count_pushes(client: Object, ages: PushAges) -> Result<PushCounts> 
         dead,
         unbilled,
     })
+}
+
+/// Pushes of windows that start in `range`, in the order of window and revision.
+pub async fn read_window_pushes(
+    client: &ClientWrapper,
+    tenant: &TenantId,
+    meter: MeterNo,
+    range: Window,
+) -> Result<Vec<WindowPush>> {
+    let sql = "-- read_window_pushes
+        SELECT push_no, window_start, window_end, revision, shadow, mode, quantity, value,
+            stamped_at, state, class, attempts, state_at
+        FROM pushes
+        WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
+            AND meter_no = $2 AND window_start >= $3 AND window_start < $4
+        ORDER BY window_start, revision";
+    let statement = client.prepare_cached(sql).await?;
+    let (start, end) = (SqlTimestamp(range.start), SqlTimestamp(range.end));
+    let rows =
+        client.query(&statement, &[&tenant.as_str(), &meter_number(meter), &start, &end]).await?;
+    rows.iter().map(window_push).collect()
+}
+
+fn window_push(row: &Row) -> Result<WindowPush> {
+    let mode: String = column(row, 5)?;
+    let (SqlQuantity(quantity), SqlQuantity(value)) = (column(row, 6)?, column(row, 7)?);
+    Ok(WindowPush {
+        number: read_count(column(row, 0)?)?,
+        window: Window { start: instant(row, 1)?, end: instant(row, 2)? },
+        revision: read_ordinal(column(row, 3)?)?,
+        shadow: column(row, 4)?,
+        mode: Mode::from_name(&mode).ok_or_else(|| corrupt("a push has no known mode"))?,
+        quantity,
+        value,
+        stamped_at: instant(row, 8)?,
+        state: read_state(row, 9)?,
+        class: read_class(row, 10)?,
+        attempts: read_ordinal(column(row, 11)?)?,
+        state_at: instant(row, 12)?,
+    })
+}
+
+/// Tenants with a customer, and meters, of which something has changed or is not settled. Each part
+/// has an index that holds only such rows, or is ordered by the change.
+pub async fn list_restless_pairs(
+    client: &ClientWrapper,
+    since: Timestamp,
+    shadow: bool,
+) -> Result<Vec<Pair>> {
+    let sql = "-- list_restless_pairs
+        WITH restless AS (
+            SELECT tenant_no, meter_no FROM pushes WHERE state_at >= $1 AND shadow = $2
+            UNION
+            SELECT tenant_no, meter_no FROM pushes WHERE state = 'observed' AND shadow = $2
+            UNION
+            SELECT tenant_no, meter_no FROM pushes WHERE state = 'submitted' AND shadow = $2
+            UNION
+            SELECT tenant_no, meter_no FROM pushes
+            WHERE state = 'dead' AND class <> 'discarded' AND shadow = $2
+            UNION
+            SELECT tenant_no, meter_no FROM findings WHERE cleared_at IS NULL AND kind = 'usage'
+        )
+        SELECT t.tenant, r.meter_no, t.customer
+        FROM restless r JOIN tenants t ON t.tenant_no = r.tenant_no
+        WHERE t.customer IS NOT NULL AND r.meter_no IS NOT NULL
+        ORDER BY t.tenant, r.meter_no";
+    let mut pairs = Vec::new();
+    for row in client.query(sql, &[&SqlTimestamp(since), &shadow]).await? {
+        let (tenant, customer): (String, String) = (column(&row, 0)?, column(&row, 2)?);
+        pairs.push(Pair {
+            tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
+            meter: read_meter_no(column(&row, 1)?)?,
+            customer: CustomerId::parse(&customer)
+                .map_err(|_| corrupt("a customer has no valid id"))?,
+        });
+    }
+    Ok(pairs)
 }
 
 /// A tenant's pushes that are observed, and how many of them somebody works on.

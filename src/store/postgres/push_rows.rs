@@ -9,8 +9,8 @@
 
 use super::numeric::SqlQuantity;
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, meter_number, read_count, read_meter_no, read_ordinal,
-    write_count, write_ordinal,
+    SqlTimestamp, column, corrupt, instant, instant_if_any, meter_number, read_count,
+    read_meter_no, read_ordinal, write_count, write_ordinal,
 };
 use super::transaction::Done;
 use crate::faults::planted;
@@ -27,7 +27,7 @@ use deadpool_postgres::ClientWrapper;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-/// A push that is about to be written, as a cut or in place of another.
+/// A push that is about to be written: by a cut, in place of another, or as a correction.
 pub struct NewPush {
     pub tenant_no: i32,
     pub tenant: TenantId,
@@ -41,6 +41,10 @@ pub struct NewPush {
     pub subscriptions: String,
     pub event: Option<EventId>,
     pub detail: Option<String>,
+    /// None for what is still to be sent: the first attempt fixes it.
+    pub customer: Option<CustomerId>,
+    pub state: PushState,
+    pub class: Class,
 }
 
 /// A push as it is stored, with what only the store needs.
@@ -53,7 +57,7 @@ pub struct StoredPush {
     pub request: Option<Vec<u8>>,
     pub request_keys: u32,
     pub fence: u64,
-    pub leased: bool,
+    pub leased_until: Option<Timestamp>,
 }
 
 /// One change of one push.
@@ -98,21 +102,23 @@ pub async fn insert_pushes(
     let sql = "-- insert_pushes
         INSERT INTO pushes (tenant_no, meter_no, window_start, window_end, revision, shadow, mode,
             quantity, value, key, stamped_at, subscriptions, event_id, detail, state, class,
-            attempts, request_keys, due_at, fence, created_at, state_at)
+            customer, attempts, request_keys, due_at, fence, created_at, state_at)
         SELECT tenant_no, meter_no, window_start, window_end, revision, shadow, mode, quantity,
-            value, key, stamped_at, subscriptions, event_id, detail, 'observed', $15, 0, 0, $16, 0,
-            $16, $16
+            value, key, stamped_at, subscriptions, event_id, detail, state, class, customer, 0,
+            0, $18, 0, $18, $18
         FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::timestamptz[], $5::int4[],
             $6::bool[], $7::text[], $8::numeric[], $9::numeric[], $10::text[],
-            $11::timestamptz[], $12::text[], $13::text[], $14::text[]) WITH ORDINALITY AS given (tenant_no,
-            meter_no, window_start, window_end, revision, shadow, mode, quantity, value, key,
-            stamped_at, subscriptions, event_id, detail, place)
+            $11::timestamptz[], $12::text[], $13::text[], $14::text[], $15::text[], $16::text[],
+            $17::text[])
+            WITH ORDINALITY AS given (tenant_no, meter_no, window_start, window_end, revision,
+            shadow, mode, quantity, value, key, stamped_at, subscriptions, event_id, detail, state,
+            class, customer, place)
         ORDER BY place
         RETURNING push_no, key";
     let statement = client.prepare_cached(sql).await?;
     let revisions: Result<Vec<i32>> =
         pushes.iter().map(|new| write_ordinal(new.planned.revision)).collect();
-    let parameters: [&(dyn ToSql + Sync); 16] = [
+    let parameters: [&(dyn ToSql + Sync); 18] = [
         &each(pushes, |new| new.tenant_no),
         &each(pushes, |new| meter_number(new.meter)),
         &each(pushes, |new| SqlTimestamp(new.window.start)),
@@ -127,7 +133,9 @@ pub async fn insert_pushes(
         &each(pushes, |new| new.subscriptions.as_str()),
         &each(pushes, |new| new.event.as_ref().map(EventId::as_str)),
         &each(pushes, |new| new.detail.as_deref()),
-        &Class::Cut.name(),
+        &each(pushes, |new| new.state.name()),
+        &each(pushes, |new| new.class.name()),
+        &each(pushes, |new| new.customer.as_ref().map(CustomerId::as_str)),
         &SqlTimestamp(at),
     ];
     let rows = client.query(&statement, &parameters).await?;
@@ -142,8 +150,8 @@ pub async fn insert_pushes(
             push: read_count(number)?,
             tenant: new.tenant.clone(),
             key,
-            state: PushState::Observed,
-            class: Class::Cut,
+            state: new.state,
+            class: new.class,
             attempt: 0,
             request_id: None,
             detail: new.detail.clone(),
@@ -153,7 +161,8 @@ pub async fn insert_pushes(
     Ok(changes)
 }
 
-fn each<'p, T, R>(rows: &'p [T], field: impl Fn(&'p T) -> R) -> Vec<R> {
+/// One field of every row, as a statement takes it.
+pub fn each<'p, T, R>(rows: &'p [T], field: impl Fn(&'p T) -> R) -> Vec<R> {
     rows.iter().map(field).collect()
 }
 
@@ -211,7 +220,7 @@ pub async fn read_pushes(client: &ClientWrapper, numbers: &[i64]) -> Result<Vec<
             p.window_end, p.revision, p.shadow, p.mode, p.quantity, p.value, p.key, p.stamped_at,
             p.subscriptions, p.event_id, p.state, p.class, p.detail, p.customer, p.request,
             p.attempts, p.request_keys, p.first_attempt_at, p.due_at, p.fence,
-            p.leased_until IS NOT NULL, p.created_at, p.state_at
+            p.leased_until, p.created_at, p.state_at
         FROM pushes p
         JOIN tenants t ON t.tenant_no = p.tenant_no
         JOIN meters m ON m.meter_no = p.meter_no
@@ -228,7 +237,6 @@ fn stored_push(row: &Row) -> Result<StoredPush> {
     let SqlQuantity(quantity) = column(row, 11)?;
     let SqlQuantity(value) = column(row, 12)?;
     let mode: String = column(row, 10)?;
-    let first_attempt_at: Option<SqlTimestamp> = column(row, 24)?;
     let push = Push {
         number: read_count(column(row, 0)?)?,
         tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
@@ -250,7 +258,7 @@ fn stored_push(row: &Row) -> Result<StoredPush> {
         detail: column(row, 19)?,
         customer: read_customer(row, 20)?,
         attempts: read_ordinal(column(row, 22)?)?,
-        first_attempt_at: first_attempt_at.map(|at| at.0),
+        first_attempt_at: instant_if_any(row, 24)?,
         due_at: instant(row, 25)?,
         created_at: instant(row, 28)?,
         state_at: instant(row, 29)?,
@@ -263,7 +271,7 @@ fn stored_push(row: &Row) -> Result<StoredPush> {
         request: column(row, 21)?,
         request_keys: read_ordinal(column(row, 23)?)?,
         fence: read_count(column(row, 26)?)?,
-        leased: column(row, 27)?,
+        leased_until: instant_if_any(row, 27)?,
     })
 }
 

@@ -145,6 +145,11 @@ pub fn instant(row: &Row, place: usize) -> Result<Timestamp> {
     column::<SqlTimestamp>(row, place).map(|stamp| stamp.0)
 }
 
+/// Reads an instant that may be missing.
+pub fn instant_if_any(row: &Row, place: usize) -> Result<Option<Timestamp>> {
+    Ok(column::<Option<SqlTimestamp>>(row, place)?.map(|stamp| stamp.0))
+}
+
 pub fn corrupt(what: impl Into<String>) -> Error {
     Error::Corrupt { what: what.into() }
 }

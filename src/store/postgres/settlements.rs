@@ -28,13 +28,31 @@ use std::sync::Arc;
 use tokio_postgres::types::ToSql;
 
 /// What a push is changed to; its lease ends with it.
-struct Turn<'p> {
+pub struct Turn<'p> {
     found: &'p StoredPush,
     state: PushState,
     class: Class,
     detail: Option<String>,
-    due_at: Timestamp,
+    pub due_at: Timestamp,
     fresh_request_keys: i32,
+}
+
+/// What the history says of a change, where it is not what the push says from then on.
+#[derive(Clone, Copy)]
+pub struct Words<'s> {
+    pub class: Class,
+    pub request_id: Option<&'s str>,
+    pub detail: Option<&'s str>,
+}
+
+impl<'s> Words<'s> {
+    fn of(settlement: &'s Settlement) -> Self {
+        Self {
+            class: settlement.class,
+            request_id: settlement.request_id.as_deref(),
+            detail: settlement.detail.as_deref(),
+        }
+    }
 }
 
 impl PostgresStore {
@@ -121,7 +139,7 @@ async fn settle_all(
             }
             Next::Submitted { .. } | Next::Wait { .. } | Next::Confirmed | Next::Dead => {}
         }
-        turns.push((follow(found, settlement), Some(settlement)));
+        turns.push((follow(found, settlement), Some(Words::of(settlement))));
     }
     let mut changes = apply(client, &turns, at).await?;
     changes.extend(overtake(client, &overtaking, at).await?);
@@ -131,7 +149,7 @@ async fn settle_all(
 
 fn is_current(found: &StoredPush, settlement: &Settlement) -> bool {
     match settlement.fence {
-        Some(fence) => found.leased && found.fence == fence,
+        Some(fence) => found.leased_until.is_some() && found.fence == fence,
         None => found.push.state == PushState::Submitted,
     }
 }
@@ -157,7 +175,8 @@ fn follow<'p>(found: &'p StoredPush, settlement: &Settlement) -> Turn<'p> {
     }
 }
 
-fn turn(
+/// A turn to another state, with everything else as it was.
+pub fn turn(
     found: &StoredPush,
     (state, class): (PushState, Class),
     detail: Option<String>,
@@ -165,11 +184,11 @@ fn turn(
     Turn { found, state, class, detail, due_at: found.push.due_at, fresh_request_keys: 0 }
 }
 
-/// Changes pushes and adds the changes to their history: with the words of the settlement, or,
-/// where there is none, with those of the push.
-async fn apply(
+/// Changes pushes and adds the changes to their history, with words of their own or with those of
+/// the push.
+pub async fn apply(
     client: &ClientWrapper,
-    turns: &[(Turn<'_>, Option<&Settlement>)],
+    turns: &[(Turn<'_>, Option<Words<'_>>)],
     at: Timestamp,
 ) -> Done<Vec<Change>> {
     if turns.is_empty() {
@@ -194,15 +213,15 @@ async fn apply(
     let parameters: [&(dyn ToSql + Sync); 7] =
         [&numbers?, &states, &classes, &details, &due, &keys, &SqlTimestamp(at)];
     client.execute(&statement, &parameters).await?;
-    let change = |(turn, settlement): &(Turn<'_>, Option<&Settlement>)| Change {
+    let change = |(turn, words): &(Turn<'_>, Option<Words<'_>>)| Change {
         push: turn.found.push.number,
         tenant: turn.found.push.tenant.clone(),
         key: turn.found.push.key.clone(),
         state: turn.state,
-        class: settlement.map_or(turn.class, |settlement| settlement.class),
+        class: words.map_or(turn.class, |words| words.class),
         attempt: turn.found.push.attempts,
-        request_id: settlement.and_then(|settlement| settlement.request_id.clone()),
-        detail: settlement.map_or_else(|| turn.detail.clone(), |given| given.detail.clone()),
+        request_id: words.and_then(|words| words.request_id.map(str::to_owned)),
+        detail: words.map_or(turn.detail.as_deref(), |words| words.detail).map(str::to_owned),
     };
     let changes: Vec<Change> = turns.iter().map(change).collect();
     record_changes(client, &changes, at).await?;
@@ -271,6 +290,9 @@ async fn replace(
             subscriptions: push.subscriptions.clone(),
             event: push.event.clone(),
             detail: Some(format!("takes the place of push {}", push.number)),
+            customer: None,
+            state: PushState::Observed,
+            class: Class::Cut,
         });
     }
     write_revisions(client, &states).await?;
@@ -282,7 +304,7 @@ fn window_of(found: &StoredPush) -> WindowKey {
     WindowKey { tenant_no, meter, start: found.push.window.start }
 }
 
-async fn write_revisions(client: &ClientWrapper, states: &States) -> Done<()> {
+pub async fn write_revisions(client: &ClientWrapper, states: &States) -> Done<()> {
     let sql = "-- write_revisions
         UPDATE cuts c SET revision = given.revision
         FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::int4[])

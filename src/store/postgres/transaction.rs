@@ -1,4 +1,4 @@
-//! The transactions of leases, cuts and pushes: begun, redone where another was in the way,
+//! The transactions of jobs, all but deliveries: begun, redone where another was in the way,
 //! committed.
 //!
 //! Invariant: a connection goes back to the pool only when its transaction has ended. A transaction
@@ -73,7 +73,7 @@ impl PostgresStore {
             match self.try_once(&work).await {
                 Ok(answer) => return Ok(answer),
                 Err(Failure::Again(what) | Failure::Lost(what)) => {
-                    tracing::debug!(%what, round, "redoing a transaction of cuts or pushes");
+                    tracing::debug!(%what, round, "redoing a transaction");
                     hindrance = what;
                 }
                 Err(Failure::Final(error)) => return Err(error),

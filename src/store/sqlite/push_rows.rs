@@ -52,6 +52,15 @@ pub struct NewPush<'a> {
     pub at: Timestamp,
 }
 
+/// Where a push stands when it is written.
+#[derive(Clone, Copy)]
+pub struct Standing<'a> {
+    pub state: PushState,
+    pub class: Class,
+    /// Only for one that the provider was told of in another way than by sending it.
+    pub customer: Option<&'a CustomerId>,
+}
+
 /// What a push is changed to; its lease ends with it.
 pub struct Change {
     pub state: PushState,
@@ -82,11 +91,22 @@ pub fn fetch_known(connection: &Connection, number: u64) -> Result<PushRow> {
     fetch_push(connection, number)?.ok_or_else(|| corrupt("a push's number"))
 }
 
-/// Writes a push that is due at once.
+/// Writes a push that a cut planned and that is due at once.
 pub fn insert_push(
     connection: &Connection,
     secret: &[u8; 32],
     push: &NewPush<'_>,
+) -> Result<TransitionLine> {
+    let planned = Standing { state: PushState::Observed, class: Class::Cut, customer: None };
+    insert_standing(connection, secret, push, planned)
+}
+
+/// Writes a push that stands somewhere already, or that something else than a cut planned.
+pub fn insert_standing(
+    connection: &Connection,
+    secret: &[u8; 32],
+    push: &NewPush<'_>,
+    Standing { state, class, customer }: Standing<'_>,
 ) -> Result<TransitionLine> {
     let key = key_of(secret, push);
     let (owner, at) = (push.owner, push.at.micros());
@@ -95,8 +115,8 @@ pub fn insert_push(
             "-- insert_push
              INSERT INTO pushes (tenant_no, meter_no, window_start, window_end, revision, shadow,
                  mode, quantity, value, key, stamped_at, subscriptions, event_id, state, class,
-                 detail, attempts, request_keys, due_at, fence, created_at, state_at)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, ?, 0, ?, ?)",
+                 detail, customer, attempts, request_keys, due_at, fence, created_at, state_at)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, ?, 0, ?, ?)",
         )
         .and_then(|mut insert| {
             insert.execute(params![
@@ -113,9 +133,10 @@ pub fn insert_push(
                 push.stamped_at.micros(),
                 push.subscriptions,
                 push.event.map(EventId::as_str),
-                PushState::Observed.name(),
-                Class::Cut.name(),
+                state.name(),
+                class.name(),
                 push.detail,
+                customer.map(CustomerId::as_str),
                 at,
                 at,
                 at
@@ -125,8 +146,8 @@ pub fn insert_push(
     let number = u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1");
     let transition = Transition {
         at: push.at,
-        state: PushState::Observed,
-        class: Class::Cut,
+        state,
+        class,
         attempt: 0,
         request_id: None,
         detail: push.detail.map(str::to_owned),
@@ -335,12 +356,12 @@ pub fn get<T: FromSql>(row: &Row<'_>, column: &str) -> Result<T> {
     row.get(column).map_err(sql_error)
 }
 
-fn state_of(row: &Row<'_>) -> Result<PushState> {
+pub fn state_of(row: &Row<'_>) -> Result<PushState> {
     let name: String = get(row, "state")?;
     PushState::from_name(&name).ok_or_else(|| corrupt("a push's state"))
 }
 
-fn class_of(row: &Row<'_>) -> Result<Class> {
+pub fn class_of(row: &Row<'_>) -> Result<Class> {
     let name: String = get(row, "class")?;
     Class::from_name(&name).ok_or_else(|| corrupt("a push's class"))
 }

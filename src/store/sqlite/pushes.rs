@@ -196,7 +196,7 @@ fn lowest_observed(
 }
 
 /// The tenant's own customer.
-fn customer_of(connection: &Connection, tenant: TenantNo) -> Result<Option<CustomerId>> {
+pub fn customer_of(connection: &Connection, tenant: TenantNo) -> Result<Option<CustomerId>> {
     let customer: Option<String> = connection
         .prepare_cached("-- customer_of\nSELECT customer FROM tenants WHERE tenant_no = ?")
         .and_then(|mut select| select.query_row([tenant.0], |row| row.get(0)))

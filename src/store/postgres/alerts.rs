@@ -1,0 +1,234 @@
+//! Alerts: what a person is told, opened once and ended once.
+//!
+//! Invariant: at most one alert of a kind and subject is open, by a unique index: of two servers
+//! that open it at once, the later finds it open. Openings and ends are written together with their
+//! notices. Locks are taken on alerts first, then on notices, each in the order of numbers.
+//!
+//! A crash leaves all of a call or nothing. A call that is repeated because its outcome was lost
+//! finds its alerts open, or resolved, and changes nothing.
+
+use super::PostgresStore;
+use super::notices::{claim_due, settle, tell_ends, tell_openings};
+use super::push_rows::each;
+use super::scalars::{
+    SqlTimestamp, column, corrupt, instant, instant_if_any, read_count, write_count, write_limit,
+};
+use super::thresholds;
+use super::transaction::{Done, Transaction};
+use crate::rules::alert::{Alert, AlertChange, AlertKind, Condition, Severity};
+use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::span::Span;
+use crate::rules::timestamp::Timestamp;
+use crate::store::Result;
+use crate::store::alert::{
+    AlertQuery, Alerts, ClaimedNotice, NoticeOutcome, PageCounts, Threshold, ThresholdKind,
+    ThresholdPeriod,
+};
+use async_trait::async_trait;
+use deadpool_postgres::ClientWrapper;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+const DAY: Span = Span::from_hours(24);
+const WEEK: Span = Span::from_hours(7 * 24);
+const TWO_WEEKS: Span = Span::from_hours(14 * 24);
+
+#[async_trait]
+impl Alerts for PostgresStore {
+    async fn record_alerts(
+        &self,
+        changes: Vec<AlertChange>,
+        destinations: &[&'static str],
+        at: Timestamp,
+    ) -> Result<usize> {
+        let changes = changes.as_slice();
+        let work = move |client: Arc<Transaction>| async move {
+            record_all(&client, changes, destinations, at).await
+        };
+        self.transact(work).await
+    }
+
+    async fn list_alerts(&self, query: AlertQuery) -> Result<Vec<Alert>> {
+        let client = self.reader().await?;
+        // Not kept prepared: planned for what is asked, each question can use its own index.
+        let sql = "-- list_alerts
+            SELECT alert_no, kind, subject, summary, command, opened_at, resolved_at FROM alerts
+            WHERE ($1::bool IS NULL OR (resolved_at IS NULL) = $1)
+                AND ($2::text IS NULL OR kind = $2)
+                AND ($3::int8 IS NULL OR alert_no < $3)
+            ORDER BY alert_no DESC LIMIT $4";
+        let before = query.before.and_then(|number| write_count(number).ok());
+        let parameters: [&(dyn ToSql + Sync); 4] =
+            [&query.open, &query.kind.map(AlertKind::name), &before, &write_limit(query.limit)];
+        client.query(sql, &parameters).await?.iter().map(|row| read_alert(row, 0)).collect()
+    }
+
+    async fn count_pages(&self, now: Timestamp) -> Result<PageCounts> {
+        let client = self.reader().await?;
+        let sql = "-- count_pages
+            SELECT count(*) FILTER (WHERE resolved_at IS NULL),
+                count(*) FILTER (WHERE opened_at >= $1),
+                count(*) FILTER (WHERE opened_at >= $2),
+                count(*) FILTER (WHERE opened_at >= $3 AND opened_at < $2)
+            FROM alerts WHERE page AND (resolved_at IS NULL OR opened_at >= $3)";
+        let ago = |span: Span| SqlTimestamp(span.before(now));
+        let row = client.query_one(sql, &[&ago(DAY), &ago(WEEK), &ago(TWO_WEEKS)]).await?;
+        Ok(PageCounts {
+            open: read_count(column(&row, 0)?)?,
+            day: read_count(column(&row, 1)?)?,
+            week: read_count(column(&row, 2)?)?,
+            week_before: read_count(column(&row, 3)?)?,
+        })
+    }
+
+    async fn claim_notices(
+        &self,
+        now: Timestamp,
+        lease_until: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<ClaimedNotice>> {
+        let work = move |client: Arc<Transaction>| async move {
+            claim_due(&client, now, lease_until, limit).await
+        };
+        self.transact(work).await
+    }
+
+    async fn settle_notice(
+        &self,
+        number: u64,
+        fence: u64,
+        outcome: NoticeOutcome,
+        at: Timestamp,
+    ) -> Result<bool> {
+        let outcome = &outcome;
+        let work = move |client: Arc<Transaction>| async move {
+            settle(&client, (number, fence), outcome, at).await
+        };
+        self.transact(work).await
+    }
+
+    async fn put_threshold(&self, threshold: Threshold) -> Result<()> {
+        self.set_threshold(&threshold).await
+    }
+
+    async fn delete_threshold(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        kind: ThresholdKind,
+        period: ThresholdPeriod,
+    ) -> Result<bool> {
+        let work = move |client: Arc<Transaction>| async move {
+            thresholds::delete_threshold(&client, (tenant, meter), kind, period).await
+        };
+        self.transact(work).await
+    }
+
+    async fn list_thresholds(&self, tenant: Option<&TenantId>) -> Result<Vec<Threshold>> {
+        let client = self.reader().await?;
+        thresholds::list_thresholds(&client, tenant).await
+    }
+}
+
+/// Everything but the COMMIT.
+async fn record_all(
+    client: &ClientWrapper,
+    changes: &[AlertChange],
+    destinations: &[&'static str],
+    at: Timestamp,
+) -> Done<usize> {
+    let (mut over, mut begun) = (BTreeSet::new(), BTreeMap::new());
+    for change in changes {
+        match change {
+            // A number that no column can hold names no alert.
+            AlertChange::Resolve(number) => over.extend(write_count(*number)),
+            AlertChange::Open(condition) => {
+                begun
+                    .entry((condition.kind.name(), condition.subject.as_str()))
+                    .or_insert(condition);
+            }
+        }
+    }
+    // What is over goes first: the same may have begun again.
+    let over: Vec<i64> = over.into_iter().collect();
+    let ended = resolve_alerts(client, &over, at).await?;
+    let begun: Vec<&Condition> = begun.into_values().collect();
+    let opened = open_alerts(client, &begun, at).await?;
+    tell_ends(client, &ended, destinations, at).await?;
+    tell_openings(client, &opened, destinations, at).await?;
+    Ok(ended.len() + opened.len())
+}
+
+/// Ends those that are open; their numbers.
+async fn resolve_alerts(client: &ClientWrapper, over: &[i64], at: Timestamp) -> Done<Vec<i64>> {
+    if over.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sql = "-- resolve_alerts
+        WITH over AS MATERIALIZED (
+            SELECT alert_no FROM alerts
+            WHERE alert_no = ANY ($1) AND resolved_at IS NULL
+            ORDER BY alert_no
+            FOR UPDATE
+        )
+        UPDATE alerts a SET resolved_at = $2 FROM over WHERE a.alert_no = over.alert_no
+        RETURNING a.alert_no";
+    let statement = client.prepare_cached(sql).await?;
+    let rows = client.query(&statement, &[&over, &SqlTimestamp(at)]).await?;
+    Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
+}
+
+/// Opens those that are not open; their numbers.
+async fn open_alerts(
+    client: &ClientWrapper,
+    begun: &[&Condition],
+    at: Timestamp,
+) -> Done<Vec<i64>> {
+    if begun.is_empty() {
+        return Ok(Vec::new());
+    }
+    // Those that are open are left out first: an attempt to write them would use up a number.
+    let sql = "-- open_alerts
+        INSERT INTO alerts (kind, subject, page, summary, command, opened_at)
+        SELECT kind, subject, page, summary, command, $6
+        FROM unnest($1::text[], $2::text[], $3::bool[], $4::text[], $5::text[])
+            WITH ORDINALITY AS given (kind, subject, page, summary, command, place)
+        WHERE NOT EXISTS (
+            SELECT FROM alerts a
+            WHERE a.kind = given.kind AND a.subject = given.subject AND a.resolved_at IS NULL
+        )
+        ORDER BY place
+        ON CONFLICT (kind, subject) WHERE resolved_at IS NULL DO NOTHING
+        RETURNING alert_no";
+    let statement = client.prepare_cached(sql).await?;
+    let pages = |condition: &&Condition| match condition.kind.severity() {
+        Severity::Page => true,
+        Severity::Notice => false,
+    };
+    let parameters: [&(dyn ToSql + Sync); 6] = [
+        &each(begun, |condition| condition.kind.name()),
+        &each(begun, |condition| condition.subject.as_str()),
+        &each(begun, pages),
+        &each(begun, |condition| condition.summary.as_str()),
+        &each(begun, |condition| condition.command.as_str()),
+        &SqlTimestamp(at),
+    ];
+    let rows = client.query(&statement, &parameters).await?;
+    Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
+}
+
+/// Reads number, kind, subject, summary, command, opening and end, in this order.
+pub fn read_alert(row: &Row, from: usize) -> Result<Alert> {
+    let kind: String = column(row, from + 1)?;
+    Ok(Alert {
+        number: read_count(column(row, from)?)?,
+        kind: AlertKind::from_name(&kind).ok_or_else(|| corrupt("an alert is of no known kind"))?,
+        subject: column(row, from + 2)?,
+        summary: column(row, from + 3)?,
+        command: column(row, from + 4)?,
+        opened_at: instant(row, from + 5)?,
+        resolved_at: instant_if_any(row, from + 6)?,
+    })
+}

@@ -1,0 +1,233 @@
+//! Alerts, and the one implementation of what alerting asks of the store.
+//!
+//! Invariant: at most one alert of a kind and subject is open, which a unique index holds besides
+//! the look before each row. An alert's opening and its end are written together with their
+//! notices, so a crash leaves both or neither.
+
+use super::push_rows::{get, moment};
+use super::{SqliteStore, corrupt, notices, sql_error, thresholds};
+use crate::rules::alert::{Alert, AlertChange, AlertKind, Condition, NoticeEvent, Severity};
+use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
+use crate::store::Result;
+use crate::store::alert::{
+    AlertQuery, Alerts, ClaimedNotice, NoticeOutcome, PageCounts, Threshold, ThresholdKind,
+    ThresholdPeriod,
+};
+use async_trait::async_trait;
+use rusqlite::{Connection, Row, params};
+
+#[async_trait]
+impl Alerts for SqliteStore {
+    async fn record_alerts(
+        &self,
+        changes: Vec<AlertChange>,
+        destinations: &[&'static str],
+        at: Timestamp,
+    ) -> Result<usize> {
+        let destinations = destinations.to_vec();
+        self.write(move |writer| {
+            writer.write(|connection| {
+                let made = changes.iter().map(|change| match change {
+                    AlertChange::Open(condition) => {
+                        open_alert(connection, condition, &destinations, at)
+                    }
+                    AlertChange::Resolve(number) => {
+                        resolve_alert(connection, *number, &destinations, at)
+                    }
+                });
+                let made: Vec<bool> = made.collect::<Result<_>>()?;
+                Ok(made.into_iter().filter(|made| *made).count())
+            })
+        })
+        .await
+    }
+
+    async fn list_alerts(&self, query: AlertQuery) -> Result<Vec<Alert>> {
+        self.read(move |_, connection| list_alerts(connection, &query)).await
+    }
+
+    async fn count_pages(&self, now: Timestamp) -> Result<PageCounts> {
+        self.read(move |_, connection| count_pages(connection, now)).await
+    }
+
+    async fn claim_notices(
+        &self,
+        now: Timestamp,
+        lease_until: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<ClaimedNotice>> {
+        // A reader looks first, so that a claim of nothing costs no transaction.
+        let found = self.read(move |_, c| notices::find_due(c, now, limit)).await?;
+        if found.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.write(move |writer| {
+            writer.write(|c| notices::claim_notices(c, now, lease_until, limit))
+        })
+        .await
+    }
+
+    async fn settle_notice(
+        &self,
+        number: u64,
+        fence: u64,
+        outcome: NoticeOutcome,
+        at: Timestamp,
+    ) -> Result<bool> {
+        self.write(move |writer| {
+            writer.write(|c| notices::settle_notice(c, (number, fence), &outcome, at))
+        })
+        .await
+    }
+
+    async fn put_threshold(&self, threshold: Threshold) -> Result<()> {
+        self.write(move |writer| writer.put_threshold(&threshold)).await
+    }
+
+    async fn delete_threshold(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        kind: ThresholdKind,
+        period: ThresholdPeriod,
+    ) -> Result<bool> {
+        let Some(tenant) = self.shared.read_memory().tenants.find(tenant) else {
+            return Ok(false);
+        };
+        self.write(move |writer| {
+            writer.write(|c| thresholds::delete_threshold(c, (tenant, meter), kind, period))
+        })
+        .await
+    }
+
+    async fn list_thresholds(&self, tenant: Option<&TenantId>) -> Result<Vec<Threshold>> {
+        let tenant = tenant.cloned();
+        self.read(move |_, c| thresholds::list_thresholds(c, tenant.as_ref())).await
+    }
+}
+
+fn open_alert(
+    connection: &Connection,
+    condition: &Condition,
+    destinations: &[&'static str],
+    at: Timestamp,
+) -> Result<bool> {
+    let Condition { kind, subject, summary, command } = condition;
+    let opened = connection
+        .prepare_cached(
+            "-- open_alert
+             INSERT INTO alerts (kind, subject, page, summary, command, opened_at)
+             SELECT ?1, ?2, ?3, ?4, ?5, ?6
+             WHERE NOT EXISTS (
+                 SELECT 1 FROM alerts WHERE kind = ?1 AND subject = ?2 AND resolved_at IS NULL
+             )",
+        )
+        .and_then(|mut insert| {
+            let page = kind.severity() == Severity::Page;
+            insert.execute(params![kind.name(), subject, page, summary, command, at.micros()])
+        })
+        .map_err(sql_error)?;
+    if opened == 0 {
+        return Ok(false);
+    }
+    let number = u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1");
+    for destination in destinations {
+        notices::insert_notice(connection, (number, destination), NoticeEvent::Opened, (at, at))?;
+    }
+    Ok(true)
+}
+
+fn resolve_alert(
+    connection: &Connection,
+    number: u64,
+    destinations: &[&'static str],
+    at: Timestamp,
+) -> Result<bool> {
+    let resolved = connection
+        .prepare_cached(
+            "-- resolve_alert
+             UPDATE alerts SET resolved_at = ? WHERE alert_no = ? AND resolved_at IS NULL",
+        )
+        .and_then(|mut update| update.execute(params![at.micros(), number]))
+        .map_err(sql_error)?;
+    if resolved == 0 {
+        return Ok(false);
+    }
+    let given_up = notices::give_up_openings(connection, number, at)?;
+    for destination in destinations {
+        let opening = given_up.iter().find(|opening| opening.destination == *destination);
+        let due_at = match opening {
+            // It never heard of the beginning, so it need not hear of the end.
+            Some(opening) if opening.attempts == 0 => continue,
+            // It may have; and while the opening is being sent, the end must not come before it.
+            Some(opening) => opening.leased_until.map_or(at, |until| until.max(at)),
+            None => at,
+        };
+        let told = (number, *destination);
+        notices::insert_notice(connection, told, NoticeEvent::Resolved, (at, due_at))?;
+    }
+    Ok(true)
+}
+
+fn list_alerts(connection: &Connection, query: &AlertQuery) -> Result<Vec<Alert>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- list_alerts
+             SELECT alert_no, kind, subject, summary, command, opened_at, resolved_at FROM alerts
+             WHERE (?1 IS NULL OR (resolved_at IS NULL) = ?1) AND (?2 IS NULL OR kind = ?2)
+                 AND alert_no < ?3
+             ORDER BY alert_no DESC LIMIT ?4",
+        )
+        .map_err(sql_error)?;
+    let before = query.before.and_then(|number| i64::try_from(number).ok());
+    let asked = params![
+        query.open,
+        query.kind.map(AlertKind::name),
+        before.unwrap_or(i64::MAX),
+        i64::try_from(query.limit).unwrap_or(i64::MAX)
+    ];
+    let mut rows = select.query(asked).map_err(sql_error)?;
+    let mut alerts = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        alerts.push(decode_alert(row)?);
+    }
+    Ok(alerts)
+}
+
+pub fn decode_alert(row: &Row<'_>) -> Result<Alert> {
+    let kind: String = get(row, "kind")?;
+    Ok(Alert {
+        number: get(row, "alert_no")?,
+        kind: AlertKind::from_name(&kind).ok_or_else(|| corrupt("an alert's kind"))?,
+        subject: get(row, "subject")?,
+        summary: get(row, "summary")?,
+        command: get(row, "command")?,
+        opened_at: moment(row, "opened_at")?,
+        resolved_at: get::<Option<i64>>(row, "resolved_at")?.map(Timestamp::from_micros),
+    })
+}
+
+fn count_pages(connection: &Connection, now: Timestamp) -> Result<PageCounts> {
+    let ago = |days: i64| now.saturating_add_micros(-days * MICROS_PER_DAY).micros();
+    connection
+        .prepare_cached(
+            "-- count_pages
+             SELECT (SELECT COUNT(*) FROM alerts WHERE resolved_at IS NULL AND page),
+                    COUNT(*) FILTER (WHERE opened_at >= ?1),
+                    COUNT(*) FILTER (WHERE opened_at >= ?2),
+                    COUNT(*) FILTER (WHERE opened_at < ?2)
+             FROM alerts WHERE opened_at >= ?3 AND page",
+        )
+        .and_then(|mut select| {
+            select.query_row(params![ago(1), ago(7), ago(14)], |row| {
+                Ok(PageCounts {
+                    open: row.get(0)?,
+                    day: row.get(1)?,
+                    week: row.get(2)?,
+                    week_before: row.get(3)?,
+                })
+            })
+        })
+        .map_err(sql_error)
+}

@@ -1,0 +1,402 @@
+//! Passes and their rows, and the one implementation of what reconciliation asks of the store.
+//!
+//! Invariant: a closed pass never changes, and neither do its rows: each write looks at the lease
+//! and at the pass in its own transaction. Of nightly passes there is one for each range. A crash
+//! leaves a pass running, with some of its rows; who takes it up writes them over.
+
+use super::leases::holds_lease;
+use super::push_rows::{get, moment, quantity_of};
+use super::{Shared, SqliteStore, corrections, corrupt, findings, sql_error, summaries};
+use super::{window_pushes, writer::Writer};
+use crate::rules::drift::{Reason, Summary, Verdict, WindowPush};
+use crate::rules::finding::{Finding, FindingChange};
+use crate::rules::ids::{MeterNo, TenantId, TenantNo};
+use crate::rules::pass::{Pass, PassKind, PassOrder, PassProgress, PassRow, PassState};
+use crate::rules::timestamp::Timestamp;
+use crate::rules::window::Window;
+use crate::store::push::{Lease, Ruling};
+use crate::store::reconciliation::{
+    CorrectionOrder, FindingQuery, Pair, PassQuery, PassRowQuery, PassUpdate, Reconciliation,
+    SummaryReading,
+};
+use crate::store::{Error, Result};
+use async_trait::async_trait;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use std::sync::Arc;
+
+#[async_trait]
+impl Reconciliation for SqliteStore {
+    async fn record_summaries(
+        &self,
+        readings: Vec<SummaryReading>,
+        read_at: Timestamp,
+    ) -> Result<()> {
+        self.write_sharing(move |shared, connection| {
+            summaries::record_summaries(shared, connection, &readings, read_at)
+        })
+        .await
+    }
+
+    async fn read_summaries(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+        length_micros: i64,
+    ) -> Result<Vec<Summary>> {
+        let Some(tenant) = self.tenant_no(tenant) else { return Ok(Vec::new()) };
+        self.read(move |_, c| summaries::read_summaries(c, (tenant, meter), range, length_micros))
+            .await
+    }
+
+    async fn read_window_pushes(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+    ) -> Result<Vec<WindowPush>> {
+        let Some(tenant) = self.tenant_no(tenant) else { return Ok(Vec::new()) };
+        self.read(move |_, c| window_pushes::read_window_pushes(c, (tenant, meter), range)).await
+    }
+
+    async fn list_restless_pairs(&self, since: Timestamp, shadow: bool) -> Result<Vec<Pair>> {
+        self.read(move |_, c| window_pushes::list_restless_pairs(c, since, shadow)).await
+    }
+
+    async fn create_pass(&self, order: PassOrder, at: Timestamp) -> Result<u64> {
+        self.write(move |writer| writer.write(|c| create_pass(c, &order, at))).await
+    }
+
+    async fn update_pass(&self, lease: &Lease, update: PassUpdate, at: Timestamp) -> Result<bool> {
+        let lease = lease.clone();
+        self.write(move |writer| writer.write(|c| update_pass(c, &lease, &update, at))).await
+    }
+
+    async fn list_passes(&self, query: PassQuery) -> Result<Vec<Pass>> {
+        self.read(move |_, connection| list_passes(connection, &query)).await
+    }
+
+    async fn find_pass(&self, number: u64) -> Result<Option<Pass>> {
+        self.read(move |_, connection| find_pass(connection, number)).await
+    }
+
+    async fn record_pass_rows(&self, lease: &Lease, pass: u64, rows: Vec<PassRow>) -> Result<bool> {
+        let lease = lease.clone();
+        self.write_sharing(move |shared, connection| {
+            if !holds_lease(connection, &lease)? || !is_running(connection, pass)? {
+                return Ok(false);
+            }
+            for row in &rows {
+                let tenant = shared.read_memory().tenants.find(&row.tenant);
+                let tenant = tenant.ok_or_else(|| corrupt("the tenant of a row"))?;
+                write_pass_row(connection, (pass, tenant), row)?;
+            }
+            Ok(true)
+        })
+        .await
+    }
+
+    async fn list_pass_rows(&self, query: PassRowQuery) -> Result<Vec<PassRow>> {
+        self.read(move |_, connection| list_pass_rows(connection, &query)).await
+    }
+
+    async fn list_findings(&self, query: FindingQuery) -> Result<Vec<Finding>> {
+        self.read(move |_, connection| findings::list_findings(connection, &query)).await
+    }
+
+    async fn record_findings(
+        &self,
+        lease: &Lease,
+        pass: u64,
+        changes: Vec<FindingChange>,
+        at: Timestamp,
+    ) -> Result<bool> {
+        let lease = lease.clone();
+        self.write_sharing(move |shared, connection| {
+            if !holds_lease(connection, &lease)? {
+                return Ok(false);
+            }
+            let moment = findings::Moment { pass, at };
+            let mut changes = changes.iter();
+            changes.try_for_each(|change| findings::record(shared, connection, change, moment))?;
+            Ok(true)
+        })
+        .await
+    }
+
+    async fn count_drifting_tenants(&self) -> Result<u64> {
+        self.read(|_, connection| findings::count_drifting_tenants(connection)).await
+    }
+
+    async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling> {
+        let secret = self.push_secret;
+        self.write(move |writer| corrections::record_correction(writer, secret, &order, at)).await
+    }
+
+    async fn close_pushes(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+        at: Timestamp,
+    ) -> Result<u64> {
+        let Some(tenant) = self.tenant_no(tenant) else { return Ok(0) };
+        self.write(move |writer| corrections::close_pushes(writer, (tenant, meter), range, at))
+            .await
+    }
+}
+
+impl SqliteStore {
+    fn tenant_no(&self, tenant: &TenantId) -> Option<TenantNo> {
+        self.shared.read_memory().tenants.find(tenant)
+    }
+
+    /// A write in one transaction that looks things up in memory.
+    async fn write_sharing<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Shared, &Connection) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.write(move |writer: &mut Writer| {
+            let shared = Arc::clone(&writer.shared);
+            writer.write(|connection| work(&shared, connection))
+        })
+        .await
+    }
+}
+
+fn create_pass(connection: &Connection, order: &PassOrder, at: Timestamp) -> Result<u64> {
+    let known = match order.kind {
+        PassKind::Nightly => find_nightly(connection, order.range)?,
+        PassKind::Hourly | PassKind::OneShot => None,
+    };
+    if let Some(number) = known {
+        return Ok(number);
+    }
+    connection
+        .prepare_cached(
+            "-- create_pass
+             INSERT INTO passes (kind, range_start, range_end, tenant, apply, state, created_at,
+                                 progress)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        )
+        .and_then(|mut insert| {
+            insert.execute(params![
+                order.kind.name(),
+                order.range.start.micros(),
+                order.range.end.micros(),
+                order.tenant.as_ref().map(TenantId::as_str),
+                order.apply,
+                PassState::Waiting.name(),
+                at.micros(),
+                progress_text(&PassProgress::default())
+            ])
+        })
+        .map_err(sql_error)?;
+    Ok(u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1"))
+}
+
+fn find_nightly(connection: &Connection, range: Window) -> Result<Option<u64>> {
+    connection
+        .prepare_cached(
+            "-- find_nightly
+             SELECT pass_no FROM passes
+             WHERE kind = 'nightly' AND range_start = ? AND range_end = ?",
+        )
+        .and_then(|mut select| {
+            let range = params![range.start.micros(), range.end.micros()];
+            select.query_row(range, |row| row.get(0)).optional()
+        })
+        .map_err(sql_error)
+}
+
+fn progress_text(progress: &PassProgress) -> String {
+    serde_json::to_string(progress).expect("numbers by verdict are valid JSON")
+}
+
+fn update_pass(
+    connection: &Connection,
+    lease: &Lease,
+    update: &PassUpdate,
+    at: Timestamp,
+) -> Result<bool> {
+    if !holds_lease(connection, lease)? {
+        return Ok(false);
+    }
+    let ended_at = match update.state {
+        PassState::Closed | PassState::Failed => Some(at.micros()),
+        PassState::Waiting | PassState::Running => None,
+    };
+    let changed = connection
+        .prepare_cached(
+            "-- update_pass
+             UPDATE passes SET state = ?, ended_at = ?, progress = ?, hash = ?, detail = ?
+             WHERE pass_no = ? AND state <> 'closed'",
+        )
+        .and_then(|mut statement| {
+            statement.execute(params![
+                update.state.name(),
+                ended_at,
+                progress_text(&update.progress),
+                update.hash,
+                update.detail,
+                update.number
+            ])
+        })
+        .map_err(sql_error)?;
+    Ok(changed == 1)
+}
+
+fn list_passes(connection: &Connection, query: &PassQuery) -> Result<Vec<Pass>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- list_passes
+             SELECT pass_no, kind, range_start, range_end, tenant, apply, state, created_at,
+                    ended_at, progress, hash, detail
+             FROM passes
+             WHERE (?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR state = ?2) AND pass_no < ?3
+             ORDER BY pass_no DESC LIMIT ?4",
+        )
+        .map_err(sql_error)?;
+    let before = query.before.and_then(|number| i64::try_from(number).ok());
+    let asked = params![
+        query.kind.map(PassKind::name),
+        query.state.map(PassState::name),
+        before.unwrap_or(i64::MAX),
+        i64::try_from(query.limit).unwrap_or(i64::MAX)
+    ];
+    let mut rows = select.query(asked).map_err(sql_error)?;
+    let mut passes = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        passes.push(decode_pass(row)?);
+    }
+    Ok(passes)
+}
+
+fn find_pass(connection: &Connection, number: u64) -> Result<Option<Pass>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- find_pass
+             SELECT pass_no, kind, range_start, range_end, tenant, apply, state, created_at,
+                    ended_at, progress, hash, detail
+             FROM passes WHERE pass_no = ?",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query([number]).map_err(sql_error)?;
+    rows.next().map_err(sql_error)?.map(decode_pass).transpose()
+}
+
+fn decode_pass(row: &Row<'_>) -> Result<Pass> {
+    let (kind, state): (String, String) = (get(row, "kind")?, get(row, "state")?);
+    let (tenant, progress): (Option<String>, String) = (get(row, "tenant")?, get(row, "progress")?);
+    let tenant = tenant.as_deref().map(TenantId::parse).transpose();
+    let range = Window { start: moment(row, "range_start")?, end: moment(row, "range_end")? };
+    Ok(Pass {
+        number: get(row, "pass_no")?,
+        order: PassOrder {
+            kind: PassKind::from_name(&kind).ok_or_else(|| corrupt("a pass's kind"))?,
+            range,
+            tenant: tenant.map_err(|_| corrupt("a pass's tenant"))?,
+            apply: get(row, "apply")?,
+        },
+        state: PassState::from_name(&state).ok_or_else(|| corrupt("a pass's state"))?,
+        created_at: moment(row, "created_at")?,
+        ended_at: get::<Option<i64>>(row, "ended_at")?.map(Timestamp::from_micros),
+        progress: serde_json::from_str(&progress).map_err(|_| corrupt("a pass's progress"))?,
+        hash: get(row, "hash")?,
+        detail: get(row, "detail")?,
+    })
+}
+
+fn is_running(connection: &Connection, pass: u64) -> Result<bool> {
+    connection
+        .prepare_cached(
+            "-- is_running
+             SELECT EXISTS (SELECT 1 FROM passes WHERE pass_no = ? AND state = 'running')",
+        )
+        .and_then(|mut select| select.query_row([pass], |row| row.get(0)))
+        .map_err(sql_error)
+}
+
+fn write_pass_row(
+    connection: &Connection,
+    (pass, tenant): (u64, TenantNo),
+    row: &PassRow,
+) -> Result<()> {
+    let windows = serde_json::to_string(&row.windows)
+        .map_err(|error| Error::Internal { what: error.to_string() })?;
+    connection
+        .prepare_cached(
+            "-- write_pass_row
+             INSERT INTO pass_rows (pass_no, tenant_no, meter_no, day_start, day_end, ledger,
+                                    pushed, provider, verdict, reason, windows, hash)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+             ON CONFLICT DO UPDATE SET day_end = excluded.day_end, ledger = excluded.ledger,
+                 pushed = excluded.pushed, provider = excluded.provider,
+                 verdict = excluded.verdict, reason = excluded.reason,
+                 windows = excluded.windows, hash = excluded.hash",
+        )
+        .and_then(|mut upsert| {
+            upsert.execute(params![
+                pass,
+                tenant.0,
+                row.meter.0,
+                row.day.start.micros(),
+                row.day.end.micros(),
+                row.ledger.to_string(),
+                row.pushed.to_string(),
+                row.provider.to_string(),
+                row.verdict.name(),
+                row.reason.name(),
+                windows,
+                row.hash
+            ])
+        })
+        .map_err(sql_error)?;
+    Ok(())
+}
+
+/// Tenants are gone through in the order of their names; so a page costs what it holds, and not
+/// what the pass does.
+fn list_pass_rows(connection: &Connection, query: &PassRowQuery) -> Result<Vec<PassRow>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- list_pass_rows
+             SELECT tenant, meter_no, day_start, day_end, ledger, pushed, provider, verdict,
+                    reason, windows, hash
+             FROM tenants CROSS JOIN pass_rows
+             WHERE pass_no = ?1 AND pass_rows.tenant_no = tenants.tenant_no AND tenant >= ?2
+                 AND (tenant > ?2 OR (meter_no, day_start) > (?3, ?4))
+             ORDER BY tenant, meter_no, day_start LIMIT ?5",
+        )
+        .map_err(sql_error)?;
+    // No tenant has the empty name.
+    let (tenant, meter, day) = match &query.after {
+        Some((tenant, meter, day)) => (tenant.as_str(), meter.0, day.micros()),
+        None => ("", 0, 0),
+    };
+    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
+    let mut rows =
+        select.query(params![query.pass, tenant, meter, day, limit]).map_err(sql_error)?;
+    let mut found = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        found.push(decode_pass_row(row)?);
+    }
+    Ok(found)
+}
+
+fn decode_pass_row(row: &Row<'_>) -> Result<PassRow> {
+    let (tenant, windows): (String, String) = (get(row, "tenant")?, get(row, "windows")?);
+    let (verdict, reason): (String, String) = (get(row, "verdict")?, get(row, "reason")?);
+    Ok(PassRow {
+        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a row's tenant"))?,
+        meter: MeterNo(get(row, "meter_no")?),
+        day: Window { start: moment(row, "day_start")?, end: moment(row, "day_end")? },
+        ledger: quantity_of(row, "ledger")?,
+        pushed: quantity_of(row, "pushed")?,
+        provider: quantity_of(row, "provider")?,
+        verdict: Verdict::from_name(&verdict).ok_or_else(|| corrupt("a row's verdict"))?,
+        reason: Reason::from_name(&reason).ok_or_else(|| corrupt("a row's reason"))?,
+        windows: serde_json::from_str(&windows).map_err(|_| corrupt("a row's windows"))?,
+        hash: get(row, "hash")?,
+    })
+}

@@ -1,0 +1,96 @@
+//! The provider's totals as they were read.
+//!
+//! Invariant: the count of readings grows only while the value stays, and only by readings that
+//! are at least a second apart; an older reading never takes the place of a newer one. A crash
+//! leaves all readings of a call, or none; they are then read again.
+
+use super::push_rows::{get, moment, quantity_of};
+use super::{Shared, corrupt, sql_error};
+use crate::rules::drift::Summary;
+use crate::rules::ids::{MeterNo, TenantNo};
+use crate::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
+use crate::rules::window::Window;
+use crate::store::Result;
+use crate::store::reconciliation::SummaryReading;
+use rusqlite::{Connection, params};
+
+pub fn record_summaries(
+    shared: &Shared,
+    connection: &Connection,
+    readings: &[SummaryReading],
+    read_at: Timestamp,
+) -> Result<()> {
+    for reading in readings {
+        let tenant = shared.read_memory().tenants.find(&reading.tenant);
+        let tenant = tenant.ok_or_else(|| corrupt("the tenant of a summary"))?;
+        record_summary(connection, tenant, reading, read_at)?;
+    }
+    Ok(())
+}
+
+fn record_summary(
+    connection: &Connection,
+    tenant: TenantNo,
+    reading: &SummaryReading,
+    read_at: Timestamp,
+) -> Result<()> {
+    connection
+        .prepare_cached(
+            "-- record_summary
+             INSERT INTO summaries (tenant_no, meter_no, window_start, length_seconds, value,
+                                    read_at, since, reads)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, 1)
+             ON CONFLICT DO UPDATE SET
+                 reads = CASE WHEN value = excluded.value THEN reads + 1 ELSE 1 END,
+                 since = CASE WHEN value = excluded.value THEN since ELSE excluded.since END,
+                 value = excluded.value, read_at = excluded.read_at
+             WHERE excluded.read_at >= read_at
+                 AND (value <> excluded.value OR excluded.read_at >= read_at + ?7)",
+        )
+        .and_then(|mut upsert| {
+            upsert.execute(params![
+                tenant.0,
+                reading.meter.0,
+                reading.window.start.micros(),
+                reading.window.micros() / MICROS_PER_SECOND,
+                reading.value.to_string(),
+                read_at.micros(),
+                MICROS_PER_SECOND
+            ])
+        })
+        .map_err(sql_error)?;
+    Ok(())
+}
+
+pub fn read_summaries(
+    connection: &Connection,
+    (tenant, meter): (TenantNo, MeterNo),
+    range: Window,
+    length_micros: i64,
+) -> Result<Vec<Summary>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- read_summaries
+             SELECT window_start, value, read_at, since, reads FROM summaries
+             WHERE tenant_no = ? AND meter_no = ? AND length_seconds = ?
+                 AND window_start >= ? AND window_start < ?
+             ORDER BY window_start",
+        )
+        .map_err(sql_error)?;
+    let length_seconds = length_micros / MICROS_PER_SECOND;
+    let (from, to) = (range.start.micros(), range.end.micros());
+    let asked = params![tenant.0, meter.0, length_seconds, from, to];
+    let mut rows = select.query(asked).map_err(sql_error)?;
+    let mut summaries = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        let start = moment(row, "window_start")?;
+        summaries.push(Summary {
+            window: Window { start, end: start.saturating_add_micros(length_micros) },
+            value: quantity_of(row, "value")?,
+            read_at: moment(row, "read_at")?,
+            since: moment(row, "since")?,
+            reads: get(row, "reads")?,
+        });
+    }
+    Ok(summaries)
+}

@@ -1,0 +1,113 @@
+//! Thresholds of tenants' usage.
+//!
+//! Invariant: a tenant, meter, kind and period have one limit. A tenant that is first heard of here
+//! is created in the same transaction, and known in memory after its commit; a crash leaves both
+//! rows or neither.
+
+use super::push_rows::{get, moment, quantity_of};
+use super::writer::Writer;
+use super::{corrupt, declarations, sql_error};
+use crate::rules::ids::{MeterNo, TenantId, TenantNo};
+use crate::store::Result;
+use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod};
+use rusqlite::{Connection, Row, params};
+
+impl Writer {
+    pub fn put_threshold(&mut self, threshold: &Threshold) -> Result<()> {
+        let tenant = &threshold.tenant;
+        let (known, next) = {
+            let memory = self.shared.read_memory();
+            (memory.tenants.find(tenant), TenantNo(memory.tenants.next()))
+        };
+        let number = known.unwrap_or(next);
+        self.write(|connection| {
+            if known.is_none() {
+                let at = threshold.created_at;
+                declarations::insert_tenant(connection, number, tenant, at)?;
+            }
+            write_threshold(connection, number, threshold)
+        })?;
+        if known.is_none() {
+            self.shared.write_memory().tenants.insert(number, tenant.clone());
+        }
+        Ok(())
+    }
+}
+
+fn write_threshold(connection: &Connection, tenant: TenantNo, threshold: &Threshold) -> Result<()> {
+    connection
+        .prepare_cached(
+            "-- write_threshold
+             INSERT INTO thresholds (tenant_no, meter_no, kind, period, usage_limit, created_at)
+             VALUES (?, ?, ?, ?, ?, ?)
+             ON CONFLICT DO UPDATE SET usage_limit = excluded.usage_limit,
+                 created_at = excluded.created_at",
+        )
+        .and_then(|mut upsert| {
+            upsert.execute(params![
+                tenant.0,
+                threshold.meter.0,
+                threshold.kind.name(),
+                threshold.period.name(),
+                threshold.limit.to_string(),
+                threshold.created_at.micros()
+            ])
+        })
+        .map_err(sql_error)?;
+    Ok(())
+}
+
+pub fn delete_threshold(
+    connection: &Connection,
+    (tenant, meter): (TenantNo, MeterNo),
+    kind: ThresholdKind,
+    period: ThresholdPeriod,
+) -> Result<bool> {
+    let deleted = connection
+        .prepare_cached(
+            "-- delete_threshold
+             DELETE FROM thresholds
+             WHERE tenant_no = ? AND meter_no = ? AND kind = ? AND period = ?",
+        )
+        .and_then(|mut delete| {
+            delete.execute(params![tenant.0, meter.0, kind.name(), period.name()])
+        })
+        .map_err(sql_error)?;
+    Ok(deleted == 1)
+}
+
+/// In the order of tenants, then of meters.
+pub fn list_thresholds(
+    connection: &Connection,
+    tenant: Option<&TenantId>,
+) -> Result<Vec<Threshold>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- list_thresholds
+             SELECT tenant, meter_no, kind, period, usage_limit, thresholds.created_at AS set_at
+             FROM thresholds JOIN tenants ON tenants.tenant_no = thresholds.tenant_no
+             WHERE ?1 IS NULL OR tenant = ?1
+             ORDER BY tenant, meter_no, kind, period",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query([tenant.map(TenantId::as_str)]).map_err(sql_error)?;
+    let mut thresholds = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        thresholds.push(decode_threshold(row)?);
+    }
+    Ok(thresholds)
+}
+
+fn decode_threshold(row: &Row<'_>) -> Result<Threshold> {
+    let tenant: String = get(row, "tenant")?;
+    let (kind, period): (String, String) = (get(row, "kind")?, get(row, "period")?);
+    Ok(Threshold {
+        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a threshold's tenant"))?,
+        meter: MeterNo(get(row, "meter_no")?),
+        kind: ThresholdKind::from_name(&kind).ok_or_else(|| corrupt("a threshold's kind"))?,
+        period: ThresholdPeriod::from_name(&period)
+            .ok_or_else(|| corrupt("a threshold's period"))?,
+        limit: quantity_of(row, "usage_limit")?,
+        created_at: moment(row, "set_at")?,
+    })
+}

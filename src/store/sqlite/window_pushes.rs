@@ -1,0 +1,95 @@
+//! Pushes as a pass compares them: by window, and which tenants and meters have any that moved.
+//!
+//! Invariant: each answer is of one moment, since it is one query, and looks only at rows that an
+//! index names. Nothing is written here, so a crash leaves nothing.
+
+use super::push_rows::{class_of, get, moment, quantity_of, state_of};
+use super::{corrupt, sql_error};
+use crate::rules::billing::Mode;
+use crate::rules::drift::WindowPush;
+use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
+use crate::rules::timestamp::Timestamp;
+use crate::rules::window::Window;
+use crate::store::Result;
+use crate::store::reconciliation::Pair;
+use rusqlite::{Connection, Row, params};
+
+pub fn read_window_pushes(
+    connection: &Connection,
+    (tenant, meter): (TenantNo, MeterNo),
+    range: Window,
+) -> Result<Vec<WindowPush>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- read_window_pushes
+             SELECT push_no, window_start, window_end, revision, shadow, mode, quantity, value,
+                    stamped_at, state, class, attempts, state_at
+             FROM pushes INDEXED BY pushes_by_window
+             WHERE tenant_no = ? AND meter_no = ? AND window_start >= ? AND window_start < ?
+             ORDER BY window_start, revision",
+        )
+        .map_err(sql_error)?;
+    let asked = params![tenant.0, meter.0, range.start.micros(), range.end.micros()];
+    let mut rows = select.query(asked).map_err(sql_error)?;
+    let mut pushes = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        pushes.push(decode_window_push(row)?);
+    }
+    Ok(pushes)
+}
+
+fn decode_window_push(row: &Row<'_>) -> Result<WindowPush> {
+    let mode: String = get(row, "mode")?;
+    Ok(WindowPush {
+        number: get(row, "push_no")?,
+        window: Window { start: moment(row, "window_start")?, end: moment(row, "window_end")? },
+        revision: get(row, "revision")?,
+        shadow: get(row, "shadow")?,
+        mode: Mode::from_name(&mode).ok_or_else(|| corrupt("a push's mode"))?,
+        quantity: quantity_of(row, "quantity")?,
+        value: quantity_of(row, "value")?,
+        stamped_at: moment(row, "stamped_at")?,
+        state: state_of(row)?,
+        class: class_of(row)?,
+        attempts: get(row, "attempts")?,
+        state_at: moment(row, "state_at")?,
+    })
+}
+
+pub fn list_restless_pairs(
+    connection: &Connection,
+    since: Timestamp,
+    shadow: bool,
+) -> Result<Vec<Pair>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- list_restless_pairs
+             SELECT tenant, meter_no, customer FROM (
+                 SELECT tenant_no, meter_no FROM pushes WHERE state_at >= ?1 AND shadow = ?2
+                 UNION
+                 SELECT tenant_no, meter_no FROM pushes WHERE state = 'observed' AND shadow = ?2
+                 UNION
+                 SELECT tenant_no, meter_no FROM pushes WHERE state = 'submitted' AND shadow = ?2
+                 UNION
+                 SELECT tenant_no, meter_no FROM pushes
+                 WHERE state = 'dead' AND class <> 'discarded' AND shadow = ?2
+                 UNION
+                 SELECT tenant_no, meter_no FROM findings
+                 WHERE kind = 'usage' AND cleared_at IS NULL AND meter_no IS NOT NULL
+             ) AS restless JOIN tenants ON tenants.tenant_no = restless.tenant_no
+             WHERE customer IS NOT NULL
+             ORDER BY tenant, meter_no",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query(params![since.micros(), shadow]).map_err(sql_error)?;
+    let mut pairs = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        let (tenant, customer): (String, String) = (get(row, "tenant")?, get(row, "customer")?);
+        pairs.push(Pair {
+            tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant"))?,
+            meter: MeterNo(get(row, "meter_no")?),
+            customer: CustomerId::parse(&customer).map_err(|_| corrupt("a tenant's customer"))?,
+        });
+    }
+    Ok(pairs)
+}

@@ -1,0 +1,353 @@
+//! Alerts, notices and thresholds.
+
+use crate::billed::{after, quantity};
+use crate::fixture::{Fixture, tenant_id};
+use counterfoil::rules::alert::{Alert, AlertChange, AlertKind, Condition, NoticeEvent};
+use counterfoil::rules::ids::MeterNo;
+use counterfoil::store::TenantFields;
+use counterfoil::store::alert::{
+    AlertQuery, ClaimedNotice, NoticeOutcome, PageCounts, Threshold, ThresholdKind, ThresholdPeriod,
+};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+const BOTH: [&str; 2] = ["pager", "chat"];
+const DAY_MINUTES: i64 = 24 * 60;
+
+fn condition(kind: AlertKind, subject: &str) -> Condition {
+    Condition {
+        kind,
+        subject: subject.to_owned(),
+        summary: format!("something about {subject}"),
+        command: format!("counterfoil show {subject}"),
+    }
+}
+
+async fn change(f: &Fixture, changes: Vec<AlertChange>, minute: i64) -> usize {
+    f.store.record_alerts(changes, &BOTH, after(f.now, minute)).await.unwrap()
+}
+
+async fn open(f: &Fixture, kind: AlertKind, subject: &str, minute: i64) -> usize {
+    change(f, vec![AlertChange::Open(condition(kind, subject))], minute).await
+}
+
+async fn resolve(f: &Fixture, number: u64, minute: i64) -> usize {
+    change(f, vec![AlertChange::Resolve(number)], minute).await
+}
+
+/// All alerts, oldest first.
+async fn all(f: &Fixture) -> Vec<Alert> {
+    let query = AlertQuery { limit: 1_000, ..Default::default() };
+    let mut alerts = f.store.list_alerts(query).await.unwrap();
+    alerts.reverse();
+    alerts
+}
+
+/// Claims what is due so many minutes after now, for ten minutes.
+async fn claim(f: &Fixture, minute: i64) -> Vec<ClaimedNotice> {
+    let (now, until) = (after(f.now, minute), after(f.now, minute + 10));
+    f.store.claim_notices(now, until, 100).await.unwrap()
+}
+
+async fn settle(f: &Fixture, notice: &ClaimedNotice, outcome: NoticeOutcome, minute: i64) -> bool {
+    let at = after(f.now, minute);
+    f.store.settle_notice(notice.number, notice.fence, outcome, at).await.unwrap()
+}
+
+fn later(f: &Fixture, minute: i64) -> NoticeOutcome {
+    NoticeOutcome::Later { until: after(f.now, minute), detail: "HTTP 500".to_owned() }
+}
+
+/// To whom of what.
+fn told(notices: &[ClaimedNotice]) -> Vec<(&str, NoticeEvent)> {
+    let mut told: Vec<_> =
+        notices.iter().map(|notice| (notice.destination.as_str(), notice.event)).collect();
+    told.sort_by_key(|(destination, event)| (*destination, event.name()));
+    told
+}
+
+pub async fn an_alert_opens_once(mut f: Fixture) {
+    let kind = AlertKind::DeadLetters;
+    assert_eq!(open(&f, kind, "acme", 1).await, 1);
+    let twice = vec![
+        AlertChange::Open(Condition { summary: "other".into(), ..condition(kind, "acme") }),
+        AlertChange::Open(condition(kind, "umbrella")),
+        AlertChange::Open(condition(kind, "umbrella")),
+        AlertChange::Open(condition(AlertKind::Silence, "acme")),
+    ];
+    assert_eq!(change(&f, twice, 2).await, 2);
+    f.restart().await;
+    let alerts = all(&f).await;
+    let expected = Alert {
+        number: alerts[0].number,
+        kind,
+        subject: "acme".to_owned(),
+        summary: "something about acme".to_owned(),
+        command: "counterfoil show acme".to_owned(),
+        opened_at: after(f.now, 1),
+        resolved_at: None,
+    };
+    assert_eq!((alerts.len(), &alerts[0]), (3, &expected));
+    let notices = claim(&f, 2).await;
+    assert_eq!(notices.len(), 6, "one for each alert and destination");
+    let first: Vec<_> = notices.iter().filter(|notice| notice.alert == expected).collect();
+    let destinations: HashSet<&str> = first.iter().map(|n| n.destination.as_str()).collect();
+    assert_eq!(destinations, HashSet::from(BOTH));
+    for notice in first {
+        assert_eq!((notice.event, notice.attempts), (NoticeEvent::Opened, 0));
+        assert_eq!(notice.created_at, after(f.now, 1));
+    }
+    assert_eq!(change(&f, vec![], 3).await, 0);
+}
+
+pub async fn openings_at_once_are_one(f: Fixture) {
+    let f = Arc::new(f);
+    let openings = [0, 1, 2, 3].map(|_| {
+        let f = Arc::clone(&f);
+        tokio::spawn(async move { open(&f, AlertKind::Silence, "acme", 0).await })
+    });
+    let mut made = 0;
+    for opening in openings {
+        made += opening.await.unwrap();
+    }
+    assert_eq!((made, all(&f).await.len(), claim(&f, 0).await.len()), (1, 1, 2));
+}
+
+pub async fn an_alert_ends_once(mut f: Fixture) {
+    open(&f, AlertKind::Silence, "acme", 0).await;
+    let number = all(&f).await[0].number;
+    for notice in claim(&f, 0).await {
+        assert!(settle(&f, &notice, NoticeOutcome::Sent, 1).await);
+    }
+    assert_eq!(resolve(&f, number + 1, 2).await, 0, "there is none");
+    assert_eq!(resolve(&f, number, 2).await, 1);
+    f.restart().await;
+    assert_eq!(resolve(&f, number, 3).await, 0);
+    assert_eq!(all(&f).await[0].resolved_at, Some(after(f.now, 2)));
+    let notices = claim(&f, 2).await;
+    let resolved = NoticeEvent::Resolved;
+    assert_eq!(told(&notices), [("chat", resolved), ("pager", resolved)]);
+    assert!(notices.iter().all(|notice| notice.alert.resolved_at == Some(after(f.now, 2))));
+    // It may begin again.
+    assert_eq!(open(&f, AlertKind::Silence, "acme", 4).await, 1);
+    let alerts = all(&f).await;
+    assert!(alerts[1].number > number && alerts[1].resolved_at.is_none());
+    // An end and a beginning may come together.
+    let changes = vec![
+        AlertChange::Resolve(alerts[1].number),
+        AlertChange::Open(condition(AlertKind::Silence, "acme")),
+    ];
+    assert_eq!(change(&f, changes, 5).await, 2);
+    assert_eq!(all(&f).await.len(), 3);
+}
+
+pub async fn who_never_heard_of_it_does_not_hear_of_its_end(f: Fixture) {
+    open(&f, AlertKind::Silence, "acme", 0).await;
+    let number = all(&f).await[0].number;
+    let one = f.store.claim_notices(f.now, after(f.now, 10), 1).await.unwrap().remove(0);
+    assert!(settle(&f, &one, NoticeOutcome::Sent, 1).await);
+    assert_eq!(resolve(&f, number, 2).await, 1);
+    let notices = claim(&f, 60).await;
+    assert_eq!(told(&notices), [(one.destination.as_str(), NoticeEvent::Resolved)]);
+}
+
+pub async fn who_may_have_heard_of_it_hears_of_its_end(f: Fixture) {
+    open(&f, AlertKind::Silence, "acme", 0).await;
+    let number = all(&f).await[0].number;
+    let notices = claim(&f, 1).await;
+    let (failed, sending) = (&notices[0], &notices[1]);
+    assert!(settle(&f, failed, later(&f, 9), 2).await);
+    assert_eq!(resolve(&f, number, 3).await, 1);
+    assert!(!settle(&f, sending, NoticeOutcome::Sent, 4).await, "it is given up");
+    let first = claim(&f, 10).await;
+    assert_eq!(told(&first), [(failed.destination.as_str(), NoticeEvent::Resolved)]);
+    // The other end is told when the opening cannot be on its way any more.
+    let second = claim(&f, 11).await;
+    assert_eq!(told(&second), [(sending.destination.as_str(), NoticeEvent::Resolved)]);
+}
+
+pub async fn a_refused_opening_is_not_tried_again(f: Fixture) {
+    open(&f, AlertKind::Silence, "acme", 0).await;
+    for notice in claim(&f, 0).await {
+        let outcome = NoticeOutcome::GivenUp { detail: "HTTP 404".to_owned() };
+        assert!(settle(&f, &notice, outcome, 1).await);
+        assert!(!settle(&f, &notice, NoticeOutcome::Sent, 1).await, "it is settled");
+    }
+    assert_eq!(claim(&f, 60).await, []);
+}
+
+pub async fn notices_are_leased_and_fenced(mut f: Fixture) {
+    for (subject, minute) in [("b", 2), ("a", 1), ("c", 3)] {
+        let changes = vec![AlertChange::Open(condition(AlertKind::Silence, subject))];
+        f.store.record_alerts(changes, &["pager"], after(f.now, minute)).await.unwrap();
+    }
+    let subjects = |notices: &[ClaimedNotice]| {
+        notices.iter().map(|notice| notice.alert.subject.clone()).collect::<Vec<_>>()
+    };
+    let ask = async |f: &Fixture, minute: i64, limit: usize| {
+        let (now, until) = (after(f.now, minute), after(f.now, minute + 10));
+        f.store.claim_notices(now, until, limit).await.unwrap()
+    };
+    assert_eq!(ask(&f, 0, 9).await, [], "none is due");
+    let first = ask(&f, 3, 2).await;
+    assert_eq!(subjects(&first), ["a", "b"], "longest due first");
+    assert_eq!(subjects(&ask(&f, 3, 2).await), ["c"]);
+    assert_eq!(ask(&f, 12, 9).await, [], "all are leased");
+    f.restart().await;
+    let again = ask(&f, 13, 9).await;
+    assert_eq!(subjects(&again), ["a", "b", "c"]);
+    assert_eq!((again[0].number, again[0].fence), (first[0].number, first[0].fence + 1));
+    assert_eq!(again[0].attempts, 1, "the one before may have been made");
+    assert!(!settle(&f, &first[0], NoticeOutcome::Sent, 14).await, "an earlier fence");
+    assert!(settle(&f, &again[0], later(&f, 20), 14).await);
+    assert!(!settle(&f, &again[0], NoticeOutcome::Sent, 14).await, "its lease has ended");
+    assert!(settle(&f, &again[1], NoticeOutcome::Sent, 14).await);
+    assert_eq!(ask(&f, 19, 9).await, []);
+    let third = ask(&f, 20, 9).await;
+    assert_eq!((subjects(&third), third[0].attempts), (vec!["a".to_owned()], 2));
+    let unknown = f.store.settle_notice(9_999, 1, NoticeOutcome::Sent, f.now).await.unwrap();
+    assert!(!unknown);
+}
+
+pub async fn claimants_at_once_share_nothing(f: Fixture) {
+    let kinds = AlertKind::ALL;
+    let changes = kinds.map(|kind| AlertChange::Open(condition(kind, "acme"))).to_vec();
+    assert_eq!(change(&f, changes, 0).await, kinds.len());
+    let f = Arc::new(f);
+    let claimants = [0, 1, 2].map(|_| {
+        let f = Arc::clone(&f);
+        tokio::spawn(async move {
+            let mut numbers = Vec::new();
+            for _ in 0..40 {
+                let claimed = f.store.claim_notices(f.now, after(f.now, 10), 2).await.unwrap();
+                numbers.extend(claimed.iter().map(|notice| notice.number));
+                tokio::task::yield_now().await;
+            }
+            numbers
+        })
+    });
+    let mut numbers = Vec::new();
+    for claimant in claimants {
+        numbers.extend(claimant.await.unwrap());
+    }
+    assert_eq!(numbers.len(), 2 * kinds.len());
+    assert_eq!(numbers.into_iter().collect::<HashSet<u64>>().len(), 2 * kinds.len());
+}
+
+pub async fn pages_and_filters(f: Fixture) {
+    for (kind, subject) in [
+        (AlertKind::Silence, "a"),
+        (AlertKind::DeadLetters, ""),
+        (AlertKind::Silence, "b"),
+        (AlertKind::Unbilled, ""),
+    ] {
+        open(&f, kind, subject, 0).await;
+    }
+    let numbers: Vec<u64> = all(&f).await.iter().map(|alert| alert.number).collect();
+    resolve(&f, numbers[0], 1).await;
+    let check = async |query: AlertQuery, places: &[usize]| {
+        let found = f.store.list_alerts(query).await.unwrap();
+        let found: Vec<u64> = found.iter().map(|alert| alert.number).collect();
+        assert_eq!(found, places.iter().map(|place| numbers[*place]).collect::<Vec<_>>());
+    };
+    let any = || AlertQuery { limit: 100, ..Default::default() };
+    check(any(), &[3, 2, 1, 0]).await;
+    check(AlertQuery { limit: 2, before: Some(numbers[3]), ..any() }, &[2, 1]).await;
+    check(AlertQuery { open: Some(true), ..any() }, &[3, 2, 1]).await;
+    check(AlertQuery { open: Some(false), ..any() }, &[0]).await;
+    check(AlertQuery { kind: Some(AlertKind::Silence), ..any() }, &[2, 0]).await;
+    let (kind, open) = (Some(AlertKind::Silence), Some(true));
+    check(AlertQuery { kind, open, ..any() }, &[2]).await;
+}
+
+pub async fn pages_are_counted_by_day_and_week(f: Fixture) {
+    let count = async || f.store.count_pages(f.now).await.unwrap();
+    assert_eq!(count().await, PageCounts::default());
+    for (place, days) in [0, 0, 1, 3, 6, 8, 13, 15].into_iter().enumerate() {
+        let subject = place.to_string();
+        // An hour within each day before now.
+        let minute = -days * DAY_MINUTES - 60;
+        assert_eq!(open(&f, AlertKind::DeadLetters, &subject, minute).await, 1);
+        assert_eq!(open(&f, AlertKind::Silence, &subject, minute).await, 1, "nobody is called");
+    }
+    let mut expected = PageCounts { open: 8, day: 2, week: 5, week_before: 2 };
+    assert_eq!(count().await, expected);
+    let last = all(&f).await.iter().rfind(|a| a.kind == AlertKind::DeadLetters).unwrap().number;
+    resolve(&f, last, 0).await;
+    expected.open = 7;
+    assert_eq!(count().await, expected);
+}
+
+fn threshold(f: &Fixture, tenant: &str, limit: &str) -> Threshold {
+    Threshold {
+        tenant: tenant_id(tenant),
+        meter: MeterNo(1),
+        kind: ThresholdKind::Threshold,
+        period: ThresholdPeriod::Month,
+        limit: quantity(limit),
+        created_at: f.now,
+    }
+}
+
+pub async fn a_threshold_has_one_limit(mut f: Fixture) {
+    let put = async |f: &Fixture, threshold: &Threshold| {
+        f.store.put_threshold(threshold.clone()).await.unwrap();
+    };
+    let first = threshold(&f, "acme", "100.5");
+    put(&f, &first).await;
+    let second = Threshold { limit: quantity("7"), created_at: after(f.now, 1), ..first.clone() };
+    put(&f, &second).await;
+    let others = [
+        Threshold { kind: ThresholdKind::Quota, ..first.clone() },
+        Threshold { period: ThresholdPeriod::Day, ..first.clone() },
+        Threshold { meter: MeterNo(2), ..first.clone() },
+        threshold(&f, "umbrella", "1"),
+    ];
+    for other in &others {
+        put(&f, other).await;
+    }
+    f.restart().await;
+    let sorted = |mut thresholds: Vec<Threshold>| {
+        thresholds.sort_by_key(|t| (t.tenant.clone(), t.meter, t.kind, t.period));
+        thresholds
+    };
+    let mut expected = others.to_vec();
+    expected.push(second.clone());
+    let all = async |f: &Fixture| sorted(f.store.list_thresholds(None).await.unwrap());
+    assert_eq!(all(&f).await, sorted(expected.clone()));
+    let acme = tenant_id("acme");
+    let found = sorted(f.store.list_thresholds(Some(&acme)).await.unwrap());
+    let of_acme = expected.iter().filter(|threshold| threshold.tenant == acme).cloned();
+    assert_eq!(found, sorted(of_acme.collect()));
+    assert_eq!(f.store.list_thresholds(Some(&tenant_id("nobody"))).await.unwrap(), []);
+    let delete = async |tenant: &str| {
+        let Threshold { meter, kind, period, .. } = second.clone();
+        f.store.delete_threshold(&tenant_id(tenant), meter, kind, period).await.unwrap()
+    };
+    assert!(!delete("nobody").await);
+    assert!(delete("acme").await);
+    assert!(!delete("acme").await);
+    expected.pop();
+    assert_eq!(all(&f).await, sorted(expected));
+}
+
+pub async fn a_threshold_creates_its_tenant(mut f: Fixture) {
+    f.store.put_threshold(threshold(&f, "initech", "1")).await.unwrap();
+    let found = f.store.find_tenant(&tenant_id("initech")).await.unwrap().unwrap();
+    assert_eq!((found.name, found.customer, found.created_at), (None, None, f.now));
+    // It is the same tenant as the one that events name, before and after a restart.
+    let call =
+        |id: &str| crate::fixture::event("initech", id, "calls", "2", "2026-11-15T11:59:00Z", "{}");
+    f.deliver_one(&call("e1")).await;
+    f.restart().await;
+    f.deliver_one(&call("e2")).await;
+    assert_eq!(f.total("initech", "calls").await, "4");
+    assert_eq!(f.store.list_tenants(None, 10).await.unwrap().len(), 1);
+    // A tenant that is known stays as it is.
+    let fields = TenantFields { name: Some("Hooli".into()), customer: None };
+    f.store.put_tenant(&tenant_id("hooli"), fields, f.now).await.unwrap();
+    f.store.put_threshold(threshold(&f, "hooli", "1")).await.unwrap();
+    let found = f.store.find_tenant(&tenant_id("hooli")).await.unwrap().unwrap();
+    assert_eq!(found.name.as_deref(), Some("Hooli"));
+    f.check().await;
+}
