@@ -516,7 +516,7 @@ fn digits(quantity: Quantity) -> u32 {
     let whole = (units / one).checked_ilog10().map_or(0, |power| power + 1);
     let mut fraction = units % one;
     let mut places = if fraction == 0 { 0 } else { SCALE };
-    while fraction != 0 && fraction % 10 == 0 {
+    while fraction != 0 && fraction.is_multiple_of(10) {
         fraction /= 10;
         places -= 1;
     }
