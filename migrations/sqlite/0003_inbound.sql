@@ -25,7 +25,7 @@ CREATE TABLE webhooks (
     received_at INTEGER NOT NULL,
     -- when its status was decided
     settled_at INTEGER,
-    -- how often it came, its twins included
+    -- how often it was delivered, its twins included
     deliveries INTEGER NOT NULL,
     -- the object as the payload showed it, as JSON; to tell a stale webhook
     told TEXT,

@@ -53,7 +53,7 @@ pub struct WebhookRecord {
     pub received_at: Timestamp,
     /// When its status was decided; none while it waits.
     pub settled_at: Option<Timestamp>,
-    /// How often it came, its twins included.
+    /// How often it was delivered, its twins included; 0 if it was only ever backfilled.
     pub deliveries: u64,
     /// Why its object could not be read so far.
     pub detail: Option<String>,

@@ -154,7 +154,9 @@ impl<'r> Batch<'r> {
             if let Some(number) = stored {
                 by_number.insert(number, place);
             }
-            batch.facts[place].deliveries += 1;
+            // What a list shows again was not delivered again.
+            let delivered = receipt.source == WebhookSource::Delivered;
+            batch.facts[place].deliveries += i64::from(delivered);
             batch.places.push(place);
             for name in names.iter().filter(|name| !known.contains_key(*name)) {
                 batch.new_names.entry(name.as_str()).or_insert(place);

@@ -62,7 +62,10 @@ fn record_webhook(connection: &Connection, receipt: &WebhookReceipt) -> Result<R
     let known = find_by_names(connection, &facts.names)?;
     let number = match known {
         Some(number) => {
-            count_delivery(connection, number)?;
+            // What a list shows again was not delivered again.
+            if receipt.source == WebhookSource::Delivered {
+                count_delivery(connection, number)?;
+            }
             number
         }
         None => insert_webhook(connection, receipt)?,
@@ -115,7 +118,7 @@ fn insert_webhook(connection: &Connection, receipt: &WebhookReceipt) -> Result<u
             "-- insert_webhook
              INSERT INTO webhooks (event_id, event_type, object_kind, object_id, ticket, source,
                  status, created_at, received_at, settled_at, deliveries, told, payload)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?)",
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .and_then(|mut insert| {
             insert.execute(params![
@@ -129,6 +132,7 @@ fn insert_webhook(connection: &Connection, receipt: &WebhookReceipt) -> Result<u
                 facts.created_at.micros(),
                 received_at.micros(),
                 settled_at,
+                u64::from(*source == WebhookSource::Delivered),
                 facts.snapshot.as_ref().map(Snapshot::to_json),
                 payload
             ])
