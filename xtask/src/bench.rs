@@ -6,11 +6,14 @@ use crate::{cargo, run_to_end};
 use anyhow::{Result, bail};
 use std::ffi::OsString;
 
+const BENCHES: [&str; 3] = ["ingest", "push", "reconcile"];
+
 /// Runs one bench; everything after its name is passed on to it.
 pub fn run(arguments: &[OsString]) -> Result<()> {
-    let Some((name, rest)) = arguments.split_first() else { bail!("which bench? ingest or push") };
-    if name != "ingest" && name != "push" {
-        bail!("there is no bench {}; there are ingest and push", name.to_string_lossy());
+    let names = BENCHES.join(", ");
+    let Some((name, rest)) = arguments.split_first() else { bail!("which bench? {names}") };
+    if !BENCHES.iter().any(|known| name == known) {
+        bail!("there is no bench {}; there are {names}", name.to_string_lossy());
     }
     debian::install_missing(&[Need::Postgres])?;
     let postgres = ScratchPostgres::start(&FOR_BENCHES)?;
