@@ -1,6 +1,6 @@
 //! Drift: the difference between what was counted and what the provider shows, and what it means.
 //!
-//! Both halves of a window are laid side by side: what was counted, what was handed to billing, what
+//! Both halves of a window lie side by side: what was counted, what was handed to billing, what
 //! became of each push, and what the provider's summary shows. The verdict says whether they match,
 //! whether to wait, whether something may safely be sent again, or whether a person must look.
 //!
@@ -506,7 +506,7 @@ fn digits(quantity: Quantity) -> u32 {
     let whole = (units / one).checked_ilog10().map_or(0, |power| power + 1);
     let mut fraction = units % one;
     let mut places = if fraction == 0 { 0 } else { SCALE };
-    while fraction != 0 && fraction % 10 == 0 {
+    while fraction != 0 && fraction.is_multiple_of(10) {
         fraction /= 10;
         places -= 1;
     }

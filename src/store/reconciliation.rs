@@ -148,9 +148,9 @@ pub trait Reconciliation: Send + Sync {
     /// Writes, in one transaction, what the provider lost as a reconciled push of class lost with
     /// the negative difference (in absolute mode its value is what the provider shows), and a push
     /// of class correction that sends it again: the next two revisions of the window, so that the
-    /// sum of its pushes stays; done with the number of the latter. Refused, with nothing written, if
-    /// `rules::drift::judge_correction` does not allow it, if the tenant has no customer, or if a
-    /// settled push of the window was sent for another customer, whose total was not looked at.
+    /// sum of its pushes stays; done with the number of the latter. Refused, with nothing written,
+    /// if `rules::drift::judge_correction` does not allow it, if the tenant has no customer, or if
+    /// a settled push of the window was sent for another customer, whose total was not looked at.
     async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling>;
     /// Confirmed pushes of windows that start in `range` become reconciled; how many.
     async fn close_pushes(

@@ -108,6 +108,7 @@ pub struct MirrorReading {
 
 /// What became of a reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "nearly all readings are written")]
 pub enum Mirrored {
     /// It was written; what the mirror showed before, if it was read before.
     Written(Option<Snapshot>),

@@ -16,6 +16,7 @@ use counterfoil::rules::window::Window;
 use counterfoil::store::TenantFields;
 use counterfoil::store::webhook::{Mirror, MirrorClaim, MirrorQuery, Mirrored, WantedMirror};
 use std::collections::HashSet;
+use std::slice::from_ref;
 use std::sync::Arc;
 
 async fn customer(f: &Fixture, tenant: &str, customer: &str) {
@@ -36,7 +37,7 @@ pub async fn each_request_takes_the_next_ticket(mut f: Fixture) {
     assert_eq!(want(&f, &[one.clone(), two.clone(), one.clone()], 0).await, [1, 1, 2]);
     record_fresh(&f, thin(&f, "evt_1", one.clone())).await;
     f.restart().await;
-    assert_eq!(want(&f, &[one.clone()], 0).await, [4]);
+    assert_eq!(want(&f, from_ref(&one), 0).await, [4]);
     assert_eq!(want(&f, &[], 0).await, Vec::<u64>::new());
     let mut wanted = claim(&f, 0).await;
     wanted.sort_by_key(|wanted| wanted.name.kind);
@@ -48,7 +49,7 @@ pub async fn claims_respect_leases_and_dues(mut f: Fixture) {
     let names = [0, 1, 2].map(|n| subscription_name(&format!("sub_{n}")));
     // They are due in the order of their requests, which is not that of their names.
     for (name, minute) in [(&names[1], 1), (&names[2], 2), (&names[0], 3)] {
-        want(&f, &[name.clone()], minute).await;
+        want(&f, from_ref(name), minute).await;
     }
     let ask = async |f: &Fixture, minute: i64, limit: usize| {
         let (now, lease_until) = (after(f.now, minute), after(f.now, minute + 10));
@@ -254,7 +255,7 @@ pub async fn what_cannot_be_read_is_put_off(mut f: Fixture) {
     assert_eq!((applied.status, applied.detail), (WebhookStatus::Applied, None));
     // What was read meanwhile is not put off any more.
     put_off(&f, &third, 8, "too late").await;
-    assert_eq!(want(&f, &[name.clone()], 8).await, [3]);
+    assert_eq!(want(&f, from_ref(&name), 8).await, [3]);
     let fresh = claim(&f, 8).await.into_iter().find(|wanted| wanted.name == name).unwrap();
     assert_eq!((fresh.ticket, fresh.attempts), (3, 0), "a reading begins anew");
 }

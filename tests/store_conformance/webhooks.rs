@@ -14,6 +14,7 @@ use counterfoil::store::webhook::{
     Mirrored, Receipted, WebhookCounts, WebhookQuery, WebhookReceipt, WebhookRecord,
 };
 use std::collections::HashSet;
+use std::slice::from_ref;
 use std::sync::Arc;
 
 /// All webhooks, oldest first.
@@ -43,7 +44,7 @@ pub async fn a_webhook_is_kept_as_it_came(mut f: Fixture) {
         deliveries: 1,
         detail: None,
     };
-    assert_eq!(all(&f).await, [expected.clone()]);
+    assert_eq!(all(&f).await, from_ref(&expected));
     let found = f.store.find_webhook(number).await.unwrap();
     assert_eq!(found, Some((expected, receipt.payload)));
     assert_eq!(f.store.find_webhook(number + 1).await.unwrap(), None);
@@ -166,7 +167,7 @@ pub async fn a_snapshot_after_a_thin_twin_adds_its_state(f: Fixture) {
     for _ in 0..2 {
         let twin = record(&f, vec![full()]).await;
         assert_eq!(twin, [Receipted { number, fresh: false }]);
-        assert_eq!(timeline(&f).await, [expected.clone()], "a state is held once");
+        assert_eq!(timeline(&f).await, from_ref(&expected), "a state is held once");
     }
     // Other webhooks of the same moment and state add nothing either, others do.
     record_fresh(&f, entering(thin(&f, "b", object()), "active")).await;

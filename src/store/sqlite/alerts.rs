@@ -171,15 +171,24 @@ fn resolve_alert(
 }
 
 fn list_alerts(connection: &Connection, query: &AlertQuery) -> Result<Vec<Alert>> {
-    let mut select = connection
-        .prepare_cached(
+    // Those that are open are few, and every look at the store's state asks for them.
+    let sql = match query.open {
+        Some(true) => {
+            "-- list_alerts
+             SELECT alert_no, kind, subject, summary, command, opened_at, resolved_at
+             FROM alerts INDEXED BY alerts_open
+             WHERE ?1 AND resolved_at IS NULL AND (?2 IS NULL OR kind = ?2) AND alert_no < ?3
+             ORDER BY alert_no DESC LIMIT ?4"
+        }
+        Some(false) | None => {
             "-- list_alerts
              SELECT alert_no, kind, subject, summary, command, opened_at, resolved_at FROM alerts
-             WHERE (?1 IS NULL OR (resolved_at IS NULL) = ?1) AND (?2 IS NULL OR kind = ?2)
+             WHERE (?1 IS NULL OR resolved_at IS NOT NULL) AND (?2 IS NULL OR kind = ?2)
                  AND alert_no < ?3
-             ORDER BY alert_no DESC LIMIT ?4",
-        )
-        .map_err(sql_error)?;
+             ORDER BY alert_no DESC LIMIT ?4"
+        }
+    };
+    let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
     let before = query.before.and_then(|number| i64::try_from(number).ok());
     let asked = params![
         query.open,

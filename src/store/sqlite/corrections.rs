@@ -73,7 +73,9 @@ fn find_subject(
         return Ok(Err(Ruling::NotFound));
     };
     let owner = (tenant, order.meter);
-    let pushes = window_pushes::read_window_pushes(connection, owner, order.window)?;
+    let start = order.window.start;
+    let only = Window { start, end: start.saturating_add_micros(1) };
+    let pushes = window_pushes::read_window_pushes(connection, owner, only)?;
     if let Err(refusal) = judge_correction(&pushes, (order.settled, order.provider)) {
         return Ok(Err(Ruling::Refused(refusal)));
     }

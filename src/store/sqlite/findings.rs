@@ -1,8 +1,8 @@
 //! Findings, each followed from the pass that found it to the one that does not.
 //!
-//! Invariant: of a kind, tenant, meter and subject at most one finding is open, which a unique index
-//! holds besides the look before each row. A pass that is run again counts once. A crash leaves all
-//! changes of a call, or none.
+//! Invariant: of a kind, tenant, meter and subject at most one finding is open, which a unique
+//! index holds besides the look before each row. A pass that is run again counts once. A crash
+//! leaves all changes of a call, or none.
 
 use super::push_rows::{get, moment, quantity_of};
 use super::{Shared, corrupt, sql_error};
@@ -143,17 +143,29 @@ fn clear_finding(connection: &Connection, number: u64, at: Timestamp) -> Result<
 }
 
 pub fn list_findings(connection: &Connection, query: &FindingQuery) -> Result<Vec<Finding>> {
-    let mut select = connection
-        .prepare_cached(
+    // Those that are open are few, and every pass asks for them.
+    let sql = match query.open {
+        Some(true) => {
+            "-- list_findings
+             SELECT finding_no, kind, tenant, meter_no, subject, verdict, reason, ledger, provider,
+                    detail, opened_at, opened_pass, last_pass, passes, paged_at, cleared_at
+             FROM findings INDEXED BY findings_open
+                 LEFT JOIN tenants ON tenants.tenant_no = findings.tenant_no
+             WHERE ?1 AND cleared_at IS NULL AND (?2 IS NULL OR kind = ?2)
+                 AND (?3 IS NULL OR tenant = ?3) AND finding_no < ?4
+             ORDER BY finding_no DESC LIMIT ?5"
+        }
+        Some(false) | None => {
             "-- list_findings
              SELECT finding_no, kind, tenant, meter_no, subject, verdict, reason, ledger, provider,
                     detail, opened_at, opened_pass, last_pass, passes, paged_at, cleared_at
              FROM findings LEFT JOIN tenants ON tenants.tenant_no = findings.tenant_no
-             WHERE (?1 IS NULL OR (cleared_at IS NULL) = ?1) AND (?2 IS NULL OR kind = ?2)
+             WHERE (?1 IS NULL OR cleared_at IS NOT NULL) AND (?2 IS NULL OR kind = ?2)
                  AND (?3 IS NULL OR tenant = ?3) AND finding_no < ?4
-             ORDER BY finding_no DESC LIMIT ?5",
-        )
-        .map_err(sql_error)?;
+             ORDER BY finding_no DESC LIMIT ?5"
+        }
+    };
+    let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
     let before = query.before.and_then(|number| i64::try_from(number).ok());
     let asked = params![
         query.open,

@@ -256,7 +256,8 @@ fn list_mirrors(connection: &Connection, query: &MirrorQuery) -> Result<Vec<Mirr
     let sql = match query.customer {
         Some(_) => {
             "-- list_mirrors
-             SELECT kind, object_id, version, snapshot, read_at FROM mirrors
+             SELECT kind, object_id, version, snapshot, read_at
+             FROM mirrors INDEXED BY mirrors_by_customer
              WHERE kind = ?1 AND version > 0 AND (?2 IS NULL OR status = ?2)
                  AND customer = ?3 AND object_id > ?4
              ORDER BY object_id LIMIT ?5"

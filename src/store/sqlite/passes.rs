@@ -247,16 +247,27 @@ fn update_pass(
 }
 
 fn list_passes(connection: &Connection, query: &PassQuery) -> Result<Vec<Pass>> {
-    let mut select = connection
-        .prepare_cached(
+    // Those that are not ended are few, and jobs ask for them all the time.
+    let sql = match query.state {
+        Some(PassState::Waiting | PassState::Running) => {
+            "-- list_passes
+             SELECT pass_no, kind, range_start, range_end, tenant, apply, state, created_at,
+                    ended_at, progress, hash, detail
+             FROM passes INDEXED BY passes_open
+             WHERE (?1 IS NULL OR kind = ?1) AND state = ?2 AND state IN ('waiting', 'running')
+                 AND pass_no < ?3
+             ORDER BY pass_no DESC LIMIT ?4"
+        }
+        Some(PassState::Closed | PassState::Failed) | None => {
             "-- list_passes
              SELECT pass_no, kind, range_start, range_end, tenant, apply, state, created_at,
                     ended_at, progress, hash, detail
              FROM passes
              WHERE (?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR state = ?2) AND pass_no < ?3
-             ORDER BY pass_no DESC LIMIT ?4",
-        )
-        .map_err(sql_error)?;
+             ORDER BY pass_no DESC LIMIT ?4"
+        }
+    };
+    let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
     let before = query.before.and_then(|number| i64::try_from(number).ok());
     let asked = params![
         query.kind.map(PassKind::name),

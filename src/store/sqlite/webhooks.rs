@@ -149,17 +149,28 @@ fn insert_name(connection: &Connection, name: &str, number: u64) -> Result<()> {
 }
 
 fn list_webhooks(connection: &Connection, query: &WebhookQuery) -> Result<Vec<WebhookRecord>> {
-    let mut select = connection
-        .prepare_cached(
+    // Those that wait are few among all that ever came.
+    let sql = match query.status {
+        Some(WebhookStatus::Waiting) => {
+            "-- list_webhooks
+             SELECT webhook_no, event_id, event_type, object_kind, object_id, source, status,
+                    created_at, received_at, settled_at, deliveries, detail
+             FROM webhooks INDEXED BY webhooks_waiting_since
+             WHERE status = ?1 AND status = 'waiting' AND (?2 IS NULL OR event_type = ?2)
+                 AND webhook_no < ?3
+             ORDER BY webhook_no DESC LIMIT ?4"
+        }
+        Some(WebhookStatus::Applied | WebhookStatus::Stale | WebhookStatus::Kept) | None => {
             "-- list_webhooks
              SELECT webhook_no, event_id, event_type, object_kind, object_id, source, status,
                     created_at, received_at, settled_at, deliveries, detail
              FROM webhooks
              WHERE (?1 IS NULL OR status = ?1) AND (?2 IS NULL OR event_type = ?2)
                  AND webhook_no < ?3
-             ORDER BY webhook_no DESC LIMIT ?4",
-        )
-        .map_err(sql_error)?;
+             ORDER BY webhook_no DESC LIMIT ?4"
+        }
+    };
+    let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
     let before = query.before.and_then(|number| i64::try_from(number).ok());
     let asked = params![
         query.status.map(WebhookStatus::name),
