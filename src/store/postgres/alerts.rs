@@ -26,7 +26,7 @@ use crate::store::alert::{
 };
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
@@ -139,22 +139,21 @@ async fn record_all(
     destinations: &[&'static str],
     at: Timestamp,
 ) -> Done<usize> {
-    let (mut over, mut begun) = (BTreeSet::new(), BTreeMap::new());
+    let (mut over, mut begun, mut subjects) = (BTreeSet::new(), Vec::new(), BTreeSet::new());
     for change in changes {
         match change {
             // A number that no column can hold names no alert.
             AlertChange::Resolve(number) => over.extend(write_count(*number)),
             AlertChange::Open(condition) => {
-                begun
-                    .entry((condition.kind.name(), condition.subject.as_str()))
-                    .or_insert(condition);
+                if subjects.insert((condition.kind, condition.subject.as_str())) {
+                    begun.push(condition);
+                }
             }
         }
     }
     // What is over goes first: the same may have begun again.
     let over: Vec<i64> = over.into_iter().collect();
     let ended = resolve_alerts(client, &over, at).await?;
-    let begun: Vec<&Condition> = begun.into_values().collect();
     let opened = open_alerts(client, &begun, at).await?;
     tell_ends(client, &ended, destinations, at).await?;
     tell_openings(client, &opened, destinations, at).await?;
@@ -180,7 +179,8 @@ async fn resolve_alerts(client: &ClientWrapper, over: &[i64], at: Timestamp) -> 
     Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
 }
 
-/// Opens those that are not open; their numbers.
+/// Opens those that are not open; their numbers. Numbers are given in the order in which they came,
+/// and rows are written in the order of the index, so that nobody waits in a circle.
 async fn open_alerts(
     client: &ClientWrapper,
     begun: &[&Condition],
@@ -191,15 +191,23 @@ async fn open_alerts(
     }
     // Those that are open are left out first: an attempt to write them would use up a number.
     let sql = "-- open_alerts
-        INSERT INTO alerts (kind, subject, page, summary, command, opened_at)
-        SELECT kind, subject, page, summary, command, $6
-        FROM unnest($1::text[], $2::text[], $3::bool[], $4::text[], $5::text[])
-            WITH ORDINALITY AS given (kind, subject, page, summary, command, place)
-        WHERE NOT EXISTS (
-            SELECT FROM alerts a
-            WHERE a.kind = given.kind AND a.subject = given.subject AND a.resolved_at IS NULL
+        WITH given AS (
+            SELECT * FROM unnest($1::text[], $2::text[], $3::bool[], $4::text[], $5::text[])
+                WITH ORDINALITY AS given (kind, subject, page, summary, command, place)
+            WHERE NOT EXISTS (
+                SELECT FROM alerts a
+                WHERE a.kind = given.kind AND a.subject = given.subject AND a.resolved_at IS NULL
+            )
+            ORDER BY place
+        ), numbered AS MATERIALIZED (
+            SELECT nextval(pg_get_serial_sequence('alerts', 'alert_no')) AS alert_no, given.*
+            FROM given
         )
-        ORDER BY place
+        INSERT INTO alerts (alert_no, kind, subject, page, summary, command, opened_at)
+        OVERRIDING SYSTEM VALUE
+        SELECT alert_no, kind, subject, page, summary, command, $6
+        FROM numbered
+        ORDER BY kind COLLATE \"C\", subject COLLATE \"C\"
         ON CONFLICT (kind, subject) WHERE resolved_at IS NULL DO NOTHING
         RETURNING alert_no";
     let statement = client.prepare_cached(sql).await?;
@@ -216,7 +224,9 @@ async fn open_alerts(
         &SqlTimestamp(at),
     ];
     let rows = client.query(&statement, &parameters).await?;
-    Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
+    let mut numbers: Vec<i64> = rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
+    numbers.sort_unstable();
+    Ok(numbers)
 }
 
 /// Reads number, kind, subject, summary, command, opening and end, in this order.

@@ -37,7 +37,8 @@ type Key<'o> = (FindingKind, &'o str, Option<i32>, Option<MeterNo>);
 /// Changes, sorted by what they do; each finding once.
 #[derive(Default)]
 struct Changes<'o> {
-    opened: BTreeMap<Key<'o>, &'o Observation>,
+    /// With the numbers of their tenants, in the order of the first of each.
+    opened: Vec<(Option<i32>, &'o Observation)>,
     /// With whether somebody is called.
     seen: BTreeMap<i64, (&'o Observation, bool)>,
     cleared: Vec<i64>,
@@ -72,12 +73,17 @@ impl PostgresStore {
 
     fn sort_changes<'o>(&self, changes: &'o [FindingChange]) -> Result<Changes<'o>> {
         let mut sorted = Changes::default();
+        let mut places: BTreeMap<Key<'o>, usize> = BTreeMap::new();
         for change in changes {
             match change {
                 FindingChange::Open(seen) => {
                     let tenant = self.number_of(seen)?;
                     let key = (seen.kind, seen.subject.as_str(), tenant, seen.meter);
-                    sorted.opened.insert(key, seen);
+                    let place = *places.entry(key).or_insert(sorted.opened.len());
+                    match sorted.opened.get_mut(place) {
+                        Some(opened) => *opened = (tenant, seen),
+                        None => sorted.opened.push((tenant, seen)),
+                    }
                 }
                 FindingChange::Seen { number, seen, page } => {
                     sorted.seen.insert(write_count(*number)?, (seen, *page));
@@ -146,22 +152,34 @@ async fn follow_findings(
 
 async fn open_findings(
     client: &ClientWrapper,
-    opened: &BTreeMap<Key<'_>, &Observation>,
+    opened: &[(Option<i32>, &Observation)],
     pass: i64,
     at: Timestamp,
 ) -> Done<()> {
     if opened.is_empty() {
         return Ok(());
     }
+    // Numbers are given in the order in which they came, and rows are written in the order of the
+    // index, so that servers with other leases do not wait in a circle.
     let sql = "-- open_findings
-        INSERT INTO findings AS standing (kind, tenant_no, meter_no, subject, verdict, reason,
-            ledger, provider, detail, opened_at, opened_pass, last_pass, passes)
-        SELECT kind, tenant_no, meter_no, subject, verdict, reason, ledger, provider, detail, $11,
-            $10, $10, 1
-        FROM unnest($1::text[], $2::int4[], $3::int2[], $4::text[], $5::text[], $6::text[],
-            $7::numeric[], $8::numeric[], $9::text[]) WITH ORDINALITY AS given (kind, tenant_no,
-            meter_no, subject, verdict, reason, ledger, provider, detail, place)
-        ORDER BY place
+        WITH given AS (
+            SELECT * FROM unnest($1::text[], $2::int4[], $3::int2[], $4::text[], $5::text[],
+                $6::text[], $7::numeric[], $8::numeric[], $9::text[]) WITH ORDINALITY
+                AS given (kind, tenant_no, meter_no, subject, verdict, reason, ledger, provider,
+                detail, place)
+            ORDER BY place
+        ), numbered AS MATERIALIZED (
+            SELECT nextval(pg_get_serial_sequence('findings', 'finding_no')) AS finding_no, given.*
+            FROM given
+        )
+        INSERT INTO findings AS standing (finding_no, kind, tenant_no, meter_no, subject, verdict,
+            reason, ledger, provider, detail, opened_at, opened_pass, last_pass, passes)
+        OVERRIDING SYSTEM VALUE
+        SELECT finding_no, kind, tenant_no, meter_no, subject, verdict, reason, ledger, provider,
+            detail, $11, $10, $10, 1
+        FROM numbered
+        ORDER BY kind COLLATE \"C\", subject COLLATE \"C\", COALESCE(tenant_no, -1),
+            COALESCE(meter_no, -1)
         ON CONFLICT (kind, subject, COALESCE(tenant_no, -1), COALESCE(meter_no, -1))
             WHERE cleared_at IS NULL
         DO UPDATE SET verdict = excluded.verdict, reason = excluded.reason,
@@ -170,8 +188,7 @@ async fn open_findings(
                 + CASE WHEN standing.last_pass = excluded.last_pass THEN 0 ELSE 1 END,
             last_pass = excluded.last_pass";
     let statement = client.prepare_cached(sql).await?;
-    let tenants: Vec<Option<i32>> = opened.keys().map(|(_, _, tenant, _)| *tenant).collect();
-    let seen: Vec<&Observation> = opened.values().copied().collect();
+    let (tenants, seen): (Vec<Option<i32>>, Vec<&Observation>) = opened.iter().copied().unzip();
     let parameters: [&(dyn ToSql + Sync); 11] = [
         &each(&seen, |seen| seen.kind.name()),
         &tenants,

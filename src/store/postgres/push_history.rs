@@ -247,6 +247,7 @@ pub async fn list_restless_pairs(
     since: Timestamp,
     shadow: bool,
 ) -> Result<Vec<Pair>> {
+    // Not kept prepared: only when planned for this moment is the index known to be worth it.
     let sql = "-- list_restless_pairs
         WITH restless AS (
             SELECT tenant_no, meter_no FROM pushes WHERE state_at >= $1 AND shadow = $2
