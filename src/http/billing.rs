@@ -5,7 +5,7 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Query, parse_days};
+use super::extract::{LIMIT_MAX, Query, parse_days};
 use super::problem::{Kind, Problem};
 use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
 use crate::provider::TotalsQuery;
@@ -19,8 +19,9 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
 use crate::rules::window_life::WindowState;
+use crate::store::alert::AlertQuery;
 use crate::store::push::PushAges;
-use crate::store::reconciliation::PassQuery;
+use crate::store::reconciliation::{FindingQuery, PassQuery};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -45,6 +46,10 @@ pub struct BillingHealth {
     unbilled_quantity: BTreeMap<String, String>,
     /// Tenants with drift that was still there after two passes.
     drifting_tenants: u64,
+    /// Findings that are open; 1,000 stands for as many or more.
+    findings_open: usize,
+    /// Alerts that are open; 1,000 stands for as many or more.
+    alerts_open: usize,
     /// Webhooks whose objects are still to be read.
     webhooks_waiting: u64,
     pages: Pages,
@@ -93,8 +98,13 @@ pub async fn get_billing_health(
         Some((catalog.get(meter)?.slug.to_string(), quantity.to_string()))
     });
     let pages = app.store.count_pages(now).await?;
+    let (open, limit) = (Some(true), LIMIT_MAX);
+    let findings = FindingQuery { open, limit, ..FindingQuery::default() };
+    let alerts = AlertQuery { open, limit, ..AlertQuery::default() };
     Ok(axum::Json(BillingHealth {
         drifting_tenants: app.store.count_drifting_tenants().await?,
+        findings_open: app.store.list_findings(findings).await?.len(),
+        alerts_open: app.store.list_alerts(alerts).await?.len(),
         webhooks_waiting: app.store.count_webhooks().await?.waiting,
         pages: Pages {
             open: pages.open,

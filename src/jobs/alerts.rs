@@ -82,6 +82,8 @@ impl Alerter {
         let changed = record(&*self.store, &open, &scopes, conditions, &self.destinations, now);
         let changed = changed.await?;
         show_pages(self.store.count_pages(now).await?);
+        let drifting = self.store.count_drifting_tenants().await?;
+        metrics::gauge!("counterfoil_drifting_tenants").set(gauge(drifting));
         self.store.release_lease(&lease).await?;
         Ok(changed)
     }
@@ -195,7 +197,11 @@ fn show_pages(counts: PageCounts) {
     for (period, count) in
         [("open", open), ("day", day), ("week", week), ("week_before", week_before)]
     {
-        let count: f64 = count.to_string().parse().unwrap_or(f64::NAN);
-        metrics::gauge!("counterfoil_pages", "period" => period).set(count);
+        metrics::gauge!("counterfoil_pages", "period" => period).set(gauge(count));
     }
+}
+
+/// Metrics are doubles by their nature.
+fn gauge(count: u64) -> f64 {
+    count.to_string().parse().unwrap_or(f64::NAN)
 }
