@@ -129,7 +129,7 @@ mod tests {
             kind: AlertKind::DeadLetters,
             subject: "acme".into(),
             summary: summary.into(),
-            command: "counterfoil pushes list --state dead".into(),
+            command: "counterfoil pushes --state dead".into(),
             opened_at: Timestamp::parse("2026-11-15T12:30:00Z").expect("an instant"),
             resolved_at: None,
         }

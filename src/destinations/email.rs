@@ -265,7 +265,7 @@ mod tests {
         assert!(head.contains("Date: Sun, 15 Nov 2026 13:00:00 +0000"), "{head}");
         assert!(head.contains("To: ops@example.com, Second <second@example.com>"), "{head}");
         assert!(head.contains("Auto-Submitted: auto-generated"), "{head}");
-        assert!(body.contains("\r\nSee: counterfoil pushes list --state dead\r\n"), "{body}");
+        assert!(body.contains("\r\nSee: counterfoil pushes --state dead\r\n"), "{body}");
         assert!(mail.is_ascii() && !mail.replace("\r\n", "").contains(['\r', '\n']));
     }
 

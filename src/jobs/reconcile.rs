@@ -10,8 +10,8 @@
 //! provider is kept before it is judged. What is sent again is decided by the store in one
 //! transaction, by what stands then; a pass only proposes.
 //!
-//! A crash leaves a pass running; the next holder begins it anew, and its rows are written over. A
-//! finding that was opened is followed by the next pass.
+//! A crash leaves a pass running; the next holder goes on after the rows that are written. What a
+//! chunk means for findings is written before its rows, and counts once for a pass.
 
 mod compare;
 mod objects;
@@ -37,7 +37,7 @@ use crate::store::push::Lease;
 use crate::store::reconciliation::{FindingQuery, Pair, PassQuery, PassRowQuery, PassUpdate};
 use crate::store::{self, Store};
 use compare::Compared;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -96,6 +96,8 @@ struct Running {
 pub enum PassError {
     #[error("another server reconciles")]
     LeaseLost,
+    #[error("the reads of this hour are spent")]
+    Spent,
     #[error(transparent)]
     Store(#[from] store::Error),
 }
@@ -128,11 +130,12 @@ impl Reconciler {
             Some(pass) => {
                 let number = pass.number;
                 match self.run_pass(pass, lease.clone()).await {
-                    Ok(()) => {}
+                    Ok(()) => Some(number),
                     Err(PassError::Store(error)) => return Err(PassError::Store(error)),
                     Err(PassError::LeaseLost) => return Ok(None),
+                    // It goes on in the next hour.
+                    Err(PassError::Spent) => None,
                 }
-                Some(number)
             }
             None => None,
         };
@@ -140,22 +143,34 @@ impl Reconciler {
         Ok(number)
     }
 
-    /// The pass to run: one that was begun or ordered before those that are due by the clock.
+    /// The pass to run: what a person waits for, then what is due by the hour, then the rest.
     async fn find_due(&self, now: Timestamp) -> store::Result<Option<Pass>> {
-        for state in [PassState::Running, PassState::Waiting] {
+        let mut begun = Vec::new();
+        for state in [PassState::Waiting, PassState::Running] {
             let query = PassQuery { state: Some(state), limit: PAGE, ..PassQuery::default() };
-            if let Some(oldest) = self.store.list_passes(query).await?.pop() {
-                return Ok(Some(oldest));
-            }
+            begun.extend(self.store.list_passes(query).await?);
+        }
+        // Newest first; those that wait longest come first.
+        begun.sort_by_key(|pass| pass.number);
+        let resting = |pass: &Pass| !self.can_go_on(pass.order.kind, CHUNK);
+        let (nightly, mut begun): (Vec<Pass>, Vec<Pass>) =
+            begun.into_iter().partition(|pass| pass.order.kind == PassKind::Nightly);
+        if !begun.is_empty() {
+            return Ok(Some(begun.swap_remove(0)));
         }
         let limits = self.provider.limits();
-        if !self.settings.passes || !limits.shows_totals || !limits.sends {
-            return Ok(None);
+        let by_clock = self.settings.passes && limits.shows_totals && limits.sends;
+        let mut order = None;
+        if by_clock {
+            order = self.hourly_due(now).await?.map(|range| (PassKind::Hourly, range));
         }
-        let order = match self.nightly_due(now).await? {
-            Some(range) => Some((PassKind::Nightly, range)),
-            None => self.hourly_due(now).await?.map(|range| (PassKind::Hourly, range)),
-        };
+        if let Some(pass) = nightly.into_iter().next() {
+            if order.is_none() {
+                return Ok(Some(pass).filter(|pass| !resting(pass)));
+            }
+        } else if by_clock && order.is_none() {
+            order = self.nightly_due(now).await?.map(|range| (PassKind::Nightly, range));
+        }
         let Some((kind, range)) = order else { return Ok(None) };
         let order = PassOrder { kind, range, tenant: None, apply: true };
         let number = self.store.create_pass(order, now).await?;
@@ -191,20 +206,28 @@ impl Reconciler {
     }
 
     async fn run_pass(&self, pass: Pass, lease: Lease) -> Result<(), PassError> {
-        let works = self.find_work(&pass).await?;
+        let mut works = self.find_work(&pass).await?;
+        let pairs = u64::try_from(works.len()).unwrap_or(u64::MAX);
+        let done = self.all_rows(pass.number).await?;
+        let done: BTreeSet<_> = done.into_iter().map(|row| (row.tenant, row.meter)).collect();
+        works.retain(|work| !done.contains(&(work.pair.tenant.clone(), work.pair.meter)));
+        // What is counted of pairs without rows is counted anew.
+        let begun = if done.is_empty() { PassProgress::default() } else { pass.progress.clone() };
+        let pairs_done = u64::try_from(done.len()).unwrap_or(u64::MAX);
         let mut running = Running {
             findings: self.open_findings().await?,
             before: self.chain_before(&pass).await?,
-            progress: PassProgress {
-                pairs: u64::try_from(works.len()).unwrap_or(u64::MAX),
-                ..PassProgress::default()
-            },
+            progress: PassProgress { pairs, pairs_done, ..begun },
             pass,
             lease,
         };
         self.update(&mut running, PassState::Running, None).await?;
+        let kind = running.pass.order.kind;
         for works in works.chunks(CHUNK) {
-            let compared = match running.pass.order.kind {
+            if !self.can_go_on(kind, works.len()) {
+                return Err(PassError::Spent);
+            }
+            let compared = match kind {
                 PassKind::Hourly => self.compare_windows(&mut running, works).await?,
                 PassKind::Nightly | PassKind::OneShot => {
                     self.compare_days(&mut running, works).await?
@@ -234,6 +257,13 @@ impl Reconciler {
                 self.all_pairs(&catalog, pass.order.tenant.as_ref()).await?
             }
         };
+        let mut pairs = pairs;
+        if pass.order.kind == PassKind::Hourly && !pairs.is_empty() {
+            // If the budget does not reach for all, each hour begins with others.
+            let step = u64::from(self.settings.reads_per_hour / 2).max(1);
+            let first = pass.number.wrapping_mul(step) % u64::try_from(pairs.len()).unwrap_or(1);
+            pairs.rotate_left(usize::try_from(first).unwrap_or(0));
+        }
         let work = |pair: Pair| {
             let meter = catalog.get(pair.meter)?;
             meter.spec.billing.as_ref()?;
@@ -337,15 +367,16 @@ impl Reconciler {
             changes.extend(follow_findings(&judged, one.observations));
         }
         let Running { pass, lease, .. } = running;
-        if !rows.is_empty() && !self.store.record_pass_rows(lease, pass.number, rows).await? {
-            return Err(PassError::LeaseLost);
-        }
         // A dry run looks and changes nothing.
         if followed && !changes.is_empty() {
             let (now, number) = (self.clock.now(), pass.number);
             if !self.store.record_findings(lease, number, changes, now).await? {
                 return Err(PassError::LeaseLost);
             }
+        }
+        crash_point("reconcile.before_rows");
+        if !rows.is_empty() && !self.store.record_pass_rows(lease, pass.number, rows).await? {
+            return Err(PassError::LeaseLost);
         }
         Ok(())
     }

@@ -177,12 +177,12 @@ impl Reason {
         match self {
             Self::Matches => "both halves match",
             Self::Uncut => "the next cut hands it to billing",
-            Self::Unsent => "it is being sent; counterfoil pushes list --state observed",
+            Self::Unsent => "it is being sent; counterfoil pushes --state observed",
             Self::Unread | Self::ReadOnce => "the next pass reads the provider's total again",
             Self::Lag | Self::LongLag => "the provider's summary is behind; it is looked at again",
             Self::Dropped => "the provider took it and did not count it; it is sent again",
             Self::Refused => {
-                "the provider refused it; counterfoil pushes list --state dead says why; mend the \
+                "the provider refused it; counterfoil pushes --state dead says why; mend the \
                  cause, then counterfoil pushes retry"
             }
             Self::Lost => {

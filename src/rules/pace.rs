@@ -52,15 +52,20 @@ impl Budget {
         Self { per_hour, hour: 0, spent: 0 }
     }
 
-    /// Spends one call, if there is one left in this hour.
-    pub fn spend(&mut self, now: Timestamp) -> bool {
+    /// Calls that are left in this hour; none if there is no limit.
+    pub fn left(&mut self, now: Timestamp) -> Option<u32> {
         let hour = now.micros().div_euclid(MICROS_PER_HOUR);
         if hour != self.hour {
             (self.hour, self.spent) = (hour, 0);
         }
-        let left = self.per_hour == 0 || self.spent < self.per_hour;
-        self.spent = self.spent.saturating_add(u32::from(left));
-        left
+        (self.per_hour > 0).then(|| self.per_hour.saturating_sub(self.spent))
+    }
+
+    /// Spends one call, if more than `kept` are left in this hour.
+    pub fn spend(&mut self, now: Timestamp, kept: u32) -> bool {
+        let spends = self.left(now).is_none_or(|left| left > kept);
+        self.spent = self.spent.saturating_add(u32::from(spends));
+        spends
     }
 }
 
@@ -72,9 +77,12 @@ mod tests {
     fn no_more_than_the_budget_in_an_hour() {
         let at = |hour: i64| Timestamp::from_micros(hour * MICROS_PER_HOUR);
         let mut budget = Budget::new(2);
-        let spent: Vec<bool> = [5, 5, 5, 6, 6, 6].map(|hour| budget.spend(at(hour))).into();
+        let spent: Vec<bool> = [5, 5, 5, 6, 6, 6].map(|hour| budget.spend(at(hour), 0)).into();
         assert_eq!(spent, [true, true, false, true, true, false]);
-        assert!((0..1_000).all(|_| Budget::new(0).spend(at(0))));
+        assert!(budget.spend(at(7), 1) && !budget.spend(at(7), 1) && budget.spend(at(7), 0));
+        assert_eq!(budget.left(at(7)), Some(0));
+        let mut endless = Budget::new(0);
+        assert!((0..1_000).all(|_| endless.spend(at(0), 5)));
     }
 
     #[test]

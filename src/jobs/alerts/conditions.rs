@@ -41,19 +41,19 @@ impl Alerter {
         if counts.observed_long > 0 {
             let count = counts.observed_long;
             let summary = format!("{count} pushes were not taken by the provider for 5 minutes");
-            let command = "counterfoil pushes list --state observed";
+            let command = "counterfoil pushes --state observed";
             found.push(condition(AlertKind::PushesObservedLong, "", summary, command));
         }
         if counts.submitted_long > 0 {
             let count = counts.submitted_long;
             let summary =
                 format!("{count} pushes do not show in the provider's totals for an hour");
-            let command = "counterfoil pushes list --state submitted";
+            let command = "counterfoil pushes --state submitted";
             found.push(condition(AlertKind::PushesSubmittedLong, "", summary, command));
         }
         if counts.dead > 0 {
             let summary = format!("{} pushes need a person", counts.dead);
-            let command = "counterfoil pushes list --state dead";
+            let command = "counterfoil pushes --state dead";
             found.push(condition(AlertKind::DeadLetters, "", summary, command));
         }
         let catalog = self.store.load_catalog().await?;
@@ -61,7 +61,7 @@ impl Alerter {
             let Some(meter) = catalog.get(meter) else { continue };
             let slug = meter.slug.as_str();
             let summary = format!("{quantity} of {slug} were counted and are not billed");
-            let command = format!("counterfoil pushes list --state dead --meter {slug}");
+            let command = format!("counterfoil pushes --state dead --meter {slug}");
             found.push(condition(AlertKind::Unbilled, slug, summary, &command));
         }
         Ok(found)
@@ -106,8 +106,7 @@ impl Alerter {
                 let (customer, attempts) = (&invoice.customer, invoice.attempt_count);
                 let id = &name.id;
                 let summary = format!("invoice {id} of {customer} was not paid: try {attempts}");
-                let command =
-                    format!("counterfoil webhooks list --type invoice.payment_failed # {id}");
+                let command = format!("counterfoil webhooks --type invoice.payment_failed # {id}");
                 found.push(condition(AlertKind::PaymentFailed, id, summary, &command));
             }
         }
@@ -138,7 +137,7 @@ impl Alerter {
             "invoice {id} of {tenant} is fixed at {at}, and {open} pushes of its period are not at \
              the provider"
         );
-        let command = format!("counterfoil pushes list --tenant {tenant}");
+        let command = format!("counterfoil pushes --tenant {tenant}");
         Ok(Some(condition(AlertKind::FinalizationNear, id, summary, &command)))
     }
 
@@ -154,7 +153,7 @@ impl Alerter {
                 "customer {customer} of {tenant} was deleted at the provider; its usage can be \
                  billed to nobody"
             );
-            let command = format!("counterfoil pushes list --tenant {tenant}");
+            let command = format!("counterfoil pushes --tenant {tenant}");
             found.push(condition(AlertKind::CustomerDeleted, customer.as_str(), summary, &command));
         }
         Ok(found)
@@ -168,7 +167,7 @@ impl Alerter {
                 "{} webhooks wait since {since}: the provider's objects cannot be read",
                 counts.waiting
             );
-            let command = "counterfoil webhooks list --status waiting";
+            let command = "counterfoil webhooks --status waiting";
             condition(AlertKind::WebhooksWaiting, "", summary, command)
         }))
     }
@@ -218,7 +217,7 @@ impl Alerter {
             .filter(silent)
             .map(|(tenant, _)| {
                 let summary = format!("{tenant} sent events every hour and then none for 3 hours");
-                let command = format!("counterfoil usage --tenant {tenant}");
+                let command = format!("curl $COUNTERFOIL_URL/v1/events?tenant={tenant}&limit=1");
                 condition(AlertKind::Silence, tenant.as_str(), summary, &command)
             })
             .collect();

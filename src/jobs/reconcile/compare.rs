@@ -112,15 +112,15 @@ impl Reconciler {
         running: &mut Running,
         works: &[Work],
     ) -> Result<Vec<Compared>, PassError> {
-        let range = running.pass.order.range;
+        let (kind, range) = (running.pass.order.kind, running.pass.order.range);
         let asked = works.iter().map(|work| (work.clone(), windows_of(work, range))).collect();
-        running.progress.reads += self.read_totals(asked).await?;
+        running.progress.reads += self.read_totals(kind, asked).await?;
         let old: Vec<Vec<Window>> = works.iter().map(|work| running.old_windows(work)).collect();
         let asked = works.iter().zip(&old).flat_map(|(work, old)| {
             old.iter().map(|window| (work.clone(), vec![*window])).collect::<Vec<_>>()
         });
         let asked = asked.collect();
-        running.progress.reads += self.read_totals(asked).await?;
+        running.progress.reads += self.read_totals(kind, asked).await?;
         let mut compared = Vec::with_capacity(works.len());
         for (work, old) in works.iter().zip(old) {
             let mut one = Compared::new(work);
@@ -149,8 +149,8 @@ impl Reconciler {
         running: &mut Running,
         works: &[Work],
     ) -> Result<Vec<Compared>, PassError> {
-        let focus = running.pass.order.range;
-        let reach = match running.pass.order.kind {
+        let (kind, focus) = (running.pass.order.kind, running.pass.order.range);
+        let reach = match kind {
             PassKind::Nightly => {
                 let micros = -(NIGHTLY_DAYS - 1) * MICROS_PER_DAY;
                 Window { start: focus.start.saturating_add_micros(micros), end: focus.end }
@@ -159,7 +159,7 @@ impl Reconciler {
         };
         let days = |work: &Work| days_of(billed_part(work, reach));
         let asked = works.iter().map(|work| (work.clone(), days(work))).collect();
-        running.progress.reads += self.read_totals(asked).await?;
+        running.progress.reads += self.read_totals(kind, asked).await?;
         // Of days that differ, and are in question, the windows are read too.
         let mut judged_days = Vec::with_capacity(works.len());
         let mut asked = Vec::new();
@@ -171,7 +171,7 @@ impl Reconciler {
             }
             judged_days.push(judged);
         }
-        running.progress.reads += self.read_totals(asked).await?;
+        running.progress.reads += self.read_totals(kind, asked).await?;
         let mut compared = Vec::with_capacity(works.len());
         for (work, days) in works.iter().zip(judged_days) {
             let mut one = Compared::new(work);

@@ -1,11 +1,16 @@
 //! Snapshots: reads the provider's totals within the budget of reads, and keeps them.
 //!
+//! Hourly passes leave half of the budget to nightly ones; a nightly pass rests when it is spent, and
+//! goes on in the next hour. A pass that a person ordered is not held up.
+//!
 //! Invariant: one call asks for all windows of a tenant and meter. What could not be read, or was
 //! not for want of budget, is left as it was; it is then judged by what was read before, if
 //! anything. A crash leaves what was kept.
 
 use super::{Reconciler, Work};
 use crate::provider::TotalsQuery;
+use crate::rules::pass::PassKind;
+use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store;
 use crate::store::reconciliation::SummaryReading;
@@ -18,7 +23,11 @@ const CONCURRENCY_MAX: usize = 8;
 impl Reconciler {
     /// Reads totals of the windows that each wants, and keeps them in one transaction; returns how
     /// many calls were made.
-    pub(super) async fn read_totals(&self, wanted: Vec<(Work, Vec<Window>)>) -> store::Result<u64> {
+    pub(super) async fn read_totals(
+        &self,
+        kind: PassKind,
+        wanted: Vec<(Work, Vec<Window>)>,
+    ) -> store::Result<u64> {
         let read_at = self.clock.now();
         let mut wanted = wanted.into_iter().filter(|(_, windows)| !windows.is_empty());
         let (mut readings, mut reads) = (Vec::new(), 0);
@@ -27,7 +36,7 @@ impl Reconciler {
             while calls.len() < CONCURRENCY_MAX
                 && let Some((work, windows)) = wanted.next()
             {
-                if self.budget.lock().expect("no holder panics").spend(read_at) {
+                if self.may_read(kind, read_at) {
                     calls.push(self.read_one(work, windows));
                 }
             }
@@ -40,6 +49,27 @@ impl Reconciler {
         }
         metrics::counter!("counterfoil_summary_reads_total").increment(reads);
         Ok(reads)
+    }
+
+    fn may_read(&self, kind: PassKind, now: Timestamp) -> bool {
+        let mut budget = self.budget.lock().expect("no holder panics");
+        match kind {
+            PassKind::Hourly => budget.spend(now, self.settings.reads_per_hour / 2),
+            PassKind::Nightly => budget.spend(now, 0),
+            // It is counted all the same.
+            PassKind::OneShot => {
+                budget.spend(now, 0);
+                true
+            }
+        }
+    }
+
+    /// Whether a chunk of a nightly pass can be read in this hour.
+    pub(super) fn can_go_on(&self, kind: PassKind, works: usize) -> bool {
+        let mut budget = self.budget.lock().expect("no holder panics");
+        let left = budget.left(self.clock.now());
+        let needed = u32::try_from(works).unwrap_or(u32::MAX).min(self.settings.reads_per_hour);
+        kind != PassKind::Nightly || left.is_none_or(|left| left >= needed)
     }
 
     async fn read_one(&self, work: Work, windows: Vec<Window>) -> Vec<SummaryReading> {
