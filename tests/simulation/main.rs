@@ -204,10 +204,11 @@ fn report(run: &Run, outcome: Outcome) -> ExitCode {
     let sum = |counts: &mut dyn Iterator<Item = &u64>| counts.sum::<u64>();
     println!(
         "{seeds} seeds on {store} in {seconds} s: {} events delivered, {} taken by the provider, \
-         {} totals compared, {} faults, {} crashes",
+         {} totals compared, {} events lost by it, {} faults, {} crashes",
         counters.events,
         counters.accepted,
         counters.windows,
+        counters.lost,
         sum(&mut counters.faults.values()),
         sum(&mut counters.crashes.values()),
     );

@@ -7,9 +7,10 @@ use counterfoil::config::{self, Config, Secret, StoreUrl};
 use counterfoil::jobs::confirm::Confirmer;
 use counterfoil::jobs::cut::{CutSettings, Cutter};
 use counterfoil::jobs::push::Submitter;
+use counterfoil::jobs::reconcile::Reconciler;
 use counterfoil::provider::Provider;
 use counterfoil::provider::stripe::Stripe;
-use counterfoil::rules::delivery::PushState;
+use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::event::{Item, parse_event};
 use counterfoil::rules::ids::{CustomerId, MeterSlug, TenantId};
 use counterfoil::rules::meter::Meter;
@@ -46,6 +47,8 @@ pub enum Order {
     Cut,
     Push,
     Confirm,
+    /// Runs the pass that is due, if any.
+    Reconcile,
     /// A person retries every dead push that may be retried.
     Retry,
     Open,
@@ -114,6 +117,7 @@ struct Worker {
     cutter: Cutter,
     submitter: Arc<Submitter>,
     confirmer: Confirmer,
+    reconciler: Reconciler,
 }
 
 impl Worker {
@@ -145,12 +149,17 @@ impl Worker {
         let submitter = Submitter::new(Arc::clone(&store), share, clock.clone(), push, (false, 1));
         let confirmer = Confirmer::new(
             Arc::clone(&store),
-            provider,
+            Arc::clone(&provider),
             clock.clone(),
-            (holder, config.push.clone()),
+            (holder.clone(), config.push.clone()),
             false,
         );
-        Self { store, clock, config, cutter, submitter, confirmer }
+        config.reconcile.reads_per_hour = 0;
+        config.reconcile.correct = true;
+        let reconcile = (holder, config.reconcile.clone());
+        let reconciler =
+            Reconciler::new(Arc::clone(&store), provider, clock.clone(), reconcile, false);
+        Self { store, clock, config, cutter, submitter, confirmer, reconciler }
     }
 
     async fn obey(&mut self, order: Order) -> String {
@@ -176,6 +185,7 @@ impl Worker {
             Order::Cut => self.cutter.pass().await.unwrap().pushes.to_string(),
             Order::Push => self.submitter.run_due().await.unwrap().to_string(),
             Order::Confirm => self.confirmer.pass().await.unwrap().to_string(),
+            Order::Reconcile => self.reconciler.tick().await.unwrap().is_some().to_string(),
             Order::Retry => self.retry().await.to_string(),
             Order::Open => serde_json::to_string(&self.open_pushes().await).unwrap(),
             Order::Audit => serde_json::to_string(&self.audit().await).unwrap(),
@@ -259,7 +269,8 @@ impl Worker {
             audited.extend(standing.map(|push| Audited {
                 number: push.number,
                 window: (push.tenant.to_string(), push.meter.0, push.window.start.micros()),
-                settled: push.state.settled(),
+                // What the provider lost is written down and never sent.
+                settled: push.state.settled() && push.class != Class::Lost,
                 unresolved: push.state == PushState::Observed && push.attempts > 0,
                 key: push.key,
                 value: push.value.to_string(),

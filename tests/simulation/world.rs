@@ -2,9 +2,10 @@
 //!
 //! Events are sent, some twice and some late; windows are cut, pushed and looked for; the provider
 //! fails in every way it can, stops for hours and archives a meter; the worker dies at named points
-//! and by plain kill -9; the clock jumps past a day, and past 35. In between and at the end the
-//! faults cease, and then every push must be resolved and every hour of every customer must hold
-//! at the provider exactly what the ledger counted.
+//! and by plain kill -9; the clock jumps past a day, and past 35; the provider loses what it had
+//! counted, and passes find it. In between and at the end the faults cease, and then every push must
+//! be resolved and every hour of every customer must hold at the provider exactly what the ledger
+//! counted.
 
 use crate::dice::Dice;
 use crate::place::Place;
@@ -35,7 +36,7 @@ const METERS: [(&str, &str); 3] = [
 const AMOUNTS: [&str; 6] = ["1", "1", "2", "0.1", "0.25", "1000000.000001"];
 
 /// Where the worker is made to die.
-const CRASH_POINTS: [&str; 9] = [
+const CRASH_POINTS: [&str; 11] = [
     "cut.before",
     "cut.after",
     "cut.before_mark",
@@ -45,6 +46,8 @@ const CRASH_POINTS: [&str; 9] = [
     "push.before_settle",
     "push.summary_read",
     "confirm.before_settle",
+    "reconcile.before_rows",
+    "reconcile.before_close",
 ];
 
 /// What befalls a call while the provider is unwell, in thousandths.
@@ -74,6 +77,8 @@ pub struct Counters {
     pub faults: BTreeMap<&'static str, u64>,
     pub accepted: u64,
     pub windows: u64,
+    /// Events that the provider lost after it had counted them.
+    pub lost: u64,
 }
 
 impl Counters {
@@ -81,6 +86,7 @@ impl Counters {
         self.events += other.events;
         self.accepted += other.accepted;
         self.windows += other.windows;
+        self.lost += other.lost;
         for (name, count) in &other.crashes {
             *self.crashes.entry(name.clone()).or_default() += count;
         }
@@ -150,6 +156,8 @@ impl<'a> World<'a> {
         self.calm("after the faults")?;
         self.drop_some();
         self.calm("after dropped events")?;
+        self.lose_some();
+        self.calm("after lost usage")?;
         self.advance(36 * DAY);
         self.chaos(5)?;
         self.calm("after 35 days")
@@ -219,6 +227,9 @@ impl<'a> World<'a> {
             if self.dice.percent(30) {
                 self.order(&Order::Retry);
             }
+            if self.dice.percent(40) {
+                self.order(&Order::Reconcile);
+            }
             if outage {
                 self.runtime.block_on(self.handle.restart()).unwrap();
             }
@@ -275,21 +286,49 @@ impl<'a> World<'a> {
         }
     }
 
+    /// The provider loses some of what it has counted of the last hours.
+    fn lose_some(&mut self) {
+        for _ in 0..3 {
+            self.advance(50 * MINUTE);
+            self.send_some();
+        }
+        self.advance(120 * MINUTE);
+        for order in [Order::Cut, Order::Push] {
+            self.order(&order);
+        }
+        self.advance(20 * MINUTE);
+        self.order(&Order::Confirm);
+        let mut simulator = self.simulator.lock().unwrap();
+        let lately = self.now - 8 * HOUR;
+        let counted: Vec<String> = simulator
+            .events_received()
+            .iter()
+            .filter(|event| event.timestamp * 1_000_000 > lately)
+            .map(|event| event.identifier.clone())
+            .collect();
+        for identifier in counted {
+            if self.dice.percent(40) {
+                self.counters.lost += u64::from(simulator.lose_usage(&identifier));
+            }
+        }
+    }
+
     /// A while without faults, long enough for everything to be resolved; then both sides must
     /// agree.
     fn calm(&mut self, when: &str) -> Result<(), String> {
         self.set_faults(&[]);
         self.deadly = false;
         self.kill("kill -9");
-        let minutes = [31, 100, 5, 20, 240, 1_300, 20, 300, 20];
+        let minutes = [31, 100, 65, 20, 70, 240, 1_300, 20, 300, 20];
         let mut open = Open::default();
         for round in 0..36 {
             self.advance(minutes[round % minutes.len()] * MINUTE);
-            for order in [Order::Cut, Order::Push, Order::Confirm, Order::Retry] {
+            for order in [Order::Cut, Order::Push, Order::Confirm, Order::Retry, Order::Reconcile] {
                 self.order(&order);
             }
             open = serde_json::from_str(&self.order(&Order::Open)).unwrap();
-            if round >= 3 && open.observed + open.submitted + open.dead == 0 {
+            let resolved = open.observed + open.submitted + open.dead == 0;
+            if round >= 3 && resolved && self.compare(when).is_ok() {
                 break;
             }
         }
@@ -298,12 +337,13 @@ impl<'a> World<'a> {
             let lines = lines.join("\n");
             return Err(format!("{when}: pushes were never resolved: {open:?}\n{lines}"));
         }
-        self.compare(when)?;
+        self.counters.windows += self.compare(when)?;
         self.deadly = true;
         Ok(())
     }
 
-    fn compare(&mut self, when: &str) -> Result<(), String> {
+    /// How many hours are equal, if all are.
+    fn compare(&mut self, when: &str) -> Result<u64, String> {
         let order = Order::Totals {
             tenants: TENANTS.iter().map(|tenant| (*tenant).to_owned()).collect(),
             meters: METERS.iter().map(|(slug, _)| (*slug).to_owned()).collect(),
@@ -321,9 +361,8 @@ impl<'a> World<'a> {
                 ours.insert((customer_of(&tenant), meter, hour), total);
             }
         }
-        self.counters.windows += u64::try_from(ours.len()).unwrap();
         if ours == provider {
-            return Ok(());
+            return Ok(u64::try_from(ours.len()).unwrap());
         }
         let keys: std::collections::BTreeSet<_> = ours.keys().chain(provider.keys()).collect();
         let show = |total: Option<&Quantity>| total.map_or("nothing".into(), Quantity::to_string);
