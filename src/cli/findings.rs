@@ -62,7 +62,7 @@ struct Finding {
     passes: u32,
     paged_at: Option<String>,
     cleared_at: Option<String>,
-    took_seconds: Option<u64>,
+    took_seconds: Option<i64>,
 }
 
 pub async fn run(arguments: &FindingsArguments) -> anyhow::Result<ExitCode> {
@@ -133,7 +133,7 @@ impl Finding {
 }
 
 /// Seconds in the largest two units that say something.
-fn duration(seconds: u64) -> String {
+fn duration(seconds: i64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {
         (0, 0, 0) => format!("{seconds} s"),
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn durations() {
-        let check = |seconds: u64, expected: &str| assert_eq!(duration(seconds), expected);
+        let check = |seconds: i64, expected: &str| assert_eq!(duration(seconds), expected);
         check(0, "0 s");
         check(59, "59 s");
         check(61, "1 min");

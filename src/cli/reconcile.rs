@@ -51,7 +51,7 @@ pub struct ReconcileArguments {
     /// Only of this tenant
     #[arg(long)]
     tenant: Option<String>,
-    /// Send again what the provider provably lacks
+    /// Send again what the provider provably lacks, and follow findings
     #[arg(long, conflicts_with = "dry_run")]
     apply: bool,
     /// Only compare and report; this is the default

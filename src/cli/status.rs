@@ -38,9 +38,10 @@ struct Health {
     dead: u64,
     unbilled_quantity: BTreeMap<String, String>,
     drifting_tenants: u64,
-    findings_open: u64,
+    /// Not every server counts these two; what is not told is not shown.
+    findings_open: Option<u64>,
     webhooks_waiting: u64,
-    alerts_open: u64,
+    alerts_open: Option<u64>,
     pages: Pages,
     last_pass: LastPasses,
 }
@@ -122,10 +123,14 @@ fn print_rest(health: &Health) {
         let unbilled = format!("unbilled {meter}");
         add(&unbilled, "counterfoil pushes --state dead", grouped(quantity));
     }
-    add("open findings", "counterfoil findings", grouped(health.findings_open));
+    if let Some(findings) = health.findings_open {
+        add("open findings", "counterfoil findings", grouped(findings));
+    }
     let waiting = "counterfoil webhooks --status waiting";
     add("webhooks waiting", waiting, grouped(health.webhooks_waiting));
-    add("open alerts", "counterfoil alerts", grouped(health.alerts_open));
+    if let Some(alerts) = health.alerts_open {
+        add("open alerts", "counterfoil alerts", grouped(alerts));
+    }
     let pages = &health.pages;
     add("open pages", "counterfoil alerts", grouped(pages.open));
     add("pages in the last day", "counterfoil alerts --all", grouped(pages.day));

@@ -1,7 +1,7 @@
 //! `counterfoil webhooks`: what the provider told us unasked, and what became of it.
 //!
-//! Invariant: listing and showing only read. A replay makes the effects again from the stored
-//! payload; effects are written so that this changes nothing that is right already.
+//! Invariant: listing and showing only read. A replay has the webhook's object read again from the
+//! provider, which changes nothing when done twice; a webhook that is only kept is refused.
 
 use super::answer::{JsonArguments, ask, given, print_more};
 use super::client::{Client, Request, ServerArguments};
@@ -10,7 +10,7 @@ use reqwest::Method;
 use serde::Deserialize;
 use std::process::ExitCode;
 
-/// List webhooks of the provider, look at one, apply one again
+/// List webhooks of the provider, look at one, have its object read again
 #[derive(clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -19,9 +19,9 @@ use std::process::ExitCode;
   counterfoil webhooks --status waiting
   counterfoil webhooks --type invoice.created --limit 20
   counterfoil webhooks show 42
-      with the payload as it was signed
+      with its payload
   counterfoil webhooks replay 42
-      safe at any time: what is right already does not change"
+      has its object read again from the provider; doing so twice changes nothing"
 )]
 pub struct WebhooksArguments {
     #[command(subcommand)]
@@ -64,7 +64,7 @@ enum WebhooksCommand {
         #[command(flatten)]
         shown: JsonArguments,
     },
-    /// Apply a stored webhook again
+    /// Have the object of a webhook read again from the provider
     #[command(after_help = "Example:
   counterfoil webhooks replay 42")]
     Replay {
@@ -119,7 +119,7 @@ pub async fn run(arguments: WebhooksArguments) -> anyhow::Result<ExitCode> {
             let path = ["v1", "webhooks", &id.to_string(), "replay"];
             Client::new(&server)?.call(&Request::new(Method::POST, &path)).await?;
             println!(
-                "{id} is applied again; `counterfoil webhooks show {id}` tells what came of it"
+                "its object is read again; `counterfoil webhooks show {id}` tells what came of it"
             );
         }
     }

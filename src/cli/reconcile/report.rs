@@ -162,7 +162,7 @@ fn write_difference_tile(html: &mut String, figures: &Figures) {
     let mut meters: Vec<_> =
         figures.meters.iter().filter(|(_, meter)| !meter.total.apart.is_zero()).collect();
     meters.sort_by_key(|(name, meter)| (std::cmp::Reverse(meter.rows_unequal), **name));
-    html.push_str("<div class=\"tile wide\"><p class=\"label\">Sum of differences</p>\n");
+    html.push_str("<div class=\"tile wide\"><p class=\"label\">Sum of differences, without what is on its way</p>\n");
     if meters.is_empty() {
         html.push_str("<p class=\"number\">0</p><p class=\"note\">in every meter</p></div>\n");
         return;
@@ -200,6 +200,9 @@ fn write_meters(html: &mut String, figures: &Figures) {
     }
 }
 
+const DOT_LEGEND: &str = "<p class=\"legend\"><i class=\"key dot\"></i>on this day something \
+                          drifts</p>\n";
+
 fn write_meter(html: &mut String, meter: &str, figures: &MeterFigures) {
     let total = &figures.total;
     let _ = write!(
@@ -209,16 +212,19 @@ fn write_meter(html: &mut String, meter: &str, figures: &MeterFigures) {
          <div><dt>Pushed</dt><dd>{}</dd></div>\
          <div><dt><i class=\"key provider\"></i>Provider</dt><dd>{}</dd></div>\
          <div><dt>Difference</dt><dd>{}</dd></div>\
+         <div><dt>On its way</dt><dd>{}</dd></div>\
          <div><dt>Rows that differ</dt><dd>{} of {}</dd></div></dl>\n\
-         <h3>Ledger and provider by day</h3>\n<div class=\"chart\">{}</div>\n",
+         <h3>Ledger and provider by day</h3>\n<div class=\"chart\">{}</div>\n{}",
         name(meter),
         grouped(total.ledger),
         grouped(total.pushed),
         grouped(total.provider),
         signed(total.apart.net()),
+        signed(total.waiting),
         grouped(figures.rows_unequal),
         grouped(figures.rows),
-        chart::days(meter, &figures.bins)
+        chart::days(meter, &figures.bins),
+        if figures.bins.iter().any(|bin| bin.drifts) { DOT_LEGEND } else { "" }
     );
     let largest = figures.largest();
     if !largest.is_empty() {
@@ -318,12 +324,14 @@ fn write_windows(html: &mut String, windows: &[RowWindow]) {
         counted(windows.len(), "window", "windows")
     );
     for window in windows.iter().take(WINDOWS_MAX) {
+        let (start, end) = (instant(&window.start), instant(&window.end));
+        // Most windows end on the day on which they begin.
+        let day = format!("{} ", escape(day(&window.start)));
+        let end = end.strip_prefix(&day).unwrap_or(&end);
         let _ = writeln!(
             html,
-            "<tr><td class=\"day\">{} to {}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td>\
+            "<tr><td class=\"day\">{start} to {end}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td>\
              <td class=\"n\">{}</td><td class=\"n\">{}</td><td>{}</td></tr>",
-            instant(&window.start),
-            instant(&window.end),
             badge(window.verdict),
             escape(&window.reason.replace('_', " ")),
             grouped(window.ledger),

@@ -1,7 +1,7 @@
 //! All rows of a pass as CSV, for a spreadsheet.
 //!
-//! Invariant: no cell is a formula. Names come from outside, and a spreadsheet runs what begins like
-//! a formula; such a cell gets an apostrophe, which shows it as the text it is.
+//! Invariant: no cell is a formula. Names come from outside, and a spreadsheet runs what begins
+//! like a formula; such a cell gets an apostrophe, which shows it as the text it is.
 
 use super::pass::Row;
 use std::path::Path;

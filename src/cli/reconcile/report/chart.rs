@@ -16,6 +16,8 @@ const WIDTH: i128 = 760;
 const LINE: i128 = 26;
 const CHARACTER: i128 = 7;
 const RIGHT: i128 = 12;
+/// Marks of an axis are at least this far apart.
+const MARK_PIXELS: i128 = 34;
 
 /// Values on one side and pixels on the other.
 struct Axis {
@@ -36,7 +38,8 @@ impl Axis {
             high = high.max(value.units());
         }
         let high = high.max(low.saturating_add(1));
-        Self { low, high, step: round_step(high.saturating_sub(low)), from, to }
+        let marks_max = ((to - from).abs() / MARK_PIXELS).max(2);
+        Self { low, high, step: round_step(high.saturating_sub(low), marks_max), from, to }
     }
 
     /// Ends the axis at marks, so that the highest bar has a line above it.
@@ -66,12 +69,12 @@ impl Axis {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, so that the span has two to five of them.
-fn round_step(span: i128) -> i128 {
+/// 1, 2 or 5 times a power of ten, so that the span has fewer than `marks_max` of them.
+fn round_step(span: i128, marks_max: i128) -> i128 {
     let mut power: i128 = 1;
     loop {
         for step in [1, 2, 5].map(|digit| power.saturating_mul(digit)) {
-            if span / step < 5 {
+            if span / step < marks_max {
                 return step;
             }
         }
@@ -182,7 +185,7 @@ pub fn days(meter: &str, bins: &[Bin]) -> String {
         let (x, y) = (frame.left, below.to - 12);
         let _ = write!(
             svg,
-            "<text class=\"caption\" x=\"{x}\" y=\"{y}\">Difference: provider minus pushed</text>"
+            "<text class=\"caption\" x=\"{x}\" y=\"{y}\">Difference, without what is on its way</text>"
         );
     }
     for (bin, place) in bins.iter().zip(0..) {
@@ -284,8 +287,12 @@ fn day_title(bin: &Bin) -> String {
             format!("differences {} and {}", signed(total.apart.less), signed(total.apart.more))
         }
     };
+    let waiting = match total.waiting {
+        Quantity::ZERO => String::new(),
+        waiting => format!(", on its way {}", signed(waiting)),
+    };
     format!(
-        "{days}: ledger {}, pushed {}, provider {}, {apart}",
+        "{days}: ledger {}, pushed {}, provider {}, {apart}{waiting}",
         grouped(total.ledger),
         grouped(total.pushed),
         grouped(total.provider)
@@ -329,11 +336,11 @@ mod tests {
     #[test]
     fn marks_are_round_and_few() {
         let check = |values: &[&str], expected: &[&str]| {
-            let axis = Axis::new(values.iter().map(|v| quantity(v)), 100, 0).rounded();
+            let axis = Axis::new(values.iter().map(|v| quantity(v)), 180, 0).rounded();
             let marks: Vec<String> = axis.marks().iter().map(Quantity::to_string).collect();
             assert_eq!(marks, expected, "{values:?}");
             for value in values {
-                assert!((0..=100).contains(&axis.at(quantity(value))), "{values:?}");
+                assert!((0..=180).contains(&axis.at(quantity(value))), "{values:?}");
             }
         };
         check(&["7"], &["0", "2", "4", "6", "8"]);

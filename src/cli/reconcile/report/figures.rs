@@ -1,8 +1,8 @@
 //! The sums a report shows: by meter, by day and by tenant.
 //!
 //! Invariant: sums are exact, and of one meter each: usage of two meters has no common unit. What
-//! the provider has too much and what it lacks are added up apart, so that they hide nothing of
-//! each other.
+//! the provider has too much, what it lacks and what is on its way are added up apart, so that they
+//! hide nothing of each other.
 
 use super::super::pass::{Row, day};
 use crate::rules::drift::Verdict;
@@ -45,6 +45,8 @@ pub struct Totals {
     pub pushed: Quantity,
     pub provider: Quantity,
     pub apart: Apart,
+    /// Differences that are expected to go away by themselves; in `apart` they play no part.
+    pub waiting: Quantity,
 }
 
 /// Differences between the provider and what was handed to billing.
@@ -84,6 +86,10 @@ impl Totals {
         self.ledger = self.ledger.checked_add(row.ledger)?;
         self.pushed = self.pushed.checked_add(row.pushed)?;
         self.provider = self.provider.checked_add(row.provider)?;
+        if row.verdict == Verdict::Waiting {
+            self.waiting = self.waiting.checked_add(row.delta)?;
+            return Some(());
+        }
         self.apart.add(row.delta)
     }
 }
@@ -118,7 +124,7 @@ impl<'r> MeterFigures<'r> {
         let bin = &mut self.bins[bin];
         bin.total.add(row)?;
         bin.drifts |= row.verdict.is_drift();
-        if row.delta != Quantity::ZERO {
+        if row.delta != Quantity::ZERO && row.verdict != Verdict::Waiting {
             self.tenants.entry(&row.tenant).or_default().add(row.delta)?;
         }
         Some(())
