@@ -2,22 +2,29 @@
 //!
 //! Invariant: answers go to standard output, everything else to standard error, and the exit code
 //! says what happened: 0 done, 1 it could not be done, 2 the command line is wrong, 3 events were
-//! refused (`send`), 4 something does not match (`check`, `stripe`).
+//! refused (`send`), 4 something does not match (`check`, `stripe`, `reconcile`, `status`).
 
+mod alerts;
+mod answer;
 mod check;
 mod client;
 mod completions;
 mod config;
 mod demo;
+mod findings;
 mod keys;
+mod passes;
 mod pushes;
+mod reconcile;
 mod send;
 mod serve;
+mod status;
 mod store;
 mod stripe;
 mod stripe_sim;
 mod table;
 mod usage;
+mod webhooks;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
@@ -41,7 +48,9 @@ const ROOT_EXAMPLES: &str = "Examples:
                                     directory counterfoil-data
   counterfoil demo                  see it count and bill through kill -9 and a failing Stripe
   counterfoil send events.ndjson    send events from a file
-  counterfoil usage --tenant acme --meter api_calls --window day";
+  counterfoil usage --tenant acme --meter api_calls --window day
+  counterfoil status                see whether billing is well
+  counterfoil reconcile --from 2026-11-01 --to 2026-12-01 --html november.html";
 
 #[derive(Subcommand)]
 enum Command {
@@ -50,6 +59,12 @@ enum Command {
     Usage(usage::UsageArguments),
     Keys(keys::KeysArguments),
     Pushes(pushes::PushesArguments),
+    Status(status::StatusArguments),
+    Reconcile(reconcile::ReconcileArguments),
+    Passes(passes::PassesArguments),
+    Findings(findings::FindingsArguments),
+    Alerts(alerts::AlertsArguments),
+    Webhooks(webhooks::WebhooksArguments),
     Stripe(stripe::StripeArguments),
     Check(check::CheckArguments),
     Config(config::ConfigArguments),
@@ -79,6 +94,12 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
         | Command::Usage(_)
         | Command::Keys(_)
         | Command::Pushes(_)
+        | Command::Status(_)
+        | Command::Reconcile(_)
+        | Command::Passes(_)
+        | Command::Findings(_)
+        | Command::Alerts(_)
+        | Command::Webhooks(_)
         | Command::Stripe(_)
         | Command::Check(_)
         | Command::Demo(_)
@@ -102,6 +123,12 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
             Command::Usage(arguments) => usage::run(&arguments).await,
             Command::Keys(arguments) => keys::run(arguments).await,
             Command::Pushes(arguments) => pushes::run(arguments).await,
+            Command::Status(arguments) => status::run(&arguments).await,
+            Command::Reconcile(arguments) => reconcile::run(&arguments).await,
+            Command::Passes(arguments) => passes::run(arguments).await,
+            Command::Findings(arguments) => findings::run(&arguments).await,
+            Command::Alerts(arguments) => alerts::run(&arguments).await,
+            Command::Webhooks(arguments) => webhooks::run(arguments).await,
             Command::Stripe(arguments) => stripe::run(arguments).await,
             Command::Check(arguments) => check::run(&arguments).await,
             Command::Demo(arguments) => demo::run(&arguments).await,

@@ -57,6 +57,10 @@ struct ListArguments {
 
 #[derive(clap::Subcommand)]
 enum PushesCommand {
+    /// List pushes, newest first; the same as no subcommand
+    #[command(after_help = "Example:
+  counterfoil pushes list --state dead")]
+    List(ListArguments),
     /// Show one push and its whole history
     #[command(after_help = "Example:
   counterfoil pushes show 42")]
@@ -152,6 +156,7 @@ const UNREADABLE: &str = "the server's answer cannot be read";
 pub async fn run(arguments: PushesArguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         None => list(&arguments.list).await?,
+        Some(PushesCommand::List(arguments)) => list(&arguments).await?,
         Some(PushesCommand::Show { server, id, json }) => {
             let request = Request::new(Method::GET, &["v1", "pushes", &id.to_string()]);
             let body = Client::new(&server)?.call(&request).await?;

@@ -19,7 +19,13 @@ pub fn new_table(header: &[&str], left: usize) -> Table {
 }
 
 pub fn cell(text: impl ToString) -> Cell {
-    Cell::new(text.to_string())
+    Cell::new(plain(&text.to_string()))
+}
+
+/// The text without what a terminal would obey: names and details come from outside.
+pub fn plain(text: &str) -> String {
+    let shown = |c: char| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c };
+    text.chars().map(shown).collect()
 }
 
 /// `1234567` as `1,234,567`; a sign and decimals stay as they are.
@@ -46,6 +52,11 @@ pub fn grouped(number: impl ToString) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_terminal_obeys_no_name() {
+        assert_eq!(plain("a\u{1b}[31mb\nc"), "a\u{fffd}[31mb\nc");
+    }
 
     #[test]
     fn thousands() {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod billing;
+mod reconcile;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Output, Stdio};
@@ -79,7 +80,7 @@ impl Drop for Server {
 
 #[test]
 fn help_texts() {
-    let commands: [&[&str]; 15] = [
+    let commands: [&[&str]; 26] = [
         &[],
         &["serve"],
         &["send"],
@@ -88,6 +89,17 @@ fn help_texts() {
         &["keys", "create"],
         &["keys", "list"],
         &["keys", "revoke"],
+        &["pushes"],
+        &["pushes", "list"],
+        &["status"],
+        &["reconcile"],
+        &["passes"],
+        &["passes", "show"],
+        &["findings"],
+        &["alerts"],
+        &["webhooks"],
+        &["webhooks", "show"],
+        &["webhooks", "replay"],
         &["check"],
         &["config"],
         &["config", "print"],

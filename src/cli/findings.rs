@@ -1,0 +1,159 @@
+//! `counterfoil findings`: differences that passes found, and how long each has been there.
+//!
+//! Invariant: only reads. Numbers are shown as the server wrote them.
+
+use super::answer::{JsonArguments, ask, given, print_more};
+use super::client::{Request, ServerArguments};
+use super::table::{cell, grouped, new_table, plain};
+use reqwest::Method;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+/// List differences between both halves that are still there
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  counterfoil findings
+      those that are open, and what to do about them
+  counterfoil findings --all --tenant acme
+      also those that were cleared, and how long each took
+  counterfoil findings --kind invoice --json")]
+pub struct FindingsArguments {
+    #[command(flatten)]
+    server: ServerArguments,
+    /// Only those that are still there; this is the default
+    #[arg(long, conflicts_with = "all")]
+    open: bool,
+    /// Also those that were cleared
+    #[arg(long)]
+    all: bool,
+    /// Only of this tenant
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Only of this kind
+    #[arg(long, value_parser = ["usage", "subscription", "invoice"])]
+    kind: Option<String>,
+    /// Most findings to show, newest first
+    #[arg(long, default_value_t = 50)]
+    limit: u16,
+    #[command(flatten)]
+    shown: JsonArguments,
+}
+
+#[derive(Deserialize)]
+struct FindingList {
+    findings: Vec<Finding>,
+    next_before: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Finding {
+    id: u64,
+    kind: String,
+    tenant: Option<String>,
+    meter: Option<String>,
+    subject: String,
+    verdict: String,
+    reason: String,
+    advice: String,
+    ledger: String,
+    provider: String,
+    opened_at: String,
+    passes: u32,
+    paged_at: Option<String>,
+    cleared_at: Option<String>,
+    took_seconds: Option<i64>,
+}
+
+pub async fn run(arguments: &FindingsArguments) -> anyhow::Result<ExitCode> {
+    let mut request = Request::new(Method::GET, &["v1", "findings"]);
+    let (open, limit) = ("true".to_owned(), arguments.limit.to_string());
+    request.query = given([
+        ("open", (!arguments.all).then_some(&open)),
+        ("kind", arguments.kind.as_ref()),
+        ("tenant", arguments.tenant.as_ref()),
+        ("limit", Some(&limit)),
+    ]);
+    let answer = ask::<FindingList>(&arguments.server, &request, arguments.shown).await?;
+    if let Some(list) = answer {
+        print_list(&list, if arguments.all { "no findings" } else { "no open findings" });
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_list(list: &FindingList, none: &str) {
+    if list.findings.is_empty() {
+        println!("{none}");
+        return;
+    }
+    let header = [
+        "id", "kind", "tenant", "meter", "subject", "verdict", "why", "opened", "state", "passes",
+        "ledger", "provider",
+    ];
+    let mut table = new_table(&header, 9);
+    let mut advice: BTreeMap<&str, &str> = BTreeMap::new();
+    for finding in &list.findings {
+        table.add_row([
+            cell(finding.id),
+            cell(&finding.kind),
+            cell(finding.tenant.as_deref().unwrap_or("-")),
+            cell(finding.meter.as_deref().unwrap_or("-")),
+            cell(&finding.subject),
+            cell(&finding.verdict),
+            cell(&finding.reason),
+            cell(&finding.opened_at),
+            cell(finding.state()),
+            cell(finding.passes),
+            cell(grouped(&finding.ledger)),
+            cell(grouped(&finding.provider)),
+        ]);
+        if finding.cleared_at.is_none() {
+            advice.insert(&finding.reason, &finding.advice);
+        }
+    }
+    println!("{table}");
+    if !advice.is_empty() {
+        println!("\nwhat to do");
+        for (reason, advice) in advice {
+            println!("  {}: {}", plain(reason), plain(advice));
+        }
+    }
+    print_more(list.next_before);
+}
+
+impl Finding {
+    fn state(&self) -> String {
+        match (&self.cleared_at, self.took_seconds, &self.paged_at) {
+            (Some(_), Some(seconds), _) => format!("cleared after {}", duration(seconds)),
+            (Some(_), None, _) => "cleared".into(),
+            (None, _, Some(_)) => "open, paged".into(),
+            (None, _, None) => "open".into(),
+        }
+    }
+}
+
+/// Seconds in the largest two units that say something.
+fn duration(seconds: i64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, minutes) => format!("{minutes} min"),
+        (0, hours, minutes) => format!("{hours} h {minutes} min"),
+        (days, hours, _) => format!("{days} d {hours} h"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        let check = |seconds: i64, expected: &str| assert_eq!(duration(seconds), expected);
+        check(0, "0 s");
+        check(59, "59 s");
+        check(61, "1 min");
+        check(7_260, "2 h 1 min");
+        check(90_000, "1 d 1 h");
+    }
+}

@@ -1,0 +1,122 @@
+//! `counterfoil passes`: comparisons that were made, and what each found.
+//!
+//! Invariant: only reads. A stored pass is shown exactly as `counterfoil reconcile` showed it.
+
+use super::answer::{JsonArguments, ask, given, print_more};
+use super::client::{Client, Request, ServerArguments};
+use super::reconcile::outcome::{OutputArguments, present};
+use super::reconcile::pass::{Pass, Told, day};
+use super::table::{cell, grouped, new_table};
+use crate::rules::drift::Verdict;
+use reqwest::Method;
+use serde::Deserialize;
+use std::process::ExitCode;
+
+/// List comparisons with the provider, and show what one found
+#[derive(clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:
+  counterfoil passes
+  counterfoil passes --kind nightly --limit 7
+  counterfoil passes show 7
+      what pass 7 found, as `counterfoil reconcile` shows it
+  counterfoil passes show 7 --html november.html"
+)]
+pub struct PassesArguments {
+    #[command(subcommand)]
+    command: Option<PassesCommand>,
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+#[derive(clap::Args)]
+struct ListArguments {
+    #[command(flatten)]
+    server: ServerArguments,
+    /// Only of this kind
+    #[arg(long, value_parser = ["hourly", "nightly", "one_shot"])]
+    kind: Option<String>,
+    /// Most passes to show, newest first
+    #[arg(long, default_value_t = 50)]
+    limit: u16,
+    #[command(flatten)]
+    shown: JsonArguments,
+}
+
+#[derive(clap::Subcommand)]
+enum PassesCommand {
+    /// List passes, newest first; the same as no subcommand
+    #[command(after_help = "Example:
+  counterfoil passes list --kind nightly")]
+    List(ListArguments),
+    /// Show what a pass found, and write it to files
+    #[command(after_help = "Examples:
+  counterfoil passes show 7
+  counterfoil passes show 7 --csv november.csv --html november.html
+
+Exit code: 0 nothing drifts, 4 something drifts, 1 the pass failed.")]
+    Show {
+        #[command(flatten)]
+        server: ServerArguments,
+        /// The pass's id
+        id: u64,
+        #[command(flatten)]
+        output: OutputArguments,
+    },
+}
+
+#[derive(Deserialize)]
+struct PassList {
+    passes: Vec<Pass>,
+    next_before: Option<u64>,
+}
+
+pub async fn run(arguments: PassesArguments) -> anyhow::Result<ExitCode> {
+    match arguments.command {
+        None => list(&arguments.list).await,
+        Some(PassesCommand::List(arguments)) => list(&arguments).await,
+        Some(PassesCommand::Show { server, id, output }) => {
+            let client = Client::new(&server)?;
+            let request = Request::new(Method::GET, &["v1", "passes", &id.to_string()]);
+            let told = Told::read(&client.call(&request).await?)?;
+            present(&client, &told, &output).await
+        }
+    }
+}
+
+async fn list(arguments: &ListArguments) -> anyhow::Result<ExitCode> {
+    let mut request = Request::new(Method::GET, &["v1", "passes"]);
+    let limit = arguments.limit.to_string();
+    request.query = given([("kind", arguments.kind.as_ref()), ("limit", Some(&limit))]);
+    let answer = ask::<PassList>(&arguments.server, &request, arguments.shown).await?;
+    let Some(list) = answer else { return Ok(ExitCode::SUCCESS) };
+    if list.passes.is_empty() {
+        println!("no passes; `counterfoil reconcile` makes one");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let header = [
+        "id", "kind", "from", "until", "tenant", "mode", "state", "ordered", "windows", "equal",
+        "waiting", "drifting",
+    ];
+    let mut table = new_table(&header, 8);
+    for pass in &list.passes {
+        table.add_row([
+            cell(pass.id),
+            cell(pass.kind.name()),
+            cell(day(&pass.from)),
+            cell(day(&pass.to)),
+            cell(pass.tenant.as_deref().unwrap_or("all")),
+            cell(pass.mode()),
+            cell(pass.state.name()),
+            cell(&pass.created_at),
+            cell(grouped(pass.windows)),
+            cell(grouped(pass.count(Verdict::Equal))),
+            cell(grouped(pass.count(Verdict::Waiting))),
+            cell(grouped(pass.drifting())),
+        ]);
+    }
+    println!("{table}");
+    print_more(list.next_before);
+    Ok(ExitCode::SUCCESS)
+}

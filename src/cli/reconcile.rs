@@ -1,0 +1,130 @@
+//! `counterfoil reconcile`: both halves compared over a range of days, and the report of it.
+//!
+//! Invariant: without `--apply` nothing is sent to anyone. The pass runs in the server: this
+//! command orders it, watches it and shows it. A crash or Ctrl-C here leaves the pass running, and
+//! `counterfoil passes show` shows it later.
+
+pub mod outcome;
+pub mod pass;
+mod report;
+mod sheet;
+
+use super::client::{Client, Request, ServerArguments};
+use anyhow::{Context, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use jiff::civil::Date;
+use outcome::OutputArguments;
+use pass::{Pass, Told};
+use reqwest::Method;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Waits between two looks at the pass grow from the first of these to the second: a small pass is
+/// shown at once, and a long one is not asked about for nothing.
+const LOOK_FIRST: Duration = Duration::from_millis(100);
+const LOOK_MAX: Duration = Duration::from_secs(2);
+/// How long a server may be away, to restart for example, before watching is given up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Compare what was counted with what the provider shows, and report every difference
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  counterfoil reconcile --from 2026-11-01 --to 2026-11-15
+      a dry run: compares and reports, and sends nothing
+  counterfoil reconcile --from 2026-11-01 --to 2026-12-01 --html november.html --csv november.csv
+      the same for finance: one HTML file that needs no network, and all rows for a spreadsheet
+  counterfoil reconcile --from 2026-11-01 --to 2026-11-15 --tenant acme --apply
+      also sends again what the provider provably lacks; nothing else is ever corrected
+
+The table shows what is not equal; files and --json hold every row.
+Exit code: 0 nothing drifts, 4 something drifts, 1 the comparison could not be made.")]
+pub struct ReconcileArguments {
+    #[command(flatten)]
+    server: ServerArguments,
+    /// First day, in UTC
+    #[arg(long, value_name = "DATE")]
+    from: Date,
+    /// First day that is no longer included
+    #[arg(long, value_name = "DATE")]
+    to: Date,
+    /// Only of this tenant
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Send again what the provider provably lacks, and follow findings
+    #[arg(long, conflicts_with = "dry_run")]
+    apply: bool,
+    /// Only compare and report; this is the default
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+pub async fn run(arguments: &ReconcileArguments) -> anyhow::Result<ExitCode> {
+    let (from, to) = (arguments.from, arguments.to);
+    if from >= to {
+        bail!("--to is the first day that is no longer included, so it must be after {from}");
+    }
+    let client = Client::new(&arguments.server)?;
+    let order = serde_json::json!({
+        "from": from.to_string(), "to": to.to_string(),
+        "tenant": arguments.tenant, "apply": arguments.apply,
+    });
+    // Asked once: a second order would be a second pass.
+    let body =
+        client.call(&Request::new(Method::POST, &["v1", "passes"]).with_json(&order)).await?;
+    let ordered = Told::<Pass>::read(&body)?;
+    let id = ordered.value.id;
+    eprintln!("pass {id} compares {}", ordered.value.scope());
+    let ended = watch(&client, ordered).await.with_context(|| {
+        format!("pass {id} goes on in the server; `counterfoil passes show {id}` shows it")
+    })?;
+    outcome::present(&client, &ended, &arguments.output).await
+}
+
+/// Looks at the pass until it has ended.
+async fn watch(client: &Client, ordered: Told<Pass>) -> anyhow::Result<Told<Pass>> {
+    let progress = PassBar::new();
+    let path = ["v1", "passes", &ordered.value.id.to_string()];
+    let request = Request::new(Method::GET, &path);
+    let (mut told, mut wait) = (ordered, LOOK_FIRST);
+    while !told.value.has_ended() {
+        progress.show(&told.value);
+        tokio::time::sleep(wait).await;
+        wait = (wait * 3 / 2).min(LOOK_MAX);
+        let body = client.call_patiently(&request, PATIENCE, |_| {}).await?;
+        told = Told::read(&body)?;
+    }
+    progress.finish();
+    Ok(told)
+}
+
+/// A bar for people who watch; nothing for a log.
+struct PassBar(Option<ProgressBar>);
+
+impl PassBar {
+    fn new() -> Self {
+        Self(std::io::stderr().is_terminal().then(|| {
+            let template = "{spinner} {bar:30} {pos} of {len} pairs, {msg}";
+            let style = ProgressStyle::with_template(template).expect("the template is valid");
+            let bar = ProgressBar::new(0).with_style(style);
+            bar.enable_steady_tick(Duration::from_millis(120));
+            bar
+        }))
+    }
+
+    fn show(&self, pass: &Pass) {
+        if let Some(bar) = &self.0 {
+            bar.set_length(pass.pairs);
+            bar.set_position(pass.pairs_done);
+            bar.set_message(format!("{} windows, {} reads", pass.windows, pass.reads));
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! What a pass found, for people: a table, a sentence, and files that were asked for.
+//!
+//! Invariant: the table may leave out what is equal; the files and `--json` hold every row. A file
+//! that cannot be written loses nothing: the pass is stored, and the message says how to get it.
+
+use super::super::EXIT_FINDINGS;
+use super::super::client::Client;
+use super::super::table::{cell, grouped, new_table, plain};
+use super::pass::{Pass, Row, Told, read_rows};
+use super::{report, sheet};
+use crate::rules::drift::Verdict;
+use crate::rules::pass::PassState;
+use crate::rules::quantity::Quantity;
+use anyhow::Context;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Rows of the table; more is read in a file and not in a terminal.
+const TABLE_ROWS_MAX: usize = 500;
+
+#[derive(clap::Args)]
+pub struct OutputArguments {
+    /// Show equal rows too
+    #[arg(long)]
+    all: bool,
+    /// Write all rows to this file, for a spreadsheet
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Write a report with charts to this file, for a browser or a printer
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Print the pass and all rows as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints: the server's answers, untouched.
+#[derive(Serialize)]
+struct Whole<'t> {
+    pass: &'t RawValue,
+    rows: &'t [Box<RawValue>],
+}
+
+/// Shows a pass as it stands now, and says by the exit code whether something drifts.
+pub async fn present(
+    client: &Client,
+    told: &Told<Pass>,
+    output: &OutputArguments,
+) -> anyhow::Result<ExitCode> {
+    let pass = &told.value;
+    let (rows, texts) = read_rows(client, pass.id).await?;
+    let again = |file: &Path| {
+        let (id, file) = (pass.id, file.display());
+        format!("cannot write {file}; `counterfoil passes show {id}` can write it elsewhere")
+    };
+    if let Some(file) = &output.csv {
+        sheet::write(file, &rows).with_context(|| again(file))?;
+    }
+    if let Some(file) = &output.html {
+        let html = report::render(pass, &rows)?;
+        std::fs::write(file, html).with_context(|| again(file))?;
+    }
+    if output.json {
+        let whole = Whole { pass: &told.text, rows: &texts };
+        println!("{}", serde_json::to_string(&whole)?);
+    } else {
+        print_rows(&rows, output.all);
+        print_advice(&rows);
+        print_actions(&rows);
+        print_summary(pass);
+        for file in output.csv.iter().chain(&output.html) {
+            println!("written: {}", file.display());
+        }
+    }
+    if pass.state == PassState::Failed {
+        let detail = pass.detail.as_deref().unwrap_or("the server's log says why");
+        anyhow::bail!("pass {} failed: {detail}; it may be ordered again", pass.id);
+    }
+    let drifts = pass.drifting() > 0 || rows.iter().any(|row| row.verdict.is_drift());
+    Ok(if drifts { ExitCode::from(EXIT_FINDINGS) } else { ExitCode::SUCCESS })
+}
+
+/// A difference with its sign.
+pub fn signed(delta: Quantity) -> String {
+    let sign = if delta > Quantity::ZERO { "+" } else { "" };
+    format!("{sign}{}", grouped(delta))
+}
+
+fn print_rows(rows: &[Row], all: bool) {
+    let shown = || rows.iter().filter(|row| all || row.verdict != Verdict::Equal);
+    let count = shown().count();
+    if count == 0 {
+        return;
+    }
+    let header =
+        ["tenant", "meter", "day", "verdict", "why", "ledger", "pushed", "provider", "delta"];
+    let mut table = new_table(&header, 5);
+    for row in shown().take(TABLE_ROWS_MAX) {
+        table.add_row([
+            cell(&row.tenant),
+            cell(&row.meter),
+            cell(row.day()),
+            cell(row.verdict.name()),
+            cell(&row.reason),
+            cell(grouped(row.ledger)),
+            cell(grouped(row.pushed)),
+            cell(grouped(row.provider)),
+            cell(signed(row.delta)),
+        ]);
+    }
+    println!("{table}");
+    if count > TABLE_ROWS_MAX {
+        println!("{} rows more; --csv and --html write them all", count - TABLE_ROWS_MAX);
+    }
+    println!();
+}
+
+/// What to do, once for each reason: the same sentence in every row would hide the numbers.
+fn print_advice(rows: &[Row]) {
+    let mut advice: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.verdict != Verdict::Equal) {
+        *advice.entry((&row.reason, &row.advice)).or_default() += 1;
+    }
+    if advice.is_empty() {
+        return;
+    }
+    println!("what to do");
+    for ((reason, advice), count) in advice {
+        println!("  {} ({}): {}", plain(reason), rows_text(count), plain(advice));
+    }
+    println!();
+}
+
+fn rows_text(count: usize) -> String {
+    if count == 1 { "1 row".into() } else { format!("{} rows", grouped(count)) }
+}
+
+fn print_actions(rows: &[Row]) {
+    let mut any = false;
+    for row in rows {
+        for (window, action) in row.actions() {
+            if !any {
+                println!("what was done");
+            }
+            any = true;
+            let (tenant, meter, action) = (plain(&row.tenant), plain(&row.meter), plain(action));
+            println!("  {tenant} {meter} {}: {action}", window.start);
+        }
+    }
+    if any {
+        println!();
+    }
+}
+
+fn print_summary(pass: &Pass) {
+    let verdicts: Vec<String> = Verdict::ALL
+        .into_iter()
+        .filter(|verdict| pass.count(*verdict) > 0)
+        .map(|verdict| format!("{} {}", grouped(pass.count(verdict)), verdict.name()))
+        .collect();
+    let windows = grouped(pass.windows);
+    println!("pass {} of {}, {}", pass.id, plain(&pass.scope()), pass.state.name());
+    if !pass.has_ended() {
+        let (done, pairs) = (grouped(pass.pairs_done), grouped(pass.pairs));
+        println!("{done} of {pairs} pairs are done; look again later");
+    }
+    if verdicts.is_empty() {
+        println!("{windows} windows compared");
+    } else {
+        println!("{windows} windows compared: {}", verdicts.join(", "));
+    }
+    match (pass.apply, pass.replayed + pass.corrected) {
+        (true, 0) => println!("nothing was sent again"),
+        (true, _) => println!(
+            "sent again: {} pushes, {} corrections; compare again in an hour to see them arrive",
+            grouped(pass.replayed),
+            grouped(pass.corrected)
+        ),
+        (false, _) if pass.count(Verdict::Replay) > 0 => println!(
+            "this was a dry run, nothing was sent; --apply sends again what the provider provably \
+             lacks"
+        ),
+        (false, _) => println!("this was a dry run, nothing was sent"),
+    }
+}

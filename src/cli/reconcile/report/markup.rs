@@ -1,0 +1,81 @@
+//! Words and marks of the report: escaping, verdicts for people, badges.
+//!
+//! Invariant: text from outside reaches the report through `escape` or `name` only.
+
+use crate::rules::drift::Verdict;
+
+/// Text for an element or a quoted attribute.
+pub fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            other if other.is_control() => escaped.push(char::REPLACEMENT_CHARACTER),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+/// A name from outside; its direction of writing changes nothing around it.
+pub fn name(text: &str) -> String {
+    format!("<bdi>{}</bdi>", escape(text))
+}
+
+pub fn verdict_label(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Equal => "Equal",
+        Verdict::Tolerance => "Within tolerance",
+        Verdict::Waiting => "On its way",
+        Verdict::Replay => "Missing at provider",
+        Verdict::Bypass => "Provider higher",
+        Verdict::Undecidable => "Undecidable",
+    }
+}
+
+/// What a verdict means, for somebody who has never seen one.
+pub fn verdict_meaning(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Equal => "The provider shows exactly what was handed to billing.",
+        Verdict::Tolerance => "They differ by no more than the threshold set for the meter.",
+        Verdict::Waiting => {
+            "They differ and are expected to agree by themselves: usage is still being sent, or the \
+             provider's summary is behind. The next pass looks again."
+        }
+        Verdict::Replay => {
+            "The provider provably lacks usage that was counted. Sending it again cannot bill it \
+             twice; a pass with --apply does so."
+        }
+        Verdict::Bypass => {
+            "The provider shows more than was ever sent from here. Something else reports usage for \
+             this customer. It is never corrected from here; a person must find the source."
+        }
+        Verdict::Undecidable => {
+            "What is known fits several stories, so nothing is sent. A person must compare and \
+             decide."
+        }
+    }
+}
+
+pub fn badge(verdict: Verdict) -> String {
+    format!("<span class=\"badge b-{}\">{}</span>", verdict.name(), verdict_label(verdict))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_from_outside_is_markup() {
+        let check = |text: &str, expected: &str| assert_eq!(escape(text), expected);
+        check("acme & sons", "acme &amp; sons");
+        check("<script>alert('x')</script>", "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;");
+        check("\" onload=\"x", "&quot; onload=&quot;x");
+        check("a\0b\u{1b}c", "a\u{fffd}b\u{fffd}c");
+        check("é漢", "é漢");
+    }
+}

@@ -1,0 +1,156 @@
+//! `counterfoil status`: whether billing is well, on one screen.
+//!
+//! Invariant: the three numbers that must be zero come first, and alone decide the exit code.
+
+use super::EXIT_FINDINGS;
+use super::client::{Client, Request, ServerArguments};
+use super::table::{cell, grouped, new_table};
+use anyhow::Context;
+use reqwest::Method;
+use serde::Deserialize;
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+/// Show whether billing is well: three numbers that must be zero, and what is behind them
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  counterfoil status
+  counterfoil status --json
+  counterfoil status > /dev/null || echo 'billing needs somebody'
+
+Exit code: 0 all three numbers are zero, 4 one is not, 1 the server could not be asked.")]
+pub struct StatusArguments {
+    #[command(flatten)]
+    server: ServerArguments,
+    /// Print the server's answer as it is
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Deserialize)]
+struct Health {
+    observed: u64,
+    observed_long: u64,
+    without_customer: u64,
+    submitted: u64,
+    submitted_long: u64,
+    dead: u64,
+    unbilled_quantity: BTreeMap<String, String>,
+    drifting_tenants: u64,
+    /// Not every server counts these two; what is not told is not shown.
+    findings_open: Option<u64>,
+    webhooks_waiting: u64,
+    alerts_open: Option<u64>,
+    pages: Pages,
+    last_pass: LastPasses,
+}
+
+#[derive(Deserialize)]
+struct Pages {
+    open: u64,
+    day: u64,
+    week: u64,
+    week_before: u64,
+}
+
+#[derive(Deserialize)]
+struct LastPasses {
+    hourly: Option<String>,
+    nightly: Option<String>,
+}
+
+pub async fn run(arguments: &StatusArguments) -> anyhow::Result<ExitCode> {
+    let request = Request::new(Method::GET, &["v1", "health", "billing"]);
+    let body = Client::new(&arguments.server)?.call(&request).await?;
+    let health: Health =
+        serde_json::from_slice(&body).context("the server's answer cannot be read")?;
+    if arguments.json {
+        println!("{}", String::from_utf8_lossy(&body));
+    } else {
+        print_three(&health);
+        print_rest(&health);
+    }
+    Ok(if health.is_well() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FINDINGS) })
+}
+
+impl Health {
+    fn three(&self) -> [(u64, &'static str, &'static str); 3] {
+        [
+            (
+                self.observed_long,
+                "pushes observed for more than 5 minutes",
+                "counterfoil pushes --state observed",
+            ),
+            (
+                self.submitted_long,
+                "pushes submitted for more than 1 hour",
+                "counterfoil pushes --state submitted",
+            ),
+            (
+                self.drifting_tenants,
+                "tenants with drift unresolved after two passes",
+                "counterfoil findings",
+            ),
+        ]
+    }
+
+    fn is_well(&self) -> bool {
+        self.three().iter().all(|(count, _, _)| *count == 0)
+    }
+}
+
+fn print_three(health: &Health) {
+    let mut table = new_table(&["", "must be zero", "tells more", "now"], 3);
+    for (count, what, command) in health.three() {
+        let mark = if count == 0 { "✓" } else { "✗" };
+        table.add_row([cell(mark), cell(what), cell(command), cell(grouped(count))]);
+    }
+    println!("{table}\n");
+}
+
+fn print_rest(health: &Health) {
+    let mut table = new_table(&["also", "tells more", "now"], 2);
+    let mut add = |what: &str, command: &str, now: String| {
+        table.add_row([cell(what), cell(command), cell(now)]);
+    };
+    add("pushes observed", "counterfoil pushes --state observed", grouped(health.observed));
+    add("pushes submitted", "counterfoil pushes --state submitted", grouped(health.submitted));
+    let without = "pushes that wait for tenants without a customer";
+    add(without, "counterfoil stripe check", grouped(health.without_customer));
+    add("dead letters", "counterfoil pushes --state dead", grouped(health.dead));
+    for (meter, quantity) in &health.unbilled_quantity {
+        let unbilled = format!("unbilled {meter}");
+        add(&unbilled, "counterfoil pushes --state dead", grouped(quantity));
+    }
+    if let Some(findings) = health.findings_open {
+        add("open findings", "counterfoil findings", grouped(findings));
+    }
+    let waiting = "counterfoil webhooks --status waiting";
+    add("webhooks waiting", waiting, grouped(health.webhooks_waiting));
+    if let Some(alerts) = health.alerts_open {
+        add("open alerts", "counterfoil alerts", grouped(alerts));
+    }
+    let pages = &health.pages;
+    add("open pages", "counterfoil alerts", grouped(pages.open));
+    add("pages in the last day", "counterfoil alerts --all", grouped(pages.day));
+    add("pages in the last week", "counterfoil alerts --all", pages.trend());
+    let passes = [("hourly", &health.last_pass.hourly), ("nightly", &health.last_pass.nightly)];
+    for (kind, at) in passes {
+        let command = format!("counterfoil passes --kind {kind}");
+        let at = at.clone().unwrap_or_else(|| "never".into());
+        add(&format!("last {kind} pass"), &command, at);
+    }
+    println!("{table}");
+}
+
+impl Pages {
+    fn trend(&self) -> String {
+        let arrow = match self.week.cmp(&self.week_before) {
+            Ordering::Less => "↓",
+            Ordering::Equal => "→",
+            Ordering::Greater => "↑",
+        };
+        format!("{arrow} {}, before {}", grouped(self.week), grouped(self.week_before))
+    }
+}

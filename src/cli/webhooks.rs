@@ -1,0 +1,185 @@
+//! `counterfoil webhooks`: what the provider told us unasked, and what became of it.
+//!
+//! Invariant: listing and showing only read. A replay has the webhook's object read again from the
+//! provider, which changes nothing when done twice; a webhook that is only kept is refused.
+
+use super::answer::{JsonArguments, ask, given, print_more};
+use super::client::{Client, Request, ServerArguments};
+use super::table::{cell, new_table, plain};
+use reqwest::Method;
+use serde::Deserialize;
+use std::process::ExitCode;
+
+/// List webhooks of the provider, look at one, have its object read again
+#[derive(clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:
+  counterfoil webhooks
+  counterfoil webhooks --status waiting
+  counterfoil webhooks --type invoice.created --limit 20
+  counterfoil webhooks show 42
+      with its payload
+  counterfoil webhooks replay 42
+      has its object read again from the provider; doing so twice changes nothing"
+)]
+pub struct WebhooksArguments {
+    #[command(subcommand)]
+    command: Option<WebhooksCommand>,
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+#[derive(clap::Args)]
+struct ListArguments {
+    #[command(flatten)]
+    server: ServerArguments,
+    /// Only with this status
+    #[arg(long, value_parser = ["waiting", "applied", "stale", "kept"])]
+    status: Option<String>,
+    /// Only of this type, such as invoice.created
+    #[arg(long = "type", value_name = "TYPE")]
+    event_type: Option<String>,
+    /// Most webhooks to show, newest first
+    #[arg(long, default_value_t = 50)]
+    limit: u16,
+    #[command(flatten)]
+    shown: JsonArguments,
+}
+
+#[derive(clap::Subcommand)]
+enum WebhooksCommand {
+    /// List webhooks, newest first; the same as no subcommand
+    #[command(after_help = "Example:
+  counterfoil webhooks list --status waiting")]
+    List(ListArguments),
+    /// Show one webhook and its payload
+    #[command(after_help = "Example:
+  counterfoil webhooks show 42")]
+    Show {
+        #[command(flatten)]
+        server: ServerArguments,
+        /// The webhook's id
+        id: u64,
+        #[command(flatten)]
+        shown: JsonArguments,
+    },
+    /// Have the object of a webhook read again from the provider
+    #[command(after_help = "Example:
+  counterfoil webhooks replay 42")]
+    Replay {
+        #[command(flatten)]
+        server: ServerArguments,
+        /// The webhook's id
+        id: u64,
+    },
+}
+
+#[derive(Deserialize)]
+struct WebhookList {
+    webhooks: Vec<Webhook>,
+    next_before: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Webhook {
+    id: u64,
+    event_id: String,
+    #[serde(rename = "type")]
+    event_type: String,
+    object_kind: Option<String>,
+    object_id: Option<String>,
+    source: String,
+    status: String,
+    created_at: String,
+    received_at: String,
+    settled_at: Option<String>,
+    deliveries: u64,
+    detail: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct WholeWebhook {
+    #[serde(flatten)]
+    webhook: Webhook,
+    payload: serde_json::Value,
+}
+
+pub async fn run(arguments: WebhooksArguments) -> anyhow::Result<ExitCode> {
+    match arguments.command {
+        None => list(&arguments.list).await?,
+        Some(WebhooksCommand::List(arguments)) => list(&arguments).await?,
+        Some(WebhooksCommand::Show { server, id, shown }) => {
+            let request = Request::new(Method::GET, &["v1", "webhooks", &id.to_string()]);
+            if let Some(whole) = ask::<WholeWebhook>(&server, &request, shown).await? {
+                print_one(&whole)?;
+            }
+        }
+        Some(WebhooksCommand::Replay { server, id }) => {
+            let path = ["v1", "webhooks", &id.to_string(), "replay"];
+            Client::new(&server)?.call(&Request::new(Method::POST, &path)).await?;
+            println!(
+                "its object is read again; `counterfoil webhooks show {id}` tells what came of it"
+            );
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn list(arguments: &ListArguments) -> anyhow::Result<()> {
+    let mut request = Request::new(Method::GET, &["v1", "webhooks"]);
+    let limit = arguments.limit.to_string();
+    request.query = given([
+        ("status", arguments.status.as_ref()),
+        ("type", arguments.event_type.as_ref()),
+        ("limit", Some(&limit)),
+    ]);
+    let answer = ask::<WebhookList>(&arguments.server, &request, arguments.shown).await?;
+    let Some(list) = answer else { return Ok(()) };
+    if list.webhooks.is_empty() {
+        println!("no webhooks");
+        return Ok(());
+    }
+    let header = ["id", "type", "object", "status", "source", "received", "event", "deliveries"];
+    let mut table = new_table(&header, 7);
+    for webhook in &list.webhooks {
+        table.add_row([
+            cell(webhook.id),
+            cell(&webhook.event_type),
+            cell(webhook.object_id.as_deref().unwrap_or("-")),
+            cell(&webhook.status),
+            cell(&webhook.source),
+            cell(&webhook.received_at),
+            cell(&webhook.event_id),
+            cell(webhook.deliveries),
+        ]);
+    }
+    println!("{table}");
+    print_more(list.next_before);
+    Ok(())
+}
+
+fn print_one(whole: &WholeWebhook) -> anyhow::Result<()> {
+    let webhook = &whole.webhook;
+    let object = match (&webhook.object_kind, &webhook.object_id) {
+        (Some(kind), Some(id)) => format!("{kind} {id}"),
+        (Some(only), None) | (None, Some(only)) => only.clone(),
+        (None, None) => "no object".into(),
+    };
+    let settled = match &webhook.settled_at {
+        Some(at) => format!("{} at {at}", webhook.status),
+        None => webhook.status.clone(),
+    };
+    let lines = [
+        format!("webhook {}: {} about {object}", webhook.id, webhook.event_type),
+        format!("event {}, made at {}", webhook.event_id, webhook.created_at),
+        format!("{} at {}, {} deliveries", webhook.source, webhook.received_at, webhook.deliveries),
+        settled,
+    ];
+    for line in lines.iter().chain(&webhook.detail) {
+        println!("{}", plain(line));
+    }
+    // JSON escapes what a terminal would obey.
+    println!("\n{}", serde_json::to_string_pretty(&whole.payload)?);
+    Ok(())
+}
