@@ -44,7 +44,7 @@ pub struct MirrorReader {
 
 /// What came of one object.
 enum Outcome {
-    Read(MirrorReading),
+    Read(Box<MirrorReading>),
     PutOff(WantedMirror, Span, String),
 }
 
@@ -94,7 +94,7 @@ impl MirrorReader {
             }
             match reading.next().await {
                 None => break,
-                Some(Ok(Outcome::Read(one))) => read.push(one),
+                Some(Ok(Outcome::Read(one))) => read.push(*one),
                 Some(Ok(Outcome::PutOff(one, pause, detail))) => {
                     let until = pause.after(self.clock.now());
                     self.store.put_off_mirror(&one, until, &detail).await?;
@@ -132,7 +132,7 @@ impl MirrorReader {
             return Ok(Outcome::PutOff(wanted, BUSY_PAUSE, detail));
         }
         let WantedMirror { name, ticket, .. } = wanted;
-        Ok(Outcome::Read(MirrorReading { name, ticket, snapshot, read_at }))
+        Ok(Outcome::Read(Box::new(MirrorReading { name, ticket, snapshot, read_at })))
     }
 
     /// Does what a report of refused pushes asks for; returns how many are busy.

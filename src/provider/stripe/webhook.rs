@@ -63,10 +63,8 @@ pub fn parse_webhook(body: &[u8]) -> Result<WebhookFacts, Refusal> {
     if let (Some(name), Some(object)) = (&name, object) {
         names.push(name_content(&event_type, name, created_at, object));
     }
-    let snapshot = name.as_ref().zip(object).and_then(|(name, object)| match name.kind {
-        ObjectKind::ErrorReport => None,
-        kind => objects::read_snapshot(kind, object),
-    });
+    let told = name.as_ref().filter(|name| name.kind != ObjectKind::ErrorReport).zip(object);
+    let snapshot = told.and_then(|(name, object)| objects::read_snapshot(name.kind, object));
     let timeline = timeline_entry(&event_type, name.as_ref(), snapshot.as_ref(), created_at);
     Ok(WebhookFacts { event_id, event_type, created_at, names, object: name, snapshot, timeline })
 }
