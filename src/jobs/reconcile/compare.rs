@@ -9,7 +9,7 @@
 
 use super::{NIGHTLY_DAYS, PassError, Reconciler, Running, Work};
 use crate::rules::drift::{
-    Halves, PushSums, Reason, Summary, Terms, Verdict, WindowPush, is_followed, judge_drift,
+    Halves, LAG, PushSums, Reason, Summary, Terms, Verdict, WindowPush, is_followed, judge_drift,
 };
 use crate::rules::finding::{FindingKind, Observation};
 use crate::rules::pass::{DriftWindow, PassKind, PassRow};
@@ -22,6 +22,10 @@ use crate::store;
 use crate::store::push::Ruling;
 use crate::store::reconciliation::{CorrectionOrder, Pair};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How long after a first reading a second one counts as another.
+const READ_AGAIN_AFTER: Duration = Duration::from_millis(1_100);
 
 /// What a pass found of one tenant and meter.
 pub struct Compared {
@@ -167,11 +171,16 @@ impl Reconciler {
             let judged = self.judge_days(work, &days(work)).await?;
             for day in judged.iter().filter(|day| differs(day) && focus.contains(day.start())) {
                 let windows = windows_of(work, day.halves.window);
-                asked.extend((windows.len() > 1).then(|| (work.clone(), windows)));
+                asked.push((work.clone(), windows));
             }
             judged_days.push(judged);
         }
-        running.progress.reads += self.read_totals(kind, asked).await?;
+        running.progress.reads += self.read_totals(kind, asked.clone()).await?;
+        if kind == PassKind::OneShot && !asked.is_empty() {
+            // Whoever waits for the answer shall not have to ask twice.
+            tokio::time::sleep(READ_AGAIN_AFTER).await;
+            running.progress.reads += self.read_totals(kind, asked).await?;
+        }
         let mut compared = Vec::with_capacity(works.len());
         for (work, days) in works.iter().zip(judged_days) {
             let mut one = Compared::new(work);
@@ -337,7 +346,8 @@ impl Reconciler {
         Ok(halves)
     }
 
-    /// Sends again what may safely be sent again, if that is wanted.
+    /// Sends again what may safely be sent again, if that is wanted. A total that fell may rise by
+    /// itself, since summaries are consistent only in the end; so a loss has to last.
     async fn act(
         &self,
         running: &mut Running,
@@ -358,6 +368,12 @@ impl Reconciler {
                 }
             }
             (Verdict::Replay, Reason::Lost) if wanted(self.settings.correct) => {
+                let since = judged.halves.summary.map_or(now, |summary| summary.since);
+                if now < LAG.after(since) {
+                    let what = "the difference is sent once the provider has shown it for an hour";
+                    judged.action = Some(what.to_owned());
+                    return Ok(judged);
+                }
                 let order = CorrectionOrder {
                     tenant: work.pair.tenant.clone(),
                     meter: work.pair.meter,
