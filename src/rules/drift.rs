@@ -261,6 +261,8 @@ pub struct PushSums {
     pub discarded: Quantity,
     /// When the provider last took one.
     pub submitted_at: Option<Timestamp>,
+    /// When one of those that it has came into its state last: readings from before tell nothing.
+    pub settled_at: Option<Timestamp>,
 }
 
 impl PushSums {
@@ -278,6 +280,7 @@ impl PushSums {
                         Mode::Delta => add(&mut sums.settled)?,
                         Mode::Absolute => sums.settled = push.value,
                     }
+                    sums.settled_at = sums.settled_at.max(Some(push.state_at));
                     sums.unconfirmed += u64::from(push.state == PushState::Submitted);
                     if push.state == PushState::Submitted {
                         sums.submitted_at = sums.submitted_at.max(Some(push.state_at));
@@ -341,6 +344,7 @@ impl PushSums {
         self.doubtful_count += other.doubtful_count;
         self.dropped_pushes.extend(&other.dropped_pushes);
         self.submitted_at = self.submitted_at.max(other.submitted_at);
+        self.settled_at = self.settled_at.max(other.settled_at);
         Some(())
     }
 }
@@ -441,8 +445,10 @@ pub fn judge_drift(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
         return judge_agreed(halves);
     }
     let unresolved = pushes.unresolved_count > 0;
-    let taken_at = pushes.submitted_at.unwrap_or(Timestamp::from_micros(i64::MIN));
-    if unresolved || summary.read_at < taken_at {
+    let never = Timestamp::from_micros(i64::MIN);
+    let taken_at = pushes.submitted_at.unwrap_or(never);
+    let settled_at = pushes.settled_at.unwrap_or(never);
+    if unresolved || summary.read_at < settled_at {
         let reason = if unresolved { Reason::Unsent } else { Reason::Unread };
         return (Verdict::Waiting, reason);
     }
@@ -451,7 +457,10 @@ pub fn judge_drift(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
         let long = terms.now >= LAG.after(taken_at);
         return (Verdict::Waiting, if long { Reason::LongLag } else { Reason::Lag });
     }
-    if summary.reads < READS_MIN {
+    // Readings from before the last push came through do not count. Where they showed the same, one
+    // that is an hour younger than the push stands for the second.
+    let proved = summary.since >= settled_at || summary.read_at >= LAG.after(settled_at);
+    if summary.reads < READS_MIN || !proved {
         return (Verdict::Waiting, Reason::ReadOnce);
     }
     if Quantity::from_units(delta.units().saturating_abs()) <= terms.tolerance {
@@ -645,6 +654,22 @@ mod tests {
         let mut unread = halves("5", &confirmed, "9", 1);
         unread.summary = None;
         assert_eq!(judge(&unread, 41), (Verdict::Waiting, Reason::Unread));
+    }
+
+    #[test]
+    fn readings_from_before_the_push_came_through_tell_nothing() {
+        let confirmed = [push("5", PushState::Confirmed, Class::Confirmed, 1)];
+        let check = |read_minutes: i64, since: i64, expected: (Verdict, Reason)| {
+            let mut halves = halves("5", &confirmed, "0", 9);
+            let read_at = Timestamp::from_micros(2 * HOUR + read_minutes * (HOUR / 60));
+            halves.summary = halves.summary.map(|s| Summary { read_at, since: at(since), ..s });
+            assert_eq!(judge(&halves, 41), expected, "{read_minutes} {since}");
+        };
+        check(-1, 0, (Verdict::Waiting, Reason::Unread));
+        check(0, 0, (Verdict::Waiting, Reason::ReadOnce));
+        check(59, 0, (Verdict::Waiting, Reason::ReadOnce));
+        check(60, 0, (Verdict::Replay, Reason::Lost));
+        check(5, 2, (Verdict::Replay, Reason::Lost));
     }
 
     #[test]
