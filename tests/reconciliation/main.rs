@@ -42,6 +42,7 @@ on_every_store! {
         an_absolute_total_that_was_lost_is_sent_again,
         a_part_that_was_lost_and_a_late_event,
         nothing_is_sent_on_the_word_of_an_old_reading,
+        one_summary_that_is_behind_moves_nothing,
     }
     bypass {
         usage_behind_our_back_is_never_corrected,
