@@ -176,7 +176,10 @@ impl Reason {
     pub fn advice(self) -> &'static str {
         match self {
             Self::Matches => "both halves match",
-            Self::Uncut => "the next cut hands it to billing",
+            Self::Uncut => {
+                "the next cut hands it to billing; if it stays, the job that cuts is held up, and \
+                 the log says by what"
+            }
             Self::Unsent => "it is being sent; counterfoil pushes list --state observed",
             Self::Unread | Self::ReadOnce => "the next pass reads the provider's total again",
             Self::Lag | Self::LongLag => "the provider's summary is behind; it is looked at again",
@@ -442,7 +445,7 @@ pub fn judge_drift(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
     };
     let Some(delta) = halves.delta() else { return (Verdict::Undecidable, Reason::Digits) };
     if delta == Quantity::ZERO {
-        return judge_agreed(halves);
+        return judge_agreed(halves, terms);
     }
     let unresolved = pushes.unresolved_count > 0;
     let never = Timestamp::from_micros(i64::MIN);
@@ -503,7 +506,7 @@ pub fn judge_correction(
 }
 
 /// The provider shows what it said that it has; what else is there?
-fn judge_agreed(halves: &Halves) -> (Verdict, Reason) {
+fn judge_agreed(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
     let pushes = &halves.pushes;
     if !pushes.dropped_pushes.is_empty() {
         (Verdict::Replay, Reason::Dropped)
@@ -511,6 +514,9 @@ fn judge_agreed(halves: &Halves) -> (Verdict, Reason) {
         (Verdict::Replay, Reason::Refused)
     } else if pushes.unresolved_count + pushes.unsent_count > 0 {
         (Verdict::Waiting, Reason::Unsent)
+    } else if halves.uncut && terms.now >= terms.decide.after(halves.window.end) {
+        // A late event is cut before the next pass; what stays, nobody is going to hand over.
+        (Verdict::Undecidable, Reason::Uncut)
     } else if halves.uncut {
         (Verdict::Waiting, Reason::Uncut)
     } else {
@@ -685,7 +691,8 @@ mod tests {
             summary: fresh.summary.map(|s| Summary { value: Quantity::ZERO, ..s }),
             ..fresh
         };
-        assert_eq!(judge(&fresh, 41), (Verdict::Waiting, Reason::Uncut));
+        assert_eq!(judge(&fresh, 26), (Verdict::Waiting, Reason::Uncut));
+        assert_eq!(judge(&fresh, 27), (Verdict::Undecidable, Reason::Uncut));
     }
 
     #[test]
