@@ -7,8 +7,12 @@
 #![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm, dead_code)]
 
 mod bypass;
+mod customers;
+mod finalization;
+mod invoices;
 mod lag;
 mod lost;
+mod rejections;
 mod world;
 
 macro_rules! on_every_store {
@@ -48,5 +52,26 @@ on_every_store! {
         usage_behind_our_back_is_never_corrected,
         usage_of_a_pair_that_has_none_here,
         usage_of_days_ago,
+    }
+    rejections {
+        a_reported_push_is_dead_until_the_cause_is_mended,
+        a_report_that_was_missed_is_found,
+        a_report_about_what_was_confirmed_changes_nothing,
+        both_shapes_of_samples_and_what_is_not_sampled,
+    }
+    customers {
+        a_deleted_customer_is_a_page_and_its_usage_is_shown,
+        a_deleted_customer_that_is_told_of_later,
+    }
+    finalization {
+        a_draft_hurries_its_windows,
+        open_pushes_call_somebody_before_the_invoice_is_fixed,
+        a_period_that_ends_within_an_hour,
+    }
+    invoices {
+        tax_that_comes_late_is_no_difference,
+        an_invoice_with_usage_of_somebody_else,
+        an_invoice_that_lacks_what_was_lost,
+        usage_that_comes_after_the_invoice_is_on_none,
     }
 }

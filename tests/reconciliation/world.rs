@@ -382,10 +382,15 @@ impl World {
 
     /// The same until this moment, in whole hours.
     pub async fn until(&self, text: &str) {
+        self.until_about(text).await;
+        assert_eq!(self.clock.now(), at(text), "a whole number of hours");
+    }
+
+    /// The same until this moment or a little later.
+    pub async fn until_about(&self, text: &str) {
         while self.clock.now() < at(text) {
             self.hours(1).await;
         }
-        assert_eq!(self.clock.now(), at(text), "a whole number of hours");
     }
 
     /// Everything that a server does at this moment. Alerts are looked at in between, as a server
