@@ -236,7 +236,7 @@ impl Cutter {
         let changed = counts.into_values().filter(|(window, count)| {
             let billed_by_now = window.start >= billing.start()
                 && (billing.granularity == Granularity::Event
-                    || closed_until.is_some_and(|border| window.end <= border)
+                    || closed_until.is_some_and(|border| is_hurried(*window, border, now))
                     || meter.window_life().state(window.end, now) != WindowState::Open);
             billed_by_now && cut.get(&window.start) != Some(count)
         });
@@ -278,8 +278,14 @@ impl Cutter {
 struct Seek {
     range: Window,
     now: Timestamp,
-    /// Windows that end by then are cut although they are open.
+    /// Windows that are invoiced with the period that ends then are cut although they are open.
     closed_until: Option<Timestamp>,
+}
+
+/// Whether a window is on the invoice of a period that ends at `border`, and has ended itself. A
+/// window that holds the border is where its stamp is.
+fn is_hurried(window: Window, border: Timestamp, now: Timestamp) -> bool {
+    window.end <= border || (window.middle() < border && window.end <= now)
 }
 
 struct Reach {

@@ -176,7 +176,10 @@ impl Reason {
     pub fn advice(self) -> &'static str {
         match self {
             Self::Matches => "both halves match",
-            Self::Uncut => "the next cut hands it to billing",
+            Self::Uncut => {
+                "the next cut hands it to billing; if it stays, the job that cuts is held up, and \
+                 the log says by what"
+            }
             Self::Unsent => "it is being sent; counterfoil pushes --state observed",
             Self::Unread | Self::ReadOnce => "the next pass reads the provider's total again",
             Self::Lag | Self::LongLag => "the provider's summary is behind; it is looked at again",
@@ -261,6 +264,8 @@ pub struct PushSums {
     pub discarded: Quantity,
     /// When the provider last took one.
     pub submitted_at: Option<Timestamp>,
+    /// When one of those that it has came into its state last: readings from before tell nothing.
+    pub settled_at: Option<Timestamp>,
 }
 
 impl PushSums {
@@ -278,6 +283,7 @@ impl PushSums {
                         Mode::Delta => add(&mut sums.settled)?,
                         Mode::Absolute => sums.settled = push.value,
                     }
+                    sums.settled_at = sums.settled_at.max(Some(push.state_at));
                     sums.unconfirmed += u64::from(push.state == PushState::Submitted);
                     if push.state == PushState::Submitted {
                         sums.submitted_at = sums.submitted_at.max(Some(push.state_at));
@@ -341,6 +347,7 @@ impl PushSums {
         self.doubtful_count += other.doubtful_count;
         self.dropped_pushes.extend(&other.dropped_pushes);
         self.submitted_at = self.submitted_at.max(other.submitted_at);
+        self.settled_at = self.settled_at.max(other.settled_at);
         Some(())
     }
 }
@@ -401,6 +408,15 @@ impl Halves {
         self.provider().checked_sub(self.pushes.settled)
     }
 
+    /// Whether the provider was seen to show the same for so long, all of it after the last push of
+    /// the window came through.
+    pub fn lasts(&self, span: Span) -> bool {
+        self.summary.is_some_and(|summary| {
+            let proved_from = summary.since.max(self.pushes.settled_at.unwrap_or(summary.since));
+            span.after(proved_from) <= summary.read_at
+        })
+    }
+
     /// Whether there is nothing on either side.
     pub fn is_empty(&self) -> bool {
         let zero = Quantity::ZERO;
@@ -438,11 +454,13 @@ pub fn judge_drift(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
     };
     let Some(delta) = halves.delta() else { return (Verdict::Undecidable, Reason::Digits) };
     if delta == Quantity::ZERO {
-        return judge_agreed(halves);
+        return judge_agreed(halves, terms);
     }
     let unresolved = pushes.unresolved_count > 0;
-    let taken_at = pushes.submitted_at.unwrap_or(Timestamp::from_micros(i64::MIN));
-    if unresolved || summary.read_at < taken_at {
+    let never = Timestamp::from_micros(i64::MIN);
+    let taken_at = pushes.submitted_at.unwrap_or(never);
+    let settled_at = pushes.settled_at.unwrap_or(never);
+    if unresolved || summary.read_at < settled_at {
         let reason = if unresolved { Reason::Unsent } else { Reason::Unread };
         return (Verdict::Waiting, reason);
     }
@@ -451,7 +469,10 @@ pub fn judge_drift(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
         let long = terms.now >= LAG.after(taken_at);
         return (Verdict::Waiting, if long { Reason::LongLag } else { Reason::Lag });
     }
-    if summary.reads < READS_MIN {
+    // Readings from before the last push came through do not count. Where they showed the same, one
+    // that is an hour younger than the push stands for the second.
+    let proved = summary.since >= settled_at || summary.read_at >= LAG.after(settled_at);
+    if summary.reads < READS_MIN || !proved {
         return (Verdict::Waiting, Reason::ReadOnce);
     }
     if Quantity::from_units(delta.units().saturating_abs()) <= terms.tolerance {
@@ -494,7 +515,7 @@ pub fn judge_correction(
 }
 
 /// The provider shows what it said that it has; what else is there?
-fn judge_agreed(halves: &Halves) -> (Verdict, Reason) {
+fn judge_agreed(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
     let pushes = &halves.pushes;
     if !pushes.dropped_pushes.is_empty() {
         (Verdict::Replay, Reason::Dropped)
@@ -502,6 +523,9 @@ fn judge_agreed(halves: &Halves) -> (Verdict, Reason) {
         (Verdict::Replay, Reason::Refused)
     } else if pushes.unresolved_count + pushes.unsent_count > 0 {
         (Verdict::Waiting, Reason::Unsent)
+    } else if halves.uncut && terms.now >= terms.decide.after(halves.window.end) {
+        // A late event is cut before the next pass; what stays, nobody is going to hand over.
+        (Verdict::Undecidable, Reason::Uncut)
     } else if halves.uncut {
         (Verdict::Waiting, Reason::Uncut)
     } else {
@@ -648,6 +672,22 @@ mod tests {
     }
 
     #[test]
+    fn readings_from_before_the_push_came_through_tell_nothing() {
+        let confirmed = [push("5", PushState::Confirmed, Class::Confirmed, 1)];
+        let check = |read_minutes: i64, since: i64, expected: (Verdict, Reason)| {
+            let mut halves = halves("5", &confirmed, "0", 9);
+            let read_at = Timestamp::from_micros(2 * HOUR + read_minutes * (HOUR / 60));
+            halves.summary = halves.summary.map(|s| Summary { read_at, since: at(since), ..s });
+            assert_eq!(judge(&halves, 41), expected, "{read_minutes} {since}");
+        };
+        check(-1, 0, (Verdict::Waiting, Reason::Unread));
+        check(0, 0, (Verdict::Waiting, Reason::ReadOnce));
+        check(59, 0, (Verdict::Waiting, Reason::ReadOnce));
+        check(60, 0, (Verdict::Replay, Reason::Lost));
+        check(5, 2, (Verdict::Replay, Reason::Lost));
+    }
+
+    #[test]
     fn usage_on_one_side_only() {
         let nothing = Halves::new(window(), (Quantity::ZERO, 0), None, PushSums::default(), None);
         assert_eq!(judge(&nothing, 41), (Verdict::Equal, Reason::Matches));
@@ -660,7 +700,8 @@ mod tests {
             summary: fresh.summary.map(|s| Summary { value: Quantity::ZERO, ..s }),
             ..fresh
         };
-        assert_eq!(judge(&fresh, 41), (Verdict::Waiting, Reason::Uncut));
+        assert_eq!(judge(&fresh, 26), (Verdict::Waiting, Reason::Uncut));
+        assert_eq!(judge(&fresh, 27), (Verdict::Undecidable, Reason::Uncut));
     }
 
     #[test]

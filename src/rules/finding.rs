@@ -2,7 +2,8 @@
 //!
 //! Invariant: at most one finding of a kind and subject is open. It pages when it is still there at
 //! a later pass than the one that opened it, once; what settles itself in between pages nobody, and
-//! its time is kept.
+//! its time is kept. Lag is no difference yet: what comes of it is new to the pass that sees it, and
+//! that very pass may send it again.
 
 use super::drift::{Reason, Verdict};
 use super::ids::{MeterNo, TenantId};
@@ -103,7 +104,8 @@ pub fn follow_findings(judged: &[Finding], observations: Vec<Observation>) -> Ve
     for seen in observations {
         match judged.iter().find(|finding| seen.is_of(finding)) {
             Some(finding) => {
-                let page = finding.paged_at.is_none() && seen.verdict.is_drift();
+                let lagged = finding.seen.reason == Reason::LongLag;
+                let page = finding.paged_at.is_none() && seen.verdict.is_drift() && !lagged;
                 changes.push(FindingChange::Seen { number: finding.number, seen, page });
             }
             None => changes.push(FindingChange::Open(seen)),
@@ -158,6 +160,9 @@ mod tests {
         check(&[finding("a", false)], Verdict::Bypass, Some(true));
         check(&[finding("a", true)], Verdict::Bypass, Some(false));
         check(&[finding("a", false)], Verdict::Waiting, Some(false));
+        let mut lagging = finding("a", false);
+        lagging.seen.reason = Reason::LongLag;
+        check(&[lagging], Verdict::Replay, Some(false));
     }
 
     #[test]

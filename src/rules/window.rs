@@ -74,6 +74,11 @@ pub struct Window {
 }
 
 impl Window {
+    /// The moment that its total is stamped with.
+    pub fn middle(self) -> Timestamp {
+        self.start.saturating_add_micros(self.micros() / 2)
+    }
+
     pub fn contains(self, at: Timestamp) -> bool {
         (self.start..self.end).contains(&at)
     }

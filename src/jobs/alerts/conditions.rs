@@ -9,18 +9,22 @@ use crate::rules::finding::{Finding, FindingKind};
 use crate::rules::ids::TenantId;
 use crate::rules::invoice::{Dunning, Invoice, judge_dunning};
 use crate::rules::mirror::{ObjectKind, Snapshot};
+use crate::rules::quantity::Quantity;
 use crate::rules::span::Span;
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::rules::window::Window;
 use crate::store;
-use crate::store::push::{PushAges, PushQuery};
+use crate::store::push::{Push, PushAges, PushQuery};
 use crate::store::reconciliation::FindingQuery;
 use crate::store::webhook::{Mirror, MirrorQuery};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How long before an invoice is fixed open pushes are worth a call.
 const FINALIZATION_BEFORE: Span = Span::from_minutes(30);
+/// The next pass sends what the provider surely did not count again; what is dead for longer needs a
+/// person.
+const HEALED_WITHIN: Span = Span::from_hours(2);
 /// Webhooks whose objects could not be read for so long need a person.
 const WEBHOOKS_LONG: Span = Span::from_minutes(10);
 const PAGE: usize = 1_000;
@@ -51,20 +55,41 @@ impl Alerter {
             let command = "counterfoil pushes --state submitted";
             found.push(condition(AlertKind::PushesSubmittedLong, "", summary, command));
         }
-        if counts.dead > 0 {
-            let summary = format!("{} pushes need a person", counts.dead);
+        let healing = self.healing(now).await?;
+        let dead = counts.dead.saturating_sub(u64::try_from(healing.len()).unwrap_or(u64::MAX));
+        if dead > 0 {
+            let summary = format!("{dead} pushes need a person");
             let command = "counterfoil pushes --state dead";
             found.push(condition(AlertKind::DeadLetters, "", summary, command));
         }
         let catalog = self.store.load_catalog().await?;
-        for (meter, quantity) in counts.unbilled {
-            let Some(meter) = catalog.get(meter) else { continue };
+        for (number, mut quantity) in counts.unbilled {
+            let Some(meter) = catalog.get(number) else { continue };
+            for push in healing.iter().filter(|push| push.meter == number) {
+                quantity = quantity.checked_sub(push.quantity).unwrap_or(quantity);
+            }
+            if quantity == Quantity::ZERO {
+                continue;
+            }
             let slug = meter.slug.as_str();
             let summary = format!("{quantity} of {slug} were counted and are not billed");
             let command = format!("counterfoil pushes --state dead --meter {slug}");
             found.push(condition(AlertKind::Unbilled, slug, summary, &command));
         }
         Ok(found)
+    }
+
+    /// Dead pushes that the next pass sends again by itself.
+    async fn healing(&self, now: Timestamp) -> store::Result<Vec<Push>> {
+        let query = PushQuery {
+            state: Some(PushState::Dead),
+            class: Some(Class::Absent),
+            limit: PAGE,
+            ..PushQuery::default()
+        };
+        let mut pushes = self.store.list_pushes(query).await?;
+        pushes.retain(|push| !push.shadow && now < HEALED_WITHIN.after(push.state_at));
+        Ok(pushes)
     }
 
     /// Findings that were still there after the next pass: one alert for a tenant and meter.

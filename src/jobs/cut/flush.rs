@@ -4,9 +4,10 @@
 //! period's end; so these windows do not wait until they have settled. Late events still make
 //! further revisions, as long as the draft stands.
 //!
-//! Invariant: only windows that end within the invoiced period are hurried; the window that holds
-//! its end is cut in its own time. A crash leaves the draft's mirror, and the next look begins
-//! anew.
+//! Invariant: only windows that are stamped within the invoiced period are hurried. The one that
+//! holds the period's end is, if its stamp is before that end, and not before the window is over;
+//! else it is on the next invoice and is cut in its own time. A crash leaves the draft's mirror, and
+//! the next look begins anew.
 
 use super::{Billed, Cutter, Seek};
 use crate::rules::ids::TenantId;
@@ -37,7 +38,10 @@ impl Cutter {
                 let Some(billing) = meter.spec.billing.as_ref() else { continue };
                 let Some((number, _)) = catalog.find(meter.slug.as_str()) else { continue };
                 let billed = Billed { number, meter: meter.as_ref(), billing, mark: None };
-                let seek = Seek { range: period, now, closed_until: Some(period.end) };
+                let inside = period.end.saturating_add_micros(-1);
+                let last = billing.window_around(inside, meter.spec.bucket);
+                let range = Window { start: period.start, end: last.end };
+                let seek = Seek { range, now, closed_until: Some(period.end) };
                 orders.extend(self.find_changed(&billed, &tenant, seek).await?);
             }
         }

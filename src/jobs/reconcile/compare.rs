@@ -161,8 +161,20 @@ impl Reconciler {
             }
             PassKind::Hourly | PassKind::OneShot => focus,
         };
-        let days = |work: &Work| days_of(billed_part(work, reach));
-        let asked = works.iter().map(|work| (work.clone(), days(work))).collect();
+        // The day on which billing began is another program's in part: it is compared by what its
+        // billed windows make, and once.
+        let days = |work: &Work| {
+            let mut days = days_of(billed_part(work, reach));
+            days.retain(|day| !begins_in(work, *day) || focus.contains(day.start));
+            days
+        };
+        let mut asked = Vec::new();
+        for work in works {
+            let (parts, whole): (Vec<_>, Vec<_>) =
+                days(work).into_iter().partition(|day| begins_in(work, *day));
+            asked.push((work.clone(), whole));
+            asked.extend(parts.into_iter().map(|day| (work.clone(), windows_of(work, day))));
+        }
         running.progress.reads += self.read_totals(kind, asked).await?;
         // Of days that differ, and are in question, the windows are read too.
         let mut judged_days = Vec::with_capacity(works.len());
@@ -275,11 +287,35 @@ impl Reconciler {
                 .filter(|halves| day.contains(halves.window.start))
                 .cloned()
                 .collect();
-            let summary = summaries.iter().find(|summary| summary.window == *day).copied();
+            let summary = if begins_in(work, *day) {
+                self.sum_windows(work, *day).await?
+            } else {
+                summaries.iter().find(|summary| summary.window == *day).copied()
+            };
             let whole = Halves::together(*day, &inside, summary).ok_or_else(too_large)?;
             judged.push(self.judge(work, whole));
         }
         Ok(judged)
+    }
+
+    /// What the provider shows of the billed windows of the day on which billing began.
+    async fn sum_windows(&self, work: &Work, day: Window) -> store::Result<Option<Summary>> {
+        let billed = Window { start: work.billing().start(), end: day.end };
+        let length = window_length(work, day);
+        let Pair { tenant, meter, .. } = &work.pair;
+        let parts = self.store.read_summaries(tenant, *meter, billed, length).await?;
+        let mut all: Option<Summary> = None;
+        for part in parts {
+            let sum = all.unwrap_or(Summary { window: day, value: Quantity::ZERO, ..part });
+            all = Some(Summary {
+                window: day,
+                value: sum.value.checked_add(part.value).ok_or_else(too_large)?,
+                read_at: sum.read_at.min(part.read_at),
+                since: sum.since.max(part.since),
+                reads: sum.reads.min(part.reads),
+            });
+        }
+        Ok(all)
     }
 
     /// A window or a day that a finding names.
@@ -368,8 +404,7 @@ impl Reconciler {
                 }
             }
             (Verdict::Replay, Reason::Lost) if wanted(self.settings.correct) => {
-                let since = judged.halves.summary.map_or(now, |summary| summary.since);
-                if now < LAG.after(since) {
+                if !judged.halves.lasts(LAG) {
                     let what = "the difference is sent once the provider has shown it for an hour";
                     judged.action = Some(what.to_owned());
                     return Ok(judged);
@@ -433,6 +468,12 @@ fn drift_window(judged: Judged) -> DriftWindow {
 fn billed_part(work: &Work, range: Window) -> Window {
     let first = work.billing().window_around(work.billing().start(), work.meter.spec.bucket);
     Window { start: range.start.max(first.start), end: range.end }
+}
+
+/// Whether billing began within the day, after its start.
+fn begins_in(work: &Work, day: Window) -> bool {
+    let start = work.billing().start();
+    day.start < start && start < day.end
 }
 
 /// The windows of a range that are billed, oldest first.

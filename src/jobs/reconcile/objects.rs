@@ -80,13 +80,17 @@ impl Reconciler {
                 break;
             }
         }
+        let mut lacking = Vec::new();
         for mirror in self.mirrors(ObjectKind::Subscription, None).await? {
             if !seen.contains(&mirror.name.id) && !has_ended(mirror.snapshot.status()) {
                 let detail = "the provider's list lacks it".to_owned();
                 let (verdict, reason) = (Verdict::Undecidable, Reason::OneSided);
                 observations.push(observe(&mirror.name.id, None, (verdict, reason), detail));
+                lacking.push(mirror.name);
             }
         }
+        // It may be gone, or have come while the list was read; reading it tells.
+        self.store.want_mirrors(lacking, self.clock.now()).await?;
         Ok(Some(observations))
     }
 

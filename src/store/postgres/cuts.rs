@@ -286,8 +286,7 @@ impl<'s> Cutting<'s> {
     ) -> std::result::Result<(), FoldError> {
         let planned = self.plan(order, (usage.count, usage.billable))?;
         if let Some(planned) = planned {
-            let half = (order.window.end.micros() - order.window.start.micros()) / 2;
-            let middle = order.window.start.saturating_add_micros(half);
+            let middle = order.window.middle();
             self.add_push(order, planned, middle, usage.subscriptions_json(), None);
         }
         Ok(())

@@ -245,14 +245,13 @@ impl Cutting<'_> {
         }
         let plan = self.plan(&subject, (usage.count, usage.billable))?;
         if let Some(planned) = &plan.push {
-            let half = (window.end.micros() - window.start.micros()) / 2;
             let push = NewPush {
                 owner: *owner,
                 window: *window,
                 plan: planned.clone(),
                 shadow: subject.state.shadow,
                 mode: subject.billing.mode,
-                stamped_at: stamp_inside(*window, window.start.saturating_add_micros(half)),
+                stamped_at: stamp_inside(*window, window.middle()),
                 subscriptions: &usage.subscriptions_json(),
                 event: None,
                 detail: None,

@@ -1,0 +1,96 @@
+//! What the provider bills against what was counted: pre-tax with pre-tax.
+
+use crate::world::{Ground, World, lock, quantity};
+use counterfoil::rules::alert::{AlertKind, NoticeEvent};
+use counterfoil::rules::drift::{Reason, Verdict};
+use counterfoil::rules::finding::FindingKind;
+use counterfoil::rules::mirror::{ObjectKind, Snapshot};
+use counterfoil::simulator::PaymentOutcome;
+
+/// A subscription of a day from noon on at half a cent a call, with 31 calls pushed and confirmed;
+/// it is noon, and the invoice a draft.
+async fn drafted(world: &World, customer: &str) -> String {
+    let price = world.price("calls", "0.5", "day");
+    world.subscribe(customer, &price);
+    world.used("31", "2026-11-15T12:00:00Z").await;
+    world.until("2026-11-16T12:00:00Z").await;
+    world.invoices()[0]["id"].as_str().unwrap().to_owned()
+}
+
+pub async fn tax_that_comes_late_is_no_difference(ground: Ground) {
+    let (world, customer) = World::usual(ground).await;
+    lock(&world.simulator()).set_payments(PaymentOutcome::Fails);
+    let id = drafted(&world, &customer).await;
+    lock(&world.simulator()).add_tax(&id, quantity("19")).unwrap();
+    world.hours(2).await;
+    let mirrored = |mirror: Snapshot| match mirror {
+        Snapshot::Invoice(invoice) => (invoice.status, invoice.subtotal, invoice.tax),
+        other => panic!("{other:?}"),
+    };
+    let seen =
+        || async { mirrored(world.mirror(ObjectKind::Invoice, &id).await.unwrap().snapshot) };
+    // 15.5 cents are 16, and 19 percent of them 3.
+    assert_eq!(seen().await, ("open".into(), 16, 3));
+    lock(&world.simulator()).add_tax(&id, quantity("25")).unwrap();
+    world.hours(20).await;
+    assert_eq!(seen().await, ("open".into(), 16, 4));
+    assert_eq!(world.findings().await, []);
+    assert_eq!(world.pages(), []);
+    assert_eq!(world.told(AlertKind::PaymentFailed), [NoticeEvent::Opened]);
+    lock(&world.simulator()).set_payments(PaymentOutcome::Succeeds);
+    world.hours(60).await;
+    assert_eq!(seen().await.0, "paid");
+    let told = world.told(AlertKind::PaymentFailed);
+    assert_eq!(told[..2], [NoticeEvent::Opened, NoticeEvent::Resolved]);
+    assert!(world.open_findings(FindingKind::Invoice).await.is_empty());
+}
+
+pub async fn an_invoice_with_usage_of_somebody_else(ground: Ground) {
+    let (world, customer) = World::usual(ground).await;
+    let id = drafted(&world, &customer).await;
+    world.foreign(&customer, "calls", "4", "2026-11-15T20:00:00Z");
+    world.hours(1).await;
+    let finding = world.only_finding(FindingKind::Invoice).await;
+    let text = format!("line il_{id}_0 bills 35 of calls, and 31 were counted");
+    assert_eq!(finding.seen.detail, text);
+    assert_eq!((finding.seen.verdict, finding.seen.reason), (Verdict::Bypass, Reason::Amount));
+    assert_eq!(
+        (finding.seen.ledger.to_string(), finding.seen.provider.to_string()),
+        ("31".into(), "35".into())
+    );
+    assert_eq!(world.alerted(AlertKind::InvoiceDrift).await, (0, 0));
+    world.hours(1).await;
+    assert_eq!(world.told(AlertKind::InvoiceDrift), [NoticeEvent::Opened]);
+    world.hours(24).await;
+    assert_eq!(world.told(AlertKind::InvoiceDrift), [NoticeEvent::Opened], "told once");
+    assert_eq!(world.open_findings(FindingKind::Invoice).await.len(), 1);
+}
+
+pub async fn an_invoice_that_lacks_what_was_lost(ground: Ground) {
+    let (world, customer) = World::usual(ground).await;
+    let id = drafted(&world, &customer).await;
+    world.lose(&world.pushes().await[0].key);
+    world.hours(2).await;
+    let finding = world.only_finding(FindingKind::Invoice).await;
+    let text = format!("line il_{id}_0 bills 0 of calls, and 31 were counted");
+    assert_eq!(finding.seen.detail, text);
+    assert_eq!(finding.seen.verdict, Verdict::Undecidable);
+    assert_eq!(world.told(AlertKind::InvoiceDrift), [NoticeEvent::Opened]);
+    assert_eq!(world.provider_sum(&customer), "0");
+}
+
+pub async fn usage_that_comes_after_the_invoice_is_on_none(ground: Ground) {
+    let (world, customer) = World::usual(ground).await;
+    let id = drafted(&world, &customer).await;
+    world.hours(3).await;
+    assert!(world.open_findings(FindingKind::Invoice).await.is_empty());
+    world.used("9", "2026-11-15T20:00:00Z").await;
+    // The invoice is compared again by night, long after it was read.
+    world.until("2026-11-17T05:00:00Z").await;
+    let finding = world.only_finding(FindingKind::Invoice).await;
+    let text = format!("line il_{id}_0 bills 31 of calls, and 40 were counted");
+    assert_eq!(finding.seen.detail, text);
+    world.hours(1).await;
+    assert_eq!(world.told(AlertKind::InvoiceDrift), [NoticeEvent::Opened]);
+    assert_eq!(world.provider_sum(&customer), "40");
+}

@@ -1,0 +1,91 @@
+//! What the provider shows late, and what it took and never counted.
+
+use crate::world::{Ground, SUMMARIES, World, at, lock};
+use counterfoil::rules::alert::{AlertKind, NoticeEvent};
+use counterfoil::rules::delivery::{Class, PushState};
+use counterfoil::rules::drift::{Reason, Verdict};
+use counterfoil::rules::finding::FindingKind;
+
+/// The first push is taken and dropped without a word, before any summary has shown it.
+async fn drop_first(world: &World) {
+    world.go_to("2026-11-15T13:00:00Z");
+    world.send().await;
+    world.lose(&world.pushes().await[0].key);
+    world.work().await;
+}
+
+pub async fn what_the_summary_shows_late_pages_nobody(ground: Ground) {
+    let (world, customer) = World::usual(ground).await;
+    lock(&world.simulator()).set_summary_lag(5 * 3_600);
+    world.used("7", "2026-11-15T11:30:00Z").await;
+    // Pushed at 13:00, to be seen at 18:00.
+    world.until("2026-11-15T14:00:00Z").await;
+    world.check_pushes(&[("7", PushState::Submitted, Class::Accepted)]).await;
+    let finding = world.check_finding(Verdict::Waiting, Reason::LongLag, false).await;
+    assert_eq!(finding.opened_at, at("2026-11-15T14:00:00Z"));
+    world.until("2026-11-15T17:00:00Z").await;
+    let finding = world.check_finding(Verdict::Waiting, Reason::LongLag, false).await;
+    assert_eq!((finding.seen.ledger.to_string(), finding.passes), ("7".into(), 4));
+    world.until("2026-11-15T19:00:00Z").await;
+    assert!(world.open_findings(FindingKind::Usage).await.is_empty());
+    let cleared = world.findings().await.remove(0).cleared_at.unwrap();
+    assert!(cleared <= at("2026-11-15T19:00:00Z"), "{cleared}");
+    world.check_pushes(&[("7", PushState::Confirmed, Class::Confirmed)]).await;
+    assert_eq!(world.provider_sum(&customer), "7");
+    // The one call is for a push that the summary does not show for more than an hour.
+    assert_eq!(world.pages(), [AlertKind::PushesSubmittedLong]);
+    let told = world.told(AlertKind::PushesSubmittedLong);
+    assert_eq!(told, [NoticeEvent::Opened, NoticeEvent::Resolved]);
+    assert_eq!(world.alerted(AlertKind::DriftUnresolved).await, (0, 0));
+}
+
+pub async fn a_push_that_was_dropped_is_sent_again(ground: Ground) {
+    let (world, customer) = World::usual(ground).await;
+    world.used("10", "2026-11-15T11:10:00Z").await;
+    world.used("100", "2026-11-15T12:00:00Z").await;
+    drop_first(&world).await;
+    world.until("2026-11-16T14:00:00Z").await;
+    assert_eq!(world.provider_sum(&customer), "100");
+    world.check_finding(Verdict::Waiting, Reason::LongLag, false).await;
+    // 26 hours after it was taken the summary decides; the pass sends it again.
+    world.hours(6).await;
+    world
+        .check_pushes(&[
+            ("10", PushState::Replaced, Class::Retried),
+            ("100", PushState::Confirmed, Class::Confirmed),
+            ("10", PushState::Confirmed, Class::Confirmed),
+        ])
+        .await;
+    assert_eq!(world.provider_sum(&customer), "110");
+    assert_eq!(world.provider_total(&customer, "calls", "2026-11-15T11:00:00Z"), "10");
+    assert!(world.open_findings(FindingKind::Usage).await.is_empty());
+    let pages = world.pages();
+    assert!(!pages.contains(&AlertKind::DriftUnresolved), "{pages:?}");
+    assert!(!pages.contains(&AlertKind::DeadLetters), "it heals itself: {pages:?}");
+    // Nothing more is sent, whatever happens.
+    let posts = world.calls("POST /v1/billing/meter_events");
+    assert_eq!(posts, 3);
+    world.hours(30).await;
+    assert_eq!(world.calls("POST /v1/billing/meter_events"), posts);
+    assert_eq!(world.provider_sum(&customer), "110");
+    assert_eq!(world.planned_sum().await, "110");
+    assert!(world.calls(SUMMARIES) > 0);
+}
+
+pub async fn a_late_event_after_a_replay(ground: Ground) {
+    let (world, customer) = World::usual(ground).await;
+    world.used("10", "2026-11-15T11:10:00Z").await;
+    drop_first(&world).await;
+    // A second revision goes out while the first is in doubt, and counts.
+    world.used("1", "2026-11-15T11:20:00Z").await;
+    world.hours(1).await;
+    assert_eq!(world.provider_sum(&customer), "1");
+    world.until("2026-11-16T20:00:00Z").await;
+    assert_eq!(world.provider_sum(&customer), "11");
+    world.used("1000", "2026-11-15T11:30:00Z").await;
+    world.hours(3).await;
+    assert_eq!(world.provider_sum(&customer), "1011");
+    assert_eq!(world.planned_sum().await, "1011");
+    assert!(world.open_findings(FindingKind::Usage).await.is_empty());
+    assert_eq!(world.calls("POST /v1/billing/meter_events"), 4);
+}

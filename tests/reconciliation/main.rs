@@ -1,0 +1,77 @@
+//! Reconciliation from end to end: what befalls usage between this server and its provider, and
+//! what passes, findings, corrections and alerts make of it, on every store.
+//!
+//! Each test is a plain function over a [`world::Ground`]; the list below makes it a named test for
+//! each store. With warnings denied, a function that is written and not listed does not compile.
+//! PostgreSQL is taken from COUNTERFOIL_TEST_POSTGRES, as in `tests/store_conformance`.
+#![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm, dead_code)]
+
+mod bypass;
+mod customers;
+mod finalization;
+mod invoices;
+mod lag;
+mod lost;
+mod rejections;
+mod world;
+
+macro_rules! on_every_store {
+    ($($module:ident { $($test:ident),* $(,)? })*) => {
+        mod sqlite { $(mod $module { $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                crate::$module::$test(crate::world::Ground::sqlite()).await;
+            }
+        )* })* }
+        mod postgres { $(mod $module { $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                let Some(ground) = crate::world::Ground::postgres().await else { return };
+                crate::$module::$test(ground).await;
+            }
+        )* })* }
+    };
+}
+
+on_every_store! {
+    lag {
+        what_the_summary_shows_late_pages_nobody,
+        a_push_that_was_dropped_is_sent_again,
+        a_late_event_after_a_replay,
+    }
+    lost {
+        what_the_provider_lost_pages_and_is_not_sent,
+        what_was_lost_is_sent_once_where_that_is_set,
+        a_person_has_what_was_lost_sent,
+        an_absolute_total_that_was_lost_is_sent_again,
+        a_part_that_was_lost_and_a_late_event,
+        nothing_is_sent_on_the_word_of_an_old_reading,
+        one_summary_that_is_behind_moves_nothing,
+    }
+    bypass {
+        usage_behind_our_back_is_never_corrected,
+        usage_of_a_pair_that_has_none_here,
+        usage_of_days_ago,
+    }
+    rejections {
+        a_reported_push_is_dead_until_the_cause_is_mended,
+        a_report_that_was_missed_is_found,
+        a_report_about_what_was_confirmed_changes_nothing,
+        both_shapes_of_samples_and_what_is_not_sampled,
+    }
+    customers {
+        a_deleted_customer_is_a_page_and_its_usage_is_shown,
+        a_deleted_customer_that_is_told_of_later,
+    }
+    finalization {
+        a_draft_hurries_its_windows,
+        open_pushes_call_somebody_before_the_invoice_is_fixed,
+        a_period_that_ends_within_an_hour,
+    }
+    invoices {
+        tax_that_comes_late_is_no_difference,
+        an_invoice_with_usage_of_somebody_else,
+        an_invoice_that_lacks_what_was_lost,
+        usage_that_comes_after_the_invoice_is_on_none,
+    }
+}
