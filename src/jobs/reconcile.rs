@@ -65,6 +65,9 @@ pub struct Reconciler {
     settings: ReconcileConfig,
     shadow: bool,
     budget: Mutex<Budget>,
+    /// Whose totals were read last; the next pass begins after it, so that everyone has a turn
+    /// where the reads of an hour do not do for all.
+    turn: Mutex<Option<Pair>>,
 }
 
 /// A tenant and a meter that are compared.
@@ -109,7 +112,8 @@ impl Reconciler {
         shadow: bool,
     ) -> Self {
         let budget = Mutex::new(Budget::new(settings.reads_per_hour));
-        Self { store, provider, clock, holder, settings, shadow, budget }
+        let turn = Mutex::default();
+        Self { store, provider, clock, holder, settings, shadow, budget, turn }
     }
 
     pub async fn run(self, stop: Stop) {
@@ -239,7 +243,13 @@ impl Reconciler {
             meter.spec.billing.as_ref()?;
             Some(Work { meter: Arc::clone(meter), pair })
         };
-        Ok(pairs.into_iter().filter_map(work).collect())
+        let mut works: Vec<Work> = pairs.into_iter().filter_map(work).collect();
+        works.sort_by(|a, b| a.pair.cmp(&b.pair));
+        if let Some(last) = &*self.turn.lock().expect("no holder panics") {
+            let place = works.partition_point(|work| work.pair <= *last);
+            works.rotate_left(place);
+        }
+        Ok(works)
     }
 
     /// Every tenant that is a customer, with every meter that is billed.
@@ -315,7 +325,7 @@ impl Reconciler {
         compared: Vec<Compared>,
     ) -> Result<(), PassError> {
         let (mut rows, mut changes) = (Vec::new(), Vec::new());
-        let followed = running.pass.order.apply;
+        let (followed, now) = (running.pass.order.apply, self.clock.now());
         for one in compared {
             running.progress.windows += one.windows;
             for (verdict, count) in &one.verdicts {
@@ -334,7 +344,7 @@ impl Reconciler {
                 .filter(|finding| one.subjects.contains(&finding.seen.subject))
                 .cloned()
                 .collect();
-            changes.extend(follow_findings(&judged, one.observations));
+            changes.extend(follow_findings(&judged, one.observations, now));
         }
         let Running { pass, lease, .. } = running;
         if !rows.is_empty() && !self.store.record_pass_rows(lease, pass.number, rows).await? {
@@ -342,7 +352,7 @@ impl Reconciler {
         }
         // A dry run looks and changes nothing.
         if followed && !changes.is_empty() {
-            let (now, number) = (self.clock.now(), pass.number);
+            let number = pass.number;
             if !self.store.record_findings(lease, number, changes, now).await? {
                 return Err(PassError::LeaseLost);
             }
@@ -357,11 +367,11 @@ impl Reconciler {
         judged: &[Finding],
         observations: Vec<Observation>,
     ) -> Result<(), PassError> {
-        let changes = follow_findings(judged, observations);
+        let (now, number) = (self.clock.now(), running.pass.number);
+        let changes = follow_findings(judged, observations, now);
         if changes.is_empty() || !running.pass.order.apply {
             return Ok(());
         }
-        let (now, number) = (self.clock.now(), running.pass.number);
         if self.store.record_findings(&running.lease, number, changes, now).await? {
             Ok(())
         } else {

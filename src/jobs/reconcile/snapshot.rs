@@ -2,7 +2,7 @@
 //!
 //! Invariant: one call asks for all windows of a tenant and meter. What could not be read, or was
 //! not for want of budget, is left as it was; it is then judged by what was read before, if
-//! anything. A crash leaves what was kept.
+//! anything, and has its turn at a later pass. A crash leaves what was kept.
 
 use super::{Reconciler, Work};
 use crate::provider::TotalsQuery;
@@ -28,6 +28,7 @@ impl Reconciler {
                 && let Some((work, windows)) = wanted.next()
             {
                 if self.budget.lock().expect("no holder panics").spend(read_at) {
+                    *self.turn.lock().expect("no holder panics") = Some(work.pair.clone());
                     calls.push(self.read_one(work, windows));
                 }
             }
