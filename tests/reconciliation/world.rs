@@ -46,7 +46,7 @@ use counterfoil::store::{Declaration, DeliveryBatch, Store, TenantFields};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Where every world begins.
@@ -187,6 +187,7 @@ pub struct World {
     pub mail: Arc<Recorder>,
     post: Mutex<Post>,
     sent: AtomicU64,
+    backfills: AtomicBool,
     _ground: Ground,
 }
 
@@ -233,8 +234,8 @@ impl World {
         let (pager, mail) = (Arc::default(), Arc::default());
         let jobs = Jobs::new(&store, &clock, &config, [&pager, &mail]);
         let post = Mutex::new(Post { copies: 1, ..Post::default() });
-        let sent = AtomicU64::new(0);
-        Self { store, clock, handle, config, jobs, pager, mail, post, sent, _ground: ground }
+        let (sent, backfills, _ground) = (AtomicU64::new(0), AtomicBool::new(true), ground);
+        Self { store, clock, handle, config, jobs, pager, mail, post, sent, backfills, _ground }
     }
 
     /// With a tenant `acme` that is a customer, and the meter `calls`; returns the customer.
@@ -398,7 +399,9 @@ impl World {
     pub async fn work(&self) {
         self.tell().await;
         self.read_objects().await;
-        self.jobs.backfill.pass().await.unwrap();
+        if self.backfills.load(Ordering::SeqCst) {
+            self.jobs.backfill.pass().await.unwrap();
+        }
         self.read_objects().await;
         self.send().await;
         self.jobs.confirmer.pass().await.unwrap();
@@ -439,6 +442,11 @@ impl World {
     /// From now on webhooks are lost, or arrive again.
     pub fn lose_webhooks(&self, lost: bool) {
         lock(&self.post).lost = lost;
+    }
+
+    /// Whether the provider's list of events is read.
+    pub fn keep_backfill(&self, kept: bool) {
+        self.backfills.store(kept, Ordering::SeqCst);
     }
 
     pub fn copy_webhooks(&self, copies: usize) {
