@@ -12,12 +12,6 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Goes to a moment without an hour's work in between, and then does everything.
-async fn leap(world: &World, moment: &str) {
-    world.go_to(moment);
-    world.work().await;
-}
-
 /// The days of closed nightly passes, as month-day.
 async fn days(world: &World) -> Vec<String> {
     let passes = world.passes(PassKind::Nightly).await;
@@ -116,10 +110,10 @@ pub async fn rows_are_chained_from_day_to_day(ground: Ground) {
     three_tenants(&world).await;
     for day in 15..=17 {
         world.used_by("acme", "calls", "10", &format!("2026-11-{day}T11:00:00Z")).await;
-        leap(&world, &format!("2026-11-{day}T14:00:00Z")).await;
+        world.leap(&format!("2026-11-{day}T14:00:00Z")).await;
         world.hours(1).await;
-        leap(&world, &format!("2026-11-{}T05:00:00Z", day + 1)).await;
-        leap(&world, &format!("2026-11-{}T12:00:00Z", day + 1)).await;
+        world.leap(&format!("2026-11-{}T05:00:00Z", day + 1)).await;
+        world.leap(&format!("2026-11-{}T12:00:00Z", day + 1)).await;
     }
     assert_eq!(days(&world).await, ["11-14", "11-15", "11-16", "11-17"]);
     let nights = all_rows(&world).await;
@@ -145,9 +139,9 @@ pub async fn days_that_were_missed_are_caught_up(ground: Ground) {
     world.used_by("acme", "calls", "10", "2026-11-15T11:00:00Z").await;
     world.hours(2).await;
     // Three days without a server.
-    leap(&world, "2026-11-18T04:59:00Z").await;
+    world.leap("2026-11-18T04:59:00Z").await;
     assert_eq!(days(&world).await, ["11-14", "11-15", "11-16"]);
-    leap(&world, "2026-11-18T05:00:00Z").await;
+    world.leap("2026-11-18T05:00:00Z").await;
     assert_eq!(days(&world).await, ["11-14", "11-15", "11-16", "11-17"]);
     world.hours(3).await;
     assert_eq!(days(&world).await.len(), 4, "no day is passed twice");
@@ -266,7 +260,7 @@ pub async fn the_day_on_which_billing_began(ground: Ground) {
     let (_, rows) = all_rows(&world).await.pop().unwrap();
     let row = &rows[0];
     assert_eq!((row.provider.to_string(), row.verdict), ("30".into(), Verdict::Equal));
-    leap(&world, "2026-11-17T05:00:00Z").await;
+    world.leap("2026-11-17T05:00:00Z").await;
     world.hours(1).await;
     assert_eq!(world.findings().await, []);
     // After noon it is ours alone.

@@ -21,12 +21,6 @@ fn cancel(world: &World, id: &str) {
     world.answer(&SimRequest::new("DELETE", &format!("/v1/subscriptions/{id}")));
 }
 
-/// Goes to a moment without an hour's work in between, and then does everything.
-async fn leap(world: &World, moment: &str) {
-    world.go_to(moment);
-    world.work().await;
-}
-
 pub async fn all_pages_and_states_are_looked_at(ground: Ground) {
     let (world, acme) = World::usual(ground).await;
     let price = world.price("calls", "1", "month");
@@ -45,9 +39,9 @@ pub async fn all_pages_and_states_are_looked_at(ground: Ground) {
     let (_, version) = status(&world, &ids[0]).await.unwrap();
     cancel(&world, &ids[0]);
     cancel(&world, &ids[150]);
-    leap(&world, "2026-11-16T04:00:00Z").await;
+    world.leap("2026-11-16T04:00:00Z").await;
     assert_eq!(status(&world, &ids[0]).await.unwrap(), ("active".into(), version));
-    leap(&world, NIGHT).await;
+    world.leap(NIGHT).await;
     let (now, synced) = status(&world, &ids[0]).await.unwrap();
     assert_eq!(now, "canceled");
     assert!(synced > version, "{synced}");
@@ -60,7 +54,7 @@ pub async fn all_pages_and_states_are_looked_at(ground: Ground) {
     world.hours(1).await;
     assert!(world.open_findings(FindingKind::Subscription).await.is_empty());
     // What has ended is quiet.
-    leap(&world, "2026-11-17T05:00:00Z").await;
+    world.leap("2026-11-17T05:00:00Z").await;
     world.hours(2).await;
     assert!(world.open_findings(FindingKind::Subscription).await.is_empty());
     assert_eq!(world.pages(), []);
@@ -74,7 +68,7 @@ pub async fn a_subscription_of_nobody(ground: Ground) {
     let unknown = world.subscribe(&stranger, &price);
     let over = world.subscribe(&stranger, &price);
     cancel(&world, &over);
-    leap(&world, NIGHT).await;
+    world.leap(NIGHT).await;
     let finding = world.only_finding(FindingKind::Subscription).await;
     assert_eq!(finding.seen.subject, unknown);
     assert_eq!((finding.seen.verdict, finding.seen.reason), (Verdict::Bypass, Reason::OneSided));
@@ -83,7 +77,7 @@ pub async fn a_subscription_of_nobody(ground: Ground) {
     world.hours(1).await;
     assert_eq!(world.pages(), [AlertKind::UnknownSubscription]);
     world.hours(2).await;
-    leap(&world, "2026-11-17T05:00:00Z").await;
+    world.leap("2026-11-17T05:00:00Z").await;
     assert_eq!(world.pages(), [AlertKind::UnknownSubscription], "told once");
     let parsed = CustomerId::parse(&stranger).unwrap();
     assert!(world.store.find_customer(&parsed).await.unwrap().is_none(), "nothing is created");
@@ -92,7 +86,7 @@ pub async fn a_subscription_of_nobody(ground: Ground) {
     assert!(world.open_findings(FindingKind::Subscription).await.is_empty());
     let told = world.told(AlertKind::UnknownSubscription);
     assert_eq!(told, [NoticeEvent::Opened, NoticeEvent::Resolved]);
-    leap(&world, "2026-11-18T05:00:00Z").await;
+    world.leap("2026-11-18T05:00:00Z").await;
     assert!(world.open_findings(FindingKind::Subscription).await.is_empty());
 }
 
@@ -112,12 +106,12 @@ pub async fn a_subscription_that_the_list_lacks_is_read_again(ground: Ground) {
     });
     let reading = MirrorReading { name, ticket, snapshot, read_at: now };
     world.store.record_mirrors(vec![reading], now).await.unwrap();
-    leap(&world, NIGHT).await;
+    world.leap(NIGHT).await;
     let finding = world.findings().await.remove(0);
     assert_eq!(finding.seen.detail, "the provider's list lacks it");
     assert_eq!(status(&world, "sub_of_elsewhere").await.unwrap().0, "gone");
     world.hours(1).await;
-    leap(&world, "2026-11-17T05:00:00Z").await;
+    world.leap("2026-11-17T05:00:00Z").await;
     world.hours(1).await;
     assert_eq!(world.findings().await.len(), 1, "and not every night anew");
     assert!(world.open_findings(FindingKind::Subscription).await.is_empty());
