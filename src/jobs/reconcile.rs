@@ -65,6 +65,9 @@ pub struct Reconciler {
     settings: ReconcileConfig,
     shadow: bool,
     budget: Mutex<Budget>,
+    /// Whose totals were read last; the next pass begins after it, so that everyone has a turn
+    /// where the reads of an hour do not do for all.
+    turn: Mutex<Option<Pair>>,
 }
 
 /// A tenant and a meter that are compared.
@@ -111,7 +114,8 @@ impl Reconciler {
         shadow: bool,
     ) -> Self {
         let budget = Mutex::new(Budget::new(settings.reads_per_hour));
-        Self { store, provider, clock, holder, settings, shadow, budget }
+        let turn = Mutex::default();
+        Self { store, provider, clock, holder, settings, shadow, budget, turn }
     }
 
     pub async fn run(self, stop: Stop) {
@@ -257,19 +261,18 @@ impl Reconciler {
                 self.all_pairs(&catalog, pass.order.tenant.as_ref()).await?
             }
         };
-        let mut pairs = pairs;
-        if pass.order.kind == PassKind::Hourly && !pairs.is_empty() {
-            // If the budget does not reach for all, each hour begins with others.
-            let step = u64::from(self.settings.reads_per_hour / 2).max(1);
-            let first = pass.number.wrapping_mul(step) % u64::try_from(pairs.len()).unwrap_or(1);
-            pairs.rotate_left(usize::try_from(first).unwrap_or(0));
-        }
         let work = |pair: Pair| {
             let meter = catalog.get(pair.meter)?;
             meter.spec.billing.as_ref()?;
             Some(Work { meter: Arc::clone(meter), pair })
         };
-        Ok(pairs.into_iter().filter_map(work).collect())
+        let mut works: Vec<Work> = pairs.into_iter().filter_map(work).collect();
+        works.sort_by(|a, b| a.pair.cmp(&b.pair));
+        if let Some(last) = &*self.turn.lock().expect("no holder panics") {
+            let place = works.partition_point(|work| work.pair <= *last);
+            works.rotate_left(place);
+        }
+        Ok(works)
     }
 
     /// Every tenant that is a customer, with every meter that is billed.
@@ -345,7 +348,7 @@ impl Reconciler {
         compared: Vec<Compared>,
     ) -> Result<(), PassError> {
         let (mut rows, mut changes) = (Vec::new(), Vec::new());
-        let followed = running.pass.order.apply;
+        let (followed, now) = (running.pass.order.apply, self.clock.now());
         for one in compared {
             running.progress.windows += one.windows;
             for (verdict, count) in &one.verdicts {
@@ -364,12 +367,12 @@ impl Reconciler {
                 .filter(|finding| one.subjects.contains(&finding.seen.subject))
                 .cloned()
                 .collect();
-            changes.extend(follow_findings(&judged, one.observations));
+            changes.extend(follow_findings(&judged, one.observations, now));
         }
         let Running { pass, lease, .. } = running;
         // A dry run looks and changes nothing.
         if followed && !changes.is_empty() {
-            let (now, number) = (self.clock.now(), pass.number);
+            let number = pass.number;
             if !self.store.record_findings(lease, number, changes, now).await? {
                 return Err(PassError::LeaseLost);
             }
@@ -388,11 +391,11 @@ impl Reconciler {
         judged: &[Finding],
         observations: Vec<Observation>,
     ) -> Result<(), PassError> {
-        let changes = follow_findings(judged, observations);
+        let (now, number) = (self.clock.now(), running.pass.number);
+        let changes = follow_findings(judged, observations, now);
         if changes.is_empty() || !running.pass.order.apply {
             return Ok(());
         }
-        let (now, number) = (self.clock.now(), running.pass.number);
         if self.store.record_findings(&running.lease, number, changes, now).await? {
             Ok(())
         } else {

@@ -1,13 +1,14 @@
 //! Findings: differences, each followed from the pass that found it to the one that does not.
 //!
 //! Invariant: at most one finding of a kind and subject is open. It pages when it is still there at
-//! a later pass than the one that opened it, once; what settles itself in between pages nobody, and
+//! a later pass than the one that opened it, half an hour later or more, once; what settles itself in between pages nobody, and
 //! its time is kept. Lag is no difference yet: what comes of it is new to the pass that sees it, and
 //! that very pass may send it again.
 
 use super::drift::{Reason, Verdict};
 use super::ids::{MeterNo, TenantId};
 use super::quantity::Quantity;
+use super::span::Span;
 use super::timestamp::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -93,8 +94,16 @@ pub enum FindingChange {
     },
 }
 
+/// Passes may follow each other within seconds, such as those of missed nights; that is no time for
+/// anything to settle.
+const SETTLES_WITHIN: Span = Span::from_minutes(30);
+
 /// What a pass makes of the open findings it has judged, and of what it saw.
-pub fn follow_findings(judged: &[Finding], observations: Vec<Observation>) -> Vec<FindingChange> {
+pub fn follow_findings(
+    judged: &[Finding],
+    observations: Vec<Observation>,
+    now: Timestamp,
+) -> Vec<FindingChange> {
     let mut changes = Vec::new();
     for finding in judged {
         if !observations.iter().any(|seen| seen.is_of(finding)) {
@@ -104,8 +113,9 @@ pub fn follow_findings(judged: &[Finding], observations: Vec<Observation>) -> Ve
     for seen in observations {
         match judged.iter().find(|finding| seen.is_of(finding)) {
             Some(finding) => {
-                let lagged = finding.seen.reason == Reason::LongLag;
-                let page = finding.paged_at.is_none() && seen.verdict.is_drift() && !lagged;
+                let young = now < SETTLES_WITHIN.after(finding.opened_at);
+                let waits = young || finding.seen.reason == Reason::LongLag;
+                let page = finding.paged_at.is_none() && seen.verdict.is_drift() && !waits;
                 changes.push(FindingChange::Seen { number: finding.number, seen, page });
             }
             None => changes.push(FindingChange::Open(seen)),
@@ -132,6 +142,10 @@ mod tests {
         }
     }
 
+    fn at(minutes: i64) -> Timestamp {
+        Timestamp::from_micros(minutes * 60_000_000)
+    }
+
     fn finding(subject: &str, paged: bool) -> Finding {
         let at = Timestamp::from_micros(0);
         Finding {
@@ -149,7 +163,7 @@ mod tests {
     #[test]
     fn a_finding_pages_once_and_only_at_a_later_pass() {
         let check = |open: &[Finding], verdict: Verdict, expected: Option<bool>| {
-            let changes = follow_findings(open, vec![seen("a", verdict)]);
+            let changes = follow_findings(open, vec![seen("a", verdict)], at(30));
             let page = changes.iter().find_map(|change| match change {
                 FindingChange::Seen { page, .. } => Some(*page),
                 FindingChange::Open(_) | FindingChange::Clear { .. } => None,
@@ -163,13 +177,16 @@ mod tests {
         let mut lagging = finding("a", false);
         lagging.seen.reason = Reason::LongLag;
         check(&[lagging], Verdict::Replay, Some(false));
+        let soon =
+            follow_findings(&[finding("a", false)], vec![seen("a", Verdict::Bypass)], at(29));
+        assert!(matches!(soon[..], [FindingChange::Seen { page: false, .. }]), "{soon:?}");
     }
 
     #[test]
     fn what_is_gone_is_cleared() {
         let open = [finding("a", false)];
-        assert_eq!(follow_findings(&open, vec![]), [FindingChange::Clear { number: 7 }]);
-        let other = follow_findings(&open, vec![seen("b", Verdict::Replay)]);
+        assert_eq!(follow_findings(&open, vec![], at(60)), [FindingChange::Clear { number: 7 }]);
+        let other = follow_findings(&open, vec![seen("b", Verdict::Replay)], at(60));
         assert_eq!(other.len(), 2);
     }
 }

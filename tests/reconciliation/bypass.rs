@@ -23,7 +23,7 @@ pub async fn usage_behind_our_back_is_never_corrected(ground: Ground) {
     assert!(finding.seen.detail.contains("never corrected"), "{}", finding.seen.detail);
     let pass = world.one_shot("2026-11-15T00:00:00Z", "2026-11-16T00:00:00Z", true).await;
     assert_eq!((pass.progress.corrected, pass.progress.replayed), (0, 0));
-    world.hours(20).await;
+    world.rest(20).await;
     assert_eq!(world.pages(), [AlertKind::DriftUnresolved]);
     assert_eq!((world.calls(POSTS), world.provider_sum(&customer)), (1, "32.5".into()));
     let night = world.passes(PassKind::Nightly).await.pop().unwrap();

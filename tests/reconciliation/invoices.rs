@@ -32,13 +32,13 @@ pub async fn tax_that_comes_late_is_no_difference(ground: Ground) {
     // 15.5 cents are 16, and 19 percent of them 3.
     assert_eq!(seen().await, ("open".into(), 16, 3));
     lock(&world.simulator()).add_tax(&id, quantity("25")).unwrap();
-    world.hours(20).await;
+    world.rest(20).await;
     assert_eq!(seen().await, ("open".into(), 16, 4));
     assert_eq!(world.findings().await, []);
     assert_eq!(world.pages(), []);
     assert_eq!(world.told(AlertKind::PaymentFailed), [NoticeEvent::Opened]);
     lock(&world.simulator()).set_payments(PaymentOutcome::Succeeds);
-    world.hours(60).await;
+    world.rest(60).await;
     assert_eq!(seen().await.0, "paid");
     let told = world.told(AlertKind::PaymentFailed);
     assert_eq!(told[..2], [NoticeEvent::Opened, NoticeEvent::Resolved]);
@@ -61,7 +61,7 @@ pub async fn an_invoice_with_usage_of_somebody_else(ground: Ground) {
     assert_eq!(world.alerted(AlertKind::InvoiceDrift).await, (0, 0));
     world.hours(1).await;
     assert_eq!(world.told(AlertKind::InvoiceDrift), [NoticeEvent::Opened]);
-    world.hours(24).await;
+    world.rest(24).await;
     assert_eq!(world.told(AlertKind::InvoiceDrift), [NoticeEvent::Opened], "told once");
     assert_eq!(world.open_findings(FindingKind::Invoice).await.len(), 1);
 }

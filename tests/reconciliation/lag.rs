@@ -65,7 +65,7 @@ pub async fn a_push_that_was_dropped_is_sent_again(ground: Ground) {
     // Nothing more is sent, whatever happens.
     let posts = world.calls("POST /v1/billing/meter_events");
     assert_eq!(posts, 3);
-    world.hours(30).await;
+    world.rest(30).await;
     assert_eq!(world.calls("POST /v1/billing/meter_events"), posts);
     assert_eq!(world.provider_sum(&customer), "110");
     assert_eq!(world.planned_sum().await, "110");

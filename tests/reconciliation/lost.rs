@@ -32,7 +32,7 @@ pub async fn what_the_provider_lost_pages_and_is_not_sent(ground: Ground) {
         ("30".into(), "0".into())
     );
     assert_eq!(world.pages(), [AlertKind::DriftUnresolved]);
-    world.hours(24).await;
+    world.rest(24).await;
     assert_eq!(world.pages(), [AlertKind::DriftUnresolved], "told once");
     assert_eq!(world.calls(POSTS), 2, "and nothing is sent");
     assert_eq!(world.provider_sum(&customer), "500");
@@ -73,7 +73,7 @@ pub async fn what_was_lost_is_sent_once_where_that_is_set(ground: Ground) {
         .map(|pass| pass.progress.corrected)
         .sum();
     assert_eq!(corrected, 1);
-    world.hours(40).await;
+    world.rest(40).await;
     assert_eq!((world.calls(POSTS), world.provider_sum(&customer)), (3, "530".into()));
     assert!(!world.pages().contains(&AlertKind::DeadLetters));
     // A late event makes the right revision.
@@ -133,7 +133,7 @@ pub async fn an_absolute_total_that_was_lost_is_sent_again(ground: Ground) {
     assert_eq!((world.planned_sum().await, world.calls(POSTS)), ("35".into(), 3));
     assert!(world.open_findings(FindingKind::Usage).await.is_empty());
     world.used("100", "2026-11-15T11:30:00Z").await;
-    world.hours(26).await;
+    world.rest(26).await;
     assert_eq!(world.provider_sum(&customer), "135");
     assert_eq!((world.planned_sum().await, world.calls(POSTS)), ("135".into(), 4));
     assert_eq!(world.alerted(AlertKind::DeadLetters).await, (0, 0));
@@ -153,7 +153,7 @@ pub async fn a_part_that_was_lost_and_a_late_event(ground: Ground) {
     world.hours(6).await;
     // What is unconfirmed may be what is missing: nothing is sent until the summary can tell.
     assert_eq!((world.provider_sum(&customer), world.calls(POSTS)), ("430".into(), 3));
-    world.hours(24).await;
+    world.rest(24).await;
     assert_eq!((world.planned_sum().await, world.calls(POSTS)), ("435".into(), 4));
     world.hours(6).await;
     assert_eq!((world.provider_sum(&customer), world.calls(POSTS)), ("435".into(), 4));

@@ -4,15 +4,20 @@
 //! Each test is a plain function over a [`world::Ground`]; the list below makes it a named test for
 //! each store. With warnings denied, a function that is written and not listed does not compile.
 //! PostgreSQL is taken from COUNTERFOIL_TEST_POSTGRES, as in `tests/store_conformance`.
-#![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm, dead_code)]
+#![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm)]
 
+mod alarms;
+mod budget;
 mod bypass;
 mod customers;
 mod finalization;
 mod invoices;
 mod lag;
 mod lost;
+mod nightly;
+mod numbers;
 mod rejections;
+mod subscriptions;
 mod world;
 
 macro_rules! on_every_store {
@@ -73,5 +78,40 @@ on_every_store! {
         an_invoice_with_usage_of_somebody_else,
         an_invoice_that_lacks_what_was_lost,
         usage_that_comes_after_the_invoice_is_on_none,
+    }
+    subscriptions {
+        all_pages_and_states_are_looked_at,
+        a_subscription_of_nobody,
+        a_subscription_that_the_list_lacks_is_read_again,
+        a_plan_that_changes_on_its_first_day,
+    }
+    nightly {
+        one_row_for_everyone_drift_or_not,
+        rows_are_chained_from_day_to_day,
+        days_that_were_missed_are_caught_up,
+        two_servers_run_one_pass,
+        a_pass_that_was_cut_off_is_begun_anew,
+        a_pass_that_was_left_running_is_ended,
+        the_day_on_which_billing_began,
+        usage_that_nobody_cuts_is_found,
+        what_cannot_be_read_is_said_so,
+    }
+    numbers {
+        the_three_numbers_return_to_zero,
+        what_is_within_tolerance_is_no_finding,
+        more_digits_than_a_double_holds,
+    }
+    alarms {
+        dead_letters_are_told_once_and_ended,
+        a_destination_that_fails_is_told_again,
+        an_opening_that_nobody_heard_is_given_up,
+        conflicts_beyond_the_usual,
+        silence_is_not_the_same_as_nothing,
+        webhooks_that_wait,
+        thresholds_are_told_once_in_a_period,
+    }
+    budget {
+        no_more_reads_than_an_hour_allows,
+        every_tenant_has_its_turn,
     }
 }

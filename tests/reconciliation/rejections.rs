@@ -74,7 +74,7 @@ pub async fn a_report_about_what_was_confirmed_changes_nothing(ground: Ground) {
     world.check_pushes(&[("30", PushState::Confirmed, Class::Confirmed)]).await;
     world.go_to("2026-11-15T14:00:00Z");
     world.work().await;
-    world.hours(30).await;
+    world.rest(30).await;
     let state = (PushState::Reconciled, Class::Reconciled);
     world.check_pushes(&[("30", state.0, state.1)]).await;
     assert_eq!((world.calls(POSTS), world.provider_sum(&customer)), (1, "30".into()));
@@ -148,7 +148,7 @@ pub async fn both_shapes_of_samples_and_what_is_not_sampled(ground: Ground) {
     assert!(third.push.due_at <= world.clock.now(), "it is looked for at once: {third:?}");
     assert_eq!(third.transitions.last().unwrap().class, Class::Unknown);
     // Its absence is proved in time, and it is sent again; the two that were named wait.
-    world.until_about("2026-11-16T20:00:00Z").await;
+    world.rest(30).await;
     assert_eq!(world.provider_sum(&customer), "300");
     for push in &pushes[..2] {
         world.store.retry_push(push.number, world.clock.now()).await.unwrap();

@@ -73,7 +73,8 @@ impl Compared {
         let done = action.as_ref().map_or_else(String::new, |action| format!("; {action}"));
         let waiting = &halves.pushes.dropped;
         let lacking = if *reason == Reason::Dropped { *waiting } else { Quantity::ZERO };
-        let ledger = settled.checked_add(lacking).unwrap_or(settled);
+        let told = settled.checked_add(lacking).unwrap_or(settled);
+        let ledger = if *reason == Reason::Uncut { halves.counted } else { told };
         self.observations.push(Observation {
             kind: FindingKind::Usage,
             tenant: Some(self.pair.tenant.clone()),

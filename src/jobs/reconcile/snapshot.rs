@@ -5,7 +5,7 @@
 //!
 //! Invariant: one call asks for all windows of a tenant and meter. What could not be read, or was
 //! not for want of budget, is left as it was; it is then judged by what was read before, if
-//! anything. A crash leaves what was kept.
+//! anything, and has its turn at a later pass. A crash leaves what was kept.
 
 use super::{Reconciler, Work};
 use crate::provider::TotalsQuery;
@@ -37,6 +37,7 @@ impl Reconciler {
                 && let Some((work, windows)) = wanted.next()
             {
                 if self.may_read(kind, read_at) {
+                    *self.turn.lock().expect("no holder panics") = Some(work.pair.clone());
                     calls.push(self.read_one(work, windows));
                 }
             }
