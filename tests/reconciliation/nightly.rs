@@ -241,7 +241,7 @@ pub async fn a_pass_that_was_left_running_is_ended(ground: Ground) {
     assert_eq!(world.reconcile().await, Vec::<u64>::new(), "another holds the lease");
     world.pass_seconds(601);
     let ran = world.reconcile().await;
-    assert_eq!(ran[0], number);
+    assert!(ran.contains(&number), "{ran:?}");
     assert_eq!((days(&world).await, world.rows(number).await.len()), (vec!["11-15".into()], 6));
     // The dead one wakes up and has nothing to say.
     assert!(!world.store.update_pass(&lease, update, world.clock.now()).await.unwrap());
