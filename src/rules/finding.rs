@@ -1,9 +1,9 @@
 //! Findings: differences, each followed from the pass that found it to the one that does not.
 //!
-//! Invariant: at most one finding of a kind and subject is open. It pages when it is still there at
-//! a later pass than the one that opened it, half an hour later or more, once; what settles itself in between pages nobody, and
-//! its time is kept. Lag is no difference yet: what comes of it is new to the pass that sees it, and
-//! that very pass may send it again.
+//! Invariant: at most one finding of a kind and subject is open. It pages once, when it is still
+//! there at a later pass than the one that opened it, half an hour later or more; what settles
+//! itself in between pages nobody, and its time is kept. Lag is no difference yet: what comes of it
+//! is new to the pass that sees it, and that very pass may send it again.
 
 use super::drift::{Reason, Verdict};
 use super::ids::{MeterNo, TenantId};
@@ -94,8 +94,8 @@ pub enum FindingChange {
     },
 }
 
-/// Passes may follow each other within seconds, such as those of missed nights; that is no time for
-/// anything to settle.
+/// Passes may follow each other within seconds, such as those of missed nights; that is no time
+/// for anything to settle.
 const SETTLES_WITHIN: Span = Span::from_minutes(30);
 
 /// What a pass makes of the open findings it has judged, and of what it saw.

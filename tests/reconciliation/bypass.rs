@@ -59,7 +59,8 @@ pub async fn usage_of_a_pair_that_has_none_here(ground: Ground) {
     let finding = world.check_finding(Verdict::Bypass, Reason::ProviderHigher, true).await;
     assert_eq!(finding.seen.subject, "2026-11-15T13:00:00Z/2026-11-15T14:00:00Z");
     assert_eq!(world.pages(), [AlertKind::DriftUnresolved]);
-    world.until("2026-11-18T06:00:00Z").await;
+    world.leap("2026-11-17T06:00:00Z").await;
+    world.leap("2026-11-18T06:00:00Z").await;
     assert_eq!(world.pages(), [AlertKind::DriftUnresolved], "one call for a tenant and meter");
     world.lose(&foreign);
     world.hours(2).await;
@@ -72,7 +73,11 @@ pub async fn usage_of_a_pair_that_has_none_here(ground: Ground) {
 pub async fn usage_of_days_ago(ground: Ground) {
     let (world, customer) = World::usual(ground).await;
     world.used("30", "2026-11-15T11:10:00Z").await;
-    world.until("2026-11-19T00:00:00Z").await;
+    world.hours(3).await;
+    for day in 16..19 {
+        world.leap(&format!("2026-11-{day}T06:00:00Z")).await;
+    }
+    world.leap("2026-11-19T00:00:00Z").await;
     assert_eq!(world.findings().await, []);
     let foreign = world.foreign(&customer, "calls", "4", "2026-11-15T11:40:00Z");
     world.hours(4).await;

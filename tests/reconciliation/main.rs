@@ -4,7 +4,7 @@
 //! Each test is a plain function over a [`world::Ground`]; the list below makes it a named test for
 //! each store. With warnings denied, a function that is written and not listed does not compile.
 //! PostgreSQL is taken from COUNTERFOIL_TEST_POSTGRES, as in `tests/store_conformance`.
-#![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm)]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::wildcard_enum_match_arm)]
 
 mod alarms;
 mod budget;

@@ -12,6 +12,9 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+/// Passes with their rows, oldest first.
+type Nights = Vec<(Pass, Vec<PassRow>)>;
+
 /// The days of closed nightly passes, as month-day.
 async fn days(world: &World) -> Vec<String> {
     let passes = world.passes(PassKind::Nightly).await;
@@ -19,7 +22,7 @@ async fn days(world: &World) -> Vec<String> {
     passes.iter().map(|pass| pass.order.range.start.to_string()[5..10].to_owned()).collect()
 }
 
-async fn all_rows(world: &World) -> Vec<(Pass, Vec<PassRow>)> {
+async fn all_rows(world: &World) -> Nights {
     let mut all = Vec::new();
     for pass in world.passes(PassKind::Nightly).await {
         let rows = world.rows(pass.number).await;
@@ -119,7 +122,7 @@ pub async fn rows_are_chained_from_day_to_day(ground: Ground) {
     let nights = all_rows(&world).await;
     assert_eq!(nights.iter().map(|(_, rows)| rows.len()).collect::<Vec<_>>(), [0, 6, 6, 6]);
     assert!(is_chained(&nights));
-    let changes: [fn(&mut Vec<(Pass, Vec<PassRow>)>); 5] = [
+    let changes: [fn(&mut Nights); 5] = [
         |nights| nights[1].1[0].provider = Quantity::ONE,
         |nights| nights[2].1[0].verdict = Verdict::Tolerance,
         |nights| drop(nights[2].1.remove(5)),

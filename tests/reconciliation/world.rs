@@ -58,7 +58,7 @@ pub const ABSOLUTE: &str =
 pub const EVENTS: &str = "/v1/billing/meter_events";
 pub const SUMMARIES: &str = "event_summaries";
 /// How far a world goes at a time in which little happens.
-const STRIDE_HOURS: i64 = 4;
+const STRIDE_HOURS: i64 = 6;
 const WEBHOOK_SECRET: &str = "whsec_reconciliation";
 const REPORTS: &str = "/v2/core/events?limit=100\
     &types[0]=v1.billing.meter.error_report_triggered&types[1]=v1.billing.meter.no_meter_found";

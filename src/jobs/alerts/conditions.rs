@@ -22,8 +22,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// How long before an invoice is fixed open pushes are worth a call.
 const FINALIZATION_BEFORE: Span = Span::from_minutes(30);
-/// The next pass sends what the provider surely did not count again; what is dead for longer needs a
-/// person.
+/// The next pass sends what the provider surely did not count again; what is dead for longer needs
+/// a person.
 const HEALED_WITHIN: Span = Span::from_hours(2);
 /// Webhooks whose objects could not be read for so long need a person.
 const WEBHOOKS_LONG: Span = Span::from_minutes(10);

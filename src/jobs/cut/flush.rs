@@ -6,8 +6,8 @@
 //!
 //! Invariant: only windows that are stamped within the invoiced period are hurried. The one that
 //! holds the period's end is, if its stamp is before that end, and not before the window is over;
-//! else it is on the next invoice and is cut in its own time. A crash leaves the draft's mirror, and
-//! the next look begins anew.
+//! else it is on the next invoice and is cut in its own time. A crash leaves the draft's mirror,
+//! and the next look begins anew.
 
 use super::{Billed, Cutter, Seek};
 use crate::rules::ids::TenantId;
