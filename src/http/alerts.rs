@@ -10,12 +10,15 @@ use super::problem::{Kind, Problem};
 use crate::rules::alert::{Alert, AlertKind, Severity};
 use crate::rules::ids::TenantId;
 use crate::rules::meter::Meter;
-use crate::rules::quantity::Quantity;
+use crate::rules::quantity::{Quantity, QuantityRange, SCALE};
 use crate::store::alert::{AlertQuery, Threshold, ThresholdKind, ThresholdPeriod};
 use axum::extract::State;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+
+/// Limits that a total can reach.
+const LIMIT_RANGE: QuantityRange = QuantityRange { precision: 27, scale: SCALE, signed: false };
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -93,7 +96,7 @@ pub struct ThresholdSpec {
     /// In UTC.
     period: ThresholdPeriod,
     /// The usage of a period from which on an alert is opened, as a decimal number.
-    #[schema(pattern = r"^[0-9]{1,15}(\.[0-9]{1,12})?$")]
+    #[schema(pattern = r"^(0|[1-9][0-9]{0,14})(\.[0-9]{1,12})?$")]
     limit: String,
 }
 
@@ -157,9 +160,12 @@ pub async fn put_threshold(
     let tenant = TenantId::parse(&spec.tenant).map_err(Problem::refused)?;
     caller.require_tenant(&tenant)?;
     let (number, meter) = app.catalog.find(&spec.meter).await?;
-    let limit = Quantity::parse_stored(&spec.limit).filter(|limit| *limit > Quantity::ZERO);
-    let limit = limit.ok_or_else(|| {
-        let detail = "limit is a positive decimal number, such as \"1000000\" or \"0.5\"";
+    // Digits and a point only, as the description says.
+    let plain = spec.limit.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let limit = Quantity::parse(&spec.limit, LIMIT_RANGE).ok();
+    let limit = limit.filter(|limit| plain && *limit > Quantity::ZERO).ok_or_else(|| {
+        let detail = "limit is a positive decimal number of at most 15 digits and 12 decimals, \
+                      such as \"1000000\" or \"0.5\"";
         Problem::new(Kind::Refused, "invalid_limit", detail)
     })?;
     let threshold = Threshold {

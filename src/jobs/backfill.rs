@@ -28,8 +28,12 @@ const LEASE_SPAN: Span = Span::from_minutes(5);
 pub const EVERY: Span = Span::from_minutes(30);
 /// How often to look whether it is time.
 const PAUSE: Duration = Duration::from_secs(10);
-/// How far back the provider's list goes.
-const REACH: Span = Span::from_hours(30 * 24);
+/// How far back the list is read: the provider's thirty days, less an hour, so that the place at
+/// which a pass was cut is still in the list when the pass goes on.
+const REACH: Span = Span::from_hours(30 * 24 - 1);
+/// A pass that was cut longer ago begins anew: its place may be gone, and then no page would ever
+/// be given again.
+const CUT_MAX: Span = Span::from_minutes(50);
 /// Events may appear in the list a little after their moment, and are delivered a little later.
 const OVERLAP: Span = Span::from_hours(1);
 
@@ -112,7 +116,9 @@ impl Backfill {
         if cursor.under_way.is_none() && rested {
             return Ok(0);
         }
-        let (began_at, mut after) = cursor.under_way.take().unwrap_or((now, None));
+        let cut = cursor.under_way.take();
+        let (began_at, mut after) =
+            cut.filter(|(began_at, _)| now < CUT_MAX.after(*began_at)).unwrap_or((now, None));
         let since = OVERLAP.before(cursor.mark).max(REACH.before(now));
         let mut missed = 0;
         loop {

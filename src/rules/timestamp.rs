@@ -12,6 +12,9 @@ pub const MICROS_PER_MINUTE: i64 = 60 * MICROS_PER_SECOND;
 pub const MICROS_PER_HOUR: i64 = 60 * MICROS_PER_MINUTE;
 pub const MICROS_PER_DAY: i64 = 24 * MICROS_PER_HOUR;
 
+/// From the first second of year 1 to the last of year 9999.
+const SECONDS_SPELT: std::ops::RangeInclusive<i64> = -62_135_596_800..=253_402_300_799;
+
 /// An instant, to the microsecond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(i64);
@@ -19,6 +22,11 @@ pub struct Timestamp(i64);
 impl Timestamp {
     pub const fn from_micros(micros: i64) -> Self {
         Self(micros)
+    }
+
+    /// Seconds since 1970; none for a year that has not four digits, since it has no spelling.
+    pub fn from_seconds(seconds: i64) -> Option<Self> {
+        SECONDS_SPELT.contains(&seconds).then(|| Self(seconds * MICROS_PER_SECOND))
     }
 
     pub const fn micros(self) -> i64 {

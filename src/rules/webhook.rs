@@ -2,13 +2,23 @@
 //!
 //! Invariant: a webhook is known by its event's id, and by every other name of the same fact: the
 //! id of its twin in the other style, and its type, object and content. One that is known under any
-//! of its names changes nothing but its count of deliveries.
+//! of its names changes nothing but its count of deliveries; by its content alone, it also has its
+//! object read again.
 
 use super::invoice::Invoice;
 use super::mirror::{ObjectName, Snapshot};
 use super::subscription::TimelineEntry;
 use super::timestamp::Timestamp;
 use serde::{Deserialize, Serialize};
+
+/// How a name begins that is made of type, object and content.
+pub const CONTENT_PREFIX: &str = "fact-";
+
+/// Whether the name is made of content. A state that comes back within a second has the same one:
+/// an event that is known by it alone adds nothing to the log, but its object is to be read again.
+pub fn is_of_content(name: &str) -> bool {
+    name.starts_with(CONTENT_PREFIX)
+}
 
 /// What a webhook says, as far as it matters here.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -162,7 +162,8 @@ pub struct RejectionReport {
 pub trait Webhooks: Send + Sync {
     /// Writes webhooks down, in one transaction; one answer for each, in order. A fresh one with an
     /// object is waiting and raises the object's wanted ticket by one; one without is kept. Two of
-    /// one fact within the batch are one webhook.
+    /// one fact within the batch are one webhook. One that is known by its content alone raises
+    /// the ticket, too.
     async fn record_webhooks(&self, receipts: Vec<WebhookReceipt>) -> Result<Vec<Receipted>>;
     async fn list_webhooks(&self, query: WebhookQuery) -> Result<Vec<WebhookRecord>>;
     /// A webhook and its payload.

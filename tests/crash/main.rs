@@ -11,6 +11,7 @@
 
 mod cut_connection;
 mod disk;
+mod inbound;
 mod kills;
 mod load;
 mod named_points;

@@ -91,6 +91,8 @@ pub struct Launch<'a> {
     pub inject: Option<&'a str>,
     /// Instead of the place's own.
     pub store: Option<&'a str>,
+    /// Further settings.
+    pub settings: &'a [(&'a str, String)],
 }
 
 pub struct Server {
@@ -126,6 +128,7 @@ impl Server {
             .env("COUNTERFOIL_SQLITE_SEGMENT_EVENTS", SEGMENT_EVENTS)
             .env("COUNTERFOIL_POSTGRES_WRITERS", "2")
             .env("FAILPOINTS", launch.failpoints)
+            .envs(launch.settings.iter().map(|(name, value)| (*name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)

@@ -27,33 +27,47 @@ async fn every_route_is_described_with_its_failures() {
     operations.sort();
     insta::assert_snapshot!(operations.join("\n"), @r"
     delete /v1/keys/{id}: 204 400 401 403 404 500 503
+    delete /v1/thresholds: 204 400 401 403 404 500 503
     get /docs: 200
     get /healthz: 200
     get /metrics: 200 401 403 500 503
     get /openapi.json: 200
     get /readyz: 200 503
+    get /v1/alerts: 200 400 401 403 500 503
     get /v1/comparison: 200 400 401 403 404 409 500 503
     get /v1/conflicts: 200 400 401 403 500 503
     get /v1/counters: 200 400 401 403 500 503
     get /v1/events/{tenant}/{id}: 200 400 401 403 404 500 503
     get /v1/events: 200 400 401 403 404 500 503
+    get /v1/findings: 200 400 401 403 500 503
     get /v1/health/billing: 200 401 403 500 503
     get /v1/keys: 200 401 403 500 503
     get /v1/latency: 200 400 401 403 500 503
     get /v1/meters/{slug}: 200 400 401 403 404 500 503
     get /v1/meters: 200 401 403 500 503
+    get /v1/passes/{pass}/rows: 200 400 401 403 404 500 503
+    get /v1/passes/{pass}: 200 400 401 403 404 500 503
+    get /v1/passes: 200 400 401 403 500 503
     get /v1/pushes/{push}: 200 400 401 403 404 500 503
     get /v1/pushes: 200 400 401 403 404 500 503
     get /v1/quarantine: 200 400 401 403 500 503
     get /v1/tenants/{id}: 200 400 401 403 404 500 503
     get /v1/tenants: 200 400 401 403 500 503
+    get /v1/thresholds: 200 400 401 403 500 503
+    get /v1/timeline: 200 400 401 403 500 503
     get /v1/usage: 200 400 401 403 404 500 503
+    get /v1/webhooks/{webhook}: 200 400 401 403 404 500 503
+    get /v1/webhooks: 200 400 401 403 500 503
     post /v1/events: 200 202 400 401 403 408 409 413 415 422 500 503
     post /v1/keys: 201 400 401 403 408 413 415 422 500 503
+    post /v1/passes: 202 400 401 403 408 409 413 415 422 500 503
     post /v1/pushes/{push}/discard: 200 400 401 403 404 408 409 413 415 422 500 503
     post /v1/pushes/{push}/retry: 200 400 401 403 404 409 500 503
+    post /v1/webhooks/{webhook}/replay: 200 400 401 403 404 409 500 503
+    post /webhooks/stripe: 200 400 408 413 415 500 503
     put /v1/meters/{slug}: 200 201 400 401 403 408 409 413 415 422 500 503
     put /v1/tenants/{id}: 200 400 401 403 408 409 413 415 422 500 503
+    put /v1/thresholds: 200 400 401 403 404 408 413 415 422 500 503
     ");
 }
 

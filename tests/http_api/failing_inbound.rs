@@ -20,6 +20,7 @@ use counterfoil::store::webhook::*;
 #[async_trait]
 impl Webhooks for FailingStore {
     async fn record_webhooks(&self, receipts: Vec<WebhookReceipt>) -> Result<Vec<Receipted>> {
+        let _open = self.webhooks_gate.read().await;
         self.up()?.record_webhooks(receipts).await
     }
     async fn list_webhooks(&self, query: WebhookQuery) -> Result<Vec<WebhookRecord>> {

@@ -27,11 +27,18 @@ pub struct FailingStore {
     down: AtomicBool,
     /// What deliveries fail with while the store is otherwise up.
     pub deliveries: Mutex<Option<Error>>,
+    /// Webhooks are not written while somebody holds it.
+    pub webhooks_gate: tokio::sync::RwLock<()>,
 }
 
 impl FailingStore {
     pub fn new(inner: Arc<dyn Store>) -> Arc<Self> {
-        Arc::new(Self { inner, down: AtomicBool::new(false), deliveries: Mutex::new(None) })
+        Arc::new(Self {
+            inner,
+            down: AtomicBool::new(false),
+            deliveries: Mutex::new(None),
+            webhooks_gate: tokio::sync::RwLock::new(()),
+        })
     }
 
     pub fn set_down(&self, down: bool) {

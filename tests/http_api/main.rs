@@ -10,3 +10,4 @@ mod pushes;
 mod queries;
 mod server;
 mod transport;
+mod watch;

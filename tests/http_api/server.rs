@@ -9,6 +9,7 @@ use counterfoil::config::{self, Config};
 use counterfoil::http::{self, App, auth};
 use counterfoil::jobs::ingest::Ingest;
 use counterfoil::jobs::webhook::WebhookInbox;
+use counterfoil::provider::Provider;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::store::Store;
 use counterfoil::store::sqlite::SqliteStore;
@@ -54,6 +55,11 @@ impl Server {
 
     /// A server that was asked nothing yet.
     pub async fn start_empty(config: &Config) -> Self {
+        Self::start_towards(None, config).await
+    }
+
+    /// The same, that pushes to this provider.
+    pub async fn start_towards(provider: Option<Arc<dyn Provider>>, config: &Config) -> Self {
         let clock = Clock::by_hand(Timestamp::parse(NOW).unwrap());
         let (directory, store) = new_store();
         let store = FailingStore::new(store);
@@ -66,7 +72,7 @@ impl Server {
         );
         let admin = auth::create_first_admin_key(&*shared, &clock, None).await.unwrap().unwrap();
         let inbox = WebhookInbox::start(Arc::clone(&shared));
-        let app = App::new(shared, (ingest, inbox), clock.clone(), None, config);
+        let app = App::new(shared, (ingest, inbox), clock.clone(), provider, config);
         let router = http::router(Arc::clone(&app));
         Self { router, app, store, admin, clock, _directory: directory }
     }

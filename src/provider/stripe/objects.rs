@@ -9,7 +9,7 @@ use crate::rules::invoice::{Invoice, InvoiceLine};
 use crate::rules::mirror::{CreditGrant, Customer, ErrorReport, ErrorSample, ObjectKind, Snapshot};
 use crate::rules::quantity::Quantity;
 use crate::rules::subscription::Subscription;
-use crate::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
+use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use serde_json::Value;
 
@@ -146,7 +146,7 @@ fn window(object: &Value, start: &str, end: &str) -> Option<Window> {
     Some(Window { start: instant(&object[start])?, end: instant(&object[end])? })
 }
 
-/// Seconds since 1970.
+/// Seconds since 1970. A moment without a spelling is none: it could not be read again.
 fn instant(seconds: &Value) -> Option<Timestamp> {
-    seconds.as_i64()?.checked_mul(MICROS_PER_SECOND).map(Timestamp::from_micros)
+    Timestamp::from_seconds(seconds.as_i64()?)
 }

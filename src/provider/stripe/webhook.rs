@@ -9,8 +9,8 @@ use super::objects;
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::refusal::Refusal;
 use crate::rules::subscription::{Origin, TimelineEntry};
-use crate::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
-use crate::rules::webhook::WebhookFacts;
+use crate::rules::timestamp::Timestamp;
+use crate::rules::webhook::{CONTENT_PREFIX, WebhookFacts};
 use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -41,9 +41,13 @@ struct Related {
 
 /// Reads a webhook whose signature was good.
 pub fn parse_webhook(body: &[u8]) -> Result<WebhookFacts, Refusal> {
-    let envelope: Envelope = serde_json::from_slice(body).map_err(|error| {
-        Refusal::new("invalid_webhook", format!("this is not an event of Stripe's: {error}"))
-    })?;
+    let refuse = |why: String| {
+        Refusal::new("invalid_webhook", format!("this is not an event of Stripe's: {why}"))
+    };
+    // Of members that are not read nothing else looks at the bytes, and the log shows them all.
+    let text = std::str::from_utf8(body).map_err(|error| refuse(error.to_string()))?;
+    let envelope: Envelope =
+        serde_json::from_str(text).map_err(|error| refuse(error.to_string()))?;
     let event_id = plain(envelope.id).ok_or_else(|| {
         Refusal::new(
             "webhook_without_id",
@@ -63,26 +67,30 @@ pub fn parse_webhook(body: &[u8]) -> Result<WebhookFacts, Refusal> {
     if let (Some(name), Some(object)) = (&name, object) {
         names.push(name_content(&event_type, name, created_at, object));
     }
-    let told = name.as_ref().filter(|name| name.kind != ObjectKind::ErrorReport).zip(object);
-    let snapshot = told.and_then(|(name, object)| objects::read_snapshot(name.kind, object));
+    let snapshot = name.as_ref().zip(object).and_then(|(name, object)| match name.kind {
+        // What an event about a customer's end shows is the customer before it.
+        ObjectKind::ErrorReport | ObjectKind::Customer => None,
+        ObjectKind::Subscription | ObjectKind::Invoice | ObjectKind::CreditGrant => {
+            objects::read_snapshot(name.kind, object)
+        }
+    });
     let timeline = timeline_entry(&event_type, name.as_ref(), snapshot.as_ref(), created_at);
     Ok(WebhookFacts { event_id, event_type, created_at, names, object: name, snapshot, timeline })
 }
 
 /// A text that may become a name: not empty, not too long, and without control characters.
 fn plain(text: Option<String>) -> Option<String> {
-    text.filter(|text| {
-        !text.is_empty() && text.len() <= NAME_BYTES_MAX && !text.chars().any(char::is_control)
-    })
+    text.filter(|text| is_plain(text))
+}
+
+pub fn is_plain(text: &str) -> bool {
+    !text.is_empty() && text.len() <= NAME_BYTES_MAX && !text.chars().any(char::is_control)
 }
 
 /// Seconds since 1970 in version 1, RFC 3339 in version 2.
 fn read_instant(created: &Value) -> Option<Timestamp> {
     match created {
-        Value::Number(seconds) => {
-            let micros = seconds.as_i64()?.checked_mul(MICROS_PER_SECOND)?;
-            Some(Timestamp::from_micros(micros))
-        }
+        Value::Number(seconds) => Timestamp::from_seconds(seconds.as_i64()?),
         Value::String(text) => Timestamp::parse(text).ok(),
         Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
     }
@@ -123,7 +131,7 @@ fn name_content(kind: &str, name: &ObjectName, created_at: Timestamp, object: &V
         digest.update(field);
     }
     let hex: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("fact-{hex}")
+    format!("{CONTENT_PREFIX}{hex}")
 }
 
 fn timeline_entry(

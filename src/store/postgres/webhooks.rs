@@ -20,7 +20,7 @@ use super::transaction::{Done, Transaction};
 use crate::rules::mirror::{ObjectName, Snapshot};
 use crate::rules::subscription::TimelineEntry;
 use crate::rules::timestamp::Timestamp;
-use crate::rules::webhook::{WebhookSource, WebhookStatus};
+use crate::rules::webhook::{WebhookSource, WebhookStatus, is_of_content};
 use crate::store::push::Ruling;
 use crate::store::webhook::{
     Receipted, WebhookCounts, WebhookQuery, WebhookReceipt, WebhookRecord, Webhooks,
@@ -132,6 +132,8 @@ struct Batch<'r> {
     places: Vec<usize>,
     /// Names that are not stored yet, in the order in which they are written, with their facts.
     new_names: BTreeMap<&'r str, usize>,
+    /// Receipts that are known by their content alone.
+    alike: Vec<&'r WebhookReceipt>,
 }
 
 impl<'r> Batch<'r> {
@@ -141,12 +143,17 @@ impl<'r> Batch<'r> {
         let mut by_number: BTreeMap<i64, usize> = BTreeMap::new();
         for receipt in receipts {
             let names = &receipt.facts.names;
-            let stored = names.iter().find_map(|name| known.get(name).copied());
+            let by = names.iter().find(|name| known.contains_key(*name));
+            let stored = by.map(|name| known[name]);
             // What is stored comes first: a fact that is new in the batch has no number yet.
+            let by = by.or_else(|| names.iter().find(|n| batch.new_names.contains_key(n.as_str())));
             let met = match stored {
                 Some(number) => by_number.get(&number).copied(),
-                None => names.iter().find_map(|n| batch.new_names.get(n.as_str()).copied()),
+                None => by.and_then(|name| batch.new_names.get(name.as_str()).copied()),
             };
+            if by.is_some_and(|name| is_of_content(name)) {
+                batch.alike.push(receipt);
+            }
             let place = met.unwrap_or(batch.facts.len());
             if met.is_none() {
                 batch.facts.push(Fact { known: stored, receipt, deliveries: 0 });
@@ -174,9 +181,10 @@ impl<'r> Batch<'r> {
 async fn record_all(client: &ClientWrapper, receipts: &[WebhookReceipt]) -> Done<Vec<Receipted>> {
     let known = find_names(client, receipts).await?;
     let batch = Batch::sort(receipts, &known);
-    let wishes: Vec<(&ObjectName, Timestamp)> = batch
-        .fresh()
-        .filter_map(|fact| Some((fact.receipt.facts.object.as_ref()?, fact.receipt.received_at)))
+    // Those of new webhooks first, since these keep theirs.
+    let wishing = batch.fresh().map(|fact| fact.receipt).chain(batch.alike.iter().copied());
+    let wishes: Vec<(&ObjectName, Timestamp)> = wishing
+        .filter_map(|receipt| Some((receipt.facts.object.as_ref()?, receipt.received_at)))
         .collect();
     let tickets = raise_tickets(client, &wishes).await?;
     let fresh: Vec<&Fact<'_>> = batch.fresh().collect();

@@ -10,7 +10,7 @@ use super::push_rows::{get, moment};
 use super::{SqliteStore, corrupt, sql_error, timelines};
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::timestamp::Timestamp;
-use crate::rules::webhook::{WebhookSource, WebhookStatus, judge_webhook};
+use crate::rules::webhook::{WebhookSource, WebhookStatus, is_of_content, judge_webhook};
 use crate::store::Result;
 use crate::store::push::Ruling;
 use crate::store::webhook::{
@@ -61,10 +61,13 @@ fn record_webhook(connection: &Connection, receipt: &WebhookReceipt) -> Result<R
     let facts = &receipt.facts;
     let known = find_by_names(connection, &facts.names)?;
     let number = match known {
-        Some(number) => {
+        Some((name, number)) => {
             // What a list shows again was not delivered again.
             if receipt.source == WebhookSource::Delivered {
                 count_delivery(connection, number)?;
+            }
+            if let Some(object) = facts.object.as_ref().filter(|_| is_of_content(name)) {
+                raise_ticket(connection, object, receipt.received_at)?;
             }
             number
         }
@@ -79,15 +82,18 @@ fn record_webhook(connection: &Connection, receipt: &WebhookReceipt) -> Result<R
     Ok(Receipted { number, fresh: known.is_none() })
 }
 
-/// The webhook of the first of these names that is known.
-fn find_by_names(connection: &Connection, names: &[String]) -> Result<Option<u64>> {
+/// The first of these names that is known, and its webhook.
+fn find_by_names<'n>(
+    connection: &Connection,
+    names: &'n [String],
+) -> Result<Option<(&'n str, u64)>> {
     let mut select = connection
         .prepare_cached("-- find_by_names\nSELECT webhook_no FROM webhook_names WHERE name = ?")
         .map_err(sql_error)?;
     for name in names {
         let number = select.query_row([name], |row| row.get(0)).optional().map_err(sql_error)?;
-        if number.is_some() {
-            return Ok(number);
+        if let Some(number) = number {
+            return Ok(Some((name, number)));
         }
     }
     Ok(None)
