@@ -8,6 +8,7 @@ pub mod alert;
 pub mod base64;
 pub mod billing;
 pub mod delivery;
+pub mod digest;
 pub mod drift;
 pub mod event;
 pub mod event_id;

@@ -7,11 +7,12 @@ use super::App;
 use super::auth::{Caller, Scope};
 use super::extract::{Json, Path, Query, parse_limit, read_json};
 use super::problem::{Kind, Problem};
+use crate::rules::digest::hex;
 use crate::rules::drift::{Reason, Verdict};
 use crate::rules::finding::{Finding, FindingKind};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::Catalog;
-use crate::rules::pass::{DriftWindow, Hash, Pass, PassKind, PassOrder, PassRow, PassState};
+use crate::rules::pass::{DriftWindow, Pass, PassKind, PassOrder, PassRow, PassState};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::{Window, parse_border};
 use crate::store::reconciliation::{FindingQuery, PassQuery, PassRowQuery};
@@ -368,10 +369,6 @@ fn parse_cursor(text: &str) -> Result<(TenantId, MeterNo, Timestamp), Problem> {
     Ok((tenant, meter, day))
 }
 
-fn hex(hash: &Hash) -> String {
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 impl From<Pass> for PassAnswer {
     fn from(pass: Pass) -> Self {
         let Pass { number, order, state, created_at, ended_at, progress, hash, detail } = pass;
@@ -393,7 +390,7 @@ impl From<Pass> for PassAnswer {
             verdicts: named.collect(),
             replayed: progress.replayed,
             corrected: progress.corrected,
-            hash: hash.as_ref().map(hex),
+            hash: hash.map(|hash| hex(&hash)),
             detail,
         }
     }

@@ -13,10 +13,12 @@ use crate::config::PushConfig;
 use crate::faults::crash_point;
 use crate::provider::{Inbound, Provider};
 use crate::rules::delivery::Backoff;
-use crate::rules::mirror::{ErrorReport, Snapshot};
+use crate::rules::mirror::{ErrorReport, ObjectKind, Snapshot};
 use crate::rules::span::Span;
 use crate::rules::window::Window;
-use crate::store::webhook::{MirrorClaim, MirrorReading, Mirrored, Rejection, WantedMirror};
+use crate::store::webhook::{
+    Mirror, MirrorClaim, MirrorQuery, MirrorReading, Mirrored, Rejection, WantedMirror,
+};
 use crate::store::{self, Store};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -24,6 +26,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
+/// Mirrors of one page.
+const PAGE: usize = 1_000;
 /// Objects read at one time.
 const CONCURRENCY_MAX: usize = 16;
 /// Objects of one claim, and of one commit.
@@ -172,5 +176,29 @@ impl MirrorReader {
         let written = u64::try_from(done.len() - stale).unwrap_or(u64::MAX);
         metrics::counter!("counterfoil_mirror_readings_total").increment(written);
         Ok(())
+    }
+}
+
+/// All mirrors of a kind that were read, or those of one status.
+pub async fn list_all(
+    store: &dyn Store,
+    kind: ObjectKind,
+    status: Option<&str>,
+) -> store::Result<Vec<Mirror>> {
+    let mut mirrors: Vec<Mirror> = Vec::new();
+    loop {
+        let query = MirrorQuery {
+            kind,
+            status: status.map(str::to_owned),
+            customer: None,
+            after: mirrors.last().map(|mirror| mirror.name.id.clone()),
+            limit: PAGE,
+        };
+        let page = store.list_mirrors(query).await?;
+        let ended = page.len() < PAGE;
+        mirrors.extend(page);
+        if ended {
+            return Ok(mirrors);
+        }
     }
 }

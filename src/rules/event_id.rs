@@ -5,9 +5,9 @@
 //! decimals, `Z`), correlation id. Lengths, not separators: joined texts collide ("a:b" and "c"
 //! read like "a" and "b:c"). `sdk/vectors/event_ids.json` holds the vectors every SDK must meet.
 
+use super::digest::{digest_fields, hex};
 use super::ids::EventId;
 use super::timestamp::{CanonicalTimestamp, Timestamp};
-use sha2::{Digest, Sha256};
 
 const DOMAIN_TAG: &str = "counterfoil/event-id/v1";
 
@@ -18,14 +18,9 @@ pub fn derive_event_id(
     correlation_id: &str,
 ) -> EventId {
     let moment = CanonicalTimestamp(occurred_at).to_string();
-    let mut hasher = Sha256::new();
-    for field in [DOMAIN_TAG, tenant, meter, &moment, correlation_id] {
-        let length = u64::try_from(field.len()).expect("a length fits 64 bits");
-        hasher.update(length.to_be_bytes());
-        hasher.update(field.as_bytes());
-    }
-    let hex: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    EventId::parse(&hex).expect("64 hex digits are an event id")
+    let fields = [DOMAIN_TAG, tenant, meter, &moment, correlation_id];
+    EventId::parse(&hex(&digest_fields(fields.map(str::as_bytes))))
+        .expect("64 hex digits are an event id")
 }
 
 #[cfg(test)]

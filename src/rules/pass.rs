@@ -4,6 +4,7 @@
 //! hash of the same tenant's and meter's row of the day before, and the pass a hash over all its
 //! rows and the pass before, so that a row cannot be changed or taken away without a trace.
 
+use super::digest::digest_fields;
 use super::drift::{Reason, Verdict};
 use super::ids::{MeterNo, TenantId};
 use super::quantity::Quantity;
@@ -160,7 +161,6 @@ impl PassRow {
 
     /// The row's hash after the row of the day before; its own `hash` plays no part.
     pub fn chain(&self, before: &Hash) -> Hash {
-        let mut digest = Sha256::new();
         let meter = self.meter.0.to_string();
         let windows = serde_json::to_string(&self.windows).expect("windows are valid JSON");
         let fields = [
@@ -176,13 +176,7 @@ impl PassRow {
             self.reason.name(),
             &windows,
         ];
-        for field in fields {
-            let length = u64::try_from(field.len()).expect("a length fits into 64 bits");
-            digest.update(length.to_be_bytes());
-            digest.update(field);
-        }
-        digest.update(before);
-        digest.finalize().into()
+        digest_fields(fields.map(str::as_bytes).into_iter().chain([before.as_slice()]))
     }
 }
 

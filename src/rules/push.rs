@@ -10,12 +10,12 @@
 //! changes; whatever changes its window afterwards plans another one with the next revision.
 
 use super::billing::Mode;
+use super::digest::{digest_fields, hex};
 use super::quantity::{Quantity, SCALE};
 use super::rollup::{FoldError, Rollup};
 use super::timestamp::{MICROS_PER_SECOND, Timestamp};
 use super::usage::UsageRow;
 use super::window::Window;
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
 /// What a window holds at the moment of a cut.
@@ -257,22 +257,16 @@ pub struct KeyParts<'a> {
 /// store's own secret keeps two stores on one account apart; the value is part of it, so that a
 /// key the provider knows already proves the value it knows.
 pub fn push_key(secret: &[u8; 32], parts: KeyParts<'_>) -> String {
-    let mut hash = Sha256::new();
-    let mut field = |bytes: &[u8]| {
-        let length = u64::try_from(bytes.len()).expect("a length fits 64 bits");
-        hash.update(length.to_be_bytes());
-        hash.update(bytes);
-    };
-    field(b"counterfoil push v1");
-    field(secret);
-    field(parts.tenant.as_bytes());
-    field(parts.meter.as_bytes());
-    field(&parts.window_start.micros().to_be_bytes());
-    field(&parts.revision.to_be_bytes());
-    field(parts.value.to_string().as_bytes());
-    let digest = hash.finalize();
-    let hex: String = digest.iter().take(20).map(|byte| format!("{byte:02x}")).collect();
-    format!("cf1-{hex}")
+    let digest = digest_fields([
+        b"counterfoil push v1".as_slice(),
+        secret,
+        parts.tenant.as_bytes(),
+        parts.meter.as_bytes(),
+        &parts.window_start.micros().to_be_bytes(),
+        &parts.revision.to_be_bytes(),
+        parts.value.to_string().as_bytes(),
+    ]);
+    format!("cf1-{}", hex(&digest[..20]))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! What each kind of alert looks at.
 
 use super::Alerter;
+use crate::jobs::mirror::list_all;
 use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
 use crate::rules::activity::{HOURS, judge_conflicts, judge_silence};
 use crate::rules::alert::{Alert, AlertKind, Condition};
@@ -17,7 +18,7 @@ use crate::rules::window::Window;
 use crate::store;
 use crate::store::push::{Push, PushAges, PushQuery};
 use crate::store::reconciliation::FindingQuery;
-use crate::store::webhook::{Mirror, MirrorQuery};
+use crate::store::webhook::Mirror;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How long before an invoice is fixed open pushes are worth a call.
@@ -118,14 +119,18 @@ impl Alerter {
     /// Drafts that are about to be fixed, and payments that failed.
     pub(super) async fn invoices(&self, now: Timestamp) -> store::Result<Vec<Condition>> {
         let mut found = Vec::new();
-        for Mirror { name, snapshot, .. } in self.mirrors(ObjectKind::Invoice, "draft").await? {
+        for Mirror { name, snapshot, .. } in
+            list_all(&*self.store, ObjectKind::Invoice, Some("draft")).await?
+        {
             let Snapshot::Invoice(invoice) = snapshot else { continue };
             let near = |at: Timestamp| now >= FINALIZATION_BEFORE.before(at);
             if invoice.finalizes_at.is_some_and(near) {
                 found.extend(self.finalization(&name.id, &invoice).await?);
             }
         }
-        for Mirror { name, snapshot, .. } in self.mirrors(ObjectKind::Invoice, "open").await? {
+        for Mirror { name, snapshot, .. } in
+            list_all(&*self.store, ObjectKind::Invoice, Some("open")).await?
+        {
             let Snapshot::Invoice(invoice) = snapshot else { continue };
             if judge_dunning(&invoice) == Dunning::Failing {
                 let (customer, attempts) = (&invoice.customer, invoice.attempt_count);
@@ -168,7 +173,7 @@ impl Alerter {
 
     pub(super) async fn customers(&self) -> store::Result<Vec<Condition>> {
         let mut found = Vec::new();
-        for mirror in self.mirrors(ObjectKind::Customer, "deleted").await? {
+        for mirror in list_all(&*self.store, ObjectKind::Customer, Some("deleted")).await? {
             let Ok(customer) = crate::rules::ids::CustomerId::parse(&mirror.name.id) else {
                 continue;
             };
@@ -258,21 +263,6 @@ impl Alerter {
             },
         ));
         Ok(found)
-    }
-
-    async fn mirrors(&self, kind: ObjectKind, status: &str) -> store::Result<Vec<Mirror>> {
-        let mut mirrors: Vec<Mirror> = Vec::new();
-        loop {
-            let after = mirrors.last().map(|mirror| mirror.name.id.clone());
-            let status = Some(status.to_owned());
-            let query = MirrorQuery { kind, status, customer: None, after, limit: PAGE };
-            let page = self.store.list_mirrors(query).await?;
-            let ended = page.len() < PAGE;
-            mirrors.extend(page);
-            if ended {
-                return Ok(mirrors);
-            }
-        }
     }
 }
 

@@ -10,17 +10,15 @@
 //! and the next look begins anew.
 
 use super::{Billed, Cutter, Seek};
+use crate::jobs::mirror::list_all;
 use crate::rules::ids::TenantId;
 use crate::rules::mirror::{ObjectKind, Snapshot};
 use crate::rules::span::Span;
 use crate::rules::window::Window;
 use crate::store;
-use crate::store::webhook::{Mirror, MirrorQuery};
 
 /// How often drafts are looked for.
 const EVERY: Span = Span::from_seconds(5);
-/// Drafts of one page.
-const PAGE: usize = 500;
 
 impl Cutter {
     /// Cuts the windows of drafts; returns how many pushes that made.
@@ -61,25 +59,11 @@ impl Cutter {
     /// Tenants with an invoice in draft, and its period.
     async fn drafts(&self) -> store::Result<Vec<(TenantId, Window)>> {
         let mut drafts = Vec::new();
-        let mut after = None;
-        loop {
-            let query = MirrorQuery {
-                kind: ObjectKind::Invoice,
-                status: Some("draft".into()),
-                customer: None,
-                after: after.take(),
-                limit: PAGE,
-            };
-            let page = self.store.list_mirrors(query).await?;
-            after = (page.len() == PAGE).then(|| page[PAGE - 1].name.id.clone());
-            for Mirror { snapshot, .. } in page {
-                let Snapshot::Invoice(invoice) = snapshot else { continue };
-                let found = self.store.find_customer(&invoice.customer).await?;
-                drafts.extend(found.map(|tenant| (tenant.id, invoice.period)));
-            }
-            if after.is_none() {
-                return Ok(drafts);
-            }
+        for mirror in list_all(&*self.store, ObjectKind::Invoice, Some("draft")).await? {
+            let Snapshot::Invoice(invoice) = mirror.snapshot else { continue };
+            let found = self.store.find_customer(&invoice.customer).await?;
+            drafts.extend(found.map(|tenant| (tenant.id, invoice.period)));
         }
+        Ok(drafts)
     }
 }

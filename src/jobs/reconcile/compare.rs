@@ -138,6 +138,7 @@ impl Reconciler {
             one.subjects.extend(windows_of(work, range).into_iter().map(name));
             for window in old {
                 if let Some(judged) = self.judge_whole(work, window).await? {
+                    let judged = self.act(running, work, judged).await?;
                     one.count(&judged, 1);
                     one.observe(&judged);
                 }
@@ -216,6 +217,7 @@ impl Reconciler {
         let focus = running.pass.order.range;
         let windows = u64::try_from(windows_of(work, day.halves.window).len()).unwrap_or(u64::MAX);
         if !focus.contains(day.start()) {
+            let day = self.act(running, work, day).await?;
             one.count(&day, windows);
             one.observe(&day);
             return Ok(());
@@ -404,7 +406,12 @@ impl Reconciler {
                     }
                 }
             }
-            (Verdict::Replay, Reason::Lost) if wanted(self.settings.correct) => {
+            // Of a day it is not known in which window it was lost.
+            (Verdict::Replay, Reason::Lost)
+                if wanted(self.settings.correct)
+                    && judged.halves.window.micros()
+                        == window_length(work, judged.halves.window) =>
+            {
                 if !judged.halves.lasts(LAG) {
                     let what = "the difference is sent once the provider has shown it for an hour";
                     judged.action = Some(what.to_owned());

@@ -4,9 +4,10 @@
 //! state differs is read again, so that what is written has a version. An invoice is compared by
 //! quantity and by money before tax, once it is fixed; tax may come when it likes.
 
-use super::{PAGE, PassError, Reconciler, Running};
+use super::{PassError, Reconciler, Running};
+use crate::jobs::mirror::list_all;
 use crate::provider::{Inbound, Unreadable};
-use crate::rules::delivery::PushState;
+use crate::rules::delivery::{Class, PushState};
 use crate::rules::drift::{Reason, Verdict, WindowPush};
 use crate::rules::finding::{Finding, FindingKind, Observation};
 use crate::rules::ids::TenantId;
@@ -19,7 +20,7 @@ use crate::rules::span::Span;
 use crate::rules::subscription::Subscription;
 use crate::rules::window::Window;
 use crate::store;
-use crate::store::webhook::{Mirror, MirrorQuery};
+use crate::store::webhook::Mirror;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Invoices that are older were compared before and change no more.
@@ -81,7 +82,7 @@ impl Reconciler {
             }
         }
         let mut lacking = Vec::new();
-        for mirror in self.mirrors(ObjectKind::Subscription, None).await? {
+        for mirror in list_all(&*self.store, ObjectKind::Subscription, None).await? {
             if !seen.contains(&mirror.name.id) && !has_ended(mirror.snapshot.status()) {
                 let detail = "the provider's list lacks it".to_owned();
                 let (verdict, reason) = (Verdict::Undecidable, Reason::OneSided);
@@ -156,7 +157,7 @@ impl Reconciler {
         let mut judged: BTreeSet<String> = BTreeSet::new();
         let mut observations = Vec::new();
         for status in FIXED {
-            for mirror in self.mirrors(ObjectKind::Invoice, Some(status)).await? {
+            for mirror in list_all(&*self.store, ObjectKind::Invoice, Some(status)).await? {
                 let Mirror { name, snapshot: Snapshot::Invoice(invoice), read_at, .. } = mirror
                 else {
                     continue;
@@ -246,29 +247,12 @@ impl Reconciler {
         let counts = |push: &&WindowPush| {
             push.shadow == self.shadow
                 && push.state != PushState::Replaced
+                // What a person wrote off is not expected on an invoice.
+                && push.class != Class::Discarded
                 && period.contains(push.stamped_at)
         };
         let quantities = pushes.iter().filter(counts).map(|push| push.quantity);
         Ok(quantities.into_iter().try_fold(Quantity::ZERO, Quantity::checked_add))
-    }
-
-    async fn mirrors(&self, kind: ObjectKind, status: Option<&str>) -> store::Result<Vec<Mirror>> {
-        let mut mirrors: Vec<Mirror> = Vec::new();
-        loop {
-            let query = MirrorQuery {
-                kind,
-                status: status.map(str::to_owned),
-                customer: None,
-                after: mirrors.last().map(|mirror| mirror.name.id.clone()),
-                limit: PAGE,
-            };
-            let page = self.store.list_mirrors(query).await?;
-            let ended = page.len() < PAGE;
-            mirrors.extend(page);
-            if ended {
-                return Ok(mirrors);
-            }
-        }
     }
 }
 

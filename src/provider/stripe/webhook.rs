@@ -6,6 +6,7 @@
 //! share the name of their content.
 
 use super::objects;
+use crate::rules::digest::{digest_fields, hex};
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::refusal::Refusal;
 use crate::rules::subscription::{Origin, TimelineEntry};
@@ -13,7 +14,6 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::webhook::{CONTENT_PREFIX, WebhookFacts};
 use serde::Deserialize;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 
 /// Reports of meter events that were refused after they had been taken; they have no snapshot.
 pub const ERROR_REPORTS: [&str; 2] =
@@ -124,14 +124,9 @@ fn name_object(
 
 /// Type, object and content: the same for two events that were made for one thing.
 fn name_content(kind: &str, name: &ObjectName, created_at: Timestamp, object: &Value) -> String {
-    let mut digest = Sha256::new();
-    for field in [kind, name.kind.name(), &name.id, &created_at.to_string(), &object.to_string()] {
-        let length = u64::try_from(field.len()).expect("a length fits into 64 bits");
-        digest.update(length.to_be_bytes());
-        digest.update(field);
-    }
-    let hex: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{CONTENT_PREFIX}{hex}")
+    let (created_at, content) = (created_at.to_string(), object.to_string());
+    let fields = [kind, name.kind.name(), &name.id, &created_at, &content];
+    format!("{CONTENT_PREFIX}{}", hex(&digest_fields(fields.map(str::as_bytes))))
 }
 
 fn timeline_entry(
