@@ -31,6 +31,7 @@ const DIRECTION: [(&str, &[&str]); 12] = [
             "telemetry",
             "store",
             "provider",
+            "destinations",
             "simulator",
             "jobs",
             "http",

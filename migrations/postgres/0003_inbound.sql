@@ -23,6 +23,8 @@ CREATE TABLE webhooks (
     created_at timestamptz NOT NULL,
     -- when it first came
     received_at timestamptz NOT NULL,
+    -- since when it waits: its arrival, or the replay that a person asked for
+    waiting_since timestamptz,
     -- when its status was decided
     settled_at timestamptz,
     -- how often it was delivered, its twins included

@@ -23,6 +23,8 @@ CREATE TABLE webhooks (
     created_at INTEGER NOT NULL,
     -- when it first came
     received_at INTEGER NOT NULL,
+    -- since when it waits: its arrival, or the replay that a person asked for
+    waiting_since INTEGER,
     -- when its status was decided
     settled_at INTEGER,
     -- how often it was delivered, its twins included

@@ -6,8 +6,8 @@
 //! is still as it was judged. Writes of passes and findings are refused to those who have lost the
 //! lease.
 //!
-//! A crash leaves a pass running, with the rows of whole chunks: the next holder of the lease goes on
-//! after them.
+//! A crash leaves a pass running, with the rows of whole chunks: the next holder of the lease goes
+//! on after them.
 
 use super::Result;
 use super::push::{Lease, Ruling};

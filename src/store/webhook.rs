@@ -73,7 +73,7 @@ pub struct WebhookQuery {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WebhookCounts {
     pub waiting: u64,
-    /// When the oldest of those came.
+    /// Since when the first of those waits: its arrival, or the replay that a person asked for.
     pub waiting_since: Option<Timestamp>,
 }
 
@@ -191,7 +191,7 @@ pub trait Mirrors: Send + Sync {
     /// written: the lease ends; the object is due again only if a higher ticket is wanted; every
     /// waiting webhook of the object whose ticket is not above it is settled by
     /// `rules::webhook::judge_webhook`; a subscription's state is added to its timeline
-    /// (`Origin::Read`), unless it is the same as the one read before.
+    /// (`Origin::Read`): it decides where events of one second do not.
     async fn record_mirrors(
         &self,
         readings: Vec<MirrorReading>,

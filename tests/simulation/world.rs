@@ -3,9 +3,9 @@
 //! Events are sent, some twice and some late; windows are cut, pushed and looked for; the provider
 //! fails in every way it can, stops for hours and archives a meter; the worker dies at named points
 //! and by plain kill -9; the clock jumps past a day, and past 35; the provider loses what it had
-//! counted, and passes find it. In between and at the end the faults cease, and then every push must
-//! be resolved and every hour of every customer must hold at the provider exactly what the ledger
-//! counted.
+//! counted, and passes find it. In between and at the end the faults cease, and then every push
+//! must be resolved and every hour of every customer must hold at the provider exactly what the
+//! ledger counted.
 
 use crate::dice::Dice;
 use crate::place::Place;

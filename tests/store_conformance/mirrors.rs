@@ -278,7 +278,12 @@ pub async fn readings_add_only_new_states(mut f: Fixture) {
     };
     assert_eq!(
         timeline(&f, &acme).await,
-        [expected(0, 1, "active"), expected(2, 3, "canceled"), expected(5, 6, "canceled")]
+        [
+            expected(0, 1, "active"),
+            expected(1, 2, "active"),
+            expected(2, 3, "canceled"),
+            expected(5, 6, "canceled")
+        ]
     );
 }
 

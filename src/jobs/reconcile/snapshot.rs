@@ -1,7 +1,7 @@
 //! Snapshots: reads the provider's totals within the budget of reads, and keeps them.
 //!
-//! Hourly passes leave half of the budget to nightly ones; a nightly pass rests when it is spent, and
-//! goes on in the next hour. A pass that a person ordered is not held up.
+//! Hourly passes leave half of the budget to nightly ones; a nightly pass rests when it is spent,
+//! and goes on in the next hour. A pass that a person ordered is not held up.
 //!
 //! Invariant: one call asks for all windows of a tenant and meter. What could not be read, or was
 //! not for want of budget, is left as it was; it is then judged by what was read before, if

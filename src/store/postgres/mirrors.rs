@@ -208,7 +208,7 @@ async fn record_readings(
             answers.push(Mirrored::Stale);
             continue;
         }
-        entries.extend(entry_of(reading, shown.snapshot.as_ref()));
+        entries.extend(entry_of(reading));
         shown.version = reading.ticket;
         answers.push(Mirrored::Written(shown.snapshot.replace(reading.snapshot.clone())));
         written.push(reading);
@@ -251,10 +251,7 @@ async fn lock_mirrors(
 }
 
 /// What a reading adds to a timeline.
-fn entry_of(reading: &MirrorReading, shown: Option<&Snapshot>) -> Option<TimelineEntry> {
-    if shown == Some(&reading.snapshot) {
-        return None;
-    }
+fn entry_of(reading: &MirrorReading) -> Option<TimelineEntry> {
     match &reading.snapshot {
         Snapshot::Subscription(state) => Some(TimelineEntry {
             // An id that no event could name has no timeline.

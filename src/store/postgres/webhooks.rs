@@ -86,7 +86,7 @@ impl Webhooks for PostgresStore {
     async fn count_webhooks(&self) -> Result<WebhookCounts> {
         let client = self.reader().await?;
         let sql = "-- count_webhooks
-            SELECT count(*), min(received_at) FROM webhooks WHERE status = 'waiting'";
+            SELECT count(*), min(waiting_since) FROM webhooks WHERE status = 'waiting'";
         let row = client.query_one(sql, &[]).await?;
         Ok(WebhookCounts {
             waiting: read_count(column(&row, 0)?)?,
@@ -236,10 +236,10 @@ async fn insert_webhooks(
     }
     let sql = "-- insert_webhooks
         INSERT INTO webhooks (event_id, event_type, object_kind, object_id, ticket, source, status,
-            created_at, received_at, settled_at, deliveries, told, payload)
+            created_at, received_at, waiting_since, settled_at, deliveries, told, payload)
         SELECT event_id, event_type, object_kind, object_id, ticket, source,
             CASE WHEN ticket IS NULL THEN 'kept' ELSE 'waiting' END, created_at, received_at,
-            CASE WHEN ticket IS NULL THEN received_at END, deliveries, told, payload
+            received_at, CASE WHEN ticket IS NULL THEN received_at END, deliveries, told, payload
         FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::int8[], $6::text[],
             $7::timestamptz[], $8::timestamptz[], $9::int8[], $10::text[], $11::bytea[])
             WITH ORDINALITY AS given (event_id, event_type, object_kind, object_id, ticket, source,
@@ -340,9 +340,10 @@ async fn replay(client: &ClientWrapper, number: u64, at: Timestamp) -> Done<Ruli
     }
     let tickets = raise_tickets(client, &[(&object, at)]).await?;
     let sql = "-- replay
-        UPDATE webhooks SET status = 'waiting', settled_at = NULL, detail = NULL, ticket = $2
+        UPDATE webhooks SET status = 'waiting', settled_at = NULL, detail = NULL, ticket = $2,
+            waiting_since = $3
         WHERE webhook_no = $1";
-    client.execute(sql, &[&number, &tickets.first()]).await?;
+    client.execute(sql, &[&number, &tickets.first(), &SqlTimestamp(at)]).await?;
     Ok(Ruling::Done(None))
 }
 

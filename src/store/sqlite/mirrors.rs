@@ -153,9 +153,7 @@ fn record_mirror(
         .transpose()?;
     write_mirror(connection, reading, at)?;
     webhooks::settle_waiting(connection, (name, *ticket), snapshot, at)?;
-    if before.as_ref() != Some(snapshot) {
-        enter_timeline(connection, reading)?;
-    }
+    enter_timeline(connection, reading)?;
     Ok(Mirrored::Written(before))
 }
 

@@ -123,8 +123,8 @@ fn insert_webhook(connection: &Connection, receipt: &WebhookReceipt) -> Result<u
         .prepare_cached(
             "-- insert_webhook
              INSERT INTO webhooks (event_id, event_type, object_kind, object_id, ticket, source,
-                 status, created_at, received_at, settled_at, deliveries, told, payload)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                 status, created_at, received_at, waiting_since, settled_at, deliveries, told, payload)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9, ?10, ?11, ?12, ?13)",
         )
         .and_then(|mut insert| {
             insert.execute(params![
@@ -250,10 +250,11 @@ fn replay_webhook(connection: &Connection, number: u64, at: Timestamp) -> Result
     connection
         .prepare_cached(
             "-- replay_webhook
-             UPDATE webhooks SET status = 'waiting', ticket = ?, settled_at = NULL
+             UPDATE webhooks SET status = 'waiting', ticket = ?, waiting_since = ?,
+                 settled_at = NULL
              WHERE webhook_no = ?",
         )
-        .and_then(|mut update| update.execute(params![ticket, number]))
+        .and_then(|mut update| update.execute(params![ticket, at.micros(), number]))
         .map_err(sql_error)?;
     Ok(Ruling::Done(None))
 }
@@ -262,7 +263,7 @@ fn count_webhooks(connection: &Connection) -> Result<WebhookCounts> {
     connection
         .prepare_cached(
             "-- count_webhooks
-             SELECT COUNT(*), MIN(received_at) FROM webhooks WHERE status = 'waiting'",
+             SELECT COUNT(*), MIN(waiting_since) FROM webhooks WHERE status = 'waiting'",
         )
         .and_then(|mut select| {
             select.query_row([], |row| {
