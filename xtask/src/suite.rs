@@ -18,8 +18,8 @@ const AFTER_BUILD: [&str; 6] = [
     "simulation on PostgreSQL",
 ];
 /// Lives of the simulation in one run of CI; `cargo xtask simulate` lives more.
-const SEEDS_SQLITE: &str = "300";
-const SEEDS_POSTGRES: &str = "200";
+const SEEDS_SQLITE: &str = "150";
+const SEEDS_POSTGRES: &str = "60";
 
 /// Runs all of it, or only the tests whose names contain one of the filters.
 pub fn run(filters: &[OsString]) -> Result<()> {
