@@ -45,8 +45,12 @@ impl InboundJobs {
         tasks.spawn(alerter.run(stop.clone()));
         let thresholds = ThresholdWatcher::new(own_store(), clock.clone(), watched, names);
         tasks.spawn(thresholds.run(stop.clone()));
-        let messenger = Messenger::new(own_store(), clock.clone(), destinations, random_number());
-        tasks.spawn(messenger.run(stop.clone()));
+        // Without a destination no notice is ever written.
+        if !destinations.is_empty() {
+            let seed = random_number();
+            let messenger = Messenger::new(own_store(), clock.clone(), destinations, seed);
+            tasks.spawn(messenger.run(stop.clone()));
+        }
         let Some(provider) = provider else { return Self { stopper, tasks } };
         let shadow = config.provider.shadow != Shadow::Off;
         let reconciler = Reconciler::new(

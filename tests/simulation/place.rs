@@ -49,10 +49,20 @@ impl Place {
     }
 
     /// Crash points inside this store.
-    pub fn crash_points(&self) -> [&'static str; 2] {
+    pub fn crash_points(&self) -> [&'static str; 4] {
         match self {
-            Self::Directory(_) => ["sqlite.before_commit", "sqlite.after_commit"],
-            Self::Database { .. } => ["postgres.before_commit", "postgres.after_commit"],
+            Self::Directory(_) => [
+                "sqlite.before_commit",
+                "sqlite.after_commit",
+                "sqlite.before_table_commit",
+                "sqlite.after_table_commit",
+            ],
+            Self::Database { .. } => [
+                "postgres.before_commit",
+                "postgres.after_commit",
+                "postgres.before_table_commit",
+                "postgres.after_table_commit",
+            ],
         }
     }
 

@@ -111,10 +111,10 @@ impl PostgresStore {
     }
 
     async fn commit_transaction(&self, transaction: Transaction) -> Done<()> {
-        crash_point("postgres.before_commit");
+        crash_point("postgres.before_table_commit");
         let lost = match self.connector.within(transaction.batch_execute("COMMIT")).await {
             Ok(Ok(())) => {
-                crash_point("postgres.after_commit");
+                crash_point("postgres.after_table_commit");
                 transaction.end();
                 return Ok(());
             }

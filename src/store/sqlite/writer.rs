@@ -261,14 +261,22 @@ impl Writer {
 
     /// Runs `work` in one transaction, durable when this returns Ok.
     fn transact<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.transact_at(&EVENTS, work)
+    }
+
+    fn transact_at<T>(
+        &mut self,
+        points: &CommitPoints,
+        work: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
         self.execute("BEGIN IMMEDIATE")?;
         let outcome = work(self).and_then(|value| {
-            crash_point("sqlite.before_commit");
-            if planted("sqlite.commit_fails") {
+            crash_point(points.before);
+            if planted(points.fails) {
                 return Err(Error::Unavailable { what: "planted".into() });
             }
             self.execute("COMMIT")?;
-            crash_point("sqlite.after_commit");
+            crash_point(points.after);
             Ok(value)
         });
         if outcome.is_err() && !self.connection.is_autocommit() {
@@ -315,9 +323,29 @@ impl Writer {
 
     /// A write that concerns one table and nothing in memory.
     pub fn write<T>(&mut self, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
-        self.transact(|writer| work(&writer.connection))
+        self.transact_at(&TABLES, |writer| work(&writer.connection))
     }
 }
+
+/// Where tests make a commit crash or fail; jobs commit at any moment, and must not be taken for
+/// events.
+struct CommitPoints {
+    before: &'static str,
+    after: &'static str,
+    fails: &'static str,
+}
+
+const EVENTS: CommitPoints = CommitPoints {
+    before: "sqlite.before_commit",
+    after: "sqlite.after_commit",
+    fails: "sqlite.commit_fails",
+};
+
+const TABLES: CommitPoints = CommitPoints {
+    before: "sqlite.before_table_commit",
+    after: "sqlite.after_table_commit",
+    fails: "sqlite.table_commit_fails",
+};
 
 /// A writer that panicked has memory that may be wrong: stop, and rebuild it at the next start.
 struct StopOnPanic;
