@@ -52,8 +52,7 @@ pub struct Cutter {
     settings: CutSettings,
     /// When this process last passed over each meter.
     passed_at: Mutex<BTreeMap<MeterNo, Timestamp>>,
-    /// When this process last looked for drafts.
-    flushed_at: Mutex<Option<Timestamp>>,
+    flushes: Mutex<flush::Flushes>,
 }
 
 #[derive(Debug, Clone)]
@@ -85,7 +84,7 @@ struct Billed<'a> {
 
 impl Cutter {
     pub fn new(store: Arc<dyn Store>, clock: Clock, settings: CutSettings) -> Self {
-        Self { store, clock, settings, passed_at: Mutex::default(), flushed_at: Mutex::default() }
+        Self { store, clock, settings, passed_at: Mutex::default(), flushes: Mutex::default() }
     }
 
     pub async fn run(self, stop: Stop) {

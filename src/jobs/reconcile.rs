@@ -132,10 +132,13 @@ impl Reconciler {
         let due = self.find_due(now).await?;
         let number = match due {
             Some(pass) => {
-                let number = pass.number;
+                let (number, progress) = (pass.number, pass.progress.clone());
                 match self.run_pass(pass, lease.clone()).await {
                     Ok(()) => Some(number),
-                    Err(PassError::Store(error)) => return Err(PassError::Store(error)),
+                    Err(PassError::Store(error)) => {
+                        self.give_up(&lease, number, progress, &error).await?;
+                        return Err(PassError::Store(error));
+                    }
                     Err(PassError::LeaseLost) => return Ok(None),
                     // It goes on in the next hour.
                     Err(PassError::Spent) => None,
@@ -145,6 +148,24 @@ impl Reconciler {
         };
         self.store.release_lease(&lease).await?;
         Ok(number)
+    }
+
+    /// Fails a pass that would only fail again: the passes after it must not wait for it. A store
+    /// that cannot answer now is another matter.
+    async fn give_up(
+        &self,
+        lease: &Lease,
+        number: u64,
+        progress: PassProgress,
+        error: &store::Error,
+    ) -> store::Result<()> {
+        match error {
+            store::Error::Unavailable { .. } | store::Error::Unknown { .. } => return Ok(()),
+            store::Error::Corrupt { .. } | store::Error::Internal { .. } => {}
+        }
+        let (state, detail) = (PassState::Failed, Some(error.to_string()));
+        let update = PassUpdate { number, state, progress, hash: None, detail };
+        self.store.update_pass(lease, update, self.clock.now()).await.map(drop)
     }
 
     /// The pass to run: what a person waits for, then what is due by the hour, then the rest.
