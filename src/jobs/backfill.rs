@@ -99,8 +99,6 @@ impl Backfill {
         self.store.release_lease(&lease).await?;
         if missed > 0 {
             tracing::warn!(missed, "{missed} webhooks had been missed and were found in the list");
-            metrics::counter!("counterfoil_webhooks_backfilled_total").increment(missed);
-            self.arrived.notify_one();
         }
         Ok(missed)
     }
@@ -154,6 +152,12 @@ impl Backfill {
         let recorded =
             self.store.record_webhooks(events.into_iter().map(receipt).collect()).await?;
         let fresh = recorded.iter().filter(|one| one.fresh).count();
-        Ok(u64::try_from(fresh).unwrap_or(u64::MAX))
+        let fresh = u64::try_from(fresh).unwrap_or(u64::MAX);
+        if fresh > 0 {
+            // Page by page: a list that breaks off later has told these all the same.
+            metrics::counter!("counterfoil_webhooks_backfilled_total").increment(fresh);
+            self.arrived.notify_one();
+        }
+        Ok(fresh)
     }
 }
