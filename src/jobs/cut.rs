@@ -99,12 +99,11 @@ impl Cutter {
     pub async fn pass(&self) -> store::Result<Pass> {
         let now = self.clock.now();
         let (catalog, marks) = (self.store.load_catalog().await?, self.marks().await?);
-        let meters = catalog.list();
+        let meters = catalog.billed();
         let due: Vec<Billed<'_>> = meters
             .iter()
-            .filter_map(|meter| {
-                let billing = meter.spec.billing.as_ref()?;
-                let (number, _) = catalog.find(meter.slug.as_str())?;
+            .filter_map(|(number, meter)| {
+                let (number, billing) = (*number, meter.spec.billing.as_ref()?);
                 let mark = marks.get(&number).copied();
                 let due = self.is_due(number, meter, now);
                 due.then_some(Billed { number, meter: meter.as_ref(), billing, mark })

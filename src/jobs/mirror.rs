@@ -142,11 +142,7 @@ impl MirrorReader {
     /// Does what a report of refused pushes asks for; returns how many are busy.
     async fn reject(&self, report: &ErrorReport) -> store::Result<u64> {
         let catalog = self.store.load_catalog().await?;
-        let named = report.event_name.as_deref().and_then(|name| {
-            let meters = catalog.list();
-            let meter = meters.iter().find(|meter| meter.event_name() == name)?;
-            Some(catalog.find(meter.slug.as_str())?.0)
-        });
+        let named = report.event_name.as_deref().and_then(|name| catalog.find_billed(name));
         let Window { start, end } = report.validated_in;
         let taken_in = Window { start: REPORT_MARGIN.before(start), end: REPORT_MARGIN.after(end) };
         let told =
@@ -157,7 +153,7 @@ impl MirrorReader {
                 .iter()
                 .map(|sample| (sample.key.clone(), told(&sample.code, &sample.message)))
                 .collect(),
-            recheck: named.map(|meter| (meter, taken_in)),
+            recheck: named.map(|(meter, _)| (meter, taken_in)),
         };
         let done = self.store.reject_pushes(rejection, self.clock.now()).await?;
         if done.rejected > 0 {

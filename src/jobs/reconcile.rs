@@ -23,7 +23,7 @@ use crate::config::ReconcileConfig;
 use crate::faults::crash_point;
 use crate::provider::Provider;
 use crate::rules::billing::Billing;
-use crate::rules::finding::{Finding, FindingKind, Observation, follow_findings};
+use crate::rules::finding::{Finding, FindingChange, FindingKind, Observation, follow_findings};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::pace::Budget;
@@ -90,8 +90,15 @@ struct Running {
     progress: PassProgress,
     /// Open findings of usage.
     findings: HashMap<(TenantId, MeterNo), Vec<Finding>>,
-    /// Hashes of the day before, of nightly passes.
-    before: BTreeMap<(TenantId, MeterNo), Hash>,
+    /// The day before, of nightly passes.
+    before: Before,
+}
+
+/// What a nightly pass is chained to; nothing for the first one, and for other passes.
+#[derive(Default)]
+struct Before {
+    hash: Hash,
+    rows: BTreeMap<(TenantId, MeterNo), Hash>,
 }
 
 /// Why a pass ended early.
@@ -302,12 +309,7 @@ impl Reconciler {
         catalog: &Catalog,
         only: Option<&TenantId>,
     ) -> store::Result<Vec<Pair>> {
-        let meters: Vec<MeterNo> = catalog
-            .list()
-            .iter()
-            .filter(|meter| meter.spec.billing.is_some())
-            .filter_map(|meter| Some(catalog.find(meter.slug.as_str())?.0))
-            .collect();
+        let meters = catalog.billed();
         let mut pairs = Vec::new();
         let mut after: Option<TenantId> = None;
         loop {
@@ -319,7 +321,7 @@ impl Reconciler {
             after = page.last().map(|tenant| tenant.id.clone());
             for tenant in page {
                 let Some(customer) = tenant.customer else { continue };
-                pairs.extend(meters.iter().map(|meter| Pair {
+                pairs.extend(meters.iter().map(|(meter, _)| Pair {
                     tenant: tenant.id.clone(),
                     meter: *meter,
                     customer: customer.clone(),
@@ -333,33 +335,12 @@ impl Reconciler {
 
     async fn open_findings(&self) -> store::Result<HashMap<(TenantId, MeterNo), Vec<Finding>>> {
         let mut open: HashMap<_, Vec<Finding>> = HashMap::new();
-        for finding in self.list_open(FindingKind::Usage).await? {
+        for finding in list_open_findings(&*self.store, Some(FindingKind::Usage)).await? {
             if let (Some(tenant), Some(meter)) = (finding.seen.tenant.clone(), finding.seen.meter) {
                 open.entry((tenant, meter)).or_default().push(finding);
             }
         }
         Ok(open)
-    }
-
-    async fn list_open(&self, kind: FindingKind) -> store::Result<Vec<Finding>> {
-        let mut open = Vec::new();
-        let mut before = None;
-        loop {
-            let query = FindingQuery {
-                open: Some(true),
-                kind: Some(kind),
-                before,
-                limit: PAGE,
-                ..FindingQuery::default()
-            };
-            let page = self.store.list_findings(query).await?;
-            let ended = page.len() < PAGE;
-            before = page.last().map(|finding| finding.number);
-            open.extend(page);
-            if ended {
-                return Ok(open);
-            }
-        }
     }
 
     /// Writes down what a chunk found: rows, and what changes of findings.
@@ -368,8 +349,7 @@ impl Reconciler {
         running: &mut Running,
         compared: Vec<Compared>,
     ) -> Result<(), PassError> {
-        let (mut rows, mut changes) = (Vec::new(), Vec::new());
-        let (followed, now) = (running.pass.order.apply, self.clock.now());
+        let (mut rows, mut changes, now) = (Vec::new(), Vec::new(), self.clock.now());
         for one in compared {
             running.progress.windows += one.windows;
             for (verdict, count) in &one.verdicts {
@@ -377,7 +357,7 @@ impl Reconciler {
             }
             let key = (one.pair.tenant.clone(), one.pair.meter);
             for mut row in one.rows {
-                let before = running.before.get(&key).copied().unwrap_or([0; 32]);
+                let before = running.before.rows.get(&key).copied().unwrap_or([0; 32]);
                 row.hash = row.chain(&before);
                 rows.push(row);
             }
@@ -390,14 +370,8 @@ impl Reconciler {
                 .collect();
             changes.extend(follow_findings(&judged, one.observations, now));
         }
+        self.save(running, changes, now).await?;
         let Running { pass, lease, .. } = running;
-        // A dry run looks and changes nothing.
-        if followed && !changes.is_empty() {
-            let number = pass.number;
-            if !self.store.record_findings(lease, number, changes, now).await? {
-                return Err(PassError::LeaseLost);
-            }
-        }
         crash_point("reconcile.before_rows");
         if !rows.is_empty() && !self.store.record_pass_rows(lease, pass.number, rows).await? {
             return Err(PassError::LeaseLost);
@@ -412,12 +386,22 @@ impl Reconciler {
         judged: &[Finding],
         observations: Vec<Observation>,
     ) -> Result<(), PassError> {
-        let (now, number) = (self.clock.now(), running.pass.number);
-        let changes = follow_findings(judged, observations, now);
-        if changes.is_empty() || !running.pass.order.apply {
+        let now = self.clock.now();
+        self.save(running, follow_findings(judged, observations, now), now).await
+    }
+
+    async fn save(
+        &self,
+        running: &Running,
+        changes: Vec<FindingChange>,
+        now: Timestamp,
+    ) -> Result<(), PassError> {
+        let Running { pass, lease, .. } = running;
+        // A dry run looks and changes nothing.
+        if changes.is_empty() || !pass.order.apply {
             return Ok(());
         }
-        if self.store.record_findings(&running.lease, number, changes, now).await? {
+        if self.store.record_findings(lease, pass.number, changes, now).await? {
             Ok(())
         } else {
             Err(PassError::LeaseLost)
@@ -451,30 +435,10 @@ impl Reconciler {
         }
     }
 
-    /// The hashes of the rows of the day before, which those of this pass are chained to.
-    async fn chain_before(
-        &self,
-        pass: &Pass,
-    ) -> store::Result<BTreeMap<(TenantId, MeterNo), Hash>> {
-        let Some(before) = self.pass_before(pass).await? else { return Ok(BTreeMap::new()) };
-        let rows = self.all_rows(before.number).await?;
-        Ok(rows.into_iter().map(|row| ((row.tenant, row.meter), row.hash)).collect())
-    }
-
-    /// The hash over all rows of a nightly pass, after that of the pass before.
-    async fn chain_after(&self, running: &Running) -> store::Result<Option<Hash>> {
-        if running.pass.order.kind != PassKind::Nightly {
-            return Ok(None);
-        }
-        let before = self.pass_before(&running.pass).await?.and_then(|pass| pass.hash);
-        let rows = self.all_rows(running.pass.number).await?;
-        let hashes = rows.into_iter().map(|row| row.hash);
-        Ok(Some(chain_pass(&before.unwrap_or([0; 32]), hashes)))
-    }
-
-    async fn pass_before(&self, pass: &Pass) -> store::Result<Option<Pass>> {
+    /// The hashes of the day before, which those of this pass are chained to.
+    async fn chain_before(&self, pass: &Pass) -> store::Result<Before> {
         if pass.order.kind != PassKind::Nightly {
-            return Ok(None);
+            return Ok(Before::default());
         }
         let query = PassQuery {
             kind: Some(PassKind::Nightly),
@@ -482,7 +446,21 @@ impl Reconciler {
             before: Some(pass.number),
             limit: 1,
         };
-        Ok(self.store.list_passes(query).await?.pop())
+        let Some(before) = self.store.list_passes(query).await?.pop() else {
+            return Ok(Before::default());
+        };
+        let rows = self.all_rows(before.number).await?;
+        let rows = rows.into_iter().map(|row| ((row.tenant, row.meter), row.hash)).collect();
+        Ok(Before { hash: before.hash.unwrap_or_default(), rows })
+    }
+
+    /// The hash over all rows of a nightly pass, after that of the pass before.
+    async fn chain_after(&self, running: &Running) -> store::Result<Option<Hash>> {
+        if running.pass.order.kind != PassKind::Nightly {
+            return Ok(None);
+        }
+        let rows = self.all_rows(running.pass.number).await?;
+        Ok(Some(chain_pass(&running.before.hash, rows.into_iter().map(|row| row.hash))))
     }
 
     async fn all_rows(&self, pass: u64) -> store::Result<Vec<PassRow>> {
@@ -497,6 +475,25 @@ impl Reconciler {
             if ended {
                 return Ok(rows);
             }
+        }
+    }
+}
+
+/// All findings that are open, or those of a kind.
+pub async fn list_open_findings(
+    store: &dyn Store,
+    kind: Option<FindingKind>,
+) -> store::Result<Vec<Finding>> {
+    let mut open: Vec<Finding> = Vec::new();
+    loop {
+        let before = open.last().map(|finding| finding.number);
+        let query =
+            FindingQuery { open: Some(true), kind, before, limit: PAGE, ..FindingQuery::default() };
+        let page = store.list_findings(query).await?;
+        let ended = page.len() < PAGE;
+        open.extend(page);
+        if ended {
+            return Ok(open);
         }
     }
 }

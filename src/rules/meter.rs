@@ -268,6 +268,19 @@ impl Catalog {
         self.by_number.values().find(other).map(Arc::as_ref)
     }
 
+    /// Meters that are billed, in the order of their slugs.
+    pub fn billed(&self) -> Vec<(MeterNo, Arc<Meter>)> {
+        let billed = self.by_slug.values().filter(|(_, meter)| meter.spec.billing.is_some());
+        let mut billed: Vec<(MeterNo, Arc<Meter>)> = billed.cloned().collect();
+        billed.sort_by(|(_, a), (_, b)| a.slug.cmp(&b.slug));
+        billed
+    }
+
+    /// The billed meter that the provider knows by this name.
+    pub fn find_billed(&self, event_name: &str) -> Option<(MeterNo, Arc<Meter>)> {
+        self.billed().into_iter().find(|(_, meter)| meter.event_name() == event_name)
+    }
+
     /// Every meter in the order of its slug.
     pub fn list(&self) -> Vec<Arc<Meter>> {
         let mut meters: Vec<_> = self.by_number.values().cloned().collect();

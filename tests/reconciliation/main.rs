@@ -6,6 +6,9 @@
 //! PostgreSQL is taken from COUNTERFOIL_TEST_POSTGRES, as in `tests/store_conformance`.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::wildcard_enum_match_arm)]
 
+#[path = "../shared/database.rs"]
+mod database;
+
 mod alarms;
 mod budget;
 mod bypass;

@@ -4,6 +4,7 @@
 //! Webhooks are taken from the stand-in's own lists, signed, verified, parsed and recorded, as the
 //! HTTP edge would; a test may lose them or tell them twice.
 
+use crate::database::create_database;
 use async_trait::async_trait;
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config, PostgresConfig, ProviderKind, Secret, Shadow};
@@ -46,7 +47,7 @@ use counterfoil::store::{Declaration, DeliveryBatch, Store, TenantFields};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Where every world begins.
@@ -79,23 +80,7 @@ impl Ground {
 
     /// None, with a printed line, if there is no PostgreSQL to test on.
     pub async fn postgres() -> Option<Self> {
-        let Ok(server) = std::env::var("COUNTERFOIL_TEST_POSTGRES") else {
-            assert!(
-                std::env::var("COUNTERFOIL_TEST_REQUIRE_POSTGRES").is_err(),
-                "COUNTERFOIL_TEST_POSTGRES is not set"
-            );
-            println!("skipped: COUNTERFOIL_TEST_POSTGRES is not set");
-            return None;
-        };
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::SeqCst);
-        let name = format!("reconciliation_{}_{number}", std::process::id());
-        let (client, connection) =
-            tokio_postgres::connect(&server, tokio_postgres::NoTls).await.unwrap();
-        tokio::spawn(connection);
-        client.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
-        let base = server.rsplit_once('/').unwrap().0;
-        Some(Self::Database(format!("{base}/{name}")))
+        create_database("reconciliation").await.map(Self::Database)
     }
 
     async fn open(&self) -> Arc<dyn Store> {

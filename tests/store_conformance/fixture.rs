@@ -1,5 +1,6 @@
 //! A fresh store for each test, with the means to deliver to it and to start it again.
 
+use crate::database::create_database;
 use counterfoil::config::{PostgresConfig, SqliteConfig};
 use counterfoil::rules::event::{Event, Item, parse_event};
 use counterfoil::rules::ids::{EventId, MeterNo, MeterSlug, TenantId};
@@ -12,7 +13,6 @@ use counterfoil::store::postgres::PostgresStore;
 use counterfoil::store::sqlite::SqliteStore;
 use counterfoil::store::{DeliveryBatch, Store};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 pub const NOW: &str = "2026-11-15T12:00:00Z";
 pub const HORIZON_MICROS: i64 = 7 * 24 * 3_600_000_000;
@@ -40,23 +40,8 @@ impl Fixture {
 
     /// None, with a printed line, if there is no PostgreSQL to test on.
     pub async fn postgres() -> Option<Self> {
-        let Ok(server) = std::env::var("COUNTERFOIL_TEST_POSTGRES") else {
-            assert!(
-                std::env::var("COUNTERFOIL_TEST_REQUIRE_POSTGRES").is_err(),
-                "COUNTERFOIL_TEST_POSTGRES is not set"
-            );
-            println!("skipped: COUNTERFOIL_TEST_POSTGRES is not set");
-            return None;
-        };
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::SeqCst);
-        let name = format!("conformance_{}_{number}", std::process::id());
-        let (client, connection) =
-            tokio_postgres::connect(&server, tokio_postgres::NoTls).await.unwrap();
-        tokio::spawn(connection);
-        client.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
-        let base = server.rsplit_once('/').unwrap().0;
-        Some(Self::start(Place::Database(format!("{base}/{name}"))).await)
+        let url = create_database("conformance").await?;
+        Some(Self::start(Place::Database(url)).await)
     }
 
     async fn start(place: Place) -> Self {

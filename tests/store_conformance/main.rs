@@ -11,6 +11,9 @@
     clippy::wildcard_enum_match_arm
 )]
 
+#[path = "../shared/database.rs"]
+mod database;
+
 mod alerts;
 mod billed;
 mod corrections;

@@ -1,5 +1,6 @@
 //! Two servers on one PostgreSQL database that cut and claim at once.
 
+use crate::database::create_database;
 use crate::fixture::{NOW, event, tenant_id};
 use counterfoil::config::PostgresConfig;
 use counterfoil::rules::delivery::{Class, Next};
@@ -32,20 +33,7 @@ struct Pair {
 
 impl Pair {
     async fn open() -> Option<Self> {
-        let Ok(server) = std::env::var("COUNTERFOIL_TEST_POSTGRES") else {
-            let required = std::env::var("COUNTERFOIL_TEST_REQUIRE_POSTGRES").is_ok();
-            assert!(!required, "COUNTERFOIL_TEST_POSTGRES is not set");
-            println!("skipped: COUNTERFOIL_TEST_POSTGRES is not set");
-            return None;
-        };
-        let mut number = [0; 8];
-        getrandom::fill(&mut number).unwrap();
-        let name = format!("two_senders_{:016x}", u64::from_be_bytes(number));
-        let (client, connection) =
-            tokio_postgres::connect(&server, tokio_postgres::NoTls).await.unwrap();
-        tokio::spawn(connection);
-        client.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
-        let url = format!("{}/{name}", server.rsplit_once('/').unwrap().0);
+        let url = create_database("two_senders").await?;
         let settings = PostgresConfig { writers: 2, readers: 2, timeout_ms: 20_000 };
         let stores = [
             PostgresStore::open(&url, &settings).await.unwrap(),

@@ -12,6 +12,9 @@
     clippy::wildcard_enum_match_arm
 )]
 
+#[path = "../shared/database.rs"]
+mod database;
+
 mod awkward;
 mod backfill;
 #[path = "../http_api/failing_inbound.rs"]

@@ -1,6 +1,7 @@
 //! A world for one test: a store, the router, the jobs of the inbound half, a stand-in for the
 //! provider behind a port, and a clock that is moved by hand.
 
+use crate::database::create_database;
 use crate::failing_store::FailingStore;
 use ::http::{HeaderMap, Method, Request};
 use axum::Router;
@@ -25,7 +26,6 @@ use counterfoil::store::{Store, TenantFields};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tower::ServiceExt;
@@ -52,23 +52,7 @@ impl Place {
 
     /// None, with a printed line, if there is no PostgreSQL to test on.
     pub async fn postgres() -> Option<Self> {
-        let Ok(server) = std::env::var("COUNTERFOIL_TEST_POSTGRES") else {
-            assert!(
-                std::env::var("COUNTERFOIL_TEST_REQUIRE_POSTGRES").is_err(),
-                "COUNTERFOIL_TEST_POSTGRES is not set"
-            );
-            println!("skipped: COUNTERFOIL_TEST_POSTGRES is not set");
-            return None;
-        };
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::SeqCst);
-        let name = format!("webhooks_{}_{number}", std::process::id());
-        let (client, connection) =
-            tokio_postgres::connect(&server, tokio_postgres::NoTls).await.unwrap();
-        tokio::spawn(connection);
-        client.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
-        let base = server.rsplit_once('/').unwrap().0;
-        Some(Self::Database(format!("{base}/{name}")))
+        create_database("webhooks").await.map(Self::Database)
     }
 
     async fn open(&self) -> Arc<dyn Store> {

@@ -2,6 +2,7 @@
 
 use super::Alerter;
 use crate::jobs::mirror::list_all;
+use crate::jobs::reconcile::list_open_findings;
 use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
 use crate::rules::activity::{HOURS, judge_conflicts, judge_silence};
 use crate::rules::alert::{Alert, AlertKind, Condition};
@@ -17,7 +18,6 @@ use crate::rules::verdict::Tally;
 use crate::rules::window::Window;
 use crate::store;
 use crate::store::push::{Push, PushAges, PushQuery};
-use crate::store::reconciliation::FindingQuery;
 use crate::store::webhook::Mirror;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -97,23 +97,16 @@ impl Alerter {
     pub(super) async fn findings(&self) -> store::Result<Vec<Condition>> {
         let catalog = self.store.load_catalog().await?;
         let mut found: BTreeMap<(AlertKind, String), Condition> = BTreeMap::new();
-        let mut before = None;
-        loop {
-            let query =
-                FindingQuery { open: Some(true), before, limit: PAGE, ..FindingQuery::default() };
-            let page = self.store.list_findings(query).await?;
-            before = page.last().map(|finding| finding.number);
-            let ended = page.len() < PAGE;
-            for finding in page.into_iter().filter(|finding| finding.paged_at.is_some()) {
-                let meter = finding.seen.meter.and_then(|meter| catalog.get(meter));
-                let slug = meter.map_or("", |meter| meter.slug.as_str());
-                let one = describe(&finding, slug);
-                found.entry((one.kind, one.subject.clone())).or_insert(one);
+        for finding in list_open_findings(&*self.store, None).await? {
+            if finding.paged_at.is_none() {
+                continue;
             }
-            if ended {
-                return Ok(found.into_values().collect());
-            }
+            let meter = finding.seen.meter.and_then(|meter| catalog.get(meter));
+            let slug = meter.map_or("", |meter| meter.slug.as_str());
+            let one = describe(&finding, slug);
+            found.entry((one.kind, one.subject.clone())).or_insert(one);
         }
+        Ok(found.into_values().collect())
     }
 
     /// Drafts that are about to be fixed, and payments that failed.

@@ -70,9 +70,8 @@ impl Cutter {
         let catalog = self.store.load_catalog().await?;
         let mut orders = Vec::new();
         for (tenant, period) in due {
-            for meter in catalog.list() {
+            for (number, meter) in catalog.billed() {
                 let Some(billing) = meter.spec.billing.as_ref() else { continue };
-                let Some((number, _)) = catalog.find(meter.slug.as_str()) else { continue };
                 let billed = Billed { number, meter: meter.as_ref(), billing, mark: None };
                 let inside = period.end.saturating_add_micros(-1);
                 let last = billing.window_around(inside, meter.spec.bucket);

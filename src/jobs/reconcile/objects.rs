@@ -4,7 +4,7 @@
 //! state differs is read again, so that what is written has a version. An invoice is compared by
 //! quantity and by money before tax, once it is fixed; tax may come when it likes.
 
-use super::{PassError, Reconciler, Running};
+use super::{PassError, Reconciler, Running, list_open_findings};
 use crate::jobs::mirror::list_all;
 use crate::provider::{Inbound, Unreadable};
 use crate::rules::delivery::{Class, PushState};
@@ -36,7 +36,7 @@ impl Reconciler {
         if running.pass.order.tenant.is_some() {
             return Ok(());
         }
-        let open = self.list_open(FindingKind::Subscription).await?;
+        let open = list_open_findings(&*self.store, Some(FindingKind::Subscription)).await?;
         let observed = match (running.pass.order.kind, self.provider.inbound()) {
             (PassKind::Hourly, _) | (_, None) => Some(self.look_again(&open).await?),
             (PassKind::Nightly | PassKind::OneShot, Some(inbound)) => {
@@ -152,7 +152,7 @@ impl Reconciler {
     async fn compare_invoices(&self, running: &Running) -> Result<(), PassError> {
         let now = self.clock.now();
         let hourly = running.pass.order.kind == PassKind::Hourly;
-        let open = self.list_open(FindingKind::Invoice).await?;
+        let open = list_open_findings(&*self.store, Some(FindingKind::Invoice)).await?;
         let catalog = self.store.load_catalog().await?;
         let mut judged: BTreeSet<String> = BTreeSet::new();
         let mut observations = Vec::new();
@@ -229,14 +229,8 @@ impl Reconciler {
         period: Window,
         catalog: &Catalog,
     ) -> store::Result<Option<Quantity>> {
-        let meters = catalog.list();
-        let found = meters
-            .iter()
-            .find(|meter| meter.spec.billing.is_some() && meter.event_name() == event_name);
-        let Some((meter, billing)) = found.and_then(|m| Some((m, m.spec.billing.as_ref()?))) else {
-            return Ok(None);
-        };
-        let Some((number, _)) = catalog.find(meter.slug.as_str()) else { return Ok(None) };
+        let Some((number, meter)) = catalog.find_billed(event_name) else { return Ok(None) };
+        let Some(billing) = meter.spec.billing.as_ref() else { return Ok(None) };
         // What was used before the meter was billed here, another program reported.
         if billing.start() > period.start {
             return Ok(None);
