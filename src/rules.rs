@@ -3,10 +3,12 @@
 //!
 //! Invariant: nothing here depends on any other module of the crate (`tests/tidy.rs` checks it).
 
+pub mod account;
 pub mod activity;
 pub mod alert;
 pub mod base64;
 pub mod billing;
+pub mod credit;
 pub mod delivery;
 pub mod digest;
 pub mod drift;
@@ -26,9 +28,11 @@ pub mod push;
 pub mod quantity;
 pub mod refusal;
 pub mod rollup;
+pub mod saga;
 pub mod signature;
 pub mod span;
 pub mod subscription;
+pub mod tax;
 pub mod timestamp;
 pub mod usage;
 pub mod verdict;

@@ -18,6 +18,13 @@ pub const METER_SLUG_BYTES_MAX: usize = 64;
 /// Longest subscription id, in bytes of UTF-8.
 pub const SUBSCRIPTION_BYTES_MAX: usize = 128;
 
+/// Longest name of an account, in bytes of UTF-8.
+pub const ACCOUNT_BYTES_MAX: usize = 128;
+/// Longest key of what happens once, in bytes of UTF-8.
+pub const ONCE_KEY_BYTES_MAX: usize = 255;
+/// Longest name of a unit.
+pub const UNIT_BYTES_MAX: usize = 32;
+
 /// Longest id of a customer at a provider, in bytes of UTF-8.
 pub const CUSTOMER_BYTES_MAX: usize = 255;
 
@@ -77,15 +84,58 @@ text_id!(
     CustomerId, "customer", "invalid_customer", CUSTOMER_BYTES_MAX
 );
 
+text_id!(
+    /// An account of a tenant's.
+    AccountName, "account", "invalid_account", ACCOUNT_BYTES_MAX
+);
+text_id!(
+    /// The name under which something happens once: an entry, a grant, a quote, a saga.
+    OnceKey, "key", "invalid_key", ONCE_KEY_BYTES_MAX
+);
+
+/// What an amount is of: a currency such as `eur`, or units such as `credits`, as
+/// `[a-z0-9][a-z0-9_.-]*`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Unit(Box<str>);
+
+impl Unit {
+    pub fn parse(text: &str) -> Result<Self, Refusal> {
+        if !is_slug(text, UNIT_BYTES_MAX) {
+            return Err(Refusal::new(
+                "invalid_unit",
+                format!(
+                    "a unit is 1 to {UNIT_BYTES_MAX} characters of a-z, 0-9, '_', '.' and '-', \
+                     starting with a letter or digit, such as eur or credits"
+                ),
+            ));
+        }
+        Ok(Self(text.into()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn is_slug(text: &str, bytes_max: usize) -> bool {
+    let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"_.-".contains(&b);
+    let starts_well = text.bytes().next().is_some_and(|b| !b"_.-".contains(&b));
+    text.len() <= bytes_max && starts_well && text.bytes().all(allowed)
+}
+
 /// What is counted, by its slug: `[a-z0-9][a-z0-9_.-]*`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MeterSlug(Box<str>);
 
 impl MeterSlug {
     pub fn parse(text: &str) -> Result<Self, Refusal> {
-        let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"_.-".contains(&b);
-        let starts_well = text.bytes().next().is_some_and(|b| !b"_.-".contains(&b));
-        if text.len() > METER_SLUG_BYTES_MAX || !starts_well || !text.bytes().all(allowed) {
+        if !is_slug(text, METER_SLUG_BYTES_MAX) {
             return Err(Refusal::new(
                 "invalid_meter",
                 format!(

@@ -1,0 +1,202 @@
+//! Draws and what is given back, by examples and against a simple model.
+
+use super::*;
+use proptest::prelude::*;
+
+fn quantity(text: &str) -> Quantity {
+    Quantity::parse_stored(text).expect("valid")
+}
+
+const METER: MeterNo = MeterNo(1);
+
+fn grant(number: u64, pool: Pool, amount: &str, rate: &str) -> Grant {
+    let terms = GrantTerms {
+        tenant: TenantId::parse("acme").expect("valid"),
+        key: OnceKey::parse(&format!("grant {number}")).expect("valid"),
+        pool,
+        unit: Unit::parse("credits").expect("valid"),
+        amount: quantity(amount),
+        rates: BTreeMap::from([(METER, quantity(rate))]),
+        priority: 50,
+        effective_at: Timestamp::from_micros(0),
+        expires_at: None,
+        memo: String::new(),
+    };
+    Grant { number, remaining: terms.amount, terms, created_at: Timestamp::from_micros(0) }
+}
+
+fn expiring(mut grant: Grant, micros: i64) -> Grant {
+    grant.terms.expires_at = Some(Timestamp::from_micros(micros));
+    grant
+}
+
+fn order(before: &str, now: &str, covered: &str) -> CoverOrder {
+    CoverOrder {
+        meter: METER,
+        scale: 6,
+        stamped_at: Timestamp::from_micros(100),
+        before: quantity(before),
+        now: quantity(now),
+        covered: quantity(covered),
+    }
+}
+
+fn texts(draws: &[Draw]) -> Vec<String> {
+    draws.iter().map(|d| format!("{}:{}={}", d.grant, d.quantity, d.cost)).collect()
+}
+
+fn draw(grant: u64, quantity_text: &str, cost: &str) -> Draw {
+    Draw { grant, quantity: quantity(quantity_text), cost: quantity(cost) }
+}
+
+#[test]
+fn given_before_paid_and_soonest_first() {
+    let grants = [
+        grant(1, Pool::Purchased, "5", "1"),
+        expiring(grant(2, Pool::Granted, "3", "1"), 900),
+        grant(3, Pool::Granted, "4", "1"),
+        expiring(grant(4, Pool::Granted, "2", "1"), 500),
+        // Over before the usage, and not yet begun.
+        expiring(grant(5, Pool::Granted, "9", "1"), 100),
+    ];
+    let check = |draw_order, expected: &[&str]| {
+        let plan = plan_covering(&order("0", "11", "0"), &grants, &[], draw_order).expect("exact");
+        assert_eq!(texts(&plan.drawn), expected);
+        assert_eq!(plan.covered, quantity("11"));
+    };
+    check(DrawOrder::GrantedFirst, &["4:2=2", "2:3=3", "3:4=4", "1:2=2"]);
+    check(DrawOrder::PurchasedFirst, &["1:5=5", "4:2=2", "2:3=3", "3:1=1"]);
+    check(DrawOrder::SoonestFirst, &["4:2=2", "2:3=3", "1:5=5", "3:1=1"]);
+}
+
+#[test]
+fn a_price_leaves_what_pays_for_nothing() {
+    let grants = [grant(1, Pool::Granted, "1", "0.3")];
+    let mut whole = order("0", "10", "0");
+    whole.scale = 0;
+    let plan = plan_covering(&whole, &grants, &[], DrawOrder::default()).expect("exact");
+    assert_eq!(texts(&plan.drawn), ["1:3=0.9"]);
+    let fine = plan_covering(&order("0", "10", "0"), &grants, &[], DrawOrder::default());
+    assert_eq!(texts(&fine.expect("exact").drawn), ["1:3.333333=0.9999999"]);
+}
+
+#[test]
+fn shrinking_gives_back_in_reverse() {
+    let drawn = [draw(4, "2", "1"), draw(2, "3", "3")];
+    let check = |before: &str, now: &str, expected: &[&str], covered: &str| {
+        let plan = plan_covering(&order(before, now, "5"), &[], &drawn, DrawOrder::default());
+        let plan = plan.expect("exact");
+        assert_eq!(texts(&plan.given_back), expected);
+        assert_eq!(plan.covered, quantity(covered));
+        assert!(plan.drawn.is_empty());
+    };
+    // What was billed shrinks first.
+    check("9", "5", &[], "5");
+    check("9", "4", &["2:1=1"], "4");
+    check("5", "1", &["2:3=3", "4:1=0.5"], "1");
+    check("5", "-3", &["2:3=3", "4:2=1"], "0");
+}
+
+#[test]
+fn what_stands_is_what_was_not_given_back() {
+    let changes = [
+        (ChangeKind::Drawn, draw(1, "2", "2")),
+        (ChangeKind::Drawn, draw(2, "4", "8")),
+        (ChangeKind::GivenBack, draw(2, "1", "2")),
+        (ChangeKind::Drawn, draw(2, "1", "2")),
+        (ChangeKind::GivenBack, draw(2, "1", "2")),
+        (ChangeKind::GivenBack, draw(2, "3", "6")),
+        (ChangeKind::GivenBack, draw(1, "1", "1")),
+    ];
+    let standing = standing_draws(&changes).expect("consistent");
+    assert_eq!(texts(&standing), ["1:1=1"]);
+    assert!(standing_draws(&[(ChangeKind::GivenBack, draw(1, "1", "1"))]).is_err());
+}
+
+#[test]
+fn terms_that_cannot_be_exact_are_refused() {
+    let code = |change: &dyn Fn(&mut GrantTerms), scale: u32| {
+        let mut terms = grant(1, Pool::Granted, "10", "0.001").terms;
+        change(&mut terms);
+        terms.check(|meter| (meter == METER).then_some(scale)).err().map(|refusal| refusal.code)
+    };
+    assert_eq!(code(&|_| (), 9), None);
+    assert_eq!(code(&|_| (), 10), Some("rate_too_precise"));
+    assert_eq!(code(&|terms| terms.amount = Quantity::ZERO, 0), Some("invalid_amount"));
+    assert_eq!(code(&|terms| terms.priority = 101, 0), Some("invalid_priority"));
+    assert_eq!(code(&|terms| terms.rates.clear(), 0), Some("invalid_rates"));
+    let zero = |terms: &mut GrantTerms| terms.rates = BTreeMap::from([(METER, Quantity::ZERO)]);
+    assert_eq!(code(&zero, 0), Some("invalid_rates"));
+    let other = BTreeMap::from([(MeterNo(7), Quantity::ONE)]);
+    let unknown = |terms: &mut GrantTerms| terms.rates = other.clone();
+    assert_eq!(code(&unknown, 0), Some("meter_unknown"));
+    let over = |terms: &mut GrantTerms| terms.expires_at = Some(terms.effective_at);
+    assert_eq!(code(&over, 0), Some("invalid_expiry"));
+}
+
+#[test]
+fn the_largest_amounts_multiply() {
+    let largest = quantity("999999999999999.999999");
+    assert_eq!(cost_of(largest, Quantity::ONE), Ok(largest));
+    assert_eq!(cost_of(largest, quantity("999999999999999")), Err(Inexact));
+    assert_eq!(affordable(largest, Quantity::ONE, 6, largest), Ok(largest));
+}
+
+/// One step of a random history of windows that share grants.
+fn steps() -> impl Strategy<Value = Vec<(usize, i64)>> {
+    proptest::collection::vec((0usize..4, -5i64..400), 1..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(10_000))]
+    #[test]
+    fn nothing_is_made_or_lost(
+        amounts in proptest::collection::vec((1i64..300, 1i64..7, any::<bool>()), 0..5),
+        steps in steps(),
+        soonest in any::<bool>(),
+    ) {
+        let draw_order = if soonest { DrawOrder::SoonestFirst } else { DrawOrder::GrantedFirst };
+        let mut grants: Vec<Grant> = (1u64..)
+            .zip(&amounts)
+            .map(|(number, (amount, rate, paid))| {
+                let pool = if *paid { Pool::Purchased } else { Pool::Granted };
+                grant(number, pool, &amount.to_string(), &format!("0.{rate}"))
+            })
+            .collect();
+        let mut totals = [Quantity::ZERO; 4];
+        let mut covered = [Quantity::ZERO; 4];
+        let mut changes: [Vec<(ChangeKind, Draw)>; 4] = Default::default();
+        for (window, total) in steps {
+            let now = Quantity::from_units(i128::from(total) * Quantity::ONE.units());
+            let mut order = order("0", "0", "0");
+            (order.before, order.now, order.covered) = (totals[window], now, covered[window]);
+            let standing = standing_draws(&changes[window]).expect("consistent");
+            let plan = plan_covering(&order, &grants, &standing, draw_order).expect("exact");
+            let moves = plan.drawn.iter().map(|draw| (ChangeKind::Drawn, *draw));
+            let back = plan.given_back.iter().map(|draw| (ChangeKind::GivenBack, *draw));
+            for (kind, draw) in moves.chain(back) {
+                let grant = grants.iter_mut().find(|grant| grant.number == draw.grant);
+                let grant = grant.expect("draws name grants");
+                grant.remaining = remaining_after(grant, kind, draw.cost).expect("in range");
+                changes[window].push((kind, draw));
+            }
+            (totals[window], covered[window]) = (now, plan.covered);
+            // A window is covered by what stands of its draws, and never by more than it used.
+            let standing = standing_draws(&changes[window]).expect("consistent");
+            prop_assert_eq!(sum(standing.iter().map(|draw| draw.quantity)), Ok(plan.covered));
+            prop_assert!(plan.covered <= now.max(Quantity::ZERO));
+            // Each grant: what is left and what stands drawn make its amount.
+            for grant in &grants {
+                let mut spent = Quantity::ZERO;
+                for draw in changes.iter().flat_map(|c| standing_draws(c).expect("consistent")) {
+                    if draw.grant == grant.number {
+                        spent = spent.checked_add(draw.cost).expect("fits");
+                        let rate = grant.terms.rates[&METER];
+                        prop_assert_eq!(cost_of(draw.quantity, rate), Ok(draw.cost));
+                    }
+                }
+                prop_assert_eq!(spent.checked_add(grant.remaining), Some(grant.terms.amount));
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Credits: grants, and every change of them.
+//!
+//! Invariant: a grant's row, the change that explains it and the entry between the tenant's credit
+//! accounts are written in one transaction; draws and what is given back in that of the cut
+//! (`record_cuts`). What a grant has left is never negative: by rule, by the row's own constraint and
+//! by the floor of the pool's account. A crash leaves a change whole or not at all.
+
+use super::Result;
+use super::idempotency::Completing;
+use crate::rules::credit::{CreditChange, Grant, GrantTerms};
+use crate::rules::ids::{OnceKey, TenantId};
+use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
+use async_trait::async_trait;
+
+/// What became of a grant that was to be issued.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Issued {
+    Created(Grant),
+    /// It was issued before, under this key.
+    Repeated(Grant),
+    /// Another one was issued under the key; nothing was written.
+    KeyTaken(Grant),
+    /// The tenant has `GRANTS_MAX` with anything left.
+    TooMany,
+}
+
+/// Takes what is left of a grant, or a part of it, away again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TakeBack {
+    pub tenant: TenantId,
+    pub grant: u64,
+    /// Under which it happens once.
+    pub key: OnceKey,
+    /// None for all that is left.
+    pub amount: Option<Quantity>,
+    pub memo: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TakenBack {
+    /// A refund of what was purchased, or a void of what was granted.
+    Done(CreditChange),
+    /// It was done before, under this key.
+    Repeated(CreditChange),
+    /// Something else was done under the key; nothing was written.
+    KeyTaken(CreditChange),
+    /// Only this is left, which is less than asked for, or nothing.
+    TooLittle(Quantity),
+    NotFound,
+}
+
+/// Asks for changes, newest first.
+#[derive(Debug, Clone)]
+pub struct ChangeQuery {
+    pub tenant: TenantId,
+    pub grant: Option<u64>,
+    /// The number of the last change of the page before.
+    pub before: Option<u64>,
+    pub limit: usize,
+}
+
+/// Which grants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GrantFilter {
+    /// With anything left.
+    Live,
+    All,
+}
+
+#[async_trait]
+pub trait Credits: Send + Sync {
+    /// Issues a grant; the tenant is created if it is not known. Terms are checked before. Writes the
+    /// message `credits.issued` (see `store::message`).
+    async fn issue_grant(
+        &self,
+        terms: GrantTerms,
+        at: Timestamp,
+        completing: Option<&Completing<Issued>>,
+    ) -> Result<Issued>;
+    /// Writes the message `credits.taken_back`.
+    async fn take_back(
+        &self,
+        order: TakeBack,
+        at: Timestamp,
+        completing: Option<&Completing<TakenBack>>,
+    ) -> Result<TakenBack>;
+    /// Takes away what is left of grants that expired by `expired_by`, at most `limit` of them, each
+    /// with the message `credits.expired`; returns how many.
+    async fn expire_grants(
+        &self,
+        expired_by: Timestamp,
+        at: Timestamp,
+        limit: usize,
+    ) -> Result<usize>;
+    /// In the order of their numbers; at most `limit` after the number `after`.
+    async fn list_grants(
+        &self,
+        tenant: &TenantId,
+        filter: GrantFilter,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<Grant>>;
+    async fn list_credit_changes(&self, query: ChangeQuery) -> Result<Vec<CreditChange>>;
+}

@@ -1,0 +1,156 @@
+//! Sagas with their logs, the holds they put on pushes, and the agreements they make.
+//!
+//! Invariant: a line of a log is written only under the saga's current fence, so of two runners one
+//! is refused. A saga's standing and the lines that explain it change in one transaction, with the
+//! message that tells of its end. A tenant has at most one open saga. A crash leaves a saga with its
+//! last line; when its lease ends, another runner goes on from there.
+
+use super::Result;
+use super::idempotency::Completing;
+use super::message::NewMessage;
+use crate::rules::ids::{OnceKey, SubscriptionId, TenantId};
+use crate::rules::saga::{LogLine, Saga, SagaKind, SagaState};
+use crate::rules::timestamp::Timestamp;
+use async_trait::async_trait;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewSaga {
+    /// See `rules::saga::saga_id`.
+    pub id: String,
+    pub kind: SagaKind,
+    pub tenant: TenantId,
+    pub key: OnceKey,
+    /// As JSON.
+    pub params: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Begun {
+    Created(Saga),
+    /// It was begun before, under this key.
+    Repeated(Saga),
+    /// Another one was begun under the key; nothing was written.
+    KeyTaken(Saga),
+    /// This one of the tenant's is open; nothing was written.
+    Busy(Saga),
+}
+
+/// A saga that only the claimant advances, until its lease ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimedSaga {
+    pub saga: Saga,
+    pub fence: u64,
+    /// Its whole log, oldest first.
+    pub log: Vec<LogLine>,
+}
+
+/// How a saga stands after what was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    pub state: SagaState,
+    pub tries: u32,
+    pub due_at: Timestamp,
+    pub detail: Option<String>,
+    /// Until when the claimant goes on working on it; none gives it back.
+    pub lease_until: Option<Timestamp>,
+}
+
+/// Asks for sagas, newest first.
+#[derive(Debug, Clone, Default)]
+pub struct SagaQuery {
+    pub tenant: Option<TenantId>,
+    pub state: Option<SagaState>,
+    /// The number of the last saga of the page before.
+    pub before: Option<u64>,
+    pub limit: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Revived {
+    Done(Saga),
+    Refused(&'static str),
+    /// Another saga of the tenant is open.
+    Busy(Saga),
+    NotFound,
+}
+
+/// What a tenant has agreed to: a subscription, what it is charged by and what it may use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Agreement {
+    pub tenant: TenantId,
+    pub subscription: SubscriptionId,
+    /// The plan's name here.
+    pub plan: String,
+    /// The provider's prices.
+    pub prices: Vec<String>,
+    pub features: Vec<String>,
+    /// Whether the features may be used.
+    pub access: bool,
+    /// The saga that made it; each makes one at most.
+    pub saga: String,
+    pub began_at: Timestamp,
+    pub ended_at: Option<Timestamp>,
+}
+
+#[async_trait]
+pub trait Sagas: Send + Sync {
+    /// Begins a saga in state running, generation 1, due at once; the tenant is created if it is
+    /// not known.
+    async fn begin_saga(
+        &self,
+        new: NewSaga,
+        at: Timestamp,
+        completing: Option<&Completing<Begun>>,
+    ) -> Result<Begun>;
+    /// Leases moving sagas that are due by `now` and not leased beyond it, those longest due first.
+    /// Each claim raises the fence. On PostgreSQL rows that another is claiming are skipped.
+    async fn claim_sagas(
+        &self,
+        now: Timestamp,
+        lease_until: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<ClaimedSaga>>;
+    /// Appends lines and moves the saga, and writes the messages; false, and nothing is written, if
+    /// the fence is not current.
+    async fn record_saga(
+        &self,
+        claim: (u64, u64),
+        lines: Vec<LogLine>,
+        standing: Standing,
+        messages: Vec<NewMessage>,
+        at: Timestamp,
+    ) -> Result<bool>;
+    async fn find_saga(&self, id: &str) -> Result<Option<(Saga, Vec<LogLine>)>>;
+    async fn list_sagas(&self, query: SagaQuery) -> Result<Vec<Saga>>;
+    /// Takes up a saga again as `rules::saga::judge_revival` says, with a line `revived`: state, tries
+    /// 0, due at once, and the next generation if it starts anew. A lease on it ends.
+    async fn revive_saga(&self, id: &str, at: Timestamp) -> Result<Revived>;
+
+    /// Holds back the tenant's pushes of windows that start at `from` or later: they are not claimed
+    /// until the hold is released. One for each saga; writing it again changes nothing.
+    async fn put_hold(
+        &self,
+        tenant: &TenantId,
+        saga: &str,
+        from: Timestamp,
+        at: Timestamp,
+    ) -> Result<()>;
+    /// Whether there was one.
+    async fn release_hold(&self, saga: &str) -> Result<bool>;
+    /// The tenant's observed or submitted-and-unresolved pushes of windows that start before then:
+    /// what is to be sent before a plan changes. Shadow pushes are left out.
+    async fn count_pushes_before(&self, tenant: &TenantId, before: Timestamp) -> Result<u64>;
+
+    /// Writes the agreement of its saga, without access; an open agreement of the same subscription
+    /// ends at its `began_at` and loses its access. The same one written again changes nothing.
+    async fn record_agreement(&self, agreement: Agreement) -> Result<()>;
+    /// Opens or closes the features of the agreement that a saga made.
+    async fn set_access(&self, saga: &str, access: bool) -> Result<()>;
+    /// Takes back the agreement that a saga made: it is gone, and the one that it ended is open
+    /// again with its access. Nothing happens if there is none.
+    async fn withdraw_agreement(&self, saga: &str) -> Result<()>;
+    /// Ends the open agreement of a subscription and closes its features.
+    async fn end_agreement(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()>;
+    /// A tenant's agreements, newest first, at most `limit`.
+    async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>>;
+}
