@@ -1,0 +1,121 @@
+//! What a store remembers of a key, in types: whose it is, who is at it, what was answered.
+//!
+//! Invariant: a [`Claim`] is a permission and not a copy of a record. It is good for as long as the
+//! store still has its fence and its owner, and every write is checked against both.
+
+use crate::digest::digest_fields;
+use bytes::Bytes;
+use std::fmt;
+use std::time::Duration;
+
+/// A moment: milliseconds since 1970, UTC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Millis(pub i64);
+
+impl Millis {
+    /// Later by so much; the end of time if that is too much.
+    #[must_use]
+    pub fn after(self, wait: Duration) -> Self {
+        Self(self.0.saturating_add(whole_millis(wait)))
+    }
+}
+
+/// A duration as stores keep it.
+pub(crate) fn whole_millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Where a key means something: the same key of another tenant, or on another route, is another.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Scope {
+    /// Who is calling, as authentication says and never the request's own text.
+    pub tenant: String,
+    /// The operation, such as `POST /orders`.
+    pub route: String,
+    /// What the caller sent.
+    pub key: String,
+}
+
+/// SHA-256 of a request: its method, its path with the query, and its body in canonical form.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint(pub [u8; 32]);
+
+impl Fingerprint {
+    /// Of a request whose body is given as it came. JSON is compared by what it says (see
+    /// [`crate::canonical`]), everything else byte for byte.
+    pub fn of(parts: &http::request::Parts, body: &[u8]) -> Self {
+        let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
+        let canonical = crate::canonical::of_body(&parts.headers, body);
+        Self(digest_fields([
+            b"counterfoil idempotency request 1".as_slice(),
+            parts.method.as_str().as_bytes(),
+            path.as_bytes(),
+            canonical.kind().as_bytes(),
+            canonical.bytes(),
+        ]))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fingerprint({})", crate::digest::hex(&self.0))
+    }
+}
+
+/// The right to work on a key until somebody else has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    pub scope: Scope,
+    /// Random, so that two claims are never taken for one, whatever became of the record between.
+    pub owner: [u8; 16],
+    /// 1 for the first owner of a record, and one more for each after. Put it beside an effect that
+    /// is kept elsewhere than the key, and a slow earlier owner can be refused there too.
+    pub fence: i64,
+    /// Where the owner before got to; none if it had no effect yet.
+    pub recovery_point: Option<String>,
+}
+
+/// What a store says to somebody who wants to work on a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Claimed {
+    /// It is the caller's.
+    Owned(Claim),
+    /// It was done before; this is what was answered.
+    Ended(Answer),
+    /// Somebody is at it, for this long at most unless the lease is renewed.
+    Busy { retry_after: Duration },
+    /// It was used for another request.
+    Mismatch,
+}
+
+/// An answer as it is kept and given again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u16,
+    /// In the order in which they were sent; names in lower case.
+    pub headers: Vec<(String, Vec<u8>)>,
+    pub body: Bytes,
+}
+
+/// How a key ended; says for how long its answer is worth keeping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// The effect took place.
+    Completed,
+    /// It was refused for good, and the same request would be again.
+    Failed,
+}
+
+/// Why a store could not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// Whether it was done is unknown.
+    #[error("the store of idempotency keys did not answer: {0}")]
+    Unavailable(String),
+    /// There is a record, and it cannot be understood. It must never be taken for none.
+    #[error("the record of an idempotency key cannot be read: {0}")]
+    Unreadable(String),
+    /// The claim is another's now, or has ended; nothing was written.
+    #[error("the idempotency key is no longer claimed by this caller")]
+    Fenced,
+}
