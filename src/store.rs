@@ -5,11 +5,17 @@
 //! PostgreSQL synchronous_commit=on); when it returns an error other than [`Error::Unknown`],
 //! nothing happened; a crash in the middle leaves all of it or nothing. A verb never does half.
 
+pub mod account;
 pub mod alert;
+pub mod credit;
+pub mod idempotency;
+pub mod message;
 pub mod migrate;
 pub mod postgres;
 pub mod push;
+pub mod quote;
 pub mod reconciliation;
+pub mod saga;
 pub mod sqlite;
 pub mod webhook;
 
@@ -20,10 +26,16 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::verdict::{Acceptance, Quarantine, Tally, Verdict};
 use crate::rules::window::Window;
+use account::Accounts;
 use alert::Alerts;
 use async_trait::async_trait;
+use credit::Credits;
+use idempotency::RequestKeys;
+use message::Messages;
 use push::{Cuts, Leases, Pushes};
+use quote::Quotes;
 use reconciliation::Reconciliation;
+use saga::Sagas;
 use webhook::{Mirrors, Webhooks};
 
 /// Why a verb did not do what it says.
@@ -292,6 +304,12 @@ pub trait Store:
     + Mirrors
     + Reconciliation
     + Alerts
+    + Accounts
+    + Credits
+    + Sagas
+    + Quotes
+    + Messages
+    + RequestKeys
 {
     /// The latest moment this store has recorded: the clock must not be before it.
     fn high_water(&self) -> Timestamp;

@@ -176,6 +176,7 @@ async fn cut(store: &Arc<dyn Store>, clock: &Clock) -> Result<f64> {
         accept_horizon_hours: 168,
         shadow: false,
         digits_max: 15,
+        draw_order: Default::default(),
         lease_ms: 120_000,
     };
     let cutter = Cutter::new(Arc::clone(store), clock.clone(), settings);

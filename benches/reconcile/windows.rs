@@ -129,6 +129,7 @@ async fn cut_and_push(
         accept_horizon_hours: 168,
         shadow: false,
         digits_max: 15,
+        draw_order: Default::default(),
         lease_ms: 120_000,
     };
     Cutter::new(Arc::clone(store), clock.clone(), settings).pass().await?;

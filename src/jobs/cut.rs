@@ -22,6 +22,7 @@ use super::{Stop, repeat};
 use crate::clock::Clock;
 use crate::faults::crash_point;
 use crate::rules::billing::{Billing, Granularity};
+use crate::rules::credit::DrawOrder;
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::Meter;
 use crate::rules::span::Span;
@@ -62,6 +63,8 @@ pub struct CutSettings {
     pub accept_horizon_hours: u32,
     pub shadow: bool,
     pub digits_max: u32,
+    /// Which credits are drawn on first.
+    pub draw_order: DrawOrder,
     /// A holder that was not heard of for so long has lost the lease.
     pub lease_ms: u32,
 }
@@ -257,6 +260,7 @@ impl Cutter {
                 shadow: self.settings.shadow,
                 digits_max: self.settings.digits_max,
                 events_max: EVENTS_MAX,
+                draw_order: self.settings.draw_order,
             };
             crash_point("cut.before");
             let report = self.store.record_cuts(lease, orders, terms).await?;

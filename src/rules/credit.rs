@@ -113,14 +113,8 @@ pub enum ChangeKind {
 }
 
 impl ChangeKind {
-    pub const ALL: [Self; 6] = [
-        Self::Issued,
-        Self::Drawn,
-        Self::GivenBack,
-        Self::Expired,
-        Self::Refunded,
-        Self::Voided,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Issued, Self::Drawn, Self::GivenBack, Self::Expired, Self::Refunded, Self::Voided];
 
     pub fn name(self) -> &'static str {
         match self {

@@ -586,7 +586,8 @@ mod tests {
     /// A window of which `planned` was counted and cut, read `reads` times at hour 40.
     fn halves(planned: &str, pushes: &[WindowPush], provider: &str, reads: u32) -> Halves {
         let planned = quantity(planned);
-        let cut = CutState { count: 1, total: planned, planned, revision: 1, shadow: false };
+        let new = CutState::new(false);
+        let cut = CutState { count: 1, total: planned, planned, revision: 1, ..new };
         let (value, read_at) = (quantity(provider), at(40));
         let summary = Summary { window: window(), value, read_at, since: read_at, reads };
         let sums = PushSums::of_window(pushes).expect("small");

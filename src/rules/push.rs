@@ -6,7 +6,7 @@
 //! push.
 //!
 //! Invariant: over the windows of a tenant and meter, the sum of all planned quantities plus the
-//! remainder equals the sum of the exact totals at their last cuts. A push, once planned, never
+//! remainder equals the sum of the exact totals at their last cuts, less what credits cover of them. A push, once planned, never
 //! changes; whatever changes its window afterwards plans another one with the next revision.
 
 use super::billing::Mode;
@@ -74,6 +74,8 @@ pub struct CutState {
     pub count: u64,
     /// The exact billable total it had.
     pub total: Quantity,
+    /// How much of that credits cover: it is not billed.
+    pub covered: Quantity,
     /// The sum of what was planned for it, in the provider's decimals.
     pub planned: Quantity,
     /// The number of its last push; 0 before the first.
@@ -85,7 +87,16 @@ pub struct CutState {
 impl CutState {
     pub fn new(shadow: bool) -> Self {
         let zero = Quantity::ZERO;
-        Self { count: 0, total: zero, planned: zero, revision: 0, shadow }
+        Self { count: 0, total: zero, covered: zero, planned: zero, revision: 0, shadow }
+    }
+
+    /// Moves on to what the window holds now; by how much what is billed of it has grown.
+    fn move_to(&mut self, standing: Standing) -> Result<Quantity, FoldError> {
+        let Standing { count, billable, covered } = standing;
+        let net = billable.checked_sub(covered).ok_or(FoldError)?;
+        let before = self.total.checked_sub(self.covered).ok_or(FoldError)?;
+        (self.count, self.total, self.covered) = (count, billable, covered);
+        net.checked_sub(before).ok_or(FoldError)
     }
 
     /// The push of this state's revision, by which `quantity` is told.
@@ -125,17 +136,28 @@ pub struct CutPlan {
     pub push: Option<PlannedPush>,
 }
 
-/// Plans the cut of a window that now holds `count` events and the exact total `billable`.
+/// What a window holds now, as a cut plans with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Standing {
+    /// Events.
+    pub count: u64,
+    /// The exact total of what is billed.
+    pub billable: Quantity,
+    /// How much of it credits cover now.
+    pub covered: Quantity,
+}
+
+/// Plans the cut of a window that now holds this.
 pub fn plan_cut(
     state: &CutState,
     remainder: Quantity,
-    (count, billable): (u64, Quantity),
+    standing: Standing,
     mode: Mode,
     precision: Precision,
 ) -> Result<CutPlan, FoldError> {
-    let grown = billable.checked_sub(state.total).ok_or(FoldError)?;
+    let mut state = state.clone();
+    let grown = state.move_to(standing)?;
     let due = remainder.checked_add(grown).ok_or(FoldError)?;
-    let mut state = CutState { count, total: billable, ..state.clone() };
     let quantity = match mode {
         Mode::Delta => round_down(due, precision.fitting(due)),
         // Here it is the new total that must fit.
@@ -165,11 +187,11 @@ pub fn plan_cut(
 pub fn plan_following(
     state: &CutState,
     remainder: Quantity,
-    (count, billable): (u64, Quantity),
+    standing: Standing,
 ) -> Result<CutPlan, FoldError> {
-    let grown = billable.checked_sub(state.total).ok_or(FoldError)?;
+    let mut state = state.clone();
+    let grown = state.move_to(standing)?;
     let remainder = remainder.checked_add(grown).ok_or(FoldError)?;
-    let state = CutState { count, total: billable, ..state.clone() };
     Ok(CutPlan { state, remainder, push: None })
 }
 
@@ -281,6 +303,30 @@ mod tests {
         Quantity::parse_stored(text).expect("valid")
     }
 
+    fn standing(count: u64, billable: Quantity) -> Standing {
+        Standing { count, billable, covered: Quantity::ZERO }
+    }
+
+    #[test]
+    fn what_credits_cover_is_not_billed() {
+        let state = CutState::new(false);
+        let holds = |count, billable: &str, covered: &str| Standing {
+            count,
+            billable: quantity(billable),
+            covered: quantity(covered),
+        };
+        let plan = |state: &CutState, standing| {
+            plan_cut(state, Quantity::ZERO, standing, Mode::Delta, WIDE).expect("fits")
+        };
+        let first = plan(&state, holds(1, "10", "10"));
+        assert_eq!(first.push, None);
+        let second = plan(&first.state, holds(2, "15", "12"));
+        assert_eq!(second.push.map(|push| push.value), Some(quantity("3")));
+        // Given back: what is billed shrinks by what was used less and not covered.
+        let third = plan(&second.state, holds(3, "11", "11"));
+        assert_eq!(third.push.map(|push| push.value), Some(quantity("-3")));
+    }
+
     /// Cuts windows one after the other and returns what was sent, and the remainder.
     fn cut_all(
         mode: Mode,
@@ -290,7 +336,7 @@ mod tests {
         let mut states = vec![CutState::new(false); 10];
         let (mut remainder, mut sent) = (Quantity::ZERO, Vec::new());
         for (count, (window, total)) in totals.iter().enumerate() {
-            let usage = (u64::try_from(count).expect("small"), quantity(total));
+            let usage = standing(u64::try_from(count).expect("small"), quantity(total));
             let plan = plan_cut(&states[*window], remainder, usage, mode, precision).expect("fits");
             states[*window] = plan.state;
             remainder = plan.remainder;
@@ -311,7 +357,8 @@ mod tests {
     #[test]
     fn a_followed_window_leaves_its_growth_to_the_next_push() {
         let state = CutState { count: 1, total: quantity("3"), ..CutState::new(true) };
-        let followed = plan_following(&state, quantity("0.5"), (2, quantity("5"))).expect("fits");
+        let followed =
+            plan_following(&state, quantity("0.5"), standing(2, quantity("5"))).expect("fits");
         assert_eq!((followed.state.count, followed.state.total), (2, quantity("5")));
         assert_eq!((followed.remainder, followed.push), (quantity("2.5"), None));
         assert_eq!((followed.state.planned, followed.state.revision), (Quantity::ZERO, 0));
@@ -401,7 +448,7 @@ mod tests {
             let mut remainder = Quantity::ZERO;
             for (window, micro_units) in cuts {
                 let total = Quantity::from_units(i128::from(micro_units) * 1_000_000);
-                let plan = plan_cut(&states[window], remainder, (1, total), mode, precision);
+                let plan = plan_cut(&states[window], remainder, standing(1, total), mode, precision);
                 let plan = plan.expect("fits");
                 remainder = plan.remainder;
                 states[window] = plan.state;

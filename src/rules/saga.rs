@@ -344,9 +344,7 @@ pub fn judge_act(tried: Tried<'_>, outcome: Outcome) -> Verdict {
         detail,
     };
     match outcome {
-        Outcome::Done(result) => {
-            going(vec![(Mark::Done, Some(result), None)], tried.now, 0, None)
-        }
+        Outcome::Done(result) => going(vec![(Mark::Done, Some(result), None)], tried.now, 0, None),
         // Waiting is not failing: tries stay as they are, and nothing is logged.
         Outcome::Later(at, detail) => going(Vec::new(), at, tried.tries, Some(detail)),
         Outcome::Retry(detail) => fail_act(tried, Mark::Failed, detail),

@@ -60,9 +60,8 @@ impl TaxRate {
 
     /// Whether both could hold at one moment under one name.
     pub fn overlaps(&self, other: &Self) -> bool {
-        let begins_before = |one: &Self, two: &Self| {
-            two.valid_until.is_none_or(|end| one.valid_from < end)
-        };
+        let begins_before =
+            |one: &Self, two: &Self| two.valid_until.is_none_or(|end| one.valid_from < end);
         self.jurisdiction == other.jurisdiction
             && self.name == other.name
             && begins_before(self, other)
@@ -79,7 +78,8 @@ impl TaxRate {
 pub fn check_jurisdiction(text: &str) -> Result<(), Refusal> {
     let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     if text.is_empty() || text.len() > JURISDICTION_BYTES_MAX || !text.bytes().all(allowed) {
-        let detail = "a jurisdiction is 1 to 64 characters of a-z, 0-9 and '-', such as de or us-ny";
+        let detail =
+            "a jurisdiction is 1 to 64 characters of a-z, 0-9 and '-', such as de or us-ny";
         return Err(Refusal::new("invalid_jurisdiction", detail));
     }
     Ok(())
@@ -230,7 +230,10 @@ pub struct Quote {
 }
 
 /// What each line loses by a coupon; the parts sum to what the coupon takes off.
-pub fn discounts(request: &QuoteRequest, coupon: Option<&Coupon>) -> Result<Vec<Quantity>, Refusal> {
+pub fn discounts(
+    request: &QuoteRequest,
+    coupon: Option<&Coupon>,
+) -> Result<Vec<Quantity>, Refusal> {
     let amounts: Vec<i128> = request.lines.iter().map(|line| line.amount.units()).collect();
     let smallest = smallest(&request.currency);
     let none = vec![Quantity::ZERO; amounts.len()];
@@ -330,9 +333,8 @@ fn quote_line(
 
 /// What each rate puts on a price.
 fn tax_on(price: i128, rates: &[&TaxRate], smallest: i128) -> Option<Vec<i128>> {
-    let tax = |rate: &&TaxRate| {
-        round_ratio(price, rate.percent.units(), hundred().units(), smallest)
-    };
+    let tax =
+        |rate: &&TaxRate| round_ratio(price, rate.percent.units(), hundred().units(), smallest);
     rates.iter().map(tax).collect()
 }
 

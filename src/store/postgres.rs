@@ -7,12 +7,14 @@
 //!
 //! A crash leaves every transaction whole or absent; nothing is repaired at start.
 
+mod accounts;
 mod alerts;
 mod api_keys;
 mod check;
 mod connection;
 mod corrections;
 mod counters;
+mod credits;
 mod cut_events;
 mod cuts;
 mod declarations;
@@ -20,9 +22,11 @@ mod deliveries;
 mod events;
 mod failure;
 mod findings;
+mod idempotency;
 mod inbox;
 mod judgement;
 mod leases;
+mod messages;
 mod migrations;
 mod mirrors;
 mod notices;
@@ -31,9 +35,11 @@ mod passes;
 mod push_history;
 mod push_rows;
 mod pushes;
+mod quotes;
 mod reconciliation;
 mod rejections;
 mod rollups;
+mod sagas;
 mod scalars;
 mod settlements;
 mod summaries;

@@ -12,6 +12,7 @@
 
 use super::Result;
 use crate::rules::billing::Mode;
+use crate::rules::credit::DrawOrder;
 use crate::rules::delivery::{Class, Next, PushState};
 use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId};
 use crate::rules::push::CutState;
@@ -46,6 +47,8 @@ pub struct CutTerms {
     pub digits_max: u32,
     /// Most events of one window that become pushes in one call, for meters billed by event.
     pub events_max: usize,
+    /// Which credits are drawn on first.
+    pub draw_order: DrawOrder,
 }
 
 /// What a call of `record_cuts` did.
@@ -269,7 +272,9 @@ pub trait Cuts: Send + Sync {
     ) -> Result<Vec<(Timestamp, CutState)>>;
 
     /// Cuts windows in one transaction: reads each window's exact total (for meters billed by
-    /// event: its events without a push, trials left out), plans by `rules::push`, and writes the
+    /// event: its events without a push, trials left out), covers what it can from the tenant's
+    /// credits by `rules::credit` (never for shadow windows, nor where no push is planned because
+    /// shadow differs), plans what is left by `rules::push`, and writes the changes of credits, the
     /// push, the window's state and the tenant's remainder. A window that has not changed since
     /// its last cut, whose meter is not billed, or that was first cut under the other value of
     /// `shadow` gets no push; in the last case its state is kept up to date all the same. Cutting
@@ -301,7 +306,8 @@ pub trait Cuts: Send + Sync {
 pub trait Pushes: Send + Sync {
     /// Leases due pushes, in the order of `due_at`, then number: observed, due by `now`, the lowest
     /// observed revision of their window, of a tenant with a customer, at most one for each tenant
-    /// and meter, and none of a tenant and meter that has one leased. Leases that ended before
+    /// and meter, none of a tenant and meter that has one leased, and none that a hold keeps back
+    /// (`store::saga`). Leases that ended before
     /// `now` are taken off first. On PostgreSQL rows that another server is claiming are skipped,
     /// not waited for.
     async fn claim_pushes(&self, claim: PushClaim) -> Result<Vec<ClaimedPush>>;

@@ -9,22 +9,26 @@
 //! and `memory` (what is known of it), `fold` (its rows); `recovery` is the way back after a stop
 //! or a crash. `docs/decisions/0001-journal-then-fold.md` says why.
 
+mod accounts;
 mod alerts;
 mod api_keys;
 mod check;
 mod checkpoint;
 mod corrections;
 mod counters;
+mod credits;
 mod cuts;
 mod declarations;
 mod events;
 mod findings;
 mod fold;
+mod idempotency;
 mod inbox;
 mod judge;
 mod keys;
 mod leases;
 mod memory;
+mod messages;
 mod migrations;
 mod mirrors;
 mod notices;
@@ -32,11 +36,13 @@ mod passes;
 mod push_listing;
 mod push_rows;
 mod pushes;
+mod quotes;
 mod readers;
 mod record;
 mod recovery;
 mod rejections;
 mod rollups;
+mod sagas;
 mod segment;
 mod summaries;
 mod thresholds;

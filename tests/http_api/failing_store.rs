@@ -19,6 +19,7 @@ use counterfoil::store::{
     Deliveries, DeliveryBatch, Error, EventQuery, EventTrace, InboxPage, InboxQuery, Progress,
     QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant, TenantFields, TenantPut,
 };
+use counterfoil_idempotency::StoreError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -50,6 +51,11 @@ impl FailingStore {
             return Err(Error::Unavailable { what: "secret detail of the disk".into() });
         }
         Ok(&*self.inner)
+    }
+
+    /// The same for keys of requests.
+    pub fn up_for_keys(&self) -> std::result::Result<&dyn Store, StoreError> {
+        self.up().map_err(|error| StoreError::Unavailable(error.to_string()))
     }
 }
 

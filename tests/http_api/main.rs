@@ -5,6 +5,7 @@ mod auth;
 mod description;
 mod events;
 mod failing_inbound;
+mod failing_money;
 mod failing_store;
 mod pushes;
 mod queries;

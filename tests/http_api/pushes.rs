@@ -59,6 +59,7 @@ async fn cut_and_send(server: &Server) {
         accept_horizon_hours: 24 * 30,
         shadow: false,
         digits_max: 15,
+        draw_order: Default::default(),
         lease_ms: 120_000,
     };
     Cutter::new(Arc::clone(&store), server.clock.clone(), settings).pass().await.unwrap();

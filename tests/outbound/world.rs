@@ -319,6 +319,7 @@ impl Jobs {
             accept_horizon_hours: config.ingest.accept_horizon_hours,
             shadow,
             digits_max: provider.limits().digits_max,
+            draw_order: Default::default(),
             lease_ms: config.push.lease_ms,
         };
         Self {

@@ -704,6 +704,7 @@ impl Jobs {
             accept_horizon_hours: config.ingest.accept_horizon_hours,
             shadow,
             digits_max: provider.limits().digits_max,
+            draw_order: Default::default(),
             lease_ms: config.push.lease_ms,
         };
         let (own_store, own_provider) = (|| Arc::clone(store), || Arc::clone(&provider));

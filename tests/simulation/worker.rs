@@ -142,6 +142,7 @@ impl Worker {
             accept_horizon_hours: config.ingest.accept_horizon_hours,
             shadow: false,
             digits_max: provider.limits().digits_max,
+            draw_order: Default::default(),
             lease_ms: config.push.lease_ms,
         };
         let cutter = Cutter::new(Arc::clone(&store), clock.clone(), settings);

@@ -39,7 +39,13 @@ impl Billed {
         }
         let until = after(f.now, 60 * 24);
         let lease = f.store.claim_lease("cut", "test", f.now, until).await.unwrap().unwrap();
-        let terms = CutTerms { at: f.now, shadow: false, digits_max: 15, events_max: 1_000 };
+        let terms = CutTerms {
+            at: f.now,
+            shadow: false,
+            digits_max: 15,
+            events_max: 1_000,
+            draw_order: Default::default(),
+        };
         Self { f, lease, terms }
     }
 

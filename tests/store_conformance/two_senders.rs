@@ -91,7 +91,13 @@ impl Pair {
         if server == 1 {
             orders.reverse();
         }
-        let terms = CutTerms { at: self.now, shadow: false, digits_max: 15, events_max: 100 };
+        let terms = CutTerms {
+            at: self.now,
+            shadow: false,
+            digits_max: 15,
+            events_max: 100,
+            draw_order: Default::default(),
+        };
         let report = store.record_cuts(&lease, orders, terms).await.unwrap();
         assert!(!report.lease_lost);
         report.pushes

@@ -19,6 +19,8 @@ mod awkward;
 mod backfill;
 #[path = "../http_api/failing_inbound.rs"]
 mod failing_inbound;
+#[path = "../http_api/failing_money.rs"]
+mod failing_money;
 #[path = "../http_api/failing_store.rs"]
 mod failing_store;
 mod log;

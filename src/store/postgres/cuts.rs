@@ -26,7 +26,7 @@ use crate::rules::delivery::{Class, PushState};
 use crate::rules::ids::{EventId, MeterNo, MeterSlug, TenantId};
 use crate::rules::meter::{Aggregation, Catalog, Meter};
 use crate::rules::push::{
-    CutState, PlannedPush, Precision, WindowUsage, plan_cut, plan_following, stamp_inside,
+    CutState, PlannedPush, Precision, Standing, WindowUsage, plan_cut, plan_following, stamp_inside,
 };
 use crate::rules::quantity::Quantity;
 use crate::rules::rollup::FoldError;
@@ -85,7 +85,7 @@ impl Cuts for PostgresStore {
     ) -> Result<Vec<(Timestamp, CutState)>> {
         let client = self.reader().await?;
         let sql = "-- read_cuts
-            SELECT window_start, count, total, planned, revision, shadow FROM cuts
+            SELECT window_start, count, total, covered, planned, revision, shadow FROM cuts
             WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
                 AND meter_no = $2 AND window_start >= $3 AND window_start < $4";
         let statement = client.prepare_cached(sql).await?;
@@ -341,6 +341,8 @@ impl<'s> Cutting<'s> {
         let pair = (order.tenant_no, order.meter, state.shadow);
         let remainder = self.remainders.get(&pair).copied().unwrap_or_default();
         let MeterTerms { mode, scale, .. } = order.meter_terms;
+        let (count, billable) = usage;
+        let usage = Standing { count, billable, covered: state.covered };
         let precision = Precision { scale, digits_max: self.terms.digits_max };
         let plan = match state.shadow == self.terms.shadow {
             true => plan_cut(&state, remainder, usage, mode, precision)?,
@@ -431,8 +433,8 @@ async fn lock_remainders(client: &ClientWrapper, orders: &[Order]) -> Done<Remai
 /// Locks the windows that were cut before, and reads where they stand.
 pub async fn lock_states(client: &ClientWrapper, keys: &BTreeSet<WindowKey>) -> Done<States> {
     let sql = "-- lock_states
-        SELECT c.tenant_no, c.meter_no, c.window_start, c.count, c.total, c.planned, c.revision,
-            c.shadow
+        SELECT c.tenant_no, c.meter_no, c.window_start, c.count, c.total, c.covered, c.planned,
+            c.revision, c.shadow
         FROM unnest($1::int4[], $2::int2[], $3::timestamptz[])
             AS given (tenant_no, meter_no, window_start)
         JOIN cuts c ON c.tenant_no = given.tenant_no AND c.meter_no = given.meter_no
@@ -536,13 +538,14 @@ async fn write_remainders(client: &ClientWrapper, remainders: &Remainders) -> Do
     Ok(())
 }
 
-/// Reads count, total, planned, revision and shadow, in this order.
+/// Reads count, total, covered, planned, revision and shadow, in this order.
 fn cut_state(row: &Row, from: usize) -> Result<CutState> {
     Ok(CutState {
         count: read_count(column(row, from)?)?,
         total: column::<SqlQuantity>(row, from + 1)?.0,
-        planned: column::<SqlQuantity>(row, from + 2)?.0,
-        revision: read_ordinal(column(row, from + 3)?)?,
-        shadow: column(row, from + 4)?,
+        covered: column::<SqlQuantity>(row, from + 2)?.0,
+        planned: column::<SqlQuantity>(row, from + 3)?.0,
+        revision: read_ordinal(column(row, from + 4)?)?,
+        shadow: column(row, from + 5)?,
     })
 }

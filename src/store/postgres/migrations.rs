@@ -9,7 +9,7 @@ use crate::store::migrate::{Applied, Migration, judge_migrations};
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
 
-const MIGRATIONS: [Migration; 3] = [
+const MIGRATIONS: [Migration; 5] = [
     Migration {
         number: 1,
         name: "ledger",
@@ -24,6 +24,16 @@ const MIGRATIONS: [Migration; 3] = [
         number: 3,
         name: "inbound",
         sql: include_str!("../../../migrations/postgres/0003_inbound.sql"),
+    },
+    Migration {
+        number: 4,
+        name: "money",
+        sql: include_str!("../../../migrations/postgres/0004_money.sql"),
+    },
+    Migration {
+        number: 5,
+        name: "idempotency",
+        sql: include_str!("../../../migrations/postgres/0005_idempotency.sql"),
     },
 ];
 

@@ -20,7 +20,7 @@ use crate::rules::event::Event;
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::{Aggregation, Meter};
 use crate::rules::push::{
-    CutPlan, CutState, Precision, WindowUsage, plan_cut, plan_following, stamp_inside,
+    CutPlan, CutState, Precision, Standing, WindowUsage, plan_cut, plan_following, stamp_inside,
 };
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
@@ -316,6 +316,8 @@ impl Cutting<'_> {
 
     fn plan(&self, subject: &Subject<'_>, usage: (u64, Quantity)) -> Result<CutPlan> {
         let Subject { owner, billing, state, remainder, .. } = subject;
+        let (count, billable) = usage;
+        let usage = Standing { count, billable, covered: state.covered };
         let plan = if state.shadow == self.terms.shadow {
             let scale = owner.meter.billing_scale();
             let precision = Precision { scale, digits_max: self.terms.digits_max };
@@ -424,7 +426,7 @@ fn read_cuts(
     let mut select = connection
         .prepare_cached(
             "-- read_cuts
-             SELECT window_start, count, total, planned, revision, shadow FROM cuts
+             SELECT window_start, count, total, covered, planned, revision, shadow FROM cuts
              WHERE tenant_no = ? AND meter_no = ? AND window_start >= ? AND window_start < ?",
         )
         .map_err(sql_error)?;
@@ -447,7 +449,7 @@ pub fn read_cut(
     let mut select = connection
         .prepare_cached(
             "-- read_cut
-             SELECT count, total, planned, revision, shadow FROM cuts
+             SELECT count, total, covered, planned, revision, shadow FROM cuts
              WHERE tenant_no = ? AND meter_no = ? AND window_start = ?",
         )
         .map_err(sql_error)?;
@@ -460,6 +462,7 @@ fn decode_cut(row: &Row<'_>) -> Result<CutState> {
     Ok(CutState {
         count: get(row, "count")?,
         total: quantity_of(row, "total")?,
+        covered: quantity_of(row, "covered")?,
         planned: quantity_of(row, "planned")?,
         revision: get(row, "revision")?,
         shadow: get(row, "shadow")?,

@@ -5,7 +5,7 @@ use crate::store::Result;
 use crate::store::migrate::{Applied, Migration, judge_migrations};
 use rusqlite::{Connection, params};
 
-const MIGRATIONS: [Migration; 3] = [
+const MIGRATIONS: [Migration; 5] = [
     Migration {
         number: 1,
         name: "ledger",
@@ -20,6 +20,16 @@ const MIGRATIONS: [Migration; 3] = [
         number: 3,
         name: "inbound",
         sql: include_str!("../../../migrations/sqlite/0003_inbound.sql"),
+    },
+    Migration {
+        number: 4,
+        name: "money",
+        sql: include_str!("../../../migrations/sqlite/0004_money.sql"),
+    },
+    Migration {
+        number: 5,
+        name: "idempotency",
+        sql: include_str!("../../../migrations/sqlite/0005_idempotency.sql"),
     },
 ];
 

@@ -1,0 +1,90 @@
+//! Idempotency keys of requests, kept beside what the requests do, and how one ends with its effect.
+//!
+//! Invariant: a request that changes money ends its key in the transaction of its effect, so there is
+//! never one without the other. The table and the rules are those of the crate
+//! `counterfoil_idempotency`; each store runs its functions on connections of its own.
+
+use super::Error;
+use crate::rules::timestamp::Timestamp;
+use async_trait::async_trait;
+use counterfoil_idempotency::{
+    Answer, Claim, Claimed, Ending, Fingerprint, Millis, Scope, StoreError,
+};
+use std::fmt;
+use std::time::Duration;
+
+/// How an effect of type `T` is answered.
+type Render<T> = Box<dyn Fn(&T) -> Ended + Send + Sync>;
+
+/// Ends a request's key in the transaction of its effect. What is answered depends on what became
+/// of it, so the answer is made of the outcome, before the commit.
+pub struct Completing<T> {
+    claim: Claim,
+    render: Render<T>,
+}
+
+/// An answer, and for how long it is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    pub answer: Answer,
+    pub ending: Ending,
+    pub keep: Duration,
+}
+
+impl<T> Completing<T> {
+    pub fn new(claim: Claim, render: impl Fn(&T) -> Ended + Send + Sync + 'static) -> Self {
+        Self { claim, render: Box::new(render) }
+    }
+
+    pub fn claim(&self) -> &Claim {
+        &self.claim
+    }
+
+    pub fn render(&self, outcome: &T) -> Ended {
+        (self.render)(outcome)
+    }
+}
+
+impl<T> fmt::Debug for Completing<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Completing({:?})", self.claim)
+    }
+}
+
+/// The moment as the crate counts it.
+pub fn millis(at: Timestamp) -> Millis {
+    Millis(at.micros().div_euclid(1_000))
+}
+
+/// A key that could not be ended leaves no effect either.
+pub fn completion_error(error: StoreError) -> Error {
+    match error {
+        StoreError::Unavailable(what) => Error::Unavailable { what },
+        StoreError::Unreadable(what) => Error::Corrupt { what },
+        // Another caller has taken the request over and does it.
+        StoreError::Fenced => Error::Unavailable { what: error.to_string() },
+    }
+}
+
+/// Keys of requests; each verb is the crate's function of the same name, in a transaction of its
+/// own, at a time that is given.
+#[async_trait]
+pub trait RequestKeys: Send + Sync {
+    async fn claim_key(
+        &self,
+        scope: &Scope,
+        fingerprint: &Fingerprint,
+        lease: Duration,
+        at: Timestamp,
+    ) -> Result<Claimed, StoreError>;
+    async fn renew_key(
+        &self,
+        claim: &Claim,
+        lease: Duration,
+        at: Timestamp,
+    ) -> Result<(), StoreError>;
+    async fn reach_key(&self, claim: &Claim, point: &str) -> Result<(), StoreError>;
+    async fn end_key(&self, claim: &Claim, ended: &Ended, at: Timestamp) -> Result<(), StoreError>;
+    async fn release_key(&self, claim: &Claim, at: Timestamp) -> Result<(), StoreError>;
+    async fn sweep_keys(&self, limit: u32, at: Timestamp) -> Result<u32, StoreError>;
+}
