@@ -12,6 +12,7 @@ pub mod notices;
 pub mod outbound;
 pub mod push;
 pub mod reconcile;
+pub mod sagas;
 pub mod thresholds;
 pub mod watch;
 pub mod webhook;

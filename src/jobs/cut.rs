@@ -131,6 +131,48 @@ impl Cutter {
         Ok(done)
     }
 
+    /// Cuts all of a tenant's windows that end by `border`, also those that have not settled; false
+    /// if another server is cutting.
+    pub async fn cut_until(&self, tenant: &TenantId, border: Timestamp) -> store::Result<bool> {
+        let now = self.clock.now();
+        let horizon = Span::from_hours(self.settings.accept_horizon_hours);
+        let range = Window { start: horizon.before(border), end: border };
+        let orders = self.order_hurried(tenant, range, now).await?;
+        if orders.is_empty() {
+            return Ok(true);
+        }
+        let Some(lease) = self.claim().await? else { return Ok(false) };
+        let mut windows = 0;
+        for batch in orders.chunks(ORDERS_MAX) {
+            if self.record(&lease, batch.to_vec(), &mut windows).await?.is_none() {
+                return Ok(false);
+            }
+        }
+        self.store.release_lease(&lease).await?;
+        Ok(true)
+    }
+
+    /// Windows of a period that have changed, although they are open.
+    async fn order_hurried(
+        &self,
+        tenant: &TenantId,
+        period: Window,
+        now: Timestamp,
+    ) -> store::Result<Vec<CutOrder>> {
+        let catalog = self.store.load_catalog().await?;
+        let mut orders = Vec::new();
+        for (number, meter) in catalog.billed() {
+            let Some(billing) = meter.spec.billing.as_ref() else { continue };
+            let billed = Billed { number, meter: meter.as_ref(), billing, mark: None };
+            let inside = period.end.saturating_add_micros(-1);
+            let last = billing.window_around(inside, meter.spec.bucket);
+            let range = Window { start: period.start, end: last.end };
+            let seek = Seek { range, now, closed_until: Some(period.end) };
+            orders.extend(self.find_changed(&billed, tenant, seek).await?);
+        }
+        Ok(orders)
+    }
+
     fn is_due(&self, number: MeterNo, meter: &Meter, now: Timestamp) -> bool {
         let passed_at = self.passed_at.lock().expect("no holder panics").get(&number).copied();
         passed_at.is_none_or(|at| meter.spec.cut_every.after(at) <= now)

@@ -456,8 +456,14 @@ pub enum Direction {
 /// provider kept a failure under it, and another one in each generation.
 pub fn step_key(saga: &Saga, log: &[LogLine], step: usize, direction: Direction) -> String {
     let place = u32::try_from(step).unwrap_or(u32::MAX);
+    // Undoing sets things to what they were, so a new key at each try does no harm, and no failure
+    // that the provider keeps is met twice.
+    let renewed = match direction {
+        Direction::Act => Mark::Stale,
+        Direction::Undo => Mark::UndoFailed,
+    };
     let stale = |line: &&LogLine| {
-        line.generation == saga.generation && line.step == place && line.mark == Mark::Stale
+        line.generation == saga.generation && line.step == place && line.mark == renewed
     };
     let round = u64::try_from(log.iter().filter(stale).count()).unwrap_or(u64::MAX);
     let direction = match direction {

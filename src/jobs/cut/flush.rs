@@ -9,7 +9,7 @@
 //! else it is on the next invoice and is cut in its own time. A crash leaves the draft's mirror,
 //! and the next look begins anew.
 
-use super::{Billed, Cutter, ORDERS_MAX, Seek};
+use super::{Cutter, ORDERS_MAX};
 use crate::jobs::mirror::list_all;
 use crate::rules::ids::TenantId;
 use crate::rules::mirror::{ObjectKind, Snapshot};
@@ -67,18 +67,9 @@ impl Cutter {
         }
         let drafts = self.drafts().await?;
         let due = self.flushes.lock().expect("no holder panics").choose(drafts, now);
-        let catalog = self.store.load_catalog().await?;
         let mut orders = Vec::new();
         for (tenant, period) in due {
-            for (number, meter) in catalog.billed() {
-                let Some(billing) = meter.spec.billing.as_ref() else { continue };
-                let billed = Billed { number, meter: meter.as_ref(), billing, mark: None };
-                let inside = period.end.saturating_add_micros(-1);
-                let last = billing.window_around(inside, meter.spec.bucket);
-                let range = Window { start: period.start, end: last.end };
-                let seek = Seek { range, now, closed_until: Some(period.end) };
-                orders.extend(self.find_changed(&billed, &tenant, seek).await?);
-            }
+            orders.extend(self.order_hurried(&tenant, period, now).await?);
         }
         if orders.is_empty() {
             return Ok(0);

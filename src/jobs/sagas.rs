@@ -1,0 +1,297 @@
+//! Sagas: takes up those that are due, and moves each step by step until it is completed, undone, or
+//! has to wait.
+//!
+//! Invariant: nothing is done at the provider before its intent is in the log, and everything that is
+//! written is written under the fence of the claim: a runner that was too slow is refused and stops.
+//! What is next is decided by `rules::saga` from the log alone.
+//!
+//! A crash leaves the saga with its last line and a lease; when that ends, whoever claims it does the
+//! step again, which finds what was done.
+
+mod cancel_subscription;
+mod change_plan;
+mod create_subscription;
+mod drain;
+mod prices;
+mod step;
+
+pub use cancel_subscription::CancelParams;
+pub use change_plan::ChangeParams;
+pub use create_subscription::CreateParams;
+pub use drain::boundary_after;
+
+use super::cut::{CutSettings, Cutter};
+use super::{Stop, repeat};
+use crate::clock::Clock;
+use crate::faults::crash_point;
+use crate::provider::Provider;
+use crate::rules::saga::{
+    Direction, LogLine, Mark, Move, Outcome, Saga, SagaKind, SagaState, StepShape, Tried, Verdict,
+    judge_act, judge_undo, next_move, step_key, was_begun,
+};
+use crate::rules::span::Span;
+use crate::rules::timestamp::Timestamp;
+use crate::store::message::NewMessage;
+use crate::store::saga::{ClaimedSaga, Standing};
+use crate::store::{self, Store};
+use std::sync::Arc;
+use std::time::Duration;
+use step::{Step, Turn};
+
+const PAUSE: Duration = Duration::from_millis(500);
+/// Sagas of one claim; they are moved one after the other.
+const CLAIM_MAX: usize = 8;
+/// Longer than the calls of a step can take.
+const LEASE: Span = Span::from_minutes(3);
+
+pub struct SagaRunner {
+    store: Arc<dyn Store>,
+    provider: Arc<dyn Provider>,
+    clock: Clock,
+    cutter: Cutter,
+}
+
+/// A saga in the runner's hands.
+struct Running {
+    saga: Saga,
+    fence: u64,
+    log: Vec<LogLine>,
+    steps: Vec<&'static dyn Step>,
+    shapes: Vec<StepShape>,
+}
+
+impl SagaRunner {
+    pub fn new(
+        store: Arc<dyn Store>,
+        provider: Arc<dyn Provider>,
+        clock: Clock,
+        cutting: CutSettings,
+    ) -> Self {
+        let cutter = Cutter::new(Arc::clone(&store), clock.clone(), cutting);
+        Self { store, provider, clock, cutter }
+    }
+
+    pub async fn run(self, stop: Stop) {
+        repeat("sagas", PAUSE, stop, || async { self.pass().await.map(drop) }).await;
+    }
+
+    /// Moves sagas that are due as far as they go; returns how many it took up.
+    pub async fn pass(&self) -> store::Result<usize> {
+        let now = self.clock.now();
+        let claimed = self.store.claim_sagas(now, LEASE.after(now), CLAIM_MAX).await?;
+        let count = claimed.len();
+        for claimed in claimed {
+            let id = claimed.saga.id.clone();
+            // The others of the claim are not to wait for one that fails.
+            if let Err(error) = self.advance(Running::new(claimed)).await {
+                tracing::warn!(saga = id, %error, "saga {id} could not be moved; it is tried again");
+            }
+        }
+        Ok(count)
+    }
+
+    async fn advance(&self, mut running: Running) -> store::Result<()> {
+        loop {
+            let going = match next_move(&running.shapes, running.saga.generation, &running.log) {
+                Move::Act(step) => self.take(&mut running, step, Direction::Act).await?,
+                Move::Undo(step) => self.take(&mut running, step, Direction::Undo).await?,
+                Move::Complete => self.finish(&mut running, SagaState::Completed).await?,
+                Move::Compensated => self.finish(&mut running, SagaState::Compensated).await?,
+            };
+            if !going {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Tries one step; whether to go on at once.
+    async fn take(
+        &self,
+        running: &mut Running,
+        step: usize,
+        direction: Direction,
+    ) -> store::Result<bool> {
+        let again = was_begun(&running.log, running.saga.generation, step);
+        let intent = match direction {
+            Direction::Act => Mark::Intent,
+            Direction::Undo => Mark::UndoIntent,
+        };
+        // A step that waits, or was cut off, has its intent in the log.
+        if running.last_mark(step) != Some(intent) {
+            let standing = running.standing(self.clock.now(), Some(self.lease_until()));
+            if !self.write(running, vec![(step, intent, None, None)], standing).await? {
+                return Ok(false);
+            }
+        }
+        crash_point("saga.after_intent");
+        let outcome = self.try_step(running, step, direction, again).await;
+        crash_point("saga.before_result");
+        let tried = running.tried(self.clock.now());
+        let verdict = match direction {
+            Direction::Act => judge_act(tried, outcome),
+            Direction::Undo => judge_undo(tried, outcome),
+        };
+        self.settle(running, step, verdict).await
+    }
+
+    async fn try_step(
+        &self,
+        running: &Running,
+        step: usize,
+        direction: Direction,
+        again: bool,
+    ) -> Outcome {
+        let Some(operations) = self.provider.operations() else {
+            return Outcome::Refused(
+                "the provider that is set up has no subscriptions; sagas need Stripe".into(),
+            );
+        };
+        let turn = Turn {
+            store: &*self.store,
+            operations,
+            cutter: &self.cutter,
+            now: self.clock.now(),
+            saga: &running.saga,
+            log: &running.log,
+            key: step_key(&running.saga, &running.log, step, direction),
+            again,
+        };
+        let action = running.steps[step];
+        match direction {
+            Direction::Act => action.act(&turn).await,
+            Direction::Undo => action.undo(&turn).await,
+        }
+    }
+
+    async fn settle(
+        &self,
+        running: &mut Running,
+        step: usize,
+        verdict: Verdict,
+    ) -> store::Result<bool> {
+        let now = self.clock.now();
+        let Verdict { lines, state, tries, due_at, detail } = verdict;
+        let going = state.is_moving() && due_at <= now;
+        let lease_until = going.then(|| self.lease_until());
+        let lines = lines.into_iter().map(|(mark, result, why)| (step, mark, result, why));
+        let standing = Standing { state, tries, due_at, detail, lease_until };
+        Ok(self.write(running, lines.collect(), standing).await? && going)
+    }
+
+    async fn finish(&self, running: &mut Running, state: SagaState) -> store::Result<bool> {
+        let detail = running.saga.detail.clone().filter(|_| state == SagaState::Compensated);
+        let due_at = self.clock.now();
+        let standing = Standing { state, tries: 0, due_at, detail, lease_until: None };
+        self.write(running, Vec::new(), standing).await?;
+        Ok(false)
+    }
+
+    fn lease_until(&self) -> Timestamp {
+        LEASE.after(self.clock.now())
+    }
+
+    /// Writes lines and standing, and takes them over; false if another has the saga.
+    async fn write(
+        &self,
+        running: &mut Running,
+        lines: Vec<(usize, Mark, Option<String>, Option<String>)>,
+        standing: Standing,
+    ) -> store::Result<bool> {
+        let at = self.clock.now();
+        let lines: Vec<LogLine> =
+            lines.into_iter().map(|line| running.log_line(line, at)).collect();
+        let messages = running.messages(&standing, lines.len());
+        let claim = (running.saga.number, running.fence);
+        let (kept, standing_kept) = (lines.clone(), standing.clone());
+        if !self.store.record_saga(claim, lines, standing, messages, at).await? {
+            tracing::debug!(saga = running.saga.id, "another runner has the saga");
+            return Ok(false);
+        }
+        running.log.extend(kept);
+        running.take_over(standing_kept, at);
+        Ok(true)
+    }
+}
+
+impl Running {
+    fn new(ClaimedSaga { saga, fence, log }: ClaimedSaga) -> Self {
+        let steps = match saga.kind {
+            SagaKind::CreateSubscription => create_subscription::steps(),
+            SagaKind::ChangePlan => change_plan::steps(),
+            SagaKind::CancelSubscription => cancel_subscription::steps(),
+        };
+        let shapes = steps.iter().map(|step| step.shape()).collect();
+        Self { saga, fence, log, steps, shapes }
+    }
+
+    fn tried(&self, now: Timestamp) -> Tried<'_> {
+        Tried {
+            steps: &self.shapes,
+            log: &self.log,
+            generation: self.saga.generation,
+            tries: self.saga.tries,
+            now,
+        }
+    }
+
+    fn standing(&self, now: Timestamp, lease_until: Option<Timestamp>) -> Standing {
+        let Saga { state, tries, ref detail, .. } = self.saga;
+        Standing { state, tries, due_at: now, detail: detail.clone(), lease_until }
+    }
+
+    fn last_mark(&self, step: usize) -> Option<Mark> {
+        let own = |line: &&LogLine| {
+            line.generation == self.saga.generation && usize::try_from(line.step) == Ok(step)
+        };
+        self.log.iter().rev().find(own).map(|line| line.mark)
+    }
+
+    fn log_line(
+        &self,
+        (step, mark, result, detail): (usize, Mark, Option<String>, Option<String>),
+        at: Timestamp,
+    ) -> LogLine {
+        LogLine {
+            generation: self.saga.generation,
+            step: u32::try_from(step).expect("a saga has few steps"),
+            name: self.shapes[step].name.to_owned(),
+            mark,
+            result,
+            detail,
+            at,
+        }
+    }
+
+    fn take_over(&mut self, standing: Standing, at: Timestamp) {
+        let Standing { state, tries, due_at, detail, .. } = standing;
+        if state != self.saga.state {
+            let (id, name) = (&self.saga.id, state.name());
+            tracing::info!(saga = id, state = name, detail, "saga {id} is {name}");
+            self.saga.state_at = at;
+        }
+        (self.saga.state, self.saga.tries) = (state, tries);
+        (self.saga.due_at, self.saga.detail) = (due_at, detail);
+    }
+
+    /// What others are told when the saga stops, once for each time it does.
+    fn messages(&self, standing: &Standing, new_lines: usize) -> Vec<NewMessage> {
+        let kind = match standing.state {
+            SagaState::Running | SagaState::Compensating => return Vec::new(),
+            SagaState::Completed => "saga.completed",
+            SagaState::Compensated => "saga.compensated",
+            SagaState::NeedsAttention => "saga.needs_attention",
+        };
+        let Saga { id, kind: saga_kind, tenant, generation, .. } = &self.saga;
+        let payload = serde_json::json!({
+            "saga": id,
+            "kind": saga_kind.name(),
+            "tenant": tenant.as_str(),
+            "state": standing.state.name(),
+            "generation": generation,
+            "detail": standing.detail,
+        });
+        let key = format!("{id}:{}:{}", self.log.len() + new_lines, standing.state.name());
+        let tenant = Some(tenant.clone());
+        vec![NewMessage { key, kind, tenant, payload: payload.to_string() }]
+    }
+}

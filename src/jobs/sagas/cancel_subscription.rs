@@ -1,0 +1,115 @@
+//! A subscription ends: at once, when its usage so far has gone out, or with its period.
+//!
+//! A cancellation cannot be undone. Before it the saga may still turn back; after it only our own
+//! record is left to be brought up to date, which is tried until it is done.
+
+use super::create_subscription::is_over;
+use super::drain::Drain;
+use super::step::{Step, Turn, done, done_with, either, from_store, from_unreadable, settle_call};
+use crate::provider::{CancelWhen, RemoteSubscription};
+use crate::rules::ids::SubscriptionId;
+use crate::rules::saga::{Outcome, StepShape};
+use crate::rules::timestamp::Timestamp;
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CancelParams {
+    pub subscription: SubscriptionId,
+    /// Until when usage is sent before it ends at once; none if it ends with its period.
+    pub boundary: Option<Timestamp>,
+}
+
+pub fn steps() -> Vec<&'static dyn Step> {
+    vec![&Drain, &Cancel, &Record]
+}
+
+#[derive(Serialize, Deserialize)]
+struct CancelResult {
+    ends_at: Timestamp,
+}
+
+struct Cancel;
+
+impl Cancel {
+    async fn cancel(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+        let params: CancelParams = turn.params()?;
+        let own = Self::read_own(turn, &params.subscription).await?;
+        let when = match params.boundary {
+            Some(_) => CancelWhen::Now,
+            None => CancelWhen::PeriodEnd,
+        };
+        let ends = |one: &RemoteSubscription| {
+            is_over(one) || (params.boundary.is_none() && one.cancel_at_period_end)
+        };
+        let cancelled = if ends(&own) {
+            own
+        } else {
+            let called = turn.operations.cancel_subscription(&own.id, when, &turn.key).await;
+            let look = async {
+                let found = turn.operations.read_subscription(&params.subscription).await?;
+                Ok(found.filter(ends))
+            };
+            settle_call(called, look).await?
+        };
+        let with_period = cancelled.period_end.filter(|_| !is_over(&cancelled));
+        let ends_at = with_period.or(params.boundary).unwrap_or(turn.now);
+        Ok(done_with(&CancelResult { ends_at }))
+    }
+
+    /// The tenant's own subscription, also if it is over.
+    async fn read_own(turn: &Turn<'_>, id: &SubscriptionId) -> Result<RemoteSubscription, Outcome> {
+        let tenant = turn.store.find_tenant(&turn.saga.tenant).await.map_err(from_store)?;
+        let customer = tenant.and_then(|tenant| tenant.customer);
+        let unknown = || {
+            let tenant = &turn.saga.tenant;
+            Outcome::Refused(format!("tenant {tenant} has no subscription {id}"))
+        };
+        let customer = customer.ok_or_else(unknown)?;
+        let all = turn.operations.list_customer_subscriptions(&customer).await;
+        let mut all = all.map_err(from_unreadable)?.into_iter();
+        all.find(|one| one.id == *id).ok_or_else(unknown)
+    }
+}
+
+#[async_trait]
+impl Step for Cancel {
+    fn shape(&self) -> StepShape {
+        StepShape { name: "cancel", undoable: false }
+    }
+
+    async fn act(&self, turn: &Turn<'_>) -> Outcome {
+        either(Self::cancel(turn).await)
+    }
+
+    async fn undo(&self, _: &Turn<'_>) -> Outcome {
+        Outcome::Refused("a cancellation cannot be undone".into())
+    }
+}
+
+struct Record;
+
+impl Record {
+    async fn record(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+        let params: CancelParams = turn.params()?;
+        let CancelResult { ends_at } = turn.needed("cancel")?;
+        let ended = turn.store.end_agreement(&params.subscription, ends_at).await;
+        ended.map_err(from_store)?;
+        Ok(done())
+    }
+}
+
+#[async_trait]
+impl Step for Record {
+    fn shape(&self) -> StepShape {
+        StepShape { name: "record", undoable: false }
+    }
+
+    async fn act(&self, turn: &Turn<'_>) -> Outcome {
+        either(Self::record(turn).await)
+    }
+
+    async fn undo(&self, _: &Turn<'_>) -> Outcome {
+        Outcome::Refused("the end of a subscription cannot be undone".into())
+    }
+}

@@ -1,0 +1,164 @@
+//! A subscription gets other prices, at the end of a window.
+//!
+//! Usage is priced by what the subscription charges at its stamp, so usage up to the boundary goes out
+//! first, later usage waits, the prices change, and then it goes on. Undone, the prices are what they
+//! were and nothing waits.
+
+use super::drain::Drain;
+use super::prices::{are_same, prices_of, read_own, set};
+use super::step::{Step, Turn, done, done_with, either, from_store};
+use crate::rules::ids::SubscriptionId;
+use crate::rules::saga::{Outcome, StepShape};
+use crate::rules::timestamp::Timestamp;
+use crate::store::saga::Agreement;
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangeParams {
+    pub subscription: SubscriptionId,
+    pub plan: String,
+    pub prices: Vec<String>,
+    pub features: Vec<String>,
+    /// From when on usage is charged by the new prices; the end of a window.
+    pub boundary: Timestamp,
+}
+
+pub fn steps() -> Vec<&'static dyn Step> {
+    vec![&Hold, &Drain, &Change, &Record, &Resume]
+}
+
+/// What the subscription was charged by before.
+#[derive(Serialize, Deserialize)]
+struct HoldResult {
+    prices_before: Vec<String>,
+}
+
+struct Hold;
+
+impl Hold {
+    async fn put(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+        let params: ChangeParams = turn.params()?;
+        let subscription = read_own(turn, &params.subscription).await?;
+        let held = turn.store.put_hold(&turn.saga.tenant, &turn.saga.id, params.boundary, turn.now);
+        held.await.map_err(from_store)?;
+        Ok(done_with(&HoldResult { prices_before: prices_of(&subscription) }))
+    }
+}
+
+#[async_trait]
+impl Step for Hold {
+    fn shape(&self) -> StepShape {
+        StepShape { name: "hold", undoable: true }
+    }
+
+    async fn act(&self, turn: &Turn<'_>) -> Outcome {
+        either(Self::put(turn).await)
+    }
+
+    async fn undo(&self, turn: &Turn<'_>) -> Outcome {
+        either(release(turn).await)
+    }
+}
+
+async fn release(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+    turn.store.release_hold(&turn.saga.id).await.map_err(from_store)?;
+    Ok(done())
+}
+
+struct Change;
+
+impl Change {
+    async fn change(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+        let params: ChangeParams = turn.params()?;
+        set(turn, &params.subscription, &params.prices).await?;
+        Ok(done())
+    }
+
+    /// Only prices that this saga has set are set back: somebody else's change stays.
+    async fn change_back(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+        let params: ChangeParams = turn.params()?;
+        let HoldResult { prices_before } = turn.needed("hold")?;
+        let subscription = match read_own(turn, &params.subscription).await {
+            Ok(subscription) => subscription,
+            // It is over: nothing is charged by it.
+            Err(Outcome::Refused(_)) => return Ok(done()),
+            Err(other) => return Err(other),
+        };
+        if are_same(&prices_of(&subscription), &params.prices) {
+            set(turn, &params.subscription, &prices_before).await?;
+        }
+        Ok(done())
+    }
+}
+
+#[async_trait]
+impl Step for Change {
+    fn shape(&self) -> StepShape {
+        StepShape { name: "change", undoable: true }
+    }
+
+    async fn act(&self, turn: &Turn<'_>) -> Outcome {
+        either(Self::change(turn).await)
+    }
+
+    async fn undo(&self, turn: &Turn<'_>) -> Outcome {
+        either(Self::change_back(turn).await)
+    }
+}
+
+struct Record;
+
+impl Record {
+    async fn record(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+        let params: ChangeParams = turn.params()?;
+        let agreement = Agreement {
+            tenant: turn.saga.tenant.clone(),
+            subscription: params.subscription,
+            plan: params.plan,
+            prices: params.prices,
+            features: params.features,
+            access: false,
+            saga: turn.saga.id.clone(),
+            began_at: params.boundary,
+            ended_at: None,
+        };
+        turn.store.record_agreement(agreement).await.map_err(from_store)?;
+        turn.store.set_access(&turn.saga.id, true).await.map_err(from_store)?;
+        Ok(done())
+    }
+}
+
+#[async_trait]
+impl Step for Record {
+    fn shape(&self) -> StepShape {
+        StepShape { name: "record", undoable: true }
+    }
+
+    async fn act(&self, turn: &Turn<'_>) -> Outcome {
+        either(Self::record(turn).await)
+    }
+
+    async fn undo(&self, turn: &Turn<'_>) -> Outcome {
+        let withdrawn = turn.store.withdraw_agreement(&turn.saga.id).await;
+        either(withdrawn.map(|()| done()).map_err(from_store))
+    }
+}
+
+/// The last step: nothing comes after it, and a hold that is gone needs no undoing.
+struct Resume;
+
+#[async_trait]
+impl Step for Resume {
+    fn shape(&self) -> StepShape {
+        StepShape { name: "resume", undoable: true }
+    }
+
+    async fn act(&self, turn: &Turn<'_>) -> Outcome {
+        either(release(turn).await)
+    }
+
+    async fn undo(&self, _: &Turn<'_>) -> Outcome {
+        done()
+    }
+}

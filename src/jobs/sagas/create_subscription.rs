@@ -1,0 +1,255 @@
+//! A tenant becomes a subscriber: customer, subscription, our own record, access to features.
+//!
+//! The customer that the tenant has is used; only one that this saga created is ever marked as
+//! abandoned, and none is deleted. The tenant is mapped to the customer in the last step, so usage is
+//! not pushed to a customer before there is a subscription to bill it by.
+
+use super::step::{Step, Turn, done, done_with, either, from_store, from_unreadable, settle_call};
+use crate::provider::{CancelWhen, CustomerFacts, RemoteSubscription, SubscriptionFacts};
+use crate::rules::ids::{CustomerId, SubscriptionId};
+use crate::rules::saga::{Outcome, StepShape};
+use crate::rules::span::Span;
+use crate::store::saga::Agreement;
+use crate::store::{TenantFields, TenantPut};
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+/// How far the clocks of the provider and ours may differ when a customer is looked for.
+const CLOCK_MARGIN: Span = Span::from_hours(1);
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreateParams {
+    pub plan: String,
+    pub prices: Vec<String>,
+    pub features: Vec<String>,
+    /// For a customer that is created.
+    pub name: Option<String>,
+    pub email: Option<String>,
+}
+
+pub fn steps() -> Vec<&'static dyn Step> {
+    vec![&Customer, &Subscription, &Record, &Access]
+}
+
+#[derive(Serialize, Deserialize)]
+struct CustomerResult {
+    customer: CustomerId,
+    /// Whether this saga created it.
+    created: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SubscriptionResult {
+    subscription: SubscriptionId,
+}
+
+struct Customer;
+
+impl Customer {
+    async fn find_or_create(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+        let tenant = turn.store.find_tenant(&turn.saga.tenant).await.map_err(from_store)?;
+        if let Some(customer) = tenant.as_ref().and_then(|tenant| tenant.customer.clone()) {
+            return Ok(done_with(&CustomerResult { customer, created: false }));
+        }
+        let customer = match Self::find(turn).await? {
+            Some(customer) => customer,
+            None => Self::create(turn, tenant.and_then(|tenant| tenant.name)).await?,
+        };
+        Ok(done_with(&CustomerResult { customer, created: true }))
+    }
+
+    /// What an earlier try may have created.
+    async fn find(turn: &Turn<'_>) -> Result<Option<CustomerId>, Outcome> {
+        if !turn.again {
+            return Ok(None);
+        }
+        let since = CLOCK_MARGIN.before(turn.began_at());
+        let found = turn.operations.find_created_customer(&turn.tag(), since).await;
+        found.map_err(from_unreadable)
+    }
+
+    async fn create(turn: &Turn<'_>, known_name: Option<String>) -> Result<CustomerId, Outcome> {
+        let params: CreateParams = turn.params()?;
+        let (tag, name) = (turn.tag(), params.name.or(known_name));
+        let facts = CustomerFacts {
+            tenant: &turn.saga.tenant,
+            name: name.as_deref(),
+            email: params.email.as_deref(),
+            saga: &tag,
+        };
+        let called = turn.operations.create_customer(&facts, &turn.key).await;
+        let since = CLOCK_MARGIN.before(turn.began_at());
+        settle_call(called, turn.operations.find_created_customer(&tag, since)).await
+    }
+
+    async fn abandon(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+        let known: Option<CustomerResult> = turn.result("customer");
+        let customer = match known {
+            Some(CustomerResult { created: false, .. }) => return Ok(done()),
+            Some(CustomerResult { customer, .. }) => customer,
+            None => {
+                let since = CLOCK_MARGIN.before(turn.began_at());
+                let found = turn.operations.find_created_customer(&turn.tag(), since).await;
+                match found.map_err(from_unreadable)? {
+                    Some(customer) => customer,
+                    None => return Ok(done()),
+                }
+            }
+        };
+        let called = turn.operations.abandon_customer(&customer, &turn.tag(), &turn.key).await;
+        settle_call(called, async { Ok(None) }).await?;
+        Ok(done())
+    }
+}
+
+#[async_trait]
+impl Step for Customer {
+    fn shape(&self) -> StepShape {
+        StepShape { name: "customer", undoable: true }
+    }
+
+    async fn act(&self, turn: &Turn<'_>) -> Outcome {
+        either(Self::find_or_create(turn).await)
+    }
+
+    async fn undo(&self, turn: &Turn<'_>) -> Outcome {
+        either(Self::abandon(turn).await)
+    }
+}
+
+struct Subscription;
+
+impl Subscription {
+    async fn find_or_create(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+        let CustomerResult { customer, .. } = turn.needed("customer")?;
+        let params: CreateParams = turn.params()?;
+        let standing = match turn.again {
+            true => turn.own_subscription(&customer).await.map_err(from_unreadable)?,
+            false => None,
+        };
+        let subscription = match standing {
+            Some(subscription) => subscription,
+            None => {
+                let (tenant, tag) = (&turn.saga.tenant, turn.tag());
+                let (customer, prices) = (&customer, &params.prices);
+                let facts = SubscriptionFacts { customer, prices, tenant, saga: &tag };
+                let called = turn.operations.create_subscription(&facts, &turn.key).await;
+                settle_call(called, turn.own_subscription(customer)).await?
+            }
+        };
+        if is_over(&subscription) {
+            let RemoteSubscription { id, status, .. } = subscription;
+            return Err(Outcome::Refused(format!("subscription {id} is {status}")));
+        }
+        Ok(done_with(&SubscriptionResult { subscription: subscription.id }))
+    }
+
+    async fn cancel(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+        let CustomerResult { customer, .. } = turn.needed("customer")?;
+        let own = turn.own_subscription(&customer).await.map_err(from_unreadable)?;
+        let Some(own) = own.filter(|own| !is_over(own)) else { return Ok(done()) };
+        let cancelled =
+            turn.operations.cancel_subscription(&own.id, CancelWhen::Now, &turn.key).await;
+        let look = async {
+            let found = turn.operations.read_subscription(&own.id).await?;
+            Ok(found.filter(is_over))
+        };
+        settle_call(cancelled, look).await?;
+        Ok(done())
+    }
+}
+
+/// Whether nothing is billed by it any more.
+pub fn is_over(subscription: &RemoteSubscription) -> bool {
+    matches!(subscription.status.as_str(), "canceled" | "incomplete_expired")
+}
+
+#[async_trait]
+impl Step for Subscription {
+    fn shape(&self) -> StepShape {
+        StepShape { name: "subscription", undoable: true }
+    }
+
+    async fn act(&self, turn: &Turn<'_>) -> Outcome {
+        either(Self::find_or_create(turn).await)
+    }
+
+    async fn undo(&self, turn: &Turn<'_>) -> Outcome {
+        either(Self::cancel(turn).await)
+    }
+}
+
+struct Record;
+
+#[async_trait]
+impl Step for Record {
+    fn shape(&self) -> StepShape {
+        StepShape { name: "record", undoable: true }
+    }
+
+    async fn act(&self, turn: &Turn<'_>) -> Outcome {
+        let record = async {
+            let params: CreateParams = turn.params()?;
+            let SubscriptionResult { subscription } = turn.needed("subscription")?;
+            let agreement = Agreement {
+                tenant: turn.saga.tenant.clone(),
+                subscription,
+                plan: params.plan,
+                prices: params.prices,
+                features: params.features,
+                access: false,
+                saga: turn.saga.id.clone(),
+                began_at: turn.began_at(),
+                ended_at: None,
+            };
+            turn.store.record_agreement(agreement).await.map_err(from_store)?;
+            Ok(done())
+        };
+        either(record.await)
+    }
+
+    async fn undo(&self, turn: &Turn<'_>) -> Outcome {
+        let withdrawn = turn.store.withdraw_agreement(&turn.saga.id).await;
+        either(withdrawn.map(|()| done()).map_err(from_store))
+    }
+}
+
+/// The last step; nothing comes after it that could fail, so it is never undone.
+struct Access;
+
+impl Access {
+    async fn open(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+        let CustomerResult { customer, .. } = turn.needed("customer")?;
+        let tenant = turn.store.find_tenant(&turn.saga.tenant).await.map_err(from_store)?;
+        let fields = TenantFields {
+            name: tenant.and_then(|tenant| tenant.name),
+            customer: Some(customer.clone()),
+        };
+        let put = turn.store.put_tenant(&turn.saga.tenant, fields, turn.now).await;
+        match put.map_err(from_store)? {
+            TenantPut::Stored(_) => {}
+            TenantPut::CustomerTaken(holder) => {
+                return Err(Outcome::Refused(format!(
+                    "customer {customer} belongs to tenant {holder}"
+                )));
+            }
+        }
+        turn.store.set_access(&turn.saga.id, true).await.map_err(from_store)?;
+        Ok(done())
+    }
+}
+
+#[async_trait]
+impl Step for Access {
+    fn shape(&self) -> StepShape {
+        StepShape { name: "access", undoable: false }
+    }
+
+    async fn act(&self, turn: &Turn<'_>) -> Outcome {
+        either(Self::open(turn).await)
+    }
+
+    async fn undo(&self, _: &Turn<'_>) -> Outcome {
+        Outcome::Refused("access is the last step and is never undone".into())
+    }
+}

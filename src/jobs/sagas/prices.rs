@@ -1,0 +1,49 @@
+//! The prices of a subscription, read and set.
+
+use super::create_subscription::is_over;
+use super::step::{Turn, from_store, from_unreadable, settle_call};
+use crate::provider::RemoteSubscription;
+use crate::rules::ids::SubscriptionId;
+use crate::rules::saga::Outcome;
+use std::collections::BTreeSet;
+
+/// The tenant's own subscription, if it is not over.
+pub async fn read_own(turn: &Turn<'_>, id: &SubscriptionId) -> Result<RemoteSubscription, Outcome> {
+    let tenant = turn.store.find_tenant(&turn.saga.tenant).await.map_err(from_store)?;
+    let customer = tenant.and_then(|tenant| tenant.customer);
+    let customer = customer.ok_or_else(|| {
+        Outcome::Refused(format!("tenant {} has no customer at the provider", turn.saga.tenant))
+    })?;
+    let all = turn.operations.list_customer_subscriptions(&customer).await;
+    let found = all.map_err(from_unreadable)?.into_iter().find(|one| one.id == *id);
+    match found {
+        Some(subscription) if !is_over(&subscription) => Ok(subscription),
+        Some(subscription) => {
+            Err(Outcome::Refused(format!("subscription {id} is {}", subscription.status)))
+        }
+        None => Err(Outcome::Refused(format!("customer {customer} has no subscription {id}"))),
+    }
+}
+
+pub fn prices_of(subscription: &RemoteSubscription) -> Vec<String> {
+    subscription.items.iter().map(|item| item.price.clone()).collect()
+}
+
+pub fn are_same(one: &[String], other: &[String]) -> bool {
+    one.iter().collect::<BTreeSet<_>>() == other.iter().collect::<BTreeSet<_>>()
+}
+
+/// Sets the prices, unless they are these already.
+pub async fn set(turn: &Turn<'_>, id: &SubscriptionId, prices: &[String]) -> Result<(), Outcome> {
+    let subscription = read_own(turn, id).await?;
+    if are_same(&prices_of(&subscription), prices) {
+        return Ok(());
+    }
+    let tag = turn.tag();
+    let called = turn.operations.change_prices(&subscription, prices, &tag, &turn.key).await;
+    let look = async {
+        let found = turn.operations.read_subscription(id).await?;
+        Ok(found.filter(|found| are_same(&prices_of(found), prices)))
+    };
+    settle_call(called, look).await.map(drop)
+}

@@ -1,0 +1,117 @@
+//! What a step of a saga works with, and how answers of the provider become outcomes.
+//!
+//! Invariant: acting again after a crash finds what was done before: a step that may have reached the
+//! provider looks first. Undoing touches only what carries this saga's tag.
+
+use crate::jobs::cut::Cutter;
+use crate::provider::{Called, Operations, RemoteSubscription, Unreadable};
+use crate::rules::ids::CustomerId;
+use crate::rules::saga::{LogLine, Outcome, Saga, StepShape, result_of};
+use crate::rules::timestamp::Timestamp;
+use crate::store::{self, Store};
+use async_trait::async_trait;
+use serde::de::DeserializeOwned;
+
+/// A step as code.
+#[async_trait]
+pub trait Step: Send + Sync {
+    fn shape(&self) -> StepShape;
+    async fn act(&self, turn: &Turn<'_>) -> Outcome;
+    /// Called for a step that was begun, also if nobody knows what came of it.
+    async fn undo(&self, turn: &Turn<'_>) -> Outcome;
+}
+
+/// One try of one step.
+pub struct Turn<'a> {
+    pub store: &'a dyn Store,
+    pub operations: &'a dyn Operations,
+    pub cutter: &'a Cutter,
+    pub now: Timestamp,
+    pub saga: &'a Saga,
+    pub log: &'a [LogLine],
+    /// Of the request, if there is one.
+    pub key: String,
+    /// Whether an earlier try may have reached the provider.
+    pub again: bool,
+}
+
+impl Turn<'_> {
+    /// What this saga's objects carry at the provider, in this generation.
+    pub fn tag(&self) -> String {
+        format!("{}.{}", self.saga.id, self.saga.generation)
+    }
+
+    /// What the saga was asked for.
+    pub fn params<T: DeserializeOwned>(&self) -> Result<T, Outcome> {
+        serde_json::from_str(&self.saga.params)
+            .map_err(|error| Outcome::Refused(format!("the saga's parameters: {error}")))
+    }
+
+    /// What a step left; none if it was not done.
+    pub fn result<T: DeserializeOwned>(&self, step: &str) -> Option<T> {
+        let text = result_of(self.log, self.saga.generation, step)?;
+        serde_json::from_str(text).ok()
+    }
+
+    /// What an earlier step must have left.
+    pub fn needed<T: DeserializeOwned>(&self, step: &str) -> Result<T, Outcome> {
+        let lost = || Outcome::Refused(format!("the log lacks the result of step {step}"));
+        self.result(step).ok_or_else(lost)
+    }
+
+    /// When a step of this generation was done, for what must be the same at every try.
+    pub fn began_at(&self) -> Timestamp {
+        let first = self.log.iter().find(|line| line.generation == self.saga.generation);
+        first.map_or(self.saga.created_at, |line| line.at)
+    }
+
+    /// The subscription of a customer that this saga made.
+    pub async fn own_subscription(
+        &self,
+        customer: &CustomerId,
+    ) -> Result<Option<RemoteSubscription>, Unreadable> {
+        let all = self.operations.list_customer_subscriptions(customer).await?;
+        let tag = self.tag();
+        Ok(all.into_iter().find(|one| one.saga.as_deref() == Some(&tag)))
+    }
+}
+
+/// Nothing is left for the steps after it.
+pub fn done() -> Outcome {
+    Outcome::Done("{}".into())
+}
+
+pub fn done_with(result: &impl serde::Serialize) -> Outcome {
+    Outcome::Done(serde_json::to_string(result).expect("results are plain JSON"))
+}
+
+/// The store could not; nothing is known to be wrong with the saga.
+pub fn from_store(error: store::Error) -> Outcome {
+    Outcome::Retry(error.to_string())
+}
+
+pub fn from_unreadable(error: Unreadable) -> Outcome {
+    Outcome::Retry(error.message)
+}
+
+/// What came of a call: its value, or how to go on. A failure that the provider keeps is looked
+/// into by `found`: what it finds was done after all.
+pub async fn settle_call<T>(
+    called: Called<T>,
+    found: impl Future<Output = Result<Option<T>, Unreadable>>,
+) -> Result<T, Outcome> {
+    match called {
+        Called::Done(value) => Ok(value),
+        Called::Refused(why) => Err(Outcome::Refused(why)),
+        Called::Retry(why) => Err(Outcome::Retry(why)),
+        Called::Kept(why) => match found.await.map_err(from_unreadable)? {
+            Some(value) => Ok(value),
+            None => Err(Outcome::Stale(why)),
+        },
+    }
+}
+
+/// Both ends of a `Result` are outcomes.
+pub fn either(result: Result<Outcome, Outcome>) -> Outcome {
+    result.unwrap_or_else(|outcome| outcome)
+}
