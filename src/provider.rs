@@ -10,7 +10,7 @@ pub mod stripe;
 
 use crate::config::{ProviderConfig, ProviderKind, Shadow, SinkConfig, StripeConfig};
 use crate::rules::delivery::{Delivery, Horizons};
-use crate::rules::ids::CustomerId;
+use crate::rules::ids::{CustomerId, SubscriptionId, TenantId};
 use crate::rules::mirror::{ObjectName, Snapshot};
 use crate::rules::quantity::Quantity;
 use crate::rules::subscription::Subscription;
@@ -92,6 +92,10 @@ pub trait Provider: Send + Sync {
     fn inbound(&self) -> Option<&dyn Inbound> {
         None
     }
+    /// What can be changed there besides totals; none if nothing.
+    fn operations(&self) -> Option<&dyn Operations> {
+        None
+    }
 }
 
 /// A list of events that were sent as webhooks.
@@ -133,6 +137,112 @@ pub trait Inbound: Send + Sync {
     /// Every subscription, in whatever state.
     async fn list_subscriptions(&self, after: Option<&str>)
     -> Result<SubscriptionPage, Unreadable>;
+}
+
+/// What came of a call that changes something at the provider.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Called<T> {
+    Done(T),
+    /// It was refused; nothing happened and the same request will always be refused.
+    Refused(String),
+    /// Nobody knows, or it may be tried again: the same key is safe to use again.
+    Retry(String),
+    /// The provider keeps a failure under this key: the same key only repeats it. Whether
+    /// something happened must be looked up.
+    Kept(String),
+}
+
+/// A customer that a saga makes.
+#[derive(Debug, Clone, Copy)]
+pub struct CustomerFacts<'a> {
+    pub tenant: &'a TenantId,
+    pub name: Option<&'a str>,
+    pub email: Option<&'a str>,
+    /// The saga's id, by which the customer is found again.
+    pub saga: &'a str,
+}
+
+/// A subscription that a saga makes.
+#[derive(Debug, Clone, Copy)]
+pub struct SubscriptionFacts<'a> {
+    pub customer: &'a CustomerId,
+    pub prices: &'a [String],
+    pub tenant: &'a TenantId,
+    /// The saga's id, by which the subscription is found again.
+    pub saga: &'a str,
+}
+
+/// A subscription as far as sagas need it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteSubscription {
+    pub id: SubscriptionId,
+    /// The provider's word: trialing, active, past_due, canceled and others.
+    pub status: String,
+    pub items: Vec<RemoteItem>,
+    /// The saga that made or changed it last.
+    pub saga: Option<String>,
+    pub cancel_at_period_end: bool,
+    pub period_end: Option<Timestamp>,
+}
+
+/// One price of a subscription, under the provider's name for its place there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteItem {
+    pub id: String,
+    pub price: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CancelWhen {
+    /// At once, with a final invoice for metered usage and without proration.
+    Now,
+    PeriodEnd,
+}
+
+/// What a provider lets us change. Each call that changes something carries a key, under which it
+/// takes effect once; what it did without our hearing of it is found by the reading calls.
+#[async_trait]
+pub trait Operations: Send + Sync {
+    async fn create_customer(&self, facts: &CustomerFacts<'_>, key: &str) -> Called<CustomerId>;
+    /// The customer that a saga created, looked for among those created since then: all pages of
+    /// a list that lags behind nothing.
+    async fn find_created_customer(
+        &self,
+        saga: &str,
+        since: Timestamp,
+    ) -> Result<Option<CustomerId>, Unreadable>;
+    /// Marks a customer that a saga created as not wanted. It is never deleted: that would turn
+    /// usage on its way into errors.
+    async fn abandon_customer(&self, customer: &CustomerId, saga: &str, key: &str) -> Called<()>;
+    async fn create_subscription(
+        &self,
+        facts: &SubscriptionFacts<'_>,
+        key: &str,
+    ) -> Called<RemoteSubscription>;
+    /// All subscriptions of a customer, in whatever state, all pages.
+    async fn list_customer_subscriptions(
+        &self,
+        customer: &CustomerId,
+    ) -> Result<Vec<RemoteSubscription>, Unreadable>;
+    async fn read_subscription(
+        &self,
+        id: &SubscriptionId,
+    ) -> Result<Option<RemoteSubscription>, Unreadable>;
+    /// Sets the prices: items of other prices go, missing ones come; without proration.
+    async fn change_prices(
+        &self,
+        subscription: &RemoteSubscription,
+        prices: &[String],
+        saga: &str,
+        key: &str,
+    ) -> Called<RemoteSubscription>;
+    /// Done also if it is cancelled already.
+    async fn cancel_subscription(
+        &self,
+        id: &SubscriptionId,
+        when: CancelWhen,
+        key: &str,
+    ) -> Called<RemoteSubscription>;
 }
 
 /// The provider that the settings name; none if there is none.
