@@ -11,6 +11,8 @@ mod layer;
 pub mod postgres;
 mod problem;
 mod record;
+#[cfg(feature = "redis")]
+mod redis;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod store;
@@ -22,6 +24,8 @@ pub use layer::{Attempt, Idempotency, IdempotencyLayer, Identity, KeyPolicy, Set
 pub use postgres::PostgresStore;
 pub use problem::{Code, Problem};
 pub use record::{Answer, Claim, Claimed, Ending, Fingerprint, Millis, Scope, StoreError};
+#[cfg(feature = "redis")]
+pub use redis::RedisStore;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;
 pub use store::Store;
