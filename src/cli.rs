@@ -10,12 +10,14 @@ mod check;
 mod client;
 mod completions;
 mod config;
+mod credits;
 mod demo;
 mod findings;
 mod keys;
 mod passes;
 mod pushes;
 mod reconcile;
+mod sagas;
 mod send;
 mod serve;
 mod status;
@@ -65,6 +67,8 @@ enum Command {
     Findings(findings::FindingsArguments),
     Alerts(alerts::AlertsArguments),
     Webhooks(webhooks::WebhooksArguments),
+    Sagas(sagas::SagasArguments),
+    Credits(credits::CreditsArguments),
     Stripe(stripe::StripeArguments),
     Check(check::CheckArguments),
     Config(config::ConfigArguments),
@@ -100,6 +104,8 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
         | Command::Findings(_)
         | Command::Alerts(_)
         | Command::Webhooks(_)
+        | Command::Sagas(_)
+        | Command::Credits(_)
         | Command::Stripe(_)
         | Command::Check(_)
         | Command::Demo(_)
@@ -129,6 +135,8 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
             Command::Findings(arguments) => findings::run(&arguments).await,
             Command::Alerts(arguments) => alerts::run(&arguments).await,
             Command::Webhooks(arguments) => webhooks::run(arguments).await,
+            Command::Sagas(arguments) => sagas::run(arguments).await,
+            Command::Credits(arguments) => credits::run(&arguments).await,
             Command::Stripe(arguments) => stripe::run(arguments).await,
             Command::Check(arguments) => check::run(&arguments).await,
             Command::Demo(arguments) => demo::run(&arguments).await,

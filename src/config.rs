@@ -4,6 +4,7 @@
 //! Invariant: every setting has a default, and a name that the default file does not have is
 //! refused, in the file and in the environment.
 
+use crate::rules::credit::DrawOrder;
 use crate::rules::meter::MeterSpec;
 use crate::rules::span::Span;
 use serde::Deserialize;
@@ -31,6 +32,8 @@ pub struct Config {
     pub sink: SinkConfig,
     pub push: PushConfig,
     pub reconcile: ReconcileConfig,
+    pub credits: CreditsConfig,
+    pub tax: TaxConfig,
     pub alerts: AlertsConfig,
     pub log: LogConfig,
     #[serde(default)]
@@ -146,6 +149,7 @@ pub struct PushConfig {
 pub struct AlertsConfig {
     pub webhook_url: Secret,
     pub webhook_secret: Secret,
+    pub webhook_changes: bool,
     pub slack_url: Secret,
     pub pagerduty_key: Secret,
     pub pagerduty_url: String,
@@ -154,6 +158,30 @@ pub struct AlertsConfig {
     pub smtp_url: Secret,
     pub allow_private: bool,
     pub timeout_ms: u64,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreditsConfig {
+    pub order: DrawOrder,
+    pub expiry_grace_hours: u32,
+}
+
+/// Who quotes tax.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaxConfig {
+    pub engine: TaxEngineKind,
+    pub url: String,
+    pub token: Secret,
+    pub timeout_ms: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TaxEngineKind {
+    Table,
+    Http,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -408,6 +436,13 @@ fn check(config: &Config) -> Result<(), ConfigError> {
         ("push.concurrency_max", config.push.concurrency_max),
     ];
     let invalid = |detail: String| ConfigError::Invalid { origin: "settings".into(), detail };
+    let address = &config.tax.url;
+    if config.tax.engine == TaxEngineKind::Http
+        && !["http://", "https://"].iter().any(|scheme| address.starts_with(scheme))
+    {
+        let detail = "tax.engine is \"http\": set tax.url to the address that quotes";
+        return Err(invalid(detail.into()));
+    }
     if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
         return Err(invalid(format!("{name} must be at least 1")));
     }

@@ -11,6 +11,8 @@ mod pagerduty;
 mod slack;
 mod webhook;
 
+pub use webhook::{Change, ChangeWebhook};
+
 use crate::config::AlertsConfig;
 use crate::rules::alert::{Alert, NoticeEvent};
 use crate::rules::timestamp::Timestamp;

@@ -4,14 +4,18 @@
 //! except for health and documentation needs a key, and a key that is bound to a tenant reaches
 //! nothing of another one. Every failure leaves as a problem (`problem`).
 
+mod accounts;
 mod alerts;
 pub mod auth;
 mod billing;
 mod body;
 mod catalog;
+mod changes;
 mod counters;
+mod credits;
 mod events;
 mod extract;
+mod idempotency;
 mod inboxes;
 mod keys;
 mod latency;
@@ -21,7 +25,9 @@ mod pages;
 mod passes;
 mod problem;
 mod pushes;
+mod quotes;
 mod records;
+mod sagas;
 mod serve;
 mod telemetry;
 mod tenants;
@@ -32,16 +38,19 @@ mod webhooks;
 pub use serve::serve;
 
 use crate::clock::Clock;
-use crate::config::{Config, Secret, ServerConfig};
+use crate::config::{Config, Secret, ServerConfig, Shadow};
 use crate::jobs::ingest::Ingest;
 use crate::jobs::webhook::WebhookInbox;
 use crate::provider::Provider;
+use crate::rules::credit::DrawOrder;
 use crate::store::Store;
+use crate::tax::{self, TaxEngine};
 use auth::KeyCache;
 use axum::Router;
 use body::BodyReader;
 use bytes::Bytes;
 use catalog::CatalogCache;
+use counterfoil_idempotency::KeyPolicy;
 use metrics_exporter_prometheus::PrometheusHandle;
 use std::sync::Arc;
 
@@ -61,6 +70,11 @@ pub struct App {
     inbox: Arc<WebhookInbox>,
     /// Any of them may have signed a webhook.
     webhook_secrets: Vec<Secret>,
+    taxes: Arc<dyn TaxEngine>,
+    /// Which credits are drawn on first.
+    draw_order: DrawOrder,
+    /// Whether usage is only compared and never billed.
+    shadow: bool,
     /// The description of this interface, made once.
     openapi: Bytes,
 }
@@ -80,6 +94,9 @@ impl App {
             metrics: telemetry::install_recorder(),
             openapi: openapi::document(&config.server).into(),
             webhook_secrets: config.stripe.webhook_secrets.split(),
+            taxes: tax::connect(&config.tax).expect("settings are checked when they are read"),
+            draw_order: config.credits.order,
+            shadow: config.provider.shadow != Shadow::Off,
             store,
             provider,
             ingest,
@@ -94,8 +111,13 @@ impl App {
 /// Every route, with what all of them share.
 pub fn router(app: Arc<App>) -> Router {
     let (routes, _) = openapi::routes().split_for_parts();
+    let (money, _) = openapi::money_routes().split_for_parts();
+    let money = money.layer(idempotency::layer(&app, KeyPolicy::Required));
     routes
         .route("/", axum::routing::get(pages::root))
+        .layer(idempotency::layer(&app, KeyPolicy::Optional))
+        .merge(money)
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&app), idempotency::recognise))
         .fallback(problem::not_found)
         .method_not_allowed_fallback(problem::method_not_allowed)
         .layer(axum::middleware::from_fn(telemetry::observe))

@@ -4,10 +4,14 @@
 pub mod alerts;
 pub mod backfill;
 pub mod confirm;
+pub mod credits;
 pub mod cut;
+pub mod dunning;
 pub mod inbound;
 pub mod ingest;
+pub mod messages;
 pub mod mirror;
+pub mod money;
 pub mod notices;
 pub mod outbound;
 pub mod push;

@@ -12,6 +12,7 @@ pub mod credit;
 pub mod delivery;
 pub mod digest;
 pub mod drift;
+pub mod dunning;
 pub mod event;
 pub mod event_id;
 pub mod finding;

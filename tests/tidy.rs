@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::Path;
 
 /// Which modules of the crate a module may use besides itself. `lib.rs` and `main.rs` may use all.
-const DIRECTION: [(&str, &[&str]); 12] = [
+const DIRECTION: [(&str, &[&str]); 13] = [
     ("rules", &[]),
     ("faults", &[]),
     ("clock", &["rules"]),
@@ -20,8 +20,9 @@ const DIRECTION: [(&str, &[&str]); 12] = [
     ("provider", &["rules", "clock", "config", "faults"]),
     ("destinations", &["rules", "clock", "config"]),
     ("simulator", &["rules", "clock", "config"]),
+    ("tax", &["rules", "config"]),
     ("jobs", &["rules", "store", "provider", "destinations", "clock", "config", "faults"]),
-    ("http", &["rules", "store", "provider", "jobs", "clock", "config", "telemetry"]),
+    ("http", &["rules", "store", "provider", "tax", "jobs", "clock", "config", "telemetry"]),
     (
         "cli",
         &[
@@ -33,6 +34,7 @@ const DIRECTION: [(&str, &[&str]); 12] = [
             "provider",
             "destinations",
             "simulator",
+            "tax",
             "jobs",
             "http",
         ],

@@ -9,10 +9,11 @@
 use super::store::{StoreArguments, open_store};
 use crate::clock::Clock;
 use crate::config::{Config, LogFormat};
-use crate::destinations;
+use crate::destinations::{self, ChangeWebhook};
 use crate::http::{self, App, auth};
 use crate::jobs::inbound::{InboundJobs, Parts};
 use crate::jobs::ingest::Ingest;
+use crate::jobs::money::MoneyJobs;
 use crate::jobs::outbound::Outbound;
 use crate::jobs::webhook::WebhookInbox;
 use crate::provider::{self, Provider};
@@ -76,8 +77,10 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let provider = connect_provider(&config)?;
     let outbound =
         provider.as_ref().map(|provider| Outbound::start(&store, provider, &clock, &config));
-    let destinations = destinations::connect(&config.alerts)
-        .map_err(|refusal| anyhow::anyhow!("settings: {refusal}"))?;
+    let refused = |refusal| anyhow::anyhow!("settings: {refusal}");
+    let destinations = destinations::connect(&config.alerts).map_err(refused)?;
+    let changes = ChangeWebhook::connect(&config.alerts).map_err(refused)?;
+    let money = MoneyJobs::start(&store, provider.as_ref(), &clock, changes, &config);
     let inbox = WebhookInbox::start(Arc::clone(&store));
     let parts = Parts {
         store: &store,
@@ -97,6 +100,7 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
         outbound.drain().await;
     }
     inbound.drain().await;
+    money.drain().await;
     store.close().await;
     tracing::info!("stopped: everything that was acknowledged is stored");
     Ok(ExitCode::SUCCESS)

@@ -7,7 +7,7 @@ use super::guard::{Outlet, Reply};
 use super::{Destination, Notice, Sending};
 use crate::config::AlertsConfig;
 use crate::rules::signature::SigningKey;
-use crate::rules::timestamp::MICROS_PER_SECOND;
+use crate::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
 use async_trait::async_trait;
 
 pub struct Webhook {
@@ -48,8 +48,13 @@ impl Destination for Webhook {
     }
 
     async fn send(&self, notice: &Notice<'_>) -> Sending {
-        let (id, body) = (notice.key(), encode(notice));
-        let seconds = notice.at.micros().div_euclid(MICROS_PER_SECOND);
+        self.post(notice.key(), encode(notice), notice.at).await
+    }
+}
+
+impl Webhook {
+    async fn post(&self, id: String, body: Vec<u8>, at: Timestamp) -> Sending {
+        let seconds = at.micros().div_euclid(MICROS_PER_SECOND);
         let signature = self.key.sign(&id, seconds, &body);
         let headers = [
             ("webhook-id", id),
@@ -61,6 +66,48 @@ impl Destination for Webhook {
             Err(sending) => sending,
         }
     }
+}
+
+/// The same receiver, told of changes.
+pub struct ChangeWebhook(Webhook);
+
+impl ChangeWebhook {
+    /// None if the settings do not ask for it.
+    pub fn connect(config: &AlertsConfig) -> Result<Option<Self>, String> {
+        if !config.webhook_changes {
+            return Ok(None);
+        }
+        match Webhook::connect(config)? {
+            Some(webhook) => Ok(Some(Self(webhook))),
+            None => Err("alerts.webhook_changes is true: set alerts.webhook_url and \
+                         alerts.webhook_secret"
+                .into()),
+        }
+    }
+
+    /// One try, which ends within `alerts.timeout_ms`.
+    pub async fn tell(&self, change: &Change<'_>) -> Sending {
+        self.0.post(change.id.to_owned(), encode_change(change), change.now).await
+    }
+}
+
+/// What is told of a change; the same on every try, but for the time of the try.
+#[derive(Debug, Clone, Copy)]
+pub struct Change<'a> {
+    pub id: &'a str,
+    pub kind: &'a str,
+    /// A JSON object.
+    pub payload: &'a str,
+    /// When it happened.
+    pub at: Timestamp,
+    /// The time of this try.
+    pub now: Timestamp,
+}
+
+fn encode_change(change: &Change<'_>) -> Vec<u8> {
+    let data: serde_json::Value = serde_json::from_str(change.payload).unwrap_or_default();
+    let (kind, at) = (change.kind, change.at.to_string());
+    serde_json::json!({"type": kind, "timestamp": at, "data": data}).to_string().into_bytes()
 }
 
 fn encode(notice: &Notice<'_>) -> Vec<u8> {
@@ -98,7 +145,6 @@ mod tests {
     use super::super::tests::{alert, notice};
     use super::*;
     use crate::rules::alert::NoticeEvent;
-    use crate::rules::timestamp::Timestamp;
 
     #[test]
     fn a_notice_that_is_tried_again_has_the_same_body() {

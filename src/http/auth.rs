@@ -106,6 +106,18 @@ impl Caller {
         }
     }
 
+    /// Whose idempotency keys a request uses: what the key may reach, and nothing that tells one key
+    /// from another of the same rights, since keys are exchanged while requests are retried.
+    pub fn principal(&self) -> String {
+        let mut scopes: Vec<&str> = self.0.scopes.iter().map(|scope| scope.name()).collect();
+        scopes.sort_unstable();
+        let scopes = scopes.join("+");
+        match &self.0.tenant {
+            Some(tenant) => format!("{scopes} of {tenant}"),
+            None => scopes,
+        }
+    }
+
     /// The key's id, for the log.
     pub fn key_id(&self) -> &str {
         &self.0.key_id
@@ -141,6 +153,9 @@ impl FromRequestParts<Arc<App>> for Caller {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
+        if let Some(caller) = parts.extensions.get::<Self>() {
+            return Ok(caller.clone());
+        }
         let mut values = parts.headers.get_all(AUTHORIZATION).iter();
         let token = match (values.next(), values.next()) {
             (Some(value), None) => value.to_str().ok().and_then(bearer_token),

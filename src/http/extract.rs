@@ -5,6 +5,7 @@
 
 use super::App;
 use super::problem::{Kind, Problem};
+use crate::rules::quantity::{Quantity, QuantityRange, SCALE};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::{Window, parse_border};
 use axum::extract::{FromRequestParts, Request};
@@ -117,6 +118,20 @@ pub fn media_type(headers: &HeaderMap) -> Option<String> {
     let text = value.to_str().unwrap_or("unreadable");
     let name = text.split_once(';').map_or(text, |(name, _)| name);
     Some(name.trim().to_ascii_lowercase())
+}
+
+/// Amounts that an account or a grant can hold.
+const AMOUNT_RANGE: QuantityRange = QuantityRange { precision: 27, scale: SCALE, signed: true };
+
+/// Reads an amount from its text: digits and a point, as the description says.
+pub fn parse_amount(text: &str) -> Result<Quantity, Problem> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit() || b".-".contains(&byte));
+    let amount = Quantity::parse(text, AMOUNT_RANGE).ok().filter(|_| plain);
+    amount.ok_or_else(|| {
+        let detail = "an amount is a decimal number of at most 15 digits and 12 decimals, as a \
+                      string such as \"25\" or \"-0.50\"";
+        Problem::new(Kind::Refused, "invalid_amount", detail)
+    })
 }
 
 /// Checks how many records a page shall have.

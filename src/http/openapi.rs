@@ -5,8 +5,9 @@
 //! in common (keys, problems, the body's limits) is added here, once for all of them.
 
 use super::{
-    App, alerts, billing, counters, events, inboxes, keys, latency, meters, pages, passes, pushes,
-    records, tenants, timeline, usage, webhooks,
+    App, accounts, alerts, billing, changes, counters, credits, events, idempotency, inboxes, keys,
+    latency, meters, pages, passes, pushes, quotes, records, sagas, tenants, timeline, usage,
+    webhooks,
 };
 use crate::config::ServerConfig;
 use crate::rules::ids::{
@@ -59,6 +60,22 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(passes::list_findings))
         .routes(routes!(alerts::list_alerts))
         .routes(routes!(alerts::list_thresholds, alerts::put_threshold, alerts::delete_threshold))
+        .routes(routes!(accounts::list_accounts))
+        .routes(routes!(accounts::put_account, accounts::get_account))
+        .routes(routes!(accounts::get_statement))
+        .routes(routes!(accounts::get_entry))
+        .routes(routes!(credits::get_credits))
+        .routes(routes!(credits::list_changes))
+        .routes(routes!(credits::get_allowance))
+        .routes(routes!(sagas::list_sagas))
+        .routes(routes!(sagas::get_saga))
+        .routes(routes!(sagas::revive_saga))
+        .routes(routes!(sagas::list_agreements))
+        .routes(routes!(quotes::list_rates, quotes::put_rate))
+        .routes(routes!(quotes::list_coupons))
+        .routes(routes!(quotes::put_coupon))
+        .routes(routes!(quotes::get_quote))
+        .routes(routes!(changes::list_changes))
         .routes(routes!(keys::list_keys, keys::post_key))
         .routes(routes!(keys::delete_key))
         .routes(routes!(pages::healthz))
@@ -68,9 +85,23 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(pages::get_docs))
 }
 
+/// Routes that move money or change subscriptions: a request needs an idempotency key.
+pub fn money_routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(accounts::post_entry))
+        .routes(routes!(credits::post_grant, credits::list_grants))
+        .routes(routes!(credits::take_back))
+        .routes(routes!(sagas::create_subscription))
+        .routes(routes!(sagas::change_plan))
+        .routes(routes!(sagas::cancel_subscription))
+        .routes(routes!(quotes::post_quote))
+}
+
 /// The description as JSON text.
 pub fn document(config: &ServerConfig) -> String {
-    let mut document = serde_json::to_value(routes().into_openapi())
+    let money = money_routes().into_openapi();
+    let required: Vec<String> = money.paths.paths.keys().cloned().collect();
+    let mut document = serde_json::to_value(routes().into_openapi().merge_from(money))
         .expect("the description consists of texts, numbers and lists");
     document["info"] = json!({
         "title": "Counterfoil",
@@ -86,13 +117,41 @@ pub fn document(config: &ServerConfig) -> String {
     describe_post_events(&mut document["paths"]["/v1/events"]["post"], config);
     describe_meters(&mut document["components"]["schemas"]);
     let paths = document["paths"].as_object_mut().expect("there are paths");
-    for operations in paths.values_mut() {
-        for operation in operations.as_object_mut().expect("a path has operations").values_mut() {
+    for (path, operations) in paths {
+        let operations = operations.as_object_mut().expect("a path has operations");
+        for (method, operation) in operations {
             describe_parameters(operation);
+            if method != "get" {
+                describe_key(operation, required.contains(path));
+            }
             describe_problems(operation, config);
         }
     }
     document.to_string()
+}
+
+/// Adds the header under which a request happens once, but where it means nothing.
+fn describe_key(operation: &mut Value, required: bool) {
+    let open = operation.get("security").is_some();
+    if open || operation["operationId"] == "post_key" {
+        return;
+    }
+    let parameters = &mut operation["parameters"];
+    if parameters.is_null() {
+        *parameters = json!([]);
+    }
+    parameters.as_array_mut().expect("parameters are a list").push(json!({
+        "name": idempotency::HEADER, "in": "header", "required": required,
+        "description": "New for each operation and the same for each retry of it: a retry gets the \
+            first answer again, with `Idempotency-Replayed: true`, and nothing is done twice.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"}
+    }));
+    let responses = operation["responses"].as_object_mut().expect("an operation has responses");
+    let mut add = |status: &str, description: &str| {
+        responses.entry(status).or_insert_with(|| json!({"description": description}));
+    };
+    add("409", "A request with this idempotency key is at work");
+    add("422", "The idempotency key was used for another request");
 }
 
 /// Adds what any request of this kind can be answered with, and gives every failure its body.

@@ -122,6 +122,25 @@ impl Problem {
         store::Error::Internal { what: "a handler panicked".into() }.into()
     }
 
+    /// A request that needs an idempotency key and has no caller to whom it could belong.
+    pub fn unidentified() -> Self {
+        Self::new(Kind::Unauthenticated, "unauthenticated", "this needs a valid key; see /docs")
+    }
+
+    /// Nothing was quoted.
+    pub fn tax_engine_unavailable(cause: String) -> Self {
+        Self::unavailable(
+            "tax_engine_unavailable",
+            "the tax engine gave no quote; nothing was kept; send the same request again",
+            cause,
+        )
+    }
+
+    /// The status and the body, for an answer that is kept.
+    pub fn into_parts(self) -> (StatusCode, String) {
+        (self.kind.status(), self.body())
+    }
+
     fn unavailable(code: &'static str, detail: &'static str, cause: String) -> Self {
         Self { cause: Some(cause), ..Self::new(Kind::Unavailable, code, detail) }
     }

@@ -74,6 +74,7 @@ impl Alerter {
         conditions.extend(self.invoices(now).await?);
         conditions.extend(self.customers().await?);
         conditions.extend(self.webhooks(now).await?);
+        conditions.extend(self.sagas().await?);
         conditions.extend(self.clock_jump(now));
         if self.activity_due(now) {
             conditions.extend(self.activity(now, &open).await?);
@@ -120,7 +121,8 @@ impl Alerter {
 }
 
 /// Kinds that every look judges. Thresholds are judged where usage is counted.
-const LOOKED_AT: [AlertKind; 12] = [
+const LOOKED_AT: [AlertKind; 13] = [
+    AlertKind::SagaNeedsAttention,
     AlertKind::PushesObservedLong,
     AlertKind::PushesSubmittedLong,
     AlertKind::DriftUnresolved,

@@ -33,7 +33,7 @@ impl Outbound {
             accept_horizon_hours: config.ingest.accept_horizon_hours,
             shadow,
             digits_max: provider.limits().digits_max,
-            draw_order: Default::default(),
+            draw_order: config.credits.order,
             lease_ms: config.push.lease_ms,
         };
         let cutter = Cutter::new(Arc::clone(store), clock.clone(), settings);

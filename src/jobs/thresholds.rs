@@ -102,7 +102,7 @@ impl ThresholdWatcher {
             let key = (tenant.clone(), threshold.meter, *period);
             let usage = match used.get(&key) {
                 Some(usage) => *usage,
-                None => self.read_usage(tenant, threshold.meter, window).await?,
+                None => read_used(&*self.store, tenant, threshold.meter, window).await?,
             };
             used.insert(key, usage);
             let (alert, prefix) = name(threshold, meter.slug.as_str());
@@ -151,24 +151,24 @@ impl ThresholdWatcher {
         }
         Ok((memory.known.clone(), all))
     }
+}
 
-    /// What was used in a period, trials included.
-    async fn read_usage(
-        &self,
-        tenant: &TenantId,
-        meter: MeterNo,
-        window: Window,
-    ) -> store::Result<Quantity> {
-        let too_large = |_| store::Error::Corrupt { what: "a total cannot be added up".into() };
-        let mut total: Option<Rollup> = None;
-        for row in self.store.read_usage(tenant, meter, window).await? {
-            match &mut total {
-                Some(total) => total.fold(&row.rollup).map_err(too_large)?,
-                None => total = Some(row.rollup),
-            }
+/// What was used in a period, trials included.
+pub async fn read_used(
+    store: &dyn Store,
+    tenant: &TenantId,
+    meter: MeterNo,
+    window: Window,
+) -> store::Result<Quantity> {
+    let too_large = |_| store::Error::Corrupt { what: "a total cannot be added up".into() };
+    let mut total: Option<Rollup> = None;
+    for row in store.read_usage(tenant, meter, window).await? {
+        match &mut total {
+            Some(total) => total.fold(&row.rollup).map_err(too_large)?,
+            None => total = Some(row.rollup),
         }
-        total.map_or(Ok(Quantity::ZERO), |total| total.answer()).map_err(too_large)
     }
+    total.map_or(Ok(Quantity::ZERO), |total| total.answer()).map_err(too_large)
 }
 
 /// The kind of alert, and how its subjects begin.

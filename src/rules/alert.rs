@@ -78,10 +78,12 @@ pub enum AlertKind {
     UsageThreshold,
     /// A tenant's usage has reached its quota.
     QuotaReached,
+    /// A saga can neither go on nor back by itself.
+    SagaNeedsAttention,
 }
 
 impl AlertKind {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::PushesObservedLong,
         Self::PushesSubmittedLong,
         Self::DriftUnresolved,
@@ -98,6 +100,7 @@ impl AlertKind {
         Self::WebhooksWaiting,
         Self::UsageThreshold,
         Self::QuotaReached,
+        Self::SagaNeedsAttention,
     ];
 
     pub fn name(self) -> &'static str {
@@ -118,6 +121,7 @@ impl AlertKind {
             Self::WebhooksWaiting => "webhooks_waiting",
             Self::UsageThreshold => "usage_threshold",
             Self::QuotaReached => "quota_reached",
+            Self::SagaNeedsAttention => "saga_needs_attention",
         }
     }
 
@@ -135,7 +139,8 @@ impl AlertKind {
             | Self::UnknownSubscription
             | Self::InvoiceDrift
             | Self::CustomerDeleted
-            | Self::WebhooksWaiting => Severity::Page,
+            | Self::WebhooksWaiting
+            | Self::SagaNeedsAttention => Severity::Page,
             Self::Unbilled
             | Self::ConflictRate
             | Self::Silence

@@ -314,7 +314,8 @@ pub fn remaining_after(grant: &Grant, kind: ChangeKind, amount: Quantity) -> Opt
 }
 
 impl GrantTerms {
-    fn holds_at(&self, at: Timestamp) -> bool {
+    /// Whether usage of that moment is covered.
+    pub fn holds_at(&self, at: Timestamp) -> bool {
         self.effective_at <= at && self.expires_at.is_none_or(|end| at < end)
     }
 

@@ -196,6 +196,16 @@ impl Meter {
         billing.map_or(self.slug.as_str(), |billing| billing.event_name(&self.slug))
     }
 
+    /// Decimal places its totals can have.
+    pub fn usage_scale(&self) -> u32 {
+        match self.spec.aggregation {
+            Aggregation::Count | Aggregation::Unique => 0,
+            Aggregation::Sum | Aggregation::Min | Aggregation::Max | Aggregation::Latest => {
+                self.spec.scale
+            }
+        }
+    }
+
     /// The decimal places the provider gets.
     pub fn billing_scale(&self) -> u32 {
         let billing = self.spec.billing.as_ref();

@@ -92,6 +92,13 @@ pub struct Agreement {
     pub ended_at: Option<Timestamp>,
 }
 
+impl Agreement {
+    /// Whether its features may be used at that moment.
+    pub fn grants_access_at(&self, at: Timestamp) -> bool {
+        self.access && self.ended_at.is_none_or(|end| at < end)
+    }
+}
+
 #[async_trait]
 pub trait Sagas: Send + Sync {
     /// Begins a saga in state running, generation 1, due at once; the tenant is created if it is
@@ -149,7 +156,8 @@ pub trait Sagas: Send + Sync {
     /// Takes back the agreement that a saga made: it is gone, and the one that it ended is open
     /// again with its access. Nothing happens if there is none.
     async fn withdraw_agreement(&self, saga: &str) -> Result<()>;
-    /// Ends the open agreement of a subscription and closes its features.
+    /// Ends the open agreement of a subscription at that moment, which may be ahead: its features may
+    /// be used until then.
     async fn end_agreement(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()>;
     /// A tenant's agreements, newest first, at most `limit`.
     async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>>;

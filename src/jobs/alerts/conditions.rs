@@ -12,12 +12,14 @@ use crate::rules::ids::TenantId;
 use crate::rules::invoice::{Dunning, Invoice, judge_dunning};
 use crate::rules::mirror::{ObjectKind, Snapshot};
 use crate::rules::quantity::Quantity;
+use crate::rules::saga::{Saga, SagaState};
 use crate::rules::span::Span;
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::rules::window::Window;
 use crate::store;
 use crate::store::push::{Push, PushAges, PushQuery};
+use crate::store::saga::SagaQuery;
 use crate::store::webhook::Mirror;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -107,6 +109,21 @@ impl Alerter {
             found.entry((one.kind, one.subject.clone())).or_insert(one);
         }
         Ok(found.into_values().collect())
+    }
+
+    /// Sagas that can neither go on nor back.
+    pub(super) async fn sagas(&self) -> store::Result<Vec<Condition>> {
+        let state = Some(SagaState::NeedsAttention);
+        let query = SagaQuery { state, limit: PAGE, ..SagaQuery::default() };
+        let stuck = self.store.list_sagas(query).await?;
+        let describe = |saga: Saga| {
+            let Saga { id, kind, tenant, detail, .. } = saga;
+            let why = detail.unwrap_or_default();
+            let summary = format!("{} of {tenant} needs a person: {why}", kind.name());
+            let command = format!("counterfoil sagas show {id}");
+            condition(AlertKind::SagaNeedsAttention, &id, summary, &command)
+        };
+        Ok(stuck.into_iter().map(describe).collect())
     }
 
     /// Drafts that are about to be fixed, and payments that failed.

@@ -1,0 +1,188 @@
+//! `counterfoil sagas`: operations of several steps, how far each is, and taking one up again.
+//!
+//! Invariant: listing and showing only read. Reviving asks the server, which refuses where nobody is
+//! needed.
+
+use super::answer::{JsonArguments, ask, given, print_more};
+use super::client::{Client, Request, ServerArguments};
+use super::table::{cell, new_table, plain};
+use reqwest::Method;
+use serde::Deserialize;
+use std::process::ExitCode;
+
+/// List sagas, tell one step by step, take one up again
+#[derive(clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:
+  counterfoil sagas
+  counterfoil sagas --state needs_attention
+  counterfoil sagas show saga_5f0c2d
+      every step, what came of it and what was undone
+  counterfoil sagas revive saga_5f0c2d
+      goes on where it stopped; one that was undone starts anew"
+)]
+pub struct SagasArguments {
+    #[command(subcommand)]
+    command: Option<SagasCommand>,
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+#[derive(clap::Args)]
+struct ListArguments {
+    #[command(flatten)]
+    server: ServerArguments,
+    /// Only in this state
+    #[arg(long, value_parser = [
+        "running", "compensating", "completed", "compensated", "needs_attention"
+    ])]
+    state: Option<String>,
+    /// Only of this tenant
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Most sagas to show, newest first
+    #[arg(long, default_value_t = 50)]
+    limit: u16,
+    #[command(flatten)]
+    shown: JsonArguments,
+}
+
+#[derive(clap::Subcommand)]
+enum SagasCommand {
+    /// List sagas, newest first; the same as no subcommand
+    #[command(after_help = "Example:
+  counterfoil sagas list --tenant acme")]
+    List(ListArguments),
+    /// Tell one saga step by step
+    #[command(after_help = "Example:
+  counterfoil sagas show saga_5f0c2d")]
+    Show {
+        #[command(flatten)]
+        server: ServerArguments,
+        /// The saga's id
+        id: String,
+        #[command(flatten)]
+        shown: JsonArguments,
+    },
+    /// Take a saga up again that needs attention or was undone
+    #[command(after_help = "Example:
+  counterfoil sagas revive saga_5f0c2d")]
+    Revive {
+        #[command(flatten)]
+        server: ServerArguments,
+        /// The saga's id
+        id: String,
+    },
+}
+
+#[derive(Deserialize)]
+struct SagaList {
+    sagas: Vec<Saga>,
+    next_before: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Saga {
+    id: String,
+    kind: String,
+    tenant: String,
+    state: String,
+    generation: u32,
+    detail: Option<String>,
+    due_at: Option<String>,
+    created_at: String,
+    state_at: String,
+}
+
+#[derive(Deserialize)]
+struct Story {
+    saga: Saga,
+    params: serde_json::Value,
+    log: Vec<Line>,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    generation: u32,
+    step: String,
+    mark: String,
+    result: Option<serde_json::Value>,
+    detail: Option<String>,
+    at: String,
+}
+
+pub async fn run(arguments: SagasArguments) -> anyhow::Result<ExitCode> {
+    match arguments.command {
+        None => list(&arguments.list).await?,
+        Some(SagasCommand::List(arguments)) => list(&arguments).await?,
+        Some(SagasCommand::Show { server, id, shown }) => {
+            let request = Request::new(Method::GET, &["v1", "sagas", &id]);
+            if let Some(story) = ask::<Story>(&server, &request, shown).await? {
+                print_story(&story);
+            }
+        }
+        Some(SagasCommand::Revive { server, id }) => {
+            let path = ["v1", "sagas", &id, "revive"];
+            Client::new(&server)?.call(&Request::new(Method::POST, &path)).await?;
+            println!("{} goes on", plain(&id));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn list(arguments: &ListArguments) -> anyhow::Result<()> {
+    let mut request = Request::new(Method::GET, &["v1", "sagas"]);
+    let limit = arguments.limit.to_string();
+    request.query = given([
+        ("state", arguments.state.as_ref()),
+        ("tenant", arguments.tenant.as_ref()),
+        ("limit", Some(&limit)),
+    ]);
+    let answer = ask::<SagaList>(&arguments.server, &request, arguments.shown).await?;
+    let Some(list) = answer else { return Ok(()) };
+    if list.sagas.is_empty() {
+        println!("no sagas");
+        return Ok(());
+    }
+    let header = ["id", "kind", "tenant", "state", "since", "goes on", "what"];
+    let mut table = new_table(&header, header.len());
+    for saga in &list.sagas {
+        table.add_row([
+            cell(&saga.id),
+            cell(&saga.kind),
+            cell(&saga.tenant),
+            cell(&saga.state),
+            cell(&saga.state_at),
+            cell(saga.due_at.as_deref().unwrap_or("-")),
+            cell(saga.detail.as_deref().unwrap_or("-")),
+        ]);
+    }
+    println!("{table}");
+    print_more(list.next_before);
+    Ok(())
+}
+
+fn print_story(story: &Story) {
+    let Saga { id, kind, tenant, state, generation, detail, created_at, .. } = &story.saga;
+    let [id, kind, tenant, state] = [id, kind, tenant, state].map(|text| plain(text));
+    println!("{id}: {kind} of {tenant}, begun {created_at}, {state}, generation {generation}");
+    if let Some(detail) = detail {
+        println!("{}", plain(detail));
+    }
+    println!("asked for: {}", plain(&story.params.to_string()));
+    let header = ["at", "generation", "step", "what", "result"];
+    let mut table = new_table(&header, header.len());
+    for line in &story.log {
+        let result = line.result.as_ref().map(ToString::to_string);
+        let told = line.detail.clone().or(result).unwrap_or_else(|| "-".into());
+        table.add_row([
+            cell(&line.at),
+            cell(line.generation),
+            cell(&line.step),
+            cell(&line.mark),
+            cell(told),
+        ]);
+    }
+    println!("{table}");
+}

@@ -1,0 +1,454 @@
+//! `/v1/tenants/{id}/accounts` and `/entries`: double entry.
+//!
+//! Invariant: an entry is written once under its idempotency key, and the key ends with it. Accounts
+//! of credits are read here and moved by credits only.
+
+use super::App;
+use super::auth::{Caller, Scope};
+use super::extract::{Json, Path, Query, parse_amount, parse_limit, read_json};
+use super::idempotency::Once;
+use super::problem::{Kind, Problem};
+use crate::rules::account::{
+    Account, Entry, Floor, NewEntry, NewPosting, PostRefusal, is_reserved,
+};
+use crate::rules::ids::{AccountName, OnceKey, TenantId, Unit};
+use crate::store::account::{AccountPut, NewAccount, Posted, StatementLine, StatementQuery};
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Longest memo, in bytes.
+const MEMO_BYTES_MAX: usize = 500;
+
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"unit": "eur", "floor": "zero"}))]
+pub struct AccountSpec {
+    /// A currency or another unit, such as `eur` or `credits`.
+    #[schema(min_length = 1, max_length = 32, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
+    unit: String,
+    /// `zero` if its balance may not fall below 0.
+    #[serde(default)]
+    floor: FloorName,
+}
+
+#[derive(Clone, Copy, Default, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FloorName {
+    Zero,
+    #[default]
+    None,
+}
+
+impl From<FloorName> for Floor {
+    fn from(name: FloorName) -> Self {
+        match name {
+            FloorName::Zero => Self::Zero,
+            FloorName::None => Self::None,
+        }
+    }
+}
+
+impl From<Floor> for FloorName {
+    fn from(floor: Floor) -> Self {
+        match floor {
+            Floor::Zero => Self::Zero,
+            Floor::None => Self::None,
+        }
+    }
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct AccountAnswer {
+    name: String,
+    unit: String,
+    floor: FloorName,
+    /// An exact decimal number.
+    balance: String,
+    /// How many entries have touched it.
+    version: u64,
+    #[schema(format = DateTime)]
+    created_at: String,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct AccountList {
+    accounts: Vec<AccountAnswer>,
+    /// Give it as `after` for the next page; null at the end.
+    next_after: Option<String>,
+}
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct AccountParameters {
+    /// The last account of the page before.
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    after: Option<String>,
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<usize>,
+}
+
+/// Create an account
+///
+/// Over a tenant's accounts of one unit, balances always sum to 0.
+#[utoipa::path(
+    put, path = "/v1/tenants/{tenant}/accounts/{account}", tag = "accounts",
+    request_body = AccountSpec,
+    params(("tenant" = String, Path), ("account" = String, Path)),
+    responses(
+        (status = 200, description = "The account as it is", body = AccountAnswer),
+        (status = 409, description = "It stands with another unit or floor"),
+        (status = 422, description = "The name or the unit is refused"),
+    )
+)]
+pub async fn put_account(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path((tenant, name)): Path<(String, String)>,
+    request: axum::extract::Request,
+) -> Result<axum::Json<AccountAnswer>, Problem> {
+    caller.require_unbound(Scope::Operate)?;
+    let (tenant, name) = (TenantId::parse(&tenant)?, AccountName::parse(&name)?);
+    let Json(AccountSpec { unit, floor }) = read_json(request, &app).await?;
+    if is_reserved(&name) {
+        let detail = "accounts of credits are kept by the server; choose another name";
+        return Err(Problem::new(Kind::Refused, "account_reserved", detail));
+    }
+    let unit = Unit::parse(&unit).map_err(Problem::refused)?;
+    let account = NewAccount { tenant, name, unit, floor: floor.into() };
+    match app.store.put_account(account, app.clock.now()).await? {
+        AccountPut::Created(account) | AccountPut::Stands(account) => {
+            Ok(axum::Json(account.into()))
+        }
+        AccountPut::Refused(account) => Err(Problem::new(
+            Kind::Conflict,
+            "account_differs",
+            format!(
+                "account {} is of {} with floor {}; neither can change: use another name",
+                account.name,
+                account.unit,
+                account.floor.name()
+            ),
+        )),
+    }
+}
+
+/// List a tenant's accounts
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/accounts", tag = "accounts",
+    params(("tenant" = String, Path), AccountParameters),
+    responses((status = 200, description = "A page, in the order of names", body = AccountList))
+)]
+pub async fn list_accounts(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(tenant): Path<String>,
+    Query(query): Query<AccountParameters>,
+) -> Result<axum::Json<AccountList>, Problem> {
+    let tenant = readable(&caller, &tenant)?;
+    let limit = parse_limit(query.limit)?;
+    let after = query.after.as_deref().map(AccountName::parse).transpose()?;
+    let mut found = app.store.list_accounts(&tenant, after.as_ref(), limit + 1).await?;
+    let more = found.len() > limit;
+    found.truncate(limit);
+    let next_after = found.last().filter(|_| more).map(|account| account.name.to_string());
+    let accounts = found.into_iter().map(AccountAnswer::from).collect();
+    Ok(axum::Json(AccountList { accounts, next_after }))
+}
+
+/// Read an account
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/accounts/{account}", tag = "accounts",
+    params(("tenant" = String, Path), ("account" = String, Path)),
+    responses(
+        (status = 200, description = "The account", body = AccountAnswer),
+        (status = 404, description = "There is no such account"),
+    )
+)]
+pub async fn get_account(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path((tenant, name)): Path<(String, String)>,
+) -> Result<axum::Json<AccountAnswer>, Problem> {
+    let tenant = readable(&caller, &tenant)?;
+    let name = AccountName::parse(&name)?;
+    let found = app.store.find_account(&tenant, &name).await?;
+    Ok(axum::Json(found.ok_or_else(unknown_account)?.into()))
+}
+
+fn unknown_account() -> Problem {
+    let detail = "the tenant has no such account; PUT creates it";
+    Problem::new(Kind::NotFound, "account_unknown", detail)
+}
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct StatementParameters {
+    /// `next_before` of the page before.
+    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
+    before: Option<u64>,
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<usize>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct StatementLineAnswer {
+    /// Lines of an account are numbered without gaps.
+    version: u64,
+    entry: u64,
+    key: String,
+    memo: String,
+    amount: String,
+    /// After it.
+    balance: String,
+    #[schema(format = DateTime)]
+    at: String,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct Statement {
+    /// Newest first.
+    lines: Vec<StatementLineAnswer>,
+    /// Give it as `before` for the next page; null at the end.
+    next_before: Option<u64>,
+}
+
+/// Read an account's statement
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/accounts/{account}/statement", tag = "accounts",
+    params(("tenant" = String, Path), ("account" = String, Path), StatementParameters),
+    responses(
+        (status = 200, description = "A page of what moved it", body = Statement),
+        (status = 404, description = "There is no such account"),
+    )
+)]
+pub async fn get_statement(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path((tenant, name)): Path<(String, String)>,
+    Query(query): Query<StatementParameters>,
+) -> Result<axum::Json<Statement>, Problem> {
+    let tenant = readable(&caller, &tenant)?;
+    let account = AccountName::parse(&name)?;
+    let limit = parse_limit(query.limit)?;
+    app.store.find_account(&tenant, &account).await?.ok_or_else(unknown_account)?;
+    let asked = StatementQuery { tenant, account, before: query.before, limit: limit + 1 };
+    let mut found = app.store.read_statement(asked).await?;
+    let more = found.len() > limit;
+    found.truncate(limit);
+    let next_before = found.last().filter(|_| more).map(|line| line.version);
+    let lines = found.into_iter().map(StatementLineAnswer::from).collect();
+    Ok(axum::Json(Statement { lines, next_before }))
+}
+
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PostingSpec {
+    #[schema(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    account: String,
+    /// What the account gains, as a decimal number; negative where it loses.
+    #[schema(pattern = r"^-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,12})?$")]
+    amount: String,
+    /// Refuse the entry if the account has another version by now.
+    #[serde(default)]
+    #[schema(minimum = 0, maximum = 9_007_199_254_740_991i64)]
+    expected_version: Option<u64>,
+}
+
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({
+    "memo": "top-up of 2026-11",
+    "postings": [
+        {"account": "wallet", "amount": "25.00"}, {"account": "payments", "amount": "-25.00"}
+    ]
+}))]
+pub struct EntrySpec {
+    /// Why, for whoever reads the statement.
+    #[serde(default)]
+    #[schema(max_length = 500, pattern = r"^[^\x00-\x1f\x7f]*$")]
+    memo: String,
+    /// They sum to 0 in each unit.
+    #[schema(min_items = 2, max_items = 100)]
+    postings: Vec<PostingSpec>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct PostingAnswer {
+    account: String,
+    unit: String,
+    amount: String,
+    /// After it.
+    balance: String,
+    version: u64,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct EntryAnswer {
+    number: u64,
+    /// The idempotency key it was written under.
+    key: String,
+    memo: String,
+    postings: Vec<PostingAnswer>,
+    #[schema(format = DateTime)]
+    at: String,
+}
+
+/// Write an entry
+///
+/// All of it is written, or nothing. The same request under the same `Idempotency-Key` is answered
+/// again and never written twice, also after the key has been forgotten.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/entries", tag = "accounts", request_body = EntrySpec,
+    params(("tenant" = String, Path)),
+    responses(
+        (status = 201, description = "The entry as it was written", body = EntryAnswer),
+        (status = 409, description = "Another entry stands under the key, or a version has moved"),
+        (status = 422, description = "It does not balance, or a balance would be too low"),
+    )
+)]
+pub async fn post_entry(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(tenant): Path<String>,
+    once: Once,
+    request: axum::extract::Request,
+) -> Result<Response<Body>, Problem> {
+    caller.require_unbound(Scope::Operate)?;
+    let tenant = TenantId::parse(&tenant)?;
+    let Json(EntrySpec { memo, postings }) = read_json(request, &app).await?;
+    let memo = parse_memo(memo)?;
+    let postings: Vec<NewPosting> =
+        postings.into_iter().map(read_posting).collect::<Result<_, Problem>>()?;
+    let entry = NewEntry { tenant, key: once.key.clone(), memo, postings };
+    let completing = once.completing(answer_posted);
+    let posted = app.store.post_entry(entry, app.clock.now(), Some(&completing)).await?;
+    Ok(Once::respond(&completing, &posted))
+}
+
+fn read_posting(spec: PostingSpec) -> Result<NewPosting, Problem> {
+    let account = AccountName::parse(&spec.account).map_err(Problem::refused)?;
+    if is_reserved(&account) {
+        let detail = format!("account {account} is moved by credits only; see /v1/…/grants");
+        return Err(Problem::new(Kind::Refused, "account_reserved", detail));
+    }
+    let amount = parse_amount(&spec.amount)?;
+    Ok(NewPosting { account, amount, expected_version: spec.expected_version })
+}
+
+/// Text for people, of bounded length.
+pub fn parse_memo(memo: String) -> Result<String, Problem> {
+    if memo.len() > MEMO_BYTES_MAX || memo.bytes().any(|b| b < 0x20 || b == 0x7f) {
+        let detail = format!("memo has at most {MEMO_BYTES_MAX} bytes and no control characters");
+        return Err(Problem::new(Kind::Refused, "invalid_memo", detail));
+    }
+    Ok(memo)
+}
+
+fn answer_posted(posted: &Posted) -> Result<(StatusCode, EntryAnswer), Problem> {
+    match posted {
+        Posted::Recorded(entry) | Posted::Repeated(entry) => {
+            Ok((StatusCode::CREATED, entry.into()))
+        }
+        Posted::KeyTaken(entry) => Err(key_taken("entry", &entry.key)),
+        Posted::Refused(refusal) => {
+            let kind = match refusal {
+                PostRefusal::Moved(..) => Kind::Conflict,
+                PostRefusal::Postings
+                | PostRefusal::Repeated(_)
+                | PostRefusal::Nothing(_)
+                | PostRefusal::Unknown(_)
+                | PostRefusal::Unbalanced(..)
+                | PostRefusal::BelowZero(..)
+                | PostRefusal::TooLarge => Kind::Refused,
+            };
+            let refusal = refusal.to_refusal();
+            Err(Problem::new(kind, refusal.code, refusal.detail))
+        }
+    }
+}
+
+/// Something else was done under the key, longer ago than keys are remembered.
+pub fn key_taken(what: &str, key: &OnceKey) -> Problem {
+    let detail = format!("another {what} stands under the key {key}; use a new key");
+    Problem::new(Kind::Conflict, "key_taken", detail)
+}
+
+/// Read an entry
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/entries/{key}", tag = "accounts",
+    params(("tenant" = String, Path), ("key" = String, Path)),
+    responses(
+        (status = 200, description = "The entry", body = EntryAnswer),
+        (status = 404, description = "There is no such entry"),
+    )
+)]
+pub async fn get_entry(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path((tenant, key)): Path<(String, String)>,
+) -> Result<axum::Json<EntryAnswer>, Problem> {
+    let tenant = readable(&caller, &tenant)?;
+    let found = app.store.find_entry(&tenant, &OnceKey::parse(&key)?).await?;
+    let unknown = || Problem::new(Kind::NotFound, "entry_unknown", "there is no such entry");
+    Ok(axum::Json((&found.ok_or_else(unknown)?).into()))
+}
+
+/// The tenant of the path, if the caller may read it.
+pub fn readable(caller: &Caller, tenant: &str) -> Result<TenantId, Problem> {
+    caller.require(Scope::Read)?;
+    let tenant = TenantId::parse(tenant)?;
+    caller.require_tenant(&tenant)?;
+    Ok(tenant)
+}
+
+impl From<Account> for AccountAnswer {
+    fn from(account: Account) -> Self {
+        Self {
+            name: account.name.to_string(),
+            unit: account.unit.to_string(),
+            floor: account.floor.into(),
+            balance: account.balance.to_string(),
+            version: account.version,
+            created_at: account.created_at.to_string(),
+        }
+    }
+}
+
+impl From<StatementLine> for StatementLineAnswer {
+    fn from(line: StatementLine) -> Self {
+        Self {
+            version: line.version,
+            entry: line.entry,
+            key: line.key.to_string(),
+            memo: line.memo,
+            amount: line.amount.to_string(),
+            balance: line.balance.to_string(),
+            at: line.at.to_string(),
+        }
+    }
+}
+
+impl From<&Entry> for EntryAnswer {
+    fn from(entry: &Entry) -> Self {
+        let postings = entry.postings.iter().map(|posting| PostingAnswer {
+            account: posting.account.to_string(),
+            unit: posting.unit.to_string(),
+            amount: posting.amount.to_string(),
+            balance: posting.balance.to_string(),
+            version: posting.version,
+        });
+        Self {
+            number: entry.number,
+            key: entry.key.to_string(),
+            memo: entry.memo.clone(),
+            postings: postings.collect(),
+            at: entry.at.to_string(),
+        }
+    }
+}

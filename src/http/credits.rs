@@ -1,0 +1,521 @@
+//! `/v1/tenants/{id}/grants`, `/credits` and `/allowance`: what was paid for or given in advance, and
+//! what is left of it.
+//!
+//! Invariant: a grant is issued, and taken back, once under its idempotency key. A balance holds usage
+//! that was acknowledged before the request, also if no cut has seen it.
+
+use super::App;
+use super::accounts::{key_taken, parse_memo, readable};
+use super::auth::{Caller, Scope};
+use super::extract::{Json, Path, Query, parse_amount, parse_limit, read_json};
+use super::idempotency::Once;
+use super::problem::{Kind, Problem};
+use crate::jobs::credits::{Balance, Reckoning, coverable, read_balance};
+use crate::jobs::thresholds::{period_around, read_used};
+use crate::rules::credit::{ChangeKind, CreditChange, GRANTS_MAX, Grant, GrantTerms, Pool};
+use crate::rules::ids::{MeterNo, TenantId, Unit};
+use crate::rules::meter::Catalog;
+use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
+use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod};
+use crate::store::credit::{ChangeQuery, GrantFilter, Issued, TakeBack, TakenBack};
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Drawn after those of a lower and before those of a higher one.
+const PRIORITY_DEFAULT: u8 = 50;
+
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({
+    "pool": "purchased", "unit": "eur", "amount": "100", "rates": {"api_calls": "0.002"},
+    "memo": "top-up, invoice 2026-117"
+}))]
+pub struct GrantSpec {
+    /// `purchased` for a top-up, `granted` for what is given.
+    pool: Pool,
+    /// A currency or another unit, such as `eur` or `credits`.
+    #[schema(min_length = 1, max_length = 32, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
+    unit: String,
+    /// As a decimal number above 0.
+    #[schema(pattern = r"^(0|[1-9][0-9]{0,14})(\.[0-9]{1,12})?$")]
+    amount: String,
+    /// What one unit of usage costs, for each meter it applies to.
+    rates: BTreeMap<String, String>,
+    /// 0 is drawn first, 100 last; 50 unless given.
+    #[serde(default)]
+    #[schema(minimum = 0, maximum = 100, default = 50)]
+    priority: Option<u8>,
+    /// Usage from then on is covered; from now on unless given.
+    #[serde(default)]
+    #[schema(format = DateTime)]
+    effective_at: Option<String>,
+    /// Usage from then on is not.
+    #[serde(default)]
+    #[schema(format = DateTime)]
+    expires_at: Option<String>,
+    /// Why, for whoever reads the history.
+    #[serde(default)]
+    #[schema(max_length = 500, pattern = r"^[^\x00-\x1f\x7f]*$")]
+    memo: String,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct GrantAnswer {
+    id: u64,
+    /// The idempotency key it was issued under.
+    key: String,
+    pool: Pool,
+    unit: String,
+    amount: String,
+    /// What the last cuts left of it.
+    remaining: String,
+    rates: BTreeMap<String, String>,
+    priority: u8,
+    #[schema(format = DateTime)]
+    effective_at: String,
+    #[schema(format = DateTime)]
+    expires_at: Option<String>,
+    memo: String,
+    #[schema(format = DateTime)]
+    created_at: String,
+}
+
+/// Issue credits: a top-up, or a gift
+///
+/// Usage draws on them before it is billed: what was given before what was paid for, by priority and
+/// by expiry. Only what is left is pushed to the provider.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/grants", tag = "credits", request_body = GrantSpec,
+    params(("tenant" = String, Path)),
+    responses(
+        (status = 201, description = "The grant", body = GrantAnswer),
+        (status = 409, description = "Another grant stands under the key"),
+        (status = 422, description = "The amount, a rate or a date is refused"),
+    )
+)]
+pub async fn post_grant(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(tenant): Path<String>,
+    once: Once,
+    request: axum::extract::Request,
+) -> Result<Response<Body>, Problem> {
+    caller.require_unbound(Scope::Operate)?;
+    let tenant = TenantId::parse(&tenant)?;
+    let Json(spec) = read_json::<GrantSpec>(request, &app).await?;
+    let catalog = app.catalog.reload().await?;
+    let now = app.clock.now();
+    // The same request at another moment is the same grant.
+    let standing = app.store.list_grants(&tenant, GrantFilter::All, 0, usize::MAX);
+    let standing = standing.await?.into_iter().find(|grant| grant.terms.key == once.key);
+    let begun = standing.map_or(now, |grant| grant.terms.effective_at);
+    let terms = read_terms(spec, tenant, &once, &catalog, begun)?;
+    let scale = |meter: MeterNo| catalog.get(meter).map(|meter| meter.usage_scale());
+    terms.check(scale).map_err(Problem::refused)?;
+    let completing = once.completing(move |issued: &Issued| answer_issued(issued, &catalog));
+    let issued = app.store.issue_grant(terms, now, Some(&completing)).await?;
+    Ok(Once::respond(&completing, &issued))
+}
+
+fn read_terms(
+    spec: GrantSpec,
+    tenant: TenantId,
+    once: &Once,
+    catalog: &Catalog,
+    begun: Timestamp,
+) -> Result<GrantTerms, Problem> {
+    let mut rates = BTreeMap::new();
+    for (slug, rate) in &spec.rates {
+        let (number, _) = catalog.find(slug).ok_or_else(|| {
+            let detail = format!("there is no meter {slug}; GET /v1/meters lists them");
+            Problem::new(Kind::Refused, "meter_unknown", detail)
+        })?;
+        rates.insert(number, parse_amount(rate)?);
+    }
+    let instant = |text: &String| Timestamp::parse(text).map_err(Problem::refused);
+    Ok(GrantTerms {
+        tenant,
+        key: once.key.clone(),
+        pool: spec.pool,
+        unit: Unit::parse(&spec.unit).map_err(Problem::refused)?,
+        amount: parse_amount(&spec.amount)?,
+        rates,
+        priority: spec.priority.unwrap_or(PRIORITY_DEFAULT),
+        effective_at: spec.effective_at.as_ref().map(instant).transpose()?.unwrap_or(begun),
+        expires_at: spec.expires_at.as_ref().map(instant).transpose()?,
+        memo: parse_memo(spec.memo)?,
+    })
+}
+
+fn answer_issued(issued: &Issued, catalog: &Catalog) -> Result<(StatusCode, GrantAnswer), Problem> {
+    match issued {
+        Issued::Created(grant) | Issued::Repeated(grant) => {
+            Ok((StatusCode::CREATED, answer_grant(grant, catalog)))
+        }
+        Issued::KeyTaken(grant) => Err(key_taken("grant", &grant.terms.key)),
+        Issued::TooMany => Err(Problem::new(
+            Kind::Refused,
+            "too_many_grants",
+            format!("the tenant has {GRANTS_MAX} grants with something left; take some back first"),
+        )),
+    }
+}
+
+fn answer_grant(grant: &Grant, catalog: &Catalog) -> GrantAnswer {
+    let terms = &grant.terms;
+    let rates = terms.rates.iter().filter_map(|(meter, rate)| {
+        Some((catalog.get(*meter)?.slug.to_string(), rate.to_string()))
+    });
+    GrantAnswer {
+        id: grant.number,
+        key: terms.key.to_string(),
+        pool: terms.pool,
+        unit: terms.unit.to_string(),
+        amount: terms.amount.to_string(),
+        remaining: grant.remaining.to_string(),
+        rates: rates.collect(),
+        priority: terms.priority,
+        effective_at: terms.effective_at.to_string(),
+        expires_at: terms.expires_at.map(|at| at.to_string()),
+        memo: terms.memo.clone(),
+        created_at: grant.created_at.to_string(),
+    }
+}
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct GrantParameters {
+    /// Only grants with something left.
+    live: Option<bool>,
+    /// `next_after` of the page before.
+    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
+    after: Option<u64>,
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<usize>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct GrantList {
+    /// Oldest first.
+    grants: Vec<GrantAnswer>,
+    /// Give it as `after` for the next page; null at the end.
+    next_after: Option<u64>,
+}
+
+/// List a tenant's grants
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/grants", tag = "credits",
+    params(("tenant" = String, Path), GrantParameters),
+    responses((status = 200, description = "A page of grants", body = GrantList))
+)]
+pub async fn list_grants(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(tenant): Path<String>,
+    Query(query): Query<GrantParameters>,
+) -> Result<axum::Json<GrantList>, Problem> {
+    let tenant = readable(&caller, &tenant)?;
+    let limit = parse_limit(query.limit)?;
+    let filter = match query.live {
+        Some(true) => GrantFilter::Live,
+        Some(false) | None => GrantFilter::All,
+    };
+    let after = query.after.unwrap_or(0);
+    let mut found = app.store.list_grants(&tenant, filter, after, limit + 1).await?;
+    let more = found.len() > limit;
+    found.truncate(limit);
+    let next_after = found.last().filter(|_| more).map(|grant| grant.number);
+    let catalog = app.catalog.reload().await?;
+    let grants = found.iter().map(|grant| answer_grant(grant, &catalog)).collect();
+    Ok(axum::Json(GrantList { grants, next_after }))
+}
+
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"amount": "40", "memo": "refund of the rest"}))]
+pub struct TakeBackSpec {
+    /// As a decimal number above 0; all that is left unless given.
+    #[serde(default)]
+    #[schema(pattern = r"^(0|[1-9][0-9]{0,14})(\.[0-9]{1,12})?$")]
+    amount: Option<String>,
+    #[serde(default)]
+    #[schema(max_length = 500, pattern = r"^[^\x00-\x1f\x7f]*$")]
+    memo: String,
+}
+
+/// Take back what is left of a grant, or a part of it
+///
+/// A refund of what was purchased, a void of what was granted. What usage has drawn stays drawn.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/grants/{grant}/take-back", tag = "credits",
+    request_body = TakeBackSpec,
+    params(("tenant" = String, Path), ("grant" = u64, Path)),
+    responses(
+        (status = 200, description = "What was done", body = ChangeAnswer),
+        (status = 404, description = "There is no such grant"),
+        (status = 409, description = "Something else stands under the key"),
+        (status = 422, description = "Less is left than was asked for"),
+    )
+)]
+pub async fn take_back(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path((tenant, grant)): Path<(String, String)>,
+    once: Once,
+    request: axum::extract::Request,
+) -> Result<Response<Body>, Problem> {
+    caller.require_unbound(Scope::Operate)?;
+    let tenant = TenantId::parse(&tenant)?;
+    let grant = grant.parse().map_err(|_| unknown_grant())?;
+    let Json(TakeBackSpec { amount, memo }) = read_json(request, &app).await?;
+    let amount = amount.as_deref().map(parse_amount).transpose()?;
+    if amount.is_some_and(|amount| amount <= Quantity::ZERO) {
+        let detail = "amount must be above 0; leave it out for all that is left";
+        return Err(Problem::new(Kind::Refused, "invalid_amount", detail));
+    }
+    let (key, memo) = (once.key.clone(), parse_memo(memo)?);
+    let order = TakeBack { tenant, grant, key, amount, memo };
+    let catalog = app.catalog.reload().await?;
+    let completing = once.completing(move |taken: &TakenBack| answer_taken(taken, &catalog));
+    let taken = app.store.take_back(order, app.clock.now(), Some(&completing)).await?;
+    Ok(Once::respond(&completing, &taken))
+}
+
+fn unknown_grant() -> Problem {
+    let detail = "the tenant has no such grant; GET /v1/tenants/{id}/grants lists them";
+    Problem::new(Kind::NotFound, "grant_unknown", detail)
+}
+
+fn answer_taken(
+    taken: &TakenBack,
+    catalog: &Catalog,
+) -> Result<(StatusCode, ChangeAnswer), Problem> {
+    match taken {
+        TakenBack::Done(change) | TakenBack::Repeated(change) => {
+            Ok((StatusCode::OK, answer_change(change, catalog)))
+        }
+        TakenBack::KeyTaken(change) => {
+            let key = change.key.as_ref();
+            Err(key.map_or_else(unknown_grant, |key| key_taken("change", key)))
+        }
+        TakenBack::TooLittle(left) => Err(Problem::new(
+            Kind::Refused,
+            "too_little_left",
+            format!("{left} is left of the grant; nothing was taken"),
+        )),
+        TakenBack::NotFound => Err(unknown_grant()),
+    }
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct CoveredAnswer {
+    meter: String,
+    #[schema(format = DateTime)]
+    window_start: String,
+    #[schema(format = DateTime)]
+    window_end: String,
+    /// In units of the meter.
+    quantity: String,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ChangeAnswer {
+    number: u64,
+    grant: u64,
+    kind: ChangeKind,
+    /// In the grant's unit, never negative: the kind tells the direction.
+    amount: String,
+    /// What it left of the grant.
+    remaining: String,
+    /// The usage that was covered, or turned out not to have been used.
+    covered: Option<CoveredAnswer>,
+    memo: String,
+    #[schema(format = DateTime)]
+    at: String,
+}
+
+fn answer_change(change: &CreditChange, catalog: &Catalog) -> ChangeAnswer {
+    let covered = change.covered.as_ref().map(|covered| CoveredAnswer {
+        meter: catalog.get(covered.meter).map_or_else(String::new, |meter| meter.slug.to_string()),
+        window_start: covered.window.start.to_string(),
+        window_end: covered.window.end.to_string(),
+        quantity: covered.quantity.to_string(),
+    });
+    ChangeAnswer {
+        number: change.number,
+        grant: change.grant,
+        kind: change.kind,
+        amount: change.amount.to_string(),
+        remaining: change.remaining.to_string(),
+        covered,
+        memo: change.memo.clone(),
+        at: change.at.to_string(),
+    }
+}
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ChangeParameters {
+    /// Only changes of this grant.
+    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
+    grant: Option<u64>,
+    /// `next_before` of the page before.
+    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
+    before: Option<u64>,
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<usize>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ChangeList {
+    /// Newest first.
+    changes: Vec<ChangeAnswer>,
+    /// Give it as `before` for the next page; null at the end.
+    next_before: Option<u64>,
+}
+
+/// Explain a tenant's credits: every change, with the usage it covered
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/credits/changes", tag = "credits",
+    params(("tenant" = String, Path), ChangeParameters),
+    responses((status = 200, description = "A page of changes", body = ChangeList))
+)]
+pub async fn list_changes(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(tenant): Path<String>,
+    Query(query): Query<ChangeParameters>,
+) -> Result<axum::Json<ChangeList>, Problem> {
+    let tenant = readable(&caller, &tenant)?;
+    let limit = parse_limit(query.limit)?;
+    let ChangeParameters { grant, before, .. } = query;
+    let asked = ChangeQuery { tenant, grant, before, limit: limit + 1 };
+    let mut found = app.store.list_credit_changes(asked).await?;
+    let more = found.len() > limit;
+    found.truncate(limit);
+    let next_before = found.last().filter(|_| more).map(|change| change.number);
+    let catalog = app.catalog.reload().await?;
+    let changes = found.iter().map(|change| answer_change(change, &catalog)).collect();
+    Ok(axum::Json(ChangeList { changes, next_before }))
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct PoolAnswer {
+    unit: String,
+    pool: Pool,
+    /// What the last cuts left.
+    remaining: String,
+    /// What usage that was counted and not cut yet will draw.
+    pending: String,
+    /// What usage of this moment can draw.
+    available: String,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct CreditsAnswer {
+    pools: Vec<PoolAnswer>,
+}
+
+/// Read what is left of a tenant's credits, with usage up to this moment
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/credits", tag = "credits", params(("tenant" = String, Path)),
+    responses((status = 200, description = "By unit and pool", body = CreditsAnswer))
+)]
+pub async fn get_credits(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(tenant): Path<String>,
+) -> Result<axum::Json<CreditsAnswer>, Problem> {
+    let tenant = readable(&caller, &tenant)?;
+    let catalog = app.catalog.current().await?;
+    let Balance { pools, .. } =
+        read_balance(&*app.store, &catalog, &tenant, app.reckoning()).await?;
+    let pools = pools.into_iter().map(|((unit, pool), balance)| PoolAnswer {
+        unit: unit.to_string(),
+        pool,
+        remaining: balance.remaining.to_string(),
+        pending: balance.pending.to_string(),
+        available: balance.available.to_string(),
+    });
+    Ok(axum::Json(CreditsAnswer { pools: pools.collect() }))
+}
+
+impl App {
+    fn reckoning(&self) -> Reckoning {
+        Reckoning {
+            now: self.clock.now(),
+            order: self.draw_order,
+            accept_horizon_hours: self.accept_horizon_hours,
+            shadow: self.shadow,
+        }
+    }
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct QuotaAnswer {
+    period: ThresholdPeriod,
+    limit: String,
+    used: String,
+    /// Never negative.
+    remaining: String,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct AllowanceAnswer {
+    meter: String,
+    /// Whether no quota is used up.
+    allowed: bool,
+    quotas: Vec<QuotaAnswer>,
+    /// How much more usage the credits cover, in units of the meter.
+    covered: String,
+}
+
+/// May the tenant use more?
+///
+/// Exact as of every event that was acknowledged before; asks the counters, not the events.
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/allowance/{meter}", tag = "credits",
+    params(("tenant" = String, Path), ("meter" = String, Path)),
+    responses(
+        (status = 200, description = "What is left", body = AllowanceAnswer),
+        (status = 404, description = "There is no such meter"),
+    )
+)]
+pub async fn get_allowance(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path((tenant, slug)): Path<(String, String)>,
+) -> Result<axum::Json<AllowanceAnswer>, Problem> {
+    let tenant = readable(&caller, &tenant)?;
+    let (number, meter) = app.catalog.find(&slug).await?;
+    let thresholds = app.store.list_thresholds(Some(&tenant)).await?;
+    let own =
+        |threshold: &Threshold| threshold.kind == ThresholdKind::Quota && threshold.meter == number;
+    let mut quotas = Vec::new();
+    let mut allowed = true;
+    for quota in thresholds.into_iter().filter(own) {
+        let window = period_around(quota.period, app.clock.now());
+        let used = read_used(&*app.store, &tenant, number, window).await?;
+        let left = quota.limit.checked_sub(used).unwrap_or_default().max(Quantity::ZERO);
+        allowed &= left > Quantity::ZERO;
+        quotas.push(QuotaAnswer {
+            period: quota.period,
+            limit: quota.limit.to_string(),
+            used: used.to_string(),
+            remaining: left.to_string(),
+        });
+    }
+    let catalog = app.catalog.current().await?;
+    let reckoning = app.reckoning();
+    let balance = read_balance(&*app.store, &catalog, &tenant, reckoning).await?;
+    let covered = coverable(&balance, (number, &meter), reckoning)?.to_string();
+    Ok(axum::Json(AllowanceAnswer { meter: slug, allowed, quotas, covered }))
+}

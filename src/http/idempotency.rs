@@ -1,0 +1,167 @@
+//! Requests that change something happen once under their `Idempotency-Key`: the layer of the crate
+//! `counterfoil_idempotency` on the server's own store.
+//!
+//! Invariant: whose key it is comes from the API key, never from the request: its tenant, or everyone
+//! for a key that is bound to none, and its scopes, so that a caller who may less neither sees nor
+//! spoils what another did. Where money moves, a key is required and ends in the transaction of its
+//! effect. Keys of `/v1/keys` are left out: their answer holds a token, and tokens are never stored.
+
+use super::App;
+use super::auth::Caller;
+use super::problem::Problem;
+use crate::clock::Clock;
+use crate::rules::ids::OnceKey;
+use crate::store::Store;
+use crate::store::idempotency::{Completing, Ended};
+use async_trait::async_trait;
+use axum::body::Body;
+use axum::extract::{FromRequestParts, MatchedPath, Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+use counterfoil_idempotency::{
+    Answer, Attempt, Claim, Claimed, Ending, Fingerprint, IdempotencyLayer, Identity, KeyPolicy,
+    Scope, Settings, StoreError,
+};
+use http::StatusCode;
+use http::request::Parts;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub const HEADER: &str = "idempotency-key";
+/// Its answer holds a token.
+const LEFT_OUT: &str = "/v1/keys";
+const KEEP_COMPLETED: Duration = Duration::from_secs(24 * 3600);
+const KEEP_FAILED: Duration = Duration::from_secs(3600);
+
+/// The layer, for routes with this policy.
+pub fn layer(app: &Arc<App>, policy: KeyPolicy) -> IdempotencyLayer {
+    let keys = RequestKeys { store: Arc::clone(&app.store), clock: app.clock.clone() };
+    let settings = Settings {
+        policy,
+        body_bytes_max: app.config.body_bytes_max,
+        keep_completed: KEEP_COMPLETED,
+        keep_failed: KEEP_FAILED,
+        ..Settings::default()
+    };
+    IdempotencyLayer::new(Arc::new(keys), settings, identify)
+}
+
+/// Finds out who is calling, for requests that come with a key, before the layer asks. Callers that
+/// are refused go on without: the handler tells them.
+pub async fn recognise(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    if request.method().is_safe() {
+        return next.run(request).await;
+    }
+    let (mut parts, body) = request.into_parts();
+    if let Ok(caller) = Caller::from_request_parts(&mut parts, &app).await {
+        parts.extensions.insert(caller);
+    }
+    next.run(Request::from_parts(parts, body)).await
+}
+
+fn identify(parts: &Parts) -> Option<Identity> {
+    let caller = parts.extensions.get::<Caller>()?;
+    let path = parts.extensions.get::<MatchedPath>()?.as_str();
+    let route = format!("{} {path}", parts.method);
+    (path != LEFT_OUT).then(|| Identity { tenant: caller.principal(), route })
+}
+
+/// The crate's store on ours.
+struct RequestKeys {
+    store: Arc<dyn Store>,
+    clock: Clock,
+}
+
+#[async_trait]
+impl counterfoil_idempotency::Store for RequestKeys {
+    async fn claim(
+        &self,
+        scope: &Scope,
+        fingerprint: &Fingerprint,
+        lease: Duration,
+    ) -> Result<Claimed, StoreError> {
+        self.store.claim_key(scope, fingerprint, lease, self.clock.now()).await
+    }
+
+    async fn renew(&self, claim: &Claim, lease: Duration) -> Result<(), StoreError> {
+        self.store.renew_key(claim, lease, self.clock.now()).await
+    }
+
+    async fn reach(&self, claim: &Claim, point: &str) -> Result<(), StoreError> {
+        self.store.reach_key(claim, point).await
+    }
+
+    async fn end(
+        &self,
+        claim: &Claim,
+        answer: &Answer,
+        ending: Ending,
+        keep: Duration,
+    ) -> Result<(), StoreError> {
+        let ended = Ended { answer: answer.clone(), ending, keep };
+        self.store.end_key(claim, &ended, self.clock.now()).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<(), StoreError> {
+        self.store.release_key(claim, self.clock.now()).await
+    }
+
+    async fn sweep(&self, limit: u32) -> Result<u32, StoreError> {
+        self.store.sweep_keys(limit, self.clock.now()).await
+    }
+}
+
+/// A request that runs under a key.
+pub struct Once {
+    attempt: Attempt,
+    /// The key as the caller chose it.
+    pub key: OnceKey,
+}
+
+impl FromRequestParts<Arc<App>> for Once {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Problem> {
+        let attempt = parts.extensions.get::<Attempt>().cloned();
+        // The layer lets no request without a key come so far, but for those without a valid one.
+        let attempt = attempt.ok_or_else(Problem::unidentified)?;
+        let key = OnceKey::parse(&attempt.claim().scope.key)?;
+        Ok(Self { attempt, key })
+    }
+}
+
+impl Once {
+    /// Ends the key in the transaction of an effect, with what `answer` makes of the outcome.
+    pub fn completing<T: 'static, A: Serialize>(
+        &self,
+        answer: impl Fn(&T) -> Result<(StatusCode, A), Problem> + Send + Sync + 'static,
+    ) -> Completing<T> {
+        Completing::new(self.attempt.claim().clone(), move |outcome| ended(answer(outcome)))
+    }
+
+    /// The response of a request whose key has ended so.
+    pub fn respond<T>(completing: &Completing<T>, outcome: &T) -> Response<Body> {
+        Attempt::ended(completing.render(outcome).answer)
+    }
+}
+
+fn ended<A: Serialize>(answered: Result<(StatusCode, A), Problem>) -> Ended {
+    let (status, kind, body) = match answered {
+        Ok((status, answer)) => {
+            let body = serde_json::to_vec(&answer).expect("answers are plain JSON");
+            (status, "application/json", body)
+        }
+        Err(problem) => {
+            let (status, body) = problem.into_parts();
+            (status, "application/problem+json", body.into_bytes())
+        }
+    };
+    let (ending, keep) = match status.is_success() {
+        true => (Ending::Completed, KEEP_COMPLETED),
+        false => (Ending::Failed, KEEP_FAILED),
+    };
+    let headers = vec![("content-type".to_owned(), kind.as_bytes().to_vec())];
+    let answer = Answer { status: status.as_u16(), headers, body: body.into() };
+    Ended { answer, ending, keep }
+}

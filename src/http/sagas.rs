@@ -1,0 +1,481 @@
+//! Subscriptions that are created, changed and ended by sagas; `/v1/sagas` tells how they go.
+//!
+//! Invariant: a saga is begun once under its idempotency key. The answer comes at once; what becomes
+//! of it is read from `/v1/sagas/{id}`, whose log says every step.
+
+use super::App;
+use super::accounts::{key_taken, readable};
+use super::auth::{Caller, Scope};
+use super::extract::{Json, Path, Query, parse_limit, read_json};
+use super::idempotency::Once;
+use super::problem::{Kind, Problem};
+use crate::jobs::sagas::{CancelParams, ChangeParams, CreateParams, boundary_after};
+use crate::rules::ids::{SubscriptionId, TenantId};
+use crate::rules::saga::{LogLine, Mark, Saga, SagaKind, SagaState, saga_id};
+use crate::rules::timestamp::Timestamp;
+use crate::store::saga::{Agreement, Begun, NewSaga, Revived, SagaQuery};
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Prices of a plan; Stripe takes as many items.
+const PRICES_MAX: usize = 20;
+const FEATURES_MAX: usize = 100;
+const NAME_BYTES_MAX: usize = 200;
+/// Agreements that are answered.
+const AGREEMENTS_MAX: usize = 1_000;
+
+/// What a tenant is charged by and what it may use.
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({
+    "plan": "pro", "prices": ["price_1Q"], "features": ["exports"], "email": "billing@acme.example"
+}))]
+pub struct SubscriptionSpec {
+    /// Its name here.
+    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    plan: String,
+    /// The provider's prices.
+    #[schema(min_items = 1, max_items = 20)]
+    prices: Vec<String>,
+    /// What may be used while it lasts.
+    #[serde(default)]
+    #[schema(max_items = 100)]
+    features: Vec<String>,
+    /// For a customer that has to be created.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    name: Option<String>,
+    /// For a customer that has to be created.
+    #[serde(default)]
+    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    email: Option<String>,
+}
+
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"plan": "scale", "prices": ["price_2R"], "features": ["exports", "sso"]}))]
+pub struct PlanSpec {
+    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    plan: String,
+    #[schema(min_items = 1, max_items = 20)]
+    prices: Vec<String>,
+    #[serde(default)]
+    #[schema(max_items = 100)]
+    features: Vec<String>,
+}
+
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"when": "period_end"}))]
+pub struct CancelSpec {
+    when: CancelMoment,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CancelMoment {
+    /// When the current window has ended and its usage has gone out.
+    Now,
+    PeriodEnd,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct SagaAnswer {
+    id: String,
+    kind: SagaKind,
+    tenant: String,
+    state: SagaState,
+    /// Grows with each new start after everything was undone.
+    generation: u32,
+    /// What it waits for, or what went wrong last.
+    detail: Option<String>,
+    /// When it goes on, while it is under way.
+    #[schema(format = DateTime)]
+    due_at: Option<String>,
+    #[schema(format = DateTime)]
+    created_at: String,
+    /// When it came into its state.
+    #[schema(format = DateTime)]
+    state_at: String,
+}
+
+/// Create a subscription
+///
+/// Creates the customer if the tenant has none, then the subscription, our own record, and access to
+/// the features. If a step is refused, what was done is undone.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/subscriptions", tag = "sagas",
+    request_body = SubscriptionSpec, params(("tenant" = String, Path)),
+    responses(
+        (status = 202, description = "The saga that does it", body = SagaAnswer),
+        (status = 409, description = "Another saga of the tenant is open, or the key was used"),
+        (status = 422, description = "A name is refused, or there is no provider"),
+    )
+)]
+pub async fn create_subscription(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(tenant): Path<String>,
+    once: Once,
+    request: axum::extract::Request,
+) -> Result<Response<Body>, Problem> {
+    caller.require_unbound(Scope::Operate)?;
+    let tenant = TenantId::parse(&tenant)?;
+    let Json(spec) = read_json::<SubscriptionSpec>(request, &app).await?;
+    let SubscriptionSpec { plan, prices, features, name, email } = spec;
+    check_plan(&plan, &prices, &features)?;
+    [&name, &email].into_iter().flatten().try_for_each(|text| check_name(text))?;
+    let params = CreateParams { plan, prices, features, name, email };
+    begin(&app, &once, tenant, SagaKind::CreateSubscription, &params).await
+}
+
+/// Change what a subscription is charged by
+///
+/// At the end of the current window: usage up to then is sent first, later usage waits until the
+/// prices have changed.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/subscriptions/{subscription}/plan", tag = "sagas",
+    request_body = PlanSpec,
+    params(("tenant" = String, Path), ("subscription" = String, Path)),
+    responses(
+        (status = 202, description = "The saga that does it", body = SagaAnswer),
+        (status = 409, description = "Another saga of the tenant is open, or the key was used"),
+        (status = 422, description = "A name is refused, or there is no provider"),
+    )
+)]
+pub async fn change_plan(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path((tenant, subscription)): Path<(String, String)>,
+    once: Once,
+    request: axum::extract::Request,
+) -> Result<Response<Body>, Problem> {
+    caller.require_unbound(Scope::Operate)?;
+    let tenant = TenantId::parse(&tenant)?;
+    let subscription = SubscriptionId::parse(&subscription)?;
+    let Json(PlanSpec { plan, prices, features }) = read_json(request, &app).await?;
+    check_plan(&plan, &prices, &features)?;
+    let boundary = next_boundary(&app, &tenant, &once).await?;
+    let params = ChangeParams { subscription, plan, prices, features, boundary };
+    begin(&app, &once, tenant, SagaKind::ChangePlan, &params).await
+}
+
+/// End a subscription
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/subscriptions/{subscription}/cancel", tag = "sagas",
+    request_body = CancelSpec,
+    params(("tenant" = String, Path), ("subscription" = String, Path)),
+    responses(
+        (status = 202, description = "The saga that does it", body = SagaAnswer),
+        (status = 409, description = "Another saga of the tenant is open, or the key was used"),
+        (status = 422, description = "There is no provider"),
+    )
+)]
+pub async fn cancel_subscription(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path((tenant, subscription)): Path<(String, String)>,
+    once: Once,
+    request: axum::extract::Request,
+) -> Result<Response<Body>, Problem> {
+    caller.require_unbound(Scope::Operate)?;
+    let tenant = TenantId::parse(&tenant)?;
+    let subscription = SubscriptionId::parse(&subscription)?;
+    let Json(CancelSpec { when }) = read_json(request, &app).await?;
+    let boundary = match when {
+        CancelMoment::Now => Some(next_boundary(&app, &tenant, &once).await?),
+        CancelMoment::PeriodEnd => None,
+    };
+    let params = CancelParams { subscription, boundary };
+    begin(&app, &once, tenant, SagaKind::CancelSubscription, &params).await
+}
+
+fn check_plan(plan: &str, prices: &[String], features: &[String]) -> Result<(), Problem> {
+    let within = (1..=PRICES_MAX).contains(&prices.len()) && features.len() <= FEATURES_MAX;
+    let distinct = |names: &[String]| names.iter().collect::<BTreeSet<_>>().len() == names.len();
+    if !within || !distinct(prices) || !distinct(features) {
+        let detail = format!(
+            "a plan has 1 to {PRICES_MAX} different prices and at most {FEATURES_MAX} different \
+             features"
+        );
+        return Err(Problem::new(Kind::Refused, "invalid_plan", detail));
+    }
+    check_name(plan)?;
+    prices.iter().chain(features).try_for_each(|name| check_name(name))
+}
+
+fn check_name(text: &str) -> Result<(), Problem> {
+    if text.is_empty() || text.len() > NAME_BYTES_MAX || text.bytes().any(|b| b < 0x20 || b == 0x7f)
+    {
+        let detail = format!(
+            "plans, prices, features, names and addresses have 1 to {NAME_BYTES_MAX} bytes and no \
+             control characters"
+        );
+        return Err(Problem::new(Kind::Refused, "invalid_name", detail));
+    }
+    Ok(())
+}
+
+/// The end of the current windows; for a repeat, the one that its saga was begun with.
+async fn next_boundary(app: &App, tenant: &TenantId, once: &Once) -> Result<Timestamp, Problem> {
+    let id = saga_id(&app.store.token_secret(), tenant, &once.key);
+    let begun = app.store.find_saga(&id).await?;
+    let at = begun.map_or_else(|| app.clock.now(), |(saga, _)| saga.created_at);
+    Ok(boundary_after(&*app.catalog.reload().await?, at))
+}
+
+async fn begin(
+    app: &App,
+    once: &Once,
+    tenant: TenantId,
+    kind: SagaKind,
+    params: &impl Serialize,
+) -> Result<Response<Body>, Problem> {
+    if app.provider.as_ref().and_then(|provider| provider.operations()).is_none() {
+        let detail = "no provider with subscriptions is set up; set provider.kind = \"stripe\"";
+        return Err(Problem::new(Kind::Refused, "provider_missing", detail));
+    }
+    let new = NewSaga {
+        id: saga_id(&app.store.token_secret(), &tenant, &once.key),
+        kind,
+        tenant,
+        key: once.key.clone(),
+        params: serde_json::to_string(params).expect("parameters are plain JSON"),
+    };
+    let completing = once.completing(answer_begun);
+    let begun = app.store.begin_saga(new, app.clock.now(), Some(&completing)).await?;
+    Ok(Once::respond(&completing, &begun))
+}
+
+fn answer_begun(begun: &Begun) -> Result<(StatusCode, SagaAnswer), Problem> {
+    match begun {
+        Begun::Created(saga) | Begun::Repeated(saga) => Ok((StatusCode::ACCEPTED, saga.into())),
+        Begun::KeyTaken(saga) => Err(key_taken("saga", &saga.key)),
+        Begun::Busy(saga) => Err(busy(saga)),
+    }
+}
+
+fn busy(saga: &Saga) -> Problem {
+    let (id, state) = (&saga.id, saga.state.name());
+    let detail = format!("saga {id} of this tenant is {state}; GET /v1/sagas/{id} tells more");
+    Problem::new(Kind::Conflict, "saga_open", detail)
+}
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct SagaParameters {
+    /// Only sagas of this tenant.
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    tenant: Option<String>,
+    #[param(inline)]
+    state: Option<SagaState>,
+    /// `next_before` of the page before.
+    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
+    before: Option<u64>,
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<usize>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct SagaList {
+    /// Newest first.
+    sagas: Vec<SagaAnswer>,
+    /// Give it as `before` for the next page; null at the end.
+    next_before: Option<u64>,
+}
+
+/// List sagas
+#[utoipa::path(
+    get, path = "/v1/sagas", tag = "sagas", params(SagaParameters),
+    responses((status = 200, description = "A page of sagas", body = SagaList))
+)]
+pub async fn list_sagas(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Query(query): Query<SagaParameters>,
+) -> Result<axum::Json<SagaList>, Problem> {
+    caller.require(Scope::Read)?;
+    let asked = query.tenant.as_deref().map(TenantId::parse).transpose()?;
+    let tenant = caller.narrow(asked)?;
+    let limit = parse_limit(query.limit)?;
+    let SagaParameters { state, before, .. } = query;
+    let asked = SagaQuery { tenant, state, before, limit: limit + 1 };
+    let mut found = app.store.list_sagas(asked).await?;
+    let more = found.len() > limit;
+    found.truncate(limit);
+    let next_before = found.last().filter(|_| more).map(|saga| saga.number);
+    let sagas = found.iter().map(SagaAnswer::from).collect();
+    Ok(axum::Json(SagaList { sagas, next_before }))
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct LineAnswer {
+    generation: u32,
+    step: String,
+    mark: Mark,
+    /// What the step left for those after it.
+    #[schema(value_type = Option<Object>)]
+    result: Option<serde_json::Value>,
+    detail: Option<String>,
+    #[schema(format = DateTime)]
+    at: String,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct SagaStory {
+    saga: SagaAnswer,
+    /// What it was asked for.
+    #[schema(value_type = Object)]
+    params: serde_json::Value,
+    /// Every step, oldest first.
+    log: Vec<LineAnswer>,
+}
+
+/// Tell a saga step by step
+#[utoipa::path(
+    get, path = "/v1/sagas/{saga}", tag = "sagas", params(("saga" = String, Path)),
+    responses(
+        (status = 200, description = "The saga and its log", body = SagaStory),
+        (status = 404, description = "There is no such saga"),
+    )
+)]
+pub async fn get_saga(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<axum::Json<SagaStory>, Problem> {
+    caller.require(Scope::Read)?;
+    let found = app.store.find_saga(&id).await?;
+    // The same answer whether another tenant has it or nobody.
+    let allowed = |saga: &Saga| caller.bound_to().is_none_or(|tenant| *tenant == saga.tenant);
+    let (saga, log) = found.filter(|(saga, _)| allowed(saga)).ok_or_else(unknown_saga)?;
+    Ok(axum::Json(SagaStory {
+        params: serde_json::from_str(&saga.params).unwrap_or_default(),
+        log: log.iter().map(LineAnswer::from).collect(),
+        saga: (&saga).into(),
+    }))
+}
+
+fn unknown_saga() -> Problem {
+    Problem::new(Kind::NotFound, "saga_unknown", "there is no such saga; GET /v1/sagas lists them")
+}
+
+/// Take a saga up again
+///
+/// One that needs attention goes on where it stopped; one that was undone starts anew.
+#[utoipa::path(
+    post, path = "/v1/sagas/{saga}/revive", tag = "sagas", params(("saga" = String, Path)),
+    responses(
+        (status = 200, description = "The saga as it is now", body = SagaAnswer),
+        (status = 404, description = "There is no such saga"),
+        (status = 409, description = "It needs nobody, or another saga of the tenant is open"),
+    )
+)]
+pub async fn revive_saga(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<axum::Json<SagaAnswer>, Problem> {
+    caller.require_unbound(Scope::Operate)?;
+    match app.store.revive_saga(&id, app.clock.now()).await? {
+        Revived::Done(saga) => Ok(axum::Json((&saga).into())),
+        Revived::Refused(why) => {
+            let detail = format!("saga {id} cannot be taken up again: {why}");
+            Err(Problem::new(Kind::Conflict, "saga_not_stuck", detail))
+        }
+        Revived::Busy(other) => Err(busy(&other)),
+        Revived::NotFound => Err(unknown_saga()),
+    }
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct AgreementAnswer {
+    subscription: String,
+    plan: String,
+    prices: Vec<String>,
+    features: Vec<String>,
+    /// Whether the features may be used now.
+    access: bool,
+    /// The saga that made it.
+    saga: String,
+    #[schema(format = DateTime)]
+    began_at: String,
+    #[schema(format = DateTime)]
+    ended_at: Option<String>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct AgreementList {
+    /// Newest first.
+    agreements: Vec<AgreementAnswer>,
+    /// What the tenant may use now.
+    features: Vec<String>,
+}
+
+/// Read what a tenant has agreed to, and what it may use
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/agreements", tag = "sagas", params(("tenant" = String, Path)),
+    responses((status = 200, description = "Its agreements", body = AgreementList))
+)]
+pub async fn list_agreements(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(tenant): Path<String>,
+) -> Result<axum::Json<AgreementList>, Problem> {
+    let tenant = readable(&caller, &tenant)?;
+    let now = app.clock.now();
+    let found = app.store.list_agreements(&tenant, AGREEMENTS_MAX).await?;
+    let holding = found.iter().filter(|agreement| agreement.grants_access_at(now));
+    let features: BTreeSet<&String> = holding.flat_map(|agreement| &agreement.features).collect();
+    let features = features.into_iter().cloned().collect();
+    let agreements = found.iter().map(|agreement| answer_agreement(agreement, now)).collect();
+    Ok(axum::Json(AgreementList { agreements, features }))
+}
+
+fn answer_agreement(agreement: &Agreement, now: Timestamp) -> AgreementAnswer {
+    AgreementAnswer {
+        subscription: agreement.subscription.to_string(),
+        plan: agreement.plan.clone(),
+        prices: agreement.prices.clone(),
+        features: agreement.features.clone(),
+        access: agreement.grants_access_at(now),
+        saga: agreement.saga.clone(),
+        began_at: agreement.began_at.to_string(),
+        ended_at: agreement.ended_at.map(|at| at.to_string()),
+    }
+}
+
+impl From<&Saga> for SagaAnswer {
+    fn from(saga: &Saga) -> Self {
+        Self {
+            id: saga.id.clone(),
+            kind: saga.kind,
+            tenant: saga.tenant.to_string(),
+            state: saga.state,
+            generation: saga.generation,
+            detail: saga.detail.clone(),
+            due_at: saga.state.is_moving().then(|| saga.due_at.to_string()),
+            created_at: saga.created_at.to_string(),
+            state_at: saga.state_at.to_string(),
+        }
+    }
+}
+
+impl From<&LogLine> for LineAnswer {
+    fn from(line: &LogLine) -> Self {
+        Self {
+            generation: line.generation,
+            step: line.name.clone(),
+            mark: line.mark,
+            result: line.result.as_deref().and_then(|text| serde_json::from_str(text).ok()),
+            detail: line.detail.clone(),
+            at: line.at.to_string(),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Messages: tells the webhook of changes, until it has taken each.
+//!
+//! Invariant: a message is leased before it is sent and settled after; its id is the same at every
+//! try. One that nobody takes for three days is given up, and stays in `GET /v1/changes`. Messages
+//! are removed after 30 days. A crash leaves one leased, and it is sent again.
+
+use super::{Stop, repeat};
+use crate::clock::Clock;
+use crate::destinations::{Change, ChangeWebhook, Sending};
+use crate::faults::crash_point;
+use crate::rules::delivery::Backoff;
+use crate::rules::span::Span;
+use crate::store::alert::NoticeOutcome;
+use crate::store::message::ClaimedMessage;
+use crate::store::{self, Store};
+use std::sync::Arc;
+use std::time::Duration;
+
+const PAUSE: Duration = Duration::from_millis(500);
+/// Sent one after the other, so that they arrive in their order unless one has to wait.
+const CLAIM_MAX: usize = 16;
+const LEASE_SPAN: Span = Span::from_minutes(5);
+const BACKOFF: Backoff = Backoff { base_ms: 2_000, max_ms: 3_600_000 };
+const GIVEN_UP_AFTER: Span = Span::from_hours(72);
+const KEPT_FOR: Span = Span::from_hours(30 * 24);
+const PRUNE_PAUSE: Duration = Duration::from_secs(600);
+const PRUNE_MAX: usize = 1_000;
+
+pub struct ChangeTeller {
+    store: Arc<dyn Store>,
+    clock: Clock,
+    webhook: ChangeWebhook,
+    jitter_seed: u64,
+}
+
+impl ChangeTeller {
+    pub fn new(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        webhook: ChangeWebhook,
+        jitter_seed: u64,
+    ) -> Self {
+        Self { store, clock, webhook, jitter_seed }
+    }
+
+    pub async fn run(self, stop: Stop) {
+        repeat("changes", PAUSE, stop, || async { self.pass().await.map(drop) }).await;
+    }
+
+    /// Sends what is due; returns how many messages that was.
+    pub async fn pass(&self) -> store::Result<usize> {
+        let now = self.clock.now();
+        let claimed = self.store.claim_messages(now, LEASE_SPAN.after(now), CLAIM_MAX).await?;
+        let count = claimed.len();
+        for claimed in claimed {
+            let outcome = self.send(&claimed).await;
+            crash_point("message.before_settle");
+            if let NoticeOutcome::GivenUp { detail } = &outcome {
+                let id = &claimed.message.id;
+                tracing::warn!(id, detail, "message {id} was given up: {detail}");
+            }
+            let (number, fence) = (claimed.message.number, claimed.fence);
+            self.store.settle_message(number, fence, outcome, self.clock.now()).await?;
+        }
+        Ok(count)
+    }
+
+    async fn send(&self, claimed: &ClaimedMessage) -> NoticeOutcome {
+        let now = self.clock.now();
+        let message = &claimed.message;
+        let change = Change {
+            id: &message.id,
+            kind: &message.kind,
+            payload: &message.payload,
+            at: message.at,
+            now,
+        };
+        let detail = match self.webhook.tell(&change).await {
+            Sending::Sent => return NoticeOutcome::Sent,
+            Sending::Refused { detail } => return NoticeOutcome::GivenUp { detail },
+            Sending::Later { detail } => detail,
+        };
+        if GIVEN_UP_AFTER.after(message.at) <= now {
+            return NoticeOutcome::GivenUp { detail };
+        }
+        let random = self.jitter_seed.wrapping_mul(message.number.wrapping_add(1));
+        let pause = BACKOFF.pause_micros(claimed.attempts + 1, random);
+        NoticeOutcome::Later { until: now.saturating_add_micros(pause), detail }
+    }
+}
+
+/// Removes messages and idempotency keys whose time is over.
+pub struct Sweeper {
+    store: Arc<dyn Store>,
+    clock: Clock,
+}
+
+impl Sweeper {
+    pub fn new(store: Arc<dyn Store>, clock: Clock) -> Self {
+        Self { store, clock }
+    }
+
+    pub async fn run(self, stop: Stop) {
+        repeat("sweep", PRUNE_PAUSE, stop, || async { self.pass().await.map(drop) }).await;
+    }
+
+    /// Removes what is due; returns how many messages and keys that was.
+    pub async fn pass(&self) -> store::Result<(usize, usize)> {
+        // A clock that was set forward must not make keys forgotten while they are needed.
+        let trusted = self.clock.now().saturating_add_micros(-self.clock.set_by_micros().max(0));
+        let (mut messages, mut keys) = (0, 0);
+        loop {
+            let some = self.store.prune_messages(KEPT_FOR.before(trusted), PRUNE_MAX).await?;
+            messages += some;
+            if some < PRUNE_MAX {
+                break;
+            }
+        }
+        loop {
+            let limit = u32::try_from(PRUNE_MAX).unwrap_or(u32::MAX);
+            let swept = self.store.sweep_keys(limit, trusted).await;
+            let some = swept.map_err(store::idempotency::completion_error)?;
+            let some = usize::try_from(some).unwrap_or(usize::MAX);
+            keys += some;
+            if some < PRUNE_MAX {
+                return Ok((messages, keys));
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The jobs around operations on money, together: sagas, the end of grants, dunning, what others are
+//! told of changes, and what is forgotten.
+
+use super::Stopper;
+use super::credits::GrantExpirer;
+use super::cut::CutSettings;
+use super::dunning::Dunner;
+use super::messages::{ChangeTeller, Sweeper};
+use super::outbound::random_number;
+use super::sagas::SagaRunner;
+use crate::clock::Clock;
+use crate::config::{Config, Shadow};
+use crate::destinations::ChangeWebhook;
+use crate::provider::Provider;
+use crate::store::Store;
+use std::sync::Arc;
+use tokio::task::JoinSet;
+
+pub struct MoneyJobs {
+    stopper: Stopper,
+    tasks: JoinSet<()>,
+}
+
+impl MoneyJobs {
+    pub fn start(
+        store: &Arc<dyn Store>,
+        provider: Option<&Arc<dyn Provider>>,
+        clock: &Clock,
+        changes: Option<ChangeWebhook>,
+        config: &Config,
+    ) -> Self {
+        let (stopper, stop) = Stopper::new();
+        let mut tasks = JoinSet::new();
+        let own_store = || Arc::clone(store);
+        let grace_hours = config.credits.expiry_grace_hours;
+        let expirer = GrantExpirer::new(own_store(), clock.clone(), grace_hours);
+        tasks.spawn(expirer.run(stop.clone()));
+        tasks.spawn(Sweeper::new(own_store(), clock.clone()).run(stop.clone()));
+        tasks.spawn(Dunner::new(own_store(), clock.clone()).run(stop.clone()));
+        if let Some(webhook) = changes {
+            let teller = ChangeTeller::new(own_store(), clock.clone(), webhook, random_number());
+            tasks.spawn(teller.run(stop.clone()));
+        }
+        let operating = provider.filter(|provider| provider.operations().is_some());
+        if let Some(provider) = operating {
+            let cutting = CutSettings {
+                holder: format!("saga-{:016x}", random_number()),
+                accept_horizon_hours: config.ingest.accept_horizon_hours,
+                shadow: config.provider.shadow != Shadow::Off,
+                digits_max: provider.limits().digits_max,
+                draw_order: config.credits.order,
+                lease_ms: config.push.lease_ms,
+            };
+            let runner = SagaRunner::new(own_store(), Arc::clone(provider), clock.clone(), cutting);
+            tasks.spawn(runner.run(stop));
+        }
+        Self { stopper, tasks }
+    }
+
+    /// Starts nothing more and waits until what is under way has ended.
+    pub async fn drain(self) {
+        self.stopper.stop();
+        self.tasks.join_all().await;
+    }
+}

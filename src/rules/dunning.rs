@@ -1,0 +1,111 @@
+//! Dunning: at which stage an invoice that was not paid is.
+//!
+//! Invariant: a function of the invoice as it is and of the time; an invoice is one billing cycle, and
+//! stages only follow one another in the order below, so each is told once in a cycle.
+
+use super::invoice::{Dunning, Invoice, judge_dunning};
+use super::span::Span;
+use super::timestamp::Timestamp;
+
+/// How long after it was made an unpaid invoice is urgent, also if it was tried once only.
+const URGENT_AFTER: Span = Span::from_hours(7 * 24);
+/// From so many failed attempts on it is.
+const URGENT_ATTEMPTS: u32 = 3;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// A payment failed; it is tried again.
+    Reminder,
+    /// Several have, or it has been long.
+    Urgent,
+    /// Nothing will be tried again.
+    Final,
+    /// It was given up.
+    Lost,
+    /// It was paid after all.
+    Recovered,
+}
+
+impl Stage {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reminder => "reminder",
+            Self::Urgent => "urgent",
+            Self::Final => "final",
+            Self::Lost => "lost",
+            Self::Recovered => "recovered",
+        }
+    }
+
+    /// The kind of the message that tells of it.
+    pub fn message(self) -> &'static str {
+        match self {
+            Self::Reminder => "dunning.reminder",
+            Self::Urgent => "dunning.urgent",
+            Self::Final => "dunning.final",
+            Self::Lost => "dunning.lost",
+            Self::Recovered => "dunning.recovered",
+        }
+    }
+}
+
+/// The stage an invoice is at; none if nothing is wrong with its payment.
+pub fn judge_stage(invoice: &Invoice, now: Timestamp) -> Option<Stage> {
+    match judge_dunning(invoice) {
+        Dunning::None => None,
+        Dunning::Recovered => Some(Stage::Recovered),
+        Dunning::Lost => Some(Stage::Lost),
+        Dunning::Failing if invoice.next_attempt_at.is_none() => Some(Stage::Final),
+        Dunning::Failing => {
+            let long = URGENT_AFTER.after(invoice.created_at) <= now;
+            let urgent = long || invoice.attempt_count >= URGENT_ATTEMPTS;
+            Some(if urgent { Stage::Urgent } else { Stage::Reminder })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::ids::CustomerId;
+    use crate::rules::window::Window;
+
+    fn at(hours: u32) -> Timestamp {
+        Span::from_hours(hours).after(Timestamp::from_micros(0))
+    }
+
+    #[test]
+    fn stages_follow_from_the_invoice() {
+        let check = |status: &str, attempts, next: Option<u32>, now, expected: Option<Stage>| {
+            let invoice = Invoice {
+                customer: CustomerId::parse("cus_1").expect("valid"),
+                subscription: None,
+                status: status.into(),
+                reason: None,
+                currency: "eur".into(),
+                created_at: at(0),
+                period: Window { start: at(0), end: at(1) },
+                finalizes_at: None,
+                subtotal: 100,
+                total_excluding_tax: 100,
+                tax: 0,
+                total: 100,
+                amount_due: 100,
+                attempt_count: attempts,
+                next_attempt_at: next.map(at),
+                lines: Vec::new(),
+            };
+            assert_eq!(judge_stage(&invoice, at(now)), expected);
+        };
+        check("open", 0, Some(10), 5, None);
+        check("open", 1, Some(10), 5, Some(Stage::Reminder));
+        check("open", 1, Some(200), 167, Some(Stage::Reminder));
+        check("open", 1, Some(200), 168, Some(Stage::Urgent));
+        check("open", 3, Some(10), 5, Some(Stage::Urgent));
+        check("open", 4, None, 5, Some(Stage::Final));
+        check("uncollectible", 4, None, 5, Some(Stage::Lost));
+        check("paid", 4, None, 5, Some(Stage::Recovered));
+        check("paid", 1, None, 5, None);
+        check("void", 2, None, 5, None);
+    }
+}
