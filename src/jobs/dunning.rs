@@ -7,29 +7,37 @@
 use super::mirror::list_all;
 use super::{Stop, repeat};
 use crate::clock::Clock;
-use crate::rules::dunning::judge_stage;
+use crate::rules::dunning::{Stage, judge_stage};
 use crate::rules::invoice::Invoice;
-use crate::rules::mirror::{ObjectKind, Snapshot};
+use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::timestamp::Timestamp;
-use crate::store::message::NewMessage;
+use crate::store::message::{Message, NewMessage};
 use crate::store::{self, Store};
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const PAUSE: Duration = Duration::from_secs(30);
-/// In which an invoice may be that was not paid.
-const STATES: [&str; 3] = ["open", "uncollectible", "paid"];
-/// Paid invoices are looked at for so long: one that recovered is told of soon after.
-const RECENT: crate::rules::span::Span = crate::rules::span::Span::from_hours(45 * 24);
+const PAGE: usize = 1_000;
 
 pub struct Dunner {
     store: Arc<dyn Store>,
     clock: Clock,
+    told: Mutex<Told>,
+}
+
+/// Whom something was told about, from the messages themselves. Forgotten in a crash, and read anew.
+#[derive(Default, Clone)]
+struct Told {
+    /// The last message that was looked at.
+    after: u64,
+    /// Invoices in dunning whose end was not told.
+    open: BTreeSet<String>,
 }
 
 impl Dunner {
     pub fn new(store: Arc<dyn Store>, clock: Clock) -> Self {
-        Self { store, clock }
+        Self { store, clock, told: Mutex::default() }
     }
 
     pub async fn run(self, stop: Stop) {
@@ -40,19 +48,41 @@ impl Dunner {
     pub async fn pass(&self) -> store::Result<usize> {
         let now = self.clock.now();
         let mut messages = Vec::new();
-        for state in STATES {
-            for mirror in list_all(&*self.store, ObjectKind::Invoice, Some(state)).await? {
-                let Snapshot::Invoice(invoice) = mirror.snapshot else { continue };
-                if state == "paid" && RECENT.after(invoice.created_at) < now {
-                    continue;
-                }
+        for mirror in list_all(&*self.store, ObjectKind::Invoice, Some("open")).await? {
+            if let Snapshot::Invoice(invoice) = mirror.snapshot {
                 messages.extend(self.tell(&mirror.name.id, &invoice, now).await?);
+            }
+        }
+        // Those that are not open any more have an end only if they had a beginning.
+        for id in self.read_told().await? {
+            let name = ObjectName { kind: ObjectKind::Invoice, id };
+            let Some(mirror) = self.store.find_mirror(&name).await? else { continue };
+            if let Snapshot::Invoice(invoice) = mirror.snapshot {
+                messages.extend(self.tell(&name.id, &invoice, now).await?);
             }
         }
         if messages.is_empty() {
             return Ok(0);
         }
         self.store.record_messages(messages, now).await
+    }
+
+    /// Invoices in dunning, as far as others know.
+    async fn read_told(&self) -> store::Result<BTreeSet<String>> {
+        let mut told = self.told.lock().expect("no holder panics").clone();
+        loop {
+            let page = self.store.list_messages(None, told.after, PAGE).await?;
+            for message in &page {
+                told.after = message.number;
+                told.read(message);
+            }
+            if page.len() < PAGE {
+                break;
+            }
+        }
+        let open = told.open.clone();
+        *self.told.lock().expect("no holder panics") = told;
+        Ok(open)
     }
 
     async fn tell(
@@ -76,5 +106,18 @@ impl Dunner {
         let key = format!("dunning:{id}:{}", stage.name());
         let payload = payload.to_string();
         Ok(Some(NewMessage { key, kind: stage.message(), tenant, payload }))
+    }
+}
+
+impl Told {
+    fn read(&mut self, message: &Message) {
+        let payload: serde_json::Value = serde_json::from_str(&message.payload).unwrap_or_default();
+        let stage = Stage::ALL.into_iter().find(|stage| stage.message() == message.kind);
+        let (Some(stage), Some(invoice)) = (stage, payload["invoice"].as_str()) else { return };
+        if stage.is_end() {
+            self.open.remove(invoice);
+        } else {
+            self.open.insert(invoice.to_owned());
+        }
     }
 }

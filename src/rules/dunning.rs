@@ -27,6 +27,17 @@ pub enum Stage {
 }
 
 impl Stage {
+    pub const ALL: [Self; 5] =
+        [Self::Reminder, Self::Urgent, Self::Final, Self::Lost, Self::Recovered];
+
+    /// Whether nothing comes after it.
+    pub fn is_end(self) -> bool {
+        match self {
+            Self::Reminder | Self::Urgent | Self::Final => false,
+            Self::Lost | Self::Recovered => true,
+        }
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Reminder => "reminder",

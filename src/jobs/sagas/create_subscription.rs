@@ -221,6 +221,11 @@ impl Access {
     async fn open(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
         let CustomerResult { customer, .. } = turn.needed("customer")?;
         let tenant = turn.store.find_tenant(&turn.saga.tenant).await.map_err(from_store)?;
+        // Somebody mapped the tenant meanwhile: theirs stands.
+        let mapped = tenant.as_ref().and_then(|tenant| tenant.customer.as_ref());
+        if let Some(other) = mapped.filter(|mapped| **mapped != customer) {
+            return Err(Outcome::Refused(format!("the tenant was mapped to customer {other}")));
+        }
         let fields = TenantFields {
             name: tenant.and_then(|tenant| tenant.name),
             customer: Some(customer.clone()),
