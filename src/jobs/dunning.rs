@@ -7,10 +7,9 @@
 use super::mirror::list_all;
 use super::{Stop, repeat};
 use crate::clock::Clock;
-use crate::rules::dunning::{Stage, judge_stage};
+use crate::rules::dunning::{Stage, judge_end, judge_stage};
 use crate::rules::invoice::Invoice;
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
-use crate::rules::timestamp::Timestamp;
 use crate::store::message::{Message, NewMessage};
 use crate::store::{self, Store};
 use std::collections::BTreeSet;
@@ -50,7 +49,8 @@ impl Dunner {
         let mut messages = Vec::new();
         for mirror in list_all(&*self.store, ObjectKind::Invoice, Some("open")).await? {
             if let Snapshot::Invoice(invoice) = mirror.snapshot {
-                messages.extend(self.tell(&mirror.name.id, &invoice, now).await?);
+                let stage = judge_stage(&invoice, now);
+                messages.extend(self.tell(&mirror.name.id, &invoice, stage).await?);
             }
         }
         // Those that are not open any more have an end only if they had a beginning.
@@ -58,7 +58,7 @@ impl Dunner {
             let name = ObjectName { kind: ObjectKind::Invoice, id };
             let Some(mirror) = self.store.find_mirror(&name).await? else { continue };
             if let Snapshot::Invoice(invoice) = mirror.snapshot {
-                messages.extend(self.tell(&name.id, &invoice, now).await?);
+                messages.extend(self.tell(&name.id, &invoice, judge_end(&invoice)).await?);
             }
         }
         if messages.is_empty() {
@@ -89,9 +89,9 @@ impl Dunner {
         &self,
         id: &str,
         invoice: &Invoice,
-        now: Timestamp,
+        stage: Option<Stage>,
     ) -> store::Result<Option<NewMessage>> {
-        let Some(stage) = judge_stage(invoice, now) else { return Ok(None) };
+        let Some(stage) = stage else { return Ok(None) };
         let tenant = self.store.find_customer(&invoice.customer).await?.map(|tenant| tenant.id);
         let payload = serde_json::json!({
             "invoice": id,

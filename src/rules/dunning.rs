@@ -75,6 +75,16 @@ pub fn judge_stage(invoice: &Invoice, now: Timestamp) -> Option<Stage> {
     }
 }
 
+/// How the payment of an invoice ended that was told to fail; none while it is owed. Whether it was
+/// paid by itself or by hand plays no part.
+pub fn judge_end(invoice: &Invoice) -> Option<Stage> {
+    match invoice.status.as_str() {
+        "paid" => Some(Stage::Recovered),
+        "uncollectible" | "void" => Some(Stage::Lost),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
