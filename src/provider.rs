@@ -152,6 +152,18 @@ pub enum Called<T> {
     Kept(String),
 }
 
+impl<T> Called<T> {
+    /// Goes on with what was done.
+    pub fn and_then<U>(self, next: impl FnOnce(T) -> Called<U>) -> Called<U> {
+        match self {
+            Self::Done(done) => next(done),
+            Self::Refused(message) => Called::Refused(message),
+            Self::Retry(message) => Called::Retry(message),
+            Self::Kept(message) => Called::Kept(message),
+        }
+    }
+}
+
 /// A customer that a saga makes.
 #[derive(Debug, Clone, Copy)]
 pub struct CustomerFacts<'a> {

@@ -16,6 +16,7 @@ mod inspect;
 mod invoices;
 mod limits;
 mod lists;
+mod metadata;
 mod meter_events;
 mod meters;
 mod params;
@@ -172,8 +173,8 @@ impl Simulator {
             return (inspect::answer(self, request), ticket);
         }
         self.tick();
-        *self.calls.entry(routes::pattern(request)).or_default() += 1;
         let subject = routes::subject(self, request);
+        *self.calls.entry(subject.call.clone()).or_default() += 1;
         self.fault = self.faults.decide(&subject);
         let mut response = match self.fault_before(request) {
             Some(response) => response,
@@ -278,6 +279,16 @@ impl Simulator {
     /// Calls by method and path, ids left out.
     pub fn calls(&self) -> &BTreeMap<String, u64> {
         &self.calls
+    }
+
+    /// Every customer as it is shown, with its metadata; those that were deleted as well.
+    pub fn customers(&self) -> Vec<Value> {
+        self.customers.all().cloned().collect()
+    }
+
+    /// Every subscription as it is shown, with its metadata; those that have ended as well.
+    pub fn subscriptions(&self) -> Vec<Value> {
+        self.subscriptions.all().map(subscriptions::Subscription::to_json).collect()
     }
 
     pub fn repeats(&self) -> Repeats {

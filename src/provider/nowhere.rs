@@ -1,5 +1,5 @@
 //! Shadow mode without a destination: nothing is sent, but the real provider's totals can be read
-//! and compared with ours.
+//! and compared with ours. Nothing can be changed there either: there are no operations.
 
 use super::{Answer, Inbound, Limits, Provider, PushFacts, Request, TotalsQuery, Unreadable};
 use crate::rules::delivery::Delivery;

@@ -10,13 +10,16 @@ mod client;
 mod form;
 mod inbound;
 mod objects;
+mod operations;
 pub mod setup;
 pub mod signature;
 pub mod webhook;
 
 pub use client::StripeClient;
 
-use super::{Answer, Inbound, Limits, Provider, PushFacts, Request, TotalsQuery, Unreadable};
+use super::{
+    Answer, Inbound, Limits, Operations, Provider, PushFacts, Request, TotalsQuery, Unreadable,
+};
 use crate::config::{Secret, StripeConfig};
 use crate::rules::delivery::{Delivery, Horizons, Resend};
 use crate::rules::quantity::Quantity;
@@ -39,6 +42,10 @@ const HORIZONS: Horizons = Horizons {
     stamp_age_max: Some(Span::from_hours(34 * 24)),
 };
 const DIGITS_MAX: u32 = 15;
+/// What customers and subscriptions that sagas made or changed carry.
+const METADATA_TENANT: &str = "counterfoil_tenant";
+const METADATA_SAGA: &str = "counterfoil_saga";
+const METADATA_STATE: &str = "counterfoil_state";
 /// Most rows of one page of summaries.
 const PAGE_ROWS: usize = 100;
 
@@ -118,6 +125,10 @@ impl Provider for Stripe {
     }
 
     fn inbound(&self) -> Option<&dyn Inbound> {
+        Some(self)
+    }
+
+    fn operations(&self) -> Option<&dyn Operations> {
         Some(self)
     }
 

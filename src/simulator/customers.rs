@@ -3,11 +3,12 @@
 //! Invariant: a deleted customer stays known as deleted, takes no usage and has no subscription. A
 //! crash leaves nothing.
 
-use super::lists::{PAGING, page_of};
+use super::lists::{PAGING, Range, page_of};
+use super::metadata;
 use super::params::Params;
 use super::request::ApiError;
 use super::{Answer, Simulator};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 const FIELDS: [&str; 4] = ["name", "email", "description", "metadata"];
@@ -23,6 +24,10 @@ impl Customers {
     /// Whether usage can be recorded for it.
     pub fn is_live(&self, id: &str) -> bool {
         self.all.get(id).is_some_and(|customer| customer["deleted"].is_null())
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &Value> {
+        self.all.values()
     }
 
     pub fn ids(&self) -> Vec<&str> {
@@ -46,6 +51,9 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
     let mut customer = json!({
         "id": id, "object": "customer", "created": simulator.now_seconds(), "livemode": false,
         "name": null, "email": null, "description": null, "metadata": {}, "balance": 0,
+        "address": null, "currency": null, "default_source": null, "delinquent": false,
+        "phone": null, "preferred_locales": [], "shipping": null, "tax_exempt": "none",
+        "test_clock": null,
     });
     fill(&mut customer, params)?;
     simulator.customers.all.insert(id, customer.clone());
@@ -67,10 +75,24 @@ fn fill(customer: &mut Value, params: &Params) -> Result<(), ApiError> {
     for name in ["name", "email", "description"] {
         if let Some(text) = params.text(name, TEXT_CHARACTERS_MAX)? {
             customer[name] = text.into();
+        } else if params.is_emptied(name) {
+            customer[name] = Value::Null;
         }
     }
-    for (key, value) in params.text_map("metadata")? {
-        customer["metadata"][key] = value;
+    check_email(&customer["email"])?;
+    let mut metadata: Map<String, Value> =
+        customer["metadata"].as_object().cloned().unwrap_or_default();
+    metadata::merge(&mut metadata, params)?;
+    customer["metadata"] = Value::Object(metadata);
+    Ok(())
+}
+
+fn check_email(email: &Value) -> Result<(), ApiError> {
+    let Some(email) = email.as_str() else { return Ok(()) };
+    let parts = email.split_once('@').filter(|(name, host)| !name.is_empty() && !host.is_empty());
+    if parts.is_none() || email.contains(char::is_whitespace) {
+        let message = format!("Invalid email address: {email}");
+        return Err(ApiError::parameter("email", message).with_code("email_invalid"));
     }
     Ok(())
 }
@@ -90,10 +112,12 @@ pub fn delete(simulator: &mut Simulator, id: &str) -> Answer {
 }
 
 pub fn list(simulator: &Simulator, params: &Params) -> Answer {
-    params.only(&[&PAGING[..], &["email"]].concat())?;
+    params.only(&[&PAGING[..], &["email", "created"]].concat())?;
     let email = params.text("email", TEXT_CHARACTERS_MAX)?;
+    let created = Range::read(params, "created")?;
     let wanted = |(_, customer): &(&String, &Value)| {
         customer["deleted"].is_null()
+            && customer["created"].as_i64().is_some_and(|at| created.contains(at))
             && email.as_ref().is_none_or(|email| customer["email"] == email.as_str())
     };
     let rows: Vec<(&String, &Value)> =

@@ -133,6 +133,9 @@ pub struct FaultRule {
     /// Part of the path.
     #[serde(default)]
     pub path: Option<String>,
+    /// Method and path with `:id` in place of ids, as calls are counted: `POST /v1/customers/:id`.
+    #[serde(default)]
+    pub call: Option<String>,
     #[serde(default)]
     pub event_name: Option<String>,
     /// The provider's id of the customer.
@@ -153,12 +156,18 @@ fn once() -> u64 {
 impl FaultRule {
     /// Hits the first call of all.
     pub fn new(kind: FaultKind) -> Self {
-        Self { kind, path: None, event_name: None, customer: None, nth: 1, times: 1 }
+        Self { kind, path: None, call: None, event_name: None, customer: None, nth: 1, times: 1 }
     }
 
     #[must_use]
     pub fn on_path(mut self, part: &str) -> Self {
         self.path = Some(part.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn on_call(mut self, call: &str) -> Self {
+        self.call = Some(call.to_owned());
         self
     }
 
@@ -173,6 +182,7 @@ impl FaultRule {
             rule.is_none() || rule.as_ref() == call.as_ref()
         };
         self.path.as_ref().is_none_or(|part| subject.path.contains(part.as_str()))
+            && self.call.as_ref().is_none_or(|call| subject.call == *call)
             && wanted(&self.event_name, &subject.event_name)
             && wanted(&self.customer, &subject.customer)
     }
@@ -280,6 +290,8 @@ impl FromStr for FaultPlan {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Subject {
     pub path: String,
+    /// Method and path with `:id` in place of ids.
+    pub call: String,
     pub event_name: Option<String>,
     pub customer: Option<String>,
     /// The event's identifier, else the Idempotency-Key, else path and query.

@@ -4,6 +4,7 @@
 //! | call | body |
 //! |---|---|
 //! | `GET /_sim/state` | |
+//! | `GET /_sim/customers`, `GET /_sim/subscriptions` | all, those that were deleted or ended too |
 //! | `POST /_sim/clock` | `now` (RFC 3339) or `advance_seconds` |
 //! | `POST /_sim/faults` | a plan of accidents |
 //! | `POST /_sim/payments` | `fails`, and `customer` unless all are meant |
@@ -24,6 +25,8 @@ use serde_json::{Map, Value, json};
 pub fn answer(simulator: &mut Simulator, request: &SimRequest) -> SimResponse {
     let answer = match (request.method.as_str(), request.path.as_str()) {
         ("GET", "/_sim/state") => Ok(state(simulator)),
+        ("GET", "/_sim/customers") => Ok(json!({ "data": simulator.customers() })),
+        ("GET", "/_sim/subscriptions") => Ok(json!({ "data": simulator.subscriptions() })),
         ("POST", "/_sim/clock") => move_clock(simulator, request),
         ("POST", "/_sim/faults") => set_faults(simulator, request),
         ("POST", "/_sim/customer_check") => set_customer_check(simulator, request),

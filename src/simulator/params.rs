@@ -227,6 +227,11 @@ impl Params {
         self.values.contains_key(name)
     }
 
+    /// Whether it was given as an empty text, which takes away what was there.
+    pub fn is_emptied(&self, name: &str) -> bool {
+        self.values.get(name).is_some_and(|value| value == "")
+    }
+
     pub fn missing(&self, name: &str) -> ApiError {
         let name = self.full_name(name);
         ApiError::parameter(&name, format!("Missing required param: {name}."))

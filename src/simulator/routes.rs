@@ -34,7 +34,8 @@ pub fn pattern(request: &SimRequest) -> String {
 
 /// What rules and seeds look at.
 pub fn subject(simulator: &Simulator, request: &SimRequest) -> Subject {
-    let mut subject = Subject { path: request.path.clone(), ..Subject::default() };
+    let (path, call) = (request.path.clone(), pattern(request));
+    let mut subject = Subject { path, call, ..Subject::default() };
     let body = Params::of(request).map_or(Value::Null, Params::into_value);
     let event = if is_stream(request) { &body["events"][0] } else { &body };
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -121,7 +122,8 @@ fn route_v1(
         ("GET", ["subscriptions"]) => subscriptions::list(simulator, params),
         ("GET", ["subscriptions", id]) => subscriptions::retrieve(simulator, id),
         ("POST", ["subscriptions", id]) => subscriptions::update(simulator, id, params),
-        ("DELETE", ["subscriptions", id]) => subscriptions::cancel(simulator, id),
+        ("DELETE", ["subscriptions", id]) => subscriptions::cancel(simulator, id, params),
+        ("GET", ["subscription_items"]) => subscriptions::list_items(simulator, params),
         ("GET", ["invoices"]) => invoices::list(simulator, params),
         ("GET", ["invoices", id]) => invoices::retrieve(simulator, id),
         ("GET", ["invoices", id, "lines"]) => invoices::lines(simulator, id, params),

@@ -7,7 +7,8 @@
 //! crash leaves nothing.
 
 use super::invoices::{self, Billed, Reason};
-use super::lists::{PAGING, Range, page_of};
+use super::lists::{PAGING, Range, page, page_of};
+use super::metadata;
 use super::params::Params;
 use super::prices::{Cadence, Price};
 use super::request::ApiError;
@@ -18,6 +19,13 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 const DAY: i64 = 86_400;
+/// Most prices of a subscription, and how many of them it shows itself; all are a list of its own.
+const ITEMS_MAX: usize = 20;
+const ITEMS_SHOWN_MAX: usize = 10;
+const PRORATIONS: [&str; 3] = ["create_prorations", "none", "always_invoice"];
+/// How a first payment that fails is met. Metered prices cost nothing at first, so none ever does.
+const PAYMENT_BEHAVIORS: [&str; 4] =
+    ["allow_incomplete", "default_incomplete", "error_if_incomplete", "pending_if_incomplete"];
 const UPDATED: &str = "customer.subscription.updated";
 const DELETED: &str = "customer.subscription.deleted";
 
@@ -107,18 +115,7 @@ impl Subscription {
     }
 
     pub fn to_json(&self) -> Value {
-        let period = self.period();
-        let items: Vec<Value> = self
-            .items
-            .iter()
-            .map(|item| {
-                json!({
-                    "id": item.id, "object": "subscription_item", "created": item.created,
-                    "current_period_start": period.start, "current_period_end": period.end,
-                    "price": item.price.to_json(), "subscription": self.id, "metadata": {},
-                })
-            })
-            .collect();
+        let items: Vec<Value> = self.items_json().take(ITEMS_SHOWN_MAX).collect();
         let mode = match self.mode {
             BillingMode::Classic => "classic",
             BillingMode::Flexible => "flexible",
@@ -134,9 +131,21 @@ impl Subscription {
             "trial_end": self.trial.map(|trial| trial.end),
             "latest_invoice": self.latest_invoice, "status": self.status(),
             "items": {
-                "object": "list", "data": items, "has_more": false,
+                "object": "list", "data": items,
+                "has_more": self.items.len() > ITEMS_SHOWN_MAX,
                 "url": format!("/v1/subscription_items?subscription={}", self.id),
             },
+        })
+    }
+
+    fn items_json(&self) -> impl Iterator<Item = Value> {
+        let period = self.period();
+        self.items.iter().map(move |item| {
+            json!({
+                "id": item.id, "object": "subscription_item", "created": item.created,
+                "current_period_start": period.start, "current_period_end": period.end,
+                "price": item.price.to_json(), "subscription": self.id, "metadata": {},
+            })
         })
     }
 }
@@ -147,6 +156,12 @@ pub struct Subscriptions {
     all: BTreeMap<String, Subscription>,
 }
 
+impl Subscriptions {
+    pub fn all(&self) -> impl Iterator<Item = &Subscription> {
+        self.all.values()
+    }
+}
+
 pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
     params.only(&[
         "customer",
@@ -154,9 +169,13 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
         "metadata",
         "billing_mode",
         "cancel_at_period_end",
+        "payment_behavior",
+        "proration_behavior",
         "trial_end",
         "trial_period_days",
     ])?;
+    params.choice("payment_behavior", &PAYMENT_BEHAVIORS)?;
+    params.choice("proration_behavior", &PRORATIONS)?;
     let customer = params.required_text("customer", usize::MAX)?;
     simulator.customers.referenced(&customer)?;
     let now = simulator.now_seconds();
@@ -169,8 +188,10 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
     if items.is_empty() {
         return Err(params.missing("items"));
     }
-    check_cadences(&items)?;
+    check_items(&items)?;
     let trial = trial(params, now)?;
+    let mut metadata = Map::new();
+    metadata::merge(&mut metadata, params)?;
     let subscription = Subscription {
         customer,
         items,
@@ -183,7 +204,7 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
         mode: billing_mode(params)?,
         latest_invoice: None,
         failing: BTreeMap::new(),
-        metadata: params.text_map("metadata")?,
+        metadata,
         id: simulator.next_id("sub"),
     };
     let end = subscription.period().end;
@@ -197,7 +218,20 @@ fn price_of(simulator: &Simulator, item: &Params) -> Result<Option<Price>, ApiEr
     Ok(Some(price.clone()))
 }
 
-fn check_cadences(items: &[Item]) -> Result<(), ApiError> {
+fn check_items(items: &[Item]) -> Result<(), ApiError> {
+    if items.len() > ITEMS_MAX {
+        let message = format!("A subscription can have at most {ITEMS_MAX} items.");
+        return Err(ApiError::refused(message));
+    }
+    for (place, item) in items.iter().enumerate() {
+        if items[..place].iter().any(|earlier| earlier.price.id == item.price.id) {
+            let message = format!(
+                "Cannot add multiple subscription items with the same plan: {}",
+                item.price.id
+            );
+            return Err(ApiError::refused(message));
+        }
+    }
     let first = items.first().map(|item| item.price.cadence);
     if items.iter().any(|item| Some(item.price.cadence) != first) {
         let message = "This simulator knows no subscription with prices of different intervals, \
@@ -245,17 +279,24 @@ fn find<'s>(simulator: &'s Simulator, id: &str) -> Result<&'s Subscription, ApiE
 }
 
 pub fn update(simulator: &mut Simulator, id: &str, params: &Params) -> Answer {
-    params.only(&["metadata", "cancel_at_period_end", "items", "proration_behavior"])?;
+    let other = ["cancel_at_period_end", "items", "payment_behavior", "proration_behavior"];
+    params.only(&[&other[..], &["metadata"]].concat())?;
+    params.choice("payment_behavior", &PAYMENT_BEHAVIORS)?;
+    let proration = params.choice("proration_behavior", &PRORATIONS)?;
     let mut subscription = find(simulator, id)?.clone();
-    if subscription.ended.is_some() && !params.objects("items")?.is_empty() {
-        return Err(ApiError::refused("A canceled subscription cannot be changed."));
+    if subscription.ended.is_some() && other.iter().any(|name| params.is_given(name)) {
+        return Err(ApiError::refused(
+            "A canceled subscription can only update its cancellation_details and metadata.",
+        ));
     }
-    subscription.metadata.extend(params.text_map("metadata")?);
+    metadata::merge(&mut subscription.metadata, params)?;
     if let Some(cancel) = params.boolean("cancel_at_period_end")? {
         subscription.cancel_at_period_end = cancel;
     }
     let replaced = change_items(simulator, &mut subscription, params)?;
-    let billed = subscription.mode == BillingMode::Flexible && !subscription.is_in_trial();
+    let billed = subscription.mode == BillingMode::Flexible
+        && !subscription.is_in_trial()
+        && proration.as_deref() != Some("none");
     if billed && !replaced.is_empty() {
         let now = simulator.now_seconds();
         let period = Interval { start: subscription.period().start, end: now };
@@ -298,7 +339,7 @@ fn change_items(
     if subscription.items.is_empty() {
         return Err(ApiError::refused("A subscription must have at least one item."));
     }
-    check_cadences(&subscription.items)?;
+    check_items(&subscription.items)?;
     Ok(replaced)
 }
 
@@ -337,12 +378,23 @@ pub fn payment_settled(simulator: &mut Simulator, id: &str, invoice: &str) {
     }
 }
 
-pub fn cancel(simulator: &mut Simulator, id: &str) -> Answer {
+/// Ends it now. One that has ended is said not to be there, although it can be read.
+pub fn cancel(simulator: &mut Simulator, id: &str, params: &Params) -> Answer {
+    params.only(&["invoice_now", "prorate"])?;
+    params.boolean("prorate")?;
+    let last_invoice = params.boolean("invoice_now")?.unwrap_or(false);
     let mut subscription = find(simulator, id)?.clone();
     if subscription.ended.is_some() {
         return Err(ApiError::missing("subscription", id));
     }
-    subscription.ended = Some(simulator.now_seconds());
+    let now = simulator.now_seconds();
+    if last_invoice && !subscription.is_in_trial() {
+        let lines = subscription.items.iter().map(|item| subscription.billed(item, now)).collect();
+        let period = Interval { start: subscription.period().start, end: now };
+        let invoice = invoices::draft(simulator, &subscription, lines, Reason::Update, period);
+        subscription.latest_invoice = Some(invoice);
+    }
+    subscription.ended = Some(now);
     Ok(store(simulator, subscription, DELETED))
 }
 
@@ -357,6 +409,15 @@ pub fn cancel_all(simulator: &mut Simulator, customer: &str) {
         subscription.ended = Some(simulator.now_seconds());
         store(simulator, subscription, DELETED);
     }
+}
+
+/// The items of one subscription, in their order.
+pub fn list_items(simulator: &Simulator, params: &Params) -> Answer {
+    params.only(&[&PAGING[..], &["subscription"]].concat())?;
+    let id = params.required_text("subscription", usize::MAX)?;
+    let subscription = find(simulator, &id).map_err(|error| error.referenced("subscription"))?;
+    let items: Vec<Value> = subscription.items_json().collect();
+    page(&items, params, "/v1/subscription_items")
 }
 
 /// Without `status` those that have ended are left out, as the provider does.

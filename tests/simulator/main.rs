@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod billing;
+mod changes;
+mod customers;
 mod events;
 mod faults;
 mod idempotency;
@@ -110,6 +112,12 @@ fn seconds(seconds: i64) -> Timestamp {
 
 fn id(response: &SimResponse) -> String {
     response.json()["id"].as_str().unwrap_or_else(|| panic!("{}", response.json())).to_owned()
+}
+
+/// Events of a type, the earliest first.
+fn told(world: &mut World, kind: &str) -> Vec<Value> {
+    let list = world.get(&format!("/v1/events?limit=100&type={kind}")).json();
+    list["data"].as_array().unwrap().iter().rev().cloned().collect()
 }
 
 /// Type, code and message of a refusal.

@@ -1,15 +1,9 @@
 //! Trials, changes of prices, statuses and lists of subscriptions.
 
 use super::billing::{invoices, price, subscribe};
-use super::{DAY, HOUR, NOON, World, id};
+use super::{DAY, HOUR, NOON, World, id, told};
 use counterfoil::simulator::{PaymentOutcome, SimRequest};
 use serde_json::{Value, json};
-
-/// Events of a type, the earliest first.
-fn told(world: &mut World, kind: &str) -> Vec<Value> {
-    let list = world.get(&format!("/v1/events?limit=100&type={kind}")).json();
-    list["data"].as_array().unwrap().iter().rev().cloned().collect()
-}
 
 fn updates(world: &mut World) -> Vec<Value> {
     let told = told(world, "customer.subscription.updated");

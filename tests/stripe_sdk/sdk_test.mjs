@@ -94,6 +94,41 @@ test('customers', async () => {
   await assert.rejects(stripe.customers.retrieve('cus_none'), { code: 'resource_missing' });
 });
 
+test('customers are made once under a key, marked, and listed by time', async () => {
+  const since = now();
+  const email = `node_${since}@example.com`;
+  const metadata = { counterfoil_tenant: 'acme', counterfoil_saga: 'saga_1' };
+  const make = (name) =>
+    stripe.customers.create({ name, email, metadata }, { idempotencyKey: `${email}-customer` });
+  const customer = await make('Ada');
+  const again = await make('Ada');
+  assert.equal(again.id, customer.id);
+  assert.equal(again.lastResponse.headers['idempotent-replayed'], 'true');
+  await assert.rejects(make('Bob'), Stripe.errors.StripeIdempotencyError);
+
+  const marked = await stripe.customers.update(customer.id, {
+    name: '',
+    metadata: { counterfoil_state: 'abandoned', counterfoil_tenant: '' },
+  });
+  assert.equal(marked.name, null);
+  assert.deepEqual(marked.metadata, {
+    counterfoil_saga: 'saga_1',
+    counterfoil_state: 'abandoned',
+  });
+  assert.deepEqual((await stripe.customers.update(customer.id, { metadata: '' })).metadata, {});
+
+  for (let other = 0; other < 3; other += 1) await stripe.customers.create({ email });
+  const seen = [];
+  for await (const found of stripe.customers.list({ email, created: { gte: since }, limit: 1 })) {
+    seen.push(found.id);
+  }
+  assert.equal(seen.length, 4);
+  assert.equal(seen.at(-1), customer.id);
+  const later = await stripe.customers.list({ email, created: { gt: now() + HOUR } });
+  assert.deepEqual(later.data, []);
+  await assert.rejects(stripe.customers.create({ email: 'nobody' }), { code: 'email_invalid' });
+});
+
 test('meters', async () => {
   const { meter, event_name } = await world({ event_time_window: 'hour' });
   assert.match(meter.id, /^mtr_test_/);
@@ -263,17 +298,90 @@ test('a thin webhook about a dropped event', async () => {
   }
 });
 
-test('a cycle: subscription, invoice, credit', async () => {
-  const { customer, meter } = await world();
-  const price = await stripe.prices.create({
+// A metered price in cents.
+const price = (meter) =>
+  stripe.prices.create({
     currency: 'usd',
     unit_amount_decimal: '0.5',
     recurring: { interval: 'month', usage_type: 'metered', meter: meter.id },
     product_data: { name: 'Calls' },
   });
+
+test('subscriptions are made, changed and cancelled', async () => {
+  const { customer, meter } = await world();
+  const [one, two, three] = [await price(meter), await price(meter), await price(meter)];
+  const idempotencyKey = `${customer.id}-subscription`;
+  const make = () =>
+    stripe.subscriptions.create(
+      {
+        customer: customer.id,
+        items: [{ price: one.id }, { price: two.id }],
+        payment_behavior: 'error_if_incomplete',
+        billing_mode: { type: 'flexible' },
+        metadata: { counterfoil_saga: 'saga_1' },
+      },
+      { idempotencyKey },
+    );
+  const made = await make();
+  assert.equal((await make()).id, made.id);
+  const [first, second] = made.items.data;
+  const changed = await stripe.subscriptions.update(made.id, {
+    items: [{ id: first.id, deleted: true }, { price: three.id }],
+    proration_behavior: 'create_prorations',
+    metadata: { counterfoil_saga: 'saga_2' },
+  });
+  assert.deepEqual(changed.items.data.map((item) => item.price.id), [two.id, three.id]);
+  assert.equal(changed.items.data[0].id, second.id);
+  assert.equal(changed.metadata.counterfoil_saga, 'saga_2');
+  const items = await stripe.subscriptionItems.list({ subscription: made.id });
+  assert.deepEqual(items.data, changed.items.data);
+  const ending = await stripe.subscriptions.update(made.id, { cancel_at_period_end: true });
+  assert.equal(ending.cancel_at_period_end, true);
+  const cancelled = await stripe.subscriptions.cancel(made.id, {
+    invoice_now: true,
+    prorate: false,
+  });
+  assert.equal(cancelled.status, 'canceled');
+  const invoices = await stripe.invoices.list({ subscription: made.id });
+  assert.equal(invoices.data[0].id, cancelled.latest_invoice);
+  await assert.rejects(stripe.subscriptions.cancel(made.id), { code: 'resource_missing' });
+  await assert.rejects(stripe.subscriptions.update(made.id, { cancel_at_period_end: true }), {
+    message: /^A canceled subscription can only update/,
+  });
+  assert.equal((await stripe.subscriptions.retrieve(made.id)).status, 'canceled');
+
+  for (let other = 0; other < 3; other += 1) {
+    await stripe.subscriptions.create({ customer: customer.id, items: [{ price: one.id }] });
+  }
+  const statuses = [];
+  const all = { customer: customer.id, status: 'all', limit: 2 };
+  for await (const found of stripe.subscriptions.list(all)) statuses.push(found.status);
+  assert.deepEqual(statuses, ['active', 'active', 'active', 'canceled']);
+});
+
+test('a call that fails after its effect is made once', async () => {
+  const { customer, meter } = await world();
+  const { id } = await price(meter);
+  const make = (idempotencyKey) =>
+    stripe.subscriptions.create(
+      { customer: customer.id, items: [{ price: id }] },
+      { idempotencyKey },
+    );
+  const rule = { kind: 'error_500_executed', call: 'POST /v1/subscriptions', customer: customer.id };
+  await simulator('/_sim/faults', { rules: [rule] });
+  for (let time = 0; time < 2; time += 1) {
+    await assert.rejects(make(`${customer.id}-kept`), { statusCode: 500 });
+  }
+  const found = await stripe.subscriptions.list({ customer: customer.id, status: 'all' });
+  assert.equal(found.data.length, 1);
+});
+
+test('a cycle: subscription, invoice, credit', async () => {
+  const { customer, meter } = await world();
+  const { id } = await price(meter);
   const subscription = await stripe.subscriptions.create({
     customer: customer.id,
-    items: [{ price: price.id }],
+    items: [{ price: id }],
   });
   assert.equal(subscription.status, 'active');
   const all = await stripe.subscriptions.list({ customer: customer.id, status: 'all' });

@@ -113,6 +113,67 @@ class Sdk(unittest.TestCase):
         self.assertEqual(len(set(ids)), len(ids))
         self.assertTrue(STRIPE.v1.customers.delete(world.customer.id).deleted)
 
+    def test_customers_made_once_marked_and_listed_by_time(self):
+        since = now()
+        email = f"python_{since}@example.com"
+        customers = STRIPE.v1.customers
+        make = lambda name: customers.create(
+            params={"name": name, "email": email, "metadata": {"counterfoil_saga": "saga_1"}},
+            options={"idempotency_key": f"{email}-customer"},
+        )
+        customer = make("Ada")
+        self.assertEqual(make("Ada").id, customer.id)
+        with self.assertRaises(stripe.IdempotencyError):
+            make("Bob")
+        change = {"metadata": {"counterfoil_state": "abandoned", "counterfoil_saga": ""}}
+        marked = customers.update(customer.id, params=change)
+        self.assertEqual(marked.metadata.to_dict(), {"counterfoil_state": "abandoned"})
+        customers.create(params={"email": email})
+        asked = {"email": email, "created": {"gte": since}, "limit": 1}
+        ids = [found.id for found in customers.list(params=asked).auto_paging_iter()]
+        self.assertEqual((len(ids), ids[-1]), (2, customer.id))
+
+    def test_subscriptions_made_changed_and_cancelled(self):
+        world = World()
+        recurring = {"interval": "month", "usage_type": "metered", "meter": world.meter.id}
+        price = {
+            "currency": "usd",
+            "unit_amount_decimal": "0.5",
+            "recurring": recurring,
+            "product_data": {"name": "Calls"},
+        }
+        one, two = (STRIPE.v1.prices.create(params=price).id for _ in range(2))
+        subscriptions = STRIPE.v1.subscriptions
+        asked = {
+            "customer": world.customer.id,
+            "items": [{"price": one}],
+            "payment_behavior": "error_if_incomplete",
+            "metadata": {"counterfoil_saga": "saga_1"},
+        }
+        options = {"idempotency_key": f"{world.customer.id}-subscription"}
+        made = subscriptions.create(params=asked, options=options)
+        self.assertEqual(subscriptions.create(params=asked, options=options).id, made.id)
+        item = made["items"].data[0].id
+        change = {
+            "items": [{"id": item, "deleted": True}, {"price": two}],
+            "proration_behavior": "none",
+        }
+        changed = subscriptions.update(made.id, params=change)
+        self.assertEqual([item.price.id for item in changed["items"].data], [two])
+        ending = subscriptions.update(made.id, params={"cancel_at_period_end": True})
+        self.assertTrue(ending.cancel_at_period_end)
+        last = {"invoice_now": True, "prorate": False}
+        cancelled = subscriptions.cancel(made.id, params=last)
+        self.assertEqual(cancelled.status, "canceled")
+        invoices = STRIPE.v1.invoices.list(params={"subscription": made.id}).data
+        self.assertEqual([found.id for found in invoices], [cancelled.latest_invoice])
+        with self.assertRaises(stripe.InvalidRequestError) as refused:
+            subscriptions.cancel(made.id)
+        self.assertEqual(refused.exception.code, "resource_missing")
+        query = {"customer": world.customer.id, "status": "all", "limit": 1}
+        listed = subscriptions.list(params=query).auto_paging_iter()
+        self.assertEqual([found.status for found in listed], ["canceled"])
+
     def test_meters(self):
         world = World()
         self.assertTrue(world.meter.id.startswith("mtr_test_"))

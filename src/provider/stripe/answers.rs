@@ -3,8 +3,10 @@
 //!
 //! Invariant: `Accepted` only for a 2xx whose body names our identifier; `AlreadyThere` only for
 //! the refusal of a known identifier; `Refused` only for an answer that says the request itself is
-//! wrong. Everything else is `Unknown`.
+//! wrong. Everything else is `Unknown`. A failed call of a saga is `Kept` only if it is over, since
+//! what is looked up then decides whether it is made again under another key.
 
+use crate::provider::Called;
 use crate::rules::delivery::{Delivery, Resend};
 use crate::rules::span::Span;
 use serde::Deserialize;
@@ -23,6 +25,8 @@ pub struct Reply {
     pub status: u16,
     /// `Stripe-Should-Retry`.
     pub should_retry: Option<bool>,
+    /// `Idempotent-Replayed`: the answer is an earlier one of the same key.
+    pub replayed: bool,
     /// `Retry-After`, in seconds.
     pub retry_after: Option<u32>,
     pub request_id: Option<String>,
@@ -107,6 +111,34 @@ fn judge_refusal(reply: &Reply, retry_after: Option<Span>) -> Delivery {
     Delivery::Refused { message: reply.describe() }
 }
 
+/// What a failed answer to a call that changes something means for the call's key.
+///
+/// Stripe keeps the first result of whatever began to execute, a 500 as well, and repeats it under
+/// the same key. What a limiter, a lock or the keys themselves turned away is not kept.
+pub fn judge_failure<T>(reply: &Reply) -> Called<T> {
+    let message = reply.describe();
+    match (reply.status, reply.should_retry) {
+        // What was repeated once will be repeated always.
+        (409 | 429 | 500..=599, _) if reply.replayed => Called::Kept(message),
+        // A refused key of the account is not the call's fault, and a person must mend it.
+        (401 | 403 | 409 | 429, _) | (_, Some(true)) => Called::Retry(message),
+        (500..=599, Some(false)) => Called::Kept(message),
+        // The endpoint's own words: it has ended, and its result is kept.
+        (500 | 502, None) if reply.error().is_some() => Called::Kept(message),
+        // Something before the endpoint spoke. The call may not have arrived, or be under way
+        // still: a look now could miss what it does later, and another key would do it twice. The
+        // same key is safe in each case; it executes, meets itself as a 409, or repeats the result.
+        (500..=599, None) => Called::Retry(message),
+        (400..=499, Some(false) | None) => match reply.error() {
+            // A proxy may have answered in Stripe's place.
+            None => Called::Retry(message),
+            Some(error) if error.kind == "idempotency_error" => Called::Kept(message),
+            Some(_) => Called::Refused(message),
+        },
+        (_, Some(false) | None) => Called::Retry(message),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,6 +185,54 @@ mod tests {
         check(500, Some(false), &error("api_error", "oh"), "wait");
         check(503, Some(true), "", "again, fresh key");
         check(302, None, "", "again");
+    }
+
+    #[test]
+    fn every_kind_of_failure_of_a_call() {
+        let check_reply = |reply: Reply, expected: &str| {
+            let found = match judge_failure::<()>(&reply) {
+                Called::Done(()) => "done",
+                Called::Refused(_) => "refused",
+                Called::Retry(_) => "same key",
+                Called::Kept(_) => "kept",
+            };
+            assert_eq!(found, expected, "{reply:?}");
+        };
+        let check = |status: u16, should_retry: Option<bool>, body: &str, expected: &str| {
+            let body = body.as_bytes().to_vec();
+            check_reply(Reply { status, should_retry, body, ..Reply::default() }, expected);
+        };
+        let refusal = error("invalid_request_error", "No such price: 'price_1'");
+        let failure = error("api_error", "An unknown error occurred.");
+        let page = "<html>";
+        check(400, None, &refusal, "refused");
+        check(400, Some(false), &refusal, "refused");
+        check(400, Some(true), &refusal, "same key");
+        check(400, None, page, "same key");
+        check(400, None, &error("idempotency_error", "Keys for…"), "kept");
+        check(401, None, &refusal, "same key");
+        check(402, None, &error("card_error", "Your card was declined."), "refused");
+        check(403, Some(false), &refusal, "same key");
+        check(404, None, &refusal, "refused");
+        check(409, None, &error("idempotency_error", "in use"), "same key");
+        check(409, Some(false), &error("idempotency_error", "in use"), "same key");
+        check(429, None, &error("invalid_request_error", "lock"), "same key");
+        check(500, None, &failure, "kept");
+        check(500, Some(false), &failure, "kept");
+        check(500, Some(true), &failure, "same key");
+        check(500, None, page, "same key");
+        check(502, None, &failure, "kept");
+        check(502, None, page, "same key");
+        check(503, None, &failure, "same key");
+        check(503, None, page, "same key");
+        check(504, None, page, "same key");
+        check(504, Some(false), page, "kept");
+        check(302, None, "", "same key");
+        for (status, should_retry) in [(500, Some(true)), (503, None), (429, None), (409, None)] {
+            let body = failure.clone().into_bytes();
+            let reply = Reply { status, should_retry, replayed: true, body, ..Reply::default() };
+            check_reply(reply, "kept");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::config::{Secret, StripeConfig};
 use http::{HeaderMap, HeaderName, header};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::time::Duration;
 
 /// The version whose answers this client reads.
@@ -52,6 +53,19 @@ struct MeterList {
     has_more: bool,
 }
 
+#[derive(Deserialize)]
+struct List {
+    data: Vec<Value>,
+    has_more: bool,
+}
+
+/// Rows of a list, and what asks for those after them; none at the end.
+#[derive(Debug)]
+pub struct Page {
+    pub rows: Vec<Value>,
+    pub next: Option<String>,
+}
+
 impl StripeClient {
     pub fn connect(config: &StripeConfig) -> Result<Self, String> {
         if config.api_key.is_empty() {
@@ -88,6 +102,12 @@ impl StripeClient {
         self.exchange(request).await
     }
 
+    /// Ends an object. Version 1 looks at no key of a DELETE; it is sent for Stripe's log.
+    pub async fn delete(&self, path: &str, query: &str, key: &str) -> Result<Reply, String> {
+        let request = self.http.delete(format!("{}{path}?{query}", self.base));
+        self.exchange(request.header("idempotency-key", key)).await
+    }
+
     /// Reads an object; an error says why there is none.
     pub async fn get<T: DeserializeOwned>(&self, path: &str, query: &str) -> Result<T, String> {
         let missing = || format!("Stripe knows no {path}");
@@ -112,6 +132,24 @@ impl StripeClient {
         serde_json::from_slice(&reply.body)
             .map(Some)
             .map_err(|error| format!("Stripe's answer to {path} cannot be read: {error}"))
+    }
+
+    /// One page of a list; `after` is `next` of the page before.
+    pub async fn page(
+        &self,
+        path: &str,
+        filters: &[(&str, &str)],
+        after: Option<&str>,
+    ) -> Result<Page, String> {
+        let mut pairs = vec![("limit", "100")];
+        pairs.extend(filters);
+        pairs.extend(after.map(|id| ("starting_after", id)));
+        let list: List = self.get(path, &form::encode(&pairs)).await?;
+        let last = list.data.last().and_then(|row| row["id"].as_str().map(str::to_owned));
+        if list.has_more && last.is_none() {
+            return Err(format!("a page of {path} does not say where the next begins"));
+        }
+        Ok(Page { next: last.filter(|_| list.has_more), rows: list.data })
     }
 
     /// Every meter of the account, active or not.
@@ -159,6 +197,7 @@ fn read_headers(status: u16, headers: &HeaderMap) -> Reply {
         status,
         should_retry: text("stripe-should-retry").and_then(|flag| flag.parse().ok()),
         retry_after: text("retry-after").and_then(|seconds| seconds.parse().ok()),
+        replayed: text("idempotent-replayed") == Some("true"),
         request_id: text("request-id").map(str::to_owned),
         body: Vec::new(),
     }

@@ -37,7 +37,10 @@ impl Inbound for Stripe {
             ObjectKind::ErrorReport => format!("/v2/core/events/{}", name.id),
         };
         let found: Option<Value> = self.client.find(&path, "").await.map_err(unreadable)?;
-        let Some(object) = found else { return Ok(Snapshot::Gone) };
+        let Some(mut object) = found else { return Ok(Snapshot::Gone) };
+        if name.kind == ObjectKind::Subscription {
+            self.read_items(&mut object).await?;
+        }
         let missing = || unreadable(format!("{path} lacks what is needed"));
         let mut snapshot = read_snapshot(name.kind, &object).ok_or_else(missing)?;
         match &mut snapshot {
@@ -113,8 +116,11 @@ impl Inbound for Stripe {
         let mut pairs = vec![("limit", PAGE), ("status", "all")];
         pairs.extend(after.map(|id| ("starting_after", id)));
         let query = form::encode(&pairs);
-        let page: List<Value> =
+        let mut page: List<Value> =
             self.client.get("/v1/subscriptions", &query).await.map_err(unreadable)?;
+        for object in &mut page.data {
+            self.read_items(object).await?;
+        }
         let last = page.data.last().and_then(|object| object["id"].as_str().map(str::to_owned));
         let read =
             |object: &Value| Some((object["id"].as_str()?.to_owned(), read_subscription(object)?));
@@ -127,6 +133,28 @@ impl Inbound for Stripe {
 }
 
 impl Stripe {
+    /// Puts all items into a subscription that shows only the first of them.
+    pub(super) async fn read_items(&self, subscription: &mut Value) -> Result<(), Unreadable> {
+        if subscription["items"]["has_more"] != true {
+            return Ok(());
+        }
+        let id = subscription["id"].as_str().unwrap_or_default().to_owned();
+        let mut items = Vec::new();
+        let mut after = None;
+        loop {
+            let filters = [("subscription", id.as_str())];
+            let page = self.client.page("/v1/subscription_items", &filters, after.as_deref());
+            let page = page.await.map_err(unreadable)?;
+            items.extend(page.rows);
+            after = page.next;
+            if after.is_none() {
+                subscription["items"]["data"] = Value::Array(items);
+                subscription["items"]["has_more"] = false.into();
+                return Ok(());
+            }
+        }
+    }
+
     /// All lines: those that came with the invoice, and the pages after them.
     async fn read_lines(&self, id: &str, invoice: &Value) -> Result<Vec<InvoiceLine>, Unreadable> {
         let first = invoice["lines"].clone();
@@ -150,7 +178,7 @@ impl Stripe {
     }
 
     /// The name of the meter that a price is of; a price never changes its meter.
-    async fn metered_by(&self, price: &str) -> Result<Option<String>, Unreadable> {
+    pub(super) async fn metered_by(&self, price: &str) -> Result<Option<String>, Unreadable> {
         let known = self.prices.lock().expect("no holder panics").get(price).cloned();
         if let Some(known) = known {
             return Ok(known);

@@ -4,7 +4,9 @@
 //! decimal text; no number passes through a float. An object that lacks what is needed is not a
 //! snapshot: nothing is guessed.
 
-use crate::rules::ids::CustomerId;
+use super::METADATA_SAGA;
+use crate::provider::{RemoteItem, RemoteSubscription};
+use crate::rules::ids::{CustomerId, SubscriptionId};
 use crate::rules::invoice::{Invoice, InvoiceLine};
 use crate::rules::mirror::{CreditGrant, Customer, ErrorReport, ErrorSample, ObjectKind, Snapshot};
 use crate::rules::quantity::Quantity;
@@ -32,17 +34,38 @@ pub fn read_subscription(object: &Value) -> Option<Subscription> {
     let price = |item: &Value| item["price"]["id"].as_str().map(str::to_owned);
     let mut prices: Vec<String> = items.iter().filter_map(price).collect();
     prices.sort_unstable();
-    // Periods stand with the items since 2025; before, with the subscription.
-    let period = |object: &Value| window(object, "current_period_start", "current_period_end");
     Some(Subscription {
         customer: read_customer(object)?,
         status: object["status"].as_str()?.to_owned(),
         prices,
-        period: items.first().and_then(period).or_else(|| period(object)),
+        period: read_period(object),
         trial: window(object, "trial_start", "trial_end"),
         cancel_at_period_end: object["cancel_at_period_end"].as_bool().unwrap_or(false),
         ended_at: instant(&object["ended_at"]),
     })
+}
+
+/// The same as sagas need it, which must know every item.
+pub fn read_remote(object: &Value) -> Option<RemoteSubscription> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let mut items = Vec::new();
+    for item in object["items"]["data"].as_array()? {
+        items.push(RemoteItem { id: text(&item["id"])?, price: text(&item["price"]["id"])? });
+    }
+    Some(RemoteSubscription {
+        id: SubscriptionId::parse(object["id"].as_str()?).ok()?,
+        status: text(&object["status"])?,
+        items,
+        saga: text(&object["metadata"][METADATA_SAGA]),
+        cancel_at_period_end: object["cancel_at_period_end"].as_bool()?,
+        period_end: read_period(object).map(|period| period.end),
+    })
+}
+
+/// Periods stand with the items since 2025; before, with the subscription.
+fn read_period(object: &Value) -> Option<Window> {
+    let period = |object: &Value| window(object, "current_period_start", "current_period_end");
+    period(&object["items"]["data"][0]).or_else(|| period(object))
 }
 
 /// Without its lines.
