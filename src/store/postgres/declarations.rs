@@ -7,8 +7,10 @@
 use super::PostgresStore;
 use super::failure::write_error;
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, read_meter_no, read_tenant_no, write_limit,
+    SqlTimestamp, column, corrupt, instant, read_meter_no, read_tenant_no, tenant_number,
+    write_limit,
 };
+use super::transaction::Done;
 use crate::rules::ids::{CustomerId, MeterNo, MeterSlug, TenantId, TenantNo};
 use crate::rules::meter::{Catalog, Meter, MeterSpec};
 use crate::rules::timestamp::Timestamp;
@@ -221,6 +223,13 @@ impl PostgresStore {
         Ok(())
     }
 
+    /// The number of a tenant, which is created if it is not known.
+    pub(super) async fn create_tenant(&self, tenant: &TenantId, at: Timestamp) -> Result<i32> {
+        self.number_tenants(std::iter::once(tenant), Creation::At(at)).await?;
+        let number = self.tenant_no(tenant);
+        number.map(tenant_number).ok_or_else(|| corrupt("a tenant is made and is not"))
+    }
+
     /// The number of a tenant that [`Self::number_tenants`] was asked for.
     pub(super) fn tenant_no(&self, tenant: &TenantId) -> Option<TenantNo> {
         self.tenants.read().unwrap_or_else(PoisonError::into_inner).get(tenant).copied()
@@ -242,6 +251,19 @@ pub(super) async fn read_catalog(client: &ClientWrapper) -> Result<Catalog> {
         catalog.insert(read_meter_no(column(&row, 0)?)?, Arc::new(read_meter(&row, 1)?));
     }
     Ok(catalog)
+}
+
+/// Waits for the others that look whether a tenant may have something more (a grant, a saga, a use
+/// of a coupon), and makes them wait until the caller's transaction ends. It is the first lock of
+/// those who take it. Deliveries and cuts do not.
+pub(super) async fn lock_tenant(client: &ClientWrapper, tenant_no: i32) -> Done<()> {
+    let sql = "-- lock_tenant
+        SELECT FROM tenants WHERE tenant_no = $1 FOR NO KEY UPDATE";
+    let statement = client.prepare_cached(sql).await?;
+    match client.execute(&statement, &[&tenant_no]).await? {
+        1 => Ok(()),
+        _ => Err(corrupt("a tenant is there and is not").into()),
+    }
 }
 
 /// The tenant that is this customer.
