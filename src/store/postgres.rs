@@ -8,6 +8,7 @@
 //! A crash leaves every transaction whole or absent; nothing is repaired at start.
 
 mod accounts;
+mod agreements;
 mod alerts;
 mod api_keys;
 mod check;
@@ -26,6 +27,7 @@ mod entries;
 mod events;
 mod failure;
 mod findings;
+mod holds;
 mod idempotency;
 mod inbox;
 mod judgement;
@@ -43,6 +45,7 @@ mod quotes;
 mod reconciliation;
 mod rejections;
 mod rollups;
+mod saga_rows;
 mod sagas;
 mod scalars;
 mod settlements;
