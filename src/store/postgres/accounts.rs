@@ -9,7 +9,7 @@
 //! lost is found under its key.
 
 use super::PostgresStore;
-use super::declarations::Creation;
+use super::declarations::{Creation, hold_tenant};
 use super::entries::{Book, Look, account, find_entry, read_quantity};
 use super::failure::Failure;
 use super::idempotency::end_request;
@@ -39,11 +39,9 @@ const POST_TRIES_MAX: u32 = 8;
 #[async_trait]
 impl Accounts for PostgresStore {
     async fn put_account(&self, account: NewAccount, at: Timestamp) -> Result<AccountPut> {
-        let tenant_no = self.create_tenant(&account.tenant, at).await?;
         let account = &account;
-        let work = move |client: Arc<Transaction>| async move {
-            put_account(&client, tenant_no, account, at).await
-        };
+        let work =
+            move |client: Arc<Transaction>| async move { put_account(&client, account, at).await };
         self.transact(work).await
     }
 
@@ -127,13 +125,9 @@ impl Accounts for PostgresStore {
     }
 }
 
-async fn put_account(
-    client: &ClientWrapper,
-    tenant_no: i32,
-    new: &NewAccount,
-    at: Timestamp,
-) -> Done<AccountPut> {
+async fn put_account(client: &ClientWrapper, new: &NewAccount, at: Timestamp) -> Done<AccountPut> {
     let NewAccount { tenant, name, unit, floor } = new;
+    let tenant_no = hold_tenant(client, tenant, at).await?;
     let sql = "-- put_account
         INSERT INTO accounts (tenant_no, name, unit, floor, balance, version, created_at)
         VALUES ($1, $2, $3, $4, 0, 0, $5)

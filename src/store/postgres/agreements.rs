@@ -6,6 +6,7 @@
 //!
 //! A crash leaves all of a call or nothing, and every call may be repeated.
 
+use super::declarations::hold_tenant;
 use super::scalars::{SqlTimestamp, column, corrupt, instant, instant_if_any, write_limit};
 use super::transaction::Done;
 use crate::rules::ids::{SubscriptionId, TenantId};
@@ -17,7 +18,8 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 /// Writes the agreement of a saga, in the place of the one that is open.
-pub async fn record(client: &ClientWrapper, tenant_no: i32, agreement: &Agreement) -> Done<()> {
+pub async fn record(client: &ClientWrapper, agreement: &Agreement) -> Done<()> {
+    let tenant_no = hold_tenant(client, &agreement.tenant, agreement.began_at).await?;
     let sql = "-- record
         SELECT FROM agreements WHERE saga = $1";
     if client.query_opt(sql, &[&agreement.saga]).await?.is_some() {

@@ -13,7 +13,7 @@ use super::credit_changes::{Ledger, NewChange};
 use super::credit_rows::{
     change, find_change, find_grant, grant, list_expired, live_grants, lock_grants,
 };
-use super::declarations::{Creation, lock_tenant};
+use super::declarations::{Creation, hold_tenant, lock_tenant};
 use super::idempotency::end_request;
 use super::numeric::SqlQuantity;
 use super::scalars::{SqlTimestamp, column, corrupt, read_count, tenant_number, write_limit};
@@ -39,10 +39,9 @@ impl Credits for PostgresStore {
         at: Timestamp,
         completing: Option<&Completing<Issued>>,
     ) -> Result<Issued> {
-        let tenant_no = self.create_tenant(&terms.tenant, at).await?;
         let terms = &terms;
         let work = move |client: Arc<Transaction>| async move {
-            let issued = issue(&client, tenant_no, terms, at).await?;
+            let issued = issue(&client, terms, at).await?;
             end_request(&client, completing, &issued, at).await?;
             Ok(issued)
         };
@@ -130,13 +129,8 @@ impl Credits for PostgresStore {
 }
 
 /// Everything but the end of the request and the COMMIT.
-async fn issue(
-    client: &ClientWrapper,
-    tenant_no: i32,
-    terms: &GrantTerms,
-    at: Timestamp,
-) -> Done<Issued> {
-    lock_tenant(client, tenant_no).await?;
+async fn issue(client: &ClientWrapper, terms: &GrantTerms, at: Timestamp) -> Done<Issued> {
+    let tenant_no = hold_tenant(client, &terms.tenant, at).await?;
     if let Some(standing) = find_grant(client, tenant_no, &terms.key).await? {
         return Ok(match standing.terms.says(terms) {
             true => Issued::Repeated(standing),

@@ -7,8 +7,7 @@
 use super::PostgresStore;
 use super::failure::write_error;
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, read_meter_no, read_tenant_no, tenant_number,
-    write_limit,
+    SqlTimestamp, column, corrupt, instant, read_meter_no, read_tenant_no, write_limit,
 };
 use super::transaction::Done;
 use crate::rules::ids::{CustomerId, MeterNo, MeterSlug, TenantId, TenantNo};
@@ -223,13 +222,6 @@ impl PostgresStore {
         Ok(())
     }
 
-    /// The number of a tenant, which is created if it is not known.
-    pub(super) async fn create_tenant(&self, tenant: &TenantId, at: Timestamp) -> Result<i32> {
-        self.number_tenants(std::iter::once(tenant), Creation::At(at)).await?;
-        let number = self.tenant_no(tenant);
-        number.map(tenant_number).ok_or_else(|| corrupt("a tenant is made and is not"))
-    }
-
     /// The number of a tenant that [`Self::number_tenants`] was asked for.
     pub(super) fn tenant_no(&self, tenant: &TenantId) -> Option<TenantNo> {
         self.tenants.read().unwrap_or_else(PoisonError::into_inner).get(tenant).copied()
@@ -264,6 +256,36 @@ pub(super) async fn lock_tenant(client: &ClientWrapper, tenant_no: i32) -> Done<
         1 => Ok(()),
         _ => Err(corrupt("a tenant is there and is not").into()),
     }
+}
+
+/// As [`lock_tenant`], for a tenant that is created in the caller's transaction if it is not known;
+/// its number.
+pub(super) async fn hold_tenant(
+    client: &ClientWrapper,
+    tenant: &TenantId,
+    at: Timestamp,
+) -> Done<i32> {
+    if let Some(number) = lock_tenant_named(client, tenant).await? {
+        return Ok(number);
+    }
+    // Not tried first: each try takes a number.
+    let sql = "-- hold_tenant
+        INSERT INTO tenants (tenant, created_at) VALUES ($1, $2)
+        ON CONFLICT (tenant) DO NOTHING RETURNING tenant_no";
+    let made = client.query_opt(sql, &[&tenant.as_str(), &SqlTimestamp(at)]).await?;
+    let number = match made {
+        Some(row) => Some(column(&row, 0)?),
+        None => lock_tenant_named(client, tenant).await?,
+    };
+    Ok(number.ok_or_else(|| corrupt("a tenant is there and is not"))?)
+}
+
+async fn lock_tenant_named(client: &ClientWrapper, tenant: &TenantId) -> Done<Option<i32>> {
+    let sql = "-- lock_tenant_named
+        SELECT tenant_no FROM tenants WHERE tenant = $1 FOR NO KEY UPDATE";
+    let statement = client.prepare_cached(sql).await?;
+    let row = client.query_opt(&statement, &[&tenant.as_str()]).await?;
+    Ok(row.map(|row| column(&row, 0)).transpose()?)
 }
 
 /// The tenant that is this customer.

@@ -4,6 +4,7 @@
 //! (`pushes::claim_due` looks). A crash leaves all of a call or nothing, and every call may be
 //! repeated: the first hold of a saga stands, and one that is gone stays gone.
 
+use super::declarations::hold_tenant;
 use super::scalars::{SqlTimestamp, column, read_count};
 use super::transaction::Done;
 use crate::rules::ids::TenantId;
@@ -13,10 +14,11 @@ use deadpool_postgres::ClientWrapper;
 
 pub async fn put_hold(
     client: &ClientWrapper,
-    (tenant_no, saga): (i32, &str),
+    (tenant, saga): (&TenantId, &str),
     from: Timestamp,
     at: Timestamp,
 ) -> Done<()> {
+    let tenant_no = hold_tenant(client, tenant, at).await?;
     let sql = "-- put_hold
         INSERT INTO holds (saga, tenant_no, held_from, created_at) VALUES ($1, $2, $3, $4)
         ON CONFLICT (saga) DO NOTHING";

@@ -8,7 +8,7 @@
 //! outcome was lost is found as it stands.
 
 use super::PostgresStore;
-use super::declarations::lock_tenant;
+use super::declarations::hold_tenant;
 use super::entries::read_quantity;
 use super::idempotency::end_request;
 use super::numeric::SqlQuantity;
@@ -104,10 +104,9 @@ impl Quotes for PostgresStore {
         coupon: Option<CouponUse>,
         completing: Option<&Completing<QuoteRecorded>>,
     ) -> Result<QuoteRecorded> {
-        let tenant_no = self.create_tenant(&quote.tenant, quote.at).await?;
         let (quote, coupon) = (&quote, coupon.as_ref());
         let work = move |client: Arc<Transaction>| async move {
-            let recorded = record(&client, tenant_no, quote, coupon).await?;
+            let recorded = record(&client, quote, coupon).await?;
             end_request(&client, completing, &recorded, quote.at).await?;
             Ok(recorded)
         };
@@ -215,11 +214,10 @@ async fn read_uses(
 /// Everything but the end of the request and the COMMIT.
 async fn record(
     client: &ClientWrapper,
-    tenant_no: i32,
     quote: &StoredQuote,
     coupon: Option<&CouponUse>,
 ) -> Done<QuoteRecorded> {
-    lock_tenant(client, tenant_no).await?;
+    let tenant_no = hold_tenant(client, &quote.tenant, quote.at).await?;
     if let Some(standing) = find_quote(client, &quote.tenant, &quote.key).await? {
         return Ok(match standing.request == quote.request {
             true => QuoteRecorded::Repeated(standing),

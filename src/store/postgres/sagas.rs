@@ -14,7 +14,7 @@
 use super::PostgresStore;
 use super::agreements;
 use super::connection::Snapshot;
-use super::declarations::lock_tenant;
+use super::declarations::{hold_tenant, lock_tenant};
 use super::holds;
 use super::idempotency::end_request;
 use super::messages::insert_messages;
@@ -44,10 +44,9 @@ impl Sagas for PostgresStore {
         at: Timestamp,
         completing: Option<&Completing<Begun>>,
     ) -> Result<Begun> {
-        let tenant_no = self.create_tenant(&new.tenant, at).await?;
         let new = &new;
         let work = move |client: Arc<Transaction>| async move {
-            let begun = begin(&client, tenant_no, new, at).await?;
+            let begun = begin(&client, new, at).await?;
             end_request(&client, completing, &begun, at).await?;
             Ok(begun)
         };
@@ -137,9 +136,8 @@ impl Sagas for PostgresStore {
         from: Timestamp,
         at: Timestamp,
     ) -> Result<()> {
-        let tenant_no = self.create_tenant(tenant, at).await?;
         let work = move |client: Arc<Transaction>| async move {
-            holds::put_hold(&client, (tenant_no, saga), from, at).await
+            holds::put_hold(&client, (tenant, saga), from, at).await
         };
         self.transact(work).await
     }
@@ -156,10 +154,9 @@ impl Sagas for PostgresStore {
     }
 
     async fn record_agreement(&self, agreement: Agreement) -> Result<()> {
-        let tenant_no = self.create_tenant(&agreement.tenant, agreement.began_at).await?;
         let agreement = &agreement;
         let work = move |client: Arc<Transaction>| async move {
-            agreements::record(&client, tenant_no, agreement).await
+            agreements::record(&client, agreement).await
         };
         self.transact(work).await
     }
@@ -192,13 +189,8 @@ impl Sagas for PostgresStore {
 }
 
 /// Everything but the end of the request and the COMMIT.
-async fn begin(
-    client: &ClientWrapper,
-    tenant_no: i32,
-    new: &NewSaga,
-    at: Timestamp,
-) -> Done<Begun> {
-    lock_tenant(client, tenant_no).await?;
+async fn begin(client: &ClientWrapper, new: &NewSaga, at: Timestamp) -> Done<Begun> {
+    let tenant_no = hold_tenant(client, &new.tenant, at).await?;
     if let Some(standing) = find_by_key(client, tenant_no, &new.key).await? {
         return Ok(match standing.kind == new.kind && standing.params == new.params {
             true => Begun::Repeated(standing),
