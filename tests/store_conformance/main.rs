@@ -32,6 +32,7 @@ mod leases;
 mod listing;
 mod messages;
 mod mirrors;
+mod money_races;
 mod passes;
 mod push_listing;
 mod pushes;
