@@ -8,20 +8,26 @@
 //! A crash leaves every transaction whole or absent; nothing is repaired at start.
 
 mod accounts;
+mod agreements;
 mod alerts;
 mod api_keys;
 mod check;
 mod connection;
 mod corrections;
 mod counters;
+mod coverings;
+mod credit_changes;
+mod credit_rows;
 mod credits;
 mod cut_events;
 mod cuts;
 mod declarations;
 mod deliveries;
+mod entries;
 mod events;
 mod failure;
 mod findings;
+mod holds;
 mod idempotency;
 mod inbox;
 mod judgement;
@@ -39,6 +45,7 @@ mod quotes;
 mod reconciliation;
 mod rejections;
 mod rollups;
+mod saga_rows;
 mod sagas;
 mod scalars;
 mod settlements;

@@ -14,9 +14,11 @@
 #[path = "../shared/database.rs"]
 mod database;
 
+mod accounts;
 mod alerts;
 mod billed;
 mod corrections;
+mod credits;
 mod cut_history;
 mod cuts;
 mod declarations;
@@ -28,11 +30,16 @@ mod inbound;
 mod keys;
 mod leases;
 mod listing;
+mod messages;
 mod mirrors;
+mod money_races;
 mod passes;
 mod push_listing;
 mod pushes;
+mod quotes;
 mod rejections;
+mod request_keys;
+mod sagas;
 mod summaries;
 mod two_receivers;
 mod two_senders;
@@ -229,5 +236,88 @@ on_every_store! {
         pages_are_counted_by_day_and_week,
         a_threshold_has_one_limit,
         a_threshold_creates_its_tenant,
+    }
+    accounts {
+        an_account_is_created_once,
+        accounts_are_listed_in_byte_order,
+        an_entry_is_written_once,
+        refusals_write_nothing,
+        a_statement_is_read_in_pages,
+        postings_at_once_lose_nothing,
+        takers_at_once_stop_at_the_floor,
+        one_key_at_once_is_one_entry,
+        transfers_at_once_equal_some_order,
+        tenants_with_equal_names_are_apart,
+        random_entries_match_the_model,
+    }
+    credits {
+        a_grant_is_issued_once,
+        issuers_at_once_issue_one,
+        live_grants_have_a_limit,
+        what_is_left_is_taken_back_once,
+        takers_at_once_never_overdraw,
+        what_expired_is_taken_once,
+        expirers_at_once_take_once,
+        usage_is_covered_before_it_is_billed,
+        windows_of_one_call_see_each_other,
+        cuts_at_once_never_overdraw,
+        a_taker_and_cuts_share_a_grant,
+        grants_are_drawn_in_order,
+        purchased_may_come_first,
+        the_soonest_may_come_first,
+        only_what_holds_at_the_window_covers_it,
+        a_window_that_shrinks_gives_back_in_reverse,
+        what_is_given_back_after_expiry_expires,
+        rates_are_exact,
+        single_events_are_covered,
+        absolute_totals_leave_out_what_is_covered,
+        shadow_windows_draw_nothing,
+        tenants_with_equal_keys_are_apart,
+        random_histories_match_the_model,
+    }
+    sagas {
+        a_saga_is_begun_once,
+        beginners_at_once_begin_one,
+        a_log_is_written_under_the_fence,
+        a_stale_claimant_is_refused,
+        a_saga_ends_with_its_message,
+        claimants_at_once_share_nothing,
+        those_longest_due_go_first,
+        a_saga_is_revived,
+        revivals_and_beginnings_at_once_open_one,
+        pages_and_filters,
+        a_hold_keeps_later_pushes_back,
+        an_earlier_window_passes_a_held_one,
+        pushes_to_be_sent_are_counted,
+        an_agreement_is_written_once,
+        an_agreement_takes_the_place_of_another,
+        an_agreement_ends_once,
+    }
+    quotes {
+        rates_of_one_name_never_overlap,
+        a_rate_ends,
+        rates_at_once_never_overlap,
+        coupons_are_written_once,
+        a_quote_is_kept_as_it_was_answered,
+        a_coupon_is_used_once_in_a_cycle,
+        a_coupon_at_once_is_used_once,
+        cycles_at_once_keep_the_limit,
+        one_key_at_once_is_one_quote,
+    }
+    messages {
+        a_message_is_written_once,
+        writers_at_once_write_one,
+        claims_are_leased_and_fenced,
+        claimants_at_once_share_nothing,
+        old_messages_are_pruned,
+    }
+    request_keys {
+        a_key_has_one_owner,
+        claimants_at_once_are_one,
+        what_is_kept_long_enough_is_swept,
+        a_key_ends_with_its_effect,
+        a_fenced_claim_undoes_the_effect,
+        owners_at_once_have_one_effect,
+        a_caller_that_leaves_leaves_no_half,
     }
 }

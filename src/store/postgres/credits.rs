@@ -1,23 +1,37 @@
-//! Stand-in.
+//! Credits: grants that are issued, taken back and expire, as their verbs.
+//!
+//! Invariant: see `credit_changes`, which writes. Locks are taken in the order of tenant, grants by
+//! number, accounts, messages, the request's key; expiry takes no tenant, and grants that another
+//! works on are left to its next round. Whoever issues or takes back holds the tenant first, so what
+//! it looks up (keys, the number of live grants) stands until it has written.
+//!
+//! A crash leaves a change whole or not at all. What is issued or taken back again because its
+//! outcome was lost is found under its key; expiry that is repeated finds nothing left.
 
 use super::PostgresStore;
-#[allow(unused_imports)]
-use crate::rules::{
-    account::*,
-    credit::{CreditChange, Grant, GrantTerms},
-    ids::*,
-    saga::{LogLine, Saga},
-    tax::{Coupon, TaxRate},
-    timestamp::*,
+use super::credit_changes::{Ledger, NewChange};
+use super::credit_rows::{
+    change, find_change, find_grant, grant, list_expired, live_grants, lock_grants,
 };
-#[allow(unused_imports)]
-use crate::store::{
-    Result, account::*, alert::NoticeOutcome, credit::*, idempotency::Completing, message::*,
-    quote::*, saga::*,
-};
+use super::declarations::{Creation, hold_tenant, lock_tenant};
+use super::idempotency::end_request;
+use super::numeric::SqlQuantity;
+use super::scalars::{SqlTimestamp, column, corrupt, read_count, tenant_number, write_limit};
+use super::transaction::{Done, Transaction};
+use crate::rules::credit::{ChangeKind, CreditChange, GRANTS_MAX, Grant, GrantTerms, Pool};
+use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
+use crate::store::credit::{ChangeQuery, Credits, GrantFilter, Issued, TakeBack, TakenBack};
+use crate::store::idempotency::Completing;
+use crate::store::{Error, Result};
 use async_trait::async_trait;
+use deadpool_postgres::ClientWrapper;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio_postgres::types::ToSql;
+
 #[async_trait]
-#[allow(unused_variables)]
 impl Credits for PostgresStore {
     async fn issue_grant(
         &self,
@@ -25,24 +39,47 @@ impl Credits for PostgresStore {
         at: Timestamp,
         completing: Option<&Completing<Issued>>,
     ) -> Result<Issued> {
-        unimplemented!()
+        let terms = &terms;
+        let work = move |client: Arc<Transaction>| async move {
+            let issued = issue(&client, terms, at).await?;
+            end_request(&client, completing, &issued, at).await?;
+            Ok(issued)
+        };
+        self.transact(work).await
     }
+
     async fn take_back(
         &self,
         order: TakeBack,
         at: Timestamp,
         completing: Option<&Completing<TakenBack>>,
     ) -> Result<TakenBack> {
-        unimplemented!()
+        self.number_tenants(std::iter::once(&order.tenant), Creation::Never).await?;
+        let tenant_no = self.tenant_no(&order.tenant).map(tenant_number);
+        let order = &order;
+        let work = move |client: Arc<Transaction>| async move {
+            let taken = match tenant_no {
+                Some(tenant_no) => take_back(&client, tenant_no, order, at).await?,
+                None => TakenBack::NotFound,
+            };
+            end_request(&client, completing, &taken, at).await?;
+            Ok(taken)
+        };
+        self.transact(work).await
     }
+
     async fn expire_grants(
         &self,
         expired_by: Timestamp,
         at: Timestamp,
         limit: usize,
     ) -> Result<usize> {
-        unimplemented!()
+        let work = move |client: Arc<Transaction>| async move {
+            expire(&client, expired_by, at, limit).await
+        };
+        self.transact(work).await
     }
+
     async fn list_grants(
         &self,
         tenant: &TenantId,
@@ -50,9 +87,154 @@ impl Credits for PostgresStore {
         after: u64,
         limit: usize,
     ) -> Result<Vec<Grant>> {
-        unimplemented!()
+        let client = self.reader().await?;
+        // Not kept prepared: planned for what is asked, each question can use its own index.
+        let sql = "-- list_grants
+            SELECT g.grant_no, t.tenant, g.key, g.pool, g.unit, g.amount, g.rates, g.priority,
+                g.effective_at, g.expires_at, g.memo, g.remaining, g.created_at
+            FROM tenants t JOIN grants g ON g.tenant_no = t.tenant_no
+            WHERE t.tenant = $1 AND g.grant_no > $2 AND ($3 OR g.remaining <> 0)
+            ORDER BY g.grant_no LIMIT $4";
+        // No grant has a number that no column can hold.
+        let after = i64::try_from(after).unwrap_or(i64::MAX);
+        let all = match filter {
+            GrantFilter::Live => false,
+            GrantFilter::All => true,
+        };
+        let parameters: [&(dyn ToSql + Sync); 4] =
+            [&tenant.as_str(), &after, &all, &write_limit(limit)];
+        client.query(sql, &parameters).await?.iter().map(|row| grant(row, 0)).collect()
     }
+
     async fn list_credit_changes(&self, query: ChangeQuery) -> Result<Vec<CreditChange>> {
-        unimplemented!()
+        let client = self.reader().await?;
+        // Not kept prepared: planned for what is asked, each question can use its own index.
+        let sql = "-- list_credit_changes
+            SELECT c.change_no, t.tenant, c.grant_no, c.kind, c.amount, c.remaining, c.meter_no,
+                c.window_start, c.window_end, c.quantity, c.key, c.memo, c.at
+            FROM tenants t JOIN credit_changes c ON c.tenant_no = t.tenant_no
+            WHERE t.tenant = $1 AND ($2::int8 IS NULL OR c.grant_no = $2) AND c.change_no < $3
+            ORDER BY c.change_no DESC LIMIT $4";
+        // No row has a number that no column can hold; no grant has the number -1.
+        let grant = query.grant.map(|grant| i64::try_from(grant).unwrap_or(-1));
+        let before = query.before.and_then(|before| i64::try_from(before).ok());
+        let parameters: [&(dyn ToSql + Sync); 4] = [
+            &query.tenant.as_str(),
+            &grant,
+            &before.unwrap_or(i64::MAX),
+            &write_limit(query.limit),
+        ];
+        client.query(sql, &parameters).await?.iter().map(change).collect()
     }
+}
+
+/// Everything but the end of the request and the COMMIT.
+async fn issue(client: &ClientWrapper, terms: &GrantTerms, at: Timestamp) -> Done<Issued> {
+    let tenant_no = hold_tenant(client, &terms.tenant, at).await?;
+    if let Some(standing) = find_grant(client, tenant_no, &terms.key).await? {
+        return Ok(match standing.terms.says(terms) {
+            true => Issued::Repeated(standing),
+            false => Issued::KeyTaken(standing),
+        });
+    }
+    if live_grants(client, &[tenant_no]).await?.len() >= GRANTS_MAX {
+        return Ok(Issued::TooMany);
+    }
+    let number = insert_grant(client, tenant_no, terms, at).await?;
+    // It has nothing until what it is issued with is written like every other change.
+    let (terms, remaining) = (terms.clone(), Quantity::ZERO);
+    let empty = Grant { number, terms, remaining, created_at: at };
+    let mut ledger = Ledger::new(vec![(tenant_no, empty.clone())]);
+    let (amount, memo) = (empty.terms.amount, empty.terms.memo.clone());
+    let kind = ChangeKind::Issued;
+    ledger.plan(tenant_no, NewChange { memo, ..NewChange::of(number, kind, amount) })?;
+    ledger.write(client, at).await?;
+    Ok(Issued::Created(Grant { remaining: amount, ..empty }))
+}
+
+async fn insert_grant(
+    client: &ClientWrapper,
+    tenant_no: i32,
+    terms: &GrantTerms,
+    at: Timestamp,
+) -> Done<u64> {
+    let sql = "-- insert_grant
+        INSERT INTO grants (tenant_no, key, pool, unit, amount, rates, priority, effective_at,
+            expires_at, memo, remaining, created_at)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 0, $11)
+        RETURNING grant_no";
+    let rates: BTreeMap<u16, Quantity> =
+        terms.rates.iter().map(|(MeterNo(meter), rate)| (*meter, *rate)).collect();
+    let rates = serde_json::to_string(&rates)
+        .map_err(|error| Error::Internal { what: error.to_string() })?;
+    let parameters: [&(dyn ToSql + Sync); 11] = [
+        &tenant_no,
+        &terms.key.as_str(),
+        &terms.pool.name(),
+        &terms.unit.as_str(),
+        &SqlQuantity(terms.amount),
+        &rates,
+        &i32::from(terms.priority),
+        &SqlTimestamp(terms.effective_at),
+        &terms.expires_at.map(SqlTimestamp),
+        &terms.memo,
+        &SqlTimestamp(at),
+    ];
+    let statement = client.prepare_cached(sql).await?;
+    let row = client.query_one(&statement, &parameters).await?;
+    Ok(read_count(column(&row, 0)?)?)
+}
+
+/// Everything but the end of the request and the COMMIT.
+async fn take_back(
+    client: &ClientWrapper,
+    tenant_no: i32,
+    order: &TakeBack,
+    at: Timestamp,
+) -> Done<TakenBack> {
+    lock_tenant(client, tenant_no).await?;
+    if let Some(standing) = find_change(client, tenant_no, &order.key).await? {
+        let same = standing.grant == order.grant
+            && standing.memo == order.memo
+            && order.amount.is_none_or(|amount| amount == standing.amount);
+        return Ok(match same {
+            true => TakenBack::Repeated(standing),
+            false => TakenBack::KeyTaken(standing),
+        });
+    }
+    let Ok(number) = i64::try_from(order.grant) else { return Ok(TakenBack::NotFound) };
+    let held = lock_grants(client, &[number]).await?;
+    let found = held.into_iter().find(|(of_tenant, _)| *of_tenant == tenant_no);
+    let Some((_, grant)) = found else { return Ok(TakenBack::NotFound) };
+    let amount = order.amount.unwrap_or(grant.remaining);
+    if amount > grant.remaining || amount <= Quantity::ZERO {
+        return Ok(TakenBack::TooLittle(grant.remaining));
+    }
+    let kind = match grant.terms.pool {
+        Pool::Purchased => ChangeKind::Refunded,
+        Pool::Granted => ChangeKind::Voided,
+    };
+    let (key, memo) = (Some(order.key.clone()), order.memo.clone());
+    let mut ledger = Ledger::new(vec![(tenant_no, grant)]);
+    ledger.plan(tenant_no, NewChange { key, memo, ..NewChange::of(order.grant, kind, amount) })?;
+    let written = ledger.write(client, at).await?.pop();
+    Ok(TakenBack::Done(written.ok_or_else(|| corrupt("a change is written and is not"))?))
+}
+
+/// Everything but the COMMIT.
+async fn expire(
+    client: &ClientWrapper,
+    expired_by: Timestamp,
+    at: Timestamp,
+    limit: usize,
+) -> Done<usize> {
+    let held = list_expired(client, expired_by, limit).await?;
+    let expired: Vec<(i32, u64, Quantity)> =
+        held.iter().map(|(tenant_no, grant)| (*tenant_no, grant.number, grant.remaining)).collect();
+    let mut ledger = Ledger::new(held);
+    for (tenant_no, grant, amount) in &expired {
+        ledger.plan(*tenant_no, NewChange::of(*grant, ChangeKind::Expired, *amount))?;
+    }
+    ledger.write(client, at).await?;
+    Ok(expired.len())
 }

@@ -6,10 +6,16 @@
 //! tenant, meter and window. So two servers never cut one window from the same state, and never
 //! wait in a circle. Totals are read after those locks, so a later cut never sees less.
 //!
+//! What credits cover of a window changes in the same transaction. The order of all locks that
+//! concern money is: lease, remainders, cuts, grants by number, accounts (those that are missing by
+//! tenant and name, then by number), keys of entries, messages, the request's key. Verbs of tenants
+//! (`credits`, `sagas`, `quotes`) lock the tenant's row before all of these.
+//!
 //! A crash leaves all of a call or nothing. A call that is repeated because its outcome was lost
 //! finds the windows as they were cut, unchanged, and writes nothing.
 
 use super::PostgresStore;
+use super::coverings::Coverings;
 use super::cut_events::{Carried, OpenEvent, insert_carried, read_open_events};
 use super::declarations::{Creation, read_catalog};
 use super::leases::hold_lease;
@@ -22,6 +28,7 @@ use super::scalars::{
 };
 use super::transaction::{Done, Transaction};
 use crate::rules::billing::{Granularity, Mode};
+use crate::rules::credit::CoverOrder;
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::ids::{EventId, MeterNo, MeterSlug, TenantId};
 use crate::rules::meter::{Aggregation, Catalog, Meter};
@@ -60,6 +67,16 @@ pub struct MeterTerms {
     mode: Mode,
     /// Decimal places the provider gets.
     scale: u32,
+    /// Decimal places of the usage itself.
+    usage_scale: u32,
+}
+
+/// A window that has changed since its last cut.
+struct Changed<'o> {
+    order: &'o Order,
+    usage: &'o WindowUsage,
+    /// Its events that are to be added, if its meter is billed event by event.
+    events: Option<Vec<OpenEvent>>,
 }
 
 /// A window's row in `cuts`, in the order of locks.
@@ -188,12 +205,19 @@ impl PostgresStore {
         // One more than may be cut tells whether some are left.
         let events = read_open_events(client, &by_event, terms.events_max.saturating_add(1));
         let mut events = events.await?.into_iter();
-        for (order, usage) in changed {
-            match order.is_by_event() {
-                true => cutting.cut_events(order, usage, events.next().unwrap_or_default()),
-                false => cutting.cut_window(order, usage),
+        let changed: Vec<Changed<'_>> = changed
+            .into_iter()
+            .map(|(order, usage)| {
+                let events = order.is_by_event().then(|| events.next().unwrap_or_default());
+                Changed { order, usage, events }
+            })
+            .collect();
+        cutting.hold_credits(client, &changed).await?;
+        for Changed { order, usage, events } in changed {
+            match events {
+                Some(events) => cutting.cut_events(order, usage, events)?,
+                None => cutting.cut_window(order, usage)?,
             }
-            .map_err(|error| Error::Internal { what: error.to_string() })?;
         }
         cutting.write(client).await
     }
@@ -224,6 +248,12 @@ impl MeterTerms {
             granularity: billing.granularity,
             mode: billing.mode,
             scale: meter.billing_scale(),
+            usage_scale: match meter.spec.aggregation {
+                Aggregation::Count | Aggregation::Unique => 0,
+                Aggregation::Sum | Aggregation::Min | Aggregation::Max | Aggregation::Latest => {
+                    meter.spec.scale
+                }
+            },
         })
     }
 }
@@ -251,6 +281,7 @@ struct Cutting<'s> {
     changed_remainders: BTreeSet<(i32, MeterNo, bool)>,
     pushes: Vec<NewPush>,
     carried: Vec<Carried>,
+    coverings: Coverings,
     unfinished: Vec<CutOrder>,
 }
 
@@ -265,6 +296,7 @@ impl<'s> Cutting<'s> {
             changed_remainders: BTreeSet::new(),
             pushes: Vec::new(),
             carried: Vec::new(),
+            coverings: Coverings::default(),
             unfinished: Vec::new(),
         }
     }
@@ -278,15 +310,37 @@ impl<'s> Cutting<'s> {
         self.state(order).count != usage.count
     }
 
+    /// Holds the credits that may cover the windows; those that get no push now have none.
+    async fn hold_credits(&mut self, client: &ClientWrapper, changed: &[Changed<'_>]) -> Done<()> {
+        let (mut tenants, mut giving_back) = (BTreeSet::new(), BTreeSet::new());
+        for Changed { order, usage, events } in changed {
+            let state = self.state(order);
+            if !self.covers(&state) {
+                continue;
+            }
+            tenants.insert(order.tenant_no);
+            let shrinks = match events {
+                Some(events) => events.iter().any(|event| event.quantity < Quantity::ZERO),
+                None => usage.billable < state.covered,
+            };
+            if shrinks && state.covered > Quantity::ZERO {
+                giving_back.insert(order.key());
+            }
+        }
+        self.coverings = Coverings::hold(client, &tenants, &giving_back).await?;
+        Ok(())
+    }
+
+    /// Whether credits cover a window in this state.
+    fn covers(&self, state: &CutState) -> bool {
+        !state.shadow && !self.terms.shadow
+    }
+
     /// Cuts a window as a whole.
-    fn cut_window(
-        &mut self,
-        order: &Order,
-        usage: &WindowUsage,
-    ) -> std::result::Result<(), FoldError> {
-        let planned = self.plan(order, (usage.count, usage.billable))?;
+    fn cut_window(&mut self, order: &Order, usage: &WindowUsage) -> Result<()> {
+        let middle = order.window.middle();
+        let planned = self.plan(order, (usage.count, usage.billable), middle)?;
         if let Some(planned) = planned {
-            let middle = order.window.middle();
             self.add_push(order, planned, middle, usage.subscriptions_json(), None);
         }
         Ok(())
@@ -299,13 +353,13 @@ impl<'s> Cutting<'s> {
         order: &Order,
         usage: &WindowUsage,
         mut events: Vec<OpenEvent>,
-    ) -> std::result::Result<(), FoldError> {
+    ) -> Result<()> {
         let unfinished = events.len() > self.terms.events_max;
         events.truncate(self.terms.events_max);
         let mut standing = self.state(order);
         // While events are left, fewer are counted than the window has, so that it has changed.
         let count = match unfinished {
-            true => standing.count + u64::try_from(events.len()).map_err(|_| FoldError)?,
+            true => standing.count + u64::try_from(events.len()).map_err(|_| unfit(FoldError))?,
             false => usage.count,
         };
         let mut total = standing.total;
@@ -314,8 +368,8 @@ impl<'s> Cutting<'s> {
         self.states.insert(order.key(), standing);
         self.changed_states.insert(order.key());
         for event in events {
-            total = total.checked_add(event.quantity).ok_or(FoldError)?;
-            let Some(planned) = self.plan(order, (count, total))? else {
+            total = total.checked_add(event.quantity).ok_or_else(|| unfit(FoldError))?;
+            let Some(planned) = self.plan(order, (count, total), event.occurred_at)? else {
                 self.carried.push(Carried { window: order.key(), event: event.id });
                 continue;
             };
@@ -331,23 +385,30 @@ impl<'s> Cutting<'s> {
         Ok(())
     }
 
-    /// Moves the window to a new count and total, and the remainder with it.
+    /// Moves the window to a new count and total, and what is covered of it and the remainder with
+    /// it. A push of it tells of usage at `at`.
     fn plan(
         &mut self,
         order: &Order,
         usage: (u64, Quantity),
-    ) -> std::result::Result<Option<PlannedPush>, FoldError> {
+        at: Timestamp,
+    ) -> Result<Option<PlannedPush>> {
         let state = self.state(order);
         let pair = (order.tenant_no, order.meter, state.shadow);
         let remainder = self.remainders.get(&pair).copied().unwrap_or_default();
         let MeterTerms { mode, scale, .. } = order.meter_terms;
         let (count, billable) = usage;
-        let usage = Standing { count, billable, covered: state.covered };
+        let covered = match self.covers(&state) {
+            true => self.cover(order, &state, billable, at)?,
+            false => state.covered,
+        };
+        let usage = Standing { count, billable, covered };
         let precision = Precision { scale, digits_max: self.terms.digits_max };
         let plan = match state.shadow == self.terms.shadow {
-            true => plan_cut(&state, remainder, usage, mode, precision)?,
-            false => plan_following(&state, remainder, usage)?,
+            true => plan_cut(&state, remainder, usage, mode, precision),
+            false => plan_following(&state, remainder, usage),
         };
+        let plan = plan.map_err(unfit)?;
         if plan.remainder != remainder {
             self.remainders.insert(pair, plan.remainder);
             self.changed_remainders.insert(pair);
@@ -355,6 +416,25 @@ impl<'s> Cutting<'s> {
         self.states.insert(order.key(), plan.state);
         self.changed_states.insert(order.key());
         Ok(plan.push)
+    }
+
+    /// How much of the window credits cover when it holds `billable`.
+    fn cover(
+        &mut self,
+        order: &Order,
+        state: &CutState,
+        billable: Quantity,
+        at: Timestamp,
+    ) -> Result<Quantity> {
+        let cover = CoverOrder {
+            meter: order.meter,
+            scale: order.meter_terms.usage_scale,
+            stamped_at: stamp_inside(order.window, at),
+            before: state.total,
+            now: billable,
+            covered: state.covered,
+        };
+        self.coverings.cover(order.key(), order.window, &cover, self.terms.draw_order)
     }
 
     fn add_push(
@@ -395,10 +475,15 @@ impl<'s> Cutting<'s> {
         let changed = |(pair, _): &(_, _)| self.changed_remainders.contains(pair);
         let remainders = self.remainders.into_iter().filter(changed).collect();
         write_remainders(client, &remainders).await?;
+        self.coverings.write(client, at).await?;
         let pushes = u64::try_from(changes.len()).unwrap_or(u64::MAX);
         let report = CutReport { pushes, unfinished: self.unfinished, lease_lost: false };
         Ok((report, changes))
     }
+}
+
+fn unfit(error: FoldError) -> Error {
+    Error::Internal { what: error.to_string() }
 }
 
 /// Locks the tenants and meters of the orders, and reads what is carried of each.
@@ -477,7 +562,7 @@ async fn measure_windows(client: &ClientWrapper, orders: &[Order]) -> Done<Vec<W
     }
     let measured: std::result::Result<_, FoldError> =
         rows.iter().map(|rows| WindowUsage::measure(rows)).collect();
-    Ok(measured.map_err(|error| Error::Internal { what: error.to_string() })?)
+    Ok(measured.map_err(unfit)?)
 }
 
 async fn write_states(
@@ -489,13 +574,14 @@ async fn write_states(
         return Ok(());
     }
     let sql = "-- write_states
-        INSERT INTO cuts
-            (tenant_no, meter_no, window_start, count, total, planned, revision, shadow, cut_at)
-        SELECT given.*, $9::timestamptz FROM unnest($1::int4[], $2::int2[], $3::timestamptz[],
-            $4::int8[], $5::numeric[], $6::numeric[], $7::int4[], $8::bool[]) AS given
+        INSERT INTO cuts (tenant_no, meter_no, window_start, count, total, covered, planned,
+            revision, shadow, cut_at)
+        SELECT given.*, $10::timestamptz FROM unnest($1::int4[], $2::int2[], $3::timestamptz[],
+            $4::int8[], $5::numeric[], $6::numeric[], $7::numeric[], $8::int4[], $9::bool[])
+            AS given
         ON CONFLICT (tenant_no, meter_no, window_start) DO UPDATE SET
-            count = excluded.count, total = excluded.total, planned = excluded.planned,
-            revision = excluded.revision, cut_at = excluded.cut_at";
+            count = excluded.count, total = excluded.total, covered = excluded.covered,
+            planned = excluded.planned, revision = excluded.revision, cut_at = excluded.cut_at";
     let statement = client.prepare_cached(sql).await?;
     let counts: Result<Vec<i64>> = states.iter().map(|(_, s)| write_count(s.count)).collect();
     let revisions: Result<Vec<i32>> =
@@ -504,14 +590,16 @@ async fn write_states(
     let meters: Vec<i16> = states.iter().map(|(key, _)| meter_number(key.meter)).collect();
     let starts: Vec<_> = states.iter().map(|(key, _)| SqlTimestamp(key.start)).collect();
     let totals: Vec<_> = states.iter().map(|(_, state)| SqlQuantity(state.total)).collect();
+    let covered: Vec<_> = states.iter().map(|(_, state)| SqlQuantity(state.covered)).collect();
     let planned: Vec<_> = states.iter().map(|(_, state)| SqlQuantity(state.planned)).collect();
     let shadows: Vec<bool> = states.iter().map(|(_, state)| state.shadow).collect();
-    let parameters: [&(dyn ToSql + Sync); 9] = [
+    let parameters: [&(dyn ToSql + Sync); 10] = [
         &tenants,
         &meters,
         &starts,
         &counts?,
         &totals,
+        &covered,
         &planned,
         &revisions?,
         &shadows,

@@ -9,6 +9,7 @@ use super::failure::write_error;
 use super::scalars::{
     SqlTimestamp, column, corrupt, instant, read_meter_no, read_tenant_no, write_limit,
 };
+use super::transaction::Done;
 use crate::rules::ids::{CustomerId, MeterNo, MeterSlug, TenantId, TenantNo};
 use crate::rules::meter::{Catalog, Meter, MeterSpec};
 use crate::rules::timestamp::Timestamp;
@@ -242,6 +243,49 @@ pub(super) async fn read_catalog(client: &ClientWrapper) -> Result<Catalog> {
         catalog.insert(read_meter_no(column(&row, 0)?)?, Arc::new(read_meter(&row, 1)?));
     }
     Ok(catalog)
+}
+
+/// Waits for the others that look whether a tenant may have something more (a grant, a saga, a use
+/// of a coupon), and makes them wait until the caller's transaction ends. It is the first lock of
+/// those who take it. Deliveries and cuts do not.
+pub(super) async fn lock_tenant(client: &ClientWrapper, tenant_no: i32) -> Done<()> {
+    let sql = "-- lock_tenant
+        SELECT FROM tenants WHERE tenant_no = $1 FOR NO KEY UPDATE";
+    let statement = client.prepare_cached(sql).await?;
+    match client.execute(&statement, &[&tenant_no]).await? {
+        1 => Ok(()),
+        _ => Err(corrupt("a tenant is there and is not").into()),
+    }
+}
+
+/// As [`lock_tenant`], for a tenant that is created in the caller's transaction if it is not known;
+/// its number.
+pub(super) async fn hold_tenant(
+    client: &ClientWrapper,
+    tenant: &TenantId,
+    at: Timestamp,
+) -> Done<i32> {
+    if let Some(number) = lock_tenant_named(client, tenant).await? {
+        return Ok(number);
+    }
+    // Not tried first: each try takes a number.
+    let sql = "-- hold_tenant
+        INSERT INTO tenants (tenant, created_at) VALUES ($1, $2)
+        ON CONFLICT (tenant) DO NOTHING RETURNING tenant_no";
+    let made = client.query_opt(sql, &[&tenant.as_str(), &SqlTimestamp(at)]).await?;
+    let number = match made {
+        Some(row) => Some(column(&row, 0)?),
+        None => lock_tenant_named(client, tenant).await?,
+    };
+    Ok(number.ok_or_else(|| corrupt("a tenant is there and is not"))?)
+}
+
+async fn lock_tenant_named(client: &ClientWrapper, tenant: &TenantId) -> Done<Option<i32>> {
+    let sql = "-- lock_tenant_named
+        SELECT tenant_no FROM tenants WHERE tenant = $1 FOR NO KEY UPDATE";
+    let statement = client.prepare_cached(sql).await?;
+    let row = client.query_opt(&statement, &[&tenant.as_str()]).await?;
+    Ok(row.map(|row| column(&row, 0)).transpose()?)
 }
 
 /// The tenant that is this customer.

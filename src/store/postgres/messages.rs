@@ -1,43 +1,81 @@
-//! Stand-in.
+//! Messages: the outbox of changes.
+//!
+//! Invariant: a message is written once under its id, in the transaction of what it tells. Numbers
+//! are given in the order of commits: whoever writes messages holds one lock from the first of them
+//! to the end of its transaction, so that a reader who goes on after the highest number it has seen
+//! misses none. That lock is the last one of a transaction but for its request's key. A message is
+//! sent by whoever holds its lease under its last fence, and settled by nobody else.
+//!
+//! A crash leaves a message waiting, or leased until its lease ends. A claim that is repeated
+//! because its outcome was lost passes over what the lost one leased; a settlement that is repeated
+//! finds no lease and is refused; writing and removing may be repeated.
 
 use super::PostgresStore;
-#[allow(unused_imports)]
-use crate::rules::{
-    account::*,
-    credit::{CreditChange, Grant, GrantTerms},
-    ids::*,
-    saga::{LogLine, Saga},
-    tax::{Coupon, TaxRate},
-    timestamp::*,
+use super::declarations::Creation;
+use super::push_rows::each;
+use super::scalars::{
+    SqlTimestamp, column, corrupt, instant, read_count, read_ordinal, write_count, write_limit,
 };
-#[allow(unused_imports)]
-use crate::store::{
-    Result, account::*, alert::NoticeOutcome, credit::*, idempotency::Completing, message::*,
-    quote::*, saga::*,
-};
+use super::transaction::{Done, Transaction};
+use crate::rules::ids::TenantId;
+use crate::rules::timestamp::Timestamp;
+use crate::store::Result;
+use crate::store::alert::NoticeOutcome;
+use crate::store::message::{ClaimedMessage, Message, Messages, NewMessage};
 use async_trait::async_trait;
+use deadpool_postgres::ClientWrapper;
+use std::sync::Arc;
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+/// Any number, as long as every version of this program takes the same one, and no other lock does.
+const MESSAGES_LOCK: i64 = 0x6d65_7373_6167_6573;
+
 #[async_trait]
-#[allow(unused_variables)]
 impl Messages for PostgresStore {
     async fn record_messages(&self, messages: Vec<NewMessage>, at: Timestamp) -> Result<usize> {
-        unimplemented!()
+        self.number_tenants_of(&messages, at).await?;
+        let messages = messages.as_slice();
+        let work = move |client: Arc<Transaction>| async move {
+            insert_messages(&client, messages, at).await
+        };
+        self.transact(work).await
     }
+
     async fn list_messages(
         &self,
         tenant: Option<&TenantId>,
         after: u64,
         limit: usize,
     ) -> Result<Vec<Message>> {
-        unimplemented!()
+        let client = self.reader().await?;
+        // Not kept prepared: planned for what is asked, each question can use its own index.
+        let sql = "-- list_messages
+            SELECT m.message_no, m.id, m.kind, t.tenant, m.payload, m.at
+            FROM messages m LEFT JOIN tenants t ON t.tenant_no = m.tenant_no
+            WHERE m.message_no > $2
+                AND ($1::text IS NULL
+                    OR m.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1))
+            ORDER BY m.message_no LIMIT $3";
+        let tenant = tenant.map(TenantId::as_str);
+        // No message has a number that no column can hold.
+        let after = i64::try_from(after).unwrap_or(i64::MAX);
+        let rows = client.query(sql, &[&tenant, &after, &write_limit(limit)]).await?;
+        rows.iter().map(message).collect()
     }
+
     async fn claim_messages(
         &self,
         now: Timestamp,
         lease_until: Timestamp,
         limit: usize,
     ) -> Result<Vec<ClaimedMessage>> {
-        unimplemented!()
+        let work = move |client: Arc<Transaction>| async move {
+            claim_due(&client, now, lease_until, limit).await
+        };
+        self.transact(work).await
     }
+
     async fn settle_message(
         &self,
         number: u64,
@@ -45,9 +83,152 @@ impl Messages for PostgresStore {
         outcome: NoticeOutcome,
         at: Timestamp,
     ) -> Result<bool> {
-        unimplemented!()
+        let outcome = &outcome;
+        let work = move |client: Arc<Transaction>| async move {
+            settle(&client, (number, fence), outcome, at).await
+        };
+        self.transact(work).await
     }
+
     async fn prune_messages(&self, before: Timestamp, limit: usize) -> Result<usize> {
-        unimplemented!()
+        let work = move |client: Arc<Transaction>| async move {
+            let sql = "-- prune_messages
+                DELETE FROM messages WHERE message_no IN (
+                    SELECT message_no FROM messages WHERE at < $1
+                    ORDER BY at, message_no LIMIT $2
+                    FOR UPDATE SKIP LOCKED
+                )";
+            let (before, limit) = (SqlTimestamp(before), write_limit(limit));
+            let removed = client.execute(sql, &[&before, &limit]).await?;
+            Ok(usize::try_from(removed).unwrap_or(usize::MAX))
+        };
+        self.transact(work).await
     }
+}
+
+impl PostgresStore {
+    /// Makes sure that the tenants of messages are there before [`insert_messages`].
+    pub(super) async fn number_tenants_of(
+        &self,
+        messages: &[NewMessage],
+        at: Timestamp,
+    ) -> Result<()> {
+        let tenants = messages.iter().filter_map(|message| message.tenant.as_ref());
+        self.number_tenants(tenants, Creation::At(at)).await
+    }
+}
+
+/// Writes messages in their order, inside the caller's transaction, whose last locks these are; the
+/// tenants are known. Returns how many were not written before.
+pub async fn insert_messages(
+    client: &ClientWrapper,
+    messages: &[NewMessage],
+    at: Timestamp,
+) -> Done<usize> {
+    if messages.is_empty() {
+        return Ok(0);
+    }
+    let sql = "-- insert_messages
+        SELECT pg_advisory_xact_lock($1)";
+    let statement = client.prepare_cached(sql).await?;
+    client.execute(&statement, &[&MESSAGES_LOCK]).await?;
+    let sql = "-- insert_messages
+        INSERT INTO messages
+            (id, kind, tenant_no, payload, at, state, attempts, due_at, fence)
+        SELECT given.id, given.kind, t.tenant_no, given.payload, $5, 'waiting', 0, $5, 0
+        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
+            WITH ORDINALITY AS given (id, kind, tenant, payload, place)
+        LEFT JOIN tenants t ON t.tenant = given.tenant
+        ORDER BY given.place
+        ON CONFLICT (id) DO NOTHING";
+    let statement = client.prepare_cached(sql).await?;
+    let parameters: [&(dyn ToSql + Sync); 5] = [
+        &each(messages, NewMessage::id),
+        &each(messages, |message| message.kind),
+        &each(messages, |message| message.tenant.as_ref().map(TenantId::as_str)),
+        &each(messages, |message| message.payload.as_str()),
+        &SqlTimestamp(at),
+    ];
+    let written = client.execute(&statement, &parameters).await?;
+    Ok(usize::try_from(written).unwrap_or(usize::MAX))
+}
+
+/// Leases messages that are due; those that another server is claiming are passed over. Each claim
+/// is an attempt: nobody knows how far a claimant came that was not heard of again.
+async fn claim_due(
+    client: &ClientWrapper,
+    now: Timestamp,
+    lease_until: Timestamp,
+    limit: usize,
+) -> Done<Vec<ClaimedMessage>> {
+    let sql = "-- claim_due
+        WITH due AS MATERIALIZED (
+            SELECT message_no FROM messages
+            WHERE state = 'waiting' AND due_at <= $1
+                AND (leased_until IS NULL OR leased_until <= $1)
+            ORDER BY message_no
+            LIMIT $3
+            FOR UPDATE SKIP LOCKED
+        ), claimed AS (
+            UPDATE messages m SET leased_until = $2, fence = m.fence + 1, attempts = m.attempts + 1
+            FROM due WHERE m.message_no = due.message_no
+            RETURNING m.message_no, m.id, m.kind, m.tenant_no, m.payload, m.at, m.fence, m.attempts
+        )
+        SELECT c.message_no, c.id, c.kind, t.tenant, c.payload, c.at, c.fence, c.attempts - 1
+        FROM claimed c LEFT JOIN tenants t ON t.tenant_no = c.tenant_no
+        ORDER BY c.message_no";
+    let statement = client.prepare_cached(sql).await?;
+    let (now, until) = (SqlTimestamp(now), SqlTimestamp(lease_until));
+    let mut claimed = Vec::new();
+    for row in client.query(&statement, &[&now, &until, &write_limit(limit)]).await? {
+        claimed.push(ClaimedMessage {
+            message: message(&row)?,
+            fence: read_count(column(&row, 6)?)?,
+            attempts: read_ordinal(column(&row, 7)?)?,
+        });
+    }
+    Ok(claimed)
+}
+
+/// False if the fence is not current.
+async fn settle(
+    client: &ClientWrapper,
+    (number, fence): (u64, u64),
+    outcome: &NoticeOutcome,
+    at: Timestamp,
+) -> Done<bool> {
+    // Numbers that no column can hold name no message and no claim.
+    let (Ok(number), Ok(fence)) = (write_count(number), write_count(fence)) else {
+        return Ok(false);
+    };
+    let (state, due_at, detail) = match outcome {
+        NoticeOutcome::Sent => ("sent", None, None),
+        NoticeOutcome::Later { until, detail } => {
+            ("waiting", Some(SqlTimestamp(*until)), Some(detail))
+        }
+        NoticeOutcome::GivenUp { detail } => ("given_up", None, Some(detail)),
+    };
+    let sql = "-- settle
+        UPDATE messages SET state = $3, due_at = COALESCE($4, due_at), detail = $5,
+            leased_until = NULL,
+            settled_at = CASE WHEN $3::text = 'waiting' THEN NULL ELSE $6::timestamptz END
+        WHERE message_no = $1 AND fence = $2 AND state = 'waiting' AND leased_until IS NOT NULL";
+    let statement = client.prepare_cached(sql).await?;
+    let parameters: [&(dyn ToSql + Sync); 6] =
+        [&number, &fence, &state, &due_at, &detail, &SqlTimestamp(at)];
+    Ok(client.execute(&statement, &parameters).await? == 1)
+}
+
+/// Reads number, id, kind, tenant, payload and time, in this order, from the first column on.
+fn message(row: &Row) -> Result<Message> {
+    let tenant: Option<String> = column(row, 3)?;
+    let valid = |id: String| TenantId::parse(&id).map_err(|_| corrupt("a tenant has no valid id"));
+    Ok(Message {
+        number: read_count(column(row, 0)?)?,
+        id: column(row, 1)?,
+        kind: column(row, 2)?,
+        tenant: tenant.map(valid).transpose()?,
+        payload: column(row, 4)?,
+        at: instant(row, 5)?,
+    })
 }

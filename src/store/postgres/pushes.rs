@@ -143,7 +143,8 @@ async fn end_leases(client: &ClientWrapper, now: Timestamp) -> Done<()> {
     Ok(())
 }
 
-/// Pushes that could be claimed, in the order of claims, of tenants and meters not seen yet.
+/// Pushes that could be claimed, in the order of claims, of tenants and meters not seen yet. Whether
+/// there is any hold is asked once, so that without one no push is looked up among them.
 async fn list_due(
     client: &ClientWrapper,
     claim: &PushClaim,
@@ -168,6 +169,10 @@ async fn list_due(
                 WHERE lower.tenant_no = p.tenant_no AND lower.meter_no = p.meter_no
                     AND lower.window_start = p.window_start AND lower.revision < p.revision
                     AND lower.state = 'observed'
+            ))
+            AND (NOT EXISTS (SELECT FROM holds) OR NOT EXISTS (
+                SELECT FROM holds h
+                WHERE h.tenant_no = p.tenant_no AND h.held_from <= p.window_start
             ))
         ORDER BY p.due_at, p.push_no
         LIMIT $5";
@@ -217,6 +222,10 @@ async fn lease_pushes(
                     SELECT FROM pushes busy
                     WHERE busy.tenant_no = p.tenant_no AND busy.meter_no = p.meter_no
                         AND busy.leased_until IS NOT NULL
+                )
+                AND NOT EXISTS (
+                    SELECT FROM holds h
+                    WHERE h.tenant_no = p.tenant_no AND h.held_from <= p.window_start
                 )
             ORDER BY p.push_no
             FOR UPDATE OF p SKIP LOCKED

@@ -1,0 +1,49 @@
+//! Holds: tenants whose later pushes wait while a saga changes what they are charged by.
+//!
+//! Invariant: one for each saga; a push that a hold keeps back is claimed by nobody
+//! (`pushes::claim_due` looks). A crash leaves all of a call or nothing, and every call may be
+//! repeated: the first hold of a saga stands, and one that is gone stays gone.
+
+use super::declarations::hold_tenant;
+use super::scalars::{SqlTimestamp, column, read_count};
+use super::transaction::Done;
+use crate::rules::ids::TenantId;
+use crate::rules::timestamp::Timestamp;
+use crate::store::Result;
+use deadpool_postgres::ClientWrapper;
+
+pub async fn put_hold(
+    client: &ClientWrapper,
+    (tenant, saga): (&TenantId, &str),
+    from: Timestamp,
+    at: Timestamp,
+) -> Done<()> {
+    let tenant_no = hold_tenant(client, tenant, at).await?;
+    let sql = "-- put_hold
+        INSERT INTO holds (saga, tenant_no, held_from, created_at) VALUES ($1, $2, $3, $4)
+        ON CONFLICT (saga) DO NOTHING";
+    client.execute(sql, &[&saga, &tenant_no, &SqlTimestamp(from), &SqlTimestamp(at)]).await?;
+    Ok(())
+}
+
+/// Whether there was one.
+pub async fn release(client: &ClientWrapper, saga: &str) -> Done<bool> {
+    let sql = "-- release
+        DELETE FROM holds WHERE saga = $1";
+    Ok(client.execute(sql, &[&saga]).await? == 1)
+}
+
+/// Pushes that the provider has not taken yet; dead ones wait for a person and not for it.
+pub async fn count_pushes_before(
+    client: &ClientWrapper,
+    tenant: &TenantId,
+    before: Timestamp,
+) -> Result<u64> {
+    let sql = "-- count_pushes_before
+        SELECT count(*) FROM pushes
+        WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
+            AND state = 'observed' AND window_start < $2 AND NOT shadow";
+    let statement = client.prepare_cached(sql).await?;
+    let row = client.query_one(&statement, &[&tenant.as_str(), &SqlTimestamp(before)]).await?;
+    read_count(column(&row, 0)?)
+}

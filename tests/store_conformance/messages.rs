@@ -1,0 +1,160 @@
+//! The outbox of changes: written once, leased, fenced, pruned.
+
+use crate::billed::after;
+use crate::fixture::{Fixture, tenant_id};
+use counterfoil::store::alert::NoticeOutcome;
+use counterfoil::store::message::{ClaimedMessage, Message, NewMessage};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+fn message(key: &str, tenant: Option<&str>) -> NewMessage {
+    let (key, tenant) = (key.to_owned(), tenant.map(tenant_id));
+    let payload = format!(r#"{{"about":"{key}"}}"#);
+    NewMessage { key, kind: "test.told", tenant, payload }
+}
+
+async fn record(f: &Fixture, messages: Vec<NewMessage>, minute: i64) -> usize {
+    f.store.record_messages(messages, after(f.now, minute)).await.unwrap()
+}
+
+/// All messages, oldest first, read in pages of two.
+async fn all(f: &Fixture, tenant: Option<&str>) -> Vec<Message> {
+    let tenant = tenant.map(tenant_id);
+    let mut messages: Vec<Message> = Vec::new();
+    loop {
+        let after = messages.last().map_or(0, |message| message.number);
+        let page = f.store.list_messages(tenant.as_ref(), after, 2).await.unwrap();
+        let short = page.len() < 2;
+        messages.extend(page);
+        if short {
+            return messages;
+        }
+    }
+}
+
+/// Claims what is due so many minutes after now, for ten minutes.
+async fn claim(f: &Fixture, minute: i64, limit: usize) -> Vec<ClaimedMessage> {
+    let (now, until) = (after(f.now, minute), after(f.now, minute + 10));
+    f.store.claim_messages(now, until, limit).await.unwrap()
+}
+
+async fn settle(
+    f: &Fixture,
+    claimed: &ClaimedMessage,
+    outcome: NoticeOutcome,
+    minute: i64,
+) -> bool {
+    let (number, at) = (claimed.message.number, after(f.now, minute));
+    f.store.settle_message(number, claimed.fence, outcome, at).await.unwrap()
+}
+
+pub async fn a_message_is_written_once(mut f: Fixture) {
+    let first = message("a", Some("fresh"));
+    assert_eq!(record(&f, vec![first.clone(), message("b", None)], 1).await, 2);
+    f.restart().await;
+    let other = NewMessage { payload: "{}".to_owned(), kind: "test.other", ..first.clone() };
+    let more = vec![first.clone(), other, message("c", Some("acme")), message("c", None)];
+    assert_eq!(record(&f, more, 2).await, 1);
+    assert_eq!(record(&f, vec![], 3).await, 0);
+    let messages = all(&f, None).await;
+    let expected = Message {
+        number: messages[0].number,
+        id: first.id(),
+        kind: "test.told".to_owned(),
+        tenant: Some(tenant_id("fresh")),
+        payload: first.payload.clone(),
+        at: after(f.now, 1),
+    };
+    assert_eq!((messages.len(), &messages[0]), (3, &expected));
+    assert_eq!((messages[1].tenant.as_ref(), &messages[1].id), (None, &message("b", None).id()));
+    assert!(messages.windows(2).all(|pair| pair[0].number < pair[1].number));
+    assert_eq!(all(&f, Some("fresh")).await, vec![expected]);
+    let told: Vec<String> = all(&f, Some("acme")).await.into_iter().map(|m| m.id).collect();
+    assert_eq!(told, [message("c", None).id()]);
+    assert_eq!(all(&f, Some("nobody")).await, []);
+}
+
+pub async fn writers_at_once_write_one(f: Fixture) {
+    let f = Arc::new(f);
+    let tasks = [0, 1, 2, 3, 4, 5].map(|_| {
+        let f = Arc::clone(&f);
+        tokio::spawn(async move { record(&f, vec![message("a", Some("acme"))], 0).await })
+    });
+    let mut written = 0;
+    for task in tasks {
+        written += task.await.unwrap();
+    }
+    assert_eq!((written, all(&f, None).await.len()), (1, 1));
+}
+
+pub async fn claims_are_leased_and_fenced(f: Fixture) {
+    for key in ["a", "b", "c"] {
+        record(&f, vec![message(key, Some("acme"))], 0).await;
+    }
+    let first = claim(&f, 0, 2).await;
+    let ids: Vec<&str> = first.iter().map(|claimed| claimed.message.id.as_str()).collect();
+    assert_eq!(ids, [message("a", None).id(), message("b", None).id()], "oldest first");
+    assert!(first.iter().all(|claimed| claimed.attempts == 0));
+    let rest = claim(&f, 1, 10).await;
+    assert_eq!(rest.len(), 1, "two are leased");
+    assert!(settle(&f, &rest[0], NoticeOutcome::Sent, 2).await);
+    assert!(!settle(&f, &rest[0], NoticeOutcome::Sent, 2).await, "it is settled");
+    // Nobody was heard of again; another claims, and the first is shut out.
+    let second = claim(&f, 10, 10).await;
+    assert_eq!(second.len(), 2);
+    assert_eq!((second[0].attempts, second[0].message.number), (1, first[0].message.number));
+    assert!(second[0].fence > first[0].fence);
+    assert!(!settle(&f, &first[0], NoticeOutcome::Sent, 11).await);
+    let until = after(f.now, 60);
+    let later = NoticeOutcome::Later { until, detail: "HTTP 500".to_owned() };
+    assert!(settle(&f, &second[0], later, 11).await);
+    let given_up = NoticeOutcome::GivenUp { detail: "HTTP 410".to_owned() };
+    assert!(settle(&f, &second[1], given_up, 11).await);
+    assert_eq!(claim(&f, 59, 10).await, vec![]);
+    let third = claim(&f, 60, 10).await;
+    assert_eq!(third.len(), 1);
+    assert_eq!((third[0].attempts, third[0].message.id.as_str()), (2, ids[0]));
+    assert_eq!(all(&f, None).await.len(), 3, "what was settled is kept");
+}
+
+pub async fn claimants_at_once_share_nothing(f: Fixture) {
+    let messages = (0..60).map(|n| message(&format!("m{n}"), Some("acme"))).collect();
+    record(&f, messages, 0).await;
+    let f = Arc::new(f);
+    let tasks = [0, 1, 2, 3].map(|_| {
+        let f = Arc::clone(&f);
+        tokio::spawn(async move {
+            let mut numbers = Vec::new();
+            loop {
+                let claimed = claim(&f, 0, 7).await;
+                if claimed.is_empty() {
+                    return numbers;
+                }
+                numbers.extend(claimed.into_iter().map(|claimed| claimed.message.number));
+            }
+        })
+    });
+    let mut numbers = Vec::new();
+    for task in tasks {
+        numbers.extend(task.await.unwrap());
+    }
+    // Whoever found all rows taken stopped; nobody has what another has.
+    let distinct: HashSet<u64> = numbers.iter().copied().collect();
+    assert_eq!(distinct.len(), numbers.len());
+    assert_eq!(numbers.len() + claim(&f, 0, 100).await.len(), 60);
+}
+
+pub async fn old_messages_are_pruned(f: Fixture) {
+    for n in 0..6 {
+        record(&f, vec![message(&format!("m{n}"), None)], n).await;
+    }
+    let claimed = claim(&f, 6, 1).await;
+    assert!(settle(&f, &claimed[0], NoticeOutcome::Sent, 6).await);
+    let prune = async |minute, limit| f.store.prune_messages(after(f.now, minute), limit).await;
+    assert_eq!(prune(0, 10).await.unwrap(), 0);
+    assert_eq!(prune(4, 3).await.unwrap(), 3);
+    assert_eq!(prune(4, 3).await.unwrap(), 1, "settled and waiting ones");
+    assert_eq!(prune(4, 3).await.unwrap(), 0);
+    let left: Vec<String> = all(&f, None).await.into_iter().map(|message| message.id).collect();
+    assert_eq!(left, ["m4", "m5"].map(|key| message(key, None).id()));
+}

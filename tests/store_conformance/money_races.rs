@@ -1,0 +1,327 @@
+//! Two servers on one PostgreSQL database that issue, take back, expire, draw, give back and post at
+//! once: nothing is made or lost, nobody waits in a circle, and no message is passed over.
+
+use crate::accounts::{entry, key, name};
+use crate::billed::quantity;
+use crate::database::create_database;
+use crate::fixture::{NOW, event, tenant_id};
+use counterfoil::config::PostgresConfig;
+use counterfoil::rules::account::Floor;
+use counterfoil::rules::credit::{ChangeKind, DrawOrder, GrantTerms, Pool};
+use counterfoil::rules::event::{Item, parse_event};
+use counterfoil::rules::ids::{MeterNo, MeterSlug, TenantId, Unit};
+use counterfoil::rules::meter::{Meter, MeterSpec};
+use counterfoil::rules::quantity::Quantity;
+use counterfoil::rules::timestamp::Timestamp;
+use counterfoil::rules::verdict::Acceptance;
+use counterfoil::rules::window::Window;
+use counterfoil::store::account::{Accounts, NewAccount, Posted};
+use counterfoil::store::credit::{ChangeQuery, Credits, GrantFilter, Issued, TakeBack, TakenBack};
+use counterfoil::store::message::Messages;
+use counterfoil::store::postgres::PostgresStore;
+use counterfoil::store::push::{CutOrder, CutTerms, Cuts, Leases};
+use counterfoil::store::{Declarations, Deliveries, DeliveryBatch, Store};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const TENANTS: usize = 5;
+const HOURS: i64 = 4;
+const ROUNDS: usize = 8;
+const HOUR_MICROS: i64 = 3_600_000_000;
+/// Accounts that entries move between, in both directions.
+const ACCOUNTS: [&str; 4] = ["a", "b", "c", "d"];
+
+/// Two servers on one fresh database, with a meter whose windows grow and shrink.
+struct Pair {
+    url: String,
+    stores: [Arc<PostgresStore>; 2],
+    meter: MeterNo,
+    now: Timestamp,
+}
+
+impl Pair {
+    async fn open() -> Option<Self> {
+        let url = create_database("money_races").await?;
+        let settings = PostgresConfig { writers: 2, readers: 4, timeout_ms: 20_000 };
+        let stores = [
+            PostgresStore::open(&url, &settings).await.unwrap(),
+            PostgresStore::open(&url, &settings).await.unwrap(),
+        ];
+        let now = Timestamp::parse(NOW).unwrap();
+        let spec = r#"{"aggregation":"sum","signed":true,
+            "billing":{"from":"2020-01-01T00:00:00Z","scale":0}}"#;
+        let spec: MeterSpec = serde_json::from_str(spec).unwrap();
+        let meter = Meter::declare(MeterSlug::parse("billed").unwrap(), spec).unwrap();
+        stores[0].declare_meter(meter, now).await.unwrap();
+        let meter = stores[0].load_catalog().await.unwrap().find("billed").unwrap().0;
+        let unit = Unit::parse("eur").unwrap();
+        for tenant in tenants() {
+            for account in ACCOUNTS {
+                let (tenant, name) = (tenant.clone(), name(account));
+                let new = NewAccount { tenant, name, unit: unit.clone(), floor: Floor::None };
+                stores[0].put_account(new, now).await.unwrap();
+            }
+        }
+        Some(Self { url, stores, meter, now })
+    }
+
+    fn window(&self, hour: i64) -> Window {
+        let start = self.now.saturating_add_micros((hour - HOURS) * HOUR_MICROS);
+        Window { start, end: start.saturating_add_micros(HOUR_MICROS) }
+    }
+
+    /// One event in each window: 3.5, and in every third round -2.5.
+    async fn deliver(&self, round: usize) {
+        let catalog = self.stores[0].load_catalog().await.unwrap();
+        let mut events = Vec::new();
+        for (tenant, hour) in every_window() {
+            let (id, at) = (format!("e{round}-{hour}"), self.window(hour).start.to_string());
+            let json = event(tenant.as_str(), &id, "billed", used(round), &at, "{}");
+            let item: Item<'_> = serde_json::from_str(&json).unwrap();
+            events.push(parse_event(&item, &catalog).unwrap());
+        }
+        let acceptance = Acceptance { now: self.now, horizon_micros: 24 * HOUR_MICROS };
+        let refused = Vec::new();
+        let batch = DeliveryBatch { events, refused, acceptance, strict_tenants: false };
+        self.stores[0].record_deliveries(0, batch).await.unwrap();
+    }
+
+    /// Cuts every window on one of the servers, under a lease of its own.
+    async fn cut(&self, server: usize) {
+        let store = &self.stores[server];
+        let lease = ["cut on the first", "cut on the second"][server];
+        let until = self.now.saturating_add_micros(HOUR_MICROS);
+        let lease = store.claim_lease(lease, "test", self.now, until).await.unwrap().unwrap();
+        let order =
+            |(tenant, hour)| CutOrder { tenant, meter: self.meter, window: self.window(hour) };
+        let mut orders: Vec<CutOrder> = every_window().map(order).collect();
+        if server == 1 {
+            orders.reverse();
+        }
+        let terms = CutTerms {
+            at: self.now,
+            shadow: false,
+            digits_max: 15,
+            events_max: 100,
+            draw_order: DrawOrder::GrantedFirst,
+        };
+        assert!(!store.record_cuts(&lease, orders, terms).await.unwrap().lease_lost);
+    }
+
+    fn terms(&self, tenant: &TenantId, round: usize) -> GrantTerms {
+        // Of every second round's grant, what is left expires at once.
+        let expires_at = (round % 2 == 1).then_some(self.now);
+        GrantTerms {
+            tenant: tenant.clone(),
+            key: key(&format!("grant {round}")),
+            pool: if round.is_multiple_of(3) { Pool::Purchased } else { Pool::Granted },
+            unit: Unit::parse("credits").unwrap(),
+            amount: quantity("7"),
+            rates: BTreeMap::from([(self.meter, quantity("0.5"))]),
+            priority: 10,
+            effective_at: self.window(0).start,
+            expires_at,
+            memo: String::new(),
+        }
+    }
+
+    /// Issues to every tenant and takes a part back; both servers do the same, in other orders.
+    async fn issue_and_take(&self, server: usize, round: usize) -> (usize, usize) {
+        let store = &self.stores[server];
+        let (mut issued, mut taken) = (0, 0);
+        for tenant in in_order(server) {
+            let terms = self.terms(&tenant, round);
+            let grant = match store.issue_grant(terms, self.now, None).await.unwrap() {
+                Issued::Created(grant) => {
+                    issued += 1;
+                    grant
+                }
+                Issued::Repeated(grant) => grant,
+                other => panic!("{other:?}"),
+            };
+            let order = TakeBack {
+                tenant,
+                grant: grant.number,
+                key: key(&format!("back {round}")),
+                amount: Some(quantity("0.25")),
+                memo: String::new(),
+            };
+            match store.take_back(order, self.now, None).await.unwrap() {
+                TakenBack::Done(_) => taken += 1,
+                TakenBack::Repeated(_) => {}
+                // A cut or the expiry was faster.
+                TakenBack::TooLittle(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        (issued, taken)
+    }
+
+    /// Moves 1 between each two accounts of every tenant; both servers write the same entries.
+    async fn post(&self, server: usize, round: usize) -> usize {
+        let mut recorded = 0;
+        for tenant in in_order(server) {
+            for (from, to) in [(0, 1), (2, 1), (3, 0), (1, 2), (2, 3), (0, 2)] {
+                let once = format!("move {round} {from} {to}");
+                let moved = [(ACCOUNTS[from], "-1"), (ACCOUNTS[to], "1")];
+                let new = entry(tenant.as_str(), &once, &moved);
+                match self.stores[server].post_entry(new, self.now, None).await.unwrap() {
+                    Posted::Recorded(_) => recorded += 1,
+                    Posted::Repeated(_) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        recorded
+    }
+
+    /// Reads messages as they come, after the highest number seen, until told to stop and nothing
+    /// is left.
+    async fn follow(&self, stop: &AtomicBool) -> Vec<u64> {
+        let mut seen: Vec<u64> = Vec::new();
+        loop {
+            let stopped = stop.load(Ordering::SeqCst);
+            let after = seen.last().copied().unwrap_or(0);
+            let page = self.stores[1].list_messages(None, after, 1_000).await.unwrap();
+            if page.is_empty() && stopped {
+                return seen;
+            }
+            seen.extend(page.into_iter().map(|message| message.number));
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// What was issued is left, drawn, expired or taken back; what was used is covered, planned or
+    /// carried; entries explain accounts.
+    async fn check(&self, tenant: &TenantId) {
+        let store = &self.stores[0];
+        let grants = store.list_grants(tenant, GrantFilter::All, 0, 1_000).await.unwrap();
+        let query =
+            ChangeQuery { tenant: tenant.clone(), grant: None, before: None, limit: 10_000 };
+        let mut changes = store.list_credit_changes(query).await.unwrap();
+        changes.reverse();
+        let mut pools: BTreeMap<String, i128> = BTreeMap::new();
+        for grant in &grants {
+            let mut left = 0;
+            for change in changes.iter().filter(|change| change.grant == grant.number) {
+                left += change.amount.units() * direction(change.kind);
+                assert_eq!(change.remaining.units(), left, "{change:?}");
+                assert!((0..=grant.terms.amount.units()).contains(&left), "{change:?}");
+            }
+            assert_eq!(grant.remaining.units(), left, "{grant:?}");
+            let pool = format!("credits.credits.{}", grant.terms.pool.name());
+            *pools.entry(pool).or_default() += left;
+        }
+        let (mut sum, mut touched) = (0, 0);
+        for account in store.list_accounts(tenant, None, 100).await.unwrap() {
+            sum += account.balance.units();
+            touched += account.version;
+            let expected = pools.get(account.name.as_str()).copied();
+            assert_eq!(account.balance.units(), expected.unwrap_or(account.balance.units()));
+        }
+        let entries = changes.len() + ROUNDS * 6;
+        assert_eq!((sum, touched), (0, 2 * u64::try_from(entries).unwrap()));
+        let range = Window { start: self.window(0).start, end: self.window(HOURS).start };
+        let cuts = store.read_cuts(tenant, self.meter, range).await.unwrap();
+        let covers = |change: &&counterfoil::rules::credit::CreditChange| change.covered.is_some();
+        let drawn: i128 = changes
+            .iter()
+            .filter(covers)
+            .map(|change| {
+                -change.covered.as_ref().unwrap().quantity.units() * direction(change.kind)
+            })
+            .sum();
+        let covered: i128 = cuts.iter().map(|(_, cut)| cut.covered.units()).sum();
+        let planned: i128 = cuts.iter().map(|(_, cut)| cut.planned.units()).sum();
+        let carried = store.read_remainder(tenant, self.meter, false).await.unwrap().units();
+        let total: i128 = (0..ROUNDS).map(|round| quantity(used(round)).units()).sum();
+        assert_eq!(drawn, covered);
+        assert_eq!(covered + planned + carried, total * i128::from(HOURS));
+        assert!(covered > Quantity::ZERO.units());
+    }
+
+    /// Closes both servers; how often PostgreSQL had to end a circle of waits.
+    async fn deadlocks(self) -> i64 {
+        for store in &self.stores {
+            store.close().await;
+        }
+        let (client, connection) =
+            tokio_postgres::connect(&self.url, tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        // Sessions hand in their counts when they end.
+        let others = "SELECT count(*) FROM pg_stat_activity
+            WHERE datname = current_database() AND pid <> pg_backend_pid()";
+        while client.query_one(others, &[]).await.unwrap().get::<_, i64>(0) > 0 {
+            tokio::task::yield_now().await;
+        }
+        let counted = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+        client.query_one(counted, &[]).await.unwrap().get(0)
+    }
+}
+
+fn direction(kind: ChangeKind) -> i128 {
+    match kind {
+        ChangeKind::Issued | ChangeKind::GivenBack => 1,
+        ChangeKind::Drawn | ChangeKind::Expired | ChangeKind::Refunded | ChangeKind::Voided => -1,
+    }
+}
+
+fn used(round: usize) -> &'static str {
+    if round % 3 == 2 { "-2.5" } else { "3.5" }
+}
+
+fn tenants() -> impl DoubleEndedIterator<Item = TenantId> {
+    (0..TENANTS).map(|tenant| tenant_id(&format!("tenant-{tenant}")))
+}
+
+/// The tenants, in another order on each server.
+fn in_order(server: usize) -> Vec<TenantId> {
+    if server == 0 { tenants().collect() } else { tenants().rev().collect() }
+}
+
+fn every_window() -> impl Iterator<Item = (TenantId, i64)> {
+    tenants().flat_map(|tenant| (0..HOURS).map(move |hour| (tenant.clone(), hour)))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn money_moved_at_once_is_moved_once() {
+    let Some(pair) = Pair::open().await else { return };
+    let stop = AtomicBool::new(false);
+    let move_money = async {
+        let (mut issued, mut taken, mut posted) = (0, 0, 0);
+        for round in 0..ROUNDS {
+            pair.deliver(round).await;
+            let expire = async |server: usize| {
+                let store: &PostgresStore = &pair.stores[server];
+                store.expire_grants(pair.now, pair.now, 100).await.unwrap()
+            };
+            let (first, second, a, b, ..) = tokio::join!(
+                pair.issue_and_take(0, round),
+                pair.issue_and_take(1, round),
+                pair.post(0, round),
+                pair.post(1, round),
+                pair.cut(0),
+                pair.cut(1),
+                expire(0),
+                expire(1),
+            );
+            issued += first.0 + second.0;
+            taken += first.1 + second.1;
+            posted += a + b;
+        }
+        pair.cut(0).await;
+        stop.store(true, Ordering::SeqCst);
+        (issued, taken, posted)
+    };
+    let ((issued, taken, posted), followed) = tokio::join!(move_money, pair.follow(&stop));
+    assert_eq!((issued, posted), (TENANTS * ROUNDS, TENANTS * ROUNDS * 6));
+    assert!(taken > 0 && taken <= issued);
+    for tenant in tenants() {
+        pair.check(&tenant).await;
+    }
+    let all = pair.stores[0].list_messages(None, 0, 10_000).await.unwrap();
+    let all: Vec<u64> = all.into_iter().map(|message| message.number).collect();
+    assert_eq!(followed, all, "who reads on from the highest number misses nothing");
+    assert_eq!(pair.deadlocks().await, 0);
+}

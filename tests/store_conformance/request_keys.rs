@@ -1,0 +1,302 @@
+//! Keys of requests, and how they end with the effect: both are there, or neither.
+
+use crate::accounts::{account, create, entry, key};
+use crate::billed::after;
+use crate::credits::{taking, terms};
+use crate::fixture::{Fixture, tenant_id};
+use crate::quotes::quote;
+use crate::sagas::new_saga;
+use counterfoil::rules::account::Floor;
+use counterfoil::rules::timestamp::Timestamp;
+use counterfoil::store::account::Posted;
+use counterfoil::store::credit::{GrantFilter, Issued, TakenBack};
+use counterfoil::store::idempotency::{Completing, Ended};
+use counterfoil::store::quote::QuoteRecorded;
+use counterfoil::store::saga::Begun;
+use counterfoil::store::{Error, Store};
+use counterfoil_idempotency::{Answer, Claim, Claimed, Ending, Fingerprint, Scope, StoreError};
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+fn scope(tenant: &str, once: &str) -> Scope {
+    Scope { tenant: tenant.to_owned(), route: "POST /things".to_owned(), key: once.to_owned() }
+}
+
+fn print(byte: u8) -> Fingerprint {
+    Fingerprint([byte; 32])
+}
+
+fn ended(body: String) -> Ended {
+    let headers = vec![("content-type".to_owned(), b"text/plain".to_vec())];
+    let answer = Answer { status: 201, headers, body: body.into() };
+    Ended { answer, ending: Ending::Completed, keep: DAY }
+}
+
+async fn claim(store: &dyn Store, once: &str, at: Timestamp) -> Claimed {
+    store.claim_key(&scope("acme", once), &print(1), MINUTE, at).await.unwrap()
+}
+
+async fn owned(f: &Fixture, once: &str, minute: i64) -> Claim {
+    match claim(f.store.as_ref(), once, after(f.now, minute)).await {
+        Claimed::Owned(claim) => claim,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Answers with the outcome in words.
+fn telling<T: Debug + 'static>(claim: Claim) -> Completing<T> {
+    Completing::new(claim, |outcome: &T| ended(format!("{outcome:?}")))
+}
+
+/// The answer that is kept under a key.
+async fn kept(f: &Fixture, once: &str) -> String {
+    match claim(f.store.as_ref(), once, after(f.now, 60)).await {
+        Claimed::Ended(answer) => {
+            assert_eq!(answer.status, 201);
+            assert_eq!(answer.headers, ended(String::new()).answer.headers);
+            String::from_utf8(answer.body.to_vec()).unwrap()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+pub async fn a_key_has_one_owner(mut f: Fixture) {
+    let first = owned(&f, "k", 0).await;
+    assert_eq!((first.fence, first.recovery_point.as_deref()), (1, None));
+    let busy = claim(f.store.as_ref(), "k", f.now).await;
+    assert_eq!(busy, Claimed::Busy { retry_after: MINUTE });
+    let other = f.store.claim_key(&scope("acme", "k"), &print(2), MINUTE, f.now).await.unwrap();
+    assert_eq!(other, Claimed::Mismatch);
+    let theirs = f.store.claim_key(&scope("umbrella", "k"), &print(2), MINUTE, f.now).await;
+    assert!(matches!(theirs.unwrap(), Claimed::Owned(_)), "another tenant's key is another");
+    f.store.reach_key(&first, "half way").await.unwrap();
+    f.store.renew_key(&first, MINUTE, after(f.now, 1)).await.unwrap();
+    f.restart().await;
+    let busy = claim(f.store.as_ref(), "k", after(f.now, 1)).await;
+    assert_eq!(busy, Claimed::Busy { retry_after: MINUTE }, "it was renewed");
+    // Its owner is not heard of again: another goes on where it was.
+    let second = owned(&f, "k", 2).await;
+    assert_eq!((second.fence, second.recovery_point.as_deref()), (2, Some("half way")));
+    let late = ended("late".to_owned());
+    let fenced = [
+        f.store.renew_key(&first, MINUTE, f.now).await,
+        f.store.reach_key(&first, "further").await,
+        f.store.end_key(&first, &late, f.now).await,
+        f.store.release_key(&first, f.now).await,
+    ];
+    assert_eq!(fenced, [(); 4].map(|()| Err(StoreError::Fenced)));
+    f.store.release_key(&second, after(f.now, 2)).await.unwrap();
+    let third = owned(&f, "k", 2).await;
+    assert_eq!((third.fence, third.recovery_point.as_deref()), (3, Some("half way")));
+    f.store.end_key(&third, &ended("done".to_owned()), after(f.now, 2)).await.unwrap();
+    assert_eq!(kept(&f, "k").await, "done");
+    let again = f.store.end_key(&third, &late, f.now).await;
+    assert_eq!(again, Err(StoreError::Fenced), "it has ended");
+}
+
+pub async fn claimants_at_once_are_one(f: Fixture) {
+    let f = Arc::new(f);
+    for round in 0..5 {
+        let tasks = [0, 1, 2, 3, 4, 5].map(|_| {
+            let f = Arc::clone(&f);
+            let once = format!("k{round}");
+            tokio::spawn(async move { claim(f.store.as_ref(), &once, f.now).await })
+        });
+        let mut owners = 0;
+        for task in tasks {
+            match task.await.unwrap() {
+                Claimed::Owned(_) => owners += 1,
+                Claimed::Busy { retry_after } => assert_eq!(retry_after, MINUTE),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(owners, 1);
+    }
+}
+
+pub async fn what_is_kept_long_enough_is_swept(f: Fixture) {
+    for n in 0..3 {
+        let claim = owned(&f, &format!("k{n}"), 0).await;
+        f.store.end_key(&claim, &ended("done".to_owned()), f.now).await.unwrap();
+    }
+    let held = owned(&f, "held", 0).await;
+    let day = 24 * 60;
+    let sweep = async |limit, minute| f.store.sweep_keys(limit, after(f.now, minute)).await;
+    assert_eq!(sweep(10, day - 1).await.unwrap(), 0);
+    assert_eq!(kept(&f, "k0").await, "done");
+    assert_eq!(sweep(2, day).await.unwrap(), 2);
+    assert_eq!(sweep(2, day).await.unwrap(), 1);
+    assert_eq!(sweep(10, 100 * day).await.unwrap(), 0, "what is claimed is never swept");
+    f.store.renew_key(&held, MINUTE, f.now).await.unwrap();
+    assert_eq!(owned(&f, "k0", day).await.fence, 1, "it is forgotten");
+}
+
+/// Each verb, with every kind of outcome: the key ends with it.
+pub async fn a_key_ends_with_its_effect(f: Fixture) {
+    create(&f, "acme", "bank", Floor::None).await;
+    create(&f, "acme", "wallet", Floor::Zero).await;
+    let good = entry("acme", "e1", &[("bank", "-5"), ("wallet", "5")]);
+    let other = entry("acme", "e1", &[("bank", "-6"), ("wallet", "6")]);
+    let refused = entry("acme", "e2", &[("wallet", "-9"), ("bank", "9")]);
+    for (n, new) in [good.clone(), good, other, refused].into_iter().enumerate() {
+        let once = format!("post-{n}");
+        let completing = telling::<Posted>(owned(&f, &once, 0).await);
+        let posted = f.store.post_entry(new, f.now, Some(&completing)).await.unwrap();
+        let expected = ["Recorded", "Repeated", "KeyTaken", "Refused"][n];
+        assert!(format!("{posted:?}").starts_with(expected), "{posted:?}");
+        assert_eq!(kept(&f, &once).await, format!("{posted:?}"));
+    }
+    let terms = terms(&f, "acme", "g1", "5").await;
+    let mut grant = 0;
+    for n in 0..2 {
+        let once = format!("issue-{n}");
+        let completing = telling::<Issued>(owned(&f, &once, 0).await);
+        let issued = f.store.issue_grant(terms.clone(), f.now, Some(&completing)).await.unwrap();
+        assert_eq!(kept(&f, &once).await, format!("{issued:?}"));
+        match issued {
+            Issued::Created(created) => grant = created.number,
+            Issued::Repeated(_) => assert_eq!(n, 1),
+            other => panic!("{other:?}"),
+        }
+    }
+    for (n, amount) in ["2", "2", "3", "9"].into_iter().enumerate() {
+        let once = format!("take-{n}");
+        let order = taking("acme", grant, if n < 3 { "t1" } else { "t2" }, Some(amount));
+        let completing = telling::<TakenBack>(owned(&f, &once, 0).await);
+        let taken = f.store.take_back(order, f.now, Some(&completing)).await.unwrap();
+        let expected = ["Done", "Repeated", "KeyTaken", "TooLittle"][n];
+        assert!(format!("{taken:?}").starts_with(expected), "{taken:?}");
+        assert_eq!(kept(&f, &once).await, format!("{taken:?}"));
+    }
+    for (n, saga) in ["s1", "s1", "s2"].into_iter().enumerate() {
+        let once = format!("begin-{n}");
+        let completing = telling::<Begun>(owned(&f, &once, 0).await);
+        let new = new_saga("acme", saga);
+        let begun = f.store.begin_saga(new, f.now, Some(&completing)).await.unwrap();
+        let expected = ["Created", "Repeated", "Busy"][n];
+        assert!(format!("{begun:?}").starts_with(expected), "{begun:?}");
+        assert_eq!(kept(&f, &once).await, format!("{begun:?}"));
+    }
+    for n in 0..2 {
+        let once = format!("quote-{n}");
+        let completing = telling::<QuoteRecorded>(owned(&f, &once, 0).await);
+        let quote = quote(&f, "acme", "q1");
+        let recorded = f.store.record_quote(quote, None, Some(&completing)).await.unwrap();
+        let expected = ["Recorded", "Repeated"][n];
+        assert!(format!("{recorded:?}").starts_with(expected), "{recorded:?}");
+        assert_eq!(kept(&f, &once).await, format!("{recorded:?}"));
+    }
+}
+
+/// Another has taken the request over: what the first would have done does not happen.
+pub async fn a_fenced_claim_undoes_the_effect(f: Fixture) {
+    create(&f, "acme", "bank", Floor::None).await;
+    create(&f, "acme", "wallet", Floor::Zero).await;
+    let base = terms(&f, "acme", "g1", "5").await;
+    let Issued::Created(grant) = f.store.issue_grant(base, f.now, None).await.unwrap() else {
+        panic!("it is the first")
+    };
+    let stale = owned(&f, "k", 0).await;
+    let current = owned(&f, "k", 5).await;
+    let unavailable = |error: Error| assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    let new = entry("acme", "e1", &[("bank", "-5"), ("wallet", "5")]);
+    let completing = telling::<Posted>(stale.clone());
+    unavailable(f.store.post_entry(new.clone(), f.now, Some(&completing)).await.unwrap_err());
+    assert_eq!(f.store.find_entry(&tenant_id("acme"), &key("e1")).await.unwrap(), None);
+    assert_eq!(account(&f, "acme", "wallet").await.unwrap().version, 0);
+    // A tenant that would have been created with it is not there either.
+    let terms = terms(&f, "fresh", "g2", "5").await;
+    let completing = telling::<Issued>(stale.clone());
+    unavailable(f.store.issue_grant(terms.clone(), f.now, Some(&completing)).await.unwrap_err());
+    assert_eq!(f.store.find_tenant(&tenant_id("fresh")).await.unwrap(), None);
+    let completing = telling::<TakenBack>(stale.clone());
+    let order = taking("acme", grant.number, "t1", None);
+    unavailable(f.store.take_back(order.clone(), f.now, Some(&completing)).await.unwrap_err());
+    let grants = f.store.list_grants(&tenant_id("acme"), GrantFilter::All, 0, 10).await.unwrap();
+    assert_eq!(grants, [grant]);
+    let completing = telling::<Begun>(stale.clone());
+    let saga = new_saga("fresh", "s1");
+    unavailable(f.store.begin_saga(saga.clone(), f.now, Some(&completing)).await.unwrap_err());
+    assert_eq!(f.store.find_saga(&saga.id).await.unwrap(), None);
+    let completing = telling::<QuoteRecorded>(stale);
+    let quote = quote(&f, "fresh", "q1");
+    unavailable(f.store.record_quote(quote.clone(), None, Some(&completing)).await.unwrap_err());
+    assert_eq!(f.store.find_quote(&tenant_id("fresh"), &key("q1")).await.unwrap(), None);
+    let messages = f.store.list_messages(None, 0, 10).await.unwrap();
+    assert_eq!(messages.len(), 1, "only of the grant that stands");
+    // Everything can still be done, by whoever has the key.
+    let completing = telling::<Posted>(current);
+    let posted = f.store.post_entry(new, f.now, Some(&completing)).await.unwrap();
+    assert!(matches!(posted, Posted::Recorded(_)), "{posted:?}");
+    assert_eq!(kept(&f, "k").await, format!("{posted:?}"));
+    let issued = f.store.issue_grant(terms, f.now, None).await.unwrap();
+    assert!(matches!(issued, Issued::Created(_)), "{issued:?}");
+    let taken = f.store.take_back(order, f.now, None).await.unwrap();
+    assert!(matches!(taken, TakenBack::Done(_)), "{taken:?}");
+    let begun = f.store.begin_saga(saga, f.now, None).await.unwrap();
+    assert!(matches!(begun, Begun::Created(_)), "{begun:?}");
+    let recorded = f.store.record_quote(quote, None, None).await.unwrap();
+    assert!(matches!(recorded, QuoteRecorded::Recorded(_)), "{recorded:?}");
+}
+
+/// Two owners of one request in turn, at once: one of them has its effect, with its answer.
+pub async fn owners_at_once_have_one_effect(f: Fixture) {
+    create(&f, "acme", "bank", Floor::None).await;
+    create(&f, "acme", "wallet", Floor::Zero).await;
+    for round in 0..5 {
+        let once = format!("k{round}");
+        let (stale, current) = (owned(&f, &once, 0).await, owned(&f, &once, 5).await);
+        let new = |amount: &str| {
+            let taken = format!("-{amount}");
+            let mut new =
+                entry("acme", &format!("e{round}"), &[("bank", &taken), ("wallet", amount)]);
+            new.memo = amount.to_owned();
+            new
+        };
+        let (first, second) = (telling::<Posted>(stale), telling::<Posted>(current));
+        let (lost, won) = tokio::join!(
+            f.store.post_entry(new("1"), f.now, Some(&first)),
+            f.store.post_entry(new("2"), f.now, Some(&second)),
+        );
+        assert!(matches!(lost, Err(Error::Unavailable { .. })), "{lost:?}");
+        let won = won.unwrap();
+        assert!(matches!(won, Posted::Recorded(_)), "{won:?}");
+        assert_eq!(kept(&f, &once).await, format!("{won:?}"));
+    }
+    let wallet = account(&f, "acme", "wallet").await.unwrap();
+    assert_eq!((wallet.balance.to_string(), wallet.version), ("10".to_owned(), 5));
+}
+
+/// Whoever asked went away while it waited: the key and the effect still agree.
+pub async fn a_caller_that_leaves_leaves_no_half(f: Fixture) {
+    create(&f, "acme", "bank", Floor::None).await;
+    create(&f, "acme", "wallet", Floor::Zero).await;
+    let f = Arc::new(f);
+    for round in 0..20 {
+        let once = format!("k{round}");
+        let completing = telling::<Posted>(owned(&f, &once, 0).await);
+        let new = entry("acme", &once, &[("bank", "-1"), ("wallet", "1")]);
+        let posting = {
+            let f = Arc::clone(&f);
+            let posting = async move { f.store.post_entry(new, f.now, Some(&completing)).await };
+            tokio::spawn(posting)
+        };
+        for _ in 0..round {
+            tokio::task::yield_now().await;
+        }
+        posting.abort();
+        let _ = posting.await;
+        // On PostgreSQL what was abandoned may still be under way: whoever takes over waits for it.
+        let found = claim(f.store.as_ref(), &once, after(f.now, 60)).await;
+        let entry = f.store.find_entry(&tenant_id("acme"), &key(&once)).await.unwrap();
+        match found {
+            Claimed::Ended(_) => assert!(entry.is_some(), "an answer without its effect"),
+            Claimed::Owned(_) => assert_eq!(entry, None, "an effect without its answer"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
