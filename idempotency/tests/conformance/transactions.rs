@@ -4,7 +4,7 @@
 use crate::place::{Address, DAY, LEASE, Place, START, answer, busy, owned, pool, request, scope};
 use counterfoil_idempotency::{Claim, Claimed, Ending, StoreError, postgres, sqlite};
 use rusqlite::{Connection, TransactionBehavior};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub const EFFECTS: &str = "CREATE TABLE IF NOT EXISTS effects (name TEXT NOT NULL)";
 
@@ -128,11 +128,23 @@ async fn postgres_claims_inside_a_transaction() {
         let waiter = tokio::spawn(async move {
             postgres::claim(&**waiting, &waited_for, &request(1), LEASE, now).await.unwrap()
         });
+        until_somebody_waits(&pool.get().await.unwrap()).await;
         match finish {
             Finish::Commit => transaction.commit().await.unwrap(),
             Finish::Rollback => transaction.rollback().await.unwrap(),
         }
         assert_eq!(owned(waiter.await.unwrap()).fence, fence_after);
         place.execute("DELETE FROM idempotency_keys").await;
+    }
+}
+
+/// Until a statement in this database waits for another's lock.
+async fn until_somebody_waits(client: &tokio_postgres::Client) {
+    let sql = "SELECT count(*) FROM pg_stat_activity
+               WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let began = Instant::now();
+    while client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+        assert!(began.elapsed() < Duration::from_secs(30), "nobody waited");
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
