@@ -6,7 +6,8 @@
 //! `Idempotency-Replayed: true`.
 //!
 //! Invariant: a call with a key reaches its handler only under a claim that a [`Store`] granted. A
-//! crash leaves a claim, and the next caller goes on from its recovery point once its lease is over.
+//! crash leaves a claim, and the next caller goes on from its recovery point once the lease is
+//! over.
 //!
 //! # What a caller sees
 //!
@@ -16,8 +17,10 @@
 //! | has ended | the same as then, with `Idempotency-Replayed: true` |
 //! | is at work elsewhere | 409 `idempotency_key_in_use` with `Retry-After` |
 //! | was used for another method, path or body | 422 `idempotency_key_reused` |
-//! | is missing, or no 1 to 255 visible ASCII characters | 400 `idempotency_key_missing`, `idempotency_key_malformed` |
-//! | cannot be looked up, or its record not be read | 503 `idempotency_unavailable`, `idempotency_record_unreadable` |
+//! | is missing | 400 `idempotency_key_missing` |
+//! | is not 1 to 255 visible ASCII characters | 400 `idempotency_key_malformed` |
+//! | cannot be looked up | 503 `idempotency_unavailable` |
+//! | has a record that cannot be read | 503 `idempotency_record_unreadable` |
 //!
 //! Keys belong to a tenant and a route; the same key elsewhere is another key. **The tenant must
 //! come from authentication.** If a request could name it, anybody could read anybody's answers.
@@ -30,13 +33,16 @@
 //! |---|---|
 //! | 2xx, 3xx | completed; kept for 24 hours |
 //! | 4xx | failed; kept for an hour |
-//! | 408, 425, 429, 5xx, a panic, before any recovery point | released: nothing was done, and the next call starts afresh |
-//! | the same after a recovery point | released, and never forgotten: the next call goes on from there |
-//! | a stream, or more than the limit | the effect took place, so that is on record: 500 `idempotency_streaming_unsupported`, now and on every retry |
+//! | 408, 425, 429, 5xx, a panic | released: nothing was done, and the next call starts at once |
+//! | the same after a recovery point | released, never forgotten: the next call goes on there |
+//! | a stream, or more than the limit | the effect is on record, and its answer is not |
+//!
+//! In the last case the caller, and every retry, is told so with a 500
+//! `idempotency_streaming_unsupported`: running the handler again would have the effect twice.
 //!
 //! The times are those of [`Settings::default`]. A record is forgotten by [`Store::sweep`], which
 //! the application calls now and then, and by nothing else (but see [`RedisStore`]): keep answers
-//! for longer than your clients retry, and for longer than a provider behind you knows its own keys.
+//! for longer than your clients retry, and for longer than a provider behind you knows its keys.
 //!
 //! # What a handler has to do
 //!
