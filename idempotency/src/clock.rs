@@ -72,6 +72,7 @@ impl Clock {
 /// The time by which records may be forgotten. Follows the clock on the wall, back at once, but
 /// forward only as far as time has really passed. A clock that was set forward is believed after
 /// [`SweepTime::DOUBTED`], since by then everything that was kept before has been kept for as long.
+/// A clock that is wrong already when the process starts cannot be told from a right one.
 #[derive(Debug)]
 pub struct SweepTime(Mutex<Offsets>);
 
