@@ -72,6 +72,7 @@ impl Clock {
 /// The time by which records may be forgotten. Follows the clock on the wall, back at once, but
 /// forward only as far as time has really passed. A clock that was set forward is believed after
 /// [`SweepTime::DOUBTED`], since by then everything that was kept before has been kept for as long.
+/// A clock that is wrong already when the process starts cannot be told from a right one.
 #[derive(Debug)]
 pub struct SweepTime(Mutex<Offsets>);
 
@@ -127,4 +128,65 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 fn wall_clock() -> Millis {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     Millis(whole_millis(since_epoch.expect("the machine's clock is set after 1970")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// Lets an hour pass before each look, with the clock set by so many hours at each, and
+    /// compares by how many hours the time to sweep by is behind the clock.
+    fn check(set_hours: &[i64], behind_hours: &[i64]) {
+        let clock = Clock::by_hand(Millis(1_790_000_000_000));
+        let time = SweepTime::starting(clock.now(), clock.passed());
+        let behind: Vec<i64> = set_hours
+            .iter()
+            .map(|hours| {
+                clock.advance(HOUR);
+                clock.set(Millis(clock.now().0 + hours * 3_600_000));
+                (clock.now().0 - time.at(clock.now(), clock.passed()).0) / 3_600_000
+            })
+            .collect();
+        assert_eq!(behind, behind_hours, "for a clock set by {set_hours:?}");
+    }
+
+    #[test]
+    fn a_clock_that_only_runs_is_followed() {
+        check(&[0, 0, 0], &[0, 0, 0]);
+    }
+
+    #[test]
+    fn back_is_followed_at_once_and_forward_is_not() {
+        check(&[-5, 0, 5, 0], &[0, 0, 5, 5]);
+        check(&[9, 0, -9, 0], &[9, 9, 0, 0]);
+        check(&[9, 9, -20, 2], &[9, 18, 0, 2]);
+    }
+
+    #[test]
+    fn a_clock_set_forward_is_believed_in_the_end() {
+        let hours: Vec<i64> = [100].into_iter().chain([0; 50]).collect();
+        let behind: Vec<i64> = [100; 48].into_iter().chain([0; 3]).collect();
+        check(&hours, &behind);
+    }
+
+    #[test]
+    fn small_corrections_are_followed() {
+        let clock = Clock::by_hand(Millis(0));
+        let time = SweepTime::starting(clock.now(), clock.passed());
+        for _ in 0..100 {
+            clock.advance(HOUR);
+            clock.set(Millis(clock.now().0 + 900));
+            assert_eq!(time.at(clock.now(), clock.passed()), clock.now());
+        }
+    }
+
+    #[test]
+    fn the_clock_of_the_machine_runs() {
+        let clock = Clock::system();
+        assert!(clock.now() > Millis(1_700_000_000_000));
+        let passed = clock.passed();
+        assert!(clock.passed() >= passed);
+    }
 }

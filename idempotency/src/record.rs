@@ -41,8 +41,10 @@ pub struct Scope {
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// Of a request whose body is given as it came. JSON is compared by what it says (see
-    /// [`crate::canonical`]), everything else byte for byte.
+    /// Of a request whose body is given as it came. A body whose content type is JSON is compared
+    /// in a form of its own: names are sorted at each level and spaces dropped, while numbers and
+    /// texts stay exactly as they were written. What is no JSON, has a name twice in one object, or
+    /// is nested deeper than 32 levels is compared byte for byte, as is everything else.
     pub fn of(parts: &http::request::Parts, body: &[u8]) -> Self {
         let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
         let canonical = crate::canonical::of_body(&parts.headers, body);
@@ -118,4 +120,35 @@ pub enum StoreError {
     /// The claim is another's now, or has ended; nothing was written.
     #[error("the idempotency key is no longer claimed by this caller")]
     Fenced,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::Request;
+
+    fn of(method: &str, path: &str, body: &str) -> Fingerprint {
+        let request = Request::builder().method(method).uri(path).body(()).expect("a request");
+        Fingerprint::of(&request.into_parts().0, body.as_bytes())
+    }
+
+    #[test]
+    fn every_part_of_a_request_counts() {
+        let first = of("POST", "/a?b=1", "c");
+        assert_eq!(first, of("POST", "/a?b=1", "c"));
+        let others = [
+            of("PUT", "/a?b=1", "c"),
+            of("POST", "/a?b=2", "c"),
+            of("POST", "/a", "c"),
+            of("POST", "/a?b=1c", ""),
+            of("POST", "/a?b=1", "C"),
+        ];
+        assert!(others.into_iter().all(|other| other != first));
+    }
+
+    #[test]
+    fn the_end_of_time_is_not_passed() {
+        assert_eq!(Millis(5).after(Duration::from_millis(7)), Millis(12));
+        assert_eq!(Millis(5).after(Duration::MAX), Millis(i64::MAX));
+    }
 }

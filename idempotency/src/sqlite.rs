@@ -201,12 +201,25 @@ fn take_over(
         UPDATE idempotency_keys
         SET state = 'claimed', owner = ?5, fence = ?6, lease_until = ?7, lease_ms = ?8,
             expires_at = NULL
-        WHERE tenant = ?1 AND route = ?2 AND key = ?3 AND fence = ?4";
+        WHERE tenant = ?1 AND route = ?2 AND key = ?3 AND fence = ?4 AND owner = ?9
+          AND state = ?10 AND lease_until IS ?11 AND recovery_point IS ?12";
     let Scope { tenant, route, key } = scope;
     let owner = new_owner();
     let until = now.after(lease).0;
-    let values =
-        params![tenant, route, key, stored.fence, owner, fence, until, whole_millis(lease)];
+    let values = params![
+        tenant,
+        route,
+        key,
+        stored.fence,
+        owner,
+        fence,
+        until,
+        whole_millis(lease),
+        stored.owner,
+        stored.state,
+        stored.lease_until,
+        stored.recovery_point
+    ];
     written(connection.prepare_cached(sql).and_then(|mut sql| sql.execute(values)))?;
     let recovery_point = stored.recovery_point;
     Ok(Claimed::Owned(Claim { scope: scope.clone(), owner, fence, recovery_point }))

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: the benches, with the PostgreSQL they compare against.
+//! `cargo xtask bench`: the benches, with the servers they compare against.
 
 use crate::debian::{self, Need};
 use crate::postgres::{FOR_BENCHES, ScratchPostgres};
@@ -6,18 +6,30 @@ use crate::{cargo, run_to_end};
 use anyhow::{Result, bail};
 use std::ffi::OsString;
 
-const BENCHES: [&str; 3] = ["ingest", "push", "reconcile"];
+/// Each bench, and the package it is of.
+const BENCHES: [(&str, &str); 4] = [
+    ("ingest", "counterfoil"),
+    ("push", "counterfoil"),
+    ("reconcile", "counterfoil"),
+    ("idempotency", "counterfoil-idempotency"),
+];
 
 /// Runs one bench; everything after its name is passed on to it.
 pub fn run(arguments: &[OsString]) -> Result<()> {
-    let names = BENCHES.join(", ");
+    let names = BENCHES.map(|(name, _)| name).join(", ");
     let Some((name, rest)) = arguments.split_first() else { bail!("which bench? {names}") };
-    if !BENCHES.iter().any(|known| name == known) {
+    let Some((name, package)) = BENCHES.into_iter().find(|(known, _)| name == known) else {
         bail!("there is no bench {}; there are {names}", name.to_string_lossy());
-    }
-    debian::install_missing(&[Need::Postgres])?;
-    let postgres = ScratchPostgres::start(&FOR_BENCHES)?;
+    };
     let mut command = cargo()?;
-    command.args(["bench", "--bench"]).arg(name).arg("--").args(rest);
+    command.args(["bench", "--package", package, "--bench", name]);
+    if name == "idempotency" {
+        debian::install_missing(&[Need::Postgres, Need::Redis])?;
+        command.arg("--all-features");
+    } else {
+        debian::install_missing(&[Need::Postgres])?;
+    }
+    let postgres = ScratchPostgres::start(&FOR_BENCHES)?;
+    command.arg("--").args(rest);
     run_to_end(postgres.offer_to(&mut command))
 }

@@ -12,6 +12,8 @@ use std::process::Command;
 pub enum Need {
     /// The server's programs, for the throw-away cluster.
     Postgres,
+    /// The server's program, which tests start for themselves.
+    Redis,
     /// Shows the order of system calls to the crash tests.
     Strace,
     /// A Python that can make virtual environments.
@@ -22,6 +24,7 @@ impl Need {
     fn is_met(self) -> bool {
         match self {
             Self::Postgres => crate::postgres::program("initdb").is_ok(),
+            Self::Redis => succeeds(Command::new("redis-server").arg("--version")),
             Self::Strace => succeeds(Command::new("strace").arg("--version")),
             Self::PythonVenv => {
                 succeeds(Command::new("python3").args(["-c", "import venv, ensurepip"]))
@@ -32,6 +35,7 @@ impl Need {
     fn packages(self) -> &'static [&'static str] {
         match self {
             Self::Postgres => &["postgresql"],
+            Self::Redis => &["redis-server"],
             Self::Strace => &["strace"],
             Self::PythonVenv => &["python3", "python3-venv"],
         }
@@ -60,7 +64,9 @@ pub fn install_missing(needs: &[Need]) -> Result<()> {
 }
 
 fn apt_get(arguments: &[&str]) -> Result<()> {
-    // Through `env`, since sudo drops most of the environment.
+    // Through `env`, since sudo drops most of the environment. Offline, systemctl starts nothing:
+    // the packages of servers would start one at once, for ever, and ours are started by whoever
+    // needs one. In a container there is no systemd, and its policy-rc.d says the same.
     let mut command = if user_is_root() {
         Command::new("env")
     } else if succeeds(Command::new("sudo").arg("--version")) {
@@ -70,7 +76,8 @@ fn apt_get(arguments: &[&str]) -> Result<()> {
     } else {
         bail!("apt-get {} needs root, and there is no sudo", arguments.join(" "));
     };
-    run_to_end(command.arg("DEBIAN_FRONTEND=noninteractive").arg("apt-get").args(arguments))
+    command.args(["DEBIAN_FRONTEND=noninteractive", "SYSTEMD_OFFLINE=1", "apt-get"]);
+    run_to_end(command.args(arguments))
 }
 
 pub fn user_is_root() -> bool {

@@ -17,6 +17,10 @@ const AFTER_BUILD: [&str; 6] = [
     "simulation on SQLite",
     "simulation on PostgreSQL",
 ];
+const IDEMPOTENCY: &str = "counterfoil-idempotency";
+/// Every package with every feature: the fail points of the server, and the stores of the
+/// idempotency layer, whose tests need all of them.
+const EVERYTHING: [&str; 2] = ["--workspace", "--all-features"];
 /// Lives of the simulation in one run of CI; `cargo xtask simulate` lives more.
 const SEEDS_SQLITE: &str = "150";
 const SEEDS_POSTGRES: &str = "60";
@@ -27,30 +31,24 @@ pub fn run(filters: &[OsString]) -> Result<()> {
 }
 
 fn run_filtered(filters: &[OsString]) -> Result<()> {
-    debian::install_missing(&[Need::Postgres, Need::Strace])?;
+    debian::install_missing(&[Need::Postgres, Need::Redis, Need::Strace])?;
     let postgres = ScratchPostgres::start(&FOR_TESTS)?;
     let mut command = cargo()?;
-    command.args(["test", "--features", "failpoints", "--"]).args(filters);
-    run_to_end(postgres.offer_to(&mut command))
+    command.arg("test").args(EVERYTHING).arg("--").args(filters);
+    run_to_end(postgres.offer_to(require_redis(&mut command)))
 }
 
 fn run_all() -> Result<()> {
     let mut steps = Steps::begin();
-    let needs = [Need::Postgres, Need::Strace, Need::PythonVenv];
+    let needs = [Need::Postgres, Need::Redis, Need::Strace, Need::PythonVenv];
     steps.step("packages", || debian::install_missing(&needs));
     steps.step("format", || run_cargo(&["fmt", "--all", "--check"]));
     steps.step("clippy", || {
-        run_cargo(&[
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--features",
-            "failpoints",
-            "--",
-            "-D",
-            "warnings",
-        ])
+        let mut command = cargo()?;
+        command.arg("clippy").args(EVERYTHING).args(["--all-targets", "--", "-D", "warnings"]);
+        run_to_end(&mut command)
     });
+    steps.step("features", check_features);
     let built = steps.step("build", || run_cargo(&["build", "--features", "failpoints"]));
     if built.is_none() {
         AFTER_BUILD.into_iter().for_each(|name| steps.skip(name));
@@ -58,7 +56,10 @@ fn run_all() -> Result<()> {
     }
     steps.step("tests", test);
     steps.step("documentation", || {
-        run_to_end(cargo()?.args(["doc", "--no-deps"]).env("RUSTDOCFLAGS", "-Dwarnings"))
+        let mut command = cargo()?;
+        command.args(["doc", "--no-deps", "--all-features"]);
+        command.args(["--package", "counterfoil", "--package", IDEMPOTENCY]);
+        run_to_end(command.env("RUSTDOCFLAGS", "-Dwarnings"))
     });
     steps.step("schemathesis", schemathesis::run);
     steps.step("stripe SDKs", stripe_sdk::run);
@@ -71,8 +72,21 @@ fn test() -> Result<()> {
     let postgres = ScratchPostgres::start(&FOR_TESTS)?;
     let mut command: Command = cargo()?;
     // Without --no-fail-fast the first failing test binary would hide those after it.
-    command.args(["test", "--workspace", "--features", "failpoints", "--no-fail-fast"]);
-    run_to_end(postgres.offer_to(&mut command))
+    command.arg("test").args(EVERYTHING).arg("--no-fail-fast");
+    run_to_end(postgres.offer_to(require_redis(&mut command)))
+}
+
+/// Tells a command's tests that being without Redis is a failure; they start their own.
+fn require_redis(command: &mut Command) -> &mut Command {
+    command.env("COUNTERFOIL_TEST_REQUIRE_REDIS", "1")
+}
+
+/// The layer is for others too, who take one store or none.
+fn check_features() -> Result<()> {
+    for feature in ["default", "sqlite", "postgres", "redis"] {
+        run_cargo(&["check", "--package", IDEMPOTENCY, "--features", feature])?;
+    }
+    Ok(())
 }
 
 fn seeds(number: &str, store: &str) -> Vec<OsString> {

@@ -11,6 +11,12 @@ use async_trait::async_trait;
 use deadpool_postgres::{Object, Pool};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
+
+/// How long a verb waits for a connection, and then for the server. Somebody is waiting for the
+/// answer, and a lease may be running out.
+const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Keys in PostgreSQL. For effects in the same database, use the functions of [`crate::postgres`]
 /// in the transaction of the effect, on the application's own connection.
@@ -48,8 +54,25 @@ impl PostgresStore {
     }
 
     async fn client(&self) -> Result<Object, StoreError> {
-        self.pool.get().await.map_err(|error| StoreError::Unavailable(error.to_string()))
+        let client = timeout(WAIT_MAX, self.pool.get()).await.map_err(|_| waited_in_vain())?;
+        client.map_err(|error| StoreError::Unavailable(error.to_string()))
     }
+}
+
+/// What a verb has brought. A connection on which nothing came back does not go back to the pool,
+/// where the next verb would wait on it too.
+fn finish<T>(
+    client: Object,
+    done: Result<Result<T, StoreError>, Elapsed>,
+) -> Result<T, StoreError> {
+    done.unwrap_or_else(|_| {
+        drop(Object::take(client));
+        Err(waited_in_vain())
+    })
+}
+
+fn waited_in_vain() -> StoreError {
+    StoreError::Unavailable(format!("PostgreSQL did not answer within {WAIT_MAX:?}"))
 }
 
 #[async_trait]
@@ -61,17 +84,22 @@ impl Store for PostgresStore {
         lease: Duration,
     ) -> Result<Claimed, StoreError> {
         let client = self.client().await?;
-        super::claim(&**client, scope, fingerprint, lease, self.clock.now()).await
+        let now = self.clock.now();
+        let claimed = super::claim(&**client, scope, fingerprint, lease, now);
+        let done = timeout(WAIT_MAX, claimed).await;
+        finish(client, done)
     }
 
     async fn renew(&self, claim: &Claim, lease: Duration) -> Result<(), StoreError> {
         let client = self.client().await?;
-        super::renew(&**client, claim, lease, self.clock.now()).await
+        let done = timeout(WAIT_MAX, super::renew(&**client, claim, lease, self.clock.now())).await;
+        finish(client, done)
     }
 
     async fn reach(&self, claim: &Claim, point: &str) -> Result<(), StoreError> {
         let client = self.client().await?;
-        super::reach(&**client, claim, point).await
+        let done = timeout(WAIT_MAX, super::reach(&**client, claim, point)).await;
+        finish(client, done)
     }
 
     async fn end(
@@ -82,17 +110,21 @@ impl Store for PostgresStore {
         keep: Duration,
     ) -> Result<(), StoreError> {
         let client = self.client().await?;
-        super::end(&**client, claim, answer, ending, keep, self.clock.now()).await
+        let ended = super::end(&**client, claim, answer, ending, keep, self.clock.now());
+        let done = timeout(WAIT_MAX, ended).await;
+        finish(client, done)
     }
 
     async fn release(&self, claim: &Claim) -> Result<(), StoreError> {
         let client = self.client().await?;
-        super::release(&**client, claim, self.clock.now()).await
+        let done = timeout(WAIT_MAX, super::release(&**client, claim, self.clock.now())).await;
+        finish(client, done)
     }
 
     async fn sweep(&self, limit: u32) -> Result<u32, StoreError> {
         let now = self.sweep_time.at(self.clock.now(), self.clock.passed());
         let client = self.client().await?;
-        super::sweep(&**client, limit, now).await
+        let done = timeout(WAIT_MAX, super::sweep(&**client, limit, now)).await;
+        finish(client, done)
     }
 }

@@ -11,6 +11,7 @@ use counterfoil_idempotency::{
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// An application that answers with what `answer` makes of the number of the run, and the counter
 /// of runs.
@@ -49,6 +50,43 @@ pub async fn statuses_decide_what_is_kept(place: Place) {
         }
         assert_eq!(runs.load(Ordering::SeqCst), runs_expected, "{status}");
     }
+}
+
+pub async fn effects_are_kept_for_longer_than_refusals(place: Place) {
+    let store = place.store().await;
+    let (app, runs) = counting(Arc::clone(&store), Settings::default(), |run| {
+        if run % 2 == 0 { "done".into_response() } else { StatusCode::GONE.into_response() }
+    });
+    let (effect, refusal) = (Call::new("acme", "effect", "{}"), Call::new("acme", "no", "{}"));
+    for call in [&effect, &refusal] {
+        assert!(!app.call(call.clone()).await.replayed());
+    }
+    let hour = Duration::from_secs(3600);
+    for (wait, effect_stays, refusal_stays) in [
+        (hour - Duration::from_millis(1), true, true),
+        (Duration::from_millis(1), true, false),
+        (hour * 23, false, false),
+    ] {
+        place.clock.advance(wait);
+        let swept = store.sweep(10).await.unwrap();
+        if !place.sweeps() {
+            assert_eq!(swept, 0);
+            continue;
+        }
+        let stays = |key| {
+            let (store, scope) = (Arc::clone(&store), scope("acme", key));
+            async move { store.claim(&scope, &request(9), LEASE).await.unwrap() }
+        };
+        // Another request under a key that is remembered is refused, and claims nothing.
+        let remembered = counterfoil_idempotency::Claimed::Mismatch;
+        assert_eq!(stays("effect").await == remembered, effect_stays, "after {wait:?}");
+        if refusal_stays {
+            assert_eq!(stays("no").await, remembered, "after {wait:?}");
+        } else {
+            assert_eq!(swept, 1, "after {wait:?}");
+        }
+    }
+    assert_eq!(runs.load(Ordering::SeqCst), 2);
 }
 
 pub async fn after_a_recovery_point_a_failure_is_resumed(place: Place) {

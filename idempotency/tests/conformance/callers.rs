@@ -8,6 +8,7 @@ use axum::response::IntoResponse;
 use counterfoil_idempotency::Settings;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tower::ServiceExt;
 
@@ -62,13 +63,17 @@ pub async fn a_caller_who_hangs_up_does_not_cut_the_handler(place: Place) {
     let reply = app.call(call.clone()).await;
     assert_eq!(reply.code(), "idempotency_key_in_use");
     go_on.notify_one();
-    let reply = loop {
-        let reply = app.call(call.clone()).await;
-        if reply.status != StatusCode::CONFLICT {
-            break reply;
+    let until_done = async {
+        loop {
+            let reply = app.call(call.clone()).await;
+            if reply.status != StatusCode::CONFLICT {
+                return reply;
+            }
+            tokio::task::yield_now().await;
         }
-        tokio::task::yield_now().await;
     };
+    let reply = tokio::time::timeout(Duration::from_secs(60), until_done).await;
+    let reply = reply.expect("the handler was cut");
     assert!(reply.replayed() && reply.body == "done");
     assert_eq!(done.load(Ordering::SeqCst), 1);
 }

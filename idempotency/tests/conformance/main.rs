@@ -82,6 +82,7 @@ on_every_store! {
     }
     answers {
         statuses_decide_what_is_kept,
+        effects_are_kept_for_longer_than_refusals,
         after_a_recovery_point_a_failure_is_resumed,
         a_stream_is_refused_and_its_effect_is_on_record,
         bodies_and_headers_are_given_again,

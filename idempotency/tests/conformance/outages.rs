@@ -6,10 +6,15 @@ use crate::place::{Address, LEASE, Place};
 use async_trait::async_trait;
 use axum::response::IntoResponse;
 use counterfoil_idempotency::{
-    Answer, Claim, Claimed, Ending, Fingerprint, Scope, Settings, Store, StoreError,
+    Answer, Claim, Claimed, Ending, Fingerprint, PostgresStore, Scope, Settings, Store, StoreError,
 };
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verb {
@@ -127,6 +132,74 @@ async fn postgres_may_lose_its_connections_between_claim_and_end() {
     let (first, second) = (app.call(call.clone()).await, app.call(call).await);
     assert_eq!((first.status.as_u16(), first.replayed()), (200, false));
     assert_eq!((second.status.as_u16(), second.replayed()), (200, true));
+}
+
+/// A server that takes everything and says nothing, and a pool of which every connection is taken:
+/// neither is waited for for ever. Time passes by itself while all wait.
+#[tokio::test]
+async fn a_silent_postgres_is_not_waited_for() {
+    let Some(place) = Place::postgres().await else { return };
+    let Address::Postgres(url) = &place.address else { panic!("it is PostgreSQL") };
+    let (address, silent) = proxy(url).await;
+    let through = url.replacen(&server_of(url), &address.to_string(), 1);
+    let pool = crate::place::pool(&through);
+    let store = PostgresStore::new(pool.clone(), place.clock.clone());
+    let key = crate::place::scope("acme", "k-1");
+    let request = crate::place::request(1);
+    let claim = crate::place::owned(store.claim(&key, &request, LEASE).await.unwrap());
+    silent.store(true, Ordering::SeqCst);
+    tokio::time::pause();
+    let lost = store.renew(&claim, LEASE).await;
+    assert!(matches!(lost, Err(StoreError::Unavailable(_))), "{lost:?}");
+    assert_eq!(pool.status().size, 0, "the silent connection must not be used again");
+    tokio::time::resume();
+    silent.store(false, Ordering::SeqCst);
+    store.renew(&claim, LEASE).await.unwrap();
+    let mut taken = Vec::new();
+    while taken.len() < pool.status().max_size {
+        taken.push(pool.get().await.unwrap());
+    }
+    tokio::time::pause();
+    let lost = store.renew(&claim, LEASE).await;
+    assert!(matches!(lost, Err(StoreError::Unavailable(_))), "{lost:?}");
+    tokio::time::resume();
+    drop(taken);
+    store.renew(&claim, LEASE).await.unwrap();
+}
+
+/// The host and port in a URL.
+fn server_of(url: &str) -> String {
+    url.split('@').nth(1).unwrap().split('/').next().unwrap().to_owned()
+}
+
+/// Passes everything on, until it is silent: then what comes is dropped.
+async fn proxy(url: &str) -> (SocketAddr, Arc<AtomicBool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, server) = (listener.local_addr().unwrap(), server_of(url));
+    let silent = Arc::new(AtomicBool::new(false));
+    let switch = Arc::clone(&silent);
+    tokio::spawn(async move {
+        loop {
+            let (client, _) = listener.accept().await.unwrap();
+            let server = TcpStream::connect(&server).await.unwrap();
+            let (from_client, to_client) = client.into_split();
+            let (from_server, to_server) = server.into_split();
+            tokio::spawn(pass_on(from_client, to_server, Arc::clone(&switch)));
+            tokio::spawn(pass_on(from_server, to_client, Arc::clone(&switch)));
+        }
+    });
+    (address, silent)
+}
+
+async fn pass_on(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, silent: Arc<AtomicBool>) {
+    let mut bytes = vec![0; 65_536];
+    while let Ok(read) = from.read(&mut bytes).await {
+        let ended = read == 0
+            || (!silent.load(Ordering::SeqCst) && to.write_all(&bytes[..read]).await.is_err());
+        if ended {
+            return;
+        }
+    }
 }
 
 struct Failing {

@@ -42,7 +42,7 @@ impl Place {
     }
 
     pub fn redis() -> Option<Self> {
-        let server = RedisServer::start()?;
+        let server = RedisServer::start("always")?;
         Some(Self { clock: Clock::by_hand(START), address: Address::Redis(server), _folder: None })
     }
 
@@ -88,7 +88,7 @@ impl Place {
 pub fn pool(url: &str) -> deadpool_postgres::Pool {
     let config: tokio_postgres::Config = url.parse().unwrap();
     let connections = deadpool_postgres::Manager::new(config, tokio_postgres::NoTls);
-    deadpool_postgres::Pool::builder(connections).max_size(8).build().unwrap()
+    deadpool_postgres::Pool::builder(connections).max_size(4).build().unwrap()
 }
 
 pub fn scope(tenant: &str, key: &str) -> Scope {

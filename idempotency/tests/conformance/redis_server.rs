@@ -1,21 +1,23 @@
-//! A Redis of the test's own, on a socket in a temporary folder. It syncs every write, as one that
-//! is meant to remember has to.
+//! A Redis of the test's own, on a socket in a temporary folder.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 pub struct RedisServer {
     folder: tempfile::TempDir,
+    fsync: &'static str,
     process: Mutex<Child>,
 }
 
 impl RedisServer {
-    /// None, with a printed line, if the program is missing, and a failure where it is required.
-    pub fn start() -> Option<Self> {
+    /// `fsync` is how often it syncs: `always`, as one that is meant to remember has to, or
+    /// `everysec`. None, with a printed line, if the program is missing, and a failure where it is
+    /// required.
+    pub fn start(fsync: &'static str) -> Option<Self> {
         let found = Command::new("redis-server").arg("--version").output();
         if !found.is_ok_and(|output| output.status.success()) {
             assert!(
@@ -26,8 +28,8 @@ impl RedisServer {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
-        let process = Mutex::new(spawn(folder.path().to_path_buf()));
-        Some(Self { folder, process })
+        let process = Mutex::new(spawn(folder.path(), fsync));
+        Some(Self { folder, fsync, process })
     }
 
     pub fn url(&self) -> String {
@@ -44,7 +46,7 @@ impl RedisServer {
 
     /// After [`RedisServer::kill`]: with everything that was on its disk.
     pub fn start_again(&self) {
-        *self.process.lock().unwrap() = spawn(self.folder.path().to_path_buf());
+        *self.process.lock().unwrap() = spawn(self.folder.path(), self.fsync);
     }
 
     /// After [`RedisServer::kill`]: with nothing.
@@ -62,14 +64,14 @@ impl Drop for RedisServer {
     }
 }
 
-fn spawn(folder: PathBuf) -> Child {
+fn spawn(folder: &Path, fsync: &str) -> Child {
     let socket = folder.join("socket");
     let child = Command::new("redis-server")
-        .args(["--port", "0", "--save", "", "--appendonly", "yes", "--appendfsync", "always"])
+        .args(["--port", "0", "--save", "", "--appendonly", "yes", "--appendfsync", fsync])
         .arg("--unixsocket")
         .arg(&socket)
         .arg("--dir")
-        .arg(&folder)
+        .arg(folder)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()

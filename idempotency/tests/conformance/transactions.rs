@@ -4,7 +4,7 @@
 use crate::place::{Address, DAY, LEASE, Place, START, answer, busy, owned, pool, request, scope};
 use counterfoil_idempotency::{Claim, Claimed, Ending, StoreError, postgres, sqlite};
 use rusqlite::{Connection, TransactionBehavior};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub const EFFECTS: &str = "CREATE TABLE IF NOT EXISTS effects (name TEXT NOT NULL)";
 
@@ -128,6 +128,7 @@ async fn postgres_claims_inside_a_transaction() {
         let waiter = tokio::spawn(async move {
             postgres::claim(&**waiting, &waited_for, &request(1), LEASE, now).await.unwrap()
         });
+        until_somebody_waits(&pool.get().await.unwrap()).await;
         match finish {
             Finish::Commit => transaction.commit().await.unwrap(),
             Finish::Rollback => transaction.rollback().await.unwrap(),
@@ -135,4 +136,62 @@ async fn postgres_claims_inside_a_transaction() {
         assert_eq!(owned(waiter.await.unwrap()).fence, fence_after);
         place.execute("DELETE FROM idempotency_keys").await;
     }
+}
+
+/// An owner renews its lease as another takes it for dead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_notices_a_renewal_that_races_a_claim() {
+    let Some(place) = Place::postgres().await else { return };
+    let Address::Postgres(url) = &place.address else { panic!("it is PostgreSQL") };
+    let (pool, key, now) = (pool(url), scope("acme", "k-1"), START.after(LEASE));
+    let mut client = pool.get().await.unwrap();
+    let first = postgres::claim(&**client, &key, &request(1), LEASE, START).await.unwrap();
+    let transaction = client.transaction().await.unwrap();
+    postgres::renew(&*transaction, &owned(first), LEASE, now).await.unwrap();
+    let other = pool.get().await.unwrap();
+    let heir = tokio::spawn(async move {
+        postgres::claim(&**other, &key, &request(1), LEASE, now).await.unwrap()
+    });
+    until_somebody_waits(&pool.get().await.unwrap()).await;
+    transaction.commit().await.unwrap();
+    assert_eq!(busy(heir.await.unwrap()), LEASE);
+}
+
+/// A record that may be forgotten is claimed as a sweep has chosen it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_does_not_sweep_what_is_being_claimed() {
+    let Some(place) = Place::postgres().await else { return };
+    let Address::Postgres(url) = &place.address else { panic!("it is PostgreSQL") };
+    let (pool, key, now) = (pool(url), scope("acme", "k-1"), START.after(DAY));
+    let mut client = pool.get().await.unwrap();
+    let first = postgres::claim(&**client, &key, &request(1), LEASE, START).await.unwrap();
+    postgres::release(&**client, &owned(first), START).await.unwrap();
+    let transaction = client.transaction().await.unwrap();
+    owned(postgres::claim(&*transaction, &key, &request(1), LEASE, now).await.unwrap());
+    let other = pool.get().await.unwrap();
+    let sweeper = tokio::spawn(async move { postgres::sweep(&**other, 10, now).await.unwrap() });
+    // It passes the record by; one that does not would wait for it.
+    let watching = pool.get().await.unwrap();
+    while !sweeper.is_finished() && waiting(&watching).await == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    transaction.commit().await.unwrap();
+    assert_eq!(sweeper.await.unwrap(), 0);
+    let again = postgres::claim(&**client, &key, &request(1), LEASE, now).await.unwrap();
+    assert_eq!(busy(again), LEASE);
+}
+
+/// Until a statement in this database waits for another's lock.
+async fn until_somebody_waits(client: &tokio_postgres::Client) {
+    let began = Instant::now();
+    while waiting(client).await == 0 {
+        assert!(began.elapsed() < Duration::from_secs(30), "nobody waited");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn waiting(client: &tokio_postgres::Client) -> i64 {
+    let sql = "SELECT count(*) FROM pg_stat_activity
+               WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    client.query_one(sql, &[]).await.unwrap().get(0)
 }

@@ -108,6 +108,10 @@ pub async fn a_dead_owner_is_taken_over_and_shut_out(place: Place) {
     every_verb_is_fenced(store.as_ref(), &Claim { fence: heir.fence, ..dead.clone() }).await;
     every_verb_is_fenced(store.as_ref(), &Claim { owner: heir.owner, ..dead.clone() }).await;
     assert_eq!(busy(store.claim(&key, &request(1), LEASE).await.unwrap()), LEASE);
+    // The heir dies too, and has noted nothing: what was noted before it still stands.
+    place.clock.advance(LEASE);
+    let heir = owned(store.claim(&key, &request(1), LEASE).await.unwrap());
+    assert_eq!((heir.fence, heir.recovery_point.as_deref()), (3, Some("charged ch_1")));
     store.end(&heir, &answer(201, "heir"), Ending::Completed, DAY).await.unwrap();
     every_verb_is_fenced(store.as_ref(), &dead).await;
     every_verb_is_fenced(store.as_ref(), &heir).await;
