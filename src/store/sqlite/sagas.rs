@@ -196,7 +196,7 @@ fn find_due(connection: &Connection, now: Timestamp, limit: usize) -> Result<Vec
     connection
         .prepare_cached(
             "-- find_due
-             SELECT saga_no FROM sagas
+             SELECT saga_no FROM sagas INDEXED BY sagas_due
              WHERE state IN ('running', 'compensating') AND due_at <= ?1
                  AND (leased_until IS NULL OR leased_until <= ?1)
              ORDER BY due_at, saga_no LIMIT ?2",
