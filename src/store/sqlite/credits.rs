@@ -1,8 +1,8 @@
 //! Credits: grants that are issued, taken back and expire.
 //!
-//! Invariant: whatever changes a grant goes through `rows::change_grant`: the grant's row, the change
-//! that explains it, the entry between the tenant's credit accounts and the message that tells of it
-//! are written in one transaction. A crash leaves a change whole or not at all.
+//! Invariant: whatever changes a grant goes through `rows::change_grant`: the grant's row, the
+//! change that explains it, the entry between the tenant's credit accounts and the message that
+//! tells of it are written in one transaction. A crash leaves a change whole or not at all.
 
 mod covering;
 mod rows;

@@ -1,8 +1,9 @@
 //! Sagas with their logs; holds and agreements beside them.
 //!
 //! Invariant: lines are written under the saga's current fence only, while it is leased, and with
-//! the saga's new standing in one transaction. A tenant has one open saga at most: by what is looked
-//! at before, and by a unique index. A crash leaves a saga with its last line and a lease that ends.
+//! the saga's new standing in one transaction. A tenant has one open saga at most: by what is
+//! looked at before, and by a unique index. A crash leaves a saga with its last line and a lease
+//! that ends.
 
 mod agreements;
 mod holds;
