@@ -111,8 +111,9 @@ CREATE TABLE credit_changes (
     remaining TEXT NOT NULL,
     -- for draws and what is given back: the meter
     meter_no INTEGER,
-    -- start and end of the window
+    -- start of the window
     window_start INTEGER,
+    -- end of the window
     window_end INTEGER,
     -- usage that is covered, in units of the meter
     quantity TEXT,
@@ -298,8 +299,8 @@ CREATE TABLE coupon_uses (
 
 -- The outbox of changes.
 CREATE TABLE messages (
-    -- order of creation
-    message_no INTEGER NOT NULL PRIMARY KEY,
+    -- order of creation; never used again, also when the last ones were pruned
+    message_no INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL,
     -- its name for receivers
     id TEXT NOT NULL UNIQUE,
     -- such as saga.completed

@@ -506,7 +506,7 @@ pub async fn an_agreement_is_written_once(mut f: Fixture) {
     record(&f, &Agreement { access: true, ..first.clone() }).await;
     f.restart().await;
     let listed = f.store.list_agreements(&tenant_id("acme"), 10).await.unwrap();
-    assert_eq!(listed, [first.clone()]);
+    assert_eq!(listed, vec![first.clone()]);
     f.store.set_access("s1", true).await.unwrap();
     f.store.set_access("s0", true).await.unwrap();
     record(&f, &first).await;
