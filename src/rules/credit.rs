@@ -350,6 +350,12 @@ impl GrantTerms {
     pub fn says(&self, other: &Self) -> bool {
         self == other
     }
+
+    /// Whether it says the same as one that was sent before, but for the moment it holds from.
+    pub fn says_later(&self, before: &Self) -> bool {
+        let effective_at = before.effective_at;
+        Self { effective_at, ..self.clone() } == *before
+    }
 }
 
 /// A rate and a meter's decimals must multiply exactly.
