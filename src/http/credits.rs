@@ -1,8 +1,8 @@
-//! `/v1/tenants/{id}/grants`, `/credits` and `/allowance`: what was paid for or given in advance, and
-//! what is left of it.
+//! `/v1/tenants/{id}/grants`, `/credits` and `/allowance`: what was paid for or given in advance,
+//! and what is left of it.
 //!
-//! Invariant: a grant is issued, and taken back, once under its idempotency key. A balance holds usage
-//! that was acknowledged before the request, also if no cut has seen it.
+//! Invariant: a grant is issued, and taken back, once under its idempotency key. A balance holds
+//! usage that was acknowledged before the request, also if no cut has seen it.
 
 use super::App;
 use super::accounts::{key_taken, parse_memo, readable};
@@ -88,8 +88,8 @@ pub struct GrantAnswer {
 
 /// Issue credits: a top-up, or a gift
 ///
-/// Usage draws on them before it is billed: what was given before what was paid for, by priority and
-/// by expiry. Only what is left is pushed to the provider.
+/// Usage draws on them before it is billed: what was given before what was paid for, by priority
+/// and by expiry. Only what is left is pushed to the provider.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/grants", tag = "credits", request_body = GrantSpec,
     params(("tenant" = String, Path)),
