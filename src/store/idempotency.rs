@@ -12,10 +12,11 @@ use counterfoil_idempotency::{
     Answer, Claim, Claimed, Ending, Fingerprint, Millis, Scope, StoreError,
 };
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How an effect of type `T` is answered.
-type Render<T> = Box<dyn Fn(&T) -> Ended + Send + Sync>;
+type Render<T> = Arc<dyn Fn(&T) -> Ended + Send + Sync>;
 
 /// Ends a request's key in the transaction of its effect. What is answered depends on what became
 /// of it, so the answer is made of the outcome, before the commit.
@@ -34,7 +35,7 @@ pub struct Ended {
 
 impl<T> Completing<T> {
     pub fn new(claim: Claim, render: impl Fn(&T) -> Ended + Send + Sync + 'static) -> Self {
-        Self { claim, render: Box::new(render) }
+        Self { claim, render: Arc::new(render) }
     }
 
     pub fn claim(&self) -> &Claim {
@@ -43,6 +44,12 @@ impl<T> Completing<T> {
 
     pub fn render(&self, outcome: &T) -> Ended {
         (self.render)(outcome)
+    }
+}
+
+impl<T> Clone for Completing<T> {
+    fn clone(&self) -> Self {
+        Self { claim: self.claim.clone(), render: Arc::clone(&self.render) }
     }
 }
 

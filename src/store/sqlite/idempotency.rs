@@ -4,9 +4,8 @@
 //! the writer's connection.
 //!
 //! Invariant: a key ends in the transaction of its effect, or neither happens. What is answered is
-//! made of the outcome, by whoever asked and not by the writer's thread: a fault in it must not
-//! stop the writer. The writer waits for it inside the transaction, for a bounded time; a caller
-//! that is gone by then leaves nothing. A crash before the commit leaves a claim whose lease ends.
+//! made of the outcome on the writer's thread; a fault in making it rolls back and does not stop the
+//! writer. A crash before the commit leaves a claim whose lease ends.
 
 use super::{SqliteStore, Writer};
 use crate::rules::timestamp::Timestamp;
@@ -15,36 +14,25 @@ use crate::store::{self, Error};
 use async_trait::async_trait;
 use counterfoil_idempotency::{Claim, Claimed, Fingerprint, Scope, StoreError, sqlite};
 use rusqlite::Connection;
-use std::sync::mpsc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
-use tokio::sync::oneshot;
-
-/// How long the writer waits for an answer to be made, which is the writing of a short text.
-const ANSWER_WAIT: Duration = Duration::from_secs(5);
 
 /// Ends a request's key in the transaction of its effect, on the writer's thread.
 pub struct Finish<T> {
-    end: Option<KeyEnd<T>>,
+    completing: Option<Completing<T>>,
     at: Timestamp,
 }
 
-struct KeyEnd<T> {
-    claim: Claim,
-    outcomes: oneshot::Sender<T>,
-    answers: mpsc::Receiver<Ended>,
-}
-
-impl<T: Clone> Finish<T> {
+impl<T> Finish<T> {
     /// To be called last in the transaction, with what became of it; on an error the caller rolls
     /// it back.
     pub fn end(self, connection: &Connection, outcome: T) -> store::Result<T> {
-        let Some(KeyEnd { claim, outcomes, answers }) = self.end else { return Ok(outcome) };
-        let gone = || Error::Unavailable { what: "whoever asked for it is gone".into() };
-        outcomes.send(outcome.clone()).map_err(|_| gone())?;
-        let ended = answers.recv_timeout(ANSWER_WAIT).map_err(|_| gone())?;
-        let Ended { answer, ending, keep } = ended;
-        sqlite::end(connection, &claim, &answer, ending, keep, millis(self.at))
-            .map_err(completion_error)?;
+        let Some(completing) = self.completing else { return Ok(outcome) };
+        let rendered = catch_unwind(AssertUnwindSafe(|| completing.render(&outcome)));
+        let Ended { answer, ending, keep } = rendered
+            .map_err(|_| Error::Internal { what: "the answer could not be made".into() })?;
+        let (claim, at) = (completing.claim(), millis(self.at));
+        sqlite::end(connection, claim, &answer, ending, keep, at).map_err(completion_error)?;
         Ok(outcome)
     }
 }
@@ -52,29 +40,14 @@ impl<T: Clone> Finish<T> {
 impl SqliteStore {
     /// Runs `work`, whose transaction ends with [`Finish::end`], so that the request's key ends
     /// with it.
-    pub(super) async fn write_ending<T: Clone + Send + 'static>(
+    pub(super) async fn write_ending<T: Send + 'static>(
         &self,
         completing: Option<&Completing<T>>,
         at: Timestamp,
         work: impl FnOnce(&mut Writer, Finish<T>) -> store::Result<T> + Send + 'static,
     ) -> store::Result<T> {
-        let Some(completing) = completing else {
-            return self.write(move |writer| work(writer, Finish { end: None, at })).await;
-        };
-        let (outcomes, outcome) = oneshot::channel();
-        let (answer, answers) = mpsc::channel();
-        let claim = completing.claim().clone();
-        let finish = Finish { end: Some(KeyEnd { claim, outcomes, answers }), at };
-        let written = self.write(move |writer| work(writer, finish));
-        let answering = async move {
-            // There is no outcome where the work failed before it.
-            if let Ok(outcome) = outcome.await {
-                // The writer has stopped waiting: it says so itself.
-                let _ = answer.send(completing.render(&outcome));
-            }
-        };
-        let (written, ()) = tokio::join!(written, answering);
-        written
+        let finish = Finish { completing: completing.cloned(), at };
+        self.write(move |writer| work(writer, finish)).await
     }
 
     async fn write_key<T: Send + 'static>(
