@@ -4,7 +4,6 @@
 //!
 //! Each test is a plain function over a [`world::Ground`]; the list below makes it a named test for
 //! each store. PostgreSQL is taken from COUNTERFOIL_TEST_POSTGRES, as in `tests/store_conformance`.
-#![allow(dead_code)]
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::wildcard_enum_match_arm)]
 
 #[path = "../shared/database.rs"]
@@ -12,6 +11,10 @@ mod database;
 
 mod accidents;
 mod check;
+mod faults;
+mod http;
+mod persons;
+mod plans;
 mod script;
 mod scripted_inbound;
 mod scripted_money;
@@ -54,5 +57,23 @@ on_every_store! {
         a_subscription_is_refused,
         other_prices_are_refused,
         an_end_is_refused,
+    }
+    faults {
+        on_the_way_there,
+        on_the_way_back,
+    }
+    persons {
+        an_undoing_that_fails_needs_a_person,
+        what_was_undone_starts_anew,
+        runners_at_the_same_time,
+    }
+    plans {
+        usage_is_charged_by_the_price_of_its_time,
+        a_change_that_comes_too_late_turns_back,
+        later_pushes_wait_for_the_change,
+    }
+    http {
+        from_the_request_to_the_end,
+        what_was_undone_is_revived,
     }
 }

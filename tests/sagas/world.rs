@@ -86,7 +86,6 @@ pub struct World {
     pub cutter: Cutter,
     /// Of the meter `calls`, at one cent, two and three.
     pub prices: [String; 3],
-    pub is_sqlite: bool,
     handle: Handle,
     numbers: AtomicU64,
     _ground: Ground,
@@ -121,7 +120,7 @@ impl World {
             Submitter::new(own_store(), own_provider(), clock.clone(), push, (false, 1));
         let cutting = cutting(&config, &*provider, "cutter");
         let cutter = Cutter::new(own_store(), clock.clone(), cutting);
-        let (numbers, is_sqlite) = (AtomicU64::new(0), ground.is_sqlite());
+        let numbers = AtomicU64::new(0);
         let (prices, _ground) = (Default::default(), ground);
         let mut world = Self {
             store,
@@ -131,7 +130,6 @@ impl World {
             submitter,
             cutter,
             prices,
-            is_sqlite,
             handle,
             numbers,
             _ground,
