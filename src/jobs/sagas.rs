@@ -27,7 +27,7 @@ use crate::faults::crash_point;
 use crate::provider::Provider;
 use crate::rules::saga::{
     Direction, LogLine, Mark, Move, Outcome, Saga, SagaKind, SagaState, StepShape, Tried, Verdict,
-    judge_act, judge_undo, next_move, step_key, was_begun,
+    judge_act, judge_undo, next_move, step_key, was_begun, why_turned_back,
 };
 use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
@@ -193,7 +193,8 @@ impl SagaRunner {
     }
 
     async fn finish(&self, running: &mut Running, state: SagaState) -> store::Result<bool> {
-        let detail = running.saga.detail.clone().filter(|_| state == SagaState::Compensated);
+        // What went wrong last may be an undoing that went well later: the reason is in the log.
+        let detail = why_turned_back(&running.log, running.saga.generation).map(str::to_owned);
         let due_at = self.clock.now();
         let standing = Standing { state, tries: 0, due_at, detail, lease_until: None };
         self.write(running, Vec::new(), standing).await?;

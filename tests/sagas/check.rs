@@ -41,7 +41,9 @@ pub async fn check_back(ground: Ground, story: &dyn Story) {
     let calls = straight.calls();
     let turned = calls.iter().rposition(|call| *call == story.obstacle().0).unwrap();
     for accident in ACCIDENTS {
-        let mut number = turned + 2;
+        // A runner may also have come to a standstill before another one turned back.
+        let stalls = matches!(accident, Accident::StallBefore | Accident::StallAfter);
+        let mut number = if stalls { 1 } else { turned + 2 };
         loop {
             let script = Script::new(number, accident);
             script.obstruct(Some(story.obstacle()));

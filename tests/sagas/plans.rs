@@ -58,6 +58,10 @@ pub async fn a_change_that_comes_too_late_turns_back(ground: Ground) {
     go_to(&world, "2026-11-15T13:26:00Z");
     assert_eq!(world.finish(&case.saga).await, SagaState::Compensated);
     check_end(&world, &Change, &case, SagaState::Compensated).await;
+    // Nor is its moment there for a new start.
+    world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
+    assert_eq!(world.finish(&case.saga).await, SagaState::Compensated);
+    check_end(&world, &Change, &case, SagaState::Compensated).await;
     go_to(&world, "2026-11-15T15:00:00Z");
     send(&world).await;
     go_to(&world, "2026-12-16T12:00:00Z");
