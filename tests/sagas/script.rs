@@ -141,13 +141,11 @@ impl Script {
     fn count(&self, name: &'static str) -> Option<Accident> {
         let mut state = self.state.lock().unwrap();
         state.calls.push(name);
-        if let Some((_, accident)) = state.obstacle.filter(|(obstructed, _)| *obstructed == name) {
-            return Some(accident);
-        }
         let number = state.calls.len();
-        let accident = state.planned.filter(|(at, _)| *at == number).map(|(_, what)| what);
-        state.struck |= accident.is_some();
-        accident
+        let planned = state.planned.filter(|(at, _)| *at == number).map(|(_, what)| what);
+        state.struck |= planned.is_some();
+        let obstacle = state.obstacle.filter(|(obstructed, _)| *obstructed == name);
+        obstacle.map(|(_, accident)| accident).or(planned)
     }
 
     async fn before<T: CanFail>(&self, accident: Accident) -> Option<T> {
