@@ -4,9 +4,9 @@
 //! else, so the same question always has the same answer. Discounts come first, then tax.
 //!
 //! Invariant: every figure of a quote is a whole number of the currency's smallest unit; net plus
-//! tax is gross, on every line and in total; the discounts of the lines sum to the coupon's. Rounding
-//! is half away from zero, once for each rate on each line; a price that holds its tax is rounded
-//! once and its tax split. The answer states it.
+//! tax is gross, on every line and in total; the discounts of the lines sum to the coupon's.
+//! Rounding is half away from zero, once for each rate on each line; a price that holds its tax is
+//! rounded once and its tax split. The answer states it.
 
 use super::ids::{OnceKey, TenantId, Unit};
 use super::quantity::{Quantity, SCALE};
@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 pub const LINES_MAX: usize = 200;
 const JURISDICTION_BYTES_MAX: usize = 64;
 /// How figures are rounded, in words, for whoever checks a quote.
-pub const ROUNDING: &str = "half away from zero; each rate on each line, or, where prices hold their \
-                            tax, the tax of each line";
+pub const ROUNDING: &str = "half away from zero; each rate on each line, or, where prices hold \
+                            their tax, the tax of each line";
 
 /// A tax on what is sold in a place, while it holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
