@@ -1,6 +1,6 @@
 //! Sagas from end to end, against the stand-in for Stripe over a real socket, on every store: each
-//! call failed, repeated and cut off; accidents of the provider by seed; what a person does; and how
-//! they are asked for over HTTP.
+//! call failed, repeated and cut off; accidents of the provider by seed; what a person does; and
+//! how they are asked for over HTTP.
 //!
 //! Each test is a plain function over a [`world::Ground`]; the list below makes it a named test for
 //! each store. PostgreSQL is taken from COUNTERFOIL_TEST_POSTGRES, as in `tests/store_conformance`.

@@ -83,8 +83,8 @@ impl Change {
         let boundary = params.boundary;
         if turn.now >= CHANGED_WITHIN.after(boundary) {
             return Err(Outcome::Refused(format!(
-                "the prices could not be changed within 25 minutes of {boundary}; later usage would \
-                 be charged by the old ones. Begin the change again"
+                "the prices could not be changed within 25 minutes of {boundary}, and usage since \
+                 then would be charged by the old ones; begin the change again"
             )));
         }
         set(turn, &params.subscription, &params.prices).await?;
