@@ -1,5 +1,5 @@
-//! Crashes of the real binary at each step of a saga, after its intent and before its result. After a
-//! restart, and when the lease of the dead runner has ended, the saga goes on by itself and ends
+//! Crashes of the real binary at each step of a saga, after its intent and before its result. After
+//! a restart, and when the lease of the dead runner has ended, the saga goes on by itself and ends
 //! completed, with one customer and one subscription.
 //!
 //! The lease is three minutes of real time and is not cut short here: that it ends is part of what

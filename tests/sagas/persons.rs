@@ -3,7 +3,7 @@
 
 use super::check::check_end;
 use super::script::Script;
-use super::stories::{Change, Create, Story};
+use super::stories::{Cancel, Change, Create, Story};
 use super::world::{Ground, World};
 use counterfoil::jobs::alerts::Alerter;
 use counterfoil::rules::alert::AlertKind;
@@ -49,6 +49,23 @@ pub async fn an_undoing_that_fails_needs_a_person(ground: Ground) {
     world.clock.advance(3_600_000_000);
     alerter.look().await.unwrap();
     assert_eq!(open_alerts(&world).await, Vec::<String>::new());
+}
+
+/// A cancellation of which nobody knows whether it happened can neither be undone nor left.
+pub async fn an_end_that_nobody_can_tell_needs_a_person(ground: Ground) {
+    let world = World::on(ground).await;
+    let story = Cancel { at_once: true };
+    let case = story.begin(&world).await;
+    let fails = FaultRule::new(FaultKind::Error503).on_call("DELETE /v1/subscriptions/:id");
+    world.faults(vec![fails.times(1_000)]);
+    assert_eq!(world.finish(&case.saga).await, SagaState::NeedsAttention);
+    world.faults(Vec::new());
+    let revived = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
+    assert!(matches!(&revived, Revived::Done(saga) if saga.state == SagaState::Running));
+    let state = world.finish(&case.saga).await;
+    assert_eq!(state, SagaState::Completed);
+    check_end(&world, &story, &case, state).await;
+    assert_eq!(world.told(&case.tenant).await, ["saga.needs_attention", "saga.completed"]);
 }
 
 async fn open_alerts(world: &World) -> Vec<String> {
