@@ -27,7 +27,7 @@ use crate::faults::crash_point;
 use crate::provider::Provider;
 use crate::rules::saga::{
     Direction, LogLine, Mark, Move, Outcome, Saga, SagaKind, SagaState, StepShape, Tried, Verdict,
-    judge_act, judge_undo, next_move, step_key, was_begun,
+    judge_act, judge_undo, next_move, step_key, was_begun, why_turned_back,
 };
 use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
@@ -175,11 +175,26 @@ impl SagaRunner {
         let lease_until = going.then(|| self.lease_until());
         let lines = lines.into_iter().map(|(mark, result, why)| (step, mark, result, why));
         let standing = Standing { state, tries, due_at, detail, lease_until };
-        Ok(self.write(running, lines.collect(), standing).await? && going)
+        let written = self.write(running, lines.collect(), standing).await?;
+        if !written {
+            self.clear_late_hold(&running.saga).await?;
+        }
+        Ok(written && going)
+    }
+
+    /// Another runner has the saga. If it has ended it by now, a hold that this one put too late
+    /// would stay for ever.
+    async fn clear_late_hold(&self, saga: &Saga) -> store::Result<()> {
+        let found = self.store.find_saga(&saga.id).await?;
+        if found.is_some_and(|(found, _)| !found.state.is_open()) {
+            self.store.release_hold(&saga.id).await?;
+        }
+        Ok(())
     }
 
     async fn finish(&self, running: &mut Running, state: SagaState) -> store::Result<bool> {
-        let detail = running.saga.detail.clone().filter(|_| state == SagaState::Compensated);
+        // What went wrong last may be an undoing that went well later: the reason is in the log.
+        let detail = why_turned_back(&running.log, running.saga.generation).map(str::to_owned);
         let due_at = self.clock.now();
         let standing = Standing { state, tries: 0, due_at, detail, lease_until: None };
         self.write(running, Vec::new(), standing).await?;

@@ -270,6 +270,12 @@ fn has_turned_back(generation: u32, log: &[LogLine]) -> bool {
     lines.any(|line| line.mark == Mark::TurnedBack)
 }
 
+/// Why a saga turned back in this generation, if it did.
+pub fn why_turned_back(log: &[LogLine], generation: u32) -> Option<&str> {
+    let turned = |line: &&LogLine| line.generation == generation && line.mark == Mark::TurnedBack;
+    log.iter().find(turned).and_then(|line| line.detail.as_deref())
+}
+
 /// Whether everything done so far can be undone.
 pub fn can_turn_back(steps: &[StepShape], generation: u32, log: &[LogLine]) -> bool {
     let states = step_states(steps, generation, log);

@@ -16,5 +16,6 @@ mod kills;
 mod load;
 mod named_points;
 mod planted_bugs;
+mod sagas;
 mod server;
 mod stop;

@@ -9,10 +9,15 @@ use super::prices::{are_same, prices_of, read_own, set};
 use super::step::{Step, Turn, done, done_with, either, from_store};
 use crate::rules::ids::SubscriptionId;
 use crate::rules::saga::{Outcome, StepShape};
+use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
 use crate::store::saga::Agreement;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
+
+/// Windows after the boundary are stamped half an hour after it at the earliest. Prices that change
+/// later than that would leave them charged by the old ones.
+const CHANGED_WITHIN: Span = Span::from_minutes(25);
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeParams {
@@ -71,6 +76,17 @@ struct Change;
 impl Change {
     async fn change(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
         let params: ChangeParams = turn.params()?;
+        let subscription = read_own(turn, &params.subscription).await?;
+        if are_same(&prices_of(&subscription), &params.prices) {
+            return Ok(done());
+        }
+        let boundary = params.boundary;
+        if turn.now >= CHANGED_WITHIN.after(boundary) {
+            return Err(Outcome::Refused(format!(
+                "the prices could not be changed within 25 minutes of {boundary}, and usage since \
+                 then would be charged by the old ones; begin the change again"
+            )));
+        }
         set(turn, &params.subscription, &params.prices).await?;
         Ok(done())
     }

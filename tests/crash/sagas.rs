@@ -1,0 +1,153 @@
+//! Crashes of the real binary at each step of a saga, after its intent and before its result. After
+//! a restart, and when the lease of the dead runner has ended, the saga goes on by itself and ends
+//! completed, with one customer and one subscription.
+//!
+//! The lease is three minutes of real time and is not cut short here: that it ends is part of what
+//! is tested. All kills of a store wait for it at the same time.
+
+use super::load::client;
+use super::server::{KEY, Launch, Place, Server};
+use counterfoil::clock::Clock;
+use counterfoil::simulator::{Handle, Options, SimRequest, Simulator};
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const STEPS: usize = 4;
+const POINTS: [&str; 2] = ["saga.after_intent", "saga.before_result"];
+/// The lease and some time for a slow machine.
+const ENDED_WITHIN: Duration = Duration::from_secs(420);
+const PAUSE: Duration = Duration::from_secs(2);
+
+struct Stage {
+    place: Place,
+    handle: Handle,
+    settings: Vec<(&'static str, String)>,
+}
+
+impl Stage {
+    async fn set(place: Place) -> Self {
+        let simulator = Simulator::following(Clock::system(), Options::default());
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let handle = Handle::start(listen, Arc::new(Mutex::new(simulator))).await.unwrap();
+        let settings = vec![
+            ("COUNTERFOIL_PROVIDER_KIND", "stripe".to_owned()),
+            ("COUNTERFOIL_STRIPE_API_BASE", handle.url()),
+            ("COUNTERFOIL_STRIPE_API_KEY", "sk_test_crash".to_owned()),
+            ("COUNTERFOIL_RECONCILE_PASSES", "false".to_owned()),
+        ];
+        Self { place, handle, settings }
+    }
+
+    fn launch(&self, failpoints: &str) -> Server {
+        let launch = Launch { failpoints, settings: &self.settings, ..Launch::default() };
+        Server::launch(&self.place, &launch).expect("it starts")
+    }
+
+    fn ask(&self, path: &str, fields: &[(&str, &str)]) -> String {
+        let simulator = self.handle.simulator();
+        let response = simulator.lock().unwrap().handle(&SimRequest::form(path, fields));
+        assert_eq!(response.status, 200, "{path}: {}", response.json());
+        response.json()["id"].as_str().unwrap().to_owned()
+    }
+
+    fn price(&self) -> String {
+        let fields = [
+            ("display_name", "calls"),
+            ("event_name", "calls"),
+            ("default_aggregation[formula]", "sum"),
+        ];
+        let meter = self.ask("/v1/billing/meters", &fields);
+        let fields = [
+            ("currency", "usd"),
+            ("product", "prod_1"),
+            ("unit_amount_decimal", "2"),
+            ("recurring[interval]", "month"),
+            ("recurring[usage_type]", "metered"),
+            ("recurring[meter]", &meter),
+        ];
+        self.ask("/v1/prices", &fields)
+    }
+
+    /// What is there at the provider in the end.
+    fn check_provider(&self, name: &str) {
+        let simulator = self.handle.simulator();
+        let simulator = simulator.lock().unwrap();
+        let (customers, subscriptions) = (simulator.customers(), simulator.subscriptions());
+        assert_eq!(customers.len(), 1, "{name}: {customers:#?}");
+        assert!(customers[0]["metadata"]["counterfoil_state"].is_null(), "{name}: {customers:#?}");
+        assert_eq!(subscriptions.len(), 1, "{name}: {subscriptions:#?}");
+        assert_eq!(subscriptions[0]["status"], "active", "{name}: {subscriptions:#?}");
+    }
+}
+
+/// Asks for the subscription, each time under the same key; none where the server is gone before it
+/// answers.
+async fn begin(server: &Server, price: &str) -> Option<Value> {
+    let body = json!({"plan": "pro", "prices": [price], "features": ["exports"]}).to_string();
+    let path = "/v1/tenants/acme/subscriptions";
+    let request = client().post(format!("{}{path}", server.url)).bearer_auth(KEY);
+    let request = request.header("idempotency-key", "once").body(body);
+    let answer = request.header("content-type", "application/json").send().await.ok()?;
+    assert_eq!(answer.status(), 202);
+    serde_json::from_slice(&answer.bytes().await.ok()?).ok()
+}
+
+async fn get(server: &Server, path: &str) -> Value {
+    let sent = client().get(format!("{}{path}", server.url)).bearer_auth(KEY).send().await.unwrap();
+    serde_json::from_slice(&sent.bytes().await.unwrap()).unwrap()
+}
+
+async fn kill_at(place: Place, point: &str, step: usize) {
+    let stage = Stage::set(place).await;
+    let price = stage.price();
+    let name = format!("{point} of step {step}");
+    let mut server = stage.launch(&format!("{point}={step}*off->return"));
+    let first = begin(&server, &price).await;
+    let ended = server.ended_within(Duration::from_secs(60)).await;
+    assert!(ended.is_some_and(|status| !status.success()), "it crashes at {name}");
+    let server = stage.launch("");
+    let begun = begin(&server, &price).await.expect("it is up");
+    let id = begun["id"].as_str().unwrap();
+    assert!(first.is_none_or(|first| first["id"] == id), "{name}: one saga under one key");
+    let started = Instant::now();
+    let story = loop {
+        let story = get(&server, &format!("/v1/sagas/{id}")).await;
+        if story["saga"]["state"] != "running" {
+            break story;
+        }
+        assert!(started.elapsed() < ENDED_WITHIN, "{name}: it does not go on: {story:#}");
+        tokio::time::sleep(PAUSE).await;
+    };
+    assert_eq!(story["saga"]["state"], "completed", "{name}: {story:#}");
+    stage.check_provider(&name);
+    let agreed = get(&server, "/v1/tenants/acme/agreements").await;
+    assert_eq!(agreed["features"], json!(["exports"]), "{name}");
+}
+
+async fn kill_at_each_step(places: Vec<Place>) {
+    let kills = POINTS.iter().flat_map(|point| (0..STEPS).map(move |step| (*point, step)));
+    let tasks: Vec<_> = kills
+        .zip(places)
+        .map(|((point, step), place)| tokio::spawn(kill_at(place, point, step)))
+        .collect();
+    assert_eq!(tasks.len(), POINTS.len() * STEPS);
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_saga_goes_on_after_a_kill_at_each_step() {
+    kill_at_each_step((0..POINTS.len() * STEPS).map(|_| Place::sqlite()).collect()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_saga_goes_on_after_a_kill_at_each_step() {
+    let mut places = Vec::new();
+    for _ in 0..POINTS.len() * STEPS {
+        let Some(place) = Place::postgres().await else { return };
+        places.push(place);
+    }
+    kill_at_each_step(places).await;
+}

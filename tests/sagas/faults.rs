@@ -1,0 +1,71 @@
+//! Sagas against a provider that has accidents by seed: answers lost before and after the effect,
+//! failures kept under their key, limits, conflicts and silence.
+
+use super::check::check_end;
+use super::script::Script;
+use super::stories::{Cancel, Change, Create, Story};
+use super::world::{Ground, World, lock};
+use counterfoil::rules::saga::SagaState;
+use counterfoil::simulator::{FaultKind, FaultPlan};
+use std::sync::Arc;
+
+const KINDS: [FaultKind; 12] = [
+    FaultKind::LostBefore,
+    FaultKind::LostAfter,
+    FaultKind::ResetMidBody,
+    FaultKind::Error500Executed,
+    FaultKind::Error500NotExecuted,
+    FaultKind::Error502,
+    FaultKind::Error503,
+    FaultKind::Error504,
+    FaultKind::Garbage200,
+    FaultKind::RateLimited429,
+    FaultKind::LockTimeout429,
+    FaultKind::Conflict409,
+];
+/// Calls in a thousand that meet each of them: four in ten meet one.
+const PER_MILLE: u64 = 33;
+/// Silence costs a real second, so there is little of it.
+const SILENT_PER_MILLE: u64 = 4;
+
+pub async fn on_the_way_there(ground: Ground) {
+    check_seeds(ground, SagaState::Completed).await;
+}
+
+pub async fn on_the_way_back(ground: Ground) {
+    check_seeds(ground, SagaState::Compensated).await;
+}
+
+async fn check_seeds(ground: Ground, expected: SagaState) {
+    let seeds = if ground.is_sqlite() { 60 } else { 20 };
+    let world = World::on(ground).await;
+    let stories: [&dyn Story; 5] = [
+        &Create { with_customer: false },
+        &Create { with_customer: true },
+        &Change,
+        &Cancel { at_once: true },
+        &Cancel { at_once: false },
+    ];
+    let mut as_expected = 0;
+    for (seed, story) in (0..seeds).zip(stories.into_iter().cycle()) {
+        let case = story.begin(&world).await;
+        let mut plan = FaultPlan::seeded(seed, PER_MILLE, &KINDS);
+        let silence = [FaultKind::HangBefore, FaultKind::HangAfter];
+        plan.per_mille.extend(silence.map(|kind| (kind, SILENT_PER_MILLE)));
+        plan.paths = vec!["/v1/customers".into(), "/v1/subscriptions".into()];
+        lock(&world.simulator()).set_faults(plan);
+        let script = Arc::new(Script::default());
+        script.obstruct((expected == SagaState::Compensated).then(|| story.obstacle()));
+        let state = world.drive(&case.saga, &script).await;
+        world.faults(Vec::new());
+        println!("seed {seed}: {state:?}");
+        check_end(&world, story, &case, state).await;
+        as_expected += u64::from(state == expected);
+    }
+    let injected = lock(&world.simulator()).faults_injected().clone();
+    println!("{as_expected} of {seeds} {expected:?}; {injected:?}");
+    let kinds = KINDS.iter().filter(|kind| injected.contains_key(kind)).count();
+    assert!(kinds >= KINDS.len() - 2, "{injected:?}");
+    // Twelve failures in a row are rare.
+    assert!(as_expected * 10 >= seeds * 9, "{as_expected} of {seeds}");
+}

@@ -1,0 +1,98 @@
+//! A change of plan and the money: what was used before the boundary is invoiced at the old price,
+//! what was used after it at the new one.
+
+use super::check::check_end;
+use super::stories::{Case, Change, Story, subscriber};
+use super::world::{Ground, World, at, lock, tenant_id};
+use counterfoil::rules::delivery::PushState;
+use counterfoil::rules::saga::SagaState;
+use serde_json::Value;
+use std::sync::Arc;
+
+fn go_to(world: &World, text: &str) {
+    world.clock.advance(at(text).micros() - world.clock.now().micros());
+    lock(&world.simulator()).tick();
+}
+
+async fn send(world: &World) {
+    world.cutter.pass().await.unwrap();
+    world.submitter.run_due().await.unwrap();
+}
+
+/// What a customer's invoices come to, oldest first.
+fn invoiced(world: &World, case: &Case) -> Vec<i64> {
+    let all = world.get("/v1/invoices?limit=100")["data"].as_array().unwrap().clone();
+    let customer = &case.customer.as_ref().unwrap()["id"];
+    let own = all.iter().rev().filter(|one: &&Value| one["customer"] == *customer);
+    own.map(|one| one["total"].as_i64().unwrap()).collect()
+}
+
+pub async fn usage_is_charged_by_the_price_of_its_time(ground: Ground) {
+    let world = World::on(ground).await;
+    let case = Change.begin(&world).await;
+    assert_eq!(world.finish(&case.saga).await, SagaState::Completed);
+    check_end(&world, &Change, &case, SagaState::Completed).await;
+    go_to(&world, "2026-11-15T13:10:00Z");
+    world.used(&case.tenant, "50", world.clock.now()).await;
+    // A late one, of the window before the boundary.
+    world.used(&case.tenant, "2", at("2026-11-15T12:40:00Z")).await;
+    go_to(&world, "2026-11-15T14:00:00Z");
+    send(&world).await;
+    go_to(&world, "2026-11-15T15:00:00Z");
+    send(&world).await;
+    let pushes = world.pushes(&case.tenant).await;
+    assert!(pushes.iter().all(|push| push.state != PushState::Observed), "{pushes:#?}");
+    go_to(&world, "2026-12-16T12:00:00Z");
+    // Nine at one cent until the change, fifty at two cents from then on.
+    assert_eq!(invoiced(&world, &case), [9, 100]);
+}
+
+/// Windows after the boundary are stamped half an hour after it: prices that change later than that
+/// are not changed at all.
+pub async fn a_change_that_comes_too_late_turns_back(ground: Ground) {
+    let world = World::on(ground).await;
+    let case = Change.begin(&world).await;
+    assert_eq!(world.runner(&Arc::default()).pass().await.unwrap(), 1);
+    go_to(&world, "2026-11-15T13:10:00Z");
+    world.used(&case.tenant, "50", world.clock.now()).await;
+    go_to(&world, "2026-11-15T13:26:00Z");
+    assert_eq!(world.finish(&case.saga).await, SagaState::Compensated);
+    check_end(&world, &Change, &case, SagaState::Compensated).await;
+    // Nor is its moment there for a new start.
+    world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
+    assert_eq!(world.finish(&case.saga).await, SagaState::Compensated);
+    check_end(&world, &Change, &case, SagaState::Compensated).await;
+    go_to(&world, "2026-11-15T15:00:00Z");
+    send(&world).await;
+    go_to(&world, "2026-12-16T12:00:00Z");
+    assert_eq!(invoiced(&world, &case), [57], "all at the old price");
+}
+
+/// While the hold stands, what was sent before the boundary goes out and nothing after it.
+pub async fn later_pushes_wait_for_the_change(ground: Ground) {
+    let world = World::on(ground).await;
+    let held = subscriber(&world, "held").await;
+    let free = subscriber(&world, "free").await;
+    let boundary = world.boundary().await;
+    let (tenant, now) = (tenant_id(&held.tenant), world.clock.now());
+    world.store.put_hold(&tenant, "saga_of_the_test", boundary, now).await.unwrap();
+    for minutes in ["13:10", "14:10"] {
+        go_to(&world, &format!("2026-11-15T{minutes}:00Z"));
+        for case in [&held, &free] {
+            world.used(&case.tenant, "1", world.clock.now()).await;
+        }
+        send(&world).await;
+    }
+    go_to(&world, "2026-11-15T16:30:00Z");
+    send(&world).await;
+    let waiting = |pushes: Vec<counterfoil::store::push::Push>| {
+        let observed = pushes.iter().filter(|push| push.state == PushState::Observed);
+        observed.map(|push| push.window.start).collect::<Vec<_>>()
+    };
+    let later = [at("2026-11-15T13:00:00Z"), at("2026-11-15T14:00:00Z")];
+    assert_eq!(waiting(world.pushes(&held.tenant).await), later);
+    assert_eq!(waiting(world.pushes(&free.tenant).await), []);
+    assert!(world.store.release_hold("saga_of_the_test").await.unwrap());
+    send(&world).await;
+    assert_eq!(waiting(world.pushes(&held.tenant).await), []);
+}

@@ -1,0 +1,360 @@
+//! A small world for one story: a real store, the stand-in for Stripe behind a port, one clock that
+//! only the test moves, and runners of sagas that are made anew for each pass, as after a restart.
+//!
+//! Invariant: what happened is read from the stand-in's own state and from the store, never from
+//! what a runner says.
+
+use super::script::Script;
+use super::scripted_provider::ScriptedProvider;
+use super::scripted_store::ScriptedStore;
+use crate::database::create_database;
+use counterfoil::clock::Clock;
+use counterfoil::config::{self, Config, PostgresConfig, ProviderKind, Secret, SqliteConfig};
+use counterfoil::jobs::cut::{CutSettings, Cutter};
+use counterfoil::jobs::push::Submitter;
+use counterfoil::jobs::sagas::{SagaRunner, boundary_after};
+use counterfoil::provider::{self, Provider};
+use counterfoil::rules::event::{Item, parse_event};
+use counterfoil::rules::ids::{CustomerId, MeterSlug, OnceKey, TenantId};
+use counterfoil::rules::meter::Meter;
+use counterfoil::rules::saga::{LogLine, Saga, SagaKind, SagaState, saga_id};
+use counterfoil::rules::timestamp::{MICROS_PER_HOUR, MICROS_PER_SECOND, Timestamp};
+use counterfoil::rules::verdict::{Acceptance, Verdict};
+use counterfoil::simulator::{FaultPlan, FaultRule, Handle, Options, SimRequest, Simulator};
+use counterfoil::store::postgres::PostgresStore;
+use counterfoil::store::push::{Push, PushQuery};
+use counterfoil::store::saga::{Agreement, Begun, NewSaga};
+use counterfoil::store::sqlite::SqliteStore;
+use counterfoil::store::{DeliveryBatch, Store, TenantFields};
+use serde_json::Value;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Where every world begins: inside an hour, so that a window is open.
+pub const BEGINNING: &str = "2026-11-15T12:20:00Z";
+const CALLS: &str = r#"{"aggregation":"sum","billing":{"from":"2026-11-15T00:00:00Z"}}"#;
+/// A second more than a runner's lease.
+const BEYOND_LEASE_SECONDS: i64 = 181;
+/// Passes after which a saga is said not to end by itself.
+const PASSES_MAX: usize = 300;
+
+/// Where a world's store lives.
+pub enum Ground {
+    Directory(tempfile::TempDir),
+    Database(String),
+}
+
+impl Ground {
+    pub fn sqlite() -> Self {
+        // In memory where there is such a place: nothing here is about disks.
+        let memory = Path::new("/dev/shm");
+        let inside = memory.is_dir().then(|| tempfile::tempdir_in(memory).ok()).flatten();
+        Self::Directory(inside.unwrap_or_else(|| tempfile::tempdir().unwrap()))
+    }
+
+    /// None, with a printed line, if there is no PostgreSQL to test on.
+    pub async fn postgres() -> Option<Self> {
+        create_database("sagas").await.map(Self::Database)
+    }
+
+    pub fn is_sqlite(&self) -> bool {
+        matches!(self, Self::Directory(_))
+    }
+
+    async fn open(&self) -> Arc<dyn Store> {
+        match self {
+            Self::Directory(directory) => {
+                let settings =
+                    SqliteConfig { segment_events: 40, segment_age_max_ms: 3_600_000, readers: 2 };
+                SqliteStore::open(directory.path(), &settings).unwrap()
+            }
+            Self::Database(url) => {
+                let settings = PostgresConfig { writers: 1, readers: 2, timeout_ms: 20_000 };
+                PostgresStore::open_with_fingerprinter_bits(url, &settings, None).await.unwrap()
+            }
+        }
+    }
+}
+
+pub struct World {
+    pub store: Arc<dyn Store>,
+    pub clock: Clock,
+    pub config: Config,
+    pub provider: Arc<dyn Provider>,
+    pub submitter: Arc<Submitter>,
+    pub cutter: Cutter,
+    /// Of the meter `calls`, at one cent, two and three.
+    pub prices: [String; 3],
+    handle: Handle,
+    numbers: AtomicU64,
+    _ground: Ground,
+}
+
+pub fn at(text: &str) -> Timestamp {
+    Timestamp::parse(text).unwrap()
+}
+
+pub fn tenant_id(text: &str) -> TenantId {
+    TenantId::parse(text).unwrap()
+}
+
+impl World {
+    pub async fn on(ground: Ground) -> Self {
+        let clock = Clock::by_hand(at(BEGINNING));
+        let simulator = Simulator::following(clock.clone(), Options::default());
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let handle = Handle::start(listen, Arc::new(Mutex::new(simulator))).await.unwrap();
+        let mut config = config::load(None).unwrap();
+        config.provider.kind = ProviderKind::Stripe;
+        config.stripe.api_base = handle.url();
+        config.stripe.api_key = Secret::new("sk_test_sagas");
+        config.stripe.timeout_ms = 1_000;
+        config.push.rate_per_second = 1_000_000;
+        let store = ground.open().await;
+        let provider = provider::connect(&config.provider, &config.stripe, &config.sink);
+        let provider = provider.unwrap().unwrap();
+        let (own_store, own_provider) = (|| Arc::clone(&store), || Arc::clone(&provider));
+        let push = config.push.clone();
+        let submitter =
+            Submitter::new(own_store(), own_provider(), clock.clone(), push, (false, 1));
+        let cutting = cutting(&config, &*provider, "cutter");
+        let cutter = Cutter::new(own_store(), clock.clone(), cutting);
+        let numbers = AtomicU64::new(0);
+        let (prices, _ground) = (Default::default(), ground);
+        let mut world = Self {
+            store,
+            clock,
+            config,
+            provider,
+            submitter,
+            cutter,
+            prices,
+            handle,
+            numbers,
+            _ground,
+        };
+        world.declare_calls().await;
+        world
+    }
+
+    async fn declare_calls(&mut self) {
+        let spec = serde_json::from_str(CALLS).unwrap();
+        let meter = Meter::declare(MeterSlug::parse("calls").unwrap(), spec).unwrap();
+        self.store.declare_meter(meter, self.clock.now()).await.unwrap();
+        let fields = [
+            ("display_name", "calls"),
+            ("event_name", "calls"),
+            ("default_aggregation[formula]", "sum"),
+        ];
+        let meter = self.ask("/v1/billing/meters", &fields)["id"].as_str().unwrap().to_owned();
+        self.prices = ["1", "2", "3"].map(|cents| {
+            let fields = [
+                ("currency", "usd"),
+                ("unit_amount_decimal", cents),
+                ("recurring[interval]", "month"),
+                ("recurring[usage_type]", "metered"),
+                ("recurring[meter]", &meter),
+                ("product_data[name]", "Calls"),
+            ];
+            self.ask("/v1/prices", &fields)["id"].as_str().unwrap().to_owned()
+        });
+    }
+
+    pub fn simulator(&self) -> Arc<Mutex<Simulator>> {
+        self.handle.simulator()
+    }
+
+    /// Asks the simulator for something as another program would.
+    pub fn ask(&self, path: &str, fields: &[(&str, &str)]) -> Value {
+        self.answer(&SimRequest::form(path, fields))
+    }
+
+    pub fn get(&self, target: &str) -> Value {
+        self.answer(&SimRequest::get(target))
+    }
+
+    fn answer(&self, request: &SimRequest) -> Value {
+        let response = lock(&self.simulator()).handle(request);
+        assert_eq!(response.status, 200, "{}: {}", request.path, response.json());
+        response.json()
+    }
+
+    pub fn faults(&self, rules: Vec<FaultRule>) {
+        lock(&self.simulator()).set_faults(FaultPlan::of_rules(rules));
+    }
+
+    /// A name that nothing here has yet.
+    pub fn fresh(&self, prefix: &str) -> String {
+        format!("{prefix}-{}", self.numbers.fetch_add(1, Ordering::SeqCst))
+    }
+
+    /// A customer of the provider that a tenant is mapped to; returns it.
+    pub async fn map_customer(&self, tenant: &str) -> String {
+        let customer = self.ask("/v1/customers", &[])["id"].as_str().unwrap().to_owned();
+        let fields =
+            TenantFields { name: None, customer: Some(CustomerId::parse(&customer).unwrap()) };
+        self.store.put_tenant(&tenant_id(tenant), fields, self.clock.now()).await.unwrap();
+        customer
+    }
+
+    /// One event of the meter `calls`.
+    pub async fn used(&self, tenant: &str, quantity: &str, occurred_at: Timestamp) {
+        let id = self.fresh("event");
+        let text = format!(
+            r#"{{"tenant":"{tenant}","id":"{id}","meter":"calls","occurred_at":"{occurred_at}","quantity":"{quantity}"}}"#
+        );
+        let catalog = self.store.load_catalog().await.unwrap();
+        let item: Item<'_> = serde_json::from_str(&text).unwrap();
+        let hours = i64::from(self.config.ingest.accept_horizon_hours);
+        let acceptance =
+            Acceptance { now: self.clock.now(), horizon_micros: hours * MICROS_PER_HOUR };
+        let events = vec![parse_event(&item, &catalog).unwrap()];
+        let batch =
+            DeliveryBatch { events, refused: Vec::new(), acceptance, strict_tenants: false };
+        let verdicts = self.store.record_deliveries(0, batch).await.unwrap();
+        assert_eq!(verdicts, [Verdict::Accepted], "{quantity} at {occurred_at}");
+    }
+
+    /// The end of the window under way.
+    pub async fn boundary(&self) -> Timestamp {
+        boundary_after(&self.store.load_catalog().await.unwrap(), self.clock.now())
+    }
+
+    /// Begins a saga and returns its id.
+    pub async fn begin(
+        &self,
+        tenant: &str,
+        kind: SagaKind,
+        params: &impl serde::Serialize,
+    ) -> String {
+        let (tenant, key) = (tenant_id(tenant), OnceKey::parse(&self.fresh("key")).unwrap());
+        let id = saga_id(&self.store.token_secret(), &tenant, &key);
+        let params = serde_json::to_string(params).unwrap();
+        let new = NewSaga { id: id.clone(), kind, tenant, key, params };
+        let begun = self.store.begin_saga(new, self.clock.now(), None).await.unwrap();
+        assert!(matches!(begun, Begun::Created(_)), "{begun:?}");
+        id
+    }
+
+    pub async fn saga(&self, id: &str) -> (Saga, Vec<LogLine>) {
+        self.store.find_saga(id).await.unwrap().unwrap()
+    }
+
+    /// A runner as of a server that has just started; its calls meet the script's accidents.
+    pub fn runner(&self, script: &Arc<Script>) -> SagaRunner {
+        let (inner, script) = (Arc::clone(&self.store), Arc::clone(script));
+        let store = Arc::new(ScriptedStore { inner, script: Arc::clone(&script) });
+        let provider = Arc::new(ScriptedProvider { inner: Arc::clone(&self.provider), script });
+        let holder = self.fresh("runner");
+        let cutting = cutting(&self.config, &*self.provider, &holder);
+        SagaRunner::new(store, provider, self.clock.clone(), cutting)
+    }
+
+    /// Lets runners have the saga, one after the other, until it has ended or needs a person.
+    pub async fn drive(&self, id: &str, script: &Arc<Script>) -> SagaState {
+        let mut stalled: Option<tokio::task::JoinHandle<_>> = None;
+        for _ in 0..PASSES_MAX {
+            let (saga, log) = self.saga(id).await;
+            if !saga.state.is_moving() {
+                let Some(task) = stalled.take() else { return saga.state };
+                // The runner that stood still goes on, with a fence that is not current any more.
+                script.go_on.notify_one();
+                let _ = task.await.unwrap();
+                assert_eq!(self.saga(id).await, (saga, log), "a stale runner has written");
+                continue;
+            }
+            let runner = self.runner(script);
+            let mut task = tokio::spawn(async move { runner.pass().await });
+            tokio::select! {
+                passed = &mut task => drop(passed.unwrap()),
+                () = script.reached.notified() => {
+                    if script.stalls() {
+                        stalled = Some(task);
+                    } else {
+                        task.abort();
+                        assert!(task.await.unwrap_err().is_cancelled());
+                    }
+                }
+            }
+            self.submitter.run_due().await.unwrap();
+            self.wait_for(id).await;
+        }
+        panic!("it does not end: {:#?}", self.saga(id).await);
+    }
+
+    /// Goes to when the saga is due, or past the lease of a runner that is gone.
+    async fn wait_for(&self, id: &str) {
+        let (saga, _) = self.saga(id).await;
+        let ahead = saga.due_at.micros() - self.clock.now().micros();
+        let micros = if ahead > 0 { ahead } else { BEYOND_LEASE_SECONDS * MICROS_PER_SECOND };
+        if saga.state.is_moving() {
+            self.clock.advance(micros);
+        }
+    }
+
+    /// Drives it without accidents of the script.
+    pub async fn finish(&self, id: &str) -> SagaState {
+        self.drive(id, &Arc::default()).await
+    }
+
+    /// Customers at the provider that were made for a tenant.
+    pub fn made_customers(&self, tenant: &str) -> Vec<Value> {
+        let all = lock(&self.simulator()).customers();
+        all.into_iter().filter(|one| one["metadata"]["counterfoil_tenant"] == tenant).collect()
+    }
+
+    pub fn customer(&self, id: &str) -> Value {
+        lock(&self.simulator()).customers().into_iter().find(|one| one["id"] == id).unwrap()
+    }
+
+    /// Subscriptions of a customer, those that have ended too.
+    pub fn subscriptions(&self, customer: &str) -> Vec<Value> {
+        let all = lock(&self.simulator()).subscriptions();
+        all.into_iter().filter(|one| one["customer"] == customer).collect()
+    }
+
+    pub async fn agreements(&self, tenant: &str) -> Vec<Agreement> {
+        self.store.list_agreements(&tenant_id(tenant), 100).await.unwrap()
+    }
+
+    pub async fn mapped_to(&self, tenant: &str) -> Option<String> {
+        let found = self.store.find_tenant(&tenant_id(tenant)).await.unwrap();
+        found.and_then(|found| found.customer).map(|customer| customer.as_str().to_owned())
+    }
+
+    /// Kinds of the messages about a tenant's sagas, oldest first.
+    pub async fn told(&self, tenant: &str) -> Vec<String> {
+        let found = self.store.list_messages(Some(&tenant_id(tenant)), 0, 1_000).await.unwrap();
+        let kinds = found.into_iter().map(|message| message.kind);
+        kinds.filter(|kind| kind.starts_with("saga.")).collect()
+    }
+
+    /// Every push of a tenant, oldest first.
+    pub async fn pushes(&self, tenant: &str) -> Vec<Push> {
+        let query = PushQuery { limit: 10_000, ..PushQuery::default() };
+        let pushes = self.store.list_pushes(query).await.unwrap().into_iter().rev();
+        pushes.filter(|push| push.tenant.as_str() == tenant).collect()
+    }
+}
+
+fn cutting(config: &Config, provider: &dyn Provider, holder: &str) -> CutSettings {
+    CutSettings {
+        holder: holder.to_owned(),
+        accept_horizon_hours: config.ingest.accept_horizon_hours,
+        shadow: false,
+        digits_max: provider.limits().digits_max,
+        draw_order: Default::default(),
+        lease_ms: config.push.lease_ms,
+    }
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap()
+}
+
+/// What a subscription is charged by.
+pub fn prices_of(subscription: &Value) -> Vec<&str> {
+    let items = subscription["items"]["data"].as_array().unwrap();
+    items.iter().map(|item| item["price"]["id"].as_str().unwrap()).collect()
+}
