@@ -298,8 +298,8 @@ CREATE TABLE coupon_uses (
 
 -- The outbox of changes.
 CREATE TABLE messages (
-    -- order of creation
-    message_no INTEGER NOT NULL PRIMARY KEY,
+    -- order of creation; never used again, also when the last ones were pruned
+    message_no INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL,
     -- its name for receivers
     id TEXT NOT NULL UNIQUE,
     -- such as saga.completed

@@ -155,6 +155,12 @@ pub async fn old_messages_are_pruned(f: Fixture) {
     assert_eq!(prune(4, 3).await.unwrap(), 3);
     assert_eq!(prune(4, 3).await.unwrap(), 1, "settled and waiting ones");
     assert_eq!(prune(4, 3).await.unwrap(), 0);
-    let left: Vec<String> = all(&f, None).await.into_iter().map(|message| message.id).collect();
-    assert_eq!(left, ["m4", "m5"].map(|key| message(key, None).id()));
+    let left = all(&f, None).await;
+    let ids: Vec<String> = left.iter().map(|message| message.id.clone()).collect();
+    assert_eq!(ids, ["m4", "m5"].map(|key| message(key, None).id()));
+    // Who reads on from the last number misses nothing, even when all were pruned.
+    assert_eq!(prune(9, 10).await.unwrap(), 2);
+    record(&f, vec![message("m6", None)], 9).await;
+    let next = f.store.list_messages(None, left[1].number, 10).await.unwrap();
+    assert_eq!(next.len(), 1);
 }

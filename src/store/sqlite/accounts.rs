@@ -1,50 +1,390 @@
-//! Stand-in.
+//! Accounts, entries and statements in their tables.
+//!
+//! Invariant: an entry is written with all its postings and the new balances and versions of its
+//! accounts. Each account is written only if its version is the one that was read. The writer alone
+//! writes, and reads in the same transaction, so nobody can have come between: a row that was not
+//! written is a contradiction and not a contest. A crash leaves an entry whole or not at all.
 
-use super::SqliteStore;
-#[allow(unused_imports)]
-use crate::rules::{
-    account::*,
-    credit::{CreditChange, Grant, GrantTerms},
-    ids::*,
-    saga::{LogLine, Saga},
-    tax::{Coupon, TaxRate},
-    timestamp::*,
+use super::push_rows::{get, moment, quantity_of};
+use super::{SqliteStore, corrupt, push_listing, sql_error};
+use crate::rules::account::{Account, Entry, Floor, NewEntry, POSTINGS_MAX, Posting, judge_entry};
+use crate::rules::ids::{AccountName, OnceKey, TenantId, TenantNo, Unit};
+use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
+use crate::store::Result;
+use crate::store::account::{
+    AccountPut, Accounts, NewAccount, Posted, StatementLine, StatementQuery,
 };
-#[allow(unused_imports)]
-use crate::store::{
-    Result, account::*, alert::NoticeOutcome, credit::*, idempotency::Completing, message::*,
-    quote::*, saga::*,
-};
+use crate::store::idempotency::Completing;
 use async_trait::async_trait;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use std::collections::BTreeMap;
+
 #[async_trait]
-#[allow(unused_variables)]
 impl Accounts for SqliteStore {
     async fn put_account(&self, account: NewAccount, at: Timestamp) -> Result<AccountPut> {
-        unimplemented!()
+        self.write(move |writer| {
+            writer.write_for(&account.tenant, at, |connection, tenant| {
+                put_account(connection, tenant, &account, at)
+            })
+        })
+        .await
     }
+
     async fn find_account(&self, tenant: &TenantId, name: &AccountName) -> Result<Option<Account>> {
-        unimplemented!()
+        let (tenant, name) = (tenant.clone(), name.clone());
+        self.read(move |shared, connection| {
+            let Some(number) = shared.read_memory().tenants.find(&tenant) else { return Ok(None) };
+            let found = find_account(connection, (number, &tenant), &name)?;
+            Ok(found.map(|(_, account)| account))
+        })
+        .await
     }
+
     async fn list_accounts(
         &self,
         tenant: &TenantId,
         after: Option<&AccountName>,
         limit: usize,
     ) -> Result<Vec<Account>> {
-        unimplemented!()
+        let (tenant, after) = (tenant.clone(), after.cloned());
+        self.read(move |shared, connection| {
+            let Some(number) = shared.read_memory().tenants.find(&tenant) else {
+                return Ok(Vec::new());
+            };
+            list_accounts(connection, (number, &tenant), after.as_ref(), limit)
+        })
+        .await
     }
+
     async fn post_entry(
         &self,
         entry: NewEntry,
         at: Timestamp,
         completing: Option<&Completing<Posted>>,
     ) -> Result<Posted> {
-        unimplemented!()
+        self.write_ending(completing, at, move |writer, finish| {
+            let tenant = writer.shared.read_memory().tenants.find(&entry.tenant);
+            writer.write(|connection| {
+                let posted = match tenant {
+                    Some(tenant) => post_in(connection, tenant, &entry, at)?,
+                    // Without a tenant there are no accounts; the rule says what is wrong.
+                    None => match judge_entry(&BTreeMap::new(), &entry.postings) {
+                        Ok(_) => return Err(corrupt("an entry between no accounts")),
+                        Err(refusal) => Posted::Refused(refusal),
+                    },
+                };
+                finish.end(connection, posted)
+            })
+        })
+        .await
     }
+
     async fn find_entry(&self, tenant: &TenantId, key: &OnceKey) -> Result<Option<Entry>> {
-        unimplemented!()
+        let (tenant, key) = (tenant.clone(), key.clone());
+        self.read(move |shared, connection| {
+            let Some(number) = shared.read_memory().tenants.find(&tenant) else { return Ok(None) };
+            push_listing::begin_snapshot(connection)?;
+            find_entry(connection, (number, &tenant), &key)
+        })
+        .await
     }
+
     async fn read_statement(&self, query: StatementQuery) -> Result<Vec<StatementLine>> {
-        unimplemented!()
+        self.read(move |shared, connection| {
+            let tenant = shared.read_memory().tenants.find(&query.tenant);
+            let Some(tenant) = tenant else { return Ok(Vec::new()) };
+            read_statement(connection, tenant, &query)
+        })
+        .await
     }
+}
+
+/// Writes an entry inside the caller's transaction.
+pub fn post_in(
+    connection: &Connection,
+    tenant: TenantNo,
+    new: &NewEntry,
+    at: Timestamp,
+) -> Result<Posted> {
+    if let Some(entry) = find_entry(connection, (tenant, &new.tenant), &new.key)? {
+        let same = entry.says(new);
+        return Ok(if same { Posted::Repeated(entry) } else { Posted::KeyTaken(entry) });
+    }
+    let (mut accounts, mut numbers) = (BTreeMap::new(), BTreeMap::new());
+    // More than that are refused before any account is looked at.
+    for posting in new.postings.iter().take(POSTINGS_MAX) {
+        let name = &posting.account;
+        if let Some((number, account)) = find_account(connection, (tenant, &new.tenant), name)? {
+            accounts.insert(name.clone(), account);
+            numbers.insert(name.clone(), number);
+        }
+    }
+    let postings = match judge_entry(&accounts, &new.postings) {
+        Ok(postings) => postings,
+        Err(refusal) => return Ok(Posted::Refused(refusal)),
+    };
+    let number = insert_entry(connection, tenant, new, at)?;
+    for (line, posting) in postings.iter().enumerate() {
+        let account = numbers[&posting.account];
+        write_balance(connection, account, posting)?;
+        insert_posting(connection, (number, line), account, posting)?;
+    }
+    let (tenant, key, memo) = (new.tenant.clone(), new.key.clone(), new.memo.clone());
+    Ok(Posted::Recorded(Entry { number, tenant, key, memo, postings, at }))
+}
+
+/// Creates an account that a change of credits moves through, unless it stands.
+pub fn ensure_account(
+    connection: &Connection,
+    tenant: TenantNo,
+    account: &NewAccount,
+    at: Timestamp,
+) -> Result<()> {
+    insert_account(connection, tenant, account, at).map(drop)
+}
+
+fn put_account(
+    connection: &Connection,
+    tenant: TenantNo,
+    new: &NewAccount,
+    at: Timestamp,
+) -> Result<AccountPut> {
+    let created = insert_account(connection, tenant, new, at)?;
+    let found = find_account(connection, (tenant, &new.tenant), &new.name)?;
+    let (_, account) = found.ok_or_else(|| corrupt("an account that was just written"))?;
+    Ok(match created {
+        true => AccountPut::Created(account),
+        false if account.unit == new.unit && account.floor == new.floor => {
+            AccountPut::Stands(account)
+        }
+        false => AccountPut::Refused(account),
+    })
+}
+
+/// Whether it was written: one of its name may stand.
+fn insert_account(
+    connection: &Connection,
+    tenant: TenantNo,
+    account: &NewAccount,
+    at: Timestamp,
+) -> Result<bool> {
+    let written = connection
+        .prepare_cached(
+            "-- insert_account
+             INSERT INTO accounts (tenant_no, name, unit, floor, balance, version, created_at)
+             VALUES (?, ?, ?, ?, '0', 0, ?)
+             ON CONFLICT DO NOTHING",
+        )
+        .and_then(|mut insert| {
+            let NewAccount { name, unit, floor, .. } = account;
+            let (name, unit, floor) = (name.as_str(), unit.as_str(), floor.name());
+            insert.execute(params![tenant.0, name, unit, floor, at.micros()])
+        })
+        .map_err(sql_error)?;
+    Ok(written == 1)
+}
+
+/// An account with its number.
+fn find_account(
+    connection: &Connection,
+    (tenant, of): (TenantNo, &TenantId),
+    name: &AccountName,
+) -> Result<Option<(i64, Account)>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- find_account
+             SELECT account_no, name, unit, floor, balance, version, created_at FROM accounts
+             WHERE tenant_no = ? AND name = ?",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query(params![tenant.0, name.as_str()]).map_err(sql_error)?;
+    let Some(row) = rows.next().map_err(sql_error)? else { return Ok(None) };
+    Ok(Some((get(row, "account_no")?, decode_account(row, of)?)))
+}
+
+fn list_accounts(
+    connection: &Connection,
+    (tenant, of): (TenantNo, &TenantId),
+    after: Option<&AccountName>,
+    limit: usize,
+) -> Result<Vec<Account>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- list_accounts
+             SELECT name, unit, floor, balance, version, created_at FROM accounts
+             WHERE tenant_no = ? AND name > ? ORDER BY name LIMIT ?",
+        )
+        .map_err(sql_error)?;
+    // No name is empty.
+    let after = after.map_or("", AccountName::as_str);
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let mut rows = select.query(params![tenant.0, after, limit]).map_err(sql_error)?;
+    let mut accounts = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        accounts.push(decode_account(row, of)?);
+    }
+    Ok(accounts)
+}
+
+fn decode_account(row: &Row<'_>, tenant: &TenantId) -> Result<Account> {
+    let floor: String = get(row, "floor")?;
+    Ok(Account {
+        tenant: tenant.clone(),
+        name: name_of(row)?,
+        unit: unit_of(row)?,
+        floor: Floor::from_name(&floor).ok_or_else(|| corrupt("an account's floor"))?,
+        balance: quantity_of(row, "balance")?,
+        version: get(row, "version")?,
+        created_at: moment(row, "created_at")?,
+    })
+}
+
+fn name_of(row: &Row<'_>) -> Result<AccountName> {
+    let name: String = get(row, "name")?;
+    AccountName::parse(&name).map_err(|_| corrupt("an account's name"))
+}
+
+pub fn unit_of(row: &Row<'_>) -> Result<Unit> {
+    let unit: String = get(row, "unit")?;
+    Unit::parse(&unit).map_err(|_| corrupt("a unit"))
+}
+
+fn insert_entry(
+    connection: &Connection,
+    tenant: TenantNo,
+    new: &NewEntry,
+    at: Timestamp,
+) -> Result<u64> {
+    connection
+        .prepare_cached(
+            "-- insert_entry
+             INSERT INTO entries (tenant_no, key, memo, at) VALUES (?, ?, ?, ?)",
+        )
+        .and_then(|mut insert| {
+            insert.execute(params![tenant.0, new.key.as_str(), new.memo, at.micros()])
+        })
+        .map_err(sql_error)?;
+    Ok(u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1"))
+}
+
+/// Writes what a posting leaves on its account, if the account is as it was read.
+fn write_balance(connection: &Connection, account: i64, posting: &Posting) -> Result<()> {
+    let written = connection
+        .prepare_cached(
+            "-- write_balance
+             UPDATE accounts SET balance = ?, version = version + 1
+             WHERE account_no = ? AND version = ?",
+        )
+        .and_then(|mut update| {
+            let before = posting.version - 1;
+            update.execute(params![posting.balance.to_string(), account, before])
+        })
+        .map_err(sql_error)?;
+    match written {
+        1 => Ok(()),
+        _ => Err(corrupt("an account that only this transaction can change")),
+    }
+}
+
+fn insert_posting(
+    connection: &Connection,
+    (entry, line): (u64, usize),
+    account: i64,
+    posting: &Posting,
+) -> Result<()> {
+    connection
+        .prepare_cached(
+            "-- insert_posting
+             INSERT INTO postings (entry_no, line, account_no, amount, balance, version)
+             VALUES (?, ?, ?, ?, ?, ?)",
+        )
+        .and_then(|mut insert| {
+            let Posting { amount, balance, version, .. } = posting;
+            let (amount, balance) = (amount.to_string(), balance.to_string());
+            insert.execute(params![entry, line, account, amount, balance, version])
+        })
+        .map_err(sql_error)?;
+    Ok(())
+}
+
+fn find_entry(
+    connection: &Connection,
+    (tenant, of): (TenantNo, &TenantId),
+    key: &OnceKey,
+) -> Result<Option<Entry>> {
+    let found: Option<(u64, String, i64)> = connection
+        .prepare_cached(
+            "-- find_entry
+             SELECT entry_no, memo, at FROM entries WHERE tenant_no = ? AND key = ?",
+        )
+        .and_then(|mut select| {
+            select.query_row(params![tenant.0, key.as_str()], |row| row.try_into()).optional()
+        })
+        .map_err(sql_error)?;
+    let Some((number, memo, at)) = found else { return Ok(None) };
+    let (tenant, key, at) = (of.clone(), key.clone(), Timestamp::from_micros(at));
+    let postings = read_postings(connection, number)?;
+    Ok(Some(Entry { number, tenant, key, memo, postings, at }))
+}
+
+fn read_postings(connection: &Connection, entry: u64) -> Result<Vec<Posting>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- read_postings
+             SELECT name, unit, amount, postings.balance AS left, postings.version AS after
+             FROM postings JOIN accounts ON accounts.account_no = postings.account_no
+             WHERE entry_no = ? ORDER BY line",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query([entry]).map_err(sql_error)?;
+    let mut postings = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        postings.push(Posting {
+            account: name_of(row)?,
+            unit: unit_of(row)?,
+            amount: quantity_of(row, "amount")?,
+            balance: quantity_of(row, "left")?,
+            version: get(row, "after")?,
+        });
+    }
+    Ok(postings)
+}
+
+fn read_statement(
+    connection: &Connection,
+    tenant: TenantNo,
+    query: &StatementQuery,
+) -> Result<Vec<StatementLine>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- read_statement
+             SELECT postings.version AS after, entries.entry_no, key, memo, amount,
+                    postings.balance AS left, at
+             FROM accounts
+             JOIN postings ON postings.account_no = accounts.account_no
+             JOIN entries ON entries.entry_no = postings.entry_no
+             WHERE accounts.tenant_no = ? AND name = ? AND postings.version < ?
+             ORDER BY postings.version DESC LIMIT ?",
+        )
+        .map_err(sql_error)?;
+    let before = query.before.and_then(|before| i64::try_from(before).ok()).unwrap_or(i64::MAX);
+    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
+    let asked = params![tenant.0, query.account.as_str(), before, limit];
+    let mut rows = select.query(asked).map_err(sql_error)?;
+    let mut lines = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        let key: String = get(row, "key")?;
+        let amount: Quantity = quantity_of(row, "amount")?;
+        lines.push(StatementLine {
+            version: get(row, "after")?,
+            entry: get(row, "entry_no")?,
+            key: OnceKey::parse(&key).map_err(|_| corrupt("an entry's key"))?,
+            memo: get(row, "memo")?,
+            amount,
+            balance: quantity_of(row, "left")?,
+            at: moment(row, "at")?,
+        });
+    }
+    Ok(lines)
 }

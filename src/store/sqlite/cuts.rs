@@ -1,4 +1,5 @@
-//! Cuts: windows are measured, planned by `rules::push` and written with their pushes.
+//! Cuts: windows are measured, covered by credits, planned by `rules::push` and written with their
+//! pushes.
 //!
 //! The writer's thread reads a window's exact total from memory and tables and writes in the same
 //! transaction; as it alone changes either, nothing can come between.
@@ -11,6 +12,7 @@
 //!
 //! A crash leaves a call of `record_cuts` done in full or not at all; the next call finds out.
 
+use super::credits::{Credit, Usage};
 use super::leases::holds_lease;
 use super::push_rows::{NewPush, Owner, get, insert_push, quantity_of};
 use super::segment::overflow;
@@ -69,9 +71,17 @@ impl Cuts for SqliteStore {
                     return Ok((CutReport { lease_lost: true, ..Default::default() }, Vec::new()));
                 }
                 let shared = &*shared;
-                let (report, lines) = (CutReport::default(), Vec::new());
-                let mut cutting =
-                    Cutting { shared, connection, steps_done, secret, terms, report, lines };
+                let (report, lines, credit) = Default::default();
+                let mut cutting = Cutting {
+                    shared,
+                    connection,
+                    steps_done,
+                    secret,
+                    terms,
+                    credit,
+                    report,
+                    lines,
+                };
                 tasks.into_iter().try_for_each(|task| cutting.cut(task))?;
                 Ok((cutting.report, cutting.lines))
             })?;
@@ -190,6 +200,7 @@ struct Cutting<'a> {
     steps_done: usize,
     secret: [u8; 32],
     terms: CutTerms,
+    credit: Credit,
     report: CutReport,
     lines: Vec<TransitionLine>,
 }
@@ -243,7 +254,8 @@ impl Cutting<'_> {
         if usage.count == subject.state.count {
             return Ok(());
         }
-        let plan = self.plan(&subject, (usage.count, usage.billable))?;
+        let stamped_at = stamp_inside(*window, window.middle());
+        let plan = self.plan(&subject, (usage.count, usage.billable), stamped_at)?;
         if let Some(planned) = &plan.push {
             let push = NewPush {
                 owner: *owner,
@@ -251,7 +263,7 @@ impl Cutting<'_> {
                 plan: planned.clone(),
                 shadow: subject.state.shadow,
                 mode: subject.billing.mode,
-                stamped_at: stamp_inside(*window, window.middle()),
+                stamped_at,
                 subscriptions: &usage.subscriptions_json(),
                 event: None,
                 detail: None,
@@ -283,7 +295,8 @@ impl Cutting<'_> {
     fn cut_event(&mut self, subject: &mut Subject<'_>, event: &Event) -> Result<()> {
         let quantity = billed_quantity(event, subject.owner.meter)?;
         let total = subject.state.total.checked_add(quantity).ok_or_else(overflow)?;
-        let plan = self.plan(subject, (subject.state.count, total))?;
+        let stamped_at = stamp_inside(subject.window, event.occurred_at);
+        let plan = self.plan(subject, (subject.state.count, total), stamped_at)?;
         let Owner { tenant_no, meter_no, .. } = subject.owner;
         match &plan.push {
             None => insert_carried(
@@ -301,7 +314,7 @@ impl Cutting<'_> {
                     plan: planned.clone(),
                     shadow: subject.state.shadow,
                     mode: subject.billing.mode,
-                    stamped_at: stamp_inside(subject.window, event.occurred_at),
+                    stamped_at,
                     subscriptions: &usage.subscriptions_json(),
                     event: Some(&event.id),
                     detail: None,
@@ -314,16 +327,30 @@ impl Cutting<'_> {
         Ok(())
     }
 
-    fn plan(&self, subject: &Subject<'_>, usage: (u64, Quantity)) -> Result<CutPlan> {
-        let Subject { owner, billing, state, remainder, .. } = subject;
-        let (count, billable) = usage;
-        let usage = Standing { count, billable, covered: state.covered };
-        let plan = if state.shadow == self.terms.shadow {
+    /// Covers what it can of a window's usage, and plans the rest.
+    fn plan(
+        &mut self,
+        subject: &Subject<'_>,
+        (count, billable): (u64, Quantity),
+        stamped_at: Timestamp,
+    ) -> Result<CutPlan> {
+        let Subject { owner, billing, window, state, remainder } = subject;
+        let follows = state.shadow != self.terms.shadow;
+        // What is only compared or gets no push draws on nothing.
+        let covered = if follows || state.shadow {
+            state.covered
+        } else {
+            let usage = Usage { owner: *owner, window: *window, state, stamped_at, now: billable };
+            let order = (self.terms.draw_order, self.terms.at);
+            self.credit.cover(self.connection, usage, order)?
+        };
+        let standing = Standing { count, billable, covered };
+        let plan = if follows {
+            plan_following(state, *remainder, standing)
+        } else {
             let scale = owner.meter.billing_scale();
             let precision = Precision { scale, digits_max: self.terms.digits_max };
-            plan_cut(state, *remainder, usage, billing.mode, precision)
-        } else {
-            plan_following(state, *remainder, usage)
+            plan_cut(state, *remainder, standing, billing.mode, precision)
         };
         plan.map_err(|_| overflow())
     }
@@ -478,11 +505,12 @@ fn write_cut(
     connection
         .prepare_cached(
             "-- write_cut
-             INSERT INTO cuts (tenant_no, meter_no, window_start, count, total, planned, revision,
-                               shadow, cut_at)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+             INSERT INTO cuts (tenant_no, meter_no, window_start, count, total, covered, planned,
+                               revision, shadow, cut_at)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
              ON CONFLICT DO UPDATE SET count = excluded.count, total = excluded.total,
-                 planned = excluded.planned, revision = excluded.revision, cut_at = excluded.cut_at",
+                 covered = excluded.covered, planned = excluded.planned,
+                 revision = excluded.revision, cut_at = excluded.cut_at",
         )
         .and_then(|mut upsert| {
             upsert.execute(params![
@@ -491,6 +519,7 @@ fn write_cut(
                 window_start.micros(),
                 state.count,
                 state.total.to_string(),
+                state.covered.to_string(),
                 state.planned.to_string(),
                 state.revision,
                 state.shadow,

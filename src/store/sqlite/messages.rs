@@ -1,43 +1,71 @@
-//! Stand-in.
+//! The outbox of changes.
+//!
+//! Invariant: a message is written once under its id and never changes but in how it is delivered.
+//! Whoever settles it holds its lease under its last fence. A crash leaves a lease that ends by
+//! itself; the message is then sent again under the same id.
 
-use super::SqliteStore;
-#[allow(unused_imports)]
-use crate::rules::{
-    account::*,
-    credit::{CreditChange, Grant, GrantTerms},
-    ids::*,
-    saga::{LogLine, Saga},
-    tax::{Coupon, TaxRate},
-    timestamp::*,
-};
-#[allow(unused_imports)]
-use crate::store::{
-    Result, account::*, alert::NoticeOutcome, credit::*, idempotency::Completing, message::*,
-    quote::*, saga::*,
-};
+use super::push_rows::{get, moment};
+use super::{SqliteStore, corrupt, sql_error};
+use crate::rules::ids::{TenantId, TenantNo};
+use crate::rules::timestamp::Timestamp;
+use crate::store::Result;
+use crate::store::alert::NoticeOutcome;
+use crate::store::message::{ClaimedMessage, Message, Messages, NewMessage};
 use async_trait::async_trait;
+use rusqlite::{Connection, Row, params};
+
 #[async_trait]
-#[allow(unused_variables)]
 impl Messages for SqliteStore {
     async fn record_messages(&self, messages: Vec<NewMessage>, at: Timestamp) -> Result<usize> {
-        unimplemented!()
+        self.write(move |writer| {
+            let tenants = tenants_of(&messages);
+            writer.write_for_all(&tenants, at, |connection, numbers| {
+                write_messages(connection, &messages, numbers, at)
+            })
+        })
+        .await
     }
+
     async fn list_messages(
         &self,
         tenant: Option<&TenantId>,
         after: u64,
         limit: usize,
     ) -> Result<Vec<Message>> {
-        unimplemented!()
+        let tenant = match tenant {
+            None => None,
+            Some(name) => match self.shared.read_memory().tenants.find(name) {
+                Some(number) => Some(number),
+                None => return Ok(Vec::new()),
+            },
+        };
+        self.read(move |_, connection| match tenant {
+            Some(tenant) => list_messages_of(connection, tenant, after, limit),
+            None => list_messages(connection, after, limit),
+        })
+        .await
     }
+
     async fn claim_messages(
         &self,
         now: Timestamp,
         lease_until: Timestamp,
         limit: usize,
     ) -> Result<Vec<ClaimedMessage>> {
-        unimplemented!()
+        // A reader looks first, so that a claim of nothing costs no transaction.
+        let found = self.read(move |_, connection| find_due(connection, now, limit)).await?;
+        if found.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.write(move |writer| {
+            writer.write(|connection| {
+                let due = find_due(connection, now, limit)?;
+                due.into_iter().map(|number| lease(connection, number, lease_until)).collect()
+            })
+        })
+        .await
     }
+
     async fn settle_message(
         &self,
         number: u64,
@@ -45,9 +73,192 @@ impl Messages for SqliteStore {
         outcome: NoticeOutcome,
         at: Timestamp,
     ) -> Result<bool> {
-        unimplemented!()
+        self.write(move |writer| writer.write(|c| settle(c, (number, fence), &outcome, at))).await
     }
+
     async fn prune_messages(&self, before: Timestamp, limit: usize) -> Result<usize> {
-        unimplemented!()
+        self.write(move |writer| writer.write(|c| prune_messages(c, before, limit))).await
     }
+}
+
+/// Those that messages name, in the order of the messages.
+pub fn tenants_of(messages: &[NewMessage]) -> Vec<&TenantId> {
+    messages.iter().filter_map(|message| message.tenant.as_ref()).collect()
+}
+
+/// Writes messages inside the caller's transaction; `tenants` are the numbers of [`tenants_of`].
+/// Returns how many were new.
+pub fn write_messages(
+    connection: &Connection,
+    messages: &[NewMessage],
+    tenants: &[TenantNo],
+    at: Timestamp,
+) -> Result<usize> {
+    let mut numbers = tenants.iter().copied();
+    let mut written = 0;
+    for message in messages {
+        let tenant = message.tenant.as_ref().and_then(|_| numbers.next());
+        written += usize::from(write_message(connection, message, tenant, at)?);
+    }
+    Ok(written)
+}
+
+/// Writes a message inside the caller's transaction; false if it stands.
+pub fn write_message(
+    connection: &Connection,
+    message: &NewMessage,
+    tenant: Option<TenantNo>,
+    at: Timestamp,
+) -> Result<bool> {
+    let written = connection
+        .prepare_cached(
+            "-- write_message
+             INSERT INTO messages (id, kind, tenant_no, payload, at, state, attempts, due_at, fence)
+             VALUES (?1, ?2, ?3, ?4, ?5, 'waiting', 0, ?5, 0)
+             ON CONFLICT DO NOTHING",
+        )
+        .and_then(|mut insert| {
+            let (id, tenant) = (message.id(), tenant.map(|tenant| tenant.0));
+            insert.execute(params![id, message.kind, tenant, message.payload, at.micros()])
+        })
+        .map_err(sql_error)?;
+    Ok(written == 1)
+}
+
+fn list_messages(connection: &Connection, after: u64, limit: usize) -> Result<Vec<Message>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- list_messages
+             SELECT message_no, id, kind, tenant, payload, at
+             FROM messages LEFT JOIN tenants ON tenants.tenant_no = messages.tenant_no
+             WHERE message_no > ? ORDER BY message_no LIMIT ?",
+        )
+        .map_err(sql_error)?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let mut rows = select.query(params![after, limit]).map_err(sql_error)?;
+    let mut messages = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        messages.push(decode_message(row)?);
+    }
+    Ok(messages)
+}
+
+fn list_messages_of(
+    connection: &Connection,
+    tenant: TenantNo,
+    after: u64,
+    limit: usize,
+) -> Result<Vec<Message>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- list_messages_of
+             SELECT message_no, id, kind, tenant, payload, at
+             FROM messages JOIN tenants ON tenants.tenant_no = messages.tenant_no
+             WHERE messages.tenant_no = ? AND message_no > ? ORDER BY message_no LIMIT ?",
+        )
+        .map_err(sql_error)?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let mut rows = select.query(params![tenant.0, after, limit]).map_err(sql_error)?;
+    let mut messages = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        messages.push(decode_message(row)?);
+    }
+    Ok(messages)
+}
+
+fn decode_message(row: &Row<'_>) -> Result<Message> {
+    let tenant: Option<String> = get(row, "tenant")?;
+    let tenant = tenant.as_deref().map(TenantId::parse).transpose();
+    Ok(Message {
+        number: get(row, "message_no")?,
+        id: get(row, "id")?,
+        kind: get(row, "kind")?,
+        tenant: tenant.map_err(|_| corrupt("a message's tenant"))?,
+        payload: get(row, "payload")?,
+        at: moment(row, "at")?,
+    })
+}
+
+/// Numbers of messages that could be claimed now, oldest first.
+fn find_due(connection: &Connection, now: Timestamp, limit: usize) -> Result<Vec<u64>> {
+    connection
+        .prepare_cached(
+            "-- find_due
+             SELECT message_no FROM messages
+             WHERE state = 'waiting' AND due_at <= ?1
+                 AND (leased_until IS NULL OR leased_until <= ?1)
+             ORDER BY due_at, message_no LIMIT ?2",
+        )
+        .and_then(|mut select| {
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            select.query_map(params![now.micros(), limit], |row| row.get(0))?.collect()
+        })
+        .map_err(sql_error)
+}
+
+/// A claim counts as an attempt: nobody knows how far a claimant came that was not heard of again.
+fn lease(connection: &Connection, number: u64, until: Timestamp) -> Result<ClaimedMessage> {
+    connection
+        .prepare_cached(
+            "-- lease
+             UPDATE messages SET leased_until = ?, fence = fence + 1, attempts = attempts + 1
+             WHERE message_no = ?",
+        )
+        .and_then(|mut update| update.execute(params![until.micros(), number]))
+        .map_err(sql_error)?;
+    let mut select = connection
+        .prepare_cached(
+            "-- lease
+             SELECT message_no, id, kind, tenant, payload, at, fence, attempts - 1 AS attempts
+             FROM messages LEFT JOIN tenants ON tenants.tenant_no = messages.tenant_no
+             WHERE message_no = ?",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query([number]).map_err(sql_error)?;
+    let row = rows.next().map_err(sql_error)?.ok_or_else(|| corrupt("a message's number"))?;
+    let (fence, attempts) = (get(row, "fence")?, get(row, "attempts")?);
+    Ok(ClaimedMessage { message: decode_message(row)?, fence, attempts })
+}
+
+fn settle(
+    connection: &Connection,
+    (number, fence): (u64, u64),
+    outcome: &NoticeOutcome,
+    at: Timestamp,
+) -> Result<bool> {
+    let (state, due_at, settled_at, detail) = match outcome {
+        NoticeOutcome::Sent => ("sent", None, Some(at), None),
+        NoticeOutcome::Later { until, detail } => ("waiting", Some(*until), None, Some(detail)),
+        NoticeOutcome::GivenUp { detail } => ("given_up", None, Some(at), Some(detail)),
+    };
+    let settled = connection
+        .prepare_cached(
+            "-- settle
+             UPDATE messages SET state = ?, due_at = COALESCE(?, due_at), settled_at = ?,
+                 detail = ?, leased_until = NULL
+             WHERE message_no = ? AND fence = ? AND state = 'waiting'
+                 AND leased_until IS NOT NULL",
+        )
+        .and_then(|mut update| {
+            let (due_at, settled_at) =
+                (due_at.map(Timestamp::micros), settled_at.map(Timestamp::micros));
+            update.execute(params![state, due_at, settled_at, detail, number, fence])
+        })
+        .map_err(sql_error)?;
+    Ok(settled == 1)
+}
+
+fn prune_messages(connection: &Connection, before: Timestamp, limit: usize) -> Result<usize> {
+    connection
+        .prepare_cached(
+            "-- prune_messages
+             DELETE FROM messages WHERE message_no IN (
+                 SELECT message_no FROM messages WHERE at < ? ORDER BY at LIMIT ?
+             )",
+        )
+        .and_then(|mut delete| {
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            delete.execute(params![before.micros(), limit])
+        })
+        .map_err(sql_error)
 }

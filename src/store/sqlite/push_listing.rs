@@ -19,7 +19,7 @@ use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
 
 /// Opens a read transaction; the reader that lent the connection ends it.
-fn begin_snapshot(connection: &Connection) -> Result<()> {
+pub fn begin_snapshot(connection: &Connection) -> Result<()> {
     connection.execute_batch("BEGIN").map_err(sql_error)
 }
 

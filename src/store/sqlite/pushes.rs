@@ -121,6 +121,7 @@ type Stream = (TenantNo, MeterNo);
 fn find_claimable(connection: &Connection, claim: &PushClaim) -> Result<Vec<u64>> {
     let PushClaim { now, limit, shadow, .. } = *claim;
     let mut taken = streams_in_flight(connection, now)?;
+    let holds = read_holds(connection)?;
     let mut lowest: HashMap<(Stream, i64), Option<u64>> = HashMap::new();
     let mut with_customer: HashMap<TenantNo, bool> = HashMap::new();
     let mut select = connection
@@ -138,7 +139,8 @@ fn find_claimable(connection: &Connection, claim: &PushClaim) -> Result<Vec<u64>
         let (number, tenant, meter, window_start): (u64, u32, u16, i64) =
             row.try_into().map_err(sql_error)?;
         let stream = (TenantNo(tenant), MeterNo(meter));
-        if taken.contains(&stream) {
+        let held = holds.get(&stream.0).is_some_and(|from| window_start >= *from);
+        if held || taken.contains(&stream) {
             continue;
         }
         let window = (stream, window_start);
@@ -160,6 +162,20 @@ fn find_claimable(connection: &Connection, claim: &PushClaim) -> Result<Vec<u64>
         }
     }
     Ok(found)
+}
+
+/// From which window on each tenant's pushes wait, where they do. There are few holds, and mostly
+/// none: one for each plan that is being changed.
+fn read_holds(connection: &Connection) -> Result<HashMap<TenantNo, i64>> {
+    connection
+        .prepare_cached(
+            "-- read_holds
+             SELECT tenant_no, MIN(held_from) FROM holds GROUP BY tenant_no",
+        )
+        .and_then(|mut select| {
+            select.query_map([], |row| Ok((TenantNo(row.get(0)?), row.get(1)?)))?.collect()
+        })
+        .map_err(sql_error)
 }
 
 /// Tenants and meters with a push whose claimant is at work.
@@ -251,6 +267,11 @@ fn lease_push(connection: &Connection, number: u64, claim: &PushClaim) -> Result
                          AND lower.window_start = pushes.window_start
                          AND lower.revision < pushes.revision AND lower.state = 'observed'
                  ))
+                 AND NOT EXISTS (
+                     SELECT 1 FROM holds
+                     WHERE holds.tenant_no = pushes.tenant_no
+                         AND holds.held_from <= pushes.window_start
+                 )
                  AND EXISTS (
                      SELECT 1 FROM tenants
                      WHERE tenants.tenant_no = pushes.tenant_no AND tenants.customer IS NOT NULL

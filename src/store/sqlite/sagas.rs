@@ -1,23 +1,28 @@
-//! Stand-in.
+//! Sagas with their logs; holds and agreements beside them.
+//!
+//! Invariant: lines are written under the saga's current fence only, while it is leased, and with
+//! the saga's new standing in one transaction. A tenant has one open saga at most: by what is looked
+//! at before, and by a unique index. A crash leaves a saga with its last line and a lease that ends.
 
-use super::SqliteStore;
-#[allow(unused_imports)]
-use crate::rules::{
-    account::*,
-    credit::{CreditChange, Grant, GrantTerms},
-    ids::*,
-    saga::{LogLine, Saga},
-    tax::{Coupon, TaxRate},
-    timestamp::*,
-};
-#[allow(unused_imports)]
-use crate::store::{
-    Result, account::*, alert::NoticeOutcome, credit::*, idempotency::Completing, message::*,
-    quote::*, saga::*,
+mod agreements;
+mod holds;
+
+use super::messages::{tenants_of, write_messages};
+use super::push_rows::{get, moment};
+use super::{SqliteStore, corrupt, push_listing, sql_error};
+use crate::rules::ids::{OnceKey, SubscriptionId, TenantId, TenantNo};
+use crate::rules::saga::{LogLine, Mark, Revival, Saga, SagaKind, SagaState, judge_revival};
+use crate::rules::timestamp::Timestamp;
+use crate::store::Result;
+use crate::store::idempotency::Completing;
+use crate::store::message::NewMessage;
+use crate::store::saga::{
+    Agreement, Begun, ClaimedSaga, NewSaga, Revived, SagaQuery, Sagas, Standing,
 };
 use async_trait::async_trait;
+use rusqlite::{Connection, Params, Row, params};
+
 #[async_trait]
-#[allow(unused_variables)]
 impl Sagas for SqliteStore {
     async fn begin_saga(
         &self,
@@ -25,16 +30,35 @@ impl Sagas for SqliteStore {
         at: Timestamp,
         completing: Option<&Completing<Begun>>,
     ) -> Result<Begun> {
-        unimplemented!()
+        self.write_ending(completing, at, move |writer, finish| {
+            writer.write_for(&new.tenant, at, |connection, tenant| {
+                let begun = begin_saga(connection, tenant, &new, at)?;
+                finish.end(connection, begun)
+            })
+        })
+        .await
     }
+
     async fn claim_sagas(
         &self,
         now: Timestamp,
         lease_until: Timestamp,
         limit: usize,
     ) -> Result<Vec<ClaimedSaga>> {
-        unimplemented!()
+        // A reader looks first, so that a claim of nothing costs no transaction.
+        let found = self.read(move |_, connection| find_due(connection, now, limit)).await?;
+        if found.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.write(move |writer| {
+            writer.write(|connection| {
+                let due = find_due(connection, now, limit)?;
+                due.into_iter().map(|number| lease(connection, number, lease_until)).collect()
+            })
+        })
+        .await
     }
+
     async fn record_saga(
         &self,
         claim: (u64, u64),
@@ -43,17 +67,38 @@ impl Sagas for SqliteStore {
         messages: Vec<NewMessage>,
         at: Timestamp,
     ) -> Result<bool> {
-        unimplemented!()
+        self.write(move |writer| {
+            let tenants = tenants_of(&messages);
+            writer.write_for_all(&tenants, at, |connection, numbers| {
+                let current = move_saga(connection, claim, &standing, at)?;
+                if current {
+                    append_lines(connection, claim.0, &lines)?;
+                    write_messages(connection, &messages, numbers, at)?;
+                }
+                Ok(current)
+            })
+        })
+        .await
     }
+
     async fn find_saga(&self, id: &str) -> Result<Option<(Saga, Vec<LogLine>)>> {
-        unimplemented!()
+        let id = id.to_owned();
+        self.read(move |_, connection| {
+            push_listing::begin_snapshot(connection)?;
+            find_with_log(connection, &id)
+        })
+        .await
     }
+
     async fn list_sagas(&self, query: SagaQuery) -> Result<Vec<Saga>> {
-        unimplemented!()
+        self.read(move |_, connection| list_sagas(connection, &query)).await
     }
+
     async fn revive_saga(&self, id: &str, at: Timestamp) -> Result<Revived> {
-        unimplemented!()
+        let id = id.to_owned();
+        self.write(move |writer| writer.write(|c| revive_saga(c, &id, at))).await
     }
+
     async fn put_hold(
         &self,
         tenant: &TenantId,
@@ -61,27 +106,324 @@ impl Sagas for SqliteStore {
         from: Timestamp,
         at: Timestamp,
     ) -> Result<()> {
-        unimplemented!()
+        let (tenant, saga) = (tenant.clone(), saga.to_owned());
+        self.write(move |writer| {
+            writer.write_for(&tenant, at, |connection, tenant| {
+                holds::put_hold(connection, tenant, &saga, (from, at))
+            })
+        })
+        .await
     }
+
     async fn release_hold(&self, saga: &str) -> Result<bool> {
-        unimplemented!()
+        let saga = saga.to_owned();
+        self.write(move |writer| writer.write(|c| holds::release_hold(c, &saga))).await
     }
+
     async fn count_pushes_before(&self, tenant: &TenantId, before: Timestamp) -> Result<u64> {
-        unimplemented!()
+        let Some(tenant) = self.shared.read_memory().tenants.find(tenant) else { return Ok(0) };
+        self.read(move |_, connection| holds::count_pushes_before(connection, tenant, before)).await
     }
+
     async fn record_agreement(&self, agreement: Agreement) -> Result<()> {
-        unimplemented!()
+        self.write(move |writer| {
+            writer.write_for(&agreement.tenant, agreement.began_at, |connection, tenant| {
+                agreements::record_agreement(connection, tenant, &agreement)
+            })
+        })
+        .await
     }
+
     async fn set_access(&self, saga: &str, access: bool) -> Result<()> {
-        unimplemented!()
+        let saga = saga.to_owned();
+        self.write(move |writer| writer.write(|c| agreements::set_access(c, &saga, access))).await
     }
+
     async fn withdraw_agreement(&self, saga: &str) -> Result<()> {
-        unimplemented!()
+        let saga = saga.to_owned();
+        self.write(move |writer| writer.write(|c| agreements::withdraw_agreement(c, &saga))).await
     }
+
     async fn end_agreement(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()> {
-        unimplemented!()
+        let subscription = subscription.clone();
+        self.write(move |writer| writer.write(|c| agreements::end_agreement(c, &subscription, at)))
+            .await
     }
+
     async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>> {
-        unimplemented!()
+        let tenant = tenant.clone();
+        self.read(move |shared, connection| {
+            let Some(number) = shared.read_memory().tenants.find(&tenant) else {
+                return Ok(Vec::new());
+            };
+            agreements::list_agreements(connection, (number, &tenant), limit)
+        })
+        .await
     }
+}
+
+fn begin_saga(
+    connection: &Connection,
+    tenant: TenantNo,
+    new: &NewSaga,
+    at: Timestamp,
+) -> Result<Begun> {
+    if let Some(saga) = find_by_key(connection, tenant, &new.key)? {
+        let same = saga.kind == new.kind && saga.params == new.params;
+        return Ok(if same { Begun::Repeated(saga) } else { Begun::KeyTaken(saga) });
+    }
+    if let Some(open) = find_open(connection, tenant)? {
+        return Ok(Begun::Busy(open));
+    }
+    connection
+        .prepare_cached(
+            "-- begin_saga
+             INSERT INTO sagas (id, kind, tenant_no, key, params, state, generation, tries, due_at,
+                                fence, created_at, state_at)
+             VALUES (?1, ?2, ?3, ?4, ?5, 'running', 1, 0, ?6, 0, ?6, ?6)",
+        )
+        .and_then(|mut insert| {
+            let (kind, key) = (new.kind.name(), new.key.as_str());
+            insert.execute(params![new.id, kind, tenant.0, key, new.params, at.micros()])
+        })
+        .map_err(sql_error)?;
+    let saga = find_by_key(connection, tenant, &new.key)?;
+    saga.map(Begun::Created).ok_or_else(|| corrupt("a saga that was just written"))
+}
+
+/// Numbers of moving sagas that could be claimed now, longest due first.
+fn find_due(connection: &Connection, now: Timestamp, limit: usize) -> Result<Vec<u64>> {
+    connection
+        .prepare_cached(
+            "-- find_due
+             SELECT saga_no FROM sagas
+             WHERE state IN ('running', 'compensating') AND due_at <= ?1
+                 AND (leased_until IS NULL OR leased_until <= ?1)
+             ORDER BY due_at, saga_no LIMIT ?2",
+        )
+        .and_then(|mut select| {
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            select.query_map(params![now.micros(), limit], |row| row.get(0))?.collect()
+        })
+        .map_err(sql_error)
+}
+
+fn lease(connection: &Connection, number: u64, until: Timestamp) -> Result<ClaimedSaga> {
+    let fence = connection
+        .prepare_cached(
+            "-- lease
+             UPDATE sagas SET leased_until = ?, fence = fence + 1 WHERE saga_no = ?
+             RETURNING fence",
+        )
+        .and_then(|mut update| update.query_row(params![until.micros(), number], |row| row.get(0)))
+        .map_err(sql_error)?;
+    let sql = "-- lease
+        SELECT saga_no, id, kind, tenant, key, params, state, generation, tries, due_at, detail,
+               sagas.created_at AS begun_at, state_at
+        FROM sagas JOIN tenants ON tenants.tenant_no = sagas.tenant_no WHERE saga_no = ?";
+    let saga = find_one(connection, sql, [number])?;
+    let saga = saga.ok_or_else(|| corrupt("a saga's number"))?;
+    Ok(ClaimedSaga { saga, fence, log: read_log(connection, number)? })
+}
+
+/// Moves a saga if the claimant still has it; false if not.
+fn move_saga(
+    connection: &Connection,
+    (number, fence): (u64, u64),
+    standing: &Standing,
+    at: Timestamp,
+) -> Result<bool> {
+    let Standing { state, tries, due_at, detail, lease_until } = standing;
+    let moved = connection
+        .prepare_cached(
+            "-- move_saga
+             UPDATE sagas SET state = ?3, tries = ?4, due_at = ?5, detail = ?6, leased_until = ?7,
+                 state_at = CASE WHEN state = ?3 THEN state_at ELSE ?8 END
+             WHERE saga_no = ?1 AND fence = ?2 AND leased_until IS NOT NULL
+                 AND state IN ('running', 'compensating')",
+        )
+        .and_then(|mut update| {
+            let (due_at, until) = (due_at.micros(), lease_until.map(Timestamp::micros));
+            let (state, at) = (state.name(), at.micros());
+            update.execute(params![number, fence, state, tries, due_at, detail, until, at])
+        })
+        .map_err(sql_error)?;
+    Ok(moved == 1)
+}
+
+fn append_lines(connection: &Connection, saga: u64, lines: &[LogLine]) -> Result<()> {
+    for line in lines {
+        connection
+            .prepare_cached(
+                "-- append_lines
+                 INSERT INTO saga_lines (saga_no, line, generation, step, name, mark, result,
+                                         detail, at)
+                 SELECT ?1, COALESCE(MAX(line), 0) + 1, ?2, ?3, ?4, ?5, ?6, ?7, ?8
+                 FROM saga_lines WHERE saga_no = ?1",
+            )
+            .and_then(|mut insert| {
+                insert.execute(params![
+                    saga,
+                    line.generation,
+                    line.step,
+                    line.name,
+                    line.mark.name(),
+                    line.result,
+                    line.detail,
+                    line.at.micros()
+                ])
+            })
+            .map_err(sql_error)?;
+    }
+    Ok(())
+}
+
+fn revive_saga(connection: &Connection, id: &str, at: Timestamp) -> Result<Revived> {
+    let Some((saga, log)) = find_with_log(connection, id)? else { return Ok(Revived::NotFound) };
+    let (state, generation) = match judge_revival(&saga, &log) {
+        Revival::Refused(why) => return Ok(Revived::Refused(why)),
+        Revival::GoOn(state) => (state, saga.generation),
+        Revival::StartAnew => (SagaState::Running, saga.generation + 1),
+    };
+    if let Some(other) = find_other_open(connection, &saga)? {
+        return Ok(Revived::Busy(other));
+    }
+    connection
+        .prepare_cached(
+            "-- revive_saga
+             UPDATE sagas SET state = ?2, generation = ?3, tries = 0, due_at = ?4, detail = NULL,
+                 leased_until = NULL, state_at = ?4
+             WHERE saga_no = ?1",
+        )
+        .and_then(|mut update| {
+            update.execute(params![saga.number, state.name(), generation, at.micros()])
+        })
+        .map_err(sql_error)?;
+    let line = LogLine {
+        generation,
+        step: 0,
+        name: "saga".to_owned(),
+        mark: Mark::Revived,
+        result: None,
+        detail: None,
+        at,
+    };
+    append_lines(connection, saga.number, &[line])?;
+    let (due_at, state_at) = (at, at);
+    let revived = Saga { state, generation, tries: 0, due_at, detail: None, state_at, ..saga };
+    Ok(Revived::Done(revived))
+}
+
+/// An open saga of the same tenant's that is not this one.
+fn find_other_open(connection: &Connection, saga: &Saga) -> Result<Option<Saga>> {
+    let sql = "-- find_other_open
+        SELECT saga_no, id, kind, tenant, key, params, state, generation, tries, due_at, detail,
+               sagas.created_at AS begun_at, state_at
+        FROM sagas JOIN tenants ON tenants.tenant_no = sagas.tenant_no
+        WHERE sagas.tenant_no = (SELECT tenant_no FROM sagas WHERE saga_no = ?1)
+            AND state IN ('running', 'compensating', 'needs_attention') AND saga_no <> ?1";
+    find_one(connection, sql, [saga.number])
+}
+
+fn find_by_key(connection: &Connection, tenant: TenantNo, key: &OnceKey) -> Result<Option<Saga>> {
+    let sql = "-- find_by_key
+        SELECT saga_no, id, kind, tenant, key, params, state, generation, tries, due_at, detail,
+               sagas.created_at AS begun_at, state_at
+        FROM sagas JOIN tenants ON tenants.tenant_no = sagas.tenant_no
+        WHERE sagas.tenant_no = ? AND key = ?";
+    find_one(connection, sql, params![tenant.0, key.as_str()])
+}
+
+fn find_open(connection: &Connection, tenant: TenantNo) -> Result<Option<Saga>> {
+    let sql = "-- find_open
+        SELECT saga_no, id, kind, tenant, key, params, state, generation, tries, due_at, detail,
+               sagas.created_at AS begun_at, state_at
+        FROM sagas JOIN tenants ON tenants.tenant_no = sagas.tenant_no
+        WHERE sagas.tenant_no = ? AND state IN ('running', 'compensating', 'needs_attention')";
+    find_one(connection, sql, [tenant.0])
+}
+
+fn find_with_log(connection: &Connection, id: &str) -> Result<Option<(Saga, Vec<LogLine>)>> {
+    let sql = "-- find_with_log
+        SELECT saga_no, id, kind, tenant, key, params, state, generation, tries, due_at, detail,
+               sagas.created_at AS begun_at, state_at
+        FROM sagas JOIN tenants ON tenants.tenant_no = sagas.tenant_no WHERE id = ?";
+    let Some(saga) = find_one(connection, sql, [id])? else { return Ok(None) };
+    let log = read_log(connection, saga.number)?;
+    Ok(Some((saga, log)))
+}
+
+fn find_one(connection: &Connection, sql: &str, asked: impl Params) -> Result<Option<Saga>> {
+    let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
+    let mut rows = select.query(asked).map_err(sql_error)?;
+    rows.next().map_err(sql_error)?.map(decode_saga).transpose()
+}
+
+fn list_sagas(connection: &Connection, query: &SagaQuery) -> Result<Vec<Saga>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- list_sagas
+             SELECT saga_no, id, kind, tenant, key, params, state, generation, tries, due_at,
+                    detail, sagas.created_at AS begun_at, state_at
+             FROM sagas JOIN tenants ON tenants.tenant_no = sagas.tenant_no
+             WHERE (?1 IS NULL OR tenant = ?1) AND (?2 IS NULL OR state = ?2) AND saga_no < ?3
+             ORDER BY saga_no DESC LIMIT ?4",
+        )
+        .map_err(sql_error)?;
+    let tenant = query.tenant.as_ref().map(TenantId::as_str);
+    let before = query.before.and_then(|before| i64::try_from(before).ok()).unwrap_or(i64::MAX);
+    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
+    let asked = params![tenant, query.state.map(SagaState::name), before, limit];
+    let mut rows = select.query(asked).map_err(sql_error)?;
+    let mut sagas = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        sagas.push(decode_saga(row)?);
+    }
+    Ok(sagas)
+}
+
+fn decode_saga(row: &Row<'_>) -> Result<Saga> {
+    let (kind, state): (String, String) = (get(row, "kind")?, get(row, "state")?);
+    let (tenant, key): (String, String) = (get(row, "tenant")?, get(row, "key")?);
+    Ok(Saga {
+        number: get(row, "saga_no")?,
+        id: get(row, "id")?,
+        kind: SagaKind::from_name(&kind).ok_or_else(|| corrupt("a saga's kind"))?,
+        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a saga's tenant"))?,
+        key: OnceKey::parse(&key).map_err(|_| corrupt("a saga's key"))?,
+        params: get(row, "params")?,
+        state: SagaState::from_name(&state).ok_or_else(|| corrupt("a saga's state"))?,
+        generation: get(row, "generation")?,
+        tries: get(row, "tries")?,
+        due_at: moment(row, "due_at")?,
+        detail: get(row, "detail")?,
+        created_at: moment(row, "begun_at")?,
+        state_at: moment(row, "state_at")?,
+    })
+}
+
+/// A saga's whole log, oldest first.
+fn read_log(connection: &Connection, saga: u64) -> Result<Vec<LogLine>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- read_log
+             SELECT generation, step, name, mark, result, detail, at FROM saga_lines
+             WHERE saga_no = ? ORDER BY line",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query([saga]).map_err(sql_error)?;
+    let mut log = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        let mark: String = get(row, "mark")?;
+        log.push(LogLine {
+            generation: get(row, "generation")?,
+            step: get(row, "step")?,
+            name: get(row, "name")?,
+            mark: Mark::from_name(&mark).ok_or_else(|| corrupt("a line's mark"))?,
+            result: get(row, "result")?,
+            detail: get(row, "detail")?,
+            at: moment(row, "at")?,
+        });
+    }
+    Ok(log)
 }

@@ -6,7 +6,7 @@
 
 use super::push_rows::{get, moment, quantity_of};
 use super::writer::Writer;
-use super::{corrupt, declarations, sql_error};
+use super::{corrupt, sql_error};
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
 use crate::store::Result;
 use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod};
@@ -14,23 +14,9 @@ use rusqlite::{Connection, Row, params};
 
 impl Writer {
     pub fn put_threshold(&mut self, threshold: &Threshold) -> Result<()> {
-        let tenant = &threshold.tenant;
-        let (known, next) = {
-            let memory = self.shared.read_memory();
-            (memory.tenants.find(tenant), TenantNo(memory.tenants.next()))
-        };
-        let number = known.unwrap_or(next);
-        self.write(|connection| {
-            if known.is_none() {
-                let at = threshold.created_at;
-                declarations::insert_tenant(connection, number, tenant, at)?;
-            }
+        self.write_for(&threshold.tenant, threshold.created_at, |connection, number| {
             write_threshold(connection, number, threshold)
-        })?;
-        if known.is_none() {
-            self.shared.write_memory().tenants.insert(number, tenant.clone());
-        }
-        Ok(())
+        })
     }
 }
 

@@ -18,7 +18,7 @@ use super::segment::{CommitParts, NewEntry};
 use super::{Shared, declarations, sql_error};
 use crate::config::SqliteConfig;
 use crate::faults::{crash_point, planted};
-use crate::rules::ids::TenantId;
+use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::meter::Meter;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::verdict::Verdict;
@@ -319,6 +319,51 @@ impl Writer {
         };
         self.shared.write_memory().tenants.insert(number, tenant.id.clone());
         Ok(TenantPut::Stored(tenant))
+    }
+
+    /// A write about a tenant, which is created with it if it is not known.
+    pub fn write_for<T>(
+        &mut self,
+        tenant: &TenantId,
+        at: Timestamp,
+        work: impl FnOnce(&Connection, TenantNo) -> Result<T>,
+    ) -> Result<T> {
+        self.write_for_all(&[tenant], at, |connection, numbers| work(connection, numbers[0]))
+    }
+
+    /// A write about tenants: those that are not known are created with it, and known in memory
+    /// after its commit. `work` is given their numbers, in the order of the names.
+    pub fn write_for_all<T>(
+        &mut self,
+        tenants: &[&TenantId],
+        at: Timestamp,
+        work: impl FnOnce(&Connection, &[TenantNo]) -> Result<T>,
+    ) -> Result<T> {
+        let (mut created, mut numbers) = (Vec::new(), Vec::with_capacity(tenants.len()));
+        {
+            let memory = self.shared.read_memory();
+            for tenant in tenants {
+                let own = created.iter().find(|(_, name)| name == tenant).map(|(own, _)| *own);
+                let number = memory.tenants.find(tenant).or(own).unwrap_or_else(|| {
+                    let before = u32::try_from(created.len()).expect("a call names few tenants");
+                    let number = TenantNo(memory.tenants.next() + before);
+                    created.push((number, *tenant));
+                    number
+                });
+                numbers.push(number);
+            }
+        }
+        let answer = self.write(|connection| {
+            for (number, tenant) in &created {
+                declarations::insert_tenant(connection, *number, tenant, at)?;
+            }
+            work(connection, &numbers)
+        })?;
+        let mut memory = self.shared.write_memory();
+        for (number, tenant) in created {
+            memory.tenants.insert(number, tenant.clone());
+        }
+        Ok(answer)
     }
 
     /// A write that concerns one table and nothing in memory.

@@ -1,0 +1,425 @@
+//! Rows of grants and of their changes.
+//!
+//! Invariant: a grant changes only here, together with the change that explains it, its entry and
+//! its message, in the caller's transaction. What a grant has left is read in the same transaction
+//! that writes it. A crash before the commit leaves none of it.
+
+use super::parse_key;
+use crate::rules::account::NewEntry;
+use crate::rules::credit::{
+    ChangeKind, Covered, CreditChange, Draw, Grant, GrantTerms, Pool, entry_key, postings_of,
+    remaining_after,
+};
+use crate::rules::ids::{MeterNo, OnceKey, TenantId, TenantNo};
+use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
+use crate::rules::window::Window;
+use crate::store::Result;
+use crate::store::account::{NewAccount, Posted};
+use crate::store::credit::ChangeQuery;
+use crate::store::message::NewMessage;
+use crate::store::sqlite::accounts::{ensure_account, post_in, unit_of};
+use crate::store::sqlite::messages::write_message;
+use crate::store::sqlite::push_rows::{get, moment, quantity_of};
+use crate::store::sqlite::segment::overflow;
+use crate::store::sqlite::{corrupt, sql_error};
+use rusqlite::{Connection, Row, params};
+use std::collections::BTreeMap;
+
+/// What is to happen to a grant.
+pub struct NewChange<'a> {
+    pub kind: ChangeKind,
+    pub amount: Quantity,
+    pub covered: Option<Covered>,
+    pub key: Option<&'a OnceKey>,
+    pub memo: &'a str,
+}
+
+/// Changes a grant, in its row and in `grant`.
+pub fn change_grant(
+    connection: &Connection,
+    tenant: TenantNo,
+    grant: &mut Grant,
+    new: NewChange<'_>,
+    at: Timestamp,
+) -> Result<CreditChange> {
+    let remaining = remaining_after(grant, new.kind, new.amount)
+        .ok_or_else(|| corrupt("what is left of a grant"))?;
+    write_remaining(connection, (tenant, grant.number), (grant.remaining, remaining))?;
+    grant.remaining = remaining;
+    let number = insert_change(connection, (tenant, grant.number), &new, remaining, at)?;
+    let change = CreditChange {
+        number,
+        tenant: grant.terms.tenant.clone(),
+        grant: grant.number,
+        kind: new.kind,
+        amount: new.amount,
+        remaining,
+        covered: new.covered,
+        key: new.key.cloned(),
+        memo: new.memo.to_owned(),
+        at,
+    };
+    post_change(connection, tenant, &grant.terms, &change)?;
+    if let Some(message) = message_of(&change, &grant.terms) {
+        write_message(connection, &message, Some(tenant), at)?;
+    }
+    Ok(change)
+}
+
+/// Writes the entry of a change between the tenant's credit accounts.
+fn post_change(
+    connection: &Connection,
+    number: TenantNo,
+    terms: &GrantTerms,
+    change: &CreditChange,
+) -> Result<()> {
+    let postings = postings_of(terms, change.kind, change.amount).map_err(|_| overflow())?;
+    let tenant = &terms.tenant;
+    for (posting, floor) in &postings {
+        let (name, unit) = (posting.account.clone(), terms.unit.clone());
+        let account = NewAccount { tenant: tenant.clone(), name, unit, floor: *floor };
+        ensure_account(connection, number, &account, change.at)?;
+    }
+    let entry = NewEntry {
+        tenant: tenant.clone(),
+        key: entry_key(change.number),
+        memo: format!("grant {}: {}", change.grant, change.kind.name()),
+        postings: postings.map(|(posting, _)| posting).into(),
+    };
+    match post_in(connection, number, &entry, change.at)? {
+        Posted::Recorded(_) => Ok(()),
+        Posted::Repeated(_) | Posted::KeyTaken(_) => Err(corrupt("the entry of a new change")),
+        Posted::Refused(_) => Err(corrupt("the accounts of a grant")),
+    }
+}
+
+/// What others are told of a change. Draws are too many to tell, but for the last one.
+fn message_of(change: &CreditChange, terms: &GrantTerms) -> Option<NewMessage> {
+    let kind = match change.kind {
+        ChangeKind::Issued => "credits.issued",
+        ChangeKind::Drawn if change.remaining == Quantity::ZERO => "credits.exhausted",
+        ChangeKind::Drawn | ChangeKind::GivenBack => return None,
+        ChangeKind::Expired => "credits.expired",
+        ChangeKind::Refunded | ChangeKind::Voided => "credits.taken_back",
+    };
+    let payload = serde_json::json!({
+        "tenant": change.tenant.as_str(),
+        "grant": change.grant,
+        "kind": change.kind.name(),
+        "amount": change.amount.to_string(),
+        "remaining": change.remaining.to_string(),
+        "unit": terms.unit.as_str(),
+        "at": change.at.to_string(),
+    });
+    let (key, tenant) = (format!("credit:{}", change.number), Some(change.tenant.clone()));
+    Some(NewMessage { key, kind, tenant, payload: payload.to_string() })
+}
+
+/// Writes a grant with nothing in it; the change that issues it fills it.
+pub fn insert_grant(
+    connection: &Connection,
+    tenant: TenantNo,
+    terms: &GrantTerms,
+    at: Timestamp,
+) -> Result<u64> {
+    let rates: BTreeMap<u16, String> =
+        terms.rates.iter().map(|(meter, rate)| (meter.0, rate.to_string())).collect();
+    let rates = serde_json::to_string(&rates).expect("numbers and texts are valid JSON");
+    connection
+        .prepare_cached(
+            "-- insert_grant
+             INSERT INTO grants (tenant_no, key, pool, unit, amount, rates, priority, effective_at,
+                 expires_at, memo, remaining, created_at)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '0', ?)",
+        )
+        .and_then(|mut insert| {
+            insert.execute(params![
+                tenant.0,
+                terms.key.as_str(),
+                terms.pool.name(),
+                terms.unit.as_str(),
+                terms.amount.to_string(),
+                rates,
+                terms.priority,
+                terms.effective_at.micros(),
+                terms.expires_at.map(Timestamp::micros),
+                terms.memo,
+                at.micros()
+            ])
+        })
+        .map_err(sql_error)?;
+    Ok(u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1"))
+}
+
+/// Writes what is left of a grant, if it is as it was read.
+fn write_remaining(
+    connection: &Connection,
+    (tenant, grant): (TenantNo, u64),
+    (before, after): (Quantity, Quantity),
+) -> Result<()> {
+    let written = connection
+        .prepare_cached(
+            "-- write_remaining
+             UPDATE grants SET remaining = ?
+             WHERE grant_no = ? AND tenant_no = ? AND remaining = ?",
+        )
+        .and_then(|mut update| {
+            update.execute(params![after.to_string(), grant, tenant.0, before.to_string()])
+        })
+        .map_err(sql_error)?;
+    match written {
+        1 => Ok(()),
+        _ => Err(corrupt("a grant that only this transaction can change")),
+    }
+}
+
+fn insert_change(
+    connection: &Connection,
+    (tenant, grant): (TenantNo, u64),
+    new: &NewChange<'_>,
+    remaining: Quantity,
+    at: Timestamp,
+) -> Result<u64> {
+    let covered = new.covered.as_ref();
+    connection
+        .prepare_cached(
+            "-- insert_change
+             INSERT INTO credit_changes (tenant_no, grant_no, kind, amount, remaining, meter_no,
+                 window_start, window_end, quantity, key, memo, at)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        )
+        .and_then(|mut insert| {
+            insert.execute(params![
+                tenant.0,
+                grant,
+                new.kind.name(),
+                new.amount.to_string(),
+                remaining.to_string(),
+                covered.map(|covered| covered.meter.0),
+                covered.map(|covered| covered.window.start.micros()),
+                covered.map(|covered| covered.window.end.micros()),
+                covered.map(|covered| covered.quantity.to_string()),
+                new.key.map(OnceKey::as_str),
+                new.memo,
+                at.micros()
+            ])
+        })
+        .map_err(sql_error)?;
+    Ok(u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1"))
+}
+
+pub fn find_grant(
+    connection: &Connection,
+    (tenant, of): (TenantNo, &TenantId),
+    number: u64,
+) -> Result<Option<Grant>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- find_grant
+             SELECT grant_no, key, pool, unit, amount, rates, priority, effective_at, expires_at,
+                    memo, remaining, created_at
+             FROM grants WHERE grant_no = ? AND tenant_no = ?",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query(params![number, tenant.0]).map_err(sql_error)?;
+    rows.next().map_err(sql_error)?.map(|row| decode_grant(row, of)).transpose()
+}
+
+pub fn find_grant_by_key(
+    connection: &Connection,
+    (tenant, of): (TenantNo, &TenantId),
+    key: &OnceKey,
+) -> Result<Option<Grant>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- find_grant_by_key
+             SELECT grant_no, key, pool, unit, amount, rates, priority, effective_at, expires_at,
+                    memo, remaining, created_at
+             FROM grants WHERE tenant_no = ? AND key = ?",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query(params![tenant.0, key.as_str()]).map_err(sql_error)?;
+    rows.next().map_err(sql_error)?.map(|row| decode_grant(row, of)).transpose()
+}
+
+pub fn list_grants(
+    connection: &Connection,
+    of: (TenantNo, &TenantId),
+    after: u64,
+    limit: usize,
+) -> Result<Vec<Grant>> {
+    let sql = "-- list_grants
+        SELECT grant_no, key, pool, unit, amount, rates, priority, effective_at, expires_at, memo,
+               remaining, created_at
+        FROM grants WHERE tenant_no = ? AND grant_no > ? ORDER BY grant_no LIMIT ?";
+    collect_grants(connection, sql, of, after, limit)
+}
+
+/// Grants with anything left, in the order of their numbers.
+pub fn list_live_grants(
+    connection: &Connection,
+    of: (TenantNo, &TenantId),
+    after: u64,
+    limit: usize,
+) -> Result<Vec<Grant>> {
+    let sql = "-- list_live_grants
+        SELECT grant_no, key, pool, unit, amount, rates, priority, effective_at, expires_at, memo,
+               remaining, created_at
+        FROM grants INDEXED BY grants_live
+        WHERE tenant_no = ? AND remaining <> '0' AND grant_no > ? ORDER BY grant_no LIMIT ?";
+    collect_grants(connection, sql, of, after, limit)
+}
+
+fn collect_grants(
+    connection: &Connection,
+    sql: &str,
+    (tenant, of): (TenantNo, &TenantId),
+    after: u64,
+    limit: usize,
+) -> Result<Vec<Grant>> {
+    let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let mut rows = select.query(params![tenant.0, after, limit]).map_err(sql_error)?;
+    let mut grants = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        grants.push(decode_grant(row, of)?);
+    }
+    Ok(grants)
+}
+
+fn decode_grant(row: &Row<'_>, tenant: &TenantId) -> Result<Grant> {
+    let (key, pool): (String, String) = (get(row, "key")?, get(row, "pool")?);
+    let terms = GrantTerms {
+        tenant: tenant.clone(),
+        key: parse_key(&key)?,
+        pool: Pool::from_name(&pool).ok_or_else(|| corrupt("a grant's pool"))?,
+        unit: unit_of(row)?,
+        amount: quantity_of(row, "amount")?,
+        rates: rates_of(row)?,
+        priority: get(row, "priority")?,
+        effective_at: moment(row, "effective_at")?,
+        expires_at: get::<Option<i64>>(row, "expires_at")?.map(Timestamp::from_micros),
+        memo: get(row, "memo")?,
+    };
+    Ok(Grant {
+        number: get(row, "grant_no")?,
+        terms,
+        remaining: quantity_of(row, "remaining")?,
+        created_at: moment(row, "created_at")?,
+    })
+}
+
+fn rates_of(row: &Row<'_>) -> Result<BTreeMap<MeterNo, Quantity>> {
+    let text: String = get(row, "rates")?;
+    let rates: BTreeMap<u16, Quantity> =
+        serde_json::from_str(&text).map_err(|_| corrupt("a grant's rates"))?;
+    Ok(rates.into_iter().map(|(meter, rate)| (MeterNo(meter), rate)).collect())
+}
+
+/// What was done under a key.
+pub fn find_change(
+    connection: &Connection,
+    (tenant, of): (TenantNo, &TenantId),
+    key: &OnceKey,
+) -> Result<Option<CreditChange>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- find_change
+             SELECT change_no, grant_no, kind, amount, remaining, meter_no, window_start,
+                    window_end, quantity, key, memo, at
+             FROM credit_changes WHERE tenant_no = ? AND key = ?",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query(params![tenant.0, key.as_str()]).map_err(sql_error)?;
+    rows.next().map_err(sql_error)?.map(|row| decode_change(row, of)).transpose()
+}
+
+pub fn list_changes(
+    connection: &Connection,
+    tenant: TenantNo,
+    query: &ChangeQuery,
+) -> Result<Vec<CreditChange>> {
+    let mut select = connection
+        .prepare_cached(match query.grant {
+            Some(_) => {
+                "-- list_changes
+                 SELECT change_no, grant_no, kind, amount, remaining, meter_no, window_start,
+                        window_end, quantity, key, memo, at
+                 FROM credit_changes INDEXED BY credit_changes_by_grant
+                 WHERE tenant_no = ?1 AND change_no < ?2 AND grant_no = ?4
+                 ORDER BY change_no DESC LIMIT ?3"
+            }
+            None => {
+                "-- list_changes
+                 SELECT change_no, grant_no, kind, amount, remaining, meter_no, window_start,
+                        window_end, quantity, key, memo, at
+                 FROM credit_changes
+                 WHERE tenant_no = ?1 AND change_no < ?2 AND ?4 IS NULL
+                 ORDER BY change_no DESC LIMIT ?3"
+            }
+        })
+        .map_err(sql_error)?;
+    let before = query.before.and_then(|before| i64::try_from(before).ok()).unwrap_or(i64::MAX);
+    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
+    let asked = params![tenant.0, before, limit, query.grant];
+    let mut rows = select.query(asked).map_err(sql_error)?;
+    let mut changes = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        changes.push(decode_change(row, &query.tenant)?);
+    }
+    Ok(changes)
+}
+
+fn decode_change(row: &Row<'_>, tenant: &TenantId) -> Result<CreditChange> {
+    let key: Option<String> = get(row, "key")?;
+    let meter: Option<u16> = get(row, "meter_no")?;
+    let covered = match meter {
+        None => None,
+        Some(meter) => Some(Covered {
+            meter: MeterNo(meter),
+            window: Window { start: moment(row, "window_start")?, end: moment(row, "window_end")? },
+            quantity: quantity_of(row, "quantity")?,
+        }),
+    };
+    Ok(CreditChange {
+        number: get(row, "change_no")?,
+        tenant: tenant.clone(),
+        grant: get(row, "grant_no")?,
+        kind: kind_of(row)?,
+        amount: quantity_of(row, "amount")?,
+        remaining: quantity_of(row, "remaining")?,
+        covered,
+        key: key.as_deref().map(parse_key).transpose()?,
+        memo: get(row, "memo")?,
+        at: moment(row, "at")?,
+    })
+}
+
+fn kind_of(row: &Row<'_>) -> Result<ChangeKind> {
+    let kind: String = get(row, "kind")?;
+    ChangeKind::from_name(&kind).ok_or_else(|| corrupt("a change's kind"))
+}
+
+/// What a window drew and gave back, oldest first.
+pub fn read_draws(
+    connection: &Connection,
+    (tenant, meter, window_start): (TenantNo, MeterNo, Timestamp),
+) -> Result<Vec<(ChangeKind, Draw)>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- read_draws
+             SELECT kind, grant_no, quantity, amount FROM credit_changes
+             WHERE tenant_no = ? AND meter_no = ? AND window_start = ? ORDER BY change_no",
+        )
+        .map_err(sql_error)?;
+    let window = params![tenant.0, meter.0, window_start.micros()];
+    let mut rows = select.query(window).map_err(sql_error)?;
+    let mut draws = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        let grant = get(row, "grant_no")?;
+        let (quantity, cost) = (quantity_of(row, "quantity")?, quantity_of(row, "amount")?);
+        draws.push((kind_of(row)?, Draw { grant, quantity, cost }));
+    }
+    Ok(draws)
+}

@@ -1,0 +1,160 @@
+//! Agreements: what tenants are charged by and what they may use.
+//!
+//! Invariant: a subscription has one open agreement at most, and a saga makes one at most. One that
+//! another took the place of remembers by which saga and with which access, so that it can be
+//! restored. Each function is one transaction; a crash leaves it done or not.
+
+use crate::rules::ids::{SubscriptionId, TenantId, TenantNo};
+use crate::rules::timestamp::Timestamp;
+use crate::store::Result;
+use crate::store::saga::Agreement;
+use crate::store::sqlite::push_rows::{get, moment};
+use crate::store::sqlite::{corrupt, sql_error};
+use rusqlite::{Connection, Row, params};
+
+pub fn record_agreement(
+    connection: &Connection,
+    tenant: TenantNo,
+    agreement: &Agreement,
+) -> Result<()> {
+    let stands: bool = connection
+        .prepare_cached(
+            "-- record_agreement
+             SELECT EXISTS (SELECT 1 FROM agreements WHERE saga = ?)",
+        )
+        .and_then(|mut select| select.query_row([&agreement.saga], |row| row.get(0)))
+        .map_err(sql_error)?;
+    if stands {
+        return Ok(());
+    }
+    let Agreement { subscription, saga, began_at, .. } = agreement;
+    connection
+        .prepare_cached(
+            "-- record_agreement
+             UPDATE agreements SET ended_at = ?, ended_by = ?, access_before = access, access = 0
+             WHERE subscription = ? AND ended_at IS NULL",
+        )
+        .and_then(|mut update| {
+            update.execute(params![began_at.micros(), saga, subscription.as_str()])
+        })
+        .map_err(sql_error)?;
+    insert_agreement(connection, tenant, agreement)
+}
+
+fn insert_agreement(
+    connection: &Connection,
+    tenant: TenantNo,
+    agreement: &Agreement,
+) -> Result<()> {
+    connection
+        .prepare_cached(
+            "-- insert_agreement
+             INSERT INTO agreements (saga, tenant_no, subscription, plan, prices, features, access,
+                                     began_at)
+             VALUES (?, ?, ?, ?, ?, ?, 0, ?)",
+        )
+        .and_then(|mut insert| {
+            insert.execute(params![
+                agreement.saga,
+                tenant.0,
+                agreement.subscription.as_str(),
+                agreement.plan,
+                texts_json(&agreement.prices),
+                texts_json(&agreement.features),
+                agreement.began_at.micros()
+            ])
+        })
+        .map_err(sql_error)?;
+    Ok(())
+}
+
+/// One that has ended gives no access any more, whoever asks.
+pub fn set_access(connection: &Connection, saga: &str, access: bool) -> Result<()> {
+    connection
+        .prepare_cached(
+            "-- set_access
+             UPDATE agreements SET access = ? WHERE saga = ? AND ended_at IS NULL",
+        )
+        .and_then(|mut update| update.execute(params![access, saga]))
+        .map_err(sql_error)?;
+    Ok(())
+}
+
+pub fn withdraw_agreement(connection: &Connection, saga: &str) -> Result<()> {
+    connection
+        .prepare_cached("-- withdraw_agreement\nDELETE FROM agreements WHERE saga = ?")
+        .and_then(|mut delete| delete.execute([saga]))
+        .map_err(sql_error)?;
+    connection
+        .prepare_cached(
+            "-- withdraw_agreement
+             UPDATE agreements SET ended_at = NULL, ended_by = NULL, access = access_before
+             WHERE ended_by = ?",
+        )
+        .and_then(|mut update| update.execute([saga]))
+        .map_err(sql_error)?;
+    Ok(())
+}
+
+pub fn end_agreement(
+    connection: &Connection,
+    subscription: &SubscriptionId,
+    at: Timestamp,
+) -> Result<()> {
+    connection
+        .prepare_cached(
+            "-- end_agreement
+             UPDATE agreements SET ended_at = ?, access_before = access, access = 0
+             WHERE subscription = ? AND ended_at IS NULL",
+        )
+        .and_then(|mut update| update.execute(params![at.micros(), subscription.as_str()]))
+        .map_err(sql_error)?;
+    Ok(())
+}
+
+/// Newest first.
+pub fn list_agreements(
+    connection: &Connection,
+    (tenant, of): (TenantNo, &TenantId),
+    limit: usize,
+) -> Result<Vec<Agreement>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- list_agreements
+             SELECT saga, subscription, plan, prices, features, access, began_at, ended_at
+             FROM agreements WHERE tenant_no = ? ORDER BY agreement_no DESC LIMIT ?",
+        )
+        .map_err(sql_error)?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let mut rows = select.query(params![tenant.0, limit]).map_err(sql_error)?;
+    let mut agreements = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        agreements.push(decode_agreement(row, of)?);
+    }
+    Ok(agreements)
+}
+
+fn decode_agreement(row: &Row<'_>, tenant: &TenantId) -> Result<Agreement> {
+    let subscription: String = get(row, "subscription")?;
+    let subscription = SubscriptionId::parse(&subscription);
+    Ok(Agreement {
+        tenant: tenant.clone(),
+        subscription: subscription.map_err(|_| corrupt("an agreement's subscription"))?,
+        plan: get(row, "plan")?,
+        prices: texts_of(row, "prices")?,
+        features: texts_of(row, "features")?,
+        access: get(row, "access")?,
+        saga: get(row, "saga")?,
+        began_at: moment(row, "began_at")?,
+        ended_at: get::<Option<i64>>(row, "ended_at")?.map(Timestamp::from_micros),
+    })
+}
+
+fn texts_json(texts: &[String]) -> String {
+    serde_json::to_string(texts).expect("texts are valid JSON")
+}
+
+fn texts_of(row: &Row<'_>, column: &str) -> Result<Vec<String>> {
+    let text: String = get(row, column)?;
+    serde_json::from_str(&text).map_err(|_| corrupt("a list of an agreement's"))
+}

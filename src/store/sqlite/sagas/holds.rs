@@ -1,0 +1,53 @@
+//! Holds: tenants whose later pushes wait while a plan changes.
+//!
+//! Invariant: a saga has one hold at most, and it stays as it was first written. `claim_pushes`
+//! leaves out what a hold keeps back. A crash leaves a hold in place; its saga releases it.
+
+use crate::rules::ids::TenantNo;
+use crate::rules::timestamp::Timestamp;
+use crate::store::Result;
+use crate::store::sqlite::sql_error;
+use rusqlite::{Connection, params};
+
+pub fn put_hold(
+    connection: &Connection,
+    tenant: TenantNo,
+    saga: &str,
+    (from, at): (Timestamp, Timestamp),
+) -> Result<()> {
+    connection
+        .prepare_cached(
+            "-- put_hold
+             INSERT INTO holds (saga, tenant_no, held_from, created_at) VALUES (?, ?, ?, ?)
+             ON CONFLICT DO NOTHING",
+        )
+        .and_then(|mut insert| insert.execute(params![saga, tenant.0, from.micros(), at.micros()]))
+        .map_err(sql_error)?;
+    Ok(())
+}
+
+pub fn release_hold(connection: &Connection, saga: &str) -> Result<bool> {
+    let released = connection
+        .prepare_cached("-- release_hold\nDELETE FROM holds WHERE saga = ?")
+        .and_then(|mut delete| delete.execute([saga]))
+        .map_err(sql_error)?;
+    Ok(released == 1)
+}
+
+/// Pushes that the provider has not taken yet, with or without attempts.
+pub fn count_pushes_before(
+    connection: &Connection,
+    tenant: TenantNo,
+    before: Timestamp,
+) -> Result<u64> {
+    connection
+        .prepare_cached(
+            "-- count_pushes_before
+             SELECT COUNT(*) FROM pushes
+             WHERE tenant_no = ? AND state = 'observed' AND NOT shadow AND window_start < ?",
+        )
+        .and_then(|mut select| {
+            select.query_row(params![tenant.0, before.micros()], |row| row.get(0))
+        })
+        .map_err(sql_error)
+}
