@@ -130,7 +130,7 @@ pub async fn list_rates(
     Ok(axum::Json(RateList { rates: rates.into_iter().map(RateAnswer::from).collect() }))
 }
 
-#[derive(Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"percent_off": "10", "valid_from": "2026-01-01T00:00:00Z"}))]
 pub struct CouponSpec {
@@ -159,8 +159,14 @@ pub struct CouponSpec {
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct CouponAnswer {
     code: String,
-    #[serde(flatten)]
-    terms: CouponSpec,
+    percent_off: Option<String>,
+    amount_off: Option<String>,
+    currency: Option<String>,
+    #[schema(format = DateTime)]
+    valid_from: String,
+    #[schema(format = DateTime)]
+    valid_until: Option<String>,
+    cycles_max: Option<u32>,
 }
 
 #[derive(Serialize, utoipa::ToSchema)]
@@ -243,6 +249,10 @@ pub async fn list_coupons(
 ) -> Result<axum::Json<CouponList>, Problem> {
     caller.require_unbound(Scope::Read)?;
     let limit = parse_limit(query.limit)?;
+    if query.after.as_deref().is_some_and(|after| OnceKey::parse(after).is_err()) {
+        let detail = "after is a coupon's code, of 1 to 255 bytes";
+        return Err(Problem::new(Kind::Invalid, "invalid_coupon", detail));
+    }
     let mut found = app.store.list_coupons(query.after.as_deref(), limit + 1).await?;
     let more = found.len() > limit;
     found.truncate(limit);
@@ -427,7 +437,12 @@ async fn find_coupon(
     key: &OnceKey,
 ) -> Result<Option<Result<Coupon, String>>, Problem> {
     let (Some(code), Some(cycle)) = (&request.coupon, request.cycle) else { return Ok(None) };
-    let coupon = app.store.find_coupon(code).await?.ok_or_else(|| {
+    // What can be no code is not looked for.
+    let found = match OnceKey::parse(code) {
+        Ok(_) => app.store.find_coupon(code).await?,
+        Err(_) => None,
+    };
+    let coupon = found.ok_or_else(|| {
         let detail = format!("there is no coupon {code}; GET /v1/coupons lists them");
         Problem::new(Kind::Refused, "coupon_unknown", detail)
     })?;
@@ -528,14 +543,14 @@ impl From<Coupon> for CouponAnswer {
             Off::Percent(percent) => (Some(percent.to_string()), None),
             Off::Amount(amount) => (None, Some(amount.to_string())),
         };
-        let terms = CouponSpec {
+        Self {
+            code: coupon.code,
             percent_off,
             amount_off,
             currency: coupon.currency,
             valid_from: coupon.valid_from.to_string(),
             valid_until: coupon.valid_until.map(|at| at.to_string()),
             cycles_max: coupon.cycles_max,
-        };
-        Self { code: coupon.code, terms }
+        }
     }
 }
