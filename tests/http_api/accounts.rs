@@ -34,7 +34,7 @@ async fn an_account_is_created_and_stays_what_it_is() {
         server.put(&format!("/v1/tenants/acme/accounts/{name}"), body).await
     };
     let first = put("wallet", r#"{"unit":"eur","floor":"zero"}"#).await;
-    insta::assert_snapshot!(first.show(), @"");
+    insta::assert_snapshot!(first.show(), @r#"200 {"name":"wallet","unit":"eur","floor":"zero","balance":"0","version":0,"created_at":"2026-11-15T12:00:00Z"}"#);
     server.clock.advance(MICROS_PER_HOUR);
     let again = put("wallet", r#"{"unit":"eur","floor":"zero"}"#).await;
     assert_eq!((again.status, &again.body), (200, &first.body));
@@ -151,7 +151,7 @@ async fn an_entry_may_hold_several_units() {
     let body =
         entry(&[("wallet", "9.99"), ("points", "-100"), ("payments", "-9.99"), ("given", "100")]);
     let answer = server.once(ENTRIES, "k", &body).await;
-    insta::assert_snapshot!(answer.show(), @"");
+    insta::assert_snapshot!(answer.show(), @r#"201 {"number":1,"key":"k","memo":"","postings":[{"account":"wallet","unit":"eur","amount":"9.99","balance":"9.99","version":1},{"account":"points","unit":"points","amount":"-100","balance":"-100","version":1},{"account":"payments","unit":"eur","amount":"-9.99","balance":"-9.99","version":1},{"account":"given","unit":"points","amount":"100","balance":"100","version":1}],"at":"2026-11-15T12:00:00Z"}"#);
 }
 
 #[tokio::test]

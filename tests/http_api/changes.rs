@@ -75,9 +75,9 @@ async fn all_that_happens_to_credits_is_told_in_its_order() {
     let ids: std::collections::BTreeSet<_> = told.iter().map(|one| one["id"].to_string()).collect();
     assert_eq!(ids.len(), 6);
     assert_eq!(told[4]["data"]["grant"], used_up, "{}", told[4]);
-    insta::assert_snapshot!(told[0], @"");
-    insta::assert_snapshot!(told[3], @"");
-    insta::assert_snapshot!(told[5], @"");
+    insta::assert_snapshot!(told[0], @r#"{"at":"2026-11-15T12:00:00Z","data":{"amount":"4","at":"2026-11-15T12:00:00Z","grant":1,"kind":"issued","remaining":"4","tenant":"acme","unit":"eur"},"id":"msg_ba88c24835654e85da3ddc8a","kind":"credits.issued","number":1,"tenant":"acme"}"#);
+    insta::assert_snapshot!(told[3], @r#"{"at":"2026-11-15T12:00:00Z","data":{"amount":"6","at":"2026-11-15T12:00:00Z","grant":3,"kind":"voided","remaining":"0","tenant":"acme","unit":"eur"},"id":"msg_1a8d62b02d2321d606773cc4","kind":"credits.taken_back","number":4,"tenant":"acme"}"#);
+    insta::assert_snapshot!(told[5], @r#"{"at":"2026-11-17T12:00:00Z","data":{"amount":"5","at":"2026-11-17T12:00:00Z","grant":2,"kind":"expired","remaining":"0","tenant":"acme","unit":"eur"},"id":"msg_a14c10088498ccc24560ee56","kind":"credits.expired","number":6,"tenant":"acme"}"#);
     // Told once, however often it is looked at.
     cut(&server).await;
     assert_eq!(expirer.pass().await.unwrap(), 0);
@@ -346,7 +346,7 @@ async fn each_stage_of_dunning_is_told_once() {
     invoice(&server, "in_1", "open", 1, Some(24)).await;
     assert_eq!((dunner.pass().await.unwrap(), dunner.pass().await.unwrap()), (1, 0));
     let first = changes(&server, "").await;
-    insta::assert_snapshot!(first[0], @"");
+    insta::assert_snapshot!(first[0], @r#"{"at":"2026-11-15T12:00:00Z","data":{"amount_due":100,"attempts":1,"currency":"eur","customer":"cus_acme","invoice":"in_1","next_attempt_at":"2026-11-16T12:00:00Z","stage":"reminder","tenant":"acme"},"id":"msg_288ce2eb5aa177757f1ea15e","kind":"dunning.reminder","number":1,"tenant":"acme"}"#);
     // Another process, which remembers nothing, tells nothing again.
     let other = Dunner::new(server.store.clone(), server.clock.clone());
     assert_eq!(other.pass().await.unwrap(), 0);

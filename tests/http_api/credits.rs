@@ -20,7 +20,9 @@ const SINCE: &str = "2026-11-10T00:00:00Z";
 
 /// A server that bills `calls` and `words` by the hour and `bytes` by the day.
 pub async fn billing() -> Server {
-    let server = Server::start_empty(&default_config()).await;
+    let mut config = default_config();
+    config.ingest.accept_horizon_hours = 24 * 30;
+    let server = Server::start_empty(&config).await;
     let from = "2026-11-01T00:00:00Z";
     for (slug, spec) in [
         ("calls", json!({"aggregation": "sum", "billing": {"from": from}})),
@@ -151,7 +153,7 @@ async fn a_grant_is_issued_and_shown() {
         "rates": {"calls": "0.002", "words": "1"}, "expires_at": "2027-01-01T00:00:00Z",
     });
     let first = server.once(GRANTS, "topup", &body.to_string()).await;
-    insta::assert_snapshot!(first.show(), @"");
+    insta::assert_snapshot!(first.show(), @r#"201 {"id":1,"key":"topup","pool":"purchased","unit":"eur","amount":"100","remaining":"100","rates":{"calls":"0.002","words":"1"},"priority":50,"effective_at":"2026-11-15T12:00:00Z","expires_at":"2027-01-01T00:00:00Z","memo":"invoice 117","created_at":"2026-11-15T12:00:00Z"}"#);
     server.clock.advance(MICROS_PER_HOUR);
     check_replay(&first, &server.once(GRANTS, "topup", &body.to_string()).await);
     let listed = server.get(GRANTS).await.json();
@@ -264,7 +266,7 @@ async fn what_is_left_is_taken_back() {
         server.once(&format!("{GRANTS}/{grant}/take-back"), key, body).await
     };
     let part = take(bought, "t1", r#"{"amount":"40","memo":"half of it"}"#).await;
-    insta::assert_snapshot!(part.show(), @"");
+    insta::assert_snapshot!(part.show(), @r#"200 {"number":3,"grant":1,"kind":"refunded","amount":"40","remaining":"60","covered":null,"memo":"half of it","at":"2026-11-15T12:00:00Z"}"#);
     check_replay(&part, &take(bought, "t1", r#"{"amount":"40","memo":"half of it"}"#).await);
     let problem =
         take(bought, "t2", r#"{"amount":"60.000000000001"}"#).await.problem(422, "too_little_left");
@@ -276,7 +278,7 @@ async fn what_is_left_is_taken_back() {
         (r#"{"amount":1}"#, "invalid_body"),
         (r#"{"memo":"a\nb"}"#, "invalid_memo"),
     ] {
-        take(bought, &format!("t3-{}", body.len()), body).await.problem(422, code);
+        take(bought, &format!("t3-{code}-{}", body.len()), body).await.problem(422, code);
     }
     for unknown in [0, 99, u64::MAX] {
         take(unknown, "t4", "{}").await.problem(404, "grant_unknown");
@@ -484,10 +486,10 @@ async fn a_balance_holds_usage_of_this_moment() {
     usage(&server, ("acme", "calls"), "3", "2026-11-15T11:59:59Z").await;
     usage(&server, ("acme", "bytes"), "0.000001", "2026-11-15T12:00:00Z").await;
     usage(&server, ("acme", "free"), "1000", "2026-11-15T12:00:00Z").await;
-    insta::assert_snapshot!(credits().await, @"");
+    insta::assert_snapshot!(credits().await, @r#"200 {"pools":[{"unit":"eur","pool":"granted","remaining":"10","pending":"1.500001","available":"8.499999"},{"unit":"eur","pool":"purchased","remaining":"5","pending":"0","available":"0"}]}"#);
     assert_eq!(changes(&server, "").await.len(), 2, "a look changes nothing");
     let allowance = server.get("/v1/tenants/acme/allowance/calls").await;
-    insta::assert_snapshot!(allowance.show(), @"");
+    insta::assert_snapshot!(allowance.show(), @r#"200 {"meter":"calls","allowed":true,"quotas":[],"covered":"16.999998"}"#);
     // Nothing is there, nothing was promised.
     let nobody = server.get("/v1/tenants/nobody/credits").await;
     assert_eq!((nobody.status, nobody.json()), (200, json!({"pools": []})));

@@ -4,11 +4,13 @@ use crate::server::{Answer, NOW, Server, default_config, event};
 use axum::body::Body;
 use counterfoil::jobs::messages::Sweeper;
 use counterfoil::rules::timestamp::MICROS_PER_HOUR;
+use futures_util::stream;
 use http::{Method, Request};
 use rusqlite::Connection;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 pub const TWO_HOURS: i64 = 2 * MICROS_PER_HOUR;
 const ENTRIES: &str = "/v1/tenants/acme/entries";
@@ -160,7 +162,7 @@ async fn elsewhere_a_key_is_welcome() {
 async fn a_retry_gets_the_first_answer_byte_for_byte() {
     let server = with_accounts().await;
     let first = server.once(ENTRIES, "k1", ENTRY).await;
-    insta::assert_snapshot!(first.show(), @"");
+    insta::assert_snapshot!(first.show(), @r#"201 {"number":1,"key":"k1","memo":"m","postings":[{"account":"wallet","unit":"eur","amount":"25","balance":"25","version":1},{"account":"payments","unit":"eur","amount":"-25","balance":"-25","version":1}],"at":"2026-11-15T12:00:00Z"}"#);
     server.clock.advance(MICROS_PER_HOUR);
     for body in [ENTRY, &ENTRY.replace(',', " ,\n ")] {
         check_replay(&first, &server.once(ENTRIES, "k1", body).await);
@@ -265,6 +267,53 @@ async fn without_the_store_nothing_is_done() {
     assert_eq!(count(&server, "idempotency_keys"), 0);
     server.get("/v1/meters/pages").await.problem(404, "unknown_meter");
     assert_eq!(server.once(ENTRIES, "k1", ENTRY).await.status, 201);
+}
+
+/// Who is calling is asked before the key is claimed and again by the handler. If the first cannot be
+/// told, the request must not run without its key.
+#[tokio::test]
+async fn a_caller_who_is_recognised_too_late_is_put_off() {
+    let server = Server::start_empty(&default_config()).await;
+    let put = async || {
+        let route = (Method::PUT, "/v1/meters/pages");
+        server.once_as(&server.admin, route, "m1", r#"{"aggregation":"sum"}"#).await
+    };
+    server.store.api_key_failures.store(1, Ordering::SeqCst);
+    put().await.problem(503, "store_unavailable");
+    server.get("/v1/meters/pages").await.problem(404, "unknown_meter");
+    let first = put().await;
+    assert_eq!(first.status, 201);
+    check_replay(&first, &put().await);
+}
+
+#[tokio::test]
+async fn bodies_have_their_limits_under_a_key_too() {
+    let mut config = default_config();
+    config.server.body_bytes_max = 1000;
+    config.server.body_timeout_ms = 300;
+    let server = Server::start_with(&config).await;
+    let keyed = [("idempotency-key", "k1"), ("content-type", "application/json")];
+    let silent = stream::pending::<Result<Vec<u8>, std::io::Error>>();
+    let answer = server.post_with(&keyed, Body::from_stream(silent)).await;
+    answer.problem(408, "body_timeout");
+    let large = format!("[{}]", " ".repeat(999));
+    server.once("/v1/events", "k1", &large).await.problem(413, "body_too_large");
+    let chunks = stream::iter((0..5).map(|_| Ok::<_, std::io::Error>(vec![b' '; 300])));
+    server.post_with(&keyed, Body::from_stream(chunks)).await.problem(413, "body_too_large");
+    let broken = stream::iter([Err::<Vec<u8>, _>(std::io::Error::other("gone"))]);
+    server.post_with(&keyed, Body::from_stream(broken)).await.problem(400, "body_broken");
+    assert_eq!(count(&server, "idempotency_keys"), 0, "none of it came so far");
+    // And all of them together.
+    let hold = |_| {
+        let chunk = stream::iter([Ok::<_, std::io::Error>(vec![b' '; 900])]);
+        let body = futures_util::StreamExt::chain(chunk, stream::pending());
+        server.post_with(&keyed, Body::from_stream(body))
+    };
+    let answers = futures_util::future::join_all((0..20).map(hold)).await;
+    let refused: Vec<_> = answers.iter().filter(|answer| answer.status == 503).collect();
+    refused.iter().for_each(|answer| drop(answer.problem(503, "bodies_full")));
+    assert!((1..=4).contains(&refused.len()), "{}", refused.len());
+    assert_eq!(server.once("/v1/events", "k1", "[]").await.status, 200, "all given back");
 }
 
 #[tokio::test]
@@ -472,5 +521,13 @@ async fn the_description_says_which_keys_are_needed() {
         }
     }
     required.sort();
-    insta::assert_snapshot!(required.join("\n"), @"");
+    insta::assert_snapshot!(required.join("\n"), @r"
+    post /v1/tenants/{tenant}/entries
+    post /v1/tenants/{tenant}/grants
+    post /v1/tenants/{tenant}/grants/{grant}/take-back
+    post /v1/tenants/{tenant}/quotes
+    post /v1/tenants/{tenant}/subscriptions
+    post /v1/tenants/{tenant}/subscriptions/{subscription}/cancel
+    post /v1/tenants/{tenant}/subscriptions/{subscription}/plan
+    ");
 }

@@ -83,7 +83,7 @@ async fn a_quote_is_shown_whole() {
     let mut asked = request("us-ny-nyc", "exclusive", &["10.05", "0.99"]);
     (asked["coupon"], asked["cycle"]) = ("TEN".into(), CYCLE.into());
     let answer = quote(&server, "q1", &asked).await;
-    insta::assert_snapshot!(answer.show(), @"");
+    insta::assert_snapshot!(answer.show(), @r#"200 {"key":"q1","at":"2026-11-15T12:00:00Z","engine":"table","quote":{"discount":"1.11","gross":"10.78","lines":[{"amount":"10.05","discount":"1.01","gross":"9.81","id":"l0","net":"9.04","taxes":[{"amount":"0.36","jurisdiction":"us-ny","name":"state","percent":"4"},{"amount":"0.41","jurisdiction":"us-ny-nyc","name":"city","percent":"4.5"}]},{"amount":"0.99","discount":"0.1","gross":"0.97","id":"l1","net":"0.89","taxes":[{"amount":"0.04","jurisdiction":"us-ny","name":"state","percent":"4"},{"amount":"0.04","jurisdiction":"us-ny-nyc","name":"city","percent":"4.5"}]}],"net":"9.93","rounding":"half away from zero; each rate on each line, or, where prices hold their tax, the tax of each line","tax":"0.85"},"coupon":"TEN","coupon_refused":null}"#);
     assert_eq!(server.get(&format!("{QUOTES}/q1")).await.body, answer.body);
     server.get(&format!("{QUOTES}/q2")).await.problem(404, "quote_unknown");
     server.get("/v1/tenants/globex/quotes/q1").await.problem(404, "quote_unknown");
@@ -209,7 +209,13 @@ async fn rates_never_overlap_and_can_be_ended() {
             format!("{place} {name} {percent} {} {}", member("valid_from"), member("valid_until"))
         })
         .collect();
-    insta::assert_snapshot!(told.join("\n").replace('"', ""), @"");
+    insta::assert_snapshot!(told.join("\n").replace('"', ""), @r"
+    fr eco 1 2026 -
+    fr tva 19.6 2014 2026
+    fr tva 20 2026 2027
+    fr tva 21 2027 -
+    fr-co tva 2 2026 -
+    ");
     for (member, value, code) in [
         ("jurisdiction", json!("FR"), "invalid_jurisdiction"),
         ("jurisdiction", json!("x".repeat(65)), "invalid_jurisdiction"),
@@ -311,7 +317,7 @@ async fn coupons_are_made_once() {
     let from = "2026-01-01T00:00:00Z";
     let ten = json!({"percent_off": "10", "valid_from": from, "cycles_max": 3});
     let first = put("TEN", ten.clone()).await;
-    insta::assert_snapshot!(first.show(), @"");
+    insta::assert_snapshot!(first.show(), @r#"200 {"code":"TEN","percent_off":"10","amount_off":null,"currency":null,"valid_from":"2026-01-01T00:00:00Z","valid_until":null,"cycles_max":3}"#);
     assert_eq!(put("TEN", ten).await.body, first.body);
     let other = json!({"percent_off": "11", "valid_from": from, "cycles_max": 3});
     put("TEN", other).await.problem(409, "coupon_differs");
@@ -448,7 +454,7 @@ async fn an_engine_elsewhere_is_asked_once() {
     assert_eq!(figures(&first), "0 12.5 2.38 14.88");
     assert_eq!(first.json()["engine"], "http");
     let calls = engine.calls();
-    insta::assert_snapshot!(calls[0].body, @"");
+    insta::assert_snapshot!(calls[0].body, @r#"{"discounts":["0"],"request":{"at":"2026-11-15T12:00:00Z","coupon":null,"currency":"eur","cycle":null,"jurisdiction":"de","lines":[{"amount":"12.5","id":"l0"}],"prices":"exclusive","tenant":"acme"}}"#);
     assert_eq!(calls[0].headers["authorization"], "Bearer canary-token");
     let key = calls[0].headers["idempotency-key"].clone();
     assert!(key.to_str().unwrap().starts_with("cfq1-"));
