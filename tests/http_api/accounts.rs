@@ -171,7 +171,7 @@ async fn an_entry_holds_to_the_versions_it_was_decided_on() {
     post("k4", 3).await.problem(409, "version_moved");
     post("k5", u64::MAX).await.problem(409, "version_moved");
     assert_eq!(balance(&server, "wallet").await, ("2".into(), 2));
-    // A repeat after its key was forgotten is no new decision: its own writing has moved the version.
+    // A repeat after its key was forgotten is no new decision: its own writing moved the version.
     server.clock.advance(25 * MICROS_PER_HOUR);
     assert_eq!(server.sweep().await, 5);
     let again = post("k1", 0).await;

@@ -198,6 +198,19 @@ fn decode_base64(text: &str) -> Vec<u8> {
     bytes.map(|byte| u8::from_str_radix(std::str::from_utf8(byte).unwrap(), 2).unwrap()).collect()
 }
 
+#[test]
+fn the_webhook_is_told_only_if_that_is_asked_for() {
+    let mut config = default_config().alerts;
+    config.webhook_url = Secret::new("http://192.0.2.1");
+    config.webhook_secret = Secret::new(SECRET);
+    assert!(ChangeWebhook::connect(&config).unwrap().is_none());
+    config.webhook_changes = true;
+    assert!(ChangeWebhook::connect(&config).unwrap().is_some());
+    config.webhook_url = Secret::new("");
+    let refusal = ChangeWebhook::connect(&config).err().unwrap();
+    assert!(refusal.contains("webhook_url"), "{refusal}");
+}
+
 #[tokio::test]
 async fn the_webhook_is_told_what_the_list_tells() {
     let server = billing().await;

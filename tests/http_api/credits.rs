@@ -1,12 +1,14 @@
-//! Credits as the interface shows them: issued, drawn by cuts, taken back, expired; balances between
-//! cuts, and what quotas leave.
+//! Credits as the interface shows them: issued, drawn by cuts, taken back, expired; balances
+//! between cuts, and what quotas leave.
 
 use crate::idempotency::check_replay;
 use crate::pushes::Scripted;
 use crate::server::{Answer, Server, default_config};
+use counterfoil::config::{Config, Shadow};
 use counterfoil::jobs::credits::GrantExpirer;
 use counterfoil::jobs::cut::{CutSettings, Cutter};
 use counterfoil::jobs::push::Submitter;
+use counterfoil::rules::credit::DrawOrder;
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use counterfoil::store::Store;
@@ -20,7 +22,11 @@ const SINCE: &str = "2026-11-10T00:00:00Z";
 
 /// A server that bills `calls` and `words` by the hour and `bytes` by the day.
 pub async fn billing() -> Server {
-    let mut config = default_config();
+    billing_by(&default_config()).await
+}
+
+async fn billing_by(config: &Config) -> Server {
+    let mut config = config.clone();
     config.ingest.accept_horizon_hours = 24 * 30;
     let server = Server::start_empty(&config).await;
     let from = "2026-11-01T00:00:00Z";
@@ -28,7 +34,10 @@ pub async fn billing() -> Server {
         ("calls", json!({"aggregation": "sum", "billing": {"from": from}})),
         (
             "words",
-            json!({"aggregation": "sum", "scale": 0, "precision": 12, "signed": true, "billing": {"from": from}}),
+            json!({
+                "aggregation": "sum", "scale": 0, "precision": 12, "signed": true,
+                "billing": {"from": from},
+            }),
         ),
         ("bytes", json!({"aggregation": "sum", "billing": {"from": from, "granularity": "day"}})),
         ("free", json!({"aggregation": "sum"})),
@@ -51,12 +60,16 @@ pub async fn usage(server: &Server, (tenant, meter): (&str, &str), quantity: &st
 
 /// Cuts windows that are not open any more.
 pub async fn cut(server: &Server) {
+    cut_by(server, DrawOrder::default(), false).await;
+}
+
+async fn cut_by(server: &Server, draw_order: DrawOrder, shadow: bool) {
     let settings = CutSettings {
         holder: "test".into(),
         accept_horizon_hours: 24 * 30,
-        shadow: false,
+        shadow,
         digits_max: 15,
-        draw_order: Default::default(),
+        draw_order,
         lease_ms: 120_000,
     };
     let cutter = Cutter::new(server.store.clone(), server.clock.clone(), settings);
@@ -450,16 +463,28 @@ async fn use_some(server: &Server, tenant: &str, dice: &mut Dice) {
 
 #[tokio::test]
 async fn a_balance_is_what_the_next_cut_leaves() {
-    let server = billing().await;
+    check_balances(DrawOrder::GrantedFirst, 0).await;
+}
+
+#[tokio::test]
+async fn a_balance_goes_by_the_order_that_is_set() {
+    check_balances(DrawOrder::PurchasedFirst, 100).await;
+    check_balances(DrawOrder::SoonestFirst, 200).await;
+}
+
+async fn check_balances(order: DrawOrder, first_seed: u64) {
+    let mut config = default_config();
+    config.credits.order = order;
+    let server = billing_by(&config).await;
     let mut drawn = 0;
-    for seed in 0..12 {
+    for seed in first_seed..first_seed + 8 {
         let (tenant, mut dice) = (format!("t{seed}"), Dice(seed));
         issue_some(&server, &tenant, &mut dice).await;
         for round in 0..2 {
             use_some(&server, &tenant, &mut dice).await;
             let before = expected(&server, &tenant).await;
             // All of that usage lies in windows that have ended, so one pass cuts it all.
-            cut(&server).await;
+            cut_by(&server, order, false).await;
             let after = server.get(&format!("/v1/tenants/{tenant}/credits")).await.json();
             for pool in after["pools"].as_array().unwrap() {
                 assert_eq!(pool["pending"], "0", "seed {seed}, round {round}: {pool}");
@@ -471,7 +496,22 @@ async fn a_balance_is_what_the_next_cut_leaves() {
         drawn += told.iter().filter(|change| change["kind"] == "drawn").count();
         check_explained(&server, &tenant).await;
     }
-    assert!(drawn > 50, "{drawn}");
+    assert!(drawn > 40, "{drawn}");
+}
+
+#[tokio::test]
+async fn what_is_only_compared_draws_nothing() {
+    let mut config = default_config();
+    config.provider.shadow = Shadow::Nowhere;
+    let server = billing_by(&config).await;
+    let grant = issue(&server, "acme", "a", &spec("granted", "10", json!({"calls": "1"}))).await;
+    usage(&server, ("acme", "calls"), "4", "2026-11-15T08:30:00Z").await;
+    let credits = async || server.get("/v1/tenants/acme/credits").await.json()["pools"][0].clone();
+    let before = credits().await;
+    assert_eq!((&before["pending"], &before["available"]), (&"0".into(), &"10".into()));
+    cut_by(&server, DrawOrder::default(), true).await;
+    assert_eq!((credits().await, remaining(&server, grant).await), (before, "10".into()));
+    assert_eq!(pushed(&server, "calls").await, ["4"], "all of it is compared");
 }
 
 #[tokio::test]

@@ -269,8 +269,8 @@ async fn without_the_store_nothing_is_done() {
     assert_eq!(server.once(ENTRIES, "k1", ENTRY).await.status, 201);
 }
 
-/// Who is calling is asked before the key is claimed and again by the handler. If the first cannot be
-/// told, the request must not run without its key.
+/// Who is calling is asked before the key is claimed and again by the handler. If the first cannot
+/// be told, the request must not run without its key.
 #[tokio::test]
 async fn a_caller_who_is_recognised_too_late_is_put_off() {
     let server = Server::start_empty(&default_config()).await;

@@ -64,11 +64,17 @@ async fn with_rates() -> Server {
         ("TEN", json!({"percent_off": "10", "valid_from": "2026-01-01T00:00:00Z"})),
         (
             "FIVE",
-            json!({"amount_off": "5", "currency": "eur", "valid_from": "2026-01-01T00:00:00Z", "cycles_max": 2}),
+            json!({
+                "amount_off": "5", "currency": "eur", "valid_from": "2026-01-01T00:00:00Z",
+                "cycles_max": 2,
+            }),
         ),
         (
             "OLD",
-            json!({"percent_off": "50", "valid_from": "2025-01-01T00:00:00Z", "valid_until": "2026-01-01T00:00:00Z"}),
+            json!({
+                "percent_off": "50", "valid_from": "2025-01-01T00:00:00Z",
+                "valid_until": "2026-01-01T00:00:00Z",
+            }),
         ),
     ] {
         let answer = server.put(&format!("/v1/coupons/{code}"), &body.to_string()).await;
