@@ -1,8 +1,8 @@
 //! Who says what tax is due: the table of rates that is kept here, or an engine of the user's own.
 //!
-//! Invariant: an engine is asked once for each quote that is answered, under a key that tells a repeat.
-//! Discounts are taken off before it is asked, by our own rule. What it says is checked: a figure that
-//! is no whole number of the currency's smallest unit is refused, not rounded.
+//! Invariant: an engine is asked once for each quote that is answered, under a key that tells a
+//! repeat. Discounts are taken off before it is asked, by our own rule. What it says is checked: a
+//! figure that is no whole number of the currency's smallest unit is refused, not rounded.
 
 mod http;
 mod table;
@@ -26,8 +26,8 @@ pub enum NoQuote {
 #[async_trait]
 pub trait TaxEngine: Send + Sync {
     fn name(&self) -> &'static str;
-    /// Quotes a request. `discounts` are of its lines, `rates` all that are kept here, `key` the same
-    /// for the same request.
+    /// Quotes a request. `discounts` are of its lines, `rates` all that are kept here, `key` the
+    /// same for the same request.
     async fn quote(
         &self,
         request: &QuoteRequest,

@@ -119,8 +119,9 @@ CREATE TABLE credit_changes (
         BETWEEN -170141183460469231731687304 AND 170141183460469231731687304),
     -- for draws and what is given back: the meter
     meter_no smallint,
-    -- start and end of the window
+    -- start of the window
     window_start timestamptz,
+    -- end of the window
     window_end timestamptz,
     -- usage that is covered, in units of the meter
     quantity numeric CHECK (quantity

@@ -111,8 +111,9 @@ CREATE TABLE credit_changes (
     remaining TEXT NOT NULL,
     -- for draws and what is given back: the meter
     meter_no INTEGER,
-    -- start and end of the window
+    -- start of the window
     window_start INTEGER,
+    -- end of the window
     window_end INTEGER,
     -- usage that is covered, in units of the meter
     quantity TEXT,

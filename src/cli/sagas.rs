@@ -1,7 +1,7 @@
 //! `counterfoil sagas`: operations of several steps, how far each is, and taking one up again.
 //!
-//! Invariant: listing and showing only read. Reviving asks the server, which refuses where nobody is
-//! needed.
+//! Invariant: listing and showing only read. Reviving asks the server, which refuses where nobody
+//! is needed.
 
 use super::answer::{JsonArguments, ask, given, print_more};
 use super::client::{Client, Request, ServerArguments};

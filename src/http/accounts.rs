@@ -1,7 +1,7 @@
 //! `/v1/tenants/{id}/accounts` and `/entries`: double entry.
 //!
-//! Invariant: an entry is written once under its idempotency key, and the key ends with it. Accounts
-//! of credits are read here and moved by credits only.
+//! Invariant: an entry is written once under its idempotency key, and the key ends with it.
+//! Accounts of credits are read here and moved by credits only.
 
 use super::App;
 use super::auth::{Caller, Scope};
@@ -9,7 +9,7 @@ use super::extract::{Json, Path, Query, parse_amount, parse_limit, read_json};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
 use crate::rules::account::{
-    Account, Entry, Floor, NewEntry, NewPosting, PostRefusal, is_reserved,
+    Account, Entry, Floor, NewEntry, NewPosting, PostRefusal, is_reserved, is_reserved_key,
 };
 use crate::rules::ids::{AccountName, OnceKey, TenantId, Unit};
 use crate::store::account::{AccountPut, NewAccount, Posted, StatementLine, StatementQuery};
@@ -325,6 +325,10 @@ pub async fn post_entry(
     let memo = parse_memo(memo)?;
     let postings: Vec<NewPosting> =
         postings.into_iter().map(read_posting).collect::<Result<_, Problem>>()?;
+    if is_reserved_key(&once.key) {
+        let detail = "keys that begin with credits. are the server's own; use another key";
+        return Err(Problem::new(Kind::Refused, "key_reserved", detail));
+    }
     let entry = NewEntry { tenant, key: once.key.clone(), memo, postings };
     let completing = once.completing(answer_posted);
     let posted = app.store.post_entry(entry, app.clock.now(), Some(&completing)).await?;

@@ -106,8 +106,8 @@ impl Caller {
         }
     }
 
-    /// Whose idempotency keys a request uses: what the key may reach, and nothing that tells one key
-    /// from another of the same rights, since keys are exchanged while requests are retried.
+    /// Whose idempotency keys a request uses: what the key may reach, and nothing that tells one
+    /// key from another of the same rights, since keys are exchanged while requests are retried.
     pub fn principal(&self) -> String {
         let mut scopes: Vec<&str> = self.0.scopes.iter().map(|scope| scope.name()).collect();
         scopes.sort_unstable();

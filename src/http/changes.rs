@@ -1,7 +1,7 @@
 //! `/v1/changes`: what others are told, for those who rather ask.
 //!
-//! Invariant: numbers grow, and what was read once is never changed: whoever remembers the last number
-//! it has seen misses nothing and sees nothing twice.
+//! Invariant: numbers grow, and what was read once is never changed: whoever remembers the last
+//! number it has seen misses nothing and sees nothing twice.
 
 use super::App;
 use super::auth::{Caller, Scope};

@@ -1,13 +1,13 @@
-//! `/v1/tenants/{id}/grants`, `/credits` and `/allowance`: what was paid for or given in advance, and
-//! what is left of it.
+//! `/v1/tenants/{id}/grants`, `/credits` and `/allowance`: what was paid for or given in advance,
+//! and what is left of it.
 //!
-//! Invariant: a grant is issued, and taken back, once under its idempotency key. A balance holds usage
-//! that was acknowledged before the request, also if no cut has seen it.
+//! Invariant: a grant is issued, and taken back, once under its idempotency key. A balance holds
+//! usage that was acknowledged before the request, also if no cut has seen it.
 
 use super::App;
 use super::accounts::{key_taken, parse_memo, readable};
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Path, Query, parse_amount, parse_limit, read_json};
+use super::extract::{Json, LIMIT_MAX, Path, Query, parse_amount, parse_limit, read_json};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
 use crate::jobs::credits::{Balance, Reckoning, coverable, read_balance};
@@ -88,8 +88,8 @@ pub struct GrantAnswer {
 
 /// Issue credits: a top-up, or a gift
 ///
-/// Usage draws on them before it is billed: what was given before what was paid for, by priority and
-/// by expiry. Only what is left is pushed to the provider.
+/// Usage draws on them before it is billed: what was given before what was paid for, by priority
+/// and by expiry. Only what is left is pushed to the provider.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/grants", tag = "credits", request_body = GrantSpec,
     params(("tenant" = String, Path)),
@@ -111,16 +111,42 @@ pub async fn post_grant(
     let Json(spec) = read_json::<GrantSpec>(request, &app).await?;
     let catalog = app.catalog.reload().await?;
     let now = app.clock.now();
-    // The same request at another moment is the same grant.
-    let standing = app.store.list_grants(&tenant, GrantFilter::All, 0, usize::MAX);
-    let standing = standing.await?.into_iter().find(|grant| grant.terms.key == once.key);
-    let begun = standing.map_or(now, |grant| grant.terms.effective_at);
-    let terms = read_terms(spec, tenant, &once, &catalog, begun)?;
+    let starts_now = spec.effective_at.is_none();
+    let terms = read_terms(spec, tenant, &once, &catalog, now)?;
     let scale = |meter: MeterNo| catalog.get(meter).map(|meter| meter.usage_scale());
-    terms.check(scale).map_err(Problem::refused)?;
-    let completing = once.completing(move |issued: &Issued| answer_issued(issued, &catalog));
+    if let Err(refusal) = terms.check(scale) {
+        // A grant that has expired since it was asked for is still the answer to a repeat.
+        if !starts_now || !is_issued(&app, &terms).await? {
+            return Err(Problem::refused(refusal));
+        }
+    }
+    let asked = terms.clone();
+    let completing = once.completing(move |issued: &Issued| match issued {
+        // The same request at another moment is the same grant.
+        Issued::KeyTaken(grant) if starts_now && asked.says_later(&grant.terms) => {
+            Ok((StatusCode::CREATED, answer_grant(grant, &catalog)))
+        }
+        Issued::Created(_) | Issued::Repeated(_) | Issued::KeyTaken(_) | Issued::TooMany => {
+            answer_issued(issued, &catalog)
+        }
+    });
     let issued = app.store.issue_grant(terms, now, Some(&completing)).await?;
     Ok(Once::respond(&completing, &issued))
+}
+
+/// Whether a grant of the tenant stands under the key.
+async fn is_issued(app: &App, terms: &GrantTerms) -> Result<bool, Problem> {
+    let mut after = 0;
+    loop {
+        let page = app.store.list_grants(&terms.tenant, GrantFilter::All, after, LIMIT_MAX).await?;
+        if page.iter().any(|grant| grant.terms.key == terms.key) {
+            return Ok(true);
+        }
+        match page.last() {
+            Some(last) => after = last.number,
+            None => return Ok(false),
+        }
+    }
 }
 
 fn read_terms(

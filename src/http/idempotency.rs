@@ -1,10 +1,11 @@
 //! Requests that change something happen once under their `Idempotency-Key`: the layer of the crate
 //! `counterfoil_idempotency` on the server's own store.
 //!
-//! Invariant: whose key it is comes from the API key, never from the request: its tenant, or everyone
-//! for a key that is bound to none, and its scopes, so that a caller who may less neither sees nor
-//! spoils what another did. Where money moves, a key is required and ends in the transaction of its
-//! effect. Keys of `/v1/keys` are left out: their answer holds a token, and tokens are never stored.
+//! Invariant: whose key it is comes from the API key, never from the request: its tenant, or
+//! everyone for a key that is bound to none, and its scopes, so that a caller who may less neither
+//! sees nor spoils what another did. Where money moves, a key is required and ends in the
+//! transaction of its effect. Keys of `/v1/keys` are left out: their answer holds a token, and
+//! tokens are never stored.
 
 use super::App;
 use super::auth::Caller;

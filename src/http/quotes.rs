@@ -1,8 +1,8 @@
 //! `/v1/tenants/{id}/quotes`, `/v1/tax/rates` and `/v1/coupons`: what a bill will come to.
 //!
-//! Invariant: a quote is answered once under its idempotency key and kept for ever: a repeat gets the
-//! same figures and no engine is asked, whatever rates hold by then. A coupon is used by one quote of a
-//! tenant in each billing cycle.
+//! Invariant: a quote is answered once under its idempotency key and kept for ever: a repeat gets
+//! the same figures and no engine is asked, whatever rates hold by then. A coupon is used by one
+//! quote of a tenant in each billing cycle.
 
 use super::App;
 use super::accounts::{key_taken, readable};
@@ -249,11 +249,9 @@ pub async fn list_coupons(
 ) -> Result<axum::Json<CouponList>, Problem> {
     caller.require_unbound(Scope::Read)?;
     let limit = parse_limit(query.limit)?;
-    if query.after.as_deref().is_some_and(|after| OnceKey::parse(after).is_err()) {
-        let detail = "after is a coupon's code, of 1 to 255 bytes";
-        return Err(Problem::new(Kind::Invalid, "invalid_coupon", detail));
-    }
-    let mut found = app.store.list_coupons(query.after.as_deref(), limit + 1).await?;
+    let after = query.after.as_deref().map(OnceKey::parse).transpose()?;
+    let after = after.as_ref().map(OnceKey::as_str);
+    let mut found = app.store.list_coupons(after, limit + 1).await?;
     let more = found.len() > limit;
     found.truncate(limit);
     let next_after = found.last().filter(|_| more).map(|coupon| coupon.code.clone());
@@ -415,6 +413,7 @@ fn read_request(
     let instant = |text: &String| Timestamp::parse(text).map_err(Problem::refused);
     let mut lines = Vec::with_capacity(spec.lines.len());
     for LineSpec { id, amount } in spec.lines {
+        OnceKey::parse(&id).map_err(Problem::refused)?;
         lines.push(QuoteLine { id, amount: parse_amount(&amount)? });
     }
     Ok(QuoteRequest {
@@ -437,12 +436,8 @@ async fn find_coupon(
     key: &OnceKey,
 ) -> Result<Option<Result<Coupon, String>>, Problem> {
     let (Some(code), Some(cycle)) = (&request.coupon, request.cycle) else { return Ok(None) };
-    // What can be no code is not looked for.
-    let found = match OnceKey::parse(code) {
-        Ok(_) => app.store.find_coupon(code).await?,
-        Err(_) => None,
-    };
-    let coupon = found.ok_or_else(|| {
+    OnceKey::parse(code).map_err(Problem::refused)?;
+    let coupon = app.store.find_coupon(code).await?.ok_or_else(|| {
         let detail = format!("there is no coupon {code}; GET /v1/coupons lists them");
         Problem::new(Kind::Refused, "coupon_unknown", detail)
     })?;

@@ -1,7 +1,7 @@
 //! Subscriptions that are created, changed and ended by sagas; `/v1/sagas` tells how they go.
 //!
-//! Invariant: a saga is begun once under its idempotency key. The answer comes at once; what becomes
-//! of it is read from `/v1/sagas/{id}`, whose log says every step.
+//! Invariant: a saga is begun once under its idempotency key. The answer comes at once; what
+//! becomes of it is read from `/v1/sagas/{id}`, whose log says every step.
 
 use super::App;
 use super::accounts::{key_taken, readable};
@@ -58,7 +58,7 @@ pub struct SubscriptionSpec {
 
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(example = json!({"plan": "scale", "prices": ["price_2R"], "features": ["exports", "sso"]}))]
+#[schema(example = json!({"plan": "scale", "prices": ["price_2R"], "features": ["sso"]}))]
 pub struct PlanSpec {
     #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f]+$")]
     plan: String,
@@ -106,8 +106,8 @@ pub struct SagaAnswer {
 
 /// Create a subscription
 ///
-/// Creates the customer if the tenant has none, then the subscription, our own record, and access to
-/// the features. If a step is refused, what was done is undone.
+/// Creates the customer if the tenant has none, then the subscription, our own record, and access
+/// to the features. If a step is refused, what was done is undone.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/subscriptions", tag = "sagas",
     request_body = SubscriptionSpec, params(("tenant" = String, Path)),
@@ -351,6 +351,7 @@ pub async fn get_saga(
     Path(id): Path<String>,
 ) -> Result<axum::Json<SagaStory>, Problem> {
     caller.require(Scope::Read)?;
+    check_id(&id)?;
     let found = app.store.find_saga(&id).await?;
     // The same answer whether another tenant has it or nobody.
     let allowed = |saga: &Saga| caller.bound_to().is_none_or(|tenant| *tenant == saga.tenant);
@@ -360,6 +361,12 @@ pub async fn get_saga(
         log: log.iter().map(LineAnswer::from).collect(),
         saga: (&saga).into(),
     }))
+}
+
+/// No saga has such a name, and no store is asked with a text it may not hold.
+fn check_id(id: &str) -> Result<(), Problem> {
+    let plain = id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    if plain { Ok(()) } else { Err(unknown_saga()) }
 }
 
 fn unknown_saga() -> Problem {
@@ -383,6 +390,7 @@ pub async fn revive_saga(
     Path(id): Path<String>,
 ) -> Result<axum::Json<SagaAnswer>, Problem> {
     caller.require_unbound(Scope::Operate)?;
+    check_id(&id)?;
     match app.store.revive_saga(&id, app.clock.now()).await? {
         Revived::Done(saga) => Ok(axum::Json((&saga).into())),
         Revived::Refused(why) => {

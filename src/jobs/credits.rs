@@ -1,9 +1,9 @@
 //! Credits beside the cut: what is left of them right now, and the end of those that have expired.
 //!
-//! Invariant: a balance counts usage that no cut has seen yet as the next cut would, by the same rule
-//! and from the same totals; it changes nothing. A grant is taken away only some time after it has
-//! expired, so that usage from before, which is cut later, is still covered. A crash leaves a grant
-//! expired or not, as a whole.
+//! Invariant: a balance counts usage that no cut has seen yet as the next cut would, by the same
+//! rule and from the same totals; it changes nothing. A grant is taken away only some time after it
+//! has expired, so that usage from before, which is cut later, is still covered. A crash leaves a
+//! grant expired or not, as a whole.
 
 use super::{Stop, repeat};
 use crate::clock::Clock;

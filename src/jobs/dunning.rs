@@ -1,8 +1,8 @@
 //! Dunning: what is told about invoices that were not paid, once for each stage of each cycle.
 //!
-//! Invariant: the stage follows from the invoice as it was read last (`rules::dunning`), so the order
-//! of webhooks plays no part; each stage of an invoice is one message with one key, whoever writes it
-//! and however often. A crash leaves a message written or not; the next look writes it.
+//! Invariant: the stage follows from the invoice as it was read last (`rules::dunning`), so the
+//! order of webhooks plays no part; each stage of an invoice is one message with one key, whoever
+//! writes it and however often. A crash leaves a message written or not; the next look writes it.
 
 use super::mirror::list_all;
 use super::{Stop, repeat};
@@ -25,7 +25,8 @@ pub struct Dunner {
     told: Mutex<Told>,
 }
 
-/// Whom something was told about, from the messages themselves. Forgotten in a crash, and read anew.
+/// Whom something was told about, from the messages themselves. Forgotten in a crash, and read
+/// anew.
 #[derive(Default, Clone)]
 struct Told {
     /// The last message that was looked at.

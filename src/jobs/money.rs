@@ -1,5 +1,5 @@
-//! The jobs around operations on money, together: sagas, the end of grants, dunning, what others are
-//! told of changes, and what is forgotten.
+//! The jobs around operations on money, together: sagas, the end of grants, dunning, what others
+//! are told of changes, and what is forgotten.
 
 use super::Stopper;
 use super::credits::GrantExpirer;

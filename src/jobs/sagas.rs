@@ -1,12 +1,12 @@
-//! Sagas: takes up those that are due, and moves each step by step until it is completed, undone, or
-//! has to wait.
+//! Sagas: takes up those that are due, and moves each step by step until it is completed, undone,
+//! or has to wait.
 //!
-//! Invariant: nothing is done at the provider before its intent is in the log, and everything that is
-//! written is written under the fence of the claim: a runner that was too slow is refused and stops.
-//! What is next is decided by `rules::saga` from the log alone.
+//! Invariant: nothing is done at the provider before its intent is in the log, and everything that
+//! is written is written under the fence of the claim: a runner that was too slow is refused and
+//! stops. What is next is decided by `rules::saga` from the log alone.
 //!
-//! A crash leaves the saga with its last line and a lease; when that ends, whoever claims it does the
-//! step again, which finds what was done.
+//! A crash leaves the saga with its last line and a lease; when that ends, whoever claims it does
+//! the step again, which finds what was done.
 
 mod cancel_subscription;
 mod change_plan;
@@ -84,7 +84,7 @@ impl SagaRunner {
             let id = claimed.saga.id.clone();
             // The others of the claim are not to wait for one that fails.
             if let Err(error) = self.advance(Running::new(claimed)).await {
-                tracing::warn!(saga = id, %error, "saga {id} could not be moved; it is tried again");
+                tracing::warn!(saga = id, %error, "saga {id} could not be moved; tried again later");
             }
         }
         Ok(count)

@@ -1,5 +1,5 @@
-//! Accounts: double entry. An entry moves amounts between accounts of one tenant and sums to zero in
-//! every unit, so value is moved and never made.
+//! Accounts: double entry. An entry moves amounts between accounts of one tenant and sums to zero
+//! in every unit, so value is moved and never made.
 //!
 //! Invariant: over a tenant's accounts of one unit, balances sum to zero. An account that may not
 //! fall below zero never does. Every entry that touches an account raises its version by one; a
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 /// Postings of one entry.
 pub const POSTINGS_MAX: usize = 100;
-/// What only the server itself posts to.
+/// How names begin of accounts, and keys of entries, that are the server's own.
 const RESERVED_PREFIX: &str = "credits.";
 
 /// How low a balance may go.
@@ -164,6 +164,11 @@ impl PostRefusal {
 /// Whether only the server itself posts to such an account.
 pub fn is_reserved(name: &AccountName) -> bool {
     name.as_str().starts_with(RESERVED_PREFIX)
+}
+
+/// Whether only the server itself writes entries under such a key.
+pub fn is_reserved_key(key: &OnceKey) -> bool {
+    key.as_str().starts_with(RESERVED_PREFIX)
 }
 
 /// Judges an entry against its accounts as they stand; the postings are what it leaves, in order.

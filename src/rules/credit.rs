@@ -1,10 +1,10 @@
 //! Credits: what a tenant has paid for in advance (purchased) or was given (granted), and how usage
 //! draws on it before it is billed.
 //!
-//! A grant is an amount of some unit, a currency or credits, and says what one unit of usage of each
-//! meter costs in it. A cut covers what its window has grown by from the grants that hold at the
-//! window's stamp, in the order of [`DrawOrder`]; only what is left is billed. When a window shrinks,
-//! first what was billed shrinks, then the draws are given back in reverse order.
+//! A grant is an amount of some unit, a currency or credits, and says what one unit of usage of
+//! each meter costs in it. A cut covers what its window has grown by from the grants that hold at
+//! the window's stamp, in the order of [`DrawOrder`]; only what is left is billed. When a window
+//! shrinks, first what was billed shrinks, then the draws are given back in reverse order.
 //!
 //! Invariant: what a grant has left is never negative and never above its amount; its amount equals
 //! what is left plus all that was drawn and not given back, expired or taken back. Every change is
@@ -349,6 +349,12 @@ impl GrantTerms {
     /// Whether it says the same as one that is sent under its key.
     pub fn says(&self, other: &Self) -> bool {
         self == other
+    }
+
+    /// Whether it says the same as one that was sent before, but for the moment it holds from.
+    pub fn says_later(&self, before: &Self) -> bool {
+        let effective_at = before.effective_at;
+        Self { effective_at, ..self.clone() } == *before
     }
 }
 

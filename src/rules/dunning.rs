@@ -1,7 +1,7 @@
 //! Dunning: at which stage an invoice that was not paid is.
 //!
-//! Invariant: a function of the invoice as it is and of the time; an invoice is one billing cycle, and
-//! stages only follow one another in the order below, so each is told once in a cycle.
+//! Invariant: a function of the invoice as it is and of the time; an invoice is one billing cycle,
+//! and stages only follow one another in the order below, so each is told once in a cycle.
 
 use super::invoice::{Dunning, Invoice, judge_dunning};
 use super::span::Span;

@@ -6,8 +6,9 @@
 //! push.
 //!
 //! Invariant: over the windows of a tenant and meter, the sum of all planned quantities plus the
-//! remainder equals the sum of the exact totals at their last cuts, less what credits cover of them. A push, once planned, never
-//! changes; whatever changes its window afterwards plans another one with the next revision.
+//! remainder equals the sum of the exact totals at their last cuts, less what credits cover of
+//! them. A push, once planned, never changes; whatever changes its window afterwards plans another
+//! one with the next revision.
 
 use super::billing::Mode;
 use super::digest::{digest_fields, hex};

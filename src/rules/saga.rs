@@ -1,15 +1,15 @@
 //! Sagas: operations that change things at the provider and here in several steps, and end either
 //! with all of them done or with all of them undone.
 //!
-//! A saga is a list of steps. Its log is durable: the intent of each step is written before the step
-//! acts, its result after; undoing a step is logged likewise. What happens next is a function of the
-//! log alone, so whoever holds the saga's lease goes on where the one before was cut off.
+//! A saga is a list of steps. Its log is durable: the intent of each step is written before the
+//! step acts, its result after; undoing a step is logged likewise. What happens next is a function
+//! of the log alone, so whoever holds the saga's lease goes on where the one before was cut off.
 //!
 //! Invariant: a step acts only after its intent is written, and only after all steps before it are
 //! done. Once a saga has turned back it never acts again in that generation; it undoes, last step
-//! first, every step that was begun, also one whose outcome is unknown. A saga with a step done that
-//! cannot be undone never turns back. Keys hold the generation and the round, so that no request
-//! meets an answer the provider keeps of a life that was undone.
+//! first, every step that was begun, also one whose outcome is unknown. A saga with a step done
+//! that cannot be undone never turns back. Keys hold the generation and the round, so that no
+//! request meets an answer the provider keeps of a life that was undone.
 
 use super::digest::{digest_fields, hex};
 use super::ids::{OnceKey, TenantId};

@@ -4,9 +4,9 @@
 //! else, so the same question always has the same answer. Discounts come first, then tax.
 //!
 //! Invariant: every figure of a quote is a whole number of the currency's smallest unit; net plus
-//! tax is gross, on every line and in total; the discounts of the lines sum to the coupon's. Rounding
-//! is half away from zero, once for each rate on each line; a price that holds its tax is rounded
-//! once and its tax split. The answer states it.
+//! tax is gross, on every line and in total; the discounts of the lines sum to the coupon's.
+//! Rounding is half away from zero, once for each rate on each line; a price that holds its tax is
+//! rounded once and its tax split. The answer states it.
 
 use super::ids::{OnceKey, TenantId, Unit};
 use super::quantity::{Quantity, SCALE};
@@ -16,11 +16,10 @@ use serde::{Deserialize, Serialize};
 
 /// Lines of one quote.
 pub const LINES_MAX: usize = 200;
-const LINE_ID_BYTES_MAX: usize = 255;
 const JURISDICTION_BYTES_MAX: usize = 64;
 /// How figures are rounded, in words, for whoever checks a quote.
-pub const ROUNDING: &str = "half away from zero; each rate on each line, or, where prices hold their \
-                            tax, the tax of each line";
+pub const ROUNDING: &str = "half away from zero; each rate on each line, or, where prices hold \
+                            their tax, the tax of each line";
 
 /// A tax on what is sold in a place, while it holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -190,10 +189,6 @@ impl QuoteRequest {
         }
         let smallest = smallest(&self.currency);
         for line in &self.lines {
-            if !is_plain(&line.id, LINE_ID_BYTES_MAX) {
-                let detail = "the id of a line has 1 to 255 bytes and no control characters";
-                return Err(Refusal::new("invalid_lines", detail));
-            }
             if line.amount < Quantity::ZERO || line.amount.units() % smallest != 0 {
                 let detail = format!(
                     "the amount of line {} must be a whole number of the smallest units of {}",

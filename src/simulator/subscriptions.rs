@@ -19,8 +19,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 const DAY: i64 = 86_400;
-/// Most prices of a subscription, and how many of them it shows itself; all are a list of its own.
-const ITEMS_MAX: usize = 20;
+/// How many prices a subscription shows itself; all of them are a list of its own.
 const ITEMS_SHOWN_MAX: usize = 10;
 const PRORATIONS: [&str; 3] = ["create_prorations", "none", "always_invoice"];
 /// How a first payment that fails is met. Metered prices cost nothing at first, so none ever does.
@@ -219,10 +218,6 @@ fn price_of(simulator: &Simulator, item: &Params) -> Result<Option<Price>, ApiEr
 }
 
 fn check_items(items: &[Item]) -> Result<(), ApiError> {
-    if items.len() > ITEMS_MAX {
-        let message = format!("A subscription can have at most {ITEMS_MAX} items.");
-        return Err(ApiError::refused(message));
-    }
     for (place, item) in items.iter().enumerate() {
         if items[..place].iter().any(|earlier| earlier.price.id == item.price.id) {
             let message = format!(

@@ -1,9 +1,9 @@
 //! Accounts, entries and statements.
 //!
-//! Invariant: an entry is written under its key once, with all its postings and the new balances and
-//! versions of its accounts, in one transaction. Each account's row is written only if its version is
-//! the one that was read (rows affected are checked); otherwise everything is read and judged again,
-//! a bounded number of times. A crash leaves an entry whole or not at all.
+//! Invariant: an entry is written under its key once, with all its postings and the new balances
+//! and versions of its accounts, in one transaction. Each account's row is written only if its
+//! version is the one that was read (rows affected are checked); otherwise everything is read and
+//! judged again, a bounded number of times. A crash leaves an entry whole or not at all.
 
 use super::Result;
 use super::idempotency::Completing;
@@ -78,8 +78,8 @@ pub trait Accounts: Send + Sync {
         after: Option<&AccountName>,
         limit: usize,
     ) -> Result<Vec<Account>>;
-    /// Writes an entry, judged by `rules::account::judge_entry`. With `completing`, the claim of its
-    /// request ends in the same transaction, whatever became of the entry.
+    /// Writes an entry, judged by `rules::account::judge_entry`. With `completing`, the claim of
+    /// its request ends in the same transaction, whatever became of the entry.
     async fn post_entry(
         &self,
         entry: NewEntry,

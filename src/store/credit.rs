@@ -2,8 +2,8 @@
 //!
 //! Invariant: a grant's row, the change that explains it and the entry between the tenant's credit
 //! accounts are written in one transaction; draws and what is given back in that of the cut
-//! (`record_cuts`). What a grant has left is never negative: by rule, by the row's own constraint and
-//! by the floor of the pool's account. A crash leaves a change whole or not at all.
+//! (`record_cuts`). What a grant has left is never negative: by rule, by the row's own constraint
+//! and by the floor of the pool's account. A crash leaves a change whole or not at all.
 
 use super::Result;
 use super::idempotency::Completing;
@@ -70,8 +70,8 @@ pub enum GrantFilter {
 
 #[async_trait]
 pub trait Credits: Send + Sync {
-    /// Issues a grant; the tenant is created if it is not known. Terms are checked before. Writes the
-    /// message `credits.issued` (see `store::message`).
+    /// Issues a grant; the tenant is created if it is not known. Terms are checked before. Writes
+    /// the message `credits.issued` (see `store::message`).
     async fn issue_grant(
         &self,
         terms: GrantTerms,
@@ -85,8 +85,8 @@ pub trait Credits: Send + Sync {
         at: Timestamp,
         completing: Option<&Completing<TakenBack>>,
     ) -> Result<TakenBack>;
-    /// Takes away what is left of grants that expired by `expired_by`, at most `limit` of them, each
-    /// with the message `credits.expired`; returns how many.
+    /// Takes away what is left of grants that expired by `expired_by`, at most `limit` of them,
+    /// each with the message `credits.expired`; returns how many.
     async fn expire_grants(
         &self,
         expired_by: Timestamp,

@@ -1,7 +1,8 @@
-//! Idempotency keys of requests, kept beside what the requests do, and how one ends with its effect.
+//! Idempotency keys of requests, kept beside what the requests do, and how one ends with its
+//! effect.
 //!
-//! Invariant: a request that changes money ends its key in the transaction of its effect, so there is
-//! never one without the other. The table and the rules are those of the crate
+//! Invariant: a request that changes money ends its key in the transaction of its effect, so there
+//! is never one without the other. The table and the rules are those of the crate
 //! `counterfoil_idempotency`; each store runs its functions on connections of its own.
 
 use super::Error;

@@ -2,8 +2,8 @@
 //!
 //! Invariant: a message is written once under its key and never changes. It is delivered at least
 //! once, in the order of numbers as far as one destination takes them, and its id is the same each
-//! time, so that the receiver can tell repeats. A crash leaves it waiting, or leased until its lease
-//! ends; then it is sent again.
+//! time, so that the receiver can tell repeats. A crash leaves it waiting, or leased until its
+//! lease ends; then it is sent again.
 
 use super::Result;
 use super::alert::NoticeOutcome;
@@ -64,8 +64,8 @@ pub trait Messages: Send + Sync {
         after: u64,
         limit: usize,
     ) -> Result<Vec<Message>>;
-    /// Leases waiting messages that are due, oldest first, and those whose lease ended by `now`. Each
-    /// claim is an attempt.
+    /// Leases waiting messages that are due, oldest first, and those whose lease ended by `now`.
+    /// Each claim is an attempt.
     async fn claim_messages(
         &self,
         now: Timestamp,

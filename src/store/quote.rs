@@ -1,8 +1,8 @@
 //! Tax rates, coupons and quotes.
 //!
-//! Invariant: a quote is kept under its tenant's key for ever as it was answered, with the use of its
-//! coupon in one transaction; a tenant uses a coupon in one cycle for one quote. Two rates of one
-//! jurisdiction and name never hold at one moment. A crash leaves a quote whole or not at all.
+//! Invariant: a quote is kept under its tenant's key for ever as it was answered, with the use of
+//! its coupon in one transaction; a tenant uses a coupon in one cycle for one quote. Two rates of
+//! one jurisdiction and name never hold at one moment. A crash leaves a quote whole or not at all.
 
 use super::Result;
 use super::idempotency::Completing;

@@ -2,8 +2,8 @@
 //!
 //! Invariant: a line of a log is written only under the saga's current fence, so of two runners one
 //! is refused. A saga's standing and the lines that explain it change in one transaction, with the
-//! message that tells of its end. A tenant has at most one open saga. A crash leaves a saga with its
-//! last line; when its lease ends, another runner goes on from there.
+//! message that tells of its end. A tenant has at most one open saga. A crash leaves a saga with
+//! its last line; when its lease ends, another runner goes on from there.
 
 use super::Result;
 use super::idempotency::Completing;
@@ -129,12 +129,12 @@ pub trait Sagas: Send + Sync {
     ) -> Result<bool>;
     async fn find_saga(&self, id: &str) -> Result<Option<(Saga, Vec<LogLine>)>>;
     async fn list_sagas(&self, query: SagaQuery) -> Result<Vec<Saga>>;
-    /// Takes up a saga again as `rules::saga::judge_revival` says, with a line `revived`: state, tries
-    /// 0, due at once, and the next generation if it starts anew. A lease on it ends.
+    /// Takes up a saga again as `rules::saga::judge_revival` says, with a line `revived`: state,
+    /// tries 0, due at once, and the next generation if it starts anew. A lease on it ends.
     async fn revive_saga(&self, id: &str, at: Timestamp) -> Result<Revived>;
 
-    /// Holds back the tenant's pushes of windows that start at `from` or later: they are not claimed
-    /// until the hold is released. One for each saga; writing it again changes nothing.
+    /// Holds back the tenant's pushes of windows that start at `from` or later: they are not
+    /// claimed until the hold is released. One for each saga; writing it again changes nothing.
     async fn put_hold(
         &self,
         tenant: &TenantId,
@@ -144,7 +144,7 @@ pub trait Sagas: Send + Sync {
     ) -> Result<()>;
     /// Whether there was one.
     async fn release_hold(&self, saga: &str) -> Result<bool>;
-    /// The tenant's observed or submitted-and-unresolved pushes of windows that start before then:
+    /// The tenant's pushes of windows that start before then which the provider has not taken yet:
     /// what is to be sent before a plan changes. Shadow pushes are left out.
     async fn count_pushes_before(&self, tenant: &TenantId, before: Timestamp) -> Result<u64>;
 
@@ -156,8 +156,8 @@ pub trait Sagas: Send + Sync {
     /// Takes back the agreement that a saga made: it is gone, and the one that it ended is open
     /// again with its access. Nothing happens if there is none.
     async fn withdraw_agreement(&self, saga: &str) -> Result<()>;
-    /// Ends the open agreement of a subscription at that moment, which may be ahead: its features may
-    /// be used until then.
+    /// Ends the open agreement of a subscription at that moment, which may be ahead: its features
+    /// may be used until then.
     async fn end_agreement(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()>;
     /// A tenant's agreements, newest first, at most `limit`.
     async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>>;

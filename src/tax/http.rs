@@ -1,11 +1,12 @@
 //! An engine of the user's own, asked over HTTP.
 //!
-//! It gets the request and the discounts as JSON, with `Idempotency-Key`, and answers
-//! `{"lines": [{"id": "…", "taxes": [{"jurisdiction", "name", "percent", "amount"}]}]}`: the taxes of
-//! each line, all figures as strings. Net and gross are reckoned here.
+//! It gets the request and the discounts as JSON, with `Idempotency-Key`, and answers `{"lines":
+//! [{"id": "…", "taxes": [{"jurisdiction", "name", "percent", "amount"}]}]}`: the taxes of each
+//! line, all figures as strings. Net and gross are reckoned here.
 //!
-//! Invariant: every line is answered once, in order, with figures that are whole smallest units of the
-//! currency; an answer that is not so is refused as a fault of the engine and nothing is quoted.
+//! Invariant: every line is answered once, in order, with figures that are whole smallest units of
+//! the currency; an answer that is not so is refused as a fault of the engine and nothing is
+//! quoted.
 
 use super::{NoQuote, TaxEngine};
 use crate::config::{Secret, TaxConfig};

@@ -124,6 +124,8 @@ async fn what_does_not_add_up_is_refused_whole() {
         let key = format!("b{}", body.len());
         server.once(ENTRIES, &key, &body).await.problem(status, code);
     }
+    // Entries of credits have keys of their own kind, which nobody may take from them.
+    server.once(ENTRIES, "credits.1", &entry(&fine)).await.problem(422, "key_reserved");
     assert_eq!(balance(&server, "wallet").await, ("0".into(), 0));
     assert_eq!(balance(&server, "payments").await, ("0".into(), 0));
     // All the room there is, and not one step more.

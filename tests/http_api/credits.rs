@@ -186,6 +186,28 @@ async fn a_grant_is_issued_and_shown() {
 }
 
 #[tokio::test]
+async fn a_repeat_that_comes_after_the_expiry_is_still_a_repeat() {
+    let server = billing().await;
+    let body = json!({
+        "pool": "granted", "unit": "eur", "amount": "5", "rates": {"calls": "1"},
+        "expires_at": "2026-11-16T00:00:00Z",
+    });
+    let first = server.once(GRANTS, "a", &body.to_string()).await;
+    assert_eq!(first.status, 201, "{}", first.body);
+    server.clock.advance(25 * MICROS_PER_HOUR);
+    assert_eq!(server.sweep().await, 1);
+    let again = server.once(GRANTS, "a", &body.to_string()).await;
+    assert_eq!((again.status, &again.body), (201, &first.body));
+    // A new one that has expired before it begins is refused.
+    server.once(GRANTS, "b", &body.to_string()).await.problem(422, "invalid_expiry");
+    server.clock.advance(25 * MICROS_PER_HOUR);
+    server.sweep().await;
+    let other = body.to_string().replace("\"5\"", "\"6\"");
+    server.once(GRANTS, "a", &other).await.problem(409, "key_taken");
+    assert_eq!(server.get(GRANTS).await.json()["grants"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
 async fn what_a_grant_cannot_be() {
     let server = billing().await;
     let fine = spec("granted", "5", json!({"calls": "0.5"}));

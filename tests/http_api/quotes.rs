@@ -146,9 +146,9 @@ async fn what_cannot_be_quoted() {
         ("lines", line("x", "0.001"), "invalid_amount"),
         ("lines", line("x", "-1"), "invalid_amount"),
         ("lines", line("x", "1e1"), "invalid_amount"),
-        ("lines", line("", "1"), "invalid_lines"),
-        ("lines", line("a\u{0}b", "1"), "invalid_lines"),
-        ("lines", line(&"x".repeat(256), "1"), "invalid_lines"),
+        ("lines", line("", "1"), "invalid_key"),
+        ("lines", line("a\u{0}b", "1"), "invalid_key"),
+        ("lines", line(&"x".repeat(256), "1"), "invalid_key"),
         ("coupon", json!("TEN"), "cycle_missing"),
         ("cycle", json!("monthly"), "invalid_timestamp"),
         ("tenant", json!("globex"), "invalid_body"),
@@ -160,11 +160,17 @@ async fn what_cannot_be_quoted() {
         asked[member] = value;
         quote(&server, &format!("q{number}"), &asked).await.problem(422, code);
     }
-    for code in ["NONE", "", "a\u{0}b", &"x".repeat(256)] {
+    let long = "x".repeat(256);
+    for (code, refusal) in [
+        ("NONE", "coupon_unknown"),
+        ("", "invalid_key"),
+        ("a\u{0}b", "invalid_key"),
+        (&long, "invalid_key"),
+    ] {
         let mut asked = fine.clone();
         (asked["coupon"], asked["cycle"]) = (code.into(), CYCLE.into());
         let answer = quote(&server, &format!("c{}", code.len()), &asked).await;
-        answer.problem(422, "coupon_unknown");
+        answer.problem(422, refusal);
     }
 }
 
@@ -354,7 +360,7 @@ async fn coupons_are_made_once() {
     let page = server.get("/v1/coupons?limit=2").await;
     assert_eq!((codes(&page).join(" "), &page.json()["next_after"]), ("A B".into(), &"B".into()));
     assert_eq!(codes(&server.get("/v1/coupons?limit=2&after=B").await), ["TEN"]);
-    server.get("/v1/coupons?after=%00").await.problem(400, "invalid_coupon");
+    server.get("/v1/coupons?after=%00").await.problem(400, "invalid_key");
     let bound = server.key("operate", Some("acme")).await;
     let forbidden = server.call(Method::GET, "/v1/coupons", &bound, "").await;
     forbidden.problem(403, "tenant_forbidden");

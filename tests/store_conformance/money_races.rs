@@ -1,5 +1,5 @@
-//! Two servers on one PostgreSQL database that issue, take back, expire, draw, give back and post at
-//! once: nothing is made or lost, nobody waits in a circle, and no message is passed over.
+//! Two servers on one PostgreSQL database that issue, take back, expire, draw, give back and post
+//! at once: nothing is made or lost, nobody waits in a circle, and no message is passed over.
 
 use crate::accounts::{entry, key, name};
 use crate::billed::quantity;
@@ -24,12 +24,15 @@ use counterfoil::store::{Declarations, Deliveries, DeliveryBatch, Store};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::task::JoinSet;
 
 const TENANTS: usize = 5;
 const HOURS: i64 = 4;
 const ROUNDS: usize = 8;
 const HOUR_MICROS: i64 = 3_600_000_000;
-/// Accounts that entries move between, in both directions.
+/// Entries of each tenant in a round.
+const ENTRIES: usize = 6;
+/// Accounts that entries move between, all of them in each.
 const ACCOUNTS: [&str; 4] = ["a", "b", "c", "d"];
 
 /// Two servers on one fresh database, with a meter whose windows grow and shrink.
@@ -158,19 +161,26 @@ impl Pair {
         (issued, taken)
     }
 
-    /// Moves 1 between each two accounts of every tenant; both servers write the same entries.
+    /// Moves 1 from two to the two others of every tenant's accounts, many entries at once; both
+    /// servers write the same entries.
     async fn post(&self, server: usize, round: usize) -> usize {
-        let mut recorded = 0;
+        let mut posting = JoinSet::new();
         for tenant in in_order(server) {
-            for (from, to) in [(0, 1), (2, 1), (3, 0), (1, 2), (2, 3), (0, 2)] {
-                let once = format!("move {round} {from} {to}");
-                let moved = [(ACCOUNTS[from], "-1"), (ACCOUNTS[to], "1")];
-                let new = entry(tenant.as_str(), &once, &moved);
-                match self.stores[server].post_entry(new, self.now, None).await.unwrap() {
-                    Posted::Recorded(_) => recorded += 1,
-                    Posted::Repeated(_) => {}
-                    other => panic!("{other:?}"),
-                }
+            for n in 0..ENTRIES {
+                let mut moved: Vec<(&str, &str)> =
+                    ACCOUNTS.into_iter().zip(["-1", "1", "-1", "1"]).collect();
+                moved.rotate_left(n % ACCOUNTS.len());
+                let new = entry(tenant.as_str(), &format!("move {round} {n}"), &moved);
+                let (store, now) = (Arc::clone(&self.stores[server]), self.now);
+                posting.spawn(async move { store.post_entry(new, now, None).await.unwrap() });
+            }
+        }
+        let mut recorded = 0;
+        for posted in posting.join_all().await {
+            match posted {
+                Posted::Recorded(_) => recorded += 1,
+                Posted::Repeated(_) => {}
+                other => panic!("{other:?}"),
             }
         }
         recorded
@@ -220,8 +230,8 @@ impl Pair {
             let expected = pools.get(account.name.as_str()).copied();
             assert_eq!(account.balance.units(), expected.unwrap_or(account.balance.units()));
         }
-        let entries = changes.len() + ROUNDS * 6;
-        assert_eq!((sum, touched), (0, 2 * u64::try_from(entries).unwrap()));
+        let postings = 2 * changes.len() + ACCOUNTS.len() * ENTRIES * ROUNDS;
+        assert_eq!((sum, touched), (0, u64::try_from(postings).unwrap()));
         let range = Window { start: self.window(0).start, end: self.window(HOURS).start };
         let cuts = store.read_cuts(tenant, self.meter, range).await.unwrap();
         let covers = |change: &&counterfoil::rules::credit::CreditChange| change.covered.is_some();
@@ -315,7 +325,7 @@ async fn money_moved_at_once_is_moved_once() {
         (issued, taken, posted)
     };
     let ((issued, taken, posted), followed) = tokio::join!(move_money, pair.follow(&stop));
-    assert_eq!((issued, posted), (TENANTS * ROUNDS, TENANTS * ROUNDS * 6));
+    assert_eq!((issued, posted), (TENANTS * ROUNDS, TENANTS * ROUNDS * ENTRIES));
     assert!(taken > 0 && taken <= issued);
     for tenant in tenants() {
         pair.check(&tenant).await;

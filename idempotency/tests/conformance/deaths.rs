@@ -76,7 +76,7 @@ async fn die(place: &Arc<Place>, provider: &Arc<Provider>, call: Call, death: De
         let store = Arc::new(Dying { inner: place.store().await, death, reached: signal });
         App::charging_at(provider, store, settings()).call(call).await
     });
-    let there = tokio::time::timeout(Duration::from_secs(60), reached.notified()).await;
+    let there = tokio::time::timeout(Duration::from_secs(30), reached.notified()).await;
     assert!(there.is_ok(), "it did not come to {death:?}");
     doomed.shutdown_background();
 }

@@ -146,13 +146,15 @@ async fn postgres_notices_a_renewal_that_races_a_claim() {
     let (pool, key, now) = (pool(url), scope("acme", "k-1"), START.after(LEASE));
     let mut client = pool.get().await.unwrap();
     let first = postgres::claim(&**client, &key, &request(1), LEASE, START).await.unwrap();
+    // The heir has read the record, and its write waits: only then is the lease renewed.
     let transaction = client.transaction().await.unwrap();
-    postgres::renew(&*transaction, &owned(first), LEASE, now).await.unwrap();
+    transaction.execute("SELECT 1 FROM idempotency_keys FOR SHARE", &[]).await.unwrap();
     let other = pool.get().await.unwrap();
     let heir = tokio::spawn(async move {
         postgres::claim(&**other, &key, &request(1), LEASE, now).await.unwrap()
     });
     until_somebody_waits(&pool.get().await.unwrap()).await;
+    postgres::renew(&*transaction, &owned(first), LEASE, now).await.unwrap();
     transaction.commit().await.unwrap();
     assert_eq!(busy(heir.await.unwrap()), LEASE);
 }

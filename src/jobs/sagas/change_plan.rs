@@ -1,8 +1,8 @@
 //! A subscription gets other prices, at the end of a window.
 //!
-//! Usage is priced by what the subscription charges at its stamp, so usage up to the boundary goes out
-//! first, later usage waits, the prices change, and then it goes on. Undone, the prices are what they
-//! were and nothing waits.
+//! Usage is priced by what the subscription charges at its stamp, so usage up to the boundary goes
+//! out first, later usage waits, the prices change, and then it goes on. Undone, the prices are
+//! what they were and nothing waits.
 
 use super::drain::Drain;
 use super::prices::{are_same, prices_of, read_own, set};

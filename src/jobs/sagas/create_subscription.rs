@@ -1,8 +1,8 @@
 //! A tenant becomes a subscriber: customer, subscription, our own record, access to features.
 //!
 //! The customer that the tenant has is used; only one that this saga created is ever marked as
-//! abandoned, and none is deleted. The tenant is mapped to the customer in the last step, so usage is
-//! not pushed to a customer before there is a subscription to bill it by.
+//! abandoned, and none is deleted. The tenant is mapped to the customer in the last step, so usage
+//! is not pushed to a customer before there is a subscription to bill it by.
 
 use super::step::{Step, Turn, done, done_with, either, from_store, from_unreadable, settle_call};
 use crate::provider::{CancelWhen, CustomerFacts, RemoteSubscription, SubscriptionFacts};

@@ -1,8 +1,8 @@
-//! Draining: before what a tenant is charged by changes, its usage up to the change is cut, sent and
-//! taken by the provider.
+//! Draining: before what a tenant is charged by changes, its usage up to the change is cut, sent
+//! and taken by the provider.
 //!
-//! Invariant: the step is done only when no push of a window that starts before the boundary is left
-//! to be sent. If the provider takes nothing for `DRAINED_WITHIN`, the saga turns back.
+//! Invariant: the step is done only when no push of a window that starts before the boundary is
+//! left to be sent. If the provider takes nothing for `DRAINED_WITHIN`, the saga turns back.
 
 use super::step::{Step, Turn, done, either, from_store};
 use crate::rules::meter::Catalog;

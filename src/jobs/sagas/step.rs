@@ -1,7 +1,7 @@
 //! What a step of a saga works with, and how answers of the provider become outcomes.
 //!
-//! Invariant: acting again after a crash finds what was done before: a step that may have reached the
-//! provider looks first. Undoing touches only what carries this saga's tag.
+//! Invariant: acting again after a crash finds what was done before: a step that may have reached
+//! the provider looks first. Undoing touches only what carries this saga's tag.
 
 use crate::jobs::cut::Cutter;
 use crate::provider::{Called, Operations, RemoteSubscription, Unreadable};

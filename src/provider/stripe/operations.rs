@@ -188,8 +188,9 @@ impl Operations for Stripe {
                 match judge(self.client.delete(&path, &query, key).await) {
                     // Nothing is kept of a DELETE: made again it ends the subscription, or is
                     // refused because that has ended.
-                    Called::Kept(message) => Called::Retry(message),
-                    called => called,
+                    Called::Kept(message) | Called::Retry(message) => Called::Retry(message),
+                    Called::Done(object) => Called::Done(object),
+                    Called::Refused(message) => Called::Refused(message),
                 }
             }
         };

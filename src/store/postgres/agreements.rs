@@ -75,8 +75,7 @@ pub async fn withdraw(client: &ClientWrapper, saga: &str) -> Done<()> {
 
 pub async fn end(client: &ClientWrapper, subscription: &SubscriptionId, at: Timestamp) -> Done<()> {
     let sql = "-- end
-        UPDATE agreements SET ended_at = $2, access_before = access, access = false
-        WHERE subscription = $1 AND ended_at IS NULL";
+        UPDATE agreements SET ended_at = $2 WHERE subscription = $1 AND ended_at IS NULL";
     client.execute(sql, &[&subscription.as_str(), &SqlTimestamp(at)]).await?;
     Ok(())
 }

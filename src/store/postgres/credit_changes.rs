@@ -1,8 +1,8 @@
 //! Changes of grants, and all that belongs to them, inside the caller's transaction.
 //!
 //! Invariant: a change's row, what it leaves in its grant's row, its entry between the tenant's
-//! credit accounts and its message are written together, here and nowhere else. The caller holds the
-//! grants; accounts come after them, messages last.
+//! credit accounts and its message are written together, here and nowhere else. The caller holds
+//! the grants; accounts come after them, messages last.
 //!
 //! A crash leaves all of the caller's transaction or nothing.
 

@@ -2,8 +2,8 @@
 //!
 //! Invariant: see `credit_changes`, which writes. Locks are taken in the order of tenant, grants by
 //! number, accounts, messages, the request's key; expiry takes no tenant, and grants that another
-//! works on are left to its next round. Whoever issues or takes back holds the tenant first, so what
-//! it looks up (keys, the number of live grants) stands until it has written.
+//! works on are left to its next round. Whoever issues or takes back holds the tenant first, so
+//! what it looks up (keys, the number of live grants) stands until it has written.
 //!
 //! A crash leaves a change whole or not at all. What is issued or taken back again because its
 //! outcome was lost is found under its key; expiry that is repeated finds nothing left.

@@ -1,11 +1,11 @@
 //! Entries and the accounts they move, inside the caller's transaction.
 //!
-//! Invariant: an entry's row, its postings and the balances and versions of its accounts are written
-//! together, after `rules::account` has judged them; an account's row is written only if its version
-//! is the one that was read, by the number of rows affected. Accounts that are missing are created
-//! first, in the order of tenant and name; then rows are locked in the order of their numbers; then
-//! entries take their keys. Every writer keeps to this, and none goes back, so none waits in a
-//! circle.
+//! Invariant: an entry's row, its postings and the balances and versions of its accounts are
+//! written together, after `rules::account` has judged them; an account's row is written only if
+//! its version is the one that was read, by the number of rows affected. Accounts that are missing
+//! are created first, in the order of tenant and name; then rows are locked in the order of their
+//! numbers; then entries take their keys. Every writer keeps to this, and none goes back, so none
+//! waits in a circle.
 //!
 //! A crash leaves all of the caller's transaction or nothing.
 

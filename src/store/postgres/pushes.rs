@@ -143,8 +143,8 @@ async fn end_leases(client: &ClientWrapper, now: Timestamp) -> Done<()> {
     Ok(())
 }
 
-/// Pushes that could be claimed, in the order of claims, of tenants and meters not seen yet. Whether
-/// there is any hold is asked once, so that without one no push is looked up among them.
+/// Pushes that could be claimed, in the order of claims, of tenants and meters not seen yet.
+/// Whether there is any hold is asked once, so that without one no push is looked up among them.
 async fn list_due(
     client: &ClientWrapper,
     claim: &PushClaim,

@@ -1,8 +1,8 @@
 //! Credits: grants that are issued, taken back and expire.
 //!
-//! Invariant: whatever changes a grant goes through `rows::change_grant`: the grant's row, the change
-//! that explains it, the entry between the tenant's credit accounts and the message that tells of it
-//! are written in one transaction. A crash leaves a change whole or not at all.
+//! Invariant: whatever changes a grant goes through `rows::change_grant`: the grant's row, the
+//! change that explains it, the entry between the tenant's credit accounts and the message that
+//! tells of it are written in one transaction. A crash leaves a change whole or not at all.
 
 mod covering;
 mod rows;
@@ -20,6 +20,7 @@ use crate::store::{Error, Result};
 use async_trait::async_trait;
 use rows::{NewChange, change_grant, find_grant, find_grant_by_key, insert_grant};
 use rusqlite::{Connection, params};
+use std::sync::Arc;
 
 #[async_trait]
 impl Credits for SqliteStore {
@@ -70,12 +71,12 @@ impl Credits for SqliteStore {
             return Ok(0);
         }
         self.write(move |writer| {
-            let names = writer.shared.read_memory().tenants.names();
+            let shared = Arc::clone(&writer.shared);
             writer.write(|connection| {
                 let expired = find_expired(connection, expired_by, limit)?;
                 for (grant, tenant) in &expired {
-                    let name = names.get(tenant).ok_or_else(|| corrupt("a grant's tenant"))?;
-                    expire_grant(connection, (*tenant, name), *grant, at)?;
+                    let name = shared.read_memory().tenants.name(*tenant)?.clone();
+                    expire_grant(connection, (*tenant, &name), *grant, at)?;
                 }
                 Ok(expired.len())
             })

@@ -4,9 +4,9 @@
 //! the writer's connection.
 //!
 //! Invariant: a key ends in the transaction of its effect, or neither happens. What is answered is
-//! made of the outcome, by whoever asked and not by the writer's thread: a fault in it must not stop
-//! the writer. The writer waits for it inside the transaction, for a bounded time; a caller that is
-//! gone by then leaves nothing. A crash before the commit leaves a claim whose lease ends.
+//! made of the outcome, by whoever asked and not by the writer's thread: a fault in it must not
+//! stop the writer. The writer waits for it inside the transaction, for a bounded time; a caller
+//! that is gone by then leaves nothing. A crash before the commit leaves a claim whose lease ends.
 
 use super::{SqliteStore, Writer};
 use crate::rules::timestamp::Timestamp;

@@ -1,8 +1,9 @@
 //! Sagas with their logs; holds and agreements beside them.
 //!
 //! Invariant: lines are written under the saga's current fence only, while it is leased, and with
-//! the saga's new standing in one transaction. A tenant has one open saga at most: by what is looked
-//! at before, and by a unique index. A crash leaves a saga with its last line and a lease that ends.
+//! the saga's new standing in one transaction. A tenant has one open saga at most: by what is
+//! looked at before, and by a unique index. A crash leaves a saga with its last line and a lease
+//! that ends.
 
 mod agreements;
 mod holds;
@@ -196,7 +197,7 @@ fn find_due(connection: &Connection, now: Timestamp, limit: usize) -> Result<Vec
     connection
         .prepare_cached(
             "-- find_due
-             SELECT saga_no FROM sagas
+             SELECT saga_no FROM sagas INDEXED BY sagas_due
              WHERE state IN ('running', 'compensating') AND due_at <= ?1
                  AND (leased_until IS NULL OR leased_until <= ?1)
              ORDER BY due_at, saga_no LIMIT ?2",

@@ -1,8 +1,8 @@
 //! Usage that credits cover, inside the transaction of a cut.
 //!
 //! Invariant: what a call of `record_cuts` draws is seen by all it cuts after it, and every draw is
-//! on the grant's row before the next one is planned. A tenant without grants costs one look into an
-//! index for each call. A crash leaves a cut with all its draws or with none.
+//! on the grant's row before the next one is planned. A tenant without grants costs one look into
+//! an index for each call. A crash leaves a cut with all its draws or with none.
 
 use super::rows::{NewChange, change_grant, find_grant, list_live_grants, read_draws};
 use crate::rules::credit::{

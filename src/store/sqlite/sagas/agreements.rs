@@ -104,8 +104,7 @@ pub fn end_agreement(
     connection
         .prepare_cached(
             "-- end_agreement
-             UPDATE agreements SET ended_at = ?, access_before = access, access = 0
-             WHERE subscription = ? AND ended_at IS NULL",
+             UPDATE agreements SET ended_at = ? WHERE subscription = ? AND ended_at IS NULL",
         )
         .and_then(|mut update| update.execute(params![at.micros(), subscription.as_str()]))
         .map_err(sql_error)?;
