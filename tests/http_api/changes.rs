@@ -203,6 +203,7 @@ fn the_webhook_is_told_only_if_that_is_asked_for() {
     let mut config = default_config().alerts;
     config.webhook_url = Secret::new("http://192.0.2.1");
     config.webhook_secret = Secret::new(SECRET);
+    config.allow_private = true;
     assert!(ChangeWebhook::connect(&config).unwrap().is_none());
     config.webhook_changes = true;
     assert!(ChangeWebhook::connect(&config).unwrap().is_some());
