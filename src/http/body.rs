@@ -31,10 +31,10 @@ pub struct BodyReader {
     held: Arc<AtomicUsize>,
 }
 
-/// A whole body, decompressed. While it lives, its size counts against the limit of all.
+/// A whole body. While it lives, its size counts against the limit of all.
 pub struct WholeBody {
     pub bytes: Bytes,
-    _share: Share,
+    share: Share,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -55,6 +55,12 @@ impl BodyReader {
 
     pub async fn read(&self, headers: &HeaderMap, body: Body) -> Result<WholeBody, Problem> {
         let encoding = read_encoding(headers)?;
+        let WholeBody { bytes: sent, share } = self.receive(headers, body).await?;
+        self.unpack(encoding, sent, share)
+    }
+
+    /// A body as it was sent, not decompressed.
+    pub async fn receive(&self, headers: &HeaderMap, body: Body) -> Result<WholeBody, Problem> {
         let announced = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
         if announced.is_some_and(|length: usize| length > self.bytes_max) {
             return Err(too_large(self.bytes_max));
@@ -63,13 +69,22 @@ impl BodyReader {
             Share { held: Arc::clone(&self.held), bytes: 0, held_max: self.total_max() };
         let collected =
             tokio::time::timeout(self.timeout, self.collect(body, announced, &mut share));
-        let sent = collected.await.map_err(|_| {
+        let bytes = collected.await.map_err(|_| {
             Problem::new(
                 Kind::Timeout,
                 "body_timeout",
                 "the body did not arrive in time; nothing of it was counted; send it again",
             )
         })??;
+        Ok(WholeBody { bytes, share })
+    }
+
+    fn unpack(
+        &self,
+        encoding: Encoding,
+        sent: Bytes,
+        mut share: Share,
+    ) -> Result<WholeBody, Problem> {
         let bytes = match encoding {
             Encoding::Identity => sent,
             Encoding::Gzip => self.decode(
@@ -85,7 +100,7 @@ impl BodyReader {
                 self.decode(decoder, sent.len(), &mut share)?
             }
         };
-        Ok(WholeBody { bytes, _share: share })
+        Ok(WholeBody { bytes, share })
     }
 
     fn total_max(&self) -> usize {

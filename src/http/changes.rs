@@ -51,7 +51,8 @@ pub struct ChangeFeed {
 
 /// List what has changed
 ///
-/// Kept for 30 days. With `alerts.webhook_changes` the same is sent to the webhook.
+/// Kept for 30 days, those of dunning for longer. With `alerts.webhook_changes` the same is sent to
+/// the webhook.
 #[utoipa::path(
     get, path = "/v1/changes", tag = "changes", params(ChangeFeedParameters),
     responses((status = 200, description = "Changes in their order", body = ChangeFeed))

@@ -7,7 +7,7 @@
 use super::App;
 use super::accounts::{key_taken, parse_memo, readable};
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Path, Query, parse_amount, parse_limit, read_json};
+use super::extract::{Json, LIMIT_MAX, Path, Query, parse_amount, parse_limit, read_json};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
 use crate::jobs::credits::{Balance, Reckoning, coverable, read_balance};
@@ -114,7 +114,12 @@ pub async fn post_grant(
     let starts_now = spec.effective_at.is_none();
     let terms = read_terms(spec, tenant, &once, &catalog, now)?;
     let scale = |meter: MeterNo| catalog.get(meter).map(|meter| meter.usage_scale());
-    terms.check(scale).map_err(Problem::refused)?;
+    if let Err(refusal) = terms.check(scale) {
+        // A grant that has expired since it was asked for is still the answer to a repeat.
+        if !starts_now || !is_issued(&app, &terms).await? {
+            return Err(Problem::refused(refusal));
+        }
+    }
     let asked = terms.clone();
     let completing = once.completing(move |issued: &Issued| match issued {
         // The same request at another moment is the same grant.
@@ -127,6 +132,21 @@ pub async fn post_grant(
     });
     let issued = app.store.issue_grant(terms, now, Some(&completing)).await?;
     Ok(Once::respond(&completing, &issued))
+}
+
+/// Whether a grant of the tenant stands under the key.
+async fn is_issued(app: &App, terms: &GrantTerms) -> Result<bool, Problem> {
+    let mut after = 0;
+    loop {
+        let page = app.store.list_grants(&terms.tenant, GrantFilter::All, after, LIMIT_MAX).await?;
+        if page.iter().any(|grant| grant.terms.key == terms.key) {
+            return Ok(true);
+        }
+        match page.last() {
+            Some(last) => after = last.number,
+            None => return Ok(false),
+        }
+    }
 }
 
 fn read_terms(

@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use counterfoil_idempotency::{
     Answer, Attempt, Claim, Claimed, Ending, Fingerprint, IdempotencyLayer, Identity, KeyPolicy,
     Scope, Settings, StoreError,
@@ -48,17 +48,29 @@ pub fn layer(app: &Arc<App>, policy: KeyPolicy) -> IdempotencyLayer {
     IdempotencyLayer::new(Arc::new(keys), settings, identify)
 }
 
-/// Finds out who is calling, for requests that come with a key, before the layer asks. Callers that
-/// are refused go on without: the handler tells them.
+/// Finds out who is calling before the layer asks. Callers that are refused go on without: the
+/// handler tells them. The body of a request with a key, which the layer needs whole, is read here,
+/// within the limits of every body.
 pub async fn recognise(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     if request.method().is_safe() {
         return next.run(request).await;
     }
+    let keyed = request.headers().contains_key(HEADER);
     let (mut parts, body) = request.into_parts();
-    if let Ok(caller) = Caller::from_request_parts(&mut parts, &app).await {
-        parts.extensions.insert(caller);
+    match Caller::from_request_parts(&mut parts, &app).await {
+        Ok(caller) => drop(parts.extensions.insert(caller)),
+        // Nobody knows whose key it is; a handler that finds out later would run without it.
+        Err(problem) if keyed && problem.is_unavailable() => return problem.into_response(),
+        Err(_) => return next.run(Request::from_parts(parts, body)).await,
     }
-    next.run(Request::from_parts(parts, body)).await
+    if !keyed {
+        return next.run(Request::from_parts(parts, body)).await;
+    }
+    match app.bodies.receive(&parts.headers, body).await {
+        // What it takes of the memory is given back when the request has been answered.
+        Ok(body) => next.run(Request::from_parts(parts, Body::from(body.bytes.clone()))).await,
+        Err(problem) => problem.into_response(),
+    }
 }
 
 fn identify(parts: &Parts) -> Option<Identity> {

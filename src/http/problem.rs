@@ -136,6 +136,11 @@ impl Problem {
         )
     }
 
+    /// Whether the same request may be answered otherwise later.
+    pub fn is_unavailable(&self) -> bool {
+        self.kind == Kind::Unavailable
+    }
+
     /// The status and the body, for an answer that is kept.
     pub fn into_parts(self) -> (StatusCode, String) {
         (self.kind.status(), self.body())

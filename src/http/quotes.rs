@@ -130,7 +130,7 @@ pub async fn list_rates(
     Ok(axum::Json(RateList { rates: rates.into_iter().map(RateAnswer::from).collect() }))
 }
 
-#[derive(Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"percent_off": "10", "valid_from": "2026-01-01T00:00:00Z"}))]
 pub struct CouponSpec {
@@ -159,8 +159,14 @@ pub struct CouponSpec {
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct CouponAnswer {
     code: String,
-    #[serde(flatten)]
-    terms: CouponSpec,
+    percent_off: Option<String>,
+    amount_off: Option<String>,
+    currency: Option<String>,
+    #[schema(format = DateTime)]
+    valid_from: String,
+    #[schema(format = DateTime)]
+    valid_until: Option<String>,
+    cycles_max: Option<u32>,
 }
 
 #[derive(Serialize, utoipa::ToSchema)]
@@ -532,14 +538,14 @@ impl From<Coupon> for CouponAnswer {
             Off::Percent(percent) => (Some(percent.to_string()), None),
             Off::Amount(amount) => (None, Some(amount.to_string())),
         };
-        let terms = CouponSpec {
+        Self {
+            code: coupon.code,
             percent_off,
             amount_off,
             currency: coupon.currency,
             valid_from: coupon.valid_from.to_string(),
             valid_until: coupon.valid_until.map(|at| at.to_string()),
             cycles_max: coupon.cycles_max,
-        };
-        Self { code: coupon.code, terms }
+        }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Invariant: a message is leased before it is sent and settled after; its id is the same at every
 //! try. One that nobody takes for three days is given up, and stays in `GET /v1/changes`. Messages
-//! are removed after 30 days. A crash leaves one leased, and it is sent again.
+//! are removed after 30 days, but for those of dunning. A crash leaves one leased, and it is sent
+//! again.
 
 use super::{Stop, repeat};
 use crate::clock::Clock;

@@ -38,8 +38,9 @@ pub struct TaxRate {
 impl TaxRate {
     pub fn check(&self) -> Result<(), Refusal> {
         check_jurisdiction(&self.jurisdiction)?;
-        if self.name.is_empty() || self.name.len() > JURISDICTION_BYTES_MAX {
-            return Err(Refusal::new("invalid_rate_name", "name has 1 to 64 bytes, such as vat"));
+        if !is_plain(&self.name, JURISDICTION_BYTES_MAX) {
+            let detail = "name has 1 to 64 bytes and no control characters, such as vat";
+            return Err(Refusal::new("invalid_rate_name", detail));
         }
         // Six decimals of a percent are more than any law asks for, and keep products exact.
         let fine = self.percent.units() % 10i128.pow(SCALE - 6) == 0;
@@ -73,6 +74,11 @@ impl TaxRate {
         place == self.jurisdiction
             || place.strip_prefix(&self.jurisdiction).is_some_and(|rest| rest.starts_with('-'))
     }
+}
+
+/// Text for people that has a length and fits on a line.
+fn is_plain(text: &str, bytes_max: usize) -> bool {
+    (1..=bytes_max).contains(&text.len()) && !text.bytes().any(|b| b < 0x20 || b == 0x7f)
 }
 
 pub fn check_jurisdiction(text: &str) -> Result<(), Refusal> {
@@ -118,7 +124,9 @@ impl Coupon {
             }
             Off::Amount(amount) => match &self.currency {
                 Some(currency) => {
-                    *amount > Quantity::ZERO && amount.units() % smallest(currency) == 0
+                    Unit::parse(currency).is_ok()
+                        && *amount > Quantity::ZERO
+                        && amount.units() % smallest(currency) == 0
                 }
                 None => false,
             },

@@ -81,6 +81,7 @@ pub trait Messages: Send + Sync {
         at: Timestamp,
     ) -> Result<bool>;
     /// Removes settled messages, and waiting ones too, that were written before then, at most
-    /// `limit`; returns how many.
+    /// `limit`; returns how many. Those of dunning stay: an invoice may be owed for longer than
+    /// messages are kept, and only they say what was told of it.
     async fn prune_messages(&self, before: Timestamp, limit: usize) -> Result<usize>;
 }

@@ -20,7 +20,7 @@ use counterfoil::store::{
     QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant, TenantFields, TenantPut,
 };
 use counterfoil_idempotency::StoreError;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 pub struct FailingStore {
@@ -28,6 +28,8 @@ pub struct FailingStore {
     down: AtomicBool,
     /// What deliveries fail with while the store is otherwise up.
     pub deliveries: Mutex<Option<Error>>,
+    /// How often API keys cannot be read from now on.
+    pub api_key_failures: AtomicUsize,
     /// Webhooks are not written while somebody holds it.
     pub webhooks_gate: tokio::sync::RwLock<()>,
 }
@@ -38,6 +40,7 @@ impl FailingStore {
             inner,
             down: AtomicBool::new(false),
             deliveries: Mutex::new(None),
+            api_key_failures: AtomicUsize::new(0),
             webhooks_gate: tokio::sync::RwLock::new(()),
         })
     }
@@ -134,6 +137,12 @@ impl ApiKeys for FailingStore {
         self.up()?.create_api_key(key).await
     }
     async fn list_api_keys(&self) -> Result<Vec<ApiKey>> {
+        let left = &self.api_key_failures;
+        let failing =
+            left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if failing.is_ok() {
+            return Err(Error::Unavailable { what: "w".into() });
+        }
         self.up()?.list_api_keys().await
     }
     async fn revoke_api_key(&self, id: &str, at: Timestamp) -> Result<bool> {

@@ -1,14 +1,19 @@
 //! The HTTP interface, in process: every route, every outcome, every refusal.
 #![allow(clippy::unwrap_used)]
 
+mod accounts;
 mod auth;
+mod changes;
+mod credits;
 mod description;
 mod events;
 mod failing_inbound;
 mod failing_money;
 mod failing_store;
+mod idempotency;
 mod pushes;
 mod queries;
+mod quotes;
 mod server;
 mod transport;
 mod watch;

@@ -26,7 +26,8 @@ pub struct Server {
     pub store: Arc<FailingStore>,
     pub admin: String,
     pub clock: Clock,
-    _directory: tempfile::TempDir,
+    /// Where its store is, for tests that look into the tables or spoil them.
+    pub directory: tempfile::TempDir,
 }
 
 /// A store in a directory of its own.
@@ -74,7 +75,7 @@ impl Server {
         let inbox = WebhookInbox::start(Arc::clone(&shared));
         let app = App::new(shared, (ingest, inbox), clock.clone(), provider, config);
         let router = http::router(Arc::clone(&app));
-        Self { router, app, store, admin, clock, _directory: directory }
+        Self { router, app, store, admin, clock, directory }
     }
 
     /// Makes a key and returns its token.

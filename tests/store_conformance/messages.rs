@@ -163,4 +163,11 @@ pub async fn old_messages_are_pruned(f: Fixture) {
     record(&f, vec![message("m6", None)], 9).await;
     let next = f.store.list_messages(None, left[1].number, 10).await.unwrap();
     assert_eq!(next.len(), 1);
+    let none = f.store.list_messages(None, u64::MAX, 10).await.unwrap();
+    assert_eq!(none.len(), 0, "nothing comes after the largest number");
+    // What was told of an invoice is known for as long as it may be owed.
+    let dunning = NewMessage { kind: "dunning.final", ..message("d", None) };
+    assert_eq!(record(&f, vec![dunning.clone()], 9).await, 1);
+    assert_eq!(prune(20, 10).await.unwrap(), 1);
+    assert_eq!(record(&f, vec![dunning], 20).await, 0);
 }

@@ -94,7 +94,8 @@ impl Messages for PostgresStore {
         let work = move |client: Arc<Transaction>| async move {
             let sql = "-- prune_messages
                 DELETE FROM messages WHERE message_no IN (
-                    SELECT message_no FROM messages WHERE at < $1
+                    SELECT message_no FROM messages
+                    WHERE at < $1 AND kind NOT LIKE 'dunning.%'
                     ORDER BY at, message_no LIMIT $2
                     FOR UPDATE SKIP LOCKED
                 )";

@@ -134,7 +134,7 @@ fn list_messages(connection: &Connection, after: u64, limit: usize) -> Result<Ve
              WHERE message_no > ? ORDER BY message_no LIMIT ?",
         )
         .map_err(sql_error)?;
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let (after, limit) = (number(after), i64::try_from(limit).unwrap_or(i64::MAX));
     let mut rows = select.query(params![after, limit]).map_err(sql_error)?;
     let mut messages = Vec::new();
     while let Some(row) = rows.next().map_err(sql_error)? {
@@ -157,13 +157,18 @@ fn list_messages_of(
              WHERE messages.tenant_no = ? AND message_no > ? ORDER BY message_no LIMIT ?",
         )
         .map_err(sql_error)?;
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let (after, limit) = (number(after), i64::try_from(limit).unwrap_or(i64::MAX));
     let mut rows = select.query(params![tenant.0, after, limit]).map_err(sql_error)?;
     let mut messages = Vec::new();
     while let Some(row) = rows.next().map_err(sql_error)? {
         messages.push(decode_message(row)?);
     }
     Ok(messages)
+}
+
+/// A number that somebody asks for; nothing comes after the highest that a row can have.
+fn number(asked: u64) -> i64 {
+    i64::try_from(asked).unwrap_or(i64::MAX)
 }
 
 fn decode_message(row: &Row<'_>) -> Result<Message> {
@@ -253,7 +258,8 @@ fn prune_messages(connection: &Connection, before: Timestamp, limit: usize) -> R
         .prepare_cached(
             "-- prune_messages
              DELETE FROM messages WHERE message_no IN (
-                 SELECT message_no FROM messages WHERE at < ? ORDER BY at LIMIT ?
+                 SELECT message_no FROM messages WHERE at < ? AND kind NOT LIKE 'dunning.%'
+                 ORDER BY at LIMIT ?
              )",
         )
         .and_then(|mut delete| {

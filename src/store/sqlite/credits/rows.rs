@@ -222,6 +222,8 @@ pub fn find_grant(
              FROM grants WHERE grant_no = ? AND tenant_no = ?",
         )
         .map_err(sql_error)?;
+    // No row has a number that is larger than it can hold.
+    let Ok(number) = i64::try_from(number) else { return Ok(None) };
     let mut rows = select.query(params![number, tenant.0]).map_err(sql_error)?;
     rows.next().map_err(sql_error)?.map(|row| decode_grant(row, of)).transpose()
 }
@@ -279,6 +281,8 @@ fn collect_grants(
     limit: usize,
 ) -> Result<Vec<Grant>> {
     let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
+    // Nothing comes after the highest number that a row can have.
+    let after = i64::try_from(after).unwrap_or(i64::MAX);
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut rows = select.query(params![tenant.0, after, limit]).map_err(sql_error)?;
     let mut grants = Vec::new();
@@ -362,7 +366,9 @@ pub fn list_changes(
         .map_err(sql_error)?;
     let before = query.before.and_then(|before| i64::try_from(before).ok()).unwrap_or(i64::MAX);
     let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
-    let asked = params![tenant.0, before, limit, query.grant];
+    // No row has a number that is larger than it can hold, nor one below 0.
+    let grant = query.grant.map(|grant| i64::try_from(grant).unwrap_or(-1));
+    let asked = params![tenant.0, before, limit, grant];
     let mut rows = select.query(asked).map_err(sql_error)?;
     let mut changes = Vec::new();
     while let Some(row) = rows.next().map_err(sql_error)? {

@@ -1,0 +1,533 @@
+//! Requests under a key: done once, answered again, and never by or for anybody else.
+
+use crate::server::{Answer, NOW, Server, default_config, event};
+use axum::body::Body;
+use counterfoil::jobs::messages::Sweeper;
+use counterfoil::rules::timestamp::MICROS_PER_HOUR;
+use futures_util::stream;
+use http::{Method, Request};
+use rusqlite::Connection;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+pub const TWO_HOURS: i64 = 2 * MICROS_PER_HOUR;
+const ENTRIES: &str = "/v1/tenants/acme/entries";
+const ENTRY: &str = r#"{"memo":"m","postings":[{"account":"wallet","amount":"25.00"},{"account":"payments","amount":"-25"}]}"#;
+
+impl Server {
+    /// A request under a key, by whoever has the token.
+    pub async fn once_as(
+        &self,
+        token: &str,
+        (method, path): (Method, &str),
+        key: &str,
+        body: &str,
+    ) -> Answer {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("authorization", format!("Bearer {token}"))
+            .header("content-type", "application/json")
+            .header("idempotency-key", key);
+        self.send(request.body(Body::from(body.to_owned())).unwrap()).await
+    }
+
+    /// A POST of the admin's under a key.
+    pub async fn once(&self, path: &str, key: &str, body: &str) -> Answer {
+        self.once_as(&self.admin, (Method::POST, path), key, body).await
+    }
+
+    /// Another connection to the store's database, to look into its tables or to spoil them.
+    pub fn tables(&self) -> Connection {
+        Connection::open(self.directory.path().join("counterfoil.db")).unwrap()
+    }
+
+    /// Has all keys forgotten whose time is over; returns how many that were.
+    pub async fn sweep(&self) -> usize {
+        Sweeper::new(self.store.clone(), self.clock.clone()).pass().await.unwrap().1
+    }
+}
+
+/// A problem of the layer's own, which may or may not be worth trying again.
+#[track_caller]
+pub fn check_problem(answer: &Answer, status: u16, code: &str) {
+    assert_eq!(answer.status, status, "{}", answer.body);
+    assert_eq!(answer.headers["content-type"], "application/problem+json");
+    let problem = answer.json();
+    assert_eq!((&problem["status"], &problem["code"]), (&status.into(), &code.into()));
+    assert_eq!(problem["type"], format!("urn:counterfoil:problem:{code}"));
+}
+
+#[track_caller]
+pub fn check_replay(first: &Answer, again: &Answer) {
+    assert_eq!(again.headers["idempotency-replayed"], "true", "{}", again.show());
+    assert!(!first.headers.contains_key("idempotency-replayed"));
+    assert_eq!((again.status, &again.body), (first.status, &first.body));
+    assert_eq!(again.headers.get("content-type"), first.headers.get("content-type"));
+}
+
+/// A server with the accounts `wallet`, which may not fall below 0, and `payments`, of acme.
+pub async fn with_accounts() -> Server {
+    let server = Server::start().await;
+    for (name, floor) in [("wallet", "zero"), ("payments", "none")] {
+        let body = json!({"unit": "eur", "floor": floor}).to_string();
+        let path = format!("/v1/tenants/acme/accounts/{name}");
+        assert_eq!(server.put(&path, &body).await.status, 200);
+    }
+    server
+}
+
+async fn wallet(server: &Server) -> (String, u64) {
+    let account = server.get("/v1/tenants/acme/accounts/wallet").await.json();
+    (account["balance"].as_str().unwrap().to_owned(), account["version"].as_u64().unwrap())
+}
+
+fn count(server: &Server, what: &str) -> u64 {
+    let sql = format!("SELECT COUNT(*) FROM {what}");
+    server.tables().query_row(&sql, [], |row| row.get(0)).unwrap()
+}
+
+#[tokio::test]
+async fn where_money_moves_a_key_is_required() {
+    let server = with_accounts().await;
+    let paths = [
+        ENTRIES,
+        "/v1/tenants/acme/grants",
+        "/v1/tenants/acme/grants/1/take-back",
+        "/v1/tenants/acme/quotes",
+        "/v1/tenants/acme/subscriptions",
+        "/v1/tenants/acme/subscriptions/sub_1/plan",
+        "/v1/tenants/acme/subscriptions/sub_1/cancel",
+    ];
+    for path in paths {
+        let answer = server.call(Method::POST, path, &server.admin, ENTRY).await;
+        check_problem(&answer, 400, "idempotency_key_missing");
+        let long = "x".repeat(256);
+        for key in ["", "two words", "caf\u{e9}", &long] {
+            let answer = server.once(path, key, ENTRY).await;
+            check_problem(&answer, 400, "idempotency_key_malformed");
+        }
+        let twice = Request::post(path)
+            .header("authorization", format!("Bearer {}", server.admin))
+            .header("idempotency-key", "a")
+            .header("idempotency-key", "b");
+        let answer = server.send(twice.body(Body::from(ENTRY)).unwrap()).await;
+        check_problem(&answer, 400, "idempotency_key_malformed");
+        // Whoever may not call at all is told that first.
+        let anyone = Request::post(path).header("idempotency-key", "a");
+        let answer = server.send(anyone.body(Body::from(ENTRY)).unwrap()).await;
+        answer.problem(401, "unauthenticated");
+    }
+    assert_eq!(wallet(&server).await, ("0".into(), 0));
+    assert_eq!(count(&server, "idempotency_keys"), 0);
+    let longest = "~".repeat(255);
+    assert_eq!(server.once(ENTRIES, &longest, ENTRY).await.status, 201);
+}
+
+#[tokio::test]
+async fn elsewhere_a_key_is_welcome() {
+    let server = with_accounts().await;
+    let put = async |path: &str, key: &str, body: &str| {
+        server.once_as(&server.admin, (Method::PUT, path), key, body).await
+    };
+    let first = put("/v1/meters/pages", "m1", r#"{"aggregation":"sum"}"#).await;
+    assert_eq!(first.status, 201, "{}", first.body);
+    // Done again it would be 200; said again it is what it was.
+    check_replay(&first, &put("/v1/meters/pages", "m1", r#"{ "aggregation" : "sum" }"#).await);
+    let plain = server.put("/v1/meters/pages", r#"{"aggregation":"sum"}"#).await;
+    assert_eq!(plain.status, 200);
+    let other = put("/v1/meters/pages", "m1", r#"{"aggregation":"count"}"#).await;
+    check_problem(&other, 422, "idempotency_key_reused");
+    let other = put("/v1/meters/words", "m1", r#"{"aggregation":"sum"}"#).await;
+    check_problem(&other, 422, "idempotency_key_reused");
+    server.get("/v1/meters/words").await.problem(404, "unknown_meter");
+    check_problem(&put("/v1/meters/x", "a b", "{}").await, 400, "idempotency_key_malformed");
+    // A key belongs to its route: the same word elsewhere is another key.
+    assert_eq!(put("/v1/tenants/acme", "m1", "{}").await.status, 200);
+
+    let quota = r#"{"tenant":"acme","meter":"calls","kind":"quota","period":"day","limit":"5"}"#;
+    assert_eq!(server.put("/v1/thresholds", quota).await.status, 200);
+    let path = "/v1/thresholds?tenant=acme&meter=calls&kind=quota&period=day";
+    let delete =
+        async |key: &str| server.once_as(&server.admin, (Method::DELETE, path), key, "").await;
+    let first = delete("d1").await;
+    assert_eq!((first.status, first.body.as_str()), (204, ""));
+    check_replay(&first, &delete("d1").await);
+    assert_eq!(delete("d2").await.status, 404, "it is gone");
+}
+
+#[tokio::test]
+async fn a_retry_gets_the_first_answer_byte_for_byte() {
+    let server = with_accounts().await;
+    let first = server.once(ENTRIES, "k1", ENTRY).await;
+    insta::assert_snapshot!(first.show(), @r#"201 {"number":1,"key":"k1","memo":"m","postings":[{"account":"wallet","unit":"eur","amount":"25","balance":"25","version":1},{"account":"payments","unit":"eur","amount":"-25","balance":"-25","version":1}],"at":"2026-11-15T12:00:00Z"}"#);
+    server.clock.advance(MICROS_PER_HOUR);
+    for body in [ENTRY, &ENTRY.replace(',', " ,\n ")] {
+        check_replay(&first, &server.once(ENTRIES, "k1", body).await);
+    }
+    assert_eq!(wallet(&server).await, ("25".into(), 1));
+    // A number written otherwise, another path, other text: another request.
+    for (path, body) in [
+        (ENTRIES, ENTRY.replace("25.00", "25")),
+        (ENTRIES, ENTRY.replace("\"m\"", "\"n\"")),
+        ("/v1/tenants/globex/entries", ENTRY.to_owned()),
+    ] {
+        check_problem(&server.once(path, "k1", &body).await, 422, "idempotency_key_reused");
+    }
+    assert_eq!(wallet(&server).await, ("25".into(), 1));
+    // Refusals are final too, for their time: creating the account later changes nothing.
+    let body = ENTRY.replace("payments", "refunds");
+    let refused = server.once(ENTRIES, "k2", &body).await;
+    refused.problem(422, "account_unknown");
+    server.put("/v1/tenants/acme/accounts/refunds", r#"{"unit":"eur"}"#).await;
+    check_replay(&refused, &server.once(ENTRIES, "k2", &body).await);
+    server.clock.advance(TWO_HOURS);
+    assert_eq!(server.sweep().await, 1, "the refusal's time is over, the entry's is not");
+    assert_eq!(server.once(ENTRIES, "k2", &body).await.status, 201);
+    check_replay(&first, &server.once(ENTRIES, "k1", ENTRY).await);
+}
+
+#[tokio::test]
+async fn others_neither_see_nor_spoil_it() {
+    let server = with_accounts().await;
+    let (operate, read) = (server.key("operate", None).await, server.key("read", None).await);
+    let bound = server.key("operate", Some("acme")).await;
+    let post =
+        async |token: &str| server.once_as(token, (Method::POST, ENTRIES), "k1", ENTRY).await;
+    // Those who may not do it leave nothing under the key for those who may.
+    post(&read).await.problem(403, "scope_missing");
+    post(&bound).await.problem(403, "tenant_forbidden");
+    let first = post(&operate).await;
+    assert_eq!(first.status, 201);
+    // Afterwards they do not get to see it either.
+    post(&read).await.problem(403, "scope_missing");
+    post(&bound).await.problem(403, "tenant_forbidden");
+    // Another API key of the same rights goes on where the first has stopped.
+    let exchanged = server.key("operate", None).await;
+    check_replay(&first, &post(&exchanged).await);
+    // One of other rights has keys of its own, and finds the entry by its key all the same.
+    let admin = post(&server.admin).await;
+    assert_eq!((admin.status, &admin.body), (201, &first.body));
+    assert!(!admin.headers.contains_key("idempotency-replayed"));
+    assert_eq!(wallet(&server).await, ("25".into(), 1));
+
+    // Tenants that are bound: the same key, the same route, nothing in common.
+    let quote = json!({
+        "currency": "eur", "jurisdiction": "de", "prices": "exclusive",
+        "lines": [{"id": "x", "amount": "1"}],
+    });
+    let globex = server.key("operate", Some("globex")).await;
+    let ask = async |token: &str, tenant: &str| {
+        let path = format!("/v1/tenants/{tenant}/quotes");
+        server.once_as(token, (Method::POST, &path), "q1", &quote.to_string()).await
+    };
+    assert_eq!(ask(&bound, "acme").await.status, 200);
+    let of_globex = ask(&globex, "globex").await;
+    assert_eq!(of_globex.status, 200);
+    assert!(!of_globex.headers.contains_key("idempotency-replayed"));
+    ask(&globex, "acme").await.problem(422, "idempotency_key_reused");
+    let second = server.key("operate", Some("globex")).await;
+    check_replay(&of_globex, &ask(&second, "globex").await);
+}
+
+#[tokio::test]
+async fn a_refusal_for_another_tenant_is_no_answer_of_the_tenants_own() {
+    let server = Server::start().await;
+    let globex = server.key("operate", Some("globex")).await;
+    let body = r#"{"currency":"eur","jurisdiction":"de","prices":"exclusive","lines":[{"id":"x","amount":"1"}]}"#;
+    let ask = async |tenant: &str| {
+        let path = format!("/v1/tenants/{tenant}/quotes");
+        server.once_as(&globex, (Method::POST, &path), "q1", body).await
+    };
+    ask("acme").await.problem(403, "tenant_forbidden");
+    server.get("/v1/tenants/acme/quotes/q1").await.problem(404, "quote_unknown");
+    assert_eq!(ask("globex").await.status, 422, "the key was used for another path");
+}
+
+#[tokio::test]
+async fn without_the_store_nothing_is_done() {
+    let server = with_accounts().await;
+    let routes = [
+        (Method::POST, ENTRIES, ENTRY),
+        (Method::PUT, "/v1/meters/pages", r#"{"aggregation":"sum"}"#),
+        (Method::DELETE, "/v1/keys/key_1", ""),
+        (Method::POST, "/v1/events", "[]"),
+    ];
+    server.store.set_down(true);
+    for (method, path, body) in routes {
+        let answer = server.once_as(&server.admin, (method, path), "k1", body).await;
+        check_problem(&answer, 503, "idempotency_unavailable");
+        assert!(answer.headers.contains_key("retry-after"));
+        assert!(!answer.body.contains("secret detail"), "{}", answer.body);
+    }
+    server.store.set_down(false);
+    assert_eq!(wallet(&server).await, ("0".into(), 0));
+    assert_eq!(count(&server, "idempotency_keys"), 0);
+    server.get("/v1/meters/pages").await.problem(404, "unknown_meter");
+    assert_eq!(server.once(ENTRIES, "k1", ENTRY).await.status, 201);
+}
+
+/// Who is calling is asked before the key is claimed and again by the handler. If the first cannot
+/// be told, the request must not run without its key.
+#[tokio::test]
+async fn a_caller_who_is_recognised_too_late_is_put_off() {
+    let server = Server::start_empty(&default_config()).await;
+    let put = async || {
+        let route = (Method::PUT, "/v1/meters/pages");
+        server.once_as(&server.admin, route, "m1", r#"{"aggregation":"sum"}"#).await
+    };
+    server.store.api_key_failures.store(1, Ordering::SeqCst);
+    put().await.problem(503, "store_unavailable");
+    server.get("/v1/meters/pages").await.problem(404, "unknown_meter");
+    let first = put().await;
+    assert_eq!(first.status, 201);
+    check_replay(&first, &put().await);
+}
+
+#[tokio::test]
+async fn bodies_have_their_limits_under_a_key_too() {
+    let mut config = default_config();
+    config.server.body_bytes_max = 1000;
+    config.server.body_timeout_ms = 300;
+    let server = Server::start_with(&config).await;
+    let keyed = [("idempotency-key", "k1"), ("content-type", "application/json")];
+    let silent = stream::pending::<Result<Vec<u8>, std::io::Error>>();
+    let answer = server.post_with(&keyed, Body::from_stream(silent)).await;
+    answer.problem(408, "body_timeout");
+    let large = format!("[{}]", " ".repeat(999));
+    server.once("/v1/events", "k1", &large).await.problem(413, "body_too_large");
+    let chunks = stream::iter((0..5).map(|_| Ok::<_, std::io::Error>(vec![b' '; 300])));
+    server.post_with(&keyed, Body::from_stream(chunks)).await.problem(413, "body_too_large");
+    let broken = stream::iter([Err::<Vec<u8>, _>(std::io::Error::other("gone"))]);
+    server.post_with(&keyed, Body::from_stream(broken)).await.problem(400, "body_broken");
+    assert_eq!(count(&server, "idempotency_keys"), 0, "none of it came so far");
+    // And all of them together.
+    let hold = |_| {
+        let chunk = stream::iter([Ok::<_, std::io::Error>(vec![b' '; 900])]);
+        let body = futures_util::StreamExt::chain(chunk, stream::pending());
+        server.post_with(&keyed, Body::from_stream(body))
+    };
+    let answers = futures_util::future::join_all((0..20).map(hold)).await;
+    let refused: Vec<_> = answers.iter().filter(|answer| answer.status == 503).collect();
+    refused.iter().for_each(|answer| drop(answer.problem(503, "bodies_full")));
+    assert!((1..=4).contains(&refused.len()), "{}", refused.len());
+    assert_eq!(server.once("/v1/events", "k1", "[]").await.status, 200, "all given back");
+}
+
+#[tokio::test]
+async fn ingest_with_a_key_and_without() {
+    let server = Server::start().await;
+    let batch = format!(
+        "[{},{},{},{{}}]",
+        event("acme", "e1", "1", NOW),
+        event("acme", "e1", "10", NOW),
+        event("acme", "e2", "100", NOW)
+    );
+    let used = async || {
+        let usage = server.get("/v1/usage?tenant=acme&meter=calls").await.json();
+        usage["total"].as_str().map(str::to_owned)
+    };
+    let counters = async || server.get("/v1/counters").await.body;
+    let first = server.once("/v1/events", "b1", &batch).await;
+    assert_eq!(first.status, 200, "{}", first.body);
+    let verdicts = first.json();
+    let outcomes: Vec<_> = verdicts["results"].as_array().unwrap().iter().collect();
+    let outcomes: Vec<_> = outcomes.iter().map(|one| one["outcome"].as_str().unwrap()).collect();
+    assert_eq!(outcomes, ["accepted", "conflict", "accepted", "rejected"]);
+    let (before, counted) = (used().await, counters().await);
+    check_replay(&first, &server.once("/v1/events", "b1", &batch).await);
+    assert_eq!(counters().await, counted, "a replay is no delivery");
+    // Without the key, or under another, the same batch is delivered again, and counted once.
+    for answer in [server.post(&batch).await, server.once("/v1/events", "b2", &batch).await] {
+        assert_eq!(answer.status, 200);
+        let verdicts = answer.json();
+        assert_eq!((&verdicts["accepted"], &verdicts["duplicates"]), (&0.into(), &2.into()));
+        assert_eq!((&verdicts["conflicts"], &verdicts["rejected"]), (&1.into(), &1.into()));
+    }
+    assert_eq!(used().await, before);
+    let more = batch.replace("e2", "e3");
+    check_problem(&server.once("/v1/events", "b1", &more).await, 422, "idempotency_key_reused");
+    assert_eq!(used().await, before);
+    // What was put off is tried again under its key.
+    *server.store.deliveries.lock().unwrap() =
+        Some(counterfoil::store::Error::Unavailable { what: "w".into() });
+    let put_off = server.once("/v1/events", "b3", &more).await;
+    put_off.problem(503, "store_unavailable");
+    *server.store.deliveries.lock().unwrap() = None;
+    let done = server.once("/v1/events", "b3", &more).await;
+    assert_eq!((done.status, &done.json()["accepted"]), (200, &1.into()));
+}
+
+#[tokio::test]
+async fn a_token_is_never_stored() {
+    let server = Server::start().await;
+    let body = r#"{"name":"x","scopes":["read"]}"#;
+    let (one, two) =
+        (server.once("/v1/keys", "k1", body).await, server.once("/v1/keys", "k1", body).await);
+    assert_eq!((one.status, two.status), (201, 201));
+    let token = |answer: &Answer| answer.json()["token"].as_str().unwrap().to_owned();
+    assert_ne!(token(&one), token(&two), "a second call makes a second key");
+    assert_eq!(count(&server, "idempotency_keys"), 0);
+    // A key is revoked under a key like any other request.
+    let path = format!("/v1/keys/{}", one.json()["id"].as_str().unwrap());
+    let revoke = async || server.once_as(&server.admin, (Method::DELETE, &path), "k1", "").await;
+    let first = revoke().await;
+    assert_eq!(first.status, 204);
+    check_replay(&first, &revoke().await);
+    // Nothing of a token is anywhere in the database, nor in its log.
+    for entry in std::fs::read_dir(server.directory.path()).unwrap() {
+        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+        for token in [token(&one), token(&two), server.admin.clone()] {
+            let secret = token.strip_prefix("cf_").unwrap().as_bytes();
+            assert!(!bytes.windows(secret.len()).any(|window| window == secret));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_hundred_at_once_are_one() {
+    let server = Arc::new(with_accounts().await);
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..100 {
+        let server = Arc::clone(&server);
+        calls.spawn(async move { server.once(ENTRIES, "k1", ENTRY).await });
+    }
+    let mut bodies = BTreeSet::new();
+    let mut first = 0;
+    while let Some(answer) = calls.join_next().await {
+        let answer = answer.unwrap();
+        match answer.status {
+            201 => {
+                first += usize::from(!answer.headers.contains_key("idempotency-replayed"));
+                bodies.insert(answer.body);
+            }
+            _ => {
+                check_problem(&answer, 409, "idempotency_key_in_use");
+                let seconds = answer.headers["retry-after"].to_str().unwrap();
+                assert!((1..=5).contains(&seconds.parse::<u64>().unwrap()));
+            }
+        }
+    }
+    assert_eq!((first, bodies.len()), (1, 1), "one was done, and all were told the same");
+    assert_eq!(wallet(&server).await, ("25".into(), 1));
+    assert_eq!(count(&server, "entries"), 1);
+}
+
+#[tokio::test]
+async fn what_happened_once_stays_so_after_its_key_is_forgotten() {
+    let server = with_accounts().await;
+    let first = server.once(ENTRIES, "k1", ENTRY).await;
+    server.clock.advance(24 * MICROS_PER_HOUR - 1_000);
+    assert_eq!(server.sweep().await, 0, "a day is not over yet");
+    check_replay(&first, &server.once(ENTRIES, "k1", ENTRY).await);
+    server.clock.advance(2_000);
+    assert_eq!(server.sweep().await, 1);
+    assert_eq!(count(&server, "idempotency_keys"), 0);
+    let again = server.once(ENTRIES, "k1", ENTRY).await;
+    assert!(!again.headers.contains_key("idempotency-replayed"), "the layer has forgotten it");
+    assert_eq!((again.status, &again.body), (201, &first.body));
+    check_replay(&again, &server.once(ENTRIES, "k1", ENTRY).await);
+    assert_eq!(wallet(&server).await, ("25".into(), 1));
+    server.clock.advance(25 * MICROS_PER_HOUR);
+    assert_eq!(server.sweep().await, 1);
+    let other = ENTRY.replace("25", "26");
+    server.once(ENTRIES, "k1", &other).await.problem(409, "key_taken");
+    assert_eq!(wallet(&server).await, ("25".into(), 1));
+    let entry = server.get("/v1/tenants/acme/entries/k1").await;
+    assert_eq!((entry.status, &entry.body), (200, &first.body));
+}
+
+/// The end of the key fails inside the transaction, after the effect; or the effect does.
+#[tokio::test]
+async fn the_effect_and_its_answer_are_both_there_or_neither() {
+    let server = with_accounts().await;
+    let grants = "/v1/tenants/acme/grants";
+    let grant = r#"{"pool":"granted","unit":"eur","amount":"5","rates":{"calls":"1"}}"#;
+    let quotes = "/v1/tenants/acme/quotes";
+    let quote = r#"{"currency":"eur","jurisdiction":"de","prices":"exclusive","lines":[{"id":"x","amount":"1"}]}"#;
+    let kept = async || {
+        let counts = ["entries", "grants", "quotes", "messages", "credit_changes"];
+        let ended = count(&server, "idempotency_keys WHERE status IS NOT NULL");
+        (counts.map(|table| count(&server, table)), ended, wallet(&server).await)
+    };
+    let nothing = kept().await;
+    for (fault, on) in [
+        ("the end of the key", "UPDATE ON idempotency_keys WHEN NEW.status IS NOT NULL"),
+        ("the entry", "INSERT ON postings"),
+        ("the change", "INSERT ON credit_changes"),
+        ("the quote", "INSERT ON quotes"),
+    ] {
+        let trigger =
+            format!("CREATE TRIGGER fault BEFORE {on} BEGIN SELECT RAISE(ABORT, 'planted'); END");
+        server.tables().execute_batch(&trigger).unwrap();
+        for (path, body) in [(ENTRIES, ENTRY), (grants, grant), (quotes, quote)] {
+            let fails = fault == "the end of the key"
+                || matches!((fault, path), ("the entry", ENTRIES))
+                || (fault == "the change" && path == grants)
+                || (fault == "the quote" && path == quotes);
+            if fails {
+                let answer = server.once(path, "k1", body).await;
+                assert!(answer.status >= 500, "{fault} {path}: {}", answer.show());
+                assert!(!answer.body.contains("planted"), "{}", answer.body);
+            }
+        }
+        assert_eq!(kept().await, nothing, "{fault}");
+        server.tables().execute_batch("DROP TRIGGER fault").unwrap();
+    }
+    // The same requests, under the same keys: nothing was spoilt.
+    for (path, body, status) in [(ENTRIES, ENTRY, 201), (grants, grant, 201), (quotes, quote, 200)]
+    {
+        let first = server.once(path, "k1", body).await;
+        assert_eq!(first.status, status, "{path}: {}", first.body);
+        check_replay(&first, &server.once(path, "k1", body).await);
+    }
+    // One entry was posted, and one written by the grant.
+    assert_eq!((count(&server, "entries"), count(&server, "grants")), (2, 1));
+    assert_eq!(wallet(&server).await, ("25".into(), 1));
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_read_is_never_taken_for_none() {
+    let server = with_accounts().await;
+    assert_eq!(server.once(ENTRIES, "k1", ENTRY).await.status, 201);
+    let tables = server.tables();
+    let spoil = "UPDATE idempotency_keys SET headers = 'spoilt'";
+    assert_eq!(tables.execute(spoil, []).unwrap(), 1);
+    let answer = server.once(ENTRIES, "k1", ENTRY).await;
+    check_problem(&answer, 503, "idempotency_record_unreadable");
+    assert!(!answer.headers.contains_key("retry-after"), "trying again does not help");
+    assert_eq!(wallet(&server).await, ("25".into(), 1));
+    assert_eq!(server.once(ENTRIES, "k2", ENTRY).await.status, 201, "other keys are no worse off");
+}
+
+#[tokio::test]
+async fn the_description_says_which_keys_are_needed() {
+    let server = Server::start_empty(&default_config()).await;
+    let document = server.get("/openapi.json").await.json();
+    let mut required = Vec::new();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            let parameters = operation["parameters"].as_array().cloned().unwrap_or_default();
+            let key: Vec<&Value> =
+                parameters.iter().filter(|one| one["name"] == "idempotency-key").collect();
+            let without = method == "get" || path == "/webhooks/stripe";
+            let without = without || (method == "post" && path == "/v1/keys");
+            assert_eq!(key.len(), usize::from(!without), "{method} {path}");
+            if key.iter().any(|key| key["required"] == true) {
+                required.push(format!("{method} {path}"));
+            }
+        }
+    }
+    required.sort();
+    insta::assert_snapshot!(required.join("\n"), @r"
+    post /v1/tenants/{tenant}/entries
+    post /v1/tenants/{tenant}/grants
+    post /v1/tenants/{tenant}/grants/{grant}/take-back
+    post /v1/tenants/{tenant}/quotes
+    post /v1/tenants/{tenant}/subscriptions
+    post /v1/tenants/{tenant}/subscriptions/{subscription}/cancel
+    post /v1/tenants/{tenant}/subscriptions/{subscription}/plan
+    ");
+}
