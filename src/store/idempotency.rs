@@ -96,3 +96,19 @@ pub trait RequestKeys: Send + Sync {
     async fn release_key(&self, claim: &Claim, at: Timestamp) -> Result<(), StoreError>;
     async fn sweep_keys(&self, limit: u32, at: Timestamp) -> Result<u32, StoreError>;
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_table_is_the_crates_own() {
+        let check = |migration: &str, schema: &str| assert!(migration.ends_with(schema));
+        check(
+            include_str!("../../migrations/sqlite/0005_idempotency.sql"),
+            counterfoil_idempotency::sqlite::SCHEMA,
+        );
+        check(
+            include_str!("../../migrations/postgres/0005_idempotency.sql"),
+            counterfoil_idempotency::postgres::SCHEMA,
+        );
+    }
+}
