@@ -262,7 +262,10 @@ fn answer_begun(begun: &Begun) -> Result<(StatusCode, SagaAnswer), Problem> {
 
 fn busy(saga: &Saga) -> Problem {
     let (id, state) = (&saga.id, saga.state.name());
-    let detail = format!("saga {id} of this tenant is {state}; GET /v1/sagas/{id} tells more");
+    let detail = format!(
+        "saga {id} of this tenant is {state}; GET /v1/sagas/{id} tells more; when it has ended, send \
+         this again under a new key"
+    );
     Problem::new(Kind::Conflict, "saga_open", detail)
 }
 

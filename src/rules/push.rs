@@ -449,8 +449,8 @@ mod tests {
             let mut remainder = Quantity::ZERO;
             for (window, micro_units) in cuts {
                 let total = Quantity::from_units(i128::from(micro_units) * 1_000_000);
-                let plan = plan_cut(&states[window], remainder, standing(1, total), mode, precision);
-                let plan = plan.expect("fits");
+                let (state, now) = (&states[window], standing(1, total));
+                let plan = plan_cut(state, remainder, now, mode, precision).expect("fits");
                 remainder = plan.remainder;
                 states[window] = plan.state;
                 if let Some(push) = plan.push {

@@ -4,8 +4,8 @@
 //! the writer's connection.
 //!
 //! Invariant: a key ends in the transaction of its effect, or neither happens. What is answered is
-//! made of the outcome on the writer's thread; a fault in making it rolls back and does not stop the
-//! writer. A crash before the commit leaves a claim whose lease ends.
+//! made of the outcome on the writer's thread; a fault in making it rolls back and does not stop
+//! the writer. A crash before the commit leaves a claim whose lease ends.
 
 use super::{SqliteStore, Writer};
 use crate::rules::timestamp::Timestamp;
