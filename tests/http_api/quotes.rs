@@ -228,6 +228,11 @@ async fn rates_never_overlap_and_can_be_ended() {
     fr tva 21 2027 -
     fr-co tva 2 2026 -
     ");
+}
+
+#[tokio::test]
+async fn rates_that_cannot_be_are_refused() {
+    let server = Server::start().await;
     for (member, value, code) in [
         ("jurisdiction", json!("FR"), "invalid_jurisdiction"),
         ("jurisdiction", json!("x".repeat(65)), "invalid_jurisdiction"),
