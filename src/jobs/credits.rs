@@ -12,7 +12,7 @@ use crate::rules::credit::{
 };
 use crate::rules::ids::{MeterNo, TenantId, Unit};
 use crate::rules::meter::{Catalog, Meter};
-use crate::rules::push::{CutState, WindowUsage, stamp_inside};
+use crate::rules::push::{CutState, WindowUsage};
 use crate::rules::quantity::Quantity;
 use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
@@ -131,7 +131,7 @@ async fn draw_uncut(
         let order = CoverOrder {
             meter: number,
             scale: meter.usage_scale(),
-            stamped_at: stamp_inside(window, window.middle()),
+            during: window,
             before: cut.total,
             now: usage.billable,
             covered: cut.covered,

@@ -2,9 +2,9 @@
 //! draws on it before it is billed.
 //!
 //! A grant is an amount of some unit, a currency or credits, and says what one unit of usage of
-//! each meter costs in it. A cut covers what its window has grown by from the grants that hold at
-//! the window's stamp, in the order of [`DrawOrder`]; only what is left is billed. When a window
-//! shrinks, first what was billed shrinks, then the draws are given back in reverse order.
+//! each meter costs in it. A cut covers what its window has grown by from the grants that hold in
+//! it, in the order of [`DrawOrder`]; only what is left is billed. When a window shrinks, first what
+//! was billed shrinks, then the draws are given back in reverse order.
 //!
 //! Invariant: what a grant has left is never negative and never above its amount; its amount equals
 //! what is left plus all that was drawn and not given back, expired or taken back. Every change is
@@ -196,8 +196,8 @@ pub struct CoverOrder {
     pub meter: MeterNo,
     /// Decimal places of the meter's usage.
     pub scale: u32,
-    /// The moment that decides which grants hold.
-    pub stamped_at: Timestamp,
+    /// When it was used: a grant covers it that holds at any moment of this.
+    pub during: Window,
     /// The window's billable total at its last cut, and now.
     pub before: Quantity,
     pub now: Quantity,
@@ -245,7 +245,7 @@ fn plan_draws(
     let mut draws = Vec::new();
     for grant in in_order(grants, draw_order) {
         let Some(rate) = grant.terms.rates.get(&order.meter) else { continue };
-        if due == Quantity::ZERO || !grant.terms.holds_at(order.stamped_at) {
+        if due == Quantity::ZERO || !grant.terms.holds_during(order.during) {
             continue;
         }
         let quantity = affordable(grant.remaining, *rate, order.scale, due)?;
@@ -314,6 +314,12 @@ pub fn remaining_after(grant: &Grant, kind: ChangeKind, amount: Quantity) -> Opt
 }
 
 impl GrantTerms {
+    /// Whether usage of a window is covered, of which nobody knows at which moments it was: whoever
+    /// tops up and goes on using expects it to be.
+    fn holds_during(&self, window: Window) -> bool {
+        self.effective_at < window.end && self.expires_at.is_none_or(|end| window.start < end)
+    }
+
     /// Whether usage of that moment is covered.
     pub fn holds_at(&self, at: Timestamp) -> bool {
         self.effective_at <= at && self.expires_at.is_none_or(|end| at < end)

@@ -74,6 +74,11 @@ pub struct Window {
 }
 
 impl Window {
+    /// The shortest window that holds a moment.
+    pub fn moment(at: Timestamp) -> Self {
+        Self { start: at, end: at.saturating_add_micros(1) }
+    }
+
     /// The moment that its total is stamped with.
     pub fn middle(self) -> Timestamp {
         self.start.saturating_add_micros(self.micros() / 2)

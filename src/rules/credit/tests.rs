@@ -34,7 +34,7 @@ fn order(before: &str, now: &str, covered: &str) -> CoverOrder {
     CoverOrder {
         meter: METER,
         scale: 6,
-        stamped_at: Timestamp::from_micros(100),
+        during: Window { start: Timestamp::from_micros(100), end: Timestamp::from_micros(200) },
         before: quantity(before),
         now: quantity(now),
         covered: quantity(covered),
@@ -67,6 +67,24 @@ fn given_before_paid_and_soonest_first() {
     check(DrawOrder::GrantedFirst, &["4:2=2", "2:3=3", "3:4=4", "1:2=2"]);
     check(DrawOrder::PurchasedFirst, &["1:5=5", "4:2=2", "2:3=3", "3:1=1"]);
     check(DrawOrder::SoonestFirst, &["4:2=2", "2:3=3", "1:5=5", "3:1=1"]);
+}
+
+#[test]
+fn a_grant_covers_windows_that_it_holds_in() {
+    let check = |from: i64, until: Option<i64>, expected: bool| {
+        let mut grant = grant(1, Pool::Granted, "5", "1");
+        grant.terms.effective_at = Timestamp::from_micros(from);
+        grant.terms.expires_at = until.map(Timestamp::from_micros);
+        let order = order("0", "1", "0");
+        let plan = plan_covering(&order, &[grant], &[], DrawOrder::default()).expect("exact");
+        assert_eq!(plan.covered == quantity("1"), expected, "{from} {until:?}");
+    };
+    // The window goes from 100 to 200.
+    check(0, Some(100), false);
+    check(0, Some(101), true);
+    check(150, Some(160), true);
+    check(199, None, true);
+    check(200, None, false);
 }
 
 #[test]

@@ -339,7 +339,7 @@ impl<'s> Cutting<'s> {
     /// Cuts a window as a whole.
     fn cut_window(&mut self, order: &Order, usage: &WindowUsage) -> Result<()> {
         let middle = order.window.middle();
-        let planned = self.plan(order, (usage.count, usage.billable), middle)?;
+        let planned = self.plan(order, (usage.count, usage.billable), order.window)?;
         if let Some(planned) = planned {
             self.add_push(order, planned, middle, usage.subscriptions_json(), None);
         }
@@ -369,7 +369,8 @@ impl<'s> Cutting<'s> {
         self.changed_states.insert(order.key());
         for event in events {
             total = total.checked_add(event.quantity).ok_or_else(|| unfit(FoldError))?;
-            let Some(planned) = self.plan(order, (count, total), event.occurred_at)? else {
+            let during = Window::moment(event.occurred_at);
+            let Some(planned) = self.plan(order, (count, total), during)? else {
                 self.carried.push(Carried { window: order.key(), event: event.id });
                 continue;
             };
@@ -386,12 +387,12 @@ impl<'s> Cutting<'s> {
     }
 
     /// Moves the window to a new count and total, and what is covered of it and the remainder with
-    /// it. A push of it tells of usage at `at`.
+    /// it. What has changed was used in `during`.
     fn plan(
         &mut self,
         order: &Order,
         usage: (u64, Quantity),
-        at: Timestamp,
+        during: Window,
     ) -> Result<Option<PlannedPush>> {
         let state = self.state(order);
         let pair = (order.tenant_no, order.meter, state.shadow);
@@ -399,7 +400,7 @@ impl<'s> Cutting<'s> {
         let MeterTerms { mode, scale, .. } = order.meter_terms;
         let (count, billable) = usage;
         let covered = match self.covers(&state) {
-            true => self.cover(order, &state, billable, at)?,
+            true => self.cover(order, &state, billable, during)?,
             false => state.covered,
         };
         let usage = Standing { count, billable, covered };
@@ -424,12 +425,12 @@ impl<'s> Cutting<'s> {
         order: &Order,
         state: &CutState,
         billable: Quantity,
-        at: Timestamp,
+        during: Window,
     ) -> Result<Quantity> {
         let cover = CoverOrder {
             meter: order.meter,
             scale: order.meter_terms.usage_scale,
-            stamped_at: stamp_inside(order.window, at),
+            during,
             before: state.total,
             now: billable,
             covered: state.covered,

@@ -255,7 +255,7 @@ impl Cutting<'_> {
             return Ok(());
         }
         let stamped_at = stamp_inside(*window, window.middle());
-        let plan = self.plan(&subject, (usage.count, usage.billable), stamped_at)?;
+        let plan = self.plan(&subject, (usage.count, usage.billable), *window)?;
         if let Some(planned) = &plan.push {
             let push = NewPush {
                 owner: *owner,
@@ -296,7 +296,8 @@ impl Cutting<'_> {
         let quantity = billed_quantity(event, subject.owner.meter)?;
         let total = subject.state.total.checked_add(quantity).ok_or_else(overflow)?;
         let stamped_at = stamp_inside(subject.window, event.occurred_at);
-        let plan = self.plan(subject, (subject.state.count, total), stamped_at)?;
+        let plan =
+            self.plan(subject, (subject.state.count, total), Window::moment(event.occurred_at))?;
         let Owner { tenant_no, meter_no, .. } = subject.owner;
         match &plan.push {
             None => insert_carried(
@@ -332,7 +333,7 @@ impl Cutting<'_> {
         &mut self,
         subject: &Subject<'_>,
         (count, billable): (u64, Quantity),
-        stamped_at: Timestamp,
+        during: Window,
     ) -> Result<CutPlan> {
         let Subject { owner, billing, window, state, remainder } = subject;
         let follows = state.shadow != self.terms.shadow;
@@ -340,7 +341,7 @@ impl Cutting<'_> {
         let covered = if follows || state.shadow {
             state.covered
         } else {
-            let usage = Usage { owner: *owner, window: *window, state, stamped_at, now: billable };
+            let usage = Usage { owner: *owner, window: *window, state, during, now: billable };
             let order = (self.terms.draw_order, self.terms.at);
             self.credit.cover(self.connection, usage, order)?
         };

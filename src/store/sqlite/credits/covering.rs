@@ -32,8 +32,8 @@ pub struct Usage<'a> {
     pub owner: Owner<'a>,
     pub window: Window,
     pub state: &'a CutState,
-    /// The moment that decides which grants hold.
-    pub stamped_at: Timestamp,
+    /// When it was used.
+    pub during: Window,
     /// The window's billable total now.
     pub now: Quantity,
 }
@@ -47,7 +47,7 @@ impl Credit {
         usage: Usage<'_>,
         (order, at): (DrawOrder, Timestamp),
     ) -> Result<Quantity> {
-        let Usage { owner, window, state, stamped_at, now } = usage;
+        let Usage { owner, window, state, during, now } = usage;
         let grants = self.grants_of(connection, owner)?;
         if grants.is_empty() && state.covered == Quantity::ZERO {
             return Ok(Quantity::ZERO);
@@ -63,7 +63,7 @@ impl Credit {
         let cover = CoverOrder {
             meter: owner.meter_no,
             scale: usage_scale(owner.meter),
-            stamped_at,
+            during,
             before: state.total,
             now,
             covered: state.covered,
