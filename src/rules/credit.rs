@@ -3,8 +3,8 @@
 //!
 //! A grant is an amount of some unit, a currency or credits, and says what one unit of usage of
 //! each meter costs in it. A cut covers what its window has grown by from the grants that hold in
-//! it, in the order of [`DrawOrder`]; only what is left is billed. When a window shrinks, first what
-//! was billed shrinks, then the draws are given back in reverse order.
+//! it, in the order of [`DrawOrder`]; only what is left is billed. When a window shrinks, first
+//! what was billed shrinks, then the draws are given back in reverse order.
 //!
 //! Invariant: what a grant has left is never negative and never above its amount; its amount equals
 //! what is left plus all that was drawn and not given back, expired or taken back. Every change is

@@ -615,7 +615,7 @@ async fn what_has_expired_is_taken_away_after_a_while() {
     let server = billing().await;
     let rates = json!({"calls": "1"});
     let mut short = spec("purchased", "10", rates.clone());
-    short["expires_at"] = "2026-11-15T11:10:00Z".into();
+    short["expires_at"] = "2026-11-15T11:00:00Z".into();
     let short = issue(&server, "acme", "short", &short).await;
     let long = issue(&server, "acme", "long", &spec("purchased", "10", rates)).await;
     let expire = async || {
@@ -637,7 +637,7 @@ async fn what_has_expired_is_taken_away_after_a_while() {
         (remaining(&server, short).await, remaining(&server, long).await),
         ("7".into(), "6".into())
     );
-    let due = Timestamp::parse("2026-11-16T13:10:00Z").unwrap();
+    let due = Timestamp::parse("2026-11-16T13:00:00Z").unwrap();
     server.clock.advance(due.micros() - server.clock.now().micros() - 1);
     assert_eq!(expire().await, 0);
     server.clock.advance(1);
