@@ -289,8 +289,10 @@ fn describe_post_events(operation: &mut Value, config: &ServerConfig) {
         responses[status]["content"] = json!({"application/json": {"schema": verdicts}});
     }
     for status in ["409", "422"] {
+        // Without verdicts where it is the idempotency key that is refused.
+        let problem = json!({"$ref": "#/components/schemas/Problem"});
         responses[status]["content"] = json!({"application/problem+json": {
-            "schema": {"allOf": [{"$ref": "#/components/schemas/Problem"}, verdicts]}
+            "schema": {"anyOf": [{"allOf": [problem, verdicts]}, problem]}
         }});
     }
 }
