@@ -17,7 +17,7 @@ use crate::record::{
     Answer, Claim, Claimed, Ending, Fingerprint, Millis, Scope, StoreError, whole_millis,
 };
 use std::time::Duration;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{GenericClient, Row};
 
 /// The table `idempotency_keys`; running it again changes nothing.
@@ -72,24 +72,8 @@ pub async fn renew(
         UPDATE idempotency_keys SET lease_until = $6, lease_ms = $7
         WHERE tenant = $1 AND route = $2 AND key = $3 AND fence = $4 AND owner = $5
           AND state = 'claimed'";
-    let Scope { tenant, route, key } = &claim.scope;
-    let owner = claim.owner.as_slice();
     let (until, lease_ms) = (now.after(lease).0, whole_millis(lease));
-    let rows = client
-        .execute_typed(
-            sql,
-            &[
-                (tenant, Type::TEXT),
-                (route, Type::TEXT),
-                (key, Type::TEXT),
-                (&claim.fence, Type::INT8),
-                (&owner, Type::BYTEA),
-                (&until, Type::INT8),
-                (&lease_ms, Type::INT8),
-            ],
-        )
-        .await;
-    written(rows)
+    update(client, sql, claim, &[(&until, Type::INT8), (&lease_ms, Type::INT8)]).await
 }
 
 /// See [`crate::Store::reach`].
@@ -104,23 +88,7 @@ pub async fn reach(
         UPDATE idempotency_keys SET recovery_point = $6
         WHERE tenant = $1 AND route = $2 AND key = $3 AND fence = $4 AND owner = $5
           AND state = 'claimed'";
-    let Scope { tenant, route, key } = &claim.scope;
-    let owner = claim.owner.as_slice();
-    written(
-        client
-            .execute_typed(
-                sql,
-                &[
-                    (tenant, Type::TEXT),
-                    (route, Type::TEXT),
-                    (key, Type::TEXT),
-                    (&claim.fence, Type::INT8),
-                    (&owner, Type::BYTEA),
-                    (&point, Type::TEXT),
-                ],
-            )
-            .await,
-    )
+    update(client, sql, claim, &[(&point, Type::TEXT)]).await
 }
 
 /// See [`crate::Store::end`]. On an error roll the transaction back: the effect in it must not be
@@ -140,29 +108,17 @@ pub async fn end(
             lease_until = NULL
         WHERE tenant = $1 AND route = $2 AND key = $3 AND fence = $4 AND owner = $5
           AND state = 'claimed'";
-    let Scope { tenant, route, key } = &claim.scope;
-    let (owner, state, status) =
-        (claim.owner.as_slice(), state_of(ending), i64::from(answer.status));
+    let (state, status) = (state_of(ending), i64::from(answer.status));
     let (headers, body) = (write_headers(answer)?, answer.body.as_ref());
-    let rows = client
-        .execute_typed(
-            sql,
-            &[
-                (tenant, Type::TEXT),
-                (route, Type::TEXT),
-                (key, Type::TEXT),
-                (&claim.fence, Type::INT8),
-                (&owner, Type::BYTEA),
-                (&state, Type::TEXT),
-                (&status, Type::INT8),
-                (&headers, Type::TEXT),
-                (&body, Type::BYTEA),
-                (&now.0, Type::INT8),
-                (&now.after(keep).0, Type::INT8),
-            ],
-        )
-        .await;
-    written(rows)
+    let values: [(&(dyn ToSql + Sync), Type); 6] = [
+        (&state, Type::TEXT),
+        (&status, Type::INT8),
+        (&headers, Type::TEXT),
+        (&body, Type::BYTEA),
+        (&now.0, Type::INT8),
+        (&now.after(keep).0, Type::INT8),
+    ];
+    update(client, sql, claim, &values).await
 }
 
 /// See [`crate::Store::release`].
@@ -178,23 +134,8 @@ pub async fn release(
             expires_at = CASE WHEN recovery_point IS NULL THEN $6::bigint END
         WHERE tenant = $1 AND route = $2 AND key = $3 AND fence = $4 AND owner = $5
           AND state = 'claimed'";
-    let Scope { tenant, route, key } = &claim.scope;
-    let (owner, expires_at) = (claim.owner.as_slice(), now.after(RELEASED_KEPT).0);
-    written(
-        client
-            .execute_typed(
-                sql,
-                &[
-                    (tenant, Type::TEXT),
-                    (route, Type::TEXT),
-                    (key, Type::TEXT),
-                    (&claim.fence, Type::INT8),
-                    (&owner, Type::BYTEA),
-                    (&expires_at, Type::INT8),
-                ],
-            )
-            .await,
-    )
+    let expires_at = now.after(RELEASED_KEPT).0;
+    update(client, sql, claim, &[(&expires_at, Type::INT8)]).await
 }
 
 /// See [`crate::Store::sweep`]. The time should come from a [`crate::SweepTime`], or a clock that
@@ -217,6 +158,27 @@ pub async fn sweep(
         client.execute_typed(sql, &[(&now.0, Type::INT8), (&i64::from(limit), Type::INT8)]).await;
     let removed = removed.map_err(|error| unavailable(&error))?;
     Ok(u32::try_from(removed).unwrap_or(u32::MAX))
+}
+
+/// Writes a record that is still the claim's: its statement names the claim as $1 to $5, and what
+/// is written from $6 on.
+async fn update(
+    client: &(impl GenericClient + Sync),
+    sql: &str,
+    claim: &Claim,
+    values: &[(&(dyn ToSql + Sync), Type)],
+) -> Result<(), StoreError> {
+    let Scope { tenant, route, key } = &claim.scope;
+    let owner = claim.owner.as_slice();
+    let mut all: Vec<(&(dyn ToSql + Sync), Type)> = vec![
+        (tenant, Type::TEXT),
+        (route, Type::TEXT),
+        (key, Type::TEXT),
+        (&claim.fence, Type::INT8),
+        (&owner, Type::BYTEA),
+    ];
+    all.extend(values.iter().cloned());
+    written(client.execute_typed(sql, &all).await)
 }
 
 /// None if there is a record. Waits for the end of a transaction that is making one.

@@ -20,7 +20,9 @@ mod flush;
 
 use super::{Stop, repeat};
 use crate::clock::Clock;
+use crate::config::{Config, Shadow};
 use crate::faults::crash_point;
+use crate::provider::Provider;
 use crate::rules::billing::{Billing, Granularity};
 use crate::rules::credit::DrawOrder;
 use crate::rules::ids::{MeterNo, TenantId};
@@ -67,6 +69,20 @@ pub struct CutSettings {
     pub draw_order: DrawOrder,
     /// A holder that was not heard of for so long has lost the lease.
     pub lease_ms: u32,
+}
+
+impl CutSettings {
+    /// As the settings of the server have it, for the provider that totals go to.
+    pub fn of(config: &Config, provider: &dyn Provider, holder: String) -> Self {
+        Self {
+            holder,
+            accept_horizon_hours: config.ingest.accept_horizon_hours,
+            shadow: config.provider.shadow != Shadow::Off,
+            digits_max: provider.limits().digits_max,
+            draw_order: config.credits.order,
+            lease_ms: config.push.lease_ms,
+        }
+    }
 }
 
 /// What a pass did.

@@ -5,11 +5,11 @@
 //! are removed after 30 days, but for those of dunning. A crash leaves one leased, and it is sent
 //! again.
 
+use super::notices::{Try, judge_sending};
 use super::{Stop, repeat};
 use crate::clock::Clock;
-use crate::destinations::{Change, ChangeWebhook, Sending};
+use crate::destinations::{Change, ChangeWebhook};
 use crate::faults::crash_point;
-use crate::rules::delivery::Backoff;
 use crate::rules::span::Span;
 use crate::store::alert::NoticeOutcome;
 use crate::store::message::ClaimedMessage;
@@ -21,8 +21,6 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Sent one after the other, so that they arrive in their order unless one has to wait.
 const CLAIM_MAX: usize = 16;
 const LEASE_SPAN: Span = Span::from_minutes(5);
-const BACKOFF: Backoff = Backoff { base_ms: 2_000, max_ms: 3_600_000 };
-const GIVEN_UP_AFTER: Span = Span::from_hours(72);
 const KEPT_FOR: Span = Span::from_hours(30 * 24);
 const PRUNE_PAUSE: Duration = Duration::from_secs(600);
 const PRUNE_MAX: usize = 1_000;
@@ -76,17 +74,10 @@ impl ChangeTeller {
             at: message.at,
             now,
         };
-        let detail = match self.webhook.tell(&change).await {
-            Sending::Sent => return NoticeOutcome::Sent,
-            Sending::Refused { detail } => return NoticeOutcome::GivenUp { detail },
-            Sending::Later { detail } => detail,
-        };
-        if GIVEN_UP_AFTER.after(message.at) <= now {
-            return NoticeOutcome::GivenUp { detail };
-        }
+        let sending = self.webhook.tell(&change).await;
         let random = self.jitter_seed.wrapping_mul(message.number.wrapping_add(1));
-        let pause = BACKOFF.pause_micros(claimed.attempts + 1, random);
-        NoticeOutcome::Later { until: now.saturating_add_micros(pause), detail }
+        let (attempts, created_at) = (claimed.attempts, message.at);
+        judge_sending(sending, Try { attempts, created_at, now, random })
     }
 }
 

@@ -9,7 +9,7 @@ use super::messages::{ChangeTeller, Sweeper};
 use super::outbound::random_number;
 use super::sagas::SagaRunner;
 use crate::clock::Clock;
-use crate::config::{Config, Shadow};
+use crate::config::Config;
 use crate::destinations::ChangeWebhook;
 use crate::provider::Provider;
 use crate::store::Store;
@@ -43,14 +43,8 @@ impl MoneyJobs {
         }
         let operating = provider.filter(|provider| provider.operations().is_some());
         if let Some(provider) = operating {
-            let cutting = CutSettings {
-                holder: format!("saga-{:016x}", random_number()),
-                accept_horizon_hours: config.ingest.accept_horizon_hours,
-                shadow: config.provider.shadow != Shadow::Off,
-                digits_max: provider.limits().digits_max,
-                draw_order: config.credits.order,
-                lease_ms: config.push.lease_ms,
-            };
+            let holder = format!("saga-{:016x}", random_number());
+            let cutting = CutSettings::of(config, &**provider, holder);
             let runner = SagaRunner::new(own_store(), Arc::clone(provider), clock.clone(), cutting);
             tasks.spawn(runner.run(stop));
         }

@@ -10,6 +10,7 @@ use crate::destinations::{Destination, Notice, Sending};
 use crate::faults::crash_point;
 use crate::rules::delivery::Backoff;
 use crate::rules::span::Span;
+use crate::rules::timestamp::Timestamp;
 use crate::store::alert::{ClaimedNotice, NoticeOutcome};
 use crate::store::{self, Store};
 use futures_util::StreamExt;
@@ -81,17 +82,34 @@ impl Messenger {
             };
         };
         let now = self.clock.now();
-        let ClaimedNotice { number, event, ref alert, .. } = *claimed;
-        let detail = match destination.send(&Notice { alert, event, number, at: now }).await {
-            Sending::Sent => return NoticeOutcome::Sent,
-            Sending::Refused { detail } => return NoticeOutcome::GivenUp { detail },
-            Sending::Later { detail } => detail,
-        };
-        if GIVEN_UP_AFTER.after(claimed.created_at) <= now {
-            return NoticeOutcome::GivenUp { detail };
-        }
+        let ClaimedNotice { number, event, ref alert, attempts, created_at, .. } = *claimed;
+        let sending = destination.send(&Notice { alert, event, number, at: now }).await;
         let random = self.jitter_seed.wrapping_mul(number.wrapping_add(1));
-        let pause = BACKOFF.pause_micros(claimed.attempts + 1, random);
-        NoticeOutcome::Later { until: now.saturating_add_micros(pause), detail }
+        judge_sending(sending, Try { attempts, created_at, now, random })
     }
+}
+
+/// A try to tell somebody something.
+#[derive(Debug, Clone, Copy)]
+pub struct Try {
+    /// Tries before this one.
+    pub attempts: u32,
+    /// When what is told was written.
+    pub created_at: Timestamp,
+    pub now: Timestamp,
+    pub random: u64,
+}
+
+/// What becomes of what was told: it is tried again later and later, for three days.
+pub fn judge_sending(sending: Sending, tried: Try) -> NoticeOutcome {
+    let detail = match sending {
+        Sending::Sent => return NoticeOutcome::Sent,
+        Sending::Refused { detail } => return NoticeOutcome::GivenUp { detail },
+        Sending::Later { detail } => detail,
+    };
+    if GIVEN_UP_AFTER.after(tried.created_at) <= tried.now {
+        return NoticeOutcome::GivenUp { detail };
+    }
+    let pause = BACKOFF.pause_micros(tried.attempts + 1, tried.random);
+    NoticeOutcome::Later { until: tried.now.saturating_add_micros(pause), detail }
 }

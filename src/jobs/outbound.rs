@@ -28,14 +28,7 @@ impl Outbound {
         let shadow = config.provider.shadow != Shadow::Off;
         // Tells this process from all others that share the store.
         let holder = format!("server-{:016x}", random_number());
-        let settings = CutSettings {
-            holder: holder.clone(),
-            accept_horizon_hours: config.ingest.accept_horizon_hours,
-            shadow,
-            digits_max: provider.limits().digits_max,
-            draw_order: config.credits.order,
-            lease_ms: config.push.lease_ms,
-        };
+        let settings = CutSettings::of(config, &**provider, holder.clone());
         let cutter = Cutter::new(Arc::clone(store), clock.clone(), settings);
         let submitter = Submitter::new(
             Arc::clone(store),

@@ -62,6 +62,17 @@ pub enum NoticeOutcome {
     },
 }
 
+impl NoticeOutcome {
+    /// The state it leaves, when it is tried again, and what went wrong.
+    pub fn parts(&self) -> (&'static str, Option<Timestamp>, Option<&str>) {
+        match self {
+            Self::Sent => ("sent", None, None),
+            Self::Later { until, detail } => ("waiting", Some(*until), Some(detail)),
+            Self::GivenUp { detail } => ("given_up", None, Some(detail)),
+        }
+    }
+}
+
 /// When a tenant's usage is worth a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Threshold {

@@ -5,7 +5,8 @@
 
 use super::create_subscription::is_over;
 use super::drain::Drain;
-use super::step::{Step, Turn, done, done_with, either, from_store, from_unreadable, settle_call};
+use super::prices::find_own;
+use super::step::{Step, Turn, done, done_with, either, from_store, settle_call};
 use crate::provider::{CancelWhen, RemoteSubscription};
 use crate::rules::ids::SubscriptionId;
 use crate::rules::saga::{Outcome, StepShape};
@@ -34,7 +35,7 @@ struct Cancel;
 impl Cancel {
     async fn cancel(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
         let params: CancelParams = turn.params()?;
-        let own = Self::read_own(turn, &params.subscription).await?;
+        let own = find_own(turn, &params.subscription).await?;
         let when = match params.boundary {
             Some(_) => CancelWhen::Now,
             None => CancelWhen::PeriodEnd,
@@ -55,20 +56,6 @@ impl Cancel {
         let with_period = cancelled.period_end.filter(|_| !is_over(&cancelled));
         let ends_at = with_period.or(params.boundary).unwrap_or(turn.now);
         Ok(done_with(&CancelResult { ends_at }))
-    }
-
-    /// The tenant's own subscription, also if it is over.
-    async fn read_own(turn: &Turn<'_>, id: &SubscriptionId) -> Result<RemoteSubscription, Outcome> {
-        let tenant = turn.store.find_tenant(&turn.saga.tenant).await.map_err(from_store)?;
-        let customer = tenant.and_then(|tenant| tenant.customer);
-        let unknown = || {
-            let tenant = &turn.saga.tenant;
-            Outcome::Refused(format!("tenant {tenant} has no subscription {id}"))
-        };
-        let customer = customer.ok_or_else(unknown)?;
-        let all = turn.operations.list_customer_subscriptions(&customer).await;
-        let mut all = all.map_err(from_unreadable)?.into_iter();
-        all.find(|one| one.id == *id).ok_or_else(unknown)
     }
 }
 

@@ -87,7 +87,7 @@ impl Change {
                  then would be charged by the old ones; begin the change again"
             )));
         }
-        set(turn, &params.subscription, &params.prices).await?;
+        set(turn, &subscription, &params.prices).await?;
         Ok(done())
     }
 
@@ -102,7 +102,7 @@ impl Change {
             Err(other) => return Err(other),
         };
         if are_same(&prices_of(&subscription), &params.prices) {
-            set(turn, &params.subscription, &prices_before).await?;
+            set(turn, &subscription, &prices_before).await?;
         }
         Ok(done())
     }

@@ -7,8 +7,8 @@ use crate::rules::ids::SubscriptionId;
 use crate::rules::saga::Outcome;
 use std::collections::BTreeSet;
 
-/// The tenant's own subscription, if it is not over.
-pub async fn read_own(turn: &Turn<'_>, id: &SubscriptionId) -> Result<RemoteSubscription, Outcome> {
+/// The tenant's own subscription, also if it is over.
+pub async fn find_own(turn: &Turn<'_>, id: &SubscriptionId) -> Result<RemoteSubscription, Outcome> {
     let tenant = turn.store.find_tenant(&turn.saga.tenant).await.map_err(from_store)?;
     let customer = tenant.and_then(|tenant| tenant.customer);
     let customer = customer.ok_or_else(|| {
@@ -16,13 +16,16 @@ pub async fn read_own(turn: &Turn<'_>, id: &SubscriptionId) -> Result<RemoteSubs
     })?;
     let all = turn.operations.list_customer_subscriptions(&customer).await;
     let found = all.map_err(from_unreadable)?.into_iter().find(|one| one.id == *id);
-    match found {
-        Some(subscription) if !is_over(&subscription) => Ok(subscription),
-        Some(subscription) => {
-            Err(Outcome::Refused(format!("subscription {id} is {}", subscription.status)))
-        }
-        None => Err(Outcome::Refused(format!("customer {customer} has no subscription {id}"))),
+    found.ok_or_else(|| Outcome::Refused(format!("customer {customer} has no subscription {id}")))
+}
+
+/// The tenant's own subscription, if it is not over.
+pub async fn read_own(turn: &Turn<'_>, id: &SubscriptionId) -> Result<RemoteSubscription, Outcome> {
+    let subscription = find_own(turn, id).await?;
+    if is_over(&subscription) {
+        return Err(Outcome::Refused(format!("subscription {id} is {}", subscription.status)));
     }
+    Ok(subscription)
 }
 
 pub fn prices_of(subscription: &RemoteSubscription) -> Vec<String> {
@@ -33,16 +36,19 @@ pub fn are_same(one: &[String], other: &[String]) -> bool {
     one.iter().collect::<BTreeSet<_>>() == other.iter().collect::<BTreeSet<_>>()
 }
 
-/// Sets the prices, unless they are these already.
-pub async fn set(turn: &Turn<'_>, id: &SubscriptionId, prices: &[String]) -> Result<(), Outcome> {
-    let subscription = read_own(turn, id).await?;
-    if are_same(&prices_of(&subscription), prices) {
+/// Sets the prices of a subscription that was just read, unless they are these already.
+pub async fn set(
+    turn: &Turn<'_>,
+    subscription: &RemoteSubscription,
+    prices: &[String],
+) -> Result<(), Outcome> {
+    if are_same(&prices_of(subscription), prices) {
         return Ok(());
     }
     let tag = turn.tag();
-    let called = turn.operations.change_prices(&subscription, prices, &tag, &turn.key).await;
+    let called = turn.operations.change_prices(subscription, prices, &tag, &turn.key).await;
     let look = async {
-        let found = turn.operations.read_subscription(id).await?;
+        let found = turn.operations.read_subscription(&subscription.id).await?;
         Ok(found.filter(|found| are_same(&prices_of(found), prices)))
     };
     settle_call(called, look).await.map(drop)

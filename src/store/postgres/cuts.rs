@@ -248,12 +248,7 @@ impl MeterTerms {
             granularity: billing.granularity,
             mode: billing.mode,
             scale: meter.billing_scale(),
-            usage_scale: match meter.spec.aggregation {
-                Aggregation::Count | Aggregation::Unique => 0,
-                Aggregation::Sum | Aggregation::Min | Aggregation::Max | Aggregation::Latest => {
-                    meter.spec.scale
-                }
-            },
+            usage_scale: meter.usage_scale(),
         })
     }
 }

@@ -202,13 +202,8 @@ async fn settle(
     let (Ok(number), Ok(fence)) = (write_count(number), write_count(fence)) else {
         return Ok(false);
     };
-    let (state, due_at, detail) = match outcome {
-        NoticeOutcome::Sent => ("sent", None, None),
-        NoticeOutcome::Later { until, detail } => {
-            ("waiting", Some(SqlTimestamp(*until)), Some(detail))
-        }
-        NoticeOutcome::GivenUp { detail } => ("given_up", None, Some(detail)),
-    };
+    let (state, due_at, detail) = outcome.parts();
+    let due_at = due_at.map(SqlTimestamp);
     let sql = "-- settle
         UPDATE messages SET state = $3, due_at = COALESCE($4, due_at), detail = $5,
             leased_until = NULL,

@@ -231,11 +231,8 @@ fn settle(
     outcome: &NoticeOutcome,
     at: Timestamp,
 ) -> Result<bool> {
-    let (state, due_at, settled_at, detail) = match outcome {
-        NoticeOutcome::Sent => ("sent", None, Some(at), None),
-        NoticeOutcome::Later { until, detail } => ("waiting", Some(*until), None, Some(detail)),
-        NoticeOutcome::GivenUp { detail } => ("given_up", None, Some(at), Some(detail)),
-    };
+    let (state, due_at, detail) = outcome.parts();
+    let settled_at = due_at.is_none().then_some(at);
     let settled = connection
         .prepare_cached(
             "-- settle

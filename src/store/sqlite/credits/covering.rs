@@ -9,7 +9,6 @@ use crate::rules::credit::{
     ChangeKind, CoverOrder, Covered, Draw, DrawOrder, Grant, plan_covering, standing_draws,
 };
 use crate::rules::ids::TenantNo;
-use crate::rules::meter::{Aggregation, Meter};
 use crate::rules::push::CutState;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
@@ -62,7 +61,7 @@ impl Credit {
         };
         let cover = CoverOrder {
             meter: owner.meter_no,
-            scale: usage_scale(owner.meter),
+            scale: owner.meter.usage_scale(),
             during,
             before: state.total,
             now,
@@ -111,15 +110,5 @@ impl Credit {
         let change =
             NewChange { kind, amount: draw.cost, covered: Some(covered), key: None, memo: "" };
         change_grant(connection, owner.tenant_no, &mut grants[place], change, at).map(drop)
-    }
-}
-
-/// Decimal places of a meter's usage: what is counted is whole.
-fn usage_scale(meter: &Meter) -> u32 {
-    match meter.spec.aggregation {
-        Aggregation::Count | Aggregation::Unique => 0,
-        Aggregation::Sum | Aggregation::Min | Aggregation::Max | Aggregation::Latest => {
-            meter.spec.scale
-        }
     }
 }
