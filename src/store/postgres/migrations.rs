@@ -9,7 +9,7 @@ use crate::store::migrate::{Applied, Migration, judge_migrations};
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
 
-const MIGRATIONS: [Migration; 5] = [
+const MIGRATIONS: [Migration; 6] = [
     Migration {
         number: 1,
         name: "ledger",
@@ -34,6 +34,11 @@ const MIGRATIONS: [Migration; 5] = [
         number: 5,
         name: "idempotency",
         sql: include_str!("../../../migrations/postgres/0005_idempotency.sql"),
+    },
+    Migration {
+        number: 6,
+        name: "accidents",
+        sql: include_str!("../../../migrations/postgres/0006_accidents.sql"),
     },
 ];
 

@@ -5,7 +5,7 @@ use crate::store::Result;
 use crate::store::migrate::{Applied, Migration, judge_migrations};
 use rusqlite::{Connection, params};
 
-const MIGRATIONS: [Migration; 5] = [
+const MIGRATIONS: [Migration; 6] = [
     Migration {
         number: 1,
         name: "ledger",
@@ -30,6 +30,11 @@ const MIGRATIONS: [Migration; 5] = [
         number: 5,
         name: "idempotency",
         sql: include_str!("../../../migrations/sqlite/0005_idempotency.sql"),
+    },
+    Migration {
+        number: 6,
+        name: "accidents",
+        sql: include_str!("../../../migrations/sqlite/0006_accidents.sql"),
     },
 ];
 

@@ -1,0 +1,1 @@
+-- What accidents need: wrong clocks, restored backups, changed customers, lost leases.
