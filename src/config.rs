@@ -164,7 +164,6 @@ pub struct AlertsConfig {
 #[serde(deny_unknown_fields)]
 pub struct CreditsConfig {
     pub order: DrawOrder,
-    pub expiry_grace_hours: u32,
 }
 
 /// Who quotes tax.

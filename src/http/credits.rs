@@ -10,6 +10,7 @@ use super::auth::{Caller, Scope};
 use super::extract::{Json, LIMIT_MAX, Path, Query, parse_amount, parse_limit, read_json};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
+use crate::faults::planted;
 use crate::jobs::credits::{Balance, Reckoning, coverable, read_balance};
 use crate::jobs::thresholds::{period_around, read_used};
 use crate::rules::credit::{ChangeKind, CreditChange, GRANTS_MAX, Grant, GrantTerms, Pool};
@@ -278,7 +279,8 @@ pub struct TakeBackSpec {
 
 /// Take back what is left of a grant, or a part of it
 ///
-/// A refund of what was purchased, a void of what was granted. What usage has drawn stays drawn.
+/// A refund of what was purchased, a void of what was granted. What usage has drawn stays drawn,
+/// and what usage that was not cut yet will draw is kept for it.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/grants/{grant}/take-back", tag = "credits",
     request_body = TakeBackSpec,
@@ -307,8 +309,11 @@ pub async fn take_back(
         return Err(Problem::new(Kind::Refused, "invalid_amount", detail));
     }
     let (key, memo) = (once.key.clone(), parse_memo(memo)?);
-    let order = TakeBack { tenant, grant, key, amount, memo };
     let catalog = app.catalog.reload().await?;
+    let balance = read_balance(&*app.store, &catalog, &tenant, app.reckoning()).await?;
+    let reserved = balance.pending.get(&grant).copied().unwrap_or_default();
+    let reserved = if planted("bug.take_back_ignores_pending") { Quantity::ZERO } else { reserved };
+    let order = TakeBack { tenant, grant, key, amount, reserved, memo };
     let completing = once.completing(move |taken: &TakenBack| answer_taken(taken, &catalog));
     let taken = app.store.take_back(order, app.clock.now(), Some(&completing)).await?;
     Ok(Once::respond(&completing, &taken))
@@ -334,7 +339,7 @@ fn answer_taken(
         TakenBack::TooLittle(left) => Err(Problem::new(
             Kind::Refused,
             "too_little_left",
-            format!("{left} is left of the grant; nothing was taken"),
+            format!("{left} is left of the grant besides usage on its way; nothing was taken"),
         )),
         TakenBack::NotFound => Err(unknown_grant()),
     }

@@ -1,14 +1,17 @@
 //! Credits beside the cut: what is left of them right now, and the end of those that have expired.
 //!
 //! Invariant: a balance counts usage that no cut has seen yet as the next cut would, by the same
-//! rule and from the same totals; it changes nothing. A grant is taken away only some time after it
-//! has expired, so that usage from before, which is cut later, is still covered. A crash leaves a
-//! grant expired or not, as a whole.
+//! rule and from the same totals; it changes nothing, and it never promises more than is there. A
+//! grant is taken away only once no usage from before its expiry can come any more and all that came
+//! is cut. A crash leaves a grant expired or not, as a whole.
 
 use super::{Stop, repeat};
 use crate::clock::Clock;
+use crate::faults::planted;
+use crate::rules::billing::Granularity;
 use crate::rules::credit::{
-    CoverOrder, DrawOrder, Grant, Pool, affordable, in_order, plan_covering,
+    CoverOrder, DrawOrder, Grant, Pool, affordable, bound_draws, in_order, plan_covering,
+    used_up_by,
 };
 use crate::rules::ids::{MeterNo, TenantId, Unit};
 use crate::rules::meter::{Catalog, Meter};
@@ -29,6 +32,8 @@ const PAUSE: Duration = Duration::from_secs(60);
 const EXPIRE_MAX: usize = 100;
 /// More than a tenant can have with anything left.
 const GRANTS_READ_MAX: usize = 1_000;
+/// How often a balance is read anew because a cut drew on the grants meanwhile.
+const READ_TRIES: usize = 5;
 
 /// How balances are reckoned.
 #[derive(Debug, Clone, Copy)]
@@ -58,55 +63,106 @@ pub struct Balance {
     pub pools: BTreeMap<(Unit, Pool), PoolBalance>,
     /// The grants, with what the next cut will leave of them.
     pub grants: Vec<Grant>,
+    /// What the next cut will draw on each grant, by its number.
+    pub pending: BTreeMap<u64, Quantity>,
 }
 
-/// A tenant's credits as they are now, with usage that was counted and not cut.
+/// A window's usage that no cut has seen.
+struct Uncut {
+    order: CoverOrder,
+    /// Whether the cut goes by the moment of each event.
+    by_event: bool,
+}
+
+/// A tenant's credits as they are now, with usage that was counted and not cut. Grants, usage and
+/// cuts are read one after the other; if the grants are the same afterwards, no cut drew on them in
+/// between, and the three belong together.
 pub async fn read_balance(
     store: &dyn Store,
     catalog: &Catalog,
     tenant: &TenantId,
     reckoning: Reckoning,
 ) -> store::Result<Balance> {
-    let stored = store.list_grants(tenant, GrantFilter::Live, 0, GRANTS_READ_MAX).await?;
-    let mut grants = stored.clone();
-    let meters: BTreeSet<MeterNo> =
-        grants.iter().flat_map(|grant| grant.terms.rates.keys().copied()).collect();
-    if !reckoning.shadow {
-        for (number, meter) in catalog.billed() {
-            if meters.contains(&number) {
-                draw_uncut(store, tenant, (number, &meter), &mut grants, reckoning).await?;
-            }
+    let live = || store.list_grants(tenant, GrantFilter::Live, 0, GRANTS_READ_MAX);
+    let mut stored = live().await?;
+    for _ in 0..READ_TRIES {
+        let uncut = read_all_uncut(store, catalog, tenant, &stored, reckoning).await?;
+        let again = live().await?;
+        if again == stored || planted("bug.balance_overstates") {
+            return reckon(&stored, &uncut, reckoning).ok_or_else(too_large);
         }
+        stored = again;
     }
-    add_up(&stored, grants, reckoning.now).ok_or_else(too_large)
+    Err(Error::Unavailable { what: "the tenant's credits change while they are read".into() })
 }
 
-fn add_up(stored: &[Grant], grants: Vec<Grant>, now: Timestamp) -> Option<Balance> {
-    let mut pools: BTreeMap<(Unit, Pool), PoolBalance> = BTreeMap::new();
+/// Draws on the grants what the next cut will, and adds up what is left.
+fn reckon(stored: &[Grant], uncut: &[Uncut], reckoning: Reckoning) -> Option<Balance> {
+    let mut grants = stored.to_vec();
+    for Uncut { order, by_event } in uncut {
+        let borders = grants.iter().any(|grant| grant.terms.begins_or_ends_in(order.during));
+        let draws = if *by_event && borders {
+            bound_draws(order, &grants).ok()?
+        } else {
+            plan_covering(order, &grants, &[], reckoning.order).ok()?.drawn
+        };
+        for draw in draws {
+            let grant = grants.iter_mut().find(|grant| grant.number == draw.grant)?;
+            grant.remaining = grant.remaining.checked_sub(draw.cost)?;
+        }
+    }
+    let mut balance = Balance::default();
     for (before, after) in stored.iter().zip(&grants) {
         let terms = &before.terms;
-        let pool = pools.entry((terms.unit.clone(), terms.pool)).or_default();
+        let pool = balance.pools.entry((terms.unit.clone(), terms.pool)).or_default();
         let drawn = before.remaining.checked_sub(after.remaining)?;
         pool.remaining = pool.remaining.checked_add(before.remaining)?;
         pool.pending = pool.pending.checked_add(drawn)?;
-        if terms.holds_at(now) {
+        if terms.holds_at(reckoning.now) {
             pool.available = pool.available.checked_add(after.remaining)?;
         }
+        balance.pending.insert(before.number, drawn);
     }
-    Some(Balance { pools, grants })
+    Some(Balance { grants, ..balance })
 }
 
-/// Takes off the grants what the next cuts of a meter's windows will draw.
-async fn draw_uncut(
+/// Usage of the grants' meters that no cut has seen; shadow windows draw nothing.
+async fn read_all_uncut(
+    store: &dyn Store,
+    catalog: &Catalog,
+    tenant: &TenantId,
+    grants: &[Grant],
+    reckoning: Reckoning,
+) -> store::Result<Vec<Uncut>> {
+    let meters: BTreeSet<MeterNo> =
+        grants.iter().flat_map(|grant| grant.terms.rates.keys().copied()).collect();
+    let mut uncut = Vec::new();
+    if reckoning.shadow || meters.is_empty() {
+        return Ok(uncut);
+    }
+    let marks: BTreeMap<MeterNo, Timestamp> = store.read_cut_marks().await?.into_iter().collect();
+    for (number, meter) in catalog.billed() {
+        if meters.contains(&number) {
+            let mark = marks.get(&number).copied();
+            uncut.extend(read_uncut(store, tenant, (number, &meter), mark, reckoning).await?);
+        }
+    }
+    Ok(uncut)
+}
+
+/// Windows of a meter that have grown since their last cut. Everything received before the mark is
+/// cut, and what came after it is at most as old as events are accepted.
+async fn read_uncut(
     store: &dyn Store,
     tenant: &TenantId,
     (number, meter): (MeterNo, &Meter),
-    grants: &mut [Grant],
+    mark: Option<Timestamp>,
     reckoning: Reckoning,
-) -> store::Result<()> {
-    let Some(billing) = meter.spec.billing.as_ref() else { return Ok(()) };
+) -> store::Result<Vec<Uncut>> {
+    let Some(billing) = meter.spec.billing.as_ref() else { return Ok(Vec::new()) };
     let around = |at: Timestamp| billing.window_around(at, meter.spec.bucket);
-    let oldest = Span::from_hours(reckoning.accept_horizon_hours).before(reckoning.now);
+    let received_since = mark.map_or(billing.start(), |mark| mark.min(reckoning.now));
+    let oldest = Span::from_hours(reckoning.accept_horizon_hours).before(received_since);
     // An event may lie a little ahead.
     let newest = Span::from_hours(1).after(reckoning.now);
     let start = around(oldest.max(billing.start())).start;
@@ -121,6 +177,7 @@ async fn draw_uncut(
             windows.entry(window.start).or_insert((window, Vec::new())).1.push(row);
         }
     }
+    let mut uncut = Vec::new();
     for (start, (window, rows)) in windows {
         let usage = WindowUsage::measure(&rows).map_err(|_| too_large())?;
         let cut = cuts.get(&start).cloned().unwrap_or_else(|| CutState::new(false));
@@ -136,14 +193,9 @@ async fn draw_uncut(
             now: usage.billable,
             covered: cut.covered,
         };
-        let plan = plan_covering(&order, grants, &[], reckoning.order).map_err(|_| too_large())?;
-        for draw in plan.drawn {
-            let drawn = grants.iter_mut().find(|grant| grant.number == draw.grant);
-            let grant = drawn.expect("draws name grants");
-            grant.remaining = grant.remaining.checked_sub(draw.cost).ok_or_else(too_large)?;
-        }
+        uncut.push(Uncut { order, by_event: billing.granularity == Granularity::Event });
     }
-    Ok(())
+    Ok(uncut)
 }
 
 /// How much more usage of a meter the credits cover now.
@@ -173,13 +225,13 @@ fn too_large() -> Error {
 pub struct GrantExpirer {
     store: Arc<dyn Store>,
     clock: Clock,
-    /// How long after a grant has expired usage from before is still covered by it.
-    grace: Span,
+    /// For how long usage from before a grant's expiry can still come.
+    accept_horizon: Span,
 }
 
 impl GrantExpirer {
-    pub fn new(store: Arc<dyn Store>, clock: Clock, grace_hours: u32) -> Self {
-        Self { store, clock, grace: Span::from_hours(grace_hours) }
+    pub fn new(store: Arc<dyn Store>, clock: Clock, accept_horizon_hours: u32) -> Self {
+        Self { store, clock, accept_horizon: Span::from_hours(accept_horizon_hours) }
     }
 
     pub async fn run(self, stop: Stop) {
@@ -191,12 +243,24 @@ impl GrantExpirer {
         let mut ended = 0;
         loop {
             let now = self.clock.now();
-            let expired_by = self.grace.before(now);
+            let Some(expired_by) = self.expired_by(now).await? else { return Ok(ended) };
             let some = self.store.expire_grants(expired_by, now, EXPIRE_MAX).await?;
             ended += some;
             if some < EXPIRE_MAX {
                 return Ok(ended);
             }
         }
+    }
+
+    /// Grants that expired by then cover nothing more; none while a billed meter was never cut.
+    async fn expired_by(&self, now: Timestamp) -> store::Result<Option<Timestamp>> {
+        if planted("bug.expired_grants_end_early") {
+            return Ok(Some(Span::from_hours(26).before(now)));
+        }
+        let catalog = self.store.load_catalog().await?;
+        let marks: BTreeMap<MeterNo, Timestamp> =
+            self.store.read_cut_marks().await?.into_iter().collect();
+        let billed = catalog.billed().into_iter().map(|(number, _)| marks.get(&number).copied());
+        Ok(used_up_by(now, self.accept_horizon, billed))
     }
 }

@@ -32,8 +32,8 @@ impl MoneyJobs {
         let (stopper, stop) = Stopper::new();
         let mut tasks = JoinSet::new();
         let own_store = || Arc::clone(store);
-        let grace_hours = config.credits.expiry_grace_hours;
-        let expirer = GrantExpirer::new(own_store(), clock.clone(), grace_hours);
+        let horizon_hours = config.ingest.accept_horizon_hours;
+        let expirer = GrantExpirer::new(own_store(), clock.clone(), horizon_hours);
         tasks.spawn(expirer.run(stop.clone()));
         tasks.spawn(Sweeper::new(own_store(), clock.clone()).run(stop.clone()));
         tasks.spawn(Dunner::new(own_store(), clock.clone()).run(stop.clone()));

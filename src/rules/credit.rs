@@ -14,6 +14,7 @@ use super::account::{Floor, NewPosting};
 use super::ids::{AccountName, MeterNo, OnceKey, TenantId, Unit};
 use super::quantity::{Quantity, SCALE};
 use super::refusal::Refusal;
+use super::span::Span;
 use super::timestamp::Timestamp;
 use super::window::Window;
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,8 @@ pub const GRANTS_MAX: usize = 100;
 pub const RATES_MAX: usize = 50;
 /// Priorities are 0, drawn first, to this.
 pub const PRIORITY_MAX: u8 = 100;
+/// By how much the clocks of two servers that stamp events may differ, and more.
+const CLOCKS_APART: Span = Span::from_hours(1);
 
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
@@ -235,6 +238,44 @@ pub fn plan_covering(
     Ok(Covering { covered, drawn, given_back: Vec::new() })
 }
 
+/// The most that usage of unknown moments can draw on each grant, each taken by itself: where a
+/// grant begins or ends inside the window, the moments decide which grants cover it.
+pub fn bound_draws(order: &CoverOrder, grants: &[Grant]) -> Result<Vec<Draw>, Inexact> {
+    let (before, now) = (order.before.max(Quantity::ZERO), order.now.max(Quantity::ZERO));
+    let grown = now.max(before).checked_sub(before).ok_or(Inexact)?;
+    let alone = grants
+        .iter()
+        .map(|grant| plan_draws(order, std::slice::from_ref(grant), grown, DrawOrder::default()));
+    Ok(alone.collect::<Result<Vec<_>, Inexact>>()?.concat())
+}
+
+/// How much of a grant may be taken back: what was asked for, or all, of what usage that was not cut
+/// yet (`reserved`) leaves of it. The error is what that is, if it is too little.
+pub fn plan_taking_back(
+    grant: &Grant,
+    reserved: Quantity,
+    asked: Option<Quantity>,
+) -> Result<Quantity, Quantity> {
+    let free = grant.remaining.checked_sub(reserved).unwrap_or_default().max(Quantity::ZERO);
+    let amount = asked.unwrap_or(free);
+    if amount > Quantity::ZERO && amount <= free { Ok(amount) } else { Err(free) }
+}
+
+/// Grants that expired by the returned moment cover nothing more: usage from before it is too old to
+/// be accepted, and what was accepted is cut. `cut_marks` are the moments up to which each billed
+/// meter is cut; none while one of them never was.
+pub fn used_up_by(
+    now: Timestamp,
+    accept_horizon: Span,
+    cut_marks: impl IntoIterator<Item = Option<Timestamp>>,
+) -> Option<Timestamp> {
+    let mut known = now;
+    for mark in cut_marks {
+        known = known.min(mark?);
+    }
+    Some(CLOCKS_APART.before(accept_horizon.before(known)))
+}
+
 fn plan_draws(
     order: &CoverOrder,
     grants: &[Grant],
@@ -318,6 +359,12 @@ impl GrantTerms {
     /// tops up and goes on using expects it to be.
     fn holds_during(&self, window: Window) -> bool {
         self.effective_at < window.end && self.expires_at.is_none_or(|end| window.start < end)
+    }
+
+    /// Whether usage is covered in a part of the window only.
+    pub fn begins_or_ends_in(&self, window: Window) -> bool {
+        let inside = |at: Timestamp| window.start < at && at < window.end;
+        inside(self.effective_at) || self.expires_at.is_some_and(inside)
     }
 
     /// Whether usage of that moment is covered.

@@ -34,6 +34,8 @@ pub struct TakeBack {
     pub key: OnceKey,
     /// None for all that is left.
     pub amount: Option<Quantity>,
+    /// What usage that was counted and not cut yet will draw on the grant; it stays there.
+    pub reserved: Quantity,
     pub memo: String,
 }
 
@@ -45,7 +47,7 @@ pub enum TakenBack {
     Repeated(CreditChange),
     /// Something else was done under the key; nothing was written.
     KeyTaken(CreditChange),
-    /// Only this is left, which is less than asked for, or nothing.
+    /// Only this is left besides what is reserved: less than asked for, or nothing.
     TooLittle(Quantity),
     NotFound,
 }
@@ -78,7 +80,8 @@ pub trait Credits: Send + Sync {
         at: Timestamp,
         completing: Option<&Completing<Issued>>,
     ) -> Result<Issued>;
-    /// Writes the message `credits.taken_back`.
+    /// Takes back what `rules::credit::plan_taking_back` allows. Writes the message
+    /// `credits.taken_back`.
     async fn take_back(
         &self,
         order: TakeBack,

@@ -17,6 +17,7 @@ use counterfoil::store::message::*;
 use counterfoil::store::quote::*;
 use counterfoil::store::saga::*;
 use counterfoil_idempotency::{Claim, Claimed, Fingerprint, Scope, StoreError};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 #[async_trait]
@@ -84,7 +85,10 @@ impl Credits for FailingStore {
         after: u64,
         limit: usize,
     ) -> Result<Vec<Grant>> {
-        self.up()?.list_grants(tenant, filter, after, limit).await
+        let grants = self.up()?.list_grants(tenant, filter, after, limit).await;
+        self.grants_read.fetch_add(1, Ordering::SeqCst);
+        drop(self.grants_gate.read().await);
+        grants
     }
     async fn list_credit_changes(&self, query: ChangeQuery) -> Result<Vec<CreditChange>> {
         self.up()?.list_credit_changes(query).await

@@ -32,6 +32,10 @@ pub struct FailingStore {
     pub api_key_failures: AtomicUsize,
     /// Webhooks are not written while somebody holds it.
     pub webhooks_gate: tokio::sync::RwLock<()>,
+    /// Grants that were read are not returned while it is held for writing.
+    pub grants_gate: tokio::sync::RwLock<()>,
+    /// How often grants were read.
+    pub grants_read: AtomicUsize,
 }
 
 impl FailingStore {
@@ -42,6 +46,8 @@ impl FailingStore {
             deliveries: Mutex::new(None),
             api_key_failures: AtomicUsize::new(0),
             webhooks_gate: tokio::sync::RwLock::new(()),
+            grants_gate: tokio::sync::RwLock::new(()),
+            grants_read: AtomicUsize::new(0),
         })
     }
 

@@ -3,6 +3,7 @@
 
 mod accounts;
 mod auth;
+mod balances;
 mod changes;
 mod credits;
 mod description;

@@ -49,7 +49,7 @@ async fn issued(f: &Fixture, tenant: &str, once: &str, amount: &str) -> Grant {
 
 pub fn taking(tenant: &str, grant: u64, once: &str, amount: Option<&str>) -> TakeBack {
     let (tenant, key, amount) = (tenant_id(tenant), key(once), amount.map(quantity));
-    TakeBack { tenant, grant, key, amount, memo: "not wanted".to_owned() }
+    TakeBack { tenant, grant, key, amount, reserved: Quantity::ZERO, memo: "not wanted".to_owned() }
 }
 
 async fn take(f: &Fixture, order: TakeBack) -> TakenBack {
@@ -276,6 +276,21 @@ pub async fn live_grants_have_a_limit(f: Fixture) {
     assert_eq!(live.len(), GRANTS_MAX);
     assert!(live.iter().all(|grant| grant.number != last));
     assert_eq!(grants(&f, "acme", GrantFilter::All).await.len(), GRANTS_MAX + 1);
+    check_conserved(&f, "acme").await;
+}
+
+pub async fn take_back_keeps_what_is_reserved(f: Fixture) {
+    let bought = issued(&f, "acme", "bought", "10").await;
+    let reserving = |once: &str, amount: Option<&str>| TakeBack {
+        reserved: quantity("8"),
+        ..taking("acme", bought.number, once, amount)
+    };
+    let refused = take(&f, reserving("t1", Some("2.000001"))).await;
+    assert_eq!(refused, TakenBack::TooLittle(quantity("2")));
+    let all = done(take(&f, reserving("t2", None)).await);
+    assert_eq!((all.amount, all.remaining), (quantity("2"), quantity("8")));
+    let nothing = take(&f, reserving("t3", None)).await;
+    assert_eq!(nothing, TakenBack::TooLittle(Quantity::ZERO));
     check_conserved(&f, "acme").await;
 }
 

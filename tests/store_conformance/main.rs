@@ -254,6 +254,7 @@ on_every_store! {
         a_grant_is_issued_once,
         issuers_at_once_issue_one,
         live_grants_have_a_limit,
+        take_back_keeps_what_is_reserved,
         what_is_left_is_taken_back_once,
         takers_at_once_never_overdraw,
         what_expired_is_taken_once,

@@ -148,6 +148,7 @@ impl Pair {
                 grant: grant.number,
                 key: key(&format!("back {round}")),
                 amount: Some(quantity("0.25")),
+                reserved: Quantity::ZERO,
                 memo: String::new(),
             };
             match store.take_back(order, self.now, None).await.unwrap() {

@@ -18,7 +18,9 @@ use super::idempotency::end_request;
 use super::numeric::SqlQuantity;
 use super::scalars::{SqlTimestamp, column, corrupt, read_count, tenant_number, write_limit};
 use super::transaction::{Done, Transaction};
-use crate::rules::credit::{ChangeKind, CreditChange, GRANTS_MAX, Grant, GrantTerms, Pool};
+use crate::rules::credit::{
+    ChangeKind, CreditChange, GRANTS_MAX, Grant, GrantTerms, Pool, plan_taking_back,
+};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
@@ -206,10 +208,10 @@ async fn take_back(
     let held = lock_grants(client, &[number]).await?;
     let found = held.into_iter().find(|(of_tenant, _)| *of_tenant == tenant_no);
     let Some((_, grant)) = found else { return Ok(TakenBack::NotFound) };
-    let amount = order.amount.unwrap_or(grant.remaining);
-    if amount > grant.remaining || amount <= Quantity::ZERO {
-        return Ok(TakenBack::TooLittle(grant.remaining));
-    }
+    let amount = match plan_taking_back(&grant, order.reserved, order.amount) {
+        Ok(amount) => amount,
+        Err(left) => return Ok(TakenBack::TooLittle(left)),
+    };
     let kind = match grant.terms.pool {
         Pool::Purchased => ChangeKind::Refunded,
         Pool::Granted => ChangeKind::Voided,

@@ -10,13 +10,15 @@ mod rows;
 pub use covering::{Credit, Usage};
 
 use super::{SqliteStore, corrupt, sql_error};
-use crate::rules::credit::{ChangeKind, CreditChange, GRANTS_MAX, Grant, GrantTerms, Pool};
+use crate::rules::credit::{
+    ChangeKind, CreditChange, GRANTS_MAX, Grant, GrantTerms, Pool, plan_taking_back,
+};
 use crate::rules::ids::{OnceKey, TenantId, TenantNo};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
+use crate::store::Result;
 use crate::store::credit::{ChangeQuery, Credits, GrantFilter, Issued, TakeBack, TakenBack};
 use crate::store::idempotency::Completing;
-use crate::store::{Error, Result};
 use async_trait::async_trait;
 use rows::{NewChange, change_grant, find_grant, find_grant_by_key, insert_grant};
 use rusqlite::{Connection, params};
@@ -150,13 +152,10 @@ fn take_back(
     }
     let found = find_grant(connection, (tenant, &order.tenant), order.grant)?;
     let Some(mut grant) = found else { return Ok(TakenBack::NotFound) };
-    let amount = order.amount.unwrap_or(grant.remaining);
-    if grant.remaining == Quantity::ZERO || amount > grant.remaining {
-        return Ok(TakenBack::TooLittle(grant.remaining));
-    }
-    if amount <= Quantity::ZERO {
-        return Err(Error::Internal { what: format!("{amount} is no amount to take back") });
-    }
+    let amount = match plan_taking_back(&grant, order.reserved, order.amount) {
+        Ok(amount) => amount,
+        Err(left) => return Ok(TakenBack::TooLittle(left)),
+    };
     let kind = match grant.terms.pool {
         Pool::Purchased => ChangeKind::Refunded,
         Pool::Granted => ChangeKind::Voided,
