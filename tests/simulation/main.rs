@@ -1,13 +1,18 @@
 //! The seeded simulation: real store, real jobs, real processes that die, and a simulated provider
-//! and clock. Each seed is one life (`world.rs`); whatever it is, in the end both halves match.
+//! and clocks. Each seed is one life (`world.rs`) with one kind of accident (`stories.rs`); in the
+//! end the ledger and the provider must match.
 //!
 //! `cargo xtask simulate --seeds 500 --store postgres`. Without arguments, as a test: some seeds on
 //! each store, and each planted bug, which must be found.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::wildcard_enum_match_arm)]
 
+mod checks;
+mod crew;
 mod dice;
+mod orders;
 mod place;
+mod stories;
 mod worker;
 mod world;
 
@@ -17,6 +22,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
+use stories::Story;
 use world::{Counters, World};
 
 /// Each is planted in `src` under `bug.NAME` and must be found.
@@ -30,12 +36,14 @@ const BUGS: [(&str, &str); 6] = [
 ];
 
 const USAGE: &str = "\
-cargo xtask simulate [--seeds N] [--from S] [--store sqlite|postgres] [--bug NAME] | --list-bugs
+cargo xtask simulate [--seeds N] [--from S] [--store sqlite|postgres] [--bug NAME] [--story NAME]
+                     | --list-bugs
 
   --seeds N      lives to live (500)
   --from S       the first seed (1)
   --store STORE  sqlite or postgres (sqlite)
   --bug NAME     plant a bug; the command must then fail
+  --story NAME   only this kind of accident
   --list-bugs    the bugs that can be planted
 ";
 
@@ -48,14 +56,15 @@ struct Run {
     from: u64,
     seeds: u64,
     bug: Option<String>,
+    story: Option<Story>,
 }
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["worker", store, stripe, at] => {
-            worker::run(store, stripe, at.parse().unwrap());
+        ["worker", start] => {
+            worker::run(start);
             ExitCode::SUCCESS
         }
         ["--list-bugs"] => {
@@ -64,7 +73,7 @@ fn main() -> ExitCode {
             }
             ExitCode::SUCCESS
         }
-        [first, ..] if ["--seeds", "--from", "--store", "--bug"].contains(first) => {
+        [first, ..] if ["--seeds", "--from", "--store", "--bug", "--story"].contains(first) => {
             match parse(&words) {
                 Some(run) => report(&run, simulate(&run)),
                 None => usage(),
@@ -85,7 +94,7 @@ fn usage() -> ExitCode {
 }
 
 fn parse(words: &[&str]) -> Option<Run> {
-    let mut run = Run { kind: Kind::Sqlite, from: 1, seeds: 500, bug: None };
+    let mut run = Run { kind: Kind::Sqlite, from: 1, seeds: 500, bug: None, story: None };
     for pair in words.chunks(2) {
         match pair {
             ["--seeds", number] => run.seeds = number.parse().ok()?,
@@ -95,6 +104,9 @@ fn parse(words: &[&str]) -> Option<Run> {
             ["--bug", name] => {
                 let (name, _) = BUGS.into_iter().find(|(known, _)| known == name)?;
                 run.bug = Some(name.to_owned());
+            }
+            ["--story", name] => {
+                run.story = Some(Story::ALL.into_iter().find(|story| story.name() == *name)?);
             }
             _ => return None,
         }
@@ -115,14 +127,15 @@ fn test() -> ExitCode {
         println!("skipped on PostgreSQL: COUNTERFOIL_TEST_POSTGRES is not set");
     }
     for kind in kinds.iter().copied() {
-        let run = Run { kind, from: 1, seeds: TEST_SEEDS, bug: None };
+        let run = Run { kind, from: 1, seeds: TEST_SEEDS, bug: None, story: None };
         if report(&run, simulate(&run)) != ExitCode::SUCCESS {
             return ExitCode::FAILURE;
         }
     }
     for (name, _) in BUGS {
         for kind in kinds.iter().copied() {
-            let run = Run { kind, from: 1, seeds: BUG_SEEDS_MAX, bug: Some(name.to_owned()) };
+            let bug = Some(name.to_owned());
+            let run = Run { kind, from: 1, seeds: BUG_SEEDS_MAX, bug, story: None };
             let outcome = simulate(&run);
             let Some((seed, _)) = outcome.violation else {
                 println!("bug {name} on {} was NOT found in {BUG_SEEDS_MAX} seeds", kind.name());
@@ -186,7 +199,8 @@ fn simulate(run: &Run) -> Outcome {
 fn live(run: &Run, seed: u64, runtime: &tokio::runtime::Runtime) -> (Counters, Result<(), String>) {
     let place = Place::new(run.kind, seed, runtime);
     let mut world = World::new(seed, run.bug.as_deref(), &place, runtime);
-    let result = world.live();
+    let story = run.story.unwrap_or_else(|| Story::of(seed));
+    let result = story.live(&mut world).map_err(|what| format!("({}) {what}", story.name()));
     let counted = world.count();
     drop(world);
     if result.is_err() && run.bug.is_none() {
@@ -223,7 +237,8 @@ fn report(run: &Run, outcome: Outcome) -> ExitCode {
         return ExitCode::SUCCESS;
     };
     let bug = run.bug.as_ref().map_or_else(String::new, |bug| format!(" --bug {bug}"));
+    let story = run.story.map_or_else(String::new, |story| format!(" --story {}", story.name()));
     println!("VIOLATION in seed {seed}: {what}");
-    println!("again: cargo xtask simulate --seeds 1 --from {seed} --store {store}{bug}");
+    println!("again: cargo xtask simulate --seeds 1 --from {seed} --store {store}{bug}{story}");
     ExitCode::FAILURE
 }

@@ -2,9 +2,13 @@
 //! database of its own.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::runtime::Runtime;
+
+/// The file of a worker's messages, and the name of a store's copy.
+const LOG: &str = "worker.log";
+const COPY: &str = "copy";
 
 pub enum Place {
     Directory(tempfile::TempDir),
@@ -93,14 +97,51 @@ impl Place {
         }
     }
 
+    /// Whether two workers can have the store open at one time.
+    pub fn takes_two(&self) -> bool {
+        matches!(self, Self::Database { .. })
+    }
+
+    /// Copies the store while no worker runs.
+    pub fn copy(&self, runtime: &Runtime) {
+        match self {
+            Self::Directory(directory) => {
+                copy_files(directory.path(), &directory.path().join(COPY));
+            }
+            Self::Database { server, name, .. } => {
+                let copy = format!("DROP DATABASE IF EXISTS {name}_{COPY}");
+                execute(runtime, server, &copy);
+                wait_until_alone(runtime, server, name);
+                let copy = format!("CREATE DATABASE {name}_{COPY} TEMPLATE {name}");
+                execute(runtime, server, &copy);
+            }
+        }
+    }
+
+    /// Puts the copy in the place of the store while no worker runs.
+    pub fn restore(&self, runtime: &Runtime) {
+        match self {
+            Self::Directory(directory) => {
+                for path in store_files(directory.path()) {
+                    std::fs::remove_file(path).unwrap();
+                }
+                copy_files(&directory.path().join(COPY), directory.path());
+            }
+            Self::Database { server, name, .. } => {
+                execute(runtime, server, &format!("DROP DATABASE {name} WITH (FORCE)"));
+                execute(runtime, server, &format!("CREATE DATABASE {name} TEMPLATE {name}_{COPY}"));
+            }
+        }
+    }
+
     pub fn log(&self) -> Stdio {
         let directory = self.log_directory();
-        let log = File::options().create(true).append(true).open(directory.join("worker.log"));
+        let log = File::options().create(true).append(true).open(directory.join(LOG));
         log.unwrap().into()
     }
 
     pub fn log_text(&self) -> String {
-        std::fs::read_to_string(self.log_directory().join("worker.log")).unwrap_or_default()
+        std::fs::read_to_string(self.log_directory().join(LOG)).unwrap_or_default()
     }
 
     fn log_directory(&self) -> &Path {
@@ -113,8 +154,33 @@ impl Place {
     pub fn remove(self, runtime: &Runtime) {
         if let Self::Database { server, name, .. } = &self {
             execute(runtime, server, &format!("DROP DATABASE {name} WITH (FORCE)"));
+            execute(runtime, server, &format!("DROP DATABASE IF EXISTS {name}_{COPY}"));
         }
     }
+}
+
+/// The files of a store in this directory; the log is none.
+fn store_files(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.is_file() && !path.ends_with(LOG)).collect()
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for path in store_files(to) {
+        std::fs::remove_file(path).unwrap();
+    }
+    for path in store_files(from) {
+        std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
+}
+
+/// The server ends the connections of a process that was killed a moment later.
+fn wait_until_alone(runtime: &Runtime, server: &str, name: &str) {
+    let terminate = format!(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '{name}'"
+    );
+    execute(runtime, server, &terminate);
 }
 
 /// Syncing a thousand stores to a disk would take hours and prove nothing here: it is processes

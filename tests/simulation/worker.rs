@@ -1,6 +1,8 @@
-//! The process that is killed: a real store, the real jobs, a clock that the parent moves. It reads
-//! one order on each line and answers with one line when the order is done; a planted crash ends it
-//! in the middle of one.
+//! The worker process, which is killed: a real store, the real jobs, a clock that the parent moves.
+//! It reads one order on each line and answers with one line when the order is done; a planted crash
+//! ends it in the middle of one, and a planted stall stops it there until the parent continues it.
+
+use crate::orders::{Audited, HourTotal, Open, Order, STALLED, Start};
 
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config, Secret, StoreUrl};
@@ -22,92 +24,53 @@ use counterfoil::store::postgres::PostgresStore;
 use counterfoil::store::push::{PushAges, PushQuery, Ruling};
 use counterfoil::store::sqlite::SqliteStore;
 use counterfoil::store::{DeliveryBatch, Store, TenantFields};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::{BufRead, Write};
+use std::io::Write;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the parent asks for.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub enum Order {
-    Clock {
-        at: i64,
-    },
-    Meter {
-        slug: String,
-        spec: String,
-    },
-    Tenant {
-        id: String,
-        customer: Option<String>,
-    },
-    Send {
-        events: Vec<String>,
-    },
-    Cut,
-    Push,
-    Confirm,
-    /// Runs the pass that is due, if any.
-    Reconcile,
-    /// A person retries every dead push that may be retried.
-    Retry,
-    Open,
-    /// Every push that is not replaced, for the parent to look at.
-    Audit,
-    /// Pushes that are not resolved, with what happened to them last.
-    Describe,
-    Totals {
-        tenants: Vec<String>,
-        meters: Vec<String>,
-        from: i64,
-        to: i64,
-    },
-    Exit,
-}
-
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Open {
-    pub observed: u64,
-    pub submitted: u64,
-    pub dead: u64,
-    /// Dead ones that no rule allows to retry.
-    pub undecidable: u64,
-}
-
-/// A push as an auditor sees it.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Audited {
-    pub number: u64,
-    pub window: (String, u16, i64),
-    pub key: String,
-    pub value: String,
-    /// Whether the provider is said to have it.
-    pub settled: bool,
-    /// Whether it was begun and nobody knows what became of it.
-    pub unresolved: bool,
-}
-
-/// By tenant, meter and hour.
-pub type Totals = Vec<(String, String, i64, String)>;
-
-pub fn run(store: &str, stripe: &str, at: i64) {
+pub fn run(start: &str) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let _scenario = fail::FailScenario::setup();
+    let start: Start = serde_json::from_str(start).unwrap();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let mut worker = Worker::start(store, stripe, Timestamp::from_micros(at)).await;
-        let mut output = std::io::stdout();
-        for line in std::io::stdin().lock().lines() {
-            let order: Order = serde_json::from_str(&line.unwrap()).unwrap();
+        let mut worker = Worker::start(&start).await;
+        while let Some(line) = read_line() {
+            let order: Order = serde_json::from_str(&line).unwrap();
             let exit = matches!(order, Order::Exit);
             let answer = worker.obey(order).await;
-            writeln!(output, "{answer}").and_then(|()| output.flush()).unwrap();
+            say(&answer);
             if exit {
                 return;
             }
         }
     });
+}
+
+fn read_line() -> Option<String> {
+    let mut line = String::new();
+    let read = std::io::stdin().read_line(&mut line).unwrap();
+    (read > 0).then_some(line)
+}
+
+fn say(line: &str) {
+    let mut output = std::io::stdout();
+    writeln!(output, "{line}").and_then(|()| output.flush()).unwrap();
+}
+
+/// The thread that comes to this point stops there; the line that continues it holds the time.
+fn plant_stall(point: &str, hits: u64, clock: Clock) {
+    let seen = AtomicU64::new(0);
+    let stall = move || {
+        if seen.fetch_add(1, Ordering::SeqCst) == hits {
+            say(STALLED);
+            let line = read_line().expect("the parent continues a worker or kills it");
+            clock.raise_floor(Timestamp::from_micros(line.trim().parse().unwrap()));
+        }
+    };
+    fail::cfg_callback(point, stall).unwrap();
 }
 
 struct Worker {
@@ -121,22 +84,25 @@ struct Worker {
 }
 
 impl Worker {
-    async fn start(store: &str, stripe: &str, now: Timestamp) -> Self {
+    async fn start(start: &Start) -> Self {
         let mut config = config::load(None).unwrap();
-        config.store.url = StoreUrl::try_from(store.to_owned()).unwrap();
+        config.store.url = StoreUrl::try_from(start.store.clone()).unwrap();
         config.sqlite.segment_events = 8;
         config.postgres.writers = 1;
         config.postgres.readers = 3;
-        config.stripe.api_base = stripe.to_owned();
+        config.stripe.api_base = start.stripe.clone();
         config.stripe.api_key = Secret::new("sk_test_simulation");
         config.stripe.timeout_ms = 200;
         config.push.rate_per_second = 1_000_000;
         config.push.concurrency_max = 8;
-        let clock = Clock::by_hand(now);
+        let clock = Clock::by_hand(Timestamp::from_micros(start.at));
+        if let Some((point, hits)) = &start.stall {
+            plant_stall(point, *hits, clock.clone());
+        }
         let store = open(&config).await;
         clock.raise_floor(store.high_water());
         let provider: Arc<dyn Provider> = Arc::new(Stripe::connect(&config.stripe).unwrap());
-        let holder = format!("worker-{}", std::process::id());
+        let holder = start.holder.clone();
         let settings = CutSettings {
             holder: holder.clone(),
             accept_horizon_hours: config.ingest.accept_horizon_hours,
@@ -155,7 +121,7 @@ impl Worker {
             (holder.clone(), config.push.clone()),
             false,
         );
-        config.reconcile.reads_per_hour = 0;
+        config.reconcile.reads_per_hour = start.reads_per_hour;
         config.reconcile.correct = true;
         let reconcile = (holder, config.reconcile.clone());
         let reconciler =
@@ -182,7 +148,7 @@ impl Worker {
                 self.store.put_tenant(&id, fields, self.clock.now()).await.unwrap();
                 String::new()
             }
-            Order::Send { events } => self.send(&events).await.to_string(),
+            Order::Send { events } => serde_json::to_string(&self.send(&events).await).unwrap(),
             Order::Cut => self.cutter.pass().await.unwrap().pushes.to_string(),
             Order::Push => self.submitter.run_due().await.unwrap().to_string(),
             Order::Confirm => self.confirmer.pass().await.unwrap().to_string(),
@@ -203,8 +169,8 @@ impl Worker {
         }
     }
 
-    /// Delivers events as a sender does; returns how many were accepted.
-    async fn send(&self, events: &[String]) -> usize {
+    /// Delivers events as a sender does; returns the places of those that were not taken.
+    async fn send(&self, events: &[String]) -> Vec<usize> {
         let catalog = self.store.load_catalog().await.unwrap();
         let read = |text: &String| {
             let item: Item<'_> = serde_json::from_str(text).unwrap();
@@ -221,7 +187,9 @@ impl Worker {
             strict_tenants: false,
         };
         let verdicts = self.store.record_deliveries(0, batch).await.unwrap();
-        verdicts.iter().filter(|verdict| **verdict == Verdict::Accepted).count()
+        let taken =
+            |verdict: &Verdict| matches!(verdict, Verdict::Accepted | Verdict::Duplicate { .. });
+        (0..verdicts.len()).filter(|place| !taken(&verdicts[*place])).collect()
     }
 
     async fn retry(&self) -> usize {
@@ -294,9 +262,9 @@ impl Worker {
     }
 
     /// What the ledger says is billed, by hour.
-    async fn totals(&self, tenants: &[String], meters: &[String], range: Window) -> Totals {
+    async fn totals(&self, tenants: &[String], meters: &[String], range: Window) -> Vec<HourTotal> {
         let catalog = self.store.load_catalog().await.unwrap();
-        let mut totals = Totals::new();
+        let mut totals = Vec::new();
         for (tenant, slug) in tenants.iter().flat_map(|t| meters.iter().map(move |m| (t, m))) {
             let (number, _) = catalog.find(slug).unwrap();
             let id = TenantId::parse(tenant).unwrap();
@@ -307,7 +275,8 @@ impl Worker {
             }
             for (hour, rows) in hours {
                 let billable = WindowUsage::measure(&rows).unwrap().billable.to_string();
-                totals.push((tenant.clone(), slug.clone(), hour, billable));
+                let (tenant, meter) = (tenant.clone(), slug.clone());
+                totals.push(HourTotal { tenant, meter, hour, billable });
             }
         }
         totals

@@ -1,57 +1,41 @@
-//! One seed: a life of some weeks, told by dice.
+//! One seed: a life of some weeks, decided by dice.
 //!
-//! Events are sent, some twice and some late; windows are cut, pushed and looked for; the provider
-//! fails in every way it can, stops for hours and archives a meter; the worker dies at named points
-//! and by plain kill -9; the clock jumps past a day, and past 35; the provider loses what it had
-//! counted, and passes find it. In between and at the end the faults cease, and then every push
-//! must be resolved and every hour of every customer must hold at the provider exactly what the
-//! ledger counted.
+//! Events are sent, some twice and some late; windows are cut, pushed and confirmed; the provider
+//! fails in every way it can, stops for hours and archives a meter; workers die at named points and
+//! by plain kill -9. Each seed adds one kind of accident (`stories`). In between and at the end the
+//! faults cease, and then every push must be resolved and every hour of every customer must hold at
+//! the provider exactly what was sent and what the ledger counted (`checks`).
 
+use crate::checks::Hours;
+use crate::crew::Crew;
 use crate::dice::Dice;
+use crate::orders::Order;
 use crate::place::Place;
-use crate::worker::{Audited, Open, Order, Totals};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::simulator::{FaultKind, FaultPlan, Handle, Options, SimRequest, Simulator};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use tokio::runtime::Runtime;
 
-const MINUTE: i64 = 60_000_000;
-const HOUR: i64 = 60 * MINUTE;
-const DAY: i64 = 24 * HOUR;
+pub const MINUTE: i64 = 60_000_000;
+pub const HOUR: i64 = 60 * MINUTE;
+pub const DAY: i64 = 24 * HOUR;
 /// 2026-01-01T00:00:00Z
 const EPOCH: i64 = 1_767_225_600_000_000;
 
-const TENANTS: [&str; 3] = ["acme", "globex", "late-mapped"];
+pub const TENANTS: [&str; 3] = ["acme", "globex", "late-mapped"];
 /// One meter for each mode, and one billed by event.
-const METERS: [(&str, &str); 3] = [
+pub const METERS: [(&str, &str); 3] = [
     ("adding", r#"{"mode":"delta"}"#),
     ("standing", r#"{"mode":"absolute"}"#),
     ("single", r#"{"mode":"delta","granularity":"event"}"#),
 ];
 /// Few different amounts, so that equal pushes meet in one window.
-const AMOUNTS: [&str; 6] = ["1", "1", "2", "0.1", "0.25", "1000000.000001"];
+pub const AMOUNTS: [&str; 6] = ["1", "1", "2", "0.1", "0.25", "1000000.000001"];
 
-/// Where the worker is made to die.
-const CRASH_POINTS: [&str; 11] = [
-    "cut.before",
-    "cut.after",
-    "cut.before_mark",
-    "push.claimed",
-    "push.before_send",
-    "push.after_send",
-    "push.before_settle",
-    "push.summary_read",
-    "confirm.before_settle",
-    "reconcile.before_rows",
-    "reconcile.before_close",
-];
-
-/// What befalls a call while the provider is unwell, in thousandths.
-const CHANCES: [(FaultKind, u64); 15] = [
+/// Chances of a fault for each call while the provider is unwell, in thousandths.
+pub const CHANCES: [(FaultKind, u64); 15] = [
     (FaultKind::LostBefore, 60),
     (FaultKind::LostAfter, 120),
     (FaultKind::HangBefore, 2),
@@ -97,27 +81,31 @@ impl Counters {
 }
 
 pub struct World<'a> {
-    seed: u64,
-    bug: Option<&'a str>,
-    place: &'a Place,
-    runtime: &'a Runtime,
-    dice: Dice,
-    now: i64,
-    simulator: Arc<Mutex<Simulator>>,
-    handle: Handle,
-    worker: Option<Worker>,
-    /// Whether workers are made to die.
-    deadly: bool,
-    sent: Vec<String>,
-    oldest: i64,
+    pub seed: u64,
+    pub bug: Option<&'a str>,
+    pub place: &'a Place,
+    pub runtime: &'a Runtime,
+    pub dice: Dice,
+    /// The true time, which is the provider's.
+    pub now: i64,
+    pub simulator: Arc<Mutex<Simulator>>,
+    pub handle: Handle,
+    pub crew: Crew,
+    pub sent: Vec<String>,
+    /// Sent, and not taken yet; the producer sends them again.
+    untaken: Vec<String>,
+    /// The sum of what was sent and is billed.
+    pub expected: Hours,
+    pub oldest: i64,
+    /// How late events may be, in minutes.
+    pub late_max: u64,
+    /// The provider's customers, with their tenants.
+    customers: BTreeMap<String, &'static str>,
+    /// How late totals show what was received, in seconds.
+    pub lag: i64,
+    /// Whether the store was put back from a copy.
+    pub restored: bool,
     pub counters: Counters,
-}
-
-struct Worker {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-    planned: Option<&'static str>,
 }
 
 impl<'a> World<'a> {
@@ -128,8 +116,6 @@ impl<'a> World<'a> {
         let simulator = Arc::new(Mutex::new(simulator));
         let listen = "127.0.0.1:0".parse().unwrap();
         let handle = runtime.block_on(Handle::start(listen, Arc::clone(&simulator))).unwrap();
-        let (sent, counters) = (Vec::new(), Counters::default());
-        let (worker, deadly, oldest) = (None, false, now);
         Self {
             seed,
             bug,
@@ -139,18 +125,21 @@ impl<'a> World<'a> {
             now,
             simulator,
             handle,
-            worker,
-            deadly,
-            sent,
-            oldest,
-            counters,
+            crew: Crew::default(),
+            sent: Vec::new(),
+            untaken: Vec::new(),
+            expected: Hours::new(),
+            oldest: now,
+            late_max: 9_900,
+            customers: BTreeMap::new(),
+            lag: 0,
+            restored: false,
+            counters: Counters::default(),
         }
     }
 
-    /// Lives the whole life; an error says what was violated.
-    pub fn live(&mut self) -> Result<(), String> {
-        self.set_up();
-        self.deadly = true;
+    /// The provider's faults, dropped and lost usage, and more than 35 days.
+    pub fn live_plainly(&mut self) -> Result<(), String> {
         self.chaos(14)?;
         self.map_late_tenant();
         self.calm("after the faults")?;
@@ -163,12 +152,9 @@ impl<'a> World<'a> {
         self.calm("after 35 days")
     }
 
-    fn set_up(&mut self) {
+    pub fn set_up(&mut self) {
         for tenant in TENANTS {
-            let request = SimRequest::form("/v1/customers", &[("name", tenant)]);
-            let made = self.simulator.lock().unwrap().handle(&request).json();
-            let customer = made["id"].as_str().unwrap().to_owned();
-            let customer = (tenant != "late-mapped").then_some(customer);
+            let customer = (tenant != "late-mapped").then(|| self.make_customer(tenant));
             self.order(&Order::Tenant { id: tenant.into(), customer });
         }
         for (slug, billing) in METERS {
@@ -190,93 +176,91 @@ impl<'a> World<'a> {
             );
             self.order(&Order::Meter { slug: slug.into(), spec });
         }
-        self.order(&Order::Exit);
-        if let Some(mut worker) = self.worker.take() {
-            worker.child.wait().unwrap();
-        }
+        self.stop_worker();
         self.place.prepare(self.seed, self.bug, self.runtime);
+        self.crew.deadly = true;
+    }
+
+    /// A customer of the provider for a tenant, who is not mapped to it yet.
+    pub fn make_customer(&mut self, tenant: &'static str) -> String {
+        let request = SimRequest::form("/v1/customers", &[("name", tenant)]);
+        let mut simulator = self.simulator.lock().unwrap();
+        let plan = simulator.faults().clone();
+        simulator.set_faults(FaultPlan::default());
+        let customer = simulator.handle(&request).json()["id"].as_str().unwrap().to_owned();
+        simulator.set_faults(plan);
+        self.customers.insert(customer.clone(), tenant);
+        customer
+    }
+
+    pub fn map(&mut self, tenant: &'static str) {
+        let customer = Some(self.make_customer(tenant));
+        self.order(&Order::Tenant { id: tenant.into(), customer });
+    }
+
+    pub fn tenant_of(&self, customer: &str) -> String {
+        self.customers.get(customer).map_or_else(|| customer.to_owned(), |it| (*it).to_owned())
     }
 
     /// A while in which everything goes wrong.
-    fn chaos(&mut self, rounds: u64) -> Result<(), String> {
+    pub fn chaos(&mut self, rounds: u64) -> Result<(), String> {
         for _ in 0..rounds {
             let minutes = *self.dice.pick(&[7, 7, 40, 40, 90, 150, 330, 700, 1_400, 1_500, 1_700]);
             self.advance(minutes * MINUTE);
-            let quiet = self.dice.percent(20);
-            self.set_faults(if quiet { &[] } else { &CHANCES });
-            let outage = self.dice.percent(8);
-            if outage {
-                self.runtime.block_on(self.handle.stop()).unwrap();
-            }
-            let archived = self.dice.percent(8).then(|| *self.dice.pick(&METERS));
-            if let Some((slug, _)) = archived {
-                self.switch_meter(slug, "deactivate");
-            }
-            self.send_some();
-            for _ in 0..2 {
-                self.order(&Order::Cut);
-                self.order(&Order::Push);
-                if self.dice.percent(40) {
-                    self.advance(2 * MINUTE);
-                    self.order(&Order::Push);
-                }
-                if self.dice.percent(50) {
-                    self.order(&Order::Confirm);
-                }
-            }
-            if self.dice.percent(30) {
-                self.order(&Order::Retry);
-            }
-            if self.dice.percent(40) {
-                self.order(&Order::Reconcile);
-            }
-            if outage {
-                self.runtime.block_on(self.handle.restart()).unwrap();
-            }
-            if let Some((slug, _)) = archived {
-                self.switch_meter(slug, "reactivate");
-            }
-            if self.dice.percent(15) {
-                self.kill("kill -9");
-            }
-            self.audit()?;
+            self.round()?;
         }
         Ok(())
     }
 
-    /// What must hold at every moment: of a window at most one push is unresolved, a key is of one
-    /// push, and what is said to be at the provider came there under its key and with its value.
-    fn audit(&mut self) -> Result<(), String> {
-        let audited: Vec<Audited> = serde_json::from_str(&self.order(&Order::Audit)).unwrap();
-        let simulator = self.simulator.lock().unwrap();
-        let received: BTreeMap<&str, String> = simulator
-            .events_received()
-            .iter()
-            .map(|event| (event.identifier.as_str(), event.value.to_string()))
-            .collect();
-        let (mut unresolved, mut keys) = (BTreeMap::new(), BTreeMap::new());
-        for push in &audited {
-            if push.unresolved
-                && let Some(other) = unresolved.insert(&push.window, push.number)
-            {
-                return Err(format!("pushes {other} and {} are both unresolved", push.number));
+    /// One round of events and jobs, with faults.
+    pub fn round(&mut self) -> Result<(), String> {
+        let quiet = self.dice.percent(20);
+        self.set_faults(if quiet { &[] } else { &CHANCES });
+        let outage = self.dice.percent(8);
+        if outage {
+            self.runtime.block_on(self.handle.stop()).unwrap();
+        }
+        let archived = self.dice.percent(8).then(|| *self.dice.pick(&METERS));
+        if let Some((slug, _)) = archived {
+            self.switch_meter(slug, "deactivate");
+        }
+        self.send_some();
+        self.work();
+        if outage {
+            self.runtime.block_on(self.handle.restart()).unwrap();
+        }
+        if let Some((slug, _)) = archived {
+            self.switch_meter(slug, "reactivate");
+        }
+        if self.dice.percent(15) {
+            self.kill("kill -9");
+        }
+        self.audit()
+    }
+
+    /// The jobs, once or twice each.
+    pub fn work(&mut self) {
+        for _ in 0..2 {
+            self.order(&Order::Cut);
+            self.order(&Order::Push);
+            if self.dice.percent(40) {
+                self.advance(2 * MINUTE);
+                self.order(&Order::Push);
             }
-            if let Some(other) = keys.insert(&push.key, push.number) {
-                return Err(format!("pushes {other} and {} have one key", push.number));
-            }
-            let there = received.get(push.key.as_str());
-            if push.settled && there != Some(&push.value) {
-                return Err(format!(
-                    "push {} of {} is said to be at the provider, which has {there:?}",
-                    push.number, push.value
-                ));
+            if self.dice.percent(50) {
+                self.order(&Order::Confirm);
             }
         }
-        Ok(())
+        if self.dice.percent(30) {
+            self.order(&Order::Retry);
+        }
+        if self.dice.percent(40) {
+            self.order(&Order::Reconcile);
+        }
     }
 
     /// Usage that the provider takes and drops afterwards.
-    fn drop_some(&mut self) {
+    pub fn drop_some(&mut self) {
         for _ in 0..3 {
             self.advance(90 * MINUTE);
             self.set_faults(&[(FaultKind::AsyncRejection, 250)]);
@@ -286,8 +270,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The provider loses some of what it has counted of the last hours.
-    fn lose_some(&mut self) {
+    /// The provider loses some of what it has counted in the last hours.
+    pub fn lose_some(&mut self) {
         for _ in 0..3 {
             self.advance(50 * MINUTE);
             self.send_some();
@@ -313,71 +297,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A while without faults, long enough for everything to be resolved; then both sides must
-    /// agree.
-    fn calm(&mut self, when: &str) -> Result<(), String> {
-        self.set_faults(&[]);
-        self.deadly = false;
-        self.kill("kill -9");
-        let minutes = [31, 100, 65, 20, 70, 240, 1_300, 20, 300, 20];
-        let mut open = Open::default();
-        for round in 0..36 {
-            self.advance(minutes[round % minutes.len()] * MINUTE);
-            for order in [Order::Cut, Order::Push, Order::Confirm, Order::Retry, Order::Reconcile] {
-                self.order(&order);
-            }
-            open = serde_json::from_str(&self.order(&Order::Open)).unwrap();
-            let resolved = open.observed + open.submitted + open.dead == 0;
-            if round >= 3 && resolved && self.compare(when).is_ok() {
-                break;
-            }
-        }
-        if open.observed + open.submitted + open.dead > 0 {
-            let lines: Vec<String> = serde_json::from_str(&self.order(&Order::Describe)).unwrap();
-            let lines = lines.join("\n");
-            return Err(format!("{when}: pushes were never resolved: {open:?}\n{lines}"));
-        }
-        self.counters.windows += self.compare(when)?;
-        self.deadly = true;
-        Ok(())
-    }
-
-    /// How many hours are equal, if all are.
-    fn compare(&mut self, when: &str) -> Result<u64, String> {
-        let order = Order::Totals {
-            tenants: TENANTS.iter().map(|tenant| (*tenant).to_owned()).collect(),
-            meters: METERS.iter().map(|(slug, _)| (*slug).to_owned()).collect(),
-            from: self.oldest - 8 * DAY,
-            to: self.now + DAY,
-        };
-        let ledger: Totals = serde_json::from_str(&self.order(&order)).unwrap();
-        let mut provider = self.simulator.lock().unwrap().exact_totals();
-        provider.retain(|_, total| *total != Quantity::ZERO);
-        let mut ours = BTreeMap::new();
-        for (tenant, meter, hour, total) in ledger {
-            let total = Quantity::parse_stored(&total).unwrap();
-            if total != Quantity::ZERO {
-                let hour = Timestamp::from_micros(hour);
-                ours.insert((customer_of(&tenant), meter, hour), total);
-            }
-        }
-        if ours == provider {
-            return Ok(u64::try_from(ours.len()).unwrap());
-        }
-        let keys: std::collections::BTreeSet<_> = ours.keys().chain(provider.keys()).collect();
-        let show = |total: Option<&Quantity>| total.map_or("nothing".into(), Quantity::to_string);
-        let differences: Vec<String> = keys
-            .into_iter()
-            .filter(|key| ours.get(*key) != provider.get(*key))
-            .map(|key @ (customer, meter, hour)| {
-                let (ledger, provider) = (show(ours.get(key)), show(provider.get(key)));
-                format!("{customer} {meter} {hour}: ledger {ledger}, provider {provider}")
-            })
-            .collect();
-        Err(format!("{when}: {}", differences.join("; ")))
-    }
-
-    fn send_some(&mut self) {
+    pub fn send_some(&mut self) {
         let mut events = Vec::new();
         for _ in 0..self.dice.below(7) {
             let again = !self.sent.is_empty() && self.dice.percent(15);
@@ -386,33 +306,62 @@ impl<'a> World<'a> {
                 continue;
             }
             let late = match self.dice.below(20) {
-                0 => self.dice.below(9_900),
+                0 => self.dice.below(self.late_max),
                 1..=4 => self.dice.below(1_800),
                 _ => self.dice.below(50),
             };
             let occurred_at = self.now - i64::try_from(late).unwrap() * MINUTE;
-            let at = Timestamp::from_micros(occurred_at);
-            self.oldest = self.oldest.min(occurred_at);
-            let tenant = self.dice.pick(&TENANTS);
-            let (meter, _) = self.dice.pick(&METERS);
-            let quantity = self.dice.pick(&AMOUNTS);
+            let tenant = *self.dice.pick(&TENANTS);
+            let (meter, _) = *self.dice.pick(&METERS);
+            let quantity = *self.dice.pick(&AMOUNTS);
             let trial = self.dice.percent(10);
-            let id = self.sent.len();
-            let event = format!(
-                r#"{{"tenant":"{tenant}","id":"e{id}","meter":"{meter}","quantity":"{quantity}","occurred_at":"{at}","trial":{trial}}}"#
-            );
-            self.sent.push(event.clone());
-            events.push(event);
+            events.push(self.make_event((tenant, meter), quantity, occurred_at, trial));
         }
-        if !events.is_empty() {
-            self.counters.events += u64::try_from(events.len()).unwrap();
-            self.order(&Order::Send { events });
+        self.send(events);
+    }
+
+    /// An event, which is expected to be billed from now on.
+    pub fn make_event(
+        &mut self,
+        (tenant, meter): (&str, &str),
+        quantity: &str,
+        occurred_at: i64,
+        trial: bool,
+    ) -> String {
+        let at = Timestamp::from_micros(occurred_at);
+        self.oldest = self.oldest.min(occurred_at);
+        let id = self.sent.len();
+        let event = format!(
+            r#"{{"tenant":"{tenant}","id":"e{id}","meter":"{meter}","quantity":"{quantity}","occurred_at":"{at}","trial":{trial}}}"#
+        );
+        if !trial {
+            let hour = occurred_at.div_euclid(HOUR) * HOUR;
+            let key = (tenant.to_owned(), meter.to_owned(), hour);
+            let total = self.expected.entry(key).or_insert(Quantity::ZERO);
+            *total = total.checked_add(Quantity::parse_stored(quantity).unwrap()).unwrap();
         }
+        self.sent.push(event.clone());
+        event
+    }
+
+    /// Sends events; those that are not taken are sent again later.
+    pub fn send(&mut self, events: Vec<String>) {
+        if events.is_empty() {
+            return;
+        }
+        self.counters.events += u64::try_from(events.len()).unwrap();
+        let answer = self.order(&Order::Send { events: events.clone() });
+        let refused: Vec<usize> = serde_json::from_str(&answer).unwrap();
+        self.untaken.extend(refused.into_iter().map(|place| events[place].clone()));
+    }
+
+    pub fn send_again(&mut self) {
+        let events = std::mem::take(&mut self.untaken);
+        self.send(events);
     }
 
     fn map_late_tenant(&mut self) {
-        let customer = Some(customer_of("late-mapped"));
-        self.order(&Order::Tenant { id: "late-mapped".into(), customer });
+        self.map("late-mapped");
     }
 
     fn switch_meter(&mut self, event_name: &str, verb: &str) {
@@ -427,7 +376,7 @@ impl<'a> World<'a> {
         simulator.set_faults(plan);
     }
 
-    fn set_faults(&mut self, chances: &[(FaultKind, u64)]) {
+    pub fn set_faults(&mut self, chances: &[(FaultKind, u64)]) {
         let plan = FaultPlan {
             seed: self.dice.next(),
             per_mille: chances.iter().copied().collect(),
@@ -435,87 +384,15 @@ impl<'a> World<'a> {
         };
         let mut simulator = self.simulator.lock().unwrap();
         simulator.set_faults(plan);
-        let lag = if chances.is_empty() { 0 } else { 600 };
+        let lag = if chances.is_empty() { self.lag } else { self.lag.max(600) };
         simulator.set_summary_lag(lag);
     }
 
-    fn advance(&mut self, micros: i64) {
+    pub fn advance(&mut self, micros: i64) {
         self.now += micros;
         self.simulator.lock().unwrap().set_clock(Timestamp::from_micros(self.now));
-        self.order(&Order::Clock { at: self.now });
     }
 
-    /// Has the order done; where the worker dies, the next one does it again.
-    fn order(&mut self, order: &Order) -> String {
-        loop {
-            let mut worker = match self.worker.take() {
-                Some(worker) => worker,
-                None => self.spawn(),
-            };
-            if let Some(answer) = worker.ask(order) {
-                self.worker = Some(worker);
-                return answer;
-            }
-            let status = worker.child.wait().unwrap();
-            let planned = worker.planned.unwrap_or("nothing");
-            assert!(
-                worker.planned.is_some(),
-                "seed {}: the worker died of itself: {status}, planned {planned}, at {order:?}",
-                self.seed
-            );
-            *self.counters.crashes.entry(planned.to_owned()).or_default() += 1;
-            // Its leases end meanwhile.
-            self.now += 3 * MINUTE;
-            self.simulator.lock().unwrap().set_clock(Timestamp::from_micros(self.now));
-        }
-    }
-
-    fn spawn(&mut self) -> Worker {
-        let mut points: Vec<String> =
-            self.bug.iter().map(|bug| format!("bug.{bug}=return")).collect();
-        let store_points = self.place.crash_points();
-        let planned = (self.deadly && self.dice.percent(75)).then(|| {
-            let all: Vec<&'static str> =
-                CRASH_POINTS.iter().chain(store_points.iter()).copied().collect();
-            *self.dice.pick(&all)
-        });
-        if let Some(point) = planned {
-            let busy = store_points.contains(&point);
-            let hits = self.dice.below(if busy { 25 } else { 4 });
-            points.push(format!("{point}={hits}*off->return"));
-        }
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["worker", &self.place.store(), &self.handle.url(), &self.now.to_string()])
-            .env("FAILPOINTS", points.join(";"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(self.place.log())
-            .spawn()
-            .unwrap();
-        let input = child.stdin.take().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Worker { child, input, output, planned }
-    }
-
-    fn kill(&mut self, how: &str) {
-        if let Some(mut worker) = self.worker.take() {
-            worker.child.kill().unwrap();
-            worker.child.wait().unwrap();
-            *self.counters.crashes.entry(how.to_owned()).or_default() += 1;
-        }
-    }
-}
-
-impl Drop for World<'_> {
-    fn drop(&mut self) {
-        self.kill("the end");
-        self.counters.crashes.remove("the end");
-        let mut simulator = self.simulator.lock().unwrap_or_else(|e| e.into_inner());
-        simulator.tick();
-    }
-}
-
-impl World<'_> {
     /// What was done, once it is over.
     pub fn count(&mut self) -> Counters {
         let simulator = self.simulator.lock().unwrap();
@@ -527,19 +404,11 @@ impl World<'_> {
     }
 }
 
-impl Worker {
-    /// None if it died before it answered.
-    fn ask(&mut self, order: &Order) -> Option<String> {
-        let line = serde_json::to_string(order).unwrap();
-        writeln!(self.input, "{line}").and_then(|()| self.input.flush()).ok()?;
-        let mut answer = String::new();
-        let read = self.output.read_line(&mut answer).ok()?;
-        (read > 0 && answer.ends_with('\n')).then(|| answer.trim_end().to_owned())
+impl Drop for World<'_> {
+    fn drop(&mut self) {
+        self.kill("the end");
+        self.counters.crashes.remove("the end");
+        let mut simulator = self.simulator.lock().unwrap_or_else(|e| e.into_inner());
+        simulator.tick();
     }
-}
-
-/// The simulator numbers customers in the order in which they were made.
-fn customer_of(tenant: &str) -> String {
-    let place = TENANTS.iter().position(|known| *known == tenant).unwrap();
-    format!("cus_{:014}", place + 1)
 }

@@ -1,0 +1,97 @@
+//! The orders that the parent gives to a worker process, one on each line, and the answers.
+
+use serde::{Deserialize, Serialize};
+
+/// How a worker process starts: its only argument, as JSON.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Start {
+    pub store: String,
+    pub stripe: String,
+    /// What its machine's clock shows, in microseconds.
+    pub at: i64,
+    /// Its name as a holder of leases.
+    pub holder: String,
+    /// Readings of totals that passes may make in an hour; 0 for no limit.
+    pub reads_per_hour: u32,
+    /// Stops at this point after so many hits, and continues when the parent says so.
+    pub stall: Option<(String, u64)>,
+}
+
+/// The line of a worker that has stopped at its point.
+pub const STALLED: &str = "stalled";
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Order {
+    /// The machine's clock shows this now.
+    Clock {
+        at: i64,
+    },
+    Meter {
+        slug: String,
+        spec: String,
+    },
+    Tenant {
+        id: String,
+        customer: Option<String>,
+    },
+    /// Answers with the places of the events that were not taken.
+    Send {
+        events: Vec<String>,
+    },
+    Cut,
+    Push,
+    Confirm,
+    /// Runs the pass that is due, if any.
+    Reconcile,
+    /// A person retries every dead push that may be retried.
+    Retry,
+    Open,
+    /// Every push that is not replaced, for the parent to look at.
+    Audit,
+    /// Pushes that are not resolved, with their last transitions.
+    Describe,
+    Totals {
+        tenants: Vec<String>,
+        meters: Vec<String>,
+        from: i64,
+        to: i64,
+    },
+    Exit,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Open {
+    pub observed: u64,
+    pub submitted: u64,
+    pub dead: u64,
+    /// Dead ones that no rule allows to retry.
+    pub undecidable: u64,
+}
+
+impl Open {
+    pub fn is_resolved(&self) -> bool {
+        self.observed + self.submitted + self.dead == 0
+    }
+}
+
+/// A push as an auditor sees it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Audited {
+    pub number: u64,
+    pub window: (String, u16, i64),
+    pub key: String,
+    pub value: String,
+    /// Whether the provider is said to have it.
+    pub settled: bool,
+    /// Whether it was begun and its outcome is unknown.
+    pub unresolved: bool,
+}
+
+/// The ledger's total of a tenant, a meter and an hour.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HourTotal {
+    pub tenant: String,
+    pub meter: String,
+    pub hour: i64,
+    pub billable: String,
+}

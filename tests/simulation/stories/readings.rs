@@ -1,0 +1,45 @@
+//! The provider shows totals a day late and then catches up, passes may read one to three totals an
+//! hour, and some usage is dropped: what is sent again must really be missing.
+
+use crate::orders::Order;
+use crate::world::{HOUR, MINUTE, World};
+use counterfoil::simulator::FaultKind;
+
+/// As long as a push that was taken is looked for, and some minutes more.
+const LAG_SECONDS: i64 = 26 * 3_600 + 1_200;
+
+pub fn live(world: &mut World<'_>) -> Result<(), String> {
+    world.map("late-mapped");
+    world.crew.reads_per_hour = 1 + u32::try_from(world.dice.below(3)).unwrap();
+    for _ in 0..3 {
+        world.chaos(2)?;
+        world.lag = LAG_SECONDS;
+        world.set_faults(&[(FaultKind::AsyncRejection, 100)]);
+        world.advance(50 * MINUTE);
+        world.send_some();
+        world.advance(95 * MINUTE);
+        for order in [Order::Cut, Order::Push, Order::Confirm] {
+            world.order(&order);
+        }
+        look_every_hour(world, 27);
+        world.audit()?;
+        world.lag = 0;
+        world.set_faults(&[]);
+        look_every_hour(world, 4);
+        world.audit()?;
+    }
+    world.crew.reads_per_hour = 0;
+    world.calm("after old readings")
+}
+
+fn look_every_hour(world: &mut World<'_>, hours: u64) {
+    for _ in 0..hours {
+        world.advance(HOUR + MINUTE);
+        if world.dice.percent(20) {
+            world.send_some();
+        }
+        for order in [Order::Cut, Order::Confirm, Order::Reconcile, Order::Push] {
+            world.order(&order);
+        }
+    }
+}
