@@ -5,7 +5,8 @@
 //!
 //! Invariant: a push is confirmed only if the window's whole total at the provider is what its
 //! settled pushes make; it is called absent only if the total lacks exactly what is unconfirmed
-//! long after it was taken. A crash leaves pushes submitted; they are looked for again.
+//! long after it was taken; and either only if the window's pushes are still those that were
+//! listed before the total was read. A crash leaves pushes submitted; they are looked for again.
 
 use super::{Stop, repeat};
 use crate::clock::Clock;
@@ -18,7 +19,7 @@ use crate::rules::meter::Catalog;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::MICROS_PER_SECOND;
 use crate::rules::window::Window;
-use crate::store::push::{Settlement, SubmittedWindow};
+use crate::store::push::{Right, Settlement, SubmittedWindow};
 use crate::store::{self, Store};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -158,7 +159,7 @@ fn settle_all(
 ) -> Vec<Settlement> {
     let settle = |((push, _), (class, next)): (&(u64, Quantity), (Class, Next))| Settlement {
         push: *push,
-        fence: None,
+        right: Right::Reading { expected: window.expected },
         class,
         next,
         request_id: None,

@@ -18,13 +18,13 @@ use crate::faults::{crash_point, planted};
 use crate::provider::{Answer, Provider, PushFacts, Request, TotalsQuery};
 use crate::rules::delivery::{
     Act, Backoff, Class, Delivery, Next, Progress, Question, follow_summary, judge_delivery,
-    judge_due, judge_summary,
+    judge_due, judge_summary, judge_unreadable,
 };
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::Meter;
 use crate::rules::pace::Pace;
 use crate::rules::timestamp::Timestamp;
-use crate::store::push::{AttemptIntent, ClaimedPush, OpenPushes, PushClaim, Settlement};
+use crate::store::push::{AttemptIntent, ClaimedPush, OpenPushes, PushClaim, Right, Settlement};
 use crate::store::{self, Store};
 use siphasher::sip::SipHasher13;
 use std::collections::HashSet;
@@ -35,8 +35,6 @@ use tokio::task::JoinSet;
 
 /// Pushes claimed by one transaction.
 const CLAIM_MAX: usize = 128;
-/// How long a provider that could not show totals is left alone.
-const UNREADABLE_PAUSE_MICROS: i64 = 5 * 60 * 1_000_000;
 /// How long to wait when the pace allows no call now: a few calls' worth at Stripe's rates.
 const PACE_PAUSE: Duration = Duration::from_millis(5);
 const DRAIN_PAUSE: Duration = Duration::from_millis(50);
@@ -273,12 +271,8 @@ impl Submitter {
         let now = self.clock.now();
         let summary = match totals.map(|totals| totals.first().copied()) {
             Ok(Some(summary)) => summary,
-            Ok(None) | Err(_) => {
-                let until = now.saturating_add_micros(UNREADABLE_PAUSE_MICROS);
-                let next = Next::Wait { until, fresh_request_key: false };
-                let detail = Some("the provider's summary could not be read".to_owned());
-                return settlement(&claimed, Class::Unknown, next, None, detail);
-            }
+            Ok(None) => return self.unreadable(&claimed, "the window is missing", now),
+            Err(error) => return self.unreadable(&claimed, &error.message, now),
         };
         let question = Question {
             mode: push.mode,
@@ -295,6 +289,22 @@ impl Submitter {
             claimed.settled, push.quantity
         );
         settlement(&claimed, class, next, None, Some(detail))
+    }
+
+    /// Settles a push whose summary could not be read, with what the provider said.
+    fn unreadable(&self, claimed: &ClaimedPush, said: &str, now: Timestamp) -> Settlement {
+        let (stamped_at, since) = (claimed.push.stamped_at, claimed.unreadable_since);
+        let horizons = self.provider.limits().horizons;
+        let (class, next) = judge_unreadable(stamped_at, since, horizons, now);
+        let detail = match (class, since) {
+            (Class::Unreadable, Some(since)) => format!(
+                "the provider's summary could not be read since {since}, so nobody knows whether \
+                 it counted: {said}; mend the cause and retry it to have the summary read again, \
+                 or compare by hand and discard it"
+            ),
+            (_, _) => format!("the provider's summary could not be read: {said}"),
+        };
+        settlement(claimed, class, next, None, Some(detail))
     }
 
     /// Waits for the first that lands, takes those that have landed with it, and settles them in
@@ -353,8 +363,8 @@ fn settlement(
     request_id: Option<String>,
     detail: Option<String>,
 ) -> Settlement {
-    let (push, fence) = (claimed.push.number, Some(claimed.fence));
-    Settlement { push, fence, class, next, request_id, detail }
+    let (push, right) = (claimed.push.number, Right::Lease(claimed.fence));
+    Settlement { push, right, class, next, request_id, detail }
 }
 
 fn wait(claimed: &ClaimedPush, until: Timestamp) -> Settlement {

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! observed --accepted, already there, present--> submitted --summary shows it--> confirmed
-//!    |  \--refused, undecidable--> dead <--summary lacks it after all--/
+//!    |  \--refused, undecidable, unreadable--> dead <--summary lacks it after all--/
 //!    \--absent--> replaced (a push with the next revision takes its place; dead ones by a person)
 //! ```
 
@@ -20,6 +20,12 @@ use serde::{Deserialize, Serialize};
 const LOOK_EVERY_MAX: Span = Span::from_hours(1);
 /// Most pushes of a window among which dropped ones are searched for.
 const PARTS_MAX: usize = 12;
+/// How long a summary may be unreadable before a person decides. An outage of the provider or a
+/// revoked key is repaired within a weekend; a deleted customer or meter never comes back, and
+/// later revisions of the window wait behind the push.
+const UNREADABLE_MAX: Span = Span::from_hours(3 * 24);
+/// How long a provider that could not show totals is left alone.
+const UNREADABLE_PAUSE: Span = Span::from_minutes(5);
 
 /// Where a push stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
@@ -95,6 +101,8 @@ pub enum Class {
     Absent,
     /// The summary fits neither; a person must look.
     Undecidable,
+    /// The summary could not be read for days; a person must look.
+    Unreadable,
     /// The summary shows what was submitted.
     Confirmed,
     /// It lies further back than the provider takes; it was not sent.
@@ -116,7 +124,7 @@ pub enum Class {
 }
 
 impl Class {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Cut,
         Self::Attempt,
         Self::Accepted,
@@ -126,6 +134,7 @@ impl Class {
         Self::Present,
         Self::Absent,
         Self::Undecidable,
+        Self::Unreadable,
         Self::Confirmed,
         Self::TooOld,
         Self::Retried,
@@ -148,6 +157,7 @@ impl Class {
             Self::Present => "present",
             Self::Absent => "absent",
             Self::Undecidable => "undecidable",
+            Self::Unreadable => "unreadable",
             Self::Confirmed => "confirmed",
             Self::TooOld => "too_old",
             Self::Retried => "retried",
@@ -202,6 +212,10 @@ pub enum Next {
     Wait {
         until: Timestamp,
         fresh_request_key: bool,
+    },
+    /// The summary could not be read; ask again then. The store keeps since when.
+    Unread {
+        until: Timestamp,
     },
     /// Look for it in the provider's summary from then on.
     Submitted {
@@ -360,6 +374,7 @@ pub fn follow_summary(class: Class, look_at: Timestamp) -> Next {
         | Class::AlreadyThere
         | Class::Refused
         | Class::Unknown
+        | Class::Unreadable
         | Class::Confirmed
         | Class::TooOld
         | Class::Retried
@@ -369,6 +384,51 @@ pub fn follow_summary(class: Class, look_at: Timestamp) -> Next {
         | Class::Lost
         | Class::Correction
         | Class::Reconciled => unreachable!("a summary says present, absent or undecidable"),
+    }
+}
+
+/// What follows when the summary of a push cannot be read, and could not since then. Beyond the
+/// provider's limit of age nothing could be sent in its place, so waiting on gains nothing.
+pub fn judge_unreadable(
+    stamped_at: Timestamp,
+    unreadable_since: Option<Timestamp>,
+    horizons: Horizons,
+    now: Timestamp,
+) -> (Class, Next) {
+    let wait = (Class::Unknown, Next::Unread { until: UNREADABLE_PAUSE.after(now) });
+    let Some(since) = unreadable_since else { return wait };
+    let too_old = horizons.stamp_age_max.is_some_and(|max| max.after(stamped_at) <= now);
+    if too_old || UNREADABLE_MAX.after(since) <= now {
+        (Class::Unreadable, Next::Dead)
+    } else {
+        wait
+    }
+}
+
+/// What a report of refused pushes means for a push that it names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reported {
+    /// It was refused and did not count.
+    Refused,
+    /// An earlier attempt may have counted: the summary decides.
+    Look,
+    /// It is being sent at this moment; ask again.
+    Busy,
+    LeftAlone,
+}
+
+/// A report names the push, not the attempt. It proves a refusal only if there was one attempt:
+/// an earlier one with an unknown outcome may have counted before the cause of the refusal arose.
+pub fn judge_report(state: PushState, attempts: u32, leased: bool) -> Reported {
+    match state {
+        // Under this key it was never sent, so the provider means something else.
+        PushState::Observed if attempts == 0 => Reported::LeftAlone,
+        PushState::Observed if leased => Reported::Busy,
+        PushState::Observed | PushState::Submitted if attempts > 1 => Reported::Look,
+        PushState::Observed | PushState::Submitted => Reported::Refused,
+        PushState::Confirmed | PushState::Reconciled | PushState::Dead | PushState::Replaced => {
+            Reported::LeftAlone
+        }
     }
 }
 
@@ -437,13 +497,23 @@ fn part_of(quantities: &[Quantity], sum: Quantity) -> Option<Vec<bool>> {
     Some((0..quantities.len()).map(|place| chosen(found, place)).collect())
 }
 
-/// Whether a dead push may be sent again as a new revision.
-pub fn judge_retry(state: PushState, class: Class) -> Result<(), &'static str> {
+/// How a dead push is tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// A new revision takes its place.
+    Replace,
+    /// The provider's summary is asked again; nothing is sent before it has told.
+    Look,
+}
+
+/// Whether and how a dead push may be tried again.
+pub fn judge_retry(state: PushState, class: Class) -> Result<Retry, &'static str> {
     if state != PushState::Dead {
         return Err("only a dead push can be retried; this one is handled without a person");
     }
     match class {
-        Class::Refused | Class::Absent => Ok(()),
+        Class::Refused | Class::Absent => Ok(Retry::Replace),
+        Class::Unreadable => Ok(Retry::Look),
         Class::TooOld => Err(
             "it lies further back than the provider takes, and always will; bill it by hand, such \
              as with an invoice item, and discard this push with the reason",
@@ -482,6 +552,7 @@ pub fn judge_discard(state: PushState, class: Class) -> Result<(), &'static str>
 }
 
 #[cfg(test)]
+#[allow(clippy::wildcard_enum_match_arm)]
 mod tests {
     use super::*;
 
@@ -619,10 +690,52 @@ mod tests {
     }
 
     #[test]
+    fn an_unreadable_summary_ends_in_a_decision() {
+        let wait = |hour| {
+            let until = UNREADABLE_PAUSE.after(at(hour));
+            (Class::Unknown, Next::Unread { until })
+        };
+        let check = |since: Option<i64>, now: i64, expected: (Class, Next)| {
+            let judged = judge_unreadable(at(0), since.map(at), STRICT, at(now));
+            assert_eq!(judged, expected, "{since:?} {now}");
+        };
+        let dead = (Class::Unreadable, Next::Dead);
+        check(None, 30, wait(30));
+        check(Some(30), 101, wait(101));
+        check(Some(30), 102, dead.clone());
+        // Beyond the provider's limit of age, one look that failed before is enough.
+        check(None, 34 * 24, wait(34 * 24));
+        check(Some(34 * 24), 34 * 24 + 1, dead);
+    }
+
+    #[test]
+    fn a_report_proves_a_refusal_only_of_a_single_attempt() {
+        use PushState::{Confirmed, Dead, Observed, Reconciled, Replaced, Submitted};
+        let check = |state, attempts, leased, expected| {
+            assert_eq!(judge_report(state, attempts, leased), expected, "{state:?} {attempts}");
+        };
+        check(Observed, 0, false, Reported::LeftAlone);
+        check(Observed, 0, true, Reported::LeftAlone);
+        check(Observed, 1, true, Reported::Busy);
+        check(Observed, 2, true, Reported::Busy);
+        check(Observed, 1, false, Reported::Refused);
+        check(Observed, 2, false, Reported::Look);
+        check(Submitted, 1, false, Reported::Refused);
+        check(Submitted, 2, false, Reported::Look);
+        for state in [Confirmed, Dead, Reconciled, Replaced] {
+            check(state, 1, false, Reported::LeftAlone);
+        }
+    }
+
+    #[test]
     fn only_what_surely_did_not_count_is_retried() {
         for class in Class::ALL {
-            let safe = matches!(class, Class::Refused | Class::Absent);
-            assert_eq!(judge_retry(PushState::Dead, class).is_ok(), safe, "{class:?}");
+            let expected = match class {
+                Class::Refused | Class::Absent => Some(Retry::Replace),
+                Class::Unreadable => Some(Retry::Look),
+                _ => None,
+            };
+            assert_eq!(judge_retry(PushState::Dead, class).ok(), expected, "{class:?}");
             assert!(judge_retry(PushState::Submitted, class).is_err());
             let first = class != Class::Discarded;
             assert_eq!(judge_discard(PushState::Dead, class).is_ok(), first, "{class:?}");

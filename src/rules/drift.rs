@@ -302,7 +302,7 @@ impl PushSums {
                         add(&mut sums.dropped)?;
                         sums.dropped_pushes.push(push.number);
                     }
-                    Class::Undecidable => {
+                    Class::Undecidable | Class::Unreadable => {
                         add(&mut sums.doubtful)?;
                         sums.doubtful_count += 1;
                     }

@@ -146,9 +146,11 @@ pub struct ClaimedPush {
     pub request_keys: u32,
     /// The sum of the quantities of the window's settled pushes.
     pub settled: Quantity,
-    /// Whether the window holds a dead push whose outcome is unknown (class undecidable, or
-    /// discarded while undecidable).
+    /// Whether the window holds a dead push whose outcome is unknown (class undecidable or
+    /// unreadable, or discarded after that).
     pub doubtful: bool,
+    /// Since when its summary could not be read; none if it was not asked or could be.
+    pub unreadable_since: Option<Timestamp>,
 }
 
 /// An attempt that is about to be made.
@@ -165,12 +167,22 @@ pub struct AttemptIntent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settlement {
     pub push: u64,
-    /// For a claimed push its fence; none for one that is submitted.
-    pub fence: Option<u64>,
+    pub right: Right,
     pub class: Class,
     pub next: Next,
     pub request_id: Option<String>,
     pub detail: Option<String>,
+}
+
+/// By what right a push is settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Right {
+    /// A claimed push, by the fence of its lease.
+    Lease(u64),
+    /// A submitted push, by a reading of its window's total at the provider. The window's settled
+    /// pushes must still make `expected`, and none may be begun and unresolved: otherwise the
+    /// reading may show more or less than what was listed, and only a wait is written.
+    Reading { expected: Quantity },
 }
 
 /// A window with submitted pushes that are due to be looked for in the provider's summary.
@@ -213,6 +225,10 @@ pub enum Ruling {
     Refused(&'static str),
     NotFound,
 }
+
+/// Why a summary is not asked again for a dead push.
+pub const UNRESOLVED: &str =
+    "another push of its window is unresolved; retry this one when that is over";
 
 /// How pushes stand, without shadow pushes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -316,9 +332,9 @@ pub trait Pushes: Send + Sync {
     /// bytes. Returns the numbers of those that may be made; the others' leases were lost.
     async fn begin_attempts(&self, intents: Vec<AttemptIntent>, at: Timestamp) -> Result<Vec<u64>>;
 
-    /// Settles claimed or submitted pushes. One whose fence is not current, or that is not
-    /// submitted where no fence is given, is left alone. `Next::Replaced` writes the push that
-    /// takes its place; a submitted absolute push replaces dead ones of lower revisions of its
+    /// Settles claimed or submitted pushes. One whose right ([`Right`]) does not hold any more is
+    /// left alone; all are judged by the state before the call. `Next::Replaced` writes the push
+    /// that takes its place; a submitted absolute push replaces dead ones of lower revisions of its
     /// window (class overtaken). Returns how many were settled.
     async fn settle_pushes(&self, settlements: Vec<Settlement>, at: Timestamp) -> Result<usize>;
 
@@ -335,7 +351,8 @@ pub trait Pushes: Send + Sync {
     async fn list_pushes(&self, query: PushQuery) -> Result<Vec<Push>>;
     async fn trace_push(&self, number: u64) -> Result<Option<PushTrace>>;
 
-    /// Sends a dead push again as a new revision, if `rules::delivery::judge_retry` allows it.
+    /// Tries a dead push again as `rules::delivery::judge_retry` says: as a new revision, or by
+    /// asking its summary again, which is refused while another push of the window is unresolved.
     async fn retry_push(&self, number: u64, at: Timestamp) -> Result<Ruling>;
     /// Writes a dead push off.
     async fn discard_push(&self, number: u64, reason: &str, at: Timestamp) -> Result<Ruling>;

@@ -1,10 +1,16 @@
 //! Decisions by the provider's summary: when the provider may have forgotten a key, nothing is sent
 //! until its own total has told whether the push counted. And confirmation, which only it can give.
 
-use crate::world::{SUMMARIES, World, lock};
+use crate::world::{CALLS, Jobs, SUMMARIES, World, lock};
+use counterfoil::jobs::push::Submitter;
+use counterfoil::provider::{
+    self, Answer, Limits, Provider, PushFacts, Request, TotalsQuery, Unreadable,
+};
 use counterfoil::rules::delivery::{Class, PushState};
+use counterfoil::rules::quantity::Quantity;
 use counterfoil::simulator::{FaultKind, FaultRule};
 use counterfoil::store::push::Ruling;
+use std::sync::Arc;
 
 const HOUR: &str = "2026-11-15T12:00:00Z";
 
@@ -200,4 +206,92 @@ async fn a_summary_that_falls_back_harms_nothing() {
     world.confirm().await;
     world.check(second.number, PushState::Confirmed, Class::Confirmed).await;
     assert_eq!(world.provider_total(&customer, HOUR), "7");
+}
+
+#[tokio::test]
+async fn a_summary_that_is_never_readable_ends_in_a_decision() {
+    let (world, customer, push) = forgotten(FaultKind::LostBefore).await;
+    world.faults(vec![FaultRule::new(FaultKind::Error503).on_path(SUMMARIES).times(10_000)]);
+    world.pass_hours(26);
+    world.push().await;
+    let later = world.planned("2").await.number;
+    for _ in 0..71 {
+        world.push().await;
+        world.check(push, PushState::Observed, Class::Unknown).await;
+        world.check(later, PushState::Observed, Class::Cut).await;
+        world.pass_hours(1);
+    }
+    world.pass_hours(1);
+    world.push().await;
+    let dead = world.check(push, PushState::Dead, Class::Unreadable).await;
+    assert!(dead.detail.as_ref().unwrap().contains("could not be read since"), "{dead:?}");
+    // Later revisions of the window are not held back any longer.
+    world.push().await;
+    world.check(later, PushState::Submitted, Class::Accepted).await;
+    // A person has the summary asked again; only its answer sends anything.
+    assert_eq!(world.retry(push).await, Ruling::Done(Some(push)));
+    world.push().await;
+    world.check(push, PushState::Observed, Class::Unknown).await;
+    assert_eq!(world.provider_total(&customer, HOUR), "2");
+    world.faults(Vec::new());
+    world.pass_hours(1);
+    world.push().await;
+    world.check(push, PushState::Replaced, Class::Absent).await;
+    world.push().await;
+    assert_eq!(world.provider_total(&customer, HOUR), "7");
+}
+
+/// A provider that lets another server send what is due just before it shows its totals.
+struct Overtaking {
+    stripe: Arc<dyn Provider>,
+    other: Arc<Submitter>,
+}
+
+#[async_trait::async_trait]
+impl Provider for Overtaking {
+    fn name(&self) -> &'static str {
+        self.stripe.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.stripe.limits()
+    }
+
+    fn encode(&self, facts: &PushFacts<'_>) -> Vec<u8> {
+        self.stripe.encode(facts)
+    }
+
+    async fn send_push(&self, request: &Request) -> Answer {
+        self.stripe.send_push(request).await
+    }
+
+    async fn read_totals(&self, query: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable> {
+        self.other.run_due().await.unwrap();
+        self.stripe.read_totals(query).await
+    }
+}
+
+#[tokio::test]
+async fn confirmation_leaves_a_window_alone_that_changed_after_it_was_listed() {
+    let world = World::new().await;
+    world.meter("calls", &CALLS.replace("\"sum\"", "\"sum\",\"signed\":true")).await;
+    let customer = world.tenant("acme").await;
+    let first = world.planned("5").await.number;
+    world.push().await;
+    world.pass_hours(27);
+    let negative = world.planned("-5").await.number;
+    let config = &world.config;
+    let stripe = provider::connect(&config.provider, &config.stripe, &config.sink);
+    let stripe = stripe.unwrap().unwrap();
+    let other = Arc::clone(&world.jobs.submitter);
+    let overtaking = Arc::new(Overtaking { stripe, other });
+    let jobs = Jobs::towards(overtaking, &world.store, &world.clock, config);
+    jobs.confirmer.pass().await.unwrap();
+    assert_eq!(world.provider_total(&customer, HOUR), "0");
+    // The total that was read lacks the first push only because of the second.
+    world.check(first, PushState::Submitted, Class::Accepted).await;
+    world.pass_hours(1);
+    world.confirm().await;
+    world.check(first, PushState::Confirmed, Class::Confirmed).await;
+    world.check(negative, PushState::Confirmed, Class::Confirmed).await;
 }

@@ -305,7 +305,7 @@ impl Jobs {
         Self::towards(provider.unwrap().unwrap(), store, clock, config)
     }
 
-    fn towards(
+    pub fn towards(
         provider: Arc<dyn Provider>,
         store: &Arc<dyn Store>,
         clock: &Clock,

@@ -121,7 +121,10 @@ pub async fn both_shapes_of_samples_and_what_is_not_sampled(ground: Ground) {
             "reason": { "error_count": 3, "error_types": [{
                 "code": CODE, "error_count": 3, "sample_errors": [
                     sample(json!({ "identifier": pushes[0].key })),
-                    sample(json!({ "id": "req_1", "idempotency_key": pushes[1].key })),
+                    // After a stored failure the request's key has a suffix.
+                    sample(json!({
+                        "id": "req_1", "idempotency_key": format!("{}.1", pushes[1].key)
+                    })),
                     sample(json!({ "identifier": "of-somebody-else" })),
                 ],
             }]},

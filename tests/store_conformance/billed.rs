@@ -1,6 +1,7 @@
 //! A fixture whose meters are billed, with the means to use, cut, claim and settle.
 
 use crate::fixture::{Fixture, event, tenant_id};
+use counterfoil::rules::billing::Mode;
 use counterfoil::rules::delivery::{Class, Next, PushState};
 use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::push::CutState;
@@ -9,7 +10,7 @@ use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::{
     AttemptIntent, ClaimedPush, CutOrder, CutReport, CutTerms, Lease, Push, PushClaim, PushQuery,
-    PushTrace, Settlement,
+    PushTrace, Right, Settlement,
 };
 use counterfoil::store::{TenantFields, TenantPut};
 
@@ -171,11 +172,35 @@ impl Billed {
         (class, next): (Class, Next),
         minute: i64,
     ) -> bool {
+        let right = match fence {
+            Some(fence) => Right::Lease(fence),
+            None => Right::Reading { expected: self.expected(push).await },
+        };
         let request_id = Some(format!("req_{minute}"));
         let detail = Some(format!("said at {minute}"));
-        let settlement = Settlement { push, fence, class, next, request_id, detail };
+        let settlement = Settlement { push, right, class, next, request_id, detail };
         let at = after(self.f.now, minute);
         self.f.store.settle_pushes(vec![settlement], at).await.unwrap() == 1
+    }
+
+    /// What the provider's total of a push's window shows when everything has arrived.
+    async fn expected(&self, number: u64) -> Quantity {
+        let mut pushes = self.pushes().await;
+        let Some(push) = pushes.iter().find(|push| push.number == number).cloned() else {
+            return Quantity::ZERO;
+        };
+        pushes.retain(|other| {
+            (&other.tenant, other.meter, other.window) == (&push.tenant, push.meter, push.window)
+                && other.customer == push.customer
+                && other.state.settled()
+        });
+        pushes.sort_by_key(|push| push.revision);
+        match push.mode {
+            Mode::Delta => pushes
+                .iter()
+                .fold(Quantity::ZERO, |sum, push| sum.checked_add(push.quantity).unwrap()),
+            Mode::Absolute => pushes.last().map_or(Quantity::ZERO, |last| last.value),
+        }
     }
 
     /// Claims the one push that is due, sends it, and settles it.

@@ -141,6 +141,8 @@ on_every_store! {
         the_first_attempt_stays,
         a_history_is_complete_and_in_order,
         a_settlement_counts_once,
+        a_reading_settles_only_what_was_listed,
+        an_unreadable_push_is_looked_at_again,
         the_next_revision_takes_the_place,
         absolute_totals_overtake_dead_ones,
         retries_and_refusals,
@@ -188,6 +190,7 @@ on_every_store! {
         a_lease_that_ended_protects_nothing,
         what_a_summary_has_shown_is_left_alone,
         others_of_the_meter_are_looked_for_at_once,
+        a_report_after_several_attempts_proves_nothing,
     }
     summaries {
         equal_readings_are_counted,

@@ -4,7 +4,7 @@ use crate::billed::{Billed, after, quantity, steps, told};
 use crate::fixture::Fixture;
 use counterfoil::rules::delivery::{Class, Next, PushState};
 use counterfoil::rules::quantity::Quantity;
-use counterfoil::store::push::{AttemptIntent, OpenPushes, PushClaim, Ruling};
+use counterfoil::store::push::{AttemptIntent, OpenPushes, PushClaim, Right, Ruling, Settlement};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -177,6 +177,70 @@ pub async fn a_history_is_complete_and_in_order(f: Fixture) {
     assert_eq!((trace.push.state, trace.push.class), (Confirmed, Class::Confirmed));
     assert_eq!(trace.push.state_at, after(billed.f.now, 30));
     assert_eq!(billed.f.store.trace_push(9_999).await.unwrap(), None);
+}
+
+pub async fn a_reading_settles_only_what_was_listed(f: Fixture) {
+    let billed = start(f).await;
+    for (id, meter, hour) in [("e1", "signed", 0), ("e2", "peak", 1)] {
+        billed.planned("acme", id, meter, "5", hour).await;
+        let number = billed.send(billed.accepted(1), 1).await;
+        let settle = async |expected: &str, next: Next, minute: i64| {
+            let settlement = Settlement {
+                push: number,
+                right: Right::Reading { expected: quantity(expected) },
+                class: Class::Confirmed,
+                next,
+                request_id: None,
+                detail: None,
+            };
+            let at = after(billed.f.now, minute);
+            billed.f.store.settle_pushes(vec![settlement], at).await.unwrap() == 1
+        };
+        let wait = Next::Wait { until: after(billed.f.now, 30), fresh_request_key: false };
+        assert!(!settle("4", Next::Confirmed, 2).await);
+        assert!(!settle("4", Next::Dead, 2).await);
+        assert!(settle("4", wait.clone(), 2).await, "a wait decides nothing");
+        // A push of the window that is begun may be in the total that was read.
+        billed.planned("acme", &format!("{id}-late"), meter, "2", hour).await;
+        let claimed = billed.claim_one(3).await;
+        assert!(billed.begin(&claimed, 3).await);
+        assert!(!settle("5", Next::Dead, 4).await);
+        assert!(billed.settle(&claimed, billed.accepted(4), 4).await);
+        assert!(!settle("5", Next::Dead, 5).await, "7 is expected by now");
+        assert_eq!(billed.push(number).await.state, PushState::Submitted);
+        assert!(settle("7", Next::Confirmed, 5).await);
+        assert_eq!(billed.push(number).await.state, PushState::Confirmed);
+    }
+}
+
+pub async fn an_unreadable_push_is_looked_at_again(f: Fixture) {
+    let mut billed = start(f).await;
+    billed.planned("acme", "e1", "tokens", "5", 0).await;
+    let unread = |minute| (Class::Unknown, Next::Unread { until: after(billed.f.now, minute) });
+    let (first, second) = (unread(5), unread(10));
+    let number = billed.send(first, 1).await;
+    let claimed = billed.claim_one(5).await;
+    assert_eq!(claimed.unreadable_since, Some(after(billed.f.now, 1)));
+    assert!(billed.settle(&claimed, second, 5).await);
+    let claimed = billed.claim_one(10).await;
+    assert_eq!(claimed.unreadable_since, Some(after(billed.f.now, 1)), "the first time stays");
+    assert!(billed.settle(&claimed, (Class::Unreadable, Next::Dead), 10).await);
+    billed.f.restart().await;
+    // A later revision of the window goes out; its outcome is doubted if it is lost.
+    billed.planned("acme", "e2", "tokens", "2", 0).await;
+    let later = billed.claim_one(11).await;
+    assert!(later.doubtful);
+    assert!(billed.begin(&later, 11).await);
+    let retry = async |billed: &Billed, minute| {
+        billed.f.store.retry_push(number, after(billed.f.now, minute)).await.unwrap()
+    };
+    assert!(matches!(retry(&billed, 12).await, Ruling::Refused(_)), "another is unresolved");
+    assert!(billed.settle(&later, billed.accepted(13), 13).await);
+    assert_eq!(retry(&billed, 14).await, Ruling::Done(Some(number)));
+    let claimed = billed.claim_one(14).await;
+    assert_eq!((claimed.push.number, claimed.push.attempts), (number, 1));
+    assert_eq!((claimed.push.class, claimed.unreadable_since), (Class::Retried, None));
+    assert_eq!((claimed.settled, claimed.doubtful), (quantity("2"), false));
 }
 
 pub async fn a_settlement_counts_once(f: Fixture) {

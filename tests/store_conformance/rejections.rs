@@ -121,3 +121,23 @@ pub async fn others_of_the_meter_are_looked_for_at_once(f: Fixture) {
     assert_eq!(ask(&billed, 6).await, NONE, "asking again changes nothing");
     assert_eq!(billed.trace(numbers[1]).await, trace);
 }
+
+/// The first attempt may have counted before the cause of the refusal arose.
+pub async fn a_report_after_several_attempts_proves_nothing(f: Fixture) {
+    let billed = start(f).await;
+    billed.planned("acme", "e1", "tokens", "5", 0).await;
+    let number = billed.send(billed.waiting(2), 1).await;
+    assert_eq!(billed.send(billed.waiting(9), 2).await, number);
+    let key = billed.push(number).await.key;
+    let looked = RejectionReport { rechecked: 1, ..NONE };
+    assert_eq!(reject(&billed, &[&key, &key], 3).await, looked);
+    let trace = billed.trace(number).await;
+    assert_eq!((trace.push.state, trace.push.class), (PushState::Observed, Class::Unknown));
+    assert_eq!(trace.push.due_at, after(billed.f.now, 9), "it goes on as it would have");
+    assert_eq!(trace.transitions.last().unwrap().detail, Some(format!("no meter for {key}")));
+    assert_eq!(billed.send(billed.accepted(9), 9).await, number);
+    assert_eq!(reject(&billed, &[&key], 10).await, looked);
+    let push = billed.push(number).await;
+    assert_eq!((push.state, push.class), (PushState::Submitted, Class::Accepted));
+    assert_eq!(push.due_at, after(billed.f.now, 10), "the summary is asked at once");
+}

@@ -14,7 +14,7 @@ use counterfoil::rules::window::Window;
 use counterfoil::store::postgres::PostgresStore;
 use counterfoil::store::push::{
     AttemptIntent, ClaimedPush, CutOrder, CutTerms, Cuts, Leases, Push, PushClaim, PushQuery,
-    Pushes, Settlement,
+    Pushes, Right, Settlement,
 };
 use counterfoil::store::{Declarations, Deliveries, DeliveryBatch, Store, TenantFields};
 use std::collections::{HashMap, HashSet};
@@ -197,7 +197,7 @@ async fn send_all(store: Arc<PostgresStore>, at_work: Arc<AtWork>, now: Timestam
         claimed.iter().for_each(|claimed| at_work.end(claimed));
         let settle = |claimed: &ClaimedPush| Settlement {
             push: claimed.push.number,
-            fence: Some(claimed.fence),
+            right: Right::Lease(claimed.fence),
             class: Class::Accepted,
             next: Next::Submitted { look_at: lease_until },
             request_id: None,

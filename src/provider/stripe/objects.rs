@@ -141,8 +141,8 @@ fn read_error_report(event: &Value) -> Option<ErrorReport> {
         for sample in error_type["sample_errors"].as_array().into_iter().flatten() {
             let request = &sample["request"];
             // Two shapes have been seen; both hold the identifier we gave.
-            let key =
-                request["identifier"].as_str().or_else(|| request["idempotency_key"].as_str());
+            let request_key = || request["idempotency_key"].as_str().map(push_key_of);
+            let key = request["identifier"].as_str().or_else(request_key);
             let message = sample["error_message"].as_str().unwrap_or_default();
             samples.extend(key.map(|key| ErrorSample {
                 key: key.to_owned(),
@@ -159,6 +159,15 @@ fn read_error_report(event: &Value) -> Option<ErrorReport> {
     })
 }
 
+/// The push's key that an `Idempotency-Key` was made of: after a stored failure it carries a suffix
+/// (see `Stripe::send_push`), and push keys hold no dot.
+fn push_key_of(request_key: &str) -> &str {
+    match request_key.rsplit_once('.') {
+        Some((key, fresh)) if fresh.bytes().all(|byte| byte.is_ascii_digit()) => key,
+        Some(_) | None => request_key,
+    }
+}
+
 fn read_customer(object: &Value) -> Option<CustomerId> {
     // An expanded customer is an object.
     let customer = &object["customer"];
@@ -172,4 +181,28 @@ fn window(object: &Value, start: &str, end: &str) -> Option<Window> {
 /// Seconds since 1970. A moment without a spelling is none: it could not be read again.
 fn instant(seconds: &Value) -> Option<Timestamp> {
     Timestamp::from_seconds(seconds.as_i64()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_derived_request_key_names_its_push() {
+        let check = |request: Value, expected: &str| {
+            let report = read_error_report(&json!({ "data": {
+                "validation_start": "2026-11-15T15:00:00Z",
+                "validation_end": "2026-11-15T15:00:10Z",
+                "reason": { "error_types": [{ "sample_errors": [{ "request": request }] }] },
+            }}));
+            let samples = report.expect("complete").samples;
+            assert_eq!(samples[0].key, expected);
+        };
+        check(json!({ "identifier": "cf1-a" }), "cf1-a");
+        check(json!({ "idempotency_key": "cf1-a" }), "cf1-a");
+        check(json!({ "idempotency_key": "cf1-a.1" }), "cf1-a");
+        check(json!({ "idempotency_key": "cf1-a.12" }), "cf1-a");
+        check(json!({ "idempotency_key": "another.name" }), "another.name");
+    }
 }

@@ -58,6 +58,7 @@ pub struct StoredPush {
     pub request_keys: u32,
     pub fence: u64,
     pub leased_until: Option<Timestamp>,
+    pub unreadable_since: Option<Timestamp>,
 }
 
 /// One change of one push.
@@ -220,7 +221,7 @@ pub async fn read_pushes(client: &ClientWrapper, numbers: &[i64]) -> Result<Vec<
             p.window_end, p.revision, p.shadow, p.mode, p.quantity, p.value, p.key, p.stamped_at,
             p.subscriptions, p.event_id, p.state, p.class, p.detail, p.customer, p.request,
             p.attempts, p.request_keys, p.first_attempt_at, p.due_at, p.fence,
-            p.leased_until, p.created_at, p.state_at
+            p.leased_until, p.created_at, p.state_at, p.unreadable_since
         FROM pushes p
         JOIN tenants t ON t.tenant_no = p.tenant_no
         JOIN meters m ON m.meter_no = p.meter_no
@@ -272,6 +273,7 @@ fn stored_push(row: &Row) -> Result<StoredPush> {
         request_keys: read_ordinal(column(row, 23)?)?,
         fence: read_count(column(row, 26)?)?,
         leased_until: instant_if_any(row, 27)?,
+        unreadable_since: instant_if_any(row, 30)?,
     })
 }
 

@@ -248,6 +248,7 @@ async fn describe_claimed(client: &ClientWrapper, numbers: &[i64]) -> Done<Vec<C
     let mut claimed = Vec::with_capacity(numbers.len());
     for found in read_pushes(client, numbers).await? {
         let StoredPush { push, tenant_customer, request, request_keys, fence, .. } = found;
+        let unreadable_since = found.unreadable_since;
         let (settled, doubtful) =
             standing.remove(&push.number).ok_or_else(|| corrupt("a push is there and is not"))?;
         let customer = push.customer.clone().or(tenant_customer);
@@ -260,6 +261,7 @@ async fn describe_claimed(client: &ClientWrapper, numbers: &[i64]) -> Done<Vec<C
             request_keys,
             settled,
             doubtful,
+            unreadable_since,
         });
     }
     claimed.sort_by_key(|claimed| (claimed.push.due_at, claimed.push.number));
@@ -286,10 +288,12 @@ async fn read_standing(
                 SELECT FROM pushes dead
                 WHERE dead.tenant_no = p.tenant_no AND dead.meter_no = p.meter_no
                     AND dead.window_start = p.window_start AND dead.state = 'dead'
-                    AND (dead.class = 'undecidable' OR (dead.class = 'discarded' AND EXISTS (
-                        SELECT FROM push_transitions past
-                        WHERE past.push_no = dead.push_no AND past.class = 'undecidable'
-                    )))
+                    AND (dead.class IN ('undecidable', 'unreadable')
+                        OR (dead.class = 'discarded' AND EXISTS (
+                            SELECT FROM push_transitions past
+                            WHERE past.push_no = dead.push_no
+                                AND past.class IN ('undecidable', 'unreadable')
+                        )))
             )
         FROM pushes p JOIN tenants t ON t.tenant_no = p.tenant_no
         WHERE p.push_no = ANY ($1)";

@@ -1,7 +1,8 @@
 //! Rejections: pushes that the provider took and then refused, as its reports say.
 //!
 //! Invariant: pushes are locked first, in the order of their numbers, as in `settlements`. One that
-//! somebody sends just now is left to its claimant, who may learn better.
+//! somebody sends just now is left to its claimant, and one with several attempts to the summary
+//! (`rules::delivery::judge_report`).
 //!
 //! A crash leaves all of a call or nothing. A call that is repeated finds the pushes dead, and
 //! those to be looked for due, and changes nothing.
@@ -11,7 +12,8 @@ use super::push_rows::{Change, StoredPush, log_changes, read_pushes};
 use super::scalars::{SqlTimestamp, column, meter_number};
 use super::settlements::{Words, apply, turn};
 use super::transaction::{Done, Transaction};
-use crate::rules::delivery::{Class, PushState};
+use crate::faults::planted;
+use crate::rules::delivery::{Class, PushState, Reported, judge_report};
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::webhook::{Rejection, RejectionReport};
@@ -20,11 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What the history says of a push that is only looked for earlier; the push stays as it is.
-const RECHECKED: Words<'static> = Words {
-    class: Class::Unknown,
-    request_id: None,
-    detail: Some("the provider refused others of its meter that it had taken"),
-};
+const OTHERS_REFUSED: &str = "the provider refused others of its meter that it had taken";
 
 impl PostgresStore {
     pub(super) async fn reject(
@@ -56,53 +54,45 @@ async fn reject_all(
     for found in &stored {
         let Some(said) = samples.get(found.push.key.as_str()) else {
             if found.push.state == PushState::Submitted && found.push.due_at > at {
-                others.push(found);
+                others.push((found, OTHERS_REFUSED));
             }
             continue;
         };
         match judge(found, at) {
-            Fate::Refused => {
+            Reported::Refused => {
                 let detail = Some((*said).to_owned());
                 refused.push((turn(found, (PushState::Dead, Class::Refused), detail), None));
                 report.rejected += 1;
             }
-            Fate::Busy => report.busy += 1,
-            Fate::LeftAlone => {}
+            Reported::Look => others.push((found, *said)),
+            Reported::Busy => report.busy += 1,
+            Reported::LeftAlone => {}
         }
     }
     let mut changes = apply(client, &refused, at).await?;
     let mut rechecked = Vec::with_capacity(others.len());
-    for found in others {
+    for (found, said) in others {
         let push = &found.push;
         let mut same = turn(found, (push.state, push.class), push.detail.clone());
-        same.due_at = at;
-        rechecked.push((same, Some(RECHECKED)));
+        // One whose outcome is unknown goes on as it would have.
+        if push.state == PushState::Submitted {
+            same.due_at = at;
+        }
+        let words = Words { class: Class::Unknown, request_id: None, detail: Some(said) };
+        rechecked.push((same, Some(words)));
         report.rechecked += 1;
     }
     changes.extend(apply(client, &rechecked, at).await?);
     Ok((report, changes))
 }
 
-/// What a report means for a push that it names.
-enum Fate {
-    /// It was refused, and is dead now.
-    Refused,
-    /// It is being sent again just now.
-    Busy,
-    LeftAlone,
-}
-
-fn judge(found: &StoredPush, at: Timestamp) -> Fate {
-    match found.push.state {
-        PushState::Submitted => Fate::Refused,
-        // Under this key it was never sent, so the provider means something else.
-        PushState::Observed if found.push.attempts == 0 => Fate::LeftAlone,
-        PushState::Observed if found.leased_until.is_some_and(|until| until > at) => Fate::Busy,
-        PushState::Observed => Fate::Refused,
-        PushState::Confirmed | PushState::Reconciled | PushState::Dead | PushState::Replaced => {
-            Fate::LeftAlone
-        }
-    }
+fn judge(found: &StoredPush, at: Timestamp) -> Reported {
+    let leased = found.leased_until.is_some_and(|until| until > at);
+    let attempts = match planted("bug.report_proves_refusal") {
+        true => found.push.attempts.min(1),
+        false => found.push.attempts,
+    };
+    judge_report(found.push.state, attempts, leased)
 }
 
 /// Locks the pushes that are named, and the meter's others that were taken within the window.

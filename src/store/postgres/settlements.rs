@@ -10,18 +10,23 @@
 
 use super::PostgresStore;
 use super::cuts::{States, WindowKey, lock_states};
+use super::numeric::SqlQuantity;
 use super::push_rows::{
     Change, NewPush, StoredPush, insert_pushes, key_of, lock_pushes, log_changes, read_pushes,
     record_changes,
 };
-use super::scalars::{SqlTimestamp, column, corrupt, meter_number, write_count, write_ordinal};
+use super::scalars::{
+    SqlTimestamp, column, corrupt, meter_number, read_count, write_count, write_ordinal,
+};
 use super::transaction::{Done, Transaction};
+use crate::faults::planted;
 use crate::rules::billing::Mode;
-use crate::rules::delivery::{Class, Next, PushState, judge_discard, judge_retry};
+use crate::rules::delivery::{Class, Next, PushState, Retry, judge_discard, judge_retry};
 use crate::rules::push::plan_replacement;
+use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
-use crate::store::push::{Ruling, Settlement};
+use crate::store::push::{Right, Ruling, Settlement, UNRESOLVED};
 use deadpool_postgres::ClientWrapper;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -70,8 +75,10 @@ impl PostgresStore {
             let Some(found) = lock_push(&client, number).await? else {
                 return Ok((Ruling::NotFound, Vec::new()));
             };
-            if let Err(refusal) = judge_retry(found.push.state, found.push.class) {
-                return Ok((Ruling::Refused(refusal), Vec::new()));
+            match judge_retry(found.push.state, found.push.class) {
+                Err(refusal) => return Ok((Ruling::Refused(refusal), Vec::new())),
+                Ok(Retry::Look) => return look_again(&client, &found, at).await,
+                Ok(Retry::Replace) => {}
             }
             let detail = found.push.detail.clone();
             let turn = turn(&found, (PushState::Replaced, Class::Retried), detail);
@@ -103,6 +110,36 @@ impl PostgresStore {
     }
 }
 
+/// Makes a dead push due for another look at its summary. The unique index `pushes_unresolved`
+/// keeps out a push of the window that is begun at the same time.
+async fn look_again(
+    client: &ClientWrapper,
+    found: &StoredPush,
+    at: Timestamp,
+) -> Done<(Ruling, Vec<Change>)> {
+    let sql = "-- look_again
+        SELECT EXISTS (
+            SELECT FROM pushes
+            WHERE tenant_no = $1 AND meter_no = $2 AND window_start = $3
+                AND state = 'observed' AND attempts > 0
+        )";
+    let window = window_of(found);
+    let (meter, start) = (meter_number(window.meter), SqlTimestamp(window.start));
+    let row = client.query_one(sql, &[&window.tenant_no, &meter, &start]).await?;
+    if column(&row, 0)? {
+        return Ok((Ruling::Refused(UNRESOLVED), Vec::new()));
+    }
+    let number = write_count(found.push.number)?;
+    let sql = "-- look_again
+        UPDATE pushes SET unreadable_since = NULL WHERE push_no = $1";
+    client.execute(sql, &[&number]).await?;
+    let mut again = turn(found, (PushState::Observed, Class::Retried), found.push.detail.clone());
+    again.due_at = at;
+    let words = Words { class: Class::Retried, request_id: None, detail: None };
+    let changes = apply(client, &[(again, Some(words))], at).await?;
+    Ok((Ruling::Done(Some(found.push.number)), changes))
+}
+
 async fn lock_push(client: &ClientWrapper, number: u64) -> Done<Option<StoredPush>> {
     // A number that no column can hold names no push.
     let Ok(number) = write_count(number) else { return Ok(None) };
@@ -126,10 +163,11 @@ async fn settle_all(
         stored.iter().map(|found| (found.push.number, found)).collect();
     let (mut turns, mut settled) = (Vec::new(), BTreeSet::new());
     let (mut replaced, mut overtaking) = (Vec::new(), Vec::new());
+    let expected = read_expected(client, settlements).await?;
     for settlement in settlements {
         let Some(found) = stored.get(&settlement.push).copied() else { continue };
         // The first settlement of a push ends its lease, so a second one is not current.
-        if !is_current(found, settlement) || !settled.insert(settlement.push) {
+        if !is_current(found, settlement, &expected) || !settled.insert(settlement.push) {
             continue;
         }
         match settlement.next {
@@ -137,21 +175,101 @@ async fn settle_all(
             Next::Submitted { .. } if found.push.mode == Mode::Absolute => {
                 overtaking.push(write_count(settlement.push)?);
             }
-            Next::Submitted { .. } | Next::Wait { .. } | Next::Confirmed | Next::Dead => {}
+            Next::Submitted { .. }
+            | Next::Wait { .. }
+            | Next::Unread { .. }
+            | Next::Confirmed
+            | Next::Dead => {}
         }
         turns.push((follow(found, settlement), Some(Words::of(settlement))));
     }
+    mark_unreadable(client, settlements, &settled, at).await?;
     let mut changes = apply(client, &turns, at).await?;
     changes.extend(overtake(client, &overtaking, at).await?);
     changes.extend(replace(client, secret, &replaced, at).await?);
     Ok((settled.len(), changes))
 }
 
-fn is_current(found: &StoredPush, settlement: &Settlement) -> bool {
-    match settlement.fence {
-        Some(fence) => found.leased_until.is_some() && found.fence == fence,
-        None => found.push.state == PushState::Submitted,
+/// What the summary of each push's window shows when everything has arrived; none where a push of
+/// the window was begun and is not resolved.
+type Expected = BTreeMap<u64, Option<Quantity>>;
+
+/// Whether a settlement's right holds now.
+fn is_current(found: &StoredPush, settlement: &Settlement, windows: &Expected) -> bool {
+    match (settlement.right, &settlement.next) {
+        (Right::Lease(fence), _) => found.leased_until.is_some() && found.fence == fence,
+        (Right::Reading { .. }, _) if found.push.state != PushState::Submitted => false,
+        (Right::Reading { .. }, Next::Wait { .. }) => true,
+        (Right::Reading { .. }, _) if planted("bug.confirm_settles_unlisted") => true,
+        (Right::Reading { expected }, _) => {
+            windows.get(&settlement.push).copied().flatten() == Some(expected)
+        }
     }
+}
+
+/// Reads the windows of what is settled by a reading. No lock is needed: a push that is begun after
+/// this was begun after the reading, which therefore does not show it.
+async fn read_expected(client: &ClientWrapper, settlements: &[Settlement]) -> Done<Expected> {
+    let by_reading = |given: &&Settlement| matches!(given.right, Right::Reading { .. });
+    let numbers: Vec<i64> = settlements
+        .iter()
+        .filter(by_reading)
+        .filter_map(|given| write_count(given.push).ok())
+        .collect();
+    if numbers.is_empty() {
+        return Ok(Expected::new());
+    }
+    let sql = "-- read_expected
+        SELECT p.push_no,
+            EXISTS (
+                SELECT FROM pushes begun
+                WHERE begun.tenant_no = p.tenant_no AND begun.meter_no = p.meter_no
+                    AND begun.window_start = p.window_start
+                    AND begun.state = 'observed' AND begun.attempts > 0
+            ),
+            (
+                SELECT CASE p.mode
+                    WHEN 'absolute' THEN (array_agg(told.value ORDER BY told.revision DESC))[1]
+                    ELSE COALESCE(sum(told.quantity), 0) END
+                FROM pushes told
+                WHERE told.tenant_no = p.tenant_no AND told.meter_no = p.meter_no
+                    AND told.window_start = p.window_start
+                    AND told.state IN ('submitted', 'confirmed', 'reconciled')
+                    AND COALESCE(told.customer, p.customer, t.customer)
+                        IS NOT DISTINCT FROM COALESCE(p.customer, t.customer)
+            )
+        FROM pushes p JOIN tenants t ON t.tenant_no = p.tenant_no
+        WHERE p.push_no = ANY ($1)";
+    let statement = client.prepare_cached(sql).await?;
+    let mut expected = Expected::new();
+    for row in client.query(&statement, &[&numbers]).await? {
+        let total: Option<SqlQuantity> = column(&row, 2)?;
+        let unresolved: bool = column(&row, 1)?;
+        let total = total.map(|SqlQuantity(total)| total).filter(|_| !unresolved);
+        expected.insert(read_count(column(&row, 0)?)?, total);
+    }
+    Ok(expected)
+}
+
+/// Keeps since when the summaries of pushes could not be read.
+async fn mark_unreadable(
+    client: &ClientWrapper,
+    settlements: &[Settlement],
+    settled: &BTreeSet<u64>,
+    at: Timestamp,
+) -> Done<()> {
+    let unread = settlements
+        .iter()
+        .filter(|given| matches!(given.next, Next::Unread { .. }) && settled.contains(&given.push));
+    let numbers: Vec<i64> = unread.filter_map(|given| write_count(given.push).ok()).collect();
+    if numbers.is_empty() {
+        return Ok(());
+    }
+    let sql = "-- mark_unreadable
+        UPDATE pushes SET unreadable_since = COALESCE(unreadable_since, $2)
+        WHERE push_no = ANY ($1)";
+    client.execute(sql, &[&numbers, &SqlTimestamp(at)]).await?;
+    Ok(())
 }
 
 /// What a settlement makes of its push.
@@ -168,6 +286,7 @@ fn follow<'p>(found: &'p StoredPush, settlement: &Settlement) -> Turn<'p> {
             due_at: *until,
             fresh_request_keys: i32::from(*fresh_request_key),
         },
+        Next::Unread { until } => Turn { due_at: *until, ..to(push.state) },
         Next::Submitted { look_at } => Turn { due_at: *look_at, ..to(PushState::Submitted) },
         Next::Confirmed => to(PushState::Confirmed),
         Next::Dead => to(PushState::Dead),

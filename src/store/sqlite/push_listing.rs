@@ -65,11 +65,11 @@ pub fn trace_push(connection: &Connection, number: u64) -> Result<Option<PushTra
 
 /// A window of one customer. A tenant whose customer was changed in between has pushes of one
 /// window under two customers, and each has a summary of its own.
-struct DueWindow {
-    tenant_no: TenantNo,
-    meter: MeterNo,
-    start: i64,
-    customer: String,
+pub struct DueWindow {
+    pub tenant_no: TenantNo,
+    pub meter: MeterNo,
+    pub start: i64,
+    pub customer: String,
 }
 
 pub fn list_submitted_windows(
@@ -106,7 +106,8 @@ pub fn list_submitted_windows(
     due.iter().map(|window| describe_window(connection, window)).collect()
 }
 
-fn describe_window(connection: &Connection, due: &DueWindow) -> Result<SubmittedWindow> {
+/// A window with a settled push, and what its summary shows when everything has arrived.
+pub fn describe_window(connection: &Connection, due: &DueWindow) -> Result<SubmittedWindow> {
     let settled: Vec<u64> = connection
         .prepare_cached(
             "-- describe_window

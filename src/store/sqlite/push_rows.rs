@@ -27,6 +27,7 @@ pub struct PushRow {
     pub leased_until: Option<Timestamp>,
     pub request: Option<Vec<u8>>,
     pub request_keys: u32,
+    pub unreadable_since: Option<Timestamp>,
 }
 
 /// Whose usage of what.
@@ -77,7 +78,8 @@ pub fn fetch_push(connection: &Connection, number: u64) -> Result<Option<PushRow
              SELECT push_no, tenant, pushes.tenant_no, meter_no, window_start, window_end, revision,
                     shadow, mode, quantity, value, key, stamped_at, subscriptions, event_id, state,
                     class, detail, pushes.customer, request, attempts, request_keys,
-                    first_attempt_at, due_at, fence, leased_until, pushes.created_at, state_at
+                    first_attempt_at, due_at, fence, leased_until, pushes.created_at, state_at,
+                    unreadable_since
              FROM pushes JOIN tenants ON tenants.tenant_no = pushes.tenant_no
              WHERE push_no = ?",
         )
@@ -339,6 +341,7 @@ fn decode_push(row: &Row<'_>) -> Result<PushRow> {
         leased_until: get::<Option<i64>>(row, "leased_until")?.map(Timestamp::from_micros),
         request: get(row, "request")?,
         request_keys: get(row, "request_keys")?,
+        unreadable_since: get::<Option<i64>>(row, "unreadable_since")?.map(Timestamp::from_micros),
     })
 }
 

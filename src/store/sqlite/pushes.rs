@@ -9,7 +9,7 @@
 //! and the bytes of its first attempt.
 
 use super::cuts::{read_cut, write_revision};
-use super::push_listing;
+use super::push_listing::{self, DueWindow};
 use super::push_rows::{
     Change, NewPush, Owner, PushRow, begin_attempt, change_push, fetch_known, fetch_push,
     insert_push, quantity_of,
@@ -19,7 +19,7 @@ use super::writer::Writer;
 use super::{SqliteStore, corrupt, sql_error};
 use crate::faults::planted;
 use crate::rules::billing::Mode;
-use crate::rules::delivery::{Class, Next, PushState, judge_discard, judge_retry};
+use crate::rules::delivery::{Class, Next, PushState, Retry, judge_discard, judge_retry};
 use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::Catalog;
 use crate::rules::push::plan_replacement;
@@ -28,7 +28,8 @@ use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::push::{
     AttemptIntent, ClaimedPush, OpenPushes, Push, PushAges, PushClaim, PushCounts, PushQuery,
-    PushTrace, Pushes, Ruling, Settlement, SubmittedWindow, TransitionLine, log_transition,
+    PushTrace, Pushes, Right, Ruling, Settlement, SubmittedWindow, TransitionLine, UNRESOLVED,
+    log_transition,
 };
 use async_trait::async_trait;
 use hashbrown::{HashMap, HashSet};
@@ -62,7 +63,13 @@ impl Pushes for SqliteStore {
         let secret = self.push_secret;
         self.write(move |writer| {
             change_pushes(writer, secret, at, |changes| {
-                let settled = settlements.iter().map(|settlement| changes.settle(settlement));
+                // Judged before any is applied: the first may change what the next rests on.
+                let mut current = Vec::with_capacity(settlements.len());
+                for settlement in &settlements {
+                    current.push(is_current(changes.connection, settlement)?);
+                }
+                let current = settlements.iter().zip(current).filter(|(_, current)| *current);
+                let settled = current.map(|(settlement, _)| changes.settle(settlement));
                 let settled: Vec<bool> = settled.collect::<Result<_>>()?;
                 Ok(settled.into_iter().filter(|done| *done).count())
             })
@@ -294,6 +301,7 @@ fn describe_claimed(connection: &Connection, row: PushRow) -> Result<ClaimedPush
         fence: row.fence,
         settled: sum_settled(connection, &row, &customer)?,
         doubtful: is_doubtful(connection, &row)?,
+        unreadable_since: row.unreadable_since,
         customer,
         request: row.request,
         request_keys: row.request_keys,
@@ -331,10 +339,12 @@ fn is_doubtful(connection: &Connection, row: &PushRow) -> Result<bool> {
              SELECT EXISTS (
                  SELECT 1 FROM pushes
                  WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND state = 'dead'
-                     AND (class = 'undecidable' OR (class = 'discarded' AND EXISTS (
-                         SELECT 1 FROM push_transitions AS past
-                         WHERE past.push_no = pushes.push_no AND past.class = 'undecidable'
-                     )))
+                     AND (class IN ('undecidable', 'unreadable')
+                         OR (class = 'discarded' AND EXISTS (
+                             SELECT 1 FROM push_transitions AS past
+                             WHERE past.push_no = pushes.push_no
+                                 AND past.class IN ('undecidable', 'unreadable')
+                         )))
              )",
         )
         .and_then(|mut select| {
@@ -389,11 +399,8 @@ impl Changes<'_> {
     /// Returns whether the settlement was current.
     fn settle(&mut self, settlement: &Settlement) -> Result<bool> {
         let Some(row) = fetch_push(self.connection, settlement.push)? else { return Ok(false) };
-        let current = match settlement.fence {
-            Some(fence) => row.leased_until.is_some() && row.fence == fence,
-            None => row.push.state == PushState::Submitted,
-        };
-        if !current {
+        // An earlier settlement of this call may have been of the same push.
+        if !holds_push(&row, settlement.right) {
             return Ok(false);
         }
         let change = follow(&row, settlement);
@@ -403,6 +410,7 @@ impl Changes<'_> {
         match settlement.next {
             Next::Replaced => drop(self.replace(&row)?),
             Next::Submitted { .. } if row.push.mode == Mode::Absolute => self.overtake(&row)?,
+            Next::Unread { .. } => mark_unreadable(self.connection, &row, self.at)?,
             Next::Submitted { .. } | Next::Wait { .. } | Next::Confirmed | Next::Dead => {}
         }
         Ok(true)
@@ -449,12 +457,32 @@ impl Changes<'_> {
 
     fn retry(&mut self, number: u64) -> Result<Ruling> {
         let Some(row) = fetch_push(self.connection, number)? else { return Ok(Ruling::NotFound) };
-        if let Err(refusal) = judge_retry(row.push.state, row.push.class) {
-            return Ok(Ruling::Refused(refusal));
+        match judge_retry(row.push.state, row.push.class) {
+            Err(refusal) => return Ok(Ruling::Refused(refusal)),
+            Ok(Retry::Look) => return self.look_again(&row),
+            Ok(Retry::Replace) => {}
         }
         let detail = row.push.detail.clone();
         self.turn(&row, (PushState::Replaced, Class::Retried), detail.as_deref())?;
         self.replace(&row).map(|replacement| Ruling::Done(Some(replacement)))
+    }
+
+    /// Makes a dead push due for another look at its summary.
+    fn look_again(&mut self, row: &PushRow) -> Result<Ruling> {
+        if is_unresolved(self.connection, row)? {
+            return Ok(Ruling::Refused(UNRESOLVED));
+        }
+        clear_unreadable(self.connection, row)?;
+        let change = Change {
+            state: PushState::Observed,
+            class: Class::Retried,
+            detail: row.push.detail.clone(),
+            due_at: self.at,
+            request_keys: row.request_keys,
+        };
+        let said = (Class::Retried, None, None);
+        self.lines.push(change_push(self.connection, row, &change, said, self.at)?);
+        Ok(Ruling::Done(Some(row.push.number)))
     }
 
     fn discard(&mut self, number: u64, reason: &str) -> Result<Ruling> {
@@ -481,6 +509,80 @@ impl Changes<'_> {
     }
 }
 
+/// Whether a settlement's right holds now.
+fn is_current(connection: &Connection, settlement: &Settlement) -> Result<bool> {
+    let Some(row) = fetch_push(connection, settlement.push)? else { return Ok(false) };
+    if !holds_push(&row, settlement.right) {
+        return Ok(false);
+    }
+    match (settlement.right, &settlement.next) {
+        (Right::Lease(_), _) | (_, Next::Wait { .. }) => Ok(true),
+        (Right::Reading { .. }, _) if planted("bug.confirm_settles_unlisted") => Ok(true),
+        (Right::Reading { expected }, _) => {
+            let customer = match &row.push.customer {
+                Some(customer) => Some(customer.clone()),
+                None => customer_of(connection, row.tenant_no)?,
+            };
+            let due = DueWindow {
+                tenant_no: row.tenant_no,
+                meter: row.push.meter,
+                start: row.push.window.start.micros(),
+                customer: customer.map(|c| c.as_str().to_owned()).unwrap_or_default(),
+            };
+            let now = push_listing::describe_window(connection, &due)?;
+            Ok(now.expected == expected && !is_unresolved(connection, &row)?)
+        }
+    }
+}
+
+fn holds_push(row: &PushRow, right: Right) -> bool {
+    match right {
+        Right::Lease(fence) => row.leased_until.is_some() && row.fence == fence,
+        Right::Reading { .. } => row.push.state == PushState::Submitted,
+    }
+}
+
+/// Whether a push of the window was begun and is not resolved.
+fn is_unresolved(connection: &Connection, row: &PushRow) -> Result<bool> {
+    connection
+        .prepare_cached(
+            "-- is_unresolved
+             SELECT EXISTS (
+                 SELECT 1 FROM pushes
+                 WHERE tenant_no = ? AND meter_no = ? AND window_start = ?
+                     AND state = 'observed' AND attempts > 0
+             )",
+        )
+        .and_then(|mut select| {
+            let Push { meter, window, .. } = &row.push;
+            let window = params![row.tenant_no.0, meter.0, window.start.micros()];
+            select.query_row(window, |row| row.get(0))
+        })
+        .map_err(sql_error)
+}
+
+/// Keeps since when the summary of a push could not be read.
+fn mark_unreadable(connection: &Connection, row: &PushRow, at: Timestamp) -> Result<()> {
+    connection
+        .prepare_cached(
+            "-- mark_unreadable
+             UPDATE pushes SET unreadable_since = COALESCE(unreadable_since, ?) WHERE push_no = ?",
+        )
+        .and_then(|mut update| update.execute(params![at.micros(), row.push.number]))
+        .map_err(sql_error)?;
+    Ok(())
+}
+
+fn clear_unreadable(connection: &Connection, row: &PushRow) -> Result<()> {
+    connection
+        .prepare_cached(
+            "-- clear_unreadable\nUPDATE pushes SET unreadable_since = NULL WHERE push_no = ?",
+        )
+        .and_then(|mut update| update.execute([row.push.number]))
+        .map_err(sql_error)?;
+    Ok(())
+}
+
 /// What a settlement makes of its push.
 fn follow(row: &PushRow, settlement: &Settlement) -> Change {
     let Settlement { class, next, detail, .. } = settlement;
@@ -500,6 +602,7 @@ fn follow(row: &PushRow, settlement: &Settlement) -> Change {
             let request_keys = request_keys + u32::from(*fresh_request_key);
             Change { state: push.state, class, detail, due_at: *until, request_keys }
         }
+        Next::Unread { until } => to(push.state, *until),
         Next::Submitted { look_at } => to(PushState::Submitted, *look_at),
         Next::Confirmed => to(PushState::Confirmed, push.due_at),
         Next::Dead => to(PushState::Dead, push.due_at),

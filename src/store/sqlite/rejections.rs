@@ -1,14 +1,16 @@
 //! Pushes that the provider took and refused afterwards.
 //!
-//! Invariant: only a push that the provider may have taken and no summary has shown becomes dead
-//! here; one that somebody is sending just now is left to that sender. Each change adds to the
-//! push's history. A crash leaves all of a report done, or nothing; asking again changes nothing
+//! Invariant: only a push that the provider may have taken once and no summary has shown becomes
+//! dead here (`rules::delivery::judge_report`); one that somebody is sending just now is left to
+//! that sender, and one with several attempts to the summary. Each change adds to the push's
+//! history. A crash leaves all of a report done, or nothing; asking again changes nothing
 //! that was done.
 
 use super::push_rows::{Change, PushRow, change_push, fetch_known};
 use super::sql_error;
 use super::writer::Writer;
-use crate::rules::delivery::{Class, PushState};
+use crate::faults::planted;
+use crate::rules::delivery::{Class, PushState, Reported, judge_report};
 use crate::rules::ids::MeterNo;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
@@ -16,6 +18,7 @@ use crate::store::Result;
 use crate::store::push::{TransitionLine, log_transition};
 use crate::store::webhook::{Rejection, RejectionReport};
 use rusqlite::{Connection, OptionalExtension, params};
+use std::collections::BTreeSet;
 
 pub fn reject_pushes(
     writer: &mut Writer,
@@ -24,21 +27,30 @@ pub fn reject_pushes(
 ) -> Result<RejectionReport> {
     let (report, lines) = writer.write(|connection| {
         let (mut report, mut lines) = (RejectionReport::default(), Vec::new());
+        let mut seen = BTreeSet::new();
         for (key, said) in &rejection.samples {
             let Some(number) = find_by_key(connection, key)? else { continue };
+            if !seen.insert(number) {
+                continue;
+            }
             let row = fetch_known(connection, number)?;
             match judge(&row, at) {
-                Fate::Rejected => {
+                Reported::Refused => {
                     lines.push(reject(connection, &row, said, at)?);
                     report.rejected += 1;
                 }
-                Fate::Busy => report.busy += 1,
-                Fate::LeftAlone => {}
+                Reported::Look => {
+                    lines.push(recheck(connection, &row, said, at)?);
+                    report.rechecked += 1;
+                }
+                Reported::Busy => report.busy += 1,
+                Reported::LeftAlone => {}
             }
         }
         if let Some((meter, taken_in)) = rejection.recheck {
             for number in list_taken(connection, meter, taken_in, at)? {
-                lines.push(recheck(connection, &fetch_known(connection, number)?, at)?);
+                let row = fetch_known(connection, number)?;
+                lines.push(recheck(connection, &row, OTHERS_REFUSED, at)?);
                 report.rechecked += 1;
             }
         }
@@ -48,24 +60,16 @@ pub fn reject_pushes(
     Ok(report)
 }
 
-enum Fate {
-    Rejected,
-    /// It is being sent again just now.
-    Busy,
-    LeftAlone,
-}
+/// What the history says of a push that is only looked for earlier.
+const OTHERS_REFUSED: &str = "the provider refused others of its meter that it had taken";
 
-fn judge(row: &PushRow, at: Timestamp) -> Fate {
-    match row.push.state {
-        PushState::Submitted => Fate::Rejected,
-        // Under this key it was never sent, so the provider means something else.
-        PushState::Observed if row.push.attempts == 0 => Fate::LeftAlone,
-        PushState::Observed if row.leased_until.is_some_and(|until| until > at) => Fate::Busy,
-        PushState::Observed => Fate::Rejected,
-        PushState::Confirmed | PushState::Reconciled | PushState::Dead | PushState::Replaced => {
-            Fate::LeftAlone
-        }
-    }
+fn judge(row: &PushRow, at: Timestamp) -> Reported {
+    let leased = row.leased_until.is_some_and(|until| until > at);
+    let attempts = match planted("bug.report_proves_refusal") {
+        true => row.push.attempts.min(1),
+        false => row.push.attempts,
+    };
+    judge_report(row.push.state, attempts, leased)
 }
 
 fn find_by_key(connection: &Connection, key: &str) -> Result<Option<u64>> {
@@ -114,15 +118,21 @@ fn list_taken(
         .map_err(sql_error)
 }
 
-/// Makes a submitted push due; it stays submitted for the same reason.
-fn recheck(connection: &Connection, row: &PushRow, at: Timestamp) -> Result<TransitionLine> {
+/// Has a push looked for; it stays in its state for the same reason. A submitted one is due at
+/// once; one whose outcome is unknown goes on as it would have.
+fn recheck(
+    connection: &Connection,
+    row: &PushRow,
+    said: &str,
+    at: Timestamp,
+) -> Result<TransitionLine> {
+    let submitted = row.push.state == PushState::Submitted;
     let change = Change {
         state: row.push.state,
         class: row.push.class,
         detail: row.push.detail.clone(),
-        due_at: at,
+        due_at: if submitted { at } else { row.push.due_at },
         request_keys: row.request_keys,
     };
-    let said = "the provider refused others of its meter that it had taken";
     change_push(connection, row, &change, (Class::Unknown, None, Some(said)), at)
 }
