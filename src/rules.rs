@@ -11,6 +11,7 @@ pub mod billing;
 pub mod credit;
 pub mod delivery;
 pub mod digest;
+pub mod drain;
 pub mod drift;
 pub mod dunning;
 pub mod event;

@@ -57,19 +57,37 @@ const API_VERSION: &str = "2026-10-28.dahlia";
 
 type Answer = Result<Value, ApiError>;
 
+/// How long the provider takes to aggregate an event, unless the options say otherwise. It promises
+/// nothing; others poll for up to two minutes.
+const AGGREGATION_SECONDS: i64 = 30;
+
 /// What a simulator is told once.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Options {
     /// The only key that is taken; none means every key that begins with `sk_test_`.
     pub api_key: Option<String>,
     pub rate: Option<RateLimit>,
-    /// How long an event is missing from summaries.
+    /// How long an event that was received is not aggregated: no summary shows it and no invoice
+    /// bills it.
     pub summary_lag_seconds: i64,
     pub customer_check: CustomerCheck,
     /// How long each call takes, by the machine's clock.
     pub latency_ms: u64,
     /// Ids count on from here, so that those of two simulators need not be the same.
     pub ids_after: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            api_key: None,
+            rate: None,
+            summary_lag_seconds: AGGREGATION_SECONDS,
+            customer_check: CustomerCheck::default(),
+            latency_ms: 0,
+            ids_after: 0,
+        }
+    }
 }
 
 /// Calls that asked again for what had been done; none of them counted again.

@@ -43,6 +43,10 @@ pub struct StripeSimArguments {
     /// Calls in a second beyond which it answers 429
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=1_000_000))]
     rate: Option<i64>,
+    /// Seconds until a meter event is in summaries and on invoices; Stripe promises no figure
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(value_parser = clap::value_parser!(i64).range(0..=604_800))]
+    lag: i64,
 }
 
 fn read_faults(text: &str) -> Result<FaultPlan, String> {
@@ -59,7 +63,8 @@ pub async fn run(arguments: StripeSimArguments) -> anyhow::Result<ExitCode> {
     let rate = arguments
         .rate
         .map(|calls_per_second| RateLimit { calls_per_second, clock: RateClock::Machine });
-    let options = Options { rate, ..Options::default() };
+    let summary_lag_seconds = arguments.lag;
+    let options = Options { rate, summary_lag_seconds, ..Options::default() };
     let mut simulator = match arguments.clock {
         Some(now) => Simulator::new(now, options),
         None => Simulator::following(Clock::system(), options),

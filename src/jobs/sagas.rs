@@ -148,6 +148,7 @@ impl SagaRunner {
         };
         let turn = Turn {
             store: &*self.store,
+            provider: &*self.provider,
             operations,
             cutter: &self.cutter,
             now: self.clock.now(),

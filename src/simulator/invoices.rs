@@ -1,7 +1,9 @@
 //! Invoices of subscriptions: drafted at the end of a period, finalized an hour later.
 //!
-//! Invariant: usage of the period that was received before finalization is on the invoice; what
-//! comes later is on none, and usage of a trial neither. A negative quantity is invoiced as zero.
+//! Invariant: the invoice of a whole period bills the usage that was aggregated before it was
+//! finalized; one that is drafted within a period, for a price that goes or a subscription that
+//! ends, bills what was aggregated when it was drafted. What is aggregated later is on no invoice,
+//! and usage of a trial neither. A negative quantity is invoiced as zero.
 //! As long as nobody takes the webhook about the draft, finalization waits, for three days at most.
 //! An invoice shows its first ten lines; all of them are a list of their own. A crash leaves
 //! nothing.
@@ -12,10 +14,9 @@ use super::prices::Price;
 use super::request::ApiError;
 use super::schedule::Task;
 use super::subscriptions::{Item, Subscription};
-use super::summaries::{Interval, aggregate, counted};
+use super::summaries::{Interval, aggregate, aggregated_until, counted};
 use super::{Answer, Simulator, credit_grants, payments, tax};
 use crate::rules::quantity::Quantity;
-use crate::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -27,7 +28,7 @@ const LINES_SHOWN_MAX: usize = 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     Cycle,
-    /// A price was replaced.
+    /// A price was replaced or the subscription ended, within a period.
     Update,
 }
 
@@ -38,6 +39,8 @@ pub struct Billed {
     pub period: Interval,
     /// Whether nothing is to be paid because the period is a trial.
     pub trial: bool,
+    /// The usage that is billed, where usage that is aggregated later is not.
+    pub fixed: Option<Quantity>,
 }
 
 /// An invoice as it is written: everything but its lines, and all of these.
@@ -127,6 +130,12 @@ pub fn draft(
         due,
         told: String::new(),
     };
+    if reason == Reason::Update {
+        for place in 0..invoice.billed.len() {
+            let aggregated = usage(simulator, &invoice, &invoice.billed[place], period.end);
+            invoice.billed[place].fixed = Some(aggregated);
+        }
+    }
     let shown = sheet(simulator, &invoice, period.end).shown();
     invoice.told = simulator.emit("invoice.created", &shown);
     simulator.invoices.all.insert(id.clone(), invoice);
@@ -273,7 +282,7 @@ pub fn list(simulator: &Simulator, params: &Params) -> Answer {
     page_of(&found, |invoice| &invoice.id, show, params, "/v1/invoices")
 }
 
-/// The invoice with the usage that was received until then, unless it was finalized before.
+/// The invoice with the usage that was aggregated until then, unless it was finalized before.
 fn sheet(simulator: &Simulator, invoice: &Invoice, until: i64) -> Sheet {
     if let Some(fixed) = &invoice.fixed {
         return fixed.clone();
@@ -317,10 +326,12 @@ fn usage(simulator: &Simulator, invoice: &Invoice, billed: &Billed, until: i64) 
     if billed.trial {
         return Quantity::ZERO;
     }
+    if let Some(fixed) = billed.fixed {
+        return fixed;
+    }
     let Ok(meter) = simulator.meters.get(&billed.item.price.meter) else { return Quantity::ZERO };
     let customer = &invoice.customer;
-    // The whole last second counts.
-    let until = Timestamp::from_micros(until.saturating_add(1).saturating_mul(MICROS_PER_SECOND));
+    let until = aggregated_until(simulator, until);
     let events = counted(&simulator.meter_events, meter, customer, billed.period, until);
     aggregate(meter.formula, &events).max(Quantity::ZERO)
 }

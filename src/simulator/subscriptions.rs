@@ -43,7 +43,7 @@ pub struct Item {
 enum BillingMode {
     /// It is dropped.
     Classic,
-    /// It is billed at once.
+    /// It is billed at once, as far as it is aggregated.
     Flexible,
 }
 
@@ -110,7 +110,8 @@ impl Subscription {
     /// What an item is billed for in the period under way, up to `end`.
     fn billed(&self, item: &Item, end: i64) -> Billed {
         let start = self.period().start.max(item.since);
-        Billed { item: item.clone(), period: Interval { start, end }, trial: self.is_in_trial() }
+        let (period, trial) = (Interval { start, end }, self.is_in_trial());
+        Billed { item: item.clone(), period, trial, fixed: None }
     }
 
     pub fn to_json(&self) -> Value {

@@ -1,8 +1,8 @@
 //! Meter event summaries, and the exact totals behind them.
 //!
 //! Invariant: totals are summed exactly; a double appears only in the answer, as it does at the
-//! provider. Events younger than the lag are not in a summary yet, and always in an exact total. A
-//! crash leaves nothing.
+//! provider. Events younger than the lag are not aggregated: no summary and no invoice holds them,
+//! and every exact total does. A crash leaves nothing.
 
 use super::faults::FaultKind;
 use super::lists::{PAGING, page};
@@ -85,6 +85,12 @@ fn visible_until(simulator: &mut Simulator) -> Timestamp {
         lag_seconds = lag_seconds.max(simulator.faults.plan().summary_lag_seconds);
     }
     simulator.now().saturating_add_micros(lag_seconds.saturating_mul(-MICROS_PER_SECOND))
+}
+
+/// The instant up to which what was received is aggregated at the end of this second.
+pub fn aggregated_until(simulator: &Simulator, second: i64) -> Timestamp {
+    let until = second.saturating_add(1).saturating_sub(simulator.options.summary_lag_seconds);
+    Timestamp::from_micros(until.saturating_mul(MICROS_PER_SECOND))
 }
 
 /// The events of an interval that count, in the order of their timestamps.

@@ -8,6 +8,7 @@
 use super::Result;
 use super::idempotency::Completing;
 use super::message::NewMessage;
+use super::push::SubmittedWindow;
 use crate::rules::ids::{OnceKey, SubscriptionId, TenantId};
 use crate::rules::saga::{LogLine, Saga, SagaKind, SagaState};
 use crate::rules::timestamp::Timestamp;
@@ -147,6 +148,14 @@ pub trait Sagas: Send + Sync {
     /// The tenant's pushes of windows that start before then which the provider has not taken yet:
     /// what is to be sent before a plan changes. Shadow pushes are left out.
     async fn count_pushes_before(&self, tenant: &TenantId, before: Timestamp) -> Result<u64>;
+    /// The tenant's windows that start before then with pushes that the provider took and that are
+    /// not confirmed, at most `limit`, the oldest first. Shadow pushes are left out.
+    async fn list_unconfirmed_before(
+        &self,
+        tenant: &TenantId,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<SubmittedWindow>>;
 
     /// Writes the agreement of its saga, without access; an open agreement of the same subscription
     /// ends at its `began_at` and loses its access. The same one written again changes nothing.

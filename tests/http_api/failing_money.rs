@@ -14,6 +14,7 @@ use counterfoil::store::alert::NoticeOutcome;
 use counterfoil::store::credit::*;
 use counterfoil::store::idempotency::*;
 use counterfoil::store::message::*;
+use counterfoil::store::push::SubmittedWindow;
 use counterfoil::store::quote::*;
 use counterfoil::store::saga::*;
 use counterfoil_idempotency::{Claim, Claimed, Fingerprint, Scope, StoreError};
@@ -146,6 +147,14 @@ impl Sagas for FailingStore {
     }
     async fn count_pushes_before(&self, tenant: &TenantId, before: Timestamp) -> Result<u64> {
         self.up()?.count_pushes_before(tenant, before).await
+    }
+    async fn list_unconfirmed_before(
+        &self,
+        tenant: &TenantId,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<SubmittedWindow>> {
+        self.up()?.list_unconfirmed_before(tenant, before, limit).await
     }
     async fn record_agreement(&self, agreement: Agreement) -> Result<()> {
         self.up()?.record_agreement(agreement).await

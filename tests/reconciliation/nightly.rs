@@ -305,6 +305,7 @@ pub async fn usage_that_nobody_cuts_is_found(ground: Ground) {
 
 pub async fn what_cannot_be_read_is_said_so(ground: Ground) {
     let (world, _) = World::usual(ground).await;
+    crate::world::lock(&world.simulator()).set_summary_lag(0);
     world.used("30", "2026-11-15T11:10:00Z").await;
     world.hours(1).await;
     world.out_of_reach(SUMMARIES);

@@ -70,6 +70,10 @@ on_every_store! {
     }
     plans {
         usage_is_charged_by_the_price_of_its_time,
+        plan_change_waits_for_aggregated_usage,
+        plan_change_is_undone_if_usage_is_not_aggregated_in_time,
+        cancellation_waits_for_aggregated_usage,
+        cancellation_waits_for_late_events,
         a_change_that_comes_too_late_turns_back,
         later_pushes_wait_for_the_change,
     }

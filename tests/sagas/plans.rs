@@ -2,7 +2,7 @@
 //! what was used after it at the new one.
 
 use super::check::check_end;
-use super::stories::{Case, Change, Story, subscriber};
+use super::stories::{Cancel, Case, Change, Story, subscriber};
 use super::world::{Ground, World, at, lock, tenant_id};
 use counterfoil::rules::delivery::PushState;
 use counterfoil::rules::saga::SagaState;
@@ -30,12 +30,12 @@ fn invoiced(world: &World, case: &Case) -> Vec<i64> {
 pub async fn usage_is_charged_by_the_price_of_its_time(ground: Ground) {
     let world = World::on(ground).await;
     let case = Change.begin(&world).await;
-    assert_eq!(world.finish(&case.saga).await, SagaState::Completed);
-    check_end(&world, &Change, &case, SagaState::Completed).await;
+    assert_eq!(world.runner(&Arc::default()).pass().await.unwrap(), 1);
     go_to(&world, "2026-11-15T13:10:00Z");
     world.used(&case.tenant, "50", world.clock.now()).await;
     // A late one, of the window before the boundary.
     world.used(&case.tenant, "2", at("2026-11-15T12:40:00Z")).await;
+    assert_eq!(world.finish(&case.saga).await, SagaState::Completed);
     go_to(&world, "2026-11-15T14:00:00Z");
     send(&world).await;
     go_to(&world, "2026-11-15T15:00:00Z");
@@ -45,6 +45,57 @@ pub async fn usage_is_charged_by_the_price_of_its_time(ground: Ground) {
     go_to(&world, "2026-12-16T12:00:00Z");
     // Nine at one cent until the change, fifty at two cents from then on.
     assert_eq!(invoiced(&world, &case), [9, 100]);
+}
+
+/// The provider bills at a change what it has aggregated by then.
+pub async fn plan_change_waits_for_aggregated_usage(ground: Ground) {
+    let world = World::on(ground).await;
+    lock(&world.simulator()).set_summary_lag(240);
+    let case = Change.begin(&world).await;
+    assert_eq!(world.finish(&case.saga).await, SagaState::Completed);
+    check_end(&world, &Change, &case, SagaState::Completed).await;
+    go_to(&world, "2026-11-15T15:00:00Z");
+    assert_eq!(invoiced(&world, &case), [7]);
+}
+
+/// Usage that is not aggregated in time stays at the old price, and none of it is dropped.
+pub async fn plan_change_is_undone_if_usage_is_not_aggregated_in_time(ground: Ground) {
+    let world = World::on(ground).await;
+    lock(&world.simulator()).set_summary_lag(7_200);
+    let case = Change.begin(&world).await;
+    assert_eq!(world.finish(&case.saga).await, SagaState::Compensated);
+    check_end(&world, &Change, &case, SagaState::Compensated).await;
+    go_to(&world, "2026-12-16T12:00:00Z");
+    assert_eq!(invoiced(&world, &case), [7]);
+}
+
+/// The provider bills at a cancellation what it has aggregated by then, however long that takes.
+pub async fn cancellation_waits_for_aggregated_usage(ground: Ground) {
+    let world = World::on(ground).await;
+    lock(&world.simulator()).set_summary_lag(9 * 3_600);
+    let story = Cancel { at_once: true };
+    let case = story.begin(&world).await;
+    assert_eq!(world.finish(&case.saga).await, SagaState::Completed);
+    check_end(&world, &story, &case, SagaState::Completed).await;
+    go_to(&world, "2026-11-16T15:00:00Z");
+    assert_eq!(invoiced(&world, &case), [7]);
+}
+
+/// Events that are on their way at the boundary are in the last cut.
+pub async fn cancellation_waits_for_late_events(ground: Ground) {
+    let world = World::on(ground).await;
+    let story = Cancel { at_once: true };
+    let case = story.begin(&world).await;
+    assert_eq!(world.runner(&Arc::default()).pass().await.unwrap(), 1);
+    for (received, used) in [("13:00:10", "12:50:00"), ("13:55:00", "12:59:59")] {
+        go_to(&world, &format!("2026-11-15T{received}Z"));
+        // Each runner is a new one, as after a crash.
+        world.runner(&Arc::default()).pass().await.unwrap();
+        world.used(&case.tenant, "10", at(&format!("2026-11-15T{used}Z"))).await;
+    }
+    assert_eq!(world.finish(&case.saga).await, SagaState::Completed);
+    go_to(&world, "2026-11-15T18:00:00Z");
+    assert_eq!(invoiced(&world, &case), [27]);
 }
 
 /// Windows after the boundary are stamped half an hour after it: prices that change later than that

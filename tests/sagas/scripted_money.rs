@@ -14,6 +14,7 @@ use counterfoil::store::alert::NoticeOutcome;
 use counterfoil::store::credit::*;
 use counterfoil::store::idempotency::*;
 use counterfoil::store::message::*;
+use counterfoil::store::push::SubmittedWindow;
 use counterfoil::store::quote::*;
 use counterfoil::store::saga::*;
 use counterfoil_idempotency::{Claim, Claimed, Fingerprint, Scope, StoreError};
@@ -143,6 +144,15 @@ impl Sagas for ScriptedStore {
     }
     async fn count_pushes_before(&self, tenant: &TenantId, before: Timestamp) -> Result<u64> {
         self.through("count_pushes_before", self.inner.count_pushes_before(tenant, before)).await
+    }
+    async fn list_unconfirmed_before(
+        &self,
+        tenant: &TenantId,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<SubmittedWindow>> {
+        let call = self.inner.list_unconfirmed_before(tenant, before, limit);
+        self.through("list_unconfirmed_before", call).await
     }
     async fn record_agreement(&self, agreement: Agreement) -> Result<()> {
         self.repeatable("record_agreement", || self.inner.record_agreement(agreement.clone())).await

@@ -37,7 +37,7 @@ impl Provider for ScriptedProvider {
         self.inner.send_push(request).await
     }
     async fn read_totals(&self, query: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable> {
-        self.inner.read_totals(query).await
+        self.script.through("read_totals", self.inner.read_totals(query)).await
     }
     fn operations(&self) -> Option<&dyn Operations> {
         Some(self)

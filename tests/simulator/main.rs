@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod aggregation;
 mod billing;
 mod changes;
 mod customers;
@@ -36,8 +37,9 @@ struct World {
 }
 
 impl World {
+    /// With events that are aggregated at once: most tests are about something else.
     fn new() -> Self {
-        Self::with(Options::default())
+        Self::with(Options { summary_lag_seconds: 0, ..Options::default() })
     }
 
     fn with(options: Options) -> Self {

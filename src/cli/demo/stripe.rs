@@ -54,7 +54,8 @@ impl Stripe {
             true => 0,
             false => plan.start.micros().unsigned_abs(),
         };
-        let options = Options { ids_after, ..Options::default() };
+        // The demo shows totals confirmed within its few minutes.
+        let options = Options { ids_after, summary_lag_seconds: 0, ..Options::default() };
         let simulator = Arc::new(Mutex::new(Simulator::following(Clock::system(), options)));
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let handle = Handle::start(listen, Arc::clone(&simulator)).await;

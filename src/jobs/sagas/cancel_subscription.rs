@@ -1,4 +1,5 @@
-//! A subscription ends: at once, when its usage so far has gone out, or with its period.
+//! A subscription ends: at once, when its usage so far is counted by the provider, or with its
+//! period.
 //!
 //! A cancellation cannot be undone. Before it the saga may still turn back; after it only our own
 //! record is left to be brought up to date, which is tried until it is done.
@@ -8,6 +9,7 @@ use super::drain::Drain;
 use super::prices::find_own;
 use super::step::{Step, Turn, done, done_with, either, from_store, settle_call};
 use crate::provider::{CancelWhen, RemoteSubscription};
+use crate::rules::drain::Ending;
 use crate::rules::ids::SubscriptionId;
 use crate::rules::saga::{Outcome, StepShape};
 use crate::rules::timestamp::Timestamp;
@@ -22,7 +24,7 @@ pub struct CancelParams {
 }
 
 pub fn steps() -> Vec<&'static dyn Step> {
-    vec![&Drain, &Cancel, &Record]
+    vec![&Drain { before: Ending::Cancellation }, &Cancel, &Record]
 }
 
 #[derive(Serialize, Deserialize)]

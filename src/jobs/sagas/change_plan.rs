@@ -1,23 +1,19 @@
 //! A subscription gets other prices, at the end of a window.
 //!
 //! Usage is priced by what the subscription charges at its stamp, so usage up to the boundary goes
-//! out first, later usage waits, the prices change, and then it goes on. Undone, the prices are
-//! what they were and nothing waits.
+//! out and is counted first, later usage waits, the prices change, and then it goes on. Undone, the
+//! prices are what they were and nothing waits.
 
 use super::drain::Drain;
 use super::prices::{are_same, prices_of, read_own, set};
 use super::step::{Step, Turn, done, done_with, either, from_store};
+use crate::rules::drain::Ending;
 use crate::rules::ids::SubscriptionId;
 use crate::rules::saga::{Outcome, StepShape};
-use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
 use crate::store::saga::Agreement;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-
-/// Windows after the boundary are stamped half an hour after it at the earliest. Prices that change
-/// later than that would leave them charged by the old ones.
-const CHANGED_WITHIN: Span = Span::from_minutes(25);
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeParams {
@@ -30,7 +26,7 @@ pub struct ChangeParams {
 }
 
 pub fn steps() -> Vec<&'static dyn Step> {
-    vec![&Hold, &Drain, &Change, &Record, &Resume]
+    vec![&Hold, &Drain { before: Ending::Change }, &Change, &Record, &Resume]
 }
 
 /// What the subscription was charged by before.
@@ -81,7 +77,7 @@ impl Change {
             return Ok(done());
         }
         let boundary = params.boundary;
-        if turn.now >= CHANGED_WITHIN.after(boundary) {
+        if !Ending::Change.is_in_time(boundary, turn.now) {
             return Err(Outcome::Refused(format!(
                 "the prices could not be changed within 25 minutes of {boundary}, and usage since \
                  then would be charged by the old ones; begin the change again"

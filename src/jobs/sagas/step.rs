@@ -4,7 +4,7 @@
 //! the provider looks first. Undoing touches only what carries this saga's tag.
 
 use crate::jobs::cut::Cutter;
-use crate::provider::{Called, Operations, RemoteSubscription, Unreadable};
+use crate::provider::{Called, Operations, Provider, RemoteSubscription, Unreadable};
 use crate::rules::ids::CustomerId;
 use crate::rules::saga::{LogLine, Outcome, Saga, StepShape, result_of};
 use crate::rules::timestamp::Timestamp;
@@ -24,6 +24,7 @@ pub trait Step: Send + Sync {
 /// One try of one step.
 pub struct Turn<'a> {
     pub store: &'a dyn Store,
+    pub provider: &'a dyn Provider,
     pub operations: &'a dyn Operations,
     pub cutter: &'a Cutter,
     pub now: Timestamp,

@@ -115,9 +115,45 @@ pub async fn list_submitted_windows(
     let statement = client.prepare_cached(sql).await?;
     let rows =
         client.query(&statement, &[&SqlTimestamp(now), &write_limit(limit), &shadow]).await?;
+    submitted_windows(&rows)
+}
+
+/// Windows of one tenant with submitted pushes, the oldest first.
+pub async fn list_unconfirmed_before(
+    client: &ClientWrapper,
+    tenant: &TenantId,
+    before: Timestamp,
+    limit: usize,
+) -> Result<Vec<SubmittedWindow>> {
+    let sql = "-- list_unconfirmed_before
+        WITH due AS (
+            SELECT p.tenant_no, p.meter_no, p.window_start, t.tenant,
+                COALESCE(p.customer, t.customer) AS customer, min(p.push_no) AS push_no
+            FROM tenants t JOIN pushes p ON p.tenant_no = t.tenant_no
+            WHERE t.tenant = $1 AND p.state = 'submitted' AND p.window_start < $2
+                AND NOT p.shadow
+            GROUP BY 1, 2, 3, 4, 5
+            ORDER BY p.window_start, p.meter_no
+            LIMIT $3
+        )
+        SELECT due.push_no, due.tenant, due.customer, due.meter_no, due.window_start,
+            p.window_end, p.mode, p.push_no, p.quantity, p.value, p.state, p.state_at
+        FROM due JOIN pushes p ON p.tenant_no = due.tenant_no AND p.meter_no = due.meter_no
+            AND p.window_start = due.window_start
+        WHERE p.state IN ('submitted', 'confirmed', 'reconciled')
+            AND COALESCE(p.customer, due.customer) = due.customer
+        ORDER BY due.window_start, due.meter_no, due.push_no, p.revision";
+    let statement = client.prepare_cached(sql).await?;
+    let parameters: [&(dyn ToSql + Sync); 3] =
+        [&tenant.as_str(), &SqlTimestamp(before), &write_limit(limit)];
+    submitted_windows(&client.query(&statement, &parameters).await?)
+}
+
+/// Rows of the settled pushes of windows, those of one window together, by revision.
+fn submitted_windows(rows: &[Row]) -> Result<Vec<SubmittedWindow>> {
     let mut windows: Vec<SubmittedWindow> = Vec::new();
     let mut open: Option<i64> = None;
-    for row in &rows {
+    for row in rows {
         let number: i64 = column(row, 0)?;
         if open != Some(number) {
             windows.push(submitted_window(row)?);
@@ -130,7 +166,7 @@ pub async fn list_submitted_windows(
     Ok(windows)
 }
 
-/// The window that a row of [`list_submitted_windows`] belongs to, without its pushes.
+/// The window that a row of [`submitted_windows`] belongs to, without its pushes.
 fn submitted_window(row: &Row) -> Result<SubmittedWindow> {
     let (tenant, customer): (String, String) = (column(row, 1)?, column(row, 2)?);
     let mode: String = column(row, 6)?;

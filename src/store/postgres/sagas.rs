@@ -18,6 +18,7 @@ use super::declarations::{hold_tenant, lock_tenant};
 use super::holds;
 use super::idempotency::end_request;
 use super::messages::insert_messages;
+use super::push_history;
 use super::push_rows::each;
 use super::saga_rows::{find_by_key, find_open, lock_saga, read_log, read_logs, saga};
 use super::scalars::{SqlTimestamp, column, read_count, write_count, write_limit, write_ordinal};
@@ -28,6 +29,7 @@ use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::idempotency::Completing;
 use crate::store::message::NewMessage;
+use crate::store::push::SubmittedWindow;
 use crate::store::saga::{
     Agreement, Begun, ClaimedSaga, NewSaga, Revived, SagaQuery, Sagas, Standing,
 };
@@ -151,6 +153,16 @@ impl Sagas for PostgresStore {
     async fn count_pushes_before(&self, tenant: &TenantId, before: Timestamp) -> Result<u64> {
         let client = self.reader().await?;
         holds::count_pushes_before(&client, tenant, before).await
+    }
+
+    async fn list_unconfirmed_before(
+        &self,
+        tenant: &TenantId,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<SubmittedWindow>> {
+        let client = self.reader().await?;
+        push_history::list_unconfirmed_before(&client, tenant, before, limit).await
     }
 
     async fn record_agreement(&self, agreement: Agreement) -> Result<()> {

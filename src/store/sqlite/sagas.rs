@@ -17,6 +17,7 @@ use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::idempotency::Completing;
 use crate::store::message::NewMessage;
+use crate::store::push::SubmittedWindow;
 use crate::store::saga::{
     Agreement, Begun, ClaimedSaga, NewSaga, Revived, SagaQuery, Sagas, Standing,
 };
@@ -124,6 +125,17 @@ impl Sagas for SqliteStore {
     async fn count_pushes_before(&self, tenant: &TenantId, before: Timestamp) -> Result<u64> {
         let Some(tenant) = self.shared.read_memory().tenants.find(tenant) else { return Ok(0) };
         self.read(move |_, connection| holds::count_pushes_before(connection, tenant, before)).await
+    }
+
+    async fn list_unconfirmed_before(
+        &self,
+        tenant: &TenantId,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<SubmittedWindow>> {
+        let found = self.shared.read_memory().tenants.find(tenant);
+        let Some(tenant) = found else { return Ok(Vec::new()) };
+        self.read(move |_, c| push_listing::list_unconfirmed_before(c, tenant, before, limit)).await
     }
 
     async fn record_agreement(&self, agreement: Agreement) -> Result<()> {
