@@ -9,6 +9,7 @@ pub mod cut;
 pub mod dunning;
 pub mod inbound;
 pub mod ingest;
+mod keeper;
 pub mod messages;
 pub mod mirror;
 pub mod money;

@@ -75,6 +75,7 @@ impl Alerter {
         conditions.extend(self.customers().await?);
         conditions.extend(self.webhooks(now).await?);
         conditions.extend(self.sagas().await?);
+        conditions.extend(self.cuts().await?);
         conditions.extend(self.clock_jump(now));
         if self.activity_due(now) {
             conditions.extend(self.activity(now, &open).await?);
@@ -121,7 +122,8 @@ impl Alerter {
 }
 
 /// Kinds that every look judges. Thresholds are judged where usage is counted.
-const LOOKED_AT: [AlertKind; 13] = [
+const LOOKED_AT: [AlertKind; 14] = [
+    AlertKind::CutFailing,
     AlertKind::SagaNeedsAttention,
     AlertKind::PushesObservedLong,
     AlertKind::PushesSubmittedLong,

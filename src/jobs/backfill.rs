@@ -8,6 +8,7 @@
 //! the pass began. So every event of the last thirty days is recorded, by delivery or from here. A
 //! crash leaves the cursor at the last page that was recorded whole.
 
+use super::keeper::{Keeper, LeaseTerms};
 use super::{Stop, repeat};
 use crate::clock::Clock;
 use crate::faults::crash_point;
@@ -84,26 +85,31 @@ impl Backfill {
 
     /// Reads the lists if it is time; returns how many webhooks had been missed.
     pub async fn pass(&self) -> Result<u64, BackfillError> {
-        let now = self.clock.now();
-        let until = LEASE_SPAN.after(now);
-        let Some(lease) = self.store.claim_lease(LEASE, &self.holder, now, until).await? else {
-            return Ok(0);
-        };
+        let span_micros = LEASE_SPAN.micros();
+        let terms = LeaseTerms { name: LEASE, holder: &self.holder, span_micros };
+        let claimed = Keeper::claim(&*self.store, &self.clock, terms).await?;
+        let Some(mut keeper) = claimed else { return Ok(0) };
         let mut missed = 0;
         for (list, name) in [
             (EventList::Snapshot, "backfill.events"),
             (EventList::ErrorReport, "backfill.error_reports"),
         ] {
-            missed += self.read_list(list, name).await?;
+            missed += self.read_list(&mut keeper, list, name).await?;
         }
-        self.store.release_lease(&lease).await?;
+        keeper.release().await?;
         if missed > 0 {
             tracing::warn!(missed, "{missed} webhooks had been missed and were found in the list");
         }
         Ok(missed)
     }
 
-    async fn read_list(&self, list: EventList, name: &'static str) -> Result<u64, BackfillError> {
+    /// Reads a list to its end, or until the lease is lost; the new holder goes on from the cursor.
+    async fn read_list(
+        &self,
+        keeper: &mut Keeper<'_>,
+        list: EventList,
+        name: &'static str,
+    ) -> Result<u64, BackfillError> {
         let Some(inbound) = self.provider.inbound() else { return Ok(0) };
         let now = self.clock.now();
         let stored = self.store.read_cursor(name).await?;
@@ -134,7 +140,7 @@ impl Backfill {
             };
             let text = serde_json::to_string(&cursor).expect("a cursor is valid JSON");
             self.store.record_cursor(name, &text).await?;
-            if ended {
+            if ended || !keeper.keep().await? {
                 return Ok(missed);
             }
         }

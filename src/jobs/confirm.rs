@@ -8,6 +8,7 @@
 //! long after it was taken; and either only if the window's pushes are still those that were
 //! listed before the total was read. A crash leaves pushes submitted; they are looked for again.
 
+use super::keeper::{Keeper, LeaseTerms};
 use super::{Stop, repeat};
 use crate::clock::Clock;
 use crate::config::PushConfig;
@@ -70,11 +71,11 @@ impl Confirmer {
         if !limits.shows_totals || !limits.sends {
             return Ok(0);
         }
+        let span_micros = i64::from(self.settings.lease_ms) * 1_000;
+        let terms = LeaseTerms { name: LEASE, holder: &self.holder, span_micros };
+        let claimed = Keeper::claim(&*self.store, &self.clock, terms).await?;
+        let Some(mut keeper) = claimed else { return Ok(0) };
         let now = self.clock.now();
-        let until = now.saturating_add_micros(i64::from(self.settings.lease_ms) * 1_000);
-        let Some(lease) = self.store.claim_lease(LEASE, &self.holder, now, until).await? else {
-            return Ok(0);
-        };
         let due = self.store.list_submitted_windows(now, self.shadow, WINDOWS_MAX).await?;
         let catalog = self.store.load_catalog().await?;
         let mut asked = Asked::new();
@@ -93,8 +94,11 @@ impl Confirmer {
             let settlements = self.look(&customer, meter, &windows, &catalog).await?;
             crash_point("confirm.before_settle");
             settled += self.store.settle_pushes(settlements, self.clock.now()).await?;
+            if !keeper.keep().await? {
+                return Ok(settled);
+            }
         }
-        self.store.release_lease(&lease).await?;
+        keeper.release().await?;
         Ok(settled)
     }
 

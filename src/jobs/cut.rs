@@ -5,19 +5,30 @@
 //! longer; reads their totals and their last cuts; and orders a cut of each window whose number of
 //! events differs. The store reads the totals again inside its transaction, so what was read here
 //! only chooses. The mark says that all that was received before it lies in windows that were no
-//! longer open when they were cut; it moves when all orders of a pass are done.
+//! longer open when they were cut; it moves when all orders of a walk over the tenants are done.
 //!
 //! Invariant: every window that has changed since its last cut and is no longer open is cut by the
-//! next pass. One holder of the lease passes at a time, and a window that has not changed is not
-//! cut again; so any number of servers, started at any time, cut each change once.
+//! next walk. One holder of the lease walks at a time, and a window that has not changed is not
+//! cut again; so any number of servers, started at any time, cut each change once. A window that
+//! cannot be cut for what is stored of it fails alone: the others are cut, the mark stays, and an
+//! alert names the tenant (`failures`).
 //!
-//! A draft of an invoice hurries its tenant's windows (`flush`).
+//! The lease is renewed by time while tenants are walked over (`keeper`). A walk that has lost the
+//! lease, or has met a failing store, goes on from where it was broken off (`walk`).
+//!
+//! A draft of an invoice hurries its tenant's windows (`flush`), in a task and under a lease of its
+//! own.
 //!
 //! A crash leaves windows cut or not, each as a whole, and the mark where it was: the next pass
 //! looks at the same tenants again.
 
+mod failures;
 mod flush;
+mod walk;
 
+pub use failures::{CutFailure, read_failures};
+
+use super::keeper::{Keeper, LeaseTerms};
 use super::{Stop, repeat};
 use crate::clock::Clock;
 use crate::config::{Config, Shadow};
@@ -26,19 +37,22 @@ use crate::provider::Provider;
 use crate::rules::billing::{Billing, Granularity};
 use crate::rules::credit::DrawOrder;
 use crate::rules::ids::{MeterNo, TenantId};
-use crate::rules::meter::Meter;
+use crate::rules::meter::{Catalog, Meter};
 use crate::rules::span::Span;
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::FUTURE_MICROS_MAX;
 use crate::rules::window::Window;
 use crate::rules::window_life::WindowState;
-use crate::store::push::{CutOrder, CutTerms, Lease};
+use crate::store::push::{CutOrder, CutTerms};
 use crate::store::{self, Store};
+use failures::is_of_data;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+use walk::{Memory, Walk};
 
 const LEASE: &str = "cut";
+const DRAIN_LEASE: &str = "cut.drain";
 /// How often to look whether a meter is due.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Windows that one transaction cuts.
@@ -53,8 +67,7 @@ pub struct Cutter {
     store: Arc<dyn Store>,
     clock: Clock,
     settings: CutSettings,
-    /// When this process last passed over each meter.
-    passed_at: Mutex<BTreeMap<MeterNo, Timestamp>>,
+    memory: Mutex<Memory>,
     flushes: Mutex<flush::Flushes>,
 }
 
@@ -103,15 +116,16 @@ struct Billed<'a> {
 
 impl Cutter {
     pub fn new(store: Arc<dyn Store>, clock: Clock, settings: CutSettings) -> Self {
-        Self { store, clock, settings, passed_at: Mutex::default(), flushes: Mutex::default() }
+        let memory = Mutex::default();
+        Self { store, clock, settings, memory, flushes: Mutex::default() }
     }
 
+    /// Runs both tasks until the server stops. Neither waits for the other: a long pass does not
+    /// delay drafts, and a draft that cannot be read does not stop passes.
     pub async fn run(self, stop: Stop) {
-        repeat("cut", PAUSE, stop, || async {
-            self.flush().await?;
-            self.pass().await.map(drop)
-        })
-        .await;
+        let passes = repeat("cut", PAUSE, stop.clone(), || async { self.pass().await.map(drop) });
+        let flushes = repeat("flush", PAUSE, stop, || async { self.flush().await.map(drop) });
+        tokio::join!(passes, flushes);
     }
 
     /// Cuts what is due, unless another server is at it.
@@ -119,12 +133,12 @@ impl Cutter {
         let now = self.clock.now();
         let (catalog, marks) = (self.store.load_catalog().await?, self.marks().await?);
         let meters = catalog.billed();
-        let due: Vec<Billed<'_>> = meters
+        let mut due: Vec<Billed<'_>> = meters
             .iter()
             .filter_map(|(number, meter)| {
                 let (number, billing) = (*number, meter.spec.billing.as_ref()?);
                 let mark = marks.get(&number).copied();
-                let due = self.is_due(number, meter, now);
+                let due = self.memory().is_due(number, meter, now);
                 due.then_some(Billed { number, meter: meter.as_ref(), billing, mark })
             })
             .collect();
@@ -132,13 +146,17 @@ impl Cutter {
         if due.is_empty() {
             return Ok(done);
         }
-        let Some(lease) = self.claim().await? else { return Ok(done) };
+        // A meter whose last pass was broken off does not keep the others from theirs.
+        due.sort_by_key(|billed| self.memory().tried_at.get(&billed.number).copied());
+        let Some(mut keeper) = self.claim(LEASE).await? else { return Ok(done) };
         for billed in due {
-            let Some(one) = self.cut_meter(&lease, &billed, now).await? else { break };
-            done.windows += one.windows;
-            done.pushes += one.pushes;
+            self.memory().tried_at.insert(billed.number, now);
+            if !self.cut_meter(&mut keeper, &billed, now, &mut done).await? {
+                break;
+            }
         }
-        self.store.release_lease(&lease).await?;
+        self.show_failures(&catalog).await?;
+        keeper.release().await?;
         metrics::counter!("counterfoil_cut_pushes_total").increment(done.pushes);
         if done.windows > 0 {
             let Pass { windows, pushes } = done;
@@ -148,34 +166,37 @@ impl Cutter {
     }
 
     /// Cuts all of a tenant's windows that end by `border`, also those that have not settled; false
-    /// if another server is cutting.
+    /// if another server is cutting, or a window could not be cut.
     pub async fn cut_until(&self, tenant: &TenantId, border: Timestamp) -> store::Result<bool> {
         let now = self.clock.now();
         let horizon = Span::from_hours(self.settings.accept_horizon_hours);
         let range = Window { start: horizon.before(border), end: border };
-        let orders = self.order_hurried(tenant, range, now).await?;
+        let catalog = self.store.load_catalog().await?;
+        let orders = self.order_hurried(&catalog, tenant, range, now).await?;
         if orders.is_empty() {
             return Ok(true);
         }
-        let Some(lease) = self.claim().await? else { return Ok(false) };
-        let mut windows = 0;
-        for batch in orders.chunks(ORDERS_MAX) {
-            if self.record(&lease, batch.to_vec(), &mut windows).await?.is_none() {
-                return Ok(false);
-            }
+        let Some(mut keeper) = self.claim(DRAIN_LEASE).await? else { return Ok(false) };
+        let mut done = Pass::default();
+        let failed = match self.record(&mut keeper, orders, &mut done).await? {
+            Recorded::LeaseLost => return Ok(false),
+            Recorded::AllBut(failed) => failed,
+        };
+        keeper.release().await?;
+        match failed.into_iter().next() {
+            None => Ok(true),
+            Some((_, error)) => Err(error),
         }
-        self.store.release_lease(&lease).await?;
-        Ok(true)
     }
 
     /// Windows of a period that have changed, although they are open.
     async fn order_hurried(
         &self,
+        catalog: &Catalog,
         tenant: &TenantId,
         period: Window,
         now: Timestamp,
     ) -> store::Result<Vec<CutOrder>> {
-        let catalog = self.store.load_catalog().await?;
         let mut orders = Vec::new();
         for (number, meter) in catalog.billed() {
             let Some(billing) = meter.spec.billing.as_ref() else { continue };
@@ -189,54 +210,98 @@ impl Cutter {
         Ok(orders)
     }
 
-    fn is_due(&self, number: MeterNo, meter: &Meter, now: Timestamp) -> bool {
-        let passed_at = self.passed_at.lock().expect("no holder panics").get(&number).copied();
-        passed_at.is_none_or(|at| meter.spec.cut_every.after(at) <= now)
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().expect("no holder panics")
     }
 
     async fn marks(&self) -> store::Result<BTreeMap<MeterNo, Timestamp>> {
         Ok(self.store.read_cut_marks().await?.into_iter().collect())
     }
 
-    async fn claim(&self) -> store::Result<Option<Lease>> {
-        let now = self.clock.now();
-        let until = now.saturating_add_micros(i64::from(self.settings.lease_ms) * 1_000);
-        self.store.claim_lease(LEASE, &self.settings.holder, now, until).await
+    async fn claim(&self, name: &'static str) -> store::Result<Option<Keeper<'_>>> {
+        let span_micros = i64::from(self.settings.lease_ms) * 1_000;
+        let terms = LeaseTerms { name, holder: &self.settings.holder, span_micros };
+        Keeper::claim(&*self.store, &self.clock, terms).await
     }
 
-    /// None if the lease was lost.
+    /// Walks over the meter's tenants, from where the last walk was broken off; false if the lease
+    /// was lost.
     async fn cut_meter(
         &self,
-        lease: &Lease,
+        keeper: &mut Keeper<'_>,
         billed: &Billed<'_>,
         now: Timestamp,
-    ) -> store::Result<Option<Pass>> {
-        let mut done = Pass::default();
-        let mut orders = Vec::new();
+        done: &mut Pass,
+    ) -> store::Result<bool> {
+        let broken_off = self.memory().walks.remove(&billed.number);
+        let mut walk = broken_off.unwrap_or_else(|| Walk::starting(now));
+        let ended = match self.walk(keeper, billed, &mut walk, now, done).await {
+            Ok(true) => self.end_walk(keeper, billed, &walk).await,
+            broken_off => broken_off,
+        };
+        let mut memory = self.memory();
+        match ended {
+            Ok(true) => memory.end_walk(billed.number, walk),
+            Ok(false) | Err(_) => drop(memory.walks.insert(billed.number, walk)),
+        }
+        ended
+    }
+
+    /// Cuts what has changed of each tenant; false if the lease was lost.
+    async fn walk(
+        &self,
+        keeper: &mut Keeper<'_>,
+        billed: &Billed<'_>,
+        walk: &mut Walk,
+        now: Timestamp,
+        done: &mut Pass,
+    ) -> store::Result<bool> {
         let reach = self.reach(billed, now);
-        for tenant in self.tenants_since(reach.received_since, now).await? {
-            let seek = Seek { range: reach.windows, now, closed_until: None };
-            orders.extend(self.find_changed(billed, &tenant, seek).await?);
-            while orders.len() >= ORDERS_MAX {
-                let rest = orders.split_off(ORDERS_MAX);
-                let batch = std::mem::replace(&mut orders, rest);
-                let Some(pushes) = self.record(lease, batch, &mut done.windows).await? else {
-                    return Ok(None);
-                };
-                done.pushes += pushes;
+        let seek = Seek { range: reach.windows, now, closed_until: None };
+        let mut tenants = self.tenants_since(reach.received_since, now).await?;
+        tenants.retain(|tenant| walk.after.as_ref().is_none_or(|after| tenant > after));
+        let (mut orders, last) = (Vec::new(), tenants.last().cloned());
+        for tenant in tenants {
+            match self.find_changed(billed, &tenant, seek).await {
+                Ok(changed) => orders.extend(changed),
+                Err(error) if is_of_data(&error) => walk.fail(&tenant, &error),
+                Err(error) => return Err(error),
+            }
+            if orders.len() >= ORDERS_MAX || last.as_ref() == Some(&tenant) {
+                let batch = std::mem::take(&mut orders);
+                match self.record(keeper, batch, done).await? {
+                    Recorded::LeaseLost => return Ok(false),
+                    Recorded::AllBut(failed) => {
+                        failed.iter().for_each(|(tenant, error)| walk.fail(tenant, error));
+                    }
+                }
+                walk.after = Some(tenant);
+            } else if !keeper.keep().await? {
+                return Ok(false);
             }
         }
-        let Some(pushes) = self.record(lease, orders, &mut done.windows).await? else {
-            return Ok(None);
-        };
-        done.pushes += pushes;
+        Ok(true)
+    }
+
+    /// Moves the mark to where the walk's beginning allows; false if the lease was lost. The mark
+    /// stays where it is if some tenant's windows could not be cut: they must be looked at again.
+    async fn end_walk(
+        &self,
+        keeper: &mut Keeper<'_>,
+        billed: &Billed<'_>,
+        walk: &Walk,
+    ) -> store::Result<bool> {
         crash_point("cut.before_mark");
-        let mark = reach.next_mark.max(billed.mark.unwrap_or(reach.next_mark));
-        if !self.store.record_cut_mark(lease, billed.number, mark).await? {
-            return Ok(None);
+        if !walk.failed.is_empty() {
+            return keeper.keep().await;
         }
-        self.passed_at.lock().expect("no holder panics").insert(billed.number, now);
-        Ok(Some(done))
+        let next_mark = self.reach(billed, walk.began_at).next_mark;
+        let mark = next_mark.max(billed.mark.unwrap_or(next_mark));
+        let recorded = self.store.record_cut_mark(keeper.lease(), billed.number, mark).await?;
+        if !recorded {
+            keeper.warn_of_loss();
+        }
+        Ok(recorded)
     }
 
     /// How far back a pass must look, and what the next one need not look at.
@@ -303,16 +368,19 @@ impl Cutter {
         Ok(changed.map(order).collect())
     }
 
-    /// Cuts the windows; the number of pushes, or none if the lease was lost.
+    /// Cuts the windows. A window that cannot be cut for what is stored of it is found by halving
+    /// its batch, and left out.
     async fn record(
         &self,
-        lease: &Lease,
-        mut orders: Vec<CutOrder>,
-        windows: &mut usize,
-    ) -> store::Result<Option<u64>> {
-        let mut pushes = 0;
-        *windows += orders.len();
-        while !orders.is_empty() {
+        keeper: &mut Keeper<'_>,
+        orders: Vec<CutOrder>,
+        done: &mut Pass,
+    ) -> store::Result<Recorded> {
+        done.windows += orders.len();
+        let mut batches: Vec<Vec<CutOrder>> =
+            orders.chunks(ORDERS_MAX).map(<[CutOrder]>::to_vec).rev().collect();
+        let mut failed = Vec::new();
+        while let Some(mut batch) = batches.pop() {
             let terms = CutTerms {
                 at: self.clock.now(),
                 shadow: self.settings.shadow,
@@ -321,16 +389,43 @@ impl Cutter {
                 draw_order: self.settings.draw_order,
             };
             crash_point("cut.before");
-            let report = self.store.record_cuts(lease, orders, terms).await?;
+            let report = match self.store.record_cuts(keeper.lease(), batch.clone(), terms).await {
+                Ok(report) => report,
+                Err(error) if is_of_data(&error) => {
+                    let rest = batch.split_off(batch.len() / 2);
+                    match (batch.is_empty(), rest) {
+                        (true, rest) => {
+                            failed.extend(rest.into_iter().map(|o| (o.tenant, error.clone())))
+                        }
+                        (false, rest) => batches.extend([rest, batch]),
+                    }
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             crash_point("cut.after");
-            if report.lease_lost || self.claim().await?.as_ref() != Some(lease) {
-                return Ok(None);
+            if report.lease_lost {
+                keeper.warn_of_loss();
+                return Ok(Recorded::LeaseLost);
             }
-            pushes += report.pushes;
-            orders = report.unfinished;
+            if !keeper.keep().await? {
+                return Ok(Recorded::LeaseLost);
+            }
+            done.pushes += report.pushes;
+            if !report.unfinished.is_empty() {
+                batches.push(report.unfinished);
+            }
         }
-        Ok(Some(pushes))
+        Ok(Recorded::AllBut(failed))
     }
+}
+
+/// What became of orders.
+enum Recorded {
+    /// Another server has taken the lease; what was recorded before stays.
+    LeaseLost,
+    /// All are recorded but those of these tenants.
+    AllBut(Vec<(TenantId, store::Error)>),
 }
 
 /// Which windows are looked for.

@@ -80,10 +80,12 @@ pub enum AlertKind {
     QuotaReached,
     /// A saga can neither go on nor back by itself.
     SagaNeedsAttention,
+    /// Windows of a tenant cannot be cut for what is stored of them.
+    CutFailing,
 }
 
 impl AlertKind {
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::PushesObservedLong,
         Self::PushesSubmittedLong,
         Self::DriftUnresolved,
@@ -101,6 +103,7 @@ impl AlertKind {
         Self::UsageThreshold,
         Self::QuotaReached,
         Self::SagaNeedsAttention,
+        Self::CutFailing,
     ];
 
     pub fn name(self) -> &'static str {
@@ -122,6 +125,7 @@ impl AlertKind {
             Self::UsageThreshold => "usage_threshold",
             Self::QuotaReached => "quota_reached",
             Self::SagaNeedsAttention => "saga_needs_attention",
+            Self::CutFailing => "cut_failing",
         }
     }
 
@@ -140,7 +144,8 @@ impl AlertKind {
             | Self::InvoiceDrift
             | Self::CustomerDeleted
             | Self::WebhooksWaiting
-            | Self::SagaNeedsAttention => Severity::Page,
+            | Self::SagaNeedsAttention
+            | Self::CutFailing => Severity::Page,
             Self::Unbilled
             | Self::ConflictRate
             | Self::Silence

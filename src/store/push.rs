@@ -263,8 +263,9 @@ pub struct OpenPushes {
 /// Leases on jobs.
 #[async_trait]
 pub trait Leases: Send + Sync {
-    /// Takes the lease if it is free, has ended, or is the holder's own (then it is prolonged, and
-    /// keeps its fence if it had not ended). None while another holds it.
+    /// Takes the lease if it is free, has ended, or is the holder's own. The holder's own is
+    /// prolonged and keeps its fence, also if it had ended and nobody else has taken it since. None
+    /// while another holds it.
     async fn claim_lease(
         &self,
         name: &'static str,

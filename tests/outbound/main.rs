@@ -10,4 +10,5 @@ mod faults;
 mod outage;
 mod shadow;
 mod sink;
+mod walks;
 mod world;

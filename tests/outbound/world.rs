@@ -169,13 +169,23 @@ impl World {
         self.deliver_many(tenant, &[fields.to_owned()], occurred_at).await;
     }
 
+    /// One event of another meter.
+    pub async fn deliver_to(&self, meter: &str, tenant: &str, quantity: &str, at: &str) {
+        let fields = [format!(r#""quantity":"{quantity}""#)];
+        self.deliver_events(meter, tenant, &fields, at).await;
+    }
+
     /// One event of the meter `calls` for each of these texts of fields.
     pub async fn deliver_many(&self, tenant: &str, fields: &[String], occurred_at: &str) {
+        self.deliver_events("calls", tenant, fields, occurred_at).await;
+    }
+
+    async fn deliver_events(&self, meter: &str, tenant: &str, fields: &[String], at: &str) {
         let catalog = self.store.load_catalog().await.unwrap();
         let write = |fields: &String| {
             let number = self.sent.fetch_add(1, Ordering::SeqCst);
             format!(
-                r#"{{"tenant":"{tenant}","id":"e{number}","meter":"calls","occurred_at":"{occurred_at}",{fields}}}"#
+                r#"{{"tenant":"{tenant}","id":"e{number}","meter":"{meter}","occurred_at":"{at}",{fields}}}"#
             )
         };
         let read = |text: String| {
@@ -194,7 +204,7 @@ impl World {
         };
         let verdicts = self.store.record_deliveries(0, batch).await.unwrap();
         let accepted = verdicts.iter().all(|verdict| *verdict == Verdict::Accepted);
-        assert!(accepted, "{fields:?} at {occurred_at}: {verdicts:?}");
+        assert!(accepted, "{fields:?} at {at}: {verdicts:?}");
     }
 
     pub fn go_to(&self, text: &str) {

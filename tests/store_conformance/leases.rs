@@ -25,7 +25,9 @@ pub async fn a_lease_has_one_holder(mut f: Fixture) {
     assert_eq!(claim(&f, "a", 16).await, Some(3));
     f.store.release_lease(&lease(3)).await.unwrap();
     assert_eq!(claim(&f, "a", 17).await, Some(4), "given back is given up");
-    assert_eq!(claim(&f, "a", 27).await, Some(5), "the holder's own had ended");
+    assert_eq!(claim(&f, "a", 27).await, Some(4), "it ended, and nobody else took it");
+    assert_eq!(claim(&f, "b", 37).await, Some(5), "another took it after its end");
+    assert_eq!(claim(&f, "a", 47).await, Some(6), "somebody else had it in between");
     let (now, until) = (f.now, after(f.now, 1));
     let other = f.store.claim_lease("other", "b", now, until).await.unwrap();
     assert_eq!(other, Some(Lease { name: "other", fence: 1 }));

@@ -1,6 +1,7 @@
 //! What each kind of alert looks at.
 
 use super::Alerter;
+use crate::jobs::cut::{CutFailure, read_failures};
 use crate::jobs::mirror::list_all;
 use crate::jobs::reconcile::list_open_findings;
 use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
@@ -109,6 +110,16 @@ impl Alerter {
             found.entry((one.kind, one.subject.clone())).or_insert(one);
         }
         Ok(found.into_values().collect())
+    }
+
+    /// Windows that cannot be cut.
+    pub(super) async fn cuts(&self) -> store::Result<Vec<Condition>> {
+        let describe = |CutFailure { tenant, meter, error }: CutFailure| {
+            let subject = format!("{tenant}/{meter}");
+            let summary = format!("usage of {meter} by {tenant} cannot be cut: {error}");
+            condition(AlertKind::CutFailing, &subject, summary, "counterfoil check")
+        };
+        Ok(read_failures(&*self.store).await?.into_iter().map(describe).collect())
     }
 
     /// Sagas that can neither go on nor back.

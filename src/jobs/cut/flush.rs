@@ -4,21 +4,30 @@
 //! period's end; so these windows do not wait until they have settled. Late events still make
 //! further revisions, as long as the draft stands.
 //!
+//! A new draft is looked at within seconds. Later, a draft is looked at once a minute while its
+//! tenant sends events, and once an hour otherwise, since a window that holds the period's end may
+//! have ended meanwhile. Events older than the accept horizon are not counted any more, so no older
+//! window is read; what changed before is the ordinary pass's to cut.
+//!
 //! Invariant: only windows that are stamped within the invoiced period are hurried. The one that
 //! holds the period's end is, if its stamp is before that end, and not before the window is over;
-//! else it is on the next invoice and is cut in its own time. A crash leaves the draft's mirror,
-//! and the next look begins anew.
+//! else it is on the next invoice and is cut in its own time. A tenant whose windows cannot be read
+//! or cut does not keep the others from being flushed. A crash leaves the draft's mirror, and the
+//! next look begins anew.
 
-use super::{Cutter, ORDERS_MAX};
+use super::failures::is_of_data;
+use super::{Cutter, Pass, Recorded};
 use crate::jobs::mirror::list_all;
-use crate::rules::ids::TenantId;
+use crate::rules::ids::{CustomerId, TenantId};
 use crate::rules::mirror::{ObjectKind, Snapshot};
 use crate::rules::span::Span;
-use crate::rules::timestamp::Timestamp;
+use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::window::Window;
 use crate::store;
+use crate::store::push::CutOrder;
 use std::collections::{BTreeMap, BTreeSet};
 
+const LEASE: &str = "cut.drafts";
 /// How often drafts are looked for.
 const EVERY: Span = Span::from_seconds(5);
 /// How often one tenant's windows are looked at while its draft stands: at the start of a month
@@ -29,7 +38,9 @@ const AGAIN_AFTER: Span = Span::from_minutes(1);
 #[derive(Default)]
 pub struct Flushes {
     looked_at: Option<Timestamp>,
-    by_tenant: BTreeMap<TenantId, Timestamp>,
+    by_customer: BTreeMap<CustomerId, Timestamp>,
+    /// Tenants that could not be flushed; each is logged once.
+    failed: BTreeSet<TenantId>,
 }
 
 impl Flushes {
@@ -42,21 +53,32 @@ impl Flushes {
         due
     }
 
-    /// The drafts that are due; those that stand no more are forgotten.
-    fn choose(&mut self, drafts: Vec<Draft>, now: Timestamp) -> Vec<Draft> {
-        let owners: BTreeSet<&TenantId> = drafts.iter().map(|(tenant, _)| tenant).collect();
-        self.by_tenant.retain(|tenant, _| owners.contains(tenant));
-        let before = self.by_tenant.clone();
-        let due =
-            |(tenant, _): &Draft| before.get(tenant).is_none_or(|at| AGAIN_AFTER.after(*at) <= now);
-        let due: Vec<Draft> = drafts.into_iter().filter(due).collect();
-        self.by_tenant.extend(due.iter().map(|(tenant, _)| (tenant.clone(), now)));
-        due
+    /// The drafts that are due, each with the last look at it; those that stand no more are
+    /// forgotten.
+    fn choose(&mut self, drafts: Vec<Draft>, now: Timestamp) -> Vec<(Draft, Option<Timestamp>)> {
+        let owners: BTreeSet<&CustomerId> = drafts.iter().map(|(customer, _)| customer).collect();
+        self.by_customer.retain(|customer, _| owners.contains(customer));
+        let last = |draft: Draft| {
+            let last = self.by_customer.get(&draft.0).copied();
+            (draft, last)
+        };
+        let due = |at: Option<Timestamp>| at.is_none_or(|at| AGAIN_AFTER.after(at) <= now);
+        drafts.into_iter().map(last).filter(|(_, at)| due(*at)).collect()
+    }
+
+    fn fail(&mut self, tenant: &TenantId, error: &store::Error) {
+        if self.failed.insert(tenant.clone()) {
+            tracing::warn!(
+                tenant = tenant.as_str(),
+                %error,
+                "windows of tenant {tenant} cannot be cut while its invoice is a draft: {error}"
+            );
+        }
     }
 }
 
-/// A tenant with an invoice in draft, and its period.
-type Draft = (TenantId, Window);
+/// A customer with an invoice in draft, and its period.
+type Draft = (CustomerId, Window);
 
 impl Cutter {
     /// Cuts the windows of drafts; returns how many pushes that made.
@@ -67,36 +89,74 @@ impl Cutter {
         }
         let drafts = self.drafts().await?;
         let due = self.flushes.lock().expect("no holder panics").choose(drafts, now);
-        let mut orders = Vec::new();
-        for (tenant, period) in due {
-            orders.extend(self.order_hurried(&tenant, period, now).await?);
+        if due.is_empty() {
+            return Ok(0);
         }
+        let orders = self.order_drafts(due, now).await?;
         if orders.is_empty() {
             return Ok(0);
         }
-        let Some(lease) = self.claim().await? else { return Ok(0) };
-        let (mut windows, mut pushes) = (0, 0);
-        for batch in orders.chunks(ORDERS_MAX) {
-            match self.record(&lease, batch.to_vec(), &mut windows).await? {
-                Some(more) => pushes += more,
-                None => return Ok(pushes),
+        let Some(mut keeper) = self.claim(LEASE).await? else { return Ok(0) };
+        let mut done = Pass::default();
+        match self.record(&mut keeper, orders, &mut done).await? {
+            Recorded::LeaseLost => return Ok(done.pushes),
+            Recorded::AllBut(failed) => {
+                let mut flushes = self.flushes.lock().expect("no holder panics");
+                failed.iter().for_each(|(tenant, error)| flushes.fail(tenant, error));
             }
         }
-        self.store.release_lease(&lease).await?;
+        keeper.release().await?;
+        let Pass { windows, pushes } = done;
         if pushes > 0 {
             tracing::info!(windows, pushes, "hurried {windows} windows of invoices in draft");
         }
         Ok(pushes)
     }
 
-    /// Tenants with an invoice in draft, and its period.
-    async fn drafts(&self) -> store::Result<Vec<Draft>> {
-        let mut drafts = Vec::new();
-        for mirror in list_all(&*self.store, ObjectKind::Invoice, Some("draft")).await? {
-            let Snapshot::Invoice(invoice) = mirror.snapshot else { continue };
-            let found = self.store.find_customer(&invoice.customer).await?;
-            drafts.extend(found.map(|tenant| (tenant.id, invoice.period)));
+    /// Windows of the drafts that have changed.
+    async fn order_drafts(
+        &self,
+        due: Vec<(Draft, Option<Timestamp>)>,
+        now: Timestamp,
+    ) -> store::Result<Vec<CutOrder>> {
+        let catalog = self.store.load_catalog().await?;
+        let active = match due.iter().any(|(_, last)| last.is_some()) {
+            true => self.tenants_since(now, now).await?,
+            false => BTreeSet::new(),
+        };
+        let horizon = Span::from_hours(self.settings.accept_horizon_hours);
+        let mut orders = Vec::new();
+        for ((customer, period), last) in due {
+            let found = self.store.find_customer(&customer).await?;
+            self.flushes.lock().expect("no holder panics").by_customer.insert(customer, now);
+            let Some(tenant) = found.map(|tenant| tenant.id) else { continue };
+            let same_hour = last.is_some_and(|at| hour_of(at) == hour_of(now));
+            if same_hour && !active.contains(&tenant) {
+                continue;
+            }
+            let range = Window { start: period.start.max(horizon.before(now)), ..period };
+            match self.order_hurried(&catalog, &tenant, range, now).await {
+                Ok(changed) => orders.extend(changed),
+                Err(error) if is_of_data(&error) => {
+                    self.flushes.lock().expect("no holder panics").fail(&tenant, &error);
+                }
+                Err(error) => return Err(error),
+            }
         }
-        Ok(drafts)
+        Ok(orders)
     }
+
+    /// Customers with an invoice in draft, and its period.
+    async fn drafts(&self) -> store::Result<Vec<Draft>> {
+        let mirrors = list_all(&*self.store, ObjectKind::Invoice, Some("draft")).await?;
+        let draft = |snapshot| {
+            let Snapshot::Invoice(invoice) = snapshot else { return None };
+            Some((invoice.customer, invoice.period))
+        };
+        Ok(mirrors.into_iter().filter_map(|mirror| draft(mirror.snapshot)).collect())
+    }
+}
+
+fn hour_of(at: Timestamp) -> i64 {
+    at.micros().div_euclid(MICROS_PER_HOUR)
 }

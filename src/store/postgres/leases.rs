@@ -1,8 +1,9 @@
 //! Leases: the right to run a job that runs once at a time.
 //!
-//! Invariant: each job has one row. Its fence grows when the holder changes or when the lease had
-//! ended, never otherwise; whoever writes under a lease locks its row first ([`hold_lease`]), so
-//! that a new holder waits for the last write of the one before, and later ones are refused.
+//! Invariant: each job has one row. Its fence grows when the holder changes or gives the lease
+//! back, never otherwise: a holder whose lease has ended keeps its fence as long as nobody else has
+//! taken the lease. A job that writes under a lease locks its row first ([`hold_lease`]), so that a
+//! new holder waits for the last write of the one before, and later ones are refused.
 //!
 //! A crash leaves the lease as it is; it ends by itself. A claim that is repeated because its
 //! outcome was lost finds the lease its own and prolongs it; a repeated release finds it given
@@ -52,7 +53,7 @@ async fn claim_lease(
         ON CONFLICT (name) DO UPDATE SET
             holder = excluded.holder,
             until = excluded.until,
-            fence = CASE WHEN standing.holder = excluded.holder AND standing.until > $3
+            fence = CASE WHEN standing.holder = excluded.holder
                 THEN standing.fence ELSE standing.fence + 1 END
             WHERE standing.until <= $3 OR standing.holder = excluded.holder
         RETURNING fence";

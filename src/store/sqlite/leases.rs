@@ -1,7 +1,9 @@
 //! Leases on jobs, one row each.
 //!
-//! Invariant: a fence is given to one holder only, and grows. A crash of the holder leaves the row
-//! as it is; another takes the lease when its time is over.
+//! Invariant: a fence is given to one holder only, and grows when the holder changes or gives the
+//! lease back. A holder whose lease has ended keeps its fence as long as nobody else has taken the
+//! lease. A crash of the holder leaves the row as it is; another takes the lease when its time is
+//! over.
 
 use super::{SqliteStore, sql_error};
 use crate::rules::timestamp::Timestamp;
@@ -52,8 +54,7 @@ fn claim_lease(
             "-- claim_lease
              INSERT INTO leases (name, holder, fence, until) VALUES (?1, ?2, 1, ?4)
              ON CONFLICT (name) DO UPDATE SET
-                 fence = CASE WHEN holder = excluded.holder AND until > ?3 THEN fence
-                     ELSE fence + 1 END,
+                 fence = CASE WHEN holder = excluded.holder THEN fence ELSE fence + 1 END,
                  holder = excluded.holder, until = excluded.until
              WHERE holder = '' OR holder = excluded.holder OR until <= ?3
              RETURNING fence",
