@@ -164,6 +164,10 @@ fn parse_cloud_event(
     cloud: &CloudEvent<'_>,
     catalog: &Catalog,
 ) -> Result<Event, Refusal> {
+    // Other faults are unknown names, which a CloudEvent may carry as extensions.
+    if let Some(fault) = item.fault.as_ref().filter(|fault| fault.code == DUPLICATE_FIELD) {
+        return Err(fault.clone());
+    }
     if required("specversion", cloud.specversion)? != "1.0" {
         return Err(Refusal::new("invalid_cloud_event", "specversion must be \"1.0\""));
     }
@@ -307,7 +311,7 @@ impl<'a> Item<'a> {
             _ => return self.take_cloud(name, value),
         };
         if place.replace(value).is_some() {
-            self.fault.get_or_insert_with(|| duplicate_field(name));
+            self.take_duplicate(name);
         }
     }
 
@@ -331,14 +335,21 @@ impl<'a> Item<'a> {
             }
         };
         if place.replace(value).is_some() {
-            self.fault.get_or_insert_with(|| duplicate_field(name));
+            self.take_duplicate(name);
+        }
+    }
+
+    /// A doubled field outranks an unknown one, which only a native event is refused for.
+    fn take_duplicate(&mut self, name: &str) {
+        if self.fault.as_ref().is_none_or(|fault| fault.code != DUPLICATE_FIELD) {
+            let detail = format!("{name} is given twice");
+            self.fault = Some(Refusal::new(DUPLICATE_FIELD, detail));
         }
     }
 }
 
-fn duplicate_field(name: &str) -> Refusal {
-    Refusal::new("duplicate_field", format!("{name} is given twice"))
-}
+/// The code of an item that has a field twice: which of the values is meant is unknown.
+const DUPLICATE_FIELD: &str = "duplicate_field";
 
 #[cfg(test)]
 mod tests;

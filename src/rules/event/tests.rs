@@ -123,6 +123,20 @@ fn cloud_events() {
 }
 
 #[test]
+fn cloud_events_with_doubled_attributes_are_refused() {
+    let double = |first: &str, second: &str| {
+        check_refused(&CLOUD.replace(first, &format!("{first},{second}")), "duplicate_field");
+    };
+    double(r#""subject":"acme""#, r#""subject":"evil""#);
+    double(r#""type":"calls""#, r#""type":"other""#);
+    double(r#""source":"/gateway""#, r#""source":"/other""#);
+    double(r#""id":"e1""#, r#""id":"e2""#);
+    double(r#""specversion":"1.0""#, r#""specversion":"1.0""#);
+    // After an extension attribute, which alone is allowed.
+    double(r#""subject":"acme""#, r#""traceparent":"00-1","subject":"acme""#);
+}
+
+#[test]
 fn cloud_event_ids_do_not_collide_over_the_border() {
     let one = CLOUD.replace("/gateway", "a").replace("\"e1\"", r#""b\",\"c""#);
     let two = CLOUD.replace("/gateway", r#"a\",\"b"#).replace("\"e1\"", r#""c""#);
