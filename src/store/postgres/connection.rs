@@ -1,6 +1,7 @@
 //! Connections: how they are made, set up and bounded in time.
 //!
-//! Invariant: every connection of this store commits synchronously and has a statement timeout.
+//! Invariant: every connection of this store commits synchronously and has a statement timeout. A
+//! database that waits for more than its own disk (remote_write, remote_apply) keeps doing so.
 //! A connection that failed in the middle of a transaction is dropped; the server then rolls back.
 
 use super::failure::unreachable;
@@ -115,7 +116,8 @@ fn session_settings(timeout: Duration) -> String {
     let timeout_ms = timeout.as_millis();
     format!(
         "-- session_settings
-         SET synchronous_commit = on;
+         SELECT set_config('synchronous_commit', 'on', false)
+             WHERE current_setting('synchronous_commit') IN ('off', 'local');
          SET TimeZone = 'UTC';
          SET default_transaction_isolation = 'read committed';
          SET statement_timeout = {timeout_ms};
@@ -164,6 +166,34 @@ impl Drop for Snapshot {
     fn drop(&mut self) {
         if let Some(client) = self.0.take() {
             drop(Object::take(client));
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn synchronous_commit_is_only_raised() {
+        let Ok(server) = std::env::var("COUNTERFOIL_TEST_POSTGRES") else {
+            println!("skipped: COUNTERFOIL_TEST_POSTGRES is not set");
+            return;
+        };
+        let config = PostgresConfig { writers: 1, readers: 1, timeout_ms: 20_000 };
+        for (set, expected) in [
+            ("off", "on"),
+            ("local", "on"),
+            ("on", "on"),
+            ("remote_write", "remote_write"),
+            ("remote_apply", "remote_apply"),
+        ] {
+            let mut connector = Connector::parse(&server, &config).unwrap();
+            connector.target.options(format!("-c synchronous_commit={set}"));
+            let client = connector.open().await.unwrap();
+            let row = client.query_one("SHOW synchronous_commit", &[]).await.unwrap();
+            assert_eq!(row.get::<_, String>(0), expected, "set to {set}");
         }
     }
 }
