@@ -298,14 +298,7 @@ impl Queries for SqliteStore {
 
     async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace> {
         let (tenant, id) = (tenant.clone(), id.clone());
-        self.read(move |shared, connection| {
-            Ok(EventTrace {
-                counted: events::find_event(shared, connection, &tenant, &id)?,
-                conflicts: inbox::conflicts_of_key(connection, &tenant, &id)?,
-                quarantined: inbox::quarantine_of_key(connection, &tenant, &id)?,
-            })
-        })
-        .await
+        self.read(move |shared, c| events::trace_event(shared, c, &tenant, &id)).await
     }
 
     async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>> {

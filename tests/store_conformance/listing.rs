@@ -93,6 +93,31 @@ pub async fn a_trace_tells_everything(mut f: Fixture) {
     }
 }
 
+/// An event and a conflict with it are committed together: no trace shows one without the other.
+pub async fn a_trace_is_of_one_moment(f: Fixture) {
+    let rounds = 60;
+    let trace = |round: usize| {
+        let (store, id) = (std::sync::Arc::clone(&f.store), event_id(&format!("e{round}")));
+        tokio::spawn(async move {
+            loop {
+                let trace = store.trace_event(&tenant_id("acme"), &id).await.unwrap();
+                let seen = (trace.counted.is_some(), trace.conflicts.len());
+                if seen != (false, 0) {
+                    return seen;
+                }
+            }
+        })
+    };
+    for round in 0..rounds {
+        let id = format!("e{round}");
+        let readers = [trace(round), trace(round)];
+        f.deliver(&[call(&id, "1"), call(&id, "2")]).await;
+        for reader in readers {
+            assert_eq!(reader.await.unwrap(), (true, 1), "round {round}");
+        }
+    }
+}
+
 pub async fn inbox_pages(f: Fixture) {
     for n in 0..5 {
         f.deliver_one(&call(&format!("e{n}"), "1")).await;

@@ -95,6 +95,7 @@ on_every_store! {
         pages_hold_every_event_once,
         ranges_and_meters_filter,
         a_trace_tells_everything,
+        a_trace_is_of_one_moment,
         inbox_pages,
     }
     declarations {

@@ -6,13 +6,13 @@
 use super::keys::{Location, key_hash};
 use super::memory::{Memory, Tenants};
 use super::segment::{Entry, Segment};
-use super::{Shared, corrupt, sql_error};
+use super::{Shared, corrupt, inbox, sql_error};
 use crate::rules::event::Event;
 use crate::rules::ids::{EventId, MeterNo, SubscriptionId, TenantId, TenantNo};
 use crate::rules::properties::Properties;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
-use crate::store::{EventQuery, Result, StoredEvent};
+use crate::store::{EventQuery, EventTrace, Result, StoredEvent};
 use rusqlite::{Connection, Row, params};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -23,40 +23,101 @@ pub fn fetch_event(connection: &Connection, tenants: &Tenants, number: u64) -> R
     event.with_tenant(tenants.name(tenant)?.clone())
 }
 
-/// The counted event with this key, if there is one.
-pub fn find_event(
+/// Everything known of one key, of one moment: a read transaction that holds exactly the journal
+/// rows which memory held. The transaction stays open.
+pub fn trace_event(
     shared: &Shared,
     connection: &Connection,
     tenant: &TenantId,
     id: &EventId,
-) -> Result<Option<StoredEvent>> {
+) -> Result<EventTrace> {
+    loop {
+        let (found, newest) = find_in_memory(shared, tenant, id)?;
+        connection.execute_batch("BEGIN").map_err(sql_error)?;
+        if newest_unfolded(connection)? == newest {
+            return Ok(EventTrace {
+                counted: found.resolve(connection, tenant, id)?,
+                conflicts: inbox::conflicts_of_key(connection, tenant, id)?,
+                quarantined: inbox::quarantine_of_key(connection, tenant, id)?,
+            });
+        }
+        // A commit came between the two, or memory is about to take one over.
+        connection.execute_batch("ROLLBACK").map_err(sql_error)?;
+        std::thread::yield_now();
+    }
+}
+
+/// What memory says of a key.
+enum Found {
+    Nothing,
+    Unfolded(Box<StoredEvent>),
+    /// One of the rows with these numbers, or none of them.
+    Rows(TenantNo, Vec<u64>),
+}
+
+impl Found {
+    fn resolve(
+        self,
+        connection: &Connection,
+        tenant: &TenantId,
+        id: &EventId,
+    ) -> Result<Option<StoredEvent>> {
+        match self {
+            Self::Nothing => Ok(None),
+            Self::Unfolded(event) => Ok(Some(*event)),
+            Self::Rows(tenant_no, numbers) => {
+                for number in numbers {
+                    let (found_tenant, event) = fetch_row(connection, number, decode_event)?;
+                    if found_tenant == tenant_no && event.id == id.as_str() {
+                        return event.with_tenant(tenant.clone()).map(Some);
+                    }
+                }
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Looks a key up, and tells the newest journal row that memory holds.
+fn find_in_memory(
+    shared: &Shared,
+    tenant: &TenantId,
+    id: &EventId,
+) -> Result<(Found, Option<i64>)> {
     let keys = shared.read_keys();
     let memory = shared.read_memory();
+    let newest = memory.newest_unfolded();
     let Some(tenant_no) = memory.tenants.find(tenant) else {
-        return Ok(None);
+        return Ok((Found::Nothing, newest));
     };
     let hash = key_hash(&shared.fingerprinter, tenant_no, id);
-    let candidates: Vec<Location> = keys.candidates(hash).collect();
-    for location in &candidates {
-        if let Location::Unfolded { segment, place } = location {
-            let segment = memory.segment(*segment)?;
-            let (view, received_at) = segment.view(segment.entry(*place))?;
-            if view.tenant == tenant_no && view.id == id.as_str() {
-                let event = view.to_event(tenant.clone())?;
-                return Ok(Some(StoredEvent { event, received_at }));
+    let mut numbers = Vec::new();
+    for location in keys.candidates(hash) {
+        match location {
+            Location::Folded(number) => numbers.push(number),
+            Location::Unfolded { segment, place } => {
+                let segment = memory.segment(segment)?;
+                let (view, received_at) = segment.view(segment.entry(place))?;
+                if view.tenant == tenant_no && view.id == id.as_str() {
+                    let event = view.to_event(tenant.clone())?;
+                    let found = StoredEvent { event, received_at };
+                    return Ok((Found::Unfolded(Box::new(found)), newest));
+                }
             }
         }
     }
-    drop((memory, keys));
-    for location in candidates {
-        if let Location::Folded(number) = location {
-            let (found_tenant, event) = fetch_row(connection, number, decode_event)?;
-            if found_tenant == tenant_no && event.id == id.as_str() {
-                return event.with_tenant(tenant.clone()).map(Some);
-            }
-        }
-    }
-    Ok(None)
+    Ok((Found::Rows(tenant_no, numbers), newest))
+}
+
+/// The newest journal row that is not folded.
+fn newest_unfolded(connection: &Connection) -> Result<Option<i64>> {
+    connection
+        .prepare_cached(
+            "-- newest_unfolded
+             SELECT max(seq) FROM journal WHERE seq > (SELECT folded_seq FROM fold_state)",
+        )
+        .and_then(|mut select| select.query_row([], |row| row.get(0)))
+        .map_err(sql_error)
 }
 
 /// A page of a tenant's events, newest first.

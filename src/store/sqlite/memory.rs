@@ -36,6 +36,12 @@ impl Memory {
         self.folding = Some(Arc::new(closed));
     }
 
+    /// The newest journal row among the unfolded segments.
+    pub fn newest_unfolded(&self) -> Option<i64> {
+        let closed = self.folding.as_ref().map(|closed| closed.segment.last_seq);
+        if self.open.is_empty() { closed } else { Some(self.open.last_seq) }
+    }
+
     /// The segment an unfolded event is in.
     pub fn segment(&self, number: u32) -> Result<&Segment> {
         if number == self.open.number {
