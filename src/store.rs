@@ -17,6 +17,7 @@ pub mod quote;
 pub mod reconciliation;
 pub mod saga;
 pub mod sqlite;
+pub mod throttle;
 pub mod webhook;
 
 use crate::rules::event::Event;
@@ -217,6 +218,17 @@ impl CheckReport {
     }
 }
 
+/// The condition of a store that answers.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Health {
+    /// Why events are not folded into tables any more. They count, and stay in the journal.
+    pub fold_stopped: Option<String>,
+    /// Events that are in the journal only.
+    pub unfolded_events: u64,
+    /// The size of the write-ahead log.
+    pub log_bytes: u64,
+}
+
 /// Called with the number of events read so far.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
 
@@ -313,8 +325,19 @@ pub trait Store:
 {
     /// The latest moment this store has recorded: the clock must not be before it.
     fn high_water(&self) -> Timestamp;
+    /// What is wrong with the store while it goes on working.
+    fn health(&self) -> Health {
+        Health::default()
+    }
     /// Whether the store can answer now.
     async fn ping(&self) -> Result<()>;
     /// Lets work in progress end and closes files. Later verbs are unavailable.
     async fn close(&self);
+}
+
+/// Ends the process where going on would count wrongly; the next start recovers.
+pub(crate) fn stop_process(why: &str) -> ! {
+    tracing::error!("stopping: {why}");
+    eprintln!("counterfoil: stopping: {why}");
+    std::process::exit(74)
 }

@@ -1,33 +1,42 @@
 //! `counterfoil check`: recomputes every total from the events and compares.
 //!
-//! Invariant: it only reads, so it may run beside a server at any time.
+//! Invariant: without `--repair` it only reads, so it may run beside a server at any time.
 
 use super::EXIT_FINDINGS;
-use super::store::{StoreArguments, open_store};
+use super::store::StoreArguments;
 use super::table::{cell, grouped, new_table};
 use crate::config::{Config, StoreUrl};
 use crate::store::CheckReport;
+use crate::store::postgres::PostgresStore;
 use crate::store::sqlite::SqliteStore;
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Compare every stored total with the events it was made of, without changing anything
+/// Compare every stored total with the events it was made of
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil check
       the store in ./counterfoil-data; a server may be running on it
   counterfoil check --data /var/lib/counterfoil --json
   counterfoil check --store postgres://counterfoil:secret@db/counterfoil
+  counterfoil check --data /var/lib/counterfoil --repair
+      makes wrong totals again from their events; stop the server and copy its directory first
 
-Exit code: 0 everything agrees, 4 something does not, 1 it could not be checked.")]
+Nothing is changed without --repair.
+Exit code: 0 everything agrees, 4 something does not, 1 it could not be checked or repaired.")]
 pub struct CheckArguments {
     #[command(flatten)]
     store: StoreArguments,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
+    /// Make totals that are wrong or cannot be read again from their events; embedded store only,
+    /// and its server must be stopped
+    #[arg(long)]
+    repair: bool,
 }
 
 pub async fn run(arguments: &CheckArguments) -> anyhow::Result<ExitCode> {
@@ -37,9 +46,16 @@ pub async fn run(arguments: &CheckArguments) -> anyhow::Result<ExitCode> {
         .expect("the template is valid");
     bar.set_style(style);
     bar.enable_steady_tick(Duration::from_millis(100));
+    let wrong = match arguments.repair {
+        true => repair_store(&config, bar.clone()).await?,
+        false => Vec::new(),
+    };
     let report = check_store(&config, bar.clone()).await;
     bar.finish_and_clear();
     let report = report?;
+    for finding in wrong.iter().filter(|finding| !report.findings.contains(finding)) {
+        eprintln!("repaired: {finding}");
+    }
     if arguments.json {
         let report = serde_json::json!({
             "store": config.store.url.to_string(), "events": report.events,
@@ -57,23 +73,39 @@ pub async fn check_store(config: &Config, bar: ProgressBar) -> anyhow::Result<Ch
     let url = &config.store.url;
     let report = match url {
         StoreUrl::Sqlite(directory) => {
-            if !directory.is_dir() {
-                bail!("there is no directory {}; name the store with --data", directory.display());
-            }
-            let directory = directory.clone();
+            let directory = existing(directory)?;
             let check = move || {
                 SqliteStore::check_directory(&directory, &|events| bar.set_position(events))
             };
             tokio::task::spawn_blocking(check).await.context("the check was interrupted")?
         }
-        StoreUrl::Postgres(_) => {
-            let store = open_store(config).await?;
-            let report = store.check(&|events| bar.set_position(events)).await;
-            store.close().await;
-            report
+        StoreUrl::Postgres(url) => {
+            let progress = |events| bar.set_position(events);
+            PostgresStore::check_database(url, &config.postgres, &progress).await
         }
     };
     report.with_context(|| format!("cannot check {url}"))
+}
+
+/// Makes wrong totals again from the events; returns everything that was found before.
+async fn repair_store(config: &Config, bar: ProgressBar) -> anyhow::Result<Vec<String>> {
+    let url = &config.store.url;
+    let StoreUrl::Sqlite(directory) = url else {
+        bail!("--repair is for the embedded store; restore a PostgreSQL database from its backup");
+    };
+    let directory = existing(directory)?;
+    let repair =
+        move || SqliteStore::repair_directory(&directory, &|events| bar.set_position(events));
+    let repaired =
+        tokio::task::spawn_blocking(repair).await.context("the repair was interrupted")?;
+    Ok(repaired.with_context(|| format!("cannot repair {url}"))?.findings)
+}
+
+fn existing(directory: &Path) -> anyhow::Result<PathBuf> {
+    if !directory.is_dir() {
+        bail!("there is no directory {}; name the store with --data", directory.display());
+    }
+    Ok(directory.to_owned())
 }
 
 fn print_report(url: &StoreUrl, report: &CheckReport) {
@@ -92,8 +124,8 @@ fn print_report(url: &StoreUrl, report: &CheckReport) {
         println!("every total is exactly what its events add up to");
     } else {
         println!(
-            "\nstored totals contradict stored events: keep the files as they are, stop billing \
-             from the totals named above, and report this as a bug"
+            "\nwhat is stored contradicts itself: keep a copy of the files as they are, stop billing \
+             from the totals named above, and see \"Damaged data\" in docs/operating.md"
         );
     }
 }

@@ -77,6 +77,7 @@ impl Alerter {
         conditions.extend(self.sagas().await?);
         conditions.extend(self.cuts().await?);
         conditions.extend(self.clock_jump(now));
+        conditions.extend(conditions::store_health(&self.store.health()));
         if self.activity_due(now) {
             conditions.extend(self.activity(now, &open).await?);
             scopes.extend([AlertKind::ConflictRate, AlertKind::Silence].map(Scope::all));
@@ -122,7 +123,7 @@ impl Alerter {
 }
 
 /// Kinds that every look judges. Thresholds are judged where usage is counted.
-const LOOKED_AT: [AlertKind; 14] = [
+const LOOKED_AT: [AlertKind; 16] = [
     AlertKind::CutFailing,
     AlertKind::SagaNeedsAttention,
     AlertKind::PushesObservedLong,
@@ -137,6 +138,8 @@ const LOOKED_AT: [AlertKind; 14] = [
     AlertKind::CustomerDeleted,
     AlertKind::PaymentFailed,
     AlertKind::WebhooksWaiting,
+    AlertKind::FoldStopped,
+    AlertKind::LogLarge,
 ];
 
 /// All alerts that are open.

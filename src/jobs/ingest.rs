@@ -17,14 +17,17 @@ mod watched;
 
 use crate::clock::Clock;
 use crate::config::IngestConfig;
+use crate::faults::planted;
 use crate::rules::event::{Event, RefusedItem};
 use crate::rules::ids::TenantId;
 use crate::rules::timestamp::MICROS_PER_HOUR;
 use crate::rules::verdict::{Acceptance, Verdict};
+use crate::store::throttle::Throttle;
 use crate::store::{self, DeliveryBatch, Store};
 use lanes::{Lanes, Submission};
 pub use latencies::Latencies;
 use latencies::Samples;
+use std::future::Future;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -56,6 +59,7 @@ pub struct Ingest {
     groups_running: AtomicUsize,
     latencies: Arc<Latencies>,
     watched: Arc<Watched>,
+    warnings: Throttle,
 }
 
 struct Partition {
@@ -85,9 +89,10 @@ impl Ingest {
             groups_running: AtomicUsize::new(0),
             latencies: Arc::default(),
             watched: Arc::default(),
+            warnings: Throttle::default(),
         });
         for partition in 0..ingest.partitions.len() {
-            tokio::spawn(Arc::clone(&ingest).commit_groups(partition));
+            spawn_or_stop(Arc::clone(&ingest).commit_groups(partition));
         }
         let latencies = Arc::clone(&ingest.latencies);
         tokio::spawn(latencies.watch(Arc::clone(&ingest.store)));
@@ -209,6 +214,7 @@ impl Ingest {
     }
 
     async fn commit_group(&self, partition: usize, mut group: Vec<Submission>) {
+        assert!(!planted("ingest.group_panics"), "planted");
         let mut events = Vec::with_capacity(group.iter().map(|s| s.events.len()).sum());
         let mut refused = Vec::new();
         let mut lengths = Vec::with_capacity(group.len());
@@ -240,7 +246,10 @@ impl Ingest {
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, events = total, "could not record a group of deliveries");
+                if let Some(left_out) = self.warnings.admit() {
+                    let events = total;
+                    tracing::warn!(%error, events, left_out, "could not record deliveries");
+                }
                 for submission in group {
                     let _ = submission.reply.send(Err(error.clone()));
                 }
@@ -259,6 +268,16 @@ impl Ingest {
         let partitions = u64::try_from(self.partitions.len()).expect("few partitions");
         usize::try_from(hasher.finish() % partitions).expect("less than the partitions")
     }
+}
+
+/// Runs a partition's worker. If it panics, its tenants would wait for ever: the process stops.
+fn spawn_or_stop(worker: impl Future<Output = ()> + Send + 'static) {
+    let task = tokio::spawn(worker);
+    tokio::spawn(async move {
+        if task.await.is_err_and(|error| error.is_panic()) {
+            store::stop_process("a worker of the queue met a fault of this program");
+        }
+    });
 }
 
 /// What one partition gets of a submission, and where its verdicts belong.

@@ -82,10 +82,14 @@ pub enum AlertKind {
     SagaNeedsAttention,
     /// Windows of a tenant cannot be cut for what is stored of them.
     CutFailing,
+    /// The embedded store cannot fold events into tables any more.
+    FoldStopped,
+    /// The embedded store's write-ahead log has outgrown what it should be.
+    LogLarge,
 }
 
 impl AlertKind {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::PushesObservedLong,
         Self::PushesSubmittedLong,
         Self::DriftUnresolved,
@@ -104,6 +108,8 @@ impl AlertKind {
         Self::QuotaReached,
         Self::SagaNeedsAttention,
         Self::CutFailing,
+        Self::FoldStopped,
+        Self::LogLarge,
     ];
 
     pub fn name(self) -> &'static str {
@@ -126,6 +132,8 @@ impl AlertKind {
             Self::QuotaReached => "quota_reached",
             Self::SagaNeedsAttention => "saga_needs_attention",
             Self::CutFailing => "cut_failing",
+            Self::FoldStopped => "fold_stopped",
+            Self::LogLarge => "log_large",
         }
     }
 
@@ -145,14 +153,16 @@ impl AlertKind {
             | Self::CustomerDeleted
             | Self::WebhooksWaiting
             | Self::SagaNeedsAttention
-            | Self::CutFailing => Severity::Page,
+            | Self::CutFailing
+            | Self::FoldStopped => Severity::Page,
             Self::Unbilled
             | Self::ConflictRate
             | Self::Silence
             | Self::ClockJump
             | Self::PaymentFailed
             | Self::UsageThreshold
-            | Self::QuotaReached => Severity::Notice,
+            | Self::QuotaReached
+            | Self::LogLarge => Severity::Notice,
         }
     }
 }

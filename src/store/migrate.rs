@@ -54,6 +54,22 @@ pub fn judge_migrations<'m>(
     Ok(&known[applied.len()..])
 }
 
+/// Refuses a store whose schema is not exactly this version's; for commands that only read.
+pub fn require_current(known: &[Migration], applied: &[Applied]) -> Result<(), Error> {
+    let missing = judge_migrations(known, applied)?;
+    let what = match (applied.last(), missing.last()) {
+        (_, None) => return Ok(()),
+        (None, Some(_)) => "there is no counterfoil store here".to_owned(),
+        (Some(newest), Some(needed)) => format!(
+            "its schema is version {}, older than version {} of this program, and this command \
+             changes nothing; start the server of this version once, which migrates it, or use \
+             the version that runs on it",
+            newest.number, needed.number
+        ),
+    };
+    Err(Error::Unavailable { what })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -139,6 +139,23 @@ impl PostgresStore {
         }))
     }
 
+    /// Checks a database that may be in use, without writing to it.
+    pub async fn check_database(
+        url: &str,
+        config: &PostgresConfig,
+        progress: Progress<'_>,
+    ) -> Result<CheckReport> {
+        let connector = Connector::parse(url, config)?;
+        let pool = connector.pool(1)?;
+        let client = pool.get().await?;
+        migrations::require_current(&client).await?;
+        let key = migrations::read_secret::<16>(&client, "event_keys").await?;
+        let snapshot = Snapshot::begin(client).await?;
+        let report = check::check(&snapshot, &Fingerprinter::new(key), progress).await?;
+        snapshot.end().await?;
+        Ok(report)
+    }
+
     async fn reader(&self) -> Result<Object> {
         Ok(self.readers.get().await?)
     }
@@ -201,7 +218,7 @@ impl Queries for PostgresStore {
 
     async fn check(&self, progress: Progress<'_>) -> Result<CheckReport> {
         let snapshot = Snapshot::begin(self.reader().await?).await?;
-        let report = check::check(&snapshot, progress).await?;
+        let report = check::check(&snapshot, &self.fingerprinter, progress).await?;
         snapshot.end().await?;
         Ok(report)
     }

@@ -25,6 +25,7 @@ mod fold;
 mod idempotency;
 mod inbox;
 mod judge;
+mod key_blocks;
 mod keys;
 mod leases;
 mod memory;
@@ -59,10 +60,12 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::verdict::Verdict;
 use crate::rules::window::Window;
+use crate::store::throttle::Throttle;
 use crate::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
-    Deliveries, DeliveryBatch, Error, EventQuery, EventTrace, InboxPage, InboxQuery, Progress,
-    QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant, TenantFields, TenantPut,
+    Deliveries, DeliveryBatch, Error, EventQuery, EventTrace, Health, InboxPage, InboxQuery,
+    Progress, QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant, TenantFields,
+    TenantPut, stop_process,
 };
 use async_trait::async_trait;
 use keys::KeyIndex;
@@ -71,13 +74,14 @@ use readers::Readers;
 use rusqlite::Connection;
 use std::fs::File;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
 use writer::{Job, Writer};
 
 const FILE_NAME: &str = "counterfoil.db";
+const LOG_FILE_NAME: &str = "counterfoil.db-wal";
 
 /// The embedded store in one directory.
 pub struct SqliteStore {
@@ -105,6 +109,11 @@ pub struct Shared {
     checkpoint_due: AtomicBool,
     closed: AtomicBool,
     jobs_waiting: AtomicUsize,
+    /// Set when a write failed, until a checkpoint has succeeded: folding would fill a full disk.
+    fold_paused: AtomicBool,
+    /// Why folding has stopped until the next start.
+    fold_stopped: Mutex<Option<String>>,
+    log_bytes: AtomicU64,
 }
 
 impl Shared {
@@ -152,31 +161,17 @@ impl SqliteStore {
         let fingerprinter = fingerprinter(secret(&connection, "event_keys")?);
         let token_secret = secret(&connection, "tokens")?;
         let push_secret = secret(&connection, "pushes")?;
-        let recovered = recovery::recover(&connection, &fingerprinter)?;
-        let high_water = recovered.high_water;
-        let shared = Arc::new(Shared {
-            memory: RwLock::new(recovered.memory),
-            keys: RwLock::new(recovered.keys),
-            fingerprinter,
-            checkpoint_due: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
-            jobs_waiting: AtomicUsize::new(0),
-        });
-        let writer = Writer {
-            shared: Arc::clone(&shared),
-            connection,
-            settings: settings.clone(),
-            fold: recovered.fold,
-            next_seq: recovered.next_seq,
-            journal_garbage: recovered.journal_garbage,
-            open_since: None,
-        };
+        let (writer, high_water) = recover_writer(connection, settings, fingerprinter)?;
+        let shared = Arc::clone(&writer.shared);
         let (jobs, work) = mpsc::channel();
         let checkpointing = Arc::clone(&shared);
         let checkpoint_connection = open_for_writing(&path)?;
+        let log = directory.join(LOG_FILE_NAME);
         let threads = vec![
             spawn("writer", move || writer.run(&work))?,
-            spawn("checkpointer", move || checkpoint::run(&checkpointing, &checkpoint_connection))?,
+            spawn("checkpointer", move || {
+                checkpoint::run(&checkpointing, &checkpoint_connection, &log);
+            })?,
         ];
         let readers = Arc::new(Readers::new(path, settings.readers));
         let (threads, lock) = (Mutex::new(threads), Mutex::new(Some(lock)));
@@ -196,10 +191,18 @@ impl SqliteStore {
     pub fn check_directory(directory: &Path, progress: Progress<'_>) -> Result<CheckReport> {
         let connection = readers::open_read_only(&directory.join(FILE_NAME))?;
         migrations::require_current(&connection)?;
-        let key: [u8; 16] = connection
-            .query_row("SELECT value FROM secrets WHERE name = 'event_keys'", [], |row| row.get(0))
-            .map_err(sql_error)?;
-        check::check(&connection, &Fingerprinter::new(key), progress)
+        check::check(&connection, &read_fingerprinter(&connection)?, progress)
+    }
+
+    /// Checks a store that no server has open, and makes wrong totals and key blocks again from the
+    /// events. The report lists what was wrong with the totals.
+    pub fn repair_directory(directory: &Path, progress: Progress<'_>) -> Result<CheckReport> {
+        let _lock = lock_directory(directory)?;
+        let connection = open_for_writing(&directory.join(FILE_NAME))?;
+        migrations::require_current(&connection)?;
+        let fingerprinter = read_fingerprinter(&connection)?;
+        recovery::recover(&connection, &fingerprinter)?;
+        check::repair(&connection, &fingerprinter, progress)
     }
 
     async fn read<T: Send + 'static>(
@@ -348,6 +351,17 @@ impl Store for SqliteStore {
         self.high_water
     }
 
+    fn health(&self) -> Health {
+        let memory = self.shared.read_memory();
+        let closed = memory.folding.as_ref().map_or(0, |closed| closed.segment.len());
+        let unfolded = memory.open.len() + closed;
+        Health {
+            fold_stopped: self.shared.fold_stopped.lock().expect("no holder panics").clone(),
+            unfolded_events: u64::try_from(unfolded).expect("a length fits 64 bits"),
+            log_bytes: self.shared.log_bytes.load(Ordering::Relaxed),
+        }
+    }
+
     async fn ping(&self) -> Result<()> {
         self.read(|_, connection| fold::read_state(connection)).await.map(|_| ())
     }
@@ -366,6 +380,38 @@ impl Store for SqliteStore {
         let _ = joined.await;
         self.lock.lock().expect("no holder panics").take();
     }
+}
+
+/// The writer as the database says it goes on, and the latest moment that was recorded.
+fn recover_writer(
+    connection: Connection,
+    settings: &SqliteConfig,
+    fingerprinter: Fingerprinter,
+) -> Result<(Writer, Timestamp)> {
+    let recovered = recovery::recover(&connection, &fingerprinter)?;
+    let shared = Arc::new(Shared {
+        memory: RwLock::new(recovered.memory),
+        keys: RwLock::new(recovered.keys),
+        fingerprinter,
+        checkpoint_due: AtomicBool::new(false),
+        closed: AtomicBool::new(false),
+        jobs_waiting: AtomicUsize::new(0),
+        fold_paused: AtomicBool::new(false),
+        fold_stopped: Mutex::new(None),
+        log_bytes: AtomicU64::new(0),
+    });
+    let writer = Writer {
+        shared,
+        connection,
+        settings: settings.clone(),
+        fold: recovered.fold,
+        next_seq: recovered.next_seq,
+        journal_garbage: recovered.journal_garbage,
+        open_since: None,
+        fold_stopped: false,
+        fold_warnings: Throttle::default(),
+    };
+    Ok((writer, recovered.high_water))
 }
 
 fn lock_directory(directory: &Path) -> Result<File> {
@@ -395,12 +441,19 @@ fn open_for_writing(path: &Path) -> Result<Connection> {
              PRAGMA journal_mode = WAL;
              PRAGMA synchronous = FULL;
              PRAGMA wal_autocheckpoint = 0;
+             PRAGMA journal_size_limit = 134217728;
              PRAGMA cache_size = -65536;
              PRAGMA busy_timeout = 5000;
              PRAGMA temp_store = MEMORY;",
         )
         .map_err(sql_error)?;
     Ok(connection)
+}
+
+fn read_fingerprinter(connection: &Connection) -> Result<Fingerprinter> {
+    let sql = "SELECT value FROM secrets WHERE name = 'event_keys'";
+    let key = connection.query_row(sql, [], |row| row.get(0)).map_err(sql_error)?;
+    Ok(Fingerprinter::new(key))
 }
 
 /// A secret of this store, made when it is first asked for.
@@ -462,8 +515,5 @@ fn sql_error(error: rusqlite::Error) -> Error {
     }
 }
 
-fn stop_process(why: &str) -> ! {
-    tracing::error!("stopping: {why}");
-    eprintln!("counterfoil: stopping: {why}");
-    std::process::exit(74)
-}
+#[cfg(test)]
+mod tests;

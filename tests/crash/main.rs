@@ -10,6 +10,7 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod cut_connection;
+mod damage;
 mod disk;
 mod inbound;
 mod kills;

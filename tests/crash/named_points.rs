@@ -83,3 +83,34 @@ async fn a_failed_commit_is_retried_and_counted_once() {
     let violations = fail_one_commit(&Place::sqlite(), "").await;
     assert!(violations.is_empty(), "{violations:#?}");
 }
+
+/// Going on would count by memory that is wrong, or let tenants wait for ever.
+async fn stop_at(failpoint: &str) {
+    let place = Place::sqlite();
+    let mut server = Server::start(&place);
+    declare_meters(&server.url).await;
+    server.kill();
+    let failpoints = format!("{failpoint}=1*return");
+    let launch = Launch { failpoints: &failpoints, ..Launch::default() };
+    let mut server = Server::launch(&place, &launch).unwrap();
+    let load = Load::new("stops", 2, 100);
+    let known = load.none_acknowledged();
+    let url = server.url.clone();
+    let ended = tokio::select! {
+        _ = load.send(&url, 2, Failing::Retry, &known) => None,
+        ended = server.ended_within(Duration::from_secs(20)) => ended,
+    };
+    assert_eq!(ended.and_then(|status| status.code()), Some(74), "{}", place.log_text());
+    let violations = load.recover(&place, &known).await;
+    assert!(violations.is_empty(), "{failpoint}: {violations:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_memory_cannot_take_over_stops_the_server() {
+    stop_at("sqlite.append_fails").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_panics_stops_the_server() {
+    stop_at("ingest.group_panics").await;
+}

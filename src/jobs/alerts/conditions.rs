@@ -18,10 +18,10 @@ use crate::rules::span::Span;
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::rules::window::Window;
-use crate::store;
 use crate::store::push::{Push, PushAges, PushQuery};
 use crate::store::saga::SagaQuery;
 use crate::store::webhook::Mirror;
+use crate::store::{self, Health};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How long before an invoice is fixed open pushes are worth a call.
@@ -35,6 +35,30 @@ const PAGE: usize = 1_000;
 
 fn condition(kind: AlertKind, subject: &str, summary: String, command: &str) -> Condition {
     Condition { kind, subject: subject.to_owned(), summary, command: command.to_owned() }
+}
+
+/// A write-ahead log of this size is worth a look: it should not outgrow 128 MiB.
+const LOG_BYTES_LARGE: u64 = 1024 * 1024 * 1024;
+
+/// What the store says of itself.
+pub(super) fn store_health(health: &Health) -> Vec<Condition> {
+    let Health { fold_stopped, unfolded_events, log_bytes } = health;
+    let mut found = Vec::new();
+    if let Some(why) = fold_stopped {
+        let summary = format!(
+            "events are not folded into tables any more ({why}); {unfolded_events} are in the \
+             journal only"
+        );
+        found.push(condition(AlertKind::FoldStopped, "", summary, "counterfoil check"));
+    }
+    if *log_bytes >= LOG_BYTES_LARGE {
+        let mebibytes = log_bytes / (1024 * 1024);
+        let summary =
+            format!("the write-ahead log has {mebibytes} MiB: a read transaction holds it");
+        let command = "fuser -v DATA-DIRECTORY/counterfoil.db";
+        found.push(condition(AlertKind::LogLarge, "", summary, command));
+    }
+    found
 }
 
 impl Alerter {

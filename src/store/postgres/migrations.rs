@@ -5,7 +5,7 @@
 
 use super::scalars::{SqlTimestamp, column, corrupt};
 use crate::rules::timestamp::Timestamp;
-use crate::store::migrate::{Applied, Migration, judge_migrations};
+use crate::store::migrate::{self, Applied, Migration, judge_migrations};
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
 
@@ -71,13 +71,7 @@ async fn migrate_locked(client: &mut ClientWrapper) -> Result<()> {
     let patience = "SET statement_timeout = 0; SET client_min_messages = warning";
     client.batch_execute(patience).await?;
     client.batch_execute(sql).await?;
-    let sql = "-- migrate_locked
-        SELECT number, checksum FROM schema_migrations ORDER BY number";
-    let mut applied = Vec::new();
-    for row in client.query(sql, &[]).await? {
-        applied.push(Applied { number: column(&row, 0)?, checksum: column(&row, 1)? });
-    }
-    for migration in judge_migrations(&MIGRATIONS, &applied)? {
+    for migration in judge_migrations(&MIGRATIONS, &applied(client).await?)? {
         let transaction = client.transaction().await?;
         transaction.batch_execute(migration.sql).await?;
         let sql = "-- migrate_locked
@@ -91,6 +85,25 @@ async fn migrate_locked(client: &mut ClientWrapper) -> Result<()> {
     Ok(())
 }
 
+async fn applied(client: &ClientWrapper) -> Result<Vec<Applied>> {
+    let sql = "-- applied
+        SELECT number, checksum FROM schema_migrations ORDER BY number";
+    let mut applied = Vec::new();
+    for row in client.query(sql, &[]).await? {
+        applied.push(Applied { number: column(&row, 0)?, checksum: column(&row, 1)? });
+    }
+    Ok(applied)
+}
+
+/// Refuses a schema that is not exactly this version's; for commands that only read.
+pub async fn require_current(client: &ClientWrapper) -> Result<()> {
+    let sql = "-- require_current
+        SELECT to_regclass('schema_migrations') IS NOT NULL";
+    let migrated: bool = column(&client.query_one(sql, &[]).await?, 0)?;
+    let applied = if migrated { applied(client).await? } else { Vec::new() };
+    migrate::require_current(&MIGRATIONS, &applied)
+}
+
 /// The store's secret of that name; the first server to ask makes it.
 pub async fn secret<const BYTES: usize>(client: &ClientWrapper, name: &str) -> Result<[u8; BYTES]> {
     let mut fresh = [0; BYTES];
@@ -98,7 +111,15 @@ pub async fn secret<const BYTES: usize>(client: &ClientWrapper, name: &str) -> R
     let sql = "-- secret
         INSERT INTO secrets (name, value) VALUES ($1, $2) ON CONFLICT DO NOTHING";
     client.execute(sql, &[&name, &fresh.as_slice()]).await?;
-    let sql = "-- secret
+    read_secret(client, name).await
+}
+
+/// The store's secret of that name, which must exist.
+pub async fn read_secret<const BYTES: usize>(
+    client: &ClientWrapper,
+    name: &str,
+) -> Result<[u8; BYTES]> {
+    let sql = "-- read_secret
         SELECT value FROM secrets WHERE name = $1";
     let row = client.query_one(sql, &[&name]).await?;
     let value: Vec<u8> = column(&row, 0)?;

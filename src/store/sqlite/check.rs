@@ -1,71 +1,118 @@
-//! The check: every total recomputed from the events and compared with what is stored.
+//! The check: every total recomputed from the events and compared with what is stored; every event
+//! found again by its key and in its tenant's range; no key twice.
 //!
-//! Reads one snapshot of the database file and nothing else, so it can run beside a server, in
-//! another process, or on a copy.
+//! It reads only the database file, so it can run beside a server, in another process, or on a
+//! copy. Folded events never change, so they are read in slices, each in a short read transaction
+//! that does not hold the write-ahead log; the last transaction reads what came meanwhile and
+//! compares. Memory holds the totals, never the events.
+//!
+//! Repair makes totals again from the events and nothing else; it is refused unless every event
+//! is there and agrees with its key.
+
+mod duplicates;
+mod scan;
 
 use super::declarations::load_catalog;
-use super::events::decode_event;
 use super::fold::{FoldState, read_state};
 use super::recovery::{Unfolded, load_unfolded};
-use super::rollups::decode_rollup;
-use super::segment::{Contribution, Entry, Segment, contribution_of, overflow};
+use super::rollups::{decode_rollup, write_rollup};
+use super::segment::{ClosedSegment, overflow};
 use super::{corrupt, counters, sql_error};
 use crate::rules::fingerprint::Fingerprinter;
-use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
+use crate::rules::ids::{MeterNo, TenantNo};
 use crate::rules::meter::{Aggregation, Catalog};
 use crate::rules::rollup::{Group, Rollup, RollupKey};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
-use crate::store::{CheckReport, Progress, Result};
-use rusqlite::Connection;
-use std::collections::{BTreeSet, HashMap};
+use crate::store::{CheckReport, Error, Progress, Result};
+use duplicates::count_duplicates;
+use rusqlite::{Connection, Row, params};
+use scan::Scan;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
-const PROGRESS_EVERY: u64 = 10_000;
-
+/// Compares what is stored with what the events say.
 pub fn check(
     connection: &Connection,
     fingerprinter: &Fingerprinter,
     progress: Progress<'_>,
 ) -> Result<CheckReport> {
+    examine(connection, fingerprinter, progress).map(|examined| examined.report)
+}
+
+/// A total that is not what its events add up to.
+struct WrongTotal {
+    key: RollupKey,
+    /// What it should be; None if there are no events.
+    right: Option<Rollup>,
+}
+
+struct Examined {
+    report: CheckReport,
+    wrong: Vec<WrongTotal>,
+    /// Whether an event is missing, stored twice, or contradicts its key or range.
+    events_damaged: bool,
+}
+
+fn examine(
+    connection: &Connection,
+    fingerprinter: &Fingerprinter,
+    progress: Progress<'_>,
+) -> Result<Examined> {
+    let mut scan = Scan::new(connection, fingerprinter);
+    while scan.read_slice()? {
+        progress(scan.events);
+    }
     connection.execute_batch("BEGIN").map_err(sql_error)?;
     let fold = read_state(connection)?;
     let catalog = load_catalog(connection)?;
     let unfolded = load_unfolded(connection, fold, &catalog, fingerprinter)?;
-    let mut expected = Expected::default();
-    scan_table(connection, fingerprinter, &catalog, &mut expected, progress)?;
-    scan_unfolded(&unfolded, fold, fingerprinter, &catalog, &mut expected)?;
-    progress(expected.events);
-    let mut report = CheckReport { events: expected.events, ..CheckReport::default() };
-    let stored = stored_rollups(connection, &unfolded, fold, &catalog)?;
-    report.rollups = u64::try_from(stored.len()).expect("a length fits 64 bits");
-    compare_rollups(&expected.rollups, &stored, &mut report);
-    compare_counters(connection, &unfolded, fold, &expected.accepted, &mut report)?;
-    let keys = expected.keys.len();
-    expected.keys.sort_unstable();
-    expected.keys.dedup();
-    if expected.keys.len() != keys {
-        report.add(|| format!("{} events are stored twice", keys - expected.keys.len()));
+    scan.read_rest(&catalog, &fold, unfolded.closed.as_ref())?;
+    let Scan { mut report, mut rollups, mut accepted, .. } = scan;
+    let mut events_damaged = !report.findings.is_empty();
+    let segments = unfolded.closed.iter().map(|closed| &closed.segment);
+    for segment in segments.chain(std::iter::once(&unfolded.open)) {
+        report.events += u64::try_from(segment.len()).expect("a length fits 64 bits");
+        for entry in segment.entries() {
+            *accepted.entry(entry.tenant).or_default() += 1;
+        }
     }
-    Ok(report)
+    progress(report.events);
+    if let Some(closed) = &unfolded.closed {
+        for (key, delta) in rollups_done(closed, fold) {
+            fold_into(&mut rollups, key.clone(), delta)?;
+        }
+    }
+    report.rollups = count_totals(&rollups, &unfolded, fold);
+    let wrong = compare_rollups(connection, &catalog, rollups, &mut report)?;
+    compare_counters(connection, &unfolded, fold, &accepted, &mut report)?;
+    connection.execute_batch("ROLLBACK").map_err(sql_error)?;
+    let twice = count_duplicates(connection, &unfolded, fold)?;
+    if twice > 0 {
+        report.add(|| format!("{twice} events are stored twice"));
+        events_damaged = true;
+    }
+    Ok(Examined { report, wrong, events_damaged })
 }
 
-/// What the events say the totals are.
-#[derive(Default)]
-struct Expected {
-    events: u64,
-    rollups: HashMap<RollupKey, Rollup>,
-    accepted: HashMap<TenantNo, u64>,
-    keys: Vec<u128>,
+/// Totals of the segment being folded that are in their table.
+fn rollups_done(closed: &ClosedSegment, fold: FoldState) -> &[(RollupKey, Rollup)] {
+    let left = closed.rollups_left(fold.steps_done).len();
+    &closed.rollups[..closed.rollups.len() - left]
 }
 
-impl Expected {
-    fn count(&mut self, key: u128, contribution: Contribution) -> Result<()> {
-        self.events += 1;
-        self.keys.push(key);
-        *self.accepted.entry(contribution.tenant).or_default() += 1;
-        let Contribution { tenant, meter, bucket_start, group, rollup } = contribution;
-        fold_into(&mut self.rollups, RollupKey { tenant, meter, bucket_start, group }, &rollup)
-    }
+/// Different totals, in the table or still to be folded.
+fn count_totals(table: &HashMap<RollupKey, Rollup>, unfolded: &Unfolded, fold: FoldState) -> u64 {
+    let left = unfolded.closed.iter().flat_map(|closed| closed.rollups_left(fold.steps_done));
+    let open = unfolded.open.all_rollups().map(|((tenant, meter), (start, group), _)| {
+        let (tenant, meter, bucket_start) = (*tenant, *meter, *start);
+        RollupKey { tenant, meter, bucket_start, group: group.clone() }
+    });
+    let more: HashSet<RollupKey> = left
+        .map(|(key, _)| key.clone())
+        .chain(open)
+        .filter(|key| !table.contains_key(key))
+        .collect();
+    u64::try_from(table.len() + more.len()).expect("a length fits 64 bits")
 }
 
 fn fold_into(
@@ -82,147 +129,95 @@ fn fold_into(
     }
 }
 
-fn scan_table(
+fn compare_rollups(
     connection: &Connection,
-    fingerprinter: &Fingerprinter,
     catalog: &Catalog,
-    expected: &mut Expected,
-    progress: Progress<'_>,
-) -> Result<()> {
-    let nobody = TenantId::parse("-").expect("a valid tenant id");
+    mut expected: HashMap<RollupKey, Rollup>,
+    report: &mut CheckReport,
+) -> Result<Vec<WrongTotal>> {
+    let describe = |key: &RollupKey| describe(connection, catalog, key);
     let mut select = connection
         .prepare(
-            "-- scan_table
-             SELECT tenant_no, meter_no, occurred_at, received_after, id, quantity, properties,
-                    subscription, trial
-             FROM events ORDER BY event_no",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([]).map_err(sql_error)?;
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let (tenant, event) = decode_event(row)?;
-        let event = event.with_tenant(nobody.clone())?.event;
-        let meter = catalog.get(event.meter).ok_or_else(|| corrupt("an event's meter"))?;
-        let (bucket_start, group, rollup) = Rollup::of_event(&event, meter);
-        let meter = event.meter;
-        let contribution = Contribution { tenant, meter, bucket_start, group, rollup };
-        expected.count(fingerprinter.event_key(tenant, &event.id), contribution)?;
-        if expected.events.is_multiple_of(PROGRESS_EVERY) {
-            progress(expected.events);
-        }
-    }
-    Ok(())
-}
-
-fn scan_unfolded(
-    unfolded: &Unfolded,
-    fold: FoldState,
-    fingerprinter: &Fingerprinter,
-    catalog: &Catalog,
-    expected: &mut Expected,
-) -> Result<()> {
-    let mut count = |segment: &Segment, entry: &Entry| -> Result<()> {
-        let (view, _) = segment.view(entry)?;
-        let id = EventId::parse(view.id).map_err(|_| corrupt("an event's id"))?;
-        let key = fingerprinter.event_key(view.tenant, &id);
-        expected.count(key, contribution_of(&view, catalog)?)
-    };
-    if let Some(closed) = &unfolded.closed {
-        for place in closed.order.iter().skip(fold.steps_done) {
-            count(&closed.segment, closed.segment.entry(*place))?;
-        }
-    }
-    unfolded.open.entries().iter().try_for_each(|entry| count(&unfolded.open, entry))
-}
-
-fn stored_rollups(
-    connection: &Connection,
-    unfolded: &Unfolded,
-    fold: FoldState,
-    catalog: &Catalog,
-) -> Result<HashMap<RollupKey, Rollup>> {
-    let mut stored = read_all_rollups(connection, catalog)?;
-    if let Some(closed) = &unfolded.closed {
-        for (key, rollup) in closed.rollups_left(fold.steps_done) {
-            fold_into(&mut stored, key.clone(), rollup)?;
-        }
-    }
-    for ((tenant, meter), (start, group), rollup) in unfolded.open.all_rollups() {
-        let (tenant, meter, bucket_start) = (*tenant, *meter, *start);
-        let key = RollupKey { tenant, meter, bucket_start, group: group.clone() };
-        fold_into(&mut stored, key, rollup)?;
-    }
-    Ok(stored)
-}
-
-fn read_all_rollups(
-    connection: &Connection,
-    catalog: &Catalog,
-) -> Result<HashMap<RollupKey, Rollup>> {
-    let mut uniques = read_all_uniques(connection)?;
-    let mut select = connection
-        .prepare(
-            "-- read_all_rollups
+            "-- compare_rollups
              SELECT count, total, latest_at, latest_id, tenant_no, meter_no, bucket_start, grp
              FROM rollups",
         )
         .map_err(sql_error)?;
     let mut rows = select.query([]).map_err(sql_error)?;
-    let mut stored = HashMap::new();
+    let (mut wrong, mut uniques) = (Vec::new(), 0);
     while let Some(row) = rows.next().map_err(sql_error)? {
-        let group: String = row.get(7).map_err(sql_error)?;
-        let key = RollupKey {
-            tenant: TenantNo(row.get(4).map_err(sql_error)?),
-            meter: MeterNo(row.get(5).map_err(sql_error)?),
-            bucket_start: Timestamp::from_micros(row.get(6).map_err(sql_error)?),
-            group: Group::from_stored(&group),
-        };
-        let aggregation = catalog.get(key.meter).map(|meter| meter.spec.aggregation);
-        let aggregation: Aggregation = aggregation.ok_or_else(|| corrupt("a total's meter"))?;
-        let values = uniques.remove(&key).unwrap_or_default();
-        let rollup = decode_rollup(row, aggregation, values)?;
-        stored.insert(key, rollup);
+        let (key, stored, values) = read_total(connection, catalog, row)?;
+        uniques += values;
+        let right = expected.remove(&key);
+        match (&right, &stored) {
+            (Some(right), Ok(stored)) if right == stored => continue,
+            (None, _) => report.add(|| format!("{}: a total and no events", describe(&key))),
+            (Some(right), Ok(stored)) => report
+                .add(|| format!("{}: events say {right:?}, stored is {stored:?}", describe(&key))),
+            (Some(right), Err(_)) => report.add(|| {
+                format!("{}: the total cannot be read, events say {right:?}", describe(&key))
+            }),
+        }
+        wrong.push(WrongTotal { key, right });
     }
-    Ok(stored)
+    let stored: u64 = connection
+        .query_row("-- compare_rollups\nSELECT count(*) FROM rollup_uniques", [], |row| row.get(0))
+        .map_err(sql_error)?;
+    if stored != uniques {
+        report.add(|| "unique values are stored that belong to no total".into());
+    }
+    for (key, right) in expected {
+        report.add(|| format!("{}: events and no total", describe(&key)));
+        wrong.push(WrongTotal { key, right: Some(right) });
+    }
+    Ok(wrong)
 }
 
-fn read_all_uniques(connection: &Connection) -> Result<HashMap<RollupKey, BTreeSet<Box<str>>>> {
+/// The key of a row, its total unless it cannot be read, and how many unique values it has.
+fn read_total(
+    connection: &Connection,
+    catalog: &Catalog,
+    row: &Row<'_>,
+) -> Result<(RollupKey, Result<Rollup>, u64)> {
+    let group: String = row.get(7).map_err(sql_error)?;
+    let key = RollupKey {
+        tenant: TenantNo(row.get(4).map_err(sql_error)?),
+        meter: MeterNo(row.get(5).map_err(sql_error)?),
+        bucket_start: Timestamp::from_micros(row.get(6).map_err(sql_error)?),
+        group: Group::from_stored(&group),
+    };
+    let Some(meter) = catalog.get(key.meter) else {
+        return Ok((key, Err(corrupt("a total's meter")), 0));
+    };
+    let aggregation = meter.spec.aggregation;
+    let values = match aggregation {
+        Aggregation::Unique => read_values(connection, &key)?,
+        Aggregation::Sum
+        | Aggregation::Count
+        | Aggregation::Min
+        | Aggregation::Max
+        | Aggregation::Latest => BTreeSet::new(),
+    };
+    let count = u64::try_from(values.len()).expect("a length fits 64 bits");
+    let total = decode_rollup(row, aggregation, values);
+    Ok((key, total, count))
+}
+
+fn read_values(connection: &Connection, key: &RollupKey) -> Result<BTreeSet<Box<str>>> {
     let mut select = connection
-        .prepare(
-            "-- read_all_uniques
-             SELECT tenant_no, meter_no, bucket_start, grp, value FROM rollup_uniques",
+        .prepare_cached(
+            "-- read_values
+             SELECT value FROM rollup_uniques
+             WHERE tenant_no = ? AND meter_no = ? AND bucket_start = ? AND grp = ?",
         )
         .map_err(sql_error)?;
-    let mut rows = select.query([]).map_err(sql_error)?;
-    let mut uniques: HashMap<RollupKey, BTreeSet<Box<str>>> = HashMap::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let (group, value): (String, String) =
-            (row.get(3).map_err(sql_error)?, row.get(4).map_err(sql_error)?);
-        let key = RollupKey {
-            tenant: TenantNo(row.get(0).map_err(sql_error)?),
-            meter: MeterNo(row.get(1).map_err(sql_error)?),
-            bucket_start: Timestamp::from_micros(row.get(2).map_err(sql_error)?),
-            group: Group::from_stored(&group),
-        };
-        uniques.entry(key).or_default().insert(value.into());
-    }
-    Ok(uniques)
-}
-
-fn compare_rollups(
-    expected: &HashMap<RollupKey, Rollup>,
-    stored: &HashMap<RollupKey, Rollup>,
-    report: &mut CheckReport,
-) {
-    for (key, rollup) in expected {
-        let found = stored.get(key);
-        if found != Some(rollup) {
-            report.add(|| format!("{}: events say {rollup:?}, stored is {found:?}", describe(key)));
-        }
-    }
-    for key in stored.keys().filter(|key| !expected.contains_key(*key)) {
-        report.add(|| format!("{}: a total is stored and there are no events", describe(key)));
-    }
+    let RollupKey { tenant, meter, bucket_start, group } = key;
+    select
+        .query_map(params![tenant.0, meter.0, bucket_start.micros(), group.as_text()], |row| {
+            row.get::<_, String>(0).map(Box::from)
+        })
+        .and_then(Iterator::collect)
+        .map_err(sql_error)
 }
 
 fn compare_counters(
@@ -248,7 +243,66 @@ fn compare_counters(
     Ok(())
 }
 
-fn describe(key: &RollupKey) -> String {
+fn describe(connection: &Connection, catalog: &Catalog, key: &RollupKey) -> String {
     let RollupKey { tenant, meter, bucket_start, group } = key;
-    format!("tenant {} meter {} {bucket_start} {}", tenant.0, meter.0, group.as_text())
+    let tenant = tenant_name(connection, *tenant);
+    let meter = catalog
+        .get(*meter)
+        .map_or_else(|| format!("number {}", meter.0), |meter| meter.slug.to_string());
+    format!("tenant {tenant}, meter {meter}, bucket {bucket_start}, group {:?}", group.as_text())
+}
+
+fn tenant_name(connection: &Connection, tenant: TenantNo) -> String {
+    let name = connection.query_row(
+        "-- tenant_name\nSELECT tenant FROM tenants WHERE tenant_no = ?",
+        [tenant.0],
+        |row| row.get(0),
+    );
+    name.unwrap_or_else(|_| format!("number {}", tenant.0))
+}
+
+/// Makes every wrong total again from its events, in one transaction, on a store that nobody else
+/// has open. The report lists what was wrong. Nothing is written if an event is in doubt.
+pub fn repair(
+    connection: &Connection,
+    fingerprinter: &Fingerprinter,
+    progress: Progress<'_>,
+) -> Result<CheckReport> {
+    let Examined { report, wrong, events_damaged } = examine(connection, fingerprinter, progress)?;
+    if events_damaged {
+        let first = report.findings.first().map_or("", String::as_str);
+        let what = format!(
+            "events are damaged as well, so totals cannot be made from them; run check without \
+             --repair for all findings, and restore a backup; the first is: {first}"
+        );
+        return Err(Error::Corrupt { what });
+    }
+    let transaction = connection.unchecked_transaction().map_err(sql_error)?;
+    for WrongTotal { key, right } in &wrong {
+        let RollupKey { tenant, meter, bucket_start, group } = key;
+        for table in ["rollups", "rollup_uniques"] {
+            let sql = format!(
+                "-- repair\nDELETE FROM {table}
+                 WHERE tenant_no = ? AND meter_no = ? AND bucket_start = ? AND grp = ?"
+            );
+            let row = params![tenant.0, meter.0, bucket_start.micros(), group.as_text()];
+            transaction.execute(&sql, row).map_err(sql_error)?;
+        }
+        if let Some(right) = right {
+            write_rollup(&transaction, key, right, right)?;
+        }
+    }
+    transaction
+        .execute(
+            "-- repair
+             DELETE FROM rollup_uniques WHERE NOT EXISTS (
+                 SELECT 1 FROM rollups WHERE rollups.tenant_no = rollup_uniques.tenant_no
+                     AND rollups.meter_no = rollup_uniques.meter_no
+                     AND rollups.bucket_start = rollup_uniques.bucket_start
+                     AND rollups.grp = rollup_uniques.grp)",
+            [],
+        )
+        .map_err(sql_error)?;
+    transaction.commit().map_err(sql_error)?;
+    Ok(report)
 }

@@ -3,10 +3,16 @@
 //! SQLite would do it inside a commit and make that commit wait. Here a thread of its own does most
 //! of it; since the log only starts from its beginning when all of it is moved, the writer then
 //! moves the small rest that was written meanwhile. A crash leaves a log that SQLite replays.
+//!
+//! Bound: the log grows behind the oldest read transaction and nothing else. When no read holds it
+//! any more, the writer cuts a log that has outgrown [`LOG_BYTES_KEPT`] back to nothing, and
+//! SQLite's journal_size_limit cuts it at the next start from its beginning.
 
 use super::{Shared, sql_error};
 use crate::store::Result;
+use crate::store::throttle::Throttle;
 use rusqlite::Connection;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,29 +22,61 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const PAGES_WORTH_MOVING: i64 = 4096;
 /// Pages after which the log should start again: 64 MiB.
 const PAGES_RESTART: i64 = 16_384;
+/// A log that is larger than this is cut back: twice what steady work needs.
+const LOG_BYTES_KEPT: u64 = 128 * 1024 * 1024;
+/// How long a connection that writes waits for another's lock.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Works until the store is closed.
-pub fn run(shared: &Arc<Shared>, connection: &Connection) {
+/// Works until the store is closed; `log` is the log's file.
+pub fn run(shared: &Arc<Shared>, connection: &Connection, log: &Path) {
+    let warnings = Throttle::default();
+    let size = metrics::gauge!("counterfoil_sqlite_log_bytes");
     while !shared.closed.load(Ordering::Acquire) {
         std::thread::park_timeout(LOOK_EVERY);
-        match log_pages(connection, "NOOP") {
-            Ok((log, moved)) if log - moved >= PAGES_WORTH_MOVING => {
-                checkpoint(connection);
-                if log >= PAGES_RESTART {
-                    shared.checkpoint_due.store(true, Ordering::Release);
-                }
-            }
-            Ok(_) => {}
-            Err(error) => tracing::warn!(%error, "could not look at the write-ahead log"),
+        let bytes = std::fs::metadata(log).map_or(0, |file| file.len());
+        shared.log_bytes.store(bytes, Ordering::Relaxed);
+        size.set(bytes.to_string().parse::<f64>().unwrap_or(f64::NAN));
+        if let Err(error) = look(shared, connection)
+            && let Some(left_out) = warnings.admit()
+        {
+            tracing::warn!(%error, left_out, "could not checkpoint; trying again later");
         }
     }
 }
 
-/// Moves what can be moved without waiting for anyone.
-pub fn checkpoint(connection: &Connection) {
-    if let Err(error) = log_pages(connection, "PASSIVE") {
-        tracing::warn!(%error, "could not checkpoint; trying again later");
+/// Moves what is worth moving. A checkpoint that succeeds lets folding go on.
+pub fn look(shared: &Shared, connection: &Connection) -> Result<()> {
+    let (log, moved) = log_pages(connection, "NOOP")?;
+    let paused = shared.fold_paused.load(Ordering::Acquire);
+    if paused || log - moved >= PAGES_WORTH_MOVING {
+        log_pages(connection, "PASSIVE")?;
+        if paused {
+            shared.fold_paused.store(false, Ordering::Release);
+        }
+        if log >= PAGES_RESTART {
+            shared.checkpoint_due.store(true, Ordering::Release);
+        }
     }
+    if outgrown(shared) {
+        shared.checkpoint_due.store(true, Ordering::Release);
+    }
+    Ok(())
+}
+
+/// Ends a checkpoint on the writer's connection: moves what can be moved without waiting for
+/// anyone, and cuts an outgrown log unless a read transaction holds it.
+pub fn finish(shared: &Shared, connection: &Connection) -> Result<()> {
+    if !outgrown(shared) {
+        return log_pages(connection, "PASSIVE").map(drop);
+    }
+    connection.busy_timeout(Duration::ZERO).map_err(sql_error)?;
+    let cut = log_pages(connection, "TRUNCATE");
+    connection.busy_timeout(BUSY_TIMEOUT).map_err(sql_error)?;
+    cut.map(drop)
+}
+
+fn outgrown(shared: &Shared) -> bool {
+    shared.log_bytes.load(Ordering::Relaxed) > LOG_BYTES_KEPT
 }
 
 /// Pages in the log, and how many of them are in the database file.

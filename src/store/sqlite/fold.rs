@@ -8,12 +8,14 @@
 //! steps done; the closed segment is rebuilt equal from the journal and folding goes on from there.
 //! Journal rows of a folded segment are only garbage, and are deleted a few at a time.
 
+use super::key_blocks::insert_block;
 use super::keys::Location;
 use super::rollups::{read_rollup, write_rollup};
 use super::segment::{ClosedSegment, overflow};
 use super::sql_error;
 use crate::faults::planted;
 use crate::rules::meter::Catalog;
+use crate::rules::rollup::{Rollup, RollupKey};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::verdict::Tally;
 use crate::store::{Error, Result};
@@ -32,6 +34,14 @@ pub struct FoldState {
     pub next_event_no: u64,
     pub folded_seq: i64,
     pub high_water: Timestamp,
+}
+
+impl FoldState {
+    /// The number after the last event that is in its table; `closed` is the segment being folded.
+    pub fn events_end(&self, closed: Option<&ClosedSegment>) -> u64 {
+        let folded = closed.map_or(0, |closed| self.steps_done.min(closed.order.len()));
+        self.next_event_no + u64::try_from(folded).expect("a length fits 64 bits")
+    }
 }
 
 /// What a fold changed, to be taken over in memory after the commit.
@@ -55,12 +65,7 @@ pub fn fold_steps(
     let (events, rollups) = (closed.order.len(), closed.rollups.len());
     let moved = fold_events(connection, closed, state.next_event_no, part(from..to, 0, events))?;
     for (key, delta) in &closed.rollups[part(from..to, events, rollups)] {
-        let mut total = read_rollup(connection, key, catalog)?;
-        match &mut total {
-            Some(total) => total.fold(delta).map_err(|_| overflow())?,
-            None => total = Some(delta.clone()),
-        }
-        write_rollup(connection, key, &total.expect("it was just set"), delta)?;
+        fold_rollup(connection, key, delta, catalog).map_err(|error| name_total(error, key))?;
     }
     let counters = part(from..to, events + rollups, closed.counters.len());
     for ((tenant, hour), tally) in &closed.counters[counters] {
@@ -70,6 +75,35 @@ pub fn fold_steps(
         connection.execute_batch("COMMIT; BEGIN IMMEDIATE").map_err(sql_error)?;
     }
     finish(connection, closed, state, to, moved)
+}
+
+fn fold_rollup(
+    connection: &Connection,
+    key: &RollupKey,
+    delta: &Rollup,
+    catalog: &Catalog,
+) -> Result<()> {
+    let mut total = read_rollup(connection, key, catalog)?;
+    match &mut total {
+        Some(total) => total.fold(delta).map_err(|_| overflow())?,
+        None => total = Some(delta.clone()),
+    }
+    write_rollup(connection, key, &total.expect("it was just set"), delta)
+}
+
+/// Says which row is damaged.
+fn name_total(error: Error, key: &RollupKey) -> Error {
+    match error {
+        Error::Corrupt { what } => {
+            let RollupKey { tenant, meter, bucket_start, group } = key;
+            let (tenant, meter, group) = (tenant.0, meter.0, group.as_text());
+            let row = format!("tenant_no {tenant}, meter_no {meter}, {bucket_start}, {group:?}");
+            Error::Corrupt { what: format!("{what} (rollups: {row})") }
+        }
+        error @ (Error::Unavailable { .. } | Error::Unknown { .. } | Error::Internal { .. }) => {
+            error
+        }
+    }
 }
 
 fn finish(
@@ -149,10 +183,7 @@ fn fold_events(
         let from = Location::Unfolded { segment: segment.number, place: arrival };
         moved.push((entry.hash, from, Location::Folded(number)));
     }
-    connection
-        .prepare_cached("-- fold_events\nINSERT INTO key_blocks (first_no, hashes) VALUES (?, ?)")
-        .and_then(|mut insert| insert.execute(params![signed(number_of(places.start)), hashes]))
-        .map_err(sql_error)?;
+    insert_block(connection, signed(number_of(places.start)), &hashes)?;
     fold_ranges(connection, closed, first_no, places)?;
     Ok(moved)
 }

@@ -2,7 +2,7 @@
 
 use super::sql_error;
 use crate::store::Result;
-use crate::store::migrate::{Applied, Migration, judge_migrations};
+use crate::store::migrate::{self, Applied, Migration, judge_migrations};
 use rusqlite::{Connection, params};
 
 const MIGRATIONS: [Migration; 6] = [
@@ -63,13 +63,17 @@ pub fn migrate(connection: &mut Connection) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a store whose schema is not exactly this version's; for those who only read.
+/// Refuses a store whose schema is not exactly this version's; for commands that only read.
 pub fn require_current(connection: &Connection) -> Result<()> {
-    if judge_migrations(&MIGRATIONS, &applied(connection)?)?.is_empty() {
-        Ok(())
-    } else {
-        Err(super::corrupt("the schema: it is older than this version; start the server once"))
-    }
+    let migrated: bool = connection
+        .query_row(
+            "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'schema_migrations')",
+            [],
+            |row| row.get(0),
+        )
+        .map_err(sql_error)?;
+    let applied = if migrated { applied(connection)? } else { Vec::new() };
+    migrate::require_current(&MIGRATIONS, &applied)
 }
 
 fn applied(connection: &Connection) -> Result<Vec<Applied>> {

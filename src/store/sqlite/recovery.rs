@@ -1,10 +1,12 @@
 //! Opening: rebuilding memory from what is durable.
 //!
 //! Event keys come from `key_blocks`, the unfolded segments from the journal. The same code runs
-//! after a clean stop and after a crash; there is no other way to start.
+//! after a clean stop and after a crash; there is no other way to start. Every event has its key
+//! afterwards, or the store does not open.
 
 use super::declarations::{list_tenants, load_catalog};
 use super::fold::{FoldState, read_state};
+use super::key_blocks::load_keys;
 use super::keys::{KeyIndex, Location, key_hash};
 use super::memory::{Memory, Tenants};
 use super::record::{EventView, read_journal};
@@ -37,9 +39,9 @@ pub fn recover(connection: &Connection, fingerprinter: &Fingerprinter) -> Result
     {
         tenants.insert(number, tenant.id);
     }
-    let mut keys = load_keys(connection)?;
     let Unfolded { closed, open, last_seq, last_received_at } =
         load_unfolded(connection, fold, &catalog, fingerprinter)?;
+    let mut keys = load_keys(connection, fingerprinter, fold.events_end(closed.as_ref()))?;
     if let Some(closed) = &closed {
         for place in closed.order.iter().skip(fold.steps_done) {
             let segment = closed.segment.number;
@@ -61,30 +63,6 @@ pub fn recover(connection: &Connection, fingerprinter: &Fingerprinter) -> Result
     let memory = Memory { tenants, catalog, open, folding };
     let high_water = fold.high_water.max(last_received_at);
     Ok(Recovered { memory, keys, fold, next_seq: last_seq + 1, journal_garbage, high_water })
-}
-
-fn load_keys(connection: &Connection) -> Result<KeyIndex> {
-    let count: usize = connection
-        .query_row(
-            "-- load_keys\nSELECT coalesce(sum(length(hashes)), 0) / 8 FROM key_blocks",
-            [],
-            |row| row.get(0),
-        )
-        .map_err(sql_error)?;
-    let mut keys = KeyIndex::with_capacity(count);
-    let mut select = connection
-        .prepare("-- load_keys\nSELECT first_no, hashes FROM key_blocks ORDER BY first_no")
-        .map_err(sql_error)?;
-    let mut rows = select.query([]).map_err(sql_error)?;
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let first_no: u64 = row.get(0).map_err(sql_error)?;
-        let hashes = row.get_ref(1).map_err(sql_error)?;
-        let hashes = hashes.as_blob().map_err(|_| corrupt("a block of keys"))?;
-        for (number, hash) in (first_no..).zip(hashes.as_chunks().0) {
-            keys.insert(u64::from_le_bytes(*hash), Location::Folded(number));
-        }
-    }
-    Ok(keys)
 }
 
 /// The segments that are in the journal only.

@@ -8,6 +8,10 @@
 //! answered, so the sender tries again and is told accepted or duplicate, whichever is true. After
 //! it, all of it. If COMMIT fails, memory was not touched and the batch never happened. If the disk
 //! cannot sync, nobody knows what it holds: the process stops and recovers at the next start.
+//!
+//! Folding never fails a commit: if it cannot go on, the same batch is written again without it.
+//! Where stored data cannot be read, folding stops until the next start, and the journal grows up
+//! to a bound. Where a write failed, such as on a full disk, it waits for a checkpoint.
 
 use super::fold::{FoldState, Folded, delete_folded_journal, fold_steps};
 use super::inbox::{record_conflict, record_quarantine};
@@ -22,6 +26,7 @@ use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::meter::Meter;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::verdict::Verdict;
+use crate::store::throttle::Throttle;
 use crate::store::{Declaration, DeliveryBatch, Error, Result, TenantFields, TenantPut};
 use rusqlite::{Connection, params};
 use std::sync::Arc;
@@ -38,6 +43,9 @@ const FOLD_STEPS_MIN: usize = 16;
 const FOLD_STEPS_PER_EVENT_MAX: usize = 4;
 /// Fold steps of one commit while there is nothing else to do.
 const FOLD_STEPS_IDLE: usize = 4096;
+
+/// Segments' worth of events that the journal takes while folding is stopped.
+const JOURNAL_SEGMENTS_MAX: usize = 16;
 
 /// Work for the writer.
 pub enum Job {
@@ -59,6 +67,9 @@ pub struct Writer {
     /// Whether folded journal rows are still to be deleted.
     pub journal_garbage: bool,
     pub open_since: Option<Instant>,
+    /// Stored data cannot be read, so nothing is folded until the next start.
+    pub fold_stopped: bool,
+    pub fold_warnings: Throttle,
 }
 
 impl Writer {
@@ -70,12 +81,7 @@ impl Writer {
                 Ok(Job::Record { batch, reply }) => self.answer(batch, reply),
                 Ok(Job::Write(write)) => write(&mut self),
                 Ok(Job::Stop) | Err(RecvTimeoutError::Disconnected) => return,
-                Err(RecvTimeoutError::Timeout) => {
-                    if let Err(error) = self.work_while_idle() {
-                        tracing::warn!(%error, "could not fold; trying again later");
-                        std::thread::sleep(IDLE_WAIT);
-                    }
-                }
+                Err(RecvTimeoutError::Timeout) => self.work_while_idle(),
             }
         }
     }
@@ -94,11 +100,14 @@ impl Writer {
         let _ = reply.send(self.record(batch));
     }
 
-    fn record(&mut self, batch: DeliveryBatch) -> Result<Vec<Verdict>> {
+    pub fn record(&mut self, batch: DeliveryBatch) -> Result<Vec<Verdict>> {
         let received_at = batch.acceptance.now;
         let judged = self.judge(batch)?;
         if planted("bug.claim_before_write") {
-            self.insert_keys(self.locate(&judged.entries));
+            let mut index = self.shared.write_keys();
+            for (hash, location) in self.locate(&judged.entries) {
+                index.insert(hash, location);
+            }
         }
         self.commit(judged, received_at)
     }
@@ -113,12 +122,12 @@ impl Writer {
         if judged.verdicts.is_empty() && judged.counters.is_empty() {
             return Ok(Vec::new());
         }
+        self.refuse_if_journal_is_full()?;
         let seq = self.next_seq;
         let body = write_journal(&judged.counters, judged.entries.len(), &judged.events);
         let steps = self.fold_steps_for(judged.entries.len());
         let catalog = Arc::clone(&self.shared.read_memory().catalog);
-        let folded = self.transact(|writer| {
-            let connection = &writer.connection;
+        let folded = self.write_and_fold(steps, |connection| {
             for (number, tenant) in &judged.new_tenants {
                 declarations::insert_tenant(connection, *number, tenant, received_at)?;
             }
@@ -134,7 +143,7 @@ impl Writer {
             for quarantined in &judged.quarantined {
                 record_quarantine(connection, &catalog, quarantined, received_at)?;
             }
-            writer.fold_some(steps)
+            Ok(())
         })?;
         self.next_seq += 1;
         self.open_since.get_or_insert_with(Instant::now);
@@ -142,13 +151,22 @@ impl Writer {
         let events = events.into_boxed_slice();
         let keys = self.locate(&entries);
         let parts = CommitParts { seq, received_at, events, entries, contributions, counters };
+        // Both at once: a trace that finds the journal row in memory must find the key as well.
+        let mut index = self.shared.write_keys();
         let mut memory = self.shared.write_memory();
         for (number, tenant) in judged.new_tenants {
             memory.tenants.insert(number, tenant);
         }
-        memory.open.append(parts)?;
+        let appended = memory.open.append(parts);
         drop(memory);
-        self.insert_keys(keys);
+        if appended.is_err() || planted("sqlite.append_fails") {
+            // The commit is durable and memory is not what it says: nothing may be judged by it.
+            crate::store::stop_process("a commit could not be taken over in memory; start again");
+        }
+        for (hash, location) in keys {
+            index.insert(hash, location);
+        }
+        drop(index);
         self.take_over(folded);
         self.close_segment_if_due();
         self.checkpoint_if_due();
@@ -166,11 +184,72 @@ impl Writer {
         entries.iter().zip(first..).map(|(entry, place)| (entry.hash, location(place))).collect()
     }
 
-    fn insert_keys(&self, located: Vec<(u64, Location)>) {
-        let mut keys = self.shared.write_keys();
-        for (hash, location) in located {
-            keys.insert(hash, location);
+    /// Runs `write` in one transaction, with some folding. If folding cannot go on, `write` runs
+    /// again in a transaction of its own.
+    fn write_and_fold(
+        &mut self,
+        steps: usize,
+        write: impl Fn(&Connection) -> Result<()>,
+    ) -> Result<Option<Folded>> {
+        if self.may_fold() {
+            let mut folding = false;
+            let outcome = self.transact(|writer| {
+                write(&writer.connection)?;
+                folding = true;
+                let folded = writer.fold_some(steps)?;
+                folding = false;
+                Ok(folded)
+            });
+            match outcome {
+                Ok(folded) => return Ok(folded),
+                Err(error @ Error::Unavailable { .. }) => self.note_failed_fold(&error),
+                Err(error) if folding => self.note_failed_fold(&error),
+                Err(error) => return Err(error),
+            }
         }
+        let written = self.transact(|writer| write(&writer.connection)).map(|()| None);
+        if let Err(Error::Unavailable { .. }) = &written {
+            self.shared.fold_paused.store(true, Ordering::Release);
+        }
+        written
+    }
+
+    /// Whether there is something to fold, and nothing against it.
+    fn may_fold(&self) -> bool {
+        let work = self.journal_garbage || self.shared.read_memory().folding.is_some();
+        work && !self.fold_stopped && !self.shared.fold_paused.load(Ordering::Acquire)
+    }
+
+    fn note_failed_fold(&mut self, error: &Error) {
+        if let Error::Unavailable { .. } = error {
+            self.shared.fold_paused.store(true, Ordering::Release);
+            if let Some(left_out) = self.fold_warnings.admit() {
+                tracing::warn!(%error, left_out, "could not fold; trying again after a checkpoint");
+            }
+            return;
+        }
+        self.fold_stopped = true;
+        *self.shared.fold_stopped.lock().expect("no holder panics") = Some(error.to_string());
+        tracing::error!(
+            %error,
+            "events are not folded any more; they count and stay in the journal, up to {} of them; \
+             see fold_stopped in docs/operating.md",
+            self.journal_events_max()
+        );
+    }
+
+    /// Most events of the open segment while folding is stopped.
+    fn journal_events_max(&self) -> usize {
+        self.settings.segment_events.saturating_mul(JOURNAL_SEGMENTS_MAX)
+    }
+
+    fn refuse_if_journal_is_full(&self) -> Result<()> {
+        if !self.fold_stopped || self.shared.read_memory().open.len() < self.journal_events_max() {
+            return Ok(());
+        }
+        let what = "folding is stopped and the journal is full; see fold_stopped in \
+                    docs/operating.md";
+        Err(Error::Unavailable { what: what.into() })
     }
 
     /// Folds a part of the closed segment inside the current transaction.
@@ -228,9 +307,10 @@ impl Writer {
         even.min(accepted * FOLD_STEPS_PER_EVENT_MAX) + FOLD_STEPS_MIN
     }
 
-    fn work_while_idle(&mut self) -> Result<()> {
+    pub fn work_while_idle(&mut self) {
         self.close_segment_if_due();
-        while self.shared.read_memory().folding.is_some() || self.journal_garbage {
+        self.checkpoint_if_due();
+        while self.may_fold() {
             let folded = self.transact(|writer| {
                 // Delete more than a busy commit does: there is time now.
                 for _ in 0..64 {
@@ -239,23 +319,28 @@ impl Writer {
                     }
                 }
                 writer.fold_some(FOLD_STEPS_IDLE).map(|folded| (folded, false))
-            })?;
-            let (folded, journal_clean) = folded;
+            });
+            let (folded, journal_clean) = match folded {
+                Ok(folded) => folded,
+                Err(error) => return self.note_failed_fold(&error),
+            };
             self.journal_garbage = !journal_clean;
             self.take_over(folded);
             self.checkpoint_if_due();
             if self.shared.jobs_waiting.load(Ordering::Relaxed) > 0 {
-                return Ok(());
+                return;
             }
         }
-        Ok(())
     }
 
     /// Ends the checkpoint that the checkpointer has nearly done: only what was written meanwhile
     /// is left, and then the log can start from its beginning.
     fn checkpoint_if_due(&self) {
-        if self.shared.checkpoint_due.swap(false, Ordering::AcqRel) {
-            super::checkpoint::checkpoint(&self.connection);
+        if self.shared.checkpoint_due.swap(false, Ordering::AcqRel)
+            && let Err(error) = super::checkpoint::finish(&self.shared, &self.connection)
+            && let Some(left_out) = self.fold_warnings.admit()
+        {
+            tracing::warn!(%error, left_out, "could not checkpoint; trying again later");
         }
     }
 
@@ -398,7 +483,7 @@ struct StopOnPanic;
 impl Drop for StopOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            super::stop_process("the writer met a fault of this program");
+            crate::store::stop_process("the writer met a fault of this program");
         }
     }
 }

@@ -1,0 +1,182 @@
+//! What the embedded store does when its disk, its log or its rows are not as they should be.
+
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::rules::event::{Event, Item, parse_event};
+use crate::rules::ids::MeterSlug;
+use crate::rules::verdict::Acceptance;
+use std::time::{Duration, Instant};
+
+const NOW: &str = "2026-11-15T12:00:00Z";
+const SEGMENT_EVENTS: usize = 40;
+
+fn settings() -> SqliteConfig {
+    SqliteConfig { segment_events: SEGMENT_EVENTS, segment_age_max_ms: 3_600_000, readers: 2 }
+}
+
+/// A writer without threads beside it: nothing happens but what the test does.
+fn open_writer(directory: &Path) -> Writer {
+    let mut connection = open_for_writing(&directory.join(FILE_NAME)).unwrap();
+    migrations::migrate(&mut connection).unwrap();
+    let fingerprinter = Fingerprinter::new(secret(&connection, "event_keys").unwrap());
+    let (mut writer, _) = recover_writer(connection, &settings(), fingerprinter).unwrap();
+    let spec = serde_json::from_str(r#"{"aggregation":"sum"}"#).unwrap();
+    let meter = Meter::declare(MeterSlug::parse("calls").unwrap(), spec).unwrap();
+    writer.declare_meter(meter, Timestamp::parse(NOW).unwrap()).unwrap();
+    writer
+}
+
+fn batch(catalog: &Catalog, numbers: std::ops::Range<usize>) -> DeliveryBatch {
+    let event = |number: usize| -> Event {
+        let json = format!(
+            r#"{{"tenant":"acme","id":"e{number}","meter":"calls","quantity":"1","occurred_at":"{NOW}"}}"#
+        );
+        let item: Item<'_> = serde_json::from_str(&json).unwrap();
+        parse_event(&item, catalog).unwrap()
+    };
+    let acceptance =
+        Acceptance { now: Timestamp::parse(NOW).unwrap(), horizon_micros: 3_600_000_000 };
+    let (events, refused) = (numbers.map(event).collect(), Vec::new());
+    DeliveryBatch { events, refused, acceptance, strict_tenants: false }
+}
+
+/// Records new events; all of them count.
+fn record(writer: &mut Writer, numbers: std::ops::Range<usize>) -> Result<()> {
+    let catalog = Arc::clone(&writer.shared.read_memory().catalog);
+    let verdicts = writer.record(batch(&catalog, numbers))?;
+    assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Accepted));
+    Ok(())
+}
+
+fn is_folding(writer: &Writer) -> bool {
+    writer.shared.read_memory().folding.is_some()
+}
+
+#[test]
+fn folding_waits_for_a_checkpoint_after_a_failed_write() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = open_writer(directory.path());
+    record(&mut writer, 0..50).unwrap();
+    assert!(is_folding(&writer), "a segment is closed");
+    let limit = |writer: &Writer, pages: i64| {
+        writer.connection.execute_batch(&format!("PRAGMA max_page_count = {pages}")).unwrap();
+    };
+    let pages: i64 =
+        writer.connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
+    limit(&writer, pages);
+    let mut next = 50;
+    let failed = loop {
+        match record(&mut writer, next..next + 50) {
+            Ok(()) => next += 50,
+            Err(error) => break error,
+        }
+        assert!(next < 100_000, "the disk is full at some time");
+    };
+    assert!(matches!(failed, Error::Unavailable { .. }), "{failed}");
+    limit(&writer, 1_000_000);
+    let fold = writer.fold;
+    record(&mut writer, next..next + 50).unwrap();
+    writer.work_while_idle();
+    assert_eq!(writer.fold, fold, "events are taken and nothing is folded");
+    checkpoint::look(&writer.shared, &open_for_writing(&directory.path().join(FILE_NAME)).unwrap())
+        .unwrap();
+    writer.work_while_idle();
+    assert!(writer.fold.segment_no > fold.segment_no, "folding goes on");
+    drop(writer);
+    let report = SqliteStore::check_directory(directory.path(), &|_| {}).unwrap();
+    assert_eq!(report.findings, Vec::<String>::new());
+    assert_eq!(report.events, u64::try_from(next + 50).unwrap());
+}
+
+#[test]
+fn a_stopped_fold_takes_events_up_to_a_bound_and_is_repaired() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = open_writer(directory.path());
+    record(&mut writer, 0..50).unwrap();
+    writer.work_while_idle();
+    assert!(!is_folding(&writer), "the first segment is folded");
+    let damage = "UPDATE rollups SET total = '12.x'";
+    assert_eq!(writer.connection.execute(damage, []).unwrap(), 1);
+    let mut next = 50;
+    let refused = loop {
+        match record(&mut writer, next..next + 10) {
+            Ok(()) => next += 10,
+            Err(error) => break error,
+        }
+        writer.work_while_idle();
+        assert!(next < 100_000, "the journal has a bound");
+    };
+    assert!(matches!(&refused, Error::Unavailable { what } if what.contains("fold_stopped")));
+    assert!(next >= SEGMENT_EVENTS * 16, "{next} events were taken");
+    let why = writer.shared.fold_stopped.lock().unwrap().clone().unwrap();
+    assert!(why.contains("tenant_no 1, meter_no 1"), "it names the row: {why}");
+    drop(writer);
+    let report = SqliteStore::repair_directory(directory.path(), &|_| {}).unwrap();
+    assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+    let mut writer = open_writer(directory.path());
+    record(&mut writer, next..next + 10).unwrap();
+    writer.work_while_idle();
+    assert!(!writer.fold_stopped && !is_folding(&writer), "everything is folded");
+    drop(writer);
+    let report = SqliteStore::check_directory(directory.path(), &|_| {}).unwrap();
+    assert_eq!(report.findings, Vec::<String>::new());
+    assert_eq!(report.events, u64::try_from(next + 10).unwrap());
+}
+
+#[test]
+fn totals_are_not_repaired_from_damaged_events() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = open_writer(directory.path());
+    record(&mut writer, 0..50).unwrap();
+    writer.work_while_idle();
+    let damage = "UPDATE rollups SET total = '12.x'; UPDATE events SET id = 'x' WHERE event_no = 7";
+    writer.connection.execute_batch(damage).unwrap();
+    drop(writer);
+    let refused = SqliteStore::repair_directory(directory.path(), &|_| {}).unwrap_err();
+    assert!(matches!(refused, Error::Corrupt { .. }), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outgrown_log_is_cut_once_no_read_holds_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(directory.path(), &settings()).unwrap();
+    let reader = readers::open_read_only(&directory.path().join(FILE_NAME)).unwrap();
+    reader.execute_batch("BEGIN; SELECT count(*) FROM events").unwrap();
+    let mebibyte = 1024 * 1024;
+    let sql = format!("INSERT INTO secrets VALUES ('large', zeroblob({}))", 140 * mebibyte);
+    let write = move |writer: &mut Writer| {
+        writer.write(|connection| connection.execute_batch(&sql).map_err(sql_error))
+    };
+    store.write(write).await.unwrap();
+    let log = directory.path().join(LOG_FILE_NAME);
+    let size = || std::fs::metadata(&log).unwrap().len();
+    assert!(size() > 140 * mebibyte, "a read holds the log");
+    drop(reader);
+    let started = Instant::now();
+    while size() > mebibyte || store.health().log_bytes > mebibyte {
+        assert!(started.elapsed() < Duration::from_secs(60), "the log has {} bytes", size());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    store.close().await;
+}
+
+#[test]
+fn the_check_does_not_hold_the_log_while_it_reads_events() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = open_writer(directory.path());
+    record(&mut writer, 0..500).unwrap();
+    writer.work_while_idle();
+    let busy = Mutex::new(Vec::new());
+    writer.connection.busy_timeout(Duration::ZERO).unwrap();
+    let writer = Mutex::new(writer);
+    let restart = |_| {
+        let sql = "PRAGMA wal_checkpoint(RESTART)";
+        let held: i64 =
+            writer.lock().unwrap().connection.query_row(sql, [], |row| row.get(0)).unwrap();
+        busy.lock().unwrap().push(held);
+    };
+    let report = SqliteStore::check_directory(directory.path(), &restart).unwrap();
+    assert_eq!((report.events, report.findings.len()), (500, 0));
+    assert_eq!(busy.lock().unwrap().first(), Some(&0), "no transaction is open between slices");
+}
