@@ -195,6 +195,8 @@ pub struct RemoteSubscription {
     pub saga: Option<String>,
     pub cancel_at_period_end: bool,
     pub period_end: Option<Timestamp>,
+    /// From when on it charges.
+    pub started_at: Option<Timestamp>,
 }
 
 /// One price of a subscription, under the provider's name for its place there.
@@ -202,6 +204,8 @@ pub struct RemoteSubscription {
 pub struct RemoteItem {
     pub id: String,
     pub price: String,
+    /// From when on it is there.
+    pub since: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -33,6 +33,7 @@ pub mod rollup;
 pub mod saga;
 pub mod signature;
 pub mod span;
+pub mod stamp;
 pub mod subscription;
 pub mod tax;
 pub mod timestamp;

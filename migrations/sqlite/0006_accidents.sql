@@ -10,3 +10,6 @@ CREATE INDEX pushes_submitted_by_tenant ON pushes (tenant_no, meter_no, window_s
 -- Sum of first_no and the block's hashes, modulo 2^64, to find a damaged block when the store
 -- opens; null for blocks that were written before this column.
 ALTER TABLE key_blocks ADD COLUMN checksum INTEGER;
+
+-- from when on the provider charges by the agreement; null if that is when it began
+ALTER TABLE agreements ADD COLUMN charged_from INTEGER;

@@ -437,10 +437,11 @@ struct Seek {
     closed_until: Option<Timestamp>,
 }
 
-/// Whether a window is on the invoice of a period that ends at `border`, and has ended itself. A
-/// window that holds the border is where its stamp is.
+/// Whether a window may be on the invoice of a period that ends at `border`, and has ended itself. A
+/// window that holds the border is where its stamp is, which may be anywhere before it if the
+/// subscription ended there.
 fn is_hurried(window: Window, border: Timestamp, now: Timestamp) -> bool {
-    window.end <= border || (window.middle() < border && window.end <= now)
+    window.end <= border || (window.start < border && window.end <= now)
 }
 
 struct Reach {

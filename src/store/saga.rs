@@ -160,6 +160,10 @@ pub trait Sagas: Send + Sync {
     /// Writes the agreement of its saga, without access; an open agreement of the same subscription
     /// ends at its `began_at` and loses its access. The same one written again changes nothing.
     async fn record_agreement(&self, agreement: Agreement) -> Result<()>;
+    /// Says from when on the provider charges by the agreement that a saga made: usage that it holds
+    /// for is never stamped before. Pushes that the saga's hold keeps back, and that nobody has tried
+    /// to send, are stamped anew.
+    async fn charge_from(&self, saga: &str, at: Timestamp) -> Result<()>;
     /// Opens or closes the features of the agreement that a saga made.
     async fn set_access(&self, saga: &str, access: bool) -> Result<()>;
     /// Takes back the agreement that a saga made: it is gone, and the one that it ended is open

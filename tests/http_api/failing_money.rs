@@ -159,6 +159,9 @@ impl Sagas for FailingStore {
     async fn record_agreement(&self, agreement: Agreement) -> Result<()> {
         self.up()?.record_agreement(agreement).await
     }
+    async fn charge_from(&self, saga: &str, at: Timestamp) -> Result<()> {
+        self.up()?.charge_from(saga, at).await
+    }
     async fn set_access(&self, saga: &str, access: bool) -> Result<()> {
         self.up()?.set_access(saga, access).await
     }

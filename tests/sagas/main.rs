@@ -74,6 +74,9 @@ on_every_store! {
         plan_change_is_undone_if_usage_is_not_aggregated_in_time,
         cancellation_waits_for_aggregated_usage,
         cancellation_waits_for_late_events,
+        usage_of_the_sign_up_hour_is_invoiced,
+        usage_of_the_last_hour_is_stamped_inside_the_subscription,
+        events_after_the_boundary_are_charged_by_the_new_price,
         a_change_that_comes_too_late_turns_back,
         later_pushes_wait_for_the_change,
     }

@@ -2,10 +2,11 @@
 //! what was used after it at the new one.
 
 use super::check::check_end;
-use super::stories::{Cancel, Case, Change, Story, subscriber};
+use super::stories::{Cancel, Case, Change, Create, Story, id_of, subscriber};
 use super::world::{Ground, World, at, lock, tenant_id};
+use counterfoil::jobs::sagas::ChangeParams;
 use counterfoil::rules::delivery::PushState;
-use counterfoil::rules::saga::SagaState;
+use counterfoil::rules::saga::{SagaKind, SagaState};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -146,4 +147,61 @@ pub async fn later_pushes_wait_for_the_change(ground: Ground) {
     assert!(world.store.release_hold("saga_of_the_test").await.unwrap());
     send(&world).await;
     assert_eq!(waiting(world.pushes(&held.tenant).await), []);
+}
+
+/// The middle of the hour lies before the subscription.
+pub async fn usage_of_the_sign_up_hour_is_invoiced(ground: Ground) {
+    let world = World::on(ground).await;
+    go_to(&world, "2026-11-15T12:40:00Z");
+    let case = Create { with_customer: true }.begin(&world).await;
+    assert_eq!(world.finish(&case.saga).await, SagaState::Completed);
+    go_to(&world, "2026-11-15T12:45:00Z");
+    world.used(&case.tenant, "100", world.clock.now()).await;
+    go_to(&world, "2026-11-15T15:00:00Z");
+    send(&world).await;
+    go_to(&world, "2026-12-16T12:00:00Z");
+    assert_eq!(invoiced(&world, &case), [100], "100 at one cent");
+}
+
+/// The middle of the hour lies after the end of the subscription.
+pub async fn usage_of_the_last_hour_is_stamped_inside_the_subscription(ground: Ground) {
+    let world = World::on(ground).await;
+    let story = Cancel { at_once: false };
+    let case = story.begin(&world).await;
+    assert_eq!(world.finish(&case.saga).await, SagaState::Completed);
+    go_to(&world, "2026-12-15T12:10:00Z");
+    world.used(&case.tenant, "3", world.clock.now()).await;
+    go_to(&world, "2026-12-15T15:00:00Z");
+    send(&world).await;
+    let pushes = world.pushes(&case.tenant).await;
+    assert_eq!(pushes.last().unwrap().stamped_at, at("2026-12-15T12:19:59Z"));
+}
+
+/// Events are stamped with their own moment, and the prices change after the boundary.
+pub async fn events_after_the_boundary_are_charged_by_the_new_price(ground: Ground) {
+    let world = World::on(ground).await;
+    let spec =
+        r#"{"aggregation":"sum","billing":{"granularity":"event","from":"2026-11-15T00:00:00Z"}}"#;
+    let prices = world.declare("clicks", spec, ["1", "100"]).await;
+    let mut case = subscriber(&world, "events").await;
+    let fields = [("customer", case.customer_id()), ("items[0][price]", &prices[0])];
+    let subscription = id_of(&world.ask("/v1/subscriptions", &fields));
+    let boundary = world.boundary().await;
+    let (plan, features) = ("dear".to_owned(), Vec::new());
+    let params =
+        ChangeParams { subscription, plan, prices: prices[1..].to_vec(), features, boundary };
+    case.saga = world.begin(&case.tenant, SagaKind::ChangePlan, &params).await;
+    assert_eq!(world.runner(&Arc::default()).pass().await.unwrap(), 1);
+    go_to(&world, "2026-11-15T13:00:03Z");
+    world.used_of("clicks", &case.tenant, "50", world.clock.now()).await;
+    send(&world).await;
+    assert_eq!(world.finish(&case.saga).await, SagaState::Completed);
+    go_to(&world, "2026-11-15T13:40:00Z");
+    world.used_of("clicks", &case.tenant, "1", at("2026-11-15T13:00:05Z")).await;
+    go_to(&world, "2026-11-15T15:00:00Z");
+    send(&world).await;
+    go_to(&world, "2026-12-16T12:00:00Z");
+    let total: i64 = invoiced(&world, &case).iter().sum();
+    // With the seven calls at one cent of the other subscription.
+    assert_eq!(total, 51 * 100 + 7);
 }

@@ -157,6 +157,9 @@ impl Sagas for ScriptedStore {
     async fn record_agreement(&self, agreement: Agreement) -> Result<()> {
         self.repeatable("record_agreement", || self.inner.record_agreement(agreement.clone())).await
     }
+    async fn charge_from(&self, saga: &str, at: Timestamp) -> Result<()> {
+        self.repeatable("charge_from", || self.inner.charge_from(saga, at)).await
+    }
     async fn set_access(&self, saga: &str, access: bool) -> Result<()> {
         self.repeatable("set_access", || self.inner.set_access(saga, access)).await
     }

@@ -150,7 +150,7 @@ pub fn id_of(subscription: &Value) -> SubscriptionId {
 }
 
 impl Case {
-    fn customer_id(&self) -> &str {
+    pub fn customer_id(&self) -> &str {
         self.customer.as_ref().unwrap()["id"].as_str().unwrap()
     }
 

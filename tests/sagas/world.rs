@@ -139,16 +139,23 @@ impl World {
     }
 
     async fn declare_calls(&mut self) {
-        let spec = serde_json::from_str(CALLS).unwrap();
-        let meter = Meter::declare(MeterSlug::parse("calls").unwrap(), spec).unwrap();
+        self.prices = self.declare("calls", CALLS, ["1", "2", "3"]).await;
+    }
+
+    /// Declares a meter, here and at the provider, with prices of so many cents; returns these.
+    pub async fn declare<const N: usize>(
+        &self,
+        slug: &str,
+        spec: &str,
+        cents: [&str; N],
+    ) -> [String; N] {
+        let spec = serde_json::from_str(spec).unwrap();
+        let meter = Meter::declare(MeterSlug::parse(slug).unwrap(), spec).unwrap();
         self.store.declare_meter(meter, self.clock.now()).await.unwrap();
-        let fields = [
-            ("display_name", "calls"),
-            ("event_name", "calls"),
-            ("default_aggregation[formula]", "sum"),
-        ];
+        let fields =
+            [("display_name", slug), ("event_name", slug), ("default_aggregation[formula]", "sum")];
         let meter = self.ask("/v1/billing/meters", &fields)["id"].as_str().unwrap().to_owned();
-        self.prices = ["1", "2", "3"].map(|cents| {
+        cents.map(|cents| {
             let fields = [
                 ("currency", "usd"),
                 ("unit_amount_decimal", cents),
@@ -158,7 +165,7 @@ impl World {
                 ("product_data[name]", "Calls"),
             ];
             self.ask("/v1/prices", &fields)["id"].as_str().unwrap().to_owned()
-        });
+        })
     }
 
     pub fn simulator(&self) -> Arc<Mutex<Simulator>> {
@@ -200,9 +207,13 @@ impl World {
 
     /// One event of the meter `calls`.
     pub async fn used(&self, tenant: &str, quantity: &str, occurred_at: Timestamp) {
+        self.used_of("calls", tenant, quantity, occurred_at).await;
+    }
+
+    pub async fn used_of(&self, meter: &str, tenant: &str, quantity: &str, occurred_at: Timestamp) {
         let id = self.fresh("event");
         let text = format!(
-            r#"{{"tenant":"{tenant}","id":"{id}","meter":"calls","occurred_at":"{occurred_at}","quantity":"{quantity}"}}"#
+            r#"{{"tenant":"{tenant}","id":"{id}","meter":"{meter}","occurred_at":"{occurred_at}","quantity":"{quantity}"}}"#
         );
         let catalog = self.store.load_catalog().await.unwrap();
         let item: Item<'_> = serde_json::from_str(&text).unwrap();

@@ -558,3 +558,85 @@ pub async fn an_agreement_ends_once(f: Fixture) {
     f.store.withdraw_agreement("s2").await.unwrap();
     assert_eq!(agreed(&f).await, [row("s1", true, Some(4))]);
 }
+
+/// Windows, a day and events of the hours in which a subscription begins and ends.
+pub async fn stamps_lie_inside_the_subscription(f: Fixture) {
+    let b = Billed::start(f).await;
+    b.customer("acme", "cus_acme").await;
+    let at = |hour: i64, minutes: i64| after(window(hour).start, minutes);
+    let began = Agreement { began_at: at(10, 40), ..agreement(&b.f, "saga_1", "sub_1", 0) };
+    b.f.store.record_agreement(began).await.unwrap();
+    b.f.store.charge_from("saga_1", at(10, 41)).await.unwrap();
+    b.f.store.end_agreement(&SubscriptionId::parse("sub_1").unwrap(), at(12, 20)).await.unwrap();
+    for hour in [9, 10, 11, 12, 13] {
+        b.planned("acme", &format!("e{hour}"), "tokens", "1", hour).await;
+    }
+    // Nobody has agreed to anything with this one.
+    b.planned("umbrella", "u10", "tokens", "1", 10).await;
+    let stamps: Vec<_> = b.pushes().await.iter().map(|push| push.stamped_at).collect();
+    let second = 1_000_000;
+    let expected = [
+        at(9, 30),
+        at(10, 41).saturating_add_micros(second),
+        at(11, 30),
+        at(12, 20).saturating_add_micros(-second),
+        at(13, 30),
+        at(10, 30),
+    ];
+    assert_eq!(stamps, expected);
+}
+
+/// Events that were cut while a hold kept them back, and events that come late.
+pub async fn held_pushes_are_stamped_when_the_prices_changed(f: Fixture) {
+    let b = Billed::start(f).await;
+    b.customer("acme", "cus_acme").await;
+    b.used("before", "single", "1", 9).await;
+    b.used("held", "single", "2", 10).await;
+    b.cut("single", &[9, 10]).await;
+    let boundary = window(10).start;
+    b.f.store.put_hold(&tenant_id("acme"), "saga_1", boundary, b.f.now).await.unwrap();
+    let changed_at = after(boundary, 45);
+    let began = Agreement { began_at: boundary, ..agreement(&b.f, "saga_1", "sub_1", 0) };
+    b.f.store.record_agreement(began).await.unwrap();
+    for _ in 0..2 {
+        b.f.store.charge_from("saga_1", changed_at).await.unwrap();
+    }
+    b.used("late", "single", "4", 10).await;
+    b.cut("single", &[10]).await;
+    let first = changed_at.saturating_add_micros(1_000_000);
+    let stamps: Vec<_> = b.pushes().await.iter().map(|push| push.stamped_at).collect();
+    assert_eq!(stamps, [after(window(9).start, 30), first, first]);
+}
+
+pub async fn unconfirmed_windows_before_a_boundary_are_listed(f: Fixture) {
+    let b = Billed::start(f).await;
+    let list = async |limit: usize| -> Vec<(i64, String, usize)> {
+        let acme = tenant_id("acme");
+        let found = b.f.store.list_unconfirmed_before(&acme, window(3).start, limit).await.unwrap();
+        let hour = |at: counterfoil::rules::timestamp::Timestamp| {
+            (at.micros() - window(0).start.micros()) / 3_600_000_000
+        };
+        let row = |w: counterfoil::store::push::SubmittedWindow| {
+            (hour(w.window.start), w.expected.to_string(), w.pushes.len())
+        };
+        found.into_iter().map(row).collect()
+    };
+    assert_eq!(list(9).await, []);
+    b.customer("acme", "cus_acme").await;
+    b.customer("umbrella", "cus_umbrella").await;
+    for (minute, (tenant, id, quantity, hour)) in [
+        ("acme", "a", "1", 2),
+        ("acme", "b", "2", 1),
+        ("umbrella", "c", "4", 1),
+        ("acme", "d", "8", 3),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        b.planned(tenant, id, "tokens", quantity, hour).await;
+        let minute = minute as i64;
+        b.send(b.accepted(minute), minute).await;
+    }
+    assert_eq!(list(9).await, [(1, "2".into(), 1), (2, "1".into(), 1)]);
+    assert_eq!(list(1).await, [(1, "2".into(), 1)]);
+}

@@ -3,10 +3,15 @@
 //! Usage is priced by what the subscription charges at its stamp, so usage up to the boundary goes
 //! out and is counted first, later usage waits, the prices change, and then it goes on. Undone, the
 //! prices are what they were and nothing waits.
+//!
+//! The prices change some minutes after the boundary from which on they were agreed. Usage since the
+//! boundary is stamped not before that change (`rules::stamp`): at the boundary the provider still
+//! charges by the old prices.
 
 use super::drain::Drain;
 use super::prices::{are_same, prices_of, read_own, set};
 use super::step::{Step, Turn, done, done_with, either, from_store};
+use crate::provider::RemoteSubscription;
 use crate::rules::drain::Ending;
 use crate::rules::ids::SubscriptionId;
 use crate::rules::saga::{Outcome, StepShape};
@@ -62,6 +67,28 @@ impl Step for Hold {
     }
 }
 
+/// When the provider began to charge by the new prices.
+#[derive(Serialize, Deserialize)]
+struct ChangeResult {
+    changed_at: Timestamp,
+}
+
+impl ChangeResult {
+    /// As the subscription that has them shows it.
+    fn of(turn: &Turn<'_>, params: &ChangeParams, subscription: &RemoteSubscription) -> Self {
+        let new = subscription.items.iter().filter(|item| params.prices.contains(&item.price));
+        let since = new.filter_map(|item| item.since).max().unwrap_or(turn.now);
+        Self { changed_at: since.max(params.boundary) }
+    }
+}
+
+/// Has usage since the boundary stamped where the new prices are charged. A log of an older version
+/// does not tell when that was.
+async fn charge(turn: &Turn<'_>) -> Result<(), Outcome> {
+    let Some(ChangeResult { changed_at }) = turn.result("change") else { return Ok(()) };
+    turn.store.charge_from(&turn.saga.id, changed_at).await.map_err(from_store)
+}
+
 async fn release(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
     turn.store.release_hold(&turn.saga.id).await.map_err(from_store)?;
     Ok(done())
@@ -74,7 +101,7 @@ impl Change {
         let params: ChangeParams = turn.params()?;
         let subscription = read_own(turn, &params.subscription).await?;
         if are_same(&prices_of(&subscription), &params.prices) {
-            return Ok(done());
+            return Ok(done_with(&ChangeResult::of(turn, &params, &subscription)));
         }
         let boundary = params.boundary;
         if !Ending::Change.is_in_time(boundary, turn.now) {
@@ -83,8 +110,8 @@ impl Change {
                  then would be charged by the old ones; begin the change again"
             )));
         }
-        set(turn, &subscription, &params.prices).await?;
-        Ok(done())
+        let changed = set(turn, &subscription, &params.prices).await?;
+        Ok(done_with(&ChangeResult::of(turn, &params, &changed)))
     }
 
     /// Only prices that this saga has set are set back: somebody else's change stays.
@@ -136,6 +163,7 @@ impl Record {
             ended_at: None,
         };
         turn.store.record_agreement(agreement).await.map_err(from_store)?;
+        charge(turn).await?;
         turn.store.set_access(&turn.saga.id, true).await.map_err(from_store)?;
         Ok(done())
     }
@@ -167,7 +195,12 @@ impl Step for Resume {
     }
 
     async fn act(&self, turn: &Turn<'_>) -> Outcome {
-        either(release(turn).await)
+        let resume = async {
+            // What was cut while the agreement was being written has no stamp by it.
+            charge(turn).await?;
+            release(turn).await
+        };
+        either(resume.await)
     }
 
     async fn undo(&self, _: &Turn<'_>) -> Outcome {

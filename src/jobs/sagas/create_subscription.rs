@@ -9,6 +9,7 @@ use crate::provider::{CancelWhen, CustomerFacts, RemoteSubscription, Subscriptio
 use crate::rules::ids::{CustomerId, SubscriptionId};
 use crate::rules::saga::{Outcome, StepShape};
 use crate::rules::span::Span;
+use crate::rules::timestamp::Timestamp;
 use crate::store::saga::Agreement;
 use crate::store::{TenantFields, TenantPut};
 use async_trait::async_trait;
@@ -41,6 +42,9 @@ struct CustomerResult {
 #[derive(Serialize, Deserialize)]
 struct SubscriptionResult {
     subscription: SubscriptionId,
+    /// From when on it charges, by the provider's clock.
+    #[serde(default)]
+    started_at: Option<Timestamp>,
 }
 
 struct Customer;
@@ -141,7 +145,8 @@ impl Subscription {
             let RemoteSubscription { id, status, .. } = subscription;
             return Err(Outcome::Refused(format!("subscription {id} is {status}")));
         }
-        Ok(done_with(&SubscriptionResult { subscription: subscription.id }))
+        let RemoteSubscription { id: subscription, started_at, .. } = subscription;
+        Ok(done_with(&SubscriptionResult { subscription, started_at }))
     }
 
     async fn cancel(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
@@ -190,7 +195,7 @@ impl Step for Record {
     async fn act(&self, turn: &Turn<'_>) -> Outcome {
         let record = async {
             let params: CreateParams = turn.params()?;
-            let SubscriptionResult { subscription } = turn.needed("subscription")?;
+            let SubscriptionResult { subscription, started_at } = turn.needed("subscription")?;
             let agreement = Agreement {
                 tenant: turn.saga.tenant.clone(),
                 subscription,
@@ -203,6 +208,10 @@ impl Step for Record {
                 ended_at: None,
             };
             turn.store.record_agreement(agreement).await.map_err(from_store)?;
+            // Usage of the hour of the sign-up is stamped inside the subscription.
+            if let Some(at) = started_at {
+                turn.store.charge_from(&turn.saga.id, at).await.map_err(from_store)?;
+            }
             Ok(done())
         };
         either(record.await)

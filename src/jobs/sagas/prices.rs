@@ -36,14 +36,15 @@ pub fn are_same(one: &[String], other: &[String]) -> bool {
     one.iter().collect::<BTreeSet<_>>() == other.iter().collect::<BTreeSet<_>>()
 }
 
-/// Sets the prices of a subscription that was just read, unless they are these already.
+/// Sets the prices of a subscription that was just read, unless they are these already; returns it
+/// as it is then.
 pub async fn set(
     turn: &Turn<'_>,
     subscription: &RemoteSubscription,
     prices: &[String],
-) -> Result<(), Outcome> {
+) -> Result<RemoteSubscription, Outcome> {
     if are_same(&prices_of(subscription), prices) {
-        return Ok(());
+        return Ok(subscription.clone());
     }
     let tag = turn.tag();
     let called = turn.operations.change_prices(subscription, prices, &tag, &turn.key).await;
@@ -51,5 +52,5 @@ pub async fn set(
         let found = turn.operations.read_subscription(&subscription.id).await?;
         Ok(found.filter(|found| are_same(&prices_of(found), prices)))
     };
-    settle_call(called, look).await.map(drop)
+    settle_call(called, look).await
 }

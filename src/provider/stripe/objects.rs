@@ -50,7 +50,8 @@ pub fn read_remote(object: &Value) -> Option<RemoteSubscription> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let mut items = Vec::new();
     for item in object["items"]["data"].as_array()? {
-        items.push(RemoteItem { id: text(&item["id"])?, price: text(&item["price"]["id"])? });
+        let (id, price) = (text(&item["id"])?, text(&item["price"]["id"])?);
+        items.push(RemoteItem { id, price, since: instant(&item["created"]) });
     }
     Some(RemoteSubscription {
         id: SubscriptionId::parse(object["id"].as_str()?).ok()?,
@@ -59,6 +60,7 @@ pub fn read_remote(object: &Value) -> Option<RemoteSubscription> {
         saga: text(&object["metadata"][METADATA_SAGA]),
         cancel_at_period_end: object["cancel_at_period_end"].as_bool()?,
         period_end: read_period(object).map(|period| period.end),
+        started_at: instant(&object["start_date"]),
     })
 }
 

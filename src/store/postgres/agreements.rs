@@ -8,12 +8,16 @@
 
 use super::declarations::hold_tenant;
 use super::scalars::{SqlTimestamp, column, corrupt, instant, instant_if_any, write_limit};
+use super::timelines::read_timelines;
 use super::transaction::Done;
+use crate::faults::planted;
 use crate::rules::ids::{SubscriptionId, TenantId};
+use crate::rules::stamp::{Agreed, Term, find_terms};
 use crate::rules::timestamp::Timestamp;
 use crate::store::saga::Agreement;
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
+use std::collections::BTreeMap;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
@@ -46,6 +50,46 @@ pub async fn record(client: &ClientWrapper, agreement: &Agreement) -> Done<()> {
     ];
     client.execute(sql, &parameters).await?;
     Ok(())
+}
+
+pub async fn charge_from(client: &ClientWrapper, saga: &str, at: Timestamp) -> Done<()> {
+    let sql = "-- charge_from
+        UPDATE agreements SET charged_from = $2 WHERE saga = $1";
+    client.execute(sql, &[&saga, &SqlTimestamp(at)]).await?;
+    Ok(())
+}
+
+/// Under which subscriptions the usage of each of these tenants is charged.
+pub async fn read_terms(
+    client: &ClientWrapper,
+    numbers: &[i32],
+) -> Result<BTreeMap<i32, Vec<Term>>> {
+    if planted("bug.stamp_outside_subscription") {
+        return Ok(BTreeMap::new());
+    }
+    let sql = "-- read_terms
+        SELECT tenant_no, subscription, began_at, charged_from, ended_at FROM agreements
+        WHERE tenant_no = ANY($1)";
+    let statement = client.prepare_cached(sql).await?;
+    let mut agreed: BTreeMap<i32, Vec<Agreed>> = BTreeMap::new();
+    for row in client.query(&statement, &[&numbers]).await? {
+        let subscription: String = column(&row, 1)?;
+        agreed.entry(column(&row, 0)?).or_default().push(Agreed {
+            subscription: SubscriptionId::parse(&subscription)
+                .map_err(|_| corrupt("a subscription has no valid id"))?,
+            began_at: instant(&row, 2)?,
+            charged_from: instant_if_any(&row, 3)?,
+            ended_at: instant_if_any(&row, 4)?,
+        });
+    }
+    let mut timelines = read_timelines(client, numbers).await?;
+    let mut terms = BTreeMap::new();
+    for number in numbers {
+        let (agreed, timeline) = (agreed.remove(number), timelines.remove(number));
+        let found = find_terms(&agreed.unwrap_or_default(), &timeline.unwrap_or_default());
+        terms.insert(*number, found);
+    }
+    Ok(terms)
 }
 
 /// Opens or closes the features; those of an agreement that has ended stay closed.

@@ -15,6 +15,7 @@
 //! finds the windows as they were cut, unchanged, and writes nothing.
 
 use super::PostgresStore;
+use super::agreements::read_terms;
 use super::coverings::Coverings;
 use super::cut_events::{Carried, OpenEvent, insert_carried, read_open_events};
 use super::declarations::{Creation, read_catalog};
@@ -33,10 +34,11 @@ use crate::rules::delivery::{Class, PushState};
 use crate::rules::ids::{EventId, MeterNo, MeterSlug, TenantId};
 use crate::rules::meter::{Aggregation, Catalog, Meter};
 use crate::rules::push::{
-    CutState, PlannedPush, Precision, Standing, WindowUsage, plan_cut, plan_following, stamp_inside,
+    CutState, PlannedPush, Precision, Standing, WindowUsage, plan_cut, plan_following,
 };
 use crate::rules::quantity::Quantity;
 use crate::rules::rollup::FoldError;
+use crate::rules::stamp::{Term, stamp_event, stamp_window};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
@@ -213,6 +215,8 @@ impl PostgresStore {
             })
             .collect();
         cutting.hold_credits(client, &changed).await?;
+        let tenants: BTreeSet<i32> = changed.iter().map(|one| one.order.tenant_no).collect();
+        cutting.charged = read_terms(client, &Vec::from_iter(tenants)).await?;
         for Changed { order, usage, events } in changed {
             match events {
                 Some(events) => cutting.cut_events(order, usage, events)?,
@@ -278,6 +282,8 @@ struct Cutting<'s> {
     carried: Vec<Carried>,
     coverings: Coverings,
     unfinished: Vec<CutOrder>,
+    /// Under which subscriptions each tenant's usage is charged.
+    charged: BTreeMap<i32, Vec<Term>>,
 }
 
 impl<'s> Cutting<'s> {
@@ -293,7 +299,12 @@ impl<'s> Cutting<'s> {
             carried: Vec::new(),
             coverings: Coverings::default(),
             unfinished: Vec::new(),
+            charged: BTreeMap::new(),
         }
+    }
+
+    fn charged(&self, order: &Order) -> &[Term] {
+        self.charged.get(&order.tenant_no).map_or(&[], Vec::as_slice)
     }
 
     fn state(&self, order: &Order) -> CutState {
@@ -333,10 +344,10 @@ impl<'s> Cutting<'s> {
 
     /// Cuts a window as a whole.
     fn cut_window(&mut self, order: &Order, usage: &WindowUsage) -> Result<()> {
-        let middle = order.window.middle();
+        let stamped_at = stamp_window(order.window, self.charged(order));
         let planned = self.plan(order, (usage.count, usage.billable), order.window)?;
         if let Some(planned) = planned {
-            self.add_push(order, planned, middle, usage.subscriptions_json(), None);
+            self.add_push(order, planned, stamped_at, usage.subscriptions_json(), None);
         }
         Ok(())
     }
@@ -372,7 +383,8 @@ impl<'s> Cutting<'s> {
             let by_subscription = BTreeMap::from([(event.subscription, event.quantity)]);
             let own = WindowUsage { count: 1, billable: event.quantity, by_subscription };
             let subscriptions = own.subscriptions_json();
-            self.add_push(order, planned, event.occurred_at, subscriptions, Some(event.id));
+            let stamped_at = stamp_event(order.window, event.occurred_at, self.charged(order));
+            self.add_push(order, planned, stamped_at, subscriptions, Some(event.id));
         }
         if unfinished {
             let (tenant, meter, window) = (order.tenant.clone(), order.meter, order.window);
@@ -437,7 +449,7 @@ impl<'s> Cutting<'s> {
         &mut self,
         order: &Order,
         planned: PlannedPush,
-        at: Timestamp,
+        stamped_at: Timestamp,
         subscriptions: String,
         event: Option<EventId>,
     ) {
@@ -451,7 +463,7 @@ impl<'s> Cutting<'s> {
             mode: order.meter_terms.mode,
             key: key_of(self.secret, (&order.tenant, slug), order.window, &planned),
             planned,
-            stamped_at: stamp_inside(order.window, at),
+            stamped_at,
             subscriptions,
             event,
             detail: None,

@@ -26,6 +26,18 @@ pub async fn put_hold(
     Ok(())
 }
 
+/// Pushes that the saga's hold keeps back, and that nobody has tried to send, are not stamped before
+/// `first`.
+pub async fn stamp_held(client: &ClientWrapper, saga: &str, first: Timestamp) -> Done<()> {
+    let sql = "-- stamp_held
+        UPDATE pushes p SET stamped_at = LEAST($1, p.window_end - interval '1 second')
+        FROM holds h
+        WHERE h.saga = $2 AND p.tenant_no = h.tenant_no AND p.window_start >= h.held_from
+            AND p.state = 'observed' AND p.attempts = 0 AND p.stamped_at < $1";
+    client.execute(sql, &[&SqlTimestamp(first), &saga]).await?;
+    Ok(())
+}
+
 /// Whether there was one.
 pub async fn release(client: &ClientWrapper, saga: &str) -> Done<bool> {
     let sql = "-- release

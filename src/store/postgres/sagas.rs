@@ -25,6 +25,7 @@ use super::scalars::{SqlTimestamp, column, read_count, write_count, write_limit,
 use super::transaction::{Done, Transaction};
 use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::saga::{LogLine, Mark, Revival, Saga, SagaState, judge_revival};
+use crate::rules::stamp::first_charged;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::idempotency::Completing;
@@ -169,6 +170,14 @@ impl Sagas for PostgresStore {
         let agreement = &agreement;
         let work = move |client: Arc<Transaction>| async move {
             agreements::record(&client, agreement).await
+        };
+        self.transact(work).await
+    }
+
+    async fn charge_from(&self, saga: &str, at: Timestamp) -> Result<()> {
+        let work = move |client: Arc<Transaction>| async move {
+            agreements::charge_from(&client, saga, at).await?;
+            holds::stamp_held(&client, saga, first_charged(at)).await
         };
         self.transact(work).await
     }

@@ -14,6 +14,7 @@ use crate::rules::subscription::{Origin, Subscription, TimelineEntry};
 use crate::store::Result;
 use deadpool_postgres::ClientWrapper;
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
@@ -58,6 +59,23 @@ pub async fn read_timeline(
     let statement = client.prepare_cached(sql).await?;
     let rows = client.query(&statement, &[&tenant.as_str()]).await?;
     rows.iter().map(timeline_entry).collect()
+}
+
+/// The same for many tenants, by their numbers.
+pub async fn read_timelines(
+    client: &ClientWrapper,
+    tenants: &[i32],
+) -> Result<BTreeMap<i32, Vec<TimelineEntry>>> {
+    let sql = "-- read_timelines
+        SELECT e.subscription, e.at, e.origin, e.version, e.state, t.tenant_no
+        FROM tenants t JOIN timeline_entries e ON e.customer = t.customer
+        WHERE t.tenant_no = ANY($1)";
+    let statement = client.prepare_cached(sql).await?;
+    let mut timelines: BTreeMap<i32, Vec<TimelineEntry>> = BTreeMap::new();
+    for row in client.query(&statement, &[&tenants]).await? {
+        timelines.entry(column(&row, 5)?).or_default().push(timeline_entry(&row)?);
+    }
+    Ok(timelines)
 }
 
 fn timeline_entry(row: &Row) -> Result<TimelineEntry> {

@@ -15,6 +15,7 @@
 use super::credits::{Credit, Usage};
 use super::leases::holds_lease;
 use super::push_rows::{NewPush, Owner, get, insert_push, quantity_of};
+use super::sagas::read_terms;
 use super::segment::overflow;
 use super::{Shared, SqliteStore, corrupt, events, rollups, sql_error};
 use crate::rules::billing::{Billing, Granularity};
@@ -22,9 +23,10 @@ use crate::rules::event::Event;
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::{Aggregation, Meter};
 use crate::rules::push::{
-    CutPlan, CutState, Precision, Standing, WindowUsage, plan_cut, plan_following, stamp_inside,
+    CutPlan, CutState, Precision, Standing, WindowUsage, plan_cut, plan_following,
 };
 use crate::rules::quantity::Quantity;
+use crate::rules::stamp::{Term, stamp_event, stamp_window};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::push::{
@@ -212,6 +214,8 @@ struct Subject<'a> {
     window: Window,
     state: CutState,
     remainder: Quantity,
+    /// Under which subscriptions the tenant's usage is charged.
+    charged: Vec<Term>,
 }
 
 impl Cutting<'_> {
@@ -233,7 +237,8 @@ impl Cutting<'_> {
         let state = read_cut(self.connection, tenant_no, order.meter, window.start)?;
         let state = state.unwrap_or_else(|| CutState::new(self.terms.shadow));
         let remainder = read_remainder(self.connection, tenant_no, order.meter, state.shadow)?;
-        let subject = Subject { owner, billing, window, state, remainder };
+        let charged = read_terms(self.connection, (tenant_no, &order.tenant))?;
+        let subject = Subject { owner, billing, window, state, remainder, charged };
         match events {
             None => self.cut_window(subject),
             Some(events) => {
@@ -254,7 +259,7 @@ impl Cutting<'_> {
         if usage.count == subject.state.count {
             return Ok(());
         }
-        let stamped_at = stamp_inside(*window, window.middle());
+        let stamped_at = stamp_window(*window, &subject.charged);
         let plan = self.plan(&subject, (usage.count, usage.billable), *window)?;
         if let Some(planned) = &plan.push {
             let push = NewPush {
@@ -295,7 +300,7 @@ impl Cutting<'_> {
     fn cut_event(&mut self, subject: &mut Subject<'_>, event: &Event) -> Result<()> {
         let quantity = billed_quantity(event, subject.owner.meter)?;
         let total = subject.state.total.checked_add(quantity).ok_or_else(overflow)?;
-        let stamped_at = stamp_inside(subject.window, event.occurred_at);
+        let stamped_at = stamp_event(subject.window, event.occurred_at, &subject.charged);
         let plan =
             self.plan(subject, (subject.state.count, total), Window::moment(event.occurred_at))?;
         let Owner { tenant_no, meter_no, .. } = subject.owner;
@@ -335,7 +340,7 @@ impl Cutting<'_> {
         (count, billable): (u64, Quantity),
         during: Window,
     ) -> Result<CutPlan> {
-        let Subject { owner, billing, window, state, remainder } = subject;
+        let Subject { owner, billing, window, state, remainder, .. } = subject;
         let follows = state.shadow != self.terms.shadow;
         // What is only compared or gets no push draws on nothing.
         let covered = if follows || state.shadow {

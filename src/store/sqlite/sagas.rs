@@ -8,11 +8,14 @@
 mod agreements;
 mod holds;
 
+pub use agreements::read_terms;
+
 use super::messages::{tenants_of, write_messages};
 use super::push_rows::{get, moment};
 use super::{SqliteStore, corrupt, push_listing, sql_error};
 use crate::rules::ids::{OnceKey, SubscriptionId, TenantId, TenantNo};
 use crate::rules::saga::{LogLine, Mark, Revival, Saga, SagaKind, SagaState, judge_revival};
+use crate::rules::stamp::first_charged;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::idempotency::Completing;
@@ -142,6 +145,17 @@ impl Sagas for SqliteStore {
         self.write(move |writer| {
             writer.write_for(&agreement.tenant, agreement.began_at, |connection, tenant| {
                 agreements::record_agreement(connection, tenant, &agreement)
+            })
+        })
+        .await
+    }
+
+    async fn charge_from(&self, saga: &str, at: Timestamp) -> Result<()> {
+        let saga = saga.to_owned();
+        self.write(move |writer| {
+            writer.write(|connection| {
+                agreements::charge_from(connection, &saga, at)?;
+                holds::stamp_held(connection, &saga, first_charged(at))
             })
         })
         .await

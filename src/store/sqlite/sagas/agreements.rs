@@ -4,11 +4,14 @@
 //! another took the place of remembers by which saga and with which access, so that it can be
 //! restored. Each function is one transaction; a crash leaves it done or not.
 
+use crate::faults::planted;
 use crate::rules::ids::{SubscriptionId, TenantId, TenantNo};
+use crate::rules::stamp::{Agreed, Term, find_terms};
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::saga::Agreement;
 use crate::store::sqlite::push_rows::{get, moment};
+use crate::store::sqlite::timelines::read_timeline;
 use crate::store::sqlite::{corrupt, sql_error};
 use rusqlite::{Connection, Row, params};
 
@@ -66,6 +69,46 @@ fn insert_agreement(
         })
         .map_err(sql_error)?;
     Ok(())
+}
+
+pub fn charge_from(connection: &Connection, saga: &str, at: Timestamp) -> Result<()> {
+    connection
+        .prepare_cached("-- charge_from\nUPDATE agreements SET charged_from = ? WHERE saga = ?")
+        .and_then(|mut update| update.execute(params![at.micros(), saga]))
+        .map_err(sql_error)?;
+    Ok(())
+}
+
+/// Under which subscriptions a tenant's usage is charged.
+pub fn read_terms(
+    connection: &Connection,
+    (tenant, of): (TenantNo, &TenantId),
+) -> Result<Vec<Term>> {
+    if planted("bug.stamp_outside_subscription") {
+        return Ok(Vec::new());
+    }
+    let mut select = connection
+        .prepare_cached(
+            "-- read_terms
+             SELECT subscription, began_at, charged_from, ended_at FROM agreements
+             WHERE tenant_no = ?",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query([tenant.0]).map_err(sql_error)?;
+    let mut agreed = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        let subscription: String = get(row, "subscription")?;
+        let subscription = SubscriptionId::parse(&subscription);
+        let optional =
+            |name| get::<Option<i64>>(row, name).map(|at| at.map(Timestamp::from_micros));
+        agreed.push(Agreed {
+            subscription: subscription.map_err(|_| corrupt("an agreement's subscription"))?,
+            began_at: moment(row, "began_at")?,
+            charged_from: optional("charged_from")?,
+            ended_at: optional("ended_at")?,
+        });
+    }
+    Ok(find_terms(&agreed, &read_timeline(connection, of)?))
 }
 
 /// One that has ended gives no access any more, whoever asks.

@@ -26,6 +26,23 @@ pub fn put_hold(
     Ok(())
 }
 
+/// Pushes that the saga's hold keeps back, and that nobody has tried to send, are not stamped before
+/// `first`.
+pub fn stamp_held(connection: &Connection, saga: &str, first: Timestamp) -> Result<()> {
+    connection
+        .prepare_cached(
+            "-- stamp_held
+             UPDATE pushes SET stamped_at = MIN(?1, window_end - 1000000)
+             FROM holds
+             WHERE holds.saga = ?2 AND pushes.tenant_no = holds.tenant_no
+                 AND window_start >= holds.held_from AND state = 'observed' AND attempts = 0
+                 AND stamped_at < ?1",
+        )
+        .and_then(|mut update| update.execute(params![first.micros(), saga]))
+        .map_err(sql_error)?;
+    Ok(())
+}
+
 pub fn release_hold(connection: &Connection, saga: &str) -> Result<bool> {
     let released = connection
         .prepare_cached("-- release_hold\nDELETE FROM holds WHERE saga = ?")

@@ -1,0 +1,227 @@
+//! Where in its window a push is stamped, so that the provider charges it by the subscription that
+//! was in force for its usage.
+//!
+//! The provider bills what is stamped within a subscription and drops the rest. A window's stamp is
+//! its middle, and that of an event its moment; in the window in which a subscription begins or ends
+//! the middle may lie outside it. And a change of prices takes effect some minutes after the
+//! boundary from which on usage is agreed to be charged by the new ones.
+//!
+//! Invariant: a stamp lies strictly inside its window. Where a subscription is known to have been in
+//! force for the usage and the window and it overlap, the stamp lies inside both. Where none is
+//! known, the stamp is what it would be without any. A window is not split: if it holds two
+//! subscriptions, all its usage goes to one of them.
+
+use super::ids::SubscriptionId;
+use super::push::stamp_inside;
+use super::subscription::{Origin, TimelineEntry};
+use super::timestamp::{MICROS_PER_SECOND, Timestamp};
+use super::window::Window;
+
+/// What our own record says of a subscription and its prices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Agreed {
+    pub subscription: SubscriptionId,
+    pub began_at: Timestamp,
+    /// From when on the provider charges by it, if that is known to be later.
+    pub charged_from: Option<Timestamp>,
+    pub ended_at: Option<Timestamp>,
+}
+
+/// A time for whose usage a subscription was in force, and where the provider charges by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Term {
+    pub began_at: Timestamp,
+    /// None while it is open.
+    pub ended_at: Option<Timestamp>,
+    pub charged_from: Timestamp,
+}
+
+impl Term {
+    fn holds_at(&self, at: Timestamp) -> bool {
+        self.began_at <= at && self.ended_at.is_none_or(|end| at < end)
+    }
+
+    fn ends_in(&self, window: Window) -> bool {
+        self.ended_at.is_some_and(|end| window.start < end && end < window.end)
+    }
+}
+
+/// The nearest whole second to `at` that lies strictly inside all of the terms, where there is one.
+fn clamp<'t>(at: Timestamp, terms: impl Iterator<Item = &'t Term>) -> Timestamp {
+    let (mut first, mut last) = (at.micros(), i64::MAX);
+    for term in terms {
+        first = first.max(first_charged(term.charged_from).micros());
+        let end = term.ended_at.map(|end| (end.micros() - 1).div_euclid(MICROS_PER_SECOND));
+        last = last.min(end.map_or(i64::MAX, |second| second * MICROS_PER_SECOND));
+    }
+    Timestamp::from_micros(first.min(last))
+}
+
+/// The first stamp that surely falls into what is charged from then on.
+pub fn first_charged(charged_from: Timestamp) -> Timestamp {
+    let second = charged_from.micros().div_euclid(MICROS_PER_SECOND);
+    Timestamp::from_micros((second + 1) * MICROS_PER_SECOND)
+}
+
+/// The stamp of a window that is told as a whole: inside the subscriptions in force at its middle,
+/// or else at its end, or else inside the one that ended in it last.
+pub fn stamp_window(window: Window, terms: &[Term]) -> Timestamp {
+    let middle = stamp_inside(window, window.middle());
+    let last = window.end.saturating_add_micros(-1);
+    for moment in [middle, last] {
+        let in_force = || terms.iter().filter(|term| term.holds_at(moment));
+        if in_force().next().is_some() {
+            return stamp_inside(window, clamp(middle, in_force()));
+        }
+    }
+    let ending = terms.iter().filter(|term| term.ends_in(window));
+    let ending = ending.max_by_key(|term| term.ended_at);
+    stamp_inside(window, clamp(middle, ending.into_iter()))
+}
+
+/// The stamp of an event: inside the subscriptions in force when it occurred.
+pub fn stamp_event(window: Window, occurred_at: Timestamp, terms: &[Term]) -> Timestamp {
+    let moment = stamp_inside(window, occurred_at);
+    let in_force = terms.iter().filter(|term| term.holds_at(occurred_at));
+    stamp_inside(window, clamp(moment, in_force))
+}
+
+/// The terms of a tenant: what was agreed, and the provider's subscriptions of which nothing was.
+pub fn find_terms(agreed: &[Agreed], timeline: &[TimelineEntry]) -> Vec<Term> {
+    let ended = |id: &SubscriptionId| {
+        let own = timeline.iter().filter(|entry| entry.subscription == *id);
+        own.filter_map(|entry| entry.state.ended_at).min()
+    };
+    let mut terms: Vec<Term> = agreed
+        .iter()
+        .map(|one| Term {
+            began_at: one.began_at,
+            ended_at: one.ended_at.or_else(|| ended(&one.subscription)),
+            charged_from: one.charged_from.unwrap_or(one.began_at),
+        })
+        .collect();
+    let known = |id: &SubscriptionId| agreed.iter().any(|one| one.subscription == *id);
+    // Of one that was only seen later it is not known when it began.
+    let created = timeline.iter().filter(|entry| entry.origin == Origin::Created);
+    for entry in created.filter(|entry| !known(&entry.subscription)) {
+        let (began_at, ended_at) = (entry.at, ended(&entry.subscription));
+        terms.push(Term { began_at, ended_at, charged_from: began_at });
+    }
+    terms.sort_by_key(|term| (term.began_at, term.ended_at));
+    terms
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::ids::CustomerId;
+    use crate::rules::subscription::Subscription;
+    use proptest::prelude::*;
+
+    fn at(text: &str) -> Timestamp {
+        Timestamp::parse(&format!("2026-11-15T{text}Z")).expect("valid")
+    }
+
+    fn hour() -> Window {
+        Window { start: at("12:00:00"), end: at("13:00:00") }
+    }
+
+    fn term(began: &str, ended: Option<&str>) -> Term {
+        Term { began_at: at(began), ended_at: ended.map(at), charged_from: at(began) }
+    }
+
+    #[test]
+    fn window_is_stamped_inside_the_subscription() {
+        let check = |terms: &[Term], expected: &str| {
+            assert_eq!(stamp_window(hour(), terms), at(expected), "{terms:?}");
+        };
+        check(&[], "12:30:00");
+        check(&[term("11:00:00", None)], "12:30:00");
+        check(&[term("12:40:00", None)], "12:40:01");
+        check(&[term("12:59:59.5", None)], "12:59:59");
+        check(&[term("11:00:00", Some("12:20:00"))], "12:19:59");
+        check(&[term("12:10:00", Some("12:20:00"))], "12:19:59");
+        check(&[term("12:40:00", Some("12:50:00"))], "12:40:01");
+        // Two in one window: the one in force at the middle, or at the end.
+        check(&[term("11:00:00", Some("12:40:00")), term("12:40:00", None)], "12:30:00");
+        check(&[term("11:00:00", Some("12:10:00")), term("12:40:00", None)], "12:40:01");
+        // None in force for the window.
+        check(&[term("10:00:00", Some("11:30:00"))], "12:30:00");
+        check(&[term("10:00:00", Some("12:00:00"))], "12:30:00");
+        check(&[term("13:00:00", None)], "12:30:00");
+        let day = Window {
+            start: at("00:00:00"),
+            end: Timestamp::from_micros(at("00:00:00").micros() + 86_400_000_000),
+        };
+        assert_eq!(stamp_window(day, &[term("18:00:00", None)]), at("18:00:01"));
+    }
+
+    #[test]
+    fn event_is_stamped_where_its_price_is_charged() {
+        let changed = Term { charged_from: at("12:16:05.2"), ..term("12:00:00", None) };
+        let terms = [term("09:00:00", Some("12:00:00")), changed];
+        let check = |occurred: &str, expected: &str| {
+            assert_eq!(stamp_event(hour(), at(occurred), &terms), at(expected), "{occurred}");
+        };
+        check("12:00:03", "12:16:06");
+        check("12:16:05", "12:16:06");
+        check("12:20:00", "12:20:00");
+        // Another subscription beside it.
+        let both = [term("09:00:00", None), changed];
+        assert_eq!(stamp_event(hour(), at("12:00:03"), &both), at("12:16:06"));
+        assert_eq!(stamp_event(hour(), at("12:10:00"), &[]), at("12:10:00"));
+        // Used before anything was agreed.
+        assert_eq!(stamp_event(hour(), at("12:10:00"), &[term("12:40:00", None)]), at("12:10:00"));
+        let last = [term("09:00:00", Some("12:20:00"))];
+        assert_eq!(stamp_event(hour(), at("12:19:59.9"), &last), at("12:19:59"));
+    }
+
+    fn entry(id: &str, when: &str, origin: Origin, ended: Option<&str>) -> TimelineEntry {
+        let state = Subscription {
+            customer: CustomerId::parse("cus_1").expect("valid"),
+            status: "active".into(),
+            prices: Vec::new(),
+            period: None,
+            trial: None,
+            cancel_at_period_end: false,
+            ended_at: ended.map(at),
+        };
+        let subscription = SubscriptionId::parse(id).expect("valid");
+        TimelineEntry { subscription, at: at(when), origin, version: 0, state }
+    }
+
+    #[test]
+    fn terms_come_from_agreements_and_else_from_the_provider() {
+        let subscription = SubscriptionId::parse("sub_1").expect("valid");
+        let (charged_from, ended_at) = (Some(at("12:16:00")), None);
+        let agreed = [Agreed { subscription, began_at: at("12:00:00"), charged_from, ended_at }];
+        let timeline = [
+            entry("sub_1", "09:00:00", Origin::Created, None),
+            entry("sub_1", "14:00:00", Origin::Ended, Some("14:00:00")),
+            entry("sub_2", "10:00:00", Origin::Created, None),
+            entry("sub_2", "11:00:00", Origin::Updated, None),
+            entry("sub_3", "10:30:00", Origin::Read, None),
+        ];
+        let first = Term { charged_from: at("12:16:00"), ..term("12:00:00", Some("14:00:00")) };
+        assert_eq!(find_terms(&agreed, &timeline), [term("10:00:00", None), first]);
+    }
+
+    proptest! {
+        #[test]
+        fn stamps_lie_inside_their_window(
+            borders in proptest::collection::vec((0i64..10_800, 1i64..7_200, 0i64..1_800), 0..4),
+            occurred in 3_600i64..7_200
+        ) {
+            let base = at("11:00:00");
+            let after = |seconds: i64| base.saturating_add_micros(seconds * MICROS_PER_SECOND);
+            let terms: Vec<Term> = borders.into_iter().map(|(start, length, late)| Term {
+                began_at: after(start),
+                ended_at: Some(after(start + length)),
+                charged_from: after(start + late),
+            }).collect();
+            for stamp in [stamp_window(hour(), &terms), stamp_event(hour(), after(occurred), &terms)] {
+                prop_assert!(hour().start < stamp && stamp < hour().end);
+            }
+        }
+    }
+}
