@@ -212,6 +212,8 @@ pub struct RemoteItem {
 pub enum CancelWhen {
     /// At once, with a final invoice for metered usage and without proration.
     Now,
+    /// At once, without a final invoice and without proration: nothing it did is wanted.
+    Unwanted,
     PeriodEnd,
 }
 
@@ -259,6 +261,10 @@ pub trait Operations: Send + Sync {
         when: CancelWhen,
         key: &str,
     ) -> Called<RemoteSubscription>;
+    /// Gives back all that the invoices of a subscription have taken, in full: what is paid is
+    /// refunded, what is owed or drafted is voided. Each call that this takes has a key of its own,
+    /// made of this one, and what was given back before is left alone.
+    async fn give_back(&self, id: &SubscriptionId, saga: &str, key: &str) -> Called<()>;
 }
 
 /// The provider that the settings name; none if there is none.

@@ -8,6 +8,7 @@
 //! answers. Everything is in memory: a crash leaves nothing.
 
 mod credit_grants;
+mod credit_notes;
 mod customers;
 mod events;
 mod faults;
@@ -139,6 +140,7 @@ pub struct Simulator {
     schedule: schedule::Schedule,
     invoices: invoices::Invoices,
     credit_grants: credit_grants::CreditGrants,
+    credit_notes: credit_notes::CreditNotes,
 }
 
 impl Simulator {
@@ -173,6 +175,7 @@ impl Simulator {
             schedule: schedule::Schedule::default(),
             invoices: invoices::Invoices::default(),
             credit_grants: credit_grants::CreditGrants::default(),
+            credit_notes: credit_notes::CreditNotes::default(),
             options,
         }
     }

@@ -16,6 +16,7 @@ use super::push::stamp_inside;
 use super::subscription::{Origin, TimelineEntry};
 use super::timestamp::{MICROS_PER_SECOND, Timestamp};
 use super::window::Window;
+use std::collections::BTreeSet;
 
 /// What our own record says of a subscription and its prices.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,11 +102,14 @@ pub fn find_terms(agreed: &[Agreed], timeline: &[TimelineEntry]) -> Vec<Term> {
         })
         .collect();
     let known = |id: &SubscriptionId| agreed.iter().any(|one| one.subscription == *id);
-    // Of one that was only seen later it is not known when it began.
-    let created = timeline.iter().filter(|entry| entry.origin == Origin::Created);
-    for entry in created.filter(|entry| !known(&entry.subscription)) {
-        let (began_at, ended_at) = (entry.at, ended(&entry.subscription));
-        terms.push(Term { began_at, ended_at, charged_from: began_at });
+    let seen: BTreeSet<&SubscriptionId> = timeline.iter().map(|one| &one.subscription).collect();
+    for id in seen.into_iter().filter(|id| !known(id)) {
+        let created =
+            |entry: &&TimelineEntry| entry.subscription == *id && entry.origin == Origin::Created;
+        // One that was only seen later has begun some time before.
+        let began_at = timeline.iter().filter(created).map(|entry| entry.at).min();
+        let began_at = began_at.unwrap_or(Timestamp::from_micros(i64::MIN));
+        terms.push(Term { began_at, ended_at: ended(id), charged_from: began_at });
     }
     terms.sort_by_key(|term| (term.began_at, term.ended_at));
     terms
@@ -203,7 +207,9 @@ mod tests {
             entry("sub_3", "10:30:00", Origin::Read, None),
         ];
         let first = Term { charged_from: at("12:16:00"), ..term("12:00:00", Some("14:00:00")) };
-        assert_eq!(find_terms(&agreed, &timeline), [term("10:00:00", None), first]);
+        let long_ago = Timestamp::from_micros(i64::MIN);
+        let seen = Term { began_at: long_ago, ended_at: None, charged_from: long_ago };
+        assert_eq!(find_terms(&agreed, &timeline), [seen, term("10:00:00", None), first]);
     }
 
     proptest! {

@@ -28,6 +28,8 @@ const LINES_SHOWN_MAX: usize = 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     Cycle,
+    /// A subscription begins, and its flat prices are paid in advance.
+    Create,
     /// A price was replaced or the subscription ended, within a period.
     Update,
 }
@@ -130,7 +132,7 @@ pub fn draft(
         due,
         told: String::new(),
     };
-    if reason == Reason::Update {
+    if reason != Reason::Cycle {
         for place in 0..invoice.billed.len() {
             let aggregated = usage(simulator, &invoice, &invoice.billed[place], period.end);
             invoice.billed[place].fixed = Some(aggregated);
@@ -297,6 +299,7 @@ fn sheet(simulator: &Simulator, invoice: &Invoice, until: i64) -> Sheet {
     let currency = invoice.billed.first().map(|billed| billed.item.price.currency.clone());
     let reason = match invoice.reason {
         Reason::Cycle => "subscription_cycle",
+        Reason::Create => "subscription_create",
         Reason::Update => "subscription_update",
     };
     let header = json!({
@@ -308,6 +311,7 @@ fn sheet(simulator: &Simulator, invoice: &Invoice, until: i64) -> Sheet {
         "next_payment_attempt": invoice.due,
         "period_start": invoice.period.start, "period_end": invoice.period.end,
         "total_pretax_credit_amounts": [], "metadata": {},
+        "pre_payment_credit_notes_amount": 0, "post_payment_credit_notes_amount": 0,
         "status_transitions": {
             "finalized_at": null, "paid_at": null, "voided_at": null,
             "marked_uncollectible_at": null,
@@ -329,7 +333,8 @@ fn usage(simulator: &Simulator, invoice: &Invoice, billed: &Billed, until: i64) 
     if let Some(fixed) = billed.fixed {
         return fixed;
     }
-    let Ok(meter) = simulator.meters.get(&billed.item.price.meter) else { return Quantity::ZERO };
+    let Some(meter) = &billed.item.price.meter else { return Quantity::ONE };
+    let Ok(meter) = simulator.meters.get(meter) else { return Quantity::ZERO };
     let customer = &invoice.customer;
     let until = aggregated_until(simulator, until);
     let events = counted(&simulator.meter_events, meter, customer, billed.period, until);
@@ -340,7 +345,11 @@ fn line(invoice: &Invoice, billed: &Billed, quantity: Quantity) -> Value {
     let price = &billed.item.price;
     let amount = price_of(price, quantity);
     let whole = i64::try_from(quantity.units() / Quantity::ONE.units()).unwrap_or(i64::MAX);
-    let description = if billed.trial { "Trial period" } else { "Usage" };
+    let description = match (billed.trial, &price.meter) {
+        (true, _) => "Trial period",
+        (false, Some(_)) => "Usage",
+        (false, None) => "Flat fee",
+    };
     json!({
         "object": "line_item", "amount": amount, "subtotal": amount, "invoice": invoice.id,
         "currency": price.currency, "description": description, "discounts": [],

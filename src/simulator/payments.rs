@@ -60,6 +60,22 @@ pub fn told(simulator: &mut Simulator, params: &Params) -> Answer {
     Ok(json!({ "customer": customer, "fails": fails }))
 }
 
+/// Refuses if the first payment of a subscription would fail.
+pub fn check_first(simulator: &Simulator, customer: &str) -> Result<(), ApiError> {
+    let payments = &simulator.payments;
+    let outcome = payments.by_customer.get(customer).copied().unwrap_or(payments.everyone);
+    match outcome {
+        PaymentOutcome::Succeeds => Ok(()),
+        PaymentOutcome::Fails => Err(declined()),
+    }
+}
+
+fn declined() -> ApiError {
+    let mut error = ApiError::new(402, "card_error", "Your card was declined.");
+    error.stage = Stage::Executing;
+    error.with_code("card_declined")
+}
+
 /// Who makes an attempt. One that a person makes does not move those that come by themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
@@ -171,11 +187,7 @@ pub fn pay(simulator: &mut Simulator, id: &str, params: &Params) -> Answer {
     }
     match collect(simulator, id, now, Attempt::Manual) {
         PaymentOutcome::Succeeds => invoices::retrieve(simulator, id),
-        PaymentOutcome::Fails => {
-            let mut error = ApiError::new(402, "card_error", "Your card was declined.");
-            error.stage = Stage::Executing;
-            Err(error.with_code("card_declined"))
-        }
+        PaymentOutcome::Fails => Err(declined()),
     }
 }
 

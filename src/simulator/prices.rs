@@ -1,4 +1,4 @@
-//! Metered prices.
+//! Prices: metered ones, and flat ones that are paid in advance.
 //!
 //! Invariant: a price never changes, and its meter was active when it was made. A crash leaves
 //! nothing.
@@ -38,7 +38,8 @@ impl Cadence {
 #[derive(Debug, Clone)]
 pub struct Price {
     pub id: String,
-    pub meter: String,
+    /// None if the price is flat.
+    pub meter: Option<String>,
     pub product: String,
     pub currency: String,
     /// Of the currency's smallest unit.
@@ -55,6 +56,7 @@ impl Price {
             Cadence::Month => "month",
             Cadence::Year => "year",
         };
+        let usage_type = if self.meter.is_some() { "metered" } else { "licensed" };
         json!({
             "id": self.id, "object": "price", "active": true, "created": self.created,
             "billing_scheme": "per_unit", "currency": self.currency, "livemode": false,
@@ -62,7 +64,7 @@ impl Price {
             "unit_amount_decimal": self.unit_amount.to_string(),
             "recurring": {
                 "interval": interval, "interval_count": 1, "meter": self.meter,
-                "usage_type": "metered",
+                "usage_type": usage_type,
             },
         })
     }
@@ -107,12 +109,11 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
         let message = "This simulator knows no interval_count other than 1.";
         return Err(ApiError::parameter("recurring[interval_count]", message));
     }
-    recurring.choice("usage_type", &["metered"])?;
-    let meter = recurring.required_text("meter", usize::MAX)?;
-    let known = simulator.meters.get(&meter).map_err(|e| e.referenced("recurring[meter]"))?;
-    if !known.is_active() {
-        return Err(ApiError::refused("An inactive meter cannot be attached to a price."));
-    }
+    let usage_type = recurring.choice("usage_type", &["metered", "licensed"])?;
+    let meter = match usage_type.as_deref() {
+        Some("licensed") => None,
+        Some(_) | None => Some(active_meter(simulator, &recurring)?),
+    };
     let decimal = match params.text("unit_amount", 20)? {
         Some(amount) => amount,
         None => params.required_text("unit_amount_decimal", 40)?,
@@ -132,6 +133,15 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
     Ok(shown)
 }
 
+fn active_meter(simulator: &Simulator, recurring: &Params) -> Result<String, ApiError> {
+    let meter = recurring.required_text("meter", usize::MAX)?;
+    let known = simulator.meters.get(&meter).map_err(|e| e.referenced("recurring[meter]"))?;
+    if !known.is_active() {
+        return Err(ApiError::refused("An inactive meter cannot be attached to a price."));
+    }
+    Ok(meter)
+}
+
 pub fn retrieve(simulator: &Simulator, id: &str) -> Answer {
     Ok(simulator.prices.get(id)?.to_json())
 }
@@ -145,7 +155,7 @@ pub fn list(simulator: &Simulator, params: &Params) -> Answer {
     };
     let wanted = |price: &&Price| {
         product.as_ref().is_none_or(|product| price.product == *product)
-            && meter.as_ref().is_none_or(|meter| price.meter == *meter)
+            && meter.as_ref().is_none_or(|meter| price.meter.as_ref() == Some(meter))
     };
     let found: Vec<&Price> = simulator.prices.all.values().rev().filter(wanted).collect();
     page_of(&found, |price| &price.id, |price| price.to_json(), params, "/v1/prices")

@@ -7,8 +7,8 @@ use super::faults::Subject;
 use super::params::Params;
 use super::request::{ApiError, SimRequest};
 use super::{
-    Answer, Simulator, credit_grants, customers, events, invoices, meter_events, meters, payments,
-    prices, subscriptions, summaries, webhooks,
+    Answer, Simulator, credit_grants, credit_notes, customers, events, invoices, meter_events,
+    meters, payments, prices, subscriptions, summaries, webhooks,
 };
 use serde_json::Value;
 
@@ -133,6 +133,8 @@ fn route_v1(
         ("POST", ["invoices", id, "mark_uncollectible"]) => {
             payments::mark_uncollectible(simulator, id)
         }
+        ("POST", ["credit_notes"]) => credit_notes::create(simulator, params),
+        ("GET", ["credit_notes"]) => credit_notes::list(simulator, params),
         ("GET", ["events"]) => events::list_snapshots(simulator, params),
         ("GET", ["events", id]) => events::retrieve_snapshot(simulator, id),
         ("POST", ["webhook_endpoints"]) => webhooks::create_endpoint(simulator, params),

@@ -1,5 +1,5 @@
-//! Subscriptions to metered prices: trials, periods, changes of prices, and what a failed payment
-//! makes of them.
+//! Subscriptions to metered and flat prices: trials, periods, changes of prices, and what a failed
+//! payment makes of them. Flat prices are paid in advance and never prorated.
 //!
 //! Invariant: the periods of a subscription follow each other without gap or overlap, a trial
 //! first, each later one counted from the anchor, so that the end of a short month does not move
@@ -14,7 +14,7 @@ use super::prices::{Cadence, Price};
 use super::request::ApiError;
 use super::schedule::Task;
 use super::summaries::Interval;
-use super::{Answer, Simulator};
+use super::{Answer, Simulator, payments};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ const DAY: i64 = 86_400;
 /// How many prices a subscription shows itself; all of them are a list of its own.
 const ITEMS_SHOWN_MAX: usize = 10;
 const PRORATIONS: [&str; 3] = ["create_prorations", "none", "always_invoice"];
-/// How a first payment that fails is met. Metered prices cost nothing at first, so none ever does.
+/// How a first payment that fails is met; only `error_if_incomplete` is known where one is due.
 const PAYMENT_BEHAVIORS: [&str; 4] =
     ["allow_incomplete", "default_incomplete", "error_if_incomplete", "pending_if_incomplete"];
 const UPDATED: &str = "customer.subscription.updated";
@@ -114,6 +114,19 @@ impl Subscription {
         Billed { item: item.clone(), period, trial, fixed: None }
     }
 
+    /// What its metered items are billed for in the period under way, up to `end`.
+    fn metered(&self, end: i64) -> Vec<Billed> {
+        let metered = self.items.iter().filter(|item| item.price.meter.is_some());
+        metered.map(|item| self.billed(item, end)).collect()
+    }
+
+    /// What its flat items cost for a period.
+    fn flat(&self, period: Interval) -> Vec<Billed> {
+        let flat = self.items.iter().filter(|item| item.price.meter.is_none());
+        let bill = |item: &Item| Billed { item: item.clone(), period, trial: false, fixed: None };
+        flat.map(bill).collect()
+    }
+
     pub fn to_json(&self) -> Value {
         let items: Vec<Value> = self.items_json().take(ITEMS_SHOWN_MAX).collect();
         let mode = match self.mode {
@@ -192,7 +205,7 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
     let trial = trial(params, now)?;
     let mut metadata = Map::new();
     metadata::merge(&mut metadata, params)?;
-    let subscription = Subscription {
+    let mut subscription = Subscription {
         customer,
         items,
         cancel_at_period_end: params.boolean("cancel_at_period_end")?.unwrap_or(false),
@@ -207,9 +220,29 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
         metadata,
         id: simulator.next_id("sub"),
     };
+    pay_in_advance(simulator, &mut subscription)?;
     let end = subscription.period().end;
     simulator.schedule.add(end, Task::EndPeriod(subscription.id.clone()));
     Ok(store(simulator, subscription, "customer.subscription.created"))
+}
+
+/// Has the first invoice of flat prices paid; a payment that fails leaves no subscription.
+fn pay_in_advance(
+    simulator: &mut Simulator,
+    subscription: &mut Subscription,
+) -> Result<(), ApiError> {
+    let flat = subscription.flat(subscription.period());
+    if flat.is_empty() || subscription.is_in_trial() {
+        return Ok(());
+    }
+    payments::check_first(simulator, &subscription.customer)?;
+    let now = subscription.created;
+    let moment = Interval { start: now, end: now };
+    let invoice = invoices::draft(simulator, subscription, flat, Reason::Create, moment);
+    invoices::finalize_draft(simulator, &invoice)?;
+    payments::collect(simulator, &invoice, now, payments::Attempt::Automatic);
+    subscription.latest_invoice = Some(invoice);
+    Ok(())
 }
 
 fn price_of(simulator: &Simulator, item: &Params) -> Result<Option<Price>, ApiError> {
@@ -323,13 +356,14 @@ fn change_items(
         let missing = || ApiError::missing("subscription item", &id).referenced("items[id]");
         let place = place.ok_or_else(missing)?;
         let old = subscription.billed(&subscription.items[place], now);
+        let is_metered = old.item.price.meter.is_some();
         if change.boolean("deleted")? == Some(true) {
             subscription.items.remove(place);
-            replaced.push(old);
+            replaced.extend(is_metered.then_some(old));
         } else if let Some(price) = price.filter(|price| price.id != old.item.price.id) {
             subscription.items[place].price = price;
             subscription.items[place].since = now;
-            replaced.push(old);
+            replaced.extend(is_metered.then_some(old));
         }
     }
     if subscription.items.is_empty() {
@@ -346,10 +380,13 @@ pub fn end_period(simulator: &mut Simulator, id: &str, at: i64) {
     if subscription.ended.is_some() || period.end != at {
         return;
     }
-    let lines = subscription.items.iter().map(|item| subscription.billed(item, at)).collect();
+    let mut lines = subscription.metered(at);
+    subscription.periods += 1;
+    if !subscription.cancel_at_period_end {
+        lines.extend(subscription.flat(subscription.period()));
+    }
     let invoice = invoices::draft(simulator, &subscription, lines, Reason::Cycle, period);
     subscription.latest_invoice = Some(invoice);
-    subscription.periods += 1;
     if subscription.cancel_at_period_end {
         subscription.ended = Some(at);
         store(simulator, subscription, DELETED);
@@ -377,15 +414,19 @@ pub fn payment_settled(simulator: &mut Simulator, id: &str, invoice: &str) {
 /// Ends it now. One that has ended is said not to be there, although it can be read.
 pub fn cancel(simulator: &mut Simulator, id: &str, params: &Params) -> Answer {
     params.only(&["invoice_now", "prorate"])?;
-    params.boolean("prorate")?;
+    let prorated = params.boolean("prorate")?.unwrap_or(false);
     let last_invoice = params.boolean("invoice_now")?.unwrap_or(false);
     let mut subscription = find(simulator, id)?.clone();
     if subscription.ended.is_some() {
         return Err(ApiError::missing("subscription", id));
     }
+    if prorated && subscription.items.iter().any(|item| item.price.meter.is_none()) {
+        let message = "This simulator knows no proration of flat prices.";
+        return Err(ApiError::parameter("prorate", message));
+    }
     let now = simulator.now_seconds();
     if last_invoice && !subscription.is_in_trial() {
-        let lines = subscription.items.iter().map(|item| subscription.billed(item, now)).collect();
+        let lines = subscription.metered(now);
         let period = Interval { start: subscription.period().start, end: now };
         let invoice = invoices::draft(simulator, &subscription, lines, Reason::Update, period);
         subscription.latest_invoice = Some(invoice);

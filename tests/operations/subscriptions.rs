@@ -199,3 +199,67 @@ async fn ended_with_the_period() {
     let ended = done(operations.cancel_subscription(&made.id, when, "c").await);
     assert_eq!(ended.status, "canceled");
 }
+
+/// A world with a flat price of five dollars, and a subscription to it that is paid.
+async fn paid() -> (World, String, RemoteSubscription) {
+    let world = World::new().await;
+    let customer = done(world.create_customer(SAGA, "customer").await);
+    let fields = [
+        ("currency", "usd"),
+        ("unit_amount", "500"),
+        ("recurring[interval]", "month"),
+        ("recurring[usage_type]", "licensed"),
+        ("product_data[name]", "Plan"),
+    ];
+    let flat = world.ask("/v1/prices", &fields)["id"].as_str().unwrap().to_owned();
+    let prices = [world.prices[0].clone(), flat];
+    let made = done(world.subscribe(&customer, &prices, "made").await);
+    (world, customer.as_str().to_owned(), made)
+}
+
+fn invoices(world: &World, customer: &str) -> Vec<Value> {
+    let target = format!("/v1/invoices?customer={customer}");
+    world.handle(&SimRequest::get(&target))["data"].as_array().unwrap().clone()
+}
+
+#[tokio::test]
+async fn paid_invoices_are_refunded_once() {
+    let (world, customer, made) = paid().await;
+    let operations = world.operations();
+    done(operations.cancel_subscription(&made.id, CancelWhen::Unwanted, "a").await);
+    for key in ["b", "b", "c"] {
+        done(operations.give_back(&made.id, SAGA, key).await);
+        let all = invoices(&world, &customer);
+        assert_eq!(all.len(), 1, "there is no final invoice: {all:#?}");
+        let found = (&all[0]["status"], &all[0]["amount_paid"]);
+        assert_eq!(found, (&json!("paid"), &json!(500)));
+        assert_eq!(all[0]["post_payment_credit_notes_amount"], 500);
+    }
+    assert_eq!(world.calls("POST /v1/credit_notes"), 1);
+    let notes = world.handle(&SimRequest::get("/v1/credit_notes"))["data"].clone();
+    assert_eq!(notes[0]["metadata"]["counterfoil_saga"], SAGA);
+    assert_eq!(notes[0]["refunds"][0]["amount_refunded"], 500);
+}
+
+#[tokio::test]
+async fn drafts_and_open_invoices_are_voided() {
+    for final_first in [false, true] {
+        let (world, customer, made) = paid().await;
+        world.advance(30 * DAY);
+        let draft = invoices(&world, &customer)[0].clone();
+        assert_eq!((&draft["status"], &draft["total"]), (&json!("draft"), &json!(500)));
+        if final_first {
+            let path = format!("/v1/invoices/{}/finalize", draft["id"].as_str().unwrap());
+            world.ask(&path, &[("auto_advance", "false")]);
+        }
+        let operations = world.operations();
+        done(operations.cancel_subscription(&made.id, CancelWhen::Unwanted, "a").await);
+        for key in ["b", "c"] {
+            done(operations.give_back(&made.id, SAGA, key).await);
+        }
+        let statuses: Vec<Value> =
+            invoices(&world, &customer).iter().map(|one| one["status"].clone()).collect();
+        assert_eq!(statuses, ["void", "paid"]);
+        assert_eq!(world.calls("POST /v1/invoices/:id/void"), 1);
+    }
+}

@@ -52,7 +52,9 @@ async fn check_seeds(ground: Ground, expected: SagaState) {
         let mut plan = FaultPlan::seeded(seed, PER_MILLE, &KINDS);
         let silence = [FaultKind::HangBefore, FaultKind::HangAfter];
         plan.per_mille.extend(silence.map(|kind| (kind, SILENT_PER_MILLE)));
-        plan.paths = vec!["/v1/customers".into(), "/v1/subscriptions".into()];
+        plan.paths = ["customers", "subscriptions", "invoices", "credit_notes"]
+            .map(|path| format!("/v1/{path}"))
+            .to_vec();
         lock(&world.simulator()).set_faults(plan);
         let script = Arc::new(Script::default());
         script.obstruct((expected == SagaState::Compensated).then(|| story.obstacle()));

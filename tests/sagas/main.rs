@@ -64,6 +64,7 @@ on_every_store! {
     }
     persons {
         an_undoing_that_fails_needs_a_person,
+        no_new_start_before_the_money_is_given_back,
         an_end_that_nobody_can_tell_needs_a_person,
         what_was_undone_starts_anew,
         runners_at_the_same_time,

@@ -51,6 +51,29 @@ pub async fn an_undoing_that_fails_needs_a_person(ground: Ground) {
     assert_eq!(open_alerts(&world).await, Vec::<String>::new());
 }
 
+/// A new start would charge again: it has to wait until the money of the first life is given back.
+pub async fn no_new_start_before_the_money_is_given_back(ground: Ground) {
+    let world = World::on(ground).await;
+    let story = Create { with_customer: true };
+    let case = story.begin(&world).await;
+    let fails = FaultRule::new(FaultKind::Error503).on_call("POST /v1/credit_notes");
+    world.faults(vec![fails.times(1_000)]);
+    let state = world.drive(&case.saga, &obstructed(&story)).await;
+    assert_eq!(state, SagaState::NeedsAttention);
+    assert_eq!(world.kept(case.customer_id()), 500);
+    let revived = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
+    assert!(matches!(&revived, Revived::Done(saga) if saga.generation == 1), "{revived:?}");
+    world.faults(Vec::new());
+    let state = world.finish(&case.saga).await;
+    assert_eq!(state, SagaState::Compensated);
+    check_end(&world, &story, &case, state).await;
+    let revived = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
+    assert!(matches!(&revived, Revived::Done(saga) if saga.generation == 2), "{revived:?}");
+    let state = world.finish(&case.saga).await;
+    assert_eq!(state, SagaState::Completed);
+    check_end(&world, &story, &case, state).await;
+}
+
 /// A cancellation of which nobody knows whether it happened can neither be undone nor left.
 pub async fn an_end_that_nobody_can_tell_needs_a_person(ground: Ground) {
     let world = World::on(ground).await;

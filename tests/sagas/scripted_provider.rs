@@ -102,4 +102,8 @@ impl Operations for ScriptedProvider {
         let call = || self.real().cancel_subscription(id, when, key);
         self.script.repeatable("cancel_subscription", call).await
     }
+    async fn give_back(&self, id: &SubscriptionId, saga: &str, key: &str) -> Called<()> {
+        let call = || self.real().give_back(id, saga, key);
+        self.script.repeatable("give_back", call).await
+    }
 }

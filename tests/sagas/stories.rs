@@ -47,7 +47,7 @@ impl Story for Create {
         };
         let params = CreateParams {
             plan: "pro".into(),
-            prices: world.prices[..1].to_vec(),
+            prices: vec![world.prices[0].clone(), world.flat.clone()],
             features: vec!["exports".into()],
             name: Some("Acme".into()),
             email: None,
@@ -84,7 +84,8 @@ impl Story for Create {
         let [live] = live[..] else { panic!("{all:#?}") };
         assert_eq!(live["status"], "active");
         assert_eq!(live["metadata"]["counterfoil_saga"], tag);
-        assert_eq!(prices_of(live), world.prices[..1]);
+        assert_eq!(prices_of(live), [&world.prices[0], &world.flat]);
+        assert_eq!(world.kept(customer), 500, "the first month, paid once");
         let agreements = world.agreements(&case.tenant).await;
         let [agreement] = &agreements[..] else { panic!("{agreements:#?}") };
         assert_eq!(agreement.subscription.as_str(), live["id"]);
@@ -106,6 +107,7 @@ impl Story for Create {
             let all = world.subscriptions(customer["id"].as_str().unwrap());
             let over = all.iter().all(|one| one["status"] == "canceled");
             assert!(over && all.len() <= 1, "{all:#?}");
+            assert_eq!(world.kept(customer["id"].as_str().unwrap()), 0, "everything is given back");
         }
         assert_eq!(world.mapped_to(&case.tenant).await.as_deref(), mapped);
         assert_eq!(world.agreements(&case.tenant).await, []);

@@ -86,6 +86,8 @@ pub struct World {
     pub cutter: Cutter,
     /// Of the meter `calls`, at one cent, two and three.
     pub prices: [String; 3],
+    /// Five dollars a month, paid in advance.
+    pub flat: String,
     handle: Handle,
     numbers: AtomicU64,
     _ground: Ground,
@@ -130,6 +132,7 @@ impl World {
             submitter,
             cutter,
             prices,
+            flat: String::new(),
             handle,
             numbers,
             _ground,
@@ -140,6 +143,14 @@ impl World {
 
     async fn declare_calls(&mut self) {
         self.prices = self.declare("calls", CALLS, ["1", "2", "3"]).await;
+        let fields = [
+            ("currency", "usd"),
+            ("unit_amount", "500"),
+            ("recurring[interval]", "month"),
+            ("recurring[usage_type]", "licensed"),
+            ("product_data[name]", "Plan"),
+        ];
+        self.flat = self.ask("/v1/prices", &fields)["id"].as_str().unwrap().to_owned();
     }
 
     /// Declares a meter, here and at the provider, with prices of so many cents; returns these.
@@ -317,6 +328,20 @@ impl World {
 
     pub fn customer(&self, id: &str) -> Value {
         lock(&self.simulator()).customers().into_iter().find(|one| one["id"] == id).unwrap()
+    }
+
+    /// What a customer has paid and did not get back, in cents; nothing else may be owed.
+    pub fn kept(&self, customer: &str) -> i64 {
+        let all = self.get(&format!("/v1/invoices?limit=100&customer={customer}"));
+        let rows = all["data"].as_array().unwrap().iter();
+        rows.map(|one| {
+            let amount = |name: &str| one[name].as_i64().unwrap();
+            let status = one["status"].as_str().unwrap();
+            let owed = ["draft", "open"].contains(&status) && amount("amount_due") > 0;
+            assert!(!owed, "{one:#}");
+            amount("amount_paid") - amount("post_payment_credit_notes_amount")
+        })
+        .sum()
     }
 
     /// Subscriptions of a customer, those that have ended too.

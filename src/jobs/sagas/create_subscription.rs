@@ -3,8 +3,11 @@
 //! The customer that the tenant has is used; only one that this saga created is ever marked as
 //! abandoned, and none is deleted. The tenant is mapped to the customer in the last step, so usage
 //! is not pushed to a customer before there is a subscription to bill it by.
+//!
+//! Undone, the subscription is cancelled and everything that its invoices took is given back.
 
 use super::step::{Step, Turn, done, done_with, either, from_store, from_unreadable, settle_call};
+use crate::faults::planted;
 use crate::provider::{CancelWhen, CustomerFacts, RemoteSubscription, SubscriptionFacts};
 use crate::rules::ids::{CustomerId, SubscriptionId};
 use crate::rules::saga::{Outcome, StepShape};
@@ -152,15 +155,32 @@ impl Subscription {
     async fn cancel(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
         let CustomerResult { customer, .. } = turn.needed("customer")?;
         let own = turn.own_subscription(&customer).await.map_err(from_unreadable)?;
-        let Some(own) = own.filter(|own| !is_over(own)) else { return Ok(done()) };
-        let cancelled =
-            turn.operations.cancel_subscription(&own.id, CancelWhen::Now, &turn.key).await;
-        let look = async {
-            let found = turn.operations.read_subscription(&own.id).await?;
-            Ok(found.filter(is_over))
-        };
-        settle_call(cancelled, look).await?;
+        let Some(own) = own else { return Ok(done()) };
+        if !is_over(&own) {
+            let when = match planted("bug.undo_keeps_the_money") {
+                true => CancelWhen::Now,
+                false => CancelWhen::Unwanted,
+            };
+            let cancelled = turn.operations.cancel_subscription(&own.id, when, &turn.key).await;
+            let look = async {
+                let found = turn.operations.read_subscription(&own.id).await?;
+                Ok(found.filter(is_over))
+            };
+            settle_call(cancelled, look).await?;
+        }
+        Self::give_back(turn, &own).await?;
         Ok(done())
+    }
+
+    /// The first invoice of a flat price is paid when the subscription is made. The step is undone
+    /// only when that is given back, so that a new start never charges twice.
+    async fn give_back(turn: &Turn<'_>, own: &RemoteSubscription) -> Result<(), Outcome> {
+        if planted("bug.undo_keeps_the_money") {
+            return Ok(());
+        }
+        let given = turn.operations.give_back(&own.id, &turn.tag(), &turn.key).await;
+        // What was given back is looked up at the next try.
+        settle_call(given, async { Ok(None) }).await
     }
 }
 

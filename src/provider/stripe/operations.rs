@@ -1,4 +1,4 @@
-//! What sagas change at Stripe: customers and subscriptions.
+//! What sagas change at Stripe: customers, subscriptions, and the invoices of what is undone.
 //!
 //! Invariant: a call that changes something carries the key it was given, and the same arguments
 //! make the same bytes, so that a call made again is the same call. What a saga made names the saga
@@ -183,8 +183,9 @@ impl Operations for Stripe {
             CancelWhen::PeriodEnd => {
                 self.post(&path, &[("cancel_at_period_end", "true")], key).await
             }
-            CancelWhen::Now => {
-                let query = form::encode(&[("invoice_now", "true"), ("prorate", "false")]);
+            CancelWhen::Now | CancelWhen::Unwanted => {
+                let invoiced = if when == CancelWhen::Now { "true" } else { "false" };
+                let query = form::encode(&[("invoice_now", invoiced), ("prorate", "false")]);
                 match judge(self.client.delete(&path, &query, key).await) {
                     // Nothing is kept of a DELETE: made again it ends the subscription, or is
                     // refused because that has ended.
@@ -203,11 +204,83 @@ impl Operations for Stripe {
             Err(Unreadable { message }) => Called::Retry(message),
         }
     }
+
+    async fn give_back(&self, id: &SubscriptionId, saga: &str, key: &str) -> Called<()> {
+        let filters = [("subscription", id.as_str())];
+        let mut after = None;
+        loop {
+            let page = match self.client.page("/v1/invoices", &filters, after.as_deref()).await {
+                Ok(page) => page,
+                Err(message) => return Called::Retry(message),
+            };
+            for invoice in &page.rows {
+                match self.give_back_invoice(invoice, saga, key).await {
+                    Called::Done(()) => {}
+                    other => return other,
+                }
+            }
+            after = page.next;
+            if after.is_none() {
+                return Called::Done(());
+            }
+        }
+    }
 }
 
 impl Stripe {
     async fn post(&self, path: &str, pairs: &[(&str, &str)], key: &str) -> Called<Value> {
         judge(self.client.post(path, form::encode(pairs).into_bytes(), Some(key)).await)
+    }
+
+    /// An invoice that was just read; what was given back of it before is no part of it.
+    async fn give_back_invoice(&self, invoice: &Value, saga: &str, key: &str) -> Called<()> {
+        let Some(id) = invoice["id"].as_str() else {
+            return Called::Retry("an invoice at Stripe has no id".into());
+        };
+        let path = format!("/v1/invoices/{}", form::segment(id));
+        match invoice["status"].as_str().unwrap_or_default() {
+            // A subscription's draft cannot be deleted, only voided.
+            "draft" => {
+                let finalize = format!("{path}/finalize");
+                let (own_key, pairs) =
+                    (format!("{key}.{id}.finalize"), [("auto_advance", "false")]);
+                match self.post(&finalize, &pairs, &own_key).await {
+                    // One of nothing is paid as soon as it is final.
+                    Called::Done(fixed) if fixed["status"] == "open" => {
+                        self.void(&path, id, key).await
+                    }
+                    Called::Done(_) => Called::Done(()),
+                    Called::Refused(message) => Called::Refused(message),
+                    Called::Retry(message) => Called::Retry(message),
+                    Called::Kept(message) => Called::Kept(message),
+                }
+            }
+            "open" | "uncollectible" => self.void(&path, id, key).await,
+            "paid" => {
+                let amount = |name: &str| invoice[name].as_i64().unwrap_or(0);
+                let left = amount("amount_paid") - amount("post_payment_credit_notes_amount");
+                if left <= 0 {
+                    return Called::Done(());
+                }
+                let (left, name) = (left.to_string(), metadata(METADATA_SAGA));
+                let pairs = [
+                    ("invoice", id),
+                    ("amount", &left),
+                    ("refund_amount", &left),
+                    ("reason", "order_change"),
+                    (&name, saga),
+                ];
+                let own_key = format!("{key}.{id}.refund");
+                self.post("/v1/credit_notes", &pairs, &own_key).await.and_then(|_| Called::Done(()))
+            }
+            "void" => Called::Done(()),
+            other => Called::Refused(format!("invoice {id} is {other}; give it back by hand")),
+        }
+    }
+
+    async fn void(&self, path: &str, id: &str, key: &str) -> Called<()> {
+        let own_key = format!("{key}.{id}.void");
+        self.post(&format!("{path}/void"), &[], &own_key).await.and_then(|_| Called::Done(()))
     }
 
     async fn read_called(&self, called: Called<Value>) -> Called<RemoteSubscription> {
