@@ -197,6 +197,8 @@ pub struct RemoteSubscription {
     pub period_end: Option<Timestamp>,
     /// From when on it charges.
     pub started_at: Option<Timestamp>,
+    /// Whether usage at a price that goes is billed; if not, it is dropped.
+    pub bills_replaced: bool,
 }
 
 /// One price of a subscription, under the provider's name for its place there.

@@ -153,6 +153,7 @@ impl SagaRunner {
             cutter: &self.cutter,
             now: self.clock.now(),
             saga: &running.saga,
+            fence: running.fence,
             log: &running.log,
             key: step_key(&running.saga, &running.log, step, direction),
             again,

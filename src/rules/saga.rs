@@ -19,6 +19,8 @@ use serde::{Deserialize, Serialize};
 
 /// Tries of one step or of undoing it, before the saga turns back or needs a person.
 pub const TRIES_MAX: u32 = 12;
+/// For how long a call that was not answered may still take effect.
+const LATE_CALL: Span = Span::from_minutes(10);
 /// Pause before the second try; each further one doubles it.
 const PAUSE_FIRST_SECONDS: u32 = 1;
 const PAUSE_SECONDS_MAX: u32 = 300;
@@ -294,6 +296,24 @@ pub fn result_of<'l>(log: &'l [LogLine], generation: u32, name: &str) -> Option<
     log.iter().rev().find(done).and_then(|line| line.result.as_deref())
 }
 
+/// Until when a try of a step that has no result may still take effect at the provider; none if
+/// the step was never tried or its result is known.
+pub fn unsettled_until(log: &[LogLine], generation: u32, name: &str) -> Option<Timestamp> {
+    let own = log.iter().rev().filter(|line| line.generation == generation && line.name == name);
+    for line in own {
+        match line.mark {
+            Mark::Intent | Mark::Failed | Mark::Stale => return Some(LATE_CALL.after(line.at)),
+            Mark::Done | Mark::Refused => return None,
+            Mark::TurnedBack
+            | Mark::UndoIntent
+            | Mark::Undone
+            | Mark::UndoFailed
+            | Mark::Revived => {}
+        }
+    }
+    None
+}
+
 /// Whether a step of this generation may have reached the provider before.
 pub fn was_begun(log: &[LogLine], generation: u32, step: usize) -> bool {
     log.iter().any(|line| {
@@ -316,6 +336,9 @@ pub enum Outcome {
     Stale(String),
     /// It did not happen and will not.
     Refused(String),
+    /// It is not tried any more, and an earlier try may have happened or may still happen: the saga
+    /// turns back and undoes it.
+    GivenUp(String),
 }
 
 /// What the runner writes after a try: lines of the log in order, and the saga's new standing.
@@ -360,6 +383,11 @@ pub fn judge_act(tried: Tried<'_>, outcome: Outcome) -> Verdict {
             // The step itself surely did not happen.
             let back = can_turn_back(tried.steps, tried.generation, &without_last(tried));
             turn(tried, vec![refused], detail, back)
+        }
+        Outcome::GivenUp(detail) => {
+            let failed = (Mark::Failed, None, Some(detail.clone()));
+            let back = can_turn_back(tried.steps, tried.generation, tried.log);
+            turn(tried, vec![failed], detail, back)
         }
     }
 }
@@ -411,7 +439,10 @@ pub fn judge_undo(tried: Tried<'_>, outcome: Outcome) -> Verdict {
             let (state, tries) = (SagaState::Compensating, tried.tries);
             return Verdict { lines: Vec::new(), state, tries, due_at, detail: Some(detail) };
         }
-        Outcome::Retry(detail) | Outcome::Stale(detail) | Outcome::Refused(detail) => detail,
+        Outcome::Retry(detail)
+        | Outcome::Stale(detail)
+        | Outcome::Refused(detail)
+        | Outcome::GivenUp(detail) => detail,
     };
     let tries = tried.tries + 1;
     let state = match tries >= TRIES_MAX {

@@ -69,5 +69,5 @@ pub fn list(simulator: &Simulator, params: &Params) -> Answer {
     };
     let found: Vec<_> = simulator.credit_notes.all.iter().rev().filter(wanted).collect();
     let show = |(_, note): &(&String, &Value)| (*note).clone();
-    page_of(&found, |(id, _)| id, show, params, "/v1/credit_notes")
+    page_of(&found, |row| row.0.as_str(), show, params, "/v1/credit_notes")
 }

@@ -134,15 +134,10 @@ pub trait Sagas: Send + Sync {
     /// tries 0, due at once, and the next generation if it starts anew. A lease on it ends.
     async fn revive_saga(&self, id: &str, at: Timestamp) -> Result<Revived>;
 
-    /// Holds back the tenant's pushes of windows that start at `from` or later: they are not
-    /// claimed until the hold is released. One for each saga; writing it again changes nothing.
-    async fn put_hold(
-        &self,
-        tenant: &TenantId,
-        saga: &str,
-        from: Timestamp,
-        at: Timestamp,
-    ) -> Result<()>;
+    /// Holds back the pushes of the saga's tenant of windows that start at `from` or later: they are
+    /// not claimed until the hold is released. One for each saga; writing it again changes nothing.
+    /// False, and nothing is written, if the claim's fence is not current or the saga has ended.
+    async fn put_hold(&self, claim: (u64, u64), from: Timestamp, at: Timestamp) -> Result<bool>;
     /// Whether there was one.
     async fn release_hold(&self, saga: &str) -> Result<bool>;
     /// The tenant's pushes of windows that start before then which the provider has not taken yet:

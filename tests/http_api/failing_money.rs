@@ -133,14 +133,8 @@ impl Sagas for FailingStore {
     async fn revive_saga(&self, id: &str, at: Timestamp) -> Result<Revived> {
         self.up()?.revive_saga(id, at).await
     }
-    async fn put_hold(
-        &self,
-        tenant: &TenantId,
-        saga: &str,
-        from: Timestamp,
-        at: Timestamp,
-    ) -> Result<()> {
-        self.up()?.put_hold(tenant, saga, from, at).await
+    async fn put_hold(&self, claim: (u64, u64), from: Timestamp, at: Timestamp) -> Result<bool> {
+        self.up()?.put_hold(claim, from, at).await
     }
     async fn release_hold(&self, saga: &str) -> Result<bool> {
         self.up()?.release_hold(saga).await

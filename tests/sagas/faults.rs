@@ -37,7 +37,7 @@ pub async fn on_the_way_back(ground: Ground) {
 }
 
 async fn check_seeds(ground: Ground, expected: SagaState) {
-    let seeds = if ground.is_sqlite() { 60 } else { 20 };
+    let seeds = if ground.is_sqlite() { 60 } else { 30 };
     let world = World::on(ground).await;
     let stories: [&dyn Story; 5] = [
         &Create { with_customer: false },

@@ -80,6 +80,8 @@ on_every_store! {
         events_after_the_boundary_are_charged_by_the_new_price,
         a_change_that_comes_too_late_turns_back,
         later_pushes_wait_for_the_change,
+        plan_change_is_refused_where_replaced_usage_is_dropped,
+        a_late_call_of_a_change_that_was_given_up_is_undone,
     }
     http {
         from_the_request_to_the_end,

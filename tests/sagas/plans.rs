@@ -3,10 +3,11 @@
 
 use super::check::check_end;
 use super::stories::{Cancel, Case, Change, Create, Story, id_of, subscriber};
-use super::world::{Ground, World, at, lock, tenant_id};
+use super::world::{Ground, World, at, lock};
 use counterfoil::jobs::sagas::ChangeParams;
 use counterfoil::rules::delivery::PushState;
-use counterfoil::rules::saga::{SagaKind, SagaState};
+use counterfoil::rules::saga::{Mark, SagaKind, SagaState};
+use counterfoil::simulator::{FaultKind, FaultRule};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -126,8 +127,12 @@ pub async fn later_pushes_wait_for_the_change(ground: Ground) {
     let held = subscriber(&world, "held").await;
     let free = subscriber(&world, "free").await;
     let boundary = world.boundary().await;
-    let (tenant, now) = (tenant_id(&held.tenant), world.clock.now());
-    world.store.put_hold(&tenant, "saga_of_the_test", boundary, now).await.unwrap();
+    let now = world.clock.now();
+    let saga = world.begin(&held.tenant, SagaKind::ChangePlan, &serde_json::json!({})).await;
+    let until = now.saturating_add_micros(86_400_000_000);
+    let claimed = world.store.claim_sagas(now, until, 1).await.unwrap().remove(0);
+    let claim = (claimed.saga.number, claimed.fence);
+    assert!(world.store.put_hold(claim, boundary, now).await.unwrap());
     for minutes in ["13:10", "14:10"] {
         go_to(&world, &format!("2026-11-15T{minutes}:00Z"));
         for case in [&held, &free] {
@@ -144,7 +149,7 @@ pub async fn later_pushes_wait_for_the_change(ground: Ground) {
     let later = [at("2026-11-15T13:00:00Z"), at("2026-11-15T14:00:00Z")];
     assert_eq!(waiting(world.pushes(&held.tenant).await), later);
     assert_eq!(waiting(world.pushes(&free.tenant).await), []);
-    assert!(world.store.release_hold("saga_of_the_test").await.unwrap());
+    assert!(world.store.release_hold(&saga).await.unwrap());
     send(&world).await;
     assert_eq!(waiting(world.pushes(&held.tenant).await), []);
 }
@@ -160,7 +165,8 @@ pub async fn usage_of_the_sign_up_hour_is_invoiced(ground: Ground) {
     go_to(&world, "2026-11-15T15:00:00Z");
     send(&world).await;
     go_to(&world, "2026-12-16T12:00:00Z");
-    assert_eq!(invoiced(&world, &case), [100], "100 at one cent");
+    // The flat price of two months, and 100 at one cent.
+    assert_eq!(invoiced(&world, &case), [500, 500 + 100]);
 }
 
 /// The middle of the hour lies after the end of the subscription.
@@ -204,4 +210,52 @@ pub async fn events_after_the_boundary_are_charged_by_the_new_price(ground: Grou
     let total: i64 = invoiced(&world, &case).iter().sum();
     // With the seven calls at one cent of the other subscription.
     assert_eq!(total, 51 * 100 + 7);
+}
+
+/// The call was never answered, and takes effect when the saga has turned back.
+pub async fn a_late_call_of_a_change_that_was_given_up_is_undone(ground: Ground) {
+    let world = World::on(ground).await;
+    let case = Change.begin(&world).await;
+    let silent = FaultRule::new(FaultKind::Error503).on_call("POST /v1/subscriptions/:id");
+    world.faults(vec![silent.times(1_000)]);
+    let turned = |mark: Mark| mark == Mark::TurnedBack;
+    while !world.saga(&case.saga).await.1.iter().any(|line| turned(line.mark)) {
+        world.runner(&Arc::default()).pass().await.unwrap();
+        world.submitter.run_due().await.unwrap();
+        world.wait_for(&case.saga).await;
+    }
+    world.faults(Vec::new());
+    let before = case.subscription_now(&world);
+    let item = before["items"]["data"][0]["id"].as_str().unwrap();
+    let fields = [
+        ("items[0][id]", item),
+        ("items[0][deleted]", "true"),
+        ("items[1][price]", &world.prices[1]),
+    ];
+    world.ask(&format!("/v1/subscriptions/{}", before["id"].as_str().unwrap()), &fields);
+    assert_eq!(world.finish(&case.saga).await, SagaState::Compensated);
+    check_end(&world, &Change, &case, SagaState::Compensated).await;
+}
+
+/// In the older billing mode the provider drops the usage of the period when prices change.
+pub async fn plan_change_is_refused_where_replaced_usage_is_dropped(ground: Ground) {
+    let world = World::on(ground).await;
+    let tenant = world.fresh("classic");
+    let customer = world.map_customer(&tenant).await;
+    let fields = [
+        ("customer", customer.as_str()),
+        ("items[0][price]", &world.prices[0]),
+        ("billing_mode[type]", "classic"),
+    ];
+    let subscription = id_of(&world.ask("/v1/subscriptions", &fields));
+    world.used(&tenant, "7", world.clock.now()).await;
+    let (plan, prices) = ("scale".to_owned(), world.prices[1..2].to_vec());
+    let (features, boundary) = (Vec::new(), world.boundary().await);
+    let params = ChangeParams { subscription, plan, prices, features, boundary };
+    let saga = world.begin(&tenant, SagaKind::ChangePlan, &params).await;
+    assert_eq!(world.finish(&saga).await, SagaState::Compensated);
+    go_to(&world, "2026-11-15T15:00:00Z");
+    send(&world).await;
+    go_to(&world, "2026-12-16T12:00:00Z");
+    assert_eq!(world.kept(&customer), 7);
 }

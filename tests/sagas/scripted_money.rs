@@ -130,14 +130,8 @@ impl Sagas for ScriptedStore {
     async fn revive_saga(&self, id: &str, at: Timestamp) -> Result<Revived> {
         self.through("revive_saga", self.inner.revive_saga(id, at)).await
     }
-    async fn put_hold(
-        &self,
-        tenant: &TenantId,
-        saga: &str,
-        from: Timestamp,
-        at: Timestamp,
-    ) -> Result<()> {
-        self.repeatable("put_hold", || self.inner.put_hold(tenant, saga, from, at)).await
+    async fn put_hold(&self, claim: (u64, u64), from: Timestamp, at: Timestamp) -> Result<bool> {
+        self.repeatable("put_hold", || self.inner.put_hold(claim, from, at)).await
     }
     async fn release_hold(&self, saga: &str) -> Result<bool> {
         self.repeatable("release_hold", || self.inner.release_hold(saga)).await

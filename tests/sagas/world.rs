@@ -306,7 +306,7 @@ impl World {
     }
 
     /// Goes to when the saga is due, or past the lease of a runner that is gone.
-    async fn wait_for(&self, id: &str) {
+    pub async fn wait_for(&self, id: &str) {
         let (saga, _) = self.saga(id).await;
         let ahead = saga.due_at.micros() - self.clock.now().micros();
         let micros = if ahead > 0 { ahead } else { BEYOND_LEASE_SECONDS * MICROS_PER_SECOND };

@@ -389,14 +389,19 @@ pub async fn a_hold_keeps_later_pushes_back(f: Fixture) {
             b.planned(tenant, &format!("e{hour}"), meter, "1", hour).await;
         }
     }
-    let hold = async |b: &Billed, saga: &str, hour: i64| {
-        let from = window(hour).start;
-        b.f.store.put_hold(&tenant_id("acme"), saga, from, b.f.now).await.unwrap();
+    let hold = async |b: &Billed, claimed: &ClaimedSaga, hour: i64| {
+        let claim = (claimed.saga.number, claimed.fence);
+        b.f.store.put_hold(claim, window(hour).start, b.f.now).await.unwrap()
     };
-    hold(&b, "saga_1", 1).await;
+    begun(&b.f, "acme", "1").await;
+    let first = claim_one(&b.f, 0).await;
+    assert!(hold(&b, &first, 1).await);
     // Written again it changes nothing.
-    hold(&b, "saga_1", 0).await;
-    hold(&b, "saga_2", 2).await;
+    assert!(hold(&b, &first, 0).await);
+    assert!(write(&b.f, &first, vec![], standing(&b.f, SagaState::Completed, 0), 0).await);
+    begun(&b.f, "acme", "2").await;
+    let second = claim_one(&b.f, 0).await;
+    assert!(hold(&b, &second, 2).await);
     b.f.restart().await;
     let claimed = async |b: &Billed, minute: i64| -> Vec<(String, i64)> {
         let mut claimed: Vec<(String, i64)> = b
@@ -414,13 +419,41 @@ pub async fn a_hold_keeps_later_pushes_back(f: Fixture) {
     expected.extend(others.clone());
     assert_eq!(claimed(&b, 0).await, expected, "windows from the hold on wait");
     // Leases end after ten minutes; all can be claimed again.
-    assert!(b.f.store.release_hold("saga_1").await.unwrap());
-    assert!(!b.f.store.release_hold("saga_1").await.unwrap(), "it is gone");
+    assert!(b.f.store.release_hold(&first.saga.id).await.unwrap());
+    assert!(!b.f.store.release_hold(&first.saga.id).await.unwrap(), "it is gone");
     expected.insert(1, place("acme", 1));
     assert_eq!(claimed(&b, 20).await, expected, "the other hold still stands");
-    assert!(b.f.store.release_hold("saga_2").await.unwrap());
+    assert!(b.f.store.release_hold(&second.saga.id).await.unwrap());
     expected.insert(2, place("acme", 2));
     assert_eq!(claimed(&b, 40).await, expected);
+}
+
+/// Begins a saga of acme that holds back windows from then on; returns its id.
+async fn held(b: &Billed, from: counterfoil::rules::timestamp::Timestamp) -> String {
+    begun(&b.f, "acme", "held").await;
+    let ClaimedSaga { saga, fence, .. } = claim_one(&b.f, 0).await;
+    assert!(b.f.store.put_hold((saga.number, fence), from, b.f.now).await.unwrap());
+    saga.id
+}
+
+/// A runner that wakes up too late leaves no hold behind.
+pub async fn a_hold_needs_a_current_claim(f: Fixture) {
+    let b = Billed::start(f).await;
+    begun(&b.f, "acme", "1").await;
+    let stale = claim_one(&b.f, 0).await;
+    let current = claim_one(&b.f, 20).await;
+    let put = async |claimed: &ClaimedSaga| {
+        let claim = (claimed.saga.number, claimed.fence);
+        b.f.store.put_hold(claim, window(1).start, b.f.now).await.unwrap()
+    };
+    assert!(!put(&stale).await);
+    assert!(!b.f.store.release_hold(&current.saga.id).await.unwrap(), "nothing was written");
+    assert!(put(&current).await);
+    assert!(b.f.store.release_hold(&current.saga.id).await.unwrap());
+    let ended = standing(&b.f, SagaState::Compensated, 20);
+    assert!(write(&b.f, &current, vec![], ended, 20).await);
+    assert!(!put(&current).await, "the saga has ended");
+    assert!(!b.f.store.release_hold(&current.saga.id).await.unwrap());
 }
 
 /// Pushes that are held do not keep others of their tenant and meter waiting.
@@ -429,13 +462,13 @@ pub async fn an_earlier_window_passes_a_held_one(f: Fixture) {
     b.customer("acme", "cus_acme").await;
     b.planned("acme", "e5", "tokens", "5", 5).await;
     b.planned("acme", "e1", "tokens", "1", 1).await;
-    b.f.store.put_hold(&tenant_id("acme"), "saga_1", window(3).start, b.f.now).await.unwrap();
+    let saga = held(&b, window(3).start).await;
     let claimed = b.claim_one(0).await;
     assert_eq!(claimed.push.window, window(1));
     assert!(b.begin(&claimed, 0).await);
     assert!(b.settle(&claimed, b.accepted(0), 0).await);
     assert_eq!(b.claim(1).await, vec![]);
-    assert!(b.f.store.release_hold("saga_1").await.unwrap());
+    assert!(b.f.store.release_hold(&saga).await.unwrap());
     assert_eq!(b.claim_one(2).await.push.window, window(5));
 }
 
@@ -594,12 +627,12 @@ pub async fn held_pushes_are_stamped_when_the_prices_changed(f: Fixture) {
     b.used("held", "single", "2", 10).await;
     b.cut("single", &[9, 10]).await;
     let boundary = window(10).start;
-    b.f.store.put_hold(&tenant_id("acme"), "saga_1", boundary, b.f.now).await.unwrap();
+    let saga = held(&b, boundary).await;
     let changed_at = after(boundary, 45);
-    let began = Agreement { began_at: boundary, ..agreement(&b.f, "saga_1", "sub_1", 0) };
+    let began = Agreement { began_at: boundary, ..agreement(&b.f, &saga, "sub_1", 0) };
     b.f.store.record_agreement(began).await.unwrap();
     for _ in 0..2 {
-        b.f.store.charge_from("saga_1", changed_at).await.unwrap();
+        b.f.store.charge_from(&saga, changed_at).await.unwrap();
     }
     b.used("late", "single", "4", 10).await;
     b.cut("single", &[10]).await;
@@ -624,19 +657,13 @@ pub async fn unconfirmed_windows_before_a_boundary_are_listed(f: Fixture) {
     assert_eq!(list(9).await, []);
     b.customer("acme", "cus_acme").await;
     b.customer("umbrella", "cus_umbrella").await;
-    for (minute, (tenant, id, quantity, hour)) in [
-        ("acme", "a", "1", 2),
-        ("acme", "b", "2", 1),
-        ("umbrella", "c", "4", 1),
-        ("acme", "d", "8", 3),
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    let used = [("acme", "a", "1", 2), ("acme", "b", "2", 1), ("umbrella", "c", "4", 1)];
+    for (minute, (tenant, id, quantity, hour)) in (0..).zip(used) {
         b.planned(tenant, id, "tokens", quantity, hour).await;
-        let minute = minute as i64;
         b.send(b.accepted(minute), minute).await;
     }
+    b.planned("acme", "d", "tokens", "8", 3).await;
+    b.send(b.accepted(3), 3).await;
     assert_eq!(list(9).await, [(1, "2".into(), 1), (2, "1".into(), 1)]);
     assert_eq!(list(1).await, [(1, "2".into(), 1)]);
 }

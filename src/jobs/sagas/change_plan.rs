@@ -14,7 +14,7 @@ use super::step::{Step, Turn, done, done_with, either, from_store};
 use crate::provider::RemoteSubscription;
 use crate::rules::drain::Ending;
 use crate::rules::ids::SubscriptionId;
-use crate::rules::saga::{Outcome, StepShape};
+use crate::rules::saga::{Outcome, StepShape, unsettled_until};
 use crate::rules::timestamp::Timestamp;
 use crate::store::saga::Agreement;
 use async_trait::async_trait;
@@ -46,8 +46,18 @@ impl Hold {
     async fn put(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
         let params: ChangeParams = turn.params()?;
         let subscription = read_own(turn, &params.subscription).await?;
-        let held = turn.store.put_hold(&turn.saga.tenant, &turn.saga.id, params.boundary, turn.now);
-        held.await.map_err(from_store)?;
+        if !subscription.bills_replaced {
+            return Err(Outcome::Refused(format!(
+                "subscription {} has billing mode classic, in which the usage of the period is \
+                 dropped when its prices change; migrate it to flexible billing first",
+                subscription.id
+            )));
+        }
+        let claim = (turn.saga.number, turn.fence);
+        let held = turn.store.put_hold(claim, params.boundary, turn.now).await;
+        if !held.map_err(from_store)? {
+            return Err(Outcome::Retry("another runner has the saga".into()));
+        }
         Ok(done_with(&HoldResult { prices_before: prices_of(&subscription) }))
     }
 }
@@ -105,10 +115,12 @@ impl Change {
         }
         let boundary = params.boundary;
         if !Ending::Change.is_in_time(boundary, turn.now) {
-            return Err(Outcome::Refused(format!(
+            let why = format!(
                 "the prices could not be changed within 25 minutes of {boundary}, and usage since \
                  then would be charged by the old ones; begin the change again"
-            )));
+            );
+            // An earlier try may have changed them, or may still.
+            return Err(if turn.again { Outcome::GivenUp(why) } else { Outcome::Refused(why) });
         }
         let changed = set(turn, &subscription, &params.prices).await?;
         Ok(done_with(&ChangeResult::of(turn, &params, &changed)))
@@ -126,8 +138,15 @@ impl Change {
         };
         if are_same(&prices_of(&subscription), &params.prices) {
             set(turn, &subscription, &prices_before).await?;
+            return Ok(done());
         }
-        Ok(done())
+        match unsettled_until(turn.log, turn.saga.generation, "change") {
+            Some(until) if turn.now < until => {
+                let waits = "a call to change the prices was not answered and may take effect late";
+                Ok(Outcome::Later(until, waits.into()))
+            }
+            Some(_) | None => Ok(done()),
+        }
     }
 }
 

@@ -29,6 +29,8 @@ pub struct Turn<'a> {
     pub cutter: &'a Cutter,
     pub now: Timestamp,
     pub saga: &'a Saga,
+    /// Of the runner's claim.
+    pub fence: u64,
     pub log: &'a [LogLine],
     /// Of the request, if there is one.
     pub key: String,

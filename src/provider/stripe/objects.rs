@@ -61,6 +61,7 @@ pub fn read_remote(object: &Value) -> Option<RemoteSubscription> {
         cancel_at_period_end: object["cancel_at_period_end"].as_bool()?,
         period_end: read_period(object).map(|period| period.end),
         started_at: instant(&object["start_date"]),
+        bills_replaced: object["billing_mode"]["type"] == "flexible",
     })
 }
 

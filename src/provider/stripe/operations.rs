@@ -214,9 +214,9 @@ impl Operations for Stripe {
                 Err(message) => return Called::Retry(message),
             };
             for invoice in &page.rows {
-                match self.give_back_invoice(invoice, saga, key).await {
-                    Called::Done(()) => {}
-                    other => return other,
+                let given = self.give_back_invoice(invoice, saga, key).await;
+                if given != Called::Done(()) {
+                    return given;
                 }
             }
             after = page.next;

@@ -141,3 +141,31 @@ fn a_person_takes_it_up_where_it_stopped() {
         assert!(matches!(judge_revival(&saga(state, 1), &[]), Revival::Refused(_)));
     }
 }
+
+#[test]
+fn what_is_given_up_is_undone() {
+    let log = lines(&[(0, Mark::Intent), (0, Mark::Failed), (0, Mark::Intent)]);
+    let tried = Tried { steps: &STEPS, log: &log, generation: 1, tries: 1, now: at(100) };
+    let verdict = judge_act(tried, Outcome::GivenUp("too late".into()));
+    assert_eq!(verdict.state, SagaState::Compensating);
+    let marks: Vec<Mark> = verdict.lines.iter().map(|line| line.0).collect();
+    assert_eq!(marks, [Mark::Failed, Mark::TurnedBack]);
+    let mut log = log;
+    log.extend(marks.into_iter().map(|mark| line(0, mark)));
+    assert_eq!(next_move(&STEPS, 1, &log), Move::Undo(0));
+}
+
+#[test]
+fn a_call_without_an_answer_may_take_effect_later() {
+    let check = |marks: &[(u32, Mark)], expected: Option<u32>| {
+        let until = unsettled_until(&lines(marks), 1, "one");
+        assert_eq!(until, expected.map(at), "{marks:?}");
+    };
+    check(&[], None);
+    check(&[(1, Mark::Intent)], None);
+    check(&[(0, Mark::Intent)], Some(600));
+    check(&[(0, Mark::Intent), (0, Mark::Failed), (0, Mark::TurnedBack)], Some(600));
+    check(&[(0, Mark::Intent), (0, Mark::Failed), (0, Mark::UndoIntent)], Some(600));
+    check(&[(0, Mark::Intent), (0, Mark::Done)], None);
+    check(&[(0, Mark::Intent), (0, Mark::Refused)], None);
+}

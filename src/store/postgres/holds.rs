@@ -1,29 +1,35 @@
 //! Holds: tenants whose later pushes wait while a saga changes what they are charged by.
 //!
-//! Invariant: one for each saga; a push that a hold keeps back is claimed by nobody
+//! Invariant: one for each saga, put by the current claimant of one that has not ended; a push that a hold keeps back is claimed by nobody
 //! (`pushes::claim_due` looks). A crash leaves all of a call or nothing, and every call may be
 //! repeated: the first hold of a saga stands, and one that is gone stays gone.
 
-use super::declarations::hold_tenant;
-use super::scalars::{SqlTimestamp, column, read_count};
+use super::scalars::{SqlTimestamp, column, read_count, write_count};
 use super::transaction::Done;
 use crate::rules::ids::TenantId;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use deadpool_postgres::ClientWrapper;
 
+/// Whether the hold of the saga is there; false if its claim is not current or it has ended.
 pub async fn put_hold(
     client: &ClientWrapper,
-    (tenant, saga): (&TenantId, &str),
+    (saga, fence): (u64, u64),
     from: Timestamp,
     at: Timestamp,
-) -> Done<()> {
-    let tenant_no = hold_tenant(client, tenant, at).await?;
+) -> Done<bool> {
+    let sql = "-- put_hold
+        SELECT id, tenant_no FROM sagas
+        WHERE saga_no = $1 AND fence = $2 AND state IN ('running', 'compensating')
+        FOR UPDATE";
+    let found = client.query_opt(sql, &[&write_count(saga)?, &write_count(fence)?]).await?;
+    let Some(row) = found else { return Ok(false) };
+    let (id, tenant_no): (String, i32) = (column(&row, 0)?, column(&row, 1)?);
     let sql = "-- put_hold
         INSERT INTO holds (saga, tenant_no, held_from, created_at) VALUES ($1, $2, $3, $4)
         ON CONFLICT (saga) DO NOTHING";
-    client.execute(sql, &[&saga, &tenant_no, &SqlTimestamp(from), &SqlTimestamp(at)]).await?;
-    Ok(())
+    client.execute(sql, &[&id, &tenant_no, &SqlTimestamp(from), &SqlTimestamp(at)]).await?;
+    Ok(true)
 }
 
 /// Pushes that the saga's hold keeps back, and that nobody has tried to send, are not stamped before

@@ -132,15 +132,9 @@ impl Sagas for PostgresStore {
         self.transact(work).await
     }
 
-    async fn put_hold(
-        &self,
-        tenant: &TenantId,
-        saga: &str,
-        from: Timestamp,
-        at: Timestamp,
-    ) -> Result<()> {
+    async fn put_hold(&self, claim: (u64, u64), from: Timestamp, at: Timestamp) -> Result<bool> {
         let work = move |client: Arc<Transaction>| async move {
-            holds::put_hold(&client, (tenant, saga), from, at).await
+            holds::put_hold(&client, claim, from, at).await
         };
         self.transact(work).await
     }

@@ -104,20 +104,8 @@ impl Sagas for SqliteStore {
         self.write(move |writer| writer.write(|c| revive_saga(c, &id, at))).await
     }
 
-    async fn put_hold(
-        &self,
-        tenant: &TenantId,
-        saga: &str,
-        from: Timestamp,
-        at: Timestamp,
-    ) -> Result<()> {
-        let (tenant, saga) = (tenant.clone(), saga.to_owned());
-        self.write(move |writer| {
-            writer.write_for(&tenant, at, |connection, tenant| {
-                holds::put_hold(connection, tenant, &saga, (from, at))
-            })
-        })
-        .await
+    async fn put_hold(&self, claim: (u64, u64), from: Timestamp, at: Timestamp) -> Result<bool> {
+        self.write(move |writer| writer.write(|c| holds::put_hold(c, claim, (from, at)))).await
     }
 
     async fn release_hold(&self, saga: &str) -> Result<bool> {

@@ -1,7 +1,7 @@
 //! Holds: tenants whose later pushes wait while a plan changes.
 //!
-//! Invariant: a saga has one hold at most, and it stays as it was first written. `claim_pushes`
-//! leaves out what a hold keeps back. A crash leaves a hold in place; its saga releases it.
+//! Invariant: a saga has one hold at most, and it stays as it was first written; only the current
+//! claimant of a saga that has not ended puts one. `claim_pushes` leaves out what a hold keeps back. A crash leaves a hold in place; its saga releases it.
 
 use crate::rules::ids::TenantNo;
 use crate::rules::timestamp::Timestamp;
@@ -9,21 +9,32 @@ use crate::store::Result;
 use crate::store::sqlite::sql_error;
 use rusqlite::{Connection, params};
 
+/// Whether the hold of the saga is there; false if its claim is not current or it has ended.
 pub fn put_hold(
     connection: &Connection,
-    tenant: TenantNo,
-    saga: &str,
+    (saga, fence): (u64, u64),
     (from, at): (Timestamp, Timestamp),
-) -> Result<()> {
+) -> Result<bool> {
     connection
         .prepare_cached(
             "-- put_hold
-             INSERT INTO holds (saga, tenant_no, held_from, created_at) VALUES (?, ?, ?, ?)
+             INSERT INTO holds (saga, tenant_no, held_from, created_at)
+             SELECT id, tenant_no, ?, ? FROM sagas
+             WHERE saga_no = ? AND fence = ? AND state IN ('running', 'compensating')
              ON CONFLICT DO NOTHING",
         )
-        .and_then(|mut insert| insert.execute(params![saga, tenant.0, from.micros(), at.micros()]))
+        .and_then(|mut put| put.execute(params![from.micros(), at.micros(), saga, fence]))
         .map_err(sql_error)?;
-    Ok(())
+    connection
+        .prepare_cached(
+            "-- put_hold
+             SELECT EXISTS (
+                 SELECT 1 FROM holds JOIN sagas ON sagas.id = holds.saga
+                 WHERE saga_no = ? AND fence = ? AND state IN ('running', 'compensating')
+             )",
+        )
+        .and_then(|mut select| select.query_row(params![saga, fence], |row| row.get(0)))
+        .map_err(sql_error)
 }
 
 /// Pushes that the saga's hold keeps back, and that nobody has tried to send, are not stamped before
