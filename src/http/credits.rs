@@ -10,7 +10,6 @@ use super::auth::{Caller, Scope};
 use super::extract::{Json, LIMIT_MAX, Path, Query, parse_amount, parse_limit, read_json};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
-use crate::faults::planted;
 use crate::jobs::credits::{Balance, Reckoning, coverable, read_balance};
 use crate::jobs::thresholds::{period_around, read_used};
 use crate::rules::credit::{ChangeKind, CreditChange, GRANTS_MAX, Grant, GrantTerms, Pool};
@@ -311,8 +310,7 @@ pub async fn take_back(
     let (key, memo) = (once.key.clone(), parse_memo(memo)?);
     let catalog = app.catalog.reload().await?;
     let balance = read_balance(&*app.store, &catalog, &tenant, app.reckoning()).await?;
-    let reserved = balance.pending.get(&grant).copied().unwrap_or_default();
-    let reserved = if planted("bug.take_back_ignores_pending") { Quantity::ZERO } else { reserved };
+    let reserved = balance.reserved(grant);
     let order = TakeBack { tenant, grant, key, amount, reserved, memo };
     let completing = once.completing(move |taken: &TakenBack| answer_taken(taken, &catalog));
     let taken = app.store.take_back(order, app.clock.now(), Some(&completing)).await?;

@@ -7,7 +7,7 @@
 
 use super::{Stop, repeat};
 use crate::clock::Clock;
-use crate::faults::planted;
+use crate::faults::{crash_point, planted};
 use crate::rules::billing::Granularity;
 use crate::rules::credit::{
     CoverOrder, DrawOrder, Grant, Pool, affordable, bound_draws, in_order, plan_covering,
@@ -67,6 +67,16 @@ pub struct Balance {
     pub pending: BTreeMap<u64, Quantity>,
 }
 
+impl Balance {
+    /// What usage that was not cut yet will draw on a grant: it cannot be taken back.
+    pub fn reserved(&self, grant: u64) -> Quantity {
+        if planted("bug.take_back_ignores_pending") {
+            return Quantity::ZERO;
+        }
+        self.pending.get(&grant).copied().unwrap_or_default()
+    }
+}
+
 /// A window's usage that no cut has seen.
 struct Uncut {
     order: CoverOrder,
@@ -86,6 +96,7 @@ pub async fn read_balance(
     let live = || store.list_grants(tenant, GrantFilter::Live, 0, GRANTS_READ_MAX);
     let mut stored = live().await?;
     for _ in 0..READ_TRIES {
+        crash_point("credits.grants_read");
         let uncut = read_all_uncut(store, catalog, tenant, &stored, reckoning).await?;
         let again = live().await?;
         if again == stored || planted("bug.balance_overstates") {

@@ -12,6 +12,18 @@ pub type HourKey = (String, String, i64);
 pub type Hours = BTreeMap<HourKey, Quantity>;
 
 impl World<'_> {
+    /// The provider reports a push of several attempts: one of them was refused, and another may
+    /// have counted.
+    pub fn report_some(&mut self) {
+        let audited: Vec<Audited> = serde_json::from_str(&self.order(&Order::Audit)).unwrap();
+        let again = audited.into_iter().filter(|push| push.attempts > 1);
+        let keys: Vec<String> = again.map(|push| push.key).collect();
+        if !keys.is_empty() {
+            let key = self.dice.pick(&keys).clone();
+            self.order(&Order::Report { keys: vec![key] });
+        }
+    }
+
     /// What must hold at every moment: of a window at most one push is unresolved, a key is of one
     /// push, and what is said to be at the provider came there under its key and with its value.
     pub fn audit(&mut self) -> Result<(), String> {
@@ -83,14 +95,10 @@ impl World<'_> {
             to: self.now + DAY,
         };
         let read: Vec<HourTotal> = serde_json::from_str(&self.order(&order)).unwrap();
-        let mut ledger = Hours::new();
-        for row in read {
-            let total = Quantity::parse_stored(&row.billable).unwrap();
-            if total != Quantity::ZERO {
-                ledger.insert((row.tenant, row.meter, row.hour), total);
-            }
-        }
+        let ledger = add_hours(Hours::new(), read);
+        // Usage is billed or covered by credits.
         let provider = self.provider_hours().map_err(|what| format!("{when}: {what}"))?;
+        let provider = add_hours(provider, self.read_covered());
         if ledger == provider && ledger == self.expected {
             return Ok(u64::try_from(ledger.len()).unwrap());
         }
@@ -128,4 +136,15 @@ impl World<'_> {
         }
         Ok(hours.into_iter().map(|(key, (_, total))| (key, total)).collect())
     }
+}
+
+/// Adds rows to totals; those that are zero are left out.
+pub fn add_hours(mut hours: Hours, rows: Vec<HourTotal>) -> Hours {
+    for row in rows {
+        let amount = Quantity::parse_stored(&row.amount).unwrap();
+        let total = hours.entry((row.tenant, row.meter, row.hour)).or_insert(Quantity::ZERO);
+        *total = total.checked_add(amount).unwrap();
+    }
+    hours.retain(|_, total| *total != Quantity::ZERO);
+    hours
 }

@@ -7,6 +7,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::wildcard_enum_match_arm)]
 
+mod bugs;
 mod checks;
 mod crew;
 mod dice;
@@ -16,6 +17,7 @@ mod stories;
 mod worker;
 mod world;
 
+use bugs::{BUGS, Bug};
 use place::{Kind, Place};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -24,16 +26,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 use stories::Story;
 use world::{Counters, World};
-
-/// Each is planted in `src` under `bug.NAME` and must be found.
-const BUGS: [(&str, &str); 6] = [
-    ("random_key_per_try", "a push gets another identifier with each attempt"),
-    ("key_without_revision", "all revisions of a window have one key"),
-    ("resend_past_24h", "a push is sent again although the provider forgot its key"),
-    ("new_key_after_500", "a 500 is answered with a new identifier"),
-    ("state_saved_before_send", "a push is called submitted before it is sent"),
-    ("two_unresolved", "a second push of a window is begun while one is unresolved"),
-];
 
 const USAGE: &str = "\
 cargo xtask simulate [--seeds N] [--from S] [--store sqlite|postgres] [--bug NAME] [--story NAME]
@@ -49,13 +41,13 @@ cargo xtask simulate [--seeds N] [--from S] [--store sqlite|postgres] [--bug NAM
 
 /// Seeds of a plain test run, on each store, and most seeds until a bug is found.
 const TEST_SEEDS: u64 = 10;
-const BUG_SEEDS_MAX: u64 = 120;
+const BUG_SEEDS_MAX: u64 = 60;
 
 struct Run {
     kind: Kind,
     from: u64,
     seeds: u64,
-    bug: Option<String>,
+    bug: Option<&'static Bug>,
     story: Option<Story>,
 }
 
@@ -68,8 +60,8 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         ["--list-bugs"] => {
-            for (name, what) in BUGS {
-                println!("{name:24}{what}");
+            for Bug { name, what, .. } in &BUGS {
+                println!("{name:28}{what}");
             }
             ExitCode::SUCCESS
         }
@@ -101,10 +93,7 @@ fn parse(words: &[&str]) -> Option<Run> {
             ["--from", number] => run.from = number.parse().ok()?,
             ["--store", "sqlite"] => run.kind = Kind::Sqlite,
             ["--store", "postgres"] => run.kind = Kind::Postgres,
-            ["--bug", name] => {
-                let (name, _) = BUGS.into_iter().find(|(known, _)| known == name)?;
-                run.bug = Some(name.to_owned());
-            }
+            ["--bug", name] => run.bug = Some(Bug::named(name)?),
             ["--story", name] => {
                 run.story = Some(Story::ALL.into_iter().find(|story| story.name() == *name)?);
             }
@@ -132,11 +121,10 @@ fn test() -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    for (name, _) in BUGS {
+    for bug in &BUGS {
         for kind in kinds.iter().copied() {
-            let bug = Some(name.to_owned());
-            let run = Run { kind, from: 1, seeds: BUG_SEEDS_MAX, bug, story: None };
-            let outcome = simulate(&run);
+            let run = Run { kind, from: 1, seeds: BUG_SEEDS_MAX, bug: Some(bug), story: None };
+            let (outcome, name) = (simulate(&run), bug.name);
             let Some((seed, _)) = outcome.violation else {
                 println!("bug {name} on {} was NOT found in {BUG_SEEDS_MAX} seeds", kind.name());
                 return ExitCode::FAILURE;
@@ -177,7 +165,11 @@ fn simulate(run: &Run) -> Outcome {
                     if seed >= run.from + run.seeds || wrong.load(Ordering::SeqCst) {
                         return;
                     }
-                    let (counted, result) = live(run, seed, &runtime);
+                    let story = run.story.unwrap_or_else(|| Story::of(seed));
+                    if run.bug.is_some_and(|bug| !bug.needs(story)) {
+                        continue;
+                    }
+                    let (counted, result) = live(run, (seed, story), &runtime);
                     lived.fetch_add(1, Ordering::SeqCst);
                     counters.lock().unwrap().add(&counted);
                     if let Err(what) = result {
@@ -196,10 +188,13 @@ fn simulate(run: &Run) -> Outcome {
     }
 }
 
-fn live(run: &Run, seed: u64, runtime: &tokio::runtime::Runtime) -> (Counters, Result<(), String>) {
+fn live(
+    run: &Run,
+    (seed, story): (u64, Story),
+    runtime: &tokio::runtime::Runtime,
+) -> (Counters, Result<(), String>) {
     let place = Place::new(run.kind, seed, runtime);
-    let mut world = World::new(seed, run.bug.as_deref(), &place, runtime);
-    let story = run.story.unwrap_or_else(|| Story::of(seed));
+    let mut world = World::new(seed, run.bug.map(|bug| bug.name), &place, runtime);
     let result = story.live(&mut world).map_err(|what| format!("({}) {what}", story.name()));
     let counted = world.count();
     drop(world);
@@ -236,7 +231,7 @@ fn report(run: &Run, outcome: Outcome) -> ExitCode {
         println!("no violation");
         return ExitCode::SUCCESS;
     };
-    let bug = run.bug.as_ref().map_or_else(String::new, |bug| format!(" --bug {bug}"));
+    let bug = run.bug.map_or_else(String::new, |bug| format!(" --bug {}", bug.name));
     let story = run.story.map_or_else(String::new, |story| format!(" --story {}", story.name()));
     println!("VIOLATION in seed {seed}: {what}");
     println!("again: cargo xtask simulate --seeds 1 --from {seed} --store {store}{bug}{story}");

@@ -45,6 +45,10 @@ pub enum Order {
     Reconcile,
     /// A person retries every dead push that may be retried.
     Retry,
+    /// The provider reports that it refused these pushes, by their keys.
+    Report {
+        keys: Vec<String>,
+    },
     Open,
     /// Every push that is not replaced, for the parent to look at.
     Audit,
@@ -56,7 +60,56 @@ pub enum Order {
         from: i64,
         to: i64,
     },
+    /// Issues credits that cover every meter, one for one; answers with the grant's number.
+    Grant {
+        tenant: String,
+        key: String,
+        amount: String,
+        effective_at: i64,
+        expires_at: Option<i64>,
+    },
+    /// Takes back all that may be taken; answers with the amount.
+    TakeBack {
+        tenant: String,
+        key: String,
+        grant: u64,
+    },
+    /// Ends grants that have expired.
+    Expire,
+    /// Answers with what is available, or with nothing if that cannot be said now.
+    Balance {
+        tenant: String,
+        /// Whether a cut draws on the grants while the balance is read.
+        during_cut: bool,
+    },
+    /// What credits have covered, by hour.
+    Covered {
+        tenants: Vec<String>,
+    },
+    /// Begins a saga; answers with its id, or with nothing if another saga of the tenant is open.
+    Begin {
+        tenant: String,
+        key: String,
+        saga: SagaParams,
+    },
+    /// Moves sagas that are due.
+    Sagas,
+    /// Answers with the state of a saga and its log.
+    SagaState {
+        id: String,
+    },
+    /// A person revives a saga that needs attention.
+    Revive {
+        id: String,
+    },
     Exit,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum SagaParams {
+    Create { prices: Vec<String> },
+    Change { subscription: String, prices: Vec<String>, boundary: i64 },
+    Cancel { subscription: String, boundary: i64 },
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -85,13 +138,14 @@ pub struct Audited {
     pub settled: bool,
     /// Whether it was begun and its outcome is unknown.
     pub unresolved: bool,
+    pub attempts: u32,
 }
 
-/// The ledger's total of a tenant, a meter and an hour.
+/// An amount of a tenant, a meter and an hour.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HourTotal {
     pub tenant: String,
     pub meter: String,
     pub hour: i64,
-    pub billable: String,
+    pub amount: String,
 }

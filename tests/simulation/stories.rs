@@ -2,9 +2,11 @@
 //! faults and the deaths of workers are part of all.
 
 mod clocks;
+pub mod credits;
 mod customers;
 mod readings;
 mod restores;
+mod subscriptions;
 mod workers;
 
 use crate::world::World;
@@ -23,20 +25,26 @@ pub enum Story {
     Customers,
     /// Two workers, one of which stalls.
     Workers,
+    /// Credits are issued, used, taken back and expire.
+    Credits,
+    /// Sagas create, change and cancel subscriptions, and the provider aggregates slowly.
+    Subscriptions,
 }
 
 impl Story {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::Faults,
         Self::Clocks,
         Self::Restores,
         Self::Readings,
         Self::Customers,
         Self::Workers,
+        Self::Credits,
+        Self::Subscriptions,
     ];
 
     /// Those that seeds are given, in turn.
-    const GIVEN: [Self; 2] = [Self::Faults, Self::Workers];
+    const GIVEN: [Self; 3] = [Self::Faults, Self::Workers, Self::Credits];
 
     pub fn of(seed: u64) -> Self {
         let place = seed % u64::try_from(Self::GIVEN.len()).unwrap();
@@ -51,6 +59,8 @@ impl Story {
             Self::Readings => "readings",
             Self::Customers => "customers",
             Self::Workers => "workers",
+            Self::Credits => "credits",
+            Self::Subscriptions => "subscriptions",
         }
     }
 
@@ -64,6 +74,8 @@ impl Story {
             Self::Readings => readings::live(world),
             Self::Customers => customers::live(world),
             Self::Workers => workers::live(world),
+            Self::Credits => credits::live(world),
+            Self::Subscriptions => subscriptions::live(world),
         }
     }
 }

@@ -2,6 +2,8 @@
 //! It reads one order on each line and answers with one line when the order is done; a planted crash
 //! ends it in the middle of one, and a planted stall stops it there until the parent continues it.
 
+mod money;
+
 use crate::orders::{Audited, HourTotal, Open, Order, STALLED, Start};
 
 use counterfoil::clock::Clock;
@@ -10,6 +12,7 @@ use counterfoil::jobs::confirm::Confirmer;
 use counterfoil::jobs::cut::{CutSettings, Cutter};
 use counterfoil::jobs::push::Submitter;
 use counterfoil::jobs::reconcile::Reconciler;
+use counterfoil::jobs::sagas::SagaRunner;
 use counterfoil::provider::Provider;
 use counterfoil::provider::stripe::Stripe;
 use counterfoil::rules::delivery::{Class, PushState};
@@ -23,6 +26,7 @@ use counterfoil::rules::window::Window;
 use counterfoil::store::postgres::PostgresStore;
 use counterfoil::store::push::{PushAges, PushQuery, Ruling};
 use counterfoil::store::sqlite::SqliteStore;
+use counterfoil::store::webhook::Rejection;
 use counterfoil::store::{DeliveryBatch, Store, TenantFields};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -77,10 +81,11 @@ struct Worker {
     store: Arc<dyn Store>,
     clock: Clock,
     config: Config,
-    cutter: Cutter,
+    cutter: Arc<Cutter>,
     submitter: Arc<Submitter>,
     confirmer: Confirmer,
     reconciler: Reconciler,
+    sagas: SagaRunner,
 }
 
 impl Worker {
@@ -111,7 +116,9 @@ impl Worker {
             draw_order: Default::default(),
             lease_ms: config.push.lease_ms,
         };
-        let cutter = Cutter::new(Arc::clone(&store), clock.clone(), settings);
+        let cutter = Arc::new(Cutter::new(Arc::clone(&store), clock.clone(), settings.clone()));
+        let (own, share) = (Arc::clone(&store), Arc::clone(&provider));
+        let sagas = SagaRunner::new(own, share, clock.clone(), settings);
         let (push, share) = (config.push.clone(), Arc::clone(&provider));
         let submitter = Submitter::new(Arc::clone(&store), share, clock.clone(), push, (false, 1));
         let confirmer = Confirmer::new(
@@ -126,7 +133,7 @@ impl Worker {
         let reconcile = (holder, config.reconcile.clone());
         let reconciler =
             Reconciler::new(Arc::clone(&store), provider, clock.clone(), reconcile, false);
-        Self { store, clock, config, cutter, submitter, confirmer, reconciler }
+        Self { store, clock, config, cutter, submitter, confirmer, reconciler, sagas }
     }
 
     async fn obey(&mut self, order: Order) -> String {
@@ -154,6 +161,13 @@ impl Worker {
             Order::Confirm => self.confirmer.pass().await.unwrap().to_string(),
             Order::Reconcile => self.reconciler.tick().await.unwrap().is_some().to_string(),
             Order::Retry => self.retry().await.to_string(),
+            Order::Report { keys } => {
+                let said = "the value is not valid".to_owned();
+                let samples = keys.into_iter().map(|key| (key, said.clone())).collect();
+                let rejection = Rejection { samples, recheck: None };
+                let report = self.store.reject_pushes(rejection, self.clock.now()).await.unwrap();
+                report.rejected.to_string()
+            }
             Order::Open => serde_json::to_string(&self.open_pushes().await).unwrap(),
             Order::Audit => serde_json::to_string(&self.audit().await).unwrap(),
             Order::Describe => serde_json::to_string(&self.describe().await).unwrap(),
@@ -162,6 +176,19 @@ impl Worker {
                     Window { start: Timestamp::from_micros(from), end: Timestamp::from_micros(to) };
                 serde_json::to_string(&self.totals(&tenants, &meters, range).await).unwrap()
             }
+            Order::Grant { tenant, key, amount, effective_at, expires_at } => {
+                self.grant((&tenant, &key), &amount, (effective_at, expires_at)).await
+            }
+            Order::TakeBack { tenant, key, grant } => self.take_back(&tenant, &key, grant).await,
+            Order::Expire => self.expire().await,
+            Order::Balance { tenant, during_cut } => self.balance(&tenant, during_cut).await,
+            Order::Covered { tenants } => {
+                serde_json::to_string(&self.covered(&tenants).await).unwrap()
+            }
+            Order::Begin { tenant, key, saga } => self.begin(&tenant, &key, saga).await,
+            Order::Sagas => self.sagas.pass().await.unwrap().to_string(),
+            Order::SagaState { id } => self.saga_state(&id).await,
+            Order::Revive { id } => self.revive(&id).await,
             Order::Exit => {
                 self.store.close().await;
                 String::new()
@@ -241,6 +268,7 @@ impl Worker {
                 // What the provider lost is written down and never sent.
                 settled: push.state.settled() && push.class != Class::Lost,
                 unresolved: push.state == PushState::Observed && push.attempts > 0,
+                attempts: push.attempts,
                 key: push.key,
                 value: push.value.to_string(),
             }));
@@ -274,9 +302,9 @@ impl Worker {
                 hours.entry(row.bucket_start.micros()).or_default().push(row);
             }
             for (hour, rows) in hours {
-                let billable = WindowUsage::measure(&rows).unwrap().billable.to_string();
+                let amount = WindowUsage::measure(&rows).unwrap().billable.to_string();
                 let (tenant, meter) = (tenant.clone(), slug.clone());
-                totals.push(HourTotal { tenant, meter, hour, billable });
+                totals.push(HourTotal { tenant, meter, hour, amount });
             }
         }
         totals

@@ -11,6 +11,7 @@ use crate::crew::Crew;
 use crate::dice::Dice;
 use crate::orders::Order;
 use crate::place::Place;
+use crate::stories::credits::Wallets;
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::simulator::{FaultKind, FaultPlan, Handle, Options, SimRequest, Simulator};
@@ -100,9 +101,10 @@ pub struct World<'a> {
     /// How late events may be, in minutes.
     pub late_max: u64,
     /// The provider's customers, with their tenants.
-    customers: BTreeMap<String, &'static str>,
+    pub customers: BTreeMap<String, &'static str>,
     /// How late totals show what was received, in seconds.
     pub lag: i64,
+    pub wallets: Wallets,
     /// Whether the store was put back from a copy.
     pub restored: bool,
     pub counters: Counters,
@@ -133,6 +135,7 @@ impl<'a> World<'a> {
             late_max: 9_900,
             customers: BTreeMap::new(),
             lag: 0,
+            wallets: Wallets::default(),
             restored: false,
             counters: Counters::default(),
         }
@@ -252,6 +255,9 @@ impl<'a> World<'a> {
             }
         }
         if self.dice.percent(30) {
+            self.report_some();
+        }
+        if self.dice.percent(30) {
             self.order(&Order::Retry);
         }
         if self.dice.percent(40) {
@@ -335,6 +341,7 @@ impl<'a> World<'a> {
             r#"{{"tenant":"{tenant}","id":"e{id}","meter":"{meter}","quantity":"{quantity}","occurred_at":"{at}","trial":{trial}}}"#
         );
         if !trial {
+            self.cover(tenant, occurred_at, Quantity::parse_stored(quantity).unwrap());
             let hour = occurred_at.div_euclid(HOUR) * HOUR;
             let key = (tenant.to_owned(), meter.to_owned(), hour);
             let total = self.expected.entry(key).or_insert(Quantity::ZERO);

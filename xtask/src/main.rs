@@ -30,7 +30,8 @@ usage: cargo xtask COMMAND
   postgres           start a throw-away PostgreSQL, print its URL, wait for Ctrl-C
   schemathesis       call the HTTP API with generated requests, good and bad
   stripe-sdk         drive the stand-in for Stripe with Stripe's own SDKs
-  simulate [--seeds N] [--from S] [--store sqlite|postgres] [--bug NAME] [--story NAME] | --list-bugs
+  simulate [--seeds N] [--from S] [--store sqlite|postgres] [--bug NAME] [--story NAME]
+           | --list-bugs
                      live through N seeded lives with crashes and a failing provider
   bench ingest [--quick] [--json FILE]
                      measure ingest on both stores

@@ -1,0 +1,40 @@
+//! The bugs that can be planted. Each is old or wrong behaviour in `src` under `bug.NAME`, and must
+//! be found by a story that has its accident.
+
+use crate::stories::Story;
+
+pub struct Bug {
+    pub name: &'static str,
+    pub what: &'static str,
+    /// Lives of other stories cannot find it; none for all stories.
+    pub stories: &'static [Story],
+}
+
+impl Bug {
+    const fn new(name: &'static str, stories: &'static [Story], what: &'static str) -> Self {
+        Self { name, what, stories }
+    }
+
+    pub fn named(name: &str) -> Option<&'static Self> {
+        BUGS.iter().find(|bug| bug.name == name)
+    }
+
+    pub fn needs(&self, story: Story) -> bool {
+        self.stories.is_empty() || self.stories.contains(&story)
+    }
+}
+
+use Story::{Credits, Faults};
+
+pub const BUGS: [Bug; 10] = [
+    Bug::new("random_key_per_try", &[], "a push gets another identifier with each attempt"),
+    Bug::new("key_without_revision", &[], "all revisions of a window have one key"),
+    Bug::new("resend_past_24h", &[Faults], "a push is sent again after its key was forgotten"),
+    Bug::new("new_key_after_500", &[], "a 500 is answered with a new identifier"),
+    Bug::new("state_saved_before_send", &[], "a push is called submitted before it is sent"),
+    Bug::new("two_unresolved", &[Faults], "a second push of a window is begun beside an open one"),
+    Bug::new("report_proves_refusal", &[Faults], "an error report overrides an unknown attempt"),
+    Bug::new("balance_overstates", &[Credits], "a balance is read across a cut"),
+    Bug::new("take_back_ignores_pending", &[Credits], "credits that usage needs are taken back"),
+    Bug::new("expired_grants_end_early", &[Credits], "expired credits do not cover late usage"),
+];
