@@ -16,6 +16,7 @@ pub mod drift;
 pub mod dunning;
 pub mod event;
 pub mod event_id;
+pub mod evidence;
 pub mod finding;
 pub mod fingerprint;
 pub mod ids;

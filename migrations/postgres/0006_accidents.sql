@@ -9,3 +9,31 @@ CREATE INDEX pushes_submitted_by_tenant ON pushes (tenant_no, meter_no, window_s
 
 -- from when on the provider charges by the agreement; null if that is when it began
 ALTER TABLE agreements ADD COLUMN charged_from timestamptz;
+
+-- The provider's totals as they were last read, by customer. Readings from before are not known to
+-- be of one customer, so they are dropped and taken again.
+DROP TABLE summaries;
+CREATE TABLE summaries (
+    -- whose usage
+    tenant_no integer NOT NULL,
+    -- of what
+    meter_no smallint NOT NULL,
+    -- an hour or a day
+    length_seconds bigint NOT NULL,
+    -- start of the window
+    window_start timestamptz NOT NULL,
+    -- the customer whose total it is
+    customer text NOT NULL,
+    -- rounded to the decimals that were sent
+    value numeric NOT NULL CHECK (value
+        BETWEEN -170141183460469231731687304 AND 170141183460469231731687304),
+    -- when it was read last
+    read_at timestamptz NOT NULL,
+    -- when it was read before that, with the same value; null after one reading of a value
+    read_before timestamptz,
+    -- when this value was first read
+    since timestamptz NOT NULL,
+    -- how often in a row
+    reads integer NOT NULL,
+    PRIMARY KEY (tenant_no, meter_no, length_seconds, window_start, customer)
+);

@@ -13,3 +13,30 @@ ALTER TABLE key_blocks ADD COLUMN checksum INTEGER;
 
 -- from when on the provider charges by the agreement; null if that is when it began
 ALTER TABLE agreements ADD COLUMN charged_from INTEGER;
+
+-- The provider's totals as they were last read, by customer. Readings from before are not known to
+-- be of one customer, so they are dropped and taken again.
+DROP TABLE summaries;
+CREATE TABLE summaries (
+    -- whose usage
+    tenant_no INTEGER NOT NULL,
+    -- of what
+    meter_no INTEGER NOT NULL,
+    -- an hour or a day
+    length_seconds INTEGER NOT NULL,
+    -- start of the window
+    window_start INTEGER NOT NULL,
+    -- the customer whose total it is
+    customer TEXT NOT NULL,
+    -- rounded to the decimals that were sent
+    value TEXT NOT NULL,
+    -- when it was read last
+    read_at INTEGER NOT NULL,
+    -- when it was read before that, with the same value; null after one reading of a value
+    read_before INTEGER,
+    -- when this value was first read
+    since INTEGER NOT NULL,
+    -- how often in a row
+    reads INTEGER NOT NULL,
+    PRIMARY KEY (tenant_no, meter_no, length_seconds, window_start, customer)
+) STRICT, WITHOUT ROWID;

@@ -4,23 +4,26 @@
 //! call, and each window less and less often; so the provider's quota of reads is kept.
 //!
 //! Invariant: a push is confirmed only if the window's whole total at the provider is what its
-//! settled pushes make; it is called absent only if the total lacks exactly what is unconfirmed
-//! long after it was taken; and either only if the window's pushes are still those that were
-//! listed before the total was read. A crash leaves pushes submitted; they are looked for again.
+//! settled pushes make; it is called absent only if two totals, both read long after it was taken,
+//! lack exactly what is unconfirmed; and either only if the window's pushes are still those that were
+//! listed before the total was read. Every total is kept as a reading before it is judged. A crash
+//! leaves pushes submitted; they are looked for again.
 
 use super::keeper::{Keeper, LeaseTerms};
 use super::{Stop, repeat};
 use crate::clock::Clock;
 use crate::config::PushConfig;
-use crate::faults::crash_point;
-use crate::provider::{Provider, TotalsQuery, Unreadable};
+use crate::faults::{crash_point, planted};
+use crate::provider::{Provider, TotalsQuery};
 use crate::rules::delivery::{Class, Next, Unconfirmed, judge_unconfirmed, look_again};
+use crate::rules::evidence::read_twice_from;
 use crate::rules::ids::{CustomerId, MeterNo};
 use crate::rules::meter::Catalog;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::MICROS_PER_SECOND;
 use crate::rules::window::Window;
 use crate::store::push::{Right, Settlement, SubmittedWindow};
+use crate::store::reconciliation::SummaryReading;
 use crate::store::{self, Store};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -120,27 +123,44 @@ impl Confirmer {
             scale: meter.billing_scale(),
             windows: &spans,
         };
+        let read_at = self.clock.now();
         match self.provider.read_totals(&query).await {
             Ok(totals) => {
-                let pairs = windows.iter().zip(totals);
-                Ok(pairs.flat_map(|(window, total)| self.judge(window, total)).collect())
+                let read = windows.iter().zip(&totals).map(|(window, value)| SummaryReading {
+                    tenant: window.tenant.clone(),
+                    meter: window.meter,
+                    customer: customer.clone(),
+                    window: window.window,
+                    value: *value,
+                });
+                self.store.record_summaries(read.collect(), read_at).await?;
+                let mut settlements = Vec::new();
+                for (window, total) in windows.iter().zip(totals) {
+                    settlements.extend(self.judge(window, total).await?);
+                }
+                Ok(settlements)
             }
             Err(error) => {
                 tracing::debug!(%error, customer = customer.as_str(), "could not read totals");
                 // They come up again later, and do not stand in the way of others till then.
-                Ok(windows.iter().flat_map(|window| self.put_off(window, &error)).collect())
+                let why = error.to_string();
+                Ok(windows.iter().flat_map(|window| self.put_off(window, &why)).collect())
             }
         }
     }
 
-    fn put_off(&self, window: &SubmittedWindow, error: &Unreadable) -> Vec<Settlement> {
+    fn put_off(&self, window: &SubmittedWindow, why: &str) -> Vec<Settlement> {
         let (now, look_after) = (self.clock.now(), self.settings.look_after);
         let until = look_again(window.submitted_at, now, look_after);
         let put_off = (Class::Unknown, Next::Wait { until, fresh_request_key: false });
-        settle_all(window, vec![put_off; window.pushes.len()], &error.to_string())
+        settle_all(window, vec![put_off; window.pushes.len()], why)
     }
 
-    fn judge(&self, window: &SubmittedWindow, total: Quantity) -> Vec<Settlement> {
+    async fn judge(
+        &self,
+        window: &SubmittedWindow,
+        total: Quantity,
+    ) -> store::Result<Vec<Settlement>> {
         let unconfirmed = Unconfirmed {
             mode: window.mode,
             expected: window.expected,
@@ -151,7 +171,23 @@ impl Confirmer {
         let horizons = self.provider.limits().horizons;
         let judged = judge_unconfirmed(&unconfirmed, total, horizons, times);
         let detail = format!("the provider's total is {total}, expected {}", window.expected);
-        settle_all(window, judged, &detail)
+        let absent = judged.iter().any(|(class, _)| *class == Class::Absent);
+        if absent && !self.is_absence_proved(window).await? {
+            return Ok(self.put_off(window, &format!("{detail}; another reading decides")));
+        }
+        Ok(settle_all(window, judged, &detail))
+    }
+
+    /// Whether the total was read twice since it can tell that something was dropped.
+    async fn is_absence_proved(&self, window: &SubmittedWindow) -> store::Result<bool> {
+        if planted("bug.resend_on_stale_reading") {
+            return Ok(true);
+        }
+        let from = self.provider.limits().horizons.decide.after(window.submitted_at);
+        let (whose, span) = ((&window.tenant, &window.customer), window.window);
+        let only = Window { start: span.start, end: span.start.saturating_add_micros(1) };
+        let read = self.store.read_summaries(whose, window.meter, only, span.micros()).await?;
+        Ok(read.first().is_some_and(|summary| read_twice_from(summary, from)))
     }
 }
 

@@ -16,15 +16,20 @@ use crate::clock::Clock;
 use crate::config::PushConfig;
 use crate::faults::{crash_point, planted};
 use crate::provider::{Answer, Provider, PushFacts, Request, TotalsQuery};
+use crate::rules::billing::Mode;
 use crate::rules::delivery::{
     Act, Backoff, Class, Delivery, Next, Progress, Question, follow_summary, judge_delivery,
     judge_due, judge_summary, judge_unreadable,
 };
+use crate::rules::evidence::{LAG, read_twice_from};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::Meter;
 use crate::rules::pace::Pace;
+use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
+use crate::rules::window::Window;
 use crate::store::push::{AttemptIntent, ClaimedPush, OpenPushes, PushClaim, Right, Settlement};
+use crate::store::reconciliation::SummaryReading;
 use crate::store::{self, Store};
 use siphasher::sip::SipHasher13;
 use std::collections::HashSet;
@@ -266,6 +271,7 @@ impl Submitter {
             scale: meter.billing_scale(),
             windows: &windows,
         };
+        let read_at = self.clock.now();
         let totals = self.provider.read_totals(&query).await;
         crash_point("push.summary_read");
         let now = self.clock.now();
@@ -282,6 +288,11 @@ impl Submitter {
             doubtful: claimed.doubtful,
         };
         let class = judge_summary(question, summary);
+        if class == Class::Absent && !self.is_absence_proved(&claimed, summary, read_at).await {
+            let next = Next::Wait { until: LAG.after(now), fresh_request_key: false };
+            let detail = format!("the provider's total is {summary}; another reading decides");
+            return settlement(&claimed, Class::Unknown, next, None, Some(detail));
+        }
         let next = follow_summary(class, self.settings.look_after.after(now));
         metrics::counter!("counterfoil_push_decisions_total", "class" => class.name()).increment(1);
         let detail = format!(
@@ -305,6 +316,43 @@ impl Submitter {
             (_, _) => format!("the provider's summary could not be read: {said}"),
         };
         settlement(claimed, class, next, None, Some(detail))
+    }
+
+    /// Keeps a total that lacks the push as a reading; true if it is the second since the provider
+    /// may have forgotten the key. An absolute total that is sent again can only make it right.
+    async fn is_absence_proved(
+        &self,
+        claimed: &ClaimedPush,
+        value: Quantity,
+        read_at: Timestamp,
+    ) -> bool {
+        let push = &claimed.push;
+        if push.mode == Mode::Absolute || planted("bug.resend_on_stale_reading") {
+            return true;
+        }
+        let (whose, meter) = ((&push.tenant, &claimed.customer), push.meter);
+        let reading = SummaryReading {
+            tenant: push.tenant.clone(),
+            meter,
+            customer: claimed.customer.clone(),
+            window: push.window,
+            value,
+        };
+        let first = push.first_attempt_at.unwrap_or(read_at);
+        let from = self.provider.limits().horizons.decide.after(first);
+        let start = push.window.start;
+        let only = Window { start, end: start.saturating_add_micros(1) };
+        let read = async {
+            self.store.record_summaries(vec![reading], read_at).await?;
+            self.store.read_summaries(whose, meter, only, push.window.micros()).await
+        };
+        match read.await {
+            Ok(read) => read.first().is_some_and(|summary| read_twice_from(summary, from)),
+            Err(error) => {
+                tracing::warn!(job = "push", %error, "a reading could not be kept");
+                false
+            }
+        }
     }
 
     /// Waits for the first that lands, takes those that have landed with it, and settles them in

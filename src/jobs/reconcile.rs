@@ -23,6 +23,7 @@ use crate::config::ReconcileConfig;
 use crate::faults::crash_point;
 use crate::provider::Provider;
 use crate::rules::billing::Billing;
+use crate::rules::delivery::{Class, PushState};
 use crate::rules::finding::{Finding, FindingChange, FindingKind, Observation, follow_findings};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter};
@@ -33,7 +34,7 @@ use crate::rules::pass::{
 use crate::rules::span::Span;
 use crate::rules::timestamp::{MICROS_PER_DAY, MICROS_PER_HOUR, Timestamp};
 use crate::rules::window::Window;
-use crate::store::push::Lease;
+use crate::store::push::{Lease, PushQuery};
 use crate::store::reconciliation::{FindingQuery, Pair, PassQuery, PassRowQuery, PassUpdate};
 use crate::store::{self, Store};
 use compare::Compared;
@@ -90,6 +91,8 @@ struct Running {
     progress: PassProgress,
     /// Open findings of usage.
     findings: HashMap<(TenantId, MeterNo), Vec<Finding>>,
+    /// Windows with a dead push that the provider took and did not count.
+    dropped: HashMap<(TenantId, MeterNo), Vec<Window>>,
     /// The day before, of nightly passes.
     before: Before,
 }
@@ -248,6 +251,7 @@ impl Reconciler {
         let pairs_done = u64::try_from(done.len()).unwrap_or(u64::MAX);
         let mut running = Running {
             findings: self.open_findings().await?,
+            dropped: self.dropped_windows().await?,
             before: self.chain_before(&pass).await?,
             progress: PassProgress { pairs, pairs_done, ..begun },
             pass,
@@ -341,6 +345,24 @@ impl Reconciler {
             }
         }
         Ok(open)
+    }
+
+    async fn dropped_windows(&self) -> store::Result<HashMap<(TenantId, MeterNo), Vec<Window>>> {
+        let mut dropped: HashMap<_, Vec<Window>> = HashMap::new();
+        let mut before = None;
+        loop {
+            let (state, class) = (Some(PushState::Dead), Some(Class::Absent));
+            let query = PushQuery { state, class, before, limit: PAGE, ..PushQuery::default() };
+            let page = self.store.list_pushes(query).await?;
+            let ended = page.len() < PAGE;
+            before = page.last().map(|push| push.number);
+            for push in page.into_iter().filter(|push| push.shadow == self.shadow) {
+                dropped.entry((push.tenant, push.meter)).or_default().push(push.window);
+            }
+            if ended {
+                return Ok(dropped);
+            }
+        }
     }
 
     /// Writes down what a chunk found: rows, and what changes of findings.

@@ -10,6 +10,8 @@
 
 use super::billing::Mode;
 use super::delivery::{Class, PushState};
+use super::evidence::{Evidence, LAG, proves_loss, weigh_readings};
+use super::ids::CustomerId;
 use super::push::CutState;
 use super::quantity::{Quantity, SCALE};
 use super::span::Span;
@@ -21,8 +23,8 @@ use serde::{Deserialize, Serialize};
 const READS_MIN: u32 = 2;
 /// Significant digits up to which a double, rounded to the decimals that were sent, is exact.
 const EXACT_DIGITS_MAX: u32 = 14;
-/// How long after a submission its absence from the summary is nothing to speak of.
-pub const LAG: Span = Span::from_hours(1);
+/// Before everything.
+const NEVER: Timestamp = Timestamp::from_micros(i64::MIN);
 
 /// What a comparison says.
 #[derive(
@@ -222,16 +224,20 @@ pub struct WindowPush {
     pub stamped_at: Timestamp,
     pub state: PushState,
     pub class: Class,
+    /// The customer that it was sent for; none before its first attempt.
+    pub customer: Option<CustomerId>,
     pub attempts: u32,
     pub state_at: Timestamp,
 }
 
-/// The provider's total of a window, as it was read last.
+/// The provider's total of a window, as it was read last, of one customer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Summary {
     pub window: Window,
     pub value: Quantity,
     pub read_at: Timestamp,
+    /// When it was read before that, with the same value; none after one reading of a value.
+    pub read_before: Option<Timestamp>,
     /// When this value was first read.
     pub since: Timestamp,
     /// How often in a row.
@@ -266,6 +272,8 @@ pub struct PushSums {
     pub submitted_at: Option<Timestamp>,
     /// When one of those that it has came into its state last: readings from before tell nothing.
     pub settled_at: Option<Timestamp>,
+    /// When one that it has, or that is dead, came into its state last.
+    pub moved_at: Option<Timestamp>,
 }
 
 impl PushSums {
@@ -277,6 +285,9 @@ impl PushSums {
                 *sum = sum.checked_add(push.quantity)?;
                 Some(())
             };
+            if push.state.settled() || push.state == PushState::Dead {
+                sums.moved_at = sums.moved_at.max(Some(push.state_at));
+            }
             match push.state {
                 PushState::Submitted | PushState::Confirmed | PushState::Reconciled => {
                     match push.mode {
@@ -348,6 +359,7 @@ impl PushSums {
         self.dropped_pushes.extend(&other.dropped_pushes);
         self.submitted_at = self.submitted_at.max(other.submitted_at);
         self.settled_at = self.settled_at.max(other.settled_at);
+        self.moved_at = self.moved_at.max(other.moved_at);
         Some(())
     }
 }
@@ -408,13 +420,9 @@ impl Halves {
         self.provider().checked_sub(self.pushes.settled)
     }
 
-    /// Whether the provider was seen to show the same for so long, all of it after the last push of
-    /// the window came through.
-    pub fn lasts(&self, span: Span) -> bool {
-        self.summary.is_some_and(|summary| {
-            let proved_from = summary.since.max(self.pushes.settled_at.unwrap_or(summary.since));
-            span.after(proved_from) <= summary.read_at
-        })
+    /// Whether the readings prove that the provider lost what it shows less.
+    pub fn is_loss_proved(&self) -> bool {
+        proves_loss(self.summary.as_ref(), self.pushes.moved_at.unwrap_or(NEVER))
     }
 
     /// Whether there is nothing on either side.
@@ -457,15 +465,16 @@ pub fn judge_drift(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
         return judge_agreed(halves, terms);
     }
     let unresolved = pushes.unresolved_count > 0;
-    let never = Timestamp::from_micros(i64::MIN);
-    let taken_at = pushes.submitted_at.unwrap_or(never);
-    let settled_at = pushes.settled_at.unwrap_or(never);
+    let taken_at = pushes.submitted_at.unwrap_or(NEVER);
+    let settled_at = pushes.settled_at.unwrap_or(NEVER);
     if unresolved || summary.read_at < settled_at {
         let reason = if unresolved { Reason::Unsent } else { Reason::Unread };
         return (Verdict::Waiting, reason);
     }
     let below = delta < Quantity::ZERO;
-    if below && pushes.unconfirmed > 0 && terms.now < terms.decide.after(taken_at) {
+    // From then on confirmation tells, by two looks that are an hour apart.
+    let decided_at = LAG.after(LAG.after(terms.decide.after(taken_at)));
+    if below && pushes.unconfirmed > 0 && terms.now < decided_at {
         let long = terms.now >= LAG.after(taken_at);
         return (Verdict::Waiting, if long { Reason::LongLag } else { Reason::Lag });
     }
@@ -493,10 +502,12 @@ pub fn judge_drift(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
 }
 
 /// Whether what the provider lacks of a window may be sent again, given all pushes of the window
-/// now: only if they are still as they were judged, and nothing of it is on its way or in doubt.
+/// now and the customer's total: only if they are still as they were judged, nothing of it is on
+/// its way or in doubt, and the readings prove it.
 pub fn judge_correction(
     pushes: &[WindowPush],
     (settled, provider): (Quantity, Quantity),
+    summary: Option<&Summary>,
 ) -> Result<(), &'static str> {
     let Some(sums) = PushSums::of_window(pushes) else {
         return Err("the window's pushes make more than can be held exactly");
@@ -509,6 +520,10 @@ pub fn judge_correction(
         Err("nobody knows whether some dead push of the window counted")
     } else if provider >= settled {
         Err("the provider lacks nothing of the window")
+    } else if summary.is_none_or(|summary| summary.value != provider) {
+        Err("the provider's total is not what the window was judged by")
+    } else if !proves_loss(summary, sums.moved_at.unwrap_or(NEVER)) {
+        Err("the provider's total was not read twice, an hour apart, since the window's last push")
     } else {
         Ok(())
     }
@@ -518,7 +533,12 @@ pub fn judge_correction(
 fn judge_agreed(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
     let pushes = &halves.pushes;
     if !pushes.dropped_pushes.is_empty() {
-        (Verdict::Replay, Reason::Dropped)
+        let after = pushes.moved_at.unwrap_or(NEVER);
+        match weigh_readings(halves.summary.as_ref(), after) {
+            Evidence::Unread => (Verdict::Waiting, Reason::Unread),
+            Evidence::ReadOnce => (Verdict::Waiting, Reason::ReadOnce),
+            Evidence::Proved => (Verdict::Replay, Reason::Dropped),
+        }
     } else if pushes.refused_count > 0 {
         (Verdict::Replay, Reason::Refused)
     } else if pushes.unresolved_count + pushes.unsent_count > 0 {
@@ -578,6 +598,7 @@ mod tests {
             stamped_at: at(0),
             state,
             class,
+            customer: None,
             attempts,
             state_at: at(2),
         }
@@ -589,7 +610,9 @@ mod tests {
         let new = CutState::new(false);
         let cut = CutState { count: 1, total: planned, planned, revision: 1, ..new };
         let (value, read_at) = (quantity(provider), at(40));
-        let summary = Summary { window: window(), value, read_at, since: read_at, reads };
+        let read_before = (reads > 1).then(|| at(39));
+        let since = read_before.unwrap_or(read_at);
+        let summary = Summary { window: window(), value, read_at, read_before, since, reads };
         let sums = PushSums::of_window(pushes).expect("small");
         Halves::new(window(), (planned, 1), Some(&cut), sums, Some(summary))
     }
@@ -635,7 +658,15 @@ mod tests {
         let confirmed = || push("5", PushState::Confirmed, Confirmed, 1);
         let check = |other: Option<WindowPush>, settled: &str, provider: &str, expected: bool| {
             let pushes: Vec<WindowPush> = [confirmed()].into_iter().chain(other).collect();
-            let judged = judge_correction(&pushes, (quantity(settled), quantity(provider)));
+            let read = |reads| halves("5", &pushes, provider, reads).summary;
+            let judge = |summary: Option<Summary>| {
+                let both = (quantity(settled), quantity(provider));
+                judge_correction(&pushes, both, summary.as_ref())
+            };
+            for unproved in [None, read(1), halves("5", &pushes, "4", 2).summary] {
+                assert!(judge(unproved).is_err(), "{unproved:?}");
+            }
+            let judged = judge(read(2));
             assert_eq!(judged.is_ok(), expected, "{pushes:?}, {settled} and {provider}");
         };
         check(None, "5", "3", true);
@@ -658,8 +689,8 @@ mod tests {
         };
         check(2, (Verdict::Waiting, Reason::Lag));
         check(3, (Verdict::Waiting, Reason::LongLag));
-        check(27, (Verdict::Waiting, Reason::LongLag));
-        check(28, (Verdict::Replay, Reason::Lost));
+        check(29, (Verdict::Waiting, Reason::LongLag));
+        check(30, (Verdict::Replay, Reason::Lost));
     }
 
     #[test]

@@ -25,6 +25,8 @@ use async_trait::async_trait;
 pub struct SummaryReading {
     pub tenant: TenantId,
     pub meter: MeterNo,
+    /// Whose total it is: a tenant may have had another customer before.
+    pub customer: CustomerId,
     /// An hour or a day; the two are kept apart.
     pub window: Window,
     pub value: Quantity,
@@ -100,10 +102,10 @@ pub trait Reconciliation: Send + Sync {
         readings: Vec<SummaryReading>,
         read_at: Timestamp,
     ) -> Result<()>;
-    /// Totals of windows that start in `range` and are `length_micros` long.
+    /// Totals of the customer, of windows that start in `range` and are `length_micros` long.
     async fn read_summaries(
         &self,
-        tenant: &TenantId,
+        (tenant, customer): (&TenantId, &CustomerId),
         meter: MeterNo,
         range: Window,
         length_micros: i64,
@@ -149,8 +151,9 @@ pub trait Reconciliation: Send + Sync {
     /// the negative difference (in absolute mode its value is what the provider shows), and a push
     /// of class correction that sends it again: the next two revisions of the window, so that the
     /// sum of its pushes stays; done with the number of the latter. Refused, with nothing written,
-    /// if `rules::drift::judge_correction` does not allow it, if the tenant has no customer, or if
-    /// a settled push of the window was sent for another customer, whose total was not looked at.
+    /// if `rules::drift::judge_correction` does not allow it by the pushes and the total that are
+    /// stored then, if the tenant has no customer, or if a settled push of the window was sent for
+    /// another customer, whose total was not looked at.
     async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling>;
     /// Confirmed pushes of windows that start in `range` become reconciled; how many.
     async fn close_pushes(

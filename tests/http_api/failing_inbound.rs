@@ -91,12 +91,12 @@ impl Reconciliation for FailingStore {
     }
     async fn read_summaries(
         &self,
-        tenant: &TenantId,
+        whose: (&TenantId, &CustomerId),
         meter: MeterNo,
         range: Window,
         length_micros: i64,
     ) -> Result<Vec<Summary>> {
-        self.up()?.read_summaries(tenant, meter, range, length_micros).await
+        self.up()?.read_summaries(whose, meter, range, length_micros).await
     }
     async fn read_window_pushes(
         &self,

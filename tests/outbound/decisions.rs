@@ -65,6 +65,10 @@ async fn a_push_that_the_summary_lacks_gets_a_new_revision() {
     world.faults(Vec::new());
     world.pass_hours(26);
     world.push().await;
+    world.check(push, PushState::Observed, Class::Unknown).await;
+    assert_eq!(world.posts(), 1, "one reading proves nothing");
+    world.pass_hours(1);
+    world.push().await;
     let absent = world.check(push, PushState::Replaced, Class::Absent).await;
     let next = world.pushes().await.pop().unwrap();
     assert_eq!(
@@ -129,15 +133,19 @@ async fn what_was_taken_and_dropped_is_found_after_26_hours_and_retried_by_a_per
     world.fault(FaultKind::AsyncRejection, 1);
     world.push().await;
     world.check(push.number, PushState::Submitted, Class::Accepted).await;
-    for _ in 0..103 {
+    for _ in 0..104 {
         world.pass_seconds(900);
         world.confirm().await;
         world.check(push.number, PushState::Submitted, Class::Accepted).await;
     }
-    world.pass_seconds(900);
+    // The first reading after 26 hours lacks it, and so does the second.
+    world.pass_hours(1);
     world.confirm().await;
     world.check(push.number, PushState::Dead, Class::Absent).await;
     assert_eq!(world.push().await, 0, "nobody sends it again unasked");
+    let Ruling::Refused(why) = world.retry(push.number).await else { panic!("it was not read") };
+    assert!(why.contains("not read twice"), "{why}");
+    world.read_twice(push.number).await;
     assert!(matches!(world.retry(push.number).await, Ruling::Done(Some(_))));
     world.push().await;
     world.pass_hours(1);
@@ -160,9 +168,13 @@ async fn one_of_three_that_was_dropped_is_told_from_the_others() {
     world.push().await;
     world.pass_hours(26);
     world.confirm().await;
+    world.check(first, PushState::Submitted, Class::Accepted).await;
+    world.pass_hours(1);
+    world.confirm().await;
     world.check(first, PushState::Confirmed, Class::Confirmed).await;
     world.check(second, PushState::Dead, Class::Absent).await;
     world.check(third, PushState::Confirmed, Class::Confirmed).await;
+    world.read_twice(second).await;
     world.retry(second).await;
     world.push().await;
     assert_eq!(world.provider_total(&customer, HOUR), "11");
@@ -234,8 +246,10 @@ async fn a_summary_that_is_never_readable_ends_in_a_decision() {
     world.check(push, PushState::Observed, Class::Unknown).await;
     assert_eq!(world.provider_total(&customer, HOUR), "2");
     world.faults(Vec::new());
-    world.pass_hours(1);
-    world.push().await;
+    for _ in 0..2 {
+        world.pass_hours(1);
+        world.push().await;
+    }
     world.check(push, PushState::Replaced, Class::Absent).await;
     world.push().await;
     assert_eq!(world.provider_total(&customer, HOUR), "7");

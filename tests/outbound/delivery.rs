@@ -332,6 +332,8 @@ async fn a_key_that_is_not_accepted_makes_no_dead_letters() {
     }
     world.check(second.number, PushState::Observed, Class::Unknown).await;
     world.push().await;
+    world.pass_hours(1);
+    world.push().await;
     world.check(second.number, PushState::Replaced, Class::Absent).await;
     assert_eq!(world.provider_total(&customer, HOUR), "6");
 }

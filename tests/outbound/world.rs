@@ -16,6 +16,7 @@ use counterfoil::rules::verdict::{Acceptance, Verdict};
 use counterfoil::simulator::{FaultKind, FaultPlan, FaultRule, Handle, Options};
 use counterfoil::simulator::{SimRequest, Simulator};
 use counterfoil::store::push::{Push, PushQuery, PushTrace, Ruling};
+use counterfoil::store::reconciliation::SummaryReading;
 use counterfoil::store::sqlite::SqliteStore;
 use counterfoil::store::{Declaration, DeliveryBatch, Store, TenantFields};
 use std::path::Path;
@@ -269,6 +270,25 @@ impl World {
         let push = self.trace(number).await.push;
         assert_eq!((push.state, push.class), (state, class), "{push:?}");
         push
+    }
+
+    /// The total of a push's window is read twice, an hour apart, as hourly passes do.
+    pub async fn read_twice(&self, number: u64) {
+        let push = self.trace(number).await.push;
+        let customer = push.customer.unwrap();
+        for _ in 0..2 {
+            self.pass_hours(1);
+            let start = push.window.start;
+            let value = lock(&self.simulator()).exact_total(customer.as_str(), "calls", start);
+            let reading = SummaryReading {
+                tenant: push.tenant.clone(),
+                meter: push.meter,
+                customer: customer.clone(),
+                window: push.window,
+                value,
+            };
+            self.store.record_summaries(vec![reading], self.clock.now()).await.unwrap();
+        }
     }
 
     pub async fn retry(&self, number: u64) -> Ruling {

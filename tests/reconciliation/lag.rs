@@ -1,10 +1,11 @@
 //! What the provider shows late, and what it took and never counted.
 
-use crate::world::{Ground, SUMMARIES, World, at, lock};
+use crate::world::{CALLS, Ground, SUMMARIES, World, at, lock};
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
+use counterfoil::simulator::{FaultKind, FaultRule};
 
 /// The first push is taken and dropped without a word, before any summary has shown it.
 async fn drop_first(world: &World) {
@@ -88,4 +89,50 @@ pub async fn a_late_event_after_a_replay(ground: Ground) {
     assert_eq!(world.planned_sum().await, "1011");
     assert!(world.open_findings(FindingKind::Usage).await.is_empty());
     assert_eq!(world.calls("POST /v1/billing/meter_events"), 4);
+}
+
+/// Both pushes look dropped after 26 hours, and then the provider's totals catch up. An hourly pass
+/// reads one tenant only; the other must not be judged by what was read before.
+pub async fn no_push_is_resent_on_a_reading_from_before_its_death(ground: Ground) {
+    let world = World::with(ground, |config| config.reconcile.reads_per_hour = 1).await;
+    world.meter("calls", CALLS).await;
+    let mut customers = Vec::new();
+    for tenant in ["t0", "t1"] {
+        customers.push(world.tenant(tenant).await);
+        world.used_by(tenant, "calls", "10", "2026-11-15T11:10:00Z").await;
+    }
+    // Taken at 13:00; dead at 16:00 on the next day; shown an hour and a half later.
+    lock(&world.simulator()).set_summary_lag(28 * 3_600 + 1_800);
+    world.until("2026-11-16T16:00:00Z").await;
+    let dead = ("10", PushState::Dead, Class::Absent);
+    world.check_pushes(&[dead, dead]).await;
+    world.hours(12).await;
+    world.rest(30).await;
+    for customer in &customers {
+        assert_eq!(world.provider_sum(customer), "10");
+    }
+    assert_eq!(world.calls("POST /v1/billing/meter_events"), 2, "nothing is sent again");
+    // What shows all the same is for a person to look at.
+    world.check_pushes(&[dead, dead]).await;
+    let open = world.open_findings(FindingKind::Usage).await;
+    assert!(!open.is_empty());
+    assert!(open.iter().all(|finding| finding.seen.reason == Reason::Doubtful), "{open:#?}");
+}
+
+/// The first reading after 26 hours is behind; the second shows the push.
+pub async fn one_reading_that_is_behind_calls_nothing_absent(ground: Ground) {
+    let (world, customer) = World::usual(ground).await;
+    world.used("10", "2026-11-15T11:10:00Z").await;
+    world.go_to("2026-11-15T13:00:00Z");
+    world.send().await;
+    world.out_of_reach(SUMMARIES);
+    world.until("2026-11-16T14:00:00Z").await;
+    let behind = FaultRule::new(FaultKind::SummaryLag).on_path(SUMMARIES).times(1);
+    world.faults(vec![behind]);
+    world.hours(1).await;
+    world.check_pushes(&[("10", PushState::Submitted, Class::Accepted)]).await;
+    world.hours(3).await;
+    world.check_pushes(&[("10", PushState::Confirmed, Class::Confirmed)]).await;
+    assert_eq!(world.provider_sum(&customer), "10");
+    assert!(world.open_findings(FindingKind::Usage).await.is_empty());
 }

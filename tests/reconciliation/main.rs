@@ -46,6 +46,8 @@ on_every_store! {
         what_the_summary_shows_late_pages_nobody,
         a_push_that_was_dropped_is_sent_again,
         a_late_event_after_a_replay,
+        no_push_is_resent_on_a_reading_from_before_its_death,
+        one_reading_that_is_behind_calls_nothing_absent,
     }
     lost {
         what_the_provider_lost_pages_and_is_not_sent,

@@ -90,14 +90,14 @@ impl Reconciliation for ScriptedStore {
     }
     async fn read_summaries(
         &self,
-        tenant: &TenantId,
+        whose: (&TenantId, &CustomerId),
         meter: MeterNo,
         range: Window,
         length_micros: i64,
     ) -> Result<Vec<Summary>> {
         self.through(
             "read_summaries",
-            self.inner.read_summaries(tenant, meter, range, length_micros),
+            self.inner.read_summaries(whose, meter, range, length_micros),
         )
         .await
     }

@@ -12,6 +12,7 @@ use counterfoil::store::push::{
     AttemptIntent, ClaimedPush, CutOrder, CutReport, CutTerms, Lease, Push, PushClaim, PushQuery,
     PushTrace, Right, Settlement,
 };
+use counterfoil::store::reconciliation::SummaryReading;
 use counterfoil::store::{TenantFields, TenantPut};
 
 pub const HOUR_MICROS: i64 = 3_600_000_000;
@@ -92,6 +93,23 @@ impl Billed {
         let fields = TenantFields { name: None, customer };
         let put = self.f.store.put_tenant(&tenant_id(tenant), fields, self.f.now).await.unwrap();
         assert!(matches!(put, TenantPut::Stored(_)));
+    }
+
+    /// The provider's total of a window is read twice, long after everything that was sent so far.
+    pub async fn read_twice(&self, push: &Push, value: Quantity) {
+        let Some(customer) = push.customer.clone() else { return };
+        let reading = SummaryReading {
+            tenant: push.tenant.clone(),
+            meter: push.meter,
+            customer,
+            window: push.window,
+            value,
+        };
+        let pushes = i64::try_from(self.pushes().await.len()).unwrap();
+        for minute in [100_000 + 500 * pushes, 100_100 + 500 * pushes] {
+            let at = after(self.f.now, minute);
+            self.f.store.record_summaries(vec![reading.clone()], at).await.unwrap();
+        }
     }
 
     /// Where an hour of tenant acme stands.

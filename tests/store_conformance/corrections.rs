@@ -6,8 +6,8 @@ use counterfoil::rules::delivery::{Class, Next, PushState};
 use counterfoil::rules::drift::PushSums;
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::window::Window;
-use counterfoil::store::push::Ruling;
-use counterfoil::store::reconciliation::CorrectionOrder;
+use counterfoil::store::push::{Push, Ruling};
+use counterfoil::store::reconciliation::{CorrectionOrder, SummaryReading};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -35,9 +35,15 @@ async fn order(billed: &Billed, meter: &str, hour: i64, halves: [&str; 2]) -> Co
     CorrectionOrder { tenant, meter, window: window(hour), settled, provider, pass: 77 }
 }
 
-/// Corrects an hour, given what the provider said that it has and what it shows.
+/// Corrects an hour, given what the provider said that it has and what it shows, which was read
+/// twice.
 async fn correct(billed: &Billed, meter: &str, hour: i64, halves: [&str; 2]) -> Ruling {
     let order = order(billed, meter, hour, halves).await;
+    let pushes = billed.pushes().await;
+    let of_it = |push: &&Push| (push.meter, push.window) == (order.meter, order.window);
+    if let Some(push) = pushes.iter().find(of_it) {
+        billed.read_twice(push, order.provider).await;
+    }
     billed.f.store.record_correction(order, after(billed.f.now, 5)).await.unwrap()
 }
 
@@ -159,6 +165,36 @@ pub async fn what_is_in_doubt_is_not_corrected(f: Fixture) {
     let order = CorrectionOrder { tenant: tenant_id("nobody"), ..order };
     let ruling = billed.f.store.record_correction(order, billed.f.now).await.unwrap();
     assert_eq!(ruling, Ruling::NotFound);
+}
+
+pub async fn a_loss_is_corrected_on_two_readings_after_the_last_push(f: Fixture) {
+    let billed = start(f).await;
+    let number = confirmed(&billed, "e1", "tokens", "10", 0).await;
+    let order = order(&billed, "tokens", 0, ["10", "3"]).await;
+    let ask = async |minute: Option<i64>, value: &str, allowed: bool| {
+        if let Some(minute) = minute {
+            let reading = SummaryReading {
+                tenant: order.tenant.clone(),
+                meter: order.meter,
+                customer: billed.push(number).await.customer.unwrap(),
+                window: order.window,
+                value: quantity(value),
+            };
+            let at = after(billed.f.now, minute);
+            billed.f.store.record_summaries(vec![reading], at).await.unwrap();
+        }
+        let at = after(billed.f.now, 500);
+        let ruling = billed.f.store.record_correction(order.clone(), at).await.unwrap();
+        assert_eq!(matches!(ruling, Ruling::Done(_)), allowed, "{minute:?} {value}: {ruling:?}");
+    };
+    ask(None, "3", false).await;
+    ask(Some(1), "3", false).await;
+    ask(Some(100), "3", false).await;
+    ask(Some(170), "4", false).await;
+    ask(Some(240), "3", false).await;
+    ask(Some(250), "3", false).await;
+    ask(Some(300), "3", true).await;
+    ask(None, "3", false).await;
 }
 
 pub async fn what_another_customer_was_told_is_not_lost(f: Fixture) {

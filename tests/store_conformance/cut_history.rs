@@ -137,6 +137,9 @@ impl World {
         for push in self.billed.pushes().await {
             if push.state == PushState::Dead {
                 let at = after(self.billed.f.now, self.minute);
+                let place = (push.tenant.to_string(), push.meter.0, push.window.start);
+                let total = self.provider.get(&place).copied().unwrap_or_default();
+                self.billed.read_twice(&push, Quantity::from_units(total)).await;
                 let ruling = self.billed.f.store.retry_push(push.number, at).await.unwrap();
                 assert!(matches!(ruling, Ruling::Done(Some(_))), "{ruling:?}");
             }

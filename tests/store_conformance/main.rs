@@ -221,6 +221,7 @@ on_every_store! {
         a_correction_is_sent_and_confirmed,
         asked_twice_it_is_done_once,
         what_is_in_doubt_is_not_corrected,
+        a_loss_is_corrected_on_two_readings_after_the_last_push,
         what_another_customer_was_told_is_not_lost,
         submitted_and_dead_ones_are_taken_for_what_they_are,
         absolute_totals_are_told_whole,

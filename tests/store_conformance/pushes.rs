@@ -3,8 +3,12 @@
 use crate::billed::{Billed, after, quantity, steps, told};
 use crate::fixture::Fixture;
 use counterfoil::rules::delivery::{Class, Next, PushState};
+use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::quantity::Quantity;
-use counterfoil::store::push::{AttemptIntent, OpenPushes, PushClaim, Right, Ruling, Settlement};
+use counterfoil::store::push::{
+    AttemptIntent, OpenPushes, Push, PushClaim, Right, Ruling, Settlement,
+};
+use counterfoil::store::reconciliation::SummaryReading;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -312,6 +316,21 @@ pub async fn absolute_totals_overtake_dead_ones(f: Fixture) {
     assert_eq!(billed.push(dead).await.state, PushState::Dead);
 }
 
+/// The total of a push's window and customer is read at these minutes.
+async fn record(billed: &Billed, push: &Push, value: &str, minutes: &[i64]) {
+    let reading = SummaryReading {
+        tenant: push.tenant.clone(),
+        meter: push.meter,
+        customer: push.customer.clone().unwrap(),
+        window: push.window,
+        value: quantity(value),
+    };
+    for minute in minutes {
+        let at = after(billed.f.now, *minute);
+        billed.f.store.record_summaries(vec![reading.clone()], at).await.unwrap();
+    }
+}
+
 pub async fn retries_and_refusals(f: Fixture) {
     let mut billed = start(f).await;
     let retry = async |billed: &Billed, number: u64| {
@@ -336,6 +355,19 @@ pub async fn retries_and_refusals(f: Fixture) {
     assert!(matches!(retry(&billed, new).await, Ruling::Refused(_)), "it may have counted");
     billed.planned("acme", "e9", "tokens", "1", 1).await;
     let absent = billed.send((Class::Absent, Next::Dead), 10).await;
+    let dead = billed.push(absent).await;
+    assert!(matches!(retry(&billed, absent).await, Ruling::Refused(_)), "nothing was read");
+    record(&billed, &dead, "0", &[5, 9]).await;
+    assert!(matches!(retry(&billed, absent).await, Ruling::Refused(_)), "read before it died");
+    record(&billed, &dead, "0", &[200]).await;
+    assert!(matches!(retry(&billed, absent).await, Ruling::Refused(_)), "read once since");
+    record(&billed, &dead, "1", &[300, 400]).await;
+    assert!(matches!(retry(&billed, absent).await, Ruling::Refused(_)), "it shows");
+    let other = Push { customer: CustomerId::parse("cus_other").ok(), ..dead.clone() };
+    record(&billed, &other, "0", &[500, 600]).await;
+    assert!(matches!(retry(&billed, absent).await, Ruling::Refused(_)), "of another customer");
+    record(&billed, &dead, "0", &[700, 800]).await;
+    billed.f.restart().await;
     assert!(matches!(retry(&billed, absent).await, Ruling::Done(Some(_))));
     let too_old = billed.send((Class::TooOld, Next::Dead), 11).await;
     assert!(matches!(retry(&billed, too_old).await, Ruling::Refused(_)), "it stays too old");

@@ -27,14 +27,15 @@ async fn start(f: Fixture) -> Billed {
 
 async fn record(billed: &Billed, window: Window, value: &str, at: Timestamp) {
     let (tenant, meter) = (tenant_id("acme"), billed.f.meter_no("tokens").await);
-    let reading = SummaryReading { tenant, meter, window, value: quantity(value) };
+    let (customer, value) = (CustomerId::parse("cus_acme").unwrap(), quantity(value));
+    let reading = SummaryReading { tenant, meter, customer, window, value };
     billed.f.store.record_summaries(vec![reading], at).await.unwrap();
 }
 
 async fn summaries(billed: &Billed, range: Window, length_micros: i64) -> Vec<Summary> {
     let meter = billed.f.meter_no("tokens").await;
-    let acme = tenant_id("acme");
-    let read = billed.f.store.read_summaries(&acme, meter, range, length_micros);
+    let (acme, customer) = (tenant_id("acme"), CustomerId::parse("cus_acme").unwrap());
+    let read = billed.f.store.read_summaries((&acme, &customer), meter, range, length_micros);
     let mut summaries = read.await.unwrap();
     summaries.sort_by_key(|summary| summary.window.start);
     summaries
@@ -43,19 +44,19 @@ async fn summaries(billed: &Billed, range: Window, length_micros: i64) -> Vec<Su
 pub async fn equal_readings_are_counted(f: Fixture) {
     let mut billed = start(f).await;
     let now = billed.f.now;
-    // Tenths of a second, value, and what is known then: value, reads, since, read last.
+    // Tenths of a second, value, and what is known then: value, reads, since, read before, read last.
     let steps = [
-        (0, "5", ("5", 1, 0, 0)),
-        (9, "5", ("5", 1, 0, 0)),
-        (10, "5.0", ("5", 2, 0, 10)),
-        (15, "5", ("5", 2, 0, 10)),
-        (20, "5", ("5", 3, 0, 20)),
-        (21, "6", ("6", 1, 21, 21)),
-        (22, "5", ("5", 1, 22, 22)),
-        (60, "5", ("5", 2, 22, 60)),
-        (50, "7", ("5", 2, 22, 60)),
+        (0, "5", ("5", 1, 0, None, 0)),
+        (9, "5", ("5", 1, 0, None, 0)),
+        (10, "5.0", ("5", 2, 0, Some(0), 10)),
+        (15, "5", ("5", 2, 0, Some(0), 10)),
+        (20, "5", ("5", 3, 0, Some(10), 20)),
+        (21, "6", ("6", 1, 21, None, 21)),
+        (22, "5", ("5", 1, 22, None, 22)),
+        (60, "5", ("5", 2, 22, Some(22), 60)),
+        (50, "7", ("5", 2, 22, Some(22), 60)),
     ];
-    for (tenths, value, (expected, reads, since, read_at)) in steps {
+    for (tenths, value, (expected, reads, since, read_before, read_at)) in steps {
         record(&billed, window(0), value, seconds(now, tenths)).await;
         if tenths == 15 {
             billed.f.restart().await;
@@ -65,6 +66,7 @@ pub async fn equal_readings_are_counted(f: Fixture) {
             window: window(0),
             value: quantity(expected),
             read_at: seconds(now, read_at),
+            read_before: read_before.map(|tenths| seconds(now, tenths)),
             since: seconds(now, since),
             reads,
         };
@@ -91,9 +93,15 @@ pub async fn hours_and_days_are_apart(f: Fixture) {
     assert_eq!(starts(summaries(&billed, later, DAY_MICROS).await), []);
     let (store, whole) = (&billed.f.store, billed.f.meter_no("whole").await);
     let tokens = billed.f.meter_no("tokens").await;
-    for (tenant, meter) in [("umbrella", tokens), ("nobody", tokens), ("acme", whole)] {
-        let found = store.read_summaries(&tenant_id(tenant), meter, day, HOUR_MICROS).await;
-        assert_eq!(found.unwrap(), [], "{tenant} {meter:?}");
+    for (tenant, customer, meter) in [
+        ("umbrella", "cus_acme", tokens),
+        ("nobody", "cus_acme", tokens),
+        ("acme", "cus_acme", whole),
+        ("acme", "cus_other", tokens),
+    ] {
+        let (id, of) = (tenant_id(tenant), CustomerId::parse(customer).unwrap());
+        let found = store.read_summaries((&id, &of), meter, day, HOUR_MICROS).await;
+        assert_eq!(found.unwrap(), [], "{tenant} {customer} {meter:?}");
     }
 }
 

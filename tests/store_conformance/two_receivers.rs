@@ -7,6 +7,7 @@ use counterfoil::rules::alert::{AlertChange, AlertKind, Condition};
 use counterfoil::rules::delivery::{Class, Next, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::{FindingChange, FindingKind, Observation};
+use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::mirror::ObjectName;
 use counterfoil::rules::pass::{PassKind, PassOrder};
 use counterfoil::rules::quantity::Quantity;
@@ -294,6 +295,7 @@ async fn nightly_passes_and_summaries_at_once_are_one() {
             .map(|hour| SummaryReading {
                 tenant: tenant_id("acme"),
                 meter,
+                customer: CustomerId::parse("cus_acme").unwrap(),
                 window: window(hour),
                 value: Quantity::ONE,
             })
@@ -314,7 +316,9 @@ async fn nightly_passes_and_summaries_at_once_are_one() {
     assert_eq!(numbers.len(), 1);
     let range = counterfoil::rules::window::Window { start: window(0).start, end: window(99).end };
     let length = window(0).micros();
-    let summaries = f.store.read_summaries(&tenant_id("acme"), meter, range, length).await.unwrap();
+    let (acme, customer) = (tenant_id("acme"), CustomerId::parse("cus_acme").unwrap());
+    let whose = (&acme, &customer);
+    let summaries = f.store.read_summaries(whose, meter, range, length).await.unwrap();
     assert_eq!(summaries.len(), 100);
     assert!(summaries.iter().all(|summary| summary.reads == 1), "they are of one moment");
     servers[1].close().await;
@@ -339,6 +343,7 @@ async fn corrections_at_once_are_one() {
             provider: quantity("3"),
             pass: 7,
         };
+        b.read_twice(&b.push(number).await, order.provider).await;
         let mut tasks = Vec::new();
         for store in &servers {
             let (store, order) = (Arc::clone(store), order.clone());

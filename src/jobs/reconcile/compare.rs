@@ -8,8 +8,9 @@
 //! usage is not meant to be there.
 
 use super::{NIGHTLY_DAYS, PassError, Reconciler, Running, Work};
+use crate::faults::planted;
 use crate::rules::drift::{
-    Halves, LAG, PushSums, Reason, Summary, Terms, Verdict, WindowPush, is_followed, judge_drift,
+    Halves, PushSums, Reason, Summary, Terms, Verdict, WindowPush, is_followed, judge_drift,
 };
 use crate::rules::finding::{FindingKind, Observation};
 use crate::rules::pass::{DriftWindow, PassKind, PassRow};
@@ -101,12 +102,19 @@ fn parse_name(subject: &str) -> Option<Window> {
 }
 
 impl Running {
-    /// What open findings name that lies further back than the pass.
+    /// What lies further back than the pass and is looked at all the same: what open findings name,
+    /// and windows with a push that waits for readings before it is sent again.
     fn old_windows(&self, work: &Work) -> Vec<Window> {
         let key = (work.pair.tenant.clone(), work.pair.meter);
         let findings = self.findings.get(&key).into_iter().flatten();
-        let windows = findings.filter_map(|finding| parse_name(&finding.seen.subject));
-        windows.filter(|window| window.start < self.pass.order.range.start).collect()
+        let named = findings.filter_map(|finding| parse_name(&finding.seen.subject));
+        let dropped = self.dropped.get(&key).into_iter().flatten().copied();
+        let old: BTreeMap<(Timestamp, Timestamp), Window> = named
+            .chain(dropped)
+            .filter(|window| window.start < self.pass.order.range.start)
+            .map(|window| ((window.start, window.end), window))
+            .collect();
+        old.into_values().collect()
     }
 }
 
@@ -269,8 +277,9 @@ impl Reconciler {
     /// Windows with anything on either side, each with its verdict.
     async fn judge_windows(&self, work: &Work, range: Window) -> store::Result<Vec<Judged>> {
         let length = window_length(work, range);
-        let Pair { tenant, meter, .. } = &work.pair;
-        let summaries = self.store.read_summaries(tenant, *meter, range, length).await?;
+        let Pair { tenant, meter, customer } = &work.pair;
+        let whose = (tenant, customer);
+        let summaries = self.store.read_summaries(whose, *meter, range, length).await?;
         let mut halves = self.load_halves(work, range, &summaries).await?;
         halves.retain(|halves| !halves.is_empty());
         Ok(halves.into_iter().map(|halves| self.judge(work, halves)).collect())
@@ -280,8 +289,9 @@ impl Reconciler {
     async fn judge_days(&self, work: &Work, days: &[Window]) -> store::Result<Vec<Judged>> {
         let (Some(first), Some(last)) = (days.first(), days.last()) else { return Ok(Vec::new()) };
         let range = Window { start: first.start, end: last.end };
-        let Pair { tenant, meter, .. } = &work.pair;
-        let summaries = self.store.read_summaries(tenant, *meter, range, MICROS_PER_DAY).await?;
+        let Pair { tenant, meter, customer } = &work.pair;
+        let whose = (tenant, customer);
+        let summaries = self.store.read_summaries(whose, *meter, range, MICROS_PER_DAY).await?;
         let windows = self.load_halves(work, range, &[]).await?;
         let mut judged = Vec::with_capacity(days.len());
         for day in days {
@@ -305,8 +315,8 @@ impl Reconciler {
     async fn sum_windows(&self, work: &Work, day: Window) -> store::Result<Option<Summary>> {
         let billed = Window { start: work.billing().start(), end: day.end };
         let length = window_length(work, day);
-        let Pair { tenant, meter, .. } = &work.pair;
-        let parts = self.store.read_summaries(tenant, *meter, billed, length).await?;
+        let Pair { tenant, meter, customer } = &work.pair;
+        let parts = self.store.read_summaries((tenant, customer), *meter, billed, length).await?;
         let mut all: Option<Summary> = None;
         for part in parts {
             let sum = all.unwrap_or(Summary { window: day, value: Quantity::ZERO, ..part });
@@ -314,6 +324,7 @@ impl Reconciler {
                 window: day,
                 value: sum.value.checked_add(part.value).ok_or_else(too_large)?,
                 read_at: sum.read_at.min(part.read_at),
+                read_before: sum.read_before.min(part.read_before),
                 since: sum.since.max(part.since),
                 reads: sum.reads.min(part.reads),
             });
@@ -335,7 +346,13 @@ impl Reconciler {
             decide: self.provider.limits().horizons.decide,
             tolerance: work.meter.spec.drift_tolerance,
         };
-        let (verdict, reason) = judge_drift(&halves, terms);
+        let (mut verdict, mut reason) = judge_drift(&halves, terms);
+        if planted("bug.resend_on_stale_reading")
+            && !halves.pushes.dropped_pushes.is_empty()
+            && halves.delta() == Some(Quantity::ZERO)
+        {
+            (verdict, reason) = (Verdict::Replay, Reason::Dropped);
+        }
         Judged { halves, verdict, reason, action: None }
     }
 
@@ -412,7 +429,7 @@ impl Reconciler {
                     && judged.halves.window.micros()
                         == window_length(work, judged.halves.window) =>
             {
-                if !judged.halves.lasts(LAG) {
+                if !judged.halves.is_loss_proved() {
                     let what = "the difference is sent once the provider has shown it for an hour";
                     judged.action = Some(what.to_owned());
                     return Ok(judged);

@@ -87,6 +87,7 @@ impl Reconciler {
                 .map(|(window, value)| SummaryReading {
                     tenant: work.pair.tenant.clone(),
                     meter: work.pair.meter,
+                    customer: work.pair.customer.clone(),
                     window: *window,
                     value,
                 })

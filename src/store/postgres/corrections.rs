@@ -16,6 +16,7 @@ use super::push_rows::{
 };
 use super::scalars::{SqlTimestamp, column, corrupt, meter_number, tenant_number};
 use super::settlements::{Words, apply, turn, write_revisions};
+use super::summaries::find_summary;
 use super::transaction::{Done, Transaction};
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::drift::{WindowPush, judge_correction};
@@ -91,7 +92,7 @@ async fn correct_window(
     }
     let mut pushes = read_pushes(client, &numbers).await?;
     pushes.sort_by_key(|found| found.push.revision);
-    let customer = match judge(&pushes, order) {
+    let customer = match judge(client, &pushes, order).await? {
         Ok(customer) => customer,
         Err(refusal) => return Ok((Ruling::Refused(refusal), Vec::new())),
     };
@@ -114,27 +115,34 @@ async fn correct_window(
 }
 
 /// The customer whose total was looked at, or why the window may not be corrected.
-fn judge<'p>(
+async fn judge<'p>(
+    client: &ClientWrapper,
     pushes: &'p [StoredPush],
     order: &CorrectionOrder,
-) -> std::result::Result<&'p CustomerId, &'static str> {
+) -> Done<std::result::Result<&'p CustomerId, &'static str>> {
+    let Some(customer) = pushes.iter().find_map(|found| found.tenant_customer.as_ref()) else {
+        return Ok(Err("the tenant has no customer at the provider"));
+    };
+    let whose = (&order.tenant, customer);
+    let summary = find_summary(client, whose, order.meter, order.window).await?;
     let seen: Vec<WindowPush> = pushes.iter().map(|found| window_push(&found.push)).collect();
-    judge_correction(&seen, (order.settled, order.provider))?;
-    let customer = pushes.iter().find_map(|found| found.tenant_customer.as_ref());
-    let customer = customer.ok_or("the tenant has no customer at the provider")?;
+    let halves = (order.settled, order.provider);
+    if let Err(refusal) = judge_correction(&seen, halves, summary.as_ref()) {
+        return Ok(Err(refusal));
+    }
     // The provider's total is of one customer; what another was told is not lost.
     let elsewhere = |found: &StoredPush| {
         let sent_for = found.push.customer.as_ref();
         found.push.state.settled() && sent_for.is_some_and(|sent_for| sent_for != customer)
     };
-    match pushes.iter().any(elsewhere) {
+    Ok(match pushes.iter().any(elsewhere) {
         true => Err("a push of the window was sent for another customer"),
         false => Ok(customer),
-    }
+    })
 }
 
 /// The numbers of the window's pushes, in their order.
-async fn list_window(client: &ClientWrapper, window: WindowKey) -> Done<Vec<i64>> {
+pub async fn list_window(client: &ClientWrapper, window: WindowKey) -> Done<Vec<i64>> {
     let sql = "-- list_window
         SELECT push_no FROM pushes
         WHERE tenant_no = $1 AND meter_no = $2 AND window_start = $3
@@ -145,7 +153,7 @@ async fn list_window(client: &ClientWrapper, window: WindowKey) -> Done<Vec<i64>
     Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
 }
 
-fn window_push(push: &Push) -> WindowPush {
+pub fn window_push(push: &Push) -> WindowPush {
     WindowPush {
         number: push.number,
         window: push.window,
@@ -157,6 +165,7 @@ fn window_push(push: &Push) -> WindowPush {
         stamped_at: push.stamped_at,
         state: push.state,
         class: push.class,
+        customer: push.customer.clone(),
         attempts: push.attempts,
         state_at: push.state_at,
     }

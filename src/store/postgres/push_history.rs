@@ -5,7 +5,7 @@
 
 use super::connection::Snapshot;
 use super::numeric::SqlQuantity;
-use super::push_rows::{read_class, read_pushes, read_state};
+use super::push_rows::{read_class, read_customer, read_pushes, read_state};
 use super::scalars::{
     SqlTimestamp, column, corrupt, instant, meter_number, read_count, read_meter_no, read_ordinal,
     write_count, write_limit,
@@ -245,7 +245,7 @@ pub async fn read_window_pushes(
 ) -> Result<Vec<WindowPush>> {
     let sql = "-- read_window_pushes
         SELECT push_no, window_start, window_end, revision, shadow, mode, quantity, value,
-            stamped_at, state, class, attempts, state_at
+            stamped_at, state, class, attempts, state_at, customer
         FROM pushes
         WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
             AND meter_no = $2 AND window_start >= $3 AND window_start < $4
@@ -271,6 +271,7 @@ fn window_push(row: &Row) -> Result<WindowPush> {
         stamped_at: instant(row, 8)?,
         state: read_state(row, 9)?,
         class: read_class(row, 10)?,
+        customer: read_customer(row, 13)?,
         attempts: read_ordinal(column(row, 11)?)?,
         state_at: instant(row, 12)?,
     })

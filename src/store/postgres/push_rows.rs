@@ -287,7 +287,7 @@ pub fn read_class(row: &Row, place: usize) -> Result<Class> {
     Class::from_name(&name).ok_or_else(|| corrupt("a push has no known class"))
 }
 
-fn read_customer(row: &Row, place: usize) -> Result<Option<CustomerId>> {
+pub fn read_customer(row: &Row, place: usize) -> Result<Option<CustomerId>> {
     let id: Option<String> = column(row, place)?;
     id.map(|id| CustomerId::parse(&id).map_err(|_| corrupt("a customer has no valid id")))
         .transpose()

@@ -7,7 +7,7 @@ use super::PostgresStore;
 use super::{findings, passes, push_history, summaries};
 use crate::rules::drift::{Summary, WindowPush};
 use crate::rules::finding::{Finding, FindingChange};
-use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::pass::{Pass, PassOrder, PassRow};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
@@ -31,13 +31,13 @@ impl Reconciliation for PostgresStore {
 
     async fn read_summaries(
         &self,
-        tenant: &TenantId,
+        whose: (&TenantId, &CustomerId),
         meter: MeterNo,
         range: Window,
         length_micros: i64,
     ) -> Result<Vec<Summary>> {
         let client = self.reader().await?;
-        summaries::read_summaries(&client, tenant, meter, range, length_micros).await
+        summaries::read_summaries(&client, whose, meter, range, length_micros).await
     }
 
     async fn read_window_pushes(

@@ -9,6 +9,7 @@
 //! ruling that is repeated finds the push no longer dead, or discarded, and is refused.
 
 use super::PostgresStore;
+use super::corrections::{list_window, window_push};
 use super::cuts::{States, WindowKey, lock_states};
 use super::numeric::SqlQuantity;
 use super::push_rows::{
@@ -18,15 +19,18 @@ use super::push_rows::{
 use super::scalars::{
     SqlTimestamp, column, corrupt, meter_number, read_count, write_count, write_ordinal,
 };
+use super::summaries::find_summary;
 use super::transaction::{Done, Transaction};
 use crate::faults::planted;
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, Next, PushState, Retry, judge_discard, judge_retry};
+use crate::rules::drift::WindowPush;
+use crate::rules::evidence::judge_resend;
 use crate::rules::push::plan_replacement;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
-use crate::store::push::{Right, Ruling, Settlement, UNRESOLVED};
+use crate::store::push::{Push, Right, Ruling, Settlement, UNRESOLVED};
 use deadpool_postgres::ClientWrapper;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -75,7 +79,7 @@ impl PostgresStore {
             let Some(found) = lock_push(&client, number).await? else {
                 return Ok((Ruling::NotFound, Vec::new()));
             };
-            match judge_retry(found.push.state, found.push.class) {
+            match may_resend(&client, &found).await? {
                 Err(refusal) => return Ok((Ruling::Refused(refusal), Vec::new())),
                 Ok(Retry::Look) => return look_again(&client, &found, at).await,
                 Ok(Retry::Replace) => {}
@@ -145,6 +149,25 @@ async fn lock_push(client: &ClientWrapper, number: u64) -> Done<Option<StoredPus
     let Ok(number) = write_count(number) else { return Ok(None) };
     lock_pushes(client, &[number]).await?;
     Ok(read_pushes(client, &[number]).await?.pop())
+}
+
+/// Whether a locked push may be sent again, by what is stored of its window now.
+async fn may_resend(
+    client: &ClientWrapper,
+    found: &StoredPush,
+) -> Done<std::result::Result<Retry, &'static str>> {
+    let Push { meter, window, tenant, customer, state, class, .. } = &found.push;
+    if planted("bug.resend_on_stale_reading") {
+        return Ok(judge_retry(*state, *class));
+    }
+    let numbers = list_window(client, window_of(found)).await?;
+    let pushes = read_pushes(client, &numbers).await?;
+    let pushes: Vec<WindowPush> = pushes.iter().map(|one| window_push(&one.push)).collect();
+    let summary = match customer {
+        Some(customer) => find_summary(client, (tenant, customer), *meter, *window).await?,
+        None => None,
+    };
+    Ok(judge_resend(&window_push(&found.push), &pushes, summary.as_ref()))
 }
 
 /// Everything but the COMMIT.

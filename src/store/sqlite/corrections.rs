@@ -12,6 +12,7 @@ use super::push_rows::{
 };
 use super::pushes::customer_of;
 use super::segment::overflow;
+use super::summaries::find_summary;
 use super::writer::Writer;
 use super::{corrupt, sql_error, window_pushes};
 use crate::rules::delivery::{Class, PushState};
@@ -76,12 +77,14 @@ fn find_subject(
     let start = order.window.start;
     let only = Window { start, end: start.saturating_add_micros(1) };
     let pushes = window_pushes::read_window_pushes(connection, owner, only)?;
-    if let Err(refusal) = judge_correction(&pushes, (order.settled, order.provider)) {
-        return Ok(Err(Ruling::Refused(refusal)));
-    }
     let Some(customer) = customer_of(connection, tenant)? else {
         return Ok(Err(Ruling::Refused("the tenant has no customer at the provider")));
     };
+    let summary = find_summary(connection, owner, &customer, order.window)?;
+    let halves = (order.settled, order.provider);
+    if let Err(refusal) = judge_correction(&pushes, halves, summary.as_ref()) {
+        return Ok(Err(Ruling::Refused(refusal)));
+    }
     // The provider's total is of one customer; what another was told is not lost.
     if is_shared(connection, owner, order.window.start, &customer)? {
         return Ok(Err(Ruling::Refused("a push of the window was sent for another customer")));

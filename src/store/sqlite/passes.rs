@@ -10,7 +10,7 @@ use super::{Shared, SqliteStore, corrections, corrupt, findings, sql_error, summ
 use super::{window_pushes, writer::Writer};
 use crate::rules::drift::{Reason, Summary, Verdict, WindowPush};
 use crate::rules::finding::{Finding, FindingChange};
-use crate::rules::ids::{MeterNo, TenantId, TenantNo};
+use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
 use crate::rules::pass::{Pass, PassKind, PassOrder, PassProgress, PassRow, PassState};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
@@ -39,14 +39,17 @@ impl Reconciliation for SqliteStore {
 
     async fn read_summaries(
         &self,
-        tenant: &TenantId,
+        (tenant, customer): (&TenantId, &CustomerId),
         meter: MeterNo,
         range: Window,
         length_micros: i64,
     ) -> Result<Vec<Summary>> {
         let Some(tenant) = self.tenant_no(tenant) else { return Ok(Vec::new()) };
-        self.read(move |_, c| summaries::read_summaries(c, (tenant, meter), range, length_micros))
-            .await
+        let customer = customer.clone();
+        self.read(move |_, c| {
+            summaries::read_summaries(c, (tenant, meter), &customer, range, length_micros)
+        })
+        .await
     }
 
     async fn read_window_pushes(

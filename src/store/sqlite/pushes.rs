@@ -15,16 +15,20 @@ use super::push_rows::{
     insert_push, quantity_of,
 };
 use super::segment::overflow;
+use super::summaries::find_summary;
+use super::window_pushes::read_window_pushes;
 use super::writer::Writer;
 use super::{SqliteStore, corrupt, sql_error};
 use crate::faults::planted;
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, Next, PushState, Retry, judge_discard, judge_retry};
+use crate::rules::evidence::judge_resend;
 use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::Catalog;
 use crate::rules::push::plan_replacement;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
+use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::push::{
     AttemptIntent, ClaimedPush, OpenPushes, Push, PushAges, PushClaim, PushCounts, PushQuery,
@@ -457,7 +461,7 @@ impl Changes<'_> {
 
     fn retry(&mut self, number: u64) -> Result<Ruling> {
         let Some(row) = fetch_push(self.connection, number)? else { return Ok(Ruling::NotFound) };
-        match judge_retry(row.push.state, row.push.class) {
+        match may_resend(self.connection, &row)? {
             Err(refusal) => return Ok(Ruling::Refused(refusal)),
             Ok(Retry::Look) => return self.look_again(&row),
             Ok(Retry::Replace) => {}
@@ -581,6 +585,27 @@ fn clear_unreadable(connection: &Connection, row: &PushRow) -> Result<()> {
         .and_then(|mut update| update.execute([row.push.number]))
         .map_err(sql_error)?;
     Ok(())
+}
+
+/// Whether a push may be sent again, by what is stored of its window now.
+fn may_resend(
+    connection: &Connection,
+    row: &PushRow,
+) -> Result<std::result::Result<Retry, &'static str>> {
+    let Push { number, meter, window, customer, state, class, .. } = &row.push;
+    if planted("bug.resend_on_stale_reading") {
+        return Ok(judge_retry(*state, *class));
+    }
+    let owner = (row.tenant_no, *meter);
+    let only = Window { start: window.start, end: window.start.saturating_add_micros(1) };
+    let pushes = read_window_pushes(connection, owner, only)?;
+    let push = pushes.iter().find(|push| push.number == *number);
+    let push = push.ok_or_else(|| corrupt("a push's window"))?;
+    let summary = match customer {
+        Some(customer) => find_summary(connection, owner, customer, *window)?,
+        None => None,
+    };
+    Ok(judge_resend(push, &pushes, summary.as_ref()))
 }
 
 /// What a settlement makes of its push.

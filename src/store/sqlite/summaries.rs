@@ -7,7 +7,7 @@
 use super::push_rows::{get, moment, quantity_of};
 use super::{Shared, corrupt, sql_error};
 use crate::rules::drift::Summary;
-use crate::rules::ids::{MeterNo, TenantNo};
+use crate::rules::ids::{CustomerId, MeterNo, TenantNo};
 use crate::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
 use crate::rules::window::Window;
 use crate::store::Result;
@@ -38,9 +38,10 @@ fn record_summary(
         .prepare_cached(
             "-- record_summary
              INSERT INTO summaries (tenant_no, meter_no, window_start, length_seconds, value,
-                                    read_at, since, reads)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, 1)
+                                    read_at, since, reads, customer)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, 1, ?8)
              ON CONFLICT DO UPDATE SET
+                 read_before = CASE WHEN value = excluded.value THEN read_at END,
                  reads = CASE WHEN value = excluded.value THEN reads + 1 ELSE 1 END,
                  since = CASE WHEN value = excluded.value THEN since ELSE excluded.since END,
                  value = excluded.value, read_at = excluded.read_at
@@ -55,7 +56,8 @@ fn record_summary(
                 reading.window.micros() / MICROS_PER_SECOND,
                 reading.value.to_string(),
                 read_at.micros(),
-                MICROS_PER_SECOND
+                MICROS_PER_SECOND,
+                reading.customer.as_str()
             ])
         })
         .map_err(sql_error)?;
@@ -65,21 +67,22 @@ fn record_summary(
 pub fn read_summaries(
     connection: &Connection,
     (tenant, meter): (TenantNo, MeterNo),
+    customer: &CustomerId,
     range: Window,
     length_micros: i64,
 ) -> Result<Vec<Summary>> {
     let mut select = connection
         .prepare_cached(
             "-- read_summaries
-             SELECT window_start, value, read_at, since, reads FROM summaries
+             SELECT window_start, value, read_at, read_before, since, reads FROM summaries
              WHERE tenant_no = ? AND meter_no = ? AND length_seconds = ?
-                 AND window_start >= ? AND window_start < ?
+                 AND window_start >= ? AND window_start < ? AND customer = ?
              ORDER BY window_start",
         )
         .map_err(sql_error)?;
     let length_seconds = length_micros / MICROS_PER_SECOND;
     let (from, to) = (range.start.micros(), range.end.micros());
-    let asked = params![tenant.0, meter.0, length_seconds, from, to];
+    let asked = params![tenant.0, meter.0, length_seconds, from, to, customer.as_str()];
     let mut rows = select.query(asked).map_err(sql_error)?;
     let mut summaries = Vec::new();
     while let Some(row) = rows.next().map_err(sql_error)? {
@@ -88,9 +91,21 @@ pub fn read_summaries(
             window: Window { start, end: start.saturating_add_micros(length_micros) },
             value: quantity_of(row, "value")?,
             read_at: moment(row, "read_at")?,
+            read_before: get::<Option<i64>>(row, "read_before")?.map(Timestamp::from_micros),
             since: moment(row, "since")?,
             reads: get(row, "reads")?,
         });
     }
     Ok(summaries)
+}
+
+/// The customer's total of one window.
+pub fn find_summary(
+    connection: &Connection,
+    owner: (TenantNo, MeterNo),
+    customer: &CustomerId,
+    window: Window,
+) -> Result<Option<Summary>> {
+    let only = Window { start: window.start, end: window.start.saturating_add_micros(1) };
+    Ok(read_summaries(connection, owner, customer, only, window.micros())?.pop())
 }

@@ -23,7 +23,7 @@ pub fn read_window_pushes(
         .prepare_cached(
             "-- read_window_pushes
              SELECT push_no, window_start, window_end, revision, shadow, mode, quantity, value,
-                    stamped_at, state, class, attempts, state_at
+                    stamped_at, state, class, customer, attempts, state_at
              FROM pushes INDEXED BY pushes_by_window
              WHERE tenant_no = ? AND meter_no = ? AND window_start >= ? AND window_start < ?
              ORDER BY window_start, revision",
@@ -40,6 +40,8 @@ pub fn read_window_pushes(
 
 fn decode_window_push(row: &Row<'_>) -> Result<WindowPush> {
     let mode: String = get(row, "mode")?;
+    let customer: Option<String> = get(row, "customer")?;
+    let customer = customer.as_deref().map(CustomerId::parse).transpose();
     Ok(WindowPush {
         number: get(row, "push_no")?,
         window: Window { start: moment(row, "window_start")?, end: moment(row, "window_end")? },
@@ -51,6 +53,7 @@ fn decode_window_push(row: &Row<'_>) -> Result<WindowPush> {
         stamped_at: moment(row, "stamped_at")?,
         state: state_of(row)?,
         class: class_of(row)?,
+        customer: customer.map_err(|_| corrupt("a push's customer"))?,
         attempts: get(row, "attempts")?,
         state_at: moment(row, "state_at")?,
     })
