@@ -9,6 +9,7 @@ pub mod alert;
 pub mod base64;
 pub mod billing;
 pub mod credit;
+pub mod customer;
 pub mod delivery;
 pub mod digest;
 pub mod drain;

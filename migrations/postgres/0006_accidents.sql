@@ -37,3 +37,17 @@ CREATE TABLE summaries (
     reads integer NOT NULL,
     PRIMARY KEY (tenant_no, meter_no, length_seconds, window_start, customer)
 );
+
+-- Customers that tenants were mapped to before: windows that were sent to them are compared there.
+CREATE TABLE former_customers (
+    -- whose
+    tenant_no integer NOT NULL,
+    -- the provider's name for the tenant at that time
+    customer text NOT NULL,
+    PRIMARY KEY (tenant_no, customer)
+);
+
+INSERT INTO former_customers (tenant_no, customer)
+SELECT DISTINCT p.tenant_no, p.customer
+FROM pushes p JOIN tenants t ON t.tenant_no = p.tenant_no
+WHERE p.customer IS NOT NULL AND p.customer IS DISTINCT FROM t.customer;

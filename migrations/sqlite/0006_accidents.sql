@@ -40,3 +40,17 @@ CREATE TABLE summaries (
     reads INTEGER NOT NULL,
     PRIMARY KEY (tenant_no, meter_no, length_seconds, window_start, customer)
 ) STRICT, WITHOUT ROWID;
+
+-- Customers that tenants were mapped to before: windows that were sent to them are compared there.
+CREATE TABLE former_customers (
+    -- whose
+    tenant_no INTEGER NOT NULL,
+    -- the provider's name for the tenant at that time
+    customer TEXT NOT NULL,
+    PRIMARY KEY (tenant_no, customer)
+) STRICT, WITHOUT ROWID;
+
+INSERT INTO former_customers (tenant_no, customer)
+SELECT DISTINCT pushes.tenant_no, pushes.customer
+FROM pushes JOIN tenants ON tenants.tenant_no = pushes.tenant_no
+WHERE pushes.customer IS NOT NULL AND pushes.customer IS NOT tenants.customer;

@@ -25,7 +25,7 @@ use crate::provider::Provider;
 use crate::rules::billing::Billing;
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::finding::{Finding, FindingChange, FindingKind, Observation, follow_findings};
-use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::pace::Budget;
 use crate::rules::pass::{
@@ -75,12 +75,19 @@ pub struct Reconciler {
 #[derive(Debug, Clone)]
 struct Work {
     pair: Pair,
+    /// Customers that the tenant was mapped to before.
+    former: Vec<CustomerId>,
     meter: Arc<Meter>,
 }
 
 impl Work {
     fn billing(&self) -> &Billing {
         self.meter.spec.billing.as_ref().expect("only billed meters are compared")
+    }
+
+    /// The tenant's customer, then those before.
+    fn customers(&self) -> impl Iterator<Item = &CustomerId> {
+        std::iter::once(&self.pair.customer).chain(&self.former)
     }
 }
 
@@ -293,10 +300,15 @@ impl Reconciler {
                 self.all_pairs(&catalog, pass.order.tenant.as_ref()).await?
             }
         };
+        let mut former: HashMap<TenantId, Vec<CustomerId>> = HashMap::new();
+        for (tenant, customer) in self.store.list_former_customers().await? {
+            former.entry(tenant).or_default().push(customer);
+        }
         let work = |pair: Pair| {
             let meter = catalog.get(pair.meter)?;
             meter.spec.billing.as_ref()?;
-            Some(Work { meter: Arc::clone(meter), pair })
+            let former = former.get(&pair.tenant).cloned().unwrap_or_default();
+            Some(Work { meter: Arc::clone(meter), former, pair })
         };
         let mut works: Vec<Work> = pairs.into_iter().filter_map(work).collect();
         works.sort_by(|a, b| a.pair.cmp(&b.pair));

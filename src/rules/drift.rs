@@ -9,6 +9,7 @@
 //! provider said the same twice, and after everything that was sent had time to arrive.
 
 use super::billing::Mode;
+use super::customer::customer_of_window;
 use super::delivery::{Class, PushState};
 use super::evidence::{Evidence, LAG, proves_loss, weigh_readings};
 use super::ids::CustomerId;
@@ -506,9 +507,18 @@ pub fn judge_drift(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
 /// its way or in doubt, and the readings prove it.
 pub fn judge_correction(
     pushes: &[WindowPush],
+    customer: &CustomerId,
     (settled, provider): (Quantity, Quantity),
     summary: Option<&Summary>,
 ) -> Result<(), &'static str> {
+    // The provider's total is of one customer; what another was told is not lost.
+    let elsewhere = |push: &WindowPush| {
+        push.state.settled() && push.customer.as_ref().is_some_and(|sent_for| sent_for != customer)
+    };
+    let owner = customer_of_window(pushes);
+    if owner.is_some_and(|owner| owner != customer) || pushes.iter().any(elsewhere) {
+        return Err("a push of the window was sent for another customer");
+    }
     let Some(sums) = PushSums::of_window(pushes) else {
         return Err("the window's pushes make more than can be held exactly");
     };
@@ -585,6 +595,10 @@ mod tests {
         Window { start: at(0), end: at(1) }
     }
 
+    fn customer(id: &str) -> CustomerId {
+        CustomerId::parse(id).expect("valid")
+    }
+
     fn push(quantity_text: &str, state: PushState, class: Class, attempts: u32) -> WindowPush {
         let quantity = quantity(quantity_text);
         WindowPush {
@@ -598,7 +612,7 @@ mod tests {
             stamped_at: at(0),
             state,
             class,
-            customer: None,
+            customer: (attempts > 0).then(|| customer("cus_a")),
             attempts,
             state_at: at(2),
         }
@@ -661,7 +675,7 @@ mod tests {
             let read = |reads| halves("5", &pushes, provider, reads).summary;
             let judge = |summary: Option<Summary>| {
                 let both = (quantity(settled), quantity(provider));
-                judge_correction(&pushes, both, summary.as_ref())
+                judge_correction(&pushes, &customer("cus_a"), both, summary.as_ref())
             };
             for unproved in [None, read(1), halves("5", &pushes, "4", 2).summary] {
                 assert!(judge(unproved).is_err(), "{unproved:?}");

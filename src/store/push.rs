@@ -138,7 +138,8 @@ pub struct PushClaim {
 pub struct ClaimedPush {
     pub push: Push,
     pub fence: u64,
-    /// The customer to send it for: the one it was sent for before, else the tenant's own.
+    /// The customer to send it for: the one it was sent for before, else the one that the window
+    /// belongs to (`rules::customer::customer_of_window`), else the tenant's own.
     pub customer: CustomerId,
     /// The bytes it was sent with before.
     pub request: Option<Vec<u8>>,

@@ -84,6 +84,8 @@ pub struct CorrectionOrder {
     pub tenant: TenantId,
     pub meter: MeterNo,
     pub window: Window,
+    /// Whose total was read.
+    pub customer: CustomerId,
     /// What the provider said that it has, when the window was judged.
     pub settled: Quantity,
     /// What it shows instead, which is less.
@@ -121,6 +123,8 @@ pub trait Reconciliation: Send + Sync {
     /// into their state since then, are observed, submitted or dead and not discarded, or that have
     /// an open finding of usage; each once.
     async fn list_restless_pairs(&self, since: Timestamp, shadow: bool) -> Result<Vec<Pair>>;
+    /// Customers that tenants were mapped to before, in no particular order.
+    async fn list_former_customers(&self) -> Result<Vec<(TenantId, CustomerId)>>;
 
     /// Orders a pass. Of nightly passes there is one for each range: its number if there is one.
     async fn create_pass(&self, order: PassOrder, at: Timestamp) -> Result<u64>;
@@ -152,8 +156,8 @@ pub trait Reconciliation: Send + Sync {
     /// of class correction that sends it again: the next two revisions of the window, so that the
     /// sum of its pushes stays; done with the number of the latter. Refused, with nothing written,
     /// if `rules::drift::judge_correction` does not allow it by the pushes and the total that are
-    /// stored then, if the tenant has no customer, or if a settled push of the window was sent for
-    /// another customer, whose total was not looked at.
+    /// stored then, or if the window belongs to another customer than the order's, or a settled push
+    /// of it was sent for one (`rules::customer::customer_of_window`).
     async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling>;
     /// Confirmed pushes of windows that start in `range` become reconciled; how many.
     async fn close_pushes(

@@ -109,6 +109,9 @@ impl Reconciliation for FailingStore {
     async fn list_restless_pairs(&self, since: Timestamp, shadow: bool) -> Result<Vec<Pair>> {
         self.up()?.list_restless_pairs(since, shadow).await
     }
+    async fn list_former_customers(&self) -> Result<Vec<(TenantId, CustomerId)>> {
+        self.up()?.list_former_customers().await
+    }
     async fn create_pass(&self, order: PassOrder, at: Timestamp) -> Result<u64> {
         self.up()?.create_pass(order, at).await
     }

@@ -283,10 +283,10 @@ async fn a_push_that_was_begun_keeps_its_bytes_whatever_changes_meanwhile() {
     let posts = recorder.posts.lock().unwrap().clone();
     assert_eq!(posts.len(), 3);
     assert_eq!(posts[0].body, posts[1].body);
-    assert_eq!(world.provider_total(&customer, HOUR), "5");
-    assert_eq!(world.provider_total(&other, HOUR), "2", "the revision is of the new customer");
+    assert_eq!(world.provider_total(&customer, HOUR), "7", "the window keeps its customer");
+    assert_eq!(world.provider_total(&other, HOUR), "0");
     world.pass_hours(1);
-    assert_eq!(world.confirm().await, 2, "each is looked for where it was sent");
+    assert_eq!(world.confirm().await, 2, "both are looked for where they were sent");
 }
 
 /// E 32.

@@ -1,8 +1,11 @@
-//! A customer that was deleted at the provider.
+//! A customer that was deleted at the provider, and a tenant that becomes another customer.
 
-use crate::world::{Ground, World, lock};
+use crate::world::{ABSOLUTE, CALLS, Ground, SUMMARIES, World, lock};
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::delivery::{Class, PushState};
+use counterfoil::rules::drift::{Reason, Verdict};
+use counterfoil::rules::finding::FindingKind;
+use counterfoil::rules::pass::PassKind;
 use counterfoil::simulator::{CustomerCheck, SimRequest};
 
 const POSTS: &str = "POST /v1/billing/meter_events";
@@ -51,4 +54,81 @@ async fn check(ground: Ground, told: CustomerCheck) {
     let told = world.told(AlertKind::CustomerDeleted);
     assert_eq!(told, [NoticeEvent::Opened, NoticeEvent::Resolved]);
     assert_eq!(world.alerted(AlertKind::DeadLetters).await.1, 0);
+}
+
+pub async fn a_window_stays_with_the_customer_it_was_sent_to(ground: Ground) {
+    check_change(ground, CALLS).await;
+}
+
+pub async fn an_absolute_window_stays_with_the_customer_it_was_sent_to(ground: Ground) {
+    check_change(ground, ABSOLUTE).await;
+}
+
+/// 10 are sent for one customer; the tenant is mapped to another, and 2 more come for the window.
+async fn check_change(ground: Ground, meter: &str) {
+    let world = World::with(ground, |c| c.reconcile.correct = true).await;
+    world.meter("calls", meter).await;
+    let first = world.tenant("acme").await;
+    world.used("10", "2026-11-15T11:10:00Z").await;
+    world.until("2026-11-15T14:00:00Z").await;
+    assert_eq!(world.provider_sum(&first), "10");
+    let second = world.tenant("acme").await;
+    world.used("2", "2026-11-15T11:20:00Z").await;
+    world.used("500", "2026-11-15T13:30:00Z").await;
+    world.until("2026-11-15T18:00:00Z").await;
+    assert_eq!(world.provider_sum(&first), "12", "the window keeps its customer");
+    assert_eq!(world.provider_sum(&second), "500", "windows that were not sent go to the new one");
+    // The days and the windows of both are compared, each with its own total.
+    world.rest(60).await;
+    assert_eq!(world.findings().await, []);
+    assert_eq!(world.alerted(AlertKind::DriftUnresolved).await, (0, 0));
+    assert_eq!((world.planned_sum().await, world.calls(POSTS)), ("512".into(), 3));
+    let pass = world.one_shot("2026-11-15T00:00:00Z", "2026-11-16T00:00:00Z", false).await;
+    let row = world.rows(pass.number).await.remove(0);
+    assert_eq!((row.verdict, row.reason), (Verdict::Equal, Reason::Matches));
+    assert_eq!((row.pushed.to_string(), row.provider.to_string()), ("512".into(), "512".into()));
+    // What the old customer lost is found there, and sent there again.
+    let lost = world.pushes().await.into_iter().find(|push| push.quantity.to_string() == "2");
+    world.lose(&lost.unwrap().key);
+    world.one_shot("2026-11-15T00:00:00Z", "2026-11-16T00:00:00Z", true).await;
+    world.hours(6).await;
+    assert_eq!(
+        (world.provider_sum(&first), world.provider_sum(&second)),
+        ("12".into(), "500".into())
+    );
+    assert_eq!(world.calls(POSTS), 4);
+}
+
+/// Old findings of one customer and meter are read together, and end when the totals agree.
+pub async fn findings_of_an_old_customer_end(ground: Ground) {
+    let world = World::on(ground).await;
+    world.meter("calls", CALLS).await;
+    let first = world.tenant("acme").await;
+    for hour in 0..12 {
+        world.used("10", &format!("2026-11-15T{hour:02}:10:00Z")).await;
+    }
+    world.until("2026-11-15T16:00:00Z").await;
+    let foreign: Vec<String> = (0..12)
+        .map(|hour| world.foreign(&first, "calls", "5", &format!("2026-11-15T{hour:02}:40:00Z")))
+        .collect();
+    world.hours(3).await;
+    assert_eq!(world.open_findings(FindingKind::Usage).await.len(), 12);
+    world.tenant("acme").await;
+    world.rest(72).await;
+    assert!(world.open_findings(FindingKind::Usage).await.len() >= 12, "nothing has changed");
+    let before = world.passes(PassKind::Hourly).await.len();
+    world.hours(1).await;
+    let passes = world.passes(PassKind::Hourly).await;
+    assert_eq!(passes.len(), before + 1);
+    assert!(passes[before].progress.reads <= 6, "{:?}", passes[before]);
+    assert!(world.calls(SUMMARIES) > 0);
+    for identifier in foreign {
+        world.lose(&identifier);
+    }
+    world.hours(3).await;
+    assert_eq!(world.open_findings(FindingKind::Usage).await, []);
+    assert_eq!(
+        world.told(AlertKind::DriftUnresolved),
+        [NoticeEvent::Opened, NoticeEvent::Resolved]
+    );
 }

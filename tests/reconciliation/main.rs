@@ -72,6 +72,9 @@ on_every_store! {
     customers {
         a_deleted_customer_is_a_page_and_its_usage_is_shown,
         a_deleted_customer_that_is_told_of_later,
+        a_window_stays_with_the_customer_it_was_sent_to,
+        an_absolute_window_stays_with_the_customer_it_was_sent_to,
+        findings_of_an_old_customer_end,
     }
     finalization {
         a_draft_hurries_its_windows,

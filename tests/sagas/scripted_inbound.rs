@@ -113,6 +113,9 @@ impl Reconciliation for ScriptedStore {
     async fn list_restless_pairs(&self, since: Timestamp, shadow: bool) -> Result<Vec<Pair>> {
         self.through("list_restless_pairs", self.inner.list_restless_pairs(since, shadow)).await
     }
+    async fn list_former_customers(&self) -> Result<Vec<(TenantId, CustomerId)>> {
+        self.through("list_former_customers", self.inner.list_former_customers()).await
+    }
     async fn create_pass(&self, order: PassOrder, at: Timestamp) -> Result<u64> {
         self.through("create_pass", self.inner.create_pass(order, at)).await
     }

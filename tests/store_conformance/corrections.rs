@@ -4,6 +4,7 @@ use crate::billed::{Billed, after, quantity, steps, told, window};
 use crate::fixture::{Fixture, tenant_id};
 use counterfoil::rules::delivery::{Class, Next, PushState};
 use counterfoil::rules::drift::PushSums;
+use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::{Push, Ruling};
@@ -32,7 +33,8 @@ async fn confirmed(billed: &Billed, id: &str, meter: &str, used: &str, hour: i64
 async fn order(billed: &Billed, meter: &str, hour: i64, halves: [&str; 2]) -> CorrectionOrder {
     let [settled, provider] = halves.map(quantity);
     let (tenant, meter) = (tenant_id("acme"), billed.f.meter_no(meter).await);
-    CorrectionOrder { tenant, meter, window: window(hour), settled, provider, pass: 77 }
+    let (customer, window) = (CustomerId::parse("cus_acme").unwrap(), window(hour));
+    CorrectionOrder { tenant, meter, window, customer, settled, provider, pass: 77 }
 }
 
 /// Corrects an hour, given what the provider said that it has and what it shows, which was read
@@ -205,10 +207,21 @@ pub async fn what_another_customer_was_told_is_not_lost(f: Fixture) {
     confirmed(&billed, "e3", "tokens", "5", 1).await;
     // The provider's totals of the new customer lack what the old one was told.
     for (hour, halves) in [(0, ["10", "0"]), (1, ["15", "5"])] {
-        let ruling = correct(&billed, "tokens", hour, halves).await;
-        assert!(matches!(ruling, Ruling::Refused(_)), "{ruling:?}");
+        let order = order(&billed, "tokens", hour, halves).await;
+        let elsewhere = CustomerId::parse("cus_other").unwrap();
+        let pushes = billed.pushes().await;
+        let push = pushes.iter().find(|push| push.window == order.window).unwrap();
+        let push = Push { customer: Some(elsewhere.clone()), ..push.clone() };
+        billed.read_twice(&push, order.provider).await;
+        let order = CorrectionOrder { customer: elsewhere, ..order };
+        let ruling = billed.f.store.record_correction(order, billed.f.now).await.unwrap();
+        assert!(matches!(ruling, Ruling::Refused(why) if why.contains("another customer")));
     }
     assert_eq!(billed.told().await.len(), 3);
+    // What the old one lost is sent to the old one again.
+    let again = corrected(&billed, "tokens", 1, ["15", "5"]).await;
+    let claimed = billed.claim_one(6).await;
+    assert_eq!((claimed.push.number, claimed.customer.as_str()), (again, "cus_acme"));
 }
 
 pub async fn submitted_and_dead_ones_are_taken_for_what_they_are(f: Fixture) {

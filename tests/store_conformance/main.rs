@@ -156,7 +156,7 @@ on_every_store! {
         counts_and_unbilled_sums,
         submitted_windows_come_up_when_due,
         windows_with_a_begun_push_are_left_out,
-        a_changed_customer_has_a_window_of_its_own,
+        a_window_keeps_the_customer_that_may_have_it,
     }
     webhooks {
         a_webhook_is_kept_as_it_came,

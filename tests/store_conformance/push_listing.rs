@@ -4,6 +4,7 @@ use crate::billed::{Billed, after, quantity, window};
 use crate::fixture::{Fixture, tenant_id};
 use counterfoil::rules::billing::Mode;
 use counterfoil::rules::delivery::{Class, Next, PushState};
+use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::{PushAges, PushCounts, PushQuery, SubmittedWindow};
 
@@ -165,17 +166,40 @@ pub async fn windows_with_a_begun_push_are_left_out(f: Fixture) {
     assert_eq!(due(&billed, 40, 10).await.len(), 1);
 }
 
-pub async fn a_changed_customer_has_a_window_of_its_own(f: Fixture) {
+pub async fn a_window_keeps_the_customer_that_may_have_it(f: Fixture) {
     let billed = Billed::start(f).await;
-    for (id, customer, minute) in [("e1", "cus_1", 1), ("e2", "cus_2", 2)] {
-        billed.customer("acme", customer).await;
-        billed.planned("acme", id, "tokens", "1", 0).await;
-        let claimed = billed.claim_one(minute).await;
-        assert_eq!((claimed.customer.as_str(), claimed.settled), (customer, quantity("0")));
-        assert!(billed.begin(&claimed, minute).await);
+    let ends = [
+        (billed.accepted(1), "cus_1", "1"),
+        ((Class::Undecidable, Next::Dead), "cus_1", "0"),
+        ((Class::Absent, Next::Dead), "cus_1", "0"),
+        ((Class::Refused, Next::Dead), "cus_2", "0"),
+    ];
+    billed.customer("acme", "cus_1").await;
+    for (hour, (end, ..)) in (0..).zip(&ends) {
+        billed.planned("acme", &format!("a{hour}"), "tokens", "1", hour).await;
+        billed.send(end.clone(), 1).await;
+    }
+    billed.customer("acme", "cus_2").await;
+    for (hour, (end, customer, settled)) in (0..).zip(ends) {
+        billed.planned("acme", &format!("b{hour}"), "tokens", "1", hour).await;
+        let claimed = billed.claim_one(100 + 10 * hour).await;
+        assert_eq!(claimed.push.window, window(hour), "{end:?}");
+        assert_eq!(
+            (claimed.customer.as_str(), claimed.settled),
+            (customer, quantity(settled)),
+            "{end:?}"
+        );
+        assert!(billed.begin(&claimed, 100 + 10 * hour).await);
+        let minute = 100 + 10 * hour;
         assert!(billed.settle(&claimed, billed.accepted(minute), minute).await);
     }
-    let windows = due(&billed, 60, 10).await;
-    let found: Vec<_> = windows.iter().map(|w| (w.customer.as_str(), w.expected)).collect();
-    assert_eq!(found, [("cus_1", quantity("1")), ("cus_2", quantity("1"))]);
+    let meter = billed.f.meter_no("tokens").await;
+    let pushes = billed.f.store.read_window_pushes(&tenant_id("acme"), meter, window(0)).await;
+    let customers: Vec<_> = pushes.unwrap().into_iter().map(|push| push.customer).collect();
+    assert_eq!(customers, [CustomerId::parse("cus_1").ok(), CustomerId::parse("cus_1").ok()]);
+    let mut former = billed.f.store.list_former_customers().await.unwrap();
+    assert_eq!(former, [(tenant_id("acme"), CustomerId::parse("cus_1").unwrap())]);
+    billed.customer("acme", "cus_1").await;
+    former = billed.f.store.list_former_customers().await.unwrap();
+    assert_eq!(former, [(tenant_id("acme"), CustomerId::parse("cus_2").unwrap())]);
 }

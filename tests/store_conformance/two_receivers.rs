@@ -339,6 +339,7 @@ async fn corrections_at_once_are_one() {
             tenant: tenant_id("acme"),
             meter,
             window: window(hour),
+            customer: CustomerId::parse("cus_acme").unwrap(),
             settled: quantity("5"),
             provider: quantity("3"),
             pass: 7,

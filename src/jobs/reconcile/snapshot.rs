@@ -3,12 +3,13 @@
 //! Hourly passes leave half of the budget to nightly ones; a nightly pass rests when it is spent,
 //! and goes on in the next hour. A pass that a person ordered is not held up.
 //!
-//! Invariant: one call asks for all windows of a tenant and meter. What could not be read, or was
-//! not for want of budget, is left as it was; it is then judged by what was read before, if
-//! anything, and has its turn at a later pass. A crash leaves what was kept.
+//! Invariant: one call asks for all windows of a customer and meter that lie close together. What
+//! could not be read, or was not for want of budget, is left as it was; it is then judged by what was
+//! read before, if anything, and has its turn at a later pass. A crash leaves what was kept.
 
 use super::{Reconciler, Work};
 use crate::provider::TotalsQuery;
+use crate::rules::ids::CustomerId;
 use crate::rules::pass::PassKind;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
@@ -19,6 +20,16 @@ use futures_util::stream::FuturesUnordered;
 
 /// Calls at one time.
 const CONCURRENCY_MAX: usize = 8;
+/// Windows that one call spans where only some are asked for: as many as a page of the provider has.
+const SPANNED_MAX: i64 = 100;
+
+/// Totals to be read in one call: of windows of one length, oldest first.
+#[derive(Clone)]
+pub struct Asked {
+    pub work: Work,
+    pub customer: CustomerId,
+    pub windows: Vec<Window>,
+}
 
 impl Reconciler {
     /// Reads totals of the windows that each wants, and keeps them in one transaction; returns how
@@ -26,19 +37,19 @@ impl Reconciler {
     pub(super) async fn read_totals(
         &self,
         kind: PassKind,
-        wanted: Vec<(Work, Vec<Window>)>,
+        wanted: Vec<Asked>,
     ) -> store::Result<u64> {
         let read_at = self.clock.now();
-        let mut wanted = wanted.into_iter().filter(|(_, windows)| !windows.is_empty());
+        let mut wanted = wanted.into_iter().filter(|asked| !asked.windows.is_empty());
         let (mut readings, mut reads) = (Vec::new(), 0);
         let mut calls = FuturesUnordered::new();
         loop {
             while calls.len() < CONCURRENCY_MAX
-                && let Some((work, windows)) = wanted.next()
+                && let Some(asked) = wanted.next()
             {
                 if self.may_read(kind, read_at) {
-                    *self.turn.lock().expect("no holder panics") = Some(work.pair.clone());
-                    calls.push(self.read_one(work, windows));
+                    *self.turn.lock().expect("no holder panics") = Some(asked.work.pair.clone());
+                    calls.push(self.read_one(asked));
                 }
             }
             let Some(read) = calls.next().await else { break };
@@ -73,9 +84,36 @@ impl Reconciler {
         kind != PassKind::Nightly || left.is_none_or(|left| left >= needed)
     }
 
-    async fn read_one(&self, work: Work, windows: Vec<Window>) -> Vec<SummaryReading> {
+    /// What is asked of the provider for windows of one length: all of them of the tenant's
+    /// customer, and of a former one those that something was sent for.
+    pub(super) async fn ask(&self, work: &Work, windows: &[Window]) -> store::Result<Vec<Asked>> {
+        let asked = |customer: &CustomerId, windows: Vec<Window>| Asked {
+            work: work.clone(),
+            customer: customer.clone(),
+            windows,
+        };
+        let mut all = vec![asked(&work.pair.customer, windows.to_vec())];
+        let (Some(first), Some(last)) = (windows.first(), windows.last()) else { return Ok(all) };
+        if work.former.is_empty() {
+            return Ok(all);
+        }
+        let span = Window { start: first.start, end: last.end };
+        let (tenant, meter) = (&work.pair.tenant, work.pair.meter);
+        let pushes = self.store.read_window_pushes(tenant, meter, span).await?;
+        for customer in &work.former {
+            let sent = |window: &&Window| {
+                pushes.iter().any(|push| {
+                    push.customer.as_ref() == Some(customer) && window.contains(push.window.start)
+                })
+            };
+            all.push(asked(customer, windows.iter().filter(sent).copied().collect()));
+        }
+        Ok(all)
+    }
+
+    async fn read_one(&self, Asked { work, customer, windows }: Asked) -> Vec<SummaryReading> {
         let query = TotalsQuery {
-            customer: &work.pair.customer,
+            customer: &customer,
             event_name: work.meter.event_name(),
             scale: work.meter.billing_scale(),
             windows: &windows,
@@ -87,7 +125,7 @@ impl Reconciler {
                 .map(|(window, value)| SummaryReading {
                     tenant: work.pair.tenant.clone(),
                     meter: work.pair.meter,
-                    customer: work.pair.customer.clone(),
+                    customer: customer.clone(),
                     window: *window,
                     value,
                 })
@@ -98,5 +136,50 @@ impl Reconciler {
                 Vec::new()
             }
         }
+    }
+}
+
+/// Puts windows that lie close together into one call each; hours and days apart.
+pub fn group_windows(mut windows: Vec<Window>) -> Vec<Vec<Window>> {
+    windows.sort_by_key(|window| (window.micros(), window.start));
+    let mut groups: Vec<Vec<Window>> = Vec::new();
+    for window in windows {
+        let fits = |group: &&mut Vec<Window>| {
+            group.first().is_some_and(|first| {
+                let spanned = window.end.micros() - first.start.micros();
+                first.micros() == window.micros() && spanned <= SPANNED_MAX * window.micros()
+            })
+        };
+        match groups.last_mut().filter(fits) {
+            Some(group) => group.push(window),
+            None => groups.push(vec![window]),
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::timestamp::MICROS_PER_HOUR;
+
+    #[test]
+    fn windows_that_lie_close_together_are_one_call() {
+        let window = |start: i64, hours: i64| Window {
+            start: Timestamp::from_micros(start * MICROS_PER_HOUR),
+            end: Timestamp::from_micros((start + hours) * MICROS_PER_HOUR),
+        };
+        let check = |windows: &[(i64, i64)], expected: &[usize]| {
+            let windows = windows.iter().map(|(start, hours)| window(*start, *hours)).collect();
+            let groups = group_windows(windows);
+            let found: Vec<usize> = groups.iter().map(Vec::len).collect();
+            assert_eq!(found, expected, "{groups:?}");
+        };
+        check(&[], &[]);
+        check(&[(5, 1)], &[1]);
+        let two_days: Vec<(i64, i64)> = (0..48).map(|hour| (hour, 1)).collect();
+        check(&two_days, &[48]);
+        check(&[(99, 1), (0, 1), (100, 1)], &[2, 1]);
+        check(&[(0, 1), (0, 24), (24, 24), (1, 1)], &[2, 2]);
     }
 }

@@ -20,7 +20,7 @@ use super::summaries::find_summary;
 use super::transaction::{Done, Transaction};
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::drift::{WindowPush, judge_correction};
-use crate::rules::ids::{CustomerId, MeterNo, TenantId};
+use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::push::{Correction, PlannedPush, plan_correction};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
@@ -92,10 +92,9 @@ async fn correct_window(
     }
     let mut pushes = read_pushes(client, &numbers).await?;
     pushes.sort_by_key(|found| found.push.revision);
-    let customer = match judge(client, &pushes, order).await? {
-        Ok(customer) => customer,
-        Err(refusal) => return Ok((Ruling::Refused(refusal), Vec::new())),
-    };
+    if let Err(refusal) = judge(client, &pushes, order).await? {
+        return Ok((Ruling::Refused(refusal), Vec::new()));
+    }
     let last = pushes.last().ok_or_else(|| corrupt("a window was told and has no pushes"))?;
     let plan = plan_correction(state, (order.settled, order.provider), last.push.mode)
         .map_err(|error| Error::Internal { what: error.to_string() })?;
@@ -103,7 +102,7 @@ async fn correct_window(
     *state = next;
     write_revisions(client, &states).await?;
     let lost = NewPush {
-        customer: Some(customer.clone()),
+        customer: Some(order.customer.clone()),
         state: PushState::Reconciled,
         class: Class::Lost,
         ..new_push(secret, last, lost, order.pass)
@@ -114,31 +113,17 @@ async fn correct_window(
     Ok((Ruling::Done(again), changes))
 }
 
-/// The customer whose total was looked at, or why the window may not be corrected.
-async fn judge<'p>(
+/// Whether the window may be corrected, by its pushes and its customer's total as they are now.
+async fn judge(
     client: &ClientWrapper,
-    pushes: &'p [StoredPush],
+    pushes: &[StoredPush],
     order: &CorrectionOrder,
-) -> Done<std::result::Result<&'p CustomerId, &'static str>> {
-    let Some(customer) = pushes.iter().find_map(|found| found.tenant_customer.as_ref()) else {
-        return Ok(Err("the tenant has no customer at the provider"));
-    };
-    let whose = (&order.tenant, customer);
+) -> Done<std::result::Result<(), &'static str>> {
+    let whose = (&order.tenant, &order.customer);
     let summary = find_summary(client, whose, order.meter, order.window).await?;
     let seen: Vec<WindowPush> = pushes.iter().map(|found| window_push(&found.push)).collect();
     let halves = (order.settled, order.provider);
-    if let Err(refusal) = judge_correction(&seen, halves, summary.as_ref()) {
-        return Ok(Err(refusal));
-    }
-    // The provider's total is of one customer; what another was told is not lost.
-    let elsewhere = |found: &StoredPush| {
-        let sent_for = found.push.customer.as_ref();
-        found.push.state.settled() && sent_for.is_some_and(|sent_for| sent_for != customer)
-    };
-    Ok(match pushes.iter().any(elsewhere) {
-        true => Err("a push of the window was sent for another customer"),
-        false => Ok(customer),
-    })
+    Ok(judge_correction(&seen, &order.customer, halves, summary.as_ref()))
 }
 
 /// The numbers of the window's pushes, in their order.

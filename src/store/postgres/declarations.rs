@@ -92,7 +92,13 @@ impl Declarations for PostgresStore {
         if let Some(holder) = holder.filter(|holder| holder != tenant) {
             return Ok(TenantPut::CustomerTaken(holder));
         }
+        // The customer that it had is kept: what was sent to it stays there.
         let update = "-- put_tenant
+            WITH kept AS (
+                INSERT INTO former_customers (tenant_no, customer)
+                SELECT tenant_no, customer FROM tenants WHERE tenant = $1 AND customer <> $3
+                ON CONFLICT DO NOTHING
+            )
             UPDATE tenants SET name = $2, customer = COALESCE($3, customer) WHERE tenant = $1
             RETURNING tenant, name, customer, created_at";
         let updated = client.query_opt(update, &[&tenant.as_str(), &fields.name, &customer]).await;

@@ -315,6 +315,22 @@ pub async fn list_restless_pairs(
     Ok(pairs)
 }
 
+pub async fn list_former_customers(client: &ClientWrapper) -> Result<Vec<(TenantId, CustomerId)>> {
+    let sql = "-- list_former_customers
+        SELECT t.tenant, f.customer
+        FROM former_customers f JOIN tenants t ON t.tenant_no = f.tenant_no
+        WHERE f.customer IS DISTINCT FROM t.customer";
+    let mut former = Vec::new();
+    for row in client.query(sql, &[]).await? {
+        let (tenant, customer): (String, String) = (column(&row, 0)?, column(&row, 1)?);
+        former.push((
+            TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
+            CustomerId::parse(&customer).map_err(|_| corrupt("a customer has no valid id"))?,
+        ));
+    }
+    Ok(former)
+}
+
 /// A tenant's pushes that are observed, and how many of them somebody works on.
 pub async fn count_open_pushes(client: &ClientWrapper, tenant: &TenantId) -> Result<OpenPushes> {
     let sql = "-- count_open_pushes

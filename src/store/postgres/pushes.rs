@@ -14,14 +14,16 @@
 use super::PostgresStore;
 use super::numeric::SqlQuantity;
 use super::push_history;
-use super::push_rows::{Change, StoredPush, log_changes, read_pushes, record_changes};
+use super::push_rows::{
+    Change, StoredPush, log_changes, read_customer, read_pushes, record_changes,
+};
 use super::scalars::{
     SqlTimestamp, column, corrupt, read_count, read_ordinal, write_count, write_limit,
 };
 use super::transaction::{Done, Transaction};
 use crate::faults::planted;
 use crate::rules::delivery::{Class, PushState};
-use crate::rules::ids::TenantId;
+use crate::rules::ids::{CustomerId, TenantId};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
@@ -249,9 +251,9 @@ async fn describe_claimed(client: &ClientWrapper, numbers: &[i64]) -> Done<Vec<C
     for found in read_pushes(client, numbers).await? {
         let StoredPush { push, tenant_customer, request, request_keys, fence, .. } = found;
         let unreadable_since = found.unreadable_since;
-        let (settled, doubtful) =
+        let Standing { settled, doubtful, customer } =
             standing.remove(&push.number).ok_or_else(|| corrupt("a push is there and is not"))?;
-        let customer = push.customer.clone().or(tenant_customer);
+        let customer = push.customer.clone().or(customer).or(tenant_customer);
         let customer = customer.ok_or_else(|| corrupt("a claimed push has no customer"))?;
         claimed.push(ClaimedPush {
             push,
@@ -268,21 +270,42 @@ async fn describe_claimed(client: &ClientWrapper, numbers: &[i64]) -> Done<Vec<C
     Ok(claimed)
 }
 
-/// For each push: what the provider has of its window, for its customer, since the summary is by
-/// customer; and whether nobody knows if some dead push of the window counted.
-async fn read_standing(
-    client: &ClientWrapper,
-    numbers: &[i64],
-) -> Done<BTreeMap<u64, (Quantity, bool)>> {
+/// What stands of a push's window.
+struct Standing {
+    /// What the provider has of it, for its customer, since the summary is by customer.
+    settled: Quantity,
+    /// Whether nobody knows if some dead push of the window counted.
+    doubtful: bool,
+    /// The customer that the window belongs to, as `rules::customer::customer_of_window` has it.
+    customer: Option<CustomerId>,
+}
+
+async fn read_standing(client: &ClientWrapper, numbers: &[i64]) -> Done<BTreeMap<u64, Standing>> {
     let sql = "-- read_standing
+        WITH claimed AS MATERIALIZED (
+            SELECT p.*, t.customer AS tenant_customer, (
+                SELECT own.customer FROM pushes own
+                WHERE own.tenant_no = p.tenant_no AND own.meter_no = p.meter_no
+                    AND own.window_start = p.window_start AND own.customer IS NOT NULL
+                    AND (own.state IN ('submitted', 'confirmed', 'reconciled')
+                        OR (own.state = 'observed' AND own.attempts > 0)
+                        OR (own.state = 'dead'
+                            AND own.class IN ('undecidable', 'unreadable', 'absent', 'discarded'))
+                        OR (own.state = 'dead' AND own.class = 'refused' AND own.attempts > 1))
+                    AND NOT $2
+                ORDER BY own.revision LIMIT 1
+            ) AS window_customer
+            FROM pushes p JOIN tenants t ON t.tenant_no = p.tenant_no
+            WHERE p.push_no = ANY ($1)
+        )
         SELECT p.push_no,
             (
                 SELECT COALESCE(sum(settled.quantity), 0) FROM pushes settled
                 WHERE settled.tenant_no = p.tenant_no AND settled.meter_no = p.meter_no
                     AND settled.window_start = p.window_start
                     AND settled.state IN ('submitted', 'confirmed', 'reconciled')
-                    AND COALESCE(settled.customer, p.customer, t.customer)
-                        = COALESCE(p.customer, t.customer)
+                    AND settled.customer
+                        = COALESCE(p.customer, p.window_customer, p.tenant_customer)
             ),
             EXISTS (
                 SELECT FROM pushes dead
@@ -294,14 +317,16 @@ async fn read_standing(
                             WHERE past.push_no = dead.push_no
                                 AND past.class IN ('undecidable', 'unreadable')
                         )))
-            )
-        FROM pushes p JOIN tenants t ON t.tenant_no = p.tenant_no
-        WHERE p.push_no = ANY ($1)";
+            ),
+            p.window_customer
+        FROM claimed p";
     let statement = client.prepare_cached(sql).await?;
     let mut standing = BTreeMap::new();
-    for row in client.query(&statement, &[&numbers]).await? {
-        let SqlQuantity(settled) = column(&row, 1)?;
-        standing.insert(read_count(column(&row, 0)?)?, (settled, column(&row, 2)?));
+    for row in client.query(&statement, &[&numbers, &planted("bug.customer_of_today")]).await? {
+        let (SqlQuantity(settled), doubtful) = (column(&row, 1)?, column(&row, 2)?);
+        let customer = read_customer(&row, 3)?;
+        let number = read_count(column(&row, 0)?)?;
+        standing.insert(number, Standing { settled, doubtful, customer });
     }
     Ok(standing)
 }

@@ -55,6 +55,11 @@ impl Reconciliation for PostgresStore {
         push_history::list_restless_pairs(&client, since, shadow).await
     }
 
+    async fn list_former_customers(&self) -> Result<Vec<(TenantId, CustomerId)>> {
+        let client = self.reader().await?;
+        push_history::list_former_customers(&client).await
+    }
+
     async fn create_pass(&self, order: PassOrder, at: Timestamp) -> Result<u64> {
         self.order_pass(&order, at).await
     }

@@ -10,14 +10,13 @@ use super::cuts::{read_cut, write_revision};
 use super::push_rows::{
     Change, NewPush, Owner, PushRow, Standing, change_push, fetch_known, insert_standing,
 };
-use super::pushes::customer_of;
 use super::segment::overflow;
 use super::summaries::find_summary;
 use super::writer::Writer;
 use super::{corrupt, sql_error, window_pushes};
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::drift::judge_correction;
-use crate::rules::ids::{CustomerId, MeterNo, TenantNo};
+use crate::rules::ids::{MeterNo, TenantNo};
 use crate::rules::meter::Catalog;
 use crate::rules::push::{Correction, CutState, PlannedPush, plan_correction};
 use crate::rules::timestamp::Timestamp;
@@ -61,7 +60,6 @@ struct Subject {
     state: CutState,
     /// Its push of the highest revision.
     last: PushRow,
-    customer: CustomerId,
 }
 
 /// Looks at the window as it is now; a ruling if it may not be corrected.
@@ -77,44 +75,14 @@ fn find_subject(
     let start = order.window.start;
     let only = Window { start, end: start.saturating_add_micros(1) };
     let pushes = window_pushes::read_window_pushes(connection, owner, only)?;
-    let Some(customer) = customer_of(connection, tenant)? else {
-        return Ok(Err(Ruling::Refused("the tenant has no customer at the provider")));
-    };
-    let summary = find_summary(connection, owner, &customer, order.window)?;
+    let summary = find_summary(connection, owner, &order.customer, order.window)?;
     let halves = (order.settled, order.provider);
-    if let Err(refusal) = judge_correction(&pushes, halves, summary.as_ref()) {
+    if let Err(refusal) = judge_correction(&pushes, &order.customer, halves, summary.as_ref()) {
         return Ok(Err(Ruling::Refused(refusal)));
-    }
-    // The provider's total is of one customer; what another was told is not lost.
-    if is_shared(connection, owner, order.window.start, &customer)? {
-        return Ok(Err(Ruling::Refused("a push of the window was sent for another customer")));
     }
     let last = pushes.last().ok_or_else(|| corrupt("a window that was told"))?;
     let last = fetch_known(connection, last.number)?;
-    Ok(Ok(Subject { state, last, customer }))
-}
-
-/// Whether a settled push of the window was sent for another customer than this.
-fn is_shared(
-    connection: &Connection,
-    (tenant, meter): (TenantNo, MeterNo),
-    window_start: Timestamp,
-    customer: &CustomerId,
-) -> Result<bool> {
-    connection
-        .prepare_cached(
-            "-- is_shared
-             SELECT EXISTS (
-                 SELECT 1 FROM pushes
-                 WHERE tenant_no = ? AND meter_no = ? AND window_start = ?
-                     AND state IN ('submitted', 'confirmed', 'reconciled') AND customer <> ?
-             )",
-        )
-        .and_then(|mut select| {
-            let asked = params![tenant.0, meter.0, window_start.micros(), customer.as_str()];
-            select.query_row(asked, |row| row.get(0))
-        })
-        .map_err(sql_error)
+    Ok(Ok(Subject { state, last }))
 }
 
 /// Writes what was lost, then what is sent again; it is stamped like the window's last push.
@@ -125,7 +93,7 @@ fn insert_pair(
     (order, subject, plan): (&CorrectionOrder, &Subject, &Correction),
     at: Timestamp,
 ) -> Result<Vec<TransitionLine>> {
-    let Subject { last, customer, .. } = subject;
+    let last = &subject.last;
     let meter = catalog.get(order.meter).ok_or_else(|| corrupt("a push's meter"))?;
     let owner =
         Owner { tenant_no: last.tenant_no, tenant: &order.tenant, meter_no: order.meter, meter };
@@ -145,8 +113,8 @@ fn insert_pair(
         };
         insert_standing(connection, secret, &push, standing)
     };
-    let lost =
-        Standing { state: PushState::Reconciled, class: Class::Lost, customer: Some(customer) };
+    let customer = Some(&order.customer);
+    let lost = Standing { state: PushState::Reconciled, class: Class::Lost, customer };
     let again = Standing { state: PushState::Observed, class: Class::Correction, customer: None };
     Ok(vec![insert(&plan.lost, lost)?, insert(&plan.again, again)?])
 }

@@ -74,13 +74,23 @@ pub fn holder_of_customer(
     holder.map(|id| TenantId::parse(&id).map_err(|_| corrupt("a tenant"))).transpose()
 }
 
-/// Creates a tenant or changes what is known of it, inside the caller's transaction.
+/// Creates a tenant or changes what is known of it, inside the caller's transaction. The customer
+/// that it had is kept: what was sent to it stays there.
 pub fn put_tenant(
     connection: &Connection,
     tenant: &TenantId,
     fields: &TenantFields,
     at: Timestamp,
 ) -> Result<(TenantNo, Tenant)> {
+    let customer = fields.customer.as_ref().map(CustomerId::as_str);
+    connection
+        .prepare_cached(
+            "-- keep_customer
+             INSERT OR IGNORE INTO former_customers (tenant_no, customer)
+             SELECT tenant_no, customer FROM tenants WHERE tenant = ? AND customer <> ?",
+        )
+        .and_then(|mut insert| insert.execute(params![tenant.as_str(), customer]))
+        .map_err(sql_error)?;
     connection
         .prepare_cached(
             "-- put_tenant
@@ -90,7 +100,6 @@ pub fn put_tenant(
              RETURNING tenant_no, tenant, name, customer, created_at",
         )
         .and_then(|mut upsert| {
-            let customer = fields.customer.as_ref().map(CustomerId::as_str);
             upsert.query_row(params![tenant.as_str(), fields.name, customer, at.micros()], |row| {
                 Ok(decode_tenant(row))
             })

@@ -66,6 +66,10 @@ impl Reconciliation for SqliteStore {
         self.read(move |_, c| window_pushes::list_restless_pairs(c, since, shadow)).await
     }
 
+    async fn list_former_customers(&self) -> Result<Vec<(TenantId, CustomerId)>> {
+        self.read(move |_, c| window_pushes::list_former_customers(c)).await
+    }
+
     async fn create_pass(&self, order: PassOrder, at: Timestamp) -> Result<u64> {
         self.write(move |writer| writer.write(|c| create_pass(c, &order, at))).await
     }

@@ -16,7 +16,7 @@ use super::push_rows::{
 };
 use super::segment::overflow;
 use super::summaries::find_summary;
-use super::window_pushes::read_window_pushes;
+use super::window_pushes::{customer_of_window, read_window_pushes};
 use super::writer::Writer;
 use super::{SqliteStore, corrupt, sql_error};
 use crate::faults::planted;
@@ -299,7 +299,7 @@ fn lease_push(connection: &Connection, number: u64, claim: &PushClaim) -> Result
 fn describe_claimed(connection: &Connection, row: PushRow) -> Result<ClaimedPush> {
     let customer = match &row.push.customer {
         Some(customer) => customer.clone(),
-        None => customer_of(connection, row.tenant_no)?.ok_or_else(|| corrupt("a customer"))?,
+        None => customer_to_send_for(connection, &row)?,
     };
     Ok(ClaimedPush {
         fence: row.fence,
@@ -311,6 +311,17 @@ fn describe_claimed(connection: &Connection, row: PushRow) -> Result<ClaimedPush
         request_keys: row.request_keys,
         push: row.push,
     })
+}
+
+/// The customer that a push without an attempt is sent for.
+fn customer_to_send_for(connection: &Connection, row: &PushRow) -> Result<CustomerId> {
+    let (owner, start) = ((row.tenant_no, row.push.meter), row.push.window.start);
+    if !planted("bug.customer_of_today")
+        && let Some(customer) = customer_of_window(connection, owner, start)?
+    {
+        return Ok(customer);
+    }
+    customer_of(connection, row.tenant_no)?.ok_or_else(|| corrupt("a customer"))
 }
 
 /// The sum of what the provider has of the window, for this customer: its summary is by customer.

@@ -12,7 +12,7 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::reconciliation::Pair;
-use rusqlite::{Connection, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 
 pub fn read_window_pushes(
     connection: &Connection,
@@ -95,4 +95,52 @@ pub fn list_restless_pairs(
         });
     }
     Ok(pairs)
+}
+
+pub fn list_former_customers(connection: &Connection) -> Result<Vec<(TenantId, CustomerId)>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- list_former_customers
+             SELECT tenant, former_customers.customer AS customer
+             FROM former_customers JOIN tenants ON tenants.tenant_no = former_customers.tenant_no
+             WHERE former_customers.customer IS NOT tenants.customer",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query([]).map_err(sql_error)?;
+    let mut former = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        let (tenant, customer): (String, String) = (get(row, "tenant")?, get(row, "customer")?);
+        former.push((
+            TenantId::parse(&tenant).map_err(|_| corrupt("a tenant"))?,
+            CustomerId::parse(&customer).map_err(|_| corrupt("a former customer"))?,
+        ));
+    }
+    Ok(former)
+}
+
+/// The customer that the window of a push belongs to, as `rules::customer::customer_of_window` has it;
+/// the first push of the window mostly tells.
+pub fn customer_of_window(
+    connection: &Connection,
+    (tenant, meter): (TenantNo, MeterNo),
+    window_start: Timestamp,
+) -> Result<Option<CustomerId>> {
+    let customer: Option<String> = connection
+        .prepare_cached(
+            "-- customer_of_window
+             SELECT customer FROM pushes INDEXED BY pushes_by_window
+             WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND customer IS NOT NULL
+                 AND (state IN ('submitted', 'confirmed', 'reconciled')
+                     OR (state = 'observed' AND attempts > 0)
+                     OR (state = 'dead' AND class IN ('undecidable', 'unreadable', 'absent', 'discarded'))
+                     OR (state = 'dead' AND class = 'refused' AND attempts > 1))
+             ORDER BY revision LIMIT 1",
+        )
+        .and_then(|mut select| {
+            let asked = params![tenant.0, meter.0, window_start.micros()];
+            select.query_row(asked, |row| row.get(0)).optional()
+        })
+        .map_err(sql_error)?;
+    let customer = customer.as_deref().map(CustomerId::parse).transpose();
+    customer.map_err(|_| corrupt("a push's customer"))
 }
