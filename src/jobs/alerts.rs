@@ -76,6 +76,7 @@ impl Alerter {
         conditions.extend(self.webhooks(now).await?);
         conditions.extend(self.sagas().await?);
         conditions.extend(self.cuts().await?);
+        conditions.extend(self.nights(now).await?);
         conditions.extend(self.clock_jump(now));
         conditions.extend(conditions::store_health(&self.store.health()));
         if self.activity_due(now) {
@@ -123,7 +124,7 @@ impl Alerter {
 }
 
 /// Kinds that every look judges. Thresholds are judged where usage is counted.
-const LOOKED_AT: [AlertKind; 16] = [
+const LOOKED_AT: [AlertKind; 17] = [
     AlertKind::CutFailing,
     AlertKind::SagaNeedsAttention,
     AlertKind::PushesObservedLong,
@@ -140,6 +141,7 @@ const LOOKED_AT: [AlertKind; 16] = [
     AlertKind::WebhooksWaiting,
     AlertKind::FoldStopped,
     AlertKind::LogLarge,
+    AlertKind::NightlyLate,
 ];
 
 /// All alerts that are open.

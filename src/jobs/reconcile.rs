@@ -6,7 +6,9 @@
 //! the day that has ended; and whatever a person orders. All of them compare in both directions: a
 //! tenant's usage that the provider lacks, and the provider's that the ledger lacks.
 //!
-//! Invariant: one holder of the lease runs passes, one after the other. What a pass reads of the
+//! Invariant: one holder of the lease runs passes, one after the other; hourly and nightly ones take
+//! turns where both are due. A day that lies too far back for a nightly pass is not left out without
+//! a word: a failed pass says so. What a pass reads of the
 //! provider is kept before it is judged. What is sent again is decided by the store in one
 //! transaction, by what stands then; a pass only proposes.
 //!
@@ -29,7 +31,7 @@ use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::pace::Budget;
 use crate::rules::pass::{
-    Hash, Pass, PassKind, PassOrder, PassProgress, PassRow, PassState, chain_pass,
+    Hash, Pass, PassKind, PassOrder, PassProgress, PassRow, PassState, chain_pass, choose_pass,
 };
 use crate::rules::span::Span;
 use crate::rules::timestamp::{MICROS_PER_DAY, MICROS_PER_HOUR, Timestamp};
@@ -39,12 +41,14 @@ use crate::store::reconciliation::{FindingQuery, Pair, PassQuery, PassRowQuery, 
 use crate::store::{self, Store};
 use compare::Compared;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const LEASE: &str = "reconcile";
-/// Prolonged after every chunk of a pass.
+/// Prolonged inside every loop of a pass, once a part of it is over.
 const LEASE_SPAN: Span = Span::from_minutes(10);
+const RENEWED_AFTER: Span = Span::from_minutes(3);
 const PAUSE: Duration = Duration::from_secs(1);
 const HOURLY: Span = Span::from_hours(1);
 /// How far back an hourly pass looks.
@@ -69,6 +73,8 @@ pub struct Reconciler {
     /// Whose totals were read last; the next pass begins after it, so that everyone has a turn
     /// where the reads of an hour do not do for all.
     turn: Mutex<Option<Pair>>,
+    /// Whether an hourly pass went before a nightly one that was due: the nightly one is next.
+    passed_over: AtomicBool,
 }
 
 /// A tenant and a meter that are compared.
@@ -95,6 +101,8 @@ impl Work {
 struct Running {
     pass: Pass,
     lease: Lease,
+    /// When the lease was prolonged last.
+    kept_at: Timestamp,
     progress: PassProgress,
     /// Open findings of usage.
     findings: HashMap<(TenantId, MeterNo), Vec<Finding>>,
@@ -109,6 +117,13 @@ struct Running {
 struct Before {
     hash: Hash,
     rows: BTreeMap<(TenantId, MeterNo), Hash>,
+}
+
+/// A pass by the clock that is due.
+enum Due {
+    Begun(Pass),
+    /// The range of one that is still to be ordered.
+    New(Window),
 }
 
 /// Why a pass ended early.
@@ -131,8 +146,8 @@ impl Reconciler {
         shadow: bool,
     ) -> Self {
         let budget = Mutex::new(Budget::new(settings.reads_per_hour));
-        let turn = Mutex::default();
-        Self { store, provider, clock, holder, settings, shadow, budget, turn }
+        let (turn, passed_over) = (Mutex::default(), AtomicBool::new(false));
+        Self { store, provider, clock, holder, settings, shadow, budget, turn, passed_over }
     }
 
     pub async fn run(self, stop: Stop) {
@@ -148,6 +163,11 @@ impl Reconciler {
         };
         let due = self.find_due(now).await?;
         let number = match due {
+            Some(pass) if is_out_of_reach(&pass, now) => {
+                let number = pass.number;
+                self.skip(&lease, pass).await?;
+                Some(number)
+            }
             Some(pass) => {
                 let (number, progress) = (pass.number, pass.progress.clone());
                 match self.run_pass(pass, lease.clone()).await {
@@ -156,7 +176,13 @@ impl Reconciler {
                         self.give_up(&lease, number, progress, &error).await?;
                         return Err(PassError::Store(error));
                     }
-                    Err(PassError::LeaseLost) => return Ok(None),
+                    Err(PassError::LeaseLost) => {
+                        tracing::warn!(
+                            pass = number,
+                            "pass {number} lost its lease; the server that holds it goes on"
+                        );
+                        return Ok(None);
+                    }
                     // It goes on in the next hour.
                     Err(PassError::Spent) => None,
                 }
@@ -185,7 +211,7 @@ impl Reconciler {
         self.store.update_pass(lease, update, self.clock.now()).await.map(drop)
     }
 
-    /// The pass to run: what a person waits for, then what is due by the hour, then the rest.
+    /// The pass to run: what a person waits for, then hourly and nightly passes in turn.
     async fn find_due(&self, now: Timestamp) -> store::Result<Option<Pass>> {
         let mut begun = Vec::new();
         for state in [PassState::Waiting, PassState::Running] {
@@ -194,29 +220,61 @@ impl Reconciler {
         }
         // Newest first; those that wait longest come first.
         begun.sort_by_key(|pass| pass.number);
-        let resting = |pass: &Pass| !self.can_go_on(pass.order.kind, CHUNK);
-        let (nightly, mut begun): (Vec<Pass>, Vec<Pass>) =
-            begun.into_iter().partition(|pass| pass.order.kind == PassKind::Nightly);
-        if !begun.is_empty() {
-            return Ok(Some(begun.swap_remove(0)));
+        let first = |kind| begun.iter().find(|pass| pass.order.kind == kind).cloned();
+        if let Some(ordered) = first(PassKind::OneShot) {
+            return Ok(Some(ordered));
         }
         let limits = self.provider.limits();
         let by_clock = self.settings.passes && limits.shows_totals && limits.sends;
-        let mut order = None;
-        if by_clock {
-            order = self.hourly_due(now).await?.map(|range| (PassKind::Hourly, range));
-        }
-        if let Some(pass) = nightly.into_iter().next() {
-            if order.is_none() {
-                return Ok(Some(pass).filter(|pass| !resting(pass)));
+        let hourly = match first(PassKind::Hourly) {
+            Some(pass) => Some(Due::Begun(pass)),
+            None if by_clock => self.hourly_due(now).await?.map(Due::New),
+            None => None,
+        };
+        let nightly = match first(PassKind::Nightly) {
+            Some(pass) => {
+                Some(Due::Begun(pass)).filter(|_| self.can_go_on(PassKind::Nightly, CHUNK))
             }
-        } else if by_clock && order.is_none() {
-            order = self.nightly_due(now).await?.map(|range| (PassKind::Nightly, range));
+            None if by_clock => self.nightly_due(now).await?.map(Due::New),
+            None => None,
+        };
+        let passed_over = self.passed_over.load(Ordering::Relaxed);
+        let chosen = choose_pass(hourly.is_some(), nightly.is_some(), passed_over);
+        let (kind, due) = match chosen {
+            Some(PassKind::Nightly) => (PassKind::Nightly, nightly),
+            Some(kind @ (PassKind::Hourly | PassKind::OneShot)) => {
+                self.passed_over.store(nightly.is_some(), Ordering::Relaxed);
+                (kind, hourly)
+            }
+            None => return Ok(None),
+        };
+        if kind == PassKind::Nightly {
+            self.passed_over.store(false, Ordering::Relaxed);
         }
-        let Some((kind, range)) = order else { return Ok(None) };
-        let order = PassOrder { kind, range, tenant: None, apply: true };
-        let number = self.store.create_pass(order, now).await?;
-        self.store.find_pass(number).await
+        match due {
+            Some(Due::Begun(pass)) => Ok(Some(pass)),
+            Some(Due::New(range)) => {
+                let order = PassOrder { kind, range, tenant: None, apply: true };
+                let number = self.store.create_pass(order, now).await?;
+                self.store.find_pass(number).await
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Ends a nightly pass over days that lie too far back to be compared.
+    async fn skip(&self, lease: &Lease, pass: Pass) -> store::Result<()> {
+        let Pass { number, order, progress, .. } = pass;
+        let days = order.range.micros() / MICROS_PER_DAY;
+        let (start, end) = (order.range.start, order.range.end);
+        let detail = format!(
+            "skipped: {days} days from {start} to {end} were not compared in time and lie more than \
+             {NIGHTLY_DAYS} days back; counterfoil reconcile --from {start} --to {end} compares them"
+        );
+        tracing::warn!(pass = number, days, "nightly pass {number} is {detail}");
+        let (state, detail) = (PassState::Failed, Some(detail));
+        let update = PassUpdate { number, state, progress, hash: None, detail };
+        self.store.update_pass(lease, update, self.clock.now()).await.map(drop)
     }
 
     async fn hourly_due(&self, now: Timestamp) -> store::Result<Option<Window>> {
@@ -230,21 +288,18 @@ impl Reconciler {
         Ok(Some(Window { start: HOURLY_REACH.before(end), end }))
     }
 
-    /// The first day that has ended and has no pass yet.
+    /// The first day that has ended and has no pass yet; or all days that lie too far back by now.
     async fn nightly_due(&self, now: Timestamp) -> store::Result<Option<Window>> {
-        let ended = NIGHTLY_AFTER.before(now).micros().div_euclid(MICROS_PER_DAY) * MICROS_PER_DAY;
+        let (ended, oldest) = (ended_day(now), oldest_day(now));
         let query = PassQuery { kind: Some(PassKind::Nightly), limit: 1, ..PassQuery::default() };
         let last = self.store.list_passes(query).await?.pop();
-        let oldest = ended - NIGHTLY_DAYS * MICROS_PER_DAY;
-        let start = match last {
-            Some(pass) => pass.order.range.end.micros().max(oldest),
-            None => ended - MICROS_PER_DAY,
-        };
-        let day = |start: i64| Window {
-            start: Timestamp::from_micros(start),
-            end: Timestamp::from_micros(start + MICROS_PER_DAY),
-        };
-        Ok((start < ended).then(|| day(start)))
+        let day_before = ended.saturating_add_micros(-MICROS_PER_DAY);
+        let start = last.map_or(day_before, |pass| pass.order.range.end);
+        if start < oldest {
+            return Ok(Some(Window { start, end: oldest }));
+        }
+        let day = Window { start, end: start.saturating_add_micros(MICROS_PER_DAY) };
+        Ok((start < ended).then_some(day))
     }
 
     async fn run_pass(&self, pass: Pass, lease: Lease) -> Result<(), PassError> {
@@ -261,6 +316,7 @@ impl Reconciler {
             dropped: self.dropped_windows().await?,
             before: self.chain_before(&pass).await?,
             progress: PassProgress { pairs, pairs_done, ..begun },
+            kept_at: self.clock.now(),
             pass,
             lease,
         };
@@ -457,16 +513,32 @@ impl Reconciler {
             hash,
             detail: None,
         };
-        let until = LEASE_SPAN.after(now);
-        let kept = self.store.claim_lease(LEASE, &self.holder, now, until).await?;
-        if kept.as_ref() != Some(&running.lease) {
-            return Err(PassError::LeaseLost);
-        }
+        self.renew_lease(running).await?;
         if self.store.update_pass(&running.lease, update, now).await? {
             Ok(())
         } else {
             Err(PassError::LeaseLost)
         }
+    }
+
+    /// Prolongs the lease if it was not lately: called inside every loop of a pass, however long a
+    /// turn of it may take.
+    async fn keep_lease(&self, running: &mut Running) -> Result<(), PassError> {
+        if self.clock.now() < RENEWED_AFTER.after(running.kept_at) {
+            return Ok(());
+        }
+        self.renew_lease(running).await
+    }
+
+    async fn renew_lease(&self, running: &mut Running) -> Result<(), PassError> {
+        let now = self.clock.now();
+        let until = LEASE_SPAN.after(now);
+        let kept = self.store.claim_lease(LEASE, &self.holder, now, until).await?;
+        if kept.as_ref() != Some(&running.lease) {
+            return Err(PassError::LeaseLost);
+        }
+        running.kept_at = now;
+        Ok(())
     }
 
     /// The hashes of the day before, which those of this pass are chained to.
@@ -511,6 +583,22 @@ impl Reconciler {
             }
         }
     }
+}
+
+/// The end of the last day that a nightly pass can be made of.
+fn ended_day(now: Timestamp) -> Timestamp {
+    let days = NIGHTLY_AFTER.before(now).micros().div_euclid(MICROS_PER_DAY);
+    Timestamp::from_micros(days * MICROS_PER_DAY)
+}
+
+/// The start of the first day that a nightly pass still reaches.
+fn oldest_day(now: Timestamp) -> Timestamp {
+    ended_day(now).saturating_add_micros(-NIGHTLY_DAYS * MICROS_PER_DAY)
+}
+
+/// Whether it is a nightly pass over days that are not reached any more.
+fn is_out_of_reach(pass: &Pass, now: Timestamp) -> bool {
+    pass.order.kind == PassKind::Nightly && pass.order.range.end <= oldest_day(now)
 }
 
 /// All findings that are open, or those of a kind.

@@ -86,10 +86,12 @@ pub enum AlertKind {
     FoldStopped,
     /// The embedded store's write-ahead log has outgrown what it should be.
     LogLarge,
+    /// The last day was not compared in time, or days were skipped.
+    NightlyLate,
 }
 
 impl AlertKind {
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::PushesObservedLong,
         Self::PushesSubmittedLong,
         Self::DriftUnresolved,
@@ -110,6 +112,7 @@ impl AlertKind {
         Self::CutFailing,
         Self::FoldStopped,
         Self::LogLarge,
+        Self::NightlyLate,
     ];
 
     pub fn name(self) -> &'static str {
@@ -134,6 +137,7 @@ impl AlertKind {
             Self::CutFailing => "cut_failing",
             Self::FoldStopped => "fold_stopped",
             Self::LogLarge => "log_large",
+            Self::NightlyLate => "nightly_late",
         }
     }
 
@@ -154,7 +158,8 @@ impl AlertKind {
             | Self::WebhooksWaiting
             | Self::SagaNeedsAttention
             | Self::CutFailing
-            | Self::FoldStopped => Severity::Page,
+            | Self::FoldStopped
+            | Self::NightlyLate => Severity::Page,
             Self::Unbilled
             | Self::ConflictRate
             | Self::Silence

@@ -252,6 +252,8 @@ pub struct PushSums {
     pub settled: Quantity,
     /// How many of those no summary has shown yet.
     pub unconfirmed: u64,
+    /// How many of those a summary has shown and no pass has closed.
+    pub confirmed: u64,
     /// Begun, outcome unknown.
     pub unresolved: Quantity,
     pub unresolved_count: u64,
@@ -297,6 +299,7 @@ impl PushSums {
                     }
                     sums.settled_at = sums.settled_at.max(Some(push.state_at));
                     sums.unconfirmed += u64::from(push.state == PushState::Submitted);
+                    sums.confirmed += u64::from(push.state == PushState::Confirmed);
                     if push.state == PushState::Submitted {
                         sums.submitted_at = sums.submitted_at.max(Some(push.state_at));
                     }
@@ -353,6 +356,7 @@ impl PushSums {
         self.doubtful = self.doubtful.checked_add(other.doubtful)?;
         self.discarded = self.discarded.checked_add(other.discarded)?;
         self.unconfirmed += other.unconfirmed;
+        self.confirmed += other.confirmed;
         self.unresolved_count += other.unresolved_count;
         self.unsent_count += other.unsent_count;
         self.refused_count += other.refused_count;

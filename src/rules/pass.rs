@@ -95,6 +95,18 @@ pub struct Pass {
     pub detail: Option<String>,
 }
 
+/// Which of the passes that are due by the clock is run: they take turns, beginning with the hourly
+/// one, so that neither is kept waiting by the other however long each takes. `passed_over`: an
+/// hourly pass was run while a nightly one was due.
+pub fn choose_pass(hourly: bool, nightly: bool, passed_over: bool) -> Option<PassKind> {
+    match (hourly, nightly) {
+        (true, true) if passed_over => Some(PassKind::Nightly),
+        (true, _) => Some(PassKind::Hourly),
+        (false, true) => Some(PassKind::Nightly),
+        (false, false) => None,
+    }
+}
+
 /// How far a pass has come.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PassProgress {
@@ -208,6 +220,21 @@ mod tests {
             windows: Vec::new(),
             hash: [0; 32],
         }
+    }
+
+    #[test]
+    fn hourly_and_nightly_passes_take_turns() {
+        let (mut passed_over, mut run) = (false, Vec::new());
+        for _ in 0..4 {
+            // Each takes so long that both are due again.
+            let kind = choose_pass(true, true, passed_over).expect("both are due");
+            passed_over = kind == PassKind::Hourly;
+            run.push(kind);
+        }
+        assert_eq!(run, [PassKind::Hourly, PassKind::Nightly, PassKind::Hourly, PassKind::Nightly]);
+        assert_eq!(choose_pass(true, false, true), Some(PassKind::Hourly));
+        assert_eq!(choose_pass(false, true, false), Some(PassKind::Nightly));
+        assert_eq!(choose_pass(false, false, true), None);
     }
 
     #[test]

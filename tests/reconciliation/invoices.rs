@@ -1,7 +1,8 @@
 //! What the provider bills against what was counted: pre-tax with pre-tax.
 
-use crate::world::{Ground, World, lock, quantity};
+use crate::world::{Ground, SUMMARIES, World, lock, quantity};
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
+use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
 use counterfoil::rules::mirror::{ObjectKind, Snapshot};
@@ -93,4 +94,20 @@ pub async fn usage_that_comes_after_the_invoice_is_on_none(ground: Ground) {
     world.hours(1).await;
     assert_eq!(world.told(AlertKind::InvoiceDrift), [NoticeEvent::Opened]);
     assert_eq!(world.provider_sum(&customer), "40");
+}
+
+/// The day never agrees, since its total cannot be read any more; the line of the invoice does.
+pub async fn a_line_that_agrees_closes_its_pushes(ground: Ground) {
+    let (world, customer) = World::usual(ground).await;
+    world.subscribe(&customer, &world.price("calls", "0.5", "day"));
+    world.used("31", "2026-11-15T12:00:00Z").await;
+    world.until("2026-11-15T16:00:00Z").await;
+    let foreign = world.foreign(&customer, "calls", "7", "2026-11-15T12:10:00Z");
+    world.until("2026-11-16T12:00:00Z").await;
+    world.check_pushes(&[("31", PushState::Confirmed, Class::Confirmed)]).await;
+    world.lose(&foreign);
+    world.out_of_reach(SUMMARIES);
+    world.hours(3).await;
+    world.check_pushes(&[("31", PushState::Reconciled, Class::Reconciled)]).await;
+    assert!(world.open_findings(FindingKind::Invoice).await.is_empty());
 }

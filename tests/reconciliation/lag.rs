@@ -5,7 +5,6 @@ use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
-use counterfoil::simulator::{FaultKind, FaultRule};
 
 /// The first push is taken and dropped without a word, before any summary has shown it.
 async fn drop_first(world: &World) {
@@ -53,8 +52,8 @@ pub async fn a_push_that_was_dropped_is_sent_again(ground: Ground) {
     world
         .check_pushes(&[
             ("10", PushState::Replaced, Class::Retried),
-            ("100", PushState::Confirmed, Class::Confirmed),
-            ("10", PushState::Confirmed, Class::Confirmed),
+            ("100", PushState::Reconciled, Class::Reconciled),
+            ("10", PushState::Reconciled, Class::Reconciled),
         ])
         .await;
     assert_eq!(world.provider_sum(&customer), "110");
@@ -103,6 +102,7 @@ pub async fn no_push_is_resent_on_a_reading_from_before_its_death(ground: Ground
     }
     // Taken at 13:00; dead at 16:00 on the next day; shown an hour and a half later.
     lock(&world.simulator()).set_summary_lag(28 * 3_600 + 1_800);
+    world.until("2026-11-15T13:00:00Z").await;
     world.until("2026-11-16T16:00:00Z").await;
     let dead = ("10", PushState::Dead, Class::Absent);
     world.check_pushes(&[dead, dead]).await;
@@ -127,12 +127,13 @@ pub async fn one_reading_that_is_behind_calls_nothing_absent(ground: Ground) {
     world.send().await;
     world.out_of_reach(SUMMARIES);
     world.until("2026-11-16T14:00:00Z").await;
-    let behind = FaultRule::new(FaultKind::SummaryLag).on_path(SUMMARIES).times(1);
-    world.faults(vec![behind]);
+    world.faults(Vec::new());
+    lock(&world.simulator()).set_summary_lag(27 * 3_600);
     world.hours(1).await;
     world.check_pushes(&[("10", PushState::Submitted, Class::Accepted)]).await;
+    lock(&world.simulator()).set_summary_lag(0);
     world.hours(3).await;
-    world.check_pushes(&[("10", PushState::Confirmed, Class::Confirmed)]).await;
+    world.check_pushes(&[("10", PushState::Reconciled, Class::Reconciled)]).await;
     assert_eq!(world.provider_sum(&customer), "10");
     assert!(world.open_findings(FindingKind::Usage).await.is_empty());
 }

@@ -86,6 +86,7 @@ on_every_store! {
         an_invoice_with_usage_of_somebody_else,
         an_invoice_that_lacks_what_was_lost,
         usage_that_comes_after_the_invoice_is_on_none,
+        a_line_that_agrees_closes_its_pushes,
     }
     subscriptions {
         all_pages_and_states_are_looked_at,
@@ -103,6 +104,10 @@ on_every_store! {
         the_day_on_which_billing_began,
         usage_that_nobody_cuts_is_found,
         what_cannot_be_read_is_said_so,
+        late_revisions_are_reconciled,
+        a_day_that_agrees_later_is_reconciled,
+        hourly_passes_do_not_keep_a_nightly_one_waiting,
+        days_out_of_reach_are_shown_as_skipped,
     }
     numbers {
         the_three_numbers_return_to_zero,

@@ -1,7 +1,8 @@
 //! The nightly pass: one row for everyone, chained, for each day once.
 
 use crate::world::{ABSOLUTE, CALLS, Ground, SUMMARIES, World, at};
-use counterfoil::rules::alert::AlertKind;
+use counterfoil::rules::alert::{AlertKind, NoticeEvent};
+use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
 use counterfoil::rules::pass::{Hash, Pass, PassKind, PassRow, PassState, chain_pass};
@@ -320,4 +321,87 @@ pub async fn what_cannot_be_read_is_said_so(ground: Ground) {
     let counts = world.store.count_pushes(ages).await.unwrap();
     assert_eq!((counts.observed, counts.submitted, counts.dead), (0, 0, 0));
     assert!(world.open_findings(FindingKind::Usage).await.is_empty());
+}
+
+pub async fn late_revisions_are_reconciled(ground: Ground) {
+    let (world, _) = World::usual(ground).await;
+    let closed = |quantity| (quantity, PushState::Reconciled, Class::Reconciled);
+    world.used("10", "2026-11-15T11:10:00Z").await;
+    world.until("2026-11-16T05:00:00Z").await;
+    world.check_pushes(&[closed("10")]).await;
+    // Within the reach of hourly passes.
+    world.used("5", "2026-11-15T11:20:00Z").await;
+    world.hours(3).await;
+    world.check_pushes(&[closed("10"), closed("5")]).await;
+    // Beyond it; the nightly pass of another day closes it.
+    world.until("2026-11-19T12:00:00Z").await;
+    world.used("2", "2026-11-15T11:30:00Z").await;
+    world.until("2026-11-20T05:00:00Z").await;
+    world.check_pushes(&[closed("10"), closed("5"), closed("2")]).await;
+}
+
+pub async fn a_day_that_agrees_later_is_reconciled(ground: Ground) {
+    let (world, customer) = World::usual(ground).await;
+    world.used("10", "2026-11-15T11:10:00Z").await;
+    world.until("2026-11-15T15:00:00Z").await;
+    let foreign = world.foreign(&customer, "calls", "7", "2026-11-15T11:40:00Z");
+    world.until("2026-11-16T08:00:00Z").await;
+    world.check_pushes(&[("10", PushState::Confirmed, Class::Confirmed)]).await;
+    world.lose(&foreign);
+    world.hours(2).await;
+    world.check_pushes(&[("10", PushState::Reconciled, Class::Reconciled)]).await;
+    // A dry run changes nothing, one that is applied closes what agrees.
+    world.used("5", "2026-11-15T11:20:00Z").await;
+    world.pass_seconds(1_200);
+    world.send().await;
+    world.pass_seconds(1_200);
+    world.jobs.confirmer.pass().await.unwrap();
+    let confirmed = ("5", PushState::Confirmed, Class::Confirmed);
+    let closed = |quantity| (quantity, PushState::Reconciled, Class::Reconciled);
+    world.one_shot("2026-11-15T00:00:00Z", "2026-11-16T00:00:00Z", false).await;
+    world.check_pushes(&[closed("10"), confirmed]).await;
+    world.one_shot("2026-11-15T00:00:00Z", "2026-11-16T00:00:00Z", true).await;
+    world.check_pushes(&[closed("10"), closed("5")]).await;
+}
+
+pub async fn hourly_passes_do_not_keep_a_nightly_one_waiting(ground: Ground) {
+    let (world, _) = World::usual(ground).await;
+    world.until("2026-11-16T04:00:00Z").await;
+    let nights = world.passes(PassKind::Nightly).await.len();
+    // Each pass takes so long that an hourly one is due again at its end.
+    for _ in 0..4 {
+        world.clock.advance(3_600_000_000);
+        world.jobs.reconciler.tick().await.unwrap();
+    }
+    assert_eq!(world.passes(PassKind::Nightly).await.len(), nights + 1);
+    let hourly = world.passes(PassKind::Hourly).await;
+    assert!(hourly.iter().filter(|pass| pass.created_at > at("2026-11-16T04:00:00Z")).count() >= 2);
+}
+
+pub async fn days_out_of_reach_are_shown_as_skipped(ground: Ground) {
+    let (world, _) = World::usual(ground).await;
+    world.until("2026-11-16T06:00:00Z").await;
+    assert_eq!(days(&world).await, ["11-14", "11-15"]);
+    assert_eq!(world.alerted(AlertKind::NightlyLate).await, (0, 0));
+    // Forty days without a server.
+    world.go_to("2026-12-26T06:00:00Z");
+    world.look().await;
+    assert_eq!(world.told(AlertKind::NightlyLate), [NoticeEvent::Opened]);
+    world.work().await;
+    let nights = world.passes(PassKind::Nightly).await;
+    let skipped: Vec<&Pass> =
+        nights.iter().filter(|pass| pass.state == PassState::Failed).collect();
+    assert_eq!(skipped.len(), 1, "{skipped:#?}");
+    let range = crate::world::window("2026-11-16T00:00:00Z", "2026-11-21T00:00:00Z");
+    assert_eq!(skipped[0].order.range, range);
+    assert!(skipped[0].detail.as_ref().unwrap().starts_with("skipped: 5 days"));
+    assert_eq!(nights.len(), 2 + 1 + 35);
+    assert_eq!(nights.last().unwrap().order.range.end, at("2026-12-26T00:00:00Z"));
+    // The delay is over; the days that were skipped are shown for a week.
+    assert_eq!(world.alerted(AlertKind::NightlyLate).await, (2, 1));
+    world.leap("2026-12-29T06:00:00Z").await;
+    world.leap("2027-01-01T06:00:00Z").await;
+    world.leap("2027-01-03T06:00:00Z").await;
+    world.look().await;
+    assert_eq!(world.alerted(AlertKind::NightlyLate).await.1, 0);
 }

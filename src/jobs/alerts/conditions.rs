@@ -12,6 +12,7 @@ use crate::rules::finding::{Finding, FindingKind};
 use crate::rules::ids::TenantId;
 use crate::rules::invoice::{Dunning, Invoice, judge_dunning};
 use crate::rules::mirror::{ObjectKind, Snapshot};
+use crate::rules::pass::{PassKind, PassState};
 use crate::rules::quantity::Quantity;
 use crate::rules::saga::{Saga, SagaState};
 use crate::rules::span::Span;
@@ -19,6 +20,7 @@ use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::rules::window::Window;
 use crate::store::push::{Push, PushAges, PushQuery};
+use crate::store::reconciliation::PassQuery;
 use crate::store::saga::SagaQuery;
 use crate::store::webhook::Mirror;
 use crate::store::{self, Health};
@@ -31,6 +33,11 @@ const FINALIZATION_BEFORE: Span = Span::from_minutes(30);
 const HEALED_WITHIN: Span = Span::from_hours(4);
 /// Webhooks whose objects could not be read for so long need a person.
 const WEBHOOKS_LONG: Span = Span::from_minutes(10);
+/// A day is compared 5 hours after its end; the pass may take a day and a half.
+const NIGHTLY_LATE: Span = Span::from_hours(5 + 36);
+/// How long a person is told of days that were not compared.
+const SKIPPED_SHOWN: Span = Span::from_hours(7 * 24);
+const FAILED_MAX: usize = 20;
 const PAGE: usize = 1_000;
 
 fn condition(kind: AlertKind, subject: &str, summary: String, command: &str) -> Condition {
@@ -245,6 +252,40 @@ impl Alerter {
             let command = "counterfoil webhooks --status waiting";
             condition(AlertKind::WebhooksWaiting, "", summary, command)
         }))
+    }
+
+    /// Days that no nightly pass has compared: the last ones, where passes are late, and those that
+    /// a pass failed over or skipped lately.
+    pub(super) async fn nights(&self, now: Timestamp) -> store::Result<Vec<Condition>> {
+        let list = |state, limit| {
+            let kind = Some(PassKind::Nightly);
+            self.store.list_passes(PassQuery { kind, state, limit, ..PassQuery::default() })
+        };
+        let command = "counterfoil passes --kind nightly";
+        let mut found = Vec::new();
+        let closed = list(Some(PassState::Closed), 1).await?.pop();
+        let newest = list(None, 1).await?.pop();
+        let compared = match (&closed, &newest) {
+            (Some(closed), _) => Some(closed.order.range.end),
+            (None, Some(newest)) => Some(newest.created_at),
+            (None, None) => None,
+        };
+        if let Some(end) = compared.filter(|end| now >= NIGHTLY_LATE.after(*end)) {
+            let summary = format!(
+                "no nightly pass has compared what was used since {end}; it takes too long, or \
+                 reconcile.reads_per_hour is too small"
+            );
+            found.push(condition(AlertKind::NightlyLate, "", summary, command));
+        }
+        for pass in list(Some(PassState::Failed), FAILED_MAX).await? {
+            if now < SKIPPED_SHOWN.after(pass.created_at) {
+                let (number, why) = (pass.number, pass.detail.unwrap_or_default());
+                let summary = format!("nightly pass {number} compared nothing: {why}");
+                let subject = format!("pass {number}");
+                found.push(condition(AlertKind::NightlyLate, &subject, summary, command));
+            }
+        }
+        Ok(found)
     }
 
     /// Conflicts of the last hours, and tenants that have fallen silent.

@@ -11,7 +11,7 @@
 //! usage is not meant to be there.
 
 use super::snapshot::group_windows;
-use super::{NIGHTLY_DAYS, PassError, Reconciler, Running, Work};
+use super::{NIGHTLY_DAYS, PassError, Reconciler, Running, Work, ended_day};
 use crate::faults::planted;
 use crate::rules::customer::customer_of_window;
 use crate::rules::drift::{
@@ -165,12 +165,12 @@ impl Reconciler {
         running: &mut Running,
         works: &[Work],
     ) -> Result<Vec<Compared>, PassError> {
-        let (kind, range) = (running.pass.order.kind, running.pass.order.range);
+        let range = running.pass.order.range;
         let mut asked = Vec::new();
         for work in works {
             asked.extend(self.ask(work, &windows_of(work, range)).await?);
         }
-        running.progress.reads += self.read_totals(kind, asked).await?;
+        self.read_totals(running, asked).await?;
         let old: Vec<Vec<Window>> = works.iter().map(|work| running.old_windows(work)).collect();
         let mut asked = Vec::new();
         for (work, old) in works.iter().zip(&old) {
@@ -178,11 +178,14 @@ impl Reconciler {
                 asked.extend(self.ask(work, &group).await?);
             }
         }
-        running.progress.reads += self.read_totals(kind, asked).await?;
+        self.read_totals(running, asked).await?;
         let mut compared = Vec::with_capacity(works.len());
         for (work, old) in works.iter().zip(old) {
             let mut one = Compared::new(work);
-            for judged in self.judge_windows(work, range).await? {
+            self.keep_lease(running).await?;
+            let windows = self.judge_windows(work, range).await?;
+            self.close_ended(running, work, &windows).await?;
+            for judged in windows {
                 let judged = self.act(running, work, judged).await?;
                 one.count(&judged, u64::from(judged.own || differs(&judged)));
                 one.observe(&judged);
@@ -190,7 +193,9 @@ impl Reconciler {
             // A window that was judged is cleared even if nothing is left of it.
             one.subjects.extend(windows_of(work, range).into_iter().map(name));
             for window in old {
-                for judged in self.judge_whole(work, window).await? {
+                let whole = self.judge_whole(work, window).await?;
+                self.close_ended(running, work, &whole).await?;
+                for judged in whole {
                     let judged = self.act(running, work, judged).await?;
                     one.count(&judged, 1);
                     one.observe(&judged);
@@ -232,26 +237,28 @@ impl Reconciler {
                 asked.extend(self.ask(work, &windows_of(work, day)).await?);
             }
         }
-        running.progress.reads += self.read_totals(kind, asked).await?;
+        self.read_totals(running, asked).await?;
         // Of days that differ, and are in question, the windows are read too.
         let mut judged_days = Vec::with_capacity(works.len());
         let mut asked = Vec::new();
         for work in works {
+            self.keep_lease(running).await?;
             let judged = self.judge_days(work, &days(work)).await?;
             for day in judged.iter().filter(|day| day.differs() && focus.contains(day.day.start)) {
                 asked.extend(self.ask(work, &windows_of(work, day.day)).await?);
             }
             judged_days.push(judged);
         }
-        running.progress.reads += self.read_totals(kind, asked.clone()).await?;
+        self.read_totals(running, asked.clone()).await?;
         if kind == PassKind::OneShot && !asked.is_empty() {
             // Whoever waits for the answer shall not have to ask twice.
             tokio::time::sleep(READ_AGAIN_AFTER).await;
-            running.progress.reads += self.read_totals(kind, asked).await?;
+            self.read_totals(running, asked).await?;
         }
         let mut compared = Vec::with_capacity(works.len());
         for (work, days) in works.iter().zip(judged_days) {
             let mut one = Compared::new(work);
+            self.keep_lease(running).await?;
             for day in days {
                 self.finish_day(running, work, day, &mut one).await?;
             }
@@ -260,7 +267,7 @@ impl Reconciler {
         Ok(compared)
     }
 
-    /// The row of a day, with the windows that differ; what is confirmed in an equal one is closed.
+    /// The row of a day, with the windows that differ; what is confirmed in an equal day is closed.
     async fn finish_day(
         &self,
         running: &mut Running,
@@ -271,6 +278,7 @@ impl Reconciler {
         let focus = running.pass.order.range;
         let windows = u64::try_from(windows_of(work, day.day).len()).unwrap_or(u64::MAX);
         if !focus.contains(day.day.start) {
+            self.close_equal(running, work, &day).await?;
             for part in day.parts {
                 let part = self.act(running, work, part).await?;
                 one.count(&part, if part.own { windows } else { 0 });
@@ -304,16 +312,12 @@ impl Reconciler {
             day.parts.iter().for_each(|part| one.observe(part));
         }
         one.subjects.extend(windows_of(work, day.day).into_iter().map(name));
+        self.close_equal(running, work, &day).await?;
         let sums = day.sums()?;
-        let window = day.day;
-        if verdict == Verdict::Equal && running.pass.order.kind == PassKind::Nightly {
-            let Pair { tenant, meter, .. } = &work.pair;
-            self.store.close_pushes(tenant, *meter, window, self.clock.now()).await?;
-        }
         one.rows.push(PassRow {
             tenant: work.pair.tenant.clone(),
             meter: work.pair.meter,
-            day: window,
+            day: day.day,
             ledger: sums.counted,
             pushed: sums.planned,
             provider: sums.provider,
@@ -322,6 +326,47 @@ impl Reconciler {
             windows: drifting,
             hash: [0; 32],
         });
+        Ok(())
+    }
+
+    /// Confirmed pushes of a day that is equal for each of its customers become reconciled.
+    async fn close_equal(
+        &self,
+        running: &Running,
+        work: &Work,
+        day: &JudgedDay,
+    ) -> Result<(), PassError> {
+        let confirmed = day.parts.iter().any(|part| part.halves.pushes.confirmed > 0);
+        let equal = day.parts.iter().all(|part| part.verdict == Verdict::Equal);
+        if confirmed && equal && running.pass.order.apply {
+            let Pair { tenant, meter, .. } = &work.pair;
+            self.store.close_pushes(tenant, *meter, day.day, self.clock.now()).await?;
+        }
+        Ok(())
+    }
+
+    /// The same for windows, and days of findings, once the day is old enough for a nightly pass:
+    /// what a nightly pass found waiting or different, and late revisions, agree in a later pass.
+    async fn close_ended(
+        &self,
+        running: &Running,
+        work: &Work,
+        judged: &[Judged],
+    ) -> Result<(), PassError> {
+        let ended = ended_day(self.clock.now());
+        let ended = judged.iter().filter(|part| part.halves.window.end <= ended);
+        let windows: BTreeSet<(Timestamp, Timestamp)> = ended
+            .filter(|part| part.halves.pushes.confirmed > 0)
+            .map(|part| (part.halves.window.start, part.halves.window.end))
+            .collect();
+        for (start, end) in windows {
+            let whole = Window { start, end };
+            let mut parts = judged.iter().filter(|part| part.halves.window == whole);
+            if running.pass.order.apply && parts.all(|part| part.verdict == Verdict::Equal) {
+                let Pair { tenant, meter, .. } = &work.pair;
+                self.store.close_pushes(tenant, *meter, whole, self.clock.now()).await?;
+            }
+        }
         Ok(())
     }
 

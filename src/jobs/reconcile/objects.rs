@@ -10,7 +10,7 @@ use crate::provider::{Inbound, Unreadable};
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::drift::{Reason, Verdict, WindowPush};
 use crate::rules::finding::{Finding, FindingKind, Observation};
-use crate::rules::ids::TenantId;
+use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::invoice::{Invoice, judge_invoice};
 use crate::rules::meter::Catalog;
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
@@ -54,7 +54,7 @@ impl Reconciler {
         &self,
         running: &mut Running,
         inbound: &dyn Inbound,
-    ) -> store::Result<Option<Vec<Observation>>> {
+    ) -> Result<Option<Vec<Observation>>, PassError> {
         let mut observations = Vec::new();
         let mut seen = BTreeSet::new();
         let mut after: Option<String> = None;
@@ -69,6 +69,7 @@ impl Reconciler {
             };
             let mut unknown = Vec::new();
             for (id, subscription) in page.subscriptions {
+                self.keep_lease(running).await?;
                 let name = ObjectName { kind: ObjectKind::Subscription, id: id.clone() };
                 let judged = self.judge_subscription(&name, &subscription).await?;
                 unknown.extend(judged.read_again.then_some(name));
@@ -149,7 +150,7 @@ impl Reconciler {
         Ok(observations)
     }
 
-    async fn compare_invoices(&self, running: &Running) -> Result<(), PassError> {
+    async fn compare_invoices(&self, running: &mut Running) -> Result<(), PassError> {
         let now = self.clock.now();
         let hourly = running.pass.order.kind == PassKind::Hourly;
         let open = list_open_findings(&*self.store, Some(FindingKind::Invoice)).await?;
@@ -166,7 +167,12 @@ impl Reconciler {
                 let lately = read_at >= INVOICES_LATELY.before(now);
                 let due = known || (invoice.created_at >= INVOICES_REACH.before(now) && !hourly);
                 if due || lately {
-                    observations.extend(self.judge_invoice(&name.id, &invoice, &catalog).await?);
+                    self.keep_lease(running).await?;
+                    let compared = self.judge_invoice(&name.id, &invoice, &catalog).await?;
+                    if running.pass.order.apply {
+                        self.close_lines(&compared.agreed).await?;
+                    }
+                    observations.extend(compared.observation);
                     judged.insert(name.id);
                 }
             }
@@ -184,27 +190,32 @@ impl Reconciler {
         id: &str,
         invoice: &Invoice,
         catalog: &Catalog,
-    ) -> store::Result<Option<Observation>> {
+    ) -> store::Result<JudgedInvoice> {
         // Other invoices hold no usage of a whole period.
         if invoice.reason.as_deref() != Some("subscription_cycle") {
-            return Ok(None);
+            return Ok(JudgedInvoice::default());
         }
         let Some(tenant) = self.store.find_customer(&invoice.customer).await? else {
-            return Ok(None);
+            return Ok(JudgedInvoice::default());
         };
+        let mut agreed = Vec::new();
         let mut sums: BTreeMap<(String, i64), Quantity> = BTreeMap::new();
         for line in &invoice.lines {
             let Some(event_name) = &line.event_name else { continue };
-            let sum = self.sum_pushed(&tenant.id, event_name, line.period, catalog).await?;
+            let whose = (&tenant.id, &invoice.customer);
+            let sum = self.sum_pushed(whose, event_name, line.period, catalog).await?;
             let key = (event_name.clone(), line.period.start.micros());
-            sums.extend(sum.map(|sum| (key, sum)));
+            if let Some(PushedSum { sum, meter, confirmed }) = sum {
+                sums.insert(key, sum);
+                agreed.extend(confirmed.then(|| (tenant.id.clone(), meter, line.period)));
+            }
         }
         let pushed = |event_name: &str, period: Window| {
             sums.get(&(event_name.to_owned(), period.start.micros())).copied()
         };
         let mismatches = judge_invoice(invoice, pushed);
         if mismatches.is_empty() {
-            return Ok(None);
+            return Ok(JudgedInvoice { observation: None, agreed });
         }
         let billed = invoice.lines.iter().filter(|line| line.event_name.is_some());
         let billed =
@@ -212,23 +223,33 @@ impl Reconciler {
         let counted = sums.values().copied().try_fold(Quantity::ZERO, Quantity::checked_add);
         let texts: Vec<String> = mismatches.iter().map(ToString::to_string).collect();
         let verdict = if billed > counted { Verdict::Bypass } else { Verdict::Undecidable };
-        Ok(Some(Observation {
+        let observation = Observation {
             kind: FindingKind::Invoice,
             ledger: counted.unwrap_or_default(),
             provider: billed.unwrap_or_default(),
             ..observe(id, Some(tenant.id), (verdict, Reason::Amount), texts.join("; "))
-        }))
+        };
+        Ok(JudgedInvoice { observation: Some(observation), agreed: Vec::new() })
+    }
+
+    /// Confirmed pushes of invoice lines that agree become reconciled.
+    async fn close_lines(&self, agreed: &[(TenantId, MeterNo, Window)]) -> store::Result<()> {
+        for (tenant, meter, period) in agreed {
+            self.store.close_pushes(tenant, *meter, *period, self.clock.now()).await?;
+        }
+        Ok(())
     }
 
     /// What was handed to billing for a period, by the moments that pushes are stamped with: those
-    /// decide on which invoice they are. None if the meter is not ours.
+    /// decide on which invoice they are. What was sent for another customer of the tenant is on that
+    /// one's. None if the meter is not ours.
     async fn sum_pushed(
         &self,
-        tenant: &TenantId,
+        (tenant, customer): (&TenantId, &CustomerId),
         event_name: &str,
         period: Window,
         catalog: &Catalog,
-    ) -> store::Result<Option<Quantity>> {
+    ) -> store::Result<Option<PushedSum>> {
         let Some((number, meter)) = catalog.find_billed(event_name) else { return Ok(None) };
         let Some(billing) = meter.spec.billing.as_ref() else { return Ok(None) };
         // What was used before the meter was billed here, another program reported.
@@ -244,10 +265,29 @@ impl Reconciler {
                 // What a person wrote off is not expected on an invoice.
                 && push.class != Class::Discarded
                 && period.contains(push.stamped_at)
+                && push.customer.as_ref().is_none_or(|sent_for| sent_for == customer)
         };
-        let quantities = pushes.iter().filter(counts).map(|push| push.quantity);
-        Ok(quantities.into_iter().try_fold(Quantity::ZERO, Quantity::checked_add))
+        let counting: Vec<&WindowPush> = pushes.iter().filter(counts).collect();
+        let quantities = counting.iter().map(|push| push.quantity);
+        let sum = quantities.into_iter().try_fold(Quantity::ZERO, Quantity::checked_add);
+        let confirmed = counting.iter().any(|push| push.state == PushState::Confirmed);
+        Ok(sum.map(|sum| PushedSum { sum, meter: number, confirmed }))
     }
+}
+
+/// What was handed to billing for a line of an invoice.
+struct PushedSum {
+    sum: Quantity,
+    meter: MeterNo,
+    /// Whether some of it is confirmed and not reconciled.
+    confirmed: bool,
+}
+
+#[derive(Default)]
+struct JudgedInvoice {
+    observation: Option<Observation>,
+    /// Lines that agree and have confirmed pushes.
+    agreed: Vec<(TenantId, MeterNo, Window)>,
 }
 
 struct JudgedSubscription {

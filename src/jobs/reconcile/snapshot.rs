@@ -7,7 +7,7 @@
 //! could not be read, or was not for want of budget, is left as it was; it is then judged by what was
 //! read before, if anything, and has its turn at a later pass. A crash leaves what was kept.
 
-use super::{Reconciler, Work};
+use super::{PassError, Reconciler, Running, Work};
 use crate::provider::TotalsQuery;
 use crate::rules::ids::CustomerId;
 use crate::rules::pass::PassKind;
@@ -32,13 +32,13 @@ pub struct Asked {
 }
 
 impl Reconciler {
-    /// Reads totals of the windows that each wants, and keeps them in one transaction; returns how
-    /// many calls were made.
+    /// Reads totals of the windows that each wants, and keeps them in one transaction.
     pub(super) async fn read_totals(
         &self,
-        kind: PassKind,
+        running: &mut Running,
         wanted: Vec<Asked>,
-    ) -> store::Result<u64> {
+    ) -> Result<(), PassError> {
+        let kind = running.pass.order.kind;
         let read_at = self.clock.now();
         let mut wanted = wanted.into_iter().filter(|asked| !asked.windows.is_empty());
         let (mut readings, mut reads) = (Vec::new(), 0);
@@ -55,12 +55,14 @@ impl Reconciler {
             let Some(read) = calls.next().await else { break };
             readings.extend(read);
             reads += 1;
+            self.keep_lease(running).await?;
         }
         if !readings.is_empty() {
             self.store.record_summaries(readings, read_at).await?;
         }
         metrics::counter!("counterfoil_summary_reads_total").increment(reads);
-        Ok(reads)
+        running.progress.reads += reads;
+        Ok(())
     }
 
     fn may_read(&self, kind: PassKind, now: Timestamp) -> bool {

@@ -132,7 +132,8 @@ pub fn customer_of_window(
              WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND customer IS NOT NULL
                  AND (state IN ('submitted', 'confirmed', 'reconciled')
                      OR (state = 'observed' AND attempts > 0)
-                     OR (state = 'dead' AND class IN ('undecidable', 'unreadable', 'absent', 'discarded'))
+                     OR (state = 'dead'
+                         AND class IN ('undecidable', 'unreadable', 'absent', 'discarded'))
                      OR (state = 'dead' AND class = 'refused' AND attempts > 1))
              ORDER BY revision LIMIT 1",
         )
