@@ -8,13 +8,15 @@ use super::auth::{Caller, Scope};
 use super::extract::{LIMIT_MAX, Query, parse_days};
 use super::problem::{Kind, Problem};
 use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
-use crate::provider::TotalsQuery;
+use crate::provider::{Provider, TotalsQuery};
 use crate::rules::billing::Billing;
-use crate::rules::ids::TenantId;
+use crate::rules::drift::WindowPush;
+use crate::rules::ids::{CustomerId, TenantId};
 use crate::rules::meter::Meter;
 use crate::rules::pass::{PassKind, PassState};
 use crate::rules::push::WindowUsage;
 use crate::rules::quantity::Quantity;
+use crate::rules::rollup::FoldError;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
@@ -24,7 +26,7 @@ use crate::store::push::PushAges;
 use crate::store::reconciliation::{FindingQuery, PassQuery};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// How pushes stand.
@@ -221,11 +223,8 @@ pub async fn get_comparison(
         .into_iter()
         .map(|(start, cut)| (start, cut.planned))
         .collect();
-    let (event_name, scale) = (meter.event_name(), meter.billing_scale());
-    let asked = TotalsQuery { customer: &customer, event_name, scale, windows: &windows };
-    let totals = provider.read_totals(&asked).await.map_err(|error| {
-        Problem::new(Kind::Unavailable, "provider_unavailable", error.to_string())
-    })?;
+    let pushes = app.store.read_window_pushes(&tenant, number, span).await?;
+    let totals = read_totals(&**provider, &meter, (&customer, &pushes), &windows).await?;
     let now = app.clock.now();
     let (mut compared, mut differing) = (Vec::new(), 0);
     for (window, total) in windows.into_iter().zip(totals) {
@@ -254,6 +253,35 @@ pub async fn get_comparison(
         windows: compared,
         differing,
     }))
+}
+
+/// What the provider shows of each window: of the tenant's customer, and of each other one that
+/// something of the window was sent for.
+async fn read_totals(
+    provider: &dyn Provider,
+    meter: &Meter,
+    (customer, pushes): (&CustomerId, &[WindowPush]),
+    windows: &[Window],
+) -> Result<Vec<Quantity>, Problem> {
+    let (event_name, scale) = (meter.event_name(), meter.billing_scale());
+    let sent_for = pushes.iter().filter_map(|push| push.customer.as_ref());
+    let customers: BTreeSet<&CustomerId> = sent_for.chain([customer]).collect();
+    let mut sums = vec![Quantity::ZERO; windows.len()];
+    for one in customers {
+        let asked = TotalsQuery { customer: one, event_name, scale, windows };
+        let totals = provider.read_totals(&asked).await.map_err(|error| {
+            Problem::new(Kind::Unavailable, "provider_unavailable", error.to_string())
+        })?;
+        for ((sum, window), total) in sums.iter_mut().zip(windows).zip(totals) {
+            let sent = |push: &WindowPush| {
+                push.customer.as_ref() == Some(one) && push.window.start == window.start
+            };
+            if one == customer || pushes.iter().any(sent) {
+                *sum = sum.checked_add(total).ok_or(FoldError)?;
+            }
+        }
+    }
+    Ok(sums)
 }
 
 /// The billed windows that hold any of the range; at least one.
