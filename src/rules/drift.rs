@@ -549,8 +549,7 @@ fn judge_agreed(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
     if !pushes.dropped_pushes.is_empty() {
         let after = pushes.moved_at.unwrap_or(NEVER);
         match weigh_readings(halves.summary.as_ref(), after) {
-            Evidence::Unread => (Verdict::Waiting, Reason::Unread),
-            Evidence::ReadOnce => (Verdict::Waiting, Reason::ReadOnce),
+            Evidence::Unread | Evidence::ReadOnce => (Verdict::Waiting, Reason::Unread),
             Evidence::Proved => (Verdict::Replay, Reason::Dropped),
         }
     } else if pushes.refused_count > 0 {
@@ -735,6 +734,23 @@ mod tests {
         check(59, 0, (Verdict::Waiting, Reason::ReadOnce));
         check(60, 0, (Verdict::Replay, Reason::Lost));
         check(5, 2, (Verdict::Replay, Reason::Lost));
+    }
+
+    #[test]
+    fn what_was_dropped_waits_for_readings_after_its_death() {
+        let dropped = [push("5", PushState::Dead, Class::Absent, 1)];
+        let check = |before: i64, last: i64, expected: (Verdict, Reason)| {
+            let mut halves = halves("5", &dropped, "0", 2);
+            let (read_before, read_at) = (Some(at(before)), at(last));
+            halves.summary = halves.summary.map(|s| Summary { read_before, read_at, ..s });
+            assert_eq!(judge(&halves, 41), expected, "{before} {last}");
+        };
+        // It died at hour 2.
+        check(0, 1, (Verdict::Waiting, Reason::Unread));
+        check(1, 2, (Verdict::Waiting, Reason::Unread));
+        check(2, 3, (Verdict::Waiting, Reason::Unread));
+        check(1, 30, (Verdict::Waiting, Reason::Unread));
+        check(3, 4, (Verdict::Replay, Reason::Dropped));
     }
 
     #[test]

@@ -94,6 +94,6 @@ pub async fn a_period_that_ends_within_an_hour(ground: Ground) {
     assert_eq!(world.provider_sum(&customer), "17");
     assert!(world.open_findings(FindingKind::Invoice).await.is_empty());
     let pushes = world.pushes().await;
-    assert!(pushes.iter().all(|push| push.state == PushState::Confirmed), "{pushes:?}");
+    assert!(pushes.iter().all(|push| push.state == PushState::Reconciled), "{pushes:?}");
     assert!(pushes.iter().all(|push| push.stamped_at < at("2026-11-16T12:40:00Z")));
 }
