@@ -23,6 +23,7 @@ mod meters;
 mod params;
 mod payments;
 mod prices;
+mod rates;
 mod request;
 mod routes;
 mod schedule;

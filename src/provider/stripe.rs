@@ -53,8 +53,16 @@ pub struct Stripe {
     client: StripeClient,
     /// Ids of meters by their event names; they never change.
     meters: Mutex<HashMap<String, String>>,
-    /// The meter's event name by price; none for prices that are not metered.
-    prices: Mutex<HashMap<String, Option<String>>>,
+    /// What never changes about a price, by its id.
+    prices: Mutex<HashMap<String, PriceFacts>>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct PriceFacts {
+    /// The event name of its meter; none for prices that are not metered.
+    event_name: Option<String>,
+    /// Whether a line of an invoice may bill one tier only, or a tier's flat amount.
+    tiered: bool,
 }
 
 impl Stripe {

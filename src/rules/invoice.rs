@@ -75,8 +75,8 @@ pub fn judge_dunning(invoice: &Invoice) -> Dunning {
 /// What is wrong with an invoice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mismatch {
-    /// A line bills another quantity than was pushed for its period.
-    Quantity { line: String, event_name: String, pushed: Quantity, billed: Quantity },
+    /// The lines of a price bill another quantity than was pushed for their period.
+    Quantity { lines: Vec<String>, event_name: String, pushed: Quantity, billed: Quantity },
     /// A line's money is not its quantity times its price.
     Amount { line: String, expected: i64, billed: i64 },
     /// The invoice's subtotal is not the sum of its lines.
@@ -86,8 +86,12 @@ pub enum Mismatch {
 impl std::fmt::Display for Mismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Quantity { line, event_name, pushed, billed } => {
-                write!(f, "line {line} bills {billed} of {event_name}, and {pushed} were counted")
+            Self::Quantity { lines, event_name, pushed, billed } => {
+                let named = match &lines[..] {
+                    [line] => format!("line {line} bills"),
+                    lines => format!("lines {} bill", lines.join(", ")),
+                };
+                write!(f, "{named} {billed} of {event_name}, and {pushed} were counted")
             }
             Self::Amount { line, expected, billed } => {
                 write!(f, "line {line} bills {billed} before tax instead of {expected}")
@@ -100,24 +104,16 @@ impl std::fmt::Display for Mismatch {
 }
 
 /// Compares an invoice that is fixed with what was handed to billing; `pushed` tells the sum for
-/// a meter's name and a period, or none where we do not bill that meter.
+/// a meter's name and a period, or none where we do not bill that meter. A tiered price has a line
+/// for each tier, so the quantities of its lines of one period are summed before they are compared.
 pub fn judge_invoice(
     invoice: &Invoice,
     pushed: impl Fn(&str, Window) -> Option<Quantity>,
 ) -> Vec<Mismatch> {
-    let mut found = Vec::new();
+    let mut found = judge_quantities(invoice, pushed);
     let mut sum = 0i64;
     for line in &invoice.lines {
         sum = sum.saturating_add(line.subtotal);
-        if let Some(event_name) = &line.event_name
-            && let Some(ours) = pushed(event_name, line.period)
-            // A negative total is billed as nothing.
-            && ours.max(Quantity::ZERO) != line.quantity
-        {
-            let (line_id, event_name) = (line.id.clone(), event_name.clone());
-            let billed = line.quantity;
-            found.push(Mismatch::Quantity { line: line_id, event_name, pushed: ours, billed });
-        }
         let expected = line.unit_amount.and_then(|price| multiply(line.quantity, price));
         if let Some(expected) = expected.filter(|expected| *expected != line.subtotal)
             && line.event_name.is_some()
@@ -130,6 +126,37 @@ pub fn judge_invoice(
         found.push(Mismatch::Subtotal { expected: sum, billed: invoice.subtotal });
     }
     found
+}
+
+fn judge_quantities(
+    invoice: &Invoice,
+    pushed: impl Fn(&str, Window) -> Option<Quantity>,
+) -> Vec<Mismatch> {
+    let mut groups: Vec<Vec<&InvoiceLine>> = Vec::new();
+    for line in invoice.lines.iter().filter(|line| line.event_name.is_some()) {
+        match groups.iter_mut().find(|group| line.is_billed_with(group[0])) {
+            Some(group) => group.push(line),
+            None => groups.push(vec![line]),
+        }
+    }
+    let judge = |group: Vec<&InvoiceLine>| {
+        let event_name = group[0].event_name.clone()?;
+        let ours = pushed(&event_name, group[0].period)?;
+        let units = group.iter().map(|line| line.quantity.units()).fold(0, i128::saturating_add);
+        let billed = Quantity::from_units(units);
+        // A negative total is billed as nothing.
+        let differs = ours.max(Quantity::ZERO) != billed;
+        let lines = group.iter().map(|line| line.id.clone()).collect();
+        differs.then_some(Mismatch::Quantity { lines, event_name, pushed: ours, billed })
+    };
+    groups.into_iter().filter_map(judge).collect()
+}
+
+impl InvoiceLine {
+    /// Whether both are of one price and period, such as the tiers of a price.
+    fn is_billed_with(&self, other: &Self) -> bool {
+        self.price.is_some() && (&self.price, self.period) == (&other.price, other.period)
+    }
 }
 
 /// Quantity times price, to the nearest smallest unit; a half goes up. None if it is too large.
@@ -196,6 +223,47 @@ mod tests {
         check("12.5", 4, "12.5", 1);
         check("0", 0, "-3", 0);
         assert!(judge_invoice(&invoice("5", 1), |_, _| None).is_empty());
+    }
+
+    #[test]
+    fn tiers_are_summed_by_price_and_period() {
+        let tiers = |quantities: &[&str]| {
+            let mut invoice = invoice("0", 0);
+            let line = invoice.lines.remove(0);
+            let numbered = quantities.iter().enumerate();
+            invoice.lines.extend(numbered.map(|(place, text)| InvoiceLine {
+                id: format!("il_{place}"),
+                quantity: quantity(text),
+                unit_amount: None,
+                ..line.clone()
+            }));
+            invoice
+        };
+        let check = |invoice: &Invoice, pushed: &str, expected: &[&str]| {
+            let found = judge_invoice(invoice, |_, _| Some(quantity(pushed)));
+            let texts: Vec<String> = found.iter().map(ToString::to_string).collect();
+            assert_eq!(texts, expected);
+        };
+        check(&tiers(&["100", "0", "31"]), "131", &[]);
+        check(
+            &tiers(&["100", "31"]),
+            "130",
+            &["lines il_0, il_1 bill 131 of calls, and 130 were counted"],
+        );
+        let mut apart = tiers(&["100", "31"]);
+        apart.lines[1].period.end = Timestamp::from_micros(2_000_000);
+        let each = [
+            "line il_0 bills 100 of calls, and 131 were counted",
+            "line il_1 bills 31 of calls, and 131 were counted",
+        ];
+        check(&apart, "131", &each);
+        let mut apart = tiers(&["100", "31"]);
+        apart.lines[1].price = Some("price_2".into());
+        check(&apart, "131", &each);
+        // Lines without a price are compared one by one.
+        let mut apart = tiers(&["100", "31"]);
+        apart.lines.iter_mut().for_each(|line| line.price = None);
+        check(&apart, "131", &each);
     }
 
     #[test]

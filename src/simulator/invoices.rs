@@ -5,12 +5,13 @@
 //! ends, bills what was aggregated when it was drafted. What is aggregated later is on no invoice,
 //! and usage of a trial neither. A negative quantity is invoiced as zero.
 //! As long as nobody takes the webhook about the draft, finalization waits, for three days at most.
+//! A graduated price makes a line for each tier, see `rates`.
 //! An invoice shows its first ten lines; all of them are a list of their own. A crash leaves
 //! nothing.
 
 use super::lists::{PAGING, Range, page, page_of};
 use super::params::Params;
-use super::prices::Price;
+use super::rates::Charge;
 use super::request::ApiError;
 use super::schedule::Task;
 use super::subscriptions::{Item, Subscription};
@@ -290,11 +291,13 @@ fn sheet(simulator: &Simulator, invoice: &Invoice, until: i64) -> Sheet {
         return fixed.clone();
     }
     let mut lines = Vec::new();
-    for (number, billed) in invoice.billed.iter().enumerate() {
+    for billed in &invoice.billed {
         let quantity = usage(simulator, invoice, billed, until);
-        let mut shown = line(invoice, billed, quantity);
-        shown["id"] = format!("il_{}_{number}", invoice.id).into();
-        lines.push(shown);
+        for charge in billed.item.price.rate.charges(quantity) {
+            let mut shown = line(invoice, billed, charge);
+            shown["id"] = format!("il_{}_{}", invoice.id, lines.len()).into();
+            lines.push(shown);
+        }
     }
     let currency = invoice.billed.first().map(|billed| billed.item.price.currency.clone());
     let reason = match invoice.reason {
@@ -341,13 +344,13 @@ fn usage(simulator: &Simulator, invoice: &Invoice, billed: &Billed, until: i64) 
     aggregate(meter.formula, &events).max(Quantity::ZERO)
 }
 
-fn line(invoice: &Invoice, billed: &Billed, quantity: Quantity) -> Value {
+fn line(invoice: &Invoice, billed: &Billed, charge: Charge) -> Value {
     let price = &billed.item.price;
-    let amount = price_of(price, quantity);
+    let Charge { quantity, unit_amount, amount, description } = charge;
     let whole = i64::try_from(quantity.units() / Quantity::ONE.units()).unwrap_or(i64::MAX);
     let description = match (billed.trial, &price.meter) {
         (true, _) => "Trial period",
-        (false, Some(_)) => "Usage",
+        (false, Some(_)) => &description,
         (false, None) => "Flat fee",
     };
     json!({
@@ -357,7 +360,8 @@ fn line(invoice: &Invoice, billed: &Billed, quantity: Quantity) -> Value {
         "quantity": whole, "quantity_decimal": quantity.to_string(),
         "period": { "start": billed.period.start, "end": billed.period.end },
         "pricing": {
-            "type": "price_details", "unit_amount_decimal": price.unit_amount.to_string(),
+            "type": "price_details",
+            "unit_amount_decimal": unit_amount.map(|amount| amount.to_string()),
             "price_details": { "price": price.id, "product": price.product },
         },
         "parent": {
@@ -368,15 +372,4 @@ fn line(invoice: &Invoice, billed: &Billed, quantity: Quantity) -> Value {
         },
         "pretax_credit_amounts": [], "taxes": [],
     })
-}
-
-/// Quantity times price, to the nearest of the smallest unit; a half goes up.
-fn price_of(price: &Price, quantity: Quantity) -> i64 {
-    let (one, unit) = (Quantity::ONE.units(), price.unit_amount.units());
-    let (whole, fraction) = (quantity.units() / one, quantity.units() % one);
-    let exact = whole
-        .checked_mul(unit)
-        .and_then(|amount| amount.checked_add(fraction.checked_mul(unit)? / one))
-        .expect("a simulated amount fits into an i128");
-    i64::try_from((exact + one / 2).div_euclid(one)).expect("a simulated amount fits into 64 bits")
 }

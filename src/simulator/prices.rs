@@ -5,9 +5,9 @@
 
 use super::lists::{PAGING, page_of};
 use super::params::Params;
+use super::rates::Rate;
 use super::request::ApiError;
 use super::{Answer, Simulator};
-use crate::rules::quantity::Quantity;
 use jiff::ToSpan;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -42,8 +42,7 @@ pub struct Price {
     pub meter: Option<String>,
     pub product: String,
     pub currency: String,
-    /// Of the currency's smallest unit.
-    pub unit_amount: Quantity,
+    pub rate: Rate,
     pub cadence: Cadence,
     created: i64,
 }
@@ -59,9 +58,10 @@ impl Price {
         let usage_type = if self.meter.is_some() { "metered" } else { "licensed" };
         json!({
             "id": self.id, "object": "price", "active": true, "created": self.created,
-            "billing_scheme": "per_unit", "currency": self.currency, "livemode": false,
+            "billing_scheme": self.rate.scheme(), "tiers_mode": self.rate.tiers_mode(),
+            "tiers": self.rate.tiers_json(), "currency": self.currency, "livemode": false,
             "product": self.product, "type": "recurring", "metadata": {},
-            "unit_amount_decimal": self.unit_amount.to_string(),
+            "unit_amount_decimal": self.rate.unit_amount(),
             "recurring": {
                 "interval": interval, "interval_count": 1, "meter": self.meter,
                 "usage_type": usage_type,
@@ -91,6 +91,8 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
         "unit_amount",
         "unit_amount_decimal",
         "billing_scheme",
+        "tiers",
+        "tiers_mode",
         "metadata",
         "nickname",
     ])?;
@@ -114,19 +116,13 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
         Some("licensed") => None,
         Some(_) | None => Some(active_meter(simulator, &recurring)?),
     };
-    let decimal = match params.text("unit_amount", 20)? {
-        Some(amount) => amount,
-        None => params.required_text("unit_amount_decimal", 40)?,
-    };
-    let unit_amount = Quantity::parse_stored(&decimal).ok_or_else(|| {
-        ApiError::parameter("unit_amount_decimal", format!("Invalid decimal: {decimal}"))
-    })?;
+    let rate = Rate::read(params)?;
     let product = match params.text("product", usize::MAX)? {
         Some(product) => product,
         None => simulator.next_id("prod"),
     };
     let (id, created) = (simulator.next_id("price"), simulator.now_seconds());
-    let price = Price { id, meter, product, currency, unit_amount, cadence, created };
+    let price = Price { id, meter, product, currency, rate, cadence, created };
     let shown = price.to_json();
     simulator.prices.all.insert(price.id.clone(), price);
     simulator.emit("price.created", &shown);

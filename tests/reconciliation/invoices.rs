@@ -111,3 +111,38 @@ pub async fn a_line_that_agrees_closes_its_pushes(ground: Ground) {
     world.check_pushes(&[("31", PushState::Reconciled, Class::Reconciled)]).await;
     assert!(world.open_findings(FindingKind::Invoice).await.is_empty());
 }
+
+pub async fn lines_of_tiers_are_compared_together(ground: Ground) {
+    let (world, customer) = World::usual(ground).await;
+    // Ten calls for nine dollars, and 3.6 cents for each further one.
+    let rate = [
+        ("billing_scheme", "tiered"),
+        ("tiers_mode", "graduated"),
+        ("tiers[0][up_to]", "10"),
+        ("tiers[0][flat_amount]", "900"),
+        ("tiers[1][up_to]", "inf"),
+        ("tiers[1][unit_amount_decimal]", "3.6"),
+    ];
+    let price = world.price_of("calls", "day", &rate);
+    world.subscribe(&customer, &price);
+    world.used("41", "2026-11-15T12:00:00Z").await;
+    world.until("2026-11-16T14:00:00Z").await;
+    let invoice = world.invoices().remove(0);
+    let lines = invoice["lines"]["data"].as_array().unwrap();
+    let shown = |line: &serde_json::Value| {
+        (line["quantity"].as_i64().unwrap(), line["subtotal"].as_i64().unwrap())
+    };
+    assert_eq!(lines.iter().map(shown).collect::<Vec<_>>(), [(10, 0), (0, 900), (31, 112)]);
+    world.hours(2).await;
+    world.leap("2026-11-17T05:00:00Z").await;
+    assert_eq!(world.findings().await, []);
+    assert_eq!(world.pages(), []);
+    // The sum is compared, not only one line.
+    world.used("9", "2026-11-15T20:00:00Z").await;
+    world.leap("2026-11-18T05:00:00Z").await;
+    let finding = world.only_finding(FindingKind::Invoice).await;
+    let id = invoice["id"].as_str().unwrap();
+    let text =
+        format!("lines il_{id}_0, il_{id}_1, il_{id}_2 bill 41 of calls, and 50 were counted");
+    assert_eq!(finding.seen.detail, text);
+}

@@ -657,20 +657,22 @@ impl World {
 
     /// A metered price of a meter.
     pub fn price(&self, meter: &str, unit_amount: &str, interval: &str) -> String {
+        self.price_of(meter, interval, &[("unit_amount_decimal", unit_amount)])
+    }
+
+    /// A metered price at this rate.
+    pub fn price_of(&self, meter: &str, interval: &str, rate: &[(&str, &str)]) -> String {
         let listed = self.get("/v1/billing/meters?limit=100");
         let meters = listed["data"].as_array().unwrap();
         let found = meters.iter().find(|one| one["event_name"] == meter).unwrap();
-        let price = self.ask(
-            "/v1/prices",
-            &[
-                ("currency", "usd"),
-                ("unit_amount_decimal", unit_amount),
-                ("recurring[interval]", interval),
-                ("recurring[usage_type]", "metered"),
-                ("recurring[meter]", found["id"].as_str().unwrap()),
-                ("product_data[name]", "Calls"),
-            ],
-        );
+        let common = [
+            ("currency", "usd"),
+            ("recurring[interval]", interval),
+            ("recurring[usage_type]", "metered"),
+            ("recurring[meter]", found["id"].as_str().unwrap()),
+            ("product_data[name]", "Calls"),
+        ];
+        let price = self.ask("/v1/prices", &[&common, rate].concat());
         price["id"].as_str().unwrap().to_owned()
     }
 

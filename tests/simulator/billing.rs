@@ -200,3 +200,47 @@ fn a_webhook_that_nobody_takes_delays_finalization() {
     check(true, 1);
     check(false, 72);
 }
+
+#[test]
+fn a_graduated_price_makes_one_line_for_each_tier() {
+    let lines = |used: &str| -> Vec<Value> {
+        let mut world = World::new();
+        let (meter, customer) = (world.meter.clone(), world.customer.clone());
+        let price = world.post(
+            "/v1/prices",
+            &[
+                ("currency", "usd"),
+                ("billing_scheme", "tiered"),
+                ("tiers_mode", "graduated"),
+                ("tiers[0][up_to]", "1000"),
+                ("tiers[0][unit_amount]", "0"),
+                ("tiers[0][flat_amount]", "900"),
+                ("tiers[1][up_to]", "inf"),
+                ("tiers[1][unit_amount_decimal]", "3.6"),
+                ("recurring[interval]", "month"),
+                ("recurring[meter]", &meter),
+                ("product_data[name]", "Calls"),
+            ],
+        );
+        let shown = price.json();
+        let facts = (&shown["billing_scheme"], &shown["unit_amount_decimal"]);
+        assert_eq!(facts, (&json!("tiered"), &json!(null)));
+        let item = id(&price);
+        world.post("/v1/subscriptions", &[("customer", &customer), ("items[0][price]", &item)]);
+        world.send("a", used, NOON + 1);
+        world.advance(30 * DAY + HOUR);
+        let invoice = invoices(&mut world).remove(0);
+        let all = invoice["lines"]["data"].as_array().unwrap().iter();
+        let sum: i64 = all.clone().map(|line| line["amount"].as_i64().unwrap()).sum();
+        assert_eq!(invoice["subtotal"], sum);
+        all.map(|line| {
+            assert_eq!(line["pricing"]["price_details"]["price"], item);
+            json!([line["quantity"], line["amount"], line["pricing"]["unit_amount_decimal"]])
+        })
+        .collect()
+    };
+    let (first, flat) = (json!([1000, 0, "0"]), json!([0, 900, null]));
+    assert_eq!(lines("1031"), [first.clone(), flat.clone(), json!([31, 112, "4"])]);
+    assert_eq!(lines("1000"), [first, flat.clone()]);
+    assert_eq!(lines("0"), [json!([0, 0, "0"]), flat]);
+}

@@ -5,7 +5,7 @@
 
 use super::objects::{read_line, read_snapshot, read_subscription};
 use super::webhook::{ERROR_REPORTS, parse_webhook};
-use super::{Stripe, form, seconds};
+use super::{PriceFacts, Stripe, form, seconds};
 use crate::provider::{EventList, EventPage, Inbound, SubscriptionPage, Unreadable};
 use crate::rules::invoice::InvoiceLine;
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
@@ -166,7 +166,10 @@ impl Stripe {
                 let missing = || unreadable(format!("a line of {id} lacks what is needed"));
                 let mut line = read_line(object).ok_or_else(missing)?;
                 if let Some(price) = &line.price {
-                    line.event_name = self.metered_by(price).await?;
+                    let PriceFacts { event_name, tiered } = self.read_price(price).await?;
+                    line.event_name = event_name;
+                    // A line of a tier shows a rounded unit amount, or none for a flat amount.
+                    line.unit_amount = line.unit_amount.filter(|_| !tiered);
                 }
                 lines.push(line);
             }
@@ -179,6 +182,10 @@ impl Stripe {
 
     /// The name of the meter that a price is of; a price never changes its meter.
     pub(super) async fn metered_by(&self, price: &str) -> Result<Option<String>, Unreadable> {
+        Ok(self.read_price(price).await?.event_name)
+    }
+
+    async fn read_price(&self, price: &str) -> Result<PriceFacts, Unreadable> {
         let known = self.prices.lock().expect("no holder panics").get(price).cloned();
         if let Some(known) = known {
             return Ok(known);
@@ -190,9 +197,11 @@ impl Stripe {
             Some(meter) => self.event_name(meter).await?,
             None => None,
         };
+        let tiered = object.is_some_and(|object| object["billing_scheme"] == "tiered");
+        let facts = PriceFacts { event_name, tiered };
         let mut prices = self.prices.lock().expect("no holder panics");
-        prices.insert(price.to_owned(), event_name.clone());
-        Ok(event_name)
+        prices.insert(price.to_owned(), facts.clone());
+        Ok(facts)
     }
 
     /// The name that a meter's events have.
