@@ -11,6 +11,7 @@ pub mod stripe;
 use crate::config::{ProviderConfig, ProviderKind, Shadow, SinkConfig, StripeConfig};
 use crate::rules::delivery::{Delivery, Horizons};
 use crate::rules::ids::{CustomerId, SubscriptionId, TenantId};
+use crate::rules::invoice::Invoice;
 use crate::rules::mirror::{ObjectName, Snapshot};
 use crate::rules::quantity::Quantity;
 use crate::rules::subscription::Subscription;
@@ -122,6 +123,13 @@ pub struct SubscriptionPage {
     pub next: Option<String>,
 }
 
+/// Part of a list of invoices, the newest first; their lines are left out.
+#[derive(Debug)]
+pub struct InvoicePage {
+    pub invoices: Vec<(String, Invoice)>,
+    pub next: Option<String>,
+}
+
 /// What a provider tells of its objects and events.
 #[async_trait]
 pub trait Inbound: Send + Sync {
@@ -137,6 +145,12 @@ pub trait Inbound: Send + Sync {
     /// Every subscription, in whatever state.
     async fn list_subscriptions(&self, after: Option<&str>)
     -> Result<SubscriptionPage, Unreadable>;
+    /// Every invoice that was created since then, in whatever state.
+    async fn list_invoices(
+        &self,
+        since: Timestamp,
+        after: Option<&str>,
+    ) -> Result<InvoicePage, Unreadable>;
 }
 
 /// What came of a call that changes something at the provider.

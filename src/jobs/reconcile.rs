@@ -75,6 +75,9 @@ pub struct Reconciler {
     turn: Mutex<Option<Pair>>,
     /// Whether an hourly pass went before a nightly one that was due: the nightly one is next.
     passed_over: AtomicBool,
+    /// The last invoice that was listed when the reads of an hour were spent; the list goes on
+    /// after it.
+    invoices_after: Mutex<Option<String>>,
 }
 
 /// A tenant and a meter that are compared.
@@ -146,8 +149,18 @@ impl Reconciler {
         shadow: bool,
     ) -> Self {
         let budget = Mutex::new(Budget::new(settings.reads_per_hour));
-        let (turn, passed_over) = (Mutex::default(), AtomicBool::new(false));
-        Self { store, provider, clock, holder, settings, shadow, budget, turn, passed_over }
+        Self {
+            store,
+            provider,
+            clock,
+            holder,
+            settings,
+            shadow,
+            budget,
+            turn: Mutex::default(),
+            passed_over: AtomicBool::new(false),
+            invoices_after: Mutex::default(),
+        }
     }
 
     pub async fn run(self, stop: Stop) {

@@ -146,3 +146,26 @@ pub async fn lines_of_tiers_are_compared_together(ground: Ground) {
         format!("lines il_{id}_0, il_{id}_1, il_{id}_2 bill 41 of calls, and 50 were counted");
     assert_eq!(finding.seen.detail, text);
 }
+
+pub async fn an_invoice_that_no_webhook_told_of_is_compared(ground: Ground) {
+    let (world, customer) = World::usual(ground).await;
+    world.keep_backfill(false);
+    world.lose_webhooks(true);
+    let id = drafted(&world, &customer).await;
+    world.foreign(&customer, "calls", "4", "2026-11-15T20:00:00Z");
+    world.until("2026-11-17T04:00:00Z").await;
+    assert!(world.mirror(ObjectKind::Invoice, &id).await.is_none(), "nothing told of it");
+    // The pass of the night lists it, and the next one compares what was read.
+    world.leap("2026-11-17T05:00:00Z").await;
+    world.hours(1).await;
+    let finding = world.only_finding(FindingKind::Invoice).await;
+    let text = format!("line il_{id}_0 bills 35 of calls, and 31 were counted");
+    assert_eq!((finding.seen.subject, finding.seen.detail), (id.clone(), text));
+    world.hours(1).await;
+    assert_eq!(world.told(AlertKind::InvoiceDrift), [NoticeEvent::Opened]);
+    // What is listed as it is known is not read again.
+    let version = world.mirror(ObjectKind::Invoice, &id).await.unwrap().version;
+    world.leap("2026-11-18T05:00:00Z").await;
+    world.hours(1).await;
+    assert_eq!(world.mirror(ObjectKind::Invoice, &id).await.unwrap().version, version);
+}

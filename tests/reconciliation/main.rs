@@ -84,6 +84,7 @@ on_every_store! {
     invoices {
         tax_that_comes_late_is_no_difference,
         lines_of_tiers_are_compared_together,
+        an_invoice_that_no_webhook_told_of_is_compared,
         an_invoice_with_usage_of_somebody_else,
         an_invoice_that_lacks_what_was_lost,
         usage_that_comes_after_the_invoice_is_on_none,

@@ -1,8 +1,10 @@
 //! Subscriptions and invoices: whether both sides know the same ones, and bill the same.
 //!
 //! Invariant: a subscription that only the provider has is reported and never made here. One whose
-//! state differs is read again, so that what is written has a version. An invoice is compared by
-//! quantity and by money before tax, once it is fixed; tax may come when it likes.
+//! state differs is read again, so that what is written has a version. Invoices of recent periods
+//! are listed every night, and those that are not known, or known otherwise, are read; so the
+//! comparison needs no webhook. An invoice is compared by quantity and by money before tax, once it
+//! is fixed; tax may come when it likes.
 
 use super::{PassError, Reconciler, Running, list_open_findings};
 use crate::jobs::mirror::list_all;
@@ -36,6 +38,11 @@ impl Reconciler {
         if running.pass.order.tenant.is_some() {
             return Ok(());
         }
+        if running.pass.order.kind != PassKind::Hourly
+            && let Some(inbound) = self.provider.inbound()
+        {
+            self.list_invoices(running, inbound).await?;
+        }
         let open = list_open_findings(&*self.store, Some(FindingKind::Subscription)).await?;
         let observed = match (running.pass.order.kind, self.provider.inbound()) {
             (PassKind::Hourly, _) | (_, None) => Some(self.look_again(&open).await?),
@@ -47,6 +54,61 @@ impl Reconciler {
             self.follow(running, &open, observations).await?;
         }
         self.compare_invoices(running).await
+    }
+
+    /// Asks for readings of recent invoices that no webhook told of, or that have changed since. The
+    /// hourly pass compares what was read then. A list that cannot be read is logged, and read
+    /// again by the next night's pass.
+    async fn list_invoices(
+        &self,
+        running: &mut Running,
+        inbound: &dyn Inbound,
+    ) -> Result<(), PassError> {
+        let since = INVOICES_REACH.before(self.clock.now());
+        loop {
+            if !self.may_read(running.pass.order.kind, self.clock.now()) {
+                return Err(PassError::Spent);
+            }
+            running.progress.reads += 1;
+            let after = self.invoices_after.lock().expect("no holder panics").clone();
+            let (invoices, next) = match inbound.list_invoices(since, after.as_deref()).await {
+                Ok(page) => (page.invoices, page.next),
+                Err(Unreadable { message }) => {
+                    tracing::warn!(%message, "the provider's invoices cannot be read");
+                    (Vec::new(), None)
+                }
+            };
+            let mut unread = Vec::new();
+            for (id, listed) in invoices {
+                let name = ObjectName { kind: ObjectKind::Invoice, id };
+                if self.lacks_invoice(&name, &listed).await? {
+                    unread.push(name);
+                }
+            }
+            self.store.want_mirrors(unread, self.clock.now()).await?;
+            let ended = next.is_none();
+            *self.invoices_after.lock().expect("no holder panics") = next;
+            if ended {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether an invoice of a tenant is not mirrored as the list shows it, which is without lines.
+    async fn lacks_invoice(&self, name: &ObjectName, listed: &Invoice) -> store::Result<bool> {
+        if self.store.find_customer(&listed.customer).await?.is_none() {
+            return Ok(false);
+        }
+        let mirror = self.store.find_mirror(name).await?;
+        let known = mirror.is_some_and(|mirror| match mirror.snapshot {
+            Snapshot::Invoice(known) => Invoice { lines: Vec::new(), ..known } == *listed,
+            Snapshot::Subscription(_)
+            | Snapshot::CreditGrant(_)
+            | Snapshot::Customer(_)
+            | Snapshot::ErrorReport(_)
+            | Snapshot::Gone => false,
+        });
+        Ok(!known)
     }
 
     /// Walks the provider's list to its end; none if it could not be read.

@@ -65,7 +65,7 @@ impl Reconciler {
         Ok(())
     }
 
-    fn may_read(&self, kind: PassKind, now: Timestamp) -> bool {
+    pub(super) fn may_read(&self, kind: PassKind, now: Timestamp) -> bool {
         let mut budget = self.budget.lock().expect("no holder panics");
         match kind {
             PassKind::Hourly => budget.spend(now, self.settings.reads_per_hour / 2),

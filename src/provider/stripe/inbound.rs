@@ -1,12 +1,12 @@
-//! What Stripe is asked for: objects, lists of events, and all subscriptions.
+//! What Stripe is asked for: objects, lists of events, all subscriptions, and recent invoices.
 //!
 //! Invariant: reading changes nothing. What Stripe does not know is `Gone`; what could not be read
 //! is an error, and never an empty answer. Lists are read to their last page.
 
-use super::objects::{read_line, read_snapshot, read_subscription};
+use super::objects::{read_invoice, read_line, read_snapshot, read_subscription};
 use super::webhook::{ERROR_REPORTS, parse_webhook};
 use super::{PriceFacts, Stripe, form, seconds};
-use crate::provider::{EventList, EventPage, Inbound, SubscriptionPage, Unreadable};
+use crate::provider::{EventList, EventPage, Inbound, InvoicePage, SubscriptionPage, Unreadable};
 use crate::rules::invoice::InvoiceLine;
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::timestamp::Timestamp;
@@ -129,6 +129,29 @@ impl Inbound for Stripe {
             return Err(unreadable("a subscription lacks what is needed".into()));
         }
         Ok(SubscriptionPage { subscriptions, next: last.filter(|_| page.has_more) })
+    }
+
+    async fn list_invoices(
+        &self,
+        since: Timestamp,
+        after: Option<&str>,
+    ) -> Result<InvoicePage, Unreadable> {
+        let since = seconds(since).to_string();
+        let mut pairs = vec![("limit", PAGE), ("created[gte]", &since)];
+        pairs.extend(after.map(|id| ("starting_after", id)));
+        let query = form::encode(&pairs);
+        let page: List<Value> =
+            self.client.get("/v1/invoices", &query).await.map_err(unreadable)?;
+        let last = page.data.last().and_then(|object| object["id"].as_str().map(str::to_owned));
+        let mut invoices = Vec::with_capacity(page.data.len());
+        for object in &page.data {
+            // One that cannot be read must not hide the others.
+            match object["id"].as_str().zip(read_invoice(object)) {
+                Some((id, invoice)) => invoices.push((id.to_owned(), invoice)),
+                None => tracing::warn!(id = %object["id"], "an invoice of the list is unreadable"),
+            }
+        }
+        Ok(InvoicePage { invoices, next: last.filter(|_| page.has_more) })
     }
 }
 

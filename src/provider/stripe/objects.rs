@@ -72,7 +72,7 @@ fn read_period(object: &Value) -> Option<Window> {
 }
 
 /// Without its lines.
-fn read_invoice(object: &Value) -> Option<Invoice> {
+pub fn read_invoice(object: &Value) -> Option<Invoice> {
     let subtotal = object["subtotal"].as_i64()?;
     let total = object["total"].as_i64()?;
     let taxes = object["total_taxes"].as_array().map(Vec::as_slice).unwrap_or_default();
