@@ -3,6 +3,7 @@
 //!
 //! Invariant: nothing here depends on any other module of the crate (`tests/tidy.rs` checks it).
 
+pub mod access;
 pub mod account;
 pub mod activity;
 pub mod alert;

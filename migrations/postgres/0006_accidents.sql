@@ -51,3 +51,7 @@ INSERT INTO former_customers (tenant_no, customer)
 SELECT DISTINCT p.tenant_no, p.customer
 FROM pushes p JOIN tenants t ON t.tenant_no = p.tenant_no
 WHERE p.customer IS NOT NULL AND p.customer IS DISTINCT FROM t.customer;
+
+-- Whether the provider's last reading of the subscription suspends the features.
+ALTER TABLE agreements ADD COLUMN suspended boolean NOT NULL DEFAULT false;
+CREATE INDEX agreements_by_subscription ON agreements (subscription, agreement_no);

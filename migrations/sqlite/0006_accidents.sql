@@ -54,3 +54,7 @@ INSERT INTO former_customers (tenant_no, customer)
 SELECT DISTINCT pushes.tenant_no, pushes.customer
 FROM pushes JOIN tenants ON tenants.tenant_no = pushes.tenant_no
 WHERE pushes.customer IS NOT NULL AND pushes.customer IS NOT tenants.customer;
+
+-- Whether the provider's last reading of the subscription suspends the features.
+ALTER TABLE agreements ADD COLUMN suspended INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX agreements_by_subscription ON agreements (subscription, agreement_no);

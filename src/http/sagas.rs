@@ -413,6 +413,8 @@ pub struct AgreementAnswer {
     features: Vec<String>,
     /// Whether the features may be used now.
     access: bool,
+    /// Whether the provider's subscription suspends them: it is unpaid or paused.
+    suspended: bool,
     /// The saga that made it.
     saga: String,
     #[schema(format = DateTime)]
@@ -430,6 +432,9 @@ pub struct AgreementList {
 }
 
 /// Read what a tenant has agreed to, and what it may use
+///
+/// Access follows the provider: an agreement ends when its subscription is canceled or has expired
+/// there, and is suspended while it is unpaid or paused. While it is past due the access stays.
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/agreements", tag = "sagas", params(("tenant" = String, Path)),
     responses((status = 200, description = "Its agreements", body = AgreementList))
@@ -456,6 +461,7 @@ fn answer_agreement(agreement: &Agreement, now: Timestamp) -> AgreementAnswer {
         prices: agreement.prices.clone(),
         features: agreement.features.clone(),
         access: agreement.grants_access_at(now),
+        suspended: agreement.suspended,
         saga: agreement.saga.clone(),
         began_at: agreement.began_at.to_string(),
         ended_at: agreement.ended_at.map(|at| at.to_string()),

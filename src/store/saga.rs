@@ -9,8 +9,13 @@ use super::Result;
 use super::idempotency::Completing;
 use super::message::NewMessage;
 use super::push::SubmittedWindow;
+use super::webhook::Mirror;
+use crate::faults::planted;
+use crate::rules::access::{AccessChange, AccessState, judge_access};
 use crate::rules::ids::{OnceKey, SubscriptionId, TenantId};
+use crate::rules::mirror::Snapshot;
 use crate::rules::saga::{LogLine, Saga, SagaKind, SagaState};
+use crate::rules::subscription::Subscription;
 use crate::rules::timestamp::Timestamp;
 use async_trait::async_trait;
 
@@ -85,8 +90,10 @@ pub struct Agreement {
     /// The provider's prices.
     pub prices: Vec<String>,
     pub features: Vec<String>,
-    /// Whether the features may be used.
+    /// Whether the features were opened by the saga.
     pub access: bool,
+    /// Whether the provider's last reading of the subscription suspends them.
+    pub suspended: bool,
     /// The saga that made it; each makes one at most.
     pub saga: String,
     pub began_at: Timestamp,
@@ -96,7 +103,65 @@ pub struct Agreement {
 impl Agreement {
     /// Whether its features may be used at that moment.
     pub fn grants_access_at(&self, at: Timestamp) -> bool {
-        self.access && self.ended_at.is_none_or(|end| at < end)
+        self.access && !self.suspended && self.ended_at.is_none_or(|end| at < end)
+    }
+
+    /// What a reading of its subscription changes, and the message that tells of it, which is
+    /// written once for each agreement and reading; none if nothing changes.
+    pub fn follow(&self, reading: &SubscriptionReading<'_>) -> Option<(AccessChange, NewMessage)> {
+        if planted("bug.access_ignores_provider") {
+            return None;
+        }
+        let SubscriptionReading { state, version, read_at } = reading;
+        let now = AccessState { suspended: self.suspended, ended_at: self.ended_at };
+        let change = judge_access(state, *read_at, now)?;
+        let mut after = self.clone();
+        match change {
+            AccessChange::Suspend => after.suspended = true,
+            AccessChange::Resume => after.suspended = false,
+            AccessChange::End { at } => (after.suspended, after.ended_at) = (false, Some(at)),
+        }
+        let payload = serde_json::json!({
+            "tenant": after.tenant.as_str(),
+            "subscription": after.subscription.as_str(),
+            "saga": after.saga,
+            "plan": after.plan,
+            "features": after.features,
+            "status": state.status,
+            "access": after.grants_access_at(*read_at),
+            "ended_at": after.ended_at.map(|at| at.to_string()),
+        });
+        let message = NewMessage {
+            key: format!("access:{}:{version}", self.saga),
+            kind: change.message_kind(),
+            tenant: Some(after.tenant),
+            payload: payload.to_string(),
+        };
+        Some((change, message))
+    }
+}
+
+/// A subscription as a mirror shows it.
+#[derive(Debug, Clone, Copy)]
+pub struct SubscriptionReading<'a> {
+    pub state: &'a Subscription,
+    pub version: u64,
+    pub read_at: Timestamp,
+}
+
+impl<'a> SubscriptionReading<'a> {
+    /// None if the mirror shows no subscription: what the provider does not know changes nothing.
+    pub fn of_mirror(mirror: &'a Mirror) -> Option<Self> {
+        match &mirror.snapshot {
+            Snapshot::Subscription(state) => {
+                Some(Self { state, version: mirror.version, read_at: mirror.read_at })
+            }
+            Snapshot::Invoice(_)
+            | Snapshot::CreditGrant(_)
+            | Snapshot::Customer(_)
+            | Snapshot::ErrorReport(_)
+            | Snapshot::Gone => None,
+        }
     }
 }
 
@@ -152,6 +217,10 @@ pub trait Sagas: Send + Sync {
         limit: usize,
     ) -> Result<Vec<SubmittedWindow>>;
 
+    // An agreement follows the readings of its subscription, as `rules::access` says: in the
+    // transaction that writes a reading (`Mirrors::record_mirrors`), and in those below that write
+    // or restore an agreement, by what the mirror shows then. A message tells of each change.
+
     /// Writes the agreement of its saga, without access; an open agreement of the same subscription
     /// ends at its `began_at` and loses its access. The same one written again changes nothing.
     async fn record_agreement(&self, agreement: Agreement) -> Result<()>;
@@ -164,9 +233,11 @@ pub trait Sagas: Send + Sync {
     /// Takes back the agreement that a saga made: it is gone, and the one that it ended is open
     /// again with its access. Nothing happens if there is none.
     async fn withdraw_agreement(&self, saga: &str) -> Result<()>;
-    /// Ends the open agreement of a subscription at that moment, which may be ahead: its features
-    /// may be used until then.
+    /// Ends the agreement of a subscription at that moment, which may be ahead: its features may be
+    /// used until then. One that ends earlier is left as it is.
     async fn end_agreement(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()>;
+    /// The newest agreement of a subscription.
+    async fn find_agreement(&self, subscription: &SubscriptionId) -> Result<Option<Agreement>>;
     /// A tenant's agreements, newest first, at most `limit`.
     async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>>;
 }

@@ -165,6 +165,10 @@ impl Sagas for FailingStore {
     async fn end_agreement(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()> {
         self.up()?.end_agreement(subscription, at).await
     }
+    async fn find_agreement(&self, subscription: &SubscriptionId) -> Result<Option<Agreement>> {
+        self.up()?.find_agreement(subscription).await
+    }
+
     async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>> {
         self.up()?.list_agreements(tenant, limit).await
     }

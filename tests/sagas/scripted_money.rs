@@ -163,6 +163,10 @@ impl Sagas for ScriptedStore {
     async fn end_agreement(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()> {
         self.repeatable("end_agreement", || self.inner.end_agreement(subscription, at)).await
     }
+    async fn find_agreement(&self, subscription: &SubscriptionId) -> Result<Option<Agreement>> {
+        self.through("find_agreement", self.inner.find_agreement(subscription)).await
+    }
+
     async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>> {
         self.through("list_agreements", self.inner.list_agreements(tenant, limit)).await
     }

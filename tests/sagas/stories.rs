@@ -135,6 +135,7 @@ pub async fn subscriber(world: &World, prefix: &str) -> Case {
         prices: world.prices[..1].to_vec(),
         features: vec!["exports".into()],
         access: false,
+        suspended: false,
         saga: format!("before-{tenant}"),
         began_at: world.clock.now(),
         ended_at: None,

@@ -14,6 +14,7 @@
 #[path = "../shared/database.rs"]
 mod database;
 
+mod access;
 mod accounts;
 mod alerts;
 mod billed;
@@ -302,6 +303,15 @@ on_every_store! {
         stamps_lie_inside_the_subscription,
         held_pushes_are_stamped_when_the_prices_changed,
         unconfirmed_windows_before_a_boundary_are_listed,
+    }
+    access {
+        a_reading_suspends_and_ends_the_agreement_of_its_subscription,
+        the_message_of_a_change_says_what_may_be_used,
+        a_stale_reading_and_one_of_nothing_change_no_access,
+        readings_and_sagas_in_any_order_end_alike,
+        a_plan_changed_while_unpaid_stays_suspended,
+        an_agreement_and_a_reading_at_once_do_not_miss_each_other,
+        the_newest_agreement_of_a_subscription,
     }
     quotes {
         rates_of_one_name_never_overlap,

@@ -512,6 +512,7 @@ fn agreement(f: &Fixture, saga: &str, subscription: &str, minute: i64) -> Agreem
         prices: vec!["price_1".to_owned(), "price \"2\"".to_owned()],
         features: vec!["search".to_owned()],
         access: false,
+        suspended: false,
         saga: saga.to_owned(),
         began_at: after(f.now, minute),
         ended_at: None,

@@ -15,6 +15,7 @@
 #[path = "../shared/database.rs"]
 mod database;
 
+mod access;
 mod awkward;
 mod backfill;
 #[path = "../http_api/failing_inbound.rs"]
@@ -52,6 +53,9 @@ macro_rules! on_every_store {
 }
 
 on_every_store! {
+    access {
+        access_follows_the_subscription,
+    }
     signatures {
         forgeries_leave_no_trace,
         two_secrets_during_a_rotation,

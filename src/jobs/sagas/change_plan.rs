@@ -177,6 +177,7 @@ impl Record {
             prices: params.prices,
             features: params.features,
             access: false,
+            suspended: false,
             saga: turn.saga.id.clone(),
             began_at: params.boundary,
             ended_at: None,

@@ -223,6 +223,7 @@ impl Step for Record {
                 prices: params.prices,
                 features: params.features,
                 access: false,
+                suspended: false,
                 saga: turn.saga.id.clone(),
                 began_at: turn.began_at(),
                 ended_at: None,

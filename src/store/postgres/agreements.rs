@@ -3,18 +3,25 @@
 //! Invariant: an agreement that has ended gives no access. One that another took the place of knows
 //! by whom and what access it gave, so that it can be as it was when that one is taken back. The
 //! unique index `agreements_open` decides between two at once; whoever loses looks again.
+//! Agreements follow the readings of their subscription, see `rules::access`: what writes one holds
+//! the lock of the subscription's mirror, so that it and a reading do not miss each other.
 //!
 //! A crash leaves all of a call or nothing, and every call may be repeated.
 
 use super::declarations::hold_tenant;
+use super::messages::insert_messages;
+use super::mirrors::lock_subscription;
 use super::scalars::{SqlTimestamp, column, corrupt, instant, instant_if_any, write_limit};
 use super::timelines::read_timelines;
 use super::transaction::Done;
 use crate::faults::planted;
+use crate::rules::access::AccessChange;
 use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::stamp::{Agreed, Term, find_terms};
 use crate::rules::timestamp::Timestamp;
-use crate::store::saga::Agreement;
+use crate::store::message::NewMessage;
+use crate::store::saga::{Agreement, SubscriptionReading};
+use crate::store::webhook::Mirror;
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
 use std::collections::BTreeMap;
@@ -23,6 +30,7 @@ use tokio_postgres::types::ToSql;
 
 /// Writes the agreement of a saga, in the place of the one that is open.
 pub async fn record(client: &ClientWrapper, agreement: &Agreement) -> Done<()> {
+    let mirror = lock_subscription(client, &agreement.subscription).await?;
     let tenant_no = hold_tenant(client, &agreement.tenant, agreement.began_at).await?;
     let sql = "-- record
         SELECT FROM agreements WHERE saga = $1";
@@ -49,7 +57,7 @@ pub async fn record(client: &ClientWrapper, agreement: &Agreement) -> Done<()> {
         &began_at,
     ];
     client.execute(sql, &parameters).await?;
-    Ok(())
+    follow_mirror(client, mirror.as_ref()).await
 }
 
 pub async fn charge_from(client: &ClientWrapper, saga: &str, at: Timestamp) -> Done<()> {
@@ -104,6 +112,10 @@ pub async fn set_access(client: &ClientWrapper, saga: &str, access: bool) -> Don
 /// or ended by what has ended the one that is taken back.
 pub async fn withdraw(client: &ClientWrapper, saga: &str) -> Done<()> {
     let sql = "-- withdraw
+        SELECT subscription FROM agreements WHERE saga = $1";
+    let Some(row) = client.query_opt(sql, &[&saga]).await? else { return Ok(()) };
+    let mirror = lock_subscription(client, &read_subscription(&row, 0)?).await?;
+    let sql = "-- withdraw
         DELETE FROM agreements WHERE saga = $1 RETURNING ended_at, ended_by";
     let Some(row) = client.query_opt(sql, &[&saga]).await? else { return Ok(()) };
     let ended_at = instant_if_any(&row, 0)?.map(SqlTimestamp);
@@ -114,14 +126,80 @@ pub async fn withdraw(client: &ClientWrapper, saga: &str) -> Done<()> {
             access_before = access_before AND $2::timestamptz IS NOT NULL
         WHERE ended_by = $1";
     client.execute(sql, &[&saga, &ended_at, &ended_by]).await?;
-    Ok(())
+    follow_mirror(client, mirror.as_ref()).await
 }
 
 pub async fn end(client: &ClientWrapper, subscription: &SubscriptionId, at: Timestamp) -> Done<()> {
     let sql = "-- end
-        UPDATE agreements SET ended_at = $2 WHERE subscription = $1 AND ended_at IS NULL";
+        UPDATE agreements SET ended_at = $2
+        WHERE subscription = $1 AND ended_by IS NULL AND (ended_at IS NULL OR ended_at > $2)";
     client.execute(sql, &[&subscription.as_str(), &SqlTimestamp(at)]).await?;
     Ok(())
+}
+
+/// Brings the agreements of a subscription up to what its mirror shows, and tells of it.
+async fn follow_mirror(client: &ClientWrapper, mirror: Option<&Mirror>) -> Done<()> {
+    let Some(mirror) = mirror else { return Ok(()) };
+    let Some(reading) = SubscriptionReading::of_mirror(mirror) else { return Ok(()) };
+    let subscription = SubscriptionId::parse(&mirror.name.id)
+        .map_err(|_| corrupt("a subscription has no valid id"))?;
+    let messages = follow_reading(client, &subscription, &reading).await?;
+    insert_messages(client, &messages, reading.read_at).await?;
+    Ok(())
+}
+
+/// Changes the agreements of a subscription by a reading of it; the messages that tell of it. Those
+/// that others took the place of are left as they are. The caller holds the mirror's lock.
+pub async fn follow_reading(
+    client: &ClientWrapper,
+    subscription: &SubscriptionId,
+    reading: &SubscriptionReading<'_>,
+) -> Done<Vec<NewMessage>> {
+    let sql = "-- follow_reading
+        SELECT t.tenant, a.subscription, a.plan, a.prices, a.features, a.access, a.saga,
+            a.began_at, a.ended_at, a.suspended, a.agreement_no
+        FROM agreements a JOIN tenants t ON t.tenant_no = a.tenant_no
+        WHERE a.subscription = $1 AND a.ended_by IS NULL
+        ORDER BY a.agreement_no
+        FOR UPDATE OF a";
+    let statement = client.prepare_cached(sql).await?;
+    let mut messages = Vec::new();
+    for row in client.query(&statement, &[&subscription.as_str()]).await? {
+        let Some((change, message)) = agreement(&row)?.follow(reading) else { continue };
+        write_change(client, column(&row, 10)?, change).await?;
+        messages.push(message);
+    }
+    Ok(messages)
+}
+
+async fn write_change(client: &ClientWrapper, number: i64, change: AccessChange) -> Done<()> {
+    let (suspended, ended_at) = match change {
+        AccessChange::Suspend => (true, None),
+        AccessChange::Resume => (false, None),
+        AccessChange::End { at } => (false, Some(SqlTimestamp(at))),
+    };
+    let sql = "-- write_change
+        UPDATE agreements SET suspended = $2, ended_at = COALESCE($3, ended_at)
+        WHERE agreement_no = $1";
+    let statement = client.prepare_cached(sql).await?;
+    client.execute(&statement, &[&number, &suspended, &ended_at]).await?;
+    Ok(())
+}
+
+/// The newest one.
+pub async fn find(
+    client: &ClientWrapper,
+    subscription: &SubscriptionId,
+) -> Result<Option<Agreement>> {
+    let sql = "-- find
+        SELECT t.tenant, a.subscription, a.plan, a.prices, a.features, a.access, a.saga,
+            a.began_at, a.ended_at, a.suspended
+        FROM agreements a JOIN tenants t ON t.tenant_no = a.tenant_no
+        WHERE a.subscription = $1
+        ORDER BY a.agreement_no DESC LIMIT 1";
+    let statement = client.prepare_cached(sql).await?;
+    let row = client.query_opt(&statement, &[&subscription.as_str()]).await?;
+    row.as_ref().map(agreement).transpose()
 }
 
 pub async fn list(
@@ -131,7 +209,7 @@ pub async fn list(
 ) -> Result<Vec<Agreement>> {
     let sql = "-- list
         SELECT t.tenant, a.subscription, a.plan, a.prices, a.features, a.access, a.saga,
-            a.began_at, a.ended_at
+            a.began_at, a.ended_at, a.suspended
         FROM tenants t JOIN agreements a ON a.tenant_no = t.tenant_no
         WHERE t.tenant = $1
         ORDER BY a.agreement_no DESC LIMIT $2";
@@ -141,11 +219,10 @@ pub async fn list(
 }
 
 fn agreement(row: &Row) -> Result<Agreement> {
-    let (tenant, subscription): (String, String) = (column(row, 0)?, column(row, 1)?);
+    let tenant: String = column(row, 0)?;
     Ok(Agreement {
         tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
-        subscription: SubscriptionId::parse(&subscription)
-            .map_err(|_| corrupt("a subscription has no valid id"))?,
+        subscription: read_subscription(row, 1)?,
         plan: column(row, 2)?,
         prices: read_texts(row, 3)?,
         features: read_texts(row, 4)?,
@@ -153,7 +230,13 @@ fn agreement(row: &Row) -> Result<Agreement> {
         saga: column(row, 6)?,
         began_at: instant(row, 7)?,
         ended_at: instant_if_any(row, 8)?,
+        suspended: column(row, 9)?,
     })
+}
+
+fn read_subscription(row: &Row, place: usize) -> Result<SubscriptionId> {
+    let id: String = column(row, place)?;
+    SubscriptionId::parse(&id).map_err(|_| corrupt("a subscription has no valid id"))
 }
 
 fn write_texts(texts: &[String]) -> Result<String> {

@@ -3,25 +3,28 @@
 //! Invariant: an object's version only grows, and it is due exactly while a ticket above its
 //! version is wanted. A reading is compared with the version under the lock of its row, so of two
 //! that are written at once the higher stays. Locks are taken as `webhooks` says: rows of mirrors
-//! by kind and id, then webhooks by number, then entries of timelines.
+//! by kind and id, then webhooks by number, then entries of timelines, then agreements, then the
+//! lock of messages. What writes an agreement locks the mirror of its subscription first.
 //!
 //! A crash leaves all of a call or nothing, and leases that end by themselves. A reading that is
 //! repeated because its outcome was lost is stale. A claim that is repeated passes over what the
 //! lost one leased; a wish that is repeated takes another ticket, which costs one reading.
 
-use super::PostgresStore;
+use super::messages::insert_messages;
 use super::push_rows::each;
 use super::scalars::{
     SqlTimestamp, column, corrupt, instant, read_count, write_count, write_limit,
 };
 use super::timelines::{insert_entries, read_timeline};
 use super::transaction::{Done, Transaction};
+use super::{PostgresStore, agreements};
 use crate::rules::ids::{CustomerId, SubscriptionId, TenantId};
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::subscription::{Origin, TimelineEntry};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::webhook::judge_webhook;
 use crate::store::Result;
+use crate::store::saga::SubscriptionReading;
 use crate::store::webhook::{
     Mirror, MirrorClaim, MirrorQuery, MirrorReading, Mirrored, Mirrors, Rejection, RejectionReport,
     WantedMirror,
@@ -216,7 +219,47 @@ async fn record_readings(
     write_mirrors(client, &written, at).await?;
     settle_webhooks(client, &written, at).await?;
     insert_entries(client, &entries.iter().collect::<Vec<_>>()).await?;
+    follow_agreements(client, &written, at).await?;
     Ok(answers)
+}
+
+/// Ends or suspends agreements as what was read of their subscriptions says.
+async fn follow_agreements(
+    client: &ClientWrapper,
+    written: &[&MirrorReading],
+    at: Timestamp,
+) -> Done<()> {
+    let mut messages = Vec::new();
+    for MirrorReading { name, ticket, snapshot, read_at } in written {
+        let Snapshot::Subscription(state) = snapshot else { continue };
+        // An id that no agreement could name has none.
+        let Ok(subscription) = SubscriptionId::parse(&name.id) else { continue };
+        let reading = SubscriptionReading { state, version: *ticket, read_at: *read_at };
+        messages.extend(agreements::follow_reading(client, &subscription, &reading).await?);
+    }
+    insert_messages(client, &messages, at).await?;
+    Ok(())
+}
+
+/// Locks the mirror of a subscription, so that no reading of it is written in the meantime; what it
+/// shows. One that nobody had asked for gets its row here, as in [`lock_mirrors`].
+pub async fn lock_subscription(
+    client: &ClientWrapper,
+    subscription: &SubscriptionId,
+) -> Done<Option<Mirror>> {
+    let sql = "-- lock_subscription
+        INSERT INTO mirrors (kind, object_id, wanted, version, attempts)
+        VALUES ($1, $2, 0, 0, 0)
+        ON CONFLICT DO NOTHING";
+    let kind = ObjectKind::Subscription.name();
+    client.execute(sql, &[&kind, &subscription.as_str()]).await?;
+    let sql = "-- lock_subscription
+        SELECT kind, object_id, version, snapshot, read_at FROM mirrors
+        WHERE kind = $1 AND object_id = $2
+        FOR UPDATE";
+    let row = client.query_one(sql, &[&kind, &subscription.as_str()]).await?;
+    let unread = snapshot(&row, 3)?.is_none();
+    Ok(if unread { None } else { Some(mirror(&row)?) })
 }
 
 /// Locks the rows of the objects that were read; one that nobody had asked for gets its row here.

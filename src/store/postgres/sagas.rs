@@ -197,6 +197,11 @@ impl Sagas for PostgresStore {
         self.transact(work).await
     }
 
+    async fn find_agreement(&self, subscription: &SubscriptionId) -> Result<Option<Agreement>> {
+        let client = self.reader().await?;
+        agreements::find(&client, subscription).await
+    }
+
     async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>> {
         let client = self.reader().await?;
         agreements::list(&client, tenant, limit).await

@@ -2,16 +2,17 @@
 //!
 //! Invariant: an object's version only grows and is never above the highest ticket given out; it
 //! is due exactly while a higher ticket is wanted. A reading is written in one transaction with
-//! what it means for the webhooks that asked for it and for the timeline. A crash leaves a lease
-//! that ends by itself; the object is then read again.
+//! what it means for the webhooks that asked for it, for the timeline and for agreements. A crash
+//! leaves a lease that ends by itself; the object is then read again.
 
 use super::push_rows::{get, moment};
-use super::{SqliteStore, corrupt, rejections, sql_error, timelines, webhooks};
+use super::{SqliteStore, corrupt, rejections, sagas, sql_error, timelines, webhooks};
 use crate::rules::ids::{CustomerId, SubscriptionId, TenantId};
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::subscription::{Origin, TimelineEntry};
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
+use crate::store::saga::SubscriptionReading;
 use crate::store::webhook::{
     Mirror, MirrorClaim, MirrorQuery, MirrorReading, Mirrored, Mirrors, Rejection, RejectionReport,
     WantedMirror,
@@ -154,6 +155,7 @@ fn record_mirror(
     write_mirror(connection, reading, at)?;
     webhooks::settle_waiting(connection, (name, *ticket), snapshot, at)?;
     enter_timeline(connection, reading)?;
+    follow_agreements(connection, reading)?;
     Ok(Mirrored::Written(before))
 }
 
@@ -214,6 +216,16 @@ fn enter_timeline(connection: &Connection, reading: &MirrorReading) -> Result<()
     timelines::insert_entry(connection, &entry)
 }
 
+/// Ends or suspends agreements as what was read of their subscription says.
+fn follow_agreements(connection: &Connection, reading: &MirrorReading) -> Result<()> {
+    let MirrorReading { name, ticket, snapshot, read_at } = reading;
+    let Snapshot::Subscription(state) = snapshot else { return Ok(()) };
+    // An id that no agreement could name has none.
+    let Ok(subscription) = SubscriptionId::parse(&name.id) else { return Ok(()) };
+    let reading = SubscriptionReading { state, version: *ticket, read_at: *read_at };
+    sagas::follow_reading(connection, &subscription, &reading)
+}
+
 fn put_off_mirror(
     connection: &Connection,
     wanted: &WantedMirror,
@@ -237,7 +249,7 @@ fn put_off_mirror(
     webhooks::explain_waiting(connection, name, detail)
 }
 
-fn find_mirror(connection: &Connection, name: &ObjectName) -> Result<Option<Mirror>> {
+pub fn find_mirror(connection: &Connection, name: &ObjectName) -> Result<Option<Mirror>> {
     let mut select = connection
         .prepare_cached(
             "-- find_mirror

@@ -8,7 +8,7 @@
 mod agreements;
 mod holds;
 
-pub use agreements::read_terms;
+pub use agreements::{follow_reading, read_terms};
 
 use super::messages::{tenants_of, write_messages};
 use super::push_rows::{get, moment};
@@ -163,6 +163,11 @@ impl Sagas for SqliteStore {
         let subscription = subscription.clone();
         self.write(move |writer| writer.write(|c| agreements::end_agreement(c, &subscription, at)))
             .await
+    }
+
+    async fn find_agreement(&self, subscription: &SubscriptionId) -> Result<Option<Agreement>> {
+        let subscription = subscription.clone();
+        self.read(move |_, connection| agreements::find_agreement(connection, &subscription)).await
     }
 
     async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>> {

@@ -2,18 +2,22 @@
 //!
 //! Invariant: a subscription has one open agreement at most, and a saga makes one at most. One that
 //! another took the place of remembers by which saga and with which access, so that it can be
-//! restored. Each function is one transaction; a crash leaves it done or not.
+//! restored. Agreements follow the readings of their subscription, see `rules::access`. Each
+//! function is part of one transaction; a crash leaves it done or not.
 
 use crate::faults::planted;
+use crate::rules::access::AccessChange;
 use crate::rules::ids::{SubscriptionId, TenantId, TenantNo};
+use crate::rules::mirror::{ObjectKind, ObjectName};
 use crate::rules::stamp::{Agreed, Term, find_terms};
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
-use crate::store::saga::Agreement;
+use crate::store::saga::{Agreement, SubscriptionReading};
+use crate::store::sqlite::messages::write_message;
 use crate::store::sqlite::push_rows::{get, moment};
 use crate::store::sqlite::timelines::read_timeline;
-use crate::store::sqlite::{corrupt, sql_error};
-use rusqlite::{Connection, Row, params};
+use crate::store::sqlite::{corrupt, mirrors, sql_error};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 
 pub fn record_agreement(
     connection: &Connection,
@@ -41,7 +45,8 @@ pub fn record_agreement(
             update.execute(params![began_at.micros(), saga, subscription.as_str()])
         })
         .map_err(sql_error)?;
-    insert_agreement(connection, tenant, agreement)
+    insert_agreement(connection, tenant, agreement)?;
+    follow_mirror(connection, subscription)
 }
 
 fn insert_agreement(
@@ -124,10 +129,14 @@ pub fn set_access(connection: &Connection, saga: &str, access: bool) -> Result<(
 }
 
 pub fn withdraw_agreement(connection: &Connection, saga: &str) -> Result<()> {
-    connection
-        .prepare_cached("-- withdraw_agreement\nDELETE FROM agreements WHERE saga = ?")
-        .and_then(|mut delete| delete.execute([saga]))
+    let withdrawn: Option<String> = connection
+        .prepare_cached(
+            "-- withdraw_agreement
+             DELETE FROM agreements WHERE saga = ? RETURNING subscription",
+        )
+        .and_then(|mut delete| delete.query_row([saga], |row| row.get(0)).optional())
         .map_err(sql_error)?;
+    let Some(subscription) = withdrawn else { return Ok(()) };
     connection
         .prepare_cached(
             "-- withdraw_agreement
@@ -136,7 +145,7 @@ pub fn withdraw_agreement(connection: &Connection, saga: &str) -> Result<()> {
         )
         .and_then(|mut update| update.execute([saga]))
         .map_err(sql_error)?;
-    Ok(())
+    follow_mirror(connection, &parse_subscription(&subscription)?)
 }
 
 pub fn end_agreement(
@@ -147,11 +156,108 @@ pub fn end_agreement(
     connection
         .prepare_cached(
             "-- end_agreement
-             UPDATE agreements SET ended_at = ? WHERE subscription = ? AND ended_at IS NULL",
+             UPDATE agreements SET ended_at = ?1
+             WHERE subscription = ?2 AND ended_by IS NULL
+                 AND (ended_at IS NULL OR ended_at > ?1)",
         )
         .and_then(|mut update| update.execute(params![at.micros(), subscription.as_str()]))
         .map_err(sql_error)?;
     Ok(())
+}
+
+/// Brings the agreements of a subscription up to what its mirror shows.
+fn follow_mirror(connection: &Connection, subscription: &SubscriptionId) -> Result<()> {
+    let (kind, id) = (ObjectKind::Subscription, subscription.as_str().to_owned());
+    let Some(mirror) = mirrors::find_mirror(connection, &ObjectName { kind, id })? else {
+        return Ok(());
+    };
+    match SubscriptionReading::of_mirror(&mirror) {
+        Some(reading) => follow_reading(connection, subscription, &reading),
+        None => Ok(()),
+    }
+}
+
+/// Changes the agreements of a subscription by a reading of it, and tells of each change. Those
+/// that others took the place of are left as they are.
+pub fn follow_reading(
+    connection: &Connection,
+    subscription: &SubscriptionId,
+    reading: &SubscriptionReading<'_>,
+) -> Result<()> {
+    for (number, tenant, agreement) in list_following(connection, subscription)? {
+        let Some((change, message)) = agreement.follow(reading) else { continue };
+        write_change(connection, number, change)?;
+        write_message(connection, &message, Some(tenant), reading.read_at)?;
+    }
+    Ok(())
+}
+
+fn list_following(
+    connection: &Connection,
+    subscription: &SubscriptionId,
+) -> Result<Vec<(i64, TenantNo, Agreement)>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- list_following
+             SELECT agreement_no, agreements.tenant_no AS number, tenant, saga, subscription, plan,
+                    prices, features, access, suspended, began_at, ended_at
+             FROM agreements JOIN tenants ON tenants.tenant_no = agreements.tenant_no
+             WHERE subscription = ? AND ended_by IS NULL ORDER BY agreement_no",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query([subscription.as_str()]).map_err(sql_error)?;
+    let mut following = Vec::new();
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        let number = get(row, "agreement_no")?;
+        let tenant = TenantNo(get(row, "number")?);
+        following.push((number, tenant, decode_agreement(row, &tenant_of(row)?)?));
+    }
+    Ok(following)
+}
+
+fn write_change(connection: &Connection, number: i64, change: AccessChange) -> Result<()> {
+    let (suspended, ended_at) = match change {
+        AccessChange::Suspend => (true, None),
+        AccessChange::Resume => (false, None),
+        AccessChange::End { at } => (false, Some(at.micros())),
+    };
+    connection
+        .prepare_cached(
+            "-- write_change
+             UPDATE agreements SET suspended = ?2, ended_at = COALESCE(?3, ended_at)
+             WHERE agreement_no = ?1",
+        )
+        .and_then(|mut update| update.execute(params![number, suspended, ended_at]))
+        .map_err(sql_error)?;
+    Ok(())
+}
+
+/// The newest one.
+pub fn find_agreement(
+    connection: &Connection,
+    subscription: &SubscriptionId,
+) -> Result<Option<Agreement>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- find_agreement
+             SELECT tenant, saga, subscription, plan, prices, features, access, suspended,
+                    began_at, ended_at
+             FROM agreements JOIN tenants ON tenants.tenant_no = agreements.tenant_no
+             WHERE subscription = ? ORDER BY agreement_no DESC LIMIT 1",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query([subscription.as_str()]).map_err(sql_error)?;
+    let Some(row) = rows.next().map_err(sql_error)? else { return Ok(None) };
+    decode_agreement(row, &tenant_of(row)?).map(Some)
+}
+
+fn tenant_of(row: &Row<'_>) -> Result<TenantId> {
+    let tenant: String = get(row, "tenant")?;
+    TenantId::parse(&tenant).map_err(|_| corrupt("an agreement's tenant"))
+}
+
+fn parse_subscription(text: &str) -> Result<SubscriptionId> {
+    SubscriptionId::parse(text).map_err(|_| corrupt("an agreement's subscription"))
 }
 
 /// Newest first.
@@ -163,7 +269,8 @@ pub fn list_agreements(
     let mut select = connection
         .prepare_cached(
             "-- list_agreements
-             SELECT saga, subscription, plan, prices, features, access, began_at, ended_at
+             SELECT saga, subscription, plan, prices, features, access, suspended, began_at,
+                    ended_at
              FROM agreements WHERE tenant_no = ? ORDER BY agreement_no DESC LIMIT ?",
         )
         .map_err(sql_error)?;
@@ -178,14 +285,14 @@ pub fn list_agreements(
 
 fn decode_agreement(row: &Row<'_>, tenant: &TenantId) -> Result<Agreement> {
     let subscription: String = get(row, "subscription")?;
-    let subscription = SubscriptionId::parse(&subscription);
     Ok(Agreement {
         tenant: tenant.clone(),
-        subscription: subscription.map_err(|_| corrupt("an agreement's subscription"))?,
+        subscription: parse_subscription(&subscription)?,
         plan: get(row, "plan")?,
         prices: texts_of(row, "prices")?,
         features: texts_of(row, "features")?,
         access: get(row, "access")?,
+        suspended: get(row, "suspended")?,
         saga: get(row, "saga")?,
         began_at: moment(row, "began_at")?,
         ended_at: get::<Option<i64>>(row, "ended_at")?.map(Timestamp::from_micros),
