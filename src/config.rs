@@ -190,6 +190,17 @@ pub struct ReconcileConfig {
     pub reads_per_hour: u32,
     pub replay: bool,
     pub correct: bool,
+    pub unknown_subscriptions: UnknownSubscriptions,
+}
+
+/// What a subscription of a tenant is that nothing here belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnknownSubscriptions {
+    /// A finding.
+    Page,
+    /// Nothing: subscriptions are made elsewhere.
+    Ignore,
 }
 
 /// A text that no log and no error message shows.

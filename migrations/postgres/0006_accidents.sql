@@ -55,3 +55,11 @@ WHERE p.customer IS NOT NULL AND p.customer IS DISTINCT FROM t.customer;
 -- Whether the provider's last reading of the subscription suspends the features.
 ALTER TABLE agreements ADD COLUMN suspended boolean NOT NULL DEFAULT false;
 CREATE INDEX agreements_by_subscription ON agreements (subscription, agreement_no);
+
+-- Subscriptions without an agreement that a person has accepted as they are.
+CREATE TABLE accepted_subscriptions (
+    -- the provider's id
+    subscription text NOT NULL PRIMARY KEY,
+    -- when it was accepted
+    accepted_at timestamptz NOT NULL
+);

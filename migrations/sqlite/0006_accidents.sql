@@ -58,3 +58,11 @@ WHERE pushes.customer IS NOT NULL AND pushes.customer IS NOT tenants.customer;
 -- Whether the provider's last reading of the subscription suspends the features.
 ALTER TABLE agreements ADD COLUMN suspended INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX agreements_by_subscription ON agreements (subscription, agreement_no);
+
+-- Subscriptions without an agreement that a person has accepted as they are.
+CREATE TABLE accepted_subscriptions (
+    -- the provider's id
+    subscription TEXT NOT NULL PRIMARY KEY,
+    -- when it was accepted
+    accepted_at INTEGER NOT NULL
+) STRICT;

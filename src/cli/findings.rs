@@ -1,9 +1,9 @@
 //! `counterfoil findings`: differences that passes found, and how long each has been there.
 //!
-//! Invariant: only reads. Numbers are shown as the server wrote them.
+//! Invariant: only `--accept` changes anything. Numbers are shown as the server wrote them.
 
 use super::answer::{JsonArguments, ask, given, print_more};
-use super::client::{Request, ServerArguments};
+use super::client::{Client, Request, ServerArguments};
 use super::table::{cell, grouped, new_table, plain};
 use reqwest::Method;
 use serde::Deserialize;
@@ -17,7 +17,9 @@ use std::process::ExitCode;
       those that are open, and what to do about them
   counterfoil findings --all --tenant acme
       also those that were cleared, and how long each took
-  counterfoil findings --kind invoice --json")]
+  counterfoil findings --kind invoice --json
+  counterfoil findings --accept 42
+      an unknown subscription of a tenant is left as it is and not reported again")]
 pub struct FindingsArguments {
     #[command(flatten)]
     server: ServerArguments,
@@ -33,6 +35,9 @@ pub struct FindingsArguments {
     /// Only of this kind
     #[arg(long, value_parser = ["usage", "subscription", "invoice"])]
     kind: Option<String>,
+    /// Accept the unknown subscription of this finding as it is
+    #[arg(long, value_name = "ID", conflicts_with_all = ["open", "all", "tenant", "kind"])]
+    accept: Option<u64>,
     /// Most findings to show, newest first
     #[arg(long, default_value_t = 50)]
     limit: u16,
@@ -66,6 +71,12 @@ struct Finding {
 }
 
 pub async fn run(arguments: &FindingsArguments) -> anyhow::Result<ExitCode> {
+    if let Some(id) = arguments.accept {
+        let path = ["v1", "findings", &id.to_string(), "accept"];
+        Client::new(&arguments.server)?.call(&Request::new(Method::POST, &path)).await?;
+        println!("finding {id} is cleared; its subscription is not reported again");
+        return Ok(ExitCode::SUCCESS);
+    }
     let mut request = Request::new(Method::GET, &["v1", "findings"]);
     let (open, limit) = ("true".to_owned(), arguments.limit.to_string());
     request.query = given([

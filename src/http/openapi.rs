@@ -58,6 +58,7 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(passes::get_pass))
         .routes(routes!(passes::list_rows))
         .routes(routes!(passes::list_findings))
+        .routes(routes!(passes::accept_finding))
         .routes(routes!(alerts::list_alerts))
         .routes(routes!(alerts::list_thresholds, alerts::put_threshold, alerts::delete_threshold))
         .routes(routes!(accounts::list_accounts))

@@ -15,6 +15,7 @@ use crate::rules::meter::Catalog;
 use crate::rules::pass::{DriftWindow, Pass, PassKind, PassOrder, PassRow, PassState};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::{Window, parse_border};
+use crate::store::push::Ruling;
 use crate::store::reconciliation::{FindingQuery, PassQuery, PassRowQuery};
 use axum::extract::State;
 use http::StatusCode;
@@ -303,6 +304,12 @@ pub struct FindingList {
     next_before: Option<u64>,
 }
 
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct AcceptAnswer {
+    /// The finding that was cleared.
+    id: u64,
+}
+
 /// List findings
 #[utoipa::path(
     get, path = "/v1/findings", tag = "reconciliation", params(FindingParameters),
@@ -325,6 +332,39 @@ pub async fn list_findings(
     let catalog = app.catalog.reload().await?;
     let findings = found.into_iter().map(|finding| answer_finding(finding, &catalog)).collect();
     Ok(axum::Json(FindingList { findings, next_before }))
+}
+
+/// Accept an unknown subscription
+///
+/// For a finding of a tenant's subscription that no agreement here belongs to: it is accepted as it
+/// is, the finding is cleared, and no pass reports the subscription again.
+#[utoipa::path(
+    post, path = "/v1/findings/{finding}/accept", tag = "reconciliation",
+    params(("finding" = u64, Path, description = "The finding's id")),
+    responses(
+        (status = 200, description = "The subscription is accepted", body = AcceptAnswer),
+        (status = 404, description = "There is no such finding"),
+        (status = 409, description = "A finding of this kind cannot be accepted; why"),
+    )
+)]
+pub async fn accept_finding(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(number): Path<u64>,
+) -> Result<axum::Json<AcceptAnswer>, Problem> {
+    caller.require_unbound(Scope::Operate)?;
+    let unknown = || {
+        let detail = "there is no finding of this id; GET /v1/findings lists them";
+        Problem::new(Kind::NotFound, "unknown_finding", detail)
+    };
+    if i64::try_from(number).is_err() {
+        return Err(unknown());
+    }
+    match app.store.accept_finding(number, app.clock.now()).await? {
+        Ruling::Done(_) => Ok(axum::Json(AcceptAnswer { id: number })),
+        Ruling::Refused(why) => Err(Problem::new(Kind::Conflict, "finding_not_accepted", why)),
+        Ruling::NotFound => Err(unknown()),
+    }
 }
 
 async fn find_pass(app: &App, number: u64) -> Result<Pass, Problem> {

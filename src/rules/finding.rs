@@ -79,6 +79,18 @@ pub struct Finding {
     pub cleared_at: Option<Timestamp>,
 }
 
+impl Finding {
+    /// Why a person may not accept it as it is; none if they may. Only a subscription that nothing
+    /// here belongs to can be accepted: usage and money have to agree.
+    pub fn refuse_acceptance(&self) -> Option<&'static str> {
+        let Observation { kind, tenant, reason, .. } = &self.seen;
+        if *kind != FindingKind::Subscription || *reason != Reason::OneSided || tenant.is_none() {
+            return Some("only a subscription of a tenant without an agreement can be accepted");
+        }
+        self.cleared_at.is_some().then_some("it is not open any more")
+    }
+}
+
 /// What a pass changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FindingChange {
@@ -180,6 +192,22 @@ mod tests {
         let soon =
             follow_findings(&[finding("a", false)], vec![seen("a", Verdict::Bypass)], at(29));
         assert!(matches!(soon[..], [FindingChange::Seen { page: false, .. }]), "{soon:?}");
+    }
+
+    #[test]
+    fn only_an_unknown_subscription_of_a_tenant_can_be_accepted() {
+        let mut unknown = finding("sub_1", false);
+        (unknown.seen.kind, unknown.seen.reason) = (FindingKind::Subscription, Reason::OneSided);
+        assert_eq!(unknown.refuse_acceptance(), None);
+        let mut cleared = unknown.clone();
+        cleared.cleared_at = Some(at(1));
+        let mut of_nobody = unknown.clone();
+        of_nobody.seen.tenant = None;
+        let mut status = unknown;
+        status.seen.reason = Reason::Status;
+        for other in [finding("a", true), cleared, of_nobody, status] {
+            assert!(other.refuse_acceptance().is_some(), "{other:?}");
+        }
     }
 
     #[test]

@@ -148,6 +148,11 @@ pub trait Reconciliation: Send + Sync {
         changes: Vec<FindingChange>,
         at: Timestamp,
     ) -> Result<bool>;
+    /// Accepts the subscription of a finding as it is, and clears the finding: no pass reports the
+    /// subscription again. Refused as `Finding::refuse_acceptance` says.
+    async fn accept_finding(&self, number: u64, at: Timestamp) -> Result<Ruling>;
+    /// Whether a person has accepted this subscription.
+    async fn is_accepted(&self, subscription: &str) -> Result<bool>;
     /// Tenants with an open finding of usage that was seen by two passes or more and is drift now.
     async fn count_drifting_tenants(&self) -> Result<u64>;
 

@@ -89,6 +89,7 @@ async fn every_changing_route_is_described_with_its_failures() {
     delete /v1/keys/{id}: 204 400 401 403 404 409 422 500 503
     delete /v1/thresholds: 204 400 401 403 404 409 422 500 503
     post /v1/events: 200 202 400 401 403 408 409 413 415 422 500 503
+    post /v1/findings/{finding}/accept: 200 400 401 403 404 409 422 500 503
     post /v1/keys: 201 400 401 403 408 413 415 422 500 503
     post /v1/passes: 202 400 401 403 408 409 413 415 422 500 503
     post /v1/pushes/{push}/discard: 200 400 401 403 404 408 409 413 415 422 500 503

@@ -143,6 +143,12 @@ impl Reconciliation for FailingStore {
     ) -> Result<bool> {
         self.up()?.record_findings(lease, pass, changes, at).await
     }
+    async fn accept_finding(&self, number: u64, at: Timestamp) -> Result<Ruling> {
+        self.up()?.accept_finding(number, at).await
+    }
+    async fn is_accepted(&self, subscription: &str) -> Result<bool> {
+        self.up()?.is_accepted(subscription).await
+    }
     async fn count_drifting_tenants(&self) -> Result<u64> {
         self.up()?.count_drifting_tenants().await
     }

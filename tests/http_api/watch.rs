@@ -224,6 +224,38 @@ async fn findings_are_listed_and_filtered() {
 }
 
 #[tokio::test]
+async fn an_unknown_subscription_is_accepted() {
+    let server = watched().await;
+    let lease = lease(&server).await;
+    let unknown = Observation {
+        kind: FindingKind::Subscription,
+        tenant: Some(TenantId::parse("acme").unwrap()),
+        meter: None,
+        subject: "sub_1".into(),
+        verdict: Verdict::Bypass,
+        reason: Reason::OneSided,
+        ledger: Quantity::ZERO,
+        provider: Quantity::ZERO,
+        detail: "it has no agreement".into(),
+    };
+    let invoice = Observation { kind: FindingKind::Invoice, ..unknown.clone() };
+    let opened = vec![FindingChange::Open(unknown), FindingChange::Open(invoice)];
+    assert!(server.store.record_findings(&lease, 1, opened, server.clock.now()).await.unwrap());
+    let accept = async |id: &str| {
+        let path = format!("/v1/findings/{id}/accept");
+        server.call(Method::POST, &path, &server.admin, "").await
+    };
+    let answer = accept("1").await;
+    assert_eq!((answer.status, answer.json()), (200, json!({ "id": 1 })));
+    let open = server.get("/v1/findings?open=true").await.json();
+    assert_eq!(open["findings"].as_array().unwrap().len(), 1);
+    accept("1").await.problem(409, "finding_not_accepted");
+    accept("2").await.problem(409, "finding_not_accepted");
+    accept("3").await.problem(404, "unknown_finding");
+    accept("18446744073709551615").await.problem(404, "unknown_finding");
+}
+
+#[tokio::test]
 async fn alerts_are_listed_and_filtered() {
     let server = watched().await;
     let open = |kind: AlertKind, subject: &str| {
@@ -371,6 +403,7 @@ fn endpoints() -> Vec<(Method, &'static str, String)> {
         get("/v1/timeline?tenant=acme"),
         (Method::POST, "/v1/passes", RANGE.to_owned()),
         (Method::POST, "/v1/webhooks/1/replay", String::new()),
+        (Method::POST, "/v1/findings/1/accept", String::new()),
         (Method::PUT, "/v1/thresholds", threshold("acme", "1")),
         (Method::DELETE, OF_ACME, String::new()),
     ]

@@ -93,6 +93,9 @@ on_every_store! {
     subscriptions {
         all_pages_and_states_are_looked_at,
         a_subscription_of_nobody,
+        an_unknown_subscription_of_a_tenant_pages,
+        an_unknown_subscription_that_is_accepted_is_quiet,
+        a_subscription_of_a_saga_under_way_is_not_unknown,
         a_subscription_that_the_list_lacks_is_read_again,
         a_plan_that_changes_on_its_first_day,
     }

@@ -1,13 +1,17 @@
 //! Subscriptions at the provider against what is known here.
 
 use crate::world::{Ground, World, at};
+use counterfoil::config::{Config, UnknownSubscriptions};
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
-use counterfoil::rules::ids::CustomerId;
+use counterfoil::rules::ids::{CustomerId, OnceKey, SubscriptionId, TenantId};
 use counterfoil::rules::mirror::{ObjectKind, ObjectName, Snapshot};
+use counterfoil::rules::saga::SagaKind;
 use counterfoil::rules::subscription::Subscription;
 use counterfoil::simulator::SimRequest;
+use counterfoil::store::push::Ruling;
+use counterfoil::store::saga::{Agreement, NewSaga};
 use counterfoil::store::webhook::MirrorReading;
 
 const NIGHT: &str = "2026-11-16T05:00:00Z";
@@ -145,4 +149,102 @@ pub async fn a_plan_that_changes_on_its_first_day(ground: Ground) {
     );
     let pushes = world.pushes().await;
     assert!(pushes[0].stamped_at < at("2026-11-15T15:00:00Z"));
+}
+
+fn paging(config: &mut Config) {
+    config.reconcile.unknown_subscriptions = UnknownSubscriptions::Page;
+}
+
+fn acme() -> TenantId {
+    TenantId::parse("acme").unwrap()
+}
+
+async fn agree(world: &World, subscription: &str) {
+    let agreement = Agreement {
+        tenant: acme(),
+        subscription: SubscriptionId::parse(subscription).unwrap(),
+        plan: "pro".into(),
+        prices: Vec::new(),
+        features: Vec::new(),
+        access: false,
+        suspended: false,
+        saga: format!("saga of {subscription}"),
+        began_at: world.clock.now(),
+        ended_at: None,
+    };
+    world.store.record_agreement(agreement).await.unwrap();
+}
+
+pub async fn an_unknown_subscription_of_a_tenant_pages(ground: Ground) {
+    let (world, customer) = World::usual_with(ground, paging).await;
+    let price = world.price("calls", "1", "month");
+    let known = world.subscribe(&customer, &price);
+    agree(&world, &known).await;
+    let over = world.subscribe(&customer, &price);
+    cancel(&world, &over);
+    let unknown = world.subscribe(&customer, &price);
+    world.leap(NIGHT).await;
+    let finding = world.only_finding(FindingKind::Subscription).await;
+    assert_eq!((&finding.seen.subject, &finding.seen.tenant), (&unknown, &Some(acme())));
+    assert_eq!((finding.seen.verdict, finding.seen.reason), (Verdict::Bypass, Reason::OneSided));
+    assert!(finding.seen.detail.contains("--accept"), "{}", finding.seen.detail);
+    assert_eq!(world.pages(), []);
+    world.hours(1).await;
+    assert_eq!(world.pages(), [AlertKind::UnknownSubscription]);
+    let listed = world.store.list_agreements(&acme(), 10).await.unwrap();
+    assert_eq!(listed.len(), 1, "nothing is created");
+    world.leap("2026-11-17T05:00:00Z").await;
+    world.hours(1).await;
+    assert_eq!(world.pages(), [AlertKind::UnknownSubscription], "told once");
+    cancel(&world, &unknown);
+    world.hours(2).await;
+    assert!(world.open_findings(FindingKind::Subscription).await.is_empty());
+    let told = world.told(AlertKind::UnknownSubscription);
+    assert_eq!(told, [NoticeEvent::Opened, NoticeEvent::Resolved]);
+}
+
+pub async fn an_unknown_subscription_that_is_accepted_is_quiet(ground: Ground) {
+    let (world, customer) = World::usual_with(ground, paging).await;
+    let price = world.price("calls", "1", "month");
+    world.subscribe(&customer, &price);
+    world.leap(NIGHT).await;
+    world.hours(1).await;
+    assert_eq!(world.pages(), [AlertKind::UnknownSubscription]);
+    let number = world.only_finding(FindingKind::Subscription).await.number;
+    let accept =
+        async |number| world.store.accept_finding(number, world.clock.now()).await.unwrap();
+    assert_eq!(accept(number + 1).await, Ruling::NotFound);
+    assert_eq!(accept(number).await, Ruling::Done(None));
+    assert!(matches!(accept(number).await, Ruling::Refused(_)), "it is not open any more");
+    world.hours(1).await;
+    world.leap("2026-11-17T05:00:00Z").await;
+    world.hours(2).await;
+    assert!(world.open_findings(FindingKind::Subscription).await.is_empty());
+    let told = world.told(AlertKind::UnknownSubscription);
+    assert_eq!(told, [NoticeEvent::Opened, NoticeEvent::Resolved]);
+    // The next one is not accepted with it.
+    let other = world.subscribe(&customer, &price);
+    world.leap("2026-11-18T05:00:00Z").await;
+    assert_eq!(world.only_finding(FindingKind::Subscription).await.seen.subject, other);
+}
+
+pub async fn a_subscription_of_a_saga_under_way_is_not_unknown(ground: Ground) {
+    let (world, customer) = World::usual_with(ground, paging).await;
+    let price = world.price("calls", "1", "month");
+    let new = NewSaga {
+        id: "saga_1".into(),
+        kind: SagaKind::CreateSubscription,
+        tenant: acme(),
+        key: OnceKey::parse("sign-up").unwrap(),
+        params: "{}".into(),
+    };
+    world.store.begin_saga(new, world.clock.now(), None).await.unwrap();
+    let id = world.subscribe(&customer, &price);
+    world.leap(NIGHT).await;
+    world.hours(1).await;
+    assert_eq!(world.findings().await, []);
+    agree(&world, &id).await;
+    world.leap("2026-11-17T05:00:00Z").await;
+    world.hours(1).await;
+    assert_eq!(world.findings().await, []);
 }

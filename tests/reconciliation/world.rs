@@ -8,7 +8,7 @@ use crate::database::create_database;
 use async_trait::async_trait;
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config, PostgresConfig, ProviderKind, Secret, Shadow};
-use counterfoil::config::{ReconcileConfig, SqliteConfig};
+use counterfoil::config::{ReconcileConfig, SqliteConfig, UnknownSubscriptions};
 use counterfoil::destinations::{Destination, Notice, Sending};
 use counterfoil::jobs::alerts::Alerter;
 use counterfoil::jobs::backfill::Backfill;
@@ -216,6 +216,8 @@ impl World {
         config.stripe.timeout_ms = 5_000;
         config.push.rate_per_second = 1_000_000;
         config.reconcile.reads_per_hour = 0;
+        // Most worlds make subscriptions at the provider, without agreements here.
+        config.reconcile.unknown_subscriptions = UnknownSubscriptions::Ignore;
         change(&mut config);
         let store = ground.open().await;
         let (pager, mail) = (Arc::default(), Arc::default());

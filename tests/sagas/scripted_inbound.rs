@@ -147,6 +147,12 @@ impl Reconciliation for ScriptedStore {
     ) -> Result<bool> {
         self.through("record_findings", self.inner.record_findings(lease, pass, changes, at)).await
     }
+    async fn accept_finding(&self, number: u64, at: Timestamp) -> Result<Ruling> {
+        self.through("accept_finding", self.inner.accept_finding(number, at)).await
+    }
+    async fn is_accepted(&self, subscription: &str) -> Result<bool> {
+        self.through("is_accepted", self.inner.is_accepted(subscription)).await
+    }
     async fn count_drifting_tenants(&self) -> Result<u64> {
         self.through("count_drifting_tenants", self.inner.count_drifting_tenants()).await
     }

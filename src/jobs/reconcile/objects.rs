@@ -1,27 +1,31 @@
 //! Subscriptions and invoices: whether both sides know the same ones, and bill the same.
 //!
-//! Invariant: a subscription that only the provider has is reported and never made here. One whose
-//! state differs is read again, so that what is written has a version. Invoices of recent periods
+//! Invariant: a subscription that only the provider has is reported and never made here: one whose
+//! customer is no tenant, and one of a tenant that has no agreement for it. One whose state differs
+//! is read again, so that what is written has a version. Invoices of recent periods
 //! are listed every night, and those that are not known, or known otherwise, are read; so the
 //! comparison needs no webhook. An invoice is compared by quantity and by money before tax, once it
 //! is fixed; tax may come when it likes.
 
 use super::{PassError, Reconciler, Running, list_open_findings};
+use crate::config::UnknownSubscriptions;
 use crate::jobs::mirror::list_all;
 use crate::provider::{Inbound, Unreadable};
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::drift::{Reason, Verdict, WindowPush};
 use crate::rules::finding::{Finding, FindingKind, Observation};
-use crate::rules::ids::{CustomerId, MeterNo, TenantId};
+use crate::rules::ids::{CustomerId, MeterNo, SubscriptionId, TenantId};
 use crate::rules::invoice::{Invoice, judge_invoice};
 use crate::rules::meter::Catalog;
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::pass::PassKind;
 use crate::rules::quantity::Quantity;
+use crate::rules::saga::SagaState;
 use crate::rules::span::Span;
 use crate::rules::subscription::Subscription;
 use crate::rules::window::Window;
 use crate::store;
+use crate::store::saga::{Agreement, SagaQuery};
 use crate::store::webhook::Mirror;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -167,7 +171,22 @@ impl Reconciler {
         let known = mirror.as_ref().map(|mirror| &mirror.snapshot);
         let same = known == Some(&Snapshot::Subscription(listed.clone()));
         let tenant = self.store.find_customer(&listed.customer).await?;
+        let unmanaged = match &tenant {
+            Some(tenant) if !has_ended(&listed.status) => {
+                self.is_unmanaged(&tenant.id, &name.id).await?
+            }
+            Some(_) | None => false,
+        };
         let observation = match (&tenant, known) {
+            (Some(tenant), _) if unmanaged => {
+                let (id, status) = (tenant.id.clone(), &listed.status);
+                let detail = format!(
+                    "it is {status}, and {id} has no agreement for it: nothing here grants or ends \
+                     what it pays for; accept it as it is with counterfoil findings --accept, or \
+                     cancel it at the provider"
+                );
+                Some(observe(&name.id, Some(id), (Verdict::Bypass, Reason::OneSided), detail))
+            }
             (None, _) if !has_ended(&listed.status) => {
                 let customer = &listed.customer;
                 let detail = format!(
@@ -185,6 +204,32 @@ impl Reconciler {
             (Some(_) | None, _) => None,
         };
         Ok(JudgedSubscription { observation, read_again: !same })
+    }
+
+    /// Whether no agreement here belongs to a tenant's subscription, though one should. While a
+    /// saga of the tenant is under way it may be about to record it, or to cancel it.
+    async fn is_unmanaged(&self, tenant: &TenantId, id: &str) -> store::Result<bool> {
+        if self.settings.unknown_subscriptions == UnknownSubscriptions::Ignore {
+            return Ok(false);
+        }
+        let now = self.clock.now();
+        // An id that no agreement could name has none.
+        let agreement = match SubscriptionId::parse(id) {
+            Ok(id) => self.store.find_agreement(&id).await?,
+            Err(_) => None,
+        };
+        let in_force = |agreement: Agreement| agreement.ended_at.is_none_or(|end| now < end);
+        if agreement.is_some_and(in_force) || self.store.is_accepted(id).await? {
+            return Ok(false);
+        }
+        for state in [SagaState::Running, SagaState::Compensating] {
+            let (tenant, state) = (Some(tenant.clone()), Some(state));
+            let query = SagaQuery { tenant, state, limit: 1, ..SagaQuery::default() };
+            if !self.store.list_sagas(query).await?.is_empty() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// What has become of open findings, by what is known here.
@@ -205,7 +250,15 @@ impl Reconciler {
                     Some(customer) => self.store.find_customer(customer).await?,
                     None => None,
                 };
-                tenant.is_none() && !has_ended(mirror.snapshot.status())
+                let nothing_belongs = match (&tenant, &finding.seen.tenant) {
+                    (None, _) => true,
+                    // It was of nobody then; the next night's pass looks for an agreement.
+                    (Some(_), None) => false,
+                    (Some(tenant), Some(_)) => {
+                        self.is_unmanaged(&tenant.id, &finding.seen.subject).await?
+                    }
+                };
+                nothing_belongs && !has_ended(mirror.snapshot.status())
             };
             observations.extend(still.then(|| finding.seen.clone()));
         }

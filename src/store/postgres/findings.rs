@@ -22,7 +22,7 @@ use crate::rules::drift::Verdict;
 use crate::rules::finding::{Finding, FindingChange, FindingKind, Observation};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::timestamp::Timestamp;
-use crate::store::push::Lease;
+use crate::store::push::{Lease, Ruling};
 use crate::store::reconciliation::FindingQuery;
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
@@ -67,6 +67,13 @@ impl PostgresStore {
             follow_findings(&client, &sorted.seen, pass, at).await?;
             open_findings(&client, &sorted.opened, pass, at).await?;
             Ok(true)
+        };
+        self.transact(work).await
+    }
+
+    pub(super) async fn accept(&self, number: u64, at: Timestamp) -> Result<Ruling> {
+        let work = move |client: Arc<Transaction>| async move {
+            accept_finding(&client, number, at).await
         };
         self.transact(work).await
     }
@@ -204,6 +211,36 @@ async fn open_findings(
     ];
     client.execute(&statement, &parameters).await?;
     Ok(())
+}
+
+/// Remembers the subscription of a finding as accepted and clears the finding.
+async fn accept_finding(client: &ClientWrapper, number: u64, at: Timestamp) -> Done<Ruling> {
+    // A number that no column can hold names no finding.
+    let Ok(stored) = write_count(number) else { return Ok(Ruling::NotFound) };
+    let sql = "-- accept_finding
+        SELECT FROM findings WHERE finding_no = $1 FOR UPDATE";
+    client.query_opt(sql, &[&stored]).await?;
+    let query = FindingQuery { before: number.checked_add(1), limit: 1, ..FindingQuery::default() };
+    let found = list_findings(client, &query).await?.pop();
+    let Some(finding) = found.filter(|finding| finding.number == number) else {
+        return Ok(Ruling::NotFound);
+    };
+    if let Some(why) = finding.refuse_acceptance() {
+        return Ok(Ruling::Refused(why));
+    }
+    let sql = "-- accept_finding
+        INSERT INTO accepted_subscriptions (subscription, accepted_at) VALUES ($1, $2)
+        ON CONFLICT DO NOTHING";
+    client.execute(sql, &[&finding.seen.subject, &SqlTimestamp(at)]).await?;
+    clear_findings(client, &[stored], at).await?;
+    Ok(Ruling::Done(None))
+}
+
+pub async fn is_accepted(client: &ClientWrapper, subscription: &str) -> Result<bool> {
+    let sql = "-- is_accepted
+        SELECT EXISTS (SELECT FROM accepted_subscriptions WHERE subscription = $1)";
+    let statement = client.prepare_cached(sql).await?;
+    column(&client.query_one(&statement, &[&subscription]).await?, 0)
 }
 
 pub async fn list_findings(client: &ClientWrapper, query: &FindingQuery) -> Result<Vec<Finding>> {

@@ -102,6 +102,15 @@ impl Reconciliation for PostgresStore {
         self.follow(lease, pass, &changes, at).await
     }
 
+    async fn accept_finding(&self, number: u64, at: Timestamp) -> Result<Ruling> {
+        self.accept(number, at).await
+    }
+
+    async fn is_accepted(&self, subscription: &str) -> Result<bool> {
+        let client = self.reader().await?;
+        findings::is_accepted(&client, subscription).await
+    }
+
     async fn count_drifting_tenants(&self) -> Result<u64> {
         let client = self.reader().await?;
         findings::count_drifting_tenants(&client).await

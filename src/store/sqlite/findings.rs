@@ -11,6 +11,7 @@ use crate::rules::finding::{Finding, FindingChange, FindingKind, Observation};
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
+use crate::store::push::Ruling;
 use crate::store::reconciliation::FindingQuery;
 use hashbrown::HashSet;
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -140,6 +141,38 @@ fn clear_finding(connection: &Connection, number: u64, at: Timestamp) -> Result<
         .and_then(|mut update| update.execute(params![at.micros(), number]))
         .map_err(sql_error)?;
     Ok(())
+}
+
+/// Remembers the subscription of a finding as accepted and clears the finding.
+pub fn accept_finding(connection: &Connection, number: u64, at: Timestamp) -> Result<Ruling> {
+    let query = FindingQuery { before: number.checked_add(1), limit: 1, ..FindingQuery::default() };
+    let found = list_findings(connection, &query)?.pop();
+    let Some(finding) = found.filter(|finding| finding.number == number) else {
+        return Ok(Ruling::NotFound);
+    };
+    if let Some(why) = finding.refuse_acceptance() {
+        return Ok(Ruling::Refused(why));
+    }
+    connection
+        .prepare_cached(
+            "-- accept_finding
+             INSERT INTO accepted_subscriptions (subscription, accepted_at) VALUES (?, ?)
+             ON CONFLICT DO NOTHING",
+        )
+        .and_then(|mut insert| insert.execute(params![finding.seen.subject, at.micros()]))
+        .map_err(sql_error)?;
+    clear_finding(connection, number, at)?;
+    Ok(Ruling::Done(None))
+}
+
+pub fn is_accepted(connection: &Connection, subscription: &str) -> Result<bool> {
+    connection
+        .prepare_cached(
+            "-- is_accepted
+             SELECT EXISTS (SELECT 1 FROM accepted_subscriptions WHERE subscription = ?)",
+        )
+        .and_then(|mut select| select.query_row([subscription], |row| row.get(0)))
+        .map_err(sql_error)
 }
 
 pub fn list_findings(connection: &Connection, query: &FindingQuery) -> Result<Vec<Finding>> {

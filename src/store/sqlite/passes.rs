@@ -131,6 +131,15 @@ impl Reconciliation for SqliteStore {
         .await
     }
 
+    async fn accept_finding(&self, number: u64, at: Timestamp) -> Result<Ruling> {
+        self.write(move |writer| writer.write(|c| findings::accept_finding(c, number, at))).await
+    }
+
+    async fn is_accepted(&self, subscription: &str) -> Result<bool> {
+        let subscription = subscription.to_owned();
+        self.read(move |_, connection| findings::is_accepted(connection, &subscription)).await
+    }
+
     async fn count_drifting_tenants(&self) -> Result<u64> {
         self.read(|_, connection| findings::count_drifting_tenants(connection)).await
     }
