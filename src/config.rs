@@ -72,6 +72,8 @@ pub struct SqliteConfig {
 pub struct PostgresConfig {
     pub writers: usize,
     pub readers: usize,
+    pub request_writers: usize,
+    pub job_connections: usize,
     pub timeout_ms: u64,
 }
 
@@ -440,6 +442,8 @@ fn check(config: &Config) -> Result<(), ConfigError> {
         ("sqlite.readers", config.sqlite.readers),
         ("postgres.writers", config.postgres.writers),
         ("postgres.readers", config.postgres.readers),
+        ("postgres.request_writers", config.postgres.request_writers),
+        ("postgres.job_connections", config.postgres.job_connections),
         ("ingest.queue_events_max", config.ingest.queue_events_max),
         ("ingest.group_events_max", config.ingest.group_events_max),
         ("ingest.queue_tenant_percent", config.ingest.queue_tenant_percent),

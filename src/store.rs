@@ -329,6 +329,11 @@ pub trait Store:
     fn health(&self) -> Health {
         Health::default()
     }
+    /// The same store for jobs, with connections of its own where requests could take all of them;
+    /// none where they cannot. Only this store is closed, and the other with it.
+    fn for_jobs(&self) -> Result<Option<std::sync::Arc<dyn Store>>> {
+        Ok(None)
+    }
     /// Whether the store can answer now.
     async fn ping(&self) -> Result<()>;
     /// Lets work in progress end and closes files. Later verbs are unavailable.

@@ -75,15 +75,16 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let ingest =
         Ingest::start(Arc::clone(&store), clock.clone(), config.ingest.clone(), strict_tenants);
     let provider = connect_provider(&config)?;
+    let jobs = store.for_jobs()?.unwrap_or_else(|| Arc::clone(&store));
     let outbound =
-        provider.as_ref().map(|provider| Outbound::start(&store, provider, &clock, &config));
+        provider.as_ref().map(|provider| Outbound::start(&jobs, provider, &clock, &config));
     let refused = |refusal| anyhow::anyhow!("settings: {refusal}");
     let destinations = destinations::connect(&config.alerts).map_err(refused)?;
     let changes = ChangeWebhook::connect(&config.alerts).map_err(refused)?;
-    let money = MoneyJobs::start(&store, provider.as_ref(), &clock, changes, &config);
+    let money = MoneyJobs::start(&jobs, provider.as_ref(), &clock, changes, &config);
     let inbox = WebhookInbox::start(Arc::clone(&store));
     let parts = Parts {
-        store: &store,
+        store: &jobs,
         provider: provider.as_ref(),
         clock: &clock,
         ingest: &ingest,

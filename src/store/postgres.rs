@@ -72,19 +72,26 @@ use deadpool_postgres::{Object, Pool};
 use declarations::Creation;
 use deliveries::Writer;
 use hashbrown::HashMap;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 
-/// Connections for everything but deliveries and queries: the jobs of one server are few and mostly
-/// wait for the provider. They are made when they are needed.
-const OUTBOUND_CONNECTIONS_MAX: usize = 4;
-
 /// A ledger in a PostgreSQL database.
+///
+/// Invariant: requests and jobs have pools of their own ([`Store::for_jobs`]), and in each of them
+/// those who write never hold up those who read. So however many requests wait for a row lock, jobs
+/// renew their leases, cut and claim.
 pub struct PostgresStore {
-    connector: Connector,
+    core: Arc<Core>,
     readers: Pool,
-    /// For what jobs write, so that their waits for each other never hold up a query.
+    /// For what is written, but for deliveries.
     outbound: Pool,
+}
+
+/// What requests and jobs share.
+pub struct Core {
+    connector: Connector,
+    job_connections: usize,
     writers: Vec<Writer>,
     fingerprinter: Fingerprinter,
     token_secret: [u8; 32],
@@ -96,6 +103,14 @@ pub struct PostgresStore {
     /// Meters as last loaded.
     catalog: RwLock<Arc<Catalog>>,
     closed: AtomicBool,
+}
+
+impl Deref for PostgresStore {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.core
+    }
 }
 
 impl PostgresStore {
@@ -124,10 +139,11 @@ impl PostgresStore {
             None => Fingerprinter::new(key),
             Some(bits) => Fingerprinter::colliding(key, bits),
         };
-        Ok(Arc::new(Self {
-            readers: connector.pool(config.readers)?,
-            outbound: connector.pool(OUTBOUND_CONNECTIONS_MAX)?,
+        let readers = connector.pool(config.readers)?;
+        let outbound = connector.pool(config.request_writers)?;
+        let core = Arc::new(Core {
             connector,
+            job_connections: config.job_connections,
             writers,
             fingerprinter,
             token_secret,
@@ -136,7 +152,8 @@ impl PostgresStore {
             tenants: RwLock::default(),
             catalog: RwLock::default(),
             closed: AtomicBool::new(false),
-        }))
+        });
+        Ok(Arc::new(Self { core, readers, outbound }))
     }
 
     /// Checks a database that may be in use, without writing to it.
@@ -228,6 +245,12 @@ impl Queries for PostgresStore {
 impl Store for PostgresStore {
     fn high_water(&self) -> Timestamp {
         self.high_water
+    }
+
+    fn for_jobs(&self) -> Result<Option<Arc<dyn Store>>> {
+        let pool = || self.connector.pool(self.job_connections);
+        let (core, readers, outbound) = (Arc::clone(&self.core), pool()?, pool()?);
+        Ok(Some(Arc::new(Self { core, readers, outbound })))
     }
 
     async fn ping(&self) -> Result<()> {

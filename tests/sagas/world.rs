@@ -70,7 +70,13 @@ impl Ground {
                 SqliteStore::open(directory.path(), &settings).unwrap()
             }
             Self::Database(url) => {
-                let settings = PostgresConfig { writers: 1, readers: 2, timeout_ms: 20_000 };
+                let settings = PostgresConfig {
+                    writers: 1,
+                    readers: 2,
+                    request_writers: 4,
+                    job_connections: 2,
+                    timeout_ms: 20_000,
+                };
                 PostgresStore::open_with_fingerprinter_bits(url, &settings, None).await.unwrap()
             }
         }

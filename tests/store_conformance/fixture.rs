@@ -81,6 +81,14 @@ impl Fixture {
         self.restart().await;
     }
 
+    /// Where the PostgreSQL database is.
+    pub fn url(&self) -> &str {
+        match &self.place {
+            Place::Database(url) => url,
+            Place::Directory(_) => panic!("a directory has no URL"),
+        }
+    }
+
     /// A second server on the same PostgreSQL database.
     pub async fn second_server(&self) -> Arc<dyn Store> {
         open(&self.place, self.colliding_bits).await
@@ -189,7 +197,13 @@ async fn open(place: &Place, colliding_bits: Option<u32>) -> Arc<dyn Store> {
             }
         }
         Place::Database(url) => {
-            let settings = PostgresConfig { writers: 2, readers: 2, timeout_ms: 20_000 };
+            let settings = PostgresConfig {
+                writers: 2,
+                readers: 2,
+                request_writers: 4,
+                job_connections: 2,
+                timeout_ms: 20_000,
+            };
             PostgresStore::open_with_fingerprinter_bits(url, &settings, colliding_bits)
                 .await
                 .unwrap()

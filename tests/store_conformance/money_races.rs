@@ -46,7 +46,13 @@ struct Pair {
 impl Pair {
     async fn open() -> Option<Self> {
         let url = create_database("money_races").await?;
-        let settings = PostgresConfig { writers: 2, readers: 4, timeout_ms: 20_000 };
+        let settings = PostgresConfig {
+            writers: 2,
+            readers: 4,
+            request_writers: 4,
+            job_connections: 2,
+            timeout_ms: 20_000,
+        };
         let stores = [
             PostgresStore::open(&url, &settings).await.unwrap(),
             PostgresStore::open(&url, &settings).await.unwrap(),

@@ -1,7 +1,11 @@
 //! Two servers on one PostgreSQL database, sending the same events at once.
 
-use crate::fixture::{Fixture, call, deliver_to};
+use crate::billed::after;
+use crate::fixture::{Fixture, call, deliver_to, tenant_id};
+use counterfoil::rules::ids::MeterSlug;
+use counterfoil::rules::meter::Meter;
 use counterfoil::rules::verdict::Verdict;
+use counterfoil::store::{Declaration, TenantFields};
 use std::sync::Arc;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -61,4 +65,65 @@ async fn meters_and_tenants_made_at_once_are_made_once() {
     let catalog = other.load_catalog().await.unwrap();
     assert!(catalog.find("later").is_some());
     assert_eq!(f.total("both", "calls").await, "1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_event_name_declared_at_once_is_of_one_meter() {
+    let Some(f) = Fixture::postgres().await else { return };
+    let other = f.second_server().await;
+    for round in 0..20 {
+        let meter = |slug: &str| {
+            let spec = format!(r#"{{"aggregation":"sum","billing":{{"event_name":"n{round}"}}}}"#);
+            let slug = MeterSlug::parse(&format!("{slug}{round}")).unwrap();
+            Meter::declare(slug, serde_json::from_str(&spec).unwrap()).unwrap()
+        };
+        let (a, b) = tokio::join!(
+            f.store.declare_meter(meter("a"), f.now),
+            other.declare_meter(meter("b"), f.now),
+        );
+        let outcomes = [a.unwrap(), b.unwrap()];
+        let created = outcomes.iter().filter(|one| **one == Declaration::Created).count();
+        let taken = |one: &&Declaration<Meter>| matches!(one, Declaration::EventNameTaken(_));
+        assert_eq!((created, outcomes.iter().filter(taken).count()), (1, 1), "{outcomes:?}");
+    }
+    other.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_wait_for_a_lock_leave_connections_to_jobs() {
+    let Some(f) = Fixture::postgres().await else { return };
+    f.deliver_one(&call("e1", "1")).await;
+    let jobs = f.store.for_jobs().unwrap().unwrap();
+    let (client, connection) =
+        tokio_postgres::connect(f.url(), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client.batch_execute("BEGIN; SELECT FROM tenants FOR UPDATE").await.unwrap();
+    let requests: Vec<_> = (0..10)
+        .map(|number| {
+            let (store, now) = (Arc::clone(&f.store), f.now);
+            let fields = TenantFields { name: Some(format!("name {number}")), customer: None };
+            tokio::spawn(async move { store.put_tenant(&tenant_id("acme"), fields, now).await })
+        })
+        .collect();
+    let waiting = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    loop {
+        // A transaction sees one state of the activity unless it asks for another.
+        client.batch_execute("SELECT pg_stat_clear_snapshot()").await.unwrap();
+        let row = client.query_one(waiting, &[]).await.unwrap();
+        // All connections on which requests write.
+        if row.get::<_, i64>(0) == 4 {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    let claim = async |minute| {
+        let (now, until) = (after(f.now, minute), after(f.now, minute + 10));
+        jobs.claim_lease("cut", "a", now, until).await.unwrap().map(|lease| lease.fence)
+    };
+    assert_eq!([claim(0).await, claim(5).await], [Some(1), Some(1)]);
+    client.batch_execute("ROLLBACK").await.unwrap();
+    for request in requests {
+        request.await.unwrap().unwrap();
+    }
 }

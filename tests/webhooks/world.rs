@@ -63,7 +63,13 @@ impl Place {
                 SqliteStore::open(directory.path(), &settings).unwrap()
             }
             Self::Database(url) => {
-                let settings = PostgresConfig { writers: 2, readers: 2, timeout_ms: 20_000 };
+                let settings = PostgresConfig {
+                    writers: 2,
+                    readers: 2,
+                    request_writers: 4,
+                    job_connections: 2,
+                    timeout_ms: 20_000,
+                };
                 PostgresStore::open(url, &settings).await.unwrap()
             }
         }

@@ -181,7 +181,13 @@ mod tests {
             println!("skipped: COUNTERFOIL_TEST_POSTGRES is not set");
             return;
         };
-        let config = PostgresConfig { writers: 1, readers: 1, timeout_ms: 20_000 };
+        let config = PostgresConfig {
+            writers: 1,
+            readers: 1,
+            request_writers: 1,
+            job_connections: 1,
+            timeout_ms: 20_000,
+        };
         for (set, expected) in [
             ("off", "on"),
             ("local", "on"),

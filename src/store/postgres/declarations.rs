@@ -5,11 +5,10 @@
 //! leaves a tenant without events.
 
 use super::PostgresStore;
-use super::failure::write_error;
 use super::scalars::{
     SqlTimestamp, column, corrupt, instant, read_meter_no, read_tenant_no, write_limit,
 };
-use super::transaction::Done;
+use super::transaction::{Done, Transaction};
 use crate::rules::ids::{CustomerId, MeterNo, MeterSlug, TenantId, TenantNo};
 use crate::rules::meter::{Catalog, Meter, MeterSpec};
 use crate::rules::timestamp::Timestamp;
@@ -19,57 +18,15 @@ use deadpool_postgres::ClientWrapper;
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use tokio_postgres::Row;
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
 #[async_trait]
 impl Declarations for PostgresStore {
     async fn declare_meter(&self, meter: Meter, at: Timestamp) -> Result<Declaration<Meter>> {
-        let client = self.reader().await?;
-        let define = |meter: &Meter| {
-            serde_json::to_string(&meter.spec)
-                .map_err(|error| Error::Internal { what: error.to_string() })
-        };
-        if let Some(other) = read_catalog(&client).await?.billed_alike(&meter) {
-            return Ok(Declaration::EventNameTaken(other.slug.clone()));
-        }
-        let slug = meter.slug.as_str();
-        let (standing, stored) = match find_meter(&client, &meter.slug).await? {
-            Some(standing) => standing,
-            None => {
-                // Not tried first: each try takes a number, and there are few.
-                let sql = "-- declare_meter
-                    INSERT INTO meters (slug, definition, created_at) VALUES ($1, $2, $3)
-                    ON CONFLICT (slug) DO NOTHING";
-                let definition = define(&meter.clone().starting(at))?;
-                let written = client
-                    .execute(sql, &[&slug, &definition, &SqlTimestamp(at)])
-                    .await
-                    .map_err(write_error)?;
-                if written == 1 {
-                    return Ok(Declaration::Created);
-                }
-                let winner = find_meter(&client, &meter.slug).await?;
-                winner.ok_or_else(|| corrupt("a meter is there and is not"))?
-            }
-        };
-        let Some(renewed) = standing.redeclare(&meter, at) else {
-            return Ok(Declaration::Refused(standing));
-        };
-        if renewed != standing {
-            // Only over what was read: another server may have added billing meanwhile.
-            let sql = "-- declare_meter
-                UPDATE meters SET definition = $2 WHERE slug = $1 AND definition = $3";
-            let written = client
-                .execute(sql, &[&slug, &define(&renewed)?, &stored])
-                .await
-                .map_err(write_error)?;
-            if written == 0 {
-                let what = "the meter was declared elsewhere at the same time".into();
-                return Err(Error::Unavailable { what });
-            }
-        }
-        Ok(Declaration::Updated)
+        let meter = &meter;
+        let work =
+            move |client: Arc<Transaction>| async move { declare_meter(&client, meter, at).await };
+        self.transact(work).await
     }
 
     async fn load_catalog(&self) -> Result<Catalog> {
@@ -86,48 +43,11 @@ impl Declarations for PostgresStore {
         fields: TenantFields,
         at: Timestamp,
     ) -> Result<TenantPut> {
-        let client = self.reader().await?;
-        let customer = fields.customer.as_ref().map(CustomerId::as_str);
-        let holder = holder_of_customer(&client, customer).await?;
-        if let Some(holder) = holder.filter(|holder| holder != tenant) {
-            return Ok(TenantPut::CustomerTaken(holder));
-        }
-        // The customer that it had is kept: what was sent to it stays there.
-        let update = "-- put_tenant
-            WITH kept AS (
-                INSERT INTO former_customers (tenant_no, customer)
-                SELECT tenant_no, customer FROM tenants WHERE tenant = $1 AND customer <> $3
-                ON CONFLICT DO NOTHING
-            )
-            UPDATE tenants SET name = $2, customer = COALESCE($3, customer) WHERE tenant = $1
-            RETURNING tenant, name, customer, created_at";
-        let updated = client.query_opt(update, &[&tenant.as_str(), &fields.name, &customer]).await;
-        let insert = "-- put_tenant
-            INSERT INTO tenants (tenant, name, customer, created_at) VALUES ($1, $2, $3, $4)
-            ON CONFLICT (tenant) DO UPDATE SET name = excluded.name,
-                customer = COALESCE(excluded.customer, tenants.customer)
-            RETURNING tenant, name, customer, created_at";
-        let stored = match updated {
-            Ok(None) => {
-                let at = SqlTimestamp(at);
-                let given: [&(dyn ToSql + Sync); 4] =
-                    [&tenant.as_str(), &fields.name, &customer, &at];
-                client.query_one(insert, &given).await.map(Some)
-            }
-            done @ (Ok(Some(_)) | Err(_)) => done,
+        let fields = &fields;
+        let work = move |client: Arc<Transaction>| async move {
+            put_tenant(&client, tenant, fields, at).await
         };
-        match stored {
-            Ok(Some(row)) => Ok(TenantPut::Stored(read_tenant(&row)?)),
-            Ok(None) => Err(corrupt("a tenant is there and is not")),
-            // Another server gave the customer to another tenant a moment ago.
-            Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
-                match holder_of_customer(&client, customer).await? {
-                    Some(holder) => Ok(TenantPut::CustomerTaken(holder)),
-                    None => Err(write_error(error)),
-                }
-            }
-            Err(error) => Err(write_error(error)),
-        }
+        self.transact(work).await
     }
 
     async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>> {
@@ -234,6 +154,81 @@ impl PostgresStore {
     }
 }
 
+/// Everything but the COMMIT. Declarations wait for each other, so that what one has looked up, a
+/// free event name above all, is still so when it writes. Readers of the catalog do not wait.
+async fn declare_meter(
+    client: &ClientWrapper,
+    meter: &Meter,
+    at: Timestamp,
+) -> Done<Declaration<Meter>> {
+    let define = |meter: &Meter| {
+        serde_json::to_string(&meter.spec)
+            .map_err(|error| Error::Internal { what: error.to_string() })
+    };
+    let sql = "-- declare_meter
+        LOCK TABLE meters IN SHARE ROW EXCLUSIVE MODE";
+    client.batch_execute(sql).await?;
+    if let Some(other) = read_catalog(client).await?.billed_alike(meter) {
+        return Ok(Declaration::EventNameTaken(other.slug.clone()));
+    }
+    let slug = meter.slug.as_str();
+    let Some(standing) = find_meter(client, &meter.slug).await? else {
+        let sql = "-- declare_meter
+            INSERT INTO meters (slug, definition, created_at) VALUES ($1, $2, $3)";
+        let definition = define(&meter.clone().starting(at))?;
+        client.execute(sql, &[&slug, &definition, &SqlTimestamp(at)]).await?;
+        return Ok(Declaration::Created);
+    };
+    let Some(renewed) = standing.redeclare(meter, at) else {
+        return Ok(Declaration::Refused(standing));
+    };
+    if renewed != standing {
+        let sql = "-- declare_meter
+            UPDATE meters SET definition = $2 WHERE slug = $1";
+        client.execute(sql, &[&slug, &define(&renewed)?]).await?;
+    }
+    Ok(Declaration::Updated)
+}
+
+/// Everything but the COMMIT. Two servers that give one customer to two tenants meet in the unique
+/// index; the later one is redone, and finds the customer taken.
+async fn put_tenant(
+    client: &ClientWrapper,
+    tenant: &TenantId,
+    fields: &TenantFields,
+    at: Timestamp,
+) -> Done<TenantPut> {
+    let customer = fields.customer.as_ref().map(CustomerId::as_str);
+    let holder = holder_of_customer(client, customer).await?;
+    if let Some(holder) = holder.filter(|holder| holder != tenant) {
+        return Ok(TenantPut::CustomerTaken(holder));
+    }
+    // The customer that it had is kept: what was sent to it stays there.
+    let update = "-- put_tenant
+        WITH kept AS (
+            INSERT INTO former_customers (tenant_no, customer)
+            SELECT tenant_no, customer FROM tenants WHERE tenant = $1 AND customer <> $3
+            ON CONFLICT DO NOTHING
+        )
+        UPDATE tenants SET name = $2, customer = COALESCE($3, customer) WHERE tenant = $1
+        RETURNING tenant, name, customer, created_at";
+    let updated = client.query_opt(update, &[&tenant.as_str(), &fields.name, &customer]).await?;
+    let insert = "-- put_tenant
+        INSERT INTO tenants (tenant, name, customer, created_at) VALUES ($1, $2, $3, $4)
+        ON CONFLICT (tenant) DO UPDATE SET name = excluded.name,
+            customer = COALESCE(excluded.customer, tenants.customer)
+        RETURNING tenant, name, customer, created_at";
+    let stored = match updated {
+        Some(row) => row,
+        None => {
+            let at = SqlTimestamp(at);
+            let given: [&(dyn ToSql + Sync); 4] = [&tenant.as_str(), &fields.name, &customer, &at];
+            client.query_one(insert, &given).await?
+        }
+    };
+    Ok(TenantPut::Stored(read_tenant(&stored)?))
+}
+
 /// Whether tenants that do not exist are created.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Creation {
@@ -307,12 +302,11 @@ async fn holder_of_customer(
     TenantId::parse(&id).map(Some).map_err(|_| corrupt("a tenant has no valid id"))
 }
 
-/// A meter and its definition as it is stored.
-async fn find_meter(client: &ClientWrapper, slug: &MeterSlug) -> Result<Option<(Meter, String)>> {
+async fn find_meter(client: &ClientWrapper, slug: &MeterSlug) -> Result<Option<Meter>> {
     let sql = "-- find_meter
         SELECT slug, definition FROM meters WHERE slug = $1";
     let row = client.query_opt(sql, &[&slug.as_str()]).await?;
-    row.map(|row| Ok((read_meter(&row, 0)?, column(&row, 1)?))).transpose()
+    row.map(|row| read_meter(&row, 0)).transpose()
 }
 
 /// Reads slug and definition, in this order.
