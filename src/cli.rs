@@ -80,6 +80,9 @@ enum Command {
 /// Runs the command that the process was started with.
 pub fn run() -> ExitCode {
     let arguments = Arguments::parse();
+    if !matches!(arguments.command, Command::Serve(_)) {
+        end_quietly_on_broken_pipes();
+    }
     match run_command(arguments.command) {
         Ok(code) => code,
         Err(error) => {
@@ -87,6 +90,19 @@ pub fn run() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Ends the process when the program that reads its output has gone, as in `counterfoil pushes |
+/// head`: `println!` panics then, which is no fault of anybody.
+fn end_quietly_on_broken_pipes() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let text = panic.payload().downcast_ref::<String>().map_or("", String::as_str);
+        if text.starts_with("failed printing to std") && text.contains("Broken pipe") {
+            std::process::exit(0);
+        }
+        report(panic);
+    }));
 }
 
 fn run_command(command: Command) -> anyhow::Result<ExitCode> {
