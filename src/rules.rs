@@ -42,6 +42,7 @@ pub mod tax;
 pub mod timestamp;
 pub mod usage;
 pub mod verdict;
+pub mod waiting;
 pub mod webhook;
 pub mod window;
 pub mod window_life;

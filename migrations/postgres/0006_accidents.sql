@@ -1,5 +1,43 @@
 -- What accidents need: wrong clocks, restored backups, changed customers, lost leases.
 
+-- Tenants without a customer. Their pushes wait (state waiting) and are released when there is one.
+
+-- true while pushes that waited for the tenant's customer are still to be released
+ALTER TABLE tenants ADD COLUMN releasing boolean NOT NULL DEFAULT false;
+
+CREATE INDEX tenants_releasing ON tenants (tenant_no) WHERE releasing;
+CREATE INDEX pushes_waiting ON pushes (tenant_no, push_no) WHERE state = 'waiting';
+
+-- Usage that waits for a customer, and usage that was too old to be sent when there was one. Shadow
+-- pushes are left out.
+CREATE TABLE unmapped_usage (
+    -- whose usage
+    tenant_no integer NOT NULL,
+    -- of what
+    meter_no smallint NOT NULL,
+    -- pushes that wait
+    waiting_pushes bigint NOT NULL,
+    -- the sum of their quantities
+    waiting_quantity numeric NOT NULL,
+    -- pushes that were too old to be sent
+    unsent_pushes bigint NOT NULL,
+    -- the sum of their quantities
+    unsent_quantity numeric NOT NULL,
+    -- when the last of those was closed
+    unsent_at timestamptz,
+    PRIMARY KEY (tenant_no, meter_no)
+);
+
+CREATE INDEX unmapped_usage_unsent ON unmapped_usage (unsent_at) WHERE unsent_at IS NOT NULL;
+
+UPDATE pushes p SET state = 'waiting' FROM tenants t
+WHERE t.tenant_no = p.tenant_no AND t.customer IS NULL AND p.state = 'observed' AND p.attempts = 0;
+
+INSERT INTO unmapped_usage (tenant_no, meter_no, waiting_pushes, waiting_quantity, unsent_pushes,
+    unsent_quantity)
+SELECT tenant_no, meter_no, count(*), sum(quantity), 0, 0 FROM pushes
+WHERE state = 'waiting' AND NOT shadow GROUP BY tenant_no, meter_no;
+
 -- since when the provider's summary of the window could not be read for it; null if it could be
 ALTER TABLE pushes ADD COLUMN unreadable_since timestamptz;
 

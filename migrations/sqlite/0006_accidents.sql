@@ -1,5 +1,39 @@
 -- What accidents need: wrong clocks, restored backups, changed customers, lost leases.
 
+-- Tenants without a customer. Their pushes wait (state waiting) and are released when there is one.
+
+-- 1 while pushes that waited for the tenant's customer are still to be released
+ALTER TABLE tenants ADD COLUMN releasing INTEGER NOT NULL DEFAULT 0;
+
+CREATE INDEX tenants_releasing ON tenants (tenant_no) WHERE releasing = 1;
+CREATE INDEX pushes_waiting ON pushes (tenant_no, push_no) WHERE state = 'waiting';
+
+-- Usage that waits for a customer, and usage that was too old to be sent when there was one. Shadow
+-- pushes are left out.
+CREATE TABLE unmapped_usage (
+    -- whose usage
+    tenant_no INTEGER NOT NULL,
+    -- of what
+    meter_no INTEGER NOT NULL,
+    -- pushes that wait
+    waiting_pushes INTEGER NOT NULL,
+    -- the sum of their quantities
+    waiting_quantity TEXT NOT NULL,
+    -- pushes that were too old to be sent
+    unsent_pushes INTEGER NOT NULL,
+    -- the sum of their quantities
+    unsent_quantity TEXT NOT NULL,
+    -- when the last of those was closed
+    unsent_at INTEGER,
+    PRIMARY KEY (tenant_no, meter_no)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX unmapped_usage_unsent ON unmapped_usage (unsent_at) WHERE unsent_at IS NOT NULL;
+
+-- Dead pushes by their class, and a tenant's pushes, in the order of pages.
+CREATE INDEX pushes_dead_by_class ON pushes (class, push_no) WHERE state = 'dead';
+CREATE INDEX pushes_by_tenant ON pushes (tenant_no, push_no);
+
 -- since when the provider's summary of the window could not be read for it; null if it could be
 ALTER TABLE pushes ADD COLUMN unreadable_since INTEGER;
 

@@ -33,6 +33,10 @@ struct Health {
     observed: u64,
     observed_long: u64,
     without_customer: u64,
+    #[serde(default)]
+    without_customer_usage: BTreeMap<String, UnmappedUsage>,
+    #[serde(default)]
+    unsent_usage: BTreeMap<String, UnmappedUsage>,
     submitted: u64,
     submitted_long: u64,
     dead: u64,
@@ -44,6 +48,12 @@ struct Health {
     alerts_open: Option<u64>,
     pages: Pages,
     last_pass: LastPasses,
+}
+
+#[derive(Deserialize)]
+struct UnmappedUsage {
+    tenants: u64,
+    quantity: String,
 }
 
 #[derive(Deserialize)]
@@ -117,7 +127,17 @@ fn print_rest(health: &Health) {
     add("pushes observed", "counterfoil pushes --state observed", grouped(health.observed));
     add("pushes submitted", "counterfoil pushes --state submitted", grouped(health.submitted));
     let without = "pushes that wait for tenants without a customer";
-    add(without, "counterfoil stripe check", grouped(health.without_customer));
+    add(without, "counterfoil pushes --state waiting", grouped(health.without_customer));
+    let kinds = [
+        ("waits for a customer", &health.without_customer_usage),
+        ("was too old to be sent", &health.unsent_usage),
+    ];
+    for (what, usage) in kinds {
+        for (meter, UnmappedUsage { tenants, quantity }) in usage {
+            let what = format!("{meter} of {} tenants {what}", grouped(*tenants));
+            add(&what, "counterfoil alerts", grouped(quantity));
+        }
+    }
     add("dead letters", "counterfoil pushes --state dead", grouped(health.dead));
     for (meter, quantity) in &health.unbilled_quantity {
         let unbilled = format!("unbilled {meter}");

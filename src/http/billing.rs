@@ -11,7 +11,7 @@ use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
 use crate::provider::{Provider, TotalsQuery};
 use crate::rules::billing::Billing;
 use crate::rules::drift::WindowPush;
-use crate::rules::ids::{CustomerId, TenantId};
+use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::meter::Meter;
 use crate::rules::pass::{PassKind, PassState};
 use crate::rules::push::WindowUsage;
@@ -22,7 +22,7 @@ use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
 use crate::rules::window_life::WindowState;
 use crate::store::alert::AlertQuery;
-use crate::store::push::PushAges;
+use crate::store::push::{PushAges, UnmappedSum};
 use crate::store::reconciliation::{FindingQuery, PassQuery};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -34,10 +34,14 @@ use std::sync::Arc;
 pub struct BillingHealth {
     /// Written down and not taken by the provider yet.
     observed: u64,
-    /// Of those, for more than 5 minutes, although the tenant is a customer.
+    /// Of those, for more than 5 minutes.
     observed_long: u64,
-    /// Of those, of tenants that are no customer at the provider yet.
+    /// Written down for tenants without a customer at the provider; they wait until one is given.
     without_customer: u64,
+    /// The usage of those by meter.
+    without_customer_usage: BTreeMap<String, UnmappedUsage>,
+    /// Usage by meter that was too old to be sent when its tenant got a customer.
+    unsent_usage: BTreeMap<String, UnmappedUsage>,
     /// Taken, and not seen in the provider's totals yet.
     submitted: u64,
     /// Of those, for more than an hour.
@@ -56,6 +60,15 @@ pub struct BillingHealth {
     webhooks_waiting: u64,
     pages: Pages,
     last_pass: LastPasses,
+}
+
+/// A meter's usage of tenants that have, or had, no customer.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct UnmappedUsage {
+    tenants: u64,
+    pushes: u64,
+    /// As a decimal number.
+    quantity: String,
 }
 
 /// How often somebody was called.
@@ -99,6 +112,14 @@ pub async fn get_billing_health(
     let named = counts.unbilled.into_iter().filter_map(|(meter, quantity)| {
         Some((catalog.get(meter)?.slug.to_string(), quantity.to_string()))
     });
+    let by_slug = |sums: BTreeMap<MeterNo, UnmappedSum>| {
+        let named = sums.into_iter().filter_map(|(meter, sum)| {
+            let UnmappedSum { tenants, pushes, quantity } = sum;
+            let usage = UnmappedUsage { tenants, pushes, quantity: quantity.to_string() };
+            Some((catalog.get(meter)?.slug.to_string(), usage))
+        });
+        named.collect::<BTreeMap<String, UnmappedUsage>>()
+    };
     let pages = app.store.count_pages(now).await?;
     let (open, limit) = (Some(true), LIMIT_MAX);
     let findings = FindingQuery { open, limit, ..FindingQuery::default() };
@@ -121,7 +142,9 @@ pub async fn get_billing_health(
         unbilled_quantity: named.collect(),
         observed: counts.observed,
         observed_long: counts.observed_long,
-        without_customer: counts.without_customer,
+        without_customer: counts.without_customer.values().map(|sum| sum.pushes).sum(),
+        without_customer_usage: by_slug(counts.without_customer),
+        unsent_usage: by_slug(counts.unsent),
         submitted: counts.submitted,
         submitted_long: counts.submitted_long,
         dead: counts.dead,

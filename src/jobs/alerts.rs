@@ -124,7 +124,9 @@ impl Alerter {
 }
 
 /// Kinds that every look judges. Thresholds are judged where usage is counted.
-const LOOKED_AT: [AlertKind; 17] = [
+const LOOKED_AT: [AlertKind; 19] = [
+    AlertKind::UsageUnmapped,
+    AlertKind::UsageUnsent,
     AlertKind::CutFailing,
     AlertKind::SagaNeedsAttention,
     AlertKind::PushesObservedLong,

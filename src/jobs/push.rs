@@ -28,7 +28,9 @@ use crate::rules::pace::Pace;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
-use crate::store::push::{AttemptIntent, ClaimedPush, OpenPushes, PushClaim, Right, Settlement};
+use crate::store::push::{
+    AttemptIntent, ClaimedPush, OpenPushes, PushClaim, PushRelease, Right, Settlement,
+};
 use crate::store::reconciliation::SummaryReading;
 use crate::store::{self, Store};
 use siphasher::sip::SipHasher13;
@@ -40,6 +42,10 @@ use tokio::task::JoinSet;
 
 /// Pushes claimed by one transaction.
 const CLAIM_MAX: usize = 128;
+/// Pushes released by one transaction when their tenant gets a customer.
+const RELEASE_MAX: usize = 500;
+/// Such transactions before a claim.
+const RELEASES_MAX: usize = 20;
 /// How long to wait when the pace allows no call now: a few calls' worth at Stripe's rates.
 const PACE_PAUSE: Duration = Duration::from_millis(5);
 const DRAIN_PAUSE: Duration = Duration::from_millis(50);
@@ -132,6 +138,7 @@ impl Submitter {
         if limit == 0 {
             return Ok(0);
         }
+        self.release(now).await?;
         let lease_micros = i64::from(self.settings.lease_ms) * 1_000;
         let lease_until = now.saturating_add_micros(lease_micros);
         let shadow = self.shadow;
@@ -165,6 +172,19 @@ impl Submitter {
         }
         self.send_all(sendings, flights).await?;
         Ok(count)
+    }
+
+    /// Makes pushes due whose tenants have got a customer; what is left is released with the next
+    /// claim.
+    async fn release(&self, now: Timestamp) -> store::Result<()> {
+        let stamp_age_max = self.provider.limits().horizons.stamp_age_max;
+        let release = PushRelease { now, stamp_age_max, limit: RELEASE_MAX };
+        for _ in 0..RELEASES_MAX {
+            if self.store.release_pushes(release).await? == 0 {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn due_act(&self, claimed: &ClaimedPush, now: Timestamp) -> Act {

@@ -5,10 +5,13 @@
 
 use super::{Stop, repeat};
 use crate::clock::Clock;
+use crate::rules::ids::MeterNo;
+use crate::rules::meter::Catalog;
 use crate::rules::quantity::Quantity;
 use crate::rules::span::Span;
 use crate::store::push::{PushAges, PushCounts};
 use crate::store::{self, Store};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -45,7 +48,7 @@ impl Watcher {
         for (name, count) in [
             ("observed", counts.observed),
             ("observed_long", counts.observed_long),
-            ("without_customer", counts.without_customer),
+            ("without_customer", without_customer(&counts)),
             ("submitted", counts.submitted),
             ("submitted_long", counts.submitted_long),
             ("dead", counts.dead),
@@ -60,9 +63,37 @@ impl Watcher {
             metrics::gauge!("counterfoil_unbilled_quantity", "meter" => slug)
                 .set(gauge(&quantity.to_string()));
         }
+        show_unmapped(&catalog, &last, &counts);
         let warnings = warn_of_change(&last, &counts);
         *last = counts;
         Ok(warnings)
+    }
+}
+
+/// Pushes that wait for tenants without a customer.
+fn without_customer(counts: &PushCounts) -> u64 {
+    counts.without_customer.values().map(|sum| sum.pushes).sum()
+}
+
+/// Usage of tenants without a customer, and usage that was too old when there was one, by meter.
+fn show_unmapped(catalog: &Catalog, last: &PushCounts, now: &PushCounts) {
+    let kinds = [
+        ("without_customer", &last.without_customer, &now.without_customer),
+        ("unsent", &last.unsent, &now.unsent),
+    ];
+    for (state, last, now) in kinds {
+        // A meter of which nothing is left is not listed; its gauges must fall.
+        let meters: BTreeSet<MeterNo> = last.keys().chain(now.keys()).copied().collect();
+        for meter in meters {
+            let slug = catalog.get(meter).map_or_else(String::new, |m| m.slug.to_string());
+            let sum = now.get(&meter).copied().unwrap_or_default();
+            metrics::gauge!(
+                "counterfoil_unmapped_tenants", "state" => state, "meter" => slug.clone()
+            )
+            .set(gauge(&sum.tenants.to_string()));
+            metrics::gauge!("counterfoil_unmapped_quantity", "state" => state, "meter" => slug)
+                .set(gauge(&sum.quantity.to_string()));
+        }
     }
 }
 
@@ -72,17 +103,18 @@ fn gauge(decimal: &str) -> f64 {
 }
 
 fn warn_of_change(last: &PushCounts, now: &PushCounts) -> usize {
-    let PushCounts { dead, without_customer, observed_long, .. } = *now;
+    let PushCounts { dead, observed_long, .. } = *now;
+    let unmapped = without_customer(now);
     let mut warnings = 0;
     if dead > last.dead {
         warnings += 1;
         tracing::warn!(dead, "{dead} pushes need a person: counterfoil pushes --state dead");
     }
-    if without_customer > 0 && last.without_customer == 0 {
+    if unmapped > 0 && last.without_customer.is_empty() {
         warnings += 1;
         tracing::warn!(
-            without_customer,
-            "{without_customer} pushes wait for tenants without a customer: PUT /v1/tenants/{{id}} \
+            without_customer = unmapped,
+            "{unmapped} pushes wait for tenants without a customer: PUT /v1/tenants/{{id}} \
              with \"customer\""
         );
     }

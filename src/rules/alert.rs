@@ -88,10 +88,14 @@ pub enum AlertKind {
     LogLarge,
     /// The last day was not compared in time, or days were skipped.
     NightlyLate,
+    /// Usage of tenants without a customer is billed to nobody.
+    UsageUnmapped,
+    /// Usage was too old to be sent when its tenant got a customer.
+    UsageUnsent,
 }
 
 impl AlertKind {
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::PushesObservedLong,
         Self::PushesSubmittedLong,
         Self::DriftUnresolved,
@@ -113,6 +117,8 @@ impl AlertKind {
         Self::FoldStopped,
         Self::LogLarge,
         Self::NightlyLate,
+        Self::UsageUnmapped,
+        Self::UsageUnsent,
     ];
 
     pub fn name(self) -> &'static str {
@@ -138,6 +144,8 @@ impl AlertKind {
             Self::FoldStopped => "fold_stopped",
             Self::LogLarge => "log_large",
             Self::NightlyLate => "nightly_late",
+            Self::UsageUnmapped => "usage_unmapped",
+            Self::UsageUnsent => "usage_unsent",
         }
     }
 
@@ -167,7 +175,9 @@ impl AlertKind {
             | Self::PaymentFailed
             | Self::UsageThreshold
             | Self::QuotaReached
-            | Self::LogLarge => Severity::Notice,
+            | Self::LogLarge
+            | Self::UsageUnmapped
+            | Self::UsageUnsent => Severity::Notice,
         }
     }
 }

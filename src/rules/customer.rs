@@ -32,7 +32,7 @@ pub fn customer_of_window(pushes: &[WindowPush]) -> Option<&CustomerId> {
             | Class::Correction
             | Class::Reconciled => false,
         },
-        PushState::Replaced => false,
+        PushState::Waiting | PushState::Replaced => false,
     };
     let owning = pushes.iter().filter(may_count).filter(|push| push.customer.is_some());
     owning.min_by_key(|push| push.revision).and_then(|push| push.customer.as_ref())

@@ -5,6 +5,7 @@
 //! summary has told whether it counted. What is not known is never guessed.
 //!
 //! ```text
+//! waiting --customer known--> observed, or replaced (not sent) if it is too old by then
 //! observed --accepted, already there, present--> submitted --summary shows it--> confirmed
 //!    |  \--refused, undecidable, unreadable--> dead <--summary lacks it after all--/
 //!    \--absent--> replaced (a push with the next revision takes its place; dead ones by a person)
@@ -31,6 +32,8 @@ const UNREADABLE_PAUSE: Span = Span::from_minutes(5);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PushState {
+    /// Written down for a tenant without a customer: nobody can be billed for it yet.
+    Waiting,
     /// Written down; not sent yet, or sent with an unknown outcome.
     Observed,
     /// The provider says that it has it.
@@ -41,12 +44,14 @@ pub enum PushState {
     Reconciled,
     /// Needs a person, or was discarded by one.
     Dead,
-    /// Surely never counted; a later revision took its place.
+    /// Surely never counted: a later revision took its place, or it was too old to be sent when
+    /// its tenant got a customer (class not_sent).
     Replaced,
 }
 
 impl PushState {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
+        Self::Waiting,
         Self::Observed,
         Self::Submitted,
         Self::Confirmed,
@@ -57,6 +62,7 @@ impl PushState {
 
     pub fn name(self) -> &'static str {
         match self {
+            Self::Waiting => "waiting",
             Self::Observed => "observed",
             Self::Submitted => "submitted",
             Self::Confirmed => "confirmed",
@@ -74,7 +80,7 @@ impl PushState {
     pub fn settled(self) -> bool {
         match self {
             Self::Submitted | Self::Confirmed | Self::Reconciled => true,
-            Self::Observed | Self::Dead | Self::Replaced => false,
+            Self::Waiting | Self::Observed | Self::Dead | Self::Replaced => false,
         }
     }
 }
@@ -113,7 +119,8 @@ pub enum Class {
     Discarded,
     /// A later absolute total of the window made it pointless.
     Overtaken,
-    /// Shadow mode without a destination: it was not sent.
+    /// It was not sent: shadow mode without a destination, or too old when its tenant got a
+    /// customer.
     NotSent,
     /// The provider had counted so much and shows it no more.
     Lost,
@@ -280,8 +287,7 @@ pub enum Act {
 
 pub fn judge_due(progress: Progress, horizons: Horizons, now: Timestamp) -> Act {
     let Some(first) = progress.first_attempt_at else {
-        let too_old = |max: Span| max.after(progress.stamped_at) <= now;
-        let refuse = horizons.stamp_age_max.is_some_and(too_old);
+        let refuse = is_too_old(progress.stamped_at, horizons.stamp_age_max, now);
         return if refuse { Act::Refuse } else { Act::Send };
     };
     let Some(resend) = horizons.resend else { return Act::Send };
@@ -293,6 +299,11 @@ pub fn judge_due(progress: Progress, horizons: Horizons, now: Timestamp) -> Act 
     } else {
         Act::Decide
     }
+}
+
+/// Whether the provider takes a stamp no more.
+pub fn is_too_old(stamped_at: Timestamp, stamp_age_max: Option<Span>, now: Timestamp) -> bool {
+    stamp_age_max.is_some_and(|max| max.after(stamped_at) <= now)
 }
 
 /// What follows from an answer.
@@ -426,9 +437,11 @@ pub fn judge_report(state: PushState, attempts: u32, leased: bool) -> Reported {
         PushState::Observed if leased => Reported::Busy,
         PushState::Observed | PushState::Submitted if attempts > 1 => Reported::Look,
         PushState::Observed | PushState::Submitted => Reported::Refused,
-        PushState::Confirmed | PushState::Reconciled | PushState::Dead | PushState::Replaced => {
-            Reported::LeftAlone
-        }
+        PushState::Waiting
+        | PushState::Confirmed
+        | PushState::Reconciled
+        | PushState::Dead
+        | PushState::Replaced => Reported::LeftAlone,
     }
 }
 

@@ -308,7 +308,7 @@ impl PushSums {
                     add(&mut sums.unresolved)?;
                     sums.unresolved_count += 1;
                 }
-                PushState::Observed => {
+                PushState::Waiting | PushState::Observed => {
                     add(&mut sums.unsent)?;
                     sums.unsent_count += 1;
                 }

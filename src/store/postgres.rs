@@ -53,6 +53,7 @@ mod summaries;
 mod thresholds;
 mod timelines;
 mod transaction;
+mod waiting;
 mod webhooks;
 
 use crate::config::PostgresConfig;

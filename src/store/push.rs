@@ -17,9 +17,11 @@ use crate::rules::delivery::{Class, Next, PushState};
 use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId};
 use crate::rules::push::CutState;
 use crate::rules::quantity::Quantity;
+use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use async_trait::async_trait;
+use std::collections::BTreeMap;
 
 /// The right to run a job that runs once at a time, by its fence: it grows with each holder, and
 /// what an earlier holder writes is refused.
@@ -231,14 +233,52 @@ pub enum Ruling {
 pub const UNRESOLVED: &str =
     "another push of its window is unresolved; retry this one when that is over";
 
+/// Asks to release pushes that waited for their tenant's customer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PushRelease {
+    pub now: Timestamp,
+    /// What is stamped further back is not taken by the provider; none: everything is.
+    pub stamp_age_max: Option<Span>,
+    /// Most pushes that one call releases.
+    pub limit: usize,
+}
+
+/// What is written into the history of a push that waited, by the class it is released with.
+pub fn release_detail(class: Class) -> &'static str {
+    if class == Class::NotSent {
+        "too old to be sent when its tenant got a customer"
+    } else {
+        "its tenant has a customer now"
+    }
+}
+
+/// A meter's usage of tenants without a customer, or usage that was too old when there was one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct UnmappedSum {
+    pub tenants: u64,
+    pub pushes: u64,
+    pub quantity: Quantity,
+}
+
+/// A tenant's usage of a meter that was too old to be sent when the tenant got a customer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnsentUsage {
+    pub tenant: TenantId,
+    pub meter: MeterNo,
+    pub pushes: u64,
+    pub quantity: Quantity,
+}
+
 /// How pushes stand, without shadow pushes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PushCounts {
     pub observed: u64,
-    /// Observed, of tenants with a customer, and created before `PushAges::observed_before`.
+    /// Observed, and created before `PushAges::observed_before`.
     pub observed_long: u64,
-    /// Observed, of tenants without a customer: they wait until one is given.
-    pub without_customer: u64,
+    /// Pushes of tenants without a customer, by meter: they wait until one is given.
+    pub without_customer: BTreeMap<MeterNo, UnmappedSum>,
+    /// Pushes that were too old to be sent when their tenant got a customer, by meter.
+    pub unsent: BTreeMap<MeterNo, UnmappedSum>,
     pub submitted: u64,
     /// Submitted before `PushAges::submitted_before` and still not confirmed.
     pub submitted_long: u64,
@@ -322,6 +362,14 @@ pub trait Cuts: Send + Sync {
 /// Pushes and what becomes of them.
 #[async_trait]
 pub trait Pushes: Send + Sync {
+    /// Releases pushes of a tenant that waited until it had a customer, in the order of their
+    /// numbers, by `rules::waiting::judge_waiting`. Returns how many were changed; zero when
+    /// nothing is left to be released.
+    async fn release_pushes(&self, release: PushRelease) -> Result<usize>;
+    /// Usage that was too old to be sent, of tenants that got their customer since then, newest
+    /// first.
+    async fn list_unsent_usage(&self, since: Timestamp, limit: usize) -> Result<Vec<UnsentUsage>>;
+
     /// Leases due pushes, in the order of `due_at`, then number: observed, due by `now`, the lowest
     /// observed revision of their window, of a tenant with a customer, at most one for each tenant
     /// and meter, none of a tenant and meter that has one leased, and none that a hold keeps back

@@ -48,6 +48,7 @@ mod segment;
 mod summaries;
 mod thresholds;
 mod timelines;
+mod waiting;
 mod webhooks;
 mod window_pushes;
 mod writer;

@@ -11,8 +11,8 @@ use counterfoil::rules::verdict::Verdict;
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::{
     AttemptIntent, ClaimedPush, CutOrder, CutReport, CutTerms, Cuts, Lease, Leases, OpenPushes,
-    Push, PushAges, PushClaim, PushCounts, PushQuery, PushTrace, Pushes, Ruling, Settlement,
-    SubmittedWindow,
+    Push, PushAges, PushClaim, PushCounts, PushQuery, PushRelease, PushTrace, Pushes, Ruling,
+    Settlement, SubmittedWindow, UnsentUsage,
 };
 use counterfoil::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
@@ -210,6 +210,12 @@ impl Cuts for FailingStore {
 impl Pushes for FailingStore {
     async fn claim_pushes(&self, claim: PushClaim) -> Result<Vec<ClaimedPush>> {
         self.up()?.claim_pushes(claim).await
+    }
+    async fn release_pushes(&self, release: PushRelease) -> Result<usize> {
+        self.up()?.release_pushes(release).await
+    }
+    async fn list_unsent_usage(&self, since: Timestamp, limit: usize) -> Result<Vec<UnsentUsage>> {
+        self.up()?.list_unsent_usage(since, limit).await
     }
     async fn begin_attempts(&self, intents: Vec<AttemptIntent>, at: Timestamp) -> Result<Vec<u64>> {
         self.up()?.begin_attempts(intents, at).await

@@ -121,7 +121,7 @@ async fn pushes_are_listed_by_every_filter() {
         ("tenant=none", vec![]),
         ("meter=bytes", vec!["5"]),
         ("state=dead", vec!["1.5", "7"]),
-        ("state=observed", vec!["4"]),
+        ("state=waiting", vec!["4"]),
         ("class=undecidable", vec!["7"]),
         ("class=accepted", vec!["2", "3", "5"]),
         ("from=2026-11-15T09:00:00Z&to=2026-11-15T10:00:00Z", vec!["2", "5"]),
@@ -314,14 +314,14 @@ async fn scopes_and_bound_keys() {
 async fn health_and_metrics_show_what_is_unbilled_until_it_is_written_off() {
     let server = billed().await;
     let health = server.get("/v1/health/billing").await;
-    insta::assert_snapshot!(health.show(), @r#"200 {"observed":1,"observed_long":0,"without_customer":1,"submitted":3,"submitted_long":3,"dead":2,"unbilled_quantity":{"calls":"8.5"},"drifting_tenants":0,"findings_open":0,"alerts_open":0,"webhooks_waiting":0,"pages":{"open":0,"day":0,"week":0,"week_before":0},"last_pass":{"hourly":null,"nightly":null}}"#);
+    insta::assert_snapshot!(health.show(), @r#"200 {"observed":0,"observed_long":0,"without_customer":1,"without_customer_usage":{"calls":{"tenants":1,"pushes":1,"quantity":"4"}},"unsent_usage":{},"submitted":3,"submitted_long":3,"dead":2,"unbilled_quantity":{"calls":"8.5"},"drifting_tenants":0,"findings_open":0,"alerts_open":0,"webhooks_waiting":0,"pages":{"open":0,"day":0,"week":0,"week_before":0},"last_pass":{"hourly":null,"nightly":null}}"#);
     let watcher = Watcher::new(server.store.clone(), server.clock.clone());
     watcher.look().await.unwrap();
     let metrics = server.get("/metrics").await.body;
     for line in [
         r#"counterfoil_unbilled_quantity{meter="calls"} 8.5"#,
         r#"counterfoil_pushes{state="dead"} 2"#,
-        r#"counterfoil_pushes{state="observed"} 1"#,
+        r#"counterfoil_pushes{state="observed"} 0"#,
         r#"counterfoil_pushes{state="without_customer"} 1"#,
         r#"counterfoil_pushes{state="submitted"} 3"#,
     ] {

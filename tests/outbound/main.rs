@@ -10,5 +10,6 @@ mod faults;
 mod outage;
 mod shadow;
 mod sink;
+mod unmapped;
 mod walks;
 mod world;

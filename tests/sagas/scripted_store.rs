@@ -12,8 +12,8 @@ use counterfoil::rules::verdict::Verdict;
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::{
     AttemptIntent, ClaimedPush, CutOrder, CutReport, CutTerms, Cuts, Lease, Leases, OpenPushes,
-    Push, PushAges, PushClaim, PushCounts, PushQuery, PushTrace, Pushes, Ruling, Settlement,
-    SubmittedWindow,
+    Push, PushAges, PushClaim, PushCounts, PushQuery, PushRelease, PushTrace, Pushes, Ruling,
+    Settlement, SubmittedWindow, UnsentUsage,
 };
 use counterfoil::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
@@ -179,6 +179,12 @@ impl Cuts for ScriptedStore {
 impl Pushes for ScriptedStore {
     async fn claim_pushes(&self, claim: PushClaim) -> Result<Vec<ClaimedPush>> {
         self.through("claim_pushes", self.inner.claim_pushes(claim)).await
+    }
+    async fn release_pushes(&self, release: PushRelease) -> Result<usize> {
+        self.through("release_pushes", self.inner.release_pushes(release)).await
+    }
+    async fn list_unsent_usage(&self, since: Timestamp, limit: usize) -> Result<Vec<UnsentUsage>> {
+        self.through("list_unsent_usage", self.inner.list_unsent_usage(since, limit)).await
     }
     async fn begin_attempts(&self, intents: Vec<AttemptIntent>, at: Timestamp) -> Result<Vec<u64>> {
         self.through("begin_attempts", self.inner.begin_attempts(intents, at)).await

@@ -245,9 +245,10 @@ impl Worker {
         let stuck = |push: &&counterfoil::store::push::Push| {
             counterfoil::rules::delivery::judge_retry(push.state, push.class).is_err()
         };
+        let waiting: u64 = counts.without_customer.values().map(|sum| sum.pushes).sum();
         let undecidable = u64::try_from(dead.iter().filter(stuck).count()).unwrap();
         Open {
-            observed: counts.observed,
+            observed: counts.observed + waiting,
             submitted: counts.submitted,
             dead: counts.dead,
             undecidable,

@@ -10,7 +10,7 @@ use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::{
     AttemptIntent, ClaimedPush, CutOrder, CutReport, CutTerms, Lease, Push, PushClaim, PushQuery,
-    PushTrace, Right, Settlement,
+    PushRelease, PushTrace, Right, Settlement,
 };
 use counterfoil::store::reconciliation::SummaryReading;
 use counterfoil::store::{TenantFields, TenantPut};
@@ -93,6 +93,8 @@ impl Billed {
         let fields = TenantFields { name: None, customer };
         let put = self.f.store.put_tenant(&tenant_id(tenant), fields, self.f.now).await.unwrap();
         assert!(matches!(put, TenantPut::Stored(_)));
+        let release = PushRelease { now: self.f.now, stamp_age_max: None, limit: 1_000 };
+        while self.f.store.release_pushes(release).await.unwrap() > 0 {}
     }
 
     /// The provider's total of a window is read twice, long after everything that was sent so far.

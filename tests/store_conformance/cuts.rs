@@ -29,6 +29,7 @@ pub async fn three_calls_with_one_lease(f: Fixture) {
 
 pub async fn a_late_event_makes_a_revision(f: Fixture) {
     let mut billed = Billed::start(f).await;
+    billed.customer("acme", "cus_acme").await;
     billed.used("e1", "tokens", "10", 0).await;
     assert_eq!(billed.cut("tokens", &[0]).await, 1);
     let first = billed.pushes().await.remove(0);

@@ -46,6 +46,7 @@ mod two_receivers;
 mod two_senders;
 mod two_servers;
 mod usage;
+mod waiting;
 mod webhooks;
 
 macro_rules! on_every_store {
@@ -112,6 +113,12 @@ on_every_store! {
         random_histories_match_the_model,
         order_and_batching_do_not_matter,
         readers_never_see_a_wrong_total,
+    }
+    waiting {
+        usage_without_a_customer_waits_and_is_summed,
+        usage_too_old_to_be_sent_is_one_figure,
+        revisions_are_released_in_their_order,
+        a_customer_given_while_windows_are_cut_leaves_nothing_waiting,
     }
     leases {
         a_lease_has_one_holder,

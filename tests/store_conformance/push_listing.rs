@@ -6,7 +6,7 @@ use counterfoil::rules::billing::Mode;
 use counterfoil::rules::delivery::{Class, Next, PushState};
 use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::window::Window;
-use counterfoil::store::push::{PushAges, PushCounts, PushQuery, SubmittedWindow};
+use counterfoil::store::push::{PushAges, PushCounts, PushQuery, SubmittedWindow, UnmappedSum};
 
 const REFUSED: (Class, Next) = (Class::Refused, Next::Dead);
 
@@ -77,10 +77,12 @@ pub async fn counts_and_unbilled_sums(f: Fixture) {
     let (tokens, whole) = (billed.f.meter_no("tokens").await, billed.f.meter_no("whole").await);
     let mut unbilled = vec![(tokens, quantity("4.5")), (whole, quantity("4"))];
     unbilled.sort();
+    let waiting = UnmappedSum { tenants: 1, pushes: 1, quantity: quantity("1") };
     let mut expected = PushCounts {
-        observed: 2,
+        observed: 1,
         observed_long: 1,
-        without_customer: 1,
+        without_customer: [(tokens, waiting)].into_iter().collect(),
+        unsent: Default::default(),
         submitted: 1,
         submitted_long: 1,
         dead: 4,

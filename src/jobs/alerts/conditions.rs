@@ -11,6 +11,7 @@ use crate::rules::delivery::{Class, PushState};
 use crate::rules::finding::{Finding, FindingKind};
 use crate::rules::ids::TenantId;
 use crate::rules::invoice::{Dunning, Invoice, judge_dunning};
+use crate::rules::meter::Catalog;
 use crate::rules::mirror::{ObjectKind, Snapshot};
 use crate::rules::pass::{PassKind, PassState};
 use crate::rules::quantity::Quantity;
@@ -19,7 +20,7 @@ use crate::rules::span::Span;
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::rules::window::Window;
-use crate::store::push::{Push, PushAges, PushQuery};
+use crate::store::push::{Push, PushAges, PushQuery, UnmappedSum, UnsentUsage};
 use crate::store::reconciliation::PassQuery;
 use crate::store::saga::SagaQuery;
 use crate::store::webhook::Mirror;
@@ -38,6 +39,8 @@ const NIGHTLY_LATE: Span = Span::from_hours(5 + 36);
 /// How long a person is told of days that were not compared.
 const SKIPPED_SHOWN: Span = Span::from_hours(7 * 24);
 const FAILED_MAX: usize = 20;
+/// How long usage that was too old to be sent is shown as an alert; its sum stays in the figures.
+const UNSENT_SHOWN: Span = Span::from_hours(7 * 24);
 const PAGE: usize = 1_000;
 
 fn condition(kind: AlertKind, subject: &str, summary: String, command: &str) -> Condition {
@@ -98,6 +101,16 @@ impl Alerter {
             found.push(condition(AlertKind::DeadLetters, "", summary, command));
         }
         let catalog = self.store.load_catalog().await?;
+        for (number, sum) in counts.without_customer {
+            let Some(meter) = catalog.get(number) else { continue };
+            let UnmappedSum { tenants, quantity, .. } = sum;
+            let slug = meter.slug.as_str();
+            let summary =
+                format!("{quantity} of {slug} by {tenants} tenants without a customer is not sent");
+            let command = format!("counterfoil pushes --state waiting --meter {slug}");
+            found.push(condition(AlertKind::UsageUnmapped, slug, summary, &command));
+        }
+        found.extend(self.unsent(&catalog, now).await?);
         for (number, mut quantity) in counts.unbilled {
             let Some(meter) = catalog.get(number) else { continue };
             for push in healing.iter().filter(|push| push.meter == number) {
@@ -110,6 +123,24 @@ impl Alerter {
             let summary = format!("{quantity} of {slug} were counted and are not billed");
             let command = format!("counterfoil pushes --state dead --meter {slug}");
             found.push(condition(AlertKind::Unbilled, slug, summary, &command));
+        }
+        Ok(found)
+    }
+
+    /// Usage that was too old to be sent when its tenant got a customer: one figure each.
+    async fn unsent(&self, catalog: &Catalog, now: Timestamp) -> store::Result<Vec<Condition>> {
+        let mut found = Vec::new();
+        for usage in self.store.list_unsent_usage(UNSENT_SHOWN.before(now), PAGE).await? {
+            let UnsentUsage { tenant, meter, pushes, quantity } = usage;
+            let Some(meter) = catalog.get(meter) else { continue };
+            let slug = meter.slug.as_str();
+            let summary = format!(
+                "{quantity} of {slug} by {tenant} ({pushes} pushes) was too old to be sent when \
+                 the tenant got a customer"
+            );
+            let command = format!("counterfoil usage --tenant {tenant} --meter {slug}");
+            let subject = format!("{tenant}/{slug}");
+            found.push(condition(AlertKind::UsageUnsent, &subject, summary, &command));
         }
         Ok(found)
     }

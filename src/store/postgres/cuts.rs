@@ -9,7 +9,8 @@
 //! What credits cover of a window changes in the same transaction. The order of all locks that
 //! concern money is: lease, remainders, cuts, grants by number, accounts (those that are missing by
 //! tenant and name, then by number), keys of entries, messages, the request's key. Verbs of tenants
-//! (`credits`, `sagas`, `quotes`) lock the tenant's row before all of these.
+//! (`credits`, `sagas`, `quotes`) lock the tenant's row before all of these; so does a cut with the
+//! rows of tenants without a customer (`waiting`), in the order of their numbers.
 //!
 //! A crash leaves all of a call or nothing. A call that is repeated because its outcome was lost
 //! finds the windows as they were cut, unchanged, and writes nothing.
@@ -28,6 +29,7 @@ use super::scalars::{
     tenant_number, write_count, write_ordinal,
 };
 use super::transaction::{Done, Transaction};
+use super::waiting::{count_waiting, lock_unmapped};
 use crate::rules::billing::{Granularity, Mode};
 use crate::rules::credit::CoverOrder;
 use crate::rules::delivery::{Class, PushState};
@@ -186,6 +188,9 @@ impl PostgresStore {
         orders: &[CutOrder],
         terms: CutTerms,
     ) -> Done<(CutReport, Vec<Change>)> {
+        let tenants: Vec<i32> =
+            orders.iter().filter_map(|o| self.tenant_no(&o.tenant)).map(tenant_number).collect();
+        let waiting = lock_unmapped(client, &tenants).await?;
         if !hold_lease(client, lease).await? {
             return Ok((CutReport { lease_lost: true, ..CutReport::default() }, Vec::new()));
         }
@@ -200,6 +205,7 @@ impl PostgresStore {
         let states = lock_states(client, &keys).await?;
         let usages = measure_windows(client, &orders).await?;
         let mut cutting = Cutting::new(&self.push_secret, terms, states, remainders);
+        cutting.waiting = waiting;
         let changed: Vec<(&Order, &WindowUsage)> =
             orders.iter().zip(&usages).filter(|(o, usage)| cutting.has_changed(o, usage)).collect();
         let by_event: Vec<&Order> =
@@ -284,6 +290,8 @@ struct Cutting<'s> {
     unfinished: Vec<CutOrder>,
     /// Under which subscriptions each tenant's usage is charged.
     charged: BTreeMap<i32, Vec<Term>>,
+    /// Tenants whose pushes wait for a customer.
+    waiting: BTreeSet<i32>,
 }
 
 impl<'s> Cutting<'s> {
@@ -300,6 +308,7 @@ impl<'s> Cutting<'s> {
             coverings: Coverings::default(),
             unfinished: Vec::new(),
             charged: BTreeMap::new(),
+            waiting: BTreeSet::new(),
         }
     }
 
@@ -468,7 +477,10 @@ impl<'s> Cutting<'s> {
             event,
             detail: None,
             customer: None,
-            state: PushState::Observed,
+            state: match self.waiting.contains(&order.tenant_no) {
+                true => PushState::Waiting,
+                false => PushState::Observed,
+            },
             class: Class::Cut,
         });
     }
@@ -476,6 +488,7 @@ impl<'s> Cutting<'s> {
     async fn write(self, client: &ClientWrapper) -> Done<(CutReport, Vec<Change>)> {
         let at = self.terms.at;
         let changes = insert_pushes(client, &self.pushes, at).await?;
+        count_waiting(client, &changes).await?;
         insert_carried(client, &self.carried).await?;
         let changed = |(key, _): &(&WindowKey, &CutState)| self.changed_states.contains(key);
         let states: Vec<_> = self.states.iter().filter(changed).collect();

@@ -9,6 +9,7 @@ use super::scalars::{
     SqlTimestamp, column, corrupt, instant, read_meter_no, read_tenant_no, write_limit,
 };
 use super::transaction::{Done, Transaction};
+use super::waiting::mark_releasing;
 use crate::rules::ids::{CustomerId, MeterNo, MeterSlug, TenantId, TenantNo};
 use crate::rules::meter::{Catalog, Meter, MeterSpec};
 use crate::rules::timestamp::Timestamp;
@@ -226,6 +227,7 @@ async fn put_tenant(
             client.query_one(insert, &given).await?
         }
     };
+    mark_releasing(client, tenant).await?;
     Ok(TenantPut::Stored(read_tenant(&stored)?))
 }
 

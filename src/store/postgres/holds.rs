@@ -60,7 +60,7 @@ pub async fn count_pushes_before(
     let sql = "-- count_pushes_before
         SELECT count(*) FROM pushes
         WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
-            AND state = 'observed' AND window_start < $2 AND NOT shadow";
+            AND state IN ('observed', 'waiting') AND window_start < $2 AND NOT shadow";
     let statement = client.prepare_cached(sql).await?;
     let row = client.query_one(&statement, &[&tenant.as_str(), &SqlTimestamp(before)]).await?;
     read_count(column(&row, 0)?)

@@ -10,6 +10,7 @@ use super::scalars::{
     SqlTimestamp, column, corrupt, instant, meter_number, read_count, read_meter_no, read_ordinal,
     write_count, write_limit,
 };
+use super::waiting::sum_unmapped;
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::drift::WindowPush;
@@ -202,11 +203,8 @@ fn add_settled(window: &mut SubmittedWindow, row: &Row) -> Result<()> {
 pub async fn count_pushes(client: Object, ages: PushAges) -> Result<PushCounts> {
     let snapshot = Snapshot::begin(client).await?;
     let sql = "-- count_pushes
-        SELECT count(*),
-            count(*) FILTER (WHERE p.created_at < $1 AND t.customer IS NOT NULL),
-            count(*) FILTER (WHERE t.customer IS NULL)
-        FROM pushes p JOIN tenants t ON t.tenant_no = p.tenant_no
-        WHERE p.state = 'observed' AND NOT p.shadow";
+        SELECT count(*), count(*) FILTER (WHERE created_at < $1) FROM pushes
+        WHERE state = 'observed' AND NOT shadow";
     let observed = snapshot.query_one(sql, &[&SqlTimestamp(ages.observed_before)]).await?;
     let sql = "-- count_pushes
         SELECT count(*), count(*) FILTER (WHERE state_at < $1) FROM pushes
@@ -217,6 +215,7 @@ pub async fn count_pushes(client: Object, ages: PushAges) -> Result<PushCounts> 
         WHERE state = 'dead' AND class <> 'discarded' AND NOT shadow
         GROUP BY meter_no ORDER BY meter_no";
     let rows = snapshot.query(sql, &[]).await?;
+    let (without_customer, unsent) = sum_unmapped(&snapshot).await?;
     snapshot.end().await?;
     let number = |row: &Row, place: usize| read_count(column(row, place)?);
     let (mut dead, mut unbilled) = (0, Vec::with_capacity(rows.len()));
@@ -228,7 +227,8 @@ pub async fn count_pushes(client: Object, ages: PushAges) -> Result<PushCounts> 
     Ok(PushCounts {
         observed: number(&observed, 0)?,
         observed_long: number(&observed, 1)?,
-        without_customer: number(&observed, 2)?,
+        without_customer,
+        unsent,
         submitted: number(&submitted, 0)?,
         submitted_long: number(&submitted, 1)?,
         dead,

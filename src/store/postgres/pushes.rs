@@ -21,6 +21,7 @@ use super::scalars::{
     SqlTimestamp, column, corrupt, read_count, read_ordinal, write_count, write_limit,
 };
 use super::transaction::{Done, Transaction};
+use super::waiting;
 use crate::faults::planted;
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::ids::{CustomerId, TenantId};
@@ -29,7 +30,7 @@ use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::push::{
     AttemptIntent, ClaimedPush, OpenPushes, Push, PushAges, PushClaim, PushCounts, PushQuery,
-    PushTrace, Pushes, Ruling, Settlement, SubmittedWindow,
+    PushRelease, PushTrace, Pushes, Ruling, Settlement, SubmittedWindow, UnsentUsage,
 };
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
@@ -47,6 +48,26 @@ impl Pushes for PostgresStore {
         let claim = &claim;
         let work = move |client: Arc<Transaction>| async move { claim_due(&client, claim).await };
         self.transact(work).await
+    }
+
+    async fn release_pushes(&self, release: PushRelease) -> Result<usize> {
+        let client = self.reader().await?;
+        if !waiting::is_releasing(&client).await? {
+            return Ok(0);
+        }
+        drop(client);
+        let work = move |client: Arc<Transaction>| async move {
+            waiting::release(&client, &release).await
+        };
+        let changes = self.transact(work).await?;
+        let released = changes.len();
+        log_changes(changes);
+        Ok(released)
+    }
+
+    async fn list_unsent_usage(&self, since: Timestamp, limit: usize) -> Result<Vec<UnsentUsage>> {
+        let client = self.reader().await?;
+        waiting::list_unsent(&client, since, limit).await
     }
 
     async fn begin_attempts(&self, intents: Vec<AttemptIntent>, at: Timestamp) -> Result<Vec<u64>> {

@@ -5,6 +5,7 @@
 
 use super::push_rows::{fetch_known, fetch_push, get, quantity_of, read_transitions};
 use super::segment::overflow;
+use super::waiting::sum_unmapped;
 use super::{corrupt, sql_error};
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, PushState};
@@ -26,24 +27,12 @@ pub fn begin_snapshot(connection: &Connection) -> Result<()> {
 pub fn list_pushes(connection: &Connection, query: &PushQuery) -> Result<Vec<Push>> {
     begin_snapshot(connection)?;
     let numbers: Vec<u64> = connection
-        .prepare_cached(
-            "-- list_pushes
-             SELECT push_no FROM pushes
-             WHERE (?1 IS NULL
-                    OR tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = ?1))
-                 AND (?2 IS NULL OR meter_no = ?2)
-                 AND (?3 IS NULL OR state = ?3)
-                 AND (?4 IS NULL OR class = ?4)
-                 AND (?5 IS NULL OR (window_start >= ?5 AND window_start < ?6))
-                 AND push_no < ?7
-             ORDER BY push_no DESC LIMIT ?8",
-        )
+        .prepare_cached(&list_statement(query))
         .and_then(|mut select| {
             let before = query.before.and_then(|number| i64::try_from(number).ok());
             let asked = params![
                 query.tenant.as_ref().map(TenantId::as_str),
                 query.meter.map(|meter| meter.0),
-                query.state.map(PushState::name),
                 query.class.map(Class::name),
                 query.range.map(|range| range.start.micros()),
                 query.range.map(|range| range.end.micros()),
@@ -54,6 +43,49 @@ pub fn list_pushes(connection: &Connection, query: &PushQuery) -> Result<Vec<Pus
         })
         .map_err(sql_error)?;
     numbers.into_iter().map(|number| fetch_known(connection, number).map(|row| row.push)).collect()
+}
+
+/// The statement for what is asked, by the index that holds the fewest other rows; SQLite refuses
+/// it if it cannot use that index. A state is named in the text, since partial indexes are chosen
+/// before parameters are known.
+fn list_statement(query: &PushQuery) -> String {
+    let mut conditions = vec!["push_no < ?6".to_owned()];
+    if let Some(state) = query.state {
+        conditions.push(format!("state = '{}'", state.name()));
+    }
+    let given = [
+        (query.tenant.is_some(), "tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = ?1)"),
+        (query.meter.is_some(), "meter_no = ?2"),
+        (query.class.is_some(), "class = ?3"),
+        (query.range.is_some(), "window_start >= ?4 AND window_start < ?5"),
+    ];
+    let given = given.into_iter().filter(|(is_given, _)| *is_given);
+    conditions.extend(given.map(|(_, condition)| condition.to_owned()));
+    let hint = list_index(query).map_or_else(String::new, |name| format!(" INDEXED BY {name}"));
+    format!(
+        "-- list_pushes\nSELECT push_no FROM pushes{hint} WHERE {} ORDER BY push_no DESC LIMIT ?7",
+        conditions.join(" AND ")
+    )
+}
+
+/// None where a walk down the pushes themselves finds a page soonest.
+fn list_index(query: &PushQuery) -> Option<&'static str> {
+    let of_tenant = query.tenant.is_some();
+    match query.state {
+        Some(PushState::Waiting) => Some("pushes_waiting"),
+        Some(PushState::Observed) if of_tenant => Some("pushes_observed"),
+        Some(PushState::Dead) if of_tenant => Some("pushes_dead"),
+        Some(PushState::Dead) => Some("pushes_dead_by_class"),
+        Some(PushState::Observed) => Some("pushes_due"),
+        Some(PushState::Submitted) if !of_tenant => Some("pushes_submitted"),
+        Some(
+            PushState::Submitted
+            | PushState::Confirmed
+            | PushState::Reconciled
+            | PushState::Replaced,
+        )
+        | None => of_tenant.then_some("pushes_by_tenant"),
+    }
 }
 
 pub fn trace_push(connection: &Connection, number: u64) -> Result<Option<PushTrace>> {
@@ -180,19 +212,13 @@ pub fn count_pushes(connection: &Connection, ages: PushAges) -> Result<PushCount
     let mut counts = connection
         .prepare_cached(
             "-- count_pushes
-             SELECT COUNT(*),
-                    COUNT(*) FILTER (
-                        WHERE pushes.created_at < ? AND tenants.customer IS NOT NULL
-                    ),
-                    COUNT(*) FILTER (WHERE tenants.customer IS NULL)
-             FROM pushes JOIN tenants ON tenants.tenant_no = pushes.tenant_no
+             SELECT COUNT(*), COUNT(*) FILTER (WHERE created_at < ?) FROM pushes
              WHERE state = 'observed' AND NOT shadow",
         )
         .and_then(|mut select| {
             select.query_row([ages.observed_before.micros()], |row| {
                 let (observed, observed_long) = (row.get(0)?, row.get(1)?);
-                let without_customer = row.get(2)?;
-                Ok(PushCounts { observed, observed_long, without_customer, ..Default::default() })
+                Ok(PushCounts { observed, observed_long, ..Default::default() })
             })
         })
         .map_err(sql_error)?;
@@ -206,6 +232,7 @@ pub fn count_pushes(connection: &Connection, ages: PushAges) -> Result<PushCount
             select.query_row([ages.submitted_before.micros()], |row| Ok((row.get(0)?, row.get(1)?)))
         })
         .map_err(sql_error)?;
+    (counts.without_customer, counts.unsent) = sum_unmapped(connection)?;
     count_dead(connection, &mut counts)?;
     Ok(counts)
 }

@@ -4,6 +4,7 @@
 //! transaction, and returns the line to be logged once that transaction is committed. A crash
 //! before the commit leaves neither.
 
+use super::waiting::{count_waiting, planned_state};
 use super::{corrupt, sql_error};
 use crate::faults::planted;
 use crate::rules::billing::Mode;
@@ -93,14 +94,18 @@ pub fn fetch_known(connection: &Connection, number: u64) -> Result<PushRow> {
     fetch_push(connection, number)?.ok_or_else(|| corrupt("a push's number"))
 }
 
-/// Writes a push that a cut planned and that is due at once.
+/// Writes a push that a cut planned: due at once, or waiting for its tenant's customer.
 pub fn insert_push(
     connection: &Connection,
     secret: &[u8; 32],
     push: &NewPush<'_>,
 ) -> Result<TransitionLine> {
-    let planned = Standing { state: PushState::Observed, class: Class::Cut, customer: None };
-    insert_standing(connection, secret, push, planned)
+    let owner = push.owner;
+    let state = planned_state(connection, owner.tenant_no)?;
+    if state == PushState::Waiting && !push.shadow {
+        count_waiting(connection, (owner.tenant_no, owner.meter_no), push.plan.quantity)?;
+    }
+    insert_standing(connection, secret, push, Standing { state, class: Class::Cut, customer: None })
 }
 
 /// Writes a push that stands somewhere already, or that something else than a cut planned.

@@ -18,7 +18,7 @@ use super::segment::overflow;
 use super::summaries::find_summary;
 use super::window_pushes::{customer_of_window, read_window_pushes};
 use super::writer::Writer;
-use super::{SqliteStore, corrupt, sql_error};
+use super::{SqliteStore, corrupt, sql_error, waiting};
 use crate::faults::planted;
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, Next, PushState, Retry, judge_discard, judge_retry};
@@ -32,8 +32,8 @@ use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::push::{
     AttemptIntent, ClaimedPush, OpenPushes, Push, PushAges, PushClaim, PushCounts, PushQuery,
-    PushTrace, Pushes, Right, Ruling, Settlement, SubmittedWindow, TransitionLine, UNRESOLVED,
-    log_transition,
+    PushRelease, PushTrace, Pushes, Right, Ruling, Settlement, SubmittedWindow, TransitionLine,
+    UNRESOLVED, UnsentUsage, log_transition,
 };
 use async_trait::async_trait;
 use hashbrown::{HashMap, HashSet};
@@ -44,11 +44,38 @@ use std::sync::Arc;
 impl Pushes for SqliteStore {
     async fn claim_pushes(&self, claim: PushClaim) -> Result<Vec<ClaimedPush>> {
         let wanted = claim.clone();
-        let found = self.read(move |_, connection| find_claimable(connection, &wanted)).await?;
+        let (found, unmapped) =
+            self.read(move |_, connection| find_claimable(connection, &wanted)).await?;
+        if !unmapped.is_empty() && !planted("bug.push_without_customer") {
+            let at = claim.now;
+            self.write(move |writer| {
+                let lines = writer.write(|c| waiting::withhold(c, &unmapped, at))?;
+                lines.iter().for_each(log_transition);
+                Ok(())
+            })
+            .await?;
+        }
         if found.is_empty() {
             return Ok(Vec::new());
         }
         self.write(move |writer| writer.write(|c| lease_pushes(c, &found, &claim))).await
+    }
+
+    async fn release_pushes(&self, release: PushRelease) -> Result<usize> {
+        let due = self.read(|_, connection| waiting::find_releasing(connection)).await?;
+        if due.is_none() {
+            return Ok(0);
+        }
+        self.write(move |writer| {
+            let lines = writer.write(|connection| waiting::release(connection, &release))?;
+            lines.iter().for_each(log_transition);
+            Ok(lines.len())
+        })
+        .await
+    }
+
+    async fn list_unsent_usage(&self, since: Timestamp, limit: usize) -> Result<Vec<UnsentUsage>> {
+        self.read(move |_, connection| waiting::list_unsent(connection, since, limit)).await
     }
 
     async fn begin_attempts(&self, intents: Vec<AttemptIntent>, at: Timestamp) -> Result<Vec<u64>> {
@@ -126,10 +153,11 @@ impl Pushes for SqliteStore {
 
 type Stream = (TenantNo, MeterNo);
 
-/// Numbers of pushes that could be claimed now, in the order of claims. It stops at `limit`, and
+/// Numbers of pushes that could be claimed now, in the order of claims, and tenants without a
+/// customer that it met: pushes of those were written before such pushes waited. It stops at `limit`, and
 /// asks for the rest of a window or a tenant only once, so that a long queue of one tenant is
 /// passed over quickly.
-fn find_claimable(connection: &Connection, claim: &PushClaim) -> Result<Vec<u64>> {
+fn find_claimable(connection: &Connection, claim: &PushClaim) -> Result<(Vec<u64>, Vec<TenantNo>)> {
     let PushClaim { now, limit, shadow, .. } = *claim;
     let mut taken = streams_in_flight(connection, now)?;
     let holds = read_holds(connection)?;
@@ -172,7 +200,8 @@ fn find_claimable(connection: &Connection, claim: &PushClaim) -> Result<Vec<u64>
             found.push(number);
         }
     }
-    Ok(found)
+    let unmapped = with_customer.into_iter().filter(|(_, mapped)| !mapped);
+    Ok((found, unmapped.map(|(tenant, _)| tenant).collect()))
 }
 
 /// From which window on each tenant's pushes wait, where they do. There are few holds, and mostly

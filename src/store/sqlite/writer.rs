@@ -19,7 +19,7 @@ use super::judge::{JudgedBatch, judge_batch};
 use super::keys::Location;
 use super::record::write_journal;
 use super::segment::{CommitParts, NewEntry};
-use super::{Shared, declarations, sql_error};
+use super::{Shared, declarations, sql_error, waiting};
 use crate::config::SqliteConfig;
 use crate::faults::{crash_point, planted};
 use crate::rules::ids::{TenantId, TenantNo};
@@ -395,7 +395,11 @@ impl Writer {
             let connection = &writer.connection;
             match declarations::holder_of_customer(connection, fields.customer.as_ref())? {
                 Some(holder) if holder != *tenant => Ok(Err(holder)),
-                Some(_) | None => declarations::put_tenant(connection, tenant, fields, at).map(Ok),
+                Some(_) | None => {
+                    let put = declarations::put_tenant(connection, tenant, fields, at)?;
+                    waiting::mark_releasing(connection, put.0)?;
+                    Ok(Ok(put))
+                }
             }
         })?;
         let (number, tenant) = match put {

@@ -72,7 +72,8 @@ pub fn count_pushes_before(
         .prepare_cached(
             "-- count_pushes_before
              SELECT COUNT(*) FROM pushes
-             WHERE tenant_no = ? AND state = 'observed' AND NOT shadow AND window_start < ?",
+             WHERE tenant_no = ? AND state IN ('observed', 'waiting') AND NOT shadow
+                 AND window_start < ?",
         )
         .and_then(|mut select| {
             select.query_row(params![tenant.0, before.micros()], |row| row.get(0))
