@@ -5,10 +5,10 @@
 //! transaction; as it alone changes either, nothing can come between.
 //!
 //! Meters billed by event: an event was cut if a push names it (`pushes.event_id`) or, where its
-//! quantity was zero or is carried, if it stands in `carried_events`. A window's events are listed
-//! by a reader first, so that the writer only looks at those to be cut. `cuts.count` is the number
-//! of events that were looked at, trials included: all of the window's, or fewer as long as some
-//! are left, so that equal counts always mean that nothing is left.
+//! quantity was zero or is carried, if it stands in `carried_events`. A reader first finds those
+//! that were not, so that the writer only looks at those to be cut. `cuts.count` is the number of
+//! events that were looked at, trials included: all that the window had when the reader began, or
+//! fewer as long as some are left, so that equal counts always mean that nothing is left.
 //!
 //! A crash leaves a call of `record_cuts` done in full or not at all; the next call finds out.
 
@@ -34,9 +34,12 @@ use crate::store::push::{
 };
 use crate::store::{EventQuery, Result};
 use async_trait::async_trait;
-use hashbrown::HashSet;
 use rusqlite::{Connection, OptionalExtension, Row, params};
+use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// Events of a window that are read at a time.
+const EVENTS_PAGE: usize = 1_000;
 
 #[async_trait]
 impl Cuts for SqliteStore {
@@ -138,7 +141,7 @@ enum Task {
 
 /// The events of a window, as a reader saw them.
 struct WindowEvents {
-    /// How many there were, trials included.
+    /// How many there were when the reader began, trials included.
     seen: u64,
     /// Those to be cut now, oldest first.
     due: Vec<Event>,
@@ -167,28 +170,51 @@ fn look_at_order(
     let cut = read_cut(connection, tenant, order.meter, order.window.start)?;
     end_snapshot(connection)?;
     let usage = WindowUsage::measure(&rows).map_err(|_| overflow())?;
-    if usage.count == cut.map_or(0, |state| state.count) {
+    let looked_at = cut.map_or(0, |state| state.count);
+    if usage.count == looked_at {
         return Ok(Task::Nothing);
     }
-    let query = EventQuery {
+    let missing = usage.count.saturating_sub(looked_at);
+    let (due, left) = find_uncut(shared, connection, (tenant, &order), (missing, events_max))?;
+    Ok(Task::CutEvents(order, WindowEvents { seen: usage.count, due, left }))
+}
+
+/// The oldest events of a window that were not cut, oldest first, and how many more there are. The
+/// window is read in pages from its newest event down, and no further than `missing` events that
+/// were not cut; so what is held is bounded, and a window that only grows is not read again.
+fn find_uncut(
+    shared: &Shared,
+    connection: &Connection,
+    (tenant, order): (TenantNo, &CutOrder),
+    (missing, events_max): (u64, usize),
+) -> Result<(Vec<Event>, u64)> {
+    let place = (tenant, order.meter, order.window.start);
+    let mut query = EventQuery {
         tenant: order.tenant.clone(),
         meter: Some(order.meter),
         range: Some(order.window),
         before: None,
-        limit: usize::MAX,
+        limit: EVENTS_PAGE,
     };
-    let listed = events::list_events(shared, connection, &query)?;
-    let cut_before = read_cut_events(connection, tenant, order.meter, order.window.start)?;
-    end_snapshot(connection)?;
-    let seen = u64::try_from(listed.len()).expect("a length fits 64 bits");
-    // They are listed newest first.
-    let all = listed.into_iter().rev().map(|stored| stored.event);
-    let mut due: Vec<Event> =
-        all.filter(|event| !event.trial && !cut_before.contains(event.id.as_str())).collect();
-    let left = due.len().saturating_sub(events_max);
-    let left = u64::try_from(left).expect("a length fits 64 bits");
-    due.truncate(events_max);
-    Ok(Task::CutEvents(order, WindowEvents { seen, due, left }))
+    let (mut oldest, mut found) = (VecDeque::new(), 0u64);
+    while found < missing {
+        let page = events::list_events(shared, connection, &query)?;
+        end_snapshot(connection)?;
+        let Some(last) = page.last() else { break };
+        query.before = Some((last.event.occurred_at, last.event.id.clone()));
+        for event in page.into_iter().map(|stored| stored.event) {
+            if found == missing || event.trial || was_cut(connection, place, &event.id)? {
+                continue;
+            }
+            found += 1;
+            oldest.push_back(event);
+            if oldest.len() > events_max {
+                oldest.pop_front();
+            }
+        }
+    }
+    let kept = u64::try_from(oldest.len()).expect("a length fits 64 bits");
+    Ok((oldest.into_iter().rev().collect(), found - kept))
 }
 
 fn end_snapshot(connection: &Connection) -> Result<()> {
@@ -290,7 +316,8 @@ impl Cutting<'_> {
             }
         }
         // Both numbers are of events that were looked at; another call may have been further.
-        subject.state.count = subject.state.count.max(events.seen - events.left);
+        let looked_at = events.seen.saturating_sub(events.left);
+        subject.state.count = subject.state.count.max(looked_at);
         if before == (subject.state.clone(), subject.remainder) {
             return Ok(());
         }
@@ -384,29 +411,6 @@ fn billed_quantity(event: &Event, meter: &Meter) -> Result<Quantity> {
             Err(corrupt("the billing of a meter that cannot be billed"))
         }
     }
-}
-
-/// Ids of a window's events that were cut.
-fn read_cut_events(
-    connection: &Connection,
-    tenant: TenantNo,
-    meter: MeterNo,
-    window_start: Timestamp,
-) -> Result<HashSet<String>> {
-    connection
-        .prepare_cached(
-            "-- read_cut_events
-             SELECT event_id FROM pushes
-             WHERE tenant_no = ?1 AND meter_no = ?2 AND window_start = ?3 AND event_id IS NOT NULL
-             UNION ALL
-             SELECT event_id FROM carried_events
-             WHERE tenant_no = ?1 AND meter_no = ?2 AND window_start = ?3",
-        )
-        .and_then(|mut select| {
-            let place = params![tenant.0, meter.0, window_start.micros()];
-            select.query_map(place, |row| row.get(0))?.collect()
-        })
-        .map_err(sql_error)
 }
 
 /// Whether a push or a carried quantity stands for the event.

@@ -262,9 +262,9 @@ pub fn find_mirror(connection: &Connection, name: &ObjectName) -> Result<Option<
 }
 
 fn list_mirrors(connection: &Connection, query: &MirrorQuery) -> Result<Vec<Mirror>> {
-    // The mirrors of one customer are few, and an index names them.
-    let sql = match query.customer {
-        Some(_) => {
+    // Each question has an index that names its mirrors.
+    let sql = match (&query.customer, &query.status) {
+        (Some(_), _) => {
             "-- list_mirrors
              SELECT kind, object_id, version, snapshot, read_at
              FROM mirrors INDEXED BY mirrors_by_customer
@@ -272,11 +272,17 @@ fn list_mirrors(connection: &Connection, query: &MirrorQuery) -> Result<Vec<Mirr
                  AND customer = ?3 AND object_id > ?4
              ORDER BY object_id LIMIT ?5"
         }
-        None => {
+        (None, Some(_)) => {
+            "-- list_mirrors
+             SELECT kind, object_id, version, snapshot, read_at
+             FROM mirrors INDEXED BY mirrors_by_status
+             WHERE kind = ?1 AND version > 0 AND status = ?2 AND ?3 IS NULL AND object_id > ?4
+             ORDER BY object_id LIMIT ?5"
+        }
+        (None, None) => {
             "-- list_mirrors
              SELECT kind, object_id, version, snapshot, read_at FROM mirrors
-             WHERE kind = ?1 AND version > 0 AND (?2 IS NULL OR status = ?2)
-                 AND ?3 IS NULL AND object_id > ?4
+             WHERE kind = ?1 AND version > 0 AND ?2 IS NULL AND ?3 IS NULL AND object_id > ?4
              ORDER BY object_id LIMIT ?5"
         }
     };
