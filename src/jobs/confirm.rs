@@ -5,9 +5,9 @@
 //!
 //! Invariant: a push is confirmed only if the window's whole total at the provider is what its
 //! settled pushes make; it is called absent only if two totals, both read long after it was taken,
-//! lack exactly what is unconfirmed; and either only if the window's pushes are still those that were
-//! listed before the total was read. Every total is kept as a reading before it is judged. A crash
-//! leaves pushes submitted; they are looked for again.
+//! lack exactly what is unconfirmed; and either only if the window's pushes are still those that
+//! were listed before the total was read. Every total is kept as a reading before it is judged. A
+//! crash leaves pushes submitted; they are looked for again.
 
 use super::keeper::{Keeper, LeaseTerms};
 use super::{Stop, repeat};

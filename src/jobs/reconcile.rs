@@ -6,11 +6,11 @@
 //! the day that has ended; and whatever a person orders. All of them compare in both directions: a
 //! tenant's usage that the provider lacks, and the provider's that the ledger lacks.
 //!
-//! Invariant: one holder of the lease runs passes, one after the other; hourly and nightly ones take
-//! turns where both are due. A day that lies too far back for a nightly pass is not left out without
-//! a word: a failed pass says so. What a pass reads of the
-//! provider is kept before it is judged. What is sent again is decided by the store in one
-//! transaction, by what stands then; a pass only proposes.
+//! Invariant: one holder of the lease runs passes, one after the other; hourly and nightly ones
+//! take turns where both are due. A day that lies too far back for a nightly pass is not left out
+//! without a word: a failed pass says so. What a pass reads of the provider is kept before it is
+//! judged. What is sent again is decided by the store in one transaction, by what stands then; a
+//! pass only proposes.
 //!
 //! A crash leaves a pass running; the next holder goes on after the rows that are written. What a
 //! chunk means for findings is written before its rows, and counts once for a pass.

@@ -8,8 +8,8 @@ use super::delivery::{Class, PushState};
 use super::drift::WindowPush;
 use super::ids::CustomerId;
 
-/// The customer of the window's first push that counted or may have counted, given all pushes of the
-/// window. None while nothing of it may have counted: it then goes to the tenant's customer.
+/// The customer of the window's first push that counted or may have counted, given all pushes of
+/// the window. None while nothing of it may have counted: it then goes to the tenant's customer.
 pub fn customer_of_window(pushes: &[WindowPush]) -> Option<&CustomerId> {
     let may_count = |push: &&WindowPush| match push.state {
         PushState::Submitted | PushState::Confirmed | PushState::Reconciled => true,

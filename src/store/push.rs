@@ -401,9 +401,9 @@ pub trait Pushes: Send + Sync {
     async fn list_pushes(&self, query: PushQuery) -> Result<Vec<Push>>;
     async fn trace_push(&self, number: u64) -> Result<Option<PushTrace>>;
 
-    /// Tries a dead push again as `rules::evidence::judge_resend` says, by the window's pushes and its
-    /// customer's total as they are stored then: as a new revision, or by asking its summary again,
-    /// which is refused while another push of the window is unresolved.
+    /// Tries a dead push again as `rules::evidence::judge_resend` says, by the window's pushes and
+    /// its customer's total as they are stored then: as a new revision, or by asking its summary
+    /// again, which is refused while another push of the window is unresolved.
     async fn retry_push(&self, number: u64, at: Timestamp) -> Result<Ruling>;
     /// Writes a dead push off.
     async fn discard_push(&self, number: u64, reason: &str, at: Timestamp) -> Result<Ruling>;

@@ -161,8 +161,8 @@ pub trait Reconciliation: Send + Sync {
     /// of class correction that sends it again: the next two revisions of the window, so that the
     /// sum of its pushes stays; done with the number of the latter. Refused, with nothing written,
     /// if `rules::drift::judge_correction` does not allow it by the pushes and the total that are
-    /// stored then, or if the window belongs to another customer than the order's, or a settled push
-    /// of it was sent for one (`rules::customer::customer_of_window`).
+    /// stored then, or if the window belongs to another customer than the order's, or a settled
+    /// push of it was sent for one (`rules::customer::customer_of_window`).
     async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling>;
     /// Confirmed pushes of windows that start in `range` become reconciled; how many.
     async fn close_pushes(

@@ -44,7 +44,7 @@ async fn summaries(billed: &Billed, range: Window, length_micros: i64) -> Vec<Su
 pub async fn equal_readings_are_counted(f: Fixture) {
     let mut billed = start(f).await;
     let now = billed.f.now;
-    // Tenths of a second, value, and what is known then: value, reads, since, read before, read last.
+    // Tenths of a second, value, and what is known then: value, reads, since, and both readings.
     let steps = [
         (0, "5", ("5", 1, 0, None, 0)),
         (9, "5", ("5", 1, 0, None, 0)),

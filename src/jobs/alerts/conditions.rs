@@ -29,8 +29,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// How long before an invoice is fixed open pushes are worth a call.
 const FINALIZATION_BEFORE: Span = Span::from_minutes(30);
-/// The passes of two hours read the totals twice and send again what did not count; what is dead for
-/// longer needs a person.
+/// The passes of two hours read the totals twice and send again what did not count; what is dead
+/// for longer needs a person.
 const HEALED_WITHIN: Span = Span::from_hours(4);
 /// Webhooks whose objects could not be read for so long need a person.
 const WEBHOOKS_LONG: Span = Span::from_minutes(10);

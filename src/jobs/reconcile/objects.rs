@@ -356,8 +356,8 @@ impl Reconciler {
     }
 
     /// What was handed to billing for a period, by the moments that pushes are stamped with: those
-    /// decide on which invoice they are. What was sent for another customer of the tenant is on that
-    /// one's. None if the meter is not ours.
+    /// decide on which invoice they are. What was sent for another customer of the tenant is on
+    /// that one's. None if the meter is not ours.
     async fn sum_pushed(
         &self,
         (tenant, customer): (&TenantId, &CustomerId),

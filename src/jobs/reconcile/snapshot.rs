@@ -4,8 +4,8 @@
 //! and goes on in the next hour. A pass that a person ordered is not held up.
 //!
 //! Invariant: one call asks for all windows of a customer and meter that lie close together. What
-//! could not be read, or was not for want of budget, is left as it was; it is then judged by what was
-//! read before, if anything, and has its turn at a later pass. A crash leaves what was kept.
+//! could not be read, or was not for want of budget, is left as it was; it is then judged by what
+//! was read before, if anything, and has its turn at a later pass. A crash leaves what was kept.
 
 use super::{PassError, Reconciler, Running, Work};
 use crate::provider::TotalsQuery;
@@ -20,7 +20,8 @@ use futures_util::stream::FuturesUnordered;
 
 /// Calls at one time.
 const CONCURRENCY_MAX: usize = 8;
-/// Windows that one call spans where only some are asked for: as many as a page of the provider has.
+/// Windows that one call spans where only some are asked for: as many as a page of the provider
+/// has.
 const SPANNED_MAX: i64 = 100;
 
 /// Totals to be read in one call: of windows of one length, oldest first.

@@ -118,8 +118,8 @@ pub fn list_former_customers(connection: &Connection) -> Result<Vec<(TenantId, C
     Ok(former)
 }
 
-/// The customer that the window of a push belongs to, as `rules::customer::customer_of_window` has it;
-/// the first push of the window mostly tells.
+/// The customer that the window of a push belongs to, as `rules::customer::customer_of_window` has
+/// it; the first push of the window mostly tells.
 pub fn customer_of_window(
     connection: &Connection,
     (tenant, meter): (TenantNo, MeterNo),
