@@ -76,8 +76,10 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
         Ingest::start(Arc::clone(&store), clock.clone(), config.ingest.clone(), strict_tenants);
     let provider = connect_provider(&config)?;
     let jobs = store.for_jobs()?.unwrap_or_else(|| Arc::clone(&store));
-    let outbound =
-        provider.as_ref().map(|provider| Outbound::start(&jobs, provider, &clock, &config));
+    let outbound = match &provider {
+        Some(provider) => Outbound::start(&jobs, provider, &clock, &config),
+        None => Outbound::start_cutting(&jobs, &clock, &config),
+    };
     let refused = |refusal| anyhow::anyhow!("settings: {refusal}");
     let destinations = destinations::connect(&config.alerts).map_err(refused)?;
     let changes = ChangeWebhook::connect(&config.alerts).map_err(refused)?;
@@ -97,9 +99,7 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     announce(&config, listen, admin_key.as_deref())?;
     http::serve(listener, app, signals.first()).await.context("cannot serve")?;
     ingest.drain().await;
-    if let Some(outbound) = outbound {
-        outbound.drain().await;
-    }
+    outbound.drain().await;
     inbound.drain().await;
     money.drain().await;
     store.close().await;

@@ -33,7 +33,6 @@ use super::{Stop, repeat};
 use crate::clock::Clock;
 use crate::config::{Config, Shadow};
 use crate::faults::crash_point;
-use crate::provider::Provider;
 use crate::rules::billing::{Billing, Granularity};
 use crate::rules::credit::DrawOrder;
 use crate::rules::ids::{MeterNo, TenantId};
@@ -85,13 +84,13 @@ pub struct CutSettings {
 }
 
 impl CutSettings {
-    /// As the settings of the server have it, for the provider that totals go to.
-    pub fn of(config: &Config, provider: &dyn Provider, holder: String) -> Self {
+    /// As the settings of the server have it, for a provider that holds so many digits.
+    pub fn of(config: &Config, digits_max: u32, holder: String) -> Self {
         Self {
             holder,
             accept_horizon_hours: config.ingest.accept_horizon_hours,
             shadow: config.provider.shadow != Shadow::Off,
-            digits_max: provider.limits().digits_max,
+            digits_max,
             draw_order: config.credits.order,
             lease_ms: config.push.lease_ms,
         }

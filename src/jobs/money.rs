@@ -44,7 +44,7 @@ impl MoneyJobs {
         let operating = provider.filter(|provider| provider.operations().is_some());
         if let Some(provider) = operating {
             let holder = format!("saga-{:016x}", random_number());
-            let cutting = CutSettings::of(config, &**provider, holder);
+            let cutting = CutSettings::of(config, provider.limits().digits_max, holder);
             let runner = SagaRunner::new(own_store(), Arc::clone(provider), clock.clone(), cutting);
             tasks.spawn(runner.run(stop));
         }

@@ -1,4 +1,7 @@
 //! The outbound jobs together: started with the server, and drained when it stops.
+//!
+//! Windows are cut without a provider too: credits are drawn at the cut. What they do not cover
+//! waits until there is a provider, and a customer to send it for.
 
 use super::Stopper;
 use super::confirm::Confirmer;
@@ -17,7 +20,21 @@ pub struct Outbound {
     tasks: JoinSet<()>,
 }
 
+/// Significant digits of pushes that wait for a provider: what the strictest one takes.
+const DIGITS_MAX: u32 = 15;
+
 impl Outbound {
+    /// Only cuts, on a server that bills through no provider.
+    pub fn start_cutting(store: &Arc<dyn Store>, clock: &Clock, config: &Config) -> Self {
+        let (stopper, stop) = Stopper::new();
+        let holder = format!("server-{:016x}", random_number());
+        let settings = CutSettings::of(config, DIGITS_MAX, holder);
+        let cutter = Cutter::new(Arc::clone(store), clock.clone(), settings);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(cutter.run(stop));
+        Self { stopper, tasks }
+    }
+
     pub fn start(
         store: &Arc<dyn Store>,
         provider: &Arc<dyn Provider>,
@@ -28,7 +45,7 @@ impl Outbound {
         let shadow = config.provider.shadow != Shadow::Off;
         // Tells this process from all others that share the store.
         let holder = format!("server-{:016x}", random_number());
-        let settings = CutSettings::of(config, &**provider, holder.clone());
+        let settings = CutSettings::of(config, provider.limits().digits_max, holder.clone());
         let cutter = Cutter::new(Arc::clone(store), clock.clone(), settings);
         let submitter = Submitter::new(
             Arc::clone(store),
