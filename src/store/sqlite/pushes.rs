@@ -154,9 +154,9 @@ impl Pushes for SqliteStore {
 type Stream = (TenantNo, MeterNo);
 
 /// Numbers of pushes that could be claimed now, in the order of claims, and tenants without a
-/// customer that it met: pushes of those were written before such pushes waited. It stops at `limit`, and
-/// asks for the rest of a window or a tenant only once, so that a long queue of one tenant is
-/// passed over quickly.
+/// customer that it met: pushes of those were written before such pushes waited. It stops at
+/// `limit`, and asks for the rest of a window or a tenant only once, so that a long queue of one
+/// tenant is passed over quickly.
 fn find_claimable(connection: &Connection, claim: &PushClaim) -> Result<(Vec<u64>, Vec<TenantNo>)> {
     let PushClaim { now, limit, shadow, .. } = *claim;
     let mut taken = streams_in_flight(connection, now)?;
