@@ -1,5 +1,5 @@
-//! The cut: hands the totals of windows that are no longer open to billing, and again whenever late
-//! events have changed them.
+//! The cut: hands the totals of windows that are no longer open to billing, and again whenever
+//! late events have changed them.
 //!
 //! A pass looks at the tenants that have received anything since the meter's mark, and a little
 //! longer; reads their totals and their last cuts; and orders a cut of each window whose number of
@@ -16,8 +16,8 @@
 //! The lease is renewed by time while tenants are walked over (`keeper`). A walk that has lost the
 //! lease, or has met a failing store, goes on from where it was broken off (`walk`).
 //!
-//! A draft of an invoice hurries its tenant's windows (`flush`), in a task and under a lease of its
-//! own.
+//! A draft of an invoice hurries its tenant's windows (`flush`), in a task and under a lease of
+//! its own.
 //!
 //! A crash leaves windows cut or not, each as a whole, and the mark where it was: the next pass
 //! looks at the same tenants again.
@@ -164,8 +164,8 @@ impl Cutter {
         Ok(done)
     }
 
-    /// Cuts all of a tenant's windows that end by `border`, also those that have not settled; false
-    /// if another server is cutting, or a window could not be cut.
+    /// Cuts all of a tenant's windows that end by `border`, also those that have not settled;
+    /// false if another server is cutting, or a window could not be cut.
     pub async fn cut_until(&self, tenant: &TenantId, border: Timestamp) -> store::Result<bool> {
         let now = self.clock.now();
         let horizon = Span::from_hours(self.settings.accept_horizon_hours);
@@ -436,9 +436,9 @@ struct Seek {
     closed_until: Option<Timestamp>,
 }
 
-/// Whether a window may be on the invoice of a period that ends at `border`, and has ended itself. A
-/// window that holds the border is where its stamp is, which may be anywhere before it if the
-/// subscription ended there.
+/// Whether a window may be on the invoice of a period that ends at `border`, and has ended
+/// itself. A window that holds the border is where its stamp is, which may be anywhere before it
+/// if the subscription ended there.
 fn is_hurried(window: Window, border: Timestamp, now: Timestamp) -> bool {
     window.end <= border || (window.start < border && window.end <= now)
 }

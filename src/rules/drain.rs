@@ -1,13 +1,14 @@
-//! When the last cut of a subscription or plan is made, and when its usage has surely been counted.
+//! When the last cut of a subscription or plan is made, and when its usage has surely been
+//! counted.
 //!
 //! The provider bills at a cancellation or a change of prices what it has aggregated by then, and
-//! usage that it aggregates later is on no invoice. So before either goes out, events that are still
-//! on their way are waited for, the windows before the boundary are cut and sent, and the provider's
-//! summary must show them.
+//! usage that it aggregates later is on no invoice. So before either goes out, events that are
+//! still on their way are waited for, the windows before the boundary are cut and sent, and the
+//! provider's summary must show them.
 //!
 //! Invariant: usage that was sent is never said to be counted unless the summary's total of its
-//! window is exactly what was sent. A change of prices that cannot be reached in time is given up; a
-//! cancellation waits for as long as it takes.
+//! window is exactly what was sent. A change of prices that cannot be reached in time is given
+//! up; a cancellation waits for as long as it takes.
 
 use super::span::Span;
 use super::timestamp::Timestamp;
@@ -16,8 +17,8 @@ use super::timestamp::Timestamp;
 const GRACE_MIN: Span = Span::from_minutes(5);
 /// Of the 25 minutes that a change has, the rest is for sending and counting.
 const CHANGE_GRACE_MAX: Span = Span::from_minutes(15);
-/// Windows after the boundary are stamped half an hour after it at the earliest. Prices that change
-/// later than that would leave them charged by the old ones.
+/// Windows after the boundary are stamped half an hour after it at the earliest. Prices that
+/// change later than that would leave them charged by the old ones.
 pub const CHANGED_WITHIN: Span = Span::from_minutes(25);
 
 /// The shortest and longest pause between two readings of the provider's totals.
@@ -67,8 +68,8 @@ impl Ending {
         }
     }
 
-    /// When to read the provider's totals again. A cancellation may wait for hours, so it asks less
-    /// and less often; a change has minutes.
+    /// When to read the provider's totals again. A cancellation may wait for hours, so it asks
+    /// less and less often; a change has minutes.
     pub fn count_again(self, cut_at: Timestamp, now: Timestamp) -> Timestamp {
         let (shortest, longest) = (COUNT_PAUSES.0.micros(), COUNT_PAUSES.1.micros());
         let waited = now.micros().saturating_sub(cut_at.micros());

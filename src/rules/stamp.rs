@@ -1,14 +1,14 @@
 //! Where in its window a push is stamped, so that the provider charges it by the subscription that
 //! was in force for its usage.
 //!
-//! The provider bills what is stamped within a subscription and drops the rest. A window's stamp is
-//! its middle, and that of an event its moment; in the window in which a subscription begins or ends
-//! the middle may lie outside it. And a change of prices takes effect some minutes after the
-//! boundary from which on usage is agreed to be charged by the new ones.
+//! The provider bills what is stamped within a subscription and drops the rest. A window's stamp
+//! is its middle, and that of an event its moment; in the window in which a subscription begins
+//! or ends the middle may lie outside it. And a change of prices takes effect some minutes after
+//! the boundary from which on usage is agreed to be charged by the new ones.
 //!
-//! Invariant: a stamp lies strictly inside its window. Where a subscription is known to have been in
-//! force for the usage and the window and it overlap, the stamp lies inside both. Where none is
-//! known, the stamp is what it would be without any. A window is not split: if it holds two
+//! Invariant: a stamp lies strictly inside its window. Where a subscription is known to have been
+//! in force for the usage and the window and it overlap, the stamp lies inside both. Where none
+//! is known, the stamp is what it would be without any. A window is not split: if it holds two
 //! subscriptions, all its usage goes to one of them.
 
 use super::ids::SubscriptionId;
@@ -47,7 +47,8 @@ impl Term {
     }
 }
 
-/// The nearest whole second to `at` that lies strictly inside all of the terms, where there is one.
+/// The nearest whole second to `at` that lies strictly inside all of the terms, where there is
+/// one.
 fn clamp<'t>(at: Timestamp, terms: impl Iterator<Item = &'t Term>) -> Timestamp {
     let (mut first, mut last) = (at.micros(), i64::MAX);
     for term in terms {
@@ -225,7 +226,8 @@ mod tests {
                 ended_at: Some(after(start + length)),
                 charged_from: after(start + late),
             }).collect();
-            for stamp in [stamp_window(hour(), &terms), stamp_event(hour(), after(occurred), &terms)] {
+            let event = stamp_event(hour(), after(occurred), &terms);
+            for stamp in [stamp_window(hour(), &terms), event] {
                 prop_assert!(hour().start < stamp && stamp < hour().end);
             }
         }

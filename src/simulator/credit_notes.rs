@@ -1,8 +1,8 @@
 //! Credit notes: refunds of invoices that were paid.
 //!
-//! Invariant: what is refunded of an invoice is never more than was paid. A credit note of an invoice
-//! that is not paid, or one that credits in other ways than by a refund, is not known here. A crash
-//! leaves nothing.
+//! Invariant: what is refunded of an invoice is never more than was paid. A credit note of an
+//! invoice that is not paid, or one that credits in other ways than by a refund, is not known
+//! here. A crash leaves nothing.
 
 use super::lists::{PAGING, page_of};
 use super::metadata;

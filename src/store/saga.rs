@@ -1,9 +1,9 @@
 //! Sagas with their logs, the holds they put on pushes, and the agreements they make.
 //!
-//! Invariant: a line of a log is written only under the saga's current fence, so of two runners one
-//! is refused. A saga's standing and the lines that explain it change in one transaction, with the
-//! message that tells of its end. A tenant has at most one open saga. A crash leaves a saga with
-//! its last line; when its lease ends, another runner goes on from there.
+//! Invariant: a line of a log is written only under the saga's current fence, so of two runners
+//! one is refused. A saga's standing and the lines that explain it change in one transaction,
+//! with the message that tells of its end. A tenant has at most one open saga. A crash leaves a
+//! saga with its last line; when its lease ends, another runner goes on from there.
 
 use super::Result;
 use super::idempotency::Completing;
@@ -175,16 +175,17 @@ pub trait Sagas: Send + Sync {
         at: Timestamp,
         completing: Option<&Completing<Begun>>,
     ) -> Result<Begun>;
-    /// Leases moving sagas that are due by `now` and not leased beyond it, those longest due first.
-    /// Each claim raises the fence. On PostgreSQL rows that another is claiming are skipped.
+    /// Leases moving sagas that are due by `now` and not leased beyond it, those longest due
+    /// first. Each claim raises the fence. On PostgreSQL rows that another is claiming are
+    /// skipped.
     async fn claim_sagas(
         &self,
         now: Timestamp,
         lease_until: Timestamp,
         limit: usize,
     ) -> Result<Vec<ClaimedSaga>>;
-    /// Appends lines and moves the saga, and writes the messages; false, and nothing is written, if
-    /// the fence is not current.
+    /// Appends lines and moves the saga, and writes the messages; false, and nothing is written,
+    /// if the fence is not current.
     async fn record_saga(
         &self,
         claim: (u64, u64),
@@ -199,9 +200,10 @@ pub trait Sagas: Send + Sync {
     /// tries 0, due at once, and the next generation if it starts anew. A lease on it ends.
     async fn revive_saga(&self, id: &str, at: Timestamp) -> Result<Revived>;
 
-    /// Holds back the pushes of the saga's tenant of windows that start at `from` or later: they are
-    /// not claimed until the hold is released. One for each saga; writing it again changes nothing.
-    /// False, and nothing is written, if the claim's fence is not current or the saga has ended.
+    /// Holds back the pushes of the saga's tenant of windows that start at `from` or later: they
+    /// are not claimed until the hold is released. One for each saga; writing it again changes
+    /// nothing. False, and nothing is written, if the claim's fence is not current or the saga
+    /// has ended.
     async fn put_hold(&self, claim: (u64, u64), from: Timestamp, at: Timestamp) -> Result<bool>;
     /// Whether there was one.
     async fn release_hold(&self, saga: &str) -> Result<bool>;
@@ -221,23 +223,31 @@ pub trait Sagas: Send + Sync {
     // transaction that writes a reading (`Mirrors::record_mirrors`), and in those below that write
     // or restore an agreement, by what the mirror shows then. A message tells of each change.
 
-    /// Writes the agreement of its saga, without access; an open agreement of the same subscription
-    /// ends at its `began_at` and loses its access. The same one written again changes nothing.
+    /// Writes the agreement of its saga, without access; an open agreement of the same
+    /// subscription ends at its `began_at` and loses its access. The same one written again
+    /// changes nothing.
     async fn record_agreement(&self, agreement: Agreement) -> Result<()>;
-    /// Says from when on the provider charges by the agreement that a saga made: usage that it holds
-    /// for is never stamped before. Pushes that the saga's hold keeps back, and that nobody has tried
-    /// to send, are stamped anew.
+    /// Says from when on the provider charges by the agreement that a saga made: usage that it
+    /// holds for is never stamped before. Pushes that the saga's hold keeps back, and that nobody
+    /// has tried to send, are stamped anew.
     async fn charge_from(&self, saga: &str, at: Timestamp) -> Result<()>;
     /// Opens or closes the features of the agreement that a saga made.
     async fn set_access(&self, saga: &str, access: bool) -> Result<()>;
     /// Takes back the agreement that a saga made: it is gone, and the one that it ended is open
     /// again with its access. Nothing happens if there is none.
     async fn withdraw_agreement(&self, saga: &str) -> Result<()>;
-    /// Ends the agreement of a subscription at that moment, which may be ahead: its features may be
-    /// used until then. One that ends earlier is left as it is.
+    /// Ends the agreement of a subscription at that moment, which may be ahead: its features may
+    /// be used until then. One that ends earlier is left as it is.
     async fn end_agreement(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()>;
     /// The newest agreement of a subscription.
     async fn find_agreement(&self, subscription: &SubscriptionId) -> Result<Option<Agreement>>;
+    /// Opens the agreement of a subscription again that was ended at that moment and that no other
+    /// took the place of. Nothing happens if there is none, or if another is open.
+    async fn reopen_agreement(
+        &self,
+        subscription: &SubscriptionId,
+        ended_at: Timestamp,
+    ) -> Result<()>;
     /// A tenant's agreements, newest first, at most `limit`.
     async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>>;
 }

@@ -2,7 +2,7 @@
 
 use crate::{SAGA, World, at, customer_id, subscription_id, word};
 use counterfoil::provider::{Called, CancelWhen, RemoteSubscription};
-use counterfoil::simulator::{FaultKind, FaultRule};
+use counterfoil::simulator::{FaultKind, FaultRule, SimRequest};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,16 +13,18 @@ enum Call {
     ChangePrices,
     CancelNow,
     CancelAtPeriodEnd,
+    GiveBack,
 }
 
 impl Call {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::CreateCustomer,
         Self::AbandonCustomer,
         Self::CreateSubscription,
         Self::ChangePrices,
         Self::CancelNow,
         Self::CancelAtPeriodEnd,
+        Self::GiveBack,
     ];
 
     fn pattern(self) -> &'static str {
@@ -32,6 +34,7 @@ impl Call {
             Self::CreateSubscription => "POST /v1/subscriptions",
             Self::ChangePrices | Self::CancelAtPeriodEnd => "POST /v1/subscriptions/:id",
             Self::CancelNow => "DELETE /v1/subscriptions/:id",
+            Self::GiveBack => "POST /v1/credit_notes",
         }
     }
 }
@@ -46,9 +49,13 @@ struct Scene {
 
 impl Scene {
     async fn new(call: Call) -> Self {
+        if call == Call::GiveBack {
+            let (world, customer, made) = crate::subscriptions::paid().await;
+            return Self { world, call, customer, before: Some(made) };
+        }
         let world = World::new().await;
         let (customer, before) = match call {
-            Call::CreateCustomer => (String::new(), None),
+            Call::CreateCustomer | Call::GiveBack => (String::new(), None),
             Call::AbandonCustomer | Call::CreateSubscription => {
                 let made = crate::done(world.create_customer(SAGA, "before").await);
                 (made.as_str().to_owned(), None)
@@ -92,6 +99,10 @@ impl Scene {
                 let when = CancelWhen::PeriodEnd;
                 operations.cancel_subscription(&id(), when, key).await.and_then(named)
             }
+            Call::GiveBack => {
+                let given = operations.give_back(&id(), SAGA, key).await;
+                given.and_then(|()| Called::Done(self.customer.clone()))
+            }
         }
     }
 
@@ -121,6 +132,10 @@ impl Scene {
             Call::CancelAtPeriodEnd => {
                 subscriptions.iter().filter(|found| found["cancel_at_period_end"] == true).count()
             }
+            Call::GiveBack => {
+                let notes = self.world.handle(&SimRequest::get("/v1/credit_notes"));
+                notes["data"].as_array().unwrap().len()
+            }
         }
     }
 
@@ -144,6 +159,12 @@ impl Scene {
             Call::ChangePrices => listed[0].saga.as_deref() == Some("saga_2"),
             Call::CancelNow => listed[0].status == "canceled",
             Call::CancelAtPeriodEnd => listed[0].cancel_at_period_end,
+            Call::GiveBack => {
+                let given = |one: &serde_json::Value| {
+                    one["amount_paid"] == one["post_payment_credit_notes_amount"]
+                };
+                self.world.invoices().iter().all(given)
+            }
         }
     }
 }
@@ -219,7 +240,9 @@ async fn a_500_is_kept_whether_it_happened_or_not() {
                 // Nothing is kept of a DELETE.
                 (Call::CancelNow, _) => check(call, kind, "retry", effects, "done").await,
                 // A mark is looked at before it is made.
-                (Call::AbandonCustomer, 1) => check(call, kind, "kept", 1, "done").await,
+                (Call::AbandonCustomer | Call::GiveBack, 1) => {
+                    check(call, kind, "kept", 1, "done").await;
+                }
                 _ => check(call, kind, "kept", effects, "kept").await,
             }
         }

@@ -201,7 +201,7 @@ async fn ended_with_the_period() {
 }
 
 /// A world with a flat price of five dollars, and a subscription to it that is paid.
-async fn paid() -> (World, String, RemoteSubscription) {
+pub async fn paid() -> (World, String, RemoteSubscription) {
     let world = World::new().await;
     let customer = done(world.create_customer(SAGA, "customer").await);
     let fields = [

@@ -1,12 +1,12 @@
 //! A subscription gets other prices, at the end of a window.
 //!
-//! Usage is priced by what the subscription charges at its stamp, so usage up to the boundary goes
-//! out and is counted first, later usage waits, the prices change, and then it goes on. Undone, the
-//! prices are what they were and nothing waits.
+//! Usage is priced by what the subscription charges at its stamp, so usage up to the boundary
+//! goes out and is counted first, later usage waits, the prices change, and then it goes on.
+//! Undone, the prices are what they were and nothing waits.
 //!
-//! The prices change some minutes after the boundary from which on they were agreed. Usage since the
-//! boundary is stamped not before that change (`rules::stamp`): at the boundary the provider still
-//! charges by the old prices.
+//! The prices change some minutes after the boundary from which on they were agreed. Usage since
+//! the boundary is stamped not before that change (`rules::stamp`): at the boundary the provider
+//! still charges by the old prices.
 
 use super::drain::Drain;
 use super::prices::{are_same, prices_of, read_own, set};
@@ -92,8 +92,8 @@ impl ChangeResult {
     }
 }
 
-/// Has usage since the boundary stamped where the new prices are charged. A log of an older version
-/// does not tell when that was.
+/// Has usage since the boundary stamped where the new prices are charged. A log of an older
+/// version does not tell when that was.
 async fn charge(turn: &Turn<'_>) -> Result<(), Outcome> {
     let Some(ChangeResult { changed_at }) = turn.result("change") else { return Ok(()) };
     turn.store.charge_from(&turn.saga.id, changed_at).await.map_err(from_store)

@@ -2,9 +2,10 @@
 //! and counted by the provider.
 //!
 //! Invariant: the step is done only when no push of a window that starts before the boundary is
-//! left to be sent, and the provider's summaries show all that were sent. When the last cut is made
-//! and until when it is worth waiting is decided by `rules::drain`; all its times follow from the
-//! boundary that the saga's parameters hold, so that a crash in the wait changes none of them.
+//! left to be sent, and the provider's summaries show all that were sent. When the last cut is
+//! made and until when it is worth waiting is decided by `rules::drain`; all its times follow
+//! from the boundary that the saga's parameters hold, so that a crash in the wait changes none of
+//! them.
 
 use super::step::{Step, Turn, done, either, from_store};
 use crate::faults::planted;

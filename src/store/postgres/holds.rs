@@ -1,8 +1,9 @@
 //! Holds: tenants whose later pushes wait while a saga changes what they are charged by.
 //!
-//! Invariant: one for each saga, put by the current claimant of one that has not ended; a push that a hold keeps back is claimed by nobody
-//! (`pushes::claim_due` looks). A crash leaves all of a call or nothing, and every call may be
-//! repeated: the first hold of a saga stands, and one that is gone stays gone.
+//! Invariant: one for each saga, put by the current claimant of one that has not ended; a push
+//! that a hold keeps back is claimed by nobody (`pushes::claim_due` looks). A crash leaves all of
+//! a call or nothing, and every call may be repeated: the first hold of a saga stands, and one
+//! that is gone stays gone.
 
 use super::scalars::{SqlTimestamp, column, read_count, write_count};
 use super::transaction::Done;
@@ -32,8 +33,8 @@ pub async fn put_hold(
     Ok(true)
 }
 
-/// Pushes that the saga's hold keeps back, and that nobody has tried to send, are not stamped before
-/// `first`.
+/// Pushes that the saga's hold keeps back, and that nobody has tried to send, are not stamped
+/// before `first`.
 pub async fn stamp_held(client: &ClientWrapper, saga: &str, first: Timestamp) -> Done<()> {
     let sql = "-- stamp_held
         UPDATE pushes p SET stamped_at = LEAST($1, p.window_end - interval '1 second')

@@ -1,8 +1,8 @@
 //! Agreements: what tenants are charged by and what they may use.
 //!
-//! Invariant: a subscription has one open agreement at most, and a saga makes one at most. One that
-//! another took the place of remembers by which saga and with which access, so that it can be
-//! restored. Agreements follow the readings of their subscription, see `rules::access`. Each
+//! Invariant: a subscription has one open agreement at most, and a saga makes one at most. One
+//! that another took the place of remembers by which saga and with which access, so that it can
+//! be restored. Agreements follow the readings of their subscription, see `rules::access`. Each
 //! function is part of one transaction; a crash leaves it done or not.
 
 use crate::faults::planted;
@@ -258,6 +258,25 @@ fn tenant_of(row: &Row<'_>) -> Result<TenantId> {
 
 fn parse_subscription(text: &str) -> Result<SubscriptionId> {
     SubscriptionId::parse(text).map_err(|_| corrupt("an agreement's subscription"))
+}
+
+pub fn reopen_agreement(
+    connection: &Connection,
+    subscription: &SubscriptionId,
+    ended_at: Timestamp,
+) -> Result<()> {
+    connection
+        .prepare_cached(
+            "-- reopen_agreement
+             UPDATE agreements SET ended_at = NULL
+             WHERE subscription = ?1 AND ended_at = ?2 AND ended_by IS NULL
+                 AND NOT EXISTS (
+                     SELECT 1 FROM agreements WHERE subscription = ?1 AND ended_at IS NULL
+                 )",
+        )
+        .and_then(|mut update| update.execute(params![subscription.as_str(), ended_at.micros()]))
+        .map_err(sql_error)?;
+    Ok(())
 }
 
 /// Newest first.

@@ -1,7 +1,8 @@
 //! Holds: tenants whose later pushes wait while a plan changes.
 //!
 //! Invariant: a saga has one hold at most, and it stays as it was first written; only the current
-//! claimant of a saga that has not ended puts one. `claim_pushes` leaves out what a hold keeps back. A crash leaves a hold in place; its saga releases it.
+//! claimant of a saga that has not ended puts one. `claim_pushes` leaves out what a hold keeps
+//! back. A crash leaves a hold in place; its saga releases it.
 
 use crate::rules::ids::TenantNo;
 use crate::rules::timestamp::Timestamp;
@@ -37,8 +38,8 @@ pub fn put_hold(
         .map_err(sql_error)
 }
 
-/// Pushes that the saga's hold keeps back, and that nobody has tried to send, are not stamped before
-/// `first`.
+/// Pushes that the saga's hold keeps back, and that nobody has tried to send, are not stamped
+/// before `first`.
 pub fn stamp_held(connection: &Connection, saga: &str, first: Timestamp) -> Result<()> {
     connection
         .prepare_cached(
