@@ -3,6 +3,7 @@
 
 pub mod alerts;
 pub mod backfill;
+pub mod clocks;
 pub mod confirm;
 pub mod credits;
 pub mod cut;
@@ -22,6 +23,8 @@ pub mod thresholds;
 pub mod watch;
 pub mod webhook;
 
+use crate::clock::Clock;
+use crate::rules::timestamp::Timestamp;
 use std::future::Future;
 use std::time::Duration;
 use tokio::sync::watch as channel;
@@ -54,6 +57,20 @@ impl Stop {
     pub async fn wait(&mut self, pause: Duration) {
         let told = self.0.wait_for(|stop| *stop);
         let _ = tokio::time::timeout(pause, told).await;
+    }
+}
+
+/// The time, for a job that sends, decides, expires or removes anything; none while clocks
+/// contradict each other, or while no other clock has confirmed ours lately. The job then does
+/// nothing, and looks again at its next turn. [`clocks::ClockKeeper`] says why.
+pub(crate) fn sure_time(clock: &Clock, job: &'static str) -> Option<Timestamp> {
+    match clock.sure() {
+        Ok(now) => Some(now),
+        Err(doubt) => {
+            metrics::counter!("counterfoil_jobs_held_total", "job" => job).increment(1);
+            tracing::debug!(job, %doubt, "the job {job} waits: {doubt}");
+            None
+        }
     }
 }
 

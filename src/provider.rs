@@ -8,6 +8,7 @@ pub mod nowhere;
 pub mod sink;
 pub mod stripe;
 
+use crate::clock::Clock;
 use crate::config::{ProviderConfig, ProviderKind, Shadow, SinkConfig, StripeConfig};
 use crate::rules::delivery::{Delivery, Horizons};
 use crate::rules::ids::{CustomerId, SubscriptionId, TenantId};
@@ -89,6 +90,12 @@ pub trait Provider: Send + Sync {
     async fn send_push(&self, request: &Request) -> Answer;
     /// What it counted in each of the windows, in their order.
     async fn read_totals(&self, query: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable>;
+    /// Whether its answers tell what time it is there.
+    fn tells_time(&self) -> bool {
+        false
+    }
+    /// Makes a call that changes nothing, so that the clock hears the answer's time.
+    async fn ask_time(&self) {}
     /// What it tells besides totals; none if nothing.
     fn inbound(&self) -> Option<&dyn Inbound> {
         None
@@ -289,6 +296,16 @@ pub fn connect(
     stripe: &StripeConfig,
     sink: &SinkConfig,
 ) -> Result<Option<Arc<dyn Provider>>, String> {
+    connect_heard_by(provider, stripe, sink, &Clock::system())
+}
+
+/// The same; `clock` hears what time its answers tell.
+pub fn connect_heard_by(
+    provider: &ProviderConfig,
+    stripe: &StripeConfig,
+    sink: &SinkConfig,
+    clock: &Clock,
+) -> Result<Option<Arc<dyn Provider>>, String> {
     let connected: Arc<dyn Provider> = match provider.kind {
         ProviderKind::None => return Ok(None),
         ProviderKind::Stripe => {
@@ -297,9 +314,9 @@ pub fn connect(
                             give the key of a sandbox, or set provider.shadow = \"nowhere\""
                     .into());
             }
-            Arc::new(stripe::Stripe::connect(stripe)?)
+            Arc::new(stripe::Stripe::connect(stripe)?.heard_by(clock))
         }
-        ProviderKind::Sink => Arc::new(sink::Sink::connect(sink)?),
+        ProviderKind::Sink => Arc::new(sink::Sink::connect(sink)?.timed_by(clock)),
     };
     Ok(Some(match provider.shadow {
         Shadow::Nowhere => Arc::new(nowhere::Nowhere::beside(connected)),

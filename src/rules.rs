@@ -39,6 +39,7 @@ pub mod span;
 pub mod stamp;
 pub mod subscription;
 pub mod tax;
+pub mod time_source;
 pub mod timestamp;
 pub mod usage;
 pub mod verdict;

@@ -117,6 +117,12 @@ enum SimClock {
     Following { machine: Clock, ahead_micros: i64 },
 }
 
+/// A time as HTTP spells it; none for a year that it cannot spell.
+fn date_of(now: Timestamp) -> Option<String> {
+    let at = jiff::Timestamp::from_microsecond(now.micros()).ok()?;
+    jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&at).ok()
+}
+
 /// The stand-in.
 #[derive(Debug)]
 pub struct Simulator {
@@ -208,6 +214,7 @@ impl Simulator {
         response.headers.push(("request-id", request_id));
         let version = request.header("stripe-version").unwrap_or(API_VERSION);
         response.headers.push(("stripe-version", version.to_owned()));
+        response.headers.extend(date_of(self.now()).map(|date| ("date", date)));
         (response, ticket)
     }
 

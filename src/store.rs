@@ -7,6 +7,7 @@
 
 pub mod account;
 pub mod alert;
+pub mod clock;
 pub mod credit;
 pub mod idempotency;
 pub mod message;
@@ -30,6 +31,7 @@ use crate::rules::window::Window;
 use account::Accounts;
 use alert::Alerts;
 use async_trait::async_trait;
+use clock::Clocks;
 use credit::Credits;
 use idempotency::RequestKeys;
 use message::Messages;
@@ -322,8 +324,9 @@ pub trait Store:
     + Quotes
     + Messages
     + RequestKeys
+    + Clocks
 {
-    /// The latest moment this store has recorded: the clock must not be before it.
+    /// The latest moment this store had recorded when it was opened.
     fn high_water(&self) -> Timestamp;
     /// What is wrong with the store while it goes on working.
     fn health(&self) -> Health {

@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::config::{Config, LogFormat};
 use crate::destinations::{self, ChangeWebhook};
 use crate::http::{self, App, auth};
+use crate::jobs::clocks::{ClockKeeper, server_name};
 use crate::jobs::inbound::{InboundJobs, Parts};
 use crate::jobs::ingest::Ingest;
 use crate::jobs::money::MoneyJobs;
@@ -19,7 +20,6 @@ use crate::jobs::webhook::WebhookInbox;
 use crate::provider::{self, Provider};
 use crate::rules::ids::MeterSlug;
 use crate::rules::meter::Meter;
-use crate::rules::timestamp::{MICROS_PER_MINUTE, MICROS_PER_SECOND};
 use crate::store::{Declaration, Store};
 use anyhow::{Context, bail};
 use std::io::{ErrorKind, Write};
@@ -29,8 +29,6 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// A machine's clock that is further behind than this is worth a loud warning.
-const CLOCK_BEHIND_MICROS_MAX: i64 = 5 * MICROS_PER_MINUTE;
 /// What a shell reports for a process that was interrupted.
 const EXIT_INTERRUPTED: i32 = 130;
 
@@ -65,23 +63,31 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let signals = Signals::listen()?;
     let clock = Clock::system();
     let store = open_store(&config).await?;
-    raise_clock(&clock, &*store);
-    declare_meters(&config, &*store, &clock).await?;
     let listener = bind(config.server.listen).await?;
     let listen = listener.local_addr().context("the port that was bound has no address")?;
+    let provider = connect_provider(&config, &clock)?;
+    let refused = |refusal| anyhow::anyhow!("settings: {refusal}");
+    let destinations = destinations::connect(&config.alerts).map_err(refused)?;
+    let names = destinations.iter().map(|destination| destination.name()).collect();
+    // Before anything is done by the clock, others are asked what time it is.
+    let keeper = ClockKeeper::start(
+        Arc::clone(&store),
+        provider.clone(),
+        clock.clone(),
+        (server_name(listen), names),
+    )
+    .await?;
+    declare_meters(&config, &*store, &clock).await?;
     let given = crate::config::admin_key();
     let admin_key = auth::create_first_admin_key(&*store, &clock, given).await?;
     let strict_tenants = config.tenants.strict;
     let ingest =
         Ingest::start(Arc::clone(&store), clock.clone(), config.ingest.clone(), strict_tenants);
-    let provider = connect_provider(&config)?;
     let jobs = store.for_jobs()?.unwrap_or_else(|| Arc::clone(&store));
     let outbound = match &provider {
         Some(provider) => Outbound::start(&jobs, provider, &clock, &config),
         None => Outbound::start_cutting(&jobs, &clock, &config),
     };
-    let refused = |refusal| anyhow::anyhow!("settings: {refusal}");
-    let destinations = destinations::connect(&config.alerts).map_err(refused)?;
     let changes = ChangeWebhook::connect(&config.alerts).map_err(refused)?;
     let money = MoneyJobs::start(&jobs, provider.as_ref(), &clock, changes, &config);
     let inbox = WebhookInbox::start(Arc::clone(&store));
@@ -91,6 +97,7 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
         clock: &clock,
         ingest: &ingest,
         inbox: &inbox,
+        keeper,
         destinations,
     };
     let inbound = InboundJobs::start(parts, &config);
@@ -119,8 +126,9 @@ fn load_config(arguments: &ServeArguments) -> anyhow::Result<Config> {
 }
 
 /// The billing provider, with a word about what it is used for.
-fn connect_provider(config: &Config) -> anyhow::Result<Option<Arc<dyn Provider>>> {
-    let provider = provider::connect(&config.provider, &config.stripe, &config.sink)
+fn connect_provider(config: &Config, clock: &Clock) -> anyhow::Result<Option<Arc<dyn Provider>>> {
+    let Config { provider, stripe, sink, .. } = config;
+    let provider = provider::connect_heard_by(provider, stripe, sink, clock)
         .map_err(|refusal| anyhow::anyhow!("settings: {refusal}"))?;
     match &provider {
         Some(provider) => {
@@ -133,20 +141,6 @@ fn connect_provider(config: &Config) -> anyhow::Result<Option<Arc<dyn Provider>>
         None => {}
     }
     Ok(provider)
-}
-
-/// Time must not go back across restarts: what was too old to accept stays too old.
-fn raise_clock(clock: &Clock, store: &dyn Store) {
-    let behind_micros = clock.raise_floor(store.high_water());
-    if behind_micros > CLOCK_BEHIND_MICROS_MAX {
-        let behind_seconds = behind_micros / MICROS_PER_SECOND;
-        tracing::warn!(
-            behind_seconds,
-            "this machine's clock is {behind_seconds} seconds behind what the store has recorded; \
-             until it catches up, every event counts as received at {}; set the clock",
-            store.high_water()
-        );
-    }
 }
 
 async fn declare_meters(config: &Config, store: &dyn Store, clock: &Clock) -> anyhow::Result<()> {

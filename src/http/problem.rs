@@ -249,6 +249,14 @@ impl From<SubmitError> for Problem {
                  counted twice",
                 cause,
             ),
+            SubmitError::ClockInDoubt => Self::unavailable(
+                "clock_in_doubt",
+                "the server's clocks contradict each other, and an event lies where one of them \
+                 accepts it and another does not; nothing of it was counted or kept; send the \
+                 same request again until it is answered; the operator finds the reason with \
+                 counterfoil alerts",
+                cause,
+            ),
             SubmitError::Store(error) => error.into(),
         }
     }

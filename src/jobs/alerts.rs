@@ -10,7 +10,7 @@ use super::{Stop, repeat};
 use crate::clock::Clock;
 use crate::rules::alert::{Alert, AlertKind, Condition, Scope, Severity, judge_alerts};
 use crate::rules::span::Span;
-use crate::rules::timestamp::{MICROS_PER_MINUTE, Timestamp};
+use crate::rules::timestamp::Timestamp;
 use crate::store::alert::{AlertQuery, PageCounts};
 use crate::store::{self, Store};
 use std::sync::{Arc, Mutex};
@@ -21,10 +21,6 @@ const LEASE_SPAN: Span = Span::from_minutes(1);
 const PAUSE: Duration = Duration::from_secs(5);
 /// How often the counters of a day are read, which takes longer than the rest.
 const ACTIVITY_EVERY: Span = Span::from_minutes(5);
-/// A clock that was set by less is only being kept right.
-const JUMP_MICROS_MIN: u64 = MICROS_PER_MINUTE.unsigned_abs();
-/// How long a jump is shown.
-const JUMP_SHOWN: Span = Span::from_hours(1);
 const PAGE: usize = 1_000;
 
 pub struct Alerter {
@@ -39,9 +35,6 @@ pub struct Alerter {
 #[derive(Default)]
 struct Memory {
     activity_at: Option<Timestamp>,
-    /// By how much the clock had been set.
-    set_by_micros: i64,
-    jumped_at: Option<(Timestamp, i64)>,
 }
 
 impl Alerter {
@@ -51,8 +44,7 @@ impl Alerter {
         holder: String,
         destinations: Vec<&'static str>,
     ) -> Self {
-        let memory = Memory { set_by_micros: clock.set_by_micros(), ..Memory::default() };
-        Self { store, clock, holder, destinations, memory: Mutex::new(memory) }
+        Self { store, clock, holder, destinations, memory: Mutex::default() }
     }
 
     pub async fn run(self, stop: Stop) {
@@ -77,7 +69,6 @@ impl Alerter {
         conditions.extend(self.sagas().await?);
         conditions.extend(self.cuts().await?);
         conditions.extend(self.nights(now).await?);
-        conditions.extend(self.clock_jump(now));
         conditions.extend(conditions::store_health(&self.store.health()));
         if self.activity_due(now) {
             conditions.extend(self.activity(now, &open).await?);
@@ -94,37 +85,17 @@ impl Alerter {
 
     fn activity_due(&self, now: Timestamp) -> bool {
         let mut memory = self.memory.lock().expect("no holder panics");
-        let due = memory.activity_at.is_none_or(|at| ACTIVITY_EVERY.after(at) <= now);
+        let due = memory.activity_at.is_none_or(|at| at > now || ACTIVITY_EVERY.after(at) <= now);
         if due {
             memory.activity_at = Some(now);
         }
         due
     }
-
-    fn clock_jump(&self, now: Timestamp) -> Option<Condition> {
-        let mut memory = self.memory.lock().expect("no holder panics");
-        let set_by = self.clock.set_by_micros();
-        let jump = set_by.saturating_sub(memory.set_by_micros);
-        if jump.unsigned_abs() > JUMP_MICROS_MIN {
-            memory.jumped_at = Some((now, jump));
-        }
-        memory.set_by_micros = set_by;
-        let (_, jump) = memory.jumped_at.filter(|(at, _)| now < JUMP_SHOWN.after(*at))?;
-        let (seconds, way) = (jump / 1_000_000, if jump > 0 { "forwards" } else { "back" });
-        Some(Condition {
-            kind: AlertKind::ClockJump,
-            subject: String::new(),
-            summary: format!(
-                "the machine's clock was set {way} by {} seconds; events are judged by it",
-                seconds.unsigned_abs()
-            ),
-            command: "timedatectl".into(),
-        })
-    }
 }
 
-/// Kinds that every look judges. Thresholds are judged where usage is counted.
-const LOOKED_AT: [AlertKind; 19] = [
+/// Kinds that every look judges. Thresholds are judged where usage is counted, clocks by each
+/// server for itself.
+const LOOKED_AT: [AlertKind; 18] = [
     AlertKind::UsageUnmapped,
     AlertKind::UsageUnsent,
     AlertKind::CutFailing,
@@ -134,7 +105,6 @@ const LOOKED_AT: [AlertKind; 19] = [
     AlertKind::DriftUnresolved,
     AlertKind::DeadLetters,
     AlertKind::Unbilled,
-    AlertKind::ClockJump,
     AlertKind::FinalizationNear,
     AlertKind::UnknownSubscription,
     AlertKind::InvoiceDrift,

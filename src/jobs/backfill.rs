@@ -9,7 +9,7 @@
 //! crash leaves the cursor at the last page that was recorded whole.
 
 use super::keeper::{Keeper, LeaseTerms};
-use super::{Stop, repeat};
+use super::{Stop, repeat, sure_time};
 use crate::clock::Clock;
 use crate::faults::crash_point;
 use crate::provider::{EventList, Provider, Unreadable};
@@ -85,6 +85,9 @@ impl Backfill {
 
     /// Reads the lists if it is time; returns how many webhooks had been missed.
     pub async fn pass(&self) -> Result<u64, BackfillError> {
+        if sure_time(&self.clock, "backfill").is_none() {
+            return Ok(0);
+        }
         let span_micros = LEASE_SPAN.micros();
         let terms = LeaseTerms { name: LEASE, holder: &self.holder, span_micros };
         let claimed = Keeper::claim(&*self.store, &self.clock, terms).await?;

@@ -5,7 +5,7 @@
 //! grant is taken away only once no usage from before its expiry can come any more and all that came
 //! is cut. A crash leaves a grant expired or not, as a whole.
 
-use super::{Stop, repeat};
+use super::{Stop, repeat, sure_time};
 use crate::clock::Clock;
 use crate::faults::{crash_point, planted};
 use crate::rules::billing::Granularity;
@@ -253,7 +253,7 @@ impl GrantExpirer {
     pub async fn pass(&self) -> store::Result<usize> {
         let mut ended = 0;
         loop {
-            let now = self.clock.now();
+            let Some(now) = sure_time(&self.clock, "grants") else { return Ok(ended) };
             let Some(expired_by) = self.expired_by(now).await? else { return Ok(ended) };
             let some = self.store.expire_grants(expired_by, now, EXPIRE_MAX).await?;
             ended += some;

@@ -29,7 +29,7 @@ mod walk;
 pub use failures::{CutFailure, read_failures};
 
 use super::keeper::{Keeper, LeaseTerms};
-use super::{Stop, repeat};
+use super::{Stop, repeat, sure_time};
 use crate::clock::Clock;
 use crate::config::{Config, Shadow};
 use crate::faults::crash_point;
@@ -129,7 +129,7 @@ impl Cutter {
 
     /// Cuts what is due, unless another server is at it.
     pub async fn pass(&self) -> store::Result<Pass> {
-        let now = self.clock.now();
+        let Some(now) = sure_time(&self.clock, "cut") else { return Ok(Pass::default()) };
         let (catalog, marks) = (self.store.load_catalog().await?, self.marks().await?);
         let meters = catalog.billed();
         let mut due: Vec<Billed<'_>> = meters
@@ -167,7 +167,7 @@ impl Cutter {
     /// Cuts all of a tenant's windows that end by `border`, also those that have not settled;
     /// false if another server is cutting, or a window could not be cut.
     pub async fn cut_until(&self, tenant: &TenantId, border: Timestamp) -> store::Result<bool> {
-        let now = self.clock.now();
+        let Some(now) = sure_time(&self.clock, "cut") else { return Ok(false) };
         let horizon = Span::from_hours(self.settings.accept_horizon_hours);
         let range = Window { start: horizon.before(border), end: border };
         let catalog = self.store.load_catalog().await?;

@@ -3,6 +3,7 @@
 use super::Stopper;
 use super::alerts::Alerter;
 use super::backfill::Backfill;
+use super::clocks::ClockKeeper;
 use super::ingest::Ingest;
 use super::mirror::MirrorReader;
 use super::notices::Messenger;
@@ -30,14 +31,16 @@ pub struct Parts<'a> {
     pub clock: &'a Clock,
     pub ingest: &'a Ingest,
     pub inbox: &'a WebhookInbox,
+    pub keeper: ClockKeeper,
     pub destinations: Vec<Arc<dyn Destination>>,
 }
 
 impl InboundJobs {
     pub fn start(parts: Parts<'_>, config: &Config) -> Self {
-        let Parts { store, provider, clock, ingest, inbox, destinations } = parts;
+        let Parts { store, provider, clock, ingest, inbox, keeper, destinations } = parts;
         let (stopper, stop) = Stopper::new();
         let mut tasks = JoinSet::new();
+        tasks.spawn(keeper.run(stop.clone()));
         let holder = format!("server-{:016x}", random_number());
         let names: Vec<&'static str> = destinations.iter().map(|one| one.name()).collect();
         let (watched, own_store) = (Arc::clone(ingest.watched()), || Arc::clone(store));

@@ -15,12 +15,12 @@ mod lanes;
 mod latencies;
 mod watched;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Moment};
 use crate::config::IngestConfig;
 use crate::faults::planted;
 use crate::rules::event::{Event, RefusedItem};
 use crate::rules::ids::TenantId;
-use crate::rules::timestamp::MICROS_PER_HOUR;
+use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::{Acceptance, Verdict};
 use crate::store::throttle::Throttle;
 use crate::store::{self, DeliveryBatch, Store};
@@ -42,6 +42,10 @@ pub enum SubmitError {
     QueueFull,
     #[error("the server is stopping")]
     Stopping,
+    /// An event lies where one clock accepts it and another does not, or where a clock that nothing
+    /// has confirmed does not accept it.
+    #[error("the time is in doubt")]
+    ClockInDoubt,
     #[error(transparent)]
     Store(#[from] store::Error),
 }
@@ -213,8 +217,13 @@ impl Ingest {
         }
     }
 
-    async fn commit_group(&self, partition: usize, mut group: Vec<Submission>) {
+    async fn commit_group(&self, partition: usize, group: Vec<Submission>) {
         assert!(!planted("ingest.group_panics"), "planted");
+        let moment = self.clock.moment();
+        let mut group = self.refuse_doubtful(group, &moment);
+        if group.is_empty() {
+            return;
+        }
         let mut events = Vec::with_capacity(group.iter().map(|s| s.events.len()).sum());
         let mut refused = Vec::new();
         let mut lengths = Vec::with_capacity(group.len());
@@ -226,8 +235,7 @@ impl Ingest {
         let total = events.len();
         let samples = Samples::of(&events);
         let watched = self.watched.among(&events);
-        let horizon_micros = i64::from(self.settings.accept_horizon_hours) * MICROS_PER_HOUR;
-        let acceptance = Acceptance { now: self.clock.now(), horizon_micros };
+        let acceptance = self.acceptance(moment.now);
         let strict_tenants = self.strict_tenants;
         let batch = DeliveryBatch { events, refused, acceptance, strict_tenants };
         let started = Instant::now();
@@ -251,10 +259,37 @@ impl Ingest {
                     tracing::warn!(%error, events, left_out, "could not record deliveries");
                 }
                 for submission in group {
-                    let _ = submission.reply.send(Err(error.clone()));
+                    let _ = submission.reply.send(Err(error.clone().into()));
                 }
             }
         }
+    }
+
+    fn acceptance(&self, now: Timestamp) -> Acceptance {
+        let horizon_micros = i64::from(self.settings.accept_horizon_hours) * MICROS_PER_HOUR;
+        Acceptance { now, horizon_micros }
+    }
+
+    /// While the time is not certain, keeps the submissions whose events every time that may be
+    /// right accepts. The others are to be sent again: nothing is put into quarantine by a clock
+    /// that may be wrong.
+    fn refuse_doubtful(&self, group: Vec<Submission>, moment: &Moment) -> Vec<Submission> {
+        let mut times = vec![moment.now];
+        match &moment.doubt {
+            Some(doubt) => times.extend(&doubt.candidates),
+            None if moment.unheard => {}
+            None => return group,
+        }
+        let accepted = |event: &Event| {
+            times.iter().all(|time| self.acceptance(*time).admits(event.occurred_at).is_ok())
+        };
+        let certain = |submission: &Submission| submission.events.iter().all(accepted);
+        let (kept, refused): (Vec<_>, Vec<_>) = group.into_iter().partition(certain);
+        for submission in refused {
+            self.events_waiting.fetch_sub(submission.events.len(), Ordering::SeqCst);
+            let _ = submission.reply.send(Err(SubmitError::ClockInDoubt));
+        }
+        kept
     }
 
     fn partition_of(&self, tenant: &TenantId) -> usize {
@@ -289,7 +324,7 @@ struct Share {
 }
 
 /// Where the verdicts of a share belong, and where they will come from.
-type Waiting = (Vec<usize>, oneshot::Receiver<store::Result<Vec<Verdict>>>);
+type Waiting = (Vec<usize>, oneshot::Receiver<Result<Vec<Verdict>, SubmitError>>);
 
 fn count_refused(refused: &mut Vec<(Option<TenantId>, u64)>, tenant: Option<TenantId>) {
     match refused.iter_mut().find(|(known, _)| *known == tenant) {

@@ -26,6 +26,7 @@ pub struct Keeper<'a> {
     clock: &'a Clock,
     terms: LeaseTerms<'a>,
     lease: Lease,
+    /// By the monotonic clock.
     renewed_at: Timestamp,
 }
 
@@ -38,7 +39,7 @@ impl<'a> Keeper<'a> {
     ) -> store::Result<Option<Self>> {
         let now = clock.now();
         let claimed = claim(store, terms, now).await?;
-        Ok(claimed.map(|lease| Self { store, clock, terms, lease, renewed_at: now }))
+        Ok(claimed.map(|lease| Self { store, clock, terms, lease, renewed_at: clock.monotonic() }))
     }
 
     pub fn lease(&self) -> &Lease {
@@ -47,13 +48,13 @@ impl<'a> Keeper<'a> {
 
     /// Renews the lease if a third of its span has passed; false if it was lost.
     pub async fn keep(&mut self) -> store::Result<bool> {
-        let now = self.clock.now();
-        if now < self.renewed_at.saturating_add_micros(self.terms.span_micros / 3) {
+        let tick = self.clock.monotonic();
+        if tick < self.renewed_at.saturating_add_micros(self.terms.span_micros / 3) {
             return Ok(true);
         }
-        let claimed = claim(self.store, self.terms, now).await?;
+        let claimed = claim(self.store, self.terms, self.clock.now()).await?;
         let kept = claimed.as_ref() == Some(&self.lease);
-        self.renewed_at = now;
+        self.renewed_at = tick;
         if !kept {
             self.warn_of_loss();
         }

@@ -6,7 +6,7 @@
 //! again.
 
 use super::notices::{Try, judge_sending};
-use super::{Stop, repeat};
+use super::{Stop, repeat, sure_time};
 use crate::clock::Clock;
 use crate::destinations::{Change, ChangeWebhook};
 use crate::faults::crash_point;
@@ -48,7 +48,7 @@ impl ChangeTeller {
 
     /// Sends what is due; returns how many messages that was.
     pub async fn pass(&self) -> store::Result<usize> {
-        let now = self.clock.now();
+        let Some(now) = sure_time(&self.clock, "changes") else { return Ok(0) };
         let claimed = self.store.claim_messages(now, LEASE_SPAN.after(now), CLAIM_MAX).await?;
         let count = claimed.len();
         for claimed in claimed {
@@ -98,11 +98,11 @@ impl Sweeper {
 
     /// Removes what is due; returns how many messages and keys that was.
     pub async fn pass(&self) -> store::Result<(usize, usize)> {
-        // A clock that was set forward must not make keys forgotten while they are needed.
-        let trusted = self.clock.now().saturating_add_micros(-self.clock.set_by_micros().max(0));
         let (mut messages, mut keys) = (0, 0);
+        // A clock that is ahead must not make keys forgotten while they are needed.
+        let Some(now) = sure_time(&self.clock, "sweep") else { return Ok((messages, keys)) };
         loop {
-            let some = self.store.prune_messages(KEPT_FOR.before(trusted), PRUNE_MAX).await?;
+            let some = self.store.prune_messages(KEPT_FOR.before(now), PRUNE_MAX).await?;
             messages += some;
             if some < PRUNE_MAX {
                 break;
@@ -110,7 +110,7 @@ impl Sweeper {
         }
         loop {
             let limit = u32::try_from(PRUNE_MAX).unwrap_or(u32::MAX);
-            let swept = self.store.sweep_keys(limit, trusted).await;
+            let swept = self.store.sweep_keys(limit, now).await;
             let some = swept.map_err(store::idempotency::completion_error)?;
             let some = usize::try_from(some).unwrap_or(usize::MAX);
             keys += some;

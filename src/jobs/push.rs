@@ -11,7 +11,7 @@
 //! What a crash leaves: before the attempt is written, nothing was sent; after it, an attempt with
 //! an unknown outcome. In both cases the lease ends, and any server takes the push over.
 
-use super::Stop;
+use super::{Stop, sure_time};
 use crate::clock::Clock;
 use crate::config::PushConfig;
 use crate::faults::{crash_point, planted};
@@ -72,7 +72,7 @@ impl Submitter {
         settings: PushConfig,
         (shadow, jitter_seed): (bool, u64),
     ) -> Arc<Self> {
-        let pace = Mutex::new(Pace::new(settings.rate_per_second, clock.now()));
+        let pace = Mutex::new(Pace::new(settings.rate_per_second, clock.monotonic()));
         Arc::new(Self { store, provider, clock, settings, shadow, pace, jitter_seed })
     }
 
@@ -127,12 +127,12 @@ impl Submitter {
     }
 
     fn calls_allowed(&self) -> usize {
-        self.pace.lock().expect("no holder panics").available(self.clock.now())
+        self.pace.lock().expect("no holder panics").available(self.clock.monotonic())
     }
 
     /// Claims what is due and sends it on its way; returns how many were claimed.
     async fn launch(self: &Arc<Self>, flights: &mut Flights) -> store::Result<usize> {
-        let now = self.clock.now();
+        let Some(now) = sure_time(&self.clock, "push") else { return Ok(0) };
         let room = self.settings.concurrency_max.saturating_sub(flights.len());
         let limit = room.min(self.calls_allowed()).min(CLAIM_MAX);
         if limit == 0 {
@@ -157,7 +157,7 @@ impl Submitter {
             let Some(meter) = catalog.get(claimed.push.meter).map(Arc::clone) else {
                 return Err(unknown_meter(claimed.push.meter));
             };
-            match self.due_act(&claimed, now) {
+            match self.due_act(&claimed) {
                 Act::Send => sendings.push(self.prepare(claimed, &meter)),
                 Act::Decide => {
                     let this = Arc::clone(self);
@@ -187,11 +187,12 @@ impl Submitter {
         Ok(())
     }
 
-    fn due_act(&self, claimed: &ClaimedPush, now: Timestamp) -> Act {
+    fn due_act(&self, claimed: &ClaimedPush) -> Act {
         if planted("bug.resend_past_24h") {
             return Act::Send;
         }
-        judge_due(progress(claimed), self.provider.limits().horizons, now)
+        // How long the provider remembers a key is measured by its clock.
+        judge_due(progress(claimed), self.provider.limits().horizons, self.clock.provider_now())
     }
 
     /// The push with the bytes it goes out with: those of its first attempt, or new ones.
@@ -295,6 +296,12 @@ impl Submitter {
         let totals = self.provider.read_totals(&query).await;
         crash_point("push.summary_read");
         let now = self.clock.now();
+        // The answer may have shown that our clock is wrong.
+        if let Err(doubt) = self.clock.sure() {
+            let until = now.saturating_add_micros(UNREADABLE_PAUSE_MICROS);
+            let next = Next::Wait { until, fresh_request_key: false };
+            return settlement(&claimed, Class::Unknown, next, None, Some(doubt.to_string()));
+        }
         let summary = match totals.map(|totals| totals.first().copied()) {
             Ok(Some(summary)) => summary,
             Ok(None) => return self.unreadable(&claimed, "the window is missing", now),

@@ -19,7 +19,7 @@ mod compare;
 mod objects;
 mod snapshot;
 
-use super::{Stop, repeat};
+use super::{Stop, repeat, sure_time};
 use crate::clock::Clock;
 use crate::config::ReconcileConfig;
 use crate::faults::crash_point;
@@ -136,6 +136,8 @@ pub enum PassError {
     LeaseLost,
     #[error("the reads of this hour are spent")]
     Spent,
+    #[error("the time is in doubt")]
+    ClockInDoubt,
     #[error(transparent)]
     Store(#[from] store::Error),
 }
@@ -169,7 +171,7 @@ impl Reconciler {
 
     /// Runs the pass that is due, if any, unless another server is at it; returns its number.
     pub async fn tick(&self) -> Result<Option<u64>, PassError> {
-        let now = self.clock.now();
+        let Some(now) = sure_time(&self.clock, "reconcile") else { return Ok(None) };
         let until = LEASE_SPAN.after(now);
         let Some(lease) = self.store.claim_lease(LEASE, &self.holder, now, until).await? else {
             return Ok(None);
@@ -196,8 +198,8 @@ impl Reconciler {
                         );
                         return Ok(None);
                     }
-                    // It goes on in the next hour.
-                    Err(PassError::Spent) => None,
+                    // It goes on in the next hour, or once the clocks agree.
+                    Err(PassError::Spent | PassError::ClockInDoubt) => None,
                 }
             }
             None => None,
@@ -339,6 +341,7 @@ impl Reconciler {
             if !self.can_go_on(kind, works.len()) {
                 return Err(PassError::Spent);
             }
+            sure_time(&self.clock, "reconcile").ok_or(PassError::ClockInDoubt)?;
             let compared = match kind {
                 PassKind::Hourly => self.compare_windows(&mut running, works).await?,
                 PassKind::Nightly | PassKind::OneShot => {
@@ -452,7 +455,8 @@ impl Reconciler {
         running: &mut Running,
         compared: Vec<Compared>,
     ) -> Result<(), PassError> {
-        let (mut rows, mut changes, now) = (Vec::new(), Vec::new(), self.clock.now());
+        let now = sure_time(&self.clock, "reconcile").ok_or(PassError::ClockInDoubt)?;
+        let (mut rows, mut changes) = (Vec::new(), Vec::new());
         for one in compared {
             running.progress.windows += one.windows;
             for (verdict, count) in &one.verdicts {
@@ -489,7 +493,7 @@ impl Reconciler {
         judged: &[Finding],
         observations: Vec<Observation>,
     ) -> Result<(), PassError> {
-        let now = self.clock.now();
+        let now = sure_time(&self.clock, "reconcile").ok_or(PassError::ClockInDoubt)?;
         self.save(running, follow_findings(judged, observations, now), now).await
     }
 

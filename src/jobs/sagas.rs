@@ -21,7 +21,7 @@ pub use create_subscription::CreateParams;
 pub use drain::boundary_after;
 
 use super::cut::{CutSettings, Cutter};
-use super::{Stop, repeat};
+use super::{Stop, repeat, sure_time};
 use crate::clock::Clock;
 use crate::faults::crash_point;
 use crate::provider::Provider;
@@ -77,7 +77,7 @@ impl SagaRunner {
 
     /// Moves sagas that are due as far as they go; returns how many it took up.
     pub async fn pass(&self) -> store::Result<usize> {
-        let now = self.clock.now();
+        let Some(now) = sure_time(&self.clock, "sagas") else { return Ok(0) };
         let claimed = self.store.claim_sagas(now, LEASE.after(now), CLAIM_MAX).await?;
         let count = claimed.len();
         for claimed in claimed {
@@ -92,6 +92,10 @@ impl SagaRunner {
 
     async fn advance(&self, mut running: Running) -> store::Result<()> {
         loop {
+            // The lease ends, and the saga goes on once the clocks agree.
+            if sure_time(&self.clock, "sagas").is_none() {
+                return Ok(());
+            }
             let going = match next_move(&running.shapes, running.saga.generation, &running.log) {
                 Move::Act(step) => self.take(&mut running, step, Direction::Act).await?,
                 Move::Undo(step) => self.take(&mut running, step, Direction::Undo).await?,

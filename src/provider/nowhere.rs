@@ -27,6 +27,14 @@ impl Provider for Nowhere {
         Limits { sends: false, ..self.beside.limits() }
     }
 
+    fn tells_time(&self) -> bool {
+        self.beside.tells_time()
+    }
+
+    async fn ask_time(&self) {
+        self.beside.ask_time().await;
+    }
+
     fn encode(&self, facts: &PushFacts<'_>) -> Vec<u8> {
         self.beside.encode(facts)
     }

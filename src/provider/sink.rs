@@ -48,6 +48,11 @@ impl Sink {
             .map_err(|error| format!("cannot make an HTTP client: {error}"))?;
         Ok(Self { client, url, key, clock: Clock::system() })
     }
+
+    /// Signatures carry this clock's time.
+    pub fn timed_by(self, clock: &Clock) -> Self {
+        Self { clock: clock.clone(), ..self }
+    }
 }
 
 #[async_trait]

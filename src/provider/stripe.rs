@@ -20,6 +20,7 @@ pub use client::StripeClient;
 use super::{
     Answer, Inbound, Limits, Operations, Provider, PushFacts, Request, TotalsQuery, Unreadable,
 };
+use crate::clock::Clock;
 use crate::config::{Secret, StripeConfig};
 use crate::rules::delivery::{Delivery, Horizons, Resend};
 use crate::rules::quantity::Quantity;
@@ -71,6 +72,11 @@ impl Stripe {
         Ok(Self { client, meters: Mutex::default(), prices: Mutex::default() })
     }
 
+    /// From now on the clock hears the time of every answer.
+    pub fn heard_by(self, clock: &Clock) -> Self {
+        Self { client: self.client.heard_by(clock), ..self }
+    }
+
     async fn meter_id(&self, event_name: &str) -> Result<String, Unreadable> {
         let known = self.meters.lock().expect("no holder panics").get(event_name).cloned();
         if let Some(id) = known {
@@ -101,6 +107,14 @@ impl Provider for Stripe {
 
     fn limits(&self) -> Limits {
         Limits { horizons: HORIZONS, digits_max: DIGITS_MAX, shows_totals: true, sends: true }
+    }
+
+    fn tells_time(&self) -> bool {
+        true
+    }
+
+    async fn ask_time(&self) {
+        self.client.ask_time().await;
     }
 
     fn encode(&self, facts: &PushFacts<'_>) -> Vec<u8> {

@@ -60,8 +60,8 @@ pub enum AlertKind {
     ConflictRate,
     /// A tenant that was active has sent nothing for some time.
     Silence,
-    /// The machine's clock was set.
-    ClockJump,
+    /// Clocks contradict each other, and money stands still until they agree.
+    ClockInDoubt,
     /// An invoice is about to be fixed while usage of its period is on its way.
     FinalizationNear,
     /// A subscription at the provider belongs to nobody here.
@@ -103,7 +103,7 @@ impl AlertKind {
         Self::Unbilled,
         Self::ConflictRate,
         Self::Silence,
-        Self::ClockJump,
+        Self::ClockInDoubt,
         Self::FinalizationNear,
         Self::UnknownSubscription,
         Self::InvoiceDrift,
@@ -130,7 +130,7 @@ impl AlertKind {
             Self::Unbilled => "unbilled",
             Self::ConflictRate => "conflict_rate",
             Self::Silence => "silence",
-            Self::ClockJump => "clock_jump",
+            Self::ClockInDoubt => "clock_in_doubt",
             Self::FinalizationNear => "finalization_near",
             Self::UnknownSubscription => "unknown_subscription",
             Self::InvoiceDrift => "invoice_drift",
@@ -159,6 +159,7 @@ impl AlertKind {
             | Self::PushesSubmittedLong
             | Self::DriftUnresolved
             | Self::DeadLetters
+            | Self::ClockInDoubt
             | Self::FinalizationNear
             | Self::UnknownSubscription
             | Self::InvoiceDrift
@@ -171,7 +172,6 @@ impl AlertKind {
             Self::Unbilled
             | Self::ConflictRate
             | Self::Silence
-            | Self::ClockJump
             | Self::PaymentFailed
             | Self::UsageThreshold
             | Self::QuotaReached

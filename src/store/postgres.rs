@@ -12,6 +12,7 @@ mod agreements;
 mod alerts;
 mod api_keys;
 mod check;
+mod clock;
 mod connection;
 mod corrections;
 mod counters;

@@ -14,6 +14,7 @@ mod alerts;
 mod api_keys;
 mod check;
 mod checkpoint;
+mod clock;
 mod corrections;
 mod counters;
 mod credits;

@@ -9,6 +9,7 @@ use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::usage::UsageRow;
 use counterfoil::rules::verdict::Verdict;
 use counterfoil::rules::window::Window;
+use counterfoil::store::clock::{Clocks, TimeMarks};
 use counterfoil::store::push::{
     AttemptIntent, ClaimedPush, CutOrder, CutReport, CutTerms, Cuts, Lease, Leases, OpenPushes,
     Push, PushAges, PushClaim, PushCounts, PushQuery, PushRelease, PushTrace, Pushes, Ruling,
@@ -248,6 +249,19 @@ impl Pushes for FailingStore {
     }
     async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes> {
         self.up()?.count_open_pushes(tenant).await
+    }
+}
+
+#[async_trait]
+impl Clocks for FailingStore {
+    async fn read_clock(&self) -> Result<Option<Timestamp>> {
+        self.up()?.read_clock().await
+    }
+    async fn read_time_marks(&self) -> Result<TimeMarks> {
+        self.up()?.read_time_marks().await
+    }
+    async fn lower_time_marks(&self, now: Timestamp) -> Result<()> {
+        self.up()?.lower_time_marks(now).await
     }
 }
 

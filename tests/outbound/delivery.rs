@@ -156,7 +156,7 @@ async fn keep(
     uri: Uri,
     headers: HeaderMap,
     body: String,
-) -> (http::StatusCode, String) {
+) -> (http::StatusCode, [(&'static str, String); 1], String) {
     let mut request = SimRequest::new(method.as_str(), &uri.to_string());
     for (name, value) in &headers {
         request = request.with_header(name.as_str(), value.to_str().unwrap());
@@ -171,7 +171,8 @@ async fn keep(
     }
     let response = lock(&recorder.simulator).handle(&request);
     let status = http::StatusCode::from_u16(response.status).unwrap();
-    (status, String::from_utf8(response.body).unwrap())
+    let date = response.headers.iter().find(|(name, _)| *name == "date").unwrap();
+    (status, [date.clone()], String::from_utf8(response.body).unwrap())
 }
 
 fn identifier(recorded: &Recorded) -> String {

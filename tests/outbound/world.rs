@@ -331,7 +331,8 @@ impl World {
 
 impl Jobs {
     pub fn new(store: &Arc<dyn Store>, clock: &Clock, config: &Config) -> Self {
-        let provider = provider::connect(&config.provider, &config.stripe, &config.sink);
+        let Config { provider, stripe, sink, .. } = config;
+        let provider = provider::connect_heard_by(provider, stripe, sink, clock);
         Self::towards(provider.unwrap().unwrap(), store, clock, config)
     }
 

@@ -704,7 +704,8 @@ impl Jobs {
         config: &Config,
         [pager, mail]: [&Arc<Recorder>; 2],
     ) -> Self {
-        let provider = provider::connect(&config.provider, &config.stripe, &config.sink);
+        let Config { provider, stripe, sink, .. } = config;
+        let provider = provider::connect_heard_by(provider, stripe, sink, clock);
         let provider = provider.unwrap().unwrap();
         let shadow = config.provider.shadow != Shadow::Off;
         static SERVERS: AtomicU64 = AtomicU64::new(0);

@@ -10,6 +10,7 @@ use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::usage::UsageRow;
 use counterfoil::rules::verdict::Verdict;
 use counterfoil::rules::window::Window;
+use counterfoil::store::clock::{Clocks, TimeMarks};
 use counterfoil::store::push::{
     AttemptIntent, ClaimedPush, CutOrder, CutReport, CutTerms, Cuts, Lease, Leases, OpenPushes,
     Push, PushAges, PushClaim, PushCounts, PushQuery, PushRelease, PushTrace, Pushes, Ruling,
@@ -221,6 +222,19 @@ impl Pushes for ScriptedStore {
     }
     async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes> {
         self.through("count_open_pushes", self.inner.count_open_pushes(tenant)).await
+    }
+}
+
+#[async_trait]
+impl Clocks for ScriptedStore {
+    async fn read_clock(&self) -> Result<Option<Timestamp>> {
+        self.through("read_clock", self.inner.read_clock()).await
+    }
+    async fn read_time_marks(&self) -> Result<TimeMarks> {
+        self.through("read_time_marks", self.inner.read_time_marks()).await
+    }
+    async fn lower_time_marks(&self, now: Timestamp) -> Result<()> {
+        self.through("lower_time_marks", self.inner.lower_time_marks(now)).await
     }
 }
 

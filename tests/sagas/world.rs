@@ -120,7 +120,8 @@ impl World {
         config.stripe.timeout_ms = 1_000;
         config.push.rate_per_second = 1_000_000;
         let store = ground.open().await;
-        let provider = provider::connect(&config.provider, &config.stripe, &config.sink);
+        let Config { provider, stripe, sink, .. } = &config;
+        let provider = provider::connect_heard_by(provider, stripe, sink, &clock);
         let provider = provider.unwrap().unwrap();
         let (own_store, own_provider) = (|| Arc::clone(&store), || Arc::clone(&provider));
         let push = config.push.clone();

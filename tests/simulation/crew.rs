@@ -54,8 +54,8 @@ struct Process {
     output: BufReader<ChildStdout>,
     /// The crash or stall that was planted.
     planned: Option<&'static str>,
-    /// What its clock shows.
-    clock: i64,
+    /// The true time when it last heard of it, and by how much its clock was ahead.
+    clock: (i64, i64),
     stalled: bool,
 }
 
@@ -98,12 +98,14 @@ impl World<'_> {
             let process = self.spawn();
             self.crew.places[turn].process = Some(process);
         }
-        let clock = self.now + self.crew.places[turn].ahead;
+        let clock = (self.now, self.crew.places[turn].ahead);
         let process = self.crew.places[turn].process.as_mut().unwrap();
         assert!(!process.stalled, "an order goes to a worker that has stalled");
         if process.clock != clock {
             process.clock = clock;
-            match process.tell(&serde_json::to_string(&Order::Clock { at: clock }).unwrap()) {
+            match process.tell(
+                &serde_json::to_string(&Order::Clock { at: clock.0, ahead: clock.1 }).unwrap(),
+            ) {
                 Reply::Done(_) => {}
                 other => return other,
             }
@@ -150,11 +152,12 @@ impl World<'_> {
                 false => points.push(format!("{point}={hits}*off->return")),
             }
         }
-        let clock = self.now + self.crew.places[self.crew.turn].ahead;
+        let clock = (self.now, self.crew.places[self.crew.turn].ahead);
         let start = Start {
             store: self.place.store(),
             stripe: self.handle.url(),
-            at: clock,
+            at: clock.0,
+            ahead: clock.1,
             holder: format!("worker-{}", self.crew.turn),
             reads_per_hour: self.crew.reads_per_hour,
             stall,
@@ -184,11 +187,11 @@ impl World<'_> {
         }) else {
             return;
         };
-        let clock = self.now + self.crew.places[turn].ahead;
+        let clock = (self.now, self.crew.places[turn].ahead);
         let process = self.crew.places[turn].process.as_mut().unwrap();
         process.stalled = false;
         process.clock = clock;
-        if !matches!(process.tell(&clock.to_string()), Reply::Done(_)) {
+        if !matches!(process.tell(&format!("{} {}", clock.0, clock.1)), Reply::Done(_)) {
             let before = std::mem::replace(&mut self.crew.turn, turn);
             self.bury();
             self.crew.turn = before;

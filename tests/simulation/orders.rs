@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 pub struct Start {
     pub store: String,
     pub stripe: String,
-    /// What its machine's clock shows, in microseconds.
+    /// The true time, in microseconds.
     pub at: i64,
+    /// By how much its machine's clock is ahead.
+    pub ahead: i64,
     /// Its name as a holder of leases.
     pub holder: String,
     /// Readings of totals that passes may make in an hour; 0 for no limit.
@@ -22,9 +24,10 @@ pub const STALLED: &str = "stalled";
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Order {
-    /// The machine's clock shows this now.
+    /// The true time, and by how much the machine's clock is ahead of it.
     Clock {
         at: i64,
+        ahead: i64,
     },
     Meter {
         slug: String,

@@ -71,7 +71,9 @@ fn plant_stall(point: &str, hits: u64, clock: Clock) {
         if seen.fetch_add(1, Ordering::SeqCst) == hits {
             say(STALLED);
             let line = read_line().expect("the parent continues a worker or kills it");
-            clock.raise_floor(Timestamp::from_micros(line.trim().parse().unwrap()));
+            let (at, ahead) = line.trim().split_once(' ').expect("the time and how far it is off");
+            clock.advance_to(Timestamp::from_micros(at.parse().unwrap()));
+            clock.set_wall_ahead(ahead.parse().unwrap());
         }
     };
     fail::cfg_callback(point, stall).unwrap();
@@ -79,6 +81,7 @@ fn plant_stall(point: &str, hits: u64, clock: Clock) {
 
 struct Worker {
     store: Arc<dyn Store>,
+    provider: Arc<dyn Provider>,
     clock: Clock,
     config: Config,
     cutter: Arc<Cutter>,
@@ -100,13 +103,17 @@ impl Worker {
         config.stripe.timeout_ms = 200;
         config.push.rate_per_second = 1_000_000;
         config.push.concurrency_max = 8;
-        let clock = Clock::by_hand(Timestamp::from_micros(start.at));
+        let truth = Clock::by_hand(Timestamp::from_micros(start.at));
+        let clock = truth.of_machine_ahead(start.ahead);
+        clock.require_confirmation();
         if let Some((point, hits)) = &start.stall {
             plant_stall(point, *hits, clock.clone());
         }
         let store = open(&config).await;
-        clock.raise_floor(store.high_water());
-        let provider: Arc<dyn Provider> = Arc::new(Stripe::connect(&config.stripe).unwrap());
+        clock.start_after(store.high_water());
+        let provider: Arc<dyn Provider> =
+            Arc::new(Stripe::connect(&config.stripe).unwrap().heard_by(&clock));
+        provider.ask_time().await;
         let holder = start.holder.clone();
         let settings = CutSettings {
             holder: holder.clone(),
@@ -131,15 +138,22 @@ impl Worker {
         config.reconcile.reads_per_hour = start.reads_per_hour;
         config.reconcile.correct = true;
         let reconcile = (holder, config.reconcile.clone());
-        let reconciler =
-            Reconciler::new(Arc::clone(&store), provider, clock.clone(), reconcile, false);
-        Self { store, clock, config, cutter, submitter, confirmer, reconciler, sagas }
+        let reconciler = Reconciler::new(
+            Arc::clone(&store),
+            Arc::clone(&provider),
+            clock.clone(),
+            reconcile,
+            false,
+        );
+        Self { store, provider, clock, config, cutter, submitter, confirmer, reconciler, sagas }
     }
 
     async fn obey(&mut self, order: Order) -> String {
         match order {
-            Order::Clock { at } => {
-                self.clock.raise_floor(Timestamp::from_micros(at));
+            Order::Clock { at, ahead } => {
+                self.clock.advance_to(Timestamp::from_micros(at));
+                self.clock.set_wall_ahead(ahead);
+                self.keep_clock().await;
                 String::new()
             }
             Order::Meter { slug, spec } => {
@@ -204,19 +218,32 @@ impl Worker {
             parse_event(&item, &catalog).unwrap()
         };
         let hours = i64::from(self.config.ingest.accept_horizon_hours);
+        let moment = self.clock.moment();
+        if moment.doubt.is_some() {
+            // Answered 503: the sender tries again.
+            return (0..events.len()).collect();
+        }
         let batch = DeliveryBatch {
             events: events.iter().map(read).collect(),
             refused: Vec::new(),
-            acceptance: Acceptance {
-                now: self.clock.now(),
-                horizon_micros: hours * MICROS_PER_HOUR,
-            },
+            acceptance: Acceptance { now: moment.now, horizon_micros: hours * MICROS_PER_HOUR },
             strict_tenants: false,
         };
         let verdicts = self.store.record_deliveries(0, batch).await.unwrap();
         let taken =
             |verdict: &Verdict| matches!(verdict, Verdict::Accepted | Verdict::Duplicate { .. });
         (0..verdicts.len()).filter(|place| !taken(&verdicts[*place])).collect()
+    }
+
+    /// Hears the provider's clock, and takes back what a wrong clock has moved, as servers do.
+    async fn keep_clock(&self) {
+        self.provider.ask_time().await;
+        if let Ok(now) = self.clock.sure()
+            && self.clock.mark_is_wrong()
+        {
+            self.store.lower_time_marks(now).await.unwrap();
+            self.clock.mark_was_lowered();
+        }
     }
 
     async fn retry(&self) -> usize {

@@ -18,6 +18,7 @@
 use super::failures::is_of_data;
 use super::{Cutter, Pass, Recorded};
 use crate::jobs::mirror::list_all;
+use crate::jobs::sure_time;
 use crate::rules::ids::{CustomerId, TenantId};
 use crate::rules::mirror::{ObjectKind, Snapshot};
 use crate::rules::span::Span;
@@ -46,7 +47,7 @@ pub struct Flushes {
 impl Flushes {
     /// Whether it is time to look for drafts.
     fn begin(&mut self, now: Timestamp) -> bool {
-        let due = self.looked_at.is_none_or(|at| EVERY.after(at) <= now);
+        let due = self.looked_at.is_none_or(|at| at > now || EVERY.after(at) <= now);
         if due {
             self.looked_at = Some(now);
         }
@@ -62,7 +63,8 @@ impl Flushes {
             let last = self.by_customer.get(&draft.0).copied();
             (draft, last)
         };
-        let due = |at: Option<Timestamp>| at.is_none_or(|at| AGAIN_AFTER.after(at) <= now);
+        let due =
+            |at: Option<Timestamp>| at.is_none_or(|at| at > now || AGAIN_AFTER.after(at) <= now);
         drafts.into_iter().map(last).filter(|(_, at)| due(*at)).collect()
     }
 
@@ -83,7 +85,7 @@ type Draft = (CustomerId, Window);
 impl Cutter {
     /// Cuts the windows of drafts; returns how many pushes that made.
     pub async fn flush(&self) -> store::Result<u64> {
-        let now = self.clock.now();
+        let Some(now) = sure_time(&self.clock, "flush") else { return Ok(0) };
         if !self.flushes.lock().expect("no holder panics").begin(now) {
             return Ok(0);
         }

@@ -45,7 +45,8 @@ pub struct Memory {
 impl Memory {
     pub fn is_due(&self, number: MeterNo, meter: &Meter, now: Timestamp) -> bool {
         let passed_at = self.passed_at.get(&number);
-        passed_at.is_none_or(|at| meter.spec.cut_every.after(*at) <= now)
+        // A time that lies ahead is from before our clock was set back.
+        passed_at.is_none_or(|at| *at > now || meter.spec.cut_every.after(*at) <= now)
     }
 
     pub fn end_walk(&mut self, meter: MeterNo, walk: Walk) {

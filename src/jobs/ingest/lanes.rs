@@ -2,10 +2,10 @@
 //!
 //! Invariant: `turns` names exactly the lanes that hold something, each once.
 
+use super::SubmitError;
 use crate::rules::event::Event;
 use crate::rules::ids::TenantId;
 use crate::rules::verdict::Verdict;
-use crate::store;
 use std::collections::{HashMap, VecDeque};
 use tokio::sync::oneshot;
 
@@ -16,7 +16,7 @@ const TURN_EVENTS: usize = 512;
 pub struct Submission {
     pub events: Vec<Event>,
     pub refused: Vec<(Option<TenantId>, u64)>,
-    pub reply: oneshot::Sender<store::Result<Vec<Verdict>>>,
+    pub reply: oneshot::Sender<Result<Vec<Verdict>, SubmitError>>,
 }
 
 #[derive(Default)]

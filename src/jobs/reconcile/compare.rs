@@ -13,6 +13,7 @@
 use super::snapshot::group_windows;
 use super::{NIGHTLY_DAYS, PassError, Reconciler, Running, Work, ended_day};
 use crate::faults::planted;
+use crate::jobs::sure_time;
 use crate::rules::customer::customer_of_window;
 use crate::rules::drift::{
     Halves, PushSums, Reason, Summary, Terms, Verdict, WindowPush, is_followed, judge_drift,
@@ -557,7 +558,7 @@ impl Reconciler {
         let by_person = running.pass.order.kind == PassKind::OneShot;
         let apply = running.pass.order.apply;
         let wanted = |setting: bool| apply && (by_person || setting);
-        let now = self.clock.now();
+        let Some(now) = sure_time(&self.clock, "reconcile") else { return Ok(judged) };
         match (judged.verdict, judged.reason) {
             (Verdict::Replay, Reason::Dropped) if wanted(self.settings.replay) => {
                 for push in &judged.halves.pushes.dropped_pushes {

@@ -5,7 +5,10 @@
 
 use super::answers::Reply;
 use super::form;
+use crate::clock::Clock;
 use crate::config::{Secret, StripeConfig};
+use crate::rules::time_source::Witness;
+use crate::rules::timestamp::Timestamp;
 use http::{HeaderMap, HeaderName, header};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -21,6 +24,8 @@ pub struct StripeClient {
     http: reqwest::Client,
     base: String,
     key: Secret,
+    /// Hears the time of every answer.
+    clock: Option<Clock>,
 }
 
 /// A meter at Stripe.
@@ -81,7 +86,18 @@ impl StripeClient {
             .build()
             .map_err(|error| format!("cannot make an HTTP client: {error}"))?;
         let base = config.api_base.trim_end_matches('/').to_owned();
-        Ok(Self { http, base, key: config.api_key.clone() })
+        Ok(Self { http, base, key: config.api_key.clone(), clock: None })
+    }
+
+    pub fn heard_by(self, clock: &Clock) -> Self {
+        Self { clock: Some(clock.clone()), ..self }
+    }
+
+    /// Makes the cheapest call there is; whatever is answered carries a date.
+    pub async fn ask_time(&self) {
+        let request = self.http.get(format!("{}/v1/billing/meters?limit=1", self.base));
+        // Only the date of the answer matters, and the clock has heard it.
+        let _ = self.exchange(request).await;
     }
 
     /// Sends a form. An error says that there was no answer, or not all of one.
@@ -172,12 +188,18 @@ impl StripeClient {
             let what = if error.is_timeout() { "no answer in time" } else { "no answer" };
             format!("{what}: {}", innermost(&error.without_url()))
         };
+        let asked = self.clock.as_ref().map(Clock::tick);
         let mut response = request
             .bearer_auth(self.key.expose())
             .header("stripe-version", STRIPE_VERSION)
             .send()
             .await
             .map_err(no_answer)?;
+        if let (Some(clock), Some(asked)) = (&self.clock, asked)
+            && let Some(theirs) = read_date(response.headers())
+        {
+            clock.witness(Witness::Provider, theirs, asked);
+        }
         let mut reply = read_headers(response.status().as_u16(), response.headers());
         while let Some(part) = response.chunk().await.map_err(no_answer)? {
             if reply.body.len() + part.len() > BODY_BYTES_MAX {
@@ -187,6 +209,13 @@ impl StripeClient {
         }
         Ok(reply)
     }
+}
+
+/// When the answer was made, by the clock of the machine that made it.
+fn read_date(headers: &HeaderMap) -> Option<Timestamp> {
+    let text = headers.get(header::DATE)?.to_str().ok()?;
+    let parser = jiff::fmt::rfc2822::DateTimeParser::new();
+    Some(Timestamp::from_micros(parser.parse_timestamp(text).ok()?.as_microsecond()))
 }
 
 fn read_headers(status: u16, headers: &HeaderMap) -> Reply {

@@ -290,7 +290,7 @@ pub fn read_state(connection: &Connection) -> Result<FoldState> {
         .map_err(sql_error)
 }
 
-fn write_state(connection: &Connection, state: &FoldState) -> Result<()> {
+pub fn write_state(connection: &Connection, state: &FoldState) -> Result<()> {
     let changed = connection
         .prepare_cached(
             "-- write_state

@@ -333,6 +333,26 @@ impl Writer {
         }
     }
 
+    /// Folds all that was recorded, so that the journal holds nothing that is not in tables.
+    pub fn fold_all(&mut self) -> Result<()> {
+        loop {
+            let plan = {
+                let memory = self.shared.read_memory();
+                let closes = memory.folding.is_none() && !memory.open.is_empty();
+                closes.then(|| memory.open.plan_fold())
+            };
+            if let Some(plan) = plan {
+                self.shared.write_memory().close_open_segment(plan);
+                self.open_since = None;
+            }
+            if self.shared.read_memory().folding.is_none() {
+                return Ok(());
+            }
+            let folded = self.transact(|writer| writer.fold_some(FOLD_STEPS_IDLE))?;
+            self.take_over(folded);
+        }
+    }
+
     /// Ends the checkpoint that the checkpointer has nearly done: only what was written meanwhile
     /// is left, and then the log can start from its beginning.
     fn checkpoint_if_due(&self) {

@@ -1,0 +1,37 @@
+//! What a store knows about time: its own clock, and what a clock that was ahead has moved.
+
+use super::Result;
+use crate::rules::timestamp::Timestamp;
+use async_trait::async_trait;
+
+/// What a store has recorded of time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimeMarks {
+    /// The latest moment at which anything was received.
+    pub high_water: Option<Timestamp>,
+    /// Start of the latest bucket with usage.
+    pub newest_usage: Option<Timestamp>,
+    /// The latest moment up to which a meter was cut.
+    pub newest_cut: Option<Timestamp>,
+}
+
+#[async_trait]
+pub trait Clocks: Send + Sync {
+    /// The clock of the store's own machine; none if that is ours.
+    async fn read_clock(&self) -> Result<Option<Timestamp>>;
+    async fn read_time_marks(&self) -> Result<TimeMarks>;
+    /// Takes back what a clock that was ahead of `now` has moved: the high-water mark, the marks
+    /// of cuts (the next cut then looks at everything that was received), leases, and times at
+    /// which something is due. A push that was first sent at a time to come is sent no more: its
+    /// summary decides. What lies before `now` stays as it is, so the verb may be repeated.
+    async fn lower_time_marks(&self, now: Timestamp) -> Result<()>;
+}
+
+/// No lease is longer, in microseconds.
+pub(super) const LEASE_MICROS_MAX: i64 = crate::rules::timestamp::MICROS_PER_HOUR;
+/// Nothing is put off for longer: a push waits at most until its summary decides.
+pub(super) const WAIT_MICROS_MAX: i64 = 27 * crate::rules::timestamp::MICROS_PER_HOUR;
+/// A push that was first sent so long ago is sent no more.
+pub(super) const RESEND_MICROS_MAX: i64 = 22 * crate::rules::timestamp::MICROS_PER_HOUR;
+/// Tables whose rows are leased until a time and due at a time.
+pub(super) const LEASED_TABLES: [&str; 5] = ["pushes", "mirrors", "notices", "sagas", "messages"];

@@ -1,0 +1,83 @@
+//! What the embedded store knows about time.
+//!
+//! Invariant: after `lower_time_marks` nothing raises the high-water mark but a later commit: all
+//! that was recorded is folded first, so that no journal row with a time to come is read again. A
+//! crash leaves the folding, or all of it.
+
+use super::writer::Writer;
+use super::{SqliteStore, fold, sql_error};
+use crate::rules::timestamp::{MICROS_PER_MINUTE, Timestamp};
+use crate::store::Result;
+use crate::store::clock::{
+    Clocks, LEASE_MICROS_MAX, LEASED_TABLES, RESEND_MICROS_MAX, TimeMarks, WAIT_MICROS_MAX,
+};
+use async_trait::async_trait;
+use rusqlite::Connection;
+
+#[async_trait]
+impl Clocks for SqliteStore {
+    async fn read_clock(&self) -> Result<Option<Timestamp>> {
+        Ok(None)
+    }
+
+    async fn read_time_marks(&self) -> Result<TimeMarks> {
+        self.write(|writer| {
+            writer.fold_all()?;
+            let high_water = writer.fold.high_water;
+            writer.write(|connection| read_time_marks(connection, high_water))
+        })
+        .await
+    }
+
+    async fn lower_time_marks(&self, now: Timestamp) -> Result<()> {
+        self.write(move |writer| lower(writer, now)).await
+    }
+}
+
+fn read_time_marks(connection: &Connection, high_water: Timestamp) -> Result<TimeMarks> {
+    let latest = |sql: &str| {
+        let latest: rusqlite::Result<Option<i64>> = connection.query_row(sql, [], |row| row.get(0));
+        latest.map(|micros| micros.map(Timestamp::from_micros)).map_err(sql_error)
+    };
+    Ok(TimeMarks {
+        high_water: Some(high_water).filter(|mark| *mark != Timestamp::default()),
+        newest_usage: latest("-- read_time_marks\nSELECT max(bucket_start) FROM rollups")?,
+        newest_cut: latest("-- read_time_marks\nSELECT max(mark) FROM cut_marks")?,
+    })
+}
+
+fn lower(writer: &mut Writer, now: Timestamp) -> Result<()> {
+    writer.fold_all()?;
+    let mut state = writer.fold;
+    state.high_water = state.high_water.min(now);
+    writer.write(|connection| {
+        fold::write_state(connection, &state)?;
+        lower_tables(connection, now)
+    })?;
+    writer.fold = state;
+    Ok(())
+}
+
+fn lower_tables(connection: &Connection, now: Timestamp) -> Result<()> {
+    let execute = |sql: &str, parameters: &[i64]| {
+        let executed = connection.execute(sql, rusqlite::params_from_iter(parameters));
+        executed.map(drop).map_err(sql_error)
+    };
+    let now = now.micros();
+    execute("-- lower_tables\nDELETE FROM cut_marks WHERE mark > ?", &[now])?;
+    let lease_max = now.saturating_add(LEASE_MICROS_MAX);
+    execute("-- lower_tables\nUPDATE leases SET until = ? WHERE until > ?", &[now, lease_max])?;
+    let wait_max = now.saturating_add(WAIT_MICROS_MAX);
+    for table in LEASED_TABLES {
+        let sql =
+            format!("-- lower_tables\nUPDATE {table} SET leased_until = ? WHERE leased_until > ?");
+        execute(&sql, &[now, lease_max])?;
+        let sql = format!("-- lower_tables\nUPDATE {table} SET due_at = ? WHERE due_at > ?");
+        execute(&sql, &[now, wait_max])?;
+    }
+    let sent = now.saturating_sub(RESEND_MICROS_MAX);
+    let later = now.saturating_add(5 * MICROS_PER_MINUTE);
+    let sql = "-- lower_tables
+        UPDATE pushes SET first_attempt_at = ? WHERE first_attempt_at > ?";
+    execute(sql, &[sent, later])
+}
