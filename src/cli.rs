@@ -8,6 +8,7 @@ mod alerts;
 mod answer;
 mod check;
 mod client;
+mod clock;
 mod completions;
 mod config;
 mod credits;
@@ -71,6 +72,7 @@ enum Command {
     Credits(credits::CreditsArguments),
     Stripe(stripe::StripeArguments),
     Check(check::CheckArguments),
+    Clock(clock::ClockArguments),
     Config(config::ConfigArguments),
     Demo(demo::DemoArguments),
     StripeSim(stripe_sim::StripeSimArguments),
@@ -124,6 +126,7 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
         | Command::Credits(_)
         | Command::Stripe(_)
         | Command::Check(_)
+        | Command::Clock(_)
         | Command::Demo(_)
         | Command::StripeSim(_) => {}
     }
@@ -155,6 +158,7 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
             Command::Credits(arguments) => credits::run(&arguments).await,
             Command::Stripe(arguments) => stripe::run(arguments).await,
             Command::Check(arguments) => check::run(&arguments).await,
+            Command::Clock(arguments) => clock::run(&arguments).await,
             Command::Demo(arguments) => demo::run(&arguments).await,
             Command::StripeSim(arguments) => stripe_sim::run(arguments).await,
             Command::Config(_) | Command::Completions(_) => Ok(ExitCode::SUCCESS),

@@ -26,7 +26,7 @@ use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::Meter;
 use crate::rules::pace::Pace;
 use crate::rules::quantity::Quantity;
-use crate::rules::timestamp::Timestamp;
+use crate::rules::timestamp::{MICROS_PER_MINUTE, Timestamp};
 use crate::rules::window::Window;
 use crate::store::push::{
     AttemptIntent, ClaimedPush, OpenPushes, PushClaim, PushRelease, Right, Settlement,
@@ -298,7 +298,7 @@ impl Submitter {
         let now = self.clock.now();
         // The answer may have shown that our clock is wrong.
         if let Err(doubt) = self.clock.sure() {
-            let until = now.saturating_add_micros(UNREADABLE_PAUSE_MICROS);
+            let until = now.saturating_add_micros(MICROS_PER_MINUTE);
             let next = Next::Wait { until, fresh_request_key: false };
             return settlement(&claimed, Class::Unknown, next, None, Some(doubt.to_string()));
         }

@@ -33,3 +33,28 @@ pub async fn secrets_and_the_clock_survive_a_restart(mut f: Fixture) {
     assert_eq!(f.store.token_secret(), secret);
     assert_eq!(f.store.high_water(), f.now);
 }
+
+/// A clock that was ahead has moved the marks; the next cut then looks at everything again.
+pub async fn marks_of_a_wrong_clock_are_taken_back(mut f: Fixture) {
+    let right = f.now;
+    f.now = right.saturating_add_micros(87_600 * 3_600_000_000);
+    f.deliver_one(&call("e1", "1")).await;
+    let until = f.now.saturating_add_micros(60_000_000);
+    let lease = f.store.claim_lease("cut", "wrong", f.now, until).await.unwrap().unwrap();
+    let (meter, _) = f.store.load_catalog().await.unwrap().find("calls").unwrap();
+    assert!(f.store.record_cut_mark(&lease, meter, f.now).await.unwrap());
+    assert_eq!(f.store.read_time_marks().await.unwrap().high_water, Some(f.now));
+    f.store.lower_time_marks(right).await.unwrap();
+    f.store.lower_time_marks(right).await.unwrap();
+    let marks = f.store.read_time_marks().await.unwrap();
+    assert_eq!((marks.high_water, marks.newest_cut), (Some(right), None));
+    f.now = right;
+    f.restart().await;
+    assert_eq!(f.store.high_water(), right);
+    let until = right.saturating_add_micros(60_000_000);
+    assert!(f.store.claim_lease("cut", "right", right, until).await.unwrap().is_some());
+    assert_eq!(f.store.read_cut_marks().await.unwrap(), []);
+    f.deliver_one(&call("e2", "1")).await;
+    f.restart().await;
+    assert_eq!(f.store.high_water(), right);
+}

@@ -108,6 +108,7 @@ on_every_store! {
     keys {
         api_keys_live_and_die,
         secrets_and_the_clock_survive_a_restart,
+        marks_of_a_wrong_clock_are_taken_back,
     }
     history {
         random_histories_match_the_model,

@@ -49,7 +49,7 @@ fn read_time_marks(connection: &Connection, high_water: Timestamp) -> Result<Tim
 fn lower(writer: &mut Writer, now: Timestamp) -> Result<()> {
     writer.fold_all()?;
     let mut state = writer.fold;
-    state.high_water = state.high_water.min(now);
+    state.high_water = now;
     writer.write(|connection| {
         fold::write_state(connection, &state)?;
         lower_tables(connection, now)

@@ -1,0 +1,69 @@
+//! `counterfoil clock`: what a store has recorded of time, and taking back what a wrong clock moved.
+//!
+//! Invariant: `reset` changes marks, leases and times at which something is due, never events,
+//! totals or pushes' values. It may be repeated, and a crash leaves it done or not.
+
+use super::store::{StoreArguments, open_store};
+use super::table::{cell, new_table};
+use crate::clock::Clock;
+use crate::rules::timestamp::Timestamp;
+use crate::store::Store;
+use crate::store::clock::TimeMarks;
+use clap::Subcommand;
+use std::process::ExitCode;
+
+/// Show what a store has recorded of time, or take back what a wrong clock has moved
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  counterfoil clock show --data /var/lib/counterfoil
+      this machine's time, beside what the store has recorded
+  counterfoil clock reset --data /var/lib/counterfoil
+      after a clock that was wrong: sets the store's marks to this machine's time, which must be
+      right; stop the server before
+
+A server on PostgreSQL, or with Stripe, needs neither: the clocks of others settle the time.")]
+pub struct ClockArguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// This machine's time, beside what the store has recorded
+    Show(StoreArguments),
+    /// Set the store's marks to this machine's time, which must be right
+    Reset(StoreArguments),
+}
+
+pub async fn run(arguments: &ClockArguments) -> anyhow::Result<ExitCode> {
+    let (target, resets) = match &arguments.action {
+        Action::Show(target) => (target, false),
+        Action::Reset(target) => (target, true),
+    };
+    let config = target.load_config()?;
+    let store = open_store(&config).await?;
+    let now = Clock::system().now();
+    print_marks(&*store, now).await?;
+    if resets {
+        store.lower_time_marks(now).await?;
+        println!(
+            "the store's marks are at {now} now; cuts look at everything again, and events are \
+             accepted by this machine's clock"
+        );
+    }
+    store.close().await;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn print_marks(store: &dyn Store, now: Timestamp) -> anyhow::Result<()> {
+    let TimeMarks { high_water, newest_usage, newest_cut } = store.read_time_marks().await?;
+    let text = |time: Option<Timestamp>| time.map_or("none".to_owned(), |time| time.to_string());
+    let mut table = new_table(&["clock or mark", "time"], 2);
+    table.add_row([cell("this machine's clock"), cell(now)]);
+    table.add_row([cell("the database's clock"), cell(text(store.read_clock().await?))]);
+    table.add_row([cell("anything last received at"), cell(text(high_water))]);
+    table.add_row([cell("newest usage, by start of its bucket"), cell(text(newest_usage))]);
+    table.add_row([cell("newest mark of a cut"), cell(text(newest_cut))]);
+    println!("{table}");
+    Ok(())
+}
