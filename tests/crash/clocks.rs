@@ -88,8 +88,7 @@ impl Stage {
     async fn prepare(&self, server: &Server) {
         let spec = json!({
             "aggregation": "sum", "cut_every": "1s", "settle_after": "0s",
-            "billing": {"event_name": "calls", "mode": "delta", "granularity": "hour",
-                "start": "2020-01-01T00:00:00Z"},
+            "billing": {"event_name": "calls", "from": "2020-01-01T00:00:00Z"},
         });
         put(server, "/v1/meters/calls", &spec).await;
         put(server, "/v1/tenants/acme", &json!({"customer": self.customer})).await;

@@ -73,17 +73,15 @@ async fn work_goes_on_at_once_after_the_time_went_back() {
         world.clock.now(),
         clock.tick(),
     );
-    for hour in 0..30 {
-        world
-            .used("acme", "1", &format!("2026-11-1{}T{:02}:30:00Z", 4 + hour / 24, hour % 24))
-            .await;
+    for hour in 0..12 {
+        world.used("acme", "1", &format!("2026-11-15T{hour:02}:30:00Z")).await;
     }
     world.clock.advance(MICROS_PER_SECOND);
     world.store.lower_time_marks(clock.sure().unwrap()).await.unwrap();
     server.cutter.pass().await.unwrap();
-    for _ in 0..30 {
+    for _ in 0..12 {
         server.submitter.run_due().await.unwrap();
         world.pass_seconds(1);
     }
-    assert_eq!(world.provider_sum(&customer), "30");
+    assert_eq!(world.provider_sum(&customer), "12");
 }
