@@ -23,6 +23,7 @@ mod send;
 mod serve;
 mod status;
 mod store;
+mod stores;
 mod stripe;
 mod stripe_sim;
 mod table;
@@ -73,6 +74,7 @@ enum Command {
     Stripe(stripe::StripeArguments),
     Check(check::CheckArguments),
     Clock(clock::ClockArguments),
+    Store(stores::StoresArguments),
     Config(config::ConfigArguments),
     Demo(demo::DemoArguments),
     StripeSim(stripe_sim::StripeSimArguments),
@@ -127,6 +129,7 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
         | Command::Stripe(_)
         | Command::Check(_)
         | Command::Clock(_)
+        | Command::Store(_)
         | Command::Demo(_)
         | Command::StripeSim(_) => {}
     }
@@ -159,6 +162,7 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
             Command::Stripe(arguments) => stripe::run(arguments).await,
             Command::Check(arguments) => check::run(&arguments).await,
             Command::Clock(arguments) => clock::run(&arguments).await,
+            Command::Store(arguments) => stores::run(arguments).await,
             Command::Demo(arguments) => demo::run(&arguments).await,
             Command::StripeSim(arguments) => stripe_sim::run(arguments).await,
             Command::Config(_) | Command::Completions(_) => Ok(ExitCode::SUCCESS),

@@ -18,6 +18,7 @@ pub mod notices;
 pub mod outbound;
 pub mod push;
 pub mod reconcile;
+pub mod restore;
 pub mod sagas;
 pub mod thresholds;
 pub mod watch;

@@ -32,6 +32,7 @@ pub mod properties;
 pub mod push;
 pub mod quantity;
 pub mod refusal;
+pub mod restore;
 pub mod rollup;
 pub mod saga;
 pub mod signature;

@@ -9,6 +9,7 @@ pub mod account;
 pub mod alert;
 pub mod clock;
 pub mod credit;
+pub mod epoch;
 pub mod idempotency;
 pub mod message;
 pub mod migrate;
@@ -33,6 +34,7 @@ use alert::Alerts;
 use async_trait::async_trait;
 use clock::Clocks;
 use credit::Credits;
+use epoch::Epochs;
 use idempotency::RequestKeys;
 use message::Messages;
 use push::{Cuts, Leases, Pushes};
@@ -325,6 +327,7 @@ pub trait Store:
     + Messages
     + RequestKeys
     + Clocks
+    + Epochs
 {
     /// The latest moment this store had recorded when it was opened.
     fn high_water(&self) -> Timestamp;

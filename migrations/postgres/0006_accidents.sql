@@ -101,3 +101,38 @@ CREATE TABLE accepted_subscriptions (
     -- when it was accepted
     accepted_at timestamptz NOT NULL
 );
+
+-- Restores from a backup, recognised or declared. The last one is the store's epoch.
+CREATE TABLE epochs (
+    -- 1, 2, …; before the first restore the epoch is 0
+    epoch int4 NOT NULL PRIMARY KEY,
+    -- when; windows that began before are compared with the provider before they are sent
+    restored_at timestamptz NOT NULL,
+    -- how it was recognised, or what a person said
+    reason text NOT NULL
+);
+
+-- The store's identity and age, in one row; compared at start with the database's own identity.
+CREATE TABLE store_life (
+    -- always 1
+    place int4 NOT NULL PRIMARY KEY CHECK (place = 1),
+    -- random, in hex
+    store text NOT NULL,
+    -- grows while the store is in use
+    mark int8 NOT NULL,
+    -- when it was last known to be in use; null before the first start
+    alive_at timestamptz,
+    -- the cluster's identifier; null if it could not be read
+    cluster text,
+    -- the cluster's timeline, which a recovery to a moment and a failover change
+    timeline text,
+    -- the database's number within the cluster, which a dump that is read back changes
+    database text
+);
+
+-- the epoch in which the provider's total was found to lack this push and hold all others
+ALTER TABLE pushes ADD COLUMN verified_epoch int4;
+-- the provider's total of the window as it was last read for this push after a restore
+ALTER TABLE pushes ADD COLUMN looked_total numeric;
+-- when it was read
+ALTER TABLE pushes ADD COLUMN looked_at timestamptz;

@@ -100,3 +100,32 @@ CREATE TABLE accepted_subscriptions (
     -- when it was accepted
     accepted_at INTEGER NOT NULL
 ) STRICT;
+
+-- Restores from a backup, recognised or declared. The last one is the store's epoch.
+CREATE TABLE epochs (
+    -- 1, 2, …; before the first restore the epoch is 0
+    epoch INTEGER NOT NULL PRIMARY KEY,
+    -- when; windows that began before are compared with the provider before they are sent
+    restored_at INTEGER NOT NULL,
+    -- how it was recognised, or what a person said
+    reason TEXT NOT NULL
+) STRICT;
+
+-- The store's identity and age, in one row; compared at start with what is kept outside.
+CREATE TABLE store_life (
+    -- always 1
+    place INTEGER NOT NULL PRIMARY KEY CHECK (place = 1),
+    -- random, in hex
+    store TEXT NOT NULL,
+    -- grows while the store is in use
+    mark INTEGER NOT NULL,
+    -- when it was last known to be in use; null before the first start
+    alive_at INTEGER
+) STRICT;
+
+-- the epoch in which the provider's total was found to lack this push and hold all others
+ALTER TABLE pushes ADD COLUMN verified_epoch INTEGER;
+-- the provider's total of the window as it was last read for this push after a restore
+ALTER TABLE pushes ADD COLUMN looked_total TEXT;
+-- when it was read
+ALTER TABLE pushes ADD COLUMN looked_at INTEGER;

@@ -16,6 +16,7 @@ use crate::jobs::inbound::{InboundJobs, Parts};
 use crate::jobs::ingest::Ingest;
 use crate::jobs::money::MoneyJobs;
 use crate::jobs::outbound::Outbound;
+use crate::jobs::restore;
 use crate::jobs::webhook::WebhookInbox;
 use crate::provider::{self, Provider};
 use crate::rules::ids::MeterSlug;
@@ -77,6 +78,7 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
         (server_name(listen), names),
     )
     .await?;
+    restore::recognise(&*store, &clock).await.context("cannot tell if the store was restored")?;
     declare_meters(&config, &*store, &clock).await?;
     let given = crate::config::admin_key();
     let admin_key = auth::create_first_admin_key(&*store, &clock, given).await?;

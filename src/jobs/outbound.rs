@@ -7,6 +7,7 @@ use super::Stopper;
 use super::confirm::Confirmer;
 use super::cut::{CutSettings, Cutter};
 use super::push::Submitter;
+use super::restore::keep_alive;
 use super::watch::Watcher;
 use crate::clock::Clock;
 use crate::config::{Config, Shadow};
@@ -66,7 +67,8 @@ impl Outbound {
         tasks.spawn(cutter.run(stop.clone()));
         tasks.spawn(submitter.run(stop.clone()));
         tasks.spawn(confirmer.run(stop.clone()));
-        tasks.spawn(watcher.run(stop));
+        tasks.spawn(watcher.run(stop.clone()));
+        tasks.spawn(keep_alive(Arc::clone(store), clock.clone(), stop));
         Self { stopper, tasks }
     }
 

@@ -3,7 +3,8 @@
 //! For each push: claim (a lease in the store), write the attempt down with its bytes, send, settle
 //! by the answer. Many are on their way at one time, never two of one customer and meter, and no
 //! more a second than the pace allows. A push whose key the provider may have forgotten is not
-//! sent: the provider's summary is asked, and the answer is settled like any other.
+//! sent: the provider's summary is asked, and the answer is settled like any other. After a restore
+//! of the store the summary is asked before the first attempt, too (`rules::restore`).
 //!
 //! Invariant: bytes leave only after the transaction that holds them. Whatever is not known is
 //! settled as unknown and tried again under the same key and bytes while that is safe.
@@ -26,8 +27,10 @@ use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::Meter;
 use crate::rules::pace::Pace;
 use crate::rules::quantity::Quantity;
+use crate::rules::restore::{Reading, judge_reading};
 use crate::rules::timestamp::{MICROS_PER_MINUTE, Timestamp};
 use crate::rules::window::Window;
+use crate::store::epoch::Uncompared;
 use crate::store::push::{
     AttemptIntent, ClaimedPush, OpenPushes, PushClaim, PushRelease, Right, Settlement,
 };
@@ -157,7 +160,13 @@ impl Submitter {
             let Some(meter) = catalog.get(claimed.push.meter).map(Arc::clone) else {
                 return Err(unknown_meter(claimed.push.meter));
             };
-            match self.due_act(&claimed) {
+            let act = self.due_act(&claimed);
+            if let Some(window) = self.must_compare(&claimed, act) {
+                let this = Arc::clone(self);
+                flights.spawn(async move { this.compare(claimed, &meter, window).await });
+                continue;
+            }
+            match act {
                 Act::Send => sendings.push(self.prepare(claimed, &meter)),
                 Act::Decide => {
                     let this = Arc::clone(self);
@@ -193,6 +202,72 @@ impl Submitter {
         }
         // How long the provider remembers a key is measured by its clock.
         judge_due(progress(claimed), self.provider.limits().horizons, self.clock.provider_now())
+    }
+
+    /// After a restore: nothing of a window is sent for the first time, and no lost outcome is
+    /// decided, before the window was compared with the provider's total.
+    fn must_compare(&self, claimed: &ClaimedPush, act: Act) -> Option<Uncompared> {
+        let first = claimed.push.attempts == 0 && act == Act::Send;
+        let due = first || act == Act::Decide;
+        claimed.uncompared.clone().filter(|_| due && self.provider.limits().sends)
+    }
+
+    /// Reads the window's total of a push of a restored store, and has it compared once it was
+    /// read often enough.
+    async fn compare(&self, claimed: ClaimedPush, meter: &Meter, window: Uncompared) -> Settlement {
+        if !self.provider.limits().shows_totals {
+            let detail = "the store was restored, and the destination shows no totals: nobody \
+                          knows whether it was sent before; compare by hand and discard it";
+            let (class, next) = (Class::Undecidable, Next::Dead);
+            return settlement(&claimed, class, next, None, Some(detail.into()));
+        }
+        let total = self.read_total(&claimed, meter).await;
+        crash_point("push.compared");
+        let now = self.clock.now();
+        if let Some(doubt) = self.wait_for_the_clock(&claimed, now) {
+            return doubt;
+        }
+        let total = match total {
+            Ok(total) => total,
+            Err(said) => return self.unreadable(&claimed, &said, now),
+        };
+        let restored_at = window.restored_at;
+        match judge_reading(restored_at, window.last, Reading { total, at: now }) {
+            Some(until) => {
+                let detail = format!(
+                    "the store was restored at {restored_at}, so it is not known whether this was \
+                     sent before; the provider's total is {total} and is read again at {until}"
+                );
+                let next = Next::Looked { total, until };
+                settlement(&claimed, Class::Unknown, next, None, Some(detail))
+            }
+            None => {
+                let look_at = self.settings.look_after.after(now);
+                let next = Next::Compared { total, look_at };
+                settlement(&claimed, Class::Unknown, next, None, None)
+            }
+        }
+    }
+
+    /// A wait if the provider's answer has shown that our clock is wrong.
+    fn wait_for_the_clock(&self, claimed: &ClaimedPush, now: Timestamp) -> Option<Settlement> {
+        let doubt = self.clock.sure().err()?;
+        let until = now.saturating_add_micros(MICROS_PER_MINUTE);
+        let next = Next::Wait { until, fresh_request_key: false };
+        Some(settlement(claimed, Class::Unknown, next, None, Some(doubt.to_string())))
+    }
+
+    /// What the provider has counted of a push's window, or why that cannot be read.
+    async fn read_total(&self, claimed: &ClaimedPush, meter: &Meter) -> Result<Quantity, String> {
+        let windows = [claimed.push.window];
+        let query = TotalsQuery {
+            customer: &claimed.customer,
+            event_name: meter.event_name(),
+            scale: meter.billing_scale(),
+            windows: &windows,
+        };
+        let totals = self.provider.read_totals(&query).await.map_err(|error| error.message)?;
+        totals.first().copied().ok_or_else(|| "the window is missing".to_owned())
     }
 
     /// The push with the bytes it goes out with: those of its first attempt, or new ones.
@@ -285,27 +360,16 @@ impl Submitter {
     /// Asks the provider's summary whether a push has counted.
     async fn decide(&self, claimed: ClaimedPush, meter: &Meter) -> Settlement {
         let push = &claimed.push;
-        let windows = [push.window];
-        let query = TotalsQuery {
-            customer: &claimed.customer,
-            event_name: meter.event_name(),
-            scale: meter.billing_scale(),
-            windows: &windows,
-        };
         let read_at = self.clock.now();
-        let totals = self.provider.read_totals(&query).await;
+        let summary = self.read_total(&claimed, meter).await;
         crash_point("push.summary_read");
         let now = self.clock.now();
-        // The answer may have shown that our clock is wrong.
-        if let Err(doubt) = self.clock.sure() {
-            let until = now.saturating_add_micros(MICROS_PER_MINUTE);
-            let next = Next::Wait { until, fresh_request_key: false };
-            return settlement(&claimed, Class::Unknown, next, None, Some(doubt.to_string()));
+        if let Some(doubt) = self.wait_for_the_clock(&claimed, now) {
+            return doubt;
         }
-        let summary = match totals.map(|totals| totals.first().copied()) {
-            Ok(Some(summary)) => summary,
-            Ok(None) => return self.unreadable(&claimed, "the window is missing", now),
-            Err(error) => return self.unreadable(&claimed, &error.message, now),
+        let summary = match summary {
+            Ok(summary) => summary,
+            Err(said) => return self.unreadable(&claimed, &said, now),
         };
         let question = Question {
             mode: push.mode,

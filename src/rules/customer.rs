@@ -30,7 +30,8 @@ pub fn customer_of_window(pushes: &[WindowPush]) -> Option<&CustomerId> {
             | Class::NotSent
             | Class::Lost
             | Class::Correction
-            | Class::Reconciled => false,
+            | Class::Reconciled
+            | Class::Adopted => false,
         },
         PushState::Waiting | PushState::Replaced => false,
     };

@@ -128,10 +128,12 @@ pub enum Class {
     Correction,
     /// A pass over its day found both halves equal.
     Reconciled,
+    /// The provider held it, and the store had forgotten it: it was sent before a restore.
+    Adopted,
 }
 
 impl Class {
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Cut,
         Self::Attempt,
         Self::Accepted,
@@ -151,6 +153,7 @@ impl Class {
         Self::Lost,
         Self::Correction,
         Self::Reconciled,
+        Self::Adopted,
     ];
 
     pub fn name(self) -> &'static str {
@@ -174,6 +177,7 @@ impl Class {
             Self::Lost => "lost",
             Self::Correction => "correction",
             Self::Reconciled => "reconciled",
+            Self::Adopted => "adopted",
         }
     }
 
@@ -223,6 +227,17 @@ pub enum Next {
     /// The summary could not be read; ask again then. The store keeps since when.
     Unread {
         until: Timestamp,
+    },
+    /// After a restore: the window's total was read and is read again then.
+    Looked {
+        total: Quantity,
+        until: Timestamp,
+    },
+    /// After a restore: the window's total was read often enough. The store compares it by
+    /// `rules::restore` inside its transaction, and the push follows from that.
+    Compared {
+        total: Quantity,
+        look_at: Timestamp,
     },
     /// Look for it in the provider's summary from then on.
     Submitted {
@@ -394,7 +409,8 @@ pub fn follow_summary(class: Class, look_at: Timestamp) -> Next {
         | Class::NotSent
         | Class::Lost
         | Class::Correction
-        | Class::Reconciled => unreachable!("a summary says present, absent or undecidable"),
+        | Class::Reconciled
+        | Class::Adopted => unreachable!("a summary says present, absent or undecidable"),
     }
 }
 
@@ -549,7 +565,8 @@ pub fn judge_retry(state: PushState, class: Class) -> Result<Retry, &'static str
         | Class::NotSent
         | Class::Lost
         | Class::Correction
-        | Class::Reconciled => Err("its history does not prove that it was not counted"),
+        | Class::Reconciled
+        | Class::Adopted => Err("its history does not prove that it was not counted"),
     }
 }
 

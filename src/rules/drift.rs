@@ -336,7 +336,8 @@ impl PushSums {
                     | Class::NotSent
                     | Class::Lost
                     | Class::Correction
-                    | Class::Reconciled => {
+                    | Class::Reconciled
+                    | Class::Adopted => {
                         add(&mut sums.refused)?;
                         sums.refused_count += 1;
                     }

@@ -240,6 +240,40 @@ pub fn plan_correction(
     Ok(Correction { state, lost, again })
 }
 
+/// What a restored store had forgotten of a window, and the push of what is still to be sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Adoption {
+    /// The window's state after both.
+    pub state: CutState,
+    /// What the provider holds already; it is never sent.
+    pub adopted: PlannedPush,
+    /// None if nothing is left.
+    pub rest: Option<PlannedPush>,
+}
+
+/// Plans the revisions that take the place of all unsent pushes of a window: what the provider
+/// holds of them, which makes its total `total`, and the rest. The two add up to what was planned.
+pub fn plan_adoption(
+    state: &CutState,
+    (adopted, rest): (Quantity, Quantity),
+    total: Quantity,
+    mode: Mode,
+) -> Result<Adoption, FoldError> {
+    let revision = state.revision.checked_add(1).ok_or(FoldError)?;
+    let value = match mode {
+        Mode::Delta => adopted,
+        Mode::Absolute => total,
+    };
+    let mut state = CutState { revision, ..state.clone() };
+    let adopted = PlannedPush { revision, quantity: adopted, value };
+    if rest == Quantity::ZERO {
+        return Ok(Adoption { state, adopted, rest: None });
+    }
+    state.revision = revision.checked_add(1).ok_or(FoldError)?;
+    let rest = state.tell(rest, mode);
+    Ok(Adoption { state, adopted, rest: Some(rest) })
+}
+
 impl Precision {
     /// The decimal places that leave `quantity` within the digits.
     fn fitting(self, quantity: Quantity) -> u32 {
@@ -276,8 +310,9 @@ pub struct KeyParts<'a> {
 }
 
 /// The name under which the provider knows a push: ASCII, 44 characters, never used for anything
-/// else. It is derived, so that a store restored from a backup names the same push alike; the
-/// store's own secret keeps two stores on one account apart; the value is part of it, so that a
+/// else. It is derived, so that a push has one name however often it is written; the store's own
+/// secret, which differs from epoch to epoch ([`secret_of_epoch`]), keeps two stores on one account
+/// apart, and a store from what it forgot by a restore; the value is part of it, so that a
 /// key the provider knows already proves the value it knows.
 pub fn push_key(secret: &[u8; 32], parts: KeyParts<'_>) -> String {
     let digest = digest_fields([
@@ -290,6 +325,16 @@ pub fn push_key(secret: &[u8; 32], parts: KeyParts<'_>) -> String {
         parts.value.to_string().as_bytes(),
     ]);
     format!("cf1-{}", hex(&digest[..20]))
+}
+
+/// The secret under which keys are made in an epoch. After a restore the same window, revision and
+/// value can mean another push than the forgotten one, which the provider may know by its key.
+pub fn secret_of_epoch(secret: &[u8; 32], epoch: u32) -> [u8; 32] {
+    if epoch == 0 {
+        return *secret;
+    }
+    let purpose = b"counterfoil epoch v1".as_slice();
+    digest_fields([purpose, secret, &epoch.to_be_bytes()])
 }
 
 #[cfg(test)]
@@ -382,6 +427,30 @@ mod tests {
         // A total is told whole: what is dead of the window is overtaken by it.
         check(Mode::Absolute, "12.5", ["4:-8.5:4", "5:8.5:12.5"]);
         check(Mode::Absolute, "10", ["4:-6:4", "5:6:12.5"]);
+    }
+
+    #[test]
+    fn an_adoption_makes_what_was_planned() {
+        let state = CutState { planned: quantity("12"), revision: 3, ..CutState::new(false) };
+        let check = |mode: Mode, rest: &str, expected: [&str; 2]| {
+            let parts = (quantity("10"), quantity(rest));
+            let plan = plan_adoption(&state, parts, quantity("10"), mode).expect("fits");
+            assert_eq!(plan.state.planned, state.planned);
+            let text =
+                |push: &PlannedPush| format!("{}:{}:{}", push.revision, push.quantity, push.value);
+            let rest = plan.rest.as_ref().map(text).unwrap_or_default();
+            assert_eq!([text(&plan.adopted), rest], expected);
+        };
+        check(Mode::Delta, "2", ["4:10:10", "5:2:2"]);
+        check(Mode::Absolute, "2", ["4:10:10", "5:2:12"]);
+        check(Mode::Delta, "0", ["4:10:10", ""]);
+    }
+
+    #[test]
+    fn an_epoch_has_keys_of_its_own() {
+        assert_eq!(secret_of_epoch(&[7; 32], 0), [7; 32]);
+        assert_ne!(secret_of_epoch(&[7; 32], 1), [7; 32]);
+        assert_ne!(secret_of_epoch(&[7; 32], 1), secret_of_epoch(&[7; 32], 2));
     }
 
     #[test]

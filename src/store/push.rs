@@ -11,6 +11,7 @@
 //! an unknown outcome, which its expired lease makes due again under the same key and bytes.
 
 use super::Result;
+use super::epoch::Uncompared;
 use crate::rules::billing::Mode;
 use crate::rules::credit::DrawOrder;
 use crate::rules::delivery::{Class, Next, PushState};
@@ -154,6 +155,8 @@ pub struct ClaimedPush {
     pub doubtful: bool,
     /// Since when its summary could not be read; none if it was not asked or could be.
     pub unreadable_since: Option<Timestamp>,
+    /// Set if nothing of it may be sent before its window was compared with the provider's total.
+    pub uncompared: Option<Uncompared>,
 }
 
 /// An attempt that is about to be made.
@@ -384,7 +387,8 @@ pub trait Pushes: Send + Sync {
 
     /// Settles claimed or submitted pushes. One whose right ([`Right`]) does not hold any more is
     /// left alone; all are judged by the state before the call. `Next::Replaced` writes the push
-    /// that takes its place; a submitted absolute push replaces dead ones of lower revisions of its
+    /// that takes its place; `Next::Compared` does what `rules::restore::judge_comparison` says of
+    /// the window as it is now; a submitted absolute push replaces dead ones of lower revisions of its
     /// window (class overtaken). Returns how many were settled.
     async fn settle_pushes(&self, settlements: Vec<Settlement>, at: Timestamp) -> Result<usize>;
 

@@ -20,6 +20,7 @@ mod counters;
 mod credits;
 mod cuts;
 mod declarations;
+mod epochs;
 mod events;
 mod findings;
 mod fold;
@@ -43,6 +44,7 @@ mod readers;
 mod record;
 mod recovery;
 mod rejections;
+mod restores;
 mod rollups;
 mod sagas;
 mod segment;
@@ -70,6 +72,7 @@ use crate::store::{
     TenantPut, stop_process,
 };
 use async_trait::async_trait;
+use epochs::Marks;
 use keys::KeyIndex;
 use memory::Memory;
 use readers::Readers;
@@ -95,6 +98,7 @@ pub struct SqliteStore {
     /// Keys of pushes are derived from it.
     push_secret: [u8; 32],
     high_water: Timestamp,
+    marks: Marks,
     /// Held as long as the store is open, so that no second server opens it.
     lock: Mutex<Option<File>>,
 }
@@ -157,9 +161,11 @@ impl SqliteStore {
         fingerprinter: impl FnOnce([u8; 16]) -> Fingerprinter,
     ) -> Result<Arc<Self>> {
         let lock = lock_directory(directory)?;
+        let marks = Marks::find(directory);
         let path = directory.join(FILE_NAME);
         let mut connection = open_for_writing(&path)?;
         migrations::migrate(&mut connection)?;
+        epochs::found_store(&connection)?;
         let fingerprinter = fingerprinter(secret(&connection, "event_keys")?);
         let token_secret = secret(&connection, "tokens")?;
         let push_secret = secret(&connection, "pushes")?;
@@ -185,6 +191,7 @@ impl SqliteStore {
             token_secret,
             push_secret,
             high_water,
+            marks,
             lock,
         }))
     }

@@ -9,6 +9,7 @@ mod decisions;
 mod delivery;
 mod faults;
 mod outage;
+mod restores;
 mod shadow;
 mod sink;
 mod unmapped;

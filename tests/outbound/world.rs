@@ -19,7 +19,7 @@ use counterfoil::store::push::{Push, PushQuery, PushTrace, Ruling};
 use counterfoil::store::reconciliation::SummaryReading;
 use counterfoil::store::sqlite::SqliteStore;
 use counterfoil::store::{Declaration, DeliveryBatch, Store, TenantFields};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -75,7 +75,8 @@ impl World {
         config.push.poll_ms = 5;
         change(&mut config);
         let directory = scratch();
-        let store: Arc<dyn Store> = SqliteStore::open(directory.path(), &config.sqlite).unwrap();
+        let store: Arc<dyn Store> =
+            SqliteStore::open(&directory.path().join("data"), &config.sqlite).unwrap();
         let jobs = Jobs::new(&store, &clock, &config);
         let sent = AtomicU64::new(0);
         Self { store, clock, handle, config, jobs, directory, sent }
@@ -94,6 +95,11 @@ impl World {
         let mut config = self.config.clone();
         change(&mut config);
         Jobs::new(&self.store, &self.clock, &config)
+    }
+
+    /// The store's directory.
+    pub fn data(&self) -> PathBuf {
+        self.directory.path().join("data")
     }
 
     pub fn simulator(&self) -> Arc<Mutex<Simulator>> {
@@ -316,14 +322,14 @@ impl World {
 
     /// Makes the database refuse changes that meet the condition.
     pub fn break_store(&self, trigger: &str) {
-        let path = self.directory.path().join("counterfoil.db");
+        let path = self.data().join("counterfoil.db");
         let connection = rusqlite::Connection::open(path).unwrap();
         let sql = format!("CREATE TRIGGER broken {trigger} BEGIN SELECT RAISE(ABORT, 'no'); END");
         connection.execute_batch(&sql).unwrap();
     }
 
     pub fn mend_store(&self) {
-        let path = self.directory.path().join("counterfoil.db");
+        let path = self.data().join("counterfoil.db");
         let connection = rusqlite::Connection::open(path).unwrap();
         connection.execute_batch("DROP TRIGGER broken").unwrap();
     }

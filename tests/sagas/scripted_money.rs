@@ -5,6 +5,7 @@ use async_trait::async_trait;
 use counterfoil::rules::account::*;
 use counterfoil::rules::credit::*;
 use counterfoil::rules::ids::*;
+use counterfoil::rules::restore::Life;
 use counterfoil::rules::saga::*;
 use counterfoil::rules::tax::*;
 use counterfoil::rules::timestamp::*;
@@ -12,6 +13,7 @@ use counterfoil::store::Result;
 use counterfoil::store::account::*;
 use counterfoil::store::alert::NoticeOutcome;
 use counterfoil::store::credit::*;
+use counterfoil::store::epoch::{Epoch, Epochs};
 use counterfoil::store::idempotency::*;
 use counterfoil::store::message::*;
 use counterfoil::store::push::SubmittedWindow;
@@ -305,5 +307,21 @@ impl RequestKeys for ScriptedStore {
     }
     async fn sweep_keys(&self, limit: u32, at: Timestamp) -> std::result::Result<u32, StoreError> {
         self.inner.sweep_keys(limit, at).await
+    }
+}
+
+#[async_trait]
+impl Epochs for ScriptedStore {
+    async fn read_life(&self) -> Result<Life> {
+        self.inner.read_life().await
+    }
+    async fn read_epoch(&self) -> Result<Option<Epoch>> {
+        self.inner.read_epoch().await
+    }
+    async fn record_restore(&self, reason: &str, at: Timestamp) -> Result<Epoch> {
+        self.inner.record_restore(reason, at).await
+    }
+    async fn record_alive(&self, at: Timestamp) -> Result<()> {
+        self.inner.record_alive(at).await
     }
 }

@@ -40,6 +40,7 @@ mod pushes;
 mod quotes;
 mod rejections;
 mod request_keys;
+mod restores;
 mod sagas;
 mod summaries;
 mod two_receivers;
@@ -339,6 +340,11 @@ on_every_store! {
         claims_are_leased_and_fenced,
         claimants_at_once_share_nothing,
         old_messages_are_pruned,
+    }
+    restores {
+        a_store_knows_its_life,
+        after_a_restore_the_rest_is_sent,
+        after_a_restore_what_is_there_is_not_sent,
     }
     request_keys {
         a_key_has_one_owner,

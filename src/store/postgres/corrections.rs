@@ -10,6 +10,7 @@
 use super::PostgresStore;
 use super::cuts::{WindowKey, lock_states};
 use super::declarations::Creation;
+use super::epochs::secret_now;
 use super::failure::Failure;
 use super::push_rows::{
     Change, NewPush, StoredPush, insert_pushes, key_of, lock_pushes, log_changes, read_pushes,
@@ -41,7 +42,8 @@ impl PostgresStore {
         let (tenant_no, meter, start) = (tenant_number(tenant), order.meter, order.window.start);
         let window = WindowKey { tenant_no, meter, start };
         let work = move |client: Arc<Transaction>| async move {
-            correct_window(&client, &self.push_secret, (window, order), at).await
+            let secret = secret_now(&client, &self.push_secret).await?;
+            correct_window(&client, &secret, (window, order), at).await
         };
         let (ruling, changes) = self.transact(work).await?;
         log_changes(changes);

@@ -20,6 +20,7 @@ use super::agreements::read_terms;
 use super::coverings::Coverings;
 use super::cut_events::{Carried, OpenEvent, insert_carried, read_open_events};
 use super::declarations::{Creation, read_catalog};
+use super::epochs::secret_now;
 use super::leases::hold_lease;
 use super::numeric::SqlQuantity;
 use super::push_rows::{Change, NewPush, insert_pushes, key_of, log_changes};
@@ -204,7 +205,8 @@ impl PostgresStore {
         let keys: BTreeSet<WindowKey> = orders.iter().map(Order::key).collect();
         let states = lock_states(client, &keys).await?;
         let usages = measure_windows(client, &orders).await?;
-        let mut cutting = Cutting::new(&self.push_secret, terms, states, remainders);
+        let secret = secret_now(client, &self.push_secret).await?;
+        let mut cutting = Cutting::new(&secret, terms, states, remainders);
         cutting.waiting = waiting;
         let changed: Vec<(&Order, &WindowUsage)> =
             orders.iter().zip(&usages).filter(|(o, usage)| cutting.has_changed(o, usage)).collect();

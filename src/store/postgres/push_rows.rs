@@ -19,6 +19,7 @@ use crate::rules::delivery::{Class, PushState};
 use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId};
 use crate::rules::push::{KeyParts, PlannedPush, push_key};
 use crate::rules::quantity::Quantity;
+use crate::rules::restore::Reading;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::push::{Push, TransitionLine, log_transition};
@@ -59,6 +60,8 @@ pub struct StoredPush {
     pub fence: u64,
     pub leased_until: Option<Timestamp>,
     pub unreadable_since: Option<Timestamp>,
+    /// The provider's total of its window as it was last read after a restore.
+    pub looked: Option<Reading>,
 }
 
 /// One change of one push.
@@ -221,7 +224,8 @@ pub async fn read_pushes(client: &ClientWrapper, numbers: &[i64]) -> Result<Vec<
             p.window_end, p.revision, p.shadow, p.mode, p.quantity, p.value, p.key, p.stamped_at,
             p.subscriptions, p.event_id, p.state, p.class, p.detail, p.customer, p.request,
             p.attempts, p.request_keys, p.first_attempt_at, p.due_at, p.fence,
-            p.leased_until, p.created_at, p.state_at, p.unreadable_since
+            p.leased_until, p.created_at, p.state_at, p.unreadable_since,
+            p.looked_total, p.looked_at
         FROM pushes p
         JOIN tenants t ON t.tenant_no = p.tenant_no
         JOIN meters m ON m.meter_no = p.meter_no
@@ -238,6 +242,8 @@ fn stored_push(row: &Row) -> Result<StoredPush> {
     let SqlQuantity(quantity) = column(row, 11)?;
     let SqlQuantity(value) = column(row, 12)?;
     let mode: String = column(row, 10)?;
+    let looked: Option<SqlQuantity> = column(row, 31)?;
+    let looked_at = instant_if_any(row, 32)?;
     let push = Push {
         number: read_count(column(row, 0)?)?,
         tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
@@ -274,6 +280,7 @@ fn stored_push(row: &Row) -> Result<StoredPush> {
         fence: read_count(column(row, 26)?)?,
         leased_until: instant_if_any(row, 27)?,
         unreadable_since: instant_if_any(row, 30)?,
+        looked: looked.zip(looked_at).map(|(SqlQuantity(total), at)| Reading { total, at }),
     })
 }
 

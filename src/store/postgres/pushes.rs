@@ -12,6 +12,7 @@
 //! attempt, under the same fence, customer and bytes.
 
 use super::PostgresStore;
+use super::epochs::read_windows;
 use super::numeric::SqlQuantity;
 use super::push_history;
 use super::push_rows::{
@@ -28,6 +29,7 @@ use crate::rules::ids::{CustomerId, TenantId};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
+use crate::store::epoch::Uncompared;
 use crate::store::push::{
     AttemptIntent, ClaimedPush, OpenPushes, Push, PushAges, PushClaim, PushCounts, PushQuery,
     PushRelease, PushTrace, Pushes, Ruling, Settlement, SubmittedWindow, UnsentUsage,
@@ -268,10 +270,13 @@ async fn describe_claimed(client: &ClientWrapper, numbers: &[i64]) -> Done<Vec<C
         return Ok(Vec::new());
     }
     let mut standing = read_standing(client, numbers).await?;
+    let windows = read_windows(client, numbers).await?;
     let mut claimed = Vec::with_capacity(numbers.len());
     for found in read_pushes(client, numbers).await? {
         let StoredPush { push, tenant_customer, request, request_keys, fence, .. } = found;
         let unreadable_since = found.unreadable_since;
+        let uncompared = windows.find(&push);
+        let uncompared = uncompared.map(|window| Uncompared { last: found.looked, ..window });
         let Standing { settled, doubtful, customer } =
             standing.remove(&push.number).ok_or_else(|| corrupt("a push is there and is not"))?;
         let customer = push.customer.clone().or(customer).or(tenant_customer);
@@ -285,6 +290,7 @@ async fn describe_claimed(client: &ClientWrapper, numbers: &[i64]) -> Done<Vec<C
             settled,
             doubtful,
             unreadable_since,
+            uncompared,
         });
     }
     claimed.sort_by_key(|claimed| (claimed.push.due_at, claimed.push.number));
@@ -292,16 +298,19 @@ async fn describe_claimed(client: &ClientWrapper, numbers: &[i64]) -> Done<Vec<C
 }
 
 /// What stands of a push's window.
-struct Standing {
+pub struct Standing {
     /// What the provider has of it, for its customer, since the summary is by customer.
-    settled: Quantity,
+    pub settled: Quantity,
     /// Whether nobody knows if some dead push of the window counted.
-    doubtful: bool,
+    pub doubtful: bool,
     /// The customer that the window belongs to, as `rules::customer::customer_of_window` has it.
-    customer: Option<CustomerId>,
+    pub customer: Option<CustomerId>,
 }
 
-async fn read_standing(client: &ClientWrapper, numbers: &[i64]) -> Done<BTreeMap<u64, Standing>> {
+pub async fn read_standing(
+    client: &ClientWrapper,
+    numbers: &[i64],
+) -> Done<BTreeMap<u64, Standing>> {
     let sql = "-- read_standing
         WITH claimed AS MATERIALIZED (
             SELECT p.*, t.customer AS tenant_customer, (

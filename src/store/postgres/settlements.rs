@@ -11,11 +11,13 @@
 use super::PostgresStore;
 use super::corrections::{list_window, window_push};
 use super::cuts::{States, WindowKey, lock_states};
+use super::epochs::secret_now;
 use super::numeric::SqlQuantity;
 use super::push_rows::{
     Change, NewPush, StoredPush, insert_pushes, key_of, lock_pushes, log_changes, read_pushes,
     record_changes,
 };
+use super::restores::{self, Followed, record_looks};
 use super::scalars::{
     SqlTimestamp, column, corrupt, meter_number, read_count, write_count, write_ordinal,
 };
@@ -67,7 +69,8 @@ impl<'s> Words<'s> {
 impl PostgresStore {
     pub(super) async fn settle(&self, settlements: &[Settlement], at: Timestamp) -> Result<usize> {
         let work = move |client: Arc<Transaction>| async move {
-            settle_all(&client, &self.push_secret, settlements, at).await
+            let secret = secret_now(&client, &self.push_secret).await?;
+            settle_all(&client, &secret, settlements, at).await
         };
         let (settled, changes) = self.transact(work).await?;
         log_changes(changes);
@@ -87,7 +90,8 @@ impl PostgresStore {
             let detail = found.push.detail.clone();
             let turn = turn(&found, (PushState::Replaced, Class::Retried), detail);
             let mut changes = apply(&client, &[(turn, None)], at).await?;
-            let replacing = replace(&client, &self.push_secret, &[&found], at).await?;
+            let secret = secret_now(&client, &self.push_secret).await?;
+            let replacing = replace(&client, &secret, &[&found], at).await?;
             let replacement = replacing.first().map(|change| change.push);
             changes.extend(replacing);
             Ok((Ruling::Done(replacement), changes))
@@ -187,7 +191,9 @@ async fn settle_all(
     let (mut turns, mut settled) = (Vec::new(), BTreeSet::new());
     let (mut replaced, mut overtaking) = (Vec::new(), Vec::new());
     let expected = read_expected(client, settlements).await?;
-    for settlement in settlements {
+    let compared = (&stored, &expected);
+    let (settlements, adopted) = compare_all(client, secret, (settlements, compared), at).await?;
+    for settlement in &settlements {
         let Some(found) = stored.get(&settlement.push).copied() else { continue };
         // The first settlement of a push ends its lease, so a second one is not current.
         if !is_current(found, settlement, &expected) || !settled.insert(settlement.push) {
@@ -201,16 +207,64 @@ async fn settle_all(
             Next::Submitted { .. }
             | Next::Wait { .. }
             | Next::Unread { .. }
+            | Next::Looked { .. }
+            | Next::Compared { .. }
             | Next::Confirmed
             | Next::Dead => {}
         }
         turns.push((follow(found, settlement), Some(Words::of(settlement))));
     }
-    mark_unreadable(client, settlements, &settled, at).await?;
+    mark_unreadable(client, &settlements, &settled, at).await?;
+    record_looks(client, &looks(&settlements, &settled), at).await?;
     let mut changes = apply(client, &turns, at).await?;
     changes.extend(overtake(client, &overtaking, at).await?);
     changes.extend(replace(client, secret, &replaced, at).await?);
-    Ok((settled.len(), changes))
+    let count = settled.len() + adopted.len();
+    changes.extend(adopted.into_iter().flatten());
+    Ok((count, changes))
+}
+
+/// Does what comparisons after a restore lead to; returns what is still to be settled, and what was
+/// adopted.
+async fn compare_all(
+    client: &ClientWrapper,
+    secret: &[u8; 32],
+    (settlements, (stored, expected)): (&[Settlement], (&BTreeMap<u64, &StoredPush>, &Expected)),
+    at: Timestamp,
+) -> Done<(Vec<Settlement>, Vec<Vec<Change>>)> {
+    let (mut left, mut adopted) = (Vec::with_capacity(settlements.len()), Vec::new());
+    for settlement in settlements {
+        let Next::Compared { total, look_at } = settlement.next else {
+            left.push(settlement.clone());
+            continue;
+        };
+        let Some(found) = stored.get(&settlement.push).copied() else { continue };
+        if !is_current(found, settlement, expected) {
+            continue;
+        }
+        let about = (found, settlement);
+        match restores::compare(client, secret, about, (total, look_at), at).await? {
+            Followed::Settle(settlement) => left.push(settlement),
+            Followed::Adopted(changes) => adopted.push(changes),
+        }
+    }
+    Ok((left, adopted))
+}
+
+/// The totals that were read for pushes and are read again.
+fn looks(settlements: &[Settlement], settled: &BTreeSet<u64>) -> Vec<(u64, Quantity)> {
+    let look = |given: &Settlement| match given.next {
+        Next::Looked { total, .. } if settled.contains(&given.push) => Some((given.push, total)),
+        Next::Looked { .. }
+        | Next::Wait { .. }
+        | Next::Unread { .. }
+        | Next::Compared { .. }
+        | Next::Submitted { .. }
+        | Next::Confirmed
+        | Next::Dead
+        | Next::Replaced => None,
+    };
+    settlements.iter().filter_map(look).collect()
 }
 
 /// What the summary of each push's window shows when everything has arrived; none where a push of
@@ -274,7 +328,7 @@ async fn read_expected(client: &ClientWrapper, settlements: &[Settlement]) -> Do
     Ok(expected)
 }
 
-/// Keeps since when the summaries of pushes could not be read.
+/// Keeps since when the summaries of pushes could not be read, and forgets it once they could.
 async fn mark_unreadable(
     client: &ClientWrapper,
     settlements: &[Settlement],
@@ -285,13 +339,13 @@ async fn mark_unreadable(
         .iter()
         .filter(|given| matches!(given.next, Next::Unread { .. }) && settled.contains(&given.push));
     let numbers: Vec<i64> = unread.filter_map(|given| write_count(given.push).ok()).collect();
-    if numbers.is_empty() {
-        return Ok(());
-    }
+    let all: Vec<i64> = settled.iter().filter_map(|push| write_count(*push).ok()).collect();
     let sql = "-- mark_unreadable
-        UPDATE pushes SET unreadable_since = COALESCE(unreadable_since, $2)
-        WHERE push_no = ANY ($1)";
-    client.execute(sql, &[&numbers, &SqlTimestamp(at)]).await?;
+        UPDATE pushes SET unreadable_since =
+            CASE WHEN push_no = ANY ($1) THEN COALESCE(unreadable_since, $2) END
+        WHERE push_no = ANY ($3) AND (push_no = ANY ($1) OR unreadable_since IS NOT NULL)";
+    let statement = client.prepare_cached(sql).await?;
+    client.execute(&statement, &[&numbers, &SqlTimestamp(at), &all]).await?;
     Ok(())
 }
 
@@ -309,7 +363,10 @@ fn follow<'p>(found: &'p StoredPush, settlement: &Settlement) -> Turn<'p> {
             due_at: *until,
             fresh_request_keys: i32::from(*fresh_request_key),
         },
-        Next::Unread { until } => Turn { due_at: *until, ..to(push.state) },
+        Next::Unread { until } | Next::Looked { until, .. } => {
+            Turn { due_at: *until, ..to(push.state) }
+        }
+        Next::Compared { look_at, .. } => Turn { due_at: *look_at, ..to(push.state) },
         Next::Submitted { look_at } => Turn { due_at: *look_at, ..to(PushState::Submitted) },
         Next::Confirmed => to(PushState::Confirmed),
         Next::Dead => to(PushState::Dead),
@@ -441,7 +498,7 @@ async fn replace(
     insert_pushes(client, &pushes, at).await
 }
 
-fn window_of(found: &StoredPush) -> WindowKey {
+pub fn window_of(found: &StoredPush) -> WindowKey {
     let (tenant_no, meter) = (found.tenant_no, found.push.meter);
     WindowKey { tenant_no, meter, start: found.push.window.start }
 }

@@ -168,11 +168,10 @@ pub fn list_unconfirmed_before(
     found.iter().map(|window| describe_window(connection, window)).collect()
 }
 
-/// A window with a settled push, and what its summary shows when everything has arrived.
-pub fn describe_window(connection: &Connection, due: &DueWindow) -> Result<SubmittedWindow> {
+fn list_settled(connection: &Connection, due: &DueWindow) -> Result<Vec<Push>> {
     let settled: Vec<u64> = connection
         .prepare_cached(
-            "-- describe_window
+            "-- list_settled
              SELECT push_no FROM pushes
              WHERE tenant_no = ?1 AND meter_no = ?2 AND window_start = ?3
                  AND state IN ('submitted', 'confirmed', 'reconciled')
@@ -185,12 +184,24 @@ pub fn describe_window(connection: &Connection, due: &DueWindow) -> Result<Submi
         })
         .map_err(sql_error)?;
     let settled = settled.into_iter().map(|number| fetch_known(connection, number));
-    let settled: Vec<Push> = settled.map(|row| Ok(row?.push)).collect::<Result<_>>()?;
-    let last = settled.last().ok_or_else(|| corrupt("a submitted window"))?;
-    let mut sum = Quantity::ZERO;
-    for push in &settled {
-        sum = sum.checked_add(push.quantity).ok_or_else(overflow)?;
+    settled.map(|row| Ok(row?.push)).collect()
+}
+
+/// What the settled pushes of a window make at the provider.
+pub fn settled_total(connection: &Connection, due: &DueWindow, mode: Mode) -> Result<Quantity> {
+    let settled = list_settled(connection, due)?;
+    match mode {
+        Mode::Delta => settled.iter().try_fold(Quantity::ZERO, |sum, push| {
+            sum.checked_add(push.quantity).ok_or_else(overflow)
+        }),
+        Mode::Absolute => Ok(settled.last().map_or(Quantity::ZERO, |last| last.value)),
     }
+}
+
+/// A window with a settled push, and what its summary shows when everything has arrived.
+pub fn describe_window(connection: &Connection, due: &DueWindow) -> Result<SubmittedWindow> {
+    let settled = list_settled(connection, due)?;
+    let last = settled.last().ok_or_else(|| corrupt("a submitted window"))?;
     let submitted = || settled.iter().filter(|push| push.state == PushState::Submitted);
     Ok(SubmittedWindow {
         tenant: last.tenant.clone(),
@@ -198,10 +209,7 @@ pub fn describe_window(connection: &Connection, due: &DueWindow) -> Result<Submi
         meter: due.meter,
         window: last.window,
         mode: last.mode,
-        expected: match last.mode {
-            Mode::Delta => sum,
-            Mode::Absolute => last.value,
-        },
+        expected: settled_total(connection, due, last.mode)?,
         pushes: submitted().map(|push| (push.number, push.quantity)).collect(),
         submitted_at: submitted().map(|push| push.state_at).max().unwrap_or(last.state_at),
     })

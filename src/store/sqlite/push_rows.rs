@@ -4,6 +4,7 @@
 //! transaction, and returns the line to be logged once that transaction is committed. A crash
 //! before the commit leaves neither.
 
+use super::epochs::secret_now;
 use super::waiting::{count_waiting, planned_state};
 use super::{corrupt, sql_error};
 use crate::faults::planted;
@@ -13,6 +14,7 @@ use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::Meter;
 use crate::rules::push::{KeyParts, PlannedPush, push_key};
 use crate::rules::quantity::Quantity;
+use crate::rules::restore::Reading;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::Result;
@@ -29,6 +31,8 @@ pub struct PushRow {
     pub request: Option<Vec<u8>>,
     pub request_keys: u32,
     pub unreadable_since: Option<Timestamp>,
+    /// The provider's total of its window as it was last read after a restore.
+    pub looked: Option<Reading>,
 }
 
 /// Whose usage of what.
@@ -80,7 +84,7 @@ pub fn fetch_push(connection: &Connection, number: u64) -> Result<Option<PushRow
                     shadow, mode, quantity, value, key, stamped_at, subscriptions, event_id, state,
                     class, detail, pushes.customer, request, attempts, request_keys,
                     first_attempt_at, due_at, fence, leased_until, pushes.created_at, state_at,
-                    unreadable_since
+                    unreadable_since, looked_total, looked_at
              FROM pushes JOIN tenants ON tenants.tenant_no = pushes.tenant_no
              WHERE push_no = ?",
         )
@@ -115,7 +119,7 @@ pub fn insert_standing(
     push: &NewPush<'_>,
     Standing { state, class, customer }: Standing<'_>,
 ) -> Result<TransitionLine> {
-    let key = key_of(secret, push);
+    let key = key_of(&secret_now(connection, secret)?, push);
     let (owner, at) = (push.owner, push.at.micros());
     connection
         .prepare_cached(
@@ -347,7 +351,14 @@ fn decode_push(row: &Row<'_>) -> Result<PushRow> {
         request: get(row, "request")?,
         request_keys: get(row, "request_keys")?,
         unreadable_since: get::<Option<i64>>(row, "unreadable_since")?.map(Timestamp::from_micros),
+        looked: looked_of(row)?,
     })
+}
+
+fn looked_of(row: &Row<'_>) -> Result<Option<Reading>> {
+    let Some(at) = get::<Option<i64>>(row, "looked_at")? else { return Ok(None) };
+    let total = quantity_of(row, "looked_total")?;
+    Ok(Some(Reading { total, at: Timestamp::from_micros(at) }))
 }
 
 /// An exact decimal in the column of this name.

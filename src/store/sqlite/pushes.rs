@@ -18,7 +18,7 @@ use super::segment::overflow;
 use super::summaries::find_summary;
 use super::window_pushes::{customer_of_window, read_window_pushes};
 use super::writer::Writer;
-use super::{SqliteStore, corrupt, sql_error, waiting};
+use super::{SqliteStore, corrupt, epochs, restores, sql_error, waiting};
 use crate::faults::planted;
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, Next, PushState, Retry, judge_discard, judge_retry};
@@ -79,15 +79,22 @@ impl Pushes for SqliteStore {
     }
 
     async fn begin_attempts(&self, intents: Vec<AttemptIntent>, at: Timestamp) -> Result<Vec<u64>> {
-        self.write(move |writer| {
-            let lines = writer.write(|connection| {
+        let marks = self.marks_attempts();
+        let work = move |writer: &mut Writer| {
+            let (lines, mark) = writer.write(|connection| {
                 let begun = intents.iter().map(|intent| begin(connection, intent, at));
-                begun.filter_map(Result::transpose).collect::<Result<Vec<TransitionLine>>>()
+                let begun: Result<Vec<TransitionLine>> =
+                    begun.filter_map(Result::transpose).collect();
+                Ok((begun?, marks.then(|| epochs::move_mark(connection)).transpose()?))
             })?;
             lines.iter().for_each(log_transition);
-            Ok(lines.into_iter().map(|line| line.push).collect())
-        })
-        .await
+            Ok((lines.into_iter().map(|line| line.push).collect(), mark))
+        };
+        let (begun, mark) = self.write(work).await?;
+        if let Some(mark) = mark {
+            self.write_mark(&mark);
+        }
+        Ok(begun)
     }
 
     async fn settle_pushes(&self, settlements: Vec<Settlement>, at: Timestamp) -> Result<usize> {
@@ -335,6 +342,7 @@ fn describe_claimed(connection: &Connection, row: PushRow) -> Result<ClaimedPush
         settled: sum_settled(connection, &row, &customer)?,
         doubtful: is_doubtful(connection, &row)?,
         unreadable_since: row.unreadable_since,
+        uncompared: epochs::find_uncompared(connection, &row)?,
         customer,
         request: row.request,
         request_keys: row.request_keys,
@@ -343,7 +351,7 @@ fn describe_claimed(connection: &Connection, row: PushRow) -> Result<ClaimedPush
 }
 
 /// The customer that a push without an attempt is sent for.
-fn customer_to_send_for(connection: &Connection, row: &PushRow) -> Result<CustomerId> {
+pub fn customer_to_send_for(connection: &Connection, row: &PushRow) -> Result<CustomerId> {
     let (owner, start) = ((row.tenant_no, row.push.meter), row.push.window.start);
     if !planted("bug.customer_of_today")
         && let Some(customer) = customer_of_window(connection, owner, start)?
@@ -375,7 +383,7 @@ fn sum_settled(connection: &Connection, row: &PushRow, customer: &CustomerId) ->
 }
 
 /// Whether nobody knows if some dead push of the window counted.
-fn is_doubtful(connection: &Connection, row: &PushRow) -> Result<bool> {
+pub fn is_doubtful(connection: &Connection, row: &PushRow) -> Result<bool> {
     let Push { meter, window, .. } = &row.push;
     connection
         .prepare_cached(
@@ -414,12 +422,12 @@ fn begin(
 }
 
 /// Changes of pushes inside the writer's transaction.
-struct Changes<'a> {
-    connection: &'a Connection,
-    catalog: &'a Catalog,
-    secret: [u8; 32],
-    at: Timestamp,
-    lines: Vec<TransitionLine>,
+pub struct Changes<'a> {
+    pub connection: &'a Connection,
+    pub catalog: &'a Catalog,
+    pub secret: [u8; 32],
+    pub at: Timestamp,
+    pub lines: Vec<TransitionLine>,
 }
 
 /// Runs `work` in one transaction and logs what it changed.
@@ -441,11 +449,18 @@ fn change_pushes<T>(
 
 impl Changes<'_> {
     /// Returns whether the settlement was current.
-    fn settle(&mut self, settlement: &Settlement) -> Result<bool> {
+    pub fn settle(&mut self, settlement: &Settlement) -> Result<bool> {
         let Some(row) = fetch_push(self.connection, settlement.push)? else { return Ok(false) };
         // An earlier settlement of this call may have been of the same push.
         if !holds_push(&row, settlement.right) {
             return Ok(false);
+        }
+        if let Next::Compared { total, look_at } = settlement.next {
+            self.compare(&row, settlement, (total, look_at))?;
+            return Ok(true);
+        }
+        if row.unreadable_since.is_some() && !matches!(settlement.next, Next::Unread { .. }) {
+            clear_unreadable(self.connection, &row)?;
         }
         let change = follow(&row, settlement);
         let said =
@@ -455,7 +470,14 @@ impl Changes<'_> {
             Next::Replaced => drop(self.replace(&row)?),
             Next::Submitted { .. } if row.push.mode == Mode::Absolute => self.overtake(&row)?,
             Next::Unread { .. } => mark_unreadable(self.connection, &row, self.at)?,
-            Next::Submitted { .. } | Next::Wait { .. } | Next::Confirmed | Next::Dead => {}
+            Next::Looked { total, .. } => {
+                restores::record_look(self.connection, &row, total, self.at)?;
+            }
+            Next::Submitted { .. }
+            | Next::Wait { .. }
+            | Next::Confirmed
+            | Next::Dead
+            | Next::Compared { .. } => {}
         }
         Ok(true)
     }
@@ -538,7 +560,7 @@ impl Changes<'_> {
         Ok(Ruling::Done(None))
     }
 
-    fn turn(
+    pub fn turn(
         &mut self,
         row: &PushRow,
         (state, class): (PushState, Class),
@@ -667,7 +689,8 @@ fn follow(row: &PushRow, settlement: &Settlement) -> Change {
             let request_keys = request_keys + u32::from(*fresh_request_key);
             Change { state: push.state, class, detail, due_at: *until, request_keys }
         }
-        Next::Unread { until } => to(push.state, *until),
+        Next::Unread { until } | Next::Looked { until, .. } => to(push.state, *until),
+        Next::Compared { look_at, .. } => to(push.state, *look_at),
         Next::Submitted { look_at } => to(PushState::Submitted, *look_at),
         Next::Confirmed => to(PushState::Confirmed, push.due_at),
         Next::Dead => to(PushState::Dead, push.due_at),

@@ -1,0 +1,55 @@
+//! Restores: recognised when a server starts, and the store's mark moved while it runs.
+//!
+//! Invariant: whether the store was restored is decided before anything is sent, and written down
+//! before the mark moves on. A crash in between leaves the store as it was found; the next start
+//! recognises it again, which costs readings and nothing else.
+//!
+//! Tests put a copy of the store's files back, or make a database from a template, and call
+//! [`recognise`] as a starting server does; or they call `record_restore`.
+
+use super::{Stop, repeat};
+use crate::clock::Clock;
+use crate::rules::restore::{judge_identity, judge_start};
+use crate::store::epoch::Epoch;
+use crate::store::{self, Store};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Often enough that a stop of ten minutes is told from one of a minute.
+const ALIVE_EVERY: Duration = Duration::from_secs(60);
+
+/// Finds out whether the store was restored since it was last in use, and begins an epoch if so.
+pub async fn recognise(store: &dyn Store, clock: &Clock) -> store::Result<Option<Epoch>> {
+    let (life, now) = (store.read_life().await?, clock.now());
+    let found = match judge_start(&life, now) {
+        Some(reason) => Some(begin_epoch(store, clock, &reason).await?),
+        None => None,
+    };
+    store.record_alive(now).await?;
+    Ok(found)
+}
+
+/// Moves the mark on until the server stops. A database that is put back or taken over by a standby
+/// while servers run is recognised here.
+pub async fn keep_alive(store: Arc<dyn Store>, clock: Clock, stop: Stop) {
+    let work = || async {
+        if let Some(reason) = judge_identity(&store.read_life().await?) {
+            begin_epoch(&*store, &clock, &reason).await?;
+        }
+        store.record_alive(clock.now()).await
+    };
+    repeat("restore", ALIVE_EVERY, stop, work).await;
+}
+
+async fn begin_epoch(store: &dyn Store, clock: &Clock, reason: &str) -> store::Result<Epoch> {
+    let epoch = store.record_restore(reason, clock.now()).await?;
+    tracing::warn!(
+        epoch = epoch.number,
+        reason,
+        "the store may have been restored from a backup ({reason}): pushes of windows that began \
+         before {} are sent only after the provider's total was compared, an hour from now at the \
+         earliest",
+        epoch.restored_at
+    );
+    Ok(epoch)
+}

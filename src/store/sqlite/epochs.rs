@@ -1,0 +1,256 @@
+//! Epochs of the embedded store: its mark in the database and in two files outside of it.
+//!
+//! One file lies in the store's directory and tells if only the database was put back; the other
+//! lies next to the directory and tells if the whole directory was. Both hold the store's identity
+//! and its mark, in one short line that is overwritten in place.
+//!
+//! Invariant: the database's mark is committed before a file is written, and moves with every batch
+//! of attempts once the store is in use. A crash leaves files that are behind, which means nothing.
+
+use super::push_rows::PushRow;
+use super::{SqliteStore, corrupt, sql_error};
+use crate::faults::planted;
+use crate::rules::digest::hex;
+use crate::rules::ids::TenantNo;
+use crate::rules::push::secret_of_epoch;
+use crate::rules::restore::{Life, Mark, MarkFile};
+use crate::rules::timestamp::Timestamp;
+use crate::store::epoch::{Epoch, Epochs, Uncompared};
+use crate::store::{Error, Result};
+use async_trait::async_trait;
+use rusqlite::{Connection, OptionalExtension, params};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+const INSIDE: &str = "epoch";
+
+/// The files outside the database.
+pub struct Marks {
+    /// As they were when the store was opened.
+    found: Vec<MarkFile>,
+    paths: Vec<PathBuf>,
+    /// Opened by the first mark that is written; none for a file that cannot be.
+    open: Mutex<Option<Vec<File>>>,
+}
+
+impl Marks {
+    pub fn find(directory: &Path) -> Self {
+        let mut paths = vec![directory.join(INSIDE)];
+        let beside = directory.file_name().map(|name| {
+            let mut name = name.to_owned();
+            name.push(".epoch");
+            directory.with_file_name(name)
+        });
+        paths.extend(beside);
+        let read = |(place, path): (usize, &PathBuf)| MarkFile {
+            path: path.display().to_string(),
+            required: place == 0,
+            mark: std::fs::read_to_string(path).ok().as_deref().and_then(parse_mark),
+        };
+        let found = paths.iter().enumerate().map(read).collect();
+        Self { found, paths, open: Mutex::new(None) }
+    }
+
+    /// Whether the store is in use: only then are marks moved.
+    fn in_use(&self) -> bool {
+        self.open.lock().expect("no holder panics").is_some()
+    }
+
+    /// Writes the mark to the files; `sync` also to the disk.
+    fn write(&self, mark: &Mark, sync: bool) {
+        let mut open = self.open.lock().expect("no holder panics");
+        let files = open.get_or_insert_with(|| self.paths.iter().filter_map(open_file).collect());
+        let text = format!("{} {:020}\n", mark.store, mark.number);
+        for file in files.iter() {
+            let written = file.write_all_at(text.as_bytes(), 0);
+            let written = written.and_then(|()| if sync { file.sync_all() } else { Ok(()) });
+            if let Err(error) = written {
+                tracing::warn!(%error, "a mark could not be written; a restore may go unnoticed");
+            }
+        }
+    }
+}
+
+fn open_file(path: &PathBuf) -> Option<File> {
+    match File::options().create(true).truncate(false).write(true).open(path) {
+        Ok(file) => Some(file),
+        Err(error) => {
+            let path = path.display();
+            tracing::warn!(
+                %error,
+                "{path} cannot be written: a restore of the whole directory is recognised only by \
+                 `counterfoil store restored`, or if the server was stopped for 10 minutes"
+            );
+            None
+        }
+    }
+}
+
+fn parse_mark(text: &str) -> Option<Mark> {
+    let (store, number) = text.trim_end().split_once(' ')?;
+    Some(Mark { store: store.to_owned(), number: number.parse().ok()? })
+}
+
+#[async_trait]
+impl Epochs for SqliteStore {
+    async fn read_life(&self) -> Result<Life> {
+        let files = self.marks.found.clone();
+        self.read(move |_, connection| {
+            let (own, alive_at) = read_life(connection)?;
+            Ok(Life { own, alive_at, files, identity: Vec::new() })
+        })
+        .await
+    }
+
+    async fn read_epoch(&self) -> Result<Option<Epoch>> {
+        self.read(|_, connection| read_epoch(connection)).await
+    }
+
+    async fn record_restore(&self, reason: &str, at: Timestamp) -> Result<Epoch> {
+        let reason = reason.to_owned();
+        let highest = self.marks.found.iter().filter_map(|file| file.mark.as_ref());
+        let highest = highest.map(|mark| mark.number).max().unwrap_or(0);
+        self.write(move |writer| {
+            writer.write(|connection| {
+                // From now on the store is ahead of every mark.
+                raise_mark(connection, highest)?;
+                insert_epoch(connection, &reason, at)
+            })
+        })
+        .await
+    }
+
+    async fn record_alive(&self, at: Timestamp) -> Result<()> {
+        let mark = self
+            .write(move |writer| {
+                writer.write(|connection| {
+                    connection
+                        .execute("UPDATE store_life SET alive_at = ?", [at.micros()])
+                        .map_err(sql_error)?;
+                    move_mark(connection)
+                })
+            })
+            .await?;
+        self.marks.write(&mark, true);
+        Ok(())
+    }
+}
+
+impl SqliteStore {
+    /// Whether marks move with attempts.
+    pub(super) fn marks_attempts(&self) -> bool {
+        self.marks.in_use()
+    }
+
+    pub(super) fn write_mark(&self, mark: &Mark) {
+        self.marks.write(mark, false);
+    }
+}
+
+/// Gives the store its identity when it has none.
+pub fn found_store(connection: &Connection) -> Result<()> {
+    let mut fresh = [0u8; 16];
+    getrandom::fill(&mut fresh).map_err(|error| Error::Internal { what: error.to_string() })?;
+    connection
+        .execute(
+            "INSERT OR IGNORE INTO store_life (place, store, mark) VALUES (1, ?, 0)",
+            [hex(&fresh)],
+        )
+        .map_err(sql_error)?;
+    Ok(())
+}
+
+fn read_life(connection: &Connection) -> Result<(Mark, Option<Timestamp>)> {
+    connection
+        .query_row("-- read_life\nSELECT store, mark, alive_at FROM store_life", [], |row| {
+            let mark = Mark { store: row.get(0)?, number: row.get(1)? };
+            Ok((mark, row.get::<_, Option<i64>>(2)?.map(Timestamp::from_micros)))
+        })
+        .map_err(sql_error)
+}
+
+/// Moves the mark on by one.
+pub fn move_mark(connection: &Connection) -> Result<Mark> {
+    connection
+        .prepare_cached("-- move_mark\nUPDATE store_life SET mark = mark + 1")
+        .and_then(|mut update| update.execute([]))
+        .map_err(sql_error)?;
+    Ok(read_life(connection)?.0)
+}
+
+fn raise_mark(connection: &Connection, number: u64) -> Result<()> {
+    connection.execute("UPDATE store_life SET mark = MAX(mark, ?)", [number]).map_err(sql_error)?;
+    Ok(())
+}
+
+pub fn read_epoch(connection: &Connection) -> Result<Option<Epoch>> {
+    connection
+        .prepare_cached(
+            "-- read_epoch
+             SELECT epoch, restored_at, reason FROM epochs ORDER BY epoch DESC LIMIT 1",
+        )
+        .and_then(|mut select| {
+            select
+                .query_row([], |row| {
+                    Ok(Epoch {
+                        number: row.get(0)?,
+                        restored_at: Timestamp::from_micros(row.get(1)?),
+                        reason: row.get(2)?,
+                    })
+                })
+                .optional()
+        })
+        .map_err(sql_error)
+}
+
+fn insert_epoch(connection: &Connection, reason: &str, at: Timestamp) -> Result<Epoch> {
+    connection
+        .execute(
+            "INSERT INTO epochs (epoch, restored_at, reason)
+             SELECT COALESCE(MAX(epoch), 0) + 1, ?, ? FROM epochs",
+            params![at.micros(), reason],
+        )
+        .map_err(sql_error)?;
+    read_epoch(connection)?.ok_or_else(|| corrupt("an epoch"))
+}
+
+/// The secret under which keys are made now.
+pub fn secret_now(connection: &Connection, secret: &[u8; 32]) -> Result<[u8; 32]> {
+    let epoch = read_epoch(connection)?.map_or(0, |epoch| epoch.number);
+    Ok(secret_of_epoch(secret, epoch))
+}
+
+/// Whether a push's window has to be compared before anything of it is sent.
+pub fn find_uncompared(connection: &Connection, row: &PushRow) -> Result<Option<Uncompared>> {
+    let Some(epoch) = read_epoch(connection)? else { return Ok(None) };
+    let (window, at) = (row.push.window, epoch.restored_at);
+    if window.start >= at || planted("bug.no_look_after_restore") {
+        return Ok(None);
+    }
+    let place = (row.tenant_no, row.push.meter.0, window.start);
+    if is_verified(connection, place, epoch.number)? {
+        return Ok(None);
+    }
+    Ok(Some(Uncompared { restored_at: at, last: row.looked }))
+}
+
+fn is_verified(
+    connection: &Connection,
+    (tenant, meter, start): (TenantNo, u16, Timestamp),
+    epoch: u32,
+) -> Result<bool> {
+    let mut select = connection
+        .prepare_cached(
+            "-- is_verified
+             SELECT EXISTS (
+                 SELECT 1 FROM pushes INDEXED BY pushes_by_window
+                 WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND verified_epoch = ?
+             )",
+        )
+        .map_err(sql_error)?;
+    select
+        .query_row(params![tenant.0, meter, start.micros(), epoch], |row| row.get(0))
+        .map_err(sql_error)
+}

@@ -1,0 +1,273 @@
+//! Restores from a backup: real files of the store are put back, and what the store has forgotten is
+//! neither billed twice nor lost.
+
+use crate::world::{CALLS, Jobs, World, at, tenant_id};
+use counterfoil::jobs::restore::recognise;
+use counterfoil::rules::delivery::{Class, PushState};
+use counterfoil::rules::event::{Item, parse_event};
+use counterfoil::rules::timestamp::{MICROS_PER_HOUR, MICROS_PER_MINUTE, Timestamp};
+use counterfoil::rules::verdict::Acceptance;
+use counterfoil::simulator::FaultKind;
+use counterfoil::store::DeliveryBatch;
+use counterfoil::store::epoch::Epoch;
+use counterfoil::store::sqlite::SqliteStore;
+use std::path::Path;
+
+const HOUR: &str = "2026-11-15T12:00:00Z";
+const MODES: [&str; 2] = ["delta", "absolute"];
+
+fn spec(mode: &str) -> String {
+    CALLS.replace(r#""billing":{"#, &format!(r#""billing":{{"mode":"{mode}","#))
+}
+
+/// A server that was started, with the meter billed in this mode.
+async fn start(mode: &str) -> (World, String) {
+    let world = World::new().await;
+    world.meter("calls", &spec(mode)).await;
+    let customer = world.tenant("acme").await;
+    assert_eq!(recognise(&*world.store, &world.clock).await.unwrap(), None, "a first start");
+    (world, customer)
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+impl World {
+    async fn open(&mut self) -> Option<Epoch> {
+        self.store = SqliteStore::open(&self.data(), &self.config.sqlite).unwrap();
+        self.jobs = Jobs::new(&self.store, &self.clock, &self.config);
+        recognise(&*self.store, &self.clock).await.unwrap()
+    }
+
+    /// Stops the server, copies its directory, and starts it again.
+    async fn back_up(&mut self, name: &str) {
+        self.store.close().await;
+        copy(&self.data(), &self.directory.path().join(name));
+        assert_eq!(self.open().await, None, "a short stop");
+    }
+
+    /// Stops the server, puts the copy in the directory's place, and starts it again.
+    async fn restore(&mut self, name: &str) -> Option<Epoch> {
+        self.store.close().await;
+        std::fs::remove_dir_all(self.data()).unwrap();
+        copy(&self.directory.path().join(name), &self.data());
+        self.open().await
+    }
+
+    /// Delivers an event as a producer does that keeps its ids: again, if need be.
+    async fn produce(&self, event: &Produced) {
+        let Produced { id, quantity, occurred_at } = event;
+        let text = format!(
+            r#"{{"tenant":"acme","id":"{id}","meter":"calls","quantity":"{quantity}","occurred_at":"{occurred_at}"}}"#
+        );
+        let catalog = self.store.load_catalog().await.unwrap();
+        let item: Item<'_> = serde_json::from_str(&text).unwrap();
+        let batch = DeliveryBatch {
+            events: vec![parse_event(&item, &catalog).unwrap()],
+            refused: Vec::new(),
+            acceptance: Acceptance {
+                now: self.clock.now(),
+                horizon_micros: 7 * 24 * MICROS_PER_HOUR,
+            },
+            strict_tenants: false,
+        };
+        self.store.record_deliveries(0, batch).await.unwrap();
+    }
+
+    async fn work(&self) {
+        self.cut().await;
+        self.push().await;
+        self.confirm().await;
+    }
+
+    /// Works for so many times twenty minutes.
+    async fn settle(&self, rounds: usize) {
+        for _ in 0..rounds {
+            self.pass_seconds(20 * 60);
+            self.work().await;
+        }
+    }
+}
+
+struct Produced {
+    id: String,
+    quantity: u64,
+    occurred_at: Timestamp,
+}
+
+#[tokio::test]
+async fn a_restored_store_sends_only_what_the_provider_lacks() {
+    for mode in MODES {
+        let (mut world, customer) = start(mode).await;
+        world.back_up("before").await;
+        world.planned("10").await;
+        world.push().await;
+        assert_eq!(world.provider_total(&customer, HOUR), "10");
+        let epoch = world.restore("before").await.expect("the mark beside the directory is ahead");
+        assert_eq!(epoch.restored_at, world.clock.now());
+        // The producer sends again, and one event is late.
+        world.used("acme", "10", "2026-11-15T12:30:00Z").await;
+        world.used("acme", "2", "2026-11-15T12:40:00Z").await;
+        world.pass_hours(1);
+        world.cut().await;
+        let planned = world.pushes().await.pop().unwrap();
+        world.push().await;
+        world.check(planned.number, PushState::Observed, Class::Unknown).await;
+        assert_eq!(world.posts(), 1, "nothing is sent before the totals were compared");
+        world.settle(4).await;
+        assert_eq!(world.provider_total(&customer, HOUR), "12", "{mode}");
+        world.check(planned.number, PushState::Replaced, Class::Adopted).await;
+        let pushes = world.pushes().await;
+        let told: Vec<String> = pushes.iter().map(|push| push.quantity.to_string()).collect();
+        assert_eq!(told, ["12", "10", "2"], "{mode}");
+        assert_eq!(pushes[1].class, Class::Adopted);
+        // From then on the window needs no comparison.
+        world.used("acme", "1", "2026-11-15T12:45:00Z").await;
+        world.pass_hours(1);
+        world.work().await;
+        assert_eq!(world.provider_total(&customer, HOUR), "13", "{mode}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_restored_after_a_day_does_not_bill_the_same_again() {
+    for mode in MODES {
+        let (mut world, customer) = start(mode).await;
+        world.back_up("before").await;
+        world.planned("10").await;
+        world.push().await;
+        world.pass_hours(25);
+        assert!(world.restore("before").await.is_some());
+        world.used("acme", "10", "2026-11-15T12:30:00Z").await;
+        world.pass_hours(1);
+        world.settle(6).await;
+        let push = world.pushes().await.pop().unwrap();
+        world.check(push.number, PushState::Confirmed, Class::Confirmed).await;
+        assert!(world.history(push.number).await.contains(&"present"));
+        assert_eq!((world.posts(), world.provider_total(&customer, HOUR)), (1, "10".into()));
+    }
+}
+
+/// A lower total never takes away what was billed before: the ledger lacks events that producers
+/// have not sent again.
+#[tokio::test]
+async fn a_restored_store_waits_for_its_producers() {
+    for mode in MODES {
+        let (mut world, customer) = start(mode).await;
+        world.back_up("before").await;
+        world.planned("10").await;
+        world.push().await;
+        world.restore("before").await.unwrap();
+        world.used("acme", "4", "2026-11-15T12:30:00Z").await;
+        world.pass_hours(1);
+        world.settle(12).await;
+        assert_eq!((world.posts(), world.provider_total(&customer, HOUR)), (1, "10".into()));
+        world.used("acme", "6", "2026-11-15T12:31:00Z").await;
+        world.used("acme", "3", "2026-11-15T12:32:00Z").await;
+        world.pass_hours(1);
+        world.settle(4).await;
+        assert_eq!(world.provider_total(&customer, HOUR), "13", "{mode}");
+    }
+}
+
+#[tokio::test]
+async fn a_replaced_database_file_is_recognised() {
+    let (mut world, _) = start("delta").await;
+    world.back_up("before").await;
+    world.planned("10").await;
+    world.push().await;
+    world.store.close().await;
+    std::fs::remove_file(world.directory.path().join("data.epoch")).unwrap();
+    for name in ["counterfoil.db", "counterfoil.db-wal", "counterfoil.db-shm"] {
+        let _ = std::fs::remove_file(world.data().join(name));
+        let _ = std::fs::copy(
+            world.directory.path().join("before").join(name),
+            world.data().join(name),
+        );
+    }
+    let epoch = world.open().await.expect("the mark in the directory is ahead");
+    assert!(epoch.reason.contains("mark"), "{epoch:?}");
+    world.store.close().await;
+    assert_eq!(world.open().await, None, "it is recognised once");
+    // A copy of the whole machine cannot be told from a long stop.
+    world.pass_hours(1);
+    world.store.close().await;
+    assert!(world.open().await.is_some());
+}
+
+#[tokio::test]
+async fn restores_at_random_moments_end_exact() {
+    for mode in MODES {
+        for seed in 1..=12 {
+            live_through(mode, seed).await;
+        }
+    }
+}
+
+/// Numbers from a seed: the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % sides
+    }
+}
+
+async fn live_through(mode: &str, seed: u64) {
+    let (mut world, customer) = start(mode).await;
+    let mut dice = Dice(seed);
+    let (mut produced, mut backups): (Vec<Produced>, u64) = (Vec::new(), 0);
+    for step in 0..60 {
+        let minutes = i64::try_from(5 + dice.roll(30)).unwrap();
+        world.clock.advance(minutes * MICROS_PER_MINUTE);
+        recognise_alive(&world).await;
+        match dice.roll(12) {
+            0..=4 => {
+                let late = i64::try_from(dice.roll(150)).unwrap() * MICROS_PER_MINUTE;
+                let earliest = at("2026-11-15T12:00:00Z");
+                let occurred_at = world.clock.now().saturating_add_micros(-late).max(earliest);
+                let quantity = 1 + dice.roll(9);
+                let event = Produced { id: format!("p{step}"), quantity, occurred_at };
+                world.produce(&event).await;
+                produced.push(event);
+            }
+            5 => world.fault(FaultKind::LostAfter, 1),
+            6 => world.fault(FaultKind::LostBefore, 1),
+            7 => {
+                world.back_up(&format!("backup{backups}")).await;
+                backups += 1;
+            }
+            8 if backups > 0 => {
+                let which = dice.roll(backups);
+                world.restore(&format!("backup{which}")).await.expect("it is recognised");
+            }
+            9 if !produced.is_empty() => {
+                let some = usize::try_from(dice.roll(produced.len() as u64)).unwrap();
+                world.produce(&produced[some]).await;
+            }
+            _ => world.work().await,
+        }
+    }
+    world.faults(Vec::new());
+    for event in &produced {
+        world.produce(event).await;
+    }
+    // Long enough for an unknown outcome to be decided.
+    world.settle(100).await;
+    let counted: u64 = produced.iter().map(|event| event.quantity).sum();
+    assert_eq!(world.provider_sum(&customer), counted.to_string(), "{mode}, seed {seed}");
+    let open = world.store.count_open_pushes(&tenant_id("acme")).await.unwrap();
+    assert_eq!(open.observed, 0, "{mode}, seed {seed}");
+}
+
+/// What a running server does every minute.
+async fn recognise_alive(world: &World) {
+    world.store.record_alive(world.clock.now()).await.unwrap();
+}
