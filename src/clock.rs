@@ -19,7 +19,6 @@ use crate::rules::time_source::{
 use crate::rules::timestamp::{MICROS_PER_MINUTE, Timestamp};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
 
 /// An answer that took longer says too little about when its clock was read.
 const ROUND_TRIP_MICROS_MAX: i64 = 2 * MICROS_PER_MINUTE;
@@ -39,7 +38,8 @@ pub struct Clock {
 #[derive(Debug, Clone)]
 enum Machine {
     System {
-        started: Instant,
+        /// The monotonic clock at the start.
+        started: i64,
     },
     Hand {
         /// The true time, which moves by hand and serves as monotonic clock.
@@ -56,7 +56,8 @@ struct State {
     read_at: i64,
     was_wall: bool,
     heard: [Option<Heard>; 2],
-    /// The store's high-water mark, less the monotonic clock when it was given; until it is settled.
+    /// The store's high-water mark, less the monotonic clock when it was given; until it is
+    /// settled.
     mark: Option<i64>,
     /// A mark that the clocks of others have shown to be ahead.
     wrong_mark: bool,
@@ -87,7 +88,7 @@ pub struct Moment {
 
 impl Clock {
     pub fn system() -> Self {
-        let machine = Machine::System { started: Instant::now() };
+        let machine = Machine::System { started: monotonic_micros() };
         Self::starting(machine)
     }
 
@@ -322,9 +323,7 @@ impl Machine {
     /// The monotonic clock.
     fn tick(&self) -> i64 {
         match self {
-            Self::System { started } => {
-                i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX)
-            }
+            Self::System { started } => monotonic_micros().saturating_sub(*started),
             Self::Hand { time, .. } => time.load(Ordering::SeqCst),
         }
     }
@@ -344,6 +343,22 @@ fn place(witness: Witness) -> usize {
         Witness::Provider => 0,
         Witness::Database => 1,
     }
+}
+
+/// The clock that nobody can set. It counts while the machine sleeps, so that a laptop that was
+/// closed over lunch does not look like a machine whose wall clock was set forward.
+#[cfg(target_os = "linux")]
+fn monotonic_micros() -> i64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    time.tv_sec.saturating_mul(1_000_000).saturating_add(time.tv_nsec / 1_000)
+}
+
+/// The clock that nobody can set.
+#[cfg(not(target_os = "linux"))]
+fn monotonic_micros() -> i64 {
+    static FIRST: std::sync::LazyLock<std::time::Instant> =
+        std::sync::LazyLock::new(std::time::Instant::now);
+    i64::try_from(FIRST.elapsed().as_micros()).unwrap_or(i64::MAX)
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
