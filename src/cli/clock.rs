@@ -1,4 +1,5 @@
-//! `counterfoil clock`: what a store has recorded of time, and taking back what a wrong clock moved.
+//! `counterfoil clock`: what a store has recorded of time, and taking back what a wrong clock
+//! moved.
 //!
 //! Invariant: `reset` changes marks, leases and times at which something is due, never events,
 //! totals or pushes' values. It may be repeated, and a crash leaves it done or not.

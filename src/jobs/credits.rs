@@ -2,8 +2,8 @@
 //!
 //! Invariant: a balance counts usage that no cut has seen yet as the next cut would, by the same
 //! rule and from the same totals; it changes nothing, and it never promises more than is there. A
-//! grant is taken away only once no usage from before its expiry can come any more and all that came
-//! is cut. A crash leaves a grant expired or not, as a whole.
+//! grant is taken away only once no usage from before its expiry can come any more and all that
+//! came is cut. A crash leaves a grant expired or not, as a whole.
 
 use super::{Stop, repeat, sure_time};
 use crate::clock::Clock;

@@ -249,8 +249,8 @@ pub fn bound_draws(order: &CoverOrder, grants: &[Grant]) -> Result<Vec<Draw>, In
     Ok(alone.collect::<Result<Vec<_>, Inexact>>()?.concat())
 }
 
-/// How much of a grant may be taken back: what was asked for, or all, of what usage that was not cut
-/// yet (`reserved`) leaves of it. The error is what that is, if it is too little.
+/// How much of a grant may be taken back: what was asked for, or all, of what usage that was not
+/// cut yet (`reserved`) leaves of it. The error is what that is, if it is too little.
 pub fn plan_taking_back(
     grant: &Grant,
     reserved: Quantity,
@@ -261,9 +261,9 @@ pub fn plan_taking_back(
     if amount > Quantity::ZERO && amount <= free { Ok(amount) } else { Err(free) }
 }
 
-/// Grants that expired by the returned moment cover nothing more: usage from before it is too old to
-/// be accepted, and what was accepted is cut. `cut_marks` are the moments up to which each billed
-/// meter is cut; none while one of them never was.
+/// Grants that expired by the returned moment cover nothing more: usage from before it is too old
+/// to be accepted, and what was accepted is cut. `cut_marks` are the moments up to which each
+/// billed meter is cut; none while one of them never was.
 pub fn used_up_by(
     now: Timestamp,
     accept_horizon: Span,

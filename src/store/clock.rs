@@ -21,9 +21,10 @@ pub trait Clocks: Send + Sync {
     async fn read_clock(&self) -> Result<Option<Timestamp>>;
     async fn read_time_marks(&self) -> Result<TimeMarks>;
     /// Sets the high-water mark to `now`, which is right, and takes back what else a clock that was
-    /// ahead of it has moved: the marks of cuts (the next cut then looks at everything that was received), leases, and times at
-    /// which something is due. A push that was first sent at a time to come is sent no more: its
-    /// summary decides. What lies before `now` stays as it is, so the verb may be repeated.
+    /// ahead of it has moved: the marks of cuts (the next cut then looks at everything that was
+    /// received), leases, and times at which something is due. A push that was first sent at a time
+    /// to come is sent no more: its summary decides. What lies before `now` stays as it is, so the
+    /// verb may be repeated.
     async fn lower_time_marks(&self, now: Timestamp) -> Result<()>;
 }
 

@@ -388,8 +388,8 @@ pub trait Pushes: Send + Sync {
     /// Settles claimed or submitted pushes. One whose right ([`Right`]) does not hold any more is
     /// left alone; all are judged by the state before the call. `Next::Replaced` writes the push
     /// that takes its place; `Next::Compared` does what `rules::restore::judge_comparison` says of
-    /// the window as it is now; a submitted absolute push replaces dead ones of lower revisions of its
-    /// window (class overtaken). Returns how many were settled.
+    /// the window as it is now; a submitted absolute push replaces dead ones of lower revisions of
+    /// its window (class overtaken). Returns how many were settled.
     async fn settle_pushes(&self, settlements: Vec<Settlement>, at: Timestamp) -> Result<usize>;
 
     /// Windows with submitted, unconfirmed pushes of which one is due by `now`, at most `limit`,

@@ -1,5 +1,5 @@
-//! Restores from a backup: real files of the store are put back, and what the store has forgotten is
-//! neither billed twice nor lost.
+//! Restores from a backup: real files of the store are put back, and what the store has forgotten
+//! is neither billed twice nor lost.
 
 use crate::world::{CALLS, Jobs, World, at, tenant_id};
 use counterfoil::jobs::restore::recognise;

@@ -1,6 +1,7 @@
 //! The worker process, which is killed: a real store, the real jobs, a clock that the parent moves.
-//! It reads one order on each line and answers with one line when the order is done; a planted crash
-//! ends it in the middle of one, and a planted stall stops it there until the parent continues it.
+//! It reads one order on each line and answers with one line when the order is done; a planted
+//! crash ends it in the middle of one, and a planted stall stops it there until the parent
+//! continues it.
 
 mod money;
 

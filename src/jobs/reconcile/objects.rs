@@ -60,8 +60,8 @@ impl Reconciler {
         self.compare_invoices(running).await
     }
 
-    /// Asks for readings of recent invoices that no webhook told of, or that have changed since. The
-    /// hourly pass compares what was read then. A list that cannot be read is logged, and read
+    /// Asks for readings of recent invoices that no webhook told of, or that have changed since.
+    /// The hourly pass compares what was read then. A list that cannot be read is logged, and read
     /// again by the next night's pass.
     async fn list_invoices(
         &self,
