@@ -24,9 +24,9 @@ impl Bug {
     }
 }
 
-use Story::{Credits, Faults};
+use Story::{Clocks, Credits, Customers, Faults, Subscriptions};
 
-pub const BUGS: [Bug; 10] = [
+pub const BUGS: [Bug; 17] = [
     Bug::new("random_key_per_try", &[], "a push gets another identifier with each attempt"),
     Bug::new("key_without_revision", &[], "all revisions of a window have one key"),
     Bug::new("resend_past_24h", &[Faults], "a push is sent again after its key was forgotten"),
@@ -37,4 +37,15 @@ pub const BUGS: [Bug; 10] = [
     Bug::new("balance_overstates", &[Credits], "a balance is read across a cut"),
     Bug::new("take_back_ignores_pending", &[Credits], "credits that usage needs are taken back"),
     Bug::new("expired_grants_end_early", &[Credits], "expired credits do not cover late usage"),
+    Bug::new("drained_means_sent", &[Subscriptions], "a cancellation cuts off uncounted usage"),
+    Bug::new("no_grace_before_last_cut", &[Subscriptions], "the last cut waits for no late event"),
+    Bug::new("stamp_outside_subscription", &[Subscriptions], "usage is stamped before its sign-up"),
+    Bug::new("customer_of_today", &[Customers], "a window is billed to two customers"),
+    Bug::new(
+        "push_without_customer",
+        &[Customers],
+        "usage without a customer ends in dead letters",
+    ),
+    Bug::new("trust_wall_clock", &[Clocks], "a wrong wall clock decides what is sent and dropped"),
+    Bug::new("undo_keeps_the_money", &[Subscriptions], "an undone subscription stays paid"),
 ];

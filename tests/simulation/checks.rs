@@ -2,7 +2,7 @@
 //! it received and counted, and the sum of what the generator sent.
 
 use crate::orders::{Audited, HourTotal, Open, Order};
-use crate::world::{DAY, METERS, MINUTE, TENANTS, World};
+use crate::world::{DAY, METERS, MINUTE, World};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,9 +68,13 @@ impl World<'_> {
         for round in 0..36 {
             self.advance(minutes[round % minutes.len()] * MINUTE);
             self.send_again();
-            for order in [Order::Cut, Order::Push, Order::Confirm, Order::Retry, Order::Reconcile] {
+            for order in [Order::Cut, Order::Push, Order::Confirm] {
                 self.order(&order);
             }
+            if self.retries {
+                self.order(&Order::Retry);
+            }
+            self.order(&Order::Reconcile);
             open = serde_json::from_str(&self.order(&Order::Open)).unwrap();
             if round >= 3 && open.is_resolved() && self.compare(when).is_ok() {
                 break;
@@ -89,13 +93,14 @@ impl World<'_> {
     /// How many hours are equal, if all are: sent, in the ledger and at the provider.
     pub fn compare(&mut self, when: &str) -> Result<u64, String> {
         let order = Order::Totals {
-            tenants: TENANTS.iter().map(|tenant| (*tenant).to_owned()).collect(),
+            tenants: self.tenants.iter().map(|tenant| (*tenant).to_owned()).collect(),
             meters: METERS.iter().map(|(slug, _)| (*slug).to_owned()).collect(),
             from: self.oldest - 8 * DAY,
             to: self.now + DAY,
         };
         let read: Vec<HourTotal> = serde_json::from_str(&self.order(&order)).unwrap();
-        let ledger = add_hours(Hours::new(), read);
+        let mut ledger = add_hours(Hours::new(), read);
+        ledger.retain(|hour, _| !self.written_off.contains(hour));
         // Usage is billed or covered by credits.
         let provider = self.provider_hours().map_err(|what| format!("{when}: {what}"))?;
         let provider = add_hours(provider, self.read_covered());

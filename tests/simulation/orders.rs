@@ -77,6 +77,8 @@ pub enum Order {
         key: String,
         grant: u64,
     },
+    /// A person declares that the store was restored from a copy.
+    Restored,
     /// Ends grants that have expired.
     Expire,
     /// Answers with what is available, or with nothing if that cannot be said now.

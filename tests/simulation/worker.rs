@@ -195,6 +195,10 @@ impl Worker {
                 self.grant((&tenant, &key), &amount, (effective_at, expires_at)).await
             }
             Order::TakeBack { tenant, key, grant } => self.take_back(&tenant, &key, grant).await,
+            Order::Restored => {
+                let epoch = self.store.record_restore("a test", self.clock.now()).await.unwrap();
+                epoch.number.to_string()
+            }
             Order::Expire => self.expire().await,
             Order::Balance { tenant, during_cut } => self.balance(&tenant, during_cut).await,
             Order::Covered { tenants } => {

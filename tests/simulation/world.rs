@@ -6,7 +6,7 @@
 //! faults cease, and then every push must be resolved and every hour of every customer must hold at
 //! the provider exactly what was sent and what the ledger counted (`checks`).
 
-use crate::checks::Hours;
+use crate::checks::{HourKey, Hours};
 use crate::crew::Crew;
 use crate::dice::Dice;
 use crate::orders::Order;
@@ -15,7 +15,7 @@ use crate::stories::credits::Wallets;
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::simulator::{FaultKind, FaultPlan, Handle, Options, SimRequest, Simulator};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use tokio::runtime::Runtime;
 
@@ -97,6 +97,9 @@ pub struct World<'a> {
     untaken: Vec<String>,
     /// The sum of what was sent and is billed.
     pub expected: Hours,
+    /// Hours that nobody can be billed for any more.
+    pub written_off: BTreeSet<HourKey>,
+    pub tenants: Vec<&'static str>,
     pub oldest: i64,
     /// How late events may be, in minutes.
     pub late_max: u64,
@@ -104,6 +107,8 @@ pub struct World<'a> {
     pub customers: BTreeMap<String, &'static str>,
     /// How late totals show what was received, in seconds.
     pub lag: i64,
+    /// Whether a person retries dead pushes.
+    pub retries: bool,
     pub wallets: Wallets,
     /// Whether the store was put back from a copy.
     pub restored: bool,
@@ -131,10 +136,13 @@ impl<'a> World<'a> {
             sent: Vec::new(),
             untaken: Vec::new(),
             expected: Hours::new(),
+            written_off: BTreeSet::new(),
+            tenants: TENANTS.to_vec(),
             oldest: now,
             late_max: 9_900,
             customers: BTreeMap::new(),
             lag: 0,
+            retries: true,
             wallets: Wallets::default(),
             restored: false,
             counters: Counters::default(),
@@ -227,6 +235,7 @@ impl<'a> World<'a> {
         if let Some((slug, _)) = archived {
             self.switch_meter(slug, "deactivate");
         }
+        self.send_again();
         self.send_some();
         self.work();
         if outage {
@@ -257,7 +266,7 @@ impl<'a> World<'a> {
         if self.dice.percent(30) {
             self.report_some();
         }
-        if self.dice.percent(30) {
+        if self.retries && self.dice.percent(30) {
             self.order(&Order::Retry);
         }
         if self.dice.percent(40) {

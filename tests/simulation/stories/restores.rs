@@ -1,6 +1,7 @@
 //! A copy of the store is taken while no worker runs and put back hours or days later. The producer
 //! sends again everything since the copy; what was billed meanwhile may not be billed again.
 
+use crate::orders::Order;
 use crate::world::{MINUTE, World};
 
 /// Events that are sent again after a restore must still be taken.
@@ -23,6 +24,7 @@ pub fn live(world: &mut World<'_>) -> Result<(), String> {
         world.stop_worker();
         world.place.restore(world.runtime);
         world.restored = true;
+        world.order(&Order::Restored);
         world.send(world.sent[copied..].to_vec());
     }
     world.chaos(2)?;

@@ -5,7 +5,7 @@
 use crate::orders::{Order, SagaParams};
 use crate::world::{AMOUNTS, CHANCES, DAY, HOUR, MINUTE, World};
 use counterfoil::rules::quantity::Quantity;
-use counterfoil::simulator::{FaultPlan, SimRequest};
+use counterfoil::simulator::{FaultKind, FaultPlan, FaultRule, SimRequest};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -37,6 +37,7 @@ type Prices = [[String; PRICED.len()]; 2];
 
 pub fn live(world: &mut World<'_>) -> Result<(), String> {
     let prices = make_prices(world);
+    undo_creation(world, &prices)?;
     world.lag = 60 + i64::try_from(world.dice.below(240)).unwrap();
     let mut subscribers = Vec::new();
     for tenant in ["acme", "globex", "late-mapped"] {
@@ -88,6 +89,54 @@ fn make_prices(world: &World<'_>) -> Prices {
             price["id"].as_str().unwrap().to_owned()
         })
     })
+}
+
+/// A subscription with a flat price is made and paid, and its saga cannot go on because the tenant
+/// was mapped meanwhile: the money must be given back.
+fn undo_creation(world: &mut World<'_>, prices: &Prices) -> Result<(), String> {
+    let tenant = "late-mapped";
+    let fields = [
+        ("currency", "usd"),
+        ("unit_amount_decimal", "500"),
+        ("recurring[interval]", "month"),
+        ("recurring[usage_type]", "licensed"),
+        ("product_data[name]", "Seat"),
+    ];
+    let flat = ask(world, &SimRequest::form("/v1/prices", &fields));
+    let prices = vec![prices[0][0].clone(), flat["id"].as_str().unwrap().to_owned()];
+    let saga = SagaParams::Create { prices };
+    let id = world.order(&Order::Begin { tenant: tenant.into(), key: "undone".into(), saga });
+    let unread = FaultRule::new(FaultKind::Error503).on_call("GET /v1/subscriptions").times(4);
+    let lost = FaultRule::new(FaultKind::LostAfter).on_call("POST /v1/subscriptions").times(1);
+    world.simulator.lock().unwrap().set_faults(FaultPlan::of_rules(vec![lost, unread]));
+    world.order(&Order::Sagas);
+    world.map(tenant);
+    for _ in 0..STEPS_MAX {
+        step(world, &mut [])?;
+        let found = world.order(&Order::SagaState { id: id.clone() });
+        let (state, _): (String, Vec<String>) = serde_json::from_str(&found).unwrap();
+        match state.as_str() {
+            "compensated" => return check_paid_back(world),
+            "completed" => return Err(format!("a saga was not undone: {found}")),
+            "needs_attention" => drop(world.order(&Order::Revive { id: id.clone() })),
+            _ => {}
+        }
+    }
+    Err("a saga was never undone".to_owned())
+}
+
+/// Nobody has a subscription, so nothing may be paid.
+fn check_paid_back(world: &World<'_>) -> Result<(), String> {
+    let invoices = ask(world, &SimRequest::get("/v1/invoices?limit=100"));
+    for invoice in invoices["data"].as_array().unwrap() {
+        let amount = |name: &str| invoice[name].as_i64().unwrap_or(0);
+        let paid = amount("amount_paid") - amount("post_payment_credit_notes_amount");
+        if paid != 0 {
+            let customer = &invoice["customer"];
+            return Err(format!("{customer} has paid {paid} for a subscription that was undone"));
+        }
+    }
+    Ok(())
 }
 
 /// One step of time: events that are due, and the jobs.
@@ -148,9 +197,7 @@ fn run_saga(
         match state.as_str() {
             "completed" => return Ok(true),
             "compensated" => return Ok(false),
-            "needs_attention" => {
-                world.order(&Order::Revive { id: id.clone() });
-            }
+            "needs_attention" => drop(world.order(&Order::Revive { id: id.clone() })),
             _ => {}
         }
     }
