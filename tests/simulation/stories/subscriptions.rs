@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 const PRICED: [&str; 2] = ["adding", "standing"];
 const STEP: i64 = 3 * MINUTE;
 /// An event that is used before a boundary comes at most this late.
-const LATE: i64 = 9 * MINUTE;
+const LATE: i64 = 12 * MINUTE;
 /// Steps after which a saga is said not to end.
 const STEPS_MAX: u64 = 400;
 
@@ -166,7 +166,7 @@ fn use_some(world: &mut World<'_>, subscriber: &mut Subscriber) {
     let at = world.now;
     let event = world.make_event((subscriber.tenant, PRICED[place]), quantity, at, false);
     subscriber.used.push((place, at, Quantity::parse_stored(quantity).unwrap()));
-    let late = i64::try_from(world.dice.below(4)).unwrap() * LATE / 3;
+    let late = *world.dice.pick(&[0, LATE / 2, LATE, LATE]);
     subscriber.waiting.push((at + late, event));
 }
 
