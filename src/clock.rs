@@ -61,6 +61,8 @@ struct State {
     mark: Option<i64>,
     /// A mark that the clocks of others have shown to be ahead.
     wrong_mark: bool,
+    /// Whether the store's mark confirmed the wall clock at the start.
+    mark_agreed: bool,
     /// The latest time that was given.
     latest: i64,
 }
@@ -82,7 +84,7 @@ pub struct Tick(i64);
 pub struct Moment {
     pub now: Timestamp,
     pub doubt: Option<Doubt>,
-    /// Whether no clock of others was heard yet although one can be.
+    /// Whether nothing confirmed the time yet, although a clock of others can.
     pub unheard: bool,
 }
 
@@ -117,6 +119,7 @@ impl Clock {
             heard: [None; 2],
             mark: None,
             wrong_mark: false,
+            mark_agreed: false,
             latest: i64::MIN,
         };
         let state = Arc::new(Mutex::new(state));
@@ -200,6 +203,7 @@ impl Clock {
         let mut state = self.lock();
         state.mark = Some(mark.micros().saturating_sub(tick));
         if agree(Timestamp::from_micros(wall), mark) {
+            state.mark_agreed = true;
             state.base = state.base.max(mark.micros().saturating_sub(tick));
         }
     }
@@ -235,7 +239,9 @@ impl Clock {
         if planted("bug.clock_stands_still") {
             now = state.latest;
         }
-        let silent = state.heard.iter().all(Option::is_none);
+        // A store that was written to a moment ago is a witness too: a restart while the provider is
+        // away puts no event off.
+        let silent = state.heard.iter().all(Option::is_none) && !state.mark_agreed;
         let unheard = self.confirmed.load(Ordering::SeqCst) && silent;
         Moment { now: Timestamp::from_micros(now), doubt: judged.doubt, unheard }
     }
@@ -469,6 +475,19 @@ mod tests {
         clock.advance(CONFIRMATION_AGE_MAX_MICROS + 1);
         assert_eq!(cause(&clock), Some(Cause::Unconfirmed));
         assert!(!clock.moment().unheard);
+    }
+
+    #[test]
+    fn a_recent_mark_confirms_the_time_until_a_witness_is_heard() {
+        for (mark, unheard) in [(-MICROS_PER_SECOND, false), (-27 * MICROS_PER_HOUR, true)] {
+            let clock = Clock::by_hand(noon());
+            clock.require_confirmation();
+            clock.start_after(after(mark));
+            assert_eq!(
+                (clock.moment().unheard, cause(&clock)),
+                (unheard, Some(Cause::Unconfirmed))
+            );
+        }
     }
 
     #[test]

@@ -32,7 +32,8 @@ pub async fn no_more_reads_than_an_hour_allows(ground: Ground) {
         assert!(pass.progress.reads <= 3, "hour {hour}: {pass:?}");
     }
     let reads: u64 = world.passes(PassKind::Hourly).await.iter().map(|p| p.progress.reads).sum();
-    assert!((20..=33).contains(&reads), "{reads}");
+    // The nightly pass spends some of the budget, on totals and on the list of invoices.
+    assert!((15..=33).contains(&reads), "{reads}");
     assert!(world.calls(SUMMARIES) > 0);
     world.rest(26).await;
     assert_eq!(world.findings().await, []);

@@ -5,6 +5,7 @@ use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
+use std::collections::BTreeSet;
 
 /// The first push is taken and dropped without a word, before any summary has shown it.
 async fn drop_first(world: &World) {
@@ -115,8 +116,10 @@ pub async fn no_push_is_resent_on_a_reading_from_before_its_death(ground: Ground
     // What shows all the same is for a person to look at.
     world.check_pushes(&[dead, dead]).await;
     let open = world.open_findings(FindingKind::Usage).await;
-    assert!(!open.is_empty());
-    assert!(open.iter().all(|finding| finding.seen.reason == Reason::Doubtful), "{open:#?}");
+    let reasons: BTreeSet<Reason> = open.iter().map(|finding| finding.seen.reason).collect();
+    // With one read an hour the days may have been read once only.
+    let expected = BTreeSet::from([Reason::Doubtful, Reason::ReadOnce]);
+    assert!(reasons.contains(&Reason::Doubtful) && reasons.is_subset(&expected), "{open:#?}");
 }
 
 /// The first reading after 26 hours is behind; the second shows the push.
