@@ -241,13 +241,6 @@ pub trait Sagas: Send + Sync {
     async fn end_agreement(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()>;
     /// The newest agreement of a subscription.
     async fn find_agreement(&self, subscription: &SubscriptionId) -> Result<Option<Agreement>>;
-    /// Opens the agreement of a subscription again that was ended at that moment and that no other
-    /// took the place of. Nothing happens if there is none, or if another is open.
-    async fn reopen_agreement(
-        &self,
-        subscription: &SubscriptionId,
-        ended_at: Timestamp,
-    ) -> Result<()>;
     /// A tenant's agreements, newest first, at most `limit`.
     async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>>;
 }

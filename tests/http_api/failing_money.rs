@@ -171,13 +171,6 @@ impl Sagas for FailingStore {
         self.up()?.find_agreement(subscription).await
     }
 
-    async fn reopen_agreement(
-        &self,
-        subscription: &SubscriptionId,
-        ended_at: Timestamp,
-    ) -> Result<()> {
-        self.up()?.reopen_agreement(subscription, ended_at).await
-    }
     async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>> {
         self.up()?.list_agreements(tenant, limit).await
     }

@@ -169,14 +169,6 @@ impl Sagas for ScriptedStore {
         self.through("find_agreement", self.inner.find_agreement(subscription)).await
     }
 
-    async fn reopen_agreement(
-        &self,
-        subscription: &SubscriptionId,
-        ended_at: Timestamp,
-    ) -> Result<()> {
-        let call = || self.inner.reopen_agreement(subscription, ended_at);
-        self.repeatable("reopen_agreement", call).await
-    }
     async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>> {
         self.through("list_agreements", self.inner.list_agreements(tenant, limit)).await
     }

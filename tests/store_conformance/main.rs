@@ -309,7 +309,6 @@ on_every_store! {
         an_agreement_is_written_once,
         an_agreement_takes_the_place_of_another,
         an_agreement_ends_once,
-        an_agreement_is_opened_again,
         stamps_lie_inside_the_subscription,
         held_pushes_are_stamped_when_the_prices_changed,
         unconfirmed_windows_before_a_boundary_are_listed,

@@ -668,22 +668,3 @@ pub async fn unconfirmed_windows_before_a_boundary_are_listed(f: Fixture) {
     assert_eq!(list(9).await, [(1, "2".into(), 1), (2, "1".into(), 1)]);
     assert_eq!(list(1).await, [(1, "2".into(), 1)]);
 }
-
-pub async fn an_agreement_is_opened_again(f: Fixture) {
-    let subscription = SubscriptionId::parse("sub_1").unwrap();
-    f.store.record_agreement(agreement(&f, "saga_1", "sub_1", 0)).await.unwrap();
-    f.store.set_access("saga_1", true).await.unwrap();
-    f.store.end_agreement(&subscription, after(f.now, 60)).await.unwrap();
-    assert_eq!(agreed(&f).await, [row("saga_1", true, Some(60))]);
-    f.store.reopen_agreement(&subscription, after(f.now, 59)).await.unwrap();
-    assert_eq!(agreed(&f).await, [row("saga_1", true, Some(60))], "it ended at another moment");
-    for _ in 0..2 {
-        f.store.reopen_agreement(&subscription, after(f.now, 60)).await.unwrap();
-        assert_eq!(agreed(&f).await, [row("saga_1", true, None)]);
-    }
-    // One that another took the place of stays ended.
-    f.store.record_agreement(agreement(&f, "saga_2", "sub_1", 90)).await.unwrap();
-    f.store.reopen_agreement(&subscription, after(f.now, 90)).await.unwrap();
-    let expected = [row("saga_2", false, None), row("saga_1", false, Some(90))];
-    assert_eq!(agreed(&f).await, expected);
-}

@@ -24,52 +24,12 @@ pub struct CancelParams {
 }
 
 pub fn steps() -> Vec<&'static dyn Step> {
-    vec![&Close, &Drain { before: Ending::Cancellation }, &Cancel, &Record]
+    vec![&Drain { before: Ending::Cancellation }, &Cancel, &Record]
 }
 
 #[derive(Serialize, Deserialize)]
 struct CancelResult {
     ends_at: Timestamp,
-}
-
-/// The features end with the boundary, not when the provider has counted the usage before it: what
-/// is used in between is billed by nothing.
-struct Close;
-
-impl Close {
-    async fn close(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
-        let params: CancelParams = turn.params()?;
-        find_own(turn, &params.subscription).await?;
-        if let Some(boundary) = params.boundary {
-            let ended = turn.store.end_agreement(&params.subscription, boundary).await;
-            ended.map_err(from_store)?;
-        }
-        Ok(done())
-    }
-
-    async fn open_again(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
-        let params: CancelParams = turn.params()?;
-        if let Some(boundary) = params.boundary {
-            let opened = turn.store.reopen_agreement(&params.subscription, boundary).await;
-            opened.map_err(from_store)?;
-        }
-        Ok(done())
-    }
-}
-
-#[async_trait]
-impl Step for Close {
-    fn shape(&self) -> StepShape {
-        StepShape { name: "close", undoable: true }
-    }
-
-    async fn act(&self, turn: &Turn<'_>) -> Outcome {
-        either(Self::close(turn).await)
-    }
-
-    async fn undo(&self, turn: &Turn<'_>) -> Outcome {
-        either(Self::open_again(turn).await)
-    }
 }
 
 struct Cancel;

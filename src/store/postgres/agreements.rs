@@ -202,19 +202,6 @@ pub async fn find(
     row.as_ref().map(agreement).transpose()
 }
 
-pub async fn reopen(
-    client: &ClientWrapper,
-    subscription: &SubscriptionId,
-    ended_at: Timestamp,
-) -> Done<()> {
-    let sql = "-- reopen
-        UPDATE agreements SET ended_at = NULL
-        WHERE subscription = $1 AND ended_at = $2 AND ended_by IS NULL
-            AND NOT EXISTS (SELECT FROM agreements WHERE subscription = $1 AND ended_at IS NULL)";
-    client.execute(sql, &[&subscription.as_str(), &SqlTimestamp(ended_at)]).await?;
-    Ok(())
-}
-
 pub async fn list(
     client: &ClientWrapper,
     tenant: &TenantId,

@@ -202,17 +202,6 @@ impl Sagas for PostgresStore {
         agreements::find(&client, subscription).await
     }
 
-    async fn reopen_agreement(
-        &self,
-        subscription: &SubscriptionId,
-        ended_at: Timestamp,
-    ) -> Result<()> {
-        let work = move |client: Arc<Transaction>| async move {
-            agreements::reopen(&client, subscription, ended_at).await
-        };
-        self.transact(work).await
-    }
-
     async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>> {
         let client = self.reader().await?;
         agreements::list(&client, tenant, limit).await

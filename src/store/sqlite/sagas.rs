@@ -170,18 +170,6 @@ impl Sagas for SqliteStore {
         self.read(move |_, connection| agreements::find_agreement(connection, &subscription)).await
     }
 
-    async fn reopen_agreement(
-        &self,
-        subscription: &SubscriptionId,
-        ended_at: Timestamp,
-    ) -> Result<()> {
-        let subscription = subscription.clone();
-        self.write(move |writer| {
-            writer.write(|c| agreements::reopen_agreement(c, &subscription, ended_at))
-        })
-        .await
-    }
-
     async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>> {
         let tenant = tenant.clone();
         self.read(move |shared, connection| {

@@ -260,25 +260,6 @@ fn parse_subscription(text: &str) -> Result<SubscriptionId> {
     SubscriptionId::parse(text).map_err(|_| corrupt("an agreement's subscription"))
 }
 
-pub fn reopen_agreement(
-    connection: &Connection,
-    subscription: &SubscriptionId,
-    ended_at: Timestamp,
-) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- reopen_agreement
-             UPDATE agreements SET ended_at = NULL
-             WHERE subscription = ?1 AND ended_at = ?2 AND ended_by IS NULL
-                 AND NOT EXISTS (
-                     SELECT 1 FROM agreements WHERE subscription = ?1 AND ended_at IS NULL
-                 )",
-        )
-        .and_then(|mut update| update.execute(params![subscription.as_str(), ended_at.micros()]))
-        .map_err(sql_error)?;
-    Ok(())
-}
-
 /// Newest first.
 pub fn list_agreements(
     connection: &Connection,
