@@ -81,6 +81,8 @@ impl World<'_> {
                     *self.counters.crashes.entry("stalled".to_owned()).or_default() += 1;
                     self.crew.turn = 1 - self.crew.turn;
                     self.pass(LEASES_END);
+                    // The other may have stalled before; one of them has to work.
+                    self.continue_worker(self.crew.turn);
                 }
                 Reply::Died => {
                     let planned = self.bury();
@@ -182,11 +184,16 @@ impl World<'_> {
 
     /// Continues the worker that has stalled, if one has; its order ends like any other.
     pub fn continue_stalled(&mut self) {
-        let Some(turn) = (0..2).find(|turn| {
-            self.crew.places[*turn].process.as_ref().is_some_and(|process| process.stalled)
-        }) else {
+        for turn in 0..2 {
+            self.continue_worker(turn);
+        }
+    }
+
+    fn continue_worker(&mut self, turn: usize) {
+        let stalled = |process: &Process| process.stalled;
+        if !self.crew.places[turn].process.as_ref().is_some_and(stalled) {
             return;
-        };
+        }
         let clock = (self.now, self.crew.places[turn].ahead);
         let process = self.crew.places[turn].process.as_mut().unwrap();
         process.stalled = false;
