@@ -24,9 +24,9 @@ impl Bug {
     }
 }
 
-use Story::{Clocks, Credits, Customers, Faults, Subscriptions};
+use Story::{Clocks, Credits, Customers, Faults, Readings, Subscriptions};
 
-pub const BUGS: [Bug; 17] = [
+pub const BUGS: [Bug; 18] = [
     Bug::new("random_key_per_try", &[], "a push gets another identifier with each attempt"),
     Bug::new("key_without_revision", &[], "all revisions of a window have one key"),
     Bug::new("resend_past_24h", &[Faults], "a push is sent again after its key was forgotten"),
@@ -40,6 +40,7 @@ pub const BUGS: [Bug; 17] = [
     Bug::new("drained_means_sent", &[Subscriptions], "a cancellation cuts off uncounted usage"),
     Bug::new("no_grace_before_last_cut", &[Subscriptions], "the last cut waits for no late event"),
     Bug::new("stamp_outside_subscription", &[Subscriptions], "usage is stamped before its sign-up"),
+    Bug::new("resend_on_stale_reading", &[Readings], "an old reading calls a push dropped"),
     Bug::new("customer_of_today", &[Customers], "a window is billed to two customers"),
     Bug::new(
         "push_without_customer",

@@ -71,7 +71,7 @@ impl World<'_> {
             for order in [Order::Cut, Order::Push, Order::Confirm] {
                 self.order(&order);
             }
-            if self.retries {
+            if self.retries || round >= 6 {
                 self.order(&Order::Retry);
             }
             self.order(&Order::Reconcile);

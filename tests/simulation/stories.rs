@@ -44,13 +44,14 @@ impl Story {
     ];
 
     /// Those that seeds are given, in turn; the others run by their names only.
-    const GIVEN: [Self; 6] = [
+    const GIVEN: [Self; 7] = [
         Self::Faults,
         Self::Workers,
         Self::Credits,
         Self::Subscriptions,
         Self::Customers,
         Self::Clocks,
+        Self::Readings,
     ];
 
     pub fn of(seed: u64) -> Self {

@@ -107,7 +107,7 @@ pub struct World<'a> {
     pub customers: BTreeMap<String, &'static str>,
     /// How late totals show what was received, in seconds.
     pub lag: i64,
-    /// Whether a person retries dead pushes.
+    /// Whether a person retries dead pushes at once.
     pub retries: bool,
     pub wallets: Wallets,
     /// Whether the store was put back from a copy.

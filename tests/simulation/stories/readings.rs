@@ -1,13 +1,13 @@
 //! The provider shows totals a day late and then catches up, passes may read one to three totals an
-//! hour, and some usage is dropped: what passes send again must really be missing. Nobody retries a
-//! push by hand here.
+//! hour, and some usage is dropped: what passes send again must really be missing. A person
+//! retries a push only when passes have read the totals again.
 
 use crate::orders::Order;
 use crate::world::{HOUR, MINUTE, World};
 use counterfoil::simulator::FaultKind;
 
-/// As long as a push that was taken is looked for, and some minutes more.
-const LAG_SECONDS: i64 = 26 * 3_600 + 1_200;
+/// As long as a push that was taken is looked for, and an hour more.
+const LAG_SECONDS: i64 = 27 * 3_600;
 
 pub fn live(world: &mut World<'_>) -> Result<(), String> {
     world.map("late-mapped");
@@ -18,6 +18,8 @@ pub fn live(world: &mut World<'_>) -> Result<(), String> {
         // An attempt with an unknown outcome is decided by one reading after 26 hours: there are
         // none while totals are later than that.
         world.calm("before late totals")?;
+        // What the totals have shown stays visible.
+        world.advance(27 * HOUR);
         world.crew.deadly = false;
         world.kill("kill -9");
         world.crew.reads_per_hour = 1 + u32::try_from(world.dice.below(3)).unwrap();
