@@ -239,8 +239,8 @@ impl Clock {
         if planted("bug.clock_stands_still") {
             now = state.latest;
         }
-        // A store that was written to a moment ago is a witness too: a restart while the provider is
-        // away puts no event off.
+        // A store that was written to a moment ago is a witness too: a restart while the provider
+        // is away puts no event off.
         let silent = state.heard.iter().all(Option::is_none) && !state.mark_agreed;
         let unheard = self.confirmed.load(Ordering::SeqCst) && silent;
         Moment { now: Timestamp::from_micros(now), doubt: judged.doubt, unheard }

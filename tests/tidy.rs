@@ -13,7 +13,7 @@ use std::path::Path;
 const DIRECTION: [(&str, &[&str]); 13] = [
     ("rules", &[]),
     ("faults", &[]),
-    ("clock", &["rules"]),
+    ("clock", &["rules", "faults"]),
     ("config", &["rules"]),
     ("telemetry", &["rules", "clock", "config"]),
     ("store", &["rules", "clock", "config", "faults"]),

@@ -168,8 +168,8 @@ mod tests {
         check(&absent, &[], Some(summary(5, Some(101), 200)), false);
         // What came later to the same window must have had its time too.
         let later = push(3, Submitted, Class::Accepted, 150);
-        check(&absent, &[later.clone()], Some(summary(3, Some(101), 200)), false);
-        check(&absent, &[later.clone()], Some(summary(3, Some(151), 211)), true);
+        check(&absent, std::slice::from_ref(&later), Some(summary(3, Some(101), 200)), false);
+        check(&absent, std::slice::from_ref(&later), Some(summary(3, Some(151), 211)), true);
         // What another customer was sent is no part of this customer's total.
         let elsewhere = WindowPush { customer: CustomerId::parse("cus_b").ok(), ..later };
         check(&absent, &[elsewhere], Some(proved), true);

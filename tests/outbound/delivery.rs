@@ -61,7 +61,7 @@ async fn replaying_a_completed_push_changes_nothing() {
     world.confirm().await;
     let push = world.check(push.number, PushState::Confirmed, Class::Confirmed).await;
     // As after the restore of a backup: the push is observed again, and its first attempt too.
-    let path = world.directory.path().join("counterfoil.db");
+    let path = world.data().join("counterfoil.db");
     let connection = rusqlite::Connection::open(path).unwrap();
     let sql = "UPDATE pushes SET state = 'observed', class = 'unknown', due_at = 0";
     connection.execute_batch(sql).unwrap();
