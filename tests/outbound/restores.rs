@@ -249,7 +249,8 @@ async fn live_through(mode: &str, seed: u64) {
                 world.restore(&format!("backup{which}")).await.expect("it is recognised");
             }
             9 if !produced.is_empty() => {
-                let some = usize::try_from(dice.roll(produced.len() as u64)).unwrap();
+                let count = u64::try_from(produced.len()).unwrap();
+                let some = usize::try_from(dice.roll(count)).unwrap();
                 world.produce(&produced[some]).await;
             }
             _ => world.work().await,
