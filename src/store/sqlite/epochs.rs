@@ -58,15 +58,14 @@ impl Marks {
         self.open.lock().expect("no holder panics").is_some()
     }
 
-    /// Writes the mark to the files; `sync` also to the disk.
-    fn write(&self, mark: &Mark, sync: bool) {
+    /// Writes the mark to the files. They are not synced: after a power cut they are behind, which
+    /// means nothing.
+    fn write(&self, mark: &Mark) {
         let mut open = self.open.lock().expect("no holder panics");
         let files = open.get_or_insert_with(|| self.paths.iter().filter_map(open_file).collect());
         let text = format!("{} {:020}\n", mark.store, mark.number);
         for file in files.iter() {
-            let written = file.write_all_at(text.as_bytes(), 0);
-            let written = written.and_then(|()| if sync { file.sync_all() } else { Ok(()) });
-            if let Err(error) = written {
+            if let Err(error) = file.write_all_at(text.as_bytes(), 0) {
                 tracing::warn!(%error, "a mark could not be written; a restore may go unnoticed");
             }
         }
@@ -133,7 +132,7 @@ impl Epochs for SqliteStore {
                 })
             })
             .await?;
-        self.marks.write(&mark, true);
+        self.marks.write(&mark);
         Ok(())
     }
 }
@@ -145,7 +144,7 @@ impl SqliteStore {
     }
 
     pub(super) fn write_mark(&self, mark: &Mark) {
-        self.marks.write(mark, false);
+        self.marks.write(mark);
     }
 }
 
