@@ -1,6 +1,7 @@
 //! Tenants are mapped to other customers while windows are open, sent and corrected: every window
 //! must lie whole at one customer.
 
+use crate::checks::HourKey;
 use crate::orders::Order;
 use crate::world::{AMOUNTS, DAY, HOUR, METERS, TENANTS, World};
 
@@ -9,12 +10,14 @@ pub fn live(world: &mut World<'_>) -> Result<(), String> {
         world.chaos(2)?;
         let tenant = *world.dice.pick(&TENANTS);
         world.map(tenant);
-        // Late usage of windows that the customer before has been billed for.
+        // Late usage of windows that the customer before may have been billed for.
+        let recent = world.now - 5 * DAY;
+        let own = |key: &&HourKey| key.0 == tenant && key.2 > recent;
+        let billed: Vec<HourKey> = world.expected.keys().filter(own).cloned().collect();
         let mut late = Vec::new();
-        for (meter, _) in METERS {
-            let hours = 1 + i64::try_from(world.dice.below(20)).unwrap();
+        for (_, meter, hour) in billed {
             let quantity = *world.dice.pick(&AMOUNTS);
-            late.push(world.make_event((tenant, meter), quantity, world.now - hours * HOUR, false));
+            late.push(world.make_event((tenant, &meter), quantity, hour, false));
         }
         world.send(late);
         world.chaos(1)?;

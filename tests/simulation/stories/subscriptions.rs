@@ -170,6 +170,16 @@ fn use_some(world: &mut World<'_>, subscriber: &mut Subscriber) {
     subscriber.waiting.push((at + late, event));
 }
 
+/// Usage right before a boundary that arrives when it has passed.
+fn use_late(world: &mut World<'_>, subscriber: &mut Subscriber, boundary: i64) {
+    let at = boundary - MINUTE;
+    for (place, meter) in PRICED.into_iter().enumerate() {
+        let event = world.make_event((subscriber.tenant, meter), "5", at, false);
+        subscriber.used.push((place, at, Quantity::parse_stored("5").unwrap()));
+        subscriber.waiting.push((at + LATE, event));
+    }
+}
+
 fn use_for(
     world: &mut World<'_>,
     subscribers: &mut [Subscriber],
@@ -254,6 +264,7 @@ fn change(
     let place = usize::try_from(world.dice.below(3)).unwrap();
     let (tenant, boundary) = (subscribers[place].tenant, next_boundary(world));
     let subscription = subscribers[place].subscription.clone();
+    use_late(world, &mut subscribers[place], boundary);
     let saga = SagaParams::Change { subscription, prices: prices[1].to_vec(), boundary };
     if run_saga(world, subscribers, (tenant, saga))? {
         subscribers[place].prices.push((1, boundary));
@@ -267,6 +278,7 @@ fn cancel(world: &mut World<'_>, subscribers: &mut [Subscriber]) -> Result<(), S
     let (tenant, boundary) = (subscribers[place].tenant, next_boundary(world));
     let subscription = subscribers[place].subscription.clone();
     subscribers[place].until = boundary;
+    use_late(world, &mut subscribers[place], boundary);
     let saga = SagaParams::Cancel { subscription, boundary };
     if !run_saga(world, subscribers, (tenant, saga))? {
         subscribers[place].until = i64::MAX;
