@@ -137,12 +137,14 @@ async fn kill_at_each_step(places: Vec<Place>) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
+// A start blocks its thread, and a server asks the provider, which runs here, before it is ready.
+#[tokio::test(flavor = "multi_thread", worker_threads = 16)]
 async fn sqlite_saga_goes_on_after_a_kill_at_each_step() {
     kill_at_each_step((0..POINTS.len() * STEPS).map(|_| Place::sqlite()).collect()).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
+// A start blocks its thread, and a server asks the provider, which runs here, before it is ready.
+#[tokio::test(flavor = "multi_thread", worker_threads = 16)]
 async fn postgres_saga_goes_on_after_a_kill_at_each_step() {
     let mut places = Vec::new();
     for _ in 0..POINTS.len() * STEPS {
