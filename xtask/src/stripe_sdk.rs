@@ -149,7 +149,7 @@ fn start_simulator(folder: &Path) -> Result<(Kept, String)> {
     let log_path = folder.join("simulator.log");
     let log = File::create(&log_path).context("could not make the simulator's log")?;
     let mut arguments = vec![program.into_os_string()];
-    arguments.extend(["stripe-sim", "--listen", "127.0.0.1:0"].map(Into::into));
+    arguments.extend(["stripe-sim", "--lag", "0", "--listen", "127.0.0.1:0"].map(Into::into));
     let kept = Kept::start(KEEP, arguments, |command| {
         command.stderr(log);
     })?;
