@@ -23,8 +23,8 @@ const IDEMPOTENCY: &str = "counterfoil-idempotency";
 /// idempotency layer, whose tests need all of them.
 const EVERYTHING: [&str; 2] = ["--workspace", "--all-features"];
 /// Lives of the simulation in one run of CI; `cargo xtask simulate` lives more.
-const SEEDS_SQLITE: &str = "150";
-const SEEDS_POSTGRES: &str = "60";
+const SEEDS_SQLITE: &str = "60";
+const SEEDS_POSTGRES: &str = "30";
 
 /// Runs all of it, or only the tests whose names contain one of the filters.
 pub fn run(filters: &[OsString]) -> Result<()> {
