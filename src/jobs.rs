@@ -3,6 +3,7 @@
 
 pub mod alerts;
 pub mod backfill;
+pub mod binding;
 pub mod clocks;
 pub mod confirm;
 pub mod credits;

@@ -10,6 +10,7 @@ pub mod stripe;
 
 use crate::clock::Clock;
 use crate::config::{ProviderConfig, ProviderKind, Shadow, SinkConfig, StripeConfig};
+use crate::rules::binding::BillingAccount;
 use crate::rules::delivery::{Delivery, Horizons};
 use crate::rules::ids::{CustomerId, SubscriptionId, TenantId};
 use crate::rules::invoice::Invoice;
@@ -96,6 +97,10 @@ pub trait Provider: Send + Sync {
     }
     /// Makes a call that changes nothing, so that the clock hears the answer's time.
     async fn ask_time(&self) {}
+    /// The account that pushes go to, as far as this provider tells accounts apart.
+    async fn read_account(&self) -> Result<BillingAccount, Unreadable> {
+        Ok(BillingAccount { provider: self.name().to_owned(), id: None, live: true })
+    }
     /// What it tells besides totals; none if nothing.
     fn inbound(&self) -> Option<&dyn Inbound> {
         None

@@ -9,6 +9,7 @@ pub mod activity;
 pub mod alert;
 pub mod base64;
 pub mod billing;
+pub mod binding;
 pub mod credit;
 pub mod customer;
 pub mod delivery;

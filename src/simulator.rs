@@ -7,6 +7,7 @@
 //! Invariant: ids come from counters and accidents from the plan, so the same calls give the same
 //! answers. Everything is in memory: a crash leaves nothing.
 
+mod account;
 mod credit_grants;
 mod credit_notes;
 mod customers;
@@ -63,6 +64,9 @@ type Answer = Result<Value, ApiError>;
 /// nothing; others poll for up to two minutes.
 const AGGREGATION_SECONDS: i64 = 30;
 
+/// The account that keys belong to, unless the options say otherwise.
+const ACCOUNT: &str = "acct_1CounterfoilSim0";
+
 /// What a simulator is told once.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -75,6 +79,8 @@ pub struct Options {
     pub customer_check: CustomerCheck,
     /// How long each call takes, by the machine's clock.
     pub latency_ms: u64,
+    /// The account that every key belongs to.
+    pub account: String,
     /// Ids count on from here, so that those of two simulators need not be the same.
     pub ids_after: u64,
 }
@@ -87,6 +93,7 @@ impl Default for Options {
             summary_lag_seconds: AGGREGATION_SECONDS,
             customer_check: CustomerCheck::default(),
             latency_ms: 0,
+            account: ACCOUNT.to_owned(),
             ids_after: 0,
         }
     }
@@ -268,6 +275,10 @@ impl Simulator {
 
     pub fn set_summary_lag(&mut self, seconds: i64) {
         self.options.summary_lag_seconds = seconds;
+    }
+
+    pub fn set_account(&mut self, account: &str) {
+        self.options.account = account.to_owned();
     }
 
     pub fn set_customer_check(&mut self, check: CustomerCheck) {

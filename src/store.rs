@@ -7,6 +7,7 @@
 
 pub mod account;
 pub mod alert;
+pub mod binding;
 pub mod clock;
 pub mod credit;
 pub mod epoch;
@@ -32,6 +33,7 @@ use crate::rules::window::Window;
 use account::Accounts;
 use alert::Alerts;
 use async_trait::async_trait;
+use binding::Bindings;
 use clock::Clocks;
 use credit::Credits;
 use epoch::Epochs;
@@ -328,6 +330,7 @@ pub trait Store:
     + RequestKeys
     + Clocks
     + Epochs
+    + Bindings
 {
     /// The latest moment this store had recorded when it was opened.
     fn high_water(&self) -> Timestamp;

@@ -136,3 +136,23 @@ ALTER TABLE pushes ADD COLUMN verified_epoch int4;
 ALTER TABLE pushes ADD COLUMN looked_total numeric;
 -- when it was read
 ALTER TABLE pushes ADD COLUMN looked_at timestamptz;
+
+-- The provider's account that usage is sent to. A store that met one account sends nothing to
+-- another until a person ends the binding.
+CREATE TABLE bindings (
+    -- 1, 2, …
+    binding int4 NOT NULL PRIMARY KEY,
+    -- the provider's name
+    provider text NOT NULL,
+    -- the provider's name of the account; null if it could not be read
+    account text,
+    -- whether money is moved there
+    live boolean NOT NULL,
+    -- since when
+    bound_at timestamptz NOT NULL,
+    -- when a person ended it; null while it holds
+    ended_at timestamptz
+);
+
+-- At most one binding holds.
+CREATE UNIQUE INDEX bindings_current ON bindings ((true)) WHERE ended_at IS NULL;

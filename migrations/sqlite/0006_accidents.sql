@@ -129,3 +129,23 @@ ALTER TABLE pushes ADD COLUMN verified_epoch INTEGER;
 ALTER TABLE pushes ADD COLUMN looked_total TEXT;
 -- when it was read
 ALTER TABLE pushes ADD COLUMN looked_at INTEGER;
+
+-- The provider's account that usage is sent to. A store that met one account sends nothing to
+-- another until a person ends the binding.
+CREATE TABLE bindings (
+    -- 1, 2, …
+    binding INTEGER NOT NULL PRIMARY KEY,
+    -- the provider's name
+    provider TEXT NOT NULL,
+    -- the provider's name of the account; null if it could not be read
+    account TEXT,
+    -- 1 if money is moved there
+    live INTEGER NOT NULL,
+    -- since when
+    bound_at INTEGER NOT NULL,
+    -- when a person ended it; null while it holds
+    ended_at INTEGER
+) STRICT;
+
+-- At most one binding holds.
+CREATE UNIQUE INDEX bindings_current ON bindings ((1)) WHERE ended_at IS NULL;

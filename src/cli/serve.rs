@@ -8,9 +8,10 @@
 
 use super::store::{StoreArguments, open_store};
 use crate::clock::Clock;
-use crate::config::{Config, LogFormat};
+use crate::config::{Config, LogFormat, Shadow};
 use crate::destinations::{self, ChangeWebhook};
 use crate::http::{self, App, auth};
+use crate::jobs::binding::{Binder, Finding, Gate};
 use crate::jobs::clocks::{ClockKeeper, server_name};
 use crate::jobs::inbound::{InboundJobs, Parts};
 use crate::jobs::ingest::Ingest;
@@ -69,16 +70,17 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let provider = connect_provider(&config, &clock)?;
     let refused = |refusal| anyhow::anyhow!("settings: {refusal}");
     let destinations = destinations::connect(&config.alerts).map_err(refused)?;
-    let names = destinations.iter().map(|destination| destination.name()).collect();
+    let names: Vec<_> = destinations.iter().map(|destination| destination.name()).collect();
     // Before anything is done by the clock, others are asked what time it is.
     let keeper = ClockKeeper::start(
         Arc::clone(&store),
         provider.clone(),
         clock.clone(),
-        (server_name(listen), names),
+        (server_name(listen), names.clone()),
     )
     .await?;
     restore::recognise(&*store, &clock).await.context("cannot tell if the store was restored")?;
+    let (binder, gate) = bind_account(&config, &store, provider.as_ref(), &clock, names).await?;
     declare_meters(&config, &*store, &clock).await?;
     let given = crate::config::admin_key();
     let admin_key = auth::create_first_admin_key(&*store, &clock, given).await?;
@@ -87,11 +89,12 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
         Ingest::start(Arc::clone(&store), clock.clone(), config.ingest.clone(), strict_tenants);
     let jobs = store.for_jobs()?.unwrap_or_else(|| Arc::clone(&store));
     let outbound = match &provider {
-        Some(provider) => Outbound::start(&jobs, provider, &clock, &config),
+        Some(provider) => Outbound::start(&jobs, provider, &gate, &clock, &config),
         None => Outbound::start_cutting(&jobs, &clock, &config),
     };
     let changes = ChangeWebhook::connect(&config.alerts).map_err(refused)?;
-    let money = MoneyJobs::start(&jobs, provider.as_ref(), &clock, changes, &config);
+    let operating = provider.as_ref().map(|provider| (provider, &gate));
+    let money = MoneyJobs::start(&jobs, operating, &clock, changes, &config);
     let inbox = WebhookInbox::start(Arc::clone(&store));
     let parts = Parts {
         store: &jobs,
@@ -100,6 +103,8 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
         ingest: &ingest,
         inbox: &inbox,
         keeper,
+        binder,
+        gate: &gate,
         destinations,
     };
     let inbound = InboundJobs::start(parts, &config);
@@ -143,6 +148,30 @@ fn connect_provider(config: &Config, clock: &Clock) -> anyhow::Result<Option<Arc
         None => {}
     }
     Ok(provider)
+}
+
+/// Refuses to start with the key of another account than the one that the store is bound to.
+async fn bind_account(
+    config: &Config,
+    store: &Arc<dyn Store>,
+    provider: Option<&Arc<dyn Provider>>,
+    clock: &Clock,
+    destinations: Vec<&'static str>,
+) -> anyhow::Result<(Option<Binder>, Gate)> {
+    let Some(provider) = provider.filter(|_| config.provider.shadow == Shadow::Off) else {
+        return Ok((None, Gate::open()));
+    };
+    let (store, provider) = (Arc::clone(store), Arc::clone(provider));
+    let (binder, gate) = Binder::new(store, provider, clock.clone(), destinations);
+    match binder.check().await.context("cannot read the store's binding")? {
+        Finding::Bound => {}
+        Finding::Other(explained) => bail!("{explained}"),
+        Finding::Unread(why) => tracing::warn!(
+            "the account that the key belongs to cannot be read ({why}): events are taken, and \
+             nothing is sent until it can be"
+        ),
+    }
+    Ok((Some(binder), gate))
 }
 
 async fn declare_meters(config: &Config, store: &dyn Store, clock: &Clock) -> anyhow::Result<()> {

@@ -3,9 +3,11 @@
 
 use super::store::{StoreArguments, open_store};
 use crate::clock::Clock;
+use crate::rules::binding::Unbinding;
+use anyhow::bail;
 use std::process::ExitCode;
 
-/// Tell the server about its store: that it was restored from a backup
+/// Tell the server about its store: that it was restored, or bills through another account
 #[derive(clap::Args)]
 pub struct StoresArguments {
     #[command(subcommand)]
@@ -15,6 +17,7 @@ pub struct StoresArguments {
 #[derive(clap::Subcommand)]
 enum StoresCommand {
     Restored(RestoredArguments),
+    Rebind(RebindArguments),
 }
 
 /// Declare that the store was restored from a backup
@@ -35,8 +38,30 @@ struct RestoredArguments {
     reason: String,
 }
 
+/// Accept that the store bills through another account of the provider from now on
+///
+/// A store is bound to the account, and the mode, of the first key that it is started with, and a
+/// server does not start with the key of another. This ends the binding; the next start binds the
+/// store to the account of its key. What was sent so far counts as billed and is not sent again.
+/// Windows from before are not compared with the new account.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  counterfoil store rebind --data /var/lib/counterfoil
+      with the embedded store, while the server is stopped
+  counterfoil store rebind --store postgres://counterfoil:secret@db/counterfoil")]
+struct RebindArguments {
+    #[command(flatten)]
+    store: StoreArguments,
+}
+
 pub async fn run(arguments: StoresArguments) -> anyhow::Result<ExitCode> {
-    let StoresCommand::Restored(arguments) = arguments.command;
+    match arguments.command {
+        StoresCommand::Restored(arguments) => declare_restored(arguments).await,
+        StoresCommand::Rebind(arguments) => rebind(arguments).await,
+    }
+}
+
+async fn declare_restored(arguments: RestoredArguments) -> anyhow::Result<ExitCode> {
     let config = arguments.store.load_config()?;
     let store = open_store(&config).await?;
     let clock = Clock::system();
@@ -48,5 +73,27 @@ pub async fn run(arguments: StoresArguments) -> anyhow::Result<ExitCode> {
          only after the provider's total was compared, from an hour after that moment on",
         config.store.url, epoch.number, epoch.restored_at
     );
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn rebind(arguments: RebindArguments) -> anyhow::Result<ExitCode> {
+    let config = arguments.store.load_config()?;
+    let store = open_store(&config).await?;
+    let url = &config.store.url;
+    let unbinding = store.end_binding(Clock::system().now()).await?;
+    store.close().await;
+    match unbinding {
+        Unbinding::Ended(binding) => println!(
+            "the store {url} is not bound to {} any more; the next start binds it to the account \
+             of its key",
+            binding.account
+        ),
+        Unbinding::Unbound => println!("the store {url} is bound to no account; nothing to do"),
+        Unbinding::Unsettled(count) => bail!(
+            "{count} pushes were sent and it is not known yet if they count in the account that \
+             the store is bound to; start the server with the old key until `counterfoil status` \
+             shows none submitted, or decide about them with `counterfoil pushes`"
+        ),
+    }
     Ok(ExitCode::SUCCESS)
 }

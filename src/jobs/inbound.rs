@@ -3,6 +3,7 @@
 use super::Stopper;
 use super::alerts::Alerter;
 use super::backfill::Backfill;
+use super::binding::{Binder, Gate};
 use super::clocks::ClockKeeper;
 use super::ingest::Ingest;
 use super::mirror::MirrorReader;
@@ -32,15 +33,22 @@ pub struct Parts<'a> {
     pub ingest: &'a Ingest,
     pub inbox: &'a WebhookInbox,
     pub keeper: ClockKeeper,
+    /// None where nothing is bound: without a provider, and in shadow mode.
+    pub binder: Option<Binder>,
+    pub gate: &'a Gate,
     pub destinations: Vec<Arc<dyn Destination>>,
 }
 
 impl InboundJobs {
     pub fn start(parts: Parts<'_>, config: &Config) -> Self {
-        let Parts { store, provider, clock, ingest, inbox, keeper, destinations } = parts;
+        let Parts { store, provider, clock, ingest, inbox, keeper, binder, gate, destinations } =
+            parts;
         let (stopper, stop) = Stopper::new();
         let mut tasks = JoinSet::new();
         tasks.spawn(keeper.run(stop.clone()));
+        if let Some(binder) = binder {
+            tasks.spawn(binder.run(stop.clone()));
+        }
         let holder = format!("server-{:016x}", random_number());
         let names: Vec<&'static str> = destinations.iter().map(|one| one.name()).collect();
         let (watched, own_store) = (Arc::clone(ingest.watched()), || Arc::clone(store));
@@ -63,7 +71,7 @@ impl InboundJobs {
             (holder.clone(), config.reconcile.clone()),
             shadow,
         );
-        tasks.spawn(reconciler.run(stop.clone()));
+        tasks.spawn(gate.clone().pass(stop.clone(), reconciler.run(stop.clone())));
         if provider.inbound().is_some() {
             let reader = MirrorReader::new(
                 own_store(),
@@ -71,13 +79,14 @@ impl InboundJobs {
                 clock.clone(),
                 config.push.clone(),
             );
-            tasks.spawn(reader.run(inbox.arrived(), stop.clone()));
+            let reading = reader.run(inbox.arrived(), stop.clone());
+            tasks.spawn(gate.clone().pass(stop.clone(), reading));
             let arrived = inbox.arrived();
             let backfill =
                 Backfill::new(own_store(), Arc::clone(provider), clock.clone(), (holder, arrived));
             // Without a secret no webhook is expected, so none is missed.
             if !config.stripe.webhook_secrets.is_empty() {
-                tasks.spawn(backfill.run(stop));
+                tasks.spawn(gate.clone().pass(stop.clone(), backfill.run(stop)));
             }
         }
         Self { stopper, tasks }

@@ -2,6 +2,7 @@
 //! are told of changes, and what is forgotten.
 
 use super::Stopper;
+use super::binding::Gate;
 use super::credits::GrantExpirer;
 use super::cut::CutSettings;
 use super::dunning::Dunner;
@@ -24,7 +25,7 @@ pub struct MoneyJobs {
 impl MoneyJobs {
     pub fn start(
         store: &Arc<dyn Store>,
-        provider: Option<&Arc<dyn Provider>>,
+        provider: Option<(&Arc<dyn Provider>, &Gate)>,
         clock: &Clock,
         changes: Option<ChangeWebhook>,
         config: &Config,
@@ -41,12 +42,12 @@ impl MoneyJobs {
             let teller = ChangeTeller::new(own_store(), clock.clone(), webhook, random_number());
             tasks.spawn(teller.run(stop.clone()));
         }
-        let operating = provider.filter(|provider| provider.operations().is_some());
-        if let Some(provider) = operating {
+        let operating = provider.filter(|(provider, _)| provider.operations().is_some());
+        if let Some((provider, gate)) = operating {
             let holder = format!("saga-{:016x}", random_number());
             let cutting = CutSettings::of(config, provider.limits().digits_max, holder);
             let runner = SagaRunner::new(own_store(), Arc::clone(provider), clock.clone(), cutting);
-            tasks.spawn(runner.run(stop));
+            tasks.spawn(gate.clone().pass(stop.clone(), runner.run(stop)));
         }
         Self { stopper, tasks }
     }

@@ -4,6 +4,7 @@
 //! waits until there is a provider, and a customer to send it for.
 
 use super::Stopper;
+use super::binding::Gate;
 use super::confirm::Confirmer;
 use super::cut::{CutSettings, Cutter};
 use super::push::Submitter;
@@ -39,6 +40,7 @@ impl Outbound {
     pub fn start(
         store: &Arc<dyn Store>,
         provider: &Arc<dyn Provider>,
+        gate: &Gate,
         clock: &Clock,
         config: &Config,
     ) -> Self {
@@ -65,8 +67,8 @@ impl Outbound {
         let watcher = Watcher::new(Arc::clone(store), clock.clone());
         let mut tasks = JoinSet::new();
         tasks.spawn(cutter.run(stop.clone()));
-        tasks.spawn(submitter.run(stop.clone()));
-        tasks.spawn(confirmer.run(stop.clone()));
+        tasks.spawn(gate.clone().pass(stop.clone(), submitter.run(stop.clone())));
+        tasks.spawn(gate.clone().pass(stop.clone(), confirmer.run(stop.clone())));
         tasks.spawn(watcher.run(stop.clone()));
         tasks.spawn(keep_alive(Arc::clone(store), clock.clone(), stop));
         Self { stopper, tasks }

@@ -87,11 +87,19 @@ struct Work {
     /// Customers that the tenant was mapped to before.
     former: Vec<CustomerId>,
     meter: Arc<Meter>,
+    /// Usage from before went to another account in part; none if there was no other.
+    comparable_from: Option<Timestamp>,
 }
 
 impl Work {
     fn billing(&self) -> &Billing {
         self.meter.spec.billing.as_ref().expect("only billed meters are compared")
+    }
+
+    /// From when on both halves can be compared.
+    fn start(&self) -> Timestamp {
+        let billed = self.billing().start();
+        self.comparable_from.map_or(billed, |from| from.max(billed))
     }
 
     /// The tenant's customer, then those before.
@@ -376,11 +384,14 @@ impl Reconciler {
         for (tenant, customer) in self.store.list_former_customers().await? {
             former.entry(tenant).or_default().push(customer);
         }
+        let binding = self.store.read_binding().await?;
         let work = |pair: Pair| {
             let meter = catalog.get(pair.meter)?;
-            meter.spec.billing.as_ref()?;
+            let billing = meter.spec.billing.as_ref()?;
+            let around = |at| billing.window_around(at, meter.spec.bucket);
+            let comparable_from = binding.as_ref().and_then(|one| one.comparable_from(around));
             let former = former.get(&pair.tenant).cloned().unwrap_or_default();
-            Some(Work { meter: Arc::clone(meter), former, pair })
+            Some(Work { meter: Arc::clone(meter), former, pair, comparable_from })
         };
         let mut works: Vec<Work> = pairs.into_iter().filter_map(work).collect();
         works.sort_by(|a, b| a.pair.cmp(&b.pair));

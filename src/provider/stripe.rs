@@ -22,6 +22,7 @@ use super::{
 };
 use crate::clock::Clock;
 use crate::config::{Secret, StripeConfig};
+use crate::rules::binding::BillingAccount;
 use crate::rules::delivery::{Delivery, Horizons, Resend};
 use crate::rules::quantity::Quantity;
 use crate::rules::span::Span;
@@ -115,6 +116,12 @@ impl Provider for Stripe {
 
     async fn ask_time(&self) {
         self.client.ask_time().await;
+    }
+
+    async fn read_account(&self) -> Result<BillingAccount, Unreadable> {
+        let id = self.client.read_account_id().await.map_err(|message| Unreadable { message })?;
+        // Stripe shows the account of both modes under one id; the key tells the mode.
+        Ok(BillingAccount { provider: self.name().to_owned(), id, live: self.client.is_live() })
     }
 
     fn encode(&self, facts: &PushFacts<'_>) -> Vec<u8> {

@@ -62,6 +62,8 @@ pub enum AlertKind {
     Silence,
     /// Clocks contradict each other, and money stands still until they agree.
     ClockInDoubt,
+    /// The key is of another account than the one that the store is bound to.
+    AccountChanged,
     /// An invoice is about to be fixed while usage of its period is on its way.
     FinalizationNear,
     /// A subscription at the provider belongs to nobody here.
@@ -95,7 +97,7 @@ pub enum AlertKind {
 }
 
 impl AlertKind {
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::PushesObservedLong,
         Self::PushesSubmittedLong,
         Self::DriftUnresolved,
@@ -104,6 +106,7 @@ impl AlertKind {
         Self::ConflictRate,
         Self::Silence,
         Self::ClockInDoubt,
+        Self::AccountChanged,
         Self::FinalizationNear,
         Self::UnknownSubscription,
         Self::InvoiceDrift,
@@ -131,6 +134,7 @@ impl AlertKind {
             Self::ConflictRate => "conflict_rate",
             Self::Silence => "silence",
             Self::ClockInDoubt => "clock_in_doubt",
+            Self::AccountChanged => "account_changed",
             Self::FinalizationNear => "finalization_near",
             Self::UnknownSubscription => "unknown_subscription",
             Self::InvoiceDrift => "invoice_drift",
@@ -160,6 +164,7 @@ impl AlertKind {
             | Self::DriftUnresolved
             | Self::DeadLetters
             | Self::ClockInDoubt
+            | Self::AccountChanged
             | Self::FinalizationNear
             | Self::UnknownSubscription
             | Self::InvoiceDrift

@@ -7,8 +7,8 @@ use super::faults::Subject;
 use super::params::Params;
 use super::request::{ApiError, SimRequest};
 use super::{
-    Answer, Simulator, credit_grants, credit_notes, customers, events, invoices, meter_events,
-    meters, payments, prices, subscriptions, summaries, webhooks,
+    Answer, Simulator, account, credit_grants, credit_notes, customers, events, invoices,
+    meter_events, meters, payments, prices, subscriptions, summaries, webhooks,
 };
 use serde_json::Value;
 
@@ -66,6 +66,7 @@ pub fn route(simulator: &mut Simulator, request: &SimRequest, params: &Params) -
     let parts: Vec<&str> = path.split('/').collect();
     let method = request.method.as_str();
     let answer = match parts.as_slice() {
+        ["v1", "account"] if method == "GET" => Some(account::retrieve(simulator, request)),
         ["v1", "billing", rest @ ..] => route_billing(simulator, method, rest, params),
         ["v1", rest @ ..] => route_v1(simulator, method, rest, params),
         ["v2", rest @ ..] => route_v2(simulator, method, rest, params),

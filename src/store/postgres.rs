@@ -11,6 +11,7 @@ mod accounts;
 mod agreements;
 mod alerts;
 mod api_keys;
+mod bindings;
 mod check;
 mod clock;
 mod connection;

@@ -12,6 +12,7 @@
 mod accounts;
 mod alerts;
 mod api_keys;
+mod bindings;
 mod check;
 mod checkpoint;
 mod clock;

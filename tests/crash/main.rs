@@ -9,6 +9,7 @@
 #![cfg(feature = "failpoints")]
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
+mod bindings;
 mod clocks;
 mod credits;
 mod cut_connection;

@@ -3,6 +3,7 @@
 use super::failing_store::FailingStore;
 use async_trait::async_trait;
 use counterfoil::rules::account::*;
+use counterfoil::rules::binding::{BillingAccount, Binding, Unbinding};
 use counterfoil::rules::credit::*;
 use counterfoil::rules::ids::*;
 use counterfoil::rules::restore::Life;
@@ -12,6 +13,7 @@ use counterfoil::rules::timestamp::*;
 use counterfoil::store::Result;
 use counterfoil::store::account::*;
 use counterfoil::store::alert::NoticeOutcome;
+use counterfoil::store::binding::Bindings;
 use counterfoil::store::credit::*;
 use counterfoil::store::epoch::{Epoch, Epochs};
 use counterfoil::store::idempotency::*;
@@ -313,5 +315,18 @@ impl Epochs for FailingStore {
     }
     async fn record_alive(&self, at: Timestamp) -> Result<()> {
         self.up()?.record_alive(at).await
+    }
+}
+
+#[async_trait]
+impl Bindings for FailingStore {
+    async fn read_binding(&self) -> Result<Option<Binding>> {
+        self.up()?.read_binding().await
+    }
+    async fn bind(&self, account: &BillingAccount, at: Timestamp) -> Result<Binding> {
+        self.up()?.bind(account, at).await
+    }
+    async fn end_binding(&self, at: Timestamp) -> Result<Unbinding> {
+        self.up()?.end_binding(at).await
     }
 }

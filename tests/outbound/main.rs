@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm)]
 
+mod bindings;
 mod clocks;
 mod cuts;
 mod decisions;

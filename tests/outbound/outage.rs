@@ -2,6 +2,7 @@
 
 use crate::world::{CALLS, World, lock, tenant_id};
 use counterfoil::jobs::Stopper;
+use counterfoil::jobs::binding::Gate;
 use counterfoil::jobs::outbound::Outbound;
 use counterfoil::provider;
 use counterfoil::rules::delivery::{Class, PushState};
@@ -201,7 +202,7 @@ async fn the_jobs_of_a_server_work_together_and_end_together() {
     let settings = &world.config;
     let provider = provider::connect(&settings.provider, &settings.stripe, &settings.sink);
     let provider = provider.unwrap().unwrap();
-    let jobs = Outbound::start(&world.store, &provider, &world.clock, settings);
+    let jobs = Outbound::start(&world.store, &provider, &Gate::open(), &world.clock, settings);
     while world.posts() == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -10,6 +10,7 @@
 mod database;
 
 mod alarms;
+mod bindings;
 mod budget;
 mod bypass;
 mod customers;
@@ -48,6 +49,9 @@ on_every_store! {
         a_late_event_after_a_replay,
         no_push_is_resent_on_a_reading_from_before_its_death,
         one_reading_that_is_behind_calls_nothing_absent,
+    }
+    bindings {
+        usage_of_the_former_account_is_not_sent_to_the_next,
     }
     lost {
         what_the_provider_lost_pages_and_is_not_sent,

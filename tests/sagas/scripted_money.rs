@@ -3,6 +3,7 @@
 use super::scripted_store::ScriptedStore;
 use async_trait::async_trait;
 use counterfoil::rules::account::*;
+use counterfoil::rules::binding::{BillingAccount, Binding, Unbinding};
 use counterfoil::rules::credit::*;
 use counterfoil::rules::ids::*;
 use counterfoil::rules::restore::Life;
@@ -12,6 +13,7 @@ use counterfoil::rules::timestamp::*;
 use counterfoil::store::Result;
 use counterfoil::store::account::*;
 use counterfoil::store::alert::NoticeOutcome;
+use counterfoil::store::binding::Bindings;
 use counterfoil::store::credit::*;
 use counterfoil::store::epoch::{Epoch, Epochs};
 use counterfoil::store::idempotency::*;
@@ -315,5 +317,18 @@ impl Epochs for ScriptedStore {
     }
     async fn record_alive(&self, at: Timestamp) -> Result<()> {
         self.inner.record_alive(at).await
+    }
+}
+
+#[async_trait]
+impl Bindings for ScriptedStore {
+    async fn read_binding(&self) -> Result<Option<Binding>> {
+        self.inner.read_binding().await
+    }
+    async fn bind(&self, account: &BillingAccount, at: Timestamp) -> Result<Binding> {
+        self.inner.bind(account, at).await
+    }
+    async fn end_binding(&self, at: Timestamp) -> Result<Unbinding> {
+        self.inner.end_binding(at).await
     }
 }

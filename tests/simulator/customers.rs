@@ -1,7 +1,10 @@
 //! Customers as sagas make, find and mark them.
 
 use super::{HOUR, NOON, World, id, refusal, told};
-use counterfoil::simulator::{FaultKind, FaultPlan, FaultRule, SimRequest, Transport};
+use counterfoil::rules::timestamp::Timestamp;
+use counterfoil::simulator::{
+    FaultKind, FaultPlan, FaultRule, Options, SimRequest, Simulator, Transport,
+};
 use serde_json::{Value, json};
 
 fn listed(world: &mut World, query: &str) -> Vec<String> {
@@ -195,4 +198,19 @@ fn everything_can_be_seen() {
     assert_eq!(shown["data"][1]["metadata"], json!({ "counterfoil_saga": "saga_1" }));
     assert_eq!(shown["data"].as_array().unwrap().len(), 2);
     assert_eq!(world.get("/_sim/subscriptions").json(), json!({ "data": [] }));
+}
+
+#[test]
+fn account_is_shown_to_secret_keys_and_not_to_restricted_ones() {
+    let options = |key: &str| Options { api_key: Some(key.into()), ..Options::default() };
+    let ask = |key: &str| {
+        let now = Timestamp::from_micros(NOON * 1_000_000);
+        let request = SimRequest::get("/v1/account");
+        let request = request.with_header("authorization", &format!("Bearer {key}"));
+        Simulator::new(now, options(key)).handle(&request)
+    };
+    let shown = ask("sk_live_1");
+    assert_eq!(shown.status, 200);
+    assert!(shown.json()["id"].as_str().unwrap().starts_with("acct_"));
+    assert_eq!(ask("rk_live_1").status, 403);
 }

@@ -18,6 +18,7 @@ mod access;
 mod accounts;
 mod alerts;
 mod billed;
+mod bindings;
 mod corrections;
 mod credits;
 mod cut_history;
@@ -339,6 +340,12 @@ on_every_store! {
         claims_are_leased_and_fenced,
         claimants_at_once_share_nothing,
         old_messages_are_pruned,
+    }
+    bindings {
+        the_first_account_is_bound,
+        an_ended_binding_is_followed_by_the_next,
+        a_binding_does_not_end_while_pushes_are_on_their_way,
+        two_that_bind_at_once_find_one_binding,
     }
     restores {
         a_store_knows_its_life,

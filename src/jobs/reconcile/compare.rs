@@ -423,7 +423,7 @@ impl Reconciler {
         customer: &CustomerId,
         day: Window,
     ) -> store::Result<Option<Summary>> {
-        let billed = Window { start: work.billing().start(), end: day.end };
+        let billed = Window { start: work.start(), end: day.end };
         let length = window_length(work, day);
         let whose = (&work.pair.tenant, customer);
         let parts = self.store.read_summaries(whose, work.pair.meter, billed, length).await?;
@@ -542,7 +542,7 @@ impl Reconciler {
         }
         sides.retain(|start, side| {
             let other = side.cut.as_ref().is_some_and(|cut| cut.shadow != self.shadow);
-            *start >= billing.start() && !other
+            *start >= work.start() && !other
         });
         Ok(sides)
     }
@@ -663,13 +663,13 @@ fn drift_window(judged: Judged) -> DriftWindow {
 
 /// The part of a range from which on the meter is billed.
 fn billed_part(work: &Work, range: Window) -> Window {
-    let first = work.billing().window_around(work.billing().start(), work.meter.spec.bucket);
+    let first = work.billing().window_around(work.start(), work.meter.spec.bucket);
     Window { start: range.start.max(first.start), end: range.end }
 }
 
 /// Whether billing began within the day, after its start.
 fn begins_in(work: &Work, day: Window) -> bool {
-    let start = work.billing().start();
+    let start = work.start();
     day.start < start && start < day.end
 }
 

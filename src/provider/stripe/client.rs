@@ -53,6 +53,11 @@ pub struct PayloadKey {
 }
 
 #[derive(Deserialize)]
+struct Account {
+    id: String,
+}
+
+#[derive(Deserialize)]
 struct MeterList {
     data: Vec<StripeMeter>,
     has_more: bool,
@@ -98,6 +103,24 @@ impl StripeClient {
         let request = self.http.get(format!("{}/v1/billing/meters?limit=1", self.base));
         // Only the date of the answer matters, and the clock has heard it.
         let _ = self.exchange(request).await;
+    }
+
+    /// Whether the key moves real money.
+    pub fn is_live(&self) -> bool {
+        super::is_live(&self.key)
+    }
+
+    /// The id of the account that the key belongs to; none if the key may not read it, as some
+    /// restricted keys may not.
+    pub async fn read_account_id(&self) -> Result<Option<String>, String> {
+        let reply = self.exchange(self.http.get(format!("{}/v1/account", self.base))).await?;
+        match reply.status {
+            200..=299 => serde_json::from_slice(&reply.body)
+                .map(|account: Account| Some(account.id))
+                .map_err(|error| format!("Stripe's answer to /v1/account cannot be read: {error}")),
+            403 if reply.error().is_some() => Ok(None),
+            _ => Err(format!("Stripe answered {}", reply.describe())),
+        }
     }
 
     /// Sends a form. An error says that there was no answer, or not all of one.

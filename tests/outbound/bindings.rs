@@ -1,0 +1,95 @@
+//! The account of the key against the one that the store is bound to.
+
+use crate::world::World;
+use counterfoil::jobs::binding::{Binder, Finding, Gate};
+use counterfoil::jobs::{Stop, Stopper};
+use counterfoil::provider;
+use counterfoil::rules::alert::AlertKind;
+use counterfoil::simulator::{FaultKind, FaultRule, Options};
+use counterfoil::store::alert::AlertQuery;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+fn binder(world: &World) -> (Binder, Gate) {
+    let config = &world.config;
+    let provider = provider::connect(&config.provider, &config.stripe, &config.sink);
+    let provider = provider.unwrap().expect("Stripe");
+    Binder::new(Arc::clone(&world.store), provider, world.clock.clone(), Vec::new())
+}
+
+/// Whether a job behind the gate runs by itself.
+async fn is_open(gate: &Gate) -> bool {
+    let ran = Arc::new(AtomicBool::new(false));
+    let (stopper, stop): (Stopper, Stop) = Stopper::new();
+    let job = {
+        let ran = Arc::clone(&ran);
+        async move { ran.store(true, Ordering::SeqCst) }
+    };
+    let passing = tokio::spawn(gate.clone().pass(stop, job));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    stopper.stop();
+    passing.await.unwrap();
+    ran.load(Ordering::SeqCst)
+}
+
+async fn open_alerts(world: &World) -> usize {
+    let kind = Some(AlertKind::AccountChanged);
+    let query = AlertQuery { open: Some(true), kind, before: None, limit: 10 };
+    world.store.list_alerts(query).await.unwrap().len()
+}
+
+#[tokio::test]
+async fn gate_opens_for_the_account_that_the_store_is_bound_to() {
+    let world = World::new().await;
+    for _ in 0..2 {
+        let (binder, gate) = binder(&world);
+        assert!(!is_open(&gate).await);
+        assert_eq!(binder.look().await.unwrap(), Finding::Bound);
+        assert!(is_open(&gate).await);
+    }
+    let binding = world.store.read_binding().await.unwrap().unwrap();
+    assert_eq!(binding.number, 1);
+    assert_eq!(binding.account.to_string(), "stripe account acct_1CounterfoilSim0 (test mode)");
+}
+
+#[tokio::test]
+async fn gate_stays_shut_and_an_alert_opens_for_another_account() {
+    let world = World::new().await;
+    assert_eq!(binder(&world).0.check().await.unwrap(), Finding::Bound);
+    world.simulator().lock().unwrap().set_account("acct_other");
+    let (other, gate) = binder(&world);
+    let Finding::Other(explained) = other.look().await.unwrap() else { panic!("another account") };
+    assert!(explained.contains("acct_other") && explained.contains("counterfoil store rebind"));
+    assert!(!is_open(&gate).await);
+    assert_eq!(open_alerts(&world).await, 1);
+    world.simulator().lock().unwrap().set_account("acct_1CounterfoilSim0");
+    assert_eq!(other.look().await.unwrap(), Finding::Bound);
+    assert_eq!(open_alerts(&world).await, 0);
+}
+
+#[tokio::test]
+async fn gate_stays_shut_while_the_account_cannot_be_read() {
+    let world = World::new().await;
+    let (binder, gate) = binder(&world);
+    world.faults(vec![FaultRule::new(FaultKind::Error503).on_path("/v1/account")]);
+    assert!(matches!(binder.look().await.unwrap(), Finding::Unread(_)));
+    assert!(!is_open(&gate).await);
+    assert_eq!(world.store.read_binding().await.unwrap(), None, "an unread account binds nothing");
+    world.faults(Vec::new());
+    assert_eq!(binder.look().await.unwrap(), Finding::Bound);
+    assert!(is_open(&gate).await);
+}
+
+#[tokio::test]
+async fn restricted_key_is_bound_by_its_mode() {
+    let key = "rk_test_outbound";
+    let options = Options { api_key: Some(key.into()), ..Options::default() };
+    let set_key = |c: &mut counterfoil::config::Config| {
+        c.stripe.api_key = counterfoil::config::Secret::new(key);
+    };
+    let world = World::with(options, set_key).await;
+    assert_eq!(binder(&world).0.check().await.unwrap(), Finding::Bound);
+    let binding = world.store.read_binding().await.unwrap().unwrap();
+    assert_eq!((binding.account.id, binding.account.live), (None, false));
+}
