@@ -153,7 +153,7 @@ pub async fn record(
 }
 
 fn log_change(open: &[Alert], change: &crate::rules::alert::AlertChange) {
-    use crate::rules::alert::AlertChange::{Open, Resolve};
+    use crate::rules::alert::AlertChange::{Open, Resolve, Restate};
     match change {
         Open(Condition { kind, subject, summary, command }) => {
             let name = kind.name();
@@ -164,6 +164,7 @@ fn log_change(open: &[Alert], change: &crate::rules::alert::AlertChange) {
                 tracing::info!(alert = name, subject, "{summary}: {command}");
             }
         }
+        Restate(..) => {}
         Resolve(number) => {
             let Some(alert) = open.iter().find(|alert| alert.number == *number) else { return };
             let (name, subject) = (alert.kind.name(), &alert.subject);

@@ -1,7 +1,8 @@
 //! Alerts: what a person is told, and when it is over.
 //!
 //! A look at stored state gives conditions, each of a kind and about a subject. Compared with the
-//! alerts that are open, it says which are new and which are over. Only those two make notices.
+//! alerts that are open, it says which are new, which are over, and which have other numbers by now.
+//! Only the first two make notices.
 //!
 //! Invariant: at most one alert of a kind and subject is open, however often its condition is seen.
 //! An alert of a kind that was not looked at stays as it is.
@@ -211,6 +212,13 @@ pub struct Alert {
     pub resolved_at: Option<Timestamp>,
 }
 
+impl Alert {
+    /// Whether its text is that of the condition.
+    fn says(&self, condition: &Condition) -> bool {
+        (&self.summary, &self.command) == (&condition.summary, &condition.command)
+    }
+}
+
 /// What a person is told about an alert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NoticeEvent {
@@ -237,6 +245,8 @@ impl NoticeEvent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AlertChange {
     Open(Condition),
+    /// The condition still holds, and its numbers are others; nobody is told again.
+    Restate(u64, Condition),
     Resolve(u64),
 }
 
@@ -275,13 +285,21 @@ pub fn judge_alerts(
     for condition in conditions {
         let same =
             |kind: AlertKind, subject: &str| kind == condition.kind && subject == condition.subject;
-        let told = open.iter().any(|alert| same(alert.kind, &alert.subject));
         let twice = changes.iter().any(|change| match change {
-            AlertChange::Open(other) => same(other.kind, &other.subject),
+            AlertChange::Open(other) | AlertChange::Restate(_, other) => {
+                same(other.kind, &other.subject)
+            }
             AlertChange::Resolve(_) => false,
         });
-        if !told && !twice {
-            changes.push(AlertChange::Open(condition));
+        if twice {
+            continue;
+        }
+        match open.iter().find(|alert| same(alert.kind, &alert.subject)) {
+            None => changes.push(AlertChange::Open(condition)),
+            Some(alert) if !alert.says(&condition) => {
+                changes.push(AlertChange::Restate(alert.number, condition));
+            }
+            Some(_) => {}
         }
     }
     changes
@@ -313,6 +331,15 @@ mod tests {
         let open = [alert(1, kind, "acme")];
         assert_eq!(judge_alerts(&open, &scopes, vec![condition(kind, "acme")]), []);
         assert_eq!(judge_alerts(&open, &scopes, vec![]), [AlertChange::Resolve(1)]);
+    }
+
+    #[test]
+    fn an_open_alert_follows_the_numbers_of_its_condition() {
+        let kind = AlertKind::UsageUnmapped;
+        let more = Condition { summary: "12 of calls".into(), ..condition(kind, "calls") };
+        let changes =
+            judge_alerts(&[alert(1, kind, "calls")], &[Scope::all(kind)], vec![more.clone()]);
+        assert_eq!(changes, [AlertChange::Restate(1, more)]);
     }
 
     #[test]

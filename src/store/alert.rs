@@ -138,7 +138,8 @@ pub trait Alerts: Send + Sync {
     /// open already, or resolved already, is left alone. A notice of an opening that still waits
     /// when its alert ends is given up. If it was never claimed, no notice of that end is written
     /// for its destination; if it was, the destination may have taken it, and is told of the end as
-    /// soon as nobody sends the opening any more. Returns how many changes were made.
+    /// soon as nobody sends the opening any more. A new text of an alert that is open is kept,
+    /// without a notice. Returns how many alerts were opened and ended.
     async fn record_alerts(
         &self,
         changes: Vec<AlertChange>,

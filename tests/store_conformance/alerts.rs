@@ -66,6 +66,22 @@ fn told(notices: &[ClaimedNotice]) -> Vec<(&str, NoticeEvent)> {
     told
 }
 
+pub async fn an_open_alert_is_restated_without_a_notice(f: Fixture) {
+    let kind = AlertKind::UsageUnmapped;
+    assert_eq!(open(&f, kind, "calls", 0).await, 1);
+    let notices = claim(&f, 0).await.len();
+    let number = all(&f).await[0].number;
+    let text = |summary: &str| Condition { summary: summary.into(), ..condition(kind, "calls") };
+    let restate = |summary: &str| vec![AlertChange::Restate(number, text(summary))];
+    assert_eq!(change(&f, restate("12 of calls"), 1).await, 0);
+    assert_eq!(all(&f).await[0].summary, "12 of calls");
+    assert_eq!((notices, claim(&f, 1).await.len()), (BOTH.len(), 0));
+    // The last text of an alert stays with it.
+    assert_eq!(resolve(&f, number, 2).await, 1);
+    assert_eq!(change(&f, restate("13 of calls"), 3).await, 0);
+    assert_eq!(all(&f).await[0].summary, "12 of calls");
+}
+
 pub async fn an_alert_opens_once(mut f: Fixture) {
     let kind = AlertKind::DeadLetters;
     assert_eq!(open(&f, kind, "acme", 1).await, 1);

@@ -241,6 +241,7 @@ on_every_store! {
     }
     alerts {
         an_alert_opens_once,
+        an_open_alert_is_restated_without_a_notice,
         openings_at_once_are_one,
         an_alert_ends_once,
         who_never_heard_of_it_does_not_hear_of_its_end,

@@ -26,7 +26,7 @@ use crate::store::alert::{
 };
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
@@ -140,10 +140,14 @@ async fn record_all(
     at: Timestamp,
 ) -> Done<usize> {
     let (mut over, mut begun, mut subjects) = (BTreeSet::new(), Vec::new(), BTreeSet::new());
+    let mut restated = BTreeMap::new();
     for change in changes {
         match change {
             // A number that no column can hold names no alert.
             AlertChange::Resolve(number) => over.extend(write_count(*number)),
+            AlertChange::Restate(number, condition) => {
+                restated.extend(write_count(*number).map(|number| (number, condition)));
+            }
             AlertChange::Open(condition) => {
                 if subjects.insert((condition.kind, condition.subject.as_str())) {
                     begun.push(condition);
@@ -153,11 +157,35 @@ async fn record_all(
     }
     // What is over goes first: the same may have begun again.
     let over: Vec<i64> = over.into_iter().collect();
+    restate_alerts(client, &restated, &over).await?;
     let ended = resolve_alerts(client, &over, at).await?;
     let opened = open_alerts(client, &begun, at).await?;
     tell_ends(client, &ended, destinations, at).await?;
     tell_openings(client, &opened, destinations, at).await?;
     Ok(ended.len() + opened.len())
+}
+
+/// Gives open alerts the text of their conditions. Rows that are ended afterwards are locked along
+/// with them, in the order of numbers, so that nobody waits in a circle.
+async fn restate_alerts(
+    client: &ClientWrapper,
+    restated: &BTreeMap<i64, &Condition>,
+    over: &[i64],
+) -> Done<()> {
+    if restated.is_empty() {
+        return Ok(());
+    }
+    let touched: Vec<i64> = restated.keys().chain(over).copied().collect();
+    let lock = "-- lock_alerts
+        SELECT FROM alerts WHERE alert_no = ANY ($1) ORDER BY alert_no FOR UPDATE";
+    client.execute(lock, &[&touched]).await?;
+    let sql = "-- restate_alert
+        UPDATE alerts SET summary = $2, command = $3
+        WHERE alert_no = $1 AND resolved_at IS NULL";
+    for (number, Condition { summary, command, .. }) in restated {
+        client.execute(sql, &[number, summary, command]).await?;
+    }
+    Ok(())
 }
 
 /// Ends those that are open; their numbers.

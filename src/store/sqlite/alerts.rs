@@ -32,6 +32,9 @@ impl Alerts for SqliteStore {
                     AlertChange::Open(condition) => {
                         open_alert(connection, condition, &destinations, at)
                     }
+                    AlertChange::Restate(number, condition) => {
+                        restate_alert(connection, *number, condition)
+                    }
                     AlertChange::Resolve(number) => {
                         resolve_alert(connection, *number, &destinations, at)
                     }
@@ -136,6 +139,20 @@ fn open_alert(
         notices::insert_notice(connection, (number, destination), NoticeEvent::Opened, (at, at))?;
     }
     Ok(true)
+}
+
+fn restate_alert(connection: &Connection, number: u64, condition: &Condition) -> Result<bool> {
+    let Condition { summary, command, .. } = condition;
+    connection
+        .prepare_cached(
+            "-- restate_alert
+             UPDATE alerts SET summary = ?, command = ?
+             WHERE alert_no = ? AND resolved_at IS NULL",
+        )
+        .and_then(|mut update| update.execute(params![summary, command, number]))
+        .map_err(sql_error)?;
+    // It is the same alert.
+    Ok(false)
 }
 
 fn resolve_alert(
