@@ -7,6 +7,7 @@
 #![allow(clippy::disallowed_methods, reason = "the ban keeps the server's environment in one file")]
 
 mod bench;
+mod binaries;
 mod debian;
 mod keeper;
 mod postgres;

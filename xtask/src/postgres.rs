@@ -27,7 +27,7 @@ const STOPPED_WITHIN: Duration = Duration::from_secs(20);
 pub const FOR_TESTS: Profile = Profile {
     name: "tests",
     initdb: &["--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en-US"],
-    settings: &["max_connections=200", "shared_buffers=128MB"],
+    settings: &["max_connections=400", "shared_buffers=128MB"],
 };
 
 /// For simulations: thousands of short lives of our own processes, on a server that does not die.

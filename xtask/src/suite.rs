@@ -3,7 +3,7 @@
 use crate::debian::{self, Need};
 use crate::postgres::{FOR_TESTS, ScratchPostgres};
 use crate::steps::Steps;
-use crate::{cargo, run_to_end, schemathesis, simulate, stripe_sdk};
+use crate::{binaries, cargo, run_to_end, schemathesis, simulate, stripe_sdk};
 use anyhow::Result;
 use std::ffi::OsString;
 use std::process::Command;
@@ -72,10 +72,11 @@ fn run_all() -> Result<()> {
 
 fn test() -> Result<()> {
     let postgres = ScratchPostgres::start(&FOR_TESTS)?;
-    let mut command: Command = cargo()?;
-    // Without --no-fail-fast the first failing test binary would hide those after it.
-    command.args(["test", "--features", "failpoints", "--no-fail-fast"]);
-    run_to_end(postgres.offer_to(&mut command))
+    let mut commands = binaries::build(&["--features", "failpoints"])?;
+    for command in &mut commands {
+        postgres.offer_to(command);
+    }
+    binaries::run(commands)
 }
 
 /// The other packages, by themselves: what their tests add to shared dependencies would have the
