@@ -109,7 +109,9 @@ CREATE TABLE epochs (
     -- when; windows that began before are compared with the provider before they are sent
     restored_at timestamptz NOT NULL,
     -- how it was recognised, or what a person said
-    reason text NOT NULL
+    reason text NOT NULL,
+    -- whether only a long stop spoke for it; keys are made as before then
+    suspected boolean NOT NULL
 );
 
 -- The store's identity and age, in one row; compared at start with the database's own identity.

@@ -108,7 +108,9 @@ CREATE TABLE epochs (
     -- when; windows that began before are compared with the provider before they are sent
     restored_at INTEGER NOT NULL,
     -- how it was recognised, or what a person said
-    reason TEXT NOT NULL
+    reason TEXT NOT NULL,
+    -- 1 if only a long stop spoke for it; keys are made as before then
+    suspected INTEGER NOT NULL
 ) STRICT;
 
 -- The store's identity and age, in one row; compared at start with what is kept outside.

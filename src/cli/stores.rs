@@ -4,6 +4,7 @@
 use super::store::{StoreArguments, open_store};
 use crate::clock::Clock;
 use crate::rules::binding::Unbinding;
+use crate::rules::restore::Cause;
 use anyhow::bail;
 use std::process::ExitCode;
 
@@ -65,7 +66,7 @@ async fn declare_restored(arguments: RestoredArguments) -> anyhow::Result<ExitCo
     let config = arguments.store.load_config()?;
     let store = open_store(&config).await?;
     let clock = Clock::system();
-    let epoch = store.record_restore(&arguments.reason, clock.now()).await?;
+    let epoch = store.record_restore(&Cause::known(arguments.reason), clock.now()).await?;
     store.record_alive(clock.now()).await?;
     store.close().await;
     println!(

@@ -209,7 +209,11 @@ impl Submitter {
     fn must_compare(&self, claimed: &ClaimedPush, act: Act) -> Option<Uncompared> {
         let first = claimed.push.attempts == 0 && act == Act::Send;
         let due = first || act == Act::Decide;
-        claimed.uncompared.clone().filter(|_| due && self.provider.limits().sends)
+        let limits = self.provider.limits();
+        // Where no total can be compared, the unchanged key protects as long as nothing but a long
+        // stop speaks for a restore.
+        let comparable = |window: &Uncompared| limits.shows_totals || !window.suspected;
+        claimed.uncompared.clone().filter(|window| due && limits.sends && comparable(window))
     }
 
     /// Reads the window's total of a push of a restored store, and has it compared once it was
@@ -232,10 +236,15 @@ impl Submitter {
             Err(said) => return self.unreadable(&claimed, &said, now),
         };
         let restored_at = window.restored_at;
-        match judge_reading(restored_at, window.last, Reading { total, at: now }) {
+        match judge_reading(
+            (restored_at, window.suspected),
+            window.last,
+            Reading { total, at: now },
+        ) {
             Some(until) => {
+                let was = if window.suspected { "may have been" } else { "was" };
                 let detail = format!(
-                    "the store was restored at {restored_at}, so it is not known whether this was \
+                    "the store {was} restored at {restored_at}, so it is not known whether this was \
                      sent before; the provider's total is {total} and is read again at {until}"
                 );
                 let next = Next::Looked { total, until };

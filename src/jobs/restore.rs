@@ -9,7 +9,7 @@
 
 use super::{Stop, repeat};
 use crate::clock::Clock;
-use crate::rules::restore::{judge_identity, judge_start};
+use crate::rules::restore::{Cause, judge_identity, judge_start, lag_after};
 use crate::store::epoch::Epoch;
 use crate::store::{self, Store};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const ALIVE_EVERY: Duration = Duration::from_secs(60);
 pub async fn recognise(store: &dyn Store, clock: &Clock) -> store::Result<Option<Epoch>> {
     let (life, now) = (store.read_life().await?, clock.now());
     let found = match judge_start(&life, now) {
-        Some(reason) => Some(begin_epoch(store, clock, &reason).await?),
+        Some(cause) => Some(begin_epoch(store, clock, &cause).await?),
         None => None,
     };
     store.record_alive(now).await?;
@@ -33,22 +33,22 @@ pub async fn recognise(store: &dyn Store, clock: &Clock) -> store::Result<Option
 /// while servers run is recognised here.
 pub async fn keep_alive(store: Arc<dyn Store>, clock: Clock, stop: Stop) {
     let work = || async {
-        if let Some(reason) = judge_identity(&store.read_life().await?) {
-            begin_epoch(&*store, &clock, &reason).await?;
+        if let Some(cause) = judge_identity(&store.read_life().await?) {
+            begin_epoch(&*store, &clock, &cause).await?;
         }
         store.record_alive(clock.now()).await
     };
     repeat("restore", ALIVE_EVERY, stop, work).await;
 }
 
-async fn begin_epoch(store: &dyn Store, clock: &Clock, reason: &str) -> store::Result<Epoch> {
-    let epoch = store.record_restore(reason, clock.now()).await?;
+async fn begin_epoch(store: &dyn Store, clock: &Clock, cause: &Cause) -> store::Result<Epoch> {
+    let epoch = store.record_restore(cause, clock.now()).await?;
+    let (reason, from) = (&cause.reason, lag_after(cause.suspected).after(epoch.restored_at));
     tracing::warn!(
         epoch = epoch.number,
         reason,
         "the store may have been restored from a backup ({reason}): pushes of windows that began \
-         before {} are sent only after the provider's total was compared, an hour from now at the \
-         earliest",
+         before {} are sent only after the provider's total was compared, from {from} on",
         epoch.restored_at
     );
     Ok(epoch)

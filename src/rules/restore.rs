@@ -15,8 +15,13 @@ use super::span::Span;
 use super::timestamp::Timestamp;
 
 /// A store that was not alive for longer than this may be a copy of the whole machine, markers and
-/// all. A false alarm costs a reading for each window and a delay of [`LAG`].
+/// all. A false alarm costs a reading for each window and a delay of [`SUSPECT_LAG`].
 const STOP_MAX: Span = Span::from_minutes(10);
+/// How long after a stop that may hide a restore totals are believed to show everything that was
+/// sent before. A draft of an invoice is fixed an hour after it was made, so a stop must not delay
+/// usage by that much; and as the keys stay the same, the provider counts what it has not shown by
+/// then once all the same.
+const SUSPECT_LAG: Span = Span::from_minutes(10);
 /// Two readings of a total that are closer than this count as one.
 const READINGS_APART: Span = Span::from_minutes(5);
 /// How long to wait for events that producers send again before the next comparison.
@@ -60,8 +65,46 @@ pub struct IdentityPart {
     pub now: Option<String>,
 }
 
+/// Why a store is taken for restored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cause {
+    pub reason: String,
+    /// Only a long stop speaks for it. Keys stay as they are, and totals are believed sooner.
+    pub suspected: bool,
+}
+
+impl Cause {
+    pub fn known(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), suspected: false }
+    }
+}
+
+/// How long after a restore the provider's totals show everything that was sent before.
+pub fn lag_after(suspected: bool) -> Span {
+    if suspected { SUSPECT_LAG } else { LAG }
+}
+
+/// Whether pushes may still wait for the readings that a restore asks for, and for nothing else.
+pub fn is_comparing((restored_at, suspected): (Timestamp, bool), at: Timestamp) -> bool {
+    at < READINGS_APART.after(lag_after(suspected).after(restored_at))
+}
+
 /// Why a store that is being started has to be taken for restored; none if it is not.
-pub fn judge_start(life: &Life, now: Timestamp) -> Option<String> {
+pub fn judge_start(life: &Life, now: Timestamp) -> Option<Cause> {
+    if let Some(reason) = judge_marks(life) {
+        return Some(Cause::known(reason));
+    }
+    if let Some(cause) = judge_identity(life) {
+        return Some(cause);
+    }
+    let alive_at = life.alive_at?;
+    (STOP_MAX.after(alive_at) < now).then(|| Cause {
+        reason: format!("the store was last in use at {alive_at}; a copy of it may have run since"),
+        suspected: true,
+    })
+}
+
+fn judge_marks(life: &Life) -> Option<String> {
     for file in &life.files {
         match &file.mark {
             Some(mark) if mark.store != life.own.store => {
@@ -77,21 +120,16 @@ pub fn judge_start(life: &Life, now: Timestamp) -> Option<String> {
             Some(_) | None => {}
         }
     }
-    if let Some(reason) = judge_identity(life) {
-        return Some(reason);
-    }
-    let alive_at = life.alive_at?;
-    (STOP_MAX.after(alive_at) < now).then(|| {
-        format!("the store was last in use at {alive_at}; a copy of it may have run since")
-    })
+    None
 }
 
 /// Why a database is not the one that it was; none if it is, as far as is known.
-pub fn judge_identity(life: &Life) -> Option<String> {
+pub fn judge_identity(life: &Life) -> Option<Cause> {
     life.identity.iter().find_map(|part| {
         let (before, now) = (part.before.as_ref()?, part.now.as_ref()?);
         let name = part.name;
-        (before != now).then(|| format!("the database's {name} was {before} and is {now}"))
+        let differs = format!("the database's {name} was {before} and is {now}");
+        (before != now).then(|| Cause::known(differs))
     })
 }
 
@@ -105,7 +143,7 @@ pub struct Reading {
 /// Until when to wait before a total may be compared; none if it may be now. Two equal readings
 /// after the restore are needed, the second after everything sent before it had time to show.
 pub fn judge_reading(
-    restored_at: Timestamp,
+    (restored_at, suspected): (Timestamp, bool),
     last: Option<Reading>,
     reading: Reading,
 ) -> Option<Timestamp> {
@@ -114,7 +152,7 @@ pub fn judge_reading(
             && last.at >= restored_at
             && READINGS_APART.after(last.at) <= reading.at
     });
-    let shown_at = LAG.after(restored_at);
+    let shown_at = lag_after(suspected).after(restored_at);
     if proved && shown_at <= reading.at {
         return None;
     }
@@ -246,14 +284,14 @@ mod tests {
         };
         assert_eq!(judge_start(&life(None), at(1_000)), None);
         assert_eq!(judge_start(&life(Some(at(0))), at(10)), None);
-        assert!(judge_start(&life(Some(at(0))), at(11)).is_some());
+        assert!(judge_start(&life(Some(at(0))), at(11)).expect("a long stop").suspected);
     }
 
     #[test]
     fn two_equal_readings_after_the_restore_are_needed() {
         let check = |last: Option<(&str, i64)>, now: i64, expected: Option<i64>| {
             let reading = |(total, minute)| Reading { total: quantity(total), at: at(minute) };
-            let judged = judge_reading(at(100), last.map(reading), reading(("5", now)));
+            let judged = judge_reading((at(100), false), last.map(reading), reading(("5", now)));
             assert_eq!(judged, expected.map(at), "{last:?} {now}");
         };
         check(None, 100, Some(160));
@@ -264,6 +302,13 @@ mod tests {
         check(None, 500, Some(505));
         check(Some(("5", 496)), 500, Some(505));
         check(Some(("5", 495)), 500, None);
+        // After a stop that may hide a restore, totals are believed sooner.
+        let reading = Reading { total: quantity("5"), at: at(100) };
+        assert_eq!(judge_reading((at(100), true), None, reading), Some(at(110)));
+        let later = Reading { at: at(110), ..reading };
+        assert_eq!(judge_reading((at(100), true), Some(reading), later), None);
+        assert!(is_comparing((at(100), true), at(114)) && !is_comparing((at(100), true), at(115)));
+        assert!(is_comparing((at(100), false), at(164)));
     }
 
     #[test]

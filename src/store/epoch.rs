@@ -5,7 +5,7 @@
 //! was put back. Tests that want a restored store put back real files, or call `record_restore`.
 
 use super::Result;
-use crate::rules::restore::{Life, Reading};
+use crate::rules::restore::{Cause, Life, Reading, is_comparing};
 use crate::rules::timestamp::Timestamp;
 use async_trait::async_trait;
 
@@ -15,6 +15,15 @@ pub struct Epoch {
     pub number: u32,
     pub restored_at: Timestamp,
     pub reason: String,
+    /// Whether only a long stop spoke for it; then keys are made as before.
+    pub suspected: bool,
+}
+
+impl Epoch {
+    /// Whether pushes may still wait for the readings that it asks for.
+    pub fn is_comparing(&self, at: Timestamp) -> bool {
+        is_comparing((self.restored_at, self.suspected), at)
+    }
 }
 
 /// What a claimant needs to know of a push of a window that began before the last restore and was
@@ -22,6 +31,8 @@ pub struct Epoch {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uncompared {
     pub restored_at: Timestamp,
+    /// Whether only a long stop speaks for the restore.
+    pub suspected: bool,
     /// The last reading of the window's total for this push.
     pub last: Option<Reading>,
 }
@@ -33,7 +44,7 @@ pub trait Epochs: Send + Sync {
     /// The last restore; none if there was none.
     async fn read_epoch(&self) -> Result<Option<Epoch>>;
     /// Writes a restore down and begins the next epoch.
-    async fn record_restore(&self, reason: &str, at: Timestamp) -> Result<Epoch>;
+    async fn record_restore(&self, cause: &Cause, at: Timestamp) -> Result<Epoch>;
     /// Moves the mark on, here and outside, and keeps the database's identity of now.
     async fn record_alive(&self, at: Timestamp) -> Result<()>;
 }

@@ -276,7 +276,8 @@ pub struct UnsentUsage {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PushCounts {
     pub observed: u64,
-    /// Observed, and created before `PushAges::observed_before`.
+    /// Observed, and created before `PushAges::observed_before`. Those that only wait for the
+    /// readings after a restore are left out.
     pub observed_long: u64,
     /// Pushes of tenants without a customer, by meter: they wait until one is given.
     pub without_customer: BTreeMap<MeterNo, UnmappedSum>,

@@ -6,7 +6,7 @@ use counterfoil::rules::account::*;
 use counterfoil::rules::binding::{BillingAccount, Binding, Unbinding};
 use counterfoil::rules::credit::*;
 use counterfoil::rules::ids::*;
-use counterfoil::rules::restore::Life;
+use counterfoil::rules::restore::{Cause, Life};
 use counterfoil::rules::saga::*;
 use counterfoil::rules::tax::*;
 use counterfoil::rules::timestamp::*;
@@ -310,8 +310,8 @@ impl Epochs for FailingStore {
     async fn read_epoch(&self) -> Result<Option<Epoch>> {
         self.up()?.read_epoch().await
     }
-    async fn record_restore(&self, reason: &str, at: Timestamp) -> Result<Epoch> {
-        self.up()?.record_restore(reason, at).await
+    async fn record_restore(&self, cause: &Cause, at: Timestamp) -> Result<Epoch> {
+        self.up()?.record_restore(cause, at).await
     }
     async fn record_alive(&self, at: Timestamp) -> Result<()> {
         self.up()?.record_alive(at).await

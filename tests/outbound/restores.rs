@@ -10,6 +10,7 @@ use counterfoil::rules::verdict::Acceptance;
 use counterfoil::simulator::FaultKind;
 use counterfoil::store::DeliveryBatch;
 use counterfoil::store::epoch::Epoch;
+use counterfoil::store::push::PushAges;
 use counterfoil::store::sqlite::SqliteStore;
 use std::path::Path;
 
@@ -191,13 +192,63 @@ async fn a_replaced_database_file_is_recognised() {
         );
     }
     let epoch = world.open().await.expect("the mark in the directory is ahead");
-    assert!(epoch.reason.contains("mark"), "{epoch:?}");
+    assert!(epoch.reason.contains("mark") && !epoch.suspected, "{epoch:?}");
     world.store.close().await;
     assert_eq!(world.open().await, None, "it is recognised once");
     // A copy of the whole machine cannot be told from a long stop.
     world.pass_hours(1);
     world.store.close().await;
     assert!(world.open().await.is_some());
+}
+
+#[tokio::test]
+async fn usage_is_sent_minutes_after_a_long_stop() {
+    for mode in MODES {
+        let (mut world, customer) = start(mode).await;
+        let planned = world.planned("10").await;
+        world.store.close().await;
+        world.pass_seconds(30 * 60);
+        let epoch = world.open().await.expect("a copy may have run meanwhile");
+        assert!(epoch.suspected, "{epoch:?}");
+        world.push().await;
+        assert_eq!(world.posts(), 0, "it may have been sent before");
+        let waiting = world.store.count_pushes(ages(&world)).await.unwrap();
+        assert_eq!((waiting.observed, waiting.observed_long), (1, 0), "it only waits for readings");
+        world.pass_seconds(10 * 60);
+        world.push().await;
+        world.push().await;
+        assert_eq!(world.provider_total(&customer, HOUR), "10", "{mode}");
+        let sent = world.pushes().await.pop().unwrap();
+        assert_eq!((sent.number, sent.key), (planned.number, planned.key), "{mode}");
+    }
+}
+
+fn ages(world: &World) -> PushAges {
+    let before = world.clock.now().saturating_add_micros(-5 * MICROS_PER_MINUTE);
+    PushAges { observed_before: before, submitted_before: before }
+}
+
+/// A copy of the whole machine leaves no mark that is ahead, and the provider's total lags behind
+/// by more than the wait after a long stop. The key that did not change counts once.
+#[tokio::test]
+async fn a_copy_of_the_machine_is_billed_once_though_the_total_lags() {
+    for mode in MODES {
+        let (mut world, customer) = start(mode).await;
+        world.simulator().lock().unwrap().set_summary_lag(3_600);
+        world.back_up("before").await;
+        let first = world.planned("10").await;
+        world.push().await;
+        world.store.close().await;
+        std::fs::remove_file(world.directory.path().join("data.epoch")).unwrap();
+        world.pass_seconds(11 * 60);
+        let epoch = world.restore("before").await.expect("a long stop");
+        assert!(epoch.suspected, "{epoch:?}");
+        world.used("acme", "10", "2026-11-15T12:30:00Z").await;
+        world.settle(6).await;
+        let again = world.pushes().await.pop().unwrap();
+        assert_eq!(again.key, first.key, "{mode}");
+        assert_eq!((world.posts(), world.provider_total(&customer, HOUR)), (2, "10".into()));
+    }
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use crate::world::{CALLS, World};
 use axum::extract::State;
 use counterfoil::config::{ProviderKind, Secret};
 use counterfoil::rules::delivery::{Class, PushState};
+use counterfoil::rules::restore::Cause;
 use counterfoil::simulator::Options;
 use counterfoil::store::push::Ruling;
 use hmac::{Hmac, KeyInit, Mac};
@@ -127,6 +128,22 @@ async fn what_the_receiver_verified_and_took_is_confirmed() {
     assert_eq!(body["data"]["event_name"], "calls");
     assert_eq!(body["timestamp"], "2026-11-15T12:30:00Z");
     assert_eq!(world.confirm().await, 0, "there is no summary to ask");
+}
+
+#[tokio::test]
+async fn a_long_stop_makes_no_dead_letter_where_no_total_can_be_compared() {
+    let (world, receiver) = start().await;
+    let push = world.planned("5").await;
+    let stop = Cause { reason: "a long stop".into(), suspected: true };
+    world.store.record_restore(&stop, world.clock.now()).await.unwrap();
+    world.push().await;
+    world.check(push.number, PushState::Confirmed, Class::Accepted).await;
+    assert_eq!(receiver.ids(), [push.key]);
+    // A restore that is known leaves it to a person.
+    let push = world.planned("6").await;
+    world.store.record_restore(&Cause::known("a test"), world.clock.now()).await.unwrap();
+    world.push().await;
+    world.check(push.number, PushState::Dead, Class::Undecidable).await;
 }
 
 #[tokio::test]

@@ -21,6 +21,7 @@ use counterfoil::rules::event::{Item, parse_event};
 use counterfoil::rules::ids::{CustomerId, MeterSlug, TenantId};
 use counterfoil::rules::meter::Meter;
 use counterfoil::rules::push::WindowUsage;
+use counterfoil::rules::restore::Cause;
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use counterfoil::rules::verdict::{Acceptance, Verdict};
 use counterfoil::rules::window::Window;
@@ -196,7 +197,11 @@ impl Worker {
             }
             Order::TakeBack { tenant, key, grant } => self.take_back(&tenant, &key, grant).await,
             Order::Restored => {
-                let epoch = self.store.record_restore("a test", self.clock.now()).await.unwrap();
+                let epoch = self
+                    .store
+                    .record_restore(&Cause::known("a test"), self.clock.now())
+                    .await
+                    .unwrap();
                 epoch.number.to_string()
             }
             Order::Expire => self.expire().await,

@@ -3,7 +3,7 @@
 use crate::billed::{Billed, after, quantity, told};
 use crate::fixture::Fixture;
 use counterfoil::rules::delivery::{Class, Next, PushState};
-use counterfoil::rules::restore::{Reading, judge_start};
+use counterfoil::rules::restore::{Cause, Reading, judge_start};
 use counterfoil::store::push::ClaimedPush;
 
 async fn start(f: Fixture) -> Billed {
@@ -32,8 +32,8 @@ pub async fn a_store_knows_its_life(mut f: Fixture) {
     assert_eq!((again.own.store.clone(), again.alive_at), (life.own.store, Some(f.now)));
     assert!(again.own.number > 0);
     assert_eq!(judge_start(&again, after(f.now, 1)), None, "{again:?}");
-    let first = f.store.record_restore("one", f.now).await.unwrap();
-    let second = f.store.record_restore("two", after(f.now, 1)).await.unwrap();
+    let first = f.store.record_restore(&Cause::known("one"), f.now).await.unwrap();
+    let second = f.store.record_restore(&Cause::known("two"), after(f.now, 1)).await.unwrap();
     assert_eq!((first.number, second.number), (1, 2));
     f.restart().await;
     assert_eq!(f.store.read_epoch().await.unwrap(), Some(second));
@@ -44,7 +44,12 @@ pub async fn after_a_restore_the_rest_is_sent(f: Fixture) {
     for (minute, meter) in [(0, "tokens"), (20, "peak")] {
         billed.planned("acme", &format!("{meter}1"), meter, "7", 0).await;
         billed.planned("acme", &format!("{meter}2"), meter, "5", 0).await;
-        billed.f.store.record_restore("test", after(billed.f.now, minute)).await.unwrap();
+        billed
+            .f
+            .store
+            .record_restore(&Cause::known("test"), after(billed.f.now, minute))
+            .await
+            .unwrap();
         let before = billed.pushes().await.len();
         let claimed = compare(&billed, "10", minute + 1).await;
         assert_eq!(billed.push(claimed.push.number).await.state, PushState::Replaced);
@@ -70,7 +75,7 @@ pub async fn after_a_restore_the_rest_is_sent(f: Fixture) {
 pub async fn after_a_restore_what_is_there_is_not_sent(f: Fixture) {
     let mut billed = start(f).await;
     billed.planned("acme", "e1", "tokens", "5", 0).await;
-    billed.f.store.record_restore("test", after(billed.f.now, -60)).await.unwrap();
+    billed.f.store.record_restore(&Cause::known("test"), after(billed.f.now, -60)).await.unwrap();
     let claimed = billed.claim_one(1).await;
     let next = Next::Looked { total: quantity("5"), until: after(billed.f.now, 9) };
     assert!(billed.settle(&claimed, (Class::Unknown, next), 2).await);

@@ -13,7 +13,7 @@ use super::transaction::{Done, Transaction};
 use crate::faults::planted;
 use crate::rules::digest::hex;
 use crate::rules::push::secret_of_epoch;
-use crate::rules::restore::{IdentityPart, Life, Mark};
+use crate::rules::restore::{Cause, IdentityPart, Life, Mark};
 use crate::rules::timestamp::Timestamp;
 use crate::store::epoch::{Epoch, Epochs, Uncompared};
 use crate::store::push::Push;
@@ -22,12 +22,17 @@ use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use tokio_postgres::Row;
 
 /// Each in a statement of its own: one may be refused to this user.
 const CLUSTER: &str = "-- cluster\nSELECT system_identifier::text FROM pg_control_system()";
 const TIMELINE: &str = "-- timeline\nSELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)";
 const DATABASE: &str =
     "-- database\nSELECT oid::text FROM pg_database WHERE datname = current_database()";
+
+/// None before the first restore.
+pub const LAST_EPOCH: &str = "-- read_epoch
+    SELECT epoch, restored_at, reason, suspected FROM epochs ORDER BY epoch DESC LIMIT 1";
 
 #[async_trait]
 impl Epochs for PostgresStore {
@@ -58,12 +63,13 @@ impl Epochs for PostgresStore {
         self.transact(work).await
     }
 
-    async fn record_restore(&self, reason: &str, at: Timestamp) -> Result<Epoch> {
+    async fn record_restore(&self, cause: &Cause, at: Timestamp) -> Result<Epoch> {
         let work = move |client: Arc<Transaction>| async move {
             let sql = "-- record_restore
-                INSERT INTO epochs (epoch, restored_at, reason)
-                SELECT COALESCE(max(epoch), 0) + 1, $1, $2 FROM epochs";
-            client.execute(sql, &[&SqlTimestamp(at), &reason]).await?;
+                INSERT INTO epochs (epoch, restored_at, reason, suspected)
+                SELECT COALESCE(max(epoch), 0) + 1, $1, $2, $3 FROM epochs";
+            let Cause { reason, suspected } = cause;
+            client.execute(sql, &[&SqlTimestamp(at), reason, suspected]).await?;
             let epoch = read_epoch(&client).await?;
             Ok(epoch.ok_or_else(|| corrupt("an epoch is there and is not"))?)
         };
@@ -109,18 +115,28 @@ async fn read_identity(client: &ClientWrapper) -> [Option<String>; 3] {
 }
 
 pub async fn read_epoch(client: &ClientWrapper) -> Done<Option<Epoch>> {
-    let sql = "-- read_epoch
-        SELECT epoch, restored_at, reason FROM epochs ORDER BY epoch DESC LIMIT 1";
-    let statement = client.prepare_cached(sql).await?;
-    let Some(row) = client.query_opt(&statement, &[]).await? else { return Ok(None) };
-    let (number, restored_at) = (read_ordinal(column(&row, 0)?)?, instant(&row, 1)?);
-    Ok(Some(Epoch { number, restored_at, reason: column(&row, 2)? }))
+    let statement = client.prepare_cached(LAST_EPOCH).await?;
+    let row = client.query_opt(&statement, &[]).await?;
+    Ok(row.map(|row| parse_epoch(&row)).transpose()?)
+}
+
+/// A row of [`LAST_EPOCH`].
+pub fn parse_epoch(row: &Row) -> Result<Epoch> {
+    Ok(Epoch {
+        number: read_ordinal(column(row, 0)?)?,
+        restored_at: instant(row, 1)?,
+        reason: column(row, 2)?,
+        suspected: column(row, 3)?,
+    })
 }
 
 /// The secret under which keys are made now.
 pub async fn secret_now(client: &ClientWrapper, secret: &[u8; 32]) -> Done<[u8; 32]> {
-    let epoch = read_epoch(client).await?.map_or(0, |epoch| epoch.number);
-    Ok(secret_of_epoch(secret, epoch))
+    let sql = "-- secret_now
+        SELECT COALESCE(max(epoch), 0) FROM epochs WHERE NOT suspected";
+    let statement = client.prepare_cached(sql).await?;
+    let row = client.query_one(&statement, &[]).await?;
+    Ok(secret_of_epoch(secret, read_ordinal(column(&row, 0)?)?))
 }
 
 /// The windows that have to be compared before anything of them is sent.
@@ -131,10 +147,10 @@ pub struct Windows {
 
 impl Windows {
     pub fn find(&self, push: &Push) -> Option<Uncompared> {
-        let restored_at = self.epoch.as_ref()?.restored_at;
+        let Epoch { restored_at, suspected, .. } = *self.epoch.as_ref()?;
         let known = push.window.start >= restored_at || self.verified.contains(&push.number);
         let known = known || planted("bug.no_look_after_restore");
-        (!known).then_some(Uncompared { restored_at, last: None })
+        (!known).then_some(Uncompared { restored_at, suspected, last: None })
     }
 }
 

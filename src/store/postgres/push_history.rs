@@ -4,6 +4,7 @@
 //! What takes several statements and must be of one moment is read in a snapshot.
 
 use super::connection::Snapshot;
+use super::epochs::{LAST_EPOCH, parse_epoch};
 use super::numeric::SqlQuantity;
 use super::push_rows::{read_class, read_customer, read_pushes, read_state};
 use super::scalars::{
@@ -202,10 +203,16 @@ fn add_settled(window: &mut SubmittedWindow, row: &Row) -> Result<()> {
 
 pub async fn count_pushes(client: Object, ages: PushAges) -> Result<PushCounts> {
     let snapshot = Snapshot::begin(client).await?;
+    let epoch = snapshot.query_opt(LAST_EPOCH, &[]).await?;
+    let epoch = epoch.map(|row| parse_epoch(&row)).transpose()?;
+    let comparing = epoch.is_some_and(|epoch| epoch.is_comparing(ages.observed_before));
     let sql = "-- count_pushes
-        SELECT count(*), count(*) FILTER (WHERE created_at < $1) FROM pushes
+        SELECT count(*), count(*) FILTER (
+            WHERE created_at < $1 AND NOT ($2 AND looked_at IS NOT NULL)
+        ) FROM pushes
         WHERE state = 'observed' AND NOT shadow";
-    let observed = snapshot.query_one(sql, &[&SqlTimestamp(ages.observed_before)]).await?;
+    let before = SqlTimestamp(ages.observed_before);
+    let observed = snapshot.query_one(sql, &[&before, &comparing]).await?;
     let sql = "-- count_pushes
         SELECT count(*), count(*) FILTER (WHERE state_at < $1) FROM pushes
         WHERE state = 'submitted' AND NOT shadow";

@@ -13,7 +13,7 @@ use crate::faults::planted;
 use crate::rules::digest::hex;
 use crate::rules::ids::TenantNo;
 use crate::rules::push::secret_of_epoch;
-use crate::rules::restore::{Life, Mark, MarkFile};
+use crate::rules::restore::{Cause, Life, Mark, MarkFile};
 use crate::rules::timestamp::Timestamp;
 use crate::store::epoch::{Epoch, Epochs, Uncompared};
 use crate::store::{Error, Result};
@@ -107,15 +107,15 @@ impl Epochs for SqliteStore {
         self.read(|_, connection| read_epoch(connection)).await
     }
 
-    async fn record_restore(&self, reason: &str, at: Timestamp) -> Result<Epoch> {
-        let reason = reason.to_owned();
+    async fn record_restore(&self, cause: &Cause, at: Timestamp) -> Result<Epoch> {
+        let cause = cause.clone();
         let highest = self.marks.found.iter().filter_map(|file| file.mark.as_ref());
         let highest = highest.map(|mark| mark.number).max().unwrap_or(0);
         self.write(move |writer| {
             writer.write(|connection| {
                 // From now on the store is ahead of every mark.
                 raise_mark(connection, highest)?;
-                insert_epoch(connection, &reason, at)
+                insert_epoch(connection, &cause, at)
             })
         })
         .await
@@ -188,7 +188,8 @@ pub fn read_epoch(connection: &Connection) -> Result<Option<Epoch>> {
     connection
         .prepare_cached(
             "-- read_epoch
-             SELECT epoch, restored_at, reason FROM epochs ORDER BY epoch DESC LIMIT 1",
+             SELECT epoch, restored_at, reason, suspected FROM epochs
+             ORDER BY epoch DESC LIMIT 1",
         )
         .and_then(|mut select| {
             select
@@ -197,6 +198,7 @@ pub fn read_epoch(connection: &Connection) -> Result<Option<Epoch>> {
                         number: row.get(0)?,
                         restored_at: Timestamp::from_micros(row.get(1)?),
                         reason: row.get(2)?,
+                        suspected: row.get(3)?,
                     })
                 })
                 .optional()
@@ -204,12 +206,12 @@ pub fn read_epoch(connection: &Connection) -> Result<Option<Epoch>> {
         .map_err(sql_error)
 }
 
-fn insert_epoch(connection: &Connection, reason: &str, at: Timestamp) -> Result<Epoch> {
+fn insert_epoch(connection: &Connection, cause: &Cause, at: Timestamp) -> Result<Epoch> {
     connection
         .execute(
-            "INSERT INTO epochs (epoch, restored_at, reason)
-             SELECT COALESCE(MAX(epoch), 0) + 1, ?, ? FROM epochs",
-            params![at.micros(), reason],
+            "INSERT INTO epochs (epoch, restored_at, reason, suspected)
+             SELECT COALESCE(MAX(epoch), 0) + 1, ?, ?, ? FROM epochs",
+            params![at.micros(), cause.reason, cause.suspected],
         )
         .map_err(sql_error)?;
     read_epoch(connection)?.ok_or_else(|| corrupt("an epoch"))
@@ -217,7 +219,13 @@ fn insert_epoch(connection: &Connection, reason: &str, at: Timestamp) -> Result<
 
 /// The secret under which keys are made now.
 pub fn secret_now(connection: &Connection, secret: &[u8; 32]) -> Result<[u8; 32]> {
-    let epoch = read_epoch(connection)?.map_or(0, |epoch| epoch.number);
+    let epoch = connection
+        .prepare_cached(
+            "-- secret_now
+             SELECT COALESCE(MAX(epoch), 0) FROM epochs WHERE NOT suspected",
+        )
+        .and_then(|mut select| select.query_row([], |row| row.get(0)))
+        .map_err(sql_error)?;
     Ok(secret_of_epoch(secret, epoch))
 }
 
@@ -232,7 +240,7 @@ pub fn find_uncompared(connection: &Connection, row: &PushRow) -> Result<Option<
     if is_verified(connection, place, epoch.number)? {
         return Ok(None);
     }
-    Ok(Some(Uncompared { restored_at: at, last: row.looked }))
+    Ok(Some(Uncompared { restored_at: at, suspected: epoch.suspected, last: row.looked }))
 }
 
 fn is_verified(

@@ -3,6 +3,7 @@
 //! Invariant: each answer is of one moment, since it is read in one transaction. Nothing is
 //! written here, so a crash leaves nothing.
 
+use super::epochs::read_epoch;
 use super::push_rows::{fetch_known, fetch_push, get, quantity_of, read_transitions};
 use super::segment::overflow;
 use super::waiting::sum_unmapped;
@@ -217,14 +218,18 @@ pub fn describe_window(connection: &Connection, due: &DueWindow) -> Result<Submi
 
 pub fn count_pushes(connection: &Connection, ages: PushAges) -> Result<PushCounts> {
     begin_snapshot(connection)?;
+    let epoch = read_epoch(connection)?;
+    let comparing = epoch.is_some_and(|epoch| epoch.is_comparing(ages.observed_before));
     let mut counts = connection
         .prepare_cached(
             "-- count_pushes
-             SELECT COUNT(*), COUNT(*) FILTER (WHERE created_at < ?) FROM pushes
+             SELECT COUNT(*), COUNT(*) FILTER (
+                 WHERE created_at < ? AND NOT (? AND looked_at IS NOT NULL)
+             ) FROM pushes
              WHERE state = 'observed' AND NOT shadow",
         )
         .and_then(|mut select| {
-            select.query_row([ages.observed_before.micros()], |row| {
+            select.query_row(params![ages.observed_before.micros(), comparing], |row| {
                 let (observed, observed_long) = (row.get(0)?, row.get(1)?);
                 Ok(PushCounts { observed, observed_long, ..Default::default() })
             })
