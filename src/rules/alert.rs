@@ -1,8 +1,8 @@
 //! Alerts: what a person is told, and when it is over.
 //!
 //! A look at stored state gives conditions, each of a kind and about a subject. Compared with the
-//! alerts that are open, it says which are new, which are over, and which have other numbers by now.
-//! Only the first two make notices.
+//! alerts that are open, it says which are new, which are over, and which have other numbers by
+//! now. Only the first two make notices.
 //!
 //! Invariant: at most one alert of a kind and subject is open, however often its condition is seen.
 //! An alert of a kind that was not looked at stays as it is.
