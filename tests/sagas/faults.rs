@@ -7,6 +7,7 @@ use super::stories::{Cancel, Change, Create, Story};
 use super::world::{Ground, World, lock};
 use counterfoil::rules::saga::SagaState;
 use counterfoil::simulator::{FaultKind, FaultPlan};
+use counterfoil::store::saga::Revived;
 use std::sync::Arc;
 
 const KINDS: [FaultKind; 12] = [
@@ -23,9 +24,11 @@ const KINDS: [FaultKind; 12] = [
     FaultKind::LockTimeout429,
     FaultKind::Conflict409,
 ];
-/// Calls in a thousand that meet each of them: one in seven meets one. A step of five calls fails
-/// in every second try then, and must end within its twelve.
-const PER_MILLE: u64 = 12;
+/// Calls in a thousand that meet each of them: three in ten meet one. A step of five calls may use
+/// up its twelve tries then, and a person has it go on when the provider is well again.
+const PER_MILLE: u64 = 25;
+/// Enough that nearly every kind is met.
+const SEEDS: u64 = 60;
 /// Silence costs a real second, so there is little of it.
 const SILENT_PER_MILLE: u64 = 4;
 
@@ -38,7 +41,6 @@ pub async fn on_the_way_back(ground: Ground) {
 }
 
 async fn check_seeds(ground: Ground, expected: SagaState) {
-    let seeds = if ground.is_sqlite() { 60 } else { 30 };
     let world = World::on(ground).await;
     let stories: [&dyn Story; 5] = [
         &Create { with_customer: false },
@@ -48,7 +50,7 @@ async fn check_seeds(ground: Ground, expected: SagaState) {
         &Cancel { at_once: false },
     ];
     let mut as_expected = 0;
-    for (seed, story) in (0..seeds).zip(stories.into_iter().cycle()) {
+    for (seed, story) in (0..SEEDS).zip(stories.into_iter().cycle()) {
         let case = story.begin(&world).await;
         let back = expected == SagaState::Compensated;
         let mut plan = FaultPlan::seeded(seed, PER_MILLE, &KINDS);
@@ -60,16 +62,21 @@ async fn check_seeds(ground: Ground, expected: SagaState) {
         lock(&world.simulator()).set_faults(plan);
         let script = Arc::new(Script::default());
         script.obstruct(back.then(|| story.obstacle()));
-        let state = world.drive(&case.saga, &script).await;
+        let mut state = world.drive(&case.saga, &script).await;
         world.faults(Vec::new());
         println!("seed {seed}: {state:?}");
+        if state == SagaState::NeedsAttention {
+            let revived = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
+            assert!(matches!(revived, Revived::Done(_)), "{revived:?}");
+            state = world.finish(&case.saga).await;
+        }
         check_end(&world, story, &case, state).await;
         as_expected += u64::from(state == expected);
     }
     let injected = lock(&world.simulator()).faults_injected().clone();
-    println!("{as_expected} of {seeds} {expected:?}; {injected:?}");
+    println!("{as_expected} of {SEEDS} {expected:?}; {injected:?}");
     let kinds = KINDS.iter().filter(|kind| injected.contains_key(kind)).count();
     assert!(kinds >= KINDS.len() - 2, "{injected:?}");
-    // Twelve failures in a row are rare.
-    assert!(as_expected * 10 >= seeds * 9, "{as_expected} of {seeds}");
+    // On the way there twelve failures in a row turn some back, which is rare.
+    assert!(as_expected * 10 >= SEEDS * 9, "{as_expected} of {SEEDS}");
 }

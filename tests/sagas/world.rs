@@ -58,10 +58,6 @@ impl Ground {
         create_database("sagas").await.map(Self::Database)
     }
 
-    pub fn is_sqlite(&self) -> bool {
-        matches!(self, Self::Directory(_))
-    }
-
     async fn open(&self) -> Arc<dyn Store> {
         match self {
             Self::Directory(directory) => {
