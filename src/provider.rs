@@ -4,6 +4,7 @@
 //! Invariant: an answer says no more than the provider did. What cannot be told apart from "maybe
 //! counted" is `Unknown`. The same facts always encode to the same bytes.
 
+pub mod deadline;
 pub mod nowhere;
 pub mod sink;
 pub mod stripe;

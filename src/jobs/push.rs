@@ -16,7 +16,7 @@ use super::{Stop, sure_time};
 use crate::clock::Clock;
 use crate::config::PushConfig;
 use crate::faults::{crash_point, planted};
-use crate::provider::{Answer, Provider, PushFacts, Request, TotalsQuery};
+use crate::provider::{Answer, Provider, PushFacts, Request, TotalsQuery, deadline};
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{
     Act, Backoff, Class, Delivery, Next, Progress, Question, follow_summary, judge_delivery,
@@ -144,6 +144,7 @@ impl Submitter {
         self.release(now).await?;
         let lease_micros = i64::from(self.settings.lease_ms) * 1_000;
         let lease_until = now.saturating_add_micros(lease_micros);
+        let held_until = self.clock.monotonic().saturating_add_micros(lease_micros);
         let shadow = self.shadow;
         let claimed =
             self.store.claim_pushes(PushClaim { now, lease_until, limit, shadow }).await?;
@@ -179,7 +180,7 @@ impl Submitter {
         if !settlements.is_empty() {
             self.store.settle_pushes(settlements, now).await?;
         }
-        self.send_all(sendings, flights).await?;
+        self.send_all(sendings, held_until, flights).await?;
         Ok(count)
     }
 
@@ -308,6 +309,7 @@ impl Submitter {
     async fn send_all(
         self: &Arc<Self>,
         sendings: Vec<Sending>,
+        held_until: Timestamp,
         flights: &mut Flights,
     ) -> store::Result<()> {
         if sendings.is_empty() {
@@ -331,7 +333,10 @@ impl Submitter {
         crash_point("push.before_send");
         for sending in sendings.into_iter().filter(|s| begun.contains(&s.claimed.push.number)) {
             let this = Arc::clone(self);
-            flights.spawn(async move { this.send(sending, now).await });
+            flights.spawn(async move {
+                let sent = this.send(sending, now);
+                deadline::within(&this.clock, held_until, sent).await
+            });
         }
         Ok(())
     }

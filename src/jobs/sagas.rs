@@ -24,7 +24,7 @@ use super::cut::{CutSettings, Cutter};
 use super::{Stop, repeat, sure_time};
 use crate::clock::Clock;
 use crate::faults::crash_point;
-use crate::provider::Provider;
+use crate::provider::{Provider, deadline};
 use crate::rules::saga::{
     Direction, LogLine, Mark, Move, Outcome, Saga, SagaKind, SagaState, StepShape, Tried, Verdict,
     judge_act, judge_undo, next_move, step_key, was_begun, why_turned_back,
@@ -55,6 +55,8 @@ pub struct SagaRunner {
 struct Running {
     saga: Saga,
     fence: u64,
+    /// Until when the lease holds, by the monotonic clock.
+    held_until: Timestamp,
     log: Vec<LogLine>,
     steps: Vec<&'static dyn Step>,
     shapes: Vec<StepShape>,
@@ -78,12 +80,13 @@ impl SagaRunner {
     /// Moves sagas that are due as far as they go; returns how many it took up.
     pub async fn pass(&self) -> store::Result<usize> {
         let Some(now) = sure_time(&self.clock, "sagas") else { return Ok(0) };
+        let held_until = LEASE.after(self.clock.monotonic());
         let claimed = self.store.claim_sagas(now, LEASE.after(now), CLAIM_MAX).await?;
         let count = claimed.len();
         for claimed in claimed {
             let id = claimed.saga.id.clone();
             // The others of the claim are not to wait for one that fails.
-            if let Err(error) = self.advance(Running::new(claimed)).await {
+            if let Err(error) = self.advance(Running::new(claimed, held_until)).await {
                 tracing::warn!(saga = id, %error, "saga {id} could not be moved; tried again later");
             }
         }
@@ -121,9 +124,12 @@ impl SagaRunner {
             Direction::Undo => Mark::UndoIntent,
         };
         // A step that waits, or was cut off, has its intent in the log.
-        if running.last_mark(step) != Some(intent) {
+        let begun = running.last_mark(step) == Some(intent);
+        // Sagas that were claimed together take turns: the lease of the last may be over by now.
+        if !begun || self.clock.monotonic() >= running.held_until {
+            let lines = if begun { Vec::new() } else { vec![(step, intent, None, None)] };
             let standing = running.standing(self.clock.now(), Some(self.lease_until()));
-            if !self.write(running, vec![(step, intent, None, None)], standing).await? {
+            if !self.write(running, lines, standing).await? {
                 return Ok(false);
             }
         }
@@ -163,10 +169,13 @@ impl SagaRunner {
             again,
         };
         let action = running.steps[step];
-        match direction {
-            Direction::Act => action.act(&turn).await,
-            Direction::Undo => action.undo(&turn).await,
-        }
+        let work = async {
+            match direction {
+                Direction::Act => action.act(&turn).await,
+                Direction::Undo => action.undo(&turn).await,
+            }
+        };
+        deadline::within(&self.clock, running.held_until, work).await
     }
 
     async fn settle(
@@ -218,7 +227,7 @@ impl SagaRunner {
         lines: Vec<(usize, Mark, Option<String>, Option<String>)>,
         standing: Standing,
     ) -> store::Result<bool> {
-        let at = self.clock.now();
+        let (at, held_until) = (self.clock.now(), LEASE.after(self.clock.monotonic()));
         let lines: Vec<LogLine> =
             lines.into_iter().map(|line| running.log_line(line, at)).collect();
         let messages = running.messages(&standing, lines.len());
@@ -229,20 +238,23 @@ impl SagaRunner {
             return Ok(false);
         }
         running.log.extend(kept);
+        if standing_kept.lease_until.is_some() {
+            running.held_until = held_until;
+        }
         running.take_over(standing_kept, at);
         Ok(true)
     }
 }
 
 impl Running {
-    fn new(ClaimedSaga { saga, fence, log }: ClaimedSaga) -> Self {
+    fn new(ClaimedSaga { saga, fence, log }: ClaimedSaga, held_until: Timestamp) -> Self {
         let steps = match saga.kind {
             SagaKind::CreateSubscription => create_subscription::steps(),
             SagaKind::ChangePlan => change_plan::steps(),
             SagaKind::CancelSubscription => cancel_subscription::steps(),
         };
         let shapes = steps.iter().map(|step| step.shape()).collect();
-        Self { saga, fence, log, steps, shapes }
+        Self { saga, fence, held_until, log, steps, shapes }
     }
 
     fn tried(&self, now: Timestamp) -> Tried<'_> {

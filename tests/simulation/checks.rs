@@ -82,12 +82,27 @@ impl World<'_> {
         }
         if !open.is_resolved() {
             let lines: Vec<String> = serde_json::from_str(&self.order(&Order::Describe)).unwrap();
-            let lines = lines.join("\n");
-            return Err(format!("{when}: pushes were never resolved: {open:?}\n{lines}"));
+            let (lines, twice) = (lines.join("\n"), self.counted_twice().join("\n"));
+            return Err(format!("{when}: pushes were never resolved: {open:?}\n{lines}\n{twice}"));
         }
         self.counters.windows += self.compare(when)?;
         self.crew.deadly = true;
         Ok(())
+    }
+
+    /// Events that the provider counted again after it had forgotten their identifiers.
+    fn counted_twice(&self) -> Vec<String> {
+        let simulator = self.simulator.lock().unwrap();
+        let mut first: BTreeMap<&str, Timestamp> = BTreeMap::new();
+        let mut twice = Vec::new();
+        for event in simulator.events_received() {
+            let (key, at) = (event.identifier.as_str(), event.received);
+            match first.get(key) {
+                None => drop(first.insert(key, at)),
+                Some(before) => twice.push(format!("{key} was counted at {before} and at {at}")),
+            }
+        }
+        twice
     }
 
     /// How many hours are equal, if all are: sent, in the ledger and at the provider.

@@ -23,6 +23,17 @@ const CRASH_POINTS: [&str; 11] = [
     "reconcile.before_close",
 ];
 
+/// Where a worker is made to stall: mostly with a push in hand.
+const STALL_POINTS: [&str; 7] = [
+    "push.before_send",
+    "push.before_send",
+    "push.before_send",
+    "push.claimed",
+    "push.before_settle",
+    "cut.before",
+    "confirm.before_settle",
+];
+
 /// Longer than the leases of cuts, pushes and confirmations.
 const LEASES_END: i64 = 3 * MINUTE;
 
@@ -33,7 +44,7 @@ pub struct Crew {
     turn: usize,
     /// Whether workers are made to die.
     pub deadly: bool,
-    /// Whether a worker is made to stall instead; the store must allow two at once.
+    /// Whether a worker is made to stall instead.
     pub stalling: bool,
     /// Whether both get orders, as it happens; the store must allow two at once.
     pub takes_turns: bool,
@@ -71,7 +82,7 @@ impl World<'_> {
         if self.crew.takes_turns && self.dice.percent(20) {
             self.switch_worker();
         }
-        if self.has_stalled() && self.dice.percent(15) {
+        if self.has_stalled() && self.dice.percent(2) {
             self.continue_stalled();
         }
         loop {
@@ -79,8 +90,14 @@ impl World<'_> {
                 Reply::Done(answer) => return answer,
                 Reply::Stalled => {
                     *self.counters.crashes.entry("stalled".to_owned()).or_default() += 1;
-                    self.crew.turn = 1 - self.crew.turn;
-                    self.pass(LEASES_END);
+                    if self.place.takes_two() {
+                        self.crew.turn = 1 - self.crew.turn;
+                        self.pass(LEASES_END);
+                    } else {
+                        // Nobody takes over; the provider may have forgotten its keys by then.
+                        let minutes = *self.dice.pick(&[90, 1_500, 1_500, 1_700]);
+                        self.pass(minutes * MINUTE);
+                    }
                     // The other may have stalled before; one of them has to work.
                     self.continue_worker(self.crew.turn);
                 }
@@ -136,11 +153,11 @@ impl World<'_> {
         let mut points: Vec<String> =
             self.bug.iter().map(|bug| format!("bug.{bug}=return")).collect();
         let store_points = self.place.crash_points();
-        let stalls = self.crew.stalling && !self.has_stalled() && self.dice.percent(50);
+        let stalls = self.crew.stalling && !self.has_stalled() && self.dice.percent(80);
         let dies = !stalls && self.crew.deadly && self.dice.percent(75);
         let planned = (stalls || dies).then(|| {
             let all: Vec<&'static str> = match stalls {
-                true => CRASH_POINTS.to_vec(),
+                true => STALL_POINTS.to_vec(),
                 false => CRASH_POINTS.iter().chain(store_points.iter()).copied().collect(),
             };
             *self.dice.pick(&all)
@@ -194,14 +211,22 @@ impl World<'_> {
         if !self.crew.places[turn].process.as_ref().is_some_and(stalled) {
             return;
         }
-        let clock = (self.now, self.crew.places[turn].ahead);
-        let process = self.crew.places[turn].process.as_mut().unwrap();
-        process.stalled = false;
-        process.clock = clock;
-        if !matches!(process.tell(&format!("{} {}", clock.0, clock.1)), Reply::Done(_)) {
-            let before = std::mem::replace(&mut self.crew.turn, turn);
-            self.bury();
-            self.crew.turn = before;
+        loop {
+            let clock = (self.now, self.crew.places[turn].ahead);
+            let process = self.crew.places[turn].process.as_mut().unwrap();
+            process.stalled = false;
+            process.clock = clock;
+            match process.tell(&format!("{} {}", clock.0, clock.1)) {
+                Reply::Done(_) => return,
+                // It comes to the point again.
+                Reply::Stalled => self.pass(LEASES_END),
+                Reply::Died => {
+                    let before = std::mem::replace(&mut self.crew.turn, turn);
+                    self.bury();
+                    self.crew.turn = before;
+                    return;
+                }
+            }
         }
     }
 

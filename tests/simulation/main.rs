@@ -165,10 +165,8 @@ fn simulate(run: &Run) -> Outcome {
                     if seed >= run.from + run.seeds || wrong.load(Ordering::SeqCst) {
                         return;
                     }
-                    let story = run.story.unwrap_or_else(|| Story::of(seed));
-                    if run.bug.is_some_and(|bug| !bug.needs(story)) {
-                        continue;
-                    }
+                    let only = run.story.or_else(|| run.bug?.story);
+                    let story = only.unwrap_or_else(|| Story::of(seed));
                     let (counted, result) = live(run, (seed, story), &runtime);
                     lived.fetch_add(1, Ordering::SeqCst);
                     counters.lock().unwrap().add(&counted);

@@ -66,11 +66,14 @@ fn say(line: &str) {
     writeln!(output, "{line}").and_then(|()| output.flush()).unwrap();
 }
 
+/// How often a point is passed between two stalls.
+const STALL_EVERY: u64 = 4;
+
 /// The thread that comes to this point stops there; the line that continues it holds the time.
 fn plant_stall(point: &str, hits: u64, clock: Clock) {
     let seen = AtomicU64::new(0);
     let stall = move || {
-        if seen.fetch_add(1, Ordering::SeqCst) == hits {
+        if seen.fetch_add(1, Ordering::SeqCst) % STALL_EVERY == hits {
             say(STALLED);
             let line = read_line().expect("the parent continues a worker or kills it");
             let (at, ahead) = line.trim().split_once(' ').expect("the time and how far it is off");

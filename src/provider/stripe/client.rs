@@ -7,6 +7,7 @@ use super::answers::Reply;
 use super::form;
 use crate::clock::Clock;
 use crate::config::{Secret, StripeConfig};
+use crate::provider::deadline;
 use crate::rules::time_source::Witness;
 use crate::rules::timestamp::Timestamp;
 use http::{HeaderMap, HeaderName, header};
@@ -130,6 +131,7 @@ impl StripeClient {
         body: Vec<u8>,
         request_key: Option<&str>,
     ) -> Result<Reply, String> {
+        deadline::check()?;
         let mut request = self
             .http
             .post(format!("{}{path}", self.base))
@@ -143,6 +145,7 @@ impl StripeClient {
 
     /// Ends an object. Version 1 looks at no key of a DELETE; it is sent for Stripe's log.
     pub async fn delete(&self, path: &str, query: &str, key: &str) -> Result<Reply, String> {
+        deadline::check()?;
         let request = self.http.delete(format!("{}{path}?{query}", self.base));
         self.exchange(request.header("idempotency-key", key)).await
     }

@@ -1,6 +1,6 @@
 //! Two workers. On PostgreSQL they work at one time and one of them stalls in the middle of an
-//! order, so that its leases end and the other takes over before it continues. On SQLite they take
-//! turns.
+//! order, so that its leases end and the other takes over before it continues, often a day later. On
+//! SQLite they take turns, and one that stalls continues by itself.
 
 use crate::world::World;
 
@@ -8,8 +8,9 @@ pub fn live(world: &mut World<'_>) -> Result<(), String> {
     world.map("late-mapped");
     world.crew.takes_turns = world.place.takes_two();
     for _ in 0..3 {
-        world.crew.stalling = world.place.takes_two();
+        world.crew.stalling = true;
         world.chaos(4)?;
+        world.continue_stalled();
         if !world.place.takes_two() {
             world.switch_worker();
         }
