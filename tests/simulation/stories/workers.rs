@@ -1,6 +1,6 @@
 //! Two workers. On PostgreSQL they work at one time and one of them stalls in the middle of an
-//! order, so that its leases end and the other takes over before it continues, often a day later. On
-//! SQLite they take turns, and one that stalls continues by itself.
+//! order, so that its leases end and the other takes over before it continues, often a day later.
+//! On SQLite they take turns, and one that stalls continues by itself.
 
 use crate::world::World;
 
