@@ -110,12 +110,19 @@ pub struct QuarantineRecord {
     pub deliveries: u64,
 }
 
+/// Payloads of one id that an inbox keeps. Of further ones only the number of deliveries is kept.
+pub const INBOX_PAYLOADS_MAX: usize = 100;
+
 /// Everything known of one event key.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EventTrace {
     pub counted: Option<StoredEvent>,
     pub conflicts: Vec<ConflictRecord>,
     pub quarantined: Vec<QuarantineRecord>,
+    /// Deliveries of further conflicting payloads, which were not kept.
+    pub conflicts_not_kept: u64,
+    /// Deliveries of further payloads out of time, which were not kept.
+    pub quarantined_not_kept: u64,
 }
 
 /// Asks for events of one tenant, newest first: by occurred_at, then by id, both descending.

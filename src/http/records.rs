@@ -67,6 +67,10 @@ pub struct TraceAnswer {
     /// Other payloads that came under this id; they were not counted.
     conflicts: Vec<ConflictAnswer>,
     quarantined: Vec<QuarantineAnswer>,
+    /// Deliveries of further conflicting payloads. At most 100 payloads of an id are kept.
+    conflicts_not_kept: u64,
+    /// Deliveries of further quarantined payloads. At most 100 payloads of an id are kept.
+    quarantined_not_kept: u64,
 }
 
 /// List counted events
@@ -136,6 +140,8 @@ pub async fn trace_event(
         ));
     }
     let summary = summarise(&trace);
+    let (conflicts_not_kept, quarantined_not_kept) =
+        (trace.conflicts_not_kept, trace.quarantined_not_kept);
     let counted = match &trace.counted {
         Some(event) => {
             let catalog = catalog_of(&app, std::slice::from_ref(event)).await?;
@@ -147,7 +153,14 @@ pub async fn trace_event(
         trace.conflicts.into_iter().map(ConflictAnswer::of).collect::<Result<_, _>>()?;
     let quarantined =
         trace.quarantined.into_iter().map(QuarantineAnswer::of).collect::<Result<_, _>>()?;
-    Ok(axum::Json(TraceAnswer { summary, counted, conflicts, quarantined }))
+    Ok(axum::Json(TraceAnswer {
+        summary,
+        counted,
+        conflicts,
+        quarantined,
+        conflicts_not_kept,
+        quarantined_not_kept,
+    }))
 }
 
 fn summarise(trace: &EventTrace) -> String {
@@ -166,6 +179,13 @@ fn summarise(trace: &EventTrace) -> String {
             "; quarantined as {} since {}, until a person decides",
             record.reason.code(),
             record.first_received_at
+        ));
+    }
+    let not_kept = trace.conflicts_not_kept.saturating_add(trace.quarantined_not_kept);
+    if not_kept > 0 {
+        summary.push_str(&format!(
+            "; {not_kept} deliveries of further payloads were not counted and their payloads not \
+             kept"
         ));
     }
     summary

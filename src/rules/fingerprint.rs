@@ -54,6 +54,13 @@ impl Fingerprinter {
         self.finish(&hasher)
     }
 
+    /// Finds a payload by its text.
+    pub fn text(&self, text: &str) -> u128 {
+        let mut hasher = SipHasher13::new_with_key(&self.key);
+        hasher.write(text.as_bytes());
+        self.finish(&hasher)
+    }
+
     fn finish(&self, hasher: &SipHasher13) -> u128 {
         hasher.finish128().as_u128() & self.mask
     }

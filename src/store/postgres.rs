@@ -215,10 +215,13 @@ impl Queries for PostgresStore {
         let Some(number) = self.tenant_no(tenant) else { return Ok(EventTrace::default()) };
         let home = self.fingerprinter.event_key(number, id);
         let snapshot = Snapshot::begin(self.reader().await?).await?;
+        let overflow = inbox::overflow_of(&snapshot, number, id).await?;
         let trace = EventTrace {
             counted: events::find_event(&snapshot, number, home, tenant, id).await?,
             conflicts: inbox::conflicts_of(&snapshot, number, id).await?,
             quarantined: inbox::quarantined_of(&snapshot, number, id).await?,
+            conflicts_not_kept: overflow.0,
+            quarantined_not_kept: overflow.1,
         };
         snapshot.end().await?;
         Ok(trace)

@@ -168,6 +168,7 @@ impl SqliteStore {
         migrations::migrate(&mut connection)?;
         epochs::found_store(&connection)?;
         let fingerprinter = fingerprinter(secret(&connection, "event_keys")?);
+        inbox::mark_old_rows(&mut connection, &fingerprinter)?;
         let token_secret = secret(&connection, "tokens")?;
         let push_secret = secret(&connection, "pushes")?;
         let (writer, high_water) = recover_writer(connection, settings, fingerprinter)?;

@@ -1,6 +1,6 @@
 //! What becomes of deliveries.
 
-use crate::fixture::{Fixture, call, deliver_to, event, tenant_id};
+use crate::fixture::{Fixture, call, deliver_to, event, event_id, tenant_id};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::verdict::{Quarantine, Tally, Verdict};
 use counterfoil::rules::window::Window;
@@ -67,6 +67,42 @@ pub async fn a_conflict_delivered_again_is_one_record(f: Fixture) {
     let query = InboxQuery { tenant: None, after: 0, limit: 10 };
     let inbox = f.store.list_conflicts(query).await.unwrap();
     assert_eq!(inbox.iter().map(|(_, c)| c.deliveries).collect::<Vec<_>>(), [3]);
+}
+
+/// A producer with a constant id sends another payload each time.
+pub async fn an_inbox_keeps_a_hundred_payloads_of_an_id(mut f: Fixture) {
+    f.deliver(&[call("e1", "5"), call("e2", "5")]).await;
+    for first in [1000, 1030, 1060, 1090] {
+        let mut batch: Vec<String> =
+            (first..first + 30).map(|n| call("e1", &n.to_string())).collect();
+        batch.extend([call("e1", "1000"), call("e1", "9999"), call("e1", "9999")]);
+        f.deliver(&batch).await;
+    }
+    f.deliver_one(&call("e2", "6")).await;
+    let old = |n: u32| call("old", &n.to_string()).replace("2026-11-15", "2025-11-15");
+    for numbers in [1..61, 61..131, 1..131] {
+        f.deliver(&numbers.map(old).collect::<Vec<_>>()).await;
+    }
+    let query = InboxQuery { tenant: Some(tenant_id("acme")), after: 0, limit: 1000 };
+    let hour = Timestamp::parse("2026-11-15T12:00:00Z").unwrap();
+    let range = Window { start: hour, end: hour.saturating_add_micros(3_600_000_000) };
+    for _ in 0..2 {
+        let trace = f.store.trace_event(&tenant_id("acme"), &event_id("e1")).await.unwrap();
+        assert_eq!(trace.conflicts.len(), 100);
+        let kept: u64 = trace.conflicts.iter().map(|conflict| conflict.deliveries).sum();
+        assert_eq!((kept, trace.conflicts_not_kept), (4 * 33 - 21, 21));
+        let first = trace.conflicts.iter().find(|c| c.arriving.contains(r#""1000""#)).unwrap();
+        assert_eq!(first.deliveries, 5);
+        let trace = f.store.trace_event(&tenant_id("acme"), &event_id("old")).await.unwrap();
+        assert_eq!(trace.quarantined.len(), 100);
+        assert!(trace.quarantined.iter().all(|record| record.deliveries == 2));
+        assert_eq!(trace.quarantined_not_kept, 60);
+        assert_eq!(f.store.list_conflicts(query.clone()).await.unwrap().len(), 101);
+        let rows = f.store.read_counters(range).await.unwrap();
+        assert_eq!((rows[0].tally.conflicts, rows[0].tally.quarantined), (133, 260));
+        f.restart().await;
+    }
+    f.check().await;
 }
 
 pub async fn events_outside_the_horizon_are_quarantined(f: Fixture) {
@@ -180,7 +216,7 @@ pub async fn event_keys_that_collide_are_still_apart(mut f: Fixture) {
     assert!(f.deliver(&batch).await.iter().all(|v| *v == DUPLICATE));
     assert_eq!(f.deliver_one(&call("e7", "2")).await, conflict(&["quantity"]));
     assert_eq!(f.total("acme", "calls").await, "60");
-    let trace = f.store.trace_event(&tenant_id("acme"), &crate::fixture::event_id("e59")).await;
+    let trace = f.store.trace_event(&tenant_id("acme"), &event_id("e59")).await;
     assert_eq!(trace.unwrap().counted.unwrap().event.id.as_str(), "e59");
 }
 
@@ -214,7 +250,7 @@ pub async fn awkward_texts_are_kept_exactly(mut f: Fixture) {
     f.restart().await;
     assert!(f.deliver(&batch).await.iter().all(|v| *v == DUPLICATE));
     for name in names {
-        let trace = f.store.trace_event(&tenant_id(name), &crate::fixture::event_id(name)).await;
+        let trace = f.store.trace_event(&tenant_id(name), &event_id(name)).await;
         let stored = trace.unwrap().counted.unwrap().event;
         assert_eq!((stored.tenant.as_str(), stored.id.as_str()), (name, name));
         assert_eq!(f.total(name, "calls").await, "1");

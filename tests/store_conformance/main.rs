@@ -76,6 +76,7 @@ on_every_store! {
         a_restamped_retry_is_a_duplicate,
         a_conflict_is_kept_and_not_counted,
         a_conflict_delivered_again_is_one_record,
+        an_inbox_keeps_a_hundred_payloads_of_an_id,
         events_outside_the_horizon_are_quarantined,
         a_known_event_is_a_duplicate_however_old,
         repeats_within_a_batch,

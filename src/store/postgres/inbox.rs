@@ -1,9 +1,11 @@
 //! The inboxes: payloads that came under a key another payload holds, and events that were kept
 //! and not counted.
 //!
-//! Invariant: each different payload has one row; the same payload again only raises `deliveries`
-//! and `last_received_at`. A payload is found by its fingerprint and judged by its text: where
-//! another payload lies at the fingerprint, it lies at the next free one.
+//! Invariant: each kept payload has one row; the same payload again only raises `deliveries` and
+//! `last_received_at`. A payload is found by its fingerprint and compared by its text; where another
+//! payload has the fingerprint, it has the next free one. An inbox keeps [`INBOX_PAYLOADS_MAX`]
+//! payloads of an id, and a few more where two servers record at once. Deliveries of further
+//! payloads are counted in `inbox_overflow`.
 
 use super::failure::Failure;
 use super::judgement::{Conflicting, Quarantined, meter_of};
@@ -16,9 +18,11 @@ use crate::rules::ids::{EventId, TenantId, TenantNo};
 use crate::rules::meter::Catalog;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::verdict::Quarantine;
-use crate::store::{ConflictRecord, InboxPage, InboxQuery, QuarantineRecord, Result};
+use crate::store::{
+    ConflictRecord, INBOX_PAYLOADS_MAX, InboxPage, InboxQuery, QuarantineRecord, Result,
+};
 use deadpool_postgres::ClientWrapper;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use tokio_postgres::Row;
 
 /// A payload on its way to an inbox.
@@ -59,17 +63,7 @@ pub async fn record_conflicts(
         let event = (*tenant, *arriving);
         add_entry(&mut entries, event, standing.clone(), catalog, fingerprinter)?;
     }
-    let sql = "-- record_conflicts
-        INSERT INTO conflicts AS kept (tenant_no, id, fingerprint, arriving, standing, deliveries,
-            first_received_at, last_received_at)
-        SELECT given.*, $7::timestamptz, $7::timestamptz FROM unnest($1::int4[], $2::text[],
-            $3::uuid[], $4::text[], $5::text[], $6::int8[]) AS given
-        ON CONFLICT (tenant_no, id, fingerprint) DO UPDATE SET
-            deliveries = kept.deliveries + excluded.deliveries,
-            last_received_at = GREATEST(kept.last_received_at, excluded.last_received_at)
-            WHERE kept.arriving = excluded.arriving
-        RETURNING tenant_no, id, fingerprint";
-    upsert_entries(client, sql, entries, received_at).await
+    CONFLICTS.record(client, entries, received_at).await
 }
 
 /// Keeps events that are not counted, inside the caller's transaction.
@@ -85,7 +79,51 @@ pub async fn record_quarantine(
         let event = (*tenant, *event);
         add_entry(&mut entries, event, reason.code().to_owned(), catalog, fingerprinter)?;
     }
-    let sql = "-- record_quarantine
+    QUARANTINE.record(client, entries, received_at).await
+}
+
+/// The statements of one inbox.
+struct Inbox {
+    /// As in `inbox_overflow`.
+    name: &'static str,
+    count_kept: &'static str,
+    find_kept: &'static str,
+    upsert: &'static str,
+}
+
+const CONFLICTS: Inbox = Inbox {
+    name: "conflicts",
+    count_kept: "-- count_kept
+        SELECT given.tenant_no, given.id, (SELECT count(*) FROM (SELECT 1 FROM conflicts kept
+            WHERE kept.tenant_no = given.tenant_no AND kept.id = given.id LIMIT $3) AS counted)
+        FROM unnest($1::int4[], $2::text[]) AS given (tenant_no, id)",
+    find_kept: "-- find_kept
+        SELECT kept.tenant_no, kept.id, kept.arriving
+        FROM unnest($1::int4[], $2::text[], $3::uuid[]) AS given (tenant_no, id, fingerprint)
+        JOIN conflicts kept USING (tenant_no, id, fingerprint)",
+    upsert: "-- upsert
+        INSERT INTO conflicts AS kept (tenant_no, id, fingerprint, arriving, standing, deliveries,
+            first_received_at, last_received_at)
+        SELECT given.*, $7::timestamptz, $7::timestamptz FROM unnest($1::int4[], $2::text[],
+            $3::uuid[], $4::text[], $5::text[], $6::int8[]) AS given
+        ON CONFLICT (tenant_no, id, fingerprint) DO UPDATE SET
+            deliveries = kept.deliveries + excluded.deliveries,
+            last_received_at = GREATEST(kept.last_received_at, excluded.last_received_at)
+            WHERE kept.arriving = excluded.arriving
+        RETURNING tenant_no, id, fingerprint",
+};
+
+const QUARANTINE: Inbox = Inbox {
+    name: "quarantine",
+    count_kept: "-- count_kept
+        SELECT given.tenant_no, given.id, (SELECT count(*) FROM (SELECT 1 FROM quarantine kept
+            WHERE kept.tenant_no = given.tenant_no AND kept.id = given.id LIMIT $3) AS counted)
+        FROM unnest($1::int4[], $2::text[]) AS given (tenant_no, id)",
+    find_kept: "-- find_kept
+        SELECT kept.tenant_no, kept.id, kept.payload
+        FROM unnest($1::int4[], $2::text[], $3::uuid[]) AS given (tenant_no, id, fingerprint)
+        JOIN quarantine kept USING (tenant_no, id, fingerprint)",
+    upsert: "-- upsert
         INSERT INTO quarantine AS kept (tenant_no, id, fingerprint, payload, reason, deliveries,
             first_received_at, last_received_at)
         SELECT given.*, $7::timestamptz, $7::timestamptz FROM unnest($1::int4[], $2::text[],
@@ -94,8 +132,117 @@ pub async fn record_quarantine(
             deliveries = kept.deliveries + excluded.deliveries,
             last_received_at = GREATEST(kept.last_received_at, excluded.last_received_at)
             WHERE kept.payload = excluded.payload
-        RETURNING tenant_no, id, fingerprint";
-    upsert_entries(client, sql, entries, received_at).await
+        RETURNING tenant_no, id, fingerprint",
+};
+
+impl Inbox {
+    async fn record(
+        &self,
+        client: &ClientWrapper,
+        entries: Entries<'_>,
+        received_at: Timestamp,
+    ) -> std::result::Result<(), Failure> {
+        if entries.is_empty() {
+            return Ok(());
+        }
+        let mut room = self.read_room(client, &entries).await?;
+        let mut new_payloads: BTreeMap<(TenantNo, &str), usize> = BTreeMap::new();
+        for (tenant, id, _) in entries.keys() {
+            *new_payloads.entry((*tenant, *id)).or_default() += 1;
+        }
+        // Where all of an id's payloads have room, nothing has to be known of those that are kept.
+        let short = |key: &(TenantNo, &str)| new_payloads[key] > room[key];
+        let (scarce, mut kept): (Entries<'_>, Entries<'_>) =
+            entries.into_iter().partition(|((tenant, id, _), _)| short(&(*tenant, *id)));
+        let known = self.find_kept(client, &scarce).await?;
+        let mut overflow: BTreeMap<(TenantNo, &str), i64> = BTreeMap::new();
+        for (key, entry) in scarce {
+            let id = (key.0, key.1);
+            let left = room.entry(id).or_default();
+            if known.contains(&(tenant_number(key.0), key.1.to_owned(), key.2.clone())) {
+                kept.insert(key, entry);
+            } else if *left > 0 {
+                *left -= 1;
+                kept.insert(key, entry);
+            } else {
+                *overflow.entry(id).or_default() += entry.deliveries;
+            }
+        }
+        upsert_entries(client, self.upsert, kept, received_at).await?;
+        self.count_overflow(client, &overflow, received_at).await
+    }
+
+    /// How many more payloads each id of the entries may have.
+    async fn read_room<'b>(
+        &self,
+        client: &ClientWrapper,
+        entries: &Entries<'b>,
+    ) -> std::result::Result<BTreeMap<(TenantNo, &'b str), usize>, Failure> {
+        let mut ids: Vec<(TenantNo, &str)> = entries.keys().map(|(t, id, _)| (*t, *id)).collect();
+        ids.dedup();
+        let tenants: Vec<i32> = ids.iter().map(|(tenant, _)| tenant_number(*tenant)).collect();
+        let names: Vec<&str> = ids.iter().map(|(_, id)| *id).collect();
+        let statement = client.prepare_cached(self.count_kept).await?;
+        let limit = write_limit(INBOX_PAYLOADS_MAX);
+        let mut counts: HashMap<(i32, String), usize> = HashMap::with_capacity(ids.len());
+        for row in client.query(&statement, &[&tenants, &names, &limit]).await? {
+            let count = usize::try_from(read_count(column(&row, 2)?)?).unwrap_or(usize::MAX);
+            counts.insert((column(&row, 0)?, column(&row, 1)?), count);
+        }
+        let room = |(tenant, id): (TenantNo, &'b str)| {
+            let kept = counts.get(&(tenant_number(tenant), id.to_owned())).copied();
+            ((tenant, id), INBOX_PAYLOADS_MAX.saturating_sub(kept.unwrap_or(0)))
+        };
+        Ok(ids.into_iter().map(room).collect())
+    }
+
+    /// Those of the payloads that are kept already, as far as no other has their fingerprint.
+    async fn find_kept(
+        &self,
+        client: &ClientWrapper,
+        entries: &Entries<'_>,
+    ) -> std::result::Result<HashSet<(i32, String, String)>, Failure> {
+        let mut known = HashSet::new();
+        if entries.is_empty() {
+            return Ok(known);
+        }
+        let tenants: Vec<i32> = entries.keys().map(|(tenant, ..)| tenant_number(*tenant)).collect();
+        let ids: Vec<&str> = entries.keys().map(|(_, id, _)| *id).collect();
+        let slots: Vec<SqlHash> = entries.values().map(|entry| SqlHash(entry.slot)).collect();
+        let statement = client.prepare_cached(self.find_kept).await?;
+        for row in client.query(&statement, &[&tenants, &ids, &slots]).await? {
+            known.insert((column(&row, 0)?, column(&row, 1)?, column(&row, 2)?));
+        }
+        Ok(known)
+    }
+
+    /// Counts deliveries whose payloads are not kept. The map keeps the order of the primary key,
+    /// so that two writers never wait in a circle.
+    async fn count_overflow(
+        &self,
+        client: &ClientWrapper,
+        overflow: &BTreeMap<(TenantNo, &str), i64>,
+        received_at: Timestamp,
+    ) -> std::result::Result<(), Failure> {
+        if overflow.is_empty() {
+            return Ok(());
+        }
+        let tenants: Vec<i32> = overflow.keys().map(|(t, _)| tenant_number(*t)).collect();
+        let ids: Vec<&str> = overflow.keys().map(|(_, id)| *id).collect();
+        let deliveries: Vec<i64> = overflow.values().copied().collect();
+        let sql = "-- count_overflow
+            INSERT INTO inbox_overflow AS kept
+                (tenant_no, id, deliveries, inbox, first_received_at, last_received_at)
+            SELECT given.*, $4::text, $5::timestamptz, $5::timestamptz
+            FROM unnest($1::int4[], $2::text[], $3::int8[]) AS given
+            ON CONFLICT (tenant_no, id, inbox) DO UPDATE SET
+                deliveries = kept.deliveries + excluded.deliveries,
+                last_received_at = GREATEST(kept.last_received_at, excluded.last_received_at)";
+        let statement = client.prepare_cached(sql).await?;
+        let at = SqlTimestamp(received_at);
+        client.execute(&statement, &[&tenants, &ids, &deliveries, &self.name, &at]).await?;
+        Ok(())
+    }
 }
 
 /// Writes each entry at its fingerprint; those that find another payload there go on to the next.
@@ -155,14 +302,20 @@ pub async fn list_conflicts(
     client: &ClientWrapper,
     query: &InboxQuery,
 ) -> Result<InboxPage<ConflictRecord>> {
-    let sql = "-- list_conflicts
+    let all = "-- list_conflicts
         SELECT c.conflict_no, t.tenant, c.id, c.first_received_at, c.last_received_at,
             c.deliveries, c.standing, c.arriving
         FROM conflicts c JOIN tenants t USING (tenant_no)
-        WHERE c.conflict_no > $1 AND ($2::text IS NULL OR t.tenant = $2)
-        ORDER BY c.conflict_no
-        LIMIT $3";
-    let rows = list(client, sql, query).await?;
+        WHERE c.conflict_no > $1
+        ORDER BY c.conflict_no LIMIT $2";
+    let of_tenant = "-- list_conflicts
+        SELECT c.conflict_no, t.tenant, c.id, c.first_received_at, c.last_received_at,
+            c.deliveries, c.standing, c.arriving
+        FROM conflicts c JOIN tenants t USING (tenant_no)
+        WHERE c.conflict_no > $1
+            AND c.tenant_no = (SELECT n.tenant_no FROM tenants n WHERE n.tenant = $3)
+        ORDER BY c.conflict_no LIMIT $2";
+    let rows = list(client, (all, of_tenant), query).await?;
     rows.iter().map(|row| Ok((read_count(column(row, 0)?)?, conflict_record(row)?))).collect()
 }
 
@@ -171,22 +324,62 @@ pub async fn list_quarantine(
     client: &ClientWrapper,
     query: &InboxQuery,
 ) -> Result<InboxPage<QuarantineRecord>> {
-    let sql = "-- list_quarantine
+    let all = "-- list_quarantine
         SELECT q.quarantine_no, t.tenant, q.id, q.first_received_at, q.last_received_at,
             q.deliveries, q.payload, q.reason
         FROM quarantine q JOIN tenants t USING (tenant_no)
-        WHERE q.quarantine_no > $1 AND ($2::text IS NULL OR t.tenant = $2)
-        ORDER BY q.quarantine_no
-        LIMIT $3";
-    let rows = list(client, sql, query).await?;
+        WHERE q.quarantine_no > $1
+        ORDER BY q.quarantine_no LIMIT $2";
+    let of_tenant = "-- list_quarantine
+        SELECT q.quarantine_no, t.tenant, q.id, q.first_received_at, q.last_received_at,
+            q.deliveries, q.payload, q.reason
+        FROM quarantine q JOIN tenants t USING (tenant_no)
+        WHERE q.quarantine_no > $1
+            AND q.tenant_no = (SELECT n.tenant_no FROM tenants n WHERE n.tenant = $3)
+        ORDER BY q.quarantine_no LIMIT $2";
+    let rows = list(client, (all, of_tenant), query).await?;
     rows.iter().map(|row| Ok((read_count(column(row, 0)?)?, quarantine_record(row)?))).collect()
 }
 
-async fn list(client: &ClientWrapper, sql: &str, query: &InboxQuery) -> Result<Vec<Row>> {
-    let statement = client.prepare_cached(sql).await?;
+/// A page by one of two statements: of all tenants, or of one.
+async fn list(
+    client: &ClientWrapper,
+    (all, of_tenant): (&str, &str),
+    query: &InboxQuery,
+) -> Result<Vec<Row>> {
     let after = i64::try_from(query.after).unwrap_or(i64::MAX);
-    let tenant = query.tenant.as_ref().map(TenantId::as_str);
-    Ok(client.query(&statement, &[&after, &tenant, &write_limit(query.limit)]).await?)
+    let limit = write_limit(query.limit);
+    match &query.tenant {
+        None => {
+            let statement = client.prepare_cached(all).await?;
+            Ok(client.query(&statement, &[&after, &limit]).await?)
+        }
+        Some(tenant) => {
+            let statement = client.prepare_cached(of_tenant).await?;
+            Ok(client.query(&statement, &[&after, &limit, &tenant.as_str()]).await?)
+        }
+    }
+}
+
+/// Deliveries of an id whose payloads were not kept: conflicts, and quarantined.
+pub async fn overflow_of(
+    client: &ClientWrapper,
+    tenant: TenantNo,
+    id: &EventId,
+) -> Result<(u64, u64)> {
+    let sql = "-- overflow_of
+        SELECT inbox, deliveries FROM inbox_overflow WHERE tenant_no = $1 AND id = $2";
+    let statement = client.prepare_cached(sql).await?;
+    let (mut conflicts, mut quarantined) = (0, 0);
+    for row in client.query(&statement, &[&tenant_number(tenant), &id.as_str()]).await? {
+        let (inbox, deliveries): (String, i64) = (column(&row, 0)?, column(&row, 1)?);
+        match inbox.as_str() {
+            "conflicts" => conflicts = read_count(deliveries)?,
+            "quarantine" => quarantined = read_count(deliveries)?,
+            _ => return Err(corrupt("an inbox has no known name")),
+        }
+    }
+    Ok((conflicts, quarantined))
 }
 
 /// The conflicts of one event key, oldest first.
@@ -200,7 +393,7 @@ pub async fn conflicts_of(
             c.deliveries, c.standing, c.arriving
         FROM conflicts c JOIN tenants t USING (tenant_no)
         WHERE c.tenant_no = $1 AND c.id = $2
-        ORDER BY c.conflict_no";
+        ORDER BY c.conflict_no LIMIT 100";
     let statement = client.prepare_cached(sql).await?;
     let rows = client.query(&statement, &[&tenant_number(tenant), &id.as_str()]).await?;
     rows.iter().map(conflict_record).collect()
@@ -217,7 +410,7 @@ pub async fn quarantined_of(
             q.deliveries, q.payload, q.reason
         FROM quarantine q JOIN tenants t USING (tenant_no)
         WHERE q.tenant_no = $1 AND q.id = $2
-        ORDER BY q.quarantine_no";
+        ORDER BY q.quarantine_no LIMIT 100";
     let statement = client.prepare_cached(sql).await?;
     let rows = client.query(&statement, &[&tenant_number(tenant), &id.as_str()]).await?;
     rows.iter().map(quarantine_record).collect()

@@ -9,7 +9,7 @@ use crate::store::migrate::{self, Applied, Migration, judge_migrations};
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
 
-const MIGRATIONS: [Migration; 6] = [
+const MIGRATIONS: [Migration; 7] = [
     Migration {
         number: 1,
         name: "ledger",
@@ -39,6 +39,11 @@ const MIGRATIONS: [Migration; 6] = [
         number: 6,
         name: "accidents",
         sql: include_str!("../../../migrations/postgres/0006_accidents.sql"),
+    },
+    Migration {
+        number: 7,
+        name: "safety",
+        sql: include_str!("../../../migrations/postgres/0007_safety.sql"),
     },
 ];
 

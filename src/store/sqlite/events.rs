@@ -35,10 +35,13 @@ pub fn trace_event(
         let (found, newest) = find_in_memory(shared, tenant, id)?;
         connection.execute_batch("BEGIN").map_err(sql_error)?;
         if newest_unfolded(connection)? == newest {
+            let overflow = inbox::overflow_of_key(connection, tenant, id)?;
             return Ok(EventTrace {
                 counted: found.resolve(connection, tenant, id)?,
                 conflicts: inbox::conflicts_of_key(connection, tenant, id)?,
                 quarantined: inbox::quarantine_of_key(connection, tenant, id)?,
+                conflicts_not_kept: overflow.0,
+                quarantined_not_kept: overflow.1,
             });
         }
         // A commit came between the two, or memory is about to take one over.

@@ -1,110 +1,287 @@
 //! The inboxes: conflicts and quarantine.
 //!
-//! Invariant: whatever was delivered and not counted is here, once for each different payload,
-//! with the number of its deliveries. Rows are written in the transaction that gave the verdict.
+//! Invariant: each payload that was delivered and not counted has one row with the number of its
+//! deliveries, for at most [`INBOX_PAYLOADS_MAX`] payloads of one id. Deliveries of further payloads
+//! are counted in `inbox_overflow`. Rows are written in the transaction that gave the verdict.
+//!
+//! A payload is found by the fingerprint of its text and compared by the text. Where another
+//! payload has the fingerprint, it has the next free one. So recording a payload reads a bounded
+//! number of rows, however many payloads came under its id.
 
 use super::judge::{NewConflict, NewQuarantine};
 use super::{corrupt, sql_error};
-use crate::rules::ids::{EventId, TenantId};
+use crate::rules::event::Event;
+use crate::rules::fingerprint::Fingerprinter;
+use crate::rules::ids::{EventId, TenantId, TenantNo};
 use crate::rules::meter::Catalog;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::verdict::Quarantine;
-use crate::store::{ConflictRecord, Error, InboxPage, InboxQuery, QuarantineRecord, Result};
-use rusqlite::{Connection, Row, ToSql, params};
+use crate::store::{
+    ConflictRecord, Error, INBOX_PAYLOADS_MAX, InboxPage, InboxQuery, QuarantineRecord, Result,
+};
+use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
+
+/// Rows that get their fingerprint in one transaction, after the column was added.
+const MARKED_AT_ONCE: usize = 1000;
+
+/// The statements of one inbox.
+struct Inbox {
+    /// As in `inbox_overflow`.
+    name: &'static str,
+    find: &'static str,
+    repeat: &'static str,
+    count_kept: &'static str,
+    insert: &'static str,
+    unmarked: &'static str,
+    mark: &'static str,
+}
+
+const CONFLICTS: Inbox = Inbox {
+    name: "conflicts",
+    find: "-- find
+        SELECT conflict_no, arriving = ?4 FROM conflicts
+        WHERE tenant_no = ?1 AND id = ?2 AND fingerprint = ?3",
+    repeat: "-- repeat
+        UPDATE conflicts SET deliveries = deliveries + 1, last_received_at = ?2
+        WHERE conflict_no = ?1",
+    count_kept: "-- count_kept
+        SELECT count(*) FROM (SELECT 1 FROM conflicts WHERE tenant_no = ? AND id = ? LIMIT ?)",
+    insert: "-- insert
+        INSERT INTO conflicts (tenant_no, id, fingerprint, arriving, standing, first_received_at,
+                               last_received_at, deliveries)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, 1)",
+    unmarked: "-- unmarked
+        SELECT conflict_no, tenant_no, id, arriving FROM conflicts
+        WHERE fingerprint IS NULL AND conflict_no > ? ORDER BY conflict_no LIMIT ?",
+    mark: "-- mark
+        UPDATE conflicts SET fingerprint = ?2 WHERE conflict_no = ?1",
+};
+
+const QUARANTINE: Inbox = Inbox {
+    name: "quarantine",
+    find: "-- find
+        SELECT quarantine_no, payload = ?4 FROM quarantine
+        WHERE tenant_no = ?1 AND id = ?2 AND fingerprint = ?3",
+    repeat: "-- repeat
+        UPDATE quarantine SET deliveries = deliveries + 1, last_received_at = ?2
+        WHERE quarantine_no = ?1",
+    count_kept: "-- count_kept
+        SELECT count(*) FROM (SELECT 1 FROM quarantine WHERE tenant_no = ? AND id = ? LIMIT ?)",
+    insert: "-- insert
+        INSERT INTO quarantine (tenant_no, id, fingerprint, payload, reason, first_received_at,
+                                last_received_at, deliveries)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, 1)",
+    unmarked: "-- unmarked
+        SELECT quarantine_no, tenant_no, id, payload FROM quarantine
+        WHERE fingerprint IS NULL AND quarantine_no > ? ORDER BY quarantine_no LIMIT ?",
+    mark: "-- mark
+        UPDATE quarantine SET fingerprint = ?2 WHERE quarantine_no = ?1",
+};
+
+/// A payload under an id.
+struct Payload<'p> {
+    tenant: TenantNo,
+    id: &'p str,
+    text: &'p str,
+    /// The standing payload of a conflict, the reason of a quarantine.
+    context: &'p str,
+}
 
 pub fn record_conflict(
     connection: &Connection,
     catalog: &Catalog,
+    fingerprinter: &Fingerprinter,
     conflict: &NewConflict,
     received_at: Timestamp,
 ) -> Result<()> {
-    let json = |event: &crate::rules::event::Event| event_json(event, catalog);
-    let (standing, arriving) = (json(&conflict.standing)?, json(&conflict.arriving)?);
+    let standing = event_json(&conflict.standing, catalog)?;
+    let arriving = event_json(&conflict.arriving, catalog)?;
     let id = conflict.arriving.id.as_str();
-    let seen = connection
-        .prepare_cached(
-            "-- record_conflict
-             UPDATE conflicts SET deliveries = deliveries + 1, last_received_at = ?
-             WHERE tenant_no = ? AND id = ? AND arriving = ?",
-        )
-        .and_then(|mut update| {
-            update.execute(params![received_at.micros(), conflict.tenant.0, id, arriving])
-        })
-        .map_err(sql_error)?;
-    if seen == 0 {
-        connection
-            .prepare_cached(
-                "-- record_conflict
-                 INSERT INTO conflicts (tenant_no, id, standing, arriving, first_received_at,
-                                        last_received_at, deliveries)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?5, 1)",
-            )
-            .and_then(|mut insert| {
-                let at = received_at.micros();
-                insert.execute(params![conflict.tenant.0, id, standing, arriving, at])
-            })
-            .map_err(sql_error)?;
-    }
-    Ok(())
+    let payload = Payload { tenant: conflict.tenant, id, text: &arriving, context: &standing };
+    CONFLICTS.record(connection, fingerprinter, &payload, received_at)
 }
 
 pub fn record_quarantine(
     connection: &Connection,
     catalog: &Catalog,
+    fingerprinter: &Fingerprinter,
     quarantined: &NewQuarantine,
     received_at: Timestamp,
 ) -> Result<()> {
-    let payload = event_json(&quarantined.event, catalog)?;
-    let (tenant, id) = (quarantined.tenant.0, quarantined.event.id.as_str());
-    let seen = connection
-        .prepare_cached(
-            "-- record_quarantine
-             UPDATE quarantine SET deliveries = deliveries + 1, last_received_at = ?
-             WHERE tenant_no = ? AND id = ? AND payload = ?",
-        )
-        .and_then(|mut update| update.execute(params![received_at.micros(), tenant, id, payload]))
-        .map_err(sql_error)?;
-    if seen == 0 {
-        connection
-            .prepare_cached(
-                "-- record_quarantine
-                 INSERT INTO quarantine (tenant_no, id, payload, reason, first_received_at,
-                                         last_received_at, deliveries)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?5, 1)",
-            )
-            .and_then(|mut insert| {
-                let (reason, at) = (quarantined.reason.code(), received_at.micros());
-                insert.execute(params![tenant, id, payload, reason, at])
-            })
-            .map_err(sql_error)?;
+    let text = event_json(&quarantined.event, catalog)?;
+    let (tenant, id) = (quarantined.tenant, quarantined.event.id.as_str());
+    let payload = Payload { tenant, id, text: &text, context: quarantined.reason.code() };
+    QUARANTINE.record(connection, fingerprinter, &payload, received_at)
+}
+
+/// Gives rows their fingerprint that were written before there were fingerprints.
+pub fn mark_old_rows(connection: &mut Connection, fingerprinter: &Fingerprinter) -> Result<()> {
+    for inbox in [CONFLICTS, QUARANTINE] {
+        let mut marked = Some(0);
+        while let Some(after) = marked {
+            marked = inbox.mark_some(connection, fingerprinter, after)?;
+        }
     }
     Ok(())
+}
+
+/// Where a payload is, or where it would be.
+enum Place {
+    /// The number of its row.
+    Kept(i64),
+    Free([u8; 16]),
+}
+
+impl Inbox {
+    fn record(
+        &self,
+        connection: &Connection,
+        fingerprinter: &Fingerprinter,
+        payload: &Payload<'_>,
+        received_at: Timestamp,
+    ) -> Result<()> {
+        let Payload { tenant, id, text, context } = payload;
+        let at = received_at.micros();
+        let run = |sql: &str, values: &[&dyn ToSql]| -> Result<()> {
+            let mut statement = connection.prepare_cached(sql).map_err(sql_error)?;
+            statement.execute(values).map(|_| ()).map_err(sql_error)
+        };
+        match self.find(connection, fingerprinter, *tenant, id, text)? {
+            Place::Kept(number) => run(self.repeat, params![number, at]),
+            Place::Free(slot) if self.count_kept(connection, *tenant, id)? < INBOX_PAYLOADS_MAX => {
+                run(self.insert, params![tenant.0, id, slot, text, context, at])
+            }
+            Place::Free(_) => run(
+                "-- record
+                 INSERT INTO inbox_overflow (tenant_no, id, inbox, deliveries, first_received_at,
+                                             last_received_at)
+                 VALUES (?1, ?2, ?3, 1, ?4, ?4)
+                 ON CONFLICT DO UPDATE SET deliveries = deliveries + 1, last_received_at = ?4",
+                params![tenant.0, id, self.name, at],
+            ),
+        }
+    }
+
+    fn find(
+        &self,
+        connection: &Connection,
+        fingerprinter: &Fingerprinter,
+        tenant: TenantNo,
+        id: &str,
+        text: &str,
+    ) -> Result<Place> {
+        let mut select = connection.prepare_cached(self.find).map_err(sql_error)?;
+        let mut slot = fingerprinter.text(text);
+        loop {
+            let bytes = slot.to_be_bytes();
+            let found: Option<(i64, bool)> = select
+                .query_row(params![tenant.0, id, bytes, text], |row| Ok((row.get(0)?, row.get(1)?)))
+                .optional()
+                .map_err(sql_error)?;
+            match found {
+                None => return Ok(Place::Free(bytes)),
+                Some((number, true)) => return Ok(Place::Kept(number)),
+                Some((_, false)) => slot = slot.wrapping_add(1),
+            }
+        }
+    }
+
+    /// Payloads kept of an id, counted no further than the limit.
+    fn count_kept(&self, connection: &Connection, tenant: TenantNo, id: &str) -> Result<usize> {
+        let mut select = connection.prepare_cached(self.count_kept).map_err(sql_error)?;
+        let values = params![tenant.0, id, INBOX_PAYLOADS_MAX];
+        select.query_row(values, |row| row.get(0)).map_err(sql_error)
+    }
+
+    /// Returns the last row it looked at, if there may be more.
+    fn mark_some(
+        &self,
+        connection: &mut Connection,
+        by: &Fingerprinter,
+        after: i64,
+    ) -> Result<Option<i64>> {
+        let transaction = connection.transaction().map_err(sql_error)?;
+        let rows: Vec<(i64, u32, String, String)> = transaction
+            .prepare_cached(self.unmarked)
+            .and_then(|mut select| {
+                let decode =
+                    |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
+                select.query_map(params![after, MARKED_AT_ONCE], decode)?.collect()
+            })
+            .map_err(sql_error)?;
+        for (number, tenant, id, text) in &rows {
+            // An inbox never held a payload twice, so the place is free.
+            if let Place::Free(slot) = self.find(&transaction, by, TenantNo(*tenant), id, text)? {
+                let mut update = transaction.prepare_cached(self.mark).map_err(sql_error)?;
+                update.execute(params![number, slot]).map_err(sql_error)?;
+            }
+        }
+        transaction.commit().map_err(sql_error)?;
+        Ok(rows.last().map(|(number, ..)| *number))
+    }
+}
+
+/// Deliveries of an id whose payloads were not kept.
+pub fn overflow_of_key(
+    connection: &Connection,
+    tenant: &TenantId,
+    id: &EventId,
+) -> Result<(u64, u64)> {
+    let mut select = connection
+        .prepare_cached(
+            "-- overflow_of_key
+             SELECT inbox, deliveries FROM inbox_overflow JOIN tenants USING (tenant_no)
+             WHERE tenant = ? AND id = ?",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query(params![tenant.as_str(), id.as_str()]).map_err(sql_error)?;
+    let (mut conflicts, mut quarantined) = (0, 0);
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        let (inbox, deliveries): (String, u64) =
+            (row.get(0).map_err(sql_error)?, row.get(1).map_err(sql_error)?);
+        match inbox.as_str() {
+            "conflicts" => conflicts = deliveries,
+            "quarantine" => quarantined = deliveries,
+            _ => return Err(corrupt("an inbox")),
+        }
+    }
+    Ok((conflicts, quarantined))
 }
 
 pub fn list_conflicts(
     connection: &Connection,
     query: &InboxQuery,
 ) -> Result<InboxPage<ConflictRecord>> {
-    let sql = "-- list_conflicts
+    let all = "-- list_conflicts
         SELECT conflict_no, tenant, id, first_received_at, last_received_at, deliveries, standing,
                arriving
         FROM conflicts JOIN tenants USING (tenant_no)
-        WHERE conflict_no > ?1 AND (?2 IS NULL OR tenant = ?2) ORDER BY conflict_no LIMIT ?3";
-    let tenant = query.tenant.as_ref().map(TenantId::as_str);
-    read_inbox(connection, sql, params![query.after, tenant, query.limit], decode_conflict)
+        WHERE conflict_no > ? ORDER BY conflict_no LIMIT ?";
+    let of_tenant = "-- list_conflicts
+        SELECT conflict_no, tenant, id, first_received_at, last_received_at, deliveries, standing,
+               arriving
+        FROM conflicts JOIN tenants USING (tenant_no)
+        WHERE conflict_no > ?1 AND tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = ?3)
+        ORDER BY conflict_no LIMIT ?2";
+    list(connection, (all, of_tenant), query, decode_conflict)
 }
 
 pub fn list_quarantine(
     connection: &Connection,
     query: &InboxQuery,
 ) -> Result<InboxPage<QuarantineRecord>> {
-    let sql = "-- list_quarantine
+    let all = "-- list_quarantine
         SELECT quarantine_no, tenant, id, first_received_at, last_received_at, deliveries, payload,
                reason
         FROM quarantine JOIN tenants USING (tenant_no)
-        WHERE quarantine_no > ?1 AND (?2 IS NULL OR tenant = ?2) ORDER BY quarantine_no LIMIT ?3";
-    let tenant = query.tenant.as_ref().map(TenantId::as_str);
-    read_inbox(connection, sql, params![query.after, tenant, query.limit], decode_quarantine)
+        WHERE quarantine_no > ? ORDER BY quarantine_no LIMIT ?";
+    let of_tenant = "-- list_quarantine
+        SELECT quarantine_no, tenant, id, first_received_at, last_received_at, deliveries, payload,
+               reason
+        FROM quarantine JOIN tenants USING (tenant_no)
+        WHERE quarantine_no > ?1 AND tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = ?3)
+        ORDER BY quarantine_no LIMIT ?2";
+    list(connection, (all, of_tenant), query, decode_quarantine)
 }
 
 pub fn conflicts_of_key(
@@ -134,6 +311,23 @@ pub fn quarantine_of_key(
     let key = params![tenant.as_str(), id.as_str()];
     let page = read_inbox(connection, sql, key, decode_quarantine)?;
     Ok(page.into_iter().map(|(_, record)| record).collect())
+}
+
+/// A page by one of two statements: of all tenants, or of one.
+fn list<T>(
+    connection: &Connection,
+    (all, of_tenant): (&str, &str),
+    query: &InboxQuery,
+    decode: fn(&Row<'_>) -> Result<T>,
+) -> Result<InboxPage<T>> {
+    let (after, limit) = (query.after, query.limit);
+    match &query.tenant {
+        None => read_inbox(connection, all, params![after, limit], decode),
+        Some(tenant) => {
+            let values = params![after, limit, tenant.as_str()];
+            read_inbox(connection, of_tenant, values, decode)
+        }
+    }
 }
 
 fn read_inbox<T>(
@@ -185,7 +379,7 @@ fn decode_key(row: &Row<'_>) -> Result<(TenantId, EventId)> {
     Ok((tenant, EventId::parse(&id).map_err(|_| corrupt("an event's id"))?))
 }
 
-fn event_json(event: &crate::rules::event::Event, catalog: &Catalog) -> Result<String> {
+fn event_json(event: &Event, catalog: &Catalog) -> Result<String> {
     let meter = catalog.get(event.meter).ok_or_else(|| Error::Internal {
         what: format!("an event names meter number {}, which is not declared", event.meter.0),
     })?;

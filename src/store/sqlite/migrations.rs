@@ -5,7 +5,7 @@ use crate::store::Result;
 use crate::store::migrate::{self, Applied, Migration, judge_migrations};
 use rusqlite::{Connection, params};
 
-const MIGRATIONS: [Migration; 6] = [
+const MIGRATIONS: [Migration; 7] = [
     Migration {
         number: 1,
         name: "ledger",
@@ -35,6 +35,11 @@ const MIGRATIONS: [Migration; 6] = [
         number: 6,
         name: "accidents",
         sql: include_str!("../../../migrations/sqlite/0006_accidents.sql"),
+    },
+    Migration {
+        number: 7,
+        name: "safety",
+        sql: include_str!("../../../migrations/sqlite/0007_safety.sql"),
     },
 ];
 

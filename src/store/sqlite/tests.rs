@@ -180,3 +180,43 @@ fn the_check_does_not_hold_the_log_while_it_reads_events() {
     assert_eq!((report.events, report.findings.len()), (500, 0));
     assert_eq!(busy.lock().unwrap().first(), Some(&0), "no transaction is open between slices");
 }
+
+/// A store from before fingerprints: its rows have none until it is opened.
+#[test]
+fn payloads_kept_before_fingerprints_are_found_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = open_writer(directory.path());
+    let catalog = Arc::clone(&writer.shared.read_memory().catalog);
+    let late = |quantity: i128| {
+        let mut late = batch(&catalog, 0..1);
+        late.acceptance.now = Timestamp::parse("2027-01-01T00:00:00Z").unwrap();
+        late.events[0].quantity = crate::rules::quantity::Quantity::from_units(quantity);
+        late
+    };
+    for quantity in 1..=3 {
+        writer.record(late(quantity)).unwrap();
+    }
+    record(&mut writer, 1..2).unwrap();
+    let mut other = batch(&catalog, 1..2);
+    other.events[0].quantity = crate::rules::quantity::Quantity::ZERO;
+    writer.record(other).unwrap();
+    let forget =
+        "UPDATE conflicts SET fingerprint = NULL; UPDATE quarantine SET fingerprint = NULL";
+    writer.connection.execute_batch(forget).unwrap();
+    let fingerprinter = read_fingerprinter(&writer.connection).unwrap();
+    inbox::mark_old_rows(&mut writer.connection, &fingerprinter).unwrap();
+    for quantity in 2..=4 {
+        writer.record(late(quantity)).unwrap();
+    }
+    let mut other = batch(&catalog, 1..2);
+    other.events[0].quantity = crate::rules::quantity::Quantity::ZERO;
+    writer.record(other).unwrap();
+    let deliveries = |table: &str| -> Vec<i64> {
+        let sql = format!("SELECT deliveries FROM {table} ORDER BY rowid");
+        let mut select = writer.connection.prepare(&sql).unwrap();
+        let rows = select.query_map([], |row| row.get(0)).unwrap();
+        rows.collect::<std::result::Result<_, _>>().unwrap()
+    };
+    assert_eq!(deliveries("quarantine"), [1, 2, 2, 1]);
+    assert_eq!(deliveries("conflicts"), [2]);
+}

@@ -126,7 +126,8 @@ impl Writer {
         let seq = self.next_seq;
         let body = write_journal(&judged.counters, judged.entries.len(), &judged.events);
         let steps = self.fold_steps_for(judged.entries.len());
-        let catalog = Arc::clone(&self.shared.read_memory().catalog);
+        let shared = Arc::clone(&self.shared);
+        let (catalog, keys) = (Arc::clone(&shared.read_memory().catalog), &shared.fingerprinter);
         let folded = self.write_and_fold(steps, |connection| {
             for (number, tenant) in &judged.new_tenants {
                 declarations::insert_tenant(connection, *number, tenant, received_at)?;
@@ -138,10 +139,10 @@ impl Writer {
                 .and_then(|mut insert| insert.execute(params![seq, received_at.micros(), body]))
                 .map_err(sql_error)?;
             for conflict in &judged.conflicts {
-                record_conflict(connection, &catalog, conflict, received_at)?;
+                record_conflict(connection, &catalog, keys, conflict, received_at)?;
             }
             for quarantined in &judged.quarantined {
-                record_quarantine(connection, &catalog, quarantined, received_at)?;
+                record_quarantine(connection, &catalog, keys, quarantined, received_at)?;
             }
             Ok(())
         })?;

@@ -1,0 +1,22 @@
+-- What keeps tenants apart: bounded inboxes, bounded reads.
+
+-- A tenant's pages of an inbox.
+CREATE INDEX conflicts_by_tenant ON conflicts (tenant_no, conflict_no);
+CREATE INDEX quarantine_by_tenant ON quarantine (tenant_no, quarantine_no);
+
+-- Deliveries of ids whose inbox holds as many payloads as it keeps of an id.
+CREATE TABLE inbox_overflow (
+    -- whose events
+    tenant_no integer NOT NULL,
+    -- their id
+    id text COLLATE "C" NOT NULL,
+    -- conflicts or quarantine
+    inbox text COLLATE "C" NOT NULL,
+    -- deliveries of payloads that were not kept
+    deliveries bigint NOT NULL CHECK (deliveries > 0),
+    -- when the first of them came
+    first_received_at timestamptz NOT NULL,
+    -- when the last of them came
+    last_received_at timestamptz NOT NULL,
+    PRIMARY KEY (tenant_no, id, inbox)
+);
