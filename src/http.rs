@@ -4,6 +4,7 @@
 //! except for health and documentation needs a key, and a key that is bound to a tenant reaches
 //! nothing of another one. Every failure leaves as a problem (`problem`).
 
+mod access;
 mod accounts;
 mod alerts;
 pub mod auth;
@@ -64,6 +65,7 @@ pub struct App {
     catalog: CatalogCache,
     keys: KeyCache,
     bodies: BodyReader,
+    webhook_bodies: BodyReader,
     metrics: PrometheusHandle,
     /// Whom totals are pushed to.
     provider: Option<Arc<dyn Provider>>,
@@ -91,6 +93,7 @@ impl App {
             catalog: CatalogCache::new(Arc::clone(&store)),
             keys: KeyCache::new(Arc::clone(&store)),
             bodies: BodyReader::new(&config.server),
+            webhook_bodies: BodyReader::for_webhooks(&config.server),
             metrics: telemetry::install_recorder(),
             openapi: openapi::document(&config.server).into(),
             webhook_secrets: config.stripe.webhook_secrets.split(),

@@ -4,7 +4,8 @@
 //! Invariant: two bodies with the same form mean the same to every reader. Names are sorted at each
 //! level and spaces outside of texts dropped; numbers and texts stay exactly as they were written,
 //! and nothing passes through a float. A body that is no JSON, that has a name twice in one object
-//! (readers differ on which one counts), or that is nested deeper than 32 levels is its own form.
+//! (readers differ on which one counts), that is nested deeper than 32 levels, or that has more than
+//! [`BYTES_MAX`] bytes is its own form.
 
 use http::HeaderMap;
 use http::header::CONTENT_TYPE;
@@ -15,6 +16,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
+/// Reading JSON level by level takes time and a multiple of its memory; larger bodies come from
+/// programs, which write them the same way each time.
+const BYTES_MAX: usize = 64 * 1024;
 /// Each level is read once more than the one above it, which bounds the work by this factor.
 const DEPTH_MAX: u32 = 32;
 
@@ -44,7 +48,8 @@ impl Canonical<'_> {
 
 /// The form of a body that came with these headers.
 pub(crate) fn of_body<'b>(headers: &HeaderMap, body: &'b [u8]) -> Canonical<'b> {
-    let json = if is_json(headers) { of_json(body) } else { None };
+    let readable = body.len() <= BYTES_MAX && is_json(headers);
+    let json = if readable { of_json(body) } else { None };
     json.map_or(Canonical::Raw(Cow::Borrowed(body)), Canonical::Json)
 }
 

@@ -7,7 +7,7 @@
 mod attempt;
 mod run;
 
-pub use attempt::Attempt;
+pub use attempt::{Attempt, NothingBegan};
 
 use crate::problem::{Code, Problem};
 use crate::record::{Fingerprint, Scope};
@@ -25,6 +25,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tower::{Layer, Service};
 use tracing::Instrument;
+
+/// Fingerprints of bodies up to this size are made in place: that takes less time than moving them.
+const IN_PLACE_BYTES_MAX: usize = 16 * 1024;
 
 /// The longest key, in characters.
 const KEY_CHARS_MAX: usize = 255;
@@ -57,8 +60,10 @@ pub struct Settings {
     /// For how long an owner that says nothing is taken to be alive. It is renewed three times as
     /// often. A key whose owner died is free again after this time.
     pub lease: Duration,
-    /// The largest body of a request, and of an answer.
+    /// The largest body of a request.
     pub body_bytes_max: usize,
+    /// The largest body of an answer that is kept.
+    pub answer_bytes_max: usize,
     /// For how long an answer is kept that tells of an effect: longer than anybody retries.
     pub keep_completed: Duration,
     /// For how long a refusal is kept.
@@ -74,6 +79,7 @@ impl Default for Settings {
             policy: KeyPolicy::Required,
             lease: Duration::from_secs(60),
             body_bytes_max: 1024 * 1024,
+            answer_bytes_max: 1024 * 1024,
             keep_completed: Duration::from_secs(24 * 3600),
             keep_failed: Duration::from_secs(3600),
             kept_headers: vec![
@@ -266,7 +272,10 @@ where
         Ok(body) => body,
         Err(problem) => return Ok(layer.refuse(problem)),
     };
-    let fingerprint = Fingerprint::of(&parts, &body);
+    let (parts, fingerprint) = match fingerprint(parts, body.clone()).await {
+        Ok(made) => made,
+        Err(problem) => return Ok(layer.refuse(problem)),
+    };
     let request = Request::from_parts(parts, B::from(body));
     let work = run::run(layer.clone(), inner, scope, fingerprint, request);
     match tokio::spawn(work.in_current_span()).await {
@@ -276,6 +285,23 @@ where
             Ok(layer.refuse(run::handler_panicked()))
         }
     }
+}
+
+/// The fingerprint of a request. Large bodies are read on a thread that may take its time.
+async fn fingerprint(parts: Parts, body: Bytes) -> Result<(Parts, Fingerprint), Problem> {
+    let small = body.len() <= IN_PLACE_BYTES_MAX;
+    let make = move || {
+        let made = Fingerprint::of(&parts, &body);
+        (parts, made)
+    };
+    if small {
+        return Ok(make());
+    }
+    tokio::task::spawn_blocking(make).await.map_err(|error| {
+        tracing::error!("the fingerprint of a request could not be made: {error}");
+        let detail = "nothing was done; try again with the same key";
+        Problem { code: Code::Unavailable, detail: detail.into(), retry_after: Some(1) }
+    })
 }
 
 async fn read_body<B>(body: B, bytes_max: usize) -> Result<Bytes, Problem>

@@ -25,7 +25,7 @@
 //! Keys belong to a tenant and a route; the same key elsewhere is another key. **The tenant must
 //! come from authentication.** If a request could name it, anybody could read anybody's answers.
 //! JSON bodies are compared by what they say: the order of names and the spaces do not matter.
-//! Everything else is compared byte for byte.
+//! Everything else, and JSON of more than 64 KiB, is compared byte for byte.
 //!
 //! # Which answers are final
 //!
@@ -35,6 +35,7 @@
 //! | 4xx | failed; kept for an hour |
 //! | 408, 425, 429, 5xx, a panic | released: nothing was done, and the next call starts at once |
 //! | the same after a recovery point | released, never forgotten: the next call goes on there |
+//! | any, marked with [`NothingBegan`] | forgotten: another request may come under the key |
 //! | a stream, or more than the limit | the effect is on record, and its answer is not |
 //!
 //! In the last case the caller, and every retry, is told so with a 500
@@ -205,7 +206,9 @@ mod store;
 
 pub use clock::{Clock, SweepTime};
 pub use key::{Key, key};
-pub use layer::{Attempt, Idempotency, IdempotencyLayer, Identity, KeyPolicy, Settings};
+pub use layer::{
+    Attempt, Idempotency, IdempotencyLayer, Identity, KeyPolicy, NothingBegan, Settings,
+};
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;
 pub use problem::{Code, Problem};

@@ -138,6 +138,23 @@ pub async fn release(
     update(client, sql, claim, &[(&expires_at, Type::INT8)]).await
 }
 
+/// See [`crate::Store::forget`]. Only the first owner can know that nothing has begun.
+pub async fn forget(
+    client: &(impl GenericClient + Sync),
+    claim: &Claim,
+    now: Millis,
+) -> Result<(), StoreError> {
+    let sql = "
+        -- postgres::forget
+        DELETE FROM idempotency_keys
+        WHERE tenant = $1 AND route = $2 AND key = $3 AND fence = $4 AND owner = $5
+          AND state = 'claimed' AND fence = 1 AND recovery_point IS NULL";
+    match update(client, sql, claim, &[]).await {
+        Err(StoreError::Fenced) => release(client, claim, now).await,
+        done @ (Ok(()) | Err(StoreError::Unavailable(_) | StoreError::Unreadable(_))) => done,
+    }
+}
+
 /// See [`crate::Store::sweep`]. The time should come from a [`crate::SweepTime`], or a clock that
 /// was set forward by mistake makes everything forgotten at once.
 pub async fn sweep(

@@ -43,8 +43,9 @@ pub struct Fingerprint(pub [u8; 32]);
 impl Fingerprint {
     /// Of a request whose body is given as it came. A body whose content type is JSON is compared
     /// in a form of its own: names are sorted at each level and spaces dropped, while numbers and
-    /// texts stay exactly as they were written. What is no JSON, has a name twice in one object, or
-    /// is nested deeper than 32 levels is compared byte for byte, as is everything else.
+    /// texts stay exactly as they were written. What is no JSON, has a name twice in one object, is
+    /// nested deeper than 32 levels or has more than 64 KiB is compared byte for byte, as is
+    /// everything else.
     pub fn of(parts: &http::request::Parts, body: &[u8]) -> Self {
         let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
         let canonical = crate::canonical::of_body(&parts.headers, body);

@@ -39,6 +39,11 @@ const REPLACE: &str = "
     end
     return 1";
 
+/// Removes the value if it still is what was read.
+const REMOVE: &str = "
+    if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+    return redis.call('DEL', KEYS[1])";
+
 /// Keys in Redis 7, with the same contract as the others and fewer promises.
 ///
 /// # What Redis alone cannot promise
@@ -120,6 +125,15 @@ impl RedisStore {
             .invoke_async(&mut connection)
             .await;
         Ok(replaced.map_err(|error| failed(&error))? == 1)
+    }
+
+    /// False if the value is not any more what was read.
+    async fn remove(&self, scope: &Scope, read: &[u8]) -> Result<bool, StoreError> {
+        let mut connection = self.connection.clone();
+        let script = Script::new(REMOVE);
+        let removed: Result<u8, RedisError> =
+            script.key(name(scope)).arg(read).invoke_async(&mut connection).await;
+        Ok(removed.map_err(|error| failed(&error))? == 1)
     }
 
     /// Changes the record of a claim that is still good.
@@ -253,6 +267,19 @@ impl Store for RedisStore {
             stored.recovery_point.is_none().then_some(RELEASED_KEPT)
         };
         self.change(claim, change).await
+    }
+
+    async fn forget(&self, claim: &Claim) -> Result<(), StoreError> {
+        let Some(read) = self.get(&claim.scope).await? else { return Err(StoreError::Fenced) };
+        let stored = value::read(&claim.scope, &read)?;
+        let first = stored.state == "claimed"
+            && (stored.fence, claim.fence) == (1, 1)
+            && stored.owner == claim.owner
+            && stored.recovery_point.is_none();
+        if first && self.remove(&claim.scope, &read).await? {
+            return Ok(());
+        }
+        self.release(claim).await
     }
 
     async fn sweep(&self, _limit: u32) -> Result<u32, StoreError> {

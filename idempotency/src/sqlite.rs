@@ -124,6 +124,21 @@ pub fn release(connection: &Connection, claim: &Claim, now: Millis) -> Result<()
     written(connection.prepare_cached(sql).and_then(|mut sql| sql.execute(values)))
 }
 
+/// See [`crate::Store::forget`]. Only the first owner can know that nothing has begun.
+pub fn forget(connection: &Connection, claim: &Claim, now: Millis) -> Result<(), StoreError> {
+    let sql = "
+        -- sqlite::forget
+        DELETE FROM idempotency_keys
+        WHERE tenant = ?1 AND route = ?2 AND key = ?3 AND fence = ?4 AND owner = ?5
+          AND state = 'claimed' AND fence = 1 AND recovery_point IS NULL";
+    let Scope { tenant, route, key } = &claim.scope;
+    let values = params![tenant, route, key, claim.fence, claim.owner];
+    match written(connection.prepare_cached(sql).and_then(|mut sql| sql.execute(values))) {
+        Err(StoreError::Fenced) => release(connection, claim, now),
+        done @ (Ok(()) | Err(StoreError::Unavailable(_) | StoreError::Unreadable(_))) => done,
+    }
+}
+
 /// See [`crate::Store::sweep`]. The time should come from a [`crate::SweepTime`], or a clock that
 /// was set forward by mistake makes everything forgotten at once.
 pub fn sweep(connection: &Connection, limit: u32, now: Millis) -> Result<u32, StoreError> {

@@ -45,6 +45,11 @@ pub trait Store: Send + Sync + 'static {
     /// reached. Without one nothing was done, and the record may be swept an hour later.
     async fn release(&self, claim: &Claim) -> Result<(), StoreError>;
 
+    /// Gives the claim up as if the key had never been used: the next caller may send another
+    /// request under it. For a request that was refused before it began. If an earlier owner may
+    /// have begun, or a recovery point was reached, this is [`Store::release`].
+    async fn forget(&self, claim: &Claim) -> Result<(), StoreError>;
+
     /// Removes records that may be forgotten, at most `limit`, and says how many. Never one that is
     /// claimed, nor one that was released after a recovery point.
     async fn sweep(&self, limit: u32) -> Result<u32, StoreError>;

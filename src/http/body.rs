@@ -1,34 +1,54 @@
 //! Request bodies: read within a size and a time, then decompressed within the same size.
 //!
 //! Invariant: no request makes the server hold more than `body_bytes_max` bytes as sent and as
-//! many decompressed, whatever its headers say, and all requests together hold no more than
-//! [`BODIES_IN_MEMORY_MAX`] times that; beyond it, 503. A body in one frame is not copied.
+//! many decompressed, whatever its headers say. All requests together hold no more than
+//! [`BODIES_IN_MEMORY_MAX`] times that, and those with keys of one tenant no more than
+//! [`TENANT_PART`] of it; beyond it, 503. Webhooks, for which nobody shows a key, have a small
+//! budget of their own. A body in one frame is not copied.
 
+pub mod budget;
+
+use super::auth::Caller;
 use super::problem::{Kind, Problem};
 use crate::config::ServerConfig;
 use axum::body::Body;
+use budget::{Budget, Full, Share};
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
+use http::request::Parts;
 use http::{HeaderMap, HeaderValue};
 use http_body_util::BodyExt;
 use std::io::Read;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 /// Bodies of the largest size that are held at once. Small ones come far more often, so this
 /// many of the largest is room for thousands of the usual.
 const BODIES_IN_MEMORY_MAX: usize = 16;
+/// Keys that are bound to one tenant hold at most one in so many of the bytes.
+const TENANT_PART: usize = 4;
 /// What is set aside for a body before its bytes arrive: its header may lie.
 const CAPACITY_FIRST: usize = 256 * 1024;
 /// Largest zstd window: 8 MiB, which every encoder keeps to unless told otherwise.
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
+/// Larger compressed bodies are decompressed on a thread that may take its time.
+const IN_PLACE_BYTES_MAX: usize = 4 * 1024;
+/// Largest webhook that is taken; Stripe's have some kilobytes.
+pub const WEBHOOK_BYTES_MAX: usize = 256 * 1024;
+const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(5);
+/// Webhooks that are read at once, and what they hold together.
+const WEBHOOKS_MAX: usize = 64;
+const WEBHOOKS_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// Reads bodies within their limits.
+#[derive(Clone)]
 pub struct BodyReader {
     bytes_max: usize,
     timeout: Duration,
-    held: Arc<AtomicUsize>,
+    budget: Arc<Budget>,
+    /// How many are read at once.
+    places: Arc<Semaphore>,
 }
 
 /// A whole body. While it lives, its size counts against the limit of all.
@@ -46,27 +66,51 @@ enum Encoding {
 
 impl BodyReader {
     pub fn new(config: &ServerConfig) -> Self {
+        let all = config.body_bytes_max.saturating_mul(BODIES_IN_MEMORY_MAX);
         Self {
             bytes_max: config.body_bytes_max,
             timeout: Duration::from_millis(config.body_timeout_ms),
-            held: Arc::default(),
+            budget: Budget::new(all, all / TENANT_PART),
+            places: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)),
         }
     }
 
-    pub async fn read(&self, headers: &HeaderMap, body: Body) -> Result<WholeBody, Problem> {
-        let encoding = read_encoding(headers)?;
-        let WholeBody { bytes: sent, share } = self.receive(headers, body).await?;
-        self.unpack(encoding, sent, share)
+    /// For bodies that come without a key.
+    pub fn for_webhooks(config: &ServerConfig) -> Self {
+        Self {
+            bytes_max: WEBHOOK_BYTES_MAX.min(config.body_bytes_max),
+            timeout: WEBHOOK_TIMEOUT.min(Duration::from_millis(config.body_timeout_ms)),
+            budget: Budget::new(WEBHOOKS_BYTES_MAX, WEBHOOKS_BYTES_MAX),
+            places: Arc::new(Semaphore::new(WEBHOOKS_MAX)),
+        }
+    }
+
+    /// The same budget for bodies of at most so many bytes.
+    pub fn up_to(&self, bytes_max: usize) -> Self {
+        Self { bytes_max: bytes_max.min(self.bytes_max), ..self.clone() }
+    }
+
+    pub async fn read(&self, parts: &Parts, body: Body) -> Result<WholeBody, Problem> {
+        let encoding = read_encoding(&parts.headers)?;
+        let WholeBody { bytes: sent, share } = self.receive(parts, body).await?;
+        if encoding == Encoding::Identity || sent.len() <= IN_PLACE_BYTES_MAX {
+            return self.unpack(encoding, sent, share);
+        }
+        let reader = self.clone();
+        let unpacked = tokio::task::spawn_blocking(move || reader.unpack(encoding, sent, share));
+        unpacked.await.unwrap_or_else(|_| Err(Problem::panicked()))
     }
 
     /// A body as it was sent, not decompressed.
-    pub async fn receive(&self, headers: &HeaderMap, body: Body) -> Result<WholeBody, Problem> {
-        let announced = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
+    pub async fn receive(&self, parts: &Parts, body: Body) -> Result<WholeBody, Problem> {
+        let announced =
+            parts.headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
         if announced.is_some_and(|length: usize| length > self.bytes_max) {
             return Err(too_large(self.bytes_max));
         }
-        let mut share =
-            Share { held: Arc::clone(&self.held), bytes: 0, held_max: self.total_max() };
+        let Ok(_place) = self.places.try_acquire() else { return Err(full(Full::All)) };
+        let bound_to = parts.extensions.get::<Caller>().and_then(Caller::bound_to);
+        let mut share = self.budget.share(bound_to.map(|tenant| tenant.as_str()));
         let collected =
             tokio::time::timeout(self.timeout, self.collect(body, announced, &mut share));
         let bytes = collected.await.map_err(|_| {
@@ -103,10 +147,6 @@ impl BodyReader {
         Ok(WholeBody { bytes, share })
     }
 
-    fn total_max(&self) -> usize {
-        self.bytes_max.saturating_mul(BODIES_IN_MEMORY_MAX)
-    }
-
     async fn collect(
         &self,
         mut body: Body,
@@ -124,7 +164,7 @@ impl BodyReader {
             if chunk.len() > self.bytes_max - length {
                 return Err(too_large(self.bytes_max));
             }
-            share.take(chunk.len())?;
+            share.take(chunk.len()).map_err(full)?;
             match (&first, gathered.is_empty()) {
                 (None, true) => first = Some(chunk),
                 (Some(_), _) | (None, false) => {
@@ -164,38 +204,24 @@ impl BodyReader {
             if count == 0 {
                 return Ok(decoded.into());
             }
-            share.take(count)?;
+            share.take(count).map_err(full)?;
         }
     }
 }
 
-/// What one body takes of the memory for all; given back when it is dropped.
-struct Share {
-    held: Arc<AtomicUsize>,
-    bytes: usize,
-    held_max: usize,
-}
-
-impl Share {
-    fn take(&mut self, bytes: usize) -> Result<(), Problem> {
-        let before = self.held.fetch_add(bytes, Ordering::Relaxed);
-        self.bytes += bytes;
-        if before.saturating_add(bytes) > self.held_max {
-            return Err(Problem::new(
-                Kind::Unavailable,
-                "bodies_full",
-                "the server holds as many request bodies as it may; nothing of this request was \
-                 counted; send it again after the time in Retry-After",
-            ));
+fn full(which: Full) -> Problem {
+    let detail = match which {
+        Full::All => {
+            "the server holds as many request bodies as it may; nothing of this request was \
+             counted; send it again after the time in Retry-After"
         }
-        Ok(())
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
+        Full::Holder => {
+            "the server holds as many request bodies of this tenant as it may; nothing of this \
+             request was counted; send fewer at once, and this one again after the time in \
+             Retry-After"
+        }
+    };
+    Problem::new(Kind::Unavailable, "bodies_full", detail)
 }
 
 fn read_encoding(headers: &HeaderMap) -> Result<Encoding, Problem> {

@@ -61,7 +61,7 @@ pub async fn post_events(
     caller.require(Scope::Ingest)?;
     let (parts, body) = request.into_parts();
     let format = read_format(&parts.headers)?;
-    let body = app.bodies.read(&parts.headers, body).await?;
+    let body = app.bodies.read(&parts, body).await?;
     let Items { items, single } =
         items::parse_items(&body.bytes, format, app.config.batch_events_max)?;
     let mut deliveries = parse_deliveries(&app, &items).await?;

@@ -88,7 +88,7 @@ pub async fn read_json<T: DeserializeOwned>(
             "Content-Type must be application/json; with curl, use --json",
         ));
     }
-    let body = app.bodies.read(&parts.headers, body).await?;
+    let body = app.bodies.read(&parts, body).await?;
     let read = serde_json::from_slice(&body.bytes).map_err(|error| invalid_body(&error))?;
     // Positional arrays are read as objects otherwise, and mean something else after a change.
     if !body.bytes.trim_ascii_start().starts_with(b"{") {

@@ -4,10 +4,13 @@
 //! Invariant: whose key it is comes from the API key, never from the request: its tenant, or
 //! everyone for a key that is bound to none, and its scopes, so that a caller who may less neither
 //! sees nor spoils what another did. Where money moves, a key is required and ends in the
-//! transaction of its effect. Keys of `/v1/keys` are left out: their answer holds a token, and
-//! tokens are never stored.
+//! transaction of its effect. A caller whose key does not allow the request is refused before
+//! anything is read or claimed. A request that was refused before it began leaves its key unused.
+//! `/v1/keys` is left out, since its answer holds a token, and tokens are never stored; and
+//! `/v1/events`, since events are idempotent by their ids and answers of batches are large.
 
 use super::App;
+use super::access;
 use super::auth::Caller;
 use super::problem::Problem;
 use crate::clock::Clock;
@@ -30,8 +33,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub const HEADER: &str = "idempotency-key";
-/// Its answer holds a token.
-const LEFT_OUT: &str = "/v1/keys";
+/// Routes whose answers are never kept.
+const LEFT_OUT: [&str; 2] = ["/v1/keys", "/v1/events"];
+/// Largest body of a request under a key: it is read whole before it is claimed.
+const KEYED_BYTES_MAX: usize = 1024 * 1024;
+/// Largest answer that is kept.
+const ANSWER_BYTES_MAX: usize = 256 * 1024;
 const KEEP_COMPLETED: Duration = Duration::from_secs(24 * 3600);
 const KEEP_FAILED: Duration = Duration::from_secs(3600);
 
@@ -40,7 +47,8 @@ pub fn layer(app: &Arc<App>, policy: KeyPolicy) -> IdempotencyLayer {
     let keys = RequestKeys { store: Arc::clone(&app.store), clock: app.clock.clone() };
     let settings = Settings {
         policy,
-        body_bytes_max: app.config.body_bytes_max,
+        body_bytes_max: KEYED_BYTES_MAX,
+        answer_bytes_max: ANSWER_BYTES_MAX,
         keep_completed: KEEP_COMPLETED,
         keep_failed: KEEP_FAILED,
         ..Settings::default()
@@ -48,17 +56,22 @@ pub fn layer(app: &Arc<App>, policy: KeyPolicy) -> IdempotencyLayer {
     IdempotencyLayer::new(Arc::new(keys), settings, identify)
 }
 
-/// Finds out who is calling before the layer asks. Callers that are refused go on without: the
-/// handler tells them. The body of a request with a key, which the layer needs whole, is read here,
-/// within the limits of every body.
+/// Finds out who is calling, and whether the key allows it, before the layer is asked. Callers
+/// without a valid key go on without: the handler tells them. The body of a request with a key,
+/// which the layer needs whole, is read here, within the limits of every body.
 pub async fn recognise(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     if request.method().is_safe() {
         return next.run(request).await;
     }
-    let keyed = request.headers().contains_key(HEADER);
     let (mut parts, body) = request.into_parts();
+    let keyed = parts.headers.contains_key(HEADER) && !is_left_out(&parts);
     match Caller::from_request_parts(&mut parts, &app).await {
-        Ok(caller) => drop(parts.extensions.insert(caller)),
+        Ok(caller) => {
+            if let Err(problem) = access::check(&caller, &mut parts, &app).await {
+                return problem.into_response();
+            }
+            parts.extensions.insert(caller);
+        }
         // Nobody knows whose key it is; a handler that finds out later would run without it.
         Err(problem) if keyed && problem.is_unavailable() => return problem.into_response(),
         Err(_) => return next.run(Request::from_parts(parts, body)).await,
@@ -66,18 +79,23 @@ pub async fn recognise(State(app): State<Arc<App>>, request: Request, next: Next
     if !keyed {
         return next.run(Request::from_parts(parts, body)).await;
     }
-    match app.bodies.receive(&parts.headers, body).await {
+    match app.bodies.up_to(KEYED_BYTES_MAX).receive(&parts, body).await {
         // What it takes of the memory is given back when the request has been answered.
         Ok(body) => next.run(Request::from_parts(parts, Body::from(body.bytes.clone()))).await,
         Err(problem) => problem.into_response(),
     }
 }
 
+fn is_left_out(parts: &Parts) -> bool {
+    let path = parts.extensions.get::<MatchedPath>();
+    path.is_none_or(|path| LEFT_OUT.contains(&path.as_str()))
+}
+
 fn identify(parts: &Parts) -> Option<Identity> {
     let caller = parts.extensions.get::<Caller>()?;
     let path = parts.extensions.get::<MatchedPath>()?.as_str();
     let route = format!("{} {path}", parts.method);
-    (path != LEFT_OUT).then(|| Identity { tenant: caller.principal(), route })
+    (!is_left_out(parts)).then(|| Identity { tenant: caller.principal(), route })
 }
 
 /// The crate's store on ours.
@@ -118,6 +136,10 @@ impl counterfoil_idempotency::Store for RequestKeys {
 
     async fn release(&self, claim: &Claim) -> Result<(), StoreError> {
         self.store.release_key(claim, self.clock.now()).await
+    }
+
+    async fn forget(&self, claim: &Claim) -> Result<(), StoreError> {
+        self.store.forget_key(claim, self.clock.now()).await
     }
 
     async fn sweep(&self, limit: u32) -> Result<u32, StoreError> {

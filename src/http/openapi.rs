@@ -134,7 +134,8 @@ pub fn document(config: &ServerConfig) -> String {
 /// Adds the header under which a request happens once, but where it means nothing.
 fn describe_key(operation: &mut Value, required: bool) {
     let open = operation.get("security").is_some();
-    if open || operation["operationId"] == "post_key" {
+    let left_out = ["post_key", "post_events"].iter().any(|id| operation["operationId"] == *id);
+    if open || left_out {
         return;
     }
     let parameters = &mut operation["parameters"];

@@ -11,6 +11,7 @@ use crate::store;
 use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::response::{IntoResponse, Response};
+use counterfoil_idempotency::NothingBegan;
 use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use std::borrow::Cow;
@@ -52,6 +53,26 @@ impl Kind {
             Self::Refused => StatusCode::UNPROCESSABLE_ENTITY,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// Whether the request was refused for what it says or for who sends it. What was refused for
+    /// what is stored (not found, a conflict) is an answer like any other, and so is a refusal that
+    /// a store wrote down with its effect.
+    fn refuses_before_it_begins(self) -> bool {
+        match self {
+            Self::Invalid
+            | Self::Unauthenticated
+            | Self::Forbidden
+            | Self::TooLarge
+            | Self::UnsupportedType
+            | Self::Refused => true,
+            Self::NotFound
+            | Self::MethodNotAllowed
+            | Self::Timeout
+            | Self::Conflict
+            | Self::Internal
+            | Self::Unavailable => false,
         }
     }
 
@@ -192,6 +213,9 @@ impl IntoResponse for Problem {
         }
         if self.kind == Kind::Unauthenticated {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.kind.refuses_before_it_begins() {
+            response.extensions_mut().insert(NothingBegan);
         }
         response
     }

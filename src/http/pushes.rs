@@ -223,7 +223,7 @@ pub async fn retry_push(
     caller: Caller,
     Path(number): Path<u64>,
 ) -> Result<axum::Json<RulingAnswer>, Problem> {
-    caller.require(Scope::Operate)?;
+    caller.require_unbound(Scope::Operate)?;
     find_push(&app, &caller, number).await?;
     let ruling = app.store.retry_push(number, app.clock.now()).await?;
     answer_ruling(number, ruling, "push_not_retried")
@@ -248,7 +248,7 @@ pub async fn discard_push(
     Path(number): Path<u64>,
     request: axum::extract::Request,
 ) -> Result<axum::Json<RulingAnswer>, Problem> {
-    caller.require(Scope::Operate)?;
+    caller.require_unbound(Scope::Operate)?;
     let Json(DiscardSpec { reason }) = read_json(request, &app).await?;
     let plain = !reason.bytes().any(|byte| byte < 0x20 || byte == 0x7f);
     if reason.trim().is_empty() || reason.len() > REASON_BYTES_MAX || !plain {

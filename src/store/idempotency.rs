@@ -94,6 +94,7 @@ pub trait RequestKeys: Send + Sync {
     async fn reach_key(&self, claim: &Claim, point: &str) -> Result<(), StoreError>;
     async fn end_key(&self, claim: &Claim, ended: &Ended, at: Timestamp) -> Result<(), StoreError>;
     async fn release_key(&self, claim: &Claim, at: Timestamp) -> Result<(), StoreError>;
+    async fn forget_key(&self, claim: &Claim, at: Timestamp) -> Result<(), StoreError>;
     async fn sweep_keys(&self, limit: u32, at: Timestamp) -> Result<u32, StoreError>;
 }
 

@@ -297,6 +297,13 @@ impl RequestKeys for FailingStore {
     ) -> std::result::Result<(), StoreError> {
         self.up_for_keys()?.release_key(claim, at).await
     }
+    async fn forget_key(
+        &self,
+        claim: &Claim,
+        at: Timestamp,
+    ) -> std::result::Result<(), StoreError> {
+        self.up_for_keys()?.forget_key(claim, at).await
+    }
     async fn sweep_keys(&self, limit: u32, at: Timestamp) -> std::result::Result<u32, StoreError> {
         self.up_for_keys()?.sweep_keys(limit, at).await
     }

@@ -107,6 +107,72 @@ async fn all_bodies_together_are_bounded() {
     assert_eq!(server.post(&format!("[{}]", " ".repeat(900))).await.status, 200, "all given back");
 }
 
+/// A body that sends so much and then nothing.
+fn held(bytes: usize) -> Body {
+    let chunk = stream::iter([Ok::<_, std::io::Error>(vec![b' '; bytes])]);
+    Body::from_stream(futures_util::StreamExt::chain(chunk, stream::pending()))
+}
+
+/// Nobody shows a key for a webhook, so its bodies have a budget of their own.
+#[tokio::test]
+async fn webhook_bodies_leave_ingest_its_room() {
+    let mut config = default_config();
+    config.server.body_bytes_max = 1000;
+    config.server.body_timeout_ms = 2_000;
+    config.stripe.webhook_secrets = counterfoil::config::Secret::new("whsec_x");
+    let server = Server::start_with(&config).await;
+    let webhooks = (0..40).map(|_| {
+        let request = Request::post("/webhooks/stripe").body(held(900)).unwrap();
+        Box::pin(server.send(request))
+    });
+    let mut webhooks = futures_util::future::join_all(webhooks);
+    assert!(futures_util::poll!(&mut webhooks).is_pending(), "all are being read");
+    assert_eq!(server.post(&format!("[{}]", " ".repeat(900))).await.status, 200);
+    for answer in webhooks.await {
+        answer.problem(408, "body_timeout");
+    }
+    let large = Request::post("/webhooks/stripe").body(Body::from(vec![b' '; 1001])).unwrap();
+    server.send(large).await.problem(413, "body_too_large");
+}
+
+#[tokio::test]
+async fn webhooks_beyond_their_number_are_put_off() {
+    let mut config = default_config();
+    config.server.body_timeout_ms = 500;
+    config.stripe.webhook_secrets = counterfoil::config::Secret::new("whsec_x");
+    let server = Server::start_with(&config).await;
+    let webhooks =
+        (0..70).map(|_| server.send(Request::post("/webhooks/stripe").body(held(9)).unwrap()));
+    let answers = futures_util::future::join_all(webhooks).await;
+    let refused: Vec<_> = answers.iter().filter(|answer| answer.status == 503).collect();
+    refused.iter().for_each(|answer| drop(answer.problem(503, "bodies_full")));
+    assert_eq!(refused.len(), 70 - 64);
+}
+
+#[tokio::test]
+async fn bodies_of_one_tenant_leave_room_for_others() {
+    let mut config = default_config();
+    config.server.body_bytes_max = 1000;
+    config.server.body_timeout_ms = 2_000;
+    let server = Server::start_with(&config).await;
+    let acme = server.key("ingest", Some("acme")).await;
+    let globex = server.key("ingest", Some("globex")).await;
+    let send = |key: &str, body: Body| {
+        let request = Request::post("/v1/events").header("authorization", format!("Bearer {key}"));
+        Box::pin(server.send(request.body(body).unwrap()))
+    };
+    let mut flood = futures_util::future::join_all((0..30).map(|_| send(&acme, held(900))));
+    assert!(futures_util::poll!(&mut flood).is_pending());
+    let victim = send(&globex, Body::from(format!("[{}]", " ".repeat(900)))).await;
+    assert_eq!(victim.status, 200, "{}", victim.body);
+    let answers = flood.await;
+    let held: Vec<_> = answers.iter().filter(|answer| answer.status == 408).collect();
+    assert_eq!(held.len(), 4, "a quarter of sixteen");
+    for answer in answers.iter().filter(|answer| answer.status != 408) {
+        answer.problem(503, "bodies_full");
+    }
+}
+
 #[tokio::test]
 async fn a_queue_that_is_full_is_503() {
     let mut config = default_config();

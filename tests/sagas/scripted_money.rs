@@ -299,6 +299,13 @@ impl RequestKeys for ScriptedStore {
     ) -> std::result::Result<(), StoreError> {
         self.inner.release_key(claim, at).await
     }
+    async fn forget_key(
+        &self,
+        claim: &Claim,
+        at: Timestamp,
+    ) -> std::result::Result<(), StoreError> {
+        self.inner.forget_key(claim, at).await
+    }
     async fn sweep_keys(&self, limit: u32, at: Timestamp) -> std::result::Result<u32, StoreError> {
         self.inner.sweep_keys(limit, at).await
     }

@@ -87,8 +87,9 @@ pub async fn a_key_has_one_owner(mut f: Fixture) {
         f.store.reach_key(&first, "further").await,
         f.store.end_key(&first, &late, f.now).await,
         f.store.release_key(&first, f.now).await,
+        f.store.forget_key(&first, f.now).await,
     ];
-    assert_eq!(fenced, [(); 4].map(|()| Err(StoreError::Fenced)));
+    assert_eq!(fenced, [(); 5].map(|()| Err(StoreError::Fenced)));
     f.store.release_key(&second, after(f.now, 2)).await.unwrap();
     let third = owned(&f, "k", 2).await;
     assert_eq!((third.fence, third.recovery_point.as_deref()), (3, Some("half way")));
@@ -96,6 +97,10 @@ pub async fn a_key_has_one_owner(mut f: Fixture) {
     assert_eq!(kept(&f, "k").await, "done");
     let again = f.store.end_key(&third, &late, f.now).await;
     assert_eq!(again, Err(StoreError::Fenced), "it has ended");
+    // A request that never began leaves its key unused.
+    let unused = owned(&f, "unused", 2).await;
+    f.store.forget_key(&unused, after(f.now, 2)).await.unwrap();
+    assert_eq!(owned(&f, "unused", 2).await.fence, 1);
 }
 
 pub async fn claimants_at_once_are_one(f: Fixture) {

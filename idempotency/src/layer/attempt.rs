@@ -27,6 +27,12 @@ impl fmt::Debug for Attempt {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EndedByHandler;
 
+/// Marks an answer of a request that was refused before it began: its body cannot be read, or the
+/// caller may not do this. Put it into the extensions of the response, and the key is as if it had
+/// never been used, so that the corrected request can be sent under it.
+#[derive(Debug, Clone, Copy)]
+pub struct NothingBegan;
+
 impl Attempt {
     pub(super) fn new(store: Arc<dyn Store>, claim: Claim) -> Self {
         Self { store, claim: Arc::new(claim) }

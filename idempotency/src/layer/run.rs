@@ -4,7 +4,7 @@
 //! either the end is on record, or the caller is told that it is not known. A crash before the end
 //! leaves a claim with its recovery point, and the next caller goes on from there.
 
-use super::attempt::{Attempt, EndedByHandler, respond};
+use super::attempt::{Attempt, EndedByHandler, NothingBegan, respond};
 use super::{IdempotencyLayer, Settings};
 use crate::problem::{Code, Problem};
 use crate::record::{Answer, Claim, Claimed, Ending, Fingerprint, Scope, StoreError};
@@ -101,6 +101,10 @@ where
     if response.extensions().get::<EndedByHandler>().is_some() {
         return response;
     }
+    if response.extensions().get::<NothingBegan>().is_some() {
+        forget(layer, claim).await;
+        return response;
+    }
     let Some(ending) = ending_of(response.status()) else {
         release(layer, claim).await;
         return response;
@@ -142,7 +146,7 @@ where
     R: Body<Data = Bytes>,
     R::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    let bytes_max = settings.body_bytes_max;
+    let bytes_max = settings.answer_bytes_max;
     let (parts, body) = response.into_parts();
     let size = body.size_hint().exact().ok_or("it is a stream")?;
     if is_event_stream(&parts.headers) {
@@ -199,6 +203,13 @@ async fn end(
 async fn release(layer: &IdempotencyLayer, claim: &Claim) {
     if let Err(error) = layer.store.release(claim).await {
         tracing::warn!("could not release an idempotency key: {error}");
+    }
+}
+
+/// The same for a request that never began. If that fails, the key stays with this request.
+async fn forget(layer: &IdempotencyLayer, claim: &Claim) {
+    if let Err(error) = layer.store.forget(claim).await {
+        tracing::warn!("could not forget an idempotency key: {error}");
     }
 }
 

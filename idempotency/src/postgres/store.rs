@@ -121,6 +121,12 @@ impl Store for PostgresStore {
         finish(client, done)
     }
 
+    async fn forget(&self, claim: &Claim) -> Result<(), StoreError> {
+        let client = self.client().await?;
+        let done = timeout(WAIT_MAX, super::forget(&**client, claim, self.clock.now())).await;
+        finish(client, done)
+    }
+
     async fn sweep(&self, limit: u32) -> Result<u32, StoreError> {
         let now = self.sweep_time.at(self.clock.now(), self.clock.passed());
         let client = self.client().await?;

@@ -101,6 +101,11 @@ impl Store for SqliteStore {
         self.write(move |open| super::release(open, &claim, clock.now())).await
     }
 
+    async fn forget(&self, claim: &Claim) -> Result<(), StoreError> {
+        let (claim, clock) = (claim.clone(), self.clock.clone());
+        self.write(move |open| super::forget(open, &claim, clock.now())).await
+    }
+
     async fn sweep(&self, limit: u32) -> Result<u32, StoreError> {
         let now = self.sweep_time.at(self.clock.now(), self.clock.passed());
         self.write(move |open| super::sweep(open, limit, now)).await

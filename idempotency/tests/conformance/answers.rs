@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use counterfoil_idempotency::{
-    Attempt, Clock, IdempotencyLayer, KeyPolicy, Settings, SqliteStore, Store,
+    Attempt, Clock, IdempotencyLayer, KeyPolicy, NothingBegan, Settings, SqliteStore, Store,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -50,6 +50,26 @@ pub async fn statuses_decide_what_is_kept(place: Place) {
         }
         assert_eq!(runs.load(Ordering::SeqCst), runs_expected, "{status}");
     }
+}
+
+pub async fn a_request_that_never_began_leaves_its_key_unused(place: Place) {
+    let (app, runs) = counting(place.store().await, Settings::default(), |run| {
+        let mut response = (StatusCode::UNPROCESSABLE_ENTITY, "no").into_response();
+        match run {
+            0 | 1 => drop(response.extensions_mut().insert(NothingBegan)),
+            _ => response = "done".into_response(),
+        }
+        response
+    });
+    let call = |body: &'static str| Call::new("acme", "k-1", body);
+    for body in ["{}", "{\"a\":1}"] {
+        let reply = app.call(call(body)).await;
+        assert_eq!((reply.status, reply.replayed()), (StatusCode::UNPROCESSABLE_ENTITY, false));
+    }
+    assert_eq!(app.call(call("{\"a\":2}")).await.status, StatusCode::OK);
+    assert!(app.call(call("{\"a\":2}")).await.replayed());
+    assert_eq!(app.call(call("{}")).await.code(), "idempotency_key_reused");
+    assert_eq!(runs.load(Ordering::SeqCst), 3);
 }
 
 pub async fn effects_are_kept_for_longer_than_refusals(place: Place) {
@@ -142,7 +162,7 @@ pub async fn a_stream_is_refused_and_its_effect_is_on_record(place: Place) {
         ("fits", Arc::new(fits), true),
     ];
     for (name, answer, is_kept) in cases {
-        let settings = Settings { body_bytes_max: 1024, ..Settings::default() };
+        let settings = Settings { answer_bytes_max: 1024, ..Settings::default() };
         let (app, runs) = counting(place.store().await, settings, move |run| answer(run));
         let call = Call::new("acme", name, "{}");
         let (first, second) = (app.call(call.clone()).await, app.call(call).await);

@@ -180,6 +180,10 @@ impl Store for Switched {
         self.up()?.release(claim).await
     }
 
+    async fn forget(&self, claim: &Claim) -> Result<(), StoreError> {
+        self.up()?.forget(claim).await
+    }
+
     async fn sweep(&self, limit: u32) -> Result<u32, StoreError> {
         self.up()?.sweep(limit).await
     }

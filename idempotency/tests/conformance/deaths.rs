@@ -150,6 +150,10 @@ impl Store for Dying {
         self.inner.release(claim).await
     }
 
+    async fn forget(&self, claim: &Claim) -> Result<(), StoreError> {
+        self.inner.forget(claim).await
+    }
+
     async fn sweep(&self, limit: u32) -> Result<u32, StoreError> {
         self.inner.sweep(limit).await
     }

@@ -61,6 +61,7 @@ on_every_store! {
         a_dead_owner_is_taken_over_and_shut_out,
         a_lease_that_is_renewed_holds,
         a_released_key_goes_to_the_next_at_once,
+        a_forgotten_key_is_as_if_never_used,
         tenants_routes_and_keys_are_apart,
         of_many_claims_at_once_one_is_granted,
         a_recovery_point_has_a_length,
@@ -82,6 +83,7 @@ on_every_store! {
     }
     answers {
         statuses_decide_what_is_kept,
+        a_request_that_never_began_leaves_its_key_unused,
         effects_are_kept_for_longer_than_refusals,
         after_a_recovery_point_a_failure_is_resumed,
         a_stream_is_refused_and_its_effect_is_on_record,

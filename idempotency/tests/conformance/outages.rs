@@ -284,6 +284,10 @@ impl Store for Failing {
         }
     }
 
+    async fn forget(&self, claim: &Claim) -> Result<(), StoreError> {
+        self.inner.forget(claim).await
+    }
+
     async fn sweep(&self, limit: u32) -> Result<u32, StoreError> {
         self.inner.sweep(limit).await
     }

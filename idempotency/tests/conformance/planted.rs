@@ -150,6 +150,11 @@ impl Store for Planted {
         self.inner.release(&claim).await
     }
 
+    async fn forget(&self, claim: &Claim) -> Result<(), StoreError> {
+        let claim = Claim { scope: self.scope(&claim.scope), ..self.claim_of(claim) };
+        self.inner.forget(&claim).await
+    }
+
     async fn sweep(&self, limit: u32) -> Result<u32, StoreError> {
         self.inner.sweep(limit).await
     }

@@ -125,6 +125,7 @@ async fn every_verb_is_fenced(store: &dyn Store, claim: &Claim) {
     assert_eq!(store.reach(claim, "stale").await, Err(StoreError::Fenced));
     assert_eq!(store.end(claim, &stale, Ending::Failed, DAY).await, Err(StoreError::Fenced));
     assert_eq!(store.release(claim).await, Err(StoreError::Fenced));
+    assert_eq!(store.forget(claim).await, Err(StoreError::Fenced));
 }
 
 pub async fn a_lease_that_is_renewed_holds(place: Place) {
@@ -156,6 +157,31 @@ pub async fn a_released_key_goes_to_the_next_at_once(place: Place) {
     let third = owned(store.claim(&key, &request(1), LEASE).await.unwrap());
     assert_eq!((third.fence, third.recovery_point.as_deref()), (3, Some("half")));
     assert_eq!(busy(store.claim(&key, &request(1), LEASE).await.unwrap()), LEASE);
+}
+
+pub async fn a_forgotten_key_is_as_if_never_used(place: Place) {
+    let store = place.store().await;
+    let key = scope("acme", "k-1");
+    let first = owned(store.claim(&key, &request(1), LEASE).await.unwrap());
+    store.forget(&first).await.unwrap();
+    every_verb_is_fenced(store.as_ref(), &first).await;
+    let second = owned(store.claim(&key, &request(2), LEASE).await.unwrap());
+    assert_eq!(second.fence, 1, "another request takes it");
+    every_verb_is_fenced(store.as_ref(), &first).await;
+    // An owner before this one may have begun: the key stays with its request.
+    place.clock.advance(LEASE * 2);
+    let third = owned(store.claim(&key, &request(2), LEASE).await.unwrap());
+    store.forget(&third).await.unwrap();
+    assert_eq!(store.claim(&key, &request(3), LEASE).await.unwrap(), Claimed::Mismatch);
+    assert_eq!(owned(store.claim(&key, &request(2), LEASE).await.unwrap()).fence, 3);
+    // And so it does after a recovery point.
+    let key = scope("acme", "k-2");
+    let begun = owned(store.claim(&key, &request(1), LEASE).await.unwrap());
+    store.reach(&begun, "half").await.unwrap();
+    store.forget(&begun).await.unwrap();
+    assert_eq!(store.claim(&key, &request(2), LEASE).await.unwrap(), Claimed::Mismatch);
+    let next = owned(store.claim(&key, &request(1), LEASE).await.unwrap());
+    assert_eq!(next.recovery_point.as_deref(), Some("half"));
 }
 
 pub async fn tenants_routes_and_keys_are_apart(place: Place) {

@@ -63,6 +63,13 @@ impl RequestKeys for PostgresStore {
         self.keep(work).await
     }
 
+    async fn forget_key(&self, claim: &Claim, at: Timestamp) -> Kept<()> {
+        let work = move |client: Arc<Transaction>| async move {
+            postgres::forget(connection(&client), claim, millis(at)).await
+        };
+        self.keep(work).await
+    }
+
     async fn sweep_keys(&self, limit: u32, at: Timestamp) -> Kept<u32> {
         let work = move |client: Arc<Transaction>| async move {
             postgres::sweep(connection(&client), limit, millis(at)).await

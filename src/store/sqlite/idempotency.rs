@@ -98,6 +98,11 @@ impl RequestKeys for SqliteStore {
         self.write_key(move |c| sqlite::release(c, &claim, millis(at))).await
     }
 
+    async fn forget_key(&self, claim: &Claim, at: Timestamp) -> Result<(), StoreError> {
+        let claim = claim.clone();
+        self.write_key(move |c| sqlite::forget(c, &claim, millis(at))).await
+    }
+
     async fn sweep_keys(&self, limit: u32, at: Timestamp) -> Result<u32, StoreError> {
         self.write_key(move |c| sqlite::sweep(c, limit, millis(at))).await
     }
