@@ -35,7 +35,7 @@ const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 /// Larger compressed bodies are decompressed on a thread that may take its time.
 const IN_PLACE_BYTES_MAX: usize = 4 * 1024;
 /// Largest webhook that is taken; Stripe's have some kilobytes.
-pub const WEBHOOK_BYTES_MAX: usize = 256 * 1024;
+const WEBHOOK_BYTES_MAX: usize = 256 * 1024;
 const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Webhooks that are read at once, and what they hold together.
 const WEBHOOKS_MAX: usize = 64;

@@ -162,6 +162,10 @@ impl Problem {
         self.kind == Kind::Unavailable
     }
 
+    pub fn is_too_large(&self) -> bool {
+        self.kind == Kind::TooLarge
+    }
+
     /// The status and the body, for an answer that is kept.
     pub fn into_parts(self) -> (StatusCode, String) {
         (self.kind.status(), self.body())

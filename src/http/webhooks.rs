@@ -60,8 +60,9 @@ pub async fn receive_stripe(
     // Without the other headers: the signature is over the bytes as they are.
     parts.headers.clear();
     parts.headers.extend(length.map(|length| (CONTENT_LENGTH, length)));
-    let body =
-        app.webhook_bodies.read(&parts, body).await.inspect_err(|_| count_refused("body"))?;
+    let body = app.webhook_bodies.read(&parts, body).await.inspect_err(|problem| {
+        count_refused(if problem.is_too_large() { "too_large" } else { "body" });
+    })?;
     let received_at = app.clock.now();
     let header = header.as_ref().and_then(|value| value.to_str().ok()).unwrap_or_default();
     let judged = signature::verify(&app.webhook_secrets, header, &body.bytes, received_at);
