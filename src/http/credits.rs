@@ -417,7 +417,7 @@ pub struct ChangeList {
     params(("tenant" = String, Path), ChangeParameters),
     responses((status = 200, description = "A page of changes", body = ChangeList))
 )]
-pub async fn list_changes(
+pub async fn list_credit_changes(
     State(app): State<Arc<App>>,
     caller: Caller,
     Path(tenant): Path<String>,

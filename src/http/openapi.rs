@@ -66,7 +66,7 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(accounts::get_statement))
         .routes(routes!(accounts::get_entry))
         .routes(routes!(credits::get_credits))
-        .routes(routes!(credits::list_changes))
+        .routes(routes!(credits::list_credit_changes))
         .routes(routes!(credits::get_allowance))
         .routes(routes!(sagas::list_sagas))
         .routes(routes!(sagas::get_saga))

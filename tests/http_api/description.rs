@@ -170,3 +170,19 @@ async fn the_page_needs_nothing_from_elsewhere() {
         assert!(!page.body.contains(outside), "{outside}");
     }
 }
+
+/// Generators of clients name a method after each operation, and refuse two of one name.
+#[tokio::test]
+async fn operation_ids_are_unique() {
+    let server = Server::start().await;
+    let document = server.get("/openapi.json").await.json();
+    let methods = document["paths"].as_object().unwrap().values();
+    let mut ids: Vec<&str> = methods
+        .flat_map(|methods| methods.as_object().unwrap().values())
+        .map(|operation| operation["operationId"].as_str().unwrap())
+        .collect();
+    ids.sort_unstable();
+    let all = ids.clone();
+    ids.dedup();
+    assert_eq!(ids, all);
+}

@@ -18,6 +18,8 @@ pub enum Need {
     Strace,
     /// A Python that can make virtual environments.
     PythonVenv,
+    /// A browser for the test of the documentation page.
+    Chromium,
 }
 
 impl Need {
@@ -29,6 +31,7 @@ impl Need {
             Self::PythonVenv => {
                 succeeds(Command::new("python3").args(["-c", "import venv, ensurepip"]))
             }
+            Self::Chromium => std::path::Path::new(crate::docs_page::CHROMIUM).exists(),
         }
     }
 
@@ -38,6 +41,7 @@ impl Need {
             Self::Redis => &["redis-server"],
             Self::Strace => &["strace"],
             Self::PythonVenv => &["python3", "python3-venv"],
+            Self::Chromium => &["chromium"],
         }
     }
 }

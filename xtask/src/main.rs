@@ -9,6 +9,7 @@
 mod bench;
 mod binaries;
 mod debian;
+mod docs_page;
 mod keeper;
 mod postgres;
 mod schemathesis;
@@ -30,6 +31,7 @@ usage: cargo xtask COMMAND
   tidy               only the house rules: sizes, direction of modules, migration pairs
   postgres           start a throw-away PostgreSQL, print its URL, wait for Ctrl-C
   schemathesis       call the HTTP API with generated requests, good and bad
+  docs-page          try every operation of the page at /docs in a browser
   stripe-sdk         drive the stand-in for Stripe with Stripe's own SDKs
   simulate [--seeds N] [--from S] [--store sqlite|postgres] [--bug NAME] [--story NAME]
            | --list-bugs
@@ -61,6 +63,7 @@ fn run(arguments: &[OsString]) -> Result<()> {
         Some("tidy") if rest.is_empty() => run_to_end(cargo()?.args(["test", "--test", "tidy"])),
         Some("postgres") if rest.is_empty() => postgres::serve_until_interrupted(),
         Some("schemathesis") if rest.is_empty() => schemathesis::run_alone(),
+        Some("docs-page") if rest.is_empty() => docs_page::run_alone(),
         Some("stripe-sdk") if rest.is_empty() => stripe_sdk::run_alone(),
         Some("simulate") => simulate::run(rest),
         Some("bench") => bench::run(rest),

@@ -1,5 +1,5 @@
-//! Calls every operation of a running server with generated requests, good and bad, and compares
-//! each answer with what the server's own OpenAPI document promises.
+//! Validates the server's OpenAPI document, calls every operation of a running server with
+//! generated requests, good and bad, and compares each answer with what the document promises.
 //!
 //! The seed is fixed, so that a red run can be repeated. The server gets a folder of its own under
 //! `target/`, removed at the next start, so that after a failure its data can be looked at.
@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Pinned: a newer version finds other things, which should be a change of its own.
 const VERSION: &str = "4.32.5";
+/// Checks the document itself, as generators of clients do before they begin.
+const VALIDATOR: &str = "0.9.0";
 const SEED: &str = "20261115";
 /// Per operation and phase; keeps the whole under about a minute.
 const EXAMPLES_MAX: &str = "40";
@@ -52,6 +54,12 @@ pub fn run() -> Result<()> {
     fs::create_dir_all(&folder).context("could not make a folder for the server's data")?;
     let key = random_key()?;
     let (_server, url) = start_server(&folder, &key)?;
+    let validate = "import sys, openapi_spec_validator as v; v.validate_url(sys.argv[1])";
+    run_to_end(
+        Command::new(schemathesis.with_file_name("python"))
+            .args(["-c", validate])
+            .arg(format!("{url}/openapi.json")),
+    )?;
     run_to_end(
         Command::new(schemathesis)
             .current_dir(&folder)
@@ -76,8 +84,12 @@ pub fn run() -> Result<()> {
 /// Makes the virtual environment, unless it is there with the right version. Returns the program.
 fn install(venv: &Path) -> Result<PathBuf> {
     let program = venv.join("bin").join("schemathesis");
-    let installed = Command::new(&program).arg("--version").output();
-    if installed.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(VERSION)) {
+    let validator = program.with_file_name("openapi-spec-validator");
+    let is_installed = |program: &Path, version: &str| {
+        let output = Command::new(program).arg("--version").output();
+        output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(version))
+    };
+    if is_installed(&program, VERSION) && is_installed(&validator, VALIDATOR) {
         return Ok(program);
     }
     println!("installing schemathesis {VERSION} in {}", venv.display());
@@ -85,13 +97,14 @@ fn install(venv: &Path) -> Result<PathBuf> {
     run_to_end(
         Command::new(venv.join("bin").join("pip"))
             .args(["install", "--quiet", "--disable-pip-version-check"])
-            .arg(format!("schemathesis=={VERSION}")),
+            .arg(format!("schemathesis=={VERSION}"))
+            .arg(format!("openapi-spec-validator=={VALIDATOR}")),
     )?;
     Ok(program)
 }
 
 /// Starts the server on a port of its choice; returns it with its URL.
-fn start_server(folder: &Path, key: &str) -> Result<(Kept, String)> {
+pub fn start_server(folder: &Path, key: &str) -> Result<(Kept, String)> {
     let own = std::env::current_exe().context("could not find this program's own file")?;
     let server = own.with_file_name("counterfoil");
     let data = folder.join("data");
@@ -137,7 +150,7 @@ fn url_field(line: &str) -> Option<&str> {
     value.split('"').next().filter(|url| url.starts_with("http"))
 }
 
-fn random_key() -> Result<String> {
+pub fn random_key() -> Result<String> {
     let mut bytes = [0_u8; 32];
     let mut source = File::open("/dev/urandom").context("could not open /dev/urandom")?;
     source.read_exact(&mut bytes).context("could not read /dev/urandom")?;

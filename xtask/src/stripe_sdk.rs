@@ -35,7 +35,7 @@ pub fn run() -> Result<()> {
     let folder = root()?.join("target").join("stripe-sdk");
     fs::create_dir_all(&folder).context("could not make a folder for the SDKs")?;
     let python = install_python(&folder.join("venv"))?;
-    let node = install_node(&folder)?;
+    let node = install_node(&folder, "stripe", NODE_SDK)?;
     let tests = root()?.join("tests").join("stripe_sdk");
     let (_simulator, url) = start_simulator(&folder)?;
     run_to_end(
@@ -77,20 +77,20 @@ fn pip_install(venv: &Path, package: &str) -> Result<()> {
 }
 
 /// A Node that is new enough, with its npm.
-struct Node {
-    program: PathBuf,
+pub struct Node {
+    pub program: PathBuf,
     npm: PathBuf,
 }
 
-/// Installs the SDK for Node, unless it is there with the right version.
-fn install_node(folder: &Path) -> Result<Node> {
+/// Installs a package of npm in a folder, unless it is there with the right version.
+pub fn install_node(folder: &Path, package: &str, version: &str) -> Result<Node> {
     let node = find_node(&folder.join("venv"))?;
-    let package = folder.join("node_modules").join("stripe").join("package.json");
-    let wanted = format!("\"version\": \"{NODE_SDK}\"");
-    if fs::read_to_string(package).is_ok_and(|text| text.contains(&wanted)) {
+    let manifest = folder.join("node_modules").join(package).join("package.json");
+    let wanted = format!("\"version\": \"{version}\"");
+    if fs::read_to_string(manifest).is_ok_and(|text| text.contains(&wanted)) {
         return Ok(node);
     }
-    println!("installing the SDK for Node {NODE_SDK} in {}", folder.display());
+    println!("installing {package} {version} in {}", folder.display());
     // npm is itself a program for Node, and looks for it in PATH.
     let mut path =
         node.program.parent().map_or_else(Default::default, |p| p.as_os_str().to_owned());
@@ -106,7 +106,7 @@ fn install_node(folder: &Path) -> Result<Node> {
             .args(["install", "--silent", "--no-audit", "--no-fund", "--no-save"])
             .arg("--prefix")
             .arg(folder)
-            .arg(format!("stripe@{NODE_SDK}")),
+            .arg(format!("{package}@{version}")),
     )?;
     Ok(node)
 }
@@ -123,6 +123,9 @@ fn find_node(venv: &Path) -> Result<Node> {
         return Ok(installed);
     }
     println!("installing {NODE_FROM_PYPI} in {}", venv.display());
+    if !venv.join("bin").join("pip").exists() {
+        run_to_end(Command::new("python3").args(["-m", "venv", "--clear"]).arg(venv))?;
+    }
     pip_install(venv, NODE_FROM_PYPI)?;
     if !is_usable(&installed) {
         bail!("there is no Node {NODE_MAJOR_MIN} or later, and {NODE_FROM_PYPI} does not run here");

@@ -3,17 +3,18 @@
 use crate::debian::{self, Need};
 use crate::postgres::{FOR_TESTS, ScratchPostgres};
 use crate::steps::Steps;
-use crate::{binaries, cargo, run_to_end, schemathesis, simulate, stripe_sdk};
+use crate::{binaries, cargo, docs_page, run_to_end, schemathesis, simulate, stripe_sdk};
 use anyhow::Result;
 use std::ffi::OsString;
 use std::process::Command;
 
 /// The steps that need a program that compiles.
-const AFTER_BUILD: [&str; 7] = [
+const AFTER_BUILD: [&str; 8] = [
     "tests",
     "tests of the layer",
     "documentation",
     "schemathesis",
+    "documentation page",
     "stripe SDKs",
     "simulation on SQLite",
     "simulation on PostgreSQL",
@@ -41,7 +42,7 @@ fn run_filtered(filters: &[OsString]) -> Result<()> {
 
 fn run_all() -> Result<()> {
     let mut steps = Steps::begin();
-    let needs = [Need::Postgres, Need::Redis, Need::Strace, Need::PythonVenv];
+    let needs = [Need::Postgres, Need::Redis, Need::Strace, Need::PythonVenv, Need::Chromium];
     steps.step("packages", || debian::install_missing(&needs));
     steps.step("format", || run_cargo(&["fmt", "--all", "--check"]));
     steps.step("clippy", || {
@@ -64,6 +65,7 @@ fn run_all() -> Result<()> {
         run_to_end(command.env("RUSTDOCFLAGS", "-Dwarnings"))
     });
     steps.step("schemathesis", schemathesis::run);
+    steps.step("documentation page", docs_page::run);
     steps.step("stripe SDKs", stripe_sdk::run);
     steps.step("simulation on SQLite", || simulate::run(&seeds(SEEDS_SQLITE, "sqlite")));
     steps.step("simulation on PostgreSQL", || simulate::run(&seeds(SEEDS_POSTGRES, "postgres")));
