@@ -22,6 +22,7 @@ const OTHER_VARIABLES: [&str; 3] = ["COUNTERFOIL_ADMIN_KEY", "COUNTERFOIL_URL", 
 #[serde(deny_unknown_fields)]
 pub struct Config {
     pub server: ServerConfig,
+    pub limits: LimitsConfig,
     pub store: StoreConfig,
     pub sqlite: SqliteConfig,
     pub postgres: PostgresConfig,
@@ -51,6 +52,25 @@ pub struct ServerConfig {
     pub header_timeout_ms: u64,
     pub body_timeout_ms: u64,
     pub drain_timeout_ms: u64,
+    pub idle_timeout_ms: u64,
+    pub connection_age_max_ms: u64,
+    /// 0 for no limit.
+    pub connections_per_address_max: usize,
+    /// Paths of PEM files; both or none.
+    pub tls_cert: String,
+    pub tls_key: String,
+}
+
+/// How much one key, tenant or address may ask for; 0 for no limit of a rate.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LimitsConfig {
+    pub deliveries_per_second: u64,
+    pub requests_per_second: u64,
+    pub address_per_second: u64,
+    pub unknown_keys_per_second: u64,
+    pub queries_at_once: usize,
+    pub request_timeout_ms: u64,
 }
 
 #[derive(Clone, Deserialize)]
@@ -438,6 +458,7 @@ fn check(config: &Config) -> Result<(), ConfigError> {
         ("server.connections_max", config.server.connections_max),
         ("server.body_bytes_max", config.server.body_bytes_max),
         ("server.batch_events_max", config.server.batch_events_max),
+        ("limits.queries_at_once", config.limits.queries_at_once),
         ("sqlite.segment_events", config.sqlite.segment_events),
         ("sqlite.readers", config.sqlite.readers),
         ("postgres.writers", config.postgres.writers),

@@ -6,6 +6,7 @@
 
 mod access;
 mod accounts;
+mod admission;
 mod alerts;
 pub mod auth;
 mod billing;
@@ -46,6 +47,7 @@ use crate::provider::Provider;
 use crate::rules::credit::DrawOrder;
 use crate::store::Store;
 use crate::tax::{self, TaxEngine};
+use admission::Admission;
 use auth::KeyCache;
 use axum::Router;
 use body::BodyReader;
@@ -64,6 +66,7 @@ pub struct App {
     accept_horizon_hours: u32,
     catalog: CatalogCache,
     keys: KeyCache,
+    admission: Admission,
     bodies: BodyReader,
     webhook_bodies: BodyReader,
     metrics: PrometheusHandle,
@@ -77,6 +80,8 @@ pub struct App {
     draw_order: DrawOrder,
     /// Whether usage is only compared and never billed.
     shadow: bool,
+    /// Held by the one comparison with the provider that is at work.
+    comparing: tokio::sync::Mutex<()>,
     /// The description of this interface, made once.
     openapi: Bytes,
 }
@@ -92,6 +97,7 @@ impl App {
         Arc::new(Self {
             catalog: CatalogCache::new(Arc::clone(&store)),
             keys: KeyCache::new(Arc::clone(&store)),
+            admission: Admission::new(&config.server, &config.limits),
             bodies: BodyReader::new(&config.server),
             webhook_bodies: BodyReader::for_webhooks(&config.server),
             metrics: telemetry::install_recorder(),
@@ -99,6 +105,7 @@ impl App {
             webhook_secrets: config.stripe.webhook_secrets.split(),
             taxes: tax::connect(&config.tax).expect("settings are checked when they are read"),
             draw_order: config.credits.order,
+            comparing: tokio::sync::Mutex::new(()),
             shadow: config.provider.shadow != Shadow::Off,
             store,
             provider,
@@ -120,7 +127,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/", axum::routing::get(pages::root))
         .layer(idempotency::layer(&app, KeyPolicy::Optional))
         .merge(money)
-        .layer(axum::middleware::from_fn_with_state(Arc::clone(&app), idempotency::recognise))
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&app), admission::admit))
         .fallback(problem::not_found)
         .method_not_allowed_fallback(problem::method_not_allowed)
         .layer(axum::middleware::from_fn(telemetry::observe))

@@ -3,6 +3,7 @@
 //! Invariant: `--json` prints the server's bytes, untouched.
 
 use super::client::{Client, Request, ServerArguments};
+use super::table::plain_json;
 use anyhow::Context;
 use serde::de::DeserializeOwned;
 
@@ -22,7 +23,7 @@ pub async fn ask<T: DeserializeOwned>(
 ) -> anyhow::Result<Option<T>> {
     let body = Client::new(server)?.call(request).await?;
     if shown.json {
-        println!("{}", String::from_utf8_lossy(&body));
+        println!("{}", plain_json(&body));
         return Ok(None);
     }
     serde_json::from_slice(&body).map(Some).context("the server's answer cannot be read")

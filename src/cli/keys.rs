@@ -3,7 +3,7 @@
 //! Invariant: a token is shown once, when it is made, and a list never shows one.
 
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, new_table};
+use super::table::{cell, new_table, plain_json};
 use anyhow::Context;
 use reqwest::Method;
 use serde::Deserialize;
@@ -97,7 +97,7 @@ pub async fn run(arguments: KeysArguments) -> anyhow::Result<ExitCode> {
             let request = Request::new(Method::POST, &["v1", "keys"]).with_json(&spec);
             let body = Client::new(&server)?.call(&request).await?;
             if json {
-                println!("{}", String::from_utf8_lossy(&body));
+                println!("{}", plain_json(&body));
                 return Ok(ExitCode::SUCCESS);
             }
             let key: NewKey = serde_json::from_slice(&body).context(UNREADABLE)?;
@@ -109,7 +109,7 @@ pub async fn run(arguments: KeysArguments) -> anyhow::Result<ExitCode> {
             let request = Request::new(Method::GET, &["v1", "keys"]);
             let body = Client::new(&server)?.call(&request).await?;
             if json {
-                println!("{}", String::from_utf8_lossy(&body));
+                println!("{}", plain_json(&body));
                 return Ok(ExitCode::SUCCESS);
             }
             let list: KeyList = serde_json::from_slice(&body).context(UNREADABLE)?;

@@ -4,7 +4,7 @@
 //! Invariant: numbers are shown as the server wrote them; none passes through a float.
 
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, grouped, new_table};
+use super::table::{cell, grouped, new_table, plain, plain_json};
 use anyhow::Context;
 use reqwest::Method;
 use serde::Deserialize;
@@ -161,7 +161,7 @@ pub async fn run(arguments: PushesArguments) -> anyhow::Result<ExitCode> {
             let request = Request::new(Method::GET, &["v1", "pushes", &id.to_string()]);
             let body = Client::new(&server)?.call(&request).await?;
             if json {
-                println!("{}", String::from_utf8_lossy(&body));
+                println!("{}", plain_json(&body));
             } else {
                 print_trace(&serde_json::from_slice(&body).context(UNREADABLE)?);
             }
@@ -229,7 +229,7 @@ async fn list(arguments: &ListArguments) -> anyhow::Result<()> {
     request.query.extend(given);
     let body = Client::new(&arguments.server)?.call(&request).await?;
     if arguments.json {
-        println!("{}", String::from_utf8_lossy(&body));
+        println!("{}", plain_json(&body));
         return Ok(());
     }
     let list: PushList = serde_json::from_slice(&body).context(UNREADABLE)?;
@@ -264,10 +264,10 @@ async fn list(arguments: &ListArguments) -> anyhow::Result<()> {
 fn print_trace(trace: &PushTrace) {
     let push = &trace.push;
     let customer = push.customer.as_deref().unwrap_or("no customer yet");
+    let of = plain(&format!("{} ({customer})", push.tenant));
     println!(
-        "push {} of {} ({customer}): {} of {}, window {}, revision {}",
+        "push {} of {of}: {} of {}, window {}, revision {}",
         push.id,
-        push.tenant,
         grouped(&push.quantity),
         push.meter,
         push.window_start,
@@ -280,7 +280,7 @@ fn print_trace(trace: &PushTrace) {
         (None, state) => println!("{state}"),
     }
     if let Some(detail) = &push.detail {
-        println!("{detail}");
+        println!("{}", plain(detail));
     }
     let header = ["at", "class", "state", "request", "detail", "try"];
     let mut table = new_table(&header, 5);

@@ -40,8 +40,9 @@ const EXIT_INTERRUPTED: i32 = 130;
   counterfoil serve
       data in ./counterfoil-data, on http://127.0.0.1:8787; the first start prints an admin key
   counterfoil serve --data /var/lib/counterfoil --listen 0.0.0.0:8787
-  counterfoil serve --store postgres://counterfoil:secret@db/counterfoil
-      any number of servers may share one PostgreSQL database
+  COUNTERFOIL_STORE_URL=postgres://counterfoil:secret@db/counterfoil counterfoil serve
+      any number of servers may share one PostgreSQL database; a password given with --store would be
+      seen by every user of the machine
   COUNTERFOIL_ADMIN_KEY=choose-a-long-one counterfoil serve --log json
       sets the admin key instead of making one; log and ready line are JSON
 
@@ -216,7 +217,8 @@ pub(super) async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
 
 /// Prints the ready line, on standard output, and a key that was just made.
 fn announce(config: &Config, listen: SocketAddr, admin_key: Option<&str>) -> anyhow::Result<()> {
-    let url = format!("http://{}", reachable(listen));
+    let scheme = if config.server.tls_cert.is_empty() { "http" } else { "https" };
+    let url = format!("{scheme}://{}", reachable(listen));
     let (store, version) = (config.store.url.to_string(), env!("CARGO_PKG_VERSION"));
     let line = match config.log.format {
         LogFormat::Json => {

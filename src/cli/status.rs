@@ -4,7 +4,7 @@
 
 use super::EXIT_FINDINGS;
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, grouped, new_table};
+use super::table::{cell, grouped, new_table, plain_json};
 use anyhow::Context;
 use reqwest::Method;
 use serde::Deserialize;
@@ -76,7 +76,7 @@ pub async fn run(arguments: &StatusArguments) -> anyhow::Result<ExitCode> {
     let health: Health =
         serde_json::from_slice(&body).context("the server's answer cannot be read")?;
     if arguments.json {
-        println!("{}", String::from_utf8_lossy(&body));
+        println!("{}", plain_json(&body));
     } else {
         print_three(&health);
         print_rest(&health);

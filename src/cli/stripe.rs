@@ -6,7 +6,7 @@
 
 use super::EXIT_FINDINGS;
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, grouped, new_table};
+use super::table::{cell, grouped, new_table, plain, plain_json};
 use crate::config::{Config, Shadow};
 use crate::provider::stripe::setup::{Fitness, judge_meter};
 use crate::provider::stripe::{StripeClient, is_live};
@@ -364,7 +364,7 @@ async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
     let code =
         if comparison.differing == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FINDINGS) };
     if arguments.json {
-        println!("{}", String::from_utf8_lossy(&body));
+        println!("{}", plain_json(&body));
         return Ok(code);
     }
     let mut table = new_table(&["window", "state", "", "ledger", "pushed", "Stripe"], 3);
@@ -378,7 +378,8 @@ async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
             cell(grouped(&window.provider)),
         ]);
     }
-    println!("{} of {} ({})\n", arguments.meter, arguments.tenant, comparison.customer);
+    let of = plain(&format!("{} ({})", arguments.tenant, comparison.customer));
+    println!("{} of {of}\n", arguments.meter);
     println!("{table}");
     match (comparison.windows.len(), comparison.differing) {
         (0, _) => println!("\nno usage on either side"),

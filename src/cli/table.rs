@@ -28,6 +28,19 @@ pub fn plain(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
+/// A JSON text of the server's whose control characters are escaped, which means the same.
+pub fn plain_json(body: &[u8]) -> String {
+    let mut text = String::with_capacity(body.len());
+    for c in String::from_utf8_lossy(body).chars() {
+        if c.is_control() && c != '\n' {
+            text.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            text.push(c);
+        }
+    }
+    text
+}
+
 /// `1234567` as `1,234,567`; a sign and decimals stay as they are.
 pub fn grouped(number: impl ToString) -> String {
     let text = number.to_string();

@@ -3,7 +3,7 @@
 //! Invariant: numbers are shown as the server wrote them; none passes through a float.
 
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, grouped, new_table};
+use super::table::{cell, grouped, new_table, plain, plain_json};
 use crate::rules::quantity::Quantity;
 use anyhow::Context;
 use reqwest::Method;
@@ -87,7 +87,7 @@ pub async fn run(arguments: &UsageArguments) -> anyhow::Result<ExitCode> {
     request.query.extend(given);
     let body = client.call(&request).await?;
     if arguments.json {
-        println!("{}", String::from_utf8_lossy(&body));
+        println!("{}", plain_json(&body));
         return Ok(ExitCode::SUCCESS);
     }
     let usage = serde_json::from_slice(&body).context("the server's answer cannot be read")?;
@@ -96,7 +96,8 @@ pub async fn run(arguments: &UsageArguments) -> anyhow::Result<ExitCode> {
 }
 
 fn print_usage(usage: &Usage) {
-    println!("{} of {}, from {} to {}\n", usage.meter, usage.tenant, usage.from, usage.to);
+    let tenant = plain(&usage.tenant);
+    println!("{} of {tenant}, from {} to {}\n", usage.meter, usage.from, usage.to);
     let dimensions: Vec<&str> = match usage.windows.first() {
         Some(window) => window.group.keys().map(String::as_str).collect(),
         None => Vec::new(),

@@ -86,7 +86,7 @@ pub struct AccountList {
 #[into_params(parameter_in = Query)]
 pub struct AccountParameters {
     /// The last account of the page before.
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     after: Option<String>,
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<usize>,
@@ -249,7 +249,7 @@ pub async fn get_statement(
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PostingSpec {
-    #[schema(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[schema(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     account: String,
     /// What the account gains, as a decimal number; negative where it loses.
     #[schema(pattern = r"^-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,12})?$")]
@@ -271,7 +271,7 @@ pub struct PostingSpec {
 pub struct EntrySpec {
     /// Why, for whoever reads the statement.
     #[serde(default)]
-    #[schema(max_length = 500, pattern = r"^[^\x00-\x1f\x7f]*$")]
+    #[schema(max_length = 500, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
     memo: String,
     /// They sum to 0 in each unit.
     #[schema(min_items = 2, max_items = 100)]
@@ -347,7 +347,7 @@ fn read_posting(spec: PostingSpec) -> Result<NewPosting, Problem> {
 
 /// Text for people, of bounded length.
 pub fn parse_memo(memo: String) -> Result<String, Problem> {
-    if memo.len() > MEMO_BYTES_MAX || memo.bytes().any(|b| b < 0x20 || b == 0x7f) {
+    if memo.len() > MEMO_BYTES_MAX || memo.chars().any(char::is_control) {
         let detail = format!("memo has at most {MEMO_BYTES_MAX} bytes and no control characters");
         return Err(Problem::new(Kind::Refused, "invalid_memo", detail));
     }

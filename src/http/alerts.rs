@@ -88,7 +88,7 @@ pub async fn list_alerts(
     "tenant": "acme", "meter": "api_calls", "kind": "quota", "period": "month", "limit": "1000000"
 }))]
 pub struct ThresholdSpec {
-    #[schema(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[schema(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: String,
     #[schema(min_length = 1, max_length = 64, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
     meter: String,
@@ -121,7 +121,7 @@ pub struct ThresholdList {
 #[into_params(parameter_in = Query)]
 pub struct ThresholdListParameters {
     /// Only thresholds of this tenant.
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
 }
 
@@ -129,7 +129,7 @@ pub struct ThresholdListParameters {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ThresholdName {
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: String,
     #[param(min_length = 1, max_length = 64, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
     meter: String,

@@ -27,6 +27,8 @@ const FRESH_MAX: Duration = Duration::from_secs(2);
 const STALE_MAX: Duration = Duration::from_secs(30);
 /// Shortest first admin key an operator may choose.
 pub const ADMIN_KEY_CHARACTERS_MIN: usize = 16;
+/// The name of the key that the environment gives.
+const GIVEN_ADMIN_KEY: &str = "COUNTERFOIL_ADMIN_KEY";
 
 /// What a key allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -115,6 +117,15 @@ impl Caller {
         match &self.0.tenant {
             Some(tenant) => format!("{scopes} of {tenant}"),
             None => scopes,
+        }
+    }
+
+    /// Whose part of the server's memory and connections a request takes: the tenant's that the key
+    /// is bound to, or the key's own.
+    pub fn holder(&self) -> String {
+        match &self.0.tenant {
+            Some(tenant) => format!("tenant {tenant}"),
+            None => format!("key {}", self.0.key_id),
         }
     }
 
@@ -350,7 +361,8 @@ pub enum AdminKeyError {
 
 /// Makes sure that there is a key to begin with. Returns the token of a key that was made here,
 /// to be shown once; a given key is known to whoever gave it and is never returned. A given key
-/// that is not known yet becomes an admin key; one that was revoked stays revoked.
+/// that is not known yet becomes an admin key, in place of those that were given before; one that
+/// was revoked stays revoked.
 pub async fn create_first_admin_key(
     store: &dyn Store,
     clock: &Clock,
@@ -374,7 +386,8 @@ pub async fn create_first_admin_key(
     };
     match given {
         Some(token) => {
-            let key = admin_key("COUNTERFOIL_ADMIN_KEY", &token);
+            let key = admin_key(GIVEN_ADMIN_KEY, &token);
+            let given = key.digest;
             match keys.iter().find(|known| known.digest.ct_eq(&key.digest).into()) {
                 None => store.create_api_key(key).await?,
                 Some(known) if known.revoked_at.is_some() => {
@@ -382,6 +395,7 @@ pub async fn create_first_admin_key(
                 }
                 Some(_) => {}
             }
+            end_former_admin_keys(store, clock, &keys, &given).await?;
             Ok(None)
         }
         None if keys.is_empty() => {
@@ -391,6 +405,33 @@ pub async fn create_first_admin_key(
         }
         None => Ok(None),
     }
+}
+
+/// Ends the keys that COUNTERFOIL_ADMIN_KEY gave before, so that a leaked one is ended by giving
+/// another. A given key that is revoked ends nothing: nobody could come in any more.
+async fn end_former_admin_keys(
+    store: &dyn Store,
+    clock: &Clock,
+    keys: &[ApiKey],
+    given: &[u8; 32],
+) -> store::Result<()> {
+    let is_given = |key: &ApiKey| bool::from(key.digest.ct_eq(given));
+    if keys.iter().any(|key| is_given(key) && key.revoked_at.is_some()) {
+        return Ok(());
+    }
+    let former = keys
+        .iter()
+        .filter(|key| key.name == GIVEN_ADMIN_KEY && key.revoked_at.is_none() && !is_given(key));
+    for key in former {
+        if store.revoke_api_key(&key.id, clock.now()).await? {
+            tracing::warn!(
+                key = key.id,
+                "COUNTERFOIL_ADMIN_KEY has another value: {}, which it gave before, is revoked",
+                key.id
+            );
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use std::sync::Arc;
 #[into_params(parameter_in = Query)]
 pub struct ChangeFeedParameters {
     /// Only changes of this tenant.
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
     /// The last number that was seen.
     #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]

@@ -61,7 +61,7 @@ pub struct GrantSpec {
     expires_at: Option<String>,
     /// Why, for whoever reads the history.
     #[serde(default)]
-    #[schema(max_length = 500, pattern = r"^[^\x00-\x1f\x7f]*$")]
+    #[schema(max_length = 500, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
     memo: String,
 }
 
@@ -272,7 +272,7 @@ pub struct TakeBackSpec {
     #[schema(pattern = r"^(0|[1-9][0-9]{0,14})(\.[0-9]{1,12})?$")]
     amount: Option<String>,
     #[serde(default)]
-    #[schema(max_length = 500, pattern = r"^[^\x00-\x1f\x7f]*$")]
+    #[schema(max_length = 500, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
     memo: String,
 }
 

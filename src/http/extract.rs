@@ -21,6 +21,20 @@ pub const LIMIT_DEFAULT: usize = 100;
 /// Most records on a page.
 pub const LIMIT_MAX: usize = 1000;
 
+/// Bytes of records after which a page ends, however many were asked for.
+pub const PAGE_BYTES_MAX: usize = 1024 * 1024;
+
+/// How many records fit on a page, given their sizes; at least one if there is any.
+pub fn fit_page(sizes: impl IntoIterator<Item = usize>, limit: usize) -> usize {
+    let mut bytes = 0_usize;
+    let fits = |size: &usize| {
+        let first = bytes == 0;
+        bytes = bytes.saturating_add((*size).max(1));
+        first || bytes <= PAGE_BYTES_MAX
+    };
+    sizes.into_iter().take(limit).take_while(fits).count()
+}
+
 /// The query of the request's URL.
 pub struct Query<T>(pub T);
 

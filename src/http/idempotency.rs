@@ -10,7 +10,6 @@
 //! `/v1/events`, since events are idempotent by their ids and answers of batches are large.
 
 use super::App;
-use super::access;
 use super::auth::Caller;
 use super::problem::Problem;
 use crate::clock::Clock;
@@ -19,7 +18,7 @@ use crate::store::Store;
 use crate::store::idempotency::{Completing, Ended};
 use async_trait::async_trait;
 use axum::body::Body;
-use axum::extract::{FromRequestParts, MatchedPath, Request, State};
+use axum::extract::{FromRequestParts, MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use counterfoil_idempotency::{
@@ -56,27 +55,12 @@ pub fn layer(app: &Arc<App>, policy: KeyPolicy) -> IdempotencyLayer {
     IdempotencyLayer::new(Arc::new(keys), settings, identify)
 }
 
-/// Finds out who is calling, and whether the key allows it, before the layer is asked. Callers
-/// without a valid key go on without: the handler tells them. The body of a request with a key,
-/// which the layer needs whole, is read here, within the limits of every body.
-pub async fn recognise(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    if request.method().is_safe() {
-        return next.run(request).await;
-    }
-    let (mut parts, body) = request.into_parts();
-    let keyed = parts.headers.contains_key(HEADER) && !is_left_out(&parts);
-    match Caller::from_request_parts(&mut parts, &app).await {
-        Ok(caller) => {
-            if let Err(problem) = access::check(&caller, &mut parts, &app).await {
-                return problem.into_response();
-            }
-            parts.extensions.insert(caller);
-        }
-        // Nobody knows whose key it is; a handler that finds out later would run without it.
-        Err(problem) if keyed && problem.is_unavailable() => return problem.into_response(),
-        Err(_) => return next.run(Request::from_parts(parts, body)).await,
-    }
-    if !keyed {
+/// Runs the handler. The body of a request under a key, which the layer needs whole, is read here,
+/// within the limits of every body.
+pub async fn run(app: &App, request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    let changes = !parts.method.is_safe();
+    if !changes || !parts.headers.contains_key(HEADER) || is_left_out(&parts) {
         return next.run(Request::from_parts(parts, body)).await;
     }
     match app.bodies.up_to(KEYED_BYTES_MAX).receive(&parts, body).await {

@@ -4,7 +4,7 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Query, parse_limit};
+use super::extract::{Query, fit_page, parse_limit};
 use super::problem::{Kind, Problem};
 use super::records::raw_json;
 use crate::rules::ids::TenantId;
@@ -22,7 +22,7 @@ const AFTER_MAX: u64 = 9_007_199_254_740_991;
 #[into_params(parameter_in = Query)]
 pub struct InboxParameters {
     /// Only records of this tenant.
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
     /// `next_after` of the page before.
     #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
@@ -96,7 +96,10 @@ pub async fn list_conflicts(
     Query(query): Query<InboxParameters>,
 ) -> Result<axum::Json<ConflictList>, Problem> {
     let (query, limit) = parse_inbox(&caller, query)?;
-    let (page, next_after) = cut_page(app.store.list_conflicts(query).await?, limit);
+    let (page, next_after) = {
+        let size = |record: &ConflictRecord| record.standing.len() + record.arriving.len();
+        cut_page(app.store.list_conflicts(query).await?, limit, size)
+    };
     let conflicts = page.into_iter().map(ConflictAnswer::of).collect::<Result<_, _>>()?;
     Ok(axum::Json(ConflictList { conflicts, next_after }))
 }
@@ -114,7 +117,10 @@ pub async fn list_quarantine(
     Query(query): Query<InboxParameters>,
 ) -> Result<axum::Json<QuarantineList>, Problem> {
     let (query, limit) = parse_inbox(&caller, query)?;
-    let (page, next_after) = cut_page(app.store.list_quarantine(query).await?, limit);
+    let (page, next_after) = {
+        let size = |record: &QuarantineRecord| record.payload.len();
+        cut_page(app.store.list_quarantine(query).await?, limit, size)
+    };
     let quarantined = page.into_iter().map(QuarantineAnswer::of).collect::<Result<_, _>>()?;
     Ok(axum::Json(QuarantineList { quarantined, next_after }))
 }
@@ -136,9 +142,14 @@ fn parse_inbox(caller: &Caller, query: InboxParameters) -> Result<(InboxQuery, u
     Ok((InboxQuery { tenant, after, limit: limit + 1 }, limit))
 }
 
-fn cut_page<T>(mut page: InboxPage<T>, limit: usize) -> (Vec<T>, Option<u64>) {
-    let more = page.len() > limit;
-    page.truncate(limit);
+fn cut_page<T>(
+    mut page: InboxPage<T>,
+    limit: usize,
+    size: impl Fn(&T) -> usize,
+) -> (Vec<T>, Option<u64>) {
+    let fitting = fit_page(page.iter().map(|(_, record)| size(record)), limit);
+    let more = page.len() > fitting;
+    page.truncate(fitting);
     let next_after = page.last().filter(|_| more).map(|(number, _)| *number);
     (page.into_iter().map(|(_, record)| record).collect(), next_after)
 }

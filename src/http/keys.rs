@@ -22,14 +22,14 @@ const NAME_BYTES_MAX: usize = 100;
 #[schema(example = json!({"name": "gateway", "scopes": ["ingest"]}))]
 pub struct KeySpec {
     /// For people; without control characters.
-    #[schema(min_length = 1, max_length = 100, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[schema(min_length = 1, max_length = 100, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     name: String,
     #[schema(min_items = 1, max_items = 4)]
     scopes: Vec<Scope>,
     /// Binds the key to one tenant: it reaches nothing of another. Such a key cannot have the
     /// scope admin.
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[schema(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
 }
 
@@ -129,7 +129,7 @@ pub async fn delete_key(
 fn check_spec(app: &App, spec: KeySpec, digest: [u8; 32]) -> Result<ApiKey, Problem> {
     let refuse = |detail: &'static str| Problem::new(Kind::Refused, "invalid_key", detail);
     let KeySpec { name, mut scopes, tenant } = spec;
-    let control = name.bytes().any(|b| b < 0x20 || b == 0x7f);
+    let control = name.chars().any(char::is_control);
     if name.is_empty() || name.len() > NAME_BYTES_MAX || control {
         return Err(refuse("name has 1 to 100 bytes and no control characters"));
     }

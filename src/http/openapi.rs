@@ -26,7 +26,7 @@ const DESCRIPTION: &str = "Counts usage events exactly once in effect and keeps 
     again: nothing is ever counted twice.";
 
 /// Text without control characters.
-const PLAIN_TEXT: &str = r"^[^\x00-\x1f\x7f]+$";
+const PLAIN_TEXT: &str = r"^[^\x00-\x1f\x7f-\x9f]+$";
 const SLUG: &str = "^[a-z0-9][a-z0-9_.-]*$";
 
 /// Every route but the one of `/`, which only leads to the description.
@@ -171,6 +171,7 @@ fn describe_problems(operation: &mut Value, config: &ServerConfig) {
     if !open {
         add("401", "No key, or one that is unknown or revoked".into());
         add("403", "The key lacks the scope, or is bound to another tenant".into());
+        add("429", "More requests than the key or the address may send".into());
         add("500", "The server failed; its log says why".into());
         add("503", "The store cannot answer now; send the same request again".into());
     }
@@ -197,7 +198,7 @@ fn describe_problem(status: &str, response: &mut Value) {
         });
     }
     match status {
-        "503" => {
+        "429" | "503" => {
             response["headers"] = json!({"Retry-After": {
                 "description": "Seconds after which to send the same request again",
                 "schema": {"type": "string"}

@@ -39,7 +39,7 @@ pub struct PassSpec {
     to: String,
     /// Only this tenant.
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[schema(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
     /// Whether what may safely be sent again is sent, and findings are followed.
     #[serde(default)]
@@ -108,7 +108,7 @@ pub struct PassParameters {
 #[into_params(parameter_in = Query)]
 pub struct RowParameters {
     /// `next_after` of the page before.
-    #[param(min_length = 1, max_length = 400, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[param(min_length = 1, max_length = 400, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     after: Option<String>,
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<usize>,
@@ -259,7 +259,7 @@ pub struct FindingParameters {
     open: Option<bool>,
     #[param(inline)]
     kind: Option<FindingKind>,
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
     /// `next_before` of the page before.
     #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
@@ -403,7 +403,9 @@ fn parse_cursor(text: &str) -> Result<(TenantId, MeterNo, Timestamp), Problem> {
     let refuse = || Problem::new(Kind::Invalid, "invalid_cursor", "after is no next_after");
     let mut parts = text.splitn(3, '/');
     let mut next = || parts.next().ok_or_else(refuse);
-    let meter = next()?.parse().map(MeterNo).map_err(|_| refuse())?;
+    let meter: u16 = next()?.parse().map_err(|_| refuse())?;
+    // No store has a meter of a higher number.
+    let meter = i16::try_from(meter).map(|_| MeterNo(meter)).map_err(|_| refuse())?;
     let day = next()?.parse().map(Timestamp::from_micros).map_err(|_| refuse())?;
     let tenant = TenantId::parse(next()?).map_err(|_| refuse())?;
     Ok((tenant, meter, day))

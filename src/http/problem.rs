@@ -2,7 +2,7 @@
 //!
 //! Invariant: this is the only place that knows status codes of failures, and the only place that
 //! logs a failed request. A detail says what to do and never repeats a token or another tenant's
-//! names. What may be sent again unchanged is 503 with Retry-After, and nothing else is.
+//! names. What may be sent again unchanged is 503 or 429 with Retry-After, and nothing else is.
 
 use crate::jobs::ingest::SubmitError;
 use crate::rules::refusal::Refusal;
@@ -33,6 +33,8 @@ pub enum Kind {
     UnsupportedType,
     /// The request was understood and what it says is refused.
     Refused,
+    /// The caller has sent too many requests.
+    TooMany,
     Internal,
     /// Nothing was counted, or it is unknown; sending again is safe.
     Unavailable,
@@ -51,6 +53,7 @@ impl Kind {
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Refused => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::TooMany => StatusCode::TOO_MANY_REQUESTS,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -71,6 +74,7 @@ impl Kind {
             | Self::MethodNotAllowed
             | Self::Timeout
             | Self::Conflict
+            | Self::TooMany
             | Self::Internal
             | Self::Unavailable => false,
         }
@@ -88,6 +92,7 @@ impl Kind {
             Self::TooLarge => "The request is too large",
             Self::UnsupportedType => "The type of the body is not supported",
             Self::Refused => "The request was refused",
+            Self::TooMany => "There are too many requests",
             Self::Internal => "The server failed",
             Self::Unavailable => "The server cannot answer now",
         }
@@ -104,6 +109,8 @@ pub struct Problem {
     members: String,
     /// For people who operate the server; logged, never sent.
     cause: Option<String>,
+    /// Seconds after which to send the request again, where that helps.
+    retry_after: u64,
 }
 
 /// The members every problem has.
@@ -119,7 +126,8 @@ struct Standard<'a> {
 
 impl Problem {
     pub fn new(kind: Kind, code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind, code, detail: detail.into(), members: String::new(), cause: None }
+        let detail = detail.into();
+        Self { kind, code, detail, members: String::new(), cause: None, retry_after: 1 }
     }
 
     /// An input that was refused by a rule after it had been understood.
@@ -130,6 +138,11 @@ impl Problem {
     /// Adds extension members: JSON text of an object without its braces.
     pub fn with_members(mut self, members: String) -> Self {
         self.members = members;
+        self
+    }
+
+    pub fn retry_after(mut self, seconds: u64) -> Self {
+        self.retry_after = seconds;
         self
     }
 
@@ -212,8 +225,8 @@ impl IntoResponse for Problem {
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if self.kind == Kind::Unavailable {
-            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        if matches!(self.kind, Kind::Unavailable | Kind::TooMany) {
+            headers.insert(RETRY_AFTER, HeaderValue::from(self.retry_after));
         }
         if self.kind == Kind::Unauthenticated {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -27,7 +27,7 @@ const REASON_BYTES_MAX: usize = 500;
 #[into_params(parameter_in = Query)]
 pub struct PushParameters {
     /// Only pushes of this tenant.
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
     /// Only pushes of this meter.
     #[param(min_length = 1, max_length = 64, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
@@ -135,7 +135,7 @@ pub struct PushTraceAnswer {
 #[schema(example = json!({"reason": "credited by hand, invoice 1042"}))]
 pub struct DiscardSpec {
     /// Why it will never be billed; kept in its history.
-    #[schema(min_length = 1, max_length = 500, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[schema(min_length = 1, max_length = 500, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     reason: String,
 }
 
@@ -250,7 +250,7 @@ pub async fn discard_push(
 ) -> Result<axum::Json<RulingAnswer>, Problem> {
     caller.require_unbound(Scope::Operate)?;
     let Json(DiscardSpec { reason }) = read_json(request, &app).await?;
-    let plain = !reason.bytes().any(|byte| byte < 0x20 || byte == 0x7f);
+    let plain = !reason.chars().any(char::is_control);
     if reason.trim().is_empty() || reason.len() > REASON_BYTES_MAX || !plain {
         return Err(Problem::new(
             Kind::Refused,

@@ -35,7 +35,7 @@ pub struct RateSpec {
     #[schema(min_length = 1, max_length = 64, pattern = "^[a-z0-9-]+$")]
     jurisdiction: String,
     /// What it is called on the bill.
-    #[schema(min_length = 1, max_length = 64, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[schema(min_length = 1, max_length = 64, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     name: String,
     /// As a decimal number, such as 19 for 19 %.
     #[schema(pattern = r"^(0|[1-9][0-9]{0,2})(\.[0-9]{1,6})?$")]
@@ -231,7 +231,7 @@ fn read_coupon(code: String, spec: CouponSpec) -> Result<Coupon, Problem> {
 #[into_params(parameter_in = Query)]
 pub struct CouponParameters {
     /// The last code of the page before.
-    #[param(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[param(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     after: Option<String>,
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<usize>,
@@ -263,7 +263,7 @@ pub async fn list_coupons(
 #[serde(deny_unknown_fields)]
 pub struct LineSpec {
     /// The sender's name for it.
-    #[schema(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[schema(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     id: String,
     /// A whole number of the currency's smallest unit, as a decimal number of the currency.
     #[schema(pattern = r"^(0|[1-9][0-9]{0,14})(\.[0-9]{1,3})?$")]
@@ -290,7 +290,7 @@ pub struct QuoteSpec {
     #[schema(min_items = 1, max_items = 200)]
     lines: Vec<LineSpec>,
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[schema(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     coupon: Option<String>,
     /// Start of the billing cycle, for a coupon: it counts once in each.
     #[serde(default)]

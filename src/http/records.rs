@@ -5,7 +5,7 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Path, Query, parse_limit};
+use super::extract::{Path, Query, fit_page, parse_limit};
 use super::inboxes::{ConflictAnswer, QuarantineAnswer};
 use super::problem::{Kind, Problem};
 use crate::rules::ids::{EventId, TenantId};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct RecordsQuery {
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: String,
     /// The slug of the one meter to list.
     #[param(min_length = 1, max_length = 64, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
@@ -98,12 +98,15 @@ pub async fn list_events(
     };
     let query = EventQuery { tenant, meter, range, before, limit: limit + 1 };
     let mut events = app.store.list_events(query).await?;
-    let more = events.len() > limit;
-    events.truncate(limit);
-    let next_cursor = events.last().filter(|_| more).map(|last| write_cursor(&last.event));
     let catalog = catalog_of(&app, &events).await?;
-    let events = events.iter().map(|event| answer_event(event, &catalog)).collect::<Result<_, _>>();
-    Ok(axum::Json(EventList { events: events?, next_cursor }))
+    let answers = events.iter().map(|event| answer_event(event, &catalog));
+    let mut answers: Vec<EventAnswer> = answers.collect::<Result<_, _>>()?;
+    let fitting = fit_page(answers.iter().map(|answer| answer.event.get().len()), limit);
+    let more = events.len() > fitting;
+    events.truncate(fitting);
+    answers.truncate(fitting);
+    let next_cursor = events.last().filter(|_| more).map(|last| write_cursor(&last.event));
+    Ok(axum::Json(EventList { events: answers, next_cursor }))
 }
 
 /// Trace an event

@@ -37,7 +37,7 @@ const AGREEMENTS_MAX: usize = 1_000;
 }))]
 pub struct SubscriptionSpec {
     /// Its name here.
-    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     plan: String,
     /// The provider's prices.
     #[schema(min_items = 1, max_items = 20)]
@@ -48,11 +48,11 @@ pub struct SubscriptionSpec {
     features: Vec<String>,
     /// For a customer that has to be created.
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     name: Option<String>,
     /// For a customer that has to be created.
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     email: Option<String>,
 }
 
@@ -60,7 +60,7 @@ pub struct SubscriptionSpec {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"plan": "scale", "prices": ["price_2R"], "features": ["sso"]}))]
 pub struct PlanSpec {
-    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     plan: String,
     #[schema(min_items = 1, max_items = 20)]
     prices: Vec<String>,
@@ -210,8 +210,7 @@ fn check_plan(plan: &str, prices: &[String], features: &[String]) -> Result<(), 
 }
 
 fn check_name(text: &str) -> Result<(), Problem> {
-    if text.is_empty() || text.len() > NAME_BYTES_MAX || text.bytes().any(|b| b < 0x20 || b == 0x7f)
-    {
+    if text.is_empty() || text.len() > NAME_BYTES_MAX || text.chars().any(char::is_control) {
         let detail = format!(
             "plans, prices, features, names and addresses have 1 to {NAME_BYTES_MAX} bytes and no \
              control characters"
@@ -274,7 +273,7 @@ fn busy(saga: &Saga) -> Problem {
 #[into_params(parameter_in = Query)]
 pub struct SagaParameters {
     /// Only sagas of this tenant.
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
     #[param(inline)]
     state: Option<SagaState>,

@@ -20,11 +20,11 @@ const NAME_BYTES_MAX: usize = 200;
 pub struct TenantSpec {
     /// For people; without control characters.
     #[serde(default)]
-    #[schema(max_length = 200, pattern = r"^[^\x00-\x1f\x7f]*$")]
+    #[schema(max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
     name: Option<String>,
     /// The billing provider's id of this customer; left out, it stays as it is. Pushes wait for it.
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[schema(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     customer: Option<String>,
 }
 
@@ -50,7 +50,7 @@ pub struct TenantList {
 #[into_params(parameter_in = Query)]
 pub struct TenantQuery {
     /// The last tenant of the page before.
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     after: Option<String>,
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<usize>,
@@ -76,7 +76,7 @@ pub async fn put_tenant(
     let id = TenantId::parse(&id)?;
     let Json(TenantSpec { name, customer }) = read_json(request, &app).await?;
     if let Some(name) = &name
-        && (name.len() > NAME_BYTES_MAX || name.bytes().any(|b| b < 0x20 || b == 0x7f))
+        && (name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control))
     {
         return Err(Problem::new(
             Kind::Refused,

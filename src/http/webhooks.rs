@@ -96,7 +96,7 @@ pub struct WebhookParameters {
     status: Option<WebhookStatus>,
     /// Only events of this type, such as `invoice.created`.
     #[serde(rename = "type")]
-    #[param(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    #[param(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     event_type: Option<String>,
     /// `next_before` of the page before.
     #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]

@@ -27,6 +27,7 @@ use crate::store::{self, DeliveryBatch, Store};
 use lanes::{Lanes, Submission};
 pub use latencies::Latencies;
 use latencies::Samples;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -121,6 +122,7 @@ impl Ingest {
         let total = deliveries.len();
         let mut shares: Vec<Share> = (0..self.partitions.len()).map(|_| Share::default()).collect();
         let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(total);
+        let mut refused: BTreeMap<Option<TenantId>, u64> = BTreeMap::new();
         for (place, delivery) in deliveries.into_iter().enumerate() {
             verdicts.push(match delivery {
                 Ok(event) => {
@@ -132,11 +134,12 @@ impl Ingest {
                 Err(item) => {
                     // An unreadable tenant is counted under no tenant.
                     let tenant = item.tenant.and_then(|tenant| TenantId::parse(&tenant).ok());
-                    count_refused(&mut shares[0].refused, tenant);
+                    *refused.entry(tenant).or_default() += 1;
                     Some(Verdict::Rejected(item.refusal))
                 }
             });
         }
+        shares[0].refused = refused.into_iter().collect();
         let waiting = self.enqueue(shares)?;
         for (places, reply) in waiting {
             let judged = reply.await.map_err(|_| SubmitError::Stopping)??;
@@ -325,13 +328,6 @@ struct Share {
 
 /// Where the verdicts of a share belong, and where they will come from.
 type Waiting = (Vec<usize>, oneshot::Receiver<Result<Vec<Verdict>, SubmitError>>);
-
-fn count_refused(refused: &mut Vec<(Option<TenantId>, u64)>, tenant: Option<TenantId>) {
-    match refused.iter_mut().find(|(known, _)| *known == tenant) {
-        Some((_, count)) => *count += 1,
-        None => refused.push((tenant, 1)),
-    }
-}
 
 fn lock(lanes: &Mutex<Lanes>) -> MutexGuard<'_, Lanes> {
     lanes.lock().expect("no holder of the queue panics")

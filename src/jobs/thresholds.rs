@@ -12,6 +12,7 @@ use super::ingest::Watched;
 use super::{Stop, repeat};
 use crate::clock::Clock;
 use crate::rules::alert::{AlertKind, Condition, Scope};
+use crate::rules::command::shell_option;
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::quantity::Quantity;
 use crate::rules::rollup::Rollup;
@@ -105,7 +106,7 @@ impl ThresholdWatcher {
                 None => read_used(&*self.store, tenant, threshold.meter, window).await?,
             };
             used.insert(key, usage);
-            let (alert, prefix) = name(threshold, meter.slug.as_str());
+            let (alert, series) = name(threshold, meter.slug.as_str());
             if usage >= *limit {
                 let slug = &meter.slug;
                 let what = match kind {
@@ -114,12 +115,15 @@ impl ThresholdWatcher {
                 };
                 conditions.push(Condition {
                     kind: alert,
-                    subject: format!("{prefix}{}", window.start),
+                    subject: format!("{series}/{}", window.start),
                     summary: format!("{tenant} has {what} of {limit} {slug}: {usage} so far"),
-                    command: format!("counterfoil usage --tenant {tenant} --meter {slug}"),
+                    command: format!(
+                        "counterfoil usage {} --meter {slug}",
+                        shell_option("--tenant", tenant.as_str())
+                    ),
                 });
             }
-            scopes.push(Scope { kind: alert, prefix });
+            scopes.push(Scope { kind: alert, series: Some(series) });
         }
         if all {
             // Those whose threshold was taken away end too.
@@ -171,7 +175,7 @@ pub async fn read_used(
     total.map_or(Ok(Quantity::ZERO), |total| total.answer()).map_err(too_large)
 }
 
-/// The kind of alert, and how its subjects begin.
+/// The kind of alert, and the series that its subjects are of.
 fn name(threshold: &Threshold, slug: &str) -> (AlertKind, String) {
     let (kind, period) = match (threshold.kind, threshold.period) {
         (ThresholdKind::Threshold, ThresholdPeriod::Day) => (AlertKind::UsageThreshold, "day"),
@@ -179,7 +183,7 @@ fn name(threshold: &Threshold, slug: &str) -> (AlertKind, String) {
         (ThresholdKind::Quota, ThresholdPeriod::Day) => (AlertKind::QuotaReached, "day"),
         (ThresholdKind::Quota, ThresholdPeriod::Month) => (AlertKind::QuotaReached, "month"),
     };
-    (kind, format!("{}/{slug}/{period}/", threshold.tenant))
+    (kind, format!("{}/{slug}/{period}", threshold.tenant))
 }
 
 /// The period that a moment lies in.

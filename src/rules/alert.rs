@@ -254,17 +254,21 @@ pub enum AlertChange {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scope {
     pub kind: AlertKind,
-    /// Only subjects that begin with it; empty for all.
-    pub prefix: String,
+    /// Only subjects of this series; all without one. A subject's series is what comes before its
+    /// last slash. Prefixes would not do: a tenant's name may hold slashes, and begin with
+    /// another's.
+    pub series: Option<String>,
 }
 
 impl Scope {
     pub fn all(kind: AlertKind) -> Self {
-        Self { kind, prefix: String::new() }
+        Self { kind, series: None }
     }
 
     fn holds(&self, alert: &Alert) -> bool {
-        self.kind == alert.kind && alert.subject.starts_with(&self.prefix)
+        let of = alert.subject.rsplit_once('/').map(|(series, _)| series);
+        let inside = self.series.is_none() || self.series.as_deref() == of;
+        self.kind == alert.kind && inside
     }
 }
 
@@ -348,8 +352,10 @@ mod tests {
             alert(1, AlertKind::UsageThreshold, "acme/calls/1"),
             alert(2, AlertKind::UsageThreshold, "globex/calls/1"),
             alert(3, AlertKind::Silence, "acme/calls/1"),
+            alert(4, AlertKind::UsageThreshold, "acme/calls/b/calls/1"),
         ];
-        let scope = Scope { kind: AlertKind::UsageThreshold, prefix: "acme/".into() };
+        let series = Some("acme/calls".into());
+        let scope = Scope { kind: AlertKind::UsageThreshold, series };
         assert_eq!(judge_alerts(&open, &[scope], vec![]), [AlertChange::Resolve(1)]);
     }
 

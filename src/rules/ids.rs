@@ -182,7 +182,7 @@ pub(crate) fn check_text(
             format!("{what} has {bytes} bytes; at most {bytes_max} are allowed"),
         ));
     }
-    if text.bytes().any(|b| b < 0x20 || b == 0x7f) {
+    if text.chars().any(char::is_control) {
         return Err(Refusal::new(
             code,
             format!("{what} contains a control character; remove line breaks, tabs and NULs"),

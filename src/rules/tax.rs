@@ -78,7 +78,7 @@ impl TaxRate {
 
 /// Text for people that has a length and fits on a line.
 fn is_plain(text: &str, bytes_max: usize) -> bool {
-    (1..=bytes_max).contains(&text.len()) && !text.bytes().any(|b| b < 0x20 || b == 0x7f)
+    (1..=bytes_max).contains(&text.len()) && !text.chars().any(char::is_control)
 }
 
 pub fn check_jurisdiction(text: &str) -> Result<(), Refusal> {

@@ -204,3 +204,33 @@ async fn the_first_admin_key() {
     assert_eq!(make(Some("chosen-by-the-operator")).await.unwrap(), None);
     assert_eq!(store.list_api_keys().await.unwrap().len(), 2);
 }
+
+#[tokio::test]
+async fn another_admin_key_in_the_environment_ends_the_former_one() {
+    let (_directory, store) = new_store();
+    let clock = Clock::by_hand(Timestamp::parse(NOW).unwrap());
+    let give = async |given: &str| {
+        create_first_admin_key(&*store, &clock, Some(given.to_owned())).await.unwrap();
+    };
+    let live = async || {
+        let keys = store.list_api_keys().await.unwrap();
+        let live = keys.into_iter().filter(|key| key.revoked_at.is_none());
+        let mut live: Vec<_> = live.map(|key| (key.name, key.digest)).collect();
+        live.sort_unstable();
+        live
+    };
+    create_first_admin_key(&*store, &clock, None).await.unwrap();
+    let made = live().await;
+    give("the-first-of-the-operator").await;
+    let first = live().await;
+    assert_eq!((first.len(), &first[1..]), (2, &made[..]));
+    give("the-second-of-the-operator").await;
+    let second = live().await;
+    assert_eq!((second.len(), &second[1..]), (2, &made[..]), "keys of other names stay");
+    assert_ne!(second[0], first[0], "the former one is revoked");
+    give("the-second-of-the-operator").await;
+    assert_eq!(live().await, second);
+    // One that was revoked stays so, and leaves the one that works.
+    give("the-first-of-the-operator").await;
+    assert_eq!(live().await, second);
+}

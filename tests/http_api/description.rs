@@ -35,49 +35,49 @@ async fn every_reading_route_is_described_with_its_failures() {
     insta::assert_snapshot!(operations.join("\n"), @r"
     get /docs: 200
     get /healthz: 200
-    get /metrics: 200 401 403 500 503
+    get /metrics: 200 401 403 429 500 503
     get /openapi.json: 200
     get /readyz: 200 503
-    get /v1/alerts: 200 400 401 403 500 503
-    get /v1/changes: 200 400 401 403 500 503
-    get /v1/comparison: 200 400 401 403 404 409 500 503
-    get /v1/conflicts: 200 400 401 403 500 503
-    get /v1/counters: 200 400 401 403 500 503
-    get /v1/coupons: 200 400 401 403 500 503
-    get /v1/events/{tenant}/{id}: 200 400 401 403 404 500 503
-    get /v1/events: 200 400 401 403 404 500 503
-    get /v1/findings: 200 400 401 403 500 503
-    get /v1/health/billing: 200 401 403 500 503
-    get /v1/keys: 200 401 403 500 503
-    get /v1/latency: 200 400 401 403 500 503
-    get /v1/meters/{slug}: 200 400 401 403 404 500 503
-    get /v1/meters: 200 401 403 500 503
-    get /v1/passes/{pass}/rows: 200 400 401 403 404 500 503
-    get /v1/passes/{pass}: 200 400 401 403 404 500 503
-    get /v1/passes: 200 400 401 403 500 503
-    get /v1/pushes/{push}: 200 400 401 403 404 500 503
-    get /v1/pushes: 200 400 401 403 404 500 503
-    get /v1/quarantine: 200 400 401 403 500 503
-    get /v1/sagas/{saga}: 200 400 401 403 404 500 503
-    get /v1/sagas: 200 400 401 403 500 503
-    get /v1/tax/rates: 200 401 403 500 503
-    get /v1/tenants/{id}: 200 400 401 403 404 500 503
-    get /v1/tenants/{tenant}/accounts/{account}/statement: 200 400 401 403 404 500 503
-    get /v1/tenants/{tenant}/accounts/{account}: 200 400 401 403 404 500 503
-    get /v1/tenants/{tenant}/accounts: 200 400 401 403 500 503
-    get /v1/tenants/{tenant}/agreements: 200 400 401 403 500 503
-    get /v1/tenants/{tenant}/allowance/{meter}: 200 400 401 403 404 500 503
-    get /v1/tenants/{tenant}/credits/changes: 200 400 401 403 500 503
-    get /v1/tenants/{tenant}/credits: 200 400 401 403 500 503
-    get /v1/tenants/{tenant}/entries/{key}: 200 400 401 403 404 500 503
-    get /v1/tenants/{tenant}/grants: 200 400 401 403 500 503
-    get /v1/tenants/{tenant}/quotes/{key}: 200 400 401 403 404 500 503
-    get /v1/tenants: 200 400 401 403 500 503
-    get /v1/thresholds: 200 400 401 403 500 503
-    get /v1/timeline: 200 400 401 403 500 503
-    get /v1/usage: 200 400 401 403 404 500 503
-    get /v1/webhooks/{webhook}: 200 400 401 403 404 500 503
-    get /v1/webhooks: 200 400 401 403 500 503
+    get /v1/alerts: 200 400 401 403 429 500 503
+    get /v1/changes: 200 400 401 403 429 500 503
+    get /v1/comparison: 200 400 401 403 404 409 429 500 503
+    get /v1/conflicts: 200 400 401 403 429 500 503
+    get /v1/counters: 200 400 401 403 429 500 503
+    get /v1/coupons: 200 400 401 403 429 500 503
+    get /v1/events/{tenant}/{id}: 200 400 401 403 404 429 500 503
+    get /v1/events: 200 400 401 403 404 429 500 503
+    get /v1/findings: 200 400 401 403 429 500 503
+    get /v1/health/billing: 200 401 403 429 500 503
+    get /v1/keys: 200 401 403 429 500 503
+    get /v1/latency: 200 400 401 403 429 500 503
+    get /v1/meters/{slug}: 200 400 401 403 404 429 500 503
+    get /v1/meters: 200 401 403 429 500 503
+    get /v1/passes/{pass}/rows: 200 400 401 403 404 429 500 503
+    get /v1/passes/{pass}: 200 400 401 403 404 429 500 503
+    get /v1/passes: 200 400 401 403 429 500 503
+    get /v1/pushes/{push}: 200 400 401 403 404 429 500 503
+    get /v1/pushes: 200 400 401 403 404 429 500 503
+    get /v1/quarantine: 200 400 401 403 429 500 503
+    get /v1/sagas/{saga}: 200 400 401 403 404 429 500 503
+    get /v1/sagas: 200 400 401 403 429 500 503
+    get /v1/tax/rates: 200 401 403 429 500 503
+    get /v1/tenants/{id}: 200 400 401 403 404 429 500 503
+    get /v1/tenants/{tenant}/accounts/{account}/statement: 200 400 401 403 404 429 500 503
+    get /v1/tenants/{tenant}/accounts/{account}: 200 400 401 403 404 429 500 503
+    get /v1/tenants/{tenant}/accounts: 200 400 401 403 429 500 503
+    get /v1/tenants/{tenant}/agreements: 200 400 401 403 429 500 503
+    get /v1/tenants/{tenant}/allowance/{meter}: 200 400 401 403 404 429 500 503
+    get /v1/tenants/{tenant}/credits/changes: 200 400 401 403 429 500 503
+    get /v1/tenants/{tenant}/credits: 200 400 401 403 429 500 503
+    get /v1/tenants/{tenant}/entries/{key}: 200 400 401 403 404 429 500 503
+    get /v1/tenants/{tenant}/grants: 200 400 401 403 429 500 503
+    get /v1/tenants/{tenant}/quotes/{key}: 200 400 401 403 404 429 500 503
+    get /v1/tenants: 200 400 401 403 429 500 503
+    get /v1/thresholds: 200 400 401 403 429 500 503
+    get /v1/timeline: 200 400 401 403 429 500 503
+    get /v1/usage: 200 400 401 403 404 429 500 503
+    get /v1/webhooks/{webhook}: 200 400 401 403 404 429 500 503
+    get /v1/webhooks: 200 400 401 403 429 500 503
     ");
 }
 
@@ -86,30 +86,30 @@ async fn every_changing_route_is_described_with_its_failures() {
     let mut operations = describe_operations().await;
     operations.retain(|operation| !operation.starts_with("get "));
     insta::assert_snapshot!(operations.join("\n"), @r"
-    delete /v1/keys/{id}: 204 400 401 403 404 409 422 500 503
-    delete /v1/thresholds: 204 400 401 403 404 409 422 500 503
-    post /v1/events: 200 202 400 401 403 408 409 413 415 422 500 503
-    post /v1/findings/{finding}/accept: 200 400 401 403 404 409 422 500 503
-    post /v1/keys: 201 400 401 403 408 413 415 422 500 503
-    post /v1/passes: 202 400 401 403 408 409 413 415 422 500 503
-    post /v1/pushes/{push}/discard: 200 400 401 403 404 408 409 413 415 422 500 503
-    post /v1/pushes/{push}/retry: 200 400 401 403 404 409 422 500 503
-    post /v1/sagas/{saga}/revive: 200 400 401 403 404 409 422 500 503
-    post /v1/tenants/{tenant}/entries: 201 400 401 403 408 409 413 415 422 500 503
-    post /v1/tenants/{tenant}/grants/{grant}/take-back: 200 400 401 403 404 408 409 413 415 422 500 503
-    post /v1/tenants/{tenant}/grants: 201 400 401 403 408 409 413 415 422 500 503
-    post /v1/tenants/{tenant}/quotes: 200 400 401 403 408 409 413 415 422 500 503
-    post /v1/tenants/{tenant}/subscriptions/{subscription}/cancel: 202 400 401 403 408 409 413 415 422 500 503
-    post /v1/tenants/{tenant}/subscriptions/{subscription}/plan: 202 400 401 403 408 409 413 415 422 500 503
-    post /v1/tenants/{tenant}/subscriptions: 202 400 401 403 408 409 413 415 422 500 503
-    post /v1/webhooks/{webhook}/replay: 200 400 401 403 404 409 422 500 503
+    delete /v1/keys/{id}: 204 400 401 403 404 409 422 429 500 503
+    delete /v1/thresholds: 204 400 401 403 404 409 422 429 500 503
+    post /v1/events: 200 202 400 401 403 408 409 413 415 422 429 500 503
+    post /v1/findings/{finding}/accept: 200 400 401 403 404 409 422 429 500 503
+    post /v1/keys: 201 400 401 403 408 413 415 422 429 500 503
+    post /v1/passes: 202 400 401 403 408 409 413 415 422 429 500 503
+    post /v1/pushes/{push}/discard: 200 400 401 403 404 408 409 413 415 422 429 500 503
+    post /v1/pushes/{push}/retry: 200 400 401 403 404 409 422 429 500 503
+    post /v1/sagas/{saga}/revive: 200 400 401 403 404 409 422 429 500 503
+    post /v1/tenants/{tenant}/entries: 201 400 401 403 408 409 413 415 422 429 500 503
+    post /v1/tenants/{tenant}/grants/{grant}/take-back: 200 400 401 403 404 408 409 413 415 422 429 500 503
+    post /v1/tenants/{tenant}/grants: 201 400 401 403 408 409 413 415 422 429 500 503
+    post /v1/tenants/{tenant}/quotes: 200 400 401 403 408 409 413 415 422 429 500 503
+    post /v1/tenants/{tenant}/subscriptions/{subscription}/cancel: 202 400 401 403 408 409 413 415 422 429 500 503
+    post /v1/tenants/{tenant}/subscriptions/{subscription}/plan: 202 400 401 403 408 409 413 415 422 429 500 503
+    post /v1/tenants/{tenant}/subscriptions: 202 400 401 403 408 409 413 415 422 429 500 503
+    post /v1/webhooks/{webhook}/replay: 200 400 401 403 404 409 422 429 500 503
     post /webhooks/stripe: 200 400 408 413 415 500 503
-    put /v1/coupons/{code}: 200 400 401 403 408 409 413 415 422 500 503
-    put /v1/meters/{slug}: 200 201 400 401 403 408 409 413 415 422 500 503
-    put /v1/tax/rates: 200 400 401 403 408 409 413 415 422 500 503
-    put /v1/tenants/{id}: 200 400 401 403 408 409 413 415 422 500 503
-    put /v1/tenants/{tenant}/accounts/{account}: 200 400 401 403 408 409 413 415 422 500 503
-    put /v1/thresholds: 200 400 401 403 404 408 409 413 415 422 500 503
+    put /v1/coupons/{code}: 200 400 401 403 408 409 413 415 422 429 500 503
+    put /v1/meters/{slug}: 200 201 400 401 403 408 409 413 415 422 429 500 503
+    put /v1/tax/rates: 200 400 401 403 408 409 413 415 422 429 500 503
+    put /v1/tenants/{id}: 200 400 401 403 408 409 413 415 422 429 500 503
+    put /v1/tenants/{tenant}/accounts/{account}: 200 400 401 403 408 409 413 415 422 429 500 503
+    put /v1/thresholds: 200 400 401 403 404 408 409 413 415 422 429 500 503
     ");
 }
 

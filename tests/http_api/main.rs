@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod accounts;
+mod admission;
 mod auth;
 mod balances;
 mod changes;
@@ -16,5 +17,6 @@ mod pushes;
 mod queries;
 mod quotes;
 mod server;
+mod tls;
 mod transport;
 mod watch;

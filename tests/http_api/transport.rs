@@ -229,7 +229,7 @@ async fn metrics_are_counted_by_route_and_outcome() {
 }
 
 /// Serves on a real socket; the second value stops the server.
-async fn listen(
+pub async fn listen(
     server: &Server,
 ) -> (std::net::SocketAddr, tokio::sync::oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

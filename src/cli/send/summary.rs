@@ -3,7 +3,7 @@
 //! Invariant: every event that was answered is in exactly one count.
 
 use super::input::{Batch, LINE_BYTES_MAX};
-use crate::cli::table::{cell, grouped, new_table};
+use crate::cli::table::{cell, grouped, new_table, plain};
 use serde::{Deserialize, Serialize};
 
 /// Most problems that are kept to be shown; the counts are complete all the same.
@@ -106,7 +106,7 @@ impl Summary {
         for problem in problems.iter().take(problems_max) {
             let ProblemLine { line, id, outcome, code, detail } = problem;
             let id = id.as_deref().map_or_else(String::new, |id| format!(" {id}"));
-            println!("line {line}: {outcome}{id}: {detail} ({code})");
+            println!("{}", plain(&format!("line {line}: {outcome}{id}: {detail} ({code})")));
         }
         let total = self.refused() + self.restamped;
         let shown = u64::try_from(problems.len().min(problems_max)).expect("a small number");

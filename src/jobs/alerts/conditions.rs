@@ -7,6 +7,7 @@ use crate::jobs::reconcile::list_open_findings;
 use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
 use crate::rules::activity::{HOURS, judge_conflicts, judge_silence};
 use crate::rules::alert::{Alert, AlertKind, Condition};
+use crate::rules::command::{curl, shell_option, shell_word, url_part};
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::finding::{Finding, FindingKind};
 use crate::rules::ids::TenantId;
@@ -138,7 +139,7 @@ impl Alerter {
                 "{quantity} of {slug} by {tenant} ({pushes} pushes) was too old to be sent when \
                  the tenant got a customer"
             );
-            let command = format!("counterfoil usage --tenant {tenant} --meter {slug}");
+            let command = format!("counterfoil usage {} --meter {slug}", of_tenant(&tenant));
             let subject = format!("{tenant}/{slug}");
             found.push(condition(AlertKind::UsageUnsent, &subject, summary, &command));
         }
@@ -193,7 +194,7 @@ impl Alerter {
             let Saga { id, kind, tenant, detail, .. } = saga;
             let why = detail.unwrap_or_default();
             let summary = format!("{} of {tenant} needs a person: {why}", kind.name());
-            let command = format!("counterfoil sagas show {id}");
+            let command = format!("counterfoil sagas show {}", shell_word(&id));
             condition(AlertKind::SagaNeedsAttention, &id, summary, &command)
         };
         Ok(stuck.into_iter().map(describe).collect())
@@ -219,7 +220,10 @@ impl Alerter {
                 let (customer, attempts) = (&invoice.customer, invoice.attempt_count);
                 let id = &name.id;
                 let summary = format!("invoice {id} of {customer} was not paid: try {attempts}");
-                let command = format!("counterfoil webhooks --type invoice.payment_failed # {id}");
+                let command = format!(
+                    "counterfoil webhooks --type invoice.payment_failed # {}",
+                    shell_word(id)
+                );
                 found.push(condition(AlertKind::PaymentFailed, id, summary, &command));
             }
         }
@@ -250,7 +254,7 @@ impl Alerter {
             "invoice {id} of {tenant} is fixed at {at}, and {open} pushes of its period are not at \
              the provider"
         );
-        let command = format!("counterfoil pushes --tenant {tenant}");
+        let command = format!("counterfoil pushes {}", of_tenant(&tenant));
         Ok(Some(condition(AlertKind::FinalizationNear, id, summary, &command)))
     }
 
@@ -266,7 +270,7 @@ impl Alerter {
                 "customer {customer} of {tenant} was deleted at the provider; its usage can be \
                  billed to nobody"
             );
-            let command = format!("counterfoil pushes --tenant {tenant}");
+            let command = format!("counterfoil pushes {}", of_tenant(&tenant));
             found.push(condition(AlertKind::CustomerDeleted, customer.as_str(), summary, &command));
         }
         Ok(found)
@@ -364,7 +368,8 @@ impl Alerter {
             .filter(silent)
             .map(|(tenant, _)| {
                 let summary = format!("{tenant} sent events every hour and then none for 3 hours");
-                let command = format!("curl $COUNTERFOIL_URL/v1/events?tenant={tenant}&limit=1");
+                let command =
+                    curl(&format!("/v1/events?tenant={}&limit=1", url_part(tenant.as_str())));
                 condition(AlertKind::Silence, tenant.as_str(), summary, &command)
             })
             .collect();
@@ -375,12 +380,16 @@ impl Alerter {
                     "{conflicts} of {received} events of {tenant} came under ids that other \
                      payloads hold"
                 );
-                let command = format!("curl $COUNTERFOIL_URL/v1/conflicts?tenant={tenant}");
+                let command = curl(&format!("/v1/conflicts?tenant={}", url_part(tenant.as_str())));
                 condition(AlertKind::ConflictRate, tenant.as_str(), summary, &command)
             },
         ));
         Ok(found)
     }
+}
+
+fn of_tenant(tenant: &TenantId) -> String {
+    shell_option("--tenant", tenant.as_str())
 }
 
 fn describe(finding: &Finding, slug: &str) -> Condition {
@@ -393,7 +402,7 @@ fn describe(finding: &Finding, slug: &str) -> Condition {
             let summary = format!(
                 "{slug} of {tenant}: ledger {ledger}, provider {provider} in {id} ({reason})"
             );
-            let command = format!("counterfoil findings --tenant {tenant}");
+            let command = format!("counterfoil findings {}", shell_option("--tenant", tenant));
             condition(AlertKind::DriftUnresolved, &format!("{tenant}/{slug}"), summary, &command)
         }
         FindingKind::Subscription => {

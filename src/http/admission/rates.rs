@@ -1,0 +1,132 @@
+//! How often a key or an address may ask: so many requests a second, and some at once.
+//!
+//! Invariant: a holder that keeps to its rate is never refused. The state of a holder is one
+//! moment, so memory is bounded by the holders of the last seconds; it is lost with the process, which only
+//! lets a few requests more through.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// Holders beyond which those that are at rest are forgotten.
+const HOLDERS_KEPT: usize = 10_000;
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
+
+/// One limit, for holders of one kind.
+pub struct Rates<K> {
+    /// None if there is no limit.
+    pace: Option<Pace>,
+    began: Instant,
+    /// For each holder, the moment at which it has its whole allowance again.
+    rested_at: Mutex<HashMap<K, u64>>,
+}
+
+#[derive(Clone, Copy)]
+struct Pace {
+    per_second: u64,
+    /// Nanoseconds that one request takes of the allowance.
+    interval: u64,
+    /// Nanoseconds of the whole allowance.
+    allowance: u64,
+}
+
+/// What is left of a holder's allowance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Left {
+    pub per_second: u64,
+    pub remaining: u64,
+    /// Until the whole allowance is there again.
+    pub whole_in: Duration,
+}
+
+/// The allowance is used up for this long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exceeded {
+    pub per_second: u64,
+    pub wait: Duration,
+}
+
+impl<K: Eq + Hash + Clone> Rates<K> {
+    /// So many a second, and twice as many at once; 0 for no limit.
+    pub fn new(per_second: u64, began: Instant) -> Self {
+        let pace = (per_second > 0).then(|| {
+            let interval = (NANOS_PER_SECOND / per_second).max(1);
+            let allowance = interval.saturating_mul(per_second.saturating_mul(2));
+            Pace { per_second, interval, allowance }
+        });
+        Self { pace, began, rested_at: Mutex::default() }
+    }
+
+    /// Counts one request. None if there is no limit.
+    pub fn take(&self, holder: &K, now: Instant) -> Result<Option<Left>, Exceeded> {
+        let Some(pace) = self.pace else { return Ok(None) };
+        let passed = now.saturating_duration_since(self.began).as_nanos();
+        let now = u64::try_from(passed).unwrap_or(u64::MAX);
+        let mut rested_at = self.rested_at.lock().expect("no holder of it panics");
+        if rested_at.len() >= HOLDERS_KEPT && !rested_at.contains_key(holder) {
+            rested_at.retain(|_, at| *at > now);
+        }
+        let at = rested_at.get(holder).copied().unwrap_or(0).max(now);
+        let next = at.saturating_add(pace.interval);
+        let used = next - now;
+        if used > pace.allowance {
+            let wait = Duration::from_nanos(used - pace.allowance);
+            return Err(Exceeded { per_second: pace.per_second, wait });
+        }
+        rested_at.insert(holder.clone(), next);
+        let remaining = (pace.allowance - used) / pace.interval;
+        let whole_in = Duration::from_nanos(used);
+        Ok(Some(Left { per_second: pace.per_second, remaining, whole_in }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_that_keeps_to_its_rate_is_never_refused() {
+        let began = Instant::now();
+        let rates = Rates::new(10, began);
+        for request in 0..1_000 {
+            let now = began + Duration::from_millis(100 * request);
+            assert!(rates.take(&"acme", now).is_ok(), "{request}");
+        }
+    }
+
+    #[test]
+    fn a_burst_is_refused_until_its_time_has_passed() {
+        let began = Instant::now();
+        let rates = Rates::new(10, began);
+        for remaining in (0..20).rev() {
+            let left = rates.take(&"acme", began).unwrap().unwrap();
+            assert_eq!((left.per_second, left.remaining), (10, remaining));
+        }
+        let refused = rates.take(&"acme", began).unwrap_err();
+        assert_eq!(refused, Exceeded { per_second: 10, wait: Duration::from_millis(100) });
+        assert!(rates.take(&"globex", began).is_ok(), "others have their own");
+        let later = began + Duration::from_millis(100);
+        assert_eq!(rates.take(&"acme", later).unwrap().unwrap().remaining, 0);
+        assert!(rates.take(&"acme", later).is_err());
+    }
+
+    #[test]
+    fn holders_at_rest_are_forgotten() {
+        let began = Instant::now();
+        let rates = Rates::new(10, began);
+        for holder in 0..HOLDERS_KEPT {
+            assert!(rates.take(&holder, began).is_ok());
+        }
+        let later = began + Duration::from_secs(10);
+        assert!(rates.take(&HOLDERS_KEPT, later).is_ok());
+        assert_eq!(rates.rested_at.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn zero_is_no_limit() {
+        let began = Instant::now();
+        let rates = Rates::new(0, began);
+        assert!((0..100_000).all(|_| rates.take(&(), began) == Ok(None)));
+    }
+}
