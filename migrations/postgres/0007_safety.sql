@@ -20,3 +20,10 @@ CREATE TABLE inbox_overflow (
     last_received_at timestamptz NOT NULL,
     PRIMARY KEY (tenant_no, id, inbox)
 );
+
+-- Rows of passes: a total of the provider's that was not read is null, and such a row has no hash.
+-- The state of a pass may also be incomplete: it could not read everything.
+ALTER TABLE pass_rows ALTER COLUMN provider DROP NOT NULL;
+ALTER TABLE pass_rows ALTER COLUMN hash DROP NOT NULL;
+-- quantities that are not billed, by cause, with what is known of them, as JSON; null if none
+ALTER TABLE pass_rows ADD COLUMN marks text;

@@ -34,3 +34,43 @@ CREATE TABLE inbox_overflow (
     last_received_at INTEGER NOT NULL,
     PRIMARY KEY (tenant_no, id, inbox)
 ) STRICT, WITHOUT ROWID;
+
+-- Rows of passes: a total of the provider's that was not read is null, and such a row has no hash.
+-- The state of a pass may also be incomplete: it could not read everything.
+CREATE TABLE pass_rows_next (
+    -- the pass
+    pass_no INTEGER NOT NULL,
+    -- whose usage
+    tenant_no INTEGER NOT NULL,
+    -- of what
+    meter_no INTEGER NOT NULL,
+    -- the day, or the part of it that was asked for
+    day_start INTEGER NOT NULL,
+    -- its end
+    day_end INTEGER NOT NULL,
+    -- what was counted
+    ledger TEXT NOT NULL,
+    -- what was handed to billing and not written off
+    pushed TEXT NOT NULL,
+    -- what the provider shows; null if it was not read in this pass
+    provider TEXT,
+    -- what the comparison says
+    verdict TEXT NOT NULL,
+    -- and why
+    reason TEXT NOT NULL,
+    -- the windows of the day that are not equal, as JSON
+    windows TEXT NOT NULL,
+    -- of the row and, of nightly ones, the same row of the day before; null outside the chain
+    hash BLOB,
+    -- quantities that are not billed, by cause, with what is known of them, as JSON; null if none
+    marks TEXT,
+    PRIMARY KEY (pass_no, tenant_no, meter_no, day_start)
+) STRICT, WITHOUT ROWID;
+
+INSERT INTO pass_rows_next (pass_no, tenant_no, meter_no, day_start, day_end, ledger, pushed,
+                            provider, verdict, reason, windows, hash)
+SELECT pass_no, tenant_no, meter_no, day_start, day_end, ledger, pushed, provider, verdict, reason,
+       windows, hash
+FROM pass_rows;
+DROP TABLE pass_rows;
+ALTER TABLE pass_rows_next RENAME TO pass_rows;

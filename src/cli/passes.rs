@@ -55,7 +55,7 @@ enum PassesCommand {
   counterfoil passes show 7
   counterfoil passes show 7 --csv november.csv --html november.html
 
-Exit code: 0 nothing drifts, 4 something drifts, 1 the pass failed.")]
+Exit code: 0 all was read and nothing drifts, 4 something drifts, 1 the pass failed or is incomplete.")]
     Show {
         #[command(flatten)]
         server: ServerArguments,
@@ -97,7 +97,7 @@ async fn list(arguments: &ListArguments) -> anyhow::Result<ExitCode> {
     }
     let header = [
         "id", "kind", "from", "until", "tenant", "mode", "state", "ordered", "windows", "equal",
-        "waiting", "drifting",
+        "waiting", "unread", "drifting",
     ];
     let mut table = new_table(&header, 8);
     for pass in &list.passes {
@@ -113,6 +113,7 @@ async fn list(arguments: &ListArguments) -> anyhow::Result<ExitCode> {
             cell(grouped(pass.windows)),
             cell(grouped(pass.count(Verdict::Equal))),
             cell(grouped(pass.count(Verdict::Waiting))),
+            cell(grouped(pass.count(Verdict::Unread))),
             cell(grouped(pass.drifting())),
         ]);
     }

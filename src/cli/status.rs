@@ -67,7 +67,11 @@ struct Pages {
 #[derive(Deserialize)]
 struct LastPasses {
     hourly: Option<String>,
+    #[serde(default)]
+    hourly_incomplete: bool,
     nightly: Option<String>,
+    #[serde(default)]
+    nightly_incomplete: bool,
 }
 
 pub async fn run(arguments: &StatusArguments) -> anyhow::Result<ExitCode> {
@@ -155,10 +159,15 @@ fn print_rest(health: &Health) {
     add("open pages", "counterfoil alerts", grouped(pages.open));
     add("pages in the last day", "counterfoil alerts --all", grouped(pages.day));
     add("pages in the last week", "counterfoil alerts --all", pages.trend());
-    let passes = [("hourly", &health.last_pass.hourly), ("nightly", &health.last_pass.nightly)];
-    for (kind, at) in passes {
+    let last = &health.last_pass;
+    let passes = [
+        ("hourly", &last.hourly, last.hourly_incomplete),
+        ("nightly", &last.nightly, last.nightly_incomplete),
+    ];
+    for (kind, at, incomplete) in passes {
         let command = format!("counterfoil passes --kind {kind}");
         let at = at.clone().unwrap_or_else(|| "never".into());
+        let at = if incomplete { format!("{at}, incomplete") } else { at };
         add(&format!("last {kind} pass"), &command, at);
     }
     println!("{table}");

@@ -83,13 +83,17 @@ pub struct Pages {
     week_before: u64,
 }
 
-/// When the last passes were closed; null if there was none.
+/// When the last passes ended, closed or incomplete; null if there was none.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct LastPasses {
     #[schema(format = DateTime)]
     hourly: Option<String>,
+    /// Whether it could not read everything.
+    hourly_incomplete: bool,
     #[schema(format = DateTime)]
     nightly: Option<String>,
+    /// Whether it could not read everything.
+    nightly_incomplete: bool,
 }
 
 /// Read how pushes stand
@@ -121,6 +125,8 @@ pub async fn get_billing_health(
         named.collect::<BTreeMap<String, UnmappedUsage>>()
     };
     let pages = app.store.count_pages(now).await?;
+    let hourly = last_pass(&app, PassKind::Hourly).await?;
+    let nightly = last_pass(&app, PassKind::Nightly).await?;
     let (open, limit) = (Some(true), LIMIT_MAX);
     let findings = FindingQuery { open, limit, ..FindingQuery::default() };
     let alerts = AlertQuery { open, limit, ..AlertQuery::default() };
@@ -136,8 +142,10 @@ pub async fn get_billing_health(
             week_before: pages.week_before,
         },
         last_pass: LastPasses {
-            hourly: last_pass(&app, PassKind::Hourly).await?,
-            nightly: last_pass(&app, PassKind::Nightly).await?,
+            hourly: hourly.as_ref().map(|(at, _)| at.to_string()),
+            hourly_incomplete: hourly.is_some_and(|(_, incomplete)| incomplete),
+            nightly: nightly.as_ref().map(|(at, _)| at.to_string()),
+            nightly_incomplete: nightly.is_some_and(|(_, incomplete)| incomplete),
         },
         unbilled_quantity: named.collect(),
         observed: counts.observed,
@@ -151,11 +159,16 @@ pub async fn get_billing_health(
     }))
 }
 
-async fn last_pass(app: &App, kind: PassKind) -> Result<Option<String>, Problem> {
-    let query =
-        PassQuery { kind: Some(kind), state: Some(PassState::Closed), before: None, limit: 1 };
-    let last = app.store.list_passes(query).await?.pop();
-    Ok(last.and_then(|pass| pass.ended_at).map(|at| at.to_string()))
+/// When the last pass of a kind ended, and whether it is incomplete.
+async fn last_pass(app: &App, kind: PassKind) -> Result<Option<(Timestamp, bool)>, Problem> {
+    let mut last = None;
+    for state in [PassState::Closed, PassState::Incomplete] {
+        let query = PassQuery { kind: Some(kind), state: Some(state), before: None, limit: 1 };
+        let newest = app.store.list_passes(query).await?.pop();
+        let ended = newest.and_then(|pass| pass.ended_at);
+        last = last.max(ended.map(|at| (at, state == PassState::Incomplete)));
+    }
+    Ok(last)
 }
 
 #[derive(Deserialize, utoipa::IntoParams)]

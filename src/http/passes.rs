@@ -64,6 +64,8 @@ pub struct PassAnswer {
     /// Tenants and meters to look at.
     pairs: u64,
     pairs_done: u64,
+    /// Tenants and meters of which the provider's totals were not read.
+    pairs_unread: u64,
     /// Windows compared.
     windows: u64,
     /// Calls to the provider.
@@ -74,9 +76,9 @@ pub struct PassAnswer {
     replayed: u64,
     /// Differences that were sent.
     corrected: u64,
-    /// Over all rows and the pass before, of nightly passes that are closed, in hex.
+    /// Over all rows that were read and the pass before, of nightly passes that have ended, in hex.
     hash: Option<String>,
-    /// Why it failed.
+    /// Why it failed, or what could not be read.
     detail: Option<String>,
 }
 
@@ -127,18 +129,19 @@ pub struct RowAnswer {
     ledger: String,
     /// What was handed to pushes.
     pushed: String,
-    /// What the provider shows.
-    provider: String,
-    /// The provider's minus what was pushed.
-    delta: String,
+    /// What the provider shows; null if it was not read in this pass.
+    provider: Option<String>,
+    /// The provider's minus what was pushed; null if it was not read.
+    delta: Option<String>,
     verdict: Verdict,
     reason: Reason,
     /// What it means, or what to do.
     advice: &'static str,
     /// The windows that are not equal.
     windows: Vec<DriftWindow>,
-    /// Of nightly passes chained to the row of the day before, in hex.
-    hash: String,
+    /// Of nightly passes chained to the row of the day before, in hex; null if the provider was not
+    /// read.
+    hash: Option<String>,
 }
 
 #[derive(Serialize, utoipa::ToSchema)]
@@ -151,7 +154,9 @@ pub struct RowList {
 
 /// Order a pass
 ///
-/// Compares ledger and provider over a range of days. Ask for the pass until it is closed.
+/// Compares ledger and provider over a range of days. Ask for the pass until it is closed, or
+/// incomplete: then the provider could not be read, and rows with the verdict `unread` show no total
+/// of it.
 #[utoipa::path(
     post, path = "/v1/passes", tag = "reconciliation", request_body = PassSpec,
     responses(
@@ -427,6 +432,7 @@ impl From<Pass> for PassAnswer {
             ended_at: ended_at.map(|at| at.to_string()),
             pairs: progress.pairs,
             pairs_done: progress.pairs_done,
+            pairs_unread: progress.pairs_unread,
             windows: progress.windows,
             reads: progress.reads,
             verdicts: named.collect(),
@@ -447,12 +453,12 @@ fn answer_row(row: PassRow, catalog: &Catalog) -> Result<RowAnswer, Problem> {
         to: row.day.end.to_string(),
         ledger: row.ledger.to_string(),
         pushed: row.pushed.to_string(),
-        provider: row.provider.to_string(),
-        delta: row.delta().to_string(),
+        provider: row.provider.map(|provider| provider.to_string()),
+        delta: row.delta().map(|delta| delta.to_string()),
         verdict: row.verdict,
         reason: row.reason,
         advice: row.reason.advice(),
-        hash: hex(&row.hash),
+        hash: row.hash.map(|hash| hex(&hash)),
         windows: row.windows,
     })
 }

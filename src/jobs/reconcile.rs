@@ -12,6 +12,10 @@
 //! judged. What is sent again is decided by the store in one transaction, by what stands then; a
 //! pass only proposes.
 //!
+//! A pass judges by what it has read itself. What it could not read is unread: no total is shown,
+//! no finding advances or ends by it, and the pass ends incomplete. The last nightly pass, if it is
+//! incomplete, is taken up again every hour for what it has not read.
+//!
 //! A crash leaves a pass running; the next holder goes on after the rows that are written. What a
 //! chunk means for findings is written before its rows, and counts once for a pass.
 
@@ -40,6 +44,7 @@ use crate::store::push::{Lease, PushQuery};
 use crate::store::reconciliation::{FindingQuery, Pair, PassQuery, PassRowQuery, PassUpdate};
 use crate::store::{self, Store};
 use compare::Compared;
+use snapshot::Readings;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -51,6 +56,8 @@ const LEASE_SPAN: Span = Span::from_minutes(10);
 const RENEWED_AFTER: Span = Span::from_minutes(3);
 const PAUSE: Duration = Duration::from_secs(1);
 const HOURLY: Span = Span::from_hours(1);
+/// How long after its end an incomplete nightly pass is taken up again.
+const TAKEN_UP_AFTER: Span = Span::from_hours(1);
 /// How far back an hourly pass looks.
 const HOURLY_REACH: Span = Span::from_hours(48);
 /// When the day that has ended is compared: late events are in by then.
@@ -121,6 +128,7 @@ struct Running {
     dropped: HashMap<(TenantId, MeterNo), Vec<Window>>,
     /// The day before, of nightly passes.
     before: Before,
+    readings: Readings,
 }
 
 /// What a nightly pass is chained to; nothing for the first one, and for other passes.
@@ -258,7 +266,7 @@ impl Reconciler {
             Some(pass) => {
                 Some(Due::Begun(pass)).filter(|_| self.can_go_on(PassKind::Nightly, CHUNK))
             }
-            None if by_clock => self.nightly_due(now).await?.map(Due::New),
+            None if by_clock => self.nightly_due(now).await?,
             None => None,
         };
         let passed_over = self.passed_over.load(Ordering::Relaxed);
@@ -311,28 +319,43 @@ impl Reconciler {
         Ok(Some(Window { start: HOURLY_REACH.before(end), end }))
     }
 
-    /// The first day that has ended and has no pass yet; or all days that lie too far back by now.
-    async fn nightly_due(&self, now: Timestamp) -> store::Result<Option<Window>> {
+    /// The first day that has ended and has no pass yet; or all days that lie too far back by now;
+    /// or the last pass, if it could not read everything.
+    async fn nightly_due(&self, now: Timestamp) -> store::Result<Option<Due>> {
         let (ended, oldest) = (ended_day(now), oldest_day(now));
         let query = PassQuery { kind: Some(PassKind::Nightly), limit: 1, ..PassQuery::default() };
         let last = self.store.list_passes(query).await?.pop();
         let day_before = ended.saturating_add_micros(-MICROS_PER_DAY);
-        let start = last.map_or(day_before, |pass| pass.order.range.end);
+        let start = last.as_ref().map_or(day_before, |pass| pass.order.range.end);
         if start < oldest {
-            return Ok(Some(Window { start, end: oldest }));
+            return Ok(Some(Due::New(Window { start, end: oldest })));
         }
         let day = Window { start, end: start.saturating_add_micros(MICROS_PER_DAY) };
-        Ok((start < ended).then_some(day))
+        if start < ended {
+            return Ok(Some(Due::New(day)));
+        }
+        let again = last.filter(|pass| {
+            let rested = pass.ended_at.is_some_and(|at| TAKEN_UP_AFTER.after(at) <= now);
+            pass.state == PassState::Incomplete && rested && self.can_go_on(pass.order.kind, CHUNK)
+        });
+        Ok(again.map(Due::Begun))
     }
 
     async fn run_pass(&self, pass: Pass, lease: Lease) -> Result<(), PassError> {
         let mut works = self.find_work(&pass).await?;
         let pairs = u64::try_from(works.len()).unwrap_or(u64::MAX);
-        let done = self.all_rows(pass.number).await?;
-        let done: BTreeSet<_> = done.into_iter().map(|row| (row.tenant, row.meter)).collect();
+        let (unread, done): (Vec<_>, Vec<_>) =
+            self.all_rows(pass.number).await?.into_iter().partition(|row| row.hash.is_none());
+        let names = |row: PassRow| (row.tenant, row.meter);
+        let unread: BTreeSet<_> = unread.into_iter().map(names).collect();
+        let done: BTreeSet<_> = done.into_iter().map(names).collect();
+        let done: BTreeSet<_> = done.difference(&unread).cloned().collect();
         works.retain(|work| !done.contains(&(work.pair.tenant.clone(), work.pair.meter)));
         // What is counted of pairs without rows is counted anew.
-        let begun = if done.is_empty() { PassProgress::default() } else { pass.progress.clone() };
+        let begun = match done.is_empty() {
+            true => PassProgress::default(),
+            false => pass.progress.clone().without_unread(),
+        };
         let pairs_done = u64::try_from(done.len()).unwrap_or(u64::MAX);
         let mut running = Running {
             findings: self.open_findings().await?,
@@ -340,6 +363,7 @@ impl Reconciler {
             before: self.chain_before(&pass).await?,
             progress: PassProgress { pairs, pairs_done, ..begun },
             kept_at: self.clock.now(),
+            readings: Readings::default(),
             pass,
             lease,
         };
@@ -350,6 +374,7 @@ impl Reconciler {
                 return Err(PassError::Spent);
             }
             sure_time(&self.clock, "reconcile").ok_or(PassError::ClockInDoubt)?;
+            running.readings.begin_chunk();
             let compared = match kind {
                 PassKind::Hourly => self.compare_windows(&mut running, works).await?,
                 PassKind::Nightly | PassKind::OneShot => {
@@ -363,7 +388,14 @@ impl Reconciler {
         self.compare_objects(&mut running).await?;
         crash_point("reconcile.before_close");
         let hash = self.chain_after(&running).await?;
-        self.update(&mut running, PassState::Closed, hash).await?;
+        let missed = running.readings.missed.len();
+        running.progress.pairs_unread = u64::try_from(missed).unwrap_or(u64::MAX);
+        running.progress.lists_unread = running.readings.lists_missed;
+        let state = match running.progress.unread() {
+            Some(_) => PassState::Incomplete,
+            None => PassState::Closed,
+        };
+        self.update(&mut running, state, hash).await?;
         log_pass(&running);
         Ok(())
     }
@@ -476,7 +508,7 @@ impl Reconciler {
             let key = (one.pair.tenant.clone(), one.pair.meter);
             for mut row in one.rows {
                 let before = running.before.rows.get(&key).copied().unwrap_or([0; 32]);
-                row.hash = row.chain(&before);
+                row.hash = row.provider.is_some().then(|| row.chain(&before));
                 rows.push(row);
             }
             let empty = Vec::new();
@@ -539,7 +571,7 @@ impl Reconciler {
             state,
             progress: running.progress.clone(),
             hash,
-            detail: None,
+            detail: running.progress.unread(),
         };
         self.renew_lease(running).await?;
         if self.store.update_pass(&running.lease, update, now).await? {
@@ -574,27 +606,38 @@ impl Reconciler {
         if pass.order.kind != PassKind::Nightly {
             return Ok(Before::default());
         }
-        let query = PassQuery {
-            kind: Some(PassKind::Nightly),
-            state: Some(PassState::Closed),
-            before: Some(pass.number),
-            limit: 1,
-        };
-        let Some(before) = self.store.list_passes(query).await?.pop() else {
-            return Ok(Before::default());
-        };
-        let rows = self.all_rows(before.number).await?;
-        let rows = rows.into_iter().map(|row| ((row.tenant, row.meter), row.hash)).collect();
-        Ok(Before { hash: before.hash.unwrap_or_default(), rows })
+        let mut below = pass.number;
+        loop {
+            let query = PassQuery {
+                kind: Some(PassKind::Nightly),
+                state: None,
+                before: Some(below),
+                limit: PAGE,
+            };
+            let page = self.store.list_passes(query).await?;
+            let Some(last) = page.last() else { return Ok(Before::default()) };
+            below = last.number;
+            // One that read nothing is no part of the chain.
+            let Some((number, hash)) = page.iter().find_map(|pass| Some((pass.number, pass.hash?)))
+            else {
+                continue;
+            };
+            let rows = self.all_rows(number).await?.into_iter();
+            let hashed = rows.filter_map(|row| Some(((row.tenant, row.meter), row.hash?)));
+            return Ok(Before { hash, rows: hashed.collect() });
+        }
     }
 
-    /// The hash over all rows of a nightly pass, after that of the pass before.
+    /// The hash over all rows of a nightly pass that were read, after that of the pass before; none
+    /// if there were rows and none of them was read.
     async fn chain_after(&self, running: &Running) -> store::Result<Option<Hash>> {
         if running.pass.order.kind != PassKind::Nightly {
             return Ok(None);
         }
         let rows = self.all_rows(running.pass.number).await?;
-        Ok(Some(chain_pass(&running.before.hash, rows.into_iter().map(|row| row.hash))))
+        let hashes: Vec<Hash> = rows.iter().filter_map(|row| row.hash).collect();
+        let chained = rows.is_empty() || !hashes.is_empty();
+        Ok(chained.then(|| chain_pass(&running.before.hash, hashes)))
     }
 
     async fn all_rows(&self, pass: u64) -> store::Result<Vec<PassRow>> {
@@ -652,13 +695,17 @@ pub async fn list_open_findings(
 fn log_pass(running: &Running) {
     let PassProgress { pairs, windows, reads, replayed, corrected, ref verdicts, .. } =
         running.progress;
+    let unread = running.progress.unread();
     let kind = running.pass.order.kind.name();
     let drifting: u64 =
         verdicts.iter().filter(|(verdict, _)| verdict.is_drift()).map(|(_, count)| count).sum();
     metrics::counter!("counterfoil_passes_total", "kind" => kind).increment(1);
-    if drifting == 0 {
+    if let Some(what) = &unread {
+        tracing::warn!(kind, pairs, windows, reads, "{kind} pass is incomplete: {what}");
+    }
+    if drifting == 0 && unread.is_none() {
         tracing::info!(kind, pairs, windows, reads, "{kind} pass: both halves match");
-    } else {
+    } else if drifting > 0 {
         tracing::warn!(
             kind,
             pairs,

@@ -48,6 +48,8 @@ pub enum Verdict {
     Tolerance,
     /// They differ, and will not once what is on its way has arrived.
     Waiting,
+    /// The provider's total was not read in this pass; nothing is known of it.
+    Unread,
     /// The ledger is higher, and what is missing may safely be sent again.
     Replay,
     /// The provider is higher: something bypasses the ledger. Never corrected by us.
@@ -57,10 +59,11 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Equal,
         Self::Tolerance,
         Self::Waiting,
+        Self::Unread,
         Self::Replay,
         Self::Bypass,
         Self::Undecidable,
@@ -71,6 +74,7 @@ impl Verdict {
             Self::Equal => "equal",
             Self::Tolerance => "tolerance",
             Self::Waiting => "waiting",
+            Self::Unread => "unread",
             Self::Replay => "replay",
             Self::Bypass => "bypass",
             Self::Undecidable => "undecidable",
@@ -85,7 +89,7 @@ impl Verdict {
     pub fn is_drift(self) -> bool {
         match self {
             Self::Replay | Self::Bypass | Self::Undecidable => true,
-            Self::Equal | Self::Tolerance | Self::Waiting => false,
+            Self::Equal | Self::Tolerance | Self::Waiting | Self::Unread => false,
         }
     }
 }
@@ -102,7 +106,7 @@ pub enum Reason {
     Uncut,
     /// Pushes that were not sent yet, or whose outcome is not known yet.
     Unsent,
-    /// The provider's total was not read yet.
+    /// The provider's total was not read, or not since the last push of the window.
     Unread,
     /// The provider's total was read once only; another reading decides.
     ReadOnce,
@@ -184,7 +188,11 @@ impl Reason {
                  the log says by what"
             }
             Self::Unsent => "it is being sent; counterfoil pushes --state observed",
-            Self::Unread | Self::ReadOnce => "the next pass reads the provider's total again",
+            Self::Unread => {
+                "the provider's total could not be read, or was not read since the last push; the \
+                 next pass reads it"
+            }
+            Self::ReadOnce => "the next pass reads the provider's total again",
             Self::Lag | Self::LongLag => "the provider's summary is behind; it is looked at again",
             Self::Dropped => "the provider took it and did not count it; it is sent again",
             Self::Refused => {
@@ -417,6 +425,7 @@ impl Halves {
         Some(all)
     }
 
+    /// What the provider shows; zero if it was not read, which `judge_drift` tells apart.
     pub fn provider(&self) -> Quantity {
         self.summary.map_or(Quantity::ZERO, |summary| summary.value)
     }
@@ -459,13 +468,7 @@ pub struct Terms {
 /// What both halves of a window say.
 pub fn judge_drift(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
     let Halves { pushes, .. } = halves;
-    let Some(summary) = halves.summary else {
-        return if halves.is_empty() {
-            (Verdict::Equal, Reason::Matches)
-        } else {
-            (Verdict::Waiting, Reason::Unread)
-        };
-    };
+    let Some(summary) = halves.summary else { return (Verdict::Unread, Reason::Unread) };
     let Some(delta) = halves.delta() else { return (Verdict::Undecidable, Reason::Digits) };
     if delta == Quantity::ZERO {
         return judge_agreed(halves, terms);
@@ -718,7 +721,7 @@ mod tests {
         assert_eq!(judged, (Verdict::Waiting, Reason::ReadOnce));
         let mut unread = halves("5", &confirmed, "9", 1);
         unread.summary = None;
-        assert_eq!(judge(&unread, 41), (Verdict::Waiting, Reason::Unread));
+        assert_eq!(judge(&unread, 41), (Verdict::Unread, Reason::Unread));
     }
 
     #[test]
@@ -757,7 +760,7 @@ mod tests {
     #[test]
     fn usage_on_one_side_only() {
         let nothing = Halves::new(window(), (Quantity::ZERO, 0), None, PushSums::default(), None);
-        assert_eq!(judge(&nothing, 41), (Verdict::Equal, Reason::Matches));
+        assert_eq!(judge(&nothing, 41), (Verdict::Unread, Reason::Unread));
         let mut bypassed = halves("0", &[], "3", 2);
         bypassed.uncut = false;
         assert_eq!(judge(&bypassed, 41), (Verdict::Bypass, Reason::ProviderHigher));

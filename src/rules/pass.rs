@@ -2,7 +2,9 @@
 //!
 //! Invariant: a closed pass never changes. The rows of a nightly pass are chained: each holds the
 //! hash of the same tenant's and meter's row of the day before, and the pass a hash over all its
-//! rows and the pass before, so that a row cannot be changed or taken away without a trace.
+//! rows and the pass before, so that a row cannot be changed or taken away without a trace. A row
+//! whose provider total was not read in its own pass shows no total and is no part of the chain;
+//! a pass that ended with such rows is incomplete, and a nightly one is taken up again.
 
 use super::digest::digest_fields;
 use super::drift::{Reason, Verdict};
@@ -49,24 +51,36 @@ pub enum PassState {
     /// Ordered, not begun.
     Waiting,
     Running,
+    /// Everything was read and compared.
     Closed,
+    /// It ended, and could not read all of the provider's totals or lists.
+    Incomplete,
     Failed,
 }
 
 impl PassState {
-    pub const ALL: [Self; 4] = [Self::Waiting, Self::Running, Self::Closed, Self::Failed];
+    pub const ALL: [Self; 5] =
+        [Self::Waiting, Self::Running, Self::Closed, Self::Incomplete, Self::Failed];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
             Self::Running => "running",
             Self::Closed => "closed",
+            Self::Incomplete => "incomplete",
             Self::Failed => "failed",
         }
     }
 
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.name() == name)
+    }
+
+    pub fn has_ended(self) -> bool {
+        match self {
+            Self::Waiting | Self::Running => false,
+            Self::Closed | Self::Incomplete | Self::Failed => true,
+        }
     }
 }
 
@@ -89,9 +103,10 @@ pub struct Pass {
     pub created_at: Timestamp,
     pub ended_at: Option<Timestamp>,
     pub progress: PassProgress,
-    /// Over all rows and the pass before; of nightly passes that are closed.
+    /// Over all rows that were read and the pass before; of nightly passes that have ended and
+    /// could read something.
     pub hash: Option<Hash>,
-    /// Why it failed.
+    /// Why it failed, or what it could not read.
     pub detail: Option<String>,
 }
 
@@ -115,6 +130,12 @@ pub struct PassProgress {
     pub pairs_done: u64,
     /// Windows compared.
     pub windows: u64,
+    /// Tenants and meters of which a total of the provider's was not read.
+    #[serde(default)]
+    pub pairs_unread: u64,
+    /// Whether the provider's subscriptions or invoices could not be listed.
+    #[serde(default)]
+    pub lists_unread: bool,
     /// Calls to the provider.
     pub reads: u64,
     /// Windows by verdict.
@@ -122,6 +143,31 @@ pub struct PassProgress {
     /// Pushes sent again, and corrections.
     pub replayed: u64,
     pub corrected: u64,
+}
+
+impl PassProgress {
+    /// What could not be read, for people; none if everything was.
+    pub fn unread(&self) -> Option<String> {
+        let mut missing = Vec::new();
+        if self.pairs_unread > 0 {
+            let (unread, pairs) = (self.pairs_unread, self.pairs);
+            missing.push(format!(
+                "the provider's totals of {unread} of {pairs} tenants and meters were not read"
+            ));
+        }
+        if self.lists_unread {
+            missing.push("the provider's subscriptions or invoices were not read".to_owned());
+        }
+        (!missing.is_empty()).then(|| missing.join("; "))
+    }
+
+    /// The progress of a pass that is taken up again: what was not read is counted anew.
+    pub fn without_unread(mut self) -> Self {
+        let unread = self.verdicts.remove(&Verdict::Unread).unwrap_or(0);
+        self.windows = self.windows.saturating_sub(unread);
+        (self.pairs_unread, self.lists_unread) = (0, false);
+        self
+    }
 }
 
 /// One tenant and meter on one day.
@@ -135,13 +181,14 @@ pub struct PassRow {
     pub ledger: Quantity,
     /// What was handed to billing.
     pub pushed: Quantity,
-    /// What the provider shows.
-    pub provider: Quantity,
+    /// What the provider shows; none if it was not read in this pass.
+    pub provider: Option<Quantity>,
     pub verdict: Verdict,
     pub reason: Reason,
     /// The windows of the day that are not equal.
     pub windows: Vec<DriftWindow>,
-    pub hash: Hash,
+    /// None if the provider was not read: such a row is no part of the chain.
+    pub hash: Option<Hash>,
 }
 
 /// A window of a row that is not equal.
@@ -155,8 +202,9 @@ pub struct DriftWindow {
     pub ledger: Quantity,
     #[schema(value_type = String)]
     pub pushed: Quantity,
-    #[schema(value_type = String)]
-    pub provider: Quantity,
+    /// Null if it was not read in this pass.
+    #[schema(value_type = Option<String>)]
+    pub provider: Option<Quantity>,
     pub verdict: Verdict,
     pub reason: Reason,
     /// What was done about it.
@@ -165,10 +213,10 @@ pub struct DriftWindow {
 }
 
 impl PassRow {
-    /// By how much the provider is above what was handed to billing.
-    pub fn delta(&self) -> Quantity {
-        let delta = self.provider.checked_sub(self.pushed);
-        delta.expect("stored quantities are far from the end of their range")
+    /// By how much the provider is above what was handed to billing; none if it was not read.
+    pub fn delta(&self) -> Option<Quantity> {
+        let delta = self.provider?.checked_sub(self.pushed);
+        Some(delta.expect("stored quantities are far from the end of their range"))
     }
 
     /// The row's hash after the row of the day before; its own `hash` plays no part.
@@ -183,7 +231,7 @@ impl PassRow {
             &self.day.end.to_string(),
             &self.ledger.to_string(),
             &self.pushed.to_string(),
-            &self.provider.to_string(),
+            &self.provider.map_or_else(String::new, |provider| provider.to_string()),
             self.verdict.name(),
             self.reason.name(),
             &windows,
@@ -214,11 +262,11 @@ mod tests {
             day: Window { start: Timestamp::from_micros(0), end: Timestamp::from_micros(1) },
             ledger: Quantity::ONE,
             pushed: Quantity::ONE,
-            provider: Quantity::ONE,
+            provider: Some(Quantity::ONE),
             verdict: Verdict::Equal,
             reason: Reason::Matches,
             windows: Vec::new(),
-            hash: [0; 32],
+            hash: None,
         }
     }
 
@@ -240,13 +288,14 @@ mod tests {
     #[test]
     fn every_field_is_in_the_hash() {
         let first = row().chain(&[0; 32]);
-        let changes: [fn(&mut PassRow); 7] = [
+        let changes: [fn(&mut PassRow); 8] = [
             |row| row.tenant = TenantId::parse("acm").expect("valid"),
             |row| row.meter = MeterNo(2),
             |row| row.day.end = Timestamp::from_micros(2),
             |row| row.ledger = Quantity::ZERO,
             |row| row.pushed = Quantity::ZERO,
-            |row| row.provider = Quantity::ZERO,
+            |row| row.provider = Some(Quantity::ZERO),
+            |row| row.provider = None,
             |row| row.verdict = Verdict::Bypass,
         ];
         for change in changes {
@@ -255,6 +304,6 @@ mod tests {
             assert_ne!(other.chain(&[0; 32]), first);
         }
         assert_ne!(row().chain(&[1; 32]), first);
-        assert_eq!(PassRow { hash: [9; 32], ..row() }.chain(&[0; 32]), first);
+        assert_eq!(PassRow { hash: Some([9; 32]), ..row() }.chain(&[0; 32]), first);
     }
 }

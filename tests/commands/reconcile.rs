@@ -76,17 +76,21 @@ fn pass(passes: &Passes) -> Value {
         let rows = passes.rows.as_array().unwrap();
         rows.iter().filter(|row| row["verdict"] == verdict).count()
     };
-    let state = if passes.looks < 2 { "running" } else { "closed" };
+    let unread = count("unread");
+    let ended = if unread > 0 { "incomplete" } else { "closed" };
+    let detail = (unread > 0).then_some("the provider's totals of 1 of 2 were not read");
+    let state = if passes.looks < 2 { "running" } else { ended };
     json!({
         "id": 7, "kind": "one_shot", "from": "2026-11-01T00:00:00Z", "to": "2026-11-03T00:00:00Z",
         "tenant": null, "apply": passes.apply, "state": state,
         "created_at": "2026-11-16T02:00:00Z", "ended_at": "2026-11-16T02:01:00Z",
         "pairs": 2, "pairs_done": passes.looks.min(2), "windows": 48, "reads": 4,
         "verdicts": {
-            "equal": 48 - count("replay") - count("waiting"), "replay": count("replay"),
-            "waiting": count("waiting"),
+            "equal": 48 - count("replay") - count("waiting") - 24 * unread,
+            "replay": count("replay"), "waiting": count("waiting"), "unread": 24 * unread,
         },
-        "replayed": u64::from(passes.apply), "corrected": 0, "hash": null, "detail": null,
+        "pairs_unread": unread,
+        "replayed": u64::from(passes.apply), "corrected": 0, "hash": null, "detail": detail,
     })
 }
 
@@ -251,6 +255,32 @@ fn what_is_equal_or_on_its_way_is_no_drift() {
     let waiting = Canned::start(json!([row("acme", 1, "1198", "waiting")]), healthy());
     let (code, shown, _) = waiting.run(&RANGE);
     assert!(code == Some(0) && shown.contains("1 waiting"), "{shown}");
+}
+
+#[test]
+fn what_was_not_read_is_neither_equal_nor_a_success() {
+    let mut unread = row("acme", 1, "0", "unread");
+    unread["windows"] = json!([]);
+    for field in ["provider", "delta", "hash"] {
+        unread[field] = Value::Null;
+    }
+    (unread["reason"], unread["advice"]) = (json!("unread"), json!("the next pass reads it"));
+    let server = Canned::start(json!([unread, row("globex", 1, "1200.5", "equal")]), healthy());
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (csv, html) = (path("rows.csv"), path("report.html"));
+    let (code, shown, said) = server.run(&[&RANGE[..], &["--csv", &csv, "--html", &html]].concat());
+    assert_eq!(code, Some(1), "{shown}{said}");
+    assert!(said.contains("pass 7 is incomplete: the provider's totals of 1 of 2"), "{said}");
+    assert!(shown.contains("48 windows compared: 24 equal, 24 unread"), "{shown}");
+    let line = shown.lines().find(|line| line.contains("acme")).unwrap();
+    assert!(line.contains("unread") && line.trim_end().ends_with('-'), "{line}");
+    let sheet = std::fs::read_to_string(&csv).unwrap();
+    assert!(sheet.contains(",1200.5,1200.5,,,unread,unread,"), "{sheet}");
+    let report = std::fs::read_to_string(&html).unwrap();
+    assert!(report.contains("This pass is incomplete and proves nothing"), "{report}");
+    let (code, list, _) = server.run(&["passes"]);
+    assert!(code == Some(0) && list.contains("incomplete"), "{list}");
 }
 
 #[test]

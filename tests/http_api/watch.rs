@@ -140,11 +140,11 @@ async fn rows_of_a_pass_are_paged() {
         day: Window { start: instant(day), end: instant(next) },
         ledger: quantity("1.000000000001"),
         pushed: quantity("1"),
-        provider: quantity("3"),
+        provider: Some(quantity("3")),
         verdict: Verdict::Bypass,
         reason: Reason::ProviderHigher,
         windows: Vec::new(),
-        hash: [171; 32],
+        hash: Some([171; 32]),
     };
     let rows = vec![
         row("acme", "2026-11-01T00:00:00Z", "2026-11-02T00:00:00Z"),

@@ -51,7 +51,7 @@ pub async fn usage_of_a_pair_that_has_none_here(ground: Ground) {
     let night = world.passes(PassKind::Nightly).await.pop().unwrap();
     let rows = world.rows(night.number).await;
     assert_eq!(rows.len(), 4);
-    let row = rows.iter().find(|row| row.provider.to_string() == "9").unwrap();
+    let row = rows.iter().find(|row| row.provider == Some(crate::world::quantity("9"))).unwrap();
     assert_eq!((row.tenant.as_str(), row.ledger.to_string()), ("quiet", "0".into()));
     world.only_finding(FindingKind::Usage).await;
     assert_eq!(world.pages(), []);

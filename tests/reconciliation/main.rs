@@ -22,6 +22,7 @@ mod nightly;
 mod numbers;
 mod rejections;
 mod subscriptions;
+mod unread;
 mod world;
 
 macro_rules! on_every_store {
@@ -117,6 +118,14 @@ on_every_store! {
         a_day_that_agrees_later_is_reconciled,
         hourly_passes_do_not_keep_a_nightly_one_waiting,
         days_out_of_reach_are_shown_as_skipped,
+    }
+    unread {
+        a_pass_that_reads_nothing_calls_nothing_equal,
+        an_earlier_reading_is_not_shown_as_read_now,
+        a_finding_advances_only_on_a_fresh_reading,
+        an_unread_night_is_no_link_of_the_chain,
+        an_incomplete_night_is_taken_up_again,
+        a_list_that_cannot_be_read_makes_a_pass_incomplete,
     }
     numbers {
         the_three_numbers_return_to_zero,

@@ -59,7 +59,7 @@ fn row(tenant: &str, meter: MeterNo, number: i64, provider: &str) -> PassRow {
         end: window(24 * number + 1).start,
         ledger: quantity("1.000000000001"),
         pushed: quantity("1"),
-        provider: quantity(provider),
+        provider: Some(quantity(provider)),
         verdict: Verdict::Bypass,
         reason: Reason::ProviderHigher,
         action: Some("none".to_owned()),
@@ -70,13 +70,13 @@ fn row(tenant: &str, meter: MeterNo, number: i64, provider: &str) -> PassRow {
         day: day(number),
         ledger: quantity("1.000000000001"),
         pushed: quantity("1"),
-        provider: quantity(provider),
+        provider: Some(quantity(provider)),
         verdict: Verdict::Bypass,
         reason: Reason::ProviderHigher,
         windows: vec![drift],
-        hash: [0; 32],
+        hash: None,
     };
-    PassRow { hash: row.chain(&[7; 32]), ..row }
+    PassRow { hash: Some(row.chain(&[7; 32])), ..row }
 }
 
 async fn rows(f: &Fixture, pass: u64) -> Vec<PassRow> {

@@ -80,13 +80,34 @@ pub async fn present(
         anyhow::bail!("pass {} failed: {detail}; it may be ordered again", pass.id);
     }
     let drifts = pass.drifting() > 0 || rows.iter().any(|row| row.verdict.is_drift());
-    Ok(if drifts { ExitCode::from(EXIT_FINDINGS) } else { ExitCode::SUCCESS })
+    if pass.state == PassState::Incomplete {
+        let detail = pass.detail.as_deref().unwrap_or("the server's log says what was not read");
+        eprintln!("error: pass {} is incomplete: {}; order it again", pass.id, plain(detail));
+    }
+    Ok(match (drifts, pass.state) {
+        (true, _) => ExitCode::from(EXIT_FINDINGS),
+        (false, PassState::Incomplete) => ExitCode::FAILURE,
+        (
+            false,
+            PassState::Waiting | PassState::Running | PassState::Closed | PassState::Failed,
+        ) => ExitCode::SUCCESS,
+    })
 }
 
 /// A difference with its sign.
 pub fn signed(delta: Quantity) -> String {
     let sign = if delta > Quantity::ZERO { "+" } else { "" };
     format!("{sign}{}", grouped(delta))
+}
+
+/// A quantity of the provider's; "-" if it was not read.
+pub fn provided(provider: Option<Quantity>) -> String {
+    provider.map_or_else(|| "-".to_owned(), grouped)
+}
+
+/// A difference with its sign; "-" if the provider was not read.
+pub fn signed_if_read(delta: Option<Quantity>) -> String {
+    delta.map_or_else(|| "-".to_owned(), signed)
 }
 
 fn print_rows(rows: &[Row], all: bool) {
@@ -107,8 +128,8 @@ fn print_rows(rows: &[Row], all: bool) {
             cell(&row.reason),
             cell(grouped(row.ledger)),
             cell(grouped(row.pushed)),
-            cell(grouped(row.provider)),
-            cell(signed(row.delta)),
+            cell(provided(row.provider)),
+            cell(signed_if_read(row.delta)),
         ]);
     }
     println!("{table}");
@@ -166,6 +187,10 @@ fn print_summary(pass: &Pass) {
     if !pass.has_ended() {
         let (done, pairs) = (grouped(pass.pairs_done), grouped(pass.pairs));
         println!("{done} of {pairs} pairs are done; look again later");
+    }
+    if pass.pairs_unread > 0 {
+        let (unread, pairs) = (grouped(pass.pairs_unread), grouped(pass.pairs));
+        println!("{unread} of {pairs} pairs were not read at the provider");
     }
     if verdicts.is_empty() {
         println!("{windows} windows compared");

@@ -32,6 +32,9 @@ pub struct Pass {
     pub ended_at: Option<String>,
     pub pairs: u64,
     pub pairs_done: u64,
+    /// Not every server tells.
+    #[serde(default)]
+    pub pairs_unread: u64,
     pub windows: u64,
     pub reads: u64,
     pub verdicts: BTreeMap<Verdict, u64>,
@@ -50,15 +53,17 @@ pub struct Row {
     pub to: String,
     pub ledger: Quantity,
     pub pushed: Quantity,
-    pub provider: Quantity,
-    /// By how much the provider is above what was handed to billing.
-    pub delta: Quantity,
+    /// None if it was not read.
+    pub provider: Option<Quantity>,
+    /// By how much the provider is above what was handed to billing; none if it was not read.
+    pub delta: Option<Quantity>,
     pub verdict: Verdict,
     pub reason: String,
     pub advice: String,
     /// Those of the day that are not equal.
     pub windows: Vec<RowWindow>,
-    pub hash: String,
+    /// None if the row is no part of the chain.
+    pub hash: Option<String>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -67,7 +72,7 @@ pub struct RowWindow {
     pub end: String,
     pub ledger: Quantity,
     pub pushed: Quantity,
-    pub provider: Quantity,
+    pub provider: Option<Quantity>,
     pub verdict: Verdict,
     pub reason: String,
     /// What was done about it.
@@ -76,10 +81,7 @@ pub struct RowWindow {
 
 impl Pass {
     pub fn has_ended(&self) -> bool {
-        match self.state {
-            PassState::Waiting | PassState::Running => false,
-            PassState::Closed | PassState::Failed => true,
-        }
+        self.state.has_ended()
     }
 
     /// Windows with this verdict.

@@ -8,7 +8,7 @@ mod chart;
 mod figures;
 mod markup;
 
-use super::outcome::signed;
+use super::outcome::{provided, signed, signed_if_read};
 use super::pass::{Pass, Row, RowWindow, day};
 use crate::cli::table::grouped;
 use crate::rules::base64;
@@ -104,12 +104,17 @@ fn verdict_sentence(pass: &Pass, figures: &Figures) -> (&'static str, String) {
             let text = format!("This pass is not over: {done} of {pairs} pairs were compared.");
             return ("open", text);
         }
-        PassState::Closed => {}
+        PassState::Closed | PassState::Incomplete => {}
     }
     if pass.drifting() > 0 || figures.drifting_tenants > 0 {
         let windows = counted(pass.drifting(), "window", "windows");
         let tenants = counted(figures.drifting_tenants, "tenant", "tenants");
         return ("bad", format!("{windows} of {tenants} will not agree by themselves."));
+    }
+    if pass.state == PassState::Incomplete {
+        let detail = pass.detail.as_deref().unwrap_or("the provider could not be read");
+        let text = format!("This pass is incomplete and proves nothing: {}.", escape(detail));
+        return ("open", text);
     }
     match (pass.windows, waiting) {
         (0, _) => ("open", "There was nothing to compare in this range.".into()),
@@ -146,7 +151,9 @@ fn write_tiles(html: &mut String, pass: &Pass, figures: &Figures) {
     tile(html, "Tenants that drift", &drifting, "somebody or --apply must act");
     let waiting = grouped(pass.count(Verdict::Waiting));
     tile(html, "Windows on their way", &waiting, "the next pass looks again");
-    let pairs = of(pass.pairs_done, pass.pairs);
+    let unread = of(pass.count(Verdict::Unread), pass.windows);
+    tile(html, "Windows not read", &unread, "nothing is said about them");
+    let pairs = of(pass.pairs_done.saturating_sub(pass.pairs_unread), pass.pairs);
     tile(html, "Pairs compared", &pairs, "a pair is a tenant and a meter");
     write_difference_tile(html, figures);
     html.push_str("</section>\n");
@@ -213,7 +220,8 @@ fn write_meter(html: &mut String, meter: &str, figures: &MeterFigures) {
          <div><dt><i class=\"key provider\"></i>Provider</dt><dd>{}</dd></div>\
          <div><dt>Difference</dt><dd>{}</dd></div>\
          <div><dt>On its way</dt><dd>{}</dd></div>\
-         <div><dt>Rows that differ</dt><dd>{} of {}</dd></div></dl>\n\
+         <div><dt>Rows that differ</dt><dd>{} of {}</dd></div>\
+         <div><dt>Rows not read</dt><dd>{}</dd></div></dl>\n\
          <h3>Ledger and provider by day</h3>\n<div class=\"chart\">{}</div>\n{}",
         name(meter),
         grouped(total.ledger),
@@ -221,8 +229,9 @@ fn write_meter(html: &mut String, meter: &str, figures: &MeterFigures) {
         grouped(total.provider),
         signed(total.apart.net()),
         signed(total.waiting),
-        grouped(figures.rows_unequal),
+        grouped(figures.rows_unequal - figures.rows_unread),
         grouped(figures.rows),
+        grouped(figures.rows_unread),
         chart::days(meter, &figures.bins),
         if figures.bins.iter().any(|bin| bin.drifts) { DOT_LEGEND } else { "" }
     );
@@ -274,8 +283,8 @@ fn row_cells(row: &Row) -> String {
         badge(row.verdict),
         grouped(row.ledger),
         grouped(row.pushed),
-        grouped(row.provider),
-        signed(row.delta)
+        provided(row.provider),
+        signed_if_read(row.delta)
     )
 }
 
@@ -303,7 +312,8 @@ fn write_unequal(html: &mut String, rows: &[Row]) {
             sentence(&row.advice)
         );
         write_windows(html, &row.windows);
-        let _ = write!(html, "<p class=\"hash\">{}</p></td></tr>\n</tbody>\n", escape(&row.hash));
+        let hash = row.hash.as_deref().map_or_else(String::new, escape);
+        let _ = write!(html, "<p class=\"hash\">{hash}</p></td></tr>\n</tbody>\n");
     }
     html.push_str("</table></div>\n");
     write_more(html, unequal.len(), UNEQUAL_ROWS_MAX);
@@ -336,7 +346,7 @@ fn write_windows(html: &mut String, windows: &[RowWindow]) {
             escape(&window.reason.replace('_', " ")),
             grouped(window.ledger),
             grouped(window.pushed),
-            grouped(window.provider),
+            provided(window.provider),
             window.action.as_deref().map_or_else(|| "nothing".to_owned(), escape)
         );
     }
@@ -354,7 +364,8 @@ fn write_all(html: &mut String, rows: &[Row]) {
     );
     write_table_head(html, "<th scope=\"col\">Hash</th>");
     for row in rows.iter().take(ALL_ROWS_MAX) {
-        let (cells, hash) = (row_cells(row), escape(&row.hash));
+        let hash = row.hash.as_deref().map_or_else(String::new, escape);
+        let cells = row_cells(row);
         let _ = writeln!(html, "<tbody><tr>{cells}<td class=\"hash\">{hash}</td></tr></tbody>");
     }
     html.push_str("</table></div>\n");

@@ -1,6 +1,6 @@
 //! All rows of a pass as CSV, for a spreadsheet.
 //!
-//! Invariant: no cell is a formula. Names come from outside, and a spreadsheet runs what begins
+//! Invariant: what was not read is an empty cell. No cell is a formula. Names come from outside, and a spreadsheet runs what begins
 //! like a formula; such a cell gets an apostrophe, which shows it as the text it is.
 
 use super::pass::Row;
@@ -41,14 +41,14 @@ fn render(rows: &[Row]) -> anyhow::Result<Vec<u8>> {
             row.to.clone(),
             row.ledger.to_string(),
             row.pushed.to_string(),
-            row.provider.to_string(),
-            row.delta.to_string(),
+            row.provider.map_or_else(String::new, |provider| provider.to_string()),
+            row.delta.map_or_else(String::new, |delta| delta.to_string()),
             row.verdict.name().to_owned(),
             row.reason.clone(),
             row.advice.clone(),
             row.windows.len().to_string(),
             actions.join("; "),
-            row.hash.clone(),
+            row.hash.clone().unwrap_or_default(),
         ];
         writer.write_record(cells.map(guarded))?;
     }

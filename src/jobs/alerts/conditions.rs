@@ -307,8 +307,8 @@ impl Alerter {
         };
         if let Some(end) = compared.filter(|end| now >= NIGHTLY_LATE.after(*end)) {
             let summary = format!(
-                "no nightly pass has compared what was used since {end}; it takes too long, or \
-                 reconcile.reads_per_hour is too small"
+                "no nightly pass has compared all that was used since {end}; it takes too long, the \
+                 provider cannot be read, or reconcile.reads_per_hour is too small"
             );
             found.push(condition(AlertKind::NightlyLate, "", summary, command));
         }

@@ -6,11 +6,11 @@
 //! Both are compared by customer: what was sent for a customer with that customer's total. A tenant
 //! that was mapped to another customer has windows of both.
 //!
-//! Invariant: windows of which nothing is known on either side are left out; every other one gets
-//! a verdict. Windows that were first cut under the other value of shadow are left out too: their
+//! Invariant: a total counts only if this pass has read it. Windows of which nothing is known on
+//! either side are left out; every other one gets a verdict. Windows that were first cut under the other value of shadow are left out too: their
 //! usage is not meant to be there.
 
-use super::snapshot::group_windows;
+use super::snapshot::{Readings, group_windows};
 use super::{NIGHTLY_DAYS, PassError, Reconciler, Running, Work, ended_day};
 use crate::faults::planted;
 use crate::jobs::sure_time;
@@ -67,7 +67,8 @@ struct JudgedDay {
 struct DaySums {
     counted: Quantity,
     planned: Quantity,
-    provider: Quantity,
+    /// None if a part of it was not read.
+    provider: Option<Quantity>,
 }
 
 /// Both halves of a window or a day, as far as one customer is concerned.
@@ -106,6 +107,10 @@ impl Compared {
 
     fn observe(&mut self, judged: &Judged) {
         let Judged { halves, verdict, reason, action, .. } = judged;
+        // What was not read leaves findings as they are.
+        if *verdict == Verdict::Unread {
+            return;
+        }
         self.subjects.insert(judged.name());
         if !is_followed(*verdict, *reason) {
             return;
@@ -175,8 +180,13 @@ impl Reconciler {
         let old: Vec<Vec<Window>> = works.iter().map(|work| running.old_windows(work)).collect();
         let mut asked = Vec::new();
         for (work, old) in works.iter().zip(&old) {
-            for group in group_windows(old.clone()) {
+            let (parts, whole): (Vec<_>, Vec<_>) =
+                old.iter().copied().partition(|window| begins_in(work, *window));
+            for group in group_windows(whole) {
                 asked.extend(self.ask(work, &group).await?);
+            }
+            for day in parts {
+                asked.extend(self.ask(work, &windows_of(work, day)).await?);
             }
         }
         self.read_totals(running, asked).await?;
@@ -184,7 +194,7 @@ impl Reconciler {
         for (work, old) in works.iter().zip(old) {
             let mut one = Compared::new(work);
             self.keep_lease(running).await?;
-            let windows = self.judge_windows(work, range).await?;
+            let windows = self.judge_windows(&running.readings, work, range).await?;
             self.close_ended(running, work, &windows).await?;
             for judged in windows {
                 let judged = self.act(running, work, judged).await?;
@@ -192,16 +202,18 @@ impl Reconciler {
                 one.observe(&judged);
             }
             // A window that was judged is cleared even if nothing is left of it.
-            one.subjects.extend(windows_of(work, range).into_iter().map(name));
+            one.subjects.extend(read_windows(&running.readings, work, range).map(name));
             for window in old {
-                let whole = self.judge_whole(work, window).await?;
+                let whole = self.judge_whole(&running.readings, work, window).await?;
                 self.close_ended(running, work, &whole).await?;
                 for judged in whole {
                     let judged = self.act(running, work, judged).await?;
                     one.count(&judged, 1);
                     one.observe(&judged);
                 }
-                one.subjects.insert(name(window));
+                if is_read(&running.readings, work, window) {
+                    one.subjects.insert(name(window));
+                }
             }
             compared.push(one);
         }
@@ -244,7 +256,7 @@ impl Reconciler {
         let mut asked = Vec::new();
         for work in works {
             self.keep_lease(running).await?;
-            let judged = self.judge_days(work, &days(work)).await?;
+            let judged = self.judge_days(&running.readings, work, &days(work)).await?;
             for day in judged.iter().filter(|day| day.differs() && focus.contains(day.day.start)) {
                 asked.extend(self.ask(work, &windows_of(work, day.day)).await?);
             }
@@ -289,8 +301,10 @@ impl Reconciler {
         }
         let (mut verdict, mut reason) = day.verdict();
         let mut drifting = Vec::new();
-        if day.differs() {
-            let judged = self.judge_windows(work, day.day).await?;
+        let read = read_windows(&running.readings, work, day.day).count();
+        let by_window = day.differs() && u64::try_from(read).unwrap_or(0) == windows;
+        if by_window {
+            let judged = self.judge_windows(&running.readings, work, day.day).await?;
             let equal = judged.iter().filter(|window| !differs(window)).count();
             let unseen = windows - u64::try_from(judged.len()).unwrap_or(windows).min(windows);
             let equal = unseen + u64::try_from(equal).unwrap_or(0);
@@ -309,10 +323,12 @@ impl Reconciler {
             *one.verdicts.entry(verdict).or_default() += windows;
             one.windows += windows;
         }
-        if drifting.is_empty() {
-            day.parts.iter().for_each(|part| one.observe(part));
+        if verdict != Verdict::Unread && by_window == day.differs() {
+            if drifting.is_empty() {
+                day.parts.iter().for_each(|part| one.observe(part));
+            }
+            one.subjects.extend(windows_of(work, day.day).into_iter().map(name));
         }
-        one.subjects.extend(windows_of(work, day.day).into_iter().map(name));
         self.close_equal(running, work, &day).await?;
         let sums = day.sums()?;
         one.rows.push(PassRow {
@@ -325,7 +341,7 @@ impl Reconciler {
             verdict,
             reason,
             windows: drifting,
-            hash: [0; 32],
+            hash: None,
         });
         Ok(())
     }
@@ -372,18 +388,28 @@ impl Reconciler {
     }
 
     /// Windows with anything on either side, each with its verdict, by customer.
-    async fn judge_windows(&self, work: &Work, range: Window) -> store::Result<Vec<Judged>> {
+    async fn judge_windows(
+        &self,
+        readings: &Readings,
+        work: &Work,
+        range: Window,
+    ) -> store::Result<Vec<Judged>> {
         let length = window_length(work, range);
-        let mut parts = self.load_parts(work, range, Some(length)).await?;
+        let mut parts = self.load_parts(readings, work, range, Some(length)).await?;
         parts.retain(|part| !part.halves.is_empty());
         Ok(parts.into_iter().map(|part| self.judge(work, part)).collect())
     }
 
     /// Every one of the days with its verdicts.
-    async fn judge_days(&self, work: &Work, days: &[Window]) -> store::Result<Vec<JudgedDay>> {
+    async fn judge_days(
+        &self,
+        readings: &Readings,
+        work: &Work,
+        days: &[Window],
+    ) -> store::Result<Vec<JudgedDay>> {
         let (Some(first), Some(last)) = (days.first(), days.last()) else { return Ok(Vec::new()) };
         let range = Window { start: first.start, end: last.end };
-        let parts = self.load_parts(work, range, None).await?;
+        let parts = self.load_parts(readings, work, range, None).await?;
         let mut judged: Vec<JudgedDay> =
             days.iter().map(|day| JudgedDay { day: *day, parts: Vec::new() }).collect();
         for customer in work.customers() {
@@ -402,9 +428,10 @@ impl Reconciler {
                     continue;
                 }
                 let summary = if begins_in(work, day) {
-                    self.sum_windows(work, customer, day).await?
+                    self.sum_windows(readings, work, (customer, day)).await?
                 } else {
-                    read.iter().find(|summary| summary.window == day).copied()
+                    let stored = read.iter().find(|summary| summary.window == day).copied();
+                    readings.of_this_pass(work, customer, stored)
                 };
                 let halves = Halves::together(day, &of_it, summary).ok_or_else(too_large)?;
                 let mut owners = inside().filter(|part| part.own && !part.halves.is_empty());
@@ -416,12 +443,13 @@ impl Reconciler {
         Ok(judged)
     }
 
-    /// What the provider shows of the billed windows of the day on which billing began.
+    /// What the provider shows of the billed windows of the day on which billing began; none if one
+    /// of them was not read in this pass.
     async fn sum_windows(
         &self,
+        readings: &Readings,
         work: &Work,
-        customer: &CustomerId,
-        day: Window,
+        (customer, day): (&CustomerId, Window),
     ) -> store::Result<Option<Summary>> {
         let billed = Window { start: work.start(), end: day.end };
         let length = window_length(work, day);
@@ -429,6 +457,9 @@ impl Reconciler {
         let parts = self.store.read_summaries(whose, work.pair.meter, billed, length).await?;
         let mut all: Option<Summary> = None;
         for part in parts {
+            if !readings.has_read(work, customer, part.window) {
+                return Ok(None);
+            }
             let sum = all.unwrap_or(Summary { window: day, value: Quantity::ZERO, ..part });
             all = Some(Summary {
                 window: day,
@@ -443,12 +474,17 @@ impl Reconciler {
     }
 
     /// A window or a day that a finding names.
-    async fn judge_whole(&self, work: &Work, window: Window) -> store::Result<Vec<Judged>> {
+    async fn judge_whole(
+        &self,
+        readings: &Readings,
+        work: &Work,
+        window: Window,
+    ) -> store::Result<Vec<Judged>> {
         if window.micros() == MICROS_PER_DAY {
-            let days = self.judge_days(work, &[window]).await?;
+            let days = self.judge_days(readings, work, &[window]).await?;
             return Ok(days.into_iter().flat_map(|day| day.parts).collect());
         }
-        self.judge_windows(work, window).await
+        self.judge_windows(readings, work, window).await
     }
 
     fn judge(&self, work: &Work, Part { customer, own, halves }: Part) -> Judged {
@@ -471,6 +507,7 @@ impl Reconciler {
     /// length, by customer.
     async fn load_parts(
         &self,
+        readings: &Readings,
         work: &Work,
         range: Window,
         length: Option<i64>,
@@ -494,7 +531,8 @@ impl Reconciler {
                     continue;
                 }
                 let sums = PushSums::of_window(&of_it).ok_or_else(too_large)?;
-                let summary = summaries.get(customer).copied();
+                let stored = summaries.get(customer).copied();
+                let summary = readings.of_this_pass(work, customer, stored);
                 let (counted, cut) = match own {
                     true => ((usage.billable, usage.count), cut.as_ref()),
                     false => ((Quantity::ZERO, 0), None),
@@ -625,20 +663,24 @@ impl JudgedDay {
 
     fn sums(&self) -> store::Result<DaySums> {
         let zero = Quantity::ZERO;
-        let mut sums = DaySums { counted: zero, planned: zero, provider: zero };
+        let mut sums = DaySums { counted: zero, planned: zero, provider: Some(zero) };
         for Judged { halves, .. } in &self.parts {
             let add = |sum: Quantity, part| sum.checked_add(part).ok_or_else(too_large);
             sums.counted = add(sums.counted, halves.counted)?;
             sums.planned = add(sums.planned, halves.planned)?;
-            sums.provider = add(sums.provider, halves.provider())?;
+            sums.provider = match (sums.provider, halves.summary) {
+                (Some(sum), Some(part)) => Some(add(sum, part.value)?),
+                (None, _) | (_, None) => None,
+            };
         }
         Ok(sums)
     }
 }
 
+/// Whether its windows are worth a look: both sides are known, and not the same.
 fn differs(judged: &Judged) -> bool {
     match judged.verdict {
-        Verdict::Equal => false,
+        Verdict::Equal | Verdict::Unread => false,
         Verdict::Tolerance
         | Verdict::Waiting
         | Verdict::Replay
@@ -654,7 +696,7 @@ fn drift_window(judged: Judged) -> DriftWindow {
         end: halves.window.end,
         ledger: halves.counted,
         pushed: halves.planned,
-        provider: halves.provider(),
+        provider: halves.summary.map(|summary| summary.value),
         verdict,
         reason,
         action,
@@ -685,6 +727,25 @@ fn windows_of(work: &Work, range: Window) -> Vec<Window> {
         windows.push(window);
     }
     windows
+}
+
+/// The windows of a range that this pass has read of the tenant's customer.
+fn read_windows(
+    readings: &Readings,
+    work: &Work,
+    range: Window,
+) -> impl Iterator<Item = Window> {
+    let windows = windows_of(work, range).into_iter();
+    windows.filter(|window| readings.has_read(work, &work.pair.customer, *window))
+}
+
+/// Whether this pass has read a window or a day that a finding names.
+fn is_read(readings: &Readings, work: &Work, window: Window) -> bool {
+    if begins_in(work, window) {
+        let read = read_windows(readings, work, window).count();
+        return read == windows_of(work, window).len();
+    }
+    readings.has_read(work, &work.pair.customer, window)
 }
 
 fn days_of(range: Window) -> Vec<Window> {

@@ -39,7 +39,8 @@ const FIXED: [&str; 3] = ["open", "paid", "uncollectible"];
 impl Reconciler {
     /// Compares subscriptions and invoices, as far as the pass is about them.
     pub(super) async fn compare_objects(&self, running: &mut Running) -> Result<(), PassError> {
-        if running.pass.order.tenant.is_some() {
+        // Findings are followed by what a pass has read, not by what was known before.
+        if running.pass.order.tenant.is_some() || running.readings.are_missing() {
             return Ok(());
         }
         if running.pass.order.kind != PassKind::Hourly
@@ -79,6 +80,7 @@ impl Reconciler {
                 Ok(page) => (page.invoices, page.next),
                 Err(Unreadable { message }) => {
                     tracing::warn!(%message, "the provider's invoices cannot be read");
+                    running.readings.lists_missed = true;
                     (Vec::new(), None)
                 }
             };
@@ -130,6 +132,7 @@ impl Reconciler {
                 Ok(page) => page,
                 Err(Unreadable { message }) => {
                     tracing::warn!(%message, "the provider's subscriptions cannot be read");
+                    running.readings.lists_missed = true;
                     return Ok(None);
                 }
             };

@@ -4,12 +4,14 @@
 //! and goes on in the next hour. A pass that a person ordered is not held up.
 //!
 //! Invariant: one call asks for all windows of a customer and meter that lie close together. What
-//! could not be read, or was not for want of budget, is left as it was; it is then judged by what
-//! was read before, if anything, and has its turn at a later pass. A crash leaves what was kept.
+//! could not be read, or was not for want of budget, is remembered as missed: it is judged as
+//! unread, whatever was read before, and has its turn at a later pass. A crash leaves what was
+//! kept; the pass that goes on reads its chunk again.
 
 use super::{PassError, Reconciler, Running, Work};
 use crate::provider::TotalsQuery;
-use crate::rules::ids::CustomerId;
+use crate::rules::drift::Summary;
+use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::pass::PassKind;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
@@ -17,6 +19,7 @@ use crate::store;
 use crate::store::reconciliation::SummaryReading;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use std::collections::{BTreeSet, HashSet};
 
 /// Calls at one time.
 const CONCURRENCY_MAX: usize = 8;
@@ -30,6 +33,62 @@ pub struct Asked {
     pub work: Work,
     pub customer: CustomerId,
     pub windows: Vec<Window>,
+}
+
+/// What the running pass has read of the provider, and what it could not read.
+#[derive(Default)]
+pub struct Readings {
+    /// Totals of the chunk that is compared: tenant and meter, customer, start and end.
+    fresh: HashSet<(TenantId, MeterNo, CustomerId, Timestamp, Timestamp)>,
+    /// Tenants and meters of which a total was not read.
+    pub missed: BTreeSet<(TenantId, MeterNo)>,
+    /// Whether any call for totals succeeded.
+    pub succeeded: bool,
+    /// Whether a list of objects could not be read.
+    pub lists_missed: bool,
+}
+
+impl Readings {
+    /// Forgets the totals of the chunk before.
+    pub fn begin_chunk(&mut self) {
+        self.fresh.clear();
+    }
+
+    /// Whether no call of the pass reached the provider.
+    pub fn are_missing(&self) -> bool {
+        !self.succeeded && !self.missed.is_empty()
+    }
+
+    pub fn has_read(&self, work: &Work, customer: &CustomerId, window: Window) -> bool {
+        let (tenant, meter) = (work.pair.tenant.clone(), work.pair.meter);
+        self.fresh.contains(&(tenant, meter, customer.clone(), window.start, window.end))
+    }
+
+    /// The stored total, if this pass has read it.
+    pub fn of_this_pass(
+        &self,
+        work: &Work,
+        customer: &CustomerId,
+        summary: Option<Summary>,
+    ) -> Option<Summary> {
+        summary.filter(|summary| self.has_read(work, customer, summary.window))
+    }
+
+    fn take(&mut self, asked: &Asked, readings: Option<Vec<SummaryReading>>) -> Vec<SummaryReading> {
+        let Asked { work, customer, windows } = asked;
+        let Some(readings) = readings else {
+            if !windows.iter().all(|window| self.has_read(work, customer, *window)) {
+                self.missed.insert((work.pair.tenant.clone(), work.pair.meter));
+            }
+            return Vec::new();
+        };
+        self.succeeded = true;
+        self.fresh.extend(readings.iter().map(|reading| {
+            let SummaryReading { tenant, meter, customer, window, .. } = reading;
+            (tenant.clone(), *meter, customer.clone(), window.start, window.end)
+        }));
+        readings
+    }
 }
 
 impl Reconciler {
@@ -51,10 +110,12 @@ impl Reconciler {
                 if self.may_read(kind, read_at) {
                     *self.turn.lock().expect("no holder panics") = Some(asked.work.pair.clone());
                     calls.push(self.read_one(asked));
+                } else {
+                    running.readings.take(&asked, None);
                 }
             }
-            let Some(read) = calls.next().await else { break };
-            readings.extend(read);
+            let Some((asked, read)) = calls.next().await else { break };
+            readings.extend(running.readings.take(&asked, read));
             reads += 1;
             self.keep_lease(running).await?;
         }
@@ -114,31 +175,32 @@ impl Reconciler {
         Ok(all)
     }
 
-    async fn read_one(&self, Asked { work, customer, windows }: Asked) -> Vec<SummaryReading> {
+    /// One call; no readings if it failed.
+    async fn read_one(&self, asked: Asked) -> (Asked, Option<Vec<SummaryReading>>) {
+        let Asked { work, customer, windows } = &asked;
         let query = TotalsQuery {
-            customer: &customer,
+            customer,
             event_name: work.meter.event_name(),
             scale: work.meter.billing_scale(),
-            windows: &windows,
+            windows,
         };
-        match self.provider.read_totals(&query).await {
-            Ok(totals) => windows
-                .iter()
-                .zip(totals)
-                .map(|(window, value)| SummaryReading {
-                    tenant: work.pair.tenant.clone(),
-                    meter: work.pair.meter,
-                    customer: customer.clone(),
-                    window: *window,
-                    value,
-                })
-                .collect(),
+        let totals = match self.provider.read_totals(&query).await {
+            Ok(totals) => totals,
             Err(error) => {
                 let tenant = work.pair.tenant.as_str();
                 tracing::debug!(%error, tenant, "could not read totals of {tenant}");
-                Vec::new()
+                return (asked, None);
             }
-        }
+        };
+        let reading = |(window, value): (&Window, _)| SummaryReading {
+            tenant: work.pair.tenant.clone(),
+            meter: work.pair.meter,
+            customer: customer.clone(),
+            window: *window,
+            value,
+        };
+        let readings = windows.iter().zip(totals).map(reading).collect();
+        (asked, Some(readings))
     }
 }
 

@@ -125,10 +125,7 @@ async fn insert_pass(client: &ClientWrapper, order: &PassOrder, at: Timestamp) -
 async fn write_update(client: &ClientWrapper, update: &PassUpdate, at: Timestamp) -> Done<bool> {
     // A number that no column can hold names no pass.
     let Ok(number) = write_count(update.number) else { return Ok(false) };
-    let ended_at = match update.state {
-        PassState::Closed | PassState::Failed => Some(SqlTimestamp(at)),
-        PassState::Waiting | PassState::Running => None,
-    };
+    let ended_at = update.state.has_ended().then_some(SqlTimestamp(at));
     let sql = "-- write_update
         UPDATE passes SET state = $2, progress = $3, hash = $4, detail = $5, ended_at = $6
         WHERE pass_no = $1 AND state <> 'closed'";
@@ -177,11 +174,11 @@ async fn write_rows(
         &each(&rows, |row| SqlTimestamp(row.day.end)),
         &each(&rows, |row| SqlQuantity(row.ledger)),
         &each(&rows, |row| SqlQuantity(row.pushed)),
-        &each(&rows, |row| SqlQuantity(row.provider)),
+        &each(&rows, |row| row.provider.map(SqlQuantity)),
         &each(&rows, |row| row.verdict.name()),
         &each(&rows, |row| row.reason.name()),
         &each(&rows, |row| windows_text(&row.windows)),
-        &each(&rows, |row| row.hash.as_slice()),
+        &each(&rows, |row| row.hash.as_ref().map(<[u8; 32]>::as_slice)),
     ];
     client.execute(&statement, &parameters).await?;
     Ok(true)
@@ -268,19 +265,20 @@ fn read_row(row: &Row) -> Result<PassRow> {
     let (tenant, windows): (String, String) = (column(row, 0)?, column(row, 9)?);
     let SqlQuantity(ledger) = column(row, 4)?;
     let SqlQuantity(pushed) = column(row, 5)?;
-    let SqlQuantity(provider) = column(row, 6)?;
+    let provider: Option<SqlQuantity> = column(row, 6)?;
+    let hash: Option<Vec<u8>> = column(row, 10)?;
     Ok(PassRow {
         tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
         meter: read_meter_no(column(row, 1)?)?,
         day: Window { start: instant(row, 2)?, end: instant(row, 3)? },
         ledger,
         pushed,
-        provider,
+        provider: provider.map(|SqlQuantity(provider)| provider),
         verdict: read_verdict(row, 7)?,
         reason: read_reason(row, 8)?,
         windows: serde_json::from_str(&windows)
             .map_err(|_| corrupt("the windows of a pass cannot be read"))?,
-        hash: read_hash(column(row, 10)?)?,
+        hash: hash.map(read_hash).transpose()?,
     })
 }
 

@@ -5,7 +5,7 @@
 //! leaves a pass running, with some of its rows; who takes it up writes them over.
 
 use super::leases::holds_lease;
-use super::push_rows::{get, moment, quantity_of};
+use super::push_rows::{get, moment, quantity_if_any, quantity_of};
 use super::{Shared, SqliteStore, corrections, corrupt, findings, sql_error, summaries};
 use super::{window_pushes, writer::Writer};
 use crate::rules::drift::{Reason, Summary, Verdict, WindowPush};
@@ -238,10 +238,7 @@ fn update_pass(
     if !holds_lease(connection, lease)? {
         return Ok(false);
     }
-    let ended_at = match update.state {
-        PassState::Closed | PassState::Failed => Some(at.micros()),
-        PassState::Waiting | PassState::Running => None,
-    };
+    let ended_at = update.state.has_ended().then(|| at.micros());
     let changed = connection
         .prepare_cached(
             "-- update_pass
@@ -274,7 +271,7 @@ fn list_passes(connection: &Connection, query: &PassQuery) -> Result<Vec<Pass>> 
                  AND pass_no < ?3
              ORDER BY pass_no DESC LIMIT ?4"
         }
-        Some(PassState::Closed | PassState::Failed) | None => {
+        Some(PassState::Closed | PassState::Incomplete | PassState::Failed) | None => {
             "-- list_passes
              SELECT pass_no, kind, range_start, range_end, tenant, apply, state, created_at,
                     ended_at, progress, hash, detail
@@ -371,7 +368,7 @@ fn write_pass_row(
                 row.day.end.micros(),
                 row.ledger.to_string(),
                 row.pushed.to_string(),
-                row.provider.to_string(),
+                row.provider.map(|provider| provider.to_string()),
                 row.verdict.name(),
                 row.reason.name(),
                 windows,
@@ -420,7 +417,7 @@ fn decode_pass_row(row: &Row<'_>) -> Result<PassRow> {
         day: Window { start: moment(row, "day_start")?, end: moment(row, "day_end")? },
         ledger: quantity_of(row, "ledger")?,
         pushed: quantity_of(row, "pushed")?,
-        provider: quantity_of(row, "provider")?,
+        provider: quantity_if_any(row, "provider")?,
         verdict: Verdict::from_name(&verdict).ok_or_else(|| corrupt("a row's verdict"))?,
         reason: Reason::from_name(&reason).ok_or_else(|| corrupt("a row's reason"))?,
         windows: serde_json::from_str(&windows).map_err(|_| corrupt("a row's windows"))?,

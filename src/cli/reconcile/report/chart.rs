@@ -97,7 +97,8 @@ fn open(height: i128, label: &str) -> String {
 /// Windows by verdict, one bar each.
 pub fn verdicts(count: impl Fn(Verdict) -> u64) -> String {
     let left = 176;
-    let height = LINE * 6 + 4;
+    let lines = i128::try_from(Verdict::ALL.len()).unwrap_or(0);
+    let height = LINE * lines + 4;
     let exact = |verdict| Quantity::from_units(i128::from(count(verdict)));
     let axis = Axis::new(Verdict::ALL.into_iter().map(exact), left, WIDTH - 110);
     let mut svg = open(height, "windows by verdict");

@@ -26,6 +26,8 @@ pub struct MeterFigures<'r> {
     pub total: Totals,
     pub rows: usize,
     pub rows_unequal: usize,
+    /// Those of which the provider's total was not read.
+    pub rows_unread: usize,
     pub bins: Vec<Bin>,
     /// What is apart, by tenant; only tenants where something is.
     pub tenants: BTreeMap<&'r str, Apart>,
@@ -43,6 +45,7 @@ pub struct Bin {
 pub struct Totals {
     pub ledger: Quantity,
     pub pushed: Quantity,
+    /// Of the rows of which it was read.
     pub provider: Quantity,
     pub apart: Apart,
     /// Differences that are expected to go away by themselves; in `apart` they play no part.
@@ -85,12 +88,13 @@ impl Totals {
     fn add(&mut self, row: &Row) -> Option<()> {
         self.ledger = self.ledger.checked_add(row.ledger)?;
         self.pushed = self.pushed.checked_add(row.pushed)?;
-        self.provider = self.provider.checked_add(row.provider)?;
+        let (Some(provider), Some(delta)) = (row.provider, row.delta) else { return Some(()) };
+        self.provider = self.provider.checked_add(provider)?;
         if row.verdict == Verdict::Waiting {
-            self.waiting = self.waiting.checked_add(row.delta)?;
+            self.waiting = self.waiting.checked_add(delta)?;
             return Some(());
         }
-        self.apart.add(row.delta)
+        self.apart.add(delta)
     }
 }
 
@@ -124,8 +128,10 @@ impl<'r> MeterFigures<'r> {
         let bin = &mut self.bins[bin];
         bin.total.add(row)?;
         bin.drifts |= row.verdict.is_drift();
-        if row.delta != Quantity::ZERO && row.verdict != Verdict::Waiting {
-            self.tenants.entry(&row.tenant).or_default().add(row.delta)?;
+        self.rows_unread += usize::from(row.provider.is_none());
+        let delta = row.delta.filter(|delta| *delta != Quantity::ZERO);
+        if let Some(delta) = delta.filter(|_| row.verdict != Verdict::Waiting) {
+            self.tenants.entry(&row.tenant).or_default().add(delta)?;
         }
         Some(())
     }

@@ -31,6 +31,7 @@ pub fn verdict_label(verdict: Verdict) -> &'static str {
         Verdict::Equal => "Equal",
         Verdict::Tolerance => "Within tolerance",
         Verdict::Waiting => "On its way",
+        Verdict::Unread => "Not read",
         Verdict::Replay => "Missing at provider",
         Verdict::Bypass => "Provider higher",
         Verdict::Undecidable => "Undecidable",
@@ -45,6 +46,10 @@ pub fn verdict_meaning(verdict: Verdict) -> &'static str {
         Verdict::Waiting => {
             "They differ and are expected to agree by themselves: usage is still being sent, or the \
              provider's summary is behind. The next pass looks again."
+        }
+        Verdict::Unread => {
+            "The provider's total could not be read in this pass, so nothing is said about it. The \
+             next pass reads it; until then it is neither equal nor different."
         }
         Verdict::Replay => {
             "The provider provably lacks usage that was counted. Sending it again cannot bill it \
