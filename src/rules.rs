@@ -10,6 +10,7 @@ pub mod alert;
 pub mod base64;
 pub mod billing;
 pub mod binding;
+pub mod chain;
 pub mod command;
 pub mod credit;
 pub mod customer;

@@ -23,6 +23,7 @@ pub mod sqlite;
 pub mod throttle;
 pub mod webhook;
 
+use crate::rules::chain::ChainReport;
 use crate::rules::event::Event;
 use crate::rules::ids::{CustomerId, EventId, MeterNo, MeterSlug, TenantId};
 use crate::rules::meter::{Catalog, Meter};
@@ -216,6 +217,8 @@ pub struct CounterRow {
 pub struct CheckReport {
     pub events: u64,
     pub rollups: u64,
+    /// The chain of nightly passes.
+    pub audit: ChainReport,
     /// One line for each contradiction, at most [`CHECK_FINDINGS_MAX`].
     pub findings: Vec<String>,
 }

@@ -1,4 +1,5 @@
-//! `counterfoil check`: recomputes every total from the events and compares.
+//! `counterfoil check`: recomputes every total from the events and compares; follows the chain of
+//! audit rows.
 //!
 //! Invariant: without `--repair` it only reads, so it may run beside a server at any time.
 
@@ -59,7 +60,8 @@ pub async fn run(arguments: &CheckArguments) -> anyhow::Result<ExitCode> {
     if arguments.json {
         let report = serde_json::json!({
             "store": config.store.url.to_string(), "events": report.events,
-            "totals": report.rollups, "findings": report.findings,
+            "totals": report.rollups, "nightly_passes": report.audit.passes,
+            "audit_rows": report.audit.rows, "findings": report.findings,
         });
         println!("{report}");
     } else {
@@ -101,7 +103,7 @@ async fn repair_store(config: &Config, bar: ProgressBar) -> anyhow::Result<Vec<S
     Ok(repaired.with_context(|| format!("cannot repair {url}"))?.findings)
 }
 
-fn existing(directory: &Path) -> anyhow::Result<PathBuf> {
+pub fn existing(directory: &Path) -> anyhow::Result<PathBuf> {
     if !directory.is_dir() {
         bail!("there is no directory {}; name the store with --data", directory.display());
     }
@@ -109,11 +111,14 @@ fn existing(directory: &Path) -> anyhow::Result<PathBuf> {
 }
 
 fn print_report(url: &StoreUrl, report: &CheckReport) {
-    let mut table = new_table(&["store", "events", "totals", "findings"], 1);
+    let header = ["store", "events", "totals", "nightly passes", "audit rows", "findings"];
+    let mut table = new_table(&header, 1);
     table.add_row([
         cell(url),
         cell(grouped(report.events)),
         cell(grouped(report.rollups)),
+        cell(grouped(report.audit.passes)),
+        cell(grouped(report.audit.rows)),
         cell(grouped(report.findings.len())),
     ]);
     println!("{table}");
@@ -121,7 +126,10 @@ fn print_report(url: &StoreUrl, report: &CheckReport) {
         println!("- {finding}");
     }
     if report.findings.is_empty() {
-        println!("every total is exactly what its events add up to");
+        println!(
+            "every total is exactly what its events add up to, and every audit row has the hash \
+             that follows from the one before"
+        );
     } else {
         println!(
             "\nwhat is stored contradicts itself: keep a copy of the files as they are, stop billing \

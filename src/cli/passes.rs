@@ -1,13 +1,23 @@
 //! `counterfoil passes`: comparisons that were made, and what each found.
 //!
 //! Invariant: only reads. A stored pass is shown exactly as `counterfoil reconcile` showed it.
+//! `verify` reads the store itself and trusts no server.
 
+use super::EXIT_FINDINGS;
 use super::answer::{JsonArguments, ask, given, print_more};
+use super::check::existing;
 use super::client::{Client, Request, ServerArguments};
 use super::reconcile::outcome::{OutputArguments, present};
 use super::reconcile::pass::{Pass, Told, day};
+use super::store::StoreArguments;
 use super::table::{cell, grouped, new_table};
+use crate::config::{Config, StoreUrl};
+use crate::rules::chain::ChainReport;
+use crate::rules::digest::hex;
 use crate::rules::drift::Verdict;
+use crate::store::postgres::PostgresStore;
+use crate::store::sqlite::SqliteStore;
+use anyhow::Context;
 use reqwest::Method;
 use serde::Deserialize;
 use std::process::ExitCode;
@@ -21,7 +31,9 @@ use std::process::ExitCode;
   counterfoil passes --kind nightly --limit 7
   counterfoil passes show 7
       what pass 7 found, as `counterfoil reconcile` shows it
-  counterfoil passes show 7 --html november.html"
+  counterfoil passes show 7 --html november.html
+  counterfoil passes verify
+      whether an audit row was changed or taken away"
 )]
 pub struct PassesArguments {
     #[command(subcommand)]
@@ -64,6 +76,22 @@ Exit code: 0 all was read and nothing drifts, 4 something drifts, 1 the pass fai
         #[command(flatten)]
         output: OutputArguments,
     },
+    /// Follow the chain of nightly audit rows, and name the first one that was changed
+    #[command(after_help = "Examples:
+  counterfoil passes verify
+      the store in ./counterfoil-data; a server may be running on it
+  counterfoil passes verify --store postgres://counterfoil:secret@db/counterfoil
+
+Reads the store itself. Write the last hash down elsewhere: it shows later that no pass at the end was
+taken away. docs/operating.md says how a hash is made.
+Exit code: 0 the chain holds, 4 it is broken, 1 it could not be read.")]
+    Verify {
+        #[command(flatten)]
+        store: StoreArguments,
+        /// Print the outcome as JSON
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Deserialize)]
@@ -82,7 +110,46 @@ pub async fn run(arguments: PassesArguments) -> anyhow::Result<ExitCode> {
             let told = Told::read(&client.call(&request).await?)?;
             present(&client, &told, &output).await
         }
+        Some(PassesCommand::Verify { store, json }) => verify(&store, json).await,
     }
+}
+
+async fn verify(store: &StoreArguments, json: bool) -> anyhow::Result<ExitCode> {
+    let config = store.load_config()?;
+    let report = verify_store(&config).await?;
+    let ChainReport { passes, rows, head, broken } = &report;
+    let head = head.map(|(pass, hash)| (pass, hex(&hash)));
+    if json {
+        let head =
+            head.as_ref().map(|(pass, hash)| serde_json::json!({"pass": pass, "hash": hash}));
+        let outcome = serde_json::json!({
+            "passes": passes, "rows": rows, "head": head, "broken": broken,
+        });
+        println!("{outcome}");
+    } else {
+        let (passes, rows) = (grouped(passes), grouped(rows));
+        println!("{passes} nightly passes with {rows} rows follow from each other");
+        if let Some((pass, hash)) = head {
+            println!("pass {pass} ends with the hash {hash}");
+        }
+        if let Some(broken) = broken {
+            println!("BROKEN: {broken}");
+        }
+    }
+    Ok(if broken.is_some() { EXIT_FINDINGS.into() } else { ExitCode::SUCCESS })
+}
+
+async fn verify_store(config: &Config) -> anyhow::Result<ChainReport> {
+    let url = &config.store.url;
+    let report = match url {
+        StoreUrl::Sqlite(directory) => {
+            let directory = existing(directory)?;
+            let verify = move || SqliteStore::verify_directory(&directory);
+            tokio::task::spawn_blocking(verify).await.context("it was interrupted")?
+        }
+        StoreUrl::Postgres(url) => PostgresStore::verify_database(url, &config.postgres).await,
+    };
+    report.with_context(|| format!("cannot read the passes of {url}"))
 }
 
 async fn list(arguments: &ListArguments) -> anyhow::Result<ExitCode> {

@@ -66,7 +66,10 @@ Exit code: 0 ready, 4 something is missing or does not fit.")]
       the last day
   counterfoil stripe compare --tenant acme --meter api_calls --from 2026-11-01 --to 2026-11-08
 
-Exit code: 0 all equal, 4 some windows differ.")]
+A window may also be written_off (a person decided so), not_billed (before the meter's billing.from)
+or shadow (counted in shadow mode): it is never billed, and does not differ.
+
+Exit code: 0 no window differs, 4 some windows differ.")]
     Compare(CompareArguments),
 }
 
@@ -346,6 +349,20 @@ struct ComparedWindow {
     pushed: String,
     provider: String,
     equal: bool,
+    /// Not every server tells.
+    verdict: Option<String>,
+    written_off: Option<String>,
+}
+
+impl ComparedWindow {
+    fn verdict(&self) -> &str {
+        match self.verdict.as_deref() {
+            Some("differs") => "DIFFERS",
+            Some(verdict) => verdict,
+            None if self.equal => "equal",
+            None => "DIFFERS",
+        }
+    }
 }
 
 async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
@@ -367,13 +384,15 @@ async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
         println!("{}", plain_json(&body));
         return Ok(code);
     }
-    let mut table = new_table(&["window", "state", "", "ledger", "pushed", "Stripe"], 3);
+    let header = ["window", "state", "", "ledger", "written off", "pushed", "Stripe"];
+    let mut table = new_table(&header, 3);
     for window in &comparison.windows {
         table.add_row([
             cell(&window.start),
             cell(&window.state),
-            cell(if window.equal { "equal" } else { "DIFFERS" }),
+            cell(window.verdict()),
             cell(grouped(&window.ledger)),
+            cell(window.written_off.as_deref().map_or_else(String::new, grouped)),
             cell(grouped(&window.pushed)),
             cell(grouped(&window.provider)),
         ]);
@@ -383,8 +402,18 @@ async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
     println!("{table}");
     match (comparison.windows.len(), comparison.differing) {
         (0, _) => println!("\nno usage on either side"),
-        (windows, 0) => println!("\nall {windows} windows are equal"),
-        (windows, differing) => println!("\n{differing} of {windows} windows differ"),
+        (windows, _) if comparison.windows.iter().all(|window| window.equal) => {
+            println!("\nall {windows} windows are equal");
+        }
+        (windows, _) => {
+            let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+            for window in &comparison.windows {
+                *counts.entry(window.verdict()).or_default() += 1;
+            }
+            let shown: Vec<String> =
+                counts.iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
+            println!("\n{windows} windows: {}", shown.join(", "));
+        }
     }
     Ok(code)
 }

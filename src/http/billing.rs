@@ -10,11 +10,11 @@ use super::problem::{Kind, Problem};
 use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
 use crate::provider::{Provider, TotalsQuery};
 use crate::rules::billing::Billing;
-use crate::rules::drift::WindowPush;
+use crate::rules::drift::{PushSums, WindowPush};
 use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::meter::Meter;
 use crate::rules::pass::{PassKind, PassState};
-use crate::rules::push::WindowUsage;
+use crate::rules::push::{CutState, WindowUsage};
 use crate::rules::quantity::Quantity;
 use crate::rules::rollup::FoldError;
 use crate::rules::timestamp::Timestamp;
@@ -196,7 +196,7 @@ pub struct ComparisonAnswer {
     /// Windows with anything on either side, oldest first.
     windows: Vec<ComparedWindow>,
     /// The windows, open ones left out, in which the provider shows neither what was counted nor
-    /// what was pushed of it.
+    /// what was pushed of it, and that are billed.
     differing: usize,
 }
 
@@ -208,14 +208,32 @@ pub struct ComparedWindow {
     #[schema(format = DateTime)]
     end: String,
     state: WindowState,
-    /// What was counted and is billed.
+    /// What was counted.
     ledger: String,
-    /// What was handed to pushes.
+    /// What was handed to pushes and not written off; nothing of what is sent nowhere.
     pushed: String,
     /// What the provider shows.
     provider: String,
-    /// Whether the provider shows what was counted, or what was pushed of it.
+    /// Whether the provider shows what was counted, or what was pushed of it, and all of it is
+    /// billed.
     equal: bool,
+    verdict: WindowVerdict,
+    /// What a person wrote off of it; null if nothing.
+    written_off: Option<String>,
+}
+
+/// What a comparison of one window says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WindowVerdict {
+    Equal,
+    /// Equal but for what a person wrote off.
+    WrittenOff,
+    /// It lies before the meter's `billing.from`.
+    NotBilled,
+    /// It was counted in shadow mode.
+    Shadow,
+    Differs,
 }
 
 /// Compare ledger and provider
@@ -255,31 +273,35 @@ pub async fn get_comparison(
     let windows = cover(range, &meter, billing);
     let span = Window { start: windows[0].start, end: windows[windows.len() - 1].end };
     let rows = app.store.read_usage(&tenant, number, span).await?;
-    let cuts: BTreeMap<Timestamp, Quantity> = app
-        .store
-        .read_cuts(&tenant, number, span)
-        .await?
-        .into_iter()
-        .map(|(start, cut)| (start, cut.planned))
-        .collect();
+    let cuts: BTreeMap<Timestamp, CutState> =
+        app.store.read_cuts(&tenant, number, span).await?.into_iter().collect();
     let pushes = app.store.read_window_pushes(&tenant, number, span).await?;
     let totals = read_totals(&**provider, &meter, (&customer, &pushes), &windows).await?;
     let now = app.clock.now();
     let (mut compared, mut differing) = (Vec::new(), 0);
     for (window, total) in windows.into_iter().zip(totals) {
         let ledger = measure(&rows, window)?;
-        let pushed = cuts.get(&window.start).copied().unwrap_or_default();
-        if [ledger, pushed, total].iter().all(|quantity| *quantity == Quantity::ZERO) {
+        let halves = WindowHalves {
+            ledger,
+            total,
+            cut: cuts.get(&window.start),
+            pushes: pushes.iter().filter(|push| push.window.start == window.start).collect(),
+        };
+        let (pushed, written_off) = halves.pushed(&app)?;
+        if [ledger, pushed, total, written_off].iter().all(|one| *one == Quantity::ZERO) {
             continue;
         }
         let state = meter.window_life().state(window.end, now);
-        let equal = total == ledger || total == pushed;
-        differing += usize::from(!equal && state != WindowState::Open);
+        let verdict = halves.judge((pushed, written_off), window.start < billing.start(), &app);
+        let differs = verdict == WindowVerdict::Differs;
+        differing += usize::from(differs && state != WindowState::Open);
         compared.push(ComparedWindow {
             start: window.start.to_string(),
             end: window.end.to_string(),
             state,
-            equal,
+            equal: verdict == WindowVerdict::Equal,
+            verdict,
+            written_off: (written_off != Quantity::ZERO).then(|| written_off.to_string()),
             ledger: ledger.to_string(),
             pushed: pushed.to_string(),
             provider: total.to_string(),
@@ -292,6 +314,58 @@ pub async fn get_comparison(
         windows: compared,
         differing,
     }))
+}
+
+/// Both sides of a window that is compared.
+struct WindowHalves<'a> {
+    ledger: Quantity,
+    total: Quantity,
+    cut: Option<&'a CutState>,
+    /// Oldest revision first.
+    pushes: Vec<&'a WindowPush>,
+}
+
+impl WindowHalves<'_> {
+    fn is_shadow(&self, app: &App) -> bool {
+        self.cut.map_or(app.shadow, |cut| cut.shadow)
+    }
+
+    /// What was handed to billing and not written off, and what was written off.
+    fn pushed(&self, app: &App) -> Result<(Quantity, Quantity), Problem> {
+        if self.is_shadow(app) && !has_sandbox(app) {
+            return Ok((Quantity::ZERO, Quantity::ZERO));
+        }
+        let own: Vec<WindowPush> = self.pushes.iter().copied().cloned().collect();
+        let written_off = PushSums::of_window(&own).ok_or(FoldError)?.written_off;
+        let planned = self.cut.map_or(Quantity::ZERO, |cut| cut.planned);
+        Ok((planned.checked_sub(written_off).ok_or(FoldError)?, written_off))
+    }
+
+    fn judge(
+        &self,
+        (pushed, written_off): (Quantity, Quantity),
+        before_from: bool,
+        app: &App,
+    ) -> WindowVerdict {
+        let used = self.ledger != Quantity::ZERO;
+        let same = self.total == pushed;
+        if before_from && used {
+            WindowVerdict::NotBilled
+        } else if self.is_shadow(app) && used && (same || !has_sandbox(app)) {
+            WindowVerdict::Shadow
+        } else if same && written_off != Quantity::ZERO {
+            WindowVerdict::WrittenOff
+        } else if same || self.total == self.ledger {
+            WindowVerdict::Equal
+        } else {
+            WindowVerdict::Differs
+        }
+    }
+}
+
+/// Whether shadow usage is sent somewhere, so that it can be compared.
+fn has_sandbox(app: &App) -> bool {
+    app.shadow && app.provider.as_ref().is_some_and(|provider| provider.limits().sends)
 }
 
 /// What the provider shows of each window: of the tenant's customer, and of each other one that

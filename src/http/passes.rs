@@ -12,7 +12,8 @@ use crate::rules::drift::{Reason, Verdict};
 use crate::rules::finding::{Finding, FindingKind};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::Catalog;
-use crate::rules::pass::{DriftWindow, Pass, PassKind, PassOrder, PassRow, PassState};
+use crate::rules::pass::{DriftWindow, Marks, Pass, PassKind, PassOrder, PassRow, PassState};
+use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::{Window, parse_border};
 use crate::store::push::Ruling;
@@ -125,9 +126,9 @@ pub struct RowAnswer {
     from: String,
     #[schema(format = DateTime)]
     to: String,
-    /// What was counted and is billed.
+    /// What was counted, also what is not billed.
     ledger: String,
-    /// What was handed to pushes.
+    /// What was handed to pushes and not written off.
     pushed: String,
     /// What the provider shows; null if it was not read in this pass.
     provider: Option<String>,
@@ -137,6 +138,14 @@ pub struct RowAnswer {
     reason: Reason,
     /// What it means, or what to do.
     advice: &'static str,
+    /// What a person wrote off; null if nothing.
+    written_off: Option<String>,
+    /// What was used before the meter's `billing.from`; null if nothing.
+    not_billed: Option<String>,
+    /// What was counted in shadow mode; null if nothing.
+    shadow: Option<String>,
+    /// Who wrote it off, and why.
+    note: Option<String>,
     /// The windows that are not equal.
     windows: Vec<DriftWindow>,
     /// Of nightly passes chained to the row of the day before, in hex; null if the provider was not
@@ -446,7 +455,13 @@ impl From<Pass> for PassAnswer {
 
 fn answer_row(row: PassRow, catalog: &Catalog) -> Result<RowAnswer, Problem> {
     let meter = catalog.get(row.meter).ok_or_else(|| Problem::corrupt("a row has no meter"))?;
+    let Marks { written_off, not_billed, shadow, note } = row.marks.clone();
+    let text = |quantity: Option<Quantity>| quantity.map(|quantity| quantity.to_string());
     Ok(RowAnswer {
+        written_off: text(written_off),
+        not_billed: text(not_billed),
+        shadow: text(shadow),
+        note,
         tenant: row.tenant.to_string(),
         meter: meter.slug.to_string(),
         from: row.day.start.to_string(),

@@ -20,8 +20,11 @@
 //! chunk means for findings is written before its rows, and counts once for a pass.
 
 mod compare;
+mod halves;
 mod objects;
+mod ranges;
 mod snapshot;
+mod unbilled;
 
 use super::{Stop, repeat, sure_time};
 use crate::clock::Clock;
@@ -30,6 +33,7 @@ use crate::faults::crash_point;
 use crate::provider::Provider;
 use crate::rules::billing::Billing;
 use crate::rules::delivery::{Class, PushState};
+use crate::rules::drift::Verdict;
 use crate::rules::finding::{Finding, FindingChange, FindingKind, Observation, follow_findings};
 use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter};
@@ -344,8 +348,9 @@ impl Reconciler {
     async fn run_pass(&self, pass: Pass, lease: Lease) -> Result<(), PassError> {
         let mut works = self.find_work(&pass).await?;
         let pairs = u64::try_from(works.len()).unwrap_or(u64::MAX);
+        let again = |row: &PassRow| row.hash.is_none() || row.verdict == Verdict::Unmapped;
         let (unread, done): (Vec<_>, Vec<_>) =
-            self.all_rows(pass.number).await?.into_iter().partition(|row| row.hash.is_none());
+            self.all_rows(pass.number).await?.into_iter().partition(again);
         let names = |row: PassRow| (row.tenant, row.meter);
         let unread: BTreeSet<_> = unread.into_iter().map(names).collect();
         let done: BTreeSet<_> = done.into_iter().map(names).collect();
@@ -356,7 +361,8 @@ impl Reconciler {
             true => PassProgress::default(),
             false => pass.progress.clone().without_unread(),
         };
-        let pairs_done = u64::try_from(done.len()).unwrap_or(u64::MAX);
+        let left = u64::try_from(works.len()).unwrap_or(u64::MAX);
+        let pairs_done = pairs.saturating_sub(left);
         let mut running = Running {
             findings: self.open_findings().await?,
             dropped: self.dropped_windows().await?,
@@ -385,6 +391,7 @@ impl Reconciler {
             running.progress.pairs_done += u64::try_from(works.len()).unwrap_or(u64::MAX);
             self.update(&mut running, PassState::Running, None).await?;
         }
+        self.compare_unmapped(&mut running).await?;
         self.compare_objects(&mut running).await?;
         crash_point("reconcile.before_close");
         let hash = self.chain_after(&running).await?;
@@ -506,11 +513,7 @@ impl Reconciler {
                 *running.progress.verdicts.entry(*verdict).or_default() += count;
             }
             let key = (one.pair.tenant.clone(), one.pair.meter);
-            for mut row in one.rows {
-                let before = running.before.rows.get(&key).copied().unwrap_or([0; 32]);
-                row.hash = row.provider.is_some().then(|| row.chain(&before));
-                rows.push(row);
-            }
+            rows.extend(one.rows);
             let empty = Vec::new();
             let open = running.findings.get(&key).unwrap_or(&empty);
             let judged: Vec<Finding> = open
@@ -521,8 +524,21 @@ impl Reconciler {
             changes.extend(follow_findings(&judged, one.observations, now));
         }
         self.save(running, changes, now).await?;
-        let Running { pass, lease, .. } = running;
         crash_point("reconcile.before_rows");
+        self.record_rows(running, rows).await
+    }
+
+    /// Writes rows, each with its hash if it is audited.
+    async fn record_rows(
+        &self,
+        running: &Running,
+        mut rows: Vec<PassRow>,
+    ) -> Result<(), PassError> {
+        let Running { pass, lease, before, .. } = running;
+        for row in &mut rows {
+            let before = before.rows.get(&(row.tenant.clone(), row.meter)).copied();
+            row.hash = row.is_audited().then(|| row.chain(&before.unwrap_or([0; 32])));
+        }
         if !rows.is_empty() && !self.store.record_pass_rows(lease, pass.number, rows).await? {
             return Err(PassError::LeaseLost);
         }

@@ -8,6 +8,10 @@
 //! shows more than we sent, nothing is ever corrected by us. A difference counts only if the
 //! provider said the same twice, and after everything that was sent had time to arrive.
 
+mod verdict;
+
+pub use verdict::{Reason, Verdict};
+
 use super::billing::Mode;
 use super::customer::customer_of_window;
 use super::delivery::{Class, PushState};
@@ -18,7 +22,6 @@ use super::quantity::{Quantity, SCALE};
 use super::span::Span;
 use super::timestamp::Timestamp;
 use super::window::Window;
-use serde::{Deserialize, Serialize};
 
 /// Readings of one value before a difference counts.
 const READS_MIN: u32 = 2;
@@ -26,199 +29,6 @@ const READS_MIN: u32 = 2;
 const EXACT_DIGITS_MAX: u32 = 14;
 /// Before everything.
 const NEVER: Timestamp = Timestamp::from_micros(i64::MIN);
-
-/// What a comparison says.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    Equal,
-    /// They differ by no more than the meter's threshold.
-    Tolerance,
-    /// They differ, and will not once what is on its way has arrived.
-    Waiting,
-    /// The provider's total was not read in this pass; nothing is known of it.
-    Unread,
-    /// The ledger is higher, and what is missing may safely be sent again.
-    Replay,
-    /// The provider is higher: something bypasses the ledger. Never corrected by us.
-    Bypass,
-    /// What is known fits several stories; a person must look.
-    Undecidable,
-}
-
-impl Verdict {
-    pub const ALL: [Self; 7] = [
-        Self::Equal,
-        Self::Tolerance,
-        Self::Waiting,
-        Self::Unread,
-        Self::Replay,
-        Self::Bypass,
-        Self::Undecidable,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Equal => "equal",
-            Self::Tolerance => "tolerance",
-            Self::Waiting => "waiting",
-            Self::Unread => "unread",
-            Self::Replay => "replay",
-            Self::Bypass => "bypass",
-            Self::Undecidable => "undecidable",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|verdict| verdict.name() == name)
-    }
-
-    /// Whether it stays wrong unless somebody does something.
-    pub fn is_drift(self) -> bool {
-        match self {
-            Self::Replay | Self::Bypass | Self::Undecidable => true,
-            Self::Equal | Self::Tolerance | Self::Waiting | Self::Unread => false,
-        }
-    }
-}
-
-/// Why.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Reason {
-    /// Both sides show the same, or nearly.
-    Matches,
-    /// Usage that no cut has handed to billing yet.
-    Uncut,
-    /// Pushes that were not sent yet, or whose outcome is not known yet.
-    Unsent,
-    /// The provider's total was not read, or not since the last push of the window.
-    Unread,
-    /// The provider's total was read once only; another reading decides.
-    ReadOnce,
-    /// Taken by the provider less than an hour ago.
-    Lag,
-    /// Taken by the provider more than an hour ago; its summary may still be late.
-    LongLag,
-    /// Pushes that the provider took and surely did not count.
-    Dropped,
-    /// Pushes that the provider refused.
-    Refused,
-    /// The provider had shown it, or had time to, and shows less.
-    Lost,
-    /// The provider shows more than was ever sent.
-    ProviderHigher,
-    /// The provider shows what a push would make that is given up.
-    Doubtful,
-    /// More digits than a double holds exactly.
-    Digits,
-    /// The other side has no such thing.
-    OneSided,
-    /// Another state than was known.
-    Status,
-    /// Another quantity or amount than was counted.
-    Amount,
-}
-
-impl Reason {
-    pub const ALL: [Self; 16] = [
-        Self::Matches,
-        Self::Uncut,
-        Self::Unsent,
-        Self::Unread,
-        Self::ReadOnce,
-        Self::Lag,
-        Self::LongLag,
-        Self::Dropped,
-        Self::Refused,
-        Self::Lost,
-        Self::ProviderHigher,
-        Self::Doubtful,
-        Self::Digits,
-        Self::OneSided,
-        Self::Status,
-        Self::Amount,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Matches => "matches",
-            Self::Uncut => "uncut",
-            Self::Unsent => "unsent",
-            Self::Unread => "unread",
-            Self::ReadOnce => "read_once",
-            Self::Lag => "lag",
-            Self::LongLag => "long_lag",
-            Self::Dropped => "dropped",
-            Self::Refused => "refused",
-            Self::Lost => "lost",
-            Self::ProviderHigher => "provider_higher",
-            Self::Doubtful => "doubtful",
-            Self::Digits => "digits",
-            Self::OneSided => "one_sided",
-            Self::Status => "status",
-            Self::Amount => "amount",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|reason| reason.name() == name)
-    }
-
-    /// What to do, or what it could be, for the person who reads it.
-    pub fn advice(self) -> &'static str {
-        match self {
-            Self::Matches => "both halves match",
-            Self::Uncut => {
-                "the next cut hands it to billing; if it stays, the job that cuts is held up, and \
-                 the log says by what"
-            }
-            Self::Unsent => "it is being sent; counterfoil pushes --state observed",
-            Self::Unread => {
-                "the provider's total could not be read, or was not read since the last push; the \
-                 next pass reads it"
-            }
-            Self::ReadOnce => "the next pass reads the provider's total again",
-            Self::Lag | Self::LongLag => "the provider's summary is behind; it is looked at again",
-            Self::Dropped => "the provider took it and did not count it; it is sent again",
-            Self::Refused => {
-                "the provider refused it; counterfoil pushes --state dead says why; mend the \
-                 cause, then counterfoil pushes retry"
-            }
-            Self::Lost => {
-                "the provider counted it and shows it no more: a meter event adjustment, or a \
-                 fault of its own; counterfoil reconcile --apply sends the difference"
-            }
-            Self::ProviderHigher => {
-                "something besides this server reports usage for the customer: another program \
-                 with the account's key, a second server with another store, a negative usage that \
-                 was lost, or an entry made by hand; find it, it is never corrected from here"
-            }
-            Self::Doubtful => {
-                "a push that was given up may have counted; compare by hand, then retry or discard \
-                 it"
-            }
-            Self::Digits => "the total has more digits than the provider's numbers hold exactly",
-            Self::OneSided => "the provider has it and nothing here belongs to it",
-            Self::Status => "it was taken over from the provider",
-            Self::Amount => "compare the invoice with counterfoil stripe compare",
-        }
-    }
-}
 
 /// A push, as far as a comparison needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -279,6 +89,9 @@ pub struct PushSums {
     pub doubtful_count: u64,
     /// Written off by a person.
     pub discarded: Quantity,
+    /// Of those, what no later total that the provider has makes up for, and which pushes.
+    pub written_off: Quantity,
+    pub written_off_pushes: Vec<u64>,
     /// When the provider last took one.
     pub submitted_at: Option<Timestamp>,
     /// When one of those that it has came into its state last: readings from before tell nothing.
@@ -303,7 +116,12 @@ impl PushSums {
                 PushState::Submitted | PushState::Confirmed | PushState::Reconciled => {
                     match push.mode {
                         Mode::Delta => add(&mut sums.settled)?,
-                        Mode::Absolute => sums.settled = push.value,
+                        Mode::Absolute => {
+                            sums.settled = push.value;
+                            // A later total of the window holds what was written off before.
+                            sums.written_off = Quantity::ZERO;
+                            sums.written_off_pushes.clear();
+                        }
                     }
                     sums.settled_at = sums.settled_at.max(Some(push.state_at));
                     sums.unconfirmed += u64::from(push.state == PushState::Submitted);
@@ -329,7 +147,11 @@ impl PushSums {
                         add(&mut sums.doubtful)?;
                         sums.doubtful_count += 1;
                     }
-                    Class::Discarded => add(&mut sums.discarded)?,
+                    Class::Discarded => {
+                        add(&mut sums.discarded)?;
+                        add(&mut sums.written_off)?;
+                        sums.written_off_pushes.push(push.number);
+                    }
                     Class::Cut
                     | Class::Attempt
                     | Class::Accepted
@@ -364,6 +186,7 @@ impl PushSums {
         self.refused = self.refused.checked_add(other.refused)?;
         self.doubtful = self.doubtful.checked_add(other.doubtful)?;
         self.discarded = self.discarded.checked_add(other.discarded)?;
+        self.written_off = self.written_off.checked_add(other.written_off)?;
         self.unconfirmed += other.unconfirmed;
         self.confirmed += other.confirmed;
         self.unresolved_count += other.unresolved_count;
@@ -371,6 +194,7 @@ impl PushSums {
         self.refused_count += other.refused_count;
         self.doubtful_count += other.doubtful_count;
         self.dropped_pushes.extend(&other.dropped_pushes);
+        self.written_off_pushes.extend(&other.written_off_pushes);
         self.submitted_at = self.submitted_at.max(other.submitted_at);
         self.settled_at = self.settled_at.max(other.settled_at);
         self.moved_at = self.moved_at.max(other.moved_at);
@@ -428,6 +252,11 @@ impl Halves {
     /// What the provider shows; zero if it was not read, which `judge_drift` tells apart.
     pub fn provider(&self) -> Quantity {
         self.summary.map_or(Quantity::ZERO, |summary| summary.value)
+    }
+
+    /// What was handed to billing and not written off; none if that is too large.
+    pub fn billed(&self) -> Option<Quantity> {
+        self.planned.checked_sub(self.pushes.written_off)
     }
 
     /// By how much the provider is above what it said that it has; none if that is too large.
@@ -565,6 +394,8 @@ fn judge_agreed(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
         (Verdict::Undecidable, Reason::Uncut)
     } else if halves.uncut {
         (Verdict::Waiting, Reason::Uncut)
+    } else if !pushes.written_off_pushes.is_empty() {
+        (Verdict::WrittenOff, Reason::Discarded)
     } else {
         (Verdict::Equal, Reason::Matches)
     }

@@ -177,9 +177,9 @@ pub struct PassRow {
     pub meter: MeterNo,
     /// The day, or the part of it that was asked for.
     pub day: Window,
-    /// What was counted and is billed, exactly.
+    /// What was counted, exactly; also what is not billed, which `marks` tells apart.
     pub ledger: Quantity,
-    /// What was handed to billing.
+    /// What was handed to billing and not written off.
     pub pushed: Quantity,
     /// What the provider shows; none if it was not read in this pass.
     pub provider: Option<Quantity>,
@@ -187,8 +187,40 @@ pub struct PassRow {
     pub reason: Reason,
     /// The windows of the day that are not equal.
     pub windows: Vec<DriftWindow>,
+    /// What of it is not billed.
+    pub marks: Marks,
     /// None if the provider was not read: such a row is no part of the chain.
     pub hash: Option<Hash>,
+}
+
+/// Usage of a row that is never billed as things stand, by cause.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Marks {
+    /// By a person.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub written_off: Option<Quantity>,
+    /// Used before the meter's `billing.from`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_billed: Option<Quantity>,
+    /// Counted in shadow mode.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<Quantity>,
+    /// Who wrote it off, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+impl Marks {
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// As it is stored and hashed; none if there are none.
+    pub fn text(&self) -> Option<String> {
+        let text = || serde_json::to_string(self).expect("marks are valid JSON");
+        (!self.is_empty()).then(text)
+    }
 }
 
 /// A window of a row that is not equal.
@@ -219,7 +251,14 @@ impl PassRow {
         Some(delta.expect("stored quantities are far from the end of their range"))
     }
 
-    /// The row's hash after the row of the day before; its own `hash` plays no part.
+    /// Whether it says something that can be proved later: its provider's total was read, or it
+    /// needs none.
+    pub fn is_audited(&self) -> bool {
+        self.provider.is_some() || self.verdict.needs_no_reading()
+    }
+
+    /// The row's hash after the row of the day before; its own `hash` plays no part. Marks are a
+    /// field of their own if there are any.
     pub fn chain(&self, before: &Hash) -> Hash {
         let meter = self.meter.0.to_string();
         let windows = serde_json::to_string(&self.windows).expect("windows are valid JSON");
@@ -236,7 +275,9 @@ impl PassRow {
             self.reason.name(),
             &windows,
         ];
-        digest_fields(fields.map(str::as_bytes).into_iter().chain([before.as_slice()]))
+        let marks = self.marks.text();
+        let fields = fields.into_iter().chain(marks.as_deref());
+        digest_fields(fields.map(str::as_bytes).chain([before.as_slice()]))
     }
 }
 
@@ -266,6 +307,7 @@ mod tests {
             verdict: Verdict::Equal,
             reason: Reason::Matches,
             windows: Vec::new(),
+            marks: Marks::default(),
             hash: None,
         }
     }
@@ -288,7 +330,7 @@ mod tests {
     #[test]
     fn every_field_is_in_the_hash() {
         let first = row().chain(&[0; 32]);
-        let changes: [fn(&mut PassRow); 8] = [
+        let changes: [fn(&mut PassRow); 9] = [
             |row| row.tenant = TenantId::parse("acm").expect("valid"),
             |row| row.meter = MeterNo(2),
             |row| row.day.end = Timestamp::from_micros(2),
@@ -297,6 +339,7 @@ mod tests {
             |row| row.provider = Some(Quantity::ZERO),
             |row| row.provider = None,
             |row| row.verdict = Verdict::Bypass,
+            |row| row.marks.note = Some(String::new()),
         ];
         for change in changes {
             let mut other = row();

@@ -67,7 +67,7 @@ pub enum Grain {
 }
 
 /// A half-open interval.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Window {
     pub start: Timestamp,
     pub end: Timestamp,

@@ -12,6 +12,7 @@ mod agreements;
 mod alerts;
 mod api_keys;
 mod bindings;
+mod chain;
 mod check;
 mod clock;
 mod connection;
@@ -61,6 +62,7 @@ mod waiting;
 mod webhooks;
 
 use crate::config::PostgresConfig;
+use crate::rules::chain::ChainReport;
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::Catalog;
@@ -175,6 +177,18 @@ impl PostgresStore {
         let key = migrations::read_secret::<16>(&client, "event_keys").await?;
         let snapshot = Snapshot::begin(client).await?;
         let report = check::check(&snapshot, &Fingerprinter::new(key), progress).await?;
+        snapshot.end().await?;
+        Ok(report)
+    }
+
+    /// Follows the chain of nightly passes of a database that may be in use.
+    pub async fn verify_database(url: &str, config: &PostgresConfig) -> Result<ChainReport> {
+        let connector = Connector::parse(url, config)?;
+        let pool = connector.pool(1)?;
+        let client = pool.get().await?;
+        migrations::require_current(&client).await?;
+        let snapshot = Snapshot::begin(client).await?;
+        let report = chain::verify_passes(&snapshot).await?;
         snapshot.end().await?;
         Ok(report)
     }

@@ -13,6 +13,7 @@ mod accounts;
 mod alerts;
 mod api_keys;
 mod bindings;
+mod chain;
 mod check;
 mod checkpoint;
 mod clock;
@@ -58,6 +59,7 @@ mod window_pushes;
 mod writer;
 
 use crate::config::SqliteConfig;
+use crate::rules::chain::ChainReport;
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter};
@@ -203,6 +205,13 @@ impl SqliteStore {
         let connection = readers::open_read_only(&directory.join(FILE_NAME))?;
         migrations::require_current(&connection)?;
         check::check(&connection, &read_fingerprinter(&connection)?, progress)
+    }
+
+    /// Follows the chain of nightly passes of a store that may be in use.
+    pub fn verify_directory(directory: &Path) -> Result<ChainReport> {
+        let connection = readers::open_read_only(&directory.join(FILE_NAME))?;
+        migrations::require_current(&connection)?;
+        chain::verify_passes(&connection)
     }
 
     /// Checks a store that no server has open, and makes wrong totals and key blocks again from the

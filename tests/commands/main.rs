@@ -103,6 +103,7 @@ fn help_texts() {
         &["reconcile"],
         &["passes"],
         &["passes", "show"],
+        &["passes", "verify"],
         &["findings"],
         &["alerts"],
         &["webhooks"],
@@ -169,6 +170,8 @@ fn refusals_say_what_to_do() {
     check_refused(&["serve", "--listen", "nonsense"], 2, &["--listen"]);
     check_refused(&["serve", "--config", "/no/such/file"], 1, &["/no/such/file", "No such file"]);
     check_refused(&["check", "--data", "/no/such"], 1, &["no directory /no/such", "--data"]);
+    let verify = ["passes", "verify", "--data", "/no/such"];
+    check_refused(&verify, 1, &["no directory /no/such", "--data"]);
     let (_, _, said) = run(&["serve", "--store", "mysql://me:hunter2@db/x"]);
     assert!(said.contains("sqlite:DIRECTORY") && !said.contains("hunter2"), "{said}");
     check_refused(&["frobnicate"], 2, &["frobnicate"]);
@@ -272,6 +275,8 @@ fn send_then_usage_then_check() {
     let (code, report, _) = run(&["check", "--data", data.to_str().unwrap()]);
     assert_eq!(code, Some(0));
     assert!(report.contains("every total is exactly"), "{report}");
+    let (code, report, _) = run(&["passes", "verify", "--data", data.to_str().unwrap()]);
+    assert!(code == Some(0) && report.contains("nightly passes with"), "{report}");
 }
 
 #[test]

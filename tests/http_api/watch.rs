@@ -61,7 +61,7 @@ async fn a_pass_needs_a_provider_that_shows_totals() {
 async fn a_pass_is_ordered_and_shown() {
     let server = watched().await;
     let ordered = post(&server, "/v1/passes", RANGE).await;
-    insta::assert_snapshot!(ordered.show(), @r#"202 {"id":1,"kind":"one_shot","from":"2026-11-01T00:00:00Z","to":"2026-11-15T00:00:00Z","tenant":null,"apply":false,"state":"waiting","created_at":"2026-11-15T12:00:00Z","ended_at":null,"pairs":0,"pairs_done":0,"windows":0,"reads":0,"verdicts":{},"replayed":0,"corrected":0,"hash":null,"detail":null}"#);
+    insta::assert_snapshot!(ordered.show(), @r#"202 {"id":1,"kind":"one_shot","from":"2026-11-01T00:00:00Z","to":"2026-11-15T00:00:00Z","tenant":null,"apply":false,"state":"waiting","created_at":"2026-11-15T12:00:00Z","ended_at":null,"pairs":0,"pairs_done":0,"pairs_unread":0,"windows":0,"reads":0,"verdicts":{},"replayed":0,"corrected":0,"hash":null,"detail":null}"#);
     let with_tenant = r#"{"from":"2026-11-01","to":"2026-11-02","tenant":"acme","apply":true}"#;
     let second = post(&server, "/v1/passes", with_tenant).await;
     assert_eq!(second.status, 202);
@@ -144,6 +144,7 @@ async fn rows_of_a_pass_are_paged() {
         verdict: Verdict::Bypass,
         reason: Reason::ProviderHigher,
         windows: Vec::new(),
+        marks: Default::default(),
         hash: Some([171; 32]),
     };
     let rows = vec![
@@ -155,7 +156,7 @@ async fn rows_of_a_pass_are_paged() {
     let all = server.get(&format!("/v1/passes/{number}/rows")).await.json();
     assert_eq!(all["rows"].as_array().unwrap().len(), 3);
     assert_eq!(all["next_after"], Value::Null);
-    insta::assert_snapshot!(all["rows"][0].to_string(), @r#"{"advice":"something besides this server reports usage for the customer: another program with the account's key, a second server with another store, a negative usage that was lost, or an entry made by hand; find it, it is never corrected from here","delta":"2","from":"2026-11-01T00:00:00Z","hash":"abababababababababababababababababababababababababababababababab","ledger":"1.000000000001","meter":"calls","provider":"3","pushed":"1","reason":"provider_higher","tenant":"acme","to":"2026-11-02T00:00:00Z","verdict":"bypass","windows":[]}"#);
+    insta::assert_snapshot!(all["rows"][0].to_string(), @r#"{"advice":"something besides this server reports usage for the customer: another program with the account's key, a second server with another store, a negative usage that was lost, or an entry made by hand; find it, it is never corrected from here","delta":"2","from":"2026-11-01T00:00:00Z","hash":"abababababababababababababababababababababababababababababababab","ledger":"1.000000000001","meter":"calls","not_billed":null,"note":null,"provider":"3","pushed":"1","reason":"provider_higher","shadow":null,"tenant":"acme","to":"2026-11-02T00:00:00Z","verdict":"bypass","windows":[],"written_off":null}"#);
     let mut found = Vec::new();
     let mut path = format!("/v1/passes/{number}/rows?limit=1");
     loop {
@@ -490,7 +491,13 @@ async fn health_tells_of_passes_and_pages() {
     let server = watched().await;
     let before = server.get("/v1/health/billing").await.json();
     assert_eq!(before["pages"], json!({"open": 0, "day": 0, "week": 0, "week_before": 0}));
-    assert_eq!(before["last_pass"], json!({"hourly": null, "nightly": null}));
+    assert_eq!(
+        before["last_pass"],
+        json!({
+            "hourly": null, "hourly_incomplete": false, "nightly": null,
+            "nightly_incomplete": false,
+        })
+    );
     assert_eq!((&before["drifting_tenants"], &before["webhooks_waiting"]), (&json!(0), &json!(0)));
     let open = AlertChange::Open(Condition {
         kind: AlertKind::WebhooksWaiting,

@@ -28,7 +28,7 @@ pub async fn usage_behind_our_back_is_never_corrected(ground: Ground) {
     assert_eq!((world.calls(POSTS), world.provider_sum(&customer)), (1, "32.5".into()));
     let night = world.passes(PassKind::Nightly).await.pop().unwrap();
     let row = world.rows(night.number).await.remove(0);
-    assert_eq!((row.verdict, row.delta().to_string()), (Verdict::Bypass, "2.5".into()));
+    assert_eq!((row.verdict, row.delta().unwrap().to_string()), (Verdict::Bypass, "2.5".into()));
     // Whoever sent it takes it back.
     world.lose(&foreign);
     world.hours(2).await;

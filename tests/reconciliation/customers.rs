@@ -86,7 +86,10 @@ async fn check_change(ground: Ground, meter: &str) {
     let pass = world.one_shot("2026-11-15T00:00:00Z", "2026-11-16T00:00:00Z", false).await;
     let row = world.rows(pass.number).await.remove(0);
     assert_eq!((row.verdict, row.reason), (Verdict::Equal, Reason::Matches));
-    assert_eq!((row.pushed.to_string(), row.provider.unwrap().to_string()), ("512".into(), "512".into()));
+    assert_eq!(
+        (row.pushed.to_string(), row.provider.unwrap().to_string()),
+        ("512".into(), "512".into())
+    );
     // What the old customer lost is found there, and sent there again.
     let lost = world.pushes().await.into_iter().find(|push| push.quantity.to_string() == "2");
     world.lose(&lost.unwrap().key);

@@ -22,6 +22,7 @@ mod nightly;
 mod numbers;
 mod rejections;
 mod subscriptions;
+mod unbilled;
 mod unread;
 mod world;
 
@@ -107,6 +108,7 @@ on_every_store! {
     nightly {
         one_row_for_everyone_drift_or_not,
         rows_are_chained_from_day_to_day,
+        a_changed_audit_row_is_named,
         days_that_were_missed_are_caught_up,
         two_servers_run_one_pass,
         a_pass_that_was_cut_off_is_begun_anew,
@@ -126,6 +128,13 @@ on_every_store! {
         an_unread_night_is_no_link_of_the_chain,
         an_incomplete_night_is_taken_up_again,
         a_list_that_cannot_be_read_makes_a_pass_incomplete,
+    }
+    unbilled {
+        written_off_usage_names_who_and_why,
+        usage_before_billing_began_is_not_called_equal,
+        windows_of_a_shadow_are_marked,
+        a_server_in_shadow_calls_nothing_equal,
+        a_tenant_without_a_customer_has_its_row,
     }
     numbers {
         the_three_numbers_return_to_zero,

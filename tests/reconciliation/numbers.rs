@@ -67,7 +67,7 @@ pub async fn what_is_within_tolerance_is_no_finding(ground: Ground) {
     world.until("2026-11-16T06:00:00Z").await;
     let night = world.passes(PassKind::Nightly).await.pop().unwrap();
     let row = world.rows(night.number).await.remove(0);
-    assert_eq!((row.verdict, row.delta().to_string()), (Verdict::Tolerance, "0.5".into()));
+    assert_eq!((row.verdict, row.delta().unwrap().to_string()), (Verdict::Tolerance, "0.5".into()));
     assert_eq!(world.alerted(AlertKind::DriftUnresolved).await, (0, 0));
     // One step further is drift.
     world.foreign(&customer, "calls", "0.000001", "2026-11-15T11:41:00Z");

@@ -73,7 +73,10 @@ pub async fn a_finding_advances_only_on_a_fresh_reading(ground: Ground) {
 
 pub async fn an_unread_night_is_no_link_of_the_chain(ground: Ground) {
     let (world, _) = World::usual(ground).await;
-    for day in 15..=18 {
+    for day in [15, 16, 18] {
+        if day > 15 {
+            world.leap(&format!("2026-11-{day}T12:00:00Z")).await;
+        }
         world.used("10", &format!("2026-11-{day}T11:00:00Z")).await;
         world.leap(&format!("2026-11-{day}T14:00:00Z")).await;
         world.hours(1).await;
@@ -81,13 +84,11 @@ pub async fn an_unread_night_is_no_link_of_the_chain(ground: Ground) {
             world.out_of_reach(SUMMARIES);
         }
         world.leap(&format!("2026-11-{}T05:00:00Z", day + 1)).await;
-        world.faults(Vec::new());
-        // The day of the unread night ends before the pass could be taken up again.
-        world.go_to(&format!("2026-11-{}T12:00:00Z", day + 1));
         if day == 16 {
-            world.go_to("2026-11-18T06:00:00Z");
+            // The next night begins before the pass is taken up again.
+            world.faults(Vec::new());
+            world.leap("2026-11-18T05:00:00Z").await;
         }
-        world.work().await;
     }
     let nights = all_rows(&world).await;
     let states: Vec<PassState> = nights.iter().map(|(pass, _)| pass.state).collect();

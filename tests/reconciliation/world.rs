@@ -83,6 +83,22 @@ impl Ground {
         create_database("reconciliation").await.map(Self::Database)
     }
 
+    /// Changes stored data behind the store's back.
+    pub async fn tamper(&self, sql: &str) {
+        match self {
+            Self::Directory(directory) => {
+                let file = directory.path().join("counterfoil.db");
+                rusqlite::Connection::open(file).unwrap().execute_batch(sql).unwrap();
+            }
+            Self::Database(url) => {
+                let (client, connection) =
+                    tokio_postgres::connect(url, tokio_postgres::NoTls).await.unwrap();
+                tokio::spawn(connection);
+                client.batch_execute(sql).await.unwrap();
+            }
+        }
+    }
+
     async fn open(&self) -> Arc<dyn Store> {
         match self {
             Self::Directory(directory) => {
@@ -181,7 +197,7 @@ pub struct World {
     post: Mutex<Post>,
     sent: AtomicU64,
     backfills: AtomicBool,
-    _ground: Ground,
+    pub ground: Ground,
 }
 
 pub fn at(text: &str) -> Timestamp {
@@ -229,8 +245,8 @@ impl World {
         let (pager, mail) = (Arc::default(), Arc::default());
         let jobs = Jobs::new(&store, &clock, &config, [&pager, &mail]);
         let post = Mutex::new(Post { copies: 1, ..Post::default() });
-        let (sent, backfills, _ground) = (AtomicU64::new(0), AtomicBool::new(true), ground);
-        Self { store, clock, handle, config, jobs, pager, mail, post, sent, backfills, _ground }
+        let (sent, backfills) = (AtomicU64::new(0), AtomicBool::new(true));
+        Self { store, clock, handle, config, jobs, pager, mail, post, sent, backfills, ground }
     }
 
     /// With a tenant `acme` that is a customer, and the meter `calls`; returns the customer.
@@ -753,7 +769,7 @@ impl Jobs {
                 clock.clone(),
                 (holder.clone(), Arc::default()),
             ),
-            reconciler: reconciler(store, &provider, clock, &holder, &config.reconcile),
+            reconciler: reconciler(store, &provider, clock, (&holder, shadow), &config.reconcile),
             alerter: Alerter::new(own_store(), clock.clone(), holder, names),
             messenger: Messenger::new(own_store(), clock.clone(), destinations, 1),
         }
@@ -764,9 +780,9 @@ fn reconciler(
     store: &Arc<dyn Store>,
     provider: &Arc<dyn Provider>,
     clock: &Clock,
-    holder: &str,
+    (holder, shadow): (&str, bool),
     settings: &ReconcileConfig,
 ) -> Reconciler {
     let own = (holder.to_owned(), settings.clone());
-    Reconciler::new(Arc::clone(store), Arc::clone(provider), clock.clone(), own, false)
+    Reconciler::new(Arc::clone(store), Arc::clone(provider), clock.clone(), own, shadow)
 }

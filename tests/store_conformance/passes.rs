@@ -5,7 +5,7 @@ use crate::fixture::{Fixture, tenant_id};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::ids::MeterNo;
 use counterfoil::rules::pass::{
-    DriftWindow, Hash, Pass, PassKind, PassOrder, PassProgress, PassRow, PassState,
+    DriftWindow, Hash, Marks, Pass, PassKind, PassOrder, PassProgress, PassRow, PassState,
 };
 use counterfoil::rules::window::Window;
 use counterfoil::store::TenantFields;
@@ -74,6 +74,11 @@ fn row(tenant: &str, meter: MeterNo, number: i64, provider: &str) -> PassRow {
         verdict: Verdict::Bypass,
         reason: Reason::ProviderHigher,
         windows: vec![drift],
+        marks: Marks {
+            written_off: Some(quantity("0.5")),
+            note: Some("push 1: \"credited\"".to_owned()),
+            ..Marks::default()
+        },
         hash: None,
     };
     PassRow { hash: Some(row.chain(&[7; 32])), ..row }

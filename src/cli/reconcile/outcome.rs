@@ -68,6 +68,7 @@ pub async fn present(
         println!("{}", serde_json::to_string(&whole)?);
     } else {
         print_rows(&rows, output.all);
+        print_asides(&rows);
         print_advice(&rows);
         print_actions(&rows);
         print_summary(pass);
@@ -137,6 +138,31 @@ fn print_rows(rows: &[Row], all: bool) {
         println!("{} rows more; --csv and --html write them all", count - TABLE_ROWS_MAX);
     }
     println!();
+}
+
+/// What is never billed, row by row.
+fn print_asides(rows: &[Row]) {
+    let mut table = new_table(&["not billed", "meter", "day", "cause", "note", "quantity"], 5);
+    let mut count = 0;
+    for row in rows {
+        for (cause, quantity) in row.asides() {
+            count += 1;
+            if count <= TABLE_ROWS_MAX {
+                let note = row.note.as_deref().filter(|_| cause == "written off").unwrap_or("");
+                table.add_row([
+                    cell(&row.tenant),
+                    cell(&row.meter),
+                    cell(row.day()),
+                    cell(cause),
+                    cell(note),
+                    cell(grouped(quantity)),
+                ]);
+            }
+        }
+    }
+    if count > 0 {
+        println!("{table}\n");
+    }
 }
 
 /// What to do, once for each reason: the same sentence in every row would hide the numbers.

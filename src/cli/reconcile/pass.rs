@@ -60,6 +60,16 @@ pub struct Row {
     pub verdict: Verdict,
     pub reason: String,
     pub advice: String,
+    /// Usage that is never billed, by cause; not every server tells.
+    #[serde(default)]
+    pub written_off: Option<Quantity>,
+    #[serde(default)]
+    pub not_billed: Option<Quantity>,
+    #[serde(default)]
+    pub shadow: Option<Quantity>,
+    /// Who wrote it off, and why.
+    #[serde(default)]
+    pub note: Option<String>,
     /// Those of the day that are not equal.
     pub windows: Vec<RowWindow>,
     /// None if the row is no part of the chain.
@@ -114,6 +124,25 @@ impl Row {
             return day(&self.from).to_owned();
         }
         format!("{}/{}", self.from, self.to)
+    }
+
+    /// Usage that is never billed, by cause.
+    pub fn asides(&self) -> impl Iterator<Item = (&'static str, Quantity)> {
+        let causes = [
+            ("written off", self.written_off),
+            ("before billing.from", self.not_billed),
+            ("shadow", self.shadow),
+            ("no customer", self.unmapped()),
+        ];
+        causes.into_iter().filter_map(|(cause, quantity)| Some((cause, quantity?)))
+    }
+
+    /// Usage of a tenant without a customer.
+    pub fn unmapped(&self) -> Option<Quantity> {
+        let aside =
+            self.not_billed.unwrap_or_default().checked_add(self.shadow.unwrap_or_default());
+        let rest = aside.and_then(|aside| self.ledger.checked_sub(aside));
+        rest.filter(|_| self.verdict == Verdict::Unmapped)
     }
 
     pub fn actions(&self) -> impl Iterator<Item = (&RowWindow, &str)> {

@@ -220,6 +220,7 @@ fn write_meter(html: &mut String, meter: &str, figures: &MeterFigures) {
          <div><dt><i class=\"key provider\"></i>Provider</dt><dd>{}</dd></div>\
          <div><dt>Difference</dt><dd>{}</dd></div>\
          <div><dt>On its way</dt><dd>{}</dd></div>\
+         <div><dt>Not billed</dt><dd>{}</dd></div>\
          <div><dt>Rows that differ</dt><dd>{} of {}</dd></div>\
          <div><dt>Rows not read</dt><dd>{}</dd></div></dl>\n\
          <h3>Ledger and provider by day</h3>\n<div class=\"chart\">{}</div>\n{}",
@@ -229,7 +230,8 @@ fn write_meter(html: &mut String, meter: &str, figures: &MeterFigures) {
         grouped(total.provider),
         signed(total.apart.net()),
         signed(total.waiting),
-        grouped(figures.rows_unequal - figures.rows_unread),
+        grouped(total.unbilled),
+        grouped(figures.rows_unequal),
         grouped(figures.rows),
         grouped(figures.rows_unread),
         chart::days(meter, &figures.bins),
@@ -311,6 +313,7 @@ fn write_unequal(html: &mut String, rows: &[Row]) {
             row_cells(row),
             sentence(&row.advice)
         );
+        write_asides(html, row);
         write_windows(html, &row.windows);
         let hash = row.hash.as_deref().map_or_else(String::new, escape);
         let _ = write!(html, "<p class=\"hash\">{hash}</p></td></tr>\n</tbody>\n");
@@ -318,6 +321,15 @@ fn write_unequal(html: &mut String, rows: &[Row]) {
     html.push_str("</table></div>\n");
     write_more(html, unequal.len(), UNEQUAL_ROWS_MAX);
     html.push_str("</section>\n");
+}
+
+/// What of a row is never billed, with who decided it.
+fn write_asides(html: &mut String, row: &Row) {
+    for (cause, quantity) in row.asides() {
+        let note = row.note.as_deref().filter(|_| cause == "written off");
+        let note = note.map_or_else(String::new, |note| format!(" ({})", escape(note)));
+        let _ = write!(html, "<p>Not billed, {cause}: {}{note}</p>", grouped(quantity));
+    }
 }
 
 fn write_windows(html: &mut String, windows: &[RowWindow]) {
@@ -398,7 +410,7 @@ fn write_footer(html: &mut String, pass: &Pass) {
         html,
         "<footer>Pass {} ({}), ordered {}; {} to the provider; {hash}. All days and instants are \
          UTC. Quantities are exact. A difference is what the provider shows minus what was handed \
-         to billing.</footer>",
+         to billing and not written off.</footer>",
         pass.id,
         pass.kind.name().replace('_', " "),
         instant(&pass.created_at),

@@ -4,9 +4,10 @@
 //! like a formula; such a cell gets an apostrophe, which shows it as the text it is.
 
 use super::pass::Row;
+use crate::rules::quantity::Quantity;
 use std::path::Path;
 
-const HEADER: [&str; 14] = [
+const HEADER: [&str; 18] = [
     "tenant",
     "meter",
     "from",
@@ -18,6 +19,10 @@ const HEADER: [&str; 14] = [
     "verdict",
     "reason",
     "advice",
+    "written_off",
+    "not_billed",
+    "shadow",
+    "note",
     "windows_not_equal",
     "actions",
     "hash",
@@ -34,6 +39,8 @@ fn render(rows: &[Row]) -> anyhow::Result<Vec<u8>> {
     writer.write_record(HEADER)?;
     for row in rows {
         let actions: Vec<&str> = row.actions().map(|(_, action)| action).collect();
+        let text =
+            |quantity: Option<Quantity>| quantity.map_or_else(String::new, |q| q.to_string());
         let cells = [
             row.tenant.clone(),
             row.meter.clone(),
@@ -41,11 +48,15 @@ fn render(rows: &[Row]) -> anyhow::Result<Vec<u8>> {
             row.to.clone(),
             row.ledger.to_string(),
             row.pushed.to_string(),
-            row.provider.map_or_else(String::new, |provider| provider.to_string()),
-            row.delta.map_or_else(String::new, |delta| delta.to_string()),
+            text(row.provider),
+            text(row.delta),
             row.verdict.name().to_owned(),
             row.reason.clone(),
             row.advice.clone(),
+            text(row.written_off),
+            text(row.not_billed),
+            text(row.shadow),
+            row.note.clone().unwrap_or_default(),
             row.windows.len().to_string(),
             actions.join("; "),
             row.hash.clone().unwrap_or_default(),
@@ -98,6 +109,6 @@ mod tests {
         assert_eq!(lines[0], HEADER.join(","));
         let begins = "\"a,\"\"b\"\"\",api_calls,2026-11-01T00:00:00Z,2026-11-02T00:00:00Z,5,5,2.5,";
         assert!(lines[1].starts_with(begins), "{}", lines[1]);
-        assert!(lines[1].contains(",-2.5,replay,lost,'=1+1,1,,"), "{}", lines[1]);
+        assert!(lines[1].contains(",-2.5,replay,lost,'=1+1,,,,,1,,"), "{}", lines[1]);
     }
 }

@@ -7,24 +7,25 @@
 //! that was mapped to another customer has windows of both.
 //!
 //! Invariant: a total counts only if this pass has read it. Windows of which nothing is known on
-//! either side are left out; every other one gets a verdict. Windows that were first cut under the other value of shadow are left out too: their
-//! usage is not meant to be there.
+//! either side are left out; every other one gets a verdict. Windows before `billing.from`, and
+//! those that were first cut under the other value of shadow, are not compared: their usage is not
+//! meant to be there. It is shown beside the rest, and a day with such usage is never called equal.
 
+use super::halves::{Part, too_large};
+use super::ranges::{
+    begins_in, billed_part, days_of, is_read, read_windows, window_length, windows_of,
+};
 use super::snapshot::{Readings, group_windows};
+use super::unbilled::Aside;
 use super::{NIGHTLY_DAYS, PassError, Reconciler, Running, Work, ended_day};
 use crate::faults::planted;
 use crate::jobs::sure_time;
-use crate::rules::customer::customer_of_window;
-use crate::rules::drift::{
-    Halves, PushSums, Reason, Summary, Terms, Verdict, WindowPush, is_followed, judge_drift,
-};
+use crate::rules::drift::{Halves, Reason, Summary, Terms, Verdict, is_followed, judge_drift};
 use crate::rules::finding::{FindingKind, Observation};
 use crate::rules::ids::CustomerId;
 use crate::rules::pass::{DriftWindow, PassKind, PassRow};
-use crate::rules::push::{CutState, WindowUsage};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
-use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
 use crate::store;
 use crate::store::push::Ruling;
@@ -61,31 +62,18 @@ struct Judged {
 struct JudgedDay {
     day: Window,
     parts: Vec<Judged>,
+    /// Usage that is not compared.
+    aside: Aside,
 }
 
 /// What a day comes to over all its customers.
 struct DaySums {
     counted: Quantity,
-    planned: Quantity,
+    /// What was handed to billing and not written off.
+    billed: Quantity,
+    written_off: Quantity,
     /// None if a part of it was not read.
     provider: Option<Quantity>,
-}
-
-/// Both halves of a window or a day, as far as one customer is concerned.
-struct Part {
-    customer: CustomerId,
-    /// Whether it is the customer that the window, or the first window of the day, belongs to.
-    own: bool,
-    halves: Halves,
-}
-
-/// What is known of a window.
-#[derive(Default)]
-struct Side {
-    usage: Vec<UsageRow>,
-    cut: Option<CutState>,
-    pushes: Vec<WindowPush>,
-    summaries: BTreeMap<CustomerId, Summary>,
 }
 
 impl Compared {
@@ -103,6 +91,18 @@ impl Compared {
     fn count(&mut self, judged: &Judged, windows: u64) {
         self.windows += windows;
         *self.verdicts.entry(judged.verdict).or_default() += windows;
+    }
+
+    /// Counts windows that are not compared.
+    pub fn add_aside(&mut self, aside: &Aside) {
+        let kinds = [
+            (Verdict::NotBilled, aside.not_billed_windows),
+            (Verdict::Shadow, aside.shadow_windows),
+        ];
+        for (verdict, windows) in kinds.into_iter().filter(|(_, windows)| *windows > 0) {
+            self.windows += windows;
+            *self.verdicts.entry(verdict).or_default() += windows;
+        }
     }
 
     fn observe(&mut self, judged: &Judged) {
@@ -275,6 +275,7 @@ impl Reconciler {
             for day in days {
                 self.finish_day(running, work, day, &mut one).await?;
             }
+            self.add_days_before(running, work, &mut one).await?;
             compared.push(one);
         }
         Ok(compared)
@@ -299,29 +300,31 @@ impl Reconciler {
             }
             return Ok(());
         }
+        let shadow_windows = day.aside.shadow_windows.min(windows);
+        one.add_aside(&day.aside);
         let (mut verdict, mut reason) = day.verdict();
         let mut drifting = Vec::new();
         let read = read_windows(&running.readings, work, day.day).count();
         let by_window = day.differs() && u64::try_from(read).unwrap_or(0) == windows;
         if by_window {
             let judged = self.judge_windows(&running.readings, work, day.day).await?;
-            let equal = judged.iter().filter(|window| !differs(window)).count();
-            let unseen = windows - u64::try_from(judged.len()).unwrap_or(windows).min(windows);
-            let equal = unseen + u64::try_from(equal).unwrap_or(0);
+            let seen =
+                u64::try_from(judged.len()).unwrap_or(windows).saturating_add(shadow_windows);
+            let (unequal, equal): (Vec<_>, Vec<_>) = judged.into_iter().partition(differs);
+            let equal = u64::try_from(equal.len()).unwrap_or(0) + windows - seen.min(windows);
             one.windows += equal;
             *one.verdicts.entry(Verdict::Equal).or_default() += equal;
-            for window in judged.into_iter().filter(differs) {
-                let window = self.act(running, work, window).await?;
-                one.count(&window, 1);
-                one.observe(&window);
+            for window in unequal {
+                let window = self.finish_window(running, work, window, one).await?;
                 if drifting.is_empty() || window.verdict > verdict {
                     (verdict, reason) = (window.verdict, window.reason);
                 }
-                drifting.push(drift_window(window));
+                drifting.push(window);
             }
         } else {
-            *one.verdicts.entry(verdict).or_default() += windows;
-            one.windows += windows;
+            let compared = windows - shadow_windows;
+            *one.verdicts.entry(verdict).or_default() += compared;
+            one.windows += compared;
         }
         if verdict != Verdict::Unread && by_window == day.differs() {
             if drifting.is_empty() {
@@ -330,20 +333,62 @@ impl Reconciler {
             one.subjects.extend(windows_of(work, day.day).into_iter().map(name));
         }
         self.close_equal(running, work, &day).await?;
+        (verdict, reason) = day.aside.qualify((verdict, reason));
+        let row = self.day_row(work, &day, (verdict, reason), drifting).await?;
+        one.rows.push(row);
+        Ok(())
+    }
+
+    /// Acts on a window of a day, and counts it.
+    async fn finish_window(
+        &self,
+        running: &mut Running,
+        work: &Work,
+        window: Judged,
+        one: &mut Compared,
+    ) -> store::Result<DriftWindow> {
+        let mut window = self.act(running, work, window).await?;
+        if window.verdict == Verdict::WrittenOff {
+            window.action = self.note_discards(&window.halves.pushes.written_off_pushes).await?;
+        }
+        one.count(&window, 1);
+        one.observe(&window);
+        drift_window(window)
+    }
+
+    async fn day_row(
+        &self,
+        work: &Work,
+        day: &JudgedDay,
+        (verdict, reason): (Verdict, Reason),
+        windows: Vec<DriftWindow>,
+    ) -> store::Result<PassRow> {
         let sums = day.sums()?;
-        one.rows.push(PassRow {
+        let mut marks = day.aside.marks();
+        if self.shadow && sums.counted != Quantity::ZERO {
+            marks.shadow = Some(sums.counted);
+        }
+        let pushes: Vec<u64> = day
+            .parts
+            .iter()
+            .flat_map(|part| part.halves.pushes.written_off_pushes.iter().copied())
+            .collect();
+        marks.written_off = (!pushes.is_empty()).then_some(sums.written_off);
+        marks.note = self.note_discards(&pushes).await?;
+        let ledger = sums.counted.checked_add(day.aside.sum()?).ok_or_else(too_large)?;
+        Ok(PassRow {
             tenant: work.pair.tenant.clone(),
             meter: work.pair.meter,
             day: day.day,
-            ledger: sums.counted,
-            pushed: sums.planned,
+            ledger,
+            pushed: sums.billed,
             provider: sums.provider,
             verdict,
             reason,
-            windows: drifting,
+            windows,
+            marks,
             hash: None,
-        });
-        Ok(())
+        })
     }
 
     /// Confirmed pushes of a day that is equal for each of its customers become reconciled.
@@ -354,7 +399,7 @@ impl Reconciler {
         day: &JudgedDay,
     ) -> Result<(), PassError> {
         let confirmed = day.parts.iter().any(|part| part.halves.pushes.confirmed > 0);
-        let equal = day.parts.iter().all(|part| part.verdict == Verdict::Equal);
+        let equal = day.parts.iter().all(agrees);
         if confirmed && equal && running.pass.order.apply {
             let Pair { tenant, meter, .. } = &work.pair;
             self.store.close_pushes(tenant, *meter, day.day, self.clock.now()).await?;
@@ -379,7 +424,7 @@ impl Reconciler {
         for (start, end) in windows {
             let whole = Window { start, end };
             let mut parts = judged.iter().filter(|part| part.halves.window == whole);
-            if running.pass.order.apply && parts.all(|part| part.verdict == Verdict::Equal) {
+            if running.pass.order.apply && parts.all(agrees) {
                 let Pair { tenant, meter, .. } = &work.pair;
                 self.store.close_pushes(tenant, *meter, whole, self.clock.now()).await?;
             }
@@ -395,7 +440,7 @@ impl Reconciler {
         range: Window,
     ) -> store::Result<Vec<Judged>> {
         let length = window_length(work, range);
-        let mut parts = self.load_parts(readings, work, range, Some(length)).await?;
+        let (mut parts, _) = self.load_parts(readings, work, range, Some(length)).await?;
         parts.retain(|part| !part.halves.is_empty());
         Ok(parts.into_iter().map(|part| self.judge(work, part)).collect())
     }
@@ -409,9 +454,15 @@ impl Reconciler {
     ) -> store::Result<Vec<JudgedDay>> {
         let (Some(first), Some(last)) = (days.first(), days.last()) else { return Ok(Vec::new()) };
         let range = Window { start: first.start, end: last.end };
-        let parts = self.load_parts(readings, work, range, None).await?;
-        let mut judged: Vec<JudgedDay> =
-            days.iter().map(|day| JudgedDay { day: *day, parts: Vec::new() }).collect();
+        let (parts, aside) = self.load_parts(readings, work, range, None).await?;
+        let empty =
+            |day: &Window| JudgedDay { day: *day, parts: Vec::new(), aside: Aside::default() };
+        let mut judged: Vec<JudgedDay> = days.iter().map(empty).collect();
+        for (start, cause, usage) in aside {
+            if let Some(one) = judged.iter_mut().find(|one| one.day.contains(start)) {
+                one.aside.add(cause, usage)?;
+            }
+        }
         for customer in work.customers() {
             let whose = (&work.pair.tenant, customer);
             let meter = work.pair.meter;
@@ -500,89 +551,21 @@ impl Reconciler {
         {
             (verdict, reason) = (Verdict::Replay, Reason::Dropped);
         }
+        let (verdict, reason) = self.judge_shadow(&halves, (verdict, reason));
         Judged { customer, own, halves, verdict, reason, action: None }
     }
 
-    /// Both halves of every window of the range that has anything on our side, or a total of this
-    /// length, by customer.
-    async fn load_parts(
-        &self,
-        readings: &Readings,
-        work: &Work,
-        range: Window,
-        length: Option<i64>,
-    ) -> store::Result<Vec<Part>> {
-        let sides = self.load_sides(work, range, length).await?;
-        let billing = work.billing();
-        let mut parts = Vec::with_capacity(sides.len());
-        for (start, Side { usage, cut, pushes, summaries }) in sides {
-            let window = billing.window_around(start, work.meter.spec.bucket);
-            let usage = WindowUsage::measure(&usage).map_err(|_| too_large())?;
-            let owner = customer_of_window(&pushes).unwrap_or(&work.pair.customer);
-            for customer in work.customers() {
-                let (own, today) = (customer == owner, *customer == work.pair.customer);
-                // What was not sent yet goes to the customer that the window belongs to.
-                let of_it: Vec<WindowPush> = pushes
-                    .iter()
-                    .filter(|push| push.customer.as_ref().unwrap_or(owner) == customer)
-                    .cloned()
-                    .collect();
-                if of_it.is_empty() && !own && !today {
-                    continue;
-                }
-                let sums = PushSums::of_window(&of_it).ok_or_else(too_large)?;
-                let stored = summaries.get(customer).copied();
-                let summary = readings.of_this_pass(work, customer, stored);
-                let (counted, cut) = match own {
-                    true => ((usage.billable, usage.count), cut.as_ref()),
-                    false => ((Quantity::ZERO, 0), None),
-                };
-                let halves = Halves::new(window, counted, cut, sums, summary);
-                parts.push(Part { customer: customer.clone(), own, halves });
-            }
+    /// In shadow mode nothing is billed, so nothing is equal: what is sent nowhere is not compared,
+    /// and what a sandbox shows agrees at most.
+    fn judge_shadow(&self, halves: &Halves, verdict: (Verdict, Reason)) -> (Verdict, Reason) {
+        let agreed = verdict.0 == Verdict::Equal && !halves.is_empty();
+        if self.shadow && !self.provider.limits().sends {
+            (Verdict::Shadow, Reason::Shadow)
+        } else if self.shadow && agreed {
+            (Verdict::Shadow, Reason::Matches)
+        } else {
+            verdict
         }
-        Ok(parts)
-    }
-
-    /// What is known of each window of the range, on both sides.
-    async fn load_sides(
-        &self,
-        work: &Work,
-        range: Window,
-        length: Option<i64>,
-    ) -> store::Result<BTreeMap<Timestamp, Side>> {
-        let Pair { tenant, meter, customer: today } = &work.pair;
-        let billing = work.billing();
-        let mut sides: BTreeMap<Timestamp, Side> = BTreeMap::new();
-        for row in self.store.read_usage(tenant, *meter, range).await? {
-            let window = billing.window_around(row.bucket_start, work.meter.spec.bucket);
-            sides.entry(window.start).or_default().usage.push(row);
-        }
-        for (start, cut) in self.store.read_cuts(tenant, *meter, range).await? {
-            sides.entry(start).or_default().cut = Some(cut);
-        }
-        for mut push in self.store.read_window_pushes(tenant, *meter, range).await? {
-            if planted("bug.customer_of_today") {
-                push.customer = Some(today.clone());
-            }
-            if push.shadow == self.shadow {
-                sides.entry(push.window.start).or_default().pushes.push(push);
-            }
-        }
-        if let Some(length) = length {
-            for customer in work.customers() {
-                let whose = (tenant, customer);
-                for read in self.store.read_summaries(whose, *meter, range, length).await? {
-                    let side = sides.entry(read.window.start).or_default();
-                    side.summaries.insert(customer.clone(), read);
-                }
-            }
-        }
-        sides.retain(|start, side| {
-            let other = side.cut.as_ref().is_some_and(|cut| cut.shadow != self.shadow);
-            *start >= work.start() && !other
-        });
-        Ok(sides)
     }
 
     /// Sends again what may safely be sent again, if that is wanted. A total that fell may rise by
@@ -663,11 +646,13 @@ impl JudgedDay {
 
     fn sums(&self) -> store::Result<DaySums> {
         let zero = Quantity::ZERO;
-        let mut sums = DaySums { counted: zero, planned: zero, provider: Some(zero) };
+        let mut sums =
+            DaySums { counted: zero, billed: zero, written_off: zero, provider: Some(zero) };
         for Judged { halves, .. } in &self.parts {
             let add = |sum: Quantity, part| sum.checked_add(part).ok_or_else(too_large);
             sums.counted = add(sums.counted, halves.counted)?;
-            sums.planned = add(sums.planned, halves.planned)?;
+            sums.billed = add(sums.billed, halves.billed().ok_or_else(too_large)?)?;
+            sums.written_off = add(sums.written_off, halves.pushes.written_off)?;
             sums.provider = match (sums.provider, halves.summary) {
                 (Some(sum), Some(part)) => Some(add(sum, part.value)?),
                 (None, _) | (_, None) => None,
@@ -679,93 +664,35 @@ impl JudgedDay {
 
 /// Whether its windows are worth a look: both sides are known, and not the same.
 fn differs(judged: &Judged) -> bool {
+    judged.verdict == Verdict::WrittenOff || judged.verdict.differs()
+}
+
+/// Whether both sides agree, so that nothing of it has to be looked at again.
+fn agrees(judged: &Judged) -> bool {
     match judged.verdict {
-        Verdict::Equal | Verdict::Unread => false,
+        Verdict::Equal | Verdict::WrittenOff => true,
+        Verdict::Shadow => judged.reason == Reason::Matches,
         Verdict::Tolerance
+        | Verdict::NotBilled
         | Verdict::Waiting
+        | Verdict::Unread
+        | Verdict::Unmapped
         | Verdict::Replay
         | Verdict::Bypass
-        | Verdict::Undecidable => true,
+        | Verdict::Undecidable => false,
     }
 }
 
-fn drift_window(judged: Judged) -> DriftWindow {
+fn drift_window(judged: Judged) -> store::Result<DriftWindow> {
     let Judged { halves, verdict, reason, action, .. } = judged;
-    DriftWindow {
+    Ok(DriftWindow {
         start: halves.window.start,
         end: halves.window.end,
         ledger: halves.counted,
-        pushed: halves.planned,
+        pushed: halves.billed().ok_or_else(too_large)?,
         provider: halves.summary.map(|summary| summary.value),
         verdict,
         reason,
         action,
-    }
-}
-
-/// The part of a range from which on the meter is billed.
-fn billed_part(work: &Work, range: Window) -> Window {
-    let first = work.billing().window_around(work.start(), work.meter.spec.bucket);
-    Window { start: range.start.max(first.start), end: range.end }
-}
-
-/// Whether billing began within the day, after its start.
-fn begins_in(work: &Work, day: Window) -> bool {
-    let start = work.start();
-    day.start < start && start < day.end
-}
-
-/// The windows of a range that are billed, oldest first.
-fn windows_of(work: &Work, range: Window) -> Vec<Window> {
-    let range = billed_part(work, range);
-    let around = |at: Timestamp| work.billing().window_around(at, work.meter.spec.bucket);
-    let mut windows = Vec::new();
-    let mut at = range.start;
-    while at < range.end {
-        let window = around(at);
-        at = window.end;
-        windows.push(window);
-    }
-    windows
-}
-
-/// The windows of a range that this pass has read of the tenant's customer.
-fn read_windows(
-    readings: &Readings,
-    work: &Work,
-    range: Window,
-) -> impl Iterator<Item = Window> {
-    let windows = windows_of(work, range).into_iter();
-    windows.filter(|window| readings.has_read(work, &work.pair.customer, *window))
-}
-
-/// Whether this pass has read a window or a day that a finding names.
-fn is_read(readings: &Readings, work: &Work, window: Window) -> bool {
-    if begins_in(work, window) {
-        let read = read_windows(readings, work, window).count();
-        return read == windows_of(work, window).len();
-    }
-    readings.has_read(work, &work.pair.customer, window)
-}
-
-fn days_of(range: Window) -> Vec<Window> {
-    let mut start = range.start.micros().div_euclid(MICROS_PER_DAY) * MICROS_PER_DAY;
-    let mut days = Vec::new();
-    while start < range.end.micros() {
-        let end = start + MICROS_PER_DAY;
-        days.push(Window {
-            start: Timestamp::from_micros(start),
-            end: Timestamp::from_micros(end),
-        });
-        start = end;
-    }
-    days
-}
-
-fn window_length(work: &Work, range: Window) -> i64 {
-    work.billing().window_around(range.start, work.meter.spec.bucket).micros()
-}
-
-fn too_large() -> store::Error {
-    store::Error::Corrupt { what: "totals of a tenant cannot be added up".into() }
+    })
 }

@@ -7,7 +7,7 @@
 //! comparison needs no webhook. An invoice is compared by quantity and by money before tax, once it
 //! is fixed; tax may come when it likes.
 
-use super::{PassError, Reconciler, Running, list_open_findings};
+use super::{HOURLY, PassError, Reconciler, Running, list_open_findings};
 use crate::config::UnknownSubscriptions;
 use crate::jobs::mirror::list_all;
 use crate::provider::{Inbound, Unreadable};
@@ -39,8 +39,7 @@ const FIXED: [&str; 3] = ["open", "paid", "uncollectible"];
 impl Reconciler {
     /// Compares subscriptions and invoices, as far as the pass is about them.
     pub(super) async fn compare_objects(&self, running: &mut Running) -> Result<(), PassError> {
-        // Findings are followed by what a pass has read, not by what was known before.
-        if running.pass.order.tenant.is_some() || running.readings.are_missing() {
+        if running.pass.order.tenant.is_some() {
             return Ok(());
         }
         if running.pass.order.kind != PassKind::Hourly
@@ -50,6 +49,8 @@ impl Reconciler {
         }
         let open = list_open_findings(&*self.store, Some(FindingKind::Subscription)).await?;
         let observed = match (running.pass.order.kind, self.provider.inbound()) {
+            // Findings are followed by what is read, not by what was known before.
+            (PassKind::Hourly, _) | (_, None) if running.readings.are_missing() => None,
             (PassKind::Hourly, _) | (_, None) => Some(self.look_again(&open).await?),
             (PassKind::Nightly | PassKind::OneShot, Some(inbound)) => {
                 self.compare_subscriptions(running, inbound).await?
@@ -271,6 +272,9 @@ impl Reconciler {
     async fn compare_invoices(&self, running: &mut Running) -> Result<(), PassError> {
         let now = self.clock.now();
         let hourly = running.pass.order.kind == PassKind::Hourly;
+        // While the provider cannot be read, only invoices that were read since the last pass count.
+        let missing = running.readings.are_missing() || running.readings.lists_missed;
+        let recent = if missing { HOURLY } else { INVOICES_LATELY };
         let open = list_open_findings(&*self.store, Some(FindingKind::Invoice)).await?;
         let catalog = self.store.load_catalog().await?;
         let mut judged: BTreeSet<String> = BTreeSet::new();
@@ -282,9 +286,9 @@ impl Reconciler {
                     continue;
                 };
                 let known = open.iter().any(|finding| finding.seen.subject == name.id);
-                let lately = read_at >= INVOICES_LATELY.before(now);
+                let lately = read_at >= recent.before(now);
                 let due = known || (invoice.created_at >= INVOICES_REACH.before(now) && !hourly);
-                if due || lately {
+                if (due && !missing) || lately {
                     self.keep_lease(running).await?;
                     let compared = self.judge_invoice(&name.id, &invoice, &catalog).await?;
                     if running.pass.order.apply {
@@ -298,7 +302,7 @@ impl Reconciler {
         // An invoice that is fixed no more, or gone, has nothing to compare with.
         let judged: Vec<Finding> = open
             .into_iter()
-            .filter(|finding| judged.contains(&finding.seen.subject) || !hourly)
+            .filter(|finding| judged.contains(&finding.seen.subject) || !(hourly || missing))
             .collect();
         self.follow(running, &judged, observations).await
     }

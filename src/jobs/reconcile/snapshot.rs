@@ -74,7 +74,11 @@ impl Readings {
         summary.filter(|summary| self.has_read(work, customer, summary.window))
     }
 
-    fn take(&mut self, asked: &Asked, readings: Option<Vec<SummaryReading>>) -> Vec<SummaryReading> {
+    fn take(
+        &mut self,
+        asked: &Asked,
+        readings: Option<Vec<SummaryReading>>,
+    ) -> Vec<SummaryReading> {
         let Asked { work, customer, windows } = asked;
         let Some(readings) = readings else {
             if !windows.iter().all(|window| self.has_read(work, customer, *window)) {
@@ -156,6 +160,10 @@ impl Reconciler {
             customer: customer.clone(),
             windows,
         };
+        // What is sent nowhere cannot be compared with anything.
+        if !self.provider.limits().sends {
+            return Ok(Vec::new());
+        }
         let mut all = vec![asked(&work.pair.customer, windows.to_vec())];
         let (Some(first), Some(last)) = (windows.first(), windows.last()) else { return Ok(all) };
         if work.former.is_empty() {

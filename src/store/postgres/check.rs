@@ -2,6 +2,7 @@
 //! snapshot, and every event found again by its key. It reads only; memory holds the totals, never
 //! the events.
 
+use super::chain::verify_passes;
 use super::declarations::read_catalog;
 use super::events::stored_event;
 use super::rollups::{Totals, fold_event, usage_row};
@@ -41,6 +42,10 @@ pub async fn check(
     compare_rollups(client, &catalog, &tenants, totals, &mut report).await?;
     compare_uniques(client, &mut report).await?;
     compare_counters(client, &tenants, counted, &mut report).await?;
+    report.audit = verify_passes(client).await?;
+    if let Some(broken) = report.audit.broken.clone() {
+        report.add(|| format!("the chain of nightly passes is broken: {broken}"));
+    }
     Ok(report)
 }
 

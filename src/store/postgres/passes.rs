@@ -155,18 +155,18 @@ async fn write_rows(
     }
     let sql = "-- write_rows
         INSERT INTO pass_rows (pass_no, tenant_no, meter_no, day_start, day_end, ledger, pushed,
-            provider, verdict, reason, windows, hash)
+            provider, verdict, reason, windows, hash, marks)
         SELECT $1, given.* FROM unnest($2::int4[], $3::int2[], $4::timestamptz[],
             $5::timestamptz[], $6::numeric[], $7::numeric[], $8::numeric[], $9::text[],
-            $10::text[], $11::text[], $12::bytea[]) AS given
+            $10::text[], $11::text[], $12::bytea[], $13::text[]) AS given
         ON CONFLICT (pass_no, tenant_no, meter_no, day_start) DO UPDATE SET
             day_end = excluded.day_end, ledger = excluded.ledger, pushed = excluded.pushed,
             provider = excluded.provider, verdict = excluded.verdict, reason = excluded.reason,
-            windows = excluded.windows, hash = excluded.hash";
+            windows = excluded.windows, hash = excluded.hash, marks = excluded.marks";
     let statement = client.prepare_cached(sql).await?;
     let tenants: Vec<i32> = sorted.keys().map(|(tenant_no, _, _)| *tenant_no).collect();
     let rows: Vec<&PassRow> = sorted.values().copied().collect();
-    let parameters: [&(dyn ToSql + Sync); 12] = [
+    let parameters: [&(dyn ToSql + Sync); 13] = [
         &pass,
         &tenants,
         &each(&rows, |row| meter_number(row.meter)),
@@ -179,6 +179,7 @@ async fn write_rows(
         &each(&rows, |row| row.reason.name()),
         &each(&rows, |row| windows_text(&row.windows)),
         &each(&rows, |row| row.hash.as_ref().map(<[u8; 32]>::as_slice)),
+        &each(&rows, |row| row.marks.text()),
     ];
     client.execute(&statement, &parameters).await?;
     Ok(true)
@@ -217,7 +218,7 @@ pub async fn list_pass_rows(client: &ClientWrapper, query: &PassRowQuery) -> Res
     let Ok(pass) = write_count(query.pass) else { return Ok(Vec::new()) };
     let sql = "-- list_pass_rows
         SELECT t.tenant, r.meter_no, r.day_start, r.day_end, r.ledger, r.pushed, r.provider,
-            r.verdict, r.reason, r.windows, r.hash
+            r.verdict, r.reason, r.windows, r.hash, r.marks
         FROM pass_rows r JOIN tenants t ON t.tenant_no = r.tenant_no
         WHERE r.pass_no = $1 AND t.tenant >= $2
             AND (t.tenant > $2 OR r.meter_no > $3 OR (r.meter_no = $3 AND r.day_start > $4))
@@ -266,7 +267,8 @@ fn read_row(row: &Row) -> Result<PassRow> {
     let SqlQuantity(ledger) = column(row, 4)?;
     let SqlQuantity(pushed) = column(row, 5)?;
     let provider: Option<SqlQuantity> = column(row, 6)?;
-    let hash: Option<Vec<u8>> = column(row, 10)?;
+    let (hash, marks): (Option<Vec<u8>>, Option<String>) = (column(row, 10)?, column(row, 11)?);
+    let marks = marks.map(|text| serde_json::from_str(&text)).transpose();
     Ok(PassRow {
         tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
         meter: read_meter_no(column(row, 1)?)?,
@@ -278,6 +280,7 @@ fn read_row(row: &Row) -> Result<PassRow> {
         reason: read_reason(row, 8)?,
         windows: serde_json::from_str(&windows)
             .map_err(|_| corrupt("the windows of a pass cannot be read"))?,
+        marks: marks.map_err(|_| corrupt("the marks of a row cannot be read"))?.unwrap_or_default(),
         hash: hash.map(read_hash).transpose()?,
     })
 }

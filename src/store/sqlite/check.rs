@@ -12,6 +12,7 @@
 mod duplicates;
 mod scan;
 
+use super::chain::verify_passes;
 use super::declarations::load_catalog;
 use super::fold::{FoldState, read_state};
 use super::recovery::{Unfolded, load_unfolded};
@@ -87,6 +88,10 @@ fn examine(
     compare_counters(connection, &unfolded, fold, &accepted, &mut report)?;
     connection.execute_batch("ROLLBACK").map_err(sql_error)?;
     let twice = count_duplicates(connection, &unfolded, fold)?;
+    report.audit = verify_passes(connection)?;
+    if let Some(broken) = report.audit.broken.clone() {
+        report.add(|| format!("the chain of nightly passes is broken: {broken}"));
+    }
     if twice > 0 {
         report.add(|| format!("{twice} events are stored twice"));
         events_damaged = true;

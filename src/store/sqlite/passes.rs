@@ -259,7 +259,7 @@ fn update_pass(
     Ok(changed == 1)
 }
 
-fn list_passes(connection: &Connection, query: &PassQuery) -> Result<Vec<Pass>> {
+pub fn list_passes(connection: &Connection, query: &PassQuery) -> Result<Vec<Pass>> {
     // Those that are not ended are few, and jobs ask for them all the time.
     let sql = match query.state {
         Some(PassState::Waiting | PassState::Running) => {
@@ -352,12 +352,12 @@ fn write_pass_row(
         .prepare_cached(
             "-- write_pass_row
              INSERT INTO pass_rows (pass_no, tenant_no, meter_no, day_start, day_end, ledger,
-                                    pushed, provider, verdict, reason, windows, hash)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                                    pushed, provider, verdict, reason, windows, hash, marks)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
              ON CONFLICT DO UPDATE SET day_end = excluded.day_end, ledger = excluded.ledger,
                  pushed = excluded.pushed, provider = excluded.provider,
                  verdict = excluded.verdict, reason = excluded.reason,
-                 windows = excluded.windows, hash = excluded.hash",
+                 windows = excluded.windows, hash = excluded.hash, marks = excluded.marks",
         )
         .and_then(|mut upsert| {
             upsert.execute(params![
@@ -372,7 +372,8 @@ fn write_pass_row(
                 row.verdict.name(),
                 row.reason.name(),
                 windows,
-                row.hash
+                row.hash,
+                row.marks.text()
             ])
         })
         .map_err(sql_error)?;
@@ -381,12 +382,12 @@ fn write_pass_row(
 
 /// Tenants are gone through in the order of their names; so a page costs what it holds, and not
 /// what the pass does.
-fn list_pass_rows(connection: &Connection, query: &PassRowQuery) -> Result<Vec<PassRow>> {
+pub fn list_pass_rows(connection: &Connection, query: &PassRowQuery) -> Result<Vec<PassRow>> {
     let mut select = connection
         .prepare_cached(
             "-- list_pass_rows
              SELECT tenant, meter_no, day_start, day_end, ledger, pushed, provider, verdict,
-                    reason, windows, hash
+                    reason, windows, hash, marks
              FROM tenants CROSS JOIN pass_rows
              WHERE pass_no = ?1 AND pass_rows.tenant_no = tenants.tenant_no AND tenant >= ?2
                  AND (tenant > ?2 OR (meter_no, day_start) > (?3, ?4))
@@ -411,6 +412,8 @@ fn list_pass_rows(connection: &Connection, query: &PassRowQuery) -> Result<Vec<P
 fn decode_pass_row(row: &Row<'_>) -> Result<PassRow> {
     let (tenant, windows): (String, String) = (get(row, "tenant")?, get(row, "windows")?);
     let (verdict, reason): (String, String) = (get(row, "verdict")?, get(row, "reason")?);
+    let marks: Option<String> = get(row, "marks")?;
+    let marks = marks.map(|text| serde_json::from_str(&text)).transpose();
     Ok(PassRow {
         tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a row's tenant"))?,
         meter: MeterNo(get(row, "meter_no")?),
@@ -421,6 +424,7 @@ fn decode_pass_row(row: &Row<'_>) -> Result<PassRow> {
         verdict: Verdict::from_name(&verdict).ok_or_else(|| corrupt("a row's verdict"))?,
         reason: Reason::from_name(&reason).ok_or_else(|| corrupt("a row's reason"))?,
         windows: serde_json::from_str(&windows).map_err(|_| corrupt("a row's windows"))?,
+        marks: marks.map_err(|_| corrupt("a row's marks"))?.unwrap_or_default(),
         hash: get(row, "hash")?,
     })
 }

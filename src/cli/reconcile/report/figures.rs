@@ -50,6 +50,8 @@ pub struct Totals {
     pub apart: Apart,
     /// Differences that are expected to go away by themselves; in `apart` they play no part.
     pub waiting: Quantity,
+    /// What was counted and is never billed.
+    pub unbilled: Quantity,
 }
 
 /// Differences between the provider and what was handed to billing.
@@ -88,6 +90,9 @@ impl Totals {
     fn add(&mut self, row: &Row) -> Option<()> {
         self.ledger = self.ledger.checked_add(row.ledger)?;
         self.pushed = self.pushed.checked_add(row.pushed)?;
+        for (_, quantity) in row.asides() {
+            self.unbilled = self.unbilled.checked_add(quantity)?;
+        }
         let (Some(provider), Some(delta)) = (row.provider, row.delta) else { return Some(()) };
         self.provider = self.provider.checked_add(provider)?;
         if row.verdict == Verdict::Waiting {
@@ -124,11 +129,11 @@ impl<'r> MeterFigures<'r> {
     fn add(&mut self, row: &'r Row, bin: usize) -> Option<()> {
         self.total.add(row)?;
         self.rows += 1;
-        self.rows_unequal += usize::from(row.verdict != Verdict::Equal);
+        self.rows_unequal += usize::from(row.verdict.differs());
         let bin = &mut self.bins[bin];
         bin.total.add(row)?;
         bin.drifts |= row.verdict.is_drift();
-        self.rows_unread += usize::from(row.provider.is_none());
+        self.rows_unread += usize::from(row.verdict == Verdict::Unread);
         let delta = row.delta.filter(|delta| *delta != Quantity::ZERO);
         if let Some(delta) = delta.filter(|_| row.verdict != Verdict::Waiting) {
             self.tenants.entry(&row.tenant).or_default().add(delta)?;

@@ -30,8 +30,12 @@ pub fn verdict_label(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Equal => "Equal",
         Verdict::Tolerance => "Within tolerance",
+        Verdict::WrittenOff => "Written off",
+        Verdict::NotBilled => "Before billing",
+        Verdict::Shadow => "Shadow",
         Verdict::Waiting => "On its way",
         Verdict::Unread => "Not read",
+        Verdict::Unmapped => "No customer",
         Verdict::Replay => "Missing at provider",
         Verdict::Bypass => "Provider higher",
         Verdict::Undecidable => "Undecidable",
@@ -43,6 +47,17 @@ pub fn verdict_meaning(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Equal => "The provider shows exactly what was handed to billing.",
         Verdict::Tolerance => "They differ by no more than the threshold set for the meter.",
+        Verdict::WrittenOff => {
+            "A person decided that a part of the usage is never billed; the rest is equal. The note \
+             says who and why."
+        }
+        Verdict::NotBilled => {
+            "The usage lies before the moment from which the meter is billed. It was counted and is \
+             on no invoice."
+        }
+        Verdict::Shadow => {
+            "The usage was counted in shadow mode. It was compared at most, and is on no invoice."
+        }
         Verdict::Waiting => {
             "They differ and are expected to agree by themselves: usage is still being sent, or the \
              provider's summary is behind. The next pass looks again."
@@ -50,6 +65,10 @@ pub fn verdict_meaning(verdict: Verdict) -> &'static str {
         Verdict::Unread => {
             "The provider's total could not be read in this pass, so nothing is said about it. The \
              next pass reads it; until then it is neither equal nor different."
+        }
+        Verdict::Unmapped => {
+            "The tenant has no customer at the provider, so nobody is billed for this usage. It is \
+             sent once the tenant has a customer."
         }
         Verdict::Replay => {
             "The provider provably lacks usage that was counted. Sending it again cannot bill it \
