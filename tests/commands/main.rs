@@ -88,7 +88,7 @@ fn a_reader_that_goes_away_ends_a_command_quietly() {
 
 #[test]
 fn help_texts() {
-    let commands: [&[&str]; 26] = [
+    let commands: [&[&str]; 27] = [
         &[],
         &["serve"],
         &["send"],

@@ -45,7 +45,7 @@ fn no_name_becomes_markup() {
     one.meter = hostile.into();
     one.advice = hostile.into();
     one.reason = hostile.into();
-    one.hash = hostile.into();
+    one.hash = Some(hostile.into());
     one.windows[0].start = hostile.into();
     one.windows[0].reason = hostile.into();
     one.windows[0].action = Some(hostile.into());
