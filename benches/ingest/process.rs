@@ -46,6 +46,10 @@ impl Server {
         let mut command = Command::new(env!("CARGO_BIN_EXE_counterfoil"));
         command.args(["serve", "--listen", "127.0.0.1:0", "--log", "json"]);
         command.env("COUNTERFOIL_ADMIN_KEY", key).env("COUNTERFOIL_LOG_LEVEL", "warn");
+        // What the server can do is measured, not what it allows one key.
+        for limit in ["DELIVERIES", "REQUESTS", "ADDRESS"] {
+            command.env(format!("COUNTERFOIL_LIMITS_{limit}_PER_SECOND"), "0");
+        }
         match postgres {
             Some(url) => command.args(["--store", url]),
             None => command.arg("--data").arg(folder),

@@ -23,7 +23,7 @@ use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body_util::BodyExt;
-use rates::{Exceeded, Left, Rates};
+use rates::{Exceeded, Left, Period, Rates};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
@@ -37,6 +37,11 @@ const ANSWERS_BYTES_MAX: usize = 256 * 1024 * 1024;
 const ANSWERS_HOLDER_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Smaller answers are not counted.
 const ANSWER_BYTES_COUNTED: usize = 1024;
+/// Coupons that a key of one tenant may try in a second: codes are not to be guessed.
+const COUPONS_PER_SECOND: u64 = 2;
+/// Changes of thresholds by keys of one tenant in an hour: each may open or end an alert, which
+/// goes to every destination.
+const THRESHOLDS_PER_HOUR: u64 = 20;
 /// Holders of queries beyond which those without any are forgotten.
 const HOLDERS_KEPT: usize = 1_000;
 
@@ -67,6 +72,8 @@ pub struct Admission {
     requests: Rates<String>,
     addresses: Rates<IpAddr>,
     unknown_keys: Rates<IpAddr>,
+    coupons: Rates<String>,
+    thresholds: Rates<String>,
     queries: Mutex<HashMap<String, Arc<Semaphore>>>,
     queries_at_once: usize,
     /// For a request without a body, and for one with.
@@ -80,10 +87,12 @@ impl Admission {
         let began = Instant::now();
         let query_time_max = Duration::from_millis(limits.request_timeout_ms);
         Self {
-            deliveries: Rates::new(limits.deliveries_per_second, began),
-            requests: Rates::new(limits.requests_per_second, began),
-            addresses: Rates::new(limits.address_per_second, began),
-            unknown_keys: Rates::new(limits.unknown_keys_per_second, began),
+            deliveries: Rates::new(limits.deliveries_per_second, Period::Second, began),
+            requests: Rates::new(limits.requests_per_second, Period::Second, began),
+            addresses: Rates::new(limits.address_per_second, Period::Second, began),
+            unknown_keys: Rates::new(limits.unknown_keys_per_second, Period::Second, began),
+            coupons: Rates::new(COUPONS_PER_SECOND, Period::Second, began),
+            thresholds: Rates::new(THRESHOLDS_PER_HOUR, Period::Hour, began),
             queries: Mutex::default(),
             queries_at_once: limits.queries_at_once,
             query_time_max,
@@ -97,6 +106,15 @@ impl Admission {
         let deliveries = route == "/v1/events" && !parts.method.is_safe();
         let rates = if deliveries { &self.deliveries } else { &self.requests };
         rates.take(&caller.key_id().to_owned(), Instant::now())
+    }
+
+    /// Counts a try of a coupon by a key that may not list them.
+    pub fn try_coupon(&self, caller: &Caller) -> Result<(), Problem> {
+        count_bound(&self.coupons, caller, "quotes with a coupon of this tenant")
+    }
+
+    pub fn change_threshold(&self, caller: &Caller) -> Result<(), Problem> {
+        count_bound(&self.thresholds, caller, "changes of thresholds of this tenant")
     }
 
     /// Waits until fewer queries of the holder are at work than may be.
@@ -113,6 +131,15 @@ impl Admission {
         };
         places.acquire_owned().await.expect("the semaphore is never closed")
     }
+}
+
+/// Counts what a key that is bound to a tenant does; the operator's own keys are not limited.
+fn count_bound(rates: &Rates<String>, caller: &Caller, what: &str) -> Result<(), Problem> {
+    if caller.bound_to().is_none() {
+        return Ok(());
+    }
+    let counted = rates.take(&caller.holder(), Instant::now());
+    counted.map(drop).map_err(|exceeded| exceed(exceeded, what))
 }
 
 /// Lets a request through to its handler, or refuses it.
@@ -200,24 +227,28 @@ fn refuse_unknown(app: &App, peer: Option<Peer>, problem: Problem) -> Response {
     problem.into_response()
 }
 
-fn refuse(exceeded: Exceeded, what: &str) -> Response {
+fn exceed(exceeded: Exceeded, what: &str) -> Problem {
     let detail = format!(
-        "more than {} {what} in a second; nothing of this request was done; send it again after \
-         the time in Retry-After",
-        exceeded.per_second
+        "more than {} {what} in {}; nothing of this request was done; send it again after the time \
+         in Retry-After",
+        exceeded.limit,
+        exceeded.period.name()
     );
     let seconds = seconds(exceeded.wait);
-    let problem = Problem::new(Kind::TooMany, "rate_limited", detail).retry_after(seconds);
-    let mut response = problem.into_response();
-    let Exceeded { per_second, wait } = exceeded;
-    describe(&mut response, Some(Left { per_second, remaining: 0, whole_in: wait }));
+    Problem::new(Kind::TooMany, "rate_limited", detail).retry_after(seconds)
+}
+
+fn refuse(exceeded: Exceeded, what: &str) -> Response {
+    let mut response = exceed(exceeded, what).into_response();
+    let Exceeded { limit, wait, .. } = exceeded;
+    describe(&mut response, Some(Left { limit, remaining: 0, whole_in: wait }));
     response
 }
 
 fn describe(response: &mut Response, left: Option<Left>) {
     let Some(left) = left else { return };
     let headers = response.headers_mut();
-    headers.insert(LIMIT, HeaderValue::from(left.per_second));
+    headers.insert(LIMIT, HeaderValue::from(left.limit));
     headers.insert(REMAINING, HeaderValue::from(left.remaining));
     headers.insert(RESET, HeaderValue::from(seconds(left.whole_in)));
 }

@@ -159,6 +159,7 @@ pub async fn put_threshold(
     let Json(spec) = read_json::<ThresholdSpec>(request, &app).await?;
     let tenant = TenantId::parse(&spec.tenant).map_err(Problem::refused)?;
     caller.require_tenant(&tenant)?;
+    app.admission.change_threshold(&caller)?;
     let (number, meter) = app.catalog.find(&spec.meter).await?;
     // Digits and a point only, as the description says.
     let plain = spec.limit.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
@@ -219,6 +220,7 @@ pub async fn delete_threshold(
     caller.require(Scope::Operate)?;
     let tenant = TenantId::parse(&name.tenant)?;
     caller.require_tenant(&tenant)?;
+    app.admission.change_threshold(&caller)?;
     let (meter, _) = app.catalog.find(&name.meter).await?;
     if app.store.delete_threshold(&tenant, meter, name.kind, name.period).await? {
         Ok(StatusCode::NO_CONTENT)

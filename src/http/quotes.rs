@@ -348,6 +348,9 @@ pub async fn post_quote(
     let tenant = TenantId::parse(&tenant)?;
     caller.require_tenant(&tenant)?;
     let Json(spec) = read_json::<QuoteSpec>(request, &app).await?;
+    if spec.coupon.is_some() {
+        app.admission.try_coupon(&caller)?;
+    }
     // As it was asked: the moment that we fill in is no part of the question.
     let text = serde_json::to_string(&spec).expect("a request is plain JSON");
     let (quote, coupon) = match app.store.find_quote(&tenant, &once.key).await? {

@@ -368,3 +368,42 @@ async fn requests_that_a_proxy_may_read_otherwise_are_refused() {
         assert!(answer.starts_with("HTTP/1.1 400"), "{head:?}: {answer}");
     }
 }
+
+#[tokio::test]
+async fn a_bound_key_cannot_try_coupons_at_will() {
+    let server = Server::start().await;
+    let bound = server.key("operate", Some("acme")).await;
+    let body = r#"{"currency":"eur","jurisdiction":"de","prices":"exclusive","coupon":"guess","cycle":"2026-11-01T00:00:00Z","lines":[{"id":"x","amount":"1"}]}"#;
+    let path = "/v1/tenants/acme/quotes";
+    let mut codes = Vec::new();
+    for _ in 0..50 {
+        let answer = server.once_as(&bound, (Method::POST, path), "q1", body).await;
+        codes.push(answer.json()["code"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(codes[0], "coupon_unknown", "the key stays unused");
+    assert!(codes.contains(&"rate_limited".to_owned()), "{codes:?}");
+    // Who may list them may try them.
+    for _ in 0..50 {
+        let answer = server.once(path, "q2", body).await;
+        answer.problem(422, "coupon_unknown");
+    }
+}
+
+#[tokio::test]
+async fn a_bound_key_cannot_open_and_end_alerts_at_will() {
+    let server = Server::start().await;
+    let bound = server.key("operate", Some("acme")).await;
+    let quota = r#"{"tenant":"acme","meter":"calls","kind":"quota","period":"day","limit":"5"}"#;
+    let path = "/v1/thresholds?tenant=acme&meter=calls&kind=quota&period=day";
+    let mut statuses = Vec::new();
+    for _ in 0..25 {
+        let put = server.call(Method::PUT, "/v1/thresholds", &bound, quota).await;
+        let deleted = server.call(Method::DELETE, path, &bound, "").await;
+        statuses.extend([put.status, deleted.status]);
+    }
+    assert_eq!(statuses[..4], [200, 204, 200, 204]);
+    assert_eq!(statuses[49], 429, "{statuses:?}");
+    for _ in 0..50 {
+        assert_eq!(server.put("/v1/thresholds", quota).await.status, 200);
+    }
+}

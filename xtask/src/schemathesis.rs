@@ -122,6 +122,9 @@ pub fn start_server(folder: &Path, key: &str) -> Result<(Kept, String)> {
         command.env("COUNTERFOIL_ADMIN_KEY", key).stderr(log);
         // Without one the endpoint for webhooks answers 503, which would be found as a failure.
         command.env("COUNTERFOIL_STRIPE_WEBHOOK_SECRETS", "whsec_schemathesis");
+        // Requests without a key are to be answered 401, however many there are.
+        command.env("COUNTERFOIL_LIMITS_UNKNOWN_KEYS_PER_SECOND", "0");
+        command.env("COUNTERFOIL_LIMITS_REQUESTS_PER_SECOND", "0");
     })?;
     let url = ready_url(&kept).with_context(|| {
         let log = folder.join("server.log");

@@ -1,4 +1,4 @@
-//! How often a key or an address may ask: so many requests a second, and some at once.
+//! How often a key or an address may ask: so many requests in a period, and some at once.
 //!
 //! Invariant: a holder that keeps to its rate is never refused. The state of a holder is one
 //! moment, so memory is bounded by the holders of the last seconds; it is lost with the process, which only
@@ -13,6 +13,29 @@ use std::time::{Duration, Instant};
 const HOLDERS_KEPT: usize = 10_000;
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
+/// What a limit counts in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Period {
+    Second,
+    Hour,
+}
+
+impl Period {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Second => "a second",
+            Self::Hour => "an hour",
+        }
+    }
+
+    fn nanos(self) -> u64 {
+        match self {
+            Self::Second => NANOS_PER_SECOND,
+            Self::Hour => 3600 * NANOS_PER_SECOND,
+        }
+    }
+}
+
 /// One limit, for holders of one kind.
 pub struct Rates<K> {
     /// None if there is no limit.
@@ -24,7 +47,8 @@ pub struct Rates<K> {
 
 #[derive(Clone, Copy)]
 struct Pace {
-    per_second: u64,
+    limit: u64,
+    period: Period,
     /// Nanoseconds that one request takes of the allowance.
     interval: u64,
     /// Nanoseconds of the whole allowance.
@@ -34,7 +58,7 @@ struct Pace {
 /// What is left of a holder's allowance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Left {
-    pub per_second: u64,
+    pub limit: u64,
     pub remaining: u64,
     /// Until the whole allowance is there again.
     pub whole_in: Duration,
@@ -43,17 +67,18 @@ pub struct Left {
 /// The allowance is used up for this long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exceeded {
-    pub per_second: u64,
+    pub limit: u64,
+    pub period: Period,
     pub wait: Duration,
 }
 
 impl<K: Eq + Hash + Clone> Rates<K> {
-    /// So many a second, and twice as many at once; 0 for no limit.
-    pub fn new(per_second: u64, began: Instant) -> Self {
-        let pace = (per_second > 0).then(|| {
-            let interval = (NANOS_PER_SECOND / per_second).max(1);
-            let allowance = interval.saturating_mul(per_second.saturating_mul(2));
-            Pace { per_second, interval, allowance }
+    /// So many in a period, and twice as many at once; 0 for no limit.
+    pub fn new(limit: u64, period: Period, began: Instant) -> Self {
+        let pace = (limit > 0).then(|| {
+            let interval = (period.nanos() / limit).max(1);
+            let allowance = interval.saturating_mul(limit.saturating_mul(2));
+            Pace { limit, period, interval, allowance }
         });
         Self { pace, began, rested_at: Mutex::default() }
     }
@@ -72,12 +97,12 @@ impl<K: Eq + Hash + Clone> Rates<K> {
         let used = next - now;
         if used > pace.allowance {
             let wait = Duration::from_nanos(used - pace.allowance);
-            return Err(Exceeded { per_second: pace.per_second, wait });
+            return Err(Exceeded { limit: pace.limit, period: pace.period, wait });
         }
         rested_at.insert(holder.clone(), next);
         let remaining = (pace.allowance - used) / pace.interval;
         let whole_in = Duration::from_nanos(used);
-        Ok(Some(Left { per_second: pace.per_second, remaining, whole_in }))
+        Ok(Some(Left { limit: pace.limit, remaining, whole_in }))
     }
 }
 
@@ -88,7 +113,7 @@ mod tests {
     #[test]
     fn a_holder_that_keeps_to_its_rate_is_never_refused() {
         let began = Instant::now();
-        let rates = Rates::new(10, began);
+        let rates = Rates::new(10, Period::Second, began);
         for request in 0..1_000 {
             let now = began + Duration::from_millis(100 * request);
             assert!(rates.take(&"acme", now).is_ok(), "{request}");
@@ -98,13 +123,14 @@ mod tests {
     #[test]
     fn a_burst_is_refused_until_its_time_has_passed() {
         let began = Instant::now();
-        let rates = Rates::new(10, began);
+        let rates = Rates::new(10, Period::Second, began);
         for remaining in (0..20).rev() {
             let left = rates.take(&"acme", began).unwrap().unwrap();
-            assert_eq!((left.per_second, left.remaining), (10, remaining));
+            assert_eq!((left.limit, left.remaining), (10, remaining));
         }
         let refused = rates.take(&"acme", began).unwrap_err();
-        assert_eq!(refused, Exceeded { per_second: 10, wait: Duration::from_millis(100) });
+        let (limit, period) = (10, Period::Second);
+        assert_eq!(refused, Exceeded { limit, period, wait: Duration::from_millis(100) });
         assert!(rates.take(&"globex", began).is_ok(), "others have their own");
         let later = began + Duration::from_millis(100);
         assert_eq!(rates.take(&"acme", later).unwrap().unwrap().remaining, 0);
@@ -114,7 +140,7 @@ mod tests {
     #[test]
     fn holders_at_rest_are_forgotten() {
         let began = Instant::now();
-        let rates = Rates::new(10, began);
+        let rates = Rates::new(10, Period::Second, began);
         for holder in 0..HOLDERS_KEPT {
             assert!(rates.take(&holder, began).is_ok());
         }
@@ -126,7 +152,7 @@ mod tests {
     #[test]
     fn zero_is_no_limit() {
         let began = Instant::now();
-        let rates = Rates::new(0, began);
+        let rates = Rates::new(0, Period::Second, began);
         assert!((0..100_000).all(|_| rates.take(&(), began) == Ok(None)));
     }
 }
