@@ -369,7 +369,7 @@ async fn callers_without_the_right_are_refused_before_anything_is_claimed() {
             let method: Method = method.to_uppercase().parse().unwrap();
             let names = ["{push}", "{webhook}", "{grant}", "{finding}"];
             let path = names.iter().fold(path.clone(), |path, name| path.replace(name, "1"));
-            let path = path.replace('{', "").replace('}', "");
+            let path = path.replace(['{', '}'], "");
             for token in [&read, &bound] {
                 // A body that is never read: nothing of it may be waited for.
                 let silent = stream::pending::<Result<Vec<u8>, std::io::Error>>();
