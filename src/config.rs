@@ -85,6 +85,7 @@ pub struct SqliteConfig {
     pub segment_events: usize,
     pub segment_age_max_ms: u64,
     pub readers: usize,
+    pub query_timeout_ms: u64,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -95,6 +96,7 @@ pub struct PostgresConfig {
     pub request_writers: usize,
     pub job_connections: usize,
     pub timeout_ms: u64,
+    pub query_timeout_ms: u64,
 }
 
 #[derive(Debug, Clone, Deserialize)]

@@ -52,6 +52,9 @@ pub enum Error {
     /// The store cannot be reached or cannot write now; nothing happened; trying again is safe.
     #[error("the store is unavailable: {what}")]
     Unavailable { what: String },
+    /// A read took longer than it may and was given up. Nothing happened.
+    #[error("a read was given up: {what}")]
+    Overdue { what: String },
     /// The connection broke at the commit: it happened, or it did not. Only sending the same
     /// deliveries again tells, and that is safe.
     #[error("the outcome is unknown: {what}")]
@@ -135,6 +138,17 @@ pub struct EventQuery {
     /// The last event of the page before.
     pub before: Option<(Timestamp, EventId)>,
     pub limit: usize,
+    /// How many of the tenant's events are looked at for those of the meter.
+    pub searched_max: usize,
+}
+
+/// A page of a tenant's events, newest first.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct EventPage {
+    pub events: Vec<StoredEvent>,
+    /// Where the search ended before the page was full: it has looked at as many events as one
+    /// call may, and goes on before this one.
+    pub searched_to: Option<(Timestamp, EventId)>,
 }
 
 /// Asks for a page of an inbox, oldest first.
@@ -297,7 +311,7 @@ pub trait Queries: Send + Sync {
         meter: MeterNo,
         range: Window,
     ) -> Result<Vec<UsageRow>>;
-    async fn list_events(&self, query: EventQuery) -> Result<Vec<StoredEvent>>;
+    async fn list_events(&self, query: EventQuery) -> Result<EventPage>;
     async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace>;
     async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>>;
     async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>>;

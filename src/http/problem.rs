@@ -254,6 +254,12 @@ impl From<store::Error> for Problem {
                 "the store cannot answer now and nothing was done; send the same request again",
                 cause,
             ),
+            store::Error::Overdue { .. } => Self::unavailable(
+                "query_too_slow",
+                "the query took longer than the server allows and was given up; ask for less: a \
+                 shorter time, one meter, fewer groups",
+                cause,
+            ),
             store::Error::Unknown { .. } => Self::unavailable(
                 "outcome_unknown",
                 "the store did not say whether this was done; send the same request again, which \
@@ -353,6 +359,7 @@ mod tests {
     fn store_errors() {
         let what = || "disk /secret/path".to_owned();
         check(store::Error::Unavailable { what: what() }, 503, true);
+        check(store::Error::Overdue { what: what() }, 503, true);
         check(store::Error::Unknown { what: what() }, 503, true);
         check(store::Error::Corrupt { what: what() }, 500, false);
         check(store::Error::Internal { what: what() }, 500, false);

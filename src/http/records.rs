@@ -12,7 +12,7 @@ use crate::rules::ids::{EventId, TenantId};
 use crate::rules::meter::Catalog;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::{Window, parse_border};
-use crate::store::{EventQuery, EventTrace, StoredEvent};
+use crate::store::{EventPage, EventQuery, EventTrace, StoredEvent};
 use axum::extract::State;
 use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
@@ -54,9 +54,14 @@ pub struct EventAnswer {
 pub struct EventList {
     /// Newest first, by occurred_at and then by id.
     events: Vec<EventAnswer>,
-    /// Give it as `cursor` for the next page; null at the end.
+    /// Give it as `cursor` for the next page; null at the end. With `meter` a page may hold fewer
+    /// events than `limit`, or none, and still have a next one: one request looks at 50,000
+    /// events at most.
     next_cursor: Option<String>,
 }
+
+/// Events that one request looks at.
+const EVENTS_SEARCHED_MAX: usize = 50_000;
 
 /// Everything known of one event key.
 #[derive(Serialize, utoipa::ToSchema)]
@@ -96,8 +101,9 @@ pub async fn list_events(
         Some(slug) => Some(app.catalog.find(slug).await?.0),
         None => None,
     };
-    let query = EventQuery { tenant, meter, range, before, limit: limit + 1 };
-    let mut events = app.store.list_events(query).await?;
+    let searched_max = EVENTS_SEARCHED_MAX;
+    let query = EventQuery { tenant, meter, range, before, limit: limit + 1, searched_max };
+    let EventPage { mut events, searched_to } = app.store.list_events(query).await?;
     let catalog = catalog_of(&app, &events).await?;
     let answers = events.iter().map(|event| answer_event(event, &catalog));
     let mut answers: Vec<EventAnswer> = answers.collect::<Result<_, _>>()?;
@@ -105,7 +111,10 @@ pub async fn list_events(
     let more = events.len() > fitting;
     events.truncate(fitting);
     answers.truncate(fitting);
-    let next_cursor = events.last().filter(|_| more).map(|last| write_cursor(&last.event));
+    let next_cursor = match events.last() {
+        Some(last) if more => Some(write_cursor(last.event.occurred_at, &last.event.id)),
+        Some(_) | None => searched_to.map(|(at, id)| write_cursor(at, &id)),
+    };
     Ok(axum::Json(EventList { events: answers, next_cursor }))
 }
 
@@ -232,9 +241,9 @@ fn parse_range(from: Option<&str>, to: Option<&str>) -> Result<Option<Window>, P
 }
 
 /// The place after an event, in hex: its instant in eight bytes, then its id.
-fn write_cursor(event: &crate::rules::event::Event) -> String {
-    let instant = event.occurred_at.micros().to_be_bytes();
-    let bytes = instant.iter().chain(event.id.as_str().as_bytes());
+fn write_cursor(at: Timestamp, id: &EventId) -> String {
+    let instant = at.micros().to_be_bytes();
+    let bytes = instant.iter().chain(id.as_str().as_bytes());
     bytes.map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -238,7 +238,9 @@ impl Reconciler {
         error: &store::Error,
     ) -> store::Result<()> {
         match error {
-            store::Error::Unavailable { .. } | store::Error::Unknown { .. } => return Ok(()),
+            store::Error::Unavailable { .. }
+            | store::Error::Overdue { .. }
+            | store::Error::Unknown { .. } => return Ok(()),
             store::Error::Corrupt { .. } | store::Error::Internal { .. } => {}
         }
         let (state, detail) = (PassState::Failed, Some(error.to_string()));

@@ -70,12 +70,12 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
 use crate::store::{
-    CheckReport, ConflictRecord, CounterRow, Error, EventQuery, EventTrace, InboxPage, InboxQuery,
-    Progress, QuarantineRecord, Queries, Result, Store, StoredEvent,
+    CheckReport, ConflictRecord, CounterRow, Error, EventPage, EventQuery, EventTrace, InboxPage,
+    InboxQuery, Progress, QuarantineRecord, Queries, Result, Store,
 };
 use async_trait::async_trait;
 use connection::{Connector, Snapshot};
-use deadpool_postgres::{Object, Pool};
+use deadpool_postgres::{Object, Pool, PoolError, TimeoutType};
 use declarations::Creation;
 use deliveries::Writer;
 use hashbrown::HashMap;
@@ -83,11 +83,15 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 
+const CONTROL_CONNECTIONS: usize = 3;
+
 /// A ledger in a PostgreSQL database.
 ///
 /// Invariant: requests and jobs have pools of their own ([`Store::for_jobs`]), and in each of them
 /// those who write never hold up those who read. So however many requests wait for a row lock, jobs
-/// renew their leases, cut and claim.
+/// renew their leases, cut and claim. What every request needs first (API keys, meters, tenants'
+/// numbers, whether the database answers) and leases have a pool too, so that no number of queries
+/// keeps events from being counted.
 pub struct PostgresStore {
     core: Arc<Core>,
     readers: Pool,
@@ -99,6 +103,8 @@ pub struct PostgresStore {
 pub struct Core {
     connector: Connector,
     job_connections: usize,
+    /// For API keys, meters, tenants' numbers, leases and pings: each a short statement.
+    control: Pool,
     writers: Vec<Writer>,
     fingerprinter: Fingerprinter,
     token_secret: [u8; 32],
@@ -147,11 +153,13 @@ impl PostgresStore {
             None => Fingerprinter::new(key),
             Some(bits) => Fingerprinter::colliding(key, bits),
         };
-        let readers = connector.pool(config.readers)?;
+        let readers = connector.query_pool(config.readers)?;
+        let control = connector.pool(CONTROL_CONNECTIONS)?;
         let outbound = connector.pool(config.request_writers)?;
         let core = Arc::new(Core {
             connector,
             job_connections: config.job_connections,
+            control,
             writers,
             fingerprinter,
             token_secret,
@@ -194,7 +202,16 @@ impl PostgresStore {
     }
 
     async fn reader(&self) -> Result<Object> {
-        Ok(self.readers.get().await?)
+        match self.readers.get().await {
+            Err(error @ PoolError::Timeout(TimeoutType::Wait)) => {
+                Err(Error::Overdue { what: format!("no connection for a query: {error}") })
+            }
+            got => Ok(got?),
+        }
+    }
+
+    async fn control(&self) -> Result<Object> {
+        Ok(self.control.get().await?)
     }
 
     fn refuse_if_closed(&self) -> Result<()> {
@@ -219,7 +236,7 @@ impl Queries for PostgresStore {
         rollups::read_usage(&client, tenant, meter, definition.spec.aggregation, range).await
     }
 
-    async fn list_events(&self, query: EventQuery) -> Result<Vec<StoredEvent>> {
+    async fn list_events(&self, query: EventQuery) -> Result<EventPage> {
         let client = self.reader().await?;
         events::list_events(&client, &query).await
     }
@@ -277,7 +294,7 @@ impl Store for PostgresStore {
     }
 
     async fn ping(&self) -> Result<()> {
-        let client = self.reader().await?;
+        let client = self.control().await?;
         client.batch_execute("-- ping\nSELECT 1").await?;
         Ok(())
     }
@@ -289,5 +306,6 @@ impl Store for PostgresStore {
         }
         self.readers.close();
         self.outbound.close();
+        self.control.close();
     }
 }

@@ -70,8 +70,8 @@ use crate::rules::window::Window;
 use crate::store::throttle::Throttle;
 use crate::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
-    Deliveries, DeliveryBatch, Error, EventQuery, EventTrace, Health, InboxPage, InboxQuery,
-    Progress, QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant, TenantFields,
+    Deliveries, DeliveryBatch, Error, EventPage, EventQuery, EventTrace, Health, InboxPage,
+    InboxQuery, Progress, QuarantineRecord, Queries, Result, Store, Tenant, TenantFields,
     TenantPut, stop_process,
 };
 use async_trait::async_trait;
@@ -85,23 +85,34 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 use tokio::sync::oneshot;
 use writer::{Job, Writer};
 
 const FILE_NAME: &str = "counterfoil.db";
+/// No read of a job takes this long; it is there so that none holds the log for ever.
+const JOB_READ_TIME_MAX: Duration = Duration::from_secs(600);
 const LOG_FILE_NAME: &str = "counterfoil.db-wal";
 
 /// The embedded store in one directory.
+///
+/// Invariant: requests and jobs read on connections of their own ([`Store::for_jobs`]), and neither
+/// keeps the other waiting. API keys change only through this process, so they are kept in memory:
+/// no request waits for a connection before it is known who sent it.
 pub struct SqliteStore {
     shared: Arc<Shared>,
     readers: Arc<Readers>,
+    job_readers: Arc<Readers>,
+    /// Whether the database answers is asked on a connection of its own.
+    ping_reader: Arc<Readers>,
+    api_keys: Arc<RwLock<Vec<ApiKey>>>,
     jobs: mpsc::Sender<Job>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     token_secret: [u8; 32],
     /// Keys of pushes are derived from it.
     push_secret: [u8; 32],
     high_water: Timestamp,
-    marks: Marks,
+    marks: Arc<Marks>,
     /// Held as long as the store is open, so that no second server opens it.
     lock: Mutex<Option<File>>,
 }
@@ -164,7 +175,7 @@ impl SqliteStore {
         fingerprinter: impl FnOnce([u8; 16]) -> Fingerprinter,
     ) -> Result<Arc<Self>> {
         let lock = lock_directory(directory)?;
-        let marks = Marks::find(directory);
+        let marks = Arc::new(Marks::find(directory));
         let path = directory.join(FILE_NAME);
         let mut connection = open_for_writing(&path)?;
         migrations::migrate(&mut connection)?;
@@ -173,6 +184,7 @@ impl SqliteStore {
         inbox::mark_old_rows(&mut connection, &fingerprinter)?;
         let token_secret = secret(&connection, "tokens")?;
         let push_secret = secret(&connection, "pushes")?;
+        let api_keys = Arc::new(RwLock::new(api_keys::list_api_keys(&connection)?));
         let (writer, high_water) = recover_writer(connection, settings, fingerprinter)?;
         let shared = Arc::clone(&writer.shared);
         let (jobs, work) = mpsc::channel();
@@ -185,11 +197,15 @@ impl SqliteStore {
                 checkpoint::run(&checkpointing, &checkpoint_connection, &log);
             })?,
         ];
-        let readers = Arc::new(Readers::new(path, settings.readers));
+        let readers = |count, time_max| Arc::new(Readers::new(path.clone(), count, time_max));
+        let query_time_max = Duration::from_millis(settings.query_timeout_ms);
         let (threads, lock) = (Mutex::new(threads), Mutex::new(Some(lock)));
         Ok(Arc::new(Self {
             shared,
-            readers,
+            readers: readers(settings.readers, query_time_max),
+            job_readers: readers(settings.readers, JOB_READ_TIME_MAX),
+            ping_reader: readers(1, query_time_max),
+            api_keys,
             jobs,
             threads,
             token_secret,
@@ -315,7 +331,7 @@ impl Queries for SqliteStore {
         self.read(move |shared, c| rollups::read_usage(shared, c, &tenant, meter, range)).await
     }
 
-    async fn list_events(&self, query: EventQuery) -> Result<Vec<StoredEvent>> {
+    async fn list_events(&self, query: EventQuery) -> Result<EventPage> {
         self.read(move |shared, connection| events::list_events(shared, connection, &query)).await
     }
 
@@ -352,16 +368,34 @@ impl ApiKeys for SqliteStore {
     }
 
     async fn create_api_key(&self, key: ApiKey) -> Result<()> {
-        self.write(move |writer| writer.write(|c| api_keys::create_api_key(c, &key))).await
+        let keys = Arc::clone(&self.api_keys);
+        self.write(move |writer| {
+            writer.write(|c| api_keys::create_api_key(c, &key))?;
+            let mut keys = keys.write().expect("no holder panics");
+            let order = |key: &ApiKey| (key.created_at, key.id.clone());
+            let place = keys.partition_point(|other| order(other) < order(&key));
+            keys.insert(place, key);
+            Ok(())
+        })
+        .await
     }
 
     async fn list_api_keys(&self) -> Result<Vec<ApiKey>> {
-        self.read(|_, connection| api_keys::list_api_keys(connection)).await
+        Ok(self.api_keys.read().expect("no holder panics").clone())
     }
 
     async fn revoke_api_key(&self, id: &str, at: Timestamp) -> Result<bool> {
         let id = id.to_owned();
-        self.write(move |writer| writer.write(|c| api_keys::revoke_api_key(c, &id, at))).await
+        let keys = Arc::clone(&self.api_keys);
+        self.write(move |writer| {
+            let revoked = writer.write(|c| api_keys::revoke_api_key(c, &id, at))?;
+            let mut keys = keys.write().expect("no holder panics");
+            if let Some(key) = keys.iter_mut().find(|key| revoked && key.id == id) {
+                key.revoked_at = Some(at);
+            }
+            Ok(revoked)
+        })
+        .await
     }
 }
 
@@ -382,13 +416,32 @@ impl Store for SqliteStore {
         }
     }
 
+    fn for_jobs(&self) -> Result<Option<Arc<dyn Store>>> {
+        Ok(Some(Arc::new(Self {
+            shared: Arc::clone(&self.shared),
+            readers: Arc::clone(&self.job_readers),
+            job_readers: Arc::clone(&self.job_readers),
+            ping_reader: Arc::clone(&self.ping_reader),
+            api_keys: Arc::clone(&self.api_keys),
+            jobs: self.jobs.clone(),
+            threads: Mutex::default(),
+            token_secret: self.token_secret,
+            push_secret: self.push_secret,
+            high_water: self.high_water,
+            marks: Arc::clone(&self.marks),
+            lock: Mutex::default(),
+        })))
+    }
+
     async fn ping(&self) -> Result<()> {
-        self.read(|_, connection| fold::read_state(connection)).await.map(|_| ())
+        self.ping_reader.read(|connection| fold::read_state(connection)).await.map(|_| ())
     }
 
     async fn close(&self) {
         self.shared.closed.store(true, Ordering::Release);
-        self.readers.close();
+        for readers in [&self.readers, &self.job_readers, &self.ping_reader] {
+            readers.close();
+        }
         let _ = self.send(Job::Stop);
         let threads = std::mem::take(&mut *self.threads.lock().expect("no holder panics"));
         let joined = tokio::task::spawn_blocking(move || {

@@ -17,8 +17,9 @@ use counterfoil::store::push::{
 };
 use counterfoil::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
-    Deliveries, DeliveryBatch, Error, EventQuery, EventTrace, InboxPage, InboxQuery, Progress,
-    QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant, TenantFields, TenantPut,
+    Deliveries, DeliveryBatch, Error, EventPage, EventQuery, EventTrace, InboxPage, InboxQuery,
+    Progress, QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant, TenantFields,
+    TenantPut,
 };
 use counterfoil_idempotency::StoreError;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -115,7 +116,7 @@ impl Queries for FailingStore {
     async fn read_usage(&self, id: &TenantId, no: MeterNo, range: Window) -> Result<Vec<UsageRow>> {
         self.up()?.read_usage(id, no, range).await
     }
-    async fn list_events(&self, query: EventQuery) -> Result<Vec<StoredEvent>> {
+    async fn list_events(&self, query: EventQuery) -> Result<EventPage> {
         self.up()?.list_events(query).await
     }
     async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace> {

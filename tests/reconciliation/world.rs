@@ -102,8 +102,12 @@ impl Ground {
     async fn open(&self) -> Arc<dyn Store> {
         match self {
             Self::Directory(directory) => {
-                let settings =
-                    SqliteConfig { segment_events: 40, segment_age_max_ms: 3_600_000, readers: 2 };
+                let settings = SqliteConfig {
+                    segment_events: 40,
+                    segment_age_max_ms: 3_600_000,
+                    readers: 2,
+                    query_timeout_ms: 30_000,
+                };
                 SqliteStore::open(directory.path(), &settings).unwrap()
             }
             Self::Database(url) => {
@@ -113,6 +117,7 @@ impl Ground {
                     request_writers: 4,
                     job_connections: 2,
                     timeout_ms: 20_000,
+                    query_timeout_ms: 30_000,
                 };
                 PostgresStore::open_with_fingerprinter_bits(url, &settings, None).await.unwrap()
             }

@@ -18,7 +18,7 @@ use counterfoil::store::push::{
 };
 use counterfoil::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
-    Deliveries, DeliveryBatch, EventQuery, EventTrace, InboxPage, InboxQuery, Progress,
+    Deliveries, DeliveryBatch, EventPage, EventQuery, EventTrace, InboxPage, InboxQuery, Progress,
     QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant, TenantFields, TenantPut,
 };
 use std::sync::Arc;
@@ -90,7 +90,7 @@ impl Queries for ScriptedStore {
     async fn read_usage(&self, id: &TenantId, no: MeterNo, range: Window) -> Result<Vec<UsageRow>> {
         self.through("read_usage", self.inner.read_usage(id, no, range)).await
     }
-    async fn list_events(&self, query: EventQuery) -> Result<Vec<StoredEvent>> {
+    async fn list_events(&self, query: EventQuery) -> Result<EventPage> {
         self.through("list_events", self.inner.list_events(query)).await
     }
     async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace> {

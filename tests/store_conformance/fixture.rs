@@ -188,6 +188,7 @@ async fn open(place: &Place, colliding_bits: Option<u32>) -> Arc<dyn Store> {
                 segment_events: SEGMENT_EVENTS,
                 segment_age_max_ms: 3_600_000,
                 readers: 2,
+                query_timeout_ms: 30_000,
             };
             match colliding_bits {
                 None => SqliteStore::open(directory.path(), &settings).unwrap(),
@@ -203,6 +204,7 @@ async fn open(place: &Place, colliding_bits: Option<u32>) -> Arc<dyn Store> {
                 request_writers: 4,
                 job_connections: 2,
                 timeout_ms: 20_000,
+                query_timeout_ms: 30_000,
             };
             PostgresStore::open_with_fingerprinter_bits(url, &settings, colliding_bits)
                 .await

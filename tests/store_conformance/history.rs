@@ -92,8 +92,9 @@ pub async fn random_histories_match_the_model(mut f: Fixture) {
     let mut listed = 0;
     for tenant in TENANTS {
         let (meter, range, before) = (None, None, None);
-        let query = EventQuery { tenant: tenant_id(tenant), meter, range, before, limit: 5000 };
-        listed += f.store.list_events(query).await.unwrap().len();
+        let (tenant, limit, searched_max) = (tenant_id(tenant), 5000, 5000);
+        let query = EventQuery { tenant, meter, range, before, limit, searched_max };
+        listed += f.store.list_events(query).await.unwrap().events.len();
     }
     let hour = Timestamp::parse("2026-11-15T12:00:00Z").unwrap();
     let range = Window { start: hour, end: hour.saturating_add_micros(1) };
@@ -158,9 +159,9 @@ pub async fn readers_never_see_a_wrong_total(f: Fixture) {
         let before = acknowledged.load(Ordering::SeqCst);
         let total: u64 = f.total("acme", "calls").await.parse().unwrap();
         let (meter, range, cursor) = (None, None, None);
-        let tenant = tenant_id("acme");
-        let query = EventQuery { tenant, meter, range, before: cursor, limit: 2000 };
-        let listed = f.store.list_events(query).await.unwrap().len() as u64;
+        let (tenant, limit, searched_max) = (tenant_id("acme"), 2000, 2000);
+        let query = EventQuery { tenant, meter, range, before: cursor, limit, searched_max };
+        let listed = f.store.list_events(query).await.unwrap().events.len() as u64;
         let after = sent.load(Ordering::SeqCst);
         assert!(before <= total && total <= after, "{before} <= {total} <= {after}");
         assert!(before <= listed && listed <= after, "{before} <= {listed} <= {after}");

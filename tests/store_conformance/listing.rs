@@ -6,19 +6,53 @@ use counterfoil::rules::window::Window;
 use counterfoil::store::{EventQuery, InboxQuery};
 
 fn query(limit: usize) -> EventQuery {
-    EventQuery { tenant: tenant_id("acme"), meter: None, range: None, before: None, limit }
+    let (tenant, searched_max) = (tenant_id("acme"), 1_000_000);
+    EventQuery { tenant, meter: None, range: None, before: None, limit, searched_max }
 }
 
 async fn all_pages(f: &Fixture, mut query: EventQuery) -> Vec<(Timestamp, String)> {
     let mut found = Vec::new();
     loop {
         let page = f.store.list_events(query.clone()).await.unwrap();
-        assert!(page.len() <= query.limit);
-        let Some(last) = page.last() else { return found };
-        assert!(page.iter().all(|stored| stored.received_at == f.now));
-        query.before = Some((last.event.occurred_at, last.event.id.clone()));
-        found.extend(page.iter().map(|s| (s.event.occurred_at, s.event.id.to_string())));
+        let events = page.events;
+        assert!(events.len() <= query.limit);
+        assert!(events.iter().all(|stored| stored.received_at == f.now));
+        found.extend(events.iter().map(|s| (s.event.occurred_at, s.event.id.to_string())));
+        let last = events.last().map(|last| (last.event.occurred_at, last.event.id.clone()));
+        query.before = match (page.searched_to, last) {
+            (Some(end), _) => Some(end),
+            (None, Some(last)) => Some(last),
+            (None, None) => return found,
+        };
     }
+}
+
+pub async fn a_search_for_a_rare_meter_goes_on_where_it_ended(f: Fixture) {
+    let mut expected = Vec::new();
+    for n in 0..240u32 {
+        let meter = if n % 60 == 7 { "logins" } else { "calls" };
+        let at = format!("2026-11-15T{:02}:00:{:02}Z", n % 12, n % 60);
+        f.deliver_one(&event("acme", &format!("e{n}"), meter, "1", &at, "{}")).await;
+        if meter == "logins" {
+            expected.push((Timestamp::parse(&at).unwrap(), format!("e{n}")));
+        }
+    }
+    expected.sort();
+    expected.reverse();
+    let meter = Some(f.meter_no("logins").await);
+    for searched_max in [1, 7, 30, 1000] {
+        for limit in [1, 2, 100] {
+            let rare = EventQuery { meter, searched_max, ..query(limit) };
+            let all = all_pages(&f, rare).await;
+            assert_eq!(all, expected, "searched {searched_max}, limit {limit}");
+        }
+    }
+    let first = EventQuery { meter, searched_max: 5, ..query(100) };
+    let page = f.store.list_events(first).await.unwrap();
+    assert!(page.searched_to.is_some() && page.events.len() < expected.len());
+    // A meter without events: nothing to search.
+    let meter = Some(f.meter_no("traffic").await);
+    assert_eq!(all_pages(&f, EventQuery { meter, searched_max: 50, ..query(5) }).await, []);
 }
 
 /// 230 events over several segments, out of order, several at one instant, and another tenant's.

@@ -98,6 +98,7 @@ on_every_store! {
     }
     listing {
         pages_hold_every_event_once,
+        a_search_for_a_rare_meter_goes_on_where_it_ended,
         ranges_and_meters_filter,
         a_trace_tells_everything,
         a_trace_is_of_one_moment,

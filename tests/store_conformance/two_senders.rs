@@ -40,6 +40,7 @@ impl Pair {
             request_writers: 4,
             job_connections: 2,
             timeout_ms: 20_000,
+            query_timeout_ms: 30_000,
         };
         let stores = [
             PostgresStore::open(&url, &settings).await.unwrap(),

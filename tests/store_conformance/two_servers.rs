@@ -2,11 +2,17 @@
 
 use crate::billed::after;
 use crate::fixture::{Fixture, call, deliver_to, tenant_id};
+use counterfoil::config::PostgresConfig;
 use counterfoil::rules::ids::MeterSlug;
 use counterfoil::rules::meter::Meter;
 use counterfoil::rules::verdict::Verdict;
-use counterfoil::store::{Declaration, TenantFields};
+use counterfoil::rules::window::Window;
+use counterfoil::store::postgres::PostgresStore;
+use counterfoil::store::{Declaration, Error, Queries, Store, TenantFields};
 use std::sync::Arc;
+
+/// Connections on which requests read, as the fixture sets them.
+const READERS: i64 = 2;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_events_at_once_are_counted_once() {
@@ -126,4 +132,73 @@ async fn requests_that_wait_for_a_lock_leave_connections_to_jobs() {
     for request in requests {
         request.await.unwrap().unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queries_that_wait_leave_connections_to_keys_leases_and_events() {
+    let Some(f) = Fixture::postgres().await else { return };
+    f.deliver_one(&call("e1", "1")).await;
+    let (client, connection) =
+        tokio_postgres::connect(f.url(), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client.batch_execute("BEGIN; LOCK TABLE rollups IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let meter = f.meter_no("calls").await;
+    let range = Window { start: f.now, end: after(f.now, 1) };
+    let requests: Vec<_> = (0..20)
+        .map(|_| {
+            let store = Arc::clone(&f.store);
+            tokio::spawn(async move { store.read_usage(&tenant_id("acme"), meter, range).await })
+        })
+        .collect();
+    let waiting = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    loop {
+        client.batch_execute("SELECT pg_stat_clear_snapshot()").await.unwrap();
+        let row = client.query_one(waiting, &[]).await.unwrap();
+        // All connections on which requests read.
+        if row.get::<_, i64>(0) == READERS {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(f.store.list_api_keys().await.unwrap(), []);
+    f.store.ping().await.unwrap();
+    f.store.load_catalog().await.unwrap();
+    let lease = f.store.claim_lease("cut", "a", f.now, after(f.now, 10)).await.unwrap();
+    assert!(lease.is_some());
+    client.batch_execute("ROLLBACK").await.unwrap();
+    for request in requests {
+        request.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_query_on_postgres_is_given_up_after_its_time() {
+    let Some(f) = Fixture::postgres().await else { return };
+    f.deliver_one(&call("e1", "1")).await;
+    let settings = PostgresConfig {
+        writers: 1,
+        readers: 1,
+        request_writers: 1,
+        job_connections: 1,
+        timeout_ms: 20_000,
+        query_timeout_ms: 200,
+    };
+    let hasty = PostgresStore::open(f.url(), &settings).await.unwrap();
+    let (client, connection) =
+        tokio_postgres::connect(f.url(), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client.batch_execute("BEGIN; LOCK TABLE rollups IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let meter = f.meter_no("calls").await;
+    let range = Window { start: f.now, end: after(f.now, 1) };
+    let acme = tenant_id("acme");
+    let read = || hasty.read_usage(&acme, meter, range);
+    // One of them has the connection, the other waits for it.
+    let (first, second) = tokio::join!(read(), read());
+    for answer in [first, second] {
+        assert!(matches!(answer, Err(Error::Overdue { .. })), "{answer:?}");
+    }
+    client.batch_execute("ROLLBACK").await.unwrap();
+    read().await.unwrap();
+    hasty.close().await;
 }

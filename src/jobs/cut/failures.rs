@@ -29,7 +29,9 @@ pub struct CutFailure {
 pub fn is_of_data(error: &store::Error) -> bool {
     match error {
         store::Error::Corrupt { .. } | store::Error::Internal { .. } => true,
-        store::Error::Unavailable { .. } | store::Error::Unknown { .. } => false,
+        store::Error::Unavailable { .. }
+        | store::Error::Overdue { .. }
+        | store::Error::Unknown { .. } => false,
     }
 }
 

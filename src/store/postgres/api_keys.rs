@@ -16,7 +16,7 @@ impl ApiKeys for PostgresStore {
     }
 
     async fn create_api_key(&self, key: ApiKey) -> Result<()> {
-        let client = self.reader().await?;
+        let client = self.control().await?;
         let sql = "-- create_api_key
             INSERT INTO api_keys (id, name, digest, scopes, tenant, created_at, revoked_at)
             VALUES ($1, $2, $3, $4, $5, $6, $7)";
@@ -39,7 +39,7 @@ impl ApiKeys for PostgresStore {
     }
 
     async fn list_api_keys(&self) -> Result<Vec<ApiKey>> {
-        let client = self.reader().await?;
+        let client = self.control().await?;
         let sql = "-- list_api_keys
             SELECT id, name, digest, scopes, tenant, created_at, revoked_at
             FROM api_keys ORDER BY created_at, id";
@@ -49,7 +49,7 @@ impl ApiKeys for PostgresStore {
     }
 
     async fn revoke_api_key(&self, id: &str, at: Timestamp) -> Result<bool> {
-        let client = self.reader().await?;
+        let client = self.control().await?;
         let sql = "-- revoke_api_key
             UPDATE api_keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL";
         let revoked = client.execute(sql, &[&id, &SqlTimestamp(at)]).await.map_err(write_error)?;

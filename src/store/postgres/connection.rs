@@ -27,6 +27,7 @@ pub struct Connector {
     /// With it, connections are encrypted and the server's certificate is checked.
     tls: Option<MakeRustlsConnect>,
     timeout: Duration,
+    query_timeout: Duration,
 }
 
 impl Connector {
@@ -43,7 +44,8 @@ impl Connector {
         target.connect_timeout(timeout).tcp_user_timeout(timeout).keepalives_idle(timeout);
         let encrypted = target.get_ssl_mode() == SslMode::Require;
         let tls = if encrypted { Some(require_tls()?) } else { None };
-        Ok(Self { target, tls, timeout })
+        let query_timeout = Duration::from_millis(config.query_timeout_ms);
+        Ok(Self { target, tls, timeout, query_timeout })
     }
 
     /// A connection outside the pool.
@@ -51,6 +53,11 @@ impl Connector {
         let making = Connect::connect(self, &self.target);
         let (client, task) = self.within(making).await?.map_err(|error| unreachable(&error))?;
         Ok(ClientWrapper::new(client, task))
+    }
+
+    /// Connections for queries of requests, which have a time limit of their own.
+    pub fn query_pool(&self, connections: usize) -> Result<Pool> {
+        Self { timeout: self.query_timeout, ..self.clone() }.pool(connections)
     }
 
     pub fn pool(&self, connections: usize) -> Result<Pool> {
@@ -187,6 +194,7 @@ mod tests {
             request_writers: 1,
             job_connections: 1,
             timeout_ms: 20_000,
+            query_timeout_ms: 20_000,
         };
         for (set, expected) in [
             ("off", "on"),

@@ -31,7 +31,7 @@ impl Declarations for PostgresStore {
     }
 
     async fn load_catalog(&self) -> Result<Catalog> {
-        let client = self.reader().await?;
+        let client = self.control().await?;
         let catalog = read_catalog(&client).await?;
         let mut cached = self.catalog.write().unwrap_or_else(PoisonError::into_inner);
         *cached = Arc::new(catalog.clone());
@@ -109,7 +109,7 @@ impl PostgresStore {
         if missing.is_empty() {
             return Ok(());
         }
-        let client = self.reader().await?;
+        let client = self.control().await?;
         self.learn_tenants(&client, &mut missing).await?;
         let at = match creation {
             Creation::At(at) if !missing.is_empty() => at,

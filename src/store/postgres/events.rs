@@ -16,12 +16,13 @@ use crate::rules::event::Event;
 use crate::rules::ids::{EventId, SubscriptionId, TenantId, TenantNo};
 use crate::rules::properties::Properties;
 use crate::rules::timestamp::Timestamp;
-use crate::store::{Error, EventQuery, Result, StoredEvent};
+use crate::store::{Error, EventPage, EventQuery, Result, StoredEvent};
 use bytes::{BufMut, Bytes, BytesMut};
 use deadpool_postgres::ClientWrapper;
 use futures_util::SinkExt;
 use hashbrown::HashMap;
 use std::pin::pin;
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Statement};
 
 /// Places to look at: tenants and fingerprints, side by side.
@@ -198,18 +199,29 @@ fn wire_length(bytes: usize) -> Result<i32> {
     i32::try_from(bytes).map_err(|_| Error::Internal { what: "a field is too long".into() })
 }
 
-/// A page of a tenant's events, newest first.
-pub async fn list_events(client: &ClientWrapper, query: &EventQuery) -> Result<Vec<StoredEvent>> {
+/// A page of a tenant's events, newest first. With a meter it looks at `searched_max` of them.
+pub async fn list_events(client: &ClientWrapper, query: &EventQuery) -> Result<EventPage> {
     let sql = "-- list_events
-        SELECT e.tenant_no, e.key_hash, e.meter_no, e.trial, e.occurred_at, e.received_at,
-            e.quantity, e.id, e.properties, e.subscription
+        SELECT e.* FROM (
+            SELECT e.tenant_no, e.key_hash, e.meter_no, e.trial, e.occurred_at, e.received_at,
+                e.quantity, e.id, e.properties, e.subscription
+            FROM events e
+            WHERE e.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
+                AND e.occurred_at >= $2 AND e.occurred_at <= $3
+                AND ($4::text IS NULL OR e.occurred_at < $3 OR e.id < $4)
+            ORDER BY e.occurred_at DESC, e.id DESC
+            LIMIT $7) AS e
+        WHERE $5::int2 IS NULL OR e.meter_no = $5
+        ORDER BY e.occurred_at DESC, e.id DESC
+        LIMIT $6";
+    let end_sql = "-- list_events
+        SELECT e.occurred_at, e.id
         FROM events e
         WHERE e.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
             AND e.occurred_at >= $2 AND e.occurred_at <= $3
             AND ($4::text IS NULL OR e.occurred_at < $3 OR e.id < $4)
-            AND ($5::int2 IS NULL OR e.meter_no = $5)
         ORDER BY e.occurred_at DESC, e.id DESC
-        LIMIT $6";
+        LIMIT 1 OFFSET $5::int8 - 1";
     let everything = (Timestamp::from_micros(i64::MIN), Timestamp::from_micros(i64::MAX));
     let (first, mut last) = query.range.map_or(everything, |range| {
         // The range is half-open and instants are whole microseconds.
@@ -223,21 +235,44 @@ pub async fn list_events(client: &ClientWrapper, query: &EventQuery) -> Result<V
         last = *at;
         before_id = Some(id.as_str());
     }
+    let (first, last) = (SqlTimestamp(first), SqlTimestamp(last));
+    // Without a meter every event that is looked at is on the page.
+    let searched_max =
+        write_limit(if query.meter.is_some() { query.searched_max } else { query.limit });
     let statement = client.prepare_cached(sql).await?;
     let rows = client
         .query(
             &statement,
             &[
                 &query.tenant.as_str(),
-                &SqlTimestamp(first),
-                &SqlTimestamp(last),
+                &first,
+                &last,
                 &before_id,
                 &query.meter.map(meter_number),
                 &write_limit(query.limit),
+                &searched_max,
             ],
         )
         .await?;
-    rows.iter().map(|row| stored_event(row, query.tenant.clone())).collect()
+    let events: Result<Vec<StoredEvent>> =
+        rows.iter().map(|row| stored_event(row, query.tenant.clone())).collect();
+    let mut page = EventPage { events: events?, searched_to: None };
+    if query.meter.is_none() || page.events.len() >= query.limit {
+        return Ok(page);
+    }
+    let statement = client.prepare_cached(end_sql).await?;
+    let place: [&(dyn ToSql + Sync); 5] =
+        [&query.tenant.as_str(), &first, &last, &before_id, &searched_max];
+    if let Some(row) = client.query_opt(&statement, &place).await? {
+        let id: String = column(&row, 1)?;
+        let id = EventId::parse(&id).map_err(|_| corrupt("an event has no valid id"))?;
+        let at = instant(&row, 0)?;
+        // Events that came between the two statements may have moved the end to a newer one.
+        let rank = |stored: &StoredEvent| (stored.event.occurred_at, stored.event.id.clone());
+        page.events.retain(|stored| rank(stored) >= (at, id.clone()));
+        page.searched_to = Some((at, id));
+    }
+    Ok(page)
 }
 
 /// Looks for one event from its key's own fingerprint onwards.

@@ -125,7 +125,10 @@ impl PostgresStore {
             Ok(answer) => answer,
             Err(Error::Corrupt { what }) => Err(StoreError::Unreadable(what)),
             Err(
-                Error::Unavailable { what } | Error::Unknown { what } | Error::Internal { what },
+                Error::Unavailable { what }
+                | Error::Overdue { what }
+                | Error::Unknown { what }
+                | Error::Internal { what },
             ) => Err(StoreError::Unavailable(what)),
         }
     }

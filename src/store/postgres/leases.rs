@@ -31,13 +31,13 @@ impl Leases for PostgresStore {
         let work = move |client: Arc<Transaction>| async move {
             claim_lease(&client, name, holder, now, until).await
         };
-        self.transact(work).await
+        self.transact_on(&self.control, work).await
     }
 
     async fn release_lease(&self, lease: &Lease) -> Result<()> {
         let work =
             move |client: Arc<Transaction>| async move { release_lease(&client, lease).await };
-        self.transact(work).await
+        self.transact_on(&self.control, work).await
     }
 }
 

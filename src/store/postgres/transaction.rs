@@ -12,7 +12,7 @@ use super::deliveries::pause;
 use super::failure::{Failure, describe};
 use crate::faults::crash_point;
 use crate::store::{Error, Result};
-use deadpool_postgres::{ClientWrapper, Object};
+use deadpool_postgres::{ClientWrapper, Object, Pool};
 use std::future::Future;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -64,13 +64,23 @@ impl PostgresStore {
         W: Fn(Arc<Transaction>) -> F + Send + Sync,
         F: Future<Output = Done<T>> + Send,
     {
+        self.transact_on(&self.outbound, work).await
+    }
+
+    /// As [`Self::transact`], on a connection of `pool`.
+    pub(super) async fn transact_on<T, W, F>(&self, pool: &Pool, work: W) -> Result<T>
+    where
+        T: Send,
+        W: Fn(Arc<Transaction>) -> F + Send + Sync,
+        F: Future<Output = Done<T>> + Send,
+    {
         let mut hindrance = String::new();
         for round in 0..TRIES_MAX {
             self.refuse_if_closed()?;
             if round > 0 {
                 tokio::time::sleep(pause(round)?).await;
             }
-            match self.try_once(&work).await {
+            match self.try_once(pool, &work).await {
                 Ok(answer) => return Ok(answer),
                 Err(Failure::Again(what) | Failure::Lost(what)) => {
                     tracing::debug!(%what, round, "redoing a transaction");
@@ -82,12 +92,12 @@ impl PostgresStore {
         Err(Error::Unavailable { what: format!("tried {TRIES_MAX} times, last: {hindrance}") })
     }
 
-    async fn try_once<T, W, F>(&self, work: &W) -> Done<T>
+    async fn try_once<T, W, F>(&self, pool: &Pool, work: &W) -> Done<T>
     where
         W: Fn(Arc<Transaction>) -> F,
         F: Future<Output = Done<T>>,
     {
-        let client = self.outbound.get().await.map_err(Error::from)?;
+        let client = pool.get().await.map_err(Error::from)?;
         let transaction = Arc::new(self.connector.within(Transaction::begin(client)).await??);
         let worked = self.connector.within(work(Arc::clone(&transaction))).await?;
         let transaction = Arc::into_inner(transaction).ok_or_else(|| Error::Internal {

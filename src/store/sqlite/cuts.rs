@@ -195,10 +195,11 @@ fn find_uncut(
         range: Some(order.window),
         before: None,
         limit: EVENTS_PAGE,
+        searched_max: usize::MAX,
     };
     let (mut oldest, mut found) = (VecDeque::new(), 0u64);
     while found < missing {
-        let page = events::list_events(shared, connection, &query)?;
+        let page = events::list_events(shared, connection, &query)?.events;
         end_snapshot(connection)?;
         let Some(last) = page.last() else { break };
         query.before = Some((last.event.occurred_at, last.event.id.clone()));

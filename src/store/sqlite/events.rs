@@ -11,8 +11,9 @@ use crate::rules::event::Event;
 use crate::rules::ids::{EventId, MeterNo, SubscriptionId, TenantId, TenantNo};
 use crate::rules::properties::Properties;
 use crate::rules::quantity::Quantity;
-use crate::rules::timestamp::Timestamp;
-use crate::store::{EventQuery, EventTrace, Result, StoredEvent};
+use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
+use crate::rules::window::Window;
+use crate::store::{EventPage, EventQuery, EventTrace, Result, StoredEvent};
 use rusqlite::{Connection, Row, params};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -123,25 +124,34 @@ fn newest_unfolded(connection: &Connection) -> Result<Option<i64>> {
         .map_err(sql_error)
 }
 
-/// A page of a tenant's events, newest first.
+/// A page of a tenant's events, newest first. Events in memory are always looked at, of those in
+/// the table at most `searched_max`.
 pub fn list_events(
     shared: &Shared,
     connection: &Connection,
     query: &EventQuery,
-) -> Result<Vec<StoredEvent>> {
+) -> Result<EventPage> {
     let (snapshot, copied) = shared.consistent_snapshot(connection, |memory| {
         let tenant = memory.tenants.find(&query.tenant)?;
         Some((tenant, list_unfolded(memory, tenant, query)))
     })?;
     let Some((tenant, unfolded)) = copied else {
-        return Ok(Vec::new());
+        return Ok(EventPage::default());
     };
-    let mut page = unfolded?;
+    let mut events = unfolded?;
     let folded_before = snapshot.folding.as_ref().map_or(u32::MAX, |c| c.segment.number);
-    page.extend(list_folded(connection, tenant, folded_before, query)?);
-    page.sort_by(|a, b| rank(&b.event).cmp(&rank(&a.event)));
-    page.truncate(query.limit);
-    Ok(page)
+    let place = (tenant, folded_before);
+    let folded = list_folded(connection, place, query)?;
+    events.extend(folded.events);
+    events.sort_by(|a, b| rank(&b.event).cmp(&rank(&a.event)));
+    if let Some((at, id)) = &folded.searched_to {
+        // Older ones come after folded events that were not looked at.
+        events.retain(|stored| rank(&stored.event) >= (*at, id.as_str()));
+    }
+    // A full page goes on after its last event, wherever the search ended.
+    let searched_to = folded.searched_to.filter(|_| events.len() < query.limit);
+    events.truncate(query.limit);
+    Ok(EventPage { events, searched_to })
 }
 
 fn rank(event: &Event) -> (Timestamp, &str) {
@@ -213,15 +223,19 @@ struct Stretch {
 /// event can be next, and its start is found by binary search, since it is sorted by time.
 fn list_folded(
     connection: &Connection,
-    tenant: TenantNo,
-    folded_before: u32,
+    place: (TenantNo, u32),
     query: &EventQuery,
-) -> Result<Vec<StoredEvent>> {
-    let mut ranges = read_ranges(connection, tenant, folded_before, query)?;
+) -> Result<EventPage> {
+    let narrowed = narrow_to_totals(connection, place.0, query)?;
+    let Some(query) = &narrowed else {
+        return Ok(EventPage::default());
+    };
+    let mut ranges = read_ranges(connection, place, query)?;
     let mut open: BinaryHeap<(Timestamp, String, usize)> = BinaryHeap::new();
     let mut stretches: Vec<Stretch> = Vec::new();
-    let mut page = Vec::new();
-    while page.len() < query.limit {
+    let mut page = EventPage::default();
+    let mut searched = 0;
+    while page.events.len() < query.limit {
         // Ranges are sorted by their newest event, newest last.
         while let Some(range) = ranges.last() {
             let next = open.peek().map(|(at, _, _)| *at);
@@ -235,7 +249,11 @@ fn list_folded(
                 stretches.push(stretch);
             }
         }
-        let Some((_, _, place)) = open.pop() else { break };
+        let Some((at, id, place)) = open.pop() else { break };
+        searched += 1;
+        if searched >= query.searched_max {
+            page.searched_to = Some((at, EventId::parse(&id).map_err(|_| corrupt("an id"))?));
+        }
         let stretch = &mut stretches[place];
         let (_, event) = fetch_row(connection, stretch.next_no, decode_event)?;
         if query.range.is_some_and(|range| event.occurred_at < range.start) {
@@ -246,10 +264,41 @@ fn list_folded(
             push_next(connection, &mut open, stretch, place)?;
         }
         if query.meter.is_none_or(|meter| meter == event.meter) {
-            page.push(event.with_tenant(query.tenant.clone())?);
+            page.events.push(event.with_tenant(query.tenant.clone())?);
+        }
+        if page.searched_to.is_some() {
+            break;
         }
     }
     Ok(page)
+}
+
+/// The query, its time narrowed to that of the meter's totals; none if the meter has none there.
+/// Totals of folded segments are folded with them, so no event lies outside.
+fn narrow_to_totals(
+    connection: &Connection,
+    tenant: TenantNo,
+    query: &EventQuery,
+) -> Result<Option<EventQuery>> {
+    let Some(meter) = query.meter else { return Ok(Some(query.clone())) };
+    let mut select = connection
+        .prepare_cached(
+            "-- narrow_to_totals
+             SELECT (SELECT min(bucket_start) FROM rollups WHERE tenant_no = ?1 AND meter_no = ?2),
+                    (SELECT max(bucket_start) FROM rollups WHERE tenant_no = ?1 AND meter_no = ?2)",
+        )
+        .map_err(sql_error)?;
+    let (first, last): (Option<i64>, Option<i64>) = select
+        .query_row(params![tenant.0, meter.0], |row| Ok((row.get(0)?, row.get(1)?)))
+        .map_err(sql_error)?;
+    let (Some(first), Some(last)) = (first, last) else { return Ok(None) };
+    // No bucket is longer than a day.
+    let end = Timestamp::from_micros(last).saturating_add_micros(MICROS_PER_DAY);
+    let mut range = Window { start: Timestamp::from_micros(first), end };
+    if let Some(asked) = query.range {
+        range = Window { start: range.start.max(asked.start), end: range.end.min(asked.end) };
+    }
+    Ok((range.start < range.end).then(|| EventQuery { range: Some(range), ..query.clone() }))
 }
 
 fn push_next(
@@ -271,8 +320,7 @@ struct EventRange {
 
 fn read_ranges(
     connection: &Connection,
-    tenant: TenantNo,
-    folded_before: u32,
+    (tenant, folded_before): (TenantNo, u32),
     query: &EventQuery,
 ) -> Result<Vec<EventRange>> {
     let start = query.range.map_or(i64::MIN, |range| range.start.micros());

@@ -100,9 +100,10 @@ fn name_total(error: Error, key: &RollupKey) -> Error {
             let row = format!("tenant_no {tenant}, meter_no {meter}, {bucket_start}, {group:?}");
             Error::Corrupt { what: format!("{what} (rollups: {row})") }
         }
-        error @ (Error::Unavailable { .. } | Error::Unknown { .. } | Error::Internal { .. }) => {
-            error
-        }
+        error @ (Error::Unavailable { .. }
+        | Error::Overdue { .. }
+        | Error::Unknown { .. }
+        | Error::Internal { .. }) => error,
     }
 }
 

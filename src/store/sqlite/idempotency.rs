@@ -110,9 +110,10 @@ impl RequestKeys for SqliteStore {
 
 fn key_error(error: Error) -> StoreError {
     match error {
-        Error::Unavailable { what } | Error::Unknown { what } | Error::Internal { what } => {
-            StoreError::Unavailable(what)
-        }
+        Error::Unavailable { what }
+        | Error::Overdue { what }
+        | Error::Unknown { what }
+        | Error::Internal { what } => StoreError::Unavailable(what),
         Error::Corrupt { what } => StoreError::Unreadable(what),
     }
 }

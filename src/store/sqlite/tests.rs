@@ -12,7 +12,12 @@ const NOW: &str = "2026-11-15T12:00:00Z";
 const SEGMENT_EVENTS: usize = 40;
 
 fn settings() -> SqliteConfig {
-    SqliteConfig { segment_events: SEGMENT_EVENTS, segment_age_max_ms: 3_600_000, readers: 2 }
+    SqliteConfig {
+        segment_events: SEGMENT_EVENTS,
+        segment_age_max_ms: 3_600_000,
+        readers: 2,
+        query_timeout_ms: 30_000,
+    }
 }
 
 /// A writer without threads beside it: nothing happens but what the test does.
@@ -219,4 +224,54 @@ fn payloads_kept_before_fingerprints_are_found_again() {
     };
     assert_eq!(deliveries("quarantine"), [1, 2, 2, 1]);
     assert_eq!(deliveries("conflicts"), [2]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queries_that_wait_hold_up_neither_keys_nor_pings_nor_jobs() {
+    let directory = tempfile::tempdir().unwrap();
+    let hasty = SqliteConfig { query_timeout_ms: 50, ..settings() };
+    let store = SqliteStore::open(directory.path(), &hasty).unwrap();
+    let at = Timestamp::parse(NOW).unwrap();
+    let key = |id: &str| ApiKey {
+        id: id.to_owned(),
+        name: id.to_owned(),
+        digest: [u8::try_from(id.len()).unwrap(); 32],
+        scopes: vec!["read".to_owned()],
+        tenant: None,
+        created_at: at,
+        revoked_at: None,
+    };
+    let places = store.readers.hold_all().await;
+    assert!(matches!(store.list_tenants(None, 10).await, Err(Error::Overdue { .. })));
+    store.create_api_key(key("b")).await.unwrap();
+    store.create_api_key(key("aa")).await.unwrap();
+    assert!(store.revoke_api_key("b", at).await.unwrap());
+    let revoked = ApiKey { revoked_at: Some(at), ..key("b") };
+    assert_eq!(store.list_api_keys().await.unwrap(), [key("aa"), revoked.clone()]);
+    store.ping().await.unwrap();
+    let jobs = store.for_jobs().unwrap().unwrap();
+    assert_eq!(jobs.list_tenants(None, 10).await.unwrap(), []);
+    drop(places);
+    assert_eq!(store.list_tenants(None, 10).await.unwrap(), []);
+    store.close().await;
+    let store = SqliteStore::open(directory.path(), &settings()).unwrap();
+    assert_eq!(store.list_api_keys().await.unwrap(), [key("aa"), revoked]);
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_query_is_given_up_after_its_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let hasty = SqliteConfig { query_timeout_ms: 50, readers: 1, ..settings() };
+    let store = SqliteStore::open(directory.path(), &hasty).unwrap();
+    let endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
+                   SELECT count(*) FROM n";
+    let answer = store
+        .read(move |_, connection| {
+            connection.query_row(endless, [], |row| row.get::<_, i64>(0)).map_err(sql_error)
+        })
+        .await;
+    assert!(matches!(answer, Err(Error::Overdue { .. })), "{answer:?}");
+    assert_eq!(store.list_tenants(None, 10).await.unwrap(), []);
+    store.close().await;
 }
