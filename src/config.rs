@@ -7,7 +7,7 @@
 use crate::rules::credit::DrawOrder;
 use crate::rules::meter::MeterSpec;
 use crate::rules::span::Span;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub const DEFAULT_TEXT: &str = include_str!("../counterfoil.default.toml");
 /// Variables that are not settings.
 const OTHER_VARIABLES: [&str; 3] = ["COUNTERFOIL_ADMIN_KEY", "COUNTERFOIL_URL", "COUNTERFOIL_KEY"];
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     pub server: ServerConfig,
@@ -34,6 +34,7 @@ pub struct Config {
     pub push: PushConfig,
     pub reconcile: ReconcileConfig,
     pub credits: CreditsConfig,
+    pub sagas: SagasConfig,
     pub tax: TaxConfig,
     pub alerts: AlertsConfig,
     pub log: LogConfig,
@@ -42,7 +43,7 @@ pub struct Config {
     pub meters: BTreeMap<String, MeterSpec>,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerConfig {
     pub listen: SocketAddr,
@@ -62,7 +63,7 @@ pub struct ServerConfig {
 }
 
 /// How much one key, tenant or address may ask for; 0 for no limit of a rate.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitsConfig {
     pub deliveries_per_second: u64,
@@ -73,13 +74,14 @@ pub struct LimitsConfig {
     pub request_timeout_ms: u64,
 }
 
-#[derive(Clone, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoreConfig {
     pub url: StoreUrl,
+    pub wait_ms: u64,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SqliteConfig {
     pub segment_events: usize,
@@ -88,7 +90,7 @@ pub struct SqliteConfig {
     pub query_timeout_ms: u64,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PostgresConfig {
     pub writers: usize,
@@ -99,7 +101,7 @@ pub struct PostgresConfig {
     pub query_timeout_ms: u64,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IngestConfig {
     pub accept_horizon_hours: u32,
@@ -108,20 +110,20 @@ pub struct IngestConfig {
     pub group_events_max: usize,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantsConfig {
     pub strict: bool,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProviderConfig {
     pub kind: ProviderKind,
     pub shadow: Shadow,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProviderKind {
     None,
@@ -129,7 +131,7 @@ pub enum ProviderKind {
     Sink,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shadow {
     Off,
@@ -137,7 +139,7 @@ pub enum Shadow {
     Nowhere,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StripeConfig {
     pub api_key: Secret,
@@ -147,7 +149,7 @@ pub struct StripeConfig {
     pub webhook_secrets: Secret,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SinkConfig {
     pub url: String,
@@ -155,7 +157,7 @@ pub struct SinkConfig {
     pub timeout_ms: u64,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PushConfig {
     pub rate_per_second: u32,
@@ -168,7 +170,7 @@ pub struct PushConfig {
 }
 
 /// Where alerts go. The addresses are secrets too: whoever has one can write to the channel.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AlertsConfig {
     pub webhook_url: Secret,
@@ -184,14 +186,20 @@ pub struct AlertsConfig {
     pub timeout_ms: u64,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreditsConfig {
     pub order: DrawOrder,
 }
 
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SagasConfig {
+    pub lease_ms: u32,
+}
+
 /// Who quotes tax.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TaxConfig {
     pub engine: TaxEngineKind,
@@ -200,14 +208,14 @@ pub struct TaxConfig {
     pub timeout_ms: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TaxEngineKind {
     Table,
     Http,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReconcileConfig {
     pub passes: bool,
@@ -218,7 +226,7 @@ pub struct ReconcileConfig {
 }
 
 /// What a subscription of a tenant is that nothing here belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnknownSubscriptions {
     /// A finding.
@@ -228,8 +236,7 @@ pub enum UnknownSubscriptions {
 }
 
 /// A text that no log and no error message shows.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
@@ -252,20 +259,44 @@ impl Secret {
     }
 }
 
+/// An error never repeats what was given.
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        match toml::Value::deserialize(from)? {
+            toml::Value::String(text) => Ok(Self(text)),
+            toml::Value::Integer(_)
+            | toml::Value::Float(_)
+            | toml::Value::Boolean(_)
+            | toml::Value::Datetime(_)
+            | toml::Value::Array(_)
+            | toml::Value::Table(_) => {
+                Err(serde::de::Error::custom("a secret is a text in quotes"))
+            }
+        }
+    }
+}
+
+/// Masked, so that whatever shows settings shows no secret.
+impl Serialize for Secret {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(if self.0.is_empty() { "" } else { "…" })
+    }
+}
+
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(if self.0.is_empty() { "(none)" } else { "…" })
     }
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogConfig {
     pub level: String,
     pub format: LogFormat,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum LogFormat {
     Text,
@@ -324,8 +355,9 @@ fn list_layers(
     file: Option<(&str, &str)>,
     environment: &[(String, String)],
 ) -> Result<Vec<Setting>, ConfigError> {
-    let config = merge(file, environment)?;
-    let table = merge_tables(file, environment)?;
+    // As the types serialise it: secrets are masked.
+    let table = toml::Table::try_from(merge(file, environment)?)
+        .map_err(|error| invalid_toml("settings", "", &error.to_string(), None))?;
     let given = match file {
         Some((origin, text)) => Some((origin, parse_table(origin, text)?)),
         None => None,
@@ -342,23 +374,28 @@ fn list_layers(
                 Some((origin, _)) => (*origin).to_owned(),
                 None => "default".to_owned(),
             };
-            let value = match (section.as_str(), key.as_str()) {
-                // A connection string may hold a password.
-                ("store", "url") => format!("\"{}\"", config.store.url),
-                ("stripe", "api_key") => format!("{:?}", config.stripe.api_key),
-                ("stripe", "webhook_secrets") => format!("{:?}", config.stripe.webhook_secrets),
-                ("sink", "secret") => format!("{:?}", config.sink.secret),
-                ("alerts", "webhook_url") => format!("{:?}", config.alerts.webhook_url),
-                ("alerts", "webhook_secret") => format!("{:?}", config.alerts.webhook_secret),
-                ("alerts", "slack_url") => format!("{:?}", config.alerts.slack_url),
-                ("alerts", "pagerduty_key") => format!("{:?}", config.alerts.pagerduty_key),
-                ("alerts", "smtp_url") => format!("{:?}", config.alerts.smtp_url),
-                (_, _) => value.to_string(),
-            };
+            let value = without_credentials(value.clone()).to_string();
             settings.push(Setting { section: section.clone(), key: key.clone(), value, origin });
         }
     }
     Ok(settings)
+}
+
+/// The value, with every address in it cut down to its scheme, host and path: user, password and
+/// query may be secret.
+fn without_credentials(value: toml::Value) -> toml::Value {
+    let toml::Value::String(text) = &value else { return value };
+    let Some((scheme, rest)) = text.split_once("://") else { return value };
+    // A password may hold an @ of its own.
+    let (user, rest) = match rest.rsplit_once('@') {
+        Some((_, rest)) => ("…@", rest),
+        None => ("", rest),
+    };
+    let (place, query) = match rest.split_once(['?', '#']) {
+        Some((place, _)) => (place, "?…"),
+        None => (rest, ""),
+    };
+    toml::Value::String(format!("{scheme}://{user}{place}{query}"))
 }
 
 /// The first admin key, if the environment names one.
@@ -409,10 +446,24 @@ fn merge_tables(
 }
 
 fn parse_table(origin: &str, text: &str) -> Result<toml::Table, ConfigError> {
-    text.parse::<toml::Table>().map_err(|error| ConfigError::Invalid {
-        origin: origin.to_owned(),
-        detail: error.to_string(),
-    })
+    text.parse::<toml::Table>()
+        .map_err(|error| invalid_toml(origin, text, error.message(), error.span()))
+}
+
+/// Says where the fault is and what it is. The line itself is not repeated: it may hold a secret.
+fn invalid_toml(
+    origin: &str,
+    text: &str,
+    message: &str,
+    span: Option<std::ops::Range<usize>>,
+) -> ConfigError {
+    let place = span.and_then(|span| text.get(..span.start)).map(|before| {
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        format!("line {line}, column {column}: ")
+    });
+    let detail = format!("{}{message}", place.unwrap_or_default());
+    ConfigError::Invalid { origin: origin.to_owned(), detail }
 }
 
 fn merge_section(table: &mut toml::Table, section: &str, value: toml::Value) -> Result<(), String> {
@@ -497,6 +548,9 @@ fn check(config: &Config) -> Result<(), ConfigError> {
     if config.alerts.timeout_ms == 0 {
         return Err(invalid("alerts.timeout_ms must be at least 1".into()));
     }
+    if u64::from(config.sagas.lease_ms) < config.stripe.timeout_ms.saturating_mul(2) {
+        return Err(invalid("sagas.lease_ms must be at least twice stripe.timeout_ms".into()));
+    }
     // A claim must not end while its request may still be on its way.
     let timeout_ms = config.stripe.timeout_ms.max(config.sink.timeout_ms);
     if u64::from(push.lease_ms) < timeout_ms.saturating_mul(2) {
@@ -538,6 +592,13 @@ impl std::fmt::Display for StoreUrl {
     }
 }
 
+/// Without a password.
+impl Serialize for StoreUrl {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
 impl std::fmt::Debug for StoreUrl {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         std::fmt::Display::fmt(self, f)
@@ -546,7 +607,8 @@ impl std::fmt::Debug for StoreUrl {
 
 impl std::fmt::Debug for StoreConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StoreConfig").field("url", &self.url).finish()
+        let mut shown = f.debug_struct("StoreConfig");
+        shown.field("url", &self.url).field("wait_ms", &self.wait_ms).finish()
     }
 }
 
@@ -610,28 +672,41 @@ mod tests {
         check("sqlite", "readers", "4", "default");
     }
 
+    /// Every setting that takes a text is set to one with a secret; those that take only certain
+    /// texts refuse it.
     #[test]
     fn secrets_are_not_listed() {
-        let secrets = [
-            ("stripe", "api_key"),
-            ("sink", "secret"),
-            ("alerts", "webhook_url"),
-            ("alerts", "webhook_secret"),
-            ("alerts", "slack_url"),
-            ("alerts", "pagerduty_key"),
-            ("alerts", "smtp_url"),
-        ];
-        let environment = secrets.map(|(section, key)| {
-            let name = format!("COUNTERFOIL_{section}_{key}").to_ascii_uppercase();
-            (name, "hunter2".to_owned())
-        });
-        let settings = list_layers(None, &environment).expect("valid");
-        for (section, key) in secrets {
-            let found = settings.iter().find(|s| s.section == section && s.key == key);
-            assert_eq!(found.map(|s| s.value.as_str()), Some("…"), "{section}.{key}");
+        let address = "https://me:hunter2@host/path?api_key=hunter2";
+        let defaults = parse_table("defaults", DEFAULT_TEXT).expect("valid");
+        let mut taken = Vec::new();
+        for (section, keys) in &defaults {
+            for (key, _) in keys.as_table().into_iter().flatten().filter(|(_, v)| v.is_str()) {
+                let name = format!("COUNTERFOIL_{section}_{key}").to_ascii_uppercase();
+                let environment = [(name, address.to_owned())];
+                let Ok(settings) = list_layers(None, &environment) else { continue };
+                assert!(!format!("{settings:?}").contains("hunter2"), "{section}.{key}");
+                taken.push(format!("{section}.{key}"));
+            }
         }
-        let config = merge(None, &environment).expect("valid");
+        for secret in ["stripe.api_key", "tax.token", "tax.url", "alerts.smtp_url", "sink.url"] {
+            assert!(taken.iter().any(|name| name == secret), "{secret} takes a text");
+        }
+        let bare = [("COUNTERFOIL_TAX_TOKEN".to_owned(), "hunter2".to_owned())];
+        let (settings, config) = (list_layers(None, &bare), merge(None, &bare).expect("valid"));
         assert!(!format!("{settings:?} {config:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn errors_in_the_file_do_not_repeat_secrets() {
+        for (file, expected) in [
+            ("[stripe]\napi_key = \"hunter2\n", "line 2"),
+            ("[alerts]\npagerduty_key = 12345678\n", "a secret is a text in quotes"),
+            ("[alerts]\nslack_url = [\"hunter2\"]\n", "a secret is a text in quotes"),
+        ] {
+            let error = merge(Some(("test.toml", file)), &[]).expect_err("refused").to_string();
+            assert!(error.contains(expected), "{error}");
+            assert!(!error.contains("hunter2") && !error.contains("12345678"), "{error}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@
 
 use super::store::{StoreArguments, open_store};
 use crate::clock::Clock;
-use crate::config::{Config, LogFormat, Shadow};
+use crate::config::{Config, LogFormat, Shadow, StoreUrl};
 use crate::destinations::{self, ChangeWebhook};
 use crate::http::{self, App, auth};
 use crate::jobs::binding::{Binder, Finding, Gate};
@@ -22,12 +22,14 @@ use crate::jobs::webhook::WebhookInbox;
 use crate::provider::{self, Provider};
 use crate::rules::ids::MeterSlug;
 use crate::rules::meter::Meter;
+use crate::store::postgres::PostgresStore;
 use crate::store::{Declaration, Store};
 use anyhow::{Context, bail};
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -63,6 +65,7 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let _scenario = fail::FailScenario::setup();
     let config = load_config(arguments)?;
     crate::telemetry::start(&config.log)?;
+    wait_for_database(&config).await?;
     let signals = Signals::listen()?;
     let clock = Clock::system();
     let store = open_store(&config).await?;
@@ -120,6 +123,21 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     store.close().await;
     tracing::info!("stopped: everything that was acknowledged is stored");
     Ok(ExitCode::SUCCESS)
+}
+
+/// A database that restarts at the same time as this server is waited for. A signal ends the
+/// waiting by ending the process: nothing is open yet.
+async fn wait_for_database(config: &Config) -> anyhow::Result<()> {
+    let StoreUrl::Postgres(url) = &config.store.url else { return Ok(()) };
+    let patience = Duration::from_millis(config.store.wait_ms);
+    let waited = PostgresStore::wait_for(url, &config.postgres, patience).await;
+    waited.with_context(|| {
+        format!(
+            "cannot open the store {}; check that the database runs and that --store names it \
+             with its user and password",
+            config.store.url
+        )
+    })
 }
 
 fn load_config(arguments: &ServeArguments) -> anyhow::Result<Config> {

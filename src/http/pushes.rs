@@ -73,7 +73,8 @@ pub struct PushAnswer {
     /// The moment it is stamped with.
     #[schema(format = DateTime)]
     stamped_at: String,
-    /// Exact billable totals by subscription at the cut.
+    /// Exact billable totals by subscription at the cut: the 100 largest, and the sum of all others
+    /// under `(others)`.
     #[schema(value_type = Object)]
     subscriptions: Box<RawValue>,
     /// The event it is of, for meters billed by event.

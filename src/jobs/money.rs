@@ -46,7 +46,8 @@ impl MoneyJobs {
         if let Some((provider, gate)) = operating {
             let holder = format!("saga-{:016x}", random_number());
             let cutting = CutSettings::of(config, provider.limits().digits_max, holder);
-            let runner = SagaRunner::new(own_store(), Arc::clone(provider), clock.clone(), cutting);
+            let runner = SagaRunner::new(own_store(), Arc::clone(provider), clock.clone(), cutting)
+                .with_lease_ms(config.sagas.lease_ms);
             tasks.spawn(gate.clone().pass(stop.clone(), runner.run(stop)));
         }
         Self { stopper, tasks }

@@ -41,7 +41,7 @@ use step::{Step, Turn};
 const PAUSE: Duration = Duration::from_millis(500);
 /// Sagas of one claim; they are moved one after the other.
 const CLAIM_MAX: usize = 8;
-/// Longer than the calls of a step can take.
+/// The setting `sagas.lease_ms`, unless it is set: longer than the calls of a step can take.
 const LEASE: Span = Span::from_minutes(3);
 
 pub struct SagaRunner {
@@ -49,6 +49,7 @@ pub struct SagaRunner {
     provider: Arc<dyn Provider>,
     clock: Clock,
     cutter: Cutter,
+    lease_micros: i64,
 }
 
 /// A saga in the runner's hands.
@@ -70,7 +71,12 @@ impl SagaRunner {
         cutting: CutSettings,
     ) -> Self {
         let cutter = Cutter::new(Arc::clone(&store), clock.clone(), cutting);
-        Self { store, provider, clock, cutter }
+        Self { store, provider, clock, cutter, lease_micros: LEASE.micros() }
+    }
+
+    /// With another time after which a saga of a dead runner is taken up by another.
+    pub fn with_lease_ms(self, lease_ms: u32) -> Self {
+        Self { lease_micros: i64::from(lease_ms) * 1_000, ..self }
     }
 
     pub async fn run(self, stop: Stop) {
@@ -80,8 +86,8 @@ impl SagaRunner {
     /// Moves sagas that are due as far as they go; returns how many it took up.
     pub async fn pass(&self) -> store::Result<usize> {
         let Some(now) = sure_time(&self.clock, "sagas") else { return Ok(0) };
-        let held_until = LEASE.after(self.clock.monotonic());
-        let claimed = self.store.claim_sagas(now, LEASE.after(now), CLAIM_MAX).await?;
+        let held_until = self.lease_from(self.clock.monotonic());
+        let claimed = self.store.claim_sagas(now, self.lease_from(now), CLAIM_MAX).await?;
         let count = claimed.len();
         for claimed in claimed {
             let id = claimed.saga.id.clone();
@@ -217,7 +223,11 @@ impl SagaRunner {
     }
 
     fn lease_until(&self) -> Timestamp {
-        LEASE.after(self.clock.now())
+        self.lease_from(self.clock.now())
+    }
+
+    fn lease_from(&self, now: Timestamp) -> Timestamp {
+        now.saturating_add_micros(self.lease_micros)
     }
 
     /// Writes lines and standing, and takes them over; false if another has the saga.
@@ -227,7 +237,7 @@ impl SagaRunner {
         lines: Vec<(usize, Mark, Option<String>, Option<String>)>,
         standing: Standing,
     ) -> store::Result<bool> {
-        let (at, held_until) = (self.clock.now(), LEASE.after(self.clock.monotonic()));
+        let (at, held_until) = (self.clock.now(), self.lease_from(self.clock.monotonic()));
         let lines: Vec<LogLine> =
             lines.into_iter().map(|line| running.log_line(line, at)).collect();
         let messages = running.messages(&standing, lines.len());

@@ -17,7 +17,13 @@ use super::rollup::{FoldError, Rollup};
 use super::timestamp::{MICROS_PER_SECOND, Timestamp};
 use super::usage::UsageRow;
 use super::window::Window;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
+
+/// Subscriptions that a push names.
+const SUBSCRIPTIONS_MAX: usize = 100;
+/// The name under which a push holds the sum of all further subscriptions.
+const OTHER_SUBSCRIPTIONS: &str = "(others)";
 
 /// What a window holds at the moment of a cut.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -57,13 +63,24 @@ impl WindowUsage {
     }
 
     /// The totals by subscription as JSON, in the order of subscriptions; usage under none has
-    /// the empty name.
+    /// the empty name. Senders choose the names, so at most [`SUBSCRIPTIONS_MAX`] are named, those
+    /// with the largest totals; the others are one total under [`OTHER_SUBSCRIPTIONS`].
     pub fn subscriptions_json(&self) -> String {
-        let named: BTreeMap<&str, String> = self
+        let mut totals: Vec<(&str, Quantity)> = self
             .by_subscription
             .iter()
-            .map(|(name, total)| (name.as_deref().unwrap_or(""), total.to_string()))
+            .map(|(name, total)| (name.as_deref().unwrap_or(""), *total))
             .collect();
+        totals.sort_by_key(|(name, total)| (Reverse(total.units().unsigned_abs()), *name));
+        let others = totals.split_off(totals.len().min(SUBSCRIPTIONS_MAX));
+        let mut named: BTreeMap<&str, String> =
+            totals.iter().map(|(name, total)| (*name, total.to_string())).collect();
+        if !others.is_empty() {
+            let others = others.iter().map(|(_, total)| *total);
+            let sum = others.fold(Some(Quantity::ZERO), |sum, total| sum?.checked_add(total));
+            let sum = sum.map_or_else(String::new, |sum| sum.to_string());
+            named.insert(OTHER_SUBSCRIPTIONS, sum);
+        }
         serde_json::to_string(&named).expect("texts are valid JSON")
     }
 }
@@ -351,6 +368,24 @@ mod tests {
 
     fn standing(count: u64, billable: Quantity) -> Standing {
         Standing { count, billable, covered: Quantity::ZERO }
+    }
+
+    #[test]
+    fn a_push_names_a_hundred_subscriptions_and_sums_the_others() {
+        let mut usage = WindowUsage::default();
+        for n in 0..150 {
+            usage.by_subscription.insert(Some(format!("s{n}")), Quantity::from_units(n));
+        }
+        usage.by_subscription.insert(None, Quantity::from_units(-1000));
+        let named: BTreeMap<String, String> =
+            serde_json::from_str(&usage.subscriptions_json()).expect("valid");
+        assert_eq!(named.len(), 101);
+        let of = |name: &str| named.get(name).map(|total| quantity(total).units());
+        assert_eq!(
+            (of(""), of("s149"), of("s51"), of("s50")),
+            (Some(-1000), Some(149), Some(51), None)
+        );
+        assert_eq!(of(OTHER_SUBSCRIPTIONS), Some((0..51).sum()));
     }
 
     #[test]

@@ -57,6 +57,7 @@ mod settlements;
 mod summaries;
 mod thresholds;
 mod timelines;
+mod tls;
 mod transaction;
 mod waiting;
 mod webhooks;
@@ -74,7 +75,7 @@ use crate::store::{
     InboxQuery, Progress, QuarantineRecord, Queries, Result, Store,
 };
 use async_trait::async_trait;
-use connection::{Connector, Snapshot};
+use connection::{Connector, Refusal, Snapshot};
 use deadpool_postgres::{Object, Pool, PoolError, TimeoutType};
 use declarations::Creation;
 use deliveries::Writer;
@@ -82,8 +83,10 @@ use hashbrown::HashMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
+use std::time::{Duration, Instant};
 
 const CONTROL_CONNECTIONS: usize = 3;
+const WAIT_BETWEEN_TRIES: Duration = Duration::from_secs(1);
 
 /// A ledger in a PostgreSQL database.
 ///
@@ -170,6 +173,25 @@ impl PostgresStore {
             closed: AtomicBool::new(false),
         });
         Ok(Arc::new(Self { core, readers, outbound }))
+    }
+
+    /// Waits until the database answers, at most `patience`. A database that answers and refuses,
+    /// such as for a wrong password, is not waited for.
+    pub async fn wait_for(url: &str, config: &PostgresConfig, patience: Duration) -> Result<()> {
+        let connector = Connector::parse(url, config)?;
+        let give_up = Instant::now() + patience;
+        loop {
+            let error = match connector.try_open().await {
+                Ok(_) => return Ok(()),
+                Err(Refusal::ByServer(error)) => return Err(error),
+                Err(Refusal::NoAnswer(error)) => error,
+            };
+            if Instant::now() >= give_up {
+                return Err(error);
+            }
+            tracing::warn!(%error, "the database does not answer yet; trying again");
+            tokio::time::sleep(WAIT_BETWEEN_TRIES.min(patience)).await;
+        }
     }
 
     /// Checks a database that may be in use, without writing to it.

@@ -81,6 +81,8 @@ use memory::Memory;
 use readers::Readers;
 use rusqlite::Connection;
 use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
@@ -92,6 +94,8 @@ use writer::{Job, Writer};
 const FILE_NAME: &str = "counterfoil.db";
 /// No read of a job takes this long; it is there so that none holds the log for ever.
 const JOB_READ_TIME_MAX: Duration = Duration::from_secs(600);
+const DIRECTORY_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
 const LOG_FILE_NAME: &str = "counterfoil.db-wal";
 
 /// The embedded store in one directory.
@@ -134,6 +138,22 @@ pub struct Shared {
     /// Why folding has stopped until the next start.
     fold_stopped: Mutex<Option<String>>,
     log_bytes: AtomicU64,
+}
+
+/// Somebody who waits for the writer, which then ends its idle work.
+struct Waiting<'s>(&'s AtomicUsize);
+
+impl<'s> Waiting<'s> {
+    fn new(shared: &'s Shared) -> Self {
+        shared.jobs_waiting.fetch_add(1, Ordering::Relaxed);
+        Self(&shared.jobs_waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Shared {
@@ -254,6 +274,7 @@ impl SqliteStore {
         work: impl FnOnce(&mut Writer) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (reply, answer) = oneshot::channel();
+        let _waiting = Waiting::new(&self.shared);
         let job = Job::Write(Box::new(move |writer| drop(reply.send(work(writer)))));
         self.send(job)?;
         answer.await.map_err(|_| closed())?
@@ -272,11 +293,9 @@ impl Deliveries for SqliteStore {
 
     async fn record_deliveries(&self, _: usize, batch: DeliveryBatch) -> Result<Vec<Verdict>> {
         let (reply, answer) = oneshot::channel();
-        self.shared.jobs_waiting.fetch_add(1, Ordering::Relaxed);
-        let sent = self.send(Job::Record { batch, reply });
-        let answer = answer.await.map_err(|_| closed());
-        self.shared.jobs_waiting.fetch_sub(1, Ordering::Relaxed);
-        sent.and(answer)?
+        let _waiting = Waiting::new(&self.shared);
+        self.send(Job::Record { batch, reply })?;
+        answer.await.map_err(|_| closed())?
     }
 }
 
@@ -434,7 +453,7 @@ impl Store for SqliteStore {
     }
 
     async fn ping(&self) -> Result<()> {
-        self.ping_reader.read(|connection| fold::read_state(connection)).await.map(|_| ())
+        self.ping_reader.read(fold::read_state).await.map(|_| ())
     }
 
     async fn close(&self) {
@@ -491,10 +510,19 @@ fn lock_directory(directory: &Path) -> Result<File> {
     let unavailable = |error: std::io::Error| Error::Unavailable {
         what: format!("cannot use the directory {}: {error}", directory.display()),
     };
-    std::fs::create_dir_all(directory).map_err(unavailable)?;
-    let lock =
-        File::options().create(true).truncate(false).write(true).open(directory.join("lock"));
-    let lock = lock.map_err(unavailable)?;
+    // Parents get the usual mode: only the last one is the store's own.
+    if let Some(parent) = directory.parent() {
+        std::fs::create_dir_all(parent).map_err(unavailable)?;
+    }
+    let made = std::fs::DirBuilder::new().mode(DIRECTORY_MODE).create(directory);
+    match made {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(unavailable(error)),
+        Ok(()) | Err(_) => {}
+    }
+    // SQLite gives the log and its index the mode of the database.
+    open_private(&directory.join(FILE_NAME)).map_err(unavailable)?;
+    let lock = open_private(&directory.join("lock")).map_err(unavailable)?;
+    warn_of_wide_modes(directory);
     lock.try_lock().map_err(|_| Error::Unavailable {
         what: format!(
             "the directory {} is in use by another server; stop it, or choose another directory \
@@ -503,6 +531,28 @@ fn lock_directory(directory: &Path) -> Result<File> {
         ),
     })?;
     Ok(lock)
+}
+
+/// Opens a file that only its owner may read, and creates it if there is none.
+fn open_private(path: &Path) -> std::io::Result<File> {
+    File::options().create(true).truncate(false).write(true).mode(FILE_MODE).open(path)
+}
+
+/// The store holds secrets and all usage. A directory that was made by others keeps its mode; the
+/// operator may have reasons.
+fn warn_of_wide_modes(directory: &Path) {
+    for name in ["", FILE_NAME, LOG_FILE_NAME, "lock"] {
+        let path = if name.is_empty() { directory.to_owned() } else { directory.join(name) };
+        let Ok(metadata) = std::fs::metadata(&path) else { continue };
+        let mode = metadata.permissions().mode() & 0o777;
+        if mode & 0o077 != 0 {
+            let (shown, home) = (path.display(), directory.display());
+            tracing::warn!(
+                "{shown} has the mode {mode:o}: other users of this machine can get at the \
+                 store's secrets and usage; run `chmod -R go= {home}`"
+            );
+        }
+    }
 }
 
 fn open_for_writing(path: &Path) -> Result<Connection> {

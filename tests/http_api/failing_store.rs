@@ -18,8 +18,7 @@ use counterfoil::store::push::{
 use counterfoil::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
     Deliveries, DeliveryBatch, Error, EventPage, EventQuery, EventTrace, InboxPage, InboxQuery,
-    Progress, QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant, TenantFields,
-    TenantPut,
+    Progress, QuarantineRecord, Queries, Result, Store, Tenant, TenantFields, TenantPut,
 };
 use counterfoil_idempotency::StoreError;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -19,7 +19,7 @@ use counterfoil::store::push::{
 use counterfoil::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
     Deliveries, DeliveryBatch, EventPage, EventQuery, EventTrace, InboxPage, InboxQuery, Progress,
-    QuarantineRecord, Queries, Result, Store, StoredEvent, Tenant, TenantFields, TenantPut,
+    QuarantineRecord, Queries, Result, Store, Tenant, TenantFields, TenantPut,
 };
 use std::sync::Arc;
 

@@ -5,18 +5,19 @@
 //! A connection that failed in the middle of a transaction is dropped; the server then rolls back.
 
 use super::failure::unreachable;
+use super::tls::TlsChoice;
 use crate::config::PostgresConfig;
 use crate::store::{Error, Result};
 use deadpool_postgres::{
     ClientWrapper, Connect, Manager, ManagerConfig, Object, Pool, RecyclingMethod,
 };
 use std::future::Future;
+use std::net::IpAddr;
 use std::ops::Deref;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
-use tokio_postgres::config::SslMode;
+use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres::{Client, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
@@ -24,7 +25,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 #[derive(Clone)]
 pub struct Connector {
     target: tokio_postgres::Config,
-    /// With it, connections are encrypted and the server's certificate is checked.
+    /// With it, TLS is offered.
     tls: Option<MakeRustlsConnect>,
     timeout: Duration,
     query_timeout: Duration,
@@ -32,6 +33,7 @@ pub struct Connector {
 
 impl Connector {
     pub fn parse(url: &str, config: &PostgresConfig) -> Result<Self> {
+        let (url, choice) = TlsChoice::take_from(url)?;
         // The cause is not repeated: it may quote the password.
         let mut target: tokio_postgres::Config = url.parse().map_err(|_| Error::Unavailable {
             what: "the store's address is not a valid postgres:// connection string".into(),
@@ -42,17 +44,40 @@ impl Connector {
         }
         // A peer that vanished without a word is noticed after the same time.
         target.connect_timeout(timeout).tcp_user_timeout(timeout).keepalives_idle(timeout);
-        let encrypted = target.get_ssl_mode() == SslMode::Require;
-        let tls = if encrypted { Some(require_tls()?) } else { None };
+        target.ssl_mode(choice.mode);
+        if choice.is_weak() && target.get_hosts().iter().any(|host| !is_local(host)) {
+            tracing::warn!(
+                "the connection to PostgreSQL is not protected: whoever is on the way can read \
+                 the password and the data; add ?sslmode=verify-full to the store's address, see \
+                 \"TLS to PostgreSQL\" in docs/operating.md"
+            );
+        }
+        let tls = if choice.mode == SslMode::Disable {
+            None
+        } else {
+            Some(MakeRustlsConnect::new(choice.client_config()?))
+        };
         let query_timeout = Duration::from_millis(config.query_timeout_ms);
         Ok(Self { target, tls, timeout, query_timeout })
     }
 
     /// A connection outside the pool.
     pub async fn open(&self) -> Result<ClientWrapper> {
+        match self.try_open().await {
+            Ok(client) => Ok(client),
+            Err(Refusal::ByServer(error) | Refusal::NoAnswer(error)) => Err(error),
+        }
+    }
+
+    /// As [`Self::open`], and says whether trying again may help.
+    pub async fn try_open(&self) -> std::result::Result<ClientWrapper, Refusal> {
         let making = Connect::connect(self, &self.target);
-        let (client, task) = self.within(making).await?.map_err(|error| unreachable(&error))?;
-        Ok(ClientWrapper::new(client, task))
+        match self.within(making).await {
+            Ok(Ok((client, task))) => Ok(ClientWrapper::new(client, task)),
+            Ok(Err(error)) if is_refusal(&error) => Err(Refusal::ByServer(unreachable(&error))),
+            Ok(Err(error)) => Err(Refusal::NoAnswer(unreachable(&error))),
+            Err(silence) => Err(Refusal::NoAnswer(silence)),
+        }
     }
 
     /// Connections for queries of requests, which have a time limit of their own.
@@ -79,6 +104,29 @@ impl Connector {
         tokio::time::timeout(patience, work)
             .await
             .map_err(|_| Error::Unavailable { what: "the server does not answer".into() })
+    }
+}
+
+/// Why there is no connection.
+pub enum Refusal {
+    /// The server answered: no such user, wrong password, no such database.
+    ByServer(Error),
+    NoAnswer(Error),
+}
+
+fn is_refusal(error: &tokio_postgres::Error) -> bool {
+    let class = error.code().map(|code| &code.code()[..2]);
+    class.is_some_and(|class| ["28", "3D"].contains(&class))
+}
+
+/// Whether nothing is sent over a network.
+fn is_local(host: &Host) -> bool {
+    match host {
+        Host::Tcp(name) => {
+            let address: Option<IpAddr> = name.parse().ok();
+            name == "localhost" || address.is_some_and(|address| address.is_loopback())
+        }
+        Host::Unix(_) => true,
     }
 }
 
@@ -132,17 +180,6 @@ fn session_settings(timeout: Duration) -> String {
     )
 }
 
-fn require_tls() -> Result<MakeRustlsConnect> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let roots = rustls::RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| Error::Internal { what: error.to_string() })?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(MakeRustlsConnect::new(config))
-}
-
 /// A read-only transaction that sees one moment, on a connection of the pool. Unless it is ended,
 /// the connection does not go back to the pool: a transaction left open would be the next user's.
 pub struct Snapshot(Option<Object>);
@@ -188,14 +225,7 @@ mod tests {
             println!("skipped: COUNTERFOIL_TEST_POSTGRES is not set");
             return;
         };
-        let config = PostgresConfig {
-            writers: 1,
-            readers: 1,
-            request_writers: 1,
-            job_connections: 1,
-            timeout_ms: 20_000,
-            query_timeout_ms: 20_000,
-        };
+        let config = config();
         for (set, expected) in [
             ("off", "on"),
             ("local", "on"),
@@ -209,5 +239,61 @@ mod tests {
             let row = client.query_one("SHOW synchronous_commit", &[]).await.unwrap();
             assert_eq!(row.get::<_, String>(0), expected, "set to {set}");
         }
+    }
+
+    /// What a client sends first, if the server answers that it has no TLS, and what it sends then.
+    async fn talk_in_clear(parameters: &str) -> (u32, Option<u32>) {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        const STARTUP: u32 = 0x0003_0000;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let url = format!("postgres://u:hunter2@127.0.0.1:{port}/d{parameters}");
+        let client = tokio::spawn(async move {
+            let _ = Connector::parse(&url, &config()).unwrap().open().await;
+        });
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut code = async || {
+            stream.read_u32().await.ok()?;
+            let code = stream.read_u32().await.ok();
+            if code != Some(STARTUP) {
+                stream.write_all(b"N").await.ok()?;
+            }
+            code
+        };
+        let first = code().await.unwrap();
+        let then = if first == STARTUP { None } else { code().await };
+        drop(stream);
+        client.await.unwrap();
+        (first, then)
+    }
+
+    fn config() -> PostgresConfig {
+        PostgresConfig {
+            writers: 1,
+            readers: 1,
+            request_writers: 1,
+            job_connections: 1,
+            timeout_ms: 20_000,
+            query_timeout_ms: 20_000,
+        }
+    }
+
+    #[tokio::test]
+    async fn tls_is_offered_unless_it_is_disabled() {
+        const SSL_REQUEST: u32 = 80_877_103;
+        const STARTUP: u32 = 0x0003_0000;
+        assert_eq!(talk_in_clear("").await, (SSL_REQUEST, Some(STARTUP)));
+        assert_eq!(talk_in_clear("?sslmode=prefer").await, (SSL_REQUEST, Some(STARTUP)));
+        assert_eq!(talk_in_clear("?sslmode=require").await, (SSL_REQUEST, None));
+        assert_eq!(talk_in_clear("?sslmode=verify-full").await, (SSL_REQUEST, None));
+        assert_eq!(talk_in_clear("?sslmode=disable").await, (STARTUP, None));
+    }
+
+    #[test]
+    fn loopback_and_sockets_are_local() {
+        let local = |name: &str| is_local(&Host::Tcp(name.to_owned()));
+        assert!(local("localhost") && local("127.0.0.1") && local("::1"));
+        assert!(!local("db.example") && !local("10.0.0.1"));
+        assert!(is_local(&Host::Unix("/run/postgresql".into())));
     }
 }

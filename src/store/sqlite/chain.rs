@@ -25,8 +25,10 @@ fn follow(connection: &Connection) -> Result<ChainReport> {
             Ok(rows) => chain.follow(&pass, &rows),
             Err(Error::Corrupt { what }) => chain.end_unreadable(pass.number, &what),
             Err(
-                error
-                @ (Error::Unavailable { .. } | Error::Unknown { .. } | Error::Internal { .. }),
+                error @ (Error::Unavailable { .. }
+                | Error::Overdue { .. }
+                | Error::Unknown { .. }
+                | Error::Internal { .. }),
             ) => return Err(error),
         }
         if chain.is_broken() {

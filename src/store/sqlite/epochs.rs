@@ -8,7 +8,7 @@
 //! of attempts once the store is in use. A crash leaves files that are behind, which means nothing.
 
 use super::push_rows::PushRow;
-use super::{SqliteStore, corrupt, sql_error};
+use super::{FILE_MODE, SqliteStore, corrupt, sql_error};
 use crate::faults::planted;
 use crate::rules::digest::hex;
 use crate::rules::ids::TenantNo;
@@ -20,7 +20,7 @@ use crate::store::{Error, Result};
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -73,7 +73,7 @@ impl Marks {
 }
 
 fn open_file(path: &PathBuf) -> Option<File> {
-    match File::options().create(true).truncate(false).write(true).open(path) {
+    match File::options().create(true).truncate(false).write(true).mode(FILE_MODE).open(path) {
         Ok(file) => Some(file),
         Err(error) => {
             let path = path.display();

@@ -275,3 +275,26 @@ async fn a_query_is_given_up_after_its_time() {
     assert_eq!(store.list_tenants(None, 10).await.unwrap(), []);
     store.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_the_owner_may_read_a_store() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("new/data");
+    let store = SqliteStore::open(&directory, &settings()).unwrap();
+    store
+        .put_tenant(
+            &TenantId::parse("acme").unwrap(),
+            TenantFields::default(),
+            Timestamp::default(),
+        )
+        .await
+        .unwrap();
+    store.write_mark(&crate::rules::restore::Mark { store: "s".into(), number: 1 });
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&directory), 0o700);
+    for name in ["counterfoil.db", "counterfoil.db-wal", "counterfoil.db-shm", "lock", "epoch"] {
+        assert_eq!(mode(&directory.join(name)), 0o600, "{name}");
+    }
+    assert_eq!(mode(&parent.path().join("new/data.epoch")), 0o600);
+    store.close().await;
+}
