@@ -184,6 +184,8 @@ pub struct AlertsConfig {
     pub smtp_url: Secret,
     pub allow_private: bool,
     pub timeout_ms: u64,
+    /// Zero: never.
+    pub unmapped_after: Span,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -42,9 +42,11 @@ pub use serve::serve;
 use crate::clock::Clock;
 use crate::config::{Config, Secret, ServerConfig, Shadow};
 use crate::jobs::ingest::Ingest;
+use crate::jobs::unbilled::Slow;
 use crate::jobs::webhook::WebhookInbox;
 use crate::provider::Provider;
 use crate::rules::credit::DrawOrder;
+use crate::rules::timestamp::Timestamp;
 use crate::store::Store;
 use crate::tax::{self, TaxEngine};
 use admission::Admission;
@@ -82,6 +84,8 @@ pub struct App {
     shadow: bool,
     /// Held by the one comparison with the provider that is at work.
     comparing: tokio::sync::Mutex<()>,
+    /// What is not billed, as far as adding it up takes long, and when it was read.
+    unbilled: tokio::sync::Mutex<Option<(Timestamp, Slow)>>,
     /// The description of this interface, made once.
     openapi: Bytes,
 }
@@ -107,6 +111,7 @@ impl App {
             draw_order: config.credits.order,
             comparing: tokio::sync::Mutex::new(()),
             shadow: config.provider.shadow != Shadow::Off,
+            unbilled: tokio::sync::Mutex::default(),
             store,
             provider,
             ingest,

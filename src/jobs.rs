@@ -22,6 +22,7 @@ pub mod reconcile;
 pub mod restore;
 pub mod sagas;
 pub mod thresholds;
+pub mod unbilled;
 pub mod watch;
 pub mod webhook;
 

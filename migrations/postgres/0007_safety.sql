@@ -27,3 +27,6 @@ ALTER TABLE pass_rows ALTER COLUMN provider DROP NOT NULL;
 ALTER TABLE pass_rows ALTER COLUMN hash DROP NOT NULL;
 -- quantities that are not billed, by cause, with what is known of them, as JSON; null if none
 ALTER TABLE pass_rows ADD COLUMN marks text;
+
+-- Windows that were counted in shadow mode, to add them up.
+CREATE INDEX cuts_shadow ON cuts (meter_no) INCLUDE (total) WHERE shadow;

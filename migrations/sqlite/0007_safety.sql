@@ -74,3 +74,6 @@ SELECT pass_no, tenant_no, meter_no, day_start, day_end, ledger, pushed, provide
 FROM pass_rows;
 DROP TABLE pass_rows;
 ALTER TABLE pass_rows_next RENAME TO pass_rows;
+
+-- Windows that were counted in shadow mode, to add them up.
+CREATE INDEX cuts_shadow ON cuts (meter_no) WHERE shadow = 1;

@@ -1,10 +1,11 @@
 //! `counterfoil status`: whether billing is well, on one screen.
 //!
-//! Invariant: the three numbers that must be zero come first, and alone decide the exit code.
+//! Invariant: the first line says what the numbers are of. Those that must be zero come next, and
+//! alone decide the exit code.
 
 use super::EXIT_FINDINGS;
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, grouped, new_table, plain_json};
+use super::table::{cell, grouped, new_table, plain, plain_json};
 use anyhow::Context;
 use reqwest::Method;
 use serde::Deserialize;
@@ -12,14 +13,14 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-/// Show whether billing is well: three numbers that must be zero, and what is behind them
+/// Show whether billing is well: numbers that must be zero, and what is not billed
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil status
   counterfoil status --json
   counterfoil status > /dev/null || echo 'billing needs somebody'
 
-Exit code: 0 all three numbers are zero, 4 one is not, 1 the server could not be asked.")]
+Exit code: 0 all numbers that must be zero are, 4 one is not, 1 the server could not be asked.")]
 pub struct StatusArguments {
     #[command(flatten)]
     server: ServerArguments,
@@ -30,6 +31,14 @@ pub struct StatusArguments {
 
 #[derive(Deserialize)]
 struct Health {
+    /// Not every server tells these.
+    version: Option<String>,
+    provider: Option<String>,
+    shadow: Option<String>,
+    #[serde(default)]
+    unbilled: BTreeMap<String, BTreeMap<String, Option<String>>>,
+    #[serde(default)]
+    quarantined_more: bool,
     observed: u64,
     observed_long: u64,
     without_customer: u64,
@@ -40,7 +49,6 @@ struct Health {
     submitted: u64,
     submitted_long: u64,
     dead: u64,
-    unbilled_quantity: BTreeMap<String, String>,
     drifting_tenants: u64,
     /// Not every server counts these two; what is not told is not shown.
     findings_open: Option<u64>,
@@ -82,14 +90,16 @@ pub async fn run(arguments: &StatusArguments) -> anyhow::Result<ExitCode> {
     if arguments.json {
         println!("{}", plain_json(&body));
     } else {
-        print_three(&health);
+        print_server(&health);
+        print_zeros(&health);
+        print_unbilled(&health);
         print_rest(&health);
     }
     Ok(if health.is_well() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FINDINGS) })
 }
 
 impl Health {
-    fn three(&self) -> [(u64, &'static str, &'static str); 3] {
+    fn zeros(&self) -> [(u64, &'static str, &'static str); 6] {
         [
             (
                 self.observed_long,
@@ -106,17 +116,66 @@ impl Health {
                 "tenants with drift unresolved after two passes",
                 "counterfoil findings",
             ),
+            (self.dead, "dead letters", "counterfoil pushes --state dead"),
+            (
+                self.without_customer,
+                "pushes of tenants without a customer",
+                "counterfoil pushes --state waiting",
+            ),
+            (self.pages.open, "open pages", "counterfoil alerts"),
         ]
     }
 
     fn is_well(&self) -> bool {
-        self.three().iter().all(|(count, _, _)| *count == 0)
+        self.zeros().iter().all(|(count, _, _)| *count == 0)
     }
 }
 
-fn print_three(health: &Health) {
+/// What the numbers are of.
+fn print_server(health: &Health) {
+    let version = health.version.as_deref().unwrap_or("of an unknown version");
+    let provider = health.provider.as_deref().unwrap_or("none");
+    let shadow = health.shadow.as_deref().unwrap_or("unknown");
+    println!(
+        "counterfoil {}, provider {}, shadow {}",
+        plain(version),
+        plain(provider),
+        plain(shadow)
+    );
+    match (shadow, provider) {
+        ("nowhere" | "sandbox", _) => println!("SHADOW MODE: nothing is billed"),
+        (_, "none") => println!("there is no provider: nothing is billed"),
+        (_, _) => {}
+    }
+    println!();
+}
+
+/// Everything that is not billed, by meter and cause.
+fn print_unbilled(health: &Health) {
+    if health.unbilled.is_empty() {
+        println!("everything that was counted is billed, or on its way\n");
+        return;
+    }
+    let mut table = new_table(&["not billed", "cause", "quantity"], 2);
+    for (meter, causes) in &health.unbilled {
+        let total = causes.get("total").cloned().flatten().unwrap_or_default();
+        table.add_row([cell(meter), cell("total"), cell(grouped(total))]);
+        for (cause, quantity) in causes.iter().filter(|(cause, _)| *cause != "total") {
+            if let Some(quantity) = quantity {
+                table.add_row([cell(""), cell(cause.replace('_', " ")), cell(grouped(quantity))]);
+            }
+        }
+    }
+    println!("{table}");
+    if health.quarantined_more {
+        println!("and more quarantined events than were added up");
+    }
+    println!();
+}
+
+fn print_zeros(health: &Health) {
     let mut table = new_table(&["", "must be zero", "tells more", "now"], 3);
-    for (count, what, command) in health.three() {
+    for (count, what, command) in health.zeros() {
         let mark = if count == 0 { "✓" } else { "✗" };
         table.add_row([cell(mark), cell(what), cell(command), cell(grouped(count))]);
     }
@@ -130,8 +189,6 @@ fn print_rest(health: &Health) {
     };
     add("pushes observed", "counterfoil pushes --state observed", grouped(health.observed));
     add("pushes submitted", "counterfoil pushes --state submitted", grouped(health.submitted));
-    let without = "pushes that wait for tenants without a customer";
-    add(without, "counterfoil pushes --state waiting", grouped(health.without_customer));
     let kinds = [
         ("waits for a customer", &health.without_customer_usage),
         ("was too old to be sent", &health.unsent_usage),
@@ -142,11 +199,6 @@ fn print_rest(health: &Health) {
             add(&what, "counterfoil alerts", grouped(quantity));
         }
     }
-    add("dead letters", "counterfoil pushes --state dead", grouped(health.dead));
-    for (meter, quantity) in &health.unbilled_quantity {
-        let unbilled = format!("unbilled {meter}");
-        add(&unbilled, "counterfoil pushes --state dead", grouped(quantity));
-    }
     if let Some(findings) = health.findings_open {
         add("open findings", "counterfoil findings", grouped(findings));
     }
@@ -156,7 +208,6 @@ fn print_rest(health: &Health) {
         add("open alerts", "counterfoil alerts", grouped(alerts));
     }
     let pages = &health.pages;
-    add("open pages", "counterfoil alerts", grouped(pages.open));
     add("pages in the last day", "counterfoil alerts --all", grouped(pages.day));
     add("pages in the last week", "counterfoil alerts --all", pages.trend());
     let last = &health.last_pass;

@@ -7,22 +7,24 @@ use super::App;
 use super::auth::{Caller, Scope};
 use super::extract::{LIMIT_MAX, Query, parse_days};
 use super::problem::{Kind, Problem};
+use crate::jobs::unbilled::{Cause, Slow, Unbilled};
 use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
 use crate::provider::{Provider, TotalsQuery};
 use crate::rules::billing::Billing;
 use crate::rules::drift::{PushSums, WindowPush};
 use crate::rules::ids::{CustomerId, MeterNo, TenantId};
-use crate::rules::meter::Meter;
+use crate::rules::meter::{Catalog, Meter};
 use crate::rules::pass::{PassKind, PassState};
 use crate::rules::push::{CutState, WindowUsage};
 use crate::rules::quantity::Quantity;
 use crate::rules::rollup::FoldError;
+use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
 use crate::rules::window_life::WindowState;
 use crate::store::alert::AlertQuery;
-use crate::store::push::{PushAges, UnmappedSum};
+use crate::store::push::{PushAges, PushCounts, UnmappedSum};
 use crate::store::reconciliation::{FindingQuery, PassQuery};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -32,6 +34,16 @@ use std::sync::Arc;
 /// How pushes stand.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct BillingHealth {
+    /// The server's version.
+    version: &'static str,
+    /// Whom totals are pushed to; null if to nobody.
+    provider: Option<&'static str>,
+    /// `off`, or in shadow mode, where nothing is billed, `nowhere` or `sandbox`.
+    shadow: &'static str,
+    /// Everything that was counted and reaches no invoice as things stand, by meter.
+    unbilled: BTreeMap<String, UnbilledUsage>,
+    /// Whether there are more quarantined events than were added up.
+    quarantined_more: bool,
     /// Written down and not taken by the provider yet.
     observed: u64,
     /// Of those, for more than 5 minutes.
@@ -60,6 +72,77 @@ pub struct BillingHealth {
     webhooks_waiting: u64,
     pages: Pages,
     last_pass: LastPasses,
+}
+
+/// A meter's usage that is not billed, by cause, as decimal numbers; a cause without usage is null.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct UnbilledUsage {
+    /// All causes together.
+    total: String,
+    /// Dead letters.
+    dead: Option<String>,
+    /// Of tenants without a customer.
+    no_customer: Option<String>,
+    /// Too old to be sent when the tenant got a customer.
+    too_old: Option<String>,
+    /// Of events that were kept and not counted.
+    quarantined: Option<String>,
+    /// Counted in shadow mode.
+    shadow: Option<String>,
+    /// Used before the meter's `billing.from`.
+    before_from: Option<String>,
+    /// Held back by a saga.
+    held: Option<String>,
+}
+
+impl UnbilledUsage {
+    fn new(causes: &BTreeMap<Cause, Quantity>) -> Result<Self, Problem> {
+        let of = |cause| causes.get(&cause).map(|quantity| quantity.to_string());
+        Ok(Self {
+            total: Unbilled::total(causes).ok_or(FoldError)?.to_string(),
+            dead: of(Cause::Dead),
+            no_customer: of(Cause::NoCustomer),
+            too_old: of(Cause::TooOld),
+            quarantined: of(Cause::Quarantined),
+            shadow: of(Cause::Shadow),
+            before_from: of(Cause::BeforeFrom),
+            held: of(Cause::Held),
+        })
+    }
+}
+
+fn name_unbilled(
+    unbilled: &Unbilled,
+    catalog: &Catalog,
+) -> Result<BTreeMap<String, UnbilledUsage>, Problem> {
+    let mut named = BTreeMap::new();
+    for (meter, causes) in &unbilled.by_meter {
+        if let Some(meter) = catalog.get(*meter) {
+            named.insert(meter.slug.to_string(), UnbilledUsage::new(causes)?);
+        }
+    }
+    Ok(named)
+}
+
+/// What takes long to add up is kept for this time.
+const SLOW_KEPT: Span = Span::from_minutes(1);
+
+/// Everything unbilled; what takes long to add up may be a minute old.
+async fn read_unbilled(
+    app: &App,
+    catalog: &Catalog,
+    counts: &PushCounts,
+) -> Result<Unbilled, Problem> {
+    let now = app.clock.now();
+    let mut kept = app.unbilled.lock().await;
+    let young = |at: Timestamp| at <= now && now < SLOW_KEPT.after(at);
+    let slow = match kept.take().filter(|(at, _)| young(*at)) {
+        Some(kept) => kept,
+        None => (now, Slow::read(&*app.store, catalog).await?),
+    };
+    let unbilled = Unbilled::of(counts, &slow.1)?;
+    *kept = Some(slow);
+    Ok(unbilled)
 }
 
 /// A meter's usage of tenants that have, or had, no customer.
@@ -113,6 +196,7 @@ pub async fn get_billing_health(
     };
     let counts = app.store.count_pushes(ages).await?;
     let catalog = app.catalog.reload().await?;
+    let unbilled = read_unbilled(&app, &catalog, &counts).await?;
     let named = counts.unbilled.into_iter().filter_map(|(meter, quantity)| {
         Some((catalog.get(meter)?.slug.to_string(), quantity.to_string()))
     });
@@ -131,6 +215,15 @@ pub async fn get_billing_health(
     let findings = FindingQuery { open, limit, ..FindingQuery::default() };
     let alerts = AlertQuery { open, limit, ..AlertQuery::default() };
     Ok(axum::Json(BillingHealth {
+        version: env!("CARGO_PKG_VERSION"),
+        provider: app.provider.as_ref().map(|provider| provider.name()),
+        shadow: match (app.shadow, has_sandbox(&app)) {
+            (false, _) => "off",
+            (true, true) => "sandbox",
+            (true, false) => "nowhere",
+        },
+        unbilled: name_unbilled(&unbilled, &catalog)?,
+        quarantined_more: unbilled.quarantined_more,
         drifting_tenants: app.store.count_drifting_tenants().await?,
         findings_open: app.store.list_findings(findings).await?.len(),
         alerts_open: app.store.list_alerts(alerts).await?.len(),

@@ -22,12 +22,15 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// How often the counters of a day are read, which takes longer than the rest.
 const ACTIVITY_EVERY: Span = Span::from_minutes(5);
 const PAGE: usize = 1_000;
+const UNMAPPED_AFTER: Span = Span::from_hours(24);
 
 pub struct Alerter {
     store: Arc<dyn Store>,
     clock: Clock,
     holder: String,
     destinations: Vec<&'static str>,
+    /// How long usage may be without a customer before somebody is called; zero for ever.
+    unmapped_after: Span,
     memory: Mutex<Memory>,
 }
 
@@ -44,7 +47,13 @@ impl Alerter {
         holder: String,
         destinations: Vec<&'static str>,
     ) -> Self {
-        Self { store, clock, holder, destinations, memory: Mutex::default() }
+        let (unmapped_after, memory) = (UNMAPPED_AFTER, Mutex::default());
+        Self { store, clock, holder, destinations, unmapped_after, memory }
+    }
+
+    /// With another `alerts.unmapped_after` than a day.
+    pub fn paging_unmapped_after(self, unmapped_after: Span) -> Self {
+        Self { unmapped_after, ..self }
     }
 
     pub async fn run(self, stop: Stop) {
@@ -61,7 +70,7 @@ impl Alerter {
         let open = list_open(&*self.store).await?;
         let mut conditions = Vec::new();
         let mut scopes: Vec<Scope> = LOOKED_AT.into_iter().map(Scope::all).collect();
-        conditions.extend(self.pushes(now).await?);
+        conditions.extend(self.pushes(now, &open).await?);
         conditions.extend(self.findings().await?);
         conditions.extend(self.invoices(now).await?);
         conditions.extend(self.customers().await?);
@@ -72,7 +81,8 @@ impl Alerter {
         conditions.extend(conditions::store_health(&self.store.health()));
         if self.activity_due(now) {
             conditions.extend(self.activity(now, &open).await?);
-            scopes.extend([AlertKind::ConflictRate, AlertKind::Silence].map(Scope::all));
+            let kinds = [AlertKind::ConflictRate, AlertKind::QuarantineRate, AlertKind::Silence];
+            scopes.extend(kinds.map(Scope::all));
         }
         let changed = record(&*self.store, &open, &scopes, conditions, &self.destinations, now);
         let changed = changed.await?;
@@ -95,8 +105,9 @@ impl Alerter {
 
 /// Kinds that every look judges. Thresholds are judged where usage is counted, clocks by each
 /// server for itself.
-const LOOKED_AT: [AlertKind; 18] = [
+const LOOKED_AT: [AlertKind; 19] = [
     AlertKind::UsageUnmapped,
+    AlertKind::UsageUnmappedLong,
     AlertKind::UsageUnsent,
     AlertKind::CutFailing,
     AlertKind::SagaNeedsAttention,

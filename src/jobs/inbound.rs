@@ -52,7 +52,8 @@ impl InboundJobs {
         let holder = format!("server-{:016x}", random_number());
         let names: Vec<&'static str> = destinations.iter().map(|one| one.name()).collect();
         let (watched, own_store) = (Arc::clone(ingest.watched()), || Arc::clone(store));
-        let alerter = Alerter::new(own_store(), clock.clone(), holder.clone(), names.clone());
+        let alerter = Alerter::new(own_store(), clock.clone(), holder.clone(), names.clone())
+            .paging_unmapped_after(config.alerts.unmapped_after);
         tasks.spawn(alerter.run(stop.clone()));
         let thresholds = ThresholdWatcher::new(own_store(), clock.clone(), watched, names);
         tasks.spawn(thresholds.run(stop.clone()));

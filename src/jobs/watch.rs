@@ -3,12 +3,14 @@
 //! Invariant: a warning is logged when its number changes for the worse, not at every look, so that
 //! a long outage does not bury the log.
 
+use super::unbilled::{Cause, Slow, Unbilled};
 use super::{Stop, repeat};
 use crate::clock::Clock;
 use crate::rules::ids::MeterNo;
 use crate::rules::meter::Catalog;
 use crate::rules::quantity::Quantity;
 use crate::rules::span::Span;
+use crate::rules::timestamp::Timestamp;
 use crate::store::push::{PushAges, PushCounts};
 use crate::store::{self, Store};
 use std::collections::BTreeSet;
@@ -16,6 +18,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const PAUSE: Duration = Duration::from_secs(10);
+/// How often everything unbilled is added up, which takes longer than the rest.
+const UNBILLED_EVERY: Span = Span::from_minutes(10);
 /// A push that is observed for longer has met trouble.
 pub const OBSERVED_LONG: Span = Span::from_minutes(5);
 /// A push that is submitted for longer should have been confirmed.
@@ -25,11 +29,20 @@ pub struct Watcher {
     store: Arc<dyn Store>,
     clock: Clock,
     last: Mutex<PushCounts>,
+    unbilled: Mutex<Shown>,
+}
+
+/// What was last added up, and when.
+#[derive(Default)]
+struct Shown {
+    at: Option<Timestamp>,
+    slow: Slow,
+    unbilled: Unbilled,
 }
 
 impl Watcher {
     pub fn new(store: Arc<dyn Store>, clock: Clock) -> Self {
-        Self { store, clock, last: Mutex::default() }
+        Self { store, clock, last: Mutex::default(), unbilled: Mutex::default() }
     }
 
     pub async fn run(self, stop: Stop) {
@@ -55,6 +68,7 @@ impl Watcher {
         ] {
             metrics::gauge!("counterfoil_pushes", "state" => name).set(gauge(&count.to_string()));
         }
+        self.show_unbilled(&catalog, &counts, now).await?;
         let mut last = self.last.lock().expect("no holder panics");
         // A meter of which nothing is unbilled any more is not listed; its gauge must fall.
         let paid = last.unbilled.iter().map(|(meter, _)| (*meter, Quantity::ZERO));
@@ -67,6 +81,40 @@ impl Watcher {
         let warnings = warn_of_change(&last, &counts);
         *last = counts;
         Ok(warnings)
+    }
+
+    /// Shows everything unbilled by meter and cause.
+    async fn show_unbilled(
+        &self,
+        catalog: &Catalog,
+        counts: &PushCounts,
+        now: Timestamp,
+    ) -> store::Result<()> {
+        let at = self.unbilled.lock().expect("no holder panics").at;
+        let due = at.is_none_or(|at| at > now || UNBILLED_EVERY.after(at) <= now);
+        let read = if due { Some(Slow::read(&*self.store, catalog).await?) } else { None };
+        let mut shown = self.unbilled.lock().expect("no holder panics");
+        if let Some(slow) = read {
+            (shown.at, shown.slow) = (Some(now), slow);
+        }
+        let unbilled = Unbilled::of(counts, &shown.slow)?;
+        // What is billed by now is not listed; its gauge must fall.
+        let meters = shown.unbilled.by_meter.keys().chain(unbilled.by_meter.keys());
+        let meters: BTreeSet<MeterNo> = meters.copied().collect();
+        for meter in meters {
+            let slug = catalog.get(meter).map_or_else(String::new, |m| m.slug.to_string());
+            for cause in Cause::ALL {
+                let causes = unbilled.by_meter.get(&meter);
+                let quantity = causes.and_then(|causes| causes.get(&cause)).copied();
+                let quantity = quantity.unwrap_or_default().to_string();
+                metrics::gauge!(
+                    "counterfoil_unbilled", "meter" => slug.clone(), "cause" => cause.name()
+                )
+                .set(gauge(&quantity));
+            }
+        }
+        shown.unbilled = unbilled;
+        Ok(())
     }
 }
 

@@ -1,7 +1,9 @@
 //! Whether a tenant behaves as it used to: how many of its events conflict, and whether it has
 //! fallen silent.
 //!
-//! Invariant: silence is not zero usage. A tenant that sent something in most hours of a day and
+//! Invariant: only what is counted, or was before, is a sign of life: a tenant whose events are all
+//! quarantined, in conflict or refused is as silent as one that sends none. Silence is not zero
+//! usage. A tenant that sent something in most hours of a day and
 //! then nothing is silent until it sends again; one that never sent much is not.
 
 use super::verdict::Tally;
@@ -16,6 +18,9 @@ pub const HOURS: usize = 24 + SILENT_HOURS;
 const CONFLICTS_MIN: u64 = 10;
 /// Of a hundred events.
 const CONFLICTS_PERCENT: u64 = 1;
+/// The same for events that are kept and not counted.
+const QUARANTINED_MIN: u64 = 10;
+const QUARANTINED_PERCENT: u64 = 1;
 
 /// Whether a tenant is silent, by what it sent in each of the last [`HOURS`] whole hours, oldest
 /// first; `was_silent` says whether it was at the look before.
@@ -31,6 +36,18 @@ pub fn judge_conflicts(tally: &Tally) -> bool {
     let received = tally.received();
     tally.conflicts >= CONFLICTS_MIN
         && tally.conflicts.saturating_mul(100) >= received.saturating_mul(CONFLICTS_PERCENT)
+}
+
+/// Whether too many of a tenant's events are kept and not counted.
+pub fn judge_quarantine(tally: &Tally) -> bool {
+    let received = tally.received();
+    tally.quarantined >= QUARANTINED_MIN
+        && tally.quarantined.saturating_mul(100) >= received.saturating_mul(QUARANTINED_PERCENT)
+}
+
+/// Events of a tally that show that the tenant's usage is counted.
+pub fn signs_of_life(tally: &Tally) -> u64 {
+    tally.accepted + tally.duplicates
 }
 
 #[cfg(test)]
@@ -53,6 +70,22 @@ mod tests {
         check(24, 1, false, false);
         check(24, 1, true, false);
         check(0, 0, false, false);
+    }
+
+    #[test]
+    fn what_is_not_counted_is_no_sign_of_life() {
+        let tally = Tally { conflicts: 5, quarantined: 7, rejected: 9, ..Tally::default() };
+        assert_eq!(signs_of_life(&tally), 0);
+        let tally = Tally { accepted: 1, duplicates: 2, ..tally };
+        assert_eq!(signs_of_life(&tally), 3);
+        let check = |accepted: u64, quarantined: u64, expected: bool| {
+            let tally = Tally { accepted, quarantined, ..Tally::default() };
+            assert_eq!(judge_quarantine(&tally), expected, "{accepted} {quarantined}");
+        };
+        check(0, 9, false);
+        check(0, 10, true);
+        check(990, 10, true);
+        check(991, 10, false);
     }
 
     #[test]

@@ -59,6 +59,8 @@ pub enum AlertKind {
     Unbilled,
     /// Many events came under keys that other payloads hold.
     ConflictRate,
+    /// Many events were too old or too far ahead, and are kept and not counted.
+    QuarantineRate,
     /// A tenant that was active has sent nothing for some time.
     Silence,
     /// Clocks contradict each other, and money stands still until they agree.
@@ -93,18 +95,21 @@ pub enum AlertKind {
     NightlyLate,
     /// Usage of tenants without a customer is billed to nobody.
     UsageUnmapped,
+    /// The same for longer than `alerts.unmapped_after`.
+    UsageUnmappedLong,
     /// Usage was too old to be sent when its tenant got a customer.
     UsageUnsent,
 }
 
 impl AlertKind {
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::PushesObservedLong,
         Self::PushesSubmittedLong,
         Self::DriftUnresolved,
         Self::DeadLetters,
         Self::Unbilled,
         Self::ConflictRate,
+        Self::QuarantineRate,
         Self::Silence,
         Self::ClockInDoubt,
         Self::AccountChanged,
@@ -122,6 +127,7 @@ impl AlertKind {
         Self::LogLarge,
         Self::NightlyLate,
         Self::UsageUnmapped,
+        Self::UsageUnmappedLong,
         Self::UsageUnsent,
     ];
 
@@ -133,6 +139,7 @@ impl AlertKind {
             Self::DeadLetters => "dead_letters",
             Self::Unbilled => "unbilled",
             Self::ConflictRate => "conflict_rate",
+            Self::QuarantineRate => "quarantine_rate",
             Self::Silence => "silence",
             Self::ClockInDoubt => "clock_in_doubt",
             Self::AccountChanged => "account_changed",
@@ -150,6 +157,7 @@ impl AlertKind {
             Self::LogLarge => "log_large",
             Self::NightlyLate => "nightly_late",
             Self::UsageUnmapped => "usage_unmapped",
+            Self::UsageUnmappedLong => "usage_unmapped_long",
             Self::UsageUnsent => "usage_unsent",
         }
     }
@@ -174,9 +182,11 @@ impl AlertKind {
             | Self::SagaNeedsAttention
             | Self::CutFailing
             | Self::FoldStopped
-            | Self::NightlyLate => Severity::Page,
+            | Self::NightlyLate
+            | Self::UsageUnmappedLong => Severity::Page,
             Self::Unbilled
             | Self::ConflictRate
+            | Self::QuarantineRate
             | Self::Silence
             | Self::PaymentFailed
             | Self::UsageThreshold

@@ -497,7 +497,7 @@ mod tests {
         check(&[push("5", Dead, Refused, 1)], "0", (Verdict::Replay, Reason::Refused));
         check(&[push("5", Dead, Refused, 1)], "5", (Verdict::Undecidable, Reason::Doubtful));
         check(&[push("5", Dead, Undecidable, 1)], "3", (Verdict::Undecidable, Reason::Doubtful));
-        check(&[push("5", Dead, Discarded, 1)], "0", (Verdict::Equal, Reason::Matches));
+        check(&[push("5", Dead, Discarded, 1)], "0", (Verdict::WrittenOff, Reason::Discarded));
         check(&[push("5", Dead, Discarded, 1)], "5", (Verdict::Undecidable, Reason::Doubtful));
         let huge = [push("123456789012345", PushState::Confirmed, Confirmed, 1)];
         check(&huge, "5", (Verdict::Undecidable, Reason::Digits));

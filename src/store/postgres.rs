@@ -59,6 +59,7 @@ mod thresholds;
 mod timelines;
 mod tls;
 mod transaction;
+mod unbilled;
 mod waiting;
 mod webhooks;
 

@@ -292,6 +292,18 @@ pub struct PushCounts {
     pub unbilled: Vec<(MeterNo, Quantity)>,
 }
 
+/// Usage that was counted and reaches no invoice as things stand, by meter; beside what
+/// [`PushCounts`] says of dead letters and of tenants without a customer.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct UnbilledSums {
+    /// Counted in shadow mode.
+    pub shadow: BTreeMap<MeterNo, Quantity>,
+    /// Used before the meter is billed.
+    pub before_from: BTreeMap<MeterNo, Quantity>,
+    /// Pushes that a saga holds back.
+    pub held: BTreeMap<MeterNo, Quantity>,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PushAges {
     pub observed_before: Timestamp,
@@ -414,6 +426,9 @@ pub trait Pushes: Send + Sync {
     async fn discard_push(&self, number: u64, reason: &str, at: Timestamp) -> Result<Ruling>;
 
     async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts>;
+    /// Adds up what is not billed: of each meter that is given, with when billing of it begins.
+    /// Trials are left out. Reads every total before that moment: not for a hot path.
+    async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums>;
     async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes>;
 }
 

@@ -53,6 +53,7 @@ mod segment;
 mod summaries;
 mod thresholds;
 mod timelines;
+mod unbilled;
 mod waiting;
 mod webhooks;
 mod window_pushes;

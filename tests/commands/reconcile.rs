@@ -184,7 +184,8 @@ fn row(tenant: &str, day: u32, provider: &str, verdict: &str) -> Value {
 
 fn healthy() -> Value {
     json!({
-        "observed": 1, "observed_long": 0, "without_customer": 0, "submitted": 2,
+        "version": "0.1.0", "provider": "stripe", "shadow": "off", "unbilled": {},
+        "quarantined_more": false, "observed": 1, "observed_long": 0, "without_customer": 0, "submitted": 2,
         "submitted_long": 0, "dead": 0, "unbilled_quantity": {}, "drifting_tenants": 0,
         "findings_open": 0, "webhooks_waiting": 0, "alerts_open": 0,
         "pages": {"open": 0, "day": 0, "week": 1, "week_before": 4},
@@ -300,11 +301,15 @@ fn applying_says_what_was_done() {
 }
 
 #[test]
-fn the_three_numbers_decide() {
+fn numbers_that_must_be_zero_decide() {
     let (code, shown, _) = Canned::start(json!([]), healthy()).run(&["status"]);
-    assert_eq!((code, shown.matches('✓').count(), shown.matches('✗').count()), (Some(0), 3, 0));
+    assert_eq!((code, shown.matches('✓').count(), shown.matches('✗').count()), (Some(0), 6, 0));
     assert!(shown.contains("↓ 1, before 4") && shown.contains("never"), "{shown}");
-    for number in ["observed_long", "submitted_long", "drifting_tenants"] {
+    assert!(shown.starts_with("counterfoil 0.1.0, provider stripe, shadow off\n"), "{shown}");
+    assert!(shown.contains("everything that was counted is billed"), "{shown}");
+    let numbers =
+        ["observed_long", "submitted_long", "drifting_tenants", "dead", "without_customer"];
+    for number in numbers {
         let mut health = healthy();
         health[number] = json!(2);
         let server = Canned::start(json!([]), health.clone());
@@ -314,11 +319,17 @@ fn the_three_numbers_decide() {
         assert_eq!((code, serde_json::from_str(&text).ok()), (Some(4), Some(health)));
     }
     let mut health = healthy();
+    health["pages"]["open"] = json!(1);
+    assert_eq!(Canned::start(json!([]), health).run(&["status"]).0, Some(4));
+    let mut health = healthy();
     health.as_object_mut().unwrap().remove("alerts_open");
     health.as_object_mut().unwrap().remove("findings_open");
-    (health["dead"], health["unbilled_quantity"]) = (json!(1), json!({"api_calls": "1234.5"}));
+    health["shadow"] = json!("nowhere");
+    health["unbilled"] =
+        json!({"api_calls": {"total": "1234.5", "dead": null, "before_from": "1234.5"}});
     let (code, shown, _) = Canned::start(json!([]), health).run(&["status"]);
-    assert!(code == Some(0) && shown.contains("1,234.5"), "{shown}");
+    assert!(code == Some(0) && shown.contains("SHADOW MODE: nothing is billed"), "{shown}");
+    assert!(shown.contains("1,234.5") && shown.contains("before from"), "{shown}");
 }
 
 #[test]

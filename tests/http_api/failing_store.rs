@@ -13,7 +13,7 @@ use counterfoil::store::clock::{Clocks, TimeMarks};
 use counterfoil::store::push::{
     AttemptIntent, ClaimedPush, CutOrder, CutReport, CutTerms, Cuts, Lease, Leases, OpenPushes,
     Push, PushAges, PushClaim, PushCounts, PushQuery, PushRelease, PushTrace, Pushes, Ruling,
-    Settlement, SubmittedWindow, UnsentUsage,
+    Settlement, SubmittedWindow, UnbilledSums, UnsentUsage,
 };
 use counterfoil::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
@@ -246,6 +246,9 @@ impl Pushes for FailingStore {
     }
     async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts> {
         self.up()?.count_pushes(ages).await
+    }
+    async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums> {
+        self.up()?.sum_unbilled(meters).await
     }
     async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes> {
         self.up()?.count_open_pushes(tenant).await

@@ -11,11 +11,35 @@ use std::sync::Arc;
 async fn alerts(world: &World) -> Vec<(&'static str, String, String)> {
     let alerter =
         Alerter::new(Arc::clone(&world.store), world.clock.clone(), "test".into(), vec![]);
+    // An alert that is open for long is looked at once more.
+    alerter.look().await.unwrap();
     alerter.look().await.unwrap();
     let query = AlertQuery { open: Some(true), limit: 100, ..AlertQuery::default() };
     let open = world.store.list_alerts(query).await.unwrap();
     let usage = open.into_iter().filter(|alert| alert.kind.name().starts_with("usage_un"));
     usage.map(|alert| (alert.kind.name(), alert.subject, alert.summary)).collect()
+}
+
+#[tokio::test]
+async fn usage_without_a_customer_pages_after_a_day() {
+    let world = World::new().await;
+    world.meter("calls", CALLS).await;
+    world.used("free", "7", "2026-11-15T12:00:00Z").await;
+    world.pass_hours(3);
+    world.cut().await;
+    let kinds = async || -> Vec<&'static str> {
+        let mut kinds: Vec<_> = alerts(&world).await.into_iter().map(|(kind, ..)| kind).collect();
+        kinds.sort_unstable();
+        kinds
+    };
+    assert_eq!(kinds().await, ["usage_unmapped"]);
+    world.pass_hours(23);
+    assert_eq!(kinds().await, ["usage_unmapped"]);
+    world.pass_hours(1);
+    assert_eq!(kinds().await, ["usage_unmapped", "usage_unmapped_long"]);
+    world.tenant("free").await;
+    world.push().await;
+    assert_eq!(kinds().await, Vec::<&str>::new());
 }
 
 #[tokio::test]

@@ -137,6 +137,41 @@ pub async fn silence_is_not_the_same_as_nothing(ground: Ground) {
     assert_eq!(world.told(AlertKind::Silence), [Opened, Resolved]);
 }
 
+pub async fn quarantined_events_alert_and_are_no_sign_of_life(ground: Ground) {
+    let (world, _) = World::usual(ground).await;
+    // A producer that comes back after eight days.
+    let send = |hour: u32, occurred_at: String, count: usize| {
+        let world = &world;
+        async move {
+            for number in 0..count {
+                let id = format!("{hour}-{number}");
+                let event = world.event(("acme", "calls"), &id, "5", &occurred_at).await;
+                world.deliver(vec![event]).await;
+            }
+            world.clock.advance(3_600_000_000);
+            world.look().await;
+        }
+    };
+    for hour in 0..25 {
+        send(hour, world.clock.now().to_string(), 1).await;
+    }
+    assert_eq!(world.alerts().await, []);
+    for hour in 25..28 {
+        let old = world.clock.now().saturating_add_micros(-8 * 24 * 3_600_000_000);
+        send(hour, old.to_string(), 20).await;
+    }
+    assert_eq!(world.told(AlertKind::QuarantineRate), [Opened]);
+    assert_eq!(world.told(AlertKind::Silence), [Opened]);
+    let alerts = world.alerts().await;
+    let alert = alerts.iter().find(|one| one.kind == AlertKind::QuarantineRate).unwrap();
+    assert!(alert.summary.contains("events of acme were too old"), "{}", alert.summary);
+    for hour in 28..34 {
+        send(hour, world.clock.now().to_string(), 1).await;
+    }
+    assert_eq!(world.told(AlertKind::QuarantineRate), [Opened, Resolved]);
+    assert_eq!(world.told(AlertKind::Silence), [Opened, Resolved]);
+}
+
 pub async fn webhooks_that_wait(ground: Ground) {
     let (world, customer) = World::usual(ground).await;
     world.work().await;

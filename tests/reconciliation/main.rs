@@ -135,6 +135,7 @@ on_every_store! {
         windows_of_a_shadow_are_marked,
         a_server_in_shadow_calls_nothing_equal,
         a_tenant_without_a_customer_has_its_row,
+        everything_unbilled_is_one_number,
     }
     numbers {
         the_three_numbers_return_to_zero,
@@ -147,6 +148,7 @@ on_every_store! {
         an_opening_that_nobody_heard_is_given_up,
         conflicts_beyond_the_usual,
         silence_is_not_the_same_as_nothing,
+        quarantined_events_alert_and_are_no_sign_of_life,
         webhooks_that_wait,
         thresholds_are_told_once_in_a_period,
     }

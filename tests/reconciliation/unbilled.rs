@@ -3,12 +3,13 @@
 
 use crate::world::{CALLS, Ground, World, quantity};
 use counterfoil::config::Shadow;
+use counterfoil::jobs::unbilled::{Cause, Slow, Unbilled};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
 use counterfoil::rules::pass::{PassKind, PassRow};
 use counterfoil::simulator::FaultKind;
-use counterfoil::store::push::Ruling;
+use counterfoil::store::push::{PushAges, Ruling};
 
 const FROM: &str = "2026-11-15T00:00:00Z";
 const TO: &str = "2026-11-16T00:00:00Z";
@@ -128,4 +129,42 @@ pub async fn a_tenant_without_a_customer_has_its_row(ground: Ground) {
     world.tenant("nobody").await;
     world.hours(3).await;
     check(&only_row(&world).await, ("9", "9", Some("9")), (Verdict::Equal, Reason::Matches));
+}
+
+pub async fn everything_unbilled_is_one_number(ground: Ground) {
+    let world = World::on(ground).await;
+    world.meter("calls", CALLS).await;
+    world.tenant("acme").await;
+    let shadow = world.other_server(|config| config.provider.shadow = Shadow::Nowhere);
+    world.used("5", "2026-11-15T10:10:00Z").await;
+    world.used("0.5", "2026-11-14T10:10:00Z").await;
+    world.clock.advance(3_600_000_000);
+    shadow.cutter.flush().await.unwrap();
+    shadow.cutter.pass().await.unwrap();
+    world.fault(FaultKind::AsyncRejection, 1);
+    world.used("7", "2026-11-15T12:10:00Z").await;
+    world.hours(2).await;
+    world.used_by("nobody", "calls", "11", "2026-11-15T12:10:00Z").await;
+    let old = world.event(("acme", "calls"), "old", "13", "2026-11-01T00:00:00Z").await;
+    world.deliver(vec![old]).await;
+    world.used("100", "2026-11-15T14:10:00Z").await;
+    world.hours(4).await;
+    let now = world.clock.now();
+    let ages = PushAges { observed_before: now, submitted_before: now };
+    let counts = world.store.count_pushes(ages).await.unwrap();
+    let catalog = world.store.load_catalog().await.unwrap();
+    let slow = Slow::read(&*world.store, &catalog).await.unwrap();
+    let unbilled = Unbilled::of(&counts, &slow).unwrap();
+    let causes = &unbilled.by_meter[&world.meter_no("calls").await];
+    let expected = [
+        (Cause::Dead, "7"),
+        (Cause::NoCustomer, "11"),
+        (Cause::Quarantined, "13"),
+        (Cause::Shadow, "5"),
+        (Cause::BeforeFrom, "0.5"),
+    ];
+    let expected = expected.map(|(cause, text)| (cause, quantity(text)));
+    assert_eq!(causes.iter().map(|(cause, sum)| (*cause, *sum)).collect::<Vec<_>>(), expected);
+    assert_eq!(Unbilled::total(causes), Some(quantity("36.5")));
+    assert!(!unbilled.quarantined_more);
 }

@@ -14,7 +14,7 @@ use counterfoil::store::clock::{Clocks, TimeMarks};
 use counterfoil::store::push::{
     AttemptIntent, ClaimedPush, CutOrder, CutReport, CutTerms, Cuts, Lease, Leases, OpenPushes,
     Push, PushAges, PushClaim, PushCounts, PushQuery, PushRelease, PushTrace, Pushes, Ruling,
-    Settlement, SubmittedWindow, UnsentUsage,
+    Settlement, SubmittedWindow, UnbilledSums, UnsentUsage,
 };
 use counterfoil::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
@@ -219,6 +219,9 @@ impl Pushes for ScriptedStore {
     }
     async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts> {
         self.through("count_pushes", self.inner.count_pushes(ages)).await
+    }
+    async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums> {
+        self.through("sum_unbilled", self.inner.sum_unbilled(meters)).await
     }
     async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes> {
         self.through("count_open_pushes", self.inner.count_open_pushes(tenant)).await

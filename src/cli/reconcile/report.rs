@@ -116,6 +116,15 @@ fn verdict_sentence(pass: &Pass, figures: &Figures) -> (&'static str, String) {
         let text = format!("This pass is incomplete and proves nothing: {}.", escape(detail));
         return ("open", text);
     }
+    let aside: u64 = Verdict::ALL
+        .into_iter()
+        .filter(|verdict| verdict.needs_no_reading() || *verdict == Verdict::WrittenOff)
+        .map(|verdict| pass.count(verdict))
+        .sum();
+    if aside > 0 {
+        let windows = counted(aside, "window holds", "windows hold");
+        return ("open", format!("Nothing drifts; {windows} usage that is not billed."));
+    }
     match (pass.windows, waiting) {
         (0, _) => ("open", "There was nothing to compare in this range.".into()),
         (_, 0) => ("good", "Ledger and provider agree in every window.".into()),

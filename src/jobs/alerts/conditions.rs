@@ -5,12 +5,14 @@ use crate::jobs::cut::{CutFailure, read_failures};
 use crate::jobs::mirror::list_all;
 use crate::jobs::reconcile::list_open_findings;
 use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
-use crate::rules::activity::{HOURS, judge_conflicts, judge_silence};
+use crate::rules::activity::{
+    HOURS, judge_conflicts, judge_quarantine, judge_silence, signs_of_life,
+};
 use crate::rules::alert::{Alert, AlertKind, Condition};
 use crate::rules::command::{curl, shell_option, shell_word, url_part};
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::finding::{Finding, FindingKind};
-use crate::rules::ids::TenantId;
+use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::invoice::{Dunning, Invoice, judge_dunning};
 use crate::rules::meter::Catalog;
 use crate::rules::mirror::{ObjectKind, Snapshot};
@@ -74,7 +76,11 @@ pub(super) fn store_health(health: &Health) -> Vec<Condition> {
 
 impl Alerter {
     /// Two of the three numbers, dead letters, and what is unbilled.
-    pub(super) async fn pushes(&self, now: Timestamp) -> store::Result<Vec<Condition>> {
+    pub(super) async fn pushes(
+        &self,
+        now: Timestamp,
+        open: &[Alert],
+    ) -> store::Result<Vec<Condition>> {
         let ages = PushAges {
             observed_before: OBSERVED_LONG.before(now),
             submitted_before: SUBMITTED_LONG.before(now),
@@ -102,15 +108,7 @@ impl Alerter {
             found.push(condition(AlertKind::DeadLetters, "", summary, command));
         }
         let catalog = self.store.load_catalog().await?;
-        for (number, sum) in counts.without_customer {
-            let Some(meter) = catalog.get(number) else { continue };
-            let UnmappedSum { tenants, quantity, .. } = sum;
-            let slug = meter.slug.as_str();
-            let summary =
-                format!("{quantity} of {slug} by {tenants} tenants without a customer is not sent");
-            let command = format!("counterfoil pushes --state waiting --meter {slug}");
-            found.push(condition(AlertKind::UsageUnmapped, slug, summary, &command));
-        }
+        found.extend(self.unmapped(&catalog, &counts.without_customer, (now, open)));
         found.extend(self.unsent(&catalog, now).await?);
         for (number, mut quantity) in counts.unbilled {
             let Some(meter) = catalog.get(number) else { continue };
@@ -126,6 +124,34 @@ impl Alerter {
             found.push(condition(AlertKind::Unbilled, slug, summary, &command));
         }
         Ok(found)
+    }
+
+    /// Usage of tenants without a customer, by meter; a page once the notice is open for long.
+    fn unmapped(
+        &self,
+        catalog: &Catalog,
+        sums: &BTreeMap<MeterNo, UnmappedSum>,
+        (now, open): (Timestamp, &[Alert]),
+    ) -> Vec<Condition> {
+        let mut found = Vec::new();
+        for (number, UnmappedSum { tenants, quantity, .. }) in sums {
+            let Some(meter) = catalog.get(*number) else { continue };
+            let slug = meter.slug.as_str();
+            let summary =
+                format!("{quantity} of {slug} by {tenants} tenants without a customer is not sent");
+            let command = format!("counterfoil pushes --state waiting --meter {slug}");
+            let told = |alert: &&Alert| {
+                let long = self.unmapped_after.after(alert.opened_at) <= now;
+                alert.kind == AlertKind::UsageUnmapped && alert.subject == slug && long
+            };
+            let pages = self.unmapped_after.micros() > 0;
+            if let Some(alert) = open.iter().find(told).filter(|_| pages) {
+                let summary = format!("{summary} since {}", alert.opened_at);
+                found.push(condition(AlertKind::UsageUnmappedLong, slug, summary, &command));
+            }
+            found.push(condition(AlertKind::UsageUnmapped, slug, summary, &command));
+        }
+        found
     }
 
     /// Usage that was too old to be sent when its tenant got a customer: one figure each.
@@ -345,9 +371,10 @@ impl Alerter {
             }
             let hours = sent.entry(tenant.clone()).or_insert([0; HOURS]);
             match hours.get_mut(place) {
-                Some(count) => *count += row.tally.received(),
-                // What it sends in this very hour ends its silence.
-                None => drop(awake.insert(tenant)),
+                Some(count) => *count += signs_of_life(&row.tally),
+                // What is counted in this very hour ends its silence.
+                None if signs_of_life(&row.tally) > 0 => drop(awake.insert(tenant)),
+                None => {}
             }
         }
         let was_silent = |tenant: &TenantId| {
@@ -367,7 +394,8 @@ impl Alerter {
             .iter()
             .filter(silent)
             .map(|(tenant, _)| {
-                let summary = format!("{tenant} sent events every hour and then none for 3 hours");
+                let summary =
+                    format!("events of {tenant} were counted every hour and then none for 3 hours");
                 let command =
                     curl(&format!("/v1/events?tenant={}&limit=1", url_part(tenant.as_str())));
                 condition(AlertKind::Silence, tenant.as_str(), summary, &command)
@@ -384,8 +412,22 @@ impl Alerter {
                 condition(AlertKind::ConflictRate, tenant.as_str(), summary, &command)
             },
         ));
+        found.extend(quarantined(&lately));
         Ok(found)
     }
+}
+
+/// Tenants of which many events are kept and not counted.
+fn quarantined(lately: &BTreeMap<TenantId, Tally>) -> impl Iterator<Item = Condition> {
+    lately.iter().filter(|(_, tally)| judge_quarantine(tally)).map(|(tenant, tally)| {
+        let (quarantined, received) = (tally.quarantined, tally.received());
+        let summary = format!(
+            "{quarantined} of {received} events of {tenant} were too old or too far ahead, and are \
+             not counted"
+        );
+        let command = curl(&format!("/v1/quarantine?tenant={}", url_part(tenant.as_str())));
+        condition(AlertKind::QuarantineRate, tenant.as_str(), summary, &command)
+    })
 }
 
 fn of_tenant(tenant: &TenantId) -> String {

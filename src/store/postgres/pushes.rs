@@ -22,17 +22,18 @@ use super::scalars::{
     SqlTimestamp, column, corrupt, read_count, read_ordinal, write_count, write_limit,
 };
 use super::transaction::{Done, Transaction};
+use super::unbilled;
 use super::waiting;
 use crate::faults::planted;
 use crate::rules::delivery::{Class, PushState};
-use crate::rules::ids::{CustomerId, TenantId};
+use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::epoch::Uncompared;
 use crate::store::push::{
     AttemptIntent, ClaimedPush, OpenPushes, Push, PushAges, PushClaim, PushCounts, PushQuery,
-    PushRelease, PushTrace, Pushes, Ruling, Settlement, SubmittedWindow, UnsentUsage,
+    PushRelease, PushTrace, Pushes, Ruling, Settlement, SubmittedWindow, UnbilledSums, UnsentUsage,
 };
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
@@ -115,6 +116,10 @@ impl Pushes for PostgresStore {
 
     async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts> {
         push_history::count_pushes(self.reader().await?, ages).await
+    }
+
+    async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums> {
+        unbilled::sum_unbilled(self.reader().await?, &meters).await
     }
 
     async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes> {

@@ -18,7 +18,7 @@ use super::segment::overflow;
 use super::summaries::find_summary;
 use super::window_pushes::{customer_of_window, read_window_pushes};
 use super::writer::Writer;
-use super::{SqliteStore, corrupt, epochs, restores, sql_error, waiting};
+use super::{SqliteStore, corrupt, epochs, restores, sql_error, unbilled, waiting};
 use crate::faults::planted;
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, Next, PushState, Retry, judge_discard, judge_retry};
@@ -33,7 +33,7 @@ use crate::store::Result;
 use crate::store::push::{
     AttemptIntent, ClaimedPush, OpenPushes, Push, PushAges, PushClaim, PushCounts, PushQuery,
     PushRelease, PushTrace, Pushes, Right, Ruling, Settlement, SubmittedWindow, TransitionLine,
-    UNRESOLVED, UnsentUsage, log_transition,
+    UNRESOLVED, UnbilledSums, UnsentUsage, log_transition,
 };
 use async_trait::async_trait;
 use hashbrown::{HashMap, HashSet};
@@ -148,6 +148,11 @@ impl Pushes for SqliteStore {
 
     async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts> {
         self.read(move |_, connection| push_listing::count_pushes(connection, ages)).await
+    }
+
+    async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums> {
+        self.read(move |shared, connection| unbilled::sum_unbilled(shared, connection, &meters))
+            .await
     }
 
     async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes> {

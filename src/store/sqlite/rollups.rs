@@ -7,10 +7,11 @@
 
 use super::fold::read_state;
 use super::memory::Memory;
-use super::segment::ClosedSegment;
+use super::segment::{ClosedSegment, overflow};
 use super::{Shared, corrupt, sql_error};
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::{Aggregation, Catalog};
+use crate::rules::push::WindowUsage;
 use crate::rules::quantity::Quantity;
 use crate::rules::rollup::{Accumulator, Group, Rollup, RollupKey};
 use crate::rules::timestamp::Timestamp;
@@ -55,6 +56,50 @@ pub fn read_usage_writing(
     drop(memory);
     rows.extend(rows_closed(connection, &snapshot, tenant, meter, range, &catalog)?);
     Ok(rows)
+}
+
+/// What all tenants used of each meter before its moment, trials left out, in one snapshot. Tenant
+/// by tenant, so that the totals before a moment are found by their key.
+pub fn sum_before(
+    shared: &Shared,
+    connection: &Connection,
+    meters: &[(MeterNo, Timestamp)],
+) -> Result<BTreeMap<MeterNo, Quantity>> {
+    let (snapshot, (open, catalog)) = shared.consistent_snapshot(connection, |memory| {
+        let mut open: Vec<(MeterNo, UsageRow)> = Vec::new();
+        for ((_, meter), (start, group), rollup) in memory.open.all_rollups() {
+            if meters.iter().any(|(one, from)| one == meter && start < from) {
+                let (group, rollup) = (group.clone(), rollup.clone());
+                open.push((*meter, UsageRow { bucket_start: *start, group, rollup }));
+            }
+        }
+        (open, Arc::clone(&memory.catalog))
+    })?;
+    let mut select = connection
+        .prepare_cached("-- sum_before\nSELECT tenant_no FROM tenants")
+        .map_err(sql_error)?;
+    let tenants = select.query_map([], |row| Ok(TenantNo(row.get(0)?))).map_err(sql_error)?;
+    let tenants: Vec<TenantNo> =
+        tenants.collect::<std::result::Result<_, _>>().map_err(sql_error)?;
+    let mut sums: BTreeMap<MeterNo, Quantity> = BTreeMap::new();
+    let mut add = |meter: MeterNo, rows: &[UsageRow]| -> Result<()> {
+        let usage = WindowUsage::measure(rows).map_err(|_| overflow())?.billable;
+        let sum = sums.entry(meter).or_default();
+        *sum = sum.checked_add(usage).ok_or_else(overflow)?;
+        Ok(())
+    };
+    for (meter, row) in open {
+        add(meter, &[row])?;
+    }
+    for tenant in tenants {
+        for (meter, from) in meters {
+            let range = Window { start: Timestamp::from_micros(0), end: *from };
+            let rows = rows_closed(connection, &snapshot, tenant, *meter, range, &catalog)?;
+            add(*meter, &rows)?;
+        }
+    }
+    sums.retain(|_, sum| *sum != Quantity::ZERO);
+    Ok(sums)
 }
 
 /// What the open segment adds.

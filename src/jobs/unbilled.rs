@@ -1,0 +1,168 @@
+//! Everything unbilled: what was counted and reaches no invoice as things stand, by meter and cause.
+//!
+//! Invariant: causes do not overlap, so the total is their sum. Usage that is on its way is no part
+//! of it. What a person wrote off is no part of it either: that is decided. Quarantined events are
+//! added up as far as [`QUARANTINED_MAX`]; whether there are more is said.
+
+use crate::rules::event::{Item, parse_event};
+use crate::rules::ids::MeterNo;
+use crate::rules::meter::{Aggregation, Catalog};
+use crate::rules::quantity::Quantity;
+use crate::store::push::{PushCounts, UnbilledSums};
+use crate::store::{self, InboxQuery, Store};
+use std::collections::BTreeMap;
+
+/// Quarantined events that are added up.
+const QUARANTINED_MAX: usize = 20_000;
+const PAGE: usize = 1_000;
+
+/// Why usage is not billed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cause {
+    Dead,
+    NoCustomer,
+    /// It was too old to be sent when its tenant got a customer.
+    TooOld,
+    Quarantined,
+    Shadow,
+    BeforeFrom,
+    Held,
+}
+
+impl Cause {
+    pub const ALL: [Self; 7] = [
+        Self::Dead,
+        Self::NoCustomer,
+        Self::TooOld,
+        Self::Quarantined,
+        Self::Shadow,
+        Self::BeforeFrom,
+        Self::Held,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dead => "dead",
+            Self::NoCustomer => "no_customer",
+            Self::TooOld => "too_old",
+            Self::Quarantined => "quarantined",
+            Self::Shadow => "shadow",
+            Self::BeforeFrom => "before_from",
+            Self::Held => "held",
+        }
+    }
+}
+
+/// What is not billed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Unbilled {
+    /// By meter and cause; nothing that is zero.
+    pub by_meter: BTreeMap<MeterNo, BTreeMap<Cause, Quantity>>,
+    /// Whether there are more quarantined events than were added up.
+    pub quarantined_more: bool,
+}
+
+impl Unbilled {
+    fn add(&mut self, meter: MeterNo, cause: Cause, quantity: Quantity) -> store::Result<()> {
+        if quantity == Quantity::ZERO {
+            return Ok(());
+        }
+        let sum = self.by_meter.entry(meter).or_default().entry(cause).or_default();
+        *sum = sum.checked_add(quantity).ok_or_else(too_large)?;
+        Ok(())
+    }
+
+    /// All causes of a meter together; none if that is too large.
+    pub fn total(causes: &BTreeMap<Cause, Quantity>) -> Option<Quantity> {
+        causes.values().try_fold(Quantity::ZERO, |sum, quantity| sum.checked_add(*quantity))
+    }
+}
+
+/// The part of it that takes long to add up.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Slow {
+    sums: UnbilledSums,
+    quarantined: BTreeMap<MeterNo, Quantity>,
+    quarantined_more: bool,
+}
+
+impl Slow {
+    pub async fn read(store: &dyn Store, catalog: &Catalog) -> store::Result<Self> {
+        let billed = catalog.billed().into_iter();
+        let billed = billed
+            .filter_map(|(number, meter)| Some((number, meter.spec.billing.as_ref()?.start())));
+        let sums = store.sum_unbilled(billed.collect()).await?;
+        let (quarantined, quarantined_more) = sum_quarantined(store, catalog).await?;
+        Ok(Self { sums, quarantined, quarantined_more })
+    }
+}
+
+impl Unbilled {
+    pub fn of(counts: &PushCounts, slow: &Slow) -> store::Result<Self> {
+        let mut all = Self { quarantined_more: slow.quarantined_more, ..Self::default() };
+        for (meter, quantity) in &counts.unbilled {
+            all.add(*meter, Cause::Dead, *quantity)?;
+        }
+        for (meter, sum) in &counts.without_customer {
+            all.add(*meter, Cause::NoCustomer, sum.quantity)?;
+        }
+        for (meter, sum) in &counts.unsent {
+            all.add(*meter, Cause::TooOld, sum.quantity)?;
+        }
+        let UnbilledSums { shadow, before_from, held } = &slow.sums;
+        let sums = [
+            (Cause::Quarantined, &slow.quarantined),
+            (Cause::Shadow, shadow),
+            (Cause::BeforeFrom, before_from),
+            (Cause::Held, held),
+        ];
+        for (cause, sums) in sums {
+            for (meter, quantity) in sums {
+                all.add(*meter, cause, *quantity)?;
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// Events that were kept and not counted, of meters that are billed.
+async fn sum_quarantined(
+    store: &dyn Store,
+    catalog: &Catalog,
+) -> store::Result<(BTreeMap<MeterNo, Quantity>, bool)> {
+    let mut sums: BTreeMap<MeterNo, Quantity> = BTreeMap::new();
+    let (mut after, mut read) = (0, 0);
+    loop {
+        let query = InboxQuery { tenant: None, after, limit: PAGE };
+        let page = store.list_quarantine(query).await?;
+        let ended = page.len() < PAGE;
+        read += page.len();
+        for (number, record) in page {
+            after = number;
+            // What no meter knows any more has no quantity.
+            let Ok(item) = serde_json::from_str::<Item<'_>>(&record.payload) else { continue };
+            let Ok(event) = parse_event(&item, catalog) else { continue };
+            let Some(meter) = catalog.get(event.meter) else { continue };
+            if meter.spec.billing.is_none() || event.trial {
+                continue;
+            }
+            let quantity = match meter.spec.aggregation {
+                Aggregation::Count => Quantity::ONE,
+                Aggregation::Sum
+                | Aggregation::Min
+                | Aggregation::Max
+                | Aggregation::Latest
+                | Aggregation::Unique => event.quantity,
+            };
+            let sum = sums.entry(event.meter).or_default();
+            *sum = sum.checked_add(quantity).ok_or_else(too_large)?;
+        }
+        if ended || read >= QUARANTINED_MAX {
+            return Ok((sums, !ended));
+        }
+    }
+}
+
+fn too_large() -> store::Error {
+    store::Error::Corrupt { what: "what is not billed cannot be added up".into() }
+}
