@@ -78,11 +78,11 @@ enum PushesCommand {
   counterfoil pushes retry 42
   counterfoil pushes retry --all
       every dead push that the provider refused, once the cause is mended")]
+    #[command(group(clap::ArgGroup::new("which").required(true).args(["id", "all"])))]
     Retry {
         #[command(flatten)]
         server: ServerArguments,
         /// The push's id
-        #[arg(required_unless_present = "all", conflicts_with = "all")]
         id: Option<u64>,
         /// All dead pushes that were refused
         #[arg(long)]
@@ -209,7 +209,8 @@ async fn retry_all(server: &ServerArguments) -> anyhow::Result<()> {
         }
         before = page.next_before;
         if before.is_none() {
-            println!("{retried} pushes will be sent again");
+            let pushes = if retried == 1 { "push" } else { "pushes" };
+            println!("{retried} {pushes} will be sent again");
             return Ok(());
         }
     }

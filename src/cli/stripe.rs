@@ -5,7 +5,7 @@
 //! is missing and touches nothing that exists. The key is never printed.
 
 use super::EXIT_FINDINGS;
-use super::client::{Client, Request, ServerArguments};
+use super::client::{Client, Failure, Request, ServerArguments};
 use super::table::{cell, grouped, new_table, plain, plain_json};
 use crate::config::{Config, Shadow};
 use crate::provider::stripe::setup::{Fitness, judge_meter};
@@ -50,11 +50,12 @@ Exit code: 0 ready, 4 something is missing or does not fit.")]
     #[command(after_help = "Examples:
   counterfoil stripe setup --config counterfoil.toml --dry-run
   counterfoil stripe setup --config counterfoil.toml --apply")]
+    #[command(group(clap::ArgGroup::new("mode").required(true).args(["dry_run", "apply"])))]
     Setup {
         #[command(flatten)]
         account: AccountArguments,
         /// Only say what would be created
-        #[arg(long, required_unless_present = "apply", conflicts_with = "apply")]
+        #[arg(long)]
         dry_run: bool,
         /// Create it
         #[arg(long)]
@@ -161,7 +162,7 @@ async fn check(account: &AccountArguments) -> anyhow::Result<ExitCode> {
     if config.provider.shadow == Shadow::Sandbox && is_live(&config.stripe.api_key) {
         findings.bad("shadow", "unfit", "provider.shadow is \"sandbox\" and the key is live");
     }
-    let server = account.server.key.as_ref().map(|_| Client::new(&account.server)).transpose()?;
+    let server = find_server(account, &mut findings).await?;
     let meters = billed_meters(&config, server.as_ref()).await?;
     if meters.is_empty() {
         findings.bad("meters", "missing", "no meter is billed; add [meters.NAME.billing]");
@@ -187,8 +188,8 @@ async fn setup(account: &AccountArguments, apply: bool) -> anyhow::Result<ExitCo
     let config = crate::config::load(account.config.as_deref())?;
     let stripe = connect(&config)?;
     let at_stripe = stripe.list_meters().await.map_err(|error| anyhow::anyhow!("{error}"))?;
-    let server = account.server.key.as_ref().map(|_| Client::new(&account.server)).transpose()?;
     let mut findings = Findings::default();
+    let server = find_server(account, &mut findings).await?;
     let mut verdict = "ready";
     for (meter, billing) in billed_meters(&config, server.as_ref()).await? {
         let name = format!("meter {}", meter.slug);
@@ -207,6 +208,26 @@ async fn setup(account: &AccountArguments, apply: bool) -> anyhow::Result<ExitCo
         }
     }
     Ok(findings.print(verdict))
+}
+
+/// The server whose meters and tenants are looked at too, if a key for one was given. Beside a
+/// settings file it may be down: the file's meters can be checked before the first start.
+async fn find_server(
+    account: &AccountArguments,
+    findings: &mut Findings,
+) -> anyhow::Result<Option<Client>> {
+    if account.server.key.is_none() {
+        return Ok(None);
+    }
+    let server = Client::new(&account.server)?;
+    match server.call(&Request::new(Method::GET, &["healthz"])).await {
+        Ok(_) => Ok(Some(server)),
+        Err(error @ Failure::NoAnswer(_)) if account.config.is_some() => {
+            findings.note("server", format!("only the settings file was looked at: {error}"));
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn connect(config: &Config) -> anyhow::Result<StripeClient> {
@@ -228,7 +249,8 @@ struct DeclaredMeter {
     billing: Option<Billing>,
 }
 
-/// Meters with billing: those of the settings file, and those of the server if there is one.
+/// Meters with billing: those of the settings file, and those of the server if there is one. A
+/// meter of both counts as the server says, and is billed if either says so.
 async fn billed_meters(
     config: &Config,
     server: Option<&Client>,
@@ -244,7 +266,9 @@ async fn billed_meters(
                 "precision": meter.precision, "bucket": meter.bucket, "billing": meter.billing,
             });
             // Only what billing needs; the rest plays no part here.
-            if let Ok(spec) = serde_json::from_value(spec) {
+            if let Ok(mut spec) = serde_json::from_value::<MeterSpec>(spec) {
+                let in_file = specs.get(&meter.slug).and_then(|spec| spec.billing.clone());
+                spec.billing = spec.billing.or(in_file);
                 specs.insert(meter.slug, spec);
             }
         }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod billing;
+mod docs;
 mod reconcile;
 
 use std::io::{BufRead, BufReader, Write};

@@ -79,6 +79,11 @@ pub struct Page {
 
 impl StripeClient {
     pub fn connect(config: &StripeConfig) -> Result<Self, String> {
+        if config.api_key.expose().starts_with("pk_") {
+            return Err("stripe.api_key is a publishable key, which can send no usage; give a \
+                        secret key (sk_…) or a restricted one (rk_…)"
+                .into());
+        }
         if config.api_key.is_empty() {
             return Err("there is no Stripe key; set COUNTERFOIL_STRIPE_API_KEY, or \
                         stripe.api_key in the settings"
