@@ -4,8 +4,8 @@
 //! Invariant: two bodies with the same form mean the same to every reader. Names are sorted at each
 //! level and spaces outside of texts dropped; numbers and texts stay exactly as they were written,
 //! and nothing passes through a float. A body that is no JSON, that has a name twice in one object
-//! (readers differ on which one counts), that is nested deeper than 32 levels, or that has more than
-//! [`BYTES_MAX`] bytes is its own form.
+//! (readers differ on which one counts), that is nested deeper than 32 levels, or that has more
+//! than [`BYTES_MAX`] bytes is its own form.
 
 use http::HeaderMap;
 use http::header::CONTENT_TYPE;

@@ -3,9 +3,8 @@
 //! Invariant: a connection that says nothing useful is closed within the header timeout, from its
 //! first byte on. One on which no request is at work and no answer is read is closed after the idle
 //! timeout, every connection after its greatest age, and one address has only its part of the
-//! places. On shutdown nothing new is accepted, requests in progress end within the drain time, and what is
-//! left then is cut off; what was answered is durable, what was not can be sent again.
-
+//! places. On shutdown nothing new is accepted, requests in progress end within the drain time, and
+//! what is left then is cut off; what was answered is durable, what was not can be sent again.
 mod activity;
 mod tls;
 

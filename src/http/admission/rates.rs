@@ -1,8 +1,8 @@
 //! How often a key or an address may ask: so many requests in a period, and some at once.
 //!
 //! Invariant: a holder that keeps to its rate is never refused. The state of a holder is one
-//! moment, so memory is bounded by the holders of the last seconds; it is lost with the process, which only
-//! lets a few requests more through.
+//! moment, so memory is bounded by the holders of the last seconds; it is lost with the process,
+//! which only lets a few requests more through.
 
 use std::collections::HashMap;
 use std::hash::Hash;
