@@ -1,11 +1,11 @@
-//! The inboxes: payloads that came under a key another payload holds, and events that were kept
-//! and not counted.
+//! The inboxes: payloads that came under a key another payload holds, and events that were kept and
+//! not counted.
 //!
 //! Invariant: each kept payload has one row; the same payload again only raises `deliveries` and
-//! `last_received_at`. A payload is found by its fingerprint and compared by its text; where another
-//! payload has the fingerprint, it has the next free one. An inbox keeps [`INBOX_PAYLOADS_MAX`]
-//! payloads of an id, and a few more where two servers record at once. Deliveries of further
-//! payloads are counted in `inbox_overflow`.
+//! `last_received_at`. A payload is found by its fingerprint and compared by its text; where
+//! another payload has the fingerprint, it has the next free one. An inbox keeps
+//! [`INBOX_PAYLOADS_MAX`] payloads of an id, and a few more where two servers record at once.
+//! Deliveries of further payloads are counted in `inbox_overflow`.
 
 use super::failure::Failure;
 use super::judgement::{Conflicting, Quarantined, meter_of};

@@ -2,8 +2,8 @@
 //! checked.
 //!
 //! Invariant: TLS is offered unless the address says `sslmode=disable`. With `require`, `verify-ca`
-//! and `verify-full` nothing is sent before the server's certificate was checked; without a mode, or
-//! with `prefer`, a server that has no TLS is talked to in clear.
+//! and `verify-full` nothing is sent before the server's certificate was checked; without a mode,
+//! or with `prefer`, a server that has no TLS is talked to in clear.
 
 use crate::store::{Error, Result};
 use rustls::client::WebPkiServerVerifier;

@@ -1,8 +1,9 @@
 //! The inboxes: conflicts and quarantine.
 //!
 //! Invariant: each payload that was delivered and not counted has one row with the number of its
-//! deliveries, for at most [`INBOX_PAYLOADS_MAX`] payloads of one id. Deliveries of further payloads
-//! are counted in `inbox_overflow`. Rows are written in the transaction that gave the verdict.
+//! deliveries, for at most [`INBOX_PAYLOADS_MAX`] payloads of one id. Deliveries of further
+//! payloads are counted in `inbox_overflow`. Rows are written in the transaction that gave the
+//! verdict.
 //!
 //! A payload is found by the fingerprint of its text and compared by the text. Where another
 //! payload has the fingerprint, it has the next free one. So recording a payload reads a bounded
