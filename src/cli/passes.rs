@@ -67,7 +67,8 @@ enum PassesCommand {
   counterfoil passes show 7
   counterfoil passes show 7 --csv november.csv --html november.html
 
-Exit code: 0 all was read and nothing drifts, 4 something drifts, 1 the pass failed or is incomplete.")]
+Exit code: 0 all was read and nothing drifts, 4 something drifts, 1 the pass failed or is
+incomplete.")]
     Show {
         #[command(flatten)]
         server: ServerArguments,
@@ -82,8 +83,8 @@ Exit code: 0 all was read and nothing drifts, 4 something drifts, 1 the pass fai
       the store in ./counterfoil-data; a server may be running on it
   counterfoil passes verify --store postgres://counterfoil:secret@db/counterfoil
 
-Reads the store itself. Write the last hash down elsewhere: it shows later that no pass at the end was
-taken away. docs/operating.md says how a hash is made.
+Reads the store itself. Write the last hash down elsewhere: it shows later that no pass at the end
+was taken away. docs/operating.md says how a hash is made.
 Exit code: 0 the chain holds, 4 it is broken, 1 it could not be read.")]
     Verify {
         #[command(flatten)]

@@ -38,7 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
       also sends again what the provider provably lacks; nothing else is ever corrected
 
 The table shows what is not equal; files and --json hold every row.
-Exit code: 0 all was read and nothing drifts, 4 something drifts, 1 the comparison could not be made\nor is incomplete: the provider could not be read.")]
+Exit code: 0 all was read and nothing drifts, 4 something drifts, 1 the comparison could not be made
+or is incomplete: the provider could not be read.")]
 pub struct ReconcileArguments {
     #[command(flatten)]
     server: ServerArguments,

@@ -164,8 +164,8 @@ pub struct RowList {
 /// Order a pass
 ///
 /// Compares ledger and provider over a range of days. Ask for the pass until it is closed, or
-/// incomplete: then the provider could not be read, and rows with the verdict `unread` show no total
-/// of it.
+/// incomplete: then the provider could not be read, and rows with the verdict `unread` show no
+/// total of it.
 #[utoipa::path(
     post, path = "/v1/passes", tag = "reconciliation", request_body = PassSpec,
     responses(

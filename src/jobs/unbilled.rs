@@ -1,4 +1,5 @@
-//! Everything unbilled: what was counted and reaches no invoice as things stand, by meter and cause.
+//! Everything unbilled: what was counted and reaches no invoice as things stand, by meter and
+//! cause.
 //!
 //! Invariant: causes do not overlap, so the total is their sum. Usage that is on its way is no part
 //! of it. What a person wrote off is no part of it either: that is decided. Quarantined events are

@@ -1,9 +1,9 @@
 //! The chain of nightly passes, followed from its first link: whether every row and every pass has
 //! the hash that its contents and the link before it make.
 //!
-//! Invariant: passes are followed in the order of their numbers, each with all its rows in the order
-//! of tenant, meter and day. The chain shows that a row was changed, added or taken away, and that a
-//! pass before the last one is gone; whether the last passes are gone is shown only by a hash that
+//! Invariant: passes are followed in the order of their numbers, each with all its rows in the
+//! order of tenant, meter and day. The chain shows that a row was changed, added or taken away, and
+//! that a pass before the last one is gone; whether the last passes are gone is shown only by a hash that
 //! was written down elsewhere.
 
 use super::digest::hex;

@@ -1,5 +1,5 @@
-//! Usage that is counted and never billed: passes show it with its quantity and cause, and call none
-//! of it equal.
+//! Usage that is counted and never billed: passes show it with its quantity and cause, and call
+//! none of it equal.
 
 use crate::world::{CALLS, Ground, World, quantity};
 use counterfoil::config::Shadow;

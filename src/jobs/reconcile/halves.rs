@@ -1,5 +1,5 @@
-//! Both halves of windows, as they are stored: what was counted and pushed, and the provider's totals
-//! that the running pass has read.
+//! Both halves of windows, as they are stored: what was counted and pushed, and the provider's
+//! totals that the running pass has read.
 
 use super::snapshot::Readings;
 use super::unbilled::{LeftOut, left_out};

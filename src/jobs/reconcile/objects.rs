@@ -272,7 +272,7 @@ impl Reconciler {
     async fn compare_invoices(&self, running: &mut Running) -> Result<(), PassError> {
         let now = self.clock.now();
         let hourly = running.pass.order.kind == PassKind::Hourly;
-        // While the provider cannot be read, only invoices that were read since the last pass count.
+        // While the provider cannot be read, only invoices read since the last pass count.
         let missing = running.readings.are_missing() || running.readings.lists_missed;
         let recent = if missing { HOURLY } else { INVOICES_LATELY };
         let open = list_open_findings(&*self.store, Some(FindingKind::Invoice)).await?;
