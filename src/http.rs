@@ -29,11 +29,13 @@ mod problem;
 mod pushes;
 mod quotes;
 mod records;
+mod request_id;
 mod sagas;
 mod serve;
 mod telemetry;
 mod tenants;
 mod timeline;
+mod totals;
 mod usage;
 mod webhooks;
 

@@ -24,6 +24,7 @@ pub mod event_id;
 pub mod evidence;
 pub mod finding;
 pub mod fingerprint;
+pub mod given;
 pub mod ids;
 pub mod invoice;
 pub mod latency;

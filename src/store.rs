@@ -175,10 +175,13 @@ pub struct Tenant {
 /// What is to be known of a tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TenantFields {
-    /// None takes the name away.
+    /// None leaves the name as it is; an empty one takes it away.
     pub name: Option<String>,
     /// None leaves the customer as it is.
     pub customer: Option<CustomerId>,
+    /// Takes the customer away, which is kept among the former ones. Pushes that were not sent yet
+    /// wait for the next customer.
+    pub unmap: bool,
 }
 
 /// What became of it.

@@ -44,10 +44,10 @@ pub struct ReconcileArguments {
     #[command(flatten)]
     server: ServerArguments,
     /// First day, in UTC
-    #[arg(long, value_name = "DATE")]
+    #[arg(long, value_name = "DATE", value_parser = read_day)]
     from: Date,
     /// First day that is no longer included
-    #[arg(long, value_name = "DATE")]
+    #[arg(long, value_name = "DATE", value_parser = read_day)]
     to: Date,
     /// Only of this tenant
     #[arg(long)]
@@ -60,6 +60,11 @@ pub struct ReconcileArguments {
     dry_run: bool,
     #[command(flatten)]
     output: OutputArguments,
+}
+
+fn read_day(text: &str) -> Result<Date, String> {
+    let day = text.parse().ok().filter(|_| text.len() == 10);
+    day.ok_or_else(|| "give a day without a time, such as 2026-11-01".to_owned())
 }
 
 pub async fn run(arguments: &ReconcileArguments) -> anyhow::Result<ExitCode> {

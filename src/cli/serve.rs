@@ -53,11 +53,15 @@ pub struct ServeArguments {
     #[command(flatten)]
     store: StoreArguments,
     /// Address and port; port 0 picks a free one, and the ready line names it
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = read_address)]
     listen: Option<SocketAddr>,
     /// Form of the log and of the ready line
     #[arg(long, value_name = "FORMAT")]
     log: Option<LogFormat>,
+}
+
+fn read_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "give an IP address and a port, such as 127.0.0.1:8787".to_owned())
 }
 
 pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {

@@ -247,6 +247,8 @@ struct DeclaredMeter {
     precision: u32,
     bucket: serde_json::Value,
     billing: Option<Billing>,
+    #[serde(default)]
+    archived: bool,
 }
 
 /// Meters with billing: those of the settings file, and those of the server if there is one. A
@@ -261,6 +263,10 @@ async fn billed_meters(
         let list: MeterList =
             serde_json::from_slice(&body).context("the server's answer cannot be read")?;
         for meter in list.meters {
+            if meter.archived {
+                specs.remove(&meter.slug);
+                continue;
+            }
             let spec = serde_json::json!({
                 "aggregation": meter.aggregation, "scale": meter.scale,
                 "precision": meter.precision, "bucket": meter.bucket, "billing": meter.billing,

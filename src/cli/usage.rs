@@ -1,4 +1,4 @@
-//! `counterfoil usage`: the exact usage of a tenant, as a table with its shape.
+//! `counterfoil usage`: the exact usage of a tenant, as a table with its shape, or of all tenants.
 //!
 //! Invariant: numbers are shown as the server wrote them; none passes through a float.
 
@@ -11,23 +11,32 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-/// Show the exact usage of one tenant and meter
+/// Show the exact usage of one tenant and meter, or of all
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil usage --tenant acme --meter api_calls
       the current month
   counterfoil usage --tenant acme --meter api_calls --from 2026-11-01 --to 2026-12-01 \\
       --window day --tz Europe/Paris
-  counterfoil usage --tenant acme --meter api_calls --window day --group-by region --json")]
+  counterfoil usage --tenant acme --meter api_calls --window day --group-by region --json
+  counterfoil usage --all --month 2026-11 --csv > november.csv
+      every tenant and meter with events in that month")]
 pub struct UsageArguments {
     #[command(flatten)]
     server: ServerArguments,
     /// Who is billed
-    #[arg(long)]
-    tenant: String,
+    #[arg(long, required_unless_present = "all", requires = "meter")]
+    tenant: Option<String>,
     /// What is counted, by its slug
-    #[arg(long)]
-    meter: String,
+    #[arg(long, required_unless_present = "all")]
+    meter: Option<String>,
+    /// Every tenant and meter with events
+    #[arg(long, conflicts_with_all = ["tenant", "meter", "window", "group_by"])]
+    all: bool,
+    /// The month to show, such as 2026-11
+    #[arg(long, value_name = "YYYY-MM", value_parser = read_month)]
+    #[arg(conflicts_with_all = ["from", "to"])]
+    month: Option<Month>,
     /// First instant, RFC 3339 or a date; with --to, or neither for the current month
     #[arg(long, requires = "to")]
     from: Option<String>,
@@ -43,9 +52,40 @@ pub struct UsageArguments {
     /// Dimensions of the meter, subscription or trial; separated by commas
     #[arg(long)]
     group_by: Option<String>,
+    /// With --all: print CSV
+    #[arg(long, requires = "all", conflicts_with = "json")]
+    csv: bool,
     /// Print the server's answer as it is
     #[arg(long)]
     json: bool,
+}
+
+/// A month's first day, and that of the next one.
+#[derive(Clone)]
+struct Month {
+    from: String,
+    to: String,
+}
+
+fn read_month(text: &str) -> Result<Month, String> {
+    let refuse = || "give a year and a month, such as 2026-11".to_owned();
+    let first: jiff::civil::Date = format!("{text}-01").parse().map_err(|_| refuse())?;
+    if text.len() != 7 {
+        return Err(refuse());
+    }
+    let next = first.checked_add(jiff::Span::new().months(1)).map_err(|_| refuse())?;
+    Ok(Month { from: first.to_string(), to: next.to_string() })
+}
+
+impl UsageArguments {
+    fn range(&self) -> [(&'static str, Option<&String>); 3] {
+        let month = self.month.as_ref();
+        [
+            ("from", self.from.as_ref().or(month.map(|month| &month.from))),
+            ("to", self.to.as_ref().or(month.map(|month| &month.to))),
+            ("tz", self.tz.as_ref()),
+        ]
+    }
 }
 
 /// What `GET /v1/usage` answers.
@@ -73,17 +113,20 @@ pub struct UsageWindow {
 
 pub async fn run(arguments: &UsageArguments) -> anyhow::Result<ExitCode> {
     let client = Client::new(&arguments.server)?;
+    if arguments.all {
+        return print_all(&client, arguments).await;
+    }
     let mut request = Request::new(Method::GET, &["v1", "usage"]);
     let wanted = [
-        ("tenant", Some(&arguments.tenant)),
-        ("meter", Some(&arguments.meter)),
-        ("from", arguments.from.as_ref()),
-        ("to", arguments.to.as_ref()),
+        ("tenant", arguments.tenant.as_ref()),
+        ("meter", arguments.meter.as_ref()),
         ("window", arguments.window.as_ref()),
-        ("tz", arguments.tz.as_ref()),
         ("group_by", arguments.group_by.as_ref()),
     ];
-    let given = wanted.into_iter().filter_map(|(name, value)| Some((name, value?.clone())));
+    let given = wanted
+        .into_iter()
+        .chain(arguments.range())
+        .filter_map(|(name, value)| Some((name, value?.clone())));
     request.query.extend(given);
     let body = client.call(&request).await?;
     if arguments.json {
@@ -128,6 +171,92 @@ fn print_usage(usage: &Usage) {
     println!("\ntotal {total} from {} events", grouped(usage.count));
 }
 
+/// A page of what every tenant used.
+#[derive(Deserialize)]
+struct Totals {
+    from: String,
+    to: String,
+    totals: Vec<Total>,
+    next_after: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Total {
+    tenant: String,
+    name: Option<String>,
+    customer: Option<String>,
+    meter: String,
+    total: String,
+    count: u64,
+}
+
+const COLUMNS: [&str; 8] = ["tenant", "name", "customer", "meter", "from", "to", "total", "events"];
+
+/// Prints every tenant and meter, page by page, so that any number of tenants fits.
+async fn print_all(client: &Client, arguments: &UsageArguments) -> anyhow::Result<ExitCode> {
+    let mut after: Option<String> = None;
+    let mut table = new_table(&["tenant", "name", "meter", "total", "events"], 3);
+    if arguments.csv {
+        println!("{}", COLUMNS.join(","));
+    }
+    loop {
+        let mut request = Request::new(Method::GET, &["v1", "usage", "totals"]);
+        let given =
+            arguments.range().into_iter().filter_map(|(name, value)| Some((name, value?.clone())));
+        request.query.extend(given.chain(after.take().map(|after| ("after", after))));
+        let body = client.call(&request).await?;
+        let page: Totals =
+            serde_json::from_slice(&body).context("the server's answer cannot be read")?;
+        if arguments.json {
+            println!("{}", plain_json(&body));
+        }
+        for row in &page.totals {
+            if arguments.csv {
+                println!("{}", csv_row(row, &page));
+            }
+            let name = row.name.as_deref().unwrap_or("-");
+            let numbers = [cell(grouped(&row.total)), cell(grouped(row.count))];
+            table.add_row(
+                [cell(&row.tenant), cell(name), cell(&row.meter)].into_iter().chain(numbers),
+            );
+        }
+        after = page.next_after;
+        if after.is_none() {
+            break;
+        }
+    }
+    if !arguments.csv && !arguments.json {
+        println!("{table}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn csv_row(row: &Total, page: &Totals) -> String {
+    let optional = |text: &Option<String>| text.clone().unwrap_or_default();
+    let fields = [
+        row.tenant.clone(),
+        optional(&row.name),
+        optional(&row.customer),
+        row.meter.clone(),
+        page.from.clone(),
+        page.to.clone(),
+        row.total.clone(),
+        row.count.to_string(),
+    ];
+    fields.map(|field| csv_field(&plain(&field))).join(",")
+}
+
+/// RFC 4180. A text that a spreadsheet would run as a formula is marked as text.
+fn csv_field(text: &str) -> String {
+    let formula = text.starts_with(['=', '+', '@', '\t', '\r'])
+        || (text.starts_with('-') && Quantity::parse_stored(text).is_none());
+    let text = if formula { format!("'{text}") } else { text.to_owned() };
+    if text.contains([',', '"', '\n', '\r']) {
+        return format!("\"{}\"", text.replace('"', "\"\""));
+    }
+    text
+}
+
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// The shape of the values: from zero, or from the smallest if one is negative, to the largest.
@@ -151,6 +280,24 @@ fn sparkline(values: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn months_begin_on_their_first_day() {
+        let month = read_month("2026-12").expect("a month");
+        assert_eq!((month.from.as_str(), month.to.as_str()), ("2026-12-01", "2027-01-01"));
+        for bad in ["2026", "2026-13", "2026-1", "2026-11-01"] {
+            assert!(read_month(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn fields_of_csv_hold_anything() {
+        let check = |text: &str, expected: &str| assert_eq!(csv_field(text), expected);
+        check("acme", "acme");
+        check("Acme, \"Inc\"", "\"Acme, \"\"Inc\"\"\"");
+        check("=1+1", "'=1+1");
+        check("-5.5", "-5.5");
+    }
 
     #[test]
     fn shapes() {

@@ -160,7 +160,7 @@ fn read_terms(
     for (slug, rate) in &spec.rates {
         let (number, _) = catalog.find(slug).ok_or_else(|| {
             let detail = format!("there is no meter {slug}; GET /v1/meters lists them");
-            Problem::new(Kind::Refused, "meter_unknown", detail)
+            Problem::new(Kind::Refused, "unknown_meter", detail)
         })?;
         rates.insert(number, parse_amount(rate)?);
     }
@@ -500,6 +500,9 @@ pub struct QuotaAnswer {
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct AllowanceAnswer {
     meter: String,
+    /// Whether the tenant is known here: its first event creates it. False where the name may be
+    /// misspelt.
+    known: bool,
     /// Whether no quota is used up.
     allowed: bool,
     quotas: Vec<QuotaAnswer>,
@@ -546,5 +549,6 @@ pub async fn get_allowance(
     let reckoning = app.reckoning();
     let balance = read_balance(&*app.store, &catalog, &tenant, reckoning).await?;
     let covered = coverable(&balance, (number, &meter), reckoning)?.to_string();
-    Ok(axum::Json(AllowanceAnswer { meter: slug, allowed, quotas, covered }))
+    let known = app.store.find_tenant(&tenant).await?.is_some();
+    Ok(axum::Json(AllowanceAnswer { meter: slug, known, allowed, quotas, covered }))
 }

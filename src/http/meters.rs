@@ -9,7 +9,7 @@ use super::catalog::unknown_meter;
 use super::extract::{Json, Path, read_json};
 use super::problem::{Kind, Problem};
 use crate::rules::ids::MeterSlug;
-use crate::rules::meter::{Meter, MeterSpec};
+use crate::rules::meter::{Meter, MeterDraft, MeterSpec};
 use crate::store::Declaration;
 use axum::extract::State;
 use http::StatusCode;
@@ -31,7 +31,9 @@ pub struct MeterList {
 
 /// Declare a meter
 ///
-/// Creates the meter, or takes over the description of one that counts the same.
+/// Creates the meter, or changes what may change of the one that stands: description, spans,
+/// tolerance, `archived`, and billing once. What is left out stays as it is; null brings the
+/// default back. An archived meter refuses events; what it counted stays, and is billed.
 #[utoipa::path(
     put, path = "/v1/meters/{slug}", tag = "meters", request_body = MeterSpec,
     params(("slug" = String, Path, description = "The meter's slug")),
@@ -50,7 +52,10 @@ pub async fn put_meter(
 ) -> Result<(StatusCode, axum::Json<MeterAnswer>), Problem> {
     caller.require_unbound(Scope::Admin)?;
     let slug = MeterSlug::parse(&slug)?;
-    let Json(spec) = read_json::<MeterSpec>(request, &app).await?;
+    let Json(draft) = read_json::<MeterDraft>(request, &app).await?;
+    let catalog = app.catalog.reload().await?;
+    let standing = catalog.find(slug.as_str()).map(|(_, meter)| &meter.spec);
+    let spec = draft.onto(standing).map_err(Problem::refused)?;
     let meter = Meter::declare(slug, spec).map_err(Problem::refused)?;
     let declared = app.store.declare_meter(meter.clone(), app.clock.now()).await?;
     let status = match declared {
@@ -72,8 +77,8 @@ pub async fn put_meter(
                 Kind::Conflict,
                 "meter_differs",
                 "a meter of this slug counts differently and stands, since its totals do; only \
-                 its description and spans may change, and billing may be added once; declare \
-                 the new meter under another slug",
+                 its description, its spans and archived may change, and billing may be added \
+                 once; declare the new meter under another slug",
             )
             .with_members(format!("\"standing\":{standing}")));
         }

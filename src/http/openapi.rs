@@ -4,16 +4,18 @@
 //! Limits in the description come from the constants that enforce them. What all operations have
 //! in common (keys, problems, the body's limits) is added here, once for all of them.
 
+use super::access::Reach;
 use super::{
-    App, accounts, alerts, billing, changes, counters, credits, events, idempotency, inboxes, keys,
-    latency, meters, pages, passes, pushes, quotes, records, sagas, tenants, timeline, usage,
-    webhooks,
+    App, access, accounts, alerts, billing, changes, counters, credits, events, idempotency,
+    inboxes, keys, latency, meters, pages, passes, pushes, quotes, records, sagas, tenants,
+    timeline, totals, usage, webhooks,
 };
 use crate::config::ServerConfig;
 use crate::rules::ids::{
     EVENT_ID_BYTES_MAX, METER_SLUG_BYTES_MAX, SUBSCRIPTION_BYTES_MAX, TENANT_BYTES_MAX,
 };
 use crate::rules::properties::{NAME_BYTES_MAX, PROPERTIES_MAX, TEXT_BYTES_MAX, VALUE_BYTES_MAX};
+use http::Method;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
@@ -35,6 +37,7 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(events::post_events, records::list_events))
         .routes(routes!(records::trace_event))
         .routes(routes!(usage::get_usage))
+        .routes(routes!(totals::list_totals))
         .routes(routes!(counters::list_counters))
         .routes(routes!(latency::list_latencies))
         .routes(routes!(inboxes::list_conflicts))
@@ -121,6 +124,7 @@ pub fn document(config: &ServerConfig) -> String {
     for (path, operations) in paths {
         let operations = operations.as_object_mut().expect("a path has operations");
         for (method, operation) in operations {
+            describe_access(method, path, operation);
             describe_parameters(operation);
             if method != "get" {
                 describe_key(operation, required.contains(path));
@@ -129,6 +133,25 @@ pub fn document(config: &ServerConfig) -> String {
         }
     }
     document.to_string()
+}
+
+/// Says which keys may use an operation, for people and, as `x-scope` and `x-tenant`, for programs.
+fn describe_access(method: &str, path: &str, operation: &mut Value) {
+    let method = Method::from_bytes(method.to_ascii_uppercase().as_bytes());
+    let (scope, reach) = method
+        .ok()
+        .and_then(|method| access::find(&method, path))
+        .expect("every operation has a row in the table of access");
+    let Some(scope) = scope else { return };
+    operation["x-scope"] = scope.name().into();
+    operation["x-tenant"] = reach.name().into();
+    let mut text = operation["description"].as_str().unwrap_or_default().trim().to_owned();
+    if !text.is_empty() {
+        text.push_str("\n\n");
+    }
+    text.push_str(&format!("Needs a key with the scope `{}`", scope.name()));
+    text.push_str(if reach == Reach::Unbound { ", bound to no tenant." } else { "." });
+    operation["description"] = text.into();
 }
 
 /// Adds the header under which a request happens once, but where it means nothing.
@@ -331,6 +354,8 @@ fn problem_schema() -> Value {
             "code": {"type": "string", "pattern": "^[a-z0-9_]+$"},
             "detail": {"type": "string", "description": "What to do"},
             "instance": {"type": "string"},
+            "request_id": {"type": "string", "description": "As in the header X-Request-Id and in \
+                the server's log"},
         }
     })
 }

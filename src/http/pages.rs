@@ -6,6 +6,7 @@
 use super::App;
 use super::auth::{Caller, Scope};
 use super::problem::Problem;
+use super::telemetry;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Redirect, Response};
@@ -55,6 +56,7 @@ pub async fn readyz(State(app): State<Arc<App>>) -> Result<axum::Json<Health>, P
 )]
 pub async fn get_metrics(State(app): State<Arc<App>>, caller: Caller) -> Result<Response, Problem> {
     caller.require_unbound(Scope::Read)?;
+    telemetry::refresh(&app.ingest);
     Ok(text("text/plain; version=0.0.4; charset=utf-8", app.metrics.render()))
 }
 

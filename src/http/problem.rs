@@ -4,6 +4,7 @@
 //! logs a failed request. A detail says what to do and never repeats a token or another tenant's
 //! names. What may be sent again unchanged is 503 or 429 with Retry-After, and nothing else is.
 
+use super::request_id;
 use crate::jobs::ingest::SubmitError;
 use crate::rules::refusal::Refusal;
 use crate::rules::rollup::FoldError;
@@ -214,14 +215,36 @@ impl Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = self.kind.status();
+        let request_id = request_id::current();
         match (&self.cause, self.kind) {
             (Some(cause), Kind::Internal) => {
-                tracing::error!(code = self.code, cause, "a request failed: {cause}");
+                tracing::error!(
+                    code = self.code,
+                    cause,
+                    request_id = request_id.as_deref(),
+                    "a request failed: {cause}"
+                );
             }
-            (Some(cause), _) => tracing::warn!(code = self.code, cause, "a request was put off"),
-            (None, _) => tracing::debug!(code = self.code, %status, "a request was refused"),
+            (Some(cause), _) => {
+                tracing::warn!(
+                    code = self.code,
+                    cause,
+                    request_id = request_id.as_deref(),
+                    "a request was put off"
+                );
+            }
+            (None, _) => {
+                let request_id = request_id.as_deref();
+                tracing::debug!(code = self.code, %status, request_id, "a request was refused");
+            }
         }
-        let mut response = Response::new(Body::from(self.body()));
+        let mut body = self.body();
+        if let Some(id) = &request_id {
+            body.pop();
+            // Ids have nothing that JSON escapes.
+            body.push_str(&format!(",\"request_id\":\"{id}\"}}"));
+        }
+        let mut response = Response::new(Body::from(body));
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
@@ -317,7 +340,9 @@ impl From<FoldError> for Problem {
 
 impl From<QueryRejection> for Problem {
     fn from(rejection: QueryRejection) -> Self {
-        Self::new(Kind::Invalid, "invalid_query", format!("{}; see /docs", rejection.body_text()))
+        let text = rejection.body_text();
+        let text = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
+        Self::new(Kind::Invalid, "invalid_query", format!("the query: {text}; see /docs"))
     }
 }
 
@@ -332,8 +357,17 @@ impl From<PathRejection> for Problem {
 }
 
 /// Whatever no route answers.
-pub async fn not_found() -> Problem {
-    Problem::new(Kind::NotFound, "no_such_route", "there is no such path; /docs lists them all")
+pub async fn not_found(uri: http::Uri) -> Problem {
+    let detail = "there is no such path; /docs lists them all";
+    let problem = Problem::new(Kind::NotFound, "no_such_route", detail);
+    if !uri.path().starts_with("/v1/billing/") {
+        return problem;
+    }
+    // A client of Stripe that is pointed here takes an answer for a success unless it has this.
+    let message = "this is Counterfoil, not Stripe; usage is sent to POST /v1/events";
+    problem.with_members(format!(
+        "\"error\":{{\"type\":\"invalid_request_error\",\"message\":\"{message}\"}}"
+    ))
 }
 
 /// A path that exists, asked with a method that does not. The router adds the Allow header.

@@ -277,8 +277,9 @@ pub struct LineSpec {
     "lines": [{"id": "api_calls", "amount": "12.50"}]
 }))]
 pub struct QuoteSpec {
-    #[schema(min_length = 1, max_length = 32, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
+    #[schema(min_length = 3, max_length = 3, pattern = "^[a-z]{3}$")]
     currency: String,
+    /// Where it is sold; a rate must hold there, of 0 percent if nothing is due.
     #[schema(min_length = 1, max_length = 64, pattern = "^[a-z0-9-]+$")]
     jurisdiction: String,
     /// Whether amounts hold their tax.
@@ -334,7 +335,7 @@ struct KeptAnswer {
     responses(
         (status = 200, description = "The quote", body = QuoteAnswer),
         (status = 409, description = "Another quote stands under the key"),
-        (status = 422, description = "An amount, a place or the coupon is refused"),
+        (status = 422, description = "An amount, the coupon or a place without a rate is refused"),
     )
 )]
 pub async fn post_quote(
@@ -413,7 +414,10 @@ fn read_request(
     spec: QuoteSpec,
     now: Timestamp,
 ) -> Result<QuoteRequest, Problem> {
-    let instant = |text: &String| Timestamp::parse(text).map_err(Problem::refused);
+    let instant = |name: &str, text: Option<&String>| {
+        let parsed = text.map(|text| Timestamp::parse_field(name, text)).transpose();
+        parsed.map_err(Problem::refused)
+    };
     let mut lines = Vec::with_capacity(spec.lines.len());
     for LineSpec { id, amount } in spec.lines {
         OnceKey::parse(&id).map_err(Problem::refused)?;
@@ -424,10 +428,10 @@ fn read_request(
         currency: spec.currency,
         jurisdiction: spec.jurisdiction,
         prices: spec.prices,
-        at: spec.at.as_ref().map(instant).transpose()?.unwrap_or(now),
+        at: instant("at", spec.at.as_ref())?.unwrap_or(now),
         lines,
         coupon: spec.coupon,
-        cycle: spec.cycle.as_ref().map(instant).transpose()?,
+        cycle: instant("cycle", spec.cycle.as_ref())?,
     })
 }
 

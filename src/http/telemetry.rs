@@ -4,6 +4,8 @@
 //! a method that HTTP does not define is counted as `other`.
 
 use super::problem::Problem;
+use super::request_id;
+use crate::jobs::ingest::Ingest;
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -12,12 +14,99 @@ use http::header::{CACHE_CONTROL, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRA
 use http::{HeaderValue, Method};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::panic::AssertUnwindSafe;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// Borders of the histograms of durations, in seconds.
 const SECONDS: [f64; 14] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// Every metric of the server with its text for people; a metric without a row has no HELP, which
+/// `tests/http_api/description.rs` finds.
+const HELP: &[(&str, &str)] = &[
+    ("counterfoil_clock_in_doubt", "1 while the clocks contradict each other"),
+    ("counterfoil_commit_seconds", "Time of a commit of events"),
+    ("counterfoil_connections_refused_total", "Connections that were closed at once, by reason"),
+    ("counterfoil_cut_pushes_total", "Pushes that were cut from windows"),
+    ("counterfoil_delivery_latency_seconds", "Time from use to arrival, by percentile"),
+    ("counterfoil_drifting_tenants", "Tenants whose drift is unresolved after two passes"),
+    ("counterfoil_events_total", "Events received, by outcome"),
+    ("counterfoil_http_request_seconds", "Time of a request, by route"),
+    ("counterfoil_http_requests_total", "Requests answered, by route, method and status"),
+    ("counterfoil_ingest_queue_full_total", "Requests put off because the queue was full"),
+    ("counterfoil_jobs_held_total", "Times that jobs were held back by a clock in doubt"),
+    ("counterfoil_mirror_readings_total", "Objects of the provider that were read"),
+    ("counterfoil_notices_total", "Notices to destinations, by outcome"),
+    ("counterfoil_pages", "Pages in a period"),
+    ("counterfoil_pages_total", "Pages since the start"),
+    ("counterfoil_passes_total", "Passes that ended, by kind"),
+    ("counterfoil_push_answers_total", "Answers of the provider to pushes, by class"),
+    ("counterfoil_push_decisions_total", "Decisions about pushes without a certain answer"),
+    ("counterfoil_pushes", "Pushes now; observed_long and submitted_long are part of the others"),
+    ("counterfoil_sqlite_log_bytes", "Size of the embedded store's write-ahead log"),
+    ("counterfoil_summary_reads_total", "Totals read from the provider"),
+    (
+        "counterfoil_unbilled",
+        "Quantity that was counted and reaches no invoice, by meter and cause",
+    ),
+    ("counterfoil_unbilled_quantity", "Quantity of dead letters, by meter"),
+    ("counterfoil_unmapped_quantity", "Quantity that waits for a customer, by meter"),
+    ("counterfoil_unmapped_tenants", "Tenants with usage and without a customer"),
+    ("counterfoil_webhooks_backfilled_total", "Webhooks found in the provider's own list"),
+    ("counterfoil_webhooks_refused_total", "Webhooks refused, by reason"),
+    ("counterfoil_webhooks_total", "Webhooks taken, fresh or known"),
+    ("counterfoil_build_info", "1, with the version as a label"),
+    ("counterfoil_ingest_queue_events", "Events that wait for their commit"),
+    ("counterfoil_last_pass_timestamp_seconds", "When the last pass ended, by kind"),
+    ("process_cpu_seconds_total", "Processor time of the process, in whole seconds"),
+    ("process_open_fds", "Open file descriptors"),
+    ("process_resident_memory_bytes", "Resident memory"),
+];
+
+/// Names of counters end like this; those of histograms are listed in [`HISTOGRAMS`].
+const COUNTER_SUFFIX: &str = "_total";
+const HISTOGRAMS: [&str; 2] = ["counterfoil_commit_seconds", "counterfoil_http_request_seconds"];
+
+fn describe_metrics() {
+    for (name, help) in HELP.iter().copied() {
+        if name.ends_with(COUNTER_SUFFIX) {
+            metrics::describe_counter!(name, help);
+        } else if HISTOGRAMS.contains(&name) {
+            metrics::describe_histogram!(name, help);
+        } else {
+            metrics::describe_gauge!(name, help);
+        }
+    }
+}
+
+/// Brings the metrics up to date that are only looked at when somebody asks.
+pub fn refresh(ingest: &Ingest) {
+    let version = env!("CARGO_PKG_VERSION");
+    metrics::gauge!("counterfoil_build_info", "version" => version).set(1.0);
+    metrics::gauge!("counterfoil_ingest_queue_events").set(gauge(ingest.waiting()));
+    if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
+        metrics::gauge!("process_open_fds").set(gauge(open.count()));
+    }
+    if let Ok(status) = std::fs::read_to_string("/proc/self/stat") {
+        // The name of the process may hold anything; the numbers follow its closing parenthesis.
+        let numbers = status.rsplit_once(')').map_or("", |(_, numbers)| numbers);
+        let ticks = |place| numbers.split_whitespace().nth(place)?.parse::<u64>().ok();
+        if let (Some(user), Some(system)) = (ticks(11), ticks(12)) {
+            // Linux counts in hundredths of a second for every program.
+            metrics::counter!("process_cpu_seconds_total").absolute((user + system) / 100);
+        }
+    }
+    if let Ok(status) = std::fs::read_to_string("/proc/self/status") {
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+        let bytes = kilobytes.map(|kilobytes: u64| kilobytes.saturating_mul(1024));
+        metrics::gauge!("process_resident_memory_bytes").set(gauge(bytes.unwrap_or(0)));
+    }
+}
+
+fn gauge(number: impl std::fmt::Display) -> f64 {
+    number.to_string().parse().unwrap_or(f64::NAN)
+}
 
 /// Installs the process's recorder of metrics, once.
 pub fn install_recorder() -> PrometheusHandle {
@@ -29,7 +118,10 @@ pub fn install_recorder() -> PrometheusHandle {
     };
     HANDLE
         .get_or_init(|| match builder().install_recorder() {
-            Ok(handle) => handle,
+            Ok(handle) => {
+                describe_metrics();
+                handle
+            }
             Err(error) => {
                 tracing::warn!(%error, "metrics are recorded elsewhere; /metrics stays empty");
                 builder().build_recorder().handle()
@@ -43,11 +135,23 @@ pub async fn observe(request: Request, next: Next) -> Response {
     let started = Instant::now();
     let method = method_name(request.method());
     let route = request.extensions().get::<MatchedPath>().cloned();
-    // A panic must not take the other requests of its connection with it.
-    let run = AssertUnwindSafe(next.run(request)).catch_unwind().await;
-    let mut response = run.unwrap_or_else(|_| Problem::panicked().into_response());
+    let id = request_id::choose(request.headers());
+    let work = async {
+        // A panic must not take the other requests of its connection with it.
+        let run = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+        run.unwrap_or_else(|_| Problem::panicked().into_response())
+    };
+    let mut response = request_id::scope(Arc::clone(&id), work).await;
     let route = route.as_ref().map_or("none", MatchedPath::as_str).to_owned();
     let status = response.status().as_str().to_owned();
+    tracing::debug!(
+        request_id = &*id,
+        method,
+        route,
+        status,
+        ms = started.elapsed().as_millis(),
+        "answered"
+    );
     metrics::histogram!("counterfoil_http_request_seconds", "route" => route.clone())
         .record(started.elapsed().as_secs_f64());
     metrics::counter!(
@@ -56,6 +160,9 @@ pub async fn observe(request: Request, next: Next) -> Response {
     )
     .increment(1);
     let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        headers.insert(request_id::HEADER, id);
+    }
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));

@@ -1,10 +1,11 @@
-//! `/v1/tenants`: who is billed. For admins, with keys that are bound to no tenant: everyone else
-//! would learn who else is a customer.
+//! `/v1/tenants`: who is billed. For keys that are bound to no tenant: others would learn who else
+//! is a customer.
 
 use super::App;
 use super::auth::{Caller, Scope};
 use super::extract::{Json, Path, Query, parse_limit, read_json};
 use super::problem::{Kind, Problem};
+use crate::rules::given::Given;
 use crate::rules::ids::{CustomerId, TenantId};
 use crate::store::{Tenant, TenantFields, TenantPut};
 use axum::extract::State;
@@ -18,14 +19,18 @@ const NAME_BYTES_MAX: usize = 200;
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"name": "Acme Inc.", "customer": "cus_9s6XKzkNRiz8i3"}))]
 pub struct TenantSpec {
-    /// For people; without control characters.
+    /// For people; without control characters. Left out, it stays as it is; null takes it away.
     #[serde(default)]
-    #[schema(max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
-    name: Option<String>,
-    /// The billing provider's id of this customer; left out, it stays as it is. Pushes wait for it.
+    #[schema(value_type = Option<String>, max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
+    name: Given<String>,
+    /// The billing provider's id of this customer. Left out, it stays as it is; null takes it away,
+    /// and pushes that were not sent yet wait for the next one.
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    customer: Option<String>,
+    #[schema(
+        value_type = Option<String>, min_length = 1, max_length = 255,
+        pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"
+    )]
+    customer: Given<String>,
 }
 
 #[derive(Serialize, utoipa::ToSchema)]
@@ -73,9 +78,9 @@ pub async fn put_tenant(
     request: axum::extract::Request,
 ) -> Result<axum::Json<TenantAnswer>, Problem> {
     caller.require_unbound(Scope::Admin)?;
-    let id = TenantId::parse(&id)?;
+    let id = TenantId::parse_new(&id)?;
     let Json(TenantSpec { name, customer }) = read_json(request, &app).await?;
-    if let Some(name) = &name
+    if let Given::Value(name) = &name
         && (name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control))
     {
         return Err(Problem::new(
@@ -84,8 +89,17 @@ pub async fn put_tenant(
             format!("a name has at most {NAME_BYTES_MAX} bytes and no control characters"),
         ));
     }
-    let customer = customer.as_deref().map(CustomerId::parse).transpose()?;
-    let fields = TenantFields { name, customer };
+    let unmap = matches!(customer, Given::Null);
+    let customer = match customer {
+        Given::Value(customer) => Some(parse_customer(&app, &customer)?),
+        Given::Null | Given::LeftOut => None,
+    };
+    let name = match name {
+        Given::Value(name) => Some(name),
+        Given::Null => Some(String::new()),
+        Given::LeftOut => None,
+    };
+    let fields = TenantFields { name, customer, unmap };
     match app.store.put_tenant(&id, fields, app.clock.now()).await? {
         TenantPut::Stored(tenant) => Ok(axum::Json(tenant.into())),
         TenantPut::CustomerTaken(holder) => Err(Problem::new(
@@ -97,6 +111,17 @@ pub async fn put_tenant(
             ),
         )),
     }
+}
+
+/// Stripe's ids of customers begin with `cus_`; another name could never be billed.
+fn parse_customer(app: &App, text: &str) -> Result<CustomerId, Problem> {
+    let customer = CustomerId::parse(text)?;
+    let stripe = app.provider.as_ref().is_some_and(|provider| provider.name() == "stripe");
+    if stripe && !text.starts_with("cus_") {
+        let detail = "customer is the id of a customer at Stripe, such as cus_9s6XKzkNRiz8i3";
+        return Err(Problem::new(Kind::Refused, "invalid_customer", detail));
+    }
+    Ok(customer)
 }
 
 /// Read a tenant
@@ -113,7 +138,7 @@ pub async fn get_tenant(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<axum::Json<TenantAnswer>, Problem> {
-    caller.require_unbound(Scope::Admin)?;
+    caller.require_unbound(Scope::Read)?;
     let id = TenantId::parse(&id)?;
     let tenant = app.store.find_tenant(&id).await?.ok_or_else(|| {
         Problem::new(
@@ -135,7 +160,7 @@ pub async fn list_tenants(
     caller: Caller,
     Query(query): Query<TenantQuery>,
 ) -> Result<axum::Json<TenantList>, Problem> {
-    caller.require_unbound(Scope::Admin)?;
+    caller.require_unbound(Scope::Read)?;
     let limit = parse_limit(query.limit)?;
     let after = query.after.as_deref().map(TenantId::parse).transpose()?;
     let mut tenants = app.store.list_tenants(after.as_ref(), limit + 1).await?;

@@ -61,6 +61,8 @@ pub struct UsageAnswer {
     total: Option<String>,
     /// The number of events.
     count: u64,
+    /// Whether the tenant is known here; false where the name may be misspelt.
+    known: bool,
     windows: Vec<WindowAnswer>,
 }
 
@@ -108,14 +110,16 @@ pub async fn get_usage(
     let windows = plan_windows(range, query.window, &zone, meter.spec.bucket)?;
     let rows = app.store.read_usage(&tenant, number, range).await?;
     let usage = compose(&rows, &windows, &group_by, meter.spec.aggregation)?;
-    let known = usage.count > 0 || nothing_is_zero(meter.spec.aggregation);
+    let has_value = usage.count > 0 || nothing_is_zero(meter.spec.aggregation);
+    let known = usage.count > 0 || app.store.find_tenant(&tenant).await?.is_some();
     Ok(axum::Json(UsageAnswer {
         tenant: query.tenant,
         meter: query.meter,
         from: range.start.to_string(),
         to: range.end.to_string(),
-        total: known.then(|| usage.total.to_string()),
+        total: has_value.then(|| usage.total.to_string()),
         count: usage.count,
+        known,
         windows: usage
             .windows
             .into_iter()
@@ -127,7 +131,7 @@ pub async fn get_usage(
     }))
 }
 
-fn parse_zone(name: Option<&str>) -> Result<TimeZone, Problem> {
+pub fn parse_zone(name: Option<&str>) -> Result<TimeZone, Problem> {
     let Some(name) = name else { return Ok(TimeZone::UTC) };
     TimeZone::get(name).map_err(|_| {
         Problem::new(
@@ -138,7 +142,7 @@ fn parse_zone(name: Option<&str>) -> Result<TimeZone, Problem> {
     })
 }
 
-fn parse_range(
+pub fn parse_range(
     app: &App,
     from: Option<&str>,
     to: Option<&str>,

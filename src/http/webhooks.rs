@@ -10,7 +10,7 @@ use super::auth::{Caller, Scope};
 use super::extract::{Path, Query, parse_limit};
 use super::problem::{Kind, Problem};
 use super::records::raw_json;
-use crate::provider::stripe::signature;
+use crate::provider::stripe::signature::{self, Forgery};
 use crate::provider::stripe::webhook::{is_plain, parse_webhook};
 use crate::rules::mirror::ObjectKind;
 use crate::rules::webhook::{WebhookSource, WebhookStatus};
@@ -68,8 +68,19 @@ pub async fn receive_stripe(
     let judged = signature::verify(&app.webhook_secrets, header, &body.bytes, received_at);
     if let Err(forgery) = judged {
         count_refused(forgery.name());
-        let detail = "this is not signed with an active secret over these bytes, within five \
-                      minutes; compare stripe.webhook_secrets with the endpoint's signing secret";
+        let detail = match forgery {
+            Forgery::Unsigned => {
+                "there is no Stripe-Signature header of the form t=…,v1=…; only Stripe sends here"
+            }
+            Forgery::Mismatch => {
+                "no active secret has signed these bytes; compare stripe.webhook_secrets with the \
+                 endpoint's signing secret, and leave the body unchanged in proxies"
+            }
+            Forgery::Expired => {
+                "it was signed more than five minutes ago or ahead of this server's clock; compare \
+                 the clocks"
+            }
+        };
         return Err(Problem::new(Kind::Invalid, "invalid_signature", detail));
     }
     let facts = parse_webhook(&body.bytes).map_err(|refusal| {

@@ -105,6 +105,11 @@ impl Ingest {
     }
 
     /// How late events come.
+    /// Events that wait for their commit.
+    pub fn waiting(&self) -> usize {
+        self.events_waiting.load(Ordering::SeqCst)
+    }
+
     pub fn latencies(&self) -> &Arc<Latencies> {
         &self.latencies
     }

@@ -406,6 +406,10 @@ impl Reconciler {
         };
         self.update(&mut running, state, hash).await?;
         log_pass(&running);
+        metrics::gauge!(
+            "counterfoil_last_pass_timestamp_seconds", "kind" => running.pass.order.kind.name()
+        )
+        .set(in_seconds(self.clock.now()));
         Ok(())
     }
 
@@ -710,6 +714,11 @@ pub async fn list_open_findings(
 }
 
 /// One line for each pass; a warning if something drifts.
+/// Seconds since 1970, as metrics have them.
+fn in_seconds(at: Timestamp) -> f64 {
+    (at.micros() / 1_000_000).to_string().parse().unwrap_or(f64::NAN)
+}
+
 fn log_pass(running: &Running) {
     let PassProgress { pairs, windows, reads, replayed, corrected, ref verdicts, .. } =
         running.progress;

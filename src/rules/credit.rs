@@ -392,7 +392,7 @@ impl GrantTerms {
         }
         for (meter, rate) in &self.rates {
             let scale = scale_of(*meter).ok_or_else(|| {
-                Refusal::new("meter_unknown", "rates names a meter that is not declared")
+                Refusal::new("unknown_meter", "rates names a meter that is not declared")
             })?;
             check_rate(*rate, scale)?;
         }

@@ -119,9 +119,10 @@ fn parse_native(item: &Item<'_>, catalog: &Catalog) -> Result<Event, Refusal> {
     if let Some(fault) = &item.fault {
         return Err(fault.clone());
     }
-    let tenant = TenantId::parse(&required("tenant", item.tenant)?)?;
+    let tenant = TenantId::parse_new(&required("tenant", item.tenant)?)?;
     let (number, meter) = find_meter(&required("meter", item.meter)?, catalog)?;
-    let occurred_at = Timestamp::parse(&required("occurred_at", item.occurred_at)?)?;
+    let occurred_at =
+        Timestamp::parse_field("occurred_at", &required("occurred_at", item.occurred_at)?)?;
     let id = match (item.id, item.correlation_id) {
         (Some(_), _) => EventId::parse(&required("id", item.id)?)?,
         (None, Some(_)) => {
@@ -171,7 +172,7 @@ fn parse_cloud_event(
     if required("specversion", cloud.specversion)? != "1.0" {
         return Err(Refusal::new("invalid_cloud_event", "specversion must be \"1.0\""));
     }
-    let tenant = TenantId::parse(&required("subject", cloud.subject)?)?;
+    let tenant = TenantId::parse_new(&required("subject", cloud.subject)?)?;
     let (number, meter) = find_meter(&required("type", cloud.kind)?, catalog)?;
     let (source, id) = (required("source", cloud.source)?, required("id", item.id)?);
     EventId::parse(&source)?;
@@ -181,7 +182,7 @@ fn parse_cloud_event(
     push_json_string(&mut pair, &id);
     pair.push(']');
     let id = EventId::parse(&pair)?;
-    let occurred_at = Timestamp::parse(&required("time", cloud.time)?)?;
+    let occurred_at = Timestamp::parse_field("time", &required("time", cloud.time)?)?;
     let mut quantity = None;
     let mut pairs = match cloud.data {
         Some(raw) if raw.get() != "null" => serde_json::from_str::<Pairs<'_>>(raw.get())
@@ -206,13 +207,23 @@ fn parse_cloud_event(
 }
 
 fn find_meter<'c>(slug: &str, catalog: &'c Catalog) -> Result<(MeterNo, &'c Meter), Refusal> {
-    catalog.find(slug).map(|(number, meter)| (number, meter.as_ref())).ok_or_else(|| {
+    let found = catalog.find(slug).map(|(number, meter)| (number, meter.as_ref()));
+    let (number, meter) = found.ok_or_else(|| {
         let shown: String = slug.chars().take(64).collect();
-        Refusal::new(
-            "unknown_meter",
-            format!("there is no meter {shown:?}; declare it with PUT /v1/meters/{{slug}} and send the event again"),
-        )
-    })
+        let detail = format!(
+            "there is no meter {shown:?}; declare it with PUT /v1/meters/{{slug}} and send the \
+             event again"
+        );
+        Refusal::new("unknown_meter", detail)
+    })?;
+    if meter.spec.archived {
+        let detail = format!(
+            "meter {slug} is archived and counts nothing more; PUT /v1/meters/{slug} with \
+             \"archived\": false reopens it"
+        );
+        return Err(Refusal::new("meter_archived", detail));
+    }
+    Ok((number, meter))
 }
 
 fn parse_quantity(raw: Option<&RawValue>, meter: &Meter) -> Result<Quantity, Refusal> {
@@ -230,8 +241,13 @@ fn required<'a>(name: &str, raw: Option<&'a RawValue>) -> Result<Cow<'a, str>, R
     let raw = raw
         .filter(|raw| raw.get() != "null")
         .ok_or_else(|| Refusal::new("missing_field", format!("{name} is missing")))?;
-    text_of(raw)
-        .ok_or_else(|| Refusal::new("not_a_string", format!("{name} must be a JSON string")))
+    text_of(raw).ok_or_else(|| {
+        let example = match name {
+            "occurred_at" | "time" => ", such as \"2026-11-15T12:30:00Z\"",
+            _ => "",
+        };
+        Refusal::new("not_a_string", format!("{name} must be a JSON string{example}"))
+    })
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Item<'a> {
@@ -296,6 +312,17 @@ impl<'de> Visitor<'de> for ItemVisitor {
     }
 }
 
+fn unknown_field(name: &str) -> String {
+    if name == "events" {
+        return "\"events\" is not a field of an event; send the array itself as the body"
+            .to_owned();
+    }
+    format!(
+        "{name:?} is not a field of an event; its fields are tenant, id, correlation_id, meter, \
+         quantity, occurred_at, properties, subscription and trial"
+    )
+}
+
 impl<'a> Item<'a> {
     fn take(&mut self, name: &str, value: &'a RawValue) {
         let place = match name {
@@ -328,9 +355,8 @@ impl<'a> Item<'a> {
             // 1) and an extension attribute of a CloudEvent.
             _ => {
                 let shown: String = name.chars().take(64).collect();
-                self.fault.get_or_insert_with(|| {
-                    Refusal::new("unknown_field", format!("{shown:?} is not a field of an event"))
-                });
+                self.fault
+                    .get_or_insert_with(|| Refusal::new("unknown_field", unknown_field(&shown)));
                 return;
             }
         };

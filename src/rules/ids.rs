@@ -5,6 +5,7 @@
 //! control character (a line break in an id forges log lines; a NUL is refused by PostgreSQL and
 //! cuts a text short in SQLite's `length`). Nothing else is normalised: ids that differ only in
 //! case, in a trailing space or in Unicode composition are different ids, as their producer wrote.
+//! Tenants with blanks at their ends are refused where they would be created.
 
 use super::refusal::Refusal;
 use std::fmt;
@@ -70,6 +71,18 @@ text_id!(
     /// Who is billed.
     TenantId, "tenant", "invalid_tenant", TENANT_BYTES_MAX
 );
+impl TenantId {
+    /// Reads the name of a tenant that may be created by it. Blanks at its ends are a mistake of
+    /// the sender: the two names look the same to people, and their usage would be billed apart.
+    pub fn parse_new(text: &str) -> Result<Self, Refusal> {
+        if text.trim() != text {
+            let detail = "tenant begins or ends with a blank; send it without";
+            return Err(Refusal::new("invalid_tenant", detail));
+        }
+        Self::parse(text)
+    }
+}
+
 text_id!(
     /// The producer's name for one event; unique within its tenant.
     EventId, "id", "invalid_id", EVENT_ID_BYTES_MAX

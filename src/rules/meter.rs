@@ -1,12 +1,13 @@
 //! Meters: what is counted and how. A meter's definition decides what every stored total means,
-//! so it is fixed once declared; only its description and the life of its windows may change, and
-//! billing may be added once.
+//! so it is fixed once declared; only its description, the life of its windows and whether it is
+//! archived may change, and billing may be added once.
 //!
 //! Invariant: a `Meter` that exists can hold each of its totals exactly (see `quantity`). Billing
 //! that exists never changes: what was pushed under one mode or grain cannot be continued under
 //! another.
 
 use super::billing::Billing;
+use super::given::Given;
 use super::ids::{MeterNo, MeterSlug};
 use super::quantity::{INTEGER_DIGITS_MAX, Quantity, QuantityRange, SCALE};
 use super::refusal::Refusal;
@@ -41,17 +42,17 @@ pub enum Aggregation {
 
 /// A meter as it is declared, by the API and in the configuration file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "MeterDraft", deny_unknown_fields)]
 #[schema(example = json!({"aggregation": "sum", "scale": 6, "dimensions": ["region"]}))]
 pub struct MeterSpec {
     pub aggregation: Aggregation,
-    /// Most digits after the decimal point.
+    /// Most digits after the decimal point. Left out beside a precision, as many of 6 as fit.
     #[serde(default = "default_scale")]
     #[schema(minimum = 0, maximum = 12, default = 6)]
     pub scale: u32,
-    /// Most digits in all, as in SQL's NUMERIC(precision, scale).
-    #[serde(default = "default_precision")]
-    #[schema(minimum = 1, maximum = 27, default = 18)]
+    /// Most digits in all, as in SQL's NUMERIC(precision, scale); 12 more than scale if left out.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 27)]
     pub precision: u32,
     /// Whether quantities may be negative.
     #[serde(default)]
@@ -92,14 +93,92 @@ pub struct MeterSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 500)]
     pub description: Option<String>,
+    /// Whether events are refused. What was counted stays, and is billed. May change later.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[schema(default = false)]
+    pub archived: bool,
+}
+
+/// A declaration as it is sent: what is left out stays as it is, null brings the default back.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MeterDraft {
+    aggregation: Option<Aggregation>,
+    scale: Given<u32>,
+    precision: Given<u32>,
+    signed: Given<bool>,
+    bucket: Given<Bucket>,
+    dimensions: Given<Vec<String>>,
+    unique_property: Given<String>,
+    settle_after: Given<Span>,
+    late_until: Given<Span>,
+    cut_every: Given<Span>,
+    drift_tolerance: Given<Quantity>,
+    billing: Given<Billing>,
+    description: Given<String>,
+    archived: Given<bool>,
+}
+
+impl MeterDraft {
+    /// The meter that is declared, given the one that stands under the slug.
+    pub fn onto(self, standing: Option<&MeterSpec>) -> Result<MeterSpec, Refusal> {
+        let missing = || Refusal::new("invalid_body", "missing field `aggregation`; see /docs");
+        let aggregation = self.aggregation.or(standing.map(|meter| meter.aggregation));
+        let precision = match (&self.precision, standing) {
+            (Given::Value(precision), _) => Some(*precision),
+            (Given::LeftOut, Some(standing)) => Some(standing.precision),
+            (Given::LeftOut | Given::Null, _) => None,
+        };
+        let old = standing;
+        let scale = self.scale.or_else(old.map(|m| m.scale), || scale_beside(precision));
+        Ok(MeterSpec {
+            aggregation: aggregation.ok_or_else(missing)?,
+            scale,
+            precision: precision.unwrap_or(scale.saturating_add(WHOLE_DIGITS)),
+            signed: self.signed.or_else(old.map(|m| m.signed), || false),
+            bucket: self.bucket.or_else(old.map(|m| m.bucket), Bucket::default),
+            dimensions: self.dimensions.or_else(old.map(|m| m.dimensions.clone()), Vec::new),
+            unique_property: self
+                .unique_property
+                .or_none(old.and_then(|m| m.unique_property.clone())),
+            settle_after: self
+                .settle_after
+                .or_else(old.map(|m| m.settle_after), default_settle_after),
+            late_until: self.late_until.or_else(old.map(|m| m.late_until), default_late_until),
+            cut_every: self.cut_every.or_else(old.map(|m| m.cut_every), default_cut_every),
+            drift_tolerance: self
+                .drift_tolerance
+                .or_else(old.map(|m| m.drift_tolerance), || Quantity::ZERO),
+            // Billing that exists never ends; see `redeclare`.
+            billing: self.billing.or_none(old.and_then(|m| m.billing.clone())),
+            description: self.description.or_none(old.and_then(|m| m.description.clone())),
+            archived: self.archived.or_else(old.map(|m| m.archived), || false),
+        })
+    }
+}
+
+impl TryFrom<MeterDraft> for MeterSpec {
+    type Error = Refusal;
+
+    fn try_from(draft: MeterDraft) -> Result<Self, Refusal> {
+        draft.onto(None)
+    }
+}
+
+/// Digits before the point where no precision is given.
+const WHOLE_DIGITS: u32 = 12;
+
+/// The decimal places of a meter whose precision alone is given, or neither.
+fn scale_beside(precision: Option<u32>) -> u32 {
+    match precision {
+        None => default_scale(),
+        Some(precision) if precision <= default_scale() => 0,
+        Some(precision) => default_scale().max(precision.saturating_sub(INTEGER_DIGITS_MAX)),
+    }
 }
 
 fn default_scale() -> u32 {
     6
-}
-
-fn default_precision() -> u32 {
-    18
 }
 
 fn default_settle_after() -> Span {
@@ -134,7 +213,8 @@ impl Meter {
         let whole_digits = spec.precision.checked_sub(spec.scale);
         if !whole_digits.is_some_and(|digits| (1..=INTEGER_DIGITS_MAX).contains(&digits)) {
             return refuse(format!(
-                "precision minus scale, the digits before the point, must be 1 to {INTEGER_DIGITS_MAX}"
+                "precision minus scale, the digits before the point, must be 1 to \
+                 {INTEGER_DIGITS_MAX}; leave one of the two out to have it fit the other"
             ));
         }
         if spec.dimensions.len() > DIMENSIONS_MAX {
@@ -222,6 +302,7 @@ impl Meter {
             cut_every: default_cut_every(),
             drift_tolerance: Quantity::ZERO,
             billing: None,
+            archived: false,
             ..meter.spec.clone()
         };
         if fixed(self) != fixed(declared) {
@@ -324,6 +405,12 @@ mod tests {
         check(r#"{"aggregation":"sum","scale":12,"precision":27}"#, Ok(()));
         check(r#"{"aggregation":"sum","scale":13,"precision":27}"#, bad);
         check(r#"{"aggregation":"sum","scale":6,"precision":6}"#, bad);
+        for scale in 0..=12 {
+            check(&format!(r#"{{"aggregation":"count","scale":{scale}}}"#), Ok(()));
+        }
+        for precision in 1..=27 {
+            check(&format!(r#"{{"aggregation":"sum","precision":{precision}}}"#), Ok(()));
+        }
         check(r#"{"aggregation":"sum","scale":0,"precision":16}"#, bad);
         check(r#"{"aggregation":"unique"}"#, bad);
         check(r#"{"aggregation":"unique","unique_property":"user"}"#, Ok(()));

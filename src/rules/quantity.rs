@@ -190,8 +190,8 @@ impl Decimal {
         if self.negative && !range.signed {
             return Err(Refusal::new(
                 "quantity_negative",
-                "quantity is negative and the meter is not signed; correct usage by a correction \
-                 or declare the meter with \"signed\": true",
+                "quantity is negative and the meter is not signed; declare a meter with \
+                 \"signed\": true under another slug for usage that can be taken back",
             ));
         }
         Ok(Quantity(if self.negative { -magnitude } else { magnitude }))

@@ -81,6 +81,15 @@ fn is_plain(text: &str, bytes_max: usize) -> bool {
     (1..=bytes_max).contains(&text.len()) && !text.chars().any(char::is_control)
 }
 
+/// Money has the three letters of ISO 4217; other units have names of their own.
+fn check_currency(text: &str) -> Result<(), Refusal> {
+    if text.len() != 3 || !text.bytes().all(|b| b.is_ascii_lowercase()) {
+        let detail = "currency is three small letters, such as eur or usd";
+        return Err(Refusal::new("invalid_unit", detail));
+    }
+    Ok(())
+}
+
 pub fn check_jurisdiction(text: &str) -> Result<(), Refusal> {
     let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     if text.is_empty() || text.len() > JURISDICTION_BYTES_MAX || !text.bytes().all(allowed) {
@@ -181,7 +190,7 @@ pub struct QuoteRequest {
 
 impl QuoteRequest {
     pub fn check(&self) -> Result<(), Refusal> {
-        Unit::parse(&self.currency)?;
+        check_currency(&self.currency)?;
         check_jurisdiction(&self.jurisdiction)?;
         if self.lines.is_empty() || self.lines.len() > LINES_MAX {
             let detail = format!("a quote has 1 to {LINES_MAX} lines");
@@ -290,6 +299,14 @@ pub fn quote(
         .iter()
         .filter(|rate| rate.applies_in(&request.jurisdiction) && rate.holds_at(request.at))
         .collect();
+    if holding.is_empty() {
+        let detail = format!(
+            "there is no tax rate for {} at {}; PUT /v1/tax/rates declares one, with percent 0 if \
+             nothing is due there",
+            request.jurisdiction, request.at
+        );
+        return Err(Refusal::new("no_tax_rate", detail));
+    }
     holding.sort_by(|a, b| (&a.jurisdiction, &a.name).cmp(&(&b.jurisdiction, &b.name)));
     let mut lines = Vec::with_capacity(request.lines.len());
     for (line, discount) in request.lines.iter().zip(discounts) {

@@ -39,12 +39,17 @@ impl Timestamp {
 
     /// Reads a full RFC 3339 date-time with its offset.
     pub fn parse(text: &str) -> Result<Self, Refusal> {
+        Self::parse_field("an instant", text)
+    }
+
+    /// Reads the instant of a field, which a refusal names.
+    pub fn parse_field(name: &str, text: &str) -> Result<Self, Refusal> {
         read(text.as_bytes()).map(Self).ok_or_else(|| {
-            Refusal::new(
-                "invalid_timestamp",
-                "occurred_at must be an RFC 3339 date-time with an offset, such as \
-                 2026-11-15T12:30:00Z or 2026-11-15T14:30:00.25+02:00",
-            )
+            let detail = format!(
+                "{name} must be an RFC 3339 date-time with an offset, such as \
+                 2026-11-15T12:30:00Z or 2026-11-15T14:30:00.25+02:00"
+            );
+            Refusal::new("invalid_timestamp", detail)
         })
     }
 }

@@ -447,16 +447,30 @@ pub struct TransitionLine {
 /// Logs a change of a push, after its commit: a line never tells what did not happen.
 pub fn log_transition(line: &TransitionLine) {
     let TransitionLine { push, tenant, key, state, class, attempt, request_id } = line;
-    tracing::info!(
-        push,
-        tenant = tenant.as_str(),
-        key,
-        state = state.name(),
-        class = class.name(),
-        attempt,
-        request_id,
-        "push {push} of tenant {tenant} is {}: {}",
-        state.name(),
-        class.name()
-    );
+    let (state_name, class_name) = (state.name(), class.name());
+    macro_rules! log {
+        ($level:ident) => {
+            tracing::$level!(
+                push,
+                tenant = tenant.as_str(),
+                key,
+                state = state_name,
+                class = class_name,
+                attempt,
+                request_id,
+                "push {push} of tenant {tenant}: {state_name} ({class_name})"
+            )
+        };
+    }
+    // At the usual level there is one line for each push that goes well, and one for each that
+    // needs a person.
+    match state {
+        PushState::Submitted => log!(info),
+        PushState::Dead => log!(warn),
+        PushState::Observed
+        | PushState::Waiting
+        | PushState::Confirmed
+        | PushState::Reconciled
+        | PushState::Replaced => log!(debug),
+    }
 }

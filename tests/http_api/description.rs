@@ -75,6 +75,7 @@ async fn every_reading_route_is_described_with_its_failures() {
     get /v1/tenants: 200 400 401 403 429 500 503
     get /v1/thresholds: 200 400 401 403 429 500 503
     get /v1/timeline: 200 400 401 403 429 500 503
+    get /v1/usage/totals: 200 400 401 403 429 500 503
     get /v1/usage: 200 400 401 403 404 429 500 503
     get /v1/webhooks/{webhook}: 200 400 401 403 404 429 500 503
     get /v1/webhooks: 200 400 401 403 429 500 503
@@ -185,4 +186,78 @@ async fn operation_ids_are_unique() {
     let all = ids.clone();
     ids.dedup();
     assert_eq!(ids, all);
+}
+
+#[tokio::test]
+async fn every_metric_has_a_help_text() {
+    let server = Server::start().await;
+    server.post(&crate::server::event("acme", "e1", "1", crate::server::NOW)).await;
+    let text = server.get("/metrics").await.body;
+    let described = |kind: &str| -> Vec<&str> {
+        let lines = text.lines().filter_map(|line| line.strip_prefix(kind));
+        lines.map(|line| line.split(' ').next().unwrap()).collect()
+    };
+    let help = described("# HELP ");
+    for name in described("# TYPE ") {
+        assert!(help.contains(&name), "{name} has no HELP");
+    }
+    for name in [
+        "counterfoil_build_info",
+        "counterfoil_ingest_queue_events",
+        "process_resident_memory_bytes",
+        "process_open_fds",
+    ] {
+        assert!(help.contains(&name), "{name} is missing:\n{text}");
+    }
+}
+
+/// What is recorded anywhere has its row in the table of help texts.
+#[test]
+fn every_recorded_metric_has_a_row() {
+    let table = std::fs::read_to_string("src/http/telemetry.rs").unwrap();
+    let mut folders = vec![std::path::PathBuf::from("src")];
+    let mut names = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let source = std::fs::read_to_string(&path).unwrap_or_default();
+            for macro_name in ["counter!(", "gauge!(", "histogram!("] {
+                for (place, _) in source.match_indices(&format!("metrics::{macro_name}")) {
+                    let name = source[place..].split('"').nth(1).unwrap();
+                    assert!(table.contains(&format!("(\"{name}\"")), "{name} of {path:?}");
+                    names += 1;
+                }
+            }
+        }
+    }
+    assert!(names > 20, "{names} metrics were found");
+}
+
+#[tokio::test]
+async fn request_ids_are_in_the_answer_and_in_the_problem() {
+    let server = Server::start().await;
+    let ask = async |id: &str| {
+        let request = http::Request::get("/v1/nothing").header("x-request-id", id);
+        server.send(request.body(axum::body::Body::empty()).unwrap()).await
+    };
+    let answer = ask("from-the-proxy:1").await;
+    assert_eq!(answer.headers["x-request-id"], "from-the-proxy:1");
+    assert_eq!(answer.json()["request_id"], "from-the-proxy:1");
+    let made = ask("not a usable id").await;
+    let id = made.headers["x-request-id"].to_str().unwrap().to_owned();
+    assert!(!id.contains(' '));
+    assert_eq!(made.json()["request_id"], id);
+}
+
+/// Stripe's SDK for Node takes an answer without `error` for a success.
+#[tokio::test]
+async fn clients_of_stripe_see_an_error() {
+    let server = Server::start().await;
+    let answer = server.call(http::Method::POST, "/v1/billing/meter_events", "sk_test_1", "").await;
+    let problem = answer.problem(404, "no_such_route");
+    assert_eq!(problem["error"]["type"], "invalid_request_error");
 }

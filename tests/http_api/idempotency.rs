@@ -214,6 +214,7 @@ async fn others_neither_see_nor_spoil_it() {
     assert_eq!(wallet(&server).await, ("25".into(), 1));
 
     // Tenants that are bound: the same key, the same route, nothing in common.
+    declare_rate(&server).await;
     let quote = json!({
         "currency": "eur", "jurisdiction": "de", "prices": "exclusive",
         "lines": [{"id": "x", "amount": "1"}],
@@ -232,9 +233,17 @@ async fn others_neither_see_nor_spoil_it() {
     check_replay(&of_globex, &ask(&second, "globex").await);
 }
 
+/// Quotes need a rate of their place.
+async fn declare_rate(server: &Server) {
+    let rate =
+        r#"{"jurisdiction":"de","name":"vat","percent":"19","valid_from":"2021-01-01T00:00:00Z"}"#;
+    assert_eq!(server.put("/v1/tax/rates", rate).await.status, 200);
+}
+
 #[tokio::test]
 async fn a_refusal_for_another_tenant_is_no_answer_of_the_tenants_own() {
     let server = Server::start().await;
+    declare_rate(&server).await;
     let globex = server.key("operate", Some("globex")).await;
     let body = r#"{"currency":"eur","jurisdiction":"de","prices":"exclusive","lines":[{"id":"x","amount":"1"}]}"#;
     let ask = async |tenant: &str| {
@@ -393,6 +402,7 @@ async fn callers_without_the_right_are_refused_before_anything_is_claimed() {
 #[tokio::test]
 async fn a_request_refused_by_validation_leaves_its_key_unused() {
     let server = with_accounts().await;
+    declare_rate(&server).await;
     let quotes = "/v1/tenants/acme/quotes";
     let quote = r#"{"currency":"eur","jurisdiction":"de","prices":"exclusive","lines":[{"id":"x","amount":"1"}]}"#;
     let coupons = "/v1/coupons/spring";

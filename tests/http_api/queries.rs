@@ -13,7 +13,7 @@ async fn usage_of_the_current_month_by_default() {
     server.post(&event("acme", "e1", "0.1", NOW)).await;
     server.post(&event("acme", "e2", "0.2", "2026-11-14T23:30:00Z")).await;
     let usage = server.get("/v1/usage?tenant=acme&meter=calls").await;
-    insta::assert_snapshot!(usage.show(), @r#"200 {"tenant":"acme","meter":"calls","from":"2026-11-01T00:00:00Z","to":"2026-12-01T00:00:00Z","total":"0.3","count":2,"windows":[{"start":"2026-11-01T00:00:00Z","end":"2026-12-01T00:00:00Z","value":"0.3","count":2,"state":"open"}]}"#);
+    insta::assert_snapshot!(usage.show(), @r#"200 {"tenant":"acme","meter":"calls","from":"2026-11-01T00:00:00Z","to":"2026-12-01T00:00:00Z","total":"0.3","count":2,"known":true,"windows":[{"start":"2026-11-01T00:00:00Z","end":"2026-12-01T00:00:00Z","value":"0.3","count":2,"state":"open"}]}"#);
     let unknown = server.get("/v1/usage?tenant=nobody&meter=calls").await;
     assert_eq!(unknown.json()["total"], "0");
 }
@@ -26,7 +26,7 @@ async fn days_begin_where_the_zone_says() {
     let usage = server
         .get("/v1/usage?tenant=acme&meter=calls&from=2026-11-13&to=2026-11-15&window=day&tz=Europe/Paris")
         .await;
-    insta::assert_snapshot!(usage.show(), @r#"200 {"tenant":"acme","meter":"calls","from":"2026-11-12T23:00:00Z","to":"2026-11-14T23:00:00Z","total":"3","count":2,"windows":[{"start":"2026-11-12T23:00:00Z","end":"2026-11-13T23:00:00Z","value":"1","count":1,"state":"final"},{"start":"2026-11-13T23:00:00Z","end":"2026-11-14T23:00:00Z","value":"2","count":1,"state":"final"}]}"#);
+    insta::assert_snapshot!(usage.show(), @r#"200 {"tenant":"acme","meter":"calls","from":"2026-11-12T23:00:00Z","to":"2026-11-14T23:00:00Z","total":"3","count":2,"known":true,"windows":[{"start":"2026-11-12T23:00:00Z","end":"2026-11-13T23:00:00Z","value":"1","count":1,"state":"final"},{"start":"2026-11-13T23:00:00Z","end":"2026-11-14T23:00:00Z","value":"2","count":1,"state":"final"}]}"#);
     let half = "/v1/usage?tenant=acme&meter=calls&from=2026-11-13&to=2026-11-15&tz=Asia/Kolkata";
     server.get(half).await.problem(400, "window_not_exact");
 }

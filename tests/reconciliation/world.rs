@@ -341,7 +341,7 @@ impl World {
 
     pub async fn map(&self, tenant: &str, customer: &str) {
         let customer = Some(CustomerId::parse(customer).unwrap());
-        let fields = TenantFields { name: None, customer };
+        let fields = TenantFields { customer, ..TenantFields::default() };
         self.store.put_tenant(&tenant_id(tenant), fields, self.clock.now()).await.unwrap();
     }
 

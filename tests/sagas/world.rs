@@ -218,8 +218,10 @@ impl World {
     /// A customer of the provider that a tenant is mapped to; returns it.
     pub async fn map_customer(&self, tenant: &str) -> String {
         let customer = self.ask("/v1/customers", &[])["id"].as_str().unwrap().to_owned();
-        let fields =
-            TenantFields { name: None, customer: Some(CustomerId::parse(&customer).unwrap()) };
+        let fields = TenantFields {
+            customer: Some(CustomerId::parse(&customer).unwrap()),
+            ..TenantFields::default()
+        };
         self.store.put_tenant(&tenant_id(tenant), fields, self.clock.now()).await.unwrap();
         customer
     }

@@ -169,7 +169,7 @@ impl Worker {
             }
             Order::Tenant { id, customer } => {
                 let customer = customer.map(|customer| CustomerId::parse(&customer).unwrap());
-                let fields = TenantFields { name: None, customer };
+                let fields = TenantFields { customer, ..TenantFields::default() };
                 let id = TenantId::parse(&id).unwrap();
                 self.store.put_tenant(&id, fields, self.clock.now()).await.unwrap();
                 String::new()

@@ -360,7 +360,7 @@ pub async fn a_threshold_creates_its_tenant(mut f: Fixture) {
     assert_eq!(f.total("initech", "calls").await, "4");
     assert_eq!(f.store.list_tenants(None, 10).await.unwrap().len(), 1);
     // A tenant that is known stays as it is.
-    let fields = TenantFields { name: Some("Hooli".into()), customer: None };
+    let fields = TenantFields { name: Some("Hooli".into()), ..TenantFields::default() };
     f.store.put_tenant(&tenant_id("hooli"), fields, f.now).await.unwrap();
     f.store.put_threshold(threshold(&f, "hooli", "1")).await.unwrap();
     let found = f.store.find_tenant(&tenant_id("hooli")).await.unwrap().unwrap();

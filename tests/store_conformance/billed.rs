@@ -90,7 +90,7 @@ impl Billed {
 
     pub async fn customer(&self, tenant: &str, customer: &str) {
         let customer = Some(CustomerId::parse(customer).unwrap());
-        let fields = TenantFields { name: None, customer };
+        let fields = TenantFields { customer, ..TenantFields::default() };
         let put = self.f.store.put_tenant(&tenant_id(tenant), fields, self.f.now).await.unwrap();
         assert!(matches!(put, TenantPut::Stored(_)));
         let release = PushRelease { now: self.f.now, stamp_age_max: None, limit: 1_000 };

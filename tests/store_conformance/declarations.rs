@@ -48,6 +48,7 @@ pub async fn tenants_are_created_and_renamed(mut f: Fixture) {
     let fields = |name: &str, customer: Option<&str>| TenantFields {
         name: Some(name.into()),
         customer: customer.map(|id| CustomerId::parse(id).unwrap()),
+        unmap: false,
     };
     let put =
         async |id: &str, fields| f.store.put_tenant(&tenant_id(id), fields, f.now).await.unwrap();
@@ -70,4 +71,23 @@ pub async fn tenants_are_created_and_renamed(mut f: Fixture) {
     assert_eq!(found.name.as_deref(), Some("Bee"));
     assert_eq!(found.customer.as_ref().map(CustomerId::as_str), Some("cus_b"));
     assert_eq!(f.store.find_tenant(&tenant_id("nobody")).await.unwrap(), None);
+}
+
+pub async fn fields_of_a_tenant_stay_unless_they_are_given(f: Fixture) {
+    let put = async |fields| {
+        let put = f.store.put_tenant(&tenant_id("b"), fields, f.now).await.unwrap();
+        let TenantPut::Stored(tenant) = put else { panic!("the customer is free") };
+        (tenant.name, tenant.customer.map(|customer| customer.to_string()))
+    };
+    let fields = TenantFields::default;
+    let customer = Some(CustomerId::parse("cus_b").unwrap());
+    let named = TenantFields { name: Some("Bea".into()), ..fields() };
+    assert_eq!(put(named).await, (Some("Bea".into()), None));
+    let mapped = (Some("Bea".into()), Some("cus_b".into()));
+    assert_eq!(put(TenantFields { customer, ..fields() }).await, mapped);
+    assert_eq!(put(fields()).await, mapped);
+    let unmapped = (Some("Bea".into()), None);
+    assert_eq!(put(TenantFields { unmap: true, ..fields() }).await, unmapped);
+    assert_eq!(put(TenantFields { unmap: true, ..fields() }).await, unmapped);
+    assert_eq!(put(TenantFields { name: Some(String::new()), ..fields() }).await, (None, None));
 }

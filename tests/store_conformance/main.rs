@@ -108,6 +108,7 @@ on_every_store! {
         meters_are_declared_once,
         an_event_name_is_of_one_meter,
         tenants_are_created_and_renamed,
+        fields_of_a_tenant_stay_unless_they_are_given,
     }
     keys {
         api_keys_live_and_die,

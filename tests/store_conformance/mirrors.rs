@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 async fn customer(f: &Fixture, tenant: &str, customer: &str) {
     let customer = Some(CustomerId::parse(customer).unwrap());
-    let fields = TenantFields { name: None, customer };
+    let fields = TenantFields { customer, ..TenantFields::default() };
     f.store.put_tenant(&tenant_id(tenant), fields, f.now).await.unwrap();
 }
 

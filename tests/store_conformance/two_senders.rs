@@ -53,7 +53,7 @@ impl Pair {
         stores[0].declare_meter(meter, now).await.unwrap();
         for tenant in 0..TENANTS {
             let customer = Some(CustomerId::parse(&format!("cus_{tenant}")).unwrap());
-            let fields = TenantFields { name: None, customer };
+            let fields = TenantFields { customer, ..TenantFields::default() };
             stores[0].put_tenant(&tenant_of(tenant), fields, now).await.unwrap();
         }
         let meter = stores[0].load_catalog().await.unwrap().find("billed").unwrap().0;

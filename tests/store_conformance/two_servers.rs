@@ -107,7 +107,8 @@ async fn requests_that_wait_for_a_lock_leave_connections_to_jobs() {
     let requests: Vec<_> = (0..10)
         .map(|number| {
             let (store, now) = (Arc::clone(&f.store), f.now);
-            let fields = TenantFields { name: Some(format!("name {number}")), customer: None };
+            let fields =
+                TenantFields { name: Some(format!("name {number}")), ..TenantFields::default() };
             tokio::spawn(async move { store.put_tenant(&tenant_id("acme"), fields, now).await })
         })
         .collect();

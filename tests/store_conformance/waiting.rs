@@ -23,7 +23,7 @@ fn sum(tenants: u64, pushes: u64, text: &str) -> UnmappedSum {
 /// Gives a tenant a customer, and releases nothing.
 async fn map(billed: &Billed, tenant: &str) {
     let customer = Some(CustomerId::parse(&format!("cus_{tenant}")).unwrap());
-    let fields = TenantFields { name: None, customer };
+    let fields = TenantFields { customer, ..TenantFields::default() };
     billed.f.store.put_tenant(&tenant_id(tenant), fields, billed.f.now).await.unwrap();
 }
 

@@ -280,7 +280,7 @@ pub async fn cursors_are_kept(mut f: Fixture) {
 
 async fn customer(f: &Fixture) {
     let customer = counterfoil::rules::ids::CustomerId::parse("cus_acme").ok();
-    let fields = TenantFields { name: None, customer };
+    let fields = TenantFields { customer, ..TenantFields::default() };
     let acme = crate::fixture::tenant_id("acme");
     f.store.put_tenant(&acme, fields, f.now).await.unwrap();
 }

@@ -185,7 +185,7 @@ impl World {
 
     pub async fn map(&self, tenant: &str, customer: &str) {
         let customer = Some(CustomerId::parse(customer).unwrap());
-        let fields = TenantFields { name: None, customer };
+        let fields = TenantFields { customer, ..TenantFields::default() };
         let tenant = TenantId::parse(tenant).unwrap();
         use counterfoil::store::Declarations;
         self.store.put_tenant(&tenant, fields, self.clock.now()).await.unwrap();

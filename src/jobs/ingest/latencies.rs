@@ -34,15 +34,16 @@ struct Known {
     by_tenant: BTreeMap<(TenantId, MeterNo), Latency>,
 }
 
+/// Fewest events by which a meter's `late_until` is judged in the log.
+const WARN_SAMPLES_MIN: u64 = 100;
+
 /// One meter's percentiles as metrics; without a tenant, of all tenants together.
 fn show(meter: &Meter, tenant: &str, found: Percentiles) {
-    for (quantile, millis) in
-        [("0.5", found.p50_ms), ("0.95", found.p95_ms), ("0.99", found.p99_ms)]
-    {
+    for (percentile, millis) in [("50", found.p50_ms), ("95", found.p95_ms), ("99", found.p99_ms)] {
         metrics::gauge!(
             "counterfoil_delivery_latency_seconds",
             "meter" => meter.slug.to_string(), "tenant" => tenant.to_owned(),
-            "quantile" => quantile
+            "percentile" => percentile
         )
         .set(Duration::from_millis(millis).as_secs_f64());
     }
@@ -97,6 +98,10 @@ impl Latencies {
         for (number, found) in self.read(None) {
             let Some(meter) = catalog.get(number) else { continue };
             show(meter, "", found);
+            // A handful of events says nothing about one in a hundred.
+            if found.samples < WARN_SAMPLES_MIN {
+                continue;
+            }
             let (late_until, needed) = (meter.spec.late_until, found.recommended_late_until());
             if needed <= late_until {
                 warned.remove(&number);

@@ -256,10 +256,7 @@ impl Access {
         if let Some(other) = mapped.filter(|mapped| **mapped != customer) {
             return Err(Outcome::Refused(format!("the tenant was mapped to customer {other}")));
         }
-        let fields = TenantFields {
-            name: tenant.and_then(|tenant| tenant.name),
-            customer: Some(customer.clone()),
-        };
+        let fields = TenantFields { customer: Some(customer.clone()), ..TenantFields::default() };
         let put = turn.store.put_tenant(&turn.saga.tenant, fields, turn.now).await;
         match put.map_err(from_store)? {
             TenantPut::Stored(_) => {}

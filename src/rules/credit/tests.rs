@@ -147,7 +147,7 @@ fn terms_that_cannot_be_exact_are_refused() {
     assert_eq!(code(&zero, 0), Some("invalid_rates"));
     let other = BTreeMap::from([(MeterNo(7), Quantity::ONE)]);
     let unknown = |terms: &mut GrantTerms| terms.rates = other.clone();
-    assert_eq!(code(&unknown, 0), Some("meter_unknown"));
+    assert_eq!(code(&unknown, 0), Some("unknown_meter"));
     let over = |terms: &mut GrantTerms| terms.expires_at = Some(terms.effective_at);
     assert_eq!(code(&over, 0), Some("invalid_expiry"));
 }

@@ -208,15 +208,22 @@ async fn put_tenant(
     let update = "-- put_tenant
         WITH kept AS (
             INSERT INTO former_customers (tenant_no, customer)
-            SELECT tenant_no, customer FROM tenants WHERE tenant = $1 AND customer <> $3
+            SELECT tenant_no, customer FROM tenants
+            WHERE tenant = $1 AND customer IS NOT NULL AND (customer <> $3 OR $4)
             ON CONFLICT DO NOTHING
         )
-        UPDATE tenants SET name = $2, customer = COALESCE($3, customer) WHERE tenant = $1
+        UPDATE tenants SET
+            name = CASE WHEN $2::text = '' THEN NULL ELSE COALESCE($2, name) END,
+            customer = CASE WHEN $4 THEN NULL ELSE COALESCE($3, customer) END
+        WHERE tenant = $1
         RETURNING tenant, name, customer, created_at";
-    let updated = client.query_opt(update, &[&tenant.as_str(), &fields.name, &customer]).await?;
+    let given: [&(dyn ToSql + Sync); 4] =
+        [&tenant.as_str(), &fields.name, &customer, &fields.unmap];
+    let updated = client.query_opt(update, &given).await?;
     let insert = "-- put_tenant
-        INSERT INTO tenants (tenant, name, customer, created_at) VALUES ($1, $2, $3, $4)
-        ON CONFLICT (tenant) DO UPDATE SET name = excluded.name,
+        INSERT INTO tenants (tenant, name, customer, created_at)
+        VALUES ($1, NULLIF($2, ''), $3, $4)
+        ON CONFLICT (tenant) DO UPDATE SET name = COALESCE(excluded.name, tenants.name),
             customer = COALESCE(excluded.customer, tenants.customer)
         RETURNING tenant, name, customer, created_at";
     let stored = match updated {

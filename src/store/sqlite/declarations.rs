@@ -87,22 +87,24 @@ pub fn put_tenant(
         .prepare_cached(
             "-- keep_customer
              INSERT OR IGNORE INTO former_customers (tenant_no, customer)
-             SELECT tenant_no, customer FROM tenants WHERE tenant = ? AND customer <> ?",
+             SELECT tenant_no, customer FROM tenants
+             WHERE tenant = ?1 AND customer IS NOT NULL AND (customer <> ?2 OR ?3)",
         )
-        .and_then(|mut insert| insert.execute(params![tenant.as_str(), customer]))
+        .and_then(|mut insert| insert.execute(params![tenant.as_str(), customer, fields.unmap]))
         .map_err(sql_error)?;
     connection
         .prepare_cached(
             "-- put_tenant
-             INSERT INTO tenants (tenant, name, customer, created_at) VALUES (?, ?, ?, ?)
-             ON CONFLICT (tenant) DO UPDATE SET name = excluded.name,
-                 customer = COALESCE(excluded.customer, customer)
+             INSERT INTO tenants (tenant, name, customer, created_at)
+             VALUES (?1, NULLIF(?2, ''), ?3, ?4)
+             ON CONFLICT (tenant) DO UPDATE SET
+                 name = CASE WHEN ?2 = '' THEN NULL ELSE COALESCE(?2, name) END,
+                 customer = CASE WHEN ?5 THEN NULL ELSE COALESCE(?3, customer) END
              RETURNING tenant_no, tenant, name, customer, created_at",
         )
         .and_then(|mut upsert| {
-            upsert.query_row(params![tenant.as_str(), fields.name, customer, at.micros()], |row| {
-                Ok(decode_tenant(row))
-            })
+            let given = params![tenant.as_str(), fields.name, customer, at.micros(), fields.unmap];
+            upsert.query_row(given, |row| Ok(decode_tenant(row)))
         })
         .map_err(sql_error)?
 }

@@ -1,0 +1,129 @@
+//! `GET /v1/usage/totals`: what every tenant used, for whoever writes the bills.
+//!
+//! Invariant: values leave as decimal strings and never pass through a float. One answer covers a
+//! bounded number of tenants; each total is of one moment, and the page as a whole is not.
+
+use super::App;
+use super::auth::{Caller, Scope};
+use super::extract::Query;
+use super::problem::{Kind, Problem};
+use super::usage::{parse_range, parse_zone};
+use crate::rules::ids::TenantId;
+use crate::rules::usage::compose;
+use crate::rules::window::{Grain, Window, plan_windows};
+use crate::store::Tenant;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Most tenants of one answer: each is read with every meter.
+const TENANTS_MAX: usize = 100;
+
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct TotalsQuery {
+    /// First instant (RFC 3339, or a date, which is its first moment in `tz`). With neither `from`
+    /// nor `to`, the current month in `tz`; `from` and `to` come together.
+    #[param(example = "2026-11-01")]
+    from: Option<String>,
+    /// First instant that is no longer included.
+    #[param(example = "2026-12-01")]
+    to: Option<String>,
+    /// IANA time zone in which days and months begin.
+    #[param(default = "UTC", example = "Europe/Paris")]
+    tz: Option<String>,
+    /// The last tenant of the page before.
+    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f]+$")]
+    after: Option<String>,
+    /// Tenants of a page.
+    #[param(minimum = 1, maximum = 100, default = 100)]
+    limit: Option<usize>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct TotalAnswer {
+    tenant: String,
+    name: Option<String>,
+    /// The billing provider's id of this customer.
+    customer: Option<String>,
+    meter: String,
+    /// A decimal number.
+    total: String,
+    /// The number of events.
+    count: u64,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct TotalList {
+    #[schema(format = DateTime)]
+    from: String,
+    #[schema(format = DateTime)]
+    to: String,
+    /// A row for each tenant and meter with an event in the range.
+    totals: Vec<TotalAnswer>,
+    /// Give it as `after` for the next page; null at the end.
+    next_after: Option<String>,
+}
+
+/// Read the usage of all tenants
+///
+/// Exact totals of every tenant and meter over a range, by pages of tenants.
+#[utoipa::path(
+    get, path = "/v1/usage/totals", tag = "usage", params(TotalsQuery),
+    responses((status = 200, description = "A page, in the order of tenants", body = TotalList))
+)]
+pub async fn list_totals(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Query(query): Query<TotalsQuery>,
+) -> Result<axum::Json<TotalList>, Problem> {
+    caller.require_unbound(Scope::Read)?;
+    let limit = query.limit.unwrap_or(TENANTS_MAX);
+    if !(1..=TENANTS_MAX).contains(&limit) {
+        let detail = format!("limit is 1 to {TENANTS_MAX}; ask for the next page with after");
+        return Err(Problem::new(Kind::Invalid, "invalid_limit", detail));
+    }
+    let zone = parse_zone(query.tz.as_deref())?;
+    let range = parse_range(&app, query.from.as_deref(), query.to.as_deref(), &zone)?;
+    let after = query.after.as_deref().map(TenantId::parse).transpose()?;
+    let mut tenants = app.store.list_tenants(after.as_ref(), limit + 1).await?;
+    let more = tenants.len() > limit;
+    tenants.truncate(limit);
+    let next_after = tenants.last().filter(|_| more).map(|tenant| tenant.id.to_string());
+    let mut totals = Vec::new();
+    for tenant in &tenants {
+        add_totals(&app, tenant, range, &mut totals).await?;
+    }
+    let (from, to) = (range.start.to_string(), range.end.to_string());
+    Ok(axum::Json(TotalList { from, to, totals, next_after }))
+}
+
+/// A row for each meter of which the tenant had events.
+async fn add_totals(
+    app: &App,
+    tenant: &Tenant,
+    range: Window,
+    totals: &mut Vec<TotalAnswer>,
+) -> Result<(), Problem> {
+    let catalog = app.catalog.current().await?;
+    for meter in catalog.list() {
+        let Some((number, _)) = catalog.find(meter.slug.as_str()) else { continue };
+        let zone = jiff::tz::TimeZone::UTC;
+        let windows = plan_windows(range, Grain::None, &zone, meter.spec.bucket)?;
+        let rows = app.store.read_usage(&tenant.id, number, range).await?;
+        let usage = compose(&rows, &windows, &[], meter.spec.aggregation)?;
+        if usage.count == 0 {
+            continue;
+        }
+        totals.push(TotalAnswer {
+            tenant: tenant.id.to_string(),
+            name: tenant.name.clone(),
+            customer: tenant.customer.as_ref().map(ToString::to_string),
+            meter: meter.slug.to_string(),
+            total: usage.total.to_string(),
+            count: usage.count,
+        });
+    }
+    Ok(())
+}
