@@ -49,6 +49,7 @@ const HELP: &[(&str, &str)] = &[
         "counterfoil_unbilled",
         "Quantity that was counted and reaches no invoice, by meter and cause",
     ),
+    ("counterfoil_unbilled", "Usage that reaches no invoice as things are, by meter and cause"),
     ("counterfoil_unbilled_quantity", "Quantity of dead letters, by meter"),
     ("counterfoil_unmapped_quantity", "Quantity that waits for a customer, by meter"),
     ("counterfoil_unmapped_tenants", "Tenants with usage and without a customer"),

@@ -3,8 +3,8 @@
 //!
 //! Invariant: passes are followed in the order of their numbers, each with all its rows in the
 //! order of tenant, meter and day. The chain shows that a row was changed, added or taken away, and
-//! that a pass before the last one is gone; whether the last passes are gone is shown only by a hash that
-//! was written down elsewhere.
+//! that a pass before the last one is gone; whether the last passes are gone is shown only by a
+//! hash that was written down elsewhere.
 
 use super::digest::hex;
 use super::ids::{MeterNo, TenantId};

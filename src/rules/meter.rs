@@ -130,6 +130,8 @@ impl MeterDraft {
             (Given::LeftOut | Given::Null, _) => None,
         };
         let old = standing;
+        // Another aggregation makes another meter, which is refused as such.
+        let counts_alike = old.filter(|standing| Some(standing.aggregation) == aggregation);
         let scale = self.scale.or_else(old.map(|m| m.scale), || scale_beside(precision));
         Ok(MeterSpec {
             aggregation: aggregation.ok_or_else(missing)?,
@@ -140,7 +142,7 @@ impl MeterDraft {
             dimensions: self.dimensions.or_else(old.map(|m| m.dimensions.clone()), Vec::new),
             unique_property: self
                 .unique_property
-                .or_none(old.and_then(|m| m.unique_property.clone())),
+                .or_none(counts_alike.and_then(|m| m.unique_property.clone())),
             settle_after: self
                 .settle_after
                 .or_else(old.map(|m| m.settle_after), default_settle_after),

@@ -250,7 +250,7 @@ fn usage_arrives_and_what_does_not_is_found() {
     account.map("lost", &account.new_customer());
     let (code, said) = account.run(&lost);
     assert!(code == Some(1) && said.contains("No such customer: 'cus_lost'"), "{said}");
-    for (log, said) in [("server.log", "is confirmed"), ("simulator.log", "")] {
+    for (log, said) in [("server.log", "submitted (accepted)"), ("simulator.log", "")] {
         let log = std::fs::read_to_string(account.directory.path().join(log)).unwrap();
         assert!(log.contains(said) && !log.contains("canary"), "the log shows the key");
     }

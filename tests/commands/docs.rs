@@ -2,8 +2,8 @@
 //! in one shell. Only the ports are others, since tests run side by side.
 //!
 //! A line with `$ ` is a command, which goes on with the lines that are indented deeper or up to
-//! the end of its here-document; what follows is its output. Blanks are not compared, instants are not
-//! compared, and `…` stands for any text. A server runs until the next one is started.
+//! the end of its here-document; what follows is its output. Blanks and instants are not compared,
+//! and `…` stands for any text. A server runs until the next one is started.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;

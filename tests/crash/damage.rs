@@ -201,12 +201,13 @@ async fn check_leaves_an_older_schema_as_it_is() {
     let newest = "DELETE FROM schema_migrations
         WHERE number = (SELECT max(number) FROM schema_migrations)";
     assert_eq!(database.execute(newest, &[]).await.unwrap(), 1);
+    let applied = "SELECT count(*) FROM schema_migrations";
+    let before: i64 = database.query_one(applied, &[]).await.unwrap().get(0);
     let refused = check(&place, &[]);
     assert_eq!(refused.status.code(), Some(1), "{}", said(&refused));
     assert!(said(&refused).contains("older"), "{}", said(&refused));
-    let applied = "SELECT count(*) FROM schema_migrations";
-    let count: i64 = database.query_one(applied, &[]).await.unwrap().get(0);
-    assert_eq!(count, 5, "nothing was migrated");
+    let after: i64 = database.query_one(applied, &[]).await.unwrap().get(0);
+    assert_eq!(after, before, "nothing was migrated");
     let place = Place::sqlite();
     drop(Server::start(&place));
     assert_eq!(change(&place, newest), 1);

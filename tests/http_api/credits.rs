@@ -233,7 +233,7 @@ async fn what_a_grant_cannot_be() {
         ("rates", json!({"calls": "0"}), "invalid_rates"),
         ("rates", json!({"calls": "-1"}), "invalid_rates"),
         ("rates", json!({"calls": "x"}), "invalid_amount"),
-        ("rates", json!({"nothing": "1"}), "meter_unknown"),
+        ("rates", json!({"nothing": "1"}), "unknown_meter"),
         ("rates", json!({"calls": "0.0000001"}), "rate_too_precise"),
         ("rates", json!(many), "invalid_rates"),
         ("priority", json!(101), "invalid_priority"),
@@ -551,7 +551,7 @@ async fn a_balance_holds_usage_of_this_moment() {
     insta::assert_snapshot!(credits().await, @r#"200 {"pools":[{"unit":"eur","pool":"granted","remaining":"10","pending":"1.500001","available":"8.499999"},{"unit":"eur","pool":"purchased","remaining":"5","pending":"0","available":"0"}]}"#);
     assert_eq!(changes(&server, "").await.len(), 2, "a look changes nothing");
     let allowance = server.get("/v1/tenants/acme/allowance/calls").await;
-    insta::assert_snapshot!(allowance.show(), @r#"200 {"meter":"calls","allowed":true,"quotas":[],"covered":"16.999998"}"#);
+    insta::assert_snapshot!(allowance.show(), @r#"200 {"meter":"calls","known":true,"allowed":true,"quotas":[],"covered":"16.999998"}"#);
     // Nothing is there, nothing was promised.
     let nobody = server.get("/v1/tenants/nobody/credits").await;
     assert_eq!((nobody.status, nobody.json()), (200, json!({"pools": []})));
@@ -606,7 +606,10 @@ async fn an_allowance_is_exact_after_every_event() {
     server.clock.advance(15 * 24 * MICROS_PER_HOUR);
     assert_eq!(look().await, told(true, "0 of 1", "0 of 2.5"), "a new month");
     let none = server.get("/v1/tenants/acme/allowance/calls").await.json();
-    assert_eq!(none, json!({"meter": "calls", "allowed": true, "quotas": [], "covered": "0"}));
+    assert_eq!(
+        none,
+        json!({"meter": "calls", "known": true, "allowed": true, "quotas": [], "covered": "0"})
+    );
     server.get("/v1/tenants/acme/allowance/nothing").await.problem(404, "unknown_meter");
 }
 

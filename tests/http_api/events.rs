@@ -90,7 +90,7 @@ async fn only_problems_are_listed_on_request() {
         event("acme", "e3", "-1", NOW)
     );
     let answer = send(batch, "?results=problems").await;
-    insta::assert_snapshot!(answer.show(), @r#"200 {"accepted":1,"duplicates":2,"conflicts":0,"quarantined":0,"rejected":1,"results":[{"index":2,"tenant":"acme","id":"e1","outcome":"duplicate","code":"restamped","detail":"counted before with another occurred_at, which stands; send the event's own time on every retry"},{"index":3,"tenant":"acme","id":"e3","outcome":"rejected","code":"quantity_negative","detail":"quantity is negative and the meter is not signed; correct usage by a correction or declare the meter with \"signed\": true"}]}"#);
+    insta::assert_snapshot!(answer.show(), @r#"200 {"accepted":1,"duplicates":2,"conflicts":0,"quarantined":0,"rejected":1,"results":[{"index":2,"tenant":"acme","id":"e1","outcome":"duplicate","code":"restamped","detail":"counted before with another occurred_at, which stands; send the event's own time on every retry"},{"index":3,"tenant":"acme","id":"e3","outcome":"rejected","code":"quantity_negative","detail":"quantity is negative and the meter is not signed; declare a meter with \"signed\": true under another slug for usage that can be taken back"}]}"#);
     send("[]".into(), "?results=some").await.problem(400, "invalid_query");
     send("[]".into(), "?result=problems").await.problem(400, "invalid_query");
 }

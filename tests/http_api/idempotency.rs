@@ -518,6 +518,9 @@ async fn what_happened_once_stays_so_after_its_key_is_forgotten() {
 #[tokio::test]
 async fn the_effect_and_its_answer_are_both_there_or_neither() {
     let server = with_accounts().await;
+    let rate =
+        r#"{"jurisdiction":"de","name":"vat","percent":"19","valid_from":"2021-01-01T00:00:00Z"}"#;
+    assert_eq!(server.put("/v1/tax/rates", rate).await.status, 200);
     let grants = "/v1/tenants/acme/grants";
     let grant = r#"{"pool":"granted","unit":"eur","amount":"5","rates":{"calls":"1"}}"#;
     let quotes = "/v1/tenants/acme/quotes";

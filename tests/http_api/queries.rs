@@ -220,5 +220,5 @@ async fn tenants() {
     server.put("/v1/tenants/a", r#"{"name":"a\nb"}"#).await.problem(422, "invalid_name");
     let bound = server.key("read", Some("a")).await;
     let own = server.call(http::Method::GET, "/v1/tenants/a", &bound, "").await;
-    own.problem(403, "scope_missing");
+    own.problem(403, "tenant_forbidden");
 }

@@ -55,6 +55,7 @@ async fn with_rates() -> Server {
     for (place, name, percent, valid) in [
         ("de", "vat", "19", ("2021-01-01T00:00:00Z", None)),
         ("de", "vat", "16", ("2020-07-01T00:00:00Z", Some("2021-01-01T00:00:00Z"))),
+        ("ch", "vat", "0", ("2020-01-01T00:00:00Z", None)),
         ("us-ny", "state", "4", ("2020-01-01T00:00:00Z", None)),
         ("us-ny-nyc", "city", "4.5", ("2020-01-01T00:00:00Z", None)),
     ] {
@@ -102,16 +103,14 @@ async fn the_place_and_the_moment_decide() {
         ("de", "exclusive", "2026-11-15T12:00:00Z", "0 100 19 119"),
         ("de", "inclusive", "2026-11-15T12:00:00Z", "0 84.03 15.97 100"),
         ("de-by", "exclusive", "2026-11-15T12:00:00Z", "0 100 19 119"),
-        ("den", "exclusive", "2026-11-15T12:00:00Z", "0 100 0 100"),
-        ("us", "exclusive", "2026-11-15T12:00:00Z", "0 100 0 100"),
+        ("ch", "exclusive", "2026-11-15T12:00:00Z", "0 100 0 100"),
         ("us-ny", "exclusive", "2026-11-15T12:00:00Z", "0 100 4 104"),
         ("us-ny-nyc", "exclusive", "2026-11-15T12:00:00Z", "0 100 8.5 108.5"),
         ("us-ny-nyc", "inclusive", "2026-11-15T12:00:00Z", "0 92.17 7.83 100"),
-        // The last moment of one rate, the first of the next, and before any; moments are UTC.
+        // The last moment of one rate, and the first of the next; moments are UTC.
         ("de", "exclusive", "2020-12-31T23:59:59.999999Z", "0 100 16 116"),
         ("de", "exclusive", "2021-01-01T00:00:00Z", "0 100 19 119"),
         ("de", "exclusive", "2021-01-01T00:30:00+01:00", "0 100 16 116"),
-        ("de", "exclusive", "2020-06-30T23:59:59Z", "0 100 0 100"),
     ]
     .into_iter()
     .enumerate()
@@ -120,6 +119,16 @@ async fn the_place_and_the_moment_decide() {
         asked["at"] = at.into();
         let answer = quote(&server, &format!("q{number}"), &asked).await;
         assert_eq!(figures(&answer), expected, "{place} {prices} {at}");
+    }
+    // A place or a moment without a rate is not free of tax: it is unknown.
+    for (place, at) in [
+        ("den", "2026-11-15T12:00:00Z"),
+        ("us", "2026-11-15T12:00:00Z"),
+        ("de", "2020-06-30T23:59:59Z"),
+    ] {
+        let mut asked = request(place, "exclusive", &["100"]);
+        asked["at"] = at.into();
+        quote(&server, "none", &asked).await.problem(422, "no_tax_rate");
     }
     // Each line is rounded by itself, half away from zero.
     let lines = request("de", "exclusive", &["0.05", "0.05", "0.50"]);

@@ -1,8 +1,8 @@
 //! All rows of a pass as CSV, for a spreadsheet.
 //!
-//! Invariant: what was not read is an empty cell. No cell is a formula. Names come from outside, and
-//! a spreadsheet runs what begins like a formula; such a cell gets an apostrophe, which shows it as
-//! the text it is.
+//! Invariant: what was not read is an empty cell. No cell is a formula. Names come from outside,
+//! and a spreadsheet runs what begins like a formula; such a cell gets an apostrophe, which shows
+//! it as the text it is.
 
 use super::pass::Row;
 use crate::rules::quantity::Quantity;

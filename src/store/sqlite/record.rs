@@ -246,7 +246,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_event() -> impl Strategy<Value = Event> {
-        let ids = ("[^\\x00-\\x1f\\x7f]{1,20}", proptest::option::of("[a-z]{1,9}"));
+        let ids = ("[^\\x00-\\x1f\\x7f-\\x9f]{1,20}", proptest::option::of("[a-z]{1,9}"));
         (ids, any::<u16>(), any::<i128>(), any::<i64>(), "[a-z{}\"]{0,30}", any::<bool>()).prop_map(
             |((id, subscription), meter, units, at, properties, trial)| Event {
                 tenant: TenantId::parse("acme").expect("valid"),
