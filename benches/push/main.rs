@@ -135,7 +135,8 @@ async fn prepare(
         let name = format!("tenant-{tenant}");
         let made = ask(simulator, &SimRequest::form("/v1/customers", &[("name", &name)])).await?;
         let customer = made["id"].as_str().context("a customer has an id")?.to_owned();
-        let fields = TenantFields { name: None, customer: Some(CustomerId::parse(&customer)?) };
+        let mapped = Some(CustomerId::parse(&customer)?);
+        let fields = TenantFields { name: None, customer: mapped, unmap: false };
         store.put_tenant(&TenantId::parse(&name)?, fields, now).await?;
         let mut events = Vec::new();
         for hour in 0..HOURS {

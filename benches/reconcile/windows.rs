@@ -90,7 +90,8 @@ async fn prepare(store: &dyn Store, simulator: &Mutex<Simulator>, clock: &Clock)
         let name = format!("tenant-{tenant}");
         let made = ask(simulator, &SimRequest::form("/v1/customers", &[("name", &name)]))?;
         let customer = made["id"].as_str().context("a customer has an id")?;
-        let fields = TenantFields { name: None, customer: Some(CustomerId::parse(customer)?) };
+        let fields =
+            TenantFields { name: None, customer: Some(CustomerId::parse(customer)?), unmap: false };
         store.put_tenant(&TenantId::parse(&name)?, fields, now).await?;
         let mut events = Vec::new();
         for (meter, hour) in METERS.iter().flat_map(|meter| (0..HOURS).map(move |h| (meter, h))) {

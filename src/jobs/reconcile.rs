@@ -144,7 +144,7 @@ struct Before {
 
 /// A pass by the clock that is due.
 enum Due {
-    Begun(Pass),
+    Begun(Box<Pass>),
     /// The range of one that is still to be ordered.
     New(Window),
 }
@@ -264,13 +264,14 @@ impl Reconciler {
         let limits = self.provider.limits();
         let by_clock = self.settings.passes && limits.shows_totals && limits.sends;
         let hourly = match first(PassKind::Hourly) {
-            Some(pass) => Some(Due::Begun(pass)),
+            Some(pass) => Some(Due::Begun(Box::new(pass))),
             None if by_clock => self.hourly_due(now).await?.map(Due::New),
             None => None,
         };
         let nightly = match first(PassKind::Nightly) {
             Some(pass) => {
-                Some(Due::Begun(pass)).filter(|_| self.can_go_on(PassKind::Nightly, CHUNK))
+                let begun = Due::Begun(Box::new(pass));
+                Some(begun).filter(|_| self.can_go_on(PassKind::Nightly, CHUNK))
             }
             None if by_clock => self.nightly_due(now).await?,
             None => None,
@@ -289,7 +290,7 @@ impl Reconciler {
             self.passed_over.store(false, Ordering::Relaxed);
         }
         match due {
-            Some(Due::Begun(pass)) => Ok(Some(pass)),
+            Some(Due::Begun(pass)) => Ok(Some(*pass)),
             Some(Due::New(range)) => {
                 let order = PassOrder { kind, range, tenant: None, apply: true };
                 let number = self.store.create_pass(order, now).await?;
@@ -344,7 +345,7 @@ impl Reconciler {
             let rested = pass.ended_at.is_some_and(|at| TAKEN_UP_AFTER.after(at) <= now);
             pass.state == PassState::Incomplete && rested && self.can_go_on(pass.order.kind, CHUNK)
         });
-        Ok(again.map(Due::Begun))
+        Ok(again.map(|pass| Due::Begun(Box::new(pass))))
     }
 
     async fn run_pass(&self, pass: Pass, lease: Lease) -> Result<(), PassError> {

@@ -138,44 +138,54 @@ impl PushSums {
                     add(&mut sums.unsent)?;
                     sums.unsent_count += 1;
                 }
-                PushState::Dead => match push.class {
-                    Class::Absent => {
-                        add(&mut sums.dropped)?;
-                        sums.dropped_pushes.push(push.number);
-                    }
-                    Class::Undecidable | Class::Unreadable => {
-                        add(&mut sums.doubtful)?;
-                        sums.doubtful_count += 1;
-                    }
-                    Class::Discarded => {
-                        add(&mut sums.discarded)?;
-                        add(&mut sums.written_off)?;
-                        sums.written_off_pushes.push(push.number);
-                    }
-                    Class::Cut
-                    | Class::Attempt
-                    | Class::Accepted
-                    | Class::AlreadyThere
-                    | Class::Refused
-                    | Class::Unknown
-                    | Class::Present
-                    | Class::Confirmed
-                    | Class::TooOld
-                    | Class::Retried
-                    | Class::Overtaken
-                    | Class::NotSent
-                    | Class::Lost
-                    | Class::Correction
-                    | Class::Reconciled
-                    | Class::Adopted => {
-                        add(&mut sums.refused)?;
-                        sums.refused_count += 1;
-                    }
-                },
+                PushState::Dead => sums.add_dead(push)?,
                 PushState::Replaced => {}
             }
         }
         Some(sums)
+    }
+
+    /// Adds a push that ended without the provider having it, or nobody knows.
+    fn add_dead(&mut self, push: &WindowPush) -> Option<()> {
+        let add = |sum: &mut Quantity| {
+            *sum = sum.checked_add(push.quantity)?;
+            Some(())
+        };
+        match push.class {
+            Class::Absent => {
+                add(&mut self.dropped)?;
+                self.dropped_pushes.push(push.number);
+            }
+            Class::Undecidable | Class::Unreadable => {
+                add(&mut self.doubtful)?;
+                self.doubtful_count += 1;
+            }
+            Class::Discarded => {
+                add(&mut self.discarded)?;
+                add(&mut self.written_off)?;
+                self.written_off_pushes.push(push.number);
+            }
+            Class::Cut
+            | Class::Attempt
+            | Class::Accepted
+            | Class::AlreadyThere
+            | Class::Refused
+            | Class::Unknown
+            | Class::Present
+            | Class::Confirmed
+            | Class::TooOld
+            | Class::Retried
+            | Class::Overtaken
+            | Class::NotSent
+            | Class::Lost
+            | Class::Correction
+            | Class::Reconciled
+            | Class::Adopted => {
+                add(&mut self.refused)?;
+                self.refused_count += 1;
+            }
+        }
+        Some(())
     }
 
     fn add(&mut self, other: &Self) -> Option<()> {

@@ -76,8 +76,8 @@ impl WindowUsage {
         let mut named: BTreeMap<&str, String> =
             totals.iter().map(|(name, total)| (*name, total.to_string())).collect();
         if !others.is_empty() {
-            let others = others.iter().map(|(_, total)| *total);
-            let sum = others.fold(Some(Quantity::ZERO), |sum, total| sum?.checked_add(total));
+            let mut others = others.iter().map(|(_, total)| *total);
+            let sum = others.try_fold(Quantity::ZERO, Quantity::checked_add);
             let sum = sum.map_or_else(String::new, |sum| sum.to_string());
             named.insert(OTHER_SUBSCRIPTIONS, sum);
         }

@@ -238,7 +238,8 @@ pub async fn digits_of_the_total_count_each_event(mut f: Fixture) {
 }
 
 pub async fn awkward_texts_are_kept_exactly(mut f: Fixture) {
-    let names = ["é", "e\u{301}", "a b", "a  b", "A", "a", "a:b|c", "'; drop table events; --", "🦀"];
+    let names =
+        ["é", "e\u{301}", "a b", "a  b", "A", "a", "a:b|c", "'; drop table events; --", "🦀"];
     let batch: Vec<String> = names
         .iter()
         .map(|name| {
