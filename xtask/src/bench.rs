@@ -7,10 +7,11 @@ use anyhow::{Result, bail};
 use std::ffi::OsString;
 
 /// Each bench, and the package it is of.
-const BENCHES: [(&str, &str); 4] = [
+const BENCHES: [(&str, &str); 5] = [
     ("ingest", "counterfoil"),
     ("push", "counterfoil"),
     ("reconcile", "counterfoil"),
+    ("hostile", "counterfoil"),
     ("idempotency", "counterfoil-idempotency"),
 ];
 
