@@ -153,7 +153,10 @@ fn print_server(health: &Health) {
 /// Everything that is not billed, by meter and cause.
 fn print_unbilled(health: &Health) {
     if health.unbilled.is_empty() {
-        println!("everything that was counted is billed, or on its way\n");
+        // Without a provider the first lines have said that nothing is billed.
+        if health.provider.as_deref().is_some_and(|provider| provider != "none") {
+            println!("all usage of billed meters is billed, or on its way\n");
+        }
         return;
     }
     let mut table = new_table(&["not billed", "cause", "quantity"], 2);

@@ -124,15 +124,23 @@ impl MeterDraft {
     pub fn onto(self, standing: Option<&MeterSpec>) -> Result<MeterSpec, Refusal> {
         let missing = || Refusal::new("invalid_body", "missing field `aggregation`; see /docs");
         let aggregation = self.aggregation.or(standing.map(|meter| meter.aggregation));
-        let precision = match (&self.precision, standing) {
+        let old = standing;
+        // Where one of the two is given and differs, the other fits it: the meter is another one,
+        // and is refused as such, not for digits that nobody asked for.
+        let kept = |given: &Given<u32>, standing: u32| match given {
+            Given::Value(value) => *value == standing,
+            Given::LeftOut | Given::Null => true,
+        };
+        let digits =
+            old.filter(|m| kept(&self.scale, m.scale) && kept(&self.precision, m.precision));
+        let precision = match (&self.precision, digits) {
             (Given::Value(precision), _) => Some(*precision),
             (Given::LeftOut, Some(standing)) => Some(standing.precision),
             (Given::LeftOut | Given::Null, _) => None,
         };
-        let old = standing;
         // Another aggregation makes another meter, which is refused as such.
         let counts_alike = old.filter(|standing| Some(standing.aggregation) == aggregation);
-        let scale = self.scale.or_else(old.map(|m| m.scale), || scale_beside(precision));
+        let scale = self.scale.or_else(digits.map(|m| m.scale), || scale_beside(precision));
         Ok(MeterSpec {
             aggregation: aggregation.ok_or_else(missing)?,
             scale,

@@ -306,7 +306,7 @@ fn numbers_that_must_be_zero_decide() {
     assert_eq!((code, shown.matches('✓').count(), shown.matches('✗').count()), (Some(0), 6, 0));
     assert!(shown.contains("↓ 1, before 4") && shown.contains("never"), "{shown}");
     assert!(shown.starts_with("counterfoil 0.1.0, provider stripe, shadow off\n"), "{shown}");
-    assert!(shown.contains("everything that was counted is billed"), "{shown}");
+    assert!(shown.contains("all usage of billed meters is billed"), "{shown}");
     let numbers =
         ["observed_long", "submitted_long", "drifting_tenants", "dead", "without_customer"];
     for number in numbers {

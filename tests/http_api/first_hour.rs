@@ -36,7 +36,9 @@ async fn a_declaration_keeps_what_it_leaves_out() {
     assert_eq!(third["settle_after"], "1h");
     assert!(third.get("description").is_none());
     server.put("/v1/meters/new", "{}").await.problem(422, "invalid_body");
-    server.put("/v1/meters/m", r#"{"scale":3}"#).await.problem(409, "meter_differs");
+    for digits in [r#"{"scale":3}"#, r#"{"scale":0}"#, r#"{"precision":4}"#] {
+        server.put("/v1/meters/m", digits).await.problem(409, "meter_differs");
+    }
 }
 
 #[tokio::test]
