@@ -406,6 +406,12 @@ pub fn admin_key() -> Option<String> {
     std::env::var("COUNTERFOIL_ADMIN_KEY").ok().filter(|key| !key.is_empty())
 }
 
+/// How wide the terminal is, if the environment says so.
+#[expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]
+pub fn columns() -> Option<u16> {
+    std::env::var("COLUMNS").ok()?.parse().ok().filter(|columns| *columns > 0)
+}
+
 #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]
 fn environment() -> Vec<(String, String)> {
     std::env::vars()

@@ -4,7 +4,7 @@
 
 use super::answer::{JsonArguments, ask, given, print_more};
 use super::client::{Request, ServerArguments};
-use super::table::{cell, new_table};
+use super::table::{cell, moment, new_table};
 use reqwest::Method;
 use serde::Deserialize;
 use std::process::ExitCode;
@@ -76,8 +76,8 @@ pub async fn run(arguments: &AlertsArguments) -> anyhow::Result<ExitCode> {
             cell(&alert.severity),
             cell(&alert.kind),
             cell(subject),
-            cell(&alert.opened_at),
-            cell(alert.resolved_at.as_deref().unwrap_or("-")),
+            moment(&alert.opened_at),
+            moment(alert.resolved_at.as_deref().unwrap_or("-")),
             cell(&alert.summary),
             cell(&alert.command),
         ]);

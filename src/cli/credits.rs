@@ -4,7 +4,7 @@
 
 use super::answer::{JsonArguments, ask, given, print_more};
 use super::client::{Request, ServerArguments};
-use super::table::{cell, new_table};
+use super::table::{cell, moment, new_table};
 use reqwest::Method;
 use serde::Deserialize;
 use std::process::ExitCode;
@@ -113,7 +113,7 @@ async fn list_changes(arguments: &CreditsArguments) -> anyhow::Result<()> {
         });
         table.add_row([
             cell(change.number),
-            cell(&change.at),
+            moment(&change.at),
             cell(change.grant),
             cell(&change.kind),
             cell(&change.amount),

@@ -4,7 +4,7 @@
 
 use super::answer::{JsonArguments, ask, given, print_more};
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, grouped, new_table, plain};
+use super::table::{cell, grouped, moment, new_table, plain};
 use reqwest::Method;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -112,7 +112,7 @@ fn print_list(list: &FindingList, none: &str) {
             cell(&finding.subject),
             cell(&finding.verdict),
             cell(&finding.reason),
-            cell(&finding.opened_at),
+            moment(&finding.opened_at),
             cell(finding.state()),
             cell(finding.passes),
             cell(grouped(&finding.ledger)),

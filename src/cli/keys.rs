@@ -3,7 +3,7 @@
 //! Invariant: a token is shown once, when it is made, and a list never shows one.
 
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, new_table, plain_json};
+use super::table::{cell, moment, new_table, plain_json};
 use anyhow::Context;
 use reqwest::Method;
 use serde::Deserialize;
@@ -135,8 +135,8 @@ fn print_keys(list: &KeyList) {
             cell(&key.name),
             cell(key.scopes.join(", ")),
             cell(key.tenant.as_deref().unwrap_or("any")),
-            cell(&key.created_at),
-            cell(key.revoked_at.as_deref().unwrap_or("-")),
+            moment(&key.created_at),
+            moment(key.revoked_at.as_deref().unwrap_or("-")),
         ]);
     }
     println!("{table}");

@@ -10,7 +10,7 @@ use super::client::{Client, Request, ServerArguments};
 use super::reconcile::outcome::{OutputArguments, present};
 use super::reconcile::pass::{Pass, Told, day};
 use super::store::StoreArguments;
-use super::table::{cell, grouped, new_table};
+use super::table::{cell, grouped, moment, new_table};
 use crate::config::{Config, StoreUrl};
 use crate::rules::chain::ChainReport;
 use crate::rules::digest::hex;
@@ -177,7 +177,7 @@ async fn list(arguments: &ListArguments) -> anyhow::Result<ExitCode> {
             cell(pass.tenant.as_deref().unwrap_or("all")),
             cell(pass.mode()),
             cell(pass.state.name()),
-            cell(&pass.created_at),
+            moment(&pass.created_at),
             cell(grouped(pass.windows)),
             cell(grouped(pass.count(Verdict::Equal))),
             cell(grouped(pass.count(Verdict::Waiting))),

@@ -4,7 +4,7 @@
 //! Invariant: numbers are shown as the server wrote them; none passes through a float.
 
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, grouped, new_table, plain, plain_json};
+use super::table::{cell, grouped, moment, new_table, plain, plain_json};
 use anyhow::Context;
 use reqwest::Method;
 use serde::Deserialize;
@@ -41,7 +41,8 @@ struct ListArguments {
     /// Only of this meter
     #[arg(long)]
     meter: Option<String>,
-    /// Only in this state: observed, submitted, confirmed, reconciled, dead or replaced
+    /// Only in this state: waiting, observed, submitted, confirmed, reconciled, dead, discarded or
+    /// replaced
     #[arg(long)]
     state: Option<String>,
     /// Only with this reason for its state, such as refused or undecidable
@@ -247,7 +248,7 @@ async fn list(arguments: &ListArguments) -> anyhow::Result<()> {
             cell(push.id),
             cell(&push.tenant),
             cell(&push.meter),
-            cell(&push.window_start),
+            moment(&push.window_start),
             cell(state),
             cell(&push.class),
             cell(push.revision),
@@ -287,7 +288,7 @@ fn print_trace(trace: &PushTrace) {
     let mut table = new_table(&header, 5);
     for transition in &trace.transitions {
         table.add_row([
-            cell(&transition.at),
+            moment(&transition.at),
             cell(&transition.class),
             cell(&transition.state),
             cell(transition.request_id.as_deref().unwrap_or("-")),

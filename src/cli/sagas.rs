@@ -5,7 +5,7 @@
 
 use super::answer::{JsonArguments, ask, given, print_more};
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, new_table, plain};
+use super::table::{cell, moment, new_table, plain};
 use reqwest::Method;
 use serde::Deserialize;
 use std::process::ExitCode;
@@ -153,8 +153,8 @@ async fn list(arguments: &ListArguments) -> anyhow::Result<()> {
             cell(&saga.kind),
             cell(&saga.tenant),
             cell(&saga.state),
-            cell(&saga.state_at),
-            cell(saga.due_at.as_deref().unwrap_or("-")),
+            moment(&saga.state_at),
+            moment(saga.due_at.as_deref().unwrap_or("-")),
             cell(saga.detail.as_deref().unwrap_or("-")),
         ]);
     }
@@ -177,7 +177,7 @@ fn print_story(story: &Story) {
         let result = line.result.as_ref().map(ToString::to_string);
         let told = line.detail.clone().or(result).unwrap_or_else(|| "-".into());
         table.add_row([
-            cell(&line.at),
+            moment(&line.at),
             cell(line.generation),
             cell(&line.step),
             cell(&line.mark),

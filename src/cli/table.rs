@@ -1,6 +1,12 @@
 //! Tables for people, all of one look, and numbers with their thousands apart.
+//!
+//! Invariant: no text is left out. On a terminal long cells go on in the next line, so that the
+//! table fits; numbers are never broken. In a pipe or a file every row is one line.
 
-use comfy_table::{Cell, CellAlignment, LineStyle, Table, TableStyle};
+use crate::config::columns;
+use comfy_table::{
+    Cell, CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle,
+};
 
 /// Lines above, below and under the header; none between rows.
 const STYLE: TableStyle = TableStyle::new()
@@ -12,14 +18,29 @@ const STYLE: TableStyle = TableStyle::new()
 pub fn new_table(header: &[&str], left: usize) -> Table {
     let mut table = Table::new();
     table.load_style(STYLE).set_header(header);
+    // Without a width of its own, a table has that of the terminal.
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    if let Some(columns) = columns().filter(|_| table.is_tty()) {
+        table.set_width(columns);
+    }
     for column in table.column_iter_mut().skip(left) {
         column.set_cell_alignment(CellAlignment::Right);
+        column.set_constraint(ColumnConstraint::ContentWidth);
     }
     table
 }
 
 pub fn cell(text: impl ToString) -> Cell {
     Cell::new(plain(&text.to_string()))
+}
+
+/// A moment as the server wrote it, without the fraction of its second.
+pub fn moment(text: impl AsRef<str>) -> Cell {
+    let text = text.as_ref();
+    match (text.split_once('.'), text.strip_suffix('Z')) {
+        (Some((seconds, _)), Some(_)) => cell(format!("{seconds}Z")),
+        (None, _) | (Some(_), None) => cell(text),
+    }
 }
 
 /// The text without what a terminal would obey: names and details come from outside.
@@ -69,6 +90,31 @@ mod tests {
     #[test]
     fn a_terminal_obeys_no_name() {
         assert_eq!(plain("a\u{1b}[31mb\nc"), "a\u{fffd}[31mb\nc");
+    }
+
+    #[test]
+    fn a_table_is_as_wide_as_the_terminal_and_says_everything() {
+        let mut table = new_table(&["id", "what", "tells more", "quantity"], 3);
+        let what =
+            "12 pushes of tenant acme were refused by the provider and bill nothing ".repeat(3);
+        let command = "counterfoil pushes --state dead --tenant acme";
+        table.add_row([cell("1"), cell(&what), cell(command), cell(grouped("1234567890.000001"))]);
+        table.set_width(100);
+        let shown = table.to_string();
+        assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
+        assert!(shown.contains("1,234,567,890.000001"), "{shown}");
+        let words = |text: &str| text.split_whitespace().filter(|word| *word == "refused").count();
+        assert_eq!(words(&shown), 3, "{shown}");
+        table.set_width(20);
+        assert!(table.to_string().contains("1,234,567,890.000001"), "{table}");
+    }
+
+    #[test]
+    fn moments_have_seconds() {
+        let check = |text: &str, expected: &str| assert_eq!(moment(text).content(), expected);
+        check("2026-11-16T21:46:10.123456Z", "2026-11-16T21:46:10Z");
+        check("2026-11-16T21:46:10Z", "2026-11-16T21:46:10Z");
+        check("-", "-");
     }
 
     #[test]

@@ -4,7 +4,9 @@
 
 use super::client::{Client, Request, ServerArguments};
 use super::table::{cell, grouped, new_table, plain, plain_json};
+use crate::clock::Clock;
 use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
 use anyhow::Context;
 use reqwest::Method;
 use serde::Deserialize;
@@ -111,6 +113,12 @@ pub struct UsageWindow {
     group: BTreeMap<String, Option<String>>,
 }
 
+impl UsageWindow {
+    fn is_after(&self, now: Timestamp) -> bool {
+        Timestamp::parse(&self.start).is_ok_and(|start| start > now)
+    }
+}
+
 pub async fn run(arguments: &UsageArguments) -> anyhow::Result<ExitCode> {
     let client = Client::new(&arguments.server)?;
     if arguments.all {
@@ -134,11 +142,12 @@ pub async fn run(arguments: &UsageArguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let usage = serde_json::from_slice(&body).context("the server's answer cannot be read")?;
-    print_usage(&usage);
+    print_usage(&usage, Clock::system().now());
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_usage(usage: &Usage) {
+/// Windows of the future are left out, unless events are ahead of this machine's clock.
+fn print_usage(usage: &Usage, now: Timestamp) {
     let tenant = plain(&usage.tenant);
     println!("{} of {tenant}, from {} to {}\n", usage.meter, usage.from, usage.to);
     let dimensions: Vec<&str> = match usage.windows.first() {
@@ -151,20 +160,22 @@ fn print_usage(usage: &Usage) {
         .chain(["state", "value", "events"])
         .collect();
     let mut table = new_table(&header, 3 + dimensions.len());
-    for window in &usage.windows {
+    let shown: Vec<&UsageWindow> =
+        usage.windows.iter().filter(|window| window.count > 0 || !window.is_after(now)).collect();
+    for window in &shown {
         let group = window.group.values().map(|value| cell(value.as_deref().unwrap_or("-")));
         let numbers =
             [cell(&window.state), cell(grouped(&window.value)), cell(grouped(window.count))];
         let row = [cell(&window.start), cell(&window.end)];
         table.add_row(row.into_iter().chain(group).chain(numbers));
     }
-    if usage.windows.is_empty() {
+    if shown.is_empty() {
         println!("no usage in this range");
     } else {
         println!("{table}");
     }
-    if dimensions.is_empty() && usage.windows.len() > 1 {
-        let values: Vec<&str> = usage.windows.iter().map(|w| w.value.as_str()).collect();
+    if dimensions.is_empty() && shown.len() > 1 {
+        let values: Vec<&str> = shown.iter().map(|w| w.value.as_str()).collect();
         println!("\n{}", sparkline(&values));
     }
     let total = usage.total.as_deref().map_or_else(|| "none".to_owned(), grouped);

@@ -5,7 +5,7 @@
 
 use super::answer::{JsonArguments, ask, given, print_more};
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, new_table, plain};
+use super::table::{cell, moment, new_table, plain};
 use reqwest::Method;
 use serde::Deserialize;
 use std::process::ExitCode;
@@ -149,7 +149,7 @@ async fn list(arguments: &ListArguments) -> anyhow::Result<()> {
             cell(webhook.object_id.as_deref().unwrap_or("-")),
             cell(&webhook.status),
             cell(&webhook.source),
-            cell(&webhook.received_at),
+            moment(&webhook.received_at),
             cell(&webhook.event_id),
             cell(webhook.deliveries),
         ]);
