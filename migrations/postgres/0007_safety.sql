@@ -30,3 +30,10 @@ ALTER TABLE pass_rows ADD COLUMN marks text;
 
 -- Windows that were counted in shadow mode, to add them up.
 CREATE INDEX cuts_shadow ON cuts (meter_no) INCLUDE (total) WHERE shadow;
+
+-- What a person wrote off has a state of its own, so that those that are dead are those that need
+-- a person. The state of a push may also be waiting (its tenant has no customer) or discarded.
+UPDATE pushes SET state = 'discarded' WHERE state = 'dead' AND class = 'discarded';
+UPDATE push_transitions SET state = 'discarded'
+WHERE class = 'discarded' AND push_no IN (SELECT push_no FROM pushes WHERE class = 'discarded');
+CREATE INDEX pushes_discarded ON pushes (push_no) WHERE state = 'discarded';

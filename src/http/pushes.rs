@@ -85,7 +85,7 @@ pub struct PushAnswer {
     class: Class,
     /// What the provider or a person said last.
     detail: Option<String>,
-    /// The quantity, if it is dead and not discarded.
+    /// The quantity, if it is dead.
     unbilled: Option<String>,
     attempts: u32,
     #[schema(format = DateTime)]
@@ -232,7 +232,7 @@ pub async fn retry_push(
 
 /// Discard a dead push
 ///
-/// Writes it off: its quantity is no longer shown as unbilled.
+/// Writes it off: its state is `discarded`, and its quantity is no longer shown as unbilled.
 #[utoipa::path(
     post, path = "/v1/pushes/{push}/discard", tag = "pushes", request_body = DiscardSpec,
     params(("push" = u64, Path, description = "The push's id")),
@@ -305,7 +305,7 @@ fn parse_range(from: Option<&str>, to: Option<&str>) -> Result<Option<Window>, P
 
 fn answer_push(push: Push, catalog: &Catalog) -> Result<PushAnswer, Problem> {
     let meter = catalog.get(push.meter).ok_or_else(|| Problem::corrupt("a push has no meter"))?;
-    let dead = push.state == PushState::Dead && push.class != Class::Discarded && !push.shadow;
+    let dead = push.state == PushState::Dead && !push.shadow;
     Ok(PushAnswer {
         id: push.number,
         tenant: push.tenant.to_string(),

@@ -15,7 +15,7 @@ pub fn customer_of_window(pushes: &[WindowPush]) -> Option<&CustomerId> {
         PushState::Submitted | PushState::Confirmed | PushState::Reconciled => true,
         PushState::Observed => push.attempts > 0,
         PushState::Dead => match push.class {
-            Class::Undecidable | Class::Unreadable | Class::Absent | Class::Discarded => true,
+            Class::Undecidable | Class::Unreadable | Class::Absent => true,
             Class::Refused => push.attempts > 1,
             Class::Cut
             | Class::Attempt
@@ -26,6 +26,7 @@ pub fn customer_of_window(pushes: &[WindowPush]) -> Option<&CustomerId> {
             | Class::Confirmed
             | Class::TooOld
             | Class::Retried
+            | Class::Discarded
             | Class::Overtaken
             | Class::NotSent
             | Class::Lost
@@ -33,6 +34,7 @@ pub fn customer_of_window(pushes: &[WindowPush]) -> Option<&CustomerId> {
             | Class::Reconciled
             | Class::Adopted => false,
         },
+        PushState::Discarded => true,
         PushState::Waiting | PushState::Replaced => false,
     };
     let owning = pushes.iter().filter(may_count).filter(|push| push.customer.is_some());
@@ -92,7 +94,7 @@ mod tests {
         check(Observed, Cut, 0, None);
         check(Dead, Undecidable, 1, own);
         check(Dead, Absent, 1, own);
-        check(Dead, Discarded, 1, own);
+        check(PushState::Discarded, Discarded, 1, own);
         check(Dead, Refused, 2, own);
         check(Dead, Refused, 1, None);
         check(Dead, Class::TooOld, 0, None);

@@ -42,21 +42,24 @@ pub enum PushState {
     Confirmed,
     /// A reconciliation pass or an invoice line has closed it.
     Reconciled,
-    /// Needs a person, or was discarded by one.
+    /// Needs a person.
     Dead,
+    /// A person wrote it off.
+    Discarded,
     /// Surely never counted: a later revision took its place, or it was too old to be sent when
     /// its tenant got a customer (class not_sent).
     Replaced,
 }
 
 impl PushState {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Waiting,
         Self::Observed,
         Self::Submitted,
         Self::Confirmed,
         Self::Reconciled,
         Self::Dead,
+        Self::Discarded,
         Self::Replaced,
     ];
 
@@ -68,6 +71,7 @@ impl PushState {
             Self::Confirmed => "confirmed",
             Self::Reconciled => "reconciled",
             Self::Dead => "dead",
+            Self::Discarded => "discarded",
             Self::Replaced => "replaced",
         }
     }
@@ -80,7 +84,7 @@ impl PushState {
     pub fn settled(self) -> bool {
         match self {
             Self::Submitted | Self::Confirmed | Self::Reconciled => true,
-            Self::Waiting | Self::Observed | Self::Dead | Self::Replaced => false,
+            Self::Waiting | Self::Observed | Self::Dead | Self::Discarded | Self::Replaced => false,
         }
     }
 }
@@ -457,6 +461,7 @@ pub fn judge_report(state: PushState, attempts: u32, leased: bool) -> Reported {
         | PushState::Confirmed
         | PushState::Reconciled
         | PushState::Dead
+        | PushState::Discarded
         | PushState::Replaced => Reported::LeftAlone,
     }
 }
@@ -537,6 +542,9 @@ pub enum Retry {
 
 /// Whether and how a dead push may be tried again.
 pub fn judge_retry(state: PushState, class: Class) -> Result<Retry, &'static str> {
+    if state == PushState::Discarded {
+        return Err("it was discarded, with a reason, by a person");
+    }
     if state != PushState::Dead {
         return Err("only a dead push can be retried; this one is handled without a person");
     }
@@ -547,7 +555,6 @@ pub fn judge_retry(state: PushState, class: Class) -> Result<Retry, &'static str
             "it lies further back than the provider takes, and always will; bill it by hand, such \
              as with an invoice item, and discard this push with the reason",
         ),
-        Class::Discarded => Err("it was discarded, with a reason, by a person"),
         Class::Undecidable => {
             Err("it is not known whether the provider counted it, so sending it again could bill \
              twice; compare the window's total at the provider with its pushes, correct it there, \
@@ -561,6 +568,7 @@ pub fn judge_retry(state: PushState, class: Class) -> Result<Retry, &'static str
         | Class::Present
         | Class::Confirmed
         | Class::Retried
+        | Class::Discarded
         | Class::Overtaken
         | Class::NotSent
         | Class::Lost
@@ -571,14 +579,19 @@ pub fn judge_retry(state: PushState, class: Class) -> Result<Retry, &'static str
 }
 
 /// Whether a push may be written off.
-pub fn judge_discard(state: PushState, class: Class) -> Result<(), &'static str> {
-    if state != PushState::Dead {
-        return Err("only a dead push can be discarded; this one is handled without a person");
+pub fn judge_discard(state: PushState) -> Result<(), &'static str> {
+    match state {
+        PushState::Dead => Ok(()),
+        PushState::Discarded => Err("it was discarded before, with a reason, by a person"),
+        PushState::Waiting
+        | PushState::Observed
+        | PushState::Submitted
+        | PushState::Confirmed
+        | PushState::Reconciled
+        | PushState::Replaced => {
+            Err("only a dead push can be discarded; this one is handled without a person")
+        }
     }
-    if class == Class::Discarded {
-        return Err("it was discarded before, with a reason, by a person");
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -740,7 +753,7 @@ mod tests {
 
     #[test]
     fn a_report_proves_a_refusal_only_of_a_single_attempt() {
-        use PushState::{Confirmed, Dead, Observed, Reconciled, Replaced, Submitted};
+        use PushState::{Confirmed, Dead, Discarded, Observed, Reconciled, Replaced, Submitted};
         let check = |state, attempts, leased, expected| {
             assert_eq!(judge_report(state, attempts, leased), expected, "{state:?} {attempts}");
         };
@@ -752,7 +765,7 @@ mod tests {
         check(Observed, 2, false, Reported::Look);
         check(Submitted, 1, false, Reported::Refused);
         check(Submitted, 2, false, Reported::Look);
-        for state in [Confirmed, Dead, Reconciled, Replaced] {
+        for state in [Confirmed, Dead, Discarded, Reconciled, Replaced] {
             check(state, 1, false, Reported::LeftAlone);
         }
     }
@@ -767,12 +780,11 @@ mod tests {
             };
             assert_eq!(judge_retry(PushState::Dead, class).ok(), expected, "{class:?}");
             assert!(judge_retry(PushState::Submitted, class).is_err());
-            let first = class != Class::Discarded;
-            assert_eq!(judge_discard(PushState::Dead, class).is_ok(), first, "{class:?}");
-            assert!(judge_discard(PushState::Submitted, class).is_err());
+            assert!(judge_retry(PushState::Discarded, class).is_err());
             assert_eq!(Class::from_name(class.name()), Some(class));
         }
         for state in PushState::ALL {
+            assert_eq!(judge_discard(state).is_ok(), state == PushState::Dead, "{state:?}");
             assert_eq!(PushState::from_name(state.name()), Some(state));
         }
     }

@@ -109,7 +109,8 @@ impl PushSums {
                 *sum = sum.checked_add(push.quantity)?;
                 Some(())
             };
-            if push.state.settled() || push.state == PushState::Dead {
+            let ended = matches!(push.state, PushState::Dead | PushState::Discarded);
+            if push.state.settled() || ended {
                 sums.moved_at = sums.moved_at.max(Some(push.state_at));
             }
             match push.state {
@@ -139,6 +140,11 @@ impl PushSums {
                     sums.unsent_count += 1;
                 }
                 PushState::Dead => sums.add_dead(push)?,
+                PushState::Discarded => {
+                    add(&mut sums.discarded)?;
+                    add(&mut sums.written_off)?;
+                    sums.written_off_pushes.push(push.number);
+                }
                 PushState::Replaced => {}
             }
         }
@@ -160,11 +166,6 @@ impl PushSums {
                 add(&mut self.doubtful)?;
                 self.doubtful_count += 1;
             }
-            Class::Discarded => {
-                add(&mut self.discarded)?;
-                add(&mut self.written_off)?;
-                self.written_off_pushes.push(push.number);
-            }
             Class::Cut
             | Class::Attempt
             | Class::Accepted
@@ -175,6 +176,7 @@ impl PushSums {
             | Class::Confirmed
             | Class::TooOld
             | Class::Retried
+            | Class::Discarded
             | Class::Overtaken
             | Class::NotSent
             | Class::Lost
@@ -507,8 +509,16 @@ mod tests {
         check(&[push("5", Dead, Refused, 1)], "0", (Verdict::Replay, Reason::Refused));
         check(&[push("5", Dead, Refused, 1)], "5", (Verdict::Undecidable, Reason::Doubtful));
         check(&[push("5", Dead, Undecidable, 1)], "3", (Verdict::Undecidable, Reason::Doubtful));
-        check(&[push("5", Dead, Discarded, 1)], "0", (Verdict::WrittenOff, Reason::Discarded));
-        check(&[push("5", Dead, Discarded, 1)], "5", (Verdict::Undecidable, Reason::Doubtful));
+        check(
+            &[push("5", PushState::Discarded, Discarded, 1)],
+            "0",
+            (Verdict::WrittenOff, Reason::Discarded),
+        );
+        check(
+            &[push("5", PushState::Discarded, Discarded, 1)],
+            "5",
+            (Verdict::Undecidable, Reason::Doubtful),
+        );
         let huge = [push("123456789012345", PushState::Confirmed, Confirmed, 1)];
         check(&huge, "5", (Verdict::Undecidable, Reason::Digits));
     }
@@ -537,7 +547,7 @@ mod tests {
         check(None, "5", "6", false);
         check(None, "4", "3", false);
         check(Some(push("1", Dead, Refused, 1)), "5", "3", true);
-        check(Some(push("1", Dead, Discarded, 1)), "5", "3", true);
+        check(Some(push("1", PushState::Discarded, Discarded, 1)), "5", "3", true);
         check(Some(push("1", Dead, Undecidable, 1)), "5", "3", false);
         check(Some(push("1", Observed, Cut, 0)), "5", "3", false);
         check(Some(push("1", Observed, Unknown, 1)), "5", "3", false);

@@ -150,8 +150,8 @@ pub struct ClaimedPush {
     pub request_keys: u32,
     /// The sum of the quantities of the window's settled pushes.
     pub settled: Quantity,
-    /// Whether the window holds a dead push whose outcome is unknown (class undecidable or
-    /// unreadable, or discarded after that).
+    /// Whether the window holds a push whose outcome is unknown: dead as undecidable or unreadable,
+    /// or discarded after that.
     pub doubtful: bool,
     /// Since when its summary could not be read; none if it was not asked or could be.
     pub unreadable_since: Option<Timestamp>,
@@ -286,7 +286,7 @@ pub struct PushCounts {
     pub submitted: u64,
     /// Submitted before `PushAges::submitted_before` and still not confirmed.
     pub submitted_long: u64,
-    /// Dead and not discarded.
+    /// Dead: each needs a person.
     pub dead: u64,
     /// The quantities of those, by meter.
     pub unbilled: Vec<(MeterNo, Quantity)>,
@@ -465,7 +465,7 @@ pub fn log_transition(line: &TransitionLine) {
     // At the usual level there is one line for each push that goes well, and one for each that
     // needs a person.
     match state {
-        PushState::Submitted => log!(info),
+        PushState::Submitted | PushState::Discarded => log!(info),
         PushState::Dead => log!(warn),
         PushState::Observed
         | PushState::Waiting

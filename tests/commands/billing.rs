@@ -239,8 +239,10 @@ fn usage_arrives_and_what_does_not_is_found() {
     assert!(code == Some(0) && said.contains("is written off"), "{said}");
     let (code, said) = account.run(&["pushes", "discard", &dead, "--reason", "again"]);
     assert!(code == Some(1) && said.contains("(push_not_discarded)"), "{said}");
-    let (_, list) = account.run(&["pushes", "--class", "discarded"]);
+    let (_, list) = account.run(&["pushes", "--state", "discarded"]);
     assert!(list.contains("lost"), "{list}");
+    let (_, list) = account.run(&["pushes", "--state", "dead"]);
+    assert!(!list.contains("lost"), "{list}");
     let (code, said) = account.run(&["pushes", "show", "99999"]);
     assert!(code == Some(1) && said.contains("(unknown_push)"), "{said}");
     let (_, list) = account.run(&["pushes", "--tenant", "nobody"]);

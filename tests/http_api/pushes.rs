@@ -263,7 +263,12 @@ async fn a_dead_push_is_written_off_with_a_reason() {
     assert_eq!(discard(dead, because).await.status, 200);
     discard(dead, because).await.problem(409, "push_not_discarded");
     let push = server.get(&format!("/v1/pushes/{dead}")).await.json();
-    assert_eq!((&push["class"], &push["unbilled"]), (&"discarded".into(), &Value::Null));
+    assert_eq!((&push["state"], &push["unbilled"]), (&"discarded".into(), &Value::Null));
+    let of_state = async |state: &str| {
+        let list = server.get(&format!("/v1/pushes?state={state}")).await;
+        pushes(&list).iter().filter(|push| push["id"] == dead).count()
+    };
+    assert_eq!((of_state("dead").await, of_state("discarded").await), (0, 1));
     let detail = push["detail"].as_str().unwrap();
     assert!(detail.starts_with("credited by hand (by "), "who did it is kept: {detail}");
     discard(99_999, because).await.problem(404, "unknown_push");

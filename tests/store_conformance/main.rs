@@ -168,6 +168,7 @@ on_every_store! {
     push_listing {
         pages_and_filters,
         counts_and_unbilled_sums,
+        discarded_pushes_are_no_longer_among_the_dead,
         submitted_windows_come_up_when_due,
         windows_with_a_begun_push_are_left_out,
         a_window_keeps_the_customer_that_may_have_it,

@@ -6,7 +6,9 @@ use counterfoil::rules::billing::Mode;
 use counterfoil::rules::delivery::{Class, Next, PushState};
 use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::window::Window;
-use counterfoil::store::push::{PushAges, PushCounts, PushQuery, SubmittedWindow, UnmappedSum};
+use counterfoil::store::push::{
+    PushAges, PushCounts, PushQuery, Ruling, SubmittedWindow, UnmappedSum,
+};
 
 const REFUSED: (Class, Next) = (Class::Refused, Next::Dead);
 
@@ -96,6 +98,37 @@ pub async fn counts_and_unbilled_sums(f: Fixture) {
     assert_eq!(counts(old).await, expected);
     (expected.observed_long, expected.submitted_long) = (0, 0);
     assert_eq!(counts(young).await, expected);
+}
+
+pub async fn discarded_pushes_are_no_longer_among_the_dead(f: Fixture) {
+    let mut billed = Billed::start(f).await;
+    for tenant in ["acme", "umbrella"] {
+        billed.customer(tenant, &format!("cus_{tenant}")).await;
+    }
+    let mut numbers = Vec::new();
+    for (tenant, hour) in [("acme", 0), ("umbrella", 1), ("acme", 2)] {
+        billed.planned(tenant, &format!("t{hour}"), "tokens", "1.5", hour).await;
+        numbers.push(billed.send(REFUSED, 1).await);
+    }
+    for number in &numbers[..2] {
+        let ruled = billed.f.store.discard_push(*number, "small", billed.f.now).await.unwrap();
+        assert_eq!(ruled, Ruling::Done(None));
+    }
+    billed.f.restart().await;
+    let check = async |query: PushQuery, expected: &[u64]| {
+        let query = PushQuery { limit: 10, ..query };
+        let found = billed.f.store.list_pushes(query.clone()).await.unwrap();
+        let found: Vec<u64> = found.iter().map(|push| push.number).collect();
+        assert_eq!(found, expected, "{query:?}");
+    };
+    let in_state = |state| PushQuery { state: Some(state), ..PushQuery::default() };
+    check(in_state(PushState::Dead), &numbers[2..]).await;
+    check(in_state(PushState::Discarded), &[numbers[1], numbers[0]]).await;
+    let tenant = Some(tenant_id("umbrella"));
+    check(PushQuery { tenant: tenant.clone(), ..in_state(PushState::Dead) }, &[]).await;
+    check(PushQuery { tenant, ..in_state(PushState::Discarded) }, &numbers[1..2]).await;
+    let ages = PushAges { observed_before: billed.f.now, submitted_before: billed.f.now };
+    assert_eq!(billed.f.store.count_pushes(ages).await.unwrap().dead, 1);
 }
 
 async fn due(billed: &Billed, minute: i64, limit: usize) -> Vec<SubmittedWindow> {

@@ -389,9 +389,9 @@ pub async fn discards_and_refusals(f: Fixture) {
     let retried = billed.f.store.retry_push(number, billed.f.now).await.unwrap();
     assert!(matches!(retried, Ruling::Refused(_)));
     let trace = billed.trace(number).await;
-    assert_eq!((trace.push.state, trace.push.class), (PushState::Dead, Class::Discarded));
+    assert_eq!((trace.push.state, trace.push.class), (PushState::Discarded, Class::Discarded));
     assert_eq!(trace.push.detail.as_deref(), Some("corrected by hand"));
-    assert_eq!(steps(&trace).last(), Some(&(PushState::Dead, Class::Discarded, 1)));
+    assert_eq!(steps(&trace).last(), Some(&(PushState::Discarded, Class::Discarded, 1)));
     assert_eq!(trace.transitions.len(), 4);
 }
 

@@ -271,8 +271,7 @@ impl Alerter {
                 ..PushQuery::default()
             };
             let pushes = self.store.list_pushes(query).await?;
-            open +=
-                pushes.iter().filter(|push| push.class != Class::Discarded && !push.shadow).count();
+            open += pushes.iter().filter(|push| !push.shadow).count();
         }
         let Some(at) = invoice.finalizes_at.filter(|_| open > 0) else { return Ok(None) };
         let tenant = tenant.id;

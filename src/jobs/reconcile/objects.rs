@@ -11,7 +11,7 @@ use super::{HOURLY, PassError, Reconciler, Running, list_open_findings};
 use crate::config::UnknownSubscriptions;
 use crate::jobs::mirror::list_all;
 use crate::provider::{Inbound, Unreadable};
-use crate::rules::delivery::{Class, PushState};
+use crate::rules::delivery::PushState;
 use crate::rules::drift::{Reason, Verdict, WindowPush};
 use crate::rules::finding::{Finding, FindingKind, Observation};
 use crate::rules::ids::{CustomerId, MeterNo, SubscriptionId, TenantId};
@@ -385,7 +385,7 @@ impl Reconciler {
             push.shadow == self.shadow
                 && push.state != PushState::Replaced
                 // What a person wrote off is not expected on an invoice.
-                && push.class != Class::Discarded
+                && push.state != PushState::Discarded
                 && period.contains(push.stamped_at)
                 && push.customer.as_ref().is_none_or(|sent_for| sent_for == customer)
         };

@@ -219,7 +219,7 @@ pub async fn count_pushes(client: Object, ages: PushAges) -> Result<PushCounts> 
     let submitted = snapshot.query_one(sql, &[&SqlTimestamp(ages.submitted_before)]).await?;
     let sql = "-- count_pushes
         SELECT meter_no, count(*), sum(quantity) FROM pushes
-        WHERE state = 'dead' AND class <> 'discarded' AND NOT shadow
+        WHERE state = 'dead' AND NOT shadow
         GROUP BY meter_no ORDER BY meter_no";
     let rows = snapshot.query(sql, &[]).await?;
     let (without_customer, unsent) = sum_unmapped(&snapshot).await?;
@@ -301,7 +301,7 @@ pub async fn list_restless_pairs(
             SELECT tenant_no, meter_no FROM pushes WHERE state = 'submitted' AND shadow = $2
             UNION
             SELECT tenant_no, meter_no FROM pushes
-            WHERE state = 'dead' AND class <> 'discarded' AND shadow = $2
+            WHERE state = 'dead' AND shadow = $2
             UNION
             SELECT tenant_no, meter_no FROM findings WHERE cleared_at IS NULL AND kind = 'usage'
         )

@@ -325,7 +325,8 @@ pub async fn read_standing(
                     AND (own.state IN ('submitted', 'confirmed', 'reconciled')
                         OR (own.state = 'observed' AND own.attempts > 0)
                         OR (own.state = 'dead'
-                            AND own.class IN ('undecidable', 'unreadable', 'absent', 'discarded'))
+                            AND own.class IN ('undecidable', 'unreadable', 'absent'))
+                        OR own.state = 'discarded'
                         OR (own.state = 'dead' AND own.class = 'refused' AND own.attempts > 1))
                     AND NOT $2
                 ORDER BY own.revision LIMIT 1
@@ -345,9 +346,9 @@ pub async fn read_standing(
             EXISTS (
                 SELECT FROM pushes dead
                 WHERE dead.tenant_no = p.tenant_no AND dead.meter_no = p.meter_no
-                    AND dead.window_start = p.window_start AND dead.state = 'dead'
-                    AND (dead.class IN ('undecidable', 'unreadable')
-                        OR (dead.class = 'discarded' AND EXISTS (
+                    AND dead.window_start = p.window_start
+                    AND ((dead.state = 'dead' AND dead.class IN ('undecidable', 'unreadable'))
+                        OR (dead.state = 'discarded' AND EXISTS (
                             SELECT FROM push_transitions past
                             WHERE past.push_no = dead.push_no
                                 AND past.class IN ('undecidable', 'unreadable')

@@ -106,10 +106,11 @@ impl PostgresStore {
             let Some(found) = lock_push(&client, number).await? else {
                 return Ok((Ruling::NotFound, Vec::new()));
             };
-            if let Err(refusal) = judge_discard(found.push.state, found.push.class) {
+            if let Err(refusal) = judge_discard(found.push.state) {
                 return Ok((Ruling::Refused(refusal), Vec::new()));
             }
-            let turn = turn(&found, (PushState::Dead, Class::Discarded), Some(reason.to_owned()));
+            let turn =
+                turn(&found, (PushState::Discarded, Class::Discarded), Some(reason.to_owned()));
             Ok((Ruling::Done(None), apply(&client, &[(turn, None)], at).await?))
         };
         let (ruling, changes) = self.transact(work).await?;
@@ -437,7 +438,7 @@ async fn overtake(client: &ClientWrapper, overtaking: &[i64], at: Timestamp) -> 
         FROM pushes taken
         JOIN pushes dead ON dead.tenant_no = taken.tenant_no AND dead.meter_no = taken.meter_no
             AND dead.window_start = taken.window_start AND dead.revision < taken.revision
-            AND dead.state = 'dead'
+            AND dead.state IN ('dead', 'discarded')
         WHERE taken.push_no = ANY ($1)
         ORDER BY dead.push_no
         FOR UPDATE OF dead";

@@ -77,6 +77,7 @@ fn list_index(query: &PushQuery) -> Option<&'static str> {
         Some(PushState::Observed) if of_tenant => Some("pushes_observed"),
         Some(PushState::Dead) if of_tenant => Some("pushes_dead"),
         Some(PushState::Dead) => Some("pushes_dead_by_class"),
+        Some(PushState::Discarded) => Some("pushes_discarded"),
         Some(PushState::Observed) => Some("pushes_due"),
         Some(PushState::Submitted) if !of_tenant => Some("pushes_submitted"),
         Some(
@@ -250,13 +251,13 @@ pub fn count_pushes(connection: &Connection, ages: PushAges) -> Result<PushCount
     Ok(counts)
 }
 
-/// Adds the dead ones that nobody wrote off, and what they would have billed.
+/// Adds the dead ones, and what they would have billed.
 fn count_dead(connection: &Connection, counts: &mut PushCounts) -> Result<()> {
     let mut select = connection
         .prepare_cached(
             "-- count_dead
              SELECT meter_no, quantity FROM pushes
-             WHERE state = 'dead' AND class <> 'discarded' AND NOT shadow",
+             WHERE state = 'dead' AND NOT shadow",
         )
         .map_err(sql_error)?;
     let mut rows = select.query([]).map_err(sql_error)?;

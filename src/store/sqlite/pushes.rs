@@ -395,9 +395,9 @@ pub fn is_doubtful(connection: &Connection, row: &PushRow) -> Result<bool> {
             "-- is_doubtful
              SELECT EXISTS (
                  SELECT 1 FROM pushes
-                 WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND state = 'dead'
-                     AND (class IN ('undecidable', 'unreadable')
-                         OR (class = 'discarded' AND EXISTS (
+                 WHERE tenant_no = ? AND meter_no = ? AND window_start = ?
+                     AND ((state = 'dead' AND class IN ('undecidable', 'unreadable'))
+                         OR (state = 'discarded' AND EXISTS (
                              SELECT 1 FROM push_transitions AS past
                              WHERE past.push_no = pushes.push_no
                                  AND past.class IN ('undecidable', 'unreadable')
@@ -558,10 +558,10 @@ impl Changes<'_> {
 
     fn discard(&mut self, number: u64, reason: &str) -> Result<Ruling> {
         let Some(row) = fetch_push(self.connection, number)? else { return Ok(Ruling::NotFound) };
-        if let Err(refusal) = judge_discard(row.push.state, row.push.class) {
+        if let Err(refusal) = judge_discard(row.push.state) {
             return Ok(Ruling::Refused(refusal));
         }
-        self.turn(&row, (PushState::Dead, Class::Discarded), Some(reason))?;
+        self.turn(&row, (PushState::Discarded, Class::Discarded), Some(reason))?;
         Ok(Ruling::Done(None))
     }
 
@@ -703,7 +703,7 @@ fn follow(row: &PushRow, settlement: &Settlement) -> Change {
     }
 }
 
-/// Dead pushes of lower revisions of the same window.
+/// Dead pushes of lower revisions of the same window, and discarded ones.
 fn list_dead_below(connection: &Connection, row: &PushRow) -> Result<Vec<u64>> {
     let Push { meter, window, revision, .. } = &row.push;
     connection
@@ -711,7 +711,7 @@ fn list_dead_below(connection: &Connection, row: &PushRow) -> Result<Vec<u64>> {
             "-- list_dead_below
              SELECT push_no FROM pushes
              WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND revision < ?
-                 AND state = 'dead'
+                 AND state IN ('dead', 'discarded')
              ORDER BY revision",
         )
         .and_then(|mut select| {

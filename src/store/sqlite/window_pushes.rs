@@ -75,7 +75,7 @@ pub fn list_restless_pairs(
                  SELECT tenant_no, meter_no FROM pushes WHERE state = 'submitted' AND shadow = ?2
                  UNION
                  SELECT tenant_no, meter_no FROM pushes
-                 WHERE state = 'dead' AND class <> 'discarded' AND shadow = ?2
+                 WHERE state = 'dead' AND shadow = ?2
                  UNION
                  SELECT tenant_no, meter_no FROM findings
                  WHERE kind = 'usage' AND cleared_at IS NULL AND meter_no IS NOT NULL
@@ -132,8 +132,8 @@ pub fn customer_of_window(
              WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND customer IS NOT NULL
                  AND (state IN ('submitted', 'confirmed', 'reconciled')
                      OR (state = 'observed' AND attempts > 0)
-                     OR (state = 'dead'
-                         AND class IN ('undecidable', 'unreadable', 'absent', 'discarded'))
+                     OR (state = 'dead' AND class IN ('undecidable', 'unreadable', 'absent'))
+                     OR state = 'discarded'
                      OR (state = 'dead' AND class = 'refused' AND attempts > 1))
              ORDER BY revision LIMIT 1",
         )
