@@ -93,6 +93,9 @@ impl BodyReader {
     pub async fn read(&self, parts: &Parts, body: Body) -> Result<WholeBody, Problem> {
         let encoding = read_encoding(&parts.headers)?;
         let WholeBody { bytes: sent, share } = self.receive(parts, body).await?;
+        if encoding == Encoding::Identity {
+            forbid_compressed(&sent)?;
+        }
         if encoding == Encoding::Identity || sent.len() <= IN_PLACE_BYTES_MAX {
             return self.unpack(encoding, sent, share);
         }
@@ -247,6 +250,23 @@ fn name_encoding(value: &HeaderValue) -> Option<Encoding> {
         "zstd" => Some(Encoding::Zstd),
         _ => None,
     }
+}
+
+/// No JSON begins with these bytes, and what would be said of it otherwise helps nobody.
+fn forbid_compressed(sent: &[u8]) -> Result<(), Problem> {
+    let name = match sent {
+        [0x1f, 0x8b, ..] => "gzip",
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => "zstd",
+        _ => return Ok(()),
+    };
+    Err(Problem::new(
+        Kind::Invalid,
+        "invalid_encoding",
+        format!(
+            "the body is compressed and no header says so; send Content-Encoding: {name}; nothing \
+             of this request was counted"
+        ),
+    ))
 }
 
 fn undecodable(_: std::io::Error) -> Problem {

@@ -83,13 +83,15 @@ pub async fn post_events(
 fn read_format(headers: &HeaderMap) -> Result<Format, Problem> {
     match media_type(headers).as_deref() {
         None | Some("application/json") => Ok(Format::Json),
-        Some("application/x-ndjson" | "application/jsonl") => Ok(Format::Lines),
+        Some("application/x-ndjson" | "application/ndjson" | "application/jsonl") => {
+            Ok(Format::Lines)
+        }
         Some("application/cloudevents+json") => Ok(Format::CloudEvent),
         Some("application/cloudevents-batch+json") => Ok(Format::CloudEvents),
         Some(_) => Err(Problem::new(
             Kind::UnsupportedType,
             "unsupported_type",
-            "Content-Type is application/json, application/x-ndjson, application/jsonl, \
+            "Content-Type is application/json, application/x-ndjson (or jsonl), \
              application/cloudevents+json or application/cloudevents-batch+json (with curl, use \
              --json); nothing of this request was counted",
         )),

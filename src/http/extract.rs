@@ -169,12 +169,12 @@ pub fn parse_days(from: Option<&str>, to: Option<&str>, end: Timestamp) -> Resul
     let end = to.map(border).transpose()?.unwrap_or(end);
     let start = from.map(border).transpose()?;
     let start = start.unwrap_or_else(|| end.saturating_add_micros(-MICROS_PER_DAY));
-    if end <= start || start.saturating_add_micros(RANGE_DAYS_MAX * MICROS_PER_DAY) < end {
-        return Err(Problem::new(
-            Kind::Invalid,
-            "invalid_range",
-            format!("from must lie before to, and at most {RANGE_DAYS_MAX} days before"),
-        ));
+    let refuse = |detail: String| Err(Problem::new(Kind::Invalid, "invalid_range", detail));
+    if end <= start {
+        return refuse("from must lie before to, which is no longer included".into());
+    }
+    if start.saturating_add_micros(RANGE_DAYS_MAX * MICROS_PER_DAY) < end {
+        return refuse(format!("a range has at most {RANGE_DAYS_MAX} days: ask for each part"));
     }
     Ok(Window { start, end })
 }

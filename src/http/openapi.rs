@@ -22,8 +22,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 const DESCRIPTION: &str = "Counts usage events exactly once in effect and keeps exact totals.\n\n\
-    Send `Authorization: Bearer` and a key with every request. Quantities are decimal numbers, \
-    sent as JSON strings or numbers and answered as strings. Instants are RFC 3339. Failures are \
+    Send `Authorization: Bearer` and a key with every request. Quantities are decimal numbers: \
+    those of events are sent as JSON strings or numbers, all others (amounts, rates, limits) as \
+    strings, and all are answered as strings. Instants are RFC 3339. Failures are \
     `application/problem+json` (RFC 9457) with a stable `code`. After 503, send the same request \
     again: nothing is ever counted twice.";
 
@@ -304,6 +305,7 @@ fn describe_post_events(operation: &mut Value, config: &ServerConfig) {
                 "schema": {"oneOf": [event, cloud_event, array]}, "example": event_example()
             },
             "application/x-ndjson": lines,
+            "application/ndjson": lines,
             "application/jsonl": lines,
             "application/cloudevents+json": {"schema": cloud_event},
             "application/cloudevents-batch+json": {"schema": array},

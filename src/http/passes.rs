@@ -397,12 +397,20 @@ fn parse_days(from: &str, to: &str) -> Result<Window, Problem> {
     let border = |text: &str| parse_border(text, &TimeZone::UTC).map_err(Problem::refused);
     let range = Window { start: border(from)?, end: border(to)? };
     let whole = |at: Timestamp| at.micros().rem_euclid(MICROS_PER_DAY) == 0;
+    let refuse = |detail: String| Err(Problem::new(Kind::Refused, "invalid_range", detail));
+    if range.end <= range.start {
+        return refuse(format!(
+            "to is the first day that is no longer included, so it must be after from; {from} is \
+             not before {to}"
+        ));
+    }
+    if !whole(range.start) || !whole(range.end) {
+        return refuse("a pass compares whole days in UTC: give two dates".into());
+    }
     let days = range.micros() / MICROS_PER_DAY;
-    if !whole(range.start) || !whole(range.end) || !(1..=DAYS_MAX).contains(&days) {
-        return Err(Problem::new(
-            Kind::Refused,
-            "invalid_range",
-            format!("a pass compares 1 to {DAYS_MAX} whole days in UTC: give two dates"),
+    if days > DAYS_MAX {
+        return refuse(format!(
+            "these are {days} days, and a pass compares at most {DAYS_MAX}: order one for each part"
         ));
     }
     Ok(range)

@@ -358,7 +358,10 @@ impl From<PathRejection> for Problem {
 
 /// Whatever no route answers.
 pub async fn not_found(uri: http::Uri) -> Problem {
-    let detail = "there is no such path; /docs lists them all";
+    let detail = match uri.path().strip_suffix('/') {
+        Some(_) => "there is no such path; none ends with a slash; /docs lists them all",
+        None => "there is no such path; /docs lists them all",
+    };
     let problem = Problem::new(Kind::NotFound, "no_such_route", detail);
     if !uri.path().starts_with("/v1/billing/") {
         return problem;

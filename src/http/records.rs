@@ -8,6 +8,7 @@ use super::auth::{Caller, Scope};
 use super::extract::{Path, Query, fit_page, parse_limit};
 use super::inboxes::{ConflictAnswer, QuarantineAnswer};
 use super::problem::{Kind, Problem};
+use crate::rules::event::cloud_event_id;
 use crate::rules::ids::{EventId, TenantId};
 use crate::rules::meter::Catalog;
 use crate::rules::timestamp::Timestamp;
@@ -118,15 +119,25 @@ pub async fn list_events(
     Ok(axum::Json(EventList { events: answers, next_cursor }))
 }
 
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct TraceQuery {
+    /// The `source` of a CloudEvent, whose event id is the JSON array of source and id.
+    #[param(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
+    source: Option<String>,
+}
+
 /// Trace an event
 ///
 /// Why was this counted, or why not: the counted event, other payloads under its id, and what is
-/// kept in quarantine.
+/// kept in quarantine. Name a CloudEvent by its own id and `source`.
 #[utoipa::path(
     get, path = "/v1/events/{tenant}/{id}", tag = "events",
     params(
         ("tenant" = String, Path, description = "The tenant's id"),
         ("id" = String, Path, description = "The event's id"),
+        TraceQuery,
     ),
     responses(
         (status = 200, description = "What is known of the event", body = TraceAnswer),
@@ -137,18 +148,22 @@ pub async fn trace_event(
     State(app): State<Arc<App>>,
     caller: Caller,
     Path((tenant, id)): Path<(String, String)>,
+    Query(query): Query<TraceQuery>,
 ) -> Result<axum::Json<TraceAnswer>, Problem> {
     caller.require(Scope::Read)?;
     let tenant = TenantId::parse(&tenant)?;
     caller.require_tenant(&tenant)?;
-    let id = EventId::parse(&id)?;
+    let id = match &query.source {
+        Some(source) => cloud_event_id(source, &id)?,
+        None => EventId::parse(&id)?,
+    };
     let trace = app.store.trace_event(&tenant, &id).await?;
     if trace == EventTrace::default() {
         return Err(Problem::new(
             Kind::NotFound,
             "unknown_event",
             "nothing is known under this tenant and id; an event that was sent and not \
-             acknowledged should be sent again",
+             acknowledged should be sent again; a CloudEvent is named by its id and ?source=",
         ));
     }
     let summary = summarise(&trace);

@@ -160,6 +160,16 @@ fn parse_native(item: &Item<'_>, catalog: &Catalog) -> Result<Event, Refusal> {
 
 /// CloudEvents name an event by source and id together, so the event id is the JSON array of both:
 /// readable, and no two pairs share one text.
+pub fn cloud_event_id(source: &str, id: &str) -> Result<EventId, Refusal> {
+    EventId::parse(source)?;
+    let mut pair = String::from("[");
+    push_json_string(&mut pair, source);
+    pair.push(',');
+    push_json_string(&mut pair, id);
+    pair.push(']');
+    EventId::parse(&pair)
+}
+
 fn parse_cloud_event(
     item: &Item<'_>,
     cloud: &CloudEvent<'_>,
@@ -174,14 +184,7 @@ fn parse_cloud_event(
     }
     let tenant = TenantId::parse_new(&required("subject", cloud.subject)?)?;
     let (number, meter) = find_meter(&required("type", cloud.kind)?, catalog)?;
-    let (source, id) = (required("source", cloud.source)?, required("id", item.id)?);
-    EventId::parse(&source)?;
-    let mut pair = String::from("[");
-    push_json_string(&mut pair, &source);
-    pair.push(',');
-    push_json_string(&mut pair, &id);
-    pair.push(']');
-    let id = EventId::parse(&pair)?;
+    let id = cloud_event_id(&required("source", cloud.source)?, &required("id", item.id)?)?;
     let occurred_at = Timestamp::parse_field("time", &required("time", cloud.time)?)?;
     let mut quantity = None;
     let mut pairs = match cloud.data {

@@ -511,6 +511,14 @@ fn lock_directory(directory: &Path) -> Result<File> {
     let unavailable = |error: std::io::Error| Error::Unavailable {
         what: format!("cannot use the directory {}: {error}", directory.display()),
     };
+    if directory.metadata().is_ok_and(|found| !found.is_dir()) {
+        return Err(Error::Unavailable {
+            what: format!(
+                "{} is a file, and the store needs a directory of its own; name another with --data",
+                directory.display()
+            ),
+        });
+    }
     // Parents get the usual mode: only the last one is the store's own.
     if let Some(parent) = directory.parent() {
         std::fs::create_dir_all(parent).map_err(unavailable)?;

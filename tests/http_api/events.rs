@@ -105,7 +105,8 @@ async fn lines_are_judged_each_on_its_own() {
     )
     .into_bytes();
     body.extend_from_slice(b"\"\xff\"\n");
-    for kind in ["application/x-ndjson", "application/jsonl; charset=utf-8"] {
+    let kinds = ["application/x-ndjson", "application/ndjson", "application/jsonl; charset=utf-8"];
+    for kind in kinds {
         let answer = server.post_with(&[("content-type", kind)], body.clone()).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
         let json = answer.json();
@@ -132,6 +133,12 @@ async fn cloud_events() {
     server.post_with(&batch, one).await.problem(400, "invalid_json");
     let trace = server.get("/v1/events/acme/%5B%22%2Fgw%22%2C%22e1%22%5D").await;
     assert_eq!(trace.json()["counted"]["event"]["quantity"], "2");
+    let same = server.get("/v1/events/acme/e1?source=%2Fgw").await;
+    assert_eq!(same.json(), trace.json(), "by its own id and source");
+    let bare = server.get("/v1/events/acme/e1").await.problem(404, "unknown_event");
+    assert!(bare["detail"].as_str().unwrap().contains("?source="), "{bare}");
+    server.get("/v1/events/acme/e1?source=%2Fother").await.problem(404, "unknown_event");
+    server.get("/v1/events/acme/e1?sauce=%2Fgw").await.problem(400, "invalid_query");
 }
 
 #[tokio::test]

@@ -40,6 +40,11 @@ async fn compressed_bodies() {
     cut.truncate(cut.len() - 9);
     let gzipped = [("content-encoding", "gzip")];
     server.post_with(&gzipped, cut).await.problem(400, "invalid_encoding");
+    for (magic, name) in [(&b"\x1f\x8b\x08"[..], "gzip"), (&b"\x28\xb5\x2f\xfd\x04"[..], "zstd")] {
+        let unsaid = server.post_with(&[], magic.to_vec()).await.problem(400, "invalid_encoding");
+        let wanted = format!("send Content-Encoding: {name};");
+        assert!(unsaid["detail"].as_str().unwrap().contains(&wanted), "{unsaid}");
+    }
     server.post_with(&gzipped, one.clone()).await.problem(400, "invalid_encoding");
     let mut cut = zstandard(&one);
     cut.truncate(cut.len() - 3);
@@ -200,6 +205,8 @@ async fn types_paths_and_methods_that_do_not_exist() {
     assert_eq!(answer.headers["allow"], "POST,GET,HEAD");
     server.get("/v2/events").await.problem(404, "no_such_route");
     server.get("/v1/events/acme").await.problem(404, "no_such_route");
+    let slash = server.get("/v1/meters/").await.problem(404, "no_such_route");
+    assert!(slash["detail"].as_str().unwrap().contains("none ends with a slash"), "{slash}");
     let root = server.get("/").await;
     assert_eq!((root.status, &root.headers["location"]), (307, &"/docs".parse().unwrap()));
     assert_eq!(root.headers["x-content-type-options"], "nosniff");

@@ -91,16 +91,17 @@ async fn a_pass_is_ordered_and_shown() {
 #[tokio::test]
 async fn a_range_is_whole_days() {
     let server = watched().await;
-    for (from, to) in [
-        ("2026-11-15", "2026-11-01"),
-        ("2026-11-01", "2026-11-01"),
-        ("2026-07-01", "2026-11-01"),
-        ("2026-11-01T01:00:00Z", "2026-11-02"),
-        ("2026-11-01T00:00:00+01:00", "2026-11-02"),
-        ("0001-01-01", "9999-12-31"),
+    for (from, to, said) in [
+        ("2026-11-15", "2026-11-01", "must be after from"),
+        ("2026-11-01", "2026-11-01", "must be after from"),
+        ("2026-07-01", "2026-11-01", "these are 123 days, and a pass compares at most 100"),
+        ("2026-11-01T01:00:00Z", "2026-11-02", "give two dates"),
+        ("2026-11-01T00:00:00+01:00", "2026-11-02", "give two dates"),
+        ("0001-01-01", "9999-12-31", "the years 1 to 9999"),
     ] {
         let body = json!({"from": from, "to": to}).to_string();
-        post(&server, "/v1/passes", &body).await.problem(422, "invalid_range");
+        let problem = post(&server, "/v1/passes", &body).await.problem(422, "invalid_range");
+        assert!(problem["detail"].as_str().unwrap().contains(said), "{problem}");
     }
     for body in [
         r#"{"from":"yesterday","to":"2026-11-02"}"#,

@@ -60,10 +60,26 @@ pub fn parse_items(body: &[u8], format: Format, items_max: usize) -> Result<Item
         Ok(item) => Ok(item),
         Err(error) => match serde_json::from_str::<&RawValue>(text) {
             Ok(_) => Err(unreadable()),
+            Err(_) if holds_several(text) => return Err(several()),
             Err(_) => return Err(invalid_json(&error)),
         },
     };
     Ok(Items { items: vec![item], single: true })
+}
+
+/// Whether one JSON value follows another.
+fn holds_several(text: &str) -> bool {
+    let values = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
+    values.take(2).filter(Result::is_ok).count() == 2
+}
+
+fn several() -> Problem {
+    Problem::new(
+        Kind::Invalid,
+        "invalid_json",
+        "the body holds several JSON values; send one event on each line with Content-Type: \
+         application/x-ndjson, or an array as application/json; nothing of this request was counted",
+    )
 }
 
 fn parse_array(text: &str, items_max: usize) -> Result<Vec<ReadItem<'_>>, Problem> {
@@ -218,6 +234,8 @@ mod tests {
         check(b"[\"\xff\"]", Format::Json, Err("not UTF-8 after byte 2"));
         check(b"{}", Format::CloudEvents, Err("invalid_json"));
         check(b"", Format::Json, Err("invalid_json"));
+        check(b"{}\n{}\n", Format::Json, Err("application/x-ndjson"));
+        check(b"{}\n{", Format::Json, Err("line 2 column 1"));
     }
 
     #[test]
