@@ -4,7 +4,7 @@
 //! Invariant: numbers are shown as the server wrote them; none passes through a float.
 
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, grouped, moment, new_table, plain, plain_json};
+use super::table::{cell, counted, grouped, moment, new_table, plain, plain_json};
 use anyhow::Context;
 use reqwest::Method;
 use serde::Deserialize;
@@ -210,8 +210,7 @@ async fn retry_all(server: &ServerArguments) -> anyhow::Result<()> {
         }
         before = page.next_before;
         if before.is_none() {
-            let pushes = if retried == 1 { "push" } else { "pushes" };
-            println!("{retried} {pushes} will be sent again");
+            println!("{} will be sent again", counted(retried, "push", "pushes"));
             return Ok(());
         }
     }

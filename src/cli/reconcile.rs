@@ -8,6 +8,7 @@ pub mod outcome;
 pub mod pass;
 mod report;
 mod sheet;
+mod standing;
 
 use super::client::{Client, Request, ServerArguments};
 use anyhow::{Context, bail};

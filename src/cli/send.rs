@@ -104,13 +104,21 @@ pub async fn run(arguments: SendArguments) -> anyhow::Result<ExitCode> {
         }
     }
     sender.progress.finish();
-    let refused = sender.print_summary(problems, json)?;
     if let Some(failure) = failure {
+        if sender.has_sent() {
+            sender.print_summary(problems, json)?;
+        }
         // Reading standard input may be waiting for a line that never comes: it is not waited for.
         eprintln!("counterfoil: gave up: {failure:#}; sending the same input again is safe");
         std::process::exit(1);
     }
-    reading.await.context("reading was interrupted")??;
+    let read = reading.await.context("reading was interrupted")?;
+    if read.is_err() && !sender.has_sent() {
+        // A table of zeros would stand above the reason.
+        return read.map(|()| ExitCode::FAILURE);
+    }
+    let refused = sender.print_summary(problems, json)?;
+    read?;
     Ok(if refused == 0 { ExitCode::SUCCESS } else { EXIT_EVENTS_REFUSED.into() })
 }
 
@@ -148,6 +156,10 @@ impl Sender {
         };
         let answer = self.client.call_patiently(&request, self.patience, on_retry).await?;
         serde_json::from_slice(&answer).context("the server's answer cannot be read")
+    }
+
+    fn has_sent(&self) -> bool {
+        self.summary.lock().expect("no holder of the summary panics").sent > 0
     }
 
     /// Returns how many events were refused.

@@ -6,7 +6,7 @@
 
 use super::EXIT_FINDINGS;
 use super::client::{Client, Failure, Request, ServerArguments};
-use super::table::{cell, grouped, new_table, plain, plain_json};
+use super::table::{cell, counted, grouped, moment, new_table, plain, plain_json};
 use crate::config::{Config, Shadow};
 use crate::provider::stripe::setup::{Fitness, judge_meter};
 use crate::provider::stripe::{StripeClient, is_live};
@@ -346,7 +346,8 @@ async fn check_customers(
         }
     }
     if unmapped.is_empty() {
-        let detail = format!("{mapped} tenants are mapped, {looked_up} were looked up");
+        let mapped = counted(mapped, "tenant is mapped", "tenants are mapped");
+        let detail = format!("{mapped}, {looked_up} looked up");
         findings.good("customers", detail);
     } else {
         let shown: Vec<&str> = unmapped.iter().take(5).map(String::as_str).collect();
@@ -354,9 +355,8 @@ async fn check_customers(
             "customers",
             "missing",
             format!(
-                "{} tenants have no customer, such as {}; their pushes wait until PUT \
-                 /v1/tenants/{{id}} gives one",
-                unmapped.len(),
+                "{} no customer, such as {}; pushes wait until PUT /v1/tenants/{{id}} gives one",
+                counted(unmapped.len(), "tenant has", "tenants have"),
                 shown.join(", ")
             ),
         );
@@ -367,6 +367,9 @@ async fn check_customers(
 #[derive(Deserialize)]
 struct Comparison {
     customer: String,
+    /// Not every server tells.
+    #[serde(default)]
+    customers: Vec<String>,
     windows: Vec<ComparedWindow>,
     differing: usize,
 }
@@ -382,6 +385,7 @@ struct ComparedWindow {
     /// Not every server tells.
     verdict: Option<String>,
     written_off: Option<String>,
+    note: Option<String>,
 }
 
 impl ComparedWindow {
@@ -392,6 +396,26 @@ impl ComparedWindow {
             None if self.equal => "equal",
             None => "DIFFERS",
         }
+    }
+}
+
+/// Says that the column of Stripe is a sum, if it is one.
+fn print_customers(comparison: &Comparison) {
+    let former: Vec<&str> = comparison.customers.iter().skip(1).map(String::as_str).collect();
+    if !former.is_empty() {
+        let former = plain(&former.join(", "));
+        println!("Stripe's totals of windows that were sent for {former} before are added\n");
+    }
+}
+
+/// Who wrote usage off, and why.
+fn print_notes(comparison: &Comparison) {
+    let noted = comparison.windows.iter().filter_map(|w| Some((&w.start, w.note.as_ref()?)));
+    for (place, (start, note)) in noted.enumerate() {
+        if place == 0 {
+            println!("\nwritten off");
+        }
+        println!("  {start}: {}", plain(note));
     }
 }
 
@@ -418,7 +442,7 @@ async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
     let mut table = new_table(&header, 3);
     for window in &comparison.windows {
         table.add_row([
-            cell(&window.start),
+            moment(&window.start),
             cell(&window.state),
             cell(window.verdict()),
             cell(grouped(&window.ledger)),
@@ -429,12 +453,15 @@ async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
     }
     let of = plain(&format!("{} ({})", arguments.tenant, comparison.customer));
     println!("{} of {of}\n", arguments.meter);
+    print_customers(&comparison);
     println!("{table}");
+    print_notes(&comparison);
     match (comparison.windows.len(), comparison.differing) {
         (0, _) => println!("\nno usage on either side"),
-        (windows, _) if comparison.windows.iter().all(|window| window.equal) => {
-            println!("\nall {windows} windows are equal");
-        }
+        (windows, _) if comparison.windows.iter().all(|window| window.equal) => match windows {
+            1 => println!("\nthe one window is equal"),
+            _ => println!("\nall {windows} windows are equal"),
+        },
         (windows, _) => {
             let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
             for window in &comparison.windows {
@@ -442,7 +469,7 @@ async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
             }
             let shown: Vec<String> =
                 counts.iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
-            println!("\n{windows} windows: {}", shown.join(", "));
+            println!("\n{}: {}", counted(windows, "window", "windows"), shown.join(", "));
         }
     }
     Ok(code)

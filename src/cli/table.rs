@@ -62,6 +62,13 @@ pub fn plain_json(body: &[u8]) -> String {
     text
 }
 
+/// A number with its noun: `1 push`, `1,234 pushes`.
+pub fn counted(count: impl ToString, one: &str, many: &str) -> String {
+    let shown = grouped(count);
+    let noun = if shown == "1" { one } else { many };
+    format!("{shown} {noun}")
+}
+
 /// `1234567` as `1,234,567`; a sign and decimals stay as they are.
 pub fn grouped(number: impl ToString) -> String {
     let text = number.to_string();

@@ -7,7 +7,7 @@ use super::App;
 use super::auth::{Caller, Scope};
 use super::extract::{LIMIT_MAX, Query, parse_days};
 use super::problem::{Kind, Problem};
-use crate::jobs::unbilled::{Cause, Slow, Unbilled};
+use crate::jobs::unbilled::{Cause, Slow, Unbilled, note_discards};
 use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
 use crate::provider::{Provider, TotalsQuery};
 use crate::rules::billing::Billing;
@@ -284,7 +284,11 @@ pub struct ComparisonQuery {
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct ComparisonAnswer {
     tenant: String,
+    /// The tenant's customer of today.
     customer: String,
+    /// The customers whose totals are added up: that of today first, then those that something of
+    /// these windows was sent for before.
+    customers: Vec<String>,
     meter: String,
     /// Windows with anything on either side, oldest first.
     windows: Vec<ComparedWindow>,
@@ -313,6 +317,8 @@ pub struct ComparedWindow {
     verdict: WindowVerdict,
     /// What a person wrote off of it; null if nothing.
     written_off: Option<String>,
+    /// Who wrote it off, and why.
+    note: Option<String>,
 }
 
 /// What a comparison of one window says.
@@ -369,48 +375,42 @@ pub async fn get_comparison(
     let cuts: BTreeMap<Timestamp, CutState> =
         app.store.read_cuts(&tenant, number, span).await?.into_iter().collect();
     let pushes = app.store.read_window_pushes(&tenant, number, span).await?;
-    let totals = read_totals(&**provider, &meter, (&customer, &pushes), &windows).await?;
-    let now = app.clock.now();
-    let (mut compared, mut differing) = (Vec::new(), 0);
+    let customers = customers_of(&customer, &pushes);
+    let totals = read_totals(&**provider, &meter, (&customers, &pushes), &windows).await?;
+    let mut compared = Vec::new();
     for (window, total) in windows.into_iter().zip(totals) {
-        let ledger = measure(&rows, window)?;
         let halves = WindowHalves {
-            ledger,
+            window,
+            ledger: measure(&rows, window)?,
             total,
             cut: cuts.get(&window.start),
             pushes: pushes.iter().filter(|push| push.window.start == window.start).collect(),
         };
-        let (pushed, written_off) = halves.pushed(&app)?;
-        if [ledger, pushed, total, written_off].iter().all(|one| *one == Quantity::ZERO) {
-            continue;
-        }
-        let state = meter.window_life().state(window.end, now);
-        let verdict = halves.judge((pushed, written_off), window.start < billing.start(), &app);
-        let differs = verdict == WindowVerdict::Differs;
-        differing += usize::from(differs && state != WindowState::Open);
-        compared.push(ComparedWindow {
-            start: window.start.to_string(),
-            end: window.end.to_string(),
-            state,
-            equal: verdict == WindowVerdict::Equal,
-            verdict,
-            written_off: (written_off != Quantity::ZERO).then(|| written_off.to_string()),
-            ledger: ledger.to_string(),
-            pushed: pushed.to_string(),
-            provider: total.to_string(),
-        });
+        compared.extend(halves.compare(&meter, billing, &app).await?);
     }
+    let differs = |window: &&ComparedWindow| {
+        window.verdict == WindowVerdict::Differs && window.state != WindowState::Open
+    };
     Ok(axum::Json(ComparisonAnswer {
         tenant: query.tenant,
         customer: customer.to_string(),
+        customers: customers.iter().map(ToString::to_string).collect(),
         meter: query.meter,
+        differing: compared.iter().filter(differs).count(),
         windows: compared,
-        differing,
     }))
+}
+
+/// The tenant's customer, then every other one that something of these windows was sent for.
+fn customers_of<'a>(customer: &'a CustomerId, pushes: &'a [WindowPush]) -> Vec<&'a CustomerId> {
+    let sent_for = pushes.iter().filter_map(|push| push.customer.as_ref());
+    let others: BTreeSet<&CustomerId> = sent_for.filter(|one| *one != customer).collect();
+    [customer].into_iter().chain(others).collect()
 }
 
 /// Both sides of a window that is compared.
 struct WindowHalves<'a> {
+    window: Window,
     ledger: Quantity,
     total: Quantity,
     cut: Option<&'a CutState>,
@@ -423,15 +423,43 @@ impl WindowHalves<'_> {
         self.cut.map_or(app.shadow, |cut| cut.shadow)
     }
 
-    /// What was handed to billing and not written off, and what was written off.
-    fn pushed(&self, app: &App) -> Result<(Quantity, Quantity), Problem> {
+    /// None if there is nothing on either side.
+    async fn compare(
+        &self,
+        meter: &Meter,
+        billing: &Billing,
+        app: &App,
+    ) -> Result<Option<ComparedWindow>, Problem> {
+        let (pushed, sums) = self.pushed(app)?;
+        let written_off = sums.written_off;
+        if [self.ledger, pushed, self.total, written_off].iter().all(|one| *one == Quantity::ZERO) {
+            return Ok(None);
+        }
+        let before_from = self.window.start < billing.start();
+        let verdict = self.judge((pushed, written_off), before_from, app);
+        Ok(Some(ComparedWindow {
+            start: self.window.start.to_string(),
+            end: self.window.end.to_string(),
+            state: meter.window_life().state(self.window.end, app.clock.now()),
+            equal: verdict == WindowVerdict::Equal,
+            verdict,
+            written_off: (written_off != Quantity::ZERO).then(|| written_off.to_string()),
+            note: note_discards(&*app.store, &sums.written_off_pushes).await?,
+            ledger: self.ledger.to_string(),
+            pushed: pushed.to_string(),
+            provider: self.total.to_string(),
+        }))
+    }
+
+    /// What was handed to billing and not written off, and the sums of the pushes.
+    fn pushed(&self, app: &App) -> Result<(Quantity, PushSums), Problem> {
         if self.is_shadow(app) && !has_sandbox(app) {
-            return Ok((Quantity::ZERO, Quantity::ZERO));
+            return Ok((Quantity::ZERO, PushSums::default()));
         }
         let own: Vec<WindowPush> = self.pushes.iter().copied().cloned().collect();
-        let written_off = PushSums::of_window(&own).ok_or(FoldError)?.written_off;
+        let sums = PushSums::of_window(&own).ok_or(FoldError)?;
         let planned = self.cut.map_or(Quantity::ZERO, |cut| cut.planned);
-        Ok((planned.checked_sub(written_off).ok_or(FoldError)?, written_off))
+        Ok((planned.checked_sub(sums.written_off).ok_or(FoldError)?, sums))
     }
 
     fn judge(
@@ -461,19 +489,17 @@ fn has_sandbox(app: &App) -> bool {
     app.shadow && app.provider.as_ref().is_some_and(|provider| provider.limits().sends)
 }
 
-/// What the provider shows of each window: of the tenant's customer, and of each other one that
-/// something of the window was sent for.
+/// What the provider shows of each window: of the tenant's customer, which is the first, and of
+/// each other one that something of the window was sent for.
 async fn read_totals(
     provider: &dyn Provider,
     meter: &Meter,
-    (customer, pushes): (&CustomerId, &[WindowPush]),
+    (customers, pushes): (&[&CustomerId], &[WindowPush]),
     windows: &[Window],
 ) -> Result<Vec<Quantity>, Problem> {
     let (event_name, scale) = (meter.event_name(), meter.billing_scale());
-    let sent_for = pushes.iter().filter_map(|push| push.customer.as_ref());
-    let customers: BTreeSet<&CustomerId> = sent_for.chain([customer]).collect();
     let mut sums = vec![Quantity::ZERO; windows.len()];
-    for one in customers {
+    for (place, one) in customers.iter().copied().enumerate() {
         let asked = TotalsQuery { customer: one, event_name, scale, windows };
         let totals = provider.read_totals(&asked).await.map_err(|error| {
             Problem::new(Kind::Unavailable, "provider_unavailable", error.to_string())
@@ -482,7 +508,7 @@ async fn read_totals(
             let sent = |push: &WindowPush| {
                 push.customer.as_ref() == Some(one) && push.window.start == window.start
             };
-            if one == customer || pushes.iter().any(sent) {
+            if place == 0 || pushes.iter().any(sent) {
                 *sum = sum.checked_add(total).ok_or(FoldError)?;
             }
         }

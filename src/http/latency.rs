@@ -42,6 +42,9 @@ pub struct LatencyAnswer {
 
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct LatencyList {
+    /// When this server started: events that came before are in no number here.
+    #[schema(format = DateTime)]
+    since: String,
     latencies: Vec<LatencyAnswer>,
 }
 
@@ -87,5 +90,5 @@ pub async fn list_latencies(
         });
     }
     latencies.sort_by(|a, b| a.meter.cmp(&b.meter));
-    Ok(axum::Json(LatencyList { latencies }))
+    Ok(axum::Json(LatencyList { since: app.started_at.to_string(), latencies }))
 }

@@ -16,6 +16,8 @@ use std::collections::BTreeMap;
 /// Quarantined events that are added up.
 const QUARANTINED_MAX: usize = 20_000;
 const PAGE: usize = 1_000;
+/// Pushes that a note names; it counts the others.
+const NOTED_MAX: usize = 5;
 
 /// Why usage is not billed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -162,6 +164,21 @@ async fn sum_quarantined(
             return Ok((sums, !ended));
         }
     }
+}
+
+/// Who wrote pushes off, and why; none if there are none.
+pub async fn note_discards(store: &dyn Store, pushes: &[u64]) -> store::Result<Option<String>> {
+    let mut parts = Vec::new();
+    for number in pushes.iter().take(NOTED_MAX) {
+        let trace = store.trace_push(*number).await?;
+        let why = trace.and_then(|trace| trace.push.detail).unwrap_or_default();
+        parts.push(format!("push {number}: {why}"));
+    }
+    let more = pushes.len().saturating_sub(NOTED_MAX);
+    if more > 0 {
+        parts.push(format!("and {more} more"));
+    }
+    Ok((!parts.is_empty()).then(|| parts.join("; ")))
 }
 
 fn too_large() -> store::Error {

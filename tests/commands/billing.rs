@@ -205,7 +205,7 @@ fn usage_arrives_and_what_does_not_is_found() {
     assert!(code == Some(4) && said.contains("such as acme"), "{said}");
     account.map("acme", &account.new_customer());
     let (code, said) = account.run_stripe(&["check"]);
-    assert!(code == Some(0) && said.contains("1 tenants are mapped"), "{said}");
+    assert!(code == Some(0) && said.contains("1 tenant is mapped"), "{said}");
     let id = account.wait_for("acme", "confirmed");
     let (_, list) = account.run(&["pushes", "--state", "confirmed", "--meter", "calls"]);
     assert!(list.contains("acme") && list.contains("12.5"), "{list}");
@@ -215,8 +215,15 @@ fn usage_arrives_and_what_does_not_is_found() {
     }
     let compare = ["stripe", "compare", "--tenant", "acme", "--meter", "calls"];
     let (code, said) = account.run(&compare);
-    assert!(code == Some(0) && said.contains("all 1 windows are equal"), "{said}");
+    assert!(code == Some(0) && said.contains("the one window is equal"), "{said}");
     assert_eq!(account.state()["totals"][0]["total"], "12.5");
+
+    let before = account.state()["totals"][0]["customer"].as_str().unwrap_or("cus_").to_owned();
+    account.map("acme", &account.new_customer());
+    let (code, said) = account.run(&compare);
+    assert!(code == Some(0) && said.contains("the one window is equal"), "{said}");
+    let sum = "Stripe's totals of windows that were sent for cus_";
+    assert!(said.contains(sum) && said.contains(&before), "{said}");
 
     account.map("ghost", "cus_ghost");
     account.send("ghost", "3");

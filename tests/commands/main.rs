@@ -266,6 +266,13 @@ fn send_then_usage_then_check() {
     let usage = ["usage", "--tenant", "acme", "--meter", "calls"];
     let (_, shown, _) = server.run(&usage);
     assert!(shown.contains("total 6.75 from 3 events"), "{shown}");
+    // Two days from now on: today is there, and tomorrow is not.
+    let today = now.to_zoned(jiff::tz::TimeZone::UTC).date();
+    let day = |days: i64| (today + jiff::Span::new().days(days)).to_string();
+    let days = ["--window", "day", "--from", &day(0), "--to", &day(2)];
+    let (_, shown, _) = server.run(&[&usage[..], &days].concat());
+    let starts = |day: &str| shown.lines().any(|line| line.trim_start().starts_with(day));
+    assert!(starts(&day(0)) && !starts(&day(1)), "{shown}");
     let (_, json, _) = server.run(&[&usage[..], &["--group-by", "region", "--json"]].concat());
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["windows"].as_array().unwrap().len(), 3);
@@ -294,6 +301,25 @@ fn keys_are_made_listed_and_revoked() {
     assert_eq!(server.run(&["keys", "revoke", id]).0, Some(0));
     let (code, _, said) = server.run(&["keys", "revoke", id]);
     assert!(code == Some(1) && said.contains("(unknown_key)"), "{said}");
+}
+
+#[test]
+fn files_that_are_something_else_are_refused_with_the_reason() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("events.csv");
+    let send = ["send", "--key", "k", "--url", "http://127.0.0.1:1", file.to_str().unwrap()];
+    for (input, reason) in [
+        ("event;customer\n", "separate columns by commas"),
+        ("event,customer\n", "its columns are: event, customer"),
+    ] {
+        std::fs::write(&file, input).unwrap();
+        let (code, table, said) = run(&send);
+        assert!(code == Some(1) && table.is_empty(), "only the reason is said: {table}");
+        assert!(said.contains(reason), "{said}");
+    }
+    let data = ["serve", "--listen", "127.0.0.1:0", "--data", file.to_str().unwrap()];
+    let (code, _, said) = run(&data);
+    assert!(code == Some(1) && said.contains("is a file") && !said.contains("os error"), "{said}");
 }
 
 #[test]

@@ -296,7 +296,7 @@ fn applying_says_what_was_done() {
         shown.contains("acme api_calls 2026-11-01T00:00:00Z: sent again as push 12"),
         "{shown}"
     );
-    assert!(shown.contains("sent again: 1 pushes, 0 corrections"), "{shown}");
+    assert!(shown.contains("sent again: 1 push, 0 corrections"), "{shown}");
     assert!(!shown.contains("dry run"), "{shown}");
 }
 

@@ -11,6 +11,7 @@ use counterfoil::rules::delivery::{Delivery, Horizons, Resend};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::span::Span;
 use counterfoil::rules::timestamp::MICROS_PER_HOUR;
+use counterfoil::rules::window::Window;
 use counterfoil::store::Store;
 use http::Method;
 use serde_json::Value;
@@ -77,7 +78,12 @@ async fn customer(server: &Server, tenant: &str) {
 /// Six pushes: of acme one that was refused, one taken, one undecidable and one taken of another
 /// meter; of globex one taken; of nobody, who is no customer, one that waits.
 async fn billed() -> Server {
-    let server = Server::start_empty(&default_config()).await;
+    billed_towards(None).await
+}
+
+/// The same, with the provider that comparisons ask.
+async fn billed_towards(compared: Option<Arc<dyn Provider>>) -> Server {
+    let server = Server::start_towards(compared, &default_config()).await;
     for meter in ["calls", "bytes"] {
         assert_eq!(server.put(&format!("/v1/meters/{meter}"), METER).await.status, 201);
     }
@@ -352,7 +358,8 @@ async fn latencies_say_whether_windows_wait_long_enough() {
     let server = Server::start_empty(&default_config()).await;
     let spec = r#"{"aggregation":"sum","settle_after":"0s","late_until":"10m"}"#;
     assert_eq!(server.put("/v1/meters/calls", spec).await.status, 201);
-    assert_eq!(server.get("/v1/latency").await.json(), serde_json::json!({"latencies": []}));
+    let started = serde_json::json!({"since": NOW, "latencies": []});
+    assert_eq!(server.get("/v1/latency").await.json(), started);
     for minute in 0..20 {
         let at = format!("2026-11-15T11:{:02}:00Z", 40 + minute);
         server.post(&event("acme", &format!("e{minute}"), "1", &at)).await;
@@ -511,6 +518,53 @@ async fn windows_are_open_then_settling_then_final() {
     assert_eq!(states().await, ["final", "settling", "settling", "settling", "open", "open"]);
     server.clock.advance(MICROS_PER_HOUR);
     assert_eq!(states().await, ["final", "final", "settling", "settling", "settling", "open"]);
+}
+
+/// A provider that holds 2 of the window at nine, for the customer it was sent for.
+struct Kept;
+
+#[async_trait]
+impl Provider for Kept {
+    fn name(&self) -> &'static str {
+        "kept"
+    }
+    fn limits(&self) -> Limits {
+        Scripted.limits()
+    }
+    fn encode(&self, facts: &PushFacts<'_>) -> Vec<u8> {
+        Scripted.encode(facts)
+    }
+    async fn send_push(&self, request: &Request) -> Said {
+        Scripted.send_push(request).await
+    }
+    async fn read_totals(&self, query: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable> {
+        let total = |window: &Window| {
+            let at_nine = window.start.to_string() == "2026-11-15T09:00:00Z";
+            let own = query.customer.as_str() == "cus_acme" && at_nine;
+            Quantity::parse_stored(if own { "2" } else { "0" }).unwrap()
+        };
+        Ok(query.windows.iter().map(total).collect())
+    }
+}
+
+#[tokio::test]
+async fn a_comparison_names_every_customer_and_who_wrote_off() {
+    let server = billed_towards(Some(Arc::new(Kept))).await;
+    let dead = find(&server, "1.5").await;
+    let (path, gift) = (format!("/v1/pushes/{dead}/discard"), r#"{"reason":"a gift"}"#);
+    assert_eq!(server.call(Method::POST, &path, &server.admin, gift).await.status, 200);
+    assert_eq!(server.put("/v1/tenants/acme", r#"{"customer":"cus_new"}"#).await.status, 200);
+    let path = "/v1/comparison?tenant=acme&meter=calls&from=2026-11-15&to=2026-11-16";
+    let compared = server.get(path).await.json();
+    let customers = serde_json::json!(["cus_new", "cus_acme"]);
+    assert_eq!((&compared["customer"], &compared["customers"]), (&customers[0], &customers));
+    let windows = compared["windows"].as_array().unwrap();
+    let verdicts: Vec<&Value> = windows.iter().map(|window| &window["verdict"]).collect();
+    assert_eq!(verdicts, ["written_off", "equal", "differs"], "{compared}");
+    assert_eq!((&windows[0]["written_off"], &windows[1]["provider"]), (&"1.5".into(), &"2".into()));
+    let note = windows[0]["note"].as_str().unwrap();
+    assert!(note.starts_with(&format!("push {dead}: a gift (by ")), "{note}");
+    assert_eq!(windows[1]["note"], Value::Null);
 }
 
 #[tokio::test]

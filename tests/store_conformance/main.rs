@@ -311,6 +311,7 @@ on_every_store! {
         a_hold_keeps_later_pushes_back,
         an_earlier_window_passes_a_held_one,
         a_hold_needs_a_current_claim,
+        held_usage_is_among_what_is_not_billed,
         pushes_to_be_sent_are_counted,
         an_agreement_is_written_once,
         an_agreement_takes_the_place_of_another,

@@ -3,9 +3,11 @@
 use crate::accounts::key;
 use crate::billed::{Billed, after, window};
 use crate::fixture::{Fixture, tenant_id};
-use counterfoil::rules::ids::SubscriptionId;
+use counterfoil::jobs::unbilled::{Cause, Slow, Unbilled};
+use counterfoil::rules::ids::{MeterNo, SubscriptionId};
 use counterfoil::rules::saga::{LogLine, Mark, Saga, SagaKind, SagaState, saga_id};
 use counterfoil::store::message::NewMessage;
+use counterfoil::store::push::PushAges;
 use counterfoil::store::saga::{
     Agreement, Begun, ClaimedSaga, NewSaga, Revived, SagaQuery, Standing,
 };
@@ -454,6 +456,43 @@ pub async fn a_hold_needs_a_current_claim(f: Fixture) {
     assert!(write(&b.f, &current, vec![], ended, 20).await);
     assert!(!put(&current).await, "the saga has ended");
     assert!(!b.f.store.release_hold(&current.saga.id).await.unwrap());
+}
+
+/// What a saga holds back is told until the hold is released, and is not told of other tenants,
+/// of earlier windows, of shadow pushes, or of what has ended.
+pub async fn held_usage_is_among_what_is_not_billed(f: Fixture) {
+    let mut b = Billed::start(f).await;
+    for tenant in ["acme", "umbrella"] {
+        b.customer(tenant, &format!("cus_{tenant}")).await;
+    }
+    for (hour, meter, amount) in
+        [(2, "tokens", "1.5"), (3, "tokens", "20.25"), (4, "tokens", "300"), (4, "whole", "7")]
+    {
+        b.planned("acme", &format!("{meter}{hour}"), meter, amount, hour).await;
+    }
+    b.planned("umbrella", "other", "tokens", "4000", 4).await;
+    b.planned("nobody", "unmapped", "tokens", "50000", 4).await;
+    b.terms.shadow = true;
+    b.planned("acme", "shadow", "tokens", "600000", 5).await;
+    let (tokens, whole) = (b.f.meter_no("tokens").await, b.f.meter_no("whole").await);
+    let sums = async |b: &Billed| -> Vec<(MeterNo, String)> {
+        let held = b.f.store.sum_unbilled(vec![]).await.unwrap().held;
+        held.into_iter().map(|(meter, sum)| (meter, sum.to_string())).collect()
+    };
+    assert_eq!(sums(&b).await, []);
+    let saga = held(&b, window(3).start).await;
+    b.f.restart().await;
+    let mut expected = vec![(tokens, "320.25".to_owned()), (whole, "7".to_owned())];
+    expected.sort();
+    assert_eq!(sums(&b).await, expected);
+    let catalog = b.f.store.load_catalog().await.unwrap();
+    let slow = Slow::read(&*b.f.store, &catalog).await.unwrap();
+    let ages = PushAges { observed_before: b.f.now, submitted_before: b.f.now };
+    let counts = b.f.store.count_pushes(ages).await.unwrap();
+    let unbilled = Unbilled::of(&counts, &slow).unwrap();
+    assert_eq!(unbilled.by_meter[&tokens][&Cause::Held].to_string(), "320.25");
+    assert!(b.f.store.release_hold(&saga).await.unwrap());
+    assert_eq!(sums(&b).await, []);
 }
 
 /// Pushes that are held do not keep others of their tenant and meter waiting.

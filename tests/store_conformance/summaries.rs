@@ -166,8 +166,8 @@ pub async fn pairs_are_restless_until_all_is_settled(f: Fixture) {
     let dead = billed.send(REFUSED, 10).await;
     assert_eq!(restless(&billed, 60).await, [pair("umbrella")], "dead");
     billed.f.store.discard_push(dead, "small", after(billed.f.now, 11)).await.unwrap();
-    assert_eq!(restless(&billed, 10).await, [pair("umbrella")], "it died then");
-    assert_eq!(restless(&billed, 11).await, [], "discarded");
+    assert_eq!(restless(&billed, 11).await, [pair("umbrella")], "it was written off then");
+    assert_eq!(restless(&billed, 12).await, [], "discarded");
     assert_eq!(restless(&billed, 0).await, [pair("acme"), pair("umbrella")], "each once");
 }
 

@@ -5,8 +5,9 @@
 
 use super::super::EXIT_FINDINGS;
 use super::super::client::Client;
-use super::super::table::{cell, grouped, new_table, plain};
+use super::super::table::{cell, counted, grouped, new_table, plain};
 use super::pass::{Pass, Row, Told, read_rows};
+use super::standing::Standing;
 use super::{report, sheet};
 use crate::rules::drift::Verdict;
 use crate::rules::pass::PassState;
@@ -60,7 +61,7 @@ pub async fn present(
         sheet::write(file, &rows).with_context(|| again(file))?;
     }
     if let Some(file) = &output.html {
-        let html = report::render(pass, &rows)?;
+        let html = report::render(pass, &rows, &Standing::read(client).await?)?;
         std::fs::write(file, html).with_context(|| again(file))?;
     }
     if output.json {
@@ -176,13 +177,9 @@ fn print_advice(rows: &[Row]) {
     }
     println!("what to do");
     for ((reason, advice), count) in advice {
-        println!("  {} ({}): {}", plain(reason), rows_text(count), plain(advice));
+        println!("  {} ({}): {}", plain(reason), counted(count, "row", "rows"), plain(advice));
     }
     println!();
-}
-
-fn rows_text(count: usize) -> String {
-    if count == 1 { "1 row".into() } else { format!("{} rows", grouped(count)) }
 }
 
 fn print_actions(rows: &[Row]) {
@@ -208,7 +205,7 @@ fn print_summary(pass: &Pass) {
         .filter(|verdict| pass.count(*verdict) > 0)
         .map(|verdict| format!("{} {}", grouped(pass.count(verdict)), verdict.name()))
         .collect();
-    let windows = grouped(pass.windows);
+    let windows = counted(pass.windows, "window", "windows");
     println!("pass {} of {}, {}", pass.id, plain(&pass.scope()), pass.state.name());
     if !pass.has_ended() {
         let (done, pairs) = (grouped(pass.pairs_done), grouped(pass.pairs));
@@ -219,16 +216,16 @@ fn print_summary(pass: &Pass) {
         println!("{unread} of {pairs} pairs were not read at the provider");
     }
     if verdicts.is_empty() {
-        println!("{windows} windows compared");
+        println!("{windows} compared");
     } else {
-        println!("{windows} windows compared: {}", verdicts.join(", "));
+        println!("{windows} compared: {}", verdicts.join(", "));
     }
     match (pass.apply, pass.replayed + pass.corrected) {
         (true, 0) => println!("nothing was sent again"),
         (true, _) => println!(
-            "sent again: {} pushes, {} corrections; compare again in an hour to see them arrive",
-            grouped(pass.replayed),
-            grouped(pass.corrected)
+            "sent again: {}, {}; compare again in an hour to see them arrive",
+            counted(pass.replayed, "push", "pushes"),
+            counted(pass.corrected, "correction", "corrections")
         ),
         (false, _) if pass.count(Verdict::Replay) > 0 => println!(
             "this was a dry run, nothing was sent; --apply sends again what the provider provably \

@@ -1,6 +1,6 @@
 //! The report of a pass as one HTML file, for finance people, a browser and a printer.
 //!
-//! Invariant: a pure function of the pass and its rows. The file asks for nothing from anywhere:
+//! Invariant: a pure function of the pass, its rows and what is not billed. The file asks for nothing from anywhere:
 //! its own policy allows one style sheet and one script, both by their hash, so that no name from
 //! outside could run even if it were markup. Numbers are exact text. Its size is limited.
 
@@ -10,7 +10,8 @@ mod markup;
 
 use super::outcome::{provided, signed, signed_if_read};
 use super::pass::{Pass, Row, RowWindow, day};
-use crate::cli::table::grouped;
+use super::standing::Standing;
+use crate::cli::table::{counted, grouped};
 use crate::rules::base64;
 use crate::rules::drift::Verdict;
 use crate::rules::pass::PassState;
@@ -32,7 +33,7 @@ const WINDOWS_MAX: usize = 48;
 const TILE_METERS_MAX: usize = 3;
 
 /// The whole file.
-pub fn render(pass: &Pass, rows: &[Row]) -> anyhow::Result<String> {
+pub fn render(pass: &Pass, rows: &[Row], standing: &Standing) -> anyhow::Result<String> {
     let figures = Figures::of(rows)?;
     let title = format!("Reconciliation {} to {}", day(&pass.from), day(&pass.to));
     let mut html = String::with_capacity(64 * 1024);
@@ -53,6 +54,7 @@ pub fn render(pass: &Pass, rows: &[Row]) -> anyhow::Result<String> {
     write_verdicts(&mut html, pass);
     write_meters(&mut html, &figures);
     write_unequal(&mut html, rows);
+    write_standing(&mut html, standing);
     write_all(&mut html, rows);
     write_meanings(&mut html);
     write_footer(&mut html, pass);
@@ -134,12 +136,6 @@ fn verdict_sentence(pass: &Pass, figures: &Figures) -> (&'static str, String) {
             ("open", text)
         }
     }
-}
-
-fn counted(count: impl ToString, one: &str, many: &str) -> String {
-    let shown = grouped(count);
-    let noun = if shown == "1" { one } else { many };
-    format!("{shown} {noun}")
 }
 
 /// The numbers to look at first.
@@ -329,6 +325,41 @@ fn write_unequal(html: &mut String, rows: &[Row]) {
     }
     html.push_str("</table></div>\n");
     write_more(html, unequal.len(), UNEQUAL_ROWS_MAX);
+    html.push_str("</section>\n");
+}
+
+/// What is not billed when the report is made, whatever its days: also what no row can hold, since
+/// it was not counted or not cut.
+fn write_standing(html: &mut String, standing: &Standing) {
+    html.push_str(
+        "<section>\n<h2>What is not billed</h2>\n<p class=\"more\">Of all tenants and days, when \
+         this file was made.</p>\n",
+    );
+    let rows = standing.rows();
+    if rows.is_empty() {
+        html.push_str(
+            "<p class=\"card none\">Everything that was counted is billed, or on its way.</p>\n\
+             </section>\n",
+        );
+        return;
+    }
+    html.push_str(
+        "<div class=\"card scroll\"><table class=\"rows\">\n<thead><tr><th scope=\"col\">Meter</th>\
+         <th scope=\"col\">Cause</th><th scope=\"col\" class=\"n\">Quantity</th></tr></thead>\n<tbody>\n",
+    );
+    for (meter, cause, quantity) in rows {
+        let _ = writeln!(
+            html,
+            "<tr><td>{}</td><td>{}</td><td class=\"n\">{}</td></tr>",
+            name(meter),
+            escape(&cause),
+            grouped(quantity)
+        );
+    }
+    html.push_str("</tbody>\n</table></div>\n");
+    if standing.quarantined_more {
+        html.push_str("<p class=\"more\">And more quarantined events than were added up.</p>\n");
+    }
     html.push_str("</section>\n");
 }
 

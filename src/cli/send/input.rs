@@ -141,6 +141,9 @@ pub fn read_csv(
 const FIELDS: [&str; 8] =
     ["tenant", "id", "correlation_id", "meter", "quantity", "occurred_at", "subscription", "trial"];
 
+/// Columns that a refused header row is shown with.
+const COLUMNS_SHOWN_MAX: usize = 20;
+
 fn check_header(header: &csv::StringRecord, defaults: &CsvDefaults) -> anyhow::Result<()> {
     let has = |name: &str| header.iter().any(|column| column == name);
     if let Some(column) =
@@ -148,10 +151,20 @@ fn check_header(header: &csv::StringRecord, defaults: &CsvDefaults) -> anyhow::R
     {
         bail!("the header row names {column:?} twice");
     }
+    let columns = || {
+        let names: Vec<&str> = header.iter().take(COLUMNS_SHOWN_MAX).collect();
+        format!("its columns are: {}", names.join(", "))
+    };
+    if let (1, Some(only)) = (header.len(), header.get(0))
+        && let Some(other) = only.chars().find(|c| [';', '\t', '|'].contains(c))
+    {
+        bail!("the header row has no comma, and {other:?} in it: separate columns by commas");
+    }
     if !has("id") && !has("correlation_id") {
         bail!(
             "the header row names neither id nor correlation_id; every event needs an id of its \
-             own, the same each time it is sent"
+             own, the same each time it is sent; {}",
+            columns()
         );
     }
     let needed = [
@@ -161,7 +174,7 @@ fn check_header(header: &csv::StringRecord, defaults: &CsvDefaults) -> anyhow::R
     ];
     for (name, given, or) in needed {
         if !given && !has(name) {
-            bail!("the header row does not name {name}{or}");
+            bail!("the header row does not name {name}{or}; {}", columns());
         }
     }
     Ok(())
@@ -268,5 +281,9 @@ mod tests {
         check("id,meter,occurred_at\n", "--tenant");
         check("id,tenant,occurred_at\n", "--meter");
         check("id,id,tenant,meter,occurred_at\n", "twice");
+        check("event,customer,at\n", "its columns are: event, customer, at");
+        check("id,customer,meter,occurred_at\n", "its columns are: id, customer, meter");
+        check("id;tenant;meter;occurred_at\n", "separate columns by commas");
+        check("id\ttenant\n", "separate columns by commas");
     }
 }

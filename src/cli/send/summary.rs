@@ -117,7 +117,7 @@ impl Summary {
         let rows = [
             ("accepted", self.accepted),
             ("duplicates", self.duplicates),
-            ("  of these restamped", self.restamped),
+            ("  of these, with another time", self.restamped),
             ("conflicts", self.conflicts),
             ("quarantined", self.quarantined),
             ("rejected", self.rejected),

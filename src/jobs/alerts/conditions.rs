@@ -46,6 +46,11 @@ const FAILED_MAX: usize = 20;
 const UNSENT_SHOWN: Span = Span::from_hours(7 * 24);
 const PAGE: usize = 1_000;
 
+/// A number with its noun, and the verb that goes with it.
+fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
 fn condition(kind: AlertKind, subject: &str, summary: String, command: &str) -> Condition {
     Condition { kind, subject: subject.to_owned(), summary, command: command.to_owned() }
 }
@@ -89,21 +94,22 @@ impl Alerter {
         let mut found = Vec::new();
         if counts.observed_long > 0 {
             let count = counts.observed_long;
-            let summary = format!("{count} pushes were not taken by the provider for 5 minutes");
+            let pushes = counted(count, "push was", "pushes were");
+            let summary = format!("{pushes} not taken by the provider for 5 minutes");
             let command = "counterfoil pushes --state observed";
             found.push(condition(AlertKind::PushesObservedLong, "", summary, command));
         }
         if counts.submitted_long > 0 {
             let count = counts.submitted_long;
-            let summary =
-                format!("{count} pushes do not show in the provider's totals for an hour");
+            let pushes = counted(count, "push does", "pushes do");
+            let summary = format!("{pushes} not show in the provider's totals for an hour");
             let command = "counterfoil pushes --state submitted";
             found.push(condition(AlertKind::PushesSubmittedLong, "", summary, command));
         }
         let healing = self.healing(now).await?;
         let dead = counts.dead.saturating_sub(u64::try_from(healing.len()).unwrap_or(u64::MAX));
         if dead > 0 {
-            let summary = format!("{dead} pushes need a person");
+            let summary = format!("{} a person", counted(dead, "push needs", "pushes need"));
             let command = "counterfoil pushes --state dead";
             found.push(condition(AlertKind::DeadLetters, "", summary, command));
         }
@@ -161,9 +167,10 @@ impl Alerter {
             let UnsentUsage { tenant, meter, pushes, quantity } = usage;
             let Some(meter) = catalog.get(meter) else { continue };
             let slug = meter.slug.as_str();
+            let pushes = counted(pushes, "push", "pushes");
             let summary = format!(
-                "{quantity} of {slug} by {tenant} ({pushes} pushes) was too old to be sent when \
-                 the tenant got a customer"
+                "{quantity} of {slug} by {tenant} ({pushes}) was too old to be sent when the \
+                 tenant got a customer"
             );
             let command = format!("counterfoil usage {} --meter {slug}", of_tenant(&tenant));
             let subject = format!("{tenant}/{slug}");
@@ -271,14 +278,13 @@ impl Alerter {
                 ..PushQuery::default()
             };
             let pushes = self.store.list_pushes(query).await?;
-            open += pushes.iter().filter(|push| !push.shadow).count();
+            open += pushes.iter().map(|push| u64::from(!push.shadow)).sum::<u64>();
         }
         let Some(at) = invoice.finalizes_at.filter(|_| open > 0) else { return Ok(None) };
         let tenant = tenant.id;
-        let summary = format!(
-            "invoice {id} of {tenant} is fixed at {at}, and {open} pushes of its period are not at \
-             the provider"
-        );
+        let pushes = counted(open, "push of its period is", "pushes of its period are");
+        let summary =
+            format!("invoice {id} of {tenant} is fixed at {at}, and {pushes} not at the provider");
         let command = format!("counterfoil pushes {}", of_tenant(&tenant));
         Ok(Some(condition(AlertKind::FinalizationNear, id, summary, &command)))
     }

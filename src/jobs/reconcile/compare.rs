@@ -20,6 +20,7 @@ use super::unbilled::Aside;
 use super::{NIGHTLY_DAYS, PassError, Reconciler, Running, Work, ended_day};
 use crate::faults::planted;
 use crate::jobs::sure_time;
+use crate::jobs::unbilled::note_discards;
 use crate::rules::drift::{Halves, Reason, Summary, Terms, Verdict, is_followed, judge_drift};
 use crate::rules::finding::{FindingKind, Observation};
 use crate::rules::ids::CustomerId;
@@ -349,7 +350,8 @@ impl Reconciler {
     ) -> store::Result<DriftWindow> {
         let mut window = self.act(running, work, window).await?;
         if window.verdict == Verdict::WrittenOff {
-            window.action = self.note_discards(&window.halves.pushes.written_off_pushes).await?;
+            window.action =
+                note_discards(&*self.store, &window.halves.pushes.written_off_pushes).await?;
         }
         one.count(&window, 1);
         one.observe(&window);
@@ -374,7 +376,7 @@ impl Reconciler {
             .flat_map(|part| part.halves.pushes.written_off_pushes.iter().copied())
             .collect();
         marks.written_off = (!pushes.is_empty()).then_some(sums.written_off);
-        marks.note = self.note_discards(&pushes).await?;
+        marks.note = note_discards(&*self.store, &pushes).await?;
         let ledger = sums.counted.checked_add(day.aside.sum()?).ok_or_else(too_large)?;
         Ok(PassRow {
             tenant: work.pair.tenant.clone(),

@@ -23,8 +23,6 @@ use crate::store;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Pushes that a note names; it counts the others.
-const NOTED_MAX: usize = 5;
 /// Rows that are written together.
 const ROWS_MAX: usize = 500;
 
@@ -229,21 +227,6 @@ impl Reconciler {
             [day.counted, day.planned, day.aside.not_billed, day.aside.shadow] != [zero; 4]
         });
         Ok(days)
-    }
-
-    /// Who wrote pushes off, and why; none if there are none.
-    pub(super) async fn note_discards(&self, pushes: &[u64]) -> store::Result<Option<String>> {
-        let mut parts = Vec::new();
-        for number in pushes.iter().take(NOTED_MAX) {
-            let trace = self.store.trace_push(*number).await?;
-            let why = trace.and_then(|trace| trace.push.detail).unwrap_or_default();
-            parts.push(format!("push {number}: {why}"));
-        }
-        let more = pushes.len().saturating_sub(NOTED_MAX);
-        if more > 0 {
-            parts.push(format!("and {more} more"));
-        }
-        Ok((!parts.is_empty()).then(|| parts.join("; ")))
     }
 }
 

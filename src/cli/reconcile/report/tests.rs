@@ -4,7 +4,7 @@ use super::examples::{pass, row};
 use super::*;
 
 fn rendered(rows: &[Row]) -> String {
-    render(&pass(rows), rows).unwrap()
+    render(&pass(rows), rows, &Standing::default()).unwrap()
 }
 
 #[test]
@@ -17,7 +17,7 @@ fn a_small_report() {
     rows[0].windows[0].action = Some("sent again as push 12".into());
     let mut pass = pass(&rows);
     (pass.apply, pass.replayed) = (true, 1);
-    let html = render(&pass, &rows).unwrap();
+    let html = render(&pass, &rows, &Standing::default()).unwrap();
     let body = html.split("</style>").nth(1).unwrap().split("<script>").next().unwrap();
     insta::assert_snapshot!(body);
 }
@@ -36,6 +36,22 @@ fn one_row() {
     assert!(html.contains("24 <small>of 24</small>") && html.contains("<summary>1 row</summary>"));
     let html = rendered(&[row("acme", 1, ("5", "3", "3"))]);
     assert!(html.contains("Nothing drifts; 1 window will be looked at again."));
+}
+
+#[test]
+fn quarantined_and_held_usage_is_among_what_is_not_billed() {
+    let standing = r#"{"unbilled": {"<b>": {"total": "36.5", "dead": "7", "quarantined": "13.5",
+        "held": "16", "too_old": null}}, "quarantined_more": true}"#;
+    let standing: Standing = serde_json::from_str(standing).unwrap();
+    let html = render(&pass(&[]), &[], &standing).unwrap();
+    for (cause, quantity) in
+        [("dead", "7"), ("held", "16"), ("quarantined", "13.5"), ("total", "36.5")]
+    {
+        let cells = format!("<td>{cause}</td><td class=\"n\">{quantity}</td>");
+        assert!(html.contains(&cells), "{cells}");
+    }
+    assert!(html.contains("more quarantined events than were added up") && !html.contains("<b>"));
+    assert!(rendered(&[]).contains("Everything that was counted is billed"));
 }
 
 #[test]
@@ -59,7 +75,7 @@ fn no_name_becomes_markup() {
     pass.from = hostile.into();
     for state in PassState::ALL {
         pass.state = state;
-        let html = render(&pass, &rows).unwrap();
+        let html = render(&pass, &rows, &Standing::default()).unwrap();
         assert_eq!(html.matches("<script").count(), 1, "only our own");
         assert!(!html.contains("<img") && !html.contains("onerror='x'"));
     }
@@ -103,6 +119,6 @@ fn nothing_is_asked_from_anywhere() {
 fn totals_too_large_are_refused() {
     let huge = "99999999999999999999999999";
     let rows = [row("a", 1, (huge, huge, huge)), row("b", 1, (huge, huge, huge))];
-    let refusal = render(&pass(&rows), &rows).unwrap_err().to_string();
+    let refusal = render(&pass(&rows), &rows, &Standing::default()).unwrap_err().to_string();
     assert_eq!(refusal, "the totals of api_calls are too large to be added up");
 }
