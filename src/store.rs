@@ -229,6 +229,18 @@ pub struct CounterRow {
     pub tally: Tally,
 }
 
+/// Asks for a page of counters: by hour, then in the order in which tenants were first heard of.
+#[derive(Debug, Clone)]
+pub struct CounterQuery {
+    /// Of hours that start in it.
+    pub range: Window,
+    /// Of this tenant only.
+    pub tenant: Option<TenantId>,
+    /// The hour and the tenant of the last row of the page before.
+    pub after: Option<(Timestamp, Option<TenantId>)>,
+    pub limit: usize,
+}
+
 /// What a comparison of totals with events found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CheckReport {
@@ -318,8 +330,9 @@ pub trait Queries: Send + Sync {
     async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace>;
     async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>>;
     async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>>;
-    /// Counters of hours that start in `range`.
+    /// Counters of hours that start in `range`, of all tenants, in no particular order.
     async fn read_counters(&self, range: Window) -> Result<Vec<CounterRow>>;
+    async fn list_counters(&self, query: CounterQuery) -> Result<Vec<CounterRow>>;
     /// Recomputes every total from the events, and the counters, and compares.
     async fn check(&self, progress: Progress<'_>) -> Result<CheckReport>;
 }

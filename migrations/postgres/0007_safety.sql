@@ -37,3 +37,7 @@ UPDATE pushes SET state = 'discarded' WHERE state = 'dead' AND class = 'discarde
 UPDATE push_transitions SET state = 'discarded'
 WHERE class = 'discarded' AND push_no IN (SELECT push_no FROM pushes WHERE class = 'discarded');
 CREATE INDEX pushes_discarded ON pushes (push_no) WHERE state = 'discarded';
+
+-- Counters in the order in which they are read and written: by hour.
+ALTER TABLE counters DROP CONSTRAINT counters_pkey;
+ALTER TABLE counters ADD PRIMARY KEY (hour, tenant_no);

@@ -84,3 +84,27 @@ UPDATE pushes SET state = 'discarded' WHERE state = 'dead' AND class = 'discarde
 UPDATE push_transitions SET state = 'discarded'
 WHERE class = 'discarded' AND push_no IN (SELECT push_no FROM pushes WHERE class = 'discarded');
 CREATE INDEX pushes_discarded ON pushes (push_no) WHERE state = 'discarded';
+
+-- Counters in the order in which they are read and written: by hour.
+CREATE TABLE counters_by_hour (
+    -- start of the hour in which deliveries were received
+    hour INTEGER NOT NULL,
+    -- whose deliveries; 0 where the tenant could not be read
+    tenant_no INTEGER NOT NULL,
+    -- counted
+    accepted INTEGER NOT NULL,
+    -- counted before
+    duplicates INTEGER NOT NULL,
+    -- another payload under a known key
+    conflicts INTEGER NOT NULL,
+    -- kept and not counted
+    quarantined INTEGER NOT NULL,
+    -- refused to the sender
+    rejected INTEGER NOT NULL,
+    PRIMARY KEY (hour, tenant_no)
+) STRICT, WITHOUT ROWID;
+INSERT INTO counters_by_hour
+    SELECT hour, tenant_no, accepted, duplicates, conflicts, quarantined, rejected
+    FROM counters ORDER BY hour, tenant_no;
+DROP TABLE counters;
+ALTER TABLE counters_by_hour RENAME TO counters;

@@ -8,10 +8,12 @@ use super::auth::{Caller, Scope};
 use super::extract::{Json, Query, parse_limit, read_json};
 use super::problem::{Kind, Problem};
 use crate::rules::alert::{Alert, AlertKind, Severity};
-use crate::rules::ids::TenantId;
+use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::Meter;
 use crate::rules::quantity::{Quantity, QuantityRange, SCALE};
-use crate::store::alert::{AlertQuery, Threshold, ThresholdKind, ThresholdPeriod};
+use crate::store::alert::{
+    AlertQuery, Threshold, ThresholdKey, ThresholdKind, ThresholdPeriod, ThresholdQuery,
+};
 use axum::extract::State;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -114,6 +116,8 @@ pub struct ThresholdAnswer {
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct ThresholdList {
     thresholds: Vec<ThresholdAnswer>,
+    /// Give it as `after` for the next page; null at the end.
+    next_after: Option<String>,
 }
 
 #[derive(Deserialize, utoipa::IntoParams)]
@@ -123,6 +127,10 @@ pub struct ThresholdListParameters {
     /// Only thresholds of this tenant.
     #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
+    /// `next_after` of the page before.
+    after: Option<String>,
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<usize>,
 }
 
 #[derive(Deserialize, utoipa::IntoParams)]
@@ -184,7 +192,7 @@ pub async fn put_threshold(
 /// List thresholds
 #[utoipa::path(
     get, path = "/v1/thresholds", tag = "alerts", params(ThresholdListParameters),
-    responses((status = 200, description = "The thresholds", body = ThresholdList))
+    responses((status = 200, description = "A page of thresholds", body = ThresholdList))
 )]
 pub async fn list_thresholds(
     State(app): State<Arc<App>>,
@@ -194,14 +202,38 @@ pub async fn list_thresholds(
     caller.require(Scope::Read)?;
     let asked = query.tenant.as_deref().map(TenantId::parse).transpose()?;
     let tenant = caller.narrow(asked)?;
-    let found = app.store.list_thresholds(tenant.as_ref()).await?;
+    let limit = parse_limit(query.limit)?;
+    let after = query.after.as_deref().map(parse_cursor).transpose()?;
+    let query = ThresholdQuery { tenant, after, limit: limit + 1 };
+    let mut found = app.store.list_thresholds(query).await?;
+    let more = found.len() > limit;
+    found.truncate(limit);
+    let next_after = found.last().filter(|_| more).map(write_cursor);
     let catalog = app.catalog.reload().await?;
     let answer = |threshold: Threshold| {
         let meter = catalog.get(threshold.meter)?;
         Some(answer_threshold(threshold, meter))
     };
     let thresholds = found.into_iter().filter_map(answer).collect();
-    Ok(axum::Json(ThresholdList { thresholds }))
+    Ok(axum::Json(ThresholdList { thresholds, next_after }))
+}
+
+fn write_cursor(last: &Threshold) -> String {
+    format!("{}/{}/{}/{}", last.meter.0, last.kind.name(), last.period.name(), last.tenant)
+}
+
+fn parse_cursor(text: &str) -> Result<ThresholdKey, Problem> {
+    let refuse = || Problem::new(Kind::Invalid, "invalid_cursor", "after is no next_after");
+    let mut parts = text.splitn(4, '/');
+    let mut next = || parts.next().ok_or_else(refuse);
+    // No store has a meter of a higher number.
+    let meter = next()?.parse::<i16>().ok().and_then(|meter| u16::try_from(meter).ok());
+    Ok(ThresholdKey {
+        meter: MeterNo(meter.ok_or_else(refuse)?),
+        kind: ThresholdKind::from_name(next()?).ok_or_else(refuse)?,
+        period: ThresholdPeriod::from_name(next()?).ok_or_else(refuse)?,
+        tenant: TenantId::parse(next()?).map_err(|_| refuse())?,
+    })
 }
 
 /// Take a threshold away

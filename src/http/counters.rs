@@ -4,11 +4,12 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Query, parse_days};
-use super::problem::Problem;
-use crate::rules::timestamp::MICROS_PER_HOUR;
+use super::extract::{Query, parse_days, parse_limit};
+use super::problem::{Kind, Problem};
+use crate::rules::ids::TenantId;
+use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::window::Bucket;
-use crate::store::CounterRow;
+use crate::store::{CounterQuery, CounterRow};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -24,6 +25,10 @@ pub struct CountersQuery {
     /// First instant that is no longer included; the end of the present hour if it is left out.
     #[param(example = "2026-11-16T00:00:00Z")]
     to: Option<String>,
+    /// `next_after` of the page before.
+    after: Option<String>,
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<usize>,
 }
 
 /// What was received of a tenant in an hour, and what became of it.
@@ -46,6 +51,8 @@ pub struct CounterAnswer {
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct CounterList {
     counters: Vec<CounterAnswer>,
+    /// Give it as `after` for the next page, with the same `from` and `to`; null at the end.
+    next_after: Option<String>,
 }
 
 /// Read counters
@@ -53,7 +60,7 @@ pub struct CounterList {
 /// What was received of each tenant in each hour, and what became of it.
 #[utoipa::path(
     get, path = "/v1/counters", tag = "usage", params(CountersQuery),
-    responses((status = 200, description = "The counters, by hour and tenant", body = CounterList))
+    responses((status = 200, description = "A page of counters, by hour", body = CounterList))
 )]
 pub async fn list_counters(
     State(app): State<Arc<App>>,
@@ -63,12 +70,29 @@ pub async fn list_counters(
     caller.require(Scope::Read)?;
     let next_hour = Bucket::Hour.start_of(app.clock.now()).saturating_add_micros(MICROS_PER_HOUR);
     let range = parse_days(query.from.as_deref(), query.to.as_deref(), next_hour)?;
-    let mut rows = app.store.read_counters(range).await?;
-    if let Some(tenant) = caller.bound_to() {
-        rows.retain(|row| row.tenant.as_ref() == Some(tenant));
-    }
-    rows.sort_by(|a, b| (a.hour, &a.tenant).cmp(&(b.hour, &b.tenant)));
-    Ok(axum::Json(CounterList { counters: rows.into_iter().map(CounterAnswer::from).collect() }))
+    let limit = parse_limit(query.limit)?;
+    let after = query.after.as_deref().map(parse_cursor).transpose()?;
+    let tenant = caller.bound_to().cloned();
+    let query = CounterQuery { range, tenant, after, limit: limit + 1 };
+    let mut rows = app.store.list_counters(query).await?;
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let next_after = rows.last().filter(|_| more).map(write_cursor);
+    let counters = rows.into_iter().map(CounterAnswer::from).collect();
+    Ok(axum::Json(CounterList { counters, next_after }))
+}
+
+fn write_cursor(row: &CounterRow) -> String {
+    let tenant = row.tenant.as_ref().map_or("", TenantId::as_str);
+    format!("{}/{tenant}", row.hour.micros())
+}
+
+fn parse_cursor(text: &str) -> Result<(Timestamp, Option<TenantId>), Problem> {
+    let refuse = || Problem::new(Kind::Invalid, "invalid_cursor", "after is no next_after");
+    let (hour, tenant) = text.split_once('/').ok_or_else(refuse)?;
+    let hour = hour.parse().map(Timestamp::from_micros).map_err(|_| refuse())?;
+    let tenant = (!tenant.is_empty()).then(|| TenantId::parse(tenant)).transpose();
+    Ok((hour, tenant.map_err(|_| refuse())?))
 }
 
 impl From<CounterRow> for CounterAnswer {

@@ -17,7 +17,7 @@ use crate::rules::ids::{MeterNo, TenantId, Unit};
 use crate::rules::meter::Catalog;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
-use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod};
+use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod, ThresholdQuery};
 use crate::store::credit::{ChangeQuery, GrantFilter, Issued, TakeBack, TakenBack};
 use axum::body::Body;
 use axum::extract::State;
@@ -528,7 +528,8 @@ pub async fn get_allowance(
 ) -> Result<axum::Json<AllowanceAnswer>, Problem> {
     let tenant = readable(&caller, &tenant)?;
     let (number, meter) = app.catalog.find(&slug).await?;
-    let thresholds = app.store.list_thresholds(Some(&tenant)).await?;
+    let all = ThresholdQuery::all(Some(tenant.clone()));
+    let thresholds = app.store.list_thresholds(all).await?;
     let own =
         |threshold: &Threshold| threshold.kind == ThresholdKind::Quota && threshold.meter == number;
     let mut quotas = Vec::new();

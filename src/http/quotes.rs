@@ -16,7 +16,7 @@ use crate::rules::tax::{
     Coupon, Off, PriceKind, Quote, QuoteLine, QuoteRequest, TaxRate, discounts,
 };
 use crate::rules::timestamp::Timestamp;
-use crate::store::quote::{CouponPut, CouponUse, QuoteRecorded, RatePut, StoredQuote};
+use crate::store::quote::{CouponPut, CouponUse, QuoteRecorded, RateKey, RatePut, StoredQuote};
 use crate::tax::NoQuote;
 use axum::body::Body;
 use axum::extract::State;
@@ -61,6 +61,8 @@ pub struct RateAnswer {
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct RateList {
     rates: Vec<RateAnswer>,
+    /// Give it as `after` for the next page; null at the end.
+    next_after: Option<String>,
 }
 
 /// Set a tax rate
@@ -116,18 +118,47 @@ fn ends(rate: &TaxRate, standing: &TaxRate) -> bool {
     rate.valid_until.is_some() && open == *standing
 }
 
+#[derive(Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct RateParameters {
+    /// `next_after` of the page before.
+    after: Option<String>,
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<usize>,
+}
+
 /// List tax rates
 #[utoipa::path(
-    get, path = "/v1/tax/rates", tag = "tax",
-    responses((status = 200, description = "All rates, also past ones", body = RateList))
+    get, path = "/v1/tax/rates", tag = "tax", params(RateParameters),
+    responses((status = 200, description = "A page of rates, also past ones", body = RateList))
 )]
 pub async fn list_rates(
     State(app): State<Arc<App>>,
     caller: Caller,
+    Query(query): Query<RateParameters>,
 ) -> Result<axum::Json<RateList>, Problem> {
     caller.require(Scope::Read)?;
-    let rates = app.store.list_tax_rates().await?;
-    Ok(axum::Json(RateList { rates: rates.into_iter().map(RateAnswer::from).collect() }))
+    let limit = parse_limit(query.limit)?;
+    let after = query.after.as_deref().map(parse_rate_cursor).transpose()?;
+    let mut found = app.store.list_tax_rates(after, limit + 1).await?;
+    let more = found.len() > limit;
+    found.truncate(limit);
+    let next_after = found.last().filter(|_| more).map(write_rate_cursor);
+    let rates = found.into_iter().map(RateAnswer::from).collect();
+    Ok(axum::Json(RateList { rates, next_after }))
+}
+
+fn write_rate_cursor(last: &TaxRate) -> String {
+    format!("{}/{}/{}", last.valid_from.micros(), last.jurisdiction, last.name)
+}
+
+fn parse_rate_cursor(text: &str) -> Result<RateKey, Problem> {
+    let refuse = || Problem::new(Kind::Invalid, "invalid_cursor", "after is no next_after");
+    let mut parts = text.splitn(3, '/');
+    let mut next = || parts.next().filter(|part| !part.contains('\0')).ok_or_else(refuse);
+    let from = next()?.parse().map(Timestamp::from_micros).map_err(|_| refuse())?;
+    Ok((next()?.to_owned(), next()?.to_owned(), from))
 }
 
 #[derive(Deserialize, utoipa::ToSchema)]
@@ -381,7 +412,7 @@ async fn ask(
         None => (None, None),
     };
     let taken = discounts(&request, coupon.as_ref()).map_err(Problem::refused)?;
-    let rates = app.store.list_tax_rates().await?;
+    let rates = app.store.list_tax_rates(None, usize::MAX).await?;
     let quoted = app.taxes.quote(&request, &taken, &rates, &engine_key(&request.tenant, key)).await;
     let quote = quoted.map_err(|none| match none {
         NoQuote::Refused(refusal) => Problem::refused(refusal),

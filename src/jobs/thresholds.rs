@@ -19,7 +19,7 @@ use crate::rules::rollup::Rollup;
 use crate::rules::span::Span;
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::{Window, month_around};
-use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod};
+use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod, ThresholdQuery};
 use crate::store::{self, Store};
 use jiff::tz::TimeZone;
 use std::collections::{BTreeMap, HashSet};
@@ -139,7 +139,11 @@ impl ThresholdWatcher {
             let memory = self.memory.lock().expect("no holder panics");
             memory.reloaded_at.is_none_or(|at| RELOAD_EVERY.after(at) <= now)
         };
-        let loaded = if due { Some(self.store.list_thresholds(None).await?) } else { None };
+        let loaded = if due {
+            Some(self.store.list_thresholds(ThresholdQuery::all(None)).await?)
+        } else {
+            None
+        };
         let mut memory = self.memory.lock().expect("no holder panics");
         let mut all = memory.all_at.is_none_or(|at| ALL_EVERY.after(at) <= now);
         if let Some(loaded) = loaded {

@@ -132,6 +132,32 @@ impl ThresholdPeriod {
     }
 }
 
+/// Asks for a page of thresholds: in the order in which tenants were first heard of, then by meter,
+/// kind and period.
+#[derive(Debug, Clone)]
+pub struct ThresholdQuery {
+    pub tenant: Option<TenantId>,
+    /// The last one of the page before.
+    pub after: Option<ThresholdKey>,
+    pub limit: usize,
+}
+
+/// What one threshold is set for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ThresholdKey {
+    pub tenant: TenantId,
+    pub meter: MeterNo,
+    pub kind: ThresholdKind,
+    pub period: ThresholdPeriod,
+}
+
+impl ThresholdQuery {
+    /// All of them, or a tenant's.
+    pub fn all(tenant: Option<TenantId>) -> Self {
+        Self { tenant, after: None, limit: usize::MAX }
+    }
+}
+
 #[async_trait]
 pub trait Alerts: Send + Sync {
     /// Opens and ends alerts, with a notice for each destination, in one transaction. One that is
@@ -176,6 +202,5 @@ pub trait Alerts: Send + Sync {
         kind: ThresholdKind,
         period: ThresholdPeriod,
     ) -> Result<bool>;
-    /// All of them, or a tenant's.
-    async fn list_thresholds(&self, tenant: Option<&TenantId>) -> Result<Vec<Threshold>>;
+    async fn list_thresholds(&self, query: ThresholdQuery) -> Result<Vec<Threshold>>;
 }

@@ -72,8 +72,8 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
 use crate::store::{
-    CheckReport, ConflictRecord, CounterRow, Error, EventPage, EventQuery, EventTrace, InboxPage,
-    InboxQuery, Progress, QuarantineRecord, Queries, Result, Store,
+    CheckReport, ConflictRecord, CounterQuery, CounterRow, Error, EventPage, EventQuery,
+    EventTrace, InboxPage, InboxQuery, Progress, QuarantineRecord, Queries, Result, Store,
 };
 use async_trait::async_trait;
 use connection::{Connector, Refusal, Snapshot};
@@ -294,6 +294,11 @@ impl Queries for PostgresStore {
     async fn read_counters(&self, range: Window) -> Result<Vec<CounterRow>> {
         let client = self.reader().await?;
         counters::read_counters(&client, range).await
+    }
+
+    async fn list_counters(&self, query: CounterQuery) -> Result<Vec<CounterRow>> {
+        let client = self.reader().await?;
+        counters::list_counters(&client, &query).await
     }
 
     async fn check(&self, progress: Progress<'_>) -> Result<CheckReport> {

@@ -63,6 +63,9 @@ pub enum QuoteRecorded {
     CouponUsed(Option<OnceKey>),
 }
 
+/// A rate's jurisdiction, name and beginning, of which there is one.
+pub type RateKey = (String, String, Timestamp);
+
 #[async_trait]
 pub trait Quotes: Send + Sync {
     async fn put_tax_rate(&self, rate: TaxRate, at: Timestamp) -> Result<RatePut>;
@@ -75,8 +78,8 @@ pub trait Quotes: Send + Sync {
         valid_from: Timestamp,
         valid_until: Timestamp,
     ) -> Result<bool>;
-    /// All of them, by jurisdiction, name and beginning.
-    async fn list_tax_rates(&self) -> Result<Vec<TaxRate>>;
+    /// By jurisdiction, name and beginning, after `after`.
+    async fn list_tax_rates(&self, after: Option<RateKey>, limit: usize) -> Result<Vec<TaxRate>>;
     async fn put_coupon(&self, coupon: Coupon, at: Timestamp) -> Result<CouponPut>;
     async fn find_coupon(&self, code: &str) -> Result<Option<Coupon>>;
     /// In the order of codes' bytes, after `after`.

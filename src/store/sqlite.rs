@@ -70,10 +70,10 @@ use crate::rules::verdict::Verdict;
 use crate::rules::window::Window;
 use crate::store::throttle::Throttle;
 use crate::store::{
-    ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
-    Deliveries, DeliveryBatch, Error, EventPage, EventQuery, EventTrace, Health, InboxPage,
-    InboxQuery, Progress, QuarantineRecord, Queries, Result, Store, Tenant, TenantFields,
-    TenantPut, stop_process,
+    ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterQuery, CounterRow, Declaration,
+    Declarations, Deliveries, DeliveryBatch, Error, EventPage, EventQuery, EventTrace, Health,
+    InboxPage, InboxQuery, Progress, QuarantineRecord, Queries, Result, Store, Tenant,
+    TenantFields, TenantPut, stop_process,
 };
 use async_trait::async_trait;
 use epochs::Marks;
@@ -370,6 +370,10 @@ impl Queries for SqliteStore {
 
     async fn read_counters(&self, range: Window) -> Result<Vec<CounterRow>> {
         self.read(move |shared, c| counters::read_counters(shared, c, range)).await
+    }
+
+    async fn list_counters(&self, query: CounterQuery) -> Result<Vec<CounterRow>> {
+        self.read(move |shared, c| counters::list_counters(shared, c, &query)).await
     }
 
     async fn check(&self, progress: Progress<'_>) -> Result<CheckReport> {

@@ -60,7 +60,7 @@ async fn every_reading_route_is_described_with_its_failures() {
     get /v1/quarantine: 200 400 401 403 429 500 503
     get /v1/sagas/{saga}: 200 400 401 403 404 429 500 503
     get /v1/sagas: 200 400 401 403 429 500 503
-    get /v1/tax/rates: 200 401 403 429 500 503
+    get /v1/tax/rates: 200 400 401 403 429 500 503
     get /v1/tenants/{id}: 200 400 401 403 404 429 500 503
     get /v1/tenants/{tenant}/accounts/{account}/statement: 200 400 401 403 404 429 500 503
     get /v1/tenants/{tenant}/accounts/{account}: 200 400 401 403 404 429 500 503

@@ -211,7 +211,7 @@ impl Alerts for FailingStore {
     ) -> Result<bool> {
         self.up()?.delete_threshold(tenant, meter, kind, period).await
     }
-    async fn list_thresholds(&self, tenant: Option<&TenantId>) -> Result<Vec<Threshold>> {
-        self.up()?.list_thresholds(tenant).await
+    async fn list_thresholds(&self, query: ThresholdQuery) -> Result<Vec<Threshold>> {
+        self.up()?.list_thresholds(query).await
     }
 }

@@ -192,8 +192,8 @@ impl Quotes for FailingStore {
     ) -> Result<bool> {
         self.up()?.end_tax_rate(jurisdiction, name, valid_from, valid_until).await
     }
-    async fn list_tax_rates(&self) -> Result<Vec<TaxRate>> {
-        self.up()?.list_tax_rates().await
+    async fn list_tax_rates(&self, after: Option<RateKey>, limit: usize) -> Result<Vec<TaxRate>> {
+        self.up()?.list_tax_rates(after, limit).await
     }
     async fn put_coupon(&self, coupon: Coupon, at: Timestamp) -> Result<CouponPut> {
         self.up()?.put_coupon(coupon, at).await

@@ -16,9 +16,10 @@ use counterfoil::store::push::{
     Settlement, SubmittedWindow, UnbilledSums, UnsentUsage,
 };
 use counterfoil::store::{
-    ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
-    Deliveries, DeliveryBatch, Error, EventPage, EventQuery, EventTrace, InboxPage, InboxQuery,
-    Progress, QuarantineRecord, Queries, Result, Store, Tenant, TenantFields, TenantPut,
+    ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterQuery, CounterRow, Declaration,
+    Declarations, Deliveries, DeliveryBatch, Error, EventPage, EventQuery, EventTrace, InboxPage,
+    InboxQuery, Progress, QuarantineRecord, Queries, Result, Store, Tenant, TenantFields,
+    TenantPut,
 };
 use counterfoil_idempotency::StoreError;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -126,6 +127,9 @@ impl Queries for FailingStore {
     }
     async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>> {
         self.up()?.list_quarantine(query).await
+    }
+    async fn list_counters(&self, query: CounterQuery) -> Result<Vec<CounterRow>> {
+        self.up()?.list_counters(query).await
     }
     async fn read_counters(&self, range: Window) -> Result<Vec<CounterRow>> {
         self.up()?.read_counters(range).await

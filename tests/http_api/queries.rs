@@ -1,6 +1,7 @@
 //! Usage, events, inboxes, counters, meters and tenants.
 
 use crate::server::{NOW, Server, event};
+use http::Method;
 
 fn in_region(id: &str, quantity: &str, region: &str, at: &str) -> String {
     event("acme", id, quantity, at)
@@ -164,7 +165,7 @@ async fn inboxes_page_by_page_and_counters_that_add_up() {
     let beyond = server.get("/v1/conflicts?after=9007199254740992").await;
     beyond.problem(400, "invalid_after");
     let counters = server.get("/v1/counters").await;
-    insta::assert_snapshot!(counters.show(), @r#"200 {"counters":[{"tenant":null,"hour":"2026-11-15T12:00:00Z","received":1,"accepted":0,"duplicates":0,"conflicts":0,"quarantined":0,"rejected":1},{"tenant":"acme","hour":"2026-11-15T12:00:00Z","received":7,"accepted":1,"duplicates":0,"conflicts":3,"quarantined":3,"rejected":0}]}"#);
+    insta::assert_snapshot!(counters.show(), @r#"200 {"counters":[{"tenant":null,"hour":"2026-11-15T12:00:00Z","received":1,"accepted":0,"duplicates":0,"conflicts":0,"quarantined":0,"rejected":1},{"tenant":"acme","hour":"2026-11-15T12:00:00Z","received":7,"accepted":1,"duplicates":0,"conflicts":3,"quarantined":3,"rejected":0}],"next_after":null}"#);
     let before = server.get("/v1/counters?from=2026-11-14&to=2026-11-15").await.json();
     assert_eq!(before["counters"], serde_json::json!([]));
     let long = server.get("/v1/counters?from=2026-01-01&to=2026-11-15").await;
@@ -221,4 +222,54 @@ async fn tenants() {
     let bound = server.key("read", Some("a")).await;
     let own = server.call(http::Method::GET, "/v1/tenants/a", &bound, "").await;
     own.problem(403, "tenant_forbidden");
+}
+
+/// Follows `next_after` until the end; every page has as many rows as were asked for, or fewer.
+async fn walk(server: &Server, key: &str, path: &str, name: &str) -> Vec<serde_json::Value> {
+    let (mut rows, mut next) = (Vec::new(), String::new());
+    loop {
+        let page = format!("{path}?limit=2{next}");
+        let answer = server.call(Method::GET, &page, key, "").await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let answer = answer.json();
+        let page = answer[name].as_array().unwrap();
+        assert!(page.len() <= 2);
+        rows.extend(page.iter().cloned());
+        let Some(after) = answer["next_after"].as_str() else { return rows };
+        next = format!("&after={}", after.replace('/', "%2F").replace(' ', "%20"));
+    }
+}
+
+#[tokio::test]
+async fn counters_thresholds_and_rates_have_pages() {
+    let server = Server::start().await;
+    for tenant in ["a/1", "b 2", "c", "d", "e"] {
+        server.post(&event(tenant, "e1", "1", NOW)).await;
+        let quota = serde_json::json!({
+            "tenant": tenant, "meter": "calls", "kind": "quota", "period": "day", "limit": "5",
+        });
+        assert_eq!(server.put("/v1/thresholds", &quota.to_string()).await.status, 200);
+        let rate = serde_json::json!({
+            "jurisdiction": "de", "name": tenant, "percent": "1",
+            "valid_from": "2021-01-01T00:00:00Z",
+        });
+        assert_eq!(server.put("/v1/tax/rates", &rate.to_string()).await.status, 200);
+    }
+    let named = |rows: Vec<serde_json::Value>, member: &str| {
+        rows.iter().map(|row| row[member].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let own = server.key("read", Some("b 2")).await;
+    for (path, name, member) in [
+        ("/v1/counters", "counters", "tenant"),
+        ("/v1/thresholds", "thresholds", "tenant"),
+        ("/v1/tax/rates", "rates", "name"),
+    ] {
+        let rows = walk(&server, &server.admin, path, name).await;
+        assert_eq!(named(rows, member), ["a/1", "b 2", "c", "d", "e"], "{path}");
+        if member == "tenant" {
+            assert_eq!(named(walk(&server, &own, path, name).await, member), ["b 2"], "{path}");
+        }
+        server.get(&format!("{path}?limit=0")).await.problem(400, "invalid_limit");
+        server.get(&format!("{path}?after=x")).await.problem(400, "invalid_cursor");
+    }
 }

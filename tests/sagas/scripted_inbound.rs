@@ -216,7 +216,7 @@ impl Alerts for ScriptedStore {
         self.through("delete_threshold", self.inner.delete_threshold(tenant, meter, kind, period))
             .await
     }
-    async fn list_thresholds(&self, tenant: Option<&TenantId>) -> Result<Vec<Threshold>> {
-        self.through("list_thresholds", self.inner.list_thresholds(tenant)).await
+    async fn list_thresholds(&self, query: ThresholdQuery) -> Result<Vec<Threshold>> {
+        self.through("list_thresholds", self.inner.list_thresholds(query)).await
     }
 }

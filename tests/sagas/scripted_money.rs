@@ -194,8 +194,8 @@ impl Quotes for ScriptedStore {
         )
         .await
     }
-    async fn list_tax_rates(&self) -> Result<Vec<TaxRate>> {
-        self.through("list_tax_rates", self.inner.list_tax_rates()).await
+    async fn list_tax_rates(&self, after: Option<RateKey>, limit: usize) -> Result<Vec<TaxRate>> {
+        self.through("list_tax_rates", self.inner.list_tax_rates(after, limit)).await
     }
     async fn put_coupon(&self, coupon: Coupon, at: Timestamp) -> Result<CouponPut> {
         self.through("put_coupon", self.inner.put_coupon(coupon, at)).await

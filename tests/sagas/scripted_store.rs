@@ -17,9 +17,10 @@ use counterfoil::store::push::{
     Settlement, SubmittedWindow, UnbilledSums, UnsentUsage,
 };
 use counterfoil::store::{
-    ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterRow, Declaration, Declarations,
-    Deliveries, DeliveryBatch, EventPage, EventQuery, EventTrace, InboxPage, InboxQuery, Progress,
-    QuarantineRecord, Queries, Result, Store, Tenant, TenantFields, TenantPut,
+    ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterQuery, CounterRow, Declaration,
+    Declarations, Deliveries, DeliveryBatch, EventPage, EventQuery, EventTrace, InboxPage,
+    InboxQuery, Progress, QuarantineRecord, Queries, Result, Store, Tenant, TenantFields,
+    TenantPut,
 };
 use std::sync::Arc;
 
@@ -101,6 +102,9 @@ impl Queries for ScriptedStore {
     }
     async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>> {
         self.through("list_quarantine", self.inner.list_quarantine(query)).await
+    }
+    async fn list_counters(&self, query: CounterQuery) -> Result<Vec<CounterRow>> {
+        self.through("list_counters", self.inner.list_counters(query)).await
     }
     async fn read_counters(&self, range: Window) -> Result<Vec<CounterRow>> {
         self.through("read_counters", self.inner.read_counters(range)).await

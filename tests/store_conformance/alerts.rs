@@ -6,7 +6,8 @@ use counterfoil::rules::alert::{Alert, AlertChange, AlertKind, Condition, Notice
 use counterfoil::rules::ids::MeterNo;
 use counterfoil::store::TenantFields;
 use counterfoil::store::alert::{
-    AlertQuery, ClaimedNotice, NoticeOutcome, PageCounts, Threshold, ThresholdKind, ThresholdPeriod,
+    AlertQuery, ClaimedNotice, NoticeOutcome, PageCounts, Threshold, ThresholdKey, ThresholdKind,
+    ThresholdPeriod, ThresholdQuery,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -329,13 +330,19 @@ pub async fn a_threshold_has_one_limit(mut f: Fixture) {
     };
     let mut expected = others.to_vec();
     expected.push(second.clone());
-    let all = async |f: &Fixture| sorted(f.store.list_thresholds(None).await.unwrap());
+    let all = async |f: &Fixture| {
+        sorted(f.store.list_thresholds(ThresholdQuery::all(None)).await.unwrap())
+    };
     assert_eq!(all(&f).await, sorted(expected.clone()));
     let acme = tenant_id("acme");
-    let found = sorted(f.store.list_thresholds(Some(&acme)).await.unwrap());
+    let found =
+        sorted(f.store.list_thresholds(ThresholdQuery::all(Some(acme.clone()))).await.unwrap());
     let of_acme = expected.iter().filter(|threshold| threshold.tenant == acme).cloned();
     assert_eq!(found, sorted(of_acme.collect()));
-    assert_eq!(f.store.list_thresholds(Some(&tenant_id("nobody"))).await.unwrap(), []);
+    assert_eq!(
+        f.store.list_thresholds(ThresholdQuery::all(Some(tenant_id("nobody")))).await.unwrap(),
+        []
+    );
     let delete = async |tenant: &str| {
         let Threshold { meter, kind, period, .. } = second.clone();
         f.store.delete_threshold(&tenant_id(tenant), meter, kind, period).await.unwrap()
@@ -366,4 +373,41 @@ pub async fn a_threshold_creates_its_tenant(mut f: Fixture) {
     let found = f.store.find_tenant(&tenant_id("hooli")).await.unwrap().unwrap();
     assert_eq!(found.name.as_deref(), Some("Hooli"));
     f.check().await;
+}
+
+pub async fn pages_of_thresholds_hold_every_one_once(f: Fixture) {
+    let mut expected = Vec::new();
+    for tenant in ["zeta", "acme", "globex"] {
+        let one = threshold(&f, tenant, "1");
+        for kind in [ThresholdKind::Threshold, ThresholdKind::Quota] {
+            for period in [ThresholdPeriod::Day, ThresholdPeriod::Month] {
+                expected.push(Threshold { kind, period, ..one.clone() });
+            }
+        }
+    }
+    for one in &expected {
+        f.store.put_threshold(one.clone()).await.unwrap();
+    }
+    let key = |t: &Threshold| (t.tenant.clone(), t.meter, t.kind, t.period);
+    for tenant in [None, Some(tenant_id("acme"))] {
+        let mut expected = expected.clone();
+        expected.retain(|one| tenant.as_ref().is_none_or(|tenant| one.tenant == *tenant));
+        for limit in [1, 5, 100] {
+            let mut found = Vec::new();
+            let mut query = ThresholdQuery { tenant: tenant.clone(), after: None, limit };
+            loop {
+                let page = f.store.list_thresholds(query.clone()).await.unwrap();
+                assert!(page.len() <= limit);
+                let Some(Threshold { tenant, meter, kind, period, .. }) = page.last().cloned()
+                else {
+                    break;
+                };
+                query.after = Some(ThresholdKey { tenant, meter, kind, period });
+                found.extend(page);
+            }
+            found.sort_by_key(key);
+            expected.sort_by_key(key);
+            assert_eq!(found, expected, "limit {limit}");
+        }
+    }
 }

@@ -4,7 +4,7 @@ use crate::fixture::{Fixture, call, deliver_to, event, event_id, tenant_id};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::verdict::{Quarantine, Tally, Verdict};
 use counterfoil::rules::window::Window;
-use counterfoil::store::InboxQuery;
+use counterfoil::store::{CounterQuery, CounterRow, InboxQuery};
 
 const DUPLICATE: Verdict = Verdict::Duplicate { restamped: false };
 const RESTAMPED: Verdict = Verdict::Duplicate { restamped: true };
@@ -261,4 +261,67 @@ pub async fn awkward_texts_are_kept_exactly(mut f: Fixture) {
 pub async fn an_empty_batch_is_nothing(f: Fixture) {
     assert_eq!(f.deliver(&[]).await, []);
     f.check().await;
+}
+
+pub async fn pages_of_counters_hold_every_row_once(mut f: Fixture) {
+    let hour = Timestamp::parse("2026-11-15T12:00:00Z").unwrap();
+    for hours in 0..4 {
+        f.now = hour.saturating_add_micros(hours * 3_600_000_000);
+        let one = |n: i64| {
+            let tenant = format!("t{}", (n * 7) % 30);
+            event(&tenant, &format!("{hours}-{n}"), "calls", "1", "2026-11-15T11:00:00Z", "{}")
+        };
+        f.deliver(&(0..30).map(one).collect::<Vec<_>>()).await;
+    }
+    let range = Window { start: hour, end: hour.saturating_add_micros(3 * 3_600_000_000) };
+    let key = |row: &CounterRow| (row.hour, row.tenant.clone());
+    for _ in 0..2 {
+        let mut all = f.store.read_counters(range).await.unwrap();
+        all.sort_by_key(key);
+        for limit in [1, 7, 1000] {
+            let mut found = Vec::new();
+            let mut query = CounterQuery { range, tenant: None, after: None, limit };
+            loop {
+                let page = f.store.list_counters(query.clone()).await.unwrap();
+                assert!(page.len() <= limit && page.is_sorted_by_key(|row| row.hour));
+                let Some(last) = page.last() else { break };
+                query.after = Some(key(last));
+                found.extend(page);
+            }
+            found.sort_by_key(key);
+            assert_eq!(found, all, "limit {limit}");
+            assert_eq!(found.len(), 90);
+        }
+        f.restart().await;
+    }
+}
+
+pub async fn counters_of_one_tenant_are_its_own(mut f: Fixture) {
+    let hour = Timestamp::parse("2026-11-15T12:00:00Z").unwrap();
+    for hours in 0..3 {
+        f.now = hour.saturating_add_micros(hours * 3_600_000_000);
+        for tenant in ["acme", "globex"] {
+            let id = format!("{hours}-{tenant}");
+            f.deliver_one(&event(tenant, &id, "calls", "1", "2026-11-15T11:00:00Z", "{}")).await;
+        }
+    }
+    let start = hour.saturating_add_micros(-1);
+    let range = Window { start, end: hour.saturating_add_micros(86_400_000_000) };
+    for _ in 0..2 {
+        let tenant = Some(tenant_id("globex"));
+        let mut query = CounterQuery { range, tenant, after: None, limit: 2 };
+        let mut found = Vec::new();
+        for expected in [2, 1, 0] {
+            let page = f.store.list_counters(query.clone()).await.unwrap();
+            assert_eq!(page.len(), expected);
+            query.after = page.last().map(|row| (row.hour, row.tenant.clone())).or(query.after);
+            found.extend(page.into_iter().map(|row| (row.tenant.unwrap(), row.hour)));
+        }
+        let hours = [0, 1, 2].map(|n| hour.saturating_add_micros(n * 3_600_000_000));
+        assert_eq!(found, hours.map(|hour| (tenant_id("globex"), hour)));
+        let tenant = Some(tenant_id("nobody"));
+        let nobody = CounterQuery { range, tenant, after: None, limit: 2 };
+        assert_eq!(f.store.list_counters(nobody).await.unwrap(), []);
+        f.restart().await;
+    }
 }

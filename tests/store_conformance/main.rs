@@ -87,6 +87,8 @@ on_every_store! {
         digits_of_the_total_count_each_event,
         awkward_texts_are_kept_exactly,
         an_empty_batch_is_nothing,
+        pages_of_counters_hold_every_row_once,
+        counters_of_one_tenant_are_its_own,
     }
     usage {
         all_aggregations_are_exact,
@@ -257,6 +259,7 @@ on_every_store! {
         pages_are_counted_by_day_and_week,
         a_threshold_has_one_limit,
         a_threshold_creates_its_tenant,
+        pages_of_thresholds_hold_every_one_once,
     }
     accounts {
         an_account_is_created_once,

@@ -82,8 +82,19 @@ pub async fn rates_of_one_name_never_overlap(mut f: Fixture) {
     let other_place = rate("de-be", "1.5", 2, Some(5));
     assert_eq!(put(&f, other_name.clone()).await, RatePut::Created);
     assert_eq!(put(&f, other_place.clone()).await, RatePut::Created);
-    let listed = f.store.list_tax_rates().await.unwrap();
+    let listed = f.store.list_tax_rates(None, 100).await.unwrap();
     assert_eq!(listed, [other_name, before, first, following, other_place]);
+    for limit in [1, 2] {
+        let (mut paged, mut after) = (Vec::new(), None);
+        loop {
+            let page = f.store.list_tax_rates(after, limit).await.unwrap();
+            assert!(page.len() <= limit);
+            let Some(last) = page.last() else { break };
+            after = Some((last.jurisdiction.clone(), last.name.clone(), last.valid_from));
+            paged.extend(page);
+        }
+        assert_eq!(paged, listed);
+    }
 }
 
 pub async fn a_rate_ends(f: Fixture) {
@@ -95,12 +106,12 @@ pub async fn a_rate_ends(f: Fixture) {
     };
     assert!(!end(3, 5).await, "there is none that begins then");
     assert!(!end(2, 2).await && !end(2, 1).await, "it would end before it begins");
-    assert_eq!(f.store.list_tax_rates().await.unwrap(), vec![standing.clone()]);
+    assert_eq!(f.store.list_tax_rates(None, 100).await.unwrap(), vec![standing.clone()]);
     assert!(end(2, 6).await);
     assert!(end(2, 6).await, "again");
     assert!(!end(2, 7).await, "a rate is never made longer");
     let ended = TaxRate { valid_until: Some(window(6).start), ..standing };
-    assert_eq!(f.store.list_tax_rates().await.unwrap(), vec![ended.clone()]);
+    assert_eq!(f.store.list_tax_rates(None, 100).await.unwrap(), vec![ended.clone()]);
     assert_eq!(put(&f, rate("de", "20", 5, None)).await, RatePut::Overlaps(ended));
     assert_eq!(put(&f, rate("de", "20", 6, None)).await, RatePut::Created);
 }
@@ -126,7 +137,7 @@ pub async fn rates_at_once_never_overlap(f: Fixture) {
         }
         assert_eq!(created, 1);
     }
-    assert_eq!(f.store.list_tax_rates().await.unwrap().len(), 5);
+    assert_eq!(f.store.list_tax_rates(None, 100).await.unwrap().len(), 5);
 }
 
 pub async fn coupons_are_written_once(mut f: Fixture) {

@@ -22,7 +22,7 @@ use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::alert::{
     AlertQuery, Alerts, ClaimedNotice, NoticeOutcome, PageCounts, Threshold, ThresholdKind,
-    ThresholdPeriod,
+    ThresholdPeriod, ThresholdQuery,
 };
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
@@ -126,9 +126,9 @@ impl Alerts for PostgresStore {
         self.transact(work).await
     }
 
-    async fn list_thresholds(&self, tenant: Option<&TenantId>) -> Result<Vec<Threshold>> {
+    async fn list_thresholds(&self, query: ThresholdQuery) -> Result<Vec<Threshold>> {
         let client = self.reader().await?;
-        thresholds::list_thresholds(&client, tenant).await
+        thresholds::list_thresholds(&client, &query).await
     }
 }
 

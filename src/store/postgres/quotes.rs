@@ -18,7 +18,9 @@ use crate::rules::ids::{OnceKey, TenantId};
 use crate::rules::tax::{Coupon, TaxRate};
 use crate::rules::timestamp::Timestamp;
 use crate::store::idempotency::Completing;
-use crate::store::quote::{CouponPut, CouponUse, QuoteRecorded, Quotes, RatePut, StoredQuote};
+use crate::store::quote::{
+    CouponPut, CouponUse, QuoteRecorded, Quotes, RateKey, RatePut, StoredQuote,
+};
 use crate::store::{Error, Result};
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
@@ -52,12 +54,17 @@ impl Quotes for PostgresStore {
         self.transact(work).await
     }
 
-    async fn list_tax_rates(&self) -> Result<Vec<TaxRate>> {
+    async fn list_tax_rates(&self, after: Option<RateKey>, limit: usize) -> Result<Vec<TaxRate>> {
         let client = self.reader().await?;
         let sql = "-- list_tax_rates
             SELECT jurisdiction, name, percent, valid_from, valid_until FROM tax_rates
-            ORDER BY jurisdiction, name, valid_from";
-        client.query(sql, &[]).await?.iter().map(tax_rate).collect()
+            WHERE (jurisdiction, name, valid_from) > ($1::text, $2::text, $3::timestamptz)
+            ORDER BY jurisdiction, name, valid_from LIMIT $4";
+        // Every jurisdiction is larger than the empty text.
+        let (place, name, from) = after.unwrap_or_default();
+        let limit = write_limit(limit);
+        let rows = client.query(sql, &[&place, &name, &SqlTimestamp(from), &limit]).await?;
+        rows.iter().map(tax_rate).collect()
     }
 
     async fn put_coupon(&self, coupon: Coupon, at: Timestamp) -> Result<CouponPut> {

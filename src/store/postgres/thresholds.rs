@@ -7,12 +7,12 @@ use super::PostgresStore;
 use super::declarations::Creation;
 use super::numeric::SqlQuantity;
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, meter_number, read_meter_no, tenant_number,
+    SqlTimestamp, column, corrupt, instant, meter_number, read_meter_no, tenant_number, write_limit,
 };
 use super::transaction::{Done, Transaction};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::store::Result;
-use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod};
+use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod, ThresholdQuery};
 use deadpool_postgres::ClientWrapper;
 use std::sync::Arc;
 use tokio_postgres::Row;
@@ -62,17 +62,29 @@ pub async fn delete_threshold(
     Ok(client.execute(sql, &parameters).await? == 1)
 }
 
-/// All of them, or a tenant's, in the order of tenant, meter, kind and period.
 pub async fn list_thresholds(
     client: &ClientWrapper,
-    tenant: Option<&TenantId>,
+    query: &ThresholdQuery,
 ) -> Result<Vec<Threshold>> {
     let sql = "-- list_thresholds
         SELECT t.tenant, h.meter_no, h.kind, h.period, h.usage_limit, h.created_at
         FROM thresholds h JOIN tenants t ON t.tenant_no = h.tenant_no
-        WHERE $1::text IS NULL OR t.tenant = $1
-        ORDER BY t.tenant, h.meter_no, h.kind, h.period";
-    let rows = client.query(sql, &[&tenant.map(TenantId::as_str)]).await?;
+        WHERE ($1::text IS NULL
+                OR h.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1))
+            AND (h.tenant_no, h.meter_no, h.kind, h.period) >
+                (COALESCE((SELECT tenant_no FROM tenants WHERE tenant = $2), 0), $3::int2,
+                    $4::text, $5::text)
+        ORDER BY h.tenant_no, h.meter_no, h.kind, h.period LIMIT $6";
+    let after = query.after.as_ref();
+    let parameters: [&(dyn ToSql + Sync); 6] = [
+        &query.tenant.as_ref().map(TenantId::as_str),
+        &after.map(|after| after.tenant.as_str()),
+        &after.map_or(0, |after| meter_number(after.meter)),
+        &after.map_or("", |after| after.kind.name()),
+        &after.map_or("", |after| after.period.name()),
+        &write_limit(query.limit),
+    ];
+    let rows = client.query(sql, &parameters).await?;
     rows.iter().map(read_threshold).collect()
 }
 

@@ -12,7 +12,7 @@ use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::store::Result;
 use crate::store::alert::{
     AlertQuery, Alerts, ClaimedNotice, NoticeOutcome, PageCounts, Threshold, ThresholdKind,
-    ThresholdPeriod,
+    ThresholdPeriod, ThresholdQuery,
 };
 use async_trait::async_trait;
 use rusqlite::{Connection, Row, params};
@@ -104,9 +104,8 @@ impl Alerts for SqliteStore {
         .await
     }
 
-    async fn list_thresholds(&self, tenant: Option<&TenantId>) -> Result<Vec<Threshold>> {
-        let tenant = tenant.cloned();
-        self.read(move |_, c| thresholds::list_thresholds(c, tenant.as_ref())).await
+    async fn list_thresholds(&self, query: ThresholdQuery) -> Result<Vec<Threshold>> {
+        self.read(move |_, c| thresholds::list_thresholds(c, &query)).await
     }
 }
 

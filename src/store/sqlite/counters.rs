@@ -1,15 +1,18 @@
 //! Conservation counters, from their table and from the segments that are not folded yet.
 //!
-//! Invariant: the same as for totals: one moment, nothing missing, nothing twice.
+//! Invariant: the same as for totals: one moment, nothing missing, nothing twice. Names come from
+//! the snapshot, which holds every tenant that memory counts; so the lock on memory is held only
+//! while the open segment's counters are copied.
 
+use super::segment::{CounterKey, hour_of};
 use super::{Shared, corrupt, sql_error};
 use crate::rules::ids::{TenantId, TenantNo};
-use crate::rules::timestamp::Timestamp;
+use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::rules::window::Window;
-use crate::store::{CounterRow, Result};
+use crate::store::{CounterQuery, CounterRow, Result};
 use hashbrown::HashMap;
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::BTreeMap;
 
 /// The counters of every tenant in hours that start in `range`.
@@ -19,15 +22,9 @@ pub fn read_counters(
     range: Window,
 ) -> Result<Vec<CounterRow>> {
     let inside = |hour: &Timestamp| (range.start..range.end).contains(hour);
-    let (snapshot, (open, names)) = shared.consistent_snapshot(connection, |memory| {
-        let open: Vec<_> = memory
-            .open
-            .counters()
-            .iter()
-            .filter(|((_, hour), _)| inside(hour))
-            .map(|(key, tally)| (*key, *tally))
-            .collect();
-        (open, memory.tenants.names())
+    let (snapshot, open) = shared.consistent_snapshot(connection, |memory| {
+        let open = memory.open.counters().iter().filter(|((_, hour), _)| inside(hour));
+        open.map(|(key, tally)| (*key, *tally)).collect::<Vec<_>>()
     })?;
     let mut totals: BTreeMap<(TenantNo, Timestamp), Tally> = BTreeMap::new();
     let left = snapshot.folding.iter().flat_map(|c| c.counters_left(snapshot.steps_done));
@@ -35,25 +32,137 @@ pub fn read_counters(
     for (key, tally) in left.chain(open).chain(read_table(connection, range)?) {
         totals.entry(key).or_default().merge(&tally);
     }
-    totals
-        .into_iter()
-        .map(|((tenant, hour), tally)| {
-            Ok(CounterRow { tenant: tenant_name(tenant, &names)?, hour, tally })
-        })
-        .collect()
+    let names = all_names(connection)?;
+    let name = |number: TenantNo| match number.0 {
+        0 => Ok(None),
+        _ => names.get(&number).cloned().map(Some).ok_or_else(|| corrupt("a counter's tenant")),
+    };
+    let row = |((number, hour), tally)| Ok(CounterRow { tenant: name(number)?, hour, tally });
+    totals.into_iter().map(row).collect()
 }
 
-fn tenant_name(number: TenantNo, names: &HashMap<TenantNo, TenantId>) -> Result<Option<TenantId>> {
-    if number.0 == 0 {
-        return Ok(None);
-    }
-    names.get(&number).cloned().map(Some).ok_or_else(|| corrupt("a counter's tenant"))
-}
-
-pub fn read_table(
+/// A page of counters. Reads a page of the table and what memory adds to it, however many tenants
+/// and hours there are.
+pub fn list_counters(
+    shared: &Shared,
     connection: &Connection,
+    query: &CounterQuery,
+) -> Result<Vec<CounterRow>> {
+    let (snapshot, (place, open)) = shared.consistent_snapshot(connection, |memory| {
+        let Some(place) = Place::of(query, |name| memory.tenants.find(name)) else {
+            return (None, Vec::new());
+        };
+        let open = place.select(memory.open.counters());
+        (Some(place), open)
+    })?;
+    let Some(place) = place else { return Ok(Vec::new()) };
+    let left = snapshot.folding.iter().flat_map(|c| c.counters_left(snapshot.steps_done));
+    let left = left.copied().filter(|(key, _)| place.holds(*key));
+    let table = place.read_page(connection, query.limit)?;
+    // Behind a full page of the table there may be more of it before what memory has there.
+    let end = table.last().filter(|_| table.len() == query.limit).map(|((t, hour), _)| (*hour, *t));
+    let mut totals: BTreeMap<(Timestamp, TenantNo), Tally> = BTreeMap::new();
+    for ((tenant, hour), tally) in left.chain(open).chain(table) {
+        if end.is_none_or(|end| (hour, tenant) <= end) {
+            totals.entry((hour, tenant)).or_default().merge(&tally);
+        }
+    }
+    let page = totals.into_iter().take(query.limit);
+    page.map(|((hour, number), tally)| {
+        Ok(CounterRow { tenant: find_name(connection, number)?, hour, tally })
+    })
+    .collect()
+}
+
+/// What a query asks for, in numbers.
+struct Place {
     range: Window,
-) -> Result<Vec<((TenantNo, Timestamp), Tally)>> {
+    tenant: Option<TenantNo>,
+    /// Rows after this hour and tenant.
+    after: (Timestamp, u32),
+    /// Whether the row of `after` itself is meant too.
+    first: bool,
+}
+
+impl Place {
+    /// None if there can be no such row.
+    fn of(query: &CounterQuery, find: impl Fn(&TenantId) -> Option<TenantNo>) -> Option<Self> {
+        let tenant = match &query.tenant {
+            Some(name) => Some(find(name)?),
+            None => None,
+        };
+        let range = query.range;
+        let after = query.after.as_ref().filter(|(hour, _)| *hour >= range.start);
+        let Some((hour, name)) = after else {
+            return Some(Self { range, tenant, after: (range.start, 0), first: true });
+        };
+        let number = name.as_ref().map_or(Some(TenantNo(0)), find);
+        let number = number.map_or(u32::MAX, |number| number.0);
+        Some(Self { range, tenant, after: (*hour, number), first: false })
+    }
+
+    fn holds(&self, (tenant, hour): CounterKey) -> bool {
+        let place = (hour, tenant.0);
+        let behind = if self.first { place >= self.after } else { place > self.after };
+        behind && hour < self.range.end && self.tenant.is_none_or(|one| one == tenant)
+    }
+
+    fn select(&self, counters: &HashMap<CounterKey, Tally>) -> Vec<(CounterKey, Tally)> {
+        let Some(tenant) = self.tenant else {
+            let held = counters.iter().filter(|(key, _)| self.holds(**key));
+            return held.map(|(key, tally)| (*key, *tally)).collect();
+        };
+        let own = self.hours().map(|hour| (tenant, hour)).filter(|key| self.holds(*key));
+        own.filter_map(|key| counters.get(&key).map(|tally| (key, *tally))).collect()
+    }
+
+    /// The hours that are left of the range.
+    fn hours(&self) -> impl Iterator<Item = Timestamp> + use<> {
+        let end = self.range.end;
+        let next = |hour: &Timestamp| Some(hour.saturating_add_micros(MICROS_PER_HOUR));
+        std::iter::successors(Some(hour_of(self.after.0)), next).take_while(move |hour| *hour < end)
+    }
+
+    /// Rows of the table in their order.
+    fn read_page(&self, connection: &Connection, limit: usize) -> Result<Vec<(CounterKey, Tally)>> {
+        let Some(tenant) = self.tenant else { return self.read_all(connection, limit) };
+        // The table is in the order of hours: one tenant's row is looked up in each of them.
+        let mut select = connection
+            .prepare_cached(
+                "-- read_page
+                 SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected
+                 FROM counters WHERE hour = ? AND tenant_no = ?",
+            )
+            .map_err(sql_error)?;
+        let mut rows = Vec::new();
+        for hour in self.hours().filter(|hour| self.holds((tenant, *hour))) {
+            let found = select.query_row(params![hour.micros(), tenant.0], decode_counter);
+            rows.extend(found.optional().map_err(sql_error)?);
+            if rows.len() == limit {
+                break;
+            }
+        }
+        Ok(rows)
+    }
+
+    fn read_all(&self, connection: &Connection, limit: usize) -> Result<Vec<(CounterKey, Tally)>> {
+        let after = i64::from(self.after.1) - i64::from(self.first);
+        let (hour, end) = (self.after.0.micros(), self.range.end.micros());
+        connection
+            .prepare_cached(
+                "-- read_all
+                 SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected
+                 FROM counters WHERE (hour, tenant_no) > (?, ?) AND hour < ?
+                 ORDER BY hour, tenant_no LIMIT ?",
+            )
+            .and_then(|mut select| {
+                select.query_map(params![hour, after, end, limit], decode_counter)?.collect()
+            })
+            .map_err(sql_error)
+    }
+}
+
+pub fn read_table(connection: &Connection, range: Window) -> Result<Vec<(CounterKey, Tally)>> {
     connection
         .prepare_cached(
             "-- read_table
@@ -62,17 +171,49 @@ pub fn read_table(
         )
         .and_then(|mut select| {
             select
-                .query_map(params![range.start.micros(), range.end.micros()], |row| {
-                    let tally = Tally {
-                        accepted: row.get(2)?,
-                        duplicates: row.get(3)?,
-                        conflicts: row.get(4)?,
-                        quarantined: row.get(5)?,
-                        rejected: row.get(6)?,
-                    };
-                    Ok(((TenantNo(row.get(0)?), Timestamp::from_micros(row.get(1)?)), tally))
-                })?
+                .query_map(params![range.start.micros(), range.end.micros()], decode_counter)?
                 .collect()
         })
         .map_err(sql_error)
+}
+
+fn decode_counter(row: &Row<'_>) -> rusqlite::Result<(CounterKey, Tally)> {
+    let tally = Tally {
+        accepted: row.get(2)?,
+        duplicates: row.get(3)?,
+        conflicts: row.get(4)?,
+        quarantined: row.get(5)?,
+        rejected: row.get(6)?,
+    };
+    Ok(((TenantNo(row.get(0)?), Timestamp::from_micros(row.get(1)?)), tally))
+}
+
+fn all_names(connection: &Connection) -> Result<HashMap<TenantNo, TenantId>> {
+    let mut select = connection
+        .prepare_cached("-- all_names\nSELECT tenant_no, tenant FROM tenants")
+        .map_err(sql_error)?;
+    let rows = select
+        .query_map([], |row| Ok((TenantNo(row.get(0)?), row.get::<_, String>(1)?)))
+        .map_err(sql_error)?;
+    rows.map(|row| {
+        let (number, name) = row.map_err(sql_error)?;
+        Ok((number, parse_name(&name)?))
+    })
+    .collect()
+}
+
+fn find_name(connection: &Connection, number: TenantNo) -> Result<Option<TenantId>> {
+    if number.0 == 0 {
+        return Ok(None);
+    }
+    let name: Option<String> = connection
+        .prepare_cached("-- find_name\nSELECT tenant FROM tenants WHERE tenant_no = ?")
+        .and_then(|mut select| select.query_row([number.0], |row| row.get(0)).optional())
+        .map_err(sql_error)?;
+    let name = name.ok_or_else(|| corrupt("a counter's tenant"))?;
+    parse_name(&name).map(Some)
+}
+
+fn parse_name(name: &str) -> Result<TenantId> {
+    TenantId::parse(name).map_err(|_| corrupt("a tenant's name"))
 }

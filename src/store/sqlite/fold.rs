@@ -234,7 +234,7 @@ fn add_counter(connection: &Connection, tenant: i64, hour: Timestamp, tally: &Ta
              INSERT INTO counters (tenant_no, hour, accepted, duplicates, conflicts, quarantined,
                                    rejected)
              VALUES (?, ?, ?, ?, ?, ?, ?)
-             ON CONFLICT (tenant_no, hour) DO UPDATE SET
+             ON CONFLICT (hour, tenant_no) DO UPDATE SET
                  accepted = accepted + excluded.accepted,
                  duplicates = duplicates + excluded.duplicates,
                  conflicts = conflicts + excluded.conflicts,

@@ -71,11 +71,6 @@ impl Tenants {
         })
     }
 
-    /// A copy of all names by number.
-    pub fn names(&self) -> HashMap<TenantNo, TenantId> {
-        self.by_number.clone()
-    }
-
     /// The number after the last one; 0 stands for no tenant.
     pub fn next(&self) -> u32 {
         self.last + 1

@@ -10,7 +10,9 @@ use crate::rules::ids::{OnceKey, TenantId, TenantNo};
 use crate::rules::tax::{Coupon, TaxRate};
 use crate::rules::timestamp::Timestamp;
 use crate::store::idempotency::Completing;
-use crate::store::quote::{CouponPut, CouponUse, QuoteRecorded, Quotes, RatePut, StoredQuote};
+use crate::store::quote::{
+    CouponPut, CouponUse, QuoteRecorded, Quotes, RateKey, RatePut, StoredQuote,
+};
 use crate::store::{Error, Result};
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -37,8 +39,8 @@ impl Quotes for SqliteStore {
         .await
     }
 
-    async fn list_tax_rates(&self) -> Result<Vec<TaxRate>> {
-        self.read(|_, connection| list_tax_rates(connection)).await
+    async fn list_tax_rates(&self, after: Option<RateKey>, limit: usize) -> Result<Vec<TaxRate>> {
+        self.read(move |_, connection| list_tax_rates(connection, after, limit)).await
     }
 
     async fn put_coupon(&self, coupon: Coupon, at: Timestamp) -> Result<CouponPut> {
@@ -149,15 +151,23 @@ fn end_tax_rate(
     Ok(ended == 1)
 }
 
-fn list_tax_rates(connection: &Connection) -> Result<Vec<TaxRate>> {
+fn list_tax_rates(
+    connection: &Connection,
+    after: Option<RateKey>,
+    limit: usize,
+) -> Result<Vec<TaxRate>> {
     let mut select = connection
         .prepare_cached(
             "-- list_tax_rates
              SELECT jurisdiction, name, valid_from, valid_until, percent FROM tax_rates
-             ORDER BY jurisdiction, name, valid_from",
+             WHERE (jurisdiction, name, valid_from) > (?, ?, ?)
+             ORDER BY jurisdiction, name, valid_from LIMIT ?",
         )
         .map_err(sql_error)?;
-    let mut rows = select.query([]).map_err(sql_error)?;
+    // Every jurisdiction is larger than the empty text.
+    let (place, name, from) = after.unwrap_or_default();
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let mut rows = select.query(params![place, name, from.micros(), limit]).map_err(sql_error)?;
     let mut rates = Vec::new();
     while let Some(row) = rows.next().map_err(sql_error)? {
         rates.push(decode_rate(row)?);

@@ -9,7 +9,7 @@ use super::writer::Writer;
 use super::{corrupt, sql_error};
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
 use crate::store::Result;
-use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod};
+use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod, ThresholdQuery};
 use rusqlite::{Connection, Row, params};
 
 impl Writer {
@@ -62,21 +62,32 @@ pub fn delete_threshold(
     Ok(deleted == 1)
 }
 
-/// In the order of tenants, then of meters.
-pub fn list_thresholds(
-    connection: &Connection,
-    tenant: Option<&TenantId>,
-) -> Result<Vec<Threshold>> {
+pub fn list_thresholds(connection: &Connection, query: &ThresholdQuery) -> Result<Vec<Threshold>> {
     let mut select = connection
         .prepare_cached(
             "-- list_thresholds
              SELECT tenant, meter_no, kind, period, usage_limit, thresholds.created_at AS set_at
              FROM thresholds JOIN tenants ON tenants.tenant_no = thresholds.tenant_no
-             WHERE ?1 IS NULL OR tenant = ?1
-             ORDER BY tenant, meter_no, kind, period",
+             WHERE (?1 IS NULL
+                     OR thresholds.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = ?1))
+                 AND (thresholds.tenant_no, meter_no, kind, period) >
+                     (COALESCE((SELECT tenant_no FROM tenants WHERE tenant = ?2), 0), ?3, ?4, ?5)
+             ORDER BY thresholds.tenant_no, meter_no, kind, period LIMIT ?6",
         )
         .map_err(sql_error)?;
-    let mut rows = select.query([tenant.map(TenantId::as_str)]).map_err(sql_error)?;
+    let tenant = query.tenant.as_ref().map(TenantId::as_str);
+    let after = query.after.as_ref();
+    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
+    let mut rows = select
+        .query(params![
+            tenant,
+            after.map(|after| after.tenant.as_str()),
+            after.map_or(0, |after| after.meter.0),
+            after.map_or("", |after| after.kind.name()),
+            after.map_or("", |after| after.period.name()),
+            limit
+        ])
+        .map_err(sql_error)?;
     let mut thresholds = Vec::new();
     while let Some(row) = rows.next().map_err(sql_error)? {
         thresholds.push(decode_threshold(row)?);
