@@ -71,6 +71,7 @@ pub struct LimitsConfig {
     pub address_per_second: u64,
     pub unknown_keys_per_second: u64,
     pub queries_at_once: usize,
+    pub query_rows_max: usize,
     pub request_timeout_ms: u64,
 }
 
@@ -520,6 +521,7 @@ fn check(config: &Config) -> Result<(), ConfigError> {
         ("server.body_bytes_max", config.server.body_bytes_max),
         ("server.batch_events_max", config.server.batch_events_max),
         ("limits.queries_at_once", config.limits.queries_at_once),
+        ("limits.query_rows_max", config.limits.query_rows_max),
         ("sqlite.segment_events", config.sqlite.segment_events),
         ("sqlite.readers", config.sqlite.readers),
         ("postgres.writers", config.postgres.writers),

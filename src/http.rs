@@ -69,6 +69,8 @@ pub struct App {
     started_at: Timestamp,
     config: ServerConfig,
     accept_horizon_hours: u32,
+    /// Totals and unique values that one request reads of a tenant and meter.
+    query_rows_max: usize,
     catalog: CatalogCache,
     keys: KeyCache,
     admission: Admission,
@@ -123,6 +125,7 @@ impl App {
             clock,
             config: config.server.clone(),
             accept_horizon_hours: config.ingest.accept_horizon_hours,
+            query_rows_max: config.limits.query_rows_max,
         })
     }
 }

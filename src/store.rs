@@ -28,7 +28,7 @@ use crate::rules::event::Event;
 use crate::rules::ids::{CustomerId, EventId, MeterNo, MeterSlug, TenantId};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::timestamp::Timestamp;
-use crate::rules::usage::UsageRow;
+use crate::rules::usage::{ComposeError, Usage, UsageRow, UsageShape};
 use crate::rules::verdict::{Acceptance, Quarantine, Tally, Verdict};
 use crate::rules::window::Window;
 use account::Accounts;
@@ -55,6 +55,9 @@ pub enum Error {
     /// A read took longer than it may and was given up. Nothing happened.
     #[error("a read was given up: {what}")]
     Overdue { what: String },
+    /// The answer would be larger than its bounds allow. Nothing happened.
+    #[error("the answer is too large: {what}")]
+    TooLarge { what: String },
     /// The connection broke at the commit: it happened, or it did not. Only sending the same
     /// deliveries again tells, and that is safe.
     #[error("the outcome is unknown: {what}")]
@@ -68,6 +71,15 @@ pub enum Error {
 }
 
 pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<ComposeError> for Error {
+    fn from(error: ComposeError) -> Self {
+        match error {
+            ComposeError::TooLarge => Self::TooLarge { what: error.to_string() },
+            ComposeError::Fold(_) => Self::Corrupt { what: error.to_string() },
+        }
+    }
+}
 
 /// Events delivered together; each gets its own verdict.
 #[derive(Debug)]
@@ -319,13 +331,24 @@ pub trait Declarations: Send + Sync {
 #[async_trait]
 pub trait Queries: Send + Sync {
     /// The totals of buckets that start in `range`, in no particular order; one key may come in
-    /// several rows, which fold to its total.
+    /// several rows, which fold to its total. [`Error::TooLarge`] beyond `rows_max` totals and
+    /// unique values.
     async fn read_usage(
         &self,
         tenant: &TenantId,
         meter: MeterNo,
         range: Window,
+        rows_max: usize,
     ) -> Result<Vec<UsageRow>>;
+    /// Composes the same totals as they are read, so that they are never in memory together. The
+    /// windows of `shape` cover `range`.
+    async fn compose_usage(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+        shape: UsageShape,
+    ) -> Result<Usage>;
     async fn list_events(&self, query: EventQuery) -> Result<EventPage>;
     async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace>;
     async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>>;

@@ -108,3 +108,7 @@ INSERT INTO counters_by_hour
     FROM counters ORDER BY hour, tenant_no;
 DROP TABLE counters;
 ALTER TABLE counters_by_hour RENAME TO counters;
+
+-- how the segment that is being folded was planned: 1 with one step for each total, 2 with several
+-- steps for a unique total of many values
+ALTER TABLE fold_state ADD COLUMN plan INTEGER NOT NULL DEFAULT 1;

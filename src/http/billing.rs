@@ -371,7 +371,7 @@ pub async fn get_comparison(
     let range = parse_days(query.from.as_deref(), query.to.as_deref(), app.clock.now())?;
     let windows = cover(range, &meter, billing);
     let span = Window { start: windows[0].start, end: windows[windows.len() - 1].end };
-    let rows = app.store.read_usage(&tenant, number, span).await?;
+    let rows = app.store.read_usage(&tenant, number, span, app.query_rows_max).await?;
     let cuts: BTreeMap<Timestamp, CutState> =
         app.store.read_cuts(&tenant, number, span).await?.into_iter().collect();
     let pushes = app.store.read_window_pushes(&tenant, number, span).await?;

@@ -484,6 +484,7 @@ impl App {
             order: self.draw_order,
             accept_horizon_hours: self.accept_horizon_hours,
             shadow: self.shadow,
+            usage_rows_max: self.query_rows_max,
         }
     }
 }
@@ -536,7 +537,8 @@ pub async fn get_allowance(
     let mut allowed = true;
     for quota in thresholds.into_iter().filter(own) {
         let window = period_around(quota.period, app.clock.now());
-        let used = read_used(&*app.store, &tenant, number, window).await?;
+        let (of, rows_max) = ((number, &*meter), app.query_rows_max);
+        let used = read_used(&*app.store, &tenant, of, window, rows_max).await?;
         let left = quota.limit.checked_sub(used).unwrap_or_default().max(Quantity::ZERO);
         allowed &= left > Quantity::ZERO;
         quotas.push(QuotaAnswer {

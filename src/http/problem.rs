@@ -283,6 +283,12 @@ impl From<store::Error> for Problem {
                  shorter time, one meter, fewer groups",
                 cause,
             ),
+            store::Error::TooLarge { .. } => Self::new(
+                Kind::Refused,
+                "answer_too_large",
+                "the answer would be larger than the server gives; ask for a shorter range or \
+                 group by fewer dimensions",
+            ),
             store::Error::Unknown { .. } => Self::unavailable(
                 "outcome_unknown",
                 "the store did not say whether this was done; send the same request again, which \
@@ -397,6 +403,7 @@ mod tests {
         let what = || "disk /secret/path".to_owned();
         check(store::Error::Unavailable { what: what() }, 503, true);
         check(store::Error::Overdue { what: what() }, 503, true);
+        check(store::Error::TooLarge { what: what() }, 422, false);
         check(store::Error::Unknown { what: what() }, 503, true);
         check(store::Error::Corrupt { what: what() }, 500, false);
         check(store::Error::Internal { what: what() }, 500, false);

@@ -9,7 +9,7 @@ use super::extract::Query;
 use super::problem::{Kind, Problem};
 use super::usage::{parse_range, parse_zone};
 use crate::rules::ids::TenantId;
-use crate::rules::usage::compose;
+use crate::rules::usage::UsageShape;
 use crate::rules::window::{Grain, Window, plan_windows};
 use crate::store::Tenant;
 use axum::extract::State;
@@ -111,8 +111,9 @@ async fn add_totals(
         let Some((number, _)) = catalog.find(meter.slug.as_str()) else { continue };
         let zone = jiff::tz::TimeZone::UTC;
         let windows = plan_windows(range, Grain::None, &zone, meter.spec.bucket)?;
-        let rows = app.store.read_usage(&tenant.id, number, range).await?;
-        let usage = compose(&rows, &windows, &[], meter.spec.aggregation)?;
+        let (aggregation, rows_max) = (meter.spec.aggregation, app.query_rows_max);
+        let shape = UsageShape { windows, group_by: Vec::new(), aggregation, rows_max };
+        let usage = app.store.compose_usage(&tenant.id, number, range, shape).await?;
         if usage.count == 0 {
             continue;
         }

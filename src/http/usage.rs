@@ -1,7 +1,8 @@
 //! `GET /v1/usage`: exact totals in calendar windows of any zone.
 //!
 //! Invariant: values leave as decimal strings and never pass through a float. The total and its
-//! windows are of one moment. What the stored buckets cannot express exactly is refused.
+//! windows are of one moment. What the stored buckets cannot express exactly is refused, and so is
+//! what would read or hold more than one answer may.
 
 use super::App;
 use super::auth::{Caller, Scope};
@@ -9,7 +10,7 @@ use super::extract::Query;
 use super::problem::{Kind, Problem};
 use crate::rules::ids::TenantId;
 use crate::rules::meter::{Aggregation, Meter};
-use crate::rules::usage::{GroupBy, UsageWindow, compose};
+use crate::rules::usage::{GroupBy, UsageShape, UsageWindow};
 use crate::rules::window::{Grain, Window, month_around, parse_border, plan_windows};
 use crate::rules::window_life::WindowState;
 use axum::extract::State;
@@ -93,6 +94,7 @@ pub struct WindowAnswer {
     responses(
         (status = 200, description = "The usage", body = UsageAnswer),
         (status = 404, description = "There is no such meter"),
+        (status = 422, description = "The answer would be too large"),
     )
 )]
 pub async fn get_usage(
@@ -108,8 +110,13 @@ pub async fn get_usage(
     let (number, meter) = app.catalog.find(&query.meter).await?;
     let group_by = parse_group_by(query.group_by.as_deref(), &meter)?;
     let windows = plan_windows(range, query.window, &zone, meter.spec.bucket)?;
-    let rows = app.store.read_usage(&tenant, number, range).await?;
-    let usage = compose(&rows, &windows, &group_by, meter.spec.aggregation)?;
+    let shape = UsageShape {
+        windows,
+        group_by: group_by.clone(),
+        aggregation: meter.spec.aggregation,
+        rows_max: app.query_rows_max,
+    };
+    let usage = app.store.compose_usage(&tenant, number, range, shape).await?;
     let has_value = usage.count > 0 || nothing_is_zero(meter.spec.aggregation);
     let known = usage.count > 0 || app.store.find_tenant(&tenant).await?.is_some();
     Ok(axum::Json(UsageAnswer {

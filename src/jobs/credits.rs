@@ -44,6 +44,8 @@ pub struct Reckoning {
     pub accept_horizon_hours: u32,
     /// Whether windows are only compared, and nothing is drawn.
     pub shadow: bool,
+    /// Totals of usage that was not cut yet which may be read of a meter.
+    pub usage_rows_max: usize,
 }
 
 /// A tenant's credits of one unit and pool.
@@ -178,7 +180,7 @@ async fn read_uncut(
     let newest = Span::from_hours(1).after(reckoning.now);
     let start = around(oldest.max(billing.start())).start;
     let range = Window { start, end: around(newest).end };
-    let rows = store.read_usage(tenant, number, range).await?;
+    let rows = store.read_usage(tenant, number, range, reckoning.usage_rows_max).await?;
     let cuts = store.read_cuts(tenant, number, range).await?;
     let cuts: BTreeMap<Timestamp, CutState> = cuts.into_iter().collect();
     let mut windows: BTreeMap<Timestamp, (Window, Vec<UsageRow>)> = BTreeMap::new();

@@ -344,7 +344,7 @@ impl Cutter {
         // A day's first hours may lie before the range; the window is cut as a whole.
         let whole = billing.window_around(range.start, meter.spec.bucket);
         let range = Window { start: whole.start, ..range };
-        let rows = self.store.read_usage(tenant, number, range).await?;
+        let rows = self.store.read_usage(tenant, number, range, usize::MAX).await?;
         let mut counts: BTreeMap<Timestamp, (Window, u64)> = BTreeMap::new();
         for row in rows {
             let window = billing.window_around(row.bucket_start, meter.spec.bucket);

@@ -240,6 +240,7 @@ impl Reconciler {
         match error {
             store::Error::Unavailable { .. }
             | store::Error::Overdue { .. }
+            | store::Error::TooLarge { .. }
             | store::Error::Unknown { .. } => return Ok(()),
             store::Error::Corrupt { .. } | store::Error::Internal { .. } => {}
         }

@@ -14,10 +14,11 @@ use crate::clock::Clock;
 use crate::rules::alert::{AlertKind, Condition, Scope};
 use crate::rules::command::shell_option;
 use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::meter::Meter;
 use crate::rules::quantity::Quantity;
-use crate::rules::rollup::Rollup;
 use crate::rules::span::Span;
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
+use crate::rules::usage::UsageShape;
 use crate::rules::window::{Window, month_around};
 use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod, ThresholdQuery};
 use crate::store::{self, Store};
@@ -101,9 +102,10 @@ impl ThresholdWatcher {
             let Threshold { tenant, kind, period, limit, .. } = threshold;
             let window = period_around(*period, now);
             let key = (tenant.clone(), threshold.meter, *period);
+            let of = (threshold.meter, &**meter);
             let usage = match used.get(&key) {
                 Some(usage) => *usage,
-                None => read_used(&*self.store, tenant, threshold.meter, window).await?,
+                None => read_used(&*self.store, tenant, of, window, usize::MAX).await?,
             };
             used.insert(key, usage);
             let (alert, series) = name(threshold, meter.slug.as_str());
@@ -165,18 +167,13 @@ impl ThresholdWatcher {
 pub async fn read_used(
     store: &dyn Store,
     tenant: &TenantId,
-    meter: MeterNo,
+    (number, meter): (MeterNo, &Meter),
     window: Window,
+    rows_max: usize,
 ) -> store::Result<Quantity> {
-    let too_large = |_| store::Error::Corrupt { what: "a total cannot be added up".into() };
-    let mut total: Option<Rollup> = None;
-    for row in store.read_usage(tenant, meter, window).await? {
-        match &mut total {
-            Some(total) => total.fold(&row.rollup).map_err(too_large)?,
-            None => total = Some(row.rollup),
-        }
-    }
-    total.map_or(Ok(Quantity::ZERO), |total| total.answer()).map_err(too_large)
+    let (windows, group_by) = (vec![window], Vec::new());
+    let shape = UsageShape { windows, group_by, aggregation: meter.spec.aggregation, rows_max };
+    Ok(store.compose_usage(tenant, number, window, shape).await?.total)
 }
 
 /// The kind of alert, and the series that its subjects are of.

@@ -7,10 +7,10 @@
 use super::meter::{Aggregation, Meter};
 use super::quantity::Quantity;
 use super::refusal::Refusal;
-use super::rollup::{FoldError, Group, Rollup};
+use super::rollup::{Accumulator, FoldError, Group, Rollup};
 use super::timestamp::Timestamp;
-use super::window::Window;
-use std::collections::BTreeMap;
+use super::window::{WINDOWS_MAX, Window};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// One stored total of the tenant and meter in question.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,40 +76,157 @@ pub struct Usage {
     pub windows: Vec<UsageWindow>,
 }
 
-/// Composes totals to windows. Every row must lie in one of the windows.
-pub fn compose(
-    rows: &[UsageRow],
-    windows: &[Window],
-    group_by: &[GroupBy],
-    aggregation: Aggregation,
-) -> Result<Usage, FoldError> {
-    let mut total: Option<Rollup> = None;
-    let mut parts: BTreeMap<(usize, Vec<Option<String>>), Rollup> = BTreeMap::new();
-    for row in rows {
-        let place = windows.partition_point(|window| window.end <= row.bucket_start);
-        let inside = windows.get(place).is_some_and(|window| window.start <= row.bucket_start);
+/// Most windows and groups in one answer. Senders choose the values of dimensions, so their number
+/// is bounded by nothing else.
+pub const ANSWER_ROWS_MAX: usize = WINDOWS_MAX;
+
+/// What usage is asked for, and how much of it.
+#[derive(Debug, Clone)]
+pub struct UsageShape {
+    /// They follow each other; every total that is added lies in one of them.
+    pub windows: Vec<Window>,
+    pub group_by: Vec<GroupBy>,
+    pub aggregation: Aggregation,
+    /// Stored totals and unique values that may be read.
+    pub rows_max: usize,
+}
+
+/// Usage that is being composed from totals, one at a time. It holds what the answer will hold and,
+/// of a unique meter, each value once and a number for it in each window.
+#[derive(Debug)]
+pub struct Composition {
+    shape: UsageShape,
+    rows: usize,
+    total: Option<Rollup>,
+    parts: BTreeMap<(usize, Vec<Option<String>>), Part>,
+    values: HashMap<Box<str>, u32>,
+}
+
+/// The total of a window and group. Unique values stand beside it.
+#[derive(Debug)]
+struct Part {
+    rollup: Rollup,
+    values: HashSet<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ComposeError {
+    #[error(transparent)]
+    Fold(#[from] FoldError),
+    #[error("usage has more totals, values or groups than one answer may hold")]
+    TooLarge,
+}
+
+impl Composition {
+    pub fn new(shape: UsageShape) -> Self {
+        let (parts, values) = (BTreeMap::new(), HashMap::new());
+        Self { shape, rows: 0, total: None, parts, values }
+    }
+
+    /// Adds one total, or a part of it.
+    pub fn add(&mut self, mut row: UsageRow) -> Result<(), ComposeError> {
+        self.count_row()?;
+        let values = match &mut row.rollup.value {
+            Accumulator::Unique(values) => std::mem::take(values),
+            Accumulator::Sum(_)
+            | Accumulator::Count
+            | Accumulator::Min(_)
+            | Accumulator::Max(_)
+            | Accumulator::Latest { .. } => BTreeSet::new(),
+        };
+        match &mut self.total {
+            Some(total) => total.fold(&row.rollup)?,
+            None => self.total = Some(row.rollup.clone()),
+        }
+        let place = self.place(row.bucket_start, &row.group)?;
+        let full = self.parts.len() == ANSWER_ROWS_MAX;
+        match self.parts.get_mut(&place) {
+            Some(part) => part.rollup.fold(&row.rollup)?,
+            None if full => return Err(ComposeError::TooLarge),
+            None => {
+                let part = Part { rollup: row.rollup, values: HashSet::new() };
+                self.parts.insert(place.clone(), part);
+            }
+        }
+        for value in values {
+            self.add_value_at(&place, &value)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a value of a unique meter's total; the total itself is added before.
+    pub fn add_value(
+        &mut self,
+        bucket_start: Timestamp,
+        group: &Group,
+        value: &str,
+    ) -> Result<(), ComposeError> {
+        let place = self.place(bucket_start, group)?;
+        self.add_value_at(&place, value)
+    }
+
+    fn add_value_at(
+        &mut self,
+        place: &(usize, Vec<Option<String>>),
+        value: &str,
+    ) -> Result<(), ComposeError> {
+        self.count_row()?;
+        let number = match self.values.get(value) {
+            Some(number) => *number,
+            None => {
+                let number =
+                    u32::try_from(self.values.len()).map_err(|_| ComposeError::TooLarge)?;
+                self.values.insert(value.into(), number);
+                number
+            }
+        };
+        self.parts.get_mut(place).ok_or(FoldError)?.values.insert(number);
+        Ok(())
+    }
+
+    fn count_row(&mut self) -> Result<(), ComposeError> {
+        if self.rows == self.shape.rows_max {
+            return Err(ComposeError::TooLarge);
+        }
+        self.rows += 1;
+        Ok(())
+    }
+
+    fn place(
+        &self,
+        bucket_start: Timestamp,
+        group: &Group,
+    ) -> Result<(usize, Vec<Option<String>>), FoldError> {
+        let windows = &self.shape.windows;
+        let place = windows.partition_point(|window| window.end <= bucket_start);
+        let inside = windows.get(place).is_some_and(|window| window.start <= bucket_start);
         assert!(inside, "a total lies in the range that was asked for");
-        let group = group_values(&row.group, group_by)?;
-        match parts.get_mut(&(place, group.clone())) {
-            Some(rollup) => rollup.fold(&row.rollup)?,
-            None => drop(parts.insert((place, group), row.rollup.clone())),
+        Ok((place, group_values(group, &self.shape.group_by)?))
+    }
+
+    /// The answer, when every total was added.
+    pub fn finish(self) -> Result<Usage, ComposeError> {
+        let UsageShape { windows, group_by, aggregation, .. } = self.shape;
+        let mut answer = Vec::with_capacity(self.parts.len());
+        for ((place, group), Part { rollup, values }) in self.parts {
+            let (value, count) = (value_of(&rollup, values.len())?, rollup.count);
+            answer.push(UsageWindow { window: windows[place], value, count, group });
         }
-        match &mut total {
-            Some(rollup) => rollup.fold(&row.rollup)?,
-            None => total = Some(row.rollup.clone()),
+        if group_by.is_empty() && zero_is_known(aggregation) {
+            answer = fill_with_zero(answer, &windows);
         }
+        let count = self.total.as_ref().map_or(0, |rollup| rollup.count);
+        let total = self.total.map_or(Ok(Quantity::ZERO), |t| value_of(&t, self.values.len()))?;
+        Ok(Usage { total, count, windows: answer })
     }
-    let mut answer = Vec::with_capacity(parts.len());
-    for ((place, group), rollup) in parts {
-        let window = windows[place];
-        answer.push(UsageWindow { window, value: rollup.answer()?, count: rollup.count, group });
+}
+
+/// What the meter reports; `values` is how many a unique meter has found.
+fn value_of(rollup: &Rollup, values: usize) -> Result<Quantity, FoldError> {
+    if !matches!(rollup.value, Accumulator::Unique(_)) {
+        return rollup.answer();
     }
-    if group_by.is_empty() && zero_is_known(aggregation) {
-        answer = fill_with_zero(answer, windows);
-    }
-    let count = total.as_ref().map_or(0, |rollup| rollup.count);
-    let total = total.map_or(Ok(Quantity::ZERO), |rollup| rollup.answer())?;
-    Ok(Usage { total, count, windows: answer })
+    u64::try_from(values).ok().and_then(Quantity::from_count).ok_or(FoldError)
 }
 
 /// No events sum up to zero; but the smallest of no quantities is not zero, it is nothing.
@@ -151,7 +268,21 @@ fn group_values(group: &Group, group_by: &[GroupBy]) -> Result<Vec<Option<String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::rollup::Accumulator;
+
+    fn compose(
+        rows: &[UsageRow],
+        windows: &[Window],
+        group_by: &[GroupBy],
+        aggregation: Aggregation,
+    ) -> Result<Usage, ComposeError> {
+        let (windows, group_by) = (windows.to_vec(), group_by.to_vec());
+        let shape = UsageShape { windows, group_by, aggregation, rows_max: 5 };
+        let mut composition = Composition::new(shape);
+        for row in rows {
+            composition.add(row.clone())?;
+        }
+        composition.finish()
+    }
 
     fn row(hour: i64, group: &str, quantity: i128) -> UsageRow {
         let value = Accumulator::Sum(Quantity::from_units(quantity));
@@ -197,5 +328,33 @@ mod tests {
         let found: Vec<_> =
             by_trial.expect("fits").windows.iter().map(|w| w.value.units()).collect();
         assert_eq!(found, [5, 2]);
+    }
+
+    fn users(hour: i64, group: &str, values: &[&str]) -> UsageRow {
+        let value = Accumulator::Unique(values.iter().map(|value| (*value).into()).collect());
+        UsageRow { rollup: Rollup { count: 3, value }, ..row(hour, group, 0) }
+    }
+
+    #[test]
+    fn a_value_of_several_windows_counts_once_in_each_and_once_in_all() {
+        let rows = [users(0, "", &["a"]), users(1, "", &["a", "b"])];
+        let usage = compose(&rows, &windows(&[0, 1, 2]), &[], Aggregation::Unique).expect("fits");
+        let values: Vec<String> = usage.windows.iter().map(|w| w.value.to_string()).collect();
+        assert_eq!(
+            (values, usage.total.to_string(), usage.count),
+            (vec!["1".to_owned(), "2".to_owned()], "2".to_owned(), 6)
+        );
+    }
+
+    #[test]
+    fn totals_and_values_are_bounded() {
+        let many: Vec<UsageRow> = (0..6).map(|hour| row(hour, "", 1)).collect();
+        let five = compose(&many[..5], &windows(&[0, 6]), &[], Aggregation::Sum);
+        assert_eq!(five.expect("fits").count, 5);
+        let six = compose(&many, &windows(&[0, 6]), &[], Aggregation::Sum);
+        assert_eq!(six, Err(ComposeError::TooLarge));
+        let values = [users(0, "", &["a", "b", "c", "d", "e"])];
+        let values = compose(&values, &windows(&[0, 1]), &[], Aggregation::Unique);
+        assert_eq!(values, Err(ComposeError::TooLarge));
     }
 }

@@ -69,7 +69,7 @@ use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::Catalog;
 use crate::rules::timestamp::Timestamp;
-use crate::rules::usage::UsageRow;
+use crate::rules::usage::{Usage, UsageRow, UsageShape};
 use crate::rules::window::Window;
 use crate::store::{
     CheckReport, ConflictRecord, CounterQuery, CounterRow, Error, EventPage, EventQuery,
@@ -252,11 +252,24 @@ impl Queries for PostgresStore {
         tenant: &TenantId,
         meter: MeterNo,
         range: Window,
+        rows_max: usize,
     ) -> Result<Vec<UsageRow>> {
         let catalog = self.catalog_with(std::iter::once(meter)).await?;
         let Some(definition) = catalog.get(meter) else { return Ok(Vec::new()) };
         let client = self.reader().await?;
-        rollups::read_usage(&client, tenant, meter, definition.spec.aggregation, range).await
+        let place = (tenant, meter, range);
+        rollups::read_usage(&client, place, definition.spec.aggregation, rows_max).await
+    }
+
+    async fn compose_usage(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+        shape: UsageShape,
+    ) -> Result<Usage> {
+        let client = self.reader().await?;
+        rollups::compose_usage(&client, (tenant, meter, range), shape).await
     }
 
     async fn list_events(&self, query: EventQuery) -> Result<EventPage> {

@@ -65,7 +65,7 @@ use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::timestamp::Timestamp;
-use crate::rules::usage::UsageRow;
+use crate::rules::usage::{Usage, UsageRow, UsageShape};
 use crate::rules::verdict::Verdict;
 use crate::rules::window::Window;
 use crate::store::throttle::Throttle;
@@ -346,9 +346,27 @@ impl Queries for SqliteStore {
         tenant: &TenantId,
         meter: MeterNo,
         range: Window,
+        rows_max: usize,
     ) -> Result<Vec<UsageRow>> {
         let tenant = tenant.clone();
-        self.read(move |shared, c| rollups::read_usage(shared, c, &tenant, meter, range)).await
+        let read = move |shared: &Shared, connection: &Connection| {
+            rollups::read_usage(shared, connection, (&tenant, meter, range), rows_max)
+        };
+        self.read(read).await
+    }
+
+    async fn compose_usage(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+        shape: UsageShape,
+    ) -> Result<Usage> {
+        let tenant = tenant.clone();
+        let compose = move |shared: &Shared, connection: &Connection| {
+            rollups::compose_usage(shared, connection, (&tenant, meter, range), shape)
+        };
+        self.read(compose).await
     }
 
     async fn list_events(&self, query: EventQuery) -> Result<EventPage> {

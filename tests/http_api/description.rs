@@ -76,7 +76,7 @@ async fn every_reading_route_is_described_with_its_failures() {
     get /v1/thresholds: 200 400 401 403 429 500 503
     get /v1/timeline: 200 400 401 403 429 500 503
     get /v1/usage/totals: 200 400 401 403 429 500 503
-    get /v1/usage: 200 400 401 403 404 429 500 503
+    get /v1/usage: 200 400 401 403 404 422 429 500 503
     get /v1/webhooks/{webhook}: 200 400 401 403 404 429 500 503
     get /v1/webhooks: 200 400 401 403 429 500 503
     ");

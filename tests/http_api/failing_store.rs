@@ -6,7 +6,7 @@ use counterfoil::rules::meter::{Catalog, Meter};
 use counterfoil::rules::push::CutState;
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
-use counterfoil::rules::usage::UsageRow;
+use counterfoil::rules::usage::{Usage, UsageRow, UsageShape};
 use counterfoil::rules::verdict::Verdict;
 use counterfoil::rules::window::Window;
 use counterfoil::store::clock::{Clocks, TimeMarks};
@@ -113,8 +113,23 @@ impl Declarations for FailingStore {
 
 #[async_trait]
 impl Queries for FailingStore {
-    async fn read_usage(&self, id: &TenantId, no: MeterNo, range: Window) -> Result<Vec<UsageRow>> {
-        self.up()?.read_usage(id, no, range).await
+    async fn read_usage(
+        &self,
+        id: &TenantId,
+        no: MeterNo,
+        range: Window,
+        rows_max: usize,
+    ) -> Result<Vec<UsageRow>> {
+        self.up()?.read_usage(id, no, range, rows_max).await
+    }
+    async fn compose_usage(
+        &self,
+        id: &TenantId,
+        no: MeterNo,
+        range: Window,
+        shape: UsageShape,
+    ) -> Result<Usage> {
+        self.up()?.compose_usage(id, no, range, shape).await
     }
     async fn list_events(&self, query: EventQuery) -> Result<EventPage> {
         self.up()?.list_events(query).await

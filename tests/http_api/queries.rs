@@ -273,3 +273,20 @@ async fn counters_thresholds_and_rates_have_pages() {
         server.get(&format!("{path}?after=x")).await.problem(400, "invalid_cursor");
     }
 }
+
+#[tokio::test]
+async fn an_answer_of_too_many_groups_is_refused() {
+    let server = Server::start().await;
+    for first in (0..10_002).step_by(1_667) {
+        let one = |n: u32| in_region(&format!("e{n}"), "1", &format!("r{n}"), NOW);
+        let batch: Vec<String> = (first..first + 1_667).map(one).collect();
+        let answer = server.post(&format!("[{}]", batch.join(","))).await;
+        assert_eq!(answer.json()["accepted"], 1_667, "{}", answer.body);
+    }
+    let grouped = server.get("/v1/usage?tenant=acme&meter=calls&group_by=region").await;
+    let problem = grouped.problem(422, "answer_too_large");
+    let detail = problem["detail"].as_str().unwrap();
+    assert!(detail.contains("shorter range or group by fewer dimensions"), "{detail}");
+    let whole = server.get("/v1/usage?tenant=acme&meter=calls").await.json();
+    assert_eq!((&whole["total"], &whole["count"]), (&"10002".into(), &10_002.into()));
+}

@@ -7,7 +7,7 @@ use counterfoil::rules::meter::{Catalog, Meter};
 use counterfoil::rules::push::CutState;
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
-use counterfoil::rules::usage::UsageRow;
+use counterfoil::rules::usage::{Usage, UsageRow, UsageShape};
 use counterfoil::rules::verdict::Verdict;
 use counterfoil::rules::window::Window;
 use counterfoil::store::clock::{Clocks, TimeMarks};
@@ -88,8 +88,23 @@ impl Declarations for ScriptedStore {
 
 #[async_trait]
 impl Queries for ScriptedStore {
-    async fn read_usage(&self, id: &TenantId, no: MeterNo, range: Window) -> Result<Vec<UsageRow>> {
-        self.through("read_usage", self.inner.read_usage(id, no, range)).await
+    async fn read_usage(
+        &self,
+        id: &TenantId,
+        no: MeterNo,
+        range: Window,
+        rows_max: usize,
+    ) -> Result<Vec<UsageRow>> {
+        self.through("read_usage", self.inner.read_usage(id, no, range, rows_max)).await
+    }
+    async fn compose_usage(
+        &self,
+        id: &TenantId,
+        no: MeterNo,
+        range: Window,
+        shape: UsageShape,
+    ) -> Result<Usage> {
+        self.through("compose_usage", self.inner.compose_usage(id, no, range, shape)).await
     }
     async fn list_events(&self, query: EventQuery) -> Result<EventPage> {
         self.through("list_events", self.inner.list_events(query)).await

@@ -337,7 +337,7 @@ impl Worker {
         for (tenant, slug) in tenants.iter().flat_map(|t| meters.iter().map(move |m| (t, m))) {
             let (number, _) = catalog.find(slug).unwrap();
             let id = TenantId::parse(tenant).unwrap();
-            let rows = self.store.read_usage(&id, number, range).await.unwrap();
+            let rows = self.store.read_usage(&id, number, range, usize::MAX).await.unwrap();
             let mut hours: BTreeMap<i64, Vec<_>> = BTreeMap::new();
             for row in rows {
                 hours.entry(row.bucket_start.micros()).or_default().push(row);

@@ -4,9 +4,9 @@ use crate::database::create_database;
 use counterfoil::config::{PostgresConfig, SqliteConfig};
 use counterfoil::rules::event::{Event, Item, parse_event};
 use counterfoil::rules::ids::{EventId, MeterNo, MeterSlug, TenantId};
-use counterfoil::rules::meter::{Aggregation, Catalog, Meter, MeterSpec};
+use counterfoil::rules::meter::{Catalog, Meter, MeterSpec};
 use counterfoil::rules::timestamp::Timestamp;
-use counterfoil::rules::usage::{Usage, compose};
+use counterfoil::rules::usage::{Composition, Usage, UsageShape};
 use counterfoil::rules::verdict::{Acceptance, Verdict};
 use counterfoil::rules::window::Window;
 use counterfoil::store::postgres::PostgresStore;
@@ -137,8 +137,19 @@ impl Fixture {
             end: Timestamp::parse("2030-01-01T00:00:00Z").unwrap(),
         };
         let number = self.meter_no(meter).await;
-        let rows = self.store.read_usage(&tenant_id(tenant), number, range).await.unwrap();
-        compose(&rows, &[range], &[], Aggregation::Sum).unwrap()
+        let catalog = self.store.load_catalog().await.unwrap();
+        let aggregation = catalog.get(number).unwrap().spec.aggregation;
+        let (windows, group_by, rows_max) = (vec![range], Vec::new(), usize::MAX);
+        let shape = UsageShape { windows, group_by, aggregation, rows_max };
+        let tenant = tenant_id(tenant);
+        let usage = self.store.compose_usage(&tenant, number, range, shape.clone()).await.unwrap();
+        // What jobs read is the same.
+        let mut composition = Composition::new(shape);
+        for row in self.store.read_usage(&tenant, number, range, usize::MAX).await.unwrap() {
+            composition.add(row).unwrap();
+        }
+        assert_eq!(composition.finish().unwrap(), usage);
+        usage
     }
 
     /// Recomputes all totals from the events.

@@ -92,6 +92,9 @@ on_every_store! {
     }
     usage {
         all_aggregations_are_exact,
+        many_unique_values_of_a_bucket_count_exactly,
+        a_query_of_too_many_totals_is_refused,
+        unique_values_of_windows_and_of_all_of_them,
         totals_are_visible_at_once,
         dimensions_and_stamps_are_kept_apart,
         buckets_are_half_open,

@@ -148,7 +148,9 @@ async fn queries_that_wait_leave_connections_to_keys_leases_and_events() {
     let requests: Vec<_> = (0..20)
         .map(|_| {
             let store = Arc::clone(&f.store);
-            tokio::spawn(async move { store.read_usage(&tenant_id("acme"), meter, range).await })
+            tokio::spawn(async move {
+                store.read_usage(&tenant_id("acme"), meter, range, usize::MAX).await
+            })
         })
         .collect();
     let waiting = "SELECT count(*) FROM pg_stat_activity
@@ -193,7 +195,7 @@ async fn a_query_on_postgres_is_given_up_after_its_time() {
     let meter = f.meter_no("calls").await;
     let range = Window { start: f.now, end: after(f.now, 1) };
     let acme = tenant_id("acme");
-    let read = || hasty.read_usage(&acme, meter, range);
+    let read = || hasty.read_usage(&acme, meter, range, usize::MAX);
     // One of them has the connection, the other waits for it.
     let (first, second) = tokio::join!(read(), read());
     for answer in [first, second] {

@@ -1,10 +1,13 @@
 //! Totals.
 
 use crate::fixture::{Fixture, call, event, tenant_id};
+use counterfoil::rules::meter::Aggregation;
 use counterfoil::rules::rollup::GroupParts;
 use counterfoil::rules::timestamp::Timestamp;
+use counterfoil::rules::usage::UsageShape;
 use counterfoil::rules::verdict::Verdict;
 use counterfoil::rules::window::Window;
+use counterfoil::store::Error;
 
 pub async fn all_aggregations_are_exact(mut f: Fixture) {
     let at = |n: usize| format!("2026-11-15T{:02}:{:02}:00Z", 8 + n % 3, n % 60);
@@ -66,7 +69,7 @@ pub async fn dimensions_and_stamps_are_kept_apart(mut f: Fixture) {
         end: Timestamp::parse("2026-11-15T12:00:00Z").unwrap(),
     };
     let meter = f.meter_no("traffic").await;
-    let rows = f.store.read_usage(&tenant_id("acme"), meter, range).await.unwrap();
+    let rows = f.store.read_usage(&tenant_id("acme"), meter, range, usize::MAX).await.unwrap();
     let mut found: Vec<(GroupParts, String)> = rows
         .iter()
         .map(|row| (row.group.parts().unwrap(), row.rollup.answer().unwrap().to_string()))
@@ -100,7 +103,7 @@ pub async fn buckets_are_half_open(f: Fixture) {
         end: Timestamp::parse("2026-11-15T11:00:00Z").unwrap(),
     };
     let meter = f.meter_no("calls").await;
-    let rows = f.store.read_usage(&tenant_id("acme"), meter, range).await.unwrap();
+    let rows = f.store.read_usage(&tenant_id("acme"), meter, range, usize::MAX).await.unwrap();
     assert_eq!(rows.iter().map(|row| row.rollup.count).sum::<u64>(), 2);
 }
 
@@ -130,4 +133,81 @@ pub async fn a_million_tenths(f: Fixture) {
 
 pub async fn unknown_tenants_have_no_usage(f: Fixture) {
     assert_eq!(f.total("nobody", "calls").await, "0");
+}
+
+pub async fn a_query_of_too_many_totals_is_refused(mut f: Fixture) {
+    let of = |meter: &str, name: &str, n: u32| {
+        let properties = format!(r#"{{"{name}":"{name}-{n}"}}"#);
+        event("acme", &format!("{meter}{n}"), meter, "1", "2026-11-15T11:00:00Z", &properties)
+    };
+    f.deliver(&(0..100).map(|n| of("traffic", "region", n)).collect::<Vec<_>>()).await;
+    f.deliver(&(0..99).map(|n| of("users", "user", n)).collect::<Vec<_>>()).await;
+    let start = Timestamp::parse("2026-11-15T00:00:00Z").unwrap();
+    let range = Window { start, end: start.saturating_add_micros(86_400_000_000) };
+    let acme = tenant_id("acme");
+    for _ in 0..2 {
+        for (meter, aggregation, total) in
+            [("traffic", Aggregation::Sum, "100"), ("users", Aggregation::Unique, "99")]
+        {
+            let meter = f.meter_no(meter).await;
+            let (windows, group_by) = (vec![range], Vec::new());
+            let mut shape = UsageShape { windows, group_by, aggregation, rows_max: 99 };
+            let refused = f.store.compose_usage(&acme, meter, range, shape.clone()).await;
+            assert!(matches!(refused, Err(Error::TooLarge { .. })), "{refused:?}");
+            shape.rows_max = 100;
+            let usage = f.store.compose_usage(&acme, meter, range, shape).await.unwrap();
+            assert_eq!(usage.total.to_string(), total);
+        }
+        f.restart().await;
+    }
+}
+
+pub async fn unique_values_of_windows_and_of_all_of_them(mut f: Fixture) {
+    let login = |id: &str, user: &str, hour: u32| {
+        let at = format!("2026-11-15T{hour:02}:30:00Z");
+        event("acme", id, "users", "1", &at, &format!(r#"{{"user":"{user}"}}"#))
+    };
+    let batch =
+        [("1", "ann", 9), ("2", "bob", 9), ("3", "ann", 10), ("4", "ann", 10), ("5", "eve", 11)];
+    f.deliver(&batch.map(|(id, user, hour)| login(id, user, hour))).await;
+    let at = |hour: i64| {
+        let day = Timestamp::parse("2026-11-15T00:00:00Z").unwrap();
+        day.saturating_add_micros(hour * 3_600_000_000)
+    };
+    let windows: Vec<Window> =
+        (9..12).map(|hour| Window { start: at(hour), end: at(hour + 1) }).collect();
+    let range = Window { start: at(9), end: at(12) };
+    let meter = f.meter_no("users").await;
+    for _ in 0..2 {
+        let shape = UsageShape {
+            windows: windows.clone(),
+            group_by: Vec::new(),
+            aggregation: Aggregation::Unique,
+            rows_max: 100,
+        };
+        let usage = f.store.compose_usage(&tenant_id("acme"), meter, range, shape).await.unwrap();
+        let values: Vec<String> = usage.windows.iter().map(|w| w.value.to_string()).collect();
+        assert_eq!(
+            (values.join(" "), usage.total.to_string(), usage.count),
+            ("2 1 1".to_owned(), "3".to_owned(), 5)
+        );
+        f.restart().await;
+    }
+}
+
+/// More values in one bucket than one step of folding adds.
+pub async fn many_unique_values_of_a_bucket_count_exactly(mut f: Fixture) {
+    let login = |n: u32| {
+        let properties = format!(r#"{{"user":"u{}"}}"#, n % 200);
+        event("acme", &format!("e{n}"), "users", "1", "2026-11-15T11:00:00Z", &properties)
+    };
+    for first in [0, 90, 180, 270] {
+        f.deliver(&(first..first + 90).map(login).collect::<Vec<_>>()).await;
+        let expected = (first + 90).min(200).to_string();
+        assert_eq!(f.total("acme", "users").await, expected);
+        f.restart().await;
+        assert_eq!(f.total("acme", "users").await, expected);
+        assert_eq!(f.usage("acme", "users").await.count, u64::from(first + 90));
+        f.check().await;
+    }
 }

@@ -31,6 +31,7 @@ pub fn is_of_data(error: &store::Error) -> bool {
         store::Error::Corrupt { .. } | store::Error::Internal { .. } => true,
         store::Error::Unavailable { .. }
         | store::Error::Overdue { .. }
+        | store::Error::TooLarge { .. }
         | store::Error::Unknown { .. } => false,
     }
 }

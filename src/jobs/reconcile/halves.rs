@@ -93,7 +93,7 @@ impl Reconciler {
         let Pair { tenant, meter, customer: today } = &work.pair;
         let billing = work.billing();
         let mut sides: BTreeMap<Timestamp, Side> = BTreeMap::new();
-        for row in self.store.read_usage(tenant, *meter, range).await? {
+        for row in self.store.read_usage(tenant, *meter, range, usize::MAX).await? {
             let window = billing.window_around(row.bucket_start, work.meter.spec.bucket);
             sides.entry(window.start).or_default().usage.push(row);
         }

@@ -196,7 +196,7 @@ impl Reconciler {
     ) -> store::Result<BTreeMap<Window, Day>> {
         let Some(billing) = &meter.spec.billing else { return Ok(BTreeMap::new()) };
         let mut windows: BTreeMap<Timestamp, Vec<UsageRow>> = BTreeMap::new();
-        for row in self.store.read_usage(tenant, number, range).await? {
+        for row in self.store.read_usage(tenant, number, range, usize::MAX).await? {
             let window = billing.window_around(row.bucket_start, meter.spec.bucket);
             windows.entry(window.start).or_default().push(row);
         }

@@ -19,6 +19,7 @@ pub async fn verify_passes(client: &ClientWrapper) -> Result<ChainReport> {
             Err(
                 error @ (Error::Unavailable { .. }
                 | Error::Overdue { .. }
+                | Error::TooLarge { .. }
                 | Error::Unknown { .. }
                 | Error::Internal { .. }),
             ) => return Err(error),

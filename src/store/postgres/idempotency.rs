@@ -127,6 +127,7 @@ impl PostgresStore {
             Err(
                 Error::Unavailable { what }
                 | Error::Overdue { what }
+                | Error::TooLarge { what }
                 | Error::Unknown { what }
                 | Error::Internal { what },
             ) => Err(StoreError::Unavailable(what)),

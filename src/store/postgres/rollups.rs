@@ -9,20 +9,23 @@ use super::judgement::{Accepted, meter_of};
 use super::numeric::SqlQuantity;
 use super::scalars::{
     SqlTimestamp, column, corrupt, instant, meter_number, read_count, tenant_number, write_count,
+    write_limit,
 };
 use crate::rules::event::Event;
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::{Aggregation, Catalog};
 use crate::rules::rollup::{Accumulator, Group, Rollup, RollupKey};
-use crate::rules::usage::UsageRow;
+use crate::rules::usage::{Composition, Usage, UsageRow, UsageShape};
 use crate::rules::window::Window;
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
+use futures_util::TryStreamExt;
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
 /// Longest group that is its own key: PostgreSQL's indexes hold rows of at most 2,700 bytes, and
 /// a unique value comes on top.
@@ -237,10 +240,9 @@ async fn insert_uniques(client: &ClientWrapper, sorted: &[(RollupKey, Rollup)]) 
 /// The totals of buckets that start in `range`, in one statement and so of one moment.
 pub async fn read_usage(
     client: &ClientWrapper,
-    tenant: &TenantId,
-    meter: MeterNo,
+    (tenant, meter, range): (&TenantId, MeterNo, Window),
     aggregation: Aggregation,
-    range: Window,
+    rows_max: usize,
 ) -> Result<Vec<UsageRow>> {
     let sql = "-- read_usage
         SELECT r.bucket_start, COALESCE(r.grp_text, r.grp), r.count, r.total, r.latest_at,
@@ -249,17 +251,75 @@ pub async fn read_usage(
                 SELECT u.value FROM rollup_uniques u
                 WHERE u.tenant_no = r.tenant_no AND u.meter_no = r.meter_no
                     AND u.bucket_start = r.bucket_start AND u.grp = r.grp
+                LIMIT $6
             ) END
         FROM rollups r
         WHERE r.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
-            AND r.meter_no = $2 AND r.bucket_start >= $3 AND r.bucket_start < $4";
+            AND r.meter_no = $2 AND r.bucket_start >= $3 AND r.bucket_start < $4
+        LIMIT $6";
     let statement = client.prepare_cached(sql).await?;
     let (start, end) = (SqlTimestamp(range.start), SqlTimestamp(range.end));
     let unique = matches!(aggregation, Aggregation::Unique);
-    let rows = client
-        .query(&statement, &[&tenant.as_str(), &meter_number(meter), &start, &end, &unique])
-        .await?;
-    rows.iter().map(|row| usage_row(row, 0, aggregation)).collect()
+    let (tenant, meter) = (tenant.as_str(), meter_number(meter));
+    let beyond = write_limit(rows_max.saturating_add(1));
+    let parameters: [&(dyn ToSql + Sync); 6] = [&tenant, &meter, &start, &end, &unique, &beyond];
+    let found = client.query_raw(&statement, parameters).await?;
+    let mut found = std::pin::pin!(found);
+    let (mut rows, mut left) = (Vec::new(), rows_max);
+    while let Some(row) = found.try_next().await? {
+        let row = usage_row(&row, 0, aggregation)?;
+        left = left.checked_sub(1 + values_of(&row.rollup)).ok_or_else(|| Error::TooLarge {
+            what: format!("more than {rows_max} totals and values"),
+        })?;
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+fn values_of(rollup: &Rollup) -> usize {
+    if let Accumulator::Unique(values) = &rollup.value { values.len() } else { 0 }
+}
+
+/// The same totals, composed as they come: each total, then each value of a unique meter, in one
+/// statement and so of one moment.
+pub async fn compose_usage(
+    client: &ClientWrapper,
+    (tenant, meter, range): (&TenantId, MeterNo, Window),
+    shape: UsageShape,
+) -> Result<Usage> {
+    let sql = "-- compose_usage
+        SELECT r.bucket_start, COALESCE(r.grp_text, r.grp), r.count, r.total, r.latest_at,
+            r.latest_id, ARRAY[]::text[], NULL::text
+        FROM rollups r
+        WHERE r.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
+            AND r.meter_no = $2 AND r.bucket_start >= $3 AND r.bucket_start < $4
+        UNION ALL
+        SELECT r.bucket_start, COALESCE(r.grp_text, r.grp), 0, NULL, NULL, NULL, NULL, u.value
+        FROM rollups r JOIN rollup_uniques u USING (tenant_no, meter_no, bucket_start, grp)
+        WHERE $5 AND r.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
+            AND r.meter_no = $2 AND r.bucket_start >= $3 AND r.bucket_start < $4
+        LIMIT $6";
+    let statement = client.prepare_cached(sql).await?;
+    let (start, end) = (SqlTimestamp(range.start), SqlTimestamp(range.end));
+    let aggregation = shape.aggregation;
+    let unique = matches!(aggregation, Aggregation::Unique);
+    let (tenant, meter) = (tenant.as_str(), meter_number(meter));
+    let beyond = write_limit(shape.rows_max.saturating_add(1));
+    let parameters: [&(dyn ToSql + Sync); 6] = [&tenant, &meter, &start, &end, &unique, &beyond];
+    let found = client.query_raw(&statement, parameters).await?;
+    let mut found = std::pin::pin!(found);
+    let mut composition = Composition::new(shape);
+    while let Some(row) = found.try_next().await? {
+        match column::<Option<String>>(&row, 7)? {
+            None => composition.add(usage_row(&row, 0, aggregation)?)?,
+            Some(value) => {
+                let group: String = column(&row, 1)?;
+                let (start, group) = (instant(&row, 0)?, Group::from_stored(&group));
+                composition.add_value(start, &group, &value)?;
+            }
+        }
+    }
+    Ok(composition.finish()?)
 }
 
 /// Reads bucket_start, group, count, total, latest_at, latest_id and unique values, in this order.

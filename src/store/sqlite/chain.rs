@@ -27,6 +27,7 @@ fn follow(connection: &Connection) -> Result<ChainReport> {
             Err(
                 error @ (Error::Unavailable { .. }
                 | Error::Overdue { .. }
+                | Error::TooLarge { .. }
                 | Error::Unknown { .. }
                 | Error::Internal { .. }),
             ) => return Err(error),

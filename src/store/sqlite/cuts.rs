@@ -166,7 +166,12 @@ fn look_at_order(
         Granularity::Window | Granularity::Day => return Ok(Task::CutWindow(order)),
         Granularity::Event => {}
     }
-    let rows = rollups::read_usage(shared, connection, &order.tenant, order.meter, order.window)?;
+    let rows = rollups::read_usage(
+        shared,
+        connection,
+        (&order.tenant, order.meter, order.window),
+        usize::MAX,
+    )?;
     let cut = read_cut(connection, tenant, order.meter, order.window.start)?;
     end_snapshot(connection)?;
     let usage = WindowUsage::measure(&rows).map_err(|_| overflow())?;

@@ -2,7 +2,9 @@
 //!
 //! Steps, in order: each event becomes a row of `events` (with its key in `key_blocks` and its
 //! tenant's place in `event_ranges`), each total is added to `rollups`, each counter to `counters`.
-//! The number of steps done stands in `fold_state` and commits together with them.
+//! The number of steps done stands in `fold_state` and commits together with them. A total with many
+//! unique values is several steps, and a step costs as much of a commit's budget as it has values,
+//! so that no commit waits for a large one.
 //!
 //! Invariant: table plus steps left is the exact total at every commit. A crash leaves a number of
 //! steps done; the closed segment is rebuilt equal from the journal and folding goes on from there.
@@ -34,6 +36,8 @@ pub struct FoldState {
     pub next_event_no: u64,
     pub folded_seq: i64,
     pub high_water: Timestamp,
+    /// How the segment being folded was planned; see `Segment::plan_fold`.
+    pub plan: u32,
 }
 
 impl FoldState {
@@ -52,7 +56,7 @@ pub struct Folded {
     pub finished: bool,
 }
 
-/// Does at most `budget` steps inside the caller's transaction.
+/// Does steps inside the caller's transaction until they have cost `budget`.
 pub fn fold_steps(
     connection: &Connection,
     closed: &ClosedSegment,
@@ -61,7 +65,7 @@ pub fn fold_steps(
     budget: usize,
 ) -> Result<Folded> {
     let from = state.steps_done;
-    let to = (from + budget).min(closed.steps());
+    let to = closed.step_after(from, budget);
     let (events, rollups) = (closed.order.len(), closed.rollups.len());
     let moved = fold_events(connection, closed, state.next_event_no, part(from..to, 0, events))?;
     for (key, delta) in &closed.rollups[part(from..to, events, rollups)] {
@@ -102,6 +106,7 @@ fn name_total(error: Error, key: &RollupKey) -> Error {
         }
         error @ (Error::Unavailable { .. }
         | Error::Overdue { .. }
+        | Error::TooLarge { .. }
         | Error::Unknown { .. }
         | Error::Internal { .. }) => error,
     }
@@ -125,9 +130,10 @@ fn finish(
             next_event_no: state.next_event_no + events,
             folded_seq: segment.last_seq,
             high_water: state.high_water.max(segment.last_received_at),
+            plan: closed.plan,
         }
     } else {
-        FoldState { closing_seq: Some(segment.last_seq), steps_done, ..state }
+        FoldState { closing_seq: Some(segment.last_seq), steps_done, plan: closed.plan, ..state }
     };
     write_state(connection, &state)?;
     Ok(Folded { state, moved, finished })
@@ -273,7 +279,7 @@ pub fn read_state(connection: &Connection) -> Result<FoldState> {
     connection
         .prepare_cached(
             "-- read_state
-             SELECT segment_no, closing_seq, steps_done, next_event_no, folded_seq, high_water
+             SELECT segment_no, closing_seq, steps_done, next_event_no, folded_seq, high_water, plan
              FROM fold_state",
         )
         .and_then(|mut select| {
@@ -285,6 +291,7 @@ pub fn read_state(connection: &Connection) -> Result<FoldState> {
                     next_event_no: row.get(3)?,
                     folded_seq: row.get(4)?,
                     high_water: Timestamp::from_micros(row.get(5)?),
+                    plan: row.get(6)?,
                 })
             })
         })
@@ -296,7 +303,7 @@ pub fn write_state(connection: &Connection, state: &FoldState) -> Result<()> {
         .prepare_cached(
             "-- write_state
              UPDATE fold_state SET segment_no = ?, closing_seq = ?, steps_done = ?,
-                 next_event_no = ?, folded_seq = ?, high_water = ?",
+                 next_event_no = ?, folded_seq = ?, high_water = ?, plan = ?",
         )
         .and_then(|mut update| {
             update.execute(params![
@@ -305,7 +312,8 @@ pub fn write_state(connection: &Connection, state: &FoldState) -> Result<()> {
                 state.steps_done,
                 signed(state.next_event_no),
                 state.folded_seq,
-                state.high_water.micros()
+                state.high_water.micros(),
+                state.plan
             ])
         })
         .map_err(sql_error)?;

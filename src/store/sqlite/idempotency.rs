@@ -112,6 +112,7 @@ fn key_error(error: Error) -> StoreError {
     match error {
         Error::Unavailable { what }
         | Error::Overdue { what }
+        | Error::TooLarge { what }
         | Error::Unknown { what }
         | Error::Internal { what } => StoreError::Unavailable(what),
         Error::Corrupt { what } => StoreError::Unreadable(what),

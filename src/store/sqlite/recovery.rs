@@ -103,7 +103,7 @@ pub fn load_unfolded(
         (last_seq, last_received_at) = (seq, last_received_at.max(received_at));
         if fold.closing_seq == Some(seq) {
             let ended = std::mem::replace(&mut open, Segment::new(fold.segment_no + 1));
-            let plan = ended.plan_fold();
+            let plan = ended.plan_fold(fold.plan);
             closed = Some(ended.close(plan));
         }
     }

@@ -15,9 +15,9 @@ use crate::rules::push::WindowUsage;
 use crate::rules::quantity::Quantity;
 use crate::rules::rollup::{Accumulator, Group, Rollup, RollupKey};
 use crate::rules::timestamp::Timestamp;
-use crate::rules::usage::UsageRow;
+use crate::rules::usage::{Composition, Usage, UsageRow, UsageShape};
 use crate::rules::window::Window;
-use crate::store::Result;
+use crate::store::{Error, Result};
 use rusqlite::{Connection, Row, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,9 +26,8 @@ use std::sync::Arc;
 pub fn read_usage(
     shared: &Shared,
     connection: &Connection,
-    tenant: &TenantId,
-    meter: MeterNo,
-    range: Window,
+    (tenant, meter, range): (&TenantId, MeterNo, Window),
+    rows_max: usize,
 ) -> Result<Vec<UsageRow>> {
     let (snapshot, copied) = shared.consistent_snapshot(connection, |memory| {
         let tenant = memory.tenants.find(tenant)?;
@@ -37,8 +36,43 @@ pub fn read_usage(
     let Some((tenant, mut rows, catalog)) = copied else {
         return Ok(Vec::new());
     };
-    rows.extend(rows_closed(connection, &snapshot, tenant, meter, range, &catalog)?);
+    let place = (tenant, meter, range);
+    rows.extend(rows_closed(connection, &snapshot, place, &catalog, rows_max)?);
     Ok(rows)
+}
+
+/// The same totals, composed as they are read.
+pub fn compose_usage(
+    shared: &Shared,
+    connection: &Connection,
+    (tenant, meter, range): (&TenantId, MeterNo, Window),
+    shape: UsageShape,
+) -> Result<Usage> {
+    let (snapshot, copied) = shared.consistent_snapshot(connection, |memory| {
+        let tenant = memory.tenants.find(tenant)?;
+        Some((tenant, rows_open(memory, tenant, meter, range), Arc::clone(&memory.catalog)))
+    })?;
+    let mut composition = Composition::new(shape);
+    let Some((tenant, open, catalog)) = copied else {
+        return Ok(composition.finish()?);
+    };
+    let place = (tenant, meter, range);
+    let left = snapshot.folding.iter();
+    let left = left.flat_map(|closed| rows_left(closed, snapshot.steps_done, place));
+    for row in open.into_iter().chain(left) {
+        composition.add(row)?;
+    }
+    let aggregation = aggregation_of(meter, &catalog)?;
+    scan_rows(connection, place, |row, bucket_start, group| {
+        let rollup = decode_rollup(row, aggregation, BTreeSet::new())?;
+        Ok(composition.add(UsageRow { bucket_start, group, rollup })?)
+    })?;
+    if aggregation == Aggregation::Unique {
+        scan_uniques(connection, place, |bucket_start, group, value| {
+            Ok(composition.add_value(bucket_start, &Group::from_stored(group), value)?)
+        })?;
+    }
+    Ok(composition.finish()?)
 }
 
 /// The same inside the writer's own transaction, on its thread: nobody else changes tables or
@@ -54,7 +88,8 @@ pub fn read_usage_writing(
     let snapshot = Snapshot { folding: memory.folding.clone(), steps_done };
     let catalog = Arc::clone(&memory.catalog);
     drop(memory);
-    rows.extend(rows_closed(connection, &snapshot, tenant, meter, range, &catalog)?);
+    let place = (tenant, meter, range);
+    rows.extend(rows_closed(connection, &snapshot, place, &catalog, usize::MAX)?);
     Ok(rows)
 }
 
@@ -94,7 +129,8 @@ pub fn sum_before(
     for tenant in tenants {
         for (meter, from) in meters {
             let range = Window { start: Timestamp::from_micros(0), end: *from };
-            let rows = rows_closed(connection, &snapshot, tenant, *meter, range, &catalog)?;
+            let place = (tenant, *meter, range);
+            let rows = rows_closed(connection, &snapshot, place, &catalog, usize::MAX)?;
             add(*meter, &rows)?;
         }
     }
@@ -120,26 +156,23 @@ fn rows_open(memory: &Memory, tenant: TenantNo, meter: MeterNo, range: Window) -
 fn rows_closed(
     connection: &Connection,
     snapshot: &Snapshot,
-    tenant: TenantNo,
-    meter: MeterNo,
-    range: Window,
+    place: (TenantNo, MeterNo, Window),
     catalog: &Catalog,
+    rows_max: usize,
 ) -> Result<Vec<UsageRow>> {
     let mut rows = Vec::new();
     if let Some(closed) = &snapshot.folding {
-        rows.extend(rows_left(closed, snapshot.steps_done, tenant, meter, range));
+        rows.extend(rows_left(closed, snapshot.steps_done, place));
     }
-    let aggregation = aggregation_of(meter, catalog)?;
-    rows.extend(read_rows(connection, tenant, meter, range, aggregation)?);
+    let aggregation = aggregation_of(place.1, catalog)?;
+    rows.extend(read_rows(connection, place, aggregation, rows_max)?);
     Ok(rows)
 }
 
 fn rows_left(
     closed: &ClosedSegment,
     steps_done: usize,
-    tenant: TenantNo,
-    meter: MeterNo,
-    range: Window,
+    (tenant, meter, range): (TenantNo, MeterNo, Window),
 ) -> impl Iterator<Item = UsageRow> {
     let left = closed.rollups_left(steps_done);
     let start = left.partition_point(|(key, _)| {
@@ -159,66 +192,85 @@ fn rows_left(
 
 fn read_rows(
     connection: &Connection,
-    tenant: TenantNo,
-    meter: MeterNo,
-    range: Window,
+    place: (TenantNo, MeterNo, Window),
     aggregation: Aggregation,
+    rows_max: usize,
 ) -> Result<Vec<UsageRow>> {
-    let mut uniques = if aggregation == Aggregation::Unique {
-        read_uniques(connection, tenant, meter, range)?
-    } else {
-        BTreeMap::new()
+    let mut left = rows_max;
+    let mut count = || {
+        left = left.checked_sub(1).ok_or_else(|| Error::TooLarge {
+            what: format!("more than {rows_max} totals and values"),
+        })?;
+        Ok(())
     };
+    let mut uniques: BTreeMap<(Timestamp, Group), BTreeSet<Box<str>>> = BTreeMap::new();
+    if aggregation == Aggregation::Unique {
+        scan_uniques(connection, place, |bucket_start, group, value| {
+            let key = (bucket_start, Group::from_stored(group));
+            uniques.entry(key).or_default().insert(value.into());
+            count()
+        })?;
+    }
+    let mut rows = Vec::new();
+    scan_rows(connection, place, |row, bucket_start, group| {
+        let values = uniques.remove(&(bucket_start, group.clone())).unwrap_or_default();
+        let rollup = decode_rollup(row, aggregation, values)?;
+        rows.push(UsageRow { bucket_start, group, rollup });
+        count()
+    })?;
+    Ok(rows)
+}
+
+/// Goes through totals of the table; the first columns are as [`decode_rollup`] reads them.
+fn scan_rows(
+    connection: &Connection,
+    (tenant, meter, range): (TenantNo, MeterNo, Window),
+    mut visit: impl FnMut(&Row<'_>, Timestamp, Group) -> Result<()>,
+) -> Result<()> {
     let mut select = connection
         .prepare_cached(
-            "-- read_rows
+            "-- scan_rows
              SELECT count, total, latest_at, latest_id, bucket_start, grp FROM rollups
              WHERE tenant_no = ? AND meter_no = ? AND bucket_start >= ? AND bucket_start < ?",
         )
         .map_err(sql_error)?;
-    let mut found = select
+    let mut rows = select
         .query(params![tenant.0, meter.0, range.start.micros(), range.end.micros()])
         .map_err(sql_error)?;
-    let mut rows = Vec::new();
-    while let Some(row) = found.next().map_err(sql_error)? {
+    while let Some(row) = rows.next().map_err(sql_error)? {
         let bucket_start = Timestamp::from_micros(row.get(4).map_err(sql_error)?);
-        let group = Group::from_stored(
-            row.get_ref(5).map_err(sql_error)?.as_str().map_err(|_| corrupt("a total's group"))?,
-        );
-        let values = uniques.remove(&(bucket_start, group.clone())).unwrap_or_default();
-        let rollup = decode_rollup(row, aggregation, values)?;
-        rows.push(UsageRow { bucket_start, group, rollup });
+        let group = row.get_ref(5).map_err(sql_error)?;
+        let group = group.as_str().map_err(|_| corrupt("a total's group"))?;
+        visit(row, bucket_start, Group::from_stored(group))?;
     }
-    Ok(rows)
+    Ok(())
 }
 
-type UniqueValues = BTreeMap<(Timestamp, Group), BTreeSet<Box<str>>>;
-
-fn read_uniques(
+/// Goes through the values of a unique meter: their bucket, group and text.
+fn scan_uniques(
     connection: &Connection,
-    tenant: TenantNo,
-    meter: MeterNo,
-    range: Window,
-) -> Result<UniqueValues> {
+    (tenant, meter, range): (TenantNo, MeterNo, Window),
+    mut visit: impl FnMut(Timestamp, &str, &str) -> Result<()>,
+) -> Result<()> {
     let mut select = connection
         .prepare_cached(
-            "-- read_uniques
+            "-- scan_uniques
              SELECT bucket_start, grp, value FROM rollup_uniques
              WHERE tenant_no = ? AND meter_no = ? AND bucket_start >= ? AND bucket_start < ?",
         )
         .map_err(sql_error)?;
-    let rows = select
-        .query_map(params![tenant.0, meter.0, range.start.micros(), range.end.micros()], |row| {
-            Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?))
-        })
+    let mut rows = select
+        .query(params![tenant.0, meter.0, range.start.micros(), range.end.micros()])
         .map_err(sql_error)?;
-    let mut values = UniqueValues::new();
-    for row in rows {
-        let (start, group, value) = row.map_err(sql_error)?;
-        let key = (Timestamp::from_micros(start), Group::from_stored(&group));
-        values.entry(key).or_default().insert(value.into());
+    while let Some(row) = rows.next().map_err(sql_error)? {
+        let text = |place| {
+            let text = row.get_ref(place).map_err(sql_error)?;
+            text.as_str().map_err(|_| corrupt("a unique value"))
+        };
+        let bucket_start = Timestamp::from_micros(row.get(0).map_err(sql_error)?);
+        visit(bucket_start, text(1)?, text(2)?)?;
     }
-    Ok(values)
+    Ok(())
 }
 
 /// The stored total of one key. A unique meter's values stay in their table: only its count is

@@ -10,7 +10,7 @@
 use super::record::{CounterEntry, EventView};
 use crate::rules::ids::{MeterNo, TenantNo};
 use crate::rules::meter::Catalog;
-use crate::rules::rollup::{Group, Rollup, RollupKey};
+use crate::rules::rollup::{Accumulator, Group, Rollup, RollupKey};
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::store::{Error, Result};
@@ -172,7 +172,11 @@ impl Segment {
 
     /// The order in which the segment's parts will be folded. Sorting takes a while; readers can
     /// go on meanwhile.
-    pub fn plan_fold(&self) -> FoldPlan {
+    ///
+    /// The steps follow from the segment and the number of the plan, so that a fold goes on after a
+    /// crash where it was, also in a later version: in plan 1 each total is one step, in [`PLAN`]
+    /// no step has more than [`STEP_VALUES_MAX`] unique values.
+    pub fn plan_fold(&self, plan: u32) -> FoldPlan {
         let mut rollups: Vec<_> = self
             .all_rollups()
             .map(|((tenant, meter), (start, group), rollup)| {
@@ -181,6 +185,9 @@ impl Segment {
             })
             .collect();
         rollups.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        if plan >= PLAN {
+            rollups = rollups.into_iter().flat_map(split_values).collect();
+        }
         let mut counters: Vec<_> = self.counters.iter().map(|(k, tally)| (*k, *tally)).collect();
         counters.sort_unstable_by_key(|(key, _)| *key);
         let mut order: Vec<u32> = (0..).take(self.entries.len()).collect();
@@ -191,7 +198,7 @@ impl Segment {
                 id(a).ok().cmp(&id(b).ok())
             })
         });
-        FoldPlan { order, rollups, counters }
+        FoldPlan { plan, order, rollups, counters }
     }
 
     /// Ends the segment. The plan must be of this very segment, unchanged since.
@@ -199,13 +206,50 @@ impl Segment {
         assert_eq!(plan.order.len(), self.entries.len(), "nothing came since the plan was made");
         self.rollups = HashMap::new();
         self.counters = HashMap::new();
-        let FoldPlan { order, rollups, counters } = plan;
-        ClosedSegment { segment: self, order, rollups, counters }
+        let FoldPlan { plan, order, rollups, counters } = plan;
+        let mut rollup_costs_left: Vec<usize> = rollups
+            .iter()
+            .rev()
+            .scan(0, |sum, (_, rollup)| {
+                *sum += cost_of(rollup);
+                Some(*sum)
+            })
+            .collect();
+        rollup_costs_left.reverse();
+        ClosedSegment { segment: self, plan, order, rollups, counters, rollup_costs_left }
     }
+}
+
+/// The plan of segments that are closed now.
+pub const PLAN: u32 = 2;
+/// Most unique values that one step adds.
+const STEP_VALUES_MAX: usize = 16;
+
+/// The pieces of a total, which add up to it. The first has the count of events.
+fn split_values((key, rollup): (RollupKey, Rollup)) -> Vec<(RollupKey, Rollup)> {
+    let Rollup { mut count, value } = rollup;
+    let Accumulator::Unique(values) = value else {
+        return vec![(key, Rollup { count, value })];
+    };
+    if values.len() <= STEP_VALUES_MAX {
+        return vec![(key, Rollup { count, value: Accumulator::Unique(values) })];
+    }
+    let mut values = values.into_iter().peekable();
+    let mut pieces = Vec::new();
+    while values.peek().is_some() {
+        let value = Accumulator::Unique(values.by_ref().take(STEP_VALUES_MAX).collect());
+        pieces.push((key.clone(), Rollup { count: std::mem::take(&mut count), value }));
+    }
+    pieces
+}
+
+fn cost_of(rollup: &Rollup) -> usize {
+    if let Accumulator::Unique(values) = &rollup.value { values.len().max(1) } else { 1 }
 }
 
 /// A segment's parts in the order in which they are folded.
 pub struct FoldPlan {
+    plan: u32,
     order: Vec<u32>,
     rollups: Vec<(RollupKey, Rollup)>,
     counters: Vec<(CounterKey, Tally)>,
@@ -214,16 +258,42 @@ pub struct FoldPlan {
 /// A segment that is being folded. It changes no more; how far folding is stands in the database.
 pub struct ClosedSegment {
     pub segment: Segment,
+    /// The number of its plan.
+    pub plan: u32,
     /// Places by arrival, in the order of tenant, occurred_at, id.
     pub order: Vec<u32>,
+    /// By key; a unique total may be in several pieces.
     pub rollups: Vec<(RollupKey, Rollup)>,
     pub counters: Vec<(CounterKey, Tally)>,
+    /// What each piece and all after it cost.
+    rollup_costs_left: Vec<usize>,
 }
 
 impl ClosedSegment {
-    /// Steps in all: each event, each total, each counter.
+    /// Steps in all: each event, each piece of a total, each counter.
     pub fn steps(&self) -> usize {
         self.order.len() + self.rollups.len() + self.counters.len()
+    }
+
+    /// The step before which `budget` is spent, or a little more. A step costs as much as it has
+    /// unique values, and at least 1.
+    pub fn step_after(&self, from: usize, budget: usize) -> usize {
+        let (events, rollups) = (self.order.len(), self.rollups.len());
+        let mut step = from.max((from + budget).min(events));
+        let mut left = budget - (step - from);
+        while left > 0 && (events..events + rollups).contains(&step) {
+            left = left.saturating_sub(cost_of(&self.rollups[step - events].1));
+            step += 1;
+        }
+        (step + left).min(self.steps())
+    }
+
+    /// What the steps after `steps_done` cost.
+    pub fn cost_left(&self, steps_done: usize) -> usize {
+        let before = self.order.len().saturating_sub(steps_done);
+        let rollup = steps_done.saturating_sub(self.order.len());
+        let rollups = self.rollup_costs_left.get(rollup).copied().unwrap_or(0);
+        before + rollups + self.counters_left(steps_done).len()
     }
 
     /// The totals that are not in their table when `steps_done` steps are done.

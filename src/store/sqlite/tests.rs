@@ -298,3 +298,37 @@ async fn only_the_owner_may_read_a_store() {
     assert_eq!(mode(&parent.path().join("new/data.epoch")), 0o600);
     store.close().await;
 }
+
+#[test]
+fn a_commit_folds_few_values_of_a_unique_meter_at_a_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = open_writer(directory.path());
+    let spec = r#"{"aggregation":"unique","unique_property":"user"}"#;
+    let users = MeterSlug::parse("users").unwrap();
+    let meter = Meter::declare(users, serde_json::from_str(spec).unwrap()).unwrap();
+    writer.declare_meter(meter, Timestamp::parse(NOW).unwrap()).unwrap();
+    let catalog = Arc::clone(&writer.shared.read_memory().catalog);
+    let mut many = batch(&catalog, 0..1_000);
+    for (number, event) in many.events.iter_mut().enumerate() {
+        event.meter = MeterNo(2);
+        let properties = format!(r#"{{"user":"u{number}"}}"#);
+        event.properties = crate::rules::properties::Properties::parse(&properties).unwrap();
+    }
+    assert_eq!(writer.record(many).unwrap().len(), 1_000);
+    assert!(is_folding(&writer));
+    let stored = |writer: &Writer| -> usize {
+        let sql = "SELECT count(*) FROM rollup_uniques";
+        writer.connection.query_row(sql, [], |row| row.get(0)).unwrap()
+    };
+    let (mut number, mut before) = (1_000, 0);
+    while before < 1_000 {
+        record(&mut writer, number..number + 1).unwrap();
+        let after = stored(&writer);
+        assert!(after - before <= 64, "{} values in one commit", after - before);
+        (number, before) = (number + 1, after);
+        assert!(number < 2_000, "every commit folds some");
+    }
+    drop(writer);
+    let report = SqliteStore::check_directory(directory.path(), &|_| {}).unwrap();
+    assert_eq!(report.findings, Vec::<String>::new());
+}

@@ -18,7 +18,7 @@ use super::inbox::{record_conflict, record_quarantine};
 use super::judge::{JudgedBatch, judge_batch};
 use super::keys::Location;
 use super::record::write_journal;
-use super::segment::{CommitParts, NewEntry};
+use super::segment::{CommitParts, NewEntry, PLAN};
 use super::{Shared, declarations, sql_error, waiting};
 use crate::config::SqliteConfig;
 use crate::faults::{crash_point, planted};
@@ -290,7 +290,7 @@ impl Writer {
             if memory.folding.is_some() || memory.open.is_empty() || !(full || old) {
                 return;
             }
-            memory.open.plan_fold()
+            memory.open.plan_fold(PLAN)
         };
         // Only this thread changes memory, so the plan still holds.
         self.shared.write_memory().close_open_segment(plan);
@@ -302,7 +302,7 @@ impl Writer {
     fn fold_steps_for(&self, accepted: usize) -> usize {
         let memory = self.shared.read_memory();
         let Some(closed) = &memory.folding else { return 0 };
-        let left = closed.steps() - self.fold.steps_done;
+        let left = closed.cost_left(self.fold.steps_done);
         let room = self.settings.segment_events.saturating_sub(memory.open.len()).max(1);
         let even = left.saturating_mul(accepted).div_ceil(room);
         even.min(accepted * FOLD_STEPS_PER_EVENT_MAX) + FOLD_STEPS_MIN
@@ -340,7 +340,7 @@ impl Writer {
             let plan = {
                 let memory = self.shared.read_memory();
                 let closes = memory.folding.is_none() && !memory.open.is_empty();
-                closes.then(|| memory.open.plan_fold())
+                closes.then(|| memory.open.plan_fold(PLAN))
             };
             if let Some(plan) = plan {
                 self.shared.write_memory().close_open_segment(plan);

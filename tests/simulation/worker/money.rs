@@ -53,6 +53,7 @@ impl Worker {
             order: Default::default(),
             accept_horizon_hours: self.config.ingest.accept_horizon_hours,
             shadow: false,
+            usage_rows_max: usize::MAX,
         }
     }
 
