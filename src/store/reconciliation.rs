@@ -120,7 +120,8 @@ pub trait Reconciliation: Send + Sync {
         range: Window,
     ) -> Result<Vec<WindowPush>>;
     /// Tenants with a customer, and meters, that have pushes (shadow or not, as asked) which came
-    /// into their state since then, are observed, submitted or dead, or that have an open finding of usage; each once.
+    /// into their state since then, are observed, submitted or dead, or that have an open finding
+    /// of usage; each once.
     async fn list_restless_pairs(&self, since: Timestamp, shadow: bool) -> Result<Vec<Pair>>;
     /// Customers that tenants were mapped to before, in no particular order.
     async fn list_former_customers(&self) -> Result<Vec<(TenantId, CustomerId)>>;

@@ -1,8 +1,9 @@
 //! The report of a pass as one HTML file, for finance people, a browser and a printer.
 //!
-//! Invariant: a pure function of the pass, its rows and what is not billed. The file asks for nothing from anywhere:
-//! its own policy allows one style sheet and one script, both by their hash, so that no name from
-//! outside could run even if it were markup. Numbers are exact text. Its size is limited.
+//! Invariant: a pure function of the pass, its rows and what is not billed. The file asks for
+//! nothing from anywhere: its own policy allows one style sheet and one script, both by their hash,
+//! so that no name from outside could run even if it were markup. Numbers are exact text. Its size
+//! is limited.
 
 mod chart;
 mod figures;

@@ -2,9 +2,9 @@
 //!
 //! Steps, in order: each event becomes a row of `events` (with its key in `key_blocks` and its
 //! tenant's place in `event_ranges`), each total is added to `rollups`, each counter to `counters`.
-//! The number of steps done stands in `fold_state` and commits together with them. A total with many
-//! unique values is several steps, and a step costs as much of a commit's budget as it has values,
-//! so that no commit waits for a large one.
+//! The number of steps done stands in `fold_state` and commits together with them. A total with
+//! many unique values is several steps, and a step costs as much of a commit's budget as it has
+//! values, so that no commit waits for a large one.
 //!
 //! Invariant: table plus steps left is the exact total at every commit. A crash leaves a number of
 //! steps done; the closed segment is rebuilt equal from the journal and folding goes on from there.
