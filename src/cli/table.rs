@@ -1,7 +1,7 @@
 //! Tables for people, all of one look, and numbers with their thousands apart.
 //!
 //! Invariant: no text is left out. On a terminal long cells go on in the next line, so that the
-//! table fits; numbers are never broken. In a pipe or a file every row is one line.
+//! table fits; ids and numbers are never broken. In a pipe or a file every row is one line.
 
 use crate::config::columns;
 use comfy_table::{
@@ -22,6 +22,10 @@ pub fn new_table(header: &[&str], left: usize) -> Table {
     table.set_content_arrangement(ContentArrangement::Dynamic);
     if let Some(columns) = columns().filter(|_| table.is_tty()) {
         table.set_width(columns);
+    }
+    // An id is copied, so it stands in one line.
+    if let (Some(&"id"), Some(column)) = (header.first(), table.column_mut(0)) {
+        column.set_constraint(ColumnConstraint::ContentWidth);
     }
     for column in table.column_iter_mut().skip(left) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -113,6 +117,8 @@ mod tests {
         let words = |text: &str| text.split_whitespace().filter(|word| *word == "refused").count();
         assert_eq!(words(&shown), 3, "{shown}");
         table.set_width(20);
+        table.add_row([cell("key_cc1d3f2f46e41232ee68206b"), cell(""), cell(""), cell("1")]);
+        assert!(table.to_string().contains("key_cc1d3f2f46e41232ee68206b"), "{table}");
         assert!(table.to_string().contains("1,234,567,890.000001"), "{table}");
     }
 

@@ -45,10 +45,6 @@ const HELP: &[(&str, &str)] = &[
     ("counterfoil_pushes", "Pushes now; observed_long and submitted_long are part of the others"),
     ("counterfoil_sqlite_log_bytes", "Size of the embedded store's write-ahead log"),
     ("counterfoil_summary_reads_total", "Totals read from the provider"),
-    (
-        "counterfoil_unbilled",
-        "Quantity that was counted and reaches no invoice, by meter and cause",
-    ),
     ("counterfoil_unbilled", "Usage that reaches no invoice as things are, by meter and cause"),
     ("counterfoil_unbilled_quantity", "Quantity of dead letters, by meter"),
     ("counterfoil_unmapped_quantity", "Quantity that waits for a customer, by meter"),
