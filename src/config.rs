@@ -108,6 +108,7 @@ pub struct IngestConfig {
     pub accept_horizon_hours: u32,
     pub queue_events_max: usize,
     pub queue_tenant_percent: usize,
+    pub groups_per_day: usize,
     pub group_events_max: usize,
 }
 
@@ -522,6 +523,7 @@ fn check(config: &Config) -> Result<(), ConfigError> {
         ("server.batch_events_max", config.server.batch_events_max),
         ("limits.queries_at_once", config.limits.queries_at_once),
         ("limits.query_rows_max", config.limits.query_rows_max),
+        ("ingest.groups_per_day", config.ingest.groups_per_day),
         ("sqlite.segment_events", config.sqlite.segment_events),
         ("sqlite.readers", config.sqlite.readers),
         ("postgres.writers", config.postgres.writers),

@@ -11,6 +11,7 @@ pub mod binding;
 pub mod clock;
 pub mod credit;
 pub mod epoch;
+pub mod groups;
 pub mod idempotency;
 pub mod message;
 pub mod migrate;
@@ -91,6 +92,8 @@ pub struct DeliveryBatch {
     pub acceptance: Acceptance,
     /// Whether a tenant that was never declared is refused instead of created.
     pub strict_tenants: bool,
+    /// Groups of a tenant's meter on a day; an event of a further one is quarantined.
+    pub groups_per_day: usize,
 }
 
 /// An event as it was counted.

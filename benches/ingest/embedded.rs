@@ -181,8 +181,13 @@ pub fn store_alone(driver: &Driver, folder: &Path, shape: Shape, lasting: Durati
         let events = parse_batch(&mut stream, &mut body, shape.batch, &catalog)?;
         let now = Timestamp::from_micros(crate::workload::now());
         let acceptance = Acceptance { now, horizon_micros: 168 * MICROS_PER_HOUR };
-        let batch =
-            DeliveryBatch { events, refused: Vec::new(), acceptance, strict_tenants: false };
+        let batch = DeliveryBatch {
+            events,
+            refused: Vec::new(),
+            acceptance,
+            strict_tenants: false,
+            groups_per_day: 100_000,
+        };
         let started = Instant::now();
         let verdicts = runtime.block_on(store.record_deliveries(0, batch))?;
         let spent = started.elapsed();

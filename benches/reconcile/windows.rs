@@ -106,7 +106,8 @@ async fn prepare(store: &dyn Store, simulator: &Mutex<Simulator>, clock: &Clock)
         }
         let acceptance = Acceptance { now, horizon_micros: 168 * MICROS_PER_HOUR };
         let (refused, strict_tenants) = (Vec::new(), false);
-        let batch = DeliveryBatch { events, refused, acceptance, strict_tenants };
+        let batch =
+            DeliveryBatch { events, refused, acceptance, strict_tenants, groups_per_day: 100_000 };
         store.record_deliveries(0, batch).await?;
     }
     Ok(())

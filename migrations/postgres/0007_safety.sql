@@ -41,3 +41,16 @@ CREATE INDEX pushes_discarded ON pushes (push_no) WHERE state = 'discarded';
 -- Counters in the order in which they are read and written: by hour.
 ALTER TABLE counters DROP CONSTRAINT counters_pkey;
 ALTER TABLE counters ADD PRIMARY KEY (hour, tenant_no);
+
+-- Which groups a tenant's meter has on a day, so that their number has a bound.
+CREATE TABLE day_groups (
+    -- whose usage
+    tenant_no integer NOT NULL,
+    -- of what
+    meter_no smallint NOT NULL,
+    -- days since 1970, in UTC
+    day integer NOT NULL,
+    -- fingerprint of the group
+    grp bigint NOT NULL,
+    PRIMARY KEY (tenant_no, meter_no, day, grp)
+);

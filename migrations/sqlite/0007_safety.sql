@@ -112,3 +112,16 @@ ALTER TABLE counters_by_hour RENAME TO counters;
 -- how the segment that is being folded was planned: 1 with one step for each total, 2 with several
 -- steps for a unique total of many values
 ALTER TABLE fold_state ADD COLUMN plan INTEGER NOT NULL DEFAULT 1;
+
+-- Which groups a tenant's meter has on a day, so that their number has a bound.
+CREATE TABLE day_groups (
+    -- whose usage
+    tenant_no INTEGER NOT NULL,
+    -- of what
+    meter_no INTEGER NOT NULL,
+    -- days since 1970, in UTC
+    day INTEGER NOT NULL,
+    -- fingerprint of the group
+    grp INTEGER NOT NULL,
+    PRIMARY KEY (tenant_no, meter_no, day, grp)
+) STRICT, WITHOUT ROWID;

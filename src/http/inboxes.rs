@@ -57,7 +57,7 @@ pub struct QuarantineAnswer {
     id: String,
     #[schema(value_type = Object)]
     payload: Box<RawValue>,
-    /// `too_old` or `too_far_ahead`.
+    /// `too_old`, `too_far_ahead` or `too_many_groups`.
     reason: &'static str,
     #[schema(format = DateTime)]
     first_received_at: String,
@@ -106,7 +106,7 @@ pub async fn list_conflicts(
 
 /// List quarantined events
 ///
-/// Events that were too old or too far ahead to be counted.
+/// Events that were too old or too far ahead to be counted, or of one group too many.
 #[utoipa::path(
     get, path = "/v1/quarantine", tag = "inboxes", params(InboxParameters),
     responses((status = 200, description = "A page of quarantined events", body = QuarantineList))

@@ -245,7 +245,8 @@ impl Ingest {
         let watched = self.watched.among(&events);
         let acceptance = self.acceptance(moment.now);
         let strict_tenants = self.strict_tenants;
-        let batch = DeliveryBatch { events, refused, acceptance, strict_tenants };
+        let groups_per_day = self.settings.groups_per_day;
+        let batch = DeliveryBatch { events, refused, acceptance, strict_tenants, groups_per_day };
         let started = Instant::now();
         let outcome = self.store.record_deliveries(partition, batch).await;
         self.events_waiting.fetch_sub(total, Ordering::SeqCst);

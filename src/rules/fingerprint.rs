@@ -8,6 +8,7 @@
 
 use super::event::Event;
 use super::ids::{EventId, TenantNo};
+use super::rollup::Group;
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::hash::Hasher;
 
@@ -52,6 +53,15 @@ impl Fingerprinter {
         field(event.subscription.as_ref().map_or("", |s| s.as_str()).as_bytes());
         field(&[u8::from(event.trial)]);
         self.finish(&hasher)
+    }
+
+    /// Finds a group among those of a day. Here alone a collision counts as equality: two groups
+    /// are then one towards the limit of groups, and both are counted.
+    pub fn group(&self, group: &Group) -> i64 {
+        let mut hasher = SipHasher13::new_with_key(&self.key);
+        hasher.write(group.as_text().as_bytes());
+        let low = u64::try_from(self.finish(&hasher) & u128::from(u64::MAX)).expect("64 bits");
+        i64::from_ne_bytes(low.to_ne_bytes())
     }
 
     /// Finds a payload by its text.

@@ -3,7 +3,8 @@
 //! Invariant: there is no sixth outcome. The first payload accepted under an event key stands for
 //! ever; an identical delivery is a duplicate, one that differs only in its time is a restamped
 //! duplicate (SDKs that stamp each retry), any other is a conflict. An unknown key is accepted only
-//! inside the accept horizon, else quarantined.
+//! inside the accept horizon, else quarantined; a store also quarantines what would be one group
+//! too many of a tenant, meter and day.
 
 use super::event::Event;
 use super::refusal::Refusal;
@@ -31,6 +32,8 @@ pub enum Verdict {
 pub enum Quarantine {
     TooOld,
     TooFarAhead,
+    /// The tenant's meter has as many groups on that day as it may have.
+    TooManyGroups,
 }
 
 impl Quarantine {
@@ -38,11 +41,13 @@ impl Quarantine {
         match self {
             Self::TooOld => "too_old",
             Self::TooFarAhead => "too_far_ahead",
+            Self::TooManyGroups => "too_many_groups",
         }
     }
 
     pub fn from_code(code: &str) -> Option<Self> {
-        [Self::TooOld, Self::TooFarAhead].into_iter().find(|reason| reason.code() == code)
+        let all = [Self::TooOld, Self::TooFarAhead, Self::TooManyGroups];
+        all.into_iter().find(|reason| reason.code() == code)
     }
 }
 

@@ -24,6 +24,7 @@ mod credit_rows;
 mod credits;
 mod cut_events;
 mod cuts;
+mod day_groups;
 mod declarations;
 mod deliveries;
 mod entries;

@@ -21,6 +21,7 @@ mod corrections;
 mod counters;
 mod credits;
 mod cuts;
+mod day_groups;
 mod declarations;
 mod epochs;
 mod events;
@@ -68,6 +69,7 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::{Usage, UsageRow, UsageShape};
 use crate::rules::verdict::Verdict;
 use crate::rules::window::Window;
+use crate::store::groups::KnownGroups;
 use crate::store::throttle::Throttle;
 use crate::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterQuery, CounterRow, Declaration,
@@ -525,6 +527,7 @@ fn recover_writer(
         open_since: None,
         fold_stopped: false,
         fold_warnings: Throttle::default(),
+        known_groups: KnownGroups::default(),
     };
     Ok((writer, recovered.high_water))
 }

@@ -76,6 +76,7 @@ impl World {
                 horizon_micros: 7 * 24 * MICROS_PER_HOUR,
             },
             strict_tenants: false,
+            groups_per_day: 100_000,
         };
         self.store.record_deliveries(0, batch).await.unwrap();
     }

@@ -208,6 +208,7 @@ impl World {
                 horizon_micros: hours * MICROS_PER_HOUR,
             },
             strict_tenants: false,
+            groups_per_day: 100_000,
         };
         let verdicts = self.store.record_deliveries(0, batch).await.unwrap();
         let accepted = verdicts.iter().all(|verdict| *verdict == Verdict::Accepted);

@@ -376,8 +376,13 @@ impl World {
         let hours = i64::from(self.config.ingest.accept_horizon_hours);
         let acceptance =
             Acceptance { now: self.clock.now(), horizon_micros: hours * MICROS_PER_HOUR };
-        let batch =
-            DeliveryBatch { events, refused: Vec::new(), acceptance, strict_tenants: false };
+        let batch = DeliveryBatch {
+            events,
+            refused: Vec::new(),
+            acceptance,
+            strict_tenants: false,
+            groups_per_day: 100_000,
+        };
         self.store.record_deliveries(0, batch).await.unwrap()
     }
 

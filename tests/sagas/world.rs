@@ -242,8 +242,13 @@ impl World {
         let acceptance =
             Acceptance { now: self.clock.now(), horizon_micros: hours * MICROS_PER_HOUR };
         let events = vec![parse_event(&item, &catalog).unwrap()];
-        let batch =
-            DeliveryBatch { events, refused: Vec::new(), acceptance, strict_tenants: false };
+        let batch = DeliveryBatch {
+            events,
+            refused: Vec::new(),
+            acceptance,
+            strict_tenants: false,
+            groups_per_day: 100_000,
+        };
         let verdicts = self.store.record_deliveries(0, batch).await.unwrap();
         assert_eq!(verdicts, [Verdict::Accepted], "{quantity} at {occurred_at}");
     }

@@ -241,6 +241,7 @@ impl Worker {
             refused: Vec::new(),
             acceptance: Acceptance { now: moment.now, horizon_micros: hours * MICROS_PER_HOUR },
             strict_tenants: false,
+            groups_per_day: 100_000,
         };
         let verdicts = self.store.record_deliveries(0, batch).await.unwrap();
         let taken =

@@ -325,3 +325,60 @@ pub async fn counters_of_one_tenant_are_its_own(mut f: Fixture) {
         f.restart().await;
     }
 }
+
+fn traffic(id: &str, region: &str, day: u32) -> String {
+    let properties = format!(r#"{{"region":"{region}"}}"#);
+    event("acme", id, "traffic", "1", &format!("2026-11-{day}T11:00:00Z"), &properties)
+}
+
+const TOO_MANY: Verdict = Verdict::Quarantined(Quarantine::TooManyGroups);
+
+pub async fn a_group_too_many_of_a_day_is_quarantined(mut f: Fixture) {
+    f.groups_per_day = 3;
+    let first = ["a", "b", "c"].map(|region| traffic(region, region, 15));
+    assert_eq!(f.deliver(&first).await, [const { Verdict::Accepted }; 3]);
+    for round in 0..2 {
+        let id = |name: &str| format!("{name}{round}");
+        assert_eq!(f.deliver_one(&traffic("d", "d", 15)).await, TOO_MANY);
+        // A group that is there goes on, and what was counted stays a duplicate.
+        assert_eq!(f.deliver_one(&traffic(&id("more"), "c", 15)).await, Verdict::Accepted);
+        assert_eq!(f.deliver_one(&first[0]).await, DUPLICATE);
+        // Another day, tenant or meter has groups of its own; one group alone is never too many.
+        assert_eq!(f.deliver_one(&traffic(&id("day"), "d", 14)).await, Verdict::Accepted);
+        let other = traffic(&id("other"), "d", 15).replace("acme", "globex");
+        assert_eq!(f.deliver_one(&other).await, Verdict::Accepted);
+        assert_eq!(f.deliver_one(&call(&id("call"), "1")).await, Verdict::Accepted);
+        f.restart().await;
+    }
+    assert_eq!(f.total("acme", "traffic").await, "7");
+    let query = InboxQuery { tenant: None, after: 0, limit: 10 };
+    let inbox = f.store.list_quarantine(query).await.unwrap();
+    assert_eq!(inbox.len(), 1);
+    assert_eq!((inbox[0].1.reason, inbox[0].1.deliveries), (Quarantine::TooManyGroups, 2));
+    // Sent again under a higher limit it counts.
+    f.groups_per_day = 4;
+    assert_eq!(f.deliver_one(&traffic("d", "d", 15)).await, Verdict::Accepted);
+    assert_eq!(f.deliver_one(&traffic("d", "d", 15)).await, DUPLICATE);
+    assert_eq!(f.total("acme", "traffic").await, "8");
+    f.check().await;
+}
+
+pub async fn groups_of_one_batch_are_bounded_too(mut f: Fixture) {
+    f.groups_per_day = 5;
+    let batch: Vec<String> = (0..20)
+        .flat_map(|n| {
+            let one = traffic(&format!("e{n}"), &format!("r{n}"), 15);
+            // The second comes under the same id; the third is another event of the group.
+            [one.clone(), one, traffic(&format!("f{n}"), &format!("r{n}"), 15)]
+        })
+        .collect();
+    let verdicts = f.deliver(&batch).await;
+    let count = |verdict: &Verdict| verdicts.iter().filter(|one| *one == verdict).count();
+    assert_eq!((count(&Verdict::Accepted), count(&DUPLICATE), count(&TOO_MANY)), (10, 5, 45));
+    assert_eq!(f.total("acme", "traffic").await, "10");
+    f.restart().await;
+    let again = f.deliver(&batch).await;
+    let count = |verdict: &Verdict| again.iter().filter(|one| *one == verdict).count();
+    assert_eq!((count(&DUPLICATE), count(&TOO_MANY)), (15, 45));
+    f.check().await;
+}

@@ -25,6 +25,7 @@ pub struct Fixture {
     place: Place,
     colliding_bits: Option<u32>,
     pub now: Timestamp,
+    pub groups_per_day: usize,
 }
 
 enum Place {
@@ -47,7 +48,7 @@ impl Fixture {
     async fn start(place: Place) -> Self {
         let store = open(&place, None).await;
         let now = Timestamp::parse(NOW).unwrap();
-        let fixture = Self { store, place, colliding_bits: None, now };
+        let fixture = Self { store, place, colliding_bits: None, now, groups_per_day: 100_000 };
         for (slug, spec) in [
             ("calls", r#"{"aggregation":"sum"}"#),
             ("logins", r#"{"aggregation":"count"}"#),
@@ -113,7 +114,13 @@ impl Fixture {
 
     pub fn batch(&self, events: Vec<Event>) -> DeliveryBatch {
         let acceptance = Acceptance { now: self.now, horizon_micros: HORIZON_MICROS };
-        DeliveryBatch { events, refused: Vec::new(), acceptance, strict_tenants: false }
+        DeliveryBatch {
+            events,
+            refused: Vec::new(),
+            acceptance,
+            strict_tenants: false,
+            groups_per_day: self.groups_per_day,
+        }
     }
 
     /// Delivers events of one partition each, and returns their verdicts in order.

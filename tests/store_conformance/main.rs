@@ -87,6 +87,8 @@ on_every_store! {
         digits_of_the_total_count_each_event,
         awkward_texts_are_kept_exactly,
         an_empty_batch_is_nothing,
+        a_group_too_many_of_a_day_is_quarantined,
+        groups_of_one_batch_are_bounded_too,
         pages_of_counters_hold_every_row_once,
         counters_of_one_tenant_are_its_own,
     }

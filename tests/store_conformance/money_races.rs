@@ -93,7 +93,13 @@ impl Pair {
         }
         let acceptance = Acceptance { now: self.now, horizon_micros: 24 * HOUR_MICROS };
         let refused = Vec::new();
-        let batch = DeliveryBatch { events, refused, acceptance, strict_tenants: false };
+        let batch = DeliveryBatch {
+            events,
+            refused,
+            acceptance,
+            strict_tenants: false,
+            groups_per_day: 100_000,
+        };
         self.stores[0].record_deliveries(0, batch).await.unwrap();
     }
 

@@ -206,6 +206,12 @@ fn quarantine_detail(reason: Quarantine, horizon_hours: u32) -> String {
              and not counted until a person decides; check the sender's clock"
                 .to_owned()
         }
+        Quarantine::TooManyGroups => {
+            "the meter has as many groups of this tenant on that day as it may have; the event is \
+             kept and not counted; send dimensions of fewer values, or raise ingest.groups_per_day \
+             and send it again"
+                .to_owned()
+        }
     }
 }
 

@@ -427,8 +427,8 @@ fn quarantined(lately: &BTreeMap<TenantId, Tally>) -> impl Iterator<Item = Condi
     lately.iter().filter(|(_, tally)| judge_quarantine(tally)).map(|(tenant, tally)| {
         let (quarantined, received) = (tally.quarantined, tally.received());
         let summary = format!(
-            "{quarantined} of {received} events of {tenant} were too old or too far ahead, and are \
-             not counted"
+            "{quarantined} of {received} events of {tenant} were too old, too far ahead or of too \
+             many groups, and are not counted"
         );
         let command = curl(&format!("/v1/quarantine?tenant={}", url_part(tenant.as_str())));
         condition(AlertKind::QuarantineRate, tenant.as_str(), summary, &command)

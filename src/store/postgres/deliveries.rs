@@ -13,17 +13,19 @@
 
 use super::PostgresStore;
 use super::connection::Connector;
+use super::day_groups::{insert_groups, load_days};
 use super::declarations::Creation;
 use super::events::{Probe, Slot, insert_events};
 use super::failure::{Failure, describe};
 use super::inbox::{record_conflicts, record_quarantine};
-use super::judgement::{Judgement, SortedBatch};
+use super::judgement::{Gate, Judgement, SortedBatch};
 use super::scalars::{SqlHash, SqlTimestamp, column, corrupt};
 use super::{counters::record_counters, rollups::record_rollups};
 use crate::faults::{crash_point, planted};
 use crate::rules::ids::TenantNo;
 use crate::rules::meter::Catalog;
 use crate::rules::verdict::Verdict;
+use crate::store::groups::{GroupGate, KnownGroups, NewGroups};
 use crate::store::{Deliveries, DeliveryBatch, Error, Result};
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
@@ -46,11 +48,13 @@ pub struct Writer {
     /// Names this writer in `ingest_commits`.
     id: SqlHash,
     idle: Mutex<Option<ClientWrapper>>,
+    /// Groups of this partition's tenants that are stored.
+    known_groups: Mutex<KnownGroups>,
 }
 
 impl Writer {
     pub fn new() -> Result<Self> {
-        Ok(Self { id: random_number()?, idle: Mutex::new(None) })
+        Ok(Self { id: random_number()?, idle: Mutex::new(None), known_groups: Mutex::default() })
     }
 
     /// Waits for the transaction in progress and drops the connection.
@@ -91,6 +95,7 @@ impl Deliveries for PostgresStore {
         let sorted = self.sort_batch(&batch).await?;
         let batch_id = random_number()?;
         let mut idle = writer.idle.lock().await;
+        let mut known_groups = writer.known_groups.lock().await;
         let mut hindrance = String::new();
         for round in 0..TRIES_MAX {
             self.refuse_if_closed()?;
@@ -101,15 +106,19 @@ impl Deliveries for PostgresStore {
                 Some(client) if !client.is_closed() => client,
                 Some(_) | None => writer.connect(&self.connector).await?,
             };
-            let work = self.write_batch(&client, writer.id, batch_id, &sorted);
+            let work = self.write_batch(&client, (writer.id, batch_id), &sorted, &mut known_groups);
             let failure = match self.connector.within(work).await {
-                Ok(Ok(written)) => match self.commit(client, writer, batch_id, written).await? {
-                    Committed::Yes(verdicts, client) => {
-                        *idle = client;
-                        return Ok(verdicts);
+                Ok(Ok(mut written)) => {
+                    let added = std::mem::take(&mut written.new_groups);
+                    match self.commit(client, writer, batch_id, written).await? {
+                        Committed::Yes(verdicts, client) => {
+                            *idle = client;
+                            known_groups.take_over(added);
+                            return Ok(verdicts);
+                        }
+                        Committed::No(what) => Failure::Lost(what),
                     }
-                    Committed::No(what) => Failure::Lost(what),
-                },
+                }
                 Ok(Err(Failure::Again(what))) => {
                     *idle = self.roll_back(client).await;
                     Failure::Again(what)
@@ -141,6 +150,7 @@ enum Committed {
 struct Written<'b> {
     judgement: Judgement<'b>,
     catalog: Arc<Catalog>,
+    new_groups: NewGroups,
 }
 
 impl PostgresStore {
@@ -164,19 +174,24 @@ impl PostgresStore {
     async fn write_batch<'b>(
         &self,
         client: &ClientWrapper,
-        writer: SqlHash,
-        batch_id: SqlHash,
+        (writer, batch_id): (SqlHash, SqlHash),
         sorted: &SortedBatch<'b>,
+        known_groups: &mut KnownGroups,
     ) -> std::result::Result<Written<'b>, Failure> {
         let now = sorted.batch.acceptance.now;
-        let mut judgement = self.judge(client, writer, batch_id, sorted).await?;
-        judgement.sort();
         let catalog = self.catalog_with(std::iter::empty()).await?;
+        load_days(client, sorted, &catalog, known_groups).await?;
+        let groups = GroupGate::new(known_groups, sorted.batch.groups_per_day);
+        let mut gate = Gate { groups, fingerprinter: &self.fingerprinter };
+        let mut judgement = self.judge(client, (writer, batch_id), sorted, &mut gate).await?;
+        let new_groups = gate.groups.added;
+        judgement.sort();
         let fingerprinter = &self.fingerprinter;
         insert_events(client, &judgement.accepted, now).await?;
         if !planted("bug.rollup_outside_transaction") {
             record_rollups(client, &judgement.accepted, &catalog).await?;
         }
+        insert_groups(client, &new_groups).await?;
         record_conflicts(client, &judgement.conflicts, now, &catalog, fingerprinter).await?;
         record_quarantine(client, &judgement.quarantined, now, &catalog, fingerprinter).await?;
         let mut tallies = judgement.tallies(sorted);
@@ -185,7 +200,7 @@ impl PostgresStore {
             tallies.entry(tenant).or_default().rejected += count;
         }
         record_counters(client, &tallies, now).await?;
-        Ok(Written { judgement, catalog })
+        Ok(Written { judgement, catalog, new_groups })
     }
 
     /// Commits, and finds out what happened if the answer is lost.
@@ -262,9 +277,9 @@ impl PostgresStore {
     async fn judge<'b>(
         &self,
         client: &ClientWrapper,
-        writer: SqlHash,
-        batch_id: SqlHash,
+        (writer, batch_id): (SqlHash, SqlHash),
         sorted: &SortedBatch<'b>,
+        gate: &mut Gate<'_>,
     ) -> std::result::Result<Judgement<'b>, Failure> {
         let sql = "-- judge
             UPDATE ingest_commits SET batch = $2, committed_at = GREATEST(committed_at, $3)
@@ -300,13 +315,17 @@ impl PostgresStore {
                 let stored = match found.at(group.tenant, slot, &first.tenant, &first.id)? {
                     Slot::Same(stored) => Some(stored.event),
                     Slot::Free if !sorted.has_acceptable(group) => None,
-                    Slot::Free if taken.insert((group.tenant, slot)) => None,
+                    Slot::Free if !taken.contains(&(group.tenant, slot)) => None,
                     Slot::Free | Slot::Other => {
                         collided.push((index, slot.wrapping_add(1)));
                         continue;
                     }
                 };
-                judgement.judge_group(sorted, group, slot, stored.as_ref(), &catalog)?;
+                // A place where nothing is counted stays free, also for others of this batch.
+                let found = (slot, stored.as_ref());
+                if judgement.judge_group(sorted, group, found, &catalog, gate)? {
+                    taken.insert((group.tenant, slot));
+                }
             }
             if collided.is_empty() {
                 return Ok(judgement);

@@ -9,7 +9,9 @@ use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{MeterNo, TenantNo};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::refusal::Refusal;
+use crate::rules::rollup::Group;
 use crate::rules::verdict::{Quarantine, Tally, Verdict, judge_known, judge_new};
+use crate::store::groups::{GroupDay, GroupGate};
 use crate::store::{DeliveryBatch, Error, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -70,6 +72,12 @@ impl<'b> SortedBatch<'b> {
         self.order[group.order.clone()].iter().map(move |place| (*place, &batch.events[*place]))
     }
 
+    /// The events whose tenant is known.
+    pub fn events(&self) -> impl Iterator<Item = (TenantNo, &'b Event)> {
+        let events = self.tenants.iter().zip(&self.batch.events);
+        events.filter_map(|(tenant, event)| tenant.map(|tenant| (tenant, event)))
+    }
+
     pub fn first(&self, group: &KeyGroup) -> &'b Event {
         &self.batch.events[self.order[group.order.start]]
     }
@@ -78,6 +86,25 @@ impl<'b> SortedBatch<'b> {
     pub fn has_acceptable(&self, group: &KeyGroup) -> bool {
         let acceptance = self.batch.acceptance;
         self.deliveries(group).any(|(_, event)| acceptance.admits(event.occurred_at).is_ok())
+    }
+}
+
+/// Admits the groups of a batch; their days are loaded.
+pub struct Gate<'k> {
+    pub groups: GroupGate<'k>,
+    pub fingerprinter: &'k Fingerprinter,
+}
+
+impl Gate<'_> {
+    fn admits(&mut self, tenant: TenantNo, event: &Event, catalog: &Catalog) -> Result<bool> {
+        let meter = meter_of(catalog, event.meter)?;
+        let group = Group::of_event(event, meter);
+        if group.as_text().is_empty() {
+            return Ok(true);
+        }
+        let start = meter.spec.bucket.start_of(event.occurred_at);
+        let day = GroupDay::of(tenant, event.meter, start);
+        Ok(self.groups.admit(day, self.fingerprinter.group(&group)))
     }
 }
 
@@ -137,24 +164,30 @@ impl<'b> Judgement<'b> {
         }
     }
 
-    /// Judges the deliveries of one key; `slot` is where its event lies or would lie.
+    /// Judges the deliveries of one key; `slot` is where its event lies or would lie. Returns
+    /// whether an event is to be counted there.
     pub fn judge_group(
         &mut self,
         sorted: &SortedBatch<'b>,
         group: &KeyGroup,
-        slot: u128,
-        stored: Option<&Event>,
+        (slot, stored): (u128, Option<&Event>),
         catalog: &Catalog,
-    ) -> Result<()> {
+        gate: &mut Gate<'_>,
+    ) -> Result<bool> {
         let tenant = group.tenant;
         let mut winner: Option<&Event> = stored;
+        let mut counted = false;
         for (place, event) in sorted.deliveries(group) {
-            let verdict = match winner {
+            let mut verdict = match winner {
                 Some(standing) => judge_known(standing, event),
                 None => judge_new(event, sorted.batch.acceptance),
             };
+            if verdict == Verdict::Accepted && !gate.admits(tenant, event, catalog)? {
+                verdict = Verdict::Quarantined(Quarantine::TooManyGroups);
+            }
             match (&verdict, winner) {
                 (Verdict::Accepted, _) => {
+                    counted = true;
                     winner = Some(event);
                     self.accepted.push(Accepted { tenant, slot, event });
                 }
@@ -173,7 +206,7 @@ impl<'b> Judgement<'b> {
             }
             self.verdicts[place] = Some(verdict);
         }
-        Ok(())
+        Ok(counted)
     }
 
     /// Puts what is to be inserted into the order of the primary key, which every writer keeps.
@@ -211,6 +244,7 @@ mod tests {
     use crate::rules::quantity::Quantity;
     use crate::rules::timestamp::Timestamp;
     use crate::rules::verdict::Acceptance;
+    use crate::store::groups::KnownGroups;
     use std::sync::Arc;
 
     const METER: MeterNo = MeterNo(1);
@@ -230,7 +264,13 @@ mod tests {
 
     fn batch(events: Vec<Event>) -> DeliveryBatch {
         let acceptance = Acceptance { now: Timestamp::from_micros(1_000), horizon_micros: 100 };
-        DeliveryBatch { events, refused: Vec::new(), acceptance, strict_tenants: false }
+        DeliveryBatch {
+            events,
+            refused: Vec::new(),
+            acceptance,
+            strict_tenants: false,
+            groups_per_day: 100_000,
+        }
     }
 
     fn catalog() -> Catalog {
@@ -248,10 +288,14 @@ mod tests {
         let tenants = vec![Some(TenantNo(1)); batch.events.len()];
         let sorted = SortedBatch::new(&batch, tenants, &fingerprinter);
         let mut judgement = Judgement::new(&sorted);
+        let mut known = KnownGroups::default();
+        let groups = GroupGate::new(&mut known, 1);
+        let mut gate = Gate { groups, fingerprinter: &fingerprinter };
         for group in &sorted.groups {
             let standing = stored.filter(|stored| stored.id == sorted.first(group).id);
+            let found = (group.home, standing);
             judgement
-                .judge_group(&sorted, group, group.home, standing, &catalog())
+                .judge_group(&sorted, group, found, &catalog(), &mut gate)
                 .expect("the meter is known");
         }
         let units = |accepted: &Accepted<'_>| accepted.event.quantity.units();
@@ -288,7 +332,11 @@ mod tests {
         let mut judgement = Judgement::new(&sorted);
         let group = &sorted.groups[0];
         assert!(sorted.groups.len() == 1 && sorted.has_acceptable(group));
-        judgement.judge_group(&sorted, group, group.home, None, &catalog()).expect("known");
+        let mut known = KnownGroups::default();
+        let groups = GroupGate::new(&mut known, 1);
+        let mut gate = Gate { groups, fingerprinter: &fingerprinter };
+        let found = (group.home, None);
+        judgement.judge_group(&sorted, group, found, &catalog(), &mut gate).expect("known");
         let tallies = judgement.tallies(&sorted);
         assert_eq!((tallies[&None].rejected, tallies[&Some(TenantNo(1))].accepted), (1, 1));
         assert!(matches!(

@@ -3,6 +3,7 @@
 //! Invariant: reads memory and tables and changes neither, so that a batch whose commit fails
 //! leaves no trace. An event that comes twice in one batch is judged against its first delivery.
 
+use super::day_groups::load_day;
 use super::events::fetch_event;
 use super::keys::{KeyIndex, Location, key_hash};
 use super::memory::Memory;
@@ -12,8 +13,9 @@ use crate::rules::event::Event;
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::refusal::Refusal;
-use crate::rules::rollup::Rollup;
+use crate::rules::rollup::{Group, Rollup};
 use crate::rules::verdict::{Quarantine, Tally, Verdict, judge_known, judge_new};
+use crate::store::groups::{GroupDay, GroupGate, KnownGroups, NewGroups};
 use crate::store::{DeliveryBatch, Error, Result};
 use hashbrown::{HashMap, HashTable};
 use rusqlite::Connection;
@@ -31,6 +33,7 @@ pub struct JudgedBatch {
     pub new_tenants: Vec<(TenantNo, TenantId)>,
     pub conflicts: Vec<NewConflict>,
     pub quarantined: Vec<NewQuarantine>,
+    pub new_groups: NewGroups,
 }
 
 pub struct NewConflict {
@@ -51,6 +54,7 @@ pub fn judge_batch(
     memory: &Memory,
     connection: &Connection,
     fingerprinter: &Fingerprinter,
+    known_groups: &mut KnownGroups,
     batch: DeliveryBatch,
 ) -> Result<JudgedBatch> {
     let mut judge = Judge {
@@ -58,6 +62,7 @@ pub fn judge_batch(
         memory,
         connection,
         fingerprinter,
+        groups: GroupGate::new(known_groups, batch.groups_per_day),
         new_tenants: HashMap::new(),
         in_batch: HashTable::with_capacity(batch.events.len()),
         tallies: BTreeMap::new(),
@@ -77,6 +82,7 @@ pub fn judge_batch(
     }
     let mut judged = judge.judged;
     judged.counters = judge.tallies.into_iter().collect();
+    judged.new_groups = judge.groups.added;
     Ok(judged)
 }
 
@@ -85,6 +91,7 @@ struct Judge<'a> {
     memory: &'a Memory,
     connection: &'a Connection,
     fingerprinter: &'a Fingerprinter,
+    groups: GroupGate<'a>,
     new_tenants: HashMap<TenantId, TenantNo>,
     /// Hash and place of the events this batch accepts.
     in_batch: HashTable<(u64, usize)>,
@@ -107,7 +114,7 @@ impl Judge<'_> {
             let earlier = &batch.events[*earlier];
             earlier.id == event.id && earlier.tenant == event.tenant
         });
-        let verdict = match earlier {
+        let mut verdict = match earlier {
             Some((_, earlier)) => {
                 self.judge_against(&batch.events[*earlier].clone(), tenant, event)
             }
@@ -116,13 +123,18 @@ impl Judge<'_> {
                 None => judge_new(event, batch.acceptance),
             },
         };
+        if verdict == Verdict::Accepted && !self.accept(tenant, hash, event, place)? {
+            verdict = Verdict::Quarantined(Quarantine::TooManyGroups);
+        }
         match &verdict {
-            Verdict::Accepted => self.accept(tenant, hash, event, place)?,
             Verdict::Quarantined(reason) => {
                 let (event, reason) = (event.clone(), *reason);
                 self.judged.quarantined.push(NewQuarantine { tenant, event, reason });
             }
-            Verdict::Duplicate { .. } | Verdict::Conflict { .. } | Verdict::Rejected(_) => {}
+            Verdict::Accepted
+            | Verdict::Duplicate { .. }
+            | Verdict::Conflict { .. }
+            | Verdict::Rejected(_) => {}
         }
         if verdict != Verdict::Accepted {
             self.tallies.entry(tenant).or_default().add(&verdict);
@@ -140,12 +152,16 @@ impl Judge<'_> {
         verdict
     }
 
-    fn accept(&mut self, tenant: TenantNo, hash: u64, event: &Event, place: usize) -> Result<()> {
+    /// Takes the event, unless its group is one too many.
+    fn accept(&mut self, tenant: TenantNo, hash: u64, event: &Event, place: usize) -> Result<bool> {
         let meter = self.memory.catalog.get(event.meter).ok_or_else(|| Error::Internal {
             what: format!("an event names meter number {}, which is not declared", event.meter.0),
         })?;
         let (bucket_start, group, rollup) = Rollup::of_event(event, meter);
         let meter = event.meter;
+        if !self.admit_group(GroupDay::of(tenant, meter, bucket_start), &group)? {
+            return Ok(false);
+        }
         let contribution = Contribution { tenant, meter, bucket_start, group, rollup };
         self.judged.contributions.push(contribution);
         let offset = u32::try_from(self.judged.events.len())
@@ -154,7 +170,17 @@ impl Judge<'_> {
         self.judged.entries.push(NewEntry { hash, occurred_at, tenant, offset });
         write_event(&mut self.judged.events, tenant, event);
         self.in_batch.insert_unique(hash, (hash, place), |(hash, _)| *hash);
-        Ok(())
+        Ok(true)
+    }
+
+    fn admit_group(&mut self, day: GroupDay, group: &Group) -> Result<bool> {
+        if group.as_text().is_empty() {
+            return Ok(true);
+        }
+        if !self.groups.known.has_loaded(&day) {
+            load_day(self.connection, day, self.groups.known)?;
+        }
+        Ok(self.groups.admit(day, self.fingerprinter.group(group)))
     }
 
     /// The counted event with this very key, wherever it is.

@@ -43,7 +43,7 @@ fn batch(catalog: &Catalog, numbers: std::ops::Range<usize>) -> DeliveryBatch {
     let acceptance =
         Acceptance { now: Timestamp::parse(NOW).unwrap(), horizon_micros: 3_600_000_000 };
     let (events, refused) = (numbers.map(event).collect(), Vec::new());
-    DeliveryBatch { events, refused, acceptance, strict_tenants: false }
+    DeliveryBatch { events, refused, acceptance, strict_tenants: false, groups_per_day: 100_000 }
 }
 
 /// Records new events; all of them count.

@@ -13,6 +13,7 @@
 //! Where stored data cannot be read, folding stops until the next start, and the journal grows up
 //! to a bound. Where a write failed, such as on a full disk, it waits for a checkpoint.
 
+use super::day_groups::insert_groups;
 use super::fold::{FoldState, Folded, delete_folded_journal, fold_steps};
 use super::inbox::{record_conflict, record_quarantine};
 use super::judge::{JudgedBatch, judge_batch};
@@ -26,6 +27,7 @@ use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::meter::Meter;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::verdict::Verdict;
+use crate::store::groups::KnownGroups;
 use crate::store::throttle::Throttle;
 use crate::store::{Declaration, DeliveryBatch, Error, Result, TenantFields, TenantPut};
 use rusqlite::{Connection, params};
@@ -70,6 +72,7 @@ pub struct Writer {
     /// Stored data cannot be read, so nothing is folded until the next start.
     pub fold_stopped: bool,
     pub fold_warnings: Throttle,
+    pub known_groups: KnownGroups,
 }
 
 impl Writer {
@@ -112,10 +115,11 @@ impl Writer {
         self.commit(judged, received_at)
     }
 
-    fn judge(&self, batch: DeliveryBatch) -> Result<JudgedBatch> {
-        let keys = self.shared.read_keys();
-        let memory = self.shared.read_memory();
-        judge_batch(&keys, &memory, &self.connection, &self.shared.fingerprinter, batch)
+    fn judge(&mut self, batch: DeliveryBatch) -> Result<JudgedBatch> {
+        let Self { shared, connection, known_groups, .. } = self;
+        let keys = shared.read_keys();
+        let memory = shared.read_memory();
+        judge_batch(&keys, &memory, connection, &shared.fingerprinter, known_groups, batch)
     }
 
     fn commit(&mut self, judged: JudgedBatch, received_at: Timestamp) -> Result<Vec<Verdict>> {
@@ -138,6 +142,7 @@ impl Writer {
                 )
                 .and_then(|mut insert| insert.execute(params![seq, received_at.micros(), body]))
                 .map_err(sql_error)?;
+            insert_groups(connection, &judged.new_groups)?;
             for conflict in &judged.conflicts {
                 record_conflict(connection, &catalog, keys, conflict, received_at)?;
             }
@@ -148,7 +153,9 @@ impl Writer {
         })?;
         self.next_seq += 1;
         self.open_since.get_or_insert_with(Instant::now);
-        let JudgedBatch { verdicts, events, entries, contributions, counters, .. } = judged;
+        let JudgedBatch { verdicts, events, entries, contributions, counters, new_groups, .. } =
+            judged;
+        self.known_groups.take_over(new_groups);
         let events = events.into_boxed_slice();
         let keys = self.locate(&entries);
         let parts = CommitParts { seq, received_at, events, entries, contributions, counters };
