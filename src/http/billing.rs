@@ -346,6 +346,7 @@ pub enum WindowVerdict {
         (status = 200, description = "The windows", body = ComparisonAnswer),
         (status = 404, description = "There is no such meter"),
         (status = 409, description = "There is nothing to compare with; why"),
+        (status = 422, description = "More totals would be read than one query may"),
     )
 )]
 pub async fn get_comparison(

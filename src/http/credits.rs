@@ -309,7 +309,9 @@ pub async fn take_back(
     }
     let (key, memo) = (once.key.clone(), parse_memo(memo)?);
     let catalog = app.catalog.reload().await?;
-    let balance = read_balance(&*app.store, &catalog, &tenant, app.reckoning()).await?;
+    // What usage will draw is needed whole, however much of it there is.
+    let reckoning = Reckoning { usage_rows_max: usize::MAX, ..app.reckoning() };
+    let balance = read_balance(&*app.store, &catalog, &tenant, reckoning).await?;
     let reserved = balance.reserved(grant);
     let order = TakeBack { tenant, grant, key, amount, reserved, memo };
     let completing = once.completing(move |taken: &TakenBack| answer_taken(taken, &catalog));
@@ -456,7 +458,10 @@ pub struct CreditsAnswer {
 /// Read what is left of a tenant's credits, with usage up to this moment
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/credits", tag = "credits", params(("tenant" = String, Path)),
-    responses((status = 200, description = "By unit and pool", body = CreditsAnswer))
+    responses(
+        (status = 200, description = "By unit and pool", body = CreditsAnswer),
+        (status = 422, description = "More totals would be read than one query may"),
+    )
 )]
 pub async fn get_credits(
     State(app): State<Arc<App>>,
@@ -520,6 +525,7 @@ pub struct AllowanceAnswer {
     responses(
         (status = 200, description = "What is left", body = AllowanceAnswer),
         (status = 404, description = "There is no such meter"),
+        (status = 422, description = "More totals would be read than one query may"),
     )
 )]
 pub async fn get_allowance(

@@ -287,7 +287,7 @@ impl From<store::Error> for Problem {
                 Kind::Refused,
                 "answer_too_large",
                 "the answer would be larger than the server gives; ask for a shorter range or \
-                 group by fewer dimensions",
+                 group by fewer dimensions, or raise limits.query_rows_max",
             ),
             store::Error::Unknown { .. } => Self::unavailable(
                 "outcome_unknown",

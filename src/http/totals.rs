@@ -71,7 +71,10 @@ pub struct TotalList {
 /// Exact totals of every tenant and meter over a range, by pages of tenants.
 #[utoipa::path(
     get, path = "/v1/usage/totals", tag = "usage", params(TotalsQuery),
-    responses((status = 200, description = "A page, in the order of tenants", body = TotalList))
+    responses(
+        (status = 200, description = "A page, in the order of tenants", body = TotalList),
+        (status = 422, description = "More totals would be read than one query may"),
+    )
 )]
 pub async fn list_totals(
     State(app): State<Arc<App>>,

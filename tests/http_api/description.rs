@@ -40,7 +40,7 @@ async fn every_reading_route_is_described_with_its_failures() {
     get /readyz: 200 503
     get /v1/alerts: 200 400 401 403 429 500 503
     get /v1/changes: 200 400 401 403 429 500 503
-    get /v1/comparison: 200 400 401 403 404 409 429 500 503
+    get /v1/comparison: 200 400 401 403 404 409 422 429 500 503
     get /v1/conflicts: 200 400 401 403 429 500 503
     get /v1/counters: 200 400 401 403 429 500 503
     get /v1/coupons: 200 400 401 403 429 500 503
@@ -66,16 +66,16 @@ async fn every_reading_route_is_described_with_its_failures() {
     get /v1/tenants/{tenant}/accounts/{account}: 200 400 401 403 404 429 500 503
     get /v1/tenants/{tenant}/accounts: 200 400 401 403 429 500 503
     get /v1/tenants/{tenant}/agreements: 200 400 401 403 429 500 503
-    get /v1/tenants/{tenant}/allowance/{meter}: 200 400 401 403 404 429 500 503
+    get /v1/tenants/{tenant}/allowance/{meter}: 200 400 401 403 404 422 429 500 503
     get /v1/tenants/{tenant}/credits/changes: 200 400 401 403 429 500 503
-    get /v1/tenants/{tenant}/credits: 200 400 401 403 429 500 503
+    get /v1/tenants/{tenant}/credits: 200 400 401 403 422 429 500 503
     get /v1/tenants/{tenant}/entries/{key}: 200 400 401 403 404 429 500 503
     get /v1/tenants/{tenant}/grants: 200 400 401 403 429 500 503
     get /v1/tenants/{tenant}/quotes/{key}: 200 400 401 403 404 429 500 503
     get /v1/tenants: 200 400 401 403 429 500 503
     get /v1/thresholds: 200 400 401 403 429 500 503
     get /v1/timeline: 200 400 401 403 429 500 503
-    get /v1/usage/totals: 200 400 401 403 429 500 503
+    get /v1/usage/totals: 200 400 401 403 422 429 500 503
     get /v1/usage: 200 400 401 403 404 422 429 500 503
     get /v1/webhooks/{webhook}: 200 400 401 403 404 429 500 503
     get /v1/webhooks: 200 400 401 403 429 500 503
