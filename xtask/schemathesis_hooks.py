@@ -5,7 +5,7 @@ import json
 import schemathesis
 
 
-@schemathesis.serializer("application/x-ndjson", "application/jsonl")
+@schemathesis.serializer("application/x-ndjson", "application/ndjson", "application/jsonl")
 def lines(context, value):
     text = value if isinstance(value, str) else json.dumps(value)
     return text.encode("utf-8", errors="replace")

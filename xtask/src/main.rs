@@ -39,6 +39,9 @@ usage: cargo xtask COMMAND
   bench ingest [--quick] [--json FILE]
                      measure ingest on both stores
   bench push         push 10,000 windows at Stripe's limits, on both stores
+  bench reconcile    take webhooks and compare 100,580 windows, on both stores
+  bench hostile [--only ATTACK] [--json FILE]
+                     what one tenant notices while another attacks, on both stores
   bench idempotency  what the idempotency layer adds to a call, on each of its stores
 
 Whatever a command needs and does not find, it installs with apt-get, or says what to install.
