@@ -3,7 +3,7 @@
 //!
 //! Invariant: causes do not overlap, so the total is their sum. Usage that is on its way is no part
 //! of it. What a person wrote off is no part of it either: that is decided. Quarantined events are
-//! added up as far as [`QUARANTINED_MAX`]; whether there are more is said.
+//! added up as far as `QUARANTINED_MAX`; whether there are more is said.
 
 use crate::rules::event::{Item, parse_event};
 use crate::rules::ids::MeterNo;

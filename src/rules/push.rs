@@ -63,8 +63,8 @@ impl WindowUsage {
     }
 
     /// The totals by subscription as JSON, in the order of subscriptions; usage under none has
-    /// the empty name. Senders choose the names, so at most [`SUBSCRIPTIONS_MAX`] are named, those
-    /// with the largest totals; the others are one total under [`OTHER_SUBSCRIPTIONS`].
+    /// the empty name. Senders choose the names, so at most `SUBSCRIPTIONS_MAX` are named, those
+    /// with the largest totals; the others are one total under `OTHER_SUBSCRIPTIONS`.
     pub fn subscriptions_json(&self) -> String {
         let mut totals: Vec<(&str, Quantity)> = self
             .by_subscription

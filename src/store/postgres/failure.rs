@@ -68,7 +68,7 @@ pub fn write_error(error: tokio_postgres::Error) -> Error {
     if broke { Error::Unknown { what: describe(&error) } } else { store_error(&error) }
 }
 
-/// For reads; statements of transactions fail with a [`Failure`].
+/// For reads; statements of transactions fail with a `Failure`.
 impl From<tokio_postgres::Error> for Error {
     fn from(error: tokio_postgres::Error) -> Self {
         if error.code() == Some(&SqlState::QUERY_CANCELED) {
