@@ -6,6 +6,10 @@
 //!
 //! Fairness: submissions wait in one lane per tenant (those of several tenants share a lane), and
 //! a commit takes from the lanes in turn, so a tenant's storm delays itself and not its neighbours.
+//! A large request is submitted in pieces, which may be in several commits, and a commit takes no
+//! more events than end within a short time: dear ones, such as those for an inbox, come in small
+//! groups. A request that is answered with an error may be counted in part; sending it again is
+//! safe, as always.
 //! Bounds: the whole queue, and a tenant's part of it, are limited in events; beyond, the submitter
 //! is told to come back.
 //!
@@ -13,6 +17,7 @@
 
 mod lanes;
 mod latencies;
+mod pace;
 mod watched;
 
 use crate::clock::{Clock, Moment};
@@ -24,9 +29,10 @@ use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::{Acceptance, Verdict};
 use crate::store::throttle::Throttle;
 use crate::store::{self, DeliveryBatch, Store};
-use lanes::{Lanes, Submission};
+use lanes::{Lanes, Submission, TURN_EVENTS};
 pub use latencies::Latencies;
 use latencies::Samples;
+use pace::Pace;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -67,9 +73,11 @@ pub struct Ingest {
     warnings: Throttle,
 }
 
+#[derive(Default)]
 struct Partition {
     lanes: Mutex<Lanes>,
     filled: Notify,
+    pace: Pace,
 }
 
 impl Ingest {
@@ -80,10 +88,8 @@ impl Ingest {
         settings: IngestConfig,
         strict_tenants: bool,
     ) -> Arc<Self> {
-        let new_partition =
-            |_| Partition { lanes: Mutex::new(Lanes::default()), filled: Notify::new() };
         let ingest = Arc::new(Self {
-            partitions: (0..store.partitions()).map(new_partition).collect(),
+            partitions: (0..store.partitions()).map(|_| Partition::default()).collect(),
             store,
             clock,
             settings,
@@ -104,12 +110,12 @@ impl Ingest {
         ingest
     }
 
-    /// How late events come.
     /// Events that wait for their commit.
     pub fn waiting(&self) -> usize {
         self.events_waiting.load(Ordering::SeqCst)
     }
 
+    /// How late events come.
     pub fn latencies(&self) -> &Arc<Latencies> {
         &self.latencies
     }
@@ -190,14 +196,13 @@ impl Ingest {
         }
         let mut waiting = Vec::new();
         for (partition, share) in self.partitions.iter().zip(shares) {
-            if share.events.is_empty() && share.refused.is_empty() {
-                continue;
+            let mut lanes = lock(&partition.lanes);
+            for Share { places, events, refused } in share.into_pieces() {
+                let (reply, answer) = oneshot::channel();
+                lanes.push(Submission { events, refused, reply });
+                waiting.push((places, answer));
             }
-            let (reply, answer) = oneshot::channel();
-            let Share { places, events, refused } = share;
-            lock(&partition.lanes).push(Submission { events, refused, reply });
             partition.filled.notify_one();
-            waiting.push((places, answer));
         }
         Ok(waiting)
     }
@@ -209,7 +214,7 @@ impl Ingest {
         loop {
             let group = {
                 let mut lanes = lock(&partition.lanes);
-                let group = lanes.take_group(self.settings.group_events_max);
+                let group = lanes.take_group(partition.pace.limit(self.settings.group_events_max));
                 if !group.is_empty() {
                     self.groups_running.fetch_add(1, Ordering::SeqCst);
                 }
@@ -250,7 +255,9 @@ impl Ingest {
         let started = Instant::now();
         let outcome = self.store.record_deliveries(partition, batch).await;
         self.events_waiting.fetch_sub(total, Ordering::SeqCst);
-        metrics::histogram!("counterfoil_commit_seconds").record(started.elapsed().as_secs_f64());
+        let spent = started.elapsed();
+        self.partitions[partition].pace.record(total, spent);
+        metrics::histogram!("counterfoil_commit_seconds").record(spent.as_secs_f64());
         match outcome {
             Ok(verdicts) => {
                 assert_eq!(verdicts.len(), total, "one verdict for each event");
@@ -330,6 +337,22 @@ struct Share {
     places: Vec<usize>,
     events: Vec<Event>,
     refused: Vec<(Option<TenantId>, u64)>,
+}
+
+impl Share {
+    /// Pieces of a turn each, in order; none of nothing.
+    fn into_pieces(self) -> impl Iterator<Item = Self> {
+        let (mut places, mut events) = (self.places.into_iter(), self.events.into_iter());
+        let mut refused = self.refused;
+        std::iter::from_fn(move || {
+            let piece = Self {
+                places: places.by_ref().take(TURN_EVENTS).collect(),
+                events: events.by_ref().take(TURN_EVENTS).collect(),
+                refused: std::mem::take(&mut refused),
+            };
+            (!piece.events.is_empty() || !piece.refused.is_empty()).then_some(piece)
+        })
+    }
 }
 
 /// Where the verdicts of a share belong, and where they will come from.

@@ -9,10 +9,10 @@ use crate::rules::verdict::Verdict;
 use std::collections::{HashMap, VecDeque};
 use tokio::sync::oneshot;
 
-/// Events a lane may take in one turn; a larger submission is taken whole.
-const TURN_EVENTS: usize = 512;
+/// Events a lane may take in one turn, and of which a submission has no more.
+pub const TURN_EVENTS: usize = 256;
 
-/// What one request gave to one partition.
+/// What one request gave to one partition, or a piece of it.
 pub struct Submission {
     pub events: Vec<Event>,
     pub refused: Vec<(Option<TenantId>, u64)>,
@@ -126,7 +126,7 @@ mod tests {
         lanes.push(submission(&["quiet"]));
         lanes.push(submission(&["calm"]));
         let group = lanes.take_group(1_000);
-        assert_eq!(first_tenants(&group)[..4], ["storm", "storm", "quiet", "calm"]);
+        assert_eq!(first_tenants(&group)[..4], ["storm", "quiet", "calm", "storm"]);
         assert!(!lanes.is_empty());
     }
 
