@@ -14,12 +14,9 @@ pub struct CompletionsArguments {
 }
 
 pub fn run(arguments: &CompletionsArguments) -> ExitCode {
-    let mut definition = super::definition();
-    clap_complete::generate(
-        arguments.shell,
-        &mut definition,
-        "counterfoil",
-        &mut std::io::stdout(),
-    );
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut super::definition(), "counterfoil", &mut script);
+    // Not written directly: clap_complete panics in its own words when the reader has gone.
+    print!("{}", String::from_utf8_lossy(&script));
     ExitCode::SUCCESS
 }

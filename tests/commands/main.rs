@@ -81,10 +81,12 @@ impl Drop for Server {
 
 #[test]
 fn a_reader_that_goes_away_ends_a_command_quietly() {
-    let (reader, writer) = std::io::pipe().unwrap();
-    drop(reader);
-    let output = counterfoil(&["config", "print"]).stdout(writer).output().unwrap();
-    assert_eq!(read(&output), (Some(0), String::new(), String::new()));
+    for arguments in [["config", "print"], ["completions", "bash"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = counterfoil(&arguments).stdout(writer).output().unwrap();
+        assert_eq!(read(&output), (Some(0), String::new(), String::new()), "{arguments:?}");
+    }
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! A connection to PostgreSQL that is cut at COMMIT, before the database sees it or after: the
-//! server must find out which it was, or say that it does not know, and count nothing twice.
+//! server must find out which it was, or say that it does not know, and count nothing twice. And a
+//! database that cannot be reached yet when the server starts.
 
 use super::load::{Failing, Load, Stage, declare_meters};
 use super::server::{Launch, Place, Server};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -15,10 +17,8 @@ const CUT_EVERY: usize = 4;
 /// A simple query that is COMMIT, as it goes over the wire.
 const COMMIT: &[u8] = b"Q\0\0\0\x0bCOMMIT\0";
 
-/// Passes connections on to `database` and returns where it listens.
-async fn start_proxy(database: String, cuts: Arc<AtomicUsize>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
+/// Passes connections on to `database`.
+fn start_proxy(listener: TcpListener, database: String, cuts: Arc<AtomicUsize>) {
     let commits = Arc::new(AtomicUsize::new(0));
     tokio::spawn(async move {
         while let Ok((near, _)) = listener.accept().await {
@@ -29,7 +29,14 @@ async fn start_proxy(database: String, cuts: Arc<AtomicUsize>) -> String {
             });
         }
     });
-    address
+}
+
+/// The place's store behind another address, and the address of the database itself.
+fn behind(place: &Place, address: SocketAddr) -> (String, String) {
+    let store = place.store();
+    let (user, rest) = store.split_once('@').unwrap();
+    let (database, name) = rest.split_once('/').unwrap();
+    (format!("{user}@{address}/{name}"), database.to_owned())
 }
 
 async fn pass_on(
@@ -69,13 +76,11 @@ async fn pass_on(
 #[tokio::test(flavor = "multi_thread")]
 async fn commits_cut_off_are_counted_once() {
     let Some(place) = Place::postgres().await else { return };
-    let store = place.store();
-    let (before, rest) = store.split_once('@').unwrap();
-    let (address, database) = rest.split_once('/').unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (through_proxy, database) = behind(&place, listener.local_addr().unwrap());
     let cuts = Arc::new(AtomicUsize::new(0));
-    let proxy = start_proxy(address.to_owned(), Arc::clone(&cuts)).await;
+    start_proxy(listener, database, Arc::clone(&cuts));
     declare_meters(&Server::start(&place).url).await;
-    let through_proxy = format!("{before}@{proxy}/{database}");
     let launch = Launch { store: Some(&through_proxy), ..Launch::default() };
     let mut server = Server::launch(&place, &launch).unwrap();
     let load = Load::new("cut", 12, 1_500);
@@ -92,4 +97,28 @@ async fn commits_cut_off_are_counted_once() {
     drop(again);
     let violations = load.recover(&place, &known).await;
     assert!(violations.is_empty(), "{violations:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_not_up_yet_is_waited_for() {
+    let Some(place) = Place::postgres().await else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let (store, database) = behind(&place, address);
+    let launch = |wait_ms: u32| {
+        let settings = [("COUNTERFOIL_STORE_WAIT_MS", wait_ms.to_string())];
+        let launch = Launch { store: Some(&store), settings: &settings, ..Launch::default() };
+        Server::launch(&place, &launch)
+    };
+    let refused = tokio::task::block_in_place(|| launch(0)).err().expect("nothing listens there");
+    assert!(refused.contains("check that the database runs"), "{refused}");
+    let come_up = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let listener = TcpListener::bind(address).await.unwrap();
+        start_proxy(listener, database, Arc::default());
+    });
+    let server = tokio::task::block_in_place(|| launch(30_000)).unwrap();
+    come_up.await.unwrap();
+    declare_meters(&server.url).await;
 }
