@@ -107,6 +107,10 @@ pub const ATTACKS: [Attack; 11] = [
     },
 ];
 
+/// How soon a connection that the server has closed is opened again. The attacks hold what they
+/// have; how many connections in a second a machine can open and close is its kernel's affair.
+const AGAIN_AFTER: Duration = Duration::from_millis(500);
+
 /// What an attacker has.
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub struct Means {
@@ -142,7 +146,7 @@ pub async fn attack_from_environment(number: &str) -> Result<()> {
                 if attack_once(attack.number, place, &means, &bodies, &seen).await.is_err() {
                     *seen.statuses.lock().unwrap().entry(0).or_default() += 1;
                 }
-                tokio::time::sleep(Duration::from_millis(10)).await;
+                tokio::time::sleep(AGAIN_AFTER).await;
             }
         });
     }
