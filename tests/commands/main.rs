@@ -178,6 +178,18 @@ fn refusals_say_what_to_do() {
     let (_, _, said) = run(&["serve", "--store", "mysql://me:hunter2@db/x"]);
     assert!(said.contains("sqlite:DIRECTORY") && !said.contains("hunter2"), "{said}");
     check_refused(&["frobnicate"], 2, &["frobnicate"]);
+    check_refused(&["serve", "--listen", "localhost:9000"], 2, &["127.0.0.1"]);
+}
+
+#[test]
+fn a_publishable_key_of_stripe_stops_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut serve = counterfoil(&["serve", "--listen", "127.0.0.1:0", "--data"]);
+    serve.arg(folder.path()).env("COUNTERFOIL_PROVIDER_KIND", "stripe");
+    serve.env("COUNTERFOIL_STRIPE_API_KEY", "pk_test_shown_to_browsers");
+    let (code, _, said) = read(&serve.output().unwrap());
+    assert!(code == Some(1) && said.contains("publishable key"), "{code:?}: {said}");
+    assert!(!said.contains("pk_test_shown_to_browsers"), "{said}");
 }
 
 #[test]
