@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dear_events_make_small_groups_and_cheap_ones_large_groups() {
+    fn expensive_events_make_small_groups_and_cheap_ones_large_groups() {
         let pace = Pace::default();
         assert_eq!(pace.limit(10_000), 10_000);
         for _ in 0..20 {
