@@ -8,8 +8,8 @@
 //! a commit takes from the lanes in turn, so a tenant's storm delays itself and not its neighbours.
 //! A large request is submitted in pieces, which may be in several commits, and a commit takes no
 //! more events than it records in a short time: expensive ones, such as those for an inbox, come in
-//! small groups. A request that is answered with an error may be counted in part; sending it again is
-//! safe, as always.
+//! small groups. A request that is answered with an error may be counted in part; sending it again
+//! is safe, as always.
 //! Bounds: the whole queue, and a tenant's part of it, are limited in events; beyond, the submitter
 //! is told to come back.
 //!
