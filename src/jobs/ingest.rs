@@ -196,6 +196,9 @@ impl Ingest {
         }
         let mut waiting = Vec::new();
         for (partition, share) in self.partitions.iter().zip(shares) {
+            if share.events.is_empty() && share.refused.is_empty() {
+                continue;
+            }
             let mut lanes = lock(&partition.lanes);
             for Share { places, events, refused } in share.into_pieces() {
                 let (reply, answer) = oneshot::channel();
@@ -340,7 +343,7 @@ struct Share {
 }
 
 impl Share {
-    /// Pieces of a turn each, in order; none of nothing.
+    /// Pieces of a turn each, in order.
     fn into_pieces(self) -> impl Iterator<Item = Self> {
         let (mut places, mut events) = (self.places.into_iter(), self.events.into_iter());
         let mut refused = self.refused;
