@@ -9,8 +9,9 @@
 //! A crash leaves a pass running, with the rows of whole chunks: the next holder of the lease goes
 //! on after them.
 
-use super::Result;
 use super::push::{Lease, Ruling};
+use super::{Error, Result};
+use crate::rules::chain::Chain;
 use crate::rules::drift::{Summary, WindowPush};
 use crate::rules::finding::{Finding, FindingChange, FindingKind};
 use crate::rules::ids::{CustomerId, MeterNo, TenantId};
@@ -92,6 +93,23 @@ pub struct CorrectionOrder {
     pub provider: Quantity,
     /// The pass that found it, for the history.
     pub pass: u64,
+}
+
+/// Follows one nightly pass, given what reading its rows gave. Rows that are stored and cannot be
+/// read end the chain; any other failure says nothing about it. Returns whether the chain goes on.
+pub fn follow_pass(chain: &mut Chain, pass: &Pass, rows: Result<Vec<PassRow>>) -> Result<bool> {
+    match rows {
+        Ok(rows) => chain.follow(pass, &rows),
+        Err(Error::Corrupt { what }) => chain.end_unreadable(pass.number, &what),
+        Err(
+            error @ (Error::Unavailable { .. }
+            | Error::Overdue { .. }
+            | Error::TooLarge { .. }
+            | Error::Unknown { .. }
+            | Error::Internal { .. }),
+        ) => return Err(error),
+    }
+    Ok(!chain.is_broken())
 }
 
 #[async_trait]

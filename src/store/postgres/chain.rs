@@ -3,8 +3,8 @@
 use super::passes::{list_pass_rows, list_passes};
 use crate::rules::chain::{Chain, ChainReport};
 use crate::rules::pass::{Pass, PassKind, PassRow};
-use crate::store::reconciliation::{PassQuery, PassRowQuery};
-use crate::store::{Error, Result};
+use crate::store::Result;
+use crate::store::reconciliation::{PassQuery, PassRowQuery, follow_pass};
 use deadpool_postgres::ClientWrapper;
 
 const PAGE: usize = 1_000;
@@ -13,18 +13,7 @@ const PAGE: usize = 1_000;
 pub async fn verify_passes(client: &ClientWrapper) -> Result<ChainReport> {
     let mut chain = Chain::default();
     for pass in nightly_passes(client).await? {
-        match rows_of(client, pass.number).await {
-            Ok(rows) => chain.follow(&pass, &rows),
-            Err(Error::Corrupt { what }) => chain.end_unreadable(pass.number, &what),
-            Err(
-                error @ (Error::Unavailable { .. }
-                | Error::Overdue { .. }
-                | Error::TooLarge { .. }
-                | Error::Unknown { .. }
-                | Error::Internal { .. }),
-            ) => return Err(error),
-        }
-        if chain.is_broken() {
+        if !follow_pass(&mut chain, &pass, rows_of(client, pass.number).await)? {
             break;
         }
     }

@@ -4,8 +4,8 @@ use super::passes::{list_pass_rows, list_passes};
 use super::sql_error;
 use crate::rules::chain::{Chain, ChainReport};
 use crate::rules::pass::{Pass, PassKind, PassRow};
-use crate::store::reconciliation::{PassQuery, PassRowQuery};
-use crate::store::{Error, Result};
+use crate::store::Result;
+use crate::store::reconciliation::{PassQuery, PassRowQuery, follow_pass};
 use rusqlite::Connection;
 
 const PAGE: usize = 1_000;
@@ -21,18 +21,7 @@ pub fn verify_passes(connection: &Connection) -> Result<ChainReport> {
 fn follow(connection: &Connection) -> Result<ChainReport> {
     let mut chain = Chain::default();
     for pass in nightly_passes(connection)? {
-        match rows_of(connection, pass.number) {
-            Ok(rows) => chain.follow(&pass, &rows),
-            Err(Error::Corrupt { what }) => chain.end_unreadable(pass.number, &what),
-            Err(
-                error @ (Error::Unavailable { .. }
-                | Error::Overdue { .. }
-                | Error::TooLarge { .. }
-                | Error::Unknown { .. }
-                | Error::Internal { .. }),
-            ) => return Err(error),
-        }
-        if chain.is_broken() {
+        if !follow_pass(&mut chain, &pass, rows_of(connection, pass.number))? {
             break;
         }
     }
