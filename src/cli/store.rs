@@ -14,7 +14,7 @@ pub struct StoreArguments {
     /// Directory of the embedded store; short for --store sqlite:DIR
     #[arg(long, value_name = "DIR", conflicts_with = "store")]
     data: Option<PathBuf>,
-    /// sqlite:DIR, or postgres://user:password@host/database
+    /// sqlite:DIR, or postgres://user@host/database; set COUNTERFOIL_STORE_URL to give a password
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// Settings file; `counterfoil config explain` shows every setting
@@ -32,9 +32,23 @@ impl StoreArguments {
         if let Some(text) = &self.store {
             config.store.url = StoreUrl::try_from(text.clone())
                 .map_err(|refusal| anyhow::anyhow!("--store: {refusal}"))?;
+            if names_password(text) {
+                eprintln!(
+                    "warning: every user of this machine can read the password in --store; set \
+                     COUNTERFOIL_STORE_URL instead"
+                );
+            }
         }
         Ok(config)
     }
+}
+
+/// Whether the address of a database holds a password, before its host or among its parameters.
+fn names_password(url: &str) -> bool {
+    let authority = url.split_once("://").map_or("", |(_, rest)| rest);
+    let user = authority.rsplit_once('@').map_or("", |(user, _)| user);
+    let parameters = authority.split_once('?').map_or("", |(_, parameters)| parameters);
+    user.contains(':') || parameters.split('&').any(|one| one.starts_with("password="))
 }
 
 /// Opens the store that the settings name, creating it if there is none.
@@ -57,6 +71,25 @@ pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
                     config.store.url
                 )
             })?)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_in_addresses_are_recognised() {
+        for (url, expected) in [
+            ("postgres://u:secret@h/d", true),
+            ("postgres://u:s@cret@h:5432/d", true),
+            ("postgres://h/d?user=u&password=secret", true),
+            ("postgres://u@h:5432/d?sslmode=require", false),
+            ("postgres://h:5432/d", false),
+            ("sqlite:some/directory", false),
+        ] {
+            assert_eq!(names_password(url), expected, "{url}");
         }
     }
 }

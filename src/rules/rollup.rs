@@ -10,6 +10,7 @@ use super::meter::{Aggregation, Meter};
 use super::quantity::Quantity;
 use super::timestamp::Timestamp;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// What a total belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -120,8 +121,10 @@ fn unique_value(event: &Event, meter: &Meter) -> Option<Box<str>> {
 
 /// The stamps and dimension values a total is kept apart by, as canonical JSON:
 /// `[subscription, trial, dimension values …]`; empty where there is nothing to keep apart.
+///
+/// Copies share their text: a query copies the totals in memory while commits wait for it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct Group(Box<str>);
+pub struct Group(Option<Arc<str>>);
 
 /// The parts of a [`Group`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -144,24 +147,22 @@ impl Group {
     fn encode(subscription: Option<&str>, trial: bool, dimensions: &[Option<String>]) -> Self {
         let mut parts = vec![serde_json::Value::from(subscription), trial.into()];
         parts.extend(dimensions.iter().map(|value| serde_json::Value::from(value.as_deref())));
-        Self(serde_json::Value::from(parts).to_string().into())
+        Self::from_stored(&serde_json::Value::from(parts).to_string())
     }
 
     pub fn from_stored(text: &str) -> Self {
-        Self(text.into())
+        Self((!text.is_empty()).then(|| text.into()))
     }
 
     pub fn as_text(&self) -> &str {
-        &self.0
+        self.0.as_deref().unwrap_or_default()
     }
 
     /// Takes the group apart; `None` if the text is not one that this type wrote.
     pub fn parts(&self) -> Option<GroupParts> {
-        if self.0.is_empty() {
-            return Some(GroupParts::default());
-        }
+        let Some(text) = &self.0 else { return Some(GroupParts::default()) };
         let (subscription, trial, dimensions) = {
-            let mut values: Vec<serde_json::Value> = serde_json::from_str(&self.0).ok()?;
+            let mut values: Vec<serde_json::Value> = serde_json::from_str(text).ok()?;
             let dimensions = values.split_off(values.len().min(2));
             let trial = values.pop()?.as_bool()?;
             (values.pop()?, trial, dimensions)

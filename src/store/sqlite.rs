@@ -83,6 +83,7 @@ use keys::KeyIndex;
 use memory::Memory;
 use readers::Readers;
 use rusqlite::Connection;
+use rusqlite::config::DbConfig;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -589,8 +590,16 @@ fn warn_of_wide_modes(directory: &Path) {
     }
 }
 
+/// Has SQLite plan a statement once, whatever values are bound to it. Otherwise it plans every
+/// statement with `LIMIT ?` anew each time, which takes longer than most of them run.
+fn keep_plans(connection: &Connection) -> Result<()> {
+    let kept = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true);
+    kept.map(drop).map_err(sql_error)
+}
+
 fn open_for_writing(path: &Path) -> Result<Connection> {
     let connection = Connection::open(path).map_err(sql_error)?;
+    keep_plans(&connection)?;
     connection.set_prepared_statement_cache_capacity(128);
     connection
         .execute_batch(

@@ -193,6 +193,17 @@ fn a_publishable_key_of_stripe_stops_the_start() {
 }
 
 #[test]
+fn a_password_on_the_command_line_is_warned_of() {
+    let url = "postgres://app:open-sesame@127.0.0.1:1/billing";
+    let (code, _, said) = read(&counterfoil(&["check", "--store", url]).output().unwrap());
+    assert!(code == Some(1) && said.contains("COUNTERFOIL_STORE_URL"), "{code:?}: {said}");
+    assert!(!said.contains("open-sesame"), "{said}");
+    let mut check = counterfoil(&["check"]);
+    let (_, _, said) = read(&check.env("COUNTERFOIL_STORE_URL", url).output().unwrap());
+    assert!(!said.contains("warning"), "{said}");
+}
+
+#[test]
 fn one_directory_and_one_port_have_one_server() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let server = Server::start(one.path(), Some(KEY));

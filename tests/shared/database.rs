@@ -5,12 +5,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Its URL; its name begins with the suite's. None, with a printed line, if there is no server, and
 /// a failure where one is required.
 pub async fn create_database(suite: &str) -> Option<String> {
-    let Ok(server) = std::env::var("COUNTERFOIL_TEST_POSTGRES") else {
-        assert!(
-            std::env::var("COUNTERFOIL_TEST_REQUIRE_POSTGRES").is_err(),
-            "COUNTERFOIL_TEST_POSTGRES is not set"
-        );
-        println!("skipped: COUNTERFOIL_TEST_POSTGRES is not set");
+    create_database_on("COUNTERFOIL_TEST_POSTGRES", suite).await
+}
+
+/// The same on the server that an environment variable names.
+pub async fn create_database_on(variable: &str, suite: &str) -> Option<String> {
+    let Ok(server) = std::env::var(variable) else {
+        let required = std::env::var("COUNTERFOIL_TEST_REQUIRE_POSTGRES").is_ok();
+        assert!(!required, "{variable} is not set");
+        println!("skipped: {variable} is not set");
         return None;
     };
     static NEXT: AtomicU32 = AtomicU32::new(0);

@@ -45,6 +45,7 @@ mod restores;
 mod sagas;
 mod summaries;
 mod two_receivers;
+mod tls;
 mod two_senders;
 mod two_servers;
 mod usage;

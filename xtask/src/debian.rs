@@ -20,6 +20,8 @@ pub enum Need {
     PythonVenv,
     /// A browser for the test of the documentation page.
     Chromium,
+    /// Checks the server's metrics as Prometheus reads them.
+    Promtool,
 }
 
 impl Need {
@@ -32,6 +34,7 @@ impl Need {
                 succeeds(Command::new("python3").args(["-c", "import venv, ensurepip"]))
             }
             Self::Chromium => std::path::Path::new(crate::docs_page::CHROMIUM).exists(),
+            Self::Promtool => succeeds(Command::new("promtool").arg("--version")),
         }
     }
 
@@ -42,6 +45,7 @@ impl Need {
             Self::Strace => &["strace"],
             Self::PythonVenv => &["python3", "python3-venv"],
             Self::Chromium => &["chromium"],
+            Self::Promtool => &["prometheus"],
         }
     }
 }

@@ -7,12 +7,12 @@
 
 use crate::debian::{self, Need, user_is_root};
 use crate::keeper::{self, KEEP_POSTGRES, Kept, becomes_true};
-use crate::succeeds;
+use crate::{root, succeeds};
 use anyhow::{Context, Result, bail};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::net::TcpListener;
-use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -29,6 +29,13 @@ pub const FOR_TESTS: Profile = Profile {
     initdb: &["--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en-US"],
     settings: &["max_connections=400", "shared_buffers=128MB"],
 };
+
+/// For tests of TLS: with the certificate of the tests, which is for `localhost`.
+pub const FOR_TLS: Profile =
+    Profile { name: "tls", initdb: &["--locale=C.UTF-8"], settings: &["ssl=on"] };
+
+/// What a server with TLS looks for in its data, and where it comes from.
+const TLS_FILES: [(&str, &str); 2] = [("server.crt", "one.pem"), ("server.key", "one.key")];
 
 /// For simulations: thousands of short lives of our own processes, on a server that does not die.
 pub const FOR_SIMULATION: Profile = Profile {
@@ -81,6 +88,11 @@ impl ScratchPostgres {
         command.env("COUNTERFOIL_TEST_POSTGRES", &self.url);
         command.env("COUNTERFOIL_TEST_REQUIRE_POSTGRES", "1")
     }
+
+    /// The same for the tests of TLS.
+    pub fn offer_tls_to<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+        command.env("COUNTERFOIL_TEST_POSTGRES_TLS", &self.url)
+    }
 }
 
 /// `cargo xtask postgres`.
@@ -118,7 +130,7 @@ pub fn program(name: &str) -> Result<PathBuf> {
 /// What the keeper does: makes the cluster, prints its URL, and ends both when the time comes.
 pub fn keep(arguments: &[OsString]) -> Result<()> {
     let name = arguments.first().map(OsString::as_os_str);
-    let profile = [FOR_TESTS, FOR_SIMULATION, FOR_BENCHES]
+    let profile = [FOR_TESTS, FOR_TLS, FOR_SIMULATION, FOR_BENCHES]
         .into_iter()
         .find(|profile| name == Some(OsStr::new(profile.name)))
         .context("the keeper was asked for a profile that it does not know")?;
@@ -173,7 +185,25 @@ impl Cluster {
         if !output.status.success() {
             bail!("initdb: {}", String::from_utf8_lossy(&output.stderr));
         }
+        if profile.settings.contains(&"ssl=on") {
+            cluster.install_certificate()?;
+        }
         Ok(cluster)
+    }
+
+    /// PostgreSQL refuses a key that others may read.
+    fn install_certificate(&self) -> Result<()> {
+        let certificates = root()?.join("tests/http_api/tls");
+        for (name, source) in TLS_FILES {
+            let place = self.data().join(name);
+            fs::copy(certificates.join(source), &place)
+                .with_context(|| format!("could not copy {source}"))?;
+            fs::set_permissions(&place, fs::Permissions::from_mode(0o600))?;
+            if let Some(Owner { uid, gid }) = self.owner {
+                chown(&place, Some(uid), Some(gid)).context("could not give it away")?;
+            }
+        }
+        Ok(())
     }
 
     fn data(&self) -> PathBuf {

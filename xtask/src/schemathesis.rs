@@ -1,5 +1,6 @@
 //! Validates the server's OpenAPI document, calls every operation of a running server with
 //! generated requests, good and bad, and compares each answer with what the document promises.
+//! Then `promtool` checks the metrics, which by now have a value of nearly every kind.
 //!
 //! The seed is fixed, so that a red run can be repeated. The server gets a folder of its own under
 //! `target/`, removed at the next start, so that after a failure its data can be looked at.
@@ -11,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Pinned: a newer version finds other things, which should be a change of its own.
@@ -38,7 +39,7 @@ const CHECKS: [&str; 7] = [
 
 /// `cargo xtask schemathesis`: what `run` needs, and then `run`.
 pub fn run_alone() -> Result<()> {
-    debian::install_missing(&[Need::PythonVenv])?;
+    debian::install_missing(&[Need::PythonVenv, Need::Promtool])?;
     run_to_end(cargo()?.args(["build", "--features", "failpoints"]))?;
     run()
 }
@@ -54,21 +55,25 @@ pub fn run() -> Result<()> {
     fs::create_dir_all(&folder).context("could not make a folder for the server's data")?;
     let key = random_key()?;
     let (_server, url) = start_server(&folder, &key)?;
+    let python = schemathesis.with_file_name("python");
     let validate = "import sys, openapi_spec_validator as v; v.validate_url(sys.argv[1])";
     run_to_end(
-        Command::new(schemathesis.with_file_name("python"))
-            .args(["-c", validate])
-            .arg(format!("{url}/openapi.json")),
+        Command::new(&python).args(["-c", validate]).arg(format!("{url}/openapi.json")),
     )?;
+    call_operations(&schemathesis, &folder, &url, &key)?;
+    check_metrics(&python, &url, &key)
+}
+
+fn call_operations(schemathesis: &Path, folder: &Path, url: &str, key: &str) -> Result<()> {
     run_to_end(
         Command::new(schemathesis)
-            .current_dir(&folder)
+            .current_dir(folder)
             .env("PYTHONPATH", root()?.join("xtask"))
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .env("SCHEMATHESIS_HOOKS", "schemathesis_hooks")
             .args(["run", "--no-color"])
             .arg(format!("{url}/openapi.json"))
-            .args(["--url", &url])
+            .args(["--url", url])
             .args(["--header", &format!("Authorization: Bearer {key}")])
             .args(["--checks", &CHECKS.join(",")])
             // Not `stateful`: it follows one operation's answer into the next, and so may revoke
@@ -79,6 +84,25 @@ pub fn run() -> Result<()> {
             .args(["--generation-database", "none"])
             .args(["--request-timeout", "10", "--workers", "1"]),
     )
+}
+
+/// Warnings fail too: a metric without help is one that nobody can read.
+fn check_metrics(python: &Path, url: &str, key: &str) -> Result<()> {
+    let fetch = "import sys, urllib.request as r; \
+                 q = r.Request(sys.argv[1], headers={'Authorization': 'Bearer ' + sys.argv[2]}); \
+                 sys.stdout.buffer.write(r.urlopen(q, timeout=10).read())";
+    let mut fetched = Command::new(python)
+        .args(["-c", fetch, &format!("{url}/metrics"), key])
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("could not read the metrics")?;
+    let metrics = fetched.stdout.take().context("the metrics are piped")?;
+    let checked =
+        run_to_end(Command::new("promtool").args(["check", "metrics"]).stdin(metrics));
+    if !fetched.wait().is_ok_and(|status| status.success()) {
+        bail!("{url}/metrics could not be read");
+    }
+    checked
 }
 
 /// Makes the virtual environment, unless it is there with the right version. Returns the program.

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything that CI checks, in the order in which it is cheapest to fail.
 
 use crate::debian::{self, Need};
-use crate::postgres::{FOR_TESTS, ScratchPostgres};
+use crate::postgres::{FOR_TESTS, FOR_TLS, ScratchPostgres};
 use crate::steps::Steps;
 use crate::{binaries, cargo, docs_page, run_to_end, schemathesis, simulate, stripe_sdk};
 use anyhow::Result;
@@ -34,15 +34,22 @@ pub fn run(filters: &[OsString]) -> Result<()> {
 
 fn run_filtered(filters: &[OsString]) -> Result<()> {
     debian::install_missing(&[Need::Postgres, Need::Redis, Need::Strace])?;
-    let postgres = ScratchPostgres::start(&FOR_TESTS)?;
+    let (postgres, tls) = (ScratchPostgres::start(&FOR_TESTS)?, ScratchPostgres::start(&FOR_TLS)?);
     let mut command = cargo()?;
     command.arg("test").args(EVERYTHING).arg("--").args(filters);
-    run_to_end(postgres.offer_to(require_redis(&mut command)))
+    run_to_end(tls.offer_tls_to(postgres.offer_to(require_redis(&mut command))))
 }
 
 fn run_all() -> Result<()> {
     let mut steps = Steps::begin();
-    let needs = [Need::Postgres, Need::Redis, Need::Strace, Need::PythonVenv, Need::Chromium];
+    let needs = [
+        Need::Postgres,
+        Need::Redis,
+        Need::Strace,
+        Need::PythonVenv,
+        Need::Chromium,
+        Need::Promtool,
+    ];
     steps.step("packages", || debian::install_missing(&needs));
     steps.step("format", || run_cargo(&["fmt", "--all", "--check"]));
     steps.step("clippy", || {
@@ -73,10 +80,10 @@ fn run_all() -> Result<()> {
 }
 
 fn test() -> Result<()> {
-    let postgres = ScratchPostgres::start(&FOR_TESTS)?;
+    let (postgres, tls) = (ScratchPostgres::start(&FOR_TESTS)?, ScratchPostgres::start(&FOR_TLS)?);
     let mut commands = binaries::build(&["--features", "failpoints"])?;
     for command in &mut commands {
-        postgres.offer_to(command);
+        tls.offer_tls_to(postgres.offer_to(command));
     }
     binaries::run(commands)
 }

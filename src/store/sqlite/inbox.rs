@@ -147,9 +147,15 @@ impl Inbox {
             let mut statement = connection.prepare_cached(sql).map_err(sql_error)?;
             statement.execute(values).map(|_| ()).map_err(sql_error)
         };
-        match self.find(connection, fingerprinter, *tenant, id, text)? {
+        let kept = self.count_kept(connection, *tenant, id)?;
+        let place = match kept {
+            // Most ids are new to the inbox: there is nothing to look for.
+            0 => Place::Free(fingerprinter.text(text).to_be_bytes()),
+            _ => self.find(connection, fingerprinter, *tenant, id, text)?,
+        };
+        match place {
             Place::Kept(number) => run(self.repeat, params![number, at]),
-            Place::Free(slot) if self.count_kept(connection, *tenant, id)? < INBOX_PAYLOADS_MAX => {
+            Place::Free(slot) if kept < INBOX_PAYLOADS_MAX => {
                 run(self.insert, params![tenant.0, id, slot, text, context, at])
             }
             Place::Free(_) => run(

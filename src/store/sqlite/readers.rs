@@ -4,7 +4,7 @@
 //! Bound: no query waits for a connection longer than the pool's limit, and none runs longer.
 //! SQLite asks for the time after every [`STEPS_BETWEEN_LOOKS`] steps of its virtual machine.
 
-use super::sql_error;
+use super::{keep_plans, sql_error};
 use crate::store::{Error, Result};
 use rusqlite::{Connection, OpenFlags};
 use std::path::PathBuf;
@@ -96,6 +96,7 @@ impl Readers {
 pub fn open_read_only(path: &std::path::Path) -> Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(sql_error)?;
+    keep_plans(&connection)?;
     connection.set_prepared_statement_cache_capacity(64);
     connection
         .execute_batch("PRAGMA busy_timeout = 5000; PRAGMA cache_size = -16384;")
