@@ -17,6 +17,7 @@ mod counters;
 mod credits;
 mod events;
 mod extract;
+mod heavy;
 mod idempotency;
 mod inboxes;
 mod keys;

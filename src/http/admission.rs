@@ -94,7 +94,7 @@ impl Admission {
             coupons: Rates::new(COUPONS_PER_SECOND, Period::Second, began),
             thresholds: Rates::new(THRESHOLDS_PER_HOUR, Period::Hour, began),
             queries: Mutex::default(),
-            queries_at_once: limits.queries_at_once,
+            queries_at_once: limits.queries_at_once.min(half_of_cores()),
             query_time_max,
             change_time_max: query_time_max + Duration::from_millis(server.body_timeout_ms),
             answers: Budget::new(ANSWERS_BYTES_MAX, ANSWERS_HOLDER_BYTES_MAX),
@@ -131,6 +131,12 @@ impl Admission {
         };
         places.acquire_owned().await.expect("the semaphore is never closed")
     }
+}
+
+/// Queries keep a core busy each: those of one holder leave the others half of the machine.
+fn half_of_cores() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    (cores / 2).max(1)
 }
 
 /// Counts what a key that is bound to a tenant does; the operator's own keys are not limited.

@@ -9,6 +9,7 @@
 pub mod budget;
 
 use super::auth::Caller;
+use super::heavy;
 use super::problem::{Kind, Problem};
 use crate::config::ServerConfig;
 use axum::body::Body;
@@ -100,8 +101,7 @@ impl BodyReader {
             return self.unpack(encoding, sent, share);
         }
         let reader = self.clone();
-        let unpacked = tokio::task::spawn_blocking(move || reader.unpack(encoding, sent, share));
-        unpacked.await.unwrap_or_else(|_| Err(Problem::panicked()))
+        heavy::run(move || reader.unpack(encoding, sent, share)).await?
     }
 
     /// A body as it was sent, not decompressed.

@@ -11,6 +11,7 @@ use super::App;
 use super::auth::{Caller, Scope};
 use super::body::WholeBody;
 use super::extract::{Query, media_type};
+use super::heavy;
 use super::problem::{Kind, Problem};
 use crate::rules::event::{Event, RefusedItem, parse_event};
 use crate::rules::ids::TenantId;
@@ -23,9 +24,8 @@ use items::{Format, Items, ReadItem};
 use reply::{Names, Reply, Show};
 use serde::Deserialize;
 use std::sync::Arc;
-use tokio::runtime::{Handle, RuntimeFlavor};
 
-/// Larger bodies are read beside the other requests of their thread.
+/// Reading a larger body takes so long that small requests are to go first.
 const IN_PLACE_BYTES_MAX: usize = 64 * 1024;
 
 #[derive(Deserialize, utoipa::IntoParams)]
@@ -66,11 +66,12 @@ pub async fn post_events(
     let (parts, body) = request.into_parts();
     let format = read_format(&parts.headers)?;
     let body = app.bodies.read(&parts, body).await?;
-    let size = body.bytes.len();
+    let weight = body.bytes.len();
     let Batch { deliveries, names, single } = read_batch(&app, &caller, body, format).await?;
     let verdicts = app.ingest.submit(deliveries).await?;
     let horizon_hours = app.accept_horizon_hours;
-    let reply = run_beside(size, || Reply::write(&names, &verdicts, query.results, horizon_hours));
+    let write = move || (Reply::write(&names, &verdicts, query.results, horizon_hours), verdicts);
+    let (reply, verdicts) = run_by_weight(weight, write).await?;
     reply.count();
     Ok(match verdicts.as_slice() {
         [verdict] if single => reply.into_single_response(verdict),
@@ -110,15 +111,13 @@ async fn read_batch(
     body: WholeBody,
     format: Format,
 ) -> Result<Batch, Problem> {
-    let catalog = app.catalog.current().await?;
     let events_max = app.config.batch_events_max;
-    let parse = |catalog: &Catalog| -> Result<Batch, Problem> {
-        let Items { items, single } = items::parse_items(&body.bytes, format, events_max)?;
-        let parse_item = |item: &ReadItem<'_>| parse_item(item, catalog);
-        let deliveries: Vec<Delivery> = items.iter().map(parse_item).collect();
-        Ok(Batch { names: Names::of(&deliveries), deliveries, single })
+    let parse = async |catalog: Arc<Catalog>| {
+        let bytes = body.bytes.clone();
+        let work = move || parse_batch(&bytes, format, &catalog, events_max);
+        run_by_weight(body.bytes.len(), work).await?
     };
-    let mut batch = run_beside(body.bytes.len(), || parse(&catalog))?;
+    let mut batch = parse(app.catalog.current().await?).await?;
     // A meter that is not known may have been declared elsewhere a moment ago, so the catalog is
     // read again before its events are refused.
     let unknown = |delivery: &Delivery| {
@@ -127,7 +126,7 @@ async fn read_batch(
     if batch.deliveries.iter().any(unknown)
         && let Some(catalog) = app.catalog.renewed().await?
     {
-        batch = run_beside(body.bytes.len(), || parse(&catalog))?;
+        batch = parse(catalog).await?;
     }
     if let Some(tenant) = caller.bound_to() {
         forbid_other_tenants(&mut batch.deliveries, tenant);
@@ -135,15 +134,23 @@ async fn read_batch(
     Ok(batch)
 }
 
-/// Runs work on a body of this size. For a large one the thread's other requests move to another
-/// thread first: parsing 10,000 events takes tens of milliseconds, and a single event of another
-/// tenant must not wait for them.
-fn run_beside<T>(size: usize, work: impl FnOnce() -> T) -> T {
-    let several = Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
-    if size > IN_PLACE_BYTES_MAX && several {
-        return tokio::task::block_in_place(work);
-    }
-    work()
+fn parse_batch(
+    body: &[u8],
+    format: Format,
+    catalog: &Catalog,
+    events_max: usize,
+) -> Result<Batch, Problem> {
+    let Items { items, single } = items::parse_items(body, format, events_max)?;
+    let deliveries: Vec<_> = items.iter().map(|item| parse_item(item, catalog)).collect();
+    Ok(Batch { names: Names::of(&deliveries), deliveries, single })
+}
+
+/// Runs work on a body of this size: here, or with lower priority if it is large.
+async fn run_by_weight<T: Send + 'static>(
+    bytes: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Problem> {
+    if bytes <= IN_PLACE_BYTES_MAX { Ok(work()) } else { heavy::run(work).await }
 }
 
 fn parse_item(item: &ReadItem<'_>, catalog: &Catalog) -> Delivery {

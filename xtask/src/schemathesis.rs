@@ -57,9 +57,7 @@ pub fn run() -> Result<()> {
     let (_server, url) = start_server(&folder, &key)?;
     let python = schemathesis.with_file_name("python");
     let validate = "import sys, openapi_spec_validator as v; v.validate_url(sys.argv[1])";
-    run_to_end(
-        Command::new(&python).args(["-c", validate]).arg(format!("{url}/openapi.json")),
-    )?;
+    run_to_end(Command::new(&python).args(["-c", validate]).arg(format!("{url}/openapi.json")))?;
     call_operations(&schemathesis, &folder, &url, &key)?;
     check_metrics(&python, &url, &key)
 }
@@ -97,8 +95,7 @@ fn check_metrics(python: &Path, url: &str, key: &str) -> Result<()> {
         .spawn()
         .context("could not read the metrics")?;
     let metrics = fetched.stdout.take().context("the metrics are piped")?;
-    let checked =
-        run_to_end(Command::new("promtool").args(["check", "metrics"]).stdin(metrics));
+    let checked = run_to_end(Command::new("promtool").args(["check", "metrics"]).stdin(metrics));
     if !fetched.wait().is_ok_and(|status| status.success()) {
         bail!("{url}/metrics could not be read");
     }

@@ -1,8 +1,10 @@
 //! How many events a commit takes, by what the last ones cost.
 //!
-//! A sender waits for the whole of the commit before its own, so a commit is to end within
-//! [`COMMIT_TARGET`]. Events differ in cost: one that is counted takes microseconds, and one that
-//! goes into an inbox or is the first of its group takes ten times as long.
+//! A sender waits for the whole of the commit before its own. Alone it would wait for one sync, so a
+//! commit may take as long as a few syncs do, and senders of small requests wait a few times as long
+//! as they would alone, whatever the others send. Events differ in cost: one that is counted takes
+//! microseconds, and one that goes into an inbox or is the first of its group takes ten times as
+//! long.
 //!
 //! Invariant: a group has room for at least one turn of a lane, and holds no more than the settings
 //! allow.
@@ -11,53 +13,85 @@ use super::lanes::TURN_EVENTS;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-const COMMIT_TARGET: Duration = Duration::from_millis(15);
-/// Smaller groups tell what a sync costs, and not an event.
+/// How long a commit may take, in syncs: syncing then costs at most a fifth of the throughput.
+const COMMIT_SYNCS: u32 = 4;
+/// A fast disk is no reason for tiny commits, and a slow one none for endless ones.
+const COMMIT_TIME_MIN: Duration = Duration::from_millis(5);
+const COMMIT_TIME_MAX: Duration = Duration::from_millis(20);
+/// Groups of at most so many events tell what a sync costs.
+const SYNC_EVENTS_MAX: usize = 4;
+/// Groups of at least so many tell what an event costs.
 const MEASURED_EVENTS_MIN: usize = TURN_EVENTS / 2;
 
-/// What an event costs, of late, in nanoseconds.
-#[derive(Default)]
-pub struct Pace(AtomicU64);
+/// What commits cost, of late, in nanoseconds.
+pub struct Pace {
+    sync: AtomicU64,
+    event: AtomicU64,
+}
 
 impl Pace {
     /// Events of the next group.
     pub fn limit(&self, events_max: usize) -> usize {
-        let cost = u128::from(self.0.load(Ordering::Relaxed).max(1));
-        let affordable = usize::try_from(COMMIT_TARGET.as_nanos() / cost).unwrap_or(usize::MAX);
+        let sync = Duration::from_nanos(self.sync.load(Ordering::Relaxed));
+        let time = sync.saturating_mul(COMMIT_SYNCS).clamp(COMMIT_TIME_MIN, COMMIT_TIME_MAX);
+        let event = u128::from(self.event.load(Ordering::Relaxed).max(1));
+        let affordable = usize::try_from(time.as_nanos() / event).unwrap_or(usize::MAX);
         affordable.clamp(TURN_EVENTS.min(events_max), events_max)
     }
 
     /// Takes in what a commit cost.
     pub fn record(&self, events: usize, spent: Duration) {
-        if events < MEASURED_EVENTS_MIN {
-            return;
+        if events <= SYNC_EVENTS_MAX {
+            average(&self.sync, spent);
+        } else if events >= MEASURED_EVENTS_MIN {
+            let sync = Duration::from_nanos(self.sync.load(Ordering::Relaxed));
+            let events = u32::try_from(events).unwrap_or(u32::MAX);
+            average(&self.event, spent.saturating_sub(sync) / events);
         }
-        let Ok(events) = u128::try_from(events) else { return };
-        let cost = u64::try_from(spent.as_nanos() / events).unwrap_or(u64::MAX);
-        // One partition has one worker, so nobody else writes in between.
-        let before = self.0.load(Ordering::Relaxed);
-        self.0.store(before / 2 + cost / 2, Ordering::Relaxed);
     }
+}
+
+impl Default for Pace {
+    /// Before anything was measured: a disk of middling speed, and events that cost nothing.
+    fn default() -> Self {
+        Self { sync: AtomicU64::new(3_000_000), event: AtomicU64::new(0) }
+    }
+}
+
+/// One partition has one worker, so nobody else writes in between.
+fn average(cost: &AtomicU64, latest: Duration) {
+    let latest = u64::try_from(latest.as_nanos()).unwrap_or(u64::MAX);
+    cost.store(cost.load(Ordering::Relaxed) / 2 + latest / 2, Ordering::Relaxed);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn record(pace: &Pace, events: usize, spent: Duration) {
+        (0..20).for_each(|_| pace.record(events, spent));
+    }
+
     #[test]
     fn expensive_events_make_small_groups_and_cheap_ones_large_groups() {
         let pace = Pace::default();
         assert_eq!(pace.limit(10_000), 10_000);
-        for _ in 0..20 {
-            pace.record(1_000, Duration::from_millis(500));
-        }
+        record(&pace, 1_000, Duration::from_millis(500));
         assert_eq!((pace.limit(10_000), pace.limit(100)), (TURN_EVENTS, 100));
-        for _ in 0..20 {
-            pace.record(1_000, Duration::from_millis(5));
+        record(&pace, 1, Duration::from_millis(3));
+        record(&pace, 1_000, Duration::from_millis(8));
+        assert!((2_300..=2_500).contains(&pace.limit(10_000)), "{}", pace.limit(10_000));
+    }
+
+    #[test]
+    fn a_commit_takes_as_long_as_a_few_syncs() {
+        // A sync, and the events of a group that cost 5 µs each.
+        for (sync_ms, expected) in [(0, 1_000), (1, 1_000), (2, 1_600), (4, 3_200), (50, 4_000)] {
+            let (pace, sync) = (Pace::default(), Duration::from_millis(sync_ms));
+            record(&pace, 1, sync);
+            record(&pace, 1_000, sync + Duration::from_millis(5));
+            let limit = pace.limit(10_000);
+            assert!((expected - 10..=expected + 10).contains(&limit), "{sync_ms} ms: {limit}");
         }
-        assert!((2_500..=3_500).contains(&pace.limit(10_000)), "{}", pace.limit(10_000));
-        // A sync for one event says nothing about events.
-        pace.record(1, Duration::from_secs(1));
-        assert!(pace.limit(10_000) >= 2_500);
     }
 }

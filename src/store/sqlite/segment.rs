@@ -191,14 +191,27 @@ impl Segment {
         let mut counters: Vec<_> = self.counters.iter().map(|(k, tally)| (*k, *tally)).collect();
         counters.sort_unstable_by_key(|(key, _)| *key);
         let mut order: Vec<u32> = (0..).take(self.entries.len()).collect();
-        order.sort_unstable_by(|a, b| {
-            let (a, b) = (self.entry(*a), self.entry(*b));
-            (a.tenant, a.occurred_at).cmp(&(b.tenant, b.occurred_at)).then_with(|| {
-                let id = |entry: &Entry| self.view(entry).map(|(view, _)| view.id.to_owned());
-                id(a).ok().cmp(&id(b).ok())
-            })
-        });
+        let moment = |place: &u32| {
+            let entry = self.entry(*place);
+            (entry.tenant, entry.occurred_at)
+        };
+        order.sort_unstable_by_key(moment);
+        order.chunk_by_mut(|a, b| moment(a) == moment(b)).for_each(|same| self.sort_by_id(same));
         FoldPlan { plan, order, rollups, counters }
+    }
+
+    /// Many producers stamp whole seconds or hours, so there may be many events of one moment; each
+    /// id is read once.
+    fn sort_by_id(&self, places: &mut [u32]) {
+        if places.len() == 1 {
+            return;
+        }
+        let id = |place: u32| self.view(self.entry(place)).map(|(view, _)| view.id).ok();
+        let mut by_id: Vec<_> = places.iter().map(|place| (id(*place), *place)).collect();
+        by_id.sort_unstable();
+        for (place, (_, sorted)) in places.iter_mut().zip(by_id) {
+            *place = sorted;
+        }
     }
 
     /// Ends the segment. The plan must be of this very segment, unchanged since.
