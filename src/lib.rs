@@ -12,7 +12,6 @@ pub mod store;
 
 pub mod destinations;
 pub mod provider;
-pub mod simulator;
 pub mod tax;
 
 pub mod jobs;

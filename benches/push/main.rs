@@ -23,12 +23,8 @@ use counterfoil::provider::stripe::Stripe;
 use counterfoil::rules::event::{Item, parse_event};
 use counterfoil::rules::ids::{CustomerId, MeterSlug, TenantId};
 use counterfoil::rules::meter::Meter;
-use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use counterfoil::rules::verdict::Acceptance;
-use counterfoil::simulator::{
-    FaultKind, FaultPlan, Handle, Options, RateClock, RateLimit, SimRequest, Simulator,
-};
 use counterfoil::store::postgres::PostgresStore;
 use counterfoil::store::push::PushAges;
 use counterfoil::store::sqlite::SqliteStore;
@@ -37,6 +33,9 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use stripe_sim::{
+    Decimal, FaultKind, FaultPlan, Handle, Options, RateClock, RateLimit, SimRequest, Simulator,
+};
 
 const TENANTS: usize = 1_000;
 const HOURS: usize = 10;
@@ -78,7 +77,7 @@ async fn measure(name: &str, store: Arc<dyn Store>) -> Result<()> {
         }),
         ..Options::default()
     };
-    let simulator = Arc::new(Mutex::new(Simulator::following(clock.clone(), options)));
+    let simulator = Arc::new(Mutex::new(Simulator::following(stripe_sim::Timestamp::now, options)));
     let listen = "127.0.0.1:0".parse()?;
     let mut handle = Handle::start(listen, Arc::clone(&simulator)).await?;
     let windows = prepare(&*store, &simulator, &clock).await?;
@@ -108,7 +107,7 @@ async fn measure(name: &str, store: Arc<dyn Store>) -> Result<()> {
     Ok(())
 }
 
-type Windows = BTreeMap<(String, String, Timestamp), Quantity>;
+type Windows = BTreeMap<(String, String, stripe_sim::Timestamp), Decimal>;
 
 /// One event in each hour of each tenant; returns what the provider must show in the end.
 async fn prepare(
@@ -148,8 +147,9 @@ async fn prepare(
             );
             let item: Item<'_> = serde_json::from_str(&json)?;
             events.push(parse_event(&item, &catalog).map_err(|refused| refused.refusal)?);
-            let key = (customer.clone(), "calls".to_owned(), Timestamp::from_micros(start));
-            windows.insert(key, Quantity::parse_stored(&quantity).context("a decimal")?);
+            let hour = stripe_sim::Timestamp::from_micros(start);
+            let total = quantity.parse().map_err(anyhow::Error::msg)?;
+            windows.insert((customer.clone(), "calls".to_owned(), hour), total);
         }
         let acceptance = Acceptance { now, horizon_micros: 168 * MICROS_PER_HOUR };
         let (refused, strict_tenants) = (Vec::new(), false);

@@ -10,11 +10,11 @@ use counterfoil::jobs::mirror::MirrorReader;
 use counterfoil::jobs::webhook::WebhookInbox;
 use counterfoil::provider::Provider;
 use counterfoil::provider::stripe::Stripe;
-use counterfoil::simulator::{Handle, Options, SimRequest, Simulator, sign};
 use counterfoil::store::Store;
 use counterfoil::store::webhook::WebhookQuery;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use stripe_sim::{Handle, Options, SimRequest, Simulator, sign};
 use tokio::net::TcpListener;
 
 const SUBSCRIPTIONS: usize = 2_000;
@@ -25,7 +25,7 @@ const SECRET: &str = "whsec_bench";
 
 pub async fn measure(name: &str, store: &Arc<dyn Store>) -> Result<()> {
     let clock = Clock::system();
-    let simulator = Simulator::following(clock.clone(), Options::default());
+    let simulator = Simulator::following(stripe_sim::Timestamp::now, Options::default());
     let simulator = Arc::new(Mutex::new(simulator));
     let mut handle = Handle::start("127.0.0.1:0".parse()?, Arc::clone(&simulator)).await?;
     let bodies = events(&simulator)?;

@@ -15,11 +15,11 @@ use counterfoil::rules::ids::{CustomerId, MeterSlug, TenantId};
 use counterfoil::rules::meter::Meter;
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use counterfoil::rules::verdict::Acceptance;
-use counterfoil::simulator::{Handle, Options, SimRequest, Simulator};
 use counterfoil::store::push::PushAges;
 use counterfoil::store::{DeliveryBatch, Store, TenantFields};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use stripe_sim::{Handle, Options, SimRequest, Simulator};
 
 const TENANTS: usize = 1_070;
 const METERS: [&str; 2] = ["calls", "tokens"];
@@ -28,7 +28,7 @@ const HOURS: usize = 47;
 
 pub async fn measure(name: &str, store: &Arc<dyn Store>) -> Result<()> {
     let clock = Clock::system();
-    let simulator = Simulator::following(clock.clone(), Options::default());
+    let simulator = Simulator::following(stripe_sim::Timestamp::now, Options::default());
     let simulator = Arc::new(Mutex::new(simulator));
     let mut handle = Handle::start("127.0.0.1:0".parse()?, Arc::clone(&simulator)).await?;
     let config = settings(&handle.url())?;

@@ -52,8 +52,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil demo
-      300,000 events; the server then runs until Ctrl-C, to be explored, and so does a stand-in
-      for Stripe that it bills; nothing leaves this machine
+      300,000 events; the server then runs until Ctrl-C, to be explored, and so does a Stripe
+      simulator that it bills; nothing leaves this machine
   counterfoil demo --once --events 50000 --seed 7
   counterfoil demo --store postgres://counterfoil:secret@localhost/counterfoil
 
@@ -193,8 +193,8 @@ impl Demo {
             self.client().call(&request.with_json(&spec)).await?;
         }
         self.display.say(&format!(
-            "a server runs, with a meter for every way to aggregate; two are billed, at a stand-in \
-             for\nStripe on {} where every fifth call fails",
+            "a server runs, with a meter for every way to aggregate; two are billed, at a Stripe \
+             simulator\non {} where every fifth call fails",
             self.stripe.url
         ));
         self.stripe.begin_faults(self.plan.seed);

@@ -1,19 +1,17 @@
-//! `counterfoil stripe-sim`: the stand-in for Stripe on a port of its own.
+//! `counterfoil stripe-sim`: the Stripe simulator of the crate `stripe-sim` on a port.
 //!
 //! Invariant: the ready line is printed when requests are answered, never before. Everything is in
 //! memory: when the process ends, however it ends, nothing is left.
 
 use super::serve::{Signals, bind, reachable};
-use crate::clock::Clock;
-use crate::rules::timestamp::Timestamp;
-use crate::simulator::{self, FaultPlan, Options, RateClock, RateLimit, Simulator};
 use anyhow::{Context, bail};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
+use stripe_sim::{FaultPlan, Options, RateClock, RateLimit, Simulator, Timestamp};
 
-/// Start a stand-in for Stripe that counts, forgets, delays and fails as Stripe does
+/// Start a Stripe simulator that counts, forgets, delays and fails as Stripe does
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil stripe-sim
@@ -21,7 +19,7 @@ use std::sync::{Arc, Mutex};
   counterfoil stripe-sim --seed 7 --faults lost_after=50,error_500_executed=20,rate_limited_429=30
       50 of 1,000 calls are executed and never answered, and so on; the same seed fails the same
   counterfoil stripe-sim --clock 2026-01-31T00:00:00Z
-      a clock that stands still until it is moved:
+      a clock that is stopped until it is moved:
       curl -d '{\"advance_seconds\": 86400}' http://127.0.0.1:12111/_sim/clock
   curl http://127.0.0.1:12111/_sim/state
       the exact totals, and every fault that was injected
@@ -37,7 +35,7 @@ pub struct StripeSimArguments {
     /// Chance of each fault in thousandths, as fault=20,fault=5 or all=2; or a plan as JSON
     #[arg(long, value_name = "SPEC", value_parser = read_faults)]
     faults: Option<FaultPlan>,
-    /// Where its clock stands until it is moved; otherwise it goes with the machine's
+    /// Stop its clock here until it is moved; without this it follows the machine's clock
     #[arg(long, value_name = "RFC3339", value_parser = read_clock)]
     clock: Option<Timestamp>,
     /// Calls in a second beyond which it answers 429
@@ -54,7 +52,7 @@ fn read_faults(text: &str) -> Result<FaultPlan, String> {
 }
 
 fn read_clock(text: &str) -> Result<Timestamp, String> {
-    Timestamp::parse(text)
+    text.parse()
         .map_err(|_| "give a date-time with an offset, such as 2026-11-15T12:30:00Z".to_owned())
 }
 
@@ -67,7 +65,7 @@ pub async fn run(arguments: StripeSimArguments) -> anyhow::Result<ExitCode> {
     let options = Options { rate, summary_lag_seconds, ..Options::default() };
     let mut simulator = match arguments.clock {
         Some(now) => Simulator::new(now, options),
-        None => Simulator::following(Clock::system(), options),
+        None => Simulator::following(Timestamp::now, options),
     };
     let mut plan = arguments.faults.unwrap_or_default();
     if plan.seed == 0 {
@@ -80,7 +78,7 @@ pub async fn run(arguments: StripeSimArguments) -> anyhow::Result<ExitCode> {
     let listen = listener.local_addr().context("the port that was bound has no address")?;
     announce(listen)?;
     let simulator = Arc::new(Mutex::new(simulator));
-    simulator::serve(listener, simulator, signals.first()).await.context("cannot serve")?;
+    stripe_sim::serve(listener, simulator, signals.first()).await.context("cannot serve")?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -88,7 +86,7 @@ pub async fn run(arguments: StripeSimArguments) -> anyhow::Result<ExitCode> {
 fn announce(listen: SocketAddr) -> anyhow::Result<()> {
     let url = format!("http://{}", reachable(listen));
     let mut output = std::io::stdout().lock();
-    writeln!(output, "listening on {url} (a stand-in for Stripe, state at {url}/_sim/state)")
+    writeln!(output, "listening on {url} (a Stripe simulator, state at {url}/_sim/state)")
         .and_then(|()| output.flush())
         .context("cannot print the ready line")
 }

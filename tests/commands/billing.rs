@@ -33,7 +33,7 @@ impl Drop for Running {
     }
 }
 
-/// A stand-in for Stripe, a settings file, and a server when it is started.
+/// A Stripe simulator, a settings file, and a server when it is started.
 struct Account {
     directory: tempfile::TempDir,
     stripe: String,
@@ -64,7 +64,7 @@ impl Account {
         Self { directory, stripe, url: String::new(), runtime, running: vec![simulator] }
     }
 
-    /// Starts a server that pushes to the stand-in.
+    /// Starts a server that pushes to the simulator.
     fn serve(&mut self) {
         let data = self.directory.path().join("data");
         let mut command = self.command(&["serve", "--listen", "127.0.0.1:0", "--log", "json"]);

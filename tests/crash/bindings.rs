@@ -1,15 +1,14 @@
 //! The real binary with the key of another account than the one that its store is bound to.
 
 use super::server::{Launch, Place, Server};
-use counterfoil::clock::Clock;
-use counterfoil::simulator::{Handle, Options, Simulator};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
+use stripe_sim::{Handle, Options, Simulator, Timestamp};
 
 async fn provider(account: &str, key: &str) -> Handle {
     let options =
         Options { account: account.into(), api_key: Some(key.into()), ..Options::default() };
-    let simulator = Simulator::following(Clock::system(), options);
+    let simulator = Simulator::following(Timestamp::now, options);
     let listen = "127.0.0.1:0".parse().unwrap();
     Handle::start(listen, Arc::new(Mutex::new(simulator))).await.unwrap()
 }

@@ -5,18 +5,17 @@
 
 use super::load::client;
 use super::server::{KEY, Launch, Place, Server};
-use counterfoil::clock::Clock;
-use counterfoil::simulator::{Handle, Options, SimRequest, Simulator};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use stripe_sim::{Decimal, Handle, Options, SimRequest, Simulator, Timestamp};
 
 const HOUR: i64 = 3_600_000_000;
 const TEN_YEARS: i64 = 87_660 * HOUR;
 
-/// A store, a stand-in for the provider whose totals lag by an hour, and a machine's clock.
+/// A store, a Stripe simulator whose totals lag by an hour, and a machine's clock.
 struct Stage {
     place: Place,
     handle: Handle,
@@ -27,7 +26,7 @@ struct Stage {
 
 impl Stage {
     async fn set(place: Place) -> Self {
-        let simulator = Simulator::following(Clock::system(), Options::default());
+        let simulator = Simulator::following(Timestamp::now, Options::default());
         let listen = "127.0.0.1:0".parse().unwrap();
         let handle = Handle::start(listen, Arc::new(Mutex::new(simulator))).await.unwrap();
         let files = tempfile::tempdir().unwrap();
@@ -101,8 +100,7 @@ impl Stage {
     /// What the provider holds, whatever its totals show.
     fn held(&self) -> String {
         let totals = self.handle.simulator().lock().unwrap().exact_totals();
-        let sum = totals.into_values().reduce(|a, b| a.checked_add(b).unwrap());
-        sum.unwrap_or_default().to_string()
+        totals.into_values().sum::<Decimal>().to_string()
     }
 
     async fn wait_until_held(&self, quantity: &str) {

@@ -3,16 +3,15 @@
 
 use super::load::client;
 use super::server::{KEY, Launch, Place, Server};
-use counterfoil::clock::Clock;
-use counterfoil::simulator::{Handle, Options, SimRequest, Simulator, sign};
 use serde_json::{Value, json};
 use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use stripe_sim::{Handle, Options, SimRequest, Simulator, Timestamp, sign};
 
 const SECRET: &str = "whsec_crash";
 
-/// A store, a stand-in for the provider, and the settings that lead a server there.
+/// A store, a Stripe simulator, and the settings that lead a server there.
 struct Stage {
     place: Place,
     handle: Handle,
@@ -111,7 +110,7 @@ impl Stage {
 }
 
 fn following() -> Simulator {
-    Simulator::following(Clock::system(), Options::default())
+    Simulator::following(Timestamp::now, Options::default())
 }
 
 async fn crashed(server: &mut Server, point: &str) {
@@ -218,9 +217,9 @@ async fn reading_crashes(place: Place) {
 
 /// A page was recorded and the cursor not: it is read again, and nothing is there twice.
 async fn backfill_crashes(place: Place) {
-    let now = Clock::system().now();
-    let mut simulator =
-        Simulator::new(now.saturating_add_micros(-3_600_000_000), Options::default());
+    let now = Timestamp::now();
+    let an_hour_ago = Timestamp::from_seconds(now.seconds() - 3_600);
+    let mut simulator = Simulator::new(an_hour_ago, Options::default());
     for _ in 0..150 {
         assert_eq!(simulator.handle(&SimRequest::form("/v1/customers", &[])).status, 200);
     }

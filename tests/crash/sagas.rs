@@ -7,11 +7,10 @@
 
 use super::load::client;
 use super::server::{KEY, Launch, Place, Server};
-use counterfoil::clock::Clock;
-use counterfoil::simulator::{Handle, Options, SimRequest, Simulator};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use stripe_sim::{Handle, Options, SimRequest, Simulator, Timestamp};
 
 const STEPS: usize = 4;
 const POINTS: [&str; 2] = ["saga.after_intent", "saga.before_result"];
@@ -27,7 +26,7 @@ struct Stage {
 
 impl Stage {
     async fn set(place: Place) -> Self {
-        let simulator = Simulator::following(Clock::system(), Options::default());
+        let simulator = Simulator::following(Timestamp::now, Options::default());
         let listen = "127.0.0.1:0".parse().unwrap();
         let handle = Handle::start(listen, Arc::new(Mutex::new(simulator))).await.unwrap();
         let settings = vec![

@@ -2,8 +2,8 @@
 
 use crate::{SAGA, World, at, customer_id, subscription_id, word};
 use counterfoil::provider::{Called, CancelWhen, RemoteSubscription};
-use counterfoil::simulator::{FaultKind, FaultRule, SimRequest};
 use std::collections::BTreeMap;
+use stripe_sim::{FaultKind, FaultRule, SimRequest};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {

@@ -3,8 +3,8 @@
 use crate::{DAY, NOON, SAGA, World, at, customer_id, done, word};
 use counterfoil::config::{ProviderConfig, ProviderKind, Secret, Shadow, SinkConfig, StripeConfig};
 use counterfoil::provider::{self, CustomerFacts, Operations, stripe::Stripe};
-use counterfoil::simulator::{FaultKind, FaultRule, SimRequest};
 use serde_json::json;
+use stripe_sim::{FaultKind, FaultRule, SimRequest};
 
 #[tokio::test]
 async fn a_customer_says_whose_it_is() {

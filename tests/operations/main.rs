@@ -1,4 +1,4 @@
-//! What sagas change at a provider, against the stand-in for Stripe over a real socket: each call
+//! What sagas change at a provider, against the Stripe simulator over a real socket: each call
 //! done, made again under its key, and failed before and after its effect.
 
 #![allow(clippy::unwrap_used)]
@@ -14,18 +14,17 @@ use counterfoil::provider::{
 };
 use counterfoil::rules::ids::{CustomerId, SubscriptionId, TenantId};
 use counterfoil::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
-use counterfoil::simulator::{
-    FaultPlan, FaultRule, Handle, Options, SimRequest, Simulator, TEST_KEY,
-};
 use serde_json::Value;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use stripe_sim::{FaultPlan, FaultRule, Handle, Options, SimRequest, Simulator, TEST_KEY};
 
 /// 2026-11-15T12:00:00Z.
 const NOON: i64 = 1_794_744_000;
 const DAY: i64 = 86_400;
 const SAGA: &str = "saga_1";
 
-/// The stand-in behind a port, a client of it, and three prices.
+/// The simulator behind a port, a client of it, and three prices.
 struct World {
     _handle: Handle,
     simulator: Arc<Mutex<Simulator>>,
@@ -36,7 +35,8 @@ struct World {
 
 impl World {
     async fn new() -> Self {
-        let simulator = Simulator::new(at(NOON), Options::default());
+        let simulator =
+            Simulator::new(stripe_sim::Timestamp::from_seconds(NOON), Options::default());
         let simulator = Arc::new(Mutex::new(simulator));
         let listen = "127.0.0.1:0".parse().unwrap();
         let handle = Handle::start(listen, Arc::clone(&simulator)).await.unwrap();
@@ -80,7 +80,7 @@ impl World {
         self.stripe.operations().unwrap()
     }
 
-    /// Tells the stand-in something past the port.
+    /// Calls the simulator directly, not through the port.
     fn ask(&self, path: &str, fields: &[(&str, &str)]) -> Value {
         self.handle(&SimRequest::form(path, fields))
     }
@@ -92,7 +92,8 @@ impl World {
     }
 
     fn advance(&self, seconds: i64) {
-        self.simulator.lock().unwrap().advance(seconds * MICROS_PER_SECOND);
+        let seconds = Duration::from_secs(seconds.try_into().unwrap());
+        self.simulator.lock().unwrap().advance(seconds);
     }
 
     fn set_fault(&self, rule: FaultRule) {

@@ -3,8 +3,8 @@
 use crate::{DAY, NOON, SAGA, World, at, customer_id, done, subscription_id, word};
 use counterfoil::provider::{CancelWhen, Inbound, RemoteSubscription};
 use counterfoil::rules::mirror::{ObjectKind, ObjectName, Snapshot};
-use counterfoil::simulator::SimRequest;
 use serde_json::{Value, json};
+use stripe_sim::SimRequest;
 
 fn prices(subscription: &RemoteSubscription) -> Vec<&str> {
     subscription.items.iter().map(|item| item.price.as_str()).collect()

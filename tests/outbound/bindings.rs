@@ -5,11 +5,11 @@ use counterfoil::jobs::binding::{Binder, Finding, Gate};
 use counterfoil::jobs::{Stop, Stopper};
 use counterfoil::provider;
 use counterfoil::rules::alert::AlertKind;
-use counterfoil::simulator::{FaultKind, FaultRule, Options};
 use counterfoil::store::alert::AlertQuery;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use stripe_sim::{FaultKind, FaultRule, Options};
 
 fn binder(world: &World) -> (Binder, Gate) {
     let config = &world.config;

@@ -8,9 +8,9 @@ use counterfoil::provider::{
 };
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::quantity::Quantity;
-use counterfoil::simulator::{FaultKind, FaultRule};
 use counterfoil::store::push::Ruling;
 use std::sync::Arc;
+use stripe_sim::{FaultKind, FaultRule};
 
 const HOUR: &str = "2026-11-15T12:00:00Z";
 

@@ -5,11 +5,11 @@ use crate::world::{CALLS, World, lock};
 use axum::extract::State;
 use counterfoil::config::Secret;
 use counterfoil::rules::delivery::{Class, PushState};
-use counterfoil::simulator::{FaultKind, FaultRule, SimRequest, Simulator};
 use counterfoil::store::push::PushAges;
 use http::{HeaderMap, Method, Uri};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
+use stripe_sim::{FaultKind, FaultRule, SimRequest, Simulator};
 
 const HOUR: &str = "2026-11-15T12:00:00Z";
 
@@ -344,9 +344,9 @@ async fn retry_after_is_honoured() {
     let (world, customer) = World::usual().await;
     world.planned("5").await;
     let rule = FaultRule::new(FaultKind::RateLimited429).on_path(crate::world::EVENTS);
-    let plan = counterfoil::simulator::FaultPlan {
+    let plan = stripe_sim::FaultPlan {
         retry_after_seconds: 900,
-        ..counterfoil::simulator::FaultPlan::of_rules(vec![rule])
+        ..stripe_sim::FaultPlan::of_rules(vec![rule])
     };
     lock(&world.simulator()).set_faults(plan);
     world.push().await;

@@ -2,7 +2,7 @@
 
 use crate::world::{CALLS, World, lock};
 use counterfoil::rules::delivery::{Class, PushState};
-use counterfoil::simulator::{FaultKind, FaultPlan, FaultRule, Options};
+use stripe_sim::{FaultKind, FaultPlan, FaultRule, Options};
 
 const HOUR: &str = "2026-11-15T12:00:00Z";
 

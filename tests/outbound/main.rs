@@ -1,7 +1,10 @@
 //! The outbound half in process: a real store, the real jobs under a clock that is moved by hand,
-//! the real Stripe client, and the stand-in for Stripe behind a port. Each test is one promise.
+//! the real Stripe client, and the Stripe simulator behind a port. Each test is one promise.
 
 #![allow(clippy::unwrap_used, clippy::wildcard_enum_match_arm)]
+
+#[path = "../shared/stripe.rs"]
+mod stripe;
 
 mod bindings;
 mod clocks;

@@ -6,10 +6,10 @@ use counterfoil::jobs::binding::Gate;
 use counterfoil::jobs::outbound::Outbound;
 use counterfoil::provider;
 use counterfoil::rules::delivery::{Class, PushState};
-use counterfoil::simulator::{FaultKind, Options};
 use counterfoil::store::push::OpenPushes;
 use std::sync::Arc;
 use std::time::Duration;
+use stripe_sim::{FaultKind, Options};
 
 const HOUR: &str = "2026-11-15T12:00:00Z";
 

@@ -7,12 +7,12 @@ use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::event::{Item, parse_event};
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, MICROS_PER_MINUTE, Timestamp};
 use counterfoil::rules::verdict::Acceptance;
-use counterfoil::simulator::FaultKind;
 use counterfoil::store::DeliveryBatch;
 use counterfoil::store::epoch::Epoch;
 use counterfoil::store::push::PushAges;
 use counterfoil::store::sqlite::SqliteStore;
 use std::path::Path;
+use stripe_sim::FaultKind;
 
 const HOUR: &str = "2026-11-15T12:00:00Z";
 const MODES: [&str; 2] = ["delta", "absolute"];

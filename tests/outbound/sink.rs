@@ -5,13 +5,13 @@ use axum::extract::State;
 use counterfoil::config::{ProviderKind, Secret};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::restore::Cause;
-use counterfoil::simulator::Options;
 use counterfoil::store::push::Ruling;
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, StatusCode};
 use sha2::Sha256;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
+use stripe_sim::Options;
 
 /// Base64 of the secret `counterfoil-sink-secret-for-tests`, as `base64` prints it.
 const SECRET: &str = "whsec_Y291bnRlcmZvaWwtc2luay1zZWNyZXQtZm9yLXRlc3Rz";

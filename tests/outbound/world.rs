@@ -1,5 +1,6 @@
 //! A small world for one test: store, jobs, provider and clock, and what a test asks of them.
 
+use crate::stripe::{start_stripe, stripe_time};
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config, ProviderKind, Secret, Shadow};
 use counterfoil::jobs::confirm::Confirmer;
@@ -11,10 +12,9 @@ use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::event::{Item, parse_event};
 use counterfoil::rules::ids::{CustomerId, MeterSlug, TenantId};
 use counterfoil::rules::meter::Meter;
+use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, MICROS_PER_SECOND, Timestamp};
 use counterfoil::rules::verdict::{Acceptance, Verdict};
-use counterfoil::simulator::{FaultKind, FaultPlan, FaultRule, Handle, Options};
-use counterfoil::simulator::{SimRequest, Simulator};
 use counterfoil::store::push::{Push, PushQuery, PushTrace, Ruling};
 use counterfoil::store::reconciliation::SummaryReading;
 use counterfoil::store::sqlite::SqliteStore;
@@ -22,6 +22,9 @@ use counterfoil::store::{Declaration, DeliveryBatch, Store, TenantFields};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use stripe_sim::{
+    Decimal, FaultKind, FaultPlan, FaultRule, Handle, Options, SimRequest, Simulator,
+};
 
 /// Where every world begins.
 pub const NOON: &str = "2026-11-15T12:00:00Z";
@@ -63,9 +66,7 @@ impl World {
 
     pub async fn with(options: Options, change: impl FnOnce(&mut Config)) -> Self {
         let clock = Clock::by_hand(at(NOON));
-        let simulator = Simulator::following(clock.clone(), options);
-        let listen = "127.0.0.1:0".parse().unwrap();
-        let handle = Handle::start(listen, Arc::new(Mutex::new(simulator))).await.unwrap();
+        let handle = start_stripe(&clock, options).await;
         let mut config = config::load(None).unwrap();
         config.provider.kind = ProviderKind::Stripe;
         config.stripe.api_base = handle.url();
@@ -286,13 +287,14 @@ impl World {
         for _ in 0..2 {
             self.pass_hours(1);
             let start = push.window.start;
-            let value = lock(&self.simulator()).exact_total(customer.as_str(), "calls", start);
+            let value =
+                lock(&self.simulator()).exact_total(customer.as_str(), "calls", stripe_time(start));
             let reading = SummaryReading {
                 tenant: push.tenant.clone(),
                 meter: push.meter,
                 customer: customer.clone(),
                 window: push.window,
-                value,
+                value: Quantity::from_units(value.units()),
             };
             self.store.record_summaries(vec![reading], self.clock.now()).await.unwrap();
         }
@@ -304,15 +306,14 @@ impl World {
 
     /// What the provider really holds of an hour.
     pub fn provider_total(&self, customer: &str, hour: &str) -> String {
-        lock(&self.simulator()).exact_total(customer, "calls", at(hour)).to_string()
+        lock(&self.simulator()).exact_total(customer, "calls", stripe_time(at(hour))).to_string()
     }
 
     /// What the provider really holds of a customer.
     pub fn provider_sum(&self, customer: &str) -> String {
         let totals = lock(&self.simulator()).exact_totals();
         let own = totals.into_iter().filter(|((whose, _, _), _)| whose == customer);
-        let sum = own.map(|(_, total)| total).reduce(|a, b| a.checked_add(b).unwrap());
-        sum.unwrap_or_default().to_string()
+        own.map(|(_, total)| total).sum::<Decimal>().to_string()
     }
 
     /// How often meter events were posted.

@@ -6,7 +6,7 @@ use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
 use counterfoil::rules::pass::PassKind;
-use counterfoil::simulator::{CustomerCheck, SimRequest};
+use stripe_sim::{CustomerCheck, SimRequest};
 
 const POSTS: &str = "POST /v1/billing/meter_events";
 

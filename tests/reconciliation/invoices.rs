@@ -6,7 +6,7 @@ use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
 use counterfoil::rules::mirror::{ObjectKind, Snapshot};
-use counterfoil::simulator::PaymentOutcome;
+use stripe_sim::PaymentOutcome;
 
 /// A subscription of a day from noon on at half a cent a call, with 31 calls pushed and confirmed;
 /// it is noon, and the invoice a draft.
@@ -22,7 +22,7 @@ pub async fn tax_that_comes_late_is_no_difference(ground: Ground) {
     let (world, customer) = World::usual(ground).await;
     lock(&world.simulator()).set_payments(PaymentOutcome::Fails);
     let id = drafted(&world, &customer).await;
-    lock(&world.simulator()).add_tax(&id, quantity("19")).unwrap();
+    lock(&world.simulator()).add_tax(&id, "19".parse().unwrap()).unwrap();
     world.hours(2).await;
     let mirrored = |mirror: Snapshot| match mirror {
         Snapshot::Invoice(invoice) => (invoice.status, invoice.subtotal, invoice.tax),
@@ -32,7 +32,7 @@ pub async fn tax_that_comes_late_is_no_difference(ground: Ground) {
         || async { mirrored(world.mirror(ObjectKind::Invoice, &id).await.unwrap().snapshot) };
     // 15.5 cents are 16, and 19 percent of them 3.
     assert_eq!(seen().await, ("open".into(), 16, 3));
-    lock(&world.simulator()).add_tax(&id, quantity("25")).unwrap();
+    lock(&world.simulator()).add_tax(&id, "25".parse().unwrap()).unwrap();
     world.rest(20).await;
     assert_eq!(seen().await, ("open".into(), 16, 4));
     assert_eq!(world.findings().await, []);

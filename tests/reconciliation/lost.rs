@@ -5,7 +5,7 @@ use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
-use counterfoil::simulator::{FaultKind, FaultRule};
+use stripe_sim::{FaultKind, FaultRule};
 
 const POSTS: &str = "POST /v1/billing/meter_events";
 

@@ -8,6 +8,8 @@
 
 #[path = "../shared/database.rs"]
 mod database;
+#[path = "../shared/stripe.rs"]
+mod stripe;
 
 mod alarms;
 mod bindings;

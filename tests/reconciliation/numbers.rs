@@ -26,10 +26,7 @@ pub async fn the_three_numbers_return_to_zero(ground: Ground) {
     world.used("30", "2026-11-15T11:10:00Z").await;
     world.hours(3).await;
     assert_eq!(numbers(&world).await, (1, 0, 0));
-    counterfoil::simulator::Simulator::set_summary_lag(
-        &mut crate::world::lock(&world.simulator()),
-        4 * 3_600,
-    );
+    stripe_sim::Simulator::set_summary_lag(&mut crate::world::lock(&world.simulator()), 4 * 3_600);
     world.faults(Vec::new());
     world.hours(3).await;
     assert_eq!(numbers(&world).await, (0, 1, 0));

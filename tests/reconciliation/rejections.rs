@@ -5,10 +5,10 @@ use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
-use counterfoil::simulator::FaultKind;
 use counterfoil::store::push::Ruling;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use stripe_sim::FaultKind;
 
 const POSTS: &str = "POST /v1/billing/meter_events";
 const CODE: &str = "meter_event_customer_not_found";

@@ -9,10 +9,10 @@ use counterfoil::rules::ids::{CustomerId, OnceKey, SubscriptionId, TenantId};
 use counterfoil::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use counterfoil::rules::saga::SagaKind;
 use counterfoil::rules::subscription::Subscription;
-use counterfoil::simulator::SimRequest;
 use counterfoil::store::push::Ruling;
 use counterfoil::store::saga::{Agreement, NewSaga};
 use counterfoil::store::webhook::MirrorReading;
+use stripe_sim::SimRequest;
 
 const NIGHT: &str = "2026-11-16T05:00:00Z";
 

@@ -8,8 +8,8 @@ use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
 use counterfoil::rules::pass::{PassKind, PassRow};
-use counterfoil::simulator::FaultKind;
 use counterfoil::store::push::{PushAges, Ruling};
+use stripe_sim::FaultKind;
 
 const FROM: &str = "2026-11-15T00:00:00Z";
 const TO: &str = "2026-11-16T00:00:00Z";

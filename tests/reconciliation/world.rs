@@ -1,10 +1,11 @@
-//! A small world for one test: a real store, the stand-in for Stripe behind a port, one clock that
+//! A small world for one test: a real store, the Stripe simulator behind a port, one clock that
 //! only the test moves, and every job that bills and reconciles, run step by step.
 //!
-//! Webhooks are taken from the stand-in's own lists, signed, verified, parsed and recorded, as the
+//! Webhooks are taken from the simulator's own lists, signed, verified, parsed and recorded, as the
 //! HTTP edge would; a test may lose them or tell them twice.
 
 use crate::database::create_database;
+use crate::stripe::{start_stripe, stripe_time};
 use async_trait::async_trait;
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config, PostgresConfig, ProviderKind, Secret, Shadow};
@@ -35,8 +36,6 @@ use counterfoil::rules::timestamp::{MICROS_PER_HOUR, MICROS_PER_SECOND, Timestam
 use counterfoil::rules::verdict::{Acceptance, Verdict as Judged};
 use counterfoil::rules::webhook::WebhookSource;
 use counterfoil::rules::window::Window;
-use counterfoil::simulator::{FaultKind, FaultPlan, FaultRule, ForeignUsage, Handle, Options};
-use counterfoil::simulator::{SimRequest, Simulator, sign};
 use counterfoil::store::alert::AlertQuery;
 use counterfoil::store::postgres::PostgresStore;
 use counterfoil::store::push::{Push, PushQuery};
@@ -49,6 +48,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use stripe_sim::{
+    Decimal, FaultKind, FaultPlan, FaultRule, ForeignUsage, Handle, Options, SimRequest, Simulator,
+    sign,
+};
 
 /// Where every world begins.
 pub const NOON: &str = "2026-11-15T12:00:00Z";
@@ -232,9 +235,7 @@ impl World {
 
     pub async fn with(ground: Ground, change: impl FnOnce(&mut Config)) -> Self {
         let clock = Clock::by_hand(at(NOON));
-        let simulator = Simulator::following(clock.clone(), Options::default());
-        let listen = "127.0.0.1:0".parse().unwrap();
-        let handle = Handle::start(listen, Arc::new(Mutex::new(simulator))).await.unwrap();
+        let handle = start_stripe(&clock, Options::default()).await;
         let mut config = config::load(None).unwrap();
         config.provider.kind = ProviderKind::Stripe;
         config.stripe.api_base = handle.url();
@@ -545,8 +546,8 @@ impl World {
         lock(&self.simulator()).record_usage(ForeignUsage {
             customer: customer.to_owned(),
             event_name: meter.to_owned(),
-            value: quantity(value),
-            timestamp: at(timestamp),
+            value: value.parse().unwrap(),
+            timestamp: stripe_time(at(timestamp)),
             identifier: None,
         })
     }
@@ -558,15 +559,14 @@ impl World {
 
     /// What the provider really holds of an hour.
     pub fn provider_total(&self, customer: &str, meter: &str, hour: &str) -> String {
-        lock(&self.simulator()).exact_total(customer, meter, at(hour)).to_string()
+        lock(&self.simulator()).exact_total(customer, meter, stripe_time(at(hour))).to_string()
     }
 
     /// What the provider really holds of a customer.
     pub fn provider_sum(&self, customer: &str) -> String {
         let totals = lock(&self.simulator()).exact_totals();
         let own = totals.into_iter().filter(|((whose, _, _), _)| whose == customer);
-        let sum = own.map(|(_, total)| total).reduce(|a, b| a.checked_add(b).unwrap());
-        sum.unwrap_or_default().to_string()
+        own.map(|(_, total)| total).sum::<Decimal>().to_string()
     }
 
     /// How often the simulator was called, by method and path.

@@ -6,9 +6,9 @@ use super::script::Script;
 use super::stories::{Cancel, Change, Create, Story};
 use super::world::{Ground, World, lock};
 use counterfoil::rules::saga::SagaState;
-use counterfoil::simulator::{FaultKind, FaultPlan};
 use counterfoil::store::saga::Revived;
 use std::sync::Arc;
+use stripe_sim::{FaultKind, FaultPlan};
 
 const KINDS: [FaultKind; 12] = [
     FaultKind::LostBefore,

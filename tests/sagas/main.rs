@@ -1,4 +1,4 @@
-//! Sagas from end to end, against the stand-in for Stripe over a real socket, on every store: each
+//! Sagas from end to end, against the Stripe simulator over a real socket, on every store: each
 //! call failed, repeated and cut off; accidents of the provider by seed; what a person does; and
 //! how they are asked for over HTTP.
 //!
@@ -8,6 +8,8 @@
 
 #[path = "../shared/database.rs"]
 mod database;
+#[path = "../shared/stripe.rs"]
+mod stripe;
 
 mod accidents;
 mod check;

@@ -8,10 +8,10 @@ use super::world::{Ground, World};
 use counterfoil::jobs::alerts::Alerter;
 use counterfoil::rules::alert::AlertKind;
 use counterfoil::rules::saga::{Mark, SagaState};
-use counterfoil::simulator::{FaultKind, FaultRule};
 use counterfoil::store::alert::AlertQuery;
 use counterfoil::store::saga::Revived;
 use std::sync::Arc;
+use stripe_sim::{FaultKind, FaultRule};
 
 /// An obstacle on the way there, and accidents of the provider on the way back.
 fn obstructed(story: &dyn Story) -> Arc<Script> {

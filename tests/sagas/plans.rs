@@ -7,9 +7,9 @@ use super::world::{Ground, World, at, lock};
 use counterfoil::jobs::sagas::ChangeParams;
 use counterfoil::rules::delivery::PushState;
 use counterfoil::rules::saga::{Mark, SagaKind, SagaState};
-use counterfoil::simulator::{FaultKind, FaultRule};
 use serde_json::Value;
 use std::sync::Arc;
+use stripe_sim::{FaultKind, FaultRule};
 
 fn go_to(world: &World, text: &str) {
     world.clock.advance(at(text).micros() - world.clock.now().micros());

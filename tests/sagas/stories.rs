@@ -184,7 +184,7 @@ impl Case {
         let own = received.iter().filter(|event| event.customer == self.customer_id());
         let own: Vec<(String, bool)> = own
             .map(|event| {
-                let second = event.received.micros() / 1_000_000;
+                let second = event.received.seconds();
                 (event.value.to_string(), second <= by.as_i64().unwrap())
             })
             .collect();

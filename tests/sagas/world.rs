@@ -1,13 +1,14 @@
-//! A small world for one story: a real store, the stand-in for Stripe behind a port, one clock that
+//! A small world for one story: a real store, the Stripe simulator behind a port, one clock that
 //! only the test moves, and runners of sagas that are made anew for each pass, as after a restart.
 //!
-//! Invariant: what happened is read from the stand-in's own state and from the store, never from
+//! Invariant: what happened is read from the simulator's own state and from the store, never from
 //! what a runner says.
 
 use super::script::Script;
 use super::scripted_provider::ScriptedProvider;
 use super::scripted_store::ScriptedStore;
 use crate::database::create_database;
+use crate::stripe::start_stripe;
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config, PostgresConfig, ProviderKind, Secret, SqliteConfig};
 use counterfoil::jobs::cut::{CutSettings, Cutter};
@@ -20,7 +21,6 @@ use counterfoil::rules::meter::Meter;
 use counterfoil::rules::saga::{LogLine, Saga, SagaKind, SagaState, saga_id};
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, MICROS_PER_SECOND, Timestamp};
 use counterfoil::rules::verdict::{Acceptance, Verdict};
-use counterfoil::simulator::{FaultPlan, FaultRule, Handle, Options, SimRequest, Simulator};
 use counterfoil::store::postgres::PostgresStore;
 use counterfoil::store::push::{Push, PushQuery};
 use counterfoil::store::saga::{Agreement, Begun, NewSaga};
@@ -30,6 +30,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use stripe_sim::{FaultPlan, FaultRule, Handle, Options, SimRequest, Simulator};
 
 /// Where every world begins: inside an hour, so that a window is open.
 pub const BEGINNING: &str = "2026-11-15T12:20:00Z";
@@ -111,9 +112,7 @@ pub fn tenant_id(text: &str) -> TenantId {
 impl World {
     pub async fn on(ground: Ground) -> Self {
         let clock = Clock::by_hand(at(BEGINNING));
-        let simulator = Simulator::following(clock.clone(), Options::default());
-        let listen = "127.0.0.1:0".parse().unwrap();
-        let handle = Handle::start(listen, Arc::new(Mutex::new(simulator))).await.unwrap();
+        let handle = start_stripe(&clock, Options::default()).await;
         let mut config = config::load(None).unwrap();
         config.provider.kind = ProviderKind::Stripe;
         config.stripe.api_base = handle.url();

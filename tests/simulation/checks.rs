@@ -93,7 +93,7 @@ impl World<'_> {
     /// Events that the provider counted again after it had forgotten their identifiers.
     fn counted_twice(&self) -> Vec<String> {
         let simulator = self.simulator.lock().unwrap();
-        let mut first: BTreeMap<&str, Timestamp> = BTreeMap::new();
+        let mut first = BTreeMap::new();
         let mut twice = Vec::new();
         for event in simulator.events_received() {
             let (key, at) = (event.identifier.as_str(), event.received);
@@ -144,6 +144,7 @@ impl World<'_> {
     fn provider_hours(&self) -> Result<Hours, String> {
         let mut hours: BTreeMap<HourKey, (String, Quantity)> = BTreeMap::new();
         for ((customer, meter, hour), total) in self.simulator.lock().unwrap().exact_totals() {
+            let total = Quantity::from_units(total.units());
             if total == Quantity::ZERO {
                 continue;
             }

@@ -135,7 +135,7 @@ impl World<'_> {
     /// Lets time pass without an order.
     fn pass(&mut self, micros: i64) {
         self.now += micros;
-        self.simulator.lock().unwrap().set_clock(Timestamp::from_micros(self.now));
+        self.simulator.lock().unwrap().set_clock(stripe_sim::Timestamp::from_micros(self.now));
     }
 
     fn bury(&mut self) -> &'static str {

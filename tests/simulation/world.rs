@@ -14,9 +14,9 @@ use crate::place::Place;
 use crate::stories::credits::Wallets;
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
-use counterfoil::simulator::{FaultKind, FaultPlan, Handle, Options, SimRequest, Simulator};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
+use stripe_sim::{FaultKind, FaultPlan, Handle, Options, SimRequest, Simulator};
 use tokio::runtime::Runtime;
 
 pub const MINUTE: i64 = 60_000_000;
@@ -119,7 +119,7 @@ impl<'a> World<'a> {
     pub fn new(seed: u64, bug: Option<&'a str>, place: &'a Place, runtime: &'a Runtime) -> Self {
         let mut dice = Dice::new(seed);
         let now = EPOCH + i64::try_from(dice.below(1_440)).unwrap() * MINUTE;
-        let simulator = Simulator::new(Timestamp::from_micros(now), Options::default());
+        let simulator = Simulator::new(stripe_sim::Timestamp::from_micros(now), Options::default());
         let simulator = Arc::new(Mutex::new(simulator));
         let listen = "127.0.0.1:0".parse().unwrap();
         let handle = runtime.block_on(Handle::start(listen, Arc::clone(&simulator))).unwrap();
@@ -406,7 +406,7 @@ impl<'a> World<'a> {
 
     pub fn advance(&mut self, micros: i64) {
         self.now += micros;
-        self.simulator.lock().unwrap().set_clock(Timestamp::from_micros(self.now));
+        self.simulator.lock().unwrap().set_clock(stripe_sim::Timestamp::from_micros(self.now));
     }
 
     /// What was done, once it is over.

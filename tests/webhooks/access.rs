@@ -2,9 +2,9 @@
 
 use crate::world::{DAY, Dice, Place, World, id_of};
 use counterfoil::rules::ids::{SubscriptionId, TenantId};
-use counterfoil::simulator::SimRequest;
 use counterfoil::store::saga::{Agreement, Sagas};
 use serde_json::{Value, json};
+use stripe_sim::SimRequest;
 
 /// A subscription at the provider with an agreement here.
 async fn subscriber(world: &World, tenant: &str) -> String {

@@ -2,9 +2,9 @@
 
 use crate::world::{Place, SECRET, World, id_of};
 use counterfoil::rules::mirror::ObjectKind;
-use counterfoil::simulator::{FaultKind, FaultRule};
 use http::Method;
 use serde_json::json;
+use stripe_sim::{FaultKind, FaultRule};
 
 /// A text is the only thing that the log can show again.
 pub async fn bytes_that_are_no_text_are_refused(place: Place) {

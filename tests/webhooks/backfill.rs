@@ -3,10 +3,10 @@
 
 use crate::world::{DAY, Dice, Place, SIM_SECRET, World, id_of, lock};
 use counterfoil::rules::mirror::{ObjectKind, Snapshot};
-use counterfoil::simulator::{FaultKind, FaultPlan, FaultRule};
 use futures_util::future::join_all;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use stripe_sim::{FaultKind, FaultPlan, FaultRule};
 
 const HOUR: i64 = 3_600;
 const HALF_HOUR: i64 = 1_800;

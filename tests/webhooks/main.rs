@@ -1,5 +1,5 @@
-//! Webhooks end to end: the router, the store, the jobs that read objects and lists, and a stand-in
-//! for the provider. Each test is a plain function over a [`world::World`]; the list below makes it
+//! Webhooks end to end: the router, the store, the jobs that read objects and lists, and a Stripe
+//! simulator. Each test is a plain function over a [`world::World`]; the list below makes it
 //! a named test for each store. With warnings denied, a function that is written and not listed
 //! does not compile, so the list cannot rot.
 //!
@@ -14,6 +14,8 @@
 
 #[path = "../shared/database.rs"]
 mod database;
+#[path = "../shared/stripe.rs"]
+mod stripe;
 
 mod access;
 mod awkward;

@@ -3,8 +3,8 @@
 use crate::world::{DAY, Dice, Place, World, id_of};
 use counterfoil::rules::mirror::{ObjectKind, Snapshot};
 use counterfoil::rules::quantity::Quantity;
-use counterfoil::simulator::{FaultKind, FaultRule, SimRequest};
 use serde_json::{Value, json};
+use stripe_sim::{FaultKind, FaultRule, SimRequest};
 
 fn grant_fields(customer: &str) -> Vec<(&str, &str)> {
     vec![

@@ -4,11 +4,11 @@
 use crate::world::{DAY, Dice, Place, World, id_of, lock};
 use counterfoil::rules::mirror::{ObjectKind, Snapshot};
 use counterfoil::rules::timestamp::Timestamp;
-use counterfoil::simulator::SimRequest;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use stripe_sim::SimRequest;
 
 const HOUR: i64 = 3_600;
 

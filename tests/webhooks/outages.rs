@@ -2,9 +2,9 @@
 
 use crate::world::{Place, SECRET, World, hook, id_of, send};
 use counterfoil::rules::mirror::ObjectKind;
-use counterfoil::simulator::{FaultKind, FaultRule, sign};
 use http::Method;
 use serde_json::{Value, json};
+use stripe_sim::{FaultKind, FaultRule, sign};
 
 const MINUTE: i64 = 60;
 

@@ -3,9 +3,9 @@
 
 use crate::world::{Place, World, hook, id_of, send};
 use counterfoil::rules::mirror::{ObjectKind, Snapshot};
-use counterfoil::simulator::sign;
 use futures_util::future::join_all;
 use serde_json::Value;
+use stripe_sim::sign;
 
 async fn subscribed(place: Place) -> (World, String, Value) {
     let world = World::new(place).await;

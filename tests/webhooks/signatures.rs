@@ -2,8 +2,8 @@
 //! bytes, just now, is refused and leaves no trace but a counter.
 
 use crate::world::{OLD_SECRET, Place, SECRET, World, hook, send};
-use counterfoil::simulator::sign;
 use serde_json::{Value, json};
+use stripe_sim::sign;
 
 /// A world in which something was received and read, so that there are rows to leave alone.
 async fn busy(place: Place) -> (World, Value) {

@@ -1,8 +1,9 @@
-//! A world for one test: a store, the router, the jobs of the inbound half, a stand-in for the
-//! provider behind a port, and a clock that is moved by hand.
+//! A world for one test: a store, the router, the jobs of the inbound half, a Stripe
+//! simulator behind a port, and a clock that is moved by hand.
 
 use crate::database::create_database;
 use crate::failing_store::FailingStore;
+use crate::stripe::start_stripe;
 use ::http::{HeaderMap, Method, Request};
 use axum::Router;
 use axum::body::Body;
@@ -18,7 +19,6 @@ use counterfoil::provider::{self, Provider};
 use counterfoil::rules::ids::{CustomerId, TenantId};
 use counterfoil::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use counterfoil::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
-use counterfoil::simulator::{FaultPlan, FaultRule, Handle, Options, SimRequest, Simulator, sign};
 use counterfoil::store::postgres::PostgresStore;
 use counterfoil::store::sqlite::SqliteStore;
 use counterfoil::store::webhook::{Mirror, MirrorQuery};
@@ -27,6 +27,7 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
+use stripe_sim::{FaultPlan, FaultRule, Handle, Options, SimRequest, Simulator, sign};
 use tokio::sync::Notify;
 use tower::ServiceExt;
 
@@ -101,9 +102,7 @@ impl World {
 
     pub async fn with(place: Place, secrets: &str) -> Self {
         let clock = Clock::by_hand(at(NOON));
-        let simulator = Simulator::following(clock.clone(), Options::default());
-        let listen = "127.0.0.1:0".parse().unwrap();
-        let handle = Handle::start(listen, Arc::new(Mutex::new(simulator))).await.unwrap();
+        let handle = start_stripe(&clock, Options::default()).await;
         let mut config = config::load(None).unwrap();
         config.provider.kind = ProviderKind::Stripe;
         config.stripe.api_base = handle.url();

@@ -32,7 +32,7 @@ usage: cargo xtask COMMAND
   postgres           start a throw-away PostgreSQL, print its URL, wait for Ctrl-C
   schemathesis       call the HTTP API with generated requests, good and bad
   docs-page          try every operation of the page at /docs in a browser
-  stripe-sdk         drive the stand-in for Stripe with Stripe's own SDKs
+  stripe-sdk         drive the Stripe simulator with Stripe's own SDKs
   simulate [--seeds N] [--from S] [--store sqlite|postgres] [--bug NAME] [--story NAME]
            | --list-bugs
                      live through N seeded lives with crashes and a failing provider

@@ -1,5 +1,5 @@
-//! Lets Stripe's own SDKs for Node and Python drive `counterfoil stripe-sim`, so that the stand-in
-//! is held to what programs written for Stripe expect and not to what its authors believe.
+//! Lets Stripe's own SDKs for Node and Python drive `counterfoil stripe-sim`, so that the
+//! simulator is held to what programs written for Stripe expect and not to what its authors believe.
 //!
 //! Everything is installed in a folder under `target/`, with pinned versions. The SDK for Node
 //! needs a Node that Debian 12 does not have; where there is no such Node it comes from PyPI.
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn the_url_of_a_ready_line() {
         let check = |line: &str, expected: Option<&str>| assert_eq!(url_of(line), expected);
-        check("listening on http://127.0.0.1:81 (a stand-in)", Some("http://127.0.0.1:81"));
+        check("listening on http://127.0.0.1:81 (a Stripe simulator)", Some("http://127.0.0.1:81"));
         check("listening on nothing", None);
         check("starting", None);
     }

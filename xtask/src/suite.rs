@@ -11,7 +11,7 @@ use std::process::Command;
 /// The steps that need a program that compiles.
 const AFTER_BUILD: [&str; 8] = [
     "tests",
-    "tests of the layer",
+    "tests of other packages",
     "documentation",
     "schemathesis",
     "documentation page",
@@ -20,6 +20,7 @@ const AFTER_BUILD: [&str; 8] = [
     "simulation on PostgreSQL",
 ];
 const IDEMPOTENCY: &str = "counterfoil-idempotency";
+const STRIPE_SIM: &str = "stripe-sim";
 /// Every package with every feature: the fail points of the server, and the stores of the
 /// idempotency layer, whose tests need all of them.
 const EVERYTHING: [&str; 2] = ["--workspace", "--all-features"];
@@ -64,11 +65,12 @@ fn run_all() -> Result<()> {
         return steps.finish();
     }
     steps.step("tests", test);
-    steps.step("tests of the layer", test_others);
+    steps.step("tests of other packages", test_others);
     steps.step("documentation", || {
         let mut command = cargo()?;
         command.args(["doc", "--no-deps", "--all-features"]);
         command.args(["--package", "counterfoil", "--package", IDEMPOTENCY]);
+        command.args(["--package", STRIPE_SIM]);
         run_to_end(command.env("RUSTDOCFLAGS", "-Dwarnings"))
     });
     steps.step("schemathesis", schemathesis::run);
@@ -93,7 +95,8 @@ fn test() -> Result<()> {
 fn test_others() -> Result<()> {
     let postgres = ScratchPostgres::start(&FOR_TESTS)?;
     let mut command: Command = cargo()?;
-    command.args(["test", "--package", IDEMPOTENCY, "--package", "xtask"]);
+    command.args(["test", "--package", IDEMPOTENCY, "--package", STRIPE_SIM]);
+    command.args(["--package", "xtask"]);
     command.args(["--all-features", "--no-fail-fast"]);
     run_to_end(postgres.offer_to(require_redis(&mut command)))
 }

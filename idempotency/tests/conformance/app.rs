@@ -1,4 +1,4 @@
-//! An application under the layer: axum, a stand-in for authentication, a provider that counts.
+//! An application under the layer: axum, a simple authentication, a provider that counts.
 
 use axum::Router;
 use axum::body::Body;

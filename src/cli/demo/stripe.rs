@@ -1,22 +1,21 @@
-//! The demo's Stripe: the simulator inside this process, with accidents and an outage.
+//! The demo's Stripe: the simulator inside this process, with faults and an outage.
 //!
 //! Invariant: its state is here and not in the server, so it outlives every kill; it counts what it
 //! was sent with its own code, and knows nothing of the ledger or of the generator's truth.
 
 use super::traffic::{METERS, Plan};
-use crate::clock::Clock;
 use crate::rules::billing::Mode;
 use crate::rules::quantity::Quantity;
-use crate::simulator::{
-    FaultKind, FaultPlan, Handle, Options, Repeats, SimRequest, SimResponse, Simulator,
-};
 use anyhow::{Context, bail};
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use stripe_sim::{
+    FaultKind, FaultPlan, Handle, Options, Repeats, SimRequest, SimResponse, Simulator, Timestamp,
+};
 
-/// What can befall a call.
+/// Faults of calls.
 const FAULTS: [FaultKind; 8] = [
     FaultKind::LostBefore,
     FaultKind::LostAfter,
@@ -56,10 +55,10 @@ impl Stripe {
         };
         // The demo shows totals confirmed within its few minutes.
         let options = Options { ids_after, summary_lag_seconds: 0, ..Options::default() };
-        let simulator = Arc::new(Mutex::new(Simulator::following(Clock::system(), options)));
+        let simulator = Arc::new(Mutex::new(Simulator::following(Timestamp::now, options)));
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let handle = Handle::start(listen, Arc::clone(&simulator)).await;
-        let handle = handle.context("cannot start the stand-in for Stripe")?;
+        let handle = handle.context("cannot start the Stripe simulator")?;
         let stripe = Self { url: handle.url(), simulator, port: tokio::sync::Mutex::new(handle) };
         for meter in &METERS {
             if let Some(mode) = meter.billed {
@@ -86,7 +85,7 @@ impl Stripe {
     /// Makes a customer; returns its id.
     pub fn create_customer(&self, name: &str) -> anyhow::Result<String> {
         let made = self.ask(&SimRequest::form("/v1/customers", &[("name", name)]))?.json();
-        let id = made["id"].as_str().context("the stand-in for Stripe made no customer")?;
+        let id = made["id"].as_str().context("the Stripe simulator made no customer")?;
         Ok(id.to_owned())
     }
 
@@ -94,12 +93,12 @@ impl Stripe {
         let response = self.lock().handle(request);
         if response.status != 200 {
             let body = String::from_utf8_lossy(&response.body);
-            bail!("the stand-in for Stripe refuses {}: {body}", request.path);
+            bail!("the Stripe simulator refuses {}: {body}", request.path);
         }
         Ok(response)
     }
 
-    /// From now on every fifth call meets an accident.
+    /// From now on every fifth call meets a fault.
     pub fn begin_faults(&self, seed: u64) {
         self.lock().set_faults(FaultPlan::seeded(seed, FAULT_PER_MILLE, &FAULTS));
     }
@@ -110,7 +109,7 @@ impl Stripe {
 
     /// Closes the port and every connection.
     pub async fn go_down(&self) -> anyhow::Result<()> {
-        self.port.lock().await.stop().await.context("cannot stop the stand-in for Stripe")
+        self.port.lock().await.stop().await.context("cannot stop the Stripe simulator")
     }
 
     pub async fn come_back(&self) -> anyhow::Result<()> {
@@ -123,7 +122,7 @@ impl Stripe {
                 Err(_) if started.elapsed() < PORT_PATIENCE => {
                     tokio::time::sleep(PORT_PAUSE).await;
                 }
-                Err(error) => return Err(error).context("cannot start the stand-in for Stripe"),
+                Err(error) => return Err(error).context("cannot start the Stripe simulator"),
             }
         }
     }
@@ -137,7 +136,8 @@ impl Stripe {
         let mut totals: BTreeMap<(String, String), Quantity> = BTreeMap::new();
         for ((customer, event_name, _), hour) in self.lock().exact_totals() {
             let total = totals.entry((customer, event_name)).or_default();
-            *total = total.checked_add(hour).context("a total at Stripe is too large")?;
+            let sum = total.checked_add(Quantity::from_units(hour.units()));
+            *total = sum.context("a total at Stripe is too large")?;
         }
         Ok(totals)
     }

@@ -4,7 +4,7 @@
 
 use crate::orders::Order;
 use crate::world::{HOUR, MINUTE, World};
-use counterfoil::simulator::FaultKind;
+use stripe_sim::FaultKind;
 
 /// As long as a push that was taken is looked for, and an hour more.
 const LAG_SECONDS: i64 = 27 * 3_600;

@@ -5,9 +5,9 @@
 use crate::orders::{Order, SagaParams};
 use crate::world::{AMOUNTS, CHANCES, DAY, HOUR, MINUTE, World};
 use counterfoil::rules::quantity::Quantity;
-use counterfoil::simulator::{FaultKind, FaultPlan, FaultRule, SimRequest};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use stripe_sim::{FaultKind, FaultPlan, FaultRule, SimRequest};
 
 /// Meters with prices. The one that is billed by event is none of them.
 const PRICED: [&str; 2] = ["adding", "standing"];
