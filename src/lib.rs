@@ -20,3 +20,6 @@ pub mod jobs;
 pub mod http;
 
 pub mod cli;
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
