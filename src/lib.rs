@@ -19,3 +19,6 @@ pub mod jobs;
 pub mod http;
 
 pub mod cli;
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;

@@ -1,5 +1,5 @@
 //! The house rules that neither the compiler nor a lint can check: the direction of modules, sizes,
-//! names, migration pairs and leftovers. STYLE.md gives the reasons.
+//! names, migration pairs, decisions and leftovers. STYLE.md gives the reasons.
 //!
 //! Each rule is a function from files to findings; one test runs it over the repository, another
 //! over small planted faults, so that a rule which has stopped finding anything is noticed. A
@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// Which modules of the crate a module may use besides itself. `lib.rs` and `main.rs` may use all.
 /// The crate `stripe_sim` counts as a module: only the command line uses the simulator.
-const DIRECTION: [(&str, &[&str]); 12] = [
+const DIRECTION: [(&str, &[&str]); 13] = [
     ("rules", &[]),
     ("faults", &[]),
     ("clock", &["rules", "faults"]),
@@ -39,6 +39,7 @@ const DIRECTION: [(&str, &[&str]); 12] = [
             "http",
         ],
     ),
+    ("fuzzing", &["rules", "config", "store", "provider", "http"]),
 ];
 
 const LINES_MAX: usize = 800;
@@ -619,6 +620,33 @@ fn balance(code: &str) -> i32 {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Decisions
+
+/// How lines of a decision begin, in this order; others may stand in between.
+const DECISION_FORM: [&str; 5] =
+    ["- Status: ", "- Date: 20", "## Question", "## Decision", "## Consequences"];
+
+/// A decision that can be read as the others are read is found, and believed, years later.
+fn check_decisions(sources: &[Source]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for source in sources {
+        let Some(name) = source.path.strip_prefix("docs/decisions/") else { continue };
+        let title = format!("# {}: ", name.split('-').next().unwrap_or(name));
+        if !source.text.starts_with(&title) {
+            findings.push(source.finding(1, format!("begin the title with {title:?}")));
+        }
+        let mut lines = source.text.lines();
+        let absent = DECISION_FORM.iter().find(|form| !lines.any(|line| line.starts_with(**form)));
+        if let Some(form) = absent {
+            let order = DECISION_FORM.join(", ");
+            let advice = format!("there is no {form:?} in its place; the order is {order}");
+            findings.push(source.finding(1, advice));
+        }
+    }
+    findings
+}
+
+// ---------------------------------------------------------------------------------------------
 // The rules over the repository
 
 fn assert_none(findings: Vec<Finding>) {
@@ -668,6 +696,11 @@ fn every_file_is_compiled() {
 #[test]
 fn migrations_are_paired_and_commented() {
     assert_none(check_migrations(&repository()));
+}
+
+#[test]
+fn decisions_have_one_form() {
+    assert_none(check_decisions(&repository()));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -811,6 +844,24 @@ fn planted_migrations() {
     names(&[(sqlite, "0002_start.sql")], &["migrations/sqlite/0002_start.sql:1"]);
     names(&[(sqlite, "0001_a.sql"), (sqlite, "0001_b.sql")], &["migrations/sqlite/0001_b.sql:1"]);
     names(&[(sqlite, "0001_A.sql")], &["migrations/sqlite/0001_A.sql:1"]);
+}
+
+#[test]
+fn planted_decisions() {
+    let (path, place) = ("docs/decisions/0007-a.md", "docs/decisions/0007-a.md:1");
+    let good = "# 0007: A\n\n- Status: accepted\n- Date: 2026-11-15\n\n## Question\n\nWhy?\n\n\
+                ## Choices\n\n## Decision\n\nSo.\n\n## Consequences\n";
+    check(check_decisions, &[(path, good), ("docs/operating.md", "# Operating")], &[]);
+    for (from, to) in [
+        ("# 0007:", "# 7."),
+        ("0007", "0008"),
+        ("- Status", "Status"),
+        ("- Date: 2026-11-15\n", ""),
+        ("## Question", "## Context"),
+        ("## Decision", "## Consequences"),
+    ] {
+        check(check_decisions, &[(path, &good.replacen(from, to, 1))], &[place]);
+    }
 }
 
 #[test]

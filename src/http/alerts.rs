@@ -222,7 +222,7 @@ fn write_cursor(last: &Threshold) -> String {
     format!("{}/{}/{}/{}", last.meter.0, last.kind.name(), last.period.name(), last.tenant)
 }
 
-fn parse_cursor(text: &str) -> Result<ThresholdKey, Problem> {
+pub fn parse_cursor(text: &str) -> Result<ThresholdKey, Problem> {
     let refuse = || Problem::new(Kind::Invalid, "invalid_cursor", "after is no next_after");
     let mut parts = text.splitn(4, '/');
     let mut next = || parts.next().ok_or_else(refuse);

@@ -82,12 +82,12 @@ pub async fn list_counters(
     Ok(axum::Json(CounterList { counters, next_after }))
 }
 
-fn write_cursor(row: &CounterRow) -> String {
+pub fn write_cursor(row: &CounterRow) -> String {
     let tenant = row.tenant.as_ref().map_or("", TenantId::as_str);
     format!("{}/{tenant}", row.hour.micros())
 }
 
-fn parse_cursor(text: &str) -> Result<(Timestamp, Option<TenantId>), Problem> {
+pub fn parse_cursor(text: &str) -> Result<(Timestamp, Option<TenantId>), Problem> {
     let refuse = || Problem::new(Kind::Invalid, "invalid_cursor", "after is no next_after");
     let (hour, tenant) = text.split_once('/').ok_or_else(refuse)?;
     let hour = hour.parse().map(Timestamp::from_micros).map_err(|_| refuse())?;

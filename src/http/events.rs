@@ -4,7 +4,7 @@
 //! outcome, and a malformed item never harms its neighbours. A request that is refused as a whole
 //! counted nothing.
 
-mod items;
+pub mod items;
 mod reply;
 
 use super::App;

@@ -421,7 +421,7 @@ fn write_cursor(row: &PassRow) -> String {
     format!("{}/{}/{}", row.meter.0, row.day.start.micros(), row.tenant)
 }
 
-fn parse_cursor(text: &str) -> Result<(TenantId, MeterNo, Timestamp), Problem> {
+pub fn parse_cursor(text: &str) -> Result<(TenantId, MeterNo, Timestamp), Problem> {
     let refuse = || Problem::new(Kind::Invalid, "invalid_cursor", "after is no next_after");
     let mut parts = text.splitn(3, '/');
     let mut next = || parts.next().ok_or_else(refuse);

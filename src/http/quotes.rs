@@ -153,7 +153,7 @@ fn write_rate_cursor(last: &TaxRate) -> String {
     format!("{}/{}/{}", last.valid_from.micros(), last.jurisdiction, last.name)
 }
 
-fn parse_rate_cursor(text: &str) -> Result<RateKey, Problem> {
+pub fn parse_rate_cursor(text: &str) -> Result<RateKey, Problem> {
     let refuse = || Problem::new(Kind::Invalid, "invalid_cursor", "after is no next_after");
     let mut parts = text.splitn(3, '/');
     let mut next = || parts.next().filter(|part| !part.contains('\0')).ok_or_else(refuse);

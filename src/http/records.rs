@@ -256,13 +256,13 @@ fn parse_range(from: Option<&str>, to: Option<&str>) -> Result<Option<Window>, P
 }
 
 /// The place after an event, in hex: its instant in eight bytes, then its id.
-fn write_cursor(at: Timestamp, id: &EventId) -> String {
+pub fn write_cursor(at: Timestamp, id: &EventId) -> String {
     let instant = at.micros().to_be_bytes();
     let bytes = instant.iter().chain(id.as_str().as_bytes());
     bytes.map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn parse_cursor(text: &str) -> Result<(Timestamp, EventId), Problem> {
+pub fn parse_cursor(text: &str) -> Result<(Timestamp, EventId), Problem> {
     let read = || {
         let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|d| u8::try_from(d).ok());
         let (pairs, rest) = text.as_bytes().as_chunks::<2>();

@@ -44,7 +44,7 @@ mod push_rows;
 mod pushes;
 mod quotes;
 mod readers;
-mod record;
+pub(crate) mod record;
 mod recovery;
 mod rejections;
 mod restores;

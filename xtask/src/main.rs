@@ -10,7 +10,9 @@ mod bench;
 mod binaries;
 mod debian;
 mod docs_page;
+mod fuzz;
 mod keeper;
+mod licences;
 mod postgres;
 mod schemathesis;
 mod simulate;
@@ -29,6 +31,7 @@ usage: cargo xtask COMMAND
   test [FILTER...]   everything CI checks; with FILTER only the tests whose names contain one
   ci                 the same as test, under the name CI uses
   tidy               only the house rules: sizes, direction of modules, migration pairs
+  licences           whether deny.toml allows every package that we depend on
   postgres           start a throw-away PostgreSQL, print its URL, wait for Ctrl-C
   schemathesis       call the HTTP API with generated requests, good and bad
   docs-page          try every operation of the page at /docs in a browser
@@ -64,6 +67,7 @@ fn run(arguments: &[OsString]) -> Result<()> {
         Some("test") => suite::run(rest),
         Some("ci") if rest.is_empty() => suite::run(rest),
         Some("tidy") if rest.is_empty() => run_to_end(cargo()?.args(["test", "--test", "tidy"])),
+        Some("licences") if rest.is_empty() => licences::run(),
         Some("postgres") if rest.is_empty() => postgres::serve_until_interrupted(),
         Some("schemathesis") if rest.is_empty() => schemathesis::run_alone(),
         Some("docs-page") if rest.is_empty() => docs_page::run_alone(),

@@ -3,19 +3,22 @@
 use crate::debian::{self, Need};
 use crate::postgres::{FOR_TESTS, FOR_TLS, ScratchPostgres};
 use crate::steps::Steps;
-use crate::{binaries, cargo, docs_page, run_to_end, schemathesis, simulate, stripe_sdk};
+use crate::{
+    binaries, cargo, docs_page, fuzz, licences, run_to_end, schemathesis, simulate, stripe_sdk,
+};
 use anyhow::Result;
 use std::ffi::OsString;
 use std::process::Command;
 
 /// The steps that need a program that compiles.
-const AFTER_BUILD: [&str; 8] = [
+const AFTER_BUILD: [&str; 9] = [
     "tests",
     "tests of other packages",
     "documentation",
     "schemathesis",
     "documentation page",
     "stripe SDKs",
+    fuzz::STEP,
     "simulation on SQLite",
     "simulation on PostgreSQL",
 ];
@@ -58,6 +61,7 @@ fn run_all() -> Result<()> {
         command.arg("clippy").args(EVERYTHING).args(["--all-targets", "--", "-D", "warnings"]);
         run_to_end(&mut command)
     });
+    steps.step("licences", licences::run);
     steps.step("features", check_features);
     let built = steps.step("build", || run_cargo(&["build", "--features", "failpoints"]));
     if built.is_none() {
@@ -76,6 +80,12 @@ fn run_all() -> Result<()> {
     steps.step("schemathesis", schemathesis::run);
     steps.step("documentation page", docs_page::run);
     steps.step("stripe SDKs", stripe_sdk::run);
+    match fuzz::missing() {
+        None => {
+            steps.step(fuzz::STEP, fuzz::build);
+        }
+        Some(what) => steps.leave_out(fuzz::STEP, what),
+    }
     steps.step("simulation on SQLite", || simulate::run(&seeds(SEEDS_SQLITE, "sqlite")));
     steps.step("simulation on PostgreSQL", || simulate::run(&seeds(SEEDS_POSTGRES, "postgres")));
     steps.finish()

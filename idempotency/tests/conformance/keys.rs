@@ -35,7 +35,7 @@ impl Vector {
 
 #[test]
 fn keys_meet_the_vectors_of_every_sdk() {
-    let text = include_str!("../../../sdk/vectors/keys.json");
+    let text = include_str!("../vectors/keys.json");
     let vectors: Vec<Vector> = serde_json::from_str(text).unwrap();
     assert!(vectors.len() >= 20);
     let mut seen: BTreeMap<String, String> = BTreeMap::new();

@@ -7,7 +7,7 @@
 //! were skipped, unless COUNTERFOIL_TEST_REQUIRE_POSTGRES or COUNTERFOIL_TEST_REQUIRE_REDIS is set.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::wildcard_enum_match_arm)]
 
-#[path = "../../../tests/shared/database.rs"]
+#[path = "../shared/database.rs"]
 mod database;
 
 mod answers;

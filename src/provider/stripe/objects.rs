@@ -76,6 +76,7 @@ pub fn read_invoice(object: &Value) -> Option<Invoice> {
     let subtotal = object["subtotal"].as_i64()?;
     let total = object["total"].as_i64()?;
     let taxes = object["total_taxes"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut taxes = taxes.iter().filter_map(|tax| tax["amount"].as_i64());
     let details = &object["parent"]["subscription_details"]["subscription"];
     let subscription = details.as_str().or_else(|| object["subscription"].as_str());
     Some(Invoice {
@@ -89,7 +90,7 @@ pub fn read_invoice(object: &Value) -> Option<Invoice> {
         finalizes_at: instant(&object["automatically_finalizes_at"]),
         subtotal,
         total_excluding_tax: object["total_excluding_tax"].as_i64().unwrap_or(subtotal),
-        tax: taxes.iter().filter_map(|tax| tax["amount"].as_i64()).sum(),
+        tax: taxes.try_fold(0, i64::checked_add)?,
         total,
         amount_due: object["amount_due"].as_i64().unwrap_or(total),
         attempt_count: object["attempt_count"]
@@ -190,6 +191,19 @@ fn instant(seconds: &Value) -> Option<Timestamp> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn taxes_are_added_up_exactly_or_the_invoice_is_not_read() {
+        let read = |taxes: Value| {
+            let invoice = json!({
+                "customer": "cus_1", "status": "draft", "created": 1, "period_start": 0,
+                "period_end": 1, "subtotal": 1_000, "total": 1_190, "total_taxes": taxes,
+            });
+            read_invoice(&invoice).map(|invoice| invoice.tax)
+        };
+        assert_eq!(read(json!([{ "amount": 100 }, { "amount": 90 }])), Some(190));
+        assert_eq!(read(json!([{ "amount": i64::MAX }, { "amount": 1 }])), None);
+    }
 
     #[test]
     fn a_derived_request_key_names_its_push() {

@@ -16,6 +16,8 @@ use crate::rules::verdict::Tally;
 use crate::store::{Error, Result};
 
 const VERSION: u8 = 1;
+/// No byte of LZ4 stands for more bytes than this: 255 is the largest step of a length.
+const LZ4_RATIO_MAX: usize = 255;
 const FLAG_TRIAL: u8 = 1;
 const FLAG_SUBSCRIPTION: u8 = 2;
 
@@ -122,7 +124,7 @@ pub struct JournalBody {
 }
 
 pub fn read_journal(body: &[u8]) -> Result<JournalBody> {
-    let bytes = lz4_flex::decompress_size_prepended(body).map_err(|_| corrupt())?;
+    let bytes = decompress(body).ok_or_else(corrupt)?;
     let mut reader = Reader { bytes: &bytes, at: 0 };
     let mut read = || -> Option<(Vec<CounterEntry>, usize, usize)> {
         if reader.byte()? != VERSION {
@@ -146,6 +148,16 @@ pub fn read_journal(body: &[u8]) -> Result<JournalBody> {
     };
     let (counters, event_count, start) = read().ok_or_else(corrupt)?;
     Ok(JournalBody { counters, event_count, events: bytes[start..].into() })
+}
+
+/// The size comes before the compressed bytes and is allocated at once. A damaged one could ask for
+/// 4 GiB, which would end the process where the row should be reported.
+fn decompress(body: &[u8]) -> Option<Vec<u8>> {
+    let (size, compressed) = lz4_flex::block::uncompressed_size(body).ok()?;
+    if size > compressed.len().saturating_mul(LZ4_RATIO_MAX) {
+        return None;
+    }
+    lz4_flex::decompress(compressed, size).ok()
 }
 
 fn corrupt() -> Error {
@@ -261,6 +273,15 @@ mod tests {
         )
     }
 
+    #[test]
+    fn a_damaged_size_is_refused_before_it_is_allocated() {
+        let mut body = write_journal(&[], 0, &[0; 1_000]);
+        assert!(decompress(&body).is_some());
+        body[3] = 0xff;
+        assert!(decompress(&body).is_none());
+        assert!(read_journal(&body).is_err());
+    }
+
     proptest! {
         #[test]
         fn written_and_read_back(
@@ -283,6 +304,13 @@ mod tests {
                 offset = view.end;
             }
             prop_assert_eq!(offset, read.events.len());
+        }
+
+        #[test]
+        fn a_row_of_equal_bytes_reads_back(byte in any::<u8>(), length in 0..100_000usize) {
+            let events = vec![byte; length];
+            let read = read_journal(&write_journal(&[], 0, &events)).expect("readable");
+            prop_assert_eq!(&*read.events, events.as_slice());
         }
 
         #[test]

@@ -1,0 +1,7 @@
+//! Runs `counterfoil::fuzzing::stripe_webhook`, which says what must hold.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    counterfoil::fuzzing::stripe_webhook(bytes);
+});
