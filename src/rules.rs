@@ -22,6 +22,7 @@ pub mod dunning;
 pub mod event;
 pub mod event_id;
 pub mod evidence;
+pub mod fault;
 pub mod finding;
 pub mod fingerprint;
 pub mod given;
