@@ -6,11 +6,13 @@
 //! writer that saw an older version starts again from a fresh look (never "the latest row": the
 //! account's own row carries balance and version).
 
+use super::fault::{Fault, must, shown};
 use super::ids::{AccountName, OnceKey, TenantId, Unit};
+use super::plan::Plan;
 use super::quantity::Quantity;
 use super::refusal::Refusal;
 use super::timestamp::Timestamp;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Postings of one entry.
 pub const POSTINGS_MAX: usize = 100;
@@ -48,6 +50,24 @@ pub struct Account {
     /// How many entries have touched it.
     pub version: u64,
     pub created_at: Timestamp,
+}
+
+/// What an account is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewAccount {
+    pub tenant: TenantId,
+    pub name: AccountName,
+    pub unit: Unit,
+    pub floor: Floor,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AccountPut {
+    Created(Account),
+    /// It stands already, and is the same.
+    Stands(Account),
+    /// One of another unit or floor stands under the name.
+    Refused(Account),
 }
 
 /// One line of an entry that is to be written.
@@ -100,6 +120,31 @@ impl Entry {
         let theirs = new.postings.iter().map(|posting| (&posting.account, posting.amount));
         self.memo == new.memo && ours.eq(theirs)
     }
+}
+
+/// The answer to an entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Posted {
+    Recorded(Entry),
+    /// It was written before, under this key.
+    Repeated(Entry),
+    /// Another entry stands under the key; nothing was written.
+    KeyTaken(Entry),
+    /// Nothing was written.
+    Refused(PostRefusal),
+}
+
+/// One line of a statement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatementLine {
+    /// The account's version after it: lines of an account are numbered without gaps.
+    pub version: u64,
+    pub entry: u64,
+    pub key: OnceKey,
+    pub memo: String,
+    pub amount: Quantity,
+    pub balance: Quantity,
+    pub at: Timestamp,
 }
 
 /// Why an entry was not written; nothing has changed.
@@ -171,8 +216,215 @@ pub fn is_reserved_key(key: &OnceKey) -> bool {
     key.as_str().starts_with(RESERVED_PREFIX)
 }
 
+/// Answers a request for an account: `account` is what stands under the name after the attempt to
+/// create it, `created` whether the attempt did.
+pub fn answer_put(new: &NewAccount, account: Account, created: bool) -> Result<AccountPut, Fault> {
+    check_account(&account)?;
+    must!(
+        account.tenant == new.tenant && account.name == new.name,
+        "an account is found under its tenant and name",
+        "tenant={} name={} found={}",
+        new.tenant,
+        new.name,
+        account.name
+    );
+    let same = account.unit == new.unit && account.floor == new.floor;
+    if !created {
+        return Ok(match same {
+            true => AccountPut::Stands(account),
+            false => AccountPut::Refused(account),
+        });
+    }
+    must!(
+        same && account.version == 0,
+        "an account is created as it was asked for, and empty",
+        "account={} version={}",
+        account.name,
+        account.version
+    );
+    Ok(AccountPut::Created(account))
+}
+
+/// Answers an entry under whose key another stands.
+pub fn answer_standing(standing: Entry, new: &NewEntry) -> Result<Posted, Fault> {
+    let Entry { number, tenant, key, postings, .. } = &standing;
+    must!(
+        *tenant == new.tenant && *key == new.key,
+        "an entry is found under its tenant and key",
+        "tenant={} key={} entry={number}",
+        new.tenant,
+        new.key
+    );
+    must!(
+        postings.len() >= 2,
+        "an entry moves between accounts",
+        "entry={number} postings={}",
+        postings.len()
+    );
+    must!(
+        postings.iter().all(|posting| posting.version > 0),
+        "a posting raises its account's version above zero",
+        "entry={number}"
+    );
+    check_sums(&standing.tenant, &standing.key, postings)?;
+    Ok(match standing.says(new) {
+        true => Posted::Repeated(standing),
+        false => Posted::KeyTaken(standing),
+    })
+}
+
+/// Plans an entry between accounts as they were read: the postings to write, with what each leaves
+/// on its account, in order; or why there is none.
+pub fn plan_entry(
+    accounts: &BTreeMap<AccountName, Account>,
+    new: &NewEntry,
+) -> Result<Plan<Vec<Posting>, PostRefusal>, Fault> {
+    for account in accounts.values() {
+        check_account(account)?;
+        must!(
+            account.tenant == new.tenant,
+            "an entry moves between accounts of one tenant",
+            "tenant={} key={} account={}",
+            new.tenant,
+            new.key,
+            account.name
+        );
+    }
+    let postings = match judge_entry(accounts, &new.postings) {
+        Ok(postings) => postings,
+        Err(refusal) => return Ok(Plan::Answer(refusal)),
+    };
+    check_postings(accounts, new, &postings)?;
+    Ok(Plan::Write(postings))
+}
+
+/// Answers an entry of a tenant that is not known, and so has no accounts.
+pub fn answer_unknown_tenant(new: &NewEntry) -> Result<Posted, Fault> {
+    match plan_entry(&BTreeMap::new(), new)? {
+        Plan::Answer(refusal) => Ok(Posted::Refused(refusal)),
+        Plan::Write(_) => Err(Fault {
+            fact: "an entry between no accounts is refused",
+            ids: format!("tenant={} key={}", new.tenant, new.key),
+        }),
+    }
+}
+
+/// The facts that must hold of an account that was read.
+fn check_account(account: &Account) -> Result<(), Fault> {
+    let Account { tenant, name, floor, balance, version, .. } = account;
+    must!(
+        *floor == Floor::None || *balance >= Quantity::ZERO,
+        "a balance does not fall below its account's floor",
+        "tenant={tenant} account={name} balance={balance}"
+    );
+    must!(
+        *version > 0 || *balance == Quantity::ZERO,
+        "an account that no entry has touched is empty",
+        "tenant={tenant} account={name} balance={balance}"
+    );
+    Ok(())
+}
+
+/// The facts that must hold of postings before they are written.
+fn check_postings(
+    accounts: &BTreeMap<AccountName, Account>,
+    new: &NewEntry,
+    postings: &[Posting],
+) -> Result<(), Fault> {
+    let NewEntry { tenant, key, .. } = new;
+    let asked = new.postings.iter().map(|posting| (&posting.account, posting.amount));
+    must!(
+        asked.eq(postings.iter().map(|posting| (&posting.account, posting.amount))),
+        "an entry is written as it was asked for",
+        "tenant={tenant} key={key}"
+    );
+    for Posting { account: name, unit, amount, balance, version } in postings {
+        let Some(account) = accounts.get(name) else {
+            let fact = "a posting is to an account that was read";
+            return Err(Fault { fact, ids: format!("tenant={tenant} key={key} account={name}") });
+        };
+        must!(
+            account.balance.checked_add(*amount) == Some(*balance),
+            "a posting leaves the balance before it plus its amount",
+            "tenant={tenant} key={key} account={name} amount={amount} balance={balance}"
+        );
+        must!(
+            account.version.checked_add(1) == Some(*version),
+            "a posting raises its account's version by one",
+            "tenant={tenant} key={key} account={name} version={version}"
+        );
+        must!(
+            account.unit == *unit,
+            "a posting is in its account's unit",
+            "tenant={tenant} key={key} account={name} unit={unit}"
+        );
+        must!(
+            account.floor == Floor::None || *balance >= Quantity::ZERO,
+            "a posting leaves no balance below its account's floor",
+            "tenant={tenant} key={key} account={name} balance={balance}"
+        );
+    }
+    check_sums(tenant, key, postings)
+}
+
+/// Value is moved and never made.
+fn check_sums(tenant: &TenantId, key: &OnceKey, postings: &[Posting]) -> Result<(), Fault> {
+    let mut sums: BTreeMap<&Unit, Option<Quantity>> = BTreeMap::new();
+    let mut names: BTreeSet<&AccountName> = BTreeSet::new();
+    for Posting { account, unit, amount, .. } in postings {
+        must!(
+            *amount != Quantity::ZERO,
+            "a posting moves something",
+            "tenant={tenant} key={key} account={account}"
+        );
+        must!(
+            names.insert(account),
+            "an entry has one posting for each account",
+            "tenant={tenant} key={key} account={account}"
+        );
+        let sum = sums.entry(unit).or_insert(Some(Quantity::ZERO));
+        *sum = sum.and_then(|sum| sum.checked_add(*amount));
+    }
+    for (unit, sum) in sums {
+        must!(
+            sum == Some(Quantity::ZERO),
+            "the postings of an entry sum to zero in each unit",
+            "tenant={tenant} key={key} unit={unit} sum={}",
+            shown(sum)
+        );
+    }
+    Ok(())
+}
+
+/// The facts that must hold of a page of an account's statement, newest first.
+pub fn check_statement(account: &AccountName, lines: &[StatementLine]) -> Result<(), Fault> {
+    for pair in lines.windows(2) {
+        let [later, before] = pair else { continue };
+        must!(
+            before.version.checked_add(1) == Some(later.version),
+            "lines of a statement are numbered without gaps",
+            "account={account} version={} then={}",
+            before.version,
+            later.version
+        );
+        must!(
+            before.balance.checked_add(later.amount) == Some(later.balance),
+            "a line of a statement leaves the balance before it plus its amount",
+            "account={account} version={}",
+            later.version
+        );
+    }
+    let first = lines.last().filter(|line| line.version == 1);
+    must!(
+        first.is_none_or(|line| line.amount == line.balance),
+        "an account begins with nothing",
+        "account={account}"
+    );
+    Ok(())
+}
+
 /// Judges an entry against its accounts as they stand; the postings are what it leaves, in order.
-pub fn judge_entry(
+fn judge_entry(
     accounts: &BTreeMap<AccountName, Account>,
     postings: &[NewPosting],
 ) -> Result<Vec<Posting>, PostRefusal> {
@@ -298,5 +550,155 @@ mod tests {
         check(Some(3), Ok(()));
         check(Some(2), Err(PostRefusal::Moved(name("wallet"), 3)));
         check(None, Ok(()));
+    }
+
+    fn entry(postings: &[(&str, &str)]) -> NewEntry {
+        let posting = |(account, amount): &(&str, &str)| NewPosting {
+            account: name(account),
+            amount: quantity(amount),
+            expected_version: None,
+        };
+        NewEntry {
+            tenant: TenantId::parse("acme").expect("valid"),
+            key: OnceKey::parse("k").expect("valid"),
+            memo: String::new(),
+            postings: postings.iter().map(posting).collect(),
+        }
+    }
+
+    fn fact<T: std::fmt::Debug>(outcome: Result<T, Fault>) -> &'static str {
+        outcome.expect_err("it contradicts a fact").fact
+    }
+
+    #[test]
+    fn accounts_that_contradict_themselves_take_no_entry() {
+        let check = |change: fn(&mut Account), expected: &str| {
+            let mut accounts = accounts();
+            change(accounts.get_mut(&name("wallet")).expect("it is there"));
+            let new = entry(&[("wallet", "1"), ("sales", "-1")]);
+            assert_eq!(fact(plan_entry(&accounts, &new)), expected);
+        };
+        let floor = "a balance does not fall below its account's floor";
+        check(|account| account.balance = quantity("-1"), floor);
+        check(|account| account.version = 0, "an account that no entry has touched is empty");
+        let tenant = "an entry moves between accounts of one tenant";
+        check(|account| account.tenant = TenantId::parse("umbrella").expect("valid"), tenant);
+    }
+
+    #[test]
+    fn postings_that_contradict_their_accounts_are_not_written() {
+        let new = entry(&[("wallet", "-4"), ("sales", "4")]);
+        let Ok(Plan::Write(sound)) = plan_entry(&accounts(), &new) else { panic!("it is sound") };
+        let check = |change: fn(&mut Vec<Posting>), expected: &str| {
+            let mut postings = sound.clone();
+            change(&mut postings);
+            assert_eq!(fact(check_postings(&accounts(), &new, &postings)), expected);
+        };
+        check(|postings| postings.reverse(), "an entry is written as it was asked for");
+        let balance = "a posting leaves the balance before it plus its amount";
+        check(|postings| postings[0].balance = quantity("7"), balance);
+        let version = "a posting raises its account's version by one";
+        check(|postings| postings[1].version = 3, version);
+        let other = |postings: &mut Vec<Posting>| postings[1].unit = Unit::parse("usd").unwrap();
+        check(other, "a posting is in its account's unit");
+        let mut missing = accounts();
+        missing.remove(&name("sales"));
+        let expected = "a posting is to an account that was read";
+        assert_eq!(fact(check_postings(&missing, &new, &sound)), expected);
+        // Each of these passes every other fact.
+        let over = entry(&[("wallet", "-11"), ("sales", "11")]);
+        let mut postings = sound.clone();
+        for (posting, (amount, balance)) in postings.iter_mut().zip([("-11", "-1"), ("11", "1")]) {
+            (posting.amount, posting.balance) = (quantity(amount), quantity(balance));
+        }
+        let expected = "a posting leaves no balance below its account's floor";
+        assert_eq!(fact(check_postings(&accounts(), &over, &postings)), expected);
+    }
+
+    #[test]
+    fn entries_that_contradict_themselves_answer_nothing() {
+        let standing = |postings: &[(&str, &str, u64)]| Entry {
+            number: 1,
+            tenant: TenantId::parse("acme").expect("valid"),
+            key: OnceKey::parse("k").expect("valid"),
+            memo: String::new(),
+            postings: postings
+                .iter()
+                .map(|(account, amount, version)| Posting {
+                    account: name(account),
+                    unit: Unit::parse("eur").expect("valid"),
+                    amount: quantity(amount),
+                    balance: quantity(amount),
+                    version: *version,
+                })
+                .collect(),
+            at: Timestamp::from_micros(0),
+        };
+        let new = entry(&[("wallet", "1"), ("sales", "-1")]);
+        let sound = standing(&[("wallet", "1", 1), ("sales", "-1", 1)]);
+        let repeated = answer_standing(sound.clone(), &new);
+        assert_eq!(repeated, Ok(Posted::Repeated(sound.clone())));
+        let other = NewEntry { memo: "other".to_owned(), ..new.clone() };
+        assert_eq!(answer_standing(sound.clone(), &other), Ok(Posted::KeyTaken(sound)));
+        let check = |postings: &[(&str, &str, u64)], expected: &str| {
+            assert_eq!(fact(answer_standing(standing(postings), &new)), expected);
+        };
+        check(&[("wallet", "1", 1)], "an entry moves between accounts");
+        let version = "a posting raises its account's version above zero";
+        check(&[("wallet", "1", 1), ("sales", "-1", 0)], version);
+        let sum = "the postings of an entry sum to zero in each unit";
+        check(&[("wallet", "1", 1), ("sales", "-2", 1)], sum);
+        check(&[("wallet", "0", 1), ("sales", "0", 1)], "a posting moves something");
+        let twice = "an entry has one posting for each account";
+        check(&[("wallet", "1", 1), ("wallet", "-1", 2)], twice);
+        let stranger = NewEntry { key: OnceKey::parse("other").expect("valid"), ..new.clone() };
+        let own = standing(&[("wallet", "1", 1), ("sales", "-1", 1)]);
+        let expected = "an entry is found under its tenant and key";
+        assert_eq!(fact(answer_standing(own, &stranger)), expected);
+        let nobody = answer_unknown_tenant(&new);
+        assert_eq!(nobody, Ok(Posted::Refused(PostRefusal::Unknown(name("wallet")))));
+    }
+
+    #[test]
+    fn accounts_are_answered_as_they_stand() {
+        let stored = accounts().remove(&name("wallet")).expect("it is there");
+        let Account { tenant, name: of, unit, floor, .. } = stored.clone();
+        let new = NewAccount { tenant, name: of, unit, floor };
+        let empty = Account { balance: Quantity::ZERO, version: 0, ..stored.clone() };
+        let put = |new: &NewAccount, account: &Account, created| {
+            answer_put(new, account.clone(), created)
+        };
+        assert_eq!(put(&new, &empty, true), Ok(AccountPut::Created(empty.clone())));
+        assert_eq!(put(&new, &stored, false), Ok(AccountPut::Stands(stored.clone())));
+        let open = NewAccount { floor: Floor::None, ..new.clone() };
+        assert_eq!(put(&open, &stored, false), Ok(AccountPut::Refused(stored.clone())));
+        let created = "an account is created as it was asked for, and empty";
+        assert_eq!(fact(put(&new, &stored, true)), created);
+        let other = NewAccount { name: name("sales"), ..new };
+        let found = "an account is found under its tenant and name";
+        assert_eq!(fact(put(&other, &stored, false)), found);
+    }
+
+    #[test]
+    fn a_statement_that_contradicts_itself_is_a_fault() {
+        let line = |version: u64, amount: &str, balance: &str| StatementLine {
+            version,
+            entry: version,
+            key: OnceKey::parse("k").expect("valid"),
+            memo: String::new(),
+            amount: quantity(amount),
+            balance: quantity(balance),
+            at: Timestamp::from_micros(0),
+        };
+        let check = |lines: &[StatementLine], expected: Option<&str>| {
+            let outcome = check_statement(&name("wallet"), lines);
+            assert_eq!(outcome.err().map(|fault| fault.fact), expected);
+        };
+        check(&[line(3, "-1", "4"), line(2, "2", "5"), line(1, "3", "3")], None);
+        let gap = "lines of a statement are numbered without gaps";
+        check(&[line(4, "-1", "4"), line(2, "2", "5")], Some(gap));
+        let sum = "a line of a statement leaves the balance before it plus its amount";
+        check(&[line(3, "-1", "5"), line(2, "2", "5")], Some(sum));
+        check(&[line(1, "3", "4")], Some("an account begins with nothing"));
     }
 }

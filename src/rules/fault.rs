@@ -26,6 +26,11 @@ macro_rules! must {
 }
 pub(crate) use must;
 
+/// The text of a value that may be missing, for the ids of a fault.
+pub fn shown<T: std::fmt::Display>(value: Option<T>) -> String {
+    value.map_or_else(|| "none".to_owned(), |value| value.to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
