@@ -26,6 +26,7 @@ pub mod fault;
 pub mod finding;
 pub mod fingerprint;
 pub mod given;
+pub mod grant;
 pub mod ids;
 pub mod invoice;
 pub mod latency;
