@@ -8,6 +8,7 @@ pub mod account;
 pub mod activity;
 pub mod alert;
 pub mod base64;
+pub mod batch;
 pub mod billing;
 pub mod binding;
 pub mod chain;
