@@ -137,7 +137,7 @@ pub fn plan_revival(
         must!(other.number != saga.number, "another saga has another number", "saga={}", saga.id);
         return Ok(Plan::Answer(Revived::Busy(other)));
     }
-    // With the lease the fence ends: whoever had it before may still be at work.
+    // The lease ends, and an earlier claimant may still be at work: the fence refuses its writes.
     let fence = fence_before.saturating_add(1);
     must!(fence > fence_before, "a revival raises the fence", "saga={} fence={fence}", saga.id);
     must!(
