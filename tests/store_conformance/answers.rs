@@ -114,7 +114,7 @@ pub async fn messages_of_credits_read_alike(f: Fixture) {
     ];
     assert_eq!(texts, expected);
     let ids: Vec<&str> = messages.iter().map(|message| message.id.as_str()).collect();
-    assert_eq!(ids[0], "msg_f57da8ce9f1d1f9e30d5dd48", "the id is made of the change's number");
+    assert_eq!(ids[0], "msg_ba88c24835654e85da3ddc8a", "the id is made of the change's number");
 }
 
 pub async fn entries_of_credits_read_alike(f: Fixture) {
