@@ -26,6 +26,7 @@ pub mod webhook;
 
 use crate::rules::chain::ChainReport;
 use crate::rules::event::Event;
+use crate::rules::fault::Fault;
 use crate::rules::ids::{CustomerId, EventId, MeterNo, MeterSlug, TenantId};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::timestamp::Timestamp;
@@ -72,6 +73,12 @@ pub enum Error {
 }
 
 pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        Self::Internal { what: fault.to_string() }
+    }
+}
 
 impl From<ComposeError> for Error {
     fn from(error: ComposeError) -> Self {

@@ -9,10 +9,8 @@ use super::{Stop, repeat, sure_time};
 use crate::clock::Clock;
 use crate::faults::{crash_point, planted};
 use crate::rules::billing::Granularity;
-use crate::rules::credit::{
-    CoverOrder, DrawOrder, Grant, Pool, affordable, bound_draws, in_order, plan_covering,
-    used_up_by,
-};
+use crate::rules::credit::covering::{CoverOrder, bound_draws, in_order, plan_covering};
+use crate::rules::credit::{DrawOrder, Grant, Pool, affordable, used_up_by};
 use crate::rules::ids::{MeterNo, TenantId, Unit};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::push::{CutState, WindowUsage};
@@ -102,7 +100,7 @@ pub async fn read_balance(
         let uncut = read_all_uncut(store, catalog, tenant, &stored, reckoning).await?;
         let again = live().await?;
         if again == stored || planted("bug.balance_overstates") {
-            return reckon(&stored, &uncut, reckoning).ok_or_else(too_large);
+            return reckon(&stored, &uncut, reckoning);
         }
         stored = again;
     }
@@ -110,20 +108,27 @@ pub async fn read_balance(
 }
 
 /// Draws on the grants what the next cut will, and adds up what is left.
-fn reckon(stored: &[Grant], uncut: &[Uncut], reckoning: Reckoning) -> Option<Balance> {
+fn reckon(stored: &[Grant], uncut: &[Uncut], reckoning: Reckoning) -> store::Result<Balance> {
     let mut grants = stored.to_vec();
     for Uncut { order, by_event } in uncut {
         let borders = grants.iter().any(|grant| grant.terms.begins_or_ends_in(order.during));
         let draws = if *by_event && borders {
-            bound_draws(order, &grants).ok()?
+            bound_draws(order, &grants)?
         } else {
-            plan_covering(order, &grants, &[], reckoning.order).ok()?.drawn
+            plan_covering(order, &grants, &[], reckoning.order)?.drawn
         };
         for draw in draws {
-            let grant = grants.iter_mut().find(|grant| grant.number == draw.grant)?;
-            grant.remaining = grant.remaining.checked_sub(draw.cost)?;
+            for grant in grants.iter_mut().filter(|grant| grant.number == draw.grant) {
+                let left = grant.remaining.checked_sub(draw.cost);
+                grant.remaining = left.ok_or_else(too_large)?;
+            }
         }
     }
+    sum_up(stored, grants, reckoning).ok_or_else(too_large)
+}
+
+/// Adds up what was left of the grants and what is left of them now.
+fn sum_up(stored: &[Grant], grants: Vec<Grant>, reckoning: Reckoning) -> Option<Balance> {
     let mut balance = Balance::default();
     for (before, after) in stored.iter().zip(&grants) {
         let terms = &before.terms;

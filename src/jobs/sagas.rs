@@ -25,6 +25,7 @@ use super::{Stop, repeat, sure_time};
 use crate::clock::Clock;
 use crate::faults::crash_point;
 use crate::provider::{Provider, deadline};
+use crate::rules::saga::lifecycle::check_claim;
 use crate::rules::saga::{
     Direction, LogLine, Mark, Move, Outcome, Saga, SagaKind, SagaState, StepShape, Tried, Verdict,
     judge_act, judge_undo, next_move, step_key, was_begun, why_turned_back,
@@ -92,7 +93,11 @@ impl SagaRunner {
         for claimed in claimed {
             let id = claimed.saga.id.clone();
             // The others of the claim are not to wait for one that fails.
-            if let Err(error) = self.advance(Running::new(claimed, held_until)).await {
+            let moved = match check_claim(&claimed) {
+                Ok(()) => self.advance(Running::new(claimed, held_until)).await,
+                Err(fault) => Err(fault.into()),
+            };
+            if let Err(error) = moved {
                 tracing::warn!(saga = id, %error, "saga {id} could not be moved; tried again later");
             }
         }

@@ -6,11 +6,13 @@
 //! writer that saw an older version starts again from a fresh look (never "the latest row": the
 //! account's own row carries balance and version).
 
+use super::fault::{Fault, must, shown};
 use super::ids::{AccountName, OnceKey, TenantId, Unit};
+use super::plan::Plan;
 use super::quantity::Quantity;
 use super::refusal::Refusal;
 use super::timestamp::Timestamp;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Postings of one entry.
 pub const POSTINGS_MAX: usize = 100;
@@ -48,6 +50,24 @@ pub struct Account {
     /// How many entries have touched it.
     pub version: u64,
     pub created_at: Timestamp,
+}
+
+/// What an account is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewAccount {
+    pub tenant: TenantId,
+    pub name: AccountName,
+    pub unit: Unit,
+    pub floor: Floor,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AccountPut {
+    Created(Account),
+    /// It stands already, and is the same.
+    Stands(Account),
+    /// One of another unit or floor stands under the name.
+    Refused(Account),
 }
 
 /// One line of an entry that is to be written.
@@ -100,6 +120,31 @@ impl Entry {
         let theirs = new.postings.iter().map(|posting| (&posting.account, posting.amount));
         self.memo == new.memo && ours.eq(theirs)
     }
+}
+
+/// The answer to an entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Posted {
+    Recorded(Entry),
+    /// It was written before, under this key.
+    Repeated(Entry),
+    /// Another entry stands under the key; nothing was written.
+    KeyTaken(Entry),
+    /// Nothing was written.
+    Refused(PostRefusal),
+}
+
+/// One line of a statement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatementLine {
+    /// The account's version after it: lines of an account are numbered without gaps.
+    pub version: u64,
+    pub entry: u64,
+    pub key: OnceKey,
+    pub memo: String,
+    pub amount: Quantity,
+    pub balance: Quantity,
+    pub at: Timestamp,
 }
 
 /// Why an entry was not written; nothing has changed.
@@ -171,8 +216,215 @@ pub fn is_reserved_key(key: &OnceKey) -> bool {
     key.as_str().starts_with(RESERVED_PREFIX)
 }
 
+/// Answers a request for an account: `account` is what stands under the name after the attempt to
+/// create it, `created` whether the attempt did.
+pub fn answer_put(new: &NewAccount, account: Account, created: bool) -> Result<AccountPut, Fault> {
+    check_account(&account)?;
+    must!(
+        account.tenant == new.tenant && account.name == new.name,
+        "an account is found under its tenant and name",
+        "tenant={} name={} found={}",
+        new.tenant,
+        new.name,
+        account.name
+    );
+    let same = account.unit == new.unit && account.floor == new.floor;
+    if !created {
+        return Ok(match same {
+            true => AccountPut::Stands(account),
+            false => AccountPut::Refused(account),
+        });
+    }
+    must!(
+        same && account.version == 0,
+        "an account is created as it was asked for, and empty",
+        "account={} version={}",
+        account.name,
+        account.version
+    );
+    Ok(AccountPut::Created(account))
+}
+
+/// Answers an entry under whose key another stands.
+pub fn answer_standing(standing: Entry, new: &NewEntry) -> Result<Posted, Fault> {
+    let Entry { number, tenant, key, postings, .. } = &standing;
+    must!(
+        *tenant == new.tenant && *key == new.key,
+        "an entry is found under its tenant and key",
+        "tenant={} key={} entry={number}",
+        new.tenant,
+        new.key
+    );
+    must!(
+        postings.len() >= 2,
+        "an entry moves between accounts",
+        "entry={number} postings={}",
+        postings.len()
+    );
+    must!(
+        postings.iter().all(|posting| posting.version > 0),
+        "a posting raises its account's version above zero",
+        "entry={number}"
+    );
+    check_sums(&standing.tenant, &standing.key, postings)?;
+    Ok(match standing.says(new) {
+        true => Posted::Repeated(standing),
+        false => Posted::KeyTaken(standing),
+    })
+}
+
+/// Plans an entry between accounts as they were read: the postings to write, with what each leaves
+/// on its account, in order; or why there is none.
+pub fn plan_entry(
+    accounts: &BTreeMap<AccountName, Account>,
+    new: &NewEntry,
+) -> Result<Plan<Vec<Posting>, PostRefusal>, Fault> {
+    for account in accounts.values() {
+        check_account(account)?;
+        must!(
+            account.tenant == new.tenant,
+            "an entry moves between accounts of one tenant",
+            "tenant={} key={} account={}",
+            new.tenant,
+            new.key,
+            account.name
+        );
+    }
+    let postings = match judge_entry(accounts, &new.postings) {
+        Ok(postings) => postings,
+        Err(refusal) => return Ok(Plan::Answer(refusal)),
+    };
+    check_postings(accounts, new, &postings)?;
+    Ok(Plan::Write(postings))
+}
+
+/// Answers an entry of a tenant that is not known, and so has no accounts.
+pub fn answer_unknown_tenant(new: &NewEntry) -> Result<Posted, Fault> {
+    match plan_entry(&BTreeMap::new(), new)? {
+        Plan::Answer(refusal) => Ok(Posted::Refused(refusal)),
+        Plan::Write(_) => Err(Fault {
+            fact: "an entry between no accounts is refused",
+            ids: format!("tenant={} key={}", new.tenant, new.key),
+        }),
+    }
+}
+
+/// The facts that must hold of an account that was read.
+fn check_account(account: &Account) -> Result<(), Fault> {
+    let Account { tenant, name, floor, balance, version, .. } = account;
+    must!(
+        *floor == Floor::None || *balance >= Quantity::ZERO,
+        "a balance does not fall below its account's floor",
+        "tenant={tenant} account={name} balance={balance}"
+    );
+    must!(
+        *version > 0 || *balance == Quantity::ZERO,
+        "an account that no entry has touched is empty",
+        "tenant={tenant} account={name} balance={balance}"
+    );
+    Ok(())
+}
+
+/// The facts that must hold of postings before they are written.
+fn check_postings(
+    accounts: &BTreeMap<AccountName, Account>,
+    new: &NewEntry,
+    postings: &[Posting],
+) -> Result<(), Fault> {
+    let NewEntry { tenant, key, .. } = new;
+    let asked = new.postings.iter().map(|posting| (&posting.account, posting.amount));
+    must!(
+        asked.eq(postings.iter().map(|posting| (&posting.account, posting.amount))),
+        "an entry is written as it was asked for",
+        "tenant={tenant} key={key}"
+    );
+    for Posting { account: name, unit, amount, balance, version } in postings {
+        let Some(account) = accounts.get(name) else {
+            let fact = "a posting is to an account that was read";
+            return Err(Fault { fact, ids: format!("tenant={tenant} key={key} account={name}") });
+        };
+        must!(
+            account.balance.checked_add(*amount) == Some(*balance),
+            "a posting leaves the balance before it plus its amount",
+            "tenant={tenant} key={key} account={name} amount={amount} balance={balance}"
+        );
+        must!(
+            account.version.checked_add(1) == Some(*version),
+            "a posting raises its account's version by one",
+            "tenant={tenant} key={key} account={name} version={version}"
+        );
+        must!(
+            account.unit == *unit,
+            "a posting is in its account's unit",
+            "tenant={tenant} key={key} account={name} unit={unit}"
+        );
+        must!(
+            account.floor == Floor::None || *balance >= Quantity::ZERO,
+            "a posting leaves no balance below its account's floor",
+            "tenant={tenant} key={key} account={name} balance={balance}"
+        );
+    }
+    check_sums(tenant, key, postings)
+}
+
+/// Value is moved and never made.
+fn check_sums(tenant: &TenantId, key: &OnceKey, postings: &[Posting]) -> Result<(), Fault> {
+    let mut sums: BTreeMap<&Unit, Option<Quantity>> = BTreeMap::new();
+    let mut names: BTreeSet<&AccountName> = BTreeSet::new();
+    for Posting { account, unit, amount, .. } in postings {
+        must!(
+            *amount != Quantity::ZERO,
+            "a posting moves something",
+            "tenant={tenant} key={key} account={account}"
+        );
+        must!(
+            names.insert(account),
+            "an entry has one posting for each account",
+            "tenant={tenant} key={key} account={account}"
+        );
+        let sum = sums.entry(unit).or_insert(Some(Quantity::ZERO));
+        *sum = sum.and_then(|sum| sum.checked_add(*amount));
+    }
+    for (unit, sum) in sums {
+        must!(
+            sum == Some(Quantity::ZERO),
+            "the postings of an entry sum to zero in each unit",
+            "tenant={tenant} key={key} unit={unit} sum={}",
+            shown(sum)
+        );
+    }
+    Ok(())
+}
+
+/// The facts that must hold of a page of an account's statement, newest first.
+pub fn check_statement(account: &AccountName, lines: &[StatementLine]) -> Result<(), Fault> {
+    for pair in lines.windows(2) {
+        let [later, before] = pair else { continue };
+        must!(
+            before.version.checked_add(1) == Some(later.version),
+            "lines of a statement are numbered without gaps",
+            "account={account} version={} then={}",
+            before.version,
+            later.version
+        );
+        must!(
+            before.balance.checked_add(later.amount) == Some(later.balance),
+            "a line of a statement leaves the balance before it plus its amount",
+            "account={account} version={}",
+            later.version
+        );
+    }
+    let first = lines.last().filter(|line| line.version == 1);
+    must!(
+        first.is_none_or(|line| line.amount == line.balance),
+        "an account begins with nothing",
+        "account={account}"
+    );
+    Ok(())
+}
+
 /// Judges an entry against its accounts as they stand; the postings are what it leaves, in order.
-pub fn judge_entry(
+fn judge_entry(
     accounts: &BTreeMap<AccountName, Account>,
     postings: &[NewPosting],
 ) -> Result<Vec<Posting>, PostRefusal> {
@@ -214,89 +466,4 @@ pub fn judge_entry(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn quantity(text: &str) -> Quantity {
-        Quantity::parse_stored(text).expect("valid")
-    }
-
-    fn name(text: &str) -> AccountName {
-        AccountName::parse(text).expect("valid")
-    }
-
-    fn accounts() -> BTreeMap<AccountName, Account> {
-        let account = |text: &str, unit: &str, floor, balance: &str| {
-            let account = Account {
-                tenant: TenantId::parse("acme").expect("valid"),
-                name: name(text),
-                unit: Unit::parse(unit).expect("valid"),
-                floor,
-                balance: quantity(balance),
-                version: 3,
-                created_at: Timestamp::from_micros(0),
-            };
-            (account.name.clone(), account)
-        };
-        BTreeMap::from([
-            account("wallet", "eur", Floor::Zero, "10"),
-            account("sales", "eur", Floor::None, "-10"),
-            account("points", "points", Floor::None, "0"),
-        ])
-    }
-
-    fn judge(postings: &[(&str, &str)]) -> Result<Vec<(String, u64)>, PostRefusal> {
-        let postings: Vec<NewPosting> = postings
-            .iter()
-            .map(|(account, amount)| NewPosting {
-                account: name(account),
-                amount: quantity(amount),
-                expected_version: None,
-            })
-            .collect();
-        let judged = judge_entry(&accounts(), &postings)?;
-        Ok(judged.into_iter().map(|p| (p.balance.to_string(), p.version)).collect())
-    }
-
-    #[test]
-    fn an_entry_moves_and_never_makes() {
-        let moved = judge(&[("wallet", "-10"), ("sales", "10")]).expect("allowed");
-        assert_eq!(moved, [("0".to_owned(), 4), ("0".to_owned(), 4)]);
-        let sum = PostRefusal::Unbalanced(Unit::parse("eur").expect("valid"), quantity("0.01"));
-        assert_eq!(judge(&[("wallet", "-9.99"), ("sales", "10")]), Err(sum));
-        // Equal amounts of different units do not balance.
-        assert!(matches!(
-            judge(&[("wallet", "-1"), ("points", "1")]),
-            Err(PostRefusal::Unbalanced(..))
-        ));
-    }
-
-    #[test]
-    fn refusals_leave_the_reason() {
-        let low = PostRefusal::BelowZero(name("wallet"), quantity("10"));
-        assert_eq!(judge(&[("wallet", "-10.000001"), ("sales", "10.000001")]), Err(low));
-        assert_eq!(judge(&[("wallet", "1")]), Err(PostRefusal::Postings));
-        let twice = [("wallet", "1"), ("wallet", "-1")];
-        assert_eq!(judge(&twice), Err(PostRefusal::Repeated(name("wallet"))));
-        let nothing = [("wallet", "0"), ("sales", "0")];
-        assert_eq!(judge(&nothing), Err(PostRefusal::Nothing(name("wallet"))));
-        let unknown = [("walle", "1"), ("sales", "-1")];
-        assert_eq!(judge(&unknown), Err(PostRefusal::Unknown(name("walle"))));
-    }
-
-    #[test]
-    fn a_version_that_moved_on_refuses() {
-        let posting = |account: &str, amount: &str, version| NewPosting {
-            account: name(account),
-            amount: quantity(amount),
-            expected_version: version,
-        };
-        let check = |version, expected: Result<(), PostRefusal>| {
-            let postings = [posting("wallet", "-1", version), posting("sales", "1", None)];
-            assert_eq!(judge_entry(&accounts(), &postings).map(drop), expected);
-        };
-        check(Some(3), Ok(()));
-        check(Some(2), Err(PostRefusal::Moved(name("wallet"), 3)));
-        check(None, Ok(()));
-    }
-}
+mod tests;

@@ -2,23 +2,22 @@
 //! draws on it before it is billed.
 //!
 //! A grant is an amount of some unit, a currency or credits, and says what one unit of usage of
-//! each meter costs in it. A cut covers what its window has grown by from the grants that hold in
-//! it, in the order of [`DrawOrder`]; only what is left is billed. When a window shrinks, first
-//! what was billed shrinks, then the draws are given back in reverse order.
+//! each meter costs in it. `covering` plans what a cut draws and gives back; `rules::grant` plans
+//! how grants are issued, taken back and expire.
 //!
 //! Invariant: what a grant has left is never negative and never above its amount; its amount equals
 //! what is left plus all that was drawn and not given back, expired or taken back. Every change is
 //! one entry between the tenant's credit accounts (`rules::account`), so the same holds of sums.
 
-use super::account::{Floor, NewPosting};
-use super::ids::{AccountName, MeterNo, OnceKey, TenantId, Unit};
+pub mod covering;
+
+use super::ids::{MeterNo, OnceKey, TenantId, Unit};
 use super::quantity::{Quantity, SCALE};
 use super::refusal::Refusal;
 use super::span::Span;
 use super::timestamp::Timestamp;
 use super::window::Window;
 use serde::{Deserialize, Serialize};
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// Grants of one tenant with anything left.
@@ -135,7 +134,7 @@ impl ChangeKind {
     }
 
     /// Whether it raises what is left of its grant.
-    fn raises(self) -> bool {
+    pub(super) fn raises(self) -> bool {
         match self {
             Self::Issued | Self::GivenBack => true,
             Self::Drawn | Self::Expired | Self::Refunded | Self::Voided => false,
@@ -172,94 +171,10 @@ pub struct CreditChange {
     pub at: Timestamp,
 }
 
-/// Usage covered by a grant: so much, at this cost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Draw {
-    pub grant: u64,
-    /// In units of the meter.
-    pub quantity: Quantity,
-    /// In the grant's unit.
-    pub cost: Quantity,
-}
-
-/// What a cut changes of a window's covering.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Covering {
-    /// How much of the window is covered afterwards.
-    pub covered: Quantity,
-    /// New draws, in the order in which they are made.
-    pub drawn: Vec<Draw>,
-    /// What is given back, in that order.
-    pub given_back: Vec<Draw>,
-}
-
-/// A window's usage that is to be covered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CoverOrder {
-    pub meter: MeterNo,
-    /// Decimal places of the meter's usage.
-    pub scale: u32,
-    /// When it was used: a grant covers it that holds at any moment of this.
-    pub during: Window,
-    /// The window's billable total at its last cut, and now.
-    pub before: Quantity,
-    pub now: Quantity,
-    /// How much of it is covered so far.
-    pub covered: Quantity,
-}
-
 /// Larger than can be held, or not exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an amount of credits cannot be held exactly")]
 pub struct Inexact;
-
-/// Plans the covering of a window. `grants` are the tenant's with anything left, as the transaction
-/// holds them; `drawn` what the window has drawn and not given back, oldest first.
-pub fn plan_covering(
-    order: &CoverOrder,
-    grants: &[Grant],
-    drawn: &[Draw],
-    draw_order: DrawOrder,
-) -> Result<Covering, Inexact> {
-    let (before, now) = (order.before.max(Quantity::ZERO), order.now.max(Quantity::ZERO));
-    if now < order.covered {
-        let surplus = order.covered.checked_sub(now).ok_or(Inexact)?;
-        let given_back = plan_giving_back(drawn, surplus)?;
-        return Ok(Covering { covered: now, drawn: Vec::new(), given_back });
-    }
-    if now <= before {
-        return Ok(Covering { covered: order.covered, ..Covering::default() });
-    }
-    let grown = now.checked_sub(before).ok_or(Inexact)?;
-    let drawn = plan_draws(order, grants, grown, draw_order)?;
-    let sum = sum(drawn.iter().map(|draw| draw.quantity))?;
-    let covered = order.covered.checked_add(sum).ok_or(Inexact)?;
-    assert!(sum <= grown && covered <= now, "no more is covered than was used");
-    Ok(Covering { covered, drawn, given_back: Vec::new() })
-}
-
-/// The most that usage of unknown moments can draw on each grant, each taken by itself: where a
-/// grant begins or ends inside the window, the moments decide which grants cover it.
-pub fn bound_draws(order: &CoverOrder, grants: &[Grant]) -> Result<Vec<Draw>, Inexact> {
-    let (before, now) = (order.before.max(Quantity::ZERO), order.now.max(Quantity::ZERO));
-    let grown = now.max(before).checked_sub(before).ok_or(Inexact)?;
-    let alone = grants
-        .iter()
-        .map(|grant| plan_draws(order, std::slice::from_ref(grant), grown, DrawOrder::default()));
-    Ok(alone.collect::<Result<Vec<_>, Inexact>>()?.concat())
-}
-
-/// How much of a grant may be taken back: what was asked for, or all, of what usage that was not
-/// cut yet (`reserved`) leaves of it. The error is what that is, if it is too little.
-pub fn plan_taking_back(
-    grant: &Grant,
-    reserved: Quantity,
-    asked: Option<Quantity>,
-) -> Result<Quantity, Quantity> {
-    let free = grant.remaining.checked_sub(reserved).unwrap_or_default().max(Quantity::ZERO);
-    let amount = asked.unwrap_or(free);
-    if amount > Quantity::ZERO && amount <= free { Ok(amount) } else { Err(free) }
-}
 
 /// Grants that expired by the returned moment cover nothing more: usage from before it is too old
 /// to be accepted, and what was accepted is cut. `cut_marks` are the moments up to which each
@@ -274,84 +189,6 @@ pub fn used_up_by(
         known = known.min(mark?);
     }
     Some(CLOCKS_APART.before(accept_horizon.before(known)))
-}
-
-fn plan_draws(
-    order: &CoverOrder,
-    grants: &[Grant],
-    grown: Quantity,
-    draw_order: DrawOrder,
-) -> Result<Vec<Draw>, Inexact> {
-    let mut due = grown;
-    let mut draws = Vec::new();
-    for grant in in_order(grants, draw_order) {
-        let Some(rate) = grant.terms.rates.get(&order.meter) else { continue };
-        if due == Quantity::ZERO || !grant.terms.holds_during(order.during) {
-            continue;
-        }
-        let quantity = affordable(grant.remaining, *rate, order.scale, due)?;
-        if quantity > Quantity::ZERO {
-            let cost = cost_of(quantity, *rate)?;
-            assert!(cost <= grant.remaining, "a grant is never overdrawn");
-            due = due.checked_sub(quantity).ok_or(Inexact)?;
-            draws.push(Draw { grant: grant.number, quantity, cost });
-        }
-    }
-    Ok(draws)
-}
-
-/// Gives back from the last draw to the first; a part of a draw at its own rate.
-fn plan_giving_back(drawn: &[Draw], surplus: Quantity) -> Result<Vec<Draw>, Inexact> {
-    let mut due = surplus;
-    let mut given_back = Vec::new();
-    for draw in drawn.iter().rev() {
-        if due == Quantity::ZERO {
-            break;
-        }
-        let quantity = draw.quantity.min(due);
-        let cost = share_of(draw, quantity)?;
-        due = due.checked_sub(quantity).ok_or(Inexact)?;
-        given_back.push(Draw { grant: draw.grant, quantity, cost });
-    }
-    // More was covered than was drawn: what is stored contradicts itself.
-    if due != Quantity::ZERO {
-        return Err(Inexact);
-    }
-    Ok(given_back)
-}
-
-/// What of a window's draws stands, oldest first, from its changes, oldest first.
-pub fn standing_draws(changes: &[(ChangeKind, Draw)]) -> Result<Vec<Draw>, Inexact> {
-    let mut standing: Vec<Draw> = Vec::new();
-    for (kind, draw) in changes {
-        match kind {
-            ChangeKind::Drawn => standing.push(*draw),
-            ChangeKind::GivenBack => {
-                // What was given back is always the end of what stood.
-                let last = standing.last_mut().filter(|last| last.grant == draw.grant);
-                let last = last.ok_or(Inexact)?;
-                last.quantity = last.quantity.checked_sub(draw.quantity).ok_or(Inexact)?;
-                last.cost = last.cost.checked_sub(draw.cost).ok_or(Inexact)?;
-                if last.quantity == Quantity::ZERO {
-                    standing.pop();
-                }
-            }
-            ChangeKind::Issued
-            | ChangeKind::Expired
-            | ChangeKind::Refunded
-            | ChangeKind::Voided => return Err(Inexact),
-        }
-    }
-    Ok(standing)
-}
-
-/// What a grant has left after a change; none if it would be negative or above its amount.
-pub fn remaining_after(grant: &Grant, kind: ChangeKind, amount: Quantity) -> Option<Quantity> {
-    let after = match kind.raises() {
-        true => grant.remaining.checked_add(amount)?,
-        false => grant.remaining.checked_sub(amount)?,
-    };
-    (Quantity::ZERO <= after && after <= grant.terms.amount).then_some(after)
 }
 
 impl GrantTerms {
@@ -466,104 +303,6 @@ pub fn affordable(
     let price = cost_of(Quantity::from_units(step), rate)?.units();
     let steps = (amount.units() / price).min(due.units() / step);
     Ok(Quantity::from_units(steps.checked_mul(step).ok_or(Inexact)?))
-}
-
-/// The cost of a part of a draw: its own rate, exactly.
-fn share_of(draw: &Draw, quantity: Quantity) -> Result<Quantity, Inexact> {
-    if quantity == draw.quantity {
-        return Ok(draw.cost);
-    }
-    let common = gcd(draw.cost.units(), draw.quantity.units());
-    let (numerator, denominator) = (draw.cost.units() / common, draw.quantity.units() / common);
-    if quantity.units() % denominator != 0 {
-        return Err(Inexact);
-    }
-    let units = (quantity.units() / denominator).checked_mul(numerator).ok_or(Inexact)?;
-    Ok(Quantity::from_units(units))
-}
-
-fn sum(quantities: impl Iterator<Item = Quantity>) -> Result<Quantity, Inexact> {
-    let mut sum = Quantity::ZERO;
-    for quantity in quantities {
-        sum = sum.checked_add(quantity).ok_or(Inexact)?;
-    }
-    Ok(sum)
-}
-
-/// Grants in the order in which they are drawn on.
-pub fn in_order(grants: &[Grant], order: DrawOrder) -> Vec<&Grant> {
-    let mut sorted: Vec<&Grant> = grants.iter().collect();
-    sorted.sort_by_key(|grant| {
-        let terms = &grant.terms;
-        let pool = match order {
-            DrawOrder::GrantedFirst => u8::from(terms.pool == Pool::Purchased),
-            DrawOrder::PurchasedFirst => u8::from(terms.pool == Pool::Granted),
-            DrawOrder::SoonestFirst => 0,
-        };
-        // One that never expires comes after all that do.
-        let expiry = Reverse(terms.expires_at.map(|at| Reverse(at.micros())));
-        (pool, terms.priority, expiry, terms.effective_at, grant.number)
-    });
-    sorted
-}
-
-/// An account that credits move through, for one tenant and unit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CreditAccount {
-    /// The other side of all that was issued.
-    Issued,
-    Pool(Pool),
-    Spent,
-    Expired,
-    TakenBack,
-}
-
-impl CreditAccount {
-    fn name(self, unit: &Unit) -> AccountName {
-        let side = match self {
-            Self::Issued => "issued",
-            Self::Pool(pool) => pool.name(),
-            Self::Spent => "spent",
-            Self::Expired => "expired",
-            Self::TakenBack => "taken_back",
-        };
-        AccountName::parse(&format!("credits.{unit}.{side}")).expect("a short name of units")
-    }
-
-    fn floor(self) -> Floor {
-        match self {
-            Self::Pool(_) => Floor::Zero,
-            Self::Issued | Self::Spent | Self::Expired | Self::TakenBack => Floor::None,
-        }
-    }
-}
-
-/// The accounts that a change moves between, each with its floor, and the postings: from the first
-/// to the second.
-pub fn postings_of(
-    terms: &GrantTerms,
-    kind: ChangeKind,
-    amount: Quantity,
-) -> Result<[(NewPosting, Floor); 2], Inexact> {
-    let pool = CreditAccount::Pool(terms.pool);
-    let (from, to) = match kind {
-        ChangeKind::Issued => (CreditAccount::Issued, pool),
-        ChangeKind::Drawn => (pool, CreditAccount::Spent),
-        ChangeKind::GivenBack => (CreditAccount::Spent, pool),
-        ChangeKind::Expired => (pool, CreditAccount::Expired),
-        ChangeKind::Refunded | ChangeKind::Voided => (pool, CreditAccount::TakenBack),
-    };
-    let posting = |account: CreditAccount, amount| {
-        let account_name = account.name(&terms.unit);
-        (NewPosting { account: account_name, amount, expected_version: None }, account.floor())
-    };
-    let taken = Quantity::ZERO.checked_sub(amount).ok_or(Inexact)?;
-    Ok([posting(from, taken), posting(to, amount)])
-}
-
-/// The key of the entry that a change is written with.
-pub fn entry_key(change: u64) -> OnceKey {
-    OnceKey::parse(&format!("credits.{change}")).expect("a short key")
 }
 
 #[cfg(test)]

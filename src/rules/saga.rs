@@ -11,6 +11,8 @@
 //! that cannot be undone never turns back. Keys hold the generation and the round, so that no
 //! request meets an answer the provider keeps of a life that was undone.
 
+pub mod lifecycle;
+
 use super::digest::{digest_fields, hex};
 use super::ids::{OnceKey, TenantId};
 use super::span::Span;
@@ -460,7 +462,7 @@ fn pause(tries: u32) -> Span {
 
 /// What a person's wish to take it up again makes of a saga.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Revival {
+enum Revival {
     /// It goes on where it stopped.
     GoOn(SagaState),
     /// It starts anew in the next generation.
@@ -468,7 +470,7 @@ pub enum Revival {
     Refused(&'static str),
 }
 
-pub fn judge_revival(saga: &Saga, log: &[LogLine]) -> Revival {
+fn judge_revival(saga: &Saga, log: &[LogLine]) -> Revival {
     match saga.state {
         SagaState::NeedsAttention if has_turned_back(saga.generation, log) => {
             Revival::GoOn(SagaState::Compensating)

@@ -5,43 +5,14 @@
 //! version is the one that was read (rows affected are checked); otherwise everything is read and
 //! judged again, a bounded number of times. A crash leaves an entry whole or not at all.
 
+pub use crate::rules::account::{AccountPut, NewAccount, Posted, StatementLine};
+
 use super::Result;
 use super::idempotency::Completing;
-use crate::rules::account::{Account, Entry, Floor, NewEntry, PostRefusal};
-use crate::rules::ids::{AccountName, OnceKey, TenantId, Unit};
-use crate::rules::quantity::Quantity;
+use crate::rules::account::{Account, Entry, NewEntry};
+use crate::rules::ids::{AccountName, OnceKey, TenantId};
 use crate::rules::timestamp::Timestamp;
 use async_trait::async_trait;
-
-/// What an account is to be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewAccount {
-    pub tenant: TenantId,
-    pub name: AccountName,
-    pub unit: Unit,
-    pub floor: Floor,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AccountPut {
-    Created(Account),
-    /// It stands already, and is the same.
-    Stands(Account),
-    /// One of another unit or floor stands under the name.
-    Refused(Account),
-}
-
-/// What became of an entry.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Posted {
-    Recorded(Entry),
-    /// It was written before, under this key.
-    Repeated(Entry),
-    /// Another entry stands under the key; nothing was written.
-    KeyTaken(Entry),
-    /// Nothing was written.
-    Refused(PostRefusal),
-}
 
 /// Asks for an account's postings, newest first.
 #[derive(Debug, Clone)]
@@ -51,19 +22,6 @@ pub struct StatementQuery {
     /// The version of the last line of the page before.
     pub before: Option<u64>,
     pub limit: usize,
-}
-
-/// One line of a statement.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StatementLine {
-    /// The account's version after it: lines of an account are numbered without gaps.
-    pub version: u64,
-    pub entry: u64,
-    pub key: OnceKey,
-    pub memo: String,
-    pub amount: Quantity,
-    pub balance: Quantity,
-    pub at: Timestamp,
 }
 
 #[async_trait]
@@ -78,7 +36,7 @@ pub trait Accounts: Send + Sync {
         after: Option<&AccountName>,
         limit: usize,
     ) -> Result<Vec<Account>>;
-    /// Writes an entry, judged by `rules::account::judge_entry`. With `completing`, the claim of
+    /// Writes an entry, as `rules::account::plan_entry` plans it. With `completing`, the claim of
     /// its request ends in the same transaction, whatever became of the entry.
     async fn post_entry(
         &self,

@@ -5,52 +5,14 @@
 //! (`record_cuts`). What a grant has left is never negative: by rule, by the row's own constraint
 //! and by the floor of the pool's account. A crash leaves a change whole or not at all.
 
+pub use crate::rules::grant::{Issued, TakeBack, TakenBack};
+
 use super::Result;
 use super::idempotency::Completing;
 use crate::rules::credit::{CreditChange, Grant, GrantTerms};
-use crate::rules::ids::{OnceKey, TenantId};
-use crate::rules::quantity::Quantity;
+use crate::rules::ids::TenantId;
 use crate::rules::timestamp::Timestamp;
 use async_trait::async_trait;
-
-/// What became of a grant that was to be issued.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Issued {
-    Created(Grant),
-    /// It was issued before, under this key.
-    Repeated(Grant),
-    /// Another one was issued under the key; nothing was written.
-    KeyTaken(Grant),
-    /// The tenant has `GRANTS_MAX` with anything left.
-    TooMany,
-}
-
-/// Takes what is left of a grant, or a part of it, away again.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TakeBack {
-    pub tenant: TenantId,
-    pub grant: u64,
-    /// Under which it happens once.
-    pub key: OnceKey,
-    /// None for all that is left.
-    pub amount: Option<Quantity>,
-    /// What usage that was counted and not cut yet will draw on the grant; it stays there.
-    pub reserved: Quantity,
-    pub memo: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TakenBack {
-    /// A refund of what was purchased, or a void of what was granted.
-    Done(CreditChange),
-    /// It was done before, under this key.
-    Repeated(CreditChange),
-    /// Something else was done under the key; nothing was written.
-    KeyTaken(CreditChange),
-    /// Only this is left besides what is reserved: less than asked for, or nothing.
-    TooLittle(Quantity),
-    NotFound,
-}
 
 /// Asks for changes, newest first.
 #[derive(Debug, Clone)]
@@ -80,7 +42,7 @@ pub trait Credits: Send + Sync {
         at: Timestamp,
         completing: Option<&Completing<Issued>>,
     ) -> Result<Issued>;
-    /// Takes back what `rules::credit::plan_taking_back` allows. Writes the message
+    /// Takes back what `rules::grant::plan_take_back` allows. Writes the message
     /// `credits.taken_back`.
     async fn take_back(
         &self,

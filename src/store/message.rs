@@ -5,32 +5,13 @@
 //! time, so that the receiver can tell repeats. A crash leaves it waiting, or leased until its
 //! lease ends; then it is sent again.
 
+pub use crate::rules::message::NewMessage;
+
 use super::Result;
 use super::alert::NoticeOutcome;
-use crate::rules::digest::{digest_fields, hex};
 use crate::rules::ids::TenantId;
 use crate::rules::timestamp::Timestamp;
 use async_trait::async_trait;
-
-/// Something that others are to be told.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewMessage {
-    /// What it tells of, such as `saga:saga_1:1:completed`: it is written once.
-    pub key: String,
-    /// Such as `saga.completed`.
-    pub kind: &'static str,
-    pub tenant: Option<TenantId>,
-    /// What is told, as a JSON object.
-    pub payload: String,
-}
-
-impl NewMessage {
-    /// Its name for receivers: derived, so that it is the same whoever writes it.
-    pub fn id(&self) -> String {
-        let digest = digest_fields([b"counterfoil message v1".as_slice(), self.key.as_bytes()]);
-        format!("msg_{}", hex(&digest[..12]))
-    }
-}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {

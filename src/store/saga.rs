@@ -5,6 +5,8 @@
 //! with the message that tells of its end. A tenant has at most one open saga. A crash leaves a
 //! saga with its last line; when its lease ends, another runner goes on from there.
 
+pub use crate::rules::saga::lifecycle::{Begun, ClaimedSaga, NewSaga, Revived};
+
 use super::Result;
 use super::idempotency::Completing;
 use super::message::NewMessage;
@@ -12,43 +14,12 @@ use super::push::SubmittedWindow;
 use super::webhook::Mirror;
 use crate::faults::planted;
 use crate::rules::access::{AccessChange, AccessState, judge_access};
-use crate::rules::ids::{OnceKey, SubscriptionId, TenantId};
+use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::mirror::Snapshot;
-use crate::rules::saga::{LogLine, Saga, SagaKind, SagaState};
+use crate::rules::saga::{LogLine, Saga, SagaState};
 use crate::rules::subscription::Subscription;
 use crate::rules::timestamp::Timestamp;
 use async_trait::async_trait;
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewSaga {
-    /// See `rules::saga::saga_id`.
-    pub id: String,
-    pub kind: SagaKind,
-    pub tenant: TenantId,
-    pub key: OnceKey,
-    /// As JSON.
-    pub params: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Begun {
-    Created(Saga),
-    /// It was begun before, under this key.
-    Repeated(Saga),
-    /// Another one was begun under the key; nothing was written.
-    KeyTaken(Saga),
-    /// This one of the tenant's is open; nothing was written.
-    Busy(Saga),
-}
-
-/// A saga that only the claimant advances, until its lease ends.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClaimedSaga {
-    pub saga: Saga,
-    pub fence: u64,
-    /// Its whole log, oldest first.
-    pub log: Vec<LogLine>,
-}
 
 /// How a saga stands after what was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,15 +40,6 @@ pub struct SagaQuery {
     /// The number of the last saga of the page before.
     pub before: Option<u64>,
     pub limit: usize,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Revived {
-    Done(Saga),
-    Refused(&'static str),
-    /// Another saga of the tenant is open.
-    Busy(Saga),
-    NotFound,
 }
 
 /// What a tenant has agreed to: a subscription, what it is charged by and what it may use.
@@ -196,8 +158,9 @@ pub trait Sagas: Send + Sync {
     ) -> Result<bool>;
     async fn find_saga(&self, id: &str) -> Result<Option<(Saga, Vec<LogLine>)>>;
     async fn list_sagas(&self, query: SagaQuery) -> Result<Vec<Saga>>;
-    /// Takes up a saga again as `rules::saga::judge_revival` says, with a line `revived`: state,
-    /// tries 0, due at once, and the next generation if it starts anew. A lease on it ends.
+    /// Takes up a saga again as `rules::saga::lifecycle::plan_revival` says, with a line `revived`:
+    /// state, tries 0, due at once, and the next generation if it starts anew. A lease on it ends,
+    /// and the fence is raised.
     async fn revive_saga(&self, id: &str, at: Timestamp) -> Result<Revived>;
 
     /// Holds back the pushes of the saga's tenant of windows that start at `from` or later: they

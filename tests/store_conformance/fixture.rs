@@ -90,6 +90,22 @@ impl Fixture {
         }
     }
 
+    /// Changes rows behind the store's back.
+    pub async fn tamper(&self, sql: &str) {
+        match &self.place {
+            Place::Directory(directory) => {
+                let file = directory.path().join("counterfoil.db");
+                rusqlite::Connection::open(file).unwrap().execute_batch(sql).unwrap();
+            }
+            Place::Database(url) => {
+                let (client, connection) =
+                    tokio_postgres::connect(url, tokio_postgres::NoTls).await.unwrap();
+                tokio::spawn(connection);
+                client.batch_execute(sql).await.unwrap();
+            }
+        }
+    }
+
     /// A second server on the same PostgreSQL database.
     pub async fn second_server(&self) -> Arc<dyn Store> {
         open(&self.place, self.colliding_bits).await

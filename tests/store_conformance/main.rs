@@ -17,6 +17,7 @@ mod database;
 mod access;
 mod accounts;
 mod alerts;
+mod answers;
 mod billed;
 mod bindings;
 mod corrections;
@@ -305,6 +306,20 @@ on_every_store! {
         shadow_windows_draw_nothing,
         tenants_with_equal_keys_are_apart,
         random_histories_match_the_model,
+    }
+    answers {
+        changes_of_credits_read_alike,
+        messages_of_credits_read_alike,
+        entries_of_credits_read_alike,
+        refusals_of_credits_read_alike,
+        refusals_of_entries_read_alike,
+        answers_about_sagas_read_alike,
+        verdicts_read_alike,
+        a_revival_raises_the_fence,
+        growth_of_a_window_that_was_followed_is_covered_once,
+        grants_that_contradict_their_history_stay_as_they_are,
+        accounts_that_contradict_themselves_take_no_entry,
+        sagas_that_contradict_themselves_are_not_revived,
     }
     sagas {
         a_saga_is_begun_once,

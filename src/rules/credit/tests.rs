@@ -1,6 +1,8 @@
 //! Draws and what is given back, by examples and against a simple model.
 
+use super::covering::*;
 use super::*;
+use crate::rules::grant::remaining_after;
 use proptest::prelude::*;
 
 fn quantity(text: &str) -> Quantity {
@@ -217,4 +219,103 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn windows_that_contradict_themselves_are_not_covered() {
+    let grants = [grant(1, Pool::Granted, "5", "1")];
+    let check = |change: fn(&mut CoverOrder), expected: &str| {
+        let mut order = order("0", "3", "0");
+        change(&mut order);
+        let fault = plan_covering(&order, &grants, &[], DrawOrder::default()).unwrap_err();
+        assert_eq!(fault.fact, expected);
+    };
+    check(|order| order.scale = 13, "a meter has at most 12 decimal places");
+    check(|order| order.during.end = order.during.start, "usage takes some time");
+    check(|order| order.covered = quantity("-1"), "covered usage is not negative");
+    let finer = "covered usage has no more decimal places than its meter";
+    check(|order| order.covered = quantity("0.0000001"), finer);
+    let finer = "usage has no more decimal places than its meter";
+    check(|order| order.now = quantity("3.0000001"), finer);
+    let unexplained = "what stands of a window's draws is what of it is covered";
+    check(|order| order.covered = quantity("4"), unexplained);
+}
+
+#[test]
+fn draws_that_contradict_the_order_are_not_planned() {
+    let grants = [
+        expiring(grant(1, Pool::Granted, "3", "1"), 900),
+        grant(2, Pool::Granted, "4", "2"),
+        grant(3, Pool::Purchased, "9", "1"),
+    ];
+    let check = |draws: &[Draw], grown: &str, expected: Option<&str>| {
+        let order = order("0", grown, "0");
+        let outcome = check_draws(&order, &grants, draws, quantity(grown), DrawOrder::GrantedFirst);
+        assert_eq!(outcome.err().map(|fault| fault.fact), expected, "{draws:?}");
+    };
+    check(&[draw(1, "3", "3"), draw(2, "1", "2")], "4", None);
+    check(&[draw(1, "3", "3"), draw(2, "2", "4"), draw(3, "9", "9")], "20", None);
+    check(&[draw(1, "0", "0")], "1", Some("a draw covers some usage"));
+    let step = "a draw covers whole steps of its meter";
+    check(&[draw(1, "0.0000001", "0.0000001")], "1", Some(step));
+    check(&[draw(1, "1", "2")], "1", Some("a draw costs its usage times the rate"));
+    let skipped = "a grant is drawn on after all before it are used up";
+    check(&[draw(1, "2", "2"), draw(2, "1", "2")], "3", Some(skipped));
+    check(&[draw(1, "4", "4")], "4", Some("a grant is never overdrawn"));
+    let stray = "a draw is on a grant that pays for its usage";
+    check(&[draw(1, "3", "3"), draw(9, "1", "1")], "4", Some(stray));
+    check(&[draw(1, "1", "1"), draw(1, "1", "1")], "2", Some(stray));
+    let unpaid = "usage is billed only when no grant can pay for it";
+    check(&[draw(1, "3", "3"), draw(2, "2", "4")], "6", Some(unpaid));
+}
+
+#[test]
+fn of_equal_grants_the_first_to_expire_is_known() {
+    let check = |first: Option<i64>, second: Option<i64>, pool: Pool, expected: bool| {
+        let ending = |number, pool, end: Option<i64>| {
+            let grant = grant(number, pool, "1", "1");
+            end.map_or(grant.clone(), |end| expiring(grant, end))
+        };
+        let (first, second) = (ending(1, Pool::Granted, first), ending(2, pool, second));
+        assert_eq!(outlasts(&first, &second), expected);
+    };
+    check(Some(600), Some(500), Pool::Granted, true);
+    check(None, Some(500), Pool::Granted, true);
+    check(Some(500), Some(500), Pool::Granted, false);
+    check(Some(400), None, Pool::Granted, false);
+    check(None, None, Pool::Granted, false);
+    check(Some(600), Some(500), Pool::Purchased, false);
+}
+
+#[test]
+fn changes_of_a_window_that_contradict_each_other_are_a_fault() {
+    use ChangeKind::{Drawn, Expired, GivenBack};
+    let check = |changes: &[(ChangeKind, Draw)], expected: &str| {
+        assert_eq!(standing_draws(changes).unwrap_err().fact, expected);
+    };
+    check(&[(Drawn, draw(1, "1", "0"))], "a window's change moves usage and credits");
+    let kinds = "a window's changes are draws and what is given back";
+    check(&[(Expired, draw(1, "1", "1"))], kinds);
+    let last = "what is given back is of the last draw that stands";
+    check(&[(Drawn, draw(1, "1", "1")), (GivenBack, draw(2, "1", "1"))], last);
+    let more = "no more is given back than was drawn";
+    check(&[(Drawn, draw(1, "1", "1")), (GivenBack, draw(1, "2", "1"))], more);
+    let together = "a draw's usage and its cost are given back together";
+    check(&[(Drawn, draw(1, "2", "2")), (GivenBack, draw(1, "2", "1"))], together);
+}
+
+/// A window that was only followed for a while may hold less than is covered of it. What it grows
+/// by then is covered already, up to that.
+#[test]
+fn growth_below_what_is_covered_draws_nothing() {
+    let grants = [grant(1, Pool::Granted, "9", "1")];
+    let check = |before: &str, now: &str, expected: &[&str], covered: &str| {
+        let order = order(before, now, "4");
+        let plan = plan_covering(&order, &grants, &[], DrawOrder::default()).expect("exact");
+        assert_eq!(texts(&plan.drawn), expected);
+        assert_eq!(plan.covered, quantity(covered));
+    };
+    check("2", "4", &[], "4");
+    check("2", "5", &["1:1=1"], "5");
+    check("6", "7", &["1:1=1"], "5");
 }

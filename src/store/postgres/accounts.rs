@@ -17,8 +17,11 @@ use super::scalars::{
     SqlTimestamp, column, corrupt, instant, read_count, tenant_number, write_limit,
 };
 use super::transaction::{Done, Transaction};
-use crate::rules::account::{Account, Entry, NewEntry, judge_entry};
+use crate::rules::account::{
+    Account, Entry, NewEntry, answer_put, answer_standing, answer_unknown_tenant, check_statement,
+};
 use crate::rules::ids::{AccountName, OnceKey, TenantId};
+use crate::rules::plan::Plan;
 use crate::rules::timestamp::Timestamp;
 use crate::store::account::{
     AccountPut, Accounts, NewAccount, Posted, StatementLine, StatementQuery,
@@ -27,7 +30,7 @@ use crate::store::idempotency::Completing;
 use crate::store::{Error, Result};
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use tokio_postgres::Row;
@@ -121,7 +124,10 @@ impl Accounts for PostgresStore {
             &before.unwrap_or(i64::MAX),
             &write_limit(query.limit),
         ];
-        client.query(&statement, &parameters).await?.iter().map(statement_line).collect()
+        let rows = client.query(&statement, &parameters).await?;
+        let lines: Vec<_> = rows.iter().map(statement_line).collect::<Result<_>>()?;
+        check_statement(&query.account, &lines)?;
+        Ok(lines)
     }
 }
 
@@ -137,12 +143,7 @@ async fn put_account(client: &ClientWrapper, new: &NewAccount, at: Timestamp) ->
     let created = client.execute(sql, &parameters).await? == 1;
     let standing = find_account(client, tenant, name).await?;
     let standing = standing.ok_or_else(|| corrupt("an account is there and is not"))?;
-    let same = standing.unit == *unit && standing.floor == *floor;
-    Ok(match (created, same) {
-        (true, _) => AccountPut::Created(standing),
-        (false, true) => AccountPut::Stands(standing),
-        (false, false) => AccountPut::Refused(standing),
-    })
+    Ok(answer_put(new, standing, created)?)
 }
 
 async fn find_account(
@@ -167,37 +168,24 @@ async fn post(
     at: Timestamp,
     look: Look,
 ) -> Done<Posted> {
-    let Some(tenant_no) = tenant_no else {
-        // A tenant that is not known has neither entries nor accounts.
-        return match judge_entry(&BTreeMap::new(), &new.postings) {
-            Err(refusal) => Ok(Posted::Refused(refusal)),
-            Ok(_) => Err(corrupt("an entry between no accounts was allowed").into()),
-        };
-    };
+    let Some(tenant_no) = tenant_no else { return Ok(answer_unknown_tenant(new)?) };
     let whose = (tenant_no, &new.tenant);
     if let Some(standing) = find_entry(client, whose, &new.key).await? {
-        return Ok(repeated(standing, new));
+        return Ok(answer_standing(standing, new)?);
     }
     let names: BTreeSet<(i32, &AccountName)> =
         new.postings.iter().map(|posting| (tenant_no, &posting.account)).collect();
     let mut book = Book::open(client, &names, look).await?;
-    if let Err(refusal) = book.plan(tenant_no, new.clone()) {
+    if let Plan::Answer(refusal) = book.plan(tenant_no, new.clone())? {
         // The accounts may show what this very entry has done, sent twice at once.
         let standing = find_entry(client, whose, &new.key).await?;
         return Ok(match standing {
-            Some(standing) => repeated(standing, new),
+            Some(standing) => answer_standing(standing, new)?,
             None => Posted::Refused(refusal),
         });
     }
     let written = book.write(client, at).await?.pop();
     Ok(Posted::Recorded(written.ok_or_else(|| corrupt("an entry is written and is not"))?))
-}
-
-fn repeated(standing: Entry, new: &NewEntry) -> Posted {
-    match standing.says(new) {
-        true => Posted::Repeated(standing),
-        false => Posted::KeyTaken(standing),
-    }
 }
 
 fn statement_line(row: &Row) -> Result<StatementLine> {

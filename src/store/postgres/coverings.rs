@@ -8,25 +8,25 @@
 //! A tenant without grants costs its share of one look at an index. A crash leaves all of the
 //! caller's transaction or nothing.
 
-use super::credit_changes::{Ledger, NewChange};
+use super::credit_changes::write_changes;
 use super::credit_rows::{WindowChanges, live_grants, lock_grants, read_window_changes};
 use super::cuts::WindowKey;
-use super::scalars::{corrupt, write_count};
+use super::scalars::write_count;
 use super::transaction::Done;
-use crate::rules::credit::{
-    ChangeKind, CoverOrder, Covered, Draw, DrawOrder, plan_covering, standing_draws,
-};
+use crate::rules::credit::covering::CoverOrder;
+use crate::rules::credit::{ChangeKind, DrawOrder};
+use crate::rules::grant::ledger::Ledger;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
-use crate::store::{Error, Result};
+use crate::store::Result;
 use deadpool_postgres::ClientWrapper;
 use std::collections::BTreeSet;
 
 /// The credits of tenants whose windows are cut.
 #[derive(Default)]
 pub struct Coverings {
-    ledger: Ledger,
+    ledger: Ledger<i32>,
     /// Of the windows that may give back.
     changes: WindowChanges,
 }
@@ -48,7 +48,10 @@ impl Coverings {
             numbers.insert(write_count(draw.grant)?);
         }
         let numbers: Vec<i64> = numbers.into_iter().collect();
-        let ledger = Ledger::new(lock_grants(client, &numbers).await?);
+        let mut ledger = Ledger::default();
+        for (tenant_no, grant) in lock_grants(client, &numbers).await? {
+            ledger.hold(tenant_no, grant)?;
+        }
         Ok(Self { ledger, changes })
     }
 
@@ -60,45 +63,17 @@ impl Coverings {
         order: &CoverOrder,
         draw_order: DrawOrder,
     ) -> Result<Quantity> {
-        let grants = self.ledger.grants(key.tenant_no);
-        if grants.is_empty() && order.covered == Quantity::ZERO {
-            return Ok(Quantity::ZERO);
-        }
-        // Only a window that shrinks below what is covered gives back.
-        let standing = match order.now < order.covered {
-            true => standing_draws(self.changes.get(&key).map_or(&[], Vec::as_slice)),
-            false => Ok(Vec::new()),
-        };
-        let standing = standing
-            .map_err(|error| corrupt(format!("the draws of a window contradict: {error}")))?;
-        let covering = plan_covering(order, grants, &standing, draw_order)
-            .map_err(|error| Error::Internal { what: error.to_string() })?;
-        for draw in covering.drawn {
-            self.change(key, window, ChangeKind::Drawn, draw)?;
-        }
-        for draw in covering.given_back {
-            self.change(key, window, ChangeKind::GivenBack, draw)?;
-        }
+        let changes = self.changes.get(&key).map_or(&[][..], Vec::as_slice);
+        let covering = self.ledger.cover(key.tenant_no, window, order, changes, draw_order)?;
+        // What the same call takes off the window again is given back from here.
+        let drawn = covering.drawn.iter().map(|draw| (ChangeKind::Drawn, *draw));
+        let given_back = covering.given_back.iter().map(|draw| (ChangeKind::GivenBack, *draw));
+        self.changes.entry(key).or_default().extend(drawn.chain(given_back));
         Ok(covering.covered)
     }
 
-    fn change(
-        &mut self,
-        key: WindowKey,
-        window: Window,
-        kind: ChangeKind,
-        draw: Draw,
-    ) -> Result<()> {
-        let covered = Some(Covered { meter: key.meter, window, quantity: draw.quantity });
-        let new = NewChange { covered, ..NewChange::of(draw.grant, kind, draw.cost) };
-        self.ledger.plan(key.tenant_no, new)?;
-        // What the same call takes off the window again is given back from here.
-        self.changes.entry(key).or_default().push((kind, draw));
-        Ok(())
-    }
-
-    pub async fn write(self, client: &ClientWrapper, at: Timestamp) -> Done<()> {
-        self.ledger.write(client, at).await?;
+    pub async fn write(mut self, client: &ClientWrapper, at: Timestamp) -> Done<()> {
+        write_changes(client, self.ledger.take_planned(), at).await?;
         Ok(())
     }
 }

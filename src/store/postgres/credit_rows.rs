@@ -7,10 +7,11 @@ use super::cuts::WindowKey;
 use super::entries::{read_quantity, read_unit};
 use super::scalars::{
     SqlTimestamp, column, corrupt, instant, instant_if_any, meter_number, read_count,
-    read_meter_no, write_limit,
+    read_meter_no, write_count, write_limit,
 };
 use super::transaction::Done;
-use crate::rules::credit::{ChangeKind, Covered, CreditChange, Draw, Grant, GrantTerms, Pool};
+use crate::rules::credit::covering::Draw;
+use crate::rules::credit::{ChangeKind, Covered, CreditChange, Grant, GrantTerms, Pool};
 use crate::rules::ids::{MeterNo, OnceKey, TenantId};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
@@ -97,6 +98,29 @@ pub async fn find_change(
     let statement = client.prepare_cached(sql).await?;
     let row = client.query_opt(&statement, &[&tenant_no, &key.as_str()]).await?;
     Ok(row.as_ref().map(change).transpose()?)
+}
+
+/// What the last change of each grant left of it. The caller holds the grants.
+pub async fn read_last(
+    client: &ClientWrapper,
+    grants: &[(i32, Grant)],
+) -> Done<BTreeMap<u64, Quantity>> {
+    if grants.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let sql = "-- read_last
+        SELECT given.grant_no, last.remaining
+        FROM unnest($1::int8[]) AS given (grant_no)
+        CROSS JOIN LATERAL (
+            SELECT c.remaining FROM credit_changes c WHERE c.grant_no = given.grant_no
+            ORDER BY c.change_no DESC LIMIT 1
+        ) last";
+    let statement = client.prepare_cached(sql).await?;
+    let numbers: Vec<i64> =
+        grants.iter().map(|(_, grant)| write_count(grant.number)).collect::<Result<_>>()?;
+    let rows = client.query(&statement, &[&numbers]).await?;
+    let last = |row: &Row| Ok((read_count(column(row, 0)?)?, read_quantity(row, 1)?));
+    Ok(rows.iter().map(last).collect::<Result<_>>()?)
 }
 
 /// What windows have drawn and given back.

@@ -1,27 +1,28 @@
 //! Credits: grants that are issued, taken back and expire, as their verbs.
 //!
-//! Invariant: see `credit_changes`, which writes. Locks are taken in the order of tenant, grants by
-//! number, accounts, messages, the request's key; expiry takes no tenant, and grants that another
-//! works on are left to its next round. Whoever issues or takes back holds the tenant first, so
-//! what it looks up (keys, the number of live grants) stands until it has written.
+//! Invariant: `rules::grant` plans and `credit_changes` writes. Locks are taken in the order of
+//! tenant, grants by number, accounts, messages, the request's key; expiry takes no tenant, and
+//! grants that another works on are left to its next round. Issuing and taking back hold the tenant
+//! first, so what they look up (keys, the number of live grants) stands until they have written.
 //!
 //! A crash leaves a change whole or not at all. What is issued or taken back again because its
 //! outcome was lost is found under its key; expiry that is repeated finds nothing left.
 
 use super::PostgresStore;
-use super::credit_changes::{Ledger, NewChange};
+use super::credit_changes::write_changes;
 use super::credit_rows::{
-    change, find_change, find_grant, grant, list_expired, live_grants, lock_grants,
+    change, find_change, find_grant, grant, list_expired, live_grants, lock_grants, read_last,
 };
 use super::declarations::{Creation, hold_tenant, lock_tenant};
 use super::idempotency::end_request;
 use super::numeric::SqlQuantity;
 use super::scalars::{SqlTimestamp, column, corrupt, read_count, tenant_number, write_limit};
 use super::transaction::{Done, Transaction};
-use crate::rules::credit::{
-    ChangeKind, CreditChange, GRANTS_MAX, Grant, GrantTerms, Pool, plan_taking_back,
-};
+use crate::rules::credit::{CreditChange, Grant, GrantTerms};
+use crate::rules::grant::ledger::Ledger;
+use crate::rules::grant::{check_history, plan_expiries, plan_issue, plan_take_back};
 use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::plan::Plan;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::store::credit::{ChangeQuery, Credits, GrantFilter, Issued, TakeBack, TakenBack};
@@ -126,32 +127,27 @@ impl Credits for PostgresStore {
             &before.unwrap_or(i64::MAX),
             &write_limit(query.limit),
         ];
-        client.query(sql, &parameters).await?.iter().map(change).collect()
+        let rows = client.query(sql, &parameters).await?;
+        let changes: Vec<_> = rows.iter().map(change).collect::<Result<_>>()?;
+        check_history(&changes)?;
+        Ok(changes)
     }
 }
 
 /// Everything but the end of the request and the COMMIT.
 async fn issue(client: &ClientWrapper, terms: &GrantTerms, at: Timestamp) -> Done<Issued> {
     let tenant_no = hold_tenant(client, &terms.tenant, at).await?;
-    if let Some(standing) = find_grant(client, tenant_no, &terms.key).await? {
-        return Ok(match standing.terms.says(terms) {
-            true => Issued::Repeated(standing),
-            false => Issued::KeyTaken(standing),
-        });
-    }
-    if live_grants(client, &[tenant_no]).await?.len() >= GRANTS_MAX {
-        return Ok(Issued::TooMany);
-    }
-    let number = insert_grant(client, tenant_no, terms, at).await?;
-    // It has nothing until what it is issued with is written like every other change.
-    let (terms, remaining) = (terms.clone(), Quantity::ZERO);
-    let empty = Grant { number, terms, remaining, created_at: at };
-    let mut ledger = Ledger::new(vec![(tenant_no, empty.clone())]);
-    let (amount, memo) = (empty.terms.amount, empty.terms.memo.clone());
-    let kind = ChangeKind::Issued;
-    ledger.plan(tenant_no, NewChange { memo, ..NewChange::of(number, kind, amount) })?;
-    ledger.write(client, at).await?;
-    Ok(Issued::Created(Grant { remaining: amount, ..empty }))
+    let standing = find_grant(client, tenant_no, &terms.key).await?;
+    let live = live_grants(client, &[tenant_no]).await?.len();
+    let terms = match plan_issue(terms.clone(), standing, live)? {
+        Plan::Write(terms) => terms,
+        Plan::Answer(issued) => return Ok(issued),
+    };
+    let number = insert_grant(client, tenant_no, &terms, at).await?;
+    let mut ledger = Ledger::default();
+    let grant = ledger.issue(tenant_no, number, terms, at)?;
+    write_changes(client, ledger.take_planned(), at).await?;
+    Ok(Issued::Created(grant))
 }
 
 async fn insert_grant(
@@ -195,31 +191,23 @@ async fn take_back(
     at: Timestamp,
 ) -> Done<TakenBack> {
     lock_tenant(client, tenant_no).await?;
-    if let Some(standing) = find_change(client, tenant_no, &order.key).await? {
-        let same = standing.grant == order.grant
-            && standing.memo == order.memo
-            && order.amount.is_none_or(|amount| amount == standing.amount);
-        return Ok(match same {
-            true => TakenBack::Repeated(standing),
-            false => TakenBack::KeyTaken(standing),
-        });
+    let standing = find_change(client, tenant_no, &order.key).await?;
+    // No grant has a number that no column can hold.
+    let number: Vec<i64> = i64::try_from(order.grant).into_iter().collect();
+    let mut held = lock_grants(client, &number).await?;
+    held.retain(|(of_tenant, _)| *of_tenant == tenant_no);
+    let last = read_last(client, &held).await?;
+    let found = held.first().map(|(_, grant)| (grant, last.get(&grant.number).copied()));
+    let change = match plan_take_back(order, standing, found)? {
+        Plan::Write(change) => change,
+        Plan::Answer(taken) => return Ok(taken),
+    };
+    let mut ledger = Ledger::default();
+    for (tenant_no, grant) in held {
+        ledger.hold(tenant_no, grant)?;
     }
-    let Ok(number) = i64::try_from(order.grant) else { return Ok(TakenBack::NotFound) };
-    let held = lock_grants(client, &[number]).await?;
-    let found = held.into_iter().find(|(of_tenant, _)| *of_tenant == tenant_no);
-    let Some((_, grant)) = found else { return Ok(TakenBack::NotFound) };
-    let amount = match plan_taking_back(&grant, order.reserved, order.amount) {
-        Ok(amount) => amount,
-        Err(left) => return Ok(TakenBack::TooLittle(left)),
-    };
-    let kind = match grant.terms.pool {
-        Pool::Purchased => ChangeKind::Refunded,
-        Pool::Granted => ChangeKind::Voided,
-    };
-    let (key, memo) = (Some(order.key.clone()), order.memo.clone());
-    let mut ledger = Ledger::new(vec![(tenant_no, grant)]);
-    ledger.plan(tenant_no, NewChange { key, memo, ..NewChange::of(order.grant, kind, amount) })?;
-    let written = ledger.write(client, at).await?.pop();
+    ledger.plan(tenant_no, change)?;
+    let written = write_changes(client, ledger.take_planned(), at).await?.pop();
     Ok(TakenBack::Done(written.ok_or_else(|| corrupt("a change is written and is not"))?))
 }
 
@@ -231,12 +219,15 @@ async fn expire(
     limit: usize,
 ) -> Done<usize> {
     let held = list_expired(client, expired_by, limit).await?;
-    let expired: Vec<(i32, u64, Quantity)> =
-        held.iter().map(|(tenant_no, grant)| (*tenant_no, grant.number, grant.remaining)).collect();
-    let mut ledger = Ledger::new(held);
-    for (tenant_no, grant, amount) in &expired {
-        ledger.plan(*tenant_no, NewChange::of(*grant, ChangeKind::Expired, *amount))?;
+    let last = read_last(client, &held).await?;
+    let with_last = |(tenant_no, grant): (i32, Grant)| {
+        let left = last.get(&grant.number).copied();
+        (tenant_no, grant, left)
+    };
+    let expired = held.into_iter().map(with_last).collect();
+    let mut ledger = Ledger::default();
+    for fault in plan_expiries(&mut ledger, expired, expired_by) {
+        tracing::error!("an expired grant stays as it is: {fault}");
     }
-    ledger.write(client, at).await?;
-    Ok(expired.len())
+    Ok(write_changes(client, ledger.take_planned(), at).await?.len())
 }

@@ -32,7 +32,7 @@ use super::scalars::{
 use super::transaction::{Done, Transaction};
 use super::waiting::{count_waiting, lock_unmapped};
 use crate::rules::billing::{Granularity, Mode};
-use crate::rules::credit::CoverOrder;
+use crate::rules::credit::covering::CoverOrder;
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::ids::{EventId, MeterNo, MeterSlug, TenantId};
 use crate::rules::meter::{Aggregation, Catalog, Meter};

@@ -22,6 +22,7 @@ use super::judgement::{Gate, Judgement, SortedBatch};
 use super::scalars::{SqlHash, SqlTimestamp, column, corrupt};
 use super::{counters::record_counters, rollups::record_rollups};
 use crate::faults::{crash_point, planted};
+use crate::rules::batch::check_batch;
 use crate::rules::ids::TenantNo;
 use crate::rules::meter::Catalog;
 use crate::rules::verdict::Verdict;
@@ -186,6 +187,12 @@ impl PostgresStore {
         let mut judgement = self.judge(client, (writer, batch_id), sorted, &mut gate).await?;
         let new_groups = gate.groups.added;
         judgement.sort();
+        let mut tallies = judgement.tallies(sorted);
+        for (tenant, count) in &sorted.batch.refused {
+            let tenant = tenant.as_ref().and_then(|tenant| self.tenant_no(tenant));
+            tallies.entry(tenant).or_default().rejected += count;
+        }
+        check_batch(&judgement.figures(sorted.batch, &tallies))?;
         let fingerprinter = &self.fingerprinter;
         insert_events(client, &judgement.accepted, now).await?;
         if !planted("bug.rollup_outside_transaction") {
@@ -194,11 +201,6 @@ impl PostgresStore {
         insert_groups(client, &new_groups).await?;
         record_conflicts(client, &judgement.conflicts, now, &catalog, fingerprinter).await?;
         record_quarantine(client, &judgement.quarantined, now, &catalog, fingerprinter).await?;
-        let mut tallies = judgement.tallies(sorted);
-        for (tenant, count) in &sorted.batch.refused {
-            let tenant = tenant.as_ref().and_then(|tenant| self.tenant_no(tenant));
-            tallies.entry(tenant).or_default().rejected += count;
-        }
         record_counters(client, &tallies, now).await?;
         Ok(Written { judgement, catalog, new_groups })
     }

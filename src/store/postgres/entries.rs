@@ -14,8 +14,10 @@ use super::numeric::SqlQuantity;
 use super::push_rows::each;
 use super::scalars::{SqlTimestamp, column, corrupt, instant, read_count, write_count};
 use super::transaction::Done;
-use crate::rules::account::{Account, Entry, Floor, NewEntry, PostRefusal, Posting, judge_entry};
+use crate::rules::account::{Account, Entry, Floor, NewEntry, PostRefusal, Posting, plan_entry};
+use crate::rules::fault::Fault;
 use crate::rules::ids::{AccountName, OnceKey, TenantId, Unit};
+use crate::rules::plan::Plan;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::store::account::NewAccount;
@@ -75,20 +77,23 @@ impl Book {
         Ok(book)
     }
 
-    /// Judges an entry after those that were planned before it, and plans it if it is allowed.
+    /// Plans an entry after those that were planned before it.
     pub fn plan(
         &mut self,
         tenant_no: i32,
         entry: NewEntry,
-    ) -> std::result::Result<(), PostRefusal> {
+    ) -> std::result::Result<Plan<(), PostRefusal>, Fault> {
         let accounts = self.accounts.entry(tenant_no).or_default();
-        let postings = judge_entry(accounts, &entry.postings)?;
+        let postings = match plan_entry(accounts, &entry)? {
+            Plan::Write(postings) => postings,
+            Plan::Answer(refusal) => return Ok(Plan::Answer(refusal)),
+        };
         for posting in &postings {
             let account = accounts.get_mut(&posting.account).expect("it was judged by this one");
             (account.balance, account.version) = (posting.balance, posting.version);
         }
         self.planned.push(Planned { tenant_no, entry, postings });
-        Ok(())
+        Ok(Plan::Write(()))
     }
 
     /// Writes what is planned, and everything that belongs to it; the entries are in the order in

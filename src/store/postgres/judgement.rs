@@ -4,13 +4,13 @@
 //! there is none, the first of the batch that was accepted, in order of arrival. Nothing here
 //! touches the database, so a transaction that has to be redone is simply judged again.
 
+use crate::rules::batch::{BatchFigures, judge_delivery, unknown_tenant};
 use crate::rules::event::Event;
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{MeterNo, TenantNo};
 use crate::rules::meter::{Catalog, Meter};
-use crate::rules::refusal::Refusal;
 use crate::rules::rollup::Group;
-use crate::rules::verdict::{Quarantine, Tally, Verdict, judge_known, judge_new};
+use crate::rules::verdict::{Quarantine, Tally, Verdict};
 use crate::store::groups::{GroupDay, GroupGate};
 use crate::store::{DeliveryBatch, Error, Result};
 use std::collections::BTreeMap;
@@ -144,20 +144,12 @@ pub struct Judgement<'b> {
 impl<'b> Judgement<'b> {
     /// Starts with the deliveries that need no look at the store: those of undeclared tenants.
     pub fn new(sorted: &SortedBatch<'b>) -> Self {
-        let refused = |(tenant, event): (&Option<TenantNo>, &Event)| match tenant {
+        let refused = |tenant: &Option<TenantNo>| match tenant {
             Some(_) => None,
-            None => Some(Verdict::Rejected(Refusal::new(
-                "unknown_tenant",
-                format!(
-                    "there is no tenant {:?}; declare it with PUT /v1/tenants/{{id}} and send the \
-                     event again",
-                    event.tenant.as_str()
-                ),
-            ))),
+            None => Some(unknown_tenant()),
         };
-        let deliveries = sorted.tenants.iter().zip(&sorted.batch.events);
         Self {
-            verdicts: deliveries.map(refused).collect(),
+            verdicts: sorted.tenants.iter().map(refused).collect(),
             accepted: Vec::with_capacity(sorted.groups.len()),
             conflicts: Vec::new(),
             quarantined: Vec::new(),
@@ -178,13 +170,8 @@ impl<'b> Judgement<'b> {
         let mut winner: Option<&Event> = stored;
         let mut counted = false;
         for (place, event) in sorted.deliveries(group) {
-            let mut verdict = match winner {
-                Some(standing) => judge_known(standing, event),
-                None => judge_new(event, sorted.batch.acceptance),
-            };
-            if verdict == Verdict::Accepted && !gate.admits(tenant, event, catalog)? {
-                verdict = Verdict::Quarantined(Quarantine::TooManyGroups);
-            }
+            let admit = || gate.admits(tenant, event, catalog);
+            let verdict = judge_delivery(event, winner, sorted.batch.acceptance, admit)?;
             match (&verdict, winner) {
                 (Verdict::Accepted, _) => {
                     counted = true;
@@ -221,6 +208,27 @@ impl<'b> Judgement<'b> {
             tallies.entry(*tenant).or_default().add(verdict);
         }
         tallies
+    }
+
+    /// The figures of the batch; `tallies` are those of its tenants and of what was refused.
+    pub fn figures(
+        &self,
+        batch: &DeliveryBatch,
+        tallies: &BTreeMap<Option<TenantNo>, Tally>,
+    ) -> BatchFigures {
+        let mut tally = Tally::default();
+        for of_tenant in tallies.values() {
+            tally.merge(of_tenant);
+        }
+        BatchFigures {
+            delivered: batch.events.len(),
+            refused: batch.refused.iter().map(|(_, count)| count).sum(),
+            verdicts: self.verdicts.iter().flatten().count(),
+            accepted: self.accepted.len(),
+            conflicts: self.conflicts.len(),
+            quarantined: self.quarantined.len(),
+            tally,
+        }
     }
 
     /// One verdict for each event, in order.

@@ -39,18 +39,18 @@ pub async fn find_open(client: &ClientWrapper, tenant_no: i32) -> Done<Option<Sa
     Ok(row.map(|row| saga(&row, 0)).transpose()?)
 }
 
-/// Locks a saga that is there, and reads it.
-pub async fn lock_saga(client: &ClientWrapper, number: i64) -> Done<Saga> {
+/// Locks a saga that is there, and reads it and its fence.
+pub async fn lock_saga(client: &ClientWrapper, number: i64) -> Done<(Saga, u64)> {
     let sql = "-- lock_saga
         SELECT s.saga_no, s.id, s.kind, t.tenant, s.key, s.params, s.state, s.generation, s.tries,
-            s.due_at, s.detail, s.created_at, s.state_at
+            s.due_at, s.detail, s.created_at, s.state_at, s.fence
         FROM sagas s JOIN tenants t ON t.tenant_no = s.tenant_no
         WHERE s.saga_no = $1
         FOR UPDATE OF s";
     let statement = client.prepare_cached(sql).await?;
     let row = client.query_opt(&statement, &[&number]).await?;
     let row = row.ok_or_else(|| corrupt("a saga is there and is not"))?;
-    Ok(saga(&row, 0)?)
+    Ok((saga(&row, 0)?, read_count(column(&row, 13)?)?))
 }
 
 pub async fn read_log(client: &ClientWrapper, number: i64) -> Result<Vec<LogLine>> {

@@ -21,10 +21,14 @@ use super::messages::insert_messages;
 use super::push_history;
 use super::push_rows::each;
 use super::saga_rows::{find_by_key, find_open, lock_saga, read_log, read_logs, saga};
-use super::scalars::{SqlTimestamp, column, read_count, write_count, write_limit, write_ordinal};
+use super::scalars::{
+    SqlTimestamp, column, corrupt, read_count, write_count, write_limit, write_ordinal,
+};
 use super::transaction::{Done, Transaction};
 use crate::rules::ids::{SubscriptionId, TenantId};
-use crate::rules::saga::{LogLine, Mark, Revival, Saga, SagaState, judge_revival};
+use crate::rules::plan::Plan;
+use crate::rules::saga::lifecycle::{RevivedSaga, answer_begun, plan_begin, plan_revival};
+use crate::rules::saga::{LogLine, Saga, SagaState};
 use crate::rules::stamp::first_charged;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
@@ -211,46 +215,32 @@ impl Sagas for PostgresStore {
 /// Everything but the end of the request and the COMMIT.
 async fn begin(client: &ClientWrapper, new: &NewSaga, at: Timestamp) -> Done<Begun> {
     let tenant_no = hold_tenant(client, &new.tenant, at).await?;
-    if let Some(standing) = find_by_key(client, tenant_no, &new.key).await? {
-        return Ok(match standing.kind == new.kind && standing.params == new.params {
-            true => Begun::Repeated(standing),
-            false => Begun::KeyTaken(standing),
-        });
-    }
-    if let Some(open) = find_open(client, tenant_no).await? {
-        return Ok(Begun::Busy(open));
-    }
+    let standing = find_by_key(client, tenant_no, &new.key).await?;
+    let open = find_open(client, tenant_no).await?;
+    let saga = match plan_begin(new, standing, open, at)? {
+        Plan::Write(saga) => saga,
+        Plan::Answer(begun) => return Ok(begun),
+    };
     let sql = "-- begin
         INSERT INTO sagas (id, kind, tenant_no, key, params, state, generation, tries, due_at,
             fence, created_at, state_at)
-        VALUES ($1, $2, $3, $4, $5, $6, 1, 0, $7, 0, $7, $7)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, $10, $11)
         RETURNING saga_no";
-    let state = SagaState::Running;
-    let parameters: [&(dyn ToSql + Sync); 7] = [
-        &new.id,
-        &new.kind.name(),
+    let parameters: [&(dyn ToSql + Sync); 11] = [
+        &saga.id,
+        &saga.kind.name(),
         &tenant_no,
-        &new.key.as_str(),
-        &new.params,
-        &state.name(),
-        &SqlTimestamp(at),
+        &saga.key.as_str(),
+        &saga.params,
+        &saga.state.name(),
+        &write_ordinal(saga.generation)?,
+        &write_ordinal(saga.tries)?,
+        &SqlTimestamp(saga.due_at),
+        &SqlTimestamp(saga.created_at),
+        &SqlTimestamp(saga.state_at),
     ];
     let row = client.query_one(sql, &parameters).await?;
-    Ok(Begun::Created(Saga {
-        number: read_count(column(&row, 0)?)?,
-        id: new.id.clone(),
-        kind: new.kind,
-        tenant: new.tenant.clone(),
-        key: new.key.clone(),
-        params: new.params.clone(),
-        state,
-        generation: 1,
-        tries: 0,
-        due_at: at,
-        detail: None,
-        created_at: at,
-        state_at: at,
-    }))
+    Ok(answer_begun(read_count(column(&row, 0)?)?, saga)?)
 }
 
 /// Leases sagas that are due; those that another server is claiming are passed over.
@@ -363,27 +353,33 @@ async fn revive(client: &ClientWrapper, id: &str, at: Timestamp) -> Done<Revived
     let Some(row) = client.query_opt(sql, &[&id]).await? else { return Ok(Revived::NotFound) };
     let (number, tenant_no): (i64, i32) = (column(&row, 0)?, column(&row, 1)?);
     lock_tenant(client, tenant_no).await?;
-    let standing = lock_saga(client, number).await?;
+    let (saga, fence) = lock_saga(client, number).await?;
     let log = read_log(client, number).await?;
-    let (state, generation) = match judge_revival(&standing, &log) {
-        Revival::GoOn(state) => (state, standing.generation),
-        Revival::StartAnew => (SagaState::Running, standing.generation + 1),
-        Revival::Refused(why) => return Ok(Revived::Refused(why)),
-    };
     let open = find_open(client, tenant_no).await?;
-    if let Some(other) = open.filter(|open| open.number != standing.number) {
-        return Ok(Revived::Busy(other));
-    }
-    // With the lease the fence ends: whoever had it before may still be at work.
+    let other = open.filter(|open| open.number != saga.number);
+    let revived = match plan_revival(ClaimedSaga { saga, fence, log }, other, at)? {
+        Plan::Write(revived) => revived,
+        Plan::Answer(answer) => return Ok(answer),
+    };
+    let RevivedSaga { saga, fence_before, fence, line } = revived;
     let sql = "-- revive
-        UPDATE sagas SET state = $2, generation = $3, tries = 0, due_at = $4, detail = NULL,
-            leased_until = NULL, fence = fence + 1, state_at = $4
-        WHERE saga_no = $1";
-    let written = write_ordinal(generation)?;
-    client.execute(sql, &[&number, &state.name(), &written, &SqlTimestamp(at)]).await?;
-    let (name, mark) = ("saga".to_owned(), Mark::Revived);
-    let line = LogLine { generation, step: 0, name, mark, result: None, detail: None, at };
+        UPDATE sagas SET state = $3, generation = $4, tries = $5, due_at = $6, detail = $7,
+            leased_until = NULL, fence = $8, state_at = $9
+        WHERE saga_no = $1 AND fence = $2";
+    let parameters: [&(dyn ToSql + Sync); 9] = [
+        &number,
+        &write_count(fence_before)?,
+        &saga.state.name(),
+        &write_ordinal(saga.generation)?,
+        &write_ordinal(saga.tries)?,
+        &SqlTimestamp(saga.due_at),
+        &saga.detail,
+        &write_count(fence)?,
+        &SqlTimestamp(saga.state_at),
+    ];
+    if client.execute(sql, &parameters).await? != 1 {
+        return Err(corrupt("a saga that is held is not as it was read").into());
+    }
     append_lines(client, number, &[line]).await?;
-    let (tries, due_at, detail, state_at) = (0, at, None, at);
-    Ok(Revived::Done(Saga { state, generation, tries, due_at, detail, state_at, ..standing }))
+    Ok(Revived::Done(saga))
 }

@@ -7,8 +7,12 @@
 
 use super::push_rows::{get, moment, quantity_of};
 use super::{SqliteStore, corrupt, push_listing, sql_error};
-use crate::rules::account::{Account, Entry, Floor, NewEntry, POSTINGS_MAX, Posting, judge_entry};
+use crate::rules::account::{
+    Account, Entry, Floor, NewEntry, POSTINGS_MAX, Posting, answer_put, answer_standing,
+    answer_unknown_tenant, check_statement, plan_entry,
+};
 use crate::rules::ids::{AccountName, OnceKey, TenantId, TenantNo, Unit};
+use crate::rules::plan::Plan;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
@@ -68,11 +72,7 @@ impl Accounts for SqliteStore {
             writer.write(|connection| {
                 let posted = match tenant {
                     Some(tenant) => post_in(connection, tenant, &entry, at)?,
-                    // Without a tenant there are no accounts; the rule says what is wrong.
-                    None => match judge_entry(&BTreeMap::new(), &entry.postings) {
-                        Ok(_) => return Err(corrupt("an entry between no accounts")),
-                        Err(refusal) => Posted::Refused(refusal),
-                    },
+                    None => answer_unknown_tenant(&entry)?,
                 };
                 finish.end(connection, posted)
             })
@@ -94,7 +94,9 @@ impl Accounts for SqliteStore {
         self.read(move |shared, connection| {
             let tenant = shared.read_memory().tenants.find(&query.tenant);
             let Some(tenant) = tenant else { return Ok(Vec::new()) };
-            read_statement(connection, tenant, &query)
+            let lines = read_statement(connection, tenant, &query)?;
+            check_statement(&query.account, &lines)?;
+            Ok(lines)
         })
         .await
     }
@@ -108,8 +110,7 @@ pub fn post_in(
     at: Timestamp,
 ) -> Result<Posted> {
     if let Some(entry) = find_entry(connection, (tenant, &new.tenant), &new.key)? {
-        let same = entry.says(new);
-        return Ok(if same { Posted::Repeated(entry) } else { Posted::KeyTaken(entry) });
+        return Ok(answer_standing(entry, new)?);
     }
     let (mut accounts, mut numbers) = (BTreeMap::new(), BTreeMap::new());
     // More than that are refused before any account is looked at.
@@ -120,9 +121,9 @@ pub fn post_in(
             numbers.insert(name.clone(), number);
         }
     }
-    let postings = match judge_entry(&accounts, &new.postings) {
-        Ok(postings) => postings,
-        Err(refusal) => return Ok(Posted::Refused(refusal)),
+    let postings = match plan_entry(&accounts, new)? {
+        Plan::Write(postings) => postings,
+        Plan::Answer(refusal) => return Ok(Posted::Refused(refusal)),
     };
     let number = insert_entry(connection, tenant, new, at)?;
     for (line, posting) in postings.iter().enumerate() {
@@ -153,13 +154,7 @@ fn put_account(
     let created = insert_account(connection, tenant, new, at)?;
     let found = find_account(connection, (tenant, &new.tenant), &new.name)?;
     let (_, account) = found.ok_or_else(|| corrupt("an account that was just written"))?;
-    Ok(match created {
-        true => AccountPut::Created(account),
-        false if account.unit == new.unit && account.floor == new.floor => {
-            AccountPut::Stands(account)
-        }
-        false => AccountPut::Refused(account),
-    })
+    Ok(answer_put(new, account, created)?)
 }
 
 /// Whether it was written: one of its name may stand.

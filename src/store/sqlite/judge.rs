@@ -9,12 +9,12 @@ use super::keys::{KeyIndex, Location, key_hash};
 use super::memory::Memory;
 use super::record::{CounterEntry, write_event};
 use super::segment::{Contribution, NewEntry};
+use crate::rules::batch::{BatchFigures, check_batch, judge_delivery, unknown_tenant};
 use crate::rules::event::Event;
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{TenantId, TenantNo};
-use crate::rules::refusal::Refusal;
 use crate::rules::rollup::{Group, Rollup};
-use crate::rules::verdict::{Quarantine, Tally, Verdict, judge_known, judge_new};
+use crate::rules::verdict::{Quarantine, Tally, Verdict};
 use crate::store::groups::{GroupDay, GroupGate, KnownGroups, NewGroups};
 use crate::store::{DeliveryBatch, Error, Result};
 use hashbrown::{HashMap, HashTable};
@@ -83,7 +83,30 @@ pub fn judge_batch(
     let mut judged = judge.judged;
     judged.counters = judge.tallies.into_iter().collect();
     judged.new_groups = judge.groups.added;
+    check_batch(&judged.figures(&batch))?;
     Ok(judged)
+}
+
+impl JudgedBatch {
+    fn figures(&self, batch: &DeliveryBatch) -> BatchFigures {
+        let mut tally = Tally::default();
+        for (_, of_tenant) in &self.counters {
+            tally.merge(of_tenant);
+        }
+        // The counters leave out what the events themselves tell.
+        for verdict in self.verdicts.iter().filter(|verdict| **verdict == Verdict::Accepted) {
+            tally.add(verdict);
+        }
+        BatchFigures {
+            delivered: batch.events.len(),
+            refused: batch.refused.iter().map(|(_, count)| count).sum(),
+            verdicts: self.verdicts.len(),
+            accepted: self.entries.len(),
+            conflicts: self.conflicts.len(),
+            quarantined: self.quarantined.len(),
+            tally,
+        }
+    }
 }
 
 struct Judge<'a> {
@@ -104,7 +127,7 @@ impl Judge<'_> {
     fn judge_one(&mut self, batch: &DeliveryBatch, place: usize) -> Result<()> {
         let event = &batch.events[place];
         let Some(tenant) = self.resolve_tenant(&event.tenant, batch.strict_tenants) else {
-            let verdict = Verdict::Rejected(unknown_tenant());
+            let verdict = unknown_tenant();
             self.tallies.entry(TenantNo(0)).or_default().add(&verdict);
             self.judged.verdicts.push(verdict);
             return Ok(());
@@ -114,42 +137,36 @@ impl Judge<'_> {
             let earlier = &batch.events[*earlier];
             earlier.id == event.id && earlier.tenant == event.tenant
         });
-        let mut verdict = match earlier {
-            Some((_, earlier)) => {
-                self.judge_against(&batch.events[*earlier].clone(), tenant, event)
-            }
-            None => match self.find_stored(hash, event)? {
-                Some(stored) => self.judge_against(&stored, tenant, event),
-                None => judge_new(event, batch.acceptance),
-            },
+        let earlier = earlier.map(|(_, earlier)| &batch.events[*earlier]);
+        let stored = match earlier {
+            Some(_) => None,
+            None => self.find_stored(hash, event)?,
         };
-        if verdict == Verdict::Accepted && !self.accept(tenant, hash, event, place)? {
-            verdict = Verdict::Quarantined(Quarantine::TooManyGroups);
-        }
-        match &verdict {
-            Verdict::Quarantined(reason) => {
+        let standing = earlier.or(stored.as_ref());
+        let admit = || self.accept(tenant, hash, event, place);
+        let verdict = judge_delivery(event, standing, batch.acceptance, admit)?;
+        match (&verdict, standing) {
+            (Verdict::Conflict { .. }, Some(standing)) => {
+                let (standing, arriving) = (standing.clone(), event.clone());
+                self.judged.conflicts.push(NewConflict { tenant, standing, arriving });
+            }
+            (Verdict::Quarantined(reason), _) => {
                 let (event, reason) = (event.clone(), *reason);
                 self.judged.quarantined.push(NewQuarantine { tenant, event, reason });
             }
-            Verdict::Accepted
-            | Verdict::Duplicate { .. }
-            | Verdict::Conflict { .. }
-            | Verdict::Rejected(_) => {}
+            (
+                Verdict::Accepted
+                | Verdict::Duplicate { .. }
+                | Verdict::Conflict { .. }
+                | Verdict::Rejected(_),
+                _,
+            ) => {}
         }
         if verdict != Verdict::Accepted {
             self.tallies.entry(tenant).or_default().add(&verdict);
         }
         self.judged.verdicts.push(verdict);
         Ok(())
-    }
-
-    fn judge_against(&mut self, stored: &Event, tenant: TenantNo, arriving: &Event) -> Verdict {
-        let verdict = judge_known(stored, arriving);
-        if matches!(verdict, Verdict::Conflict { .. }) {
-            let (standing, arriving) = (stored.clone(), arriving.clone());
-            self.judged.conflicts.push(NewConflict { tenant, standing, arriving });
-        }
-        verdict
     }
 
     /// Takes the event, unless its group is one too many.
@@ -225,11 +242,4 @@ impl Judge<'_> {
         self.judged.new_tenants.push((number, tenant.clone()));
         Some(number)
     }
-}
-
-fn unknown_tenant() -> Refusal {
-    Refusal::new(
-        "unknown_tenant",
-        "the tenant is not declared; declare it with PUT /v1/tenants/{id} and send the event again",
-    )
 }

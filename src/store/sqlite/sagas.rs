@@ -14,7 +14,9 @@ use super::messages::{tenants_of, write_messages};
 use super::push_rows::{get, moment};
 use super::{SqliteStore, corrupt, push_listing, sql_error};
 use crate::rules::ids::{OnceKey, SubscriptionId, TenantId, TenantNo};
-use crate::rules::saga::{LogLine, Mark, Revival, Saga, SagaKind, SagaState, judge_revival};
+use crate::rules::plan::Plan;
+use crate::rules::saga::lifecycle::{RevivedSaga, answer_begun, plan_begin, plan_revival};
+use crate::rules::saga::{LogLine, Mark, Saga, SagaKind, SagaState};
 use crate::rules::stamp::first_charged;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
@@ -188,27 +190,38 @@ fn begin_saga(
     new: &NewSaga,
     at: Timestamp,
 ) -> Result<Begun> {
-    if let Some(saga) = find_by_key(connection, tenant, &new.key)? {
-        let same = saga.kind == new.kind && saga.params == new.params;
-        return Ok(if same { Begun::Repeated(saga) } else { Begun::KeyTaken(saga) });
-    }
-    if let Some(open) = find_open(connection, tenant)? {
-        return Ok(Begun::Busy(open));
-    }
+    let standing = find_by_key(connection, tenant, &new.key)?;
+    let open = find_open(connection, tenant)?;
+    let saga = match plan_begin(new, standing, open, at)? {
+        Plan::Write(saga) => saga,
+        Plan::Answer(begun) => return Ok(begun),
+    };
+    let Saga { id, kind, key, params, state, generation, tries, .. } = &saga;
     connection
         .prepare_cached(
             "-- begin_saga
              INSERT INTO sagas (id, kind, tenant_no, key, params, state, generation, tries, due_at,
                                 fence, created_at, state_at)
-             VALUES (?1, ?2, ?3, ?4, ?5, 'running', 1, 0, ?6, 0, ?6, ?6)",
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
         )
         .and_then(|mut insert| {
-            let (kind, key) = (new.kind.name(), new.key.as_str());
-            insert.execute(params![new.id, kind, tenant.0, key, new.params, at.micros()])
+            insert.execute(params![
+                id,
+                kind.name(),
+                tenant.0,
+                key.as_str(),
+                params,
+                state.name(),
+                generation,
+                tries,
+                saga.due_at.micros(),
+                saga.created_at.micros(),
+                saga.state_at.micros()
+            ])
         })
         .map_err(sql_error)?;
-    let saga = find_by_key(connection, tenant, &new.key)?;
-    saga.map(Begun::Created).ok_or_else(|| corrupt("a saga that was just written"))
+    let number = u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1");
+    Ok(answer_begun(number, saga)?)
 }
 
 /// Numbers of moving sagas that could be claimed now, longest due first.
@@ -300,38 +313,52 @@ fn append_lines(connection: &Connection, saga: u64, lines: &[LogLine]) -> Result
 
 fn revive_saga(connection: &Connection, id: &str, at: Timestamp) -> Result<Revived> {
     let Some((saga, log)) = find_with_log(connection, id)? else { return Ok(Revived::NotFound) };
-    let (state, generation) = match judge_revival(&saga, &log) {
-        Revival::Refused(why) => return Ok(Revived::Refused(why)),
-        Revival::GoOn(state) => (state, saga.generation),
-        Revival::StartAnew => (SagaState::Running, saga.generation + 1),
+    let other = find_other_open(connection, &saga)?;
+    let fence = read_fence(connection, saga.number)?;
+    let revived = match plan_revival(ClaimedSaga { saga, fence, log }, other, at)? {
+        Plan::Write(revived) => revived,
+        Plan::Answer(answer) => return Ok(answer),
     };
-    if let Some(other) = find_other_open(connection, &saga)? {
-        return Ok(Revived::Busy(other));
-    }
-    connection
+    let RevivedSaga { saga, fence_before, fence, line } = revived;
+    let written = connection
         .prepare_cached(
             "-- revive_saga
-             UPDATE sagas SET state = ?2, generation = ?3, tries = 0, due_at = ?4, detail = NULL,
-                 leased_until = NULL, state_at = ?4
-             WHERE saga_no = ?1",
+             UPDATE sagas SET state = ?3, generation = ?4, tries = ?5, due_at = ?6, detail = ?7,
+                 leased_until = NULL, fence = ?8, state_at = ?9
+             WHERE saga_no = ?1 AND fence = ?2",
         )
         .and_then(|mut update| {
-            update.execute(params![saga.number, state.name(), generation, at.micros()])
+            let Saga { number, generation, tries, detail, .. } = &saga;
+            let (state, due_at) = (saga.state.name(), saga.due_at.micros());
+            let moved = params![
+                number,
+                fence_before,
+                state,
+                generation,
+                tries,
+                due_at,
+                detail,
+                fence,
+                saga.state_at.micros()
+            ];
+            update.execute(moved)
         })
         .map_err(sql_error)?;
-    let line = LogLine {
-        generation,
-        step: 0,
-        name: "saga".to_owned(),
-        mark: Mark::Revived,
-        result: None,
-        detail: None,
-        at,
-    };
+    if written != 1 {
+        return Err(corrupt("a saga that only this transaction can change"));
+    }
     append_lines(connection, saga.number, &[line])?;
-    let (due_at, state_at) = (at, at);
-    let revived = Saga { state, generation, tries: 0, due_at, detail: None, state_at, ..saga };
-    Ok(Revived::Done(revived))
+    Ok(Revived::Done(saga))
+}
+
+fn read_fence(connection: &Connection, saga: u64) -> Result<u64> {
+    connection
+        .prepare_cached(
+            "-- read_fence
+             SELECT fence FROM sagas WHERE saga_no = ?",
+        )
+        .and_then(|mut select| select.query_row([saga], |row| row.get(0)))
+        .map_err(sql_error)
 }
 
 /// An open saga of the same tenant's that is not this one.

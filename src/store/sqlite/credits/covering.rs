@@ -4,10 +4,10 @@
 //! on the grant's row before the next one is planned. A tenant without grants costs one look into
 //! an index for each call. A crash leaves a cut with all its draws or with none.
 
-use super::rows::{NewChange, change_grant, find_grant, list_live_grants, read_draws};
-use crate::rules::credit::{
-    ChangeKind, CoverOrder, Covered, Draw, DrawOrder, Grant, plan_covering, standing_draws,
-};
+use super::rows::{find_grant, list_live_grants, read_draws, write_changes};
+use crate::rules::credit::DrawOrder;
+use crate::rules::credit::covering::CoverOrder;
+use crate::rules::grant::ledger::Ledger;
 use crate::rules::ids::TenantNo;
 use crate::rules::push::CutState;
 use crate::rules::quantity::Quantity;
@@ -16,13 +16,14 @@ use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::sqlite::corrupt;
 use crate::store::sqlite::push_rows::Owner;
-use hashbrown::HashMap;
+use hashbrown::HashSet;
 use rusqlite::Connection;
 
 /// Grants of the tenants that a call has come to, as its transaction has left them.
 #[derive(Default)]
 pub struct Credit {
-    grants: HashMap<TenantNo, Vec<Grant>>,
+    held: HashSet<TenantNo>,
+    ledger: Ledger<TenantNo>,
 }
 
 /// A window that has changed.
@@ -44,22 +45,12 @@ impl Credit {
         &mut self,
         connection: &Connection,
         usage: Usage<'_>,
-        (order, at): (DrawOrder, Timestamp),
+        (draw_order, at): (DrawOrder, Timestamp),
     ) -> Result<Quantity> {
         let Usage { owner, window, state, during, now } = usage;
-        let grants = self.grants_of(connection, owner)?;
-        if grants.is_empty() && state.covered == Quantity::ZERO {
-            return Ok(Quantity::ZERO);
-        }
-        let inexact = |_| corrupt("what credits cover of a window");
-        // Only a window that shrinks below what is covered needs to know what it drew.
-        let drawn = if now < state.covered {
-            let place = (owner.tenant_no, owner.meter_no, window.start);
-            standing_draws(&read_draws(connection, place)?).map_err(inexact)?
-        } else {
-            Vec::new()
-        };
-        let cover = CoverOrder {
+        let tenant = owner.tenant_no;
+        self.hold_live(connection, owner)?;
+        let order = CoverOrder {
             meter: owner.meter_no,
             scale: owner.meter.usage_scale(),
             during,
@@ -67,48 +58,33 @@ impl Credit {
             now,
             covered: state.covered,
         };
-        let covering = plan_covering(&cover, grants, &drawn, order).map_err(inexact)?;
-        for draw in &covering.given_back {
-            self.change(connection, usage, (ChangeKind::GivenBack, *draw), at)?;
+        // Only a window that shrinks below what is covered needs to know what it drew.
+        let mut changes = Vec::new();
+        if now < state.covered {
+            changes = read_draws(connection, (tenant, owner.meter_no, window.start))?;
+            for (_, draw) in &changes {
+                // What is given back may be of a grant that had nothing left.
+                if !self.ledger.holds(tenant, draw.grant) {
+                    let found = find_grant(connection, (tenant, owner.tenant), draw.grant)?;
+                    let grant = found.ok_or_else(|| corrupt("the grant of a draw"))?;
+                    self.ledger.hold(tenant, grant)?;
+                }
+            }
         }
-        for draw in &covering.drawn {
-            self.change(connection, usage, (ChangeKind::Drawn, *draw), at)?;
-        }
+        let covering = self.ledger.cover(tenant, window, &order, &changes, draw_order)?;
+        write_changes(connection, self.ledger.take_planned(), at)?;
         Ok(covering.covered)
     }
 
-    fn grants_of(&mut self, connection: &Connection, owner: Owner<'_>) -> Result<&[Grant]> {
+    /// Holds a tenant's grants with anything left. All of them: what was given back may have made
+    /// more live than may be issued.
+    fn hold_live(&mut self, connection: &Connection, owner: Owner<'_>) -> Result<()> {
         let tenant = owner.tenant_no;
-        if !self.grants.contains_key(&tenant) {
-            // All of them: what was given back may have made more live than may be issued.
-            let live = list_live_grants(connection, (tenant, owner.tenant), 0, usize::MAX)?;
-            self.grants.insert(tenant, live);
-        }
-        Ok(&self.grants[&tenant])
-    }
-
-    fn change(
-        &mut self,
-        connection: &Connection,
-        usage: Usage<'_>,
-        (kind, draw): (ChangeKind, Draw),
-        at: Timestamp,
-    ) -> Result<()> {
-        let owner = usage.owner;
-        let grants = self.grants.entry(owner.tenant_no).or_default();
-        let place = match grants.iter().position(|grant| grant.number == draw.grant) {
-            Some(place) => place,
-            // What is given back may be of a grant that had nothing left.
-            None => {
-                let found = find_grant(connection, (owner.tenant_no, owner.tenant), draw.grant)?;
-                grants.push(found.ok_or_else(|| corrupt("the grant of a draw"))?);
-                grants.len() - 1
+        if self.held.insert(tenant) {
+            for grant in list_live_grants(connection, (tenant, owner.tenant), 0, usize::MAX)? {
+                self.ledger.hold(tenant, grant)?;
             }
-        };
-        let covered =
-            Covered { meter: owner.meter_no, window: usage.window, quantity: draw.quantity };
-        let change =
-            NewChange { kind, amount: draw.cost, covered: Some(covered), key: None, memo: "" };
-        change_grant(connection, owner.tenant_no, &mut grants[place], change, at).map(drop)
+        }
+        Ok(())
     }
 }

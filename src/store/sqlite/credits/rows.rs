@@ -1,119 +1,61 @@
 //! Rows of grants and of their changes.
 //!
-//! Invariant: a grant changes only here, together with the change that explains it, its entry and
-//! its message, in the caller's transaction. What a grant has left is read in the same transaction
-//! that writes it. A crash before the commit leaves none of it.
+//! Invariant: a grant changes only here, as `rules::grant` planned it, together with the change
+//! that explains it, its entry and its message, in the caller's transaction. What a grant has left
+//! is read in the same transaction that writes it. A crash before the commit leaves none of it.
 
 use super::parse_key;
-use crate::rules::account::NewEntry;
-use crate::rules::credit::{
-    ChangeKind, Covered, CreditChange, Draw, Grant, GrantTerms, Pool, entry_key, postings_of,
-    remaining_after,
-};
+use crate::rules::credit::covering::Draw;
+use crate::rules::credit::{ChangeKind, Covered, CreditChange, Grant, GrantTerms, Pool};
+use crate::rules::grant::ledger::{PlannedChange, RecordedChange, WrittenChange, record_changes};
 use crate::rules::ids::{MeterNo, OnceKey, TenantId, TenantNo};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::Result;
-use crate::store::account::{NewAccount, Posted};
+use crate::store::account::Posted;
 use crate::store::credit::ChangeQuery;
-use crate::store::message::NewMessage;
 use crate::store::sqlite::accounts::{ensure_account, post_in, unit_of};
 use crate::store::sqlite::messages::write_message;
 use crate::store::sqlite::push_rows::{get, moment, quantity_of};
-use crate::store::sqlite::segment::overflow;
 use crate::store::sqlite::{corrupt, sql_error};
 use rusqlite::{Connection, Row, params};
 use std::collections::BTreeMap;
 
-/// What is to happen to a grant.
-pub struct NewChange<'a> {
-    pub kind: ChangeKind,
-    pub amount: Quantity,
-    pub covered: Option<Covered>,
-    pub key: Option<&'a OnceKey>,
-    pub memo: &'a str,
-}
-
-/// Changes a grant, in its row and in `grant`.
-pub fn change_grant(
+/// Writes planned changes and all that belongs to them, in their order.
+pub fn write_changes(
     connection: &Connection,
-    tenant: TenantNo,
-    grant: &mut Grant,
-    new: NewChange<'_>,
+    planned: Vec<PlannedChange<TenantNo>>,
     at: Timestamp,
-) -> Result<CreditChange> {
-    let remaining = remaining_after(grant, new.kind, new.amount)
-        .ok_or_else(|| corrupt("what is left of a grant"))?;
-    write_remaining(connection, (tenant, grant.number), (grant.remaining, remaining))?;
-    grant.remaining = remaining;
-    let number = insert_change(connection, (tenant, grant.number), &new, remaining, at)?;
-    let change = CreditChange {
-        number,
-        tenant: grant.terms.tenant.clone(),
-        grant: grant.number,
-        kind: new.kind,
-        amount: new.amount,
-        remaining,
-        covered: new.covered,
-        key: new.key.cloned(),
-        memo: new.memo.to_owned(),
-        at,
-    };
-    post_change(connection, tenant, &grant.terms, &change)?;
-    if let Some(message) = message_of(&change, &grant.terms) {
-        write_message(connection, &message, Some(tenant), at)?;
+) -> Result<Vec<CreditChange>> {
+    let mut written = Vec::with_capacity(planned.len());
+    for change in &planned {
+        write_remaining(connection, change)?;
+        let number = insert_change(connection, change, at)?;
+        written.push(WrittenChange { number, grant: change.new.grant });
     }
-    Ok(change)
+    let mut changes = Vec::with_capacity(planned.len());
+    for recorded in record_changes(planned, &written, at)? {
+        post_change(connection, &recorded)?;
+        if let Some(message) = &recorded.message {
+            write_message(connection, message, Some(recorded.tenant_no), at)?;
+        }
+        changes.push(recorded.change);
+    }
+    Ok(changes)
 }
 
 /// Writes the entry of a change between the tenant's credit accounts.
-fn post_change(
-    connection: &Connection,
-    number: TenantNo,
-    terms: &GrantTerms,
-    change: &CreditChange,
-) -> Result<()> {
-    let postings = postings_of(terms, change.kind, change.amount).map_err(|_| overflow())?;
-    let tenant = &terms.tenant;
-    for (posting, floor) in &postings {
-        let (name, unit) = (posting.account.clone(), terms.unit.clone());
-        let account = NewAccount { tenant: tenant.clone(), name, unit, floor: *floor };
-        ensure_account(connection, number, &account, change.at)?;
+fn post_change(connection: &Connection, recorded: &RecordedChange<TenantNo>) -> Result<()> {
+    let (tenant, at) = (recorded.tenant_no, recorded.change.at);
+    for account in &recorded.accounts {
+        ensure_account(connection, tenant, account, at)?;
     }
-    let entry = NewEntry {
-        tenant: tenant.clone(),
-        key: entry_key(change.number),
-        memo: format!("grant {}: {}", change.grant, change.kind.name()),
-        postings: postings.map(|(posting, _)| posting).into(),
-    };
-    match post_in(connection, number, &entry, change.at)? {
-        Posted::Recorded(_) => Ok(()),
+    match post_in(connection, tenant, &recorded.entry, at)? {
+        Posted::Recorded(entry) => Ok(recorded.check_entry(&entry)?),
         Posted::Repeated(_) | Posted::KeyTaken(_) => Err(corrupt("the entry of a new change")),
         Posted::Refused(_) => Err(corrupt("the accounts of a grant")),
     }
-}
-
-/// What others are told of a change. Draws are too many to tell, but for the last one.
-fn message_of(change: &CreditChange, terms: &GrantTerms) -> Option<NewMessage> {
-    let kind = match change.kind {
-        ChangeKind::Issued => "credits.issued",
-        ChangeKind::Drawn if change.remaining == Quantity::ZERO => "credits.exhausted",
-        ChangeKind::Drawn | ChangeKind::GivenBack => return None,
-        ChangeKind::Expired => "credits.expired",
-        ChangeKind::Refunded | ChangeKind::Voided => "credits.taken_back",
-    };
-    let payload = serde_json::json!({
-        "tenant": change.tenant.as_str(),
-        "grant": change.grant,
-        "kind": change.kind.name(),
-        "amount": change.amount.to_string(),
-        "remaining": change.remaining.to_string(),
-        "unit": terms.unit.as_str(),
-        "at": change.at.to_string(),
-    });
-    let (key, tenant) = (format!("credit:{}", change.number), Some(change.tenant.clone()));
-    Some(NewMessage { key, kind, tenant, payload: payload.to_string() })
 }
 
 /// Writes a grant with nothing in it; the change that issues it fills it.
@@ -152,12 +94,9 @@ pub fn insert_grant(
     Ok(u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1"))
 }
 
-/// Writes what is left of a grant, if it is as it was read.
-fn write_remaining(
-    connection: &Connection,
-    (tenant, grant): (TenantNo, u64),
-    (before, after): (Quantity, Quantity),
-) -> Result<()> {
+/// Writes what a change leaves of its grant, if the grant is as it was read.
+fn write_remaining(connection: &Connection, change: &PlannedChange<TenantNo>) -> Result<()> {
+    let (before, after) = (change.before.to_string(), change.remaining.to_string());
     let written = connection
         .prepare_cached(
             "-- write_remaining
@@ -165,7 +104,7 @@ fn write_remaining(
              WHERE grant_no = ? AND tenant_no = ? AND remaining = ?",
         )
         .and_then(|mut update| {
-            update.execute(params![after.to_string(), grant, tenant.0, before.to_string()])
+            update.execute(params![after, change.new.grant, change.tenant_no.0, before])
         })
         .map_err(sql_error)?;
     match written {
@@ -176,11 +115,10 @@ fn write_remaining(
 
 fn insert_change(
     connection: &Connection,
-    (tenant, grant): (TenantNo, u64),
-    new: &NewChange<'_>,
-    remaining: Quantity,
+    change: &PlannedChange<TenantNo>,
     at: Timestamp,
 ) -> Result<u64> {
+    let PlannedChange { new, remaining, .. } = change;
     let covered = new.covered.as_ref();
     connection
         .prepare_cached(
@@ -191,8 +129,8 @@ fn insert_change(
         )
         .and_then(|mut insert| {
             insert.execute(params![
-                tenant.0,
-                grant,
+                change.tenant_no.0,
+                new.grant,
                 new.kind.name(),
                 new.amount.to_string(),
                 remaining.to_string(),
@@ -200,7 +138,7 @@ fn insert_change(
                 covered.map(|covered| covered.window.start.micros()),
                 covered.map(|covered| covered.window.end.micros()),
                 covered.map(|covered| covered.quantity.to_string()),
-                new.key.map(OnceKey::as_str),
+                new.key.as_ref().map(OnceKey::as_str),
                 new.memo,
                 at.micros()
             ])
@@ -337,6 +275,22 @@ pub fn find_change(
         .map_err(sql_error)?;
     let mut rows = select.query(params![tenant.0, key.as_str()]).map_err(sql_error)?;
     rows.next().map_err(sql_error)?.map(|row| decode_change(row, of)).transpose()
+}
+
+/// What the last change of a grant left of it.
+pub fn read_last(connection: &Connection, grant: u64) -> Result<Option<Quantity>> {
+    let mut select = connection
+        .prepare_cached(
+            "-- read_last
+             SELECT remaining FROM credit_changes INDEXED BY credit_changes_by_grant
+             WHERE grant_no = ? ORDER BY change_no DESC LIMIT 1",
+        )
+        .map_err(sql_error)?;
+    // No row has a number that is larger than it can hold.
+    let Ok(grant) = i64::try_from(grant) else { return Ok(None) };
+    let mut rows = select.query([grant]).map_err(sql_error)?;
+    let last = rows.next().map_err(sql_error)?;
+    last.map(|row| quantity_of(row, "remaining")).transpose()
 }
 
 pub fn list_changes(

@@ -1,0 +1,26 @@
+//! Messages: what receivers are sent about a change, written in the transaction of the change.
+//!
+//! Invariant: the id of a message depends on its key alone, so writing it twice writes it once.
+
+use super::digest::{digest_fields, hex};
+use super::ids::TenantId;
+
+/// A message that is to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewMessage {
+    /// What it tells of, such as `saga:saga_1:1:completed`: it is written once.
+    pub key: String,
+    /// Such as `saga.completed`.
+    pub kind: &'static str,
+    pub tenant: Option<TenantId>,
+    /// A JSON object.
+    pub payload: String,
+}
+
+impl NewMessage {
+    /// Its name for receivers: derived, so that it is the same on every server that writes it.
+    pub fn id(&self) -> String {
+        let digest = digest_fields([b"counterfoil message v1".as_slice(), self.key.as_bytes()]);
+        format!("msg_{}", hex(&digest[..12]))
+    }
+}

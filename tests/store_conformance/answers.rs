@@ -1,0 +1,392 @@
+//! The full text of what stores answer and keep: memos, messages, refusals, faults. Each expected
+//! text is written once here and must come from every store.
+
+use crate::accounts::key;
+use crate::billed::{Billed, after, quantity, window};
+use crate::credits::{taking, terms};
+use crate::fixture::{Fixture, call, deliver_to, tenant_id};
+use crate::sagas::new_saga;
+use counterfoil::rules::account::{Floor, NewAccount, NewEntry, NewPosting, Posted};
+use counterfoil::rules::credit::{CreditChange, GrantTerms, Pool};
+use counterfoil::rules::grant::{Issued, TakeBack, TakenBack};
+use counterfoil::rules::ids::{AccountName, TenantId, Unit};
+use counterfoil::rules::quantity::Quantity;
+use counterfoil::rules::saga::{LogLine, Mark, SagaState};
+use counterfoil::rules::verdict::Verdict;
+use counterfoil::store::account::StatementQuery;
+use counterfoil::store::credit::{ChangeQuery, GrantFilter};
+use counterfoil::store::saga::{Begun, ClaimedSaga, NewSaga, Revived, Standing};
+use counterfoil::store::{Error, Result};
+
+fn acme() -> TenantId {
+    tenant_id("acme")
+}
+
+async fn issue(f: &Fixture, terms: GrantTerms) -> u64 {
+    match f.store.issue_grant(terms, f.now, None).await.unwrap() {
+        Issued::Created(grant) => grant.number,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Issues two grants, draws on both, gives back, voids, refunds, and lets the rest expire.
+async fn every_change(f: Fixture) -> Fixture {
+    let b = Billed::start(f).await;
+    let rates = [(b.f.meter_no("signed").await, quantity("0.5"))].into_iter().collect();
+    let expires_at = Some(window(5).start);
+    let given = GrantTerms { rates, expires_at, ..terms(&b.f, "acme", "given", "3").await };
+    let (pool, unit) = (Pool::Purchased, Unit::parse("eur").unwrap());
+    let once = key("bought");
+    let bought = GrantTerms { pool, unit, key: once, memo: String::new(), ..given.clone() };
+    let given = issue(&b.f, given).await;
+    let bought = issue(&b.f, bought).await;
+    b.planned("acme", "e1", "signed", "8", 0).await;
+    b.planned("acme", "e2", "signed", "-3", 0).await;
+    for (grant, once, amount) in [(given, "void-1", Some("0.25")), (bought, "refund-1", None)] {
+        let order = taking("acme", grant, once, amount);
+        let taken = b.f.store.take_back(order, b.f.now, None).await.unwrap();
+        assert!(matches!(taken, TakenBack::Done(_)), "{taken:?}");
+    }
+    assert_eq!(b.f.store.expire_grants(window(5).start, b.f.now, 10).await.unwrap(), 1);
+    b.f
+}
+
+fn line(change: &CreditChange) -> String {
+    let CreditChange { number, grant, kind, amount, remaining, memo, .. } = change;
+    let key = change.key.as_ref().map_or("none", |key| key.as_str());
+    let covered = change.covered.as_ref().map_or("nothing".to_owned(), |covered| {
+        format!("{} from {}", covered.quantity, covered.window.start)
+    });
+    let kind = kind.name();
+    format!(
+        "{number}: grant {grant} {kind} {amount}, left {remaining}, covers {covered}, key {key}, \
+         memo {memo:?}"
+    )
+}
+
+pub async fn changes_of_credits_read_alike(f: Fixture) {
+    let f = every_change(f).await;
+    let query = ChangeQuery { tenant: acme(), grant: None, before: None, limit: 100 };
+    let mut changes = f.store.list_credit_changes(query).await.unwrap();
+    changes.reverse();
+    let lines: Vec<String> = changes.iter().map(line).collect();
+    let hour = "2026-11-12T00:00:00Z";
+    assert_eq!(
+        lines,
+        [
+            "1: grant 1 issued 3, left 3, covers nothing, key none, memo \"about given\""
+                .to_owned(),
+            "2: grant 2 issued 3, left 3, covers nothing, key none, memo \"\"".to_owned(),
+            format!("3: grant 1 drawn 3, left 0, covers 6 from {hour}, key none, memo \"\""),
+            format!("4: grant 2 drawn 1, left 2, covers 2 from {hour}, key none, memo \"\""),
+            format!("5: grant 2 given_back 1, left 3, covers 2 from {hour}, key none, memo \"\""),
+            format!(
+                "6: grant 1 given_back 0.5, left 0.5, covers 1 from {hour}, key none, memo \"\""
+            ),
+            "7: grant 1 voided 0.25, left 0.25, covers nothing, key void-1, memo \"not wanted\""
+                .to_owned(),
+            "8: grant 2 refunded 3, left 0, covers nothing, key refund-1, memo \"not wanted\""
+                .to_owned(),
+            "9: grant 1 expired 0.25, left 0, covers nothing, key none, memo \"expired\""
+                .to_owned(),
+        ]
+    );
+}
+
+pub async fn messages_of_credits_read_alike(f: Fixture) {
+    let f = every_change(f).await;
+    let messages = f.store.list_messages(Some(&acme()), 0, 100).await.unwrap();
+    let texts: Vec<String> =
+        messages.iter().map(|message| format!("{} {}", message.kind, message.payload)).collect();
+    let text = |kind: &str, change: (&str, u64, &str, &str, &str)| {
+        let (name, grant, amount, remaining, unit) = change;
+        format!(
+            r#"{kind} {{"amount":"{amount}","at":"2026-11-15T12:00:00Z","grant":{grant},"kind":"{name}","remaining":"{remaining}","tenant":"acme","unit":"{unit}"}}"#
+        )
+    };
+    let expected = [
+        text("credits.issued", ("issued", 1, "3", "3", "credits")),
+        text("credits.issued", ("issued", 2, "3", "3", "eur")),
+        text("credits.exhausted", ("drawn", 1, "3", "0", "credits")),
+        text("credits.taken_back", ("voided", 1, "0.25", "0.25", "credits")),
+        text("credits.taken_back", ("refunded", 2, "3", "0", "eur")),
+        text("credits.expired", ("expired", 1, "0.25", "0", "credits")),
+    ];
+    assert_eq!(texts, expected);
+    let ids: Vec<&str> = messages.iter().map(|message| message.id.as_str()).collect();
+    assert_eq!(ids[0], "msg_ba88c24835654e85da3ddc8a", "the id is made of the change's number");
+}
+
+pub async fn entries_of_credits_read_alike(f: Fixture) {
+    let f = every_change(f).await;
+    let accounts = f.store.list_accounts(&acme(), None, 100).await.unwrap();
+    let mut lines = Vec::new();
+    for account in accounts {
+        let (name, balance) = (account.name.clone(), account.balance);
+        lines.push(format!(
+            "{name} in {}, floor {}: {balance}",
+            account.unit,
+            account.floor.name()
+        ));
+        let query = StatementQuery { tenant: acme(), account: name, before: None, limit: 100 };
+        for line in f.store.read_statement(query).await.unwrap() {
+            let (key, memo, amount, version) = (line.key, line.memo, line.amount, line.version);
+            lines.push(format!("  {version}: {key} {memo:?} {amount} to {}", line.balance));
+        }
+    }
+    let expected = [
+        "credits.credits.expired in credits, floor none: 0.25",
+        "  1: credits.9 \"grant 1: expired\" 0.25 to 0.25",
+        "credits.credits.granted in credits, floor zero: 0",
+        "  5: credits.9 \"grant 1: expired\" -0.25 to 0",
+        "  4: credits.7 \"grant 1: voided\" -0.25 to 0.25",
+        "  3: credits.6 \"grant 1: given_back\" 0.5 to 0.5",
+        "  2: credits.3 \"grant 1: drawn\" -3 to 0",
+        "  1: credits.1 \"grant 1: issued\" 3 to 3",
+        "credits.credits.issued in credits, floor none: -3",
+        "  1: credits.1 \"grant 1: issued\" -3 to -3",
+        "credits.credits.spent in credits, floor none: 2.5",
+        "  2: credits.6 \"grant 1: given_back\" -0.5 to 2.5",
+        "  1: credits.3 \"grant 1: drawn\" 3 to 3",
+        "credits.credits.taken_back in credits, floor none: 0.25",
+        "  1: credits.7 \"grant 1: voided\" 0.25 to 0.25",
+        "credits.eur.issued in eur, floor none: -3",
+        "  1: credits.2 \"grant 2: issued\" -3 to -3",
+        "credits.eur.purchased in eur, floor zero: 0",
+        "  4: credits.8 \"grant 2: refunded\" -3 to 0",
+        "  3: credits.5 \"grant 2: given_back\" 1 to 3",
+        "  2: credits.4 \"grant 2: drawn\" -1 to 2",
+        "  1: credits.2 \"grant 2: issued\" 3 to 3",
+        "credits.eur.spent in eur, floor none: 0",
+        "  2: credits.5 \"grant 2: given_back\" -1 to 0",
+        "  1: credits.4 \"grant 2: drawn\" 1 to 1",
+        "credits.eur.taken_back in eur, floor none: 3",
+        "  1: credits.8 \"grant 2: refunded\" 3 to 3",
+    ];
+    assert_eq!(lines, expected);
+}
+
+pub async fn refusals_of_credits_read_alike(f: Fixture) {
+    let grant = issue(&f, terms(&f, "acme", "ten", "10").await).await;
+    let check = async |order: TakeBack, expected: TakenBack| {
+        let taken = f.store.take_back(order.clone(), f.now, None).await.unwrap();
+        assert_eq!(taken, expected, "{order:?}");
+    };
+    let ten = TakenBack::TooLittle(quantity("10"));
+    check(taking("acme", grant, "t", Some("10.000001")), ten.clone()).await;
+    // Nothing and less than nothing are no refunds, whatever is left.
+    check(taking("acme", grant, "t", Some("0")), ten.clone()).await;
+    check(taking("acme", grant, "t", Some("-1")), ten).await;
+    let reserved = TakeBack { reserved: quantity("11"), ..taking("acme", grant, "t", None) };
+    check(reserved, TakenBack::TooLittle(Quantity::ZERO)).await;
+    check(taking("acme", u64::MAX, "t", None), TakenBack::NotFound).await;
+    check(taking("nobody", grant, "t", None), TakenBack::NotFound).await;
+    let none = f.store.list_credit_changes(ChangeQuery {
+        tenant: acme(),
+        grant: Some(grant),
+        before: None,
+        limit: 10,
+    });
+    assert_eq!(none.await.unwrap().len(), 1, "only its issue was written");
+}
+
+fn entry(tenant: &str, once: &str, postings: &[(&str, &str)]) -> NewEntry {
+    let posting = |(account, amount): &(&str, &str)| NewPosting {
+        account: AccountName::parse(account).unwrap(),
+        amount: quantity(amount),
+        expected_version: Some(0),
+    };
+    NewEntry {
+        tenant: tenant_id(tenant),
+        key: key(once),
+        memo: String::new(),
+        postings: postings.iter().map(posting).collect(),
+    }
+}
+
+async fn open_accounts(f: &Fixture) {
+    for (name, floor) in [("wallet", Floor::Zero), ("sales", Floor::None)] {
+        let (tenant, name) = (acme(), AccountName::parse(name).unwrap());
+        let account = NewAccount { tenant, name, unit: Unit::parse("eur").unwrap(), floor };
+        f.store.put_account(account, f.now).await.unwrap();
+    }
+}
+
+pub async fn refusals_of_entries_read_alike(f: Fixture) {
+    open_accounts(&f).await;
+    let check = async |entry: NewEntry, expected: &str| match f
+        .store
+        .post_entry(entry, f.now, None)
+        .await
+        .unwrap()
+    {
+        Posted::Refused(refusal) => assert_eq!(refusal.to_refusal().to_string(), expected),
+        other => panic!("{other:?}"),
+    };
+    let one = entry("acme", "k", &[("wallet", "1")]);
+    check(one, "an entry has 2 to 100 postings (invalid_postings)").await;
+    let many: Vec<(&str, &str)> = vec![("wallet", "1"); 101];
+    let many = entry("acme", "k", &many);
+    check(many, "an entry has 2 to 100 postings (invalid_postings)").await;
+    let unknown = "there is no account walle of this tenant; create it first (account_unknown)";
+    check(entry("acme", "k", &[("walle", "1"), ("sales", "-1")]), unknown).await;
+    check(entry("nobody", "k", &[("walle", "1"), ("sales", "-1")]), unknown).await;
+    let below = "account wallet holds 0 and may not fall below 0 (balance_too_low)";
+    check(entry("acme", "k", &[("wallet", "-1"), ("sales", "1")]), below).await;
+    let sum = "the postings in eur sum to 1; they must sum to 0 (entry_unbalanced)";
+    check(entry("acme", "k", &[("wallet", "2"), ("sales", "-1")]), sum).await;
+    let paid = entry("acme", "k", &[("wallet", "2"), ("sales", "-2")]);
+    let posted = f.store.post_entry(paid.clone(), f.now, None).await.unwrap();
+    let Posted::Recorded(recorded) = posted else { panic!("{posted:?}") };
+    let again = f.store.post_entry(paid, after(f.now, 1), None).await.unwrap();
+    assert_eq!(again, Posted::Repeated(recorded));
+    let moved = "account wallet is at version 1; read it again and decide anew (version_moved)";
+    check(entry("acme", "k2", &[("wallet", "2"), ("sales", "-2")]), moved).await;
+}
+
+/// Claims the tenant's saga and leaves it in this state.
+async fn leave(f: &Fixture, state: SagaState, lines: Vec<LogLine>) -> ClaimedSaga {
+    let claimed = f.store.claim_sagas(f.now, after(f.now, 10), 10).await.unwrap().remove(0);
+    let standing = Standing { state, tries: 0, due_at: f.now, detail: None, lease_until: None };
+    let claim = (claimed.saga.number, claimed.fence);
+    assert!(f.store.record_saga(claim, lines, standing, Vec::new(), f.now).await.unwrap());
+    claimed
+}
+
+pub async fn answers_about_sagas_read_alike(f: Fixture) {
+    let revive = async |id: &str| f.store.revive_saga(id, f.now).await.unwrap();
+    let begin = async |new: NewSaga| f.store.begin_saga(new, f.now, None).await.unwrap();
+    let Begun::Created(saga) = begin(new_saga("acme", "s1")).await else { panic!("it is new") };
+    assert_eq!(revive(&saga.id).await, Revived::Refused("it is under way by itself"));
+    assert_eq!(begin(new_saga("acme", "s2")).await, Begun::Busy(saga.clone()));
+    leave(&f, SagaState::Completed, Vec::new()).await;
+    assert_eq!(revive(&saga.id).await, Revived::Refused("it is completed"));
+    let Begun::Created(undone) = begin(new_saga("acme", "s2")).await else { panic!("it is new") };
+    leave(&f, SagaState::Compensated, Vec::new()).await;
+    let Begun::Created(open) = begin(new_saga("acme", "s3")).await else { panic!("it is new") };
+    assert_eq!(revive(&undone.id).await, Revived::Busy(open));
+    leave(&f, SagaState::Completed, Vec::new()).await;
+    let Revived::Done(revived) = revive(&undone.id).await else { panic!("it may be") };
+    let (found, log) = f.store.find_saga(&undone.id).await.unwrap().unwrap();
+    assert_eq!(found, revived);
+    let text = |line: &LogLine| {
+        let LogLine { generation, step, name, mark, result, detail, at } = line;
+        format!("{generation}/{step} {name} {} {result:?} {detail:?} {at}", mark.name())
+    };
+    let lines: Vec<String> = log.iter().map(text).collect();
+    assert_eq!(lines, ["2/0 saga revived None None 2026-11-15T12:00:00Z"]);
+}
+
+pub async fn a_revival_raises_the_fence(f: Fixture) {
+    f.store.begin_saga(new_saga("acme", "s1"), f.now, None).await.unwrap();
+    let stuck = leave(&f, SagaState::NeedsAttention, Vec::new()).await;
+    f.store.revive_saga(&stuck.saga.id, f.now).await.unwrap();
+    let next = f.store.claim_sagas(f.now, after(f.now, 10), 10).await.unwrap().remove(0);
+    assert_eq!((stuck.fence, next.fence), (1, 3), "the revival took the fence between them");
+}
+
+pub async fn verdicts_read_alike(f: Fixture) {
+    let events = f.events(&[call("e1", "5")]).await;
+    let mut batch = f.batch(events);
+    batch.strict_tenants = true;
+    let verdicts = deliver_to(f.store.as_ref(), batch).await;
+    let Verdict::Rejected(refusal) = &verdicts[0] else { panic!("{verdicts:?}") };
+    assert_eq!(
+        refusal.to_string(),
+        "the tenant is not declared; declare it with PUT /v1/tenants/{id} and send the event again \
+         (unknown_tenant)"
+    );
+}
+
+/// While a server only compares, a window of one that bills is followed: it may shrink below what
+/// is covered of it. What it grows by after that is covered already, up to that.
+pub async fn growth_of_a_window_that_was_followed_is_covered_once(f: Fixture) {
+    let mut b = Billed::start(f).await;
+    let rates = [(b.f.meter_no("signed").await, Quantity::ONE)].into_iter().collect();
+    let terms = GrantTerms { rates, ..terms(&b.f, "acme", "ten", "10").await };
+    let grant = issue(&b.f, terms).await;
+    b.planned("acme", "e1", "signed", "4", 0).await;
+    b.terms.shadow = true;
+    b.planned("acme", "e2", "signed", "-2", 0).await;
+    b.terms.shadow = false;
+    b.planned("acme", "e3", "signed", "3", 0).await;
+    let meter = b.f.meter_no("signed").await;
+    let cuts = b.f.store.read_cuts(&acme(), meter, window(0)).await.unwrap();
+    let (_, cut) = cuts.into_iter().next().unwrap();
+    assert_eq!((cut.total, cut.covered), (quantity("5"), quantity("5")));
+    let grants = b.f.store.list_grants(&acme(), GrantFilter::All, 0, 10).await.unwrap();
+    assert_eq!((grants[0].number, grants[0].remaining), (grant, quantity("5")));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Faults
+
+fn fault<T: std::fmt::Debug>(outcome: Result<T>) -> String {
+    match outcome {
+        Err(Error::Internal { what }) => what,
+        other => panic!("{other:?}"),
+    }
+}
+
+pub async fn grants_that_contradict_their_history_stay_as_they_are(f: Fixture) {
+    let expires_at = Some(window(5).start);
+    let expiring = GrantTerms { expires_at, ..terms(&f, "acme", "a", "10").await };
+    let grant = issue(&f, expiring.clone()).await;
+    let sound = GrantTerms { tenant: tenant_id("umbrella"), ..expiring };
+    let sound = issue(&f, sound).await;
+    f.tamper(&format!("UPDATE grants SET remaining = '9' WHERE grant_no = {grant}")).await;
+    let taken = f.store.take_back(taking("acme", grant, "t", None), f.now, None).await;
+    let expected = format!(
+        "what is left of a grant is what its last change left (grant={grant} remaining=9 \
+         last=10)"
+    );
+    assert_eq!(fault(taken), expected);
+    // It keeps no other grant from its end.
+    assert_eq!(f.store.expire_grants(f.now, f.now, 10).await.unwrap(), 1);
+    let left = async |tenant: &str| {
+        let grants = f.store.list_grants(&tenant_id(tenant), GrantFilter::All, 0, 10).await;
+        grants.unwrap().iter().map(|grant| grant.remaining.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!((left("acme").await, left("umbrella").await), {
+        (vec!["9".to_owned()], vec!["0".to_owned()])
+    });
+    assert!(sound > grant);
+    f.tamper("UPDATE credit_changes SET amount = '8' WHERE kind = 'issued'").await;
+    let query = |tenant: &str| ChangeQuery {
+        tenant: tenant_id(tenant),
+        grant: None,
+        before: None,
+        limit: 10,
+    };
+    let history = f.store.list_credit_changes(query("umbrella")).await;
+    assert_eq!(history.unwrap().len(), 2, "the first change of a grant has none before it");
+    f.tamper("UPDATE credit_changes SET remaining = '8' WHERE kind = 'issued'").await;
+    let history = fault(f.store.list_credit_changes(query("umbrella")).await);
+    assert!(history.starts_with("a change moves what the change before it left"), "{history}");
+}
+
+pub async fn accounts_that_contradict_themselves_take_no_entry(f: Fixture) {
+    open_accounts(&f).await;
+    f.tamper("UPDATE accounts SET balance = '1' WHERE name = 'wallet'").await;
+    let paid = entry("acme", "k", &[("wallet", "2"), ("sales", "-2")]);
+    let posted = fault(f.store.post_entry(paid, f.now, None).await);
+    let expected =
+        "an account that no entry has touched is empty (tenant=acme account=wallet balance=1)";
+    assert_eq!(posted, expected);
+    let found = f.store.find_entry(&acme(), &key("k")).await.unwrap();
+    assert_eq!(found, None, "nothing was written");
+}
+
+pub async fn sagas_that_contradict_themselves_are_not_revived(f: Fixture) {
+    f.store.begin_saga(new_saga("acme", "s1"), f.now, None).await.unwrap();
+    let (name, mark, at) = ("pay".to_owned(), Mark::Intent, f.now);
+    let line = LogLine { generation: 1, step: 0, name, mark, result: None, detail: None, at };
+    let stuck = leave(&f, SagaState::NeedsAttention, vec![line]).await;
+    f.tamper("UPDATE saga_lines SET mark = 'undone'").await;
+    let id = &stuck.saga.id;
+    let expected =
+        format!("only a saga that has turned back undoes (saga={id} step=0 mark=undone)");
+    assert_eq!(fault(f.store.revive_saga(id, f.now).await), expected);
+    let (saga, _) = f.store.find_saga(id).await.unwrap().unwrap();
+    assert_eq!(saga.state, SagaState::NeedsAttention, "it stays as it is");
+}
