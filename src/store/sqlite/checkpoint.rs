@@ -18,8 +18,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Pages in the log that are worth moving: 4 MiB. Syncing what was moved keeps the disk from syncing
-/// a commit, so much at once is felt by everyone who sends.
+/// Pages in the log that are worth moving: 4 MiB. While the disk syncs what was moved, commits wait
+/// for their own sync, and all senders with them.
 const PAGES_WORTH_MOVING: i64 = 1024;
 /// Pages after which the log should start again: 64 MiB.
 const PAGES_RESTART: i64 = 16_384;
