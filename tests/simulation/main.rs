@@ -39,8 +39,8 @@ cargo xtask simulate [--seeds N] [--from S] [--store sqlite|postgres] [--bug NAM
   --list-bugs    the bugs that can be planted
 ";
 
-/// Seeds of a plain test run, on each store, and most seeds until a bug is found. `cargo xtask test`
-/// lives many more, in steps of their own.
+/// Seeds of a plain test run, on each store, and most seeds until a bug is found. Other steps of
+/// `cargo xtask test` live many more.
 const TEST_SEEDS: u64 = 2;
 const BUG_SEEDS_MAX: u64 = 60;
 

@@ -1,10 +1,10 @@
 //! How many events a commit takes, by what the last ones cost.
 //!
-//! A sender waits for the whole of the commit before its own. Alone it would wait for one sync, so a
-//! commit may take as long as a few syncs do, and senders of small requests wait a few times as long
-//! as they would alone, whatever the others send. Events differ in cost: one that is counted takes
-//! microseconds, and one that goes into an inbox or is the first of its group takes ten times as
-//! long.
+//! A sender waits for the whole of the commit before its own. Alone it would wait for one sync, so
+//! a commit may take as long as a few syncs do, and senders of small requests wait a few times as
+//! long as they would alone, whatever the others send. Events differ in cost: one that is counted
+//! takes microseconds, and one that goes into an inbox or is the first of its group takes ten times
+//! as long.
 //!
 //! Invariant: a group has room for at least one turn of a lane, and holds no more than the settings
 //! allow.
