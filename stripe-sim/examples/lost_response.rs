@@ -4,11 +4,15 @@
 //! Run it with `cargo run -p stripe-sim --example lost_response`.
 
 use std::error::Error;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use stripe_sim::{
     FaultKind, FaultPlan, FaultRule, Handle, Options, SimRequest, Simulator, TEST_KEY, Timestamp,
 };
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 /// 2026-11-15T12:00:00Z.
 const NOON: Timestamp = Timestamp::from_seconds(1_794_744_000);
@@ -38,7 +42,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             let day = Duration::from_secs(86_400);
             stripe.simulator().lock().unwrap_or_else(PoisonError::into_inner).advance(day);
         }
-        let outcome = send(&stripe.url(), &event).await;
+        let outcome = send(stripe.address(), &event).await?;
         let simulator = stripe.simulator();
         let simulator = simulator.lock().unwrap_or_else(PoisonError::into_inner);
         let total = simulator.exact_total(&customer, "api_calls", NOON);
@@ -47,14 +51,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-async fn send(url: &str, event: &str) -> String {
-    let call = reqwest::Client::new()
-        .post(format!("{url}/v1/billing/meter_events"))
-        .header("authorization", format!("Bearer {TEST_KEY}"))
-        .header("content-type", "application/x-www-form-urlencoded")
-        .body(event.to_owned());
-    match call.send().await {
-        Ok(response) => format!("response {}", response.status()),
-        Err(_) => "no response".to_owned(),
-    }
+/// Posts the event as any HTTP client would; returns the status line.
+async fn send(address: SocketAddr, event: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!(
+        "POST /v1/billing/meter_events HTTP/1.1\r\nhost: {address}\r\n\
+         authorization: Bearer {TEST_KEY}\r\ncontent-type: application/x-www-form-urlencoded\r\n\
+         content-length: {}\r\nconnection: close\r\n\r\n{event}",
+        event.len()
+    );
+    stream.write_all(request.as_bytes()).await?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await?;
+    Ok(response.lines().next().unwrap_or("no response").to_owned())
 }

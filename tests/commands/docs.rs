@@ -180,6 +180,8 @@ impl Shell {
             _ => String::new(),
         };
         self.run(&format!("[ -z \"${kind}\" ] || {{ kill ${kind}; wait ${kind}; }}"));
+        // The ready line of the program before must not be taken for this one's.
+        self.run(&format!(": > {kind}.log"));
         self.run(&format!("{command}{more} > {kind}.log 2> {kind}.err & {kind}=$!"));
         let began = Instant::now();
         loop {

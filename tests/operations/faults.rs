@@ -143,8 +143,8 @@ impl Scene {
     async fn look(&self) -> bool {
         let operations = self.world.operations();
         if self.call == Call::CreateCustomer {
-            let now = self.world.simulator.lock().unwrap().now();
-            return operations.find_created_customer(SAGA, now).await.unwrap().is_some();
+            let now = self.world.simulator.lock().unwrap().now().seconds();
+            return operations.find_created_customer(SAGA, at(now)).await.unwrap().is_some();
         }
         let customer = customer_id(&self.customer);
         let listed = operations.list_customer_subscriptions(&customer).await.unwrap();

@@ -1,5 +1,5 @@
-//! Lets Stripe's own SDKs for Node and Python drive `counterfoil stripe-sim`, so that the
-//! simulator is held to what programs written for Stripe expect and not to what its authors believe.
+//! Lets Stripe's own SDKs for Node and Python drive `counterfoil stripe-sim`, so that the simulator
+//! is held to what programs written for Stripe expect and not to what its authors believe.
 //!
 //! Everything is installed in a folder under `target/`, with pinned versions. The SDK for Node
 //! needs a Node that Debian 12 does not have; where there is no such Node it comes from PyPI.
