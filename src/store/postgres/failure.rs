@@ -3,6 +3,7 @@
 //! Invariant: only failures after which the server has surely done nothing are tried again here;
 //! a failed COMMIT is judged in `deliveries`, by what the database says.
 
+use crate::rules::fault::Fault;
 use crate::store::Error;
 use tokio_postgres::error::SqlState;
 
@@ -30,6 +31,12 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::Final(error)
+    }
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        Self::Final(fault.into())
     }
 }
 
