@@ -28,6 +28,7 @@ pub mod webhook;
 
 use crate::clock::Clock;
 use crate::rules::timestamp::Timestamp;
+use crate::store;
 use std::future::Future;
 use std::time::Duration;
 use tokio::sync::watch as channel;
@@ -75,6 +76,42 @@ pub(crate) fn sure_time(clock: &Clock, job: &'static str) -> Option<Timestamp> {
             None
         }
     }
+}
+
+/// What became of a verb that a job does for one row of many. A fault in that row is logged and
+/// shown by the store; the job leaves the row out and goes on with the others.
+pub(crate) fn unless_fault<T>(outcome: store::Result<T>) -> store::Result<Option<T>> {
+    match outcome {
+        Err(store::Error::Internal { .. }) => Ok(None),
+        outcome => outcome.map(Some),
+    }
+}
+
+/// Does a verb for a batch. If it is refused for what is stored of some row, that row is found by
+/// halving and left out; the others are done. Returns the answers of all batches that were done.
+pub(crate) async fn do_all_but_faulty<T: Clone, R, F>(
+    batch: Vec<T>,
+    verb: impl Fn(Vec<T>) -> F,
+) -> store::Result<Vec<R>>
+where
+    F: Future<Output = store::Result<R>>,
+{
+    let (mut batches, mut done) = (vec![batch], Vec::new());
+    while let Some(mut batch) = batches.pop() {
+        match verb(batch.clone()).await {
+            Ok(answer) => done.push(answer),
+            Err(error) if error.is_of_data() => {
+                let rest = batch.split_off(batch.len() / 2);
+                if batch.is_empty() {
+                    tracing::warn!(%error, "a row was left out of its batch: {error}");
+                } else {
+                    batches.extend([rest, batch]);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
 }
 
 /// Runs a job again and again, with a pause in between, until the server stops. A failure is

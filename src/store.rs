@@ -11,6 +11,7 @@ pub mod binding;
 pub mod clock;
 pub mod credit;
 pub mod epoch;
+mod fault_log;
 pub mod groups;
 pub mod idempotency;
 pub mod message;
@@ -74,6 +75,20 @@ pub enum Error {
 
 pub type Result<T> = std::result::Result<T, Error>;
 
+impl Error {
+    /// Whether it is about what is stored of some row, so that others may be worked on; otherwise
+    /// the store cannot answer now.
+    pub fn is_of_data(&self) -> bool {
+        match self {
+            Self::Corrupt { .. } | Self::Internal { .. } => true,
+            Self::Unavailable { .. }
+            | Self::Overdue { .. }
+            | Self::TooLarge { .. }
+            | Self::Unknown { .. } => false,
+        }
+    }
+}
+
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
         Self::Internal { what: fault.to_string() }
@@ -85,6 +100,7 @@ impl From<ComposeError> for Error {
         match error {
             ComposeError::TooLarge => Self::TooLarge { what: error.to_string() },
             ComposeError::Fold(_) => Self::Corrupt { what: error.to_string() },
+            ComposeError::Fault(fault) => fault.into(),
         }
     }
 }
@@ -294,6 +310,8 @@ pub struct Health {
     pub unfolded_events: u64,
     /// The size of the write-ahead log.
     pub log_bytes: u64,
+    /// Facts that did not hold since the store was opened, each with its ids.
+    pub faults: Vec<String>,
 }
 
 /// Called with the number of events read so far.

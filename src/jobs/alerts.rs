@@ -23,11 +23,15 @@ const PAUSE: Duration = Duration::from_secs(5);
 const ACTIVITY_EVERY: Span = Span::from_minutes(5);
 const PAGE: usize = 1_000;
 const UNMAPPED_AFTER: Span = Span::from_hours(24);
+/// The alert of a fault that another server met is not believed for longer.
+const FAULT_AGE_MAX: Span = Span::from_hours(24);
 
 pub struct Alerter {
     store: Arc<dyn Store>,
     clock: Clock,
     holder: String,
+    /// Tells this server from others in alerts of its own faults.
+    name: String,
     destinations: Vec<&'static str>,
     /// How long usage may be without a customer before somebody is called; zero for ever.
     unmapped_after: Span,
@@ -47,8 +51,14 @@ impl Alerter {
         holder: String,
         destinations: Vec<&'static str>,
     ) -> Self {
-        let (unmapped_after, memory) = (UNMAPPED_AFTER, Mutex::default());
-        Self { store, clock, holder, destinations, unmapped_after, memory }
+        let (unmapped_after, memory, name) = (UNMAPPED_AFTER, Mutex::default(), holder.clone());
+        Self { store, clock, holder, name, destinations, unmapped_after, memory }
+    }
+
+    /// With a name that the next start of this server has again, so that it ends the alerts of its
+    /// faults.
+    pub fn named(self, name: String) -> Self {
+        Self { name, ..self }
     }
 
     /// With another `alerts.unmapped_after` than a day.
@@ -63,9 +73,10 @@ impl Alerter {
     /// Opens and ends alerts; returns how many changes were made.
     pub async fn look(&self) -> store::Result<usize> {
         let now = self.clock.now();
+        let told = self.tell_faults(now).await?;
         let until = LEASE_SPAN.after(now);
         let Some(lease) = self.store.claim_lease(LEASE, &self.holder, now, until).await? else {
-            return Ok(0);
+            return Ok(told);
         };
         let open = list_open(&*self.store).await?;
         let mut conditions = Vec::new();
@@ -90,7 +101,21 @@ impl Alerter {
         let drifting = self.store.count_drifting_tenants().await?;
         metrics::gauge!("counterfoil_drifting_tenants").set(gauge(drifting));
         self.store.release_lease(&lease).await?;
-        Ok(changed)
+        Ok(told + changed)
+    }
+
+    /// Opens the alerts of faults that this process has met, and ends those of the process before
+    /// it. Every server does so for itself; what a server that is gone has left ends after a day.
+    async fn tell_faults(&self, now: Timestamp) -> store::Result<usize> {
+        let mut open = list_open(&*self.store).await?;
+        let own = format!("{}/", self.name);
+        open.retain(|alert| {
+            let old = FAULT_AGE_MAX.after(alert.opened_at) <= now;
+            alert.kind == AlertKind::InternalFault && (alert.subject.starts_with(&own) || old)
+        });
+        let conditions = conditions::faults(&self.name, &self.store.health());
+        let scopes = [Scope::all(AlertKind::InternalFault)];
+        record(&*self.store, &open, &scopes, conditions, &self.destinations, now).await
     }
 
     fn activity_due(&self, now: Timestamp) -> bool {
@@ -103,8 +128,8 @@ impl Alerter {
     }
 }
 
-/// Kinds that every look judges. Thresholds are judged where usage is counted, clocks by each
-/// server for itself.
+/// Kinds that every look judges. Thresholds are judged where usage is counted, clocks and faults by
+/// each server for itself.
 const LOOKED_AT: [AlertKind; 19] = [
     AlertKind::UsageUnmapped,
     AlertKind::UsageUnmappedLong,

@@ -63,6 +63,11 @@ impl ClockKeeper {
         Ok(keeper)
     }
 
+    /// What tells this server from others in alerts.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     pub async fn run(self, stop: Stop) {
         repeat("clocks", PAUSE, stop, || async { self.look().await.map(drop) }).await;
     }

@@ -10,7 +10,7 @@
 //! crash leaves pushes submitted; they are looked for again.
 
 use super::keeper::{Keeper, LeaseTerms};
-use super::{Stop, repeat, sure_time};
+use super::{Stop, do_all_but_faulty, repeat, sure_time};
 use crate::clock::Clock;
 use crate::config::PushConfig;
 use crate::faults::{crash_point, planted};
@@ -96,7 +96,9 @@ impl Confirmer {
             windows.sort_by_key(|window| window.window.start);
             let settlements = self.look(&customer, meter, &windows, &catalog).await?;
             crash_point("confirm.before_settle");
-            settled += self.store.settle_pushes(settlements, self.clock.now()).await?;
+            let at = self.clock.now();
+            let settle = |batch| self.store.settle_pushes(batch, at);
+            settled += do_all_but_faulty(settlements, settle).await?.into_iter().sum::<usize>();
             if !keeper.keep().await? {
                 return Ok(settled);
             }

@@ -44,7 +44,6 @@ use crate::rules::window::Window;
 use crate::rules::window_life::WindowState;
 use crate::store::push::{CutOrder, CutTerms};
 use crate::store::{self, Store};
-use failures::is_of_data;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -263,7 +262,7 @@ impl Cutter {
         for tenant in tenants {
             match self.find_changed(billed, &tenant, seek).await {
                 Ok(changed) => orders.extend(changed),
-                Err(error) if is_of_data(&error) => walk.fail(&tenant, &error),
+                Err(error) if error.is_of_data() => walk.fail(&tenant, &error),
                 Err(error) => return Err(error),
             }
             if orders.len() >= ORDERS_MAX || last.as_ref() == Some(&tenant) {
@@ -390,7 +389,7 @@ impl Cutter {
             crash_point("cut.before");
             let report = match self.store.record_cuts(keeper.lease(), batch.clone(), terms).await {
                 Ok(report) => report,
-                Err(error) if is_of_data(&error) => {
+                Err(error) if error.is_of_data() => {
                     let rest = batch.split_off(batch.len() / 2);
                     match (batch.is_empty(), rest) {
                         (true, rest) => {

@@ -45,6 +45,7 @@ impl InboundJobs {
             parts;
         let (stopper, stop) = Stopper::new();
         let mut tasks = JoinSet::new();
+        let name = keeper.name().to_owned();
         tasks.spawn(keeper.run(stop.clone()));
         if let Some(binder) = binder {
             tasks.spawn(binder.run(stop.clone()));
@@ -53,6 +54,7 @@ impl InboundJobs {
         let names: Vec<&'static str> = destinations.iter().map(|one| one.name()).collect();
         let (watched, own_store) = (Arc::clone(ingest.watched()), || Arc::clone(store));
         let alerter = Alerter::new(own_store(), clock.clone(), holder.clone(), names.clone())
+            .named(name)
             .paging_unmapped_after(config.alerts.unmapped_after);
         tasks.spawn(alerter.run(stop.clone()));
         let thresholds = ThresholdWatcher::new(own_store(), clock.clone(), watched, names);

@@ -7,7 +7,7 @@
 //! A crash leaves objects leased; they are read again when the lease ends, or by a webhook's next
 //! ticket.
 
-use super::{Stop, repeat};
+use super::{Stop, repeat, unless_fault};
 use crate::clock::Clock;
 use crate::config::PushConfig;
 use crate::faults::crash_point;
@@ -129,11 +129,15 @@ impl MirrorReader {
                 return Ok(Outcome::PutOff(wanted, Span::from_seconds(seconds), error.to_string()));
             }
         };
-        if let Snapshot::ErrorReport(report) = &snapshot
-            && self.reject(report).await? > 0
-        {
-            let detail = "a push that it names is being sent".into();
-            return Ok(Outcome::PutOff(wanted, BUSY_PAUSE, detail));
+        if let Snapshot::ErrorReport(report) = &snapshot {
+            let detail = match unless_fault(self.reject(report).await)? {
+                Some(0) => None,
+                Some(_) => Some("a push that it names is being sent"),
+                None => Some("what is stored of a push that it names contradicts itself"),
+            };
+            if let Some(detail) = detail {
+                return Ok(Outcome::PutOff(wanted, BUSY_PAUSE, detail.into()));
+            }
         }
         let WantedMirror { name, ticket, .. } = wanted;
         Ok(Outcome::Read(Box::new(MirrorReading { name, ticket, snapshot, read_at })))

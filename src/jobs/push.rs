@@ -12,15 +12,15 @@
 //! What a crash leaves: before the attempt is written, nothing was sent; after it, an attempt with
 //! an unknown outcome. In both cases the lease ends, and any server takes the push over.
 
-use super::{Stop, sure_time};
+use super::{Stop, do_all_but_faulty, sure_time};
 use crate::clock::Clock;
 use crate::config::PushConfig;
 use crate::faults::{crash_point, planted};
 use crate::provider::{Answer, Provider, PushFacts, Request, TotalsQuery, deadline};
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{
-    Act, Backoff, Class, Delivery, Next, Progress, Question, follow_summary, judge_delivery,
-    judge_due, judge_summary, judge_unreadable,
+    Act, Backoff, Class, Delivery, Next, Progress, Question, Shown, judge_delivery, judge_due,
+    judge_summary, judge_unreadable,
 };
 use crate::rules::evidence::{LAG, read_twice_from};
 use crate::rules::ids::{MeterNo, TenantId};
@@ -178,7 +178,7 @@ impl Submitter {
             }
         }
         if !settlements.is_empty() {
-            self.store.settle_pushes(settlements, now).await?;
+            self.settle_all(settlements, now).await?;
         }
         self.send_all(sendings, held_until, flights).await?;
         Ok(count)
@@ -318,11 +318,12 @@ impl Submitter {
         let now = self.clock.now();
         if !self.provider.limits().sends {
             let settlements = sendings.iter().map(|sending| not_sent(&sending.claimed)).collect();
-            return self.store.settle_pushes(settlements, now).await.map(drop);
+            return self.settle_all(settlements, now).await.map(drop);
         }
         let intents = sendings.iter().map(Sending::intent).collect();
+        let begin = |intents| self.store.begin_attempts(intents, now);
         let begun: HashSet<u64> =
-            self.store.begin_attempts(intents, now).await?.into_iter().collect();
+            do_all_but_faulty(intents, begin).await?.into_iter().flatten().collect();
         if planted("bug.state_saved_before_send") {
             let premature = sendings.iter().map(|sending| {
                 let next = Next::Submitted { look_at: self.settings.look_after.after(now) };
@@ -392,13 +393,14 @@ impl Submitter {
             settled: claimed.settled,
             doubtful: claimed.doubtful,
         };
-        let class = judge_summary(question, summary);
-        if class == Class::Absent && !self.is_absence_proved(&claimed, summary, read_at).await {
+        let shown = judge_summary(question, summary);
+        if shown == Shown::Absent && !self.is_absence_proved(&claimed, summary, read_at).await {
             let next = Next::Wait { until: LAG.after(now), fresh_request_key: false };
             let detail = format!("the provider's total is {summary}; another reading decides");
             return settlement(&claimed, Class::Unknown, next, None, Some(detail));
         }
-        let next = follow_summary(class, self.settings.look_after.after(now));
+        let class = shown.class();
+        let next = shown.next(self.settings.look_after.after(now));
         metrics::counter!("counterfoil_push_decisions_total", "class" => class.name()).increment(1);
         let detail = format!(
             "the provider's total of the window is {summary}; {} of other pushes, {} of this one",
@@ -460,6 +462,16 @@ impl Submitter {
         }
     }
 
+    /// Settles all but those of which what is stored contradicts itself: their leases end.
+    async fn settle_all(
+        &self,
+        settlements: Vec<Settlement>,
+        at: Timestamp,
+    ) -> store::Result<usize> {
+        let settle = |batch| self.store.settle_pushes(batch, at);
+        Ok(do_all_but_faulty(settlements, settle).await?.into_iter().sum())
+    }
+
     /// Waits for the first that lands, takes those that have landed with it, and settles them in
     /// one transaction.
     async fn settle(&self, flights: &mut Flights, patience: Duration) -> usize {
@@ -475,7 +487,7 @@ impl Submitter {
             return 0;
         }
         crash_point("push.before_settle");
-        match self.store.settle_pushes(settlements, self.clock.now()).await {
+        match self.settle_all(settlements, self.clock.now()).await {
             Ok(settled) => settled,
             Err(error) => {
                 // Their leases end, and they are sent again under the same keys.

@@ -99,10 +99,12 @@ pub enum AlertKind {
     UsageUnmappedLong,
     /// Usage was too old to be sent when its tenant got a customer.
     UsageUnsent,
+    /// A fact about money does not hold, and the operation that met it was refused.
+    InternalFault,
 }
 
 impl AlertKind {
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::PushesObservedLong,
         Self::PushesSubmittedLong,
         Self::DriftUnresolved,
@@ -129,6 +131,7 @@ impl AlertKind {
         Self::UsageUnmapped,
         Self::UsageUnmappedLong,
         Self::UsageUnsent,
+        Self::InternalFault,
     ];
 
     pub fn name(self) -> &'static str {
@@ -159,6 +162,7 @@ impl AlertKind {
             Self::UsageUnmapped => "usage_unmapped",
             Self::UsageUnmappedLong => "usage_unmapped_long",
             Self::UsageUnsent => "usage_unsent",
+            Self::InternalFault => "internal_fault",
         }
     }
 
@@ -183,7 +187,8 @@ impl AlertKind {
             | Self::CutFailing
             | Self::FoldStopped
             | Self::NightlyLate
-            | Self::UsageUnmappedLong => Severity::Page,
+            | Self::UsageUnmappedLong
+            | Self::InternalFault => Severity::Page,
             Self::Unbilled
             | Self::ConflictRate
             | Self::QuarantineRate

@@ -372,49 +372,52 @@ pub struct Question {
     pub doubtful: bool,
 }
 
-/// Present, absent or undecidable.
-pub fn judge_summary(question: Question, summary: Quantity) -> Class {
-    match question.mode {
-        // The last total received stands: sending it again can only make it right.
-        Mode::Absolute if summary == question.value => Class::Present,
-        Mode::Absolute => Class::Absent,
-        Mode::Delta if question.doubtful => Class::Undecidable,
-        Mode::Delta => {
-            let with_it = question.settled.checked_add(question.quantity);
-            if with_it == Some(summary) {
-                Class::Present
-            } else if summary == question.settled {
-                Class::Absent
-            } else {
-                Class::Undecidable
-            }
+/// What a summary says of a push whose outcome is unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shown {
+    /// It counted.
+    Present,
+    /// It did not count.
+    Absent,
+    /// The summary fits neither; a person must look.
+    Undecidable,
+}
+
+impl Shown {
+    pub fn class(self) -> Class {
+        match self {
+            Self::Present => Class::Present,
+            Self::Absent => Class::Absent,
+            Self::Undecidable => Class::Undecidable,
+        }
+    }
+
+    /// What it means for the push.
+    pub fn next(self, look_at: Timestamp) -> Next {
+        match self {
+            Self::Present => Next::Submitted { look_at },
+            Self::Absent => Next::Replaced,
+            Self::Undecidable => Next::Dead,
         }
     }
 }
 
-/// What the summary's word on an unknown push means for it.
-pub fn follow_summary(class: Class, look_at: Timestamp) -> Next {
-    match class {
-        Class::Present => Next::Submitted { look_at },
-        Class::Absent => Next::Replaced,
-        Class::Undecidable => Next::Dead,
-        Class::Cut
-        | Class::Attempt
-        | Class::Accepted
-        | Class::AlreadyThere
-        | Class::Refused
-        | Class::Unknown
-        | Class::Unreadable
-        | Class::Confirmed
-        | Class::TooOld
-        | Class::Retried
-        | Class::Discarded
-        | Class::Overtaken
-        | Class::NotSent
-        | Class::Lost
-        | Class::Correction
-        | Class::Reconciled
-        | Class::Adopted => unreachable!("a summary says present, absent or undecidable"),
+pub fn judge_summary(question: Question, summary: Quantity) -> Shown {
+    match question.mode {
+        // The last total received stands: sending it again can only make it right.
+        Mode::Absolute if summary == question.value => Shown::Present,
+        Mode::Absolute => Shown::Absent,
+        Mode::Delta if question.doubtful => Shown::Undecidable,
+        Mode::Delta => {
+            let with_it = question.settled.checked_add(question.quantity);
+            if with_it == Some(summary) {
+                Shown::Present
+            } else if summary == question.settled {
+                Shown::Absent
+            } else {
+                Shown::Undecidable
+            }
+        }
     }
 }
 
@@ -433,36 +436,6 @@ pub fn judge_unreadable(
         (Class::Unreadable, Next::Dead)
     } else {
         wait
-    }
-}
-
-/// What a report of refused pushes means for a push that it names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reported {
-    /// It was refused and did not count.
-    Refused,
-    /// An earlier attempt may have counted: the summary decides.
-    Look,
-    /// It is being sent at this moment; ask again.
-    Busy,
-    LeftAlone,
-}
-
-/// A report names the push, not the attempt. It proves a refusal only if there was one attempt:
-/// an earlier one with an unknown outcome may have counted before the cause of the refusal arose.
-pub fn judge_report(state: PushState, attempts: u32, leased: bool) -> Reported {
-    match state {
-        // Under this key it was never sent, so the provider means something else.
-        PushState::Observed if attempts == 0 => Reported::LeftAlone,
-        PushState::Observed if leased => Reported::Busy,
-        PushState::Observed | PushState::Submitted if attempts > 1 => Reported::Look,
-        PushState::Observed | PushState::Submitted => Reported::Refused,
-        PushState::Waiting
-        | PushState::Confirmed
-        | PushState::Reconciled
-        | PushState::Dead
-        | PushState::Discarded
-        | PushState::Replaced => Reported::LeftAlone,
     }
 }
 
@@ -683,14 +656,14 @@ mod tests {
             let question = Question { mode, quantity, value, settled, doubtful };
             assert_eq!(judge_summary(question, units(summary)), expected, "{mode:?} {summary}");
         };
-        check(Mode::Delta, false, 15, Class::Present);
-        check(Mode::Delta, false, 10, Class::Absent);
-        check(Mode::Delta, false, 12, Class::Undecidable);
-        check(Mode::Delta, false, 20, Class::Undecidable);
-        check(Mode::Delta, true, 15, Class::Undecidable);
-        check(Mode::Delta, true, 10, Class::Undecidable);
-        check(Mode::Absolute, false, 15, Class::Present);
-        check(Mode::Absolute, true, 10, Class::Absent);
+        check(Mode::Delta, false, 15, Shown::Present);
+        check(Mode::Delta, false, 10, Shown::Absent);
+        check(Mode::Delta, false, 12, Shown::Undecidable);
+        check(Mode::Delta, false, 20, Shown::Undecidable);
+        check(Mode::Delta, true, 15, Shown::Undecidable);
+        check(Mode::Delta, true, 10, Shown::Undecidable);
+        check(Mode::Absolute, false, 15, Shown::Present);
+        check(Mode::Absolute, true, 10, Shown::Absent);
     }
 
     #[test]
@@ -749,25 +722,6 @@ mod tests {
         // Beyond the provider's limit of age, one look that failed before is enough.
         check(None, 34 * 24, wait(34 * 24));
         check(Some(34 * 24), 34 * 24 + 1, dead);
-    }
-
-    #[test]
-    fn a_report_proves_a_refusal_only_of_a_single_attempt() {
-        use PushState::{Confirmed, Dead, Discarded, Observed, Reconciled, Replaced, Submitted};
-        let check = |state, attempts, leased, expected| {
-            assert_eq!(judge_report(state, attempts, leased), expected, "{state:?} {attempts}");
-        };
-        check(Observed, 0, false, Reported::LeftAlone);
-        check(Observed, 0, true, Reported::LeftAlone);
-        check(Observed, 1, true, Reported::Busy);
-        check(Observed, 2, true, Reported::Busy);
-        check(Observed, 1, false, Reported::Refused);
-        check(Observed, 2, false, Reported::Look);
-        check(Submitted, 1, false, Reported::Refused);
-        check(Submitted, 2, false, Reported::Look);
-        for state in [Confirmed, Dead, Discarded, Reconciled, Replaced] {
-            check(state, 1, false, Reported::LeftAlone);
-        }
     }
 
     #[test]

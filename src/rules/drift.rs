@@ -13,7 +13,6 @@ mod verdict;
 pub use verdict::{Reason, Verdict};
 
 use super::billing::Mode;
-use super::customer::customer_of_window;
 use super::delivery::{Class, PushState};
 use super::evidence::{Evidence, LAG, proves_loss, weigh_readings};
 use super::ids::CustomerId;
@@ -351,43 +350,6 @@ pub fn judge_drift(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
     }
 }
 
-/// Whether what the provider lacks of a window may be sent again, given all pushes of the window
-/// now and the customer's total: only if they are still as they were judged, nothing of it is on
-/// its way or in doubt, and the readings prove it.
-pub fn judge_correction(
-    pushes: &[WindowPush],
-    customer: &CustomerId,
-    (settled, provider): (Quantity, Quantity),
-    summary: Option<&Summary>,
-) -> Result<(), &'static str> {
-    // The provider's total is of one customer; what another was told is not lost.
-    let elsewhere = |push: &WindowPush| {
-        push.state.settled() && push.customer.as_ref().is_some_and(|sent_for| sent_for != customer)
-    };
-    let owner = customer_of_window(pushes);
-    if owner.is_some_and(|owner| owner != customer) || pushes.iter().any(elsewhere) {
-        return Err("a push of the window was sent for another customer");
-    }
-    let Some(sums) = PushSums::of_window(pushes) else {
-        return Err("the window's pushes make more than can be held exactly");
-    };
-    if sums.settled != settled {
-        Err("the provider was told something of the window since it was judged")
-    } else if sums.unsent_count + sums.unresolved_count > 0 {
-        Err("a push of the window is still to be sent, or its outcome is not known yet")
-    } else if sums.doubtful_count > 0 {
-        Err("nobody knows whether some dead push of the window counted")
-    } else if provider >= settled {
-        Err("the provider lacks nothing of the window")
-    } else if summary.is_none_or(|summary| summary.value != provider) {
-        Err("the provider's total is not what the window was judged by")
-    } else if !proves_loss(summary, sums.moved_at.unwrap_or(NEVER)) {
-        Err("the provider's total was not read twice, an hour apart, since the window's last push")
-    } else {
-        Ok(())
-    }
-}
-
 /// The provider shows what it said that it has; what else is there?
 fn judge_agreed(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
     let pushes = &halves.pushes;
@@ -430,6 +392,7 @@ fn digits(quantity: Quantity) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::correction::judge_correction;
 
     const HOUR: i64 = 3_600_000_000;
 

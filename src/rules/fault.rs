@@ -15,6 +15,13 @@ pub struct Fault {
     pub ids: String,
 }
 
+impl Fault {
+    /// Adds whose money it is about, which the decision that found the fault did not know.
+    pub fn of(self, whose: &impl std::fmt::Display) -> Self {
+        Self { ids: format!("{whose} {}", self.ids), ..self }
+    }
+}
+
 /// Returns a [`Fault`] from the enclosing function unless the fact holds:
 /// `must!(balance >= ZERO, "a pool's balance is not negative", "pool={pool} balance={balance}")`.
 macro_rules! must {

@@ -10,8 +10,13 @@
 //! them. A push, once planned, never changes; whatever changes its window afterwards plans another
 //! one with the next revision.
 
+mod rows;
+
+pub use rows::{NewPush, Place, Push, StoredPush};
+
 use super::billing::Mode;
 use super::digest::{digest_fields, hex};
+use super::fault::{Fault, must};
 use super::quantity::{Quantity, SCALE};
 use super::rollup::{FoldError, Rollup};
 use super::timestamp::{MICROS_PER_SECOND, Timestamp};
@@ -109,12 +114,24 @@ impl CutState {
     }
 
     /// Moves on to what the window holds now; by how much what is billed of it has grown.
-    fn move_to(&mut self, standing: Standing) -> Result<Quantity, FoldError> {
+    fn move_to(&mut self, standing: Standing) -> Result<Quantity, Fault> {
         let Standing { count, billable, covered } = standing;
-        let net = billable.checked_sub(covered).ok_or(FoldError)?;
-        let before = self.total.checked_sub(self.covered).ok_or(FoldError)?;
+        must!(
+            self.revision > 0 || self.planned == Quantity::ZERO,
+            "a window without pushes has nothing planned",
+            "planned={}",
+            self.planned
+        );
+        must!(
+            self.covered >= Quantity::ZERO && covered >= Quantity::ZERO,
+            "credits cover no negative usage",
+            "covered_before={} covered={covered}",
+            self.covered
+        );
+        let net = exact(billable.checked_sub(covered))?;
+        let before = exact(self.total.checked_sub(self.covered))?;
         (self.count, self.total, self.covered) = (count, billable, covered);
-        net.checked_sub(before).ok_or(FoldError)
+        exact(net.checked_sub(before))
     }
 
     /// The push of this state's revision, by which `quantity` is told.
@@ -125,6 +142,18 @@ impl CutState {
         };
         PlannedPush { revision: self.revision, quantity, value }
     }
+
+    /// The number of the window's next push.
+    fn next_revision(&self) -> Result<u32, Fault> {
+        let fault = || Fault { fact: "a window has a next revision", ids: String::new() };
+        self.revision.checked_add(1).ok_or_else(fault)
+    }
+}
+
+/// The result of exact arithmetic: what cannot be held exactly is a fault and never rounded.
+pub(super) fn exact(result: Option<Quantity>) -> Result<Quantity, Fault> {
+    let fault = || Fault { fact: "a total can be held exactly", ids: String::new() };
+    result.ok_or_else(fault)
 }
 
 /// What the provider can hold.
@@ -172,32 +201,76 @@ pub fn plan_cut(
     standing: Standing,
     mode: Mode,
     precision: Precision,
-) -> Result<CutPlan, FoldError> {
+) -> Result<CutPlan, Fault> {
+    let before = state;
     let mut state = state.clone();
     let grown = state.move_to(standing)?;
-    let due = remainder.checked_add(grown).ok_or(FoldError)?;
-    let quantity = match mode {
-        Mode::Delta => round_down(due, precision.fitting(due)),
+    let due = exact(remainder.checked_add(grown))?;
+    let reach = match mode {
+        Mode::Delta => due,
         // Here it is the new total that must fit.
-        Mode::Absolute => {
-            let reach = state.planned.checked_add(due).ok_or(FoldError)?;
-            let fitting = round_down(reach, precision.fitting(reach));
-            fitting.checked_sub(state.planned).ok_or(FoldError)?
-        }
+        Mode::Absolute => exact(state.planned.checked_add(due))?,
     };
-    let remainder = due.checked_sub(quantity).ok_or(FoldError)?;
-    if quantity == Quantity::ZERO {
-        return Ok(CutPlan { state, remainder, push: None });
+    let scale = precision.fitting(reach);
+    let fitting = round_down(reach, scale);
+    let quantity = match mode {
+        Mode::Delta => fitting,
+        Mode::Absolute => exact(fitting.checked_sub(state.planned))?,
+    };
+    let left = exact(due.checked_sub(quantity))?;
+    if quantity != Quantity::ZERO {
+        state.planned = exact(state.planned.checked_add(quantity))?;
+        state.revision = state.next_revision()?;
     }
-    state.planned = state.planned.checked_add(quantity).ok_or(FoldError)?;
-    state.revision = state.revision.checked_add(1).ok_or(FoldError)?;
-    let push = state.tell(quantity, mode);
-    assert_eq!(
-        push.quantity.checked_add(remainder),
-        Some(due),
-        "a cut neither makes nor loses usage"
-    );
-    Ok(CutPlan { state, remainder, push: Some(push) })
+    let push = (quantity != Quantity::ZERO).then(|| state.tell(quantity, mode));
+    let plan = CutPlan { state, remainder: left, push };
+    plan.check(before, (remainder, grown), scale)?;
+    Ok(plan)
+}
+
+impl CutPlan {
+    /// Checks a planned cut against what it started from, before anything of it is written.
+    fn check(
+        &self,
+        before: &CutState,
+        (carried, grown): (Quantity, Quantity),
+        scale: u32,
+    ) -> Result<(), Fault> {
+        let (remainder, zero) = (self.remainder, Quantity::ZERO);
+        let quantity = self.push.as_ref().map_or(zero, |push| push.quantity);
+        must!(
+            quantity.checked_add(remainder) == carried.checked_add(grown),
+            "a cut neither makes nor loses usage",
+            "carried={carried} grown={grown} quantity={quantity} remainder={remainder}"
+        );
+        must!(
+            zero <= remainder && remainder.units() < unit_of(scale),
+            "a remainder is less than the provider's smallest unit",
+            "remainder={remainder} scale={scale}"
+        );
+        must!(
+            before.planned.checked_add(quantity) == Some(self.state.planned),
+            "a window's planned total is what its pushes tell",
+            "planned={} quantity={quantity} planned_after={}",
+            before.planned,
+            self.state.planned
+        );
+        let Some(push) = &self.push else { return Ok(()) };
+        must!(
+            push.revision == self.state.revision && push.revision > before.revision,
+            "a push has a later revision than every one before",
+            "revision={} revision_before={}",
+            push.revision,
+            before.revision
+        );
+        must!(
+            push.value.units().rem_euclid(unit_of(scale)) == 0,
+            "a push has no more decimals than the provider holds",
+            "value={} scale={scale}",
+            push.value
+        );
+        Ok(())
+    }
 }
 
 /// Follows a window that gets no push now, because its first cut decided otherwise about shadow:
@@ -206,10 +279,10 @@ pub fn plan_following(
     state: &CutState,
     remainder: Quantity,
     standing: Standing,
-) -> Result<CutPlan, FoldError> {
+) -> Result<CutPlan, Fault> {
     let mut state = state.clone();
     let grown = state.move_to(standing)?;
-    let remainder = remainder.checked_add(grown).ok_or(FoldError)?;
+    let remainder = exact(remainder.checked_add(grown))?;
     Ok(CutPlan { state, remainder, push: None })
 }
 
@@ -218,10 +291,10 @@ pub fn plan_replacement(
     state: &CutState,
     quantity: Quantity,
     mode: Mode,
-) -> (CutState, PlannedPush) {
-    let state = CutState { revision: state.revision + 1, ..state.clone() };
+) -> Result<(CutState, PlannedPush), Fault> {
+    let state = CutState { revision: state.next_revision()?, ..state.clone() };
     let push = state.tell(quantity, mode);
-    (state, push)
+    Ok((state, push))
 }
 
 /// What the provider lost of a window, and the push that sends it again.
@@ -240,20 +313,30 @@ pub fn plan_correction(
     state: &CutState,
     (settled, provider): (Quantity, Quantity),
     mode: Mode,
-) -> Result<Correction, FoldError> {
-    let gone = provider.checked_sub(settled).ok_or(FoldError)?;
-    let lacking = settled.checked_sub(provider).ok_or(FoldError)?;
-    assert!(lacking > Quantity::ZERO, "only what is lacking is sent again");
-    let revision = state.revision.checked_add(1).ok_or(FoldError)?;
+) -> Result<Correction, Fault> {
+    let gone = exact(provider.checked_sub(settled))?;
+    let lacking = exact(settled.checked_sub(provider))?;
+    must!(
+        lacking > Quantity::ZERO,
+        "only what the provider lacks is sent again",
+        "settled={settled} provider={provider}"
+    );
+    let revision = state.next_revision()?;
     let value = match mode {
         Mode::Delta => gone,
         Mode::Absolute => provider,
     };
     let lost = PlannedPush { revision, quantity: gone, value };
-    let state = CutState { revision: revision.checked_add(1).ok_or(FoldError)?, ..state.clone() };
+    let state = CutState { revision, ..state.clone() };
+    let state = CutState { revision: state.next_revision()?, ..state };
     let again = state.tell(lacking, mode);
-    let sum = lost.quantity.checked_add(again.quantity);
-    assert_eq!(sum, Some(Quantity::ZERO), "a correction neither makes nor loses usage");
+    must!(
+        lost.quantity.checked_add(again.quantity) == Some(Quantity::ZERO),
+        "a correction neither makes nor loses usage",
+        "lost={} again={}",
+        lost.quantity,
+        again.quantity
+    );
     Ok(Correction { state, lost, again })
 }
 
@@ -275,8 +358,8 @@ pub fn plan_adoption(
     (adopted, rest): (Quantity, Quantity),
     total: Quantity,
     mode: Mode,
-) -> Result<Adoption, FoldError> {
-    let revision = state.revision.checked_add(1).ok_or(FoldError)?;
+) -> Result<Adoption, Fault> {
+    let revision = state.next_revision()?;
     let value = match mode {
         Mode::Delta => adopted,
         Mode::Absolute => total,
@@ -286,7 +369,7 @@ pub fn plan_adoption(
     if rest == Quantity::ZERO {
         return Ok(Adoption { state, adopted, rest: None });
     }
-    state.revision = revision.checked_add(1).ok_or(FoldError)?;
+    state.revision = state.next_revision()?;
     let rest = state.tell(rest, mode);
     Ok(Adoption { state, adopted, rest: Some(rest) })
 }
@@ -303,8 +386,13 @@ impl Precision {
 /// The largest multiple of 10^-scale that is not above `quantity`; so a remainder is never
 /// negative and always below one unit.
 fn round_down(quantity: Quantity, scale: u32) -> Quantity {
-    let unit = 10i128.pow(SCALE - scale.min(SCALE));
+    let unit = unit_of(scale);
     Quantity::from_units(quantity.units().div_euclid(unit) * unit)
+}
+
+/// 10^-scale, in units.
+fn unit_of(scale: u32) -> i128 {
+    10i128.pow(SCALE - scale.min(SCALE))
 }
 
 /// The moment a push is stamped with: strictly inside its window, on a whole second, so that it
@@ -341,7 +429,7 @@ pub fn push_key(secret: &[u8; 32], parts: KeyParts<'_>) -> String {
         &parts.revision.to_be_bytes(),
         parts.value.to_string().as_bytes(),
     ]);
-    format!("cf1-{}", hex(&digest[..20]))
+    format!("{}{}", rows::KEY_PREFIX, hex(&digest[..20]))
 }
 
 /// The secret under which keys are made in an epoch. After a restore the same window, revision and

@@ -4,6 +4,7 @@
 //! windows add up to the total exactly. Windows without usage are left out when usage is grouped
 //! and shown as zero when it is not.
 
+use super::fault::{Fault, must};
 use super::meter::{Aggregation, Meter};
 use super::quantity::Quantity;
 use super::refusal::Refusal;
@@ -109,10 +110,12 @@ struct Part {
     values: HashSet<u32>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ComposeError {
     #[error(transparent)]
     Fold(#[from] FoldError),
+    #[error(transparent)]
+    Fault(#[from] Fault),
     #[error("usage has more totals, values or groups than one answer may hold")]
     TooLarge,
 }
@@ -196,11 +199,16 @@ impl Composition {
         &self,
         bucket_start: Timestamp,
         group: &Group,
-    ) -> Result<(usize, Vec<Option<String>>), FoldError> {
+    ) -> Result<(usize, Vec<Option<String>>), ComposeError> {
         let windows = &self.shape.windows;
         let place = windows.partition_point(|window| window.end <= bucket_start);
         let inside = windows.get(place).is_some_and(|window| window.start <= bucket_start);
-        assert!(inside, "a total lies in the range that was asked for");
+        must!(
+            inside,
+            "a total lies in the range that was asked for",
+            "bucket={bucket_start} windows={}",
+            windows.len()
+        );
         Ok((place, group_values(group, &self.shape.group_by)?))
     }
 
@@ -217,7 +225,39 @@ impl Composition {
         }
         let count = self.total.as_ref().map_or(0, |rollup| rollup.count);
         let total = self.total.map_or(Ok(Quantity::ZERO), |t| value_of(&t, self.values.len()))?;
-        Ok(Usage { total, count, windows: answer })
+        let usage = Usage { total, count, windows: answer };
+        usage.check(&windows, aggregation)?;
+        Ok(usage)
+    }
+}
+
+impl Usage {
+    /// Checks an answer before it is given: its windows, and that they make the whole.
+    fn check(&self, windows: &[Window], aggregation: Aggregation) -> Result<(), Fault> {
+        let Self { total, count, windows: answer } = self;
+        must!(
+            windows.is_sorted_by(|before, after| before.end <= after.start),
+            "windows of an answer follow each other",
+            "windows={}",
+            windows.len()
+        );
+        let counted = answer.iter().try_fold(0u64, |sum, part| sum.checked_add(part.count));
+        must!(
+            counted == Some(*count),
+            "the events of windows are those of their range",
+            "count={count} windows={counted:?}"
+        );
+        if !matches!(aggregation, Aggregation::Sum | Aggregation::Count) {
+            return Ok(());
+        }
+        let sum = answer.iter().try_fold(Quantity::ZERO, |sum, part| sum.checked_add(part.value));
+        must!(
+            sum == Some(*total),
+            "the totals of windows make the total of their range",
+            "total={total} windows={}",
+            answer.len()
+        );
+        Ok(())
     }
 }
 

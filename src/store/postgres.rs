@@ -72,9 +72,10 @@ use crate::rules::meter::Catalog;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::{Usage, UsageRow, UsageShape};
 use crate::rules::window::Window;
+use crate::store::fault_log::FaultLog;
 use crate::store::{
     CheckReport, ConflictRecord, CounterQuery, CounterRow, Error, EventPage, EventQuery,
-    EventTrace, InboxPage, InboxQuery, Progress, QuarantineRecord, Queries, Result, Store,
+    EventTrace, Health, InboxPage, InboxQuery, Progress, QuarantineRecord, Queries, Result, Store,
 };
 use async_trait::async_trait;
 use connection::{Connector, Refusal, Snapshot};
@@ -121,6 +122,7 @@ pub struct Core {
     /// Meters as last loaded.
     catalog: RwLock<Arc<Catalog>>,
     closed: AtomicBool,
+    faults: FaultLog,
 }
 
 impl Deref for PostgresStore {
@@ -173,6 +175,7 @@ impl PostgresStore {
             tenants: RwLock::default(),
             catalog: RwLock::default(),
             closed: AtomicBool::new(false),
+            faults: FaultLog::default(),
         });
         Ok(Arc::new(Self { core, readers, outbound }))
     }
@@ -270,7 +273,8 @@ impl Queries for PostgresStore {
         shape: UsageShape,
     ) -> Result<Usage> {
         let client = self.reader().await?;
-        rollups::compose_usage(&client, (tenant, meter, range), shape).await
+        let usage = rollups::compose_usage(&client, (tenant, meter, range), shape).await;
+        self.faults.note(usage)
     }
 
     async fn list_events(&self, query: EventQuery) -> Result<EventPage> {
@@ -327,6 +331,10 @@ impl Queries for PostgresStore {
 impl Store for PostgresStore {
     fn high_water(&self) -> Timestamp {
         self.high_water
+    }
+
+    fn health(&self) -> Health {
+        Health { faults: self.faults.list(), ..Health::default() }
     }
 
     fn for_jobs(&self) -> Result<Option<Arc<dyn Store>>> {

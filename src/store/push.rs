@@ -10,14 +10,21 @@
 //! A crash leaves a push where its last transaction put it: planned and never sent, or begun with
 //! an unknown outcome, which its expired lease makes due again under the same key and bytes.
 
+pub use crate::rules::cut::CutTerms;
+pub use crate::rules::push::Push;
+pub use crate::rules::settlement::{AttemptIntent, Right, Settlement};
+
 use super::Result;
 use super::epoch::Uncompared;
+use crate::faults::planted;
 use crate::rules::billing::Mode;
-use crate::rules::credit::DrawOrder;
-use crate::rules::delivery::{Class, Next, PushState};
-use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId};
-use crate::rules::push::CutState;
+use crate::rules::delivery::{Class, PushState, Retry, judge_retry};
+use crate::rules::drift::{Summary, WindowPush};
+use crate::rules::evidence::judge_resend;
+use crate::rules::ids::{CustomerId, MeterNo, TenantId};
+use crate::rules::push::{CutState, KeyParts, NewPush, push_key};
 use crate::rules::quantity::Quantity;
+use crate::rules::settlement::Change;
 use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
@@ -40,20 +47,6 @@ pub struct CutOrder {
     pub window: Window,
 }
 
-/// How windows are cut.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CutTerms {
-    pub at: Timestamp,
-    /// Whether windows that are cut for the first time are only compared, never billed.
-    pub shadow: bool,
-    /// Significant digits the provider can hold.
-    pub digits_max: u32,
-    /// Most events of one window that become pushes in one call, for meters billed by event.
-    pub events_max: usize,
-    /// Which credits are drawn on first.
-    pub draw_order: DrawOrder,
-}
-
 /// What a call of `record_cuts` did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CutReport {
@@ -63,45 +56,6 @@ pub struct CutReport {
     pub unfinished: Vec<CutOrder>,
     /// Whether the lease was lost; then nothing was written.
     pub lease_lost: bool,
-}
-
-/// A push as it is stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Push {
-    /// Order of creation, and its name in the API.
-    pub number: u64,
-    pub tenant: TenantId,
-    pub meter: MeterNo,
-    pub window: Window,
-    pub revision: u32,
-    pub shadow: bool,
-    pub mode: Mode,
-    /// By how much it changes what the provider has of the window.
-    pub quantity: Quantity,
-    /// What is sent.
-    pub value: Quantity,
-    /// Its name at the provider.
-    pub key: String,
-    /// The moment it is stamped with, strictly inside the window.
-    pub stamped_at: Timestamp,
-    /// Exact billable totals by subscription at the cut, as JSON.
-    pub subscriptions: String,
-    /// The event it is of, for meters billed by event.
-    pub event: Option<EventId>,
-    pub state: PushState,
-    /// Why it is in that state.
-    pub class: Class,
-    /// What the provider or a person said last.
-    pub detail: Option<String>,
-    /// The customer it was sent for; fixed by the first attempt.
-    pub customer: Option<CustomerId>,
-    pub attempts: u32,
-    pub first_attempt_at: Option<Timestamp>,
-    /// When something is due next.
-    pub due_at: Timestamp,
-    pub created_at: Timestamp,
-    /// When it came into its state.
-    pub state_at: Timestamp,
 }
 
 /// One row of a push's history.
@@ -159,38 +113,6 @@ pub struct ClaimedPush {
     pub uncompared: Option<Uncompared>,
 }
 
-/// An attempt that is about to be made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AttemptIntent {
-    pub push: u64,
-    pub fence: u64,
-    pub customer: CustomerId,
-    /// The request's bytes; those of the first attempt stay for ever.
-    pub request: Vec<u8>,
-}
-
-/// What became of a claimed or submitted push.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settlement {
-    pub push: u64,
-    pub right: Right,
-    pub class: Class,
-    pub next: Next,
-    pub request_id: Option<String>,
-    pub detail: Option<String>,
-}
-
-/// By what right a push is settled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Right {
-    /// A claimed push, by the fence of its lease.
-    Lease(u64),
-    /// A submitted push, by a reading of its window's total at the provider. The window's settled
-    /// pushes must still make `expected`, and none may be begun and unresolved: otherwise the
-    /// reading may show more or less than what was listed, and only a wait is written.
-    Reading { expected: Quantity },
-}
-
 /// A window with submitted pushes that are due to be looked for in the provider's summary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubmittedWindow {
@@ -232,10 +154,6 @@ pub enum Ruling {
     NotFound,
 }
 
-/// Why a summary is not asked again for a dead push.
-pub const UNRESOLVED: &str =
-    "another push of its window is unresolved; retry this one when that is over";
-
 /// Asks to release pushes that waited for their tenant's customer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PushRelease {
@@ -244,15 +162,6 @@ pub struct PushRelease {
     pub stamp_age_max: Option<Span>,
     /// Most pushes that one call releases.
     pub limit: usize,
-}
-
-/// What is written into the history of a push that waited, by the class it is released with.
-pub fn release_detail(class: Class) -> &'static str {
-    if class == Class::NotSent {
-        "too old to be sent when its tenant got a customer"
-    } else {
-        "its tenant has a customer now"
-    }
 }
 
 /// A meter's usage of tenants without a customer, or usage that was too old when there was one.
@@ -442,11 +351,66 @@ pub struct TransitionLine {
     pub class: Class,
     pub attempt: u32,
     pub request_id: Option<String>,
+    pub detail: Option<String>,
+}
+
+impl TransitionLine {
+    /// The row that a push's history gets with a change.
+    pub fn of_change(change: &Change) -> Self {
+        Self {
+            push: change.push,
+            tenant: change.tenant.clone(),
+            key: change.key.clone(),
+            state: change.state,
+            class: change.note.class,
+            attempt: change.attempt,
+            request_id: change.note.request_id.clone(),
+            detail: change.note.detail.clone(),
+        }
+    }
+
+    /// The first row of a push's history.
+    pub fn of_new(number: u64, key: String, new: &NewPush) -> Self {
+        Self {
+            push: number,
+            tenant: new.tenant.clone(),
+            key,
+            state: new.state,
+            class: new.class,
+            attempt: 0,
+            request_id: None,
+            detail: new.detail.clone(),
+        }
+    }
+}
+
+/// The key of a push that is to be written; `secret` is that of the epoch.
+pub(super) fn key_of(secret: &[u8; 32], new: &NewPush) -> String {
+    let (revision, value) = match planted("bug.key_without_revision") {
+        true => (1, Quantity::ZERO),
+        false => (new.planned.revision, new.planned.value),
+    };
+    let (tenant, meter) = (new.tenant.as_str(), new.slug.as_str());
+    let window_start = new.window.start;
+    push_key(secret, KeyParts { tenant, meter, window_start, revision, value })
+}
+
+/// Whether and how a push may be sent again, by all pushes of its window and the total of the
+/// customer that it was sent for, as they are stored now.
+pub(super) fn may_resend(
+    push: &Push,
+    pushes: &[WindowPush],
+    summary: Option<&Summary>,
+) -> std::result::Result<Retry, &'static str> {
+    if planted("bug.resend_on_stale_reading") {
+        return judge_retry(push.state, push.class);
+    }
+    judge_resend(&WindowPush::from(push), pushes, summary)
 }
 
 /// Logs a change of a push, after its commit: a line never tells what did not happen.
 pub fn log_transition(line: &TransitionLine) {
-    let TransitionLine { push, tenant, key, state, class, attempt, request_id } = line;
+    let TransitionLine { push, tenant, key, state, class, attempt, request_id, .. } = line;
     let (state_name, class_name) = (state.name(), class.name());
     macro_rules! log {
         ($level:ident) => {

@@ -9,6 +9,8 @@
 //! A crash leaves a pass running, with the rows of whole chunks: the next holder of the lease goes
 //! on after them.
 
+pub use crate::rules::correction::CorrectionOrder;
+
 use super::push::{Lease, Ruling};
 use super::{Error, Result};
 use crate::rules::chain::Chain;
@@ -77,22 +79,6 @@ pub struct FindingQuery {
     pub tenant: Option<TenantId>,
     pub before: Option<u64>,
     pub limit: usize,
-}
-
-/// Asks to send what the provider lacks of a window.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CorrectionOrder {
-    pub tenant: TenantId,
-    pub meter: MeterNo,
-    pub window: Window,
-    /// Whose total was read.
-    pub customer: CustomerId,
-    /// What the provider said that it has, when the window was judged.
-    pub settled: Quantity,
-    /// What it shows instead, which is less.
-    pub provider: Quantity,
-    /// The pass that found it, for the history.
-    pub pass: u64,
 }
 
 /// Follows one nightly pass, given what reading its rows gave. Rows that are stored and cannot be
@@ -178,7 +164,7 @@ pub trait Reconciliation: Send + Sync {
     /// the negative difference (in absolute mode its value is what the provider shows), and a push
     /// of class correction that sends it again: the next two revisions of the window, so that the
     /// sum of its pushes stays; done with the number of the latter. Refused, with nothing written,
-    /// if `rules::drift::judge_correction` does not allow it by the pushes and the total that are
+    /// if `rules::correction::judge_correction` does not allow it by the pushes and the total that are
     /// stored then, or if the window belongs to another customer than the order's, or a settled
     /// push of it was sent for one (`rules::customer::customer_of_window`).
     async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling>;

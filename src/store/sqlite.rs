@@ -69,6 +69,7 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::{Usage, UsageRow, UsageShape};
 use crate::rules::verdict::Verdict;
 use crate::rules::window::Window;
+use crate::store::fault_log::FaultLog;
 use crate::store::groups::KnownGroups;
 use crate::store::throttle::Throttle;
 use crate::store::{
@@ -142,6 +143,7 @@ pub struct Shared {
     /// Why folding has stopped until the next start.
     fold_stopped: Mutex<Option<String>>,
     log_bytes: AtomicU64,
+    faults: FaultLog,
 }
 
 /// Somebody who waits for the writer, which then ends its idle work.
@@ -270,7 +272,8 @@ impl SqliteStore {
         query: impl FnOnce(&Shared, &Connection) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let shared = Arc::clone(&self.shared);
-        self.readers.read(move |connection| query(&shared, connection)).await
+        let answer = self.readers.read(move |connection| query(&shared, connection)).await;
+        self.shared.faults.note(answer)
     }
 
     async fn write<T: Send + 'static>(
@@ -281,7 +284,8 @@ impl SqliteStore {
         let _waiting = Waiting::new(&self.shared);
         let job = Job::Write(Box::new(move |writer| drop(reply.send(work(writer)))));
         self.send(job)?;
-        answer.await.map_err(|_| closed())?
+        let answer = answer.await.map_err(|_| closed())?;
+        self.shared.faults.note(answer)
     }
 
     fn send(&self, job: Job) -> Result<()> {
@@ -458,6 +462,7 @@ impl Store for SqliteStore {
             fold_stopped: self.shared.fold_stopped.lock().expect("no holder panics").clone(),
             unfolded_events: u64::try_from(unfolded).expect("a length fits 64 bits"),
             log_bytes: self.shared.log_bytes.load(Ordering::Relaxed),
+            faults: self.shared.faults.list(),
         }
     }
 
@@ -517,6 +522,7 @@ fn recover_writer(
         fold_paused: AtomicBool::new(false),
         fold_stopped: Mutex::new(None),
         log_bytes: AtomicU64::new(0),
+        faults: FaultLog::default(),
     });
     let writer = Writer {
         shared,

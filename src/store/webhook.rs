@@ -9,14 +9,19 @@
 //! A crash leaves a webhook stored, with its object still to be read, or not stored at all, and
 //! then the provider was not answered and sends it again.
 
+pub use crate::rules::rejection::{Rejection, RejectionReport};
+
 use super::Result;
 use super::push::Ruling;
-use crate::rules::ids::{CustomerId, MeterNo, TenantId};
+use crate::faults::planted;
+use crate::rules::ids::{CustomerId, TenantId};
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
+use crate::rules::push::StoredPush;
+use crate::rules::rejection::plan_rejection;
+use crate::rules::settlement::Change;
 use crate::rules::subscription::TimelineEntry;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::webhook::{WebhookFacts, WebhookSource, WebhookStatus};
-use crate::rules::window::Window;
 use async_trait::async_trait;
 
 /// A webhook that came in.
@@ -137,26 +142,6 @@ pub struct MirrorQuery {
     pub limit: usize,
 }
 
-/// Pushes that the provider took and then refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rejection {
-    /// The keys that it named, each with what it said.
-    pub samples: Vec<(String, String)>,
-    /// The meter whose other submitted pushes, taken within the window, are to be looked for at
-    /// once.
-    pub recheck: Option<(MeterNo, Window)>,
-}
-
-/// What became of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RejectionReport {
-    pub rejected: u64,
-    /// Submitted pushes that were to be looked for later, and are now at once.
-    pub rechecked: u64,
-    /// Named ones that are being sent again just now; ask again later.
-    pub busy: u64,
-}
-
 /// Webhooks and the provider's list of them.
 #[async_trait]
 pub trait Webhooks: Send + Sync {
@@ -214,4 +199,16 @@ pub trait Mirrors: Send + Sync {
     /// leased; makes those to be looked for due now, unless they are (class unknown in their
     /// history). Others are left alone, so asking again changes nothing.
     async fn reject_pushes(&self, rejection: Rejection, at: Timestamp) -> Result<RejectionReport>;
+}
+
+/// Plans what a report of refused pushes changes, as [`plan_rejection`] does.
+pub(super) fn plan_reported(
+    rejection: &Rejection,
+    mut concerned: Vec<StoredPush>,
+    at: Timestamp,
+) -> Result<(RejectionReport, Vec<Change>)> {
+    if planted("bug.report_proves_refusal") {
+        concerned.iter_mut().for_each(|found| found.push.attempts = found.push.attempts.min(1));
+    }
+    Ok(plan_rejection(rejection, &concerned, at)?)
 }

@@ -252,3 +252,33 @@ pub async fn thresholds_are_told_once_in_a_period(ground: Ground) {
     assert_eq!(watcher.pass().await.unwrap(), 1);
     assert_eq!(world.alerted(AlertKind::UsageThreshold).await, (2, 0));
 }
+
+/// A row that contradicts another stops the usage it is about, and nothing else: a page names the
+/// fact and the ids for as long as the process lives.
+pub async fn a_fault_pages_while_others_are_billed(ground: Ground) {
+    let (world, acme) = World::usual(ground).await;
+    let umbrella = world.tenant("umbrella").await;
+    world.used("30", "2026-11-15T11:10:00Z").await;
+    world.hours(2).await;
+    assert_eq!(world.provider_sum(&acme), "30");
+    world.ground.plant("UPDATE cuts SET planned = '31' WHERE total = '30'").await;
+    // A late event of the broken window, and usage of another tenant in the same pass.
+    world.used("5", "2026-11-15T11:20:00Z").await;
+    world.used_by("umbrella", "calls", "7", "2026-11-15T12:30:00Z").await;
+    world.hours(3).await;
+    assert_eq!(
+        (world.provider_sum(&acme), world.provider_sum(&umbrella)),
+        ("30".into(), "7".into())
+    );
+    assert_eq!(world.told(AlertKind::InternalFault), [Opened], "once, however often it is met");
+    let alert = world.alerts().await.into_iter().find(|one| one.kind == AlertKind::InternalFault);
+    let fault = "a fact does not hold, and the operation is refused: what was planned for a window \
+                 is the sum of its pushes (tenant=acme meter=calls \
+                 window=2026-11-15T11:00:00Z..2026-11-15T12:00:00Z planned=31 pushes=30)";
+    assert_eq!(alert.unwrap().summary, fault);
+    // What is mended is billed; the fault is shown until the process ends.
+    world.ground.plant("UPDATE cuts SET planned = '30' WHERE total = '30'").await;
+    world.hours(2).await;
+    assert_eq!(world.provider_sum(&acme), "35");
+    assert_eq!(world.alerted(AlertKind::InternalFault).await, (1, 1));
+}

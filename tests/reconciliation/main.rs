@@ -10,6 +10,8 @@
 mod database;
 #[path = "../shared/stripe.rs"]
 mod stripe;
+#[path = "../shared/plant.rs"]
+mod plant;
 
 mod alarms;
 mod bindings;
@@ -145,6 +147,7 @@ on_every_store! {
         more_digits_than_a_double_holds,
     }
     alarms {
+        a_fault_pages_while_others_are_billed,
         dead_letters_are_told_once_and_ended,
         a_destination_that_fails_is_told_again,
         an_opening_that_nobody_heard_is_given_up,

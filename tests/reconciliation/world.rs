@@ -6,6 +6,7 @@
 
 use crate::database::create_database;
 use crate::stripe::{start_stripe, stripe_time};
+use crate::plant::{plant_in_database, plant_in_directory};
 use async_trait::async_trait;
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config, PostgresConfig, ProviderKind, Secret, Shadow};
@@ -74,6 +75,14 @@ pub enum Ground {
 }
 
 impl Ground {
+    /// Changes rows behind the store's back; the statements must suit both stores.
+    pub async fn plant(&self, sql: &str) {
+        match self {
+            Self::Directory(directory) => plant_in_directory(directory.path(), sql),
+            Self::Database(url) => plant_in_database(url, sql).await,
+        }
+    }
+
     pub fn sqlite() -> Self {
         // In memory where there is such a place: nothing here is about disks.
         let memory = Path::new("/dev/shm");

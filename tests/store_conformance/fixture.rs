@@ -1,6 +1,7 @@
 //! A fresh store for each test, with the means to deliver to it and to start it again.
 
 use crate::database::create_database;
+use crate::plant::{plant_in_database, plant_in_directory};
 use counterfoil::config::{PostgresConfig, SqliteConfig};
 use counterfoil::rules::event::{Event, Item, parse_event};
 use counterfoil::rules::ids::{EventId, MeterNo, MeterSlug, TenantId};
@@ -80,6 +81,14 @@ impl Fixture {
     pub async fn restart_colliding(&mut self, bits: u32) {
         self.colliding_bits = Some(bits);
         self.restart().await;
+    }
+
+    /// Changes rows behind the store's back; the statements must suit both stores.
+    pub async fn plant(&self, sql: &str) {
+        match &self.place {
+            Place::Directory(directory) => plant_in_directory(directory.path(), sql),
+            Place::Database(url) => plant_in_database(url, sql).await,
+        }
     }
 
     /// Where the PostgreSQL database is.

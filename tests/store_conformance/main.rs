@@ -13,6 +13,8 @@
 
 #[path = "../shared/database.rs"]
 mod database;
+#[path = "../shared/plant.rs"]
+mod plant;
 
 mod access;
 mod accounts;
@@ -37,6 +39,7 @@ mod messages;
 mod mirrors;
 mod money_races;
 mod passes;
+mod plans;
 mod push_listing;
 mod pushes;
 mod quotes;
@@ -153,6 +156,13 @@ on_every_store! {
         shadow_is_decided_by_the_first_cut,
         what_is_not_billed_is_not_cut,
         marks_move_and_stay,
+    }
+    plans {
+        histories_and_refusals_have_one_text,
+        a_count_is_of_the_events_that_were_cut,
+        only_sums_and_counts_are_billed,
+        a_contradicting_window_is_refused_alone,
+        a_contradicting_push_is_changed_by_nothing,
     }
     cut_history {
         random_histories_bill_exactly_what_was_used,

@@ -11,6 +11,7 @@ use crate::rules::activity::{
 use crate::rules::alert::{Alert, AlertKind, Condition};
 use crate::rules::command::{curl, shell_option, shell_word, url_part};
 use crate::rules::delivery::{Class, PushState};
+use crate::rules::digest::{digest_fields, hex};
 use crate::rules::finding::{Finding, FindingKind};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::invoice::{Dunning, Invoice, judge_dunning};
@@ -60,7 +61,7 @@ const LOG_BYTES_LARGE: u64 = 1024 * 1024 * 1024;
 
 /// What the store says of itself.
 pub(super) fn store_health(health: &Health) -> Vec<Condition> {
-    let Health { fold_stopped, unfolded_events, log_bytes } = health;
+    let Health { fold_stopped, unfolded_events, log_bytes, .. } = health;
     let mut found = Vec::new();
     if let Some(why) = fold_stopped {
         let summary = format!(
@@ -77,6 +78,17 @@ pub(super) fn store_health(health: &Health) -> Vec<Condition> {
         found.push(condition(AlertKind::LogLarge, "", summary, command));
     }
     found
+}
+
+/// Facts that did not hold, as the process of this name has met them.
+pub(super) fn faults(server: &str, health: &Health) -> Vec<Condition> {
+    let describe = |fault: &String| {
+        let digest = hex(&digest_fields([fault.as_bytes()])[..8]);
+        let subject = format!("{server}/{digest}");
+        let summary = format!("a fact does not hold, and the operation is refused: {fault}");
+        condition(AlertKind::InternalFault, &subject, summary, "counterfoil check")
+    };
+    health.faults.iter().map(describe).collect()
 }
 
 impl Alerter {

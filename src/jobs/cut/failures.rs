@@ -24,18 +24,6 @@ pub struct CutFailure {
     pub error: String,
 }
 
-/// Whether an error is about what is stored of some window; otherwise the store cannot answer now,
-/// and no window can be cut.
-pub fn is_of_data(error: &store::Error) -> bool {
-    match error {
-        store::Error::Corrupt { .. } | store::Error::Internal { .. } => true,
-        store::Error::Unavailable { .. }
-        | store::Error::Overdue { .. }
-        | store::Error::TooLarge { .. }
-        | store::Error::Unknown { .. } => false,
-    }
-}
-
 /// The last failure of each tenant and meter.
 #[derive(Default)]
 pub struct Failures(BTreeMap<MeterNo, BTreeMap<TenantId, String>>);

@@ -15,7 +15,6 @@
 //! or cut does not keep the others from being flushed. A crash leaves the draft's mirror, and the
 //! next look begins anew.
 
-use super::failures::is_of_data;
 use super::{Cutter, Pass, Recorded};
 use crate::jobs::mirror::list_all;
 use crate::jobs::sure_time;
@@ -139,7 +138,7 @@ impl Cutter {
             let range = Window { start: period.start.max(horizon.before(now)), ..period };
             match self.order_hurried(&catalog, &tenant, range, now).await {
                 Ok(changed) => orders.extend(changed),
-                Err(error) if is_of_data(&error) => {
+                Err(error) if error.is_of_data() => {
                     self.flushes.lock().expect("no holder panics").fail(&tenant, &error);
                 }
                 Err(error) => return Err(error),

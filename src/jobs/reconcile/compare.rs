@@ -19,8 +19,8 @@ use super::snapshot::{Readings, group_windows};
 use super::unbilled::Aside;
 use super::{NIGHTLY_DAYS, PassError, Reconciler, Running, Work, ended_day};
 use crate::faults::planted;
-use crate::jobs::sure_time;
 use crate::jobs::unbilled::note_discards;
+use crate::jobs::{sure_time, unless_fault};
 use crate::rules::drift::{Halves, Reason, Summary, Terms, Verdict, is_followed, judge_drift};
 use crate::rules::finding::{FindingKind, Observation};
 use crate::rules::ids::CustomerId;
@@ -36,6 +36,9 @@ use std::time::Duration;
 
 /// How long after a first reading a second one counts as another.
 const READ_AGAIN_AFTER: Duration = Duration::from_millis(1_100);
+/// What a pass says of a window that cannot be corrected for what is stored of it.
+const FAULTY: &str =
+    "what is stored of the window contradicts itself; see the alert internal_fault";
 
 /// What a pass found of one tenant and meter.
 pub struct Compared {
@@ -404,7 +407,8 @@ impl Reconciler {
         let equal = day.parts.iter().all(agrees);
         if confirmed && equal && running.pass.order.apply {
             let Pair { tenant, meter, .. } = &work.pair;
-            self.store.close_pushes(tenant, *meter, day.day, self.clock.now()).await?;
+            let at = self.clock.now();
+            unless_fault(self.store.close_pushes(tenant, *meter, day.day, at).await)?;
         }
         Ok(())
     }
@@ -428,7 +432,8 @@ impl Reconciler {
             let mut parts = judged.iter().filter(|part| part.halves.window == whole);
             if running.pass.order.apply && parts.all(agrees) {
                 let Pair { tenant, meter, .. } = &work.pair;
-                self.store.close_pushes(tenant, *meter, whole, self.clock.now()).await?;
+                let at = self.clock.now();
+                unless_fault(self.store.close_pushes(tenant, *meter, whole, at).await)?;
             }
         }
         Ok(())
@@ -585,7 +590,8 @@ impl Reconciler {
         match (judged.verdict, judged.reason) {
             (Verdict::Replay, Reason::Dropped) if wanted(self.settings.replay) => {
                 for push in &judged.halves.pushes.dropped_pushes {
-                    if let Ruling::Done(Some(next)) = self.store.retry_push(*push, now).await? {
+                    let ruling = unless_fault(self.store.retry_push(*push, now).await)?;
+                    if let Some(Ruling::Done(Some(next))) = ruling {
                         running.progress.replayed += 1;
                         judged.action = Some(format!("push {push} is sent again as push {next}"));
                     }
@@ -611,14 +617,15 @@ impl Reconciler {
                     provider: judged.halves.provider(),
                     pass: running.pass.number,
                 };
-                match self.store.record_correction(order, now).await? {
-                    Ruling::Done(next) => {
+                match unless_fault(self.store.record_correction(order, now).await)? {
+                    Some(Ruling::Done(next)) => {
                         running.progress.corrected += 1;
                         let push = next.map_or_else(String::new, |next| format!(" by push {next}"));
                         judged.action = Some(format!("the difference is sent{push}"));
                     }
-                    Ruling::Refused(why) => judged.action = Some(why.to_owned()),
-                    Ruling::NotFound => {}
+                    Some(Ruling::Refused(why)) => judged.action = Some(why.to_owned()),
+                    Some(Ruling::NotFound) => {}
+                    None => judged.action = Some(FAULTY.to_owned()),
                 }
             }
             (_, _) => {}

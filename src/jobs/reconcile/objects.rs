@@ -10,6 +10,7 @@
 use super::{HOURLY, PassError, Reconciler, Running, list_open_findings};
 use crate::config::UnknownSubscriptions;
 use crate::jobs::mirror::list_all;
+use crate::jobs::unless_fault;
 use crate::provider::{Inbound, Unreadable};
 use crate::rules::delivery::PushState;
 use crate::rules::drift::{Reason, Verdict, WindowPush};
@@ -357,7 +358,8 @@ impl Reconciler {
     /// Confirmed pushes of invoice lines that agree become reconciled.
     async fn close_lines(&self, agreed: &[(TenantId, MeterNo, Window)]) -> store::Result<()> {
         for (tenant, meter, period) in agreed {
-            self.store.close_pushes(tenant, *meter, *period, self.clock.now()).await?;
+            let at = self.clock.now();
+            unless_fault(self.store.close_pushes(tenant, *meter, *period, at).await)?;
         }
         Ok(())
     }

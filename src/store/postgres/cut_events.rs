@@ -7,24 +7,13 @@
 //!
 //! A crash leaves an event added with its push or its row, or not added at all.
 
-use super::cuts::{Order, WindowKey};
+use super::cuts::{Order, WindowKey, place_of};
 use super::numeric::SqlQuantity;
 use super::scalars::{SqlTimestamp, column, corrupt, instant, meter_number, write_limit};
 use super::transaction::Done;
+use crate::rules::cut::OpenEvent;
 use crate::rules::ids::EventId;
-use crate::rules::meter::Aggregation;
-use crate::rules::quantity::Quantity;
-use crate::rules::timestamp::Timestamp;
 use deadpool_postgres::ClientWrapper;
-
-/// An event that was not added to its window's total yet.
-pub struct OpenEvent {
-    pub id: EventId,
-    pub occurred_at: Timestamp,
-    /// What it adds to the total.
-    pub quantity: Quantity,
-    pub subscription: Option<String>,
-}
 
 /// An event that was added without a push.
 pub struct Carried {
@@ -44,11 +33,11 @@ pub async fn read_open_events(
         return Ok(found);
     }
     let sql = "-- read_open_events
-        SELECT ordered.place, e.id, e.occurred_at, e.quantity, e.subscription
+        SELECT ordered.place, e.id, e.occurred_at, e.quantity, e.subscription, e.trial
         FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::timestamptz[])
             WITH ORDINALITY AS ordered (tenant_no, meter_no, starts_at, ends_at, place)
         CROSS JOIN LATERAL (
-            SELECT e.id, e.occurred_at, e.quantity, e.subscription
+            SELECT e.id, e.occurred_at, e.quantity, e.subscription, e.trial
             FROM events e
             WHERE e.tenant_no = ordered.tenant_no AND e.meter_no = ordered.meter_no
                 AND e.occurred_at >= ordered.starts_at AND e.occurred_at < ordered.ends_at
@@ -69,22 +58,19 @@ pub async fn read_open_events(
         ORDER BY ordered.place, e.occurred_at, e.id";
     let statement = client.prepare_cached(sql).await?;
     let tenants: Vec<i32> = orders.iter().map(|order| order.tenant_no).collect();
-    let meters: Vec<i16> = orders.iter().map(|order| meter_number(order.meter)).collect();
+    let meters: Vec<i16> = orders.iter().map(|order| meter_number(order.meter_no)).collect();
     let starts: Vec<_> = orders.iter().map(|order| SqlTimestamp(order.window.start)).collect();
     let ends: Vec<_> = orders.iter().map(|order| SqlTimestamp(order.window.end)).collect();
     let limit = write_limit(limit);
     for row in client.query(&statement, &[&tenants, &meters, &starts, &ends, &limit]).await? {
-        let place: i64 = column(&row, 0)?;
-        let place = usize::try_from(place - 1).ok().filter(|place| *place < orders.len());
-        let place = place.ok_or_else(|| corrupt("an event lies in no window"))?;
+        let place = place_of(&row, orders.len())?;
         let id: String = column(&row, 1)?;
-        let SqlQuantity(quantity) = column(&row, 3)?;
-        let counted = orders[place].meter_terms.aggregation == Aggregation::Count;
         found[place].push(OpenEvent {
             id: EventId::parse(&id).map_err(|_| corrupt("a stored event is not valid"))?,
             occurred_at: instant(&row, 2)?,
-            quantity: if counted { Quantity::ONE } else { quantity },
+            quantity: column::<SqlQuantity>(&row, 3)?.0,
             subscription: column(&row, 4)?,
+            trial: column(&row, 5)?,
         });
     }
     Ok(found)

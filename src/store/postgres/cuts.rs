@@ -18,34 +18,35 @@
 use super::PostgresStore;
 use super::agreements::read_terms;
 use super::coverings::Coverings;
-use super::cut_events::{Carried, OpenEvent, insert_carried, read_open_events};
+use super::cut_events::{Carried, insert_carried, read_open_events};
 use super::declarations::{Creation, read_catalog};
 use super::epochs::secret_now;
 use super::leases::hold_lease;
 use super::numeric::SqlQuantity;
-use super::push_rows::{Change, NewPush, insert_pushes, key_of, log_changes};
+use super::push_rows::{insert_pushes, log_lines, read_class, read_state};
 use super::rollups::usage_row;
 use super::scalars::{
     SqlTimestamp, column, corrupt, instant, meter_number, read_count, read_meter_no, read_ordinal,
-    tenant_number, write_count, write_ordinal,
+    read_tenant_no, tenant_number, write_count, write_ordinal,
 };
 use super::transaction::{Done, Transaction};
 use super::waiting::{count_waiting, lock_unmapped};
-use crate::rules::billing::{Granularity, Mode};
+use crate::rules::billing::{Billing, Granularity, Mode};
 use crate::rules::credit::covering::CoverOrder;
-use crate::rules::delivery::{Class, PushState};
-use crate::rules::ids::{EventId, MeterNo, MeterSlug, TenantId};
-use crate::rules::meter::{Aggregation, Catalog, Meter};
-use crate::rules::push::{
-    CutState, PlannedPush, Precision, Standing, WindowUsage, plan_cut, plan_following,
+use crate::rules::cut::{
+    OpenEvents, Revision, Subject, Told, WindowCut, draws_credits, plan_events, plan_window,
 };
+use crate::rules::delivery::PushState;
+use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::meter::{Catalog, Meter};
+use crate::rules::push::{CutState, NewPush, WindowUsage};
 use crate::rules::quantity::Quantity;
 use crate::rules::rollup::FoldError;
-use crate::rules::stamp::{Term, stamp_event, stamp_window};
+use crate::rules::stamp::Term;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
-use crate::store::push::{CutOrder, CutReport, CutTerms, Cuts, Lease};
+use crate::store::push::{CutOrder, CutReport, CutTerms, Cuts, Lease, TransitionLine};
 use crate::store::{Error, Result};
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
@@ -54,26 +55,15 @@ use std::sync::Arc;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-/// A window that is to be cut, with the terms of its meter.
+/// A window that is to be cut.
 pub struct Order {
     pub tenant_no: i32,
     pub tenant: TenantId,
-    pub meter: MeterNo,
+    pub meter_no: MeterNo,
+    pub meter: Arc<Meter>,
+    /// How the meter is billed.
+    pub billing: Billing,
     pub window: Window,
-    pub meter_terms: MeterTerms,
-}
-
-/// How a meter is billed.
-#[derive(Clone)]
-pub struct MeterTerms {
-    slug: MeterSlug,
-    pub aggregation: Aggregation,
-    granularity: Granularity,
-    mode: Mode,
-    /// Decimal places the provider gets.
-    scale: u32,
-    /// Decimal places of the usage itself.
-    usage_scale: u32,
 }
 
 /// A window that has changed since its last cut.
@@ -81,7 +71,7 @@ struct Changed<'o> {
     order: &'o Order,
     usage: &'o WindowUsage,
     /// Its events that are to be added, if its meter is billed event by event.
-    events: Option<Vec<OpenEvent>>,
+    events: Option<OpenEvents>,
 }
 
 /// A window's row in `cuts`, in the order of locks.
@@ -129,8 +119,8 @@ impl Cuts for PostgresStore {
         let work = move |client: Arc<Transaction>| async move {
             self.cut_windows(&client, lease, orders, terms).await
         };
-        let (report, changes) = self.transact(work).await?;
-        log_changes(changes);
+        let (report, lines) = self.transact(work).await?;
+        log_lines(&lines);
         Ok(report)
     }
 
@@ -188,7 +178,7 @@ impl PostgresStore {
         lease: &Lease,
         orders: &[CutOrder],
         terms: CutTerms,
-    ) -> Done<(CutReport, Vec<Change>)> {
+    ) -> Done<(CutReport, Vec<TransitionLine>)> {
         let tenants: Vec<i32> =
             orders.iter().filter_map(|o| self.tenant_no(&o.tenant)).map(tenant_number).collect();
         let waiting = lock_unmapped(client, &tenants).await?;
@@ -205,85 +195,90 @@ impl PostgresStore {
         let keys: BTreeSet<WindowKey> = orders.iter().map(Order::key).collect();
         let states = lock_states(client, &keys).await?;
         let usages = measure_windows(client, &orders).await?;
-        let secret = secret_now(client, &self.push_secret).await?;
-        let mut cutting = Cutting::new(&secret, terms, states, remainders);
-        cutting.waiting = waiting;
-        let changed: Vec<(&Order, &WindowUsage)> =
-            orders.iter().zip(&usages).filter(|(o, usage)| cutting.has_changed(o, usage)).collect();
-        let by_event: Vec<&Order> =
-            changed.iter().map(|(order, _)| *order).filter(|order| order.is_by_event()).collect();
-        // One more than may be cut tells whether some are left.
-        let events = read_open_events(client, &by_event, terms.events_max.saturating_add(1));
-        let mut events = events.await?.into_iter();
-        let changed: Vec<Changed<'_>> = changed
-            .into_iter()
-            .map(|(order, usage)| {
-                let events = order.is_by_event().then(|| events.next().unwrap_or_default());
-                Changed { order, usage, events }
-            })
+        let mut cutting = Cutting { terms, states, remainders, waiting, ..Cutting::new(terms) };
+        let changed: Vec<(&Order, &WindowUsage)> = orders
+            .iter()
+            .zip(&usages)
+            .filter(|(order, usage)| cutting.state(order).count != usage.count)
             .collect();
+        let changed = list_events(client, changed, terms).await?;
         cutting.hold_credits(client, &changed).await?;
-        let tenants: BTreeSet<i32> = changed.iter().map(|one| one.order.tenant_no).collect();
+        let windows: Vec<&Order> = changed.iter().map(|one| one.order).collect();
+        cutting.told = read_told(client, &windows).await?;
+        let tenants: BTreeSet<i32> = windows.iter().map(|order| order.tenant_no).collect();
         cutting.charged = read_terms(client, &Vec::from_iter(tenants)).await?;
-        for Changed { order, usage, events } in changed {
-            match events {
-                Some(events) => cutting.cut_events(order, usage, events)?,
-                None => cutting.cut_window(order, usage)?,
-            }
+        for changed in changed {
+            cutting.cut(changed)?;
         }
-        cutting.write(client).await
+        let secret = secret_now(client, &self.push_secret).await?;
+        cutting.write(client, &secret).await
     }
 
     /// The orders of billed meters in the order of locks, each window once.
     fn sort_orders(&self, orders: &[CutOrder], catalog: &Catalog) -> Vec<Order> {
         let mut sorted = BTreeMap::new();
         for CutOrder { tenant, meter, window } in orders {
-            let meter_terms = catalog.get(*meter).and_then(|meter| MeterTerms::of(meter));
-            let (Some(number), Some(meter_terms)) = (self.tenant_no(tenant), meter_terms) else {
+            let found = catalog.get(*meter);
+            let billing = found.and_then(|meter| meter.spec.billing.clone());
+            let (Some(number), Some(found), Some(billing)) =
+                (self.tenant_no(tenant), found, billing)
+            else {
                 continue;
             };
-            let (tenant_no, tenant) = (tenant_number(number), tenant.clone());
-            let order = Order { tenant_no, tenant, meter: *meter, window: *window, meter_terms };
+            let order = Order {
+                tenant_no: tenant_number(number),
+                tenant: tenant.clone(),
+                meter_no: *meter,
+                meter: Arc::clone(found),
+                billing,
+                window: *window,
+            };
             sorted.insert(order.key(), order);
         }
         sorted.into_values().collect()
     }
 }
 
-impl MeterTerms {
-    /// None if the meter is not billed.
-    fn of(meter: &Meter) -> Option<Self> {
-        let billing = meter.spec.billing.as_ref()?;
-        Some(Self {
-            slug: meter.slug.clone(),
-            aggregation: meter.spec.aggregation,
-            granularity: billing.granularity,
-            mode: billing.mode,
-            scale: meter.billing_scale(),
-            usage_scale: meter.usage_scale(),
-        })
-    }
-}
-
 impl Order {
-    fn key(&self) -> WindowKey {
-        WindowKey { tenant_no: self.tenant_no, meter: self.meter, start: self.window.start }
+    pub fn key(&self) -> WindowKey {
+        WindowKey { tenant_no: self.tenant_no, meter: self.meter_no, start: self.window.start }
     }
 
     fn is_by_event(&self) -> bool {
-        match self.meter_terms.granularity {
-            Granularity::Event => true,
-            Granularity::Window | Granularity::Day => false,
-        }
+        self.billing.granularity == Granularity::Event
     }
 }
 
+/// Lists the events to be added of windows that are billed by event.
+async fn list_events<'o>(
+    client: &ClientWrapper,
+    changed: Vec<(&'o Order, &'o WindowUsage)>,
+    terms: CutTerms,
+) -> Done<Vec<Changed<'o>>> {
+    let by_event: Vec<&Order> =
+        changed.iter().map(|(order, _)| *order).filter(|order| order.is_by_event()).collect();
+    // One more than may be cut tells whether some are left.
+    let found = read_open_events(client, &by_event, terms.events_max.saturating_add(1)).await?;
+    let mut found = found.into_iter();
+    let list = |(order, usage): (&'o Order, &'o WindowUsage)| {
+        let events = order.is_by_event().then(|| {
+            let mut due = found.next().unwrap_or_default();
+            let unfinished = due.len() > terms.events_max;
+            due.truncate(terms.events_max);
+            OpenEvents { seen: usage.count, due, unfinished }
+        });
+        Changed { order, usage, events }
+    };
+    Ok(changed.into_iter().map(list).collect())
+}
+
 /// What a call has planned so far.
-struct Cutting<'s> {
-    secret: &'s [u8; 32],
+struct Cutting {
     terms: CutTerms,
     states: States,
     remainders: Remainders,
+    /// The pushes of each window that has changed.
+    told: BTreeMap<WindowKey, Told>,
     changed_states: BTreeSet<WindowKey>,
     changed_remainders: BTreeSet<(i32, MeterNo, bool)>,
     pushes: Vec<NewPush>,
@@ -296,13 +291,13 @@ struct Cutting<'s> {
     waiting: BTreeSet<i32>,
 }
 
-impl<'s> Cutting<'s> {
-    fn new(secret: &'s [u8; 32], terms: CutTerms, states: States, remainders: Remainders) -> Self {
+impl Cutting {
+    fn new(terms: CutTerms) -> Self {
         Self {
-            secret,
             terms,
-            states,
-            remainders,
+            states: States::new(),
+            remainders: Remainders::new(),
+            told: BTreeMap::new(),
             changed_states: BTreeSet::new(),
             changed_remainders: BTreeSet::new(),
             pushes: Vec::new(),
@@ -314,17 +309,9 @@ impl<'s> Cutting<'s> {
         }
     }
 
-    fn charged(&self, order: &Order) -> &[Term] {
-        self.charged.get(&order.tenant_no).map_or(&[], Vec::as_slice)
-    }
-
     fn state(&self, order: &Order) -> CutState {
         let standing = self.states.get(&order.key()).cloned();
         standing.unwrap_or_else(|| CutState::new(self.terms.shadow))
-    }
-
-    fn has_changed(&self, order: &Order, usage: &WindowUsage) -> bool {
-        self.state(order).count != usage.count
     }
 
     /// Holds the credits that may cover the windows; those that get no push now have none.
@@ -332,12 +319,12 @@ impl<'s> Cutting<'s> {
         let (mut tenants, mut giving_back) = (BTreeSet::new(), BTreeSet::new());
         for Changed { order, usage, events } in changed {
             let state = self.state(order);
-            if !self.covers(&state) {
+            if !draws_credits(&state, self.terms) {
                 continue;
             }
             tenants.insert(order.tenant_no);
             let shrinks = match events {
-                Some(events) => events.iter().any(|event| event.quantity < Quantity::ZERO),
+                Some(events) => events.due.iter().any(|event| event.quantity < Quantity::ZERO),
                 None => usage.billable < state.covered,
             };
             if shrinks && state.covered > Quantity::ZERO {
@@ -348,149 +335,64 @@ impl<'s> Cutting<'s> {
         Ok(())
     }
 
-    /// Whether credits cover a window in this state.
-    fn covers(&self, state: &CutState) -> bool {
-        !state.shadow && !self.terms.shadow
-    }
-
-    /// Cuts a window as a whole.
-    fn cut_window(&mut self, order: &Order, usage: &WindowUsage) -> Result<()> {
-        let stamped_at = stamp_window(order.window, self.charged(order));
-        let planned = self.plan(order, (usage.count, usage.billable), order.window)?;
-        if let Some(planned) = planned {
-            self.add_push(order, planned, stamped_at, usage.subscriptions_json(), None);
-        }
-        Ok(())
-    }
-
-    /// Cuts events of a window one by one; `events` holds one more than may be cut if some are
-    /// left after them.
-    fn cut_events(
-        &mut self,
-        order: &Order,
-        usage: &WindowUsage,
-        mut events: Vec<OpenEvent>,
-    ) -> Result<()> {
-        let unfinished = events.len() > self.terms.events_max;
-        events.truncate(self.terms.events_max);
-        let mut standing = self.state(order);
-        // While events are left, fewer are counted than the window has, so that it has changed.
-        let count = match unfinished {
-            true => standing.count + u64::try_from(events.len()).map_err(|_| unfit(FoldError))?,
-            false => usage.count,
-        };
-        let mut total = standing.total;
-        // Also where no event is to be added: trials, too, change the window.
-        standing.count = count;
-        self.states.insert(order.key(), standing);
-        self.changed_states.insert(order.key());
-        for event in events {
-            total = total.checked_add(event.quantity).ok_or_else(|| unfit(FoldError))?;
-            let during = Window::moment(event.occurred_at);
-            let Some(planned) = self.plan(order, (count, total), during)? else {
-                self.carried.push(Carried { window: order.key(), event: event.id });
-                continue;
-            };
-            let by_subscription = BTreeMap::from([(event.subscription, event.quantity)]);
-            let own = WindowUsage { count: 1, billable: event.quantity, by_subscription };
-            let subscriptions = own.subscriptions_json();
-            let stamped_at = stamp_event(order.window, event.occurred_at, self.charged(order));
-            self.add_push(order, planned, stamped_at, subscriptions, Some(event.id));
-        }
-        if unfinished {
-            let (tenant, meter, window) = (order.tenant.clone(), order.meter, order.window);
-            self.unfinished.push(CutOrder { tenant, meter, window });
-        }
-        Ok(())
-    }
-
-    /// Moves the window to a new count and total, and what is covered of it and the remainder with
-    /// it. What has changed was used in `during`.
-    fn plan(
-        &mut self,
-        order: &Order,
-        usage: (u64, Quantity),
-        during: Window,
-    ) -> Result<Option<PlannedPush>> {
-        let state = self.state(order);
-        let pair = (order.tenant_no, order.meter, state.shadow);
+    /// Plans the cut of a window, and keeps what it changes.
+    fn cut(&mut self, Changed { order, usage, events }: Changed<'_>) -> Result<()> {
+        let (key, state, terms) = (order.key(), self.state(order), self.terms);
+        let pair = (order.tenant_no, order.meter_no, state.shadow);
         let remainder = self.remainders.get(&pair).copied().unwrap_or_default();
-        let MeterTerms { mode, scale, .. } = order.meter_terms;
-        let (count, billable) = usage;
-        let covered = match self.covers(&state) {
-            true => self.cover(order, &state, billable, during)?,
-            false => state.covered,
+        let begins = match self.waiting.contains(&order.tenant_no) {
+            true => PushState::Waiting,
+            false => PushState::Observed,
         };
-        let usage = Standing { count, billable, covered };
-        let precision = Precision { scale, digits_max: self.terms.digits_max };
-        let plan = match state.shadow == self.terms.shadow {
-            true => plan_cut(&state, remainder, usage, mode, precision),
-            false => plan_following(&state, remainder, usage),
+        let told = self.told.remove(&key).unwrap_or(Told::Last(0));
+        let subject = Subject {
+            tenant_no: read_tenant_no(order.tenant_no)?,
+            tenant: &order.tenant,
+            meter_no: order.meter_no,
+            meter: &order.meter,
+            billing: &order.billing,
+            window: order.window,
+            state: &state,
+            remainder,
+            charged: self.charged.get(&order.tenant_no).map_or(&[], Vec::as_slice),
+            told: &told,
+            begins,
         };
-        let plan = plan.map_err(unfit)?;
-        if plan.remainder != remainder {
-            self.remainders.insert(pair, plan.remainder);
+        let coverings = &mut self.coverings;
+        let cover =
+            |asked: &CoverOrder| coverings.cover(key, order.window, asked, terms.draw_order);
+        let plan = match events {
+            None => plan_window(&subject, usage, terms, cover)?,
+            Some(events) => {
+                if events.unfinished {
+                    let (tenant, meter) = (order.tenant.clone(), order.meter_no);
+                    self.unfinished.push(CutOrder { tenant, meter, window: order.window });
+                }
+                plan_events(&subject, events, terms, cover)?
+            }
+        };
+        let Some(WindowCut { state, remainder: left, pushes, carried }) = plan else {
+            return Ok(());
+        };
+        if left != remainder {
+            self.remainders.insert(pair, left);
             self.changed_remainders.insert(pair);
         }
-        self.states.insert(order.key(), plan.state);
-        self.changed_states.insert(order.key());
-        Ok(plan.push)
+        self.states.insert(key, state);
+        self.changed_states.insert(key);
+        self.pushes.extend(pushes);
+        self.carried.extend(carried.into_iter().map(|event| Carried { window: key, event }));
+        Ok(())
     }
 
-    /// How much of the window credits cover when it holds `billable`.
-    fn cover(
-        &mut self,
-        order: &Order,
-        state: &CutState,
-        billable: Quantity,
-        during: Window,
-    ) -> Result<Quantity> {
-        let cover = CoverOrder {
-            meter: order.meter,
-            scale: order.meter_terms.usage_scale,
-            during,
-            before: state.total,
-            now: billable,
-            covered: state.covered,
-        };
-        self.coverings.cover(order.key(), order.window, &cover, self.terms.draw_order)
-    }
-
-    fn add_push(
-        &mut self,
-        order: &Order,
-        planned: PlannedPush,
-        stamped_at: Timestamp,
-        subscriptions: String,
-        event: Option<EventId>,
-    ) {
-        let slug = order.meter_terms.slug.as_str();
-        self.pushes.push(NewPush {
-            tenant_no: order.tenant_no,
-            tenant: order.tenant.clone(),
-            meter: order.meter,
-            window: order.window,
-            shadow: self.terms.shadow,
-            mode: order.meter_terms.mode,
-            key: key_of(self.secret, (&order.tenant, slug), order.window, &planned),
-            planned,
-            stamped_at,
-            subscriptions,
-            event,
-            detail: None,
-            customer: None,
-            state: match self.waiting.contains(&order.tenant_no) {
-                true => PushState::Waiting,
-                false => PushState::Observed,
-            },
-            class: Class::Cut,
-        });
-    }
-
-    async fn write(self, client: &ClientWrapper) -> Done<(CutReport, Vec<Change>)> {
+    async fn write(
+        self,
+        client: &ClientWrapper,
+        secret: &[u8; 32],
+    ) -> Done<(CutReport, Vec<TransitionLine>)> {
         let at = self.terms.at;
-        let changes = insert_pushes(client, &self.pushes, at).await?;
-        count_waiting(client, &changes).await?;
+        let lines = insert_pushes(client, secret, &self.pushes, at).await?;
+        count_waiting(client, &lines).await?;
         insert_carried(client, &self.carried).await?;
         let changed = |(key, _): &(&WindowKey, &CutState)| self.changed_states.contains(key);
         let states: Vec<_> = self.states.iter().filter(changed).collect();
@@ -499,10 +401,57 @@ impl<'s> Cutting<'s> {
         let remainders = self.remainders.into_iter().filter(changed).collect();
         write_remainders(client, &remainders).await?;
         self.coverings.write(client, at).await?;
-        let pushes = u64::try_from(changes.len()).unwrap_or(u64::MAX);
+        let pushes = u64::try_from(lines.len()).unwrap_or(u64::MAX);
         let report = CutReport { pushes, unfinished: self.unfinished, lease_lost: false };
-        Ok((report, changes))
+        Ok((report, lines))
     }
+}
+
+/// The pushes of windows; of windows that are billed by event only the last revision.
+async fn read_told(client: &ClientWrapper, orders: &[&Order]) -> Done<BTreeMap<WindowKey, Told>> {
+    let sql = "-- read_told
+        SELECT given.place, p.revision, p.mode, p.quantity, p.value, p.state, p.class, p.attempts
+        FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::bool[])
+            WITH ORDINALITY AS given (tenant_no, meter_no, window_start, last, place)
+        CROSS JOIN LATERAL (
+            SELECT * FROM pushes p
+            WHERE p.tenant_no = given.tenant_no AND p.meter_no = given.meter_no
+                AND p.window_start = given.window_start
+            ORDER BY p.revision DESC
+            LIMIT CASE WHEN given.last THEN 1 END
+        ) AS p
+        ORDER BY given.place, p.revision";
+    let statement = client.prepare_cached(sql).await?;
+    let tenants: Vec<i32> = orders.iter().map(|order| order.tenant_no).collect();
+    let meters: Vec<i16> = orders.iter().map(|order| meter_number(order.meter_no)).collect();
+    let starts: Vec<_> = orders.iter().map(|order| SqlTimestamp(order.window.start)).collect();
+    let last: Vec<bool> = orders.iter().map(|order| order.is_by_event()).collect();
+    let mut revisions: Vec<Vec<Revision>> = orders.iter().map(|_| Vec::new()).collect();
+    for row in client.query(&statement, &[&tenants, &meters, &starts, &last]).await? {
+        let mode: String = column(&row, 2)?;
+        let place = place_of(&row, revisions.len())?;
+        revisions[place].push(Revision {
+            revision: read_ordinal(column(&row, 1)?)?,
+            mode: Mode::from_name(&mode).ok_or_else(|| corrupt("a push has no known mode"))?,
+            quantity: column::<SqlQuantity>(&row, 3)?.0,
+            value: column::<SqlQuantity>(&row, 4)?.0,
+            state: read_state(&row, 5)?,
+            class: read_class(&row, 6)?,
+            attempts: read_ordinal(column(&row, 7)?)?,
+        });
+    }
+    let told = |(order, all): (&&Order, Vec<Revision>)| match order.is_by_event() {
+        true => (order.key(), Told::Last(all.last().map_or(0, |push| push.revision))),
+        false => (order.key(), Told::All(all)),
+    };
+    Ok(orders.iter().zip(revisions).map(told).collect())
+}
+
+/// The place of a row's window among those that were asked for.
+pub fn place_of(row: &Row, windows: usize) -> Result<usize> {
+    let place: i64 = column(row, 0)?;
+    let place = usize::try_from(place - 1).ok().filter(|place| *place < windows);
+    place.ok_or_else(|| corrupt("a row lies in no window"))
 }
 
 fn unfit(error: FoldError) -> Error {
@@ -512,7 +461,7 @@ fn unfit(error: FoldError) -> Error {
 /// Locks the tenants and meters of the orders, and reads what is carried of each.
 async fn lock_remainders(client: &ClientWrapper, orders: &[Order]) -> Done<Remainders> {
     let pairs: BTreeSet<(i32, MeterNo)> =
-        orders.iter().map(|order| (order.tenant_no, order.meter)).collect();
+        orders.iter().map(|order| (order.tenant_no, order.meter_no)).collect();
     let tenants: Vec<i32> = pairs.iter().map(|(tenant, _)| *tenant).collect();
     let meters: Vec<i16> = pairs.iter().map(|(_, meter)| meter_number(*meter)).collect();
     let sql = "-- lock_remainders
@@ -572,16 +521,14 @@ async fn measure_windows(client: &ClientWrapper, orders: &[Order]) -> Done<Vec<W
             AND r.bucket_start >= ordered.starts_at AND r.bucket_start < ordered.ends_at";
     let statement = client.prepare_cached(sql).await?;
     let tenants: Vec<i32> = orders.iter().map(|order| order.tenant_no).collect();
-    let meters: Vec<i16> = orders.iter().map(|order| meter_number(order.meter)).collect();
+    let meters: Vec<i16> = orders.iter().map(|order| meter_number(order.meter_no)).collect();
     let starts: Vec<_> = orders.iter().map(|order| SqlTimestamp(order.window.start)).collect();
     let ends: Vec<_> = orders.iter().map(|order| SqlTimestamp(order.window.end)).collect();
     let mut rows: Vec<Vec<UsageRow>> = orders.iter().map(|_| Vec::new()).collect();
     for row in client.query(&statement, &[&tenants, &meters, &starts, &ends]).await? {
-        let place: i64 = column(&row, 0)?;
-        let place = usize::try_from(place - 1).ok().filter(|place| *place < orders.len());
-        let place = place.ok_or_else(|| corrupt("a total lies in no window"))?;
+        let place = place_of(&row, orders.len())?;
         // Only sums and counts are billed, so the columns of other totals are not read.
-        rows[place].push(usage_row(&row, 1, orders[place].meter_terms.aggregation)?);
+        rows[place].push(usage_row(&row, 1, orders[place].meter.spec.aggregation)?);
     }
     let measured: std::result::Result<_, FoldError> =
         rows.iter().map(|rows| WindowUsage::measure(rows)).collect();
@@ -659,4 +606,22 @@ fn cut_state(row: &Row, from: usize) -> Result<CutState> {
         revision: read_ordinal(column(row, from + 4)?)?,
         shadow: column(row, from + 5)?,
     })
+}
+
+/// Writes the revisions of windows; the windows are not cut by that.
+pub async fn write_revisions(client: &ClientWrapper, states: &States) -> Done<()> {
+    let sql = "-- write_revisions
+        UPDATE cuts c SET revision = given.revision
+        FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::int4[])
+            AS given (tenant_no, meter_no, window_start, revision)
+        WHERE c.tenant_no = given.tenant_no AND c.meter_no = given.meter_no
+            AND c.window_start = given.window_start";
+    let statement = client.prepare_cached(sql).await?;
+    let tenants: Vec<i32> = states.keys().map(|key| key.tenant_no).collect();
+    let meters: Vec<i16> = states.keys().map(|key| meter_number(key.meter)).collect();
+    let starts: Vec<_> = states.keys().map(|key| SqlTimestamp(key.start)).collect();
+    let revisions: Vec<i32> =
+        states.values().map(|state| write_ordinal(state.revision)).collect::<Result<_>>()?;
+    client.execute(&statement, &[&tenants, &meters, &starts, &revisions]).await?;
+    Ok(())
 }

@@ -1,8 +1,8 @@
 //! Rows of `pushes` and `push_transitions`: how they are written and read.
 //!
 //! Invariant: what a cut planned of a push is written once, by [`insert_pushes`], and never
-//! changed. Whoever changes what became of a push adds the change to its history in the same
-//! transaction ([`record_changes`]) and tells it to the log after the commit ([`log_changes`]).
+//! changed. A change of a push adds a row to its history in the same transaction
+//! ([`record_lines`]), which is logged after the commit ([`log_lines`]).
 //!
 //! A crash leaves a push with its history or neither of the two; at worst a line of the log is
 //! missing.
@@ -10,96 +10,30 @@
 use super::numeric::SqlQuantity;
 use super::scalars::{
     SqlTimestamp, column, corrupt, instant, instant_if_any, meter_number, read_count,
-    read_meter_no, read_ordinal, write_count, write_ordinal,
+    read_meter_no, read_ordinal, read_tenant_no, tenant_number, write_count, write_ordinal,
 };
 use super::transaction::Done;
-use crate::faults::planted;
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, PushState};
-use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId};
-use crate::rules::push::{KeyParts, PlannedPush, push_key};
-use crate::rules::quantity::Quantity;
+use crate::rules::ids::{CustomerId, EventId, TenantId};
+use crate::rules::push::{NewPush, Push, StoredPush};
 use crate::rules::restore::Reading;
+use crate::rules::settlement::Change;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
-use crate::store::push::{Push, TransitionLine, log_transition};
+use crate::store::push::{TransitionLine, key_of, log_transition};
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-/// A push that is about to be written: by a cut, in place of another, or as a correction.
-pub struct NewPush {
-    pub tenant_no: i32,
-    pub tenant: TenantId,
-    pub meter: MeterNo,
-    pub window: Window,
-    pub shadow: bool,
-    pub mode: Mode,
-    pub planned: PlannedPush,
-    pub key: String,
-    pub stamped_at: Timestamp,
-    pub subscriptions: String,
-    pub event: Option<EventId>,
-    pub detail: Option<String>,
-    /// None for what is still to be sent: the first attempt fixes it.
-    pub customer: Option<CustomerId>,
-    pub state: PushState,
-    pub class: Class,
-}
-
-/// A push as it is stored, with what only the store needs.
-pub struct StoredPush {
-    pub push: Push,
-    pub tenant_no: i32,
-    pub slug: String,
-    /// The tenant's customer of today.
-    pub tenant_customer: Option<CustomerId>,
-    pub request: Option<Vec<u8>>,
-    pub request_keys: u32,
-    pub fence: u64,
-    pub leased_until: Option<Timestamp>,
-    pub unreadable_since: Option<Timestamp>,
-    /// The provider's total of its window as it was last read after a restore.
-    pub looked: Option<Reading>,
-}
-
-/// One change of one push.
-pub struct Change {
-    pub push: u64,
-    pub tenant: TenantId,
-    pub key: String,
-    pub state: PushState,
-    pub class: Class,
-    pub attempt: u32,
-    pub request_id: Option<String>,
-    pub detail: Option<String>,
-}
-
-/// The key of a planned push.
-pub fn key_of(
-    secret: &[u8; 32],
-    (tenant, slug): (&TenantId, &str),
-    window: Window,
-    planned: &PlannedPush,
-) -> String {
-    let (revision, value) = match planted("bug.key_without_revision") {
-        true => (1, Quantity::ZERO),
-        false => (planned.revision, planned.value),
-    };
-    let window_start = window.start;
-    push_key(
-        secret,
-        KeyParts { tenant: tenant.as_str(), meter: slug, window_start, revision, value },
-    )
-}
-
 /// Writes pushes, due at once, in their order, inside the caller's transaction.
 pub async fn insert_pushes(
     client: &ClientWrapper,
+    secret: &[u8; 32],
     pushes: &[NewPush],
     at: Timestamp,
-) -> Done<Vec<Change>> {
+) -> Done<Vec<TransitionLine>> {
     if pushes.is_empty() {
         return Ok(Vec::new());
     }
@@ -122,8 +56,9 @@ pub async fn insert_pushes(
     let statement = client.prepare_cached(sql).await?;
     let revisions: Result<Vec<i32>> =
         pushes.iter().map(|new| write_ordinal(new.planned.revision)).collect();
+    let keys = each(pushes, |new| key_of(secret, new));
     let parameters: [&(dyn ToSql + Sync); 18] = [
-        &each(pushes, |new| new.tenant_no),
+        &each(pushes, |new| tenant_number(new.tenant_no)),
         &each(pushes, |new| meter_number(new.meter)),
         &each(pushes, |new| SqlTimestamp(new.window.start)),
         &each(pushes, |new| SqlTimestamp(new.window.end)),
@@ -132,7 +67,7 @@ pub async fn insert_pushes(
         &each(pushes, |new| new.mode.name()),
         &each(pushes, |new| SqlQuantity(new.planned.quantity)),
         &each(pushes, |new| SqlQuantity(new.planned.value)),
-        &each(pushes, |new| new.key.as_str()),
+        &keys,
         &each(pushes, |new| SqlTimestamp(new.stamped_at)),
         &each(pushes, |new| new.subscriptions.as_str()),
         &each(pushes, |new| new.event.as_ref().map(EventId::as_str)),
@@ -143,26 +78,58 @@ pub async fn insert_pushes(
         &SqlTimestamp(at),
     ];
     let rows = client.query(&statement, &parameters).await?;
-    let mut changes = Vec::with_capacity(rows.len());
-    for (row, new) in rows.iter().zip(pushes) {
+    let mut lines = Vec::with_capacity(rows.len());
+    for (row, (new, made)) in rows.iter().zip(pushes.iter().zip(keys)) {
         let (number, key): (i64, String) = (column(row, 0)?, column(row, 1)?);
-        if key != new.key {
+        if key != made {
             let what = "pushes were not written in their order".into();
             return Err(Error::Internal { what }.into());
         }
-        changes.push(Change {
-            push: read_count(number)?,
-            tenant: new.tenant.clone(),
-            key,
-            state: new.state,
-            class: new.class,
-            attempt: 0,
-            request_id: None,
-            detail: new.detail.clone(),
-        });
+        lines.push(TransitionLine::of_new(read_count(number)?, key, new));
     }
-    record_changes(client, &changes, at).await?;
-    Ok(changes)
+    record_lines(client, &lines, at).await?;
+    Ok(lines)
+}
+
+/// Changes pushes as planned, and ends their leases.
+pub async fn change_pushes(
+    client: &ClientWrapper,
+    changes: &[Change],
+    at: Timestamp,
+) -> Done<Vec<TransitionLine>> {
+    if changes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sql = "-- change_pushes
+        UPDATE pushes p SET state = given.state, class = given.class, detail = given.detail,
+            due_at = given.due_at, request_keys = given.request_keys, state_at = given.state_at,
+            unreadable_since = given.unreadable_since, looked_total = given.looked_total,
+            looked_at = given.looked_at, leased_until = NULL
+        FROM unnest($1::int8[], $2::text[], $3::text[], $4::text[], $5::timestamptz[], $6::int4[],
+            $7::timestamptz[], $8::timestamptz[], $9::numeric[], $10::timestamptz[])
+            AS given (push_no, state, class, detail, due_at, request_keys, state_at,
+            unreadable_since, looked_total, looked_at)
+        WHERE p.push_no = given.push_no";
+    let statement = client.prepare_cached(sql).await?;
+    let numbers: Result<Vec<i64>> = changes.iter().map(|one| write_count(one.push)).collect();
+    let keys: Result<Vec<i32>> =
+        changes.iter().map(|one| write_ordinal(one.request_keys)).collect();
+    let parameters: [&(dyn ToSql + Sync); 10] = [
+        &numbers?,
+        &each(changes, |change| change.state.name()),
+        &each(changes, |change| change.class.name()),
+        &each(changes, |change| change.detail.as_deref()),
+        &each(changes, |change| SqlTimestamp(change.due_at)),
+        &keys?,
+        &each(changes, |change| SqlTimestamp(change.state_at)),
+        &each(changes, |change| change.unreadable_since.map(SqlTimestamp)),
+        &each(changes, |change| change.looked.map(|looked| SqlQuantity(looked.total))),
+        &each(changes, |change| change.looked.map(|looked| SqlTimestamp(looked.at))),
+    ];
+    client.execute(&statement, &parameters).await?;
+    let lines = each(changes, TransitionLine::of_change);
+    record_lines(client, &lines, at).await?;
+    Ok(lines)
 }
 
 /// One field of every row, as a statement takes it.
@@ -170,28 +137,31 @@ pub fn each<'p, T, R>(rows: &'p [T], field: impl Fn(&'p T) -> R) -> Vec<R> {
     rows.iter().map(field).collect()
 }
 
-/// Adds changes to the history of their pushes, in their order.
-pub async fn record_changes(client: &ClientWrapper, changes: &[Change], at: Timestamp) -> Done<()> {
-    if changes.is_empty() {
+/// Adds rows to the history of pushes, in their order.
+pub async fn record_lines(
+    client: &ClientWrapper,
+    lines: &[TransitionLine],
+    at: Timestamp,
+) -> Done<()> {
+    if lines.is_empty() {
         return Ok(());
     }
-    let sql = "-- record_changes
+    let sql = "-- record_lines
         INSERT INTO push_transitions (push_no, at, state, class, attempt, request_id, detail)
         SELECT push_no, $7, state, class, attempt, request_id, detail
         FROM unnest($1::int8[], $2::text[], $3::text[], $4::int4[], $5::text[], $6::text[])
             WITH ORDINALITY AS given (push_no, state, class, attempt, request_id, detail, place)
         ORDER BY place";
     let statement = client.prepare_cached(sql).await?;
-    let numbers: Result<Vec<i64>> = changes.iter().map(|change| write_count(change.push)).collect();
-    let attempts: Result<Vec<i32>> =
-        changes.iter().map(|change| write_ordinal(change.attempt)).collect();
+    let numbers: Result<Vec<i64>> = lines.iter().map(|line| write_count(line.push)).collect();
+    let attempts: Result<Vec<i32>> = lines.iter().map(|line| write_ordinal(line.attempt)).collect();
     let parameters: [&(dyn ToSql + Sync); 7] = [
         &numbers?,
-        &each(changes, |change| change.state.name()),
-        &each(changes, |change| change.class.name()),
+        &each(lines, |line| line.state.name()),
+        &each(lines, |line| line.class.name()),
         &attempts?,
-        &each(changes, |change| change.request_id.as_deref()),
-        &each(changes, |change| change.detail.as_deref()),
+        &each(lines, |line| line.request_id.as_deref()),
+        &each(lines, |line| line.detail.as_deref()),
         &SqlTimestamp(at),
     ];
     client.execute(&statement, &parameters).await?;
@@ -199,10 +169,8 @@ pub async fn record_changes(client: &ClientWrapper, changes: &[Change], at: Time
 }
 
 /// Called after the commit.
-pub fn log_changes(changes: Vec<Change>) {
-    for Change { push, tenant, key, state, class, attempt, request_id, .. } in changes {
-        log_transition(&TransitionLine { push, tenant, key, state, class, attempt, request_id });
-    }
+pub fn log_lines(lines: &[TransitionLine]) {
+    lines.iter().for_each(log_transition);
 }
 
 /// Locks pushes until the caller's transaction ends, in the order of their numbers.
@@ -272,7 +240,7 @@ fn stored_push(row: &Row) -> Result<StoredPush> {
     };
     Ok(StoredPush {
         push,
-        tenant_no: column(row, 1)?,
+        tenant_no: read_tenant_no(column(row, 1)?)?,
         slug: column(row, 5)?,
         tenant_customer: read_customer(row, 3)?,
         request: column(row, 21)?,

@@ -15,25 +15,24 @@ use super::PostgresStore;
 use super::epochs::read_windows;
 use super::numeric::SqlQuantity;
 use super::push_history;
-use super::push_rows::{
-    Change, StoredPush, log_changes, read_customer, read_pushes, record_changes,
-};
-use super::scalars::{
-    SqlTimestamp, column, corrupt, read_count, read_ordinal, write_count, write_limit,
-};
+use super::push_rows::{lock_pushes, log_lines, read_customer, read_pushes, record_lines};
+use super::scalars::{SqlTimestamp, column, corrupt, read_count, write_count, write_limit};
 use super::transaction::{Done, Transaction};
 use super::unbilled;
 use super::waiting;
 use crate::faults::planted;
-use crate::rules::delivery::{Class, PushState};
+use crate::rules::delivery::Class;
 use crate::rules::ids::{CustomerId, MeterNo, TenantId};
+use crate::rules::push::StoredPush;
 use crate::rules::quantity::Quantity;
+use crate::rules::settlement::plan_attempt;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::epoch::Uncompared;
 use crate::store::push::{
     AttemptIntent, ClaimedPush, OpenPushes, Push, PushAges, PushClaim, PushCounts, PushQuery,
-    PushRelease, PushTrace, Pushes, Ruling, Settlement, SubmittedWindow, UnbilledSums, UnsentUsage,
+    PushRelease, PushTrace, Pushes, Ruling, Settlement, SubmittedWindow, TransitionLine,
+    UnbilledSums, UnsentUsage,
 };
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
@@ -62,10 +61,9 @@ impl Pushes for PostgresStore {
         let work = move |client: Arc<Transaction>| async move {
             waiting::release(&client, &release).await
         };
-        let changes = self.transact(work).await?;
-        let released = changes.len();
-        log_changes(changes);
-        Ok(released)
+        let lines = self.transact(work).await?;
+        log_lines(&lines);
+        Ok(lines.len())
     }
 
     async fn list_unsent_usage(&self, since: Timestamp, limit: usize) -> Result<Vec<UnsentUsage>> {
@@ -77,10 +75,9 @@ impl Pushes for PostgresStore {
         let intents = intents.as_slice();
         let work =
             move |client: Arc<Transaction>| async move { begin_all(&client, intents, at).await };
-        let changes = self.transact(work).await?;
-        let begun = changes.iter().map(|change| change.push).collect();
-        log_changes(changes);
-        Ok(begun)
+        let lines = self.transact(work).await?;
+        log_lines(&lines);
+        Ok(lines.into_iter().map(|line| line.push).collect())
     }
 
     async fn settle_pushes(&self, settlements: Vec<Settlement>, at: Timestamp) -> Result<usize> {
@@ -372,51 +369,48 @@ async fn begin_all(
     client: &ClientWrapper,
     intents: &[AttemptIntent],
     at: Timestamp,
-) -> Done<Vec<Change>> {
-    // A lease that is over may be another's at any moment, even if it is not taken off yet.
-    let sql = "-- begin_all
-        WITH held AS MATERIALIZED (
-            SELECT p.push_no, given.customer, given.request
-            FROM unnest($1::int8[], $2::int8[], $3::text[], $4::bytea[])
-                AS given (push_no, fence, customer, request)
-            JOIN pushes p ON p.push_no = given.push_no AND p.fence = given.fence
-            WHERE p.state = 'observed' AND p.leased_until > $5
-            ORDER BY p.push_no
-            FOR UPDATE OF p
-        )
-        UPDATE pushes p SET attempts = p.attempts + 1, class = 'attempt',
-            first_attempt_at = COALESCE(p.first_attempt_at, $5),
-            customer = COALESCE(p.customer, held.customer),
-            request = COALESCE(p.request, held.request)
-        FROM held, tenants t
-        WHERE p.push_no = held.push_no AND t.tenant_no = p.tenant_no
-        RETURNING p.push_no, t.tenant, p.key, p.attempts";
-    let statement = client.prepare_cached(sql).await?;
-    let (mut numbers, mut fences) = (Vec::new(), Vec::new());
-    for intent in intents {
-        numbers.push(write_count(intent.push)?);
-        fences.push(write_count(intent.fence)?);
-    }
-    let customers: Vec<&str> = intents.iter().map(|intent| intent.customer.as_str()).collect();
-    let requests: Vec<&[u8]> = intents.iter().map(|intent| intent.request.as_slice()).collect();
-    let rows = client
-        .query(&statement, &[&numbers, &fences, &customers, &requests, &SqlTimestamp(at)])
-        .await?;
-    let mut changes = Vec::with_capacity(rows.len());
-    for row in &rows {
-        let tenant: String = column(row, 1)?;
-        changes.push(Change {
-            push: read_count(column(row, 0)?)?,
-            tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
-            key: column(row, 2)?,
-            state: PushState::Observed,
+) -> Done<Vec<TransitionLine>> {
+    let numbers: Vec<i64> =
+        intents.iter().map(|intent| write_count(intent.push)).collect::<Result<_>>()?;
+    lock_pushes(client, &numbers).await?;
+    let stored = read_pushes(client, &numbers).await?;
+    let (mut begun, mut lines) = (Vec::new(), Vec::new());
+    for found in &stored {
+        let push = &found.push;
+        let given = intents.iter().find(|intent| intent.push == push.number);
+        let Some(intent) = given else { continue };
+        if !plan_attempt(found, intent, at)? {
+            continue;
+        }
+        begun.push(intent);
+        lines.push(TransitionLine {
+            push: push.number,
+            tenant: push.tenant.clone(),
+            key: push.key.clone(),
+            state: push.state,
             class: Class::Attempt,
-            attempt: read_ordinal(column(row, 3)?)?,
+            attempt: push.attempts + 1,
             request_id: None,
             detail: None,
         });
     }
-    changes.sort_by_key(|change| change.push);
-    record_changes(client, &changes, at).await?;
-    Ok(changes)
+    if begun.is_empty() {
+        return Ok(lines);
+    }
+    let sql = "-- begin_all
+        UPDATE pushes p SET attempts = p.attempts + 1, class = 'attempt',
+            first_attempt_at = COALESCE(p.first_attempt_at, $4),
+            customer = COALESCE(p.customer, given.customer),
+            request = COALESCE(p.request, given.request)
+        FROM unnest($1::int8[], $2::text[], $3::bytea[]) AS given (push_no, customer, request)
+        WHERE p.push_no = given.push_no";
+    let statement = client.prepare_cached(sql).await?;
+    let numbers: Vec<i64> =
+        begun.iter().map(|intent| write_count(intent.push)).collect::<Result<_>>()?;
+    let customers: Vec<&str> = begun.iter().map(|intent| intent.customer.as_str()).collect();
+    let requests: Vec<&[u8]> = begun.iter().map(|intent| intent.request.as_slice()).collect();
+    let given: [&(dyn ToSql + Sync); 4] = [&numbers, &customers, &requests, &SqlTimestamp(at)];
+    client.execute(&statement, &given).await?;
+    record_lines(client, &lines, at).await?;
+    Ok(lines)
 }

@@ -86,7 +86,7 @@ impl PostgresStore {
                     tracing::debug!(%what, round, "redoing a transaction");
                     hindrance = what;
                 }
-                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Final(error)) => return self.faults.note(Err(error)),
             }
         }
         Err(Error::Unavailable { what: format!("tried {TRIES_MAX} times, last: {hindrance}") })

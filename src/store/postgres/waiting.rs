@@ -14,19 +14,21 @@
 //! A crash leaves the tenant releasing; the next call goes on.
 
 use super::numeric::SqlQuantity;
-use super::push_rows::{Change, StoredPush, read_pushes, record_changes};
+use super::push_rows::{change_pushes, read_pushes};
 use super::scalars::{
-    SqlTimestamp, column, corrupt, meter_number, read_count, read_meter_no, write_count,
-    write_limit,
+    SqlTimestamp, column, corrupt, meter_number, read_count, read_meter_no, tenant_number,
+    write_count, write_limit,
 };
 use super::transaction::Done;
 use crate::faults::planted;
 use crate::rules::delivery::{Class, PushState};
+use crate::rules::fault::Fault;
 use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::push::StoredPush;
 use crate::rules::quantity::Quantity;
+use crate::rules::settlement::{Change, plan_release};
 use crate::rules::timestamp::Timestamp;
-use crate::rules::waiting::judge_waiting;
-use crate::store::push::{PushRelease, UnmappedSum, UnsentUsage, release_detail};
+use crate::store::push::{PushRelease, TransitionLine, UnmappedSum, UnsentUsage};
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,10 +50,9 @@ pub async fn lock_unmapped(client: &ClientWrapper, tenants: &[i32]) -> Done<BTre
 }
 
 /// Adds pushes that were just written as waiting.
-pub async fn count_waiting(client: &ClientWrapper, changes: &[Change]) -> Done<()> {
-    let waiting = changes.iter().filter(|change| change.state == PushState::Waiting);
-    let numbers: Vec<i64> =
-        waiting.map(|change| write_count(change.push)).collect::<Result<_>>()?;
+pub async fn count_waiting(client: &ClientWrapper, lines: &[TransitionLine]) -> Done<()> {
+    let waiting = lines.iter().filter(|line| line.state == PushState::Waiting);
+    let numbers: Vec<i64> = waiting.map(|line| write_count(line.push)).collect::<Result<_>>()?;
     if numbers.is_empty() {
         return Ok(());
     }
@@ -91,7 +92,7 @@ pub async fn is_releasing(client: &ClientWrapper) -> Result<bool> {
 
 /// Releases pushes of one tenant, oldest first. A tenant that another server works on is left to
 /// it.
-pub async fn release(client: &ClientWrapper, release: &PushRelease) -> Done<Vec<Change>> {
+pub async fn release(client: &ClientWrapper, release: &PushRelease) -> Done<Vec<TransitionLine>> {
     let sql = "-- release
         SELECT tenant_no FROM tenants WHERE releasing
         ORDER BY tenant_no LIMIT 1 FOR UPDATE SKIP LOCKED";
@@ -102,52 +103,18 @@ pub async fn release(client: &ClientWrapper, release: &PushRelease) -> Done<Vec<
         ORDER BY push_no LIMIT $2 FOR UPDATE";
     let rows = client.query(sql, &[&tenant_no, &write_limit(release.limit)]).await?;
     let numbers: Vec<i64> = rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
-    let mut pushes = read_pushes(client, &numbers).await?;
-    pushes.sort_by_key(|found| found.push.number);
-    let changes: Vec<Change> = pushes.iter().map(|found| judge(found, release)).collect();
-    write_released(client, &changes, release.now).await?;
+    let pushes = read_pushes(client, &numbers).await?;
+    let plan = |found| plan_release(found, release.stamp_age_max, release.now);
+    let changes: Vec<Change> =
+        pushes.iter().map(plan).collect::<std::result::Result<_, Fault>>()?;
+    let lines = change_pushes(client, &changes, release.now).await?;
     count_released(client, &pushes, &changes, release.now).await?;
     if numbers.len() < release.limit {
         let sql = "-- release
             UPDATE tenants SET releasing = false WHERE tenant_no = $1";
         client.execute(sql, &[&tenant_no]).await?;
     }
-    Ok(changes)
-}
-
-fn judge(found: &StoredPush, release: &PushRelease) -> Change {
-    let push = &found.push;
-    let (state, class) = judge_waiting(push.stamped_at, release.stamp_age_max, release.now);
-    Change {
-        push: push.number,
-        tenant: push.tenant.clone(),
-        key: push.key.clone(),
-        state,
-        class,
-        attempt: push.attempts,
-        request_id: None,
-        detail: Some(release_detail(class).to_owned()),
-    }
-}
-
-async fn write_released(client: &ClientWrapper, changes: &[Change], at: Timestamp) -> Done<()> {
-    let sql = "-- write_released
-        UPDATE pushes p SET state = given.state, class = given.class, detail = given.detail,
-            due_at = $5, state_at = $5
-        FROM unnest($1::int8[], $2::text[], $3::text[], $4::text[])
-            AS given (push_no, state, class, detail)
-        WHERE p.push_no = given.push_no";
-    let statement = client.prepare_cached(sql).await?;
-    let numbers: Vec<i64> =
-        changes.iter().map(|change| write_count(change.push)).collect::<Result<_>>()?;
-    let states: Vec<&str> = changes.iter().map(|change| change.state.name()).collect();
-    let classes: Vec<&str> = changes.iter().map(|change| change.class.name()).collect();
-    let details: Vec<Option<&str>> =
-        changes.iter().map(|change| change.detail.as_deref()).collect();
-    let given: [&(dyn ToSql + Sync); 5] =
-        [&numbers, &states, &classes, &details, &SqlTimestamp(at)];
-    client.execute(&statement, &given).await?;
-    record_changes(client, changes, at).await
+    Ok(lines)
 }
 
 /// Takes released pushes off what waits, and adds those that were closed to what was not sent.
@@ -165,7 +132,7 @@ async fn count_released(
         Ok(())
     };
     for (found, change) in pushes.iter().zip(changes).filter(|(found, _)| !found.push.shadow) {
-        let place = (found.tenant_no, found.push.meter);
+        let place = (tenant_number(found.tenant_no), found.push.meter);
         let (waited, unsent) = sums.entry(place).or_default();
         add(waited, found.push.quantity)?;
         if change.class == Class::NotSent {

@@ -1,32 +1,31 @@
-//! Cuts: windows are measured, covered by credits, planned by `rules::push` and written with their
-//! pushes.
+//! Cuts: windows are measured, planned by `rules::cut`, covered by credits as the plan asks, and
+//! written with their pushes.
 //!
 //! The writer's thread reads a window's exact total from memory and tables and writes in the same
 //! transaction; as it alone changes either, nothing can come between.
 //!
 //! Meters billed by event: an event was cut if a push names it (`pushes.event_id`) or, where its
 //! quantity was zero or is carried, if it stands in `carried_events`. A reader first finds those
-//! that were not, so that the writer only looks at those to be cut. `cuts.count` is the number of
-//! events that were looked at, trials included: all that the window had when the reader began, or
-//! fewer as long as some are left, so that equal counts always mean that nothing is left.
+//! that were not, so that the writer only looks at those to be cut.
 //!
 //! A crash leaves a call of `record_cuts` done in full or not at all; the next call finds out.
 
 use super::credits::{Credit, Usage};
 use super::leases::holds_lease;
-use super::push_rows::{NewPush, Owner, get, insert_push, quantity_of};
+use super::push_rows::{Owner, get, insert_push, quantity_of};
 use super::sagas::read_terms;
 use super::segment::overflow;
+use super::waiting::planned_state;
+use super::window_pushes::read_window_pushes;
 use super::{Shared, SqliteStore, corrupt, events, rollups, sql_error};
-use crate::rules::billing::{Billing, Granularity};
-use crate::rules::event::Event;
-use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
-use crate::rules::meter::{Aggregation, Meter};
-use crate::rules::push::{
-    CutPlan, CutState, Precision, Standing, WindowUsage, plan_cut, plan_following,
+use crate::rules::billing::Granularity;
+use crate::rules::credit::covering::CoverOrder;
+use crate::rules::cut::{
+    OpenEvent, OpenEvents, Revision, Subject, Told, WindowCut, plan_events, plan_window,
 };
+use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
+use crate::rules::push::{CutState, WindowUsage};
 use crate::rules::quantity::Quantity;
-use crate::rules::stamp::{Term, stamp_event, stamp_window};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::push::{
@@ -75,8 +74,8 @@ impl Cuts for SqliteStore {
                 if !holds_lease(connection, &lease)? {
                     return Ok((CutReport { lease_lost: true, ..Default::default() }, Vec::new()));
                 }
-                let shared = &*shared;
-                let (report, lines, credit) = Default::default();
+                let (shared, credit) = (&*shared, Credit::default());
+                let (report, lines) = Default::default();
                 let mut cutting = Cutting {
                     shared,
                     connection,
@@ -136,17 +135,7 @@ impl Cuts for SqliteStore {
 enum Task {
     Nothing,
     CutWindow(CutOrder),
-    CutEvents(CutOrder, WindowEvents),
-}
-
-/// The events of a window, as a reader saw them.
-struct WindowEvents {
-    /// How many there were when the reader began, trials included.
-    seen: u64,
-    /// Those to be cut now, oldest first.
-    due: Vec<Event>,
-    /// How many of those to be cut are left for a later call.
-    left: u64,
+    CutEvents(CutOrder, OpenEvents),
 }
 
 /// Sees what an order asks for; for a meter billed by event, lists the window's events.
@@ -180,11 +169,12 @@ fn look_at_order(
         return Ok(Task::Nothing);
     }
     let missing = usage.count.saturating_sub(looked_at);
-    let (due, left) = find_uncut(shared, connection, (tenant, &order), (missing, events_max))?;
-    Ok(Task::CutEvents(order, WindowEvents { seen: usage.count, due, left }))
+    let (due, unfinished) =
+        find_uncut(shared, connection, (tenant, &order), (missing, events_max))?;
+    Ok(Task::CutEvents(order, OpenEvents { seen: usage.count, due, unfinished }))
 }
 
-/// The oldest events of a window that were not cut, oldest first, and how many more there are. The
+/// The oldest events of a window that were not cut, oldest first, and whether there are more. The
 /// window is read in pages from its newest event down, and no further than `missing` events that
 /// were not cut; so what is held is bounded, and a window that only grows is not read again.
 fn find_uncut(
@@ -192,7 +182,7 @@ fn find_uncut(
     connection: &Connection,
     (tenant, order): (TenantNo, &CutOrder),
     (missing, events_max): (u64, usize),
-) -> Result<(Vec<Event>, u64)> {
+) -> Result<(Vec<OpenEvent>, bool)> {
     let place = (tenant, order.meter, order.window.start);
     let mut query = EventQuery {
         tenant: order.tenant.clone(),
@@ -202,7 +192,7 @@ fn find_uncut(
         limit: EVENTS_PAGE,
         searched_max: usize::MAX,
     };
-    let (mut oldest, mut found) = (VecDeque::new(), 0u64);
+    let (mut oldest, mut found): (VecDeque<OpenEvent>, _) = (VecDeque::new(), 0u64);
     while found < missing {
         let page = events::list_events(shared, connection, &query)?.events;
         end_snapshot(connection)?;
@@ -213,14 +203,14 @@ fn find_uncut(
                 continue;
             }
             found += 1;
-            oldest.push_back(event);
+            oldest.push_back(event.into());
             if oldest.len() > events_max {
                 oldest.pop_front();
             }
         }
     }
     let kept = u64::try_from(oldest.len()).expect("a length fits 64 bits");
-    Ok((oldest.into_iter().rev().collect(), found - kept))
+    Ok((oldest.into_iter().rev().collect(), found > kept))
 }
 
 fn end_snapshot(connection: &Connection) -> Result<()> {
@@ -239,17 +229,6 @@ struct Cutting<'a> {
     lines: Vec<TransitionLine>,
 }
 
-/// A window that is being cut, with what is stored of it.
-struct Subject<'a> {
-    owner: Owner<'a>,
-    billing: &'a Billing,
-    window: Window,
-    state: CutState,
-    remainder: Quantity,
-    /// Under which subscriptions the tenant's usage is charged.
-    charged: Vec<Term>,
-}
-
 impl Cutting<'_> {
     fn cut(&mut self, task: Task) -> Result<()> {
         let (order, events) = match task {
@@ -264,159 +243,123 @@ impl Cutting<'_> {
         let tenant_no = tenant_no.ok_or_else(|| corrupt("a tenant that was known"))?;
         let meter = catalog.get(order.meter).ok_or_else(|| corrupt("a cut's meter"))?;
         let billing = meter.spec.billing.as_ref().ok_or_else(|| corrupt("a meter's billing"))?;
-        let owner = Owner { tenant_no, tenant: &order.tenant, meter_no: order.meter, meter };
-        let window = order.window;
-        let state = read_cut(self.connection, tenant_no, order.meter, window.start)?;
+        let (connection, window) = (self.connection, order.window);
+        let place = (tenant_no, order.meter, window.start);
+        let state = read_cut(connection, tenant_no, order.meter, window.start)?;
         let state = state.unwrap_or_else(|| CutState::new(self.terms.shadow));
-        let remainder = read_remainder(self.connection, tenant_no, order.meter, state.shadow)?;
-        let charged = read_terms(self.connection, (tenant_no, &order.tenant))?;
-        let subject = Subject { owner, billing, window, state, remainder, charged };
-        match events {
-            None => self.cut_window(subject),
+        let charged = read_terms(connection, (tenant_no, &order.tenant))?;
+        let subject = Subject {
+            tenant_no,
+            tenant: &order.tenant,
+            meter_no: order.meter,
+            meter,
+            billing,
+            window,
+            state: &state,
+            remainder: read_remainder(connection, tenant_no, order.meter, state.shadow)?,
+            charged: &charged,
+            told: &read_told(connection, place, billing.granularity)?,
+            begins: planned_state(connection, tenant_no)?,
+        };
+        let plan = match events {
+            None => self.plan_window(&subject)?,
             Some(events) => {
-                if events.left > 0 {
+                if events.unfinished {
                     self.report.unfinished.push(order.clone());
                 }
-                self.cut_events(subject, &events)
+                self.plan_events(&subject, events)?
             }
-        }
+        };
+        plan.map_or(Ok(()), |plan| self.apply(place, &plan))
     }
 
-    fn cut_window(&mut self, subject: Subject<'_>) -> Result<()> {
-        let Subject { owner, window, .. } = &subject;
-        let place = (owner.tenant_no, owner.meter_no, *window);
-        let rows =
-            rollups::read_usage_writing(self.shared, self.connection, self.steps_done, place)?;
+    fn plan_window(&mut self, subject: &Subject<'_>) -> Result<Option<WindowCut>> {
+        let place = (subject.tenant_no, subject.meter_no, subject.window);
+        let (connection, terms) = (self.connection, self.terms);
+        let rows = rollups::read_usage_writing(self.shared, connection, self.steps_done, place)?;
         let usage = WindowUsage::measure(&rows).map_err(|_| overflow())?;
-        if usage.count == subject.state.count {
-            return Ok(());
-        }
-        let stamped_at = stamp_window(*window, &subject.charged);
-        let plan = self.plan(&subject, (usage.count, usage.billable), *window)?;
-        if let Some(planned) = &plan.push {
-            let push = NewPush {
-                owner: *owner,
-                window: *window,
-                plan: planned.clone(),
-                shadow: subject.state.shadow,
-                mode: subject.billing.mode,
-                stamped_at,
-                subscriptions: &usage.subscriptions_json(),
-                event: None,
-                detail: None,
-                at: self.terms.at,
-            };
-            self.insert(&push)?;
-        }
-        self.store(&Subject { state: plan.state, remainder: plan.remainder, ..subject })
+        let credit = &mut self.credit;
+        plan_window(subject, &usage, terms, |order| {
+            cover(credit, connection, subject, order, terms)
+        })
     }
 
-    /// Each event is a cut of its own, on top of those before it.
-    fn cut_events(&mut self, mut subject: Subject<'_>, events: &WindowEvents) -> Result<()> {
-        let before = (subject.state.clone(), subject.remainder);
-        for event in &events.due {
-            let place = (subject.owner.tenant_no, subject.owner.meter_no, subject.window.start);
-            // Another call may have cut it since the reader looked.
-            if !was_cut(self.connection, place, &event.id)? {
-                self.cut_event(&mut subject, event)?;
-            }
-        }
-        // Both numbers are of events that were looked at; another call may have been further.
-        let looked_at = events.seen.saturating_sub(events.left);
-        subject.state.count = subject.state.count.max(looked_at);
-        if before == (subject.state.clone(), subject.remainder) {
-            return Ok(());
-        }
-        self.store(&subject)
-    }
-
-    fn cut_event(&mut self, subject: &mut Subject<'_>, event: &Event) -> Result<()> {
-        let quantity = billed_quantity(event, subject.owner.meter)?;
-        let total = subject.state.total.checked_add(quantity).ok_or_else(overflow)?;
-        let stamped_at = stamp_event(subject.window, event.occurred_at, &subject.charged);
-        let plan =
-            self.plan(subject, (subject.state.count, total), Window::moment(event.occurred_at))?;
-        let Owner { tenant_no, meter_no, .. } = subject.owner;
-        match &plan.push {
-            None => insert_carried(
-                self.connection,
-                (tenant_no, meter_no, subject.window.start),
-                &event.id,
-            )?,
-            Some(planned) => {
-                let subscription = event.subscription.as_ref().map(|name| name.as_str().to_owned());
-                let mut usage = WindowUsage::default();
-                usage.by_subscription.insert(subscription, quantity);
-                let push = NewPush {
-                    owner: subject.owner,
-                    window: subject.window,
-                    plan: planned.clone(),
-                    shadow: subject.state.shadow,
-                    mode: subject.billing.mode,
-                    stamped_at,
-                    subscriptions: &usage.subscriptions_json(),
-                    event: Some(&event.id),
-                    detail: None,
-                    at: self.terms.at,
-                };
-                self.insert(&push)?;
-            }
-        }
-        (subject.state, subject.remainder) = (plan.state, plan.remainder);
-        Ok(())
-    }
-
-    /// Covers what it can of a window's usage, and plans the rest.
-    fn plan(
+    fn plan_events(
         &mut self,
         subject: &Subject<'_>,
-        (count, billable): (u64, Quantity),
-        during: Window,
-    ) -> Result<CutPlan> {
-        let Subject { owner, billing, window, state, remainder, .. } = subject;
-        let follows = state.shadow != self.terms.shadow;
-        // What is only compared or gets no push draws on nothing.
-        let covered = if follows || state.shadow {
-            state.covered
-        } else {
-            let usage = Usage { owner: *owner, window: *window, state, during, now: billable };
-            let order = (self.terms.draw_order, self.terms.at);
-            self.credit.cover(self.connection, usage, order)?
-        };
-        let standing = Standing { count, billable, covered };
-        let plan = if follows {
-            plan_following(state, *remainder, standing)
-        } else {
-            let scale = owner.meter.billing_scale();
-            let precision = Precision { scale, digits_max: self.terms.digits_max };
-            plan_cut(state, *remainder, standing, billing.mode, precision)
-        };
-        plan.map_err(|_| overflow())
+        mut events: OpenEvents,
+    ) -> Result<Option<WindowCut>> {
+        let (connection, terms, credit) = (self.connection, self.terms, &mut self.credit);
+        let place = (subject.tenant_no, subject.meter_no, subject.window.start);
+        // Another call may have cut some since the reader looked.
+        let mut due = Vec::with_capacity(events.due.len());
+        for event in std::mem::take(&mut events.due) {
+            if !was_cut(connection, place, &event.id)? {
+                due.push(event);
+            }
+        }
+        events.due = due;
+        plan_events(subject, events, terms, |order| {
+            cover(credit, connection, subject, order, terms)
+        })
     }
 
-    fn insert(&mut self, push: &NewPush<'_>) -> Result<()> {
-        self.lines.push(insert_push(self.connection, &self.secret, push)?);
-        self.report.pushes += 1;
-        Ok(())
-    }
-
-    fn store(&self, subject: &Subject<'_>) -> Result<()> {
-        let Subject { owner, window, state, remainder, .. } = subject;
-        let (tenant, meter) = (owner.tenant_no, owner.meter_no);
-        write_cut(self.connection, (tenant, meter, window.start), state, self.terms.at)?;
-        write_remainder(self.connection, (tenant, meter, state.shadow), *remainder)
+    /// Writes a planned cut.
+    fn apply(
+        &mut self,
+        (tenant, meter, start): (TenantNo, MeterNo, Timestamp),
+        plan: &WindowCut,
+    ) -> Result<()> {
+        let (connection, at) = (self.connection, self.terms.at);
+        for push in &plan.pushes {
+            self.lines.push(insert_push(connection, &self.secret, push, at)?);
+            self.report.pushes += 1;
+        }
+        for event in &plan.carried {
+            insert_carried(connection, (tenant, meter, start), event)?;
+        }
+        write_cut(connection, (tenant, meter, start), &plan.state, at)?;
+        write_remainder(connection, (tenant, meter, plan.state.shadow), plan.remainder)
     }
 }
 
-/// What one event adds to a billed total.
-fn billed_quantity(event: &Event, meter: &Meter) -> Result<Quantity> {
-    match meter.spec.aggregation {
-        Aggregation::Sum => Ok(event.quantity),
-        Aggregation::Count => Ok(Quantity::ONE),
-        Aggregation::Min | Aggregation::Max | Aggregation::Latest | Aggregation::Unique => {
-            Err(corrupt("the billing of a meter that cannot be billed"))
-        }
+/// Draws on the tenant's credits, or gives back, as a plan asks.
+fn cover(
+    credit: &mut Credit,
+    connection: &Connection,
+    subject: &Subject<'_>,
+    order: &CoverOrder,
+    terms: CutTerms,
+) -> Result<Quantity> {
+    let Subject { tenant_no, tenant, meter_no, meter, window, .. } = *subject;
+    let owner = Owner { tenant_no, tenant, meter_no, meter };
+    let CoverOrder { before, covered, during, now, .. } = *order;
+    let state = &CutState { total: before, covered, ..subject.state.clone() };
+    let usage = Usage { owner, window, state, during, now };
+    credit.cover(connection, usage, (terms.draw_order, terms.at))
+}
+
+/// The window's pushes; of a window that is billed by event only the last.
+fn read_told(
+    connection: &Connection,
+    (tenant, meter, start): (TenantNo, MeterNo, Timestamp),
+    granularity: Granularity,
+) -> Result<Told> {
+    if granularity == Granularity::Event {
+        let revision = connection
+            .prepare_cached(
+                "-- read_told
+                 SELECT COALESCE(MAX(revision), 0) FROM pushes INDEXED BY pushes_by_window
+                 WHERE tenant_no = ? AND meter_no = ? AND window_start = ?",
+            )
+            .and_then(|mut select| {
+                select.query_row(params![tenant.0, meter.0, start.micros()], |row| row.get(0))
+            })
+            .map_err(sql_error)?;
+        return Ok(Told::Last(revision));
     }
+    let pushes = read_window_pushes(connection, (tenant, meter), Window::moment(start))?;
+    Ok(Told::All(pushes.iter().map(Revision::from).collect()))
 }
 
 /// Whether a push or a carried quantity stands for the event.

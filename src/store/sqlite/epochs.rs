@@ -7,12 +7,11 @@
 //! Invariant: the database's mark is committed before a file is written, and moves with every batch
 //! of attempts once the store is in use. A crash leaves files that are behind, which means nothing.
 
-use super::push_rows::PushRow;
 use super::{FILE_MODE, SqliteStore, corrupt, sql_error};
 use crate::faults::planted;
 use crate::rules::digest::hex;
 use crate::rules::ids::TenantNo;
-use crate::rules::push::secret_of_epoch;
+use crate::rules::push::{StoredPush, secret_of_epoch};
 use crate::rules::restore::{Cause, Life, Mark, MarkFile};
 use crate::rules::timestamp::Timestamp;
 use crate::store::epoch::{Epoch, Epochs, Uncompared};
@@ -230,7 +229,7 @@ pub fn secret_now(connection: &Connection, secret: &[u8; 32]) -> Result<[u8; 32]
 }
 
 /// Whether a push's window has to be compared before anything of it is sent.
-pub fn find_uncompared(connection: &Connection, row: &PushRow) -> Result<Option<Uncompared>> {
+pub fn find_uncompared(connection: &Connection, row: &StoredPush) -> Result<Option<Uncompared>> {
     let Some(epoch) = read_epoch(connection)? else { return Ok(None) };
     let (window, at) = (row.push.window, epoch.restored_at);
     if window.start >= at || planted("bug.no_look_after_restore") {

@@ -5,35 +5,22 @@
 //! before the commit leaves neither.
 
 use super::epochs::secret_now;
-use super::waiting::{count_waiting, planned_state};
+use super::waiting::count_waiting;
 use super::{corrupt, sql_error};
-use crate::faults::planted;
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::Meter;
-use crate::rules::push::{KeyParts, PlannedPush, push_key};
+use crate::rules::push::{NewPush, Push, StoredPush};
 use crate::rules::quantity::Quantity;
 use crate::rules::restore::Reading;
+use crate::rules::settlement::Change;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::Result;
-use crate::store::push::{Push, Transition, TransitionLine};
+use crate::store::push::{Transition, TransitionLine, key_of};
 use rusqlite::types::FromSql;
 use rusqlite::{Connection, Row, params};
-
-/// A push with what only the store needs to know of it.
-pub struct PushRow {
-    pub push: Push,
-    pub tenant_no: TenantNo,
-    pub fence: u64,
-    pub leased_until: Option<Timestamp>,
-    pub request: Option<Vec<u8>>,
-    pub request_keys: u32,
-    pub unreadable_since: Option<Timestamp>,
-    /// The provider's total of its window as it was last read after a restore.
-    pub looked: Option<Reading>,
-}
 
 /// Whose usage of what.
 #[derive(Clone, Copy)]
@@ -44,48 +31,18 @@ pub struct Owner<'a> {
     pub meter: &'a Meter,
 }
 
-/// A push that is to be written.
-pub struct NewPush<'a> {
-    pub owner: Owner<'a>,
-    pub window: Window,
-    pub plan: PlannedPush,
-    pub shadow: bool,
-    pub mode: Mode,
-    pub stamped_at: Timestamp,
-    pub subscriptions: &'a str,
-    pub event: Option<&'a EventId>,
-    pub detail: Option<&'a str>,
-    pub at: Timestamp,
-}
-
-/// Where a push stands when it is written.
-#[derive(Clone, Copy)]
-pub struct Standing<'a> {
-    pub state: PushState,
-    pub class: Class,
-    /// Only for one that the provider was told of in another way than by sending it.
-    pub customer: Option<&'a CustomerId>,
-}
-
-/// What a push is changed to; its lease ends with it.
-pub struct Change {
-    pub state: PushState,
-    pub class: Class,
-    pub detail: Option<String>,
-    pub due_at: Timestamp,
-    pub request_keys: u32,
-}
-
-pub fn fetch_push(connection: &Connection, number: u64) -> Result<Option<PushRow>> {
+pub fn fetch_push(connection: &Connection, number: u64) -> Result<Option<StoredPush>> {
     let mut select = connection
         .prepare_cached(
             "-- fetch_push
-             SELECT push_no, tenant, pushes.tenant_no, meter_no, window_start, window_end, revision,
+             SELECT push_no, tenant, pushes.tenant_no, pushes.meter_no, slug,
+                    tenants.customer AS tenant_customer, window_start, window_end, revision,
                     shadow, mode, quantity, value, key, stamped_at, subscriptions, event_id, state,
                     class, detail, pushes.customer, request, attempts, request_keys,
                     first_attempt_at, due_at, fence, leased_until, pushes.created_at, state_at,
                     unreadable_since, looked_total, looked_at
              FROM pushes JOIN tenants ON tenants.tenant_no = pushes.tenant_no
+             JOIN meters ON meters.meter_no = pushes.meter_no
              WHERE push_no = ?",
         )
         .map_err(sql_error)?;
@@ -94,107 +51,91 @@ pub fn fetch_push(connection: &Connection, number: u64) -> Result<Option<PushRow
 }
 
 /// The push of a number that was just read from another row.
-pub fn fetch_known(connection: &Connection, number: u64) -> Result<PushRow> {
+pub fn fetch_known(connection: &Connection, number: u64) -> Result<StoredPush> {
     fetch_push(connection, number)?.ok_or_else(|| corrupt("a push's number"))
 }
 
-/// Writes a push that a cut planned: due at once, or waiting for its tenant's customer.
+/// All pushes of a window, oldest revision first.
+pub fn fetch_window(
+    connection: &Connection,
+    (tenant, meter, start): (TenantNo, MeterNo, Timestamp),
+) -> Result<Vec<StoredPush>> {
+    let numbers: Vec<u64> = connection
+        .prepare_cached(
+            "-- fetch_window
+             SELECT push_no FROM pushes INDEXED BY pushes_by_window
+             WHERE tenant_no = ? AND meter_no = ? AND window_start = ?
+             ORDER BY revision",
+        )
+        .and_then(|mut select| {
+            let window = params![tenant.0, meter.0, start.micros()];
+            select.query_map(window, |row| row.get(0))?.collect()
+        })
+        .map_err(sql_error)?;
+    numbers.into_iter().map(|number| fetch_known(connection, number)).collect()
+}
+
+/// Writes a push, due at once, as it was planned.
 pub fn insert_push(
     connection: &Connection,
     secret: &[u8; 32],
-    push: &NewPush<'_>,
+    push: &NewPush,
+    at: Timestamp,
 ) -> Result<TransitionLine> {
-    let owner = push.owner;
-    let state = planned_state(connection, owner.tenant_no)?;
-    if state == PushState::Waiting && !push.shadow {
-        count_waiting(connection, (owner.tenant_no, owner.meter_no), push.plan.quantity)?;
+    if push.state == PushState::Waiting && !push.shadow {
+        count_waiting(connection, (push.tenant_no, push.meter), push.planned.quantity)?;
     }
-    insert_standing(connection, secret, push, Standing { state, class: Class::Cut, customer: None })
-}
-
-/// Writes a push that stands somewhere already, or that something else than a cut planned.
-pub fn insert_standing(
-    connection: &Connection,
-    secret: &[u8; 32],
-    push: &NewPush<'_>,
-    Standing { state, class, customer }: Standing<'_>,
-) -> Result<TransitionLine> {
     let key = key_of(&secret_now(connection, secret)?, push);
-    let (owner, at) = (push.owner, push.at.micros());
     connection
         .prepare_cached(
             "-- insert_push
              INSERT INTO pushes (tenant_no, meter_no, window_start, window_end, revision, shadow,
                  mode, quantity, value, key, stamped_at, subscriptions, event_id, state, class,
                  detail, customer, attempts, request_keys, due_at, fence, created_at, state_at)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, ?, 0, ?, ?)",
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17,
+                 0, 0, ?18, 0, ?18, ?18)",
         )
         .and_then(|mut insert| {
             insert.execute(params![
-                owner.tenant_no.0,
-                owner.meter_no.0,
+                push.tenant_no.0,
+                push.meter.0,
                 push.window.start.micros(),
                 push.window.end.micros(),
-                push.plan.revision,
+                push.planned.revision,
                 push.shadow,
                 push.mode.name(),
-                push.plan.quantity.to_string(),
-                push.plan.value.to_string(),
+                push.planned.quantity.to_string(),
+                push.planned.value.to_string(),
                 key,
                 push.stamped_at.micros(),
                 push.subscriptions,
-                push.event.map(EventId::as_str),
-                state.name(),
-                class.name(),
+                push.event.as_ref().map(EventId::as_str),
+                push.state.name(),
+                push.class.name(),
                 push.detail,
-                customer.map(CustomerId::as_str),
-                at,
-                at,
-                at
+                push.customer.as_ref().map(CustomerId::as_str),
+                at.micros()
             ])
         })
         .map_err(sql_error)?;
     let number = u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1");
-    let transition = Transition {
-        at: push.at,
-        state,
-        class,
-        attempt: 0,
-        request_id: None,
-        detail: push.detail.map(str::to_owned),
-    };
-    insert_transition(connection, number, &transition)?;
-    Ok(line(number, owner.tenant, &key, transition))
+    let line = TransitionLine::of_new(number, key, push);
+    insert_transition(connection, &line, at)?;
+    Ok(line)
 }
 
-fn key_of(secret: &[u8; 32], push: &NewPush<'_>) -> String {
-    let parts = KeyParts {
-        tenant: push.owner.tenant.as_str(),
-        meter: push.owner.meter.slug.as_str(),
-        window_start: push.window.start,
-        revision: push.plan.revision,
-        value: push.plan.value,
-    };
-    if planted("bug.key_without_revision") {
-        return push_key(secret, KeyParts { revision: 1, value: Quantity::ZERO, ..parts });
-    }
-    push_key(secret, parts)
-}
-
-/// Changes what became of a push, and ends its lease. `said` goes into its history.
+/// Changes a push as planned, and ends its lease.
 pub fn change_push(
     connection: &Connection,
-    row: &PushRow,
     change: &Change,
-    (class, request_id, said): (Class, Option<&str>, Option<&str>),
     at: Timestamp,
 ) -> Result<TransitionLine> {
-    let state_at = if change.state == row.push.state { row.push.state_at } else { at };
     connection
         .prepare_cached(
             "-- change_push
              UPDATE pushes SET state = ?, class = ?, detail = ?, due_at = ?, request_keys = ?,
-                 state_at = ?, leased_until = NULL
+                 state_at = ?, unreadable_since = ?, looked_total = ?, looked_at = ?,
+                 leased_until = NULL
              WHERE push_no = ?",
         )
         .and_then(|mut update| {
@@ -204,27 +145,23 @@ pub fn change_push(
                 change.detail,
                 change.due_at.micros(),
                 change.request_keys,
-                state_at.micros(),
-                row.push.number
+                change.state_at.micros(),
+                change.unreadable_since.map(Timestamp::micros),
+                change.looked.map(|looked| looked.total.to_string()),
+                change.looked.map(|looked| looked.at.micros()),
+                change.push
             ])
         })
         .map_err(sql_error)?;
-    let transition = Transition {
-        at,
-        state: change.state,
-        class,
-        attempt: row.push.attempts,
-        request_id: request_id.map(str::to_owned),
-        detail: said.map(str::to_owned),
-    };
-    insert_transition(connection, row.push.number, &transition)?;
-    Ok(line(row.push.number, &row.push.tenant, &row.push.key, transition))
+    let line = TransitionLine::of_change(change);
+    insert_transition(connection, &line, at)?;
+    Ok(line)
 }
 
 /// Writes down that a push is about to be sent; what was sent first stays.
 pub fn begin_attempt(
     connection: &Connection,
-    row: &PushRow,
+    row: &StoredPush,
     (customer, request): (&CustomerId, &[u8]),
     at: Timestamp,
 ) -> Result<TransitionLine> {
@@ -242,19 +179,21 @@ pub fn begin_attempt(
             update.execute(params![class, at.micros(), customer, request, row.push.number])
         })
         .map_err(sql_error)?;
-    let transition = Transition {
-        at,
+    let line = TransitionLine {
+        push: row.push.number,
+        tenant: row.push.tenant.clone(),
+        key: row.push.key.clone(),
         state: row.push.state,
         class: Class::Attempt,
         attempt: row.push.attempts + 1,
         request_id: None,
         detail: None,
     };
-    insert_transition(connection, row.push.number, &transition)?;
-    Ok(line(row.push.number, &row.push.tenant, &row.push.key, transition))
+    insert_transition(connection, &line, at)?;
+    Ok(line)
 }
 
-fn insert_transition(connection: &Connection, push: u64, row: &Transition) -> Result<()> {
+fn insert_transition(connection: &Connection, row: &TransitionLine, at: Timestamp) -> Result<()> {
     connection
         .prepare_cached(
             "-- insert_transition
@@ -263,8 +202,8 @@ fn insert_transition(connection: &Connection, push: u64, row: &Transition) -> Re
         )
         .and_then(|mut insert| {
             insert.execute(params![
-                push,
-                row.at.micros(),
+                row.push,
+                at.micros(),
                 row.state.name(),
                 row.class.name(),
                 row.attempt,
@@ -300,23 +239,13 @@ pub fn read_transitions(connection: &Connection, push: u64) -> Result<Vec<Transi
     Ok(transitions)
 }
 
-fn line(push: u64, tenant: &TenantId, key: &str, transition: Transition) -> TransitionLine {
-    TransitionLine {
-        push,
-        tenant: tenant.clone(),
-        key: key.to_owned(),
-        state: transition.state,
-        class: transition.class,
-        attempt: transition.attempt,
-        request_id: transition.request_id,
-    }
-}
-
-fn decode_push(row: &Row<'_>) -> Result<PushRow> {
+fn decode_push(row: &Row<'_>) -> Result<StoredPush> {
     let tenant: String = get(row, "tenant")?;
     let mode: String = get(row, "mode")?;
     let customer: Option<String> = get(row, "customer")?;
     let customer = customer.as_deref().map(CustomerId::parse).transpose();
+    let tenant_customer: Option<String> = get(row, "tenant_customer")?;
+    let tenant_customer = tenant_customer.as_deref().map(CustomerId::parse).transpose();
     let event: Option<String> = get(row, "event_id")?;
     let event = event.as_deref().map(EventId::parse).transpose();
     let push = Push {
@@ -343,9 +272,11 @@ fn decode_push(row: &Row<'_>) -> Result<PushRow> {
         created_at: moment(row, "created_at")?,
         state_at: moment(row, "state_at")?,
     };
-    Ok(PushRow {
+    Ok(StoredPush {
         push,
         tenant_no: TenantNo(get(row, "tenant_no")?),
+        slug: get(row, "slug")?,
+        tenant_customer: tenant_customer.map_err(|_| corrupt("a tenant's customer"))?,
         fence: get(row, "fence")?,
         leased_until: get::<Option<i64>>(row, "leased_until")?.map(Timestamp::from_micros),
         request: get(row, "request")?,

@@ -1,4 +1,4 @@
-//! Pushes: claimed, begun, settled, ruled on.
+//! Pushes: claimed, begun, settled, ruled on, as `rules::settlement` plans it.
 //!
 //! A reader finds what could be claimed, so that the writer only looks at those few; the writer's
 //! transaction then decides, and only it leases.
@@ -11,34 +11,34 @@
 use super::cuts::{read_cut, write_revision};
 use super::push_listing::{self, DueWindow};
 use super::push_rows::{
-    Change, NewPush, Owner, PushRow, begin_attempt, change_push, fetch_known, fetch_push,
-    insert_push, quantity_of,
+    begin_attempt, change_push, fetch_known, fetch_push, insert_push, quantity_of,
 };
 use super::segment::overflow;
 use super::summaries::find_summary;
+use super::waiting::planned_state;
 use super::window_pushes::{customer_of_window, read_window_pushes};
 use super::writer::Writer;
-use super::{SqliteStore, corrupt, epochs, restores, sql_error, unbilled, waiting};
+use super::{SqliteStore, corrupt, epochs, sql_error, unbilled, waiting};
 use crate::faults::planted;
-use crate::rules::billing::Mode;
-use crate::rules::delivery::{Class, Next, PushState, Retry, judge_discard, judge_retry};
-use crate::rules::evidence::judge_resend;
+use crate::rules::delivery::Next;
 use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
-use crate::rules::meter::Catalog;
-use crate::rules::push::plan_replacement;
+use crate::rules::push::{CutState, NewPush, StoredPush};
 use crate::rules::quantity::Quantity;
+use crate::rules::settlement::{
+    Change, Replacing, Ruled, Settled, Then, is_current, plan_attempt, plan_discard,
+    plan_overtaking, plan_replacing, plan_retry, plan_settlement, rests_on_window,
+};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::push::{
     AttemptIntent, ClaimedPush, OpenPushes, Push, PushAges, PushClaim, PushCounts, PushQuery,
     PushRelease, PushTrace, Pushes, Right, Ruling, Settlement, SubmittedWindow, TransitionLine,
-    UNRESOLVED, UnbilledSums, UnsentUsage, log_transition,
+    UnbilledSums, UnsentUsage, log_transition, may_resend,
 };
 use async_trait::async_trait;
 use hashbrown::{HashMap, HashSet};
 use rusqlite::{Connection, OptionalExtension, params};
-use std::sync::Arc;
 
 #[async_trait]
 impl Pushes for SqliteStore {
@@ -101,15 +101,18 @@ impl Pushes for SqliteStore {
         let secret = self.push_secret;
         self.write(move |writer| {
             change_pushes(writer, secret, at, |changes| {
-                // Judged before any is applied: the first may change what the next rests on.
-                let mut current = Vec::with_capacity(settlements.len());
+                // Judged before any is applied: the first may change what the next rests on. The
+                // first settlement of a push ends its lease, so a second one is not current.
+                let (mut current, mut seen) = (Vec::new(), HashSet::new());
                 for settlement in &settlements {
-                    current.push(is_current(changes.connection, settlement)?);
+                    let found = find_current(changes.connection, settlement)?;
+                    let found = found.filter(|found| seen.insert(found.push.number));
+                    current.extend(found.map(|found| (found, settlement)));
                 }
-                let current = settlements.iter().zip(current).filter(|(_, current)| *current);
-                let settled = current.map(|(settlement, _)| changes.settle(settlement));
-                let settled: Vec<bool> = settled.collect::<Result<_>>()?;
-                Ok(settled.into_iter().filter(|done| *done).count())
+                for (found, settlement) in &current {
+                    changes.settle(found, settlement)?;
+                }
+                Ok(current.len())
             })
         })
         .await
@@ -337,7 +340,7 @@ fn lease_push(connection: &Connection, number: u64, claim: &PushClaim) -> Result
     Ok(changed == 1)
 }
 
-fn describe_claimed(connection: &Connection, row: PushRow) -> Result<ClaimedPush> {
+fn describe_claimed(connection: &Connection, row: StoredPush) -> Result<ClaimedPush> {
     let customer = match &row.push.customer {
         Some(customer) => customer.clone(),
         None => customer_to_send_for(connection, &row)?,
@@ -356,7 +359,7 @@ fn describe_claimed(connection: &Connection, row: PushRow) -> Result<ClaimedPush
 }
 
 /// The customer that a push without an attempt is sent for.
-pub fn customer_to_send_for(connection: &Connection, row: &PushRow) -> Result<CustomerId> {
+pub fn customer_to_send_for(connection: &Connection, row: &StoredPush) -> Result<CustomerId> {
     let (owner, start) = ((row.tenant_no, row.push.meter), row.push.window.start);
     if !planted("bug.customer_of_today")
         && let Some(customer) = customer_of_window(connection, owner, start)?
@@ -367,7 +370,11 @@ pub fn customer_to_send_for(connection: &Connection, row: &PushRow) -> Result<Cu
 }
 
 /// The sum of what the provider has of the window, for this customer: its summary is by customer.
-fn sum_settled(connection: &Connection, row: &PushRow, customer: &CustomerId) -> Result<Quantity> {
+fn sum_settled(
+    connection: &Connection,
+    row: &StoredPush,
+    customer: &CustomerId,
+) -> Result<Quantity> {
     let Push { meter, window, .. } = &row.push;
     let mut select = connection
         .prepare_cached(
@@ -388,7 +395,7 @@ fn sum_settled(connection: &Connection, row: &PushRow, customer: &CustomerId) ->
 }
 
 /// Whether nobody knows if some dead push of the window counted.
-pub fn is_doubtful(connection: &Connection, row: &PushRow) -> Result<bool> {
+pub fn is_doubtful(connection: &Connection, row: &StoredPush) -> Result<bool> {
     let Push { meter, window, .. } = &row.push;
     connection
         .prepare_cached(
@@ -418,9 +425,7 @@ fn begin(
     at: Timestamp,
 ) -> Result<Option<TransitionLine>> {
     let Some(row) = fetch_push(connection, intent.push)? else { return Ok(None) };
-    // A lease that is over may be another's at any moment, even if it is not taken off yet.
-    let held = row.leased_until.is_some_and(|until| until > at);
-    if !held || row.fence != intent.fence || row.push.state != PushState::Observed {
+    if !plan_attempt(&row, intent, at)? {
         return Ok(None);
     }
     begin_attempt(connection, &row, (&intent.customer, &intent.request), at).map(Some)
@@ -429,7 +434,6 @@ fn begin(
 /// Changes of pushes inside the writer's transaction.
 pub struct Changes<'a> {
     pub connection: &'a Connection,
-    pub catalog: &'a Catalog,
     pub secret: [u8; 32],
     pub at: Timestamp,
     pub lines: Vec<TransitionLine>,
@@ -442,9 +446,8 @@ fn change_pushes<T>(
     at: Timestamp,
     work: impl FnOnce(&mut Changes<'_>) -> Result<T>,
 ) -> Result<T> {
-    let catalog = Arc::clone(&writer.shared.read_memory().catalog);
     let (answer, lines) = writer.write(|connection| {
-        let mut changes = Changes { connection, catalog: &catalog, secret, at, lines: Vec::new() };
+        let mut changes = Changes { connection, secret, at, lines: Vec::new() };
         let answer = work(&mut changes)?;
         Ok((answer, changes.lines))
     })?;
@@ -453,168 +456,124 @@ fn change_pushes<T>(
 }
 
 impl Changes<'_> {
-    /// Returns whether the settlement was current.
-    pub fn settle(&mut self, settlement: &Settlement) -> Result<bool> {
-        let Some(row) = fetch_push(self.connection, settlement.push)? else { return Ok(false) };
-        // An earlier settlement of this call may have been of the same push.
-        if !holds_push(&row, settlement.right) {
-            return Ok(false);
-        }
+    /// Does what a current settlement leads to.
+    pub fn settle(&mut self, found: &StoredPush, settlement: &Settlement) -> Result<()> {
         if let Next::Compared { total, look_at } = settlement.next {
-            self.compare(&row, settlement, (total, look_at))?;
-            return Ok(true);
+            return self.compare(found, settlement, (total, look_at));
         }
-        if row.unreadable_since.is_some() && !matches!(settlement.next, Next::Unread { .. }) {
-            clear_unreadable(self.connection, &row)?;
+        let Settled { change, then } = plan_settlement(found, settlement, self.at)?;
+        self.apply(&change)?;
+        match then {
+            Then::Nothing => Ok(()),
+            Then::Replace => self.replace(found).map(drop),
+            Then::Overtake => self.overtake(found),
         }
-        let change = follow(&row, settlement);
-        let said =
-            (settlement.class, settlement.request_id.as_deref(), settlement.detail.as_deref());
-        self.lines.push(change_push(self.connection, &row, &change, said, self.at)?);
-        match settlement.next {
-            Next::Replaced => drop(self.replace(&row)?),
-            Next::Submitted { .. } if row.push.mode == Mode::Absolute => self.overtake(&row)?,
-            Next::Unread { .. } => mark_unreadable(self.connection, &row, self.at)?,
-            Next::Looked { total, .. } => {
-                restores::record_look(self.connection, &row, total, self.at)?;
-            }
-            Next::Submitted { .. }
-            | Next::Wait { .. }
-            | Next::Confirmed
-            | Next::Dead
-            | Next::Compared { .. } => {}
-        }
-        Ok(true)
     }
 
-    /// Writes the push that takes the place of one that surely never counted.
-    fn replace(&mut self, row: &PushRow) -> Result<u64> {
-        let push = &row.push;
-        let place = (row.tenant_no, push.meter, push.window.start);
-        let state = read_cut(self.connection, place.0, place.1, place.2)?;
-        let state = state.ok_or_else(|| corrupt("the cut of a push"))?;
-        let (state, plan) = plan_replacement(&state, push.quantity, push.mode);
-        write_revision(self.connection, place, &state)?;
-        let meter = self.catalog.get(push.meter).ok_or_else(|| corrupt("a push's meter"))?;
-        let owner =
-            Owner { tenant_no: row.tenant_no, tenant: &push.tenant, meter_no: push.meter, meter };
-        let replacement = NewPush {
-            owner,
-            window: push.window,
-            plan,
-            shadow: push.shadow,
-            mode: push.mode,
-            stamped_at: push.stamped_at,
-            subscriptions: &push.subscriptions,
-            event: push.event.as_ref(),
-            detail: Some(&format!("takes the place of push {}", push.number)),
-            at: self.at,
-        };
-        let line = insert_push(self.connection, &self.secret, &replacement)?;
+    pub fn apply(&mut self, change: &Change) -> Result<()> {
+        self.lines.push(change_push(self.connection, change, self.at)?);
+        Ok(())
+    }
+
+    pub fn insert(&mut self, push: &NewPush) -> Result<u64> {
+        let line = insert_push(self.connection, &self.secret, push, self.at)?;
         let number = line.push;
         self.lines.push(line);
         Ok(number)
     }
 
-    /// A total that the provider took makes the window's earlier dead ones pointless.
-    fn overtake(&mut self, row: &PushRow) -> Result<()> {
-        for number in list_dead_below(self.connection, row)? {
+    /// Writes the push that takes the place of one that surely never counted.
+    fn replace(&mut self, found: &StoredPush) -> Result<u64> {
+        let state = window_state(self.connection, found)?;
+        let begins = planned_state(self.connection, found.tenant_no)?;
+        let Replacing { state, push } = plan_replacing(found, &state, begins)?;
+        write_revision(self.connection, place_of(found), &state)?;
+        self.insert(&push)
+    }
+
+    /// Replaces the window's earlier dead totals.
+    fn overtake(&mut self, taken: &StoredPush) -> Result<()> {
+        for number in list_dead_below(self.connection, taken)? {
             let dead = fetch_known(self.connection, number)?;
-            let detail = format!("overtaken by push {}", row.push.number);
-            self.turn(&dead, (PushState::Replaced, Class::Overtaken), Some(&detail))?;
+            self.apply(&plan_overtaking(&dead, &taken.push, self.at)?)?;
         }
         Ok(())
     }
 
     fn retry(&mut self, number: u64) -> Result<Ruling> {
-        let Some(row) = fetch_push(self.connection, number)? else { return Ok(Ruling::NotFound) };
-        match may_resend(self.connection, &row)? {
-            Err(refusal) => return Ok(Ruling::Refused(refusal)),
-            Ok(Retry::Look) => return self.look_again(&row),
-            Ok(Retry::Replace) => {}
-        }
-        let detail = row.push.detail.clone();
-        self.turn(&row, (PushState::Replaced, Class::Retried), detail.as_deref())?;
-        self.replace(&row).map(|replacement| Ruling::Done(Some(replacement)))
-    }
-
-    /// Makes a dead push due for another look at its summary.
-    fn look_again(&mut self, row: &PushRow) -> Result<Ruling> {
-        if is_unresolved(self.connection, row)? {
-            return Ok(Ruling::Refused(UNRESOLVED));
-        }
-        clear_unreadable(self.connection, row)?;
-        let change = Change {
-            state: PushState::Observed,
-            class: Class::Retried,
-            detail: row.push.detail.clone(),
-            due_at: self.at,
-            request_keys: row.request_keys,
+        let Some(found) = fetch_push(self.connection, number)? else { return Ok(Ruling::NotFound) };
+        let Push { meter, window, customer, .. } = &found.push;
+        let owner = (found.tenant_no, *meter);
+        let pushes = read_window_pushes(self.connection, owner, Window::moment(window.start))?;
+        let summary = match customer {
+            Some(customer) => find_summary(self.connection, owner, customer, *window)?,
+            None => None,
         };
-        let said = (Class::Retried, None, None);
-        self.lines.push(change_push(self.connection, row, &change, said, self.at)?);
-        Ok(Ruling::Done(Some(row.push.number)))
+        let may = may_resend(&found.push, &pushes, summary.as_ref());
+        let ruled = plan_retry(&found, may, &pushes, self.at)?;
+        self.rule(&found, ruled, Some(number))
     }
 
     fn discard(&mut self, number: u64, reason: &str) -> Result<Ruling> {
-        let Some(row) = fetch_push(self.connection, number)? else { return Ok(Ruling::NotFound) };
-        if let Err(refusal) = judge_discard(row.push.state) {
-            return Ok(Ruling::Refused(refusal));
-        }
-        self.turn(&row, (PushState::Discarded, Class::Discarded), Some(reason))?;
-        Ok(Ruling::Done(None))
+        let Some(found) = fetch_push(self.connection, number)? else { return Ok(Ruling::NotFound) };
+        let ruled = plan_discard(&found, reason, self.at)?;
+        self.rule(&found, ruled, None)
     }
 
-    pub fn turn(
-        &mut self,
-        row: &PushRow,
-        (state, class): (PushState, Class),
-        detail: Option<&str>,
-    ) -> Result<()> {
-        let (due_at, request_keys) = (row.push.due_at, row.request_keys);
-        let change =
-            Change { state, class, detail: detail.map(str::to_owned), due_at, request_keys };
-        let said = (class, None, detail);
-        self.lines.push(change_push(self.connection, row, &change, said, self.at)?);
-        Ok(())
-    }
-}
-
-/// Whether a settlement's right holds now.
-fn is_current(connection: &Connection, settlement: &Settlement) -> Result<bool> {
-    let Some(row) = fetch_push(connection, settlement.push)? else { return Ok(false) };
-    if !holds_push(&row, settlement.right) {
-        return Ok(false);
-    }
-    match (settlement.right, &settlement.next) {
-        (Right::Lease(_), _) | (_, Next::Wait { .. }) => Ok(true),
-        (Right::Reading { .. }, _) if planted("bug.confirm_settles_unlisted") => Ok(true),
-        (Right::Reading { expected }, _) => {
-            let customer = match &row.push.customer {
-                Some(customer) => Some(customer.clone()),
-                None => customer_of(connection, row.tenant_no)?,
-            };
-            let due = DueWindow {
-                tenant_no: row.tenant_no,
-                meter: row.push.meter,
-                start: row.push.window.start.micros(),
-                customer: customer.map(|c| c.as_str().to_owned()).unwrap_or_default(),
-            };
-            let now = push_listing::describe_window(connection, &due)?;
-            Ok(now.expected == expected && !is_unresolved(connection, &row)?)
+    /// Does what a ruling leads to; `stays` is answered if the push stays.
+    fn rule(&mut self, found: &StoredPush, ruled: Ruled, stays: Option<u64>) -> Result<Ruling> {
+        match ruled {
+            Ruled::Refused(refusal) => Ok(Ruling::Refused(refusal)),
+            Ruled::Changed(change) => self.apply(&change).map(|()| Ruling::Done(stays)),
+            Ruled::Replaced(change) => {
+                self.apply(&change)?;
+                self.replace(found).map(|replacement| Ruling::Done(Some(replacement)))
+            }
         }
     }
 }
 
-fn holds_push(row: &PushRow, right: Right) -> bool {
-    match right {
-        Right::Lease(fence) => row.leased_until.is_some() && row.fence == fence,
-        Right::Reading { .. } => row.push.state == PushState::Submitted,
+/// A push's window, as rows name it.
+pub fn place_of(found: &StoredPush) -> (TenantNo, MeterNo, Timestamp) {
+    (found.tenant_no, found.push.meter, found.push.window.start)
+}
+
+/// Where the window of a push stands.
+pub fn window_state(connection: &Connection, found: &StoredPush) -> Result<CutState> {
+    let (tenant, meter, start) = place_of(found);
+    read_cut(connection, tenant, meter, start)?.ok_or_else(|| corrupt("the cut of a push"))
+}
+
+/// The push of a settlement whose right holds now.
+fn find_current(connection: &Connection, settlement: &Settlement) -> Result<Option<StoredPush>> {
+    let Some(found) = fetch_push(connection, settlement.push)? else { return Ok(None) };
+    let settled = match settlement.right {
+        Right::Reading { .. } if !rests_on_window(settlement) => None,
+        Right::Reading { expected } if planted("bug.confirm_settles_unlisted") => Some(expected),
+        Right::Reading { .. } => read_settled(connection, &found)?,
+        Right::Lease(_) => None,
+    };
+    Ok(Some(found).filter(|found| is_current(found, settlement, settled)))
+}
+
+/// What the settled pushes of a push's window make for its customer; none where a push of the
+/// window was begun and is not resolved.
+fn read_settled(connection: &Connection, found: &StoredPush) -> Result<Option<Quantity>> {
+    let customer = found.push.customer.as_ref().or(found.tenant_customer.as_ref());
+    let window = DueWindow {
+        tenant_no: found.tenant_no,
+        meter: found.push.meter,
+        start: found.push.window.start.micros(),
+        customer: customer.map(|customer| customer.as_str().to_owned()).unwrap_or_default(),
+    };
+    if is_unresolved(connection, found)? {
+        return Ok(None);
     }
+    push_listing::settled_total(connection, &window, found.push.mode).map(Some)
 }
 
 /// Whether a push of the window was begun and is not resolved.
-fn is_unresolved(connection: &Connection, row: &PushRow) -> Result<bool> {
+fn is_unresolved(connection: &Connection, row: &StoredPush) -> Result<bool> {
     connection
         .prepare_cached(
             "-- is_unresolved
@@ -632,79 +591,8 @@ fn is_unresolved(connection: &Connection, row: &PushRow) -> Result<bool> {
         .map_err(sql_error)
 }
 
-/// Keeps since when the summary of a push could not be read.
-fn mark_unreadable(connection: &Connection, row: &PushRow, at: Timestamp) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- mark_unreadable
-             UPDATE pushes SET unreadable_since = COALESCE(unreadable_since, ?) WHERE push_no = ?",
-        )
-        .and_then(|mut update| update.execute(params![at.micros(), row.push.number]))
-        .map_err(sql_error)?;
-    Ok(())
-}
-
-fn clear_unreadable(connection: &Connection, row: &PushRow) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- clear_unreadable\nUPDATE pushes SET unreadable_since = NULL WHERE push_no = ?",
-        )
-        .and_then(|mut update| update.execute([row.push.number]))
-        .map_err(sql_error)?;
-    Ok(())
-}
-
-/// Whether a push may be sent again, by what is stored of its window now.
-fn may_resend(
-    connection: &Connection,
-    row: &PushRow,
-) -> Result<std::result::Result<Retry, &'static str>> {
-    let Push { number, meter, window, customer, state, class, .. } = &row.push;
-    if planted("bug.resend_on_stale_reading") {
-        return Ok(judge_retry(*state, *class));
-    }
-    let owner = (row.tenant_no, *meter);
-    let only = Window { start: window.start, end: window.start.saturating_add_micros(1) };
-    let pushes = read_window_pushes(connection, owner, only)?;
-    let push = pushes.iter().find(|push| push.number == *number);
-    let push = push.ok_or_else(|| corrupt("a push's window"))?;
-    let summary = match customer {
-        Some(customer) => find_summary(connection, owner, customer, *window)?,
-        None => None,
-    };
-    Ok(judge_resend(push, &pushes, summary.as_ref()))
-}
-
-/// What a settlement makes of its push.
-fn follow(row: &PushRow, settlement: &Settlement) -> Change {
-    let Settlement { class, next, detail, .. } = settlement;
-    let (push, request_keys) = (&row.push, row.request_keys);
-    let to = |state, due_at| Change {
-        state,
-        class: *class,
-        detail: detail.clone(),
-        due_at,
-        request_keys,
-    };
-    match next {
-        Next::Wait { until, fresh_request_key } => {
-            // A submitted one that waits for the summary is still submitted for the same reason.
-            let class = if push.state == PushState::Submitted { push.class } else { *class };
-            let detail = detail.clone().or_else(|| push.detail.clone());
-            let request_keys = request_keys + u32::from(*fresh_request_key);
-            Change { state: push.state, class, detail, due_at: *until, request_keys }
-        }
-        Next::Unread { until } | Next::Looked { until, .. } => to(push.state, *until),
-        Next::Compared { look_at, .. } => to(push.state, *look_at),
-        Next::Submitted { look_at } => to(PushState::Submitted, *look_at),
-        Next::Confirmed => to(PushState::Confirmed, push.due_at),
-        Next::Dead => to(PushState::Dead, push.due_at),
-        Next::Replaced => to(PushState::Replaced, push.due_at),
-    }
-}
-
 /// Dead pushes of lower revisions of the same window, and discarded ones.
-fn list_dead_below(connection: &Connection, row: &PushRow) -> Result<Vec<u64>> {
+fn list_dead_below(connection: &Connection, row: &StoredPush) -> Result<Vec<u64>> {
     let Push { meter, window, revision, .. } = &row.push;
     connection
         .prepare_cached(

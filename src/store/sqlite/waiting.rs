@@ -9,17 +9,19 @@
 //! transaction that changes the pushes. `tenants.releasing` is set with the customer, and stays set
 //! until no push of the tenant waits. A crash leaves the tenant releasing; the next call goes on.
 
-use super::push_rows::{Change, PushRow, change_push, fetch_known, get, quantity_of};
+use super::push_rows::{change_push, fetch_known, get, quantity_of};
 use super::segment::overflow;
 use super::{corrupt, sql_error};
 use crate::faults::planted;
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
+use crate::rules::push::StoredPush;
 use crate::rules::quantity::Quantity;
+use crate::rules::settlement::{plan_release, plan_withholding};
 use crate::rules::timestamp::Timestamp;
-use crate::rules::waiting::{judge_planned, judge_waiting};
+use crate::rules::waiting::judge_planned;
 use crate::store::Result;
-use crate::store::push::{PushRelease, TransitionLine, UnmappedSum, UnsentUsage, release_detail};
+use crate::store::push::{PushRelease, TransitionLine, UnmappedSum, UnsentUsage};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeMap;
 
@@ -115,27 +117,24 @@ pub fn release(connection: &Connection, release: &PushRelease) -> Result<Vec<Tra
 
 fn release_one(
     connection: &Connection,
-    row: &PushRow,
+    row: &StoredPush,
     release: &PushRelease,
 ) -> Result<TransitionLine> {
     let (push, now) = (&row.push, release.now);
-    let (state, class) = judge_waiting(push.stamped_at, release.stamp_age_max, now);
+    let change = plan_release(row, release.stamp_age_max, now)?;
     if !push.shadow {
         let place = (row.tenant_no, push.meter);
         let mut usage = read_unmapped(connection, place)?;
         let left = usage.waiting.0.checked_sub(1).ok_or_else(|| corrupt("waiting usage"))?;
         let sum = usage.waiting.1.checked_sub(push.quantity).ok_or_else(overflow)?;
         usage.waiting = (left, sum);
-        if class == Class::NotSent {
+        if change.class == Class::NotSent {
             usage.unsent = add(usage.unsent, push.quantity)?;
             usage.unsent_at = Some(now);
         }
         write_unmapped(connection, place, &usage)?;
     }
-    let detail = release_detail(class);
-    let request_keys = row.request_keys;
-    let change = Change { state, class, detail: Some(detail.into()), due_at: now, request_keys };
-    change_push(connection, row, &change, (class, None, Some(detail)), now)
+    change_push(connection, &change, now)
 }
 
 fn add((pushes, sum): (u64, Quantity), quantity: Quantity) -> Result<(u64, Quantity)> {
@@ -277,16 +276,7 @@ pub fn withhold(
             if !push.shadow {
                 count_waiting(connection, (row.tenant_no, push.meter), push.quantity)?;
             }
-            let detail = "the tenant has no customer";
-            let change = Change {
-                state: PushState::Waiting,
-                class: Class::Cut,
-                detail: Some(detail.into()),
-                due_at: push.due_at,
-                request_keys: row.request_keys,
-            };
-            let said = (Class::Cut, None, Some(detail));
-            lines.push(change_push(connection, &row, &change, said, at)?);
+            lines.push(change_push(connection, &plan_withholding(&row, at)?, at)?);
         }
     }
     Ok(lines)

@@ -1,0 +1,105 @@
+//! Corrections, by tables: what is planned, and what is refused where rows contradict each other.
+
+use super::*;
+use crate::rules::settlement::tests::{at, stored_as};
+
+fn quantity(text: &str) -> Quantity {
+    Quantity::parse_stored(text).expect("valid")
+}
+
+fn confirmed() -> StoredPush {
+    stored_as(PushState::Confirmed, Class::Confirmed)
+}
+
+fn window() -> CutState {
+    let (five, new) = (quantity("5"), CutState::new(false));
+    CutState { count: 4, total: five, planned: five, revision: 2, ..new }
+}
+
+fn order() -> CorrectionOrder {
+    let push = confirmed().push;
+    CorrectionOrder {
+        tenant: push.tenant,
+        meter: push.meter,
+        window: push.window,
+        customer: CustomerId::parse("cus_a").expect("valid"),
+        settled: quantity("5"),
+        provider: quantity("3"),
+        pass: 12,
+    }
+}
+
+/// Readings that prove that the provider shows 3.
+fn summary() -> Summary {
+    Summary {
+        window: order().window,
+        value: quantity("3"),
+        read_at: at(400),
+        read_before: Some(at(300)),
+        since: at(300),
+        reads: 2,
+    }
+}
+
+#[test]
+fn a_correction_is_a_pair_that_cancels_out() {
+    let plan = plan_correcting(&order(), &window(), &[confirmed()], Some(&summary()));
+    let Correcting { state, pushes: [lost, again] } = plan.expect("sound").expect("allowed");
+    assert_eq!((state.revision, state.planned), (4, quantity("5")));
+    let told = |push: &NewPush| {
+        let planned = &push.planned;
+        format!(
+            "{} {} {} {}",
+            planned.revision,
+            planned.value,
+            push.state.name(),
+            push.class.name()
+        )
+    };
+    assert_eq!(told(&lost), "3 -2 reconciled lost");
+    assert_eq!(told(&again), "4 2 observed correction");
+    assert_eq!(lost.customer.map(|id| id.to_string()).as_deref(), Some("cus_a"));
+    assert_eq!((again.customer, again.detail.as_deref()), (None, Some("found by pass 12")));
+    let refused = plan_correcting(&order(), &window(), &[confirmed()], None);
+    let why = "the provider's total is not what the window was judged by";
+    assert_eq!(refused.expect("sound"), Err(why));
+}
+
+#[test]
+fn rows_that_contradict_are_not_corrected() {
+    let check = |change: fn(&mut CutState, &mut Vec<StoredPush>), expected: &str| {
+        let (mut state, mut pushes) = (window(), vec![confirmed()]);
+        change(&mut state, &mut pushes);
+        let plan = plan_correcting(&order(), &state, &pushes, Some(&summary()));
+        let fault = plan.expect_err(expected);
+        assert_eq!(fault.fact, expected);
+        assert!(fault.ids.starts_with("tenant=acme "), "{fault}");
+    };
+    check(
+        |state, _| state.revision = 3,
+        "a window that is corrected has the revision of its last push",
+    );
+    check(|state, _| state.shadow = true, "all pushes of a window are shadow, or none is");
+    check(
+        |_, pushes| pushes[0].push.window.end = at(90),
+        "a correction is planned with the pushes of its window",
+    );
+    check(
+        |_, pushes| {
+            let mut dead = stored_as(PushState::Dead, Class::Refused);
+            (dead.push.number, dead.push.revision) = (8, 1);
+            pushes.push(dead);
+        },
+        "pushes of a window are read by revision",
+    );
+    check(
+        |state, pushes| {
+            (state.revision, pushes[0].push.revision) = (u32::MAX, u32::MAX);
+        },
+        "a window has a next revision",
+    );
+    check(
+        |_, pushes| pushes[0].push.stamped_at = at(61),
+        "a push is stamped strictly inside its window",
+    );
+}

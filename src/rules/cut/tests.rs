@@ -1,0 +1,338 @@
+//! Cuts, by tables: what is planned, and what is refused where rows contradict each other.
+
+use super::*;
+use crate::rules::ids::MeterSlug;
+use crate::rules::meter::MeterSpec;
+use crate::rules::timestamp::MICROS_PER_HOUR;
+
+fn quantity(text: &str) -> Quantity {
+    Quantity::parse_stored(text).expect("valid")
+}
+
+fn meter(spec: &str) -> Meter {
+    let spec: MeterSpec = serde_json::from_str(spec).expect("valid");
+    Meter { slug: MeterSlug::parse("calls").expect("valid"), spec }
+}
+
+const WINDOW: Window =
+    Window { start: Timestamp::from_micros(0), end: Timestamp::from_micros(MICROS_PER_HOUR) };
+
+const TERMS: CutTerms = CutTerms {
+    at: Timestamp::from_micros(2 * MICROS_PER_HOUR),
+    shadow: false,
+    digits_max: 15,
+    events_max: 3,
+    draw_order: DrawOrder::GrantedFirst,
+};
+
+const BY_WINDOW: &str = r#"{"aggregation":"sum","billing":{"scale":0}}"#;
+const BY_EVENT: &str = r#"{"aggregation":"sum","billing":{"granularity":"event","scale":0}}"#;
+
+/// A window that was cut once, with one push of 5, and half a unit carried.
+struct Ground {
+    tenant: TenantId,
+    meter: Meter,
+    state: CutState,
+    told: Told,
+    remainder: Quantity,
+    window: Window,
+    begins: PushState,
+    terms: CutTerms,
+}
+
+impl Ground {
+    fn new(spec: &str) -> Self {
+        let (five, half) = (quantity("5"), quantity("0.5"));
+        let new = CutState::new(false);
+        Self {
+            tenant: TenantId::parse("acme").expect("valid"),
+            meter: meter(spec),
+            state: CutState { count: 2, total: quantity("5.5"), planned: five, revision: 1, ..new },
+            told: Told::All(vec![revision(1, "5")]),
+            remainder: half,
+            window: WINDOW,
+            begins: PushState::Observed,
+            terms: TERMS,
+        }
+    }
+
+    fn subject(&self) -> Subject<'_> {
+        Subject {
+            tenant_no: TenantNo(1),
+            tenant: &self.tenant,
+            meter_no: MeterNo(1),
+            meter: &self.meter,
+            billing: self.meter.spec.billing.as_ref().expect("billed"),
+            window: self.window,
+            state: &self.state,
+            remainder: self.remainder,
+            charged: &[],
+            told: &self.told,
+            begins: self.begins,
+        }
+    }
+
+    fn cut(&self, usage: &WindowUsage, covered: &str) -> Result<Option<WindowCut>, Fault> {
+        let covered = quantity(covered);
+        plan_window(&self.subject(), usage, self.terms, |_: &CoverOrder| Ok(covered))
+    }
+
+    fn cut_events(&self, events: OpenEvents) -> Result<Option<WindowCut>, Fault> {
+        plan_events(&self.subject(), events, self.terms, |asked: &CoverOrder| Ok(asked.covered))
+    }
+}
+
+fn revision(revision: u32, told: &str) -> Revision {
+    Revision {
+        revision,
+        mode: Mode::Delta,
+        quantity: quantity(told),
+        value: quantity(told),
+        state: PushState::Confirmed,
+        class: Class::Confirmed,
+        attempts: 1,
+    }
+}
+
+fn used(count: u64, billable: &str) -> WindowUsage {
+    let billable = quantity(billable);
+    WindowUsage { count, billable, by_subscription: BTreeMap::from([(None, billable)]) }
+}
+
+fn event(id: &str, second: i64, amount: &str) -> OpenEvent {
+    OpenEvent {
+        id: EventId::parse(id).expect("valid"),
+        occurred_at: Timestamp::from_micros(second * 1_000_000),
+        quantity: quantity(amount),
+        subscription: None,
+        trial: false,
+    }
+}
+
+fn open(seen: u64, unfinished: bool, due: Vec<OpenEvent>) -> OpenEvents {
+    OpenEvents { seen, due, unfinished }
+}
+
+#[test]
+fn a_window_is_cut_on_top_of_what_was_told() {
+    let ground = Ground::new(BY_WINDOW);
+    assert_eq!(ground.cut(&used(2, "5.5"), "0").expect("sound"), None, "it has not changed");
+    let cut = ground.cut(&used(3, "8.75"), "0").expect("sound").expect("it has changed");
+    assert_eq!((cut.state.count, cut.state.planned), (3, quantity("8")));
+    assert_eq!(cut.remainder, quantity("0.75"));
+    let [push] = cut.pushes.as_slice() else { panic!("one push") };
+    assert_eq!((push.planned.revision, push.planned.value), (2, quantity("3")));
+    assert_eq!((push.state, push.class, push.shadow), (PushState::Observed, Class::Cut, false));
+    assert_eq!(push.subscriptions, r#"{"":"8.75"}"#);
+    let covered = ground.cut(&used(3, "8.75"), "3").expect("sound").expect("it has changed");
+    assert_eq!((covered.pushes, covered.state.covered), (Vec::new(), quantity("3")));
+}
+
+#[test]
+fn a_window_that_waits_for_the_other_mode_is_only_followed() {
+    let mut ground = Ground::new(BY_WINDOW);
+    ground.terms.shadow = true;
+    let refuse = |_: &CoverOrder| -> Result<Quantity, Fault> { panic!("nothing is covered") };
+    let cut = plan_window(&ground.subject(), &used(3, "8.75"), ground.terms, refuse);
+    let cut = cut.expect("sound").expect("it has changed");
+    assert_eq!((cut.pushes, cut.remainder), (Vec::new(), quantity("3.75")));
+    assert!(!cut.state.shadow, "the first cut has decided");
+}
+
+#[test]
+fn events_are_counted_as_they_are_cut() {
+    let ground = Ground { told: Told::Last(1), ..Ground::new(BY_EVENT) };
+    let check = |events: OpenEvents, expected: (u64, &[&str], &[&str])| {
+        let cut = ground.cut_events(events.clone()).expect("sound").expect("it changes");
+        let told = cut.pushes.iter().map(|push| push.planned.value.to_string());
+        let carried: Vec<&str> = cut.carried.iter().map(EventId::as_str).collect();
+        let found = (cut.state.count, told.collect::<Vec<_>>(), carried);
+        let (count, told, carried) = expected;
+        let told = told.iter().map(|value| (*value).to_owned()).collect();
+        assert_eq!(found, (count, told, carried.to_vec()), "{events:?}");
+    };
+    let due = vec![event("a", 1, "0.2"), event("b", 2, "0.4")];
+    // The window has 9 events, of which some are trials: they count with the last event.
+    check(open(9, true, due.clone()), (4, &["1"], &["a"]));
+    check(open(9, false, due), (9, &["1"], &["a"]));
+    check(open(9, false, Vec::new()), (9, &[], &[]));
+    // Another call was further than this one's reader.
+    let fewer = ground.cut_events(open(1, false, Vec::new())).expect("sound");
+    assert_eq!(fewer, None);
+}
+
+#[test]
+fn rows_that_contradict_are_refused_with_the_fact_and_its_ids() {
+    let check = |change: fn(&mut Ground), usage: WindowUsage, covered: &str, fact: &str| {
+        let mut ground = Ground::new(BY_WINDOW);
+        change(&mut ground);
+        let fault = ground.cut(&usage, covered).expect_err(fact);
+        assert_eq!(fault.fact, fact);
+        let whose = "tenant=acme meter=calls window=1970-01-01T00:00:00Z..1970-01-01T01:00:00Z";
+        assert!(fault.ids.starts_with(whose) || !fault.ids.contains("tenant"), "{fault}");
+    };
+    let more = || used(3, "8");
+    check(|_| {}, used(1, "8"), "0", "a window never loses events");
+    check(|_| {}, used(3, "-1"), "0", "usage of a meter without a sign is not negative");
+    check(|_| {}, more(), "9", "credits cover no more than was used");
+    check(|_| {}, more(), "-1", "credits cover no negative usage");
+    check(
+        |_| {},
+        WindowUsage { by_subscription: BTreeMap::new(), ..more() },
+        "0",
+        "the totals of subscriptions make the total of their window",
+    );
+    check(
+        |ground| ground.window.end = Timestamp::from_micros(60_000_000),
+        more(),
+        "0",
+        "a window that is cut is one that its meter is billed by",
+    );
+    check(
+        |ground| ground.told = Told::All(Vec::new()),
+        more(),
+        "0",
+        "a window's revision is that of its last push",
+    );
+    check(
+        |ground| ground.told = Told::All(vec![revision(1, "4")]),
+        more(),
+        "0",
+        "what was planned for a window is the sum of its pushes",
+    );
+    check(
+        |ground| ground.told = Told::All(vec![revision(1, "2"), revision(1, "3")]),
+        more(),
+        "0",
+        "revisions of a window ascend",
+    );
+    check(
+        |ground| {
+            let absolute = Revision { mode: Mode::Absolute, ..revision(1, "5") };
+            ground.told = Told::All(vec![absolute]);
+        },
+        more(),
+        "0",
+        "pushes of a window have the mode of their meter",
+    );
+    check(
+        |ground| {
+            let begun = |n, q| Revision { state: PushState::Observed, ..revision(n, q) };
+            ground.told = Told::All(vec![begun(1, "2"), begun(2, "3")]);
+        },
+        more(),
+        "0",
+        "at most one push of a window is unresolved",
+    );
+    check(
+        |ground| ground.begins = PushState::Submitted,
+        more(),
+        "0",
+        "a push begins as observed or waiting",
+    );
+    check(
+        |ground| {
+            (ground.state.revision, ground.told) = (0, Told::Last(0));
+        },
+        more(),
+        "0",
+        "a window without pushes has nothing planned",
+    );
+    check(
+        |ground| ground.meter = meter(BY_EVENT),
+        more(),
+        "0",
+        "a meter billed by event is not cut by window",
+    );
+    check(
+        |ground| ground.meter.spec.aggregation = Aggregation::Max,
+        more(),
+        "0",
+        "only sums and counts are billed",
+    );
+    check(
+        |ground| ground.meter.spec.aggregation = Aggregation::Count,
+        more(),
+        "0",
+        "a count is not above the number of its events",
+    );
+    check(
+        |ground| ground.state.revision = u32::MAX,
+        more(),
+        "0",
+        "a window's revision is that of its last push",
+    );
+    check(
+        |ground| ground.remainder = Quantity::from_units(i128::MAX),
+        more(),
+        "0",
+        "a total can be held exactly",
+    );
+}
+
+#[test]
+fn pushes_that_never_counted_are_no_part_of_what_was_planned() {
+    let replaced = |class| Revision { state: PushState::Replaced, class, ..revision(2, "7") };
+    let check = |class: Class, planned: &str| {
+        let told = Told::All(vec![revision(1, "5"), replaced(class)]);
+        let (last, sum) = told.add_up(Mode::Delta).expect("sound");
+        assert_eq!((last, sum), (2, Some(quantity(planned))), "{class:?}");
+    };
+    check(Class::Retried, "5");
+    check(Class::Absent, "5");
+    check(Class::Adopted, "5");
+    check(Class::NotSent, "12");
+}
+
+#[test]
+fn events_that_contradict_are_refused() {
+    let check = |change: fn(&mut Ground), events: OpenEvents, fact: &str| {
+        let mut ground = Ground { told: Told::Last(1), ..Ground::new(BY_EVENT) };
+        change(&mut ground);
+        let fault = ground.cut_events(events).expect_err(fact);
+        assert_eq!(fault.fact, fact);
+    };
+    let one = || event("a", 1, "1");
+    let all = |due| open(9, false, due);
+    check(|_| {}, all(vec![one(), one()]), "an event is cut once");
+    check(
+        |_| {},
+        all(vec![OpenEvent { trial: true, ..one() }]),
+        "usage of a trial is never billed",
+    );
+    check(
+        |_| {},
+        all(vec![event("a", 3_600, "1")]),
+        "an event is cut with the window that it occurred in",
+    );
+    check(
+        |_| {},
+        all(vec![event("a", 2, "1"), event("b", 1, "1")]),
+        "events are cut from the oldest on",
+    );
+    check(
+        |_| {},
+        all(["a", "b", "c", "d"].map(|id| event(id, 1, "1")).to_vec()),
+        "a call cuts no more events than its terms allow",
+    );
+    check(
+        |_| {},
+        all(vec![event("a", 1, "-1")]),
+        "usage of a meter without a sign is not negative",
+    );
+    check(
+        |ground| ground.meter = meter(BY_WINDOW),
+        all(vec![one()]),
+        "only a meter billed by event is cut by event",
+    );
+    check(
+        |ground| ground.meter.spec.aggregation = Aggregation::Latest,
+        all(vec![one()]),
+        "only sums and counts are billed",
+    );
+    check(
+        |ground| ground.told = Told::Last(2),
+        all(vec![one()]),
+        "a window's revision is that of its last push",
+    );
+}
