@@ -13,8 +13,8 @@ use super::lanes::TURN_EVENTS;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long a commit may take, in syncs: syncing then costs at most a fifth of the throughput.
-const COMMIT_SYNCS: u32 = 4;
+/// How long a commit may take, in syncs: syncing then costs at most a quarter of the throughput.
+const COMMIT_SYNCS: u32 = 3;
 /// A fast disk is no reason for tiny commits, and a slow one none for endless ones.
 const COMMIT_TIME_MIN: Duration = Duration::from_millis(5);
 const COMMIT_TIME_MAX: Duration = Duration::from_millis(20);
@@ -78,15 +78,15 @@ mod tests {
         assert_eq!(pace.limit(10_000), 10_000);
         record(&pace, 1_000, Duration::from_millis(500));
         assert_eq!((pace.limit(10_000), pace.limit(100)), (TURN_EVENTS, 100));
-        record(&pace, 1, Duration::from_millis(3));
-        record(&pace, 1_000, Duration::from_millis(8));
+        record(&pace, 1, Duration::from_millis(4));
+        record(&pace, 1_000, Duration::from_millis(9));
         assert!((2_300..=2_500).contains(&pace.limit(10_000)), "{}", pace.limit(10_000));
     }
 
     #[test]
     fn a_commit_takes_as_long_as_a_few_syncs() {
         // A sync, and the events of a group that cost 5 µs each.
-        for (sync_ms, expected) in [(0, 1_000), (1, 1_000), (2, 1_600), (4, 3_200), (50, 4_000)] {
+        for (sync_ms, expected) in [(0, 1_000), (1, 1_000), (2, 1_200), (4, 2_400), (50, 4_000)] {
             let (pace, sync) = (Pace::default(), Duration::from_millis(sync_ms));
             record(&pace, 1, sync);
             record(&pace, 1_000, sync + Duration::from_millis(5));

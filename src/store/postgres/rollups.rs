@@ -15,7 +15,9 @@ use crate::rules::event::Event;
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::{Aggregation, Catalog};
 use crate::rules::rollup::{Accumulator, Group, Rollup, RollupKey};
-use crate::rules::usage::{Composition, Usage, UsageRow, UsageShape};
+use crate::rules::usage::{
+    ANSWER_ROWS_MAX, ComposeError, Composition, Usage, UsageRow, UsageShape,
+};
 use crate::rules::window::Window;
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
@@ -30,6 +32,10 @@ use tokio_postgres::types::ToSql;
 /// Longest group that is its own key: PostgreSQL's indexes hold rows of at most 2,700 bytes, and
 /// a unique value comes on top.
 const GROUP_BYTES_MAX: usize = 1_000;
+/// Rows that a query asks for first: enough to tell an answer with too many groups.
+const FIRST_ROWS_MAX: usize = 2 * ANSWER_ROWS_MAX;
+/// Other requests have their turn after so many rows.
+const ROWS_BETWEEN_YIELDS: usize = 256;
 
 /// Totals by key.
 pub type Totals = HashMap<RollupKey, Rollup>;
@@ -304,22 +310,39 @@ pub async fn compose_usage(
     let aggregation = shape.aggregation;
     let unique = matches!(aggregation, Aggregation::Unique);
     let (tenant, meter) = (tenant.as_str(), meter_number(meter));
-    let beyond = write_limit(shape.rows_max.saturating_add(1));
-    let parameters: [&(dyn ToSql + Sync); 6] = [&tenant, &meter, &start, &end, &unique, &beyond];
-    let found = client.query_raw(&statement, parameters).await?;
-    let mut found = std::pin::pin!(found);
-    let mut composition = Composition::new(shape);
-    while let Some(row) = found.try_next().await? {
-        match column::<Option<String>>(&row, 7)? {
-            None => composition.add(usage_row(&row, 0, aggregation)?)?,
-            Some(value) => {
-                let group: String = column(&row, 1)?;
-                let (start, group) = (instant(&row, 0)?, Group::from_stored(&group));
-                composition.add_value(start, &group, &value)?;
+    // The database sends all rows of a statement, also those behind the one that makes the answer
+    // too large. So most is asked for only if the first rows do not tell.
+    for rows_max in [FIRST_ROWS_MAX.min(shape.rows_max), shape.rows_max] {
+        let beyond = write_limit(rows_max.saturating_add(1));
+        let values: [&(dyn ToSql + Sync); 6] = [&tenant, &meter, &start, &end, &unique, &beyond];
+        let found = client.query_raw(&statement, values).await?;
+        let mut found = std::pin::pin!(found);
+        let mut composition = Composition::new(shape.clone());
+        let mut rows = 0_usize;
+        while let Some(row) = found.try_next().await? {
+            add_row(&mut composition, &row, aggregation)?;
+            rows += 1;
+            if rows.is_multiple_of(ROWS_BETWEEN_YIELDS) {
+                tokio::task::yield_now().await;
             }
         }
+        if rows <= rows_max {
+            return Ok(composition.finish()?);
+        }
     }
-    Ok(composition.finish()?)
+    Err(ComposeError::TooLarge.into())
+}
+
+/// Adds a total, or one value of a unique meter's total.
+fn add_row(composition: &mut Composition, row: &Row, aggregation: Aggregation) -> Result<()> {
+    match column::<Option<String>>(row, 7)? {
+        None => composition.add(usage_row(row, 0, aggregation)?)?,
+        Some(value) => {
+            let group: String = column(row, 1)?;
+            composition.add_value(instant(row, 0)?, &Group::from_stored(&group), &value)?;
+        }
+    }
+    Ok(())
 }
 
 /// Reads bucket_start, group, count, total, latest_at, latest_id and unique values, in this order.
