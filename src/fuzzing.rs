@@ -3,7 +3,7 @@
 //! Invariant: no input makes a function here panic. Each reads its input as the server would, and
 //! asserts what must be true of whatever was accepted, mostly that writing it and reading it again
 //! gives the same value. The tests below run every function on stable Rust, over arbitrary bytes
-//! and over changed copies of the valid inputs in `fuzz/seeds/`; `fuzz/` runs the same functions
+//! and over changed copies of the valid inputs in `fuzzing/seeds/`; `fuzz/` runs the same functions
 //! under libFuzzer. They are compiled for these two alone.
 
 use crate::config::Secret;

@@ -9,7 +9,7 @@ type Target = fn(&[u8]) -> Outcome;
 
 /// The valid inputs of a target: the files that a fuzzer starts from as well.
 fn seeds(target: &str) -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/fuzzing/seeds").join(target);
     let files = std::fs::read_dir(&folder).expect("a target has a folder of seeds");
     let mut paths: Vec<_> = files.map(|file| file.unwrap().path()).collect();
     // The order of a folder is not the same everywhere.
@@ -114,10 +114,13 @@ fn check(target: Target, seeds: Vec<Vec<u8>>) {
         bytes
     });
     let inputs = prop_oneof![1 => arbitrary, 4 => changed];
+    // PROPTEST_CASES, 256 unless it is set, lengthens the search.
+    let config = ProptestConfig::default();
+    let cases = config.cases.saturating_mul(8);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        cases: 2_000,
+        cases,
         failure_persistence: None,
-        ..ProptestConfig::default()
+        ..config
     });
     let run = runner.run(&inputs, |bytes| {
         target(&bytes);
