@@ -6,7 +6,6 @@
 
 use super::script::Script;
 use super::scripted_provider::ScriptedProvider;
-use super::scripted_store::ScriptedStore;
 use crate::database::create_database;
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config, PostgresConfig, ProviderKind, Secret, SqliteConfig};
@@ -280,9 +279,9 @@ impl World {
 
     /// A runner as of a server that has just started; its calls meet the script's accidents.
     pub fn runner(&self, script: &Arc<Script>) -> SagaRunner {
-        let (inner, script) = (Arc::clone(&self.store), Arc::clone(script));
-        let store = Arc::new(ScriptedStore { inner, script: Arc::clone(&script) });
-        let provider = Arc::new(ScriptedProvider { inner: Arc::clone(&self.provider), script });
+        let store = script.around(Arc::clone(&self.store));
+        let (inner, script) = (Arc::clone(&self.provider), Arc::clone(script));
+        let provider = Arc::new(ScriptedProvider { inner, script });
         let holder = self.fresh("runner");
         let cutting = cutting(&self.config, &*self.provider, &holder);
         SagaRunner::new(store, provider, self.clock.clone(), cutting)

@@ -3,7 +3,7 @@
 use crate::world::{DAY, Dice, Place, World, id_of};
 use counterfoil::rules::ids::{SubscriptionId, TenantId};
 use counterfoil::simulator::SimRequest;
-use counterfoil::store::saga::{Agreement, Sagas};
+use counterfoil::store::saga::Agreement;
 use serde_json::{Value, json};
 
 /// A subscription at the provider with an agreement here.

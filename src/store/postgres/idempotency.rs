@@ -121,16 +121,6 @@ impl PostgresStore {
                 }
             }
         });
-        match kept.await {
-            Ok(answer) => answer,
-            Err(Error::Corrupt { what }) => Err(StoreError::Unreadable(what)),
-            Err(
-                Error::Unavailable { what }
-                | Error::Overdue { what }
-                | Error::TooLarge { what }
-                | Error::Unknown { what }
-                | Error::Internal { what },
-            ) => Err(StoreError::Unavailable(what)),
-        }
+        kept.await?
     }
 }

@@ -56,7 +56,7 @@ impl SqliteStore {
     ) -> Result<T, StoreError> {
         // Each of these is one statement that writes, so what failed has written nothing.
         let written = self.write(move |writer| writer.write(|connection| Ok(work(connection))));
-        written.await.unwrap_or_else(|error| Err(key_error(error)))
+        written.await?
     }
 }
 
@@ -105,16 +105,5 @@ impl RequestKeys for SqliteStore {
 
     async fn sweep_keys(&self, limit: u32, at: Timestamp) -> Result<u32, StoreError> {
         self.write_key(move |c| sqlite::sweep(c, limit, millis(at))).await
-    }
-}
-
-fn key_error(error: Error) -> StoreError {
-    match error {
-        Error::Unavailable { what }
-        | Error::Overdue { what }
-        | Error::TooLarge { what }
-        | Error::Unknown { what }
-        | Error::Internal { what } => StoreError::Unavailable(what),
-        Error::Corrupt { what } => StoreError::Unreadable(what),
     }
 }
