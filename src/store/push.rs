@@ -310,13 +310,6 @@ pub struct PushAges {
     pub submitted_before: Timestamp,
 }
 
-/// A tenant's pushes that are not resolved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct OpenPushes {
-    pub in_flight: u64,
-    pub observed: u64,
-}
-
 verbs! {
     /// Leases on jobs.
     pub trait Leases: Send + Sync {
@@ -370,14 +363,6 @@ verbs! {
             meter: MeterNo,
             mark: Timestamp,
         ) -> Result<bool>;
-
-        /// What the provider cannot hold of a tenant's usage yet: carried into its next push.
-        async fn read_remainder(
-            &self,
-            tenant: &TenantId,
-            meter: MeterNo,
-            shadow: bool,
-        ) -> Result<Quantity>;
     }
 }
 
@@ -443,7 +428,6 @@ verbs! {
         /// Adds up what is not billed: of each meter that is given, with when billing of it begins.
         /// Trials are left out. Reads every total before that moment: not for a hot path.
         async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums>;
-        async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes>;
     }
 }
 

@@ -32,8 +32,8 @@ use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::epoch::Uncompared;
 use crate::store::push::{
-    AttemptIntent, ClaimedPush, OpenPushes, Push, PushAges, PushClaim, PushCounts, PushQuery,
-    PushRelease, PushTrace, Pushes, Ruling, Settlement, SubmittedWindow, UnbilledSums, UnsentUsage,
+    AttemptIntent, ClaimedPush, Push, PushAges, PushClaim, PushCounts, PushQuery, PushRelease,
+    PushTrace, Pushes, Ruling, Settlement, SubmittedWindow, UnbilledSums, UnsentUsage,
 };
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
@@ -120,11 +120,6 @@ impl Pushes for PostgresStore {
 
     async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums> {
         unbilled::sum_unbilled(self.reader().await?, &meters).await
-    }
-
-    async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes> {
-        let client = self.reader().await?;
-        push_history::count_open_pushes(&client, tenant).await
     }
 }
 

@@ -23,7 +23,7 @@ use crate::faults::planted;
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, Next, PushState, Retry, judge_discard, judge_retry};
 use crate::rules::evidence::judge_resend;
-use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
+use crate::rules::ids::{CustomerId, MeterNo, TenantNo};
 use crate::rules::meter::Catalog;
 use crate::rules::push::plan_replacement;
 use crate::rules::quantity::Quantity;
@@ -31,9 +31,9 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::push::{
-    AttemptIntent, ClaimedPush, OpenPushes, Push, PushAges, PushClaim, PushCounts, PushQuery,
-    PushRelease, PushTrace, Pushes, Right, Ruling, Settlement, SubmittedWindow, TransitionLine,
-    UNRESOLVED, UnbilledSums, UnsentUsage, log_transition,
+    AttemptIntent, ClaimedPush, Push, PushAges, PushClaim, PushCounts, PushQuery, PushRelease,
+    PushTrace, Pushes, Right, Ruling, Settlement, SubmittedWindow, TransitionLine, UNRESOLVED,
+    UnbilledSums, UnsentUsage, log_transition,
 };
 use async_trait::async_trait;
 use hashbrown::{HashMap, HashSet};
@@ -153,13 +153,6 @@ impl Pushes for SqliteStore {
     async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums> {
         self.read(move |shared, connection| unbilled::sum_unbilled(shared, connection, &meters))
             .await
-    }
-
-    async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes> {
-        let Some(tenant) = self.shared.read_memory().tenants.find(tenant) else {
-            return Ok(OpenPushes::default());
-        };
-        self.read(move |_, connection| push_listing::count_open_pushes(connection, tenant)).await
     }
 }
 
