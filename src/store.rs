@@ -25,6 +25,7 @@ pub mod sqlite;
 pub mod throttle;
 pub mod webhook;
 
+use crate::clock::Clock;
 use crate::rules::chain::ChainReport;
 use crate::rules::event::Event;
 use crate::rules::ids::{CustomerId, EventId, MeterNo, MeterSlug, TenantId};
@@ -41,12 +42,12 @@ use clock::Clocks;
 use credit::Credits;
 use epoch::Epochs;
 use faulty::verbs;
-use idempotency::RequestKeys;
 use message::Messages;
 use push::{Cuts, Leases, Pushes};
 use quote::Quotes;
 use reconciliation::Reconciliation;
 use saga::Sagas;
+use std::sync::Arc;
 use webhook::{Mirrors, Webhooks};
 
 /// Why a verb did not do what it says.
@@ -400,7 +401,6 @@ pub trait Store:
     + Sagas
     + Quotes
     + Messages
-    + RequestKeys
     + Clocks
     + Epochs
     + Bindings
@@ -413,9 +413,13 @@ pub trait Store:
     }
     /// The same store for jobs, with connections of its own where requests could take all of them;
     /// none where they cannot. Only this store is closed, and the other with it.
-    fn for_jobs(&self) -> Result<Option<std::sync::Arc<dyn Store>>> {
+    fn for_jobs(&self) -> Result<Option<Arc<dyn Store>>> {
         Ok(None)
     }
+    /// The idempotency keys of requests. Leases, and the times for which answers are kept, run by
+    /// `clock`. A key that ends with its effect ends through the verb of the effect
+    /// ([`idempotency::Completing`]).
+    fn request_keys(self: Arc<Self>, clock: Clock) -> Arc<dyn counterfoil_idempotency::Store>;
     /// Whether the store can answer now.
     async fn ping(&self) -> Result<()>;
     /// Lets work in progress end and closes files. Later verbs are unavailable.

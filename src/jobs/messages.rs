@@ -84,12 +84,14 @@ impl ChangeTeller {
 /// Removes messages and idempotency keys whose time is over.
 pub struct Sweeper {
     store: Arc<dyn Store>,
+    keys: Arc<dyn counterfoil_idempotency::Store>,
     clock: Clock,
 }
 
 impl Sweeper {
     pub fn new(store: Arc<dyn Store>, clock: Clock) -> Self {
-        Self { store, clock }
+        let keys = Arc::clone(&store).request_keys(clock.clone());
+        Self { store, keys, clock }
     }
 
     pub async fn run(self, stop: Stop) {
@@ -110,7 +112,7 @@ impl Sweeper {
         }
         loop {
             let limit = u32::try_from(PRUNE_MAX).unwrap_or(u32::MAX);
-            let swept = self.store.sweep_keys(limit, now).await;
+            let swept = self.keys.sweep(limit).await;
             let some = swept.map_err(store::idempotency::completion_error)?;
             let some = usize::try_from(some).unwrap_or(usize::MAX);
             keys += some;

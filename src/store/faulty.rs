@@ -7,10 +7,15 @@
 //! Invariant: a call that meets [`Fault::None`] is exactly the wrapped store's.
 
 use super::{Error, Health, Result, Store};
+use crate::clock::Clock;
 use crate::rules::timestamp::Timestamp;
 use async_trait::async_trait;
+use counterfoil_idempotency::{
+    Answer, Claim, Claimed, Ending, Fingerprint, Scope, Store as KeyStore, StoreError,
+};
 use futures_util::future::BoxFuture;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What happens to one call.
 pub enum Fault {
@@ -31,14 +36,14 @@ pub enum Fault {
 type Hook = dyn Fn(&'static str) -> Fault + Send + Sync;
 
 /// A store with a hook before each call.
-pub struct Faulty {
-    pub(super) inner: Arc<dyn Store>,
+pub struct Faulty<S: ?Sized> {
+    pub(super) inner: Arc<S>,
     hook: Arc<Hook>,
 }
 
-impl Faulty {
+impl<S: ?Sized> Faulty<S> {
     pub fn new(
-        inner: Arc<dyn Store>,
+        inner: Arc<S>,
         hook: impl Fn(&'static str) -> Fault + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self { inner, hook: Arc::new(hook) })
@@ -74,7 +79,7 @@ impl Faulty {
 }
 
 #[async_trait]
-impl Store for Faulty {
+impl Store for Faulty<dyn Store> {
     fn high_water(&self) -> Timestamp {
         self.inner.high_water()
     }
@@ -84,9 +89,13 @@ impl Store for Faulty {
     }
 
     fn for_jobs(&self) -> Result<Option<Arc<dyn Store>>> {
-        let hook = || Arc::clone(&self.hook);
-        let inner = self.inner.for_jobs()?;
-        Ok(inner.map(|inner| -> Arc<dyn Store> { Arc::new(Self { inner, hook: hook() }) }))
+        let Some(inner) = self.inner.for_jobs()? else { return Ok(None) };
+        Ok(Some(Arc::new(Self { inner, hook: Arc::clone(&self.hook) })))
+    }
+
+    fn request_keys(self: Arc<Self>, clock: Clock) -> Arc<dyn counterfoil_idempotency::Store> {
+        let inner = Arc::clone(&self.inner).request_keys(clock);
+        Arc::new(Faulty { inner, hook: Arc::clone(&self.hook) })
     }
 
     async fn ping(&self) -> Result<()> {
@@ -105,20 +114,21 @@ macro_rules! verbs {
         #[::async_trait::async_trait]
         pub trait $name: Send + Sync { $($verbs)* }
 
-        $crate::store::faulty::forward! { $name {} $($verbs)* }
+        $crate::store::faulty::forward! { ($name for dyn $crate::store::Store) {} $($verbs)* }
     };
 }
 
-/// Takes the verbs of a trait one by one, and adds the method that forwards each to the block.
+/// Implements a trait for [`Faulty`]: takes its verbs one by one, and adds to the block the method
+/// that forwards each.
 macro_rules! forward {
     (
-        $name:ident { $($methods:tt)* }
+        ($trait:ident for $inner:ty) { $($methods:tt)* }
         $(#[$attribute:meta])*
         async fn $verb:ident(&self $(, $argument:ident: $type:ty)* $(,)?) -> $answer:ty;
         $($rest:tt)*
     ) => {
         $crate::store::faulty::forward! {
-            $name {
+            ($trait for $inner) {
                 $($methods)*
                 async fn $verb(&self $(, $argument: $type)*) -> $answer {
                     let call = || self.inner.$verb($(Clone::clone(&$argument)),*);
@@ -129,13 +139,13 @@ macro_rules! forward {
         }
     };
     (
-        $name:ident { $($methods:tt)* }
+        ($trait:ident for $inner:ty) { $($methods:tt)* }
         $(#[$attribute:meta])*
         fn $fact:ident(&self) -> $answer:ty;
         $($rest:tt)*
     ) => {
         $crate::store::faulty::forward! {
-            $name {
+            ($trait for $inner) {
                 $($methods)*
                 fn $fact(&self) -> $answer {
                     self.inner.$fact()
@@ -144,10 +154,32 @@ macro_rules! forward {
             $($rest)*
         }
     };
-    ($name:ident { $($methods:tt)* }) => {
+    (($trait:ident for $inner:ty) { $($methods:tt)* }) => {
         #[::async_trait::async_trait]
-        impl $name for $crate::store::faulty::Faulty { $($methods)* }
+        impl $trait for $crate::store::faulty::Faulty<$inner> { $($methods)* }
     };
 }
 
 pub(super) use {forward, verbs};
+
+forward! {
+    (KeyStore for dyn KeyStore) {}
+    async fn claim(
+        &self,
+        scope: &Scope,
+        fingerprint: &Fingerprint,
+        lease: Duration,
+    ) -> Result<Claimed, StoreError>;
+    async fn renew(&self, claim: &Claim, lease: Duration) -> Result<(), StoreError>;
+    async fn reach(&self, claim: &Claim, point: &str) -> Result<(), StoreError>;
+    async fn end(
+        &self,
+        claim: &Claim,
+        answer: &Answer,
+        ending: Ending,
+        keep: Duration,
+    ) -> Result<(), StoreError>;
+    async fn release(&self, claim: &Claim) -> Result<(), StoreError>;
+    async fn forget(&self, claim: &Claim) -> Result<(), StoreError>;
+    async fn sweep(&self, limit: u32) -> Result<u32, StoreError>;
+}

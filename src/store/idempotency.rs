@@ -6,11 +6,8 @@
 //! `counterfoil_idempotency`; each store runs its functions on connections of its own.
 
 use super::Error;
-use super::faulty::verbs;
 use crate::rules::timestamp::Timestamp;
-use counterfoil_idempotency::{
-    Answer, Claim, Claimed, Ending, Fingerprint, Millis, Scope, StoreError,
-};
+use counterfoil_idempotency::{Answer, Claim, Ending, Millis, StoreError};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,36 +81,6 @@ impl From<Error> for StoreError {
             | Error::Internal { what } => Self::Unavailable(what),
             Error::Corrupt { what } => Self::Unreadable(what),
         }
-    }
-}
-
-verbs! {
-    /// Keys of requests; each verb is the crate's function of the same name, in a transaction of
-    /// its own, at a time that is given.
-    pub trait RequestKeys: Send + Sync {
-        async fn claim_key(
-            &self,
-            scope: &Scope,
-            fingerprint: &Fingerprint,
-            lease: Duration,
-            at: Timestamp,
-        ) -> Result<Claimed, StoreError>;
-        async fn renew_key(
-            &self,
-            claim: &Claim,
-            lease: Duration,
-            at: Timestamp,
-        ) -> Result<(), StoreError>;
-        async fn reach_key(&self, claim: &Claim, point: &str) -> Result<(), StoreError>;
-        async fn end_key(
-            &self,
-            claim: &Claim,
-            ended: &Ended,
-            at: Timestamp,
-        ) -> Result<(), StoreError>;
-        async fn release_key(&self, claim: &Claim, at: Timestamp) -> Result<(), StoreError>;
-        async fn forget_key(&self, claim: &Claim, at: Timestamp) -> Result<(), StoreError>;
-        async fn sweep_keys(&self, limit: u32, at: Timestamp) -> Result<u32, StoreError>;
     }
 }
 
