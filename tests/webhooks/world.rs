@@ -447,7 +447,7 @@ fn router(
     config: &Config,
 ) -> Router {
     let ingest = Ingest::start(Arc::clone(store), clock.clone(), config.ingest.clone(), false);
-    let inbox = WebhookInbox::start(Arc::clone(store));
+    let inbox = WebhookInbox::start(store.clone());
     let provider = Some(Arc::clone(provider));
     http::router(App::new(Arc::clone(store), (ingest, inbox), clock.clone(), provider, config))
 }
