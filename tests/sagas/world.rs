@@ -57,6 +57,14 @@ impl Ground {
         create_database("sagas").await.map(Self::Database)
     }
 
+    /// Another place of the same kind.
+    pub async fn another(&self) -> Self {
+        match self {
+            Self::Directory(_) => Self::sqlite(),
+            Self::Database(_) => Self::postgres().await.unwrap(),
+        }
+    }
+
     async fn open(&self) -> Arc<dyn Store> {
         match self {
             Self::Directory(directory) => {
@@ -146,6 +154,12 @@ impl World {
         };
         world.declare_calls().await;
         world
+    }
+
+    /// Stops its store and its provider.
+    pub async fn close(mut self) {
+        self.store.close().await;
+        self.handle.stop().await.unwrap();
     }
 
     async fn declare_calls(&mut self) {
@@ -384,9 +398,9 @@ impl World {
 
     /// Every push of a tenant, oldest first.
     pub async fn pushes(&self, tenant: &str) -> Vec<Push> {
-        let query = PushQuery { limit: 10_000, ..PushQuery::default() };
-        let pushes = self.store.list_pushes(query).await.unwrap().into_iter().rev();
-        pushes.filter(|push| push.tenant.as_str() == tenant).collect()
+        let tenant = Some(tenant_id(tenant));
+        let query = PushQuery { tenant, limit: 10_000, ..PushQuery::default() };
+        self.store.list_pushes(query).await.unwrap().into_iter().rev().collect()
     }
 }
 
