@@ -105,8 +105,8 @@ impl App {
         config: &Config,
     ) -> Arc<Self> {
         Arc::new(Self {
-            catalog: CatalogCache::new(Arc::clone(&store)),
-            keys: KeyCache::new(Arc::clone(&store)),
+            catalog: CatalogCache::new(store.clone()),
+            keys: KeyCache::new(store.clone()),
             admission: Admission::new(&config.server, &config.limits),
             bodies: BodyReader::new(&config.server),
             webhook_bodies: BodyReader::for_webhooks(&config.server),

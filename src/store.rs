@@ -12,6 +12,7 @@ pub mod clock;
 pub mod credit;
 pub mod epoch;
 mod fault_log;
+pub mod faulty;
 pub mod groups;
 pub mod idempotency;
 pub mod message;
@@ -25,6 +26,7 @@ pub mod sqlite;
 pub mod throttle;
 pub mod webhook;
 
+use crate::clock::Clock;
 use crate::rules::chain::ChainReport;
 use crate::rules::event::Event;
 use crate::rules::fault::Fault;
@@ -41,12 +43,13 @@ use binding::Bindings;
 use clock::Clocks;
 use credit::Credits;
 use epoch::Epochs;
-use idempotency::RequestKeys;
+use faulty::verbs;
 use message::Messages;
 use push::{Cuts, Leases, Pushes};
 use quote::Quotes;
 use reconciliation::Reconciliation;
 use saga::Sagas;
+use std::sync::Arc;
 use webhook::{Mirrors, Webhooks};
 
 /// Why a verb did not do what it says.
@@ -73,7 +76,7 @@ pub enum Error {
     Internal { what: String },
 }
 
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     /// Whether it is about what is stored of some row, so that others may be worked on; otherwise
@@ -106,7 +109,7 @@ impl From<ComposeError> for Error {
 }
 
 /// Events delivered together; each gets its own verdict.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct DeliveryBatch {
     /// Events of tenants that belong to one partition.
     pub events: Vec<Event>,
@@ -317,86 +320,91 @@ pub struct Health {
 /// Called with the number of events read so far.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
 
-/// Deliveries in, verdicts out.
-#[async_trait]
-pub trait Deliveries: Send + Sync {
-    /// How many writers work side by side. A tenant's events always go to the same one, so that
-    /// two writers never touch one total.
-    fn partitions(&self) -> usize;
+verbs! {
+    /// Deliveries in, verdicts out.
+    pub trait Deliveries: Send + Sync {
+        /// How many writers work side by side. A tenant's events always go to the same one, so that
+        /// two writers never touch one total.
+        fn partitions(&self) -> usize;
 
-    /// Judges and records the batch in one transaction: event keys, events, totals, inboxes and
-    /// counters. Returns one verdict for each event, in order. Durable on return. After
-    /// [`Error::Unknown`] the same batch sent again finds itself.
-    async fn record_deliveries(
-        &self,
-        partition: usize,
-        batch: DeliveryBatch,
-    ) -> Result<Vec<Verdict>>;
+        /// Judges and records the batch in one transaction: event keys, events, totals, inboxes and
+        /// counters. Returns one verdict for each event, in order. Durable on return. After
+        /// [`Error::Unknown`] the same batch sent again finds itself.
+        async fn record_deliveries(
+            &self,
+            partition: usize,
+            batch: DeliveryBatch,
+        ) -> Result<Vec<Verdict>>;
+    }
 }
 
-/// Meters and tenants.
-#[async_trait]
-pub trait Declarations: Send + Sync {
-    /// Declares a meter, or takes over the description of one that counts the same.
-    async fn declare_meter(&self, meter: Meter, at: Timestamp) -> Result<Declaration<Meter>>;
-    async fn load_catalog(&self) -> Result<Catalog>;
-    /// Creates a tenant or changes what is known of it.
-    async fn put_tenant(
-        &self,
-        tenant: &TenantId,
-        fields: TenantFields,
-        at: Timestamp,
-    ) -> Result<TenantPut>;
-    async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>>;
-    /// The tenant that is this customer.
-    async fn find_customer(&self, customer: &CustomerId) -> Result<Option<Tenant>>;
-    /// Tenants in the order of their ids, after `after`.
-    async fn list_tenants(&self, after: Option<&TenantId>, limit: usize) -> Result<Vec<Tenant>>;
+verbs! {
+    /// Meters and tenants.
+    pub trait Declarations: Send + Sync {
+        /// Declares a meter, or takes over the description of one that counts the same.
+        async fn declare_meter(&self, meter: Meter, at: Timestamp) -> Result<Declaration<Meter>>;
+        async fn load_catalog(&self) -> Result<Catalog>;
+        /// Creates a tenant or changes what is known of it.
+        async fn put_tenant(
+            &self,
+            tenant: &TenantId,
+            fields: TenantFields,
+            at: Timestamp,
+        ) -> Result<TenantPut>;
+        async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>>;
+        /// The tenant that is this customer.
+        async fn find_customer(&self, customer: &CustomerId) -> Result<Option<Tenant>>;
+        /// Tenants in the order of their ids, after `after`.
+        async fn list_tenants(&self, after: Option<&TenantId>, limit: usize)
+        -> Result<Vec<Tenant>>;
+    }
 }
 
-/// Totals, events and inboxes: each answer is of one moment and holds every event acknowledged
-/// before the call.
-#[async_trait]
-pub trait Queries: Send + Sync {
-    /// The totals of buckets that start in `range`, in no particular order; one key may come in
-    /// several rows, which fold to its total. [`Error::TooLarge`] beyond `rows_max` totals and
-    /// unique values.
-    async fn read_usage(
-        &self,
-        tenant: &TenantId,
-        meter: MeterNo,
-        range: Window,
-        rows_max: usize,
-    ) -> Result<Vec<UsageRow>>;
-    /// Composes the same totals as they are read, so that they are never in memory together. The
-    /// windows of `shape` cover `range`.
-    async fn compose_usage(
-        &self,
-        tenant: &TenantId,
-        meter: MeterNo,
-        range: Window,
-        shape: UsageShape,
-    ) -> Result<Usage>;
-    async fn list_events(&self, query: EventQuery) -> Result<EventPage>;
-    async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace>;
-    async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>>;
-    async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>>;
-    /// Counters of hours that start in `range`, of all tenants, in no particular order.
-    async fn read_counters(&self, range: Window) -> Result<Vec<CounterRow>>;
-    async fn list_counters(&self, query: CounterQuery) -> Result<Vec<CounterRow>>;
-    /// Recomputes every total from the events, and the counters, and compares.
-    async fn check(&self, progress: Progress<'_>) -> Result<CheckReport>;
+verbs! {
+    /// Totals, events and inboxes: each answer is of one moment and holds every event acknowledged
+    /// before the call.
+    pub trait Queries: Send + Sync {
+        /// The totals of buckets that start in `range`, in no particular order; one key may come in
+        /// several rows, which fold to its total. [`Error::TooLarge`] beyond `rows_max` totals and
+        /// unique values.
+        async fn read_usage(
+            &self,
+            tenant: &TenantId,
+            meter: MeterNo,
+            range: Window,
+            rows_max: usize,
+        ) -> Result<Vec<UsageRow>>;
+        /// Composes the same totals as they are read, so that they are never in memory together.
+        /// The windows of `shape` cover `range`.
+        async fn compose_usage(
+            &self,
+            tenant: &TenantId,
+            meter: MeterNo,
+            range: Window,
+            shape: UsageShape,
+        ) -> Result<Usage>;
+        async fn list_events(&self, query: EventQuery) -> Result<EventPage>;
+        async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace>;
+        async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>>;
+        async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>>;
+        /// Counters of hours that start in `range`, of all tenants, in no particular order.
+        async fn read_counters(&self, range: Window) -> Result<Vec<CounterRow>>;
+        async fn list_counters(&self, query: CounterQuery) -> Result<Vec<CounterRow>>;
+        /// Recomputes every total from the events, and the counters, and compares.
+        async fn check(&self, progress: Progress<'_>) -> Result<CheckReport>;
+    }
 }
 
-/// API keys.
-#[async_trait]
-pub trait ApiKeys: Send + Sync {
-    /// The secret under which tokens are digested; made once, never changed.
-    fn token_secret(&self) -> [u8; 32];
-    async fn create_api_key(&self, key: ApiKey) -> Result<()>;
-    async fn list_api_keys(&self) -> Result<Vec<ApiKey>>;
-    /// Returns false if there is no such key, or it was revoked before.
-    async fn revoke_api_key(&self, id: &str, at: Timestamp) -> Result<bool>;
+verbs! {
+    /// API keys.
+    pub trait ApiKeys: Send + Sync {
+        /// The secret under which tokens are digested; made once, never changed.
+        fn token_secret(&self) -> [u8; 32];
+        async fn create_api_key(&self, key: ApiKey) -> Result<()>;
+        async fn list_api_keys(&self) -> Result<Vec<ApiKey>>;
+        /// Returns false if there is no such key, or it was revoked before.
+        async fn revoke_api_key(&self, id: &str, at: Timestamp) -> Result<bool>;
+    }
 }
 
 /// All of it, and the store's own life.
@@ -418,7 +426,6 @@ pub trait Store:
     + Sagas
     + Quotes
     + Messages
-    + RequestKeys
     + Clocks
     + Epochs
     + Bindings
@@ -431,9 +438,13 @@ pub trait Store:
     }
     /// The same store for jobs, with connections of its own where requests could take all of them;
     /// none where they cannot. Only this store is closed, and the other with it.
-    fn for_jobs(&self) -> Result<Option<std::sync::Arc<dyn Store>>> {
+    fn for_jobs(&self) -> Result<Option<Arc<dyn Store>>> {
         Ok(None)
     }
+    /// The idempotency keys of requests. Leases, and the times for which answers are kept, run by
+    /// `clock`. A key that ends with its effect ends through the verb of the effect
+    /// ([`idempotency::Completing`]).
+    fn request_keys(self: Arc<Self>, clock: Clock) -> Arc<dyn counterfoil_idempotency::Store>;
     /// Whether the store can answer now.
     async fn ping(&self) -> Result<()>;
     /// Lets work in progress end and closes files. Later verbs are unavailable.

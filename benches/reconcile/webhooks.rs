@@ -36,7 +36,7 @@ pub async fn measure(name: &str, store: &Arc<dyn Store>) -> Result<()> {
     let provider: Arc<dyn Provider> =
         Arc::new(Stripe::connect(&config.stripe).map_err(|error| anyhow::anyhow!(error))?);
     let ingest = Ingest::start(Arc::clone(store), clock.clone(), config.ingest.clone(), false);
-    let inbox = WebhookInbox::start(Arc::clone(store));
+    let inbox = WebhookInbox::start(store.clone());
     let arrived = inbox.arrived();
     let intake = (ingest, inbox);
     let app =

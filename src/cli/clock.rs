@@ -8,8 +8,7 @@ use super::store::{StoreArguments, open_store};
 use super::table::{cell, new_table};
 use crate::clock::Clock;
 use crate::rules::timestamp::Timestamp;
-use crate::store::Store;
-use crate::store::clock::TimeMarks;
+use crate::store::clock::{Clocks, TimeMarks};
 use clap::Subcommand;
 use std::process::ExitCode;
 
@@ -56,7 +55,7 @@ pub async fn run(arguments: &ClockArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn print_marks(store: &dyn Store, now: Timestamp) -> anyhow::Result<()> {
+async fn print_marks(store: &dyn Clocks, now: Timestamp) -> anyhow::Result<()> {
     let TimeMarks { high_water, newest_usage, newest_cut } = store.read_time_marks().await?;
     let text = |time: Option<Timestamp>| time.map_or("none".to_owned(), |time| time.to_string());
     let mut table = new_table(&["clock or mark", "time"], 2);

@@ -23,7 +23,7 @@ use crate::provider::{self, Provider};
 use crate::rules::ids::MeterSlug;
 use crate::rules::meter::Meter;
 use crate::store::postgres::PostgresStore;
-use crate::store::{Declaration, Store};
+use crate::store::{Declaration, Declarations, Store};
 use anyhow::{Context, bail};
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -103,7 +103,7 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let changes = ChangeWebhook::connect(&config.alerts).map_err(refused)?;
     let operating = provider.as_ref().map(|provider| (provider, &gate));
     let money = MoneyJobs::start(&jobs, operating, &clock, changes, &config);
-    let inbox = WebhookInbox::start(Arc::clone(&store));
+    let inbox = WebhookInbox::start(store.clone());
     let parts = Parts {
         store: &jobs,
         provider: provider.as_ref(),
@@ -197,7 +197,11 @@ async fn bind_account(
     Ok((Some(binder), gate))
 }
 
-async fn declare_meters(config: &Config, store: &dyn Store, clock: &Clock) -> anyhow::Result<()> {
+async fn declare_meters(
+    config: &Config,
+    store: &dyn Declarations,
+    clock: &Clock,
+) -> anyhow::Result<()> {
     for (slug, spec) in &config.meters {
         let refuse = |detail: &str| anyhow::anyhow!("settings: [meters.{slug}]: {detail}");
         let parsed = MeterSlug::parse(slug).map_err(|refusal| refuse(&refusal.detail))?;

@@ -5,7 +5,7 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Path, Query, parse_amount, parse_limit, read_json};
+use super::extract::{Json, Path, Query, parse_amount, parse_limit, read_json, trim_page};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
 use crate::rules::account::{
@@ -153,9 +153,7 @@ pub async fn list_accounts(
     let limit = parse_limit(query.limit)?;
     let after = query.after.as_deref().map(AccountName::parse).transpose()?;
     let mut found = app.store.list_accounts(&tenant, after.as_ref(), limit + 1).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next_after = found.last().filter(|_| more).map(|account| account.name.to_string());
+    let next_after = trim_page(&mut found, limit, |account| account.name.to_string());
     let accounts = found.into_iter().map(AccountAnswer::from).collect();
     Ok(axum::Json(AccountList { accounts, next_after }))
 }
@@ -239,9 +237,7 @@ pub async fn get_statement(
     app.store.find_account(&tenant, &account).await?.ok_or_else(unknown_account)?;
     let asked = StatementQuery { tenant, account, before: query.before, limit: limit + 1 };
     let mut found = app.store.read_statement(asked).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next_before = found.last().filter(|_| more).map(|line| line.version);
+    let next_before = trim_page(&mut found, limit, |line| line.version);
     let lines = found.into_iter().map(StatementLineAnswer::from).collect();
     Ok(axum::Json(Statement { lines, next_before }))
 }

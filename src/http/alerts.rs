@@ -5,7 +5,7 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Query, parse_limit, read_json};
+use super::extract::{Json, Query, parse_limit, read_json, trim_page};
 use super::problem::{Kind, Problem};
 use crate::rules::alert::{Alert, AlertKind, Severity};
 use crate::rules::ids::{MeterNo, TenantId};
@@ -76,9 +76,7 @@ pub async fn list_alerts(
     let AlertParameters { open, kind, before, .. } = query;
     let query = AlertQuery { open, kind, before, limit: limit + 1 };
     let mut found = app.store.list_alerts(query).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next_before = found.last().filter(|_| more).map(|alert| alert.number);
+    let next_before = trim_page(&mut found, limit, |alert| alert.number);
     let alerts = found.into_iter().map(AlertAnswer::from).collect();
     Ok(axum::Json(AlertList { alerts, next_before }))
 }
@@ -206,9 +204,7 @@ pub async fn list_thresholds(
     let after = query.after.as_deref().map(parse_cursor).transpose()?;
     let query = ThresholdQuery { tenant, after, limit: limit + 1 };
     let mut found = app.store.list_thresholds(query).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next_after = found.last().filter(|_| more).map(write_cursor);
+    let next_after = trim_page(&mut found, limit, write_cursor);
     let catalog = app.catalog.reload().await?;
     let answer = |threshold: Threshold| {
         let meter = catalog.get(threshold.meter)?;

@@ -9,7 +9,7 @@ use super::App;
 use super::problem::{Kind, Problem};
 use crate::clock::Clock;
 use crate::rules::ids::TenantId;
-use crate::store::{self, ApiKey, Store};
+use crate::store::{self, ApiKey, ApiKeys};
 use axum::extract::FromRequestParts;
 use hmac::{Hmac, KeyInit, Mac};
 use http::header::AUTHORIZATION;
@@ -191,7 +191,7 @@ fn unauthenticated(detail: &'static str) -> Problem {
 
 /// All keys that are not revoked, as the store told a moment ago.
 pub struct KeyCache {
-    store: Arc<dyn Store>,
+    store: Arc<dyn ApiKeys>,
     hasher: Hmac<Sha256>,
     loaded: RwLock<Option<Loaded>>,
     /// Held while the store is asked, so that it is asked once.
@@ -230,7 +230,7 @@ fn judge_age(age: Option<Duration>) -> Age {
 }
 
 impl KeyCache {
-    pub fn new(store: Arc<dyn Store>) -> Self {
+    pub fn new(store: Arc<dyn ApiKeys>) -> Self {
         let hasher = new_hasher(&*store);
         Self { store, hasher, loaded: RwLock::new(None), loading: tokio::sync::Mutex::new(()) }
     }
@@ -321,7 +321,7 @@ fn prefix(digest: &[u8; 32]) -> [u8; 8] {
     [a, b, c, d, e, f, g, h]
 }
 
-fn new_hasher(store: &dyn Store) -> Hmac<Sha256> {
+fn new_hasher(store: &dyn ApiKeys) -> Hmac<Sha256> {
     Hmac::new_from_slice(&store.token_secret()).expect("HMAC takes a secret of any length")
 }
 
@@ -364,7 +364,7 @@ pub enum AdminKeyError {
 /// that is not known yet becomes an admin key, in place of those that were given before; one that
 /// was revoked stays revoked.
 pub async fn create_first_admin_key(
-    store: &dyn Store,
+    store: &dyn ApiKeys,
     clock: &Clock,
     given: Option<String>,
 ) -> Result<Option<String>, AdminKeyError> {
@@ -410,7 +410,7 @@ pub async fn create_first_admin_key(
 /// Ends the keys that COUNTERFOIL_ADMIN_KEY gave before, so that a leaked one is ended by giving
 /// another. A given key that is revoked ends nothing: nobody could come in any more.
 async fn end_former_admin_keys(
-    store: &dyn Store,
+    store: &dyn ApiKeys,
     clock: &Clock,
     keys: &[ApiKey],
     given: &[u8; 32],

@@ -7,7 +7,7 @@
 use super::problem::{Kind, Problem};
 use crate::rules::ids::MeterNo;
 use crate::rules::meter::{Catalog, Meter};
-use crate::store::{self, Store};
+use crate::store::{self, Declarations};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 const RELOAD_PAUSE: Duration = Duration::from_secs(1);
 
 pub struct CatalogCache {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Declarations>,
     loaded: RwLock<Option<(Instant, Arc<Catalog>)>>,
 }
 
 impl CatalogCache {
-    pub fn new(store: Arc<dyn Store>) -> Self {
+    pub fn new(store: Arc<dyn Declarations>) -> Self {
         Self { store, loaded: RwLock::new(None) }
     }
 

@@ -4,7 +4,7 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Query, parse_days, parse_limit};
+use super::extract::{Query, parse_days, parse_limit, trim_page};
 use super::problem::{Kind, Problem};
 use crate::rules::ids::TenantId;
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
@@ -75,9 +75,7 @@ pub async fn list_counters(
     let tenant = caller.bound_to().cloned();
     let query = CounterQuery { range, tenant, after, limit: limit + 1 };
     let mut rows = app.store.list_counters(query).await?;
-    let more = rows.len() > limit;
-    rows.truncate(limit);
-    let next_after = rows.last().filter(|_| more).map(write_cursor);
+    let next_after = trim_page(&mut rows, limit, write_cursor);
     let counters = rows.into_iter().map(CounterAnswer::from).collect();
     Ok(axum::Json(CounterList { counters, next_after }))
 }

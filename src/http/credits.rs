@@ -7,7 +7,9 @@
 use super::App;
 use super::accounts::{key_taken, parse_memo, readable};
 use super::auth::{Caller, Scope};
-use super::extract::{Json, LIMIT_MAX, Path, Query, parse_amount, parse_limit, read_json};
+use super::extract::{
+    Json, LIMIT_MAX, Path, Query, parse_amount, parse_limit, read_json, trim_page,
+};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
 use crate::jobs::credits::{Balance, Reckoning, coverable, read_balance};
@@ -255,9 +257,7 @@ pub async fn list_grants(
     };
     let after = query.after.unwrap_or(0);
     let mut found = app.store.list_grants(&tenant, filter, after, limit + 1).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next_after = found.last().filter(|_| more).map(|grant| grant.number);
+    let next_after = trim_page(&mut found, limit, |grant| grant.number);
     let catalog = app.catalog.reload().await?;
     let grants = found.iter().map(|grant| answer_grant(grant, &catalog)).collect();
     Ok(axum::Json(GrantList { grants, next_after }))
@@ -430,9 +430,7 @@ pub async fn list_credit_changes(
     let ChangeParameters { grant, before, .. } = query;
     let asked = ChangeQuery { tenant, grant, before, limit: limit + 1 };
     let mut found = app.store.list_credit_changes(asked).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next_before = found.last().filter(|_| more).map(|change| change.number);
+    let next_before = trim_page(&mut found, limit, |change| change.number);
     let catalog = app.catalog.reload().await?;
     let changes = found.iter().map(|change| answer_change(change, &catalog)).collect();
     Ok(axum::Json(ChangeList { changes, next_before }))

@@ -35,6 +35,18 @@ pub fn fit_page(sizes: impl IntoIterator<Item = usize>, limit: usize) -> usize {
     sizes.into_iter().take(limit).take_while(fits).count()
 }
 
+/// Trims what was found to a page and returns the cursor of the next one. The store is asked for
+/// one record more than a page holds: only if it found that one, another page follows.
+pub fn trim_page<T, C>(
+    found: &mut Vec<T>,
+    limit: usize,
+    cursor: impl FnOnce(&T) -> C,
+) -> Option<C> {
+    let more = found.len() > limit;
+    found.truncate(limit);
+    found.last().filter(|_| more).map(cursor)
+}
+
 /// The query of the request's URL.
 pub struct Query<T>(pub T);
 

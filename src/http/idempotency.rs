@@ -12,18 +12,14 @@
 use super::App;
 use super::auth::Caller;
 use super::problem::Problem;
-use crate::clock::Clock;
 use crate::rules::ids::OnceKey;
-use crate::store::Store;
 use crate::store::idempotency::{Completing, Ended};
-use async_trait::async_trait;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use counterfoil_idempotency::{
-    Answer, Attempt, Claim, Claimed, Ending, Fingerprint, IdempotencyLayer, Identity, KeyPolicy,
-    Scope, Settings, StoreError,
+    Answer, Attempt, Ending, IdempotencyLayer, Identity, KeyPolicy, Settings,
 };
 use http::StatusCode;
 use http::request::Parts;
@@ -43,7 +39,7 @@ const KEEP_FAILED: Duration = Duration::from_secs(3600);
 
 /// The layer, for routes with this policy.
 pub fn layer(app: &Arc<App>, policy: KeyPolicy) -> IdempotencyLayer {
-    let keys = RequestKeys { store: Arc::clone(&app.store), clock: app.clock.clone() };
+    let keys = Arc::clone(&app.store).request_keys(app.clock.clone());
     let settings = Settings {
         policy,
         body_bytes_max: KEYED_BYTES_MAX,
@@ -52,7 +48,7 @@ pub fn layer(app: &Arc<App>, policy: KeyPolicy) -> IdempotencyLayer {
         keep_failed: KEEP_FAILED,
         ..Settings::default()
     };
-    IdempotencyLayer::new(Arc::new(keys), settings, identify)
+    IdempotencyLayer::new(keys, settings, identify)
 }
 
 /// Runs the handler. The body of a request under a key, which the layer needs whole, is read here,
@@ -80,55 +76,6 @@ fn identify(parts: &Parts) -> Option<Identity> {
     let path = parts.extensions.get::<MatchedPath>()?.as_str();
     let route = format!("{} {path}", parts.method);
     (!is_left_out(parts)).then(|| Identity { tenant: caller.principal(), route })
-}
-
-/// The crate's store on ours.
-struct RequestKeys {
-    store: Arc<dyn Store>,
-    clock: Clock,
-}
-
-#[async_trait]
-impl counterfoil_idempotency::Store for RequestKeys {
-    async fn claim(
-        &self,
-        scope: &Scope,
-        fingerprint: &Fingerprint,
-        lease: Duration,
-    ) -> Result<Claimed, StoreError> {
-        self.store.claim_key(scope, fingerprint, lease, self.clock.now()).await
-    }
-
-    async fn renew(&self, claim: &Claim, lease: Duration) -> Result<(), StoreError> {
-        self.store.renew_key(claim, lease, self.clock.now()).await
-    }
-
-    async fn reach(&self, claim: &Claim, point: &str) -> Result<(), StoreError> {
-        self.store.reach_key(claim, point).await
-    }
-
-    async fn end(
-        &self,
-        claim: &Claim,
-        answer: &Answer,
-        ending: Ending,
-        keep: Duration,
-    ) -> Result<(), StoreError> {
-        let ended = Ended { answer: answer.clone(), ending, keep };
-        self.store.end_key(claim, &ended, self.clock.now()).await
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<(), StoreError> {
-        self.store.release_key(claim, self.clock.now()).await
-    }
-
-    async fn forget(&self, claim: &Claim) -> Result<(), StoreError> {
-        self.store.forget_key(claim, self.clock.now()).await
-    }
-
-    async fn sweep(&self, limit: u32) -> Result<u32, StoreError> {
-        self.store.sweep_keys(limit, self.clock.now()).await
-    }
 }
 
 /// A request that runs under a key.

@@ -5,7 +5,7 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Path, Query, parse_limit, read_json};
+use super::extract::{Json, Path, Query, parse_limit, read_json, trim_page};
 use super::problem::{Kind, Problem};
 use crate::rules::digest::hex;
 use crate::rules::drift::{Reason, Verdict};
@@ -211,9 +211,7 @@ pub async fn list_passes(
     let PassParameters { kind, state, before, .. } = query;
     let query = PassQuery { kind, state, before, limit: limit + 1 };
     let mut found = app.store.list_passes(query).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next_before = found.last().filter(|_| more).map(|pass| pass.number);
+    let next_before = trim_page(&mut found, limit, |pass| pass.number);
     let passes = found.into_iter().map(PassAnswer::from).collect();
     Ok(axum::Json(PassList { passes, next_before }))
 }
@@ -257,9 +255,7 @@ pub async fn list_rows(
     find_pass(&app, number).await?;
     let query = PassRowQuery { pass: number, after, limit: limit + 1 };
     let mut rows = app.store.list_pass_rows(query).await?;
-    let more = rows.len() > limit;
-    rows.truncate(limit);
-    let next_after = rows.last().filter(|_| more).map(write_cursor);
+    let next_after = trim_page(&mut rows, limit, write_cursor);
     let catalog = app.catalog.reload().await?;
     let rows = rows.into_iter().map(|row| answer_row(row, &catalog)).collect::<Result<_, _>>();
     Ok(axum::Json(RowList { rows: rows?, next_after }))
@@ -340,9 +336,7 @@ pub async fn list_findings(
     let FindingParameters { open, kind, before, .. } = query;
     let query = FindingQuery { open, kind, tenant, before, limit: limit + 1 };
     let mut found = app.store.list_findings(query).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next_before = found.last().filter(|_| more).map(|finding| finding.number);
+    let next_before = trim_page(&mut found, limit, |finding| finding.number);
     let catalog = app.catalog.reload().await?;
     let findings = found.into_iter().map(|finding| answer_finding(finding, &catalog)).collect();
     Ok(axum::Json(FindingList { findings, next_before }))

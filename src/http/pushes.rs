@@ -5,7 +5,7 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Path, Query, parse_limit, read_json};
+use super::extract::{Json, Path, Query, parse_limit, read_json, trim_page};
 use super::problem::{Kind, Problem};
 use super::records::raw_json;
 use crate::rules::delivery::{Class, PushState};
@@ -173,9 +173,7 @@ pub async fn list_pushes(
     let (state, class, before) = (query.state, query.class, query.before);
     let query = PushQuery { tenant, meter, state, class, range, before, limit: limit + 1 };
     let mut pushes = app.store.list_pushes(query).await?;
-    let more = pushes.len() > limit;
-    pushes.truncate(limit);
-    let next_before = pushes.last().filter(|_| more).map(|push| push.number);
+    let next_before = trim_page(&mut pushes, limit, |push| push.number);
     let catalog = app.catalog.reload().await?;
     let pushes =
         pushes.into_iter().map(|push| answer_push(push, &catalog)).collect::<Result<_, _>>();

@@ -7,7 +7,7 @@
 use super::App;
 use super::accounts::{key_taken, readable};
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Path, Query, parse_amount, parse_limit, read_json};
+use super::extract::{Json, Path, Query, parse_amount, parse_limit, read_json, trim_page};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
 use crate::rules::digest::{digest_fields, hex};
@@ -142,9 +142,7 @@ pub async fn list_rates(
     let limit = parse_limit(query.limit)?;
     let after = query.after.as_deref().map(parse_rate_cursor).transpose()?;
     let mut found = app.store.list_tax_rates(after, limit + 1).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next_after = found.last().filter(|_| more).map(write_rate_cursor);
+    let next_after = trim_page(&mut found, limit, write_rate_cursor);
     let rates = found.into_iter().map(RateAnswer::from).collect();
     Ok(axum::Json(RateList { rates, next_after }))
 }
@@ -283,9 +281,7 @@ pub async fn list_coupons(
     let after = query.after.as_deref().map(OnceKey::parse).transpose()?;
     let after = after.as_ref().map(OnceKey::as_str);
     let mut found = app.store.list_coupons(after, limit + 1).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next_after = found.last().filter(|_| more).map(|coupon| coupon.code.clone());
+    let next_after = trim_page(&mut found, limit, |coupon| coupon.code.clone());
     let coupons = found.into_iter().map(CouponAnswer::from).collect();
     Ok(axum::Json(CouponList { coupons, next_after }))
 }

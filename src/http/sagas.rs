@@ -6,7 +6,7 @@
 use super::App;
 use super::accounts::{key_taken, readable};
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Path, Query, parse_limit, read_json};
+use super::extract::{Json, Path, Query, parse_limit, read_json, trim_page};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
 use crate::jobs::sagas::{CancelParams, ChangeParams, CreateParams, boundary_after};
@@ -309,9 +309,7 @@ pub async fn list_sagas(
     let SagaParameters { state, before, .. } = query;
     let asked = SagaQuery { tenant, state, before, limit: limit + 1 };
     let mut found = app.store.list_sagas(asked).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next_before = found.last().filter(|_| more).map(|saga| saga.number);
+    let next_before = trim_page(&mut found, limit, |saga| saga.number);
     let sagas = found.iter().map(SagaAnswer::from).collect();
     Ok(axum::Json(SagaList { sagas, next_before }))
 }

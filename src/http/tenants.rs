@@ -3,7 +3,7 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Path, Query, parse_limit, read_json};
+use super::extract::{Json, Path, Query, parse_limit, read_json, trim_page};
 use super::problem::{Kind, Problem};
 use crate::rules::given::Given;
 use crate::rules::ids::{CustomerId, TenantId};
@@ -164,9 +164,7 @@ pub async fn list_tenants(
     let limit = parse_limit(query.limit)?;
     let after = query.after.as_deref().map(TenantId::parse).transpose()?;
     let mut tenants = app.store.list_tenants(after.as_ref(), limit + 1).await?;
-    let more = tenants.len() > limit;
-    tenants.truncate(limit);
-    let next_after = tenants.last().filter(|_| more).map(|tenant| tenant.id.to_string());
+    let next_after = trim_page(&mut tenants, limit, |tenant| tenant.id.to_string());
     let tenants = tenants.into_iter().map(TenantAnswer::from).collect();
     Ok(axum::Json(TenantList { tenants, next_after }))
 }

@@ -5,7 +5,7 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::Query;
+use super::extract::{Query, trim_page};
 use super::problem::{Kind, Problem};
 use super::usage::{parse_range, parse_zone};
 use crate::rules::ids::TenantId;
@@ -91,9 +91,7 @@ pub async fn list_totals(
     let range = parse_range(&app, query.from.as_deref(), query.to.as_deref(), &zone)?;
     let after = query.after.as_deref().map(TenantId::parse).transpose()?;
     let mut tenants = app.store.list_tenants(after.as_ref(), limit + 1).await?;
-    let more = tenants.len() > limit;
-    tenants.truncate(limit);
-    let next_after = tenants.last().filter(|_| more).map(|tenant| tenant.id.to_string());
+    let next_after = trim_page(&mut tenants, limit, |tenant| tenant.id.to_string());
     let mut totals = Vec::new();
     for tenant in &tenants {
         add_totals(&app, tenant, range, &mut totals).await?;

@@ -7,7 +7,7 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Path, Query, parse_limit};
+use super::extract::{Path, Query, parse_limit, trim_page};
 use super::problem::{Kind, Problem};
 use super::records::raw_json;
 use crate::provider::stripe::signature::{self, Forgery};
@@ -184,9 +184,7 @@ pub async fn list_webhooks(
     }
     let query = WebhookQuery { status, event_type, before, limit: limit + 1 };
     let mut found = app.store.list_webhooks(query).await?;
-    let more = found.len() > limit;
-    found.truncate(limit);
-    let next_before = found.last().filter(|_| more).map(|webhook| webhook.number);
+    let next_before = trim_page(&mut found, limit, |webhook| webhook.number);
     let webhooks = found.into_iter().map(WebhookAnswer::from).collect();
     Ok(axum::Json(WebhookList { webhooks, next_before }))
 }

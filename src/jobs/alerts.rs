@@ -11,7 +11,7 @@ use crate::clock::Clock;
 use crate::rules::alert::{Alert, AlertKind, Condition, Scope, Severity, judge_alerts};
 use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
-use crate::store::alert::{AlertQuery, PageCounts};
+use crate::store::alert::{AlertQuery, Alerts, PageCounts};
 use crate::store::{self, Store};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -153,7 +153,7 @@ const LOOKED_AT: [AlertKind; 19] = [
 ];
 
 /// All alerts that are open.
-pub async fn list_open(store: &dyn Store) -> store::Result<Vec<Alert>> {
+pub async fn list_open(store: &dyn Alerts) -> store::Result<Vec<Alert>> {
     let mut open: Vec<Alert> = Vec::new();
     loop {
         let before = open.last().map(|alert| alert.number);
@@ -169,7 +169,7 @@ pub async fn list_open(store: &dyn Store) -> store::Result<Vec<Alert>> {
 
 /// Writes down what a look changes, and says so.
 pub async fn record(
-    store: &dyn Store,
+    store: &dyn Alerts,
     open: &[Alert],
     scopes: &[Scope],
     conditions: Vec<Condition>,

@@ -28,7 +28,7 @@ use crate::rules::ids::TenantId;
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::{Acceptance, Verdict};
 use crate::store::throttle::Throttle;
-use crate::store::{self, DeliveryBatch, Store};
+use crate::store::{self, Deliveries, DeliveryBatch, Store};
 use lanes::{Lanes, Submission, TURN_EVENTS};
 pub use latencies::Latencies;
 use latencies::Samples;
@@ -59,7 +59,7 @@ pub enum SubmitError {
 
 /// The queue in front of the store.
 pub struct Ingest {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Deliveries>,
     clock: Clock,
     settings: IngestConfig,
     strict_tenants: bool,
@@ -88,6 +88,8 @@ impl Ingest {
         settings: IngestConfig,
         strict_tenants: bool,
     ) -> Arc<Self> {
+        let latencies = Arc::<Latencies>::default();
+        tokio::spawn(Arc::clone(&latencies).watch(store.clone()));
         let ingest = Arc::new(Self {
             partitions: (0..store.partitions()).map(|_| Partition::default()).collect(),
             store,
@@ -98,15 +100,13 @@ impl Ingest {
             stopping: AtomicBool::new(false),
             idle: Notify::new(),
             groups_running: AtomicUsize::new(0),
-            latencies: Arc::default(),
+            latencies,
             watched: Arc::default(),
             warnings: Throttle::default(),
         });
         for partition in 0..ingest.partitions.len() {
             spawn_or_stop(Arc::clone(&ingest).commit_groups(partition));
         }
-        let latencies = Arc::clone(&ingest.latencies);
-        tokio::spawn(latencies.watch(Arc::clone(&ingest.store)));
         ingest
     }
 

@@ -10,8 +10,8 @@
 
 use crate::clock::Clock;
 use crate::rules::timestamp::Timestamp;
-use crate::store::push::Lease;
-use crate::store::{self, Store};
+use crate::store;
+use crate::store::push::{Lease, Leases};
 
 /// Which lease, for whom, and how long it lasts without renewal.
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +22,7 @@ pub struct LeaseTerms<'a> {
 }
 
 pub struct Keeper<'a> {
-    store: &'a dyn Store,
+    store: &'a dyn Leases,
     clock: &'a Clock,
     terms: LeaseTerms<'a>,
     lease: Lease,
@@ -33,7 +33,7 @@ pub struct Keeper<'a> {
 impl<'a> Keeper<'a> {
     /// Claims the lease; none while another server holds it.
     pub async fn claim(
-        store: &'a dyn Store,
+        store: &'a dyn Leases,
         clock: &'a Clock,
         terms: LeaseTerms<'a>,
     ) -> store::Result<Option<Self>> {
@@ -75,7 +75,7 @@ impl<'a> Keeper<'a> {
 }
 
 async fn claim(
-    store: &dyn Store,
+    store: &dyn Leases,
     LeaseTerms { name, holder, span_micros }: LeaseTerms<'_>,
     now: Timestamp,
 ) -> store::Result<Option<Lease>> {

@@ -12,7 +12,7 @@ use crate::destinations::{Change, ChangeWebhook};
 use crate::faults::crash_point;
 use crate::rules::span::Span;
 use crate::store::alert::NoticeOutcome;
-use crate::store::message::ClaimedMessage;
+use crate::store::message::{ClaimedMessage, Messages};
 use crate::store::{self, Store};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ const PRUNE_PAUSE: Duration = Duration::from_secs(600);
 const PRUNE_MAX: usize = 1_000;
 
 pub struct ChangeTeller {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Messages>,
     clock: Clock,
     webhook: ChangeWebhook,
     jitter_seed: u64,
@@ -34,7 +34,7 @@ pub struct ChangeTeller {
 
 impl ChangeTeller {
     pub fn new(
-        store: Arc<dyn Store>,
+        store: Arc<dyn Messages>,
         clock: Clock,
         webhook: ChangeWebhook,
         jitter_seed: u64,
@@ -83,13 +83,15 @@ impl ChangeTeller {
 
 /// Removes messages and idempotency keys whose time is over.
 pub struct Sweeper {
-    store: Arc<dyn Store>,
+    messages: Arc<dyn Messages>,
+    keys: Arc<dyn counterfoil_idempotency::Store>,
     clock: Clock,
 }
 
 impl Sweeper {
     pub fn new(store: Arc<dyn Store>, clock: Clock) -> Self {
-        Self { store, clock }
+        let keys = Arc::clone(&store).request_keys(clock.clone());
+        Self { messages: store, keys, clock }
     }
 
     pub async fn run(self, stop: Stop) {
@@ -102,7 +104,7 @@ impl Sweeper {
         // A clock that is ahead must not make keys forgotten while they are needed.
         let Some(now) = sure_time(&self.clock, "sweep") else { return Ok((messages, keys)) };
         loop {
-            let some = self.store.prune_messages(KEPT_FOR.before(now), PRUNE_MAX).await?;
+            let some = self.messages.prune_messages(KEPT_FOR.before(now), PRUNE_MAX).await?;
             messages += some;
             if some < PRUNE_MAX {
                 break;
@@ -110,7 +112,7 @@ impl Sweeper {
         }
         loop {
             let limit = u32::try_from(PRUNE_MAX).unwrap_or(u32::MAX);
-            let swept = self.store.sweep_keys(limit, now).await;
+            let swept = self.keys.sweep(limit).await;
             let some = swept.map_err(store::idempotency::completion_error)?;
             let some = usize::try_from(some).unwrap_or(usize::MAX);
             keys += some;

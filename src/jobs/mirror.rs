@@ -17,7 +17,7 @@ use crate::rules::mirror::{ErrorReport, ObjectKind, Snapshot};
 use crate::rules::span::Span;
 use crate::rules::window::Window;
 use crate::store::webhook::{
-    Mirror, MirrorClaim, MirrorQuery, MirrorReading, Mirrored, Rejection, WantedMirror,
+    Mirror, MirrorClaim, MirrorQuery, MirrorReading, Mirrored, Mirrors, Rejection, WantedMirror,
 };
 use crate::store::{self, Store};
 use futures_util::StreamExt;
@@ -181,7 +181,7 @@ impl MirrorReader {
 
 /// All mirrors of a kind that were read, or those of one status.
 pub async fn list_all(
-    store: &dyn Store,
+    store: &dyn Mirrors,
     kind: ObjectKind,
     status: Option<&str>,
 ) -> store::Result<Vec<Mirror>> {

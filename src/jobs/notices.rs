@@ -11,8 +11,8 @@ use crate::faults::crash_point;
 use crate::rules::delivery::Backoff;
 use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
-use crate::store::alert::{ClaimedNotice, NoticeOutcome};
-use crate::store::{self, Store};
+use crate::store;
+use crate::store::alert::{Alerts, ClaimedNotice, NoticeOutcome};
 use futures_util::StreamExt;
 use futures_util::stream;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const BACKOFF: Backoff = Backoff { base_ms: 2_000, max_ms: 3_600_000 };
 const GIVEN_UP_AFTER: Span = Span::from_hours(72);
 
 pub struct Messenger {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Alerts>,
     clock: Clock,
     destinations: Vec<Arc<dyn Destination>>,
     jitter_seed: u64,
@@ -34,7 +34,7 @@ pub struct Messenger {
 
 impl Messenger {
     pub fn new(
-        store: Arc<dyn Store>,
+        store: Arc<dyn Alerts>,
         clock: Clock,
         destinations: Vec<Arc<dyn Destination>>,
         jitter_seed: u64,

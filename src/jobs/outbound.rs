@@ -70,7 +70,7 @@ impl Outbound {
         tasks.spawn(gate.clone().pass(stop.clone(), submitter.run(stop.clone())));
         tasks.spawn(gate.clone().pass(stop.clone(), confirmer.run(stop.clone())));
         tasks.spawn(watcher.run(stop.clone()));
-        tasks.spawn(keep_alive(Arc::clone(store), clock.clone(), stop));
+        tasks.spawn(keep_alive(store.clone(), clock.clone(), stop));
         Self { stopper, tasks }
     }
 

@@ -23,7 +23,7 @@ use crate::rules::delivery::{
     judge_summary, judge_unreadable,
 };
 use crate::rules::evidence::{LAG, read_twice_from};
-use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::ids::MeterNo;
 use crate::rules::meter::Meter;
 use crate::rules::pace::Pace;
 use crate::rules::quantity::Quantity;
@@ -31,9 +31,7 @@ use crate::rules::restore::{Reading, judge_reading};
 use crate::rules::timestamp::{MICROS_PER_MINUTE, Timestamp};
 use crate::rules::window::Window;
 use crate::store::epoch::Uncompared;
-use crate::store::push::{
-    AttemptIntent, ClaimedPush, OpenPushes, PushClaim, PushRelease, Right, Settlement,
-};
+use crate::store::push::{AttemptIntent, ClaimedPush, PushClaim, PushRelease, Right, Settlement};
 use crate::store::reconciliation::SummaryReading;
 use crate::store::{self, Store};
 use siphasher::sip::SipHasher13;
@@ -51,7 +49,6 @@ const RELEASE_MAX: usize = 500;
 const RELEASES_MAX: usize = 20;
 /// How long to wait when the pace allows no call now: a few calls' worth at Stripe's rates.
 const PACE_PAUSE: Duration = Duration::from_millis(5);
-const DRAIN_PAUSE: Duration = Duration::from_millis(50);
 
 pub struct Submitter {
     store: Arc<dyn Store>,
@@ -112,20 +109,6 @@ impl Submitter {
                 return Ok(settled);
             }
             settled += self.settle(&mut flights, Duration::from_secs(60)).await;
-        }
-    }
-
-    /// Waits until nothing of the tenant is observed any more, at most so long; returns what is
-    /// left.
-    pub async fn drain(&self, tenant: &TenantId, patience: Duration) -> store::Result<OpenPushes> {
-        let give_up = tokio::time::Instant::now() + patience;
-        loop {
-            let open = self.store.count_open_pushes(tenant).await?;
-            let done = open == OpenPushes::default();
-            if done || tokio::time::Instant::now() >= give_up {
-                return Ok(open);
-            }
-            tokio::time::sleep(DRAIN_PAUSE).await;
         }
     }
 

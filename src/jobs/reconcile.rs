@@ -45,7 +45,9 @@ use crate::rules::span::Span;
 use crate::rules::timestamp::{MICROS_PER_DAY, MICROS_PER_HOUR, Timestamp};
 use crate::rules::window::Window;
 use crate::store::push::{Lease, PushQuery};
-use crate::store::reconciliation::{FindingQuery, Pair, PassQuery, PassRowQuery, PassUpdate};
+use crate::store::reconciliation::{
+    FindingQuery, Pair, PassQuery, PassRowQuery, PassUpdate, Reconciliation,
+};
 use crate::store::{self, Store};
 use compare::Compared;
 use snapshot::Readings;
@@ -698,7 +700,7 @@ fn is_out_of_reach(pass: &Pass, now: Timestamp) -> bool {
 
 /// All findings that are open, or those of a kind.
 pub async fn list_open_findings(
-    store: &dyn Store,
+    store: &dyn Reconciliation,
     kind: Option<FindingKind>,
 ) -> store::Result<Vec<Finding>> {
     let mut open: Vec<Finding> = Vec::new();

@@ -10,8 +10,8 @@
 use super::{Stop, repeat};
 use crate::clock::Clock;
 use crate::rules::restore::{Cause, judge_identity, judge_start, lag_after};
-use crate::store::epoch::Epoch;
-use crate::store::{self, Store};
+use crate::store;
+use crate::store::epoch::{Epoch, Epochs};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use std::time::Duration;
 const ALIVE_EVERY: Duration = Duration::from_secs(60);
 
 /// Finds out whether the store was restored since it was last in use, and begins an epoch if so.
-pub async fn recognise(store: &dyn Store, clock: &Clock) -> store::Result<Option<Epoch>> {
+pub async fn recognise(store: &dyn Epochs, clock: &Clock) -> store::Result<Option<Epoch>> {
     let (life, now) = (store.read_life().await?, clock.now());
     let found = match judge_start(&life, now) {
         Some(cause) => Some(begin_epoch(store, clock, &cause).await?),
@@ -31,7 +31,7 @@ pub async fn recognise(store: &dyn Store, clock: &Clock) -> store::Result<Option
 
 /// Moves the mark on until the server stops. A database that is put back or taken over by a standby
 /// while servers run is recognised here.
-pub async fn keep_alive(store: Arc<dyn Store>, clock: Clock, stop: Stop) {
+pub async fn keep_alive(store: Arc<dyn Epochs>, clock: Clock, stop: Stop) {
     let work = || async {
         if let Some(cause) = judge_identity(&store.read_life().await?) {
             begin_epoch(&*store, &clock, &cause).await?;
@@ -41,7 +41,7 @@ pub async fn keep_alive(store: Arc<dyn Store>, clock: Clock, stop: Stop) {
     repeat("restore", ALIVE_EVERY, stop, work).await;
 }
 
-async fn begin_epoch(store: &dyn Store, clock: &Clock, cause: &Cause) -> store::Result<Epoch> {
+async fn begin_epoch(store: &dyn Epochs, clock: &Clock, cause: &Cause) -> store::Result<Epoch> {
     let epoch = store.record_restore(cause, clock.now()).await?;
     let (reason, from) = (&cause.reason, lag_after(cause.suspected).after(epoch.restored_at));
     tracing::warn!(

@@ -21,7 +21,7 @@ use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::usage::UsageShape;
 use crate::rules::window::{Window, month_around};
 use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod, ThresholdQuery};
-use crate::store::{self, Store};
+use crate::store::{self, Queries, Store};
 use jiff::tz::TimeZone;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -165,7 +165,7 @@ impl ThresholdWatcher {
 
 /// What was used in a period, trials included.
 pub async fn read_used(
-    store: &dyn Store,
+    store: &dyn Queries,
     tenant: &TenantId,
     (number, meter): (MeterNo, &Meter),
     window: Window,

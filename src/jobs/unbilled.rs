@@ -9,8 +9,8 @@ use crate::rules::event::{Item, parse_event};
 use crate::rules::ids::MeterNo;
 use crate::rules::meter::{Aggregation, Catalog};
 use crate::rules::quantity::Quantity;
-use crate::store::push::{PushCounts, UnbilledSums};
-use crate::store::{self, InboxQuery, Store};
+use crate::store::push::{PushCounts, Pushes, UnbilledSums};
+use crate::store::{self, InboxQuery, Queries, Store};
 use std::collections::BTreeMap;
 
 /// Quarantined events that are added up.
@@ -130,7 +130,7 @@ impl Unbilled {
 
 /// Events that were kept and not counted, of meters that are billed.
 async fn sum_quarantined(
-    store: &dyn Store,
+    store: &dyn Queries,
     catalog: &Catalog,
 ) -> store::Result<(BTreeMap<MeterNo, Quantity>, bool)> {
     let mut sums: BTreeMap<MeterNo, Quantity> = BTreeMap::new();
@@ -167,7 +167,7 @@ async fn sum_quarantined(
 }
 
 /// Who wrote pushes off, and why; none if there are none.
-pub async fn note_discards(store: &dyn Store, pushes: &[u64]) -> store::Result<Option<String>> {
+pub async fn note_discards(store: &dyn Pushes, pushes: &[u64]) -> store::Result<Option<String>> {
     let mut parts = Vec::new();
     for number in pushes.iter().take(NOTED_MAX) {
         let trace = store.trace_push(*number).await?;

@@ -8,8 +8,8 @@
 //! webhooks stored, or unanswered and sent again.
 
 use crate::faults::crash_point;
-use crate::store::webhook::{Receipted, WebhookReceipt};
-use crate::store::{self, Store};
+use crate::store;
+use crate::store::webhook::{Receipted, WebhookReceipt, Webhooks};
 use std::sync::Arc;
 use tokio::sync::{Notify, mpsc, oneshot};
 
@@ -28,7 +28,7 @@ pub struct WebhookInbox {
 }
 
 impl WebhookInbox {
-    pub fn start(store: Arc<dyn Store>) -> Arc<Self> {
+    pub fn start(store: Arc<dyn Webhooks>) -> Arc<Self> {
         let (queue, waiting) = mpsc::channel(QUEUE_MAX);
         let arrived = Arc::new(Notify::new());
         tokio::spawn(write_down(store, waiting, Arc::clone(&arrived)));
@@ -49,7 +49,7 @@ impl WebhookInbox {
 }
 
 async fn write_down(
-    store: Arc<dyn Store>,
+    store: Arc<dyn Webhooks>,
     mut waiting: mpsc::Receiver<Waiting>,
     arrived: Arc<Notify>,
 ) {

@@ -11,7 +11,8 @@
 //! counts always mean that nothing is left. Nothing is written here, so a crash leaves nothing.
 
 use super::billing::{Billing, Granularity, Mode};
-use super::credit::{CoverOrder, DrawOrder};
+use super::credit::DrawOrder;
+use super::credit::covering::CoverOrder;
 use super::delivery::{Class, PushState};
 use super::drift::WindowPush;
 use super::event::Event;

@@ -8,11 +8,11 @@
 pub use crate::rules::account::{AccountPut, NewAccount, Posted, StatementLine};
 
 use super::Result;
+use super::faulty::verbs;
 use super::idempotency::Completing;
 use crate::rules::account::{Account, Entry, NewEntry};
 use crate::rules::ids::{AccountName, OnceKey, TenantId};
 use crate::rules::timestamp::Timestamp;
-use async_trait::async_trait;
 
 /// Asks for an account's postings, newest first.
 #[derive(Debug, Clone)]
@@ -24,26 +24,31 @@ pub struct StatementQuery {
     pub limit: usize,
 }
 
-#[async_trait]
-pub trait Accounts: Send + Sync {
-    /// Creates an account; the tenant is created if it is not known.
-    async fn put_account(&self, account: NewAccount, at: Timestamp) -> Result<AccountPut>;
-    async fn find_account(&self, tenant: &TenantId, name: &AccountName) -> Result<Option<Account>>;
-    /// A tenant's accounts in the order of their names' bytes, after `after`.
-    async fn list_accounts(
-        &self,
-        tenant: &TenantId,
-        after: Option<&AccountName>,
-        limit: usize,
-    ) -> Result<Vec<Account>>;
-    /// Writes an entry, as `rules::account::plan_entry` plans it. With `completing`, the claim of
-    /// its request ends in the same transaction, whatever became of the entry.
-    async fn post_entry(
-        &self,
-        entry: NewEntry,
-        at: Timestamp,
-        completing: Option<&Completing<Posted>>,
-    ) -> Result<Posted>;
-    async fn find_entry(&self, tenant: &TenantId, key: &OnceKey) -> Result<Option<Entry>>;
-    async fn read_statement(&self, query: StatementQuery) -> Result<Vec<StatementLine>>;
+verbs! {
+    pub trait Accounts: Send + Sync {
+        /// Creates an account; the tenant is created if it is not known.
+        async fn put_account(&self, account: NewAccount, at: Timestamp) -> Result<AccountPut>;
+        async fn find_account(
+            &self,
+            tenant: &TenantId,
+            name: &AccountName,
+        ) -> Result<Option<Account>>;
+        /// A tenant's accounts in the order of their names' bytes, after `after`.
+        async fn list_accounts(
+            &self,
+            tenant: &TenantId,
+            after: Option<&AccountName>,
+            limit: usize,
+        ) -> Result<Vec<Account>>;
+        /// Writes an entry, as `rules::account::plan_entry` plans it. With `completing`, the claim
+        /// of its request ends in the same transaction, whatever became of the entry.
+        async fn post_entry(
+            &self,
+            entry: NewEntry,
+            at: Timestamp,
+            completing: Option<&Completing<Posted>>,
+        ) -> Result<Posted>;
+        async fn find_entry(&self, tenant: &TenantId, key: &OnceKey) -> Result<Option<Entry>>;
+        async fn read_statement(&self, query: StatementQuery) -> Result<Vec<StatementLine>>;
+    }
 }

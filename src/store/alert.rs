@@ -8,11 +8,11 @@
 //! same number, by which destinations tell repeats.
 
 use super::Result;
+use super::faulty::verbs;
 use crate::rules::alert::{Alert, AlertChange, AlertKind, NoticeEvent};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
-use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 /// Asks for alerts, newest first.
@@ -158,49 +158,51 @@ impl ThresholdQuery {
     }
 }
 
-#[async_trait]
-pub trait Alerts: Send + Sync {
-    /// Opens and ends alerts, with a notice for each destination, in one transaction. One that is
-    /// open already, or resolved already, is left alone. A notice of an opening that still waits
-    /// when its alert ends is given up. If it was never claimed, no notice of that end is written
-    /// for its destination; if it was, the destination may have taken it, and is told of the end as
-    /// soon as nobody sends the opening any more. A new text of an alert that is open is kept,
-    /// without a notice. Returns how many alerts were opened and ended.
-    async fn record_alerts(
-        &self,
-        changes: Vec<AlertChange>,
-        destinations: &[&'static str],
-        at: Timestamp,
-    ) -> Result<usize>;
-    async fn list_alerts(&self, query: AlertQuery) -> Result<Vec<Alert>>;
-    async fn count_pages(&self, now: Timestamp) -> Result<PageCounts>;
+verbs! {
+    pub trait Alerts: Send + Sync {
+        /// Opens and ends alerts, with a notice for each destination, in one transaction. One that
+        /// is open already, or resolved already, is left alone. A notice of an opening that still
+        /// waits when its alert ends is given up. If it was never claimed, no notice of that end is
+        /// written for its destination; if it was, the destination may have taken it, and is told
+        /// of the end as soon as nobody sends the opening any more. A new text of an alert that is
+        /// open is kept, without a notice. Returns how many alerts were opened and ended.
+        async fn record_alerts(
+            &self,
+            changes: Vec<AlertChange>,
+            destinations: &[&'static str],
+            at: Timestamp,
+        ) -> Result<usize>;
+        async fn list_alerts(&self, query: AlertQuery) -> Result<Vec<Alert>>;
+        async fn count_pages(&self, now: Timestamp) -> Result<PageCounts>;
 
-    /// Leases notices that are due, longest due first, and those whose lease ended by `now`. Each
-    /// claim is an attempt: nobody knows how far a claimant came that was not heard of again.
-    async fn claim_notices(
-        &self,
-        now: Timestamp,
-        lease_until: Timestamp,
-        limit: usize,
-    ) -> Result<Vec<ClaimedNotice>>;
-    /// Settles a claimed notice; false if its fence is not current.
-    async fn settle_notice(
-        &self,
-        number: u64,
-        fence: u64,
-        outcome: NoticeOutcome,
-        at: Timestamp,
-    ) -> Result<bool>;
+        /// Leases notices that are due, longest due first, and those whose lease ended by `now`.
+        /// Each claim is an attempt: nobody knows how far a claimant came that was not heard of
+        /// again.
+        async fn claim_notices(
+            &self,
+            now: Timestamp,
+            lease_until: Timestamp,
+            limit: usize,
+        ) -> Result<Vec<ClaimedNotice>>;
+        /// Settles a claimed notice; false if its fence is not current.
+        async fn settle_notice(
+            &self,
+            number: u64,
+            fence: u64,
+            outcome: NoticeOutcome,
+            at: Timestamp,
+        ) -> Result<bool>;
 
-    /// One threshold for each tenant, meter, kind and period; another limit takes its place. The
-    /// tenant is created if it is not known.
-    async fn put_threshold(&self, threshold: Threshold) -> Result<()>;
-    async fn delete_threshold(
-        &self,
-        tenant: &TenantId,
-        meter: MeterNo,
-        kind: ThresholdKind,
-        period: ThresholdPeriod,
-    ) -> Result<bool>;
-    async fn list_thresholds(&self, query: ThresholdQuery) -> Result<Vec<Threshold>>;
+        /// One threshold for each tenant, meter, kind and period; another limit takes its place.
+        /// The tenant is created if it is not known.
+        async fn put_threshold(&self, threshold: Threshold) -> Result<()>;
+        async fn delete_threshold(
+            &self,
+            tenant: &TenantId,
+            meter: MeterNo,
+            kind: ThresholdKind,
+            period: ThresholdPeriod,
+        ) -> Result<bool>;
+        async fn list_thresholds(&self, query: ThresholdQuery) -> Result<Vec<Threshold>>;
+    }
 }

@@ -1,8 +1,8 @@
 //! What a store knows about time: its own clock, and what a clock that was ahead has moved.
 
 use super::Result;
+use super::faulty::verbs;
 use crate::rules::timestamp::Timestamp;
-use async_trait::async_trait;
 
 /// What a store has recorded of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,17 +15,18 @@ pub struct TimeMarks {
     pub newest_cut: Option<Timestamp>,
 }
 
-#[async_trait]
-pub trait Clocks: Send + Sync {
-    /// The clock of the store's own machine; none if that is ours.
-    async fn read_clock(&self) -> Result<Option<Timestamp>>;
-    async fn read_time_marks(&self) -> Result<TimeMarks>;
-    /// Sets the high-water mark to `now`, which is right, and takes back what else a clock that was
-    /// ahead of it has moved: the marks of cuts (the next cut then looks at everything that was
-    /// received), leases, and times at which something is due. A push that was first sent at a time
-    /// to come is sent no more: its summary decides. What lies before `now` stays as it is, so the
-    /// verb may be repeated.
-    async fn lower_time_marks(&self, now: Timestamp) -> Result<()>;
+verbs! {
+    pub trait Clocks: Send + Sync {
+        /// The clock of the store's own machine; none if that is ours.
+        async fn read_clock(&self) -> Result<Option<Timestamp>>;
+        async fn read_time_marks(&self) -> Result<TimeMarks>;
+        /// Sets the high-water mark to `now`, which is right, and takes back what else a clock that
+        /// was ahead of it has moved: the marks of cuts (the next cut then looks at everything that
+        /// was received), leases, and times at which something is due. A push that was first sent
+        /// at a time to come is sent no more: its summary decides. What lies before `now` stays as
+        /// it is, so the verb may be repeated.
+        async fn lower_time_marks(&self, now: Timestamp) -> Result<()>;
+    }
 }
 
 /// No lease is longer, in microseconds.

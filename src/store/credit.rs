@@ -8,11 +8,11 @@
 pub use crate::rules::grant::{Issued, TakeBack, TakenBack};
 
 use super::Result;
+use super::faulty::verbs;
 use super::idempotency::Completing;
 use crate::rules::credit::{CreditChange, Grant, GrantTerms};
 use crate::rules::ids::TenantId;
 use crate::rules::timestamp::Timestamp;
-use async_trait::async_trait;
 
 /// Asks for changes, newest first.
 #[derive(Debug, Clone)]
@@ -32,39 +32,40 @@ pub enum GrantFilter {
     All,
 }
 
-#[async_trait]
-pub trait Credits: Send + Sync {
-    /// Issues a grant; the tenant is created if it is not known. Terms are checked before. Writes
-    /// the message `credits.issued` (see `store::message`).
-    async fn issue_grant(
-        &self,
-        terms: GrantTerms,
-        at: Timestamp,
-        completing: Option<&Completing<Issued>>,
-    ) -> Result<Issued>;
-    /// Takes back what `rules::grant::plan_take_back` allows. Writes the message
-    /// `credits.taken_back`.
-    async fn take_back(
-        &self,
-        order: TakeBack,
-        at: Timestamp,
-        completing: Option<&Completing<TakenBack>>,
-    ) -> Result<TakenBack>;
-    /// Takes away what is left of grants that expired by `expired_by`, at most `limit` of them,
-    /// each with the message `credits.expired`; returns how many.
-    async fn expire_grants(
-        &self,
-        expired_by: Timestamp,
-        at: Timestamp,
-        limit: usize,
-    ) -> Result<usize>;
-    /// In the order of their numbers; at most `limit` after the number `after`.
-    async fn list_grants(
-        &self,
-        tenant: &TenantId,
-        filter: GrantFilter,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<Grant>>;
-    async fn list_credit_changes(&self, query: ChangeQuery) -> Result<Vec<CreditChange>>;
+verbs! {
+    pub trait Credits: Send + Sync {
+        /// Issues a grant; the tenant is created if it is not known. Terms are checked before.
+        /// Writes the message `credits.issued` (see `store::message`).
+        async fn issue_grant(
+            &self,
+            terms: GrantTerms,
+            at: Timestamp,
+            completing: Option<&Completing<Issued>>,
+        ) -> Result<Issued>;
+        /// Takes back what `rules::grant::plan_take_back` allows. Writes the message
+        /// `credits.taken_back`.
+        async fn take_back(
+            &self,
+            order: TakeBack,
+            at: Timestamp,
+            completing: Option<&Completing<TakenBack>>,
+        ) -> Result<TakenBack>;
+        /// Takes away what is left of grants that expired by `expired_by`, at most `limit` of them,
+        /// each with the message `credits.expired`; returns how many.
+        async fn expire_grants(
+            &self,
+            expired_by: Timestamp,
+            at: Timestamp,
+            limit: usize,
+        ) -> Result<usize>;
+        /// In the order of their numbers; at most `limit` after the number `after`.
+        async fn list_grants(
+            &self,
+            tenant: &TenantId,
+            filter: GrantFilter,
+            after: u64,
+            limit: usize,
+        ) -> Result<Vec<Grant>>;
+        async fn list_credit_changes(&self, query: ChangeQuery) -> Result<Vec<CreditChange>>;
+    }
 }

@@ -5,9 +5,9 @@
 //! was put back. Tests that want a restored store put back real files, or call `record_restore`.
 
 use super::Result;
+use super::faulty::verbs;
 use crate::rules::restore::{Cause, Life, Reading, is_comparing};
 use crate::rules::timestamp::Timestamp;
-use async_trait::async_trait;
 
 /// A restore.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,14 +37,15 @@ pub struct Uncompared {
     pub last: Option<Reading>,
 }
 
-#[async_trait]
-pub trait Epochs: Send + Sync {
-    /// What the store knows of its past; marks in files are as they were when it was opened.
-    async fn read_life(&self) -> Result<Life>;
-    /// The last restore; none if there was none.
-    async fn read_epoch(&self) -> Result<Option<Epoch>>;
-    /// Writes a restore down and begins the next epoch.
-    async fn record_restore(&self, cause: &Cause, at: Timestamp) -> Result<Epoch>;
-    /// Moves the mark on, here and outside, and keeps the database's identity of now.
-    async fn record_alive(&self, at: Timestamp) -> Result<()>;
+verbs! {
+    pub trait Epochs: Send + Sync {
+        /// What the store knows of its past; marks in files are as they were when it was opened.
+        async fn read_life(&self) -> Result<Life>;
+        /// The last restore; none if there was none.
+        async fn read_epoch(&self) -> Result<Option<Epoch>>;
+        /// Writes a restore down and begins the next epoch.
+        async fn record_restore(&self, cause: &Cause, at: Timestamp) -> Result<Epoch>;
+        /// Moves the mark on, here and outside, and keeps the database's identity of now.
+        async fn record_alive(&self, at: Timestamp) -> Result<()>;
+    }
 }

@@ -7,10 +7,7 @@
 
 use super::Error;
 use crate::rules::timestamp::Timestamp;
-use async_trait::async_trait;
-use counterfoil_idempotency::{
-    Answer, Claim, Claimed, Ending, Fingerprint, Millis, Scope, StoreError,
-};
+use counterfoil_idempotency::{Answer, Claim, Ending, Millis, StoreError};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,28 +71,17 @@ pub fn completion_error(error: StoreError) -> Error {
     }
 }
 
-/// Keys of requests; each verb is the crate's function of the same name, in a transaction of its
-/// own, at a time that is given.
-#[async_trait]
-pub trait RequestKeys: Send + Sync {
-    async fn claim_key(
-        &self,
-        scope: &Scope,
-        fingerprint: &Fingerprint,
-        lease: Duration,
-        at: Timestamp,
-    ) -> Result<Claimed, StoreError>;
-    async fn renew_key(
-        &self,
-        claim: &Claim,
-        lease: Duration,
-        at: Timestamp,
-    ) -> Result<(), StoreError>;
-    async fn reach_key(&self, claim: &Claim, point: &str) -> Result<(), StoreError>;
-    async fn end_key(&self, claim: &Claim, ended: &Ended, at: Timestamp) -> Result<(), StoreError>;
-    async fn release_key(&self, claim: &Claim, at: Timestamp) -> Result<(), StoreError>;
-    async fn forget_key(&self, claim: &Claim, at: Timestamp) -> Result<(), StoreError>;
-    async fn sweep_keys(&self, limit: u32, at: Timestamp) -> Result<u32, StoreError>;
+impl From<Error> for StoreError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Unavailable { what }
+            | Error::Overdue { what }
+            | Error::TooLarge { what }
+            | Error::Unknown { what }
+            | Error::Internal { what } => Self::Unavailable(what),
+            Error::Corrupt { what } => Self::Unreadable(what),
+        }
+    }
 }
 
 #[cfg(test)]

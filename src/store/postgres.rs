@@ -64,6 +64,7 @@ mod unbilled;
 mod waiting;
 mod webhooks;
 
+use crate::clock::Clock;
 use crate::config::PostgresConfig;
 use crate::rules::chain::ChainReport;
 use crate::rules::fingerprint::Fingerprinter;
@@ -83,6 +84,7 @@ use deadpool_postgres::{Object, Pool, PoolError, TimeoutType};
 use declarations::Creation;
 use deliveries::Writer;
 use hashbrown::HashMap;
+use idempotency::RequestKeys;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
@@ -341,6 +343,10 @@ impl Store for PostgresStore {
         let pool = || self.connector.pool(self.job_connections);
         let (core, readers, outbound) = (Arc::clone(&self.core), pool()?, pool()?);
         Ok(Some(Arc::new(Self { core, readers, outbound })))
+    }
+
+    fn request_keys(self: Arc<Self>, clock: Clock) -> Arc<dyn counterfoil_idempotency::Store> {
+        Arc::new(RequestKeys { store: self, clock })
     }
 
     async fn ping(&self) -> Result<()> {

@@ -16,6 +16,7 @@ pub use crate::rules::settlement::{AttemptIntent, Right, Settlement};
 
 use super::Result;
 use super::epoch::Uncompared;
+use super::faulty::verbs;
 use crate::faults::planted;
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, PushState, Retry, judge_retry};
@@ -28,7 +29,6 @@ use crate::rules::settlement::Change;
 use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
-use async_trait::async_trait;
 use std::collections::BTreeMap;
 
 /// The right to run a job that runs once at a time, by its fence: it grows with each holder, and
@@ -219,126 +219,125 @@ pub struct PushAges {
     pub submitted_before: Timestamp,
 }
 
-/// A tenant's pushes that are not resolved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct OpenPushes {
-    pub in_flight: u64,
-    pub observed: u64,
+verbs! {
+    /// Leases on jobs.
+    pub trait Leases: Send + Sync {
+        /// Takes the lease if it is free, has ended, or is the holder's own. The holder's own is
+        /// prolonged and keeps its fence, also if it had ended and nobody else has taken it since.
+        /// None while another holds it.
+        async fn claim_lease(
+            &self,
+            name: &'static str,
+            holder: &str,
+            now: Timestamp,
+            until: Timestamp,
+        ) -> Result<Option<Lease>>;
+        /// Gives it back, if it is still this one.
+        async fn release_lease(&self, lease: &Lease) -> Result<()>;
+    }
 }
 
-/// Leases on jobs.
-#[async_trait]
-pub trait Leases: Send + Sync {
-    /// Takes the lease if it is free, has ended, or is the holder's own. The holder's own is
-    /// prolonged and keeps its fence, also if it had ended and nobody else has taken it since. None
-    /// while another holds it.
-    async fn claim_lease(
-        &self,
-        name: &'static str,
-        holder: &str,
-        now: Timestamp,
-        until: Timestamp,
-    ) -> Result<Option<Lease>>;
-    /// Gives it back, if it is still this one.
-    async fn release_lease(&self, lease: &Lease) -> Result<()>;
+verbs! {
+    /// Windows handed to billing.
+    pub trait Cuts: Send + Sync {
+        /// The last cuts of a tenant's windows that start in `range`, in no particular order.
+        async fn read_cuts(
+            &self,
+            tenant: &TenantId,
+            meter: MeterNo,
+            range: Window,
+        ) -> Result<Vec<(Timestamp, CutState)>>;
+
+        /// Cuts windows in one transaction: reads each window's exact total (for meters billed by
+        /// event: its events without a push, trials left out), covers what it can from the tenant's
+        /// credits by `rules::credit` (never for shadow windows, nor where no push is planned
+        /// because shadow differs), plans what is left by `rules::push`, and writes the changes of
+        /// credits, the push, the window's state and the tenant's remainder. A window that has not
+        /// changed since its last cut, whose meter is not billed, or that was first cut under the
+        /// other value of `shadow` gets no push; in the last case its state is kept up to date all
+        /// the same. Cutting the same windows again changes nothing.
+        async fn record_cuts(
+            &self,
+            lease: &Lease,
+            orders: Vec<CutOrder>,
+            terms: CutTerms,
+        ) -> Result<CutReport>;
+
+        /// The moment before which all that was received is cut, for each meter.
+        async fn read_cut_marks(&self) -> Result<Vec<(MeterNo, Timestamp)>>;
+        /// Moves a meter's mark; false if the lease was lost.
+        async fn record_cut_mark(
+            &self,
+            lease: &Lease,
+            meter: MeterNo,
+            mark: Timestamp,
+        ) -> Result<bool>;
+    }
 }
 
-/// Windows handed to billing.
-#[async_trait]
-pub trait Cuts: Send + Sync {
-    /// The last cuts of a tenant's windows that start in `range`, in no particular order.
-    async fn read_cuts(
-        &self,
-        tenant: &TenantId,
-        meter: MeterNo,
-        range: Window,
-    ) -> Result<Vec<(Timestamp, CutState)>>;
+verbs! {
+    /// Pushes and what becomes of them.
+    pub trait Pushes: Send + Sync {
+        /// Releases pushes of a tenant that waited until it had a customer, in the order of their
+        /// numbers, by `rules::waiting::judge_waiting`. Returns how many were changed; zero when
+        /// nothing is left to be released.
+        async fn release_pushes(&self, release: PushRelease) -> Result<usize>;
+        /// Usage that was too old to be sent, of tenants that got their customer since then, newest
+        /// first.
+        async fn list_unsent_usage(
+            &self,
+            since: Timestamp,
+            limit: usize,
+        ) -> Result<Vec<UnsentUsage>>;
 
-    /// Cuts windows in one transaction: reads each window's exact total (for meters billed by
-    /// event: its events without a push, trials left out), covers what it can from the tenant's
-    /// credits by `rules::credit` (never for shadow windows, nor where no push is planned because
-    /// shadow differs), plans what is left by `rules::push`, and writes the changes of credits, the
-    /// push, the window's state and the tenant's remainder. A window that has not changed since
-    /// its last cut, whose meter is not billed, or that was first cut under the other value of
-    /// `shadow` gets no push; in the last case its state is kept up to date all the same. Cutting
-    /// the same windows again changes nothing.
-    async fn record_cuts(
-        &self,
-        lease: &Lease,
-        orders: Vec<CutOrder>,
-        terms: CutTerms,
-    ) -> Result<CutReport>;
+        /// Leases due pushes, in the order of `due_at`, then number: observed, due by `now`, the
+        /// lowest observed revision of their window, of a tenant with a customer, at most one for
+        /// each tenant and meter, none of a tenant and meter that has one leased, and none that a
+        /// hold keeps back (`store::saga`). Leases that ended before `now` are taken off first. On
+        /// PostgreSQL rows that another server is claiming are skipped, not waited for.
+        async fn claim_pushes(&self, claim: PushClaim) -> Result<Vec<ClaimedPush>>;
 
-    /// The moment before which all that was received is cut, for each meter.
-    async fn read_cut_marks(&self) -> Result<Vec<(MeterNo, Timestamp)>>;
-    /// Moves a meter's mark; false if the lease was lost.
-    async fn record_cut_mark(&self, lease: &Lease, meter: MeterNo, mark: Timestamp)
-    -> Result<bool>;
+        /// Writes attempts down before they are made: attempts, the first attempt's time, customer
+        /// and bytes. Returns the numbers of those that may be made; the others' leases were lost.
+        async fn begin_attempts(
+            &self,
+            intents: Vec<AttemptIntent>,
+            at: Timestamp,
+        ) -> Result<Vec<u64>>;
 
-    /// What the provider cannot hold of a tenant's usage yet: carried into its next push.
-    async fn read_remainder(
-        &self,
-        tenant: &TenantId,
-        meter: MeterNo,
-        shadow: bool,
-    ) -> Result<Quantity>;
-}
+        /// Settles claimed or submitted pushes. One whose right ([`Right`]) does not hold any more
+        /// is left alone; all are judged by the state before the call. `Next::Replaced` writes the
+        /// push that takes its place; `Next::Compared` does what `rules::restore::judge_comparison`
+        /// says of the window as it is now; a submitted absolute push replaces dead ones of lower
+        /// revisions of its window (class overtaken). Returns how many were settled.
+        async fn settle_pushes(&self, settlements: Vec<Settlement>, at: Timestamp)
+        -> Result<usize>;
 
-/// Pushes and what becomes of them.
-#[async_trait]
-pub trait Pushes: Send + Sync {
-    /// Releases pushes of a tenant that waited until it had a customer, in the order of their
-    /// numbers, by `rules::waiting::judge_waiting`. Returns how many were changed; zero when
-    /// nothing is left to be released.
-    async fn release_pushes(&self, release: PushRelease) -> Result<usize>;
-    /// Usage that was too old to be sent, of tenants that got their customer since then, newest
-    /// first.
-    async fn list_unsent_usage(&self, since: Timestamp, limit: usize) -> Result<Vec<UnsentUsage>>;
+        /// Windows with submitted, unconfirmed pushes of which one is due by `now`, at most
+        /// `limit`, those longest due first; windows with a push that was begun and not resolved
+        /// are left out. Only windows that are shadow, or only those that are not.
+        async fn list_submitted_windows(
+            &self,
+            now: Timestamp,
+            shadow: bool,
+            limit: usize,
+        ) -> Result<Vec<SubmittedWindow>>;
 
-    /// Leases due pushes, in the order of `due_at`, then number: observed, due by `now`, the lowest
-    /// observed revision of their window, of a tenant with a customer, at most one for each tenant
-    /// and meter, none of a tenant and meter that has one leased, and none that a hold keeps back
-    /// (`store::saga`). Leases that ended before
-    /// `now` are taken off first. On PostgreSQL rows that another server is claiming are skipped,
-    /// not waited for.
-    async fn claim_pushes(&self, claim: PushClaim) -> Result<Vec<ClaimedPush>>;
+        async fn list_pushes(&self, query: PushQuery) -> Result<Vec<Push>>;
+        async fn trace_push(&self, number: u64) -> Result<Option<PushTrace>>;
 
-    /// Writes attempts down before they are made: attempts, the first attempt's time, customer and
-    /// bytes. Returns the numbers of those that may be made; the others' leases were lost.
-    async fn begin_attempts(&self, intents: Vec<AttemptIntent>, at: Timestamp) -> Result<Vec<u64>>;
+        /// Tries a dead push again as `rules::evidence::judge_resend` says, by the window's pushes
+        /// and its customer's total as they are stored then: as a new revision, or by asking its
+        /// summary again, which is refused while another push of the window is unresolved.
+        async fn retry_push(&self, number: u64, at: Timestamp) -> Result<Ruling>;
+        /// Writes a dead push off.
+        async fn discard_push(&self, number: u64, reason: &str, at: Timestamp) -> Result<Ruling>;
 
-    /// Settles claimed or submitted pushes. One whose right ([`Right`]) does not hold any more is
-    /// left alone; all are judged by the state before the call. `Next::Replaced` writes the push
-    /// that takes its place; `Next::Compared` does what `rules::restore::judge_comparison` says of
-    /// the window as it is now; a submitted absolute push replaces dead ones of lower revisions of
-    /// its window (class overtaken). Returns how many were settled.
-    async fn settle_pushes(&self, settlements: Vec<Settlement>, at: Timestamp) -> Result<usize>;
-
-    /// Windows with submitted, unconfirmed pushes of which one is due by `now`, at most `limit`,
-    /// those longest due first; windows with a push that was begun and not resolved are left out.
-    /// Only windows that are shadow, or only those that are not.
-    async fn list_submitted_windows(
-        &self,
-        now: Timestamp,
-        shadow: bool,
-        limit: usize,
-    ) -> Result<Vec<SubmittedWindow>>;
-
-    async fn list_pushes(&self, query: PushQuery) -> Result<Vec<Push>>;
-    async fn trace_push(&self, number: u64) -> Result<Option<PushTrace>>;
-
-    /// Tries a dead push again as `rules::evidence::judge_resend` says, by the window's pushes and
-    /// its customer's total as they are stored then: as a new revision, or by asking its summary
-    /// again, which is refused while another push of the window is unresolved.
-    async fn retry_push(&self, number: u64, at: Timestamp) -> Result<Ruling>;
-    /// Writes a dead push off.
-    async fn discard_push(&self, number: u64, reason: &str, at: Timestamp) -> Result<Ruling>;
-
-    async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts>;
-    /// Adds up what is not billed: of each meter that is given, with when billing of it begins.
-    /// Trials are left out. Reads every total before that moment: not for a hot path.
-    async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums>;
-    async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes>;
+        async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts>;
+        /// Adds up what is not billed: of each meter that is given, with when billing of it begins.
+        /// Trials are left out. Reads every total before that moment: not for a hot path.
+        async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums>;
+    }
 }
 
 /// A change of a push that was committed, as it is logged.

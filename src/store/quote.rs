@@ -5,11 +5,11 @@
 //! one jurisdiction and name never hold at one moment. A crash leaves a quote whole or not at all.
 
 use super::Result;
+use super::faulty::verbs;
 use super::idempotency::Completing;
 use crate::rules::ids::{OnceKey, TenantId};
 use crate::rules::tax::{Coupon, TaxRate};
 use crate::rules::timestamp::Timestamp;
-use async_trait::async_trait;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RatePut {
@@ -66,37 +66,43 @@ pub enum QuoteRecorded {
 /// A rate's jurisdiction, name and beginning, of which there is one.
 pub type RateKey = (String, String, Timestamp);
 
-#[async_trait]
-pub trait Quotes: Send + Sync {
-    async fn put_tax_rate(&self, rate: TaxRate, at: Timestamp) -> Result<RatePut>;
-    /// Ends a rate: sets its `valid_until`, which must lie after its `valid_from` and not after its
-    /// own end. False if there is no such rate.
-    async fn end_tax_rate(
-        &self,
-        jurisdiction: &str,
-        name: &str,
-        valid_from: Timestamp,
-        valid_until: Timestamp,
-    ) -> Result<bool>;
-    /// By jurisdiction, name and beginning, after `after`.
-    async fn list_tax_rates(&self, after: Option<RateKey>, limit: usize) -> Result<Vec<TaxRate>>;
-    async fn put_coupon(&self, coupon: Coupon, at: Timestamp) -> Result<CouponPut>;
-    async fn find_coupon(&self, code: &str) -> Result<Option<Coupon>>;
-    /// In the order of codes' bytes, after `after`.
-    async fn list_coupons(&self, after: Option<&str>, limit: usize) -> Result<Vec<Coupon>>;
-    async fn find_quote(&self, tenant: &TenantId, key: &OnceKey) -> Result<Option<StoredQuote>>;
-    /// The key of the quote for which a tenant used a coupon in a cycle, and in how many cycles the
-    /// tenant has used it.
-    async fn read_coupon_uses(
-        &self,
-        tenant: &TenantId,
-        code: &str,
-        cycle: Timestamp,
-    ) -> Result<(Option<OnceKey>, u32)>;
-    async fn record_quote(
-        &self,
-        quote: StoredQuote,
-        coupon: Option<CouponUse>,
-        completing: Option<&Completing<QuoteRecorded>>,
-    ) -> Result<QuoteRecorded>;
+verbs! {
+    pub trait Quotes: Send + Sync {
+        async fn put_tax_rate(&self, rate: TaxRate, at: Timestamp) -> Result<RatePut>;
+        /// Ends a rate: sets its `valid_until`, which must lie after its `valid_from` and not after
+        /// its own end. False if there is no such rate.
+        async fn end_tax_rate(
+            &self,
+            jurisdiction: &str,
+            name: &str,
+            valid_from: Timestamp,
+            valid_until: Timestamp,
+        ) -> Result<bool>;
+        /// By jurisdiction, name and beginning, after `after`.
+        async fn list_tax_rates(
+            &self,
+            after: Option<RateKey>,
+            limit: usize,
+        ) -> Result<Vec<TaxRate>>;
+        async fn put_coupon(&self, coupon: Coupon, at: Timestamp) -> Result<CouponPut>;
+        async fn find_coupon(&self, code: &str) -> Result<Option<Coupon>>;
+        /// In the order of codes' bytes, after `after`.
+        async fn list_coupons(&self, after: Option<&str>, limit: usize) -> Result<Vec<Coupon>>;
+        async fn find_quote(&self, tenant: &TenantId, key: &OnceKey)
+        -> Result<Option<StoredQuote>>;
+        /// The key of the quote for which a tenant used a coupon in a cycle, and in how many cycles
+        /// the tenant has used it.
+        async fn read_coupon_uses(
+            &self,
+            tenant: &TenantId,
+            code: &str,
+            cycle: Timestamp,
+        ) -> Result<(Option<OnceKey>, u32)>;
+        async fn record_quote(
+            &self,
+            quote: StoredQuote,
+            coupon: Option<CouponUse>,
+            completing: Option<&Completing<QuoteRecorded>>,
+        ) -> Result<QuoteRecorded>;
+    }
 }

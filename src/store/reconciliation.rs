@@ -11,6 +11,7 @@
 
 pub use crate::rules::correction::CorrectionOrder;
 
+use super::faulty::verbs;
 use super::push::{Lease, Ruling};
 use super::{Error, Result};
 use crate::rules::chain::Chain;
@@ -21,7 +22,6 @@ use crate::rules::pass::{Hash, Pass, PassKind, PassOrder, PassProgress, PassRow,
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
-use async_trait::async_trait;
 
 /// A total of the provider's.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,82 +98,97 @@ pub fn follow_pass(chain: &mut Chain, pass: &Pass, rows: Result<Vec<PassRow>>) -
     Ok(!chain.is_broken())
 }
 
-#[async_trait]
-pub trait Reconciliation: Send + Sync {
-    /// Keeps totals of the provider. A value that is the same as before is read once more, if it
-    /// was read at least a second ago, and else left as it is; another begins again at one. A
-    /// reading that is older than the one before is left out.
-    async fn record_summaries(
-        &self,
-        readings: Vec<SummaryReading>,
-        read_at: Timestamp,
-    ) -> Result<()>;
-    /// Totals of the customer, of windows that start in `range` and are `length_micros` long.
-    async fn read_summaries(
-        &self,
-        (tenant, customer): (&TenantId, &CustomerId),
-        meter: MeterNo,
-        range: Window,
-        length_micros: i64,
-    ) -> Result<Vec<Summary>>;
-    /// Pushes of windows that start in `range`, in the order of window and revision.
-    async fn read_window_pushes(
-        &self,
-        tenant: &TenantId,
-        meter: MeterNo,
-        range: Window,
-    ) -> Result<Vec<WindowPush>>;
-    /// Tenants with a customer, and meters, that have pushes (shadow or not, as asked) which came
-    /// into their state since then, are observed, submitted or dead, or that have an open finding
-    /// of usage; each once.
-    async fn list_restless_pairs(&self, since: Timestamp, shadow: bool) -> Result<Vec<Pair>>;
-    /// Customers that tenants were mapped to before, in no particular order.
-    async fn list_former_customers(&self) -> Result<Vec<(TenantId, CustomerId)>>;
+verbs! {
+    pub trait Reconciliation: Send + Sync {
+        /// Keeps totals of the provider. A value that is the same as before is read once more, if
+        /// it was read at least a second ago, and else left as it is; another begins again at one.
+        /// A reading that is older than the one before is left out.
+        async fn record_summaries(
+            &self,
+            readings: Vec<SummaryReading>,
+            read_at: Timestamp,
+        ) -> Result<()>;
+        /// Totals of the customer, of windows that start in `range` and are `length_micros` long.
+        async fn read_summaries(
+            &self,
+            owner: (&TenantId, &CustomerId),
+            meter: MeterNo,
+            range: Window,
+            length_micros: i64,
+        ) -> Result<Vec<Summary>>;
+        /// Pushes of windows that start in `range`, in the order of window and revision.
+        async fn read_window_pushes(
+            &self,
+            tenant: &TenantId,
+            meter: MeterNo,
+            range: Window,
+        ) -> Result<Vec<WindowPush>>;
+        /// Tenants with a customer, and meters, that have pushes (shadow or not, as asked) which
+        /// came into their state since then, are observed, submitted or dead, or that have an open
+        /// finding of usage; each once.
+        async fn list_restless_pairs(&self, since: Timestamp, shadow: bool) -> Result<Vec<Pair>>;
+        /// Customers that tenants were mapped to before, in no particular order.
+        async fn list_former_customers(&self) -> Result<Vec<(TenantId, CustomerId)>>;
 
-    /// Orders a pass. Of nightly passes there is one for each range: its number if there is one.
-    async fn create_pass(&self, order: PassOrder, at: Timestamp) -> Result<u64>;
-    /// Says how a pass stands; a closed or failed one gets its end. False if the lease was lost or
-    /// the pass was closed before.
-    async fn update_pass(&self, lease: &Lease, update: PassUpdate, at: Timestamp) -> Result<bool>;
-    async fn list_passes(&self, query: PassQuery) -> Result<Vec<Pass>>;
-    async fn find_pass(&self, number: u64) -> Result<Option<Pass>>;
-    /// Writes rows of a running pass, over those of the same tenant, meter and day. False if the
-    /// lease was lost or the pass is not running.
-    async fn record_pass_rows(&self, lease: &Lease, pass: u64, rows: Vec<PassRow>) -> Result<bool>;
-    async fn list_pass_rows(&self, query: PassRowQuery) -> Result<Vec<PassRow>>;
+        /// Orders a pass. Of nightly passes there is one for each range: its number if there is
+        /// one.
+        async fn create_pass(&self, order: PassOrder, at: Timestamp) -> Result<u64>;
+        /// Says how a pass stands; a closed or failed one gets its end. False if the lease was lost
+        /// or the pass was closed before.
+        async fn update_pass(
+            &self,
+            lease: &Lease,
+            update: PassUpdate,
+            at: Timestamp,
+        ) -> Result<bool>;
+        async fn list_passes(&self, query: PassQuery) -> Result<Vec<Pass>>;
+        async fn find_pass(&self, number: u64) -> Result<Option<Pass>>;
+        /// Writes rows of a running pass, over those of the same tenant, meter and day. False if
+        /// the lease was lost or the pass is not running.
+        async fn record_pass_rows(
+            &self,
+            lease: &Lease,
+            pass: u64,
+            rows: Vec<PassRow>,
+        ) -> Result<bool>;
+        async fn list_pass_rows(&self, query: PassRowQuery) -> Result<Vec<PassRow>>;
 
-    async fn list_findings(&self, query: FindingQuery) -> Result<Vec<Finding>>;
-    /// Opens, follows and clears findings, in one transaction; a finding of which one with the same
-    /// kind, tenant, meter and subject is open is followed instead. False if the lease was lost.
-    async fn record_findings(
-        &self,
-        lease: &Lease,
-        pass: u64,
-        changes: Vec<FindingChange>,
-        at: Timestamp,
-    ) -> Result<bool>;
-    /// Accepts the subscription of a finding as it is, and clears the finding: no pass reports the
-    /// subscription again. Refused as `Finding::refuse_acceptance` says.
-    async fn accept_finding(&self, number: u64, at: Timestamp) -> Result<Ruling>;
-    /// Whether a person has accepted this subscription.
-    async fn is_accepted(&self, subscription: &str) -> Result<bool>;
-    /// Tenants with an open finding of usage that was seen by two passes or more and is drift now.
-    async fn count_drifting_tenants(&self) -> Result<u64>;
+        async fn list_findings(&self, query: FindingQuery) -> Result<Vec<Finding>>;
+        /// Opens, follows and clears findings, in one transaction; a finding of which one with the
+        /// same kind, tenant, meter and subject is open is followed instead. False if the lease was
+        /// lost.
+        async fn record_findings(
+            &self,
+            lease: &Lease,
+            pass: u64,
+            changes: Vec<FindingChange>,
+            at: Timestamp,
+        ) -> Result<bool>;
+        /// Accepts the subscription of a finding as it is, and clears the finding: no pass reports
+        /// the subscription again. Refused as `Finding::refuse_acceptance` says.
+        async fn accept_finding(&self, number: u64, at: Timestamp) -> Result<Ruling>;
+        /// Whether a person has accepted this subscription.
+        async fn is_accepted(&self, subscription: &str) -> Result<bool>;
+        /// Tenants with an open finding of usage that was seen by two passes or more and is drift
+        /// now.
+        async fn count_drifting_tenants(&self) -> Result<u64>;
 
-    /// Writes, in one transaction, what the provider lost as a reconciled push of class lost with
-    /// the negative difference (in absolute mode its value is what the provider shows), and a push
-    /// of class correction that sends it again: the next two revisions of the window, so that the
-    /// sum of its pushes stays; done with the number of the latter. Refused, with nothing written,
-    /// if `rules::correction::judge_correction` does not allow it by the pushes and the total that are
-    /// stored then, or if the window belongs to another customer than the order's, or a settled
-    /// push of it was sent for one (`rules::customer::customer_of_window`).
-    async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling>;
-    /// Confirmed pushes of windows that start in `range` become reconciled; how many.
-    async fn close_pushes(
-        &self,
-        tenant: &TenantId,
-        meter: MeterNo,
-        range: Window,
-        at: Timestamp,
-    ) -> Result<u64>;
+        /// Writes, in one transaction, what the provider lost as a reconciled push of class lost
+        /// with the negative difference (in absolute mode its value is what the provider shows),
+        /// and a push of class correction that sends it again: the next two revisions of the
+        /// window, so that the sum of its pushes stays; done with the number of the latter.
+        /// Refused, with nothing written, if `rules::correction::judge_correction` does not allow it by
+        /// the pushes and the total that are stored then, or if the window belongs to another
+        /// customer than the order's, or a settled push of it was sent for one
+        /// (`rules::customer::customer_of_window`).
+        async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling>;
+        /// Confirmed pushes of windows that start in `range` become reconciled; how many.
+        async fn close_pushes(
+            &self,
+            tenant: &TenantId,
+            meter: MeterNo,
+            range: Window,
+            at: Timestamp,
+        ) -> Result<u64>;
+    }
 }

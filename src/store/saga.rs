@@ -8,6 +8,7 @@
 pub use crate::rules::saga::lifecycle::{Begun, ClaimedSaga, NewSaga, Revived};
 
 use super::Result;
+use super::faulty::verbs;
 use super::idempotency::Completing;
 use super::message::NewMessage;
 use super::push::SubmittedWindow;
@@ -19,7 +20,6 @@ use crate::rules::mirror::Snapshot;
 use crate::rules::saga::{LogLine, Saga, SagaState};
 use crate::rules::subscription::Subscription;
 use crate::rules::timestamp::Timestamp;
-use async_trait::async_trait;
 
 /// How a saga stands after what was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,83 +127,86 @@ impl<'a> SubscriptionReading<'a> {
     }
 }
 
-#[async_trait]
-pub trait Sagas: Send + Sync {
-    /// Begins a saga in state running, generation 1, due at once; the tenant is created if it is
-    /// not known.
-    async fn begin_saga(
-        &self,
-        new: NewSaga,
-        at: Timestamp,
-        completing: Option<&Completing<Begun>>,
-    ) -> Result<Begun>;
-    /// Leases moving sagas that are due by `now` and not leased beyond it, those longest due
-    /// first. Each claim raises the fence. On PostgreSQL rows that another is claiming are
-    /// skipped.
-    async fn claim_sagas(
-        &self,
-        now: Timestamp,
-        lease_until: Timestamp,
-        limit: usize,
-    ) -> Result<Vec<ClaimedSaga>>;
-    /// Appends lines and moves the saga, and writes the messages; false, and nothing is written,
-    /// if the fence is not current.
-    async fn record_saga(
-        &self,
-        claim: (u64, u64),
-        lines: Vec<LogLine>,
-        standing: Standing,
-        messages: Vec<NewMessage>,
-        at: Timestamp,
-    ) -> Result<bool>;
-    async fn find_saga(&self, id: &str) -> Result<Option<(Saga, Vec<LogLine>)>>;
-    async fn list_sagas(&self, query: SagaQuery) -> Result<Vec<Saga>>;
-    /// Takes up a saga again as `rules::saga::lifecycle::plan_revival` says, with a line `revived`:
-    /// state, tries 0, due at once, and the next generation if it starts anew. A lease on it ends,
-    /// and the fence is raised.
-    async fn revive_saga(&self, id: &str, at: Timestamp) -> Result<Revived>;
+verbs! {
+    pub trait Sagas: Send + Sync {
+        /// Begins a saga in state running, generation 1, due at once; the tenant is created if it
+        /// is not known.
+        async fn begin_saga(
+            &self,
+            new: NewSaga,
+            at: Timestamp,
+            completing: Option<&Completing<Begun>>,
+        ) -> Result<Begun>;
+        /// Leases moving sagas that are due by `now` and not leased beyond it, those longest due
+        /// first. Each claim raises the fence. On PostgreSQL rows that another is claiming are
+        /// skipped.
+        async fn claim_sagas(
+            &self,
+            now: Timestamp,
+            lease_until: Timestamp,
+            limit: usize,
+        ) -> Result<Vec<ClaimedSaga>>;
+        /// Appends lines and moves the saga, and writes the messages; false, and nothing is
+        /// written, if the fence is not current.
+        async fn record_saga(
+            &self,
+            claim: (u64, u64),
+            lines: Vec<LogLine>,
+            standing: Standing,
+            messages: Vec<NewMessage>,
+            at: Timestamp,
+        ) -> Result<bool>;
+        async fn find_saga(&self, id: &str) -> Result<Option<(Saga, Vec<LogLine>)>>;
+        async fn list_sagas(&self, query: SagaQuery) -> Result<Vec<Saga>>;
+        /// Takes up a saga again as `rules::saga::lifecycle::plan_revival` says, with a line `revived`:
+        /// state, tries 0, due at once, and the next generation if it starts anew. A lease on it
+        /// ends, and the fence is raised.
+        async fn revive_saga(&self, id: &str, at: Timestamp) -> Result<Revived>;
 
-    /// Holds back the pushes of the saga's tenant of windows that start at `from` or later: they
-    /// are not claimed until the hold is released. One for each saga; writing it again changes
-    /// nothing. False, and nothing is written, if the claim's fence is not current or the saga
-    /// has ended.
-    async fn put_hold(&self, claim: (u64, u64), from: Timestamp, at: Timestamp) -> Result<bool>;
-    /// Whether there was one.
-    async fn release_hold(&self, saga: &str) -> Result<bool>;
-    /// The tenant's pushes of windows that start before then which the provider has not taken yet:
-    /// what is to be sent before a plan changes. Shadow pushes are left out.
-    async fn count_pushes_before(&self, tenant: &TenantId, before: Timestamp) -> Result<u64>;
-    /// The tenant's windows that start before then with pushes that the provider took and that are
-    /// not confirmed, at most `limit`, the oldest first. Shadow pushes are left out.
-    async fn list_unconfirmed_before(
-        &self,
-        tenant: &TenantId,
-        before: Timestamp,
-        limit: usize,
-    ) -> Result<Vec<SubmittedWindow>>;
+        /// Holds back the pushes of the saga's tenant of windows that start at `from` or later:
+        /// they are not claimed until the hold is released. One for each saga; writing it again
+        /// changes nothing. False, and nothing is written, if the claim's fence is not current or
+        /// the saga has ended.
+        async fn put_hold(&self, claim: (u64, u64), from: Timestamp, at: Timestamp)
+        -> Result<bool>;
+        /// Whether there was one.
+        async fn release_hold(&self, saga: &str) -> Result<bool>;
+        /// The tenant's pushes of windows that start before then which the provider has not taken
+        /// yet: what is to be sent before a plan changes. Shadow pushes are left out.
+        async fn count_pushes_before(&self, tenant: &TenantId, before: Timestamp) -> Result<u64>;
+        /// The tenant's windows that start before then with pushes that the provider took and that
+        /// are not confirmed, at most `limit`, the oldest first. Shadow pushes are left out.
+        async fn list_unconfirmed_before(
+            &self,
+            tenant: &TenantId,
+            before: Timestamp,
+            limit: usize,
+        ) -> Result<Vec<SubmittedWindow>>;
 
-    // An agreement follows the readings of its subscription, as `rules::access` says: in the
-    // transaction that writes a reading (`Mirrors::record_mirrors`), and in those below that write
-    // or restore an agreement, by what the mirror shows then. A message tells of each change.
+        // An agreement follows the readings of its subscription, as `rules::access` says: in the
+        // transaction that writes a reading (`Mirrors::record_mirrors`), and in those below that
+        // write or restore an agreement, by what the mirror shows then. A message tells of each
+        // change.
 
-    /// Writes the agreement of its saga, without access; an open agreement of the same
-    /// subscription ends at its `began_at` and loses its access. The same one written again
-    /// changes nothing.
-    async fn record_agreement(&self, agreement: Agreement) -> Result<()>;
-    /// Says from when on the provider charges by the agreement that a saga made: usage that it
-    /// holds for is never stamped before. Pushes that the saga's hold keeps back, and that nobody
-    /// has tried to send, are stamped anew.
-    async fn charge_from(&self, saga: &str, at: Timestamp) -> Result<()>;
-    /// Opens or closes the features of the agreement that a saga made.
-    async fn set_access(&self, saga: &str, access: bool) -> Result<()>;
-    /// Takes back the agreement that a saga made: it is gone, and the one that it ended is open
-    /// again with its access. Nothing happens if there is none.
-    async fn withdraw_agreement(&self, saga: &str) -> Result<()>;
-    /// Ends the agreement of a subscription at that moment, which may be ahead: its features may
-    /// be used until then. One that ends earlier is left as it is.
-    async fn end_agreement(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()>;
-    /// The newest agreement of a subscription.
-    async fn find_agreement(&self, subscription: &SubscriptionId) -> Result<Option<Agreement>>;
-    /// A tenant's agreements, newest first, at most `limit`.
-    async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>>;
+        /// Writes the agreement of its saga, without access; an open agreement of the same
+        /// subscription ends at its `began_at` and loses its access. The same one written again
+        /// changes nothing.
+        async fn record_agreement(&self, agreement: Agreement) -> Result<()>;
+        /// Says from when on the provider charges by the agreement that a saga made: usage that it
+        /// holds for is never stamped before. Pushes that the saga's hold keeps back, and that
+        /// nobody has tried to send, are stamped anew.
+        async fn charge_from(&self, saga: &str, at: Timestamp) -> Result<()>;
+        /// Opens or closes the features of the agreement that a saga made.
+        async fn set_access(&self, saga: &str, access: bool) -> Result<()>;
+        /// Takes back the agreement that a saga made: it is gone, and the one that it ended is open
+        /// again with its access. Nothing happens if there is none.
+        async fn withdraw_agreement(&self, saga: &str) -> Result<()>;
+        /// Ends the agreement of a subscription at that moment, which may be ahead: its features
+        /// may be used until then. One that ends earlier is left as it is.
+        async fn end_agreement(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()>;
+        /// The newest agreement of a subscription.
+        async fn find_agreement(&self, subscription: &SubscriptionId) -> Result<Option<Agreement>>;
+        /// A tenant's agreements, newest first, at most `limit`.
+        async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>>;
+    }
 }

@@ -60,6 +60,7 @@ mod webhooks;
 mod window_pushes;
 mod writer;
 
+use crate::clock::Clock;
 use crate::config::SqliteConfig;
 use crate::rules::chain::ChainReport;
 use crate::rules::fingerprint::Fingerprinter;
@@ -80,6 +81,7 @@ use crate::store::{
 };
 use async_trait::async_trait;
 use epochs::Marks;
+use idempotency::RequestKeys;
 use keys::KeyIndex;
 use memory::Memory;
 use readers::Readers;
@@ -481,6 +483,10 @@ impl Store for SqliteStore {
             marks: Arc::clone(&self.marks),
             lock: Mutex::default(),
         })))
+    }
+
+    fn request_keys(self: Arc<Self>, clock: Clock) -> Arc<dyn counterfoil_idempotency::Store> {
+        Arc::new(RequestKeys { store: self, clock })
     }
 
     async fn ping(&self) -> Result<()> {

@@ -12,6 +12,7 @@
 pub use crate::rules::rejection::{Rejection, RejectionReport};
 
 use super::Result;
+use super::faulty::verbs;
 use super::push::Ruling;
 use crate::faults::planted;
 use crate::rules::ids::{CustomerId, TenantId};
@@ -22,7 +23,6 @@ use crate::rules::settlement::Change;
 use crate::rules::subscription::TimelineEntry;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::webhook::{WebhookFacts, WebhookSource, WebhookStatus};
-use async_trait::async_trait;
 
 /// A webhook that came in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -142,63 +142,71 @@ pub struct MirrorQuery {
     pub limit: usize,
 }
 
-/// Webhooks and the provider's list of them.
-#[async_trait]
-pub trait Webhooks: Send + Sync {
-    /// Writes webhooks down, in one transaction; one answer for each, in order. A fresh one with an
-    /// object is waiting and raises the object's wanted ticket by one; one without is kept. Two of
-    /// one fact within the batch are one webhook. One that is known by its content alone raises
-    /// the ticket, too.
-    async fn record_webhooks(&self, receipts: Vec<WebhookReceipt>) -> Result<Vec<Receipted>>;
-    async fn list_webhooks(&self, query: WebhookQuery) -> Result<Vec<WebhookRecord>>;
-    /// A webhook and its payload.
-    async fn find_webhook(&self, number: u64) -> Result<Option<(WebhookRecord, Vec<u8>)>>;
-    /// Has a webhook's object read again: it waits, with a new ticket. One that waits already is
-    /// left as it is and done; one that is only kept is refused.
-    async fn replay_webhook(&self, number: u64, at: Timestamp) -> Result<Ruling>;
-    async fn count_webhooks(&self) -> Result<WebhookCounts>;
+verbs! {
+    /// Webhooks and the provider's list of them.
+    pub trait Webhooks: Send + Sync {
+        /// Writes webhooks down, in one transaction; one answer for each, in order. A fresh one
+        /// with an object is waiting and raises the object's wanted ticket by one; one without is
+        /// kept. Two of one fact within the batch are one webhook. One that is known by its content
+        /// alone raises the ticket, too.
+        async fn record_webhooks(&self, receipts: Vec<WebhookReceipt>) -> Result<Vec<Receipted>>;
+        async fn list_webhooks(&self, query: WebhookQuery) -> Result<Vec<WebhookRecord>>;
+        /// A webhook and its payload.
+        async fn find_webhook(&self, number: u64) -> Result<Option<(WebhookRecord, Vec<u8>)>>;
+        /// Has a webhook's object read again: it waits, with a new ticket. One that waits already
+        /// is left as it is and done; one that is only kept is refused.
+        async fn replay_webhook(&self, number: u64, at: Timestamp) -> Result<Ruling>;
+        async fn count_webhooks(&self) -> Result<WebhookCounts>;
 
-    /// Where a job that reads a list has come to.
-    async fn read_cursor(&self, name: &'static str) -> Result<Option<String>>;
-    async fn record_cursor(&self, name: &'static str, value: &str) -> Result<()>;
+        /// Where a job that reads a list has come to.
+        async fn read_cursor(&self, name: &'static str) -> Result<Option<String>>;
+        async fn record_cursor(&self, name: &'static str, value: &str) -> Result<()>;
+    }
 }
 
-/// Mirrors, timelines, and what the provider's reports mean for pushes.
-#[async_trait]
-pub trait Mirrors: Send + Sync {
-    /// Has objects read, each with the next ticket of its object, which is returned. An object
-    /// that was put off stays so, whoever wants it: the provider is not asked more often for that.
-    async fn want_mirrors(&self, names: Vec<ObjectName>, at: Timestamp) -> Result<Vec<u64>>;
-    /// Objects with a wanted ticket above their version, due, and not leased, those longest due
-    /// first; they are leased.
-    async fn claim_mirrors(&self, claim: MirrorClaim) -> Result<Vec<WantedMirror>>;
-    /// Writes readings down, in one transaction; one answer for each. With a reading that is
-    /// written: the lease ends; the object is due again only if a higher ticket is wanted; every
-    /// waiting webhook of the object whose ticket is not above it is settled by
-    /// `rules::webhook::judge_webhook`; a subscription's state is added to its timeline
-    /// (`Origin::Read`): it decides where events of one second do not.
-    async fn record_mirrors(
-        &self,
-        readings: Vec<MirrorReading>,
-        at: Timestamp,
-    ) -> Result<Vec<Mirrored>>;
-    /// Ends the lease of an object that could not be read; it is due again then. The detail is kept
-    /// with its waiting webhooks. Nothing is done if it was read for that ticket meanwhile.
-    async fn put_off_mirror(
-        &self,
-        wanted: &WantedMirror,
-        until: Timestamp,
-        detail: &str,
-    ) -> Result<()>;
-    async fn find_mirror(&self, name: &ObjectName) -> Result<Option<Mirror>>;
-    async fn list_mirrors(&self, query: MirrorQuery) -> Result<Vec<Mirror>>;
-    /// All states of the subscriptions of the tenant's customer, in no particular order.
-    async fn read_timeline(&self, tenant: &TenantId) -> Result<Vec<TimelineEntry>>;
+verbs! {
+    /// Mirrors, timelines, and what the provider's reports mean for pushes.
+    pub trait Mirrors: Send + Sync {
+        /// Has objects read, each with the next ticket of its object, which is returned. An object
+        /// that was put off stays so, whoever wants it: the provider is not asked more often for
+        /// that.
+        async fn want_mirrors(&self, names: Vec<ObjectName>, at: Timestamp) -> Result<Vec<u64>>;
+        /// Objects with a wanted ticket above their version, due, and not leased, those longest due
+        /// first; they are leased.
+        async fn claim_mirrors(&self, claim: MirrorClaim) -> Result<Vec<WantedMirror>>;
+        /// Writes readings down, in one transaction; one answer for each. With a reading that is
+        /// written: the lease ends; the object is due again only if a higher ticket is wanted;
+        /// every waiting webhook of the object whose ticket is not above it is settled by
+        /// `rules::webhook::judge_webhook`; a subscription's state is added to its timeline
+        /// (`Origin::Read`): it decides where events of one second do not.
+        async fn record_mirrors(
+            &self,
+            readings: Vec<MirrorReading>,
+            at: Timestamp,
+        ) -> Result<Vec<Mirrored>>;
+        /// Ends the lease of an object that could not be read; it is due again then. The detail is
+        /// kept with its waiting webhooks. Nothing is done if it was read for that ticket
+        /// meanwhile.
+        async fn put_off_mirror(
+            &self,
+            wanted: &WantedMirror,
+            until: Timestamp,
+            detail: &str,
+        ) -> Result<()>;
+        async fn find_mirror(&self, name: &ObjectName) -> Result<Option<Mirror>>;
+        async fn list_mirrors(&self, query: MirrorQuery) -> Result<Vec<Mirror>>;
+        /// All states of the subscriptions of the tenant's customer, in no particular order.
+        async fn read_timeline(&self, tenant: &TenantId) -> Result<Vec<TimelineEntry>>;
 
-    /// Makes dead (class refused) the named pushes that are submitted, or observed, begun and not
-    /// leased; makes those to be looked for due now, unless they are (class unknown in their
-    /// history). Others are left alone, so asking again changes nothing.
-    async fn reject_pushes(&self, rejection: Rejection, at: Timestamp) -> Result<RejectionReport>;
+        /// Makes dead (class refused) the named pushes that are submitted, or observed, begun and
+        /// not leased; makes those to be looked for due now, unless they are (class unknown in
+        /// their history). Others are left alone, so asking again changes nothing.
+        async fn reject_pushes(
+            &self,
+            rejection: Rejection,
+            at: Timestamp,
+        ) -> Result<RejectionReport>;
+    }
 }
 
 /// Plans what a report of refused pushes changes, as [`plan_rejection`] does.

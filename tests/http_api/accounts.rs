@@ -288,7 +288,7 @@ async fn who_may_look_and_who_may_write() {
     }
     server.get(account).await.problem(404, "account_unknown");
     server.get(&format!("{ENTRIES}/k2")).await.problem(404, "entry_unknown");
-    server.store.set_down(true);
+    server.faults.set_down(true);
     for path in reads {
         let path = format!("/v1/tenants/acme/{path}");
         server.get(&path).await.problem(503, "store_unavailable");

@@ -142,7 +142,7 @@ async fn keys_are_checked_when_they_are_made() {
 async fn a_store_that_is_down_is_503_and_never_a_guess() {
     let server = Server::start().await;
     let key = server.key("read", None).await;
-    server.store.set_down(true);
+    server.faults.set_down(true);
     let ready = server.get("/readyz").await;
     ready.problem(503, "store_unavailable");
     assert!(!ready.body.contains("secret"));
@@ -150,14 +150,14 @@ async fn a_store_that_is_down_is_503_and_never_a_guess() {
     let usage = server.call(Method::GET, "/v1/usage?tenant=a&meter=calls", &key, "").await;
     usage.problem(503, "store_unavailable");
     server.post(&event("acme", "e1", "1", NOW)).await.problem(503, "store_unavailable");
-    server.store.set_down(false);
+    server.faults.set_down(false);
     assert_eq!(server.post(&event("acme", "e1", "1", NOW)).await.status, 200);
     for (error, status, code) in [
         (Error::Unknown { what: "w".into() }, 503, "outcome_unknown"),
         (Error::Corrupt { what: "w".into() }, 500, "stored_data_damaged"),
         (Error::Internal { what: "w".into() }, 500, "internal_fault"),
     ] {
-        *server.store.deliveries.lock().unwrap() = Some(error);
+        *server.faults.deliveries.lock().unwrap() = Some(error);
         server.post(&event("acme", "e2", "1", NOW)).await.problem(status, code);
     }
 }
@@ -167,7 +167,7 @@ async fn a_known_key_outlives_a_short_outage_and_an_unknown_one_is_not_judged() 
     let server = Server::start().await;
     let wrong = format!("cf_{}", "0".repeat(64));
     tokio::time::sleep(std::time::Duration::from_millis(2_100)).await;
-    server.store.set_down(true);
+    server.faults.set_down(true);
     // Let in on what the store said before; then the store itself is missing.
     let usage = server.get("/v1/usage?tenant=a&meter=calls").await;
     usage.problem(503, "store_unavailable");
@@ -175,7 +175,7 @@ async fn a_known_key_outlives_a_short_outage_and_an_unknown_one_is_not_judged() 
     known.problem(400, "invalid_tenant");
     let unknown = server.call(Method::GET, "/v1/events?tenant=", &wrong, "").await;
     unknown.problem(503, "store_unavailable");
-    server.store.set_down(false);
+    server.faults.set_down(false);
     let unknown = server.call(Method::GET, "/v1/events?tenant=", &wrong, "").await;
     unknown.problem(401, "unauthenticated");
 }
@@ -183,9 +183,9 @@ async fn a_known_key_outlives_a_short_outage_and_an_unknown_one_is_not_judged() 
 #[tokio::test]
 async fn keys_that_were_never_read_are_503() {
     let server = Server::start_empty(&crate::server::default_config()).await;
-    server.store.set_down(true);
+    server.faults.set_down(true);
     server.get("/v1/meters").await.problem(503, "store_unavailable");
-    server.store.set_down(false);
+    server.faults.set_down(false);
     assert_eq!(server.get("/v1/meters").await.status, 200);
 }
 

@@ -38,12 +38,12 @@ async fn balance_read_while_a_cut_draws_does_not_overstate() {
     issue(&server, "acme", "a", &purchased("100")).await;
     usage(&server, ("acme", "calls"), "80", "2026-11-15T09:30:00Z").await;
     // The balance has read the grants and nothing else when the cut draws on them.
-    let gate = server.store.grants_gate.write().await;
+    let gate = server.faults.grants_gate.write().await;
     let reading = tokio::spawn({
         let server = Arc::clone(&server);
         async move { pool(&server).await }
     });
-    while server.store.grants_read.load(Ordering::SeqCst) == 0 {
+    while server.faults.grants_read.load(Ordering::SeqCst) == 0 {
         tokio::task::yield_now().await;
     }
     cut(&server).await;

@@ -15,7 +15,7 @@ use counterfoil::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use counterfoil::rules::span::Span;
 use counterfoil::rules::timestamp::MICROS_PER_HOUR;
 use counterfoil::rules::window::Window;
-use counterfoil::store::webhook::{MirrorReading, Mirrors};
+use counterfoil::store::webhook::MirrorReading;
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, Method, StatusCode};
 use serde_json::{Value, json};
@@ -131,7 +131,7 @@ async fn whoever_remembers_the_last_number_misses_nothing() {
     ] {
         server.get(&format!("/v1/changes?{query}")).await.problem(400, code);
     }
-    server.store.set_down(true);
+    server.faults.set_down(true);
     server.get("/v1/changes").await.problem(503, "store_unavailable");
 }
 
@@ -262,7 +262,6 @@ async fn a_receiver_in_trouble_gets_the_same_id_again() {
 /// A process that dies after it has sent leaves a lease; when that is over, it is sent again.
 #[tokio::test]
 async fn what_was_sent_and_not_settled_is_sent_again() {
-    use counterfoil::store::message::Messages;
     let server = billing().await;
     let (receiver, teller) = Receiver::start(&server).await;
     issue(&server, "acme", "a", &grant("1")).await;

@@ -706,7 +706,7 @@ async fn who_may_look_and_who_may_give() {
         }
     }
     assert_eq!(remaining(&server, grant).await, "5");
-    server.store.set_down(true);
+    server.faults.set_down(true);
     for path in &paths {
         server.get(path).await.problem(503, "store_unavailable");
     }

@@ -263,14 +263,14 @@ async fn without_the_store_nothing_is_done() {
         (Method::PUT, "/v1/meters/pages", r#"{"aggregation":"sum"}"#),
         (Method::DELETE, "/v1/keys/key_1", ""),
     ];
-    server.store.set_down(true);
+    server.faults.set_down(true);
     for (method, path, body) in routes {
         let answer = server.once_as(&server.admin, (method, path), "k1", body).await;
         check_problem(&answer, 503, "idempotency_unavailable");
         assert!(answer.headers.contains_key("retry-after"));
         assert!(!answer.body.contains("secret detail"), "{}", answer.body);
     }
-    server.store.set_down(false);
+    server.faults.set_down(false);
     assert_eq!(wallet(&server).await, ("0".into(), 0));
     assert_eq!(count(&server, "idempotency_keys"), 0);
     server.get("/v1/meters/pages").await.problem(404, "unknown_meter");
@@ -286,7 +286,7 @@ async fn a_caller_who_is_recognised_too_late_is_put_off() {
         let route = (Method::PUT, "/v1/meters/pages");
         server.once_as(&server.admin, route, "m1", r#"{"aggregation":"sum"}"#).await
     };
-    server.store.api_key_failures.store(1, Ordering::SeqCst);
+    server.faults.api_key_failures.store(1, Ordering::SeqCst);
     put().await.problem(503, "store_unavailable");
     server.get("/v1/meters/pages").await.problem(404, "unknown_meter");
     let first = put().await;

@@ -1,6 +1,9 @@
 //! The HTTP interface, in process: every route, every outcome, every refusal.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../shared/store_faults.rs"]
+mod store_faults;
+
 mod accounts;
 mod admission;
 mod auth;
@@ -9,9 +12,6 @@ mod changes;
 mod credits;
 mod description;
 mod events;
-mod failing_inbound;
-mod failing_money;
-mod failing_store;
 mod first_hour;
 mod idempotency;
 mod permissions;

@@ -485,7 +485,7 @@ async fn billing_that_cannot_be_exact_is_refused() {
 async fn without_a_store_there_is_no_answer() {
     let server = billed().await;
     // The key is known by now; only the store is gone.
-    server.store.set_down(true);
+    server.faults.set_down(true);
     for (method, path, body) in [
         (Method::GET, "/v1/pushes", ""),
         (Method::GET, "/v1/pushes/1", ""),
@@ -499,7 +499,7 @@ async fn without_a_store_there_is_no_answer() {
         assert_eq!(answer.status, 503, "{path}: {}", answer.body);
         assert!(!answer.body.contains("secret detail"), "{}", answer.body);
     }
-    server.store.set_down(false);
+    server.faults.set_down(false);
     assert_eq!(server.get("/v1/pushes/1").await.status, 200);
 }
 

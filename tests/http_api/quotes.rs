@@ -610,7 +610,7 @@ async fn who_may_ask() {
     let path = format!("{QUOTES}/q1");
     server.call(Method::GET, &path, &other, "").await.problem(403, "tenant_forbidden");
     assert_eq!(server.call(Method::GET, &path, &read, "").await.status, 200);
-    server.store.set_down(true);
+    server.faults.set_down(true);
     for path in [path.as_str(), "/v1/tax/rates", "/v1/coupons"] {
         server.get(path).await.problem(503, "store_unavailable");
     }

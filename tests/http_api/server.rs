@@ -1,6 +1,6 @@
 //! A server in process, with its clock driven by hand, and the requests tests send it.
 
-use crate::failing_store::FailingStore;
+use crate::store_faults::StoreFaults;
 use ::http::{HeaderMap, Method, Request};
 use axum::Router;
 use axum::body::Body;
@@ -23,7 +23,8 @@ pub const NOW: &str = "2026-11-15T12:00:00Z";
 pub struct Server {
     pub app: Arc<App>,
     pub router: Router,
-    pub store: Arc<FailingStore>,
+    pub store: Arc<dyn Store>,
+    pub faults: Arc<StoreFaults>,
     pub admin: String,
     pub clock: Clock,
     /// Where its store is, for tests that look into the tables or spoil them.
@@ -63,19 +64,15 @@ impl Server {
     pub async fn start_towards(provider: Option<Arc<dyn Provider>>, config: &Config) -> Self {
         let clock = Clock::by_hand(Timestamp::parse(NOW).unwrap());
         let (directory, store) = new_store();
-        let store = FailingStore::new(store);
-        let shared: Arc<dyn Store> = store.clone();
-        let ingest = Ingest::start(
-            Arc::clone(&shared),
-            clock.clone(),
-            config.ingest.clone(),
-            config.tenants.strict,
-        );
-        let admin = auth::create_first_admin_key(&*shared, &clock, None).await.unwrap().unwrap();
-        let inbox = WebhookInbox::start(Arc::clone(&shared));
-        let app = App::new(shared, (ingest, inbox), clock.clone(), provider, config);
+        let (store, faults) = StoreFaults::around(store);
+        let shared = || Arc::clone(&store);
+        let ingest =
+            Ingest::start(shared(), clock.clone(), config.ingest.clone(), config.tenants.strict);
+        let admin = auth::create_first_admin_key(&*store, &clock, None).await.unwrap().unwrap();
+        let inbox = WebhookInbox::start(shared());
+        let app = App::new(shared(), (ingest, inbox), clock.clone(), provider, config);
         let router = http::router(Arc::clone(&app));
-        Self { router, app, store, admin, clock, directory }
+        Self { router, app, store, faults, admin, clock, directory }
     }
 
     /// Makes a key and returns its token.

@@ -12,9 +12,8 @@ use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::span::Span;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
-use counterfoil::store::alert::Alerts;
-use counterfoil::store::push::{Lease, Leases};
-use counterfoil::store::reconciliation::{PassUpdate, Reconciliation};
+use counterfoil::store::push::Lease;
+use counterfoil::store::reconciliation::PassUpdate;
 use http::Method;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -458,14 +457,14 @@ async fn a_store_that_is_down_is_503() {
     let server = watched().await;
     // Keys are remembered, so that what fails is the endpoint.
     server.get("/v1/passes").await;
-    server.store.set_down(true);
+    server.faults.set_down(true);
     for (method, path, body) in endpoints() {
         let answer = server.call(method.clone(), path, &server.admin, &body).await;
         assert_eq!(answer.status, 503, "{method} {path}: {}", answer.body);
         let problem = answer.problem(503, "store_unavailable");
         assert!(!problem.to_string().contains("secret detail"), "{method} {path}");
     }
-    server.store.set_down(false);
+    server.faults.set_down(false);
     for path in ["/v1/passes", "/v1/thresholds", "/v1/findings", "/v1/alerts"] {
         assert_eq!(server.get(path).await.status, 200, "{path}");
     }

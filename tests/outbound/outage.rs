@@ -1,12 +1,11 @@
 //! Outages, the pace of calls, and what happens when a server stops.
 
-use crate::world::{CALLS, World, lock, tenant_id};
+use crate::world::{CALLS, World, lock};
 use counterfoil::jobs::Stopper;
 use counterfoil::jobs::binding::Gate;
 use counterfoil::jobs::outbound::Outbound;
 use counterfoil::provider;
 use counterfoil::rules::delivery::{Class, PushState};
-use counterfoil::store::push::OpenPushes;
 use std::sync::Arc;
 use std::time::Duration;
 use stripe_sim::{FaultKind, Options};
@@ -119,25 +118,6 @@ async fn no_more_calls_than_the_pace_until_the_clock_moves() {
     world.pass_hours(1);
     world.push().await;
     assert_eq!(world.posts(), 22);
-}
-
-#[tokio::test]
-async fn draining_a_tenant_waits_until_nothing_of_it_is_left() {
-    let (world, customer) = World::usual().await;
-    world.planned("5").await;
-    let acme = tenant_id("acme");
-    let patience = Duration::from_millis(60);
-    let left = world.jobs.submitter.drain(&acme, patience).await.unwrap();
-    assert_eq!(left, OpenPushes { in_flight: 0, observed: 1 }, "nobody sends, so it gives up");
-    let (stopper, stop) = Stopper::new();
-    let running = tokio::spawn(Arc::clone(&world.jobs.submitter).run(stop));
-    let left = world.jobs.submitter.drain(&acme, Duration::from_secs(30)).await.unwrap();
-    assert_eq!(left, OpenPushes::default());
-    assert_eq!(world.provider_total(&customer, HOUR), "5");
-    let nobody = world.jobs.submitter.drain(&tenant_id("nobody"), patience).await.unwrap();
-    assert_eq!(nobody, OpenPushes::default());
-    stopper.stop();
-    running.await.unwrap();
 }
 
 #[tokio::test]

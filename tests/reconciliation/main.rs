@@ -8,10 +8,10 @@
 
 #[path = "../shared/database.rs"]
 mod database;
-#[path = "../shared/stripe.rs"]
-mod stripe;
 #[path = "../shared/plant.rs"]
 mod plant;
+#[path = "../shared/stripe.rs"]
+mod stripe;
 
 mod alarms;
 mod bindings;

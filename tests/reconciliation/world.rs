@@ -5,8 +5,8 @@
 //! HTTP edge would; a test may lose them or tell them twice.
 
 use crate::database::create_database;
-use crate::stripe::{start_stripe, stripe_time};
 use crate::plant::{plant_in_database, plant_in_directory};
+use crate::stripe::{start_stripe, stripe_time};
 use async_trait::async_trait;
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config, PostgresConfig, ProviderKind, Secret, Shadow};

@@ -18,21 +18,23 @@ const ACCIDENTS: [Accident; 7] = [
     Accident::Twice,
 ];
 
-/// One accident at each call on the way there; none of them turns the saga back.
+/// One accident at each call on the way there; none of them turns the saga back. Each kind of
+/// accident has a world of its own: what a case costs grows with the cases before it.
 pub async fn check_there(ground: Ground, story: &dyn Story) {
-    let world = World::on(ground).await;
     for accident in ACCIDENTS {
+        let world = World::on(ground.another().await).await;
         let mut number = 1;
         while run(&world, story, Script::new(number, accident), SagaState::Completed).await {
             number += 1;
         }
         assert!(number > 8, "{accident:?}: there are more calls than {number}");
+        world.close().await;
     }
 }
 
 /// One accident at each call on the way back.
 pub async fn check_back(ground: Ground, story: &dyn Story) {
-    let world = World::on(ground).await;
+    let world = World::on(ground.another().await).await;
     let straight = Script::default();
     straight.obstruct(Some(story.obstacle()));
     let straight = Arc::new(straight);
@@ -40,7 +42,9 @@ pub async fn check_back(ground: Ground, story: &dyn Story) {
     end(&world, story, &case, &straight, SagaState::Compensated).await;
     let calls = straight.calls();
     let turned = calls.iter().rposition(|call| *call == story.obstacle().0).unwrap();
+    world.close().await;
     for accident in ACCIDENTS {
+        let world = World::on(ground.another().await).await;
         // A runner may also have come to a standstill before another one turned back.
         let stalls = matches!(accident, Accident::StallBefore | Accident::StallAfter);
         let mut number = if stalls { 1 } else { turned + 2 };
@@ -53,6 +57,7 @@ pub async fn check_back(ground: Ground, story: &dyn Story) {
             number += 1;
         }
         assert!(number > turned + 4, "{accident:?}: there are calls after {turned}");
+        world.close().await;
     }
 }
 

@@ -18,10 +18,7 @@ mod http;
 mod persons;
 mod plans;
 mod script;
-mod scripted_inbound;
-mod scripted_money;
 mod scripted_provider;
-mod scripted_store;
 mod stories;
 mod world;
 

@@ -4,9 +4,22 @@
 //! Invariant: an accident befalls one call, the one with its number, whatever comes after.
 
 use counterfoil::provider::{Called, Unreadable};
-use counterfoil::store;
-use std::sync::Mutex;
+use counterfoil::store::faulty::{Fault, Faulty};
+use counterfoil::store::{Error, Store};
+use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
+
+/// Verbs of the store that change nothing when they are called again.
+const REPEATABLE: [&str; 8] = [
+    "put_tenant",
+    "put_hold",
+    "release_hold",
+    "record_agreement",
+    "charge_from",
+    "set_access",
+    "withdraw_agreement",
+    "end_agreement",
+];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accident {
@@ -43,22 +56,13 @@ struct State {
     struck: bool,
 }
 
-/// What a call answers when it fails.
+/// What a call of the provider answers when it fails.
 pub trait CanFail {
     fn failure() -> Self;
     /// None if it cannot be refused.
     fn refusal() -> Option<Self>
     where
         Self: Sized;
-}
-
-impl<T> CanFail for store::Result<T> {
-    fn failure() -> Self {
-        Err(store::Error::Unavailable { what: "an accident of the test".into() })
-    }
-    fn refusal() -> Option<Self> {
-        None
-    }
 }
 
 impl<T> CanFail for Result<T, Unreadable> {
@@ -109,6 +113,36 @@ impl Script {
         self.state.lock().unwrap().calls.clone()
     }
 
+    /// The store, with the accidents of this script.
+    pub fn around(self: &Arc<Self>, store: Arc<dyn Store>) -> Arc<dyn Store> {
+        let script = Arc::clone(self);
+        Faulty::new(store, move |verb| script.fault(verb))
+    }
+
+    fn fault(self: &Arc<Self>, verb: &'static str) -> Fault {
+        let script = Arc::clone(self);
+        let failure = || Error::Unavailable { what: "an accident of the test".into() };
+        match self.count(verb) {
+            Some(Accident::FailBefore) => Fault::FailBefore(failure()),
+            Some(Accident::FailAfter) => Fault::FailAfter(failure()),
+            Some(Accident::KillBefore) => {
+                Fault::StallBefore(Box::pin(async move { script.stand_still().await }))
+            }
+            Some(Accident::KillAfter) => {
+                Fault::StallAfter(Box::pin(async move { script.stand_still().await }))
+            }
+            Some(Accident::StallBefore) => {
+                Fault::StallBefore(Box::pin(async move { script.stall().await }))
+            }
+            Some(Accident::StallAfter) => {
+                Fault::StallAfter(Box::pin(async move { script.stall().await }))
+            }
+            Some(Accident::Twice) if REPEATABLE.contains(&verb) => Fault::Twice,
+            Some(Accident::Twice | Accident::Refuse) | None => Fault::None,
+        }
+    }
+
+    /// A call of the provider.
     pub async fn through<T: CanFail>(
         &self,
         name: &'static str,
@@ -122,6 +156,7 @@ impl Script {
         self.after(accident, answer).await
     }
 
+    /// A call of the provider that changes nothing when it is made again.
     pub async fn repeatable<T: CanFail, F: Future<Output = T> + Send>(
         &self,
         name: &'static str,

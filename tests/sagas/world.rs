@@ -6,7 +6,6 @@
 
 use super::script::Script;
 use super::scripted_provider::ScriptedProvider;
-use super::scripted_store::ScriptedStore;
 use crate::database::create_database;
 use crate::stripe::start_stripe;
 use counterfoil::clock::Clock;
@@ -57,6 +56,14 @@ impl Ground {
     /// None, with a printed line, if there is no PostgreSQL to test on.
     pub async fn postgres() -> Option<Self> {
         create_database("sagas").await.map(Self::Database)
+    }
+
+    /// Another place of the same kind.
+    pub async fn another(&self) -> Self {
+        match self {
+            Self::Directory(_) => Self::sqlite(),
+            Self::Database(_) => Self::postgres().await.unwrap(),
+        }
     }
 
     async fn open(&self) -> Arc<dyn Store> {
@@ -146,6 +153,12 @@ impl World {
         };
         world.declare_calls().await;
         world
+    }
+
+    /// Stops its store and its provider.
+    pub async fn close(mut self) {
+        self.store.close().await;
+        self.handle.stop().await.unwrap();
     }
 
     async fn declare_calls(&mut self) {
@@ -279,9 +292,9 @@ impl World {
 
     /// A runner as of a server that has just started; its calls meet the script's accidents.
     pub fn runner(&self, script: &Arc<Script>) -> SagaRunner {
-        let (inner, script) = (Arc::clone(&self.store), Arc::clone(script));
-        let store = Arc::new(ScriptedStore { inner, script: Arc::clone(&script) });
-        let provider = Arc::new(ScriptedProvider { inner: Arc::clone(&self.provider), script });
+        let store = script.around(Arc::clone(&self.store));
+        let (inner, script) = (Arc::clone(&self.provider), Arc::clone(script));
+        let provider = Arc::new(ScriptedProvider { inner, script });
         let holder = self.fresh("runner");
         let cutting = cutting(&self.config, &*self.provider, &holder);
         SagaRunner::new(store, provider, self.clock.clone(), cutting)
@@ -384,9 +397,9 @@ impl World {
 
     /// Every push of a tenant, oldest first.
     pub async fn pushes(&self, tenant: &str) -> Vec<Push> {
-        let query = PushQuery { limit: 10_000, ..PushQuery::default() };
-        let pushes = self.store.list_pushes(query).await.unwrap().into_iter().rev();
-        pushes.filter(|push| push.tenant.as_str() == tenant).collect()
+        let tenant = Some(tenant_id(tenant));
+        let query = PushQuery { tenant, limit: 10_000, ..PushQuery::default() };
+        self.store.list_pushes(query).await.unwrap().into_iter().rev().collect()
     }
 }
 

@@ -125,7 +125,15 @@ impl Billed {
 
     pub async fn remainder(&self, tenant: &str, meter: &str, shadow: bool) -> Quantity {
         let number = self.f.meter_no(meter).await;
-        self.f.store.read_remainder(&tenant_id(tenant), number, shadow).await.unwrap()
+        self.f.remainder(&tenant_id(tenant), number, shadow).await
+    }
+
+    /// How many pushes of a tenant are observed.
+    pub async fn observed(&self, tenant: &str) -> usize {
+        let state = Some(PushState::Observed);
+        let tenant = Some(tenant_id(tenant));
+        let query = PushQuery { tenant, state, limit: 1_000, ..Default::default() };
+        self.f.store.list_pushes(query).await.unwrap().len()
     }
 
     /// All pushes, oldest first.

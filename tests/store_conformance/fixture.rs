@@ -6,6 +6,7 @@ use counterfoil::config::{PostgresConfig, SqliteConfig};
 use counterfoil::rules::event::{Event, Item, parse_event};
 use counterfoil::rules::ids::{EventId, MeterNo, MeterSlug, TenantId};
 use counterfoil::rules::meter::{Catalog, Meter, MeterSpec};
+use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::usage::{Composition, Usage, UsageShape};
 use counterfoil::rules::verdict::{Acceptance, Verdict};
@@ -13,6 +14,7 @@ use counterfoil::rules::window::Window;
 use counterfoil::store::postgres::PostgresStore;
 use counterfoil::store::sqlite::SqliteStore;
 use counterfoil::store::{DeliveryBatch, Store};
+use rusqlite::{Connection, OptionalExtension};
 use std::sync::Arc;
 
 pub const NOW: &str = "2026-11-15T12:00:00Z";
@@ -189,11 +191,41 @@ impl Fixture {
         usage
     }
 
+    /// What the provider cannot hold of a tenant's usage yet. No verb reads it, so it is read from
+    /// its table.
+    pub async fn remainder(&self, tenant: &TenantId, meter: MeterNo, shadow: bool) -> Quantity {
+        let directory = match &self.place {
+            Place::Directory(directory) => directory,
+            Place::Database(url) => return remainder_in(url, tenant, meter, shadow).await,
+        };
+        let connection = Connection::open(directory.path().join("counterfoil.db")).unwrap();
+        let sql = "SELECT remainder FROM remainders JOIN tenants USING (tenant_no)
+            WHERE tenant = ? AND meter_no = ? AND shadow = ?";
+        let key = (tenant.as_str(), meter.0, shadow);
+        let found = connection.query_row(sql, key, |row| row.get(0)).optional().unwrap();
+        parse_remainder(found)
+    }
+
     /// Recomputes all totals from the events.
     pub async fn check(&self) {
         let report = self.store.check(&|_| {}).await.unwrap();
         assert_eq!(report.findings, Vec::<String>::new());
     }
+}
+
+/// The same, in a PostgreSQL database.
+pub async fn remainder_in(url: &str, tenant: &TenantId, meter: MeterNo, shadow: bool) -> Quantity {
+    let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let sql = "SELECT trim_scale(remainder)::text FROM remainders JOIN tenants USING (tenant_no)
+        WHERE tenant = $1 AND meter_no = $2 AND shadow = $3";
+    let meter = i16::try_from(meter.0).unwrap();
+    let found = client.query_opt(sql, &[&tenant.as_str(), &meter, &shadow]).await.unwrap();
+    parse_remainder(found.map(|row| row.get(0)))
+}
+
+fn parse_remainder(found: Option<String>) -> Quantity {
+    found.map_or(Quantity::ZERO, |text| Quantity::parse_stored(&text).unwrap())
 }
 
 /// All events of a batch go to the partition of their tenant, as the queue would send them; the

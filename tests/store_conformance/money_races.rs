@@ -4,7 +4,7 @@
 use crate::accounts::{entry, key, name};
 use crate::billed::quantity;
 use crate::database::create_database;
-use crate::fixture::{NOW, event, tenant_id};
+use crate::fixture::{NOW, event, remainder_in, tenant_id};
 use counterfoil::config::PostgresConfig;
 use counterfoil::rules::account::Floor;
 use counterfoil::rules::credit::{ChangeKind, DrawOrder, GrantTerms, Pool};
@@ -258,7 +258,7 @@ impl Pair {
             .sum();
         let covered: i128 = cuts.iter().map(|(_, cut)| cut.covered.units()).sum();
         let planned: i128 = cuts.iter().map(|(_, cut)| cut.planned.units()).sum();
-        let carried = store.read_remainder(tenant, self.meter, false).await.unwrap().units();
+        let carried = remainder_in(&self.url, tenant, self.meter, false).await.units();
         let total: i128 = (0..ROUNDS).map(|round| quantity(used(round)).units()).sum();
         assert_eq!(drawn, covered);
         assert_eq!(covered + planned + carried, total * i128::from(HOURS));

@@ -6,14 +6,14 @@ use crate::credits::{taking, terms};
 use crate::fixture::{Fixture, tenant_id};
 use crate::quotes::quote;
 use crate::sagas::new_saga;
+use counterfoil::clock::Clock;
 use counterfoil::rules::account::Floor;
-use counterfoil::rules::timestamp::Timestamp;
+use counterfoil::store::Error;
 use counterfoil::store::account::Posted;
 use counterfoil::store::credit::{GrantFilter, Issued, TakenBack};
 use counterfoil::store::idempotency::{Completing, Ended};
 use counterfoil::store::quote::QuoteRecorded;
 use counterfoil::store::saga::Begun;
-use counterfoil::store::{Error, Store};
 use counterfoil_idempotency::{Answer, Claim, Claimed, Ending, Fingerprint, Scope, StoreError};
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -36,12 +36,22 @@ fn ended(body: String) -> Ended {
     Ended { answer, ending: Ending::Completed, keep: DAY }
 }
 
-async fn claim(store: &dyn Store, once: &str, at: Timestamp) -> Claimed {
-    store.claim_key(&scope("acme", once), &print(1), MINUTE, at).await.unwrap()
+/// The keys of requests, at so many minutes.
+fn keys(f: &Fixture, minute: i64) -> Arc<dyn counterfoil_idempotency::Store> {
+    Arc::clone(&f.store).request_keys(Clock::by_hand(after(f.now, minute)))
+}
+
+async fn claim(f: &Fixture, once: &str, minute: i64) -> Claimed {
+    keys(f, minute).claim(&scope("acme", once), &print(1), MINUTE).await.unwrap()
+}
+
+async fn end(f: &Fixture, claim: &Claim, body: &str, minute: i64) -> Result<(), StoreError> {
+    let Ended { answer, ending, keep } = ended(body.to_owned());
+    keys(f, minute).end(claim, &answer, ending, keep).await
 }
 
 async fn owned(f: &Fixture, once: &str, minute: i64) -> Claim {
-    match claim(f.store.as_ref(), once, after(f.now, minute)).await {
+    match claim(f, once, minute).await {
         Claimed::Owned(claim) => claim,
         other => panic!("{other:?}"),
     }
@@ -54,7 +64,7 @@ fn telling<T: Debug + 'static>(claim: Claim) -> Completing<T> {
 
 /// The answer that is kept under a key.
 async fn kept(f: &Fixture, once: &str) -> String {
-    match claim(f.store.as_ref(), once, after(f.now, 60)).await {
+    match claim(f, once, 60).await {
         Claimed::Ended(answer) => {
             assert_eq!(answer.status, 201);
             assert_eq!(answer.headers, ended(String::new()).answer.headers);
@@ -67,39 +77,38 @@ async fn kept(f: &Fixture, once: &str) -> String {
 pub async fn a_key_has_one_owner(mut f: Fixture) {
     let first = owned(&f, "k", 0).await;
     assert_eq!((first.fence, first.recovery_point.as_deref()), (1, None));
-    let busy = claim(f.store.as_ref(), "k", f.now).await;
+    let busy = claim(&f, "k", 0).await;
     assert_eq!(busy, Claimed::Busy { retry_after: MINUTE });
-    let other = f.store.claim_key(&scope("acme", "k"), &print(2), MINUTE, f.now).await.unwrap();
+    let other = keys(&f, 0).claim(&scope("acme", "k"), &print(2), MINUTE).await.unwrap();
     assert_eq!(other, Claimed::Mismatch);
-    let theirs = f.store.claim_key(&scope("umbrella", "k"), &print(2), MINUTE, f.now).await;
+    let theirs = keys(&f, 0).claim(&scope("umbrella", "k"), &print(2), MINUTE).await;
     assert!(matches!(theirs.unwrap(), Claimed::Owned(_)), "another tenant's key is another");
-    f.store.reach_key(&first, "half way").await.unwrap();
-    f.store.renew_key(&first, MINUTE, after(f.now, 1)).await.unwrap();
+    keys(&f, 0).reach(&first, "half way").await.unwrap();
+    keys(&f, 1).renew(&first, MINUTE).await.unwrap();
     f.restart().await;
-    let busy = claim(f.store.as_ref(), "k", after(f.now, 1)).await;
+    let busy = claim(&f, "k", 1).await;
     assert_eq!(busy, Claimed::Busy { retry_after: MINUTE }, "it was renewed");
     // Its owner is not heard of again: another goes on where it was.
     let second = owned(&f, "k", 2).await;
     assert_eq!((second.fence, second.recovery_point.as_deref()), (2, Some("half way")));
-    let late = ended("late".to_owned());
     let fenced = [
-        f.store.renew_key(&first, MINUTE, f.now).await,
-        f.store.reach_key(&first, "further").await,
-        f.store.end_key(&first, &late, f.now).await,
-        f.store.release_key(&first, f.now).await,
-        f.store.forget_key(&first, f.now).await,
+        keys(&f, 0).renew(&first, MINUTE).await,
+        keys(&f, 0).reach(&first, "further").await,
+        end(&f, &first, "late", 0).await,
+        keys(&f, 0).release(&first).await,
+        keys(&f, 0).forget(&first).await,
     ];
     assert_eq!(fenced, [(); 5].map(|()| Err(StoreError::Fenced)));
-    f.store.release_key(&second, after(f.now, 2)).await.unwrap();
+    keys(&f, 2).release(&second).await.unwrap();
     let third = owned(&f, "k", 2).await;
     assert_eq!((third.fence, third.recovery_point.as_deref()), (3, Some("half way")));
-    f.store.end_key(&third, &ended("done".to_owned()), after(f.now, 2)).await.unwrap();
+    end(&f, &third, "done", 2).await.unwrap();
     assert_eq!(kept(&f, "k").await, "done");
-    let again = f.store.end_key(&third, &late, f.now).await;
+    let again = end(&f, &third, "late", 0).await;
     assert_eq!(again, Err(StoreError::Fenced), "it has ended");
     // A request that never began leaves its key unused.
     let unused = owned(&f, "unused", 2).await;
-    f.store.forget_key(&unused, after(f.now, 2)).await.unwrap();
+    keys(&f, 2).forget(&unused).await.unwrap();
     assert_eq!(owned(&f, "unused", 2).await.fence, 1);
 }
 
@@ -109,7 +118,7 @@ pub async fn claimants_at_once_are_one(f: Fixture) {
         let tasks = [0, 1, 2, 3, 4, 5].map(|_| {
             let f = Arc::clone(&f);
             let once = format!("k{round}");
-            tokio::spawn(async move { claim(f.store.as_ref(), &once, f.now).await })
+            tokio::spawn(async move { claim(&f, &once, 0).await })
         });
         let mut owners = 0;
         for task in tasks {
@@ -126,17 +135,17 @@ pub async fn claimants_at_once_are_one(f: Fixture) {
 pub async fn what_is_kept_long_enough_is_swept(f: Fixture) {
     for n in 0..3 {
         let claim = owned(&f, &format!("k{n}"), 0).await;
-        f.store.end_key(&claim, &ended("done".to_owned()), f.now).await.unwrap();
+        end(&f, &claim, "done", 0).await.unwrap();
     }
     let held = owned(&f, "held", 0).await;
     let day = 24 * 60;
-    let sweep = async |limit, minute| f.store.sweep_keys(limit, after(f.now, minute)).await;
+    let sweep = async |limit, minute| keys(&f, minute).sweep(limit).await;
     assert_eq!(sweep(10, day - 1).await.unwrap(), 0);
     assert_eq!(kept(&f, "k0").await, "done");
     assert_eq!(sweep(2, day).await.unwrap(), 2);
     assert_eq!(sweep(2, day).await.unwrap(), 1);
     assert_eq!(sweep(10, 100 * day).await.unwrap(), 0, "what is claimed is never swept");
-    f.store.renew_key(&held, MINUTE, f.now).await.unwrap();
+    keys(&f, 0).renew(&held, MINUTE).await.unwrap();
     assert_eq!(owned(&f, "k0", day).await.fence, 1, "it is forgotten");
 }
 
@@ -296,7 +305,7 @@ pub async fn a_caller_that_leaves_leaves_no_half(f: Fixture) {
         posting.abort();
         let _ = posting.await;
         // On PostgreSQL what was abandoned may still be under way: whoever takes over waits for it.
-        let found = claim(f.store.as_ref(), &once, after(f.now, 60)).await;
+        let found = claim(&f, &once, 60).await;
         let entry = f.store.find_entry(&tenant_id("acme"), &key(&once)).await.unwrap();
         match found {
             Claimed::Ended(_) => assert!(entry.is_some(), "an answer without its effect"),

@@ -2,7 +2,7 @@
 
 use crate::world::{DAY, Dice, Place, World, id_of};
 use counterfoil::rules::ids::{SubscriptionId, TenantId};
-use counterfoil::store::saga::{Agreement, Sagas};
+use counterfoil::store::saga::Agreement;
 use serde_json::{Value, json};
 use stripe_sim::SimRequest;
 

@@ -14,18 +14,14 @@
 
 #[path = "../shared/database.rs"]
 mod database;
+#[path = "../shared/store_faults.rs"]
+mod store_faults;
 #[path = "../shared/stripe.rs"]
 mod stripe;
 
 mod access;
 mod awkward;
 mod backfill;
-#[path = "../http_api/failing_inbound.rs"]
-mod failing_inbound;
-#[path = "../http_api/failing_money.rs"]
-mod failing_money;
-#[path = "../http_api/failing_store.rs"]
-mod failing_store;
 mod log;
 mod objects;
 mod orders;

@@ -21,7 +21,7 @@ async fn subscribed(place: Place) -> (World, String, Value) {
 pub async fn a_store_that_is_down(place: Place) {
     let (world, subscription, event) = subscribed(place).await;
     let before = world.rows().await;
-    world.store.set_down(true);
+    world.faults.set_down(true);
     for _ in 0..3 {
         let answer = world.deliver(&event).await;
         let problem = answer.problem(503, "store_unavailable");
@@ -33,7 +33,7 @@ pub async fn a_store_that_is_down(place: Place) {
     // A forgery is refused all the same, without asking the store.
     let forged = world.post_hook("t=1,v1=00", b"{}").await;
     forged.problem(400, "invalid_signature");
-    world.store.set_down(false);
+    world.faults.set_down(false);
     assert_eq!(world.rows().await, before);
     assert!(!world.taken(&event).await.1, "the retry is the first");
     assert_eq!(world.webhooks().await.len(), 1);
@@ -42,9 +42,9 @@ pub async fn a_store_that_is_down(place: Place) {
     // Down between the reading and its record: it is read again when the lease ends.
     let path = format!("/v1/webhooks/{}/replay", world.webhooks().await[0]["id"]);
     assert_eq!(world.call(Method::POST, &path, &world.admin, "").await.status, 200);
-    world.store.set_down(true);
+    world.faults.set_down(true);
     assert!(world.reader.pass().await.is_err());
-    world.store.set_down(false);
+    world.faults.set_down(false);
     world.pass_seconds(10 * MINUTE);
     assert_eq!(world.read_all().await, 1);
     assert_eq!(world.mirror(ObjectKind::Subscription, &subscription).await.unwrap().version, 2);
@@ -52,7 +52,7 @@ pub async fn a_store_that_is_down(place: Place) {
 
 pub async fn a_queue_that_is_full(place: Place) {
     let world = World::new(place).await;
-    let closed = world.store.webhooks_gate.write().await;
+    let closed = world.faults.webhooks_gate.write().await;
     let mut waiting = Vec::new();
     let mut refused = Vec::new();
     // The first is taken out of the queue and waits at the gate; then the queue fills.

@@ -4,7 +4,7 @@ use crate::world::{Place, World, at, id_of};
 use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::mirror::{CreditGrant, ObjectKind, ObjectName, Snapshot};
 use counterfoil::rules::timestamp::Timestamp;
-use counterfoil::store::webhook::{MirrorClaim, MirrorReading, Mirrored, Mirrors, WantedMirror};
+use counterfoil::store::webhook::{MirrorClaim, MirrorReading, Mirrored, WantedMirror};
 use futures_util::future::join_all;
 use serde_json::Value;
 

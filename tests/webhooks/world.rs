@@ -2,7 +2,7 @@
 //! simulator behind a port, and a clock that is moved by hand.
 
 use crate::database::create_database;
-use crate::failing_store::FailingStore;
+use crate::store_faults::StoreFaults;
 use crate::stripe::start_stripe;
 use ::http::{HeaderMap, Method, Request};
 use axum::Router;
@@ -84,7 +84,8 @@ impl Place {
 
 pub struct World {
     pub place: Place,
-    pub store: Arc<FailingStore>,
+    pub store: Arc<dyn Store>,
+    pub faults: Arc<StoreFaults>,
     pub clock: Clock,
     pub handle: Handle,
     pub config: Config,
@@ -109,8 +110,8 @@ impl World {
         config.stripe.api_key = Secret::new("sk_test_webhooks");
         config.stripe.timeout_ms = 5_000;
         config.stripe.webhook_secrets = Secret::new(secrets);
-        let store = FailingStore::new(place.open().await);
-        let shared: Arc<dyn Store> = store.clone();
+        let (store, faults) = StoreFaults::around(place.open().await);
+        let shared = Arc::clone(&store);
         let provider = connect(&config);
         let admin = auth::create_first_admin_key(&*shared, &clock, None).await.unwrap().unwrap();
         let router = router(&shared, &clock, &provider, &config);
@@ -122,21 +123,31 @@ impl World {
         );
         let backfill = new_backfill(&shared, &provider, &clock, "server-1");
         let alerter = Alerter::new(shared, clock.clone(), "server-1".into(), Vec::new());
-        Self { place, store, clock, handle, config, router, reader, backfill, alerter, admin }
+        Self {
+            place,
+            store,
+            faults,
+            clock,
+            handle,
+            config,
+            router,
+            reader,
+            backfill,
+            alerter,
+            admin,
+        }
     }
 
     /// The router of another server on the same store, with other secrets.
     pub fn other_router(&self, secrets: &str) -> Router {
         let mut config = self.config.clone();
         config.stripe.webhook_secrets = Secret::new(secrets);
-        let shared: Arc<dyn Store> = self.store.clone();
-        router(&shared, &self.clock, &connect(&config), &config)
+        router(&self.store, &self.clock, &connect(&config), &config)
     }
 
     /// The backfill of another server on the same store.
     pub fn other_backfill(&self, holder: &str) -> Backfill {
-        let shared: Arc<dyn Store> = self.store.clone();
-        new_backfill(&shared, &connect(&self.config), &self.clock, holder)
+        new_backfill(&self.store, &connect(&self.config), &self.clock, holder)
     }
 
     pub fn is_postgres(&self) -> bool {
@@ -186,7 +197,6 @@ impl World {
         let customer = Some(CustomerId::parse(customer).unwrap());
         let fields = TenantFields { customer, ..TenantFields::default() };
         let tenant = TenantId::parse(tenant).unwrap();
-        use counterfoil::store::Declarations;
         self.store.put_tenant(&tenant, fields, self.clock.now()).await.unwrap();
     }
 
@@ -340,7 +350,6 @@ impl World {
     }
 
     pub async fn mirror(&self, kind: ObjectKind, id: &str) -> Option<Mirror> {
-        use counterfoil::store::webhook::Mirrors;
         self.store.find_mirror(&ObjectName { kind, id: id.into() }).await.unwrap()
     }
 
@@ -349,7 +358,6 @@ impl World {
     }
 
     pub async fn mirrors(&self, kind: ObjectKind) -> Vec<Mirror> {
-        use counterfoil::store::webhook::Mirrors;
         let query = MirrorQuery { kind, status: None, customer: None, after: None, limit: 100_000 };
         self.store.list_mirrors(query).await.unwrap()
     }
@@ -438,7 +446,7 @@ fn router(
     config: &Config,
 ) -> Router {
     let ingest = Ingest::start(Arc::clone(store), clock.clone(), config.ingest.clone(), false);
-    let inbox = WebhookInbox::start(Arc::clone(store));
+    let inbox = WebhookInbox::start(store.clone());
     let provider = Some(Arc::clone(provider));
     http::router(App::new(Arc::clone(store), (ingest, inbox), clock.clone(), provider, config))
 }

@@ -7,7 +7,7 @@
 use super::Cutter;
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::Catalog;
-use crate::store::{self, Store};
+use crate::store::{self, webhook::Webhooks};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -75,7 +75,7 @@ impl Cutter {
 }
 
 /// Windows that cannot be cut, as the last pass of any server has found them.
-pub async fn read_failures(store: &dyn Store) -> store::Result<Vec<CutFailure>> {
+pub async fn read_failures(store: &dyn Webhooks) -> store::Result<Vec<CutFailure>> {
     let Some(text) = store.read_cursor(CURSOR).await? else { return Ok(Vec::new()) };
     serde_json::from_str(&text)
         .map_err(|_| store::Error::Corrupt { what: "the list of failing cuts".into() })

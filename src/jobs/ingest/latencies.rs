@@ -10,7 +10,7 @@ use crate::rules::latency::{Latency, Percentiles};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::verdict::Verdict;
-use crate::store::Store;
+use crate::store::Declarations;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -83,7 +83,7 @@ impl Latencies {
     }
 
     /// Shows them as metrics and warns of windows that close too early, for ever.
-    pub async fn watch(self: Arc<Self>, store: Arc<dyn Store>) {
+    pub async fn watch(self: Arc<Self>, store: Arc<dyn Declarations>) {
         let mut warned = BTreeSet::new();
         loop {
             tokio::time::sleep(LOOK_EVERY).await;

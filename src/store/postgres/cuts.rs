@@ -150,24 +150,6 @@ impl Cuts for PostgresStore {
         };
         self.transact(work).await
     }
-
-    async fn read_remainder(
-        &self,
-        tenant: &TenantId,
-        meter: MeterNo,
-        shadow: bool,
-    ) -> Result<Quantity> {
-        let client = self.reader().await?;
-        let sql = "-- read_remainder
-            SELECT remainder FROM remainders
-            WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
-                AND meter_no = $2 AND shadow = $3";
-        let statement = client.prepare_cached(sql).await?;
-        let found = client
-            .query_opt(&statement, &[&tenant.as_str(), &meter_number(meter), &shadow])
-            .await?;
-        found.map_or(Ok(Quantity::ZERO), |row| Ok(column::<SqlQuantity>(&row, 0)?.0))
-    }
 }
 
 impl PostgresStore {

@@ -7,11 +7,14 @@
 
 use super::PostgresStore;
 use super::transaction::{Done, Transaction};
+use crate::clock::Clock;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Error;
-use crate::store::idempotency::{Completing, Ended, RequestKeys, completion_error, millis};
+use crate::store::idempotency::{Completing, Ended, completion_error, millis};
 use async_trait::async_trait;
-use counterfoil_idempotency::{Claim, Claimed, Fingerprint, Scope, StoreError, postgres};
+use counterfoil_idempotency::{
+    Answer, Claim, Claimed, Ending, Fingerprint, Millis, Scope, StoreError, postgres,
+};
 use deadpool_postgres::ClientWrapper;
 use std::future::Future;
 use std::sync::Arc;
@@ -21,60 +24,94 @@ use tokio_postgres::Client;
 /// What the crate's functions come to.
 type Kept<T> = Result<T, StoreError>;
 
+/// The crate's functions, each in a transaction of its own.
+pub struct RequestKeys {
+    pub store: Arc<PostgresStore>,
+    pub clock: Clock,
+}
+
+impl RequestKeys {
+    async fn write<T, W, F>(&self, work: W) -> Kept<T>
+    where
+        T: Send,
+        W: Fn(Arc<Transaction>, Millis) -> F + Send + Sync,
+        F: Future<Output = Kept<T>> + Send,
+    {
+        let (work, now) = (&work, millis(self.clock.now()));
+        let kept = self.store.transact(move |client: Arc<Transaction>| async move {
+            match work(client, now).await {
+                // The statement failed, and the transaction with it.
+                Err(StoreError::Unavailable(what)) => Err(Error::Unavailable { what }.into()),
+                // Nothing was written.
+                answer @ (Ok(_) | Err(StoreError::Fenced | StoreError::Unreadable(_))) => {
+                    Ok(answer)
+                }
+            }
+        });
+        kept.await?
+    }
+}
+
 #[async_trait]
-impl RequestKeys for PostgresStore {
-    async fn claim_key(
+impl counterfoil_idempotency::Store for RequestKeys {
+    async fn claim(
         &self,
         scope: &Scope,
         fingerprint: &Fingerprint,
         lease: Duration,
-        at: Timestamp,
     ) -> Kept<Claimed> {
-        let work = move |client: Arc<Transaction>| async move {
-            postgres::claim(connection(&client), scope, fingerprint, lease, millis(at)).await
+        let work = move |client: Arc<Transaction>, now| async move {
+            postgres::claim(connection(&client), scope, fingerprint, lease, now).await
         };
-        self.keep(work).await
+        self.write(work).await
     }
 
-    async fn renew_key(&self, claim: &Claim, lease: Duration, at: Timestamp) -> Kept<()> {
-        let work = move |client: Arc<Transaction>| async move {
-            postgres::renew(connection(&client), claim, lease, millis(at)).await
+    async fn renew(&self, claim: &Claim, lease: Duration) -> Kept<()> {
+        let work = move |client: Arc<Transaction>, now| async move {
+            postgres::renew(connection(&client), claim, lease, now).await
         };
-        self.keep(work).await
+        self.write(work).await
     }
 
-    async fn reach_key(&self, claim: &Claim, point: &str) -> Kept<()> {
-        let work = move |client: Arc<Transaction>| async move {
+    async fn reach(&self, claim: &Claim, point: &str) -> Kept<()> {
+        let work = move |client: Arc<Transaction>, _| async move {
             postgres::reach(connection(&client), claim, point).await
         };
-        self.keep(work).await
+        self.write(work).await
     }
 
-    async fn end_key(&self, claim: &Claim, ended: &Ended, at: Timestamp) -> Kept<()> {
-        let work =
-            move |client: Arc<Transaction>| async move { end(&client, claim, ended, at).await };
-        self.keep(work).await
-    }
-
-    async fn release_key(&self, claim: &Claim, at: Timestamp) -> Kept<()> {
-        let work = move |client: Arc<Transaction>| async move {
-            postgres::release(connection(&client), claim, millis(at)).await
+    async fn end(
+        &self,
+        claim: &Claim,
+        answer: &Answer,
+        ending: Ending,
+        keep: Duration,
+    ) -> Kept<()> {
+        let work = move |client: Arc<Transaction>, now| async move {
+            postgres::end(connection(&client), claim, answer, ending, keep, now).await
         };
-        self.keep(work).await
+        self.write(work).await
     }
 
-    async fn forget_key(&self, claim: &Claim, at: Timestamp) -> Kept<()> {
-        let work = move |client: Arc<Transaction>| async move {
-            postgres::forget(connection(&client), claim, millis(at)).await
+    async fn release(&self, claim: &Claim) -> Kept<()> {
+        let work = move |client: Arc<Transaction>, now| async move {
+            postgres::release(connection(&client), claim, now).await
         };
-        self.keep(work).await
+        self.write(work).await
     }
 
-    async fn sweep_keys(&self, limit: u32, at: Timestamp) -> Kept<u32> {
-        let work = move |client: Arc<Transaction>| async move {
-            postgres::sweep(connection(&client), limit, millis(at)).await
+    async fn forget(&self, claim: &Claim) -> Kept<()> {
+        let work = move |client: Arc<Transaction>, now| async move {
+            postgres::forget(connection(&client), claim, now).await
         };
-        self.keep(work).await
+        self.write(work).await
+    }
+
+    async fn sweep(&self, limit: u32) -> Kept<u32> {
+        let work = move |client: Arc<Transaction>, now| async move {
+            postgres::sweep(connection(&client), limit, now).await
+        };
+        self.write(work).await
     }
 }
 
@@ -87,50 +124,13 @@ pub async fn end_request<T: Sync>(
     at: Timestamp,
 ) -> Done<()> {
     let Some(completing) = completing else { return Ok(()) };
-    let ended = completing.render(outcome);
-    let done = end(client, completing.claim(), &ended, at).await;
+    let (client, claim) = (connection(client), completing.claim());
+    let Ended { answer, ending, keep } = completing.render(outcome);
+    let done = postgres::end(client, claim, &answer, ending, keep, millis(at)).await;
     done.map_err(|error| completion_error(error).into())
-}
-
-async fn end(client: &ClientWrapper, claim: &Claim, ended: &Ended, at: Timestamp) -> Kept<()> {
-    let Ended { answer, ending, keep } = ended;
-    postgres::end(connection(client), claim, answer, *ending, *keep, millis(at)).await
 }
 
 /// The connection as the crate takes it.
 fn connection(client: &ClientWrapper) -> &Client {
     client
-}
-
-impl PostgresStore {
-    /// Does one of the crate's functions in a transaction of its own.
-    async fn keep<T, W, F>(&self, work: W) -> Kept<T>
-    where
-        T: Send,
-        W: Fn(Arc<Transaction>) -> F + Send + Sync,
-        F: Future<Output = Kept<T>> + Send,
-    {
-        let work = &work;
-        let kept = self.transact(move |client: Arc<Transaction>| async move {
-            match work(client).await {
-                // The statement failed, and the transaction with it.
-                Err(StoreError::Unavailable(what)) => Err(Error::Unavailable { what }.into()),
-                // Nothing was written.
-                answer @ (Ok(_) | Err(StoreError::Fenced | StoreError::Unreadable(_))) => {
-                    Ok(answer)
-                }
-            }
-        });
-        match kept.await {
-            Ok(answer) => answer,
-            Err(Error::Corrupt { what }) => Err(StoreError::Unreadable(what)),
-            Err(
-                Error::Unavailable { what }
-                | Error::Overdue { what }
-                | Error::TooLarge { what }
-                | Error::Unknown { what }
-                | Error::Internal { what },
-            ) => Err(StoreError::Unavailable(what)),
-        }
-    }
 }

@@ -20,7 +20,7 @@ use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::push::{
-    OpenPushes, Push, PushAges, PushCounts, PushQuery, PushTrace, SubmittedWindow, Transition,
+    Push, PushAges, PushCounts, PushQuery, PushTrace, SubmittedWindow, Transition,
 };
 use crate::store::reconciliation::Pair;
 use crate::store::{Error, Result};
@@ -336,18 +336,4 @@ pub async fn list_former_customers(client: &ClientWrapper) -> Result<Vec<(Tenant
         ));
     }
     Ok(former)
-}
-
-/// A tenant's pushes that are observed, and how many of them somebody works on.
-pub async fn count_open_pushes(client: &ClientWrapper, tenant: &TenantId) -> Result<OpenPushes> {
-    let sql = "-- count_open_pushes
-        SELECT count(leased_until), count(*) FROM pushes
-        WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
-            AND state = 'observed'";
-    let statement = client.prepare_cached(sql).await?;
-    let row = client.query_one(&statement, &[&tenant.as_str()]).await?;
-    Ok(OpenPushes {
-        in_flight: read_count(column(&row, 0)?)?,
-        observed: read_count(column(&row, 1)?)?,
-    })
 }

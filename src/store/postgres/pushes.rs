@@ -22,7 +22,7 @@ use super::unbilled;
 use super::waiting;
 use crate::faults::planted;
 use crate::rules::delivery::Class;
-use crate::rules::ids::{CustomerId, MeterNo, TenantId};
+use crate::rules::ids::{CustomerId, MeterNo};
 use crate::rules::push::StoredPush;
 use crate::rules::quantity::Quantity;
 use crate::rules::settlement::plan_attempt;
@@ -30,9 +30,9 @@ use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::epoch::Uncompared;
 use crate::store::push::{
-    AttemptIntent, ClaimedPush, OpenPushes, Push, PushAges, PushClaim, PushCounts, PushQuery,
-    PushRelease, PushTrace, Pushes, Ruling, Settlement, SubmittedWindow, TransitionLine,
-    UnbilledSums, UnsentUsage,
+    AttemptIntent, ClaimedPush, Push, PushAges, PushClaim, PushCounts, PushQuery, PushRelease,
+    PushTrace, Pushes, Ruling, Settlement, SubmittedWindow, TransitionLine, UnbilledSums,
+    UnsentUsage,
 };
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
@@ -117,11 +117,6 @@ impl Pushes for PostgresStore {
 
     async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums> {
         unbilled::sum_unbilled(self.reader().await?, &meters).await
-    }
-
-    async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes> {
-        let client = self.reader().await?;
-        push_history::count_open_pushes(&client, tenant).await
     }
 }
 

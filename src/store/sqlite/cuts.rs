@@ -117,18 +117,6 @@ impl Cuts for SqliteStore {
         })
         .await
     }
-
-    async fn read_remainder(
-        &self,
-        tenant: &TenantId,
-        meter: MeterNo,
-        shadow: bool,
-    ) -> Result<Quantity> {
-        let Some(tenant) = self.shared.read_memory().tenants.find(tenant) else {
-            return Ok(Quantity::ZERO);
-        };
-        self.read(move |_, connection| read_remainder(connection, tenant, meter, shadow)).await
-    }
 }
 
 /// What is to be done about an order.

@@ -8,14 +8,21 @@
 //! the writer. A crash before the commit leaves a claim whose lease ends.
 
 use super::{SqliteStore, Writer};
+use crate::clock::Clock;
 use crate::rules::timestamp::Timestamp;
-use crate::store::idempotency::{Completing, Ended, RequestKeys, completion_error, millis};
+use crate::store::idempotency::{Completing, Ended, completion_error, millis};
 use crate::store::{self, Error};
 use async_trait::async_trait;
-use counterfoil_idempotency::{Claim, Claimed, Fingerprint, Scope, StoreError, sqlite};
+use counterfoil_idempotency::{
+    Answer, Claim, Claimed, Ending, Fingerprint, Millis, Scope, StoreError, sqlite,
+};
 use rusqlite::Connection;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
+
+/// What the crate's functions come to.
+type Kept<T> = Result<T, StoreError>;
 
 /// Ends a request's key in the transaction of its effect, on the writer's thread.
 pub struct Finish<T> {
@@ -49,72 +56,70 @@ impl SqliteStore {
         let finish = Finish { completing: completing.cloned(), at };
         self.write(move |writer| work(writer, finish)).await
     }
+}
 
-    async fn write_key<T: Send + 'static>(
+/// The crate's functions, each in a transaction of its own.
+pub struct RequestKeys {
+    pub store: Arc<SqliteStore>,
+    pub clock: Clock,
+}
+
+impl RequestKeys {
+    async fn write<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Connection) -> Result<T, StoreError> + Send + 'static,
-    ) -> Result<T, StoreError> {
+        work: impl FnOnce(&Connection, Millis) -> Kept<T> + Send + 'static,
+    ) -> Kept<T> {
+        let now = millis(self.clock.now());
         // Each of these is one statement that writes, so what failed has written nothing.
-        let written = self.write(move |writer| writer.write(|connection| Ok(work(connection))));
-        written.await.unwrap_or_else(|error| Err(key_error(error)))
+        let work = move |writer: &mut Writer| writer.write(|connection| Ok(work(connection, now)));
+        self.store.write(work).await?
     }
 }
 
 #[async_trait]
-impl RequestKeys for SqliteStore {
-    async fn claim_key(
+impl counterfoil_idempotency::Store for RequestKeys {
+    async fn claim(
         &self,
         scope: &Scope,
         fingerprint: &Fingerprint,
         lease: Duration,
-        at: Timestamp,
-    ) -> Result<Claimed, StoreError> {
+    ) -> Kept<Claimed> {
         let (scope, fingerprint) = (scope.clone(), *fingerprint);
-        self.write_key(move |c| sqlite::claim(c, &scope, &fingerprint, lease, millis(at))).await
+        self.write(move |c, now| sqlite::claim(c, &scope, &fingerprint, lease, now)).await
     }
 
-    async fn renew_key(
+    async fn renew(&self, claim: &Claim, lease: Duration) -> Kept<()> {
+        let claim = claim.clone();
+        self.write(move |c, now| sqlite::renew(c, &claim, lease, now)).await
+    }
+
+    async fn reach(&self, claim: &Claim, point: &str) -> Kept<()> {
+        let (claim, point) = (claim.clone(), point.to_owned());
+        self.write(move |c, _| sqlite::reach(c, &claim, &point)).await
+    }
+
+    async fn end(
         &self,
         claim: &Claim,
-        lease: Duration,
-        at: Timestamp,
-    ) -> Result<(), StoreError> {
+        answer: &Answer,
+        ending: Ending,
+        keep: Duration,
+    ) -> Kept<()> {
+        let (claim, answer) = (claim.clone(), answer.clone());
+        self.write(move |c, now| sqlite::end(c, &claim, &answer, ending, keep, now)).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Kept<()> {
         let claim = claim.clone();
-        self.write_key(move |c| sqlite::renew(c, &claim, lease, millis(at))).await
+        self.write(move |c, now| sqlite::release(c, &claim, now)).await
     }
 
-    async fn reach_key(&self, claim: &Claim, point: &str) -> Result<(), StoreError> {
-        let (claim, point) = (claim.clone(), point.to_owned());
-        self.write_key(move |c| sqlite::reach(c, &claim, &point)).await
-    }
-
-    async fn end_key(&self, claim: &Claim, ended: &Ended, at: Timestamp) -> Result<(), StoreError> {
-        let (claim, Ended { answer, ending, keep }) = (claim.clone(), ended.clone());
-        self.write_key(move |c| sqlite::end(c, &claim, &answer, ending, keep, millis(at))).await
-    }
-
-    async fn release_key(&self, claim: &Claim, at: Timestamp) -> Result<(), StoreError> {
+    async fn forget(&self, claim: &Claim) -> Kept<()> {
         let claim = claim.clone();
-        self.write_key(move |c| sqlite::release(c, &claim, millis(at))).await
+        self.write(move |c, now| sqlite::forget(c, &claim, now)).await
     }
 
-    async fn forget_key(&self, claim: &Claim, at: Timestamp) -> Result<(), StoreError> {
-        let claim = claim.clone();
-        self.write_key(move |c| sqlite::forget(c, &claim, millis(at))).await
-    }
-
-    async fn sweep_keys(&self, limit: u32, at: Timestamp) -> Result<u32, StoreError> {
-        self.write_key(move |c| sqlite::sweep(c, limit, millis(at))).await
-    }
-}
-
-fn key_error(error: Error) -> StoreError {
-    match error {
-        Error::Unavailable { what }
-        | Error::Overdue { what }
-        | Error::TooLarge { what }
-        | Error::Unknown { what }
-        | Error::Internal { what } => StoreError::Unavailable(what),
-        Error::Corrupt { what } => StoreError::Unreadable(what),
+    async fn sweep(&self, limit: u32) -> Kept<u32> {
+        self.write(move |c, now| sqlite::sweep(c, limit, now)).await
     }
 }

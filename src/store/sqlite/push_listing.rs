@@ -14,9 +14,7 @@ use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
-use crate::store::push::{
-    OpenPushes, Push, PushAges, PushCounts, PushQuery, PushTrace, SubmittedWindow,
-};
+use crate::store::push::{Push, PushAges, PushCounts, PushQuery, PushTrace, SubmittedWindow};
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
 
@@ -269,20 +267,4 @@ fn count_dead(connection: &Connection, counts: &mut PushCounts) -> Result<()> {
     }
     counts.unbilled = unbilled.into_iter().collect();
     Ok(())
-}
-
-/// A tenant's pushes that are observed, and how many of them somebody works on.
-pub fn count_open_pushes(connection: &Connection, tenant: TenantNo) -> Result<OpenPushes> {
-    connection
-        .prepare_cached(
-            "-- count_open_pushes
-             SELECT COUNT(leased_until), COUNT(*) FROM pushes
-             WHERE tenant_no = ? AND state = 'observed'",
-        )
-        .and_then(|mut select| {
-            select.query_row([tenant.0], |row| {
-                Ok(OpenPushes { in_flight: row.get(0)?, observed: row.get(1)? })
-            })
-        })
-        .map_err(sql_error)
 }

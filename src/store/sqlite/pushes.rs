@@ -21,7 +21,7 @@ use super::writer::Writer;
 use super::{SqliteStore, corrupt, epochs, sql_error, unbilled, waiting};
 use crate::faults::planted;
 use crate::rules::delivery::Next;
-use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
+use crate::rules::ids::{CustomerId, MeterNo, TenantNo};
 use crate::rules::push::{CutState, NewPush, StoredPush};
 use crate::rules::quantity::Quantity;
 use crate::rules::settlement::{
@@ -32,9 +32,9 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::push::{
-    AttemptIntent, ClaimedPush, OpenPushes, Push, PushAges, PushClaim, PushCounts, PushQuery,
-    PushRelease, PushTrace, Pushes, Right, Ruling, Settlement, SubmittedWindow, TransitionLine,
-    UnbilledSums, UnsentUsage, log_transition, may_resend,
+    AttemptIntent, ClaimedPush, Push, PushAges, PushClaim, PushCounts, PushQuery, PushRelease,
+    PushTrace, Pushes, Right, Ruling, Settlement, SubmittedWindow, TransitionLine, UnbilledSums,
+    UnsentUsage, log_transition, may_resend,
 };
 use async_trait::async_trait;
 use hashbrown::{HashMap, HashSet};
@@ -156,13 +156,6 @@ impl Pushes for SqliteStore {
     async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums> {
         self.read(move |shared, connection| unbilled::sum_unbilled(shared, connection, &meters))
             .await
-    }
-
-    async fn count_open_pushes(&self, tenant: &TenantId) -> Result<OpenPushes> {
-        let Some(tenant) = self.shared.read_memory().tenants.find(tenant) else {
-            return Ok(OpenPushes::default());
-        };
-        self.read(move |_, connection| push_listing::count_open_pushes(connection, tenant)).await
     }
 }
 
