@@ -5,10 +5,11 @@
 //! [`WindowCut`] as it is. Meters billed by event are cut event by event, each on top of those
 //! before it; an event whose quantity is carried gets no push, and is named in `carried`.
 //!
-//! Invariant: over the windows of a tenant and meter, the sum of what was planned plus the remainder
-//! is the sum of the exact totals less what credits cover. `CutState::count` is the number of events
-//! that were looked at: all that the window holds, or fewer while some are left, so that equal
-//! counts always mean that nothing is left. Nothing is written here, so a crash leaves nothing.
+//! Invariant: over the windows of a tenant and meter, the sum of what was planned plus the
+//! remainder is the sum of the exact totals less what credits cover. `CutState::count` is the
+//! number of events that were looked at: all that the window holds, or fewer while some are left,
+//! so that equal counts always mean that nothing is left. Nothing is written here, so a crash
+//! leaves nothing.
 
 use super::billing::{Billing, Granularity, Mode};
 use super::credit::DrawOrder;
@@ -187,6 +188,17 @@ pub struct WindowCut {
     pub carried: Vec<EventId>,
 }
 
+/// Checks that a meter can be billed: the totals of windows are added up.
+pub fn check_billable(meter: &Meter) -> Result<(), Fault> {
+    must!(
+        matches!(meter.spec.aggregation, Aggregation::Sum | Aggregation::Count),
+        "only sums and counts are billed",
+        "aggregation={:?}",
+        meter.spec.aggregation
+    );
+    Ok(())
+}
+
 /// Whether credits cover usage of a window: what is only compared or gets no push draws on nothing.
 pub fn draws_credits(state: &CutState, terms: CutTerms) -> bool {
     !state.shadow && !terms.shadow
@@ -241,7 +253,7 @@ pub fn plan_events<E: From<Fault>>(
     };
     cut.state.count = count;
     for event in due {
-        let quantity = subject.billed_quantity(&event).map_err(named)?;
+        let quantity = subject.billed_quantity(&event);
         let billable = exact(cut.state.total.checked_add(quantity)).map_err(named)?;
         let during = Window::moment(event.occurred_at);
         let covered = subject.cover(&cut.state, (billable, during), terms, &mut cover)?;
@@ -278,6 +290,7 @@ impl Subject<'_> {
     /// Checks what was read of the window before anything is planned.
     fn check(&self) -> Result<(), Fault> {
         let Self { window, state, told, meter, .. } = *self;
+        check_billable(meter)?;
         must!(
             self.billing.window_around(window.start, meter.spec.bucket) == window,
             "a window that is cut is one that its meter is billed by",
@@ -330,20 +343,13 @@ impl Subject<'_> {
             by_subscription.len()
         );
         self.check_sign(*billable)?;
-        match meter.spec.aggregation {
-            Aggregation::Sum => Ok(()),
-            Aggregation::Count => {
-                must!(
-                    Quantity::from_count(*count).is_some_and(|most| *billable <= most),
-                    "a count is not above the number of its events",
-                    "count={count} billable={billable}"
-                );
-                Ok(())
-            }
-            Aggregation::Min | Aggregation::Max | Aggregation::Latest | Aggregation::Unique => {
-                Err(not_billable(meter.spec.aggregation))
-            }
-        }
+        must!(
+            meter.spec.aggregation != Aggregation::Count
+                || Quantity::from_count(*count).is_some_and(|most| *billable <= most),
+            "a count is not above the number of its events",
+            "count={count} billable={billable}"
+        );
+        Ok(())
     }
 
     /// Checks the events of a window that is cut by event.
@@ -388,14 +394,10 @@ impl Subject<'_> {
     }
 
     /// What one event adds to a billed total.
-    fn billed_quantity(&self, event: &OpenEvent) -> Result<Quantity, Fault> {
-        match self.meter.spec.aggregation {
-            Aggregation::Sum => Ok(event.quantity),
-            Aggregation::Count => Ok(Quantity::ONE),
-            aggregation @ (Aggregation::Min
-            | Aggregation::Max
-            | Aggregation::Latest
-            | Aggregation::Unique) => Err(not_billable(aggregation)),
+    fn billed_quantity(&self, event: &OpenEvent) -> Quantity {
+        match self.meter.spec.aggregation == Aggregation::Count {
+            true => Quantity::ONE,
+            false => event.quantity,
         }
     }
 
@@ -485,11 +487,6 @@ impl Subject<'_> {
         );
         Ok(push)
     }
-}
-
-fn not_billable(aggregation: Aggregation) -> Fault {
-    let ids = format!("aggregation={aggregation:?}");
-    Fault { fact: "only sums and counts are billed", ids }
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ pub struct Fault {
 impl Fault {
     /// Adds whose money it is about, which the decision that found the fault did not know.
     pub fn of(self, whose: &impl std::fmt::Display) -> Self {
-        Self { ids: format!("{whose} {}", self.ids), ..self }
+        Self { ids: format!("{whose} {}", self.ids).trim_end().to_owned(), ..self }
     }
 }
 

@@ -347,6 +347,32 @@ mod tests {
     }
 
     #[test]
+    fn answers_that_contradict_are_not_given() {
+        let check = |windows: &[Window], expected: &str| match compose(
+            &[row(1, "", 2)],
+            windows,
+            &[],
+            Aggregation::Sum,
+        ) {
+            Err(ComposeError::Fault(fault)) => assert_eq!(fault.fact, expected),
+            other => panic!("{other:?}"),
+        };
+        check(&windows(&[2, 3]), "a total lies in the range that was asked for");
+        let twice = [windows(&[0, 2]), windows(&[1, 3])].concat();
+        check(&twice, "windows of an answer follow each other");
+        let range = windows(&[0, 2]);
+        let sound = compose(&[row(1, "", 2)], &range, &[], Aggregation::Sum).expect("fits");
+        let refuse = |usage: Usage, expected: &str| {
+            let fault = usage.check(&range, Aggregation::Sum).expect_err(expected);
+            assert_eq!(fault.fact, expected);
+        };
+        let more = Usage { count: 2, ..sound.clone() };
+        refuse(more, "the events of windows are those of their range");
+        let total = Quantity::from_units(3);
+        refuse(Usage { total, ..sound }, "the totals of windows make the total of their range");
+    }
+
+    #[test]
     fn nothing_is_not_a_minimum_of_zero() {
         let usage = compose(&[], &windows(&[0, 1]), &[], Aggregation::Min).expect("fits");
         assert!(usage.windows.is_empty());

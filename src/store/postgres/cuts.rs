@@ -34,12 +34,13 @@ use super::waiting::{count_waiting, lock_unmapped};
 use crate::rules::billing::{Billing, Granularity, Mode};
 use crate::rules::credit::covering::CoverOrder;
 use crate::rules::cut::{
-    OpenEvents, Revision, Subject, Told, WindowCut, draws_credits, plan_events, plan_window,
+    OpenEvents, Revision, Subject, Told, WindowCut, check_billable, draws_credits, plan_events,
+    plan_window,
 };
 use crate::rules::delivery::PushState;
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter};
-use crate::rules::push::{CutState, NewPush, WindowUsage};
+use crate::rules::push::{CutState, NewPush, Place, WindowUsage};
 use crate::rules::quantity::Quantity;
 use crate::rules::rollup::FoldError;
 use crate::rules::stamp::Term;
@@ -173,6 +174,9 @@ impl PostgresStore {
         if orders.is_empty() {
             return Ok((CutReport::default(), Vec::new()));
         }
+        for order in &orders {
+            check_billable(&order.meter).map_err(|fault| fault.of(&order.place()))?;
+        }
         let remainders = lock_remainders(client, &orders).await?;
         let keys: BTreeSet<WindowKey> = orders.iter().map(Order::key).collect();
         let states = lock_states(client, &keys).await?;
@@ -224,6 +228,10 @@ impl PostgresStore {
 impl Order {
     pub fn key(&self) -> WindowKey {
         WindowKey { tenant_no: self.tenant_no, meter: self.meter_no, start: self.window.start }
+    }
+
+    fn place(&self) -> Place<'_> {
+        Place { tenant: &self.tenant, meter: self.meter.slug.as_str(), window: self.window }
     }
 
     fn is_by_event(&self) -> bool {
