@@ -489,13 +489,6 @@ pub fn plan_attempt(
     }
     found.check()?;
     must!(
-        push.customer.as_ref().is_none_or(|first| *first == intent.customer),
-        "every attempt of a push is for the customer of the first",
-        "{} customer={}",
-        name(push),
-        intent.customer
-    );
-    must!(
         push.attempts < u32::MAX,
         "a push has a next attempt",
         "{} attempts={}",
