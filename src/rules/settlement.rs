@@ -489,13 +489,6 @@ pub fn plan_attempt(
     }
     found.check()?;
     must!(
-        push.customer.as_ref().is_none_or(|first| *first == intent.customer),
-        "every attempt of a push is for the customer of the first",
-        "{} customer={}",
-        name(push),
-        intent.customer
-    );
-    must!(
         push.attempts < u32::MAX,
         "a push has a next attempt",
         "{} attempts={}",
@@ -549,6 +542,13 @@ pub fn plan_comparison(
 ) -> Result<Followed, Fault> {
     let open: Vec<&StoredPush> =
         window.pushes.iter().filter(|one| one.push.state == PushState::Observed).collect();
+    must!(
+        open.iter().any(|one| one.push.number == found.push.number),
+        "a push that is compared is open",
+        "{} open={}",
+        name(&found.push),
+        open.len()
+    );
     let known = add_up(found, &open, window)?;
     let detail = format!(
         "compared after a restore: the provider's total of the window is {total}; the store knows \
@@ -577,7 +577,7 @@ pub fn plan_comparison(
         Comparison::Undecidable => Followed::Settle(settle(Class::Undecidable, Next::Dead)),
         Comparison::Adopt { adopted, rest } => {
             let parts = Parts { adopted, rest, total, known };
-            Followed::Adopt(plan_adopting(&open, window, parts, &detail, at)?)
+            Followed::Adopt(plan_adopting((found, &open), window, parts, &detail, at)?)
         }
     })
 }
@@ -625,15 +625,13 @@ struct Parts {
 }
 
 fn plan_adopting(
-    open: &[&StoredPush],
+    (found, open): (&StoredPush, &[&StoredPush]),
     window: ComparedWindow<'_>,
     Parts { adopted, rest, total, known }: Parts,
     detail: &str,
     at: Timestamp,
 ) -> Result<Adopting, Fault> {
-    let Some(last) = open.last() else {
-        return Err(Fault { fact: "a push that is compared is open", ids: detail.to_owned() });
-    };
+    let last = open.last().copied().unwrap_or(found);
     let push = &last.push;
     last.check_window(window.state)?;
     must!(

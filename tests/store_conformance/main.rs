@@ -160,7 +160,6 @@ on_every_store! {
     plans {
         histories_and_refusals_have_one_text,
         a_count_is_of_the_events_that_were_cut,
-        only_sums_and_counts_are_billed,
         a_contradicting_window_is_refused_alone,
         a_contradicting_push_is_changed_by_nothing,
     }

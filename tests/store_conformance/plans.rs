@@ -199,27 +199,6 @@ async fn refused(billed: &Billed, meter: &str, hours: &[i64]) -> String {
     cut.unwrap_err().to_string()
 }
 
-/// A meter that came to be billed by another aggregation is a fault, and never summed.
-pub async fn only_sums_and_counts_are_billed(f: Fixture) {
-    let mut billed = start(f).await;
-    let planted = r#"UPDATE meters SET definition = replace(definition, '"sum"', '"max"')
-                     WHERE slug IN ('single', 'tokens')"#;
-    billed.f.plant(planted).await;
-    billed.f.restart().await;
-    for meter in ["single", "tokens"] {
-        billed.used(&format!("{meter}1"), meter, "1", 0).await;
-        billed.used(&format!("{meter}2"), meter, "2", 0).await;
-        let place = "window=2026-11-12T00:00:00Z..2026-11-12T01:00:00Z";
-        let expected = format!(
-            "internal fault: only sums and counts are billed (tenant=acme meter={meter} {place} \
-             aggregation=Max)"
-        );
-        assert_eq!(refused(&billed, meter, &[0]).await, expected);
-        assert_eq!(billed.state(meter, 0).await, None, "nothing is written");
-    }
-    assert_eq!(billed.pushes().await, []);
-}
-
 /// A window whose rows contradict is refused with the fact and its ids; others are cut.
 pub async fn a_contradicting_window_is_refused_alone(f: Fixture) {
     let mut billed = start(f).await;
