@@ -1,6 +1,6 @@
 //! What the provider bills against what was counted: pre-tax with pre-tax.
 
-use crate::world::{Ground, SUMMARIES, World, lock, quantity};
+use crate::world::{Ground, SUMMARIES, World, lock};
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};

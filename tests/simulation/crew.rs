@@ -4,7 +4,6 @@
 
 use crate::orders::{Order, STALLED, Start};
 use crate::world::{MINUTE, World};
-use counterfoil::rules::timestamp::Timestamp;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
