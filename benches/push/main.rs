@@ -148,7 +148,7 @@ async fn prepare(
             let item: Item<'_> = serde_json::from_str(&json)?;
             events.push(parse_event(&item, &catalog).map_err(|refused| refused.refusal)?);
             let hour = stripe_sim::Timestamp::from_micros(start);
-            let total = quantity.parse().map_err(anyhow::Error::msg)?;
+            let total = quantity.parse::<Decimal>().map_err(anyhow::Error::msg)?;
             windows.insert((customer.clone(), "calls".to_owned(), hour), total);
         }
         let acceptance = Acceptance { now, horizon_micros: 168 * MICROS_PER_HOUR };
