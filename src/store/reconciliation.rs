@@ -177,9 +177,9 @@ verbs! {
         /// with the negative difference (in absolute mode its value is what the provider shows),
         /// and a push of class correction that sends it again: the next two revisions of the
         /// window, so that the sum of its pushes stays; done with the number of the latter.
-        /// Refused, with nothing written, if `rules::correction::judge_correction` does not allow it by
-        /// the pushes and the total that are stored then, or if the window belongs to another
-        /// customer than the order's, or a settled push of it was sent for one
+        /// Refused, with nothing written, if `rules::correction::judge_correction` does not allow
+        /// it by the pushes and the total that are stored then, or if the window belongs to
+        /// another customer than the order's, or a settled push of it was sent for one
         /// (`rules::customer::customer_of_window`).
         async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling>;
         /// Confirmed pushes of windows that start in `range` become reconciled; how many.

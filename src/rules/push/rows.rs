@@ -1,8 +1,8 @@
 //! Pushes as stores hold them, and as plans write them.
 //!
-//! Invariant: a plan is plain data. A store reads a [`StoredPush`], has it planned by the rules, and
-//! writes the [`NewPush`]es and [`Change`](crate::rules::settlement::Change)s of the plan as they
-//! are. The key, quantity, value, stamp and window of a push never change once it is written.
+//! Invariant: a plan is plain data. A store reads a [`StoredPush`], has it planned by the rules,
+//! and writes the [`NewPush`]es and [`Change`](crate::rules::settlement::Change)s of the plan as
+//! they are. The key, quantity, value, stamp and window of a push never change once it is written.
 
 use super::{CutState, PlannedPush};
 use crate::rules::billing::Mode;

@@ -314,7 +314,11 @@ impl Cutting {
             }
             tenants.insert(order.tenant_no);
             let shrinks = match events {
-                Some(events) => events.due.iter().any(|event| event.quantity < Quantity::ZERO),
+                // What is covered may exceed the total while a shadow window shrinks.
+                Some(events) => {
+                    state.total < state.covered
+                        || events.due.iter().any(|event| event.quantity < Quantity::ZERO)
+                }
                 None => usage.billable < state.covered,
             };
             if shrinks && state.covered > Quantity::ZERO {
