@@ -159,8 +159,8 @@ verbs! {
         async fn find_saga(&self, id: &str) -> Result<Option<(Saga, Vec<LogLine>)>>;
         async fn list_sagas(&self, query: SagaQuery) -> Result<Vec<Saga>>;
         /// Takes up a saga again as `rules::saga::lifecycle::plan_revival` says, with a line
-        /// `revived`: state, tries 0, due at once, and the next generation if it starts anew. A lease on it
-        /// ends, and the fence is raised.
+        /// `revived`: state, tries 0, due at once, and the next generation if it starts anew. A
+        /// lease on it ends, and the fence is raised.
         async fn revive_saga(&self, id: &str, at: Timestamp) -> Result<Revived>;
 
         /// Holds back the pushes of the saga's tenant of windows that start at `from` or later:
