@@ -111,10 +111,11 @@ async fn read_batch(
     body: WholeBody,
     format: Format,
 ) -> Result<Batch, Problem> {
-    let events_max = app.config.batch_events_max;
+    let (body, events_max) = (Arc::new(body), app.config.batch_events_max);
     let parse = async |catalog: Arc<Catalog>| {
-        let bytes = body.bytes.clone();
-        let work = move || parse_batch(&bytes, format, &catalog, events_max);
+        // The work keeps the body's share of memory until it is done, also if the request is gone.
+        let held = Arc::clone(&body);
+        let work = move || parse_batch(&held.bytes, format, &catalog, events_max);
         run_by_weight(body.bytes.len(), work).await?
     };
     let mut batch = parse(app.catalog.current().await?).await?;

@@ -21,8 +21,10 @@ pub async fn run<T: Send + 'static>(
 ) -> Result<T, Problem> {
     let (reply, answer) = oneshot::channel();
     let work = move || {
-        // The request may be gone.
-        let _ = reply.send(work());
+        // A request that is gone needs no answer, and those behind it wait.
+        if !reply.is_closed() {
+            let _ = reply.send(work());
+        }
     };
     threads().send(Box::new(work)).expect("the threads live as long as the process");
     answer.await.map_err(|_| Problem::panicked())
@@ -67,6 +69,32 @@ mod tests {
             assert!(nothing.is_err());
         }
         assert_eq!(run(|| 7).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn work_of_a_request_that_is_gone_is_not_done() {
+        let (begin, begun) = channel::<()>();
+        let begun = Arc::new(Mutex::new(begun));
+        // Every thread waits, so that what comes behind is still queued when its request ends.
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let busy: Vec<_> = (0..cores)
+            .map(|_| {
+                let begun = Arc::clone(&begun);
+                tokio::spawn(run(move || begun.lock().map(|begun| begun.recv().is_ok()).is_ok()))
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        let done = Arc::new(Mutex::new(false));
+        let written = Arc::clone(&done);
+        let mut gone = Box::pin(run(move || *written.lock().unwrap() = true));
+        assert!(futures_util::poll!(&mut gone).is_pending());
+        drop(gone);
+        (0..cores).for_each(|_| begin.send(()).unwrap());
+        for thread in busy {
+            assert!(thread.await.unwrap().unwrap());
+        }
+        run(|| ()).await.unwrap();
+        assert!(!*done.lock().unwrap());
     }
 
     #[tokio::test]

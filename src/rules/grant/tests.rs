@@ -97,7 +97,13 @@ fn a_grant_is_issued_repeated_or_refused() {
     let repeated = answer(plan_issue(terms(), Some(standing.clone()), GRANTS_MAX));
     assert_eq!(repeated, Issued::Repeated(standing.clone()));
     let other = GrantTerms { memo: "other".to_owned(), ..terms() };
-    assert_eq!(answer(plan_issue(other, Some(standing.clone()), 0)), Issued::KeyTaken(standing));
+    assert_eq!(
+        answer(plan_issue(other, Some(standing.clone()), 0)),
+        Issued::KeyTaken(standing.clone())
+    );
+    // A repeat that comes after the expiry has a moment which no new grant may have.
+    let late = GrantTerms { effective_at: at(900), ..terms() };
+    assert_eq!(answer(plan_issue(late, Some(standing.clone()), 0)), Issued::KeyTaken(standing));
 }
 
 #[test]
