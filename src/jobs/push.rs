@@ -12,7 +12,7 @@
 //! What a crash leaves: before the attempt is written, nothing was sent; after it, an attempt with
 //! an unknown outcome. In both cases the lease ends, and any server takes the push over.
 
-use super::{Stop, do_all_but_faulty, sure_time};
+use super::{Stop, do_all_but_faulty, sure_time, unless_fault};
 use crate::clock::Clock;
 use crate::config::PushConfig;
 use crate::faults::{crash_point, planted};
@@ -173,8 +173,10 @@ impl Submitter {
         let stamp_age_max = self.provider.limits().horizons.stamp_age_max;
         let release = PushRelease { now, stamp_age_max, limit: RELEASE_MAX };
         for _ in 0..RELEASES_MAX {
-            if self.store.release_pushes(release).await? == 0 {
-                break;
+            // A push that contradicts itself keeps its tenant waiting, and nobody from sending.
+            match unless_fault(self.store.release_pushes(release).await)? {
+                None | Some(0) => break,
+                Some(_) => {}
             }
         }
         Ok(())

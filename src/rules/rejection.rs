@@ -127,6 +127,10 @@ fn plan_other(
     at: Timestamp,
 ) -> Result<Option<Change>, Fault> {
     let push = &found.push;
+    // One that was settled while the store waited for its row has another state, and its moment.
+    if push.state != PushState::Submitted || push.due_at <= at {
+        return Ok(None);
+    }
     must!(
         rejection.recheck.is_some_and(|(meter, taken_in)| {
             meter == push.meter && taken_in.contains(push.state_at)
@@ -137,9 +141,6 @@ fn plan_other(
         push.number,
         push.state_at
     );
-    if push.state != PushState::Submitted || push.due_at <= at {
-        return Ok(None);
-    }
     plan_looking(found, OTHERS_REFUSED, at).map(Some)
 }
 

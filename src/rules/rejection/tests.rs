@@ -45,7 +45,11 @@ fn a_report_changes_what_it_names_and_what_was_taken_with_it() {
     (busy.push.number, busy.push.key) = (4, format!("cf1-{:0>40}", "d"));
     let mut due = taken(5, "e");
     due.push.due_at = at(64);
-    let concerned = [taken(1, "a"), twice, taken(3, "c"), busy, due];
+    // Settled after the store had found it, and before it had its row.
+    let mut settled = stored_as(PushState::Confirmed, Class::Accepted);
+    (settled.push.number, settled.push.state_at) = (6, at(80));
+    settled.push.key = format!("cf1-{:0>40}", "f");
+    let concerned = [taken(1, "a"), twice, taken(3, "c"), busy, due, settled];
     let (found, changes) =
         plan_rejection(&report(&["a", "b", "d", "a"]), &concerned, at(65)).expect("sound");
     assert_eq!(found, RejectionReport { rejected: 1, rechecked: 2, busy: 1 });
