@@ -8,17 +8,31 @@ pub struct Bug {
     pub what: &'static str,
     /// Lives of other stories cannot find it; none if all can.
     pub story: Option<Story>,
-    /// Whether it is in code that both stores share: then a test looks for it on one of them.
-    pub shared: bool,
+    pub place: CodePlace,
+}
+
+/// Where the code of a bug is, and so on which store a test looks for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CodePlace {
+    /// In code that both stores share: on one of them.
+    Shared,
+    /// In both stores: on each.
+    Stores,
+    /// In both stores, and PostgreSQL's own constraint refuses what it does before it harms.
+    Sqlite,
 }
 
 impl Bug {
     const fn shared(name: &'static str, story: Option<Story>, what: &'static str) -> Self {
-        Self { name, what, story, shared: true }
+        Self { name, what, story, place: CodePlace::Shared }
     }
 
     const fn in_stores(name: &'static str, story: Option<Story>, what: &'static str) -> Self {
-        Self { name, what, story, shared: false }
+        Self { name, what, story, place: CodePlace::Stores }
+    }
+
+    const fn in_sqlite(name: &'static str, story: Option<Story>, what: &'static str) -> Self {
+        Self { name, what, story, place: CodePlace::Sqlite }
     }
 
     pub fn named(name: &str) -> Option<&'static Self> {
@@ -38,7 +52,7 @@ pub const BUGS: [Bug; 20] = [
     ),
     Bug::shared("new_key_after_500", None, "a 500 is answered with a new identifier"),
     Bug::shared("state_saved_before_send", None, "a push is called submitted before it is sent"),
-    Bug::in_stores("two_unresolved", None, "a second push of a window is begun beside an open one"),
+    Bug::in_sqlite("two_unresolved", None, "a second push of a window is begun beside an open one"),
     Bug::in_stores(
         "report_proves_refusal",
         Some(Faults),

@@ -17,7 +17,7 @@ mod stories;
 mod worker;
 mod world;
 
-use bugs::{BUGS, Bug};
+use bugs::{BUGS, Bug, CodePlace};
 use place::{Kind, Place};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -123,7 +123,11 @@ fn test() -> ExitCode {
         }
     }
     for (place, bug) in BUGS.iter().enumerate() {
-        let only = bug.shared.then(|| kinds[place % kinds.len()]);
+        let only = match bug.place {
+            CodePlace::Shared => Some(kinds[place % kinds.len()]),
+            CodePlace::Stores => None,
+            CodePlace::Sqlite => Some(Kind::Sqlite),
+        };
         for kind in kinds.iter().copied().filter(|kind| only.is_none_or(|only| only == *kind)) {
             let run = Run { kind, from: 1, seeds: BUG_SEEDS_MAX, bug: Some(bug), story: None };
             let (outcome, name) = (simulate(&run), bug.name);
