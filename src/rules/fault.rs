@@ -1,6 +1,6 @@
 //! Facts that must hold of money, checked in release builds.
 //!
-//! A decision states each fact with [`must!`] before it returns its plan, and after it has read the
+//! A decision states each fact with `must!` before it returns its plan, and after it has read the
 //! rows it decides on. A fact that does not hold is a fault of this program or of stored data: the
 //! decision returns a [`Fault`], the store rolls its transaction back, and nothing of the operation
 //! happens. Other tenants and operations go on.

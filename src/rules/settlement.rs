@@ -2,7 +2,7 @@
 //!
 //! A store reads the pushes that are settled, has each change planned here, and writes it as it is.
 //!
-//! Invariant: a push moves only along the arrows of [`is_legal`]. It is settled under its lease's
+//! Invariant: a push moves only along the arrows of `is_legal`. It is settled under its lease's
 //! last fence or, once submitted, by a reading of its window that is still current; each change
 //! ends the lease and adds a row to the push's history. A push that surely never counted hands its
 //! quantity on to the push that takes its place, so what was planned for the window stays. Nothing
