@@ -18,7 +18,8 @@ pub enum CodePlace {
     Shared,
     /// In both stores: on each.
     Stores,
-    /// In both stores, and PostgreSQL's own constraint refuses what it does before it harms.
+    /// In both stores, and not found on PostgreSQL: by its schema, a unique index refuses the write
+    /// and the push is left out. Whether that is all has not been shown by a test.
     Sqlite,
 }
 
