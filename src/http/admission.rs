@@ -44,6 +44,9 @@ const COUPONS_PER_SECOND: u64 = 2;
 const THRESHOLDS_PER_HOUR: u64 = 20;
 /// Holders of queries beyond which those without any are forgotten.
 const HOLDERS_KEPT: usize = 1_000;
+/// Queries that take less leave room for others by themselves.
+const REST_FROM: Duration = Duration::from_millis(5);
+const REST_MAX: Duration = Duration::from_secs(1);
 
 const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
@@ -210,8 +213,16 @@ async fn run(app: &Arc<App>, holder: &str, request: Request, next: Next) -> Resp
     let query = request.method().is_safe();
     let time_max = if query { app.admission.query_time_max } else { app.admission.change_time_max };
     let work = async {
-        let _place = if query { Some(app.admission.query(holder).await) } else { None };
-        idempotency::run(app, request, next).await
+        let place = if query { Some(app.admission.query(holder).await) } else { None };
+        let began = Instant::now();
+        let response = idempotency::run(app, request, next).await;
+        if let Some(rest) = rest_after(began.elapsed(), app.ingest.waiting()) {
+            tokio::spawn(async move {
+                tokio::time::sleep(rest).await;
+                drop(place);
+            });
+        }
+        response
     };
     let done = tokio::time::timeout(time_max, work).await;
     done.unwrap_or_else(|_| {
@@ -219,6 +230,12 @@ async fn run(app: &Arc<App>, holder: &str, request: Request, next: Next) -> Resp
                       at once, or send the same request again";
         Problem::new(Kind::Unavailable, "request_timeout", detail).into_response()
     })
+}
+
+/// How long the place of a query that took `spent` stays taken after it: while events wait for
+/// their commit, as long again, so that one holder's queries keep a core busy half of the time.
+fn rest_after(spent: Duration, events_waiting: usize) -> Option<Duration> {
+    (spent >= REST_FROM && events_waiting > 0).then_some(spent.min(REST_MAX))
 }
 
 /// Callers without a valid key get what their handler would have said, and after too many of them
@@ -307,6 +324,15 @@ mod tests {
         assert_ne!(peer("2001:db8::1"), peer("2001:db8:0:1::1"));
         assert_eq!(peer("::ffff:192.0.2.1"), peer("192.0.2.1"));
         assert_ne!(peer("192.0.2.1"), peer("192.0.2.2"));
+    }
+
+    #[test]
+    fn queries_rest_only_after_long_ones_and_while_events_wait() {
+        let (short, long) = (Duration::from_millis(4), Duration::from_millis(80));
+        assert_eq!(rest_after(long, 1), Some(long));
+        assert_eq!(rest_after(long, 0), None);
+        assert_eq!(rest_after(short, 1), None);
+        assert_eq!(rest_after(Duration::from_secs(60), 1), Some(REST_MAX));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use tokio::sync::oneshot;
 
 /// Events a lane may take in one turn, and of which a submission has no more.
-pub const TURN_EVENTS: usize = 256;
+pub const TURN_EVENTS: usize = 64;
 
 /// What one request gave to one partition, or a piece of it.
 pub struct Submission {
