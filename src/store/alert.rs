@@ -11,9 +11,9 @@ use super::Result;
 use super::faulty::verbs;
 use crate::rules::alert::{Alert, AlertChange, AlertKind, NoticeEvent};
 use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::named::named_enum;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
-use serde::{Deserialize, Serialize};
 
 /// Asks for alerts, newest first.
 #[derive(Debug, Clone, Default)]
@@ -85,50 +85,20 @@ pub struct Threshold {
     pub created_at: Timestamp,
 }
 
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum ThresholdKind {
-    /// Worth knowing.
-    Threshold,
-    /// What the tenant may use.
-    Quota,
-}
-
-impl ThresholdKind {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Threshold => "threshold",
-            Self::Quota => "quota",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Threshold, Self::Quota].into_iter().find(|kind| kind.name() == name)
+named_enum! {
+    pub enum ThresholdKind {
+        /// Worth knowing.
+        Threshold = "threshold",
+        /// What the tenant may use.
+        Quota = "quota",
     }
 }
 
-/// Calendar periods, in UTC.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum ThresholdPeriod {
-    Day,
-    Month,
-}
-
-impl ThresholdPeriod {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Day => "day",
-            Self::Month => "month",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Day, Self::Month].into_iter().find(|period| period.name() == name)
+named_enum! {
+    /// Calendar periods, in UTC.
+    pub enum ThresholdPeriod {
+        Day = "day",
+        Month = "month",
     }
 }
 
