@@ -125,6 +125,13 @@ pub struct ProviderConfig {
     pub shadow: Shadow,
 }
 
+impl ProviderConfig {
+    /// Whether usage is compared and never billed.
+    pub fn is_shadow(&self) -> bool {
+        self.shadow != Shadow::Off
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProviderKind {

@@ -4,7 +4,7 @@
 //! every try, so a destination that was told twice can tell. One that nobody takes for three days
 //! is given up. A crash leaves it leased, and it is sent again.
 
-use super::{Stop, repeat};
+use super::{Context, Job};
 use crate::clock::Clock;
 use crate::destinations::{Destination, Notice, Sending};
 use crate::faults::crash_point;
@@ -18,36 +18,27 @@ use futures_util::stream;
 use std::sync::Arc;
 use std::time::Duration;
 
-const PAUSE: Duration = Duration::from_millis(500);
 /// Notices sent at one time, and of one claim.
 const CLAIM_MAX: usize = 16;
 const LEASE_SPAN: Span = Span::from_minutes(2);
 const BACKOFF: Backoff = Backoff { base_ms: 2_000, max_ms: 3_600_000 };
 const GIVEN_UP_AFTER: Span = Span::from_hours(72);
 
-pub struct Messenger {
+pub struct NoticesJob {
     store: Arc<dyn Alerts>,
     clock: Clock,
     destinations: Vec<Arc<dyn Destination>>,
     jitter_seed: u64,
 }
 
-impl Messenger {
-    pub fn new(
-        store: Arc<dyn Alerts>,
-        clock: Clock,
-        destinations: Vec<Arc<dyn Destination>>,
-        jitter_seed: u64,
-    ) -> Self {
-        Self { store, clock, destinations, jitter_seed }
-    }
-
-    pub async fn run(self, stop: Stop) {
-        repeat("notices", PAUSE, stop, || async { self.pass().await.map(drop) }).await;
-    }
+impl Job for NoticesJob {
+    const NAME: &'static str = "notices";
+    const PAUSE: Duration = Duration::from_millis(500);
+    type Done = usize;
+    type Error = store::Error;
 
     /// Sends what is due; returns how many notices that was.
-    pub async fn pass(&self) -> store::Result<usize> {
+    async fn pass(&self) -> store::Result<usize> {
         let now = self.clock.now();
         let claimed = self.store.claim_notices(now, LEASE_SPAN.after(now), CLAIM_MAX).await?;
         let count = claimed.len();
@@ -72,6 +63,13 @@ impl Messenger {
             self.store.settle_notice(number, fence, outcome, self.clock.now()).await?;
         }
         Ok(count)
+    }
+}
+
+impl NoticesJob {
+    pub fn new(context: &Context, destinations: Vec<Arc<dyn Destination>>) -> Self {
+        let Context { store, clock, jitter_seed, .. } = context.clone();
+        Self { store, clock, destinations, jitter_seed }
     }
 
     async fn send(&self, claimed: &ClaimedNotice) -> NoticeOutcome {
