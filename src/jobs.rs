@@ -11,9 +11,8 @@ pub mod cut;
 pub mod dunning;
 pub mod ingest;
 mod keeper;
-pub mod messages;
 pub mod mirror;
-pub mod notices;
+pub mod outbox;
 pub mod push;
 pub mod reconcile;
 pub mod restore;
@@ -33,6 +32,7 @@ use crate::store::{self, Store};
 use binding::{BindingJob, Gate};
 use clocks::ClocksJob;
 use ingest::Ingest;
+use outbox::{OutboxJob, Receivers};
 use std::fmt::Display;
 use std::future::Future;
 use std::sync::Arc;
@@ -154,10 +154,10 @@ impl Jobs {
         jobs.spawn(sweep::SweepJob::new(&context));
         // Without a destination no notice is ever written.
         if !parts.destinations.is_empty() {
-            jobs.spawn(notices::NoticesJob::new(&context, parts.destinations));
+            jobs.spawn(OutboxJob::new(&context, Receivers::Alerts(parts.destinations)));
         }
         if let Some(webhook) = parts.changes {
-            jobs.spawn(messages::MessagesJob::new(&context, webhook));
+            jobs.spawn(OutboxJob::new(&context, Receivers::Changes(webhook)));
         }
         match &provider {
             Some(provider) => jobs.start_billing(&context, provider, &gate, &inbox),

@@ -95,7 +95,8 @@ impl Job for CutJob {
     /// Runs passes and flushes. Neither waits for the other: a long pass does not delay drafts, and
     /// a draft that cannot be read does not stop passes.
     async fn run(&self, stop: Stop) {
-        tokio::join!(repeat(self, stop.clone()), repeat(&flush::Flush(self), stop));
+        let flushes = flush::Flush(self);
+        tokio::join!(repeat(self, stop.clone()), repeat(&flushes, stop));
     }
 
     /// Cuts what is due, unless another server is at it.

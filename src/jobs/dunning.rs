@@ -10,7 +10,7 @@ use crate::clock::Clock;
 use crate::rules::dunning::{Stage, judge_end, judge_stage};
 use crate::rules::invoice::Invoice;
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
-use crate::store::message::{Message, NewMessage};
+use crate::store::outbox::{Message, NewMessage};
 use crate::store::{self, Store};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};

@@ -31,7 +31,7 @@ use crate::rules::saga::{
     judge_act, judge_undo, next_move, step_key, was_begun, why_turned_back,
 };
 use crate::rules::timestamp::Timestamp;
-use crate::store::message::NewMessage;
+use crate::store::outbox::NewMessage;
 use crate::store::saga::{ClaimedSaga, Standing};
 use crate::store::{self, Store};
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use super::{Context, Job, sure_time};
 use crate::clock::Clock;
 use crate::rules::span::Span;
 use crate::store;
-use crate::store::message::Messages;
+use crate::store::outbox::Outbox;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const KEPT_FOR: Span = Span::from_hours(30 * 24);
 const PRUNE_MAX: usize = 1_000;
 
 pub struct SweepJob {
-    messages: Arc<dyn Messages>,
+    outbox: Arc<dyn Outbox>,
     keys: Arc<dyn counterfoil_idempotency::Store>,
     clock: Clock,
 }
@@ -24,7 +24,7 @@ impl SweepJob {
     pub fn new(context: &Context) -> Self {
         let Context { store, clock, .. } = context.clone();
         let keys = Arc::clone(&store).request_keys(clock.clone());
-        Self { messages: store, keys, clock }
+        Self { outbox: store, keys, clock }
     }
 }
 
@@ -40,7 +40,7 @@ impl Job for SweepJob {
         // A clock that is ahead must not make keys forgotten while they are needed.
         let Some(now) = sure_time(&self.clock, "sweep") else { return Ok((messages, keys)) };
         loop {
-            let some = self.messages.prune_messages(KEPT_FOR.before(now), PRUNE_MAX).await?;
+            let some = self.outbox.prune_messages(KEPT_FOR.before(now), PRUNE_MAX).await?;
             messages += some;
             if some < PRUNE_MAX {
                 break;

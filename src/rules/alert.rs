@@ -9,6 +9,7 @@
 
 use super::named::named_enum;
 use super::timestamp::Timestamp;
+use serde::{Deserialize, Serialize};
 
 named_enum! {
     /// How urgent an alert is.
@@ -127,7 +128,7 @@ pub struct Condition {
 }
 
 /// An alert as it is stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Alert {
     pub number: u64,
     pub kind: AlertKind,
@@ -139,6 +140,46 @@ pub struct Alert {
 }
 
 impl Alert {
+    /// Notices of its beginning, for every destination.
+    pub fn tell_opening(&self, destinations: &[&'static str]) -> Vec<NewNotice> {
+        let told = |to| self.notice(NoticeEvent::Opened, to, self.opened_at);
+        destinations.iter().copied().map(told).collect()
+    }
+
+    /// Notices of its end, which was written at `at`, for those that may have heard of its
+    /// beginning; `untold` are openings that were given up for it.
+    pub fn tell_end(
+        &self,
+        destinations: &[&'static str],
+        untold: &[Untold],
+        at: Timestamp,
+    ) -> Vec<NewNotice> {
+        let own = untold.iter().filter(|opening| opening.alert == self.number);
+        let told = |to: &'static str| {
+            let due_at = match own.clone().find(|opening| opening.destination == to) {
+                // It never heard of the beginning, so it need not hear of the end.
+                Some(opening) if opening.attempts == 0 => return None,
+                // While the opening is being sent, the end must not come before it.
+                Some(opening) => opening.leased_until.map_or(at, |until| until.max(at)),
+                None => at,
+            };
+            Some(self.notice(NoticeEvent::Resolved, to, due_at))
+        };
+        destinations.iter().copied().filter_map(told).collect()
+    }
+
+    fn notice(
+        &self,
+        event: NoticeEvent,
+        destination: &'static str,
+        due_at: Timestamp,
+    ) -> NewNotice {
+        let (alert, kind) = (self.number, event.name());
+        let id = format!("alert_{alert}_{kind}_{destination}");
+        let payload = serde_json::to_string(self).expect("an alert is plain data");
+        NewNotice { id, alert, event, destination, payload, due_at }
+    }
+
     /// Whether its text is that of the condition.
     fn says(&self, condition: &Condition) -> bool {
         (&self.summary, &self.command) == (&condition.summary, &condition.command)
@@ -151,6 +192,29 @@ named_enum! {
         Opened = "opened",
         Resolved = "resolved",
     }
+}
+
+/// What one destination is told of an alert.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewNotice {
+    /// It is written once under it.
+    pub id: String,
+    pub alert: u64,
+    pub event: NoticeEvent,
+    pub destination: &'static str,
+    /// The alert as JSON, so that every try says the same.
+    pub payload: String,
+    pub due_at: Timestamp,
+}
+
+/// An opening that was still waiting when its alert ended, and was given up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Untold {
+    pub alert: u64,
+    pub destination: String,
+    /// How often it was claimed: it may have arrived all the same.
+    pub attempts: u32,
+    pub leased_until: Option<Timestamp>,
 }
 
 /// What changes.
@@ -256,6 +320,29 @@ mod tests {
         let changes =
             judge_alerts(&[alert(1, kind, "calls")], &[Scope::all(kind)], vec![more.clone()]);
         assert_eq!(changes, [AlertChange::Restate(1, more)]);
+    }
+
+    #[test]
+    fn an_end_is_told_to_those_that_may_have_heard_of_the_beginning() {
+        let alert = alert(7, AlertKind::Silence, "acme");
+        let opened = alert.tell_opening(&["slack", "email"]);
+        assert_eq!(opened[0].id, "alert_7_opened_slack");
+        assert_eq!((opened.len(), opened[1].due_at), (2, alert.opened_at));
+        assert_eq!(serde_json::from_str::<Alert>(&opened[0].payload).expect("an alert"), alert);
+        let at = Timestamp::from_micros;
+        let untold = |destination: &str, attempts: u32, until: Option<i64>| Untold {
+            alert: 7,
+            destination: destination.into(),
+            attempts,
+            leased_until: until.map(at),
+        };
+        let untold =
+            [untold("never", 0, None), untold("failed", 2, None), untold("sending", 1, Some(9))];
+        let ended = alert.tell_end(&["never", "failed", "sending", "heard"], &untold, at(5));
+        let due: Vec<_> = ended.iter().map(|one| (one.destination, one.due_at)).collect();
+        assert_eq!(due, [("failed", at(5)), ("sending", at(9)), ("heard", at(5))]);
+        let other = Alert { number: 8, ..alert };
+        assert_eq!(other.tell_end(&["never"], &untold, at(5)).len(), 1);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use counterfoil::config::Secret;
 use counterfoil::destinations::ChangeWebhook;
 use counterfoil::jobs::credits::CreditsJob;
 use counterfoil::jobs::dunning::DunningJob;
-use counterfoil::jobs::messages::MessagesJob;
+use counterfoil::jobs::outbox::{OutboxJob, Receivers};
 use counterfoil::jobs::sweep::SweepJob;
 use counterfoil::jobs::{Context, Job};
 use counterfoil::rules::ids::CustomerId;
@@ -17,6 +17,7 @@ use counterfoil::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use counterfoil::rules::span::Span;
 use counterfoil::rules::timestamp::MICROS_PER_HOUR;
 use counterfoil::rules::window::Window;
+use counterfoil::store::outbox::Queue;
 use counterfoil::store::webhook::MirrorReading;
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, Method, StatusCode};
@@ -145,7 +146,7 @@ struct Receiver {
 }
 
 impl Receiver {
-    async fn start(server: &Server) -> (Arc<Self>, MessagesJob) {
+    async fn start(server: &Server) -> (Arc<Self>, OutboxJob) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut config = default_config().alerts;
         config.webhook_url = Secret::new(&format!("http://{}", listener.local_addr().unwrap()));
@@ -156,7 +157,7 @@ impl Receiver {
         tokio::spawn(async move { axum::serve(listener, router).await });
         let webhook = ChangeWebhook::connect(&config).unwrap().unwrap();
         let context = Context { jitter_seed: 7, ..server.context(|_| {}) };
-        (receiver, MessagesJob::new(&context, webhook))
+        (receiver, OutboxJob::new(&context, Receivers::Changes(webhook)))
     }
 
     fn answers(&self, status: u16) {
@@ -269,7 +270,7 @@ async fn what_was_sent_and_not_settled_is_sent_again() {
     issue(&server, "acme", "a", &grant("1")).await;
     let now = server.clock.now();
     let until = Span::from_minutes(5).after(now);
-    assert_eq!(server.store.claim_messages(now, until, 16).await.unwrap().len(), 1);
+    assert_eq!(server.store.claim_messages(Queue::Changes, now, until, 16).await.unwrap().len(), 1);
     assert_eq!(teller.pass().await.unwrap(), 0, "somebody else is at it");
     server.clock.advance(300_000_000);
     assert_eq!(teller.pass().await.unwrap(), 1);

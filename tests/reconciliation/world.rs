@@ -17,7 +17,7 @@ use counterfoil::jobs::backfill::BackfillJob;
 use counterfoil::jobs::confirm::ConfirmJob;
 use counterfoil::jobs::cut::CutJob;
 use counterfoil::jobs::mirror::MirrorJob;
-use counterfoil::jobs::notices::NoticesJob;
+use counterfoil::jobs::outbox::{OutboxJob, Receivers};
 use counterfoil::jobs::push::PushJob;
 use counterfoil::jobs::reconcile::ReconcileJob;
 use counterfoil::jobs::{Context, Job};
@@ -192,7 +192,7 @@ pub struct Jobs {
     pub backfill: BackfillJob,
     pub reconciler: ReconcileJob,
     pub alerter: AlertsJob,
-    pub messenger: NoticesJob,
+    pub messenger: OutboxJob,
 }
 
 /// What is known of the webhooks that were made.
@@ -766,7 +766,7 @@ impl Jobs {
             backfill: BackfillJob::new(&context, &provider, Arc::default()),
             reconciler: ReconcileJob::new(&context, &provider),
             alerter: AlertsJob::new(&context),
-            messenger: NoticesJob::new(&context, destinations),
+            messenger: OutboxJob::new(&context, Receivers::Alerts(destinations)),
         }
     }
 }
