@@ -75,7 +75,7 @@ pub struct LimitsConfig {
     pub request_timeout_ms: u64,
 }
 
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoreConfig {
     pub url: StoreUrl,
@@ -123,6 +123,13 @@ pub struct TenantsConfig {
 pub struct ProviderConfig {
     pub kind: ProviderKind,
     pub shadow: Shadow,
+}
+
+impl ProviderConfig {
+    /// Whether usage is compared and never billed.
+    pub fn is_shadow(&self) -> bool {
+        self.shadow != Shadow::Off
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -614,13 +621,6 @@ impl Serialize for StoreUrl {
 impl std::fmt::Debug for StoreUrl {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         std::fmt::Display::fmt(self, f)
-    }
-}
-
-impl std::fmt::Debug for StoreConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut shown = f.debug_struct("StoreConfig");
-        shown.field("url", &self.url).field("wait_ms", &self.wait_ms).finish()
     }
 }
 

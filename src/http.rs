@@ -43,7 +43,7 @@ mod webhooks;
 pub use serve::serve;
 
 use crate::clock::Clock;
-use crate::config::{Config, Secret, ServerConfig, Shadow};
+use crate::config::{Config, Secret, ServerConfig};
 use crate::jobs::ingest::Ingest;
 use crate::jobs::unbilled::Slow;
 use crate::jobs::webhook::WebhookInbox;
@@ -99,7 +99,8 @@ pub struct App {
 impl App {
     pub fn new(
         store: Arc<dyn Store>,
-        (ingest, inbox): (Arc<Ingest>, Arc<WebhookInbox>),
+        ingest: Arc<Ingest>,
+        inbox: Arc<WebhookInbox>,
         clock: Clock,
         provider: Option<Arc<dyn Provider>>,
         config: &Config,
@@ -116,7 +117,7 @@ impl App {
             taxes: tax::connect(&config.tax).expect("settings are checked when they are read"),
             draw_order: config.credits.order,
             comparing: tokio::sync::Mutex::new(()),
-            shadow: config.provider.shadow != Shadow::Off,
+            shadow: config.provider.is_shadow(),
             unbilled: tokio::sync::Mutex::default(),
             store,
             provider,

@@ -9,29 +9,207 @@ pub mod confirm;
 pub mod credits;
 pub mod cut;
 pub mod dunning;
-pub mod inbound;
 pub mod ingest;
 mod keeper;
-pub mod messages;
 pub mod mirror;
-pub mod money;
-pub mod notices;
-pub mod outbound;
+pub mod outbox;
 pub mod push;
 pub mod reconcile;
 pub mod restore;
 pub mod sagas;
+pub mod sweep;
 pub mod thresholds;
 pub mod unbilled;
 pub mod watch;
 pub mod webhook;
 
 use crate::clock::Clock;
+use crate::config::Config;
+use crate::destinations::{ChangeWebhook, Destination};
+use crate::provider::Provider;
 use crate::rules::timestamp::Timestamp;
-use crate::store;
+use crate::store::{self, Store};
+use binding::{BindingJob, Gate};
+use clocks::ClocksJob;
+use ingest::Ingest;
+use outbox::{OutboxJob, Receivers};
+use std::fmt::Display;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch as channel;
+use tokio::task::JoinSet;
+use webhook::WebhookInbox;
+
+/// Significant digits of pushes that wait for a provider: what the strictest one takes.
+const DIGITS_MAX: u32 = 15;
+
+/// What jobs work with.
+#[derive(Clone)]
+pub struct Context {
+    pub store: Arc<dyn Store>,
+    pub clock: Clock,
+    pub config: Arc<Config>,
+    /// Holds leases; tells this process from all others that share the store.
+    pub holder: String,
+    /// Tells this server from others in alerts. The next start of the server has it again, and ends
+    /// the alerts of the one before.
+    pub name: String,
+    /// Where notices of alerts go.
+    pub destinations: Vec<&'static str>,
+    /// Spreads pauses over servers.
+    pub jitter_seed: u64,
+}
+
+impl Context {
+    pub fn new(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        config: &Config,
+        holder: String,
+        jitter_seed: u64,
+    ) -> Self {
+        let (config, name) = (Arc::new(config.clone()), holder.clone());
+        Self { store, clock, config, holder, name, destinations: Vec::new(), jitter_seed }
+    }
+}
+
+/// Work that is done again and again while the server runs.
+pub trait Job: Send + Sync {
+    /// As the log and the metrics have it.
+    const NAME: &'static str;
+    /// Between two passes.
+    const PAUSE: Duration;
+    type Done: Send + Sync;
+    type Error: Display + Send + Sync;
+
+    /// Does what is due by what is stored, and says what that was.
+    fn pass(&self) -> impl Future<Output = Result<Self::Done, Self::Error>> + Send;
+
+    /// Waits after a pass until the next one is due, or the server stops. A pass that failed has
+    /// done nothing.
+    fn rest(&self, _done: Option<&Self::Done>, stop: &mut Stop) -> impl Future<Output = ()> + Send {
+        stop.wait(Self::PAUSE)
+    }
+
+    /// Runs until the server stops. What is under way then ends first.
+    fn run(&self, stop: Stop) -> impl Future<Output = ()> + Send {
+        repeat(self, stop)
+    }
+}
+
+/// Runs passes until the server stops. A failure is logged here and nowhere else; the next pass
+/// sees what is stored then.
+async fn repeat<J: Job + ?Sized>(job: &J, mut stop: Stop) {
+    let name = J::NAME;
+    while !stop.is_told() {
+        let done = job.pass().await.inspect_err(|error| {
+            tracing::warn!(job = name, %error, "the job {name} failed and will run again");
+        });
+        job.rest(done.as_ref().ok(), &mut stop).await;
+    }
+}
+
+/// The jobs of a server: started together, and drained before the store is closed.
+pub struct Jobs {
+    stopper: Stopper,
+    stop: Stop,
+    tasks: JoinSet<()>,
+}
+
+/// What the jobs are started with.
+pub struct Parts {
+    pub context: Context,
+    /// None on a server that bills through no provider.
+    pub provider: Option<Arc<dyn Provider>>,
+    pub gate: Gate,
+    /// None where nothing is bound: without a provider, and in shadow mode.
+    pub binding: Option<BindingJob>,
+    pub clocks: ClocksJob,
+    pub ingest: Arc<Ingest>,
+    pub inbox: Arc<WebhookInbox>,
+    pub destinations: Vec<Arc<dyn Destination>>,
+    pub changes: Option<ChangeWebhook>,
+}
+
+impl Default for Jobs {
+    fn default() -> Self {
+        let (stopper, stop) = Stopper::new();
+        Self { stopper, stop, tasks: JoinSet::new() }
+    }
+}
+
+impl Jobs {
+    pub fn start(parts: Parts) -> Self {
+        let Parts { context, provider, gate, binding, clocks, ingest, inbox, .. } = parts;
+        let mut jobs = Self::default();
+        jobs.spawn(clocks);
+        if let Some(binding) = binding {
+            jobs.spawn(binding);
+        }
+        jobs.spawn(alerts::AlertsJob::new(&context));
+        jobs.spawn(thresholds::ThresholdsJob::new(&context, Arc::clone(ingest.watched())));
+        jobs.spawn(credits::CreditsJob::new(&context));
+        jobs.spawn(dunning::DunningJob::new(&context));
+        jobs.spawn(sweep::SweepJob::new(&context));
+        // Without a destination no notice is ever written.
+        if !parts.destinations.is_empty() {
+            jobs.spawn(OutboxJob::new(&context, Receivers::Alerts(parts.destinations)));
+        }
+        if let Some(webhook) = parts.changes {
+            jobs.spawn(OutboxJob::new(&context, Receivers::Changes(webhook)));
+        }
+        match &provider {
+            Some(provider) => jobs.start_billing(&context, provider, &gate, &inbox),
+            // Credits are drawn at the cut. What they do not cover waits until there is a provider.
+            None => jobs.spawn(cut::CutJob::new(&context, DIGITS_MAX)),
+        }
+        jobs
+    }
+
+    /// Those that work with the provider. What calls it waits behind the gate.
+    pub fn start_billing(
+        &mut self,
+        context: &Context,
+        provider: &Arc<dyn Provider>,
+        gate: &Gate,
+        inbox: &WebhookInbox,
+    ) {
+        self.spawn(cut::CutJob::new(context, provider.limits().digits_max));
+        self.spawn(watch::WatchJob::new(context));
+        self.spawn(restore::RestoreJob::new(context));
+        self.spawn_behind(gate, push::PushJob::new(context, provider));
+        self.spawn_behind(gate, confirm::ConfirmJob::new(context, provider));
+        self.spawn_behind(gate, reconcile::ReconcileJob::new(context, provider));
+        if provider.operations().is_some() {
+            self.spawn_behind(gate, sagas::SagasJob::new(context, provider));
+        }
+        if provider.inbound().is_some() {
+            self.spawn_behind(gate, mirror::MirrorJob::new(context, provider, inbox.arrived()));
+            // Without a secret no webhook is expected, so none is missed.
+            if !context.config.stripe.webhook_secrets.is_empty() {
+                let backfill = backfill::BackfillJob::new(context, provider, inbox.arrived());
+                self.spawn_behind(gate, backfill);
+            }
+        }
+    }
+
+    fn spawn(&mut self, job: impl Job + 'static) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move { job.run(stop).await });
+    }
+
+    fn spawn_behind(&mut self, gate: &Gate, job: impl Job + 'static) {
+        let (gate, stop) = (gate.clone(), self.stop.clone());
+        self.tasks.spawn(async move { gate.pass(stop.clone(), job.run(stop)).await });
+    }
+
+    /// Starts nothing more and waits until what is under way has ended.
+    pub async fn drain(self) {
+        self.stopper.stop();
+        self.tasks.join_all().await;
+    }
+}
 
 /// Told to jobs when the server stops.
 #[derive(Debug, Clone)]
@@ -66,7 +244,7 @@ impl Stop {
 
 /// The time, for a job that sends, decides, expires or removes anything; none while clocks
 /// contradict each other, or while no other clock has confirmed ours lately. The job then does
-/// nothing, and looks again at its next turn. [`clocks::ClockKeeper`] says why.
+/// nothing, and looks again at its next turn. [`ClocksJob`] says why.
 pub(crate) fn sure_time(clock: &Clock, job: &'static str) -> Option<Timestamp> {
     match clock.sure() {
         Ok(now) => Some(now),
@@ -112,23 +290,4 @@ where
         }
     }
     Ok(done)
-}
-
-/// Runs a job again and again, with a pause in between, until the server stops. A failure is
-/// logged here and nowhere else; the next run sees what is stored then.
-async fn repeat<F, E>(
-    name: &'static str,
-    pause: Duration,
-    mut stop: Stop,
-    mut run: impl FnMut() -> F,
-) where
-    F: Future<Output = Result<(), E>>,
-    E: std::fmt::Display,
-{
-    while !stop.is_told() {
-        if let Err(error) = run().await {
-            tracing::warn!(job = name, %error, "the job {name} failed and will run again");
-        }
-        stop.wait(pause).await;
-    }
 }

@@ -36,6 +36,7 @@ pub mod latency;
 pub mod message;
 pub mod meter;
 pub mod mirror;
+pub mod named;
 pub mod pace;
 pub mod pass;
 pub mod plan;

@@ -15,8 +15,8 @@ mod fault_log;
 pub mod faulty;
 pub mod groups;
 pub mod idempotency;
-pub mod message;
 pub mod migrate;
+pub mod outbox;
 pub mod postgres;
 pub mod push;
 pub mod quote;
@@ -44,7 +44,7 @@ use clock::Clocks;
 use credit::Credits;
 use epoch::Epochs;
 use faulty::verbs;
-use message::Messages;
+use outbox::Outbox;
 use push::{Cuts, Leases, Pushes};
 use quote::Quotes;
 use reconciliation::Reconciliation;
@@ -425,7 +425,7 @@ pub trait Store:
     + Credits
     + Sagas
     + Quotes
-    + Messages
+    + Outbox
     + Clocks
     + Epochs
     + Bindings

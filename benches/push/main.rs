@@ -15,9 +15,9 @@
 use anyhow::{Context, Result, bail, ensure};
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Secret};
-use counterfoil::jobs::Stopper;
-use counterfoil::jobs::cut::{CutSettings, Cutter};
-use counterfoil::jobs::push::Submitter;
+use counterfoil::jobs::cut::CutJob;
+use counterfoil::jobs::push::PushJob;
+use counterfoil::jobs::{Context, Job, Stopper};
 use counterfoil::provider::Provider;
 use counterfoil::provider::stripe::Stripe;
 use counterfoil::rules::event::{Item, parse_event};
@@ -173,15 +173,9 @@ async fn ask(simulator: &Mutex<Simulator>, request: &SimRequest) -> Result<serde
 }
 
 async fn cut(store: &Arc<dyn Store>, clock: &Clock) -> Result<f64> {
-    let settings = CutSettings {
-        holder: "bench".into(),
-        accept_horizon_hours: 168,
-        shadow: false,
-        digits_max: 15,
-        draw_order: Default::default(),
-        lease_ms: 120_000,
-    };
-    let cutter = Cutter::new(Arc::clone(store), clock.clone(), settings);
+    let context =
+        Context::new(Arc::clone(store), clock.clone(), &config::load(None)?, "bench".into(), 1);
+    let cutter = CutJob::new(&context, 15);
     let started = Instant::now();
     let pass = cutter.pass().await?;
     ensure!(pass.windows == TENANTS * HOURS, "{} windows were cut", pass.windows);
@@ -198,11 +192,11 @@ async fn push(store: &Arc<dyn Store>, clock: &Clock, url: &str, windows: usize) 
     config.push.concurrency_max = 256;
     let provider: Arc<dyn Provider> =
         Arc::new(Stripe::connect(&config.stripe).map_err(|error| anyhow::anyhow!(error))?);
-    let submitter =
-        Submitter::new(Arc::clone(store), provider, clock.clone(), config.push.clone(), (false, 1));
+    let context = Context::new(Arc::clone(store), clock.clone(), &config, "bench".into(), 1);
+    let submitter = PushJob::new(&context, &provider);
     let (stopper, stop) = Stopper::new();
     let started = Instant::now();
-    let running = tokio::spawn(submitter.run(stop));
+    let running = tokio::spawn(async move { submitter.run(stop).await });
     let mut seconds;
     loop {
         tokio::time::sleep(Duration::from_millis(100)).await;

@@ -4,10 +4,10 @@ use anyhow::{Context, Result, ensure};
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Secret};
 use counterfoil::http::{self, App};
-use counterfoil::jobs::Stopper;
 use counterfoil::jobs::ingest::Ingest;
-use counterfoil::jobs::mirror::MirrorReader;
+use counterfoil::jobs::mirror::MirrorJob;
 use counterfoil::jobs::webhook::WebhookInbox;
+use counterfoil::jobs::{Context, Job, Stopper};
 use counterfoil::provider::Provider;
 use counterfoil::provider::stripe::Stripe;
 use counterfoil::store::Store;
@@ -38,16 +38,16 @@ pub async fn measure(name: &str, store: &Arc<dyn Store>) -> Result<()> {
     let ingest = Ingest::start(Arc::clone(store), clock.clone(), config.ingest.clone(), false);
     let inbox = WebhookInbox::start(store.clone());
     let arrived = inbox.arrived();
-    let intake = (ingest, inbox);
-    let app =
-        App::new(Arc::clone(store), intake, clock.clone(), Some(Arc::clone(&provider)), &config);
+    let (own, share) = (Arc::clone(store), Some(Arc::clone(&provider)));
+    let app = App::new(own, ingest, inbox, clock.clone(), share, &config);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}/webhooks/stripe", listener.local_addr()?);
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     let serving = tokio::spawn(http::serve(listener, app, async { drop(ended.await) }));
-    let reader = MirrorReader::new(Arc::clone(store), provider, clock, config.push.clone());
+    let context = Context::new(Arc::clone(store), clock, &config, "bench".into(), 1);
+    let reader = MirrorJob::new(&context, &provider, arrived);
     let (stopper, stop) = Stopper::new();
-    let reading = tokio::spawn(reader.run(arrived, stop));
+    let reading = tokio::spawn(async move { reader.run(stop).await });
 
     let started = Instant::now();
     let fresh = send_all(&url, bodies).await?;

@@ -3,10 +3,10 @@
 use anyhow::{Context, Result, ensure};
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config, Secret};
-use counterfoil::jobs::Stopper;
-use counterfoil::jobs::cut::{CutSettings, Cutter};
-use counterfoil::jobs::push::Submitter;
-use counterfoil::jobs::reconcile::Reconciler;
+use counterfoil::jobs::cut::CutJob;
+use counterfoil::jobs::push::PushJob;
+use counterfoil::jobs::reconcile::ReconcileJob;
+use counterfoil::jobs::{Context, Job, Stopper};
 use counterfoil::provider::Provider;
 use counterfoil::provider::stripe::Stripe;
 use counterfoil::rules::drift::Verdict;
@@ -36,15 +36,9 @@ pub async fn measure(name: &str, store: &Arc<dyn Store>) -> Result<()> {
         Arc::new(Stripe::connect(&config.stripe).map_err(|error| anyhow::anyhow!(error))?);
     prepare(&**store, &simulator, &clock).await?;
     cut_and_push(store, &provider, &clock, &config).await?;
-    let reconciler = Reconciler::new(
-        Arc::clone(store),
-        provider,
-        clock.clone(),
-        ("bench".into(), config.reconcile.clone()),
-        false,
-    );
+    let reconciler = ReconcileJob::new(&context(store, &clock, &config), &provider);
     let started = Instant::now();
-    let number = reconciler.tick().await?.context("a pass is due")?;
+    let number = reconciler.pass().await?.context("a pass is due")?;
     let seconds = started.elapsed().as_secs_f64();
     let pass = store.find_pass(number).await?.context("the pass is stored")?;
     let windows = u64::try_from(TENANTS * METERS.len() * HOURS)?;
@@ -119,6 +113,10 @@ fn ask(simulator: &Mutex<Simulator>, request: &SimRequest) -> Result<serde_json:
     Ok(response.json())
 }
 
+fn context(store: &Arc<dyn Store>, clock: &Clock, config: &Config) -> Context {
+    Context::new(Arc::clone(store), clock.clone(), config, "bench".into(), 1)
+}
+
 /// Hands every window to the simulator.
 async fn cut_and_push(
     store: &Arc<dyn Store>,
@@ -126,24 +124,11 @@ async fn cut_and_push(
     clock: &Clock,
     config: &Config,
 ) -> Result<()> {
-    let settings = CutSettings {
-        holder: "bench".into(),
-        accept_horizon_hours: 168,
-        shadow: false,
-        digits_max: 15,
-        draw_order: Default::default(),
-        lease_ms: 120_000,
-    };
-    Cutter::new(Arc::clone(store), clock.clone(), settings).pass().await?;
-    let submitter = Submitter::new(
-        Arc::clone(store),
-        Arc::clone(provider),
-        clock.clone(),
-        config.push.clone(),
-        (false, 1),
-    );
+    let context = context(store, clock, config);
+    CutJob::new(&context, 15).pass().await?;
+    let submitter = PushJob::new(&context, provider);
     let (stopper, stop) = Stopper::new();
-    let running = tokio::spawn(submitter.run(stop));
+    let running = tokio::spawn(async move { submitter.run(stop).await });
     loop {
         tokio::time::sleep(Duration::from_millis(200)).await;
         let now = clock.now();

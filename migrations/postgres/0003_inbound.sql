@@ -262,16 +262,26 @@ CREATE TABLE alerts (
 CREATE UNIQUE INDEX alerts_open ON alerts (kind, subject) WHERE resolved_at IS NULL;
 CREATE INDEX alerts_by_opening ON alerts (opened_at);
 
--- What destinations are told of alerts: an outbox.
-CREATE TABLE notices (
-    -- order of creation, and its name at the destination
-    notice_no bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    -- of which alert
-    alert_no bigint NOT NULL,
+-- The outbox: what is sent to others, written with what it tells of.
+CREATE TABLE outbox (
+    -- order of creation
+    message_no bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    -- its name; it is written once under it
+    id text COLLATE "C" NOT NULL UNIQUE,
+    -- alerts or changes
+    queue text NOT NULL,
     -- to whom
     destination text NOT NULL,
-    -- opened or resolved
-    event text NOT NULL,
+    -- such as saga.completed; of an alert, opened or resolved
+    kind text NOT NULL,
+    -- of which alert; null if of a change
+    alert_no bigint,
+    -- whom it is about; null if nobody in particular
+    tenant_no integer,
+    -- what is told, as a JSON object
+    payload text NOT NULL,
+    -- when it was written
+    at timestamptz NOT NULL,
     -- waiting, sent or given_up
     state text NOT NULL,
     -- how often it was tried
@@ -282,16 +292,16 @@ CREATE TABLE notices (
     fence bigint NOT NULL,
     -- until when its claimant sends it
     leased_until timestamptz,
-    -- when it was written
-    created_at timestamptz NOT NULL,
     -- when it was sent or given up
     settled_at timestamptz,
     -- what went wrong last
     detail text
 );
 
-CREATE INDEX notices_due ON notices (due_at, notice_no) WHERE state = 'waiting';
-CREATE INDEX notices_by_alert ON notices (alert_no);
+CREATE INDEX outbox_due ON outbox (queue, due_at, message_no) WHERE state = 'waiting';
+CREATE INDEX outbox_by_alert ON outbox (alert_no) WHERE alert_no IS NOT NULL;
+CREATE INDEX outbox_by_age ON outbox (at);
+CREATE INDEX outbox_by_tenant ON outbox (tenant_no, message_no);
 
 -- When a tenant's usage is worth a word.
 CREATE TABLE thresholds (

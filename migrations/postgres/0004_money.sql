@@ -306,37 +306,3 @@ CREATE TABLE coupon_uses (
     quote_key text COLLATE "C" NOT NULL,
     PRIMARY KEY (tenant_no, code, cycle)
 );
-
--- The outbox of changes.
-CREATE TABLE messages (
-    -- order of creation
-    message_no bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    -- its name for receivers
-    id text COLLATE "C" NOT NULL UNIQUE,
-    -- such as saga.completed
-    kind text NOT NULL,
-    -- whom it is about; null if nobody in particular
-    tenant_no integer,
-    -- what is told, as a JSON object
-    payload text NOT NULL,
-    -- when it was written
-    at timestamptz NOT NULL,
-    -- waiting, sent or given_up
-    state text NOT NULL,
-    -- how often it was tried
-    attempts integer NOT NULL,
-    -- when it is tried next
-    due_at timestamptz NOT NULL,
-    -- grows with each claim; settlements of an earlier one are refused
-    fence bigint NOT NULL,
-    -- until when its claimant sends it
-    leased_until timestamptz,
-    -- when it was sent or given up
-    settled_at timestamptz,
-    -- what went wrong last
-    detail text
-);
-
-CREATE INDEX messages_due ON messages (due_at, message_no) WHERE state = 'waiting';
-CREATE INDEX messages_by_age ON messages (at);
-CREATE INDEX messages_by_tenant ON messages (tenant_no, message_no);

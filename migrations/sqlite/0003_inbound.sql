@@ -256,16 +256,26 @@ CREATE TABLE alerts (
 CREATE UNIQUE INDEX alerts_open ON alerts (kind, subject) WHERE resolved_at IS NULL;
 CREATE INDEX alerts_by_opening ON alerts (opened_at);
 
--- What destinations are told of alerts: an outbox.
-CREATE TABLE notices (
-    -- order of creation, and its name at the destination
-    notice_no INTEGER NOT NULL PRIMARY KEY,
-    -- of which alert
-    alert_no INTEGER NOT NULL,
+-- The outbox: what is sent to others, written with what it tells of.
+CREATE TABLE outbox (
+    -- order of creation; never used again, also when the last ones were pruned
+    message_no INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL,
+    -- its name; it is written once under it
+    id TEXT NOT NULL UNIQUE,
+    -- alerts or changes
+    queue TEXT NOT NULL,
     -- to whom
     destination TEXT NOT NULL,
-    -- opened or resolved
-    event TEXT NOT NULL,
+    -- such as saga.completed; of an alert, opened or resolved
+    kind TEXT NOT NULL,
+    -- of which alert; null if of a change
+    alert_no INTEGER,
+    -- whom it is about; null if nobody in particular
+    tenant_no INTEGER,
+    -- what is told, as a JSON object
+    payload TEXT NOT NULL,
+    -- when it was written
+    at INTEGER NOT NULL,
     -- waiting, sent or given_up
     state TEXT NOT NULL,
     -- how often it was tried
@@ -276,16 +286,16 @@ CREATE TABLE notices (
     fence INTEGER NOT NULL,
     -- until when its claimant sends it
     leased_until INTEGER,
-    -- when it was written
-    created_at INTEGER NOT NULL,
     -- when it was sent or given up
     settled_at INTEGER,
     -- what went wrong last
     detail TEXT
 ) STRICT;
 
-CREATE INDEX notices_due ON notices (due_at, notice_no) WHERE state = 'waiting';
-CREATE INDEX notices_by_alert ON notices (alert_no);
+CREATE INDEX outbox_due ON outbox (queue, due_at, message_no) WHERE state = 'waiting';
+CREATE INDEX outbox_by_alert ON outbox (alert_no) WHERE alert_no IS NOT NULL;
+CREATE INDEX outbox_by_age ON outbox (at);
+CREATE INDEX outbox_by_tenant ON outbox (tenant_no, message_no);
 
 -- When a tenant's usage is worth a word.
 CREATE TABLE thresholds (

@@ -296,37 +296,3 @@ CREATE TABLE coupon_uses (
     quote_key TEXT NOT NULL,
     PRIMARY KEY (tenant_no, code, cycle)
 ) STRICT, WITHOUT ROWID;
-
--- The outbox of changes.
-CREATE TABLE messages (
-    -- order of creation; never used again, also when the last ones were pruned
-    message_no INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL,
-    -- its name for receivers
-    id TEXT NOT NULL UNIQUE,
-    -- such as saga.completed
-    kind TEXT NOT NULL,
-    -- whom it is about; null if nobody in particular
-    tenant_no INTEGER,
-    -- what is told, as a JSON object
-    payload TEXT NOT NULL,
-    -- when it was written
-    at INTEGER NOT NULL,
-    -- waiting, sent or given_up
-    state TEXT NOT NULL,
-    -- how often it was tried
-    attempts INTEGER NOT NULL,
-    -- when it is tried next
-    due_at INTEGER NOT NULL,
-    -- grows with each claim; settlements of an earlier one are refused
-    fence INTEGER NOT NULL,
-    -- until when its claimant sends it
-    leased_until INTEGER,
-    -- when it was sent or given up
-    settled_at INTEGER,
-    -- what went wrong last
-    detail TEXT
-) STRICT;
-
-CREATE INDEX messages_due ON messages (due_at, message_no) WHERE state = 'waiting';
-CREATE INDEX messages_by_age ON messages (at);
-CREATE INDEX messages_by_tenant ON messages (tenant_no, message_no);

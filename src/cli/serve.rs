@@ -8,22 +8,19 @@
 
 use super::store::{StoreArguments, open_store};
 use crate::clock::Clock;
-use crate::config::{Config, LogFormat, Shadow, StoreUrl};
+use crate::config::{Config, LogFormat, StoreUrl};
 use crate::destinations::{self, ChangeWebhook};
 use crate::http::{self, App, auth};
-use crate::jobs::binding::{Binder, Finding, Gate};
-use crate::jobs::clocks::{ClockKeeper, server_name};
-use crate::jobs::inbound::{InboundJobs, Parts};
+use crate::jobs::binding::{BindingJob, Finding, Gate};
+use crate::jobs::clocks::{ClocksJob, server_name};
 use crate::jobs::ingest::Ingest;
-use crate::jobs::money::MoneyJobs;
-use crate::jobs::outbound::Outbound;
-use crate::jobs::restore;
 use crate::jobs::webhook::WebhookInbox;
+use crate::jobs::{self, Jobs, Parts, restore};
 use crate::provider::{self, Provider};
 use crate::rules::ids::MeterSlug;
 use crate::rules::meter::Meter;
 use crate::store::postgres::PostgresStore;
-use crate::store::{Declaration, Declarations, Store};
+use crate::store::{Declaration, Declarations};
 use anyhow::{Context, bail};
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -78,52 +75,47 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let provider = connect_provider(&config, &clock)?;
     let refused = |refusal| anyhow::anyhow!("settings: {refusal}");
     let destinations = destinations::connect(&config.alerts).map_err(refused)?;
-    let names: Vec<_> = destinations.iter().map(|destination| destination.name()).collect();
+    let number = getrandom::u64().context("the system gives no random numbers")?;
+    let context = jobs::Context {
+        name: server_name(listen),
+        destinations: destinations.iter().map(|destination| destination.name()).collect(),
+        ..jobs::Context::new(
+            Arc::clone(&store),
+            clock.clone(),
+            &config,
+            format!("server-{number:016x}"),
+            number,
+        )
+    };
     // Before anything is done by the clock, others are asked what time it is.
-    let keeper = ClockKeeper::start(
-        Arc::clone(&store),
-        provider.clone(),
-        clock.clone(),
-        (server_name(listen), names.clone()),
-    )
-    .await?;
+    let clocks = ClocksJob::start(&context, provider.clone()).await?;
     restore::recognise(&*store, &clock).await.context("cannot tell if the store was restored")?;
-    let (binder, gate) = bind_account(&config, &store, provider.as_ref(), &clock, names).await?;
+    let (binding, gate) = bind_account(&context, provider.as_ref()).await?;
     declare_meters(&config, &*store, &clock).await?;
     let given = crate::config::admin_key();
     let admin_key = auth::create_first_admin_key(&*store, &clock, given).await?;
     let strict_tenants = config.tenants.strict;
     let ingest =
         Ingest::start(Arc::clone(&store), clock.clone(), config.ingest.clone(), strict_tenants);
-    let jobs = store.for_jobs()?.unwrap_or_else(|| Arc::clone(&store));
-    let outbound = match &provider {
-        Some(provider) => Outbound::start(&jobs, provider, &gate, &clock, &config),
-        None => Outbound::start_cutting(&jobs, &clock, &config),
-    };
-    let changes = ChangeWebhook::connect(&config.alerts).map_err(refused)?;
-    let operating = provider.as_ref().map(|provider| (provider, &gate));
-    let money = MoneyJobs::start(&jobs, operating, &clock, changes, &config);
     let inbox = WebhookInbox::start(store.clone());
-    let parts = Parts {
-        store: &jobs,
-        provider: provider.as_ref(),
-        clock: &clock,
-        ingest: &ingest,
-        inbox: &inbox,
-        keeper,
-        binder,
-        gate: &gate,
+    let job_store = store.for_jobs()?.unwrap_or_else(|| Arc::clone(&store));
+    let jobs = Jobs::start(Parts {
+        context: jobs::Context { store: job_store, ..context },
+        provider: provider.clone(),
+        gate,
+        binding,
+        clocks,
+        ingest: Arc::clone(&ingest),
+        inbox: Arc::clone(&inbox),
         destinations,
-    };
-    let inbound = InboundJobs::start(parts, &config);
-    let intake = (Arc::clone(&ingest), inbox);
-    let app = App::new(Arc::clone(&store), intake, clock, provider, &config);
+        changes: ChangeWebhook::connect(&config.alerts).map_err(refused)?,
+    });
+    let intake = Arc::clone(&ingest);
+    let app = App::new(Arc::clone(&store), intake, inbox, clock, provider, &config);
     announce(&config, listen, admin_key.as_deref())?;
     http::serve(listener, app, signals.first()).await.context("cannot serve")?;
     ingest.drain().await;
-    outbound.drain().await;
-    inbound.drain().await;
-    money.drain().await;
+    jobs.drain().await;
     store.close().await;
     tracing::info!("stopped: everything that was acknowledged is stored");
     Ok(ExitCode::SUCCESS)
@@ -175,18 +167,14 @@ fn connect_provider(config: &Config, clock: &Clock) -> anyhow::Result<Option<Arc
 
 /// Refuses to start with the key of another account than the one that the store is bound to.
 async fn bind_account(
-    config: &Config,
-    store: &Arc<dyn Store>,
+    context: &jobs::Context,
     provider: Option<&Arc<dyn Provider>>,
-    clock: &Clock,
-    destinations: Vec<&'static str>,
-) -> anyhow::Result<(Option<Binder>, Gate)> {
-    let Some(provider) = provider.filter(|_| config.provider.shadow == Shadow::Off) else {
+) -> anyhow::Result<(Option<BindingJob>, Gate)> {
+    let Some(provider) = provider.filter(|_| !context.config.provider.is_shadow()) else {
         return Ok((None, Gate::open()));
     };
-    let (store, provider) = (Arc::clone(store), Arc::clone(provider));
-    let (binder, gate) = Binder::new(store, provider, clock.clone(), destinations);
-    match binder.check().await.context("cannot read the store's binding")? {
+    let (binding, gate) = BindingJob::new(context, provider);
+    match binding.check().await.context("cannot read the store's binding")? {
         Finding::Bound => {}
         Finding::Other(explained) => bail!("{explained}"),
         Finding::Unread(why) => tracing::warn!(
@@ -194,7 +182,7 @@ async fn bind_account(
              nothing is sent until it can be"
         ),
     }
-    Ok((Some(binder), gate))
+    Ok((Some(binding), gate))
 }
 
 async fn declare_meters(

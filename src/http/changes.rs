@@ -8,7 +8,7 @@ use super::auth::{Caller, Scope};
 use super::extract::{Query, parse_limit};
 use super::problem::Problem;
 use crate::rules::ids::TenantId;
-use crate::store::message::Message;
+use crate::store::outbox::Message;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;

@@ -6,7 +6,7 @@
 
 mod conditions;
 
-use super::{Stop, repeat};
+use super::{Context, Job};
 use crate::clock::Clock;
 use crate::rules::alert::{Alert, AlertKind, Condition, Scope, Severity, judge_alerts};
 use crate::rules::span::Span;
@@ -18,15 +18,13 @@ use std::time::Duration;
 
 const LEASE: &str = "alerts";
 const LEASE_SPAN: Span = Span::from_minutes(1);
-const PAUSE: Duration = Duration::from_secs(5);
 /// How often the counters of a day are read, which takes longer than the rest.
 const ACTIVITY_EVERY: Span = Span::from_minutes(5);
 const PAGE: usize = 1_000;
-const UNMAPPED_AFTER: Span = Span::from_hours(24);
 /// The alert of a fault that another server met is not believed for longer.
 const FAULT_AGE_MAX: Span = Span::from_hours(24);
 
-pub struct Alerter {
+pub struct AlertsJob {
     store: Arc<dyn Store>,
     clock: Clock,
     holder: String,
@@ -44,34 +42,14 @@ struct Memory {
     activity_at: Option<Timestamp>,
 }
 
-impl Alerter {
-    pub fn new(
-        store: Arc<dyn Store>,
-        clock: Clock,
-        holder: String,
-        destinations: Vec<&'static str>,
-    ) -> Self {
-        let (unmapped_after, memory, name) = (UNMAPPED_AFTER, Mutex::default(), holder.clone());
-        Self { store, clock, holder, name, destinations, unmapped_after, memory }
-    }
-
-    /// With a name that the next start of this server has again, so that it ends the alerts of its
-    /// faults.
-    pub fn named(self, name: String) -> Self {
-        Self { name, ..self }
-    }
-
-    /// With another `alerts.unmapped_after` than a day.
-    pub fn paging_unmapped_after(self, unmapped_after: Span) -> Self {
-        Self { unmapped_after, ..self }
-    }
-
-    pub async fn run(self, stop: Stop) {
-        repeat("alerts", PAUSE, stop, || async { self.look().await.map(drop) }).await;
-    }
+impl Job for AlertsJob {
+    const NAME: &'static str = "alerts";
+    const PAUSE: Duration = Duration::from_secs(5);
+    type Done = usize;
+    type Error = store::Error;
 
     /// Opens and ends alerts; returns how many changes were made.
-    pub async fn look(&self) -> store::Result<usize> {
+    async fn pass(&self) -> store::Result<usize> {
         let now = self.clock.now();
         let told = self.tell_faults(now).await?;
         let until = LEASE_SPAN.after(now);
@@ -102,6 +80,14 @@ impl Alerter {
         metrics::gauge!("counterfoil_drifting_tenants").set(gauge(drifting));
         self.store.release_lease(&lease).await?;
         Ok(told + changed)
+    }
+}
+
+impl AlertsJob {
+    pub fn new(context: &Context) -> Self {
+        let Context { store, clock, config, holder, name, destinations, .. } = context.clone();
+        let (unmapped_after, memory) = (config.alerts.unmapped_after, Mutex::default());
+        Self { store, clock, holder, name, destinations, unmapped_after, memory }
     }
 
     /// Opens the alerts of faults that this process has met, and ends those of the process before

@@ -9,7 +9,7 @@
 //! crash leaves the cursor at the last page that was recorded whole.
 
 use super::keeper::{Keeper, LeaseTerms};
-use super::{Stop, repeat, sure_time};
+use super::{Context, Job, sure_time};
 use crate::clock::Clock;
 use crate::faults::crash_point;
 use crate::provider::{EventList, Provider, Unreadable};
@@ -27,8 +27,6 @@ const LEASE: &str = "backfill";
 const LEASE_SPAN: Span = Span::from_minutes(5);
 /// How often the lists are read.
 pub const EVERY: Span = Span::from_minutes(30);
-/// How often to look whether it is time.
-const PAUSE: Duration = Duration::from_secs(10);
 /// How far back the list is read: the provider's thirty days, less an hour, so that the place at
 /// which a pass was cut is still in the list when the pass goes on.
 const REACH: Span = Span::from_hours(30 * 24 - 1);
@@ -52,7 +50,7 @@ struct Cursor {
     ended_at: Option<Timestamp>,
 }
 
-pub struct Backfill {
+pub struct BackfillJob {
     store: Arc<dyn Store>,
     provider: Arc<dyn Provider>,
     clock: Clock,
@@ -69,22 +67,15 @@ pub enum BackfillError {
     Store(#[from] store::Error),
 }
 
-impl Backfill {
-    pub fn new(
-        store: Arc<dyn Store>,
-        provider: Arc<dyn Provider>,
-        clock: Clock,
-        (holder, arrived): (String, Arc<Notify>),
-    ) -> Self {
-        Self { store, provider, clock, holder, arrived }
-    }
-
-    pub async fn run(self, stop: Stop) {
-        repeat("backfill", PAUSE, stop, || async { self.pass().await.map(drop) }).await;
-    }
+impl Job for BackfillJob {
+    const NAME: &'static str = "backfill";
+    /// How often to look whether it is time.
+    const PAUSE: Duration = Duration::from_secs(10);
+    type Done = u64;
+    type Error = BackfillError;
 
     /// Reads the lists if it is time; returns how many webhooks had been missed.
-    pub async fn pass(&self) -> Result<u64, BackfillError> {
+    async fn pass(&self) -> Result<u64, BackfillError> {
         if sure_time(&self.clock, "backfill").is_none() {
             return Ok(0);
         }
@@ -104,6 +95,13 @@ impl Backfill {
             tracing::warn!(missed, "{missed} webhooks had been missed and were found in the list");
         }
         Ok(missed)
+    }
+}
+
+impl BackfillJob {
+    pub fn new(context: &Context, provider: &Arc<dyn Provider>, arrived: Arc<Notify>) -> Self {
+        let Context { store, clock, holder, .. } = context.clone();
+        Self { store, provider: Arc::clone(provider), clock, holder, arrived }
     }
 
     /// Reads a list to its end, or until the lease is lost; the new holder goes on from the cursor.

@@ -9,8 +9,8 @@
 //! leaves the binding written or not; the next start reads the account again. In shadow mode
 //! nothing is billed, so nothing is bound and the gate is open.
 
-use super::Stop;
 use super::alerts::{list_open, record};
+use super::{Context, Job, Stop};
 use crate::clock::Clock;
 use crate::provider::Provider;
 use crate::rules::alert::{AlertKind, Condition, Scope};
@@ -20,7 +20,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-const PAUSE: Duration = Duration::from_secs(10);
 /// A provider that does not answer must not hold up the start for longer.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -56,7 +55,7 @@ pub enum Finding {
     Unread(String),
 }
 
-pub struct Binder {
+pub struct BindingJob {
     store: Arc<dyn Store>,
     provider: Arc<dyn Provider>,
     clock: Clock,
@@ -64,28 +63,12 @@ pub struct Binder {
     gate: watch::Sender<bool>,
 }
 
-impl Binder {
-    pub fn new(
-        store: Arc<dyn Store>,
-        provider: Arc<dyn Provider>,
-        clock: Clock,
-        destinations: Vec<&'static str>,
-    ) -> (Self, Gate) {
-        let (sender, receiver) = watch::channel(false);
-        (Self { store, provider, clock, destinations, gate: sender }, Gate(receiver))
-    }
-
-    /// Looks until the gate is open, or the server stops.
-    pub async fn run(self, mut stop: Stop) {
-        while !stop.is_told() {
-            match self.look().await {
-                Ok(Finding::Bound) => return,
-                Ok(Finding::Unread(why)) => tracing::debug!("the account is unread: {why}"),
-                Ok(Finding::Other(_)) => {}
-                Err(error) => tracing::warn!(%error, "the account cannot be compared"),
-            }
-            stop.wait(PAUSE).await;
-        }
+impl BindingJob {
+    pub fn new(context: &Context, provider: &Arc<dyn Provider>) -> (Self, Gate) {
+        let Context { store, clock, destinations, .. } = context.clone();
+        let (gate, opened) = watch::channel(false);
+        let provider = Arc::clone(provider);
+        (Self { store, provider, clock, destinations, gate }, Gate(opened))
     }
 
     /// Reads the account, binds the store to it if it is bound to none, and opens the gate if it
@@ -105,13 +88,23 @@ impl Binder {
         self.gate.send_replace(true);
         Ok(Finding::Bound)
     }
+}
 
-    /// The same while the server runs, with an alert if it is another account.
-    pub async fn look(&self) -> store::Result<Finding> {
+impl Job for BindingJob {
+    const NAME: &'static str = "binding";
+    const PAUSE: Duration = Duration::from_secs(10);
+    type Done = Finding;
+    type Error = store::Error;
+
+    /// Checks the account while the server runs, with an alert if it is another one.
+    async fn pass(&self) -> store::Result<Finding> {
         let finding = self.check().await?;
         let condition = match &finding {
             Finding::Bound => None,
-            Finding::Unread(_) => return Ok(finding),
+            Finding::Unread(why) => {
+                tracing::debug!("the account is unread: {why}");
+                return Ok(finding);
+            }
             Finding::Other(explained) => Some(Condition {
                 kind: AlertKind::AccountChanged,
                 subject: String::new(),
@@ -126,5 +119,11 @@ impl Binder {
         let now = self.clock.now();
         record(&*self.store, &open, &scopes, conditions, &self.destinations, now).await?;
         Ok(finding)
+    }
+
+    /// Once the gate is open there is nothing left to do.
+    async fn rest(&self, found: Option<&Finding>, stop: &mut Stop) {
+        let bound = found == Some(&Finding::Bound);
+        stop.wait(if bound { Duration::MAX } else { Self::PAUSE }).await;
     }
 }

@@ -11,7 +11,7 @@
 //! those that are a day old (a server that still has the reason opens its own again).
 
 use super::alerts::{list_open, record};
-use super::{Stop, repeat};
+use super::{Context, Job};
 use crate::clock::Clock;
 use crate::provider::Provider;
 use crate::rules::alert::{Alert, AlertKind, Condition, Scope};
@@ -23,7 +23,6 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-const PAUSE: Duration = Duration::from_secs(2);
 /// How long a provider that was heard is left alone.
 const HEARD_FOR_MICROS: i64 = 4 * MICROS_PER_MINUTE;
 /// The same while the time is in doubt.
@@ -33,7 +32,7 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 /// An alert that is older is not believed any more.
 const ALERT_AGE_MAX: Span = Span::from_hours(24);
 
-pub struct ClockKeeper {
+pub struct ClocksJob {
     store: Arc<dyn Store>,
     provider: Option<Arc<dyn Provider>>,
     clock: Clock,
@@ -44,36 +43,33 @@ pub struct ClockKeeper {
     last: Mutex<Option<Doubt>>,
 }
 
-impl ClockKeeper {
+impl ClocksJob {
     /// From now on `clock` must be confirmed, if the store or the provider can confirm it.
     pub async fn start(
-        store: Arc<dyn Store>,
+        context: &Context,
         provider: Option<Arc<dyn Provider>>,
-        clock: Clock,
-        (name, destinations): (String, Vec<&'static str>),
     ) -> store::Result<Self> {
+        let Context { store, clock, name, destinations, .. } = context.clone();
         let last = Mutex::default();
         clock.start_after(store.high_water());
         let by_provider = provider.as_ref().is_some_and(|provider| provider.tells_time());
         if by_provider || store.read_clock().await?.is_some() {
             clock.require_confirmation();
         }
-        let keeper = Self { store, provider, clock, name, destinations, last };
-        keeper.hear().await?;
-        Ok(keeper)
+        let job = Self { store, provider, clock, name, destinations, last };
+        job.hear().await?;
+        Ok(job)
     }
+}
 
-    /// What tells this server from others in alerts.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub async fn run(self, stop: Stop) {
-        repeat("clocks", PAUSE, stop, || async { self.look().await.map(drop) }).await;
-    }
+impl Job for ClocksJob {
+    const NAME: &'static str = "clocks";
+    const PAUSE: Duration = Duration::from_secs(2);
+    type Done = usize;
+    type Error = store::Error;
 
     /// Hears the other clocks and follows what they say; returns how many alerts that changed.
-    pub async fn look(&self) -> store::Result<usize> {
+    async fn pass(&self) -> store::Result<usize> {
         self.hear().await?;
         let moment = self.clock.moment();
         let in_doubt = moment.doubt.is_some();
@@ -87,7 +83,9 @@ impl ClockKeeper {
         }
         self.tell(moment.doubt, moment.now).await
     }
+}
 
+impl ClocksJob {
     /// Reads the database's clock, and the provider's if it was not heard for a while.
     async fn hear(&self) -> store::Result<()> {
         let asked = self.clock.tick();

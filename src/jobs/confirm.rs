@@ -10,7 +10,7 @@
 //! crash leaves pushes submitted; they are looked for again.
 
 use super::keeper::{Keeper, LeaseTerms};
-use super::{Stop, do_all_but_faulty, repeat, sure_time};
+use super::{Context, Job, Stop, do_all_but_faulty, repeat, sure_time};
 use crate::clock::Clock;
 use crate::config::PushConfig;
 use crate::faults::{crash_point, planted};
@@ -20,56 +20,52 @@ use crate::rules::evidence::read_twice_from;
 use crate::rules::ids::{CustomerId, MeterNo};
 use crate::rules::meter::Catalog;
 use crate::rules::quantity::Quantity;
-use crate::rules::timestamp::MICROS_PER_SECOND;
 use crate::rules::window::Window;
 use crate::store::push::{Right, Settlement, SubmittedWindow};
 use crate::store::reconciliation::SummaryReading;
 use crate::store::{self, Store};
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 const LEASE: &str = "confirm";
-/// Shortest and longest pause between passes, in microseconds; in between, pushes are looked for
-/// as often as `push.look_after` lets one be due.
-const PAUSES: RangeInclusive<i64> = MICROS_PER_SECOND..=5 * MICROS_PER_SECOND;
+/// Shortest pause between passes.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// Windows looked at in one pass.
 const WINDOWS_MAX: usize = 500;
 
-pub struct Confirmer {
+pub struct ConfirmJob {
     store: Arc<dyn Store>,
     provider: Arc<dyn Provider>,
     clock: Clock,
     holder: String,
     settings: PushConfig,
     shadow: bool,
-    stop: Option<Stop>,
+    stop: OnceLock<Stop>,
 }
 
 /// Windows that one call asks for: of one customer, meter and length.
 type Asked = BTreeMap<(CustomerId, MeterNo, i64), Vec<SubmittedWindow>>;
 
-impl Confirmer {
-    pub fn new(
-        store: Arc<dyn Store>,
-        provider: Arc<dyn Provider>,
-        clock: Clock,
-        (holder, settings): (String, PushConfig),
-        shadow: bool,
-    ) -> Self {
-        Self { store, provider, clock, holder, settings, shadow, stop: None }
+impl Job for ConfirmJob {
+    const NAME: &'static str = "confirm";
+    /// The longest; in between, pushes are looked for as often as `push.look_after` lets one be due.
+    const PAUSE: Duration = Duration::from_secs(5);
+    type Done = usize;
+    type Error = store::Error;
+
+    async fn run(&self, stop: Stop) {
+        let stop = self.stop.get_or_init(|| stop).clone();
+        repeat(self, stop).await;
     }
 
-    pub async fn run(mut self, stop: Stop) {
-        self.stop = Some(stop.clone());
-        let micros = self.settings.look_after.micros().clamp(*PAUSES.start(), *PAUSES.end());
-        let pause = Duration::from_micros(micros.unsigned_abs());
-        repeat("confirm", pause, stop, || async { self.pass().await.map(drop) }).await;
+    async fn rest(&self, _settled: Option<&usize>, stop: &mut Stop) {
+        let look_after = Duration::from_micros(self.settings.look_after.micros().unsigned_abs());
+        stop.wait(look_after.clamp(PAUSE_MIN, Self::PAUSE)).await;
     }
 
     /// Looks for what is due to be looked for; returns how many pushes were settled.
-    pub async fn pass(&self) -> store::Result<usize> {
+    async fn pass(&self) -> store::Result<usize> {
         let limits = self.provider.limits();
         if !limits.shows_totals || !limits.sends {
             return Ok(0);
@@ -90,7 +86,7 @@ impl Confirmer {
         let mut settled = 0;
         for ((customer, meter, _), mut windows) in asked {
             // A provider that does not answer must not hold up the server's end.
-            if self.stop.as_ref().is_some_and(Stop::is_told) {
+            if self.stop.get().is_some_and(Stop::is_told) {
                 break;
             }
             windows.sort_by_key(|window| window.window.start);
@@ -105,6 +101,21 @@ impl Confirmer {
         }
         keeper.release().await?;
         Ok(settled)
+    }
+}
+
+impl ConfirmJob {
+    pub fn new(context: &Context, provider: &Arc<dyn Provider>) -> Self {
+        let Context { store, clock, config, holder, .. } = context.clone();
+        Self {
+            store,
+            provider: Arc::clone(provider),
+            clock,
+            holder,
+            settings: config.push.clone(),
+            shadow: config.provider.is_shadow(),
+            stop: OnceLock::new(),
+        }
     }
 
     async fn look(

@@ -5,7 +5,7 @@
 //! grant is taken away only once no usage from before its expiry can come any more and all that
 //! came is cut. A crash leaves a grant expired or not, as a whole.
 
-use super::{Stop, repeat, sure_time};
+use super::{Context, Job, sure_time};
 use crate::clock::Clock;
 use crate::faults::{crash_point, planted};
 use crate::rules::billing::Granularity;
@@ -25,7 +25,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-const PAUSE: Duration = Duration::from_secs(60);
 /// Grants that one transaction ends.
 const EXPIRE_MAX: usize = 100;
 /// More than a tenant can have with anything left.
@@ -240,24 +239,21 @@ fn too_large() -> Error {
 }
 
 /// Ends grants that have expired.
-pub struct GrantExpirer {
+pub struct CreditsJob {
     store: Arc<dyn Store>,
     clock: Clock,
     /// For how long usage from before a grant's expiry can still come.
     accept_horizon: Span,
 }
 
-impl GrantExpirer {
-    pub fn new(store: Arc<dyn Store>, clock: Clock, accept_horizon_hours: u32) -> Self {
-        Self { store, clock, accept_horizon: Span::from_hours(accept_horizon_hours) }
-    }
-
-    pub async fn run(self, stop: Stop) {
-        repeat("grants", PAUSE, stop, || async { self.pass().await.map(drop) }).await;
-    }
+impl Job for CreditsJob {
+    const NAME: &'static str = "grants";
+    const PAUSE: Duration = Duration::from_secs(60);
+    type Done = usize;
+    type Error = store::Error;
 
     /// Ends what is due; returns how many grants that was.
-    pub async fn pass(&self) -> store::Result<usize> {
+    async fn pass(&self) -> store::Result<usize> {
         let mut ended = 0;
         loop {
             let Some(now) = sure_time(&self.clock, "grants") else { return Ok(ended) };
@@ -268,6 +264,14 @@ impl GrantExpirer {
                 return Ok(ended);
             }
         }
+    }
+}
+
+impl CreditsJob {
+    pub fn new(context: &Context) -> Self {
+        let Context { store, clock, config, .. } = context.clone();
+        let accept_horizon = Span::from_hours(config.ingest.accept_horizon_hours);
+        Self { store, clock, accept_horizon }
     }
 
     /// Grants that expired by then cover nothing more; none while a billed meter was never cut.

@@ -29,12 +29,11 @@ mod walk;
 pub use failures::{CutFailure, read_failures};
 
 use super::keeper::{Keeper, LeaseTerms};
-use super::{Stop, repeat, sure_time};
+use super::{Context, Job, Stop, repeat, sure_time};
 use crate::clock::Clock;
-use crate::config::{Config, Shadow};
+use crate::config::Config;
 use crate::faults::crash_point;
 use crate::rules::billing::{Billing, Granularity};
-use crate::rules::credit::DrawOrder;
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::span::Span;
@@ -51,8 +50,6 @@ use walk::{Memory, Walk};
 
 const LEASE: &str = "cut";
 const DRAIN_LEASE: &str = "cut.drain";
-/// How often to look whether a meter is due.
-const PAUSE: Duration = Duration::from_secs(1);
 /// Windows that one transaction cuts.
 const ORDERS_MAX: usize = 200;
 /// Events of one window that one transaction turns into pushes.
@@ -61,39 +58,15 @@ const EVENTS_MAX: usize = 1_000;
 /// that were received before the last pass and committed after it.
 const MARGIN: Span = Span::from_hours(2);
 
-pub struct Cutter {
+pub struct CutJob {
     store: Arc<dyn Store>,
     clock: Clock,
-    settings: CutSettings,
+    config: Arc<Config>,
+    holder: String,
+    /// Significant digits that the provider holds.
+    digits_max: u32,
     memory: Mutex<Memory>,
     flushes: Mutex<flush::Flushes>,
-}
-
-#[derive(Debug, Clone)]
-pub struct CutSettings {
-    /// Names this process among all that share the store.
-    pub holder: String,
-    pub accept_horizon_hours: u32,
-    pub shadow: bool,
-    pub digits_max: u32,
-    /// Which credits are drawn on first.
-    pub draw_order: DrawOrder,
-    /// A holder that was not heard of for so long has lost the lease.
-    pub lease_ms: u32,
-}
-
-impl CutSettings {
-    /// As the settings of the server have it, for a provider that holds so many digits.
-    pub fn of(config: &Config, digits_max: u32, holder: String) -> Self {
-        Self {
-            holder,
-            accept_horizon_hours: config.ingest.accept_horizon_hours,
-            shadow: config.provider.shadow != Shadow::Off,
-            digits_max,
-            draw_order: config.credits.order,
-            lease_ms: config.push.lease_ms,
-        }
-    }
 }
 
 /// What a pass did.
@@ -112,22 +85,22 @@ struct Billed<'a> {
     mark: Option<Timestamp>,
 }
 
-impl Cutter {
-    pub fn new(store: Arc<dyn Store>, clock: Clock, settings: CutSettings) -> Self {
-        let memory = Mutex::default();
-        Self { store, clock, settings, memory, flushes: Mutex::default() }
-    }
+impl Job for CutJob {
+    const NAME: &'static str = "cut";
+    /// How often to look whether a meter is due.
+    const PAUSE: Duration = Duration::from_secs(1);
+    type Done = Pass;
+    type Error = store::Error;
 
-    /// Runs both tasks until the server stops. Neither waits for the other: a long pass does not
-    /// delay drafts, and a draft that cannot be read does not stop passes.
-    pub async fn run(self, stop: Stop) {
-        let passes = repeat("cut", PAUSE, stop.clone(), || async { self.pass().await.map(drop) });
-        let flushes = repeat("flush", PAUSE, stop, || async { self.flush().await.map(drop) });
-        tokio::join!(passes, flushes);
+    /// Runs passes and flushes. Neither waits for the other: a long pass does not delay drafts, and
+    /// a draft that cannot be read does not stop passes.
+    async fn run(&self, stop: Stop) {
+        let flushes = flush::Flush(self);
+        tokio::join!(repeat(self, stop.clone()), repeat(&flushes, stop));
     }
 
     /// Cuts what is due, unless another server is at it.
-    pub async fn pass(&self) -> store::Result<Pass> {
+    async fn pass(&self) -> store::Result<Pass> {
         let Some(now) = sure_time(&self.clock, "cut") else { return Ok(Pass::default()) };
         let (catalog, marks) = (self.store.load_catalog().await?, self.marks().await?);
         let meters = catalog.billed();
@@ -162,12 +135,20 @@ impl Cutter {
         }
         Ok(done)
     }
+}
+
+impl CutJob {
+    pub fn new(context: &Context, digits_max: u32) -> Self {
+        let Context { store, clock, config, holder, .. } = context.clone();
+        let (memory, flushes) = (Mutex::default(), Mutex::default());
+        Self { store, clock, config, holder, digits_max, memory, flushes }
+    }
 
     /// Cuts all of a tenant's windows that end by `border`, also those that have not settled;
     /// false if another server is cutting, or a window could not be cut.
     pub async fn cut_until(&self, tenant: &TenantId, border: Timestamp) -> store::Result<bool> {
         let Some(now) = sure_time(&self.clock, "cut") else { return Ok(false) };
-        let horizon = Span::from_hours(self.settings.accept_horizon_hours);
+        let horizon = Span::from_hours(self.config.ingest.accept_horizon_hours);
         let range = Window { start: horizon.before(border), end: border };
         let catalog = self.store.load_catalog().await?;
         let orders = self.order_hurried(&catalog, tenant, range, now).await?;
@@ -217,8 +198,8 @@ impl Cutter {
     }
 
     async fn claim(&self, name: &'static str) -> store::Result<Option<Keeper<'_>>> {
-        let span_micros = i64::from(self.settings.lease_ms) * 1_000;
-        let terms = LeaseTerms { name, holder: &self.settings.holder, span_micros };
+        let span_micros = i64::from(self.config.push.lease_ms) * 1_000;
+        let terms = LeaseTerms { name, holder: &self.holder, span_micros };
         Keeper::claim(&*self.store, &self.clock, terms).await
     }
 
@@ -306,7 +287,7 @@ impl Cutter {
     fn reach(&self, billed: &Billed<'_>, now: Timestamp) -> Reach {
         let around = billed.billing.window_around(now, billed.meter.spec.bucket);
         let window_micros = around.end.micros() - around.start.micros();
-        let horizon = Span::from_hours(self.settings.accept_horizon_hours);
+        let horizon = Span::from_hours(self.config.ingest.accept_horizon_hours);
         let start = billed.billing.start();
         let received_since = MARGIN.before(billed.mark.unwrap_or(start));
         // An event may lie a little ahead of its receipt, and its window ends after it.
@@ -381,10 +362,10 @@ impl Cutter {
         while let Some(mut batch) = batches.pop() {
             let terms = CutTerms {
                 at: self.clock.now(),
-                shadow: self.settings.shadow,
-                digits_max: self.settings.digits_max,
+                shadow: self.config.provider.is_shadow(),
+                digits_max: self.digits_max,
                 events_max: EVENTS_MAX,
-                draw_order: self.settings.draw_order,
+                draw_order: self.config.credits.order,
             };
             crash_point("cut.before");
             let report = match self.store.record_cuts(keeper.lease(), batch.clone(), terms).await {

@@ -5,21 +5,20 @@
 //! writes it and however often. A crash leaves a message written or not; the next look writes it.
 
 use super::mirror::list_all;
-use super::{Stop, repeat, sure_time};
+use super::{Context, Job, sure_time};
 use crate::clock::Clock;
 use crate::rules::dunning::{Stage, judge_end, judge_stage};
 use crate::rules::invoice::Invoice;
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
-use crate::store::message::{Message, NewMessage};
+use crate::store::outbox::{Message, NewMessage};
 use crate::store::{self, Store};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-const PAUSE: Duration = Duration::from_secs(30);
 const PAGE: usize = 1_000;
 
-pub struct Dunner {
+pub struct DunningJob {
     store: Arc<dyn Store>,
     clock: Clock,
     told: Mutex<Told>,
@@ -35,17 +34,14 @@ struct Told {
     open: BTreeSet<String>,
 }
 
-impl Dunner {
-    pub fn new(store: Arc<dyn Store>, clock: Clock) -> Self {
-        Self { store, clock, told: Mutex::default() }
-    }
-
-    pub async fn run(self, stop: Stop) {
-        repeat("dunning", PAUSE, stop, || async { self.pass().await.map(drop) }).await;
-    }
+impl Job for DunningJob {
+    const NAME: &'static str = "dunning";
+    const PAUSE: Duration = Duration::from_secs(30);
+    type Done = usize;
+    type Error = store::Error;
 
     /// Tells what has not been told; returns how many messages that made.
-    pub async fn pass(&self) -> store::Result<usize> {
+    async fn pass(&self) -> store::Result<usize> {
         let Some(now) = sure_time(&self.clock, "dunning") else { return Ok(0) };
         let mut messages = Vec::new();
         for mirror in list_all(&*self.store, ObjectKind::Invoice, Some("open")).await? {
@@ -66,6 +62,13 @@ impl Dunner {
             return Ok(0);
         }
         self.store.record_messages(messages, now).await
+    }
+}
+
+impl DunningJob {
+    pub fn new(context: &Context) -> Self {
+        let Context { store, clock, .. } = context.clone();
+        Self { store, clock, told: Mutex::default() }
     }
 
     /// Invoices in dunning, as far as others know.

@@ -7,7 +7,7 @@
 //! A crash leaves objects leased; they are read again when the lease ends, or by a webhook's next
 //! ticket.
 
-use super::{Stop, repeat, unless_fault};
+use super::{Context, Job, Stop, unless_fault};
 use crate::clock::Clock;
 use crate::config::PushConfig;
 use crate::faults::crash_point;
@@ -32,18 +32,17 @@ const PAGE: usize = 1_000;
 const CONCURRENCY_MAX: usize = 16;
 /// Objects of one claim, and of one commit.
 const CLAIM_MAX: usize = 128;
-/// How often to look for objects that are due again.
-const PAUSE: Duration = Duration::from_millis(500);
 /// A report names when pushes were refused; they were taken a little before.
 const REPORT_MARGIN: Span = Span::from_minutes(10);
 /// How soon a report is looked at again whose push is being sent just now.
 const BUSY_PAUSE: Span = Span::from_seconds(5);
 
-pub struct MirrorReader {
+pub struct MirrorJob {
     store: Arc<dyn Store>,
     provider: Arc<dyn Provider>,
     clock: Clock,
     settings: PushConfig,
+    arrived: Arc<Notify>,
 }
 
 /// What came of one object.
@@ -52,35 +51,25 @@ enum Outcome {
     PutOff(WantedMirror, Span, String),
 }
 
-impl MirrorReader {
-    pub fn new(
-        store: Arc<dyn Store>,
-        provider: Arc<dyn Provider>,
-        clock: Clock,
-        settings: PushConfig,
-    ) -> Self {
-        Self { store, provider, clock, settings }
-    }
+impl Job for MirrorJob {
+    const NAME: &'static str = "mirror";
+    /// How often to look for objects that are due again.
+    const PAUSE: Duration = Duration::from_millis(500);
+    type Done = usize;
+    type Error = store::Error;
 
-    pub async fn run(self, arrived: Arc<Notify>, stop: Stop) {
-        let told = stop.clone();
-        repeat("mirror", Duration::ZERO, stop, || async {
-            let read = self.pass().await;
-            // Nothing was due: wait for a webhook, or for what was put off.
-            if !matches!(read, Ok(1..)) {
-                let mut told = told.clone();
-                tokio::select! {
-                    () = arrived.notified() => {}
-                    () = told.wait(PAUSE) => {}
-                }
+    async fn rest(&self, read: Option<&usize>, stop: &mut Stop) {
+        // Nothing was due: wait for a webhook, or for what was put off.
+        if !matches!(read, Some(1..)) {
+            tokio::select! {
+                () = self.arrived.notified() => {}
+                () = stop.wait(Self::PAUSE) => {}
             }
-            read.map(drop)
-        })
-        .await;
+        }
     }
 
     /// Reads what is due; returns how many objects that was.
-    pub async fn pass(&self) -> store::Result<usize> {
+    async fn pass(&self) -> store::Result<usize> {
         let Some(inbound) = self.provider.inbound() else { return Ok(0) };
         let now = self.clock.now();
         let lease_until = now.saturating_add_micros(i64::from(self.settings.lease_ms) * 1_000);
@@ -112,6 +101,14 @@ impl MirrorReader {
             Some(error) => Err(error),
             None => Ok(count),
         }
+    }
+}
+
+impl MirrorJob {
+    pub fn new(context: &Context, provider: &Arc<dyn Provider>, arrived: Arc<Notify>) -> Self {
+        let Context { store, clock, config, .. } = context.clone();
+        let settings = config.push.clone();
+        Self { store, provider: Arc::clone(provider), clock, settings, arrived }
     }
 
     async fn read(&self, inbound: &dyn Inbound, wanted: WantedMirror) -> store::Result<Outcome> {

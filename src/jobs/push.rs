@@ -12,7 +12,7 @@
 //! What a crash leaves: before the attempt is written, nothing was sent; after it, an attempt with
 //! an unknown outcome. In both cases the lease ends, and any server takes the push over.
 
-use super::{Stop, do_all_but_faulty, sure_time, unless_fault};
+use super::{Context, Job, Stop, do_all_but_faulty, sure_time, unless_fault};
 use crate::clock::Clock;
 use crate::config::PushConfig;
 use crate::faults::{crash_point, planted};
@@ -47,16 +47,15 @@ const CLAIM_MAX: usize = 128;
 const RELEASE_MAX: usize = 500;
 /// Such transactions before a claim.
 const RELEASES_MAX: usize = 20;
-/// How long to wait when the pace allows no call now: a few calls' worth at Stripe's rates.
-const PACE_PAUSE: Duration = Duration::from_millis(5);
 
-pub struct Submitter {
+#[derive(Clone)]
+pub struct PushJob {
     store: Arc<dyn Store>,
     provider: Arc<dyn Provider>,
     clock: Clock,
     settings: PushConfig,
     shadow: bool,
-    pace: Mutex<Pace>,
+    pace: Arc<Mutex<Pace>>,
     /// Spreads pauses; what a push gets depends on this, its number and its attempts alone.
     jitter_seed: u64,
 }
@@ -64,24 +63,20 @@ pub struct Submitter {
 /// Pushes on their way.
 type Flights = JoinSet<Settlement>;
 
-impl Submitter {
-    pub fn new(
-        store: Arc<dyn Store>,
-        provider: Arc<dyn Provider>,
-        clock: Clock,
-        settings: PushConfig,
-        (shadow, jitter_seed): (bool, u64),
-    ) -> Arc<Self> {
-        let pace = Mutex::new(Pace::new(settings.rate_per_second, clock.monotonic()));
-        Arc::new(Self { store, provider, clock, settings, shadow, pace, jitter_seed })
-    }
+impl Job for PushJob {
+    const NAME: &'static str = "push";
+    /// When the pace allows no call now: a few calls' worth at Stripe's rates. Else it is
+    /// `push.poll_ms`.
+    const PAUSE: Duration = Duration::from_millis(5);
+    type Done = usize;
+    type Error = store::Error;
 
     /// Sends what is due until the server stops; what is on its way then is settled first.
-    pub async fn run(self: Arc<Self>, mut stop: Stop) {
+    async fn run(&self, mut stop: Stop) {
         let poll = Duration::from_millis(self.settings.poll_ms);
         let mut flights = Flights::new();
         loop {
-            let pause = if self.calls_allowed() == 0 { PACE_PAUSE.min(poll) } else { poll };
+            let pause = if self.calls_allowed() == 0 { Self::PAUSE.min(poll) } else { poll };
             let launched = if stop.is_told() { Ok(0) } else { self.launch(&mut flights).await };
             match launched {
                 Ok(0) if flights.is_empty() && stop.is_told() => return,
@@ -100,7 +95,7 @@ impl Submitter {
     }
 
     /// Sends everything that is due by now and settles it; returns how many were settled.
-    pub async fn run_due(self: &Arc<Self>) -> store::Result<usize> {
+    async fn pass(&self) -> store::Result<usize> {
         let mut flights = Flights::new();
         let mut settled = 0;
         loop {
@@ -111,13 +106,23 @@ impl Submitter {
             settled += self.settle(&mut flights, Duration::from_secs(60)).await;
         }
     }
+}
+
+impl PushJob {
+    pub fn new(context: &Context, provider: &Arc<dyn Provider>) -> Self {
+        let Context { store, clock, config, jitter_seed, .. } = context.clone();
+        let (settings, shadow) = (config.push.clone(), config.provider.is_shadow());
+        let pace = Pace::new(settings.rate_per_second, clock.monotonic());
+        let (provider, pace) = (Arc::clone(provider), Arc::new(Mutex::new(pace)));
+        Self { store, provider, clock, settings, shadow, pace, jitter_seed }
+    }
 
     fn calls_allowed(&self) -> usize {
         self.pace.lock().expect("no holder panics").available(self.clock.monotonic())
     }
 
     /// Claims what is due and sends it on its way; returns how many were claimed.
-    async fn launch(self: &Arc<Self>, flights: &mut Flights) -> store::Result<usize> {
+    async fn launch(&self, flights: &mut Flights) -> store::Result<usize> {
         let Some(now) = sure_time(&self.clock, "push") else { return Ok(0) };
         let room = self.settings.concurrency_max.saturating_sub(flights.len());
         let limit = room.min(self.calls_allowed()).min(CLAIM_MAX);
@@ -146,14 +151,14 @@ impl Submitter {
             };
             let act = self.due_act(&claimed);
             if let Some(window) = self.must_compare(&claimed, act) {
-                let this = Arc::clone(self);
+                let this = self.clone();
                 flights.spawn(async move { this.compare(claimed, &meter, window).await });
                 continue;
             }
             match act {
                 Act::Send => sendings.push(self.prepare(claimed, &meter)),
                 Act::Decide => {
-                    let this = Arc::clone(self);
+                    let this = self.clone();
                     flights.spawn(async move { this.decide(claimed, &meter).await });
                 }
                 Act::Wait { until } => settlements.push(wait(&claimed, until)),
@@ -292,7 +297,7 @@ impl Submitter {
 
     /// Writes the attempts down, and then sends them.
     async fn send_all(
-        self: &Arc<Self>,
+        &self,
         sendings: Vec<Sending>,
         held_until: Timestamp,
         flights: &mut Flights,
@@ -318,7 +323,7 @@ impl Submitter {
         }
         crash_point("push.before_send");
         for sending in sendings.into_iter().filter(|s| begun.contains(&s.claimed.push.number)) {
-            let this = Arc::clone(self);
+            let this = self.clone();
             flights.spawn(async move {
                 let sent = this.send(sending, now);
                 deadline::within(&this.clock, held_until, sent).await

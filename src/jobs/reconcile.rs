@@ -26,7 +26,7 @@ mod ranges;
 mod snapshot;
 mod unbilled;
 
-use super::{Stop, repeat, sure_time};
+use super::{Context, Job, sure_time};
 use crate::clock::Clock;
 use crate::config::ReconcileConfig;
 use crate::faults::crash_point;
@@ -60,7 +60,6 @@ const LEASE: &str = "reconcile";
 /// Prolonged inside every loop of a pass, once a part of it is over.
 const LEASE_SPAN: Span = Span::from_minutes(10);
 const RENEWED_AFTER: Span = Span::from_minutes(3);
-const PAUSE: Duration = Duration::from_secs(1);
 const HOURLY: Span = Span::from_hours(1);
 /// How long after its end an incomplete nightly pass is taken up again.
 const TAKEN_UP_AFTER: Span = Span::from_hours(1);
@@ -75,7 +74,7 @@ const NIGHTLY_DAYS: i64 = 35;
 const CHUNK: usize = 100;
 const PAGE: usize = 1_000;
 
-pub struct Reconciler {
+pub struct ReconcileJob {
     store: Arc<dyn Store>,
     provider: Arc<dyn Provider>,
     clock: Clock,
@@ -164,35 +163,14 @@ pub enum PassError {
     Store(#[from] store::Error),
 }
 
-impl Reconciler {
-    pub fn new(
-        store: Arc<dyn Store>,
-        provider: Arc<dyn Provider>,
-        clock: Clock,
-        (holder, settings): (String, ReconcileConfig),
-        shadow: bool,
-    ) -> Self {
-        let budget = Mutex::new(Budget::new(settings.reads_per_hour));
-        Self {
-            store,
-            provider,
-            clock,
-            holder,
-            settings,
-            shadow,
-            budget,
-            turn: Mutex::default(),
-            passed_over: AtomicBool::new(false),
-            invoices_after: Mutex::default(),
-        }
-    }
-
-    pub async fn run(self, stop: Stop) {
-        repeat("reconcile", PAUSE, stop, || async { self.tick().await.map(drop) }).await;
-    }
+impl Job for ReconcileJob {
+    const NAME: &'static str = "reconcile";
+    const PAUSE: Duration = Duration::from_secs(1);
+    type Done = Option<u64>;
+    type Error = PassError;
 
     /// Runs the pass that is due, if any, unless another server is at it; returns its number.
-    pub async fn tick(&self) -> Result<Option<u64>, PassError> {
+    async fn pass(&self) -> Result<Option<u64>, PassError> {
         let Some(now) = sure_time(&self.clock, "reconcile") else { return Ok(None) };
         let until = LEASE_SPAN.after(now);
         let Some(lease) = self.store.claim_lease(LEASE, &self.holder, now, until).await? else {
@@ -228,6 +206,25 @@ impl Reconciler {
         };
         self.store.release_lease(&lease).await?;
         Ok(number)
+    }
+}
+
+impl ReconcileJob {
+    pub fn new(context: &Context, provider: &Arc<dyn Provider>) -> Self {
+        let Context { store, clock, config, holder, .. } = context.clone();
+        let settings = config.reconcile.clone();
+        Self {
+            store,
+            provider: Arc::clone(provider),
+            clock,
+            holder,
+            budget: Mutex::new(Budget::new(settings.reads_per_hour)),
+            settings,
+            shadow: config.provider.is_shadow(),
+            turn: Mutex::default(),
+            passed_over: AtomicBool::new(false),
+            invoices_after: Mutex::default(),
+        }
     }
 
     /// Fails a pass that would only fail again: the passes after it must not wait for it. A store

@@ -7,16 +7,13 @@
 //! Tests put a copy of the store's files back, or make a database from a template, and call
 //! [`recognise`] as a starting server does; or they call `record_restore`.
 
-use super::{Stop, repeat};
+use super::{Context, Job};
 use crate::clock::Clock;
 use crate::rules::restore::{Cause, judge_identity, judge_start, lag_after};
 use crate::store;
 use crate::store::epoch::{Epoch, Epochs};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Often enough that a stop of ten minutes is told from one of a minute.
-const ALIVE_EVERY: Duration = Duration::from_secs(60);
 
 /// Finds out whether the store was restored since it was last in use, and begins an epoch if so.
 pub async fn recognise(store: &dyn Epochs, clock: &Clock) -> store::Result<Option<Epoch>> {
@@ -29,16 +26,33 @@ pub async fn recognise(store: &dyn Epochs, clock: &Clock) -> store::Result<Optio
     Ok(found)
 }
 
-/// Moves the mark on until the server stops. A database that is put back or taken over by a standby
-/// while servers run is recognised here.
-pub async fn keep_alive(store: Arc<dyn Epochs>, clock: Clock, stop: Stop) {
-    let work = || async {
-        if let Some(cause) = judge_identity(&store.read_life().await?) {
-            begin_epoch(&*store, &clock, &cause).await?;
+pub struct RestoreJob {
+    store: Arc<dyn Epochs>,
+    clock: Clock,
+}
+
+impl RestoreJob {
+    pub fn new(context: &Context) -> Self {
+        let Context { store, clock, .. } = context.clone();
+        Self { store, clock }
+    }
+}
+
+impl Job for RestoreJob {
+    const NAME: &'static str = "restore";
+    /// Often enough that a stop of ten minutes is told from one of a minute.
+    const PAUSE: Duration = Duration::from_secs(60);
+    type Done = ();
+    type Error = store::Error;
+
+    /// Moves the mark on. A database that is put back or taken over by a standby while servers run
+    /// is recognised here.
+    async fn pass(&self) -> store::Result<()> {
+        if let Some(cause) = judge_identity(&self.store.read_life().await?) {
+            begin_epoch(&*self.store, &self.clock, &cause).await?;
         }
-        store.record_alive(clock.now()).await
-    };
-    repeat("restore", ALIVE_EVERY, stop, work).await;
+        self.store.record_alive(self.clock.now()).await
+    }
 }
 
 async fn begin_epoch(store: &dyn Epochs, clock: &Clock, cause: &Cause) -> store::Result<Epoch> {

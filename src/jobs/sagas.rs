@@ -20,8 +20,8 @@ pub use change_plan::ChangeParams;
 pub use create_subscription::CreateParams;
 pub use drain::boundary_after;
 
-use super::cut::{CutSettings, Cutter};
-use super::{Stop, repeat, sure_time};
+use super::cut::CutJob;
+use super::{Context, Job, sure_time};
 use crate::clock::Clock;
 use crate::faults::crash_point;
 use crate::provider::{Provider, deadline};
@@ -30,26 +30,22 @@ use crate::rules::saga::{
     Direction, LogLine, Mark, Move, Outcome, Saga, SagaKind, SagaState, StepShape, Tried, Verdict,
     judge_act, judge_undo, next_move, step_key, was_begun, why_turned_back,
 };
-use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
-use crate::store::message::NewMessage;
+use crate::store::outbox::NewMessage;
 use crate::store::saga::{ClaimedSaga, Standing};
 use crate::store::{self, Store};
 use std::sync::Arc;
 use std::time::Duration;
 use step::{Step, Turn};
 
-const PAUSE: Duration = Duration::from_millis(500);
 /// Sagas of one claim; they are moved one after the other.
 const CLAIM_MAX: usize = 8;
-/// The setting `sagas.lease_ms`, unless it is set: longer than the calls of a step can take.
-const LEASE: Span = Span::from_minutes(3);
 
-pub struct SagaRunner {
+pub struct SagasJob {
     store: Arc<dyn Store>,
     provider: Arc<dyn Provider>,
     clock: Clock,
-    cutter: Cutter,
+    cutter: CutJob,
     lease_micros: i64,
 }
 
@@ -64,28 +60,14 @@ struct Running {
     shapes: Vec<StepShape>,
 }
 
-impl SagaRunner {
-    pub fn new(
-        store: Arc<dyn Store>,
-        provider: Arc<dyn Provider>,
-        clock: Clock,
-        cutting: CutSettings,
-    ) -> Self {
-        let cutter = Cutter::new(Arc::clone(&store), clock.clone(), cutting);
-        Self { store, provider, clock, cutter, lease_micros: LEASE.micros() }
-    }
-
-    /// With another time after which a saga of a dead runner is taken up by another.
-    pub fn with_lease_ms(self, lease_ms: u32) -> Self {
-        Self { lease_micros: i64::from(lease_ms) * 1_000, ..self }
-    }
-
-    pub async fn run(self, stop: Stop) {
-        repeat("sagas", PAUSE, stop, || async { self.pass().await.map(drop) }).await;
-    }
+impl Job for SagasJob {
+    const NAME: &'static str = "sagas";
+    const PAUSE: Duration = Duration::from_millis(500);
+    type Done = usize;
+    type Error = store::Error;
 
     /// Moves sagas that are due as far as they go; returns how many it took up.
-    pub async fn pass(&self) -> store::Result<usize> {
+    async fn pass(&self) -> store::Result<usize> {
         let Some(now) = sure_time(&self.clock, "sagas") else { return Ok(0) };
         let held_until = self.lease_from(self.clock.monotonic());
         let claimed = self.store.claim_sagas(now, self.lease_from(now), CLAIM_MAX).await?;
@@ -102,6 +84,15 @@ impl SagaRunner {
             }
         }
         Ok(count)
+    }
+}
+
+impl SagasJob {
+    pub fn new(context: &Context, provider: &Arc<dyn Provider>) -> Self {
+        let cutter = CutJob::new(context, provider.limits().digits_max);
+        let Context { store, clock, config, .. } = context.clone();
+        let lease_micros = i64::from(config.sagas.lease_ms) * 1_000;
+        Self { store, provider: Arc::clone(provider), clock, cutter, lease_micros }
     }
 
     async fn advance(&self, mut running: Running) -> store::Result<()> {

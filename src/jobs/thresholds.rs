@@ -9,7 +9,7 @@
 
 use super::alerts::{list_open, record};
 use super::ingest::Watched;
-use super::{Stop, repeat};
+use super::{Context, Job, Stop};
 use crate::clock::Clock;
 use crate::rules::alert::{AlertKind, Condition, Scope};
 use crate::rules::command::shell_option;
@@ -27,14 +27,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How soon after a mark its usage is read; marks in between are read together.
-const PAUSE: Duration = Duration::from_millis(250);
 /// How often all thresholds are looked at.
 const ALL_EVERY: Span = Span::from_minutes(1);
 /// How often to look whether thresholds were changed, by this server or another.
 const RELOAD_EVERY: Span = Span::from_seconds(5);
 
-pub struct ThresholdWatcher {
+pub struct ThresholdsJob {
     store: Arc<dyn Store>,
     clock: Clock,
     watched: Arc<Watched>,
@@ -49,32 +47,23 @@ struct Memory {
     all_at: Option<Timestamp>,
 }
 
-impl ThresholdWatcher {
-    pub fn new(
-        store: Arc<dyn Store>,
-        clock: Clock,
-        watched: Arc<Watched>,
-        destinations: Vec<&'static str>,
-    ) -> Self {
-        Self { store, clock, watched, destinations, memory: Mutex::default() }
-    }
+impl Job for ThresholdsJob {
+    const NAME: &'static str = "thresholds";
+    /// How soon after a mark its usage is read; marks in between are read together.
+    const PAUSE: Duration = Duration::from_millis(250);
+    type Done = usize;
+    type Error = store::Error;
 
-    pub async fn run(self, stop: Stop) {
-        let told = stop.clone();
-        repeat("thresholds", PAUSE, stop, || async {
-            let done = self.pass().await;
-            let mut told = told.clone();
-            tokio::select! {
-                () = self.watched.marked() => {}
-                () = told.wait(Duration::from_secs(1)) => {}
-            }
-            done.map(drop)
-        })
-        .await;
+    async fn rest(&self, _changed: Option<&usize>, stop: &mut Stop) {
+        tokio::select! {
+            () = self.watched.marked() => {}
+            () = stop.wait(Duration::from_secs(1)) => {}
+        }
+        stop.wait(Self::PAUSE).await;
     }
 
     /// Looks at what was marked; returns how many alerts that changed.
-    pub async fn pass(&self) -> store::Result<usize> {
+    async fn pass(&self) -> store::Result<usize> {
         let now = self.clock.now();
         let (known, all) = self.refresh(now).await?;
         let touched = self.watched.take();
@@ -91,6 +80,13 @@ impl ThresholdWatcher {
             self.watched.mark(touched);
         }
         looked
+    }
+}
+
+impl ThresholdsJob {
+    pub fn new(context: &Context, watched: Arc<Watched>) -> Self {
+        let Context { store, clock, destinations, .. } = context.clone();
+        Self { store, clock, watched, destinations, memory: Mutex::default() }
     }
 
     async fn look(&self, due: &[&Threshold], all: bool, now: Timestamp) -> store::Result<usize> {

@@ -8,6 +8,7 @@
 use crate::rules::event::{Item, parse_event};
 use crate::rules::ids::MeterNo;
 use crate::rules::meter::{Aggregation, Catalog};
+use crate::rules::named::named_enum;
 use crate::rules::quantity::Quantity;
 use crate::store::push::{PushCounts, Pushes, UnbilledSums};
 use crate::store::{self, InboxQuery, Queries, Store};
@@ -19,40 +20,17 @@ const PAGE: usize = 1_000;
 /// Pushes that a note names; it counts the others.
 const NOTED_MAX: usize = 5;
 
-/// Why usage is not billed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Cause {
-    Dead,
-    NoCustomer,
-    /// It was too old to be sent when its tenant got a customer.
-    TooOld,
-    Quarantined,
-    Shadow,
-    BeforeFrom,
-    Held,
-}
-
-impl Cause {
-    pub const ALL: [Self; 7] = [
-        Self::Dead,
-        Self::NoCustomer,
-        Self::TooOld,
-        Self::Quarantined,
-        Self::Shadow,
-        Self::BeforeFrom,
-        Self::Held,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Dead => "dead",
-            Self::NoCustomer => "no_customer",
-            Self::TooOld => "too_old",
-            Self::Quarantined => "quarantined",
-            Self::Shadow => "shadow",
-            Self::BeforeFrom => "before_from",
-            Self::Held => "held",
-        }
+named_enum! {
+    /// Why usage is not billed.
+    pub enum Cause {
+        Dead = "dead",
+        NoCustomer = "no_customer",
+        /// It was too old to be sent when its tenant got a customer.
+        TooOld = "too_old",
+        Quarantined = "quarantined",
+        Shadow = "shadow",
+        BeforeFrom = "before_from",
+        Held = "held",
     }
 }
 

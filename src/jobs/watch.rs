@@ -4,7 +4,7 @@
 //! a long outage does not bury the log.
 
 use super::unbilled::{Cause, Slow, Unbilled};
-use super::{Stop, repeat};
+use super::{Context, Job};
 use crate::clock::Clock;
 use crate::rules::ids::MeterNo;
 use crate::rules::meter::Catalog;
@@ -17,7 +17,6 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-const PAUSE: Duration = Duration::from_secs(10);
 /// How often everything unbilled is added up, which takes longer than the rest.
 const UNBILLED_EVERY: Span = Span::from_minutes(10);
 /// A push that is observed for longer has met trouble.
@@ -25,7 +24,7 @@ pub const OBSERVED_LONG: Span = Span::from_minutes(5);
 /// A push that is submitted for longer should have been confirmed.
 pub const SUBMITTED_LONG: Span = Span::from_hours(1);
 
-pub struct Watcher {
+pub struct WatchJob {
     store: Arc<dyn Store>,
     clock: Clock,
     last: Mutex<PushCounts>,
@@ -40,17 +39,14 @@ struct Shown {
     unbilled: Unbilled,
 }
 
-impl Watcher {
-    pub fn new(store: Arc<dyn Store>, clock: Clock) -> Self {
-        Self { store, clock, last: Mutex::default(), unbilled: Mutex::default() }
-    }
-
-    pub async fn run(self, stop: Stop) {
-        repeat("watch", PAUSE, stop, || async { self.look().await.map(drop) }).await;
-    }
+impl Job for WatchJob {
+    const NAME: &'static str = "watch";
+    const PAUSE: Duration = Duration::from_secs(10);
+    type Done = usize;
+    type Error = store::Error;
 
     /// Reads the numbers, sets the metrics, and warns; returns how many warnings were given.
-    pub async fn look(&self) -> store::Result<usize> {
+    async fn pass(&self) -> store::Result<usize> {
         let now = self.clock.now();
         let ages = PushAges {
             observed_before: OBSERVED_LONG.before(now),
@@ -81,6 +77,13 @@ impl Watcher {
         let warnings = warn_of_change(&last, &counts);
         *last = counts;
         Ok(warnings)
+    }
+}
+
+impl WatchJob {
+    pub fn new(context: &Context) -> Self {
+        let Context { store, clock, .. } = context.clone();
+        Self { store, clock, last: Mutex::default(), unbilled: Mutex::default() }
     }
 
     /// Shows everything unbilled by meter and cause.

@@ -8,6 +8,7 @@
 
 use super::fault::{Fault, must, shown};
 use super::ids::{AccountName, OnceKey, TenantId, Unit};
+use super::named::named_enum;
 use super::plan::Plan;
 use super::quantity::Quantity;
 use super::refusal::Refusal;
@@ -19,24 +20,12 @@ pub const POSTINGS_MAX: usize = 100;
 /// How names begin of accounts, and keys of entries, that are the server's own.
 const RESERVED_PREFIX: &str = "credits.";
 
-/// How low a balance may go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Floor {
-    /// Never below zero.
-    Zero,
-    None,
-}
-
-impl Floor {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Zero => "zero",
-            Self::None => "none",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Zero, Self::None].into_iter().find(|floor| floor.name() == name)
+named_enum! {
+    /// How low a balance may go.
+    pub enum Floor {
+        /// Never below zero.
+        Zero = "zero",
+        None = "none",
     }
 }
 

@@ -7,169 +7,81 @@
 //! Invariant: at most one alert of a kind and subject is open, however often its condition is seen.
 //! An alert of a kind that was not looked at stays as it is.
 
+use super::named::named_enum;
 use super::timestamp::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// How urgent an alert is.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Severity {
-    /// Worth knowing.
-    Notice,
-    /// Someone must look now: a bill may become wrong.
-    Page,
-}
-
-impl Severity {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Notice => "notice",
-            Self::Page => "page",
-        }
+named_enum! {
+    /// How urgent an alert is.
+    pub enum Severity {
+        /// Worth knowing.
+        Notice = "notice",
+        /// Someone must look now: a bill may become wrong.
+        Page = "page",
     }
 }
 
-/// What an alert is about; docs/operating.md has a heading for each.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum AlertKind {
-    /// Pushes were not taken by the provider for more than five minutes.
-    PushesObservedLong,
-    /// Pushes were taken more than an hour ago and the provider's totals do not show them.
-    PushesSubmittedLong,
-    /// A difference was still there after the next pass.
-    DriftUnresolved,
-    /// Pushes need a person.
-    DeadLetters,
-    /// Usage that was counted and is not billed.
-    Unbilled,
-    /// Many events came under keys that other payloads hold.
-    ConflictRate,
-    /// Many events were too old or too far ahead, and are kept and not counted.
-    QuarantineRate,
-    /// A tenant that was active has sent nothing for some time.
-    Silence,
-    /// Clocks contradict each other, and money stands still until they agree.
-    ClockInDoubt,
-    /// The key is of another account than the one that the store is bound to.
-    AccountChanged,
-    /// An invoice is about to be fixed while usage of its period is on its way.
-    FinalizationNear,
-    /// A subscription at the provider belongs to nobody here.
-    UnknownSubscription,
-    /// An invoice does not show what was counted.
-    InvoiceDrift,
-    /// A customer was deleted at the provider.
-    CustomerDeleted,
-    /// A payment failed.
-    PaymentFailed,
-    /// Webhooks were taken and their effects could not be made for some time.
-    WebhooksWaiting,
-    /// A tenant's usage has passed a threshold.
-    UsageThreshold,
-    /// A tenant's usage has reached its quota.
-    QuotaReached,
-    /// A saga can neither go on nor back by itself.
-    SagaNeedsAttention,
-    /// Windows of a tenant cannot be cut for what is stored of them.
-    CutFailing,
-    /// The embedded store cannot fold events into tables any more.
-    FoldStopped,
-    /// The embedded store's write-ahead log has outgrown what it should be.
-    LogLarge,
-    /// The last day was not compared in time, or days were skipped.
-    NightlyLate,
-    /// Usage of tenants without a customer is billed to nobody.
-    UsageUnmapped,
-    /// The same for longer than `alerts.unmapped_after`.
-    UsageUnmappedLong,
-    /// Usage was too old to be sent when its tenant got a customer.
-    UsageUnsent,
-    /// A fact about money does not hold, and the operation that met it was refused.
-    InternalFault,
+named_enum! {
+    /// What an alert is about; docs/operating.md has a heading for each.
+    pub enum AlertKind {
+        /// Pushes were not taken by the provider for more than five minutes.
+        PushesObservedLong = "pushes_observed_long",
+        /// Pushes were taken more than an hour ago and the provider's totals do not show them.
+        PushesSubmittedLong = "pushes_submitted_long",
+        /// A difference was still there after the next pass.
+        DriftUnresolved = "drift_unresolved",
+        /// Pushes need a person.
+        DeadLetters = "dead_letters",
+        /// Usage that was counted and is not billed.
+        Unbilled = "unbilled",
+        /// Many events came under keys that other payloads hold.
+        ConflictRate = "conflict_rate",
+        /// Many events were too old or too far ahead, and are kept and not counted.
+        QuarantineRate = "quarantine_rate",
+        /// A tenant that was active has sent nothing for some time.
+        Silence = "silence",
+        /// Clocks contradict each other, and money stands still until they agree.
+        ClockInDoubt = "clock_in_doubt",
+        /// The key is of another account than the one that the store is bound to.
+        AccountChanged = "account_changed",
+        /// An invoice is about to be fixed while usage of its period is on its way.
+        FinalizationNear = "finalization_near",
+        /// A subscription at the provider belongs to nobody here.
+        UnknownSubscription = "unknown_subscription",
+        /// An invoice does not show what was counted.
+        InvoiceDrift = "invoice_drift",
+        /// A customer was deleted at the provider.
+        CustomerDeleted = "customer_deleted",
+        /// A payment failed.
+        PaymentFailed = "payment_failed",
+        /// Webhooks were taken and their effects could not be made for some time.
+        WebhooksWaiting = "webhooks_waiting",
+        /// A tenant's usage has passed a threshold.
+        UsageThreshold = "usage_threshold",
+        /// A tenant's usage has reached its quota.
+        QuotaReached = "quota_reached",
+        /// A saga can neither go on nor back by itself.
+        SagaNeedsAttention = "saga_needs_attention",
+        /// Windows of a tenant cannot be cut for what is stored of them.
+        CutFailing = "cut_failing",
+        /// The embedded store cannot fold events into tables any more.
+        FoldStopped = "fold_stopped",
+        /// The embedded store's write-ahead log has outgrown what it should be.
+        LogLarge = "log_large",
+        /// The last day was not compared in time, or days were skipped.
+        NightlyLate = "nightly_late",
+        /// Usage of tenants without a customer is billed to nobody.
+        UsageUnmapped = "usage_unmapped",
+        /// The same for longer than `alerts.unmapped_after`.
+        UsageUnmappedLong = "usage_unmapped_long",
+        /// Usage was too old to be sent when its tenant got a customer.
+        UsageUnsent = "usage_unsent",
+        /// A fact about money does not hold, and the operation that met it was refused.
+        InternalFault = "internal_fault",
+    }
 }
 
 impl AlertKind {
-    pub const ALL: [Self; 27] = [
-        Self::PushesObservedLong,
-        Self::PushesSubmittedLong,
-        Self::DriftUnresolved,
-        Self::DeadLetters,
-        Self::Unbilled,
-        Self::ConflictRate,
-        Self::QuarantineRate,
-        Self::Silence,
-        Self::ClockInDoubt,
-        Self::AccountChanged,
-        Self::FinalizationNear,
-        Self::UnknownSubscription,
-        Self::InvoiceDrift,
-        Self::CustomerDeleted,
-        Self::PaymentFailed,
-        Self::WebhooksWaiting,
-        Self::UsageThreshold,
-        Self::QuotaReached,
-        Self::SagaNeedsAttention,
-        Self::CutFailing,
-        Self::FoldStopped,
-        Self::LogLarge,
-        Self::NightlyLate,
-        Self::UsageUnmapped,
-        Self::UsageUnmappedLong,
-        Self::UsageUnsent,
-        Self::InternalFault,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::PushesObservedLong => "pushes_observed_long",
-            Self::PushesSubmittedLong => "pushes_submitted_long",
-            Self::DriftUnresolved => "drift_unresolved",
-            Self::DeadLetters => "dead_letters",
-            Self::Unbilled => "unbilled",
-            Self::ConflictRate => "conflict_rate",
-            Self::QuarantineRate => "quarantine_rate",
-            Self::Silence => "silence",
-            Self::ClockInDoubt => "clock_in_doubt",
-            Self::AccountChanged => "account_changed",
-            Self::FinalizationNear => "finalization_near",
-            Self::UnknownSubscription => "unknown_subscription",
-            Self::InvoiceDrift => "invoice_drift",
-            Self::CustomerDeleted => "customer_deleted",
-            Self::PaymentFailed => "payment_failed",
-            Self::WebhooksWaiting => "webhooks_waiting",
-            Self::UsageThreshold => "usage_threshold",
-            Self::QuotaReached => "quota_reached",
-            Self::SagaNeedsAttention => "saga_needs_attention",
-            Self::CutFailing => "cut_failing",
-            Self::FoldStopped => "fold_stopped",
-            Self::LogLarge => "log_large",
-            Self::NightlyLate => "nightly_late",
-            Self::UsageUnmapped => "usage_unmapped",
-            Self::UsageUnmappedLong => "usage_unmapped_long",
-            Self::UsageUnsent => "usage_unsent",
-            Self::InternalFault => "internal_fault",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-
     pub fn severity(self) -> Severity {
         match self {
             Self::PushesObservedLong
@@ -216,7 +128,7 @@ pub struct Condition {
 }
 
 /// An alert as it is stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Alert {
     pub number: u64,
     pub kind: AlertKind,
@@ -228,32 +140,81 @@ pub struct Alert {
 }
 
 impl Alert {
+    /// Notices of its beginning, for every destination.
+    pub fn tell_opening(&self, destinations: &[&'static str]) -> Vec<NewNotice> {
+        let told = |to| self.notice(NoticeEvent::Opened, to, self.opened_at);
+        destinations.iter().copied().map(told).collect()
+    }
+
+    /// Notices of its end, which was written at `at`, for those that may have heard of its
+    /// beginning; `untold` are openings that were given up for it.
+    pub fn tell_end(
+        &self,
+        destinations: &[&'static str],
+        untold: &[Untold],
+        at: Timestamp,
+    ) -> Vec<NewNotice> {
+        let own = untold.iter().filter(|opening| opening.alert == self.number);
+        let told = |to: &'static str| {
+            let due_at = match own.clone().find(|opening| opening.destination == to) {
+                // It never heard of the beginning, so it need not hear of the end.
+                Some(opening) if opening.attempts == 0 => return None,
+                // While the opening is being sent, the end must not come before it.
+                Some(opening) => opening.leased_until.map_or(at, |until| until.max(at)),
+                None => at,
+            };
+            Some(self.notice(NoticeEvent::Resolved, to, due_at))
+        };
+        destinations.iter().copied().filter_map(told).collect()
+    }
+
+    fn notice(
+        &self,
+        event: NoticeEvent,
+        destination: &'static str,
+        due_at: Timestamp,
+    ) -> NewNotice {
+        let (alert, kind) = (self.number, event.name());
+        let id = format!("alert_{alert}_{kind}_{destination}");
+        let payload = serde_json::to_string(self).expect("an alert is plain data");
+        NewNotice { id, alert, event, destination, payload, due_at }
+    }
+
     /// Whether its text is that of the condition.
     fn says(&self, condition: &Condition) -> bool {
         (&self.summary, &self.command) == (&condition.summary, &condition.command)
     }
 }
 
-/// What a person is told about an alert.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NoticeEvent {
-    Opened,
-    Resolved,
+named_enum! {
+    /// What a person is told about an alert.
+    pub enum NoticeEvent {
+        Opened = "opened",
+        Resolved = "resolved",
+    }
 }
 
-impl NoticeEvent {
-    pub const ALL: [Self; 2] = [Self::Opened, Self::Resolved];
+/// What one destination is told of an alert.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewNotice {
+    /// It is written once under it.
+    pub id: String,
+    pub alert: u64,
+    pub event: NoticeEvent,
+    pub destination: &'static str,
+    /// The alert as JSON, so that every try says the same.
+    pub payload: String,
+    pub due_at: Timestamp,
+}
 
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Opened => "opened",
-            Self::Resolved => "resolved",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|event| event.name() == name)
-    }
+/// An opening that was still waiting when its alert ended, and was given up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Untold {
+    pub alert: u64,
+    pub destination: String,
+    /// How often it was claimed: it may have arrived all the same.
+    pub attempts: u32,
+    pub leased_until: Option<Timestamp>,
 }
 
 /// What changes.
@@ -362,6 +323,29 @@ mod tests {
     }
 
     #[test]
+    fn an_end_is_told_to_those_that_may_have_heard_of_the_beginning() {
+        let alert = alert(7, AlertKind::Silence, "acme");
+        let opened = alert.tell_opening(&["slack", "email"]);
+        assert_eq!(opened[0].id, "alert_7_opened_slack");
+        assert_eq!((opened.len(), opened[1].due_at), (2, alert.opened_at));
+        assert_eq!(serde_json::from_str::<Alert>(&opened[0].payload).expect("an alert"), alert);
+        let at = Timestamp::from_micros;
+        let untold = |destination: &str, attempts: u32, until: Option<i64>| Untold {
+            alert: 7,
+            destination: destination.into(),
+            attempts,
+            leased_until: until.map(at),
+        };
+        let untold =
+            [untold("never", 0, None), untold("failed", 2, None), untold("sending", 1, Some(9))];
+        let ended = alert.tell_end(&["never", "failed", "sending", "heard"], &untold, at(5));
+        let due: Vec<_> = ended.iter().map(|one| (one.destination, one.due_at)).collect();
+        assert_eq!(due, [("failed", at(5)), ("sending", at(9)), ("heard", at(5))]);
+        let other = Alert { number: 8, ..alert };
+        assert_eq!(other.tell_end(&["never"], &untold, at(5)).len(), 1);
+    }
+
+    #[test]
     fn what_was_not_looked_at_stays() {
         let open = [
             alert(1, AlertKind::UsageThreshold, "acme/calls/1"),
@@ -372,15 +356,5 @@ mod tests {
         let series = Some("acme/calls".into());
         let scope = Scope { kind: AlertKind::UsageThreshold, series };
         assert_eq!(judge_alerts(&open, &[scope], vec![]), [AlertChange::Resolve(1)]);
-    }
-
-    #[test]
-    fn names_are_read_back() {
-        for kind in AlertKind::ALL {
-            assert_eq!(AlertKind::from_name(kind.name()), Some(kind));
-        }
-        for event in NoticeEvent::ALL {
-            assert_eq!(NoticeEvent::from_name(event.name()), Some(event));
-        }
     }
 }

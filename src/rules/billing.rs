@@ -5,6 +5,7 @@
 
 use super::ids::{METER_SLUG_BYTES_MAX, MeterSlug, check_text};
 use super::meter::Aggregation;
+use super::named::named_enum;
 use super::refusal::Refusal;
 use super::timestamp::{MICROS_PER_DAY, MICROS_PER_HOUR, Timestamp};
 use super::window::{Bucket, Window};
@@ -37,15 +38,16 @@ pub struct Billing {
     pub from: Option<String>,
 }
 
-/// What a push says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Mode {
-    /// By how much the window's total has grown; the provider adds it up.
-    #[default]
-    Delta,
-    /// The window's whole total; at the provider the last one received stands.
-    Absolute,
+named_enum! {
+    /// What a push says.
+    #[derive(Default)]
+    pub enum Mode {
+        /// By how much the window's total has grown; the provider adds it up.
+        #[default]
+        Delta = "delta",
+        /// The window's whole total; at the provider the last one received stands.
+        Absolute = "absolute",
+    }
 }
 
 /// What one push is of.
@@ -124,18 +126,5 @@ impl Billing {
         };
         let start = Timestamp::from_micros(at.micros().div_euclid(length) * length);
         Window { start, end: start.saturating_add_micros(length) }
-    }
-}
-
-impl Mode {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Delta => "delta",
-            Self::Absolute => "absolute",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Delta, Self::Absolute].into_iter().find(|mode| mode.name() == name)
     }
 }

@@ -12,6 +12,7 @@
 pub mod covering;
 
 use super::ids::{MeterNo, OnceKey, TenantId, Unit};
+use super::named::named_enum;
 use super::quantity::{Quantity, SCALE};
 use super::refusal::Refusal;
 use super::span::Span;
@@ -29,27 +30,12 @@ pub const PRIORITY_MAX: u8 = 100;
 /// By how much the clocks of two servers that stamp events may differ, and more.
 const CLOCKS_APART: Span = Span::from_hours(1);
 
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Pool {
-    /// Given.
-    Granted,
-    /// Paid for.
-    Purchased,
-}
-
-impl Pool {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Granted => "granted",
-            Self::Purchased => "purchased",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Granted, Self::Purchased].into_iter().find(|pool| pool.name() == name)
+named_enum! {
+    pub enum Pool {
+        /// Given.
+        Granted = "granted",
+        /// Paid for.
+        Purchased = "purchased",
     }
 }
 
@@ -96,43 +82,23 @@ pub struct Grant {
     pub created_at: Timestamp,
 }
 
-/// What happened to a grant.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum ChangeKind {
-    Issued,
-    /// Usage was covered by it.
-    Drawn,
-    /// Usage it had covered turned out not to have been used.
-    GivenBack,
-    Expired,
-    /// Paid back to whoever had paid.
-    Refunded,
-    /// Taken away again.
-    Voided,
+named_enum! {
+    /// What happened to a grant.
+    pub enum ChangeKind {
+        Issued = "issued",
+        /// Usage was covered by it.
+        Drawn = "drawn",
+        /// Usage it had covered turned out not to have been used.
+        GivenBack = "given_back",
+        Expired = "expired",
+        /// Paid back to whoever had paid.
+        Refunded = "refunded",
+        /// Taken away again.
+        Voided = "voided",
+    }
 }
 
 impl ChangeKind {
-    pub const ALL: [Self; 6] =
-        [Self::Issued, Self::Drawn, Self::GivenBack, Self::Expired, Self::Refunded, Self::Voided];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Issued => "issued",
-            Self::Drawn => "drawn",
-            Self::GivenBack => "given_back",
-            Self::Expired => "expired",
-            Self::Refunded => "refunded",
-            Self::Voided => "voided",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-
     /// Whether it raises what is left of its grant.
     pub(super) fn raises(self) -> bool {
         match self {

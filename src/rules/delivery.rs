@@ -12,10 +12,10 @@
 //! ```
 
 use super::billing::Mode;
+use super::named::named_enum;
 use super::quantity::Quantity;
 use super::span::Span;
 use super::timestamp::Timestamp;
-use serde::{Deserialize, Serialize};
 
 /// Longest pause between two looks for a push.
 const LOOK_EVERY_MAX: Span = Span::from_hours(1);
@@ -28,58 +28,30 @@ const UNREADABLE_MAX: Span = Span::from_hours(3 * 24);
 /// How long a provider that could not show totals is left alone.
 const UNREADABLE_PAUSE: Span = Span::from_minutes(5);
 
-/// Where a push stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum PushState {
-    /// Written down for a tenant without a customer: nobody can be billed for it yet.
-    Waiting,
-    /// Written down; not sent yet, or sent with an unknown outcome.
-    Observed,
-    /// The provider says that it has it.
-    Submitted,
-    /// The provider's summary shows it.
-    Confirmed,
-    /// A reconciliation pass or an invoice line has closed it.
-    Reconciled,
-    /// Needs a person.
-    Dead,
-    /// A person wrote it off.
-    Discarded,
-    /// Surely never counted: a later revision took its place, or it was too old to be sent when
-    /// its tenant got a customer (class not_sent).
-    Replaced,
+named_enum! {
+    /// Where a push stands.
+    pub enum PushState {
+        /// Written down for a tenant without a customer: nobody can be billed for it yet.
+        Waiting = "waiting",
+        /// Written down; not sent yet, or sent with an unknown outcome.
+        Observed = "observed",
+        /// The provider says that it has it.
+        Submitted = "submitted",
+        /// The provider's summary shows it.
+        Confirmed = "confirmed",
+        /// A reconciliation pass or an invoice line has closed it.
+        Reconciled = "reconciled",
+        /// Needs a person.
+        Dead = "dead",
+        /// A person wrote it off.
+        Discarded = "discarded",
+        /// Surely never counted: a later revision took its place, or it was too old to be sent when
+        /// its tenant got a customer (class not_sent).
+        Replaced = "replaced",
+    }
 }
 
 impl PushState {
-    pub const ALL: [Self; 8] = [
-        Self::Waiting,
-        Self::Observed,
-        Self::Submitted,
-        Self::Confirmed,
-        Self::Reconciled,
-        Self::Dead,
-        Self::Discarded,
-        Self::Replaced,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Observed => "observed",
-            Self::Submitted => "submitted",
-            Self::Confirmed => "confirmed",
-            Self::Reconciled => "reconciled",
-            Self::Dead => "dead",
-            Self::Discarded => "discarded",
-            Self::Replaced => "replaced",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.name() == name)
-    }
-
     /// Whether the provider has it, as far as is known.
     pub fn settled(self) -> bool {
         match self {
@@ -89,104 +61,50 @@ impl PushState {
     }
 }
 
-/// Why a push is where it is: one word for each row of its history.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Class {
-    /// A cut planned it.
-    Cut,
-    /// It is about to be sent.
-    Attempt,
-    /// The provider took it.
-    Accepted,
-    /// The provider had it already, under this very key.
-    AlreadyThere,
-    /// The provider refused it; it did not count.
-    Refused,
-    /// It may have counted or not; it will be tried again.
-    Unknown,
-    /// The summary shows an unknown one: it counted.
-    Present,
-    /// The summary lacks it: it did not count.
-    Absent,
-    /// The summary fits neither; a person must look.
-    Undecidable,
-    /// The summary could not be read for days; a person must look.
-    Unreadable,
-    /// The summary shows what was submitted.
-    Confirmed,
-    /// It lies further back than the provider takes; it was not sent.
-    TooOld,
-    /// A person asked for another try.
-    Retried,
-    /// A person wrote it off.
-    Discarded,
-    /// A later absolute total of the window made it pointless.
-    Overtaken,
-    /// It was not sent: shadow mode without a destination, or too old when its tenant got a
-    /// customer.
-    NotSent,
-    /// The provider had counted so much and shows it no more.
-    Lost,
-    /// A pass found that the provider lacks it, beyond doubt.
-    Correction,
-    /// A pass over its day found both halves equal.
-    Reconciled,
-    /// The provider held it, and the store had forgotten it: it was sent before a restore.
-    Adopted,
-}
-
-impl Class {
-    pub const ALL: [Self; 20] = [
-        Self::Cut,
-        Self::Attempt,
-        Self::Accepted,
-        Self::AlreadyThere,
-        Self::Refused,
-        Self::Unknown,
-        Self::Present,
-        Self::Absent,
-        Self::Undecidable,
-        Self::Unreadable,
-        Self::Confirmed,
-        Self::TooOld,
-        Self::Retried,
-        Self::Discarded,
-        Self::Overtaken,
-        Self::NotSent,
-        Self::Lost,
-        Self::Correction,
-        Self::Reconciled,
-        Self::Adopted,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Cut => "cut",
-            Self::Attempt => "attempt",
-            Self::Accepted => "accepted",
-            Self::AlreadyThere => "already_there",
-            Self::Refused => "refused",
-            Self::Unknown => "unknown",
-            Self::Present => "present",
-            Self::Absent => "absent",
-            Self::Undecidable => "undecidable",
-            Self::Unreadable => "unreadable",
-            Self::Confirmed => "confirmed",
-            Self::TooOld => "too_old",
-            Self::Retried => "retried",
-            Self::Discarded => "discarded",
-            Self::Overtaken => "overtaken",
-            Self::NotSent => "not_sent",
-            Self::Lost => "lost",
-            Self::Correction => "correction",
-            Self::Reconciled => "reconciled",
-            Self::Adopted => "adopted",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|class| class.name() == name)
+named_enum! {
+    /// Why a push is where it is: one word for each row of its history.
+    pub enum Class {
+        /// A cut planned it.
+        Cut = "cut",
+        /// It is about to be sent.
+        Attempt = "attempt",
+        /// The provider took it.
+        Accepted = "accepted",
+        /// The provider had it already, under this very key.
+        AlreadyThere = "already_there",
+        /// The provider refused it; it did not count.
+        Refused = "refused",
+        /// It may have counted or not; it will be tried again.
+        Unknown = "unknown",
+        /// The summary shows an unknown one: it counted.
+        Present = "present",
+        /// The summary lacks it: it did not count.
+        Absent = "absent",
+        /// The summary fits neither; a person must look.
+        Undecidable = "undecidable",
+        /// The summary could not be read for days; a person must look.
+        Unreadable = "unreadable",
+        /// The summary shows what was submitted.
+        Confirmed = "confirmed",
+        /// It lies further back than the provider takes; it was not sent.
+        TooOld = "too_old",
+        /// A person asked for another try.
+        Retried = "retried",
+        /// A person wrote it off.
+        Discarded = "discarded",
+        /// A later absolute total of the window made it pointless.
+        Overtaken = "overtaken",
+        /// It was not sent: shadow mode without a destination, or too old when its tenant got a
+        /// customer.
+        NotSent = "not_sent",
+        /// The provider had counted so much and shows it no more.
+        Lost = "lost",
+        /// A pass found that the provider lacks it, beyond doubt.
+        Correction = "correction",
+        /// A pass over its day found both halves equal.
+        Reconciled = "reconciled",
+        /// The provider held it, and the store had forgotten it: it was sent before a restore.
+        Adopted = "adopted",
     }
 }
 
@@ -735,11 +653,9 @@ mod tests {
             assert_eq!(judge_retry(PushState::Dead, class).ok(), expected, "{class:?}");
             assert!(judge_retry(PushState::Submitted, class).is_err());
             assert!(judge_retry(PushState::Discarded, class).is_err());
-            assert_eq!(Class::from_name(class.name()), Some(class));
         }
         for state in PushState::ALL {
             assert_eq!(judge_discard(state).is_ok(), state == PushState::Dead, "{state:?}");
-            assert_eq!(PushState::from_name(state.name()), Some(state));
         }
     }
 }

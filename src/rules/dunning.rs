@@ -4,6 +4,7 @@
 //! and stages only follow one another in the order below, so each is told once in a cycle.
 
 use super::invoice::{Dunning, Invoice, judge_dunning};
+use super::named::named_enum;
 use super::span::Span;
 use super::timestamp::Timestamp;
 
@@ -12,39 +13,27 @@ const URGENT_AFTER: Span = Span::from_hours(7 * 24);
 /// From so many failed attempts on it is.
 const URGENT_ATTEMPTS: u32 = 3;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
-    /// A payment failed; it is tried again.
-    Reminder,
-    /// Several have, or it has been long.
-    Urgent,
-    /// Nothing will be tried again.
-    Final,
-    /// It was given up.
-    Lost,
-    /// It was paid after all.
-    Recovered,
+named_enum! {
+    pub enum Stage {
+        /// A payment failed; it is tried again.
+        Reminder = "reminder",
+        /// Several have, or it has been long.
+        Urgent = "urgent",
+        /// Nothing will be tried again.
+        Final = "final",
+        /// It was given up.
+        Lost = "lost",
+        /// It was paid after all.
+        Recovered = "recovered",
+    }
 }
 
 impl Stage {
-    pub const ALL: [Self; 5] =
-        [Self::Reminder, Self::Urgent, Self::Final, Self::Lost, Self::Recovered];
-
     /// Whether nothing comes after it.
     pub fn is_end(self) -> bool {
         match self {
             Self::Reminder | Self::Urgent | Self::Final => false,
             Self::Lost | Self::Recovered => true,
-        }
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Reminder => "reminder",
-            Self::Urgent => "urgent",
-            Self::Final => "final",
-            Self::Lost => "lost",
-            Self::Recovered => "recovered",
         }
     }
 

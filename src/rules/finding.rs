@@ -7,36 +7,18 @@
 
 use super::drift::{Reason, Verdict};
 use super::ids::{MeterNo, TenantId};
+use super::named::named_enum;
 use super::quantity::Quantity;
 use super::span::Span;
 use super::timestamp::Timestamp;
-use serde::{Deserialize, Serialize};
 
-/// What is compared.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum FindingKind {
-    /// Totals of a window or a day.
-    Usage,
-    Subscription,
-    Invoice,
-}
-
-impl FindingKind {
-    pub const ALL: [Self; 3] = [Self::Usage, Self::Subscription, Self::Invoice];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Usage => "usage",
-            Self::Subscription => "subscription",
-            Self::Invoice => "invoice",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
+named_enum! {
+    /// What is compared.
+    pub enum FindingKind {
+        /// Totals of a window or a day.
+        Usage = "usage",
+        Subscription = "subscription",
+        Invoice = "invoice",
     }
 }
 

@@ -4,8 +4,20 @@
 
 use super::digest::{digest_fields, hex};
 use super::ids::TenantId;
+use super::named::named_enum;
 
-/// A message that is to be written.
+/// The destination of changes: there is only one.
+pub const CHANGES_DESTINATION: &str = "webhook";
+
+named_enum! {
+    /// What a message tells of. Each queue has its own sender, so that neither waits for the other.
+    pub enum Queue {
+        Alerts = "alerts",
+        Changes = "changes",
+    }
+}
+
+/// A message about a change that is to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewMessage {
     /// What it tells of, such as `saga:saga_1:1:completed`: it is written once.

@@ -12,51 +12,21 @@
 
 use super::ids::CustomerId;
 use super::invoice::Invoice;
+use super::named::named_enum;
 use super::subscription::Subscription;
 use super::timestamp::Timestamp;
 use super::window::Window;
 use serde::{Deserialize, Serialize};
 
-/// What is mirrored.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum ObjectKind {
-    Subscription,
-    Invoice,
-    CreditGrant,
-    Customer,
-    /// The provider's report of pushes that it took and then refused.
-    ErrorReport,
-}
-
-impl ObjectKind {
-    pub const ALL: [Self; 5] =
-        [Self::Subscription, Self::Invoice, Self::CreditGrant, Self::Customer, Self::ErrorReport];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Subscription => "subscription",
-            Self::Invoice => "invoice",
-            Self::CreditGrant => "credit_grant",
-            Self::Customer => "customer",
-            Self::ErrorReport => "error_report",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
+named_enum! {
+    /// What is mirrored.
+    pub enum ObjectKind {
+        Subscription = "subscription",
+        Invoice = "invoice",
+        CreditGrant = "credit_grant",
+        Customer = "customer",
+        /// The provider's report of pushes that it took and then refused.
+        ErrorReport = "error_report",
     }
 }
 

@@ -9,6 +9,7 @@
 use super::digest::digest_fields;
 use super::drift::{Reason, Verdict};
 use super::ids::{MeterNo, TenantId};
+use super::named::named_enum;
 use super::quantity::Quantity;
 use super::timestamp::Timestamp;
 use super::window::Window;
@@ -18,64 +19,31 @@ use std::collections::BTreeMap;
 
 pub type Hash = [u8; 32];
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum PassKind {
-    /// The last two days, window by window, of whatever has moved.
-    Hourly,
-    /// The day that has ended, of everyone; and the open and last closed periods, by day.
-    Nightly,
-    /// Whatever a person asked for.
-    OneShot,
-}
-
-impl PassKind {
-    pub const ALL: [Self; 3] = [Self::Hourly, Self::Nightly, Self::OneShot];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Hourly => "hourly",
-            Self::Nightly => "nightly",
-            Self::OneShot => "one_shot",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
+named_enum! {
+    pub enum PassKind {
+        /// The last two days, window by window, of whatever has moved.
+        Hourly = "hourly",
+        /// The day that has ended, of everyone; and the open and last closed periods, by day.
+        Nightly = "nightly",
+        /// Whatever a person asked for.
+        OneShot = "one_shot",
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum PassState {
-    /// Ordered, not begun.
-    Waiting,
-    Running,
-    /// Everything was read and compared.
-    Closed,
-    /// It ended, and could not read all of the provider's totals or lists.
-    Incomplete,
-    Failed,
+named_enum! {
+    pub enum PassState {
+        /// Ordered, not begun.
+        Waiting = "waiting",
+        Running = "running",
+        /// Everything was read and compared.
+        Closed = "closed",
+        /// It ended, and could not read all of the provider's totals or lists.
+        Incomplete = "incomplete",
+        Failed = "failed",
+    }
 }
 
 impl PassState {
-    pub const ALL: [Self; 5] =
-        [Self::Waiting, Self::Running, Self::Closed, Self::Incomplete, Self::Failed];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Running => "running",
-            Self::Closed => "closed",
-            Self::Incomplete => "incomplete",
-            Self::Failed => "failed",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.name() == name)
-    }
-
     pub fn has_ended(self) -> bool {
         match self {
             Self::Waiting | Self::Running => false,

@@ -15,9 +15,9 @@ pub mod lifecycle;
 
 use super::digest::{digest_fields, hex};
 use super::ids::{OnceKey, TenantId};
+use super::named::named_enum;
 use super::span::Span;
 use super::timestamp::Timestamp;
-use serde::{Deserialize, Serialize};
 
 /// Tries of one step or of undoing it, before the saga turns back or needs a person.
 pub const TRIES_MAX: u32 = 12;
@@ -27,71 +27,28 @@ const LATE_CALL: Span = Span::from_minutes(10);
 const PAUSE_FIRST_SECONDS: u32 = 1;
 const PAUSE_SECONDS_MAX: u32 = 300;
 
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum SagaKind {
-    CreateSubscription,
-    ChangePlan,
-    CancelSubscription,
-}
-
-impl SagaKind {
-    pub const ALL: [Self; 3] =
-        [Self::CreateSubscription, Self::ChangePlan, Self::CancelSubscription];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::CreateSubscription => "create_subscription",
-            Self::ChangePlan => "change_plan",
-            Self::CancelSubscription => "cancel_subscription",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
+named_enum! {
+    pub enum SagaKind {
+        CreateSubscription = "create_subscription",
+        ChangePlan = "change_plan",
+        CancelSubscription = "cancel_subscription",
     }
 }
 
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum SagaState {
-    Running,
-    /// It has turned back and undoes its steps.
-    Compensating,
-    Completed,
-    /// Everything it did is undone.
-    Compensated,
-    /// It can neither go on nor back by itself.
-    NeedsAttention,
+named_enum! {
+    pub enum SagaState {
+        Running = "running",
+        /// It has turned back and undoes its steps.
+        Compensating = "compensating",
+        Completed = "completed",
+        /// Everything it did is undone.
+        Compensated = "compensated",
+        /// It can neither go on nor back by itself.
+        NeedsAttention = "needs_attention",
+    }
 }
 
 impl SagaState {
-    pub const ALL: [Self; 5] = [
-        Self::Running,
-        Self::Compensating,
-        Self::Completed,
-        Self::Compensated,
-        Self::NeedsAttention,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Compensating => "compensating",
-            Self::Completed => "completed",
-            Self::Compensated => "compensated",
-            Self::NeedsAttention => "needs_attention",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.name() == name)
-    }
-
     /// Whether something is still to be done; a tenant has one such saga at most.
     pub fn is_open(self) -> bool {
         match self {
@@ -135,63 +92,27 @@ pub struct Saga {
     pub state_at: Timestamp,
 }
 
-/// What a line of the log says about its step.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Mark {
-    /// It is about to act.
-    Intent,
-    Done,
-    /// It failed and may not have happened; it is tried again under the same key.
-    Failed,
-    /// The provider keeps a failure under its key and nothing came of it: the next try has a new
-    /// key.
-    Stale,
-    /// It surely did not happen and never will.
-    Refused,
-    /// The saga goes no further than this step and undoes everything.
-    TurnedBack,
-    /// It is about to be undone.
-    UndoIntent,
-    Undone,
-    UndoFailed,
-    /// A person had it taken up again.
-    Revived,
-}
-
-impl Mark {
-    pub const ALL: [Self; 10] = [
-        Self::Intent,
-        Self::Done,
-        Self::Failed,
-        Self::Stale,
-        Self::Refused,
-        Self::TurnedBack,
-        Self::UndoIntent,
-        Self::Undone,
-        Self::UndoFailed,
-        Self::Revived,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Intent => "intent",
-            Self::Done => "done",
-            Self::Failed => "failed",
-            Self::Stale => "stale",
-            Self::Refused => "refused",
-            Self::TurnedBack => "turned_back",
-            Self::UndoIntent => "undo_intent",
-            Self::Undone => "undone",
-            Self::UndoFailed => "undo_failed",
-            Self::Revived => "revived",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|mark| mark.name() == name)
+named_enum! {
+    /// What a line of the log says about its step.
+    pub enum Mark {
+        /// It is about to act.
+        Intent = "intent",
+        Done = "done",
+        /// It failed and may not have happened; it is tried again under the same key.
+        Failed = "failed",
+        /// The provider keeps a failure under its key and nothing came of it: the next try has a
+        /// new key.
+        Stale = "stale",
+        /// It surely did not happen and never will.
+        Refused = "refused",
+        /// The saga goes no further than this step and undoes everything.
+        TurnedBack = "turned_back",
+        /// It is about to be undone.
+        UndoIntent = "undo_intent",
+        Undone = "undone",
+        UndoFailed = "undo_failed",
+        /// A person had it taken up again.
+        Revived = "revived",
     }
 }
 

@@ -8,6 +8,7 @@
 //! before the first state: it is not known.
 
 use super::ids::{CustomerId, SubscriptionId};
+use super::named::named_enum;
 use super::timestamp::Timestamp;
 use super::window::Window;
 use serde::{Deserialize, Serialize};
@@ -26,31 +27,14 @@ pub struct Subscription {
     pub ended_at: Option<Timestamp>,
 }
 
-/// How a state came to be known; the later variant comes later at the same moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Origin {
-    Created,
-    Updated,
-    Ended,
-    /// It was read from the provider at that moment.
-    Read,
-}
-
-impl Origin {
-    pub const ALL: [Self; 4] = [Self::Created, Self::Updated, Self::Ended, Self::Read];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Created => "created",
-            Self::Updated => "updated",
-            Self::Ended => "ended",
-            Self::Read => "read",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|origin| origin.name() == name)
+named_enum! {
+    /// How a state came to be known; the later variant comes later at the same moment.
+    pub enum Origin {
+        Created = "created",
+        Updated = "updated",
+        Ended = "ended",
+        /// It was read from the provider at that moment.
+        Read = "read",
     }
 }
 

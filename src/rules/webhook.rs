@@ -7,9 +7,9 @@
 
 use super::invoice::Invoice;
 use super::mirror::{ObjectName, Snapshot};
+use super::named::named_enum;
 use super::subscription::TimelineEntry;
 use super::timestamp::Timestamp;
-use serde::{Deserialize, Serialize};
 
 /// How a name begins that is made of type, object and content.
 pub const CONTENT_PREFIX: &str = "fact-";
@@ -36,57 +36,27 @@ pub struct WebhookFacts {
     pub timeline: Option<TimelineEntry>,
 }
 
-/// What became of a webhook.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum WebhookStatus {
-    /// Its object is still to be read.
-    Waiting,
-    /// Its object was read, and is as the webhook told.
-    Applied,
-    /// Its object was read, and is not (any more) as the webhook told; what was read stands.
-    Stale,
-    /// It is of a type that has no effect; it is only kept.
-    Kept,
-}
-
-impl WebhookStatus {
-    pub const ALL: [Self; 4] = [Self::Waiting, Self::Applied, Self::Stale, Self::Kept];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Applied => "applied",
-            Self::Stale => "stale",
-            Self::Kept => "kept",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|status| status.name() == name)
+named_enum! {
+    /// What became of a webhook.
+    pub enum WebhookStatus {
+        /// Its object is still to be read.
+        Waiting = "waiting",
+        /// Its object was read, and is as the webhook told.
+        Applied = "applied",
+        /// Its object was read, and is not (any more) as the webhook told; what was read stands.
+        Stale = "stale",
+        /// It is of a type that has no effect; it is only kept.
+        Kept = "kept",
     }
 }
 
-/// How a webhook came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum WebhookSource {
-    /// The provider sent it.
-    Delivered,
-    /// It had been missed and was found in the provider's list of events.
-    Backfilled,
-}
-
-impl WebhookSource {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Delivered => "delivered",
-            Self::Backfilled => "backfilled",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Delivered, Self::Backfilled].into_iter().find(|source| source.name() == name)
+named_enum! {
+    /// How a webhook came.
+    pub enum WebhookSource {
+        /// The provider sent it.
+        Delivered = "delivered",
+        /// It had been missed and was found in the provider's list of events.
+        Backfilled = "backfilled",
     }
 }
 

@@ -1,19 +1,16 @@
-//! Alerts, the notices that tell of them, and the thresholds that raise some.
+//! Alerts, and the thresholds that raise some.
 //!
 //! Invariant: at most one alert of a kind and subject is open. An alert's opening and its end are
-//! written together with one notice for each destination; a notice is sent until its destination
-//! has taken it, refused it, or a newer state made it pointless.
-//!
-//! A crash leaves a notice waiting, or leased until its lease ends; then it is sent again under the
-//! same number, by which destinations tell repeats.
+//! written together with one notice for each destination, which is a message in the outbox; a crash
+//! leaves both or neither.
 
 use super::Result;
 use super::faulty::verbs;
-use crate::rules::alert::{Alert, AlertChange, AlertKind, NoticeEvent};
+use crate::rules::alert::{Alert, AlertChange, AlertKind};
 use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::named::named_enum;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
-use serde::{Deserialize, Serialize};
 
 /// Asks for alerts, newest first.
 #[derive(Debug, Clone, Default)]
@@ -35,44 +32,6 @@ pub struct PageCounts {
     pub week_before: u64,
 }
 
-/// A notice that only the claimant sends, until its lease ends.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClaimedNotice {
-    pub number: u64,
-    pub fence: u64,
-    pub destination: String,
-    pub event: NoticeEvent,
-    pub alert: Alert,
-    /// Attempts before this one.
-    pub attempts: u32,
-    pub created_at: Timestamp,
-}
-
-/// What became of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NoticeOutcome {
-    Sent,
-    Later {
-        until: Timestamp,
-        detail: String,
-    },
-    /// It is not tried again.
-    GivenUp {
-        detail: String,
-    },
-}
-
-impl NoticeOutcome {
-    /// The state it leaves, when it is tried again, and what went wrong.
-    pub fn parts(&self) -> (&'static str, Option<Timestamp>, Option<&str>) {
-        match self {
-            Self::Sent => ("sent", None, None),
-            Self::Later { until, detail } => ("waiting", Some(*until), Some(detail)),
-            Self::GivenUp { detail } => ("given_up", None, Some(detail)),
-        }
-    }
-}
-
 /// When a tenant's usage is worth a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Threshold {
@@ -85,50 +44,20 @@ pub struct Threshold {
     pub created_at: Timestamp,
 }
 
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum ThresholdKind {
-    /// Worth knowing.
-    Threshold,
-    /// What the tenant may use.
-    Quota,
-}
-
-impl ThresholdKind {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Threshold => "threshold",
-            Self::Quota => "quota",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Threshold, Self::Quota].into_iter().find(|kind| kind.name() == name)
+named_enum! {
+    pub enum ThresholdKind {
+        /// Worth knowing.
+        Threshold = "threshold",
+        /// What the tenant may use.
+        Quota = "quota",
     }
 }
 
-/// Calendar periods, in UTC.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum ThresholdPeriod {
-    Day,
-    Month,
-}
-
-impl ThresholdPeriod {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Day => "day",
-            Self::Month => "month",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Day, Self::Month].into_iter().find(|period| period.name() == name)
+named_enum! {
+    /// Calendar periods, in UTC.
+    pub enum ThresholdPeriod {
+        Day = "day",
+        Month = "month",
     }
 }
 
@@ -174,24 +103,6 @@ verbs! {
         ) -> Result<usize>;
         async fn list_alerts(&self, query: AlertQuery) -> Result<Vec<Alert>>;
         async fn count_pages(&self, now: Timestamp) -> Result<PageCounts>;
-
-        /// Leases notices that are due, longest due first, and those whose lease ended by `now`.
-        /// Each claim is an attempt: nobody knows how far a claimant came that was not heard of
-        /// again.
-        async fn claim_notices(
-            &self,
-            now: Timestamp,
-            lease_until: Timestamp,
-            limit: usize,
-        ) -> Result<Vec<ClaimedNotice>>;
-        /// Settles a claimed notice; false if its fence is not current.
-        async fn settle_notice(
-            &self,
-            number: u64,
-            fence: u64,
-            outcome: NoticeOutcome,
-            at: Timestamp,
-        ) -> Result<bool>;
 
         /// One threshold for each tenant, meter, kind and period; another limit takes its place.
         /// The tenant is created if it is not known.

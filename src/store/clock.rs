@@ -36,4 +36,4 @@ pub(super) const WAIT_MICROS_MAX: i64 = 27 * crate::rules::timestamp::MICROS_PER
 /// A push that was first sent so long ago is sent no more.
 pub(super) const RESEND_MICROS_MAX: i64 = 22 * crate::rules::timestamp::MICROS_PER_HOUR;
 /// Tables whose rows are leased until a time and due at a time.
-pub(super) const LEASED_TABLES: [&str; 5] = ["pushes", "mirrors", "notices", "sagas", "messages"];
+pub(super) const LEASED_TABLES: [&str; 4] = ["pushes", "mirrors", "outbox", "sagas"];

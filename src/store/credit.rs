@@ -35,7 +35,7 @@ pub enum GrantFilter {
 verbs! {
     pub trait Credits: Send + Sync {
         /// Issues a grant; the tenant is created if it is not known. Terms are checked before.
-        /// Writes the message `credits.issued` (see `store::message`).
+        /// Writes the message `credits.issued` (see `store::outbox`).
         async fn issue_grant(
             &self,
             terms: GrantTerms,

@@ -10,7 +10,7 @@ pub use crate::rules::saga::lifecycle::{Begun, ClaimedSaga, NewSaga, Revived};
 use super::Result;
 use super::faulty::verbs;
 use super::idempotency::Completing;
-use super::message::NewMessage;
+use super::outbox::NewMessage;
 use super::push::SubmittedWindow;
 use super::webhook::Mirror;
 use crate::faults::planted;

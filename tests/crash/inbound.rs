@@ -92,7 +92,7 @@ impl Stage {
         let sqlite = "UPDATE leases SET until = 0;
             UPDATE mirrors SET leased_until = NULL;
             UPDATE mirrors SET due_at = 1 WHERE due_at IS NOT NULL;
-            UPDATE notices SET leased_until = 1 WHERE leased_until IS NOT NULL";
+            UPDATE outbox SET leased_until = 1 WHERE leased_until IS NOT NULL";
         match &self.place {
             Place::Directory(directory) => {
                 let path = directory.path().join("counterfoil.db");
@@ -266,7 +266,7 @@ async fn notice_crashes(place: Place) {
         ("COUNTERFOIL_ALERTS_WEBHOOK_SECRET", "bm90aWNlcyBvZiBjcmFzaGVz".to_owned()),
         ("COUNTERFOIL_ALERTS_ALLOW_PRIVATE", "true".to_owned()),
     ]);
-    let mut server = stage.launch("notice.before_settle=return").unwrap();
+    let mut server = stage.launch("outbox.before_settle=return").unwrap();
     put(&server, "/v1/meters/calls", &json!({ "aggregation": "sum" })).await;
     let threshold = json!({
         "tenant": "acme", "meter": "calls", "kind": "quota", "period": "month", "limit": "1",
@@ -277,7 +277,7 @@ async fn notice_crashes(place: Place) {
         "occurred_at": jiff::Timestamp::now().to_string(),
     });
     post(&server, "/v1/events", &event.to_string()).await;
-    crashed(&mut server, "notice.before_settle").await;
+    crashed(&mut server, "outbox.before_settle").await;
     assert_eq!(ids.lock().unwrap().len(), 1, "it was sent");
     stage.end_leases().await;
     let server = stage.start();

@@ -3,7 +3,8 @@
 
 use crate::credits::{billing, cut, issue, usage};
 use crate::server::{Answer, Server};
-use counterfoil::jobs::credits::GrantExpirer;
+use counterfoil::jobs::Job;
+use counterfoil::jobs::credits::CreditsJob;
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -28,8 +29,8 @@ async fn take_back(server: &Server, grant: u64, key: &str, body: &str) -> Answer
 }
 
 async fn expire(server: &Server) -> usize {
-    let expirer = GrantExpirer::new(server.store.clone(), server.clock.clone(), HORIZON_HOURS);
-    expirer.pass().await.unwrap()
+    let context = server.context(|config| config.ingest.accept_horizon_hours = HORIZON_HOURS);
+    CreditsJob::new(&context).pass().await.unwrap()
 }
 
 #[tokio::test]

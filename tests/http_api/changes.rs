@@ -6,15 +6,18 @@ use crate::server::{Server, default_config};
 use axum::extract::State;
 use counterfoil::config::Secret;
 use counterfoil::destinations::ChangeWebhook;
-use counterfoil::jobs::credits::GrantExpirer;
-use counterfoil::jobs::dunning::Dunner;
-use counterfoil::jobs::messages::{ChangeTeller, Sweeper};
+use counterfoil::jobs::credits::CreditsJob;
+use counterfoil::jobs::dunning::DunningJob;
+use counterfoil::jobs::outbox::{OutboxJob, Receivers};
+use counterfoil::jobs::sweep::SweepJob;
+use counterfoil::jobs::{Context, Job};
 use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::invoice::Invoice;
 use counterfoil::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use counterfoil::rules::span::Span;
 use counterfoil::rules::timestamp::MICROS_PER_HOUR;
 use counterfoil::rules::window::Window;
+use counterfoil::store::outbox::Queue;
 use counterfoil::store::webhook::MirrorReading;
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, Method, StatusCode};
@@ -57,7 +60,7 @@ async fn all_that_happens_to_credits_is_told_in_its_order() {
     cut(&server).await;
     server.clock.advance(48 * MICROS_PER_HOUR);
     cut(&server).await;
-    let expirer = GrantExpirer::new(server.store.clone(), server.clock.clone(), 1);
+    let expirer = CreditsJob::new(&server.context(|config| config.ingest.accept_horizon_hours = 1));
     assert_eq!(expirer.pass().await.unwrap(), 1);
     let told = changes(&server, "").await;
     assert_eq!(
@@ -143,7 +146,7 @@ struct Receiver {
 }
 
 impl Receiver {
-    async fn start(server: &Server) -> (Arc<Self>, ChangeTeller) {
+    async fn start(server: &Server) -> (Arc<Self>, OutboxJob) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut config = default_config().alerts;
         config.webhook_url = Secret::new(&format!("http://{}", listener.local_addr().unwrap()));
@@ -153,8 +156,8 @@ impl Receiver {
         let router = axum::Router::new().fallback(receive).with_state(Arc::clone(&receiver));
         tokio::spawn(async move { axum::serve(listener, router).await });
         let webhook = ChangeWebhook::connect(&config).unwrap().unwrap();
-        let (store, clock) = (server.store.clone(), server.clock.clone());
-        (receiver, ChangeTeller::new(store, clock, webhook, 7))
+        let context = Context { jitter_seed: 7, ..server.context(|_| {}) };
+        (receiver, OutboxJob::new(&context, Receivers::Changes(webhook)))
     }
 
     fn answers(&self, status: u16) {
@@ -267,7 +270,7 @@ async fn what_was_sent_and_not_settled_is_sent_again() {
     issue(&server, "acme", "a", &grant("1")).await;
     let now = server.clock.now();
     let until = Span::from_minutes(5).after(now);
-    assert_eq!(server.store.claim_messages(now, until, 16).await.unwrap().len(), 1);
+    assert_eq!(server.store.claim_messages(Queue::Changes, now, until, 16).await.unwrap().len(), 1);
     assert_eq!(teller.pass().await.unwrap(), 0, "somebody else is at it");
     server.clock.advance(300_000_000);
     assert_eq!(teller.pass().await.unwrap(), 1);
@@ -302,7 +305,7 @@ async fn what_nobody_takes_is_given_up_and_stays_listed() {
     // After thirty days a message is gone, and its number is not used again.
     let last = changes(&server, "").await[3]["number"].as_u64().unwrap();
     server.clock.advance(31 * 24 * MICROS_PER_HOUR);
-    let sweeper = Sweeper::new(server.store.clone(), server.clock.clone());
+    let sweeper = SweepJob::new(&server.context(|_| {}));
     assert_eq!(sweeper.pass().await.unwrap().0, 4);
     assert_eq!(changes(&server, "").await.len(), 0);
     issue(&server, "acme", "e", &grant("1")).await;
@@ -344,10 +347,10 @@ async fn invoice(
     server.store.record_mirrors(vec![reading], now).await.unwrap();
 }
 
-async fn dunned() -> (Server, Dunner) {
+async fn dunned() -> (Server, DunningJob) {
     let server = Server::start().await;
     server.put("/v1/tenants/acme", r#"{"customer":"cus_acme"}"#).await;
-    let dunner = Dunner::new(server.store.clone(), server.clock.clone());
+    let dunner = DunningJob::new(&server.context(|_| {}));
     (server, dunner)
 }
 
@@ -362,7 +365,7 @@ async fn each_stage_of_dunning_is_told_once() {
     let first = changes(&server, "").await;
     insta::assert_snapshot!(first[0], @r#"{"at":"2026-11-15T12:00:00Z","data":{"amount_due":100,"attempts":1,"currency":"eur","customer":"cus_acme","invoice":"in_1","next_attempt_at":"2026-11-16T12:00:00Z","stage":"reminder","tenant":"acme"},"id":"msg_288ce2eb5aa177757f1ea15e","kind":"dunning.reminder","number":1,"tenant":"acme"}"#);
     // Another process, which remembers nothing, tells nothing again.
-    let other = Dunner::new(server.store.clone(), server.clock.clone());
+    let other = DunningJob::new(&server.context(|_| {}));
     assert_eq!(other.pass().await.unwrap(), 0);
     invoice(&server, "in_1", "open", 2, Some(24)).await;
     assert_eq!(dunner.pass().await.unwrap(), 0, "still a reminder");
@@ -396,10 +399,10 @@ async fn dunning_is_not_told_again_when_its_messages_are_gone() {
     invoice(&server, "in_1", "open", 4, None).await;
     assert_eq!(dunner.pass().await.unwrap(), 1);
     server.clock.advance(31 * 24 * MICROS_PER_HOUR);
-    let sweeper = Sweeper::new(server.store.clone(), server.clock.clone());
+    let sweeper = SweepJob::new(&server.context(|_| {}));
     sweeper.pass().await.unwrap();
     assert_eq!(dunner.pass().await.unwrap(), 0, "the final notice was given a month ago");
-    let restarted = Dunner::new(server.store.clone(), server.clock.clone());
+    let restarted = DunningJob::new(&server.context(|_| {}));
     assert_eq!(restarted.pass().await.unwrap(), 0);
     invoice(&server, "in_1", "paid", 5, None).await;
     assert_eq!(restarted.pass().await.unwrap(), 1, "and its end is told");

@@ -5,13 +5,14 @@ use crate::idempotency::check_replay;
 use crate::pushes::Scripted;
 use crate::server::{Answer, Server, default_config};
 use counterfoil::config::{Config, Shadow};
-use counterfoil::jobs::credits::GrantExpirer;
-use counterfoil::jobs::cut::{CutSettings, Cutter};
-use counterfoil::jobs::push::Submitter;
+use counterfoil::jobs::Job;
+use counterfoil::jobs::credits::CreditsJob;
+use counterfoil::jobs::cut::CutJob;
+use counterfoil::jobs::push::PushJob;
+use counterfoil::provider::Provider;
 use counterfoil::rules::credit::DrawOrder;
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::MICROS_PER_HOUR;
-use counterfoil::store::Store;
 use http::Method;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -64,15 +65,12 @@ pub async fn cut(server: &Server) {
 }
 
 async fn cut_by(server: &Server, draw_order: DrawOrder, shadow: bool) {
-    let settings = CutSettings {
-        holder: "test".into(),
-        accept_horizon_hours: 24 * 30,
-        shadow,
-        digits_max: 15,
-        draw_order,
-        lease_ms: 120_000,
-    };
-    let cutter = Cutter::new(server.store.clone(), server.clock.clone(), settings);
+    let context = server.context(|config| {
+        config.ingest.accept_horizon_hours = 24 * 30;
+        config.provider.shadow = if shadow { Shadow::Nowhere } else { Shadow::Off };
+        config.credits.order = draw_order;
+    });
+    let cutter = CutJob::new(&context, 15);
     cutter.pass().await.unwrap();
 }
 
@@ -400,12 +398,9 @@ async fn credits_cover_first_and_the_rest_is_pushed() {
     cut(&server).await;
     assert_eq!(pushed(&server, "calls").await, ["0.4", "5"], "1.6 of it were covered");
     check_explained(&server, "acme").await;
-    let mut push = default_config().push;
-    push.rate_per_second = 1_000;
-    let store: Arc<dyn Store> = server.store.clone();
-    let submitter =
-        Submitter::new(store, Arc::new(Scripted), server.clock.clone(), push, (false, 1));
-    submitter.run_due().await.unwrap();
+    let context = server.context(|config| config.push.rate_per_second = 1_000);
+    let provider: Arc<dyn Provider> = Arc::new(Scripted);
+    PushJob::new(&context, &provider).pass().await.unwrap();
     let states = server.get("/v1/pushes?tenant=acme").await.json();
     let states = states["pushes"].as_array().unwrap().clone();
     assert!(states.iter().all(|push| push["state"] == "submitted"), "{states:?}");
@@ -622,8 +617,8 @@ async fn what_has_expired_is_taken_away_after_a_while() {
     let short = issue(&server, "acme", "short", &short).await;
     let long = issue(&server, "acme", "long", &spec("purchased", "10", rates)).await;
     let expire = async || {
-        let expirer = GrantExpirer::new(server.store.clone(), server.clock.clone(), 26);
-        expirer.pass().await.unwrap()
+        let context = server.context(|config| config.ingest.accept_horizon_hours = 26);
+        CreditsJob::new(&context).pass().await.unwrap()
     };
     assert_eq!(expire().await, 0, "it has expired and may still be needed");
     let credits = server.get("/v1/tenants/acme/credits").await.json();

@@ -2,7 +2,8 @@
 
 use crate::server::{Answer, NOW, Server, default_config, event};
 use axum::body::Body;
-use counterfoil::jobs::messages::Sweeper;
+use counterfoil::jobs::Job;
+use counterfoil::jobs::sweep::SweepJob;
 use counterfoil::rules::timestamp::MICROS_PER_HOUR;
 use futures_util::stream;
 use http::{Method, Request};
@@ -46,7 +47,7 @@ impl Server {
 
     /// Has all keys forgotten whose time is over; returns how many that were.
     pub async fn sweep(&self) -> usize {
-        Sweeper::new(self.store.clone(), self.clock.clone()).pass().await.unwrap().1
+        SweepJob::new(&self.context(|_| {})).pass().await.unwrap().1
     }
 }
 

@@ -2,9 +2,10 @@
 
 use crate::server::{Answer, NOW, Server, default_config, event};
 use async_trait::async_trait;
-use counterfoil::jobs::cut::{CutSettings, Cutter};
-use counterfoil::jobs::push::Submitter;
-use counterfoil::jobs::watch::Watcher;
+use counterfoil::jobs::Job;
+use counterfoil::jobs::cut::CutJob;
+use counterfoil::jobs::push::PushJob;
+use counterfoil::jobs::watch::WatchJob;
 use counterfoil::provider::{Answer as Said, Limits, Provider, PushFacts, Request};
 use counterfoil::provider::{TotalsQuery, Unreadable};
 use counterfoil::rules::delivery::{Delivery, Horizons, Resend};
@@ -12,7 +13,6 @@ use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::span::Span;
 use counterfoil::rules::timestamp::MICROS_PER_HOUR;
 use counterfoil::rules::window::Window;
-use counterfoil::store::Store;
 use http::Method;
 use serde_json::Value;
 use std::sync::Arc;
@@ -54,20 +54,14 @@ impl Provider for Scripted {
 }
 
 async fn cut_and_send(server: &Server) {
-    let store: Arc<dyn Store> = server.store.clone();
-    let settings = CutSettings {
-        holder: "test".into(),
-        accept_horizon_hours: 24 * 30,
-        shadow: false,
-        digits_max: 15,
-        draw_order: Default::default(),
-        lease_ms: 120_000,
-    };
-    Cutter::new(Arc::clone(&store), server.clock.clone(), settings).pass().await.unwrap();
-    let (mut push, clock) = (default_config().push, server.clock.clone());
-    // The clock stands still, and so does the pace.
-    push.rate_per_second = 1_000;
-    Submitter::new(store, Arc::new(Scripted), clock, push, (false, 1)).run_due().await.unwrap();
+    let context = server.context(|config| {
+        config.ingest.accept_horizon_hours = 24 * 30;
+        // The clock stands still, and so does the pace.
+        config.push.rate_per_second = 1_000;
+    });
+    CutJob::new(&context, 15).pass().await.unwrap();
+    let provider: Arc<dyn Provider> = Arc::new(Scripted);
+    PushJob::new(&context, &provider).pass().await.unwrap();
 }
 
 async fn customer(server: &Server, tenant: &str) {
@@ -325,8 +319,8 @@ async fn health_and_metrics_show_what_is_unbilled_until_it_is_written_off() {
     let server = billed().await;
     let health = server.get("/v1/health/billing").await;
     insta::assert_snapshot!(health.show(), @r#"200 {"version":"0.1.0","provider":null,"shadow":"off","unbilled":{"calls":{"total":"12.5","dead":"8.5","no_customer":"4","too_old":null,"quarantined":null,"shadow":null,"before_from":null,"held":null}},"quarantined_more":false,"observed":0,"observed_long":0,"without_customer":1,"without_customer_usage":{"calls":{"tenants":1,"pushes":1,"quantity":"4"}},"unsent_usage":{},"submitted":3,"submitted_long":3,"dead":2,"unbilled_quantity":{"calls":"8.5"},"drifting_tenants":0,"findings_open":0,"alerts_open":0,"webhooks_waiting":0,"pages":{"open":0,"day":0,"week":0,"week_before":0},"last_pass":{"hourly":null,"hourly_incomplete":false,"nightly":null,"nightly_incomplete":false}}"#);
-    let watcher = Watcher::new(server.store.clone(), server.clock.clone());
-    watcher.look().await.unwrap();
+    let watcher = WatchJob::new(&server.context(|_| {}));
+    watcher.pass().await.unwrap();
     let metrics = server.get("/metrics").await.body;
     for line in [
         r#"counterfoil_unbilled_quantity{meter="calls"} 8.5"#,
@@ -347,7 +341,7 @@ async fn health_and_metrics_show_what_is_unbilled_until_it_is_written_off() {
         (&health["dead"], &health["unbilled_quantity"]),
         (&0.into(), &serde_json::json!({}))
     );
-    watcher.look().await.unwrap();
+    watcher.pass().await.unwrap();
     let metrics = server.get("/metrics").await.body;
     let cleared = r#"counterfoil_unbilled_quantity{meter="calls"} 0"#;
     assert!(metrics.contains(cleared), "an alert ends when its cause does:\n{metrics}");

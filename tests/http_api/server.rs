@@ -7,6 +7,7 @@ use axum::body::Body;
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config};
 use counterfoil::http::{self, App, auth};
+use counterfoil::jobs::Context;
 use counterfoil::jobs::ingest::Ingest;
 use counterfoil::jobs::webhook::WebhookInbox;
 use counterfoil::provider::Provider;
@@ -43,6 +44,13 @@ pub fn default_config() -> Config {
 }
 
 impl Server {
+    /// What its jobs work with, by the default settings but for what is changed.
+    pub fn context(&self, change: impl FnOnce(&mut Config)) -> Context {
+        let mut config = default_config();
+        change(&mut config);
+        Context::new(self.store.clone(), self.clock.clone(), &config, "test".into(), 1)
+    }
+
     pub async fn start() -> Self {
         Self::start_with(&default_config()).await
     }
@@ -70,7 +78,7 @@ impl Server {
             Ingest::start(shared(), clock.clone(), config.ingest.clone(), config.tenants.strict);
         let admin = auth::create_first_admin_key(&*store, &clock, None).await.unwrap().unwrap();
         let inbox = WebhookInbox::start(shared());
-        let app = App::new(shared(), (ingest, inbox), clock.clone(), provider, config);
+        let app = App::new(shared(), ingest, inbox, clock.clone(), provider, config);
         let router = http::router(Arc::clone(&app));
         Self { router, app, store, faults, admin, clock, directory }
     }

@@ -1,8 +1,8 @@
 //! The account of the key against the one that the store is bound to.
 
 use crate::world::World;
-use counterfoil::jobs::binding::{Binder, Finding, Gate};
-use counterfoil::jobs::{Stop, Stopper};
+use counterfoil::jobs::binding::{BindingJob, Finding, Gate};
+use counterfoil::jobs::{Job, Stop, Stopper};
 use counterfoil::provider;
 use counterfoil::rules::alert::AlertKind;
 use counterfoil::store::alert::AlertQuery;
@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use stripe_sim::{FaultKind, FaultRule, Options};
 
-fn binder(world: &World) -> (Binder, Gate) {
+fn binder(world: &World) -> (BindingJob, Gate) {
     let config = &world.config;
     let provider = provider::connect(&config.provider, &config.stripe, &config.sink);
     let provider = provider.unwrap().expect("Stripe");
-    Binder::new(Arc::clone(&world.store), provider, world.clock.clone(), Vec::new())
+    BindingJob::new(&world.jobs.context, &provider)
 }
 
 /// Whether a job behind the gate runs by itself.
@@ -45,7 +45,7 @@ async fn gate_opens_for_the_account_that_the_store_is_bound_to() {
     for _ in 0..2 {
         let (binder, gate) = binder(&world);
         assert!(!is_open(&gate).await);
-        assert_eq!(binder.look().await.unwrap(), Finding::Bound);
+        assert_eq!(binder.pass().await.unwrap(), Finding::Bound);
         assert!(is_open(&gate).await);
     }
     let binding = world.store.read_binding().await.unwrap().unwrap();
@@ -59,12 +59,12 @@ async fn gate_stays_shut_and_an_alert_opens_for_another_account() {
     assert_eq!(binder(&world).0.check().await.unwrap(), Finding::Bound);
     world.simulator().lock().unwrap().set_account("acct_other");
     let (other, gate) = binder(&world);
-    let Finding::Other(explained) = other.look().await.unwrap() else { panic!("another account") };
+    let Finding::Other(explained) = other.pass().await.unwrap() else { panic!("another account") };
     assert!(explained.contains("acct_other") && explained.contains("counterfoil store rebind"));
     assert!(!is_open(&gate).await);
     assert_eq!(open_alerts(&world).await, 1);
     world.simulator().lock().unwrap().set_account("acct_1CounterfoilSim0");
-    assert_eq!(other.look().await.unwrap(), Finding::Bound);
+    assert_eq!(other.pass().await.unwrap(), Finding::Bound);
     assert_eq!(open_alerts(&world).await, 0);
 }
 
@@ -73,11 +73,11 @@ async fn gate_stays_shut_while_the_account_cannot_be_read() {
     let world = World::new().await;
     let (binder, gate) = binder(&world);
     world.faults(vec![FaultRule::new(FaultKind::Error503).on_path("/v1/account")]);
-    assert!(matches!(binder.look().await.unwrap(), Finding::Unread(_)));
+    assert!(matches!(binder.pass().await.unwrap(), Finding::Unread(_)));
     assert!(!is_open(&gate).await);
     assert_eq!(world.store.read_binding().await.unwrap(), None, "an unread account binds nothing");
     world.faults(Vec::new());
-    assert_eq!(binder.look().await.unwrap(), Finding::Bound);
+    assert_eq!(binder.pass().await.unwrap(), Finding::Bound);
     assert!(is_open(&gate).await);
 }
 

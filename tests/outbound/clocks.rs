@@ -2,6 +2,7 @@
 
 use crate::world::{Jobs, World, lock};
 use counterfoil::clock::Clock;
+use counterfoil::jobs::Job;
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, MICROS_PER_SECOND};
 
@@ -45,16 +46,16 @@ async fn a_clock_in_doubt_cuts_and_sends_nothing_and_goes_on_once_it_is_right() 
         let (server, clock) = wrong_server(&world, 0);
         server.cutter.pass().await.unwrap();
         clock.set_wall_ahead(ahead);
-        assert_eq!(server.submitter.run_due().await.unwrap(), 0);
+        assert_eq!(server.submitter.pass().await.unwrap(), 0);
         world.used("acme", "5", "2026-11-15T11:30:00Z").await;
         world.pass_seconds(3_600);
         assert_eq!(server.cutter.pass().await.unwrap().windows, 0);
         assert_eq!(world.provider_sum(&customer), "0");
         clock.set_wall_ahead(0);
         assert_eq!(server.cutter.pass().await.unwrap().windows, 1);
-        server.submitter.run_due().await.unwrap();
+        server.submitter.pass().await.unwrap();
         world.pass_seconds(1);
-        server.submitter.run_due().await.unwrap();
+        server.submitter.pass().await.unwrap();
         assert_eq!(world.provider_sum(&customer), "15");
     }
 }
@@ -66,7 +67,7 @@ async fn work_goes_on_at_once_after_the_time_went_back() {
     world.go_to("2026-11-15T14:00:00Z");
     let (server, clock) = wrong_server(&world, AHEAD);
     server.cutter.pass().await.unwrap();
-    server.submitter.run_due().await.unwrap();
+    server.submitter.pass().await.unwrap();
     clock.set_wall_ahead(0);
     clock.witness(
         counterfoil::rules::time_source::Witness::Provider,
@@ -80,7 +81,7 @@ async fn work_goes_on_at_once_after_the_time_went_back() {
     world.store.lower_time_marks(clock.sure().unwrap()).await.unwrap();
     server.cutter.pass().await.unwrap();
     for _ in 0..12 {
-        server.submitter.run_due().await.unwrap();
+        server.submitter.pass().await.unwrap();
         world.pass_seconds(1);
     }
     assert_eq!(world.provider_sum(&customer), "12");

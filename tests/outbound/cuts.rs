@@ -1,6 +1,7 @@
 //! Cuts: which windows are handed to billing, when, and with what quantity.
 
 use crate::world::{CALLS, World, at};
+use counterfoil::jobs::Job;
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::Push;
@@ -292,7 +293,7 @@ async fn two_servers_cut_each_change_once() {
     world.pass_hours(1);
     let (one, two) = tokio::join!(world.jobs.cutter.pass(), other.cutter.pass());
     assert_eq!(one.unwrap().pushes + two.unwrap().pushes, 1);
-    let (one, two) = tokio::join!(world.jobs.submitter.run_due(), other.submitter.run_due());
+    let (one, two) = tokio::join!(world.jobs.submitter.pass(), other.submitter.pass());
     assert_eq!(one.unwrap() + two.unwrap(), 6);
     assert_eq!((world.provider_sum(&customer), world.posts()), ("6".to_owned(), 6));
 }

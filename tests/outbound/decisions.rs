@@ -2,7 +2,8 @@
 //! until its own total has told whether the push counted. And confirmation, which only it can give.
 
 use crate::world::{CALLS, Jobs, SUMMARIES, World, lock};
-use counterfoil::jobs::push::Submitter;
+use counterfoil::jobs::Job;
+use counterfoil::jobs::push::PushJob;
 use counterfoil::provider::{
     self, Answer, Limits, Provider, PushFacts, Request, TotalsQuery, Unreadable,
 };
@@ -258,7 +259,7 @@ async fn a_summary_that_is_never_readable_ends_in_a_decision() {
 /// A provider that lets another server send what is due just before it shows its totals.
 struct Overtaking {
     stripe: Arc<dyn Provider>,
-    other: Arc<Submitter>,
+    other: PushJob,
 }
 
 #[async_trait::async_trait]
@@ -280,7 +281,7 @@ impl Provider for Overtaking {
     }
 
     async fn read_totals(&self, query: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable> {
-        self.other.run_due().await.unwrap();
+        self.other.pass().await.unwrap();
         self.stripe.read_totals(query).await
     }
 }
@@ -297,7 +298,7 @@ async fn confirmation_leaves_a_window_alone_that_changed_after_it_was_listed() {
     let config = &world.config;
     let stripe = provider::connect(&config.provider, &config.stripe, &config.sink);
     let stripe = stripe.unwrap().unwrap();
-    let other = Arc::clone(&world.jobs.submitter);
+    let other = world.jobs.submitter.clone();
     let overtaking = Arc::new(Overtaking { stripe, other });
     let jobs = Jobs::towards(overtaking, &world.store, &world.clock, config);
     jobs.confirmer.pass().await.unwrap();

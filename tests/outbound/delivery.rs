@@ -4,6 +4,7 @@
 use crate::world::{CALLS, World, lock};
 use axum::extract::State;
 use counterfoil::config::Secret;
+use counterfoil::jobs::Job;
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::store::push::PushAges;
 use http::{HeaderMap, Method, Uri};
@@ -105,7 +106,7 @@ async fn a_crash_between_the_post_and_its_result_makes_exactly_one_usage() {
     world.pass_seconds(120);
     // Another server, which never saw the first attempt.
     let other = world.other_server(|_| {});
-    assert_eq!(other.submitter.run_due().await.unwrap(), 1);
+    assert_eq!(other.submitter.pass().await.unwrap(), 1);
     let settled = world.check(push.number, PushState::Submitted, Class::Accepted).await;
     assert_eq!((settled.attempts, world.posts()), (2, 2));
     assert_eq!(lock(&world.simulator()).accepted_events(), 1);
@@ -118,7 +119,7 @@ async fn nothing_leaves_before_the_attempt_is_written_down() {
     let (world, customer) = World::usual().await;
     world.planned("5").await;
     world.break_store("BEFORE INSERT ON push_transitions WHEN NEW.class = 'attempt'");
-    world.jobs.submitter.run_due().await.expect("pushes of others would go on");
+    world.jobs.submitter.pass().await.expect("pushes of others would go on");
     assert_eq!(world.posts(), 0);
     assert_eq!(world.store.health().faults.len(), 1, "an alert names it");
     world.mend_store();
@@ -198,10 +199,10 @@ async fn two_different_calls_never_share_a_key() {
         world.pass_hours(3);
         world.cut().await;
         world.fault(FaultKind::Error500NotExecuted, round);
-        server.submitter.run_due().await.unwrap();
+        server.submitter.pass().await.unwrap();
     }
     world.pass_hours(1);
-    server.submitter.run_due().await.unwrap();
+    server.submitter.pass().await.unwrap();
     let mut bodies: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut identifiers: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let posts = recorder.posts.lock().unwrap().clone();
@@ -227,9 +228,9 @@ async fn after_a_stored_500_the_identifier_stays_and_only_the_request_key_change
         let server = world.other_server(|config| config.stripe.api_base = url);
         let push = world.planned("5").await;
         world.fault(kind, 1);
-        server.submitter.run_due().await.unwrap();
+        server.submitter.pass().await.unwrap();
         world.pass_hours(1);
-        server.submitter.run_due().await.unwrap();
+        server.submitter.pass().await.unwrap();
         world.check(push.number, PushState::Submitted, class).await;
         let posts = recorder.posts.lock().unwrap().clone();
         assert_eq!(posts.len(), 2);
@@ -248,13 +249,13 @@ async fn a_retry_with_a_rotated_credential_keeps_key_and_bytes() {
     world.planned("5").await;
     world.fault(FaultKind::Error503, 1);
     let old = world.other_server(|config| config.stripe.api_base.clone_from(&url));
-    old.submitter.run_due().await.unwrap();
+    old.submitter.pass().await.unwrap();
     world.pass_hours(1);
     let new = world.other_server(|config| {
         config.stripe.api_base = url;
         config.stripe.api_key = Secret::new("sk_test_rotated");
     });
-    new.submitter.run_due().await.unwrap();
+    new.submitter.pass().await.unwrap();
     let posts = recorder.posts.lock().unwrap().clone();
     assert_eq!(
         (posts[0].bearer.as_str(), posts[1].bearer.as_str()),
@@ -272,14 +273,14 @@ async fn a_push_that_was_begun_keeps_its_bytes_whatever_changes_meanwhile() {
     let server = world.other_server(|config| config.stripe.api_base = url);
     let push = world.planned("5").await;
     world.fault(FaultKind::Error500Executed, 1);
-    server.submitter.run_due().await.unwrap();
+    server.submitter.pass().await.unwrap();
     // More usage comes, and the tenant becomes another customer.
     world.used("acme", "2", HOUR).await;
     let other = world.ask("/v1/customers", &[])["id"].as_str().unwrap().to_owned();
     world.map("acme", &other).await;
     world.pass_hours(1);
     world.cut().await;
-    server.submitter.run_due().await.unwrap();
+    server.submitter.pass().await.unwrap();
     let begun = world.check(push.number, PushState::Submitted, Class::AlreadyThere).await;
     assert_eq!(begun.customer.unwrap().as_str(), customer);
     let posts = recorder.posts.lock().unwrap().clone();
@@ -319,7 +320,7 @@ async fn a_key_that_is_not_accepted_makes_no_dead_letters() {
     let push = world.planned("5").await;
     let wrong = world.other_server(|config| config.stripe.api_key = Secret::new("sk_wrong"));
     for _ in 0..20 {
-        wrong.submitter.run_due().await.unwrap();
+        wrong.submitter.pass().await.unwrap();
         world.pass_hours(1);
     }
     let waiting = world.check(push.number, PushState::Observed, Class::Unknown).await;
@@ -329,7 +330,7 @@ async fn a_key_that_is_not_accepted_makes_no_dead_letters() {
     // And beyond the time in which a key is remembered, the summary decides.
     let second = world.planned("1").await;
     for _ in 0..30 {
-        wrong.submitter.run_due().await.unwrap();
+        wrong.submitter.pass().await.unwrap();
         world.pass_hours(1);
     }
     world.check(second.number, PushState::Observed, Class::Unknown).await;

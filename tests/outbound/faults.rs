@@ -1,6 +1,7 @@
 //! What befalls a call on its way: nothing of it loses usage or bills it twice.
 
 use crate::world::{CALLS, World, lock};
+use counterfoil::jobs::Job;
 use counterfoil::rules::delivery::{Class, PushState};
 use stripe_sim::{FaultKind, FaultPlan, FaultRule, Options};
 
@@ -97,7 +98,7 @@ async fn never_two_calls_at_once_for_one_customer_and_meter() {
     assert_eq!(world.cut().await.pushes, 12);
     // Two servers, each with many calls at one time.
     let other = world.other_server(|_| {});
-    let (one, two) = tokio::join!(world.jobs.submitter.run_due(), other.submitter.run_due());
+    let (one, two) = tokio::join!(world.jobs.submitter.pass(), other.submitter.pass());
     one.unwrap();
     two.unwrap();
     for push in world.pushes().await {

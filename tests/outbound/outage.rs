@@ -1,12 +1,11 @@
 //! Outages, the pace of calls, and what happens when a server stops.
 
 use crate::world::{CALLS, World, lock};
-use counterfoil::jobs::Stopper;
 use counterfoil::jobs::binding::Gate;
-use counterfoil::jobs::outbound::Outbound;
+use counterfoil::jobs::webhook::WebhookInbox;
+use counterfoil::jobs::{Job, Jobs, Stopper};
 use counterfoil::provider;
 use counterfoil::rules::delivery::{Class, PushState};
-use std::sync::Arc;
 use std::time::Duration;
 use stripe_sim::{FaultKind, Options};
 
@@ -42,7 +41,7 @@ async fn an_outage_of_an_hour_loses_nothing_and_makes_no_storm_of_alerts() {
         if look % 6 == 0 {
             world.push().await;
         }
-        warnings += world.jobs.watcher.look().await.unwrap();
+        warnings += world.jobs.watcher.pass().await.unwrap();
         world.pass_seconds(10);
     }
     assert!((1..=2).contains(&warnings), "{warnings}");
@@ -61,7 +60,7 @@ async fn an_outage_of_an_hour_loses_nothing_and_makes_no_storm_of_alerts() {
         assert_eq!(world.provider_sum(customer), "15");
     }
     assert_eq!(lock(&world.simulator()).accepted_events(), 300);
-    assert_eq!(world.jobs.watcher.look().await.unwrap(), 0, "all is well again");
+    assert_eq!(world.jobs.watcher.pass().await.unwrap(), 0, "all is well again");
     world.pass_hours(1);
     assert_eq!(world.confirm().await, 300);
 }
@@ -74,16 +73,16 @@ async fn a_tenant_without_a_customer_hides_no_outage() {
     world.used("nobody", "1", HOUR).await;
     world.go_to("2026-11-15T14:00:00Z");
     world.cut().await;
-    assert_eq!(world.jobs.watcher.look().await.unwrap(), 1, "it waits for its customer");
+    assert_eq!(world.jobs.watcher.pass().await.unwrap(), 1, "it waits for its customer");
     world.pass_seconds(600);
-    assert_eq!(world.jobs.watcher.look().await.unwrap(), 0, "that is not the provider's fault");
+    assert_eq!(world.jobs.watcher.pass().await.unwrap(), 0, "that is not the provider's fault");
     world.tenant("acme").await;
     world.handle.stop().await.unwrap();
     world.used("acme", "1", HOUR).await;
     world.cut().await;
     world.push().await;
     world.pass_seconds(600);
-    assert_eq!(world.jobs.watcher.look().await.unwrap(), 1, "the provider takes nothing");
+    assert_eq!(world.jobs.watcher.pass().await.unwrap(), 1, "the provider takes nothing");
 }
 
 #[tokio::test]
@@ -93,8 +92,8 @@ async fn a_dead_letter_is_warned_of_once() {
     world.ask(&format!("/v1/billing/meters/{}/deactivate", world.ask_meter()), &[]);
     world.push().await;
     world.check(push.number, PushState::Dead, Class::Refused).await;
-    assert_eq!(world.jobs.watcher.look().await.unwrap(), 1);
-    assert_eq!(world.jobs.watcher.look().await.unwrap(), 0);
+    assert_eq!(world.jobs.watcher.pass().await.unwrap(), 1);
+    assert_eq!(world.jobs.watcher.pass().await.unwrap(), 0);
 }
 
 #[tokio::test]
@@ -134,7 +133,8 @@ async fn stopping_settles_what_is_on_its_way_and_starts_nothing_more() {
     world.pass_hours(1);
     assert_eq!(world.cut().await.pushes, 3);
     let (stopper, stop) = Stopper::new();
-    let running = tokio::spawn(Arc::clone(&world.jobs.submitter).run(stop));
+    let submitter = world.jobs.submitter.clone();
+    let running = tokio::spawn(async move { submitter.run(stop).await });
     // The first is at the provider, and its answer is not.
     while world.posts() == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -148,7 +148,7 @@ async fn stopping_settles_what_is_on_its_way_and_starts_nothing_more() {
     assert_eq!((settled, begun), (posts, posts), "whatever was begun was settled");
     assert!(posts < 3, "the others were left for the next start");
     let next = world.other_server(|_| {});
-    next.submitter.run_due().await.unwrap();
+    next.submitter.pass().await.unwrap();
     assert_eq!((world.posts(), world.provider_sum(&customer)), (3, "3".to_owned()));
 }
 
@@ -173,7 +173,7 @@ async fn a_call_that_hangs_holds_up_its_own_customer_only() {
     assert_eq!(lock(&world.simulator()).accepted_events(), 5);
 }
 
-/// All jobs as the server starts them.
+/// The jobs that work with the provider, as the server starts them.
 #[tokio::test]
 async fn the_jobs_of_a_server_work_together_and_end_together() {
     let (world, customer) = World::usual().await;
@@ -182,7 +182,8 @@ async fn the_jobs_of_a_server_work_together_and_end_together() {
     let settings = &world.config;
     let provider = provider::connect(&settings.provider, &settings.stripe, &settings.sink);
     let provider = provider.unwrap().unwrap();
-    let jobs = Outbound::start(&world.store, &provider, &Gate::open(), &world.clock, settings);
+    let (inbox, mut jobs) = (WebhookInbox::start(world.store.clone()), Jobs::default());
+    jobs.start_billing(&world.jobs.context, &provider, &Gate::open(), &inbox);
     while world.posts() == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

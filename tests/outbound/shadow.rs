@@ -2,6 +2,7 @@
 
 use crate::world::{World, at};
 use counterfoil::config::{Secret, Shadow};
+use counterfoil::jobs::Job;
 use counterfoil::provider;
 use counterfoil::rules::delivery::{Class, PushState};
 
@@ -14,7 +15,7 @@ async fn shadow_nowhere_sends_nothing_and_says_so() {
     world.used("acme", "5", HOUR).await;
     world.go_to("2026-11-15T14:00:00Z");
     assert_eq!(shadow.cutter.pass().await.unwrap().pushes, 1);
-    shadow.submitter.run_due().await.unwrap();
+    shadow.submitter.pass().await.unwrap();
     let push = world.pushes().await.pop().unwrap();
     assert_eq!((push.state, push.class, push.shadow), (PushState::Confirmed, Class::NotSent, true));
     world.pass_hours(1);
@@ -31,7 +32,7 @@ async fn a_window_first_cut_in_shadow_is_never_billed_and_the_next_one_is() {
     world.used("acme", "7", "2026-11-15T13:30:00Z").await;
     world.go_to("2026-11-15T14:00:00Z");
     assert_eq!(shadow.cutter.pass().await.unwrap().pushes, 1);
-    shadow.submitter.run_due().await.unwrap();
+    shadow.submitter.pass().await.unwrap();
     // From here on the server is live; a late event comes for the window of the shadow.
     world.used("acme", "2", "2026-11-15T12:20:00Z").await;
     world.pass_hours(1);
@@ -52,7 +53,7 @@ async fn what_waits_live_is_not_sent_by_a_server_in_shadow() {
     let (world, customer) = World::usual().await;
     let push = world.planned("5").await;
     let shadow = world.other_server(|config| config.provider.shadow = Shadow::Nowhere);
-    shadow.submitter.run_due().await.unwrap();
+    shadow.submitter.pass().await.unwrap();
     world.check(push.number, PushState::Observed, Class::Cut).await;
     // Late usage meanwhile is followed, and billed when the server is live again.
     world.used("acme", "2", HOUR).await;
@@ -76,7 +77,7 @@ async fn shadow_in_a_sandbox_is_sent_and_confirmed_and_stays_apart() {
     world.go_to("2026-11-15T14:00:00Z");
     sandbox.cutter.pass().await.unwrap();
     assert_eq!(world.push().await, 0, "a live server does not send it");
-    assert_eq!(sandbox.submitter.run_due().await.unwrap(), 1);
+    assert_eq!(sandbox.submitter.pass().await.unwrap(), 1);
     assert_eq!(world.provider_total(&customer, HOUR), "5");
     world.pass_hours(1);
     assert_eq!(world.confirm().await, 0);

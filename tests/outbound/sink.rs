@@ -3,6 +3,7 @@
 use crate::world::{CALLS, World};
 use axum::extract::State;
 use counterfoil::config::{ProviderKind, Secret};
+use counterfoil::jobs::Job;
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::restore::Cause;
 use counterfoil::store::push::Ruling;
@@ -205,7 +206,7 @@ async fn a_wrong_secret_is_no_refusal_of_the_push() {
     let push = world.planned("5").await;
     let secret = Secret::new("whsec_d3JvbmctYnV0LWxvbmctZW5vdWdoLXNlY3JldA==");
     let wrong = world.other_server(|config| config.sink.secret = secret);
-    wrong.submitter.run_due().await.unwrap();
+    wrong.submitter.pass().await.unwrap();
     let waiting = world.check(push.number, PushState::Observed, Class::Unknown).await;
     assert!(waiting.detail.unwrap().contains("401"));
     world.pass_hours(1);

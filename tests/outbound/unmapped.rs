@@ -2,18 +2,17 @@
 //! figure.
 
 use crate::world::{CALLS, World};
-use counterfoil::jobs::alerts::Alerter;
+use counterfoil::jobs::Job;
+use counterfoil::jobs::alerts::AlertsJob;
 use counterfoil::rules::delivery::PushState;
 use counterfoil::store::alert::AlertQuery;
-use std::sync::Arc;
 
 /// Kinds, subjects and summaries of the alerts that are open.
 async fn alerts(world: &World) -> Vec<(&'static str, String, String)> {
-    let alerter =
-        Alerter::new(Arc::clone(&world.store), world.clock.clone(), "test".into(), vec![]);
+    let alerter = AlertsJob::new(&world.jobs.context);
     // An alert that is open for long is looked at once more.
-    alerter.look().await.unwrap();
-    alerter.look().await.unwrap();
+    alerter.pass().await.unwrap();
+    alerter.pass().await.unwrap();
     let query = AlertQuery { open: Some(true), limit: 100, ..AlertQuery::default() };
     let open = world.store.list_alerts(query).await.unwrap();
     let usage = open.into_iter().filter(|alert| alert.kind.name().starts_with("usage_un"));

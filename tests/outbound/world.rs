@@ -2,11 +2,12 @@
 
 use crate::stripe::{start_stripe, stripe_time};
 use counterfoil::clock::Clock;
-use counterfoil::config::{self, Config, ProviderKind, Secret, Shadow};
-use counterfoil::jobs::confirm::Confirmer;
-use counterfoil::jobs::cut::{CutSettings, Cutter, Pass};
-use counterfoil::jobs::push::Submitter;
-use counterfoil::jobs::watch::Watcher;
+use counterfoil::config::{self, Config, ProviderKind, Secret};
+use counterfoil::jobs::confirm::ConfirmJob;
+use counterfoil::jobs::cut::{CutJob, Pass};
+use counterfoil::jobs::push::PushJob;
+use counterfoil::jobs::watch::WatchJob;
+use counterfoil::jobs::{Context, Job};
 use counterfoil::provider::{self, Provider};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::event::{Item, parse_event};
@@ -45,10 +46,11 @@ pub struct World {
 
 /// The jobs of one server.
 pub struct Jobs {
-    pub cutter: Cutter,
-    pub submitter: Arc<Submitter>,
-    pub confirmer: Confirmer,
-    pub watcher: Watcher,
+    pub context: Context,
+    pub cutter: CutJob,
+    pub submitter: PushJob,
+    pub confirmer: ConfirmJob,
+    pub watcher: WatchJob,
 }
 
 pub fn at(text: &str) -> Timestamp {
@@ -233,7 +235,7 @@ impl World {
     }
 
     pub async fn push(&self) -> usize {
-        self.jobs.submitter.run_due().await.unwrap()
+        self.jobs.submitter.pass().await.unwrap()
     }
 
     pub async fn confirm(&self) -> usize {
@@ -350,34 +352,15 @@ impl Jobs {
         clock: &Clock,
         config: &Config,
     ) -> Self {
-        let shadow = config.provider.shadow != Shadow::Off;
         static SERVERS: AtomicU64 = AtomicU64::new(0);
         let holder = format!("server-{}", SERVERS.fetch_add(1, Ordering::SeqCst));
-        let settings = CutSettings {
-            holder: holder.clone(),
-            accept_horizon_hours: config.ingest.accept_horizon_hours,
-            shadow,
-            digits_max: provider.limits().digits_max,
-            draw_order: Default::default(),
-            lease_ms: config.push.lease_ms,
-        };
+        let context = Context::new(Arc::clone(store), clock.clone(), config, holder, 1);
         Self {
-            cutter: Cutter::new(Arc::clone(store), clock.clone(), settings),
-            submitter: Submitter::new(
-                Arc::clone(store),
-                Arc::clone(&provider),
-                clock.clone(),
-                config.push.clone(),
-                (shadow, 1),
-            ),
-            confirmer: Confirmer::new(
-                Arc::clone(store),
-                provider,
-                clock.clone(),
-                (holder, config.push.clone()),
-                shadow,
-            ),
-            watcher: Watcher::new(Arc::clone(store), clock.clone()),
+            cutter: CutJob::new(&context, provider.limits().digits_max),
+            submitter: PushJob::new(&context, &provider),
+            confirmer: ConfirmJob::new(&context, &provider),
+            watcher: WatchJob::new(&context),
+            context,
         }
     }
 }

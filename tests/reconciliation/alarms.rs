@@ -2,7 +2,8 @@
 
 use crate::world::{EVENTS, Ground, Heard, World, lock, quantity, tenant_id};
 use counterfoil::jobs::ingest::Ingest;
-use counterfoil::jobs::thresholds::ThresholdWatcher;
+use counterfoil::jobs::thresholds::ThresholdsJob;
+use counterfoil::jobs::{Context, Job};
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::verdict::Verdict;
 use counterfoil::store::alert::{Threshold, ThresholdKind, ThresholdPeriod};
@@ -71,12 +72,12 @@ pub async fn an_opening_that_nobody_heard_is_given_up(ground: Ground) {
     world.send().await;
     world.pass_seconds(6 * 60);
     // It is over before anybody was told.
-    world.jobs.alerter.look().await.unwrap();
+    world.jobs.alerter.pass().await.unwrap();
     assert_eq!(world.alerted(AlertKind::PushesObservedLong).await, (1, 1));
     world.faults(Vec::new());
     world.pass_seconds(10 * 60);
     world.send().await;
-    world.jobs.alerter.look().await.unwrap();
+    world.jobs.alerter.pass().await.unwrap();
     assert_eq!(world.alerted(AlertKind::PushesObservedLong).await, (1, 0));
     world.hours(2).await;
     assert_eq!(world.told(AlertKind::PushesObservedLong), []);
@@ -206,9 +207,12 @@ pub async fn thresholds_are_told_once_in_a_period(ground: Ground) {
     let settings = world.config.ingest.clone();
     let ingest = Ingest::start(Arc::clone(&world.store), world.clock.clone(), settings, false);
     let watched = Arc::clone(ingest.watched());
-    let names = vec!["pagerduty", "email"];
-    let watcher =
-        ThresholdWatcher::new(Arc::clone(&world.store), world.clock.clone(), watched, names);
+    let (store, holder) = (Arc::clone(&world.store), "watcher".to_owned());
+    let context = Context {
+        destinations: vec!["pagerduty", "email"],
+        ..Context::new(store, world.clock.clone(), &world.config, holder, 1)
+    };
+    let watcher = ThresholdsJob::new(&context, watched);
     watcher.pass().await.unwrap();
     let mut number = 0;
     let mut submit = |quantity: &'static str| {

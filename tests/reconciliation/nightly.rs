@@ -1,6 +1,7 @@
 //! The nightly pass: one row for everyone, chained, for each day once.
 
 use crate::world::{ABSOLUTE, CALLS, Ground, SUMMARIES, World, at};
+use counterfoil::jobs::Job;
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
@@ -207,7 +208,7 @@ pub async fn two_servers_run_one_pass(ground: Ground) {
     let other = world.other_server(|_| {});
     world.go_to("2026-11-16T05:00:00Z");
     for _ in 0..4 {
-        let (one, two) = tokio::join!(world.jobs.reconciler.tick(), other.reconciler.tick());
+        let (one, two) = tokio::join!(world.jobs.reconciler.pass(), other.reconciler.pass());
         let (one, two) = (one.unwrap(), two.unwrap());
         assert!(one.is_none() || one != two, "{one:?} {two:?}");
     }
@@ -243,7 +244,7 @@ pub async fn a_pass_that_was_cut_off_is_begun_anew(ground: Ground) {
     let mut cut_off = 0;
     for polls in 1..12 {
         let dying = world.other_server(|_| {});
-        let tick = Box::pin(dying.reconciler.tick());
+        let tick = Box::pin(dying.reconciler.pass());
         let ended = Dying { tick, polls }.await;
         cut_off += u32::from(ended.is_none());
         // Its lease ends, and nobody gave it back.
@@ -416,7 +417,7 @@ pub async fn hourly_passes_do_not_keep_a_nightly_one_waiting(ground: Ground) {
     // Each pass takes so long that an hourly one is due again at its end.
     for _ in 0..4 {
         world.clock.advance(3_600_000_000);
-        world.jobs.reconciler.tick().await.unwrap();
+        world.jobs.reconciler.pass().await.unwrap();
     }
     assert_eq!(world.passes(PassKind::Nightly).await.len(), nights + 1);
     let hourly = world.passes(PassKind::Hourly).await;

@@ -1,6 +1,7 @@
 //! Pushes that the provider took and then refused, told by a thin report.
 
 use crate::world::{Ground, World, lock};
+use counterfoil::jobs::Job;
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};

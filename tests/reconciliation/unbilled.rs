@@ -3,6 +3,7 @@
 
 use crate::world::{CALLS, Ground, World, quantity};
 use counterfoil::config::Shadow;
+use counterfoil::jobs::Job;
 use counterfoil::jobs::unbilled::{Cause, Slow, Unbilled};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
@@ -88,7 +89,7 @@ pub async fn windows_of_a_shadow_are_marked(ground: Ground) {
     world.clock.advance(2 * 3_600_000_000);
     shadow.cutter.flush().await.unwrap();
     shadow.cutter.pass().await.unwrap();
-    shadow.submitter.run_due().await.unwrap();
+    shadow.submitter.pass().await.unwrap();
     // From here on the server is live, and late usage of the shadow's window comes.
     world.used("3", "2026-11-15T11:20:00Z").await;
     world.hours(3).await;

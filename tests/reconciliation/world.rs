@@ -9,20 +9,21 @@ use crate::plant::{plant_in_database, plant_in_directory};
 use crate::stripe::{start_stripe, stripe_time};
 use async_trait::async_trait;
 use counterfoil::clock::Clock;
-use counterfoil::config::{self, Config, PostgresConfig, ProviderKind, Secret, Shadow};
-use counterfoil::config::{ReconcileConfig, SqliteConfig, UnknownSubscriptions};
+use counterfoil::config::{self, Config, PostgresConfig, ProviderKind, Secret};
+use counterfoil::config::{SqliteConfig, UnknownSubscriptions};
 use counterfoil::destinations::{Destination, Notice, Sending};
-use counterfoil::jobs::alerts::Alerter;
-use counterfoil::jobs::backfill::Backfill;
-use counterfoil::jobs::confirm::Confirmer;
-use counterfoil::jobs::cut::{CutSettings, Cutter};
-use counterfoil::jobs::mirror::MirrorReader;
-use counterfoil::jobs::notices::Messenger;
-use counterfoil::jobs::push::Submitter;
-use counterfoil::jobs::reconcile::Reconciler;
+use counterfoil::jobs::alerts::AlertsJob;
+use counterfoil::jobs::backfill::BackfillJob;
+use counterfoil::jobs::confirm::ConfirmJob;
+use counterfoil::jobs::cut::CutJob;
+use counterfoil::jobs::mirror::MirrorJob;
+use counterfoil::jobs::outbox::{OutboxJob, Receivers};
+use counterfoil::jobs::push::PushJob;
+use counterfoil::jobs::reconcile::ReconcileJob;
+use counterfoil::jobs::{Context, Job};
+use counterfoil::provider;
 use counterfoil::provider::stripe::signature::verify;
 use counterfoil::provider::stripe::webhook::parse_webhook;
-use counterfoil::provider::{self, Provider};
 use counterfoil::rules::alert::{Alert, AlertKind, NoticeEvent, Severity};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
@@ -184,14 +185,14 @@ impl Destination for Told {
 
 /// The jobs of one server.
 pub struct Jobs {
-    pub cutter: Cutter,
-    pub submitter: Arc<Submitter>,
-    pub confirmer: Confirmer,
-    pub mirror: MirrorReader,
-    pub backfill: Backfill,
-    pub reconciler: Reconciler,
-    pub alerter: Alerter,
-    pub messenger: Messenger,
+    pub cutter: CutJob,
+    pub submitter: PushJob,
+    pub confirmer: ConfirmJob,
+    pub mirror: MirrorJob,
+    pub backfill: BackfillJob,
+    pub reconciler: ReconcileJob,
+    pub alerter: AlertsJob,
+    pub messenger: OutboxJob,
 }
 
 /// What is known of the webhooks that were made.
@@ -450,7 +451,7 @@ impl World {
         }
         self.reconcile().await;
         self.read_objects().await;
-        self.jobs.submitter.run_due().await.unwrap();
+        self.jobs.submitter.pass().await.unwrap();
         self.look().await;
     }
 
@@ -458,7 +459,7 @@ impl World {
     pub async fn send(&self) {
         self.jobs.cutter.flush().await.unwrap();
         self.jobs.cutter.pass().await.unwrap();
-        self.jobs.submitter.run_due().await.unwrap();
+        self.jobs.submitter.pass().await.unwrap();
         self.tell().await;
         self.read_objects().await;
     }
@@ -470,14 +471,14 @@ impl World {
     /// Runs all passes that are due; returns their numbers.
     pub async fn reconcile(&self) -> Vec<u64> {
         let mut numbers = Vec::new();
-        while let Some(number) = self.jobs.reconciler.tick().await.unwrap() {
+        while let Some(number) = self.jobs.reconciler.pass().await.unwrap() {
             numbers.push(number);
         }
         numbers
     }
 
     pub async fn look(&self) {
-        self.jobs.alerter.look().await.unwrap();
+        self.jobs.alerter.pass().await.unwrap();
         while self.jobs.messenger.pass().await.unwrap() > 0 {}
     }
 
@@ -747,61 +748,25 @@ impl Jobs {
         let Config { provider, stripe, sink, .. } = config;
         let provider = provider::connect_heard_by(provider, stripe, sink, clock);
         let provider = provider.unwrap().unwrap();
-        let shadow = config.provider.shadow != Shadow::Off;
         static SERVERS: AtomicU64 = AtomicU64::new(0);
         let holder = format!("server-{}", SERVERS.fetch_add(1, Ordering::SeqCst));
-        let settings = CutSettings {
-            holder: holder.clone(),
-            accept_horizon_hours: config.ingest.accept_horizon_hours,
-            shadow,
-            digits_max: provider.limits().digits_max,
-            draw_order: Default::default(),
-            lease_ms: config.push.lease_ms,
-        };
-        let (own_store, own_provider) = (|| Arc::clone(store), || Arc::clone(&provider));
         let destinations: Vec<Arc<dyn Destination>> = vec![
             Arc::new(Told("pagerduty", Arc::clone(pager))),
             Arc::new(Told("email", Arc::clone(mail))),
         ];
-        let names = destinations.iter().map(|one| one.name()).collect();
-        let push = || config.push.clone();
+        let context = Context {
+            destinations: destinations.iter().map(|one| one.name()).collect(),
+            ..Context::new(Arc::clone(store), clock.clone(), config, holder, 1)
+        };
         Self {
-            cutter: Cutter::new(own_store(), clock.clone(), settings),
-            submitter: Submitter::new(
-                own_store(),
-                own_provider(),
-                clock.clone(),
-                push(),
-                (shadow, 1),
-            ),
-            confirmer: Confirmer::new(
-                own_store(),
-                own_provider(),
-                clock.clone(),
-                (holder.clone(), push()),
-                shadow,
-            ),
-            mirror: MirrorReader::new(own_store(), own_provider(), clock.clone(), push()),
-            backfill: Backfill::new(
-                own_store(),
-                own_provider(),
-                clock.clone(),
-                (holder.clone(), Arc::default()),
-            ),
-            reconciler: reconciler(store, &provider, clock, (&holder, shadow), &config.reconcile),
-            alerter: Alerter::new(own_store(), clock.clone(), holder, names),
-            messenger: Messenger::new(own_store(), clock.clone(), destinations, 1),
+            cutter: CutJob::new(&context, provider.limits().digits_max),
+            submitter: PushJob::new(&context, &provider),
+            confirmer: ConfirmJob::new(&context, &provider),
+            mirror: MirrorJob::new(&context, &provider, Arc::default()),
+            backfill: BackfillJob::new(&context, &provider, Arc::default()),
+            reconciler: ReconcileJob::new(&context, &provider),
+            alerter: AlertsJob::new(&context),
+            messenger: OutboxJob::new(&context, Receivers::Alerts(destinations)),
         }
     }
-}
-
-fn reconciler(
-    store: &Arc<dyn Store>,
-    provider: &Arc<dyn Provider>,
-    clock: &Clock,
-    (holder, shadow): (&str, bool),
-    settings: &ReconcileConfig,
-) -> Reconciler {
-    let own = (holder.to_owned(), settings.clone());
-    Reconciler::new(Arc::clone(store), Arc::clone(provider), clock.clone(), own, shadow)
 }

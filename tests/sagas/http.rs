@@ -28,7 +28,7 @@ impl Server {
         let key = auth::create_first_admin_key(&*world.store, &world.clock, None).await;
         let inbox = WebhookInbox::start(store());
         let provider = Some(Arc::clone(&world.provider));
-        let app = App::new(store(), (ingest, inbox), world.clock.clone(), provider, &world.config);
+        let app = App::new(store(), ingest, inbox, world.clock.clone(), provider, &world.config);
         Self { router: router(app), key: key.unwrap().unwrap() }
     }
 

@@ -5,7 +5,8 @@ use super::check::check_end;
 use super::script::Script;
 use super::stories::{Cancel, Change, Create, Story};
 use super::world::{Ground, World};
-use counterfoil::jobs::alerts::Alerter;
+use counterfoil::jobs::Job;
+use counterfoil::jobs::alerts::AlertsJob;
 use counterfoil::rules::alert::AlertKind;
 use counterfoil::rules::saga::{Mark, SagaState};
 use counterfoil::store::alert::AlertQuery;
@@ -23,8 +24,7 @@ fn obstructed(story: &dyn Story) -> Arc<Script> {
 pub async fn an_undoing_that_fails_needs_a_person(ground: Ground) {
     let world = World::on(ground).await;
     let story = Create { with_customer: false };
-    let holder = "alerter".to_owned();
-    let alerter = Alerter::new(Arc::clone(&world.store), world.clock.clone(), holder, Vec::new());
+    let alerter = AlertsJob::new(&world.context(Arc::clone(&world.store), "alerter"));
     let case = story.begin(&world).await;
     let fails = FaultRule::new(FaultKind::Error503).on_call("DELETE /v1/subscriptions/:id");
     world.faults(vec![fails.times(1_000)]);
@@ -35,7 +35,7 @@ pub async fn an_undoing_that_fails_needs_a_person(ground: Ground) {
     assert_eq!(failed, 12, "{log:#?}");
     assert!(saga.detail.is_some());
     assert_eq!(world.told(&case.tenant).await, ["saga.needs_attention"]);
-    alerter.look().await.unwrap();
+    alerter.pass().await.unwrap();
     assert_eq!(open_alerts(&world).await, [case.saga.as_str()]);
     // Nothing moves by itself.
     world.clock.advance(3_600_000_000);
@@ -47,7 +47,7 @@ pub async fn an_undoing_that_fails_needs_a_person(ground: Ground) {
     assert_eq!(state, SagaState::Compensated);
     check_end(&world, &story, &case, state).await;
     world.clock.advance(3_600_000_000);
-    alerter.look().await.unwrap();
+    alerter.pass().await.unwrap();
     assert_eq!(open_alerts(&world).await, Vec::<String>::new());
 }
 

@@ -10,9 +10,10 @@ use crate::database::create_database;
 use crate::stripe::start_stripe;
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config, PostgresConfig, ProviderKind, Secret, SqliteConfig};
-use counterfoil::jobs::cut::{CutSettings, Cutter};
-use counterfoil::jobs::push::Submitter;
-use counterfoil::jobs::sagas::{SagaRunner, boundary_after};
+use counterfoil::jobs::cut::CutJob;
+use counterfoil::jobs::push::PushJob;
+use counterfoil::jobs::sagas::{SagasJob, boundary_after};
+use counterfoil::jobs::{Context, Job};
 use counterfoil::provider::{self, Provider};
 use counterfoil::rules::event::{Item, parse_event};
 use counterfoil::rules::ids::{CustomerId, MeterSlug, OnceKey, TenantId};
@@ -97,8 +98,8 @@ pub struct World {
     pub clock: Clock,
     pub config: Config,
     pub provider: Arc<dyn Provider>,
-    pub submitter: Arc<Submitter>,
-    pub cutter: Cutter,
+    pub submitter: PushJob,
+    pub cutter: CutJob,
     /// Of the meter `calls`, at one cent, two and three.
     pub prices: [String; 3],
     /// Five dollars a month, paid in advance.
@@ -130,12 +131,9 @@ impl World {
         let Config { provider, stripe, sink, .. } = &config;
         let provider = provider::connect_heard_by(provider, stripe, sink, &clock);
         let provider = provider.unwrap().unwrap();
-        let (own_store, own_provider) = (|| Arc::clone(&store), || Arc::clone(&provider));
-        let push = config.push.clone();
-        let submitter =
-            Submitter::new(own_store(), own_provider(), clock.clone(), push, (false, 1));
-        let cutting = cutting(&config, &*provider, "cutter");
-        let cutter = Cutter::new(own_store(), clock.clone(), cutting);
+        let context = Context::new(Arc::clone(&store), clock.clone(), &config, "cutter".into(), 1);
+        let submitter = PushJob::new(&context, &provider);
+        let cutter = CutJob::new(&context, provider.limits().digits_max);
         let numbers = AtomicU64::new(0);
         let (prices, _ground) = (Default::default(), ground);
         let mut world = Self {
@@ -290,14 +288,16 @@ impl World {
         self.store.find_saga(id).await.unwrap().unwrap()
     }
 
+    pub fn context(&self, store: Arc<dyn Store>, holder: &str) -> Context {
+        Context::new(store, self.clock.clone(), &self.config, holder.to_owned(), 1)
+    }
+
     /// A runner as of a server that has just started; its calls meet the script's accidents.
-    pub fn runner(&self, script: &Arc<Script>) -> SagaRunner {
+    pub fn runner(&self, script: &Arc<Script>) -> SagasJob {
         let store = script.around(Arc::clone(&self.store));
         let (inner, script) = (Arc::clone(&self.provider), Arc::clone(script));
-        let provider = Arc::new(ScriptedProvider { inner, script });
-        let holder = self.fresh("runner");
-        let cutting = cutting(&self.config, &*self.provider, &holder);
-        SagaRunner::new(store, provider, self.clock.clone(), cutting)
+        let provider: Arc<dyn Provider> = Arc::new(ScriptedProvider { inner, script });
+        SagasJob::new(&self.context(store, &self.fresh("runner")), &provider)
     }
 
     /// Lets runners have the saga, one after the other, until it has ended or needs a person.
@@ -328,7 +328,7 @@ impl World {
                     }
                 }
             }
-            self.submitter.run_due().await.unwrap();
+            self.submitter.pass().await.unwrap();
             self.wait_for(id).await;
         }
         panic!("it does not end: {:#?}", self.saga(id).await);
@@ -400,17 +400,6 @@ impl World {
         let tenant = Some(tenant_id(tenant));
         let query = PushQuery { tenant, limit: 10_000, ..PushQuery::default() };
         self.store.list_pushes(query).await.unwrap().into_iter().rev().collect()
-    }
-}
-
-fn cutting(config: &Config, provider: &dyn Provider, holder: &str) -> CutSettings {
-    CutSettings {
-        holder: holder.to_owned(),
-        accept_horizon_hours: config.ingest.accept_horizon_hours,
-        shadow: false,
-        digits_max: provider.limits().digits_max,
-        draw_order: Default::default(),
-        lease_ms: config.push.lease_ms,
     }
 }
 

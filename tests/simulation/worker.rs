@@ -6,14 +6,15 @@
 mod money;
 
 use crate::orders::{Audited, HourTotal, Open, Order, STALLED, Start};
+use counterfoil::jobs::{Context, Job};
 
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config, Secret, StoreUrl};
-use counterfoil::jobs::confirm::Confirmer;
-use counterfoil::jobs::cut::{CutSettings, Cutter};
-use counterfoil::jobs::push::Submitter;
-use counterfoil::jobs::reconcile::Reconciler;
-use counterfoil::jobs::sagas::SagaRunner;
+use counterfoil::jobs::confirm::ConfirmJob;
+use counterfoil::jobs::cut::CutJob;
+use counterfoil::jobs::push::PushJob;
+use counterfoil::jobs::reconcile::ReconcileJob;
+use counterfoil::jobs::sagas::SagasJob;
 use counterfoil::provider::Provider;
 use counterfoil::provider::stripe::Stripe;
 use counterfoil::rules::delivery::{Class, PushState};
@@ -89,11 +90,11 @@ struct Worker {
     provider: Arc<dyn Provider>,
     clock: Clock,
     config: Config,
-    cutter: Arc<Cutter>,
-    submitter: Arc<Submitter>,
-    confirmer: Confirmer,
-    reconciler: Reconciler,
-    sagas: SagaRunner,
+    cutter: Arc<CutJob>,
+    submitter: PushJob,
+    confirmer: ConfirmJob,
+    reconciler: ReconcileJob,
+    sagas: SagasJob,
 }
 
 impl Worker {
@@ -119,37 +120,15 @@ impl Worker {
         let provider: Arc<dyn Provider> =
             Arc::new(Stripe::connect(&config.stripe).unwrap().heard_by(&clock));
         provider.ask_time().await;
-        let holder = start.holder.clone();
-        let settings = CutSettings {
-            holder: holder.clone(),
-            accept_horizon_hours: config.ingest.accept_horizon_hours,
-            shadow: false,
-            digits_max: provider.limits().digits_max,
-            draw_order: Default::default(),
-            lease_ms: config.push.lease_ms,
-        };
-        let cutter = Arc::new(Cutter::new(Arc::clone(&store), clock.clone(), settings.clone()));
-        let (own, share) = (Arc::clone(&store), Arc::clone(&provider));
-        let sagas = SagaRunner::new(own, share, clock.clone(), settings);
-        let (push, share) = (config.push.clone(), Arc::clone(&provider));
-        let submitter = Submitter::new(Arc::clone(&store), share, clock.clone(), push, (false, 1));
-        let confirmer = Confirmer::new(
-            Arc::clone(&store),
-            Arc::clone(&provider),
-            clock.clone(),
-            (holder.clone(), config.push.clone()),
-            false,
-        );
         config.reconcile.reads_per_hour = start.reads_per_hour;
         config.reconcile.correct = true;
-        let reconcile = (holder, config.reconcile.clone());
-        let reconciler = Reconciler::new(
-            Arc::clone(&store),
-            Arc::clone(&provider),
-            clock.clone(),
-            reconcile,
-            false,
-        );
+        let (own, holder) = (Arc::clone(&store), start.holder.clone());
+        let context = Context::new(own, clock.clone(), &config, holder, 1);
+        let cutter = Arc::new(CutJob::new(&context, provider.limits().digits_max));
+        let sagas = SagasJob::new(&context, &provider);
+        let submitter = PushJob::new(&context, &provider);
+        let confirmer = ConfirmJob::new(&context, &provider);
+        let reconciler = ReconcileJob::new(&context, &provider);
         Self { store, provider, clock, config, cutter, submitter, confirmer, reconciler, sagas }
     }
 
@@ -176,9 +155,9 @@ impl Worker {
             }
             Order::Send { events } => serde_json::to_string(&self.send(&events).await).unwrap(),
             Order::Cut => self.cutter.pass().await.unwrap().pushes.to_string(),
-            Order::Push => self.submitter.run_due().await.unwrap().to_string(),
+            Order::Push => self.submitter.pass().await.unwrap().to_string(),
             Order::Confirm => self.confirmer.pass().await.unwrap().to_string(),
-            Order::Reconcile => self.reconciler.tick().await.unwrap().is_some().to_string(),
+            Order::Reconcile => self.reconciler.pass().await.unwrap().is_some().to_string(),
             Order::Retry => self.retry().await.to_string(),
             Order::Report { keys } => {
                 let said = "the value is not valid".to_owned();

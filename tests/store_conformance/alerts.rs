@@ -4,11 +4,12 @@ use crate::billed::{after, quantity};
 use crate::fixture::{Fixture, tenant_id};
 use counterfoil::rules::alert::{Alert, AlertChange, AlertKind, Condition, NoticeEvent};
 use counterfoil::rules::ids::MeterNo;
+use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::store::TenantFields;
 use counterfoil::store::alert::{
-    AlertQuery, ClaimedNotice, NoticeOutcome, PageCounts, Threshold, ThresholdKey, ThresholdKind,
-    ThresholdPeriod, ThresholdQuery,
+    AlertQuery, PageCounts, Threshold, ThresholdKey, ThresholdKind, ThresholdPeriod, ThresholdQuery,
 };
+use counterfoil::store::outbox::{ClaimedMessage, Queue, SendOutcome};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -44,23 +45,53 @@ async fn all(f: &Fixture) -> Vec<Alert> {
     alerts
 }
 
+/// A claimed notice, as its destination reads it.
+#[derive(Debug, PartialEq)]
+struct Notice {
+    number: u64,
+    fence: u64,
+    attempts: u32,
+    destination: String,
+    event: NoticeEvent,
+    alert: Alert,
+    created_at: Timestamp,
+}
+
+fn read(claimed: ClaimedMessage) -> Notice {
+    let ClaimedMessage { message, fence, attempts } = claimed;
+    Notice {
+        number: message.number,
+        fence,
+        attempts,
+        destination: message.destination,
+        event: NoticeEvent::from_name(&message.kind).unwrap(),
+        alert: serde_json::from_str(&message.payload).unwrap(),
+        created_at: message.at,
+    }
+}
+
 /// Claims what is due so many minutes after now, for ten minutes.
-async fn claim(f: &Fixture, minute: i64) -> Vec<ClaimedNotice> {
+async fn claim(f: &Fixture, minute: i64) -> Vec<Notice> {
+    claim_some(f, minute, 100).await
+}
+
+async fn claim_some(f: &Fixture, minute: i64, limit: usize) -> Vec<Notice> {
     let (now, until) = (after(f.now, minute), after(f.now, minute + 10));
-    f.store.claim_notices(now, until, 100).await.unwrap()
+    let claimed = f.store.claim_messages(Queue::Alerts, now, until, limit).await.unwrap();
+    claimed.into_iter().map(read).collect()
 }
 
-async fn settle(f: &Fixture, notice: &ClaimedNotice, outcome: NoticeOutcome, minute: i64) -> bool {
+async fn settle(f: &Fixture, notice: &Notice, outcome: SendOutcome, minute: i64) -> bool {
     let at = after(f.now, minute);
-    f.store.settle_notice(notice.number, notice.fence, outcome, at).await.unwrap()
+    f.store.settle_message(notice.number, notice.fence, outcome, at).await.unwrap()
 }
 
-fn later(f: &Fixture, minute: i64) -> NoticeOutcome {
-    NoticeOutcome::Later { until: after(f.now, minute), detail: "HTTP 500".to_owned() }
+fn later(f: &Fixture, minute: i64) -> SendOutcome {
+    SendOutcome::Later { until: after(f.now, minute), detail: "HTTP 500".to_owned() }
 }
 
 /// To whom of what.
-fn told(notices: &[ClaimedNotice]) -> Vec<(&str, NoticeEvent)> {
+fn told(notices: &[Notice]) -> Vec<(&str, NoticeEvent)> {
     let mut told: Vec<_> =
         notices.iter().map(|notice| (notice.destination.as_str(), notice.event)).collect();
     told.sort_by_key(|(destination, event)| (*destination, event.name()));
@@ -134,7 +165,7 @@ pub async fn an_alert_ends_once(mut f: Fixture) {
     open(&f, AlertKind::Silence, "acme", 0).await;
     let number = all(&f).await[0].number;
     for notice in claim(&f, 0).await {
-        assert!(settle(&f, &notice, NoticeOutcome::Sent, 1).await);
+        assert!(settle(&f, &notice, SendOutcome::Sent, 1).await);
     }
     assert_eq!(resolve(&f, number + 1, 2).await, 0, "there is none");
     assert_eq!(resolve(&f, number, 2).await, 1);
@@ -161,8 +192,8 @@ pub async fn an_alert_ends_once(mut f: Fixture) {
 pub async fn who_never_heard_of_it_does_not_hear_of_its_end(f: Fixture) {
     open(&f, AlertKind::Silence, "acme", 0).await;
     let number = all(&f).await[0].number;
-    let one = f.store.claim_notices(f.now, after(f.now, 10), 1).await.unwrap().remove(0);
-    assert!(settle(&f, &one, NoticeOutcome::Sent, 1).await);
+    let one = claim_some(&f, 0, 1).await.remove(0);
+    assert!(settle(&f, &one, SendOutcome::Sent, 1).await);
     assert_eq!(resolve(&f, number, 2).await, 1);
     let notices = claim(&f, 60).await;
     assert_eq!(told(&notices), [(one.destination.as_str(), NoticeEvent::Resolved)]);
@@ -175,7 +206,7 @@ pub async fn who_may_have_heard_of_it_hears_of_its_end(f: Fixture) {
     let (failed, sending) = (&notices[0], &notices[1]);
     assert!(settle(&f, failed, later(&f, 9), 2).await);
     assert_eq!(resolve(&f, number, 3).await, 1);
-    assert!(!settle(&f, sending, NoticeOutcome::Sent, 4).await, "it is given up");
+    assert!(!settle(&f, sending, SendOutcome::Sent, 4).await, "it is given up");
     let first = claim(&f, 10).await;
     assert_eq!(told(&first), [(failed.destination.as_str(), NoticeEvent::Resolved)]);
     // The other end is told when the opening cannot be on its way any more.
@@ -186,9 +217,9 @@ pub async fn who_may_have_heard_of_it_hears_of_its_end(f: Fixture) {
 pub async fn a_refused_opening_is_not_tried_again(f: Fixture) {
     open(&f, AlertKind::Silence, "acme", 0).await;
     for notice in claim(&f, 0).await {
-        let outcome = NoticeOutcome::GivenUp { detail: "HTTP 404".to_owned() };
+        let outcome = SendOutcome::GivenUp { detail: "HTTP 404".to_owned() };
         assert!(settle(&f, &notice, outcome, 1).await);
-        assert!(!settle(&f, &notice, NoticeOutcome::Sent, 1).await, "it is settled");
+        assert!(!settle(&f, &notice, SendOutcome::Sent, 1).await, "it is settled");
     }
     assert_eq!(claim(&f, 60).await, []);
 }
@@ -198,31 +229,27 @@ pub async fn notices_are_leased_and_fenced(mut f: Fixture) {
         let changes = vec![AlertChange::Open(condition(AlertKind::Silence, subject))];
         f.store.record_alerts(changes, &["pager"], after(f.now, minute)).await.unwrap();
     }
-    let subjects = |notices: &[ClaimedNotice]| {
+    let subjects = |notices: &[Notice]| {
         notices.iter().map(|notice| notice.alert.subject.clone()).collect::<Vec<_>>()
     };
-    let ask = async |f: &Fixture, minute: i64, limit: usize| {
-        let (now, until) = (after(f.now, minute), after(f.now, minute + 10));
-        f.store.claim_notices(now, until, limit).await.unwrap()
-    };
-    assert_eq!(ask(&f, 0, 9).await, [], "none is due");
-    let first = ask(&f, 3, 2).await;
+    assert_eq!(claim_some(&f, 0, 9).await, [], "none is due");
+    let first = claim_some(&f, 3, 2).await;
     assert_eq!(subjects(&first), ["a", "b"], "longest due first");
-    assert_eq!(subjects(&ask(&f, 3, 2).await), ["c"]);
-    assert_eq!(ask(&f, 12, 9).await, [], "all are leased");
+    assert_eq!(subjects(&claim_some(&f, 3, 2).await), ["c"]);
+    assert_eq!(claim_some(&f, 12, 9).await, [], "all are leased");
     f.restart().await;
-    let again = ask(&f, 13, 9).await;
+    let again = claim_some(&f, 13, 9).await;
     assert_eq!(subjects(&again), ["a", "b", "c"]);
     assert_eq!((again[0].number, again[0].fence), (first[0].number, first[0].fence + 1));
     assert_eq!(again[0].attempts, 1, "the one before may have been made");
-    assert!(!settle(&f, &first[0], NoticeOutcome::Sent, 14).await, "an earlier fence");
+    assert!(!settle(&f, &first[0], SendOutcome::Sent, 14).await, "an earlier fence");
     assert!(settle(&f, &again[0], later(&f, 20), 14).await);
-    assert!(!settle(&f, &again[0], NoticeOutcome::Sent, 14).await, "its lease has ended");
-    assert!(settle(&f, &again[1], NoticeOutcome::Sent, 14).await);
-    assert_eq!(ask(&f, 19, 9).await, []);
-    let third = ask(&f, 20, 9).await;
+    assert!(!settle(&f, &again[0], SendOutcome::Sent, 14).await, "its lease has ended");
+    assert!(settle(&f, &again[1], SendOutcome::Sent, 14).await);
+    assert_eq!(claim_some(&f, 19, 9).await, []);
+    let third = claim_some(&f, 20, 9).await;
     assert_eq!((subjects(&third), third[0].attempts), (vec!["a".to_owned()], 2));
-    let unknown = f.store.settle_notice(9_999, 1, NoticeOutcome::Sent, f.now).await.unwrap();
+    let unknown = f.store.settle_message(9_999, 1, SendOutcome::Sent, f.now).await.unwrap();
     assert!(!unknown);
 }
 
@@ -236,7 +263,7 @@ pub async fn claimants_at_once_share_nothing(f: Fixture) {
         tokio::spawn(async move {
             let mut numbers = Vec::new();
             for _ in 0..40 {
-                let claimed = f.store.claim_notices(f.now, after(f.now, 10), 2).await.unwrap();
+                let claimed = claim_some(&f, 0, 2).await;
                 numbers.extend(claimed.iter().map(|notice| notice.number));
                 tokio::task::yield_now().await;
             }

@@ -13,7 +13,7 @@ use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
 use counterfoil::store::credit::{ChangeQuery, GrantFilter, Issued, TakeBack, TakenBack};
-use counterfoil::store::message::{Message, NewMessage};
+use counterfoil::store::outbox::{Message, NewMessage};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 

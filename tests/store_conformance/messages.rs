@@ -2,8 +2,7 @@
 
 use crate::billed::after;
 use crate::fixture::{Fixture, tenant_id};
-use counterfoil::store::alert::NoticeOutcome;
-use counterfoil::store::message::{ClaimedMessage, Message, NewMessage};
+use counterfoil::store::outbox::{ClaimedMessage, Message, NewMessage, Queue, SendOutcome};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -35,15 +34,10 @@ async fn all(f: &Fixture, tenant: Option<&str>) -> Vec<Message> {
 /// Claims what is due so many minutes after now, for ten minutes.
 async fn claim(f: &Fixture, minute: i64, limit: usize) -> Vec<ClaimedMessage> {
     let (now, until) = (after(f.now, minute), after(f.now, minute + 10));
-    f.store.claim_messages(now, until, limit).await.unwrap()
+    f.store.claim_messages(Queue::Changes, now, until, limit).await.unwrap()
 }
 
-async fn settle(
-    f: &Fixture,
-    claimed: &ClaimedMessage,
-    outcome: NoticeOutcome,
-    minute: i64,
-) -> bool {
+async fn settle(f: &Fixture, claimed: &ClaimedMessage, outcome: SendOutcome, minute: i64) -> bool {
     let (number, at) = (claimed.message.number, after(f.now, minute));
     f.store.settle_message(number, claimed.fence, outcome, at).await.unwrap()
 }
@@ -60,6 +54,7 @@ pub async fn a_message_is_written_once(mut f: Fixture) {
     let expected = Message {
         number: messages[0].number,
         id: first.id(),
+        destination: "webhook".to_owned(),
         kind: "test.told".to_owned(),
         tenant: Some(tenant_id("fresh")),
         payload: first.payload.clone(),
@@ -97,18 +92,18 @@ pub async fn claims_are_leased_and_fenced(f: Fixture) {
     assert!(first.iter().all(|claimed| claimed.attempts == 0));
     let rest = claim(&f, 1, 10).await;
     assert_eq!(rest.len(), 1, "two are leased");
-    assert!(settle(&f, &rest[0], NoticeOutcome::Sent, 2).await);
-    assert!(!settle(&f, &rest[0], NoticeOutcome::Sent, 2).await, "it is settled");
+    assert!(settle(&f, &rest[0], SendOutcome::Sent, 2).await);
+    assert!(!settle(&f, &rest[0], SendOutcome::Sent, 2).await, "it is settled");
     // Nobody was heard of again; another claims, and the first is shut out.
     let second = claim(&f, 10, 10).await;
     assert_eq!(second.len(), 2);
     assert_eq!((second[0].attempts, second[0].message.number), (1, first[0].message.number));
     assert!(second[0].fence > first[0].fence);
-    assert!(!settle(&f, &first[0], NoticeOutcome::Sent, 11).await);
+    assert!(!settle(&f, &first[0], SendOutcome::Sent, 11).await);
     let until = after(f.now, 60);
-    let later = NoticeOutcome::Later { until, detail: "HTTP 500".to_owned() };
+    let later = SendOutcome::Later { until, detail: "HTTP 500".to_owned() };
     assert!(settle(&f, &second[0], later, 11).await);
-    let given_up = NoticeOutcome::GivenUp { detail: "HTTP 410".to_owned() };
+    let given_up = SendOutcome::GivenUp { detail: "HTTP 410".to_owned() };
     assert!(settle(&f, &second[1], given_up, 11).await);
     assert_eq!(claim(&f, 59, 10).await, vec![]);
     let third = claim(&f, 60, 10).await;
@@ -149,7 +144,7 @@ pub async fn old_messages_are_pruned(f: Fixture) {
         record(&f, vec![message(&format!("m{n}"), None)], n).await;
     }
     let claimed = claim(&f, 6, 1).await;
-    assert!(settle(&f, &claimed[0], NoticeOutcome::Sent, 6).await);
+    assert!(settle(&f, &claimed[0], SendOutcome::Sent, 6).await);
     let prune = async |minute, limit| f.store.prune_messages(after(f.now, minute), limit).await;
     assert_eq!(prune(0, 10).await.unwrap(), 0);
     assert_eq!(prune(4, 3).await.unwrap(), 3);

@@ -17,7 +17,7 @@ use counterfoil::rules::verdict::Acceptance;
 use counterfoil::rules::window::Window;
 use counterfoil::store::account::{Accounts, NewAccount, Posted};
 use counterfoil::store::credit::{ChangeQuery, Credits, GrantFilter, Issued, TakeBack, TakenBack};
-use counterfoil::store::message::Messages;
+use counterfoil::store::outbox::Outbox;
 use counterfoil::store::postgres::PostgresStore;
 use counterfoil::store::push::{CutOrder, CutTerms, Cuts, Leases};
 use counterfoil::store::{Declarations, Deliveries, DeliveryBatch, Store};

@@ -6,7 +6,7 @@ use crate::fixture::{Fixture, tenant_id};
 use counterfoil::jobs::unbilled::{Cause, Slow, Unbilled};
 use counterfoil::rules::ids::{MeterNo, SubscriptionId};
 use counterfoil::rules::saga::{LogLine, Mark, Saga, SagaKind, SagaState, saga_id};
-use counterfoil::store::message::NewMessage;
+use counterfoil::store::outbox::NewMessage;
 use counterfoil::store::push::PushAges;
 use counterfoil::store::saga::{
     Agreement, Begun, ClaimedSaga, NewSaga, Revived, SagaQuery, Standing,

@@ -13,7 +13,8 @@ use counterfoil::rules::pass::{PassKind, PassOrder};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::webhook::WebhookStatus;
 use counterfoil::store::Store;
-use counterfoil::store::alert::{AlertQuery, NoticeOutcome};
+use counterfoil::store::alert::AlertQuery;
+use counterfoil::store::outbox::{Queue, SendOutcome};
 use counterfoil::store::push::Ruling;
 use counterfoil::store::reconciliation::{CorrectionOrder, FindingQuery, SummaryReading};
 use counterfoil::store::webhook::{MirrorClaim, MirrorReading, WebhookQuery, WebhookReceipt};
@@ -221,9 +222,10 @@ async fn send_all(f: &Fixture, servers: &[Arc<dyn Store>]) -> Vec<u64> {
         tasks.push(tokio::spawn(async move {
             let mut sent = Vec::new();
             for _ in 0..20 {
-                for notice in store.claim_notices(now, after(now, 1), 3).await.unwrap() {
-                    let (number, fence) = (notice.number, notice.fence);
-                    let settled = store.settle_notice(number, fence, NoticeOutcome::Sent, now);
+                let claimed = store.claim_messages(Queue::Alerts, now, after(now, 1), 3).await;
+                for notice in claimed.unwrap() {
+                    let (number, fence) = (notice.message.number, notice.fence);
+                    let settled = store.settle_message(number, fence, SendOutcome::Sent, now);
                     assert!(settled.await.unwrap());
                     sent.push(number);
                 }

@@ -2,6 +2,7 @@
 //! cut.
 
 use crate::world::{DAY, Dice, Place, SIM_SECRET, World, id_of, lock};
+use counterfoil::jobs::Job;
 use counterfoil::rules::mirror::{ObjectKind, Snapshot};
 use futures_util::future::join_all;
 use serde_json::Value;

@@ -1,6 +1,7 @@
 //! Objects: what is read of grants, customers, invoices and reports, and whose it is.
 
 use crate::world::{DAY, Dice, Place, World, id_of};
+use counterfoil::jobs::Job;
 use counterfoil::rules::mirror::{ObjectKind, Snapshot};
 use counterfoil::rules::quantity::Quantity;
 use serde_json::{Value, json};
@@ -85,7 +86,7 @@ pub async fn a_customer_that_is_deleted(place: Place) {
     let deleted = events.iter().find(|event| event["type"] == "customer.deleted").unwrap();
     assert_eq!(world.webhook(deleted).await["status"], "applied", "it was as it told");
     for _ in 0..3 {
-        world.alerter.look().await.unwrap();
+        world.alerter.pass().await.unwrap();
     }
     let alerts = world.alerts("customer_deleted").await;
     assert_eq!(alerts.len(), 1);
@@ -93,7 +94,7 @@ pub async fn a_customer_that_is_deleted(place: Place) {
     assert!(alerts[0]["summary"].as_str().unwrap().contains("acme"));
     // It ends when the tenant is somebody else.
     world.map("acme", &id_of(&world.ask("/v1/customers", &[]))).await;
-    world.alerter.look().await.unwrap();
+    world.alerter.pass().await.unwrap();
     assert!(world.alerts("customer_deleted").await[0]["resolved_at"].is_string());
 }
 

@@ -2,6 +2,7 @@
 //! the end is the same.
 
 use crate::world::{DAY, Dice, Place, World, id_of, lock};
+use counterfoil::jobs::Job;
 use counterfoil::rules::mirror::{ObjectKind, Snapshot};
 use counterfoil::rules::timestamp::Timestamp;
 use futures_util::future::join_all;
@@ -283,7 +284,7 @@ pub async fn all_orders_of_a_subscription_and_its_invoice(place: Place) {
         }
     }
     // All had been paid before the first word of it came: nobody is called.
-    world.alerter.look().await.unwrap();
+    world.alerter.pass().await.unwrap();
     assert!(world.alerts("payment_failed").await.is_empty());
 }
 
@@ -373,11 +374,11 @@ async fn tell_and_look(world: &World, dice: &mut Dice) {
             world.reader.pass().await.unwrap();
         }
         if dice.below(8) == 0 {
-            world.alerter.look().await.unwrap();
+            world.alerter.pass().await.unwrap();
         }
     }
     world.read_all().await;
-    world.alerter.look().await.unwrap();
+    world.alerter.pass().await.unwrap();
 }
 
 /// What a subscription's events say when they are read in the order in which they were made.

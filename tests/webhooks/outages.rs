@@ -1,6 +1,7 @@
 //! Outages: of the store, of the provider, and of room in the queue.
 
 use crate::world::{Place, SECRET, World, hook, id_of, send};
+use counterfoil::jobs::Job;
 use counterfoil::rules::mirror::ObjectKind;
 use http::Method;
 use serde_json::{Value, json};
@@ -29,7 +30,7 @@ pub async fn a_store_that_is_down(place: Place) {
     }
     assert!(world.reader.pass().await.is_err());
     assert!(world.backfill.pass().await.is_err());
-    assert!(world.alerter.look().await.is_err());
+    assert!(world.alerter.pass().await.is_err());
     // A forgery is refused all the same, without asking the store.
     let forged = world.post_hook("t=1,v1=00", b"{}").await;
     forged.problem(400, "invalid_signature");
@@ -104,13 +105,13 @@ pub async fn a_provider_that_is_down(place: Place) {
     let listed = world.get("/v1/webhooks?status=waiting").await;
     assert_eq!(listed["webhooks"][0]["detail"], detail.as_str());
 
-    world.alerter.look().await.unwrap();
+    world.alerter.pass().await.unwrap();
     world.pass_seconds(10 * MINUTE - 1);
-    world.alerter.look().await.unwrap();
+    world.alerter.pass().await.unwrap();
     assert!(world.alerts("webhooks_waiting").await.is_empty());
     world.pass_seconds(1);
-    world.alerter.look().await.unwrap();
-    world.alerter.look().await.unwrap();
+    world.alerter.pass().await.unwrap();
+    world.alerter.pass().await.unwrap();
     let open = world.alerts("webhooks_waiting").await;
     assert_eq!(open.len(), 1);
     assert_eq!(open[0]["resolved_at"], Value::Null);
@@ -124,7 +125,7 @@ pub async fn a_provider_that_is_down(place: Place) {
     let applied = world.webhook(&event).await;
     assert_eq!((&applied["status"], &applied["detail"]), (&json!("applied"), &Value::Null));
     assert_eq!(world.mirror(ObjectKind::Subscription, &subscription).await.unwrap().version, 1);
-    world.alerter.look().await.unwrap();
+    world.alerter.pass().await.unwrap();
     let ended = world.alerts("webhooks_waiting").await;
     assert_eq!(ended.len(), 1);
     assert!(ended[0]["resolved_at"].is_string());

@@ -10,11 +10,12 @@ use axum::body::Body;
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config, PostgresConfig, ProviderKind, Secret, SqliteConfig};
 use counterfoil::http::{self, App, auth};
-use counterfoil::jobs::alerts::Alerter;
-use counterfoil::jobs::backfill::Backfill;
+use counterfoil::jobs::alerts::AlertsJob;
+use counterfoil::jobs::backfill::BackfillJob;
 use counterfoil::jobs::ingest::Ingest;
-use counterfoil::jobs::mirror::MirrorReader;
+use counterfoil::jobs::mirror::MirrorJob;
 use counterfoil::jobs::webhook::WebhookInbox;
+use counterfoil::jobs::{Context, Job};
 use counterfoil::provider::{self, Provider};
 use counterfoil::rules::ids::{CustomerId, TenantId};
 use counterfoil::rules::mirror::{ObjectKind, ObjectName, Snapshot};
@@ -28,7 +29,6 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use stripe_sim::{FaultPlan, FaultRule, Handle, Options, SimRequest, Simulator, sign};
-use tokio::sync::Notify;
 use tower::ServiceExt;
 
 pub const NOON: &str = "2026-11-15T12:00:00Z";
@@ -90,9 +90,9 @@ pub struct World {
     pub handle: Handle,
     pub config: Config,
     pub router: Router,
-    pub reader: MirrorReader,
-    pub backfill: Backfill,
-    pub alerter: Alerter,
+    pub reader: MirrorJob,
+    pub backfill: BackfillJob,
+    pub alerter: AlertsJob,
     pub admin: String,
 }
 
@@ -115,14 +115,10 @@ impl World {
         let provider = connect(&config);
         let admin = auth::create_first_admin_key(&*shared, &clock, None).await.unwrap().unwrap();
         let router = router(&shared, &clock, &provider, &config);
-        let reader = MirrorReader::new(
-            Arc::clone(&shared),
-            Arc::clone(&provider),
-            clock.clone(),
-            config.push.clone(),
-        );
-        let backfill = new_backfill(&shared, &provider, &clock, "server-1");
-        let alerter = Alerter::new(shared, clock.clone(), "server-1".into(), Vec::new());
+        let context = Context::new(shared, clock.clone(), &config, "server-1".into(), 1);
+        let reader = MirrorJob::new(&context, &provider, Arc::default());
+        let backfill = BackfillJob::new(&context, &provider, Arc::default());
+        let alerter = AlertsJob::new(&context);
         Self {
             place,
             store,
@@ -146,8 +142,10 @@ impl World {
     }
 
     /// The backfill of another server on the same store.
-    pub fn other_backfill(&self, holder: &str) -> Backfill {
-        new_backfill(&self.store, &connect(&self.config), &self.clock, holder)
+    pub fn other_backfill(&self, holder: &str) -> BackfillJob {
+        let (store, clock) = (Arc::clone(&self.store), self.clock.clone());
+        let context = Context::new(store, clock, &self.config, holder.to_owned(), 1);
+        BackfillJob::new(&context, &connect(&self.config), Arc::default())
     }
 
     pub fn is_postgres(&self) -> bool {
@@ -448,17 +446,7 @@ fn router(
     let ingest = Ingest::start(Arc::clone(store), clock.clone(), config.ingest.clone(), false);
     let inbox = WebhookInbox::start(store.clone());
     let provider = Some(Arc::clone(provider));
-    http::router(App::new(Arc::clone(store), (ingest, inbox), clock.clone(), provider, config))
-}
-
-fn new_backfill(
-    store: &Arc<dyn Store>,
-    provider: &Arc<dyn Provider>,
-    clock: &Clock,
-    holder: &str,
-) -> Backfill {
-    let told = (holder.to_owned(), Arc::new(Notify::new()));
-    Backfill::new(Arc::clone(store), Arc::clone(provider), clock.clone(), told)
+    http::router(App::new(Arc::clone(store), ingest, inbox, clock.clone(), provider, config))
 }
 
 /// A delivery; with no signature if none is given.

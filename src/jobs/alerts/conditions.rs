@@ -1,6 +1,6 @@
 //! What each kind of alert looks at.
 
-use super::Alerter;
+use super::AlertsJob;
 use crate::jobs::cut::{CutFailure, read_failures};
 use crate::jobs::mirror::list_all;
 use crate::jobs::reconcile::list_open_findings;
@@ -91,7 +91,7 @@ pub(super) fn faults(server: &str, health: &Health) -> Vec<Condition> {
     health.faults.iter().map(describe).collect()
 }
 
-impl Alerter {
+impl AlertsJob {
     /// Two of the three numbers, dead letters, and what is unbilled.
     pub(super) async fn pushes(
         &self,

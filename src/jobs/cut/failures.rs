@@ -4,7 +4,7 @@
 //! as long as it fails, so that every server can show it. A crash leaves what was stored; the next
 //! pass compares it with what it finds.
 
-use super::Cutter;
+use super::CutJob;
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::Catalog;
 use crate::store::{self, webhook::Webhooks};
@@ -62,7 +62,7 @@ impl Failures {
     }
 }
 
-impl Cutter {
+impl CutJob {
     /// Stores the failures if they differ from those stored before.
     pub(super) async fn show_failures(&self, catalog: &Catalog) -> store::Result<()> {
         let listed = self.memory().failures.list(catalog);

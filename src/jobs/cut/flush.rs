@@ -15,9 +15,9 @@
 //! or cut does not keep the others from being flushed. A crash leaves the draft's mirror, and the
 //! next look begins anew.
 
-use super::{Cutter, Pass, Recorded};
+use super::{CutJob, Pass, Recorded};
 use crate::jobs::mirror::list_all;
-use crate::jobs::sure_time;
+use crate::jobs::{Job, sure_time};
 use crate::rules::ids::{CustomerId, TenantId};
 use crate::rules::mirror::{ObjectKind, Snapshot};
 use crate::rules::span::Span;
@@ -26,6 +26,7 @@ use crate::rules::window::Window;
 use crate::store;
 use crate::store::push::CutOrder;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 const LEASE: &str = "cut.drafts";
 /// How often drafts are looked for.
@@ -81,7 +82,22 @@ impl Flushes {
 /// A customer with an invoice in draft, and its period.
 type Draft = (CustomerId, Window);
 
-impl Cutter {
+/// Cuts the windows of drafts, again and again.
+pub struct Flush<'a>(pub &'a CutJob);
+
+impl Job for Flush<'_> {
+    const NAME: &'static str = "flush";
+    /// How often to look whether it is time.
+    const PAUSE: Duration = Duration::from_secs(1);
+    type Done = u64;
+    type Error = store::Error;
+
+    async fn pass(&self) -> store::Result<u64> {
+        self.0.flush().await
+    }
+}
+
+impl CutJob {
     /// Cuts the windows of drafts; returns how many pushes that made.
     pub async fn flush(&self) -> store::Result<u64> {
         let Some(now) = sure_time(&self.clock, "flush") else { return Ok(0) };
@@ -125,7 +141,7 @@ impl Cutter {
             true => self.tenants_since(now, now).await?,
             false => BTreeSet::new(),
         };
-        let horizon = Span::from_hours(self.settings.accept_horizon_hours);
+        let horizon = Span::from_hours(self.config.ingest.accept_horizon_hours);
         let mut orders = Vec::new();
         for ((customer, period), last) in due {
             let found = self.store.find_customer(&customer).await?;

@@ -17,7 +17,7 @@ use super::ranges::{
 };
 use super::snapshot::{Readings, group_windows};
 use super::unbilled::Aside;
-use super::{NIGHTLY_DAYS, PassError, Reconciler, Running, Work, ended_day};
+use super::{NIGHTLY_DAYS, PassError, ReconcileJob, Running, Work, ended_day};
 use crate::faults::planted;
 use crate::jobs::unbilled::note_discards;
 use crate::jobs::{sure_time, unless_fault};
@@ -168,7 +168,7 @@ impl Running {
     }
 }
 
-impl Reconciler {
+impl ReconcileJob {
     /// Compares the windows of the pass's range, and the days of findings that lie further back.
     pub(super) async fn compare_windows(
         &self,

@@ -3,7 +3,7 @@
 
 use super::snapshot::Readings;
 use super::unbilled::{LeftOut, left_out};
-use super::{Reconciler, Work};
+use super::{ReconcileJob, Work};
 use crate::faults::planted;
 use crate::rules::customer::customer_of_window;
 use crate::rules::drift::{Halves, PushSums, Summary, WindowPush};
@@ -37,7 +37,7 @@ struct Side {
 /// Windows of which the usage is not compared, with the cause.
 type NotCompared = Vec<(Timestamp, LeftOut, Quantity)>;
 
-impl Reconciler {
+impl ReconcileJob {
     /// Both halves of every window of the range that has anything on our side, or a total of this
     /// length, by customer; and the usage of windows that are not compared.
     pub(super) async fn load_parts(

@@ -7,7 +7,7 @@
 //! comparison needs no webhook. An invoice is compared by quantity and by money before tax, once it
 //! is fixed; tax may come when it likes.
 
-use super::{HOURLY, PassError, Reconciler, Running, list_open_findings};
+use super::{HOURLY, PassError, ReconcileJob, Running, list_open_findings};
 use crate::config::UnknownSubscriptions;
 use crate::jobs::mirror::list_all;
 use crate::jobs::unless_fault;
@@ -37,7 +37,7 @@ const INVOICES_LATELY: Span = Span::from_hours(3);
 /// States in which an invoice's lines are fixed.
 const FIXED: [&str; 3] = ["open", "paid", "uncollectible"];
 
-impl Reconciler {
+impl ReconcileJob {
     /// Compares subscriptions and invoices, as far as the pass is about them.
     pub(super) async fn compare_objects(&self, running: &mut Running) -> Result<(), PassError> {
         if running.pass.order.tenant.is_some() {

@@ -8,7 +8,7 @@
 //! unread, whatever was read before, and has its turn at a later pass. A crash leaves what was
 //! kept; the pass that goes on reads its chunk again.
 
-use super::{PassError, Reconciler, Running, Work};
+use super::{PassError, ReconcileJob, Running, Work};
 use crate::provider::TotalsQuery;
 use crate::rules::drift::Summary;
 use crate::rules::ids::{CustomerId, MeterNo, TenantId};
@@ -95,7 +95,7 @@ impl Readings {
     }
 }
 
-impl Reconciler {
+impl ReconcileJob {
     /// Reads totals of the windows that each wants, and keeps them in one transaction.
     pub(super) async fn read_totals(
         &self,

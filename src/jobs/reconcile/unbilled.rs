@@ -8,7 +8,7 @@
 use super::compare::Compared;
 use super::halves::too_large;
 use super::ranges::days_of;
-use super::{PAGE, PassError, Reconciler, Running, Work};
+use super::{PAGE, PassError, ReconcileJob, Running, Work};
 use crate::rules::billing::Billing;
 use crate::rules::drift::{Reason, Verdict};
 use crate::rules::ids::{MeterNo, TenantId};
@@ -105,7 +105,7 @@ pub fn left_out(
     }
 }
 
-impl Reconciler {
+impl ReconcileJob {
     /// Rows of the pass's days that lie before the meter was billed, where something was used.
     pub(super) async fn add_days_before(
         &self,

@@ -3,7 +3,7 @@
 //! Invariant: acting again after a crash finds what was done before: a step that may have reached
 //! the provider looks first. Undoing touches only what carries this saga's tag.
 
-use crate::jobs::cut::Cutter;
+use crate::jobs::cut::CutJob;
 use crate::provider::{Called, Operations, Provider, RemoteSubscription, Unreadable};
 use crate::rules::ids::CustomerId;
 use crate::rules::saga::{LogLine, Outcome, Saga, StepShape, result_of};
@@ -26,7 +26,7 @@ pub struct Turn<'a> {
     pub store: &'a dyn Store,
     pub provider: &'a dyn Provider,
     pub operations: &'a dyn Operations,
-    pub cutter: &'a Cutter,
+    pub cutter: &'a CutJob,
     pub now: Timestamp,
     pub saga: &'a Saga,
     /// Of the runner's claim.

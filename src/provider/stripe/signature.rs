@@ -5,6 +5,7 @@
 //! Nothing is read of a body before its signature was found good.
 
 use crate::config::Secret;
+use crate::rules::named::named_enum;
 use crate::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -15,24 +16,15 @@ const TOLERANCE_SECONDS: u64 = 300;
 /// Stripe.
 const SIGNATURES_MAX: usize = 16;
 
-/// Why a webhook is not taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Forgery {
-    /// There is no signature that can be read.
-    Unsigned,
-    /// No signature is that of an active secret over these bytes.
-    Mismatch,
-    /// It was signed too long ago, or in the future.
-    Expired,
-}
-
-impl Forgery {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Unsigned => "unsigned",
-            Self::Mismatch => "mismatch",
-            Self::Expired => "expired",
-        }
+named_enum! {
+    /// Why a webhook is not taken.
+    pub enum Forgery {
+        /// There is no signature that can be read.
+        Unsigned = "unsigned",
+        /// No signature is that of an active secret over these bytes.
+        Mismatch = "mismatch",
+        /// It was signed too long ago, or in the future.
+        Expired = "expired",
     }
 }
 

@@ -2,82 +2,36 @@
 //!
 //! Invariant: verdicts are in the order of how bad they are; the worst part of a day is the day's.
 
-use serde::{Deserialize, Serialize};
+use crate::rules::named::named_enum;
 
-/// What a comparison says.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    Equal,
-    /// They differ by no more than the meter's threshold.
-    Tolerance,
-    /// They match but for what a person wrote off; it is never billed.
-    WrittenOff,
-    /// Used before the meter's `billing.from`; it is never billed.
-    NotBilled,
-    /// Counted in shadow mode; it is never billed.
-    Shadow,
-    /// They differ, and will not once what is on its way has arrived.
-    Waiting,
-    /// The provider's total was not read in this pass; nothing is known of it.
-    Unread,
-    /// The tenant has no customer at the provider; its usage is billed to nobody.
-    Unmapped,
-    /// The ledger is higher, and what is missing may safely be sent again.
-    Replay,
-    /// The provider is higher: something bypasses the ledger. Never corrected by us.
-    Bypass,
-    /// What is known fits several stories; a person must look.
-    Undecidable,
+named_enum! {
+    /// What a comparison says.
+    pub enum Verdict {
+        Equal = "equal",
+        /// They differ by no more than the meter's threshold.
+        Tolerance = "tolerance",
+        /// They match but for what a person wrote off; it is never billed.
+        WrittenOff = "written_off",
+        /// Used before the meter's `billing.from`; it is never billed.
+        NotBilled = "not_billed",
+        /// Counted in shadow mode; it is never billed.
+        Shadow = "shadow",
+        /// They differ, and will not once what is on its way has arrived.
+        Waiting = "waiting",
+        /// The provider's total was not read in this pass; nothing is known of it.
+        Unread = "unread",
+        /// The tenant has no customer at the provider; its usage is billed to nobody.
+        Unmapped = "unmapped",
+        /// The ledger is higher, and what is missing may safely be sent again.
+        Replay = "replay",
+        /// The provider is higher: something bypasses the ledger. Never corrected by us.
+        Bypass = "bypass",
+        /// What is known fits several stories; a person must look.
+        Undecidable = "undecidable",
+    }
 }
 
 impl Verdict {
-    pub const ALL: [Self; 11] = [
-        Self::Equal,
-        Self::Tolerance,
-        Self::WrittenOff,
-        Self::NotBilled,
-        Self::Shadow,
-        Self::Waiting,
-        Self::Unread,
-        Self::Unmapped,
-        Self::Replay,
-        Self::Bypass,
-        Self::Undecidable,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Equal => "equal",
-            Self::Tolerance => "tolerance",
-            Self::WrittenOff => "written_off",
-            Self::NotBilled => "not_billed",
-            Self::Shadow => "shadow",
-            Self::Waiting => "waiting",
-            Self::Unread => "unread",
-            Self::Unmapped => "unmapped",
-            Self::Replay => "replay",
-            Self::Bypass => "bypass",
-            Self::Undecidable => "undecidable",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|verdict| verdict.name() == name)
-    }
-
     /// Whether it stays wrong unless somebody does something.
     pub fn is_drift(self) -> bool {
         match self {
@@ -124,107 +78,53 @@ impl Verdict {
     }
 }
 
-/// Why.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Reason {
-    /// Both sides show the same, or nearly.
-    Matches,
-    /// Usage that no cut has handed to billing yet.
-    Uncut,
-    /// Pushes that were not sent yet, or whose outcome is not known yet.
-    Unsent,
-    /// The provider's total was not read, or not since the last push of the window.
-    Unread,
-    /// The provider's total was read once only; another reading decides.
-    ReadOnce,
-    /// Taken by the provider less than an hour ago.
-    Lag,
-    /// Taken by the provider more than an hour ago; its summary may still be late.
-    LongLag,
-    /// Pushes that the provider took and surely did not count.
-    Dropped,
-    /// Pushes that the provider refused.
-    Refused,
-    /// The provider had shown it, or had time to, and shows less.
-    Lost,
-    /// The provider shows more than was ever sent.
-    ProviderHigher,
-    /// The provider shows what a push would make that is given up.
-    Doubtful,
-    /// More digits than a double holds exactly.
-    Digits,
-    /// The other side has no such thing.
-    OneSided,
-    /// Another state than was known.
-    Status,
-    /// Another quantity or amount than was counted.
-    Amount,
-    /// A person wrote it off.
-    Discarded,
-    /// It lies before the meter's `billing.from`.
-    BeforeFrom,
-    /// It was cut in shadow mode.
-    Shadow,
-    /// The tenant has no customer.
-    NoCustomer,
+named_enum! {
+    /// Why.
+    pub enum Reason {
+        /// Both sides show the same, or nearly.
+        Matches = "matches",
+        /// Usage that no cut has handed to billing yet.
+        Uncut = "uncut",
+        /// Pushes that were not sent yet, or whose outcome is not known yet.
+        Unsent = "unsent",
+        /// The provider's total was not read, or not since the last push of the window.
+        Unread = "unread",
+        /// The provider's total was read once only; another reading decides.
+        ReadOnce = "read_once",
+        /// Taken by the provider less than an hour ago.
+        Lag = "lag",
+        /// Taken by the provider more than an hour ago; its summary may still be late.
+        LongLag = "long_lag",
+        /// Pushes that the provider took and surely did not count.
+        Dropped = "dropped",
+        /// Pushes that the provider refused.
+        Refused = "refused",
+        /// The provider had shown it, or had time to, and shows less.
+        Lost = "lost",
+        /// The provider shows more than was ever sent.
+        ProviderHigher = "provider_higher",
+        /// The provider shows what a push would make that is given up.
+        Doubtful = "doubtful",
+        /// More digits than a double holds exactly.
+        Digits = "digits",
+        /// The other side has no such thing.
+        OneSided = "one_sided",
+        /// Another state than was known.
+        Status = "status",
+        /// Another quantity or amount than was counted.
+        Amount = "amount",
+        /// A person wrote it off.
+        Discarded = "discarded",
+        /// It lies before the meter's `billing.from`.
+        BeforeFrom = "before_from",
+        /// It was cut in shadow mode.
+        Shadow = "shadow",
+        /// The tenant has no customer.
+        NoCustomer = "no_customer",
+    }
 }
 
 impl Reason {
-    pub const ALL: [Self; 20] = [
-        Self::Matches,
-        Self::Uncut,
-        Self::Unsent,
-        Self::Unread,
-        Self::ReadOnce,
-        Self::Lag,
-        Self::LongLag,
-        Self::Dropped,
-        Self::Refused,
-        Self::Lost,
-        Self::ProviderHigher,
-        Self::Doubtful,
-        Self::Digits,
-        Self::OneSided,
-        Self::Status,
-        Self::Amount,
-        Self::Discarded,
-        Self::BeforeFrom,
-        Self::Shadow,
-        Self::NoCustomer,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Matches => "matches",
-            Self::Uncut => "uncut",
-            Self::Unsent => "unsent",
-            Self::Unread => "unread",
-            Self::ReadOnce => "read_once",
-            Self::Lag => "lag",
-            Self::LongLag => "long_lag",
-            Self::Dropped => "dropped",
-            Self::Refused => "refused",
-            Self::Lost => "lost",
-            Self::ProviderHigher => "provider_higher",
-            Self::Doubtful => "doubtful",
-            Self::Digits => "digits",
-            Self::OneSided => "one_sided",
-            Self::Status => "status",
-            Self::Amount => "amount",
-            Self::Discarded => "discarded",
-            Self::BeforeFrom => "before_from",
-            Self::Shadow => "shadow",
-            Self::NoCustomer => "no_customer",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|reason| reason.name() == name)
-    }
-
     /// What to do, or what it could be, for the person who reads it.
     pub fn advice(self) -> &'static str {
         match self {

@@ -9,8 +9,8 @@
 //! A crash leaves all of a call or nothing, and every call may be repeated.
 
 use super::declarations::hold_tenant;
-use super::messages::insert_messages;
 use super::mirrors::lock_subscription;
+use super::outbox::insert_messages;
 use super::scalars::{SqlTimestamp, column, corrupt, instant, instant_if_any, write_limit};
 use super::timelines::read_timelines;
 use super::transaction::Done;
@@ -19,7 +19,7 @@ use crate::rules::access::AccessChange;
 use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::stamp::{Agreed, Term, find_terms};
 use crate::rules::timestamp::Timestamp;
-use crate::store::message::NewMessage;
+use crate::store::outbox::NewMessage;
 use crate::store::saga::{Agreement, SubscriptionReading};
 use crate::store::webhook::Mirror;
 use crate::store::{Error, Result};

@@ -8,7 +8,7 @@
 //! finds its alerts open, or resolved, and changes nothing.
 
 use super::PostgresStore;
-use super::notices::{claim_due, settle, tell_ends, tell_openings};
+use super::outbox::{give_up_openings, insert_notices};
 use super::push_rows::each;
 use super::scalars::{
     SqlTimestamp, column, corrupt, instant, instant_if_any, read_count, write_count, write_limit,
@@ -21,8 +21,7 @@ use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::alert::{
-    AlertQuery, Alerts, ClaimedNotice, NoticeOutcome, PageCounts, Threshold, ThresholdKind,
-    ThresholdPeriod, ThresholdQuery,
+    AlertQuery, Alerts, PageCounts, Threshold, ThresholdKind, ThresholdPeriod, ThresholdQuery,
 };
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
@@ -62,7 +61,7 @@ impl Alerts for PostgresStore {
         let before = query.before.and_then(|number| write_count(number).ok());
         let parameters: [&(dyn ToSql + Sync); 4] =
             [&query.open, &query.kind.map(AlertKind::name), &before, &write_limit(query.limit)];
-        client.query(sql, &parameters).await?.iter().map(|row| read_alert(row, 0)).collect()
+        client.query(sql, &parameters).await?.iter().map(read_alert).collect()
     }
 
     async fn count_pages(&self, now: Timestamp) -> Result<PageCounts> {
@@ -81,32 +80,6 @@ impl Alerts for PostgresStore {
             week: read_count(column(&row, 2)?)?,
             week_before: read_count(column(&row, 3)?)?,
         })
-    }
-
-    async fn claim_notices(
-        &self,
-        now: Timestamp,
-        lease_until: Timestamp,
-        limit: usize,
-    ) -> Result<Vec<ClaimedNotice>> {
-        let work = move |client: Arc<Transaction>| async move {
-            claim_due(&client, now, lease_until, limit).await
-        };
-        self.transact(work).await
-    }
-
-    async fn settle_notice(
-        &self,
-        number: u64,
-        fence: u64,
-        outcome: NoticeOutcome,
-        at: Timestamp,
-    ) -> Result<bool> {
-        let outcome = &outcome;
-        let work = move |client: Arc<Transaction>| async move {
-            settle(&client, (number, fence), outcome, at).await
-        };
-        self.transact(work).await
     }
 
     async fn put_threshold(&self, threshold: Threshold) -> Result<()> {
@@ -160,8 +133,11 @@ async fn record_all(
     restate_alerts(client, &restated, &over).await?;
     let ended = resolve_alerts(client, &over, at).await?;
     let opened = open_alerts(client, &begun, at).await?;
-    tell_ends(client, &ended, destinations, at).await?;
-    tell_openings(client, &opened, destinations, at).await?;
+    let untold =
+        if ended.is_empty() { Vec::new() } else { give_up_openings(client, &over, at).await? };
+    let ends = ended.iter().flat_map(|alert| alert.tell_end(destinations, &untold, at));
+    let openings = opened.iter().flat_map(|alert| alert.tell_opening(destinations));
+    insert_notices(client, &ends.chain(openings).collect::<Vec<_>>(), at).await?;
     Ok(ended.len() + opened.len())
 }
 
@@ -188,8 +164,8 @@ async fn restate_alerts(
     Ok(())
 }
 
-/// Ends those that are open; their numbers.
-async fn resolve_alerts(client: &ClientWrapper, over: &[i64], at: Timestamp) -> Done<Vec<i64>> {
+/// Ends those that are open; the alerts, in the order of numbers.
+async fn resolve_alerts(client: &ClientWrapper, over: &[i64], at: Timestamp) -> Done<Vec<Alert>> {
     if over.is_empty() {
         return Ok(Vec::new());
     }
@@ -201,19 +177,20 @@ async fn resolve_alerts(client: &ClientWrapper, over: &[i64], at: Timestamp) -> 
             FOR UPDATE
         )
         UPDATE alerts a SET resolved_at = $2 FROM over WHERE a.alert_no = over.alert_no
-        RETURNING a.alert_no";
+        RETURNING a.alert_no, a.kind, a.subject, a.summary, a.command, a.opened_at, a.resolved_at";
     let statement = client.prepare_cached(sql).await?;
     let rows = client.query(&statement, &[&over, &SqlTimestamp(at)]).await?;
-    Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
+    Ok(in_order(&rows)?)
 }
 
-/// Opens those that are not open; their numbers. Numbers are given in the order in which they came,
-/// and rows are written in the order of the index, so that nobody waits in a circle.
+/// Opens those that are not open; the alerts, in the order of numbers. Numbers are given in the
+/// order in which they came, and rows are written in the order of the index, so that nobody waits
+/// in a circle.
 async fn open_alerts(
     client: &ClientWrapper,
     begun: &[&Condition],
     at: Timestamp,
-) -> Done<Vec<i64>> {
+) -> Done<Vec<Alert>> {
     if begun.is_empty() {
         return Ok(Vec::new());
     }
@@ -237,7 +214,7 @@ async fn open_alerts(
         FROM numbered
         ORDER BY kind COLLATE \"C\", subject COLLATE \"C\"
         ON CONFLICT (kind, subject) WHERE resolved_at IS NULL DO NOTHING
-        RETURNING alert_no";
+        RETURNING alert_no, kind, subject, summary, command, opened_at, resolved_at";
     let statement = client.prepare_cached(sql).await?;
     let pages = |condition: &&Condition| match condition.kind.severity() {
         Severity::Page => true,
@@ -252,21 +229,25 @@ async fn open_alerts(
         &SqlTimestamp(at),
     ];
     let rows = client.query(&statement, &parameters).await?;
-    let mut numbers: Vec<i64> = rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
-    numbers.sort_unstable();
-    Ok(numbers)
+    Ok(in_order(&rows)?)
+}
+
+fn in_order(rows: &[Row]) -> Result<Vec<Alert>> {
+    let mut alerts: Vec<Alert> = rows.iter().map(read_alert).collect::<Result<_>>()?;
+    alerts.sort_unstable_by_key(|alert| alert.number);
+    Ok(alerts)
 }
 
 /// Reads number, kind, subject, summary, command, opening and end, in this order.
-pub fn read_alert(row: &Row, from: usize) -> Result<Alert> {
-    let kind: String = column(row, from + 1)?;
+fn read_alert(row: &Row) -> Result<Alert> {
+    let kind: String = column(row, 1)?;
     Ok(Alert {
-        number: read_count(column(row, from)?)?,
+        number: read_count(column(row, 0)?)?,
         kind: AlertKind::from_name(&kind).ok_or_else(|| corrupt("an alert is of no known kind"))?,
-        subject: column(row, from + 2)?,
-        summary: column(row, from + 3)?,
-        command: column(row, from + 4)?,
-        opened_at: instant(row, from + 5)?,
-        resolved_at: instant_if_any(row, from + 6)?,
+        subject: column(row, 2)?,
+        summary: column(row, 3)?,
+        command: column(row, 4)?,
+        opened_at: instant(row, 5)?,
+        resolved_at: instant_if_any(row, 6)?,
     })
 }

@@ -7,8 +7,8 @@
 //! A crash leaves all of the caller's transaction or nothing.
 
 use super::entries::{Book, Look, create_accounts};
-use super::messages::insert_messages;
 use super::numeric::SqlQuantity;
+use super::outbox::insert_messages;
 use super::push_rows::each;
 use super::scalars::{SqlTimestamp, column, corrupt, meter_number, read_count, write_count};
 use super::transaction::Done;

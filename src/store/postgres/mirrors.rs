@@ -10,7 +10,7 @@
 //! repeated because its outcome was lost is stale. A claim that is repeated passes over what the
 //! lost one leased; a wish that is repeated takes another ticket, which costs one reading.
 
-use super::messages::insert_messages;
+use super::outbox::insert_messages;
 use super::push_rows::each;
 use super::scalars::{
     SqlTimestamp, column, corrupt, instant, read_count, write_count, write_limit,

@@ -17,7 +17,7 @@ use super::connection::Snapshot;
 use super::declarations::{hold_tenant, lock_tenant};
 use super::holds;
 use super::idempotency::end_request;
-use super::messages::insert_messages;
+use super::outbox::insert_messages;
 use super::push_history;
 use super::push_rows::each;
 use super::saga_rows::{find_by_key, find_open, lock_saga, read_log, read_logs, saga};
@@ -33,7 +33,7 @@ use crate::rules::stamp::first_charged;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::idempotency::Completing;
-use crate::store::message::NewMessage;
+use crate::store::outbox::NewMessage;
 use crate::store::push::SubmittedWindow;
 use crate::store::saga::{
     Agreement, Begun, ClaimedSaga, NewSaga, Revived, SagaQuery, Sagas, Standing,

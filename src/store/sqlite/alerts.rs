@@ -5,14 +5,13 @@
 //! notices, so a crash leaves both or neither.
 
 use super::push_rows::{get, moment};
-use super::{SqliteStore, corrupt, notices, sql_error, thresholds};
-use crate::rules::alert::{Alert, AlertChange, AlertKind, Condition, NoticeEvent, Severity};
+use super::{SqliteStore, corrupt, outbox, sql_error, thresholds};
+use crate::rules::alert::{Alert, AlertChange, AlertKind, Condition, Severity};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::store::Result;
 use crate::store::alert::{
-    AlertQuery, Alerts, ClaimedNotice, NoticeOutcome, PageCounts, Threshold, ThresholdKind,
-    ThresholdPeriod, ThresholdQuery,
+    AlertQuery, Alerts, PageCounts, Threshold, ThresholdKind, ThresholdPeriod, ThresholdQuery,
 };
 use async_trait::async_trait;
 use rusqlite::{Connection, Row, params};
@@ -52,36 +51,6 @@ impl Alerts for SqliteStore {
 
     async fn count_pages(&self, now: Timestamp) -> Result<PageCounts> {
         self.read(move |_, connection| count_pages(connection, now)).await
-    }
-
-    async fn claim_notices(
-        &self,
-        now: Timestamp,
-        lease_until: Timestamp,
-        limit: usize,
-    ) -> Result<Vec<ClaimedNotice>> {
-        // A reader looks first, so that a claim of nothing costs no transaction.
-        let found = self.read(move |_, c| notices::find_due(c, now, limit)).await?;
-        if found.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.write(move |writer| {
-            writer.write(|c| notices::claim_notices(c, now, lease_until, limit))
-        })
-        .await
-    }
-
-    async fn settle_notice(
-        &self,
-        number: u64,
-        fence: u64,
-        outcome: NoticeOutcome,
-        at: Timestamp,
-    ) -> Result<bool> {
-        self.write(move |writer| {
-            writer.write(|c| notices::settle_notice(c, (number, fence), &outcome, at))
-        })
-        .await
     }
 
     async fn put_threshold(&self, threshold: Threshold) -> Result<()> {
@@ -134,9 +103,8 @@ fn open_alert(
         return Ok(false);
     }
     let number = u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1");
-    for destination in destinations {
-        notices::insert_notice(connection, (number, destination), NoticeEvent::Opened, (at, at))?;
-    }
+    let opened = find_alert(connection, number)?;
+    outbox::write_notices(connection, &opened.tell_opening(destinations), at)?;
     Ok(true)
 }
 
@@ -170,20 +138,22 @@ fn resolve_alert(
     if resolved == 0 {
         return Ok(false);
     }
-    let given_up = notices::give_up_openings(connection, number, at)?;
-    for destination in destinations {
-        let opening = given_up.iter().find(|opening| opening.destination == *destination);
-        let due_at = match opening {
-            // It never heard of the beginning, so it need not hear of the end.
-            Some(opening) if opening.attempts == 0 => continue,
-            // It may have; and while the opening is being sent, the end must not come before it.
-            Some(opening) => opening.leased_until.map_or(at, |until| until.max(at)),
-            None => at,
-        };
-        let told = (number, *destination);
-        notices::insert_notice(connection, told, NoticeEvent::Resolved, (at, due_at))?;
-    }
+    let untold = outbox::give_up_openings(connection, number, at)?;
+    let notices = find_alert(connection, number)?.tell_end(destinations, &untold, at);
+    outbox::write_notices(connection, &notices, at)?;
     Ok(true)
+}
+
+fn find_alert(connection: &Connection, number: u64) -> Result<Alert> {
+    let mut select = connection
+        .prepare_cached(
+            "-- find_alert
+             SELECT alert_no, kind, subject, summary, command, opened_at, resolved_at FROM alerts
+             WHERE alert_no = ?",
+        )
+        .map_err(sql_error)?;
+    let mut rows = select.query([number]).map_err(sql_error)?;
+    decode_alert(rows.next().map_err(sql_error)?.ok_or_else(|| corrupt("an alert's number"))?)
 }
 
 fn list_alerts(connection: &Connection, query: &AlertQuery) -> Result<Vec<Alert>> {
@@ -220,7 +190,7 @@ fn list_alerts(connection: &Connection, query: &AlertQuery) -> Result<Vec<Alert>
     Ok(alerts)
 }
 
-pub fn decode_alert(row: &Row<'_>) -> Result<Alert> {
+fn decode_alert(row: &Row<'_>) -> Result<Alert> {
     let kind: String = get(row, "kind")?;
     Ok(Alert {
         number: get(row, "alert_no")?,

@@ -10,7 +10,7 @@ mod holds;
 
 pub use agreements::{follow_reading, read_terms};
 
-use super::messages::{tenants_of, write_messages};
+use super::outbox::{tenants_of, write_messages};
 use super::push_rows::{get, moment};
 use super::{SqliteStore, corrupt, push_listing, sql_error};
 use crate::rules::ids::{OnceKey, SubscriptionId, TenantId, TenantNo};
@@ -21,7 +21,7 @@ use crate::rules::stamp::first_charged;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::idempotency::Completing;
-use crate::store::message::NewMessage;
+use crate::store::outbox::NewMessage;
 use crate::store::push::SubmittedWindow;
 use crate::store::saga::{
     Agreement, Begun, ClaimedSaga, NewSaga, Revived, SagaQuery, Sagas, Standing,

@@ -2,8 +2,9 @@
 
 use super::Worker;
 use crate::orders::{HourTotal, SagaParams};
-use counterfoil::jobs::credits::{Balance, GrantExpirer, Reckoning, read_balance};
+use counterfoil::jobs::credits::{Balance, CreditsJob, Reckoning, read_balance};
 use counterfoil::jobs::sagas::{CancelParams, ChangeParams, CreateParams};
+use counterfoil::jobs::{Context, Job};
 use counterfoil::rules::credit::{ChangeKind, GrantTerms, Pool};
 use counterfoil::rules::ids::{OnceKey, SubscriptionId, TenantId, Unit};
 use counterfoil::rules::quantity::Quantity;
@@ -75,9 +76,9 @@ impl Worker {
     }
 
     pub(super) async fn expire(&self) -> String {
-        let hours = self.config.ingest.accept_horizon_hours;
-        let expirer = GrantExpirer::new(Arc::clone(&self.store), self.clock.clone(), hours);
-        expirer.pass().await.unwrap().to_string()
+        let (store, clock) = (Arc::clone(&self.store), self.clock.clone());
+        let context = Context::new(store, clock, &self.config, "expirer".into(), 1);
+        CreditsJob::new(&context).pass().await.unwrap().to_string()
     }
 
     pub(super) async fn balance(&self, tenant: &str, during_cut: bool) -> String {

@@ -16,7 +16,7 @@ use crate::store::Result;
 use crate::store::account::Posted;
 use crate::store::credit::ChangeQuery;
 use crate::store::sqlite::accounts::{ensure_account, post_in, unit_of};
-use crate::store::sqlite::messages::write_message;
+use crate::store::sqlite::outbox::write_message;
 use crate::store::sqlite::push_rows::{get, moment, quantity_of};
 use crate::store::sqlite::{corrupt, sql_error};
 use rusqlite::{Connection, Row, params};

@@ -13,7 +13,7 @@ use crate::rules::stamp::{Agreed, Term, find_terms};
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::saga::{Agreement, SubscriptionReading};
-use crate::store::sqlite::messages::write_message;
+use crate::store::sqlite::outbox::write_message;
 use crate::store::sqlite::push_rows::{get, moment};
 use crate::store::sqlite::timelines::read_timeline;
 use crate::store::sqlite::{corrupt, mirrors, sql_error};

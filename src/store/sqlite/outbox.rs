@@ -1,21 +1,22 @@
-//! The outbox of changes.
+//! The outbox: messages about changes, and notices of alerts.
 //!
 //! Invariant: a message is written once under its id and never changes but in how it is delivered.
-//! Whoever settles it holds its lease under its last fence. A crash leaves a lease that ends by
-//! itself; the message is then sent again under the same id.
+//! Only the holder of its lease under its last fence settles it. A crash leaves a lease that ends
+//! by itself; the message is then sent again under the same id and number.
 
 use super::push_rows::{get, moment};
 use super::{SqliteStore, corrupt, sql_error};
+use crate::rules::alert::{NewNotice, Untold};
 use crate::rules::ids::{TenantId, TenantNo};
+use crate::rules::message::CHANGES_DESTINATION;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
-use crate::store::alert::NoticeOutcome;
-use crate::store::message::{ClaimedMessage, Message, Messages, NewMessage};
+use crate::store::outbox::{ClaimedMessage, Message, NewMessage, Outbox, Queue, SendOutcome};
 use async_trait::async_trait;
 use rusqlite::{Connection, Row, params};
 
 #[async_trait]
-impl Messages for SqliteStore {
+impl Outbox for SqliteStore {
     async fn record_messages(&self, messages: Vec<NewMessage>, at: Timestamp) -> Result<usize> {
         self.write(move |writer| {
             let tenants = tenants_of(&messages);
@@ -48,18 +49,19 @@ impl Messages for SqliteStore {
 
     async fn claim_messages(
         &self,
+        queue: Queue,
         now: Timestamp,
         lease_until: Timestamp,
         limit: usize,
     ) -> Result<Vec<ClaimedMessage>> {
         // A reader looks first, so that a claim of nothing costs no transaction.
-        let found = self.read(move |_, connection| find_due(connection, now, limit)).await?;
+        let found = self.read(move |_, connection| find_due(connection, queue, now, limit)).await?;
         if found.is_empty() {
             return Ok(Vec::new());
         }
         self.write(move |writer| {
             writer.write(|connection| {
-                let due = find_due(connection, now, limit)?;
+                let due = find_due(connection, queue, now, limit)?;
                 due.into_iter().map(|number| lease(connection, number, lease_until)).collect()
             })
         })
@@ -70,10 +72,10 @@ impl Messages for SqliteStore {
         &self,
         number: u64,
         fence: u64,
-        outcome: NoticeOutcome,
+        outcome: SendOutcome,
         at: Timestamp,
     ) -> Result<bool> {
-        self.write(move |writer| writer.write(|c| settle(c, (number, fence), &outcome, at))).await
+        self.write(move |writer| writer.write(|c| settle(c, number, fence, &outcome, at))).await
     }
 
     async fn prune_messages(&self, before: Timestamp, limit: usize) -> Result<usize> {
@@ -113,25 +115,75 @@ pub fn write_message(
     let written = connection
         .prepare_cached(
             "-- write_message
-             INSERT INTO messages (id, kind, tenant_no, payload, at, state, attempts, due_at, fence)
-             VALUES (?1, ?2, ?3, ?4, ?5, 'waiting', 0, ?5, 0)
+             INSERT INTO outbox (id, queue, destination, kind, tenant_no, payload, at, state,
+                                 attempts, due_at, fence)
+             VALUES (?1, 'changes', ?2, ?3, ?4, ?5, ?6, 'waiting', 0, ?6, 0)
              ON CONFLICT DO NOTHING",
         )
         .and_then(|mut insert| {
-            let (id, tenant) = (message.id(), tenant.map(|tenant| tenant.0));
-            insert.execute(params![id, message.kind, tenant, message.payload, at.micros()])
+            let NewMessage { kind, payload, .. } = message;
+            let (to, tenant) = (CHANGES_DESTINATION, tenant.map(|tenant| tenant.0));
+            insert.execute(params![message.id(), to, kind, tenant, payload, at.micros()])
         })
         .map_err(sql_error)?;
     Ok(written == 1)
+}
+
+/// Writes notices inside the transaction of their alert's change.
+pub fn write_notices(connection: &Connection, notices: &[NewNotice], at: Timestamp) -> Result<()> {
+    for NewNotice { id, alert, event, destination, payload, due_at } in notices {
+        connection
+            .prepare_cached(
+                "-- write_notices
+                 INSERT INTO outbox (id, queue, destination, kind, alert_no, payload, at, state,
+                                     attempts, due_at, fence)
+                 VALUES (?, 'alerts', ?, ?, ?, ?, ?, 'waiting', 0, ?, 0)",
+            )
+            .and_then(|mut insert| {
+                let (event, at, due_at) = (event.name(), at.micros(), due_at.micros());
+                insert.execute(params![id, destination, event, alert, payload, at, due_at])
+            })
+            .map_err(sql_error)?;
+    }
+    Ok(())
+}
+
+/// Gives up the openings of an alert that still wait.
+pub fn give_up_openings(connection: &Connection, alert: u64, at: Timestamp) -> Result<Vec<Untold>> {
+    let waiting = connection
+        .prepare_cached(
+            "-- give_up_openings
+             SELECT destination, attempts, leased_until FROM outbox
+             WHERE alert_no = ? AND kind = 'opened' AND state = 'waiting'",
+        )
+        .and_then(|mut select| {
+            let rows = select.query_map([alert], |row| {
+                let until: Option<i64> = row.get(2)?;
+                let leased_until = until.map(Timestamp::from_micros);
+                Ok(Untold { alert, destination: row.get(0)?, attempts: row.get(1)?, leased_until })
+            })?;
+            rows.collect()
+        })
+        .map_err(sql_error)?;
+    connection
+        .prepare_cached(
+            "-- give_up_openings
+             UPDATE outbox SET state = 'given_up', settled_at = ?, leased_until = NULL,
+                 detail = 'the alert was over before it was told'
+             WHERE alert_no = ? AND kind = 'opened' AND state = 'waiting'",
+        )
+        .and_then(|mut update| update.execute(params![at.micros(), alert]))
+        .map_err(sql_error)?;
+    Ok(waiting)
 }
 
 fn list_messages(connection: &Connection, after: u64, limit: usize) -> Result<Vec<Message>> {
     let mut select = connection
         .prepare_cached(
             "-- list_messages
-             SELECT message_no, id, kind, tenant, payload, at
-             FROM messages LEFT JOIN tenants ON tenants.tenant_no = messages.tenant_no
-             WHERE message_no > ? ORDER BY message_no LIMIT ?",
+             SELECT message_no, id, destination, kind, tenant, payload, at
+             FROM outbox LEFT JOIN tenants ON tenants.tenant_no = outbox.tenant_no
+             WHERE queue = 'changes' AND message_no > ? ORDER BY message_no LIMIT ?",
         )
         .map_err(sql_error)?;
     let (after, limit) = (number(after), i64::try_from(limit).unwrap_or(i64::MAX));
@@ -152,9 +204,9 @@ fn list_messages_of(
     let mut select = connection
         .prepare_cached(
             "-- list_messages_of
-             SELECT message_no, id, kind, tenant, payload, at
-             FROM messages JOIN tenants ON tenants.tenant_no = messages.tenant_no
-             WHERE messages.tenant_no = ? AND message_no > ? ORDER BY message_no LIMIT ?",
+             SELECT message_no, id, destination, kind, tenant, payload, at
+             FROM outbox JOIN tenants ON tenants.tenant_no = outbox.tenant_no
+             WHERE outbox.tenant_no = ? AND message_no > ? ORDER BY message_no LIMIT ?",
         )
         .map_err(sql_error)?;
     let (after, limit) = (number(after), i64::try_from(limit).unwrap_or(i64::MAX));
@@ -177,6 +229,7 @@ fn decode_message(row: &Row<'_>) -> Result<Message> {
     Ok(Message {
         number: get(row, "message_no")?,
         id: get(row, "id")?,
+        destination: get(row, "destination")?,
         kind: get(row, "kind")?,
         tenant: tenant.map_err(|_| corrupt("a message's tenant"))?,
         payload: get(row, "payload")?,
@@ -184,19 +237,25 @@ fn decode_message(row: &Row<'_>) -> Result<Message> {
     })
 }
 
-/// Numbers of messages that could be claimed now, oldest first.
-fn find_due(connection: &Connection, now: Timestamp, limit: usize) -> Result<Vec<u64>> {
+/// Numbers of messages that could be claimed now, longest due first.
+fn find_due(
+    connection: &Connection,
+    queue: Queue,
+    now: Timestamp,
+    limit: usize,
+) -> Result<Vec<u64>> {
     connection
         .prepare_cached(
             "-- find_due
-             SELECT message_no FROM messages
-             WHERE state = 'waiting' AND due_at <= ?1
-                 AND (leased_until IS NULL OR leased_until <= ?1)
-             ORDER BY due_at, message_no LIMIT ?2",
+             SELECT message_no FROM outbox
+             WHERE queue = ?1 AND state = 'waiting' AND due_at <= ?2
+                 AND (leased_until IS NULL OR leased_until <= ?2)
+             ORDER BY due_at, message_no LIMIT ?3",
         )
         .and_then(|mut select| {
             let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            select.query_map(params![now.micros(), limit], |row| row.get(0))?.collect()
+            let asked = params![queue.name(), now.micros(), limit];
+            select.query_map(asked, |row| row.get(0))?.collect()
         })
         .map_err(sql_error)
 }
@@ -206,7 +265,7 @@ fn lease(connection: &Connection, number: u64, until: Timestamp) -> Result<Claim
     connection
         .prepare_cached(
             "-- lease
-             UPDATE messages SET leased_until = ?, fence = fence + 1, attempts = attempts + 1
+             UPDATE outbox SET leased_until = ?, fence = fence + 1, attempts = attempts + 1
              WHERE message_no = ?",
         )
         .and_then(|mut update| update.execute(params![until.micros(), number]))
@@ -214,8 +273,9 @@ fn lease(connection: &Connection, number: u64, until: Timestamp) -> Result<Claim
     let mut select = connection
         .prepare_cached(
             "-- lease
-             SELECT message_no, id, kind, tenant, payload, at, fence, attempts - 1 AS attempts
-             FROM messages LEFT JOIN tenants ON tenants.tenant_no = messages.tenant_no
+             SELECT message_no, id, destination, kind, tenant, payload, at, fence,
+                    attempts - 1 AS attempts
+             FROM outbox LEFT JOIN tenants ON tenants.tenant_no = outbox.tenant_no
              WHERE message_no = ?",
         )
         .map_err(sql_error)?;
@@ -227,8 +287,9 @@ fn lease(connection: &Connection, number: u64, until: Timestamp) -> Result<Claim
 
 fn settle(
     connection: &Connection,
-    (number, fence): (u64, u64),
-    outcome: &NoticeOutcome,
+    number: u64,
+    fence: u64,
+    outcome: &SendOutcome,
     at: Timestamp,
 ) -> Result<bool> {
     let (state, due_at, detail) = outcome.parts();
@@ -236,7 +297,7 @@ fn settle(
     let settled = connection
         .prepare_cached(
             "-- settle
-             UPDATE messages SET state = ?, due_at = COALESCE(?, due_at), settled_at = ?,
+             UPDATE outbox SET state = ?, due_at = COALESCE(?, due_at), settled_at = ?,
                  detail = ?, leased_until = NULL
              WHERE message_no = ? AND fence = ? AND state = 'waiting'
                  AND leased_until IS NOT NULL",
@@ -254,8 +315,8 @@ fn prune_messages(connection: &Connection, before: Timestamp, limit: usize) -> R
     connection
         .prepare_cached(
             "-- prune_messages
-             DELETE FROM messages WHERE message_no IN (
-                 SELECT message_no FROM messages WHERE at < ? AND kind NOT LIKE 'dunning.%'
+             DELETE FROM outbox WHERE message_no IN (
+                 SELECT message_no FROM outbox WHERE at < ? AND kind NOT LIKE 'dunning.%'
                  ORDER BY at LIMIT ?
              )",
         )
