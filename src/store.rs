@@ -225,22 +225,22 @@ pub struct TenantFields {
     pub unmap: bool,
 }
 
-/// What became of it.
+/// Its outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TenantPut {
     Stored(Tenant),
     /// Another tenant is this customer; nothing was changed. Two tenants under one customer could
-    /// not be told apart in the provider's totals.
+    /// not be distinguished in the provider's totals.
     CustomerTaken(TenantId),
 }
 
-/// What became of a declaration.
+/// The outcome of a declaration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Declaration<T> {
     Created,
     /// It was declared before and counts the same; what may change was taken over.
     Updated,
-    /// Something else was declared under that name before; it stands.
+    /// Something else was declared under that name before; it is unchanged.
     Refused(T),
     /// Another meter is billed under this event name; the provider could not tell the two apart.
     /// Nothing was changed.
@@ -261,7 +261,7 @@ pub struct ApiKey {
     pub revoked_at: Option<Timestamp>,
 }
 
-/// Conservation: what was received of a tenant in an hour, and what became of it.
+/// Conservation: events received from a tenant in an hour, by verdict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CounterRow {
     /// None: the tenant could not be read from what was refused.

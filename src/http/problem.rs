@@ -28,7 +28,7 @@ pub enum Kind {
     MethodNotAllowed,
     /// The request did not arrive in time.
     Timeout,
-    /// What was sent contradicts what stands.
+    /// The request contradicts what is stored.
     Conflict,
     TooLarge,
     UnsupportedType,
@@ -86,14 +86,14 @@ impl Kind {
             Self::Invalid => "The request cannot be understood",
             Self::Unauthenticated => "A valid key is needed",
             Self::Forbidden => "The key does not allow this",
-            Self::NotFound => "There is no such thing",
+            Self::NotFound => "Not found",
             Self::MethodNotAllowed => "The method does not exist here",
             Self::Timeout => "The request did not arrive in time",
-            Self::Conflict => "Something else stands under this name",
+            Self::Conflict => "Conflict with an existing resource",
             Self::TooLarge => "The request is too large",
             Self::UnsupportedType => "The type of the body is not supported",
             Self::Refused => "The request was refused",
-            Self::TooMany => "There are too many requests",
+            Self::TooMany => "Too many requests",
             Self::Internal => "The server failed",
             Self::Unavailable => "The server cannot answer now",
         }

@@ -62,7 +62,7 @@ pub struct Summary {
     pub reads: u32,
 }
 
-/// What became of a window's pushes.
+/// The states of a window's pushes, summed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PushSums {
     /// The provider says that it has these.
@@ -328,7 +328,7 @@ pub fn judge_drift(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
         return (Verdict::Waiting, if long { Reason::LongLag } else { Reason::Lag });
     }
     // Readings from before the last push came through do not count. Where they showed the same, one
-    // that is an hour younger than the push stands for the second.
+    // that is an hour younger than the push takes the place of the second.
     let proved = summary.since >= settled_at || summary.read_at >= LAG.after(settled_at);
     if summary.reads < READS_MIN || !proved {
         return (Verdict::Waiting, Reason::ReadOnce);

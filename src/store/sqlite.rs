@@ -130,7 +130,7 @@ pub struct SqliteStore {
 
 /// What the writer, the readers and the checkpointer share.
 ///
-/// Whoever needs both locks takes `keys` first. The writer puts an event into memory before its
+/// Code that needs both locks takes `keys` first. The writer puts an event into memory before its
 /// key, and moves all keys of a segment to its table before the segment leaves memory; so a place
 /// that the key index names exists for as long as the index is held.
 pub struct Shared {

@@ -1,4 +1,4 @@
-//! Alerts: what a person is told, opened once and ended once.
+//! Alerts: opened once and ended once.
 //!
 //! Invariant: at most one alert of a kind and subject is open, by a unique index: of two servers
 //! that open it at once, the later finds it open. Openings and ends are written together with their

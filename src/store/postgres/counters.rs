@@ -1,4 +1,4 @@
-//! Conservation counters: what was received of a tenant in an hour, and what became of it.
+//! Conservation counters: events received from a tenant in an hour, by verdict.
 //!
 //! Invariant: they change only in the transaction that gives the verdicts they count, so received
 //! is always the sum of the five outcomes and `accepted` is always the number of events.

@@ -1,7 +1,7 @@
 //! Rows of grants and of their changes, read and locked.
 //!
 //! Invariant: a grant is locked before it is changed, grants in the order of their numbers, or
-//! without waiting. What is read of a window's draws stands while the caller holds the window.
+//! without waiting. What is read of a window's draws holds while the caller locks the window.
 
 use super::cuts::WindowKey;
 use super::entries::{read_quantity, read_unit};

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a window's state, its pushes and the remainder of its tenant and meter change in one
 //! transaction, which holds the lease, then the tenant's and meter's row in `remainders` (that of
-//! billed windows stands for both), then the windows' rows in `cuts`, always in the order of
+//! billed windows covers both), then the windows' rows in `cuts`, always in the order of
 //! tenant, meter and window. So two servers never cut one window from the same state, and never
 //! wait in a circle. Totals are read after those locks, so a later cut never sees less.
 //!

@@ -1,6 +1,6 @@
 //! Meters and tenants: the dictionaries.
 //!
-//! Invariant: a number, once given, stands for its name for ever; rows are never deleted. What is
+//! Invariant: a number, once given, belongs to its name for ever; rows are never deleted. What is
 //! cached here was committed before. A crash between the creation of a tenant and its first event
 //! leaves a tenant without events.
 

@@ -1,9 +1,9 @@
 //! Counted events: found by their key, inserted, listed.
 //!
 //! Invariant: an event lies at the fingerprint of its key or, where other events lie there, at the
-//! first one after it that was free when it came. Events are never deleted one by one, so whoever
-//! looks from the key's own fingerprint onwards finds the event before the first gap. The primary
-//! key refuses a second event at one place; the transaction that meets it is redone.
+//! first one after it that was free when it came. Events are never deleted one by one, so a reader
+//! that looks from the key's own fingerprint onwards finds the event before the first gap. The
+//! primary key refuses a second event at one place; the transaction that meets it is redone.
 
 use super::failure::Failure;
 use super::judgement::Accepted;

@@ -1,4 +1,4 @@
-//! The schema and the store's secrets: made once, whoever comes first.
+//! The schema and the store's secrets: made once, by the first server.
 //!
 //! Each migration commits together with its row in `schema_migrations`, under a lock that keeps
 //! two servers that start at once apart; a crash leaves it applied or not.

@@ -1,6 +1,6 @@
 //! Passes: comparisons of both halves, and the rows that stay of each.
 //!
-//! Invariant: whoever writes to a pass holds the lease until the commit, and then the pass's own
+//! Invariant: a writer of a pass holds the lease until the commit, and then the pass's own
 //! row; so rows are added only while it runs, and a closed pass never changes. Of nightly passes
 //! there is one for each range, by a unique index.
 //!

@@ -294,7 +294,7 @@ async fn describe_claimed(client: &ClientWrapper, numbers: &[i64]) -> Done<Vec<C
     Ok(claimed)
 }
 
-/// What stands of a push's window.
+/// The stored state of a push's window.
 pub struct Standing {
     /// What the provider has of it, for its customer, since the summary is by customer.
     pub settled: Quantity,

@@ -1,11 +1,11 @@
 //! Tax rates, coupons and quotes.
 //!
-//! Invariant: whoever writes a tax rate holds the table against other writers, so that what it
-//! compared with still stands when it writes. Whoever writes a quote holds its tenant, so that no
+//! Invariant: a writer of a tax rate locks the table against other writers, so that what it
+//! compared with still holds when it writes. A writer of a quote locks its tenant, so that no
 //! other quote of the tenant takes the key or uses the coupon meanwhile. Readers wait for neither.
 //!
 //! A crash leaves a quote with the use of its coupon, or nothing. What is written again because its
-//! outcome was lost is found as it stands.
+//! outcome was lost is found as it is.
 
 use super::PostgresStore;
 use super::declarations::hold_tenant;

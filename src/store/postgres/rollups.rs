@@ -372,7 +372,7 @@ pub fn usage_row(row: &Row, from: usize, aggregation: Aggregation) -> Result<Usa
     })
 }
 
-/// The group as it stands in an index. A group starts with `[` or is empty, so a digest is never
+/// The group as an index holds it. A group starts with `[` or is empty, so a digest is never
 /// taken for one.
 fn group_key(group: &Group) -> Cow<'_, str> {
     let text = group.as_text();

@@ -90,7 +90,7 @@ impl<'a> FromSql<'a> for SqlHash {
     accepts!(UUID);
 }
 
-/// Stands in `counters` for deliveries of no known tenant.
+/// In `counters`: deliveries of no known tenant.
 pub const NO_TENANT: i32 = 0;
 
 pub fn tenant_number(tenant: TenantNo) -> i32 {

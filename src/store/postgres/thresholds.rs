@@ -1,7 +1,7 @@
 //! Thresholds: when a tenant's usage is worth a word.
 //!
 //! Invariant: one for each tenant, meter, kind and period, by the primary key; the last one set
-//! stands. A crash leaves all of a call or nothing, and every call may be repeated.
+//! holds. A crash leaves all of a call or nothing, and every call may be repeated.
 
 use super::PostgresStore;
 use super::declarations::Creation;

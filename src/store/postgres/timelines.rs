@@ -4,7 +4,7 @@
 //! is there already changes nothing. Entries are written in the order of that key, after all other
 //! rows of their transaction.
 //!
-//! A crash leaves an entry together with the webhook or the reading that told it, or neither.
+//! A crash leaves an entry together with its webhook or reading, or neither.
 
 use super::push_rows::each;
 use super::scalars::{SqlTimestamp, column, corrupt, instant, read_count, write_count};

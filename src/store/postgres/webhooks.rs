@@ -1,4 +1,4 @@
-//! Webhooks: what the provider told, one for each fact; and where jobs that read its lists stand.
+//! Webhooks of the provider, one for each fact; and the positions of jobs that read its lists.
 //!
 //! Invariant: a fact has one webhook because each of its names has one row in `webhook_names`. Two
 //! servers that record one fact at once meet at that key; the later one redoes its transaction and
@@ -118,9 +118,9 @@ impl Webhooks for PostgresStore {
 struct Fact<'r> {
     /// Its webhook, if it has one already.
     known: Option<i64>,
-    /// The receipt that told it first in the batch.
+    /// The first receipt of it in the batch.
     receipt: &'r WebhookReceipt,
-    /// Receipts of the batch that tell it.
+    /// Its receipts in the batch.
     deliveries: i64,
 }
 

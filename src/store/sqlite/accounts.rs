@@ -135,7 +135,7 @@ pub fn post_in(
     Ok(Posted::Recorded(Entry { number, tenant, key, memo, postings, at }))
 }
 
-/// Creates an account that a change of credits moves through, unless it stands.
+/// Creates an account that a change of credits moves through, unless it exists.
 pub fn ensure_account(
     connection: &Connection,
     tenant: TenantNo,

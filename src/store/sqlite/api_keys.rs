@@ -1,4 +1,4 @@
-//! API keys in their table. A revoked key stays, so that it can be told when it was valid.
+//! API keys in their table. A revoked key stays, as a record of when it was valid.
 
 use super::{corrupt, sql_error};
 use crate::rules::ids::TenantId;

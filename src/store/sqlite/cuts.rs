@@ -5,7 +5,7 @@
 //! transaction; as it alone changes either, nothing can come between.
 //!
 //! Meters billed by event: an event was cut if a push names it (`pushes.event_id`) or, where its
-//! quantity was zero or is carried, if it stands in `carried_events`. A reader first finds those
+//! quantity was zero or is carried, if it is in `carried_events`. A reader first finds those
 //! that were not, so that the writer only looks at those to be cut.
 //!
 //! A crash leaves a call of `record_cuts` done in full or not at all; the next call finds out.
@@ -350,7 +350,7 @@ fn read_told(
     Ok(Told::All(pushes.iter().map(Revision::from).collect()))
 }
 
-/// Whether a push or a carried quantity stands for the event.
+/// Whether the event has a push or a carried quantity.
 fn was_cut(
     connection: &Connection,
     (tenant, meter, window_start): (TenantNo, MeterNo, Timestamp),
@@ -413,7 +413,7 @@ fn read_cuts(
     Ok(cuts)
 }
 
-/// Where one window stands.
+/// The state of one window.
 pub fn read_cut(
     connection: &Connection,
     tenant: TenantNo,

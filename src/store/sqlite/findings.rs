@@ -101,7 +101,7 @@ fn insert_finding(
     Ok(())
 }
 
-/// Writes what was seen now; whoever was called once is not called again.
+/// Writes what was seen now; a finding that has paged does not page again.
 fn follow_finding(
     connection: &Connection,
     number: u64,

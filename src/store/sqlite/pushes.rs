@@ -3,8 +3,8 @@
 //! A reader finds what could be claimed, so that the writer only looks at those few; the writer's
 //! transaction then decides, and only it leases.
 //!
-//! Invariant: whoever begins or settles a claimed push holds its lease under its last fence. The
-//! lowest observed revision of a window goes first, so of those begun only one is unresolved.
+//! Invariant: a verb that begins or settles a claimed push holds its lease under its last fence.
+//! The lowest observed revision of a window goes first, so of those begun only one is unresolved.
 //! A crash leaves a lease that ends by itself; the push is then due as before, with the customer
 //! and the bytes of its first attempt.
 
@@ -531,7 +531,7 @@ pub fn place_of(found: &StoredPush) -> (TenantNo, MeterNo, Timestamp) {
     (found.tenant_no, found.push.meter, found.push.window.start)
 }
 
-/// Where the window of a push stands.
+/// The state of a push's window.
 pub fn window_state(connection: &Connection, found: &StoredPush) -> Result<CutState> {
     let (tenant, meter, start) = place_of(found);
     read_cut(connection, tenant, meter, start)?.ok_or_else(|| corrupt("the cut of a push"))

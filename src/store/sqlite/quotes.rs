@@ -1,7 +1,7 @@
 //! Tax rates, coupons and quotes in their tables.
 //!
 //! Invariant: two rates of one jurisdiction and name never hold at one moment; the writer alone
-//! writes, so what it looked at stands when it writes. A quote is written with the use of its
+//! writes, so what it read holds when it writes. A quote is written with the use of its
 //! coupon and never changes. A crash leaves a quote whole or not at all.
 
 use super::push_rows::{get, moment, quantity_of};

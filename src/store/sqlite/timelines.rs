@@ -1,6 +1,6 @@
 //! Timelines: states of subscriptions, a set.
 //!
-//! Invariant: a row is told apart by everything it says, its state by a digest; so writing it again
+//! Invariant: a row is identified by all of its columns, its state by a digest; so writing it again
 //! changes nothing, and the order of writes plays no part. Rows are only added, in the transaction
 //! of the webhook or the reading that tells them; a crash leaves both or neither.
 
