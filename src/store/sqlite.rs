@@ -77,7 +77,7 @@ use crate::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterQuery, CounterRow, Declaration,
     Declarations, Deliveries, DeliveryBatch, Error, EventPage, EventQuery, EventTrace, Health,
     InboxPage, InboxQuery, Progress, QuarantineRecord, Queries, Result, Store, Tenant,
-    TenantFields, TenantPut, stop_process,
+    TenantFields, TenantPut, damaged, stop_process,
 };
 use async_trait::async_trait;
 use epochs::Marks;
@@ -658,7 +658,7 @@ fn closed() -> Error {
 }
 
 fn corrupt(what: &str) -> Error {
-    Error::Corrupt { what: format!("{what} cannot be read") }
+    Error::Corrupt { what: format!("{what} is missing or not valid") }
 }
 
 /// Sorts SQLite's errors by what must follow. A disk that cannot sync stops the process: what it

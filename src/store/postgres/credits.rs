@@ -208,7 +208,9 @@ async fn take_back(
     }
     ledger.plan(tenant_no, change)?;
     let written = write_changes(client, ledger.take_planned(), at).await?.pop();
-    Ok(TakenBack::Done(written.ok_or_else(|| corrupt("a change is written and is not"))?))
+    Ok(TakenBack::Done(
+        written.ok_or_else(|| corrupt("credit_changes row vanished mid-transaction"))?,
+    ))
 }
 
 /// Everything but the COMMIT.

@@ -303,7 +303,7 @@ impl PostgresStore {
         .await;
         begun?;
         if marked? != 1 {
-            return Err(corrupt("a writer's row in ingest_commits was deleted").into());
+            return Err(corrupt("the writer's ingest_commits row was deleted").into());
         }
         let mut found = found?;
         let mut judgement = Judgement::new(sorted);

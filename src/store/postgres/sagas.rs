@@ -378,7 +378,7 @@ async fn revive(client: &ClientWrapper, id: &str, at: Timestamp) -> Done<Revived
         &SqlTimestamp(saga.state_at),
     ];
     if client.execute(sql, &parameters).await? != 1 {
-        return Err(corrupt("a saga that is held is not as it was read").into());
+        return Err(corrupt("locked sagas row changed mid-transaction").into());
     }
     append_lines(client, number, &[line]).await?;
     Ok(Revived::Done(saga))

@@ -161,7 +161,7 @@ fn decompress(body: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn corrupt() -> Error {
-    Error::Corrupt { what: "a journal row cannot be read".into() }
+    Error::Corrupt { what: "journal.body is not valid".into() }
 }
 
 fn wide(number: usize) -> u128 {
