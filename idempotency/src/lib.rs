@@ -38,7 +38,7 @@
 //! | any, marked with [`NothingBegan`] | forgotten: another request may come under the key |
 //! | a stream, or more than the limit | the effect is on record, and its answer is not |
 //!
-//! In the last case the caller, and every retry, is told so with a 500
+//! In the last case the caller, and every retry, gets a 500
 //! `idempotency_streaming_unsupported`: running the handler again would have the effect twice.
 //!
 //! The times are those of [`Settings::default`]. A record is forgotten by [`Store::sweep`], which
