@@ -173,8 +173,8 @@
 //!
 //! # What needs a person
 //!
-//! A claim whose owner died after a recovery point waits for its client to come back, for ever; it
-//! is not guessed what became of it. Look for such records, and settle them:
+//! A claim whose owner died after a recovery point waits for its client to retry; its outcome is
+//! never guessed. Look for such records, and settle them:
 //!
 //! ```sql
 //! SELECT tenant, route, key, recovery_point, created_at FROM idempotency_keys

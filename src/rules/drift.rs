@@ -1,8 +1,9 @@
 //! Drift: the difference between what was counted and what the provider shows, and what it means.
 //!
 //! Both halves of a window lie side by side: what was counted, what was handed to billing, what
-//! became of each push, and what the provider's summary shows. The verdict says whether they match,
-//! whether to wait, whether something may safely be sent again, or whether a person must look.
+//! happened to each push, and what the provider's summary shows. The verdict says whether they
+//! match, whether to wait, whether something may safely be sent again, or whether a person must
+//! look.
 //!
 //! Invariant: nothing is sent again unless it is proved that it did not count; where the provider
 //! shows more than we sent, nothing is ever corrected by us. A difference counts only if the

@@ -273,7 +273,7 @@ fn not_ended(error: &StoreError) -> Problem {
     match error {
         StoreError::Unavailable(_) | StoreError::Unreadable(_) => {
             let detail = "the request was carried out, but that could not be recorded; try again \
-                          with the same key to learn what became of it";
+                          with the same key to learn the outcome";
             let retry_after = Some(RETRY_AFTER_MAX);
             Problem { code: Code::Unavailable, detail: detail.into(), retry_after }
         }
