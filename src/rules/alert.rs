@@ -1,4 +1,4 @@
-//! Alert kinds, severities and resolution.
+//! Alerts: what a person is told, and when it is over.
 //!
 //! A look at stored state gives conditions, each of a kind and about a subject. Compared with the
 //! alerts that are open, it says which are new, which are over, and which have other numbers by
@@ -63,7 +63,7 @@ pub enum AlertKind {
     QuarantineRate,
     /// A tenant that was active has sent nothing for some time.
     Silence,
-    /// Clocks contradict each other; nothing is sent until they agree.
+    /// Clocks contradict each other, and money stands still until they agree.
     ClockInDoubt,
     /// The key is of another account than the one that the store is bound to.
     AccountChanged,
@@ -234,7 +234,7 @@ impl Alert {
     }
 }
 
-/// The text of an alert.
+/// What a person is told about an alert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NoticeEvent {
     Opened,
@@ -260,7 +260,7 @@ impl NoticeEvent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AlertChange {
     Open(Condition),
-    /// The condition still holds, and its numbers are others; no notice is sent.
+    /// The condition still holds, and its numbers are others; nobody is told again.
     Restate(u64, Condition),
     Resolve(u64),
 }

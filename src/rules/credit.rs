@@ -83,7 +83,7 @@ pub struct GrantTerms {
     pub effective_at: Timestamp,
     /// Usage from then on is not.
     pub expires_at: Option<Timestamp>,
-    /// Why, for readers of the history.
+    /// Why, for whoever reads the history.
     pub memo: String,
 }
 
@@ -108,7 +108,7 @@ pub enum ChangeKind {
     /// Usage it had covered turned out not to have been used.
     GivenBack,
     Expired,
-    /// Paid back to the payer.
+    /// Paid back to whoever had paid.
     Refunded,
     /// Taken away again.
     Voided,
@@ -192,8 +192,8 @@ pub fn used_up_by(
 }
 
 impl GrantTerms {
-    /// Whether usage of a window, at unknown moments inside it, is covered: a tenant that
-    /// tops up and continues to use expects it to be.
+    /// Whether usage of a window is covered, of which nobody knows at which moments it was: whoever
+    /// tops up and goes on using expects it to be.
     fn holds_during(&self, window: Window) -> bool {
         self.effective_at < window.end && self.expires_at.is_none_or(|end| window.start < end)
     }
@@ -209,7 +209,7 @@ impl GrantTerms {
         self.effective_at <= at && self.expires_at.is_none_or(|end| at < end)
     }
 
-    /// Checks what follows from the terms and the decimal places of the meters' usage.
+    /// Checks what can be told from the terms and the decimal places of the meters' usage.
     pub fn check(&self, scale_of: impl Fn(MeterNo) -> Option<u32>) -> Result<(), Refusal> {
         if self.amount <= Quantity::ZERO {
             return Err(Refusal::new("invalid_amount", "amount must be above 0"));

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a push is sent again only under its own key and only while the provider is sure to
 //! remember that key (`Horizons::resend`). After that nothing is sent until the provider's own
-//! summary has shown whether it counted. What is not known is never guessed.
+//! summary has told whether it counted. What is not known is never guessed.
 //!
 //! ```text
 //! waiting --customer known--> observed, or replaced (not sent) if it is too old by then
@@ -28,7 +28,7 @@ const UNREADABLE_MAX: Span = Span::from_hours(3 * 24);
 /// How long a provider that could not show totals is left alone.
 const UNREADABLE_PAUSE: Span = Span::from_minutes(5);
 
-/// The state of a push.
+/// Where a push stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PushState {
@@ -404,7 +404,7 @@ impl Shown {
 
 pub fn judge_summary(question: Question, summary: Quantity) -> Shown {
     match question.mode {
-        // The last total received wins: sending it again can only make it right.
+        // The last total received stands: sending it again can only make it right.
         Mode::Absolute if summary == question.value => Shown::Present,
         Mode::Absolute => Shown::Absent,
         Mode::Delta if question.doubtful => Shown::Undecidable,
@@ -509,7 +509,7 @@ fn part_of(quantities: &[Quantity], sum: Quantity) -> Option<Vec<bool>> {
 pub enum Retry {
     /// A new revision takes its place.
     Replace,
-    /// The provider's summary is asked again; nothing is sent before it has answered.
+    /// The provider's summary is asked again; nothing is sent before it has told.
     Look,
 }
 

@@ -36,15 +36,15 @@ pub struct WebhookFacts {
     pub timeline: Option<TimelineEntry>,
 }
 
-/// The state of a webhook.
+/// What became of a webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WebhookStatus {
     /// Its object is still to be read.
     Waiting,
-    /// Its object was read and matches the webhook.
+    /// Its object was read, and is as the webhook told.
     Applied,
-    /// Superseded: the object that was read differs from the webhook, and wins.
+    /// Its object was read, and is not (any more) as the webhook told; what was read stands.
     Stale,
     /// It is of a type that has no effect; it is only kept.
     Kept,
@@ -90,7 +90,7 @@ impl WebhookSource {
     }
 }
 
-/// What a reading of its object makes of a webhook; `shown` is what its payload showed.
+/// What a reading of its object makes of a webhook; `told` is what its payload showed.
 pub fn judge_webhook(told: Option<&Snapshot>, read: &Snapshot) -> WebhookStatus {
     let same = match (told, read) {
         // A payload holds only the first lines of an invoice, and not what they meter.
