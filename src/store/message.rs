@@ -1,4 +1,4 @@
-//! The change feed: facts for receivers, written in the transaction of the effect.
+//! The outbox of changes: what others are told, written in the transaction of what it tells.
 //!
 //! Invariant: a message is written once under its key and never changes. It is delivered at least
 //! once, in the order of numbers as far as one destination takes them, and its id is the same each
@@ -35,7 +35,7 @@ pub struct ClaimedMessage {
 
 verbs! {
     pub trait Messages: Send + Sync {
-        /// Writes changes that belong to no other write; those whose key exists are
+        /// Writes messages that tell of nothing else that is written; those whose key stands are
         /// left out. Returns how many were written.
         async fn record_messages(&self, messages: Vec<NewMessage>, at: Timestamp) -> Result<usize>;
         /// Oldest first, after the number `after`.
@@ -63,7 +63,7 @@ verbs! {
         ) -> Result<bool>;
         /// Removes settled messages, and waiting ones too, that were written before then, at most
         /// `limit`; returns how many. Those of dunning stay: an invoice may be owed for longer than
-        /// messages are kept, and only they record its published stages.
+        /// messages are kept, and only they say what was told of it.
         async fn prune_messages(&self, before: Timestamp, limit: usize) -> Result<usize>;
     }
 }

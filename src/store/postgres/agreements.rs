@@ -11,9 +11,7 @@
 use super::declarations::hold_tenant;
 use super::messages::insert_messages;
 use super::mirrors::lock_subscription;
-use super::scalars::{
-    SqlTimestamp, column, corrupt, damaged, instant, instant_if_any, write_limit,
-};
+use super::scalars::{SqlTimestamp, column, corrupt, instant, instant_if_any, write_limit};
 use super::timelines::read_timelines;
 use super::transaction::Done;
 use crate::faults::planted;
@@ -86,7 +84,7 @@ pub async fn read_terms(
         let subscription: String = column(&row, 1)?;
         agreed.entry(column(&row, 0)?).or_default().push(Agreed {
             subscription: SubscriptionId::parse(&subscription)
-                .map_err(|_| damaged("agreements.subscription", &subscription))?,
+                .map_err(|_| corrupt("a subscription has no valid id"))?,
             began_at: instant(&row, 2)?,
             charged_from: instant_if_any(&row, 3)?,
             ended_at: instant_if_any(&row, 4)?,
@@ -223,7 +221,7 @@ pub async fn list(
 fn agreement(row: &Row) -> Result<Agreement> {
     let tenant: String = column(row, 0)?;
     Ok(Agreement {
-        tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
+        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
         subscription: read_subscription(row, 1)?,
         plan: column(row, 2)?,
         prices: read_texts(row, 3)?,
@@ -238,7 +236,7 @@ fn agreement(row: &Row) -> Result<Agreement> {
 
 fn read_subscription(row: &Row, place: usize) -> Result<SubscriptionId> {
     let id: String = column(row, place)?;
-    SubscriptionId::parse(&id).map_err(|_| damaged("agreements.subscription", &id))
+    SubscriptionId::parse(&id).map_err(|_| corrupt("a subscription has no valid id"))
 }
 
 fn write_texts(texts: &[String]) -> Result<String> {
@@ -247,5 +245,5 @@ fn write_texts(texts: &[String]) -> Result<String> {
 
 fn read_texts(row: &Row, place: usize) -> Result<Vec<String>> {
     let texts: String = column(row, place)?;
-    serde_json::from_str(&texts).map_err(|_| damaged("agreements.prices or features", &texts))
+    serde_json::from_str(&texts).map_err(|_| corrupt("a list of an agreement is not valid"))
 }

@@ -1,4 +1,4 @@
-//! Alerts: opened once and ended once.
+//! Alerts: what a person is told, opened once and ended once.
 //!
 //! Invariant: at most one alert of a kind and subject is open, by a unique index: of two servers
 //! that open it at once, the later finds it open. Openings and ends are written together with their
@@ -11,7 +11,7 @@ use super::PostgresStore;
 use super::notices::{claim_due, settle, tell_ends, tell_openings};
 use super::push_rows::each;
 use super::scalars::{
-    SqlTimestamp, column, damaged, instant, instant_if_any, read_count, write_count, write_limit,
+    SqlTimestamp, column, corrupt, instant, instant_if_any, read_count, write_count, write_limit,
 };
 use super::thresholds;
 use super::transaction::{Done, Transaction};
@@ -262,7 +262,7 @@ pub fn read_alert(row: &Row, from: usize) -> Result<Alert> {
     let kind: String = column(row, from + 1)?;
     Ok(Alert {
         number: read_count(column(row, from)?)?,
-        kind: AlertKind::from_name(&kind).ok_or_else(|| damaged("alerts.kind", &kind))?,
+        kind: AlertKind::from_name(&kind).ok_or_else(|| corrupt("an alert is of no known kind"))?,
         subject: column(row, from + 2)?,
         summary: column(row, from + 3)?,
         command: column(row, from + 4)?,

@@ -5,7 +5,7 @@
 //! notices, so a crash leaves both or neither.
 
 use super::push_rows::{get, moment};
-use super::{SqliteStore, damaged, notices, sql_error, thresholds};
+use super::{SqliteStore, corrupt, notices, sql_error, thresholds};
 use crate::rules::alert::{Alert, AlertChange, AlertKind, Condition, NoticeEvent, Severity};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
@@ -224,7 +224,7 @@ pub fn decode_alert(row: &Row<'_>) -> Result<Alert> {
     let kind: String = get(row, "kind")?;
     Ok(Alert {
         number: get(row, "alert_no")?,
-        kind: AlertKind::from_name(&kind).ok_or_else(|| damaged("alerts.kind", &kind))?,
+        kind: AlertKind::from_name(&kind).ok_or_else(|| corrupt("an alert's kind"))?,
         subject: get(row, "subject")?,
         summary: get(row, "summary")?,
         command: get(row, "command")?,
