@@ -50,10 +50,10 @@ struct Arguments {
 const ROOT_EXAMPLES: &str = "Examples:
   counterfoil serve                 start a server on 127.0.0.1:8787 with its data in the
                                     directory counterfoil-data
-  counterfoil demo                  see it count and bill through kill -9 and a failing Stripe
+  counterfoil demo                  exact counts and bills through kill -9 and a failing Stripe
   counterfoil send events.ndjson    send events from a file
   counterfoil usage --tenant acme --meter api_calls --window day
-  counterfoil status                see whether billing is well
+  counterfoil status                show billing health
   counterfoil reconcile --from 2026-11-01 --to 2026-12-01 --html november.html";
 
 #[derive(Subcommand)]

@@ -6,7 +6,7 @@
 //! right again, or when another clock confirms it.
 //!
 //! Invariant: `now` goes back only where the clocks of others have settled that it was ahead. It
-//! never stands still: after a small step back of the wall clock it runs on, a tenth slower, until
+//! never stops: after a small step back of the wall clock it runs on, a tenth slower, until
 //! the wall clock has caught up. `sure` gives the time only while nothing contradicts it.
 //!
 //! Nothing of this outlives the process but the store's high-water mark, which `now` moves.
@@ -94,7 +94,7 @@ impl Clock {
         Self::starting(machine)
     }
 
-    /// A clock that stands still until it is moved.
+    /// A clock that moves only when set.
     pub fn by_hand(start: Timestamp) -> Self {
         let (time, wall_ahead) = (AtomicI64::new(start.micros()), AtomicI64::new(0));
         Self::starting(Machine::Hand { time: Arc::new(time), wall_ahead: Arc::new(wall_ahead) })

@@ -178,7 +178,7 @@ pub struct PushConfig {
     pub poll_ms: u64,
 }
 
-/// Where alerts go. The addresses are secrets too: whoever has one can write to the channel.
+/// Where alerts go. The addresses are secrets too: their holders can write to the channel.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AlertsConfig {

@@ -1,6 +1,6 @@
 //! How alerts leave the process: a notice goes to each destination that the settings name.
 //!
-//! Invariant: a destination tries once and says what became of it; whoever calls decides whether to
+//! Invariant: a destination tries once and returns the outcome; the caller decides whether to
 //! try again, by what is stored. A notice looks the same on every try, so that a receiver can tell
 //! that it has it. No secret is in an answer. Nothing is kept here: a crash leaves what the caller
 //! wrote down, and a notice that was on its way is sent again.
@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// Most characters of a summary in a text for people.
 const SUMMARY_CHARS_MAX: usize = 1_000;
 
-/// What a destination is told.
+/// What is sent to a destination.
 #[derive(Debug, Clone, Copy)]
 pub struct Notice<'a> {
     pub alert: &'a Alert,
@@ -33,7 +33,7 @@ pub struct Notice<'a> {
     pub at: Timestamp,
 }
 
-/// What became of a try.
+/// The outcome of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sending {
     Sent,

@@ -1,8 +1,8 @@
 //! What we need of a billing provider, as a trait. Nothing outside `provider/stripe` knows Stripe's
 //! words, and nothing here knows the store.
 //!
-//! Invariant: an answer says no more than the provider did. What cannot be told apart from "maybe
-//! counted" is `Unknown`. The same facts always encode to the same bytes.
+//! Invariant: an answer says no more than the provider did. What cannot be distinguished from
+//! "maybe counted" is `Unknown`. The same facts always encode to the same bytes.
 
 pub mod deadline;
 pub mod nowhere;

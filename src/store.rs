@@ -52,26 +52,26 @@ use saga::Sagas;
 use std::sync::Arc;
 use webhook::{Mirrors, Webhooks};
 
-/// Why a verb did not do what it says.
+/// Why a verb failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// The store cannot be reached or cannot write now; nothing happened; trying again is safe.
+    /// The store cannot be reached or cannot write now. No effect; safe to retry.
     #[error("the store is unavailable: {what}")]
     Unavailable { what: String },
-    /// A read took longer than it may and was given up. Nothing happened.
-    #[error("a read was given up: {what}")]
+    /// A read exceeded its time limit. No effect.
+    #[error("a read exceeded its time limit: {what}")]
     Overdue { what: String },
-    /// The answer would be larger than its bounds allow. Nothing happened.
+    /// The answer would exceed its limits. No effect.
     #[error("the answer is too large: {what}")]
     TooLarge { what: String },
-    /// The connection broke at the commit: it happened, or it did not. Only sending the same
-    /// deliveries again tells, and that is safe.
+    /// The connection broke during COMMIT: the transaction was committed or it was not. Safe to
+    /// retry: deliveries are counted once.
     #[error("the outcome is unknown: {what}")]
     Unknown { what: String },
-    /// What is stored contradicts itself. Never retried; a person must look.
-    #[error("stored data is damaged: {what}")]
+    /// Stored data is invalid or contradicts itself. Never retried; needs an operator.
+    #[error("corrupt row: {what}")]
     Corrupt { what: String },
-    /// A fault of this program.
+    /// A bug in this program.
     #[error("internal fault: {what}")]
     Internal { what: String },
 }
@@ -79,7 +79,7 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Whether it is about what is stored of some row, so that others may be worked on; otherwise
+    /// Whether the error concerns single rows, so that a job may continue with others; otherwise
     /// the store cannot answer now.
     pub fn is_of_data(&self) -> bool {
         match self {
@@ -90,6 +90,12 @@ impl Error {
             | Self::Unknown { .. } => false,
         }
     }
+}
+
+/// A stored value that its column cannot have. Long values are cut: the log has to show the row, not
+/// all of it.
+fn damaged(column: &str, value: impl std::fmt::Display) -> Error {
+    Error::Corrupt { what: format!("{column}='{value:.80}' is not valid") }
 }
 
 impl From<Fault> for Error {
@@ -129,7 +135,7 @@ pub struct StoredEvent {
     pub received_at: Timestamp,
 }
 
-/// A payload that came under a key another payload holds.
+/// Another payload under a key that was already counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConflictRecord {
     pub tenant: TenantId,
@@ -213,41 +219,41 @@ pub struct Tenant {
     pub created_at: Timestamp,
 }
 
-/// What is to be known of a tenant.
+/// Changes to a tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TenantFields {
-    /// None leaves the name as it is; an empty one takes it away.
+    /// None leaves the name as it is; an empty one removes it.
     pub name: Option<String>,
     /// None leaves the customer as it is.
     pub customer: Option<CustomerId>,
-    /// Takes the customer away, which is kept among the former ones. Pushes that were not sent yet
-    /// wait for the next customer.
+    /// Removes the customer, which is kept as a former one. Unsent pushes wait for the next
+    /// customer.
     pub unmap: bool,
 }
 
-/// What became of it.
+/// Its outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TenantPut {
     Stored(Tenant),
     /// Another tenant is this customer; nothing was changed. Two tenants under one customer could
-    /// not be told apart in the provider's totals.
+    /// not be distinguished in the provider's totals.
     CustomerTaken(TenantId),
 }
 
-/// What became of a declaration.
+/// The outcome of a declaration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Declaration<T> {
     Created,
-    /// It was declared before and counts the same; what may change was taken over.
+    /// It was declared before and counts the same; the mutable fields were updated.
     Updated,
-    /// Something else was declared under that name before; it stands.
+    /// Something else was declared under that name before; it is unchanged.
     Refused(T),
-    /// Another meter is billed under this event name; the provider could not tell the two apart.
+    /// Another meter is billed under this event name; the provider could not distinguish them.
     /// Nothing was changed.
     EventNameTaken(MeterSlug),
 }
 
-/// One API key; the token itself is not kept.
+/// One API key; the token itself is not stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiKey {
     pub id: String,
@@ -261,7 +267,7 @@ pub struct ApiKey {
     pub revoked_at: Option<Timestamp>,
 }
 
-/// Conservation: what was received of a tenant in an hour, and what became of it.
+/// Conservation: events received from a tenant in an hour, by verdict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CounterRow {
     /// None: the tenant could not be read from what was refused.
@@ -270,7 +276,7 @@ pub struct CounterRow {
     pub tally: Tally,
 }
 
-/// Asks for a page of counters: by hour, then in the order in which tenants were first heard of.
+/// Asks for a page of counters: by hour, then in the order in which tenants were created.
 #[derive(Debug, Clone)]
 pub struct CounterQuery {
     /// Of hours that start in it.
@@ -282,7 +288,7 @@ pub struct CounterQuery {
     pub limit: usize,
 }
 
-/// What a comparison of totals with events found.
+/// Result of comparing totals with events.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CheckReport {
     pub events: u64,
@@ -296,7 +302,7 @@ pub struct CheckReport {
 pub const CHECK_FINDINGS_MAX: usize = 100;
 
 impl CheckReport {
-    /// Adds a finding while there is room for it; its text is made only then.
+    /// Adds a finding while there is room; its text is built only then.
     fn add(&mut self, finding: impl FnOnce() -> String) {
         if self.findings.len() < CHECK_FINDINGS_MAX {
             self.findings.push(finding());
@@ -304,7 +310,7 @@ impl CheckReport {
     }
 }
 
-/// The condition of a store that answers.
+/// Health of a store that answers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Health {
     /// Why events are not folded into tables any more. They count, and stay in the journal.
@@ -323,13 +329,13 @@ pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
 verbs! {
     /// Deliveries in, verdicts out.
     pub trait Deliveries: Send + Sync {
-        /// How many writers work side by side. A tenant's events always go to the same one, so that
-        /// two writers never touch one total.
+        /// Number of concurrent writers. A tenant's events always go to the same one, so two
+        /// writers never update one total.
         fn partitions(&self) -> usize;
 
         /// Judges and records the batch in one transaction: event keys, events, totals, inboxes and
         /// counters. Returns one verdict for each event, in order. Durable on return. After
-        /// [`Error::Unknown`] the same batch sent again finds itself.
+        /// [`Error::Unknown`] the same batch, sent again, is recognised.
         async fn record_deliveries(
             &self,
             partition: usize,
@@ -341,10 +347,10 @@ verbs! {
 verbs! {
     /// Meters and tenants.
     pub trait Declarations: Send + Sync {
-        /// Declares a meter, or takes over the description of one that counts the same.
+        /// Declares a meter, or updates the mutable fields of one that counts the same.
         async fn declare_meter(&self, meter: Meter, at: Timestamp) -> Result<Declaration<Meter>>;
         async fn load_catalog(&self) -> Result<Catalog>;
-        /// Creates a tenant or changes what is known of it.
+        /// Creates or changes a tenant.
         async fn put_tenant(
             &self,
             tenant: &TenantId,
@@ -361,8 +367,8 @@ verbs! {
 }
 
 verbs! {
-    /// Totals, events and inboxes: each answer is of one moment and holds every event acknowledged
-    /// before the call.
+    /// Totals, events and inboxes: each answer is a consistent snapshot that includes every event
+    /// acknowledged before the call.
     pub trait Queries: Send + Sync {
         /// The totals of buckets that start in `range`, in no particular order; one key may come in
         /// several rows, which fold to its total. [`Error::TooLarge`] beyond `rows_max` totals and
@@ -374,7 +380,7 @@ verbs! {
             range: Window,
             rows_max: usize,
         ) -> Result<Vec<UsageRow>>;
-        /// Composes the same totals as they are read, so that they are never in memory together.
+        /// Composes the same totals while reading, so that they are never all in memory.
         /// The windows of `shape` cover `range`.
         async fn compose_usage(
             &self,
@@ -398,7 +404,7 @@ verbs! {
 verbs! {
     /// API keys.
     pub trait ApiKeys: Send + Sync {
-        /// The secret under which tokens are digested; made once, never changed.
+        /// The secret for digests of tokens; created once, never changed.
         fn token_secret(&self) -> [u8; 32];
         async fn create_api_key(&self, key: ApiKey) -> Result<()>;
         async fn list_api_keys(&self) -> Result<Vec<ApiKey>>;
@@ -407,7 +413,7 @@ verbs! {
     }
 }
 
-/// All of it, and the store's own life.
+/// All verbs, and the store's lifecycle.
 #[async_trait]
 pub trait Store:
     Deliveries
@@ -432,7 +438,7 @@ pub trait Store:
 {
     /// The latest moment this store had recorded when it was opened.
     fn high_water(&self) -> Timestamp;
-    /// What is wrong with the store while it goes on working.
+    /// Problems of a store that still answers.
     fn health(&self) -> Health {
         Health::default()
     }
@@ -447,11 +453,11 @@ pub trait Store:
     fn request_keys(self: Arc<Self>, clock: Clock) -> Arc<dyn counterfoil_idempotency::Store>;
     /// Whether the store can answer now.
     async fn ping(&self) -> Result<()>;
-    /// Lets work in progress end and closes files. Later verbs are unavailable.
+    /// Waits for work in progress and closes files. Later verbs are unavailable.
     async fn close(&self);
 }
 
-/// Ends the process where going on would count wrongly; the next start recovers.
+/// Ends the process where continuing would count wrongly; the next start recovers.
 pub(crate) fn stop_process(why: &str) -> ! {
     tracing::error!("stopping: {why}");
     eprintln!("counterfoil: stopping: {why}");

@@ -1,5 +1,5 @@
 //! The house rules that neither the compiler nor a lint can check: the direction of modules, sizes,
-//! names, migration pairs, decisions and leftovers. STYLE.md gives the reasons.
+//! names, words, migration pairs, decisions and leftovers. STYLE.md gives the reasons.
 //!
 //! Each rule is a function from files to findings; one test runs it over the repository, another
 //! over small planted faults, so that a rule which has stopped finding anything is noticed. A
@@ -49,6 +49,52 @@ const COLUMNS_MAX: usize = 100;
 /// Words that say nothing about what a thing does; everything gathers under such a name.
 const BANNED_WORDS: [&str; 9] =
     ["manager", "managers", "helper", "helpers", "util", "utils", "common", "service", "services"];
+
+/// Words that the glossary in ARCHITECTURE.md replaces, and what to write instead. A word matches in
+/// identifiers too: `TakenBack` and `taken_back` are `taken back`.
+const REPLACED_WORDS: [(&str, &str); 27] = [
+    ("take back", "void"),
+    ("takes back", "voids"),
+    ("taken back", "voided"),
+    ("taking back", "voiding"),
+    ("allowance", "entitlement"),
+    ("allowances", "entitlements"),
+    ("agreement", "subscription record"),
+    ("agreements", "subscription records"),
+    ("revive", "resume"),
+    ("revives", "resumes"),
+    ("revived", "resumed"),
+    ("revival", "resume"),
+    ("mend", "fix"),
+    ("mends", "fixes"),
+    ("mended", "fixed"),
+    ("hurry", "expedite"),
+    ("hurries", "expedites"),
+    ("hurried", "expedited"),
+    ("reckon", "compute"),
+    ("reckoned", "computed"),
+    ("reckoning", "balance"),
+    ("told", "sent, shown or reported"),
+    ("untold", "unsent"),
+    ("stands", "is, holds or exists"),
+    ("whoever", "the caller, or name it"),
+    ("became of", "the outcome or state"),
+    ("new message", "new change"),
+];
+
+/// Where the replaced words are looked for: what users and readers of the product meet.
+const WORDED: [&str; 7] = [
+    "src/",
+    "idempotency/src/",
+    "docs/",
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "counterfoil.default.toml",
+];
+
+/// The one problem code that ends so and is not about a thing that does not exist.
+const OUTCOME_UNKNOWN: &str = "outcome_unknown";
 
 /// Files whose text is looked at.
 const TEXT_FILES: [&str; 14] = [
@@ -417,6 +463,61 @@ fn banned(word: &str) -> Option<String> {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Words
+
+fn check_words(sources: &[Source]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for source in sources {
+        if !WORDED.iter().any(|place| source.path.starts_with(place)) {
+            continue;
+        }
+        for (line, number) in source.text.lines().zip(1..) {
+            let spaced = spaced_words(line);
+            for (word, instead) in REPLACED_WORDS {
+                if spaced.contains(&format!(" {word} ")) {
+                    let advice = format!("`{word}` is replaced by: {instead}");
+                    findings.push(source.finding(number, advice));
+                }
+            }
+            if let Some(code) = code_of_nothing(line) {
+                let thing = code.trim_end_matches("_unknown");
+                let advice = format!("call the code `unknown_{thing}`, as the others");
+                findings.push(source.finding(number, advice));
+            }
+        }
+    }
+    findings
+}
+
+/// The words of a line in lower case, those of identifiers too, with one space around each.
+fn spaced_words(line: &str) -> String {
+    let mut spaced = String::from(" ");
+    let mut lower_before = false;
+    for character in line.chars() {
+        if character.is_alphanumeric() {
+            if character.is_uppercase() && lower_before {
+                spaced.push(' ');
+            }
+            spaced.extend(character.to_lowercase());
+        } else if !spaced.ends_with(' ') {
+            spaced.push(' ');
+        }
+        lower_before = character.is_lowercase();
+    }
+    spaced.push(' ');
+    spaced
+}
+
+/// A code `x_unknown` in the line, as a literal.
+fn code_of_nothing(line: &str) -> Option<&str> {
+    let at = line.find("_unknown\"")?;
+    let start = line[..at].rfind('"')? + 1;
+    let code = &line[start..at + "_unknown".len()];
+    let plain = code.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+    (plain && code != OUTCOME_UNKNOWN).then_some(code)
+}
+
+// ---------------------------------------------------------------------------------------------
 // Leftovers
 
 fn check_leftovers(sources: &[Source]) -> Vec<Finding> {
@@ -684,6 +785,11 @@ fn names_mean_something() {
 }
 
 #[test]
+fn words_are_those_of_the_glossary() {
+    assert_none(check_words(&repository()));
+}
+
+#[test]
 fn nothing_is_left_over() {
     assert_none(check_leftovers(&repository()));
 }
@@ -790,6 +896,23 @@ fn planted_names() {
     one("src/a.rs", "pub trait UtilA {}\ntype B = CommonC;", &["src/a.rs:1"]);
     one("src/a.rs", "impl Layer for A {\n    type Service = B;\n}\nuse tower::Service;", &[]);
     one("src/a.rs", "struct Utility;\nstruct Commonwealth;", &[]);
+}
+
+#[test]
+fn planted_words() {
+    let one = |path: &str, text: &str, expected: &[&str]| {
+        check(check_words, &[(path, text)], expected);
+    };
+    one("src/a.rs", "fn a() {}\nstruct TakenBack;", &["src/a.rs:2"]);
+    one("src/a.rs", "fn take_back() {}", &["src/a.rs:1"]);
+    one("src/http/a.rs", "post, path = \"/v1/grants/{grant}/take-back\"", &["src/http/a.rs:1"]);
+    one("src/a.rs", "// Whoever asks is told.", &["src/a.rs:1", "src/a.rs:1"]);
+    one("docs/a.md", "The cause is mended.\nWhat became of it?", &["docs/a.md:1", "docs/a.md:2"]);
+    one("src/a.rs", "const A: &str = \"meter_unknown\";", &["src/a.rs:1"]);
+    one("src/a.rs", "const A: &str = \"outcome_unknown\";\n// A meter_unknown. \"", &[]);
+    one("src/a.rs", "// He understands. It is recommended: standstill, disagreements.", &[]);
+    one("tests/a.rs", "// Whoever asks is told.", &[]);
+    one("counterfoil.default.toml", "# An agreement.", &["counterfoil.default.toml:1"]);
 }
 
 #[test]

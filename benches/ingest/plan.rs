@@ -104,7 +104,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Every contender that stands in a ratio, once.
+    /// Every contender of a ratio, once.
     fn round(&mut self) -> Result<()> {
         let folder = tempfile::tempdir()?;
         let append = append_floor(&self.driver, folder.path(), self.lasting)?;

@@ -1,5 +1,5 @@
 //! Bodies in canonical form, so that a client which writes the same JSON in another order or with
-//! other spaces is not told that it sent something else.
+//! other spaces is not refused for reuse of its key.
 //!
 //! Invariant: two bodies with the same form mean the same to every reader. Names are sorted at each
 //! level and spaces outside of texts dropped; numbers and texts stay exactly as they were written,

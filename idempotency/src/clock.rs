@@ -28,7 +28,7 @@ impl Clock {
         Self(Source::System { started: Instant::now() })
     }
 
-    /// A clock that stands still until it is moved.
+    /// A clock that moves only when set.
     pub fn by_hand(start: Millis) -> Self {
         Self(Source::ByHand(Arc::new(Mutex::new(Hands { wall: start.0, passed: Duration::ZERO }))))
     }
@@ -72,7 +72,7 @@ impl Clock {
 /// The time by which records may be forgotten. Follows the clock on the wall, back at once, but
 /// forward only as far as time has really passed. A clock that was set forward is believed after
 /// [`SweepTime::DOUBTED`], since by then everything that was kept before has been kept for as long.
-/// A clock that is wrong already when the process starts cannot be told from a right one.
+/// A clock that is wrong when the process starts cannot be distinguished from a right one.
 #[derive(Debug)]
 pub struct SweepTime(Mutex<Offsets>);
 

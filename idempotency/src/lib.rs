@@ -38,7 +38,7 @@
 //! | any, marked with [`NothingBegan`] | forgotten: another request may come under the key |
 //! | a stream, or more than the limit | the effect is on record, and its answer is not |
 //!
-//! In the last case the caller, and every retry, is told so with a 500
+//! In the last case the caller, and every retry, gets a 500
 //! `idempotency_streaming_unsupported`: running the handler again would have the effect twice.
 //!
 //! The times are those of [`Settings::default`]. A record is forgotten by [`Store::sweep`], which
@@ -173,8 +173,8 @@
 //!
 //! # What needs a person
 //!
-//! A claim whose owner died after a recovery point waits for its client to come back, for ever; it
-//! is not guessed what became of it. Look for such records, and settle them:
+//! A claim whose owner died after a recovery point waits for its client to retry; its outcome is
+//! never guessed. Look for such records, and settle them:
 //!
 //! ```sql
 //! SELECT tenant, route, key, recovery_point, created_at FROM idempotency_keys

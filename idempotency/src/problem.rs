@@ -44,7 +44,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// As it stands in the answer.
+    /// Its name in the answer.
     pub fn name(self) -> &'static str {
         match self {
             Self::KeyMissing => "idempotency_key_missing",

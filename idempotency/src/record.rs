@@ -69,29 +69,29 @@ impl fmt::Debug for Fingerprint {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     pub scope: Scope,
-    /// Random, so that two claims are never taken for one, whatever became of the record between.
+    /// Random, so that two claims never look alike, whatever happened to the record in between.
     pub owner: [u8; 16],
     /// 1 for the first owner of a record, and one more for each after. Put it beside an effect that
     /// is kept elsewhere than the key, and a slow earlier owner can be refused there too.
     pub fence: i64,
-    /// Where the owner before got to; none if it had no effect yet.
+    /// How far the previous owner got; none if it had no effect yet.
     pub recovery_point: Option<String>,
 }
 
-/// What a store says to somebody who wants to work on a key.
+/// A store's answer to a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claimed {
-    /// It is the caller's.
+    /// The caller owns the key.
     Owned(Claim),
-    /// It was done before; this is what was answered.
+    /// The request was executed before; this was its answer.
     Ended(Answer),
-    /// Somebody is at it, for this long at most unless the lease is renewed.
+    /// Another owner holds the lease, which expires after this time unless it is renewed.
     Busy { retry_after: Duration },
-    /// It was used for another request.
+    /// The key was used for another request.
     Mismatch,
 }
 
-/// An answer as it is kept and given again.
+/// A stored answer, which retries get again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     pub status: u16,
@@ -100,12 +100,12 @@ pub struct Answer {
     pub body: Bytes,
 }
 
-/// How a key ended; says for how long its answer is worth keeping.
+/// How a key ended; decides how long its answer is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
     /// The effect took place.
     Completed,
-    /// It was refused for good, and the same request would be again.
+    /// It was refused permanently; the same request would be refused again.
     Failed,
 }
 

@@ -9,7 +9,7 @@ use reqwest::Method;
 use serde::Deserialize;
 use std::process::ExitCode;
 
-/// List what somebody should look at
+/// List open alerts
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil alerts
@@ -19,10 +19,10 @@ use std::process::ExitCode;
 pub struct AlertsArguments {
     #[command(flatten)]
     server: ServerArguments,
-    /// Only those that are not over; this is the default
+    /// Only open alerts; this is the default
     #[arg(long, conflicts_with = "all")]
     open: bool,
-    /// Also those that are over
+    /// Include resolved alerts
     #[arg(long)]
     all: bool,
     /// Only of this kind, such as dead_letters or silence

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 /// How an answer is shown.
 #[derive(clap::Args, Clone, Copy)]
 pub struct JsonArguments {
-    /// Print the server's answer as it is
+    /// Print the server's JSON answer
     #[arg(long)]
     pub json: bool,
 }

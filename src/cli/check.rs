@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Compare every stored total with the events it was made of
+/// Recompute every total from its events and compare
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil check
@@ -34,7 +34,7 @@ pub struct CheckArguments {
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
-    /// Make totals that are wrong or cannot be read again from their events; embedded store only,
+    /// Rebuild wrong or unreadable totals from their events; embedded store only,
     /// and its server must be stopped
     #[arg(long)]
     repair: bool,

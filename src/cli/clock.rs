@@ -12,7 +12,7 @@ use crate::store::clock::{Clocks, TimeMarks};
 use clap::Subcommand;
 use std::process::ExitCode;
 
-/// Show what a store has recorded of time, or take back what a wrong clock has moved
+/// Show a store's recorded times, or reset them after a wrong clock
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil clock show --data /var/lib/counterfoil
@@ -29,7 +29,7 @@ pub struct ClockArguments {
 
 #[derive(Subcommand)]
 enum Action {
-    /// This machine's time, beside what the store has recorded
+    /// Show this machine's time and the store's recorded times
     Show(StoreArguments),
     /// Set the store's marks to this machine's time, which must be right
     Reset(StoreArguments),

@@ -3,7 +3,7 @@
 use clap_complete::Shell;
 use std::process::ExitCode;
 
-/// Print a script that completes commands and flags in your shell
+/// Print a completion script for your shell
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil completions bash > /etc/bash_completion.d/counterfoil

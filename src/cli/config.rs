@@ -6,7 +6,7 @@ use crate::config::{DEFAULT_TEXT, Setting, list_settings};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Show the settings in force, or every setting with its explanation
+/// Show the settings in force, or the reference of all settings
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil config print --config counterfoil.toml

@@ -9,7 +9,7 @@ use reqwest::Method;
 use serde::Deserialize;
 use std::process::ExitCode;
 
-/// Show what is left of a tenant's credits, or every change of them
+/// Show a tenant's credit balance, or its changes
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil credits --tenant acme

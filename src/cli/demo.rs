@@ -48,7 +48,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Watch a server count and bill exactly through duplicates, kill -9 and a failing Stripe
+/// Run a demo: exact counts and bills through duplicates, kill -9 and a failing Stripe
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil demo
@@ -59,7 +59,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 Exit code: 0 everything was counted and billed exactly, 1 it was not.")]
 pub struct DemoArguments {
-    /// Deliveries to send; one in twenty is a duplicate, some are worse
+    /// Deliveries to send; one in twenty is a duplicate, some conflict or are malformed
     #[arg(long, default_value_t = 300_000, value_parser = clap::value_parser!(u64).range(1..))]
     events: u64,
     /// Store to use instead of a temporary directory

@@ -10,11 +10,11 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-/// List differences between both halves that are still there
+/// List open discrepancies between ledger and provider
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil findings
-      those that are open, and what to do about them
+      open findings, each with what to do
   counterfoil findings --all --tenant acme
       also those that were cleared, and how long each took
   counterfoil findings --kind invoice --json
@@ -23,10 +23,10 @@ use std::process::ExitCode;
 pub struct FindingsArguments {
     #[command(flatten)]
     server: ServerArguments,
-    /// Only those that are still there; this is the default
+    /// Only open findings; this is the default
     #[arg(long, conflicts_with = "all")]
     open: bool,
-    /// Also those that were cleared
+    /// Include cleared findings
     #[arg(long)]
     all: bool,
     /// Only of this tenant

@@ -22,7 +22,7 @@ use reqwest::Method;
 use serde::Deserialize;
 use std::process::ExitCode;
 
-/// List comparisons with the provider, and show what one found
+/// List reconciliation passes and show their results
 #[derive(clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -62,7 +62,7 @@ enum PassesCommand {
     #[command(after_help = "Example:
   counterfoil passes list --kind nightly")]
     List(ListArguments),
-    /// Show what a pass found, and write it to files
+    /// Show a pass, and write its rows to files
     #[command(after_help = "Examples:
   counterfoil passes show 7
   counterfoil passes show 7 --csv november.csv --html november.html
@@ -77,7 +77,7 @@ incomplete.")]
         #[command(flatten)]
         output: OutputArguments,
     },
-    /// Follow the chain of nightly audit rows, and name the first one that was changed
+    /// Verify the chain of nightly audit rows; report the first changed one
     #[command(after_help = "Examples:
   counterfoil passes verify
       the store in ./counterfoil-data; a server may be running on it

@@ -28,7 +28,7 @@ const LOOK_MAX: Duration = Duration::from_secs(2);
 /// How long a server may be away, to restart for example, before watching is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Compare what was counted with what the provider shows, and report every difference
+/// Compare the ledger with the provider and report every difference
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil reconcile --from 2026-11-01 --to 2026-11-15
@@ -53,7 +53,7 @@ pub struct ReconcileArguments {
     /// Only of this tenant
     #[arg(long)]
     tenant: Option<String>,
-    /// Send again what the provider provably lacks, and follow findings
+    /// Send again what the provider provably lacks, and update findings
     #[arg(long, conflicts_with = "dry_run")]
     apply: bool,
     /// Only compare and report; this is the default

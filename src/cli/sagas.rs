@@ -10,7 +10,7 @@ use reqwest::Method;
 use serde::Deserialize;
 use std::process::ExitCode;
 
-/// List sagas, tell one step by step, take one up again
+/// List and show sagas; resume a stopped one
 #[derive(clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -54,7 +54,7 @@ enum SagasCommand {
     #[command(after_help = "Example:
   counterfoil sagas list --tenant acme")]
     List(ListArguments),
-    /// Tell one saga step by step
+    /// Show the steps of one saga
     #[command(after_help = "Example:
   counterfoil sagas show saga_5f0c2d")]
     Show {
@@ -65,7 +65,7 @@ enum SagasCommand {
         #[command(flatten)]
         shown: JsonArguments,
     },
-    /// Take a saga up again that needs attention or was undone
+    /// Resume a saga that needs attention, or restart one that was undone
     #[command(after_help = "Example:
   counterfoil sagas revive saga_5f0c2d")]
     Revive {

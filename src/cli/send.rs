@@ -44,13 +44,13 @@ pub struct SendArguments {
     file: PathBuf,
     #[command(flatten)]
     server: ServerArguments,
-    /// Form of the input; by the file's name unless given
+    /// Input format; default: by the file's name
     #[arg(long, value_name = "FORMAT")]
     format: Option<InputFormat>,
     /// Events in one request
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
-    /// Requests side by side; with more than one, batches may arrive in another order
+    /// Concurrent requests; with more than one, batches may arrive out of order
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=256))]
     connections: u32,
     /// Meter of CSV rows that do not name one
@@ -59,10 +59,10 @@ pub struct SendArguments {
     /// Tenant of CSV rows that do not name one
     #[arg(long)]
     tenant: Option<String>,
-    /// Seconds for which a request is tried before giving up
+    /// Seconds to retry a request before giving up
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     retry_for: u64,
-    /// Problems to print
+    /// Most problems to print
     #[arg(long, default_value_t = 20)]
     problems: usize,
     /// Print the summary as JSON

@@ -33,7 +33,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// What a shell reports for a process that was interrupted.
 const EXIT_INTERRUPTED: i32 = 130;
 
-/// Start a server that takes events and answers with exact totals
+/// Start the server: ingest events, serve exact totals, bill usage
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil serve
@@ -52,7 +52,7 @@ pub struct ServeArguments {
     /// Address and port; port 0 picks a free one, and the ready line names it
     #[arg(long, value_name = "ADDR:PORT", value_parser = read_address)]
     listen: Option<SocketAddr>,
-    /// Form of the log and of the ready line
+    /// Format of the log and of the ready line
     #[arg(long, value_name = "FORMAT")]
     log: Option<LogFormat>,
 }

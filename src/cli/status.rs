@@ -13,7 +13,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-/// Show whether billing is well: numbers that must be zero, and what is not billed
+/// Show billing health: numbers that must be zero, and unbilled usage
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil status
@@ -24,7 +24,7 @@ Exit code: 0 all numbers that must be zero are, 4 one is not, 1 the server could
 pub struct StatusArguments {
     #[command(flatten)]
     server: ServerArguments,
-    /// Print the server's answer as it is
+    /// Print the server's JSON answer
     #[arg(long)]
     json: bool,
 }

@@ -8,7 +8,7 @@ use crate::rules::restore::Cause;
 use anyhow::bail;
 use std::process::ExitCode;
 
-/// Tell the server about its store: that it was restored, or bills through another account
+/// Declare that a store was restored, or bills to another account
 #[derive(clap::Args)]
 pub struct StoresArguments {
     #[command(subcommand)]
@@ -34,12 +34,12 @@ enum StoresCommand {
 struct RestoredArguments {
     #[command(flatten)]
     store: StoreArguments,
-    /// Kept with the restore
+    /// Reason; stored with the restore
     #[arg(long, value_name = "TEXT", default_value = "declared by a person")]
     reason: String,
 }
 
-/// Accept that the store bills through another account of the provider from now on
+/// Bind the store to another account of the provider
 ///
 /// A store is bound to the account, and the mode, of the first key that it is started with, and a
 /// server does not start with the key of another. This ends the binding; the next start binds the

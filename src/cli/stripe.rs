@@ -23,7 +23,7 @@ use std::process::ExitCode;
 /// Most tenants whose customers are looked up at Stripe.
 const CUSTOMERS_MAX: usize = 100;
 
-/// Check and set up a Stripe account, and compare it with what was counted
+/// Check and set up a Stripe account; compare it with the ledger
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   COUNTERFOIL_STRIPE_API_KEY=sk_test_… counterfoil stripe check --config counterfoil.toml
@@ -37,7 +37,7 @@ pub struct StripeArguments {
 
 #[derive(clap::Subcommand)]
 enum StripeCommand {
-    /// Whether the key works, and meters and customers fit; changes nothing
+    /// Check the key, the meters and the customers; changes nothing
     #[command(after_help = "Examples:
   counterfoil stripe check --config counterfoil.toml
       meters of the settings file
@@ -54,14 +54,14 @@ Exit code: 0 ready, 4 something is missing or does not fit.")]
     Setup {
         #[command(flatten)]
         account: AccountArguments,
-        /// Only say what would be created
+        /// Only print what would be created
         #[arg(long)]
         dry_run: bool,
         /// Create it
         #[arg(long)]
         apply: bool,
     },
-    /// Show ledger, pushes and Stripe side by side, window by window
+    /// Compare ledger, pushes and Stripe, window by window
     #[command(after_help = "Examples:
   counterfoil stripe compare --tenant acme --meter api_calls
       the last day
@@ -99,7 +99,7 @@ struct CompareArguments {
     /// First instant that is no longer included
     #[arg(long)]
     to: Option<String>,
-    /// Print the server's answer as it is
+    /// Print the server's JSON answer
     #[arg(long)]
     json: bool,
 }

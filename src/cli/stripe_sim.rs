@@ -29,16 +29,16 @@ pub struct StripeSimArguments {
     /// Address and port; port 0 picks a free one, and the ready line names it
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:12111")]
     listen: SocketAddr,
-    /// Which calls meet a fault; the same seed gives the same faults
+    /// Seed of the faults; the same seed gives the same faults
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Chance of each fault in thousandths, as fault=20,fault=5 or all=2; or a plan as JSON
     #[arg(long, value_name = "SPEC", value_parser = read_faults)]
     faults: Option<FaultPlan>,
-    /// Stop its clock here until it is moved; without this it follows the machine's clock
+    /// Freeze its clock at this time until it is moved; default: the machine's clock
     #[arg(long, value_name = "RFC3339", value_parser = read_clock)]
     clock: Option<Timestamp>,
-    /// Calls in a second beyond which it answers 429
+    /// Calls per second; beyond it the answer is 429
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=1_000_000))]
     rate: Option<i64>,
     /// Seconds until a meter event is in summaries and on invoices; Stripe promises no figure

@@ -10,7 +10,7 @@ use reqwest::Method;
 use serde::Deserialize;
 use std::process::ExitCode;
 
-/// List webhooks of the provider, look at one, have its object read again
+/// List and show received webhooks; read an object again
 #[derive(clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -64,7 +64,7 @@ enum WebhooksCommand {
         #[command(flatten)]
         shown: JsonArguments,
     },
-    /// Have the object of a webhook read again from the provider
+    /// Read a webhook's object from the provider again
     #[command(after_help = "Example:
   counterfoil webhooks replay 42")]
     Replay {

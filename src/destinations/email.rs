@@ -21,9 +21,9 @@ use std::time::{Duration, SystemTime};
 const ADDRESSES_MAX: usize = 16;
 /// A longer subject is cut by most readers.
 const SUBJECT_CHARS_MAX: usize = 150;
-/// Most characters of a mail server's answer that are told.
+/// Most characters of a mail server's answer that are recorded.
 const REPLY_CHARS_MAX: usize = 200;
-/// Answers about user and password, not about the mail; their text is not told.
+/// Answers about user and password, not about the mail; their text is not recorded.
 const LOGIN_CODES: [u16; 4] = [530, 534, 535, 538];
 
 const URL_ADVICE: &str = "alerts.smtp_url is smtp://host:25, smtps://user:password@host:465 or \
@@ -36,7 +36,7 @@ pub struct Email {
     from: Mailbox,
     to: Vec<Mailbox>,
     timeout: Duration,
-    /// What an answer must not contain if it is to be told.
+    /// Secrets: an answer that contains one is not recorded.
     hidden: Vec<String>,
 }
 
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_with_a_password_is_not_told() {
+    fn an_answer_with_a_password_is_not_recorded() {
         let email = email(&config());
         for secret in ["hunter2", "aHVudGVyMg==", "AHVzZXIAaHVudGVyMg=="] {
             let told = tell(&format!("you said {secret}"), &email.hidden);

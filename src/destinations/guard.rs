@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Most bytes of an answer that are read.
 const REPLY_BYTES_MAX: usize = 4_096;
-/// Most characters of an answer that are told.
+/// Most characters of an answer that are recorded.
 const REPLY_CHARS_MAX: usize = 200;
 /// A shorter part of an address is no secret, and would be found by chance in any answer.
 const HIDDEN_CHARS_MIN: usize = 8;
@@ -34,7 +34,7 @@ pub struct Outlet {
     url: Url,
     /// The setting that names the address, for messages.
     setting: &'static str,
-    /// What an answer must not contain if it is to be told.
+    /// Secrets: an answer that contains one is not recorded.
     hidden: Vec<String>,
 }
 
@@ -88,13 +88,13 @@ impl Outlet {
         Ok(Self { http, url, setting, hidden })
     }
 
-    /// An answer that contains the secret is not told.
+    /// An answer that contains the secret is not recorded.
     pub fn hiding(mut self, secret: &str) -> Self {
         self.hidden.push(secret.to_owned());
         self
     }
 
-    /// Sends JSON. If there is no answer, what became of it.
+    /// Sends JSON. Without an answer, returns the outcome.
     pub async fn post(
         &self,
         headers: &[(&'static str, String)],
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_with_a_secret_is_not_told() {
+    fn an_answer_with_a_secret_is_not_recorded() {
         let (outlet, _) = outlet(&[], 80, Reach::Public);
         let outlet = outlet.hiding("hunter2");
         assert_eq!(outlet.tell(b"no\r\nservice "), "no  service");

@@ -68,7 +68,7 @@ impl Webhook {
     }
 }
 
-/// The same receiver, told of changes.
+/// The webhook receiver, for changes.
 pub struct ChangeWebhook(Webhook);
 
 impl ChangeWebhook {
@@ -91,7 +91,7 @@ impl ChangeWebhook {
     }
 }
 
-/// What is told of a change; the same on every try, but for the time of the try.
+/// A change as it is sent; the same on every attempt, except for its time.
 #[derive(Debug, Clone, Copy)]
 pub struct Change<'a> {
     pub id: &'a str,

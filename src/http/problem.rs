@@ -17,7 +17,7 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use std::borrow::Cow;
 
-/// What went wrong, as far as a client's next step depends on it.
+/// The kind of failure, as far as the client's next step depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The request cannot be understood.
@@ -28,11 +28,11 @@ pub enum Kind {
     MethodNotAllowed,
     /// The request did not arrive in time.
     Timeout,
-    /// What was sent contradicts what stands.
+    /// The request contradicts what is stored.
     Conflict,
     TooLarge,
     UnsupportedType,
-    /// The request was understood and what it says is refused.
+    /// The request was understood and refused.
     Refused,
     /// The caller has sent too many requests.
     TooMany,
@@ -83,19 +83,19 @@ impl Kind {
 
     fn title(self) -> &'static str {
         match self {
-            Self::Invalid => "The request cannot be understood",
-            Self::Unauthenticated => "A valid key is needed",
-            Self::Forbidden => "The key does not allow this",
-            Self::NotFound => "There is no such thing",
-            Self::MethodNotAllowed => "The method does not exist here",
-            Self::Timeout => "The request did not arrive in time",
-            Self::Conflict => "Something else stands under this name",
-            Self::TooLarge => "The request is too large",
-            Self::UnsupportedType => "The type of the body is not supported",
+            Self::Invalid => "Invalid request",
+            Self::Unauthenticated => "A valid API key is required",
+            Self::Forbidden => "The API key does not permit this",
+            Self::NotFound => "Not found",
+            Self::MethodNotAllowed => "Method not allowed",
+            Self::Timeout => "Request timeout",
+            Self::Conflict => "Conflict with an existing resource",
+            Self::TooLarge => "Request too large",
+            Self::UnsupportedType => "Unsupported media type",
             Self::Refused => "The request was refused",
-            Self::TooMany => "There are too many requests",
-            Self::Internal => "The server failed",
-            Self::Unavailable => "The server cannot answer now",
+            Self::TooMany => "Too many requests",
+            Self::Internal => "Internal server error",
+            Self::Unavailable => "Service unavailable",
         }
     }
 }
@@ -152,26 +152,30 @@ impl Problem {
         store::Error::Corrupt { what: what.into() }.into()
     }
 
-    /// A request whose handler panicked. Whether it was done is not known.
+    /// A request whose handler panicked. Its effect is unknown.
     pub fn panicked() -> Self {
         store::Error::Internal { what: "a handler panicked".into() }.into()
     }
 
-    /// A request that needs an idempotency key and has no caller to whom it could belong.
+    /// A request that needs an idempotency key and has no authenticated caller.
     pub fn unidentified() -> Self {
-        Self::new(Kind::Unauthenticated, "unauthenticated", "this needs a valid key; see /docs")
+        Self::new(
+            Kind::Unauthenticated,
+            "unauthenticated",
+            "this request needs a valid API key; see /docs",
+        )
     }
 
     /// Nothing was quoted.
     pub fn tax_engine_unavailable(cause: String) -> Self {
         Self::unavailable(
             "tax_engine_unavailable",
-            "the tax engine gave no quote; nothing was kept; send the same request again",
+            "the tax engine returned no quote; nothing was stored; retry the same request",
             cause,
         )
     }
 
-    /// Whether the same request may be answered otherwise later.
+    /// Whether the same request may succeed later.
     pub fn is_unavailable(&self) -> bool {
         self.kind == Kind::Unavailable
     }
@@ -222,7 +226,7 @@ impl IntoResponse for Problem {
                     code = self.code,
                     cause,
                     request_id = request_id.as_deref(),
-                    "a request failed: {cause}"
+                    "request failed: {cause}"
                 );
             }
             (Some(cause), _) => {
@@ -230,12 +234,12 @@ impl IntoResponse for Problem {
                     code = self.code,
                     cause,
                     request_id = request_id.as_deref(),
-                    "a request was put off"
+                    "request deferred (503)"
                 );
             }
             (None, _) => {
                 let request_id = request_id.as_deref();
-                tracing::debug!(code = self.code, %status, request_id, "a request was refused");
+                tracing::debug!(code = self.code, %status, request_id, "request refused");
             }
         }
         let mut body = self.body();
@@ -274,35 +278,35 @@ impl From<store::Error> for Problem {
         match error {
             store::Error::Unavailable { .. } => Self::unavailable(
                 "store_unavailable",
-                "the store cannot answer now and nothing was done; send the same request again",
+                "the store is unavailable; the request had no effect; retry it",
                 cause,
             ),
             store::Error::Overdue { .. } => Self::unavailable(
                 "query_too_slow",
-                "the query took longer than the server allows and was given up; ask for less: a \
-                 shorter time, one meter, fewer groups",
+                "the query exceeded the server's time limit; narrow it: a shorter range, one meter, \
+                 fewer groups",
                 cause,
             ),
             store::Error::TooLarge { .. } => Self::new(
                 Kind::Refused,
                 "answer_too_large",
-                "the answer would be larger than the server gives; ask for a shorter range or \
-                 group by fewer dimensions, or raise limits.query_rows_max",
+                "the answer would exceed the server's limit; use a shorter range or fewer \
+                 dimensions in group_by, or raise limits.query_rows_max",
             ),
             store::Error::Unknown { .. } => Self::unavailable(
                 "outcome_unknown",
-                "the store did not say whether this was done; send the same request again, which \
-                 is safe: nothing is counted twice",
+                "the store did not confirm whether the request was committed; retry the same \
+                 request, which is safe: nothing is counted twice",
                 cause,
             ),
             store::Error::Corrupt { .. } => Self::internal(
                 "stored_data_damaged",
-                "stored data contradicts itself; the operator finds the details in the log",
+                "stored data is corrupt; the server's log has the details",
                 cause,
             ),
             store::Error::Internal { .. } => Self::internal(
                 "internal_fault",
-                "this is a fault of the server; the operator finds the details in its log",
+                "internal fault; the server's log has the details",
                 cause,
             ),
         }
@@ -315,22 +319,21 @@ impl From<SubmitError> for Problem {
         match error {
             SubmitError::QueueFull => Self::unavailable(
                 "queue_full",
-                "more events wait than the server takes; nothing of this request was counted; \
-                 send it again after the time in Retry-After",
+                "the ingest queue is full; nothing of this request was counted; retry it after the \
+                 time in Retry-After",
                 cause,
             ),
             SubmitError::Stopping => Self::unavailable(
                 "stopping",
-                "the server is stopping; send the same request again, which is safe: nothing is \
+                "the server is shutting down; retry the same request, which is safe: nothing is \
                  counted twice",
                 cause,
             ),
             SubmitError::ClockInDoubt => Self::unavailable(
                 "clock_in_doubt",
-                "the server's clocks contradict each other, and an event lies where one of them \
-                 accepts it and another does not; nothing of it was counted or kept; send the \
-                 same request again until it is answered; the operator finds the reason with \
-                 counterfoil alerts",
+                "the server's clocks disagree, and the event is inside the accept horizon by one \
+                 of them only; nothing of it was counted or kept; retry the same request until \
+                 it is answered; counterfoil alerts shows the reason to the operator",
                 cause,
             ),
             SubmitError::Store(error) => error.into(),
@@ -348,7 +351,11 @@ impl From<QueryRejection> for Problem {
     fn from(rejection: QueryRejection) -> Self {
         let text = rejection.body_text();
         let text = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
-        Self::new(Kind::Invalid, "invalid_query", format!("the query: {text}; see /docs"))
+        Self::new(
+            Kind::Invalid,
+            "invalid_query",
+            format!("invalid query string: {text}; see /docs"),
+        )
     }
 }
 
@@ -362,11 +369,11 @@ impl From<PathRejection> for Problem {
     }
 }
 
-/// Whatever no route answers.
+/// Answers paths without a route.
 pub async fn not_found(uri: http::Uri) -> Problem {
     let detail = match uri.path().strip_suffix('/') {
-        Some(_) => "there is no such path; none ends with a slash; /docs lists them all",
-        None => "there is no such path; /docs lists them all",
+        Some(_) => "no such path; no path ends with a slash; /docs lists them all",
+        None => "no such path; /docs lists them all",
     };
     let problem = Problem::new(Kind::NotFound, "no_such_route", detail);
     if !uri.path().starts_with("/v1/billing/") {
@@ -381,7 +388,7 @@ pub async fn not_found(uri: http::Uri) -> Problem {
 
 /// A path that exists, asked with a method that does not. The router adds the Allow header.
 pub async fn method_not_allowed() -> Problem {
-    let detail = "this path does not have this method; the Allow header names those it has";
+    let detail = "this path does not support this method; the Allow header lists those it supports";
     Problem::new(Kind::MethodNotAllowed, "method_not_allowed", detail)
 }
 

@@ -1,4 +1,4 @@
-//! What is measured of every request, and the headers every answer has.
+//! Metrics of every request, and the headers of every response.
 //!
 //! Invariant: labels are bounded. A route is its pattern, never the path that was asked for, and
 //! a method that HTTP does not define is counted as `other`.
@@ -24,38 +24,47 @@ const SECONDS: [f64; 14] =
 /// Every metric of the server with its text for people; a metric without a row has no HELP, which
 /// `tests/http_api/description.rs` finds.
 const HELP: &[(&str, &str)] = &[
-    ("counterfoil_clock_in_doubt", "1 while the clocks contradict each other"),
-    ("counterfoil_commit_seconds", "Time of a commit of events"),
-    ("counterfoil_connections_refused_total", "Connections that were closed at once, by reason"),
-    ("counterfoil_cut_pushes_total", "Pushes that were cut from windows"),
-    ("counterfoil_delivery_latency_seconds", "Time from use to arrival, by percentile"),
+    ("counterfoil_clock_in_doubt", "1 while the server's clocks disagree"),
+    ("counterfoil_commit_seconds", "Duration of a commit of events"),
+    ("counterfoil_connections_refused_total", "Connections refused, by reason"),
+    ("counterfoil_cut_pushes_total", "Pushes created by cuts"),
+    ("counterfoil_delivery_latency_seconds", "Time from occurred_at to receipt, by percentile"),
     ("counterfoil_drifting_tenants", "Tenants whose drift is unresolved after two passes"),
-    ("counterfoil_events_total", "Events received, by outcome"),
-    ("counterfoil_http_request_seconds", "Time of a request, by route"),
+    ("counterfoil_events_total", "Events received, by verdict"),
+    ("counterfoil_http_request_seconds", "Duration of a request, by route"),
     ("counterfoil_http_requests_total", "Requests answered, by route, method and status"),
-    ("counterfoil_ingest_queue_full_total", "Requests put off because the queue was full"),
-    ("counterfoil_jobs_held_total", "Times that jobs were held back by a clock in doubt"),
-    ("counterfoil_mirror_readings_total", "Objects of the provider that were read"),
+    (
+        "counterfoil_ingest_queue_full_total",
+        "Requests deferred (503) because the ingest queue was full",
+    ),
+    ("counterfoil_jobs_held_total", "Job runs skipped because the clocks disagree"),
+    ("counterfoil_mirror_readings_total", "Objects read from the provider"),
     ("counterfoil_notices_total", "Notices to destinations, by outcome"),
-    ("counterfoil_pages", "Pages in a period"),
-    ("counterfoil_pages_total", "Pages since the start"),
-    ("counterfoil_passes_total", "Passes that ended, by kind"),
-    ("counterfoil_push_answers_total", "Answers of the provider to pushes, by class"),
-    ("counterfoil_push_decisions_total", "Decisions about pushes without a certain answer"),
-    ("counterfoil_pushes", "Pushes now; observed_long and submitted_long are part of the others"),
-    ("counterfoil_sqlite_log_bytes", "Size of the embedded store's write-ahead log"),
+    ("counterfoil_pages", "Pages opened in the period"),
+    ("counterfoil_pages_total", "Pages opened since the process started"),
+    ("counterfoil_passes_total", "Reconciliation passes completed, by kind"),
+    ("counterfoil_push_answers_total", "Provider answers to pushes, by class"),
+    ("counterfoil_push_decisions_total", "Decisions on pushes whose outcome was unknown"),
+    (
+        "counterfoil_pushes",
+        "Pushes by state; observed_long and submitted_long are subsets of the others",
+    ),
+    ("counterfoil_sqlite_log_bytes", "Size of the SQLite write-ahead log"),
     ("counterfoil_summary_reads_total", "Totals read from the provider"),
-    ("counterfoil_unbilled", "Usage that reaches no invoice as things are, by meter and cause"),
+    ("counterfoil_unbilled", "Counted usage that is on no invoice, by meter and cause"),
     ("counterfoil_unbilled_quantity", "Quantity of dead letters, by meter"),
-    ("counterfoil_unmapped_quantity", "Quantity that waits for a customer, by meter"),
+    ("counterfoil_unmapped_quantity", "Quantity waiting for a customer, by meter"),
     ("counterfoil_unmapped_tenants", "Tenants with usage and without a customer"),
-    ("counterfoil_webhooks_backfilled_total", "Webhooks found in the provider's own list"),
+    (
+        "counterfoil_webhooks_backfilled_total",
+        "Missed webhooks recovered from the provider's event list",
+    ),
     ("counterfoil_webhooks_refused_total", "Webhooks refused, by reason"),
-    ("counterfoil_webhooks_total", "Webhooks taken, fresh or known"),
-    ("counterfoil_build_info", "1, with the version as a label"),
-    ("counterfoil_ingest_queue_events", "Events that wait for their commit"),
-    ("counterfoil_last_pass_timestamp_seconds", "When the last pass ended, by kind"),
-    ("process_cpu_seconds_total", "Processor time of the process, in whole seconds"),
+    ("counterfoil_webhooks_total", "Webhooks received, new or repeated"),
+    ("counterfoil_build_info", "Always 1; the version is a label"),
+    ("counterfoil_ingest_queue_events", "Events queued for commit"),
+    ("counterfoil_last_pass_timestamp_seconds", "End of the last pass, as Unix time, by kind"),
+    ("process_cpu_seconds_total", "CPU time of the process, in whole seconds"),
     ("process_open_fds", "Open file descriptors"),
     ("process_resident_memory_bytes", "Resident memory"),
 ];
@@ -76,7 +85,7 @@ fn describe_metrics() {
     }
 }
 
-/// Brings the metrics up to date that are only looked at when somebody asks.
+/// Updates the metrics that are computed on each scrape.
 pub fn refresh(ingest: &Ingest) {
     let version = env!("CARGO_PKG_VERSION");
     metrics::gauge!("counterfoil_build_info", "version" => version).set(1.0);
@@ -120,14 +129,14 @@ pub fn install_recorder() -> PrometheusHandle {
                 handle
             }
             Err(error) => {
-                tracing::warn!(%error, "metrics are recorded elsewhere; /metrics stays empty");
+                tracing::warn!(%error, "another metrics recorder is installed; /metrics stays empty");
                 builder().build_recorder().handle()
             }
         })
         .clone()
 }
 
-/// Counts and times a request, and adds the headers that keep browsers from guessing.
+/// Counts and times a request, and adds security headers.
 pub async fn observe(request: Request, next: Next) -> Response {
     let started = Instant::now();
     let method = method_name(request.method());

@@ -252,7 +252,7 @@ fn unreadable() -> Unreadable {
     Unreadable { message: "a total of Stripe's is not a number we can hold".into() }
 }
 
-/// The decimal that a double stands for, rounded to the decimals that were sent. Formatting rounds
+/// The decimal that a double represents, rounded to the decimals that were sent. Formatting rounds
 /// the double's exact value; no arithmetic is done with it.
 fn round_double(text: &str, scale: u32) -> Option<Quantity> {
     let double: f64 = text.parse().ok()?;

@@ -53,9 +53,9 @@ pub struct NewAccount {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AccountPut {
     Created(Account),
-    /// It stands already, and is the same.
+    /// It exists already, and is the same.
     Stands(Account),
-    /// One of another unit or floor stands under the name.
+    /// One of another unit or floor has this name.
     Refused(Account),
 }
 
@@ -74,12 +74,12 @@ pub struct NewPosting {
 pub struct NewEntry {
     pub tenant: TenantId,
     pub key: OnceKey,
-    /// Why, for whoever reads the statement.
+    /// Why, for readers of the statement.
     pub memo: String,
     pub postings: Vec<NewPosting>,
 }
 
-/// One line of an entry as it stands, with what it left on its account.
+/// One stored line of an entry, with the balance it left on its account.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Posting {
     pub account: AccountName,
@@ -117,7 +117,7 @@ pub enum Posted {
     Recorded(Entry),
     /// It was written before, under this key.
     Repeated(Entry),
-    /// Another entry stands under the key; nothing was written.
+    /// Another entry has this key; nothing was written.
     KeyTaken(Entry),
     /// Nothing was written.
     Refused(PostRefusal),
@@ -205,7 +205,7 @@ pub fn is_reserved_key(key: &OnceKey) -> bool {
     key.as_str().starts_with(RESERVED_PREFIX)
 }
 
-/// Answers a request for an account: `account` is what stands under the name after the attempt to
+/// Answers a request for an account: `account` is what has the name after the attempt to
 /// create it, `created` whether the attempt did.
 pub fn answer_put(new: &NewAccount, account: Account, created: bool) -> Result<AccountPut, Fault> {
     check_account(&account)?;
@@ -234,7 +234,7 @@ pub fn answer_put(new: &NewAccount, account: Account, created: bool) -> Result<A
     Ok(AccountPut::Created(account))
 }
 
-/// Answers an entry under whose key another stands.
+/// Answers an entry whose key another entry has.
 pub fn answer_standing(standing: Entry, new: &NewEntry) -> Result<Posted, Fault> {
     let Entry { number, tenant, key, postings, .. } = &standing;
     must!(

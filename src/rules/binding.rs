@@ -11,7 +11,7 @@ use super::timestamp::Timestamp;
 use super::window::Window;
 use std::fmt;
 
-/// An account as far as it can be told from others.
+/// What identifies an account.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BillingAccount {
     /// The provider's name.

@@ -49,7 +49,7 @@ pub fn judge_correction(
     (settled, provider): (Quantity, Quantity),
     summary: Option<&Summary>,
 ) -> Result<(), &'static str> {
-    // The provider's total is of one customer; what another was told is not lost.
+    // The provider's total is of one customer; what another received is not lost.
     let elsewhere = |push: &WindowPush| {
         push.state.settled() && push.customer.as_ref().is_some_and(|sent_for| sent_for != customer)
     };
@@ -62,7 +62,7 @@ pub fn judge_correction(
     };
     let never = Timestamp::from_micros(i64::MIN);
     if sums.settled != settled {
-        Err("the provider was told something of the window since it was judged")
+        Err("something of the window was sent to the provider since it was judged")
     } else if sums.unsent_count + sums.unresolved_count > 0 {
         Err("a push of the window is still to be sent, or its outcome is not known yet")
     } else if sums.doubtful_count > 0 {

@@ -1,4 +1,4 @@
-//! How a window is cut: what of it is new, what credits cover of that, what is told to the provider
+//! How a window is cut: what of it is new, what credits cover of that, what is pushed
 //! and what is carried.
 //!
 //! A store reads a [`Subject`] and what the window holds, has the cut planned here, and writes the

@@ -1,8 +1,9 @@
 //! Drift: the difference between what was counted and what the provider shows, and what it means.
 //!
 //! Both halves of a window lie side by side: what was counted, what was handed to billing, what
-//! became of each push, and what the provider's summary shows. The verdict says whether they match,
-//! whether to wait, whether something may safely be sent again, or whether a person must look.
+//! happened to each push, and what the provider's summary shows. The verdict says whether they
+//! match, whether to wait, whether something may safely be sent again, or whether a person must
+//! look.
 //!
 //! Invariant: nothing is sent again unless it is proved that it did not count; where the provider
 //! shows more than we sent, nothing is ever corrected by us. A difference counts only if the
@@ -62,7 +63,7 @@ pub struct Summary {
     pub reads: u32,
 }
 
-/// What became of a window's pushes.
+/// The states of a window's pushes, summed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PushSums {
     /// The provider says that it has these.
@@ -328,7 +329,7 @@ pub fn judge_drift(halves: &Halves, terms: Terms) -> (Verdict, Reason) {
         return (Verdict::Waiting, if long { Reason::LongLag } else { Reason::Lag });
     }
     // Readings from before the last push came through do not count. Where they showed the same, one
-    // that is an hour younger than the push stands for the second.
+    // that is an hour younger than the push takes the place of the second.
     let proved = summary.since >= settled_at || summary.read_at >= LAG.after(settled_at);
     if summary.reads < READS_MIN || !proved {
         return (Verdict::Waiting, Reason::ReadOnce);

@@ -1,7 +1,7 @@
 //! Dunning: at which stage an invoice that was not paid is.
 //!
 //! Invariant: a function of the invoice as it is and of the time; an invoice is one billing cycle,
-//! and stages only follow one another in the order below, so each is told once in a cycle.
+//! and stages only follow one another in the order below, so each is published once per cycle.
 
 use super::invoice::{Dunning, Invoice, judge_dunning};
 use super::named::named_enum;
@@ -64,7 +64,7 @@ pub fn judge_stage(invoice: &Invoice, now: Timestamp) -> Option<Stage> {
     }
 }
 
-/// How the payment of an invoice ended that was told to fail; none while it is owed. Whether it was
+/// How the payment of an invoice in dunning ended; none while it is owed. Whether it was
 /// paid by itself or by hand plays no part.
 pub fn judge_end(invoice: &Invoice) -> Option<Stage> {
     match invoice.status.as_str() {

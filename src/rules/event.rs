@@ -259,7 +259,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Item<'a> {
     }
 }
 
-/// Takes any JSON value, so that one wrong item never fails the array it stands in.
+/// Takes any JSON value, so that one wrong item never fails its array.
 struct ItemVisitor;
 
 impl ItemVisitor {

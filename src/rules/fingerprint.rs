@@ -1,7 +1,7 @@
 //! Keyed 128-bit fingerprints: how a store *finds* an event by its key, or one of several
 //! payloads that were delivered under one key.
 //!
-//! Invariant: a fingerprint finds, it never judges. Whoever finds something by fingerprint
+//! Invariant: a fingerprint finds, it never judges. Code that finds something by fingerprint
 //! compares the exact fields before calling two things equal, so that a collision can neither drop
 //! an event nor merge two. The key is secret to the store, so that nobody can choose ids that
 //! collide on purpose. SipHash is fixed by its specification: fingerprints may be stored.

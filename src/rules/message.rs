@@ -1,4 +1,4 @@
-//! Messages: what receivers are sent about a change, written in the transaction of the change.
+//! The change feed: what receivers get, written in the transaction of the change.
 //!
 //! Invariant: the id of a message depends on its key alone, so writing it twice writes it once.
 

@@ -120,7 +120,7 @@ pub struct MeterDraft {
 }
 
 impl MeterDraft {
-    /// The meter that is declared, given the one that stands under the slug.
+    /// The meter that is declared, given the existing one of the slug.
     pub fn onto(self, standing: Option<&MeterSpec>) -> Result<MeterSpec, Refusal> {
         let missing = || Refusal::new("invalid_body", "missing field `aggregation`; see /docs");
         let aggregation = self.aggregation.or(standing.map(|meter| meter.aggregation));

@@ -99,7 +99,7 @@ mod tests {
         }
         assert_eq!(calls, 10 + 1_000);
         assert_eq!(pace.available(at(1_000_000)), 10);
-        // A clock that stands still gives nothing.
+        // A stopped clock gives nothing.
         pace.take(10);
         assert_eq!(pace.available(at(1_000_000)), 0);
     }

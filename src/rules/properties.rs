@@ -17,7 +17,7 @@ pub const NAME_BYTES_MAX: usize = 64;
 pub const VALUE_BYTES_MAX: usize = 512;
 pub const TEXT_BYTES_MAX: usize = 4096;
 
-/// Canonical JSON text of an object; the empty text stands for no properties.
+/// Canonical JSON text of an object; the empty text means no properties.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Properties(Box<str>);
 
@@ -57,7 +57,7 @@ impl Properties {
         Ok(Self(text.into()))
     }
 
-    /// Takes back a text that [`Self::as_text`] gave.
+    /// Reads a text that [`Self::as_text`] wrote.
     pub fn from_stored(text: &str) -> Self {
         Self(text.into())
     }

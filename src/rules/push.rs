@@ -1,4 +1,4 @@
-//! Pushes: what is told to the billing provider about a window, and under which key.
+//! Pushes: what is sent to the billing provider about a window, and under which key.
 //!
 //! A cut compares a window's exact total with what was planned for it before and plans one push
 //! for the difference. What the provider cannot hold (decimals beyond the billing scale, more than
@@ -90,7 +90,7 @@ impl WindowUsage {
     }
 }
 
-/// Where a window stands after its last cut.
+/// The state of a window after its last cut.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CutState {
     /// Events it had.
@@ -134,7 +134,7 @@ impl CutState {
         exact(net.checked_sub(before))
     }
 
-    /// The push of this state's revision, by which `quantity` is told.
+    /// The push of this state's revision, which reports `quantity`.
     fn tell(&self, quantity: Quantity, mode: Mode) -> PlannedPush {
         let value = match mode {
             Mode::Delta => quantity,
@@ -547,7 +547,7 @@ mod tests {
         };
         check(Mode::Delta, "12.5", ["4:-8.5:-8.5", "5:8.5:8.5"]);
         check(Mode::Delta, "10", ["4:-6:-6", "5:6:6"]);
-        // A total is told whole: what is dead of the window is overtaken by it.
+        // A total is sent whole: it supersedes dead pushes of the window.
         check(Mode::Absolute, "12.5", ["4:-8.5:4", "5:8.5:12.5"]);
         check(Mode::Absolute, "10", ["4:-6:4", "5:6:12.5"]);
     }

@@ -191,7 +191,7 @@ impl Decimal {
             return Err(Refusal::new(
                 "quantity_negative",
                 "quantity is negative and the meter is not signed; declare a meter with \
-                 \"signed\": true under another slug for usage that can be taken back",
+                 \"signed\": true under another slug for usage that can be reversed",
             ));
         }
         Ok(Quantity(if self.negative { -magnitude } else { magnitude }))

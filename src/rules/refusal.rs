@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-/// A refusal of one input. Nothing was stored for it and the sender is told so.
+/// A refusal of one input. Nothing was stored for it, and the answer says so.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub code: &'static str,

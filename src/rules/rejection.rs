@@ -37,7 +37,7 @@ impl Rejection {
     }
 }
 
-/// What became of them.
+/// Their outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RejectionReport {
     pub rejected: u64,

@@ -3,7 +3,7 @@
 //!
 //! A saga is a list of steps. Its log is durable: the intent of each step is written before the
 //! step acts, its result after; undoing a step is logged likewise. What happens next is a function
-//! of the log alone, so whoever holds the saga's lease goes on where the one before was cut off.
+//! of the log alone, so the holder of the lease continues where the one before was cut off.
 //!
 //! Invariant: a step acts only after its intent is written, and only after all steps before it are
 //! done. Once a saga has turned back it never acts again in that generation; it undoes, last step
@@ -149,7 +149,7 @@ pub enum Move {
     Compensated,
 }
 
-/// Where each step stands in the current generation.
+/// The state of each step in the current generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StepState {
     Untouched,

@@ -24,7 +24,7 @@ use super::waiting::judge_waiting;
 const UNRESOLVED: &str =
     "another push of its window is unresolved; retry this one when that is over";
 
-/// What became of a claimed or submitted push.
+/// The outcome of a claimed or submitted push.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settlement {
     pub push: u64,
@@ -508,7 +508,7 @@ pub struct ComparedWindow<'a> {
     /// Whether nobody knows if some dead push of the window counted.
     pub doubtful: bool,
     pub restored_at: Option<Timestamp>,
-    /// Where the window stands.
+    /// The state of the window.
     pub state: &'a CutState,
 }
 

@@ -65,8 +65,8 @@ pub fn first_charged(charged_from: Timestamp) -> Timestamp {
     Timestamp::from_micros((second + 1) * MICROS_PER_SECOND)
 }
 
-/// The stamp of a window that is told as a whole: inside the subscriptions in force at its middle,
-/// or else at its end, or else inside the one that ended in it last.
+/// The stamp of a window that is pushed as a whole: inside the subscriptions in force at its
+/// middle, or else at its end, or else inside the one that ended in it last.
 pub fn stamp_window(window: Window, terms: &[Term]) -> Timestamp {
     let middle = stamp_inside(window, window.middle());
     let last = window.end.saturating_add_micros(-1);

@@ -4,7 +4,7 @@
 //! arrival and holds nothing twice, so webhooks in any order and any number make the same timeline.
 //!
 //! Invariant: of states with the same moment only the last counts: those that were read from the
-//! provider come after those that events told, and ends after changes. Nothing is said of the time
+//! provider come after those from events, and ends after changes. Nothing is said of the time
 //! before the first state: it is not known.
 
 use super::ids::{CustomerId, SubscriptionId};
@@ -44,7 +44,7 @@ pub struct TimelineEntry {
     pub subscription: SubscriptionId,
     pub at: Timestamp,
     pub origin: Origin,
-    /// The version of the reading; 0 for what events told.
+    /// The version of the reading; 0 for entries from events.
     pub version: u64,
     pub state: Subscription,
 }

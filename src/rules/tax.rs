@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 /// Lines of one quote.
 pub const LINES_MAX: usize = 200;
 const JURISDICTION_BYTES_MAX: usize = 64;
-/// How figures are rounded, in words, for whoever checks a quote.
+/// How figures are rounded, in words, for checking a quote.
 pub const ROUNDING: &str = "half away from zero; each rate on each line, or, where prices hold \
                             their tax, the tax of each line";
 

@@ -116,7 +116,7 @@ impl Doubt {
                 "set the clock of the database's machine; work resumes by itself once it is right"
             }
             Cause::WitnessOff(Witness::Provider) => {
-                "look whether stripe.api_base leads to the provider, and what stands between"
+                "look whether stripe.api_base leads to the provider, and what is in between"
             }
             Cause::AllDiffer => "set this machine's clock and the database's (timedatectl)",
             Cause::BehindMark | Cause::FarAheadOfMark => {

@@ -1,6 +1,6 @@
-//! The verdict on one delivered event: what became of it, and why.
+//! The verdict on one delivered event, with its reason.
 //!
-//! Invariant: there is no sixth outcome. The first payload accepted under an event key stands for
+//! Invariant: there is no sixth outcome. The first payload accepted under an event key counts for
 //! ever; an identical delivery is a duplicate, one that differs only in its time is a restamped
 //! duplicate (SDKs that stamp each retry), any other is a conflict. An unknown key is accepted only
 //! inside the accept horizon, else quarantined; a store also quarantines what would be one group
@@ -19,11 +19,11 @@ pub enum Verdict {
     Accepted,
     /// Counted before; nothing changed.
     Duplicate { restamped: bool },
-    /// The key is taken by another payload, which stands; this one is kept in the inbox.
+    /// Another payload was counted under the key; this one is kept in the inbox.
     Conflict { differing: Vec<&'static str> },
     /// Kept and not counted; a person decides.
     Quarantined(Quarantine),
-    /// Not kept; the sender is told why.
+    /// Not kept; the answer says why.
     Rejected(Refusal),
 }
 

@@ -144,7 +144,7 @@ pub fn month_around(now: Timestamp, zone: &TimeZone) -> Result<Window, Refusal> 
     Ok(Window { start: from_zoned(&start), end: from_zoned(&end.map_err(out_of_calendar)?) })
 }
 
-/// Reads an instant (RFC 3339) or a date, which stands for its first moment in `zone`.
+/// Reads an instant (RFC 3339) or a date, which means its first moment in `zone`.
 pub fn parse_border(text: &str, zone: &TimeZone) -> Result<Timestamp, Refusal> {
     if text.len() == 10
         && let Ok(date) = text.parse::<jiff::civil::Date>()

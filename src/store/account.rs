@@ -41,7 +41,7 @@ verbs! {
             limit: usize,
         ) -> Result<Vec<Account>>;
         /// Writes an entry, as `rules::account::plan_entry` plans it. With `completing`, the claim
-        /// of its request ends in the same transaction, whatever became of the entry.
+        /// of its request ends in the same transaction, whatever the outcome of the entry.
         async fn post_entry(
             &self,
             entry: NewEntry,

@@ -20,7 +20,7 @@ verbs! {
         /// The clock of the store's own machine; none if that is ours.
         async fn read_clock(&self) -> Result<Option<Timestamp>>;
         async fn read_time_marks(&self) -> Result<TimeMarks>;
-        /// Sets the high-water mark to `now`, which is right, and takes back what else a clock that
+        /// Sets the high-water mark to `now`, which is right, and resets what else a clock that
         /// was ahead of it has moved: the marks of cuts (the next cut then looks at everything that
         /// was received), leases, and times at which something is due. A push that was first sent
         /// at a time to come is sent no more: its summary decides. What lies before `now` stays as

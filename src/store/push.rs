@@ -144,7 +144,7 @@ pub struct PushQuery {
     pub limit: usize,
 }
 
-/// What a person asked for, and what became of it.
+/// A decision of an operator, and its outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ruling {
     /// It was done; for a retry, the number of the push that took its place.

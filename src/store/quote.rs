@@ -14,7 +14,7 @@ use crate::rules::timestamp::Timestamp;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RatePut {
     Created,
-    /// The same one stands.
+    /// The same one is stored.
     Stands,
     /// It would hold together with this one.
     Overlaps(TaxRate),
@@ -24,7 +24,7 @@ pub enum RatePut {
 pub enum CouponPut {
     Created,
     Stands,
-    /// Another one stands under the code.
+    /// Another one has this code.
     Refused(Coupon),
 }
 
@@ -33,7 +33,7 @@ pub enum CouponPut {
 pub struct StoredQuote {
     pub tenant: TenantId,
     pub key: OnceKey,
-    /// The request as JSON in one form, by which a repeat is told from a reuse of the key.
+    /// The request as JSON in one form, which distinguishes a repeat from a reuse of the key.
     pub request: String,
     /// The answer as JSON.
     pub answer: String,
@@ -56,7 +56,7 @@ pub enum QuoteRecorded {
     Recorded(StoredQuote),
     /// It was answered before, under this key.
     Repeated(StoredQuote),
-    /// Another request stands under the key; nothing was written.
+    /// Another request has this key; nothing was written.
     KeyTaken(StoredQuote),
     /// The coupon was used in this cycle by the quote of this key, or in as many cycles as it may
     /// be; nothing was written.

@@ -133,8 +133,8 @@ verbs! {
         /// Orders a pass. Of nightly passes there is one for each range: its number if there is
         /// one.
         async fn create_pass(&self, order: PassOrder, at: Timestamp) -> Result<u64>;
-        /// Says how a pass stands; a closed or failed one gets its end. False if the lease was lost
-        /// or the pass was closed before.
+        /// Writes the state of a pass; a closed or failed one gets its end. False if the lease was
+        /// lost or the pass was closed before.
         async fn update_pass(
             &self,
             lease: &Lease,

@@ -21,7 +21,7 @@ use crate::rules::saga::{LogLine, Saga, SagaState};
 use crate::rules::subscription::Subscription;
 use crate::rules::timestamp::Timestamp;
 
-/// How a saga stands after what was written.
+/// The state of a saga after a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standing {
     pub state: SagaState,
@@ -198,7 +198,7 @@ verbs! {
         async fn charge_from(&self, saga: &str, at: Timestamp) -> Result<()>;
         /// Opens or closes the features of the agreement that a saga made.
         async fn set_access(&self, saga: &str, access: bool) -> Result<()>;
-        /// Takes back the agreement that a saga made: it is gone, and the one that it ended is open
+        /// Withdraws the agreement that a saga made: it is gone, and the one that it ended is open
         /// again with its access. Nothing happens if there is none.
         async fn withdraw_agreement(&self, saga: &str) -> Result<()>;
         /// Ends the agreement of a subscription at that moment, which may be ahead: its features

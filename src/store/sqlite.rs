@@ -76,7 +76,7 @@ use crate::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterQuery, CounterRow, Declaration,
     Declarations, Deliveries, DeliveryBatch, Error, EventPage, EventQuery, EventTrace, Health,
     InboxPage, InboxQuery, Progress, QuarantineRecord, Queries, Result, Store, Tenant,
-    TenantFields, TenantPut, stop_process,
+    TenantFields, TenantPut, damaged, stop_process,
 };
 use async_trait::async_trait;
 use epochs::Marks;
@@ -129,7 +129,7 @@ pub struct SqliteStore {
 
 /// What the writer, the readers and the checkpointer share.
 ///
-/// Whoever needs both locks takes `keys` first. The writer puts an event into memory before its
+/// Code that needs both locks takes `keys` first. The writer puts an event into memory before its
 /// key, and moves all keys of a segment to its table before the segment leaves memory; so a place
 /// that the key index names exists for as long as the index is held.
 pub struct Shared {
@@ -657,7 +657,7 @@ fn closed() -> Error {
 }
 
 fn corrupt(what: &str) -> Error {
-    Error::Corrupt { what: format!("{what} cannot be read") }
+    Error::Corrupt { what: format!("{what} is missing or not valid") }
 }
 
 /// Sorts SQLite's errors by what must follow. A disk that cannot sync stops the process: what it

@@ -34,10 +34,10 @@ pub struct WebhookReceipt {
     pub received_at: Timestamp,
 }
 
-/// What became of it.
+/// Its outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Receipted {
-    /// The webhook's number, or that of the one that told the same fact before.
+    /// The webhook's number, or that of an earlier one with the same fact.
     pub number: u64,
     /// Whether it was not known.
     pub fresh: bool,
@@ -111,7 +111,7 @@ pub struct MirrorReading {
     pub read_at: Timestamp,
 }
 
-/// What became of a reading.
+/// The outcome of a reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "nearly all readings are written")]
 pub enum Mirrored {
@@ -168,7 +168,7 @@ verbs! {
     /// Mirrors, timelines, and what the provider's reports mean for pushes.
     pub trait Mirrors: Send + Sync {
         /// Has objects read, each with the next ticket of its object, which is returned. An object
-        /// that was put off stays so, whoever wants it: the provider is not asked more often for
+        /// that was deferred stays so for every caller: the provider is not asked more often for
         /// that.
         async fn want_mirrors(&self, names: Vec<ObjectName>, at: Timestamp) -> Result<Vec<u64>>;
         /// Objects with a wanted ticket above their version, due, and not leased, those longest due

@@ -2,7 +2,7 @@
 //!
 //! It gets the request and the discounts as JSON, with `Idempotency-Key`, and answers `{"lines":
 //! [{"id": "…", "taxes": [{"jurisdiction", "name", "percent", "amount"}]}]}`: the taxes of each
-//! line, all figures as strings. Net and gross are reckoned here.
+//! line, all figures as strings. Net and gross are computed here.
 //!
 //! Invariant: every line is answered once, in order, with figures that are whole smallest units of
 //! the currency; an answer that is not so is refused as a fault of the engine and nothing is

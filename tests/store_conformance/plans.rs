@@ -86,7 +86,7 @@ const ANSWERS: &[&str] = &[
     "refused: it was discarded, with a reason, by a person",
     "refused: the provider's total is not what the window was judged by",
     "done: 6",
-    "refused: the provider was told something of the window since it was judged",
+    "refused: something of the window was sent to the provider since it was judged",
 ];
 
 /// What they leave.

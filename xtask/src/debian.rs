@@ -1,7 +1,7 @@
 //! What the commands need besides Rust, and how it gets onto a Debian machine.
 //!
 //! Only what is missing is installed, so that a machine that has everything needs neither root nor
-//! a network. Elsewhere than on Debian a person is told what to install.
+//! a network. Elsewhere than on Debian it prints what to install.
 
 use crate::{run_to_end, succeeds};
 use anyhow::{Result, bail};
@@ -73,8 +73,8 @@ pub fn install_missing(needs: &[Need]) -> Result<()> {
 
 fn apt_get(arguments: &[&str]) -> Result<()> {
     // Through `env`, since sudo drops most of the environment. Offline, systemctl starts nothing:
-    // the packages of servers would start one at once, for ever, and ours are started by whoever
-    // needs one. In a container there is no systemd, and its policy-rc.d says the same.
+    // the packages of servers would start one at once, for ever, and ours are started by the caller
+    // that needs one. In a container there is no systemd, and its policy-rc.d says the same.
     let mut command = if user_is_root() {
         Command::new("env")
     } else if succeeds(Command::new("sudo").arg("--version")) {

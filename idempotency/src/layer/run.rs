@@ -1,7 +1,7 @@
 //! One call under its key: claim, handler, end.
 //!
 //! Invariant: the answer goes out after the claim has ended. Of an answer that tells of an effect,
-//! either the end is on record, or the caller is told that it is not known. A crash before the end
+//! either the end is on record, or the answer says that it is unknown. A crash before the end
 //! leaves a claim with its recovery point, and the next caller goes on from there.
 
 use super::attempt::{Attempt, EndedByHandler, NothingBegan, respond};
@@ -29,7 +29,7 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 const END_PAUSES: [Duration; 3] =
     [Duration::from_millis(100), Duration::from_millis(400), Duration::from_secs(1)];
 
-/// Most calls end long before their lease, so nobody is told to wait for all of it.
+/// Most calls end long before their lease, so `Retry-After` is shorter.
 const RETRY_AFTER_MAX: u64 = 5;
 
 pub(super) async fn run<S, B, R>(
@@ -273,7 +273,7 @@ fn not_ended(error: &StoreError) -> Problem {
     match error {
         StoreError::Unavailable(_) | StoreError::Unreadable(_) => {
             let detail = "the request was carried out, but that could not be recorded; try again \
-                          with the same key to learn what became of it";
+                          with the same key to learn the outcome";
             let retry_after = Some(RETRY_AFTER_MAX);
             Problem { code: Code::Unavailable, detail: detail.into(), retry_after }
         }

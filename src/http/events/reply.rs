@@ -171,7 +171,7 @@ fn push_verdict(json: &mut String, verdict: &Verdict, horizon_hours: u32) {
         Verdict::Duplicate { restamped: true } => (
             "duplicate",
             "restamped",
-            "counted before with another occurred_at, which stands; send the event's own time on \
+            "counted before with another occurred_at, which is kept; send the event's own time on \
              every retry"
                 .into(),
         ),
@@ -189,7 +189,7 @@ fn push_verdict(json: &mut String, verdict: &Verdict, horizon_hours: u32) {
 
 fn conflict_detail(differing: &[&'static str]) -> String {
     format!(
-        "another payload was counted under this id and stands; it differs in {}; send a new fact \
+        "another payload was counted under this id; it differs in {}; send a new fact \
          under a new id",
         differing.join(", ")
     )

@@ -12,7 +12,7 @@ use crate::rules::span::Span;
 use serde::Deserialize;
 
 /// How long to leave Stripe alone when our key is not accepted: that is not the push's fault, and
-/// a person must mend it.
+/// an operator must fix it.
 const KEY_TROUBLE_PAUSE: Span = Span::from_seconds(60);
 /// Longest pause that a Retry-After is followed for.
 const RETRY_AFTER_MAX: u32 = 3_600;
@@ -120,7 +120,7 @@ pub fn judge_failure<T>(reply: &Reply) -> Called<T> {
     match (reply.status, reply.should_retry) {
         // What was repeated once will be repeated always.
         (409 | 429 | 500..=599, _) if reply.replayed => Called::Kept(message),
-        // A refused key of the account is not the call's fault, and a person must mend it.
+        // A refused key of the account is not the call's fault, and an operator must fix it.
         (401 | 403 | 409 | 429, _) | (_, Some(true)) => Called::Retry(message),
         (500..=599, Some(false)) => Called::Kept(message),
         // The endpoint's own words: it has ended, and its result is kept.

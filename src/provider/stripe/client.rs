@@ -1,7 +1,7 @@
 //! A thin HTTP client of Stripe: a few calls, a pinned version, one pool of connections, and the
 //! key in no log and no message.
 //!
-//! Invariant: it never retries by itself. Whoever calls decides, by what is stored.
+//! Invariant: it never retries by itself. The caller decides, by what is stored.
 
 use super::answers::Reply;
 use super::form;

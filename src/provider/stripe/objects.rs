@@ -135,7 +135,7 @@ fn read_credit_grant(object: &Value) -> Option<CreditGrant> {
     })
 }
 
-/// A thin event with its data; the meter's id stands in place of its name.
+/// A thin event with its data; the meter's id takes the place of its name.
 fn read_error_report(event: &Value) -> Option<ErrorReport> {
     let data = &event["data"];
     let border = |name: &str| Timestamp::parse(data[name].as_str()?).ok();

@@ -20,7 +20,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 const ABANDONED: &str = "abandoned";
-/// How far Stripe's clock may be behind ours. Sagas are told apart by their ids, so that looking
+/// How far Stripe's clock may be behind ours. Sagas have distinct ids, so looking
 /// too far back costs pages and nothing else.
 const CLOCKS_APART_SECONDS: i64 = 3_600;
 

@@ -51,8 +51,8 @@ pub fn parse_webhook(body: &[u8]) -> Result<WebhookFacts, Refusal> {
     let event_id = plain(envelope.id).ok_or_else(|| {
         Refusal::new(
             "webhook_without_id",
-            "an event needs the id that the provider gave it; without one a repeat could not be \
-             told, so nothing was stored",
+            "an event needs the id that the provider gave it; without one a repeat cannot be \
+             detected, so nothing was stored",
         )
     })?;
     let event_type = plain(envelope.event_type)

@@ -4,7 +4,7 @@
 //! [`DrawOrder`]; only the rest is billed. When a window shrinks, first what was billed shrinks,
 //! then the draws are given back in reverse order.
 //!
-//! Invariant: no more of a window is covered than it used, what stands of its draws is what of it
+//! Invariant: no more of a window is covered than it used, its net draws are what of it
 //! is covered, and usage is billed only when no grant that holds can pay for one step more of it.
 
 use super::{ChangeKind, DrawOrder, Grant, Inexact, Pool, affordable, cost_of, gcd};
@@ -246,7 +246,7 @@ fn plan_giving_back(order: &CoverOrder, drawn: &[Draw], now: Quantity) -> Result
     let standing = order.exact(sum(drawn.iter().map(|draw| draw.quantity)))?;
     must!(
         standing == order.covered,
-        "what stands of a window's draws is what of it is covered",
+        "the net draws of a window are what of it is covered",
         "standing={standing} {}",
         order.ids()
     );
@@ -273,7 +273,7 @@ fn plan_giving_back(order: &CoverOrder, drawn: &[Draw], now: Quantity) -> Result
     Ok(given_back)
 }
 
-/// What of a window's draws stands, oldest first, from its changes, oldest first.
+/// The net draws of a window, oldest first, from its changes, oldest first.
 pub fn standing_draws(changes: &[(ChangeKind, Draw)]) -> Result<Vec<Draw>, Fault> {
     let mut standing: Vec<Draw> = Vec::new();
     for (kind, draw) in changes {
@@ -305,7 +305,7 @@ fn give_back_last(standing: &mut Vec<Draw>, back: &Draw) -> Result<(), Fault> {
     let Draw { grant, quantity, cost } = *back;
     let last = standing.pop();
     let Some(last) = last.filter(|last| last.grant == grant) else {
-        let fact = "what is given back is of the last draw that stands";
+        let fact = "what is given back is of the last net draw";
         return Err(Fault { fact, ids: format!("grant={grant} last={last:?}") });
     };
     must!(

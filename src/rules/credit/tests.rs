@@ -201,11 +201,11 @@ proptest! {
                 changes[window].push((kind, draw));
             }
             (totals[window], covered[window]) = (now, plan.covered);
-            // A window is covered by what stands of its draws, and never by more than it used.
+            // A window is covered by its net draws, and never by more than it used.
             let standing = standing_draws(&changes[window]).expect("consistent");
             prop_assert_eq!(sum(standing.iter().map(|draw| draw.quantity)), Ok(plan.covered));
             prop_assert!(plan.covered <= now.max(Quantity::ZERO));
-            // Each grant: what is left and what stands drawn make its amount.
+            // Each grant: what is left and its net draws make its amount.
             for grant in &grants {
                 let mut spent = Quantity::ZERO;
                 for draw in changes.iter().flat_map(|c| standing_draws(c).expect("consistent")) {
@@ -237,7 +237,7 @@ fn windows_that_contradict_themselves_are_not_covered() {
     check(|order| order.covered = quantity("0.0000001"), finer);
     let finer = "usage has no more decimal places than its meter";
     check(|order| order.now = quantity("3.0000001"), finer);
-    let unexplained = "what stands of a window's draws is what of it is covered";
+    let unexplained = "the net draws of a window are what of it is covered";
     check(|order| order.covered = quantity("4"), unexplained);
 }
 
@@ -296,7 +296,7 @@ fn changes_of_a_window_that_contradict_each_other_are_a_fault() {
     check(&[(Drawn, draw(1, "1", "0"))], "a window's change moves usage and credits");
     let kinds = "a window's changes are draws and what is given back";
     check(&[(Expired, draw(1, "1", "1"))], kinds);
-    let last = "what is given back is of the last draw that stands";
+    let last = "what is given back is of the last net draw";
     check(&[(Drawn, draw(1, "1", "1")), (GivenBack, draw(2, "1", "1"))], last);
     let more = "no more is given back than was drawn";
     check(&[(Drawn, draw(1, "1", "1")), (GivenBack, draw(1, "2", "1"))], more);

@@ -142,7 +142,7 @@ impl Reason {
             Self::Lag | Self::LongLag => "the provider's summary is behind; it is looked at again",
             Self::Dropped => "the provider took it and did not count it; it is sent again",
             Self::Refused => {
-                "the provider refused it; counterfoil pushes --state dead says why; mend the \
+                "the provider refused it; counterfoil pushes --state dead says why; fix the \
                  cause, then counterfoil pushes retry"
             }
             Self::Lost => {

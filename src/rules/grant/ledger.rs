@@ -371,8 +371,8 @@ impl<T> RecordedChange<T> {
     }
 }
 
-/// The message of a change. Draws are part of every cut, so only the one that leaves nothing of its
-/// grant has a message.
+/// The published form of a change. Draws are part of every cut, so only the one that leaves nothing
+/// of its grant is published.
 fn message_of(change: &CreditChange, unit: &Unit) -> Option<NewMessage> {
     let kind = match change.kind {
         ChangeKind::Issued => "credits.issued",

@@ -52,7 +52,7 @@ pub enum Revived {
     NotFound,
 }
 
-/// What a revival writes: the saga as it stands then, without a lease.
+/// What resuming writes: the saga as it is then, without a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RevivedSaga {
     pub saga: Saga,
@@ -308,7 +308,7 @@ mod tests {
         let plan = |new: &NewSaga, standing: Option<&Saga>, open: Option<&Saga>| {
             plan_begin(new, standing.cloned(), open.cloned(), NOW)
         };
-        let Ok(Plan::Write(written)) = plan(&new(), None, None) else { panic!("nothing stands") };
+        let Ok(Plan::Write(written)) = plan(&new(), None, None) else { panic!("none stored") };
         assert_eq!((written.state, written.generation, written.tries), (SagaState::Running, 1, 0));
         assert_eq!((written.due_at, written.created_at, written.state_at), (NOW, NOW, NOW));
         let Ok(Begun::Created(begun)) = answer_begun(8, written.clone()) else {

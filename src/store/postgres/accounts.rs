@@ -14,7 +14,7 @@ use super::entries::{Book, Look, account, find_entry, read_quantity};
 use super::failure::Failure;
 use super::idempotency::end_request;
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, read_count, tenant_number, write_limit,
+    SqlTimestamp, column, corrupt, damaged, instant, read_count, tenant_number, write_limit,
 };
 use super::transaction::{Done, Transaction};
 use crate::rules::account::{
@@ -142,7 +142,7 @@ async fn put_account(client: &ClientWrapper, new: &NewAccount, at: Timestamp) ->
         [&tenant_no, &name.as_str(), &unit.as_str(), &floor.name(), &SqlTimestamp(at)];
     let created = client.execute(sql, &parameters).await? == 1;
     let standing = find_account(client, tenant, name).await?;
-    let standing = standing.ok_or_else(|| corrupt("an account is there and is not"))?;
+    let standing = standing.ok_or_else(|| corrupt("accounts row vanished mid-transaction"))?;
     Ok(answer_put(new, standing, created)?)
 }
 
@@ -185,7 +185,7 @@ async fn post(
         });
     }
     let written = book.write(client, at).await?.pop();
-    Ok(Posted::Recorded(written.ok_or_else(|| corrupt("an entry is written and is not"))?))
+    Ok(Posted::Recorded(written.ok_or_else(|| corrupt("entries row vanished mid-transaction"))?))
 }
 
 fn statement_line(row: &Row) -> Result<StatementLine> {
@@ -193,7 +193,7 @@ fn statement_line(row: &Row) -> Result<StatementLine> {
     Ok(StatementLine {
         version: read_count(column(row, 0)?)?,
         entry: read_count(column(row, 1)?)?,
-        key: OnceKey::parse(&key).map_err(|_| corrupt("an entry has no valid key"))?,
+        key: OnceKey::parse(&key).map_err(|_| damaged("entries.key", &key))?,
         memo: column(row, 3)?,
         amount: read_quantity(row, 4)?,
         balance: read_quantity(row, 5)?,

@@ -2,7 +2,7 @@
 
 use super::PostgresStore;
 use super::failure::write_error;
-use super::scalars::{SqlTimestamp, column, corrupt, instant};
+use super::scalars::{SqlTimestamp, column, corrupt, damaged, instant};
 use crate::rules::ids::TenantId;
 use crate::rules::timestamp::Timestamp;
 use crate::store::{ApiKey, ApiKeys, Result};
@@ -60,14 +60,13 @@ impl ApiKeys for PostgresStore {
 fn read_api_key(row: &Row) -> Result<ApiKey> {
     let digest: Vec<u8> = column(row, 2)?;
     let tenant: Option<String> = column(row, 4)?;
-    let tenant = tenant.map(|tenant| {
-        TenantId::parse(&tenant).map_err(|_| corrupt("an API key names no valid tenant"))
-    });
+    let tenant = tenant
+        .map(|tenant| TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant)));
     let revoked_at: Option<SqlTimestamp> = column(row, 6)?;
     Ok(ApiKey {
         id: column(row, 0)?,
         name: column(row, 1)?,
-        digest: digest.try_into().map_err(|_| corrupt("an API key has no valid digest"))?,
+        digest: digest.try_into().map_err(|_| corrupt("api_keys.digest is not 32 bytes long"))?,
         scopes: column(row, 3)?,
         tenant: tenant.transpose()?,
         created_at: instant(row, 5)?,

@@ -28,14 +28,15 @@ impl Bindings for PostgresStore {
                 ON CONFLICT DO NOTHING";
             client.execute(sql, &[provider, id, live, &SqlTimestamp(at)]).await?;
             let standing = read_binding(&client).await?;
-            let standing = standing.ok_or_else(|| corrupt("a binding is there and is not"))?;
+            let standing =
+                standing.ok_or_else(|| corrupt("bindings row vanished mid-transaction"))?;
             if standing.account.id.is_none() && id.is_some() && standing.account.admits(account) {
                 let sql = "-- keep_account
                     UPDATE bindings SET account = COALESCE(account, $1) WHERE ended_at IS NULL";
                 client.execute(sql, &[id]).await?;
             }
             let standing = read_binding(&client).await?;
-            Ok(standing.ok_or_else(|| corrupt("a binding is there and is not"))?)
+            Ok(standing.ok_or_else(|| corrupt("bindings row vanished mid-transaction"))?)
         };
         self.transact(work).await
     }

@@ -9,7 +9,7 @@ use deadpool_postgres::ClientWrapper;
 
 const PAGE: usize = 1_000;
 
-/// Whether every nightly pass and row has the hash that follows from what stands before it.
+/// Whether every nightly pass and row has the hash that follows from its predecessor.
 pub async fn verify_passes(client: &ClientWrapper) -> Result<ChainReport> {
     let mut chain = Chain::default();
     for pass in nightly_passes(client).await? {

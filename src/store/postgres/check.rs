@@ -7,7 +7,7 @@ use super::declarations::read_catalog;
 use super::events::stored_event;
 use super::rollups::{Totals, fold_event, usage_row};
 use super::scalars::{
-    SqlHash, column, corrupt, read_count, read_meter_no, read_tenant_no, tenant_number,
+    SqlHash, column, damaged, read_count, read_meter_no, read_tenant_no, tenant_number,
 };
 use crate::rules::event::Event;
 use crate::rules::fingerprint::Fingerprinter;
@@ -59,7 +59,7 @@ async fn read_tenants(client: &ClientWrapper) -> Result<Tenants> {
     let mut tenants = Tenants::new();
     for row in client.query(sql, &[]).await? {
         let name: String = column(&row, 1)?;
-        let tenant = TenantId::parse(&name).map_err(|_| corrupt("a tenant has no valid id"))?;
+        let tenant = TenantId::parse(&name).map_err(|_| damaged("tenants.tenant", &name))?;
         tenants.insert(read_tenant_no(column(&row, 0)?)?, tenant);
     }
     Ok(tenants)

@@ -47,7 +47,7 @@ impl Connector {
         target.ssl_mode(choice.mode);
         if choice.is_weak() && target.get_hosts().iter().any(|host| !is_local(host)) {
             tracing::warn!(
-                "the connection to PostgreSQL is not protected: whoever is on the way can read \
+                "the connection to PostgreSQL is not protected: anyone on the path can read \
                  the password and the data; add ?sslmode=verify-full to the store's address, see \
                  \"TLS to PostgreSQL\" in docs/operating.md"
             );
@@ -155,7 +155,7 @@ impl Connect for Connector {
     }
 }
 
-/// Runs the connection until it ends; whoever waits for an answer on it is told why it ended.
+/// Runs the connection until it ends; callers that wait for an answer get the reason.
 fn drive<F>(connection: F) -> JoinHandle<()>
 where
     F: Future<Output = std::result::Result<(), tokio_postgres::Error>> + Send + 'static,

@@ -1,11 +1,11 @@
-//! Conservation counters: what was received of a tenant in an hour, and what became of it.
+//! Conservation counters: events received from a tenant in an hour, by verdict.
 //!
 //! Invariant: they change only in the transaction that gives the verdicts they count, so received
 //! is always the sum of the five outcomes and `accepted` is always the number of events.
 
 use super::failure::Failure;
 use super::scalars::{
-    NO_TENANT, SqlTimestamp, column, corrupt, instant, read_count, tenant_number, write_count,
+    NO_TENANT, SqlTimestamp, column, damaged, instant, read_count, tenant_number, write_count,
     write_limit,
 };
 use crate::rules::ids::{TenantId, TenantNo};
@@ -120,9 +120,8 @@ pub async fn list_counters(
 
 fn counter_row(row: &Row) -> Result<CounterRow> {
     let tenant: Option<String> = column(row, 0)?;
-    let tenant = tenant.map(|tenant| {
-        TenantId::parse(&tenant).map_err(|_| corrupt("a counted tenant has no valid id"))
-    });
+    let tenant = tenant
+        .map(|tenant| TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant)));
     let count = |place: usize| read_count(column(row, place)?);
     Ok(CounterRow {
         tenant: tenant.transpose()?,

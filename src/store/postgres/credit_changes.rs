@@ -113,7 +113,7 @@ async fn write_grants(client: &ClientWrapper, planned: &[PlannedChange<i32>]) ->
     let written = client.execute(&statement, &parameters).await?;
     match usize::try_from(written) == Ok(numbers.len()) {
         true => Ok(()),
-        false => Err(corrupt("a grant that is held is not as it was read").into()),
+        false => Err(corrupt("locked grants row changed mid-transaction").into()),
     }
 }
 
@@ -135,7 +135,10 @@ async fn post_entries(
     for RecordedChange { tenant_no, change, entry, .. } in recorded {
         if let Plan::Answer(refusal) = book.plan(*tenant_no, entry.clone())? {
             let (number, why) = (change.number, refusal.to_refusal().detail);
-            return Err(corrupt(format!("the entry of change {number} is refused: {why}")).into());
+            return Err(corrupt(format!(
+                "credit_changes.change_no={number}: its entry is refused: {why}"
+            ))
+            .into());
         }
     }
     let entries = book.write(client, at).await?;

@@ -1,12 +1,12 @@
 //! Rows of grants and of their changes, read and locked.
 //!
 //! Invariant: a grant is locked before it is changed, grants in the order of their numbers, or
-//! without waiting. What is read of a window's draws stands while the caller holds the window.
+//! without waiting. What is read of a window's draws holds while the caller locks the window.
 
 use super::cuts::WindowKey;
 use super::entries::{read_quantity, read_unit};
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, instant_if_any, meter_number, read_count,
+    SqlTimestamp, column, corrupt, damaged, instant, instant_if_any, meter_number, read_count,
     read_meter_no, write_count, write_limit,
 };
 use super::transaction::Done;
@@ -168,15 +168,15 @@ pub fn grant(row: &Row, from: usize) -> Result<Grant> {
     let (pool, rates): (String, String) = (column(row, from + 3)?, column(row, from + 6)?);
     let priority: i32 = column(row, from + 7)?;
     let rates: BTreeMap<u16, Quantity> =
-        serde_json::from_str(&rates).map_err(|_| corrupt("the rates of a grant are not valid"))?;
+        serde_json::from_str(&rates).map_err(|_| damaged("grants.rates", &rates))?;
     let terms = GrantTerms {
-        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
-        key: OnceKey::parse(&key).map_err(|_| corrupt("a grant has no valid key"))?,
-        pool: Pool::from_name(&pool).ok_or_else(|| corrupt("a grant is of no known pool"))?,
+        tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
+        key: OnceKey::parse(&key).map_err(|_| damaged("grants.key", &key))?,
+        pool: Pool::from_name(&pool).ok_or_else(|| damaged("grants.pool", &pool))?,
         unit: read_unit(row, from + 4)?,
         amount: read_quantity(row, from + 5)?,
         rates: rates.into_iter().map(|(meter, rate)| (MeterNo(meter), rate)).collect(),
-        priority: u8::try_from(priority).map_err(|_| corrupt("a grant has no valid priority"))?,
+        priority: u8::try_from(priority).map_err(|_| damaged("grants.priority", priority))?,
         effective_at: instant(row, from + 8)?,
         expires_at: instant_if_any(row, from + 9)?,
         memo: column(row, from + 10)?,
@@ -196,13 +196,13 @@ pub fn change(row: &Row) -> Result<CreditChange> {
     let key = key.map(|key| OnceKey::parse(&key)).transpose();
     Ok(CreditChange {
         number: read_count(column(row, 0)?)?,
-        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
+        tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
         grant: read_count(column(row, 2)?)?,
         kind: change_kind(row, 3)?,
         amount: read_quantity(row, 4)?,
         remaining: read_quantity(row, 5)?,
         covered: covered(row, 6)?,
-        key: key.map_err(|_| corrupt("a change has no valid key"))?,
+        key: key.map_err(|_| corrupt("credit_changes.key is not valid"))?,
         memo: column(row, 11)?,
         at: instant(row, 12)?,
     })
@@ -220,5 +220,5 @@ fn covered(row: &Row, from: usize) -> Result<Option<Covered>> {
 
 fn change_kind(row: &Row, place: usize) -> Result<ChangeKind> {
     let kind: String = column(row, place)?;
-    ChangeKind::from_name(&kind).ok_or_else(|| corrupt("a change is of no known kind"))
+    ChangeKind::from_name(&kind).ok_or_else(|| damaged("credit_changes.kind", &kind))
 }

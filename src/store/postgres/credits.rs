@@ -3,7 +3,7 @@
 //! Invariant: `rules::grant` plans and `credit_changes` writes. Locks are taken in the order of
 //! tenant, grants by number, accounts, messages, the request's key; expiry takes no tenant, and
 //! grants that another works on are left to its next round. Issuing and taking back hold the tenant
-//! first, so what they look up (keys, the number of live grants) stands until they have written.
+//! first, so what they look up (keys, the number of live grants) holds until they have written.
 //!
 //! A crash leaves a change whole or not at all. What is issued or taken back again because its
 //! outcome was lost is found under its key; expiry that is repeated finds nothing left.
@@ -208,7 +208,9 @@ async fn take_back(
     }
     ledger.plan(tenant_no, change)?;
     let written = write_changes(client, ledger.take_planned(), at).await?.pop();
-    Ok(TakenBack::Done(written.ok_or_else(|| corrupt("a change is written and is not"))?))
+    Ok(TakenBack::Done(
+        written.ok_or_else(|| corrupt("credit_changes row vanished mid-transaction"))?,
+    ))
 }
 
 /// Everything but the COMMIT.

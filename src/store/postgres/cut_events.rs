@@ -9,7 +9,7 @@
 
 use super::cuts::{Order, WindowKey, place_of};
 use super::numeric::SqlQuantity;
-use super::scalars::{SqlTimestamp, column, corrupt, instant, meter_number, write_limit};
+use super::scalars::{SqlTimestamp, column, damaged, instant, meter_number, write_limit};
 use super::transaction::Done;
 use crate::rules::cut::OpenEvent;
 use crate::rules::ids::EventId;
@@ -66,7 +66,7 @@ pub async fn read_open_events(
         let place = place_of(&row, orders.len())?;
         let id: String = column(&row, 1)?;
         found[place].push(OpenEvent {
-            id: EventId::parse(&id).map_err(|_| corrupt("a stored event is not valid"))?,
+            id: EventId::parse(&id).map_err(|_| damaged("events.id", &id))?,
             occurred_at: instant(&row, 2)?,
             quantity: column::<SqlQuantity>(&row, 3)?.0,
             subscription: column(&row, 4)?,

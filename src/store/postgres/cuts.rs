@@ -2,7 +2,7 @@
 //!
 //! Invariant: a window's state, its pushes and the remainder of its tenant and meter change in one
 //! transaction, which holds the lease, then the tenant's and meter's row in `remainders` (that of
-//! billed windows stands for both), then the windows' rows in `cuts`, always in the order of
+//! billed windows covers both), then the windows' rows in `cuts`, always in the order of
 //! tenant, meter and window. So two servers never cut one window from the same state, and never
 //! wait in a circle. Totals are read after those locks, so a later cut never sees less.
 //!
@@ -26,8 +26,8 @@ use super::numeric::SqlQuantity;
 use super::push_rows::{insert_pushes, log_lines, read_class, read_state};
 use super::rollups::usage_row;
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, meter_number, read_count, read_meter_no, read_ordinal,
-    read_tenant_no, tenant_number, write_count, write_ordinal,
+    SqlTimestamp, column, corrupt, damaged, instant, meter_number, read_count, read_meter_no,
+    read_ordinal, read_tenant_no, tenant_number, write_count, write_ordinal,
 };
 use super::transaction::{Done, Transaction};
 use super::waiting::{count_waiting, lock_unmapped};
@@ -426,7 +426,7 @@ async fn read_told(client: &ClientWrapper, orders: &[&Order]) -> Done<BTreeMap<W
         let place = place_of(&row, revisions.len())?;
         revisions[place].push(Revision {
             revision: read_ordinal(column(&row, 1)?)?,
-            mode: Mode::from_name(&mode).ok_or_else(|| corrupt("a push has no known mode"))?,
+            mode: Mode::from_name(&mode).ok_or_else(|| damaged("pushes.mode", &mode))?,
             quantity: column::<SqlQuantity>(&row, 3)?.0,
             value: column::<SqlQuantity>(&row, 4)?.0,
             state: read_state(&row, 5)?,
@@ -445,7 +445,7 @@ async fn read_told(client: &ClientWrapper, orders: &[&Order]) -> Done<BTreeMap<W
 pub fn place_of(row: &Row, windows: usize) -> Result<usize> {
     let place: i64 = column(row, 0)?;
     let place = usize::try_from(place - 1).ok().filter(|place| *place < windows);
-    place.ok_or_else(|| corrupt("a row lies in no window"))
+    place.ok_or_else(|| corrupt("pushes row outside of the windows that were read"))
 }
 
 fn unfit(error: FoldError) -> Error {

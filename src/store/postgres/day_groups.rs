@@ -55,7 +55,7 @@ pub async fn load_days(
 }
 
 fn no_tenant() -> crate::store::Error {
-    super::scalars::corrupt("a group's tenant has no valid number")
+    super::scalars::corrupt("day_groups.tenant_no is out of range")
 }
 
 /// Writes what a batch adds, inside the caller's transaction.

@@ -1,12 +1,12 @@
 //! Meters and tenants: the dictionaries.
 //!
-//! Invariant: a number, once given, stands for its name for ever; rows are never deleted. What is
+//! Invariant: a number, once given, belongs to its name for ever; rows are never deleted. What is
 //! cached here was committed before. A crash between the creation of a tenant and its first event
 //! leaves a tenant without events.
 
 use super::PostgresStore;
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, read_meter_no, read_tenant_no, write_limit,
+    SqlTimestamp, column, corrupt, damaged, instant, read_meter_no, read_tenant_no, write_limit,
 };
 use super::transaction::{Done, Transaction};
 use super::waiting::mark_releasing;
@@ -125,7 +125,7 @@ impl PostgresStore {
         self.learn_tenants(&client, &mut missing).await?;
         match missing.first() {
             None => Ok(()),
-            Some(_) => Err(corrupt("a tenant is there and is not")),
+            Some(_) => Err(corrupt("tenants row vanished mid-transaction")),
         }
     }
 
@@ -142,7 +142,7 @@ impl PostgresStore {
         let mut known = self.tenants.write().unwrap_or_else(PoisonError::into_inner);
         for row in rows {
             let name: String = column(&row, 0)?;
-            let tenant = TenantId::parse(&name).map_err(|_| corrupt("a tenant has no valid id"))?;
+            let tenant = TenantId::parse(&name).map_err(|_| damaged("tenants.tenant", &name))?;
             known.insert(tenant, read_tenant_no(column(&row, 1)?)?);
             missing.remove(name.as_str());
         }
@@ -264,7 +264,7 @@ pub(super) async fn lock_tenant(client: &ClientWrapper, tenant_no: i32) -> Done<
     let statement = client.prepare_cached(sql).await?;
     match client.execute(&statement, &[&tenant_no]).await? {
         1 => Ok(()),
-        _ => Err(corrupt("a tenant is there and is not").into()),
+        _ => Err(corrupt("tenants row vanished mid-transaction").into()),
     }
 }
 
@@ -287,7 +287,7 @@ pub(super) async fn hold_tenant(
         Some(row) => Some(column(&row, 0)?),
         None => lock_tenant_named(client, tenant).await?,
     };
-    Ok(number.ok_or_else(|| corrupt("a tenant is there and is not"))?)
+    Ok(number.ok_or_else(|| corrupt("tenants row vanished mid-transaction"))?)
 }
 
 async fn lock_tenant_named(client: &ClientWrapper, tenant: &TenantId) -> Done<Option<i32>> {
@@ -322,7 +322,7 @@ async fn find_meter(client: &ClientWrapper, slug: &MeterSlug) -> Result<Option<M
 fn read_meter(row: &Row, from: usize) -> Result<Meter> {
     let slug: String = column(row, from)?;
     let definition: String = column(row, from + 1)?;
-    let damaged = || corrupt(format!("the definition of meter {slug} cannot be read"));
+    let damaged = || corrupt(format!("meters.definition of slug '{slug}' is not valid"));
     let spec: MeterSpec = serde_json::from_str(&definition).map_err(|_| damaged())?;
     let parsed = MeterSlug::parse(&slug).map_err(|_| damaged())?;
     Meter::declare(parsed, spec).map_err(|_| damaged())
@@ -332,10 +332,10 @@ fn read_tenant(row: &Row) -> Result<Tenant> {
     let id: String = column(row, 0)?;
     let customer: Option<String> = column(row, 2)?;
     Ok(Tenant {
-        id: TenantId::parse(&id).map_err(|_| corrupt("a tenant has no valid id"))?,
+        id: TenantId::parse(&id).map_err(|_| damaged("tenants.tenant", &id))?,
         name: column(row, 1)?,
         customer: customer
-            .map(|id| CustomerId::parse(&id).map_err(|_| corrupt("a customer has no valid id")))
+            .map(|id| CustomerId::parse(&id).map_err(|_| damaged("tenants.customer", &id)))
             .transpose()?,
         created_at: instant(row, 3)?,
     })

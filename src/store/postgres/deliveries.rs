@@ -36,9 +36,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
 
-/// How often a transaction is redone before the caller is told to come back.
+/// How often a transaction is retried before the caller gets an error.
 const TRIES_MAX: u32 = 20;
-/// How often the database is asked what became of a commit, and how much longer the pause gets
+/// How often the database is asked for the outcome of a commit, and how much longer the pause gets
 /// each time: in all a little longer than a server takes to restart.
 const QUESTIONS_MAX: u32 = 8;
 const QUESTION_PAUSE: Duration = Duration::from_millis(200);
@@ -140,7 +140,7 @@ impl Deliveries for PostgresStore {
     }
 }
 
-/// What became of a COMMIT.
+/// The outcome of a COMMIT.
 enum Committed {
     /// With the connection, if it can be used again.
     Yes(Vec<Verdict>, Option<ClientWrapper>),
@@ -275,7 +275,7 @@ impl PostgresStore {
         }
     }
 
-    /// Begins the transaction, finds what stands under the keys and judges the deliveries.
+    /// Begins the transaction, finds what is stored under the keys and judges the deliveries.
     async fn judge<'b>(
         &self,
         client: &ClientWrapper,
@@ -303,7 +303,7 @@ impl PostgresStore {
         .await;
         begun?;
         if marked? != 1 {
-            return Err(corrupt("a writer's row in ingest_commits was deleted").into());
+            return Err(corrupt("the writer's ingest_commits row was deleted").into());
         }
         let mut found = found?;
         let mut judgement = Judgement::new(sorted);

@@ -12,7 +12,7 @@
 use super::failure::Failure;
 use super::numeric::SqlQuantity;
 use super::push_rows::each;
-use super::scalars::{SqlTimestamp, column, corrupt, instant, read_count, write_count};
+use super::scalars::{SqlTimestamp, column, corrupt, damaged, instant, read_count, write_count};
 use super::transaction::Done;
 use crate::rules::account::{Account, Entry, Floor, NewEntry, PostRefusal, Posting, plan_entry};
 use crate::rules::fault::Fault;
@@ -189,7 +189,7 @@ impl Book {
         for (entry, planned) in entries.iter().zip(&self.planned) {
             for (line, posting) in (0i64..).zip(&planned.postings) {
                 let read = self.read.get(&(planned.tenant_no, posting.account.clone()));
-                let (account, _) = read.ok_or_else(|| corrupt("an account was not read"))?;
+                let (account, _) = read.ok_or_else(|| corrupt("accounts row was not read"))?;
                 numbers.push(*entry);
                 lines.push(line);
                 accounts.push(*account);
@@ -296,10 +296,10 @@ fn posting(row: &Row) -> Result<Posting> {
 pub fn account(row: &Row, from: usize) -> Result<Account> {
     let (tenant, floor): (String, String) = (column(row, from)?, column(row, from + 3)?);
     Ok(Account {
-        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
+        tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
         name: account_name(row, from + 1)?,
         unit: read_unit(row, from + 2)?,
-        floor: Floor::from_name(&floor).ok_or_else(|| corrupt("an account has no known floor"))?,
+        floor: Floor::from_name(&floor).ok_or_else(|| damaged("accounts.floor", &floor))?,
         balance: read_quantity(row, from + 4)?,
         version: read_count(column(row, from + 5)?)?,
         created_at: instant(row, from + 6)?,
@@ -308,12 +308,12 @@ pub fn account(row: &Row, from: usize) -> Result<Account> {
 
 fn account_name(row: &Row, place: usize) -> Result<AccountName> {
     let name: String = column(row, place)?;
-    AccountName::parse(&name).map_err(|_| corrupt("an account has no valid name"))
+    AccountName::parse(&name).map_err(|_| damaged("accounts.name", &name))
 }
 
 pub fn read_unit(row: &Row, place: usize) -> Result<Unit> {
     let unit: String = column(row, place)?;
-    Unit::parse(&unit).map_err(|_| corrupt("an amount has no valid unit"))
+    Unit::parse(&unit).map_err(|_| damaged("accounts.unit", &unit))
 }
 
 pub fn read_quantity(row: &Row, place: usize) -> Result<Quantity> {

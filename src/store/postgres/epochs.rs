@@ -7,7 +7,7 @@
 //! finds the same identity and writes it down then.
 
 use super::PostgresStore;
-use super::scalars::{SqlTimestamp, column, corrupt, instant, instant_if_any, read_count};
+use super::scalars::{SqlTimestamp, column, corrupt, damaged, instant, instant_if_any, read_count};
 use super::scalars::{read_ordinal, write_count};
 use super::transaction::{Done, Transaction};
 use crate::faults::planted;
@@ -71,7 +71,7 @@ impl Epochs for PostgresStore {
             let Cause { reason, suspected } = cause;
             client.execute(sql, &[&SqlTimestamp(at), reason, suspected]).await?;
             let epoch = read_epoch(&client).await?;
-            Ok(epoch.ok_or_else(|| corrupt("an epoch is there and is not"))?)
+            Ok(epoch.ok_or_else(|| corrupt("epochs row vanished mid-transaction"))?)
         };
         self.transact(work).await
     }
@@ -167,7 +167,7 @@ pub async fn read_windows(client: &ClientWrapper, numbers: &[i64]) -> Done<Windo
                 AND v.window_start = p.window_start AND v.verified_epoch = $2
         )";
     let statement = client.prepare_cached(sql).await?;
-    let number = i32::try_from(epoch.number).map_err(|_| corrupt("an epoch has no number"))?;
+    let number = i32::try_from(epoch.number).map_err(|_| damaged("epochs.number", epoch.number))?;
     let rows = client.query(&statement, &[&numbers, &number]).await?;
     let verified: Result<BTreeSet<u64>> =
         rows.iter().map(|row| read_count(column(row, 0)?)).collect();

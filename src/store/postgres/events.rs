@@ -1,16 +1,16 @@
 //! Counted events: found by their key, inserted, listed.
 //!
 //! Invariant: an event lies at the fingerprint of its key or, where other events lie there, at the
-//! first one after it that was free when it came. Events are never deleted one by one, so whoever
-//! looks from the key's own fingerprint onwards finds the event before the first gap. The primary
-//! key refuses a second event at one place; the transaction that meets it is redone.
+//! first one after it that was free when it came. Events are never deleted one by one, so a reader
+//! that looks from the key's own fingerprint onwards finds the event before the first gap. The
+//! primary key refuses a second event at one place; the transaction that meets it is redone.
 
 use super::failure::Failure;
 use super::judgement::Accepted;
 use super::numeric::SqlQuantity;
 use super::scalars::{
-    SqlHash, SqlTimestamp, column, corrupt, instant, meter_number, read_meter_no, tenant_number,
-    write_limit,
+    SqlHash, SqlTimestamp, column, corrupt, damaged, instant, meter_number, read_meter_no,
+    tenant_number, write_limit,
 };
 use crate::rules::event::Event;
 use crate::rules::ids::{EventId, SubscriptionId, TenantId, TenantNo};
@@ -88,7 +88,7 @@ impl Found {
         id: &EventId,
     ) -> Result<Slot> {
         let Some(row) = self.0.get(&(tenant_no, slot)) else { return Ok(Slot::Free) };
-        let found: &str = row.try_get(7).map_err(|_| corrupt("an event has no readable id"))?;
+        let found: &str = row.try_get(7).map_err(|_| corrupt("events.id is not valid"))?;
         if found != id.as_str() {
             return Ok(Slot::Other);
         }
@@ -103,7 +103,7 @@ impl Found {
 
 /// Reads the columns that [`Probe::prepare`] names, in their order.
 pub fn stored_event(row: &Row, tenant: TenantId) -> Result<StoredEvent> {
-    let damaged = || corrupt("a stored event is not valid");
+    let damaged = || corrupt("events row is not valid");
     let text = |place: usize| row.try_get::<_, &str>(place).map_err(|_| damaged());
     let subscription: Option<&str> = row.try_get(9).map_err(|_| damaged())?;
     let subscription = subscription.map(SubscriptionId::parse).transpose();
@@ -265,7 +265,7 @@ pub async fn list_events(client: &ClientWrapper, query: &EventQuery) -> Result<E
         [&query.tenant.as_str(), &first, &last, &before_id, &searched_max];
     if let Some(row) = client.query_opt(&statement, &place).await? {
         let id: String = column(&row, 1)?;
-        let id = EventId::parse(&id).map_err(|_| corrupt("an event has no valid id"))?;
+        let id = EventId::parse(&id).map_err(|_| damaged("events.id", &id))?;
         let at = instant(&row, 0)?;
         // Events that came between the two statements may have moved the end to a newer one.
         let rank = |stored: &StoredEvent| (stored.event.occurred_at, stored.event.id.clone());

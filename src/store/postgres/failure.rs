@@ -19,7 +19,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// What the caller is told when nothing is tried again.
+    /// The error for the caller when nothing is retried.
     pub fn into_error(self) -> Error {
         match self {
             Self::Again(what) | Self::Lost(what) => Error::Unavailable { what },
@@ -57,7 +57,7 @@ impl From<tokio_postgres::Error> for Failure {
     }
 }
 
-/// What the caller of a verb is told.
+/// The error that the caller of a verb gets.
 pub fn store_error(error: &tokio_postgres::Error) -> Error {
     let what = describe(error);
     match error.code() {

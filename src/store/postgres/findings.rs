@@ -14,7 +14,7 @@ use super::numeric::SqlQuantity;
 use super::passes::{read_reason, read_verdict};
 use super::push_rows::each;
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, instant_if_any, meter_number, read_count,
+    SqlTimestamp, column, damaged, instant, instant_if_any, meter_number, read_count,
     read_meter_no, read_ordinal, tenant_number, write_count, write_limit,
 };
 use super::transaction::{Done, Transaction};
@@ -282,10 +282,9 @@ fn read_finding(row: &Row) -> Result<Finding> {
     let SqlQuantity(ledger) = column(row, 7)?;
     let SqlQuantity(provider) = column(row, 8)?;
     let seen = Observation {
-        kind: FindingKind::from_name(&kind)
-            .ok_or_else(|| corrupt("a finding is of no known kind"))?,
+        kind: FindingKind::from_name(&kind).ok_or_else(|| damaged("findings.kind", &kind))?,
         tenant: tenant
-            .map(|id| TenantId::parse(&id).map_err(|_| corrupt("a tenant has no valid id")))
+            .map(|id| TenantId::parse(&id).map_err(|_| damaged("tenants.tenant", &id)))
             .transpose()?,
         meter: meter.map(read_meter_no).transpose()?,
         subject: column(row, 4)?,

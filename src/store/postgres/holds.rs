@@ -2,7 +2,7 @@
 //!
 //! Invariant: one for each saga, put by the current claimant of one that has not ended; a push
 //! that a hold keeps back is claimed by nobody (`pushes::claim_due` looks). A crash leaves all of
-//! a call or nothing, and every call may be repeated: the first hold of a saga stands, and one
+//! a call or nothing, and every call may be repeated: the first hold of a saga remains, and one
 //! that is gone stays gone.
 
 use super::scalars::{SqlTimestamp, column, read_count, write_count};

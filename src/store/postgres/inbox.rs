@@ -10,7 +10,8 @@
 use super::failure::Failure;
 use super::judgement::{Conflicting, Quarantined, meter_of};
 use super::scalars::{
-    SqlHash, SqlTimestamp, column, corrupt, instant, read_count, tenant_number, write_limit,
+    SqlHash, SqlTimestamp, column, corrupt, damaged, instant, read_count, tenant_number,
+    write_limit,
 };
 use crate::rules::event::Event;
 use crate::rules::fingerprint::Fingerprinter;
@@ -376,7 +377,7 @@ pub async fn overflow_of(
         match inbox.as_str() {
             "conflicts" => conflicts = read_count(deliveries)?,
             "quarantine" => quarantined = read_count(deliveries)?,
-            _ => return Err(corrupt("an inbox has no known name")),
+            _ => return Err(corrupt("inbox name is neither conflicts nor quarantine")),
         }
     }
     Ok((conflicts, quarantined))
@@ -435,7 +436,7 @@ fn quarantine_record(row: &Row) -> Result<QuarantineRecord> {
         id: event_id(row)?,
         payload: column(row, 6)?,
         reason: Quarantine::from_code(&reason)
-            .ok_or_else(|| corrupt("a quarantined event has no known reason"))?,
+            .ok_or_else(|| damaged("quarantine.reason", &reason))?,
         first_received_at: instant(row, 3)?,
         last_received_at: instant(row, 4)?,
         deliveries: read_count(column(row, 5)?)?,
@@ -444,10 +445,10 @@ fn quarantine_record(row: &Row) -> Result<QuarantineRecord> {
 
 fn tenant_id(row: &Row) -> Result<TenantId> {
     let text: String = column(row, 1)?;
-    TenantId::parse(&text).map_err(|_| corrupt("an inbox names no valid tenant"))
+    TenantId::parse(&text).map_err(|_| damaged("tenants.tenant", &text))
 }
 
 fn event_id(row: &Row) -> Result<EventId> {
     let text: String = column(row, 2)?;
-    EventId::parse(&text).map_err(|_| corrupt("an inbox names no valid event id"))
+    EventId::parse(&text).map_err(|_| damaged("conflicts or quarantine.id", &text))
 }

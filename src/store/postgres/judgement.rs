@@ -1,4 +1,4 @@
-//! Judging a batch: deliveries grouped by event key, each judged against what stands under it.
+//! Judging a batch: deliveries grouped by event key, each judged against what is stored under it.
 //!
 //! Invariant: a delivery is judged against the payload that is counted: the stored event or, if
 //! there is none, the first of the batch that was accepted, in order of arrival. Nothing here
@@ -82,7 +82,7 @@ impl<'b> SortedBatch<'b> {
         &self.batch.events[self.order[group.order.start]]
     }
 
-    /// Whether one of the group will be counted if nothing stands under its key.
+    /// Whether one of the group will be counted if nothing is stored under its key.
     pub fn has_acceptable(&self, group: &KeyGroup) -> bool {
         let acceptance = self.batch.acceptance;
         self.deliveries(group).any(|(_, event)| acceptance.admits(event.occurred_at).is_ok())

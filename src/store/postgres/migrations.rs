@@ -1,4 +1,4 @@
-//! The schema and the store's secrets: made once, whoever comes first.
+//! The schema and the store's secrets: made once, by the first server.
 //!
 //! Each migration commits together with its row in `schema_migrations`, under a lock that keeps
 //! two servers that start at once apart; a crash leaves it applied or not.
@@ -128,7 +128,7 @@ pub async fn read_secret<const BYTES: usize>(
         SELECT value FROM secrets WHERE name = $1";
     let row = client.query_one(sql, &[&name]).await?;
     let value: Vec<u8> = column(&row, 0)?;
-    value.try_into().map_err(|_| corrupt(format!("the secret {name} has a wrong length")))
+    value.try_into().map_err(|_| corrupt(format!("secrets.name='{name}' has a wrong length")))
 }
 
 /// The latest moment any server has committed a batch at.

@@ -13,7 +13,7 @@
 use super::outbox::insert_messages;
 use super::push_rows::each;
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, read_count, write_count, write_limit,
+    SqlTimestamp, column, corrupt, damaged, instant, read_count, write_count, write_limit,
 };
 use super::timelines::{insert_entries, read_timeline};
 use super::transaction::{Done, Transaction};
@@ -150,7 +150,8 @@ pub async fn raise_tickets(
     // From the last wish back, each object's tickets go down by one.
     let mut tickets = Vec::with_capacity(wishes.len());
     for (name, _) in wishes.iter().rev() {
-        let ticket = last.get_mut(*name).ok_or_else(|| corrupt("a ticket is given and is not"))?;
+        let ticket =
+            last.get_mut(*name).ok_or_else(|| corrupt("mirrors row vanished mid-transaction"))?;
         tickets.push(*ticket);
         *ticket -= 1;
     }
@@ -182,7 +183,7 @@ async fn claim_due(client: &ClientWrapper, claim: MirrorClaim) -> Done<Vec<Wante
         let object = WantedMirror {
             name: known_object(row, 0)?,
             ticket: read_count(column(row, 2)?)?,
-            attempts: u32::try_from(attempts).map_err(|_| corrupt("attempts are out of range"))?,
+            attempts: u32::try_from(attempts).map_err(|_| damaged("mirrors.attempts", attempts))?,
         };
         wanted.push((instant(row, 4)?, object));
     }
@@ -381,7 +382,8 @@ async fn settle_webhooks(
         let (name, ticket) = (known_object(&row, 1)?, read_count(column(&row, 3)?)?);
         let fits = |reading: &&&MirrorReading| reading.name == name && reading.ticket >= ticket;
         let reading = written.iter().find(fits);
-        let reading = reading.ok_or_else(|| corrupt("a webhook waits for no reading"))?;
+        let reading =
+            reading.ok_or_else(|| corrupt("webhooks row waits for an object that was not read"))?;
         let told = snapshot(&row, 4)?;
         numbers.push(column(&row, 0)?);
         statuses.push(judge_webhook(told.as_ref(), &reading.snapshot).name());
@@ -428,18 +430,17 @@ async fn put_off(
 pub fn object_name(row: &Row, from: usize) -> Result<Option<ObjectName>> {
     let (kind, id): (Option<String>, Option<String>) = (column(row, from)?, column(row, from + 1)?);
     let (Some(kind), Some(id)) = (kind, id) else { return Ok(None) };
-    let kind =
-        ObjectKind::from_name(&kind).ok_or_else(|| corrupt("an object is of no known kind"))?;
+    let kind = ObjectKind::from_name(&kind).ok_or_else(|| damaged("mirrors.kind", &kind))?;
     Ok(Some(ObjectName { kind, id }))
 }
 
 fn known_object(row: &Row, from: usize) -> Result<ObjectName> {
-    object_name(row, from)?.ok_or_else(|| corrupt("an object has no name"))
+    object_name(row, from)?.ok_or_else(|| corrupt("mirrors row without an object_id"))
 }
 
 fn snapshot(row: &Row, place: usize) -> Result<Option<Snapshot>> {
     let text: Option<String> = column(row, place)?;
-    let damaged = || corrupt("what was read of an object cannot be read again");
+    let damaged = || corrupt("mirrors.snapshot is not valid");
     text.map(|text| Snapshot::from_json(&text).ok_or_else(damaged)).transpose()
 }
 
@@ -447,7 +448,7 @@ fn mirror(row: &Row) -> Result<Mirror> {
     Ok(Mirror {
         name: known_object(row, 0)?,
         version: read_count(column(row, 2)?)?,
-        snapshot: snapshot(row, 3)?.ok_or_else(|| corrupt("a mirror shows nothing"))?,
+        snapshot: snapshot(row, 3)?.ok_or_else(|| corrupt("mirrors.snapshot is empty"))?,
         read_at: instant(row, 4)?,
     })
 }

@@ -93,7 +93,7 @@ impl SqlQuantity {
 }
 
 /// Decimals that are needed to write the number of units without loss. PostgreSQL cuts off what
-/// lies beyond the number of decimals it is told.
+/// lies beyond the given number of decimals.
 fn decimals(units: i128) -> u16 {
     let mut left = units;
     let mut decimals = SCALE;

@@ -1,6 +1,6 @@
 //! Passes: comparisons of both halves, and the rows that stay of each.
 //!
-//! Invariant: whoever writes to a pass holds the lease until the commit, and then the pass's own
+//! Invariant: a writer of a pass holds the lease until the commit, and then the pass's own
 //! row; so rows are added only while it runs, and a closed pass never changes. Of nightly passes
 //! there is one for each range, by a unique index.
 //!
@@ -14,7 +14,7 @@ use super::leases::hold_lease;
 use super::numeric::SqlQuantity;
 use super::push_rows::each;
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, instant_if_any, meter_number, read_count,
+    SqlTimestamp, column, corrupt, damaged, instant, instant_if_any, meter_number, read_count,
     read_meter_no, tenant_number, write_count, write_limit,
 };
 use super::transaction::{Done, Transaction};
@@ -242,21 +242,21 @@ fn read_pass(row: &Row) -> Result<Pass> {
     let (tenant, hash): (Option<String>, Option<Vec<u8>>) = (column(row, 4)?, column(row, 10)?);
     let progress: String = column(row, 9)?;
     let order = PassOrder {
-        kind: PassKind::from_name(&kind).ok_or_else(|| corrupt("a pass is of no known kind"))?,
+        kind: PassKind::from_name(&kind).ok_or_else(|| damaged("passes.kind", &kind))?,
         range: Window { start: instant(row, 2)?, end: instant(row, 3)? },
         tenant: tenant
-            .map(|id| TenantId::parse(&id).map_err(|_| corrupt("a tenant has no valid id")))
+            .map(|id| TenantId::parse(&id).map_err(|_| damaged("tenants.tenant", &id)))
             .transpose()?,
         apply: column(row, 5)?,
     };
     Ok(Pass {
         number: read_count(column(row, 0)?)?,
         order,
-        state: PassState::from_name(&state).ok_or_else(|| corrupt("a pass has no known state"))?,
+        state: PassState::from_name(&state).ok_or_else(|| damaged("passes.state", &state))?,
         created_at: instant(row, 7)?,
         ended_at: instant_if_any(row, 8)?,
         progress: serde_json::from_str(&progress)
-            .map_err(|_| corrupt("the progress of a pass cannot be read"))?,
+            .map_err(|_| damaged("passes.progress", &progress))?,
         hash: hash.map(read_hash).transpose()?,
         detail: column(row, 11)?,
     })
@@ -270,7 +270,7 @@ fn read_row(row: &Row) -> Result<PassRow> {
     let (hash, marks): (Option<Vec<u8>>, Option<String>) = (column(row, 10)?, column(row, 11)?);
     let marks = marks.map(|text| serde_json::from_str(&text)).transpose();
     Ok(PassRow {
-        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
+        tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
         meter: read_meter_no(column(row, 1)?)?,
         day: Window { start: instant(row, 2)?, end: instant(row, 3)? },
         ledger,
@@ -279,24 +279,24 @@ fn read_row(row: &Row) -> Result<PassRow> {
         verdict: read_verdict(row, 7)?,
         reason: read_reason(row, 8)?,
         windows: serde_json::from_str(&windows)
-            .map_err(|_| corrupt("the windows of a pass cannot be read"))?,
-        marks: marks.map_err(|_| corrupt("the marks of a row cannot be read"))?.unwrap_or_default(),
+            .map_err(|_| damaged("pass_rows.windows", &windows))?,
+        marks: marks.map_err(|_| corrupt("pass_rows.marks is not valid"))?.unwrap_or_default(),
         hash: hash.map(read_hash).transpose()?,
     })
 }
 
 pub fn read_verdict(row: &Row, place: usize) -> Result<Verdict> {
     let name: String = column(row, place)?;
-    Verdict::from_name(&name).ok_or_else(|| corrupt("a comparison has no known verdict"))
+    Verdict::from_name(&name).ok_or_else(|| damaged("pass_rows.verdict", &name))
 }
 
 pub fn read_reason(row: &Row, place: usize) -> Result<Reason> {
     let name: String = column(row, place)?;
-    Reason::from_name(&name).ok_or_else(|| corrupt("a comparison has no known reason"))
+    Reason::from_name(&name).ok_or_else(|| damaged("pass_rows.reason", &name))
 }
 
 fn read_hash(bytes: Vec<u8>) -> Result<Hash> {
-    bytes.try_into().map_err(|_| corrupt("a hash is not of 32 bytes"))
+    bytes.try_into().map_err(|_| corrupt("passes or pass_rows.hash is not 32 bytes long"))
 }
 
 fn progress_text(progress: &PassProgress) -> String {

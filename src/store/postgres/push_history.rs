@@ -8,7 +8,7 @@ use super::epochs::{LAST_EPOCH, parse_epoch};
 use super::numeric::SqlQuantity;
 use super::push_rows::{read_class, read_customer, read_pushes, read_state};
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, meter_number, read_count, read_meter_no, read_ordinal,
+    SqlTimestamp, column, damaged, instant, meter_number, read_count, read_meter_no, read_ordinal,
     write_count, write_limit,
 };
 use super::waiting::sum_unmapped;
@@ -173,12 +173,12 @@ fn submitted_window(row: &Row) -> Result<SubmittedWindow> {
     let (tenant, customer): (String, String) = (column(row, 1)?, column(row, 2)?);
     let mode: String = column(row, 6)?;
     Ok(SubmittedWindow {
-        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
+        tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
         customer: CustomerId::parse(&customer)
-            .map_err(|_| corrupt("a customer has no valid id"))?,
+            .map_err(|_| damaged("tenants.customer", &customer))?,
         meter: read_meter_no(column(row, 3)?)?,
         window: Window { start: instant(row, 4)?, end: instant(row, 5)? },
-        mode: Mode::from_name(&mode).ok_or_else(|| corrupt("a push has no known mode"))?,
+        mode: Mode::from_name(&mode).ok_or_else(|| damaged("pushes.mode", &mode))?,
         expected: Quantity::ZERO,
         pushes: Vec::new(),
         submitted_at: Timestamp::from_micros(i64::MIN),
@@ -272,7 +272,7 @@ fn window_push(row: &Row) -> Result<WindowPush> {
         window: Window { start: instant(row, 1)?, end: instant(row, 2)? },
         revision: read_ordinal(column(row, 3)?)?,
         shadow: column(row, 4)?,
-        mode: Mode::from_name(&mode).ok_or_else(|| corrupt("a push has no known mode"))?,
+        mode: Mode::from_name(&mode).ok_or_else(|| damaged("pushes.mode", &mode))?,
         quantity,
         value,
         stamped_at: instant(row, 8)?,
@@ -313,10 +313,10 @@ pub async fn list_restless_pairs(
     for row in client.query(sql, &[&SqlTimestamp(since), &shadow]).await? {
         let (tenant, customer): (String, String) = (column(&row, 0)?, column(&row, 2)?);
         pairs.push(Pair {
-            tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
+            tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
             meter: read_meter_no(column(&row, 1)?)?,
             customer: CustomerId::parse(&customer)
-                .map_err(|_| corrupt("a customer has no valid id"))?,
+                .map_err(|_| damaged("tenants.customer", &customer))?,
         });
     }
     Ok(pairs)
@@ -331,8 +331,8 @@ pub async fn list_former_customers(client: &ClientWrapper) -> Result<Vec<(Tenant
     for row in client.query(sql, &[]).await? {
         let (tenant, customer): (String, String) = (column(&row, 0)?, column(&row, 1)?);
         former.push((
-            TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
-            CustomerId::parse(&customer).map_err(|_| corrupt("a customer has no valid id"))?,
+            TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
+            CustomerId::parse(&customer).map_err(|_| damaged("tenants.customer", &customer))?,
         ));
     }
     Ok(former)

@@ -9,7 +9,7 @@
 
 use super::numeric::SqlQuantity;
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, instant_if_any, meter_number, read_count,
+    SqlTimestamp, column, damaged, instant, instant_if_any, meter_number, read_count,
     read_meter_no, read_ordinal, read_tenant_no, tenant_number, write_count, write_ordinal,
 };
 use super::transaction::Done;
@@ -214,19 +214,19 @@ fn stored_push(row: &Row) -> Result<StoredPush> {
     let looked_at = instant_if_any(row, 32)?;
     let push = Push {
         number: read_count(column(row, 0)?)?,
-        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
+        tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
         meter: read_meter_no(column(row, 4)?)?,
         window: Window { start: instant(row, 6)?, end: instant(row, 7)? },
         revision: read_ordinal(column(row, 8)?)?,
         shadow: column(row, 9)?,
-        mode: Mode::from_name(&mode).ok_or_else(|| corrupt("a push has no known mode"))?,
+        mode: Mode::from_name(&mode).ok_or_else(|| damaged("pushes.mode", &mode))?,
         quantity,
         value,
         key: column(row, 13)?,
         stamped_at: instant(row, 14)?,
         subscriptions: column(row, 15)?,
         event: event
-            .map(|id| EventId::parse(&id).map_err(|_| corrupt("a push names no valid event")))
+            .map(|id| EventId::parse(&id).map_err(|_| damaged("pushes.event_id", &id)))
             .transpose()?,
         state: read_state(row, 17)?,
         class: read_class(row, 18)?,
@@ -254,16 +254,15 @@ fn stored_push(row: &Row) -> Result<StoredPush> {
 
 pub fn read_state(row: &Row, place: usize) -> Result<PushState> {
     let name: String = column(row, place)?;
-    PushState::from_name(&name).ok_or_else(|| corrupt("a push has no known state"))
+    PushState::from_name(&name).ok_or_else(|| damaged("pushes.state", &name))
 }
 
 pub fn read_class(row: &Row, place: usize) -> Result<Class> {
     let name: String = column(row, place)?;
-    Class::from_name(&name).ok_or_else(|| corrupt("a push has no known class"))
+    Class::from_name(&name).ok_or_else(|| damaged("pushes.class", &name))
 }
 
 pub fn read_customer(row: &Row, place: usize) -> Result<Option<CustomerId>> {
     let id: Option<String> = column(row, place)?;
-    id.map(|id| CustomerId::parse(&id).map_err(|_| corrupt("a customer has no valid id")))
-        .transpose()
+    id.map(|id| CustomerId::parse(&id).map_err(|_| damaged("tenants.customer", &id))).transpose()
 }

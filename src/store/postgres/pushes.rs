@@ -275,9 +275,13 @@ async fn describe_claimed(client: &ClientWrapper, numbers: &[i64]) -> Done<Vec<C
         let uncompared = windows.find(&push);
         let uncompared = uncompared.map(|window| Uncompared { last: found.looked, ..window });
         let Standing { settled, doubtful, customer } =
-            standing.remove(&push.number).ok_or_else(|| corrupt("a push is there and is not"))?;
+            standing.remove(&push.number).ok_or_else(|| {
+                corrupt(format!("pushes.push_no={} vanished mid-transaction", push.number))
+            })?;
         let customer = push.customer.clone().or(customer).or(tenant_customer);
-        let customer = customer.ok_or_else(|| corrupt("a claimed push has no customer"))?;
+        let customer = customer.ok_or_else(|| {
+            corrupt(format!("claimed pushes.push_no={} has no customer", push.number))
+        })?;
         claimed.push(ClaimedPush {
             push,
             fence,
@@ -294,7 +298,7 @@ async fn describe_claimed(client: &ClientWrapper, numbers: &[i64]) -> Done<Vec<C
     Ok(claimed)
 }
 
-/// What stands of a push's window.
+/// The stored state of a push's window.
 pub struct Standing {
     /// What the provider has of it, for its customer, since the summary is by customer.
     pub settled: Quantity,

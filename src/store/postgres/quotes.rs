@@ -1,18 +1,20 @@
 //! Tax rates, coupons and quotes.
 //!
-//! Invariant: whoever writes a tax rate holds the table against other writers, so that what it
-//! compared with still stands when it writes. Whoever writes a quote holds its tenant, so that no
+//! Invariant: a writer of a tax rate locks the table against other writers, so that what it
+//! compared with still holds when it writes. A writer of a quote locks its tenant, so that no
 //! other quote of the tenant takes the key or uses the coupon meanwhile. Readers wait for neither.
 //!
 //! A crash leaves a quote with the use of its coupon, or nothing. What is written again because its
-//! outcome was lost is found as it stands.
+//! outcome was lost is found as it is.
 
 use super::PostgresStore;
 use super::declarations::hold_tenant;
 use super::entries::read_quantity;
 use super::idempotency::end_request;
 use super::numeric::SqlQuantity;
-use super::scalars::{SqlTimestamp, column, corrupt, instant, instant_if_any, write_limit};
+use super::scalars::{
+    SqlTimestamp, column, corrupt, damaged, instant, instant_if_any, write_limit,
+};
 use super::transaction::{Done, Transaction};
 use crate::rules::ids::{OnceKey, TenantId};
 use crate::rules::tax::{Coupon, TaxRate};
@@ -163,7 +165,7 @@ async fn put_coupon(client: &ClientWrapper, coupon: &Coupon, at: Timestamp) -> D
         return Ok(CouponPut::Created);
     }
     let standing = find_coupon(client, &coupon.code).await?;
-    let standing = standing.ok_or_else(|| corrupt("a coupon is there and is not"))?;
+    let standing = standing.ok_or_else(|| corrupt("coupons row vanished mid-transaction"))?;
     Ok(match standing == *coupon {
         true => CouponPut::Stands,
         false => CouponPut::Refused(standing),
@@ -214,8 +216,9 @@ async fn read_uses(
         client.query_one(&statement, &[&tenant.as_str(), &code, &SqlTimestamp(cycle)]).await?;
     let (key, cycles): (Option<String>, i64) = (column(&row, 0)?, column(&row, 1)?);
     let key = key.map(|key| OnceKey::parse(&key)).transpose();
-    let cycles = u32::try_from(cycles).map_err(|_| corrupt("uses of a coupon are out of range"))?;
-    Ok((key.map_err(|_| corrupt("a quote has no valid key"))?, cycles))
+    let cycles =
+        u32::try_from(cycles).map_err(|_| corrupt("coupon_uses has more rows than u32 holds"))?;
+    Ok((key.map_err(|_| corrupt("quotes.key is not valid"))?, cycles))
 }
 
 /// Everything but the end of the request and the COMMIT.
@@ -269,5 +272,5 @@ fn tax_rate(row: &Row) -> Result<TaxRate> {
 
 fn read_coupon(row: &Row) -> Result<Coupon> {
     let coupon: String = column(row, 0)?;
-    serde_json::from_str(&coupon).map_err(|_| corrupt("a coupon cannot be read"))
+    serde_json::from_str(&coupon).map_err(|_| damaged("coupons.coupon", &coupon))
 }

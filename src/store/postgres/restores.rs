@@ -39,13 +39,13 @@ pub async fn compare(
     let key = window_of(found);
     let (pushes, mut states) = lock_window(client, key).await?;
     let state = states.get_mut(&key);
-    let state = state.ok_or_else(|| corrupt("a push lies in no window that was cut"))?;
+    let state = state.ok_or_else(|| corrupt("pushes row without its cuts row"))?;
     let number = write_count(found.push.number)?;
     let standing = read_standing(client, &[number]).await?.remove(&found.push.number);
-    let standing = standing.ok_or_else(|| corrupt("a push is there and is not"))?;
+    let standing = standing.ok_or_else(|| corrupt("pushes row vanished mid-transaction"))?;
     let customer = found.push.customer.clone().or(standing.customer);
     let customer = customer.or_else(|| found.tenant_customer.clone());
-    let customer = customer.ok_or_else(|| corrupt("a claimed push has no customer"))?;
+    let customer = customer.ok_or_else(|| corrupt("claimed pushes row without a customer"))?;
     let window = ComparedWindow {
         pushes: &pushes,
         customer: &customer,

@@ -8,8 +8,8 @@
 use super::judgement::{Accepted, meter_of};
 use super::numeric::SqlQuantity;
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, meter_number, read_count, tenant_number, write_count,
-    write_limit,
+    SqlTimestamp, column, corrupt, damaged, instant, meter_number, read_count, tenant_number,
+    write_count, write_limit,
 };
 use crate::rules::event::Event;
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
@@ -349,7 +349,7 @@ fn add_row(composition: &mut Composition, row: &Row, aggregation: Aggregation) -
 pub fn usage_row(row: &Row, from: usize, aggregation: Aggregation) -> Result<UsageRow> {
     let group: String = column(row, from + 1)?;
     let total: Option<SqlQuantity> = column(row, from + 3)?;
-    let total = || total.map(|total| total.0).ok_or_else(|| corrupt("a total has no value"));
+    let total = || total.map(|total| total.0).ok_or_else(|| corrupt("rollups.total is null"));
     let value = match aggregation {
         Aggregation::Sum => Accumulator::Sum(total()?),
         Aggregation::Count => Accumulator::Count,
@@ -357,7 +357,7 @@ pub fn usage_row(row: &Row, from: usize, aggregation: Aggregation) -> Result<Usa
         Aggregation::Max => Accumulator::Max(total()?),
         Aggregation::Latest => {
             let id: String = column(row, from + 5)?;
-            let id = EventId::parse(&id).map_err(|_| corrupt("a latest event has no valid id"))?;
+            let id = EventId::parse(&id).map_err(|_| damaged("rollups.latest_id", &id))?;
             Accumulator::Latest { at: instant(row, from + 4)?, id, quantity: total()? }
         }
         Aggregation::Unique => {
@@ -372,7 +372,7 @@ pub fn usage_row(row: &Row, from: usize, aggregation: Aggregation) -> Result<Usa
     })
 }
 
-/// The group as it stands in an index. A group starts with `[` or is empty, so a digest is never
+/// The group as an index holds it. A group starts with `[` or is empty, so a digest is never
 /// taken for one.
 fn group_key(group: &Group) -> Cow<'_, str> {
     let text = group.as_text();

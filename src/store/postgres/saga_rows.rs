@@ -2,7 +2,7 @@
 //!
 //! Invariant: a log is read in the order in which it was written, whole.
 
-use super::scalars::{column, corrupt, instant, read_count, read_ordinal};
+use super::scalars::{column, corrupt, damaged, instant, read_count, read_ordinal};
 use super::transaction::Done;
 use crate::rules::ids::{OnceKey, TenantId};
 use crate::rules::saga::{LogLine, Mark, Saga, SagaKind, SagaState};
@@ -49,7 +49,7 @@ pub async fn lock_saga(client: &ClientWrapper, number: i64) -> Done<(Saga, u64)>
         FOR UPDATE OF s";
     let statement = client.prepare_cached(sql).await?;
     let row = client.query_opt(&statement, &[&number]).await?;
-    let row = row.ok_or_else(|| corrupt("a saga is there and is not"))?;
+    let row = row.ok_or_else(|| corrupt("sagas row vanished mid-transaction"))?;
     Ok((saga(&row, 0)?, read_count(column(&row, 13)?)?))
 }
 
@@ -77,7 +77,7 @@ pub async fn read_logs(
             generation: read_ordinal(column(&row, 1)?)?,
             step: read_ordinal(column(&row, 2)?)?,
             name: column(&row, 3)?,
-            mark: Mark::from_name(&mark).ok_or_else(|| corrupt("a line has no known mark"))?,
+            mark: Mark::from_name(&mark).ok_or_else(|| damaged("saga_lines.mark", &mark))?,
             result: column(&row, 5)?,
             detail: column(&row, 6)?,
             at: instant(&row, 7)?,
@@ -95,12 +95,11 @@ pub fn saga(row: &Row, from: usize) -> Result<Saga> {
     Ok(Saga {
         number: read_count(column(row, from)?)?,
         id: column(row, from + 1)?,
-        kind: SagaKind::from_name(&kind).ok_or_else(|| corrupt("a saga is of no known kind"))?,
-        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
-        key: OnceKey::parse(&key).map_err(|_| corrupt("a saga has no valid key"))?,
+        kind: SagaKind::from_name(&kind).ok_or_else(|| damaged("sagas.kind", &kind))?,
+        tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
+        key: OnceKey::parse(&key).map_err(|_| damaged("sagas.key", &key))?,
         params: column(row, from + 5)?,
-        state: SagaState::from_name(&state)
-            .ok_or_else(|| corrupt("a saga is in no known state"))?,
+        state: SagaState::from_name(&state).ok_or_else(|| damaged("sagas.state", &state))?,
         generation: read_ordinal(column(row, from + 7)?)?,
         tries: read_ordinal(column(row, from + 8)?)?,
         due_at: instant(row, from + 9)?,

@@ -1,14 +1,14 @@
-//! Sagas and their logs; holds are in `holds`, agreements in `agreements`.
+//! Sagas and their logs; holds are in `holds`, subscription records in `subscriptions`.
 //!
 //! Invariant: a saga's row and the lines that explain it change in one transaction, under the fence
 //! of its last claim and while that claim has not been given back, by the number of rows affected.
-//! Whoever opens a saga holds its tenant first, so that it sees every other that is open; the
+//! The verb that opens a saga locks its tenant first, so that it sees every other open one; the
 //! unique index `sagas_open` is there to prove the rule. Locks are taken in the order of tenant,
 //! saga, messages, the request's key.
 //!
 //! A crash leaves a saga with its last line. A beginning that is repeated because its outcome was
 //! lost is found under its key; a claim passes over what the lost one leased; lines that were
-//! written are found in the log by whoever claims the saga next; a revival is refused, since the
+//! written are found in the log by the next claimant; resuming is refused, since the
 //! saga is under way.
 
 use super::PostgresStore;
@@ -378,7 +378,7 @@ async fn revive(client: &ClientWrapper, id: &str, at: Timestamp) -> Done<Revived
         &SqlTimestamp(saga.state_at),
     ];
     if client.execute(sql, &parameters).await? != 1 {
-        return Err(corrupt("a saga that is held is not as it was read").into());
+        return Err(corrupt("locked sagas row changed mid-transaction").into());
     }
     append_lines(client, number, &[line]).await?;
     Ok(Revived::Done(saga))

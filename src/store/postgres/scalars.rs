@@ -5,6 +5,7 @@
 
 use crate::rules::ids::{MeterNo, TenantNo};
 use crate::rules::timestamp::Timestamp;
+pub(in crate::store) use crate::store::damaged;
 use crate::store::{Error, Result};
 use bytes::{BufMut, BytesMut};
 use std::error::Error as StdError;
@@ -90,7 +91,7 @@ impl<'a> FromSql<'a> for SqlHash {
     accepts!(UUID);
 }
 
-/// Stands in `counters` for deliveries of no known tenant.
+/// In `counters`: deliveries of no known tenant.
 pub const NO_TENANT: i32 = 0;
 
 pub fn tenant_number(tenant: TenantNo) -> i32 {
@@ -102,15 +103,15 @@ pub fn meter_number(meter: MeterNo) -> i16 {
 }
 
 pub fn read_tenant_no(number: i32) -> Result<TenantNo> {
-    u32::try_from(number).map(TenantNo).map_err(|_| corrupt("a tenant number is negative"))
+    u32::try_from(number).map(TenantNo).map_err(|_| damaged("tenant_no", number))
 }
 
 pub fn read_meter_no(number: i16) -> Result<MeterNo> {
-    u16::try_from(number).map(MeterNo).map_err(|_| corrupt("a meter number is negative"))
+    u16::try_from(number).map(MeterNo).map_err(|_| damaged("meter_no", number))
 }
 
 pub fn read_count(count: i64) -> Result<u64> {
-    u64::try_from(count).map_err(|_| corrupt("a stored count is negative"))
+    u64::try_from(count).map_err(|_| damaged("a count", count))
 }
 
 pub fn write_count(count: u64) -> Result<i64> {
@@ -119,7 +120,7 @@ pub fn write_count(count: u64) -> Result<i64> {
 
 /// Reads a revision or a number of attempts.
 pub fn read_ordinal(number: i32) -> Result<u32> {
-    u32::try_from(number).map_err(|_| corrupt("a stored number is negative"))
+    u32::try_from(number).map_err(|_| damaged("a revision or number of attempts", number))
 }
 
 pub fn write_ordinal(number: u32) -> Result<i32> {
@@ -136,7 +137,7 @@ pub fn column<T: FromSqlOwned>(row: &Row, place: usize) -> Result<T> {
     row.try_get(place).map_err(|error| {
         let name = row.columns().get(place).map_or("?", |column| column.name());
         let cause = error.into_source().map_or_else(String::new, |source| source.to_string());
-        corrupt(format!("column {name} cannot be read: {cause}"))
+        corrupt(format!("column {name}: {cause}"))
     })
 }
 

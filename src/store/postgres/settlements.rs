@@ -264,7 +264,9 @@ async fn overtake(
     let mut changes = Vec::with_capacity(pairs.len());
     // Both are in the order of the dead ones' numbers.
     for (dead, number) in read_pushes(client, &numbers).await?.iter().zip(pairs.values()) {
-        let taken = taken.get(number).ok_or_else(|| corrupt("a push is there and is not"))?;
+        let taken = taken
+            .get(number)
+            .ok_or_else(|| corrupt(format!("pushes.push_no={number} vanished mid-transaction")))?;
         changes.push(plan_overtaking(dead, taken, at)?);
     }
     change_pushes(client, &changes, at).await
@@ -285,7 +287,7 @@ async fn replace(
     let mut pushes = Vec::with_capacity(replaced.len());
     for found in replaced {
         let state = states.get_mut(&window_of(found));
-        let state = state.ok_or_else(|| corrupt("a push lies in no window that was cut"))?;
+        let state = state.ok_or_else(|| corrupt("pushes row without its cuts row"))?;
         let Replacing { state: after, push } = plan_replacing(found, state, PushState::Observed)?;
         *state = after;
         pushes.push(push);

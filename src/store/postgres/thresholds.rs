@@ -1,13 +1,14 @@
 //! Thresholds: when a tenant's usage is worth a word.
 //!
 //! Invariant: one for each tenant, meter, kind and period, by the primary key; the last one set
-//! stands. A crash leaves all of a call or nothing, and every call may be repeated.
+//! holds. A crash leaves all of a call or nothing, and every call may be repeated.
 
 use super::PostgresStore;
 use super::declarations::Creation;
 use super::numeric::SqlQuantity;
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, meter_number, read_meter_no, tenant_number, write_limit,
+    SqlTimestamp, column, corrupt, damaged, instant, meter_number, read_meter_no, tenant_number,
+    write_limit,
 };
 use super::transaction::{Done, Transaction};
 use crate::rules::ids::{MeterNo, TenantId};
@@ -23,8 +24,9 @@ impl PostgresStore {
         let Threshold { tenant, meter, kind, period, limit, created_at } = threshold;
         let creation = Creation::At(*created_at);
         self.number_tenants(std::iter::once(tenant), creation).await?;
-        let number =
-            self.tenant_no(tenant).ok_or_else(|| corrupt("a tenant is made and is not"))?;
+        let number = self
+            .tenant_no(tenant)
+            .ok_or_else(|| corrupt("tenants row vanished mid-transaction"))?;
         let work = move |client: Arc<Transaction>| async move {
             let sql = "-- set_threshold
                 INSERT INTO thresholds (tenant_no, meter_no, kind, period, usage_limit, created_at)
@@ -93,12 +95,11 @@ fn read_threshold(row: &Row) -> Result<Threshold> {
     let (kind, period): (String, String) = (column(row, 2)?, column(row, 3)?);
     let SqlQuantity(limit) = column(row, 4)?;
     Ok(Threshold {
-        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
+        tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
         meter: read_meter_no(column(row, 1)?)?,
-        kind: ThresholdKind::from_name(&kind)
-            .ok_or_else(|| corrupt("a threshold is of no known kind"))?,
+        kind: ThresholdKind::from_name(&kind).ok_or_else(|| damaged("thresholds.kind", &kind))?,
         period: ThresholdPeriod::from_name(&period)
-            .ok_or_else(|| corrupt("a threshold has no known period"))?,
+            .ok_or_else(|| damaged("thresholds.period", &period))?,
         limit,
         created_at: instant(row, 5)?,
     })

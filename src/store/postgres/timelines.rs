@@ -4,10 +4,10 @@
 //! is there already changes nothing. Entries are written in the order of that key, after all other
 //! rows of their transaction.
 //!
-//! A crash leaves an entry together with the webhook or the reading that told it, or neither.
+//! A crash leaves an entry together with its webhook or reading, or neither.
 
 use super::push_rows::each;
-use super::scalars::{SqlTimestamp, column, corrupt, instant, read_count, write_count};
+use super::scalars::{SqlTimestamp, column, damaged, instant, read_count, write_count};
 use super::transaction::Done;
 use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::subscription::{Origin, Subscription, TimelineEntry};
@@ -81,14 +81,14 @@ pub async fn read_timelines(
 fn timeline_entry(row: &Row) -> Result<TimelineEntry> {
     let (subscription, origin): (String, String) = (column(row, 0)?, column(row, 2)?);
     let state: String = column(row, 4)?;
-    let state: Subscription = serde_json::from_str(&state)
-        .map_err(|_| corrupt("the state of a subscription cannot be read"))?;
+    let state: Subscription =
+        serde_json::from_str(&state).map_err(|_| damaged("timeline_entries.state", &state))?;
     Ok(TimelineEntry {
         subscription: SubscriptionId::parse(&subscription)
-            .map_err(|_| corrupt("a subscription has no valid id"))?,
+            .map_err(|_| damaged("timeline_entries.subscription", &subscription))?,
         at: instant(row, 1)?,
         origin: Origin::from_name(&origin)
-            .ok_or_else(|| corrupt("the state of a subscription has no known origin"))?,
+            .ok_or_else(|| damaged("timeline_entries.origin", &origin))?,
         version: read_count(column(row, 3)?)?,
         state,
     })

@@ -29,7 +29,7 @@ pub struct TlsChoice {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Check {
-    /// Encrypted only: whoever answers may be anyone.
+    /// Encrypted only: the server's identity is not checked.
     Nothing,
     /// Signed by one of the roots.
     Signature,

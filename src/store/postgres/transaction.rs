@@ -17,7 +17,7 @@ use std::future::Future;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// How often a transaction is redone before the caller is told to come back.
+/// How often a transaction is retried before the caller gets an error.
 const TRIES_MAX: u32 = 20;
 
 /// What the statements of a transaction come to.

@@ -16,7 +16,7 @@
 use super::numeric::SqlQuantity;
 use super::push_rows::{change_pushes, read_pushes};
 use super::scalars::{
-    SqlTimestamp, column, corrupt, meter_number, read_count, read_meter_no, tenant_number,
+    SqlTimestamp, column, corrupt, damaged, meter_number, read_count, read_meter_no, tenant_number,
     write_count, write_limit,
 };
 use super::transaction::Done;
@@ -157,7 +157,7 @@ async fn count_released(
             &SqlTimestamp(at),
         ];
         if client.execute(&statement, &given).await? != 1 {
-            return Err(corrupt("waiting usage is there and is not").into());
+            return Err(corrupt("unmapped_usage row vanished mid-transaction").into());
         }
     }
     Ok(())
@@ -204,7 +204,7 @@ pub async fn list_unsent(
         let tenant: String = column(&row, 0)?;
         let SqlQuantity(quantity) = column(&row, 3)?;
         found.push(UnsentUsage {
-            tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
+            tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
             meter: read_meter_no(column(&row, 1)?)?,
             pushes: read_count(column(&row, 2)?)?,
             quantity,

@@ -1,4 +1,4 @@
-//! Webhooks: what the provider told, one for each fact; and where jobs that read its lists stand.
+//! Webhooks of the provider, one for each fact; and the positions of jobs that read its lists.
 //!
 //! Invariant: a fact has one webhook because each of its names has one row in `webhook_names`. Two
 //! servers that record one fact at once meet at that key; the later one redoes its transaction and
@@ -13,7 +13,8 @@ use super::PostgresStore;
 use super::mirrors::{object_name, raise_tickets};
 use super::push_rows::each;
 use super::scalars::{
-    SqlTimestamp, column, corrupt, instant, instant_if_any, read_count, write_count, write_limit,
+    SqlTimestamp, column, corrupt, damaged, instant, instant_if_any, read_count, write_count,
+    write_limit,
 };
 use super::timelines::insert_entries;
 use super::transaction::{Done, Transaction};
@@ -118,9 +119,9 @@ impl Webhooks for PostgresStore {
 struct Fact<'r> {
     /// Its webhook, if it has one already.
     known: Option<i64>,
-    /// The receipt that told it first in the batch.
+    /// The first receipt of it in the batch.
     receipt: &'r WebhookReceipt,
-    /// Receipts of the batch that tell it.
+    /// Its receipts in the batch.
     deliveries: i64,
 }
 
@@ -192,7 +193,7 @@ async fn record_all(client: &ClientWrapper, receipts: &[WebhookReceipt]) -> Done
     let mut numbers = Vec::with_capacity(batch.facts.len());
     for fact in &batch.facts {
         let number = fact.known.or_else(|| written.next());
-        numbers.push(number.ok_or_else(|| corrupt("a webhook is written and is not"))?);
+        numbers.push(number.ok_or_else(|| corrupt("webhooks row vanished mid-transaction"))?);
     }
     insert_names(client, &batch, &numbers).await?;
     count_deliveries(client, &batch).await?;
@@ -355,9 +356,9 @@ fn webhook_record(row: &Row) -> Result<WebhookRecord> {
         event_type: column(row, 2)?,
         object: object_name(row, 3)?,
         source: WebhookSource::from_name(&source)
-            .ok_or_else(|| corrupt("a webhook has no known source"))?,
+            .ok_or_else(|| damaged("webhooks.source", &source))?,
         status: WebhookStatus::from_name(&status)
-            .ok_or_else(|| corrupt("a webhook has no known status"))?,
+            .ok_or_else(|| damaged("webhooks.status", &status))?,
         created_at: instant(row, 7)?,
         received_at: instant(row, 8)?,
         settled_at: instant_if_any(row, 9)?,

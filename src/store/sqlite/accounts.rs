@@ -6,7 +6,7 @@
 //! written is a contradiction and not a contest. A crash leaves an entry whole or not at all.
 
 use super::push_rows::{get, moment, quantity_of};
-use super::{SqliteStore, corrupt, push_listing, sql_error};
+use super::{SqliteStore, corrupt, damaged, push_listing, sql_error};
 use crate::rules::account::{
     Account, Entry, Floor, NewEntry, POSTINGS_MAX, Posting, answer_put, answer_standing,
     answer_unknown_tenant, check_statement, plan_entry,
@@ -135,7 +135,7 @@ pub fn post_in(
     Ok(Posted::Recorded(Entry { number, tenant, key, memo, postings, at }))
 }
 
-/// Creates an account that a change of credits moves through, unless it stands.
+/// Creates an account that a change of credits moves through, unless it exists.
 pub fn ensure_account(
     connection: &Connection,
     tenant: TenantNo,
@@ -153,7 +153,7 @@ fn put_account(
 ) -> Result<AccountPut> {
     let created = insert_account(connection, tenant, new, at)?;
     let found = find_account(connection, (tenant, &new.tenant), &new.name)?;
-    let (_, account) = found.ok_or_else(|| corrupt("an account that was just written"))?;
+    let (_, account) = found.ok_or_else(|| corrupt("accounts row of this transaction"))?;
     Ok(answer_put(new, account, created)?)
 }
 
@@ -228,7 +228,7 @@ fn decode_account(row: &Row<'_>, tenant: &TenantId) -> Result<Account> {
         tenant: tenant.clone(),
         name: name_of(row)?,
         unit: unit_of(row)?,
-        floor: Floor::from_name(&floor).ok_or_else(|| corrupt("an account's floor"))?,
+        floor: Floor::from_name(&floor).ok_or_else(|| damaged("accounts.floor", &floor))?,
         balance: quantity_of(row, "balance")?,
         version: get(row, "version")?,
         created_at: moment(row, "created_at")?,
@@ -237,12 +237,12 @@ fn decode_account(row: &Row<'_>, tenant: &TenantId) -> Result<Account> {
 
 fn name_of(row: &Row<'_>) -> Result<AccountName> {
     let name: String = get(row, "name")?;
-    AccountName::parse(&name).map_err(|_| corrupt("an account's name"))
+    AccountName::parse(&name).map_err(|_| damaged("accounts.name", &name))
 }
 
 pub fn unit_of(row: &Row<'_>) -> Result<Unit> {
     let unit: String = get(row, "unit")?;
-    Unit::parse(&unit).map_err(|_| corrupt("a unit"))
+    Unit::parse(&unit).map_err(|_| damaged("accounts.unit", &unit))
 }
 
 fn insert_entry(
@@ -278,7 +278,7 @@ fn write_balance(connection: &Connection, account: i64, posting: &Posting) -> Re
         .map_err(sql_error)?;
     match written {
         1 => Ok(()),
-        _ => Err(corrupt("an account that only this transaction can change")),
+        _ => Err(corrupt("accounts row locked by this transaction")),
     }
 }
 
@@ -374,7 +374,7 @@ fn read_statement(
         lines.push(StatementLine {
             version: get(row, "after")?,
             entry: get(row, "entry_no")?,
-            key: OnceKey::parse(&key).map_err(|_| corrupt("an entry's key"))?,
+            key: OnceKey::parse(&key).map_err(|_| damaged("entries.key", &key))?,
             memo: get(row, "memo")?,
             amount,
             balance: quantity_of(row, "left")?,

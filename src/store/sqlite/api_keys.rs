@@ -1,4 +1,4 @@
-//! API keys in their table. A revoked key stays, so that it can be told when it was valid.
+//! API keys in their table. A revoked key stays, as a record of when it was valid.
 
 use super::{corrupt, sql_error};
 use crate::rules::ids::TenantId;
@@ -64,7 +64,7 @@ fn decode_api_key(row: &Row<'_>) -> Result<ApiKey> {
         name: row.get(1).map_err(sql_error)?,
         digest: row.get(2).map_err(sql_error)?,
         scopes: scopes.split_whitespace().map(str::to_owned).collect(),
-        tenant: tenant.map_err(|_| corrupt("a key's tenant"))?,
+        tenant: tenant.map_err(|_| corrupt("api_keys.tenant"))?,
         created_at: Timestamp::from_micros(row.get(5).map_err(sql_error)?),
         revoked_at: row.get::<_, Option<i64>>(6).map_err(sql_error)?.map(Timestamp::from_micros),
     })

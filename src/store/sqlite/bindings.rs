@@ -29,7 +29,7 @@ impl Bindings for SqliteStore {
                         .map_err(sql_error)?,
                     Some(_) => 0,
                 };
-                read_binding(connection)?.ok_or_else(|| corrupt("a binding"))
+                read_binding(connection)?.ok_or_else(|| corrupt("bindings row"))
             })
         })
         .await

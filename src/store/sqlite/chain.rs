@@ -10,7 +10,7 @@ use rusqlite::Connection;
 
 const PAGE: usize = 1_000;
 
-/// Whether every nightly pass and row has the hash that follows from what stands before it.
+/// Whether every nightly pass and row has the hash that follows from its predecessor.
 pub fn verify_passes(connection: &Connection) -> Result<ChainReport> {
     connection.execute_batch("BEGIN").map_err(sql_error)?;
     let report = follow(connection);

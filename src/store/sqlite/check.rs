@@ -192,7 +192,7 @@ fn read_total(
         group: Group::from_stored(&group),
     };
     let Some(meter) = catalog.get(key.meter) else {
-        return Ok((key, Err(corrupt("a total's meter")), 0));
+        return Ok((key, Err(corrupt("meters row of a rollups row")), 0));
     };
     let aggregation = meter.spec.aggregation;
     let values = match aggregation {

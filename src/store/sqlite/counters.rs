@@ -5,7 +5,7 @@
 //! while the open segment's counters are copied.
 
 use super::segment::{CounterKey, hour_of};
-use super::{Shared, corrupt, sql_error};
+use super::{Shared, corrupt, damaged, sql_error};
 use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
@@ -35,7 +35,9 @@ pub fn read_counters(
     let names = all_names(connection)?;
     let name = |number: TenantNo| match number.0 {
         0 => Ok(None),
-        _ => names.get(&number).cloned().map(Some).ok_or_else(|| corrupt("a counter's tenant")),
+        _ => {
+            names.get(&number).cloned().map(Some).ok_or_else(|| corrupt("tenants row of a counter"))
+        }
     };
     let row = |((number, hour), tally)| Ok(CounterRow { tenant: name(number)?, hour, tally });
     totals.into_iter().map(row).collect()
@@ -210,10 +212,10 @@ fn find_name(connection: &Connection, number: TenantNo) -> Result<Option<TenantI
         .prepare_cached("-- find_name\nSELECT tenant FROM tenants WHERE tenant_no = ?")
         .and_then(|mut select| select.query_row([number.0], |row| row.get(0)).optional())
         .map_err(sql_error)?;
-    let name = name.ok_or_else(|| corrupt("a counter's tenant"))?;
+    let name = name.ok_or_else(|| corrupt("tenants row of a counter"))?;
     parse_name(&name).map(Some)
 }
 
 fn parse_name(name: &str) -> Result<TenantId> {
-    TenantId::parse(name).map_err(|_| corrupt("a tenant's name"))
+    TenantId::parse(name).map_err(|_| damaged("tenants.tenant", &name))
 }

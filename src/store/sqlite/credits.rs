@@ -9,7 +9,7 @@ mod rows;
 
 pub use covering::{Credit, Usage};
 
-use super::{SqliteStore, corrupt, sql_error};
+use super::{SqliteStore, corrupt, damaged, sql_error};
 use crate::rules::credit::{CreditChange, GRANTS_MAX, Grant, GrantTerms};
 use crate::rules::grant::ledger::Ledger;
 use crate::rules::grant::{check_history, plan_expiries, plan_issue, plan_take_back};
@@ -79,7 +79,7 @@ impl Credits for SqliteStore {
                 for (number, tenant) in find_expired(connection, expired_by, limit)? {
                     let name = shared.read_memory().tenants.name(tenant)?.clone();
                     let found = find_grant(connection, (tenant, &name), number)?;
-                    let grant = found.ok_or_else(|| corrupt("a grant's number"))?;
+                    let grant = found.ok_or_else(|| corrupt("grants row"))?;
                     expired.push((tenant, grant, read_last(connection, number)?));
                 }
                 let mut ledger = Ledger::default();
@@ -166,7 +166,7 @@ fn take_back(
     }
     ledger.plan(tenant, change)?;
     let written = write_changes(connection, ledger.take_planned(), at)?.pop();
-    Ok(TakenBack::Done(written.ok_or_else(|| corrupt("a change that was just written"))?))
+    Ok(TakenBack::Done(written.ok_or_else(|| corrupt("credit_changes row of this transaction"))?))
 }
 
 /// Grants that expired by then and have anything left, with whose they are.
@@ -194,5 +194,5 @@ fn find_expired(
 }
 
 fn parse_key(text: &str) -> Result<OnceKey> {
-    OnceKey::parse(text).map_err(|_| corrupt("a key"))
+    OnceKey::parse(text).map_err(|_| damaged("grants.key", &text))
 }

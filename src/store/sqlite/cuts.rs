@@ -5,7 +5,7 @@
 //! transaction; as it alone changes either, nothing can come between.
 //!
 //! Meters billed by event: an event was cut if a push names it (`pushes.event_id`) or, where its
-//! quantity was zero or is carried, if it stands in `carried_events`. A reader first finds those
+//! quantity was zero or is carried, if it is in `carried_events`. A reader first finds those
 //! that were not, so that the writer only looks at those to be cut.
 //!
 //! A crash leaves a call of `record_cuts` done in full or not at all; the next call finds out.
@@ -17,7 +17,7 @@ use super::sagas::read_terms;
 use super::segment::overflow;
 use super::waiting::planned_state;
 use super::window_pushes::read_window_pushes;
-use super::{Shared, SqliteStore, corrupt, events, rollups, sql_error};
+use super::{Shared, SqliteStore, corrupt, damaged, events, rollups, sql_error};
 use crate::rules::billing::Granularity;
 use crate::rules::credit::covering::CoverOrder;
 use crate::rules::cut::{
@@ -228,9 +228,10 @@ impl Cutting<'_> {
             let memory = self.shared.read_memory();
             (memory.tenants.find(&order.tenant), Arc::clone(&memory.catalog))
         };
-        let tenant_no = tenant_no.ok_or_else(|| corrupt("a tenant that was known"))?;
-        let meter = catalog.get(order.meter).ok_or_else(|| corrupt("a cut's meter"))?;
-        let billing = meter.spec.billing.as_ref().ok_or_else(|| corrupt("a meter's billing"))?;
+        let tenant_no = tenant_no.ok_or_else(|| corrupt("tenants row of a cut"))?;
+        let meter = catalog.get(order.meter).ok_or_else(|| corrupt("meters row of a cut"))?;
+        let billing =
+            meter.spec.billing.as_ref().ok_or_else(|| corrupt("billing in meters.definition"))?;
         let (connection, window) = (self.connection, order.window);
         let place = (tenant_no, order.meter, window.start);
         let state = read_cut(connection, tenant_no, order.meter, window.start)?;
@@ -350,7 +351,7 @@ fn read_told(
     Ok(Told::All(pushes.iter().map(Revision::from).collect()))
 }
 
-/// Whether a push or a carried quantity stands for the event.
+/// Whether the event has a push or a carried quantity.
 fn was_cut(
     connection: &Connection,
     (tenant, meter, window_start): (TenantNo, MeterNo, Timestamp),
@@ -413,7 +414,7 @@ fn read_cuts(
     Ok(cuts)
 }
 
-/// Where one window stands.
+/// The state of one window.
 pub fn read_cut(
     connection: &Connection,
     tenant: TenantNo,
@@ -512,7 +513,7 @@ fn read_remainder(
         })
         .map_err(sql_error)?;
     let Some(text) = text else { return Ok(Quantity::ZERO) };
-    Quantity::parse_stored(&text).ok_or_else(|| corrupt("a remainder"))
+    Quantity::parse_stored(&text).ok_or_else(|| damaged("remainders.remainder", &text))
 }
 
 fn write_remainder(

@@ -3,7 +3,7 @@
 //! Invariant: a meter's definition never changes but for its description; a tenant's number never
 //! changes. Each write is one transaction of the writer.
 
-use super::{corrupt, sql_error};
+use super::{damaged, sql_error};
 use crate::rules::ids::{CustomerId, MeterNo, MeterSlug, TenantId, TenantNo};
 use crate::rules::meter::{Catalog, Meter, MeterSpec};
 use crate::rules::timestamp::Timestamp;
@@ -53,9 +53,9 @@ pub fn load_catalog(connection: &Connection) -> Result<Catalog> {
     while let Some(row) = rows.next().map_err(sql_error)? {
         let (number, slug, definition): (u16, String, String) =
             row.try_into().map_err(sql_error)?;
-        let slug = MeterSlug::parse(&slug).map_err(|_| corrupt("a meter's slug"))?;
-        let spec: MeterSpec =
-            serde_json::from_str(&definition).map_err(|_| corrupt("a meter's definition"))?;
+        let slug = MeterSlug::parse(&slug).map_err(|_| damaged("meters.slug", &slug))?;
+        let spec: MeterSpec = serde_json::from_str(&definition)
+            .map_err(|_| damaged("meters.definition", &definition))?;
         catalog.insert(MeterNo(number), Arc::new(Meter { slug, spec }));
     }
     Ok(catalog)
@@ -71,7 +71,7 @@ pub fn holder_of_customer(
         .prepare_cached("-- holder_of_customer\nSELECT tenant FROM tenants WHERE customer = ?")
         .and_then(|mut select| select.query_row([customer.as_str()], |row| row.get(0)).optional())
         .map_err(sql_error)?;
-    holder.map(|id| TenantId::parse(&id).map_err(|_| corrupt("a tenant"))).transpose()
+    holder.map(|id| TenantId::parse(&id).map_err(|_| damaged("tenants.tenant", &id))).transpose()
 }
 
 /// Creates a tenant or changes what is known of it, inside the caller's transaction. The customer
@@ -170,10 +170,10 @@ fn decode_tenant(row: &Row<'_>) -> Result<(TenantNo, Tenant)> {
     let id: String = row.get(1).map_err(sql_error)?;
     let customer: Option<String> = row.get(3).map_err(sql_error)?;
     let tenant = Tenant {
-        id: TenantId::parse(&id).map_err(|_| corrupt("a tenant"))?,
+        id: TenantId::parse(&id).map_err(|_| damaged("tenants.tenant", &id))?,
         name: row.get(2).map_err(sql_error)?,
         customer: customer
-            .map(|id| CustomerId::parse(&id).map_err(|_| corrupt("a tenant's customer")))
+            .map(|id| CustomerId::parse(&id).map_err(|_| damaged("tenants.customer", &id)))
             .transpose()?,
         created_at: Timestamp::from_micros(row.get(4).map_err(sql_error)?),
     };

@@ -213,7 +213,7 @@ fn insert_epoch(connection: &Connection, cause: &Cause, at: Timestamp) -> Result
             params![at.micros(), cause.reason, cause.suspected],
         )
         .map_err(sql_error)?;
-    read_epoch(connection)?.ok_or_else(|| corrupt("an epoch"))
+    read_epoch(connection)?.ok_or_else(|| corrupt("epochs row"))
 }
 
 /// The secret under which keys are made now.

@@ -6,7 +6,7 @@
 use super::keys::{Location, key_hash};
 use super::memory::{Memory, Tenants};
 use super::segment::{Entry, Segment};
-use super::{Shared, corrupt, inbox, sql_error};
+use super::{Shared, corrupt, damaged, inbox, sql_error};
 use crate::rules::event::Event;
 use crate::rules::ids::{EventId, MeterNo, SubscriptionId, TenantId, TenantNo};
 use crate::rules::properties::Properties;
@@ -252,7 +252,8 @@ fn list_folded(
         let Some((at, id, place)) = open.pop() else { break };
         searched += 1;
         if searched >= query.searched_max {
-            page.searched_to = Some((at, EventId::parse(&id).map_err(|_| corrupt("an id"))?));
+            page.searched_to =
+                Some((at, EventId::parse(&id).map_err(|_| damaged("events.id", &id))?));
         }
         let stretch = &mut stretches[place];
         let (_, event) = fetch_row(connection, stretch.next_no, decode_event)?;
@@ -385,12 +386,12 @@ impl EventRow {
         let subscription = self.subscription.as_deref().map(SubscriptionId::parse).transpose();
         let event = Event {
             tenant,
-            id: EventId::parse(&self.id).map_err(|_| corrupt("an event's id"))?,
+            id: EventId::parse(&self.id).map_err(|_| damaged("events.id", &self.id))?,
             meter: self.meter,
             quantity: self.quantity,
             occurred_at: self.occurred_at,
             properties: self.properties,
-            subscription: subscription.map_err(|_| corrupt("an event's subscription"))?,
+            subscription: subscription.map_err(|_| corrupt("events.subscription"))?,
             trial: self.trial,
         };
         Ok(StoredEvent { event, received_at: self.received_at })
@@ -411,7 +412,7 @@ fn fetch_row<T>(
         )
         .map_err(sql_error)?;
     let mut rows = select.query([number]).map_err(sql_error)?;
-    let row = rows.next().map_err(sql_error)?.ok_or_else(|| corrupt("an event's number"))?;
+    let row = rows.next().map_err(sql_error)?.ok_or_else(|| corrupt("events row"))?;
     decode(row)
 }
 
@@ -419,7 +420,7 @@ fn fetch_row<T>(
 pub fn decode_event(row: &Row<'_>) -> Result<(TenantNo, EventRow)> {
     let text = |column: usize| -> Result<&str> {
         let value = row.get_ref(column).map_err(sql_error)?;
-        value.as_str().map_err(|_| corrupt("an event's text"))
+        value.as_str().map_err(|_| corrupt("a text of an events row"))
     };
     let occurred_at = Timestamp::from_micros(row.get(2).map_err(sql_error)?);
     let event = EventRow {

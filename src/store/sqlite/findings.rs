@@ -5,7 +5,7 @@
 //! leaves all changes of a call, or none.
 
 use super::push_rows::{get, moment, quantity_of};
-use super::{Shared, corrupt, sql_error};
+use super::{Shared, corrupt, damaged, sql_error};
 use crate::rules::drift::{Reason, Verdict};
 use crate::rules::finding::{Finding, FindingChange, FindingKind, Observation};
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
@@ -34,7 +34,7 @@ pub fn record(
         FindingChange::Open(seen) => {
             let tenant = seen.tenant.as_ref().map(|tenant| {
                 let number = shared.read_memory().tenants.find(tenant);
-                number.ok_or_else(|| corrupt("the tenant of a finding"))
+                number.ok_or_else(|| corrupt("tenants row of a finding"))
             });
             let tenant = tenant.transpose()?;
             match find_open(connection, tenant, seen)? {
@@ -101,7 +101,7 @@ fn insert_finding(
     Ok(())
 }
 
-/// Writes what was seen now; whoever was called once is not called again.
+/// Writes what was seen now; a finding that has paged does not page again.
 fn follow_finding(
     connection: &Connection,
     number: u64,
@@ -237,12 +237,12 @@ fn decode_observation(row: &Row<'_>) -> Result<Observation> {
     let tenant = tenant.as_deref().map(TenantId::parse).transpose();
     let reason: String = get(row, "reason")?;
     Ok(Observation {
-        kind: FindingKind::from_name(&kind).ok_or_else(|| corrupt("a finding's kind"))?,
-        tenant: tenant.map_err(|_| corrupt("a finding's tenant"))?,
+        kind: FindingKind::from_name(&kind).ok_or_else(|| damaged("findings.kind", &kind))?,
+        tenant: tenant.map_err(|_| corrupt("findings.tenant_no"))?,
         meter: get::<Option<u16>>(row, "meter_no")?.map(MeterNo),
         subject: get(row, "subject")?,
         verdict: verdict_of(row)?,
-        reason: Reason::from_name(&reason).ok_or_else(|| corrupt("a finding's reason"))?,
+        reason: Reason::from_name(&reason).ok_or_else(|| damaged("findings.reason", &reason))?,
         ledger: quantity_of(row, "ledger")?,
         provider: quantity_of(row, "provider")?,
         detail: get(row, "detail")?,
@@ -251,7 +251,7 @@ fn decode_observation(row: &Row<'_>) -> Result<Observation> {
 
 fn verdict_of(row: &Row<'_>) -> Result<Verdict> {
     let verdict: String = get(row, "verdict")?;
-    Verdict::from_name(&verdict).ok_or_else(|| corrupt("a finding's verdict"))
+    Verdict::from_name(&verdict).ok_or_else(|| damaged("findings.verdict", &verdict))
 }
 
 pub fn count_drifting_tenants(connection: &Connection) -> Result<u64> {

@@ -2,7 +2,7 @@
 //!
 //! Steps, in order: each event becomes a row of `events` (with its key in `key_blocks` and its
 //! tenant's place in `event_ranges`), each total is added to `rollups`, each counter to `counters`.
-//! The number of steps done stands in `fold_state` and commits together with them. A total with
+//! The number of steps done is in `fold_state` and commits together with them. A total with
 //! many unique values is several steps, and a step costs as much of a commit's budget as it has
 //! values, so that no commit waits for a large one.
 //!

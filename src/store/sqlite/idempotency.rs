@@ -31,7 +31,7 @@ pub struct Finish<T> {
 }
 
 impl<T> Finish<T> {
-    /// To be called last in the transaction, with what became of it; on an error the caller rolls
+    /// To be called last in the transaction, with the outcome; on an error the caller rolls
     /// it back.
     pub fn end(self, connection: &Connection, outcome: T) -> store::Result<T> {
         let Some(completing) = self.completing else { return Ok(outcome) };

@@ -10,7 +10,7 @@
 //! number of rows, however many payloads came under its id.
 
 use super::judge::{NewConflict, NewQuarantine};
-use super::{corrupt, sql_error};
+use super::{corrupt, damaged, sql_error};
 use crate::rules::event::Event;
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{EventId, TenantId, TenantNo};
@@ -249,7 +249,7 @@ pub fn overflow_of_key(
         match inbox.as_str() {
             "conflicts" => conflicts = deliveries,
             "quarantine" => quarantined = deliveries,
-            _ => return Err(corrupt("an inbox")),
+            _ => return Err(corrupt("inbox_overflow.inbox")),
         }
     }
     Ok((conflicts, quarantined))
@@ -375,15 +375,16 @@ fn decode_quarantine(row: &Row<'_>) -> Result<QuarantineRecord> {
         last_received_at: Timestamp::from_micros(row.get(4).map_err(sql_error)?),
         deliveries: row.get(5).map_err(sql_error)?,
         payload: row.get(6).map_err(sql_error)?,
-        reason: Quarantine::from_code(&reason).ok_or_else(|| corrupt("a quarantine's reason"))?,
+        reason: Quarantine::from_code(&reason)
+            .ok_or_else(|| damaged("quarantine.reason", &reason))?,
     })
 }
 
 fn decode_key(row: &Row<'_>) -> Result<(TenantId, EventId)> {
     let (tenant, id): (String, String) =
         (row.get(1).map_err(sql_error)?, row.get(2).map_err(sql_error)?);
-    let tenant = TenantId::parse(&tenant).map_err(|_| corrupt("a tenant"))?;
-    Ok((tenant, EventId::parse(&id).map_err(|_| corrupt("an event's id"))?))
+    let tenant = TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?;
+    Ok((tenant, EventId::parse(&id).map_err(|_| damaged("events.id", &id))?))
 }
 
 fn event_json(event: &Event, catalog: &Catalog) -> Result<String> {

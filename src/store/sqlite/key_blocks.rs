@@ -6,7 +6,7 @@
 //! a gap, which the next start finds.
 
 use super::keys::{KeyIndex, Location, key_hash};
-use super::{corrupt, sql_error};
+use super::{corrupt, damaged, sql_error};
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{EventId, TenantNo};
 use crate::store::{Error, Result};
@@ -28,7 +28,7 @@ impl KeyBlock {
     pub fn read(row: &Row<'_>) -> Result<Self> {
         let first_no: i64 = row.get(0).map_err(sql_error)?;
         let bytes = row.get_ref(1).map_err(sql_error)?;
-        let bytes = bytes.as_blob().map_err(|_| corrupt("a block of keys"))?;
+        let bytes = bytes.as_blob().map_err(|_| corrupt("key_blocks.hashes"))?;
         let stored: Option<i64> = row.get(2).map_err(sql_error)?;
         let (hashes, odd) = bytes.as_chunks();
         let whole = odd.is_empty() && stored.is_none_or(|sum| sum == checksum(first_no, bytes));
@@ -143,7 +143,7 @@ fn rebuild(
         let end = gap.end.min(start + KEYS_REBUILT);
         let hashes = hash_events(connection, fingerprinter, start..end)?;
         let bytes: Vec<u8> = hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect();
-        let first_no = i64::try_from(start).map_err(|_| corrupt("an event's number"))?;
+        let first_no = i64::try_from(start).map_err(|_| corrupt("events.event_no"))?;
         insert_block(connection, first_no, &bytes)?;
         for (number, hash) in (start..end).zip(hashes) {
             keys.insert(hash, Location::Folded(number));
@@ -182,7 +182,7 @@ fn hash_events(
         }
         let tenant = TenantNo(row.get(1).map_err(sql_error)?);
         let id: String = row.get(2).map_err(sql_error)?;
-        let id = EventId::parse(&id).map_err(|_| corrupt("an event's id"))?;
+        let id = EventId::parse(&id).map_err(|_| damaged("events.id", &id))?;
         hashes.push(key_hash(fingerprinter, tenant, &id));
     }
     Ok(hashes)

@@ -1,4 +1,4 @@
-//! What the store knows in memory: tenants, meters and the unfolded segments. The key index stands
+//! What the store knows in memory: tenants, meters and the unfolded segments. The key index is
 //! beside it under a lock of its own (`Shared`), since queries for totals do not need it.
 //!
 //! Invariant: memory holds exactly what the committed database holds, one commit behind at most:
@@ -71,7 +71,7 @@ impl Tenants {
         })
     }
 
-    /// The number after the last one; 0 stands for no tenant.
+    /// The number after the last one; 0 means no tenant.
     pub fn next(&self) -> u32 {
         self.last + 1
     }

@@ -6,7 +6,7 @@
 //! leaves a lease that ends by itself; the object is then read again.
 
 use super::push_rows::{get, moment};
-use super::{SqliteStore, corrupt, rejections, sagas, sql_error, timelines, webhooks};
+use super::{SqliteStore, damaged, rejections, sagas, sql_error, timelines, webhooks};
 use crate::rules::ids::{CustomerId, SubscriptionId, TenantId};
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::subscription::{Origin, TimelineEntry};
@@ -150,7 +150,7 @@ fn record_mirror(
         return Ok(Mirrored::Stale);
     }
     let before = before
-        .map(|text| Snapshot::from_json(&text).ok_or_else(|| corrupt("a mirror")))
+        .map(|text| Snapshot::from_json(&text).ok_or_else(|| damaged("mirrors.snapshot", &text)))
         .transpose()?;
     write_mirror(connection, reading, at)?;
     webhooks::settle_waiting(connection, (name, *ticket), snapshot, at)?;
@@ -307,13 +307,14 @@ fn decode_mirror(row: &Row<'_>) -> Result<Mirror> {
     Ok(Mirror {
         name: name_of(row)?,
         version: get(row, "version")?,
-        snapshot: Snapshot::from_json(&snapshot).ok_or_else(|| corrupt("a mirror"))?,
+        snapshot: Snapshot::from_json(&snapshot)
+            .ok_or_else(|| damaged("mirrors.snapshot", &snapshot))?,
         read_at: moment(row, "read_at")?,
     })
 }
 
 fn name_of(row: &Row<'_>) -> Result<ObjectName> {
     let kind: String = get(row, "kind")?;
-    let kind = ObjectKind::from_name(&kind).ok_or_else(|| corrupt("a mirror's kind"))?;
+    let kind = ObjectKind::from_name(&kind).ok_or_else(|| damaged("mirrors.kind", &kind))?;
     Ok(ObjectName { kind, id: get(row, "object_id")? })
 }

@@ -6,7 +6,7 @@
 
 use super::leases::holds_lease;
 use super::push_rows::{get, moment, quantity_if_any, quantity_of};
-use super::{Shared, SqliteStore, corrections, corrupt, findings, sql_error, summaries};
+use super::{Shared, SqliteStore, corrections, corrupt, damaged, findings, sql_error, summaries};
 use super::{window_pushes, writer::Writer};
 use crate::rules::drift::{Reason, Summary, Verdict, WindowPush};
 use crate::rules::finding::{Finding, FindingChange};
@@ -95,7 +95,7 @@ impl Reconciliation for SqliteStore {
             }
             for row in &rows {
                 let tenant = shared.read_memory().tenants.find(&row.tenant);
-                let tenant = tenant.ok_or_else(|| corrupt("the tenant of a row"))?;
+                let tenant = tenant.ok_or_else(|| corrupt("tenants row of a pass_rows row"))?;
                 write_pass_row(connection, (pass, tenant), row)?;
             }
             Ok(true)
@@ -317,15 +317,16 @@ fn decode_pass(row: &Row<'_>) -> Result<Pass> {
     Ok(Pass {
         number: get(row, "pass_no")?,
         order: PassOrder {
-            kind: PassKind::from_name(&kind).ok_or_else(|| corrupt("a pass's kind"))?,
+            kind: PassKind::from_name(&kind).ok_or_else(|| damaged("passes.kind", &kind))?,
             range,
-            tenant: tenant.map_err(|_| corrupt("a pass's tenant"))?,
+            tenant: tenant.map_err(|_| corrupt("passes.tenant"))?,
             apply: get(row, "apply")?,
         },
-        state: PassState::from_name(&state).ok_or_else(|| corrupt("a pass's state"))?,
+        state: PassState::from_name(&state).ok_or_else(|| damaged("passes.state", &state))?,
         created_at: moment(row, "created_at")?,
         ended_at: get::<Option<i64>>(row, "ended_at")?.map(Timestamp::from_micros),
-        progress: serde_json::from_str(&progress).map_err(|_| corrupt("a pass's progress"))?,
+        progress: serde_json::from_str(&progress)
+            .map_err(|_| damaged("passes.progress", &progress))?,
         hash: get(row, "hash")?,
         detail: get(row, "detail")?,
     })
@@ -415,16 +416,18 @@ fn decode_pass_row(row: &Row<'_>) -> Result<PassRow> {
     let marks: Option<String> = get(row, "marks")?;
     let marks = marks.map(|text| serde_json::from_str(&text)).transpose();
     Ok(PassRow {
-        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a row's tenant"))?,
+        tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
         meter: MeterNo(get(row, "meter_no")?),
         day: Window { start: moment(row, "day_start")?, end: moment(row, "day_end")? },
         ledger: quantity_of(row, "ledger")?,
         pushed: quantity_of(row, "pushed")?,
         provider: quantity_if_any(row, "provider")?,
-        verdict: Verdict::from_name(&verdict).ok_or_else(|| corrupt("a row's verdict"))?,
-        reason: Reason::from_name(&reason).ok_or_else(|| corrupt("a row's reason"))?,
-        windows: serde_json::from_str(&windows).map_err(|_| corrupt("a row's windows"))?,
-        marks: marks.map_err(|_| corrupt("a row's marks"))?.unwrap_or_default(),
+        verdict: Verdict::from_name(&verdict)
+            .ok_or_else(|| damaged("pass_rows.verdict", &verdict))?,
+        reason: Reason::from_name(&reason).ok_or_else(|| damaged("pass_rows.reason", &reason))?,
+        windows: serde_json::from_str(&windows)
+            .map_err(|_| damaged("pass_rows.windows", &windows))?,
+        marks: marks.map_err(|_| corrupt("pass_rows.marks"))?.unwrap_or_default(),
         hash: get(row, "hash")?,
     })
 }

@@ -7,7 +7,7 @@ use super::epochs::read_epoch;
 use super::push_rows::{fetch_known, fetch_push, get, quantity_of, read_transitions};
 use super::segment::overflow;
 use super::waiting::sum_unmapped;
-use super::{corrupt, sql_error};
+use super::{corrupt, damaged, sql_error};
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
@@ -201,11 +201,12 @@ pub fn settled_total(connection: &Connection, due: &DueWindow, mode: Mode) -> Re
 /// A window with a settled push, and what its summary shows when everything has arrived.
 pub fn describe_window(connection: &Connection, due: &DueWindow) -> Result<SubmittedWindow> {
     let settled = list_settled(connection, due)?;
-    let last = settled.last().ok_or_else(|| corrupt("a submitted window"))?;
+    let last = settled.last().ok_or_else(|| corrupt("pushes rows of a submitted window"))?;
     let submitted = || settled.iter().filter(|push| push.state == PushState::Submitted);
     Ok(SubmittedWindow {
         tenant: last.tenant.clone(),
-        customer: CustomerId::parse(&due.customer).map_err(|_| corrupt("a push's customer"))?,
+        customer: CustomerId::parse(&due.customer)
+            .map_err(|_| damaged("pushes.customer", &due.customer))?,
         meter: due.meter,
         window: last.window,
         mode: last.mode,

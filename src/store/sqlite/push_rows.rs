@@ -6,7 +6,7 @@
 
 use super::epochs::secret_now;
 use super::waiting::count_waiting;
-use super::{corrupt, sql_error};
+use super::{corrupt, damaged, sql_error};
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId, TenantNo};
@@ -52,7 +52,7 @@ pub fn fetch_push(connection: &Connection, number: u64) -> Result<Option<StoredP
 
 /// The push of a number that was just read from another row.
 pub fn fetch_known(connection: &Connection, number: u64) -> Result<StoredPush> {
-    fetch_push(connection, number)?.ok_or_else(|| corrupt("a push's number"))
+    fetch_push(connection, number)?.ok_or_else(|| corrupt("pushes row"))
 }
 
 /// All pushes of a window, oldest revision first.
@@ -250,22 +250,22 @@ fn decode_push(row: &Row<'_>) -> Result<StoredPush> {
     let event = event.as_deref().map(EventId::parse).transpose();
     let push = Push {
         number: get(row, "push_no")?,
-        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a push's tenant"))?,
+        tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
         meter: MeterNo(get(row, "meter_no")?),
         window: Window { start: moment(row, "window_start")?, end: moment(row, "window_end")? },
         revision: get(row, "revision")?,
         shadow: get(row, "shadow")?,
-        mode: Mode::from_name(&mode).ok_or_else(|| corrupt("a push's mode"))?,
+        mode: Mode::from_name(&mode).ok_or_else(|| damaged("pushes.mode", &mode))?,
         quantity: quantity_of(row, "quantity")?,
         value: quantity_of(row, "value")?,
         key: get(row, "key")?,
         stamped_at: moment(row, "stamped_at")?,
         subscriptions: get(row, "subscriptions")?,
-        event: event.map_err(|_| corrupt("a push's event"))?,
+        event: event.map_err(|_| corrupt("pushes.event_id"))?,
         state: state_of(row)?,
         class: class_of(row)?,
         detail: get(row, "detail")?,
-        customer: customer.map_err(|_| corrupt("a push's customer"))?,
+        customer: customer.map_err(|_| corrupt("pushes.customer"))?,
         attempts: get(row, "attempts")?,
         first_attempt_at: get::<Option<i64>>(row, "first_attempt_at")?.map(Timestamp::from_micros),
         due_at: moment(row, "due_at")?,
@@ -276,7 +276,7 @@ fn decode_push(row: &Row<'_>) -> Result<StoredPush> {
         push,
         tenant_no: TenantNo(get(row, "tenant_no")?),
         slug: get(row, "slug")?,
-        tenant_customer: tenant_customer.map_err(|_| corrupt("a tenant's customer"))?,
+        tenant_customer: tenant_customer.map_err(|_| corrupt("tenants.customer"))?,
         fence: get(row, "fence")?,
         leased_until: get::<Option<i64>>(row, "leased_until")?.map(Timestamp::from_micros),
         request: get(row, "request")?,
@@ -295,13 +295,13 @@ fn looked_of(row: &Row<'_>) -> Result<Option<Reading>> {
 /// An exact decimal in the column of this name.
 pub fn quantity_of(row: &Row<'_>, column: &str) -> Result<Quantity> {
     let text: String = get(row, column)?;
-    Quantity::parse_stored(&text).ok_or_else(|| corrupt("a quantity"))
+    Quantity::parse_stored(&text).ok_or_else(|| damaged(column, &text))
 }
 
 /// The same, of a column that may be null.
 pub fn quantity_if_any(row: &Row<'_>, column: &str) -> Result<Option<Quantity>> {
     let text: Option<String> = get(row, column)?;
-    let parse = |text: String| Quantity::parse_stored(&text).ok_or_else(|| corrupt("a quantity"));
+    let parse = |text: String| Quantity::parse_stored(&text).ok_or_else(|| damaged(column, &text));
     text.map(parse).transpose()
 }
 
@@ -315,10 +315,10 @@ pub fn get<T: FromSql>(row: &Row<'_>, column: &str) -> Result<T> {
 
 pub fn state_of(row: &Row<'_>) -> Result<PushState> {
     let name: String = get(row, "state")?;
-    PushState::from_name(&name).ok_or_else(|| corrupt("a push's state"))
+    PushState::from_name(&name).ok_or_else(|| damaged("pushes.state", &name))
 }
 
 pub fn class_of(row: &Row<'_>) -> Result<Class> {
     let name: String = get(row, "class")?;
-    Class::from_name(&name).ok_or_else(|| corrupt("a push's class"))
+    Class::from_name(&name).ok_or_else(|| damaged("pushes.class", &name))
 }

@@ -3,8 +3,8 @@
 //! A reader finds what could be claimed, so that the writer only looks at those few; the writer's
 //! transaction then decides, and only it leases.
 //!
-//! Invariant: whoever begins or settles a claimed push holds its lease under its last fence. The
-//! lowest observed revision of a window goes first, so of those begun only one is unresolved.
+//! Invariant: a verb that begins or settles a claimed push holds its lease under its last fence.
+//! The lowest observed revision of a window goes first, so of those begun only one is unresolved.
 //! A crash leaves a lease that ends by itself; the push is then due as before, with the customer
 //! and the bytes of its first attempt.
 
@@ -266,7 +266,7 @@ pub fn customer_of(connection: &Connection, tenant: TenantNo) -> Result<Option<C
         .and_then(|mut select| select.query_row([tenant.0], |row| row.get(0)))
         .map_err(sql_error)?;
     let customer = customer.as_deref().map(CustomerId::parse).transpose();
-    customer.map_err(|_| corrupt("a tenant's customer"))
+    customer.map_err(|_| corrupt("tenants.customer"))
 }
 
 /// Leases those that can still be claimed, inside the writer's transaction.
@@ -359,7 +359,8 @@ pub fn customer_to_send_for(connection: &Connection, row: &StoredPush) -> Result
     {
         return Ok(customer);
     }
-    customer_of(connection, row.tenant_no)?.ok_or_else(|| corrupt("a customer"))
+    customer_of(connection, row.tenant_no)?
+        .ok_or_else(|| corrupt("tenants.customer of a claimed push"))
 }
 
 /// The sum of what the provider has of the window, for this customer: its summary is by customer.
@@ -531,10 +532,10 @@ pub fn place_of(found: &StoredPush) -> (TenantNo, MeterNo, Timestamp) {
     (found.tenant_no, found.push.meter, found.push.window.start)
 }
 
-/// Where the window of a push stands.
+/// The state of a push's window.
 pub fn window_state(connection: &Connection, found: &StoredPush) -> Result<CutState> {
     let (tenant, meter, start) = place_of(found);
-    read_cut(connection, tenant, meter, start)?.ok_or_else(|| corrupt("the cut of a push"))
+    read_cut(connection, tenant, meter, start)?.ok_or_else(|| corrupt("cuts row of a push"))
 }
 
 /// The push of a settlement whose right holds now.

@@ -1,11 +1,11 @@
 //! Tax rates, coupons and quotes in their tables.
 //!
 //! Invariant: two rates of one jurisdiction and name never hold at one moment; the writer alone
-//! writes, so what it looked at stands when it writes. A quote is written with the use of its
+//! writes, so what it read holds when it writes. A quote is written with the use of its
 //! coupon and never changes. A crash leaves a quote whole or not at all.
 
 use super::push_rows::{get, moment, quantity_of};
-use super::{SqliteStore, corrupt, push_listing, sql_error};
+use super::{SqliteStore, corrupt, damaged, push_listing, sql_error};
 use crate::rules::ids::{OnceKey, TenantId, TenantNo};
 use crate::rules::tax::{Coupon, TaxRate};
 use crate::rules::timestamp::Timestamp;
@@ -241,7 +241,7 @@ fn list_coupons(connection: &Connection, after: &str, limit: usize) -> Result<Ve
 }
 
 fn decode_coupon(text: &str) -> Result<Coupon> {
-    serde_json::from_str(text).map_err(|_| corrupt("a coupon"))
+    serde_json::from_str(text).map_err(|_| damaged("coupons.coupon", &text))
 }
 
 fn record_quote(
@@ -332,7 +332,7 @@ fn read_coupon_uses(
         .and_then(|mut select| select.query_row(params![tenant.0, code], |row| row.get(0)))
         .map_err(sql_error)?;
     let user = user.as_deref().map(OnceKey::parse).transpose();
-    Ok((user.map_err(|_| corrupt("a quote's key"))?, cycles))
+    Ok((user.map_err(|_| corrupt("quotes.key"))?, cycles))
 }
 
 fn insert_coupon_use(

@@ -16,7 +16,7 @@ use crate::rules::verdict::Tally;
 use crate::store::{Error, Result};
 
 const VERSION: u8 = 1;
-/// No byte of LZ4 stands for more bytes than this: 255 is the largest step of a length.
+/// No byte of LZ4 expands to more bytes than this: 255 is the largest step of a length.
 const LZ4_RATIO_MAX: usize = 255;
 const FLAG_TRIAL: u8 = 1;
 const FLAG_SUBSCRIPTION: u8 = 2;
@@ -161,7 +161,7 @@ fn decompress(body: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn corrupt() -> Error {
-    Error::Corrupt { what: "a journal row cannot be read".into() }
+    Error::Corrupt { what: "journal.body is not valid".into() }
 }
 
 fn wide(number: usize) -> u128 {

@@ -11,7 +11,7 @@ use super::keys::{KeyIndex, Location, key_hash};
 use super::memory::{Memory, Tenants};
 use super::record::{EventView, read_journal};
 use super::segment::{ClosedSegment, CommitParts, NewEntry, Segment, contribution_of};
-use super::{corrupt, sql_error};
+use super::{corrupt, damaged, sql_error};
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::EventId;
 use crate::rules::meter::Catalog;
@@ -98,7 +98,7 @@ pub fn load_unfolded(
         }
         let received_at = Timestamp::from_micros(row.get(1).map_err(sql_error)?);
         let body = row.get_ref(2).map_err(sql_error)?;
-        let body = body.as_blob().map_err(|_| corrupt("a journal row"))?;
+        let body = body.as_blob().map_err(|_| corrupt("journal.body"))?;
         open.append(commit_parts(seq, received_at, body, catalog, fingerprinter)?)?;
         (last_seq, last_received_at) = (seq, last_received_at.max(received_at));
         if fold.closing_seq == Some(seq) {
@@ -126,12 +126,12 @@ fn commit_parts(
     let mut offset = 0;
     for _ in 0..journal.event_count {
         let view = EventView::read(&journal.events, offset)?;
-        let id = EventId::parse(view.id).map_err(|_| corrupt("an event's id"))?;
+        let id = EventId::parse(view.id).map_err(|_| damaged("events.id", &view.id))?;
         entries.push(NewEntry {
             hash: key_hash(fingerprinter, view.tenant, &id),
             occurred_at: view.occurred_at,
             tenant: view.tenant,
-            offset: u32::try_from(offset).map_err(|_| corrupt("a journal row"))?,
+            offset: u32::try_from(offset).map_err(|_| corrupt("journal.body"))?,
         });
         contributions.push(contribution_of(&view, catalog)?);
         offset = view.end;

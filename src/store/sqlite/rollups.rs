@@ -8,7 +8,7 @@
 use super::fold::read_state;
 use super::memory::Memory;
 use super::segment::{ClosedSegment, overflow};
-use super::{Shared, corrupt, sql_error};
+use super::{Shared, corrupt, damaged, sql_error};
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::{Aggregation, Catalog};
 use crate::rules::push::WindowUsage;
@@ -240,7 +240,7 @@ fn scan_rows(
     while let Some(row) = rows.next().map_err(sql_error)? {
         let bucket_start = Timestamp::from_micros(row.get(4).map_err(sql_error)?);
         let group = row.get_ref(5).map_err(sql_error)?;
-        let group = group.as_str().map_err(|_| corrupt("a total's group"))?;
+        let group = group.as_str().map_err(|_| corrupt("rollups.grp"))?;
         visit(row, bucket_start, Group::from_stored(group))?;
     }
     Ok(())
@@ -265,7 +265,7 @@ fn scan_uniques(
     while let Some(row) = rows.next().map_err(sql_error)? {
         let text = |place| {
             let text = row.get_ref(place).map_err(sql_error)?;
-            text.as_str().map_err(|_| corrupt("a unique value"))
+            text.as_str().map_err(|_| corrupt("rollup_uniques.value"))
         };
         let bucket_start = Timestamp::from_micros(row.get(0).map_err(sql_error)?);
         visit(bucket_start, text(1)?, text(2)?)?;
@@ -362,8 +362,8 @@ pub fn decode_rollup(
     let count: u64 = row.get(0).map_err(sql_error)?;
     let quantity = || -> Result<Quantity> {
         let text = row.get_ref(1).map_err(sql_error)?;
-        let text = text.as_str().map_err(|_| corrupt("a total"))?;
-        Quantity::parse_stored(text).ok_or_else(|| corrupt("a total"))
+        let text = text.as_str().map_err(|_| corrupt("rollups.total"))?;
+        Quantity::parse_stored(text).ok_or_else(|| damaged("rollups.total", &text))
     };
     let value = match aggregation {
         Aggregation::Sum => Accumulator::Sum(quantity()?),
@@ -374,7 +374,7 @@ pub fn decode_rollup(
             let id: String = row.get(3).map_err(sql_error)?;
             Accumulator::Latest {
                 at: Timestamp::from_micros(row.get(2).map_err(sql_error)?),
-                id: EventId::parse(&id).map_err(|_| corrupt("a latest event's id"))?,
+                id: EventId::parse(&id).map_err(|_| damaged("rollups.latest_id", &id))?,
                 quantity: quantity()?,
             }
         }
@@ -384,7 +384,7 @@ pub fn decode_rollup(
 }
 
 fn aggregation_of(meter: MeterNo, catalog: &Catalog) -> Result<Aggregation> {
-    let meter = catalog.get(meter).ok_or_else(|| corrupt("a total's meter"))?;
+    let meter = catalog.get(meter).ok_or_else(|| corrupt("meters row of a rollups row"))?;
     Ok(meter.spec.aggregation)
 }
 

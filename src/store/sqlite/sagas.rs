@@ -12,7 +12,7 @@ pub use agreements::{follow_reading, read_terms};
 
 use super::outbox::{tenants_of, write_messages};
 use super::push_rows::{get, moment};
-use super::{SqliteStore, corrupt, push_listing, sql_error};
+use super::{SqliteStore, corrupt, damaged, push_listing, sql_error};
 use crate::rules::ids::{OnceKey, SubscriptionId, TenantId, TenantNo};
 use crate::rules::plan::Plan;
 use crate::rules::saga::lifecycle::{RevivedSaga, answer_begun, plan_begin, plan_revival};
@@ -255,7 +255,7 @@ fn lease(connection: &Connection, number: u64, until: Timestamp) -> Result<Claim
                sagas.created_at AS begun_at, state_at
         FROM sagas JOIN tenants ON tenants.tenant_no = sagas.tenant_no WHERE saga_no = ?";
     let saga = find_one(connection, sql, [number])?;
-    let saga = saga.ok_or_else(|| corrupt("a saga's number"))?;
+    let saga = saga.ok_or_else(|| corrupt("sagas row"))?;
     Ok(ClaimedSaga { saga, fence, log: read_log(connection, number)? })
 }
 
@@ -345,7 +345,7 @@ fn revive_saga(connection: &Connection, id: &str, at: Timestamp) -> Result<Reviv
         })
         .map_err(sql_error)?;
     if written != 1 {
-        return Err(corrupt("a saga that only this transaction can change"));
+        return Err(corrupt("sagas row locked by this transaction"));
     }
     append_lines(connection, saga.number, &[line])?;
     Ok(Revived::Done(saga))
@@ -435,11 +435,11 @@ fn decode_saga(row: &Row<'_>) -> Result<Saga> {
     Ok(Saga {
         number: get(row, "saga_no")?,
         id: get(row, "id")?,
-        kind: SagaKind::from_name(&kind).ok_or_else(|| corrupt("a saga's kind"))?,
-        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a saga's tenant"))?,
-        key: OnceKey::parse(&key).map_err(|_| corrupt("a saga's key"))?,
+        kind: SagaKind::from_name(&kind).ok_or_else(|| damaged("sagas.kind", &kind))?,
+        tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
+        key: OnceKey::parse(&key).map_err(|_| damaged("sagas.key", &key))?,
         params: get(row, "params")?,
-        state: SagaState::from_name(&state).ok_or_else(|| corrupt("a saga's state"))?,
+        state: SagaState::from_name(&state).ok_or_else(|| damaged("sagas.state", &state))?,
         generation: get(row, "generation")?,
         tries: get(row, "tries")?,
         due_at: moment(row, "due_at")?,
@@ -466,7 +466,7 @@ fn read_log(connection: &Connection, saga: u64) -> Result<Vec<LogLine>> {
             generation: get(row, "generation")?,
             step: get(row, "step")?,
             name: get(row, "name")?,
-            mark: Mark::from_name(&mark).ok_or_else(|| corrupt("a line's mark"))?,
+            mark: Mark::from_name(&mark).ok_or_else(|| damaged("saga_lines.mark", &mark))?,
             result: get(row, "result")?,
             detail: get(row, "detail")?,
             at: moment(row, "at")?,

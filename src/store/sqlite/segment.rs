@@ -268,7 +268,7 @@ pub struct FoldPlan {
     counters: Vec<(CounterKey, Tally)>,
 }
 
-/// A segment that is being folded. It changes no more; how far folding is stands in the database.
+/// A segment that is being folded. It changes no more; the database holds how far folding is.
 pub struct ClosedSegment {
     pub segment: Segment,
     /// The number of its plan.

@@ -22,7 +22,7 @@ pub fn record_summaries(
 ) -> Result<()> {
     for reading in readings {
         let tenant = shared.read_memory().tenants.find(&reading.tenant);
-        let tenant = tenant.ok_or_else(|| corrupt("the tenant of a summary"))?;
+        let tenant = tenant.ok_or_else(|| corrupt("tenants row of a summary"))?;
         record_summary(connection, tenant, reading, read_at)?;
     }
     Ok(())

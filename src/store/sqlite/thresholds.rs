@@ -6,7 +6,7 @@
 
 use super::push_rows::{get, moment, quantity_of};
 use super::writer::Writer;
-use super::{corrupt, sql_error};
+use super::{damaged, sql_error};
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
 use crate::store::Result;
 use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod, ThresholdQuery};
@@ -99,11 +99,11 @@ fn decode_threshold(row: &Row<'_>) -> Result<Threshold> {
     let tenant: String = get(row, "tenant")?;
     let (kind, period): (String, String) = (get(row, "kind")?, get(row, "period")?);
     Ok(Threshold {
-        tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a threshold's tenant"))?,
+        tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
         meter: MeterNo(get(row, "meter_no")?),
-        kind: ThresholdKind::from_name(&kind).ok_or_else(|| corrupt("a threshold's kind"))?,
+        kind: ThresholdKind::from_name(&kind).ok_or_else(|| damaged("thresholds.kind", &kind))?,
         period: ThresholdPeriod::from_name(&period)
-            .ok_or_else(|| corrupt("a threshold's period"))?,
+            .ok_or_else(|| damaged("thresholds.period", &period))?,
         limit: quantity_of(row, "usage_limit")?,
         created_at: moment(row, "set_at")?,
     })

@@ -1,11 +1,11 @@
 //! Timelines: states of subscriptions, a set.
 //!
-//! Invariant: a row is told apart by everything it says, its state by a digest; so writing it again
+//! Invariant: a row is identified by all of its columns, its state by a digest; so writing it again
 //! changes nothing, and the order of writes plays no part. Rows are only added, in the transaction
 //! of the webhook or the reading that tells them; a crash leaves both or neither.
 
 use super::push_rows::{get, moment};
-use super::{corrupt, sql_error};
+use super::{damaged, sql_error};
 use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::subscription::{Origin, Subscription, TimelineEntry};
 use crate::store::Result;
@@ -58,12 +58,13 @@ fn decode_entry(row: &Row<'_>) -> Result<TimelineEntry> {
     let (subscription, origin): (String, String) = (get(row, "subscription")?, get(row, "origin")?);
     let state: String = get(row, "state")?;
     let state: Subscription =
-        serde_json::from_str(&state).map_err(|_| corrupt("a subscription's state"))?;
+        serde_json::from_str(&state).map_err(|_| damaged("timeline_entries.state", &state))?;
     Ok(TimelineEntry {
         subscription: SubscriptionId::parse(&subscription)
-            .map_err(|_| corrupt("a timeline's subscription"))?,
+            .map_err(|_| damaged("timeline_entries.subscription", &subscription))?,
         at: moment(row, "at")?,
-        origin: Origin::from_name(&origin).ok_or_else(|| corrupt("a timeline's origin"))?,
+        origin: Origin::from_name(&origin)
+            .ok_or_else(|| damaged("timeline_entries.origin", &origin))?,
         version: get(row, "version")?,
         state,
     })

@@ -11,7 +11,7 @@
 
 use super::push_rows::{change_push, fetch_known, get, quantity_of};
 use super::segment::overflow;
-use super::{corrupt, sql_error};
+use super::{corrupt, damaged, sql_error};
 use crate::faults::planted;
 use crate::rules::delivery::{Class, PushState};
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
@@ -125,7 +125,7 @@ fn release_one(
     if !push.shadow {
         let place = (row.tenant_no, push.meter);
         let mut usage = read_unmapped(connection, place)?;
-        let left = usage.waiting.0.checked_sub(1).ok_or_else(|| corrupt("waiting usage"))?;
+        let left = usage.waiting.0.checked_sub(1).ok_or_else(|| corrupt("unmapped_usage row"))?;
         let sum = usage.waiting.1.checked_sub(push.quantity).ok_or_else(overflow)?;
         usage.waiting = (left, sum);
         if change.class == Class::NotSent {
@@ -242,7 +242,7 @@ pub fn list_unsent(
     while let Some(row) = rows.next().map_err(sql_error)? {
         let tenant: String = get(row, "tenant")?;
         found.push(UnsentUsage {
-            tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant"))?,
+            tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
             meter: MeterNo(get(row, "meter_no")?),
             pushes: get(row, "unsent_pushes")?,
             quantity: quantity_of(row, "unsent_quantity")?,

@@ -7,7 +7,7 @@
 
 use super::mirrors::raise_ticket;
 use super::push_rows::{get, moment};
-use super::{SqliteStore, corrupt, sql_error, timelines};
+use super::{SqliteStore, corrupt, damaged, sql_error, timelines};
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::webhook::{WebhookSource, WebhookStatus, is_of_content, judge_webhook};
@@ -217,8 +217,10 @@ fn decode_webhook(row: &Row<'_>) -> Result<WebhookRecord> {
         event_id: get(row, "event_id")?,
         event_type: get(row, "event_type")?,
         object: object_of(row)?,
-        source: WebhookSource::from_name(&source).ok_or_else(|| corrupt("a webhook's source"))?,
-        status: WebhookStatus::from_name(&status).ok_or_else(|| corrupt("a webhook's status"))?,
+        source: WebhookSource::from_name(&source)
+            .ok_or_else(|| damaged("webhooks.source", &source))?,
+        status: WebhookStatus::from_name(&status)
+            .ok_or_else(|| damaged("webhooks.status", &status))?,
         created_at: moment(row, "created_at")?,
         received_at: moment(row, "received_at")?,
         settled_at: get::<Option<i64>>(row, "settled_at")?.map(Timestamp::from_micros),
@@ -230,7 +232,8 @@ fn decode_webhook(row: &Row<'_>) -> Result<WebhookRecord> {
 fn object_of(row: &Row<'_>) -> Result<Option<ObjectName>> {
     let kind: Option<String> = get(row, "object_kind")?;
     let Some(kind) = kind else { return Ok(None) };
-    let kind = ObjectKind::from_name(&kind).ok_or_else(|| corrupt("a webhook's object"))?;
+    let kind =
+        ObjectKind::from_name(&kind).ok_or_else(|| damaged("webhooks.object_kind", &kind))?;
     Ok(Some(ObjectName { kind, id: get(row, "object_id")? }))
 }
 
@@ -245,7 +248,7 @@ fn replay_webhook(connection: &Connection, number: u64, at: Timestamp) -> Result
         }
         WebhookStatus::Applied | WebhookStatus::Stale => {}
     }
-    let object = webhook.object.ok_or_else(|| corrupt("the object of a webhook"))?;
+    let object = webhook.object.ok_or_else(|| corrupt("webhooks.object_id"))?;
     let ticket = raise_ticket(connection, &object, at)?;
     connection
         .prepare_cached(
@@ -294,7 +297,8 @@ pub fn settle_waiting(
         })
         .map_err(sql_error)?;
     for (number, told) in waiting {
-        let told = told.map(|text| Snapshot::from_json(&text).ok_or_else(|| corrupt("a webhook")));
+        let told = told
+            .map(|text| Snapshot::from_json(&text).ok_or_else(|| damaged("webhooks.told", &text)));
         let status = judge_webhook(told.transpose()?.as_ref(), read);
         connection
             .prepare_cached(

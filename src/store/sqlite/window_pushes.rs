@@ -4,7 +4,7 @@
 //! index names. Nothing is written here, so a crash leaves nothing.
 
 use super::push_rows::{class_of, get, moment, quantity_of, state_of};
-use super::{corrupt, sql_error};
+use super::{corrupt, damaged, sql_error};
 use crate::rules::billing::Mode;
 use crate::rules::drift::WindowPush;
 use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
@@ -47,13 +47,13 @@ fn decode_window_push(row: &Row<'_>) -> Result<WindowPush> {
         window: Window { start: moment(row, "window_start")?, end: moment(row, "window_end")? },
         revision: get(row, "revision")?,
         shadow: get(row, "shadow")?,
-        mode: Mode::from_name(&mode).ok_or_else(|| corrupt("a push's mode"))?,
+        mode: Mode::from_name(&mode).ok_or_else(|| damaged("pushes.mode", &mode))?,
         quantity: quantity_of(row, "quantity")?,
         value: quantity_of(row, "value")?,
         stamped_at: moment(row, "stamped_at")?,
         state: state_of(row)?,
         class: class_of(row)?,
-        customer: customer.map_err(|_| corrupt("a push's customer"))?,
+        customer: customer.map_err(|_| corrupt("pushes.customer"))?,
         attempts: get(row, "attempts")?,
         state_at: moment(row, "state_at")?,
     })
@@ -89,9 +89,10 @@ pub fn list_restless_pairs(
     while let Some(row) = rows.next().map_err(sql_error)? {
         let (tenant, customer): (String, String) = (get(row, "tenant")?, get(row, "customer")?);
         pairs.push(Pair {
-            tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant"))?,
+            tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
             meter: MeterNo(get(row, "meter_no")?),
-            customer: CustomerId::parse(&customer).map_err(|_| corrupt("a tenant's customer"))?,
+            customer: CustomerId::parse(&customer)
+                .map_err(|_| damaged("tenants.customer", &customer))?,
         });
     }
     Ok(pairs)
@@ -111,8 +112,9 @@ pub fn list_former_customers(connection: &Connection) -> Result<Vec<(TenantId, C
     while let Some(row) = rows.next().map_err(sql_error)? {
         let (tenant, customer): (String, String) = (get(row, "tenant")?, get(row, "customer")?);
         former.push((
-            TenantId::parse(&tenant).map_err(|_| corrupt("a tenant"))?,
-            CustomerId::parse(&customer).map_err(|_| corrupt("a former customer"))?,
+            TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
+            CustomerId::parse(&customer)
+                .map_err(|_| damaged("former_customers.customer", &customer))?,
         ));
     }
     Ok(former)
@@ -143,5 +145,5 @@ pub fn customer_of_window(
         })
         .map_err(sql_error)?;
     let customer = customer.as_deref().map(CustomerId::parse).transpose();
-    customer.map_err(|_| corrupt("a push's customer"))
+    customer.map_err(|_| corrupt("pushes.customer"))
 }

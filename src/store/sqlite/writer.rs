@@ -5,7 +5,7 @@
 //! the answer.
 //!
 //! What a crash leaves: before COMMIT returns, nothing or all of the transaction, and nobody was
-//! answered, so the sender tries again and is told accepted or duplicate, whichever is true. After
+//! answered, so the sender tries again and gets accepted or duplicate, whichever is true. After
 //! it, all of it. If COMMIT fails, memory was not touched and the batch never happened. If the disk
 //! cannot sync, nobody knows what it holds: the process stops and recovers at the next start.
 //!
@@ -76,7 +76,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Works until it is told to stop or everyone who could ask is gone.
+    /// Works until it is stopped or every caller is gone.
     pub fn run(mut self, jobs: &Receiver<Job>) {
         let _guard = StopOnPanic;
         loop {

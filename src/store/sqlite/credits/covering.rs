@@ -66,7 +66,7 @@ impl Credit {
                 // What is given back may be of a grant that had nothing left.
                 if !self.ledger.holds(tenant, draw.grant) {
                     let found = find_grant(connection, (tenant, owner.tenant), draw.grant)?;
-                    let grant = found.ok_or_else(|| corrupt("the grant of a draw"))?;
+                    let grant = found.ok_or_else(|| corrupt("grants row of a draw"))?;
                     self.ledger.hold(tenant, grant)?;
                 }
             }

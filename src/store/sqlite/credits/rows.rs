@@ -18,7 +18,7 @@ use crate::store::credit::ChangeQuery;
 use crate::store::sqlite::accounts::{ensure_account, post_in, unit_of};
 use crate::store::sqlite::outbox::write_message;
 use crate::store::sqlite::push_rows::{get, moment, quantity_of};
-use crate::store::sqlite::{corrupt, sql_error};
+use crate::store::sqlite::{corrupt, damaged, sql_error};
 use rusqlite::{Connection, Row, params};
 use std::collections::BTreeMap;
 
@@ -53,8 +53,10 @@ fn post_change(connection: &Connection, recorded: &RecordedChange<TenantNo>) -> 
     }
     match post_in(connection, tenant, &recorded.entry, at)? {
         Posted::Recorded(entry) => Ok(recorded.check_entry(&entry)?),
-        Posted::Repeated(_) | Posted::KeyTaken(_) => Err(corrupt("the entry of a new change")),
-        Posted::Refused(_) => Err(corrupt("the accounts of a grant")),
+        Posted::Repeated(_) | Posted::KeyTaken(_) => {
+            Err(corrupt("entries row of a new credit_changes row"))
+        }
+        Posted::Refused(_) => Err(corrupt("accounts rows of a grant")),
     }
 }
 
@@ -109,7 +111,7 @@ fn write_remaining(connection: &Connection, change: &PlannedChange<TenantNo>) ->
         .map_err(sql_error)?;
     match written {
         1 => Ok(()),
-        _ => Err(corrupt("a grant that only this transaction can change")),
+        _ => Err(corrupt("grants row locked by this transaction")),
     }
 }
 
@@ -235,7 +237,7 @@ fn decode_grant(row: &Row<'_>, tenant: &TenantId) -> Result<Grant> {
     let terms = GrantTerms {
         tenant: tenant.clone(),
         key: parse_key(&key)?,
-        pool: Pool::from_name(&pool).ok_or_else(|| corrupt("a grant's pool"))?,
+        pool: Pool::from_name(&pool).ok_or_else(|| damaged("grants.pool", &pool))?,
         unit: unit_of(row)?,
         amount: quantity_of(row, "amount")?,
         rates: rates_of(row)?,
@@ -255,7 +257,7 @@ fn decode_grant(row: &Row<'_>, tenant: &TenantId) -> Result<Grant> {
 fn rates_of(row: &Row<'_>) -> Result<BTreeMap<MeterNo, Quantity>> {
     let text: String = get(row, "rates")?;
     let rates: BTreeMap<u16, Quantity> =
-        serde_json::from_str(&text).map_err(|_| corrupt("a grant's rates"))?;
+        serde_json::from_str(&text).map_err(|_| damaged("grants.rates", &text))?;
     Ok(rates.into_iter().map(|(meter, rate)| (MeterNo(meter), rate)).collect())
 }
 
@@ -358,7 +360,7 @@ fn decode_change(row: &Row<'_>, tenant: &TenantId) -> Result<CreditChange> {
 
 fn kind_of(row: &Row<'_>) -> Result<ChangeKind> {
     let kind: String = get(row, "kind")?;
-    ChangeKind::from_name(&kind).ok_or_else(|| corrupt("a change's kind"))
+    ChangeKind::from_name(&kind).ok_or_else(|| damaged("credit_changes.kind", &kind))
 }
 
 /// What a window drew and gave back, oldest first.

@@ -16,7 +16,7 @@ use crate::store::saga::{Agreement, SubscriptionReading};
 use crate::store::sqlite::outbox::write_message;
 use crate::store::sqlite::push_rows::{get, moment};
 use crate::store::sqlite::timelines::read_timeline;
-use crate::store::sqlite::{corrupt, mirrors, sql_error};
+use crate::store::sqlite::{corrupt, damaged, mirrors, sql_error};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 pub fn record_agreement(
@@ -107,7 +107,7 @@ pub fn read_terms(
         let optional =
             |name| get::<Option<i64>>(row, name).map(|at| at.map(Timestamp::from_micros));
         agreed.push(Agreed {
-            subscription: subscription.map_err(|_| corrupt("an agreement's subscription"))?,
+            subscription: subscription.map_err(|_| corrupt("agreements.subscription"))?,
             began_at: moment(row, "began_at")?,
             charged_from: optional("charged_from")?,
             ended_at: optional("ended_at")?,
@@ -253,11 +253,11 @@ pub fn find_agreement(
 
 fn tenant_of(row: &Row<'_>) -> Result<TenantId> {
     let tenant: String = get(row, "tenant")?;
-    TenantId::parse(&tenant).map_err(|_| corrupt("an agreement's tenant"))
+    TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))
 }
 
 fn parse_subscription(text: &str) -> Result<SubscriptionId> {
-    SubscriptionId::parse(text).map_err(|_| corrupt("an agreement's subscription"))
+    SubscriptionId::parse(text).map_err(|_| damaged("agreements.subscription", &text))
 }
 
 /// Newest first.
@@ -305,5 +305,5 @@ fn texts_json(texts: &[String]) -> String {
 
 fn texts_of(row: &Row<'_>, column: &str) -> Result<Vec<String>> {
     let text: String = get(row, column)?;
-    serde_json::from_str(&text).map_err(|_| corrupt("a list of an agreement's"))
+    serde_json::from_str(&text).map_err(|_| damaged("agreements.prices or features", &text))
 }
