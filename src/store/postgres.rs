@@ -54,6 +54,7 @@ mod saga_rows;
 mod sagas;
 mod scalars;
 mod settlements;
+mod statements;
 mod summaries;
 mod thresholds;
 mod timelines;

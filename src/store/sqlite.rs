@@ -50,6 +50,7 @@ mod restores;
 mod rollups;
 mod sagas;
 mod segment;
+mod statements;
 mod summaries;
 mod thresholds;
 mod timelines;

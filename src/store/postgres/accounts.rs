@@ -16,6 +16,7 @@ use super::idempotency::end_request;
 use super::scalars::{
     SqlTimestamp, column, corrupt, damaged, instant, read_count, tenant_number, write_limit,
 };
+use super::statements::Statements;
 use super::transaction::{Done, Transaction};
 use crate::rules::account::{
     Account, Entry, NewEntry, answer_put, answer_standing, answer_unknown_tenant, check_statement,
@@ -65,11 +66,9 @@ impl Accounts for PostgresStore {
             FROM tenants t JOIN accounts a ON a.tenant_no = t.tenant_no
             WHERE t.tenant = $1 AND a.name > $2
             ORDER BY a.name LIMIT $3";
-        let statement = client.prepare_cached(sql).await?;
         // Every name is larger than the empty text.
         let after = after.map_or("", AccountName::as_str);
-        let rows =
-            client.query(&statement, &[&tenant.as_str(), &after, &write_limit(limit)]).await?;
+        let rows = client.read_all(sql, &[&tenant.as_str(), &after, &write_limit(limit)]).await?;
         rows.iter().map(|row| account(row, 0)).collect()
     }
 
@@ -115,7 +114,6 @@ impl Accounts for PostgresStore {
             JOIN entries e ON e.entry_no = p.entry_no
             WHERE t.tenant = $1 AND a.name = $2 AND p.version < $3
             ORDER BY p.version DESC LIMIT $4";
-        let statement = client.prepare_cached(sql).await?;
         // No line has a number that no column can hold.
         let before = query.before.and_then(|before| i64::try_from(before).ok());
         let parameters: [&(dyn ToSql + Sync); 4] = [
@@ -124,7 +122,7 @@ impl Accounts for PostgresStore {
             &before.unwrap_or(i64::MAX),
             &write_limit(query.limit),
         ];
-        let rows = client.query(&statement, &parameters).await?;
+        let rows = client.read_all(sql, &parameters).await?;
         let lines: Vec<_> = rows.iter().map(statement_line).collect::<Result<_>>()?;
         check_statement(&query.account, &lines)?;
         Ok(lines)
@@ -155,8 +153,7 @@ async fn find_account(
         SELECT t.tenant, a.name, a.unit, a.floor, a.balance, a.version, a.created_at
         FROM tenants t JOIN accounts a ON a.tenant_no = t.tenant_no
         WHERE t.tenant = $1 AND a.name = $2";
-    let statement = client.prepare_cached(sql).await?;
-    let row = client.query_opt(&statement, &[&tenant.as_str(), &name.as_str()]).await?;
+    let row = client.read_optional(sql, &[&tenant.as_str(), &name.as_str()]).await?;
     row.map(|row| account(&row, 0)).transpose()
 }
 

@@ -12,6 +12,7 @@ use super::declarations::hold_tenant;
 use super::mirrors::lock_subscription;
 use super::outbox::insert_messages;
 use super::scalars::{SqlTimestamp, column, corrupt, instant, instant_if_any, write_limit};
+use super::statements::Statements;
 use super::timelines::read_timelines;
 use super::transaction::Done;
 use crate::faults::planted;
@@ -181,8 +182,7 @@ async fn write_change(client: &ClientWrapper, number: i64, change: AccessChange)
     let sql = "-- write_change
         UPDATE agreements SET suspended = $2, ended_at = COALESCE($3, ended_at)
         WHERE agreement_no = $1";
-    let statement = client.prepare_cached(sql).await?;
-    client.execute(&statement, &[&number, &suspended, &ended_at]).await?;
+    client.run(sql, &[&number, &suspended, &ended_at]).await?;
     Ok(())
 }
 
@@ -197,8 +197,7 @@ pub async fn find(
         FROM agreements a JOIN tenants t ON t.tenant_no = a.tenant_no
         WHERE a.subscription = $1
         ORDER BY a.agreement_no DESC LIMIT 1";
-    let statement = client.prepare_cached(sql).await?;
-    let row = client.query_opt(&statement, &[&subscription.as_str()]).await?;
+    let row = client.read_optional(sql, &[&subscription.as_str()]).await?;
     row.as_ref().map(agreement).transpose()
 }
 
@@ -213,8 +212,7 @@ pub async fn list(
         FROM tenants t JOIN agreements a ON a.tenant_no = t.tenant_no
         WHERE t.tenant = $1
         ORDER BY a.agreement_no DESC LIMIT $2";
-    let statement = client.prepare_cached(sql).await?;
-    let rows = client.query(&statement, &[&tenant.as_str(), &write_limit(limit)]).await?;
+    let rows = client.read_all(sql, &[&tenant.as_str(), &write_limit(limit)]).await?;
     rows.iter().map(agreement).collect()
 }
 

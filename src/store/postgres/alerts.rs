@@ -13,6 +13,7 @@ use super::push_rows::each;
 use super::scalars::{
     SqlTimestamp, column, corrupt, instant, instant_if_any, read_count, write_count, write_limit,
 };
+use super::statements::Statements;
 use super::thresholds;
 use super::transaction::{Done, Transaction};
 use crate::rules::alert::{Alert, AlertChange, AlertKind, Condition, Severity};
@@ -178,8 +179,7 @@ async fn resolve_alerts(client: &ClientWrapper, over: &[i64], at: Timestamp) -> 
         )
         UPDATE alerts a SET resolved_at = $2 FROM over WHERE a.alert_no = over.alert_no
         RETURNING a.alert_no, a.kind, a.subject, a.summary, a.command, a.opened_at, a.resolved_at";
-    let statement = client.prepare_cached(sql).await?;
-    let rows = client.query(&statement, &[&over, &SqlTimestamp(at)]).await?;
+    let rows = client.read_all(sql, &[&over, &SqlTimestamp(at)]).await?;
     Ok(in_order(&rows)?)
 }
 
@@ -215,7 +215,6 @@ async fn open_alerts(
         ORDER BY kind COLLATE \"C\", subject COLLATE \"C\"
         ON CONFLICT (kind, subject) WHERE resolved_at IS NULL DO NOTHING
         RETURNING alert_no, kind, subject, summary, command, opened_at, resolved_at";
-    let statement = client.prepare_cached(sql).await?;
     let pages = |condition: &&Condition| match condition.kind.severity() {
         Severity::Page => true,
         Severity::Notice => false,
@@ -228,7 +227,7 @@ async fn open_alerts(
         &each(begun, |condition| condition.command.as_str()),
         &SqlTimestamp(at),
     ];
-    let rows = client.query(&statement, &parameters).await?;
+    let rows = client.read_all(sql, &parameters).await?;
     Ok(in_order(&rows)?)
 }
 

@@ -3,6 +3,7 @@
 use super::PostgresStore;
 use super::failure::write_error;
 use super::scalars::{SqlTimestamp, column, corrupt, damaged, instant};
+use super::statements::Statements;
 use crate::rules::ids::TenantId;
 use crate::rules::timestamp::Timestamp;
 use crate::store::{ApiKey, ApiKeys, Result};
@@ -43,8 +44,7 @@ impl ApiKeys for PostgresStore {
         let sql = "-- list_api_keys
             SELECT id, name, digest, scopes, tenant, created_at, revoked_at
             FROM api_keys ORDER BY created_at, id";
-        let statement = client.prepare_cached(sql).await?;
-        let rows = client.query(&statement, &[]).await?;
+        let rows = client.read_all(sql, &[]).await?;
         rows.iter().map(read_api_key).collect()
     }
 

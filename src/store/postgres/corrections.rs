@@ -14,6 +14,7 @@ use super::epochs::secret_now;
 use super::failure::Failure;
 use super::push_rows::{change_pushes, insert_pushes, lock_pushes, log_lines, read_pushes};
 use super::scalars::{SqlTimestamp, column, meter_number, tenant_number};
+use super::statements::Statements;
 use super::summaries::find_summary;
 use super::transaction::{Done, Transaction};
 use crate::rules::correction::{Correcting, CorrectionOrder, plan_correcting};
@@ -114,9 +115,8 @@ pub async fn list_window(client: &ClientWrapper, window: WindowKey) -> Done<Vec<
         SELECT push_no FROM pushes
         WHERE tenant_no = $1 AND meter_no = $2 AND window_start = $3
         ORDER BY push_no";
-    let statement = client.prepare_cached(sql).await?;
     let (meter, start) = (meter_number(window.meter), SqlTimestamp(window.start));
-    let rows = client.query(&statement, &[&window.tenant_no, &meter, &start]).await?;
+    let rows = client.read_all(sql, &[&window.tenant_no, &meter, &start]).await?;
     Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
 }
 
@@ -133,9 +133,8 @@ async fn lock_confirmed(
             AND meter_no = $2 AND window_start >= $3 AND window_start < $4
             AND state = 'confirmed'
         ORDER BY push_no FOR UPDATE";
-    let statement = client.prepare_cached(sql).await?;
     let (start, end) = (SqlTimestamp(range.start), SqlTimestamp(range.end));
     let rows =
-        client.query(&statement, &[&tenant.as_str(), &meter_number(meter), &start, &end]).await?;
+        client.read_all(sql, &[&tenant.as_str(), &meter_number(meter), &start, &end]).await?;
     Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
 }

@@ -8,6 +8,7 @@ use super::scalars::{
     NO_TENANT, SqlTimestamp, column, damaged, instant, read_count, tenant_number, write_count,
     write_limit,
 };
+use super::statements::Statements;
 use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
@@ -49,12 +50,8 @@ pub async fn record_counters(
             conflicts = standing.conflicts + excluded.conflicts,
             quarantined = standing.quarantined + excluded.quarantined,
             rejected = standing.rejected + excluded.rejected";
-    let statement = client.prepare_cached(sql).await?;
     client
-        .execute(
-            &statement,
-            &[&tenants, &accepted, &duplicates, &conflicts, &quarantined, &rejected, &hour],
-        )
+        .run(sql, &[&tenants, &accepted, &duplicates, &conflicts, &quarantined, &rejected, &hour])
         .await?;
     Ok(())
 }
@@ -64,9 +61,8 @@ pub async fn read_counters(client: &ClientWrapper, range: Window) -> Result<Vec<
         SELECT t.tenant, c.hour, c.accepted, c.duplicates, c.conflicts, c.quarantined, c.rejected
         FROM counters c LEFT JOIN tenants t USING (tenant_no)
         WHERE c.hour >= $1 AND c.hour < $2";
-    let statement = client.prepare_cached(sql).await?;
     let (start, end) = (SqlTimestamp(range.start), SqlTimestamp(range.end));
-    let rows = client.query(&statement, &[&start, &end]).await?;
+    let rows = client.read_all(sql, &[&start, &end]).await?;
     rows.iter().map(counter_row).collect()
 }
 
@@ -100,19 +96,17 @@ pub async fn list_counters(
             let (hour, name) = after.map_or((start, None), |(hour, name)| (*hour, name.as_ref()));
             // No tenant at all is number 0, and its row comes first.
             let none = if after.is_some() { NO_TENANT } else { NO_TENANT - 1 };
-            let statement = client.prepare_cached(all).await?;
             let name = name.map(TenantId::as_str);
             let (start, hour) = (SqlTimestamp(start), SqlTimestamp(hour));
-            client.query(&statement, &[&start, &end, &hour, &name, &none, &limit]).await?
+            client.read_all(all, &[&start, &end, &hour, &name, &none, &limit]).await?
         }
         Some(tenant) => {
             if let Some((hour, _)) = after {
                 start = hour.saturating_add_micros(1);
             }
-            let statement = client.prepare_cached(of_tenant).await?;
             let values: [&(dyn ToSql + Sync); 4] =
                 [&SqlTimestamp(start), &end, &tenant.as_str(), &limit];
-            client.query(&statement, &values).await?
+            client.read_all(of_tenant, &values).await?
         }
     };
     rows.iter().map(counter_row).collect()

@@ -11,6 +11,7 @@ use super::numeric::SqlQuantity;
 use super::outbox::insert_messages;
 use super::push_rows::each;
 use super::scalars::{SqlTimestamp, column, corrupt, meter_number, read_count, write_count};
+use super::statements::Statements;
 use super::transaction::Done;
 use crate::rules::credit::{Covered, CreditChange};
 use crate::rules::grant::ledger::{PlannedChange, RecordedChange, WrittenChange, record_changes};
@@ -59,7 +60,6 @@ async fn insert_changes(
             window_start, window_end, quantity, key, memo, place)
         ORDER BY place
         RETURNING change_no, grant_no";
-    let statement = client.prepare_cached(sql).await?;
     let covered = |of: fn(&Covered) -> SqlTimestamp| {
         each(planned, move |planned| planned.new.covered.as_ref().map(of))
     };
@@ -79,7 +79,7 @@ async fn insert_changes(
         &each(planned, |planned| planned.new.memo.as_str()),
         &SqlTimestamp(at),
     ];
-    let rows = client.query(&statement, &parameters).await?;
+    let rows = client.read_all(sql, &parameters).await?;
     let written = |row: &Row| {
         let (number, grant) = (read_count(column(row, 0)?)?, read_count(column(row, 1)?)?);
         Ok(WrittenChange { number, grant })
@@ -109,8 +109,7 @@ async fn write_grants(client: &ClientWrapper, planned: &[PlannedChange<i32>]) ->
         &each(&moved, |(_, before, _)| *before),
         &each(&moved, |(_, _, remaining)| *remaining),
     ];
-    let statement = client.prepare_cached(sql).await?;
-    let written = client.execute(&statement, &parameters).await?;
+    let written = client.run(sql, &parameters).await?;
     match usize::try_from(written) == Ok(numbers.len()) {
         true => Ok(()),
         false => Err(corrupt("locked grants row changed mid-transaction").into()),

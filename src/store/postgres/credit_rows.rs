@@ -9,6 +9,7 @@ use super::scalars::{
     SqlTimestamp, column, corrupt, damaged, instant, instant_if_any, meter_number, read_count,
     read_meter_no, write_count, write_limit,
 };
+use super::statements::Statements;
 use super::transaction::Done;
 use crate::rules::credit::covering::Draw;
 use crate::rules::credit::{ChangeKind, Covered, CreditChange, Grant, GrantTerms, Pool};
@@ -28,8 +29,7 @@ pub type WindowChanges = BTreeMap<WindowKey, Vec<(ChangeKind, Draw)>>;
 pub async fn live_grants(client: &ClientWrapper, tenants: &[i32]) -> Done<Vec<i64>> {
     let sql = "-- live_grants
         SELECT grant_no FROM grants WHERE tenant_no = ANY ($1) AND remaining <> 0";
-    let statement = client.prepare_cached(sql).await?;
-    let rows = client.query(&statement, &[&tenants]).await?;
+    let rows = client.read_all(sql, &[&tenants]).await?;
     Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
 }
 
@@ -45,8 +45,7 @@ pub async fn lock_grants(client: &ClientWrapper, numbers: &[i64]) -> Done<Vec<(i
         WHERE g.grant_no = ANY ($1)
         ORDER BY g.grant_no
         FOR UPDATE OF g";
-    let statement = client.prepare_cached(sql).await?;
-    let rows = client.query(&statement, &[&numbers]).await?;
+    let rows = client.read_all(sql, &[&numbers]).await?;
     Ok(rows.iter().map(held_grant).collect::<Result<_>>()?)
 }
 
@@ -64,8 +63,7 @@ pub async fn list_expired(
         WHERE g.remaining <> 0 AND g.expires_at IS NOT NULL AND g.expires_at <= $1
         ORDER BY g.expires_at, g.grant_no LIMIT $2
         FOR UPDATE OF g SKIP LOCKED";
-    let statement = client.prepare_cached(sql).await?;
-    let rows = client.query(&statement, &[&SqlTimestamp(expired_by), &write_limit(limit)]).await?;
+    let rows = client.read_all(sql, &[&SqlTimestamp(expired_by), &write_limit(limit)]).await?;
     Ok(rows.iter().map(held_grant).collect::<Result<_>>()?)
 }
 
@@ -79,8 +77,7 @@ pub async fn find_grant(
             g.effective_at, g.expires_at, g.memo, g.remaining, g.created_at
         FROM grants g JOIN tenants t ON t.tenant_no = g.tenant_no
         WHERE g.tenant_no = $1 AND g.key = $2";
-    let statement = client.prepare_cached(sql).await?;
-    let row = client.query_opt(&statement, &[&tenant_no, &key.as_str()]).await?;
+    let row = client.read_optional(sql, &[&tenant_no, &key.as_str()]).await?;
     Ok(row.map(|row| grant(&row, 0)).transpose()?)
 }
 
@@ -95,8 +92,7 @@ pub async fn find_change(
             c.window_start, c.window_end, c.quantity, c.key, c.memo, c.at
         FROM credit_changes c JOIN tenants t ON t.tenant_no = c.tenant_no
         WHERE c.tenant_no = $1 AND c.key = $2";
-    let statement = client.prepare_cached(sql).await?;
-    let row = client.query_opt(&statement, &[&tenant_no, &key.as_str()]).await?;
+    let row = client.read_optional(sql, &[&tenant_no, &key.as_str()]).await?;
     Ok(row.as_ref().map(change).transpose()?)
 }
 
@@ -115,10 +111,9 @@ pub async fn read_last(
             SELECT c.remaining FROM credit_changes c WHERE c.grant_no = given.grant_no
             ORDER BY c.change_no DESC LIMIT 1
         ) last";
-    let statement = client.prepare_cached(sql).await?;
     let numbers: Vec<i64> =
         grants.iter().map(|(_, grant)| write_count(grant.number)).collect::<Result<_>>()?;
-    let rows = client.query(&statement, &[&numbers]).await?;
+    let rows = client.read_all(sql, &[&numbers]).await?;
     let last = |row: &Row| Ok((read_count(column(row, 0)?)?, read_quantity(row, 1)?));
     Ok(rows.iter().map(last).collect::<Result<_>>()?)
 }

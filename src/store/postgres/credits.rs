@@ -17,6 +17,7 @@ use super::declarations::{Creation, hold_tenant, lock_tenant};
 use super::idempotency::end_request;
 use super::numeric::SqlQuantity;
 use super::scalars::{SqlTimestamp, column, corrupt, read_count, tenant_number, write_limit};
+use super::statements::Statements;
 use super::transaction::{Done, Transaction};
 use crate::rules::credit::{CreditChange, Grant, GrantTerms};
 use crate::rules::grant::ledger::Ledger;
@@ -178,8 +179,7 @@ async fn insert_grant(
         &terms.memo,
         &SqlTimestamp(at),
     ];
-    let statement = client.prepare_cached(sql).await?;
-    let row = client.query_one(&statement, &parameters).await?;
+    let row = client.read_one(sql, &parameters).await?;
     Ok(read_count(column(&row, 0)?)?)
 }
 

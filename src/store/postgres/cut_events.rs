@@ -10,6 +10,7 @@
 use super::cuts::{Order, WindowKey, place_of};
 use super::numeric::SqlQuantity;
 use super::scalars::{SqlTimestamp, column, damaged, instant, meter_number, write_limit};
+use super::statements::Statements;
 use super::transaction::Done;
 use crate::rules::cut::OpenEvent;
 use crate::rules::ids::EventId;
@@ -84,11 +85,10 @@ pub async fn insert_carried(client: &ClientWrapper, carried: &[Carried]) -> Done
     let sql = "-- insert_carried
         INSERT INTO carried_events (tenant_no, meter_no, window_start, event_id)
         SELECT * FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::text[])";
-    let statement = client.prepare_cached(sql).await?;
     let tenants: Vec<i32> = carried.iter().map(|one| one.window.tenant_no).collect();
     let meters: Vec<i16> = carried.iter().map(|one| meter_number(one.window.meter)).collect();
     let starts: Vec<_> = carried.iter().map(|one| SqlTimestamp(one.window.start)).collect();
     let events: Vec<&str> = carried.iter().map(|one| one.event.as_str()).collect();
-    client.execute(&statement, &[&tenants, &meters, &starts, &events]).await?;
+    client.run(sql, &[&tenants, &meters, &starts, &events]).await?;
     Ok(())
 }

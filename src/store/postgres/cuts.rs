@@ -29,6 +29,7 @@ use super::scalars::{
     SqlTimestamp, column, corrupt, damaged, instant, meter_number, read_count, read_meter_no,
     read_ordinal, read_tenant_no, tenant_number, write_count, write_ordinal,
 };
+use super::statements::Statements;
 use super::transaction::{Done, Transaction};
 use super::waiting::{count_waiting, lock_unmapped};
 use crate::rules::billing::{Billing, Granularity, Mode};
@@ -101,11 +102,9 @@ impl Cuts for PostgresStore {
             SELECT window_start, count, total, covered, planned, revision, shadow FROM cuts
             WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
                 AND meter_no = $2 AND window_start >= $3 AND window_start < $4";
-        let statement = client.prepare_cached(sql).await?;
         let (start, end) = (SqlTimestamp(range.start), SqlTimestamp(range.end));
-        let rows = client
-            .query(&statement, &[&tenant.as_str(), &meter_number(meter), &start, &end])
-            .await?;
+        let rows =
+            client.read_all(sql, &[&tenant.as_str(), &meter_number(meter), &start, &end]).await?;
         rows.iter().map(|row| Ok((instant(row, 0)?, cut_state(row, 1)?))).collect()
     }
 
@@ -464,8 +463,7 @@ async fn lock_remainders(client: &ClientWrapper, orders: &[Order]) -> Done<Remai
         FROM unnest($1::int4[], $2::int2[]) AS given (tenant_no, meter_no)
         ORDER BY tenant_no, meter_no
         ON CONFLICT DO NOTHING";
-    let statement = client.prepare_cached(sql).await?;
-    client.execute(&statement, &[&tenants, &meters]).await?;
+    client.run(sql, &[&tenants, &meters]).await?;
     let sql = "-- lock_remainders
         SELECT r.tenant_no, r.meter_no, r.shadow, r.remainder
         FROM unnest($1::int4[], $2::int2[]) AS given (tenant_no, meter_no)
@@ -546,7 +544,6 @@ async fn write_states(
         ON CONFLICT (tenant_no, meter_no, window_start) DO UPDATE SET
             count = excluded.count, total = excluded.total, covered = excluded.covered,
             planned = excluded.planned, revision = excluded.revision, cut_at = excluded.cut_at";
-    let statement = client.prepare_cached(sql).await?;
     let counts: Result<Vec<i64>> = states.iter().map(|(_, s)| write_count(s.count)).collect();
     let revisions: Result<Vec<i32>> =
         states.iter().map(|(_, state)| write_ordinal(state.revision)).collect();
@@ -569,7 +566,7 @@ async fn write_states(
         &shadows,
         &SqlTimestamp(at),
     ];
-    client.execute(&statement, &parameters).await?;
+    client.run(sql, &parameters).await?;
     Ok(())
 }
 
@@ -581,12 +578,11 @@ async fn write_remainders(client: &ClientWrapper, remainders: &Remainders) -> Do
         INSERT INTO remainders (tenant_no, meter_no, shadow, remainder)
         SELECT * FROM unnest($1::int4[], $2::int2[], $3::bool[], $4::numeric[])
         ON CONFLICT (tenant_no, meter_no, shadow) DO UPDATE SET remainder = excluded.remainder";
-    let statement = client.prepare_cached(sql).await?;
     let tenants: Vec<i32> = remainders.keys().map(|(tenant, _, _)| *tenant).collect();
     let meters: Vec<i16> = remainders.keys().map(|(_, meter, _)| meter_number(*meter)).collect();
     let shadows: Vec<bool> = remainders.keys().map(|(_, _, shadow)| *shadow).collect();
     let quantities: Vec<_> = remainders.values().map(|left| SqlQuantity(*left)).collect();
-    client.execute(&statement, &[&tenants, &meters, &shadows, &quantities]).await?;
+    client.run(sql, &[&tenants, &meters, &shadows, &quantities]).await?;
     Ok(())
 }
 
@@ -610,12 +606,11 @@ pub async fn write_revisions(client: &ClientWrapper, states: &States) -> Done<()
             AS given (tenant_no, meter_no, window_start, revision)
         WHERE c.tenant_no = given.tenant_no AND c.meter_no = given.meter_no
             AND c.window_start = given.window_start";
-    let statement = client.prepare_cached(sql).await?;
     let tenants: Vec<i32> = states.keys().map(|key| key.tenant_no).collect();
     let meters: Vec<i16> = states.keys().map(|key| meter_number(key.meter)).collect();
     let starts: Vec<_> = states.keys().map(|key| SqlTimestamp(key.start)).collect();
     let revisions: Vec<i32> =
         states.values().map(|state| write_ordinal(state.revision)).collect::<Result<_>>()?;
-    client.execute(&statement, &[&tenants, &meters, &starts, &revisions]).await?;
+    client.run(sql, &[&tenants, &meters, &starts, &revisions]).await?;
     Ok(())
 }

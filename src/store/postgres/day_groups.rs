@@ -6,6 +6,7 @@
 use super::failure::Failure;
 use super::judgement::{SortedBatch, meter_of};
 use super::scalars::{column, meter_number, read_meter_no, tenant_number};
+use super::statements::Statements;
 use crate::rules::ids::TenantNo;
 use crate::rules::meter::Catalog;
 use crate::store::groups::{GroupDay, KnownGroups, NewGroups};
@@ -70,10 +71,9 @@ pub async fn insert_groups(
         INSERT INTO day_groups (tenant_no, meter_no, day, grp)
         SELECT * FROM unnest($1::int4[], $2::int2[], $3::int4[], $4::int8[])
         ON CONFLICT DO NOTHING";
-    let statement = client.prepare_cached(sql).await?;
     let (tenants, meters, days) = columns(added.iter().map(|(day, _)| day));
     let groups: Vec<i64> = added.iter().map(|(_, group)| *group).collect();
-    client.execute(&statement, &[&tenants, &meters, &days, &groups]).await?;
+    client.run(sql, &[&tenants, &meters, &days, &groups]).await?;
     Ok(())
 }
 

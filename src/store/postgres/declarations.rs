@@ -8,6 +8,7 @@ use super::PostgresStore;
 use super::scalars::{
     SqlTimestamp, column, corrupt, damaged, instant, read_meter_no, read_tenant_no, write_limit,
 };
+use super::statements::Statements;
 use super::transaction::{Done, Transaction};
 use super::waiting::mark_releasing;
 use crate::rules::ids::{CustomerId, MeterNo, MeterSlug, TenantId, TenantNo};
@@ -55,8 +56,7 @@ impl Declarations for PostgresStore {
         let client = self.reader().await?;
         let sql = "-- find_tenant
             SELECT tenant, name, customer, created_at FROM tenants WHERE tenant = $1";
-        let statement = client.prepare_cached(sql).await?;
-        let row = client.query_opt(&statement, &[&tenant.as_str()]).await?;
+        let row = client.read_optional(sql, &[&tenant.as_str()]).await?;
         row.as_ref().map(read_tenant).transpose()
     }
 
@@ -64,8 +64,7 @@ impl Declarations for PostgresStore {
         let client = self.reader().await?;
         let sql = "-- find_customer
             SELECT tenant, name, customer, created_at FROM tenants WHERE customer = $1";
-        let statement = client.prepare_cached(sql).await?;
-        let row = client.query_opt(&statement, &[&customer.as_str()]).await?;
+        let row = client.read_optional(sql, &[&customer.as_str()]).await?;
         row.as_ref().map(read_tenant).transpose()
     }
 
@@ -74,10 +73,9 @@ impl Declarations for PostgresStore {
         let sql = "-- list_tenants
             SELECT tenant, name, customer, created_at FROM tenants WHERE tenant > $1
             ORDER BY tenant LIMIT $2";
-        let statement = client.prepare_cached(sql).await?;
         // Every id is larger than the empty text.
         let after = after.map_or("", TenantId::as_str);
-        let rows = client.query(&statement, &[&after, &write_limit(limit)]).await?;
+        let rows = client.read_all(sql, &[&after, &write_limit(limit)]).await?;
         rows.iter().map(read_tenant).collect()
     }
 }
@@ -261,8 +259,7 @@ pub(super) async fn read_catalog(client: &ClientWrapper) -> Result<Catalog> {
 pub(super) async fn lock_tenant(client: &ClientWrapper, tenant_no: i32) -> Done<()> {
     let sql = "-- lock_tenant
         SELECT FROM tenants WHERE tenant_no = $1 FOR NO KEY UPDATE";
-    let statement = client.prepare_cached(sql).await?;
-    match client.execute(&statement, &[&tenant_no]).await? {
+    match client.run(sql, &[&tenant_no]).await? {
         1 => Ok(()),
         _ => Err(corrupt("tenants row vanished mid-transaction").into()),
     }
@@ -293,8 +290,7 @@ pub(super) async fn hold_tenant(
 async fn lock_tenant_named(client: &ClientWrapper, tenant: &TenantId) -> Done<Option<i32>> {
     let sql = "-- lock_tenant_named
         SELECT tenant_no FROM tenants WHERE tenant = $1 FOR NO KEY UPDATE";
-    let statement = client.prepare_cached(sql).await?;
-    let row = client.query_opt(&statement, &[&tenant.as_str()]).await?;
+    let row = client.read_optional(sql, &[&tenant.as_str()]).await?;
     Ok(row.map(|row| column(&row, 0)).transpose()?)
 }
 

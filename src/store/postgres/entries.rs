@@ -13,6 +13,7 @@ use super::failure::Failure;
 use super::numeric::SqlQuantity;
 use super::push_rows::each;
 use super::scalars::{SqlTimestamp, column, corrupt, damaged, instant, read_count, write_count};
+use super::statements::Statements;
 use super::transaction::Done;
 use crate::rules::account::{Account, Entry, Floor, NewEntry, PostRefusal, Posting, plan_entry};
 use crate::rules::fault::Fault;
@@ -155,14 +156,13 @@ impl Book {
             ORDER BY place
             ON CONFLICT (tenant_no, key) DO NOTHING
             RETURNING entry_no, key";
-        let statement = client.prepare_cached(sql).await?;
         let parameters: [&(dyn ToSql + Sync); 4] = [
             &each(&self.planned, |planned| planned.tenant_no),
             &each(&self.planned, |planned| planned.entry.key.as_str()),
             &each(&self.planned, |planned| planned.entry.memo.as_str()),
             &SqlTimestamp(at),
         ];
-        let rows = client.query(&statement, &parameters).await?;
+        let rows = client.read_all(sql, &parameters).await?;
         if rows.len() != self.planned.len() {
             return Err(Failure::Again("the key of an entry was taken meanwhile".into()));
         }
@@ -221,7 +221,6 @@ pub async fn create_accounts(
         )
         ORDER BY given.tenant_no, given.name COLLATE \"C\"
         ON CONFLICT (tenant_no, name) DO NOTHING";
-    let statement = client.prepare_cached(sql).await?;
     let parameters: [&(dyn ToSql + Sync); 5] = [
         &each(accounts, |(tenant_no, _)| *tenant_no),
         &each(accounts, |(_, new)| new.name.as_str()),
@@ -229,7 +228,7 @@ pub async fn create_accounts(
         &each(accounts, |(_, new)| new.floor.name()),
         &SqlTimestamp(at),
     ];
-    client.execute(&statement, &parameters).await?;
+    client.run(sql, &parameters).await?;
     Ok(())
 }
 
@@ -240,8 +239,7 @@ async fn read_accounts(client: &ClientWrapper, tenants: &[i32], names: &[&str]) 
         FROM unnest($1::int4[], $2::text[]) AS given (tenant_no, name)
         JOIN accounts a ON a.tenant_no = given.tenant_no AND a.name = given.name
         JOIN tenants t ON t.tenant_no = a.tenant_no";
-    let statement = client.prepare_cached(sql).await?;
-    Ok(client.query(&statement, &[&tenants, &names]).await?)
+    Ok(client.read_all(sql, &[&tenants, &names]).await?)
 }
 
 async fn lock_accounts(client: &ClientWrapper, tenants: &[i32], names: &[&str]) -> Done<Vec<Row>> {
@@ -253,8 +251,7 @@ async fn lock_accounts(client: &ClientWrapper, tenants: &[i32], names: &[&str]) 
         JOIN tenants t ON t.tenant_no = a.tenant_no
         ORDER BY a.account_no
         FOR UPDATE OF a";
-    let statement = client.prepare_cached(sql).await?;
-    Ok(client.query(&statement, &[&tenants, &names]).await?)
+    Ok(client.read_all(sql, &[&tenants, &names]).await?)
 }
 
 pub async fn find_entry(
@@ -269,8 +266,7 @@ pub async fn find_entry(
         JOIN accounts a ON a.account_no = p.account_no
         WHERE e.tenant_no = $1 AND e.key = $2
         ORDER BY p.line";
-    let statement = client.prepare_cached(sql).await?;
-    let rows = client.query(&statement, &[&tenant_no, &key.as_str()]).await?;
+    let rows = client.read_all(sql, &[&tenant_no, &key.as_str()]).await?;
     let Some(first) = rows.first() else { return Ok(None) };
     Ok(Some(Entry {
         number: read_count(column(first, 0)?)?,

@@ -9,6 +9,7 @@
 use super::PostgresStore;
 use super::scalars::{SqlTimestamp, column, corrupt, damaged, instant, instant_if_any, read_count};
 use super::scalars::{read_ordinal, write_count};
+use super::statements::Statements;
 use super::transaction::{Done, Transaction};
 use crate::faults::planted;
 use crate::rules::digest::hex;
@@ -115,8 +116,7 @@ async fn read_identity(client: &ClientWrapper) -> [Option<String>; 3] {
 }
 
 pub async fn read_epoch(client: &ClientWrapper) -> Done<Option<Epoch>> {
-    let statement = client.prepare_cached(LAST_EPOCH).await?;
-    let row = client.query_opt(&statement, &[]).await?;
+    let row = client.read_optional(LAST_EPOCH, &[]).await?;
     Ok(row.map(|row| parse_epoch(&row)).transpose()?)
 }
 
@@ -134,8 +134,7 @@ pub fn parse_epoch(row: &Row) -> Result<Epoch> {
 pub async fn secret_now(client: &ClientWrapper, secret: &[u8; 32]) -> Done<[u8; 32]> {
     let sql = "-- secret_now
         SELECT COALESCE(max(epoch), 0) FROM epochs WHERE NOT suspected";
-    let statement = client.prepare_cached(sql).await?;
-    let row = client.query_one(&statement, &[]).await?;
+    let row = client.read_one(sql, &[]).await?;
     Ok(secret_of_epoch(secret, read_ordinal(column(&row, 0)?)?))
 }
 
@@ -166,9 +165,8 @@ pub async fn read_windows(client: &ClientWrapper, numbers: &[i64]) -> Done<Windo
             WHERE v.tenant_no = p.tenant_no AND v.meter_no = p.meter_no
                 AND v.window_start = p.window_start AND v.verified_epoch = $2
         )";
-    let statement = client.prepare_cached(sql).await?;
     let number = i32::try_from(epoch.number).map_err(|_| damaged("epochs.number", epoch.number))?;
-    let rows = client.query(&statement, &[&numbers, &number]).await?;
+    let rows = client.read_all(sql, &[&numbers, &number]).await?;
     let verified: Result<BTreeSet<u64>> =
         rows.iter().map(|row| read_count(column(row, 0)?)).collect();
     Ok(Windows { epoch: Some(epoch), verified: verified? })

@@ -12,6 +12,7 @@ use super::scalars::{
     SqlHash, SqlTimestamp, column, corrupt, damaged, instant, meter_number, read_meter_no,
     tenant_number, write_limit,
 };
+use super::statements::Statements;
 use crate::rules::event::Event;
 use crate::rules::ids::{EventId, SubscriptionId, TenantId, TenantNo};
 use crate::rules::properties::Properties;
@@ -239,10 +240,9 @@ pub async fn list_events(client: &ClientWrapper, query: &EventQuery) -> Result<E
     // Without a meter every event that is looked at is on the page.
     let searched_max =
         write_limit(if query.meter.is_some() { query.searched_max } else { query.limit });
-    let statement = client.prepare_cached(sql).await?;
     let rows = client
-        .query(
-            &statement,
+        .read_all(
+            sql,
             &[
                 &query.tenant.as_str(),
                 &first,
@@ -260,10 +260,9 @@ pub async fn list_events(client: &ClientWrapper, query: &EventQuery) -> Result<E
     if query.meter.is_none() || page.events.len() >= query.limit {
         return Ok(page);
     }
-    let statement = client.prepare_cached(end_sql).await?;
     let place: [&(dyn ToSql + Sync); 5] =
         [&query.tenant.as_str(), &first, &last, &before_id, &searched_max];
-    if let Some(row) = client.query_opt(&statement, &place).await? {
+    if let Some(row) = client.read_optional(end_sql, &place).await? {
         let id: String = column(&row, 1)?;
         let id = EventId::parse(&id).map_err(|_| damaged("events.id", &id))?;
         let at = instant(&row, 0)?;

@@ -17,6 +17,7 @@ use super::scalars::{
     SqlTimestamp, column, damaged, instant, instant_if_any, meter_number, read_count,
     read_meter_no, read_ordinal, tenant_number, write_count, write_limit,
 };
+use super::statements::Statements;
 use super::transaction::{Done, Transaction};
 use crate::rules::drift::Verdict;
 use crate::rules::finding::{Finding, FindingChange, FindingKind, Observation};
@@ -117,8 +118,7 @@ async fn clear_findings(client: &ClientWrapper, cleared: &[i64], at: Timestamp) 
     let sql = "-- clear_findings
         UPDATE findings SET cleared_at = $2
         WHERE finding_no = ANY ($1) AND cleared_at IS NULL";
-    let statement = client.prepare_cached(sql).await?;
-    client.execute(&statement, &[&cleared, &SqlTimestamp(at)]).await?;
+    client.run(sql, &[&cleared, &SqlTimestamp(at)]).await?;
     Ok(())
 }
 
@@ -139,7 +139,6 @@ async fn follow_findings(
         FROM unnest($1::int8[], $2::text[], $3::text[], $4::numeric[], $5::numeric[], $6::text[],
             $7::bool[]) AS given (finding_no, verdict, reason, ledger, provider, detail, page)
         WHERE f.finding_no = given.finding_no AND f.cleared_at IS NULL";
-    let statement = client.prepare_cached(sql).await?;
     let numbers: Vec<i64> = seen.keys().copied().collect();
     let seen: Vec<(&Observation, bool)> = seen.values().copied().collect();
     let parameters: [&(dyn ToSql + Sync); 9] = [
@@ -153,7 +152,7 @@ async fn follow_findings(
         &pass,
         &SqlTimestamp(at),
     ];
-    client.execute(&statement, &parameters).await?;
+    client.run(sql, &parameters).await?;
     Ok(())
 }
 
@@ -194,7 +193,6 @@ async fn open_findings(
             passes = standing.passes
                 + CASE WHEN standing.last_pass = excluded.last_pass THEN 0 ELSE 1 END,
             last_pass = excluded.last_pass";
-    let statement = client.prepare_cached(sql).await?;
     let (tenants, seen): (Vec<Option<i32>>, Vec<&Observation>) = opened.iter().copied().unzip();
     let parameters: [&(dyn ToSql + Sync); 11] = [
         &each(&seen, |seen| seen.kind.name()),
@@ -209,7 +207,7 @@ async fn open_findings(
         &pass,
         &SqlTimestamp(at),
     ];
-    client.execute(&statement, &parameters).await?;
+    client.run(sql, &parameters).await?;
     Ok(())
 }
 
@@ -239,8 +237,7 @@ async fn accept_finding(client: &ClientWrapper, number: u64, at: Timestamp) -> D
 pub async fn is_accepted(client: &ClientWrapper, subscription: &str) -> Result<bool> {
     let sql = "-- is_accepted
         SELECT EXISTS (SELECT FROM accepted_subscriptions WHERE subscription = $1)";
-    let statement = client.prepare_cached(sql).await?;
-    column(&client.query_one(&statement, &[&subscription]).await?, 0)
+    column(&client.read_one(sql, &[&subscription]).await?, 0)
 }
 
 pub async fn list_findings(client: &ClientWrapper, query: &FindingQuery) -> Result<Vec<Finding>> {

@@ -6,6 +6,7 @@
 //! that is gone stays gone.
 
 use super::scalars::{SqlTimestamp, column, read_count, write_count};
+use super::statements::Statements;
 use super::transaction::Done;
 use crate::rules::ids::TenantId;
 use crate::rules::timestamp::Timestamp;
@@ -62,7 +63,6 @@ pub async fn count_pushes_before(
         SELECT count(*) FROM pushes
         WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
             AND state IN ('observed', 'waiting') AND window_start < $2 AND NOT shadow";
-    let statement = client.prepare_cached(sql).await?;
-    let row = client.query_one(&statement, &[&tenant.as_str(), &SqlTimestamp(before)]).await?;
+    let row = client.read_one(sql, &[&tenant.as_str(), &SqlTimestamp(before)]).await?;
     read_count(column(&row, 0)?)
 }

@@ -13,6 +13,7 @@ use super::scalars::{
     SqlHash, SqlTimestamp, column, corrupt, damaged, instant, read_count, tenant_number,
     write_limit,
 };
+use super::statements::Statements;
 use crate::rules::event::Event;
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{EventId, TenantId, TenantNo};
@@ -239,9 +240,8 @@ impl Inbox {
             ON CONFLICT (tenant_no, id, inbox) DO UPDATE SET
                 deliveries = kept.deliveries + excluded.deliveries,
                 last_received_at = GREATEST(kept.last_received_at, excluded.last_received_at)";
-        let statement = client.prepare_cached(sql).await?;
         let at = SqlTimestamp(received_at);
-        client.execute(&statement, &[&tenants, &ids, &deliveries, &self.name, &at]).await?;
+        client.run(sql, &[&tenants, &ids, &deliveries, &self.name, &at]).await?;
         Ok(())
     }
 }
@@ -351,14 +351,8 @@ async fn list(
     let after = i64::try_from(query.after).unwrap_or(i64::MAX);
     let limit = write_limit(query.limit);
     match &query.tenant {
-        None => {
-            let statement = client.prepare_cached(all).await?;
-            Ok(client.query(&statement, &[&after, &limit]).await?)
-        }
-        Some(tenant) => {
-            let statement = client.prepare_cached(of_tenant).await?;
-            Ok(client.query(&statement, &[&after, &limit, &tenant.as_str()]).await?)
-        }
+        None => Ok(client.read_all(all, &[&after, &limit]).await?),
+        Some(tenant) => Ok(client.read_all(of_tenant, &[&after, &limit, &tenant.as_str()]).await?),
     }
 }
 
@@ -395,8 +389,7 @@ pub async fn conflicts_of(
         FROM conflicts c JOIN tenants t USING (tenant_no)
         WHERE c.tenant_no = $1 AND c.id = $2
         ORDER BY c.conflict_no LIMIT 100";
-    let statement = client.prepare_cached(sql).await?;
-    let rows = client.query(&statement, &[&tenant_number(tenant), &id.as_str()]).await?;
+    let rows = client.read_all(sql, &[&tenant_number(tenant), &id.as_str()]).await?;
     rows.iter().map(conflict_record).collect()
 }
 
@@ -412,8 +405,7 @@ pub async fn quarantined_of(
         FROM quarantine q JOIN tenants t USING (tenant_no)
         WHERE q.tenant_no = $1 AND q.id = $2
         ORDER BY q.quarantine_no LIMIT 100";
-    let statement = client.prepare_cached(sql).await?;
-    let rows = client.query(&statement, &[&tenant_number(tenant), &id.as_str()]).await?;
+    let rows = client.read_all(sql, &[&tenant_number(tenant), &id.as_str()]).await?;
     rows.iter().map(quarantine_record).collect()
 }
 

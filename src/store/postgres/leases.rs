@@ -11,6 +11,7 @@
 
 use super::PostgresStore;
 use super::scalars::{SqlTimestamp, column, read_count, write_count};
+use super::statements::Statements;
 use super::transaction::{Done, Transaction};
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
@@ -57,9 +58,8 @@ async fn claim_lease(
                 THEN standing.fence ELSE standing.fence + 1 END
             WHERE standing.until <= $3 OR standing.holder = excluded.holder
         RETURNING fence";
-    let statement = client.prepare_cached(sql).await?;
     let (now, until) = (SqlTimestamp(now), SqlTimestamp(until));
-    let Some(row) = client.query_opt(&statement, &[&name, &holder, &now, &until]).await? else {
+    let Some(row) = client.read_optional(sql, &[&name, &holder, &now, &until]).await? else {
         return Ok(None);
     };
     Ok(Some(Lease { name, fence: read_count(column(&row, 0)?)? }))
@@ -77,8 +77,7 @@ async fn release_lease(client: &ClientWrapper, lease: &Lease) -> Done<()> {
 pub async fn hold_lease(client: &ClientWrapper, lease: &Lease) -> Done<bool> {
     let sql = "-- hold_lease
         SELECT fence FROM leases WHERE name = $1 AND holder <> '' FOR UPDATE";
-    let statement = client.prepare_cached(sql).await?;
-    let Some(row) = client.query_opt(&statement, &[&lease.name]).await? else {
+    let Some(row) = client.read_optional(sql, &[&lease.name]).await? else {
         return Ok(false);
     };
     Ok(read_count(column(&row, 0)?)? == lease.fence)

@@ -15,6 +15,7 @@ use super::push_rows::each;
 use super::scalars::{
     SqlTimestamp, column, corrupt, damaged, instant, read_count, write_count, write_limit,
 };
+use super::statements::Statements;
 use super::timelines::{insert_entries, read_timeline};
 use super::transaction::{Done, Transaction};
 use super::{PostgresStore, agreements};
@@ -83,8 +84,7 @@ impl Mirrors for PostgresStore {
         let sql = "-- find_mirror
             SELECT kind, object_id, version, snapshot, read_at FROM mirrors
             WHERE kind = $1 AND object_id = $2 AND snapshot IS NOT NULL";
-        let statement = client.prepare_cached(sql).await?;
-        let found = client.query_opt(&statement, &[&name.kind.name(), &name.id]).await?;
+        let found = client.read_optional(sql, &[&name.kind.name(), &name.id]).await?;
         found.as_ref().map(mirror).transpose()
     }
 
@@ -174,9 +174,8 @@ async fn claim_due(client: &ClientWrapper, claim: MirrorClaim) -> Done<Vec<Wante
         UPDATE mirrors m SET leased_until = $2
         FROM due WHERE m.kind = due.kind AND m.object_id = due.object_id
         RETURNING m.kind, m.object_id, m.wanted, m.attempts, m.due_at";
-    let statement = client.prepare_cached(sql).await?;
     let (now, until) = (SqlTimestamp(claim.now), SqlTimestamp(claim.lease_until));
-    let rows = client.query(&statement, &[&now, &until, &write_limit(claim.limit)]).await?;
+    let rows = client.read_all(sql, &[&now, &until, &write_limit(claim.limit)]).await?;
     let mut wanted = Vec::with_capacity(rows.len());
     for row in &rows {
         let attempts: i64 = column(row, 3)?;
@@ -277,8 +276,7 @@ async fn lock_mirrors(
         FROM unnest($1::text[], $2::text[]) AS given (kind, object_id)
         ORDER BY kind COLLATE \"C\", object_id COLLATE \"C\"
         ON CONFLICT DO NOTHING";
-    let statement = client.prepare_cached(sql).await?;
-    client.execute(&statement, &[&kinds, &ids]).await?;
+    client.run(sql, &[&kinds, &ids]).await?;
     let sql = "-- lock_mirrors
         SELECT m.kind, m.object_id, m.version, m.snapshot
         FROM unnest($1::text[], $2::text[]) AS given (kind, object_id)
@@ -333,7 +331,6 @@ async fn write_mirrors(
             $7::timestamptz[])
             AS given (kind, object_id, version, customer, status, snapshot, read_at)
         WHERE m.kind = given.kind AND m.object_id = given.object_id";
-    let statement = client.prepare_cached(sql).await?;
     let last: Vec<&MirrorReading> = last.into_values().collect();
     let versions: Vec<i64> =
         last.iter().map(|reading| write_count(reading.ticket)).collect::<Result<_>>()?;
@@ -347,7 +344,7 @@ async fn write_mirrors(
         &each(&last, |reading| SqlTimestamp(reading.read_at)),
         &SqlTimestamp(at),
     ];
-    client.execute(&statement, &parameters).await?;
+    client.run(sql, &parameters).await?;
     Ok(())
 }
 
@@ -392,8 +389,7 @@ async fn settle_webhooks(
         UPDATE webhooks w SET status = given.status, settled_at = $3, detail = NULL
         FROM unnest($1::int8[], $2::text[]) AS given (webhook_no, status)
         WHERE w.webhook_no = given.webhook_no";
-    let statement = client.prepare_cached(sql).await?;
-    client.execute(&statement, &[&numbers, &statuses, &SqlTimestamp(at)]).await?;
+    client.run(sql, &[&numbers, &statuses, &SqlTimestamp(at)]).await?;
     Ok(())
 }
 

@@ -17,6 +17,7 @@ use super::scalars::{
     SqlTimestamp, column, corrupt, instant, instant_if_any, read_count, read_ordinal, write_count,
     write_limit,
 };
+use super::statements::Statements;
 use super::transaction::{Done, Transaction};
 use crate::rules::alert::{NewNotice, Untold};
 use crate::rules::ids::TenantId;
@@ -134,8 +135,7 @@ pub async fn insert_messages(
     }
     let sql = "-- insert_messages
         SELECT pg_advisory_xact_lock($1)";
-    let statement = client.prepare_cached(sql).await?;
-    client.execute(&statement, &[&MESSAGES_LOCK]).await?;
+    client.run(sql, &[&MESSAGES_LOCK]).await?;
     let sql = "-- insert_messages
         INSERT INTO outbox
             (id, queue, destination, kind, tenant_no, payload, at, state, attempts, due_at, fence)
@@ -146,7 +146,6 @@ pub async fn insert_messages(
         LEFT JOIN tenants t ON t.tenant = given.tenant
         ORDER BY given.place
         ON CONFLICT (id) DO NOTHING";
-    let statement = client.prepare_cached(sql).await?;
     let parameters: [&(dyn ToSql + Sync); 6] = [
         &each(messages, NewMessage::id),
         &each(messages, |message| message.kind),
@@ -155,7 +154,7 @@ pub async fn insert_messages(
         &SqlTimestamp(at),
         &CHANGES_DESTINATION,
     ];
-    let written = client.execute(&statement, &parameters).await?;
+    let written = client.run(sql, &parameters).await?;
     Ok(usize::try_from(written).unwrap_or(usize::MAX))
 }
 
@@ -177,7 +176,6 @@ pub async fn insert_notices(
         FROM unnest($1::text[], $2::text[], $3::text[], $4::int8[], $5::text[], $6::timestamptz[])
             WITH ORDINALITY AS given (id, destination, kind, alert_no, payload, due_at, place)
         ORDER BY place";
-    let statement = client.prepare_cached(sql).await?;
     let parameters: [&(dyn ToSql + Sync); 7] = [
         &each(notices, |notice| notice.id.as_str()),
         &each(notices, |notice| notice.destination),
@@ -187,7 +185,7 @@ pub async fn insert_notices(
         &each(notices, |notice| SqlTimestamp(notice.due_at)),
         &SqlTimestamp(at),
     ];
-    client.execute(&statement, &parameters).await?;
+    client.run(sql, &parameters).await?;
     Ok(())
 }
 
@@ -280,10 +278,9 @@ async fn settle(
             leased_until = NULL,
             settled_at = CASE WHEN $3::text = 'waiting' THEN NULL ELSE $6::timestamptz END
         WHERE message_no = $1 AND fence = $2 AND state = 'waiting' AND leased_until IS NOT NULL";
-    let statement = client.prepare_cached(sql).await?;
     let parameters: [&(dyn ToSql + Sync); 6] =
         [&number, &fence, &state, &due_at, &detail, &SqlTimestamp(at)];
-    Ok(client.execute(&statement, &parameters).await? == 1)
+    Ok(client.run(sql, &parameters).await? == 1)
 }
 
 /// Reads number, id, destination, kind, tenant, payload and time, from the first column on.

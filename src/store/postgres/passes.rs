@@ -17,6 +17,7 @@ use super::scalars::{
     SqlTimestamp, column, corrupt, damaged, instant, instant_if_any, meter_number, read_count,
     read_meter_no, tenant_number, write_count, write_limit,
 };
+use super::statements::Statements;
 use super::transaction::{Done, Transaction};
 use crate::rules::drift::{Reason, Verdict};
 use crate::rules::ids::{MeterNo, TenantId};
@@ -149,8 +150,7 @@ async fn write_rows(
     let Ok(pass) = write_count(pass) else { return Ok(false) };
     let sql = "-- write_rows
         SELECT FROM passes WHERE pass_no = $1 AND state = 'running' FOR UPDATE";
-    let statement = client.prepare_cached(sql).await?;
-    if client.query(&statement, &[&pass]).await?.is_empty() {
+    if client.read_all(sql, &[&pass]).await?.is_empty() {
         return Ok(false);
     }
     let sql = "-- write_rows
@@ -163,7 +163,6 @@ async fn write_rows(
             day_end = excluded.day_end, ledger = excluded.ledger, pushed = excluded.pushed,
             provider = excluded.provider, verdict = excluded.verdict, reason = excluded.reason,
             windows = excluded.windows, hash = excluded.hash, marks = excluded.marks";
-    let statement = client.prepare_cached(sql).await?;
     let tenants: Vec<i32> = sorted.keys().map(|(tenant_no, _, _)| *tenant_no).collect();
     let rows: Vec<&PassRow> = sorted.values().copied().collect();
     let parameters: [&(dyn ToSql + Sync); 13] = [
@@ -181,7 +180,7 @@ async fn write_rows(
         &each(&rows, |row| row.hash.as_ref().map(<[u8; 32]>::as_slice)),
         &each(&rows, |row| row.marks.text()),
     ];
-    client.execute(&statement, &parameters).await?;
+    client.run(sql, &parameters).await?;
     Ok(true)
 }
 
@@ -210,8 +209,7 @@ pub async fn find_pass(client: &ClientWrapper, number: u64) -> Result<Option<Pas
         SELECT pass_no, kind, range_start, range_end, tenant, apply, state, created_at, ended_at,
             progress, hash, detail
         FROM passes WHERE pass_no = $1";
-    let statement = client.prepare_cached(sql).await?;
-    client.query_opt(&statement, &[&number]).await?.as_ref().map(read_pass).transpose()
+    client.read_optional(sql, &[&number]).await?.as_ref().map(read_pass).transpose()
 }
 
 pub async fn list_pass_rows(client: &ClientWrapper, query: &PassRowQuery) -> Result<Vec<PassRow>> {
@@ -224,7 +222,6 @@ pub async fn list_pass_rows(client: &ClientWrapper, query: &PassRowQuery) -> Res
             AND (t.tenant > $2 OR r.meter_no > $3 OR (r.meter_no = $3 AND r.day_start > $4))
         ORDER BY t.tenant, r.meter_no, r.day_start
         LIMIT $5";
-    let statement = client.prepare_cached(sql).await?;
     let after = query.after.as_ref();
     // Every tenant comes after the empty text.
     let parameters: [&(dyn ToSql + Sync); 5] = [
@@ -234,7 +231,7 @@ pub async fn list_pass_rows(client: &ClientWrapper, query: &PassRowQuery) -> Res
         &after.map(|(_, _, day)| SqlTimestamp(*day)),
         &write_limit(query.limit),
     ];
-    client.query(&statement, &parameters).await?.iter().map(read_row).collect()
+    client.read_all(sql, &parameters).await?.iter().map(read_row).collect()
 }
 
 fn read_pass(row: &Row) -> Result<Pass> {

@@ -11,6 +11,7 @@ use super::scalars::{
     SqlTimestamp, column, damaged, instant, meter_number, read_count, read_meter_no, read_ordinal,
     write_count, write_limit,
 };
+use super::statements::Statements;
 use super::waiting::sum_unmapped;
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, PushState};
@@ -64,8 +65,7 @@ pub async fn trace_push(client: Object, number: u64) -> Result<Option<PushTrace>
     let sql = "-- trace_push
         SELECT at, state, class, attempt, request_id, detail FROM push_transitions
         WHERE push_no = $1 ORDER BY transition_no";
-    let statement = snapshot.prepare_cached(sql).await?;
-    let rows = snapshot.query(&statement, &[&number]).await?;
+    let rows = snapshot.read_all(sql, &[&number]).await?;
     snapshot.end().await?;
     let transitions = rows.iter().map(transition).collect::<Result<_>>()?;
     Ok(found.map(|found| PushTrace { push: found.push, transitions }))
@@ -114,9 +114,7 @@ pub async fn list_submitted_windows(
         WHERE p.state IN ('submitted', 'confirmed', 'reconciled')
             AND COALESCE(p.customer, due.customer) = due.customer
         ORDER BY due.due_at, due.push_no, p.revision";
-    let statement = client.prepare_cached(sql).await?;
-    let rows =
-        client.query(&statement, &[&SqlTimestamp(now), &write_limit(limit), &shadow]).await?;
+    let rows = client.read_all(sql, &[&SqlTimestamp(now), &write_limit(limit), &shadow]).await?;
     submitted_windows(&rows)
 }
 
@@ -145,10 +143,9 @@ pub async fn list_unconfirmed_before(
         WHERE p.state IN ('submitted', 'confirmed', 'reconciled')
             AND COALESCE(p.customer, due.customer) = due.customer
         ORDER BY due.window_start, due.meter_no, due.push_no, p.revision";
-    let statement = client.prepare_cached(sql).await?;
     let parameters: [&(dyn ToSql + Sync); 3] =
         [&tenant.as_str(), &SqlTimestamp(before), &write_limit(limit)];
-    submitted_windows(&client.query(&statement, &parameters).await?)
+    submitted_windows(&client.read_all(sql, &parameters).await?)
 }
 
 /// Rows of the settled pushes of windows, those of one window together, by revision.
@@ -257,10 +254,9 @@ pub async fn read_window_pushes(
         WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
             AND meter_no = $2 AND window_start >= $3 AND window_start < $4
         ORDER BY window_start, revision";
-    let statement = client.prepare_cached(sql).await?;
     let (start, end) = (SqlTimestamp(range.start), SqlTimestamp(range.end));
     let rows =
-        client.query(&statement, &[&tenant.as_str(), &meter_number(meter), &start, &end]).await?;
+        client.read_all(sql, &[&tenant.as_str(), &meter_number(meter), &start, &end]).await?;
     rows.iter().map(window_push).collect()
 }
 

@@ -12,6 +12,7 @@ use super::scalars::{
     SqlTimestamp, column, damaged, instant, instant_if_any, meter_number, read_count,
     read_meter_no, read_ordinal, read_tenant_no, tenant_number, write_count, write_ordinal,
 };
+use super::statements::Statements;
 use super::transaction::Done;
 use crate::rules::billing::Mode;
 use crate::rules::delivery::{Class, PushState};
@@ -53,7 +54,6 @@ pub async fn insert_pushes(
             class, customer, place)
         ORDER BY place
         RETURNING push_no, key";
-    let statement = client.prepare_cached(sql).await?;
     let revisions: Result<Vec<i32>> =
         pushes.iter().map(|new| write_ordinal(new.planned.revision)).collect();
     let keys = each(pushes, |new| key_of(secret, new));
@@ -77,7 +77,7 @@ pub async fn insert_pushes(
         &each(pushes, |new| new.customer.as_ref().map(CustomerId::as_str)),
         &SqlTimestamp(at),
     ];
-    let rows = client.query(&statement, &parameters).await?;
+    let rows = client.read_all(sql, &parameters).await?;
     let mut lines = Vec::with_capacity(rows.len());
     for (row, (new, made)) in rows.iter().zip(pushes.iter().zip(keys)) {
         let (number, key): (i64, String) = (column(row, 0)?, column(row, 1)?);
@@ -110,7 +110,6 @@ pub async fn change_pushes(
             AS given (push_no, state, class, detail, due_at, request_keys, state_at,
             unreadable_since, looked_total, looked_at)
         WHERE p.push_no = given.push_no";
-    let statement = client.prepare_cached(sql).await?;
     let numbers: Result<Vec<i64>> = changes.iter().map(|one| write_count(one.push)).collect();
     let keys: Result<Vec<i32>> =
         changes.iter().map(|one| write_ordinal(one.request_keys)).collect();
@@ -126,7 +125,7 @@ pub async fn change_pushes(
         &each(changes, |change| change.looked.map(|looked| SqlQuantity(looked.total))),
         &each(changes, |change| change.looked.map(|looked| SqlTimestamp(looked.at))),
     ];
-    client.execute(&statement, &parameters).await?;
+    client.run(sql, &parameters).await?;
     let lines = each(changes, TransitionLine::of_change);
     record_lines(client, &lines, at).await?;
     Ok(lines)
@@ -152,7 +151,6 @@ pub async fn record_lines(
         FROM unnest($1::int8[], $2::text[], $3::text[], $4::int4[], $5::text[], $6::text[])
             WITH ORDINALITY AS given (push_no, state, class, attempt, request_id, detail, place)
         ORDER BY place";
-    let statement = client.prepare_cached(sql).await?;
     let numbers: Result<Vec<i64>> = lines.iter().map(|line| write_count(line.push)).collect();
     let attempts: Result<Vec<i32>> = lines.iter().map(|line| write_ordinal(line.attempt)).collect();
     let parameters: [&(dyn ToSql + Sync); 7] = [
@@ -164,7 +162,7 @@ pub async fn record_lines(
         &each(lines, |line| line.detail.as_deref()),
         &SqlTimestamp(at),
     ];
-    client.execute(&statement, &parameters).await?;
+    client.run(sql, &parameters).await?;
     Ok(())
 }
 
@@ -177,8 +175,7 @@ pub fn log_lines(lines: &[TransitionLine]) {
 pub async fn lock_pushes(client: &ClientWrapper, numbers: &[i64]) -> Done<()> {
     let sql = "-- lock_pushes
         SELECT push_no FROM pushes WHERE push_no = ANY ($1) ORDER BY push_no FOR UPDATE";
-    let statement = client.prepare_cached(sql).await?;
-    client.query(&statement, &[&numbers]).await?;
+    client.read_all(sql, &[&numbers]).await?;
     Ok(())
 }
 
@@ -199,8 +196,7 @@ pub async fn read_pushes(client: &ClientWrapper, numbers: &[i64]) -> Result<Vec<
         JOIN meters m ON m.meter_no = p.meter_no
         WHERE p.push_no = ANY ($1)
         ORDER BY p.push_no";
-    let statement = client.prepare_cached(sql).await?;
-    let rows = client.query(&statement, &[&numbers]).await?;
+    let rows = client.read_all(sql, &[&numbers]).await?;
     rows.iter().map(stored_push).collect()
 }
 

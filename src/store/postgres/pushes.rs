@@ -17,6 +17,7 @@ use super::numeric::SqlQuantity;
 use super::push_history;
 use super::push_rows::{lock_pushes, log_lines, read_customer, read_pushes, record_lines};
 use super::scalars::{SqlTimestamp, column, corrupt, read_count, write_count, write_limit};
+use super::statements::Statements;
 use super::transaction::{Done, Transaction};
 use super::unbilled;
 use super::waiting;
@@ -160,8 +161,7 @@ async fn end_leases(client: &ClientWrapper, now: Timestamp) -> Done<()> {
             WHERE leased_until IS NOT NULL AND leased_until <= $1
             ORDER BY push_no FOR UPDATE SKIP LOCKED
         )";
-    let statement = client.prepare_cached(sql).await?;
-    client.execute(&statement, &[&SqlTimestamp(now)]).await?;
+    client.run(sql, &[&SqlTimestamp(now)]).await?;
     Ok(())
 }
 
@@ -198,13 +198,12 @@ async fn list_due(
             ))
         ORDER BY p.due_at, p.push_no
         LIMIT $5";
-    let statement = client.prepare_cached(sql).await?;
     let (tenants, meters): (Vec<i32>, Vec<i16>) = seen.iter().copied().unzip();
     let any_revision = planted("bug.two_unresolved");
     let (now, limit) = (SqlTimestamp(claim.now), write_limit(rows_max));
     let given: [&(dyn ToSql + Sync); 6] =
         [&now, &tenants, &meters, &any_revision, &limit, &claim.shadow];
-    let rows = client.query(&statement, &given).await?;
+    let rows = client.read_all(sql, &given).await?;
     let due = |row| Ok(Due { number: column(row, 0)?, pair: (column(row, 1)?, column(row, 2)?) });
     Ok(rows.iter().map(due).collect::<Result<_>>()?)
 }
@@ -219,10 +218,9 @@ async fn lock_pairs(client: &ClientWrapper, due: &[Due]) -> Done<Vec<i64>> {
     if due.is_empty() {
         return Ok(Vec::new());
     }
-    let statement = client.prepare_cached(sql).await?;
     let numbers: Vec<i64> = due.iter().map(|due| due.number).collect();
     let (tenants, meters): (Vec<i32>, Vec<i16>) = due.iter().map(|due| due.pair).unzip();
-    let rows = client.query(&statement, &[&numbers, &tenants, &meters]).await?;
+    let rows = client.read_all(sql, &[&numbers, &tenants, &meters]).await?;
     Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
 }
 
@@ -255,9 +253,8 @@ async fn lease_pushes(
         UPDATE pushes p SET leased_until = $3, fence = p.fence + 1
         FROM free WHERE p.push_no = free.push_no
         RETURNING p.push_no";
-    let statement = client.prepare_cached(sql).await?;
     let (now, until) = (SqlTimestamp(claim.now), SqlTimestamp(claim.lease_until));
-    let rows = client.query(&statement, &[&numbers, &now, &until]).await?;
+    let rows = client.read_all(sql, &[&numbers, &now, &until]).await?;
     Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
 }
 
@@ -403,13 +400,12 @@ async fn begin_all(
             request = COALESCE(p.request, given.request)
         FROM unnest($1::int8[], $2::text[], $3::bytea[]) AS given (push_no, customer, request)
         WHERE p.push_no = given.push_no";
-    let statement = client.prepare_cached(sql).await?;
     let numbers: Vec<i64> =
         begun.iter().map(|intent| write_count(intent.push)).collect::<Result<_>>()?;
     let customers: Vec<&str> = begun.iter().map(|intent| intent.customer.as_str()).collect();
     let requests: Vec<&[u8]> = begun.iter().map(|intent| intent.request.as_slice()).collect();
     let given: [&(dyn ToSql + Sync); 4] = [&numbers, &customers, &requests, &SqlTimestamp(at)];
-    client.execute(&statement, &given).await?;
+    client.run(sql, &given).await?;
     record_lines(client, &lines, at).await?;
     Ok(lines)
 }

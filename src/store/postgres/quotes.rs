@@ -15,6 +15,7 @@ use super::numeric::SqlQuantity;
 use super::scalars::{
     SqlTimestamp, column, corrupt, damaged, instant, instant_if_any, write_limit,
 };
+use super::statements::Statements;
 use super::transaction::{Done, Transaction};
 use crate::rules::ids::{OnceKey, TenantId};
 use crate::rules::tax::{Coupon, TaxRate};
@@ -85,10 +86,9 @@ impl Quotes for PostgresStore {
         let client = self.reader().await?;
         let sql = "-- list_coupons
             SELECT coupon FROM coupons WHERE code > $1 ORDER BY code LIMIT $2";
-        let statement = client.prepare_cached(sql).await?;
         // Every code is larger than the empty text.
         let after = after.unwrap_or("");
-        let rows = client.query(&statement, &[&after, &write_limit(limit)]).await?;
+        let rows = client.read_all(sql, &[&after, &write_limit(limit)]).await?;
         rows.iter().map(read_coupon).collect()
     }
 
@@ -175,8 +175,7 @@ async fn put_coupon(client: &ClientWrapper, coupon: &Coupon, at: Timestamp) -> D
 async fn find_coupon(client: &ClientWrapper, code: &str) -> Result<Option<Coupon>> {
     let sql = "-- find_coupon
         SELECT coupon FROM coupons WHERE code = $1";
-    let statement = client.prepare_cached(sql).await?;
-    let row = client.query_opt(&statement, &[&code]).await?;
+    let row = client.read_optional(sql, &[&code]).await?;
     row.as_ref().map(read_coupon).transpose()
 }
 
@@ -188,8 +187,7 @@ async fn find_quote(
     let sql = "-- find_quote
         SELECT request, answer, engine, at FROM quotes
         WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1) AND key = $2";
-    let statement = client.prepare_cached(sql).await?;
-    let row = client.query_opt(&statement, &[&tenant.as_str(), &key.as_str()]).await?;
+    let row = client.read_optional(sql, &[&tenant.as_str(), &key.as_str()]).await?;
     let Some(row) = row else { return Ok(None) };
     Ok(Some(StoredQuote {
         tenant: tenant.clone(),
@@ -211,9 +209,7 @@ async fn read_uses(
     let sql = "-- read_uses
         SELECT max(quote_key) FILTER (WHERE cycle = $3), count(*) FROM coupon_uses
         WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1) AND code = $2";
-    let statement = client.prepare_cached(sql).await?;
-    let row =
-        client.query_one(&statement, &[&tenant.as_str(), &code, &SqlTimestamp(cycle)]).await?;
+    let row = client.read_one(sql, &[&tenant.as_str(), &code, &SqlTimestamp(cycle)]).await?;
     let (key, cycles): (Option<String>, i64) = (column(&row, 0)?, column(&row, 1)?);
     let key = key.map(|key| OnceKey::parse(&key)).transpose();
     let cycles =

@@ -11,6 +11,7 @@ use super::scalars::{
     SqlTimestamp, column, corrupt, damaged, instant, meter_number, read_count, tenant_number,
     write_count, write_limit,
 };
+use super::statements::Statements;
 use crate::rules::event::Event;
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::{Aggregation, Catalog};
@@ -191,11 +192,10 @@ impl<'r> Columns<'r> {
         if self.tenants.is_empty() {
             return Ok(());
         }
-        let statement = client.prepare_cached(sql).await?;
         let groups: Vec<&str> = self.groups.iter().map(AsRef::as_ref).collect();
         let written = client
-            .execute(
-                &statement,
+            .run(
+                sql,
                 &[
                     &self.tenants,
                     &self.meters,
@@ -237,9 +237,8 @@ async fn insert_uniques(client: &ClientWrapper, sorted: &[(RollupKey, Rollup)]) 
         INSERT INTO rollup_uniques (tenant_no, meter_no, bucket_start, grp, value)
         SELECT * FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::text[], $5::text[])
         ON CONFLICT DO NOTHING";
-    let statement = client.prepare_cached(sql).await?;
     let groups: Vec<&str> = groups.iter().map(AsRef::as_ref).collect();
-    client.execute(&statement, &[&tenants, &meters, &bucket_starts, &groups, &values]).await?;
+    client.run(sql, &[&tenants, &meters, &bucket_starts, &groups, &values]).await?;
     Ok(())
 }
 

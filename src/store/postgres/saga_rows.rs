@@ -3,6 +3,7 @@
 //! Invariant: a log is read in the order in which it was written, whole.
 
 use super::scalars::{column, corrupt, damaged, instant, read_count, read_ordinal};
+use super::statements::Statements;
 use super::transaction::Done;
 use crate::rules::ids::{OnceKey, TenantId};
 use crate::rules::saga::{LogLine, Mark, Saga, SagaKind, SagaState};
@@ -22,8 +23,7 @@ pub async fn find_by_key(
             s.due_at, s.detail, s.created_at, s.state_at
         FROM sagas s JOIN tenants t ON t.tenant_no = s.tenant_no
         WHERE s.tenant_no = $1 AND s.key = $2";
-    let statement = client.prepare_cached(sql).await?;
-    let row = client.query_opt(&statement, &[&tenant_no, &key.as_str()]).await?;
+    let row = client.read_optional(sql, &[&tenant_no, &key.as_str()]).await?;
     Ok(row.map(|row| saga(&row, 0)).transpose()?)
 }
 
@@ -34,8 +34,7 @@ pub async fn find_open(client: &ClientWrapper, tenant_no: i32) -> Done<Option<Sa
             s.due_at, s.detail, s.created_at, s.state_at
         FROM sagas s JOIN tenants t ON t.tenant_no = s.tenant_no
         WHERE s.tenant_no = $1 AND s.state IN ('running', 'compensating', 'needs_attention')";
-    let statement = client.prepare_cached(sql).await?;
-    let row = client.query_opt(&statement, &[&tenant_no]).await?;
+    let row = client.read_optional(sql, &[&tenant_no]).await?;
     Ok(row.map(|row| saga(&row, 0)).transpose()?)
 }
 
@@ -47,8 +46,7 @@ pub async fn lock_saga(client: &ClientWrapper, number: i64) -> Done<(Saga, u64)>
         FROM sagas s JOIN tenants t ON t.tenant_no = s.tenant_no
         WHERE s.saga_no = $1
         FOR UPDATE OF s";
-    let statement = client.prepare_cached(sql).await?;
-    let row = client.query_opt(&statement, &[&number]).await?;
+    let row = client.read_optional(sql, &[&number]).await?;
     let row = row.ok_or_else(|| corrupt("sagas row vanished mid-transaction"))?;
     Ok((saga(&row, 0)?, read_count(column(&row, 13)?)?))
 }

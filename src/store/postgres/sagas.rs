@@ -24,6 +24,7 @@ use super::saga_rows::{find_by_key, find_open, lock_saga, read_log, read_logs, s
 use super::scalars::{
     SqlTimestamp, column, corrupt, read_count, write_count, write_limit, write_ordinal,
 };
+use super::statements::Statements;
 use super::transaction::{Done, Transaction};
 use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::plan::Plan;
@@ -100,8 +101,7 @@ impl Sagas for PostgresStore {
                 s.tries, s.due_at, s.detail, s.created_at, s.state_at
             FROM sagas s JOIN tenants t ON t.tenant_no = s.tenant_no
             WHERE s.id = $1";
-        let statement = snapshot.prepare_cached(sql).await?;
-        let found = match snapshot.query_opt(&statement, &[&id]).await? {
+        let found = match snapshot.read_optional(sql, &[&id]).await? {
             Some(row) => Some((saga(&row, 0)?, read_log(&snapshot, column(&row, 0)?).await?)),
             None => None,
         };
@@ -267,9 +267,8 @@ async fn claim_due(
             s.tries, s.due_at, s.detail, s.created_at, s.state_at
         FROM claimed s JOIN tenants t ON t.tenant_no = s.tenant_no
         ORDER BY s.due_at, s.saga_no";
-    let statement = client.prepare_cached(sql).await?;
     let (now, until) = (SqlTimestamp(now), SqlTimestamp(lease_until));
-    let rows = client.query(&statement, &[&now, &until, &write_limit(limit)]).await?;
+    let rows = client.read_all(sql, &[&now, &until, &write_limit(limit)]).await?;
     let numbers: Vec<i64> = rows.iter().map(|row| column(row, 1)).collect::<Result<_>>()?;
     let mut logs = read_logs(client, &numbers).await?;
     let mut claimed = Vec::with_capacity(rows.len());
@@ -298,7 +297,6 @@ async fn move_saga(
             state_at = CASE WHEN state = $3::text THEN state_at ELSE $8::timestamptz END
         WHERE saga_no = $1 AND fence = $2 AND leased_until IS NOT NULL
             AND state IN ('running', 'compensating')";
-    let statement = client.prepare_cached(sql).await?;
     let parameters: [&(dyn ToSql + Sync); 8] = [
         &number,
         &fence,
@@ -309,7 +307,7 @@ async fn move_saga(
         &standing.lease_until.map(SqlTimestamp),
         &SqlTimestamp(at),
     ];
-    let moved = client.execute(&statement, &parameters).await? == 1;
+    let moved = client.run(sql, &parameters).await? == 1;
     Ok(moved.then_some(number))
 }
 
@@ -327,7 +325,6 @@ async fn append_lines(client: &ClientWrapper, number: i64, lines: &[LogLine]) ->
         FROM unnest($2::int4[], $3::int4[], $4::text[], $5::text[], $6::text[], $7::text[],
             $8::timestamptz[])
             WITH ORDINALITY AS given (generation, step, name, mark, result, detail, at, place)";
-    let statement = client.prepare_cached(sql).await?;
     let generations: Vec<i32> =
         lines.iter().map(|line| write_ordinal(line.generation)).collect::<Result<_>>()?;
     let steps: Vec<i32> =
@@ -342,7 +339,7 @@ async fn append_lines(client: &ClientWrapper, number: i64, lines: &[LogLine]) ->
         &each(lines, |line| line.detail.as_deref()),
         &each(lines, |line| SqlTimestamp(line.at)),
     ];
-    client.execute(&statement, &parameters).await?;
+    client.run(sql, &parameters).await?;
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use super::numeric::SqlQuantity;
 use super::scalars::{
     SqlTimestamp, column, instant, instant_if_any, meter_number, read_ordinal, tenant_number,
 };
+use super::statements::Statements;
 use super::transaction::{Done, Transaction};
 use crate::rules::drift::Summary;
 use crate::rules::ids::{CustomerId, MeterNo, TenantId};
@@ -84,7 +85,6 @@ async fn write_summaries(
             WHERE excluded.read_at >= standing.read_at
                 + CASE WHEN standing.value = excluded.value
                     THEN interval '1 second' ELSE interval '0' END";
-    let statement = client.prepare_cached(sql).await?;
     let tenants: Vec<i32> = sorted.keys().map(|(tenant, ..)| *tenant).collect();
     let meters: Vec<i16> = sorted.keys().map(|(_, meter, ..)| *meter).collect();
     let lengths: Vec<i64> = sorted.keys().map(|(_, _, seconds, ..)| *seconds).collect();
@@ -93,7 +93,7 @@ async fn write_summaries(
     let values: Vec<_> = sorted.values().map(|value| SqlQuantity(*value)).collect();
     let parameters: [&(dyn ToSql + Sync); 7] =
         [&tenants, &meters, &lengths, &starts, &customers, &values, &SqlTimestamp(read_at)];
-    client.execute(&statement, &parameters).await?;
+    client.run(sql, &parameters).await?;
     Ok(())
 }
 

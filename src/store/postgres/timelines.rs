@@ -8,6 +8,7 @@
 
 use super::push_rows::each;
 use super::scalars::{SqlTimestamp, column, damaged, instant, read_count, write_count};
+use super::statements::Statements;
 use super::transaction::Done;
 use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::subscription::{Origin, Subscription, TimelineEntry};
@@ -31,7 +32,6 @@ pub async fn insert_entries(client: &ClientWrapper, entries: &[&TimelineEntry]) 
             AS given (subscription, at, origin, version, digest, customer, state)
         ORDER BY subscription COLLATE \"C\", at, origin COLLATE \"C\", version, digest
         ON CONFLICT DO NOTHING";
-    let statement = client.prepare_cached(sql).await?;
     let versions: Vec<i64> =
         entries.iter().map(|entry| write_count(entry.version)).collect::<Result<_>>()?;
     let texts = each(entries, |entry| entry.state.text());
@@ -44,7 +44,7 @@ pub async fn insert_entries(client: &ClientWrapper, entries: &[&TimelineEntry]) 
         &each(entries, |entry| entry.state.customer.as_str()),
         &texts,
     ];
-    client.execute(&statement, &parameters).await?;
+    client.run(sql, &parameters).await?;
     Ok(())
 }
 
@@ -56,8 +56,7 @@ pub async fn read_timeline(
     let sql = "-- read_timeline
         SELECT subscription, at, origin, version, state FROM timeline_entries
         WHERE customer = (SELECT customer FROM tenants WHERE tenant = $1)";
-    let statement = client.prepare_cached(sql).await?;
-    let rows = client.query(&statement, &[&tenant.as_str()]).await?;
+    let rows = client.read_all(sql, &[&tenant.as_str()]).await?;
     rows.iter().map(timeline_entry).collect()
 }
 

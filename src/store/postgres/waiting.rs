@@ -19,6 +19,7 @@ use super::scalars::{
     SqlTimestamp, column, corrupt, damaged, meter_number, read_count, read_meter_no, tenant_number,
     write_count, write_limit,
 };
+use super::statements::Statements;
 use super::transaction::Done;
 use crate::faults::planted;
 use crate::rules::delivery::{Class, PushState};
@@ -44,8 +45,7 @@ pub async fn lock_unmapped(client: &ClientWrapper, tenants: &[i32]) -> Done<BTre
         SELECT tenant_no FROM tenants
         WHERE tenant_no = ANY ($1) AND (customer IS NULL OR releasing)
         ORDER BY tenant_no FOR SHARE";
-    let statement = client.prepare_cached(sql).await?;
-    let rows = client.query(&statement, &[&tenants]).await?;
+    let rows = client.read_all(sql, &[&tenants]).await?;
     Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
 }
 
@@ -65,8 +65,7 @@ pub async fn count_waiting(client: &ClientWrapper, lines: &[TransitionLine]) -> 
         ON CONFLICT (tenant_no, meter_no) DO UPDATE SET
             waiting_pushes = known.waiting_pushes + excluded.waiting_pushes,
             waiting_quantity = known.waiting_quantity + excluded.waiting_quantity";
-    let statement = client.prepare_cached(sql).await?;
-    client.execute(&statement, &[&numbers]).await?;
+    client.run(sql, &[&numbers]).await?;
     Ok(())
 }
 
@@ -77,8 +76,7 @@ pub async fn mark_releasing(client: &ClientWrapper, tenant: &TenantId) -> Done<(
         WHERE t.tenant = $1 AND t.customer IS NOT NULL AND NOT t.releasing AND EXISTS (
             SELECT FROM pushes p WHERE p.tenant_no = t.tenant_no AND p.state = 'waiting'
         )";
-    let statement = client.prepare_cached(sql).await?;
-    client.execute(&statement, &[&tenant.as_str()]).await?;
+    client.run(sql, &[&tenant.as_str()]).await?;
     Ok(())
 }
 
@@ -86,8 +84,7 @@ pub async fn mark_releasing(client: &ClientWrapper, tenant: &TenantId) -> Done<(
 pub async fn is_releasing(client: &ClientWrapper) -> Result<bool> {
     let sql = "-- is_releasing
         SELECT EXISTS (SELECT FROM tenants WHERE releasing)";
-    let statement = client.prepare_cached(sql).await?;
-    column(&client.query_one(&statement, &[]).await?, 0)
+    column(&client.read_one(sql, &[]).await?, 0)
 }
 
 /// Releases pushes of one tenant, oldest first. A tenant that another server works on is left to

@@ -16,6 +16,7 @@ use super::scalars::{
     SqlTimestamp, column, corrupt, damaged, instant, instant_if_any, read_count, write_count,
     write_limit,
 };
+use super::statements::Statements;
 use super::timelines::insert_entries;
 use super::transaction::{Done, Transaction};
 use crate::rules::mirror::{ObjectName, Snapshot};
@@ -74,8 +75,7 @@ impl Webhooks for PostgresStore {
             SELECT webhook_no, event_id, event_type, object_kind, object_id, source, status,
                 created_at, received_at, settled_at, deliveries, detail, payload
             FROM webhooks WHERE webhook_no = $1";
-        let statement = client.prepare_cached(sql).await?;
-        let found = client.query_opt(&statement, &[&number]).await?;
+        let found = client.read_optional(sql, &[&number]).await?;
         found.map(|row| Ok((webhook_record(&row)?, column(&row, 12)?))).transpose()
     }
 
@@ -219,10 +219,9 @@ async fn find_names(
 ) -> Done<BTreeMap<String, i64>> {
     let sql = "-- find_names
         SELECT name, webhook_no FROM webhook_names WHERE name = ANY ($1)";
-    let statement = client.prepare_cached(sql).await?;
     let names: Vec<&str> =
         receipts.iter().flat_map(|receipt| &receipt.facts.names).map(String::as_str).collect();
-    let rows = client.query(&statement, &[&names]).await?;
+    let rows = client.read_all(sql, &[&names]).await?;
     Ok(rows.iter().map(|row| Ok((column(row, 0)?, column(row, 1)?))).collect::<Result<_>>()?)
 }
 
@@ -247,7 +246,6 @@ async fn insert_webhooks(
             created_at, received_at, deliveries, told, payload, place)
         ORDER BY place
         RETURNING webhook_no, event_id";
-    let statement = client.prepare_cached(sql).await?;
     let object = |fact: &Fact<'_>| fact.receipt.facts.object.clone();
     let mut next = tickets.into_iter();
     let tickets: Vec<Option<i64>> =
@@ -265,7 +263,7 @@ async fn insert_webhooks(
         &each(fresh, |fact| fact.receipt.facts.snapshot.as_ref().map(Snapshot::to_json)),
         &each(fresh, |fact| fact.receipt.payload.as_slice()),
     ];
-    let rows = client.query(&statement, &parameters).await?;
+    let rows = client.read_all(sql, &parameters).await?;
     let mut numbers = Vec::with_capacity(rows.len());
     for (row, fact) in rows.iter().zip(fresh) {
         if column::<String>(row, 1)? != fact.receipt.facts.event_id {
@@ -288,10 +286,9 @@ async fn insert_names(client: &ClientWrapper, batch: &Batch<'_>, numbers: &[i64]
         SELECT name, webhook_no
         FROM unnest($1::text[], $2::int8[]) WITH ORDINALITY AS given (name, webhook_no, place)
         ORDER BY place";
-    let statement = client.prepare_cached(sql).await?;
     let names: Vec<&str> = batch.new_names.keys().copied().collect();
     let owners: Vec<i64> = batch.new_names.values().map(|place| numbers[*place]).collect();
-    client.execute(&statement, &[&names, &owners]).await?;
+    client.run(sql, &[&names, &owners]).await?;
     Ok(())
 }
 
@@ -312,9 +309,8 @@ async fn count_deliveries(client: &ClientWrapper, batch: &Batch<'_>) -> Done<()>
         )
         UPDATE webhooks w SET deliveries = w.deliveries + again.deliveries
         FROM again WHERE w.webhook_no = again.webhook_no";
-    let statement = client.prepare_cached(sql).await?;
     let (numbers, deliveries): (Vec<i64>, Vec<i64>) = again.into_iter().unzip();
-    client.execute(&statement, &[&numbers, &deliveries]).await?;
+    client.run(sql, &[&numbers, &deliveries]).await?;
     Ok(())
 }
 

@@ -6,7 +6,8 @@
 //! written is a contradiction and not a contest. A crash leaves an entry whole or not at all.
 
 use super::push_rows::{get, moment, quantity_of};
-use super::{SqliteStore, corrupt, damaged, push_listing, sql_error};
+use super::statements::Statements;
+use super::{SqliteStore, corrupt, damaged, push_listing};
 use crate::rules::account::{
     Account, Entry, Floor, NewEntry, POSTINGS_MAX, Posting, answer_put, answer_standing,
     answer_unknown_tenant, check_statement, plan_entry,
@@ -164,19 +165,15 @@ fn insert_account(
     account: &NewAccount,
     at: Timestamp,
 ) -> Result<bool> {
-    let written = connection
-        .prepare_cached(
-            "-- insert_account
-             INSERT INTO accounts (tenant_no, name, unit, floor, balance, version, created_at)
-             VALUES (?, ?, ?, ?, '0', 0, ?)
-             ON CONFLICT DO NOTHING",
-        )
-        .and_then(|mut insert| {
-            let NewAccount { name, unit, floor, .. } = account;
-            let (name, unit, floor) = (name.as_str(), unit.as_str(), floor.name());
-            insert.execute(params![tenant.0, name, unit, floor, at.micros()])
-        })
-        .map_err(sql_error)?;
+    let NewAccount { name, unit, floor, .. } = account;
+    let (name, unit, floor) = (name.as_str(), unit.as_str(), floor.name());
+    let written = connection.run(
+        "-- insert_account
+         INSERT INTO accounts (tenant_no, name, unit, floor, balance, version, created_at)
+         VALUES (?, ?, ?, ?, '0', 0, ?)
+         ON CONFLICT DO NOTHING",
+        params![tenant.0, name, unit, floor, at.micros()],
+    )?;
     Ok(written == 1)
 }
 
@@ -186,16 +183,13 @@ fn find_account(
     (tenant, of): (TenantNo, &TenantId),
     name: &AccountName,
 ) -> Result<Option<(i64, Account)>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- find_account
-             SELECT account_no, name, unit, floor, balance, version, created_at FROM accounts
-             WHERE tenant_no = ? AND name = ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query(params![tenant.0, name.as_str()]).map_err(sql_error)?;
-    let Some(row) = rows.next().map_err(sql_error)? else { return Ok(None) };
-    Ok(Some((get(row, "account_no")?, decode_account(row, of)?)))
+    connection.read_optional(
+        "-- find_account
+         SELECT account_no, name, unit, floor, balance, version, created_at FROM accounts
+         WHERE tenant_no = ? AND name = ?",
+        params![tenant.0, name.as_str()],
+        |row| Ok((get(row, "account_no")?, decode_account(row, of)?)),
+    )
 }
 
 fn list_accounts(
@@ -204,22 +198,16 @@ fn list_accounts(
     after: Option<&AccountName>,
     limit: usize,
 ) -> Result<Vec<Account>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- list_accounts
-             SELECT name, unit, floor, balance, version, created_at FROM accounts
-             WHERE tenant_no = ? AND name > ? ORDER BY name LIMIT ?",
-        )
-        .map_err(sql_error)?;
     // No name is empty.
     let after = after.map_or("", AccountName::as_str);
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let mut rows = select.query(params![tenant.0, after, limit]).map_err(sql_error)?;
-    let mut accounts = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        accounts.push(decode_account(row, of)?);
-    }
-    Ok(accounts)
+    connection.read_all(
+        "-- list_accounts
+         SELECT name, unit, floor, balance, version, created_at FROM accounts
+         WHERE tenant_no = ? AND name > ? ORDER BY name LIMIT ?",
+        params![tenant.0, after, limit],
+        |row| Ok(decode_account(row, of)?),
+    )
 }
 
 fn decode_account(row: &Row<'_>, tenant: &TenantId) -> Result<Account> {
@@ -251,31 +239,23 @@ fn insert_entry(
     new: &NewEntry,
     at: Timestamp,
 ) -> Result<u64> {
-    connection
-        .prepare_cached(
-            "-- insert_entry
-             INSERT INTO entries (tenant_no, key, memo, at) VALUES (?, ?, ?, ?)",
-        )
-        .and_then(|mut insert| {
-            insert.execute(params![tenant.0, new.key.as_str(), new.memo, at.micros()])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- insert_entry
+         INSERT INTO entries (tenant_no, key, memo, at) VALUES (?, ?, ?, ?)",
+        params![tenant.0, new.key.as_str(), new.memo, at.micros()],
+    )?;
     Ok(u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1"))
 }
 
 /// Writes what a posting leaves on its account, if the account is as it was read.
 fn write_balance(connection: &Connection, account: i64, posting: &Posting) -> Result<()> {
-    let written = connection
-        .prepare_cached(
-            "-- write_balance
-             UPDATE accounts SET balance = ?, version = version + 1
-             WHERE account_no = ? AND version = ?",
-        )
-        .and_then(|mut update| {
-            let before = posting.version - 1;
-            update.execute(params![posting.balance.to_string(), account, before])
-        })
-        .map_err(sql_error)?;
+    let before = posting.version - 1;
+    let written = connection.run(
+        "-- write_balance
+         UPDATE accounts SET balance = ?, version = version + 1
+         WHERE account_no = ? AND version = ?",
+        params![posting.balance.to_string(), account, before],
+    )?;
     match written {
         1 => Ok(()),
         _ => Err(corrupt("accounts row locked by this transaction")),
@@ -288,18 +268,14 @@ fn insert_posting(
     account: i64,
     posting: &Posting,
 ) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- insert_posting
-             INSERT INTO postings (entry_no, line, account_no, amount, balance, version)
-             VALUES (?, ?, ?, ?, ?, ?)",
-        )
-        .and_then(|mut insert| {
-            let Posting { amount, balance, version, .. } = posting;
-            let (amount, balance) = (amount.to_string(), balance.to_string());
-            insert.execute(params![entry, line, account, amount, balance, version])
-        })
-        .map_err(sql_error)?;
+    let Posting { amount, balance, version, .. } = posting;
+    let (amount, balance) = (amount.to_string(), balance.to_string());
+    connection.run(
+        "-- insert_posting
+         INSERT INTO postings (entry_no, line, account_no, amount, balance, version)
+         VALUES (?, ?, ?, ?, ?, ?)",
+        params![entry, line, account, amount, balance, version],
+    )?;
     Ok(())
 }
 
@@ -315,8 +291,7 @@ fn find_entry(
         )
         .and_then(|mut select| {
             select.query_row(params![tenant.0, key.as_str()], |row| row.try_into()).optional()
-        })
-        .map_err(sql_error)?;
+        })?;
     let Some((number, memo, at)) = found else { return Ok(None) };
     let (tenant, key, at) = (of.clone(), key.clone(), Timestamp::from_micros(at));
     let postings = read_postings(connection, number)?;
@@ -324,26 +299,22 @@ fn find_entry(
 }
 
 fn read_postings(connection: &Connection, entry: u64) -> Result<Vec<Posting>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- read_postings
-             SELECT name, unit, amount, postings.balance AS left, postings.version AS after
-             FROM postings JOIN accounts ON accounts.account_no = postings.account_no
-             WHERE entry_no = ? ORDER BY line",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([entry]).map_err(sql_error)?;
-    let mut postings = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        postings.push(Posting {
-            account: name_of(row)?,
-            unit: unit_of(row)?,
-            amount: quantity_of(row, "amount")?,
-            balance: quantity_of(row, "left")?,
-            version: get(row, "after")?,
-        });
-    }
-    Ok(postings)
+    connection.read_all(
+        "-- read_postings
+         SELECT name, unit, amount, postings.balance AS left, postings.version AS after
+         FROM postings JOIN accounts ON accounts.account_no = postings.account_no
+         WHERE entry_no = ? ORDER BY line",
+        [entry],
+        |row| {
+            Ok(Posting {
+                account: name_of(row)?,
+                unit: unit_of(row)?,
+                amount: quantity_of(row, "amount")?,
+                balance: quantity_of(row, "left")?,
+                version: get(row, "after")?,
+            })
+        },
+    )
 }
 
 fn read_statement(
@@ -351,35 +322,31 @@ fn read_statement(
     tenant: TenantNo,
     query: &StatementQuery,
 ) -> Result<Vec<StatementLine>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- read_statement
-             SELECT postings.version AS after, entries.entry_no, key, memo, amount,
-                    postings.balance AS left, at
-             FROM accounts
-             JOIN postings ON postings.account_no = accounts.account_no
-             JOIN entries ON entries.entry_no = postings.entry_no
-             WHERE accounts.tenant_no = ? AND name = ? AND postings.version < ?
-             ORDER BY postings.version DESC LIMIT ?",
-        )
-        .map_err(sql_error)?;
     let before = query.before.and_then(|before| i64::try_from(before).ok()).unwrap_or(i64::MAX);
     let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
     let asked = params![tenant.0, query.account.as_str(), before, limit];
-    let mut rows = select.query(asked).map_err(sql_error)?;
-    let mut lines = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let key: String = get(row, "key")?;
-        let amount: Quantity = quantity_of(row, "amount")?;
-        lines.push(StatementLine {
-            version: get(row, "after")?,
-            entry: get(row, "entry_no")?,
-            key: OnceKey::parse(&key).map_err(|_| damaged("entries.key", &key))?,
-            memo: get(row, "memo")?,
-            amount,
-            balance: quantity_of(row, "left")?,
-            at: moment(row, "at")?,
-        });
-    }
-    Ok(lines)
+    connection.read_all(
+        "-- read_statement
+         SELECT postings.version AS after, entries.entry_no, key, memo, amount,
+                postings.balance AS left, at
+         FROM accounts
+         JOIN postings ON postings.account_no = accounts.account_no
+         JOIN entries ON entries.entry_no = postings.entry_no
+         WHERE accounts.tenant_no = ? AND name = ? AND postings.version < ?
+         ORDER BY postings.version DESC LIMIT ?",
+        asked,
+        |row| {
+            let key: String = get(row, "key")?;
+            let amount: Quantity = quantity_of(row, "amount")?;
+            Ok(StatementLine {
+                version: get(row, "after")?,
+                entry: get(row, "entry_no")?,
+                key: OnceKey::parse(&key).map_err(|_| damaged("entries.key", &key))?,
+                memo: get(row, "memo")?,
+                amount,
+                balance: quantity_of(row, "left")?,
+                at: moment(row, "at")?,
+            })
+        },
+    )
 }

@@ -5,7 +5,8 @@
 //! notices, so a crash leaves both or neither.
 
 use super::push_rows::{get, moment};
-use super::{SqliteStore, corrupt, outbox, sql_error, thresholds};
+use super::statements::Statements;
+use super::{SqliteStore, corrupt, outbox, thresholds};
 use crate::rules::alert::{Alert, AlertChange, AlertKind, Condition, Severity};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
@@ -85,20 +86,16 @@ fn open_alert(
     at: Timestamp,
 ) -> Result<bool> {
     let Condition { kind, subject, summary, command } = condition;
-    let opened = connection
-        .prepare_cached(
-            "-- open_alert
-             INSERT INTO alerts (kind, subject, page, summary, command, opened_at)
-             SELECT ?1, ?2, ?3, ?4, ?5, ?6
-             WHERE NOT EXISTS (
-                 SELECT 1 FROM alerts WHERE kind = ?1 AND subject = ?2 AND resolved_at IS NULL
-             )",
-        )
-        .and_then(|mut insert| {
-            let page = kind.severity() == Severity::Page;
-            insert.execute(params![kind.name(), subject, page, summary, command, at.micros()])
-        })
-        .map_err(sql_error)?;
+    let page = kind.severity() == Severity::Page;
+    let opened = connection.run(
+        "-- open_alert
+         INSERT INTO alerts (kind, subject, page, summary, command, opened_at)
+         SELECT ?1, ?2, ?3, ?4, ?5, ?6
+         WHERE NOT EXISTS (
+             SELECT 1 FROM alerts WHERE kind = ?1 AND subject = ?2 AND resolved_at IS NULL
+         )",
+        params![kind.name(), subject, page, summary, command, at.micros()],
+    )?;
     if opened == 0 {
         return Ok(false);
     }
@@ -110,14 +107,12 @@ fn open_alert(
 
 fn restate_alert(connection: &Connection, number: u64, condition: &Condition) -> Result<bool> {
     let Condition { summary, command, .. } = condition;
-    connection
-        .prepare_cached(
-            "-- restate_alert
-             UPDATE alerts SET summary = ?, command = ?
-             WHERE alert_no = ? AND resolved_at IS NULL",
-        )
-        .and_then(|mut update| update.execute(params![summary, command, number]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- restate_alert
+         UPDATE alerts SET summary = ?, command = ?
+         WHERE alert_no = ? AND resolved_at IS NULL",
+        params![summary, command, number],
+    )?;
     // It is the same alert.
     Ok(false)
 }
@@ -128,13 +123,11 @@ fn resolve_alert(
     destinations: &[&'static str],
     at: Timestamp,
 ) -> Result<bool> {
-    let resolved = connection
-        .prepare_cached(
-            "-- resolve_alert
-             UPDATE alerts SET resolved_at = ? WHERE alert_no = ? AND resolved_at IS NULL",
-        )
-        .and_then(|mut update| update.execute(params![at.micros(), number]))
-        .map_err(sql_error)?;
+    let resolved = connection.run(
+        "-- resolve_alert
+         UPDATE alerts SET resolved_at = ? WHERE alert_no = ? AND resolved_at IS NULL",
+        params![at.micros(), number],
+    )?;
     if resolved == 0 {
         return Ok(false);
     }
@@ -145,15 +138,13 @@ fn resolve_alert(
 }
 
 fn find_alert(connection: &Connection, number: u64) -> Result<Alert> {
-    let mut select = connection
-        .prepare_cached(
-            "-- find_alert
-             SELECT alert_no, kind, subject, summary, command, opened_at, resolved_at FROM alerts
-             WHERE alert_no = ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([number]).map_err(sql_error)?;
-    decode_alert(rows.next().map_err(sql_error)?.ok_or_else(|| corrupt("an alert's number"))?)
+    let mut select = connection.prepare_cached(
+        "-- find_alert
+         SELECT alert_no, kind, subject, summary, command, opened_at, resolved_at FROM alerts
+         WHERE alert_no = ?",
+    )?;
+    let mut rows = select.query([number])?;
+    decode_alert(rows.next()?.ok_or_else(|| corrupt("an alert's number"))?)
 }
 
 fn list_alerts(connection: &Connection, query: &AlertQuery) -> Result<Vec<Alert>> {
@@ -174,7 +165,6 @@ fn list_alerts(connection: &Connection, query: &AlertQuery) -> Result<Vec<Alert>
              ORDER BY alert_no DESC LIMIT ?4"
         }
     };
-    let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
     let before = query.before.and_then(|number| i64::try_from(number).ok());
     let asked = params![
         query.open,
@@ -182,12 +172,7 @@ fn list_alerts(connection: &Connection, query: &AlertQuery) -> Result<Vec<Alert>
         before.unwrap_or(i64::MAX),
         i64::try_from(query.limit).unwrap_or(i64::MAX)
     ];
-    let mut rows = select.query(asked).map_err(sql_error)?;
-    let mut alerts = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        alerts.push(decode_alert(row)?);
-    }
-    Ok(alerts)
+    connection.read_all(sql, asked, decode_alert)
 }
 
 fn decode_alert(row: &Row<'_>) -> Result<Alert> {
@@ -205,24 +190,21 @@ fn decode_alert(row: &Row<'_>) -> Result<Alert> {
 
 fn count_pages(connection: &Connection, now: Timestamp) -> Result<PageCounts> {
     let ago = |days: i64| now.saturating_add_micros(-days * MICROS_PER_DAY).micros();
-    connection
-        .prepare_cached(
-            "-- count_pages
-             SELECT (SELECT COUNT(*) FROM alerts WHERE resolved_at IS NULL AND page),
-                    COUNT(*) FILTER (WHERE opened_at >= ?1),
-                    COUNT(*) FILTER (WHERE opened_at >= ?2),
-                    COUNT(*) FILTER (WHERE opened_at < ?2)
-             FROM alerts WHERE opened_at >= ?3 AND page",
-        )
-        .and_then(|mut select| {
-            select.query_row(params![ago(1), ago(7), ago(14)], |row| {
-                Ok(PageCounts {
-                    open: row.get(0)?,
-                    day: row.get(1)?,
-                    week: row.get(2)?,
-                    week_before: row.get(3)?,
-                })
+    connection.read_one(
+        "-- count_pages
+         SELECT (SELECT COUNT(*) FROM alerts WHERE resolved_at IS NULL AND page),
+                COUNT(*) FILTER (WHERE opened_at >= ?1),
+                COUNT(*) FILTER (WHERE opened_at >= ?2),
+                COUNT(*) FILTER (WHERE opened_at < ?2)
+         FROM alerts WHERE opened_at >= ?3 AND page",
+        params![ago(1), ago(7), ago(14)],
+        |row| {
+            Ok(PageCounts {
+                open: row.get(0)?,
+                day: row.get(1)?,
+                week: row.get(2)?,
+                week_before: row.get(3)?,
             })
-        })
-        .map_err(sql_error)
+        },
+    )
 }

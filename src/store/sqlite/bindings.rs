@@ -20,13 +20,11 @@ impl Bindings for SqliteStore {
             writer.write(|connection| {
                 match read_binding(connection)? {
                     None => insert(connection, &account, at)?,
-                    Some(standing) if standing.account.admits(&account) => connection
-                        .execute(
-                            "UPDATE bindings SET account = COALESCE(account, ?)
+                    Some(standing) if standing.account.admits(&account) => connection.execute(
+                        "UPDATE bindings SET account = COALESCE(account, ?)
                              WHERE ended_at IS NULL",
-                            [&account.id],
-                        )
-                        .map_err(sql_error)?,
+                        [&account.id],
+                    )?,
                     Some(_) => 0,
                 };
                 read_binding(connection)?.ok_or_else(|| corrupt("bindings row"))
@@ -46,7 +44,7 @@ impl Bindings for SqliteStore {
                     return Ok(Unbinding::Unsettled(unsettled));
                 }
                 let sql = "UPDATE bindings SET ended_at = ? WHERE ended_at IS NULL";
-                connection.execute(sql, [at.micros()]).map_err(sql_error)?;
+                connection.execute(sql, [at.micros()])?;
                 Ok(Unbinding::Ended(standing))
             })
         })

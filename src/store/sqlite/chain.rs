@@ -1,7 +1,6 @@
 //! Follows the chain of nightly passes, in one read transaction.
 
 use super::passes::{list_pass_rows, list_passes};
-use super::sql_error;
 use crate::rules::chain::{Chain, ChainReport};
 use crate::rules::pass::{Pass, PassKind, PassRow};
 use crate::store::Result;
@@ -12,9 +11,9 @@ const PAGE: usize = 1_000;
 
 /// Whether every nightly pass and row has the hash that follows from its predecessor.
 pub fn verify_passes(connection: &Connection) -> Result<ChainReport> {
-    connection.execute_batch("BEGIN").map_err(sql_error)?;
+    connection.execute_batch("BEGIN")?;
     let report = follow(connection);
-    connection.execute_batch("ROLLBACK").map_err(sql_error)?;
+    connection.execute_batch("ROLLBACK")?;
     report
 }
 

@@ -63,7 +63,7 @@ fn examine(
     while scan.read_slice()? {
         progress(scan.events);
     }
-    connection.execute_batch("BEGIN").map_err(sql_error)?;
+    connection.execute_batch("BEGIN")?;
     let fold = read_state(connection)?;
     let catalog = load_catalog(connection)?;
     let unfolded = load_unfolded(connection, fold, &catalog, fingerprinter)?;
@@ -86,7 +86,7 @@ fn examine(
     report.rollups = count_totals(&rollups, &unfolded, fold);
     let wrong = compare_rollups(connection, &catalog, rollups, &mut report)?;
     compare_counters(connection, &unfolded, fold, &accepted, &mut report)?;
-    connection.execute_batch("ROLLBACK").map_err(sql_error)?;
+    connection.execute_batch("ROLLBACK")?;
     let twice = count_duplicates(connection, &unfolded, fold)?;
     report.audit = verify_passes(connection)?;
     if let Some(broken) = report.audit.broken.clone() {
@@ -141,16 +141,14 @@ fn compare_rollups(
     report: &mut CheckReport,
 ) -> Result<Vec<WrongTotal>> {
     let describe = |key: &RollupKey| describe(connection, catalog, key);
-    let mut select = connection
-        .prepare(
-            "-- compare_rollups
-             SELECT count, total, latest_at, latest_id, tenant_no, meter_no, bucket_start, grp
-             FROM rollups",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([]).map_err(sql_error)?;
+    let mut select = connection.prepare(
+        "-- compare_rollups
+         SELECT count, total, latest_at, latest_id, tenant_no, meter_no, bucket_start, grp
+         FROM rollups",
+    )?;
+    let mut rows = select.query([])?;
     let (mut wrong, mut uniques) = (Vec::new(), 0);
-    while let Some(row) = rows.next().map_err(sql_error)? {
+    while let Some(row) = rows.next()? {
         let (key, stored, values) = read_total(connection, catalog, row)?;
         uniques += values;
         let right = expected.remove(&key);
@@ -165,9 +163,11 @@ fn compare_rollups(
         }
         wrong.push(WrongTotal { key, right });
     }
-    let stored: u64 = connection
-        .query_row("-- compare_rollups\nSELECT count(*) FROM rollup_uniques", [], |row| row.get(0))
-        .map_err(sql_error)?;
+    let stored: u64 = connection.query_row(
+        "-- compare_rollups\nSELECT count(*) FROM rollup_uniques",
+        [],
+        |row| row.get(0),
+    )?;
     if stored != uniques {
         report.add(|| "unique values are stored that belong to no total".into());
     }
@@ -184,11 +184,11 @@ fn read_total(
     catalog: &Catalog,
     row: &Row<'_>,
 ) -> Result<(RollupKey, Result<Rollup>, u64)> {
-    let group: String = row.get(7).map_err(sql_error)?;
+    let group: String = row.get(7)?;
     let key = RollupKey {
-        tenant: TenantNo(row.get(4).map_err(sql_error)?),
-        meter: MeterNo(row.get(5).map_err(sql_error)?),
-        bucket_start: Timestamp::from_micros(row.get(6).map_err(sql_error)?),
+        tenant: TenantNo(row.get(4)?),
+        meter: MeterNo(row.get(5)?),
+        bucket_start: Timestamp::from_micros(row.get(6)?),
         group: Group::from_stored(&group),
     };
     let Some(meter) = catalog.get(key.meter) else {
@@ -209,13 +209,11 @@ fn read_total(
 }
 
 fn read_values(connection: &Connection, key: &RollupKey) -> Result<BTreeSet<Box<str>>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- read_values
-             SELECT value FROM rollup_uniques
-             WHERE tenant_no = ? AND meter_no = ? AND bucket_start = ? AND grp = ?",
-        )
-        .map_err(sql_error)?;
+    let mut select = connection.prepare_cached(
+        "-- read_values
+         SELECT value FROM rollup_uniques
+         WHERE tenant_no = ? AND meter_no = ? AND bucket_start = ? AND grp = ?",
+    )?;
     let RollupKey { tenant, meter, bucket_start, group } = key;
     select
         .query_map(params![tenant.0, meter.0, bucket_start.micros(), group.as_text()], |row| {
@@ -282,7 +280,7 @@ pub fn repair(
         );
         return Err(Error::Corrupt { what });
     }
-    let transaction = connection.unchecked_transaction().map_err(sql_error)?;
+    let transaction = connection.unchecked_transaction()?;
     for WrongTotal { key, right } in &wrong {
         let RollupKey { tenant, meter, bucket_start, group } = key;
         for table in ["rollups", "rollup_uniques"] {
@@ -291,23 +289,21 @@ pub fn repair(
                  WHERE tenant_no = ? AND meter_no = ? AND bucket_start = ? AND grp = ?"
             );
             let row = params![tenant.0, meter.0, bucket_start.micros(), group.as_text()];
-            transaction.execute(&sql, row).map_err(sql_error)?;
+            transaction.execute(&sql, row)?;
         }
         if let Some(right) = right {
             write_rollup(&transaction, key, right, right)?;
         }
     }
-    transaction
-        .execute(
-            "-- repair
-             DELETE FROM rollup_uniques WHERE NOT EXISTS (
-                 SELECT 1 FROM rollups WHERE rollups.tenant_no = rollup_uniques.tenant_no
-                     AND rollups.meter_no = rollup_uniques.meter_no
-                     AND rollups.bucket_start = rollup_uniques.bucket_start
-                     AND rollups.grp = rollup_uniques.grp)",
-            [],
-        )
-        .map_err(sql_error)?;
-    transaction.commit().map_err(sql_error)?;
+    transaction.execute(
+        "-- repair
+         DELETE FROM rollup_uniques WHERE NOT EXISTS (
+             SELECT 1 FROM rollups WHERE rollups.tenant_no = rollup_uniques.tenant_no
+                 AND rollups.meter_no = rollup_uniques.meter_no
+                 AND rollups.bucket_start = rollup_uniques.bucket_start
+                 AND rollups.grp = rollup_uniques.grp)",
+        [],
+    )?;
+    transaction.commit()?;
     Ok(report)
 }

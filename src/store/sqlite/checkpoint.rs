@@ -70,9 +70,9 @@ pub fn finish(shared: &Shared, connection: &Connection) -> Result<()> {
     if !outgrown(shared) {
         return log_pages(connection, "PASSIVE").map(drop);
     }
-    connection.busy_timeout(Duration::ZERO).map_err(sql_error)?;
+    connection.busy_timeout(Duration::ZERO)?;
     let cut = log_pages(connection, "TRUNCATE");
-    connection.busy_timeout(BUSY_TIMEOUT).map_err(sql_error)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
     cut.map(drop)
 }
 

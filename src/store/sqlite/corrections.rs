@@ -8,7 +8,7 @@
 
 use super::cuts::{read_cut, write_revision};
 use super::push_rows::{change_push, fetch_known, fetch_window, insert_push};
-use super::sql_error;
+use super::statements::Statements;
 use super::summaries::find_summary;
 use super::writer::Writer;
 use crate::rules::correction::{Correcting, CorrectionOrder, plan_correcting};
@@ -71,19 +71,16 @@ fn list_confirmed(
     (tenant, meter): (TenantNo, MeterNo),
     range: Window,
 ) -> Result<Vec<u64>> {
-    connection
-        .prepare_cached(
-            "-- list_confirmed
-             SELECT push_no FROM pushes INDEXED BY pushes_by_window
-             WHERE tenant_no = ? AND meter_no = ? AND window_start >= ? AND window_start < ?
-                 AND state = 'confirmed'
-             ORDER BY window_start, revision",
-        )
-        .and_then(|mut select| {
-            let asked = params![tenant.0, meter.0, range.start.micros(), range.end.micros()];
-            select.query_map(asked, |row| row.get(0))?.collect()
-        })
-        .map_err(sql_error)
+    let asked = params![tenant.0, meter.0, range.start.micros(), range.end.micros()];
+    connection.read_all(
+        "-- list_confirmed
+         SELECT push_no FROM pushes INDEXED BY pushes_by_window
+         WHERE tenant_no = ? AND meter_no = ? AND window_start >= ? AND window_start < ?
+             AND state = 'confirmed'
+         ORDER BY window_start, revision",
+        asked,
+        |row| Ok(row.get(0)?),
+    )
 }
 
 fn close_push(connection: &Connection, number: u64, at: Timestamp) -> Result<TransitionLine> {

@@ -5,6 +5,7 @@
 //! while the open segment's counters are copied.
 
 use super::segment::{CounterKey, hour_of};
+use super::statements::Statements;
 use super::{Shared, corrupt, damaged, sql_error};
 use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
@@ -129,17 +130,15 @@ impl Place {
     fn read_page(&self, connection: &Connection, limit: usize) -> Result<Vec<(CounterKey, Tally)>> {
         let Some(tenant) = self.tenant else { return self.read_all(connection, limit) };
         // The table is in the order of hours: one tenant's row is looked up in each of them.
-        let mut select = connection
-            .prepare_cached(
-                "-- read_page
-                 SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected
-                 FROM counters WHERE hour = ? AND tenant_no = ?",
-            )
-            .map_err(sql_error)?;
+        let mut select = connection.prepare_cached(
+            "-- read_page
+             SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected
+             FROM counters WHERE hour = ? AND tenant_no = ?",
+        )?;
         let mut rows = Vec::new();
         for hour in self.hours().filter(|hour| self.holds((tenant, *hour))) {
             let found = select.query_row(params![hour.micros(), tenant.0], decode_counter);
-            rows.extend(found.optional().map_err(sql_error)?);
+            rows.extend(found.optional()?);
             if rows.len() == limit {
                 break;
             }
@@ -150,17 +149,14 @@ impl Place {
     fn read_all(&self, connection: &Connection, limit: usize) -> Result<Vec<(CounterKey, Tally)>> {
         let after = i64::from(self.after.1) - i64::from(self.first);
         let (hour, end) = (self.after.0.micros(), self.range.end.micros());
-        connection
-            .prepare_cached(
-                "-- read_all
-                 SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected
-                 FROM counters WHERE (hour, tenant_no) > (?, ?) AND hour < ?
-                 ORDER BY hour, tenant_no LIMIT ?",
-            )
-            .and_then(|mut select| {
-                select.query_map(params![hour, after, end, limit], decode_counter)?.collect()
-            })
-            .map_err(sql_error)
+        connection.read_all(
+            "-- read_all
+             SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected
+             FROM counters WHERE (hour, tenant_no) > (?, ?) AND hour < ?
+             ORDER BY hour, tenant_no LIMIT ?",
+            params![hour, after, end, limit],
+            |row| Ok(decode_counter(row)?),
+        )
     }
 }
 
@@ -191,14 +187,11 @@ fn decode_counter(row: &Row<'_>) -> rusqlite::Result<(CounterKey, Tally)> {
 }
 
 fn all_names(connection: &Connection) -> Result<HashMap<TenantNo, TenantId>> {
-    let mut select = connection
-        .prepare_cached("-- all_names\nSELECT tenant_no, tenant FROM tenants")
-        .map_err(sql_error)?;
-    let rows = select
-        .query_map([], |row| Ok((TenantNo(row.get(0)?), row.get::<_, String>(1)?)))
-        .map_err(sql_error)?;
+    let mut select =
+        connection.prepare_cached("-- all_names\nSELECT tenant_no, tenant FROM tenants")?;
+    let rows = select.query_map([], |row| Ok((TenantNo(row.get(0)?), row.get::<_, String>(1)?)))?;
     rows.map(|row| {
-        let (number, name) = row.map_err(sql_error)?;
+        let (number, name) = row?;
         Ok((number, parse_name(&name)?))
     })
     .collect()
@@ -208,10 +201,11 @@ fn find_name(connection: &Connection, number: TenantNo) -> Result<Option<TenantI
     if number.0 == 0 {
         return Ok(None);
     }
-    let name: Option<String> = connection
-        .prepare_cached("-- find_name\nSELECT tenant FROM tenants WHERE tenant_no = ?")
-        .and_then(|mut select| select.query_row([number.0], |row| row.get(0)).optional())
-        .map_err(sql_error)?;
+    let name: Option<String> = connection.read_optional(
+        "-- find_name\nSELECT tenant FROM tenants WHERE tenant_no = ?",
+        [number.0],
+        |row| Ok(row.get(0)?),
+    )?;
     let name = name.ok_or_else(|| corrupt("tenants row of a counter"))?;
     parse_name(&name).map(Some)
 }

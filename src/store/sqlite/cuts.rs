@@ -15,6 +15,7 @@ use super::leases::holds_lease;
 use super::push_rows::{Owner, get, insert_push, quantity_of};
 use super::sagas::read_terms;
 use super::segment::overflow;
+use super::statements::Statements;
 use super::waiting::planned_state;
 use super::window_pushes::read_window_pushes;
 use super::{Shared, SqliteStore, corrupt, damaged, events, rollups, sql_error};
@@ -33,7 +34,7 @@ use crate::store::push::{
 };
 use crate::store::{EventQuery, Result};
 use async_trait::async_trait;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, Row, params};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -335,16 +336,13 @@ fn read_told(
     granularity: Granularity,
 ) -> Result<Told> {
     if granularity == Granularity::Event {
-        let revision = connection
-            .prepare_cached(
-                "-- read_told
-                 SELECT COALESCE(MAX(revision), 0) FROM pushes INDEXED BY pushes_by_window
-                 WHERE tenant_no = ? AND meter_no = ? AND window_start = ?",
-            )
-            .and_then(|mut select| {
-                select.query_row(params![tenant.0, meter.0, start.micros()], |row| row.get(0))
-            })
-            .map_err(sql_error)?;
+        let revision = connection.read_one(
+            "-- read_told
+             SELECT COALESCE(MAX(revision), 0) FROM pushes INDEXED BY pushes_by_window
+             WHERE tenant_no = ? AND meter_no = ? AND window_start = ?",
+            params![tenant.0, meter.0, start.micros()],
+            |row| Ok(row.get(0)?),
+        )?;
         return Ok(Told::Last(revision));
     }
     let pushes = read_window_pushes(connection, (tenant, meter), Window::moment(start))?;
@@ -357,21 +355,18 @@ fn was_cut(
     (tenant, meter, window_start): (TenantNo, MeterNo, Timestamp),
     event: &EventId,
 ) -> Result<bool> {
-    connection
-        .prepare_cached(
-            "-- was_cut
-             SELECT EXISTS (
-                 SELECT 1 FROM pushes WHERE tenant_no = ?1 AND meter_no = ?2 AND event_id = ?4
-             ) OR EXISTS (
-                 SELECT 1 FROM carried_events
-                 WHERE tenant_no = ?1 AND meter_no = ?2 AND window_start = ?3 AND event_id = ?4
-             )",
-        )
-        .and_then(|mut select| {
-            let place = params![tenant.0, meter.0, window_start.micros(), event.as_str()];
-            select.query_row(place, |row| row.get(0))
-        })
-        .map_err(sql_error)
+    let place = params![tenant.0, meter.0, window_start.micros(), event.as_str()];
+    connection.read_one(
+        "-- was_cut
+         SELECT EXISTS (
+             SELECT 1 FROM pushes WHERE tenant_no = ?1 AND meter_no = ?2 AND event_id = ?4
+         ) OR EXISTS (
+             SELECT 1 FROM carried_events
+             WHERE tenant_no = ?1 AND meter_no = ?2 AND window_start = ?3 AND event_id = ?4
+         )",
+        place,
+        |row| Ok(row.get(0)?),
+    )
 }
 
 fn insert_carried(
@@ -379,16 +374,12 @@ fn insert_carried(
     (tenant, meter, window_start): (TenantNo, MeterNo, Timestamp),
     event: &EventId,
 ) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- insert_carried
-             INSERT INTO carried_events (tenant_no, meter_no, window_start, event_id)
-             VALUES (?, ?, ?, ?)",
-        )
-        .and_then(|mut insert| {
-            insert.execute(params![tenant.0, meter.0, window_start.micros(), event.as_str()])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- insert_carried
+         INSERT INTO carried_events (tenant_no, meter_no, window_start, event_id)
+         VALUES (?, ?, ?, ?)",
+        params![tenant.0, meter.0, window_start.micros(), event.as_str()],
+    )?;
     Ok(())
 }
 
@@ -398,20 +389,14 @@ fn read_cuts(
     meter: MeterNo,
     range: Window,
 ) -> Result<Vec<(Timestamp, CutState)>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- read_cuts
-             SELECT window_start, count, total, covered, planned, revision, shadow FROM cuts
-             WHERE tenant_no = ? AND meter_no = ? AND window_start >= ? AND window_start < ?",
-        )
-        .map_err(sql_error)?;
     let range = params![tenant.0, meter.0, range.start.micros(), range.end.micros()];
-    let mut rows = select.query(range).map_err(sql_error)?;
-    let mut cuts = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        cuts.push((Timestamp::from_micros(get(row, "window_start")?), decode_cut(row)?));
-    }
-    Ok(cuts)
+    connection.read_all(
+        "-- read_cuts
+         SELECT window_start, count, total, covered, planned, revision, shadow FROM cuts
+         WHERE tenant_no = ? AND meter_no = ? AND window_start >= ? AND window_start < ?",
+        range,
+        |row| Ok((Timestamp::from_micros(get(row, "window_start")?), decode_cut(row)?)),
+    )
 }
 
 /// The state of one window.
@@ -421,16 +406,13 @@ pub fn read_cut(
     meter: MeterNo,
     window_start: Timestamp,
 ) -> Result<Option<CutState>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- read_cut
-             SELECT count, total, covered, planned, revision, shadow FROM cuts
-             WHERE tenant_no = ? AND meter_no = ? AND window_start = ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows =
-        select.query(params![tenant.0, meter.0, window_start.micros()]).map_err(sql_error)?;
-    rows.next().map_err(sql_error)?.map(decode_cut).transpose()
+    connection.read_optional(
+        "-- read_cut
+         SELECT count, total, covered, planned, revision, shadow FROM cuts
+         WHERE tenant_no = ? AND meter_no = ? AND window_start = ?",
+        params![tenant.0, meter.0, window_start.micros()],
+        decode_cut,
+    )
 }
 
 fn decode_cut(row: &Row<'_>) -> Result<CutState> {
@@ -450,31 +432,27 @@ fn write_cut(
     state: &CutState,
     at: Timestamp,
 ) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- write_cut
-             INSERT INTO cuts (tenant_no, meter_no, window_start, count, total, covered, planned,
-                               revision, shadow, cut_at)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-             ON CONFLICT DO UPDATE SET count = excluded.count, total = excluded.total,
-                 covered = excluded.covered, planned = excluded.planned,
-                 revision = excluded.revision, cut_at = excluded.cut_at",
-        )
-        .and_then(|mut upsert| {
-            upsert.execute(params![
-                tenant.0,
-                meter.0,
-                window_start.micros(),
-                state.count,
-                state.total.to_string(),
-                state.covered.to_string(),
-                state.planned.to_string(),
-                state.revision,
-                state.shadow,
-                at.micros()
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- write_cut
+         INSERT INTO cuts (tenant_no, meter_no, window_start, count, total, covered, planned,
+                           revision, shadow, cut_at)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+         ON CONFLICT DO UPDATE SET count = excluded.count, total = excluded.total,
+             covered = excluded.covered, planned = excluded.planned,
+             revision = excluded.revision, cut_at = excluded.cut_at",
+        params![
+            tenant.0,
+            meter.0,
+            window_start.micros(),
+            state.count,
+            state.total.to_string(),
+            state.covered.to_string(),
+            state.planned.to_string(),
+            state.revision,
+            state.shadow,
+            at.micros()
+        ],
+    )?;
     Ok(())
 }
 
@@ -484,16 +462,12 @@ pub fn write_revision(
     (tenant, meter, window_start): (TenantNo, MeterNo, Timestamp),
     state: &CutState,
 ) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- write_revision
-             UPDATE cuts SET revision = ?
-             WHERE tenant_no = ? AND meter_no = ? AND window_start = ?",
-        )
-        .and_then(|mut update| {
-            update.execute(params![state.revision, tenant.0, meter.0, window_start.micros()])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- write_revision
+         UPDATE cuts SET revision = ?
+         WHERE tenant_no = ? AND meter_no = ? AND window_start = ?",
+        params![state.revision, tenant.0, meter.0, window_start.micros()],
+    )?;
     Ok(())
 }
 
@@ -503,15 +477,12 @@ fn read_remainder(
     meter: MeterNo,
     shadow: bool,
 ) -> Result<Quantity> {
-    let text: Option<String> = connection
-        .prepare_cached(
-            "-- read_remainder
-             SELECT remainder FROM remainders WHERE tenant_no = ? AND meter_no = ? AND shadow = ?",
-        )
-        .and_then(|mut select| {
-            select.query_row(params![tenant.0, meter.0, shadow], |row| row.get(0)).optional()
-        })
-        .map_err(sql_error)?;
+    let text: Option<String> = connection.read_optional(
+        "-- read_remainder
+         SELECT remainder FROM remainders WHERE tenant_no = ? AND meter_no = ? AND shadow = ?",
+        params![tenant.0, meter.0, shadow],
+        |row| Ok(row.get(0)?),
+    )?;
     let Some(text) = text else { return Ok(Quantity::ZERO) };
     Quantity::parse_stored(&text).ok_or_else(|| damaged("remainders.remainder", &text))
 }
@@ -521,16 +492,12 @@ fn write_remainder(
     (tenant, meter, shadow): (TenantNo, MeterNo, bool),
     remainder: Quantity,
 ) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- write_remainder
-             INSERT INTO remainders (tenant_no, meter_no, shadow, remainder) VALUES (?, ?, ?, ?)
-             ON CONFLICT DO UPDATE SET remainder = excluded.remainder",
-        )
-        .and_then(|mut upsert| {
-            upsert.execute(params![tenant.0, meter.0, shadow, remainder.to_string()])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- write_remainder
+         INSERT INTO remainders (tenant_no, meter_no, shadow, remainder) VALUES (?, ?, ?, ?)
+         ON CONFLICT DO UPDATE SET remainder = excluded.remainder",
+        params![tenant.0, meter.0, shadow, remainder.to_string()],
+    )?;
     Ok(())
 }
 
@@ -548,13 +515,11 @@ fn read_cut_marks(connection: &Connection) -> Result<Vec<(MeterNo, Timestamp)>> 
 }
 
 fn write_cut_mark(connection: &Connection, meter: MeterNo, mark: Timestamp) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- write_cut_mark
-             INSERT INTO cut_marks (meter_no, mark) VALUES (?, ?)
-             ON CONFLICT DO UPDATE SET mark = excluded.mark",
-        )
-        .and_then(|mut upsert| upsert.execute(params![meter.0, mark.micros()]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- write_cut_mark
+         INSERT INTO cut_marks (meter_no, mark) VALUES (?, ?)
+         ON CONFLICT DO UPDATE SET mark = excluded.mark",
+        params![meter.0, mark.micros()],
+    )?;
     Ok(())
 }

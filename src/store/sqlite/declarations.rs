@@ -3,12 +3,13 @@
 //! Invariant: a meter's definition never changes but for its description; a tenant's number never
 //! changes. Each write is one transaction of the writer.
 
-use super::{damaged, sql_error};
+use super::damaged;
+use super::statements::Statements;
 use crate::rules::ids::{CustomerId, MeterNo, MeterSlug, TenantId, TenantNo};
 use crate::rules::meter::{Catalog, Meter, MeterSpec};
 use crate::rules::timestamp::Timestamp;
 use crate::store::{Declaration, Error, Result, Tenant, TenantFields};
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, Row, params};
 use std::sync::Arc;
 
 /// Declares a meter inside the caller's transaction.
@@ -31,28 +32,22 @@ pub fn declare_meter(
     };
     let definition = serde_json::to_string(&declared.spec)
         .map_err(|error| Error::Internal { what: error.to_string() })?;
-    connection
-        .prepare_cached(
-            "-- declare_meter
-             INSERT INTO meters (slug, definition, created_at) VALUES (?, ?, ?)
-             ON CONFLICT (slug) DO UPDATE SET definition = excluded.definition",
-        )
-        .and_then(|mut upsert| {
-            upsert.execute(params![meter.slug.as_str(), definition, at.micros()])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- declare_meter
+         INSERT INTO meters (slug, definition, created_at) VALUES (?, ?, ?)
+         ON CONFLICT (slug) DO UPDATE SET definition = excluded.definition",
+        params![meter.slug.as_str(), definition, at.micros()],
+    )?;
     Ok(if known.is_some() { Declaration::Updated } else { Declaration::Created })
 }
 
 pub fn load_catalog(connection: &Connection) -> Result<Catalog> {
     let mut catalog = Catalog::default();
     let mut select = connection
-        .prepare_cached("-- load_catalog\nSELECT meter_no, slug, definition FROM meters")
-        .map_err(sql_error)?;
-    let mut rows = select.query([]).map_err(sql_error)?;
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let (number, slug, definition): (u16, String, String) =
-            row.try_into().map_err(sql_error)?;
+        .prepare_cached("-- load_catalog\nSELECT meter_no, slug, definition FROM meters")?;
+    let mut rows = select.query([])?;
+    while let Some(row) = rows.next()? {
+        let (number, slug, definition): (u16, String, String) = row.try_into()?;
         let slug = MeterSlug::parse(&slug).map_err(|_| damaged("meters.slug", &slug))?;
         let spec: MeterSpec = serde_json::from_str(&definition)
             .map_err(|_| damaged("meters.definition", &definition))?;
@@ -67,10 +62,11 @@ pub fn holder_of_customer(
     customer: Option<&CustomerId>,
 ) -> Result<Option<TenantId>> {
     let Some(customer) = customer else { return Ok(None) };
-    let holder: Option<String> = connection
-        .prepare_cached("-- holder_of_customer\nSELECT tenant FROM tenants WHERE customer = ?")
-        .and_then(|mut select| select.query_row([customer.as_str()], |row| row.get(0)).optional())
-        .map_err(sql_error)?;
+    let holder: Option<String> = connection.read_optional(
+        "-- holder_of_customer\nSELECT tenant FROM tenants WHERE customer = ?",
+        [customer.as_str()],
+        |row| Ok(row.get(0)?),
+    )?;
     holder.map(|id| TenantId::parse(&id).map_err(|_| damaged("tenants.tenant", &id))).transpose()
 }
 
@@ -83,30 +79,25 @@ pub fn put_tenant(
     at: Timestamp,
 ) -> Result<(TenantNo, Tenant)> {
     let customer = fields.customer.as_ref().map(CustomerId::as_str);
-    connection
-        .prepare_cached(
-            "-- keep_customer
-             INSERT OR IGNORE INTO former_customers (tenant_no, customer)
-             SELECT tenant_no, customer FROM tenants
-             WHERE tenant = ?1 AND customer IS NOT NULL AND (customer <> ?2 OR ?3)",
-        )
-        .and_then(|mut insert| insert.execute(params![tenant.as_str(), customer, fields.unmap]))
-        .map_err(sql_error)?;
-    connection
-        .prepare_cached(
-            "-- put_tenant
-             INSERT INTO tenants (tenant, name, customer, created_at)
-             VALUES (?1, NULLIF(?2, ''), ?3, ?4)
-             ON CONFLICT (tenant) DO UPDATE SET
-                 name = CASE WHEN ?2 = '' THEN NULL ELSE COALESCE(?2, name) END,
-                 customer = CASE WHEN ?5 THEN NULL ELSE COALESCE(?3, customer) END
-             RETURNING tenant_no, tenant, name, customer, created_at",
-        )
-        .and_then(|mut upsert| {
-            let given = params![tenant.as_str(), fields.name, customer, at.micros(), fields.unmap];
-            upsert.query_row(given, |row| Ok(decode_tenant(row)))
-        })
-        .map_err(sql_error)?
+    connection.run(
+        "-- keep_customer
+         INSERT OR IGNORE INTO former_customers (tenant_no, customer)
+         SELECT tenant_no, customer FROM tenants
+         WHERE tenant = ?1 AND customer IS NOT NULL AND (customer <> ?2 OR ?3)",
+        params![tenant.as_str(), customer, fields.unmap],
+    )?;
+    let given = params![tenant.as_str(), fields.name, customer, at.micros(), fields.unmap];
+    connection.read_one(
+        "-- put_tenant
+         INSERT INTO tenants (tenant, name, customer, created_at)
+         VALUES (?1, NULLIF(?2, ''), ?3, ?4)
+         ON CONFLICT (tenant) DO UPDATE SET
+             name = CASE WHEN ?2 = '' THEN NULL ELSE COALESCE(?2, name) END,
+             customer = CASE WHEN ?5 THEN NULL ELSE COALESCE(?3, customer) END
+         RETURNING tenant_no, tenant, name, customer, created_at",
+        given,
+        |row| Ok(decode_tenant(row)),
+    )?
 }
 
 /// Writes a tenant that was first seen in a batch.
@@ -116,13 +107,11 @@ pub fn insert_tenant(
     tenant: &TenantId,
     at: Timestamp,
 ) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- insert_tenant
-             INSERT INTO tenants (tenant_no, tenant, created_at) VALUES (?, ?, ?)",
-        )
-        .and_then(|mut insert| insert.execute(params![number.0, tenant.as_str(), at.micros()]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- insert_tenant
+         INSERT INTO tenants (tenant_no, tenant, created_at) VALUES (?, ?, ?)",
+        params![number.0, tenant.as_str(), at.micros()],
+    )?;
     Ok(())
 }
 
@@ -139,10 +128,7 @@ pub fn find_customer(connection: &Connection, customer: &CustomerId) -> Result<O
 }
 
 fn find_one(connection: &Connection, sql: &str, name: &str) -> Result<Option<Tenant>> {
-    let found = connection
-        .prepare_cached(sql)
-        .and_then(|mut select| select.query_row([name], |row| Ok(decode_tenant(row))).optional())
-        .map_err(sql_error)?;
+    let found = connection.read_optional(sql, [name], |row| Ok(decode_tenant(row)))?;
     found.transpose().map(|found| found.map(|(_, tenant)| tenant))
 }
 
@@ -151,31 +137,25 @@ pub fn list_tenants(
     after: Option<&TenantId>,
     limit: usize,
 ) -> Result<Vec<(TenantNo, Tenant)>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- list_tenants
-             SELECT tenant_no, tenant, name, customer, created_at FROM tenants
-             WHERE ?1 IS NULL OR tenant > ?1 ORDER BY tenant LIMIT ?2",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query(params![after.map(TenantId::as_str), limit]).map_err(sql_error)?;
-    let mut tenants = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        tenants.push(decode_tenant(row)?);
-    }
-    Ok(tenants)
+    connection.read_all(
+        "-- list_tenants
+         SELECT tenant_no, tenant, name, customer, created_at FROM tenants
+         WHERE ?1 IS NULL OR tenant > ?1 ORDER BY tenant LIMIT ?2",
+        params![after.map(TenantId::as_str), limit],
+        decode_tenant,
+    )
 }
 
 fn decode_tenant(row: &Row<'_>) -> Result<(TenantNo, Tenant)> {
-    let id: String = row.get(1).map_err(sql_error)?;
-    let customer: Option<String> = row.get(3).map_err(sql_error)?;
+    let id: String = row.get(1)?;
+    let customer: Option<String> = row.get(3)?;
     let tenant = Tenant {
         id: TenantId::parse(&id).map_err(|_| damaged("tenants.tenant", &id))?,
-        name: row.get(2).map_err(sql_error)?,
+        name: row.get(2)?,
         customer: customer
             .map(|id| CustomerId::parse(&id).map_err(|_| damaged("tenants.customer", &id)))
             .transpose()?,
-        created_at: Timestamp::from_micros(row.get(4).map_err(sql_error)?),
+        created_at: Timestamp::from_micros(row.get(4)?),
     };
-    Ok((TenantNo(row.get(0).map_err(sql_error)?), tenant))
+    Ok((TenantNo(row.get(0)?), tenant))
 }

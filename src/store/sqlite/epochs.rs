@@ -7,6 +7,7 @@
 //! Invariant: the database's mark is committed before a file is written, and moves with every batch
 //! of attempts once the store is in use. A crash leaves files that are behind, which means nothing.
 
+use super::statements::Statements;
 use super::{FILE_MODE, SqliteStore, corrupt, sql_error};
 use crate::faults::planted;
 use crate::rules::digest::hex;
@@ -17,7 +18,7 @@ use crate::rules::timestamp::Timestamp;
 use crate::store::epoch::{Epoch, Epochs, Uncompared};
 use crate::store::{Error, Result};
 use async_trait::async_trait;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -124,9 +125,7 @@ impl Epochs for SqliteStore {
         let mark = self
             .write(move |writer| {
                 writer.write(|connection| {
-                    connection
-                        .execute("UPDATE store_life SET alive_at = ?", [at.micros()])
-                        .map_err(sql_error)?;
+                    connection.execute("UPDATE store_life SET alive_at = ?", [at.micros()])?;
                     move_mark(connection)
                 })
             })
@@ -151,12 +150,10 @@ impl SqliteStore {
 pub fn found_store(connection: &Connection) -> Result<()> {
     let mut fresh = [0u8; 16];
     getrandom::fill(&mut fresh).map_err(|error| Error::Internal { what: error.to_string() })?;
-    connection
-        .execute(
-            "INSERT OR IGNORE INTO store_life (place, store, mark) VALUES (1, ?, 0)",
-            [hex(&fresh)],
-        )
-        .map_err(sql_error)?;
+    connection.execute(
+        "INSERT OR IGNORE INTO store_life (place, store, mark) VALUES (1, ?, 0)",
+        [hex(&fresh)],
+    )?;
     Ok(())
 }
 
@@ -171,60 +168,49 @@ fn read_life(connection: &Connection) -> Result<(Mark, Option<Timestamp>)> {
 
 /// Moves the mark on by one.
 pub fn move_mark(connection: &Connection) -> Result<Mark> {
-    connection
-        .prepare_cached("-- move_mark\nUPDATE store_life SET mark = mark + 1")
-        .and_then(|mut update| update.execute([]))
-        .map_err(sql_error)?;
+    connection.run("-- move_mark\nUPDATE store_life SET mark = mark + 1", [])?;
     Ok(read_life(connection)?.0)
 }
 
 fn raise_mark(connection: &Connection, number: u64) -> Result<()> {
-    connection.execute("UPDATE store_life SET mark = MAX(mark, ?)", [number]).map_err(sql_error)?;
+    connection.execute("UPDATE store_life SET mark = MAX(mark, ?)", [number])?;
     Ok(())
 }
 
 pub fn read_epoch(connection: &Connection) -> Result<Option<Epoch>> {
-    connection
-        .prepare_cached(
-            "-- read_epoch
-             SELECT epoch, restored_at, reason, suspected FROM epochs
-             ORDER BY epoch DESC LIMIT 1",
-        )
-        .and_then(|mut select| {
-            select
-                .query_row([], |row| {
-                    Ok(Epoch {
-                        number: row.get(0)?,
-                        restored_at: Timestamp::from_micros(row.get(1)?),
-                        reason: row.get(2)?,
-                        suspected: row.get(3)?,
-                    })
-                })
-                .optional()
-        })
-        .map_err(sql_error)
+    connection.read_optional(
+        "-- read_epoch
+         SELECT epoch, restored_at, reason, suspected FROM epochs
+         ORDER BY epoch DESC LIMIT 1",
+        [],
+        |row| {
+            Ok(Epoch {
+                number: row.get(0)?,
+                restored_at: Timestamp::from_micros(row.get(1)?),
+                reason: row.get(2)?,
+                suspected: row.get(3)?,
+            })
+        },
+    )
 }
 
 fn insert_epoch(connection: &Connection, cause: &Cause, at: Timestamp) -> Result<Epoch> {
-    connection
-        .execute(
-            "INSERT INTO epochs (epoch, restored_at, reason, suspected)
+    connection.execute(
+        "INSERT INTO epochs (epoch, restored_at, reason, suspected)
              SELECT COALESCE(MAX(epoch), 0) + 1, ?, ?, ? FROM epochs",
-            params![at.micros(), cause.reason, cause.suspected],
-        )
-        .map_err(sql_error)?;
+        params![at.micros(), cause.reason, cause.suspected],
+    )?;
     read_epoch(connection)?.ok_or_else(|| corrupt("epochs row"))
 }
 
 /// The secret under which keys are made now.
 pub fn secret_now(connection: &Connection, secret: &[u8; 32]) -> Result<[u8; 32]> {
-    let epoch = connection
-        .prepare_cached(
-            "-- secret_now
-             SELECT COALESCE(MAX(epoch), 0) FROM epochs WHERE NOT suspected",
-        )
-        .and_then(|mut select| select.query_row([], |row| row.get(0)))
-        .map_err(sql_error)?;
+    let epoch = connection.read_one(
+        "-- secret_now
+         SELECT COALESCE(MAX(epoch), 0) FROM epochs WHERE NOT suspected",
+        [],
+        |row| Ok(row.get(0)?),
+    )?;
     Ok(secret_of_epoch(secret, epoch))
 }
 
@@ -247,15 +233,13 @@ fn is_verified(
     (tenant, meter, start): (TenantNo, u16, Timestamp),
     epoch: u32,
 ) -> Result<bool> {
-    let mut select = connection
-        .prepare_cached(
-            "-- is_verified
-             SELECT EXISTS (
-                 SELECT 1 FROM pushes INDEXED BY pushes_by_window
-                 WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND verified_epoch = ?
-             )",
-        )
-        .map_err(sql_error)?;
+    let mut select = connection.prepare_cached(
+        "-- is_verified
+         SELECT EXISTS (
+             SELECT 1 FROM pushes INDEXED BY pushes_by_window
+             WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND verified_epoch = ?
+         )",
+    )?;
     select
         .query_row(params![tenant.0, meter, start.micros(), epoch], |row| row.get(0))
         .map_err(sql_error)

@@ -6,7 +6,8 @@
 use super::keys::{Location, key_hash};
 use super::memory::{Memory, Tenants};
 use super::segment::{Entry, Segment};
-use super::{Shared, corrupt, damaged, inbox, sql_error};
+use super::statements::Statements;
+use super::{Shared, corrupt, damaged, inbox};
 use crate::rules::event::Event;
 use crate::rules::ids::{EventId, MeterNo, SubscriptionId, TenantId, TenantNo};
 use crate::rules::properties::Properties;
@@ -34,7 +35,7 @@ pub fn trace_event(
 ) -> Result<EventTrace> {
     loop {
         let (found, newest) = find_in_memory(shared, tenant, id)?;
-        connection.execute_batch("BEGIN").map_err(sql_error)?;
+        connection.execute_batch("BEGIN")?;
         if newest_unfolded(connection)? == newest {
             let overflow = inbox::overflow_of_key(connection, tenant, id)?;
             return Ok(EventTrace {
@@ -46,7 +47,7 @@ pub fn trace_event(
             });
         }
         // A commit came between the two, or memory is about to take one over.
-        connection.execute_batch("ROLLBACK").map_err(sql_error)?;
+        connection.execute_batch("ROLLBACK")?;
         std::thread::yield_now();
     }
 }
@@ -115,13 +116,12 @@ fn find_in_memory(
 
 /// The newest journal row that is not folded.
 fn newest_unfolded(connection: &Connection) -> Result<Option<i64>> {
-    connection
-        .prepare_cached(
-            "-- newest_unfolded
-             SELECT max(seq) FROM journal WHERE seq > (SELECT folded_seq FROM fold_state)",
-        )
-        .and_then(|mut select| select.query_row([], |row| row.get(0)))
-        .map_err(sql_error)
+    connection.read_one(
+        "-- newest_unfolded
+         SELECT max(seq) FROM journal WHERE seq > (SELECT folded_seq FROM fold_state)",
+        [],
+        |row| Ok(row.get(0)?),
+    )
 }
 
 /// A page of a tenant's events, newest first. Events in memory are always looked at, of those in
@@ -282,16 +282,13 @@ fn narrow_to_totals(
     query: &EventQuery,
 ) -> Result<Option<EventQuery>> {
     let Some(meter) = query.meter else { return Ok(Some(query.clone())) };
-    let mut select = connection
-        .prepare_cached(
-            "-- narrow_to_totals
-             SELECT (SELECT min(bucket_start) FROM rollups WHERE tenant_no = ?1 AND meter_no = ?2),
-                    (SELECT max(bucket_start) FROM rollups WHERE tenant_no = ?1 AND meter_no = ?2)",
-        )
-        .map_err(sql_error)?;
-    let (first, last): (Option<i64>, Option<i64>) = select
-        .query_row(params![tenant.0, meter.0], |row| Ok((row.get(0)?, row.get(1)?)))
-        .map_err(sql_error)?;
+    let mut select = connection.prepare_cached(
+        "-- narrow_to_totals
+         SELECT (SELECT min(bucket_start) FROM rollups WHERE tenant_no = ?1 AND meter_no = ?2),
+                (SELECT max(bucket_start) FROM rollups WHERE tenant_no = ?1 AND meter_no = ?2)",
+    )?;
+    let (first, last): (Option<i64>, Option<i64>) =
+        select.query_row(params![tenant.0, meter.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
     let (Some(first), Some(last)) = (first, last) else { return Ok(None) };
     // No bucket is longer than a day.
     let end = Timestamp::from_micros(last).saturating_add_micros(MICROS_PER_DAY);
@@ -327,18 +324,16 @@ fn read_ranges(
     let start = query.range.map_or(i64::MIN, |range| range.start.micros());
     let end = query.range.map_or(i64::MAX, |range| range.end.micros());
     let before = query.before.as_ref().map_or(i64::MAX, |(at, _)| at.micros());
-    let mut select = connection
-        .prepare_cached(
-            "-- read_ranges
-             SELECT first_no, last_no, last_at FROM event_ranges
-             WHERE tenant_no = ? AND segment_no < ? AND last_at >= ? AND first_at <= ?",
-        )
-        .map_err(sql_error)?;
+    let mut select = connection.prepare_cached(
+        "-- read_ranges
+         SELECT first_no, last_no, last_at FROM event_ranges
+         WHERE tenant_no = ? AND segment_no < ? AND last_at >= ? AND first_at <= ?",
+    )?;
     let rows = select.query_map(params![tenant.0, folded_before, start, end.min(before)], |row| {
         let last_at = Timestamp::from_micros(row.get(2)?);
         Ok(EventRange { first_no: row.get(0)?, last_no: row.get(1)?, last_at })
     });
-    let mut ranges: Vec<EventRange> = rows.and_then(Iterator::collect).map_err(sql_error)?;
+    let mut ranges: Vec<EventRange> = rows.and_then(Iterator::collect)?;
     ranges.sort_by_key(|range| range.last_at);
     Ok(ranges)
 }
@@ -347,8 +342,8 @@ fn read_ranges(
 fn seek(connection: &Connection, range: &EventRange, query: &EventQuery) -> Result<Option<u64>> {
     let too_new = |number: u64| -> Result<bool> {
         let (at, id) = fetch_row(connection, number, |row| {
-            let id: String = row.get(4).map_err(sql_error)?;
-            Ok((Timestamp::from_micros(row.get(2).map_err(sql_error)?), id))
+            let id: String = row.get(4)?;
+            Ok((Timestamp::from_micros(row.get(2)?), id))
         })?;
         let past_end = query.range.is_some_and(|range| at >= range.end);
         let past_cursor = query
@@ -403,35 +398,33 @@ fn fetch_row<T>(
     number: u64,
     decode: impl Fn(&Row<'_>) -> Result<T>,
 ) -> Result<T> {
-    let mut select = connection
-        .prepare_cached(
-            "-- fetch_row
-             SELECT tenant_no, meter_no, occurred_at, received_after, id, quantity, properties,
-                    subscription, trial
-             FROM events WHERE event_no = ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([number]).map_err(sql_error)?;
-    let row = rows.next().map_err(sql_error)?.ok_or_else(|| corrupt("events row"))?;
+    let mut select = connection.prepare_cached(
+        "-- fetch_row
+         SELECT tenant_no, meter_no, occurred_at, received_after, id, quantity, properties,
+                subscription, trial
+         FROM events WHERE event_no = ?",
+    )?;
+    let mut rows = select.query([number])?;
+    let row = rows.next()?.ok_or_else(|| corrupt("events row"))?;
     decode(row)
 }
 
 /// Decodes a row with the columns of `fetch_row`.
 pub fn decode_event(row: &Row<'_>) -> Result<(TenantNo, EventRow)> {
     let text = |column: usize| -> Result<&str> {
-        let value = row.get_ref(column).map_err(sql_error)?;
+        let value = row.get_ref(column)?;
         value.as_str().map_err(|_| corrupt("a text of an events row"))
     };
-    let occurred_at = Timestamp::from_micros(row.get(2).map_err(sql_error)?);
+    let occurred_at = Timestamp::from_micros(row.get(2)?);
     let event = EventRow {
-        meter: MeterNo(row.get(1).map_err(sql_error)?),
+        meter: MeterNo(row.get(1)?),
         occurred_at,
-        received_at: occurred_at.saturating_add_micros(row.get(3).map_err(sql_error)?),
+        received_at: occurred_at.saturating_add_micros(row.get(3)?),
         id: text(4)?.to_owned(),
         quantity: Quantity::parse_stored(text(5)?).ok_or_else(|| corrupt("an event's quantity"))?,
         properties: Properties::from_stored(text(6)?),
-        subscription: row.get(7).map_err(sql_error)?,
-        trial: row.get(8).map_err(sql_error)?,
+        subscription: row.get(7)?,
+        trial: row.get(8)?,
     };
-    Ok((TenantNo(row.get(0).map_err(sql_error)?), event))
+    Ok((TenantNo(row.get(0)?), event))
 }

@@ -5,7 +5,8 @@
 //! leaves all changes of a call, or none.
 
 use super::push_rows::{get, moment, quantity_of};
-use super::{Shared, corrupt, damaged, sql_error};
+use super::statements::Statements;
+use super::{Shared, corrupt, damaged};
 use crate::rules::drift::{Reason, Verdict};
 use crate::rules::finding::{Finding, FindingChange, FindingKind, Observation};
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
@@ -14,7 +15,7 @@ use crate::store::Result;
 use crate::store::push::Ruling;
 use crate::store::reconciliation::FindingQuery;
 use hashbrown::HashSet;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, Row, params};
 
 /// When something was seen, and by which pass.
 #[derive(Clone, Copy)]
@@ -54,19 +55,16 @@ fn find_open(
     tenant: Option<TenantNo>,
     seen: &Observation,
 ) -> Result<Option<u64>> {
-    connection
-        .prepare_cached(
-            "-- find_open
-             SELECT finding_no FROM findings
-             WHERE kind = ? AND subject = ? AND COALESCE(tenant_no, -1) = COALESCE(?, -1)
-                 AND COALESCE(meter_no, -1) = COALESCE(?, -1) AND cleared_at IS NULL",
-        )
-        .and_then(|mut select| {
-            let (tenant, meter) = (tenant.map(|tenant| tenant.0), seen.meter.map(|meter| meter.0));
-            let asked = params![seen.kind.name(), seen.subject, tenant, meter];
-            select.query_row(asked, |row| row.get(0)).optional()
-        })
-        .map_err(sql_error)
+    let (tenant, meter) = (tenant.map(|tenant| tenant.0), seen.meter.map(|meter| meter.0));
+    let asked = params![seen.kind.name(), seen.subject, tenant, meter];
+    connection.read_optional(
+        "-- find_open
+         SELECT finding_no FROM findings
+         WHERE kind = ? AND subject = ? AND COALESCE(tenant_no, -1) = COALESCE(?, -1)
+             AND COALESCE(meter_no, -1) = COALESCE(?, -1) AND cleared_at IS NULL",
+        asked,
+        |row| Ok(row.get(0)?),
+    )
 }
 
 fn insert_finding(
@@ -75,29 +73,25 @@ fn insert_finding(
     seen: &Observation,
     Moment { pass, at }: Moment,
 ) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- insert_finding
-             INSERT INTO findings (kind, tenant_no, meter_no, subject, verdict, reason, ledger,
-                                   provider, detail, opened_at, opened_pass, last_pass, passes)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, 1)",
-        )
-        .and_then(|mut insert| {
-            insert.execute(params![
-                seen.kind.name(),
-                tenant.map(|tenant| tenant.0),
-                seen.meter.map(|meter| meter.0),
-                seen.subject,
-                seen.verdict.name(),
-                seen.reason.name(),
-                seen.ledger.to_string(),
-                seen.provider.to_string(),
-                seen.detail,
-                at.micros(),
-                pass
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- insert_finding
+         INSERT INTO findings (kind, tenant_no, meter_no, subject, verdict, reason, ledger,
+                               provider, detail, opened_at, opened_pass, last_pass, passes)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, 1)",
+        params![
+            seen.kind.name(),
+            tenant.map(|tenant| tenant.0),
+            seen.meter.map(|meter| meter.0),
+            seen.subject,
+            seen.verdict.name(),
+            seen.reason.name(),
+            seen.ledger.to_string(),
+            seen.provider.to_string(),
+            seen.detail,
+            at.micros(),
+            pass
+        ],
+    )?;
     Ok(())
 }
 
@@ -108,38 +102,32 @@ fn follow_finding(
     seen: &Observation,
     (page, Moment { pass, at }): (bool, Moment),
 ) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- follow_finding
-             UPDATE findings SET verdict = ?1, reason = ?2, ledger = ?3, provider = ?4,
-                 detail = ?5, passes = passes + (last_pass <> ?6), last_pass = ?6,
-                 paged_at = COALESCE(paged_at, ?7)
-             WHERE finding_no = ?8 AND cleared_at IS NULL",
-        )
-        .and_then(|mut update| {
-            update.execute(params![
-                seen.verdict.name(),
-                seen.reason.name(),
-                seen.ledger.to_string(),
-                seen.provider.to_string(),
-                seen.detail,
-                pass,
-                page.then_some(at.micros()),
-                number
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- follow_finding
+         UPDATE findings SET verdict = ?1, reason = ?2, ledger = ?3, provider = ?4,
+             detail = ?5, passes = passes + (last_pass <> ?6), last_pass = ?6,
+             paged_at = COALESCE(paged_at, ?7)
+         WHERE finding_no = ?8 AND cleared_at IS NULL",
+        params![
+            seen.verdict.name(),
+            seen.reason.name(),
+            seen.ledger.to_string(),
+            seen.provider.to_string(),
+            seen.detail,
+            pass,
+            page.then_some(at.micros()),
+            number
+        ],
+    )?;
     Ok(())
 }
 
 fn clear_finding(connection: &Connection, number: u64, at: Timestamp) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- clear_finding
-             UPDATE findings SET cleared_at = ? WHERE finding_no = ? AND cleared_at IS NULL",
-        )
-        .and_then(|mut update| update.execute(params![at.micros(), number]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- clear_finding
+         UPDATE findings SET cleared_at = ? WHERE finding_no = ? AND cleared_at IS NULL",
+        params![at.micros(), number],
+    )?;
     Ok(())
 }
 
@@ -153,26 +141,23 @@ pub fn accept_finding(connection: &Connection, number: u64, at: Timestamp) -> Re
     if let Some(why) = finding.refuse_acceptance() {
         return Ok(Ruling::Refused(why));
     }
-    connection
-        .prepare_cached(
-            "-- accept_finding
-             INSERT INTO accepted_subscriptions (subscription, accepted_at) VALUES (?, ?)
-             ON CONFLICT DO NOTHING",
-        )
-        .and_then(|mut insert| insert.execute(params![finding.seen.subject, at.micros()]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- accept_finding
+         INSERT INTO accepted_subscriptions (subscription, accepted_at) VALUES (?, ?)
+         ON CONFLICT DO NOTHING",
+        params![finding.seen.subject, at.micros()],
+    )?;
     clear_finding(connection, number, at)?;
     Ok(Ruling::Done(None))
 }
 
 pub fn is_accepted(connection: &Connection, subscription: &str) -> Result<bool> {
-    connection
-        .prepare_cached(
-            "-- is_accepted
-             SELECT EXISTS (SELECT 1 FROM accepted_subscriptions WHERE subscription = ?)",
-        )
-        .and_then(|mut select| select.query_row([subscription], |row| row.get(0)))
-        .map_err(sql_error)
+    connection.read_one(
+        "-- is_accepted
+         SELECT EXISTS (SELECT 1 FROM accepted_subscriptions WHERE subscription = ?)",
+        [subscription],
+        |row| Ok(row.get(0)?),
+    )
 }
 
 pub fn list_findings(connection: &Connection, query: &FindingQuery) -> Result<Vec<Finding>> {
@@ -198,7 +183,6 @@ pub fn list_findings(connection: &Connection, query: &FindingQuery) -> Result<Ve
              ORDER BY finding_no DESC LIMIT ?5"
         }
     };
-    let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
     let before = query.before.and_then(|number| i64::try_from(number).ok());
     let asked = params![
         query.open,
@@ -207,12 +191,7 @@ pub fn list_findings(connection: &Connection, query: &FindingQuery) -> Result<Ve
         before.unwrap_or(i64::MAX),
         i64::try_from(query.limit).unwrap_or(i64::MAX)
     ];
-    let mut rows = select.query(asked).map_err(sql_error)?;
-    let mut findings = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        findings.push(decode_finding(row)?);
-    }
-    Ok(findings)
+    connection.read_all(sql, asked, decode_finding)
 }
 
 fn decode_finding(row: &Row<'_>) -> Result<Finding> {
@@ -255,17 +234,15 @@ fn verdict_of(row: &Row<'_>) -> Result<Verdict> {
 }
 
 pub fn count_drifting_tenants(connection: &Connection) -> Result<u64> {
-    let mut select = connection
-        .prepare_cached(
-            "-- count_drifting_tenants
-             SELECT tenant_no, verdict FROM findings
-             WHERE kind = 'usage' AND cleared_at IS NULL AND passes >= 2
-                 AND tenant_no IS NOT NULL",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([]).map_err(sql_error)?;
+    let mut select = connection.prepare_cached(
+        "-- count_drifting_tenants
+         SELECT tenant_no, verdict FROM findings
+         WHERE kind = 'usage' AND cleared_at IS NULL AND passes >= 2
+             AND tenant_no IS NOT NULL",
+    )?;
+    let mut rows = select.query([])?;
     let mut drifting: HashSet<u32> = HashSet::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
+    while let Some(row) = rows.next()? {
         if verdict_of(row)?.is_drift() {
             drifting.insert(get(row, "tenant_no")?);
         }

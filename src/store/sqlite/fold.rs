@@ -14,7 +14,7 @@ use super::key_blocks::insert_block;
 use super::keys::Location;
 use super::rollups::{read_rollup, write_rollup};
 use super::segment::{ClosedSegment, overflow};
-use super::sql_error;
+use super::statements::Statements;
 use crate::faults::planted;
 use crate::rules::meter::Catalog;
 use crate::rules::rollup::{Rollup, RollupKey};
@@ -76,7 +76,7 @@ pub fn fold_steps(
         add_counter(connection, i64::from(tenant.0), *hour, tally)?;
     }
     if planted("bug.rollup_outside_transaction") {
-        connection.execute_batch("COMMIT; BEGIN IMMEDIATE").map_err(sql_error)?;
+        connection.execute_batch("COMMIT; BEGIN IMMEDIATE")?;
     }
     finish(connection, closed, state, to, moved)
 }
@@ -156,14 +156,12 @@ fn fold_events(
     }
     let segment = &closed.segment;
     let number_of = |place: usize| first_no + u64::try_from(place).expect("a place fits 64 bits");
-    let mut insert = connection
-        .prepare_cached(
-            "-- fold_events
-             INSERT INTO events (event_no, tenant_no, meter_no, occurred_at, received_after, id,
-                                 quantity, properties, subscription, trial)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        )
-        .map_err(sql_error)?;
+    let mut insert = connection.prepare_cached(
+        "-- fold_events
+         INSERT INTO events (event_no, tenant_no, meter_no, occurred_at, received_after, id,
+                             quantity, properties, subscription, trial)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    )?;
     let mut hashes = Vec::with_capacity(places.len() * 8);
     let mut moved = Vec::with_capacity(places.len());
     for place in places.clone() {
@@ -172,20 +170,18 @@ fn fold_events(
         let (view, received_at) = segment.view(entry)?;
         let number = number_of(place);
         let quantity = view.quantity.to_string();
-        insert
-            .execute(params![
-                signed(number),
-                view.tenant.0,
-                view.meter.0,
-                view.occurred_at.micros(),
-                received_at.micros() - view.occurred_at.micros(),
-                view.id,
-                quantity,
-                view.properties,
-                view.subscription,
-                view.trial
-            ])
-            .map_err(sql_error)?;
+        insert.execute(params![
+            signed(number),
+            view.tenant.0,
+            view.meter.0,
+            view.occurred_at.micros(),
+            received_at.micros() - view.occurred_at.micros(),
+            view.id,
+            quantity,
+            view.properties,
+            view.subscription,
+            view.trial
+        ])?;
         hashes.extend_from_slice(&entry.hash.to_le_bytes());
         let from = Location::Unfolded { segment: segment.number, place: arrival };
         moved.push((entry.hash, from, Location::Folded(number)));
@@ -211,112 +207,92 @@ fn fold_ranges(
             continue;
         }
         let first = closed.order.partition_point(|p| closed.segment.entry(*p).tenant < tenant);
-        connection
-            .prepare_cached(
-                "-- fold_ranges
+        connection.run("-- fold_ranges
                  INSERT INTO event_ranges (tenant_no, segment_no, first_no, last_no, first_at, last_at)
-                 VALUES (?, ?, ?, ?, ?, ?)",
-            )
-            .and_then(|mut insert| {
-                insert.execute(params![
+                 VALUES (?, ?, ?, ?, ?, ?)", params![
                     tenant.0,
                     closed.segment.number,
                     signed(number_of(first)),
                     signed(number_of(last)),
                     entry(first).occurred_at.micros(),
                     entry(last).occurred_at.micros()
-                ])
-            })
-            .map_err(sql_error)?;
+                ])?;
     }
     Ok(())
 }
 
 fn add_counter(connection: &Connection, tenant: i64, hour: Timestamp, tally: &Tally) -> Result<()> {
     let count = |number: u64| i64::try_from(number).expect("a count fits 63 bits");
-    connection
-        .prepare_cached(
-            "-- add_counter
-             INSERT INTO counters (tenant_no, hour, accepted, duplicates, conflicts, quarantined,
-                                   rejected)
-             VALUES (?, ?, ?, ?, ?, ?, ?)
-             ON CONFLICT (hour, tenant_no) DO UPDATE SET
-                 accepted = accepted + excluded.accepted,
-                 duplicates = duplicates + excluded.duplicates,
-                 conflicts = conflicts + excluded.conflicts,
-                 quarantined = quarantined + excluded.quarantined,
-                 rejected = rejected + excluded.rejected",
-        )
-        .and_then(|mut upsert| {
-            upsert.execute(params![
-                tenant,
-                hour.micros(),
-                count(tally.accepted),
-                count(tally.duplicates),
-                count(tally.conflicts),
-                count(tally.quarantined),
-                count(tally.rejected)
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- add_counter
+         INSERT INTO counters (tenant_no, hour, accepted, duplicates, conflicts, quarantined,
+                               rejected)
+         VALUES (?, ?, ?, ?, ?, ?, ?)
+         ON CONFLICT (hour, tenant_no) DO UPDATE SET
+             accepted = accepted + excluded.accepted,
+             duplicates = duplicates + excluded.duplicates,
+             conflicts = conflicts + excluded.conflicts,
+             quarantined = quarantined + excluded.quarantined,
+             rejected = rejected + excluded.rejected",
+        params![
+            tenant,
+            hour.micros(),
+            count(tally.accepted),
+            count(tally.duplicates),
+            count(tally.conflicts),
+            count(tally.quarantined),
+            count(tally.rejected)
+        ],
+    )?;
     Ok(())
 }
 
 /// Deletes a few journal rows that are folded. Returns whether there were any.
 pub fn delete_folded_journal(connection: &Connection, folded_seq: i64) -> Result<bool> {
-    let deleted = connection
-        .prepare_cached(
-            "-- delete_folded_journal
-             DELETE FROM journal WHERE seq IN
-                 (SELECT seq FROM journal WHERE seq <= ?1 ORDER BY seq LIMIT ?2)",
-        )
-        .and_then(|mut delete| delete.execute(params![folded_seq, DELETE_ROWS]))
-        .map_err(sql_error)?;
+    let deleted = connection.run(
+        "-- delete_folded_journal
+         DELETE FROM journal WHERE seq IN
+             (SELECT seq FROM journal WHERE seq <= ?1 ORDER BY seq LIMIT ?2)",
+        params![folded_seq, DELETE_ROWS],
+    )?;
     Ok(deleted > 0)
 }
 
 pub fn read_state(connection: &Connection) -> Result<FoldState> {
-    connection
-        .prepare_cached(
-            "-- read_state
-             SELECT segment_no, closing_seq, steps_done, next_event_no, folded_seq, high_water, plan
-             FROM fold_state",
-        )
-        .and_then(|mut select| {
-            select.query_row([], |row| {
-                Ok(FoldState {
-                    segment_no: row.get(0)?,
-                    closing_seq: row.get(1)?,
-                    steps_done: row.get(2)?,
-                    next_event_no: row.get(3)?,
-                    folded_seq: row.get(4)?,
-                    high_water: Timestamp::from_micros(row.get(5)?),
-                    plan: row.get(6)?,
-                })
+    connection.read_one(
+        "-- read_state
+         SELECT segment_no, closing_seq, steps_done, next_event_no, folded_seq, high_water, plan
+         FROM fold_state",
+        [],
+        |row| {
+            Ok(FoldState {
+                segment_no: row.get(0)?,
+                closing_seq: row.get(1)?,
+                steps_done: row.get(2)?,
+                next_event_no: row.get(3)?,
+                folded_seq: row.get(4)?,
+                high_water: Timestamp::from_micros(row.get(5)?),
+                plan: row.get(6)?,
             })
-        })
-        .map_err(sql_error)
+        },
+    )
 }
 
 pub fn write_state(connection: &Connection, state: &FoldState) -> Result<()> {
-    let changed = connection
-        .prepare_cached(
-            "-- write_state
-             UPDATE fold_state SET segment_no = ?, closing_seq = ?, steps_done = ?,
-                 next_event_no = ?, folded_seq = ?, high_water = ?, plan = ?",
-        )
-        .and_then(|mut update| {
-            update.execute(params![
-                state.segment_no,
-                state.closing_seq,
-                state.steps_done,
-                signed(state.next_event_no),
-                state.folded_seq,
-                state.high_water.micros(),
-                state.plan
-            ])
-        })
-        .map_err(sql_error)?;
+    let changed = connection.run(
+        "-- write_state
+         UPDATE fold_state SET segment_no = ?, closing_seq = ?, steps_done = ?,
+             next_event_no = ?, folded_seq = ?, high_water = ?, plan = ?",
+        params![
+            state.segment_no,
+            state.closing_seq,
+            state.steps_done,
+            signed(state.next_event_no),
+            state.folded_seq,
+            state.high_water.micros(),
+            state.plan
+        ],
+    )?;
     if changed == 1 { Ok(()) } else { Err(Error::Corrupt { what: "fold_state has no row".into() }) }
 }
 

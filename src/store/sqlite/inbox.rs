@@ -10,6 +10,7 @@
 //! number of rows, however many payloads came under its id.
 
 use super::judge::{NewConflict, NewQuarantine};
+use super::statements::Statements;
 use super::{corrupt, damaged, sql_error};
 use crate::rules::event::Event;
 use crate::rules::fingerprint::Fingerprinter;
@@ -144,7 +145,7 @@ impl Inbox {
         let Payload { tenant, id, text, context } = payload;
         let at = received_at.micros();
         let run = |sql: &str, values: &[&dyn ToSql]| -> Result<()> {
-            let mut statement = connection.prepare_cached(sql).map_err(sql_error)?;
+            let mut statement = connection.prepare_cached(sql)?;
             statement.execute(values).map(|_| ()).map_err(sql_error)
         };
         let kept = self.count_kept(connection, *tenant, id)?;
@@ -177,14 +178,13 @@ impl Inbox {
         id: &str,
         text: &str,
     ) -> Result<Place> {
-        let mut select = connection.prepare_cached(self.find).map_err(sql_error)?;
+        let mut select = connection.prepare_cached(self.find)?;
         let mut slot = fingerprinter.text(text);
         loop {
             let bytes = slot.to_be_bytes();
             let found: Option<(i64, bool)> = select
                 .query_row(params![tenant.0, id, bytes, text], |row| Ok((row.get(0)?, row.get(1)?)))
-                .optional()
-                .map_err(sql_error)?;
+                .optional()?;
             match found {
                 None => return Ok(Place::Free(bytes)),
                 Some((number, true)) => return Ok(Place::Kept(number)),
@@ -195,7 +195,7 @@ impl Inbox {
 
     /// Payloads kept of an id, counted no further than the limit.
     fn count_kept(&self, connection: &Connection, tenant: TenantNo, id: &str) -> Result<usize> {
-        let mut select = connection.prepare_cached(self.count_kept).map_err(sql_error)?;
+        let mut select = connection.prepare_cached(self.count_kept)?;
         let values = params![tenant.0, id, INBOX_PAYLOADS_MAX];
         select.query_row(values, |row| row.get(0)).map_err(sql_error)
     }
@@ -207,23 +207,18 @@ impl Inbox {
         by: &Fingerprinter,
         after: i64,
     ) -> Result<Option<i64>> {
-        let transaction = connection.transaction().map_err(sql_error)?;
-        let rows: Vec<(i64, u32, String, String)> = transaction
-            .prepare_cached(self.unmarked)
-            .and_then(|mut select| {
-                let decode =
-                    |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
-                select.query_map(params![after, MARKED_AT_ONCE], decode)?.collect()
-            })
-            .map_err(sql_error)?;
+        let transaction = connection.transaction()?;
+        let decode = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
+        let rows: Vec<(i64, u32, String, String)> =
+            transaction.read_all(self.unmarked, params![after, MARKED_AT_ONCE], decode)?;
         for (number, tenant, id, text) in &rows {
             // An inbox never held a payload twice, so the place is free.
             if let Place::Free(slot) = self.find(&transaction, by, TenantNo(*tenant), id, text)? {
-                let mut update = transaction.prepare_cached(self.mark).map_err(sql_error)?;
-                update.execute(params![number, slot]).map_err(sql_error)?;
+                let mut update = transaction.prepare_cached(self.mark)?;
+                update.execute(params![number, slot])?;
             }
         }
-        transaction.commit().map_err(sql_error)?;
+        transaction.commit()?;
         Ok(rows.last().map(|(number, ..)| *number))
     }
 }
@@ -234,18 +229,15 @@ pub fn overflow_of_key(
     tenant: &TenantId,
     id: &EventId,
 ) -> Result<(u64, u64)> {
-    let mut select = connection
-        .prepare_cached(
-            "-- overflow_of_key
-             SELECT inbox, deliveries FROM inbox_overflow JOIN tenants USING (tenant_no)
-             WHERE tenant = ? AND id = ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query(params![tenant.as_str(), id.as_str()]).map_err(sql_error)?;
+    let mut select = connection.prepare_cached(
+        "-- overflow_of_key
+         SELECT inbox, deliveries FROM inbox_overflow JOIN tenants USING (tenant_no)
+         WHERE tenant = ? AND id = ?",
+    )?;
+    let mut rows = select.query(params![tenant.as_str(), id.as_str()])?;
     let (mut conflicts, mut quarantined) = (0, 0);
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let (inbox, deliveries): (String, u64) =
-            (row.get(0).map_err(sql_error)?, row.get(1).map_err(sql_error)?);
+    while let Some(row) = rows.next()? {
+        let (inbox, deliveries): (String, u64) = (row.get(0)?, row.get(1)?);
         match inbox.as_str() {
             "conflicts" => conflicts = deliveries,
             "quarantine" => quarantined = deliveries,
@@ -343,13 +335,7 @@ fn read_inbox<T>(
     params: &[&dyn ToSql],
     decode: fn(&Row<'_>) -> Result<T>,
 ) -> Result<InboxPage<T>> {
-    let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
-    let mut rows = select.query(params).map_err(sql_error)?;
-    let mut page = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        page.push((row.get(0).map_err(sql_error)?, decode(row)?));
-    }
-    Ok(page)
+    connection.read_all(sql, params, |row| Ok((row.get(0)?, decode(row)?)))
 }
 
 fn decode_conflict(row: &Row<'_>) -> Result<ConflictRecord> {
@@ -357,32 +343,31 @@ fn decode_conflict(row: &Row<'_>) -> Result<ConflictRecord> {
     Ok(ConflictRecord {
         tenant,
         id,
-        first_received_at: Timestamp::from_micros(row.get(3).map_err(sql_error)?),
-        last_received_at: Timestamp::from_micros(row.get(4).map_err(sql_error)?),
-        deliveries: row.get(5).map_err(sql_error)?,
-        standing: row.get(6).map_err(sql_error)?,
-        arriving: row.get(7).map_err(sql_error)?,
+        first_received_at: Timestamp::from_micros(row.get(3)?),
+        last_received_at: Timestamp::from_micros(row.get(4)?),
+        deliveries: row.get(5)?,
+        standing: row.get(6)?,
+        arriving: row.get(7)?,
     })
 }
 
 fn decode_quarantine(row: &Row<'_>) -> Result<QuarantineRecord> {
     let (tenant, id) = decode_key(row)?;
-    let reason: String = row.get(7).map_err(sql_error)?;
+    let reason: String = row.get(7)?;
     Ok(QuarantineRecord {
         tenant,
         id,
-        first_received_at: Timestamp::from_micros(row.get(3).map_err(sql_error)?),
-        last_received_at: Timestamp::from_micros(row.get(4).map_err(sql_error)?),
-        deliveries: row.get(5).map_err(sql_error)?,
-        payload: row.get(6).map_err(sql_error)?,
+        first_received_at: Timestamp::from_micros(row.get(3)?),
+        last_received_at: Timestamp::from_micros(row.get(4)?),
+        deliveries: row.get(5)?,
+        payload: row.get(6)?,
         reason: Quarantine::from_code(&reason)
             .ok_or_else(|| damaged("quarantine.reason", &reason))?,
     })
 }
 
 fn decode_key(row: &Row<'_>) -> Result<(TenantId, EventId)> {
-    let (tenant, id): (String, String) =
-        (row.get(1).map_err(sql_error)?, row.get(2).map_err(sql_error)?);
+    let (tenant, id): (String, String) = (row.get(1)?, row.get(2)?);
     let tenant = TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?;
     Ok((tenant, EventId::parse(&id).map_err(|_| damaged("events.id", &id))?))
 }

@@ -6,7 +6,8 @@
 //! a gap, which the next start finds.
 
 use super::keys::{KeyIndex, Location, key_hash};
-use super::{corrupt, damaged, sql_error};
+use super::statements::Statements;
+use super::{corrupt, damaged};
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{EventId, TenantNo};
 use crate::store::{Error, Result};
@@ -26,10 +27,10 @@ pub struct KeyBlock {
 impl KeyBlock {
     /// Reads the columns first_no, hashes, checksum.
     pub fn read(row: &Row<'_>) -> Result<Self> {
-        let first_no: i64 = row.get(0).map_err(sql_error)?;
-        let bytes = row.get_ref(1).map_err(sql_error)?;
+        let first_no: i64 = row.get(0)?;
+        let bytes = row.get_ref(1)?;
         let bytes = bytes.as_blob().map_err(|_| corrupt("key_blocks.hashes"))?;
-        let stored: Option<i64> = row.get(2).map_err(sql_error)?;
+        let stored: Option<i64> = row.get(2)?;
         let (hashes, odd) = bytes.as_chunks();
         let whole = odd.is_empty() && stored.is_none_or(|sum| sum == checksum(first_no, bytes));
         let start = u64::try_from(first_no).ok().filter(|_| whole && !hashes.is_empty());
@@ -48,15 +49,11 @@ impl KeyBlock {
 
 /// Writes the hashes of the events from `first_no` on.
 pub fn insert_block(connection: &Connection, first_no: i64, hashes: &[u8]) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- insert_block
-             INSERT INTO key_blocks (first_no, hashes, checksum) VALUES (?, ?, ?)",
-        )
-        .and_then(|mut insert| {
-            insert.execute(params![first_no, hashes, checksum(first_no, hashes)])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- insert_block
+         INSERT INTO key_blocks (first_no, hashes, checksum) VALUES (?, ?, ?)",
+        params![first_no, hashes, checksum(first_no, hashes)],
+    )?;
     Ok(())
 }
 
@@ -87,8 +84,7 @@ pub fn load_keys(
     );
     for first_no in damaged {
         connection
-            .execute("-- load_keys\nDELETE FROM key_blocks WHERE first_no = ?", [first_no])
-            .map_err(sql_error)?;
+            .execute("-- load_keys\nDELETE FROM key_blocks WHERE first_no = ?", [first_no])?;
     }
     for gap in gaps {
         rebuild(connection, fingerprinter, gap, &mut keys)?;
@@ -103,15 +99,13 @@ fn load_sound_blocks(
     end: u64,
     keys: &mut KeyIndex,
 ) -> Result<(Vec<i64>, Vec<Range<u64>>)> {
-    let mut select = connection
-        .prepare(
-            "-- load_sound_blocks
-             SELECT first_no, hashes, checksum FROM key_blocks ORDER BY first_no",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([]).map_err(sql_error)?;
+    let mut select = connection.prepare(
+        "-- load_sound_blocks
+         SELECT first_no, hashes, checksum FROM key_blocks ORDER BY first_no",
+    )?;
+    let mut rows = select.query([])?;
     let (mut damaged, mut gaps, mut next) = (Vec::new(), Vec::new(), 1);
-    while let Some(row) = rows.next().map_err(sql_error)? {
+    while let Some(row) = rows.next()? {
         let block = KeyBlock::read(row)?;
         match block.keys() {
             Some((numbers, hashes)) if numbers.start >= next && numbers.end <= end => {
@@ -159,14 +153,12 @@ fn hash_events(
     fingerprinter: &Fingerprinter,
     numbers: Range<u64>,
 ) -> Result<Vec<u64>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- hash_events
-             SELECT event_no, tenant_no, id FROM events
-             WHERE event_no >= ? AND event_no < ? ORDER BY event_no",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query(params![numbers.start, numbers.end]).map_err(sql_error)?;
+    let mut select = connection.prepare_cached(
+        "-- hash_events
+         SELECT event_no, tenant_no, id FROM events
+         WHERE event_no >= ? AND event_no < ? ORDER BY event_no",
+    )?;
+    let mut rows = select.query(params![numbers.start, numbers.end])?;
     let mut hashes = Vec::new();
     for number in numbers {
         let missing = || Error::Corrupt {
@@ -175,13 +167,13 @@ fn hash_events(
                  that comes again was counted; restore a backup"
             ),
         };
-        let row = rows.next().map_err(sql_error)?.ok_or_else(missing)?;
-        let found: u64 = row.get(0).map_err(sql_error)?;
+        let row = rows.next()?.ok_or_else(missing)?;
+        let found: u64 = row.get(0)?;
         if found != number {
             return Err(missing());
         }
-        let tenant = TenantNo(row.get(1).map_err(sql_error)?);
-        let id: String = row.get(2).map_err(sql_error)?;
+        let tenant = TenantNo(row.get(1)?);
+        let id: String = row.get(2)?;
         let id = EventId::parse(&id).map_err(|_| damaged("events.id", &id))?;
         hashes.push(key_hash(fingerprinter, tenant, &id));
     }

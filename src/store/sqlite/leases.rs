@@ -5,12 +5,13 @@
 //! lease. A crash of the holder leaves the row as it is; another takes the lease when its time is
 //! over.
 
-use super::{SqliteStore, sql_error};
+use super::SqliteStore;
+use super::statements::Statements;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::push::{Lease, Leases};
 use async_trait::async_trait;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 
 #[async_trait]
 impl Leases for SqliteStore {
@@ -33,13 +34,12 @@ impl Leases for SqliteStore {
 
 /// Whether the lease is still its holder's, inside the caller's transaction.
 pub fn holds_lease(connection: &Connection, lease: &Lease) -> Result<bool> {
-    connection
-        .prepare_cached(
-            "-- holds_lease
-             SELECT EXISTS (SELECT 1 FROM leases WHERE name = ? AND fence = ? AND holder <> '')",
-        )
-        .and_then(|mut select| select.query_row(params![lease.name, lease.fence], |row| row.get(0)))
-        .map_err(sql_error)
+    connection.read_one(
+        "-- holds_lease
+         SELECT EXISTS (SELECT 1 FROM leases WHERE name = ? AND fence = ? AND holder <> '')",
+        params![lease.name, lease.fence],
+        |row| Ok(row.get(0)?),
+    )
 }
 
 fn claim_lease(
@@ -49,31 +49,26 @@ fn claim_lease(
     now: Timestamp,
     until: Timestamp,
 ) -> Result<Option<Lease>> {
-    let fence: Option<u64> = connection
-        .prepare_cached(
-            "-- claim_lease
-             INSERT INTO leases (name, holder, fence, until) VALUES (?1, ?2, 1, ?4)
-             ON CONFLICT (name) DO UPDATE SET
-                 fence = CASE WHEN holder = excluded.holder THEN fence ELSE fence + 1 END,
-                 holder = excluded.holder, until = excluded.until
-             WHERE holder = '' OR holder = excluded.holder OR until <= ?3
-             RETURNING fence",
-        )
-        .and_then(|mut upsert| {
-            let given = params![name, holder, now.micros(), until.micros()];
-            upsert.query_row(given, |row| row.get(0)).optional()
-        })
-        .map_err(sql_error)?;
+    let given = params![name, holder, now.micros(), until.micros()];
+    let fence: Option<u64> = connection.read_optional(
+        "-- claim_lease
+         INSERT INTO leases (name, holder, fence, until) VALUES (?1, ?2, 1, ?4)
+         ON CONFLICT (name) DO UPDATE SET
+             fence = CASE WHEN holder = excluded.holder THEN fence ELSE fence + 1 END,
+             holder = excluded.holder, until = excluded.until
+         WHERE holder = '' OR holder = excluded.holder OR until <= ?3
+         RETURNING fence",
+        given,
+        |row| Ok(row.get(0)?),
+    )?;
     Ok(fence.map(|fence| Lease { name, fence }))
 }
 
 fn release_lease(connection: &Connection, lease: &Lease) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- release_lease
-             UPDATE leases SET holder = '' WHERE name = ? AND fence = ?",
-        )
-        .and_then(|mut update| update.execute(params![lease.name, lease.fence]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- release_lease
+         UPDATE leases SET holder = '' WHERE name = ? AND fence = ?",
+        params![lease.name, lease.fence],
+    )?;
     Ok(())
 }

@@ -45,38 +45,32 @@ const MIGRATIONS: [Migration; 7] = [
 
 /// Brings the schema up to date, or refuses a schema that is not known.
 pub fn migrate(connection: &mut Connection) -> Result<()> {
-    connection
-        .execute_batch(
-            "CREATE TABLE IF NOT EXISTS schema_migrations (
+    connection.execute_batch(
+        "CREATE TABLE IF NOT EXISTS schema_migrations (
                  number INTEGER NOT NULL PRIMARY KEY,
                  name TEXT NOT NULL,
                  checksum TEXT NOT NULL
              ) STRICT",
-        )
-        .map_err(sql_error)?;
+    )?;
     for migration in judge_migrations(&MIGRATIONS, &applied(connection)?)? {
-        let transaction = connection.transaction().map_err(sql_error)?;
-        transaction.execute_batch(migration.sql).map_err(sql_error)?;
-        transaction
-            .execute(
-                "INSERT INTO schema_migrations (number, name, checksum) VALUES (?, ?, ?)",
-                params![migration.number, migration.name, migration.checksum()],
-            )
-            .map_err(sql_error)?;
-        transaction.commit().map_err(sql_error)?;
+        let transaction = connection.transaction()?;
+        transaction.execute_batch(migration.sql)?;
+        transaction.execute(
+            "INSERT INTO schema_migrations (number, name, checksum) VALUES (?, ?, ?)",
+            params![migration.number, migration.name, migration.checksum()],
+        )?;
+        transaction.commit()?;
     }
     Ok(())
 }
 
 /// Refuses a store whose schema is not exactly this version's; for commands that only read.
 pub fn require_current(connection: &Connection) -> Result<()> {
-    let migrated: bool = connection
-        .query_row(
-            "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'schema_migrations')",
-            [],
-            |row| row.get(0),
-        )
-        .map_err(sql_error)?;
+    let migrated: bool = connection.query_row(
+        "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'schema_migrations')",
+        [],
+        |row| row.get(0),
+    )?;
     let applied = if migrated { applied(connection)? } else { Vec::new() };
     migrate::require_current(&MIGRATIONS, &applied)
 }

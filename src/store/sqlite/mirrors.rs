@@ -6,7 +6,8 @@
 //! leaves a lease that ends by itself; the object is then read again.
 
 use super::push_rows::{get, moment};
-use super::{SqliteStore, damaged, rejections, sagas, sql_error, timelines, webhooks};
+use super::statements::Statements;
+use super::{SqliteStore, damaged, rejections, sagas, timelines, webhooks};
 use crate::rules::ids::{CustomerId, SubscriptionId, TenantId};
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::subscription::{Origin, TimelineEntry};
@@ -18,7 +19,7 @@ use crate::store::webhook::{
     WantedMirror,
 };
 use async_trait::async_trait;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, Row, params};
 
 #[async_trait]
 impl Mirrors for SqliteStore {
@@ -81,57 +82,46 @@ impl Mirrors for SqliteStore {
 /// Gives out the next ticket of an object, in the caller's transaction. One that is due already
 /// keeps its turn, and one that was put off stays so.
 pub fn raise_ticket(connection: &Connection, name: &ObjectName, at: Timestamp) -> Result<u64> {
-    connection
-        .prepare_cached(
-            "-- raise_ticket
-             INSERT INTO mirrors (kind, object_id, wanted, version, due_at, attempts)
-             VALUES (?, ?, 1, 0, ?, 0)
-             ON CONFLICT DO UPDATE SET wanted = wanted + 1,
-                 due_at = COALESCE(due_at, excluded.due_at)
-             RETURNING wanted",
-        )
-        .and_then(|mut upsert| {
-            upsert.query_row(params![name.kind.name(), name.id, at.micros()], |row| row.get(0))
-        })
-        .map_err(sql_error)
+    connection.read_one(
+        "-- raise_ticket
+         INSERT INTO mirrors (kind, object_id, wanted, version, due_at, attempts)
+         VALUES (?, ?, 1, 0, ?, 0)
+         ON CONFLICT DO UPDATE SET wanted = wanted + 1,
+             due_at = COALESCE(due_at, excluded.due_at)
+         RETURNING wanted",
+        params![name.kind.name(), name.id, at.micros()],
+        |row| Ok(row.get(0)?),
+    )
 }
 
 /// Objects that could be read now, longest due first.
 fn find_wanted(connection: &Connection, claim: MirrorClaim) -> Result<Vec<WantedMirror>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- find_wanted
-             SELECT kind, object_id, wanted, attempts FROM mirrors
-             WHERE due_at IS NOT NULL AND due_at <= ?1 AND wanted > version
-                 AND (leased_until IS NULL OR leased_until <= ?1)
-             ORDER BY due_at LIMIT ?2",
-        )
-        .map_err(sql_error)?;
     let limit = i64::try_from(claim.limit).unwrap_or(i64::MAX);
-    let mut rows = select.query(params![claim.now.micros(), limit]).map_err(sql_error)?;
-    let mut wanted = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        wanted.push(WantedMirror {
-            name: name_of(row)?,
-            ticket: get(row, "wanted")?,
-            attempts: get(row, "attempts")?,
-        });
-    }
-    Ok(wanted)
+    connection.read_all(
+        "-- find_wanted
+         SELECT kind, object_id, wanted, attempts FROM mirrors
+         WHERE due_at IS NOT NULL AND due_at <= ?1 AND wanted > version
+             AND (leased_until IS NULL OR leased_until <= ?1)
+         ORDER BY due_at LIMIT ?2",
+        params![claim.now.micros(), limit],
+        |row| {
+            Ok(WantedMirror {
+                name: name_of(row)?,
+                ticket: get(row, "wanted")?,
+                attempts: get(row, "attempts")?,
+            })
+        },
+    )
 }
 
 fn lease_mirrors(connection: &Connection, claim: MirrorClaim) -> Result<Vec<WantedMirror>> {
     let wanted = find_wanted(connection, claim)?;
     for WantedMirror { name, .. } in &wanted {
-        connection
-            .prepare_cached(
-                "-- lease_mirrors
-                 UPDATE mirrors SET leased_until = ? WHERE kind = ? AND object_id = ?",
-            )
-            .and_then(|mut update| {
-                update.execute(params![claim.lease_until.micros(), name.kind.name(), name.id])
-            })
-            .map_err(sql_error)?;
+        connection.run(
+            "-- lease_mirrors
+             UPDATE mirrors SET leased_until = ? WHERE kind = ? AND object_id = ?",
+            params![claim.lease_until.micros(), name.kind.name(), name.id],
+        )?;
     }
     Ok(wanted)
 }
@@ -163,41 +153,34 @@ fn read_version(
     connection: &Connection,
     name: &ObjectName,
 ) -> Result<Option<(u64, Option<String>)>> {
-    connection
-        .prepare_cached(
-            "-- read_version
-             SELECT version, snapshot FROM mirrors WHERE kind = ? AND object_id = ?",
-        )
-        .and_then(|mut select| {
-            let asked = params![name.kind.name(), name.id];
-            select.query_row(asked, |row| Ok((row.get(0)?, row.get(1)?))).optional()
-        })
-        .map_err(sql_error)
+    let asked = params![name.kind.name(), name.id];
+    connection.read_optional(
+        "-- read_version
+         SELECT version, snapshot FROM mirrors WHERE kind = ? AND object_id = ?",
+        asked,
+        |row| Ok((row.get(0)?, row.get(1)?)),
+    )
 }
 
 fn write_mirror(connection: &Connection, reading: &MirrorReading, at: Timestamp) -> Result<()> {
     let MirrorReading { name, ticket, snapshot, read_at } = reading;
-    connection
-        .prepare_cached(
-            "-- write_mirror
-             UPDATE mirrors SET version = ?1, customer = ?2, status = ?3, snapshot = ?4,
-                 read_at = ?5, due_at = CASE WHEN wanted > ?1 THEN ?6 END, attempts = 0,
-                 leased_until = NULL
-             WHERE kind = ?7 AND object_id = ?8",
-        )
-        .and_then(|mut update| {
-            update.execute(params![
-                ticket,
-                snapshot.customer().map(CustomerId::as_str),
-                snapshot.status(),
-                snapshot.to_json(),
-                read_at.micros(),
-                at.micros(),
-                name.kind.name(),
-                name.id
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- write_mirror
+         UPDATE mirrors SET version = ?1, customer = ?2, status = ?3, snapshot = ?4,
+             read_at = ?5, due_at = CASE WHEN wanted > ?1 THEN ?6 END, attempts = 0,
+             leased_until = NULL
+         WHERE kind = ?7 AND object_id = ?8",
+        params![
+            ticket,
+            snapshot.customer().map(CustomerId::as_str),
+            snapshot.status(),
+            snapshot.to_json(),
+            read_at.micros(),
+            at.micros(),
+            name.kind.name(),
+            name.id
+        ],
+    )?;
     Ok(())
 }
 
@@ -233,16 +216,12 @@ fn put_off_mirror(
     detail: &str,
 ) -> Result<()> {
     let WantedMirror { name, ticket, .. } = wanted;
-    let put_off = connection
-        .prepare_cached(
-            "-- put_off_mirror
-             UPDATE mirrors SET due_at = ?, leased_until = NULL, attempts = attempts + 1
-             WHERE kind = ? AND object_id = ? AND version < ?",
-        )
-        .and_then(|mut update| {
-            update.execute(params![until.micros(), name.kind.name(), name.id, ticket])
-        })
-        .map_err(sql_error)?;
+    let put_off = connection.run(
+        "-- put_off_mirror
+         UPDATE mirrors SET due_at = ?, leased_until = NULL, attempts = attempts + 1
+         WHERE kind = ? AND object_id = ? AND version < ?",
+        params![until.micros(), name.kind.name(), name.id, ticket],
+    )?;
     if put_off == 0 {
         return Ok(());
     }
@@ -250,15 +229,13 @@ fn put_off_mirror(
 }
 
 pub fn find_mirror(connection: &Connection, name: &ObjectName) -> Result<Option<Mirror>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- find_mirror
-             SELECT kind, object_id, version, snapshot, read_at FROM mirrors
-             WHERE kind = ? AND object_id = ? AND version > 0",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query(params![name.kind.name(), name.id]).map_err(sql_error)?;
-    rows.next().map_err(sql_error)?.map(decode_mirror).transpose()
+    connection.read_optional(
+        "-- find_mirror
+         SELECT kind, object_id, version, snapshot, read_at FROM mirrors
+         WHERE kind = ? AND object_id = ? AND version > 0",
+        params![name.kind.name(), name.id],
+        decode_mirror,
+    )
 }
 
 fn list_mirrors(connection: &Connection, query: &MirrorQuery) -> Result<Vec<Mirror>> {
@@ -286,7 +263,6 @@ fn list_mirrors(connection: &Connection, query: &MirrorQuery) -> Result<Vec<Mirr
              ORDER BY object_id LIMIT ?5"
         }
     };
-    let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
     let asked = params![
         query.kind.name(),
         query.status,
@@ -294,12 +270,7 @@ fn list_mirrors(connection: &Connection, query: &MirrorQuery) -> Result<Vec<Mirr
         query.after.as_deref().unwrap_or(""),
         i64::try_from(query.limit).unwrap_or(i64::MAX)
     ];
-    let mut rows = select.query(asked).map_err(sql_error)?;
-    let mut mirrors = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        mirrors.push(decode_mirror(row)?);
-    }
-    Ok(mirrors)
+    connection.read_all(sql, asked, decode_mirror)
 }
 
 fn decode_mirror(row: &Row<'_>) -> Result<Mirror> {

@@ -5,7 +5,8 @@
 //! by itself; the message is then sent again under the same id and number.
 
 use super::push_rows::{get, moment};
-use super::{SqliteStore, corrupt, sql_error};
+use super::statements::Statements;
+use super::{SqliteStore, corrupt};
 use crate::rules::alert::{NewNotice, Untold};
 use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::message::CHANGES_DESTINATION;
@@ -112,87 +113,67 @@ pub fn write_message(
     tenant: Option<TenantNo>,
     at: Timestamp,
 ) -> Result<bool> {
-    let written = connection
-        .prepare_cached(
-            "-- write_message
-             INSERT INTO outbox (id, queue, destination, kind, tenant_no, payload, at, state,
-                                 attempts, due_at, fence)
-             VALUES (?1, 'changes', ?2, ?3, ?4, ?5, ?6, 'waiting', 0, ?6, 0)
-             ON CONFLICT DO NOTHING",
-        )
-        .and_then(|mut insert| {
-            let NewMessage { kind, payload, .. } = message;
-            let (to, tenant) = (CHANGES_DESTINATION, tenant.map(|tenant| tenant.0));
-            insert.execute(params![message.id(), to, kind, tenant, payload, at.micros()])
-        })
-        .map_err(sql_error)?;
+    let NewMessage { kind, payload, .. } = message;
+    let (to, tenant) = (CHANGES_DESTINATION, tenant.map(|tenant| tenant.0));
+    let written = connection.run(
+        "-- write_message
+         INSERT INTO outbox (id, queue, destination, kind, tenant_no, payload, at, state,
+                             attempts, due_at, fence)
+         VALUES (?1, 'changes', ?2, ?3, ?4, ?5, ?6, 'waiting', 0, ?6, 0)
+         ON CONFLICT DO NOTHING",
+        params![message.id(), to, kind, tenant, payload, at.micros()],
+    )?;
     Ok(written == 1)
 }
 
 /// Writes notices inside the transaction of their alert's change.
 pub fn write_notices(connection: &Connection, notices: &[NewNotice], at: Timestamp) -> Result<()> {
     for NewNotice { id, alert, event, destination, payload, due_at } in notices {
-        connection
-            .prepare_cached(
-                "-- write_notices
-                 INSERT INTO outbox (id, queue, destination, kind, alert_no, payload, at, state,
-                                     attempts, due_at, fence)
-                 VALUES (?, 'alerts', ?, ?, ?, ?, ?, 'waiting', 0, ?, 0)",
-            )
-            .and_then(|mut insert| {
-                let (event, at, due_at) = (event.name(), at.micros(), due_at.micros());
-                insert.execute(params![id, destination, event, alert, payload, at, due_at])
-            })
-            .map_err(sql_error)?;
+        let (event, at, due_at) = (event.name(), at.micros(), due_at.micros());
+        connection.run(
+            "-- write_notices
+             INSERT INTO outbox (id, queue, destination, kind, alert_no, payload, at, state,
+                                 attempts, due_at, fence)
+             VALUES (?, 'alerts', ?, ?, ?, ?, ?, 'waiting', 0, ?, 0)",
+            params![id, destination, event, alert, payload, at, due_at],
+        )?;
     }
     Ok(())
 }
 
 /// Gives up the openings of an alert that still wait.
 pub fn give_up_openings(connection: &Connection, alert: u64, at: Timestamp) -> Result<Vec<Untold>> {
-    let waiting = connection
-        .prepare_cached(
-            "-- give_up_openings
-             SELECT destination, attempts, leased_until FROM outbox
-             WHERE alert_no = ? AND kind = 'opened' AND state = 'waiting'",
-        )
-        .and_then(|mut select| {
-            let rows = select.query_map([alert], |row| {
-                let until: Option<i64> = row.get(2)?;
-                let leased_until = until.map(Timestamp::from_micros);
-                Ok(Untold { alert, destination: row.get(0)?, attempts: row.get(1)?, leased_until })
-            })?;
-            rows.collect()
-        })
-        .map_err(sql_error)?;
-    connection
-        .prepare_cached(
-            "-- give_up_openings
-             UPDATE outbox SET state = 'given_up', settled_at = ?, leased_until = NULL,
-                 detail = 'the alert was over before it was told'
-             WHERE alert_no = ? AND kind = 'opened' AND state = 'waiting'",
-        )
-        .and_then(|mut update| update.execute(params![at.micros(), alert]))
-        .map_err(sql_error)?;
+    let waiting = connection.read_all(
+        "-- give_up_openings
+         SELECT destination, attempts, leased_until FROM outbox
+         WHERE alert_no = ? AND kind = 'opened' AND state = 'waiting'",
+        [alert],
+        |row| {
+            let until: Option<i64> = row.get(2)?;
+            let leased_until = until.map(Timestamp::from_micros);
+            Ok(Untold { alert, destination: row.get(0)?, attempts: row.get(1)?, leased_until })
+        },
+    )?;
+    connection.run(
+        "-- give_up_openings
+         UPDATE outbox SET state = 'given_up', settled_at = ?, leased_until = NULL,
+             detail = 'the alert was over before it was told'
+         WHERE alert_no = ? AND kind = 'opened' AND state = 'waiting'",
+        params![at.micros(), alert],
+    )?;
     Ok(waiting)
 }
 
 fn list_messages(connection: &Connection, after: u64, limit: usize) -> Result<Vec<Message>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- list_messages
-             SELECT message_no, id, destination, kind, tenant, payload, at
-             FROM outbox LEFT JOIN tenants ON tenants.tenant_no = outbox.tenant_no
-             WHERE queue = 'changes' AND message_no > ? ORDER BY message_no LIMIT ?",
-        )
-        .map_err(sql_error)?;
     let (after, limit) = (number(after), i64::try_from(limit).unwrap_or(i64::MAX));
-    let mut rows = select.query(params![after, limit]).map_err(sql_error)?;
-    let mut messages = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        messages.push(decode_message(row)?);
-    }
-    Ok(messages)
+    connection.read_all(
+        "-- list_messages
+         SELECT message_no, id, destination, kind, tenant, payload, at
+         FROM outbox LEFT JOIN tenants ON tenants.tenant_no = outbox.tenant_no
+         WHERE queue = 'changes' AND message_no > ? ORDER BY message_no LIMIT ?",
+        params![after, limit],
+        decode_message,
+    )
 }
 
 fn list_messages_of(
@@ -201,21 +182,15 @@ fn list_messages_of(
     after: u64,
     limit: usize,
 ) -> Result<Vec<Message>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- list_messages_of
-             SELECT message_no, id, destination, kind, tenant, payload, at
-             FROM outbox JOIN tenants ON tenants.tenant_no = outbox.tenant_no
-             WHERE outbox.tenant_no = ? AND message_no > ? ORDER BY message_no LIMIT ?",
-        )
-        .map_err(sql_error)?;
     let (after, limit) = (number(after), i64::try_from(limit).unwrap_or(i64::MAX));
-    let mut rows = select.query(params![tenant.0, after, limit]).map_err(sql_error)?;
-    let mut messages = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        messages.push(decode_message(row)?);
-    }
-    Ok(messages)
+    connection.read_all(
+        "-- list_messages_of
+         SELECT message_no, id, destination, kind, tenant, payload, at
+         FROM outbox JOIN tenants ON tenants.tenant_no = outbox.tenant_no
+         WHERE outbox.tenant_no = ? AND message_no > ? ORDER BY message_no LIMIT ?",
+        params![tenant.0, after, limit],
+        decode_message,
+    )
 }
 
 /// A number that somebody asks for; nothing comes after the highest that a row can have.
@@ -244,43 +219,36 @@ fn find_due(
     now: Timestamp,
     limit: usize,
 ) -> Result<Vec<u64>> {
-    connection
-        .prepare_cached(
-            "-- find_due
-             SELECT message_no FROM outbox
-             WHERE queue = ?1 AND state = 'waiting' AND due_at <= ?2
-                 AND (leased_until IS NULL OR leased_until <= ?2)
-             ORDER BY due_at, message_no LIMIT ?3",
-        )
-        .and_then(|mut select| {
-            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            let asked = params![queue.name(), now.micros(), limit];
-            select.query_map(asked, |row| row.get(0))?.collect()
-        })
-        .map_err(sql_error)
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let asked = params![queue.name(), now.micros(), limit];
+    connection.read_all(
+        "-- find_due
+         SELECT message_no FROM outbox
+         WHERE queue = ?1 AND state = 'waiting' AND due_at <= ?2
+             AND (leased_until IS NULL OR leased_until <= ?2)
+         ORDER BY due_at, message_no LIMIT ?3",
+        asked,
+        |row| Ok(row.get(0)?),
+    )
 }
 
 /// A claim counts as an attempt: nobody knows how far a claimant came that was not heard of again.
 fn lease(connection: &Connection, number: u64, until: Timestamp) -> Result<ClaimedMessage> {
-    connection
-        .prepare_cached(
-            "-- lease
-             UPDATE outbox SET leased_until = ?, fence = fence + 1, attempts = attempts + 1
-             WHERE message_no = ?",
-        )
-        .and_then(|mut update| update.execute(params![until.micros(), number]))
-        .map_err(sql_error)?;
-    let mut select = connection
-        .prepare_cached(
-            "-- lease
-             SELECT message_no, id, destination, kind, tenant, payload, at, fence,
-                    attempts - 1 AS attempts
-             FROM outbox LEFT JOIN tenants ON tenants.tenant_no = outbox.tenant_no
-             WHERE message_no = ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([number]).map_err(sql_error)?;
-    let row = rows.next().map_err(sql_error)?.ok_or_else(|| corrupt("a message's number"))?;
+    connection.run(
+        "-- lease
+         UPDATE outbox SET leased_until = ?, fence = fence + 1, attempts = attempts + 1
+         WHERE message_no = ?",
+        params![until.micros(), number],
+    )?;
+    let mut select = connection.prepare_cached(
+        "-- lease
+         SELECT message_no, id, destination, kind, tenant, payload, at, fence,
+                attempts - 1 AS attempts
+         FROM outbox LEFT JOIN tenants ON tenants.tenant_no = outbox.tenant_no
+         WHERE message_no = ?",
+    )?;
+    let mut rows = select.query([number])?;
+    let row = rows.next()?.ok_or_else(|| corrupt("a message's number"))?;
     let (fence, attempts) = (get(row, "fence")?, get(row, "attempts")?);
     Ok(ClaimedMessage { message: decode_message(row)?, fence, attempts })
 }
@@ -294,35 +262,26 @@ fn settle(
 ) -> Result<bool> {
     let (state, due_at, detail) = outcome.parts();
     let settled_at = due_at.is_none().then_some(at);
-    let settled = connection
-        .prepare_cached(
-            "-- settle
-             UPDATE outbox SET state = ?, due_at = COALESCE(?, due_at), settled_at = ?,
-                 detail = ?, leased_until = NULL
-             WHERE message_no = ? AND fence = ? AND state = 'waiting'
-                 AND leased_until IS NOT NULL",
-        )
-        .and_then(|mut update| {
-            let (due_at, settled_at) =
-                (due_at.map(Timestamp::micros), settled_at.map(Timestamp::micros));
-            update.execute(params![state, due_at, settled_at, detail, number, fence])
-        })
-        .map_err(sql_error)?;
+    let (due_at, settled_at) = (due_at.map(Timestamp::micros), settled_at.map(Timestamp::micros));
+    let settled = connection.run(
+        "-- settle
+         UPDATE outbox SET state = ?, due_at = COALESCE(?, due_at), settled_at = ?,
+             detail = ?, leased_until = NULL
+         WHERE message_no = ? AND fence = ? AND state = 'waiting'
+             AND leased_until IS NOT NULL",
+        params![state, due_at, settled_at, detail, number, fence],
+    )?;
     Ok(settled == 1)
 }
 
 fn prune_messages(connection: &Connection, before: Timestamp, limit: usize) -> Result<usize> {
-    connection
-        .prepare_cached(
-            "-- prune_messages
-             DELETE FROM outbox WHERE message_no IN (
-                 SELECT message_no FROM outbox WHERE at < ? AND kind NOT LIKE 'dunning.%'
-                 ORDER BY at LIMIT ?
-             )",
-        )
-        .and_then(|mut delete| {
-            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            delete.execute(params![before.micros(), limit])
-        })
-        .map_err(sql_error)
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    connection.run(
+        "-- prune_messages
+         DELETE FROM outbox WHERE message_no IN (
+             SELECT message_no FROM outbox WHERE at < ? AND kind NOT LIKE 'dunning.%'
+             ORDER BY at LIMIT ?
+         )",
+        params![before.micros(), limit],
+    )
 }

@@ -6,7 +6,8 @@
 
 use super::leases::holds_lease;
 use super::push_rows::{get, moment, quantity_if_any, quantity_of};
-use super::{Shared, SqliteStore, corrections, corrupt, damaged, findings, sql_error, summaries};
+use super::statements::Statements;
+use super::{Shared, SqliteStore, corrections, corrupt, damaged, findings, summaries};
 use super::{window_pushes, writer::Writer};
 use crate::rules::drift::{Reason, Summary, Verdict, WindowPush};
 use crate::rules::finding::{Finding, FindingChange};
@@ -21,7 +22,7 @@ use crate::store::reconciliation::{
 };
 use crate::store::{Error, Result};
 use async_trait::async_trait;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, Row, params};
 use std::sync::Arc;
 
 #[async_trait]
@@ -188,41 +189,34 @@ fn create_pass(connection: &Connection, order: &PassOrder, at: Timestamp) -> Res
     if let Some(number) = known {
         return Ok(number);
     }
-    connection
-        .prepare_cached(
-            "-- create_pass
-             INSERT INTO passes (kind, range_start, range_end, tenant, apply, state, created_at,
-                                 progress)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        )
-        .and_then(|mut insert| {
-            insert.execute(params![
-                order.kind.name(),
-                order.range.start.micros(),
-                order.range.end.micros(),
-                order.tenant.as_ref().map(TenantId::as_str),
-                order.apply,
-                PassState::Waiting.name(),
-                at.micros(),
-                progress_text(&PassProgress::default())
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- create_pass
+         INSERT INTO passes (kind, range_start, range_end, tenant, apply, state, created_at,
+                             progress)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        params![
+            order.kind.name(),
+            order.range.start.micros(),
+            order.range.end.micros(),
+            order.tenant.as_ref().map(TenantId::as_str),
+            order.apply,
+            PassState::Waiting.name(),
+            at.micros(),
+            progress_text(&PassProgress::default())
+        ],
+    )?;
     Ok(u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1"))
 }
 
 fn find_nightly(connection: &Connection, range: Window) -> Result<Option<u64>> {
-    connection
-        .prepare_cached(
-            "-- find_nightly
-             SELECT pass_no FROM passes
-             WHERE kind = 'nightly' AND range_start = ? AND range_end = ?",
-        )
-        .and_then(|mut select| {
-            let range = params![range.start.micros(), range.end.micros()];
-            select.query_row(range, |row| row.get(0)).optional()
-        })
-        .map_err(sql_error)
+    let range = params![range.start.micros(), range.end.micros()];
+    connection.read_optional(
+        "-- find_nightly
+         SELECT pass_no FROM passes
+         WHERE kind = 'nightly' AND range_start = ? AND range_end = ?",
+        range,
+        |row| Ok(row.get(0)?),
+    )
 }
 
 fn progress_text(progress: &PassProgress) -> String {
@@ -239,23 +233,19 @@ fn update_pass(
         return Ok(false);
     }
     let ended_at = update.state.has_ended().then(|| at.micros());
-    let changed = connection
-        .prepare_cached(
-            "-- update_pass
-             UPDATE passes SET state = ?, ended_at = ?, progress = ?, hash = ?, detail = ?
-             WHERE pass_no = ? AND state <> 'closed'",
-        )
-        .and_then(|mut statement| {
-            statement.execute(params![
-                update.state.name(),
-                ended_at,
-                progress_text(&update.progress),
-                update.hash,
-                update.detail,
-                update.number
-            ])
-        })
-        .map_err(sql_error)?;
+    let changed = connection.run(
+        "-- update_pass
+         UPDATE passes SET state = ?, ended_at = ?, progress = ?, hash = ?, detail = ?
+         WHERE pass_no = ? AND state <> 'closed'",
+        params![
+            update.state.name(),
+            ended_at,
+            progress_text(&update.progress),
+            update.hash,
+            update.detail,
+            update.number
+        ],
+    )?;
     Ok(changed == 1)
 }
 
@@ -280,7 +270,6 @@ pub fn list_passes(connection: &Connection, query: &PassQuery) -> Result<Vec<Pas
              ORDER BY pass_no DESC LIMIT ?4"
         }
     };
-    let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
     let before = query.before.and_then(|number| i64::try_from(number).ok());
     let asked = params![
         query.kind.map(PassKind::name),
@@ -288,25 +277,18 @@ pub fn list_passes(connection: &Connection, query: &PassQuery) -> Result<Vec<Pas
         before.unwrap_or(i64::MAX),
         i64::try_from(query.limit).unwrap_or(i64::MAX)
     ];
-    let mut rows = select.query(asked).map_err(sql_error)?;
-    let mut passes = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        passes.push(decode_pass(row)?);
-    }
-    Ok(passes)
+    connection.read_all(sql, asked, decode_pass)
 }
 
 fn find_pass(connection: &Connection, number: u64) -> Result<Option<Pass>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- find_pass
-             SELECT pass_no, kind, range_start, range_end, tenant, apply, state, created_at,
-                    ended_at, progress, hash, detail
-             FROM passes WHERE pass_no = ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([number]).map_err(sql_error)?;
-    rows.next().map_err(sql_error)?.map(decode_pass).transpose()
+    connection.read_optional(
+        "-- find_pass
+         SELECT pass_no, kind, range_start, range_end, tenant, apply, state, created_at,
+                ended_at, progress, hash, detail
+         FROM passes WHERE pass_no = ?",
+        [number],
+        decode_pass,
+    )
 }
 
 fn decode_pass(row: &Row<'_>) -> Result<Pass> {
@@ -333,13 +315,12 @@ fn decode_pass(row: &Row<'_>) -> Result<Pass> {
 }
 
 fn is_running(connection: &Connection, pass: u64) -> Result<bool> {
-    connection
-        .prepare_cached(
-            "-- is_running
-             SELECT EXISTS (SELECT 1 FROM passes WHERE pass_no = ? AND state = 'running')",
-        )
-        .and_then(|mut select| select.query_row([pass], |row| row.get(0)))
-        .map_err(sql_error)
+    connection.read_one(
+        "-- is_running
+         SELECT EXISTS (SELECT 1 FROM passes WHERE pass_no = ? AND state = 'running')",
+        [pass],
+        |row| Ok(row.get(0)?),
+    )
 }
 
 fn write_pass_row(
@@ -349,65 +330,54 @@ fn write_pass_row(
 ) -> Result<()> {
     let windows = serde_json::to_string(&row.windows)
         .map_err(|error| Error::Internal { what: error.to_string() })?;
-    connection
-        .prepare_cached(
-            "-- write_pass_row
-             INSERT INTO pass_rows (pass_no, tenant_no, meter_no, day_start, day_end, ledger,
-                                    pushed, provider, verdict, reason, windows, hash, marks)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-             ON CONFLICT DO UPDATE SET day_end = excluded.day_end, ledger = excluded.ledger,
-                 pushed = excluded.pushed, provider = excluded.provider,
-                 verdict = excluded.verdict, reason = excluded.reason,
-                 windows = excluded.windows, hash = excluded.hash, marks = excluded.marks",
-        )
-        .and_then(|mut upsert| {
-            upsert.execute(params![
-                pass,
-                tenant.0,
-                row.meter.0,
-                row.day.start.micros(),
-                row.day.end.micros(),
-                row.ledger.to_string(),
-                row.pushed.to_string(),
-                row.provider.map(|provider| provider.to_string()),
-                row.verdict.name(),
-                row.reason.name(),
-                windows,
-                row.hash,
-                row.marks.text()
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- write_pass_row
+         INSERT INTO pass_rows (pass_no, tenant_no, meter_no, day_start, day_end, ledger,
+                                pushed, provider, verdict, reason, windows, hash, marks)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+         ON CONFLICT DO UPDATE SET day_end = excluded.day_end, ledger = excluded.ledger,
+             pushed = excluded.pushed, provider = excluded.provider,
+             verdict = excluded.verdict, reason = excluded.reason,
+             windows = excluded.windows, hash = excluded.hash, marks = excluded.marks",
+        params![
+            pass,
+            tenant.0,
+            row.meter.0,
+            row.day.start.micros(),
+            row.day.end.micros(),
+            row.ledger.to_string(),
+            row.pushed.to_string(),
+            row.provider.map(|provider| provider.to_string()),
+            row.verdict.name(),
+            row.reason.name(),
+            windows,
+            row.hash,
+            row.marks.text()
+        ],
+    )?;
     Ok(())
 }
 
 /// Tenants are gone through in the order of their names; so a page costs what it holds, and not
 /// what the pass does.
 pub fn list_pass_rows(connection: &Connection, query: &PassRowQuery) -> Result<Vec<PassRow>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- list_pass_rows
-             SELECT tenant, meter_no, day_start, day_end, ledger, pushed, provider, verdict,
-                    reason, windows, hash, marks
-             FROM tenants CROSS JOIN pass_rows
-             WHERE pass_no = ?1 AND pass_rows.tenant_no = tenants.tenant_no AND tenant >= ?2
-                 AND (tenant > ?2 OR (meter_no, day_start) > (?3, ?4))
-             ORDER BY tenant, meter_no, day_start LIMIT ?5",
-        )
-        .map_err(sql_error)?;
     // No tenant has the empty name.
     let (tenant, meter, day) = match &query.after {
         Some((tenant, meter, day)) => (tenant.as_str(), meter.0, day.micros()),
         None => ("", 0, 0),
     };
     let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
-    let mut rows =
-        select.query(params![query.pass, tenant, meter, day, limit]).map_err(sql_error)?;
-    let mut found = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        found.push(decode_pass_row(row)?);
-    }
-    Ok(found)
+    connection.read_all(
+        "-- list_pass_rows
+         SELECT tenant, meter_no, day_start, day_end, ledger, pushed, provider, verdict,
+                reason, windows, hash, marks
+         FROM tenants CROSS JOIN pass_rows
+         WHERE pass_no = ?1 AND pass_rows.tenant_no = tenants.tenant_no AND tenant >= ?2
+             AND (tenant > ?2 OR (meter_no, day_start) > (?3, ?4))
+         ORDER BY tenant, meter_no, day_start LIMIT ?5",
+        params![query.pass, tenant, meter, day, limit],
+        decode_pass_row,
+    )
 }
 
 fn decode_pass_row(row: &Row<'_>) -> Result<PassRow> {

@@ -6,6 +6,7 @@
 use super::epochs::read_epoch;
 use super::push_rows::{fetch_known, fetch_push, get, quantity_of, read_transitions};
 use super::segment::overflow;
+use super::statements::Statements;
 use super::waiting::sum_unmapped;
 use super::{corrupt, damaged, sql_error};
 use crate::rules::billing::Mode;
@@ -25,22 +26,18 @@ pub fn begin_snapshot(connection: &Connection) -> Result<()> {
 
 pub fn list_pushes(connection: &Connection, query: &PushQuery) -> Result<Vec<Push>> {
     begin_snapshot(connection)?;
-    let numbers: Vec<u64> = connection
-        .prepare_cached(&list_statement(query))
-        .and_then(|mut select| {
-            let before = query.before.and_then(|number| i64::try_from(number).ok());
-            let asked = params![
-                query.tenant.as_ref().map(TenantId::as_str),
-                query.meter.map(|meter| meter.0),
-                query.class.map(Class::name),
-                query.range.map(|range| range.start.micros()),
-                query.range.map(|range| range.end.micros()),
-                before.unwrap_or(i64::MAX),
-                i64::try_from(query.limit).unwrap_or(i64::MAX)
-            ];
-            select.query_map(asked, |row| row.get(0))?.collect()
-        })
-        .map_err(sql_error)?;
+    let before = query.before.and_then(|number| i64::try_from(number).ok());
+    let asked = params![
+        query.tenant.as_ref().map(TenantId::as_str),
+        query.meter.map(|meter| meter.0),
+        query.class.map(Class::name),
+        query.range.map(|range| range.start.micros()),
+        query.range.map(|range| range.end.micros()),
+        before.unwrap_or(i64::MAX),
+        i64::try_from(query.limit).unwrap_or(i64::MAX)
+    ];
+    let numbers: Vec<u64> =
+        connection.read_all(&list_statement(query), asked, |row| Ok(row.get(0)?))?;
     numbers.into_iter().map(|number| fetch_known(connection, number).map(|row| row.push)).collect()
 }
 
@@ -111,30 +108,26 @@ pub fn list_submitted_windows(
     limit: usize,
 ) -> Result<Vec<SubmittedWindow>> {
     begin_snapshot(connection)?;
-    let due: Vec<DueWindow> = connection
-        .prepare_cached(
-            "-- list_submitted_windows
-             SELECT pushes.tenant_no, meter_no, window_start,
-                    COALESCE(pushes.customer, tenants.customer, '') AS customer
-             FROM pushes JOIN tenants ON tenants.tenant_no = pushes.tenant_no
-             WHERE state = 'submitted' AND due_at <= ? AND shadow = ?
-                 AND NOT EXISTS (
-                     SELECT 1 FROM pushes AS begun
-                     WHERE begun.tenant_no = pushes.tenant_no AND begun.meter_no = pushes.meter_no
-                         AND begun.window_start = pushes.window_start
-                         AND begun.state = 'observed' AND begun.attempts > 0
-                 )
-             GROUP BY 1, 2, 3, 4 ORDER BY MIN(due_at), MIN(push_no) LIMIT ?",
-        )
-        .and_then(|mut select| {
-            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            let rows = select.query_map(params![now.micros(), shadow, limit], |row| {
-                let (tenant_no, meter) = (TenantNo(row.get(0)?), MeterNo(row.get(1)?));
-                Ok(DueWindow { tenant_no, meter, start: row.get(2)?, customer: row.get(3)? })
-            })?;
-            rows.collect()
-        })
-        .map_err(sql_error)?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let due: Vec<DueWindow> = connection.read_all(
+        "-- list_submitted_windows
+         SELECT pushes.tenant_no, meter_no, window_start,
+                COALESCE(pushes.customer, tenants.customer, '') AS customer
+         FROM pushes JOIN tenants ON tenants.tenant_no = pushes.tenant_no
+         WHERE state = 'submitted' AND due_at <= ? AND shadow = ?
+             AND NOT EXISTS (
+                 SELECT 1 FROM pushes AS begun
+                 WHERE begun.tenant_no = pushes.tenant_no AND begun.meter_no = pushes.meter_no
+                     AND begun.window_start = pushes.window_start
+                     AND begun.state = 'observed' AND begun.attempts > 0
+             )
+         GROUP BY 1, 2, 3, 4 ORDER BY MIN(due_at), MIN(push_no) LIMIT ?",
+        params![now.micros(), shadow, limit],
+        |row| {
+            let (tenant_no, meter) = (TenantNo(row.get(0)?), MeterNo(row.get(1)?));
+            Ok(DueWindow { tenant_no, meter, start: row.get(2)?, customer: row.get(3)? })
+        },
+    )?;
     due.iter().map(|window| describe_window(connection, window)).collect()
 }
 
@@ -146,43 +139,36 @@ pub fn list_unconfirmed_before(
     limit: usize,
 ) -> Result<Vec<SubmittedWindow>> {
     begin_snapshot(connection)?;
-    let found: Vec<DueWindow> = connection
-        .prepare_cached(
-            "-- list_unconfirmed_before
-             SELECT pushes.tenant_no, meter_no, window_start,
-                    COALESCE(pushes.customer, tenants.customer, '') AS customer
-             FROM pushes INDEXED BY pushes_submitted_by_tenant
-                 JOIN tenants ON tenants.tenant_no = pushes.tenant_no
-             WHERE pushes.tenant_no = ? AND state = 'submitted' AND window_start < ? AND NOT shadow
-             GROUP BY 1, 2, 3, 4 ORDER BY window_start, meter_no LIMIT ?",
-        )
-        .and_then(|mut select| {
-            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            let rows = select.query_map(params![tenant.0, before.micros(), limit], |row| {
-                let (tenant_no, meter) = (TenantNo(row.get(0)?), MeterNo(row.get(1)?));
-                Ok(DueWindow { tenant_no, meter, start: row.get(2)?, customer: row.get(3)? })
-            })?;
-            rows.collect()
-        })
-        .map_err(sql_error)?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let found: Vec<DueWindow> = connection.read_all(
+        "-- list_unconfirmed_before
+         SELECT pushes.tenant_no, meter_no, window_start,
+                COALESCE(pushes.customer, tenants.customer, '') AS customer
+         FROM pushes INDEXED BY pushes_submitted_by_tenant
+             JOIN tenants ON tenants.tenant_no = pushes.tenant_no
+         WHERE pushes.tenant_no = ? AND state = 'submitted' AND window_start < ? AND NOT shadow
+         GROUP BY 1, 2, 3, 4 ORDER BY window_start, meter_no LIMIT ?",
+        params![tenant.0, before.micros(), limit],
+        |row| {
+            let (tenant_no, meter) = (TenantNo(row.get(0)?), MeterNo(row.get(1)?));
+            Ok(DueWindow { tenant_no, meter, start: row.get(2)?, customer: row.get(3)? })
+        },
+    )?;
     found.iter().map(|window| describe_window(connection, window)).collect()
 }
 
 fn list_settled(connection: &Connection, due: &DueWindow) -> Result<Vec<Push>> {
-    let settled: Vec<u64> = connection
-        .prepare_cached(
-            "-- list_settled
-             SELECT push_no FROM pushes
-             WHERE tenant_no = ?1 AND meter_no = ?2 AND window_start = ?3
-                 AND state IN ('submitted', 'confirmed', 'reconciled')
-                 AND COALESCE(customer, ?4) = ?4
-             ORDER BY revision",
-        )
-        .and_then(|mut select| {
-            let window = params![due.tenant_no.0, due.meter.0, due.start, due.customer];
-            select.query_map(window, |row| row.get(0))?.collect()
-        })
-        .map_err(sql_error)?;
+    let window = params![due.tenant_no.0, due.meter.0, due.start, due.customer];
+    let settled: Vec<u64> = connection.read_all(
+        "-- list_settled
+         SELECT push_no FROM pushes
+         WHERE tenant_no = ?1 AND meter_no = ?2 AND window_start = ?3
+             AND state IN ('submitted', 'confirmed', 'reconciled')
+             AND COALESCE(customer, ?4) = ?4
+         ORDER BY revision",
+        window,
+        |row| Ok(row.get(0)?),
+    )?;
     let settled = settled.into_iter().map(|number| fetch_known(connection, number));
     settled.map(|row| Ok(row?.push)).collect()
 }
@@ -220,31 +206,25 @@ pub fn count_pushes(connection: &Connection, ages: PushAges) -> Result<PushCount
     begin_snapshot(connection)?;
     let epoch = read_epoch(connection)?;
     let comparing = epoch.is_some_and(|epoch| epoch.is_comparing(ages.observed_before));
-    let mut counts = connection
-        .prepare_cached(
-            "-- count_pushes
-             SELECT COUNT(*), COUNT(*) FILTER (
-                 WHERE created_at < ? AND NOT (? AND looked_at IS NOT NULL)
-             ) FROM pushes
-             WHERE state = 'observed' AND NOT shadow",
-        )
-        .and_then(|mut select| {
-            select.query_row(params![ages.observed_before.micros(), comparing], |row| {
-                let (observed, observed_long) = (row.get(0)?, row.get(1)?);
-                Ok(PushCounts { observed, observed_long, ..Default::default() })
-            })
-        })
-        .map_err(sql_error)?;
-    (counts.submitted, counts.submitted_long) = connection
-        .prepare_cached(
-            "-- count_pushes
-             SELECT COUNT(*), COUNT(*) FILTER (WHERE state_at < ?) FROM pushes
-             WHERE state = 'submitted' AND NOT shadow",
-        )
-        .and_then(|mut select| {
-            select.query_row([ages.submitted_before.micros()], |row| Ok((row.get(0)?, row.get(1)?)))
-        })
-        .map_err(sql_error)?;
+    let mut counts = connection.read_one(
+        "-- count_pushes
+         SELECT COUNT(*), COUNT(*) FILTER (
+             WHERE created_at < ? AND NOT (? AND looked_at IS NOT NULL)
+         ) FROM pushes
+         WHERE state = 'observed' AND NOT shadow",
+        params![ages.observed_before.micros(), comparing],
+        |row| {
+            let (observed, observed_long) = (row.get(0)?, row.get(1)?);
+            Ok(PushCounts { observed, observed_long, ..Default::default() })
+        },
+    )?;
+    (counts.submitted, counts.submitted_long) = connection.read_one(
+        "-- count_pushes
+         SELECT COUNT(*), COUNT(*) FILTER (WHERE state_at < ?) FROM pushes
+         WHERE state = 'submitted' AND NOT shadow",
+        [ages.submitted_before.micros()],
+        |row| Ok((row.get(0)?, row.get(1)?)),
+    )?;
     (counts.without_customer, counts.unsent) = sum_unmapped(connection)?;
     count_dead(connection, &mut counts)?;
     Ok(counts)
@@ -252,16 +232,14 @@ pub fn count_pushes(connection: &Connection, ages: PushAges) -> Result<PushCount
 
 /// Adds the dead ones, and what they would have billed.
 fn count_dead(connection: &Connection, counts: &mut PushCounts) -> Result<()> {
-    let mut select = connection
-        .prepare_cached(
-            "-- count_dead
-             SELECT meter_no, quantity FROM pushes
-             WHERE state = 'dead' AND NOT shadow",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([]).map_err(sql_error)?;
+    let mut select = connection.prepare_cached(
+        "-- count_dead
+         SELECT meter_no, quantity FROM pushes
+         WHERE state = 'dead' AND NOT shadow",
+    )?;
+    let mut rows = select.query([])?;
     let mut unbilled: BTreeMap<MeterNo, Quantity> = BTreeMap::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
+    while let Some(row) = rows.next()? {
         let sum = unbilled.entry(MeterNo(get(row, "meter_no")?)).or_default();
         *sum = sum.checked_add(quantity_of(row, "quantity")?).ok_or_else(overflow)?;
         counts.dead += 1;

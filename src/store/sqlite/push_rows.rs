@@ -5,6 +5,7 @@
 //! before the commit leaves neither.
 
 use super::epochs::secret_now;
+use super::statements::Statements;
 use super::waiting::count_waiting;
 use super::{corrupt, damaged, sql_error};
 use crate::rules::billing::Mode;
@@ -32,22 +33,20 @@ pub struct Owner<'a> {
 }
 
 pub fn fetch_push(connection: &Connection, number: u64) -> Result<Option<StoredPush>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- fetch_push
-             SELECT push_no, tenant, pushes.tenant_no, pushes.meter_no, slug,
-                    tenants.customer AS tenant_customer, window_start, window_end, revision,
-                    shadow, mode, quantity, value, key, stamped_at, subscriptions, event_id, state,
-                    class, detail, pushes.customer, request, attempts, request_keys,
-                    first_attempt_at, due_at, fence, leased_until, pushes.created_at, state_at,
-                    unreadable_since, looked_total, looked_at
-             FROM pushes JOIN tenants ON tenants.tenant_no = pushes.tenant_no
-             JOIN meters ON meters.meter_no = pushes.meter_no
-             WHERE push_no = ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([number]).map_err(sql_error)?;
-    rows.next().map_err(sql_error)?.map(decode_push).transpose()
+    connection.read_optional(
+        "-- fetch_push
+         SELECT push_no, tenant, pushes.tenant_no, pushes.meter_no, slug,
+                tenants.customer AS tenant_customer, window_start, window_end, revision,
+                shadow, mode, quantity, value, key, stamped_at, subscriptions, event_id, state,
+                class, detail, pushes.customer, request, attempts, request_keys,
+                first_attempt_at, due_at, fence, leased_until, pushes.created_at, state_at,
+                unreadable_since, looked_total, looked_at
+         FROM pushes JOIN tenants ON tenants.tenant_no = pushes.tenant_no
+         JOIN meters ON meters.meter_no = pushes.meter_no
+         WHERE push_no = ?",
+        [number],
+        decode_push,
+    )
 }
 
 /// The push of a number that was just read from another row.
@@ -60,18 +59,15 @@ pub fn fetch_window(
     connection: &Connection,
     (tenant, meter, start): (TenantNo, MeterNo, Timestamp),
 ) -> Result<Vec<StoredPush>> {
-    let numbers: Vec<u64> = connection
-        .prepare_cached(
-            "-- fetch_window
-             SELECT push_no FROM pushes INDEXED BY pushes_by_window
-             WHERE tenant_no = ? AND meter_no = ? AND window_start = ?
-             ORDER BY revision",
-        )
-        .and_then(|mut select| {
-            let window = params![tenant.0, meter.0, start.micros()];
-            select.query_map(window, |row| row.get(0))?.collect()
-        })
-        .map_err(sql_error)?;
+    let window = params![tenant.0, meter.0, start.micros()];
+    let numbers: Vec<u64> = connection.read_all(
+        "-- fetch_window
+         SELECT push_no FROM pushes INDEXED BY pushes_by_window
+         WHERE tenant_no = ? AND meter_no = ? AND window_start = ?
+         ORDER BY revision",
+        window,
+        |row| Ok(row.get(0)?),
+    )?;
     numbers.into_iter().map(|number| fetch_known(connection, number)).collect()
 }
 
@@ -86,38 +82,34 @@ pub fn insert_push(
         count_waiting(connection, (push.tenant_no, push.meter), push.planned.quantity)?;
     }
     let key = key_of(&secret_now(connection, secret)?, push);
-    connection
-        .prepare_cached(
-            "-- insert_push
-             INSERT INTO pushes (tenant_no, meter_no, window_start, window_end, revision, shadow,
-                 mode, quantity, value, key, stamped_at, subscriptions, event_id, state, class,
-                 detail, customer, attempts, request_keys, due_at, fence, created_at, state_at)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17,
-                 0, 0, ?18, 0, ?18, ?18)",
-        )
-        .and_then(|mut insert| {
-            insert.execute(params![
-                push.tenant_no.0,
-                push.meter.0,
-                push.window.start.micros(),
-                push.window.end.micros(),
-                push.planned.revision,
-                push.shadow,
-                push.mode.name(),
-                push.planned.quantity.to_string(),
-                push.planned.value.to_string(),
-                key,
-                push.stamped_at.micros(),
-                push.subscriptions,
-                push.event.as_ref().map(EventId::as_str),
-                push.state.name(),
-                push.class.name(),
-                push.detail,
-                push.customer.as_ref().map(CustomerId::as_str),
-                at.micros()
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- insert_push
+         INSERT INTO pushes (tenant_no, meter_no, window_start, window_end, revision, shadow,
+             mode, quantity, value, key, stamped_at, subscriptions, event_id, state, class,
+             detail, customer, attempts, request_keys, due_at, fence, created_at, state_at)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17,
+             0, 0, ?18, 0, ?18, ?18)",
+        params![
+            push.tenant_no.0,
+            push.meter.0,
+            push.window.start.micros(),
+            push.window.end.micros(),
+            push.planned.revision,
+            push.shadow,
+            push.mode.name(),
+            push.planned.quantity.to_string(),
+            push.planned.value.to_string(),
+            key,
+            push.stamped_at.micros(),
+            push.subscriptions,
+            push.event.as_ref().map(EventId::as_str),
+            push.state.name(),
+            push.class.name(),
+            push.detail,
+            push.customer.as_ref().map(CustomerId::as_str),
+            at.micros()
+        ],
+    )?;
     let number = u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1");
     let line = TransitionLine::of_new(number, key, push);
     insert_transition(connection, &line, at)?;
@@ -130,29 +122,25 @@ pub fn change_push(
     change: &Change,
     at: Timestamp,
 ) -> Result<TransitionLine> {
-    connection
-        .prepare_cached(
-            "-- change_push
-             UPDATE pushes SET state = ?, class = ?, detail = ?, due_at = ?, request_keys = ?,
-                 state_at = ?, unreadable_since = ?, looked_total = ?, looked_at = ?,
-                 leased_until = NULL
-             WHERE push_no = ?",
-        )
-        .and_then(|mut update| {
-            update.execute(params![
-                change.state.name(),
-                change.class.name(),
-                change.detail,
-                change.due_at.micros(),
-                change.request_keys,
-                change.state_at.micros(),
-                change.unreadable_since.map(Timestamp::micros),
-                change.looked.map(|looked| looked.total.to_string()),
-                change.looked.map(|looked| looked.at.micros()),
-                change.push
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- change_push
+         UPDATE pushes SET state = ?, class = ?, detail = ?, due_at = ?, request_keys = ?,
+             state_at = ?, unreadable_since = ?, looked_total = ?, looked_at = ?,
+             leased_until = NULL
+         WHERE push_no = ?",
+        params![
+            change.state.name(),
+            change.class.name(),
+            change.detail,
+            change.due_at.micros(),
+            change.request_keys,
+            change.state_at.micros(),
+            change.unreadable_since.map(Timestamp::micros),
+            change.looked.map(|looked| looked.total.to_string()),
+            change.looked.map(|looked| looked.at.micros()),
+            change.push
+        ],
+    )?;
     let line = TransitionLine::of_change(change);
     insert_transition(connection, &line, at)?;
     Ok(line)
@@ -177,8 +165,7 @@ pub fn begin_attempt(
             let class = Class::Attempt.name();
             let customer = customer.as_str();
             update.execute(params![class, at.micros(), customer, request, row.push.number])
-        })
-        .map_err(sql_error)?;
+        })?;
     let line = TransitionLine {
         push: row.push.number,
         tenant: row.push.tenant.clone(),
@@ -194,49 +181,41 @@ pub fn begin_attempt(
 }
 
 fn insert_transition(connection: &Connection, row: &TransitionLine, at: Timestamp) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- insert_transition
-             INSERT INTO push_transitions (push_no, at, state, class, attempt, request_id, detail)
-             VALUES (?, ?, ?, ?, ?, ?, ?)",
-        )
-        .and_then(|mut insert| {
-            insert.execute(params![
-                row.push,
-                at.micros(),
-                row.state.name(),
-                row.class.name(),
-                row.attempt,
-                row.request_id,
-                row.detail
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- insert_transition
+         INSERT INTO push_transitions (push_no, at, state, class, attempt, request_id, detail)
+         VALUES (?, ?, ?, ?, ?, ?, ?)",
+        params![
+            row.push,
+            at.micros(),
+            row.state.name(),
+            row.class.name(),
+            row.attempt,
+            row.request_id,
+            row.detail
+        ],
+    )?;
     Ok(())
 }
 
 /// The history of a push, oldest first.
 pub fn read_transitions(connection: &Connection, push: u64) -> Result<Vec<Transition>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- read_transitions
-             SELECT at, state, class, attempt, request_id, detail FROM push_transitions
-             WHERE push_no = ? ORDER BY transition_no",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([push]).map_err(sql_error)?;
-    let mut transitions = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        transitions.push(Transition {
-            at: Timestamp::from_micros(get(row, "at")?),
-            state: state_of(row)?,
-            class: class_of(row)?,
-            attempt: get(row, "attempt")?,
-            request_id: get(row, "request_id")?,
-            detail: get(row, "detail")?,
-        });
-    }
-    Ok(transitions)
+    connection.read_all(
+        "-- read_transitions
+         SELECT at, state, class, attempt, request_id, detail FROM push_transitions
+         WHERE push_no = ? ORDER BY transition_no",
+        [push],
+        |row| {
+            Ok(Transition {
+                at: Timestamp::from_micros(get(row, "at")?),
+                state: state_of(row)?,
+                class: class_of(row)?,
+                attempt: get(row, "attempt")?,
+                request_id: get(row, "request_id")?,
+                detail: get(row, "detail")?,
+            })
+        },
+    )
 }
 
 fn decode_push(row: &Row<'_>) -> Result<StoredPush> {

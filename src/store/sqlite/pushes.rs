@@ -14,6 +14,7 @@ use super::push_rows::{
     begin_attempt, change_push, fetch_known, fetch_push, insert_push, quantity_of,
 };
 use super::segment::overflow;
+use super::statements::Statements;
 use super::summaries::find_summary;
 use super::waiting::planned_state;
 use super::window_pushes::{customer_of_window, read_window_pushes};
@@ -38,7 +39,7 @@ use crate::store::push::{
 };
 use async_trait::async_trait;
 use hashbrown::{HashMap, HashSet};
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 
 #[async_trait]
 impl Pushes for SqliteStore {
@@ -171,20 +172,17 @@ fn find_claimable(connection: &Connection, claim: &PushClaim) -> Result<(Vec<u64
     let holds = read_holds(connection)?;
     let mut lowest: HashMap<(Stream, i64), Option<u64>> = HashMap::new();
     let mut with_customer: HashMap<TenantNo, bool> = HashMap::new();
-    let mut select = connection
-        .prepare_cached(
-            "-- find_claimable
-             SELECT push_no, tenant_no, meter_no, window_start FROM pushes
-             WHERE state = 'observed' AND due_at <= ? AND shadow = ? ORDER BY due_at, push_no",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query(params![now.micros(), shadow]).map_err(sql_error)?;
+    let mut select = connection.prepare_cached(
+        "-- find_claimable
+         SELECT push_no, tenant_no, meter_no, window_start FROM pushes
+         WHERE state = 'observed' AND due_at <= ? AND shadow = ? ORDER BY due_at, push_no",
+    )?;
+    let mut rows = select.query(params![now.micros(), shadow])?;
     let mut found = Vec::new();
     while found.len() < limit
-        && let Some(row) = rows.next().map_err(sql_error)?
+        && let Some(row) = rows.next()?
     {
-        let (number, tenant, meter, window_start): (u64, u32, u16, i64) =
-            row.try_into().map_err(sql_error)?;
+        let (number, tenant, meter, window_start): (u64, u32, u16, i64) = row.try_into()?;
         let stream = (TenantNo(tenant), MeterNo(meter));
         let held = holds.get(&stream.0).is_some_and(|from| window_start >= *from);
         if held || taken.contains(&stream) {
@@ -215,15 +213,10 @@ fn find_claimable(connection: &Connection, claim: &PushClaim) -> Result<(Vec<u64
 /// From which window on each tenant's pushes wait, where they do. There are few holds, and mostly
 /// none: one for each plan that is being changed.
 fn read_holds(connection: &Connection) -> Result<HashMap<TenantNo, i64>> {
-    connection
-        .prepare_cached(
-            "-- read_holds
-             SELECT tenant_no, MIN(held_from) FROM holds GROUP BY tenant_no",
-        )
-        .and_then(|mut select| {
-            select.query_map([], |row| Ok((TenantNo(row.get(0)?), row.get(1)?)))?.collect()
-        })
-        .map_err(sql_error)
+    let sql = "-- read_holds
+        SELECT tenant_no, MIN(held_from) FROM holds GROUP BY tenant_no";
+    let holds = connection.read_all(sql, [], |row| Ok((TenantNo(row.get(0)?), row.get(1)?)))?;
+    Ok(holds.into_iter().collect())
 }
 
 /// Tenants and meters with a push whose claimant is at work.
@@ -246,25 +239,23 @@ fn lowest_observed(
     connection: &Connection,
     ((tenant, meter), window_start): (Stream, i64),
 ) -> Result<Option<u64>> {
-    connection
-        .prepare_cached(
-            "-- lowest_observed
-             SELECT push_no FROM pushes
-             WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND state = 'observed'
-             ORDER BY revision LIMIT 1",
-        )
-        .and_then(|mut select| {
-            select.query_row(params![tenant.0, meter.0, window_start], |row| row.get(0)).optional()
-        })
-        .map_err(sql_error)
+    connection.read_optional(
+        "-- lowest_observed
+         SELECT push_no FROM pushes
+         WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND state = 'observed'
+         ORDER BY revision LIMIT 1",
+        params![tenant.0, meter.0, window_start],
+        |row| Ok(row.get(0)?),
+    )
 }
 
 /// The tenant's own customer.
 pub fn customer_of(connection: &Connection, tenant: TenantNo) -> Result<Option<CustomerId>> {
-    let customer: Option<String> = connection
-        .prepare_cached("-- customer_of\nSELECT customer FROM tenants WHERE tenant_no = ?")
-        .and_then(|mut select| select.query_row([tenant.0], |row| row.get(0)))
-        .map_err(sql_error)?;
+    let customer: Option<String> = connection.read_one(
+        "-- customer_of\nSELECT customer FROM tenants WHERE tenant_no = ?",
+        [tenant.0],
+        |row| Ok(row.get(0)?),
+    )?;
     let customer = customer.as_deref().map(CustomerId::parse).transpose();
     customer.map_err(|_| corrupt("tenants.customer"))
 }
@@ -287,49 +278,43 @@ fn lease_pushes(
 
 /// Takes off leases that ended; their pushes stay observed.
 fn end_leases(connection: &Connection, now: Timestamp) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- end_leases
-             UPDATE pushes SET leased_until = NULL
-             WHERE leased_until IS NOT NULL AND leased_until <= ?",
-        )
-        .and_then(|mut update| update.execute([now.micros()]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- end_leases
+         UPDATE pushes SET leased_until = NULL
+         WHERE leased_until IS NOT NULL AND leased_until <= ?",
+        [now.micros()],
+    )?;
     Ok(())
 }
 
 fn lease_push(connection: &Connection, number: u64, claim: &PushClaim) -> Result<bool> {
-    let changed = connection
-        .prepare_cached(
-            "-- lease_push
-             UPDATE pushes SET leased_until = ?2, fence = fence + 1
-             WHERE push_no = ?1 AND state = 'observed' AND due_at <= ?3
-                 AND NOT EXISTS (
-                     SELECT 1 FROM pushes AS other
-                     WHERE other.tenant_no = pushes.tenant_no AND other.meter_no = pushes.meter_no
-                         AND other.leased_until IS NOT NULL
-                 )
-                 AND (?4 OR NOT EXISTS (
-                     SELECT 1 FROM pushes AS lower
-                     WHERE lower.tenant_no = pushes.tenant_no AND lower.meter_no = pushes.meter_no
-                         AND lower.window_start = pushes.window_start
-                         AND lower.revision < pushes.revision AND lower.state = 'observed'
-                 ))
-                 AND NOT EXISTS (
-                     SELECT 1 FROM holds
-                     WHERE holds.tenant_no = pushes.tenant_no
-                         AND holds.held_from <= pushes.window_start
-                 )
-                 AND EXISTS (
-                     SELECT 1 FROM tenants
-                     WHERE tenants.tenant_no = pushes.tenant_no AND tenants.customer IS NOT NULL
-                 )",
-        )
-        .and_then(|mut update| {
-            let (until, now) = (claim.lease_until.micros(), claim.now.micros());
-            update.execute(params![number, until, now, planted("bug.two_unresolved")])
-        })
-        .map_err(sql_error)?;
+    let (until, now) = (claim.lease_until.micros(), claim.now.micros());
+    let changed = connection.run(
+        "-- lease_push
+         UPDATE pushes SET leased_until = ?2, fence = fence + 1
+         WHERE push_no = ?1 AND state = 'observed' AND due_at <= ?3
+             AND NOT EXISTS (
+                 SELECT 1 FROM pushes AS other
+                 WHERE other.tenant_no = pushes.tenant_no AND other.meter_no = pushes.meter_no
+                     AND other.leased_until IS NOT NULL
+             )
+             AND (?4 OR NOT EXISTS (
+                 SELECT 1 FROM pushes AS lower
+                 WHERE lower.tenant_no = pushes.tenant_no AND lower.meter_no = pushes.meter_no
+                     AND lower.window_start = pushes.window_start
+                     AND lower.revision < pushes.revision AND lower.state = 'observed'
+             ))
+             AND NOT EXISTS (
+                 SELECT 1 FROM holds
+                 WHERE holds.tenant_no = pushes.tenant_no
+                     AND holds.held_from <= pushes.window_start
+             )
+             AND EXISTS (
+                 SELECT 1 FROM tenants
+                 WHERE tenants.tenant_no = pushes.tenant_no AND tenants.customer IS NOT NULL
+             )",
+        params![number, until, now, planted("bug.two_unresolved")],
+    )?;
     Ok(changed == 1)
 }
 
@@ -370,19 +355,17 @@ fn sum_settled(
     customer: &CustomerId,
 ) -> Result<Quantity> {
     let Push { meter, window, .. } = &row.push;
-    let mut select = connection
-        .prepare_cached(
-            "-- sum_settled
-             SELECT quantity FROM pushes
-             WHERE tenant_no = ?1 AND meter_no = ?2 AND window_start = ?3
-                 AND state IN ('submitted', 'confirmed', 'reconciled')
-                 AND COALESCE(customer, ?4) = ?4",
-        )
-        .map_err(sql_error)?;
+    let mut select = connection.prepare_cached(
+        "-- sum_settled
+         SELECT quantity FROM pushes
+         WHERE tenant_no = ?1 AND meter_no = ?2 AND window_start = ?3
+             AND state IN ('submitted', 'confirmed', 'reconciled')
+             AND COALESCE(customer, ?4) = ?4",
+    )?;
     let window = params![row.tenant_no.0, meter.0, window.start.micros(), customer.as_str()];
-    let mut rows = select.query(window).map_err(sql_error)?;
+    let mut rows = select.query(window)?;
     let mut sum = Quantity::ZERO;
-    while let Some(row) = rows.next().map_err(sql_error)? {
+    while let Some(row) = rows.next()? {
         sum = sum.checked_add(quantity_of(row, "quantity")?).ok_or_else(overflow)?;
     }
     Ok(sum)
@@ -391,25 +374,22 @@ fn sum_settled(
 /// Whether nobody knows if some dead push of the window counted.
 pub fn is_doubtful(connection: &Connection, row: &StoredPush) -> Result<bool> {
     let Push { meter, window, .. } = &row.push;
-    connection
-        .prepare_cached(
-            "-- is_doubtful
-             SELECT EXISTS (
-                 SELECT 1 FROM pushes
-                 WHERE tenant_no = ? AND meter_no = ? AND window_start = ?
-                     AND ((state = 'dead' AND class IN ('undecidable', 'unreadable'))
-                         OR (state = 'discarded' AND EXISTS (
-                             SELECT 1 FROM push_transitions AS past
-                             WHERE past.push_no = pushes.push_no
-                                 AND past.class IN ('undecidable', 'unreadable')
-                         )))
-             )",
-        )
-        .and_then(|mut select| {
-            let window = params![row.tenant_no.0, meter.0, window.start.micros()];
-            select.query_row(window, |row| row.get(0))
-        })
-        .map_err(sql_error)
+    let window = params![row.tenant_no.0, meter.0, window.start.micros()];
+    connection.read_one(
+        "-- is_doubtful
+         SELECT EXISTS (
+             SELECT 1 FROM pushes
+             WHERE tenant_no = ? AND meter_no = ? AND window_start = ?
+                 AND ((state = 'dead' AND class IN ('undecidable', 'unreadable'))
+                     OR (state = 'discarded' AND EXISTS (
+                         SELECT 1 FROM push_transitions AS past
+                         WHERE past.push_no = pushes.push_no
+                             AND past.class IN ('undecidable', 'unreadable')
+                     )))
+         )",
+        window,
+        |row| Ok(row.get(0)?),
+    )
 }
 
 /// Begins an attempt if its claimant still holds the push.
@@ -568,37 +548,31 @@ fn read_settled(connection: &Connection, found: &StoredPush) -> Result<Option<Qu
 
 /// Whether a push of the window was begun and is not resolved.
 fn is_unresolved(connection: &Connection, row: &StoredPush) -> Result<bool> {
-    connection
-        .prepare_cached(
-            "-- is_unresolved
-             SELECT EXISTS (
-                 SELECT 1 FROM pushes
-                 WHERE tenant_no = ? AND meter_no = ? AND window_start = ?
-                     AND state = 'observed' AND attempts > 0
-             )",
-        )
-        .and_then(|mut select| {
-            let Push { meter, window, .. } = &row.push;
-            let window = params![row.tenant_no.0, meter.0, window.start.micros()];
-            select.query_row(window, |row| row.get(0))
-        })
-        .map_err(sql_error)
+    let Push { meter, window, .. } = &row.push;
+    let window = params![row.tenant_no.0, meter.0, window.start.micros()];
+    connection.read_one(
+        "-- is_unresolved
+         SELECT EXISTS (
+             SELECT 1 FROM pushes
+             WHERE tenant_no = ? AND meter_no = ? AND window_start = ?
+                 AND state = 'observed' AND attempts > 0
+         )",
+        window,
+        |row| Ok(row.get(0)?),
+    )
 }
 
 /// Dead pushes of lower revisions of the same window, and discarded ones.
 fn list_dead_below(connection: &Connection, row: &StoredPush) -> Result<Vec<u64>> {
     let Push { meter, window, revision, .. } = &row.push;
-    connection
-        .prepare_cached(
-            "-- list_dead_below
-             SELECT push_no FROM pushes
-             WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND revision < ?
-                 AND state IN ('dead', 'discarded')
-             ORDER BY revision",
-        )
-        .and_then(|mut select| {
-            let below = params![row.tenant_no.0, meter.0, window.start.micros(), revision];
-            select.query_map(below, |row| row.get(0))?.collect()
-        })
-        .map_err(sql_error)
+    let below = params![row.tenant_no.0, meter.0, window.start.micros(), revision];
+    connection.read_all(
+        "-- list_dead_below
+         SELECT push_no FROM pushes
+         WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND revision < ?
+             AND state IN ('dead', 'discarded')
+         ORDER BY revision",
+        below,
+        |row| Ok(row.get(0)?),
+    )
 }

@@ -5,7 +5,8 @@
 //! coupon and never changes. A crash leaves a quote whole or not at all.
 
 use super::push_rows::{get, moment, quantity_of};
-use super::{SqliteStore, corrupt, damaged, push_listing, sql_error};
+use super::statements::Statements;
+use super::{SqliteStore, corrupt, damaged, push_listing};
 use crate::rules::ids::{OnceKey, TenantId, TenantNo};
 use crate::rules::tax::{Coupon, TaxRate};
 use crate::rules::timestamp::Timestamp;
@@ -15,7 +16,7 @@ use crate::store::quote::{
 };
 use crate::store::{Error, Result};
 use async_trait::async_trait;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, Row, params};
 
 #[async_trait]
 impl Quotes for SqliteStore {
@@ -109,24 +110,20 @@ fn put_tax_rate(connection: &Connection, rate: &TaxRate, at: Timestamp) -> Resul
     if let Some(other) = others.into_iter().find(|other| other.overlaps(rate)) {
         return Ok(RatePut::Overlaps(other));
     }
-    connection
-        .prepare_cached(
-            "-- put_tax_rate
-             INSERT INTO tax_rates (jurisdiction, name, valid_from, valid_until, percent,
-                                    created_at)
-             VALUES (?, ?, ?, ?, ?, ?)",
-        )
-        .and_then(|mut insert| {
-            insert.execute(params![
-                rate.jurisdiction,
-                rate.name,
-                rate.valid_from.micros(),
-                rate.valid_until.map(Timestamp::micros),
-                rate.percent.to_string(),
-                at.micros()
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- put_tax_rate
+         INSERT INTO tax_rates (jurisdiction, name, valid_from, valid_until, percent,
+                                created_at)
+         VALUES (?, ?, ?, ?, ?, ?)",
+        params![
+            rate.jurisdiction,
+            rate.name,
+            rate.valid_from.micros(),
+            rate.valid_until.map(Timestamp::micros),
+            rate.percent.to_string(),
+            at.micros()
+        ],
+    )?;
     Ok(RatePut::Created)
 }
 
@@ -136,18 +133,14 @@ fn end_tax_rate(
     valid_from: Timestamp,
     valid_until: Timestamp,
 ) -> Result<bool> {
-    let ended = connection
-        .prepare_cached(
-            "-- end_tax_rate
-             UPDATE tax_rates SET valid_until = ?4
-             WHERE jurisdiction = ?1 AND name = ?2 AND valid_from = ?3 AND valid_from < ?4
-                 AND (valid_until IS NULL OR valid_until >= ?4)",
-        )
-        .and_then(|mut update| {
-            let (from, until) = (valid_from.micros(), valid_until.micros());
-            update.execute(params![jurisdiction, name, from, until])
-        })
-        .map_err(sql_error)?;
+    let (from, until) = (valid_from.micros(), valid_until.micros());
+    let ended = connection.run(
+        "-- end_tax_rate
+         UPDATE tax_rates SET valid_until = ?4
+         WHERE jurisdiction = ?1 AND name = ?2 AND valid_from = ?3 AND valid_from < ?4
+             AND (valid_until IS NULL OR valid_until >= ?4)",
+        params![jurisdiction, name, from, until],
+    )?;
     Ok(ended == 1)
 }
 
@@ -156,39 +149,27 @@ fn list_tax_rates(
     after: Option<RateKey>,
     limit: usize,
 ) -> Result<Vec<TaxRate>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- list_tax_rates
-             SELECT jurisdiction, name, valid_from, valid_until, percent FROM tax_rates
-             WHERE (jurisdiction, name, valid_from) > (?, ?, ?)
-             ORDER BY jurisdiction, name, valid_from LIMIT ?",
-        )
-        .map_err(sql_error)?;
     // Every jurisdiction is larger than the empty text.
     let (place, name, from) = after.unwrap_or_default();
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let mut rows = select.query(params![place, name, from.micros(), limit]).map_err(sql_error)?;
-    let mut rates = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        rates.push(decode_rate(row)?);
-    }
-    Ok(rates)
+    connection.read_all(
+        "-- list_tax_rates
+         SELECT jurisdiction, name, valid_from, valid_until, percent FROM tax_rates
+         WHERE (jurisdiction, name, valid_from) > (?, ?, ?)
+         ORDER BY jurisdiction, name, valid_from LIMIT ?",
+        params![place, name, from.micros(), limit],
+        decode_rate,
+    )
 }
 
 fn rates_of_name(connection: &Connection, jurisdiction: &str, name: &str) -> Result<Vec<TaxRate>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- rates_of_name
-             SELECT jurisdiction, name, valid_from, valid_until, percent FROM tax_rates
-             WHERE jurisdiction = ? AND name = ? ORDER BY valid_from",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([jurisdiction, name]).map_err(sql_error)?;
-    let mut rates = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        rates.push(decode_rate(row)?);
-    }
-    Ok(rates)
+    connection.read_all(
+        "-- rates_of_name
+         SELECT jurisdiction, name, valid_from, valid_until, percent FROM tax_rates
+         WHERE jurisdiction = ? AND name = ? ORDER BY valid_from",
+        [jurisdiction, name],
+        decode_rate,
+    )
 }
 
 fn decode_rate(row: &Row<'_>) -> Result<TaxRate> {
@@ -208,35 +189,31 @@ fn put_coupon(connection: &Connection, coupon: &Coupon, at: Timestamp) -> Result
     }
     let text = serde_json::to_string(coupon)
         .map_err(|error| Error::Internal { what: error.to_string() })?;
-    connection
-        .prepare_cached(
-            "-- put_coupon
-             INSERT INTO coupons (code, coupon, created_at) VALUES (?, ?, ?)",
-        )
-        .and_then(|mut insert| insert.execute(params![coupon.code, text, at.micros()]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- put_coupon
+         INSERT INTO coupons (code, coupon, created_at) VALUES (?, ?, ?)",
+        params![coupon.code, text, at.micros()],
+    )?;
     Ok(CouponPut::Created)
 }
 
 fn find_coupon(connection: &Connection, code: &str) -> Result<Option<Coupon>> {
-    let text: Option<String> = connection
-        .prepare_cached("-- find_coupon\nSELECT coupon FROM coupons WHERE code = ?")
-        .and_then(|mut select| select.query_row([code], |row| row.get(0)).optional())
-        .map_err(sql_error)?;
+    let text: Option<String> = connection.read_optional(
+        "-- find_coupon\nSELECT coupon FROM coupons WHERE code = ?",
+        [code],
+        |row| Ok(row.get(0)?),
+    )?;
     text.as_deref().map(decode_coupon).transpose()
 }
 
 fn list_coupons(connection: &Connection, after: &str, limit: usize) -> Result<Vec<Coupon>> {
-    let texts: Vec<String> = connection
-        .prepare_cached(
-            "-- list_coupons
-             SELECT coupon FROM coupons WHERE code > ? ORDER BY code LIMIT ?",
-        )
-        .and_then(|mut select| {
-            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            select.query_map(params![after, limit], |row| row.get(0))?.collect()
-        })
-        .map_err(sql_error)?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let texts: Vec<String> = connection.read_all(
+        "-- list_coupons
+         SELECT coupon FROM coupons WHERE code > ? ORDER BY code LIMIT ?",
+        params![after, limit],
+        |row| Ok(row.get(0)?),
+    )?;
     texts.iter().map(|text| decode_coupon(text)).collect()
 }
 
@@ -273,37 +250,32 @@ fn find_quote(
     (tenant, of): (TenantNo, &TenantId),
     key: &OnceKey,
 ) -> Result<Option<StoredQuote>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- find_quote
-             SELECT request, answer, engine, at FROM quotes WHERE tenant_no = ? AND key = ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query(params![tenant.0, key.as_str()]).map_err(sql_error)?;
-    let Some(row) = rows.next().map_err(sql_error)? else { return Ok(None) };
-    Ok(Some(StoredQuote {
-        tenant: of.clone(),
-        key: key.clone(),
-        request: get(row, "request")?,
-        answer: get(row, "answer")?,
-        engine: get(row, "engine")?,
-        at: moment(row, "at")?,
-    }))
+    connection.read_optional(
+        "-- find_quote
+         SELECT request, answer, engine, at FROM quotes WHERE tenant_no = ? AND key = ?",
+        params![tenant.0, key.as_str()],
+        |row| {
+            Ok(StoredQuote {
+                tenant: of.clone(),
+                key: key.clone(),
+                request: get(row, "request")?,
+                answer: get(row, "answer")?,
+                engine: get(row, "engine")?,
+                at: moment(row, "at")?,
+            })
+        },
+    )
 }
 
 fn insert_quote(connection: &Connection, tenant: TenantNo, quote: &StoredQuote) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- insert_quote
-             INSERT INTO quotes (tenant_no, key, request, answer, engine, at)
-             VALUES (?, ?, ?, ?, ?, ?)",
-        )
-        .and_then(|mut insert| {
-            let StoredQuote { key, request, answer, engine, at, .. } = quote;
-            let (key, at) = (key.as_str(), at.micros());
-            insert.execute(params![tenant.0, key, request, answer, engine, at])
-        })
-        .map_err(sql_error)?;
+    let StoredQuote { key, request, answer, engine, at, .. } = quote;
+    let (key, at) = (key.as_str(), at.micros());
+    connection.run(
+        "-- insert_quote
+         INSERT INTO quotes (tenant_no, key, request, answer, engine, at)
+         VALUES (?, ?, ?, ?, ?, ?)",
+        params![tenant.0, key, request, answer, engine, at],
+    )?;
     Ok(())
 }
 
@@ -314,23 +286,19 @@ fn read_coupon_uses(
     code: &str,
     cycle: Timestamp,
 ) -> Result<(Option<OnceKey>, u32)> {
-    let user: Option<String> = connection
-        .prepare_cached(
-            "-- read_coupon_uses
-             SELECT quote_key FROM coupon_uses WHERE tenant_no = ? AND code = ? AND cycle = ?",
-        )
-        .and_then(|mut select| {
-            let place = params![tenant.0, code, cycle.micros()];
-            select.query_row(place, |row| row.get(0)).optional()
-        })
-        .map_err(sql_error)?;
-    let cycles = connection
-        .prepare_cached(
-            "-- read_coupon_uses
-             SELECT COUNT(*) FROM coupon_uses WHERE tenant_no = ? AND code = ?",
-        )
-        .and_then(|mut select| select.query_row(params![tenant.0, code], |row| row.get(0)))
-        .map_err(sql_error)?;
+    let place = params![tenant.0, code, cycle.micros()];
+    let user: Option<String> = connection.read_optional(
+        "-- read_coupon_uses
+         SELECT quote_key FROM coupon_uses WHERE tenant_no = ? AND code = ? AND cycle = ?",
+        place,
+        |row| Ok(row.get(0)?),
+    )?;
+    let cycles = connection.read_one(
+        "-- read_coupon_uses
+         SELECT COUNT(*) FROM coupon_uses WHERE tenant_no = ? AND code = ?",
+        params![tenant.0, code],
+        |row| Ok(row.get(0)?),
+    )?;
     let user = user.as_deref().map(OnceKey::parse).transpose();
     Ok((user.map_err(|_| corrupt("quotes.key"))?, cycles))
 }
@@ -341,15 +309,11 @@ fn insert_coupon_use(
     coupon: &CouponUse,
     key: &OnceKey,
 ) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- insert_coupon_use
-             INSERT INTO coupon_uses (tenant_no, code, cycle, quote_key) VALUES (?, ?, ?, ?)",
-        )
-        .and_then(|mut insert| {
-            let cycle = coupon.cycle.micros();
-            insert.execute(params![tenant.0, coupon.code, cycle, key.as_str()])
-        })
-        .map_err(sql_error)?;
+    let cycle = coupon.cycle.micros();
+    connection.run(
+        "-- insert_coupon_use
+         INSERT INTO coupon_uses (tenant_no, code, cycle, quote_key) VALUES (?, ?, ?, ?)",
+        params![tenant.0, coupon.code, cycle, key.as_str()],
+    )?;
     Ok(())
 }

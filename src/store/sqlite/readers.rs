@@ -4,7 +4,7 @@
 //! Bound: no query waits for a connection longer than the pool's limit, and none runs longer.
 //! SQLite asks for the time after every [`STEPS_BETWEEN_LOOKS`] steps of its virtual machine.
 
-use super::{keep_plans, sql_error};
+use super::keep_plans;
 use crate::store::{Error, Result};
 use rusqlite::{Connection, OpenFlags};
 use std::path::PathBuf;
@@ -46,9 +46,9 @@ impl Readers {
             let mut connection = readers.take()?;
             let deadline = Instant::now() + readers.time_max;
             let late = move || Instant::now() >= deadline;
-            connection.progress_handler(STEPS_BETWEEN_LOOKS, Some(late)).map_err(sql_error)?;
+            connection.progress_handler(STEPS_BETWEEN_LOOKS, Some(late))?;
             let mut answer = query(&connection);
-            connection.progress_handler(0, None::<fn() -> bool>).map_err(sql_error)?;
+            connection.progress_handler(0, None::<fn() -> bool>)?;
             if matches!(&answer, Err(Error::Unavailable { .. })) && late() {
                 answer = Err(readers.overdue("it had not ended"));
             }
@@ -95,11 +95,9 @@ impl Readers {
 /// A connection that cannot write.
 pub fn open_read_only(path: &std::path::Path) -> Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags).map_err(sql_error)?;
+    let connection = Connection::open_with_flags(path, flags)?;
     keep_plans(&connection)?;
     connection.set_prepared_statement_cache_capacity(64);
-    connection
-        .execute_batch("PRAGMA busy_timeout = 5000; PRAGMA cache_size = -16384;")
-        .map_err(sql_error)?;
+    connection.execute_batch("PRAGMA busy_timeout = 5000; PRAGMA cache_size = -16384;")?;
     Ok(connection)
 }

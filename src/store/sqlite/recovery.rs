@@ -11,7 +11,7 @@ use super::keys::{KeyIndex, Location, key_hash};
 use super::memory::{Memory, Tenants};
 use super::record::{EventView, read_journal};
 use super::segment::{ClosedSegment, CommitParts, NewEntry, Segment, contribution_of};
-use super::{corrupt, damaged, sql_error};
+use super::{corrupt, damaged};
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::EventId;
 use crate::rules::meter::Catalog;
@@ -52,13 +52,11 @@ pub fn recover(connection: &Connection, fingerprinter: &Fingerprinter) -> Result
     for (place, entry) in (0..).zip(open.entries()) {
         keys.insert(entry.hash, Location::Unfolded { segment: open.number, place });
     }
-    let journal_garbage: bool = connection
-        .query_row(
-            "-- recover\nSELECT EXISTS (SELECT 1 FROM journal WHERE seq <= ?)",
-            [fold.folded_seq],
-            |row| row.get(0),
-        )
-        .map_err(sql_error)?;
+    let journal_garbage: bool = connection.query_row(
+        "-- recover\nSELECT EXISTS (SELECT 1 FROM journal WHERE seq <= ?)",
+        [fold.folded_seq],
+        |row| row.get(0),
+    )?;
     let (catalog, folding) = (Arc::new(catalog), closed.map(Arc::new));
     let memory = Memory { tenants, catalog, open, folding };
     let high_water = fold.high_water.max(last_received_at);
@@ -84,20 +82,18 @@ pub fn load_unfolded(
     let mut open = Segment::new(fold.segment_no);
     let mut last_seq = fold.folded_seq;
     let mut last_received_at = Timestamp::from_micros(i64::MIN);
-    let mut select = connection
-        .prepare(
-            "-- load_unfolded
-             SELECT seq, received_at, body FROM journal WHERE seq > ? ORDER BY seq",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([fold.folded_seq]).map_err(sql_error)?;
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let seq: i64 = row.get(0).map_err(sql_error)?;
+    let mut select = connection.prepare(
+        "-- load_unfolded
+         SELECT seq, received_at, body FROM journal WHERE seq > ? ORDER BY seq",
+    )?;
+    let mut rows = select.query([fold.folded_seq])?;
+    while let Some(row) = rows.next()? {
+        let seq: i64 = row.get(0)?;
         if seq != last_seq + 1 {
             return Err(corrupt("the journal: a row is missing"));
         }
-        let received_at = Timestamp::from_micros(row.get(1).map_err(sql_error)?);
-        let body = row.get_ref(2).map_err(sql_error)?;
+        let received_at = Timestamp::from_micros(row.get(1)?);
+        let body = row.get_ref(2)?;
         let body = body.as_blob().map_err(|_| corrupt("journal.body"))?;
         open.append(commit_parts(seq, received_at, body, catalog, fingerprinter)?)?;
         (last_seq, last_received_at) = (seq, last_received_at.max(received_at));

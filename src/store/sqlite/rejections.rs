@@ -7,7 +7,7 @@
 //! that was done.
 
 use super::push_rows::{change_push, fetch_known};
-use super::sql_error;
+use super::statements::Statements;
 use super::writer::Writer;
 use crate::rules::ids::MeterNo;
 use crate::rules::rejection::{Rejection, RejectionReport};
@@ -16,7 +16,7 @@ use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::push::{TransitionLine, log_transition};
 use crate::store::webhook::plan_reported;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 use std::collections::BTreeSet;
 
 pub fn reject_pushes(
@@ -43,25 +43,23 @@ pub fn reject_pushes(
 }
 
 fn find_by_key(connection: &Connection, key: &str) -> Result<Option<u64>> {
-    connection
-        .prepare_cached("-- find_by_key\nSELECT push_no FROM pushes WHERE key = ?")
-        .and_then(|mut select| select.query_row([key], |row| row.get(0)).optional())
-        .map_err(sql_error)
+    connection.read_optional(
+        "-- find_by_key\nSELECT push_no FROM pushes WHERE key = ?",
+        [key],
+        |row| Ok(row.get(0)?),
+    )
 }
 
 /// Submitted pushes of the meter that were taken then.
 fn list_taken(connection: &Connection, meter: MeterNo, taken_in: Window) -> Result<Vec<u64>> {
-    connection
-        .prepare_cached(
-            "-- list_taken
-             SELECT push_no FROM pushes
-             WHERE state = 'submitted' AND meter_no = ? AND state_at >= ? AND state_at < ?
-             ORDER BY push_no",
-        )
-        .and_then(|mut select| {
-            let (start, end) = (taken_in.start.micros(), taken_in.end.micros());
-            let asked = params![meter.0, start, end];
-            select.query_map(asked, |row| row.get(0))?.collect()
-        })
-        .map_err(sql_error)
+    let (start, end) = (taken_in.start.micros(), taken_in.end.micros());
+    let asked = params![meter.0, start, end];
+    connection.read_all(
+        "-- list_taken
+         SELECT push_no FROM pushes
+         WHERE state = 'submitted' AND meter_no = ? AND state_at >= ? AND state_at < ?
+         ORDER BY push_no",
+        asked,
+        |row| Ok(row.get(0)?),
+    )
 }

@@ -6,9 +6,10 @@
 //! push is then compared again.
 
 use super::cuts::write_revision;
+use super::epochs;
 use super::push_rows::fetch_window;
 use super::pushes::{Changes, customer_to_send_for, is_doubtful, place_of, window_state};
-use super::{epochs, sql_error};
+use super::statements::Statements;
 use crate::rules::push::StoredPush;
 use crate::rules::quantity::Quantity;
 use crate::rules::settlement::{Adopting, ComparedWindow, Followed, plan_comparison};
@@ -56,12 +57,10 @@ impl Changes<'_> {
 
 /// Keeps that the window was compared in this epoch.
 fn verify(connection: &Connection, found: &StoredPush) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- verify
-             UPDATE pushes SET verified_epoch = (SELECT MAX(epoch) FROM epochs) WHERE push_no = ?",
-        )
-        .and_then(|mut update| update.execute([found.push.number]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- verify
+         UPDATE pushes SET verified_epoch = (SELECT MAX(epoch) FROM epochs) WHERE push_no = ?",
+        [found.push.number],
+    )?;
     Ok(())
 }

@@ -8,7 +8,8 @@
 use super::fold::read_state;
 use super::memory::Memory;
 use super::segment::{ClosedSegment, overflow};
-use super::{Shared, corrupt, damaged, sql_error};
+use super::statements::Statements;
+use super::{Shared, corrupt, damaged};
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::{Aggregation, Catalog};
 use crate::rules::push::WindowUsage;
@@ -110,12 +111,9 @@ pub fn sum_before(
         }
         (open, Arc::clone(&memory.catalog))
     })?;
-    let mut select = connection
-        .prepare_cached("-- sum_before\nSELECT tenant_no FROM tenants")
-        .map_err(sql_error)?;
-    let tenants = select.query_map([], |row| Ok(TenantNo(row.get(0)?))).map_err(sql_error)?;
-    let tenants: Vec<TenantNo> =
-        tenants.collect::<std::result::Result<_, _>>().map_err(sql_error)?;
+    let mut select = connection.prepare_cached("-- sum_before\nSELECT tenant_no FROM tenants")?;
+    let tenants = select.query_map([], |row| Ok(TenantNo(row.get(0)?)))?;
+    let tenants: Vec<TenantNo> = tenants.collect::<std::result::Result<_, _>>()?;
     let mut sums: BTreeMap<MeterNo, Quantity> = BTreeMap::new();
     let mut add = |meter: MeterNo, rows: &[UsageRow]| -> Result<()> {
         let usage = WindowUsage::measure(rows).map_err(|_| overflow())?.billable;
@@ -227,19 +225,16 @@ fn scan_rows(
     (tenant, meter, range): (TenantNo, MeterNo, Window),
     mut visit: impl FnMut(&Row<'_>, Timestamp, Group) -> Result<()>,
 ) -> Result<()> {
-    let mut select = connection
-        .prepare_cached(
-            "-- scan_rows
-             SELECT count, total, latest_at, latest_id, bucket_start, grp FROM rollups
-             WHERE tenant_no = ? AND meter_no = ? AND bucket_start >= ? AND bucket_start < ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select
-        .query(params![tenant.0, meter.0, range.start.micros(), range.end.micros()])
-        .map_err(sql_error)?;
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let bucket_start = Timestamp::from_micros(row.get(4).map_err(sql_error)?);
-        let group = row.get_ref(5).map_err(sql_error)?;
+    let mut select = connection.prepare_cached(
+        "-- scan_rows
+         SELECT count, total, latest_at, latest_id, bucket_start, grp FROM rollups
+         WHERE tenant_no = ? AND meter_no = ? AND bucket_start >= ? AND bucket_start < ?",
+    )?;
+    let mut rows =
+        select.query(params![tenant.0, meter.0, range.start.micros(), range.end.micros()])?;
+    while let Some(row) = rows.next()? {
+        let bucket_start = Timestamp::from_micros(row.get(4)?);
+        let group = row.get_ref(5)?;
         let group = group.as_str().map_err(|_| corrupt("rollups.grp"))?;
         visit(row, bucket_start, Group::from_stored(group))?;
     }
@@ -252,22 +247,19 @@ fn scan_uniques(
     (tenant, meter, range): (TenantNo, MeterNo, Window),
     mut visit: impl FnMut(Timestamp, &str, &str) -> Result<()>,
 ) -> Result<()> {
-    let mut select = connection
-        .prepare_cached(
-            "-- scan_uniques
-             SELECT bucket_start, grp, value FROM rollup_uniques
-             WHERE tenant_no = ? AND meter_no = ? AND bucket_start >= ? AND bucket_start < ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select
-        .query(params![tenant.0, meter.0, range.start.micros(), range.end.micros()])
-        .map_err(sql_error)?;
-    while let Some(row) = rows.next().map_err(sql_error)? {
+    let mut select = connection.prepare_cached(
+        "-- scan_uniques
+         SELECT bucket_start, grp, value FROM rollup_uniques
+         WHERE tenant_no = ? AND meter_no = ? AND bucket_start >= ? AND bucket_start < ?",
+    )?;
+    let mut rows =
+        select.query(params![tenant.0, meter.0, range.start.micros(), range.end.micros()])?;
+    while let Some(row) = rows.next()? {
         let text = |place| {
-            let text = row.get_ref(place).map_err(sql_error)?;
+            let text = row.get_ref(place)?;
             text.as_str().map_err(|_| corrupt("rollup_uniques.value"))
         };
-        let bucket_start = Timestamp::from_micros(row.get(0).map_err(sql_error)?);
+        let bucket_start = Timestamp::from_micros(row.get(0)?);
         visit(bucket_start, text(1)?, text(2)?)?;
     }
     Ok(())
@@ -281,17 +273,18 @@ pub fn read_rollup(
     catalog: &Catalog,
 ) -> Result<Option<Rollup>> {
     let aggregation = aggregation_of(key.meter, catalog)?;
-    let mut select = connection
-        .prepare_cached(
-            "-- read_rollup
-             SELECT count, total, latest_at, latest_id FROM rollups
-             WHERE tenant_no = ? AND meter_no = ? AND bucket_start = ? AND grp = ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select
-        .query(params![key.tenant.0, key.meter.0, key.bucket_start.micros(), key.group.as_text()])
-        .map_err(sql_error)?;
-    match rows.next().map_err(sql_error)? {
+    let mut select = connection.prepare_cached(
+        "-- read_rollup
+         SELECT count, total, latest_at, latest_id FROM rollups
+         WHERE tenant_no = ? AND meter_no = ? AND bucket_start = ? AND grp = ?",
+    )?;
+    let mut rows = select.query(params![
+        key.tenant.0,
+        key.meter.0,
+        key.bucket_start.micros(),
+        key.group.as_text()
+    ])?;
+    match rows.next()? {
         Some(row) => decode_rollup(row, aggregation, BTreeSet::new()).map(Some),
         None => Ok(None),
     }
@@ -309,45 +302,37 @@ pub fn write_rollup(
         Accumulator::Latest { at, id, quantity } => (Some(*quantity), Some((at, id))),
         Accumulator::Count | Accumulator::Unique(_) => (None, None),
     };
-    connection
-        .prepare_cached(
-            "-- write_rollup
-             INSERT INTO rollups (tenant_no, meter_no, bucket_start, grp, count, total, latest_at,
-                                  latest_id)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-             ON CONFLICT DO UPDATE SET count = excluded.count, total = excluded.total,
-                 latest_at = excluded.latest_at, latest_id = excluded.latest_id",
-        )
-        .and_then(|mut upsert| {
-            upsert.execute(params![
-                key.tenant.0,
-                key.meter.0,
-                key.bucket_start.micros(),
-                key.group.as_text(),
-                i64::try_from(total.count).expect("a count fits 63 bits"),
-                quantity.map(|quantity| quantity.to_string()),
-                latest.map(|(at, _)| at.micros()),
-                latest.map(|(_, id)| id.as_str())
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- write_rollup
+         INSERT INTO rollups (tenant_no, meter_no, bucket_start, grp, count, total, latest_at,
+                              latest_id)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+         ON CONFLICT DO UPDATE SET count = excluded.count, total = excluded.total,
+             latest_at = excluded.latest_at, latest_id = excluded.latest_id",
+        params![
+            key.tenant.0,
+            key.meter.0,
+            key.bucket_start.micros(),
+            key.group.as_text(),
+            i64::try_from(total.count).expect("a count fits 63 bits"),
+            quantity.map(|quantity| quantity.to_string()),
+            latest.map(|(at, _)| at.micros()),
+            latest.map(|(_, id)| id.as_str())
+        ],
+    )?;
     if let Accumulator::Unique(values) = &delta.value {
         for value in values {
-            connection
-                .prepare_cached(
-                    "-- write_rollup
-                     INSERT OR IGNORE INTO rollup_uniques VALUES (?, ?, ?, ?, ?)",
-                )
-                .and_then(|mut insert| {
-                    insert.execute(params![
-                        key.tenant.0,
-                        key.meter.0,
-                        key.bucket_start.micros(),
-                        key.group.as_text(),
-                        value
-                    ])
-                })
-                .map_err(sql_error)?;
+            connection.run(
+                "-- write_rollup
+                 INSERT OR IGNORE INTO rollup_uniques VALUES (?, ?, ?, ?, ?)",
+                params![
+                    key.tenant.0,
+                    key.meter.0,
+                    key.bucket_start.micros(),
+                    key.group.as_text(),
+                    value
+                ],
+            )?;
         }
     }
     Ok(())
@@ -359,9 +344,9 @@ pub fn decode_rollup(
     aggregation: Aggregation,
     uniques: BTreeSet<Box<str>>,
 ) -> Result<Rollup> {
-    let count: u64 = row.get(0).map_err(sql_error)?;
+    let count: u64 = row.get(0)?;
     let quantity = || -> Result<Quantity> {
-        let text = row.get_ref(1).map_err(sql_error)?;
+        let text = row.get_ref(1)?;
         let text = text.as_str().map_err(|_| corrupt("rollups.total"))?;
         Quantity::parse_stored(text).ok_or_else(|| damaged("rollups.total", &text))
     };
@@ -371,9 +356,9 @@ pub fn decode_rollup(
         Aggregation::Min => Accumulator::Min(quantity()?),
         Aggregation::Max => Accumulator::Max(quantity()?),
         Aggregation::Latest => {
-            let id: String = row.get(3).map_err(sql_error)?;
+            let id: String = row.get(3)?;
             Accumulator::Latest {
-                at: Timestamp::from_micros(row.get(2).map_err(sql_error)?),
+                at: Timestamp::from_micros(row.get(2)?),
                 id: EventId::parse(&id).map_err(|_| damaged("rollups.latest_id", &id))?,
                 quantity: quantity()?,
             }
@@ -409,7 +394,7 @@ impl Shared {
                 let number = folding.as_ref().map_or(memory.open.number, |c| c.segment.number);
                 (folding, number, copy(&memory))
             };
-            connection.execute_batch("BEGIN").map_err(sql_error)?;
+            connection.execute_batch("BEGIN")?;
             let state = read_state(connection)?;
             let agrees = state.segment_no == segment_no
                 && (folding.is_some() || state.closing_seq.is_none());
@@ -417,7 +402,7 @@ impl Shared {
                 return Ok((Snapshot { folding, steps_done: state.steps_done }, copied));
             }
             // The writer has committed and not changed memory yet; it is about to.
-            connection.execute_batch("ROLLBACK").map_err(sql_error)?;
+            connection.execute_batch("ROLLBACK")?;
             std::thread::yield_now();
         }
     }

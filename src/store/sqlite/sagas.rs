@@ -12,7 +12,8 @@ pub use agreements::{follow_reading, read_terms};
 
 use super::outbox::{tenants_of, write_messages};
 use super::push_rows::{get, moment};
-use super::{SqliteStore, corrupt, damaged, push_listing, sql_error};
+use super::statements::Statements;
+use super::{SqliteStore, corrupt, damaged, push_listing};
 use crate::rules::ids::{OnceKey, SubscriptionId, TenantId, TenantNo};
 use crate::rules::plan::Plan;
 use crate::rules::saga::lifecycle::{RevivedSaga, answer_begun, plan_begin, plan_revival};
@@ -197,59 +198,51 @@ fn begin_saga(
         Plan::Answer(begun) => return Ok(begun),
     };
     let Saga { id, kind, key, params, state, generation, tries, .. } = &saga;
-    connection
-        .prepare_cached(
-            "-- begin_saga
-             INSERT INTO sagas (id, kind, tenant_no, key, params, state, generation, tries, due_at,
-                                fence, created_at, state_at)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
-        )
-        .and_then(|mut insert| {
-            insert.execute(params![
-                id,
-                kind.name(),
-                tenant.0,
-                key.as_str(),
-                params,
-                state.name(),
-                generation,
-                tries,
-                saga.due_at.micros(),
-                saga.created_at.micros(),
-                saga.state_at.micros()
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- begin_saga
+         INSERT INTO sagas (id, kind, tenant_no, key, params, state, generation, tries, due_at,
+                            fence, created_at, state_at)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
+        params![
+            id,
+            kind.name(),
+            tenant.0,
+            key.as_str(),
+            params,
+            state.name(),
+            generation,
+            tries,
+            saga.due_at.micros(),
+            saga.created_at.micros(),
+            saga.state_at.micros()
+        ],
+    )?;
     let number = u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1");
     Ok(answer_begun(number, saga)?)
 }
 
 /// Numbers of moving sagas that could be claimed now, longest due first.
 fn find_due(connection: &Connection, now: Timestamp, limit: usize) -> Result<Vec<u64>> {
-    connection
-        .prepare_cached(
-            "-- find_due
-             SELECT saga_no FROM sagas INDEXED BY sagas_due
-             WHERE state IN ('running', 'compensating') AND due_at <= ?1
-                 AND (leased_until IS NULL OR leased_until <= ?1)
-             ORDER BY due_at, saga_no LIMIT ?2",
-        )
-        .and_then(|mut select| {
-            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            select.query_map(params![now.micros(), limit], |row| row.get(0))?.collect()
-        })
-        .map_err(sql_error)
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    connection.read_all(
+        "-- find_due
+         SELECT saga_no FROM sagas INDEXED BY sagas_due
+         WHERE state IN ('running', 'compensating') AND due_at <= ?1
+             AND (leased_until IS NULL OR leased_until <= ?1)
+         ORDER BY due_at, saga_no LIMIT ?2",
+        params![now.micros(), limit],
+        |row| Ok(row.get(0)?),
+    )
 }
 
 fn lease(connection: &Connection, number: u64, until: Timestamp) -> Result<ClaimedSaga> {
-    let fence = connection
-        .prepare_cached(
-            "-- lease
-             UPDATE sagas SET leased_until = ?, fence = fence + 1 WHERE saga_no = ?
-             RETURNING fence",
-        )
-        .and_then(|mut update| update.query_row(params![until.micros(), number], |row| row.get(0)))
-        .map_err(sql_error)?;
+    let fence = connection.read_one(
+        "-- lease
+         UPDATE sagas SET leased_until = ?, fence = fence + 1 WHERE saga_no = ?
+         RETURNING fence",
+        params![until.micros(), number],
+        |row| Ok(row.get(0)?),
+    )?;
     let sql = "-- lease
         SELECT saga_no, id, kind, tenant, key, params, state, generation, tries, due_at, detail,
                sagas.created_at AS begun_at, state_at
@@ -267,46 +260,38 @@ fn move_saga(
     at: Timestamp,
 ) -> Result<bool> {
     let Standing { state, tries, due_at, detail, lease_until } = standing;
-    let moved = connection
-        .prepare_cached(
-            "-- move_saga
-             UPDATE sagas SET state = ?3, tries = ?4, due_at = ?5, detail = ?6, leased_until = ?7,
-                 state_at = CASE WHEN state = ?3 THEN state_at ELSE ?8 END
-             WHERE saga_no = ?1 AND fence = ?2 AND leased_until IS NOT NULL
-                 AND state IN ('running', 'compensating')",
-        )
-        .and_then(|mut update| {
-            let (due_at, until) = (due_at.micros(), lease_until.map(Timestamp::micros));
-            let (state, at) = (state.name(), at.micros());
-            update.execute(params![number, fence, state, tries, due_at, detail, until, at])
-        })
-        .map_err(sql_error)?;
+    let (due_at, until) = (due_at.micros(), lease_until.map(Timestamp::micros));
+    let (state, at) = (state.name(), at.micros());
+    let moved = connection.run(
+        "-- move_saga
+         UPDATE sagas SET state = ?3, tries = ?4, due_at = ?5, detail = ?6, leased_until = ?7,
+             state_at = CASE WHEN state = ?3 THEN state_at ELSE ?8 END
+         WHERE saga_no = ?1 AND fence = ?2 AND leased_until IS NOT NULL
+             AND state IN ('running', 'compensating')",
+        params![number, fence, state, tries, due_at, detail, until, at],
+    )?;
     Ok(moved == 1)
 }
 
 fn append_lines(connection: &Connection, saga: u64, lines: &[LogLine]) -> Result<()> {
     for line in lines {
-        connection
-            .prepare_cached(
-                "-- append_lines
-                 INSERT INTO saga_lines (saga_no, line, generation, step, name, mark, result,
-                                         detail, at)
-                 SELECT ?1, COALESCE(MAX(line), 0) + 1, ?2, ?3, ?4, ?5, ?6, ?7, ?8
-                 FROM saga_lines WHERE saga_no = ?1",
-            )
-            .and_then(|mut insert| {
-                insert.execute(params![
-                    saga,
-                    line.generation,
-                    line.step,
-                    line.name,
-                    line.mark.name(),
-                    line.result,
-                    line.detail,
-                    line.at.micros()
-                ])
-            })
-            .map_err(sql_error)?;
+        connection.run(
+            "-- append_lines
+             INSERT INTO saga_lines (saga_no, line, generation, step, name, mark, result,
+                                     detail, at)
+             SELECT ?1, COALESCE(MAX(line), 0) + 1, ?2, ?3, ?4, ?5, ?6, ?7, ?8
+             FROM saga_lines WHERE saga_no = ?1",
+            params![
+                saga,
+                line.generation,
+                line.step,
+                line.name,
+                line.mark.name(),
+                line.result,
+                line.detail,
+                line.at.micros()
+            ],
+        )?;
     }
     Ok(())
 }
@@ -342,8 +327,7 @@ fn revive_saga(connection: &Connection, id: &str, at: Timestamp) -> Result<Reviv
                 saga.state_at.micros()
             ];
             update.execute(moved)
-        })
-        .map_err(sql_error)?;
+        })?;
     if written != 1 {
         return Err(corrupt("sagas row locked by this transaction"));
     }
@@ -352,13 +336,12 @@ fn revive_saga(connection: &Connection, id: &str, at: Timestamp) -> Result<Reviv
 }
 
 fn read_fence(connection: &Connection, saga: u64) -> Result<u64> {
-    connection
-        .prepare_cached(
-            "-- read_fence
-             SELECT fence FROM sagas WHERE saga_no = ?",
-        )
-        .and_then(|mut select| select.query_row([saga], |row| row.get(0)))
-        .map_err(sql_error)
+    connection.read_one(
+        "-- read_fence
+         SELECT fence FROM sagas WHERE saga_no = ?",
+        [saga],
+        |row| Ok(row.get(0)?),
+    )
 }
 
 /// An open saga of the same tenant's that is not this one.
@@ -401,32 +384,24 @@ fn find_with_log(connection: &Connection, id: &str) -> Result<Option<(Saga, Vec<
 }
 
 fn find_one(connection: &Connection, sql: &str, asked: impl Params) -> Result<Option<Saga>> {
-    let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
-    let mut rows = select.query(asked).map_err(sql_error)?;
-    rows.next().map_err(sql_error)?.map(decode_saga).transpose()
+    connection.read_optional(sql, asked, decode_saga)
 }
 
 fn list_sagas(connection: &Connection, query: &SagaQuery) -> Result<Vec<Saga>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- list_sagas
-             SELECT saga_no, id, kind, tenant, key, params, state, generation, tries, due_at,
-                    detail, sagas.created_at AS begun_at, state_at
-             FROM sagas JOIN tenants ON tenants.tenant_no = sagas.tenant_no
-             WHERE (?1 IS NULL OR tenant = ?1) AND (?2 IS NULL OR state = ?2) AND saga_no < ?3
-             ORDER BY saga_no DESC LIMIT ?4",
-        )
-        .map_err(sql_error)?;
     let tenant = query.tenant.as_ref().map(TenantId::as_str);
     let before = query.before.and_then(|before| i64::try_from(before).ok()).unwrap_or(i64::MAX);
     let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
     let asked = params![tenant, query.state.map(SagaState::name), before, limit];
-    let mut rows = select.query(asked).map_err(sql_error)?;
-    let mut sagas = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        sagas.push(decode_saga(row)?);
-    }
-    Ok(sagas)
+    connection.read_all(
+        "-- list_sagas
+         SELECT saga_no, id, kind, tenant, key, params, state, generation, tries, due_at,
+                detail, sagas.created_at AS begun_at, state_at
+         FROM sagas JOIN tenants ON tenants.tenant_no = sagas.tenant_no
+         WHERE (?1 IS NULL OR tenant = ?1) AND (?2 IS NULL OR state = ?2) AND saga_no < ?3
+         ORDER BY saga_no DESC LIMIT ?4",
+        asked,
+        decode_saga,
+    )
 }
 
 fn decode_saga(row: &Row<'_>) -> Result<Saga> {
@@ -451,26 +426,22 @@ fn decode_saga(row: &Row<'_>) -> Result<Saga> {
 
 /// A saga's whole log, oldest first.
 fn read_log(connection: &Connection, saga: u64) -> Result<Vec<LogLine>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- read_log
-             SELECT generation, step, name, mark, result, detail, at FROM saga_lines
-             WHERE saga_no = ? ORDER BY line",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([saga]).map_err(sql_error)?;
-    let mut log = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let mark: String = get(row, "mark")?;
-        log.push(LogLine {
-            generation: get(row, "generation")?,
-            step: get(row, "step")?,
-            name: get(row, "name")?,
-            mark: Mark::from_name(&mark).ok_or_else(|| damaged("saga_lines.mark", &mark))?,
-            result: get(row, "result")?,
-            detail: get(row, "detail")?,
-            at: moment(row, "at")?,
-        });
-    }
-    Ok(log)
+    connection.read_all(
+        "-- read_log
+         SELECT generation, step, name, mark, result, detail, at FROM saga_lines
+         WHERE saga_no = ? ORDER BY line",
+        [saga],
+        |row| {
+            let mark: String = get(row, "mark")?;
+            Ok(LogLine {
+                generation: get(row, "generation")?,
+                step: get(row, "step")?,
+                name: get(row, "name")?,
+                mark: Mark::from_name(&mark).ok_or_else(|| damaged("saga_lines.mark", &mark))?,
+                result: get(row, "result")?,
+                detail: get(row, "detail")?,
+                at: moment(row, "at")?,
+            })
+        },
+    )
 }

@@ -5,7 +5,8 @@
 //! leaves all readings of a call, or none; they are then read again.
 
 use super::push_rows::{get, moment, quantity_of};
-use super::{Shared, corrupt, sql_error};
+use super::statements::Statements;
+use super::{Shared, corrupt};
 use crate::rules::drift::Summary;
 use crate::rules::ids::{CustomerId, MeterNo, TenantNo};
 use crate::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
@@ -34,33 +35,29 @@ fn record_summary(
     reading: &SummaryReading,
     read_at: Timestamp,
 ) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- record_summary
-             INSERT INTO summaries (tenant_no, meter_no, window_start, length_seconds, value,
-                                    read_at, since, reads, customer)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, 1, ?8)
-             ON CONFLICT DO UPDATE SET
-                 read_before = CASE WHEN value = excluded.value THEN read_at END,
-                 reads = CASE WHEN value = excluded.value THEN reads + 1 ELSE 1 END,
-                 since = CASE WHEN value = excluded.value THEN since ELSE excluded.since END,
-                 value = excluded.value, read_at = excluded.read_at
-             WHERE excluded.read_at >= read_at
-                 AND (value <> excluded.value OR excluded.read_at >= read_at + ?7)",
-        )
-        .and_then(|mut upsert| {
-            upsert.execute(params![
-                tenant.0,
-                reading.meter.0,
-                reading.window.start.micros(),
-                reading.window.micros() / MICROS_PER_SECOND,
-                reading.value.to_string(),
-                read_at.micros(),
-                MICROS_PER_SECOND,
-                reading.customer.as_str()
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- record_summary
+         INSERT INTO summaries (tenant_no, meter_no, window_start, length_seconds, value,
+                                read_at, since, reads, customer)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, 1, ?8)
+         ON CONFLICT DO UPDATE SET
+             read_before = CASE WHEN value = excluded.value THEN read_at END,
+             reads = CASE WHEN value = excluded.value THEN reads + 1 ELSE 1 END,
+             since = CASE WHEN value = excluded.value THEN since ELSE excluded.since END,
+             value = excluded.value, read_at = excluded.read_at
+         WHERE excluded.read_at >= read_at
+             AND (value <> excluded.value OR excluded.read_at >= read_at + ?7)",
+        params![
+            tenant.0,
+            reading.meter.0,
+            reading.window.start.micros(),
+            reading.window.micros() / MICROS_PER_SECOND,
+            reading.value.to_string(),
+            read_at.micros(),
+            MICROS_PER_SECOND,
+            reading.customer.as_str()
+        ],
+    )?;
     Ok(())
 }
 
@@ -71,32 +68,28 @@ pub fn read_summaries(
     range: Window,
     length_micros: i64,
 ) -> Result<Vec<Summary>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- read_summaries
-             SELECT window_start, value, read_at, read_before, since, reads FROM summaries
-             WHERE tenant_no = ? AND meter_no = ? AND length_seconds = ?
-                 AND window_start >= ? AND window_start < ? AND customer = ?
-             ORDER BY window_start",
-        )
-        .map_err(sql_error)?;
     let length_seconds = length_micros / MICROS_PER_SECOND;
     let (from, to) = (range.start.micros(), range.end.micros());
     let asked = params![tenant.0, meter.0, length_seconds, from, to, customer.as_str()];
-    let mut rows = select.query(asked).map_err(sql_error)?;
-    let mut summaries = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let start = moment(row, "window_start")?;
-        summaries.push(Summary {
-            window: Window { start, end: start.saturating_add_micros(length_micros) },
-            value: quantity_of(row, "value")?,
-            read_at: moment(row, "read_at")?,
-            read_before: get::<Option<i64>>(row, "read_before")?.map(Timestamp::from_micros),
-            since: moment(row, "since")?,
-            reads: get(row, "reads")?,
-        });
-    }
-    Ok(summaries)
+    connection.read_all(
+        "-- read_summaries
+         SELECT window_start, value, read_at, read_before, since, reads FROM summaries
+         WHERE tenant_no = ? AND meter_no = ? AND length_seconds = ?
+             AND window_start >= ? AND window_start < ? AND customer = ?
+         ORDER BY window_start",
+        asked,
+        |row| {
+            let start = moment(row, "window_start")?;
+            Ok(Summary {
+                window: Window { start, end: start.saturating_add_micros(length_micros) },
+                value: quantity_of(row, "value")?,
+                read_at: moment(row, "read_at")?,
+                read_before: get::<Option<i64>>(row, "read_before")?.map(Timestamp::from_micros),
+                since: moment(row, "since")?,
+                reads: get(row, "reads")?,
+            })
+        },
+    )
 }
 
 /// The customer's total of one window.

@@ -4,9 +4,10 @@
 //! is created in the same transaction, and known in memory after its commit; a crash leaves both
 //! rows or neither.
 
+use super::damaged;
 use super::push_rows::{get, moment, quantity_of};
+use super::statements::Statements;
 use super::writer::Writer;
-use super::{damaged, sql_error};
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
 use crate::store::Result;
 use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod, ThresholdQuery};
@@ -21,25 +22,21 @@ impl Writer {
 }
 
 fn write_threshold(connection: &Connection, tenant: TenantNo, threshold: &Threshold) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- write_threshold
-             INSERT INTO thresholds (tenant_no, meter_no, kind, period, usage_limit, created_at)
-             VALUES (?, ?, ?, ?, ?, ?)
-             ON CONFLICT DO UPDATE SET usage_limit = excluded.usage_limit,
-                 created_at = excluded.created_at",
-        )
-        .and_then(|mut upsert| {
-            upsert.execute(params![
-                tenant.0,
-                threshold.meter.0,
-                threshold.kind.name(),
-                threshold.period.name(),
-                threshold.limit.to_string(),
-                threshold.created_at.micros()
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- write_threshold
+         INSERT INTO thresholds (tenant_no, meter_no, kind, period, usage_limit, created_at)
+         VALUES (?, ?, ?, ?, ?, ?)
+         ON CONFLICT DO UPDATE SET usage_limit = excluded.usage_limit,
+             created_at = excluded.created_at",
+        params![
+            tenant.0,
+            threshold.meter.0,
+            threshold.kind.name(),
+            threshold.period.name(),
+            threshold.limit.to_string(),
+            threshold.created_at.micros()
+        ],
+    )?;
     Ok(())
 }
 
@@ -49,50 +46,38 @@ pub fn delete_threshold(
     kind: ThresholdKind,
     period: ThresholdPeriod,
 ) -> Result<bool> {
-    let deleted = connection
-        .prepare_cached(
-            "-- delete_threshold
-             DELETE FROM thresholds
-             WHERE tenant_no = ? AND meter_no = ? AND kind = ? AND period = ?",
-        )
-        .and_then(|mut delete| {
-            delete.execute(params![tenant.0, meter.0, kind.name(), period.name()])
-        })
-        .map_err(sql_error)?;
+    let deleted = connection.run(
+        "-- delete_threshold
+         DELETE FROM thresholds
+         WHERE tenant_no = ? AND meter_no = ? AND kind = ? AND period = ?",
+        params![tenant.0, meter.0, kind.name(), period.name()],
+    )?;
     Ok(deleted == 1)
 }
 
 pub fn list_thresholds(connection: &Connection, query: &ThresholdQuery) -> Result<Vec<Threshold>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- list_thresholds
-             SELECT tenant, meter_no, kind, period, usage_limit, thresholds.created_at AS set_at
-             FROM thresholds JOIN tenants ON tenants.tenant_no = thresholds.tenant_no
-             WHERE (?1 IS NULL
-                     OR thresholds.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = ?1))
-                 AND (thresholds.tenant_no, meter_no, kind, period) >
-                     (COALESCE((SELECT tenant_no FROM tenants WHERE tenant = ?2), 0), ?3, ?4, ?5)
-             ORDER BY thresholds.tenant_no, meter_no, kind, period LIMIT ?6",
-        )
-        .map_err(sql_error)?;
     let tenant = query.tenant.as_ref().map(TenantId::as_str);
     let after = query.after.as_ref();
     let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
-    let mut rows = select
-        .query(params![
+    connection.read_all(
+        "-- list_thresholds
+         SELECT tenant, meter_no, kind, period, usage_limit, thresholds.created_at AS set_at
+         FROM thresholds JOIN tenants ON tenants.tenant_no = thresholds.tenant_no
+         WHERE (?1 IS NULL
+                 OR thresholds.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = ?1))
+             AND (thresholds.tenant_no, meter_no, kind, period) >
+                 (COALESCE((SELECT tenant_no FROM tenants WHERE tenant = ?2), 0), ?3, ?4, ?5)
+         ORDER BY thresholds.tenant_no, meter_no, kind, period LIMIT ?6",
+        params![
             tenant,
             after.map(|after| after.tenant.as_str()),
             after.map_or(0, |after| after.meter.0),
             after.map_or("", |after| after.kind.name()),
             after.map_or("", |after| after.period.name()),
             limit
-        ])
-        .map_err(sql_error)?;
-    let mut thresholds = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        thresholds.push(decode_threshold(row)?);
-    }
-    Ok(thresholds)
+        ],
+        decode_threshold,
+    )
 }
 
 fn decode_threshold(row: &Row<'_>) -> Result<Threshold> {

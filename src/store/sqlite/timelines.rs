@@ -4,8 +4,9 @@
 //! changes nothing, and the order of writes plays no part. Rows are only added, in the transaction
 //! of the webhook or the reading that tells them; a crash leaves both or neither.
 
+use super::damaged;
 use super::push_rows::{get, moment};
-use super::{damaged, sql_error};
+use super::statements::Statements;
 use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::subscription::{Origin, Subscription, TimelineEntry};
 use crate::store::Result;
@@ -16,42 +17,32 @@ use sha2::{Digest, Sha256};
 pub fn insert_entry(connection: &Connection, entry: &TimelineEntry) -> Result<()> {
     let text = entry.state.text();
     let digest: [u8; 32] = Sha256::digest(&text).into();
-    connection
-        .prepare_cached(
-            "-- insert_entry
-             INSERT INTO timeline_entries
-                 (subscription, at, origin, version, digest, customer, state)
-             VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-        )
-        .and_then(|mut insert| {
-            insert.execute(params![
-                entry.subscription.as_str(),
-                entry.at.micros(),
-                entry.origin.name(),
-                entry.version,
-                digest,
-                entry.state.customer.as_str(),
-                text
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- insert_entry
+         INSERT INTO timeline_entries
+             (subscription, at, origin, version, digest, customer, state)
+         VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        params![
+            entry.subscription.as_str(),
+            entry.at.micros(),
+            entry.origin.name(),
+            entry.version,
+            digest,
+            entry.state.customer.as_str(),
+            text
+        ],
+    )?;
     Ok(())
 }
 
 pub fn read_timeline(connection: &Connection, tenant: &TenantId) -> Result<Vec<TimelineEntry>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- read_timeline
-             SELECT subscription, at, origin, version, state FROM timeline_entries
-             WHERE customer = (SELECT customer FROM tenants WHERE tenant = ?)",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([tenant.as_str()]).map_err(sql_error)?;
-    let mut entries = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        entries.push(decode_entry(row)?);
-    }
-    Ok(entries)
+    connection.read_all(
+        "-- read_timeline
+         SELECT subscription, at, origin, version, state FROM timeline_entries
+         WHERE customer = (SELECT customer FROM tenants WHERE tenant = ?)",
+        [tenant.as_str()],
+        decode_entry,
+    )
 }
 
 fn decode_entry(row: &Row<'_>) -> Result<TimelineEntry> {

@@ -1,9 +1,9 @@
 //! Adds up usage that reaches no invoice as things stand.
 
+use super::Shared;
 use super::push_rows::{get, quantity_of};
 use super::rollups::sum_before;
 use super::segment::overflow;
-use super::{Shared, sql_error};
 use crate::rules::ids::MeterNo;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
@@ -37,10 +37,10 @@ pub fn sum_unbilled(
 }
 
 fn sum(connection: &Connection, sql: &str) -> Result<BTreeMap<MeterNo, Quantity>> {
-    let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
-    let mut rows = select.query([]).map_err(sql_error)?;
+    let mut select = connection.prepare_cached(sql)?;
+    let mut rows = select.query([])?;
     let mut sums: BTreeMap<MeterNo, Quantity> = BTreeMap::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
+    while let Some(row) = rows.next()? {
         let sum = sums.entry(MeterNo(get(row, "meter_no")?)).or_default();
         *sum = sum.checked_add(quantity_of(row, "quantity")?).ok_or_else(overflow)?;
     }

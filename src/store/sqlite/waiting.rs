@@ -11,6 +11,7 @@
 
 use super::push_rows::{change_push, fetch_known, get, quantity_of};
 use super::segment::overflow;
+use super::statements::Statements;
 use super::{corrupt, damaged, sql_error};
 use crate::faults::planted;
 use crate::rules::delivery::{Class, PushState};
@@ -38,29 +39,26 @@ pub fn planned_state(connection: &Connection, tenant: TenantNo) -> Result<PushSt
     if planted("bug.push_without_customer") {
         return Ok(PushState::Observed);
     }
-    let (has_customer, releasing) = connection
-        .prepare_cached(
-            "-- planned_state
-             SELECT customer IS NOT NULL, releasing FROM tenants WHERE tenant_no = ?",
-        )
-        .and_then(|mut select| select.query_row([tenant.0], |row| Ok((row.get(0)?, row.get(1)?))))
-        .map_err(sql_error)?;
+    let (has_customer, releasing) = connection.read_one(
+        "-- planned_state
+         SELECT customer IS NOT NULL, releasing FROM tenants WHERE tenant_no = ?",
+        [tenant.0],
+        |row| Ok((row.get(0)?, row.get(1)?)),
+    )?;
     Ok(judge_planned(has_customer, releasing))
 }
 
 /// Has the pushes of a tenant released that has just got a customer.
 pub fn mark_releasing(connection: &Connection, tenant: TenantNo) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- mark_releasing
-             UPDATE tenants SET releasing = 1
-             WHERE tenant_no = ?1 AND customer IS NOT NULL AND EXISTS (
-                 SELECT 1 FROM pushes INDEXED BY pushes_waiting
-                 WHERE tenant_no = ?1 AND state = 'waiting'
-             )",
-        )
-        .and_then(|mut update| update.execute([tenant.0]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- mark_releasing
+         UPDATE tenants SET releasing = 1
+         WHERE tenant_no = ?1 AND customer IS NOT NULL AND EXISTS (
+             SELECT 1 FROM pushes INDEXED BY pushes_waiting
+             WHERE tenant_no = ?1 AND state = 'waiting'
+         )",
+        [tenant.0],
+    )?;
     Ok(())
 }
 
@@ -100,17 +98,14 @@ pub fn release(connection: &Connection, release: &PushRelease) -> Result<Vec<Tra
         .and_then(|mut select| {
             let limit = i64::try_from(release.limit).unwrap_or(i64::MAX);
             select.query_map(params![tenant.0, limit], |row| row.get(0))?.collect()
-        })
-        .map_err(sql_error)?;
+        })?;
     let mut lines = Vec::with_capacity(numbers.len());
     for number in &numbers {
         lines.push(release_one(connection, &fetch_known(connection, *number)?, release)?);
     }
     if numbers.len() < release.limit {
         connection
-            .prepare_cached("-- release\nUPDATE tenants SET releasing = 0 WHERE tenant_no = ?")
-            .and_then(|mut update| update.execute([tenant.0]))
-            .map_err(sql_error)?;
+            .run("-- release\nUPDATE tenants SET releasing = 0 WHERE tenant_no = ?", [tenant.0])?;
     }
     Ok(lines)
 }
@@ -142,15 +137,13 @@ fn add((pushes, sum): (u64, Quantity), quantity: Quantity) -> Result<(u64, Quant
 }
 
 fn read_unmapped(connection: &Connection, place: (TenantNo, MeterNo)) -> Result<Unmapped> {
-    let mut select = connection
-        .prepare_cached(
-            "-- read_unmapped
-             SELECT waiting_pushes, waiting_quantity, unsent_pushes, unsent_quantity, unsent_at
-             FROM unmapped_usage WHERE tenant_no = ? AND meter_no = ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query(params![place.0.0, place.1.0]).map_err(sql_error)?;
-    let Some(row) = rows.next().map_err(sql_error)? else { return Ok(Unmapped::default()) };
+    let mut select = connection.prepare_cached(
+        "-- read_unmapped
+         SELECT waiting_pushes, waiting_quantity, unsent_pushes, unsent_quantity, unsent_at
+         FROM unmapped_usage WHERE tenant_no = ? AND meter_no = ?",
+    )?;
+    let mut rows = select.query(params![place.0.0, place.1.0])?;
+    let Some(row) = rows.next()? else { return Ok(Unmapped::default()) };
     let unsent_at: Option<i64> = get(row, "unsent_at")?;
     Ok(Unmapped {
         waiting: (get(row, "waiting_pushes")?, quantity_of(row, "waiting_quantity")?),
@@ -164,28 +157,24 @@ fn write_unmapped(
     (tenant, meter): (TenantNo, MeterNo),
     usage: &Unmapped,
 ) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- write_unmapped
-             INSERT INTO unmapped_usage (tenant_no, meter_no, waiting_pushes, waiting_quantity,
-                 unsent_pushes, unsent_quantity, unsent_at) VALUES (?, ?, ?, ?, ?, ?, ?)
-             ON CONFLICT DO UPDATE SET waiting_pushes = excluded.waiting_pushes,
-                 waiting_quantity = excluded.waiting_quantity,
-                 unsent_pushes = excluded.unsent_pushes,
-                 unsent_quantity = excluded.unsent_quantity, unsent_at = excluded.unsent_at",
-        )
-        .and_then(|mut upsert| {
-            upsert.execute(params![
-                tenant.0,
-                meter.0,
-                usage.waiting.0,
-                usage.waiting.1.to_string(),
-                usage.unsent.0,
-                usage.unsent.1.to_string(),
-                usage.unsent_at.map(|at| at.micros())
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- write_unmapped
+         INSERT INTO unmapped_usage (tenant_no, meter_no, waiting_pushes, waiting_quantity,
+             unsent_pushes, unsent_quantity, unsent_at) VALUES (?, ?, ?, ?, ?, ?, ?)
+         ON CONFLICT DO UPDATE SET waiting_pushes = excluded.waiting_pushes,
+             waiting_quantity = excluded.waiting_quantity,
+             unsent_pushes = excluded.unsent_pushes,
+             unsent_quantity = excluded.unsent_quantity, unsent_at = excluded.unsent_at",
+        params![
+            tenant.0,
+            meter.0,
+            usage.waiting.0,
+            usage.waiting.1.to_string(),
+            usage.unsent.0,
+            usage.unsent.1.to_string(),
+            usage.unsent_at.map(|at| at.micros())
+        ],
+    )?;
     Ok(())
 }
 
@@ -193,16 +182,14 @@ fn write_unmapped(
 pub fn sum_unmapped(
     connection: &Connection,
 ) -> Result<(BTreeMap<MeterNo, UnmappedSum>, BTreeMap<MeterNo, UnmappedSum>)> {
-    let mut select = connection
-        .prepare_cached(
-            "-- sum_unmapped
-             SELECT meter_no, waiting_pushes, waiting_quantity, unsent_pushes, unsent_quantity
-             FROM unmapped_usage",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([]).map_err(sql_error)?;
+    let mut select = connection.prepare_cached(
+        "-- sum_unmapped
+         SELECT meter_no, waiting_pushes, waiting_quantity, unsent_pushes, unsent_quantity
+         FROM unmapped_usage",
+    )?;
+    let mut rows = select.query([])?;
     let (mut waiting, mut unsent) = (BTreeMap::new(), BTreeMap::new());
-    while let Some(row) = rows.next().map_err(sql_error)? {
+    while let Some(row) = rows.next()? {
         let meter = MeterNo(get(row, "meter_no")?);
         let columns = [
             (&mut waiting, "waiting_pushes", "waiting_quantity"),
@@ -227,28 +214,24 @@ pub fn list_unsent(
     since: Timestamp,
     limit: usize,
 ) -> Result<Vec<UnsentUsage>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- list_unsent
-             SELECT tenant, meter_no, unsent_pushes, unsent_quantity
-             FROM unmapped_usage INDEXED BY unmapped_usage_unsent
-             JOIN tenants ON tenants.tenant_no = unmapped_usage.tenant_no
-             WHERE unsent_at IS NOT NULL AND unsent_at >= ? ORDER BY unsent_at DESC LIMIT ?",
-        )
-        .map_err(sql_error)?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let mut rows = select.query(params![since.micros(), limit]).map_err(sql_error)?;
-    let mut found = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let tenant: String = get(row, "tenant")?;
-        found.push(UnsentUsage {
-            tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
-            meter: MeterNo(get(row, "meter_no")?),
-            pushes: get(row, "unsent_pushes")?,
-            quantity: quantity_of(row, "unsent_quantity")?,
-        });
-    }
-    Ok(found)
+    connection.read_all(
+        "-- list_unsent
+         SELECT tenant, meter_no, unsent_pushes, unsent_quantity
+         FROM unmapped_usage INDEXED BY unmapped_usage_unsent
+         JOIN tenants ON tenants.tenant_no = unmapped_usage.tenant_no
+         WHERE unsent_at IS NOT NULL AND unsent_at >= ? ORDER BY unsent_at DESC LIMIT ?",
+        params![since.micros(), limit],
+        |row| {
+            let tenant: String = get(row, "tenant")?;
+            Ok(UnsentUsage {
+                tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
+                meter: MeterNo(get(row, "meter_no")?),
+                pushes: get(row, "unsent_pushes")?,
+                quantity: quantity_of(row, "unsent_quantity")?,
+            })
+        },
+    )
 }
 
 /// Has pushes wait that were written as due before their tenant's lack of a customer was looked at.
@@ -259,17 +242,16 @@ pub fn withhold(
 ) -> Result<Vec<TransitionLine>> {
     let mut lines = Vec::new();
     for tenant in tenants {
-        let numbers: Vec<u64> = connection
-            .prepare_cached(
-                "-- withhold
-                 SELECT push_no FROM pushes INDEXED BY pushes_observed
-                 JOIN tenants ON tenants.tenant_no = pushes.tenant_no
-                 WHERE pushes.tenant_no = ? AND state = 'observed' AND attempts = 0
-                     AND leased_until IS NULL AND tenants.customer IS NULL
-                 ORDER BY push_no",
-            )
-            .and_then(|mut select| select.query_map([tenant.0], |row| row.get(0))?.collect())
-            .map_err(sql_error)?;
+        let numbers: Vec<u64> = connection.read_all(
+            "-- withhold
+             SELECT push_no FROM pushes INDEXED BY pushes_observed
+             JOIN tenants ON tenants.tenant_no = pushes.tenant_no
+             WHERE pushes.tenant_no = ? AND state = 'observed' AND attempts = 0
+                 AND leased_until IS NULL AND tenants.customer IS NULL
+             ORDER BY push_no",
+            [tenant.0],
+            |row| Ok(row.get(0)?),
+        )?;
         for number in numbers {
             let row = fetch_known(connection, number)?;
             let push = &row.push;

@@ -7,7 +7,8 @@
 
 use super::mirrors::raise_ticket;
 use super::push_rows::{get, moment};
-use super::{SqliteStore, corrupt, damaged, sql_error, timelines};
+use super::statements::Statements;
+use super::{SqliteStore, corrupt, damaged, timelines};
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::webhook::{WebhookSource, WebhookStatus, is_of_content, judge_webhook};
@@ -88,10 +89,9 @@ fn find_by_names<'n>(
     names: &'n [String],
 ) -> Result<Option<(&'n str, u64)>> {
     let mut select = connection
-        .prepare_cached("-- find_by_names\nSELECT webhook_no FROM webhook_names WHERE name = ?")
-        .map_err(sql_error)?;
+        .prepare_cached("-- find_by_names\nSELECT webhook_no FROM webhook_names WHERE name = ?")?;
     for name in names {
-        let number = select.query_row([name], |row| row.get(0)).optional().map_err(sql_error)?;
+        let number = select.query_row([name], |row| row.get(0)).optional()?;
         if let Some(number) = number {
             return Ok(Some((name, number)));
         }
@@ -100,13 +100,11 @@ fn find_by_names<'n>(
 }
 
 fn count_delivery(connection: &Connection, number: u64) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- count_delivery
-             UPDATE webhooks SET deliveries = deliveries + 1 WHERE webhook_no = ?",
-        )
-        .and_then(|mut update| update.execute([number]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- count_delivery
+         UPDATE webhooks SET deliveries = deliveries + 1 WHERE webhook_no = ?",
+        [number],
+    )?;
     Ok(())
 }
 
@@ -119,15 +117,10 @@ fn insert_webhook(connection: &Connection, receipt: &WebhookReceipt) -> Result<u
         Some(_) => (WebhookStatus::Waiting, None),
         None => (WebhookStatus::Kept, Some(received_at.micros())),
     };
-    connection
-        .prepare_cached(
-            "-- insert_webhook
+    connection.run("-- insert_webhook
              INSERT INTO webhooks (event_id, event_type, object_kind, object_id, ticket, source,
                  status, created_at, received_at, waiting_since, settled_at, deliveries, told, payload)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9, ?10, ?11, ?12, ?13)",
-        )
-        .and_then(|mut insert| {
-            insert.execute(params![
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9, ?10, ?11, ?12, ?13)", params![
                 facts.event_id,
                 facts.event_type,
                 object.map(|name| name.kind.name()),
@@ -141,20 +134,16 @@ fn insert_webhook(connection: &Connection, receipt: &WebhookReceipt) -> Result<u
                 u64::from(*source == WebhookSource::Delivered),
                 facts.snapshot.as_ref().map(Snapshot::to_json),
                 payload
-            ])
-        })
-        .map_err(sql_error)?;
+            ])?;
     Ok(u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1"))
 }
 
 fn insert_name(connection: &Connection, name: &str, number: u64) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- insert_name
-             INSERT INTO webhook_names (name, webhook_no) VALUES (?, ?) ON CONFLICT DO NOTHING",
-        )
-        .and_then(|mut insert| insert.execute(params![name, number]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- insert_name
+         INSERT INTO webhook_names (name, webhook_no) VALUES (?, ?) ON CONFLICT DO NOTHING",
+        params![name, number],
+    )?;
     Ok(())
 }
 
@@ -180,7 +169,6 @@ fn list_webhooks(connection: &Connection, query: &WebhookQuery) -> Result<Vec<We
              ORDER BY webhook_no DESC LIMIT ?4"
         }
     };
-    let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
     let before = query.before.and_then(|number| i64::try_from(number).ok());
     let asked = params![
         query.status.map(WebhookStatus::name),
@@ -188,26 +176,18 @@ fn list_webhooks(connection: &Connection, query: &WebhookQuery) -> Result<Vec<We
         before.unwrap_or(i64::MAX),
         i64::try_from(query.limit).unwrap_or(i64::MAX)
     ];
-    let mut rows = select.query(asked).map_err(sql_error)?;
-    let mut webhooks = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        webhooks.push(decode_webhook(row)?);
-    }
-    Ok(webhooks)
+    connection.read_all(sql, asked, decode_webhook)
 }
 
 fn find_webhook(connection: &Connection, number: u64) -> Result<Option<(WebhookRecord, Vec<u8>)>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- find_webhook
-             SELECT webhook_no, event_id, event_type, object_kind, object_id, source, status,
-                    created_at, received_at, settled_at, deliveries, detail, payload
-             FROM webhooks WHERE webhook_no = ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([number]).map_err(sql_error)?;
-    let Some(row) = rows.next().map_err(sql_error)? else { return Ok(None) };
-    Ok(Some((decode_webhook(row)?, get(row, "payload")?)))
+    connection.read_optional(
+        "-- find_webhook
+         SELECT webhook_no, event_id, event_type, object_kind, object_id, source, status,
+                created_at, received_at, settled_at, deliveries, detail, payload
+         FROM webhooks WHERE webhook_no = ?",
+        [number],
+        |row| Ok((decode_webhook(row)?, get(row, "payload")?)),
+    )
 }
 
 fn decode_webhook(row: &Row<'_>) -> Result<WebhookRecord> {
@@ -250,32 +230,27 @@ fn replay_webhook(connection: &Connection, number: u64, at: Timestamp) -> Result
     }
     let object = webhook.object.ok_or_else(|| corrupt("webhooks.object_id"))?;
     let ticket = raise_ticket(connection, &object, at)?;
-    connection
-        .prepare_cached(
-            "-- replay_webhook
-             UPDATE webhooks SET status = 'waiting', ticket = ?, waiting_since = ?,
-                 settled_at = NULL
-             WHERE webhook_no = ?",
-        )
-        .and_then(|mut update| update.execute(params![ticket, at.micros(), number]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- replay_webhook
+         UPDATE webhooks SET status = 'waiting', ticket = ?, waiting_since = ?,
+             settled_at = NULL
+         WHERE webhook_no = ?",
+        params![ticket, at.micros(), number],
+    )?;
     Ok(Ruling::Done(None))
 }
 
 fn count_webhooks(connection: &Connection) -> Result<WebhookCounts> {
-    connection
-        .prepare_cached(
-            "-- count_webhooks
-             SELECT COUNT(*), MIN(waiting_since) FROM webhooks WHERE status = 'waiting'",
-        )
-        .and_then(|mut select| {
-            select.query_row([], |row| {
-                let since: Option<i64> = row.get(1)?;
-                let waiting_since = since.map(Timestamp::from_micros);
-                Ok(WebhookCounts { waiting: row.get(0)?, waiting_since })
-            })
-        })
-        .map_err(sql_error)
+    connection.read_one(
+        "-- count_webhooks
+         SELECT COUNT(*), MIN(waiting_since) FROM webhooks WHERE status = 'waiting'",
+        [],
+        |row| {
+            let since: Option<i64> = row.get(1)?;
+            let waiting_since = since.map(Timestamp::from_micros);
+            Ok(WebhookCounts { waiting: row.get(0)?, waiting_since })
+        },
+    )
 }
 
 /// Settles what waited for a reading that was begun for this ticket or an earlier one.
@@ -285,61 +260,53 @@ pub fn settle_waiting(
     read: &Snapshot,
     at: Timestamp,
 ) -> Result<()> {
-    let waiting: Vec<(u64, Option<String>)> = connection
-        .prepare_cached(
-            "-- settle_waiting
-             SELECT webhook_no, told FROM webhooks
-             WHERE status = 'waiting' AND object_kind = ? AND object_id = ? AND ticket <= ?",
-        )
-        .and_then(|mut select| {
-            let asked = params![name.kind.name(), name.id, ticket];
-            select.query_map(asked, |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
-        })
-        .map_err(sql_error)?;
+    let asked = params![name.kind.name(), name.id, ticket];
+    let waiting: Vec<(u64, Option<String>)> = connection.read_all(
+        "-- settle_waiting
+         SELECT webhook_no, told FROM webhooks
+         WHERE status = 'waiting' AND object_kind = ? AND object_id = ? AND ticket <= ?",
+        asked,
+        |row| Ok((row.get(0)?, row.get(1)?)),
+    )?;
     for (number, told) in waiting {
         let told = told
             .map(|text| Snapshot::from_json(&text).ok_or_else(|| damaged("webhooks.told", &text)));
         let status = judge_webhook(told.transpose()?.as_ref(), read);
-        connection
-            .prepare_cached(
-                "-- settle_waiting
-                 UPDATE webhooks SET status = ?, settled_at = ?, detail = NULL
-                 WHERE webhook_no = ?",
-            )
-            .and_then(|mut update| update.execute(params![status.name(), at.micros(), number]))
-            .map_err(sql_error)?;
+        connection.run(
+            "-- settle_waiting
+             UPDATE webhooks SET status = ?, settled_at = ?, detail = NULL
+             WHERE webhook_no = ?",
+            params![status.name(), at.micros(), number],
+        )?;
     }
     Ok(())
 }
 
 /// Says why the object of these webhooks could not be read.
 pub fn explain_waiting(connection: &Connection, name: &ObjectName, detail: &str) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- explain_waiting
-             UPDATE webhooks SET detail = ?
-             WHERE status = 'waiting' AND object_kind = ? AND object_id = ?",
-        )
-        .and_then(|mut update| update.execute(params![detail, name.kind.name(), name.id]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- explain_waiting
+         UPDATE webhooks SET detail = ?
+         WHERE status = 'waiting' AND object_kind = ? AND object_id = ?",
+        params![detail, name.kind.name(), name.id],
+    )?;
     Ok(())
 }
 
 fn read_cursor(connection: &Connection, name: &'static str) -> Result<Option<String>> {
-    connection
-        .prepare_cached("-- read_cursor\nSELECT value FROM cursors WHERE name = ?")
-        .and_then(|mut select| select.query_row([name], |row| row.get(0)).optional())
-        .map_err(sql_error)
+    connection.read_optional(
+        "-- read_cursor\nSELECT value FROM cursors WHERE name = ?",
+        [name],
+        |row| Ok(row.get(0)?),
+    )
 }
 
 fn record_cursor(connection: &Connection, name: &'static str, value: &str) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- record_cursor
-             INSERT INTO cursors (name, value) VALUES (?, ?)
-             ON CONFLICT DO UPDATE SET value = excluded.value",
-        )
-        .and_then(|mut upsert| upsert.execute(params![name, value]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- record_cursor
+         INSERT INTO cursors (name, value) VALUES (?, ?)
+         ON CONFLICT DO UPDATE SET value = excluded.value",
+        params![name, value],
+    )?;
     Ok(())
 }

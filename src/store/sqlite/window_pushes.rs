@@ -4,7 +4,8 @@
 //! index names. Nothing is written here, so a crash leaves nothing.
 
 use super::push_rows::{class_of, get, moment, quantity_of, state_of};
-use super::{corrupt, damaged, sql_error};
+use super::statements::Statements;
+use super::{corrupt, damaged};
 use crate::rules::billing::Mode;
 use crate::rules::drift::WindowPush;
 use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
@@ -12,30 +13,24 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::reconciliation::Pair;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, Row, params};
 
 pub fn read_window_pushes(
     connection: &Connection,
     (tenant, meter): (TenantNo, MeterNo),
     range: Window,
 ) -> Result<Vec<WindowPush>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- read_window_pushes
-             SELECT push_no, window_start, window_end, revision, shadow, mode, quantity, value,
-                    stamped_at, state, class, customer, attempts, state_at
-             FROM pushes INDEXED BY pushes_by_window
-             WHERE tenant_no = ? AND meter_no = ? AND window_start >= ? AND window_start < ?
-             ORDER BY window_start, revision",
-        )
-        .map_err(sql_error)?;
     let asked = params![tenant.0, meter.0, range.start.micros(), range.end.micros()];
-    let mut rows = select.query(asked).map_err(sql_error)?;
-    let mut pushes = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        pushes.push(decode_window_push(row)?);
-    }
-    Ok(pushes)
+    connection.read_all(
+        "-- read_window_pushes
+         SELECT push_no, window_start, window_end, revision, shadow, mode, quantity, value,
+                stamped_at, state, class, customer, attempts, state_at
+         FROM pushes INDEXED BY pushes_by_window
+         WHERE tenant_no = ? AND meter_no = ? AND window_start >= ? AND window_start < ?
+         ORDER BY window_start, revision",
+        asked,
+        decode_window_push,
+    )
 }
 
 fn decode_window_push(row: &Row<'_>) -> Result<WindowPush> {
@@ -64,60 +59,52 @@ pub fn list_restless_pairs(
     since: Timestamp,
     shadow: bool,
 ) -> Result<Vec<Pair>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- list_restless_pairs
-             SELECT tenant, meter_no, customer FROM (
-                 SELECT tenant_no, meter_no FROM pushes WHERE state_at >= ?1 AND shadow = ?2
-                 UNION
-                 SELECT tenant_no, meter_no FROM pushes WHERE state = 'observed' AND shadow = ?2
-                 UNION
-                 SELECT tenant_no, meter_no FROM pushes WHERE state = 'submitted' AND shadow = ?2
-                 UNION
-                 SELECT tenant_no, meter_no FROM pushes
-                 WHERE state = 'dead' AND shadow = ?2
-                 UNION
-                 SELECT tenant_no, meter_no FROM findings
-                 WHERE kind = 'usage' AND cleared_at IS NULL AND meter_no IS NOT NULL
-             ) AS restless JOIN tenants ON tenants.tenant_no = restless.tenant_no
-             WHERE customer IS NOT NULL
-             ORDER BY tenant, meter_no",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query(params![since.micros(), shadow]).map_err(sql_error)?;
-    let mut pairs = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let (tenant, customer): (String, String) = (get(row, "tenant")?, get(row, "customer")?);
-        pairs.push(Pair {
-            tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
-            meter: MeterNo(get(row, "meter_no")?),
-            customer: CustomerId::parse(&customer)
-                .map_err(|_| damaged("tenants.customer", &customer))?,
-        });
-    }
-    Ok(pairs)
+    connection.read_all(
+        "-- list_restless_pairs
+         SELECT tenant, meter_no, customer FROM (
+             SELECT tenant_no, meter_no FROM pushes WHERE state_at >= ?1 AND shadow = ?2
+             UNION
+             SELECT tenant_no, meter_no FROM pushes WHERE state = 'observed' AND shadow = ?2
+             UNION
+             SELECT tenant_no, meter_no FROM pushes WHERE state = 'submitted' AND shadow = ?2
+             UNION
+             SELECT tenant_no, meter_no FROM pushes
+             WHERE state = 'dead' AND shadow = ?2
+             UNION
+             SELECT tenant_no, meter_no FROM findings
+             WHERE kind = 'usage' AND cleared_at IS NULL AND meter_no IS NOT NULL
+         ) AS restless JOIN tenants ON tenants.tenant_no = restless.tenant_no
+         WHERE customer IS NOT NULL
+         ORDER BY tenant, meter_no",
+        params![since.micros(), shadow],
+        |row| {
+            let (tenant, customer): (String, String) = (get(row, "tenant")?, get(row, "customer")?);
+            Ok(Pair {
+                tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
+                meter: MeterNo(get(row, "meter_no")?),
+                customer: CustomerId::parse(&customer)
+                    .map_err(|_| damaged("tenants.customer", &customer))?,
+            })
+        },
+    )
 }
 
 pub fn list_former_customers(connection: &Connection) -> Result<Vec<(TenantId, CustomerId)>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- list_former_customers
-             SELECT tenant, former_customers.customer AS customer
-             FROM former_customers JOIN tenants ON tenants.tenant_no = former_customers.tenant_no
-             WHERE former_customers.customer IS NOT tenants.customer",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([]).map_err(sql_error)?;
-    let mut former = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let (tenant, customer): (String, String) = (get(row, "tenant")?, get(row, "customer")?);
-        former.push((
-            TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
-            CustomerId::parse(&customer)
-                .map_err(|_| damaged("former_customers.customer", &customer))?,
-        ));
-    }
-    Ok(former)
+    connection.read_all(
+        "-- list_former_customers
+         SELECT tenant, former_customers.customer AS customer
+         FROM former_customers JOIN tenants ON tenants.tenant_no = former_customers.tenant_no
+         WHERE former_customers.customer IS NOT tenants.customer",
+        [],
+        |row| {
+            let (tenant, customer): (String, String) = (get(row, "tenant")?, get(row, "customer")?);
+            Ok((
+                TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
+                CustomerId::parse(&customer)
+                    .map_err(|_| damaged("former_customers.customer", &customer))?,
+            ))
+        },
+    )
 }
 
 /// The customer that the window of a push belongs to, as `rules::customer::customer_of_window` has
@@ -127,23 +114,20 @@ pub fn customer_of_window(
     (tenant, meter): (TenantNo, MeterNo),
     window_start: Timestamp,
 ) -> Result<Option<CustomerId>> {
-    let customer: Option<String> = connection
-        .prepare_cached(
-            "-- customer_of_window
-             SELECT customer FROM pushes INDEXED BY pushes_by_window
-             WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND customer IS NOT NULL
-                 AND (state IN ('submitted', 'confirmed', 'reconciled')
-                     OR (state = 'observed' AND attempts > 0)
-                     OR (state = 'dead' AND class IN ('undecidable', 'unreadable', 'absent'))
-                     OR state = 'discarded'
-                     OR (state = 'dead' AND class = 'refused' AND attempts > 1))
-             ORDER BY revision LIMIT 1",
-        )
-        .and_then(|mut select| {
-            let asked = params![tenant.0, meter.0, window_start.micros()];
-            select.query_row(asked, |row| row.get(0)).optional()
-        })
-        .map_err(sql_error)?;
+    let asked = params![tenant.0, meter.0, window_start.micros()];
+    let customer: Option<String> = connection.read_optional(
+        "-- customer_of_window
+         SELECT customer FROM pushes INDEXED BY pushes_by_window
+         WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND customer IS NOT NULL
+             AND (state IN ('submitted', 'confirmed', 'reconciled')
+                 OR (state = 'observed' AND attempts > 0)
+                 OR (state = 'dead' AND class IN ('undecidable', 'unreadable', 'absent'))
+                 OR state = 'discarded'
+                 OR (state = 'dead' AND class = 'refused' AND attempts > 1))
+         ORDER BY revision LIMIT 1",
+        asked,
+        |row| Ok(row.get(0)?),
+    )?;
     let customer = customer.as_deref().map(CustomerId::parse).transpose();
     customer.map_err(|_| corrupt("pushes.customer"))
 }

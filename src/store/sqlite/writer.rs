@@ -20,6 +20,7 @@ use super::judge::{JudgedBatch, judge_batch};
 use super::keys::Location;
 use super::record::write_journal;
 use super::segment::{CommitParts, NewEntry, PLAN};
+use super::statements::Statements;
 use super::{Shared, declarations, sql_error, waiting};
 use crate::config::SqliteConfig;
 use crate::faults::{crash_point, planted};
@@ -136,12 +137,10 @@ impl Writer {
             for (number, tenant) in &judged.new_tenants {
                 declarations::insert_tenant(connection, *number, tenant, received_at)?;
             }
-            connection
-                .prepare_cached(
-                    "-- commit\nINSERT INTO journal (seq, received_at, body) VALUES (?, ?, ?)",
-                )
-                .and_then(|mut insert| insert.execute(params![seq, received_at.micros(), body]))
-                .map_err(sql_error)?;
+            connection.run(
+                "-- commit\nINSERT INTO journal (seq, received_at, body) VALUES (?, ?, ?)",
+                params![seq, received_at.micros(), body],
+            )?;
             insert_groups(connection, &judged.new_groups)?;
             for conflict in &judged.conflicts {
                 record_conflict(connection, &catalog, keys, conflict, received_at)?;

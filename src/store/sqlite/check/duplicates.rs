@@ -1,14 +1,14 @@
 //! Looks for event keys that are stored twice, in as many passes over the key blocks as memory
 //! wants: each pass takes one part of all hashes, sorts it, and compares the exact keys of equals.
 
+use super::super::statements::Statements;
 use crate::rules::ids::TenantNo;
 use crate::store::Result;
 use crate::store::sqlite::fold::FoldState;
 use crate::store::sqlite::key_blocks::KeyBlock;
 use crate::store::sqlite::recovery::Unfolded;
 use crate::store::sqlite::segment::{Entry, Segment};
-use crate::store::sqlite::sql_error;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 use std::collections::HashSet;
 
 /// Hashes of one pass: 256 MiB.
@@ -60,16 +60,14 @@ fn read_hashes(
 ) -> Result<Vec<(u64, u64)>> {
     let (mut hashes, mut after) = (Vec::new(), i64::MIN);
     loop {
-        let mut select = connection
-            .prepare_cached(
-                "-- read_hashes
-                 SELECT first_no, hashes, checksum FROM key_blocks WHERE first_no > ?
-                 ORDER BY first_no LIMIT ?",
-            )
-            .map_err(sql_error)?;
-        let mut rows = select.query(params![after, SLICE_BLOCKS]).map_err(sql_error)?;
+        let mut select = connection.prepare_cached(
+            "-- read_hashes
+             SELECT first_no, hashes, checksum FROM key_blocks WHERE first_no > ?
+             ORDER BY first_no LIMIT ?",
+        )?;
+        let mut rows = select.query(params![after, SLICE_BLOCKS])?;
         let before = after;
-        while let Some(row) = rows.next().map_err(sql_error)? {
+        while let Some(row) = rows.next()? {
             let block = KeyBlock::read(row)?;
             after = block.first_no;
             let Some((numbers, keys)) = block.keys() else { continue };
@@ -113,11 +111,10 @@ fn read_key(
         let (view, _) = segment.view(entry)?;
         return Ok(Some((view.tenant, view.id.to_owned())));
     }
-    connection
-        .prepare_cached("-- read_key\nSELECT tenant_no, id FROM events WHERE event_no = ?")
-        .and_then(|mut select| {
-            let key = |row: &rusqlite::Row<'_>| Ok((TenantNo(row.get(0)?), row.get(1)?));
-            select.query_row([place], key).optional()
-        })
-        .map_err(sql_error)
+    let key = |row: &rusqlite::Row<'_>| Ok((TenantNo(row.get(0)?), row.get(1)?));
+    connection.read_optional(
+        "-- read_key\nSELECT tenant_no, id FROM events WHERE event_no = ?",
+        [place],
+        key,
+    )
 }

@@ -1,6 +1,7 @@
 //! Reads the folded events in the order of their numbers and compares each with its key and with
 //! its tenant's range.
 
+use super::super::statements::Statements;
 use super::fold_into;
 use super::tenant_name;
 use crate::rules::fingerprint::Fingerprinter;
@@ -14,9 +15,8 @@ use crate::store::sqlite::fold::{FoldState, read_state};
 use crate::store::sqlite::key_blocks::KeyBlock;
 use crate::store::sqlite::keys::key_hash;
 use crate::store::sqlite::segment::ClosedSegment;
-use crate::store::sqlite::sql_error;
 use crate::store::{CHECK_FINDINGS_MAX, CheckReport, Result};
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -70,9 +70,9 @@ impl<'s> Scan<'s> {
     /// Reads the next events of folded segments in a transaction of its own. Returns whether there
     /// may be more.
     pub fn read_slice(&mut self) -> Result<bool> {
-        self.connection.execute_batch("BEGIN").map_err(sql_error)?;
+        self.connection.execute_batch("BEGIN")?;
         let read = self.read_next();
-        self.connection.execute_batch("ROLLBACK").map_err(sql_error)?;
+        self.connection.execute_batch("ROLLBACK")?;
         read
     }
 
@@ -104,14 +104,11 @@ impl<'s> Scan<'s> {
             self.read_events(end.min(self.next_no + SLICE_EVENTS), catalog, false)?;
         }
         self.report.events = self.events;
-        let beyond: u64 = self
-            .connection
-            .query_row(
-                "-- read_rest\nSELECT count(*) FROM events WHERE event_no >= ?1 OR event_no < 1",
-                [end],
-                |row| row.get(0),
-            )
-            .map_err(sql_error)?;
+        let beyond: u64 = self.connection.query_row(
+            "-- read_rest\nSELECT count(*) FROM events WHERE event_no >= ?1 OR event_no < 1",
+            [end],
+            |row| row.get(0),
+        )?;
         if beyond > 0 {
             self.report.add(|| format!("{beyond} events have numbers that were never given"));
         }
@@ -119,14 +116,11 @@ impl<'s> Scan<'s> {
     }
 
     fn count_ranges(&mut self, fold: &FoldState) -> Result<()> {
-        let stored: u64 = self
-            .connection
-            .query_row(
-                "-- count_ranges\nSELECT count(*) FROM event_ranges WHERE segment_no < ?",
-                [fold.segment_no],
-                |row| row.get(0),
-            )
-            .map_err(sql_error)?;
+        let stored: u64 = self.connection.query_row(
+            "-- count_ranges\nSELECT count(*) FROM event_ranges WHERE segment_no < ?",
+            [fold.segment_no],
+            |row| row.get(0),
+        )?;
         if stored != self.ranges.met {
             let met = self.ranges.met;
             self.report.add(|| format!("event_ranges has {stored} rows, the events have {met}"));
@@ -139,21 +133,19 @@ impl<'s> Scan<'s> {
         let numbers = self.next_no..end;
         let hashes = self.read_hashes(&numbers)?;
         let connection = self.connection;
-        let mut select = connection
-            .prepare_cached(
-                "-- read_events
-                 SELECT tenant_no, meter_no, occurred_at, received_after, id, quantity, properties,
-                        subscription, trial, event_no
-                 FROM events WHERE event_no >= ? AND event_no < ? ORDER BY event_no",
-            )
-            .map_err(sql_error)?;
-        let mut rows = select.query(params![numbers.start, numbers.end]).map_err(sql_error)?;
-        while let Some(row) = rows.next().map_err(sql_error)? {
-            let number: u64 = row.get(9).map_err(sql_error)?;
+        let mut select = connection.prepare_cached(
+            "-- read_events
+             SELECT tenant_no, meter_no, occurred_at, received_after, id, quantity, properties,
+                    subscription, trial, event_no
+             FROM events WHERE event_no >= ? AND event_no < ? ORDER BY event_no",
+        )?;
+        let mut rows = select.query(params![numbers.start, numbers.end])?;
+        while let Some(row) = rows.next()? {
+            let number: u64 = row.get(9)?;
             self.report_missing(number);
             self.next_no = number + 1;
-            let tenant = TenantNo(row.get(0).map_err(sql_error)?);
-            let occurred_at = Timestamp::from_micros(row.get(2).map_err(sql_error)?);
+            let tenant = TenantNo(row.get(0)?);
+            let occurred_at = Timestamp::from_micros(row.get(2)?);
             if complete {
                 self.meet_in_range(number, tenant, occurred_at)?;
             }
@@ -209,18 +201,15 @@ impl<'s> Scan<'s> {
     fn read_hashes(&mut self, numbers: &Range<u64>) -> Result<Vec<Option<u64>>> {
         let length = usize::try_from(numbers.end - numbers.start).expect("a slice fits memory");
         let mut found = vec![None; length];
-        let mut select = self
-            .connection
-            .prepare_cached(
-                "-- read_hashes
-                 SELECT first_no, hashes, checksum FROM key_blocks
-                 WHERE first_no < ?2 AND first_no >= coalesce(
-                     (SELECT max(first_no) FROM key_blocks WHERE first_no <= ?1), ?1)
-                 ORDER BY first_no",
-            )
-            .map_err(sql_error)?;
-        let mut rows = select.query(params![numbers.start, numbers.end]).map_err(sql_error)?;
-        while let Some(row) = rows.next().map_err(sql_error)? {
+        let mut select = self.connection.prepare_cached(
+            "-- read_hashes
+             SELECT first_no, hashes, checksum FROM key_blocks
+             WHERE first_no < ?2 AND first_no >= coalesce(
+                 (SELECT max(first_no) FROM key_blocks WHERE first_no <= ?1), ?1)
+             ORDER BY first_no",
+        )?;
+        let mut rows = select.query(params![numbers.start, numbers.end])?;
+        while let Some(row) = rows.next()? {
             let block = KeyBlock::read(row)?;
             let Some((covered, hashes)) = block.keys() else {
                 self.report.add(|| format!("the key block at {} is damaged", block.first_no));
@@ -262,25 +251,19 @@ impl<'s> Scan<'s> {
         if self.report.findings.len() >= CHECK_FINDINGS_MAX {
             return Ok(None);
         }
-        let found = self
-            .connection
-            .prepare_cached(
-                "-- next_range
-                 SELECT segment_no, last_no, first_at, last_at FROM event_ranges
-                 WHERE tenant_no = ?1 AND segment_no >= ?2 AND first_no = ?3
-                 ORDER BY segment_no LIMIT 1",
-            )
-            .and_then(|mut select| {
-                select
-                    .query_row(params![tenant.0, self.ranges.segment_no, number], |row| {
-                        let (first_at, last_at): (i64, i64) = (row.get(2)?, row.get(3)?);
-                        let last_at = Timestamp::from_micros(last_at);
-                        let range = EventRange { tenant, last_no: row.get(1)?, last_at };
-                        Ok((row.get::<_, i64>(0)?, first_at, range))
-                    })
-                    .optional()
-            })
-            .map_err(sql_error)?;
+        let found = self.connection.read_optional(
+            "-- next_range
+             SELECT segment_no, last_no, first_at, last_at FROM event_ranges
+             WHERE tenant_no = ?1 AND segment_no >= ?2 AND first_no = ?3
+             ORDER BY segment_no LIMIT 1",
+            params![tenant.0, self.ranges.segment_no, number],
+            |row| {
+                let (first_at, last_at): (i64, i64) = (row.get(2)?, row.get(3)?);
+                let last_at = Timestamp::from_micros(last_at);
+                let range = EventRange { tenant, last_no: row.get(1)?, last_at };
+                Ok((row.get::<_, i64>(0)?, first_at, range))
+            },
+        )?;
         let Some((segment_no, first_at, range)) = found else {
             self.report.add(|| format!("no range in event_ranges begins with event {number}"));
             return Ok(None);

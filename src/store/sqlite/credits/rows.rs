@@ -4,6 +4,7 @@
 //! that explains it, its entry and its message, in the caller's transaction. What a grant has left
 //! is read in the same transaction that writes it. A crash before the commit leaves none of it.
 
+use super::super::statements::Statements;
 use super::parse_key;
 use crate::rules::credit::covering::Draw;
 use crate::rules::credit::{ChangeKind, Covered, CreditChange, Grant, GrantTerms, Pool};
@@ -18,7 +19,7 @@ use crate::store::credit::ChangeQuery;
 use crate::store::sqlite::accounts::{ensure_account, post_in, unit_of};
 use crate::store::sqlite::outbox::write_message;
 use crate::store::sqlite::push_rows::{get, moment, quantity_of};
-use crate::store::sqlite::{corrupt, damaged, sql_error};
+use crate::store::sqlite::{corrupt, damaged};
 use rusqlite::{Connection, Row, params};
 use std::collections::BTreeMap;
 
@@ -70,45 +71,37 @@ pub fn insert_grant(
     let rates: BTreeMap<u16, String> =
         terms.rates.iter().map(|(meter, rate)| (meter.0, rate.to_string())).collect();
     let rates = serde_json::to_string(&rates).expect("numbers and texts are valid JSON");
-    connection
-        .prepare_cached(
-            "-- insert_grant
-             INSERT INTO grants (tenant_no, key, pool, unit, amount, rates, priority, effective_at,
-                 expires_at, memo, remaining, created_at)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '0', ?)",
-        )
-        .and_then(|mut insert| {
-            insert.execute(params![
-                tenant.0,
-                terms.key.as_str(),
-                terms.pool.name(),
-                terms.unit.as_str(),
-                terms.amount.to_string(),
-                rates,
-                terms.priority,
-                terms.effective_at.micros(),
-                terms.expires_at.map(Timestamp::micros),
-                terms.memo,
-                at.micros()
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- insert_grant
+         INSERT INTO grants (tenant_no, key, pool, unit, amount, rates, priority, effective_at,
+             expires_at, memo, remaining, created_at)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '0', ?)",
+        params![
+            tenant.0,
+            terms.key.as_str(),
+            terms.pool.name(),
+            terms.unit.as_str(),
+            terms.amount.to_string(),
+            rates,
+            terms.priority,
+            terms.effective_at.micros(),
+            terms.expires_at.map(Timestamp::micros),
+            terms.memo,
+            at.micros()
+        ],
+    )?;
     Ok(u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1"))
 }
 
 /// Writes what a change leaves of its grant, if the grant is as it was read.
 fn write_remaining(connection: &Connection, change: &PlannedChange<TenantNo>) -> Result<()> {
     let (before, after) = (change.before.to_string(), change.remaining.to_string());
-    let written = connection
-        .prepare_cached(
-            "-- write_remaining
-             UPDATE grants SET remaining = ?
-             WHERE grant_no = ? AND tenant_no = ? AND remaining = ?",
-        )
-        .and_then(|mut update| {
-            update.execute(params![after, change.new.grant, change.tenant_no.0, before])
-        })
-        .map_err(sql_error)?;
+    let written = connection.run(
+        "-- write_remaining
+         UPDATE grants SET remaining = ?
+         WHERE grant_no = ? AND tenant_no = ? AND remaining = ?",
+        params![after, change.new.grant, change.tenant_no.0, before],
+    )?;
     match written {
         1 => Ok(()),
         _ => Err(corrupt("grants row locked by this transaction")),
@@ -122,30 +115,26 @@ fn insert_change(
 ) -> Result<u64> {
     let PlannedChange { new, remaining, .. } = change;
     let covered = new.covered.as_ref();
-    connection
-        .prepare_cached(
-            "-- insert_change
-             INSERT INTO credit_changes (tenant_no, grant_no, kind, amount, remaining, meter_no,
-                 window_start, window_end, quantity, key, memo, at)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        )
-        .and_then(|mut insert| {
-            insert.execute(params![
-                change.tenant_no.0,
-                new.grant,
-                new.kind.name(),
-                new.amount.to_string(),
-                remaining.to_string(),
-                covered.map(|covered| covered.meter.0),
-                covered.map(|covered| covered.window.start.micros()),
-                covered.map(|covered| covered.window.end.micros()),
-                covered.map(|covered| covered.quantity.to_string()),
-                new.key.as_ref().map(OnceKey::as_str),
-                new.memo,
-                at.micros()
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- insert_change
+         INSERT INTO credit_changes (tenant_no, grant_no, kind, amount, remaining, meter_no,
+             window_start, window_end, quantity, key, memo, at)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        params![
+            change.tenant_no.0,
+            new.grant,
+            new.kind.name(),
+            new.amount.to_string(),
+            remaining.to_string(),
+            covered.map(|covered| covered.meter.0),
+            covered.map(|covered| covered.window.start.micros()),
+            covered.map(|covered| covered.window.end.micros()),
+            covered.map(|covered| covered.quantity.to_string()),
+            new.key.as_ref().map(OnceKey::as_str),
+            new.memo,
+            at.micros()
+        ],
+    )?;
     Ok(u64::try_from(connection.last_insert_rowid()).expect("numbers begin at 1"))
 }
 
@@ -154,18 +143,16 @@ pub fn find_grant(
     (tenant, of): (TenantNo, &TenantId),
     number: u64,
 ) -> Result<Option<Grant>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- find_grant
-             SELECT grant_no, key, pool, unit, amount, rates, priority, effective_at, expires_at,
-                    memo, remaining, created_at
-             FROM grants WHERE grant_no = ? AND tenant_no = ?",
-        )
-        .map_err(sql_error)?;
     // No row has a number that is larger than it can hold.
     let Ok(number) = i64::try_from(number) else { return Ok(None) };
-    let mut rows = select.query(params![number, tenant.0]).map_err(sql_error)?;
-    rows.next().map_err(sql_error)?.map(|row| decode_grant(row, of)).transpose()
+    connection.read_optional(
+        "-- find_grant
+         SELECT grant_no, key, pool, unit, amount, rates, priority, effective_at, expires_at,
+                memo, remaining, created_at
+         FROM grants WHERE grant_no = ? AND tenant_no = ?",
+        params![number, tenant.0],
+        |row| decode_grant(row, of),
+    )
 }
 
 pub fn find_grant_by_key(
@@ -173,16 +160,14 @@ pub fn find_grant_by_key(
     (tenant, of): (TenantNo, &TenantId),
     key: &OnceKey,
 ) -> Result<Option<Grant>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- find_grant_by_key
-             SELECT grant_no, key, pool, unit, amount, rates, priority, effective_at, expires_at,
-                    memo, remaining, created_at
-             FROM grants WHERE tenant_no = ? AND key = ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query(params![tenant.0, key.as_str()]).map_err(sql_error)?;
-    rows.next().map_err(sql_error)?.map(|row| decode_grant(row, of)).transpose()
+    connection.read_optional(
+        "-- find_grant_by_key
+         SELECT grant_no, key, pool, unit, amount, rates, priority, effective_at, expires_at,
+                memo, remaining, created_at
+         FROM grants WHERE tenant_no = ? AND key = ?",
+        params![tenant.0, key.as_str()],
+        |row| decode_grant(row, of),
+    )
 }
 
 pub fn list_grants(
@@ -220,16 +205,10 @@ fn collect_grants(
     after: u64,
     limit: usize,
 ) -> Result<Vec<Grant>> {
-    let mut select = connection.prepare_cached(sql).map_err(sql_error)?;
     // Nothing comes after the highest number that a row can have.
     let after = i64::try_from(after).unwrap_or(i64::MAX);
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let mut rows = select.query(params![tenant.0, after, limit]).map_err(sql_error)?;
-    let mut grants = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        grants.push(decode_grant(row, of)?);
-    }
-    Ok(grants)
+    connection.read_all(sql, params![tenant.0, after, limit], |row| Ok(decode_grant(row, of)?))
 }
 
 fn decode_grant(row: &Row<'_>, tenant: &TenantId) -> Result<Grant> {
@@ -267,31 +246,27 @@ pub fn find_change(
     (tenant, of): (TenantNo, &TenantId),
     key: &OnceKey,
 ) -> Result<Option<CreditChange>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- find_change
-             SELECT change_no, grant_no, kind, amount, remaining, meter_no, window_start,
-                    window_end, quantity, key, memo, at
-             FROM credit_changes WHERE tenant_no = ? AND key = ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query(params![tenant.0, key.as_str()]).map_err(sql_error)?;
-    rows.next().map_err(sql_error)?.map(|row| decode_change(row, of)).transpose()
+    connection.read_optional(
+        "-- find_change
+         SELECT change_no, grant_no, kind, amount, remaining, meter_no, window_start,
+                window_end, quantity, key, memo, at
+         FROM credit_changes WHERE tenant_no = ? AND key = ?",
+        params![tenant.0, key.as_str()],
+        |row| decode_change(row, of),
+    )
 }
 
 /// What the last change of a grant left of it.
 pub fn read_last(connection: &Connection, grant: u64) -> Result<Option<Quantity>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- read_last
-             SELECT remaining FROM credit_changes INDEXED BY credit_changes_by_grant
-             WHERE grant_no = ? ORDER BY change_no DESC LIMIT 1",
-        )
-        .map_err(sql_error)?;
+    let mut select = connection.prepare_cached(
+        "-- read_last
+         SELECT remaining FROM credit_changes INDEXED BY credit_changes_by_grant
+         WHERE grant_no = ? ORDER BY change_no DESC LIMIT 1",
+    )?;
     // No row has a number that is larger than it can hold.
     let Ok(grant) = i64::try_from(grant) else { return Ok(None) };
-    let mut rows = select.query([grant]).map_err(sql_error)?;
-    let last = rows.next().map_err(sql_error)?;
+    let mut rows = select.query([grant])?;
+    let last = rows.next()?;
     last.map(|row| quantity_of(row, "remaining")).transpose()
 }
 
@@ -300,8 +275,13 @@ pub fn list_changes(
     tenant: TenantNo,
     query: &ChangeQuery,
 ) -> Result<Vec<CreditChange>> {
-    let mut select = connection
-        .prepare_cached(match query.grant {
+    let before = query.before.and_then(|before| i64::try_from(before).ok()).unwrap_or(i64::MAX);
+    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
+    // No row has a number that is larger than it can hold, nor one below 0.
+    let grant = query.grant.map(|grant| i64::try_from(grant).unwrap_or(-1));
+    let asked = params![tenant.0, before, limit, grant];
+    connection.read_all(
+        match query.grant {
             Some(_) => {
                 "-- list_changes
                  SELECT change_no, grant_no, kind, amount, remaining, meter_no, window_start,
@@ -318,19 +298,10 @@ pub fn list_changes(
                  WHERE tenant_no = ?1 AND change_no < ?2 AND ?4 IS NULL
                  ORDER BY change_no DESC LIMIT ?3"
             }
-        })
-        .map_err(sql_error)?;
-    let before = query.before.and_then(|before| i64::try_from(before).ok()).unwrap_or(i64::MAX);
-    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
-    // No row has a number that is larger than it can hold, nor one below 0.
-    let grant = query.grant.map(|grant| i64::try_from(grant).unwrap_or(-1));
-    let asked = params![tenant.0, before, limit, grant];
-    let mut rows = select.query(asked).map_err(sql_error)?;
-    let mut changes = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        changes.push(decode_change(row, &query.tenant)?);
-    }
-    Ok(changes)
+        },
+        asked,
+        |row| Ok(decode_change(row, &query.tenant)?),
+    )
 }
 
 fn decode_change(row: &Row<'_>, tenant: &TenantId) -> Result<CreditChange> {
@@ -368,20 +339,16 @@ pub fn read_draws(
     connection: &Connection,
     (tenant, meter, window_start): (TenantNo, MeterNo, Timestamp),
 ) -> Result<Vec<(ChangeKind, Draw)>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- read_draws
-             SELECT kind, grant_no, quantity, amount FROM credit_changes
-             WHERE tenant_no = ? AND meter_no = ? AND window_start = ? ORDER BY change_no",
-        )
-        .map_err(sql_error)?;
     let window = params![tenant.0, meter.0, window_start.micros()];
-    let mut rows = select.query(window).map_err(sql_error)?;
-    let mut draws = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let grant = get(row, "grant_no")?;
-        let (quantity, cost) = (quantity_of(row, "quantity")?, quantity_of(row, "amount")?);
-        draws.push((kind_of(row)?, Draw { grant, quantity, cost }));
-    }
-    Ok(draws)
+    connection.read_all(
+        "-- read_draws
+         SELECT kind, grant_no, quantity, amount FROM credit_changes
+         WHERE tenant_no = ? AND meter_no = ? AND window_start = ? ORDER BY change_no",
+        window,
+        |row| {
+            let grant = get(row, "grant_no")?;
+            let (quantity, cost) = (quantity_of(row, "quantity")?, quantity_of(row, "amount")?);
+            Ok((kind_of(row)?, Draw { grant, quantity, cost }))
+        },
+    )
 }

@@ -5,6 +5,7 @@
 //! be restored. Agreements follow the readings of their subscription, see `rules::access`. Each
 //! function is part of one transaction; a crash leaves it done or not.
 
+use super::super::statements::Statements;
 use crate::faults::planted;
 use crate::rules::access::AccessChange;
 use crate::rules::ids::{SubscriptionId, TenantId, TenantNo};
@@ -16,35 +17,30 @@ use crate::store::saga::{Agreement, SubscriptionReading};
 use crate::store::sqlite::outbox::write_message;
 use crate::store::sqlite::push_rows::{get, moment};
 use crate::store::sqlite::timelines::read_timeline;
-use crate::store::sqlite::{corrupt, damaged, mirrors, sql_error};
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use crate::store::sqlite::{corrupt, damaged, mirrors};
+use rusqlite::{Connection, Row, params};
 
 pub fn record_agreement(
     connection: &Connection,
     tenant: TenantNo,
     agreement: &Agreement,
 ) -> Result<()> {
-    let stands: bool = connection
-        .prepare_cached(
-            "-- record_agreement
-             SELECT EXISTS (SELECT 1 FROM agreements WHERE saga = ?)",
-        )
-        .and_then(|mut select| select.query_row([&agreement.saga], |row| row.get(0)))
-        .map_err(sql_error)?;
+    let stands: bool = connection.read_one(
+        "-- record_agreement
+         SELECT EXISTS (SELECT 1 FROM agreements WHERE saga = ?)",
+        [&agreement.saga],
+        |row| Ok(row.get(0)?),
+    )?;
     if stands {
         return Ok(());
     }
     let Agreement { subscription, saga, began_at, .. } = agreement;
-    connection
-        .prepare_cached(
-            "-- record_agreement
-             UPDATE agreements SET ended_at = ?, ended_by = ?, access_before = access, access = 0
-             WHERE subscription = ? AND ended_at IS NULL",
-        )
-        .and_then(|mut update| {
-            update.execute(params![began_at.micros(), saga, subscription.as_str()])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- record_agreement
+         UPDATE agreements SET ended_at = ?, ended_by = ?, access_before = access, access = 0
+         WHERE subscription = ? AND ended_at IS NULL",
+        params![began_at.micros(), saga, subscription.as_str()],
+    )?;
     insert_agreement(connection, tenant, agreement)?;
     follow_mirror(connection, subscription)
 }
@@ -54,33 +50,29 @@ fn insert_agreement(
     tenant: TenantNo,
     agreement: &Agreement,
 ) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- insert_agreement
-             INSERT INTO agreements (saga, tenant_no, subscription, plan, prices, features, access,
-                                     began_at)
-             VALUES (?, ?, ?, ?, ?, ?, 0, ?)",
-        )
-        .and_then(|mut insert| {
-            insert.execute(params![
-                agreement.saga,
-                tenant.0,
-                agreement.subscription.as_str(),
-                agreement.plan,
-                texts_json(&agreement.prices),
-                texts_json(&agreement.features),
-                agreement.began_at.micros()
-            ])
-        })
-        .map_err(sql_error)?;
+    connection.run(
+        "-- insert_agreement
+         INSERT INTO agreements (saga, tenant_no, subscription, plan, prices, features, access,
+                                 began_at)
+         VALUES (?, ?, ?, ?, ?, ?, 0, ?)",
+        params![
+            agreement.saga,
+            tenant.0,
+            agreement.subscription.as_str(),
+            agreement.plan,
+            texts_json(&agreement.prices),
+            texts_json(&agreement.features),
+            agreement.began_at.micros()
+        ],
+    )?;
     Ok(())
 }
 
 pub fn charge_from(connection: &Connection, saga: &str, at: Timestamp) -> Result<()> {
-    connection
-        .prepare_cached("-- charge_from\nUPDATE agreements SET charged_from = ? WHERE saga = ?")
-        .and_then(|mut update| update.execute(params![at.micros(), saga]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- charge_from\nUPDATE agreements SET charged_from = ? WHERE saga = ?",
+        params![at.micros(), saga],
+    )?;
     Ok(())
 }
 
@@ -92,59 +84,52 @@ pub fn read_terms(
     if planted("bug.stamp_outside_subscription") {
         return Ok(Vec::new());
     }
-    let mut select = connection
-        .prepare_cached(
-            "-- read_terms
-             SELECT subscription, began_at, charged_from, ended_at FROM agreements
-             WHERE tenant_no = ?",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([tenant.0]).map_err(sql_error)?;
-    let mut agreed = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let subscription: String = get(row, "subscription")?;
-        let subscription = SubscriptionId::parse(&subscription);
-        let optional =
-            |name| get::<Option<i64>>(row, name).map(|at| at.map(Timestamp::from_micros));
-        agreed.push(Agreed {
-            subscription: subscription.map_err(|_| corrupt("agreements.subscription"))?,
-            began_at: moment(row, "began_at")?,
-            charged_from: optional("charged_from")?,
-            ended_at: optional("ended_at")?,
-        });
-    }
+
+    let agreed = connection.read_all(
+        "-- read_terms
+         SELECT subscription, began_at, charged_from, ended_at FROM agreements
+         WHERE tenant_no = ?",
+        [tenant.0],
+        |row| {
+            let subscription: String = get(row, "subscription")?;
+            let subscription = SubscriptionId::parse(&subscription);
+            let optional =
+                |name| get::<Option<i64>>(row, name).map(|at| at.map(Timestamp::from_micros));
+            Ok(Agreed {
+                subscription: subscription.map_err(|_| corrupt("agreements.subscription"))?,
+                began_at: moment(row, "began_at")?,
+                charged_from: optional("charged_from")?,
+                ended_at: optional("ended_at")?,
+            })
+        },
+    )?;
     Ok(find_terms(&agreed, &read_timeline(connection, of)?))
 }
 
 /// One that has ended gives no access any more, whoever asks.
 pub fn set_access(connection: &Connection, saga: &str, access: bool) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- set_access
-             UPDATE agreements SET access = ? WHERE saga = ? AND ended_at IS NULL",
-        )
-        .and_then(|mut update| update.execute(params![access, saga]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- set_access
+         UPDATE agreements SET access = ? WHERE saga = ? AND ended_at IS NULL",
+        params![access, saga],
+    )?;
     Ok(())
 }
 
 pub fn withdraw_agreement(connection: &Connection, saga: &str) -> Result<()> {
-    let withdrawn: Option<String> = connection
-        .prepare_cached(
-            "-- withdraw_agreement
-             DELETE FROM agreements WHERE saga = ? RETURNING subscription",
-        )
-        .and_then(|mut delete| delete.query_row([saga], |row| row.get(0)).optional())
-        .map_err(sql_error)?;
+    let withdrawn: Option<String> = connection.read_optional(
+        "-- withdraw_agreement
+         DELETE FROM agreements WHERE saga = ? RETURNING subscription",
+        [saga],
+        |row| Ok(row.get(0)?),
+    )?;
     let Some(subscription) = withdrawn else { return Ok(()) };
-    connection
-        .prepare_cached(
-            "-- withdraw_agreement
-             UPDATE agreements SET ended_at = NULL, ended_by = NULL, access = access_before
-             WHERE ended_by = ?",
-        )
-        .and_then(|mut update| update.execute([saga]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- withdraw_agreement
+         UPDATE agreements SET ended_at = NULL, ended_by = NULL, access = access_before
+         WHERE ended_by = ?",
+        [saga],
+    )?;
     follow_mirror(connection, &parse_subscription(&subscription)?)
 }
 
@@ -153,15 +138,13 @@ pub fn end_agreement(
     subscription: &SubscriptionId,
     at: Timestamp,
 ) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- end_agreement
-             UPDATE agreements SET ended_at = ?1
-             WHERE subscription = ?2 AND ended_by IS NULL
-                 AND (ended_at IS NULL OR ended_at > ?1)",
-        )
-        .and_then(|mut update| update.execute(params![at.micros(), subscription.as_str()]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- end_agreement
+         UPDATE agreements SET ended_at = ?1
+         WHERE subscription = ?2 AND ended_by IS NULL
+             AND (ended_at IS NULL OR ended_at > ?1)",
+        params![at.micros(), subscription.as_str()],
+    )?;
     Ok(())
 }
 
@@ -196,23 +179,19 @@ fn list_following(
     connection: &Connection,
     subscription: &SubscriptionId,
 ) -> Result<Vec<(i64, TenantNo, Agreement)>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- list_following
-             SELECT agreement_no, agreements.tenant_no AS number, tenant, saga, subscription, plan,
-                    prices, features, access, suspended, began_at, ended_at
-             FROM agreements JOIN tenants ON tenants.tenant_no = agreements.tenant_no
-             WHERE subscription = ? AND ended_by IS NULL ORDER BY agreement_no",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([subscription.as_str()]).map_err(sql_error)?;
-    let mut following = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        let number = get(row, "agreement_no")?;
-        let tenant = TenantNo(get(row, "number")?);
-        following.push((number, tenant, decode_agreement(row, &tenant_of(row)?)?));
-    }
-    Ok(following)
+    connection.read_all(
+        "-- list_following
+         SELECT agreement_no, agreements.tenant_no AS number, tenant, saga, subscription, plan,
+                prices, features, access, suspended, began_at, ended_at
+         FROM agreements JOIN tenants ON tenants.tenant_no = agreements.tenant_no
+         WHERE subscription = ? AND ended_by IS NULL ORDER BY agreement_no",
+        [subscription.as_str()],
+        |row| {
+            let number = get(row, "agreement_no")?;
+            let tenant = TenantNo(get(row, "number")?);
+            Ok((number, tenant, decode_agreement(row, &tenant_of(row)?)?))
+        },
+    )
 }
 
 fn write_change(connection: &Connection, number: i64, change: AccessChange) -> Result<()> {
@@ -221,14 +200,12 @@ fn write_change(connection: &Connection, number: i64, change: AccessChange) -> R
         AccessChange::Resume => (false, None),
         AccessChange::End { at } => (false, Some(at.micros())),
     };
-    connection
-        .prepare_cached(
-            "-- write_change
-             UPDATE agreements SET suspended = ?2, ended_at = COALESCE(?3, ended_at)
-             WHERE agreement_no = ?1",
-        )
-        .and_then(|mut update| update.execute(params![number, suspended, ended_at]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- write_change
+         UPDATE agreements SET suspended = ?2, ended_at = COALESCE(?3, ended_at)
+         WHERE agreement_no = ?1",
+        params![number, suspended, ended_at],
+    )?;
     Ok(())
 }
 
@@ -237,17 +214,15 @@ pub fn find_agreement(
     connection: &Connection,
     subscription: &SubscriptionId,
 ) -> Result<Option<Agreement>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- find_agreement
-             SELECT tenant, saga, subscription, plan, prices, features, access, suspended,
-                    began_at, ended_at
-             FROM agreements JOIN tenants ON tenants.tenant_no = agreements.tenant_no
-             WHERE subscription = ? ORDER BY agreement_no DESC LIMIT 1",
-        )
-        .map_err(sql_error)?;
-    let mut rows = select.query([subscription.as_str()]).map_err(sql_error)?;
-    let Some(row) = rows.next().map_err(sql_error)? else { return Ok(None) };
+    let mut select = connection.prepare_cached(
+        "-- find_agreement
+         SELECT tenant, saga, subscription, plan, prices, features, access, suspended,
+                began_at, ended_at
+         FROM agreements JOIN tenants ON tenants.tenant_no = agreements.tenant_no
+         WHERE subscription = ? ORDER BY agreement_no DESC LIMIT 1",
+    )?;
+    let mut rows = select.query([subscription.as_str()])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
     decode_agreement(row, &tenant_of(row)?).map(Some)
 }
 
@@ -266,21 +241,15 @@ pub fn list_agreements(
     (tenant, of): (TenantNo, &TenantId),
     limit: usize,
 ) -> Result<Vec<Agreement>> {
-    let mut select = connection
-        .prepare_cached(
-            "-- list_agreements
-             SELECT saga, subscription, plan, prices, features, access, suspended, began_at,
-                    ended_at
-             FROM agreements WHERE tenant_no = ? ORDER BY agreement_no DESC LIMIT ?",
-        )
-        .map_err(sql_error)?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let mut rows = select.query(params![tenant.0, limit]).map_err(sql_error)?;
-    let mut agreements = Vec::new();
-    while let Some(row) = rows.next().map_err(sql_error)? {
-        agreements.push(decode_agreement(row, of)?);
-    }
-    Ok(agreements)
+    connection.read_all(
+        "-- list_agreements
+         SELECT saga, subscription, plan, prices, features, access, suspended, began_at,
+                ended_at
+         FROM agreements WHERE tenant_no = ? ORDER BY agreement_no DESC LIMIT ?",
+        params![tenant.0, limit],
+        |row| Ok(decode_agreement(row, of)?),
+    )
 }
 
 fn decode_agreement(row: &Row<'_>, tenant: &TenantId) -> Result<Agreement> {

@@ -4,10 +4,10 @@
 //! claimant of a saga that has not ended puts one. `claim_pushes` leaves out what a hold keeps
 //! back. A crash leaves a hold in place; its saga releases it.
 
+use super::super::statements::Statements;
 use crate::rules::ids::TenantNo;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
-use crate::store::sqlite::sql_error;
 use rusqlite::{Connection, params};
 
 /// Whether the hold of the saga is there; false if its claim is not current or it has ended.
@@ -16,50 +16,42 @@ pub fn put_hold(
     (saga, fence): (u64, u64),
     (from, at): (Timestamp, Timestamp),
 ) -> Result<bool> {
-    connection
-        .prepare_cached(
-            "-- put_hold
-             INSERT INTO holds (saga, tenant_no, held_from, created_at)
-             SELECT id, tenant_no, ?, ? FROM sagas
+    connection.run(
+        "-- put_hold
+         INSERT INTO holds (saga, tenant_no, held_from, created_at)
+         SELECT id, tenant_no, ?, ? FROM sagas
+         WHERE saga_no = ? AND fence = ? AND state IN ('running', 'compensating')
+         ON CONFLICT DO NOTHING",
+        params![from.micros(), at.micros(), saga, fence],
+    )?;
+    connection.read_one(
+        "-- put_hold
+         SELECT EXISTS (
+             SELECT 1 FROM holds JOIN sagas ON sagas.id = holds.saga
              WHERE saga_no = ? AND fence = ? AND state IN ('running', 'compensating')
-             ON CONFLICT DO NOTHING",
-        )
-        .and_then(|mut put| put.execute(params![from.micros(), at.micros(), saga, fence]))
-        .map_err(sql_error)?;
-    connection
-        .prepare_cached(
-            "-- put_hold
-             SELECT EXISTS (
-                 SELECT 1 FROM holds JOIN sagas ON sagas.id = holds.saga
-                 WHERE saga_no = ? AND fence = ? AND state IN ('running', 'compensating')
-             )",
-        )
-        .and_then(|mut select| select.query_row(params![saga, fence], |row| row.get(0)))
-        .map_err(sql_error)
+         )",
+        params![saga, fence],
+        |row| Ok(row.get(0)?),
+    )
 }
 
 /// Pushes that the saga's hold keeps back, and that nobody has tried to send, are not stamped
 /// before `first`.
 pub fn stamp_held(connection: &Connection, saga: &str, first: Timestamp) -> Result<()> {
-    connection
-        .prepare_cached(
-            "-- stamp_held
-             UPDATE pushes SET stamped_at = MIN(?1, window_end - 1000000)
-             FROM holds
-             WHERE holds.saga = ?2 AND pushes.tenant_no = holds.tenant_no
-                 AND window_start >= holds.held_from AND state = 'observed' AND attempts = 0
-                 AND stamped_at < ?1",
-        )
-        .and_then(|mut update| update.execute(params![first.micros(), saga]))
-        .map_err(sql_error)?;
+    connection.run(
+        "-- stamp_held
+         UPDATE pushes SET stamped_at = MIN(?1, window_end - 1000000)
+         FROM holds
+         WHERE holds.saga = ?2 AND pushes.tenant_no = holds.tenant_no
+             AND window_start >= holds.held_from AND state = 'observed' AND attempts = 0
+             AND stamped_at < ?1",
+        params![first.micros(), saga],
+    )?;
     Ok(())
 }
 
 pub fn release_hold(connection: &Connection, saga: &str) -> Result<bool> {
-    let released = connection
-        .prepare_cached("-- release_hold\nDELETE FROM holds WHERE saga = ?")
-        .and_then(|mut delete| delete.execute([saga]))
-        .map_err(sql_error)?;
+    let released = connection.run("-- release_hold\nDELETE FROM holds WHERE saga = ?", [saga])?;
     Ok(released == 1)
 }
 
@@ -69,15 +61,12 @@ pub fn count_pushes_before(
     tenant: TenantNo,
     before: Timestamp,
 ) -> Result<u64> {
-    connection
-        .prepare_cached(
-            "-- count_pushes_before
-             SELECT COUNT(*) FROM pushes
-             WHERE tenant_no = ? AND state IN ('observed', 'waiting') AND NOT shadow
-                 AND window_start < ?",
-        )
-        .and_then(|mut select| {
-            select.query_row(params![tenant.0, before.micros()], |row| row.get(0))
-        })
-        .map_err(sql_error)
+    connection.read_one(
+        "-- count_pushes_before
+         SELECT COUNT(*) FROM pushes
+         WHERE tenant_no = ? AND state IN ('observed', 'waiting') AND NOT shadow
+             AND window_start < ?",
+        params![tenant.0, before.micros()],
+        |row| Ok(row.get(0)?),
+    )
 }
