@@ -12,6 +12,7 @@ use super::plan::Plan;
 use super::quantity::Quantity;
 use super::refusal::Refusal;
 use super::timestamp::Timestamp;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Postings of one entry.
@@ -20,10 +21,12 @@ pub const POSTINGS_MAX: usize = 100;
 const RESERVED_PREFIX: &str = "credits.";
 
 /// How low a balance may go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Floor {
     /// Never below zero.
     Zero,
+    #[default]
     None,
 }
 

@@ -11,9 +11,7 @@ use super::timestamp::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// How urgent an alert is.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// Worth knowing.
@@ -32,19 +30,7 @@ impl Severity {
 }
 
 /// What an alert is about; docs/operating.md has a heading for each.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    utoipa::ToSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AlertKind {
     /// Pushes were not taken by the provider for more than five minutes.
@@ -322,6 +308,49 @@ pub fn judge_alerts(
         }
     }
     changes
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ThresholdKind {
+    /// Worth knowing.
+    Threshold,
+    /// What the tenant may use.
+    Quota,
+}
+
+impl ThresholdKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Threshold => "threshold",
+            Self::Quota => "quota",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Threshold, Self::Quota].into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+/// Calendar periods, in UTC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ThresholdPeriod {
+    Day,
+    Month,
+}
+
+impl ThresholdPeriod {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Day => "day",
+            Self::Month => "month",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Day, Self::Month].into_iter().find(|period| period.name() == name)
+    }
 }
 
 #[cfg(test)]

@@ -29,9 +29,7 @@ pub const PRIORITY_MAX: u8 = 100;
 /// By how much the clocks of two servers that stamp events may differ, and more.
 const CLOCKS_APART: Span = Span::from_hours(1);
 
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pool {
     /// Given.
@@ -97,9 +95,7 @@ pub struct Grant {
 }
 
 /// What happened to a grant.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChangeKind {
     Issued,

@@ -29,7 +29,7 @@ const UNREADABLE_MAX: Span = Span::from_hours(3 * 24);
 const UNREADABLE_PAUSE: Span = Span::from_minutes(5);
 
 /// Where a push stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PushState {
     /// Written down for a tenant without a customer: nobody can be billed for it yet.
@@ -90,7 +90,7 @@ impl PushState {
 }
 
 /// Why a push is where it is: one word for each row of its history.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     /// A cut planned it.

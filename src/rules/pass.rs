@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 pub type Hash = [u8; 32];
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PassKind {
     /// The last two days, window by window, of whatever has moved.
@@ -45,7 +45,7 @@ impl PassKind {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PassState {
     /// Ordered, not begun.
@@ -224,18 +224,13 @@ impl Marks {
 }
 
 /// A window of a row that is not equal.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriftWindow {
-    #[schema(value_type = String, format = DateTime)]
     pub start: Timestamp,
-    #[schema(value_type = String, format = DateTime)]
     pub end: Timestamp,
-    #[schema(value_type = String)]
     pub ledger: Quantity,
-    #[schema(value_type = String)]
     pub pushed: Quantity,
     /// Null if it was not read in this pass.
-    #[schema(value_type = Option<String>)]
     pub provider: Option<Quantity>,
     pub verdict: Verdict,
     pub reason: Reason,

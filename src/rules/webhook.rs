@@ -37,7 +37,7 @@ pub struct WebhookFacts {
 }
 
 /// What became of a webhook.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WebhookStatus {
     /// Its object is still to be read.
@@ -68,7 +68,7 @@ impl WebhookStatus {
 }
 
 /// How a webhook came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WebhookSource {
     /// The provider sent it.

@@ -10,10 +10,10 @@
 use super::Result;
 use super::faulty::verbs;
 use crate::rules::alert::{Alert, AlertChange, AlertKind, NoticeEvent};
+pub use crate::rules::alert::{ThresholdKind, ThresholdPeriod};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
-use serde::{Deserialize, Serialize};
 
 /// Asks for alerts, newest first.
 #[derive(Debug, Clone, Default)]
@@ -83,53 +83,6 @@ pub struct Threshold {
     /// The usage of a period from which on it is.
     pub limit: Quantity,
     pub created_at: Timestamp,
-}
-
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum ThresholdKind {
-    /// Worth knowing.
-    Threshold,
-    /// What the tenant may use.
-    Quota,
-}
-
-impl ThresholdKind {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Threshold => "threshold",
-            Self::Quota => "quota",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Threshold, Self::Quota].into_iter().find(|kind| kind.name() == name)
-    }
-}
-
-/// Calendar periods, in UTC.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum ThresholdPeriod {
-    Day,
-    Month,
-}
-
-impl ThresholdPeriod {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Day => "day",
-            Self::Month => "month",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Day, Self::Month].into_iter().find(|period| period.name() == name)
-    }
 }
 
 /// Asks for a page of thresholds: in the order in which tenants were first heard of, then by meter,
