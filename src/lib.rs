@@ -3,6 +3,8 @@
 
 pub mod rules;
 
+pub mod api;
+
 pub mod clock;
 pub mod config;
 pub mod faults;

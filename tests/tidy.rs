@@ -11,8 +11,9 @@ use std::path::Path;
 
 /// Which modules of the crate a module may use besides itself. `lib.rs` and `main.rs` may use all.
 /// The crate `stripe_sim` counts as a module: only the command line uses the simulator.
-const DIRECTION: [(&str, &[&str]); 13] = [
+const DIRECTION: [(&str, &[&str]); 14] = [
     ("rules", &[]),
+    ("api", &["rules"]),
     ("faults", &[]),
     ("clock", &["rules", "faults"]),
     ("config", &["rules"]),
@@ -22,11 +23,12 @@ const DIRECTION: [(&str, &[&str]); 13] = [
     ("destinations", &["rules", "clock", "config"]),
     ("tax", &["rules", "config"]),
     ("jobs", &["rules", "store", "provider", "destinations", "clock", "config", "faults"]),
-    ("http", &["rules", "store", "provider", "tax", "jobs", "clock", "config", "telemetry"]),
+    ("http", &["rules", "api", "store", "provider", "tax", "jobs", "clock", "config", "telemetry"]),
     (
         "cli",
         &[
             "rules",
+            "api",
             "clock",
             "config",
             "telemetry",

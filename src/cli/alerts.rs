@@ -4,9 +4,9 @@
 
 use super::answer::{JsonArguments, ask, given, print_more};
 use super::client::{Request, ServerArguments};
-use super::table::{cell, moment, new_table};
+use super::table::{cell, moment, print_table};
+use crate::api::alerts::AlertList;
 use reqwest::Method;
-use serde::Deserialize;
 use std::process::ExitCode;
 
 /// List open alerts
@@ -35,24 +35,6 @@ pub struct AlertsArguments {
     shown: JsonArguments,
 }
 
-#[derive(Deserialize)]
-struct AlertList {
-    alerts: Vec<Alert>,
-    next_before: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct Alert {
-    id: u64,
-    kind: String,
-    severity: String,
-    subject: String,
-    summary: String,
-    command: String,
-    opened_at: String,
-    resolved_at: Option<String>,
-}
-
 pub async fn run(arguments: &AlertsArguments) -> anyhow::Result<ExitCode> {
     let mut request = Request::new(Method::GET, &["v1", "alerts"]);
     let (open, limit) = ("true".to_owned(), arguments.limit.to_string());
@@ -68,21 +50,20 @@ pub async fn run(arguments: &AlertsArguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let header = ["id", "severity", "kind", "about", "opened", "over", "what", "tells more"];
-    let mut table = new_table(&header, header.len());
-    for alert in &list.alerts {
+    let rows = list.alerts.iter().map(|alert| {
         let subject = if alert.subject.is_empty() { "-" } else { &alert.subject };
-        table.add_row([
+        [
             cell(alert.id),
-            cell(&alert.severity),
-            cell(&alert.kind),
+            cell(alert.severity.name()),
+            cell(alert.kind.name()),
             cell(subject),
-            moment(&alert.opened_at),
-            moment(alert.resolved_at.as_deref().unwrap_or("-")),
+            moment(alert.opened_at),
+            moment(alert.resolved_at),
             cell(&alert.summary),
             cell(&alert.command),
-        ]);
-    }
-    println!("{table}");
+        ]
+    });
+    print_table(header, header.len(), rows);
     print_more(list.next_before);
     Ok(ExitCode::SUCCESS)
 }

@@ -5,6 +5,8 @@
 use super::client::{Client, Request, ServerArguments};
 use super::table::plain_json;
 use anyhow::Context;
+use bytes::Bytes;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 /// How an answer is shown.
@@ -26,7 +28,46 @@ pub async fn ask<T: DeserializeOwned>(
         println!("{}", plain_json(&body));
         return Ok(None);
     }
-    serde_json::from_slice(&body).map(Some).context("the server's answer cannot be read")
+    read(&body).map(Some)
+}
+
+/// An answer, from its bytes.
+pub fn read<T: DeserializeOwned>(body: &[u8]) -> anyhow::Result<T> {
+    serde_json::from_slice(body).context("the server's answer cannot be read")
+}
+
+/// A list, read page after page.
+pub struct Pages<'c> {
+    client: &'c Client,
+    /// For the next page; none after the last.
+    request: Option<Request>,
+}
+
+/// Where the next page begins, in any page.
+#[derive(Deserialize)]
+struct Next {
+    next_before: Option<u64>,
+    next_after: Option<String>,
+}
+
+impl<'c> Pages<'c> {
+    pub fn new(client: &'c Client, request: Request) -> Self {
+        Self { client, request: Some(request) }
+    }
+
+    /// The next page and its bytes.
+    pub async fn next<P: DeserializeOwned>(&mut self) -> anyhow::Result<Option<(P, Bytes)>> {
+        let Some(mut request) = self.request.take() else { return Ok(None) };
+        let body = self.client.call(&request).await?;
+        let Next { next_before, next_after } = read(&body)?;
+        let before = next_before.map(|before| ("before", before.to_string()));
+        if let Some(cursor) = before.or(next_after.map(|after| ("after", after))) {
+            request.query.retain(|(name, _)| *name != cursor.0);
+            request.query.push(cursor);
+            self.request = Some(request);
+        }
+        Ok(Some((read(&body)?, body)))
+    }
 }
 
 /// The parameters of a request that were given.

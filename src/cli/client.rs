@@ -6,6 +6,7 @@
 use bytes::Bytes;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use reqwest::{Method, StatusCode, Url};
+use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// How long a server may take for one answer; longer than its own limits.
@@ -170,8 +171,9 @@ impl Request {
         Self { method, path, query: Vec::new(), body: None }
     }
 
-    pub fn with_json(mut self, body: &serde_json::Value) -> Self {
-        self.body = Some(("application/json", body.to_string().into()));
+    pub fn with_json(mut self, body: &impl Serialize) -> Self {
+        let body = serde_json::to_vec(body).expect("a request is plain JSON");
+        self.body = Some(("application/json", body.into()));
         self
     }
 

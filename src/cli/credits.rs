@@ -4,9 +4,9 @@
 
 use super::answer::{JsonArguments, ask, given, print_more};
 use super::client::{Request, ServerArguments};
-use super::table::{cell, moment, new_table};
+use super::table::{cell, moment, optional, print_table};
+use crate::api::credits::{ChangeList, CoveredAnswer, CreditsAnswer, PoolAnswer};
 use reqwest::Method;
-use serde::Deserialize;
 use std::process::ExitCode;
 
 /// Show a tenant's credit balance, or its changes
@@ -31,45 +31,6 @@ pub struct CreditsArguments {
     shown: JsonArguments,
 }
 
-#[derive(Deserialize)]
-struct Credits {
-    pools: Vec<Pool>,
-}
-
-#[derive(Deserialize)]
-struct Pool {
-    unit: String,
-    pool: String,
-    remaining: String,
-    pending: String,
-    available: String,
-}
-
-#[derive(Deserialize)]
-struct ChangeList {
-    changes: Vec<Change>,
-    next_before: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct Change {
-    number: u64,
-    grant: u64,
-    kind: String,
-    amount: String,
-    remaining: String,
-    covered: Option<Covered>,
-    memo: String,
-    at: String,
-}
-
-#[derive(Deserialize)]
-struct Covered {
-    meter: String,
-    window_start: String,
-    quantity: String,
-}
-
 pub async fn run(arguments: &CreditsArguments) -> anyhow::Result<ExitCode> {
     if arguments.changes {
         list_changes(arguments).await?;
@@ -82,18 +43,18 @@ pub async fn run(arguments: &CreditsArguments) -> anyhow::Result<ExitCode> {
 async fn show_pools(arguments: &CreditsArguments) -> anyhow::Result<()> {
     let path = ["v1", "tenants", &arguments.tenant, "credits"];
     let request = Request::new(Method::GET, &path);
-    let answer = ask::<Credits>(&arguments.server, &request, arguments.shown).await?;
-    let Some(Credits { pools }) = answer else { return Ok(()) };
+    let answer = ask::<CreditsAnswer>(&arguments.server, &request, arguments.shown).await?;
+    let Some(CreditsAnswer { pools }) = answer else { return Ok(()) };
     if pools.is_empty() {
         println!("no credits");
         return Ok(());
     }
     let header = ["unit", "pool", "left after the last cuts", "usage since", "available"];
-    let mut table = new_table(&header, 2);
-    for Pool { unit, pool, remaining, pending, available } in &pools {
-        table.add_row([cell(unit), cell(pool), cell(remaining), cell(pending), cell(available)]);
-    }
-    println!("{table}");
+    let rows = pools.iter().map(|of| {
+        let PoolAnswer { unit, pool, remaining, pending, available } = of;
+        [cell(unit), cell(pool.name()), cell(remaining), cell(pending), cell(available)]
+    });
+    print_table(header, 2, rows);
     Ok(())
 }
 
@@ -105,24 +66,23 @@ async fn list_changes(arguments: &CreditsArguments) -> anyhow::Result<()> {
     let answer = ask::<ChangeList>(&arguments.server, &request, arguments.shown).await?;
     let Some(list) = answer else { return Ok(()) };
     let header = ["change", "at", "grant", "what", "amount", "left", "usage", "memo"];
-    let mut table = new_table(&header, header.len());
-    for change in &list.changes {
+    let rows = list.changes.iter().map(|change| {
         let usage = change.covered.as_ref().map(|covered| {
-            let Covered { meter, window_start, quantity } = covered;
+            let CoveredAnswer { meter, window_start, quantity, .. } = covered;
             format!("{quantity} {meter} of {window_start}")
         });
-        table.add_row([
+        [
             cell(change.number),
-            moment(&change.at),
+            moment(change.at),
             cell(change.grant),
-            cell(&change.kind),
-            cell(&change.amount),
-            cell(&change.remaining),
-            cell(usage.as_deref().unwrap_or("-")),
+            cell(change.kind.name()),
+            cell(change.amount),
+            cell(change.remaining),
+            optional(usage.as_ref()),
             cell(&change.memo),
-        ]);
-    }
-    println!("{table}");
+        ]
+    });
+    print_table(header, header.len(), rows);
     print_more(list.next_before);
     Ok(())
 }

@@ -15,8 +15,8 @@ mod traffic;
 
 use super::check::check_store;
 use super::client::{Client, Failure, Request, ServerArguments};
-use super::send::BatchAnswer;
 use super::table::grouped;
+use crate::api::events::Verdicts;
 use crate::clock::Clock;
 use crate::config::StoreUrl;
 use crate::http::auth::new_token;
@@ -246,7 +246,7 @@ impl Demo {
             let Some((body, events)) = lane.next_batch(self.plan.batch_events()) else { break };
             self.see(|seen| seen.sent += events);
             let answer = self.send_until_answered(&Request::events(body.into())).await?;
-            let answer: BatchAnswer = serde_json::from_slice(&answer)?;
+            let answer: Verdicts = serde_json::from_slice(&answer)?;
             self.see(|seen| {
                 seen.acknowledged += events;
                 seen.accepted += answer.accepted;

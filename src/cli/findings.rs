@@ -4,9 +4,9 @@
 
 use super::answer::{JsonArguments, ask, given, print_more};
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, grouped, moment, new_table, plain};
+use super::table::{cell, grouped, moment, optional, plain, print_table};
+use crate::api::findings::{FindingAnswer, FindingList};
 use reqwest::Method;
-use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
@@ -45,31 +45,6 @@ pub struct FindingsArguments {
     shown: JsonArguments,
 }
 
-#[derive(Deserialize)]
-struct FindingList {
-    findings: Vec<Finding>,
-    next_before: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct Finding {
-    id: u64,
-    kind: String,
-    tenant: Option<String>,
-    meter: Option<String>,
-    subject: String,
-    verdict: String,
-    reason: String,
-    advice: String,
-    ledger: String,
-    provider: String,
-    opened_at: String,
-    passes: u32,
-    paged_at: Option<String>,
-    cleared_at: Option<String>,
-    took_seconds: Option<i64>,
-}
-
 pub async fn run(arguments: &FindingsArguments) -> anyhow::Result<ExitCode> {
     if let Some(id) = arguments.accept {
         let path = ["v1", "findings", &id.to_string(), "accept"];
@@ -101,45 +76,41 @@ fn print_list(list: &FindingList, none: &str) {
         "id", "kind", "tenant", "meter", "subject", "verdict", "why", "opened", "state", "passes",
         "ledger", "provider",
     ];
-    let mut table = new_table(&header, 9);
-    let mut advice: BTreeMap<&str, &str> = BTreeMap::new();
-    for finding in &list.findings {
-        table.add_row([
+    let rows = list.findings.iter().map(|finding| {
+        [
             cell(finding.id),
-            cell(&finding.kind),
-            cell(finding.tenant.as_deref().unwrap_or("-")),
-            cell(finding.meter.as_deref().unwrap_or("-")),
+            cell(finding.kind.name()),
+            optional(finding.tenant.as_ref()),
+            optional(finding.meter.as_ref()),
             cell(&finding.subject),
-            cell(&finding.verdict),
-            cell(&finding.reason),
-            moment(&finding.opened_at),
-            cell(finding.state()),
+            cell(finding.verdict.name()),
+            cell(finding.reason.name()),
+            moment(finding.opened_at),
+            cell(state(finding)),
             cell(finding.passes),
-            cell(grouped(&finding.ledger)),
-            cell(grouped(&finding.provider)),
-        ]);
-        if finding.cleared_at.is_none() {
-            advice.insert(&finding.reason, &finding.advice);
-        }
-    }
-    println!("{table}");
+            cell(grouped(finding.ledger)),
+            cell(grouped(finding.provider)),
+        ]
+    });
+    print_table(header, 9, rows);
+    let open = list.findings.iter().filter(|finding| finding.cleared_at.is_none());
+    let advice: BTreeMap<&str, &str> =
+        open.map(|finding| (finding.reason.name(), finding.advice.as_str())).collect();
     if !advice.is_empty() {
         println!("\nwhat to do");
         for (reason, advice) in advice {
-            println!("  {}: {}", plain(reason), plain(advice));
+            println!("  {reason}: {}", plain(advice));
         }
     }
     print_more(list.next_before);
 }
 
-impl Finding {
-    fn state(&self) -> String {
-        match (&self.cleared_at, self.took_seconds, &self.paged_at) {
-            (Some(_), Some(seconds), _) => format!("cleared after {}", duration(seconds)),
-            (Some(_), None, _) => "cleared".into(),
-            (None, _, Some(_)) => "open, paged".into(),
-            (None, _, None) => "open".into(),
-        }
+fn state(finding: &FindingAnswer) -> String {
+    match (finding.cleared_at, finding.took_seconds, finding.paged_at) {
+        (Some(_), Some(seconds), _) => format!("cleared after {}", duration(seconds)),
+        (Some(_), None, _) => "cleared".into(),
+        (None, _, Some(_)) => "open, paged".into(),
+        (None, _, None) => "open".into(),
     }
 }
 

@@ -2,11 +2,11 @@
 //!
 //! Invariant: a token is shown once, when it is made, and a list never shows one.
 
+use super::answer::{JsonArguments, ask};
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, moment, new_table, plain_json};
-use anyhow::Context;
+use super::table::{cell, moment, print_table};
+use crate::api::keys::{KeyList, NewKeyAnswer};
 use reqwest::Method;
-use serde::Deserialize;
 use std::process::ExitCode;
 
 /// Create, list and revoke API keys
@@ -39,9 +39,8 @@ enum KeysCommand {
         /// Restrict the key to one tenant
         #[arg(long)]
         tenant: Option<String>,
-        /// Print the server's JSON answer
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        shown: JsonArguments,
     },
     /// List all keys, without their tokens
     #[command(after_help = "Example:
@@ -49,9 +48,8 @@ enum KeysCommand {
     List {
         #[command(flatten)]
         server: ServerArguments,
-        /// Print the server's JSON answer
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        shown: JsonArguments,
     },
     /// Revoke a key permanently, by its id
     #[command(after_help = "Example:
@@ -66,54 +64,22 @@ enum KeysCommand {
 
 const SCOPES: [&str; 4] = ["ingest", "read", "operate", "admin"];
 
-#[derive(Deserialize)]
-struct KeyList {
-    keys: Vec<Key>,
-}
-
-#[derive(Deserialize)]
-struct Key {
-    id: String,
-    name: String,
-    scopes: Vec<String>,
-    tenant: Option<String>,
-    created_at: String,
-    revoked_at: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct NewKey {
-    id: String,
-    token: String,
-}
-
 pub async fn run(arguments: KeysArguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
-        KeysCommand::Create { server, name, scopes, tenant, json } => {
-            let mut spec = serde_json::json!({"name": name, "scopes": scopes});
-            if let Some(tenant) = tenant {
-                spec["tenant"] = tenant.into();
-            }
+        KeysCommand::Create { server, name, scopes, tenant, shown } => {
+            let spec = serde_json::json!({"name": name, "scopes": scopes, "tenant": tenant});
             let request = Request::new(Method::POST, &["v1", "keys"]).with_json(&spec);
-            let body = Client::new(&server)?.call(&request).await?;
-            if json {
-                println!("{}", plain_json(&body));
-                return Ok(ExitCode::SUCCESS);
+            if let Some(made) = ask::<NewKeyAnswer>(&server, &request, shown).await? {
+                // The token alone on standard output, for `KEY=$(counterfoil keys create …)`.
+                eprintln!("made {}; its token is shown this once and kept nowhere:", made.key.id);
+                println!("{}", made.token);
             }
-            let key: NewKey = serde_json::from_slice(&body).context(UNREADABLE)?;
-            // The token alone on standard output, for `KEY=$(counterfoil keys create …)`.
-            eprintln!("made {}; its token is shown this once and kept nowhere:", key.id);
-            println!("{}", key.token);
         }
-        KeysCommand::List { server, json } => {
+        KeysCommand::List { server, shown } => {
             let request = Request::new(Method::GET, &["v1", "keys"]);
-            let body = Client::new(&server)?.call(&request).await?;
-            if json {
-                println!("{}", plain_json(&body));
-                return Ok(ExitCode::SUCCESS);
+            if let Some(list) = ask::<KeyList>(&server, &request, shown).await? {
+                print_keys(&list);
             }
-            let list: KeyList = serde_json::from_slice(&body).context(UNREADABLE)?;
-            print_keys(&list);
         }
         KeysCommand::Revoke { server, id } => {
             let request = Request::new(Method::DELETE, &["v1", "keys", &id]);
@@ -124,20 +90,17 @@ pub async fn run(arguments: KeysArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-const UNREADABLE: &str = "the server's answer cannot be read";
-
 fn print_keys(list: &KeyList) {
     let header = ["id", "name", "scopes", "tenant", "created", "revoked"];
-    let mut table = new_table(&header, header.len());
-    for key in &list.keys {
-        table.add_row([
+    let rows = list.keys.iter().map(|key| {
+        [
             cell(&key.id),
             cell(&key.name),
             cell(key.scopes.join(", ")),
             cell(key.tenant.as_deref().unwrap_or("any")),
-            moment(&key.created_at),
-            moment(key.revoked_at.as_deref().unwrap_or("-")),
-        ]);
-    }
-    println!("{table}");
+            moment(key.created_at),
+            moment(key.revoked_at),
+        ]
+    });
+    print_table(header, header.len(), rows);
 }

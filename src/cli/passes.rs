@@ -8,9 +8,10 @@ use super::answer::{JsonArguments, ask, given, print_more};
 use super::check::existing;
 use super::client::{Client, Request, ServerArguments};
 use super::reconcile::outcome::{OutputArguments, present};
-use super::reconcile::pass::{Pass, Told, day};
+use super::reconcile::pass::{Told, day};
 use super::store::StoreArguments;
-use super::table::{cell, grouped, moment, new_table};
+use super::table::{cell, grouped, moment, print_table};
+use crate::api::passes::PassList;
 use crate::config::{Config, StoreUrl};
 use crate::rules::chain::ChainReport;
 use crate::rules::digest::hex;
@@ -19,7 +20,6 @@ use crate::store::postgres::PostgresStore;
 use crate::store::sqlite::SqliteStore;
 use anyhow::Context;
 use reqwest::Method;
-use serde::Deserialize;
 use std::process::ExitCode;
 
 /// List reconciliation passes and show their results
@@ -95,12 +95,6 @@ Exit code: 0 the chain holds, 4 it is broken, 1 it could not be read.")]
     },
 }
 
-#[derive(Deserialize)]
-struct PassList {
-    passes: Vec<Pass>,
-    next_before: Option<u64>,
-}
-
 pub async fn run(arguments: PassesArguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         None => list(&arguments.list).await,
@@ -167,25 +161,24 @@ async fn list(arguments: &ListArguments) -> anyhow::Result<ExitCode> {
         "id", "kind", "from", "until", "tenant", "mode", "state", "ordered", "windows", "equal",
         "waiting", "unread", "drifting",
     ];
-    let mut table = new_table(&header, 8);
-    for pass in &list.passes {
-        table.add_row([
+    let rows = list.passes.iter().map(|pass| {
+        [
             cell(pass.id),
             cell(pass.kind.name()),
-            cell(day(&pass.from)),
-            cell(day(&pass.to)),
+            cell(day(pass.from)),
+            cell(day(pass.to)),
             cell(pass.tenant.as_deref().unwrap_or("all")),
             cell(pass.mode()),
             cell(pass.state.name()),
-            moment(&pass.created_at),
+            moment(pass.created_at),
             cell(grouped(pass.windows)),
             cell(grouped(pass.count(Verdict::Equal))),
             cell(grouped(pass.count(Verdict::Waiting))),
             cell(grouped(pass.count(Verdict::Unread))),
             cell(grouped(pass.drifting())),
-        ]);
-    }
-    println!("{table}");
+        ]
+    });
+    print_table(header, 8, rows);
     print_more(list.next_before);
     Ok(ExitCode::SUCCESS)
 }

@@ -3,11 +3,12 @@
 //!
 //! Invariant: numbers are shown as the server wrote them; none passes through a float.
 
+use super::answer::{JsonArguments, Pages, ask, given, print_more, read};
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, counted, grouped, moment, new_table, plain, plain_json};
-use anyhow::Context;
+use super::table::{cell, counted, grouped, moment, optional, plain, print_table};
+use crate::api::pushes::{DiscardSpec, PushList, PushTraceAnswer, RulingAnswer};
+use crate::rules::delivery::PushState;
 use reqwest::Method;
-use serde::Deserialize;
 use std::process::ExitCode;
 
 /// List and show pushes to the billing provider; retry or discard dead letters
@@ -51,9 +52,8 @@ struct ListArguments {
     /// Most pushes to show, newest first
     #[arg(long, default_value_t = 50)]
     limit: u16,
-    /// Print the server's JSON answer
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shown: JsonArguments,
 }
 
 #[derive(clap::Subcommand)]
@@ -70,9 +70,8 @@ enum PushesCommand {
         server: ServerArguments,
         /// The push's id
         id: u64,
-        /// Print the server's JSON answer
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        shown: JsonArguments,
     },
     /// Send a dead push again as a new revision, if that cannot bill twice
     #[command(after_help = "Examples:
@@ -103,68 +102,14 @@ enum PushesCommand {
     },
 }
 
-#[derive(Deserialize)]
-struct PushList {
-    pushes: Vec<Push>,
-    next_before: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct Push {
-    id: u64,
-    tenant: String,
-    customer: Option<String>,
-    meter: String,
-    window_start: String,
-    revision: u32,
-    mode: String,
-    quantity: String,
-    value: String,
-    key: String,
-    shadow: bool,
-    state: String,
-    class: String,
-    detail: Option<String>,
-    unbilled: Option<String>,
-    attempts: u32,
-    due_at: String,
-}
-
-#[derive(Deserialize)]
-struct PushTrace {
-    #[serde(flatten)]
-    push: Push,
-    transitions: Vec<Transition>,
-}
-
-#[derive(Deserialize)]
-struct Transition {
-    at: String,
-    state: String,
-    class: String,
-    attempt: u32,
-    request_id: Option<String>,
-    detail: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Ruling {
-    replacement: Option<u64>,
-}
-
-const UNREADABLE: &str = "the server's answer cannot be read";
-
 pub async fn run(arguments: PushesArguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         None => list(&arguments.list).await?,
         Some(PushesCommand::List(arguments)) => list(&arguments).await?,
-        Some(PushesCommand::Show { server, id, json }) => {
+        Some(PushesCommand::Show { server, id, shown }) => {
             let request = Request::new(Method::GET, &["v1", "pushes", &id.to_string()]);
-            let body = Client::new(&server)?.call(&request).await?;
-            if json {
-                println!("{}", plain_json(&body));
-            } else {
-                print_trace(&serde_json::from_slice(&body).context(UNREADABLE)?);
+            if let Some(trace) = ask::<PushTraceAnswer>(&server, &request, shown).await? {
+                print_trace(&trace);
             }
         }
         Some(PushesCommand::Retry { server, id: Some(id), .. }) => {
@@ -173,8 +118,7 @@ pub async fn run(arguments: PushesArguments) -> anyhow::Result<ExitCode> {
         Some(PushesCommand::Retry { server, id: None, .. }) => retry_all(&server).await?,
         Some(PushesCommand::Discard { server, id, reason }) => {
             let path = ["v1", "pushes", &id.to_string(), "discard"];
-            let spec = serde_json::json!({"reason": reason});
-            let request = Request::new(Method::POST, &path).with_json(&spec);
+            let request = Request::new(Method::POST, &path).with_json(&DiscardSpec { reason });
             Client::new(&server)?.call(&request).await?;
             println!("{id} is written off");
         }
@@ -185,8 +129,7 @@ pub async fn run(arguments: PushesArguments) -> anyhow::Result<ExitCode> {
 async fn retry(client: &Client, id: u64) -> anyhow::Result<()> {
     let path = ["v1", "pushes", &id.to_string(), "retry"];
     let body = client.call(&Request::new(Method::POST, &path)).await?;
-    let ruling: Ruling = serde_json::from_slice(&body).context(UNREADABLE)?;
-    match ruling.replacement {
+    match read::<RulingAnswer>(&body)?.replacement {
         Some(replacement) => println!("push {replacement} takes the place of {id}"),
         None => println!("{id} will be tried again"),
     }
@@ -196,104 +139,89 @@ async fn retry(client: &Client, id: u64) -> anyhow::Result<()> {
 /// Retries page after page, from the newest to the oldest.
 async fn retry_all(server: &ServerArguments) -> anyhow::Result<()> {
     let client = Client::new(server)?;
-    let mut before: Option<u64> = None;
+    let mut request = Request::new(Method::GET, &["v1", "pushes"]);
+    request.query.extend([("state", "dead".into()), ("class", "refused".into())]);
+    let mut pages = Pages::new(&client, request);
     let mut retried = 0;
-    loop {
-        let mut request = Request::new(Method::GET, &["v1", "pushes"]);
-        request.query.extend([("state", "dead".into()), ("class", "refused".into())]);
-        request.query.extend(before.map(|before| ("before", before.to_string())));
-        let body = client.call(&request).await?;
-        let page: PushList = serde_json::from_slice(&body).context(UNREADABLE)?;
+    while let Some((page, _)) = pages.next::<PushList>().await? {
         for push in &page.pushes {
             retry(&client, push.id).await?;
             retried += 1;
         }
-        before = page.next_before;
-        if before.is_none() {
-            println!("{} will be sent again", counted(retried, "push", "pushes"));
-            return Ok(());
-        }
     }
+    println!("{} will be sent again", counted(retried, "push", "pushes"));
+    Ok(())
 }
 
 async fn list(arguments: &ListArguments) -> anyhow::Result<()> {
     let mut request = Request::new(Method::GET, &["v1", "pushes"]);
     let limit = arguments.limit.to_string();
-    let wanted = [
+    request.query = given([
         ("tenant", arguments.tenant.as_ref()),
         ("meter", arguments.meter.as_ref()),
         ("state", arguments.state.as_ref()),
         ("class", arguments.class.as_ref()),
         ("limit", Some(&limit)),
-    ];
-    let given = wanted.into_iter().filter_map(|(name, value)| Some((name, value?.clone())));
-    request.query.extend(given);
-    let body = Client::new(&arguments.server)?.call(&request).await?;
-    if arguments.json {
-        println!("{}", plain_json(&body));
-        return Ok(());
-    }
-    let list: PushList = serde_json::from_slice(&body).context(UNREADABLE)?;
+    ]);
+    let answer = ask::<PushList>(&arguments.server, &request, arguments.shown).await?;
+    let Some(list) = answer else { return Ok(()) };
     if list.pushes.is_empty() {
         println!("no pushes");
         return Ok(());
     }
     let header = ["id", "tenant", "meter", "window", "state", "class", "rev", "tries", "quantity"];
-    let mut table = new_table(&header, 6);
-    for push in &list.pushes {
-        let state =
-            if push.shadow { format!("{} (shadow)", push.state) } else { push.state.clone() };
-        table.add_row([
+    let rows = list.pushes.iter().map(|push| {
+        let shadow = if push.shadow { " (shadow)" } else { "" };
+        [
             cell(push.id),
             cell(&push.tenant),
             cell(&push.meter),
-            moment(&push.window_start),
-            cell(state),
-            cell(&push.class),
+            moment(push.window_start),
+            cell(format!("{}{shadow}", push.state.name())),
+            cell(push.class.name()),
             cell(push.revision),
             cell(push.attempts),
-            cell(grouped(&push.quantity)),
-        ]);
-    }
-    println!("{table}");
-    if list.next_before.is_some() {
-        println!("there are more; --limit shows up to 1000");
-    }
+            cell(grouped(push.quantity)),
+        ]
+    });
+    print_table(header, 6, rows);
+    print_more(list.next_before);
     Ok(())
 }
 
-fn print_trace(trace: &PushTrace) {
+fn print_trace(trace: &PushTraceAnswer) {
     let push = &trace.push;
     let customer = push.customer.as_deref().unwrap_or("no customer yet");
     let of = plain(&format!("{} ({customer})", push.tenant));
     println!(
         "push {} of {of}: {} of {}, window {}, revision {}",
         push.id,
-        grouped(&push.quantity),
+        grouped(push.quantity),
         push.meter,
         push.window_start,
         push.revision
     );
-    println!("{} {} as {}", push.mode, grouped(&push.value), push.key);
-    match (&push.unbilled, push.state.as_str()) {
-        (Some(unbilled), _) => println!("{}, {} unbilled", push.state, grouped(unbilled)),
-        (None, "observed") => println!("observed; due at {}", push.due_at),
-        (None, state) => println!("{state}"),
+    println!("{} {} as {}", push.mode.name(), grouped(push.value), push.key);
+    let state = push.state.name();
+    match (push.unbilled, push.state) {
+        (Some(unbilled), _) => println!("{state}, {} unbilled", grouped(unbilled)),
+        (None, PushState::Observed) => println!("{state}; due at {}", push.due_at),
+        (None, _) => println!("{state}"),
     }
     if let Some(detail) = &push.detail {
         println!("{}", plain(detail));
     }
     let header = ["at", "class", "state", "request", "detail", "try"];
-    let mut table = new_table(&header, 5);
-    for transition in &trace.transitions {
-        table.add_row([
-            moment(&transition.at),
-            cell(&transition.class),
-            cell(&transition.state),
-            cell(transition.request_id.as_deref().unwrap_or("-")),
-            cell(transition.detail.as_deref().unwrap_or("-")),
+    let rows = trace.transitions.iter().map(|transition| {
+        [
+            moment(transition.at),
+            cell(transition.class.name()),
+            cell(transition.state.name()),
+            optional(transition.request_id.as_ref()),
+            optional(transition.detail.as_ref()),
             cell(transition.attempt),
-        ]);
-    }
-    println!("\n{table}");
+        ]
+    });
+    println!();
+    print_table(header, 5, rows);
 }

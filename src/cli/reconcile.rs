@@ -8,14 +8,14 @@ pub mod outcome;
 pub mod pass;
 mod report;
 mod sheet;
-mod standing;
 
 use super::client::{Client, Request, ServerArguments};
+use crate::api::passes::{PassAnswer, PassSpec};
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use jiff::civil::Date;
 use outcome::OutputArguments;
-use pass::{Pass, Told};
+use pass::Told;
 use reqwest::Method;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -74,14 +74,16 @@ pub async fn run(arguments: &ReconcileArguments) -> anyhow::Result<ExitCode> {
         bail!("--to is the first day that is no longer included, so it must be after {from}");
     }
     let client = Client::new(&arguments.server)?;
-    let order = serde_json::json!({
-        "from": from.to_string(), "to": to.to_string(),
-        "tenant": arguments.tenant, "apply": arguments.apply,
-    });
+    let order = PassSpec {
+        from: from.to_string(),
+        to: to.to_string(),
+        tenant: arguments.tenant.clone(),
+        apply: arguments.apply,
+    };
     // Asked once: a second order would be a second pass.
     let body =
         client.call(&Request::new(Method::POST, &["v1", "passes"]).with_json(&order)).await?;
-    let ordered = Told::<Pass>::read(&body)?;
+    let ordered = Told::<PassAnswer>::read(&body)?;
     let id = ordered.value.id;
     eprintln!("pass {id} compares {}", ordered.value.scope());
     let ended = watch(&client, ordered).await.with_context(|| {
@@ -91,7 +93,7 @@ pub async fn run(arguments: &ReconcileArguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Looks at the pass until it has ended.
-async fn watch(client: &Client, ordered: Told<Pass>) -> anyhow::Result<Told<Pass>> {
+async fn watch(client: &Client, ordered: Told<PassAnswer>) -> anyhow::Result<Told<PassAnswer>> {
     let progress = PassBar::new();
     let path = ["v1", "passes", &ordered.value.id.to_string()];
     let request = Request::new(Method::GET, &path);
@@ -121,7 +123,7 @@ impl PassBar {
         }))
     }
 
-    fn show(&self, pass: &Pass) {
+    fn show(&self, pass: &PassAnswer) {
         if let Some(bar) = &self.0 {
             bar.set_length(pass.pairs);
             bar.set_position(pass.pairs_done);

@@ -5,9 +5,9 @@
 
 use super::answer::{JsonArguments, ask, given, print_more};
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, moment, new_table, plain};
+use super::table::{cell, moment, optional, plain, print_table};
+use crate::api::sagas::{SagaAnswer, SagaList, SagaStory};
 use reqwest::Method;
-use serde::Deserialize;
 use std::process::ExitCode;
 
 /// List and show sagas; resume a stopped one
@@ -76,49 +76,13 @@ enum SagasCommand {
     },
 }
 
-#[derive(Deserialize)]
-struct SagaList {
-    sagas: Vec<Saga>,
-    next_before: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct Saga {
-    id: String,
-    kind: String,
-    tenant: String,
-    state: String,
-    generation: u32,
-    detail: Option<String>,
-    due_at: Option<String>,
-    created_at: String,
-    state_at: String,
-}
-
-#[derive(Deserialize)]
-struct Story {
-    saga: Saga,
-    params: serde_json::Value,
-    log: Vec<Line>,
-}
-
-#[derive(Deserialize)]
-struct Line {
-    generation: u32,
-    step: String,
-    mark: String,
-    result: Option<serde_json::Value>,
-    detail: Option<String>,
-    at: String,
-}
-
 pub async fn run(arguments: SagasArguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         None => list(&arguments.list).await?,
         Some(SagasCommand::List(arguments)) => list(&arguments).await?,
         Some(SagasCommand::Show { server, id, shown }) => {
             let request = Request::new(Method::GET, &["v1", "sagas", &id]);
-            if let Some(story) = ask::<Story>(&server, &request, shown).await? {
+            if let Some(story) = ask::<SagaStory>(&server, &request, shown).await? {
                 print_story(&story);
             }
         }
@@ -146,43 +110,40 @@ async fn list(arguments: &ListArguments) -> anyhow::Result<()> {
         return Ok(());
     }
     let header = ["id", "kind", "tenant", "state", "since", "goes on", "what"];
-    let mut table = new_table(&header, header.len());
-    for saga in &list.sagas {
-        table.add_row([
+    let rows = list.sagas.iter().map(|saga| {
+        [
             cell(&saga.id),
-            cell(&saga.kind),
+            cell(saga.kind.name()),
             cell(&saga.tenant),
-            cell(&saga.state),
-            moment(&saga.state_at),
-            moment(saga.due_at.as_deref().unwrap_or("-")),
-            cell(saga.detail.as_deref().unwrap_or("-")),
-        ]);
-    }
-    println!("{table}");
+            cell(saga.state.name()),
+            moment(saga.state_at),
+            moment(saga.due_at),
+            optional(saga.detail.as_ref()),
+        ]
+    });
+    print_table(header, header.len(), rows);
     print_more(list.next_before);
     Ok(())
 }
 
-fn print_story(story: &Story) {
-    let Saga { id, kind, tenant, state, generation, detail, created_at, .. } = &story.saga;
-    let [id, kind, tenant, state] = [id, kind, tenant, state].map(|text| plain(text));
+fn print_story(story: &SagaStory) {
+    let SagaAnswer { id, kind, tenant, state, generation, detail, created_at, .. } = &story.saga;
+    let (id, kind, tenant, state) = (plain(id), kind.name(), plain(tenant), state.name());
     println!("{id}: {kind} of {tenant}, begun {created_at}, {state}, generation {generation}");
     if let Some(detail) = detail {
         println!("{}", plain(detail));
     }
     println!("asked for: {}", plain(&story.params.to_string()));
     let header = ["at", "generation", "step", "what", "result"];
-    let mut table = new_table(&header, header.len());
-    for line in &story.log {
+    let rows = story.log.iter().map(|line| {
         let result = line.result.as_ref().map(ToString::to_string);
-        let told = line.detail.clone().or(result).unwrap_or_else(|| "-".into());
-        table.add_row([
-            moment(&line.at),
+        [
+            moment(line.at),
             cell(line.generation),
             cell(&line.step),
-            cell(&line.mark),
-            cell(told),
-        ]);
-    }
-    println!("{table}");
+            cell(line.mark.name()),
+            optional(line.detail.as_ref().or(result.as_ref())),
+        ]
+    });
+    print_table(header, header.len(), rows);
 }

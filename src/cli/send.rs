@@ -7,10 +7,10 @@
 mod input;
 mod summary;
 
-pub use summary::BatchAnswer;
-
 use super::EXIT_EVENTS_REFUSED;
+use super::answer::read;
 use super::client::{Client, Request, ServerArguments};
+use crate::api::events::Verdicts;
 use anyhow::{Context, bail};
 use bytes::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -149,13 +149,13 @@ impl Sender {
         }
     }
 
-    async fn send(&self, body: Bytes) -> anyhow::Result<BatchAnswer> {
+    async fn send(&self, body: Bytes) -> anyhow::Result<Verdicts> {
         let request = Request::events(body);
         let on_retry = |_: &_| {
             self.summary.lock().expect("no holder of the summary panics").retries += 1;
         };
         let answer = self.client.call_patiently(&request, self.patience, on_retry).await?;
-        serde_json::from_slice(&answer).context("the server's answer cannot be read")
+        read(&answer)
     }
 
     fn has_sent(&self) -> bool {

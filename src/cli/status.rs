@@ -4,13 +4,12 @@
 //! alone decide the exit code.
 
 use super::EXIT_FINDINGS;
+use super::answer::read;
 use super::client::{Client, Request, ServerArguments};
 use super::table::{cell, grouped, new_table, plain, plain_json};
-use anyhow::Context;
+use crate::api::health::{BillingHealth, Pages, UnmappedUsage};
 use reqwest::Method;
-use serde::Deserialize;
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 /// Show billing health: numbers that must be zero, and unbilled usage
@@ -29,64 +28,10 @@ pub struct StatusArguments {
     json: bool,
 }
 
-#[derive(Deserialize)]
-struct Health {
-    /// Not every server tells these.
-    version: Option<String>,
-    provider: Option<String>,
-    shadow: Option<String>,
-    #[serde(default)]
-    unbilled: BTreeMap<String, BTreeMap<String, Option<String>>>,
-    #[serde(default)]
-    quarantined_more: bool,
-    observed: u64,
-    observed_long: u64,
-    without_customer: u64,
-    #[serde(default)]
-    without_customer_usage: BTreeMap<String, UnmappedUsage>,
-    #[serde(default)]
-    unsent_usage: BTreeMap<String, UnmappedUsage>,
-    submitted: u64,
-    submitted_long: u64,
-    dead: u64,
-    drifting_tenants: u64,
-    /// Not every server counts these two; what is not told is not shown.
-    findings_open: Option<u64>,
-    webhooks_waiting: u64,
-    alerts_open: Option<u64>,
-    pages: Pages,
-    last_pass: LastPasses,
-}
-
-#[derive(Deserialize)]
-struct UnmappedUsage {
-    tenants: u64,
-    quantity: String,
-}
-
-#[derive(Deserialize)]
-struct Pages {
-    open: u64,
-    day: u64,
-    week: u64,
-    week_before: u64,
-}
-
-#[derive(Deserialize)]
-struct LastPasses {
-    hourly: Option<String>,
-    #[serde(default)]
-    hourly_incomplete: bool,
-    nightly: Option<String>,
-    #[serde(default)]
-    nightly_incomplete: bool,
-}
-
 pub async fn run(arguments: &StatusArguments) -> anyhow::Result<ExitCode> {
     let request = Request::new(Method::GET, &["v1", "health", "billing"]);
     let body = Client::new(&arguments.server)?.call(&request).await?;
-    let health: Health =
-        serde_json::from_slice(&body).context("the server's answer cannot be read")?;
+    let health: BillingHealth = read(&body)?;
     if arguments.json {
         println!("{}", plain_json(&body));
     } else {
@@ -98,7 +43,7 @@ pub async fn run(arguments: &StatusArguments) -> anyhow::Result<ExitCode> {
     Ok(if health.is_well() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FINDINGS) })
 }
 
-impl Health {
+impl BillingHealth {
     fn zeros(&self) -> [(u64, &'static str, &'static str); 6] {
         [
             (
@@ -132,17 +77,11 @@ impl Health {
 }
 
 /// What the numbers are of.
-fn print_server(health: &Health) {
-    let version = health.version.as_deref().unwrap_or("of an unknown version");
+fn print_server(health: &BillingHealth) {
     let provider = health.provider.as_deref().unwrap_or("none");
-    let shadow = health.shadow.as_deref().unwrap_or("unknown");
-    println!(
-        "counterfoil {}, provider {}, shadow {}",
-        plain(version),
-        plain(provider),
-        plain(shadow)
-    );
-    match (shadow, provider) {
+    let BillingHealth { version, shadow, .. } = health;
+    println!("{}", plain(&format!("counterfoil {version}, provider {provider}, shadow {shadow}")));
+    match (shadow.as_str(), provider) {
         ("nowhere" | "sandbox", _) => println!("SHADOW MODE: nothing is billed"),
         (_, "none") => println!("there is no provider: nothing is billed"),
         (_, _) => {}
@@ -151,7 +90,7 @@ fn print_server(health: &Health) {
 }
 
 /// Everything that is not billed, by meter and cause.
-fn print_unbilled(health: &Health) {
+fn print_unbilled(health: &BillingHealth) {
     if health.unbilled.is_empty() {
         // Without a provider the first lines have said that nothing is billed.
         if health.provider.as_deref().is_some_and(|provider| provider != "none") {
@@ -160,13 +99,10 @@ fn print_unbilled(health: &Health) {
         return;
     }
     let mut table = new_table(&["not billed", "cause", "quantity"], 2);
-    for (meter, causes) in &health.unbilled {
-        let total = causes.get("total").cloned().flatten().unwrap_or_default();
-        table.add_row([cell(meter), cell("total"), cell(grouped(total))]);
-        for (cause, quantity) in causes.iter().filter(|(cause, _)| *cause != "total") {
-            if let Some(quantity) = quantity {
-                table.add_row([cell(""), cell(cause.replace('_', " ")), cell(grouped(quantity))]);
-            }
+    for (meter, usage) in &health.unbilled {
+        table.add_row([cell(meter), cell("total"), cell(grouped(usage.total))]);
+        for (cause, quantity) in usage.causes() {
+            table.add_row([cell(""), cell(cause), cell(grouped(quantity))]);
         }
     }
     println!("{table}");
@@ -176,7 +112,7 @@ fn print_unbilled(health: &Health) {
     println!();
 }
 
-fn print_zeros(health: &Health) {
+fn print_zeros(health: &BillingHealth) {
     let mut table = new_table(&["", "must be zero", "tells more", "now"], 3);
     for (count, what, command) in health.zeros() {
         let mark = if count == 0 { "✓" } else { "✗" };
@@ -185,7 +121,7 @@ fn print_zeros(health: &Health) {
     println!("{table}\n");
 }
 
-fn print_rest(health: &Health) {
+fn print_rest(health: &BillingHealth) {
     let mut table = new_table(&["also", "tells more", "now"], 2);
     let mut add = |what: &str, command: &str, now: String| {
         table.add_row([cell(what), cell(command), cell(now)]);
@@ -197,30 +133,26 @@ fn print_rest(health: &Health) {
         ("was too old to be sent", &health.unsent_usage),
     ];
     for (what, usage) in kinds {
-        for (meter, UnmappedUsage { tenants, quantity }) in usage {
+        for (meter, UnmappedUsage { tenants, quantity, .. }) in usage {
             let what = format!("{meter} of {} tenants {what}", grouped(*tenants));
             add(&what, "counterfoil alerts", grouped(quantity));
         }
     }
-    if let Some(findings) = health.findings_open {
-        add("open findings", "counterfoil findings", grouped(findings));
-    }
+    add("open findings", "counterfoil findings", grouped(health.findings_open));
     let waiting = "counterfoil webhooks --status waiting";
     add("webhooks waiting", waiting, grouped(health.webhooks_waiting));
-    if let Some(alerts) = health.alerts_open {
-        add("open alerts", "counterfoil alerts", grouped(alerts));
-    }
+    add("open alerts", "counterfoil alerts", grouped(health.alerts_open));
     let pages = &health.pages;
     add("pages in the last day", "counterfoil alerts --all", grouped(pages.day));
     add("pages in the last week", "counterfoil alerts --all", pages.trend());
     let last = &health.last_pass;
     let passes = [
-        ("hourly", &last.hourly, last.hourly_incomplete),
-        ("nightly", &last.nightly, last.nightly_incomplete),
+        ("hourly", last.hourly, last.hourly_incomplete),
+        ("nightly", last.nightly, last.nightly_incomplete),
     ];
     for (kind, at, incomplete) in passes {
         let command = format!("counterfoil passes --kind {kind}");
-        let at = at.clone().unwrap_or_else(|| "never".into());
+        let at = at.map_or_else(|| "never".to_owned(), |at| at.to_string());
         let at = if incomplete { format!("{at}, incomplete") } else { at };
         add(&format!("last {kind} pass"), &command, at);
     }

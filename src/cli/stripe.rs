@@ -5,15 +5,21 @@
 //! is missing and touches nothing that exists. The key is never printed.
 
 use super::EXIT_FINDINGS;
+use super::answer::{Pages, given, read};
 use super::client::{Client, Failure, Request, ServerArguments};
-use super::table::{cell, counted, grouped, moment, new_table, plain, plain_json};
+use super::table::{
+    cell, counted, grouped, moment, new_table, plain, plain_json, print_table, word,
+};
+use crate::api::comparison::{ComparedWindow, ComparisonAnswer, WindowVerdict};
+use crate::api::meters::{MeterAnswer, MeterList};
+use crate::api::tenants::TenantList;
 use crate::config::{Config, Shadow};
 use crate::provider::stripe::setup::{Fitness, judge_meter};
 use crate::provider::stripe::{StripeClient, is_live};
 use crate::rules::billing::Billing;
 use crate::rules::ids::MeterSlug;
 use crate::rules::meter::{Meter, MeterSpec};
-use anyhow::{Context, bail};
+use anyhow::bail;
 use reqwest::Method;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -234,23 +240,6 @@ fn connect(config: &Config) -> anyhow::Result<StripeClient> {
     StripeClient::connect(&config.stripe).map_err(|refusal| anyhow::anyhow!("{refusal}"))
 }
 
-#[derive(Deserialize)]
-struct MeterList {
-    meters: Vec<DeclaredMeter>,
-}
-
-#[derive(Deserialize)]
-struct DeclaredMeter {
-    slug: String,
-    aggregation: serde_json::Value,
-    scale: u32,
-    precision: u32,
-    bucket: serde_json::Value,
-    billing: Option<Billing>,
-    #[serde(default)]
-    archived: bool,
-}
-
 /// Meters with billing: those of the settings file, and those of the server if there is one. A
 /// meter of both counts as the server says, and is billed if either says so.
 async fn billed_meters(
@@ -260,23 +249,14 @@ async fn billed_meters(
     let mut specs: BTreeMap<String, MeterSpec> = config.meters.clone();
     if let Some(server) = server {
         let body = server.call(&Request::new(Method::GET, &["v1", "meters"])).await?;
-        let list: MeterList =
-            serde_json::from_slice(&body).context("the server's answer cannot be read")?;
-        for meter in list.meters {
-            if meter.archived {
-                specs.remove(&meter.slug);
+        for MeterAnswer { slug, mut spec } in read::<MeterList>(&body)?.meters {
+            if spec.archived {
+                specs.remove(&slug);
                 continue;
             }
-            let spec = serde_json::json!({
-                "aggregation": meter.aggregation, "scale": meter.scale,
-                "precision": meter.precision, "bucket": meter.bucket, "billing": meter.billing,
-            });
-            // Only what billing needs; the rest plays no part here.
-            if let Ok(mut spec) = serde_json::from_value::<MeterSpec>(spec) {
-                let in_file = specs.get(&meter.slug).and_then(|spec| spec.billing.clone());
-                spec.billing = spec.billing.or(in_file);
-                specs.insert(meter.slug, spec);
-            }
+            let in_file = specs.get(&slug).and_then(|spec| spec.billing.clone());
+            spec.billing = spec.billing.or(in_file);
+            specs.insert(slug, spec);
         }
     }
     let mut meters = Vec::new();
@@ -286,18 +266,6 @@ async fn billed_meters(
         meters.push((Meter::declare(parsed, spec)?, billing));
     }
     Ok(meters)
-}
-
-#[derive(Deserialize)]
-struct TenantList {
-    tenants: Vec<Tenant>,
-    next_after: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Tenant {
-    id: String,
-    customer: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -313,14 +281,10 @@ async fn check_customers(
 ) -> anyhow::Result<()> {
     let mut unmapped = Vec::new();
     let (mut looked_up, mut mapped) = (0, 0);
-    let mut after: Option<String> = None;
-    loop {
-        let mut request = Request::new(Method::GET, &["v1", "tenants"]);
-        request.query.push(("limit", "1000".into()));
-        request.query.extend(after.take().map(|after| ("after", after)));
-        let body = server.call(&request).await?;
-        let page: TenantList =
-            serde_json::from_slice(&body).context("the server's answer cannot be read")?;
+    let mut request = Request::new(Method::GET, &["v1", "tenants"]);
+    request.query.push(("limit", "1000".into()));
+    let mut pages = Pages::new(server, request);
+    while let Some((page, _)) = pages.next::<TenantList>().await? {
         for tenant in page.tenants {
             let Some(customer) = tenant.customer else {
                 unmapped.push(tenant.id);
@@ -339,10 +303,6 @@ async fn check_customers(
                 }
                 Err(error) => findings.bad(name, "unfit", format!("{customer}: {error}")),
             }
-        }
-        after = page.next_after;
-        if after.is_none() {
-            break;
         }
     }
     if unmapped.is_empty() {
@@ -364,43 +324,14 @@ async fn check_customers(
     Ok(())
 }
 
-#[derive(Deserialize)]
-struct Comparison {
-    customer: String,
-    /// Not every server tells.
-    #[serde(default)]
-    customers: Vec<String>,
-    windows: Vec<ComparedWindow>,
-    differing: usize,
-}
-
-#[derive(Deserialize)]
-struct ComparedWindow {
-    start: String,
-    state: String,
-    ledger: String,
-    pushed: String,
-    provider: String,
-    equal: bool,
-    /// Not every server tells.
-    verdict: Option<String>,
-    written_off: Option<String>,
-    note: Option<String>,
-}
-
-impl ComparedWindow {
-    fn verdict(&self) -> &str {
-        match self.verdict.as_deref() {
-            Some("differs") => "DIFFERS",
-            Some(verdict) => verdict,
-            None if self.equal => "equal",
-            None => "DIFFERS",
-        }
-    }
+/// A verdict in a word, loud where somebody must look.
+fn verdict(window: &ComparedWindow) -> String {
+    let word = word(window.verdict);
+    if window.verdict == WindowVerdict::Differs { word.to_uppercase() } else { word }
 }
 
 /// Says that the column of Stripe is a sum, if it is one.
-fn print_customers(comparison: &Comparison) {
+fn print_customers(comparison: &ComparisonAnswer) {
     let former: Vec<&str> = comparison.customers.iter().skip(1).map(String::as_str).collect();
     if !former.is_empty() {
         let former = plain(&former.join(", "));
@@ -409,7 +340,7 @@ fn print_customers(comparison: &Comparison) {
 }
 
 /// Who wrote usage off, and why.
-fn print_notes(comparison: &Comparison) {
+fn print_notes(comparison: &ComparisonAnswer) {
     let noted = comparison.windows.iter().filter_map(|w| Some((&w.start, w.note.as_ref()?)));
     for (place, (start, note)) in noted.enumerate() {
         if place == 0 {
@@ -421,17 +352,14 @@ fn print_notes(comparison: &Comparison) {
 
 async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
     let mut request = Request::new(Method::GET, &["v1", "comparison"]);
-    let wanted = [
+    request.query = given([
         ("tenant", Some(&arguments.tenant)),
         ("meter", Some(&arguments.meter)),
         ("from", arguments.from.as_ref()),
         ("to", arguments.to.as_ref()),
-    ];
-    let given = wanted.into_iter().filter_map(|(name, value)| Some((name, value?.clone())));
-    request.query.extend(given);
+    ]);
     let body = Client::new(&arguments.server)?.call(&request).await?;
-    let comparison: Comparison =
-        serde_json::from_slice(&body).context("the server's answer cannot be read")?;
+    let comparison: ComparisonAnswer = read(&body)?;
     let code =
         if comparison.differing == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FINDINGS) };
     if arguments.json {
@@ -439,22 +367,21 @@ async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
         return Ok(code);
     }
     let header = ["window", "state", "", "ledger", "written off", "pushed", "Stripe"];
-    let mut table = new_table(&header, 3);
-    for window in &comparison.windows {
-        table.add_row([
-            moment(&window.start),
-            cell(&window.state),
-            cell(window.verdict()),
-            cell(grouped(&window.ledger)),
-            cell(window.written_off.as_deref().map_or_else(String::new, grouped)),
-            cell(grouped(&window.pushed)),
-            cell(grouped(&window.provider)),
-        ]);
-    }
     let of = plain(&format!("{} ({})", arguments.tenant, comparison.customer));
     println!("{} of {of}\n", arguments.meter);
     print_customers(&comparison);
-    println!("{table}");
+    let rows = comparison.windows.iter().map(|window| {
+        [
+            moment(window.start),
+            cell(word(window.state)),
+            cell(verdict(window)),
+            cell(grouped(window.ledger)),
+            cell(window.written_off.map_or_else(String::new, grouped)),
+            cell(grouped(window.pushed)),
+            cell(grouped(window.provider)),
+        ]
+    });
+    print_table(header, 3, rows);
     print_notes(&comparison);
     match (comparison.windows.len(), comparison.differing) {
         (0, _) => println!("\nno usage on either side"),
@@ -463,9 +390,9 @@ async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
             _ => println!("\nall {windows} windows are equal"),
         },
         (windows, _) => {
-            let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+            let mut counts: BTreeMap<String, usize> = BTreeMap::new();
             for window in &comparison.windows {
-                *counts.entry(window.verdict()).or_default() += 1;
+                *counts.entry(verdict(window)).or_default() += 1;
             }
             let shown: Vec<String> =
                 counts.iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();

@@ -4,9 +4,11 @@
 //! table fits; ids and numbers are never broken. In a pipe or a file every row is one line.
 
 use crate::config::columns;
+use crate::rules::timestamp::Timestamp;
 use comfy_table::{
     Cell, CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle,
 };
+use serde::Serialize;
 
 /// Lines above, below and under the header; none between rows.
 const STYLE: TableStyle = TableStyle::new()
@@ -38,13 +40,35 @@ pub fn cell(text: impl ToString) -> Cell {
     Cell::new(plain(&text.to_string()))
 }
 
-/// A moment as the server wrote it, without the fraction of its second.
-pub fn moment(text: impl AsRef<str>) -> Cell {
-    let text = text.as_ref();
-    match (text.split_once('.'), text.strip_suffix('Z')) {
-        (Some((seconds, _)), Some(_)) => cell(format!("{seconds}Z")),
-        (None, _) | (Some(_), None) => cell(text),
+/// A table of these rows.
+pub fn print_table<const N: usize>(
+    header: [&str; N],
+    left: usize,
+    rows: impl IntoIterator<Item = [Cell; N]>,
+) {
+    let mut table = new_table(&header, left);
+    table.add_rows(rows);
+    println!("{table}");
+}
+
+/// A moment without the fraction of its second; a dash for none.
+pub fn moment(at: impl Into<Option<Timestamp>>) -> Cell {
+    let text = at.into().map_or_else(|| "-".to_owned(), |at| at.to_string());
+    match text.split_once('.') {
+        Some((seconds, _)) => cell(format!("{seconds}Z")),
+        None => cell(text),
     }
+}
+
+/// The name that a value of a plain enum has in JSON.
+pub fn word(value: impl Serialize) -> String {
+    let name = serde_json::to_value(value).unwrap_or_default();
+    name.as_str().unwrap_or_default().to_owned()
+}
+
+/// A text that may be absent.
+pub fn optional(text: Option<&String>) -> Cell {
+    text.map_or_else(|| cell("-"), cell)
 }
 
 /// The text without what a terminal would obey: names and details come from outside.
@@ -124,10 +148,13 @@ mod tests {
 
     #[test]
     fn moments_have_seconds() {
-        let check = |text: &str, expected: &str| assert_eq!(moment(text).content(), expected);
-        check("2026-11-16T21:46:10.123456Z", "2026-11-16T21:46:10Z");
-        check("2026-11-16T21:46:10Z", "2026-11-16T21:46:10Z");
-        check("-", "-");
+        let check = |text: &str| {
+            let at = Timestamp::parse(text).unwrap();
+            assert_eq!(moment(at).content(), "2026-11-16T21:46:10Z");
+        };
+        check("2026-11-16T21:46:10.123456Z");
+        check("2026-11-16T21:46:10Z");
+        assert_eq!(moment(None).content(), "-");
     }
 
     #[test]

@@ -2,15 +2,14 @@
 //!
 //! Invariant: numbers are shown as the server wrote them; none passes through a float.
 
+use super::answer::{JsonArguments, Pages, ask, given};
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, grouped, new_table, plain, plain_json};
+use super::table::{cell, grouped, new_table, optional, plain, plain_json, word};
+use crate::api::usage::{TotalAnswer, TotalList, UsageAnswer, WindowAnswer};
 use crate::clock::Clock;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
-use anyhow::Context;
 use reqwest::Method;
-use serde::Deserialize;
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 /// Show the exact usage of one tenant and meter, or of all
@@ -57,9 +56,8 @@ pub struct UsageArguments {
     /// With --all: print CSV
     #[arg(long, requires = "all", conflicts_with = "json")]
     csv: bool,
-    /// Print the server's JSON answer
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shown: JsonArguments,
 }
 
 /// A month's first day, and that of the next one.
@@ -90,39 +88,9 @@ impl UsageArguments {
     }
 }
 
-/// What `GET /v1/usage` answers.
-#[derive(Deserialize)]
-pub struct Usage {
-    pub tenant: String,
-    pub meter: String,
-    pub from: String,
-    pub to: String,
-    pub total: Option<String>,
-    pub count: u64,
-    pub windows: Vec<UsageWindow>,
-}
-
-#[derive(Deserialize)]
-pub struct UsageWindow {
-    start: String,
-    end: String,
-    value: String,
-    count: u64,
-    state: String,
-    #[serde(default)]
-    group: BTreeMap<String, Option<String>>,
-}
-
-impl UsageWindow {
-    fn is_after(&self, now: Timestamp) -> bool {
-        Timestamp::parse(&self.start).is_ok_and(|start| start > now)
-    }
-}
-
 pub async fn run(arguments: &UsageArguments) -> anyhow::Result<ExitCode> {
-    let client = Client::new(&arguments.server)?;
     if arguments.all {
-        return print_all(&client, arguments).await;
+        return print_all(arguments).await;
     }
     let mut request = Request::new(Method::GET, &["v1", "usage"]);
     let wanted = [
@@ -131,42 +99,33 @@ pub async fn run(arguments: &UsageArguments) -> anyhow::Result<ExitCode> {
         ("window", arguments.window.as_ref()),
         ("group_by", arguments.group_by.as_ref()),
     ];
-    let given = wanted
-        .into_iter()
-        .chain(arguments.range())
-        .filter_map(|(name, value)| Some((name, value?.clone())));
-    request.query.extend(given);
-    let body = client.call(&request).await?;
-    if arguments.json {
-        println!("{}", plain_json(&body));
-        return Ok(ExitCode::SUCCESS);
+    request.query = given(wanted.into_iter().chain(arguments.range()));
+    if let Some(usage) = ask(&arguments.server, &request, arguments.shown).await? {
+        print_usage(&usage, Clock::system().now());
     }
-    let usage = serde_json::from_slice(&body).context("the server's answer cannot be read")?;
-    print_usage(&usage, Clock::system().now());
     Ok(ExitCode::SUCCESS)
 }
 
 /// Windows of the future are left out, unless events are ahead of this machine's clock.
-fn print_usage(usage: &Usage, now: Timestamp) {
+fn print_usage(usage: &UsageAnswer, now: Timestamp) {
     let tenant = plain(&usage.tenant);
     println!("{} of {tenant}, from {} to {}\n", usage.meter, usage.from, usage.to);
-    let dimensions: Vec<&str> = match usage.windows.first() {
-        Some(window) => window.group.keys().map(String::as_str).collect(),
-        None => Vec::new(),
-    };
+    let group = usage.windows.first().and_then(|window| window.group.as_ref());
+    let dimensions: Vec<&str> =
+        group.into_iter().flatten().map(|(name, _)| name.as_str()).collect();
     let header: Vec<&str> = ["start", "end"]
         .into_iter()
         .chain(dimensions.iter().copied())
         .chain(["state", "value", "events"])
         .collect();
     let mut table = new_table(&header, 3 + dimensions.len());
-    let shown: Vec<&UsageWindow> =
-        usage.windows.iter().filter(|window| window.count > 0 || !window.is_after(now)).collect();
+    let shown: Vec<&WindowAnswer> =
+        usage.windows.iter().filter(|window| window.count > 0 || window.start <= now).collect();
     for window in &shown {
-        let group = window.group.values().map(|value| cell(value.as_deref().unwrap_or("-")));
+        let group = window.group.iter().flatten().map(|(_, value)| optional(value.as_ref()));
         let numbers =
-            [cell(&window.state), cell(grouped(&window.value)), cell(grouped(window.count))];
-        let row = [cell(&window.start), cell(&window.end)];
+            [cell(word(window.state)), cell(grouped(window.value)), cell(grouped(window.count))];
+        let row = [cell(window.start), cell(window.end)];
         table.add_row(row.into_iter().chain(group).chain(numbers));
     }
     if shown.is_empty() {
@@ -175,83 +134,54 @@ fn print_usage(usage: &Usage, now: Timestamp) {
         println!("{table}");
     }
     if dimensions.is_empty() && shown.len() > 1 {
-        let values: Vec<&str> = shown.iter().map(|w| w.value.as_str()).collect();
+        let values: Vec<Quantity> = shown.iter().map(|window| window.value).collect();
         println!("\n{}", sparkline(&values));
     }
-    let total = usage.total.as_deref().map_or_else(|| "none".to_owned(), grouped);
+    let total = usage.total.map_or_else(|| "none".to_owned(), grouped);
     println!("\ntotal {total} from {} events", grouped(usage.count));
-}
-
-/// A page of what every tenant used.
-#[derive(Deserialize)]
-struct Totals {
-    from: String,
-    to: String,
-    totals: Vec<Total>,
-    next_after: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Total {
-    tenant: String,
-    name: Option<String>,
-    customer: Option<String>,
-    meter: String,
-    total: String,
-    count: u64,
 }
 
 const COLUMNS: [&str; 8] = ["tenant", "name", "customer", "meter", "from", "to", "total", "events"];
 
 /// Prints every tenant and meter, page by page, so that any number of tenants fits.
-async fn print_all(client: &Client, arguments: &UsageArguments) -> anyhow::Result<ExitCode> {
-    let mut after: Option<String> = None;
+async fn print_all(arguments: &UsageArguments) -> anyhow::Result<ExitCode> {
+    let client = Client::new(&arguments.server)?;
     let mut table = new_table(&["tenant", "name", "meter", "total", "events"], 3);
     if arguments.csv {
         println!("{}", COLUMNS.join(","));
     }
-    loop {
-        let mut request = Request::new(Method::GET, &["v1", "usage", "totals"]);
-        let given =
-            arguments.range().into_iter().filter_map(|(name, value)| Some((name, value?.clone())));
-        request.query.extend(given.chain(after.take().map(|after| ("after", after))));
-        let body = client.call(&request).await?;
-        let page: Totals =
-            serde_json::from_slice(&body).context("the server's answer cannot be read")?;
-        if arguments.json {
+    let mut request = Request::new(Method::GET, &["v1", "usage", "totals"]);
+    request.query = given(arguments.range());
+    let mut pages = Pages::new(&client, request);
+    while let Some((page, body)) = pages.next::<TotalList>().await? {
+        if arguments.shown.json {
             println!("{}", plain_json(&body));
         }
         for row in &page.totals {
             if arguments.csv {
                 println!("{}", csv_row(row, &page));
             }
-            let name = row.name.as_deref().unwrap_or("-");
-            let numbers = [cell(grouped(&row.total)), cell(grouped(row.count))];
-            table.add_row(
-                [cell(&row.tenant), cell(name), cell(&row.meter)].into_iter().chain(numbers),
-            );
-        }
-        after = page.next_after;
-        if after.is_none() {
-            break;
+            let numbers = [cell(grouped(row.total)), cell(grouped(row.count))];
+            let names = [cell(&row.tenant), optional(row.name.as_ref()), cell(&row.meter)];
+            table.add_row(names.into_iter().chain(numbers));
         }
     }
-    if !arguments.csv && !arguments.json {
+    if !arguments.csv && !arguments.shown.json {
         println!("{table}");
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn csv_row(row: &Total, page: &Totals) -> String {
+fn csv_row(row: &TotalAnswer, page: &TotalList) -> String {
     let optional = |text: &Option<String>| text.clone().unwrap_or_default();
     let fields = [
         row.tenant.clone(),
         optional(&row.name),
         optional(&row.customer),
         row.meter.clone(),
-        page.from.clone(),
-        page.to.clone(),
-        row.total.clone(),
+        page.from.to_string(),
+        page.to.to_string(),
+        row.total.to_string(),
         row.count.to_string(),
     ];
     fields.map(|field| csv_field(&plain(&field))).join(",")
@@ -271,11 +201,8 @@ fn csv_field(text: &str) -> String {
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// The shape of the values: from zero, or from the smallest if one is negative, to the largest.
-fn sparkline(values: &[&str]) -> String {
-    let units: Vec<i128> = values
-        .iter()
-        .map(|value| Quantity::parse_stored(value).map_or(0, Quantity::units))
-        .collect();
+fn sparkline(values: &[Quantity]) -> String {
+    let units: Vec<i128> = values.iter().map(|value| value.units()).collect();
     let low = units.iter().copied().min().unwrap_or(0).min(0);
     let high = units.iter().copied().max().unwrap_or(0).max(low + 1);
     // One part in a million is more than eight bars can show, and cannot overflow.
@@ -312,7 +239,11 @@ mod tests {
 
     #[test]
     fn shapes() {
-        let check = |values: &[&str], expected: &str| assert_eq!(sparkline(values), expected);
+        let check = |values: &[&str], expected: &str| {
+            let read = |value: &&str| Quantity::parse_stored(value).unwrap();
+            let values: Vec<Quantity> = values.iter().map(read).collect();
+            assert_eq!(sparkline(&values), expected);
+        };
         check(&["0", "1", "2", "3", "4", "5", "6", "7"], "▁▂▃▄▅▆▇█");
         check(&["5", "5"], "██");
         check(&["0", "0"], "▁▁");

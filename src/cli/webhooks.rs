@@ -5,9 +5,9 @@
 
 use super::answer::{JsonArguments, ask, given, print_more};
 use super::client::{Client, Request, ServerArguments};
-use super::table::{cell, moment, new_table, plain};
+use super::table::{cell, moment, optional, plain, print_table};
+use crate::api::webhooks::{WebhookList, WebhookTrace};
 use reqwest::Method;
-use serde::Deserialize;
 use std::process::ExitCode;
 
 /// List and show received webhooks; read an object again
@@ -75,43 +75,13 @@ enum WebhooksCommand {
     },
 }
 
-#[derive(Deserialize)]
-struct WebhookList {
-    webhooks: Vec<Webhook>,
-    next_before: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct Webhook {
-    id: u64,
-    event_id: String,
-    #[serde(rename = "type")]
-    event_type: String,
-    object_kind: Option<String>,
-    object_id: Option<String>,
-    source: String,
-    status: String,
-    created_at: String,
-    received_at: String,
-    settled_at: Option<String>,
-    deliveries: u64,
-    detail: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct WholeWebhook {
-    #[serde(flatten)]
-    webhook: Webhook,
-    payload: serde_json::Value,
-}
-
 pub async fn run(arguments: WebhooksArguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         None => list(&arguments.list).await?,
         Some(WebhooksCommand::List(arguments)) => list(&arguments).await?,
         Some(WebhooksCommand::Show { server, id, shown }) => {
             let request = Request::new(Method::GET, &["v1", "webhooks", &id.to_string()]);
-            if let Some(whole) = ask::<WholeWebhook>(&server, &request, shown).await? {
+            if let Some(whole) = ask::<WebhookTrace>(&server, &request, shown).await? {
                 print_one(&whole)?;
             }
         }
@@ -141,45 +111,45 @@ async fn list(arguments: &ListArguments) -> anyhow::Result<()> {
         return Ok(());
     }
     let header = ["id", "type", "object", "status", "source", "received", "event", "deliveries"];
-    let mut table = new_table(&header, 7);
-    for webhook in &list.webhooks {
-        table.add_row([
+    let rows = list.webhooks.iter().map(|webhook| {
+        [
             cell(webhook.id),
             cell(&webhook.event_type),
-            cell(webhook.object_id.as_deref().unwrap_or("-")),
-            cell(&webhook.status),
-            cell(&webhook.source),
-            moment(&webhook.received_at),
+            optional(webhook.object_id.as_ref()),
+            cell(webhook.status.name()),
+            cell(webhook.source.name()),
+            moment(webhook.received_at),
             cell(&webhook.event_id),
             cell(webhook.deliveries),
-        ]);
-    }
-    println!("{table}");
+        ]
+    });
+    print_table(header, 7, rows);
     print_more(list.next_before);
     Ok(())
 }
 
-fn print_one(whole: &WholeWebhook) -> anyhow::Result<()> {
+fn print_one(whole: &WebhookTrace) -> anyhow::Result<()> {
     let webhook = &whole.webhook;
-    let object = match (&webhook.object_kind, &webhook.object_id) {
-        (Some(kind), Some(id)) => format!("{kind} {id}"),
-        (Some(only), None) | (None, Some(only)) => only.clone(),
-        (None, None) => "no object".into(),
+    let (status, source) = (webhook.status.name(), webhook.source.name());
+    let object = match (webhook.object_kind, &webhook.object_id) {
+        (Some(kind), Some(id)) => format!("{} {id}", kind.name()),
+        (Some(_), None) | (None, _) => "no object".into(),
     };
-    let settled = match &webhook.settled_at {
-        Some(at) => format!("{} at {at}", webhook.status),
-        None => webhook.status.clone(),
+    let settled = match webhook.settled_at {
+        Some(at) => format!("{status} at {at}"),
+        None => status.to_owned(),
     };
     let lines = [
         format!("webhook {}: {} about {object}", webhook.id, webhook.event_type),
         format!("event {}, made at {}", webhook.event_id, webhook.created_at),
-        format!("{} at {}, {} deliveries", webhook.source, webhook.received_at, webhook.deliveries),
+        format!("{source} at {}, {} deliveries", webhook.received_at, webhook.deliveries),
         settled,
     ];
     for line in lines.iter().chain(&webhook.detail) {
         println!("{}", plain(line));
     }
     // JSON escapes what a terminal would obey.
-    println!("\n{}", serde_json::to_string_pretty(&whole.payload)?);
+    let payload: serde_json::Value = serde_json::from_str(whole.payload.get())?;
+    println!("\n{}", serde_json::to_string_pretty(&payload)?);
     Ok(())
 }

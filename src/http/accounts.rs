@@ -5,92 +5,25 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Path, Query, parse_amount, parse_limit, read_json, trim_page};
+use super::extract::{Json, Limit, Path, Query, list_query, parse_amount, read_json};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
-use crate::rules::account::{
-    Account, Entry, Floor, NewEntry, NewPosting, PostRefusal, is_reserved, is_reserved_key,
+use crate::api::accounts::{
+    AccountAnswer, AccountList, AccountSpec, EntryAnswer, EntrySpec, PostingSpec, Statement,
 };
+use crate::rules::account::{NewEntry, NewPosting, PostRefusal, is_reserved, is_reserved_key};
 use crate::rules::ids::{AccountName, OnceKey, TenantId, Unit};
-use crate::store::account::{AccountPut, NewAccount, Posted, StatementLine, StatementQuery};
+use crate::store::account::{AccountPut, NewAccount, Posted, StatementQuery};
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Longest memo, in bytes.
 const MEMO_BYTES_MAX: usize = 500;
 
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({"unit": "eur", "floor": "zero"}))]
-pub struct AccountSpec {
-    /// A currency or another unit, such as `eur` or `credits`.
-    #[schema(min_length = 1, max_length = 32, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
-    unit: String,
-    /// `zero` if its balance may not fall below 0.
-    #[serde(default)]
-    floor: FloorName,
-}
-
-#[derive(Clone, Copy, Default, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum FloorName {
-    Zero,
-    #[default]
-    None,
-}
-
-impl From<FloorName> for Floor {
-    fn from(name: FloorName) -> Self {
-        match name {
-            FloorName::Zero => Self::Zero,
-            FloorName::None => Self::None,
-        }
-    }
-}
-
-impl From<Floor> for FloorName {
-    fn from(floor: Floor) -> Self {
-        match floor {
-            Floor::Zero => Self::Zero,
-            Floor::None => Self::None,
-        }
-    }
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct AccountAnswer {
-    name: String,
-    unit: String,
-    floor: FloorName,
-    /// An exact decimal number.
-    balance: String,
-    /// How many entries have touched it.
-    version: u64,
-    #[schema(format = DateTime)]
-    created_at: String,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct AccountList {
-    accounts: Vec<AccountAnswer>,
-    /// Give it as `after` for the next page; null at the end.
-    next_after: Option<String>,
-}
-
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct AccountParameters {
-    /// The last account of the page before.
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    after: Option<String>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
+list_query!(AccountParameters, "The last account of the page before.", after: String (min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), {});
 
 /// Create an account
 ///
@@ -119,7 +52,7 @@ pub async fn put_account(
         return Err(Problem::new(Kind::Refused, "account_reserved", detail));
     }
     let unit = Unit::parse(&unit).map_err(Problem::refused)?;
-    let account = NewAccount { tenant, name, unit, floor: floor.into() };
+    let account = NewAccount { tenant, name, unit, floor };
     match app.store.put_account(account, app.clock.now()).await? {
         AccountPut::Created(account) | AccountPut::Stands(account) => {
             Ok(axum::Json(account.into()))
@@ -149,13 +82,11 @@ pub async fn list_accounts(
     Path(tenant): Path<String>,
     Query(query): Query<AccountParameters>,
 ) -> Result<axum::Json<AccountList>, Problem> {
-    let tenant = readable(&caller, &tenant)?;
-    let limit = parse_limit(query.limit)?;
+    let tenant = caller.tenant_for(Scope::Read, &tenant)?;
+    let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(AccountName::parse).transpose()?;
-    let mut found = app.store.list_accounts(&tenant, after.as_ref(), limit + 1).await?;
-    let next_after = trim_page(&mut found, limit, |account| account.name.to_string());
-    let accounts = found.into_iter().map(AccountAnswer::from).collect();
-    Ok(axum::Json(AccountList { accounts, next_after }))
+    let found = app.store.list_accounts(&tenant, after.as_ref(), limit.and_one()).await?;
+    limit.page(found, |account| account.name.to_string(), |account| Ok(account.into()))
 }
 
 /// Read an account
@@ -172,7 +103,7 @@ pub async fn get_account(
     caller: Caller,
     Path((tenant, name)): Path<(String, String)>,
 ) -> Result<axum::Json<AccountAnswer>, Problem> {
-    let tenant = readable(&caller, &tenant)?;
+    let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let name = AccountName::parse(&name)?;
     let found = app.store.find_account(&tenant, &name).await?;
     Ok(axum::Json(found.ok_or_else(unknown_account)?.into()))
@@ -183,38 +114,7 @@ fn unknown_account() -> Problem {
     Problem::new(Kind::NotFound, "account_unknown", detail)
 }
 
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct StatementParameters {
-    /// `next_before` of the page before.
-    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
-    before: Option<u64>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct StatementLineAnswer {
-    /// Lines of an account are numbered without gaps.
-    version: u64,
-    entry: u64,
-    key: String,
-    memo: String,
-    amount: String,
-    /// After it.
-    balance: String,
-    #[schema(format = DateTime)]
-    at: String,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct Statement {
-    /// Newest first.
-    lines: Vec<StatementLineAnswer>,
-    /// Give it as `before` for the next page; null at the end.
-    next_before: Option<u64>,
-}
+list_query!(StatementParameters, before, {});
 
 /// Read an account's statement
 #[utoipa::path(
@@ -231,68 +131,13 @@ pub async fn get_statement(
     Path((tenant, name)): Path<(String, String)>,
     Query(query): Query<StatementParameters>,
 ) -> Result<axum::Json<Statement>, Problem> {
-    let tenant = readable(&caller, &tenant)?;
+    let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let account = AccountName::parse(&name)?;
-    let limit = parse_limit(query.limit)?;
+    let limit = Limit::parse(query.limit)?;
     app.store.find_account(&tenant, &account).await?.ok_or_else(unknown_account)?;
-    let asked = StatementQuery { tenant, account, before: query.before, limit: limit + 1 };
-    let mut found = app.store.read_statement(asked).await?;
-    let next_before = trim_page(&mut found, limit, |line| line.version);
-    let lines = found.into_iter().map(StatementLineAnswer::from).collect();
-    Ok(axum::Json(Statement { lines, next_before }))
-}
-
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PostingSpec {
-    #[schema(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    account: String,
-    /// What the account gains, as a decimal number; negative where it loses.
-    #[schema(pattern = r"^-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,12})?$")]
-    amount: String,
-    /// Refuse the entry if the account has another version by now.
-    #[serde(default)]
-    #[schema(minimum = 0, maximum = 9_007_199_254_740_991i64)]
-    expected_version: Option<u64>,
-}
-
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({
-    "memo": "top-up of 2026-11",
-    "postings": [
-        {"account": "wallet", "amount": "25.00"}, {"account": "payments", "amount": "-25.00"}
-    ]
-}))]
-pub struct EntrySpec {
-    /// Why, for whoever reads the statement.
-    #[serde(default)]
-    #[schema(max_length = 500, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
-    memo: String,
-    /// They sum to 0 in each unit.
-    #[schema(min_items = 2, max_items = 100)]
-    postings: Vec<PostingSpec>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct PostingAnswer {
-    account: String,
-    unit: String,
-    amount: String,
-    /// After it.
-    balance: String,
-    version: u64,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct EntryAnswer {
-    number: u64,
-    /// The idempotency key it was written under.
-    key: String,
-    memo: String,
-    postings: Vec<PostingAnswer>,
-    #[schema(format = DateTime)]
-    at: String,
+    let asked = StatementQuery { tenant, account, before: query.before, limit: limit.and_one() };
+    let found = app.store.read_statement(asked).await?;
+    limit.page(found, |line| line.version, |line| Ok(line.into()))
 }
 
 /// Write an entry
@@ -393,62 +238,8 @@ pub async fn get_entry(
     caller: Caller,
     Path((tenant, key)): Path<(String, String)>,
 ) -> Result<axum::Json<EntryAnswer>, Problem> {
-    let tenant = readable(&caller, &tenant)?;
+    let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let found = app.store.find_entry(&tenant, &OnceKey::parse(&key)?).await?;
     let unknown = || Problem::new(Kind::NotFound, "entry_unknown", "there is no such entry");
     Ok(axum::Json((&found.ok_or_else(unknown)?).into()))
-}
-
-/// The tenant of the path, if the caller may read it.
-pub fn readable(caller: &Caller, tenant: &str) -> Result<TenantId, Problem> {
-    caller.require(Scope::Read)?;
-    let tenant = TenantId::parse(tenant)?;
-    caller.require_tenant(&tenant)?;
-    Ok(tenant)
-}
-
-impl From<Account> for AccountAnswer {
-    fn from(account: Account) -> Self {
-        Self {
-            name: account.name.to_string(),
-            unit: account.unit.to_string(),
-            floor: account.floor.into(),
-            balance: account.balance.to_string(),
-            version: account.version,
-            created_at: account.created_at.to_string(),
-        }
-    }
-}
-
-impl From<StatementLine> for StatementLineAnswer {
-    fn from(line: StatementLine) -> Self {
-        Self {
-            version: line.version,
-            entry: line.entry,
-            key: line.key.to_string(),
-            memo: line.memo,
-            amount: line.amount.to_string(),
-            balance: line.balance.to_string(),
-            at: line.at.to_string(),
-        }
-    }
-}
-
-impl From<&Entry> for EntryAnswer {
-    fn from(entry: &Entry) -> Self {
-        let postings = entry.postings.iter().map(|posting| PostingAnswer {
-            account: posting.account.to_string(),
-            unit: posting.unit.to_string(),
-            amount: posting.amount.to_string(),
-            balance: posting.balance.to_string(),
-            version: posting.version,
-        });
-        Self {
-            number: entry.number,
-            key: entry.key.to_string(),
-            memo: entry.memo.clone(),
-            postings: postings.collect(),
-            at: entry.at.to_string(),
-        }
-    }
 }

@@ -5,9 +5,10 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Query, parse_limit, read_json, trim_page};
+use super::extract::{Json, Limit, Query, invalid_cursor, list_query, read_json};
 use super::problem::{Kind, Problem};
-use crate::rules::alert::{Alert, AlertKind, Severity};
+use crate::api::alerts::{AlertList, ThresholdAnswer, ThresholdList, ThresholdSpec};
+use crate::rules::alert::AlertKind;
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::Meter;
 use crate::rules::quantity::{Quantity, QuantityRange, SCALE};
@@ -16,50 +17,18 @@ use crate::store::alert::{
 };
 use axum::extract::State;
 use http::StatusCode;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::sync::Arc;
 
 /// Limits that a total can reach.
 const LIMIT_RANGE: QuantityRange = QuantityRange { precision: 27, scale: SCALE, signed: false };
 
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct AlertParameters {
+list_query!(AlertParameters, before, {
     /// Only those that are open, or only those that are over.
     open: Option<bool>,
     #[param(inline)]
     kind: Option<AlertKind>,
-    /// `next_before` of the page before.
-    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
-    before: Option<u64>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct AlertAnswer {
-    id: u64,
-    kind: AlertKind,
-    severity: Severity,
-    /// What it is about; empty where there is one only.
-    subject: String,
-    summary: String,
-    /// The command that shows more.
-    command: String,
-    #[schema(format = DateTime)]
-    opened_at: String,
-    #[schema(format = DateTime)]
-    resolved_at: Option<String>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct AlertList {
-    /// Newest first.
-    alerts: Vec<AlertAnswer>,
-    /// Give it as `before` for the next page; null at the end.
-    next_before: Option<u64>,
-}
+});
 
 /// List alerts
 #[utoipa::path(
@@ -72,64 +41,18 @@ pub async fn list_alerts(
     Query(query): Query<AlertParameters>,
 ) -> Result<axum::Json<AlertList>, Problem> {
     caller.require_unbound(Scope::Read)?;
-    let limit = parse_limit(query.limit)?;
-    let AlertParameters { open, kind, before, .. } = query;
-    let query = AlertQuery { open, kind, before, limit: limit + 1 };
-    let mut found = app.store.list_alerts(query).await?;
-    let next_before = trim_page(&mut found, limit, |alert| alert.number);
-    let alerts = found.into_iter().map(AlertAnswer::from).collect();
-    Ok(axum::Json(AlertList { alerts, next_before }))
+    let AlertParameters { open, kind, before, limit } = query;
+    let limit = Limit::parse(limit)?;
+    let query = AlertQuery { open, kind, before, limit: limit.and_one() };
+    let found = app.store.list_alerts(query).await?;
+    limit.page(found, |alert| alert.number, |alert| Ok(alert.into()))
 }
 
-/// When a tenant's usage is worth a word.
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({
-    "tenant": "acme", "meter": "api_calls", "kind": "quota", "period": "month", "limit": "1000000"
-}))]
-pub struct ThresholdSpec {
-    #[schema(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    tenant: String,
-    #[schema(min_length = 1, max_length = 64, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
-    meter: String,
-    kind: ThresholdKind,
-    /// In UTC.
-    period: ThresholdPeriod,
-    /// The usage of a period from which on an alert is opened, as a decimal number.
-    #[schema(pattern = r"^(0|[1-9][0-9]{0,14})(\.[0-9]{1,12})?$")]
-    limit: String,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct ThresholdAnswer {
-    tenant: String,
-    meter: String,
-    kind: ThresholdKind,
-    period: ThresholdPeriod,
-    limit: String,
-    #[schema(format = DateTime)]
-    created_at: String,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct ThresholdList {
-    thresholds: Vec<ThresholdAnswer>,
-    /// Give it as `after` for the next page; null at the end.
-    next_after: Option<String>,
-}
-
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct ThresholdListParameters {
+list_query!(ThresholdListParameters, "`next_after` of the page before.", after: String, {
     /// Only thresholds of this tenant.
     #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
-    /// `next_after` of the page before.
-    after: Option<String>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
+});
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -198,20 +121,17 @@ pub async fn list_thresholds(
     Query(query): Query<ThresholdListParameters>,
 ) -> Result<axum::Json<ThresholdList>, Problem> {
     caller.require(Scope::Read)?;
-    let asked = query.tenant.as_deref().map(TenantId::parse).transpose()?;
-    let tenant = caller.narrow(asked)?;
-    let limit = parse_limit(query.limit)?;
+    let tenant = caller.narrow(query.tenant.as_deref())?;
+    let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(parse_cursor).transpose()?;
-    let query = ThresholdQuery { tenant, after, limit: limit + 1 };
-    let mut found = app.store.list_thresholds(query).await?;
-    let next_after = trim_page(&mut found, limit, write_cursor);
+    let query = ThresholdQuery { tenant, after, limit: limit.and_one() };
+    let found = app.store.list_thresholds(query).await?;
     let catalog = app.catalog.reload().await?;
-    let answer = |threshold: Threshold| {
-        let meter = catalog.get(threshold.meter)?;
-        Some(answer_threshold(threshold, meter))
-    };
-    let thresholds = found.into_iter().filter_map(answer).collect();
-    Ok(axum::Json(ThresholdList { thresholds, next_after }))
+    limit.page(found, write_cursor, |threshold| {
+        let meter = catalog.get(threshold.meter);
+        let meter = meter.ok_or_else(|| Problem::corrupt("a threshold has no meter"))?;
+        Ok(answer_threshold(threshold, meter))
+    })
 }
 
 fn write_cursor(last: &Threshold) -> String {
@@ -219,16 +139,15 @@ fn write_cursor(last: &Threshold) -> String {
 }
 
 pub fn parse_cursor(text: &str) -> Result<ThresholdKey, Problem> {
-    let refuse = || Problem::new(Kind::Invalid, "invalid_cursor", "after is no next_after");
     let mut parts = text.splitn(4, '/');
-    let mut next = || parts.next().ok_or_else(refuse);
+    let mut next = || parts.next().ok_or_else(invalid_cursor);
     // No store has a meter of a higher number.
     let meter = next()?.parse::<i16>().ok().and_then(|meter| u16::try_from(meter).ok());
     Ok(ThresholdKey {
-        meter: MeterNo(meter.ok_or_else(refuse)?),
-        kind: ThresholdKind::from_name(next()?).ok_or_else(refuse)?,
-        period: ThresholdPeriod::from_name(next()?).ok_or_else(refuse)?,
-        tenant: TenantId::parse(next()?).map_err(|_| refuse())?,
+        meter: MeterNo(meter.ok_or_else(invalid_cursor)?),
+        kind: ThresholdKind::from_name(next()?).ok_or_else(invalid_cursor)?,
+        period: ThresholdPeriod::from_name(next()?).ok_or_else(invalid_cursor)?,
+        tenant: TenantId::parse(next()?).map_err(|_| invalid_cursor())?,
     })
 }
 
@@ -245,9 +164,7 @@ pub async fn delete_threshold(
     caller: Caller,
     Query(name): Query<ThresholdName>,
 ) -> Result<StatusCode, Problem> {
-    caller.require(Scope::Operate)?;
-    let tenant = TenantId::parse(&name.tenant)?;
-    caller.require_tenant(&tenant)?;
+    let tenant = caller.tenant_for(Scope::Operate, &name.tenant)?;
     app.admission.change_threshold(&caller)?;
     let (meter, _) = app.catalog.find(&name.meter).await?;
     if app.store.delete_threshold(&tenant, meter, name.kind, name.period).await? {
@@ -259,27 +176,7 @@ pub async fn delete_threshold(
 }
 
 fn answer_threshold(threshold: Threshold, meter: &Meter) -> ThresholdAnswer {
-    ThresholdAnswer {
-        tenant: threshold.tenant.to_string(),
-        meter: meter.slug.to_string(),
-        kind: threshold.kind,
-        period: threshold.period,
-        limit: threshold.limit.to_string(),
-        created_at: threshold.created_at.to_string(),
-    }
-}
-
-impl From<Alert> for AlertAnswer {
-    fn from(alert: Alert) -> Self {
-        Self {
-            id: alert.number,
-            severity: alert.kind.severity(),
-            kind: alert.kind,
-            subject: alert.subject,
-            summary: alert.summary,
-            command: alert.command,
-            opened_at: alert.opened_at.to_string(),
-            resolved_at: alert.resolved_at.map(|at| at.to_string()),
-        }
-    }
+    let Threshold { tenant, kind, period, limit, created_at, .. } = threshold;
+    let (tenant, meter) = (tenant.to_string(), meter.slug.to_string());
+    ThresholdAnswer { tenant, meter, kind, period, limit, created_at }
 }

@@ -7,9 +7,9 @@
 
 use super::App;
 use super::problem::{Kind, Problem};
+pub use crate::api::keys::Scope;
 use crate::clock::Clock;
 use crate::rules::ids::TenantId;
-use crate::rules::named::named_enum;
 use crate::store::{self, ApiKey, ApiKeys};
 use axum::extract::FromRequestParts;
 use hmac::{Hmac, KeyInit, Mac};
@@ -29,31 +29,6 @@ const STALE_MAX: Duration = Duration::from_secs(30);
 pub const ADMIN_KEY_CHARACTERS_MIN: usize = 16;
 /// The name of the key that the environment gives.
 const GIVEN_ADMIN_KEY: &str = "COUNTERFOIL_ADMIN_KEY";
-
-named_enum! {
-    /// What a key allows.
-    pub enum Scope {
-        /// Send events.
-        Ingest = "ingest",
-        /// Read usage, events, inboxes, meters and counters.
-        Read = "read",
-        /// Decide about inboxes and jobs; includes read.
-        Operate = "operate",
-        /// Everything, with meters, tenants and keys.
-        Admin = "admin",
-    }
-}
-
-impl Scope {
-    fn includes(self, needed: Self) -> bool {
-        match self {
-            Self::Ingest => needed == Self::Ingest,
-            Self::Read => needed == Self::Read,
-            Self::Operate => matches!(needed, Self::Operate | Self::Read),
-            Self::Admin => true,
-        }
-    }
-}
 
 /// The key a request came with.
 #[derive(Debug)]
@@ -137,11 +112,19 @@ impl Caller {
     }
 
     /// The tenant a list is about: the one asked for, if it is allowed, else the bound one.
-    pub fn narrow(&self, asked: Option<TenantId>) -> Result<Option<TenantId>, Problem> {
-        if let Some(tenant) = &asked {
-            self.require_tenant(tenant)?;
-        }
-        Ok(asked.or_else(|| self.bound_to().cloned()))
+    pub fn narrow(&self, asked: Option<&str>) -> Result<Option<TenantId>, Problem> {
+        let Some(asked) = asked else { return Ok(self.bound_to().cloned()) };
+        let tenant = TenantId::parse(asked)?;
+        self.require_tenant(&tenant)?;
+        Ok(Some(tenant))
+    }
+
+    /// The tenant of this name, if the caller may do this with it.
+    pub fn tenant_for(&self, needed: Scope, name: &str) -> Result<TenantId, Problem> {
+        self.require(needed)?;
+        let tenant = TenantId::parse(name)?;
+        self.require_tenant(&tenant)?;
+        Ok(tenant)
     }
 }
 

@@ -7,6 +7,8 @@ use super::App;
 use super::auth::{Caller, Scope};
 use super::extract::{LIMIT_MAX, Query, parse_days};
 use super::problem::{Kind, Problem};
+use crate::api::comparison::{ComparedWindow, ComparisonAnswer, WindowVerdict};
+use crate::api::health::{BillingHealth, LastPasses, Pages, UnbilledUsage, UnmappedUsage};
 use crate::jobs::unbilled::{Cause, Slow, Unbilled, note_discards};
 use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
 use crate::provider::{Provider, TotalsQuery};
@@ -23,93 +25,13 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
 use crate::rules::window_life::WindowState;
-use crate::store::alert::AlertQuery;
+use crate::store::alert::{AlertQuery, PageCounts};
 use crate::store::push::{PushAges, PushCounts, UnmappedSum};
 use crate::store::reconciliation::{FindingQuery, PassQuery};
 use axum::extract::State;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// How pushes stand.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct BillingHealth {
-    /// The server's version.
-    version: &'static str,
-    /// Whom totals are pushed to; null if to nobody.
-    provider: Option<&'static str>,
-    /// `off`, or in shadow mode, where nothing is billed, `nowhere` or `sandbox`.
-    shadow: &'static str,
-    /// Everything that was counted and reaches no invoice as things stand, by meter.
-    unbilled: BTreeMap<String, UnbilledUsage>,
-    /// Whether there are more quarantined events than were added up.
-    quarantined_more: bool,
-    /// Written down and not taken by the provider yet.
-    observed: u64,
-    /// Of those, for more than 5 minutes.
-    observed_long: u64,
-    /// Written down for tenants without a customer at the provider; they wait until one is given.
-    without_customer: u64,
-    /// The usage of those by meter.
-    without_customer_usage: BTreeMap<String, UnmappedUsage>,
-    /// Usage by meter that was too old to be sent when its tenant got a customer.
-    unsent_usage: BTreeMap<String, UnmappedUsage>,
-    /// Taken, and not seen in the provider's totals yet.
-    submitted: u64,
-    /// Of those, for more than an hour.
-    submitted_long: u64,
-    /// Need a person.
-    dead: u64,
-    /// The quantities of the dead ones by meter, as decimal numbers.
-    unbilled_quantity: BTreeMap<String, String>,
-    /// Tenants with drift that was still there after two passes.
-    drifting_tenants: u64,
-    /// Findings that are open; 1,000 stands for as many or more.
-    findings_open: usize,
-    /// Alerts that are open; 1,000 stands for as many or more.
-    alerts_open: usize,
-    /// Webhooks whose objects are still to be read.
-    webhooks_waiting: u64,
-    pages: Pages,
-    last_pass: LastPasses,
-}
-
-/// A meter's usage that is not billed, by cause, as decimal numbers; a cause without usage is null.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct UnbilledUsage {
-    /// All causes together.
-    total: String,
-    /// Dead letters.
-    dead: Option<String>,
-    /// Of tenants without a customer.
-    no_customer: Option<String>,
-    /// Too old to be sent when the tenant got a customer.
-    too_old: Option<String>,
-    /// Of events that were kept and not counted.
-    quarantined: Option<String>,
-    /// Counted in shadow mode.
-    shadow: Option<String>,
-    /// Used before the meter's `billing.from`.
-    before_from: Option<String>,
-    /// Held back by a saga.
-    held: Option<String>,
-}
-
-impl UnbilledUsage {
-    fn new(causes: &BTreeMap<Cause, Quantity>) -> Result<Self, Problem> {
-        let of = |cause| causes.get(&cause).map(|quantity| quantity.to_string());
-        Ok(Self {
-            total: Unbilled::total(causes).ok_or(FoldError)?.to_string(),
-            dead: of(Cause::Dead),
-            no_customer: of(Cause::NoCustomer),
-            too_old: of(Cause::TooOld),
-            quarantined: of(Cause::Quarantined),
-            shadow: of(Cause::Shadow),
-            before_from: of(Cause::BeforeFrom),
-            held: of(Cause::Held),
-        })
-    }
-}
 
 fn name_unbilled(
     unbilled: &Unbilled,
@@ -118,10 +40,24 @@ fn name_unbilled(
     let mut named = BTreeMap::new();
     for (meter, causes) in &unbilled.by_meter {
         if let Some(meter) = catalog.get(*meter) {
-            named.insert(meter.slug.to_string(), UnbilledUsage::new(causes)?);
+            named.insert(meter.slug.to_string(), sort_causes(causes)?);
         }
     }
     Ok(named)
+}
+
+fn sort_causes(causes: &BTreeMap<Cause, Quantity>) -> Result<UnbilledUsage, Problem> {
+    let of = |cause| causes.get(&cause).copied();
+    Ok(UnbilledUsage {
+        total: Unbilled::total(causes).ok_or(FoldError)?,
+        dead: of(Cause::Dead),
+        no_customer: of(Cause::NoCustomer),
+        too_old: of(Cause::TooOld),
+        quarantined: of(Cause::Quarantined),
+        shadow: of(Cause::Shadow),
+        before_from: of(Cause::BeforeFrom),
+        held: of(Cause::Held),
+    })
 }
 
 /// What takes long to add up is kept for this time.
@@ -145,40 +81,6 @@ async fn read_unbilled(
     Ok(unbilled)
 }
 
-/// A meter's usage of tenants that have, or had, no customer.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct UnmappedUsage {
-    tenants: u64,
-    pushes: u64,
-    /// As a decimal number.
-    quantity: String,
-}
-
-/// How often somebody was called.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct Pages {
-    /// Still open.
-    open: u64,
-    /// In the last 24 hours.
-    day: u64,
-    /// In the last seven days, and in the seven before.
-    week: u64,
-    week_before: u64,
-}
-
-/// When the last passes ended, closed or incomplete; null if there was none.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct LastPasses {
-    #[schema(format = DateTime)]
-    hourly: Option<String>,
-    /// Whether it could not read everything.
-    hourly_incomplete: bool,
-    #[schema(format = DateTime)]
-    nightly: Option<String>,
-    /// Whether it could not read everything.
-    nightly_incomplete: bool,
-}
-
 /// Read how pushes stand
 #[utoipa::path(
     get, path = "/v1/health/billing", tag = "pushes",
@@ -197,50 +99,45 @@ pub async fn get_billing_health(
     let counts = app.store.count_pushes(ages).await?;
     let catalog = app.catalog.reload().await?;
     let unbilled = read_unbilled(&app, &catalog, &counts).await?;
-    let named = counts.unbilled.into_iter().filter_map(|(meter, quantity)| {
-        Some((catalog.get(meter)?.slug.to_string(), quantity.to_string()))
-    });
+    let slug = |meter: MeterNo| catalog.get(meter).map(|meter| meter.slug.to_string());
+    let dead = counts.unbilled.into_iter().filter_map(|(meter, sum)| Some((slug(meter)?, sum)));
     let by_slug = |sums: BTreeMap<MeterNo, UnmappedSum>| {
         let named = sums.into_iter().filter_map(|(meter, sum)| {
             let UnmappedSum { tenants, pushes, quantity } = sum;
-            let usage = UnmappedUsage { tenants, pushes, quantity: quantity.to_string() };
-            Some((catalog.get(meter)?.slug.to_string(), usage))
+            Some((slug(meter)?, UnmappedUsage { tenants, pushes, quantity }))
         });
         named.collect::<BTreeMap<String, UnmappedUsage>>()
     };
-    let pages = app.store.count_pages(now).await?;
+    let PageCounts { open, day, week, week_before } = app.store.count_pages(now).await?;
+    let pages = Pages { open, day, week, week_before };
     let hourly = last_pass(&app, PassKind::Hourly).await?;
     let nightly = last_pass(&app, PassKind::Nightly).await?;
     let (open, limit) = (Some(true), LIMIT_MAX);
     let findings = FindingQuery { open, limit, ..FindingQuery::default() };
     let alerts = AlertQuery { open, limit, ..AlertQuery::default() };
     Ok(axum::Json(BillingHealth {
-        version: env!("CARGO_PKG_VERSION"),
-        provider: app.provider.as_ref().map(|provider| provider.name()),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        provider: app.provider.as_ref().map(|provider| provider.name().to_owned()),
         shadow: match (app.shadow, has_sandbox(&app)) {
             (false, _) => "off",
             (true, true) => "sandbox",
             (true, false) => "nowhere",
-        },
+        }
+        .to_owned(),
         unbilled: name_unbilled(&unbilled, &catalog)?,
         quarantined_more: unbilled.quarantined_more,
         drifting_tenants: app.store.count_drifting_tenants().await?,
         findings_open: app.store.list_findings(findings).await?.len(),
         alerts_open: app.store.list_alerts(alerts).await?.len(),
         webhooks_waiting: app.store.count_webhooks().await?.waiting,
-        pages: Pages {
-            open: pages.open,
-            day: pages.day,
-            week: pages.week,
-            week_before: pages.week_before,
-        },
+        pages,
         last_pass: LastPasses {
-            hourly: hourly.as_ref().map(|(at, _)| at.to_string()),
+            hourly: hourly.map(|(at, _)| at),
             hourly_incomplete: hourly.is_some_and(|(_, incomplete)| incomplete),
-            nightly: nightly.as_ref().map(|(at, _)| at.to_string()),
+            nightly: nightly.map(|(at, _)| at),
             nightly_incomplete: nightly.is_some_and(|(_, incomplete)| incomplete),
         },
-        unbilled_quantity: named.collect(),
+        unbilled_quantity: dead.collect(),
         observed: counts.observed,
         observed_long: counts.observed_long,
         without_customer: counts.without_customer.values().map(|sum| sum.pushes).sum(),
@@ -279,60 +176,6 @@ pub struct ComparisonQuery {
     /// First instant that is no longer included; now if it is left out.
     #[param(example = "2026-11-16T00:00:00Z")]
     to: Option<String>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct ComparisonAnswer {
-    tenant: String,
-    /// The tenant's customer of today.
-    customer: String,
-    /// The customers whose totals are added up: that of today first, then those that something of
-    /// these windows was sent for before.
-    customers: Vec<String>,
-    meter: String,
-    /// Windows with anything on either side, oldest first.
-    windows: Vec<ComparedWindow>,
-    /// The windows, open ones left out, in which the provider shows neither what was counted nor
-    /// what was pushed of it, and that are billed.
-    differing: usize,
-}
-
-/// One window on both sides, as decimal numbers.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct ComparedWindow {
-    #[schema(format = DateTime)]
-    start: String,
-    #[schema(format = DateTime)]
-    end: String,
-    state: WindowState,
-    /// What was counted.
-    ledger: String,
-    /// What was handed to pushes and not written off; nothing of what is sent nowhere.
-    pushed: String,
-    /// What the provider shows.
-    provider: String,
-    /// Whether the provider shows what was counted, or what was pushed of it, and all of it is
-    /// billed.
-    equal: bool,
-    verdict: WindowVerdict,
-    /// What a person wrote off of it; null if nothing.
-    written_off: Option<String>,
-    /// Who wrote it off, and why.
-    note: Option<String>,
-}
-
-/// What a comparison of one window says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum WindowVerdict {
-    Equal,
-    /// Equal but for what a person wrote off.
-    WrittenOff,
-    /// It lies before the meter's `billing.from`.
-    NotBilled,
-    /// It was counted in shadow mode.
-    Shadow,
-    Differs,
 }
 
 /// Compare ledger and provider
@@ -439,16 +282,16 @@ impl WindowHalves<'_> {
         let before_from = self.window.start < billing.start();
         let verdict = self.judge((pushed, written_off), before_from, app);
         Ok(Some(ComparedWindow {
-            start: self.window.start.to_string(),
-            end: self.window.end.to_string(),
+            start: self.window.start,
+            end: self.window.end,
             state: meter.window_life().state(self.window.end, app.clock.now()),
             equal: verdict == WindowVerdict::Equal,
             verdict,
-            written_off: (written_off != Quantity::ZERO).then(|| written_off.to_string()),
+            written_off: (written_off != Quantity::ZERO).then_some(written_off),
             note: note_discards(&*app.store, &sums.written_off_pushes).await?,
-            ledger: self.ledger.to_string(),
-            pushed: pushed.to_string(),
-            provider: self.total.to_string(),
+            ledger: self.ledger,
+            pushed,
+            provider: self.total,
         }))
     }
 

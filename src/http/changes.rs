@@ -5,49 +5,18 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Query, parse_limit};
+use super::extract::{Limit, Query, list_query};
 use super::problem::Problem;
-use crate::rules::ids::TenantId;
+use crate::api::changes::{ChangeFeed, MessageAnswer};
 use crate::store::outbox::Message;
 use axum::extract::State;
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct ChangeFeedParameters {
+list_query!(ChangeFeedParameters, "The last number that was seen.", after: u64 (minimum = 0, maximum = 9_007_199_254_740_991i64), {
     /// Only changes of this tenant.
     #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
-    /// The last number that was seen.
-    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
-    after: Option<u64>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct MessageAnswer {
-    number: u64,
-    /// The same here and in every delivery.
-    id: String,
-    /// Such as `credits.issued` or `saga.completed`.
-    kind: String,
-    tenant: Option<String>,
-    #[schema(value_type = Object)]
-    data: serde_json::Value,
-    #[schema(format = DateTime)]
-    at: String,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct ChangeFeed {
-    /// Oldest first.
-    changes: Vec<MessageAnswer>,
-    /// Give it as `after` to go on, now or later; null if there was nothing.
-    last: Option<u64>,
-}
+});
 
 /// List what has changed
 ///
@@ -63,10 +32,9 @@ pub async fn list_changes(
     Query(query): Query<ChangeFeedParameters>,
 ) -> Result<axum::Json<ChangeFeed>, Problem> {
     caller.require(Scope::Read)?;
-    let asked = query.tenant.as_deref().map(TenantId::parse).transpose()?;
-    let tenant = caller.narrow(asked)?;
-    let (after, limit) = (query.after.unwrap_or(0), parse_limit(query.limit)?);
-    let found = app.store.list_messages(tenant.as_ref(), after, limit).await?;
+    let tenant = caller.narrow(query.tenant.as_deref())?;
+    let (after, limit) = (query.after.unwrap_or(0), Limit::parse(query.limit)?);
+    let found = app.store.list_messages(tenant.as_ref(), after, limit.get()).await?;
     let last = found.last().map(|message| message.number);
     let changes = found.into_iter().map(MessageAnswer::from).collect();
     Ok(axum::Json(ChangeFeed { changes, last }))
@@ -74,13 +42,9 @@ pub async fn list_changes(
 
 impl From<Message> for MessageAnswer {
     fn from(message: Message) -> Self {
-        Self {
-            number: message.number,
-            id: message.id,
-            kind: message.kind,
-            tenant: message.tenant.map(|tenant| tenant.to_string()),
-            data: serde_json::from_str(&message.payload).unwrap_or_default(),
-            at: message.at.to_string(),
-        }
+        let Message { number, id, kind, tenant, payload, at, .. } = message;
+        let tenant = tenant.map(|tenant| tenant.to_string());
+        let data = serde_json::from_str(&payload).unwrap_or_default();
+        Self { number, id, kind, tenant, data, at }
     }
 }

@@ -5,88 +5,33 @@
 //! usage that was acknowledged before the request, also if no cut has seen it.
 
 use super::App;
-use super::accounts::{key_taken, parse_memo, readable};
+use super::accounts::{key_taken, parse_memo};
 use super::auth::{Caller, Scope};
-use super::extract::{
-    Json, LIMIT_MAX, Path, Query, parse_amount, parse_limit, read_json, trim_page,
-};
+use super::extract::{Json, LIMIT_MAX, Limit, Path, Query, list_query, parse_amount, read_json};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
-use crate::jobs::credits::{Balance, Reckoning, coverable, read_balance};
+use crate::api::credits::{
+    AllowanceAnswer, ChangeAnswer, ChangeList, CreditsAnswer, GrantAnswer, GrantList, GrantSpec,
+    PoolAnswer, QuotaAnswer, TakeBackSpec,
+};
+use crate::jobs::credits::{Balance, PoolBalance, Reckoning, coverable, read_balance};
 use crate::jobs::thresholds::{period_around, read_used};
-use crate::rules::credit::{ChangeKind, CreditChange, GRANTS_MAX, Grant, GrantTerms, Pool};
+use crate::rules::credit::{GRANTS_MAX, GrantTerms};
 use crate::rules::ids::{MeterNo, TenantId, Unit};
 use crate::rules::meter::Catalog;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
-use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod, ThresholdQuery};
+use crate::store::alert::{Threshold, ThresholdKind, ThresholdQuery};
 use crate::store::credit::{ChangeQuery, GrantFilter, Issued, TakeBack, TakenBack};
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Drawn after those of a lower and before those of a higher one.
 const PRIORITY_DEFAULT: u8 = 50;
-
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({
-    "pool": "purchased", "unit": "eur", "amount": "100", "rates": {"api_calls": "0.002"},
-    "memo": "top-up, invoice 2026-117"
-}))]
-pub struct GrantSpec {
-    /// `purchased` for a top-up, `granted` for what is given.
-    pool: Pool,
-    /// A currency or another unit, such as `eur` or `credits`.
-    #[schema(min_length = 1, max_length = 32, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
-    unit: String,
-    /// As a decimal number above 0.
-    #[schema(pattern = r"^(0|[1-9][0-9]{0,14})(\.[0-9]{1,12})?$")]
-    amount: String,
-    /// What one unit of usage costs, for each meter it applies to.
-    rates: BTreeMap<String, String>,
-    /// 0 is drawn first, 100 last; 50 unless given.
-    #[serde(default)]
-    #[schema(minimum = 0, maximum = 100, default = 50)]
-    priority: Option<u8>,
-    /// Usage from then on is covered; from now on unless given.
-    #[serde(default)]
-    #[schema(format = DateTime)]
-    effective_at: Option<String>,
-    /// Usage from then on is not.
-    #[serde(default)]
-    #[schema(format = DateTime)]
-    expires_at: Option<String>,
-    /// Why, for whoever reads the history.
-    #[serde(default)]
-    #[schema(max_length = 500, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
-    memo: String,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct GrantAnswer {
-    id: u64,
-    /// The idempotency key it was issued under.
-    key: String,
-    pool: Pool,
-    unit: String,
-    amount: String,
-    /// What the last cuts left of it.
-    remaining: String,
-    rates: BTreeMap<String, String>,
-    priority: u8,
-    #[schema(format = DateTime)]
-    effective_at: String,
-    #[schema(format = DateTime)]
-    expires_at: Option<String>,
-    memo: String,
-    #[schema(format = DateTime)]
-    created_at: String,
-}
 
 /// Issue credits: a top-up, or a gift
 ///
@@ -126,7 +71,7 @@ pub async fn post_grant(
     let completing = once.completing(move |issued: &Issued| match issued {
         // The same request at another moment is the same grant.
         Issued::KeyTaken(grant) if starts_now && asked.says_later(&grant.terms) => {
-            Ok((StatusCode::CREATED, answer_grant(grant, &catalog)))
+            Ok((StatusCode::CREATED, (grant, &*catalog).into()))
         }
         Issued::Created(_) | Issued::Repeated(_) | Issued::KeyTaken(_) | Issued::TooMany => {
             answer_issued(issued, &catalog)
@@ -184,7 +129,7 @@ fn read_terms(
 fn answer_issued(issued: &Issued, catalog: &Catalog) -> Result<(StatusCode, GrantAnswer), Problem> {
     match issued {
         Issued::Created(grant) | Issued::Repeated(grant) => {
-            Ok((StatusCode::CREATED, answer_grant(grant, catalog)))
+            Ok((StatusCode::CREATED, (grant, catalog).into()))
         }
         Issued::KeyTaken(grant) => Err(key_taken("grant", &grant.terms.key)),
         Issued::TooMany => Err(Problem::new(
@@ -195,47 +140,10 @@ fn answer_issued(issued: &Issued, catalog: &Catalog) -> Result<(StatusCode, Gran
     }
 }
 
-fn answer_grant(grant: &Grant, catalog: &Catalog) -> GrantAnswer {
-    let terms = &grant.terms;
-    let rates = terms.rates.iter().filter_map(|(meter, rate)| {
-        Some((catalog.get(*meter)?.slug.to_string(), rate.to_string()))
-    });
-    GrantAnswer {
-        id: grant.number,
-        key: terms.key.to_string(),
-        pool: terms.pool,
-        unit: terms.unit.to_string(),
-        amount: terms.amount.to_string(),
-        remaining: grant.remaining.to_string(),
-        rates: rates.collect(),
-        priority: terms.priority,
-        effective_at: terms.effective_at.to_string(),
-        expires_at: terms.expires_at.map(|at| at.to_string()),
-        memo: terms.memo.clone(),
-        created_at: grant.created_at.to_string(),
-    }
-}
-
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct GrantParameters {
+list_query!(GrantParameters, after, {
     /// Only grants with something left.
     live: Option<bool>,
-    /// `next_after` of the page before.
-    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
-    after: Option<u64>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct GrantList {
-    /// Oldest first.
-    grants: Vec<GrantAnswer>,
-    /// Give it as `after` for the next page; null at the end.
-    next_after: Option<u64>,
-}
+});
 
 /// List a tenant's grants
 #[utoipa::path(
@@ -249,31 +157,16 @@ pub async fn list_grants(
     Path(tenant): Path<String>,
     Query(query): Query<GrantParameters>,
 ) -> Result<axum::Json<GrantList>, Problem> {
-    let tenant = readable(&caller, &tenant)?;
-    let limit = parse_limit(query.limit)?;
+    let tenant = caller.tenant_for(Scope::Read, &tenant)?;
+    let limit = Limit::parse(query.limit)?;
     let filter = match query.live {
         Some(true) => GrantFilter::Live,
         Some(false) | None => GrantFilter::All,
     };
     let after = query.after.unwrap_or(0);
-    let mut found = app.store.list_grants(&tenant, filter, after, limit + 1).await?;
-    let next_after = trim_page(&mut found, limit, |grant| grant.number);
+    let found = app.store.list_grants(&tenant, filter, after, limit.and_one()).await?;
     let catalog = app.catalog.reload().await?;
-    let grants = found.iter().map(|grant| answer_grant(grant, &catalog)).collect();
-    Ok(axum::Json(GrantList { grants, next_after }))
-}
-
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({"amount": "40", "memo": "refund of the rest"}))]
-pub struct TakeBackSpec {
-    /// As a decimal number above 0; all that is left unless given.
-    #[serde(default)]
-    #[schema(pattern = r"^(0|[1-9][0-9]{0,14})(\.[0-9]{1,12})?$")]
-    amount: Option<String>,
-    #[serde(default)]
-    #[schema(max_length = 500, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
-    memo: String,
+    limit.page(found, |grant| grant.number, |grant| Ok((&grant, &*catalog).into()))
 }
 
 /// Take back what is left of a grant, or a part of it
@@ -330,7 +223,7 @@ fn answer_taken(
 ) -> Result<(StatusCode, ChangeAnswer), Problem> {
     match taken {
         TakenBack::Done(change) | TakenBack::Repeated(change) => {
-            Ok((StatusCode::OK, answer_change(change, catalog)))
+            Ok((StatusCode::OK, (change, catalog).into()))
         }
         TakenBack::KeyTaken(change) => {
             let key = change.key.as_ref();
@@ -345,73 +238,11 @@ fn answer_taken(
     }
 }
 
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct CoveredAnswer {
-    meter: String,
-    #[schema(format = DateTime)]
-    window_start: String,
-    #[schema(format = DateTime)]
-    window_end: String,
-    /// In units of the meter.
-    quantity: String,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct ChangeAnswer {
-    number: u64,
-    grant: u64,
-    kind: ChangeKind,
-    /// In the grant's unit, never negative: the kind tells the direction.
-    amount: String,
-    /// What it left of the grant.
-    remaining: String,
-    /// The usage that was covered, or turned out not to have been used.
-    covered: Option<CoveredAnswer>,
-    memo: String,
-    #[schema(format = DateTime)]
-    at: String,
-}
-
-fn answer_change(change: &CreditChange, catalog: &Catalog) -> ChangeAnswer {
-    let covered = change.covered.as_ref().map(|covered| CoveredAnswer {
-        meter: catalog.get(covered.meter).map_or_else(String::new, |meter| meter.slug.to_string()),
-        window_start: covered.window.start.to_string(),
-        window_end: covered.window.end.to_string(),
-        quantity: covered.quantity.to_string(),
-    });
-    ChangeAnswer {
-        number: change.number,
-        grant: change.grant,
-        kind: change.kind,
-        amount: change.amount.to_string(),
-        remaining: change.remaining.to_string(),
-        covered,
-        memo: change.memo.clone(),
-        at: change.at.to_string(),
-    }
-}
-
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct ChangeParameters {
+list_query!(ChangeParameters, before, {
     /// Only changes of this grant.
     #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
     grant: Option<u64>,
-    /// `next_before` of the page before.
-    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
-    before: Option<u64>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct ChangeList {
-    /// Newest first.
-    changes: Vec<ChangeAnswer>,
-    /// Give it as `before` for the next page; null at the end.
-    next_before: Option<u64>,
-}
+});
 
 /// Explain a tenant's credits: every change, with the usage it covered
 #[utoipa::path(
@@ -425,32 +256,13 @@ pub async fn list_credit_changes(
     Path(tenant): Path<String>,
     Query(query): Query<ChangeParameters>,
 ) -> Result<axum::Json<ChangeList>, Problem> {
-    let tenant = readable(&caller, &tenant)?;
-    let limit = parse_limit(query.limit)?;
-    let ChangeParameters { grant, before, .. } = query;
-    let asked = ChangeQuery { tenant, grant, before, limit: limit + 1 };
-    let mut found = app.store.list_credit_changes(asked).await?;
-    let next_before = trim_page(&mut found, limit, |change| change.number);
+    let tenant = caller.tenant_for(Scope::Read, &tenant)?;
+    let ChangeParameters { grant, before, limit } = query;
+    let limit = Limit::parse(limit)?;
+    let asked = ChangeQuery { tenant, grant, before, limit: limit.and_one() };
+    let found = app.store.list_credit_changes(asked).await?;
     let catalog = app.catalog.reload().await?;
-    let changes = found.iter().map(|change| answer_change(change, &catalog)).collect();
-    Ok(axum::Json(ChangeList { changes, next_before }))
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct PoolAnswer {
-    unit: String,
-    pool: Pool,
-    /// What the last cuts left.
-    remaining: String,
-    /// What usage that was counted and not cut yet will draw.
-    pending: String,
-    /// What usage of this moment can draw.
-    available: String,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct CreditsAnswer {
-    pools: Vec<PoolAnswer>,
+    limit.page(found, |change| change.number, |change| Ok((&change, &*catalog).into()))
 }
 
 /// Read what is left of a tenant's credits, with usage up to this moment
@@ -466,16 +278,13 @@ pub async fn get_credits(
     caller: Caller,
     Path(tenant): Path<String>,
 ) -> Result<axum::Json<CreditsAnswer>, Problem> {
-    let tenant = readable(&caller, &tenant)?;
+    let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let catalog = app.catalog.current().await?;
     let Balance { pools, .. } =
         read_balance(&*app.store, &catalog, &tenant, app.reckoning()).await?;
-    let pools = pools.into_iter().map(|((unit, pool), balance)| PoolAnswer {
-        unit: unit.to_string(),
-        pool,
-        remaining: balance.remaining.to_string(),
-        pending: balance.pending.to_string(),
-        available: balance.available.to_string(),
+    let pools = pools.into_iter().map(|((unit, pool), balance)| {
+        let PoolBalance { remaining, pending, available } = balance;
+        PoolAnswer { unit: unit.to_string(), pool, remaining, pending, available }
     });
     Ok(axum::Json(CreditsAnswer { pools: pools.collect() }))
 }
@@ -490,28 +299,6 @@ impl App {
             usage_rows_max: self.query_rows_max,
         }
     }
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct QuotaAnswer {
-    period: ThresholdPeriod,
-    limit: String,
-    used: String,
-    /// Never negative.
-    remaining: String,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct AllowanceAnswer {
-    meter: String,
-    /// Whether the tenant is known here: its first event creates it. False where the name may be
-    /// misspelt.
-    known: bool,
-    /// Whether no quota is used up.
-    allowed: bool,
-    quotas: Vec<QuotaAnswer>,
-    /// How much more usage the credits cover, in units of the meter.
-    covered: String,
 }
 
 /// May the tenant use more?
@@ -531,7 +318,7 @@ pub async fn get_allowance(
     caller: Caller,
     Path((tenant, slug)): Path<(String, String)>,
 ) -> Result<axum::Json<AllowanceAnswer>, Problem> {
-    let tenant = readable(&caller, &tenant)?;
+    let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let (number, meter) = app.catalog.find(&slug).await?;
     let all = ThresholdQuery::all(Some(tenant.clone()));
     let thresholds = app.store.list_thresholds(all).await?;
@@ -543,19 +330,15 @@ pub async fn get_allowance(
         let window = period_around(quota.period, app.clock.now());
         let (of, rows_max) = ((number, &*meter), app.query_rows_max);
         let used = read_used(&*app.store, &tenant, of, window, rows_max).await?;
-        let left = quota.limit.checked_sub(used).unwrap_or_default().max(Quantity::ZERO);
-        allowed &= left > Quantity::ZERO;
-        quotas.push(QuotaAnswer {
-            period: quota.period,
-            limit: quota.limit.to_string(),
-            used: used.to_string(),
-            remaining: left.to_string(),
-        });
+        let Threshold { period, limit, .. } = quota;
+        let remaining = limit.checked_sub(used).unwrap_or_default().max(Quantity::ZERO);
+        allowed &= remaining > Quantity::ZERO;
+        quotas.push(QuotaAnswer { period, limit, used, remaining });
     }
     let catalog = app.catalog.current().await?;
     let reckoning = app.reckoning();
     let balance = read_balance(&*app.store, &catalog, &tenant, reckoning).await?;
-    let covered = coverable(&balance, (number, &meter), reckoning)?.to_string();
+    let covered = coverable(&balance, (number, &meter), reckoning)?;
     let known = app.store.find_tenant(&tenant).await?.is_some();
     Ok(axum::Json(AllowanceAnswer { meter: slug, known, allowed, quotas, covered }))
 }

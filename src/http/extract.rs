@@ -5,6 +5,7 @@
 
 use super::App;
 use super::problem::{Kind, Problem};
+use crate::api::Page;
 use crate::rules::quantity::{Quantity, QuantityRange, SCALE};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::{Window, parse_border};
@@ -35,16 +36,84 @@ pub fn fit_page(sizes: impl IntoIterator<Item = usize>, limit: usize) -> usize {
     sizes.into_iter().take(limit).take_while(fits).count()
 }
 
-/// Trims what was found to a page and returns the cursor of the next one. The store is asked for
-/// one record more than a page holds: only if it found that one, another page follows.
-pub fn trim_page<T, C>(
-    found: &mut Vec<T>,
-    limit: usize,
-    cursor: impl FnOnce(&T) -> C,
-) -> Option<C> {
-    let more = found.len() > limit;
-    found.truncate(limit);
-    found.last().filter(|_| more).map(cursor)
+/// Defines the query of a list: its filters, where the page begins, and how many records it has.
+/// Numbers are bounded by what every JSON parser holds exactly; no store numbers so many records.
+macro_rules! list_query {
+    ($name:ident, before, { $($filters:tt)* }) => {
+        list_query!($name, "`next_before` of the page before.", before: u64
+            (minimum = 0, maximum = 9_007_199_254_740_991i64), { $($filters)* });
+    };
+    ($name:ident, after, { $($filters:tt)* }) => {
+        list_query!($name, "`next_after` of the page before.", after: u64
+            (minimum = 0, maximum = 9_007_199_254_740_991i64), { $($filters)* });
+    };
+    ($name:ident, $doc:tt, $cursor:ident: $type:ident $(($($bounds:tt)*))?, { $($filters:tt)* }) => {
+        #[derive(serde::Deserialize, utoipa::IntoParams)]
+        #[serde(deny_unknown_fields)]
+        #[into_params(parameter_in = Query)]
+        pub struct $name {
+            $($filters)*
+            #[doc = $doc]
+            $(#[param($($bounds)*)])?
+            $cursor: Option<$type>,
+            #[param(minimum = 1, maximum = 1000, default = 100)]
+            limit: Option<usize>,
+        }
+    };
+}
+
+pub(super) use list_query;
+
+/// How many records a page shall have.
+#[derive(Clone, Copy)]
+pub struct Limit(usize);
+
+impl Limit {
+    pub fn parse(limit: Option<usize>) -> Result<Self, Problem> {
+        Self::within(limit, LIMIT_DEFAULT, LIMIT_MAX)
+    }
+
+    pub fn within(limit: Option<usize>, default: usize, max: usize) -> Result<Self, Problem> {
+        let limit = limit.unwrap_or(default);
+        if (1..=max).contains(&limit) {
+            return Ok(Self(limit));
+        }
+        let detail = format!("limit is 1 to {max}; ask for the next page with the cursor");
+        Err(Problem::new(Kind::Invalid, "invalid_limit", detail))
+    }
+
+    /// What the store is asked for: one record more than a page holds tells whether another follows.
+    pub fn and_one(self) -> usize {
+        self.0 + 1
+    }
+
+    pub fn get(self) -> usize {
+        self.0
+    }
+
+    /// Trims what was found to a page and returns the cursor of the next one.
+    pub fn trim<T, C>(self, found: &mut Vec<T>, cursor: impl FnOnce(&T) -> C) -> Option<C> {
+        let more = found.len() > self.0;
+        found.truncate(self.0);
+        found.last().filter(|_| more).map(cursor)
+    }
+
+    /// The page that answers with what was found.
+    pub fn page<T, P: Page>(
+        self,
+        mut found: Vec<T>,
+        cursor: impl FnOnce(&T) -> P::Cursor,
+        answer: impl FnMut(T) -> Result<P::Item, Problem>,
+    ) -> Result<axum::Json<P>, Problem> {
+        let next = self.trim(&mut found, cursor);
+        let items = found.into_iter().map(answer).collect::<Result<_, _>>()?;
+        Ok(axum::Json(P::new(items, next)))
+    }
+}
+
+/// A cursor that no page ended with.
+pub fn invalid_cursor() -> Problem {
+    Problem::new(Kind::Invalid, "invalid_cursor", "after is no next_after")
 }
 
 /// The query of the request's URL.
@@ -158,18 +227,6 @@ pub fn parse_amount(text: &str) -> Result<Quantity, Problem> {
                       string such as \"25\" or \"-0.50\"";
         Problem::new(Kind::Refused, "invalid_amount", detail)
     })
-}
-
-/// Checks how many records a page shall have.
-pub fn parse_limit(limit: Option<usize>) -> Result<usize, Problem> {
-    match limit.unwrap_or(LIMIT_DEFAULT) {
-        limit @ 1..=LIMIT_MAX => Ok(limit),
-        _ => Err(Problem::new(
-            Kind::Invalid,
-            "invalid_limit",
-            format!("limit is 1 to {LIMIT_MAX}; ask for the next page with the cursor"),
-        )),
-    }
 }
 
 /// Longest range of days that one answer covers, which bounds it.

@@ -4,84 +4,22 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Query, fit_page, parse_limit};
+use super::extract::{Limit, Query, fit_page, list_query};
 use super::problem::{Kind, Problem};
 use super::records::raw_json;
-use crate::rules::ids::TenantId;
+use crate::api::events::{ConflictAnswer, ConflictList, QuarantineAnswer, QuarantineList};
 use crate::store::{ConflictRecord, InboxPage, InboxQuery, QuarantineRecord};
 use axum::extract::State;
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 use std::sync::Arc;
 
 /// Largest number that every JSON parser holds exactly; no store numbers so many records.
 const AFTER_MAX: u64 = 9_007_199_254_740_991;
 
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct InboxParameters {
+list_query!(InboxParameters, after, {
     /// Only records of this tenant.
     #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
-    /// `next_after` of the page before.
-    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
-    after: Option<u64>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
-
-/// A payload that came under an id another payload holds.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct ConflictAnswer {
-    tenant: String,
-    id: String,
-    /// The payload that was counted.
-    #[schema(value_type = Object)]
-    standing: Box<RawValue>,
-    /// The payload that was not.
-    #[schema(value_type = Object)]
-    arriving: Box<RawValue>,
-    #[schema(format = DateTime)]
-    first_received_at: String,
-    #[schema(format = DateTime)]
-    last_received_at: String,
-    /// How often it came.
-    deliveries: u64,
-}
-
-/// An event that was kept and not counted.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct QuarantineAnswer {
-    tenant: String,
-    id: String,
-    #[schema(value_type = Object)]
-    payload: Box<RawValue>,
-    /// `too_old`, `too_far_ahead` or `too_many_groups`.
-    reason: &'static str,
-    #[schema(format = DateTime)]
-    first_received_at: String,
-    #[schema(format = DateTime)]
-    last_received_at: String,
-    /// How often it came.
-    deliveries: u64,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct ConflictList {
-    /// Oldest first.
-    conflicts: Vec<ConflictAnswer>,
-    /// Give it as `after` for the next page; null at the end.
-    next_after: Option<u64>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct QuarantineList {
-    /// Oldest first.
-    quarantined: Vec<QuarantineAnswer>,
-    /// Give it as `after` for the next page; null at the end.
-    next_after: Option<u64>,
-}
+});
 
 /// List conflicts
 ///
@@ -100,7 +38,7 @@ pub async fn list_conflicts(
         let size = |record: &ConflictRecord| record.standing.len() + record.arriving.len();
         cut_page(app.store.list_conflicts(query).await?, limit, size)
     };
-    let conflicts = page.into_iter().map(ConflictAnswer::of).collect::<Result<_, _>>()?;
+    let conflicts = page.into_iter().map(answer_conflict).collect::<Result<_, _>>()?;
     Ok(axum::Json(ConflictList { conflicts, next_after }))
 }
 
@@ -121,16 +59,15 @@ pub async fn list_quarantine(
         let size = |record: &QuarantineRecord| record.payload.len();
         cut_page(app.store.list_quarantine(query).await?, limit, size)
     };
-    let quarantined = page.into_iter().map(QuarantineAnswer::of).collect::<Result<_, _>>()?;
+    let quarantined = page.into_iter().map(answer_quarantine).collect::<Result<_, _>>()?;
     Ok(axum::Json(QuarantineList { quarantined, next_after }))
 }
 
 /// The store is asked for one record more than the page has, which tells whether there is more.
-fn parse_inbox(caller: &Caller, query: InboxParameters) -> Result<(InboxQuery, usize), Problem> {
+fn parse_inbox(caller: &Caller, query: InboxParameters) -> Result<(InboxQuery, Limit), Problem> {
     caller.require(Scope::Read)?;
-    let limit = parse_limit(query.limit)?;
-    let asked = query.tenant.as_deref().map(TenantId::parse).transpose()?;
-    let tenant = caller.narrow(asked)?;
+    let limit = Limit::parse(query.limit)?;
+    let tenant = caller.narrow(query.tenant.as_deref())?;
     let after = query.after.unwrap_or(0);
     if after > AFTER_MAX {
         return Err(Problem::new(
@@ -139,45 +76,41 @@ fn parse_inbox(caller: &Caller, query: InboxParameters) -> Result<(InboxQuery, u
             "after is next_after of the page before; leave it out for the first page",
         ));
     }
-    Ok((InboxQuery { tenant, after, limit: limit + 1 }, limit))
+    Ok((InboxQuery { tenant, after, limit: limit.and_one() }, limit))
 }
 
 fn cut_page<T>(
     mut page: InboxPage<T>,
-    limit: usize,
+    limit: Limit,
     size: impl Fn(&T) -> usize,
 ) -> (Vec<T>, Option<u64>) {
-    let fitting = fit_page(page.iter().map(|(_, record)| size(record)), limit);
+    let fitting = fit_page(page.iter().map(|(_, record)| size(record)), limit.get());
     let more = page.len() > fitting;
     page.truncate(fitting);
     let next_after = page.last().filter(|_| more).map(|(number, _)| *number);
     (page.into_iter().map(|(_, record)| record).collect(), next_after)
 }
 
-impl ConflictAnswer {
-    pub fn of(record: ConflictRecord) -> Result<Self, Problem> {
-        Ok(Self {
-            tenant: record.tenant.to_string(),
-            id: record.id.to_string(),
-            standing: raw_json(record.standing)?,
-            arriving: raw_json(record.arriving)?,
-            first_received_at: record.first_received_at.to_string(),
-            last_received_at: record.last_received_at.to_string(),
-            deliveries: record.deliveries,
-        })
-    }
+pub fn answer_conflict(record: ConflictRecord) -> Result<ConflictAnswer, Problem> {
+    Ok(ConflictAnswer {
+        tenant: record.tenant.to_string(),
+        id: record.id.to_string(),
+        standing: raw_json(record.standing)?,
+        arriving: raw_json(record.arriving)?,
+        first_received_at: record.first_received_at,
+        last_received_at: record.last_received_at,
+        deliveries: record.deliveries,
+    })
 }
 
-impl QuarantineAnswer {
-    pub fn of(record: QuarantineRecord) -> Result<Self, Problem> {
-        Ok(Self {
-            tenant: record.tenant.to_string(),
-            id: record.id.to_string(),
-            payload: raw_json(record.payload)?,
-            reason: record.reason.code(),
-            first_received_at: record.first_received_at.to_string(),
-            last_received_at: record.last_received_at.to_string(),
-            deliveries: record.deliveries,
-        })
-    }
+pub fn answer_quarantine(record: QuarantineRecord) -> Result<QuarantineAnswer, Problem> {
+    Ok(QuarantineAnswer {
+        tenant: record.tenant.to_string(),
+        id: record.id.to_string(),
+        payload: raw_json(record.payload)?,
+        reason: record.reason.code().to_owned(),
+        first_received_at: record.first_received_at,
+        last_received_at: record.last_received_at,
+        deliveries: record.deliveries,
+    })
 }

@@ -7,58 +7,15 @@ use super::App;
 use super::auth::{Caller, Scope, new_key_id, new_token};
 use super::extract::{Json, Path, read_json};
 use super::problem::{Kind, Problem};
+use crate::api::keys::{KeyAnswer, KeyList, KeySpec, NewKeyAnswer};
 use crate::rules::ids::TenantId;
 use crate::store::ApiKey;
 use axum::extract::State;
 use http::StatusCode;
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Longest name of a key, in bytes of UTF-8.
 const NAME_BYTES_MAX: usize = 100;
-
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({"name": "gateway", "scopes": ["ingest"]}))]
-pub struct KeySpec {
-    /// For people; without control characters.
-    #[schema(min_length = 1, max_length = 100, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    name: String,
-    #[schema(min_items = 1, max_items = 4)]
-    scopes: Vec<Scope>,
-    /// Binds the key to one tenant: it reaches nothing of another. Such a key cannot have the
-    /// scope admin.
-    #[serde(default)]
-    #[schema(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    tenant: Option<String>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct KeyAnswer {
-    id: String,
-    name: String,
-    #[schema(value_type = Vec<Scope>)]
-    scopes: Vec<String>,
-    tenant: Option<String>,
-    #[schema(format = DateTime)]
-    created_at: String,
-    #[schema(format = DateTime)]
-    revoked_at: Option<String>,
-}
-
-/// A key that was just made.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct NewKeyAnswer {
-    /// The key itself: shown this once, and not kept.
-    token: String,
-    #[serde(flatten)]
-    key: KeyAnswer,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct KeyList {
-    keys: Vec<KeyAnswer>,
-}
 
 /// Make a key
 #[utoipa::path(
@@ -155,13 +112,8 @@ fn check_spec(app: &App, spec: KeySpec, digest: [u8; 32]) -> Result<ApiKey, Prob
 
 impl From<ApiKey> for KeyAnswer {
     fn from(key: ApiKey) -> Self {
-        Self {
-            id: key.id,
-            name: key.name,
-            scopes: key.scopes,
-            tenant: key.tenant.map(|tenant| tenant.to_string()),
-            created_at: key.created_at.to_string(),
-            revoked_at: key.revoked_at.map(|at| at.to_string()),
-        }
+        let ApiKey { id, name, scopes, tenant, created_at, revoked_at, .. } = key;
+        let tenant = tenant.map(|tenant| tenant.to_string());
+        Self { id, name, scopes, tenant, created_at, revoked_at }
     }
 }

@@ -7,9 +7,9 @@ use super::App;
 use super::auth::{Caller, Scope};
 use super::extract::Query;
 use super::problem::Problem;
-use crate::rules::ids::TenantId;
+use crate::api::usage::{LatencyAnswer, LatencyList};
 use axum::extract::State;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::sync::Arc;
 
 #[derive(Deserialize, utoipa::IntoParams)]
@@ -19,33 +19,6 @@ pub struct LatencyQuery {
     /// Only this tenant's; of all tenants together if it is left out.
     #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
-}
-
-/// How long after their time of use a meter's events are received.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct LatencyAnswer {
-    meter: String,
-    /// Events measured lately; some of all that came.
-    samples: u64,
-    p50_ms: u64,
-    p95_ms: u64,
-    p99_ms: u64,
-    /// How long after a window's end the meter expects late events.
-    late_until: String,
-    /// At least twice p99.
-    recommended_late_until: String,
-    /// Present if `late_until` is shorter than recommended.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false)]
-    warning: Option<String>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct LatencyList {
-    /// When this server started: events that came before are in no number here.
-    #[schema(format = DateTime)]
-    since: String,
-    latencies: Vec<LatencyAnswer>,
 }
 
 /// Read delivery latencies
@@ -61,14 +34,10 @@ pub async fn list_latencies(
     Query(query): Query<LatencyQuery>,
 ) -> Result<axum::Json<LatencyList>, Problem> {
     caller.require(Scope::Read)?;
-    let asked = query.tenant.as_deref().map(TenantId::parse).transpose()?;
-    let tenant = asked.as_ref().or(caller.bound_to());
-    if let Some(tenant) = tenant {
-        caller.require_tenant(tenant)?;
-    }
+    let tenant = caller.narrow(query.tenant.as_deref())?;
     let catalog = app.catalog.reload().await?;
     let mut latencies = Vec::new();
-    for (number, found) in app.ingest.latencies().read(tenant) {
+    for (number, found) in app.ingest.latencies().read(tenant.as_ref()) {
         let Some(meter) = catalog.get(number) else { continue };
         let (late_until, recommended) = (meter.spec.late_until, found.recommended_late_until());
         let warning = (late_until < recommended).then(|| {
@@ -90,5 +59,5 @@ pub async fn list_latencies(
         });
     }
     latencies.sort_by(|a, b| a.meter.cmp(&b.meter));
-    Ok(axum::Json(LatencyList { since: app.started_at.to_string(), latencies }))
+    Ok(axum::Json(LatencyList { since: app.started_at, latencies }))
 }

@@ -8,26 +8,13 @@ use super::auth::{Caller, Scope};
 use super::catalog::unknown_meter;
 use super::extract::{Json, Path, read_json};
 use super::problem::{Kind, Problem};
+use crate::api::meters::{MeterAnswer, MeterList};
 use crate::rules::ids::MeterSlug;
 use crate::rules::meter::{Meter, MeterDraft, MeterSpec};
 use crate::store::Declaration;
 use axum::extract::State;
 use http::StatusCode;
-use serde::Serialize;
 use std::sync::Arc;
-
-/// A declared meter.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct MeterAnswer {
-    slug: String,
-    #[serde(flatten)]
-    spec: MeterSpec,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct MeterList {
-    meters: Vec<MeterAnswer>,
-}
 
 /// Declare a meter
 ///
@@ -86,7 +73,7 @@ pub async fn put_meter(
     // What stands may say more than what was asked for: when billing began, and billing itself.
     let catalog = app.catalog.reload().await?;
     let (_, standing) = catalog.find(meter.slug.as_str()).ok_or_else(unknown_meter)?;
-    Ok((status, axum::Json(MeterAnswer::of(standing))))
+    Ok((status, axum::Json(standing.as_ref().into())))
 }
 
 /// Read a meter
@@ -108,7 +95,7 @@ pub async fn get_meter(
     // The description may have changed elsewhere, so the store is asked.
     let catalog = app.catalog.reload().await?;
     let (_, meter) = catalog.find(slug.as_str()).ok_or_else(unknown_meter)?;
-    Ok(axum::Json(MeterAnswer::of(meter)))
+    Ok(axum::Json(meter.as_ref().into()))
 }
 
 /// List meters
@@ -122,12 +109,6 @@ pub async fn list_meters(
 ) -> Result<axum::Json<MeterList>, Problem> {
     caller.require(Scope::Read)?;
     let catalog = app.catalog.reload().await?;
-    let meters = catalog.list().iter().map(|meter| MeterAnswer::of(meter)).collect();
+    let meters = catalog.list().iter().map(|meter| meter.as_ref().into()).collect();
     Ok(axum::Json(MeterList { meters }))
-}
-
-impl MeterAnswer {
-    fn of(meter: &Meter) -> Self {
-        Self { slug: meter.slug.to_string(), spec: meter.spec.clone() }
-    }
 }

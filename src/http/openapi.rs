@@ -10,14 +10,16 @@ use super::{
     inboxes, keys, latency, meters, pages, passes, pushes, quotes, records, sagas, tenants,
     timeline, totals, usage, webhooks,
 };
+use crate::api::events::Verdicts;
 use crate::config::ServerConfig;
 use crate::rules::ids::{
     EVENT_ID_BYTES_MAX, METER_SLUG_BYTES_MAX, SUBSCRIPTION_BYTES_MAX, TENANT_BYTES_MAX,
 };
 use crate::rules::properties::{NAME_BYTES_MAX, PROPERTIES_MAX, TEXT_BYTES_MAX, VALUE_BYTES_MAX};
 use http::Method;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::sync::Arc;
+use utoipa::PartialSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -120,7 +122,6 @@ pub fn document(config: &ServerConfig) -> String {
         json!({"key": {"type": "http", "scheme": "bearer", "description": "A key of /v1/keys"}});
     describe_shared_schemas(&mut document["components"]["schemas"]);
     describe_post_events(&mut document["paths"]["/v1/events"]["post"], config);
-    describe_meters(&mut document["components"]["schemas"]);
     let paths = document["paths"].as_object_mut().expect("there are paths");
     for (path, operations) in paths {
         let operations = operations.as_object_mut().expect("a path has operations");
@@ -268,24 +269,6 @@ fn slug_schema() -> Value {
     json!({"type": "string", "minLength": 1, "maxLength": METER_SLUG_BYTES_MAX, "pattern": SLUG})
 }
 
-/// A meter is answered as it was declared, with its slug; the declaration takes no other members.
-fn describe_meters(schemas: &mut Value) {
-    let properties = &mut schemas["MeterSpec"]["properties"];
-    properties["dimensions"]["items"] = text_schema(NAME_BYTES_MAX);
-    properties["dimensions"]["uniqueItems"] = true.into();
-    properties["unique_property"]["minLength"] = 1.into();
-    properties["unique_property"]["maxLength"] = NAME_BYTES_MAX.into();
-    properties["unique_property"]["pattern"] = PLAIN_TEXT.into();
-    let mut properties = properties.clone();
-    properties["slug"] = slug_schema();
-    schemas["MeterAnswer"] = json!({
-        "type": "object",
-        "description": "A declared meter.",
-        "required": ["slug", "aggregation", "scale", "precision", "signed", "bucket", "dimensions"],
-        "properties": properties
-    });
-}
-
 /// `POST /v1/events` reads and writes its JSON by hand, and is described by hand.
 fn describe_post_events(operation: &mut Value, config: &ServerConfig) {
     let event = json!({"$ref": "#/components/schemas/Event"});
@@ -341,7 +324,8 @@ fn describe_shared_schemas(schemas: &mut Value) {
     known.insert("Problem".into(), problem_schema());
     known.insert("Event".into(), event_schema());
     known.insert("CloudEvent".into(), cloud_event_schema());
-    known.insert("Verdicts".into(), verdicts_schema());
+    let verdicts = serde_json::to_value(Verdicts::schema()).expect("a schema is plain JSON");
+    known.insert("Verdicts".into(), verdicts);
 }
 
 fn problem_schema() -> Value {
@@ -430,37 +414,5 @@ fn cloud_event_schema() -> Value {
             "specversion": "1.0", "id": "8f1c", "source": "/gateway", "type": "api_calls",
             "subject": "acme", "time": "2026-11-15T12:30:00Z", "data": {"quantity": "1.5"}
         }]
-    })
-}
-
-fn verdicts_schema() -> Value {
-    let outcomes = ["accepted", "duplicate", "conflict", "quarantined", "rejected"];
-    let mut properties = Map::new();
-    for count in ["accepted", "duplicates", "conflicts", "quarantined", "rejected"] {
-        properties.insert(count.into(), json!({"type": "integer", "minimum": 0}));
-    }
-    let mut required: Vec<String> = properties.keys().cloned().collect();
-    required.push("results".into());
-    properties.insert(
-        "results".into(),
-        json!({"type": "array", "items": {
-            "type": "object",
-            "required": ["index", "tenant", "id", "outcome"],
-            "properties": {
-                "index": {"type": "integer", "minimum": 0,
-                    "description": "The item's place in the request, from 0"},
-                "tenant": {"type": ["string", "null"]},
-                "id": {"type": ["string", "null"]},
-                "outcome": {"type": "string", "enum": outcomes},
-                "code": {"type": "string", "description": "Why, for programs"},
-                "detail": {"type": "string", "description": "Why, for people"},
-            }
-        }}),
-    );
-    json!({
-        "type": "object",
-        "description": "What became of each item. The counts add up to the items sent.",
-        "required": required,
-        "properties": properties
     })
 }

@@ -7,21 +7,17 @@ use super::App;
 use super::auth::{Caller, Scope};
 use super::problem::Problem;
 use super::telemetry;
+use crate::api::health::Health;
+use crate::rules::base64;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Redirect, Response};
 use http::HeaderValue;
 use http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
-use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::sync::{Arc, LazyLock};
 
 const DOCS: &str = include_str!("docs.html");
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct Health {
-    /// Always `ok`.
-    status: &'static str,
-}
 
 /// Is the process alive?
 #[utoipa::path(
@@ -29,7 +25,7 @@ pub struct Health {
     responses((status = 200, description = "It is", body = Health))
 )]
 pub async fn healthz() -> axum::Json<Health> {
-    axum::Json(Health { status: "ok" })
+    axum::Json(Health { status: "ok".to_owned() })
 }
 
 /// Can requests be answered?
@@ -42,7 +38,7 @@ pub async fn healthz() -> axum::Json<Health> {
 )]
 pub async fn readyz(State(app): State<Arc<App>>) -> Result<axum::Json<Health>, Problem> {
     app.store.ping().await?;
-    Ok(axum::Json(Health { status: "ok" }))
+    Ok(axum::Json(Health { status: "ok".to_owned() }))
 }
 
 /// Metrics
@@ -96,22 +92,7 @@ fn docs_policy() -> HeaderValue {
 fn source_of(start: &str, end: &str) -> String {
     let (_, after) = DOCS.split_once(start).expect("the page has the tag");
     let (inside, _) = after.split_once(end).expect("the page closes the tag");
-    format!("sha256-{}", base64(&Sha256::digest(inside)))
-}
-
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let byte = |place: usize| u32::from(chunk.get(place).copied().unwrap_or(0));
-        let group = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for place in 0..4 {
-            let digit = usize::try_from(group >> (18 - 6 * place) & 63).expect("below 64");
-            let present = usize::try_from(place).expect("below 4") <= chunk.len();
-            text.push(if present { char::from(DIGITS[digit]) } else { '=' });
-        }
-    }
-    text
+    format!("sha256-{}", base64::encode(&Sha256::digest(inside)))
 }
 
 pub async fn root() -> Response {
@@ -122,16 +103,4 @@ fn text(kind: &'static str, body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_as_everyone_writes_it() {
-        for (bytes, text) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foob", "Zm9vYg==")] {
-            assert_eq!(base64(bytes.as_bytes()), text);
-        }
-    }
 }

@@ -5,15 +5,13 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Path, Query, parse_limit, read_json, trim_page};
+use super::extract::{Json, Limit, Path, Query, invalid_cursor, list_query, read_json};
 use super::problem::{Kind, Problem};
-use crate::rules::digest::hex;
-use crate::rules::drift::{Reason, Verdict};
-use crate::rules::finding::{Finding, FindingKind};
+use crate::api::findings::{AcceptAnswer, FindingList};
+use crate::api::passes::{PassAnswer, PassList, PassSpec, RowList};
+use crate::rules::finding::FindingKind;
 use crate::rules::ids::{MeterNo, TenantId};
-use crate::rules::meter::Catalog;
-use crate::rules::pass::{DriftWindow, Marks, Pass, PassKind, PassOrder, PassRow, PassState};
-use crate::rules::quantity::Quantity;
+use crate::rules::pass::{Pass, PassKind, PassOrder, PassRow, PassState};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::{Window, parse_border};
 use crate::store::push::Ruling;
@@ -21,145 +19,19 @@ use crate::store::reconciliation::{FindingQuery, PassQuery, PassRowQuery};
 use axum::extract::State;
 use http::StatusCode;
 use jiff::tz::TimeZone;
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Most days of one pass: as many as the provider shows in one answer.
 const DAYS_MAX: i64 = 100;
 
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({"from": "2026-11-01", "to": "2026-11-15", "apply": false}))]
-pub struct PassSpec {
-    /// First day (a date in UTC).
-    #[schema(example = "2026-11-01")]
-    from: String,
-    /// First day that is no longer included.
-    #[schema(example = "2026-11-15")]
-    to: String,
-    /// Only this tenant.
-    #[serde(default)]
-    #[schema(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    tenant: Option<String>,
-    /// Whether what may safely be sent again is sent, and findings are followed.
-    #[serde(default)]
-    apply: bool,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct PassAnswer {
-    id: u64,
-    kind: PassKind,
-    #[schema(format = DateTime)]
-    from: String,
-    #[schema(format = DateTime)]
-    to: String,
-    tenant: Option<String>,
-    apply: bool,
-    state: PassState,
-    #[schema(format = DateTime)]
-    created_at: String,
-    #[schema(format = DateTime)]
-    ended_at: Option<String>,
-    /// Tenants and meters to look at.
-    pairs: u64,
-    pairs_done: u64,
-    /// Tenants and meters of which the provider's totals were not read.
-    pairs_unread: u64,
-    /// Windows compared.
-    windows: u64,
-    /// Calls to the provider.
-    reads: u64,
-    /// Windows by verdict.
-    verdicts: BTreeMap<&'static str, u64>,
-    /// Pushes that were sent again.
-    replayed: u64,
-    /// Differences that were sent.
-    corrected: u64,
-    /// Over all rows that were read and the pass before, of nightly passes that have ended, in hex.
-    hash: Option<String>,
-    /// Why it failed, or what could not be read.
-    detail: Option<String>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct PassList {
-    /// Newest first.
-    passes: Vec<PassAnswer>,
-    /// Give it as `before` for the next page; null at the end.
-    next_before: Option<u64>,
-}
-
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct PassParameters {
+list_query!(PassParameters, before, {
     #[param(inline)]
     kind: Option<PassKind>,
     #[param(inline)]
     state: Option<PassState>,
-    /// `next_before` of the page before.
-    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
-    before: Option<u64>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
+});
 
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct RowParameters {
-    /// `next_after` of the page before.
-    #[param(min_length = 1, max_length = 400, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    after: Option<String>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
-
-/// One tenant and meter on one day, as decimal numbers.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct RowAnswer {
-    tenant: String,
-    meter: String,
-    #[schema(format = DateTime)]
-    from: String,
-    #[schema(format = DateTime)]
-    to: String,
-    /// What was counted, also what is not billed.
-    ledger: String,
-    /// What was handed to pushes and not written off.
-    pushed: String,
-    /// What the provider shows; null if it was not read in this pass.
-    provider: Option<String>,
-    /// The provider's minus what was pushed; null if it was not read.
-    delta: Option<String>,
-    verdict: Verdict,
-    reason: Reason,
-    /// What it means, or what to do.
-    advice: &'static str,
-    /// What a person wrote off; null if nothing.
-    written_off: Option<String>,
-    /// What was used before the meter's `billing.from`; null if nothing.
-    not_billed: Option<String>,
-    /// What was counted in shadow mode; null if nothing.
-    shadow: Option<String>,
-    /// Who wrote it off, and why.
-    note: Option<String>,
-    /// The windows that are not equal.
-    windows: Vec<DriftWindow>,
-    /// Of nightly passes chained to the row of the day before, in hex; null if the provider was not
-    /// read.
-    hash: Option<String>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct RowList {
-    /// In the order of tenants, meters and days.
-    rows: Vec<RowAnswer>,
-    /// Give it as `after` for the next page; null at the end.
-    next_after: Option<String>,
-}
+list_query!(RowParameters, "`next_after` of the page before.", after: String (min_length = 1, max_length = 400, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), {});
 
 /// Order a pass
 ///
@@ -207,13 +79,11 @@ pub async fn list_passes(
     Query(query): Query<PassParameters>,
 ) -> Result<axum::Json<PassList>, Problem> {
     caller.require_unbound(Scope::Read)?;
-    let limit = parse_limit(query.limit)?;
-    let PassParameters { kind, state, before, .. } = query;
-    let query = PassQuery { kind, state, before, limit: limit + 1 };
-    let mut found = app.store.list_passes(query).await?;
-    let next_before = trim_page(&mut found, limit, |pass| pass.number);
-    let passes = found.into_iter().map(PassAnswer::from).collect();
-    Ok(axum::Json(PassList { passes, next_before }))
+    let PassParameters { kind, state, before, limit } = query;
+    let limit = Limit::parse(limit)?;
+    let query = PassQuery { kind, state, before, limit: limit.and_one() };
+    let found = app.store.list_passes(query).await?;
+    limit.page(found, |pass| pass.number, |pass| Ok(pass.into()))
 }
 
 /// Read a pass
@@ -250,75 +120,26 @@ pub async fn list_rows(
     Query(query): Query<RowParameters>,
 ) -> Result<axum::Json<RowList>, Problem> {
     caller.require_unbound(Scope::Read)?;
-    let limit = parse_limit(query.limit)?;
+    let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(parse_cursor).transpose()?;
     find_pass(&app, number).await?;
-    let query = PassRowQuery { pass: number, after, limit: limit + 1 };
-    let mut rows = app.store.list_pass_rows(query).await?;
-    let next_after = trim_page(&mut rows, limit, write_cursor);
+    let query = PassRowQuery { pass: number, after, limit: limit.and_one() };
+    let rows = app.store.list_pass_rows(query).await?;
     let catalog = app.catalog.reload().await?;
-    let rows = rows.into_iter().map(|row| answer_row(row, &catalog)).collect::<Result<_, _>>();
-    Ok(axum::Json(RowList { rows: rows?, next_after }))
+    limit.page(rows, write_cursor, |row| {
+        let meter = catalog.get(row.meter).ok_or_else(|| Problem::corrupt("a row has no meter"))?;
+        Ok((row, &**meter).into())
+    })
 }
 
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct FindingParameters {
+list_query!(FindingParameters, before, {
     /// Only those that are open, or only those that are cleared.
     open: Option<bool>,
     #[param(inline)]
     kind: Option<FindingKind>,
     #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
-    /// `next_before` of the page before.
-    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
-    before: Option<u64>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
-
-/// One difference, followed over passes.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct FindingAnswer {
-    id: u64,
-    kind: FindingKind,
-    tenant: Option<String>,
-    meter: Option<String>,
-    /// The window, `START/END`, or the provider's id of the object.
-    subject: String,
-    verdict: Verdict,
-    reason: Reason,
-    /// What it means, or what to do.
-    advice: &'static str,
-    ledger: String,
-    provider: String,
-    detail: String,
-    #[schema(format = DateTime)]
-    opened_at: String,
-    /// How many passes saw it.
-    passes: u32,
-    #[schema(format = DateTime)]
-    paged_at: Option<String>,
-    #[schema(format = DateTime)]
-    cleared_at: Option<String>,
-    /// How long it was there.
-    took_seconds: Option<i64>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct FindingList {
-    /// Newest first.
-    findings: Vec<FindingAnswer>,
-    /// Give it as `before` for the next page; null at the end.
-    next_before: Option<u64>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct AcceptAnswer {
-    /// The finding that was cleared.
-    id: u64,
-}
+});
 
 /// List findings
 #[utoipa::path(
@@ -331,15 +152,13 @@ pub async fn list_findings(
     Query(query): Query<FindingParameters>,
 ) -> Result<axum::Json<FindingList>, Problem> {
     caller.require_unbound(Scope::Read)?;
-    let limit = parse_limit(query.limit)?;
-    let tenant = query.tenant.as_deref().map(TenantId::parse).transpose()?;
-    let FindingParameters { open, kind, before, .. } = query;
-    let query = FindingQuery { open, kind, tenant, before, limit: limit + 1 };
-    let mut found = app.store.list_findings(query).await?;
-    let next_before = trim_page(&mut found, limit, |finding| finding.number);
+    let FindingParameters { open, kind, tenant, before, limit } = query;
+    let limit = Limit::parse(limit)?;
+    let tenant = tenant.as_deref().map(TenantId::parse).transpose()?;
+    let query = FindingQuery { open, kind, tenant, before, limit: limit.and_one() };
+    let found = app.store.list_findings(query).await?;
     let catalog = app.catalog.reload().await?;
-    let findings = found.into_iter().map(|finding| answer_finding(finding, &catalog)).collect();
-    Ok(axum::Json(FindingList { findings, next_before }))
+    limit.page(found, |finding| finding.number, |finding| Ok((finding, &*catalog).into()))
 }
 
 /// Accept an unknown subscription
@@ -416,89 +235,12 @@ fn write_cursor(row: &PassRow) -> String {
 }
 
 pub fn parse_cursor(text: &str) -> Result<(TenantId, MeterNo, Timestamp), Problem> {
-    let refuse = || Problem::new(Kind::Invalid, "invalid_cursor", "after is no next_after");
     let mut parts = text.splitn(3, '/');
-    let mut next = || parts.next().ok_or_else(refuse);
-    let meter: u16 = next()?.parse().map_err(|_| refuse())?;
+    let mut next = || parts.next().ok_or_else(invalid_cursor);
+    let meter: u16 = next()?.parse().map_err(|_| invalid_cursor())?;
     // No store has a meter of a higher number.
-    let meter = i16::try_from(meter).map(|_| MeterNo(meter)).map_err(|_| refuse())?;
-    let day = next()?.parse().map(Timestamp::from_micros).map_err(|_| refuse())?;
-    let tenant = TenantId::parse(next()?).map_err(|_| refuse())?;
+    let meter = i16::try_from(meter).map(|_| MeterNo(meter)).map_err(|_| invalid_cursor())?;
+    let day = next()?.parse().map(Timestamp::from_micros).map_err(|_| invalid_cursor())?;
+    let tenant = TenantId::parse(next()?).map_err(|_| invalid_cursor())?;
     Ok((tenant, meter, day))
-}
-
-impl From<Pass> for PassAnswer {
-    fn from(pass: Pass) -> Self {
-        let Pass { number, order, state, created_at, ended_at, progress, hash, detail } = pass;
-        let named = progress.verdicts.into_iter().map(|(verdict, n)| (verdict.name(), n));
-        Self {
-            id: number,
-            kind: order.kind,
-            from: order.range.start.to_string(),
-            to: order.range.end.to_string(),
-            tenant: order.tenant.map(|tenant| tenant.to_string()),
-            apply: order.apply,
-            state,
-            created_at: created_at.to_string(),
-            ended_at: ended_at.map(|at| at.to_string()),
-            pairs: progress.pairs,
-            pairs_done: progress.pairs_done,
-            pairs_unread: progress.pairs_unread,
-            windows: progress.windows,
-            reads: progress.reads,
-            verdicts: named.collect(),
-            replayed: progress.replayed,
-            corrected: progress.corrected,
-            hash: hash.map(|hash| hex(&hash)),
-            detail,
-        }
-    }
-}
-
-fn answer_row(row: PassRow, catalog: &Catalog) -> Result<RowAnswer, Problem> {
-    let meter = catalog.get(row.meter).ok_or_else(|| Problem::corrupt("a row has no meter"))?;
-    let Marks { written_off, not_billed, shadow, note } = row.marks.clone();
-    let text = |quantity: Option<Quantity>| quantity.map(|quantity| quantity.to_string());
-    Ok(RowAnswer {
-        written_off: text(written_off),
-        not_billed: text(not_billed),
-        shadow: text(shadow),
-        note,
-        tenant: row.tenant.to_string(),
-        meter: meter.slug.to_string(),
-        from: row.day.start.to_string(),
-        to: row.day.end.to_string(),
-        ledger: row.ledger.to_string(),
-        pushed: row.pushed.to_string(),
-        provider: row.provider.map(|provider| provider.to_string()),
-        delta: row.delta().map(|delta| delta.to_string()),
-        verdict: row.verdict,
-        reason: row.reason,
-        advice: row.reason.advice(),
-        hash: row.hash.map(|hash| hex(&hash)),
-        windows: row.windows,
-    })
-}
-
-fn answer_finding(finding: Finding, catalog: &Catalog) -> FindingAnswer {
-    let Finding { number, seen, opened_at, passes, paged_at, cleared_at, .. } = finding;
-    let took = |at: Timestamp| (at.micros() - opened_at.micros()) / 1_000_000;
-    FindingAnswer {
-        id: number,
-        kind: seen.kind,
-        tenant: seen.tenant.map(|tenant| tenant.to_string()),
-        meter: seen.meter.and_then(|meter| catalog.get(meter)).map(|meter| meter.slug.to_string()),
-        subject: seen.subject,
-        verdict: seen.verdict,
-        reason: seen.reason,
-        advice: seen.reason.advice(),
-        ledger: seen.ledger.to_string(),
-        provider: seen.provider.to_string(),
-        detail: seen.detail,
-        opened_at: opened_at.to_string(),
-        passes,
-        paged_at: paged_at.map(|at| at.to_string()),
-        cleared_at: cleared_at.map(|at| at.to_string()),
-        took_seconds: cleared_at.map(took),
-    }
 }

@@ -5,27 +5,24 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Path, Query, parse_limit, read_json, trim_page};
+use super::extract::{Json, Limit, Path, Query, list_query, read_json};
 use super::problem::{Kind, Problem};
 use super::records::raw_json;
+use crate::api::pushes::{
+    DiscardSpec, PushAnswer, PushList, PushTraceAnswer, RulingAnswer, TransitionAnswer,
+};
 use crate::rules::delivery::{Class, PushState};
-use crate::rules::ids::TenantId;
 use crate::rules::meter::Catalog;
 use crate::rules::window::{Window, parse_border};
 use crate::store::push::{Push, PushQuery, PushTrace, Ruling, Transition};
 use axum::extract::State;
 use jiff::tz::TimeZone;
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 use std::sync::Arc;
 
 /// Longest reason for a discard, in bytes of UTF-8.
 const REASON_BYTES_MAX: usize = 500;
 
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct PushParameters {
+list_query!(PushParameters, before, {
     /// Only pushes of this tenant.
     #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
@@ -42,111 +39,7 @@ pub struct PushParameters {
     /// Only windows that start before this.
     #[param(example = "2026-12-01")]
     to: Option<String>,
-    /// `next_before` of the page before.
-    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
-    before: Option<u64>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
-
-/// One thing that the provider is told.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct PushAnswer {
-    id: u64,
-    tenant: String,
-    /// The customer it was sent for; null before the first attempt.
-    customer: Option<String>,
-    meter: String,
-    #[schema(format = DateTime)]
-    window_start: String,
-    #[schema(format = DateTime)]
-    window_end: String,
-    /// 1, 2, … within the window.
-    revision: u32,
-    mode: &'static str,
-    /// By how much it changes what the provider has of the window, as a decimal number.
-    quantity: String,
-    /// What is sent.
-    value: String,
-    /// Its name at the provider.
-    key: String,
-    /// The moment it is stamped with.
-    #[schema(format = DateTime)]
-    stamped_at: String,
-    /// Exact billable totals by subscription at the cut: the 100 largest, and the sum of all others
-    /// under `(others)`.
-    #[schema(value_type = Object)]
-    subscriptions: Box<RawValue>,
-    /// The event it is of, for meters billed by event.
-    event: Option<String>,
-    /// Whether it is only compared and never billed.
-    shadow: bool,
-    state: PushState,
-    class: Class,
-    /// What the provider or a person said last.
-    detail: Option<String>,
-    /// The quantity, if it is dead.
-    unbilled: Option<String>,
-    attempts: u32,
-    #[schema(format = DateTime)]
-    first_attempt_at: Option<String>,
-    /// When something is due next.
-    #[schema(format = DateTime)]
-    due_at: String,
-    #[schema(format = DateTime)]
-    created_at: String,
-    /// When it came into its state.
-    #[schema(format = DateTime)]
-    state_at: String,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct PushList {
-    /// Newest first.
-    pushes: Vec<PushAnswer>,
-    /// Give it as `before` for the next page; null at the end.
-    next_before: Option<u64>,
-}
-
-/// One thing that happened to a push.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct TransitionAnswer {
-    #[schema(format = DateTime)]
-    at: String,
-    /// The state after it.
-    state: PushState,
-    class: Class,
-    /// The attempt it belongs to; 0 before the first.
-    attempt: u32,
-    /// The provider's name for the request.
-    request_id: Option<String>,
-    detail: Option<String>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct PushTraceAnswer {
-    #[serde(flatten)]
-    push: PushAnswer,
-    /// Oldest first.
-    transitions: Vec<TransitionAnswer>,
-}
-
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({"reason": "credited by hand, invoice 1042"}))]
-pub struct DiscardSpec {
-    /// Why it will never be billed; kept in its history.
-    #[schema(min_length = 1, max_length = 500, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    reason: String,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct RulingAnswer {
-    /// The push that was ruled on.
-    id: u64,
-    /// The push that took its place.
-    replacement: Option<u64>,
-}
+});
 
 /// List pushes
 #[utoipa::path(
@@ -162,22 +55,18 @@ pub async fn list_pushes(
     Query(query): Query<PushParameters>,
 ) -> Result<axum::Json<PushList>, Problem> {
     caller.require(Scope::Read)?;
-    let asked = query.tenant.as_deref().map(TenantId::parse).transpose()?;
-    let tenant = caller.narrow(asked)?;
+    let tenant = caller.narrow(query.tenant.as_deref())?;
     let meter = match &query.meter {
         Some(slug) => Some(app.catalog.find(slug).await?.0),
         None => None,
     };
     let range = parse_range(query.from.as_deref(), query.to.as_deref())?;
-    let limit = parse_limit(query.limit)?;
+    let limit = Limit::parse(query.limit)?;
     let (state, class, before) = (query.state, query.class, query.before);
-    let query = PushQuery { tenant, meter, state, class, range, before, limit: limit + 1 };
-    let mut pushes = app.store.list_pushes(query).await?;
-    let next_before = trim_page(&mut pushes, limit, |push| push.number);
+    let query = PushQuery { tenant, meter, state, class, range, before, limit: limit.and_one() };
+    let found = app.store.list_pushes(query).await?;
     let catalog = app.catalog.reload().await?;
-    let pushes =
-        pushes.into_iter().map(|push| answer_push(push, &catalog)).collect::<Result<_, _>>();
-    Ok(axum::Json(PushList { pushes: pushes?, next_before }))
+    limit.page(found, |push| push.number, |push| answer_push(push, &catalog))
 }
 
 /// Read a push
@@ -309,32 +198,32 @@ fn answer_push(push: Push, catalog: &Catalog) -> Result<PushAnswer, Problem> {
         tenant: push.tenant.to_string(),
         customer: push.customer.map(|customer| customer.to_string()),
         meter: meter.slug.to_string(),
-        window_start: push.window.start.to_string(),
-        window_end: push.window.end.to_string(),
+        window_start: push.window.start,
+        window_end: push.window.end,
         revision: push.revision,
-        mode: push.mode.name(),
-        quantity: push.quantity.to_string(),
-        value: push.value.to_string(),
+        mode: push.mode,
+        quantity: push.quantity,
+        value: push.value,
         key: push.key,
-        stamped_at: push.stamped_at.to_string(),
+        stamped_at: push.stamped_at,
         subscriptions: raw_json(push.subscriptions)?,
         event: push.event.map(|event| event.to_string()),
         shadow: push.shadow,
         state: push.state,
         class: push.class,
         detail: push.detail,
-        unbilled: dead.then(|| push.quantity.to_string()),
+        unbilled: dead.then_some(push.quantity),
         attempts: push.attempts,
-        first_attempt_at: push.first_attempt_at.map(|at| at.to_string()),
-        due_at: push.due_at.to_string(),
-        created_at: push.created_at.to_string(),
-        state_at: push.state_at.to_string(),
+        first_attempt_at: push.first_attempt_at,
+        due_at: push.due_at,
+        created_at: push.created_at,
+        state_at: push.state_at,
     })
 }
 
 impl From<Transition> for TransitionAnswer {
     fn from(transition: Transition) -> Self {
         let Transition { at, state, class, attempt, request_id, detail } = transition;
-        Self { at: at.to_string(), state, class, attempt, request_id, detail }
+        Self { at, state, class, attempt, request_id, detail }
     }
 }

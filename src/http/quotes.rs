@@ -5,16 +5,20 @@
 //! quote of a tenant in each billing cycle.
 
 use super::App;
-use super::accounts::{key_taken, readable};
+use super::accounts::key_taken;
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Path, Query, parse_amount, parse_limit, read_json, trim_page};
+use super::extract::{
+    Json, Limit, Path, Query, invalid_cursor, list_query, parse_amount, read_json,
+};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
+use crate::api::quotes::{
+    CouponAnswer, CouponList, CouponSpec, LineSpec, QuoteAnswer, QuoteSpec, RateAnswer, RateList,
+    RateSpec,
+};
 use crate::rules::digest::{digest_fields, hex};
 use crate::rules::ids::{OnceKey, TenantId};
-use crate::rules::tax::{
-    Coupon, Off, PriceKind, Quote, QuoteLine, QuoteRequest, TaxRate, discounts,
-};
+use crate::rules::tax::{Coupon, Off, Quote, QuoteLine, QuoteRequest, TaxRate, discounts};
 use crate::rules::timestamp::Timestamp;
 use crate::store::quote::{CouponPut, CouponUse, QuoteRecorded, RateKey, RatePut, StoredQuote};
 use crate::tax::NoQuote;
@@ -24,46 +28,6 @@ use axum::response::Response;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({
-    "jurisdiction": "de", "name": "vat", "percent": "19", "valid_from": "2021-01-01T00:00:00Z"
-}))]
-pub struct RateSpec {
-    /// Such as `de` or `us-ny`; a place within another pays the rates of both.
-    #[schema(min_length = 1, max_length = 64, pattern = "^[a-z0-9-]+$")]
-    jurisdiction: String,
-    /// What it is called on the bill.
-    #[schema(min_length = 1, max_length = 64, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    name: String,
-    /// As a decimal number, such as 19 for 19 %.
-    #[schema(pattern = r"^(0|[1-9][0-9]{0,2})(\.[0-9]{1,6})?$")]
-    percent: String,
-    #[schema(format = DateTime)]
-    valid_from: String,
-    #[serde(default)]
-    #[schema(format = DateTime)]
-    valid_until: Option<String>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct RateAnswer {
-    jurisdiction: String,
-    name: String,
-    percent: String,
-    #[schema(format = DateTime)]
-    valid_from: String,
-    #[schema(format = DateTime)]
-    valid_until: Option<String>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct RateList {
-    rates: Vec<RateAnswer>,
-    /// Give it as `after` for the next page; null at the end.
-    next_after: Option<String>,
-}
 
 /// Set a tax rate
 ///
@@ -118,15 +82,7 @@ fn ends(rate: &TaxRate, standing: &TaxRate) -> bool {
     rate.valid_until.is_some() && open == *standing
 }
 
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct RateParameters {
-    /// `next_after` of the page before.
-    after: Option<String>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
+list_query!(RateParameters, "`next_after` of the page before.", after: String, {});
 
 /// List tax rates
 #[utoipa::path(
@@ -139,12 +95,10 @@ pub async fn list_rates(
     Query(query): Query<RateParameters>,
 ) -> Result<axum::Json<RateList>, Problem> {
     caller.require(Scope::Read)?;
-    let limit = parse_limit(query.limit)?;
+    let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(parse_rate_cursor).transpose()?;
-    let mut found = app.store.list_tax_rates(after, limit + 1).await?;
-    let next_after = trim_page(&mut found, limit, write_rate_cursor);
-    let rates = found.into_iter().map(RateAnswer::from).collect();
-    Ok(axum::Json(RateList { rates, next_after }))
+    let found = app.store.list_tax_rates(after, limit.and_one()).await?;
+    limit.page(found, write_rate_cursor, |rate| Ok(rate.into()))
 }
 
 fn write_rate_cursor(last: &TaxRate) -> String {
@@ -152,57 +106,10 @@ fn write_rate_cursor(last: &TaxRate) -> String {
 }
 
 pub fn parse_rate_cursor(text: &str) -> Result<RateKey, Problem> {
-    let refuse = || Problem::new(Kind::Invalid, "invalid_cursor", "after is no next_after");
     let mut parts = text.splitn(3, '/');
-    let mut next = || parts.next().filter(|part| !part.contains('\0')).ok_or_else(refuse);
-    let from = next()?.parse().map(Timestamp::from_micros).map_err(|_| refuse())?;
+    let mut next = || parts.next().filter(|part| !part.contains('\0')).ok_or_else(invalid_cursor);
+    let from = next()?.parse().map(Timestamp::from_micros).map_err(|_| invalid_cursor())?;
     Ok((next()?.to_owned(), next()?.to_owned(), from))
-}
-
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({"percent_off": "10", "valid_from": "2026-01-01T00:00:00Z"}))]
-pub struct CouponSpec {
-    /// Of every line, as a decimal number above 0 to 100.
-    #[serde(default)]
-    #[schema(pattern = r"^(0|[1-9][0-9]{0,2})(\.[0-9]{1,6})?$")]
-    percent_off: Option<String>,
-    /// Of all lines together, in `currency`.
-    #[serde(default)]
-    #[schema(pattern = r"^(0|[1-9][0-9]{0,14})(\.[0-9]{1,3})?$")]
-    amount_off: Option<String>,
-    #[serde(default)]
-    #[schema(min_length = 1, max_length = 32, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
-    currency: Option<String>,
-    #[schema(format = DateTime)]
-    valid_from: String,
-    #[serde(default)]
-    #[schema(format = DateTime)]
-    valid_until: Option<String>,
-    /// In how many billing cycles one tenant gets it; all unless given.
-    #[serde(default)]
-    #[schema(minimum = 1)]
-    cycles_max: Option<u32>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct CouponAnswer {
-    code: String,
-    percent_off: Option<String>,
-    amount_off: Option<String>,
-    currency: Option<String>,
-    #[schema(format = DateTime)]
-    valid_from: String,
-    #[schema(format = DateTime)]
-    valid_until: Option<String>,
-    cycles_max: Option<u32>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct CouponList {
-    coupons: Vec<CouponAnswer>,
-    /// Give it as `after` for the next page; null at the end.
-    next_after: Option<String>,
 }
 
 /// Create a coupon
@@ -255,16 +162,7 @@ fn read_coupon(code: String, spec: CouponSpec) -> Result<Coupon, Problem> {
     })
 }
 
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct CouponParameters {
-    /// The last code of the page before.
-    #[param(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    after: Option<String>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
+list_query!(CouponParameters, "The last code of the page before.", after: String (min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), {});
 
 /// List coupons
 #[utoipa::path(
@@ -277,71 +175,11 @@ pub async fn list_coupons(
     Query(query): Query<CouponParameters>,
 ) -> Result<axum::Json<CouponList>, Problem> {
     caller.require_unbound(Scope::Read)?;
-    let limit = parse_limit(query.limit)?;
+    let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(OnceKey::parse).transpose()?;
     let after = after.as_ref().map(OnceKey::as_str);
-    let mut found = app.store.list_coupons(after, limit + 1).await?;
-    let next_after = trim_page(&mut found, limit, |coupon| coupon.code.clone());
-    let coupons = found.into_iter().map(CouponAnswer::from).collect();
-    Ok(axum::Json(CouponList { coupons, next_after }))
-}
-
-#[derive(Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct LineSpec {
-    /// The sender's name for it.
-    #[schema(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    id: String,
-    /// A whole number of the currency's smallest unit, as a decimal number of the currency.
-    #[schema(pattern = r"^(0|[1-9][0-9]{0,14})(\.[0-9]{1,3})?$")]
-    amount: String,
-}
-
-#[derive(Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({
-    "currency": "eur", "jurisdiction": "de", "prices": "exclusive",
-    "lines": [{"id": "api_calls", "amount": "12.50"}]
-}))]
-pub struct QuoteSpec {
-    #[schema(min_length = 3, max_length = 3, pattern = "^[a-z]{3}$")]
-    currency: String,
-    /// Where it is sold; a rate must hold there, of 0 percent if nothing is due.
-    #[schema(min_length = 1, max_length = 64, pattern = "^[a-z0-9-]+$")]
-    jurisdiction: String,
-    /// Whether amounts hold their tax.
-    prices: PriceKind,
-    /// The moment whose rates hold; now unless given.
-    #[serde(default)]
-    #[schema(format = DateTime)]
-    at: Option<String>,
-    #[schema(min_items = 1, max_items = 200)]
-    lines: Vec<LineSpec>,
-    #[serde(default)]
-    #[schema(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    coupon: Option<String>,
-    /// Start of the billing cycle, for a coupon: it counts once in each.
-    #[serde(default)]
-    #[schema(format = DateTime)]
-    cycle: Option<String>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct QuoteAnswer {
-    /// The idempotency key it was answered under.
-    key: String,
-    /// The moment whose rates hold.
-    #[schema(format = DateTime)]
-    at: String,
-    /// Which engine answered.
-    engine: String,
-    /// Lines and sums, each a decimal number of the currency as a string.
-    #[schema(value_type = Object)]
-    quote: serde_json::Value,
-    /// The coupon that was taken off.
-    coupon: Option<String>,
-    /// Why the coupon that was asked for was not.
-    coupon_refused: Option<String>,
+    let found = app.store.list_coupons(after, limit.and_one()).await?;
+    limit.page(found, |coupon| coupon.code.clone(), |coupon| Ok(coupon.into()))
 }
 
 /// What is kept of an answer.
@@ -372,9 +210,7 @@ pub async fn post_quote(
     once: Once,
     request: axum::extract::Request,
 ) -> Result<Response<Body>, Problem> {
-    caller.require(Scope::Operate)?;
-    let tenant = TenantId::parse(&tenant)?;
-    caller.require_tenant(&tenant)?;
+    let tenant = caller.tenant_for(Scope::Operate, &tenant)?;
     let Json(spec) = read_json::<QuoteSpec>(request, &app).await?;
     if spec.coupon.is_some() {
         app.admission.try_coupon(&caller)?;
@@ -526,7 +362,7 @@ fn answer_quote(stored: &StoredQuote) -> Result<QuoteAnswer, Problem> {
         .map_err(|_| Problem::corrupt("a quote's answer cannot be read"))?;
     Ok(QuoteAnswer {
         key: stored.key.to_string(),
-        at: kept.at.to_string(),
+        at: kept.at,
         engine: stored.engine.clone(),
         quote: serde_json::to_value(&kept.quote).expect("a quote is plain JSON"),
         coupon: kept.coupon,
@@ -548,38 +384,8 @@ pub async fn get_quote(
     caller: Caller,
     Path((tenant, key)): Path<(String, String)>,
 ) -> Result<axum::Json<QuoteAnswer>, Problem> {
-    let tenant = readable(&caller, &tenant)?;
+    let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let found = app.store.find_quote(&tenant, &OnceKey::parse(&key)?).await?;
     let unknown = || Problem::new(Kind::NotFound, "quote_unknown", "there is no such quote");
     Ok(axum::Json(answer_quote(&found.ok_or_else(unknown)?)?))
-}
-
-impl From<TaxRate> for RateAnswer {
-    fn from(rate: TaxRate) -> Self {
-        Self {
-            jurisdiction: rate.jurisdiction,
-            name: rate.name,
-            percent: rate.percent.to_string(),
-            valid_from: rate.valid_from.to_string(),
-            valid_until: rate.valid_until.map(|at| at.to_string()),
-        }
-    }
-}
-
-impl From<Coupon> for CouponAnswer {
-    fn from(coupon: Coupon) -> Self {
-        let (percent_off, amount_off) = match coupon.off {
-            Off::Percent(percent) => (Some(percent.to_string()), None),
-            Off::Amount(amount) => (None, Some(amount.to_string())),
-        };
-        Self {
-            code: coupon.code,
-            percent_off,
-            amount_off,
-            currency: coupon.currency,
-            valid_from: coupon.valid_from.to_string(),
-            valid_until: coupon.valid_until.map(|at| at.to_string()),
-            cycles_max: coupon.cycles_max,
-        }
-    }
 }

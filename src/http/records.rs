@@ -5,25 +5,23 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Path, Query, fit_page, parse_limit};
-use super::inboxes::{ConflictAnswer, QuarantineAnswer};
+use super::extract::{Limit, Path, Query, fit_page, list_query};
+use super::inboxes::{answer_conflict, answer_quarantine};
 use super::problem::{Kind, Problem};
+use crate::api::events::{EventAnswer, EventList, TraceAnswer};
 use crate::rules::event::cloud_event_id;
-use crate::rules::ids::{EventId, TenantId};
+use crate::rules::ids::EventId;
 use crate::rules::meter::Catalog;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::{Window, parse_border};
 use crate::store::{EventPage, EventQuery, EventTrace, StoredEvent};
 use axum::extract::State;
 use jiff::tz::TimeZone;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::sync::Arc;
 
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct RecordsQuery {
+list_query!(RecordsQuery, "`next_cursor` of the page before.", cursor: String, {
     #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: String,
     /// The slug of the one meter to list.
@@ -35,49 +33,10 @@ pub struct RecordsQuery {
     /// First instant that is no longer included.
     #[param(example = "2026-12-01T00:00:00Z")]
     to: Option<String>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-    /// `next_cursor` of the page before.
-    cursor: Option<String>,
-}
-
-/// An event as it was counted.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct EventAnswer {
-    /// The event in the form in which events are sent.
-    #[schema(value_type = Object)]
-    event: Box<RawValue>,
-    #[schema(format = DateTime)]
-    received_at: String,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct EventList {
-    /// Newest first, by occurred_at and then by id.
-    events: Vec<EventAnswer>,
-    /// Give it as `cursor` for the next page; null at the end. With `meter` a page may hold fewer
-    /// events than `limit`, or none, and still have a next one: one request looks at 50,000
-    /// events at most.
-    next_cursor: Option<String>,
-}
+});
 
 /// Events that one request looks at.
 const EVENTS_SEARCHED_MAX: usize = 50_000;
-
-/// Everything known of one event key.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct TraceAnswer {
-    /// What became of the event, in a sentence.
-    summary: String,
-    counted: Option<EventAnswer>,
-    /// Other payloads that came under this id; they were not counted.
-    conflicts: Vec<ConflictAnswer>,
-    quarantined: Vec<QuarantineAnswer>,
-    /// Deliveries of further conflicting payloads. At most 100 payloads of an id are kept.
-    conflicts_not_kept: u64,
-    /// Deliveries of further quarantined payloads. At most 100 payloads of an id are kept.
-    quarantined_not_kept: u64,
-}
 
 /// List counted events
 #[utoipa::path(
@@ -92,10 +51,8 @@ pub async fn list_events(
     caller: Caller,
     Query(query): Query<RecordsQuery>,
 ) -> Result<axum::Json<EventList>, Problem> {
-    caller.require(Scope::Read)?;
-    let tenant = TenantId::parse(&query.tenant)?;
-    caller.require_tenant(&tenant)?;
-    let limit = parse_limit(query.limit)?;
+    let tenant = caller.tenant_for(Scope::Read, &query.tenant)?;
+    let limit = Limit::parse(query.limit)?;
     let range = parse_range(query.from.as_deref(), query.to.as_deref())?;
     let before = query.cursor.as_deref().map(parse_cursor).transpose()?;
     let meter = match &query.meter {
@@ -103,12 +60,12 @@ pub async fn list_events(
         None => None,
     };
     let searched_max = EVENTS_SEARCHED_MAX;
-    let query = EventQuery { tenant, meter, range, before, limit: limit + 1, searched_max };
+    let query = EventQuery { tenant, meter, range, before, limit: limit.and_one(), searched_max };
     let EventPage { mut events, searched_to } = app.store.list_events(query).await?;
     let catalog = catalog_of(&app, &events).await?;
     let answers = events.iter().map(|event| answer_event(event, &catalog));
     let mut answers: Vec<EventAnswer> = answers.collect::<Result<_, _>>()?;
-    let fitting = fit_page(answers.iter().map(|answer| answer.event.get().len()), limit);
+    let fitting = fit_page(answers.iter().map(|answer| answer.event.get().len()), limit.get());
     let more = events.len() > fitting;
     events.truncate(fitting);
     answers.truncate(fitting);
@@ -150,9 +107,7 @@ pub async fn trace_event(
     Path((tenant, id)): Path<(String, String)>,
     Query(query): Query<TraceQuery>,
 ) -> Result<axum::Json<TraceAnswer>, Problem> {
-    caller.require(Scope::Read)?;
-    let tenant = TenantId::parse(&tenant)?;
-    caller.require_tenant(&tenant)?;
+    let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let id = match &query.source {
         Some(source) => cloud_event_id(source, &id)?,
         None => EventId::parse(&id)?,
@@ -176,10 +131,9 @@ pub async fn trace_event(
         }
         None => None,
     };
-    let conflicts =
-        trace.conflicts.into_iter().map(ConflictAnswer::of).collect::<Result<_, _>>()?;
+    let conflicts = trace.conflicts.into_iter().map(answer_conflict).collect::<Result<_, _>>()?;
     let quarantined =
-        trace.quarantined.into_iter().map(QuarantineAnswer::of).collect::<Result<_, _>>()?;
+        trace.quarantined.into_iter().map(answer_quarantine).collect::<Result<_, _>>()?;
     Ok(axum::Json(TraceAnswer {
         summary,
         counted,
@@ -232,7 +186,7 @@ fn answer_event(stored: &StoredEvent, catalog: &Catalog) -> Result<EventAnswer, 
         .get(stored.event.meter)
         .ok_or_else(|| Problem::corrupt("an event has a meter that the catalog lacks"))?;
     let event = raw_json(stored.event.to_json(&meter.slug))?;
-    Ok(EventAnswer { event, received_at: stored.received_at.to_string() })
+    Ok(EventAnswer { event, received_at: stored.received_at })
 }
 
 /// JSON text that was stored, to be sent as it is.

@@ -4,21 +4,25 @@
 //! becomes of it is read from `/v1/sagas/{id}`, whose log says every step.
 
 use super::App;
-use super::accounts::{key_taken, readable};
+use super::accounts::key_taken;
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Path, Query, parse_limit, read_json, trim_page};
+use super::extract::{Json, Limit, Path, Query, list_query, read_json};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
+use crate::api::sagas::{
+    AgreementAnswer, AgreementList, CancelMoment, CancelSpec, LineAnswer, PlanSpec, SagaAnswer,
+    SagaList, SagaStory, SubscriptionSpec,
+};
 use crate::jobs::sagas::{CancelParams, ChangeParams, CreateParams, boundary_after};
 use crate::rules::ids::{SubscriptionId, TenantId};
-use crate::rules::saga::{LogLine, Mark, Saga, SagaKind, SagaState, saga_id};
+use crate::rules::saga::{Saga, SagaKind, SagaState, saga_id};
 use crate::rules::timestamp::Timestamp;
 use crate::store::saga::{Agreement, Begun, NewSaga, Revived, SagaQuery};
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -28,81 +32,6 @@ const FEATURES_MAX: usize = 100;
 const NAME_BYTES_MAX: usize = 200;
 /// Agreements that are answered.
 const AGREEMENTS_MAX: usize = 1_000;
-
-/// What a tenant is charged by and what it may use.
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({
-    "plan": "pro", "prices": ["price_1Q"], "features": ["exports"], "email": "billing@acme.example"
-}))]
-pub struct SubscriptionSpec {
-    /// Its name here.
-    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    plan: String,
-    /// The provider's prices.
-    #[schema(min_items = 1, max_items = 20)]
-    prices: Vec<String>,
-    /// What may be used while it lasts.
-    #[serde(default)]
-    #[schema(max_items = 100)]
-    features: Vec<String>,
-    /// For a customer that has to be created.
-    #[serde(default)]
-    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    name: Option<String>,
-    /// For a customer that has to be created.
-    #[serde(default)]
-    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    email: Option<String>,
-}
-
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({"plan": "scale", "prices": ["price_2R"], "features": ["sso"]}))]
-pub struct PlanSpec {
-    #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    plan: String,
-    #[schema(min_items = 1, max_items = 20)]
-    prices: Vec<String>,
-    #[serde(default)]
-    #[schema(max_items = 100)]
-    features: Vec<String>,
-}
-
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({"when": "period_end"}))]
-pub struct CancelSpec {
-    when: CancelMoment,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum CancelMoment {
-    /// When the current window has ended and its usage has gone out.
-    Now,
-    PeriodEnd,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct SagaAnswer {
-    id: String,
-    kind: SagaKind,
-    tenant: String,
-    state: SagaState,
-    /// Grows with each new start after everything was undone.
-    generation: u32,
-    /// What it waits for, or what went wrong last.
-    detail: Option<String>,
-    /// When it goes on, while it is under way.
-    #[schema(format = DateTime)]
-    due_at: Option<String>,
-    #[schema(format = DateTime)]
-    created_at: String,
-    /// When it came into its state.
-    #[schema(format = DateTime)]
-    state_at: String,
-}
 
 /// Create a subscription
 ///
@@ -268,29 +197,13 @@ fn busy(saga: &Saga) -> Problem {
     Problem::new(Kind::Conflict, "saga_open", detail)
 }
 
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct SagaParameters {
+list_query!(SagaParameters, before, {
     /// Only sagas of this tenant.
     #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
     #[param(inline)]
     state: Option<SagaState>,
-    /// `next_before` of the page before.
-    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
-    before: Option<u64>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct SagaList {
-    /// Newest first.
-    sagas: Vec<SagaAnswer>,
-    /// Give it as `before` for the next page; null at the end.
-    next_before: Option<u64>,
-}
+});
 
 /// List sagas
 #[utoipa::path(
@@ -303,38 +216,12 @@ pub async fn list_sagas(
     Query(query): Query<SagaParameters>,
 ) -> Result<axum::Json<SagaList>, Problem> {
     caller.require(Scope::Read)?;
-    let asked = query.tenant.as_deref().map(TenantId::parse).transpose()?;
-    let tenant = caller.narrow(asked)?;
-    let limit = parse_limit(query.limit)?;
-    let SagaParameters { state, before, .. } = query;
-    let asked = SagaQuery { tenant, state, before, limit: limit + 1 };
-    let mut found = app.store.list_sagas(asked).await?;
-    let next_before = trim_page(&mut found, limit, |saga| saga.number);
-    let sagas = found.iter().map(SagaAnswer::from).collect();
-    Ok(axum::Json(SagaList { sagas, next_before }))
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct LineAnswer {
-    generation: u32,
-    step: String,
-    mark: Mark,
-    /// What the step left for those after it.
-    #[schema(value_type = Option<Object>)]
-    result: Option<serde_json::Value>,
-    detail: Option<String>,
-    #[schema(format = DateTime)]
-    at: String,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct SagaStory {
-    saga: SagaAnswer,
-    /// What it was asked for.
-    #[schema(value_type = Object)]
-    params: serde_json::Value,
-    /// Every step, oldest first.
-    log: Vec<LineAnswer>,
+    let tenant = caller.narrow(query.tenant.as_deref())?;
+    let SagaParameters { state, before, limit, .. } = query;
+    let limit = Limit::parse(limit)?;
+    let asked = SagaQuery { tenant, state, before, limit: limit.and_one() };
+    let found = app.store.list_sagas(asked).await?;
+    limit.page(found, |saga| saga.number, |saga| Ok((&saga).into()))
 }
 
 /// Tell a saga step by step
@@ -358,7 +245,7 @@ pub async fn get_saga(
     let (saga, log) = found.filter(|(saga, _)| allowed(saga)).ok_or_else(unknown_saga)?;
     Ok(axum::Json(SagaStory {
         params: serde_json::from_str(&saga.params).unwrap_or_default(),
-        log: log.iter().map(LineAnswer::from).collect(),
+        log: log.into_iter().map(LineAnswer::from).collect(),
         saga: (&saga).into(),
     }))
 }
@@ -402,32 +289,6 @@ pub async fn revive_saga(
     }
 }
 
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct AgreementAnswer {
-    subscription: String,
-    plan: String,
-    prices: Vec<String>,
-    features: Vec<String>,
-    /// Whether the features may be used now.
-    access: bool,
-    /// Whether the provider's subscription suspends them: it is unpaid or paused.
-    suspended: bool,
-    /// The saga that made it.
-    saga: String,
-    #[schema(format = DateTime)]
-    began_at: String,
-    #[schema(format = DateTime)]
-    ended_at: Option<String>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct AgreementList {
-    /// Newest first.
-    agreements: Vec<AgreementAnswer>,
-    /// What the tenant may use now.
-    features: Vec<String>,
-}
-
 /// Read what a tenant has agreed to, and what it may use
 ///
 /// Access follows the provider: an agreement ends when its subscription is canceled or has expired
@@ -441,7 +302,7 @@ pub async fn list_agreements(
     caller: Caller,
     Path(tenant): Path<String>,
 ) -> Result<axum::Json<AgreementList>, Problem> {
-    let tenant = readable(&caller, &tenant)?;
+    let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let now = app.clock.now();
     let found = app.store.list_agreements(&tenant, AGREEMENTS_MAX).await?;
     let holding = found.iter().filter(|agreement| agreement.grants_access_at(now));
@@ -460,36 +321,7 @@ fn answer_agreement(agreement: &Agreement, now: Timestamp) -> AgreementAnswer {
         access: agreement.grants_access_at(now),
         suspended: agreement.suspended,
         saga: agreement.saga.clone(),
-        began_at: agreement.began_at.to_string(),
-        ended_at: agreement.ended_at.map(|at| at.to_string()),
-    }
-}
-
-impl From<&Saga> for SagaAnswer {
-    fn from(saga: &Saga) -> Self {
-        Self {
-            id: saga.id.clone(),
-            kind: saga.kind,
-            tenant: saga.tenant.to_string(),
-            state: saga.state,
-            generation: saga.generation,
-            detail: saga.detail.clone(),
-            due_at: saga.state.is_moving().then(|| saga.due_at.to_string()),
-            created_at: saga.created_at.to_string(),
-            state_at: saga.state_at.to_string(),
-        }
-    }
-}
-
-impl From<&LogLine> for LineAnswer {
-    fn from(line: &LogLine) -> Self {
-        Self {
-            generation: line.generation,
-            step: line.name.clone(),
-            mark: line.mark,
-            result: line.result.as_deref().and_then(|text| serde_json::from_str(text).ok()),
-            detail: line.detail.clone(),
-            at: line.at.to_string(),
-        }
+        began_at: agreement.began_at,
+        ended_at: agreement.ended_at,
     }
 }

@@ -3,63 +3,19 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Path, Query, parse_limit, read_json, trim_page};
+use super::extract::{Json, Limit, Path, Query, list_query, read_json};
 use super::problem::{Kind, Problem};
+use crate::api::tenants::{TenantAnswer, TenantList, TenantSpec};
 use crate::rules::given::Given;
 use crate::rules::ids::{CustomerId, TenantId};
 use crate::store::{Tenant, TenantFields, TenantPut};
 use axum::extract::State;
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Longest name of a tenant, in bytes of UTF-8.
 const NAME_BYTES_MAX: usize = 200;
 
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(example = json!({"name": "Acme Inc.", "customer": "cus_9s6XKzkNRiz8i3"}))]
-pub struct TenantSpec {
-    /// For people; without control characters. Left out, it stays as it is; null takes it away.
-    #[serde(default)]
-    #[schema(value_type = Option<String>, max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
-    name: Given<String>,
-    /// The billing provider's id of this customer. Left out, it stays as it is; null takes it away,
-    /// and pushes that were not sent yet wait for the next one.
-    #[serde(default)]
-    #[schema(
-        value_type = Option<String>, min_length = 1, max_length = 255,
-        pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"
-    )]
-    customer: Given<String>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct TenantAnswer {
-    id: String,
-    name: Option<String>,
-    /// The billing provider's id of this customer.
-    customer: Option<String>,
-    #[schema(format = DateTime)]
-    created_at: String,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct TenantList {
-    tenants: Vec<TenantAnswer>,
-    /// Give it as `after` for the next page; null at the end.
-    next_after: Option<String>,
-}
-
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct TenantQuery {
-    /// The last tenant of the page before.
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
-    after: Option<String>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
+list_query!(TenantQuery, "The last tenant of the page before.", after: String (min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), {});
 
 /// Create a tenant, rename it, or map it to a customer
 #[utoipa::path(
@@ -161,21 +117,16 @@ pub async fn list_tenants(
     Query(query): Query<TenantQuery>,
 ) -> Result<axum::Json<TenantList>, Problem> {
     caller.require_unbound(Scope::Read)?;
-    let limit = parse_limit(query.limit)?;
+    let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(TenantId::parse).transpose()?;
-    let mut tenants = app.store.list_tenants(after.as_ref(), limit + 1).await?;
-    let next_after = trim_page(&mut tenants, limit, |tenant| tenant.id.to_string());
-    let tenants = tenants.into_iter().map(TenantAnswer::from).collect();
-    Ok(axum::Json(TenantList { tenants, next_after }))
+    let found = app.store.list_tenants(after.as_ref(), limit.and_one()).await?;
+    limit.page(found, |tenant| tenant.id.to_string(), |tenant| Ok(tenant.into()))
 }
 
 impl From<Tenant> for TenantAnswer {
     fn from(tenant: Tenant) -> Self {
-        Self {
-            id: tenant.id.to_string(),
-            name: tenant.name,
-            customer: tenant.customer.map(|customer| customer.to_string()),
-            created_at: tenant.created_at.to_string(),
-        }
+        let Tenant { id, name, customer, created_at } = tenant;
+        let customer = customer.map(|customer| customer.to_string());
+        Self { id: id.to_string(), name, customer, created_at }
     }
 }

@@ -8,15 +8,17 @@ use super::App;
 use super::auth::{Caller, Scope};
 use super::extract::Query;
 use super::problem::Problem;
-use crate::rules::ids::TenantId;
-use crate::rules::invoice::{Dunning, judge_dunning};
+use crate::api::tenants::{
+    CreditGrantAnswer, InvoiceAnswer, StampAnswer, StretchAnswer, TimelineAnswer,
+};
+use crate::rules::invoice::judge_dunning;
 use crate::rules::mirror::{ObjectKind, Snapshot};
-use crate::rules::subscription::{Stamp, Stretch, stamps_at, unroll};
+use crate::rules::subscription::{stamps_at, unroll};
 use crate::rules::window::parse_border;
 use crate::store::webhook::MirrorQuery;
 use axum::extract::State;
 use jiff::tz::TimeZone;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::sync::Arc;
 
 /// Invoices and grants that are shown of a tenant.
@@ -33,78 +35,6 @@ pub struct TimelineQuery {
     at: Option<String>,
 }
 
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct TimelineAnswer {
-    tenant: String,
-    #[schema(format = DateTime)]
-    at: String,
-    /// The subscriptions that were in force then.
-    stamps: Vec<StampAnswer>,
-    /// All that is known, in the order of subscriptions and time.
-    stretches: Vec<StretchAnswer>,
-    /// In the order of ids.
-    invoices: Vec<InvoiceAnswer>,
-    credit_grants: Vec<CreditGrantAnswer>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct StampAnswer {
-    subscription: String,
-    status: String,
-    /// The plan: the prices it is made of.
-    prices: Vec<String>,
-    trial: bool,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct StretchAnswer {
-    subscription: String,
-    #[schema(format = DateTime)]
-    from: String,
-    /// Null: until now.
-    #[schema(format = DateTime)]
-    until: Option<String>,
-    status: String,
-    prices: Vec<String>,
-    #[schema(format = DateTime)]
-    trial_start: Option<String>,
-    #[schema(format = DateTime)]
-    trial_end: Option<String>,
-}
-
-/// Amounts are of the currency's smallest unit.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct InvoiceAnswer {
-    id: String,
-    status: String,
-    #[schema(format = DateTime)]
-    from: String,
-    #[schema(format = DateTime)]
-    to: String,
-    currency: String,
-    /// Before tax.
-    subtotal: i64,
-    tax: i64,
-    total: i64,
-    /// Where its payment stands.
-    dunning: Dunning,
-    /// When a draft is fixed.
-    #[schema(format = DateTime)]
-    finalizes_at: Option<String>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct CreditGrantAnswer {
-    id: String,
-    /// paid or promotional.
-    category: String,
-    currency: String,
-    amount: i64,
-    status: String,
-    #[schema(format = DateTime)]
-    expires_at: Option<String>,
-}
-
 /// Read a tenant's timeline
 #[utoipa::path(
     get, path = "/v1/timeline", tag = "tenants", params(TimelineQuery),
@@ -115,9 +45,7 @@ pub async fn get_timeline(
     caller: Caller,
     Query(query): Query<TimelineQuery>,
 ) -> Result<axum::Json<TimelineAnswer>, Problem> {
-    caller.require(Scope::Read)?;
-    let tenant = TenantId::parse(&query.tenant)?;
-    caller.require_tenant(&tenant)?;
+    let tenant = caller.tenant_for(Scope::Read, &query.tenant)?;
     let at = query.at.as_deref().map(|text| parse_border(text, &TimeZone::UTC)).transpose()?;
     let at = at.unwrap_or_else(|| app.clock.now());
     let stretches = unroll(app.store.read_timeline(&tenant).await?);
@@ -141,7 +69,7 @@ pub async fn get_timeline(
     }
     Ok(axum::Json(TimelineAnswer {
         tenant: query.tenant,
-        at: at.to_string(),
+        at,
         stamps: stamps_at(&stretches, at).into_iter().map(StampAnswer::from).collect(),
         stretches: stretches.into_iter().map(StretchAnswer::from).collect(),
         invoices,
@@ -154,14 +82,14 @@ fn answer_invoice(id: &str, snapshot: &Snapshot) -> Option<InvoiceAnswer> {
     Some(InvoiceAnswer {
         id: id.to_owned(),
         status: invoice.status.clone(),
-        from: invoice.period.start.to_string(),
-        to: invoice.period.end.to_string(),
+        from: invoice.period.start,
+        to: invoice.period.end,
         currency: invoice.currency.clone(),
         subtotal: invoice.subtotal,
         tax: invoice.tax,
         total: invoice.total,
         dunning: judge_dunning(invoice),
-        finalizes_at: invoice.finalizes_at.map(|at| at.to_string()),
+        finalizes_at: invoice.finalizes_at,
     })
 }
 
@@ -173,27 +101,6 @@ fn answer_grant(id: &str, snapshot: &Snapshot) -> Option<CreditGrantAnswer> {
         currency: grant.currency.clone(),
         amount: grant.amount,
         status: snapshot.status().to_owned(),
-        expires_at: grant.expires_at.map(|at| at.to_string()),
+        expires_at: grant.expires_at,
     })
-}
-
-impl From<Stamp> for StampAnswer {
-    fn from(stamp: Stamp) -> Self {
-        let Stamp { subscription, status, prices, trial } = stamp;
-        Self { subscription: subscription.to_string(), status, prices, trial }
-    }
-}
-
-impl From<Stretch> for StretchAnswer {
-    fn from(stretch: Stretch) -> Self {
-        Self {
-            subscription: stretch.subscription.to_string(),
-            from: stretch.from.to_string(),
-            until: stretch.until.map(|at| at.to_string()),
-            status: stretch.status,
-            prices: stretch.prices,
-            trial_start: stretch.trial.map(|trial| trial.start.to_string()),
-            trial_end: stretch.trial.map(|trial| trial.end.to_string()),
-        }
-    }
 }

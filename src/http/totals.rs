@@ -5,15 +5,16 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Query, trim_page};
-use super::problem::{Kind, Problem};
+use super::extract::{Limit, Query};
+use super::problem::Problem;
 use super::usage::{parse_range, parse_zone};
+use crate::api::usage::{TotalAnswer, TotalList};
 use crate::rules::ids::TenantId;
 use crate::rules::usage::UsageShape;
 use crate::rules::window::{Grain, Window, plan_windows};
 use crate::store::Tenant;
 use axum::extract::State;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::sync::Arc;
 
 /// Most tenants of one answer: each is read with every meter.
@@ -41,31 +42,6 @@ pub struct TotalsQuery {
     limit: Option<usize>,
 }
 
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct TotalAnswer {
-    tenant: String,
-    name: Option<String>,
-    /// The billing provider's id of this customer.
-    customer: Option<String>,
-    meter: String,
-    /// A decimal number.
-    total: String,
-    /// The number of events.
-    count: u64,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct TotalList {
-    #[schema(format = DateTime)]
-    from: String,
-    #[schema(format = DateTime)]
-    to: String,
-    /// A row for each tenant and meter with an event in the range.
-    totals: Vec<TotalAnswer>,
-    /// Give it as `after` for the next page; null at the end.
-    next_after: Option<String>,
-}
-
 /// Read the usage of all tenants
 ///
 /// Exact totals of every tenant and meter over a range, by pages of tenants.
@@ -82,22 +58,17 @@ pub async fn list_totals(
     Query(query): Query<TotalsQuery>,
 ) -> Result<axum::Json<TotalList>, Problem> {
     caller.require_unbound(Scope::Read)?;
-    let limit = query.limit.unwrap_or(TENANTS_MAX);
-    if !(1..=TENANTS_MAX).contains(&limit) {
-        let detail = format!("limit is 1 to {TENANTS_MAX}; ask for the next page with after");
-        return Err(Problem::new(Kind::Invalid, "invalid_limit", detail));
-    }
+    let limit = Limit::within(query.limit, TENANTS_MAX, TENANTS_MAX)?;
     let zone = parse_zone(query.tz.as_deref())?;
     let range = parse_range(&app, query.from.as_deref(), query.to.as_deref(), &zone)?;
     let after = query.after.as_deref().map(TenantId::parse).transpose()?;
-    let mut tenants = app.store.list_tenants(after.as_ref(), limit + 1).await?;
-    let next_after = trim_page(&mut tenants, limit, |tenant| tenant.id.to_string());
+    let mut tenants = app.store.list_tenants(after.as_ref(), limit.and_one()).await?;
+    let next_after = limit.trim(&mut tenants, |tenant| tenant.id.to_string());
     let mut totals = Vec::new();
     for tenant in &tenants {
         add_totals(&app, tenant, range, &mut totals).await?;
     }
-    let (from, to) = (range.start.to_string(), range.end.to_string());
-    Ok(axum::Json(TotalList { from, to, totals, next_after }))
+    Ok(axum::Json(TotalList { from: range.start, to: range.end, totals, next_after }))
 }
 
 /// A row for each meter of which the tenant had events.
@@ -123,7 +94,7 @@ async fn add_totals(
             name: tenant.name.clone(),
             customer: tenant.customer.as_ref().map(ToString::to_string),
             meter: meter.slug.to_string(),
-            total: usage.total.to_string(),
+            total: usage.total,
             count: usage.count,
         });
     }

@@ -8,14 +8,14 @@ use super::App;
 use super::auth::{Caller, Scope};
 use super::extract::Query;
 use super::problem::{Kind, Problem};
-use crate::rules::ids::TenantId;
+use crate::api::usage::{UsageAnswer, WindowAnswer};
 use crate::rules::meter::{Aggregation, Meter};
 use crate::rules::usage::{GroupBy, UsageShape, UsageWindow};
 use crate::rules::window::{Grain, Window, month_around, parse_border, plan_windows};
 use crate::rules::window_life::WindowState;
 use axum::extract::State;
 use jiff::tz::TimeZone;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -50,42 +50,6 @@ pub struct UsageQuery {
     group_by: Option<String>,
 }
 
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct UsageAnswer {
-    tenant: String,
-    meter: String,
-    #[schema(format = DateTime)]
-    from: String,
-    #[schema(format = DateTime)]
-    to: String,
-    /// A decimal number; null where there is no event and the meter takes min, max or latest.
-    total: Option<String>,
-    /// The number of events.
-    count: u64,
-    /// Whether the tenant is known here; false where the name may be misspelt.
-    known: bool,
-    windows: Vec<WindowAnswer>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct WindowAnswer {
-    #[schema(format = DateTime)]
-    start: String,
-    /// First instant that is no longer included.
-    #[schema(format = DateTime)]
-    end: String,
-    /// A decimal number.
-    value: String,
-    /// The number of events.
-    count: u64,
-    /// Whether events are still expected: open, then settling, then final.
-    state: WindowState,
-    /// The value of each name in group_by; null where events did not have it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false)]
-    group: Option<BTreeMap<String, Option<String>>>,
-}
-
 /// Read usage
 ///
 /// Exact totals of one tenant and meter, with every event acknowledged before the request.
@@ -102,9 +66,7 @@ pub async fn get_usage(
     caller: Caller,
     Query(query): Query<UsageQuery>,
 ) -> Result<axum::Json<UsageAnswer>, Problem> {
-    caller.require(Scope::Read)?;
-    let tenant = TenantId::parse(&query.tenant)?;
-    caller.require_tenant(&tenant)?;
+    let tenant = caller.tenant_for(Scope::Read, &query.tenant)?;
     let zone = parse_zone(query.tz.as_deref())?;
     let range = parse_range(&app, query.from.as_deref(), query.to.as_deref(), &zone)?;
     let (number, meter) = app.catalog.find(&query.meter).await?;
@@ -122,9 +84,9 @@ pub async fn get_usage(
     Ok(axum::Json(UsageAnswer {
         tenant: query.tenant,
         meter: query.meter,
-        from: range.start.to_string(),
-        to: range.end.to_string(),
-        total: has_value.then(|| usage.total.to_string()),
+        from: range.start,
+        to: range.end,
+        total: has_value.then_some(usage.total),
         count: usage.count,
         known,
         windows: usage
@@ -195,12 +157,6 @@ fn answer_window(part: UsageWindow, state: WindowState, group_by: &[GroupBy]) ->
     let group = (!group_by.is_empty()).then(|| {
         group_by.iter().map(|by| by.name().to_owned()).zip(part.group).collect::<BTreeMap<_, _>>()
     });
-    WindowAnswer {
-        start: part.window.start.to_string(),
-        end: part.window.end.to_string(),
-        value: part.value.to_string(),
-        count: part.count,
-        state,
-        group,
-    }
+    let UsageWindow { window: Window { start, end }, value, count, .. } = part;
+    WindowAnswer { start, end, value, count, state, group }
 }

@@ -7,28 +7,20 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Path, Query, parse_limit, trim_page};
+use super::extract::{Limit, Path, Query, list_query};
 use super::problem::{Kind, Problem};
 use super::records::raw_json;
+use crate::api::webhooks::{
+    ReceivedAnswer, ReplayAnswer, WebhookAnswer, WebhookList, WebhookTrace,
+};
 use crate::provider::stripe::signature::{self, Forgery};
 use crate::provider::stripe::webhook::{is_plain, parse_webhook};
-use crate::rules::mirror::ObjectKind;
 use crate::rules::webhook::{WebhookSource, WebhookStatus};
 use crate::store::push::Ruling;
 use crate::store::webhook::{Receipted, WebhookQuery, WebhookReceipt, WebhookRecord};
 use axum::extract::State;
 use http::header::CONTENT_LENGTH;
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 use std::sync::Arc;
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct ReceivedAnswer {
-    /// The webhook's number in the log.
-    id: u64,
-    /// Whether the same fact was told before.
-    duplicate: bool,
-}
 
 /// Take a webhook of Stripe's
 ///
@@ -99,70 +91,14 @@ fn count_refused(reason: &'static str) {
     metrics::counter!("counterfoil_webhooks_refused_total", "reason" => reason).increment(1);
 }
 
-#[derive(Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct WebhookParameters {
+list_query!(WebhookParameters, before, {
     #[param(inline)]
     status: Option<WebhookStatus>,
     /// Only events of this type, such as `invoice.created`.
     #[serde(rename = "type")]
     #[param(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     event_type: Option<String>,
-    /// `next_before` of the page before.
-    #[param(minimum = 0, maximum = 9_007_199_254_740_991i64)]
-    before: Option<u64>,
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<usize>,
-}
-
-/// One webhook, and what became of it.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct WebhookAnswer {
-    id: u64,
-    /// The provider's id of the event.
-    event_id: String,
-    #[serde(rename = "type")]
-    event_type: String,
-    /// What has changed; null if the event is only kept.
-    object_kind: Option<ObjectKind>,
-    object_id: Option<String>,
-    source: WebhookSource,
-    status: WebhookStatus,
-    #[schema(format = DateTime)]
-    created_at: String,
-    #[schema(format = DateTime)]
-    received_at: String,
-    #[schema(format = DateTime)]
-    settled_at: Option<String>,
-    /// How often it was delivered, its twins included.
-    deliveries: u64,
-    /// Why its object could not be read so far.
-    detail: Option<String>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct WebhookList {
-    /// Newest first.
-    webhooks: Vec<WebhookAnswer>,
-    /// Give it as `before` for the next page; null at the end.
-    next_before: Option<u64>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct WebhookTrace {
-    #[serde(flatten)]
-    webhook: WebhookAnswer,
-    /// As it came.
-    #[schema(value_type = Object)]
-    payload: Box<RawValue>,
-}
-
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct ReplayAnswer {
-    /// The webhook whose object is read again.
-    id: u64,
-}
+});
 
 /// List webhooks
 #[utoipa::path(
@@ -175,18 +111,16 @@ pub async fn list_webhooks(
     Query(query): Query<WebhookParameters>,
 ) -> Result<axum::Json<WebhookList>, Problem> {
     caller.require_unbound(Scope::Read)?;
-    let limit = parse_limit(query.limit)?;
-    let WebhookParameters { status, event_type, before, .. } = query;
+    let WebhookParameters { status, event_type, before, limit } = query;
+    let limit = Limit::parse(limit)?;
     // A NUL would fail in one of the stores; no event that was taken has such a type.
     if event_type.as_ref().is_some_and(|text| !is_plain(text)) {
         let detail = "type has 1 to 255 bytes and no control characters";
         return Err(Problem::new(Kind::Invalid, "invalid_type", detail));
     }
-    let query = WebhookQuery { status, event_type, before, limit: limit + 1 };
-    let mut found = app.store.list_webhooks(query).await?;
-    let next_before = trim_page(&mut found, limit, |webhook| webhook.number);
-    let webhooks = found.into_iter().map(WebhookAnswer::from).collect();
-    Ok(axum::Json(WebhookList { webhooks, next_before }))
+    let query = WebhookQuery { status, event_type, before, limit: limit.and_one() };
+    let found = app.store.list_webhooks(query).await?;
+    limit.page(found, |webhook| webhook.number, |webhook| Ok(webhook.into()))
 }
 
 /// Read a webhook
@@ -259,9 +193,9 @@ impl From<WebhookRecord> for WebhookAnswer {
             object_id,
             source: record.source,
             status: record.status,
-            created_at: record.created_at.to_string(),
-            received_at: record.received_at.to_string(),
-            settled_at: record.settled_at.map(|at| at.to_string()),
+            created_at: record.created_at,
+            received_at: record.received_at,
+            settled_at: record.settled_at,
             deliveries: record.deliveries,
             detail: record.detail,
         }

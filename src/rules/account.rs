@@ -22,9 +22,11 @@ const RESERVED_PREFIX: &str = "credits.";
 
 named_enum! {
     /// How low a balance may go.
+    #[derive(Default)]
     pub enum Floor {
         /// Never below zero.
         Zero = "zero",
+        #[default]
         None = "none",
     }
 }

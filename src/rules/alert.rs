@@ -285,6 +285,23 @@ pub fn judge_alerts(
     changes
 }
 
+named_enum! {
+    pub enum ThresholdKind {
+        /// Worth knowing.
+        Threshold = "threshold",
+        /// What the tenant may use.
+        Quota = "quota",
+    }
+}
+
+named_enum! {
+    /// Calendar periods, in UTC.
+    pub enum ThresholdPeriod {
+        Day = "day",
+        Month = "month",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,13 +14,11 @@ use serde::{Deserialize, Serialize};
 /// Longest name of a meter at a provider.
 const EVENT_NAME_BYTES_MAX: usize = 100;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[schema(example = json!({"mode": "delta", "granularity": "window"}))]
 pub struct Billing {
     /// The name under which the provider knows the meter; the slug where it is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(max_length = 100)]
     pub event_name: Option<String>,
     #[serde(default)]
     pub mode: Mode,
@@ -29,12 +27,10 @@ pub struct Billing {
     /// Decimal places the provider gets; the rest is carried into the next push. The meter's
     /// scale where it is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 0, maximum = 12)]
     pub scale: Option<u32>,
     /// Usage of windows that start at this moment or later is billed (RFC 3339); the moment at
     /// which billing was declared where it is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(format = DateTime)]
     pub from: Option<String>,
 }
 
@@ -51,7 +47,7 @@ named_enum! {
 }
 
 /// What one push is of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum Granularity {
     /// An hour in UTC; a day where the meter's bucket is a day.

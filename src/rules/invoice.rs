@@ -49,7 +49,7 @@ pub struct InvoiceLine {
 }
 
 /// The state of an invoice's payment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dunning {
     /// Nothing has failed.

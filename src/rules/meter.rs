@@ -23,7 +23,7 @@ use std::sync::Arc;
 pub const DIMENSIONS_MAX: usize = 8;
 
 /// How a meter turns the events of a window into one value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Aggregation {
     /// The sum of the quantities.
@@ -41,61 +41,41 @@ pub enum Aggregation {
 }
 
 /// A meter as it is declared, by the API and in the configuration file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(try_from = "MeterDraft", deny_unknown_fields)]
-#[schema(example = json!({"aggregation": "sum", "scale": 6, "dimensions": ["region"]}))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "MeterDraft")]
 pub struct MeterSpec {
     pub aggregation: Aggregation,
     /// Most digits after the decimal point. Left out beside a precision, as many of 6 as fit.
-    #[serde(default = "default_scale")]
-    #[schema(minimum = 0, maximum = 12, default = 6)]
     pub scale: u32,
     /// Most digits in all, as in SQL's NUMERIC(precision, scale); 12 more than scale if left out.
-    #[serde(default)]
-    #[schema(minimum = 1, maximum = 27)]
     pub precision: u32,
     /// Whether quantities may be negative.
-    #[serde(default)]
-    #[schema(default = false)]
     pub signed: bool,
     /// The grain at which totals are kept; windows are composed of whole buckets.
-    #[serde(default)]
-    #[schema(default = "1h")]
     pub bucket: Bucket,
     /// Properties by which usage can be grouped.
-    #[serde(default)]
-    #[schema(max_items = 8)]
     pub dimensions: Vec<String>,
     /// The property whose different values a `unique` meter counts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub unique_property: Option<String>,
     /// How long after its end a window stays open; then it is cut. May change later.
-    #[serde(default = "default_settle_after")]
-    #[schema(value_type = String, default = "1h")]
     pub settle_after: Span,
     /// How long after its end late events are expected. May change later.
-    #[serde(default = "default_late_until")]
-    #[schema(value_type = String, default = "4h")]
     pub late_until: Span,
     /// How often windows are cut. May change later.
-    #[serde(default = "default_cut_every")]
-    #[schema(value_type = String, default = "10m")]
     pub cut_every: Span,
     /// The largest difference between ledger and provider that is let pass, as a decimal number.
     /// May change later.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    #[schema(value_type = String, default = "0")]
+    #[serde(skip_serializing_if = "is_zero")]
     pub drift_tolerance: Quantity,
     /// How totals reach the billing provider; without it they do not. May be added once.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub billing: Option<Billing>,
     /// For people. May change later.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(max_length = 500)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
     /// Whether events are refused. What was counted stays, and is billed. May change later.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    #[schema(default = false)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub archived: bool,
 }
 

@@ -1,5 +1,5 @@
 //! Enums whose values have names: the one table of variants and names from which the stored text,
-//! the JSON and the API description all come.
+//! the JSON and, in `api/names.rs`, the API description all come.
 //!
 //! Invariant: a name is written once, beside its variant, so what is stored, what is sent and what
 //! is read back cannot differ. A stored name never changes its meaning.
@@ -8,7 +8,7 @@
 ///
 /// - `ALL`, every variant in the order of declaration, which is also their order,
 /// - `name()` and `from_name()`, as stored,
-/// - JSON and an API schema by the same names.
+/// - JSON by the same names.
 macro_rules! named_enum {
     (
         $(#[$attribute:meta])*
@@ -19,7 +19,7 @@ macro_rules! named_enum {
         $(#[$attribute])*
         #[derive(
             Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash,
-            serde::Serialize, serde::Deserialize, utoipa::ToSchema,
+            serde::Serialize, serde::Deserialize,
         )]
         pub enum $type {
             $($(#[$note])* #[serde(rename = $name)] $variant,)+

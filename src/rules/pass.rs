@@ -192,18 +192,13 @@ impl Marks {
 }
 
 /// A window of a row that is not equal.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriftWindow {
-    #[schema(value_type = String, format = DateTime)]
     pub start: Timestamp,
-    #[schema(value_type = String, format = DateTime)]
     pub end: Timestamp,
-    #[schema(value_type = String)]
     pub ledger: Quantity,
-    #[schema(value_type = String)]
     pub pushed: Quantity,
     /// Null if it was not read in this pass.
-    #[schema(value_type = Option<String>)]
     pub provider: Option<Quantity>,
     pub verdict: Verdict,
     pub reason: Reason,

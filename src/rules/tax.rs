@@ -159,7 +159,7 @@ impl Coupon {
 }
 
 /// Whether a line's amount holds its tax already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PriceKind {
     Inclusive,

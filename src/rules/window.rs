@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub const WINDOWS_MAX: usize = 10_000;
 
 /// The grain at which a meter's totals are kept, in UTC.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub enum Bucket {
     #[serde(rename = "1m")]
     Minute,
@@ -53,7 +53,7 @@ impl Bucket {
 }
 
 /// How a range is cut into windows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum Grain {
     Hour,

@@ -5,7 +5,7 @@
 
 use super::span::Span;
 use super::timestamp::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The spans that decide it, both counted from the window's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct WindowLife {
     pub late_until: Span,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WindowState {
     /// Events are still expected; its total is not handed to billing yet.

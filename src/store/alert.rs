@@ -7,8 +7,8 @@
 use super::Result;
 use super::faulty::verbs;
 use crate::rules::alert::{Alert, AlertChange, AlertKind};
+pub use crate::rules::alert::{ThresholdKind, ThresholdPeriod};
 use crate::rules::ids::{MeterNo, TenantId};
-use crate::rules::named::named_enum;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 
@@ -42,23 +42,6 @@ pub struct Threshold {
     /// The usage of a period from which on it is.
     pub limit: Quantity,
     pub created_at: Timestamp,
-}
-
-named_enum! {
-    pub enum ThresholdKind {
-        /// Worth knowing.
-        Threshold = "threshold",
-        /// What the tenant may use.
-        Quota = "quota",
-    }
-}
-
-named_enum! {
-    /// Calendar periods, in UTC.
-    pub enum ThresholdPeriod {
-        Day = "day",
-        Month = "month",
-    }
 }
 
 /// Asks for a page of thresholds: in the order in which tenants were first heard of, then by meter,

@@ -1,7 +1,7 @@
 //! What the demo shows while it runs: bars for people who watch, a line now and then for a log.
 
 use super::Seen;
-use super::settling::Health;
+use crate::api::health::BillingHealth;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::sync::Mutex;
@@ -92,8 +92,8 @@ impl Display {
         SettlingBar { bar, open_max: 0 }
     }
 
-    pub fn show_settling(&self, settling: &mut SettlingBar, health: &Health) {
-        let Health { observed, submitted, dead } = health;
+    pub fn show_settling(&self, settling: &mut SettlingBar, health: &BillingHealth) {
+        let BillingHealth { observed, submitted, dead, .. } = health;
         let open = observed + submitted;
         settling.open_max = settling.open_max.max(open);
         settling.bar.set_length(settling.open_max);

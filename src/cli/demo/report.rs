@@ -4,18 +4,18 @@
 
 use super::traffic::{Kind, Lane, METERS, TENANTS, Truth, Truths, decimal, read_decimal};
 use super::{Demo, Seen};
+use crate::api::usage::UsageAnswer;
+use crate::cli::answer::read;
 use crate::cli::client::Request;
 use crate::cli::table::{cell, grouped, new_table};
-use crate::cli::usage::Usage;
 use crate::rules::timestamp::MICROS_PER_HOUR;
 use crate::rules::window::Bucket;
 use crate::store::CheckReport;
-use anyhow::Context;
 use reqwest::Method;
 use std::collections::BTreeMap;
 
 /// What the server has counted, by tenant and place in [`METERS`].
-pub struct Ledger(BTreeMap<(u64, usize), Usage>);
+pub struct Ledger(BTreeMap<(u64, usize), UsageAnswer>);
 
 impl Ledger {
     /// Reads all of it.
@@ -31,10 +31,10 @@ impl Ledger {
 
     /// The total as the server wrote it.
     pub fn total(&self, tenant: u64, place: usize) -> String {
-        self.usage(tenant, place).total.clone().unwrap_or_default()
+        self.usage(tenant, place).total.map_or_else(String::new, |total| total.to_string())
     }
 
-    fn usage(&self, tenant: u64, place: usize) -> &Usage {
+    fn usage(&self, tenant: u64, place: usize) -> &UsageAnswer {
         self.0.get(&(tenant, place)).expect("every tenant and meter was read")
     }
 }
@@ -161,14 +161,14 @@ impl OutcomeRow {
 }
 
 impl MeterRow {
-    fn compare(&mut self, truth: &Truth, usage: &Usage) {
+    fn compare(&mut self, truth: &Truth, usage: &UsageAnswer) {
         let expected = truth.value(self.aggregation);
         self.events.truth += i128::from(truth.count);
         self.events.counted += i128::from(usage.count);
         self.value.truth += expected.unwrap_or(0);
-        self.value.counted += usage.total.as_deref().and_then(read_decimal).unwrap_or(0);
-        // Compared as text: the server's spelling is part of its promise.
-        if usage.total == expected.map(decimal) && usage.count == truth.count {
+        let counted = usage.total.map(|total| total.to_string());
+        self.value.counted += counted.as_deref().and_then(read_decimal).unwrap_or(0);
+        if counted == expected.map(decimal) && usage.count == truth.count {
             self.tenants_equal += 1;
         }
     }
@@ -195,7 +195,7 @@ pub fn mark(exact: bool) -> &'static str {
     if exact { "✓" } else { "DIFFERS" }
 }
 
-async fn read_usage(demo: &Demo, tenant: u64, slug: &str) -> anyhow::Result<Usage> {
+async fn read_usage(demo: &Demo, tenant: u64, slug: &str) -> anyhow::Result<UsageAnswer> {
     let hour = Bucket::Hour.start_of(demo.plan.start);
     let mut request = Request::new(Method::GET, &["v1", "usage"]);
     request.query = vec![
@@ -204,6 +204,5 @@ async fn read_usage(demo: &Demo, tenant: u64, slug: &str) -> anyhow::Result<Usag
         ("from", hour.saturating_add_micros(-72 * MICROS_PER_HOUR).to_string()),
         ("to", hour.saturating_add_micros(2 * MICROS_PER_HOUR).to_string()),
     ];
-    let body = demo.client().call(&request).await?;
-    serde_json::from_slice(&body).context("the server's answer cannot be read")
+    read(&demo.client().call(&request).await?)
 }

@@ -6,10 +6,12 @@
 use super::Demo;
 use super::report::Ledger;
 use super::traffic::{METERS, TENANTS, read_decimal};
+use crate::api::health::BillingHealth;
+use crate::api::pushes::{PushAnswer, PushList};
+use crate::cli::answer::{Pages, read};
 use crate::cli::client::Request;
-use anyhow::Context;
+use crate::rules::delivery::PushState;
 use reqwest::Method;
-use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -21,32 +23,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const READ_EVERY: Duration = Duration::from_secs(1);
 const PAGE_PUSHES: &str = "1000";
 
-/// What `GET /v1/health/billing` answers, as far as it is shown.
-#[derive(Deserialize)]
-pub struct Health {
-    pub observed: u64,
-    pub submitted: u64,
-    pub dead: u64,
-}
-
-#[derive(Deserialize)]
-struct PushPage {
-    pushes: Vec<Push>,
-    next_before: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct Push {
-    tenant: String,
-    meter: String,
-    window_start: String,
-    revision: u32,
-    quantity: String,
-    state: String,
-}
-
 /// The demo's own pushes.
-pub struct Pushes(Vec<Push>);
+pub struct Pushes(Vec<PushAnswer>);
 
 impl Pushes {
     pub fn count(&self) -> usize {
@@ -54,7 +32,8 @@ impl Pushes {
     }
 
     pub fn windows(&self) -> usize {
-        let window = |push: &Push| format!("{} {} {}", push.tenant, push.meter, push.window_start);
+        let window =
+            |push: &PushAnswer| format!("{} {} {}", push.tenant, push.meter, push.window_start);
         self.0.iter().map(window).collect::<BTreeSet<_>>().len()
     }
 
@@ -65,23 +44,23 @@ impl Pushes {
 
     /// Neither found at Stripe yet nor given up.
     pub fn open(&self) -> usize {
-        self.in_state("observed") + self.in_state("submitted")
+        self.in_state(PushState::Observed) + self.in_state(PushState::Submitted)
     }
 
     pub fn dead(&self) -> usize {
-        self.in_state("dead")
+        self.in_state(PushState::Dead)
     }
 
-    fn in_state(&self, state: &str) -> usize {
+    fn in_state(&self, state: PushState) -> usize {
         self.0.iter().filter(|push| push.state == state).count()
     }
 
     /// Whether all that was counted was handed to pushes.
     fn add_up_to(&self, demo: &Demo, ledger: &Ledger) -> bool {
         let mut sums: BTreeMap<(&str, &str), i128> = BTreeMap::new();
-        for push in self.0.iter().filter(|push| push.state != "replaced") {
+        for push in self.0.iter().filter(|push| push.state != PushState::Replaced) {
             let sum = sums.entry((&push.tenant, &push.meter)).or_default();
-            *sum += read_decimal(&push.quantity).unwrap_or(0);
+            *sum += read_decimal(&push.quantity.to_string()).unwrap_or(0);
         }
         let billed = || METERS.iter().enumerate().filter(|(_, meter)| meter.billed.is_some());
         (0..TENANTS).all(|tenant| {
@@ -122,29 +101,24 @@ pub async fn settle(demo: &Demo, ledger: &Ledger) -> anyhow::Result<Pushes> {
     }
 }
 
-async fn read_health(demo: &Demo) -> anyhow::Result<Health> {
+async fn read_health(demo: &Demo) -> anyhow::Result<BillingHealth> {
     let request = Request::new(Method::GET, &["v1", "health", "billing"]);
-    let body = demo.client().call(&request).await?;
-    serde_json::from_slice(&body).context("the server's answer cannot be read")
+    read(&demo.client().call(&request).await?)
 }
 
 /// All pushes of this run. A database may hold those of earlier ones, which are older.
 async fn read_pushes(demo: &Demo) -> anyhow::Result<Pushes> {
-    let mut own = Vec::new();
-    let mut before: Option<u64> = None;
-    loop {
-        let mut request = Request::new(Method::GET, &["v1", "pushes"]);
-        request.query.push(("limit", PAGE_PUSHES.to_owned()));
-        request.query.extend(before.map(|before| ("before", before.to_string())));
-        let body = demo.client().call(&request).await?;
-        let page: PushPage =
-            serde_json::from_slice(&body).context("the server's answer cannot be read")?;
+    let mut request = Request::new(Method::GET, &["v1", "pushes"]);
+    request.query.push(("limit", PAGE_PUSHES.to_owned()));
+    let (client, mut own) = (demo.client(), Vec::new());
+    let mut pages = Pages::new(&client, request);
+    while let Some((page, _)) = pages.next::<PushList>().await? {
         let read = own.len();
-        let is_own = |push: &Push| push.tenant.starts_with(&demo.plan.prefix);
+        let is_own = |push: &PushAnswer| push.tenant.starts_with(&demo.plan.prefix);
         own.extend(page.pushes.into_iter().filter(is_own));
-        before = page.next_before;
-        if before.is_none() || own.len() == read {
-            return Ok(Pushes(own));
+        if own.len() == read {
+            break;
         }
     }
+    Ok(Pushes(own))
 }

@@ -4,15 +4,18 @@
 //! that cannot be written loses nothing: the pass is stored, and the message says how to get it.
 
 use super::super::EXIT_FINDINGS;
-use super::super::client::Client;
+use super::super::answer::read;
+use super::super::client::{Client, Request};
 use super::super::table::{cell, counted, grouped, new_table, plain};
-use super::pass::{Pass, Row, Told, read_rows};
-use super::standing::Standing;
+use super::pass::{Told, read_rows};
 use super::{report, sheet};
+use crate::api::health::BillingHealth;
+use crate::api::passes::{PassAnswer, RowAnswer};
 use crate::rules::drift::Verdict;
 use crate::rules::pass::PassState;
 use crate::rules::quantity::Quantity;
 use anyhow::Context;
+use reqwest::Method;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -48,7 +51,7 @@ struct Whole<'t> {
 /// Shows a pass as it stands now, and says by the exit code whether something drifts.
 pub async fn present(
     client: &Client,
-    told: &Told<Pass>,
+    told: &Told<PassAnswer>,
     output: &OutputArguments,
 ) -> anyhow::Result<ExitCode> {
     let pass = &told.value;
@@ -61,7 +64,9 @@ pub async fn present(
         sheet::write(file, &rows).with_context(|| again(file))?;
     }
     if let Some(file) = &output.html {
-        let html = report::render(pass, &rows, &Standing::read(client).await?)?;
+        let request = Request::new(Method::GET, &["v1", "health", "billing"]);
+        let health: BillingHealth = read(&client.call(&request).await?)?;
+        let html = report::render(pass, &rows, &health)?;
         std::fs::write(file, html).with_context(|| again(file))?;
     }
     if output.json {
@@ -112,7 +117,7 @@ pub fn signed_if_read(delta: Option<Quantity>) -> String {
     delta.map_or_else(|| "-".to_owned(), signed)
 }
 
-fn print_rows(rows: &[Row], all: bool) {
+fn print_rows(rows: &[RowAnswer], all: bool) {
     let shown = || rows.iter().filter(|row| all || row.verdict != Verdict::Equal);
     let count = shown().count();
     if count == 0 {
@@ -127,7 +132,7 @@ fn print_rows(rows: &[Row], all: bool) {
             cell(&row.meter),
             cell(row.day()),
             cell(row.verdict.name()),
-            cell(&row.reason),
+            cell(row.reason.name()),
             cell(grouped(row.ledger)),
             cell(grouped(row.pushed)),
             cell(provided(row.provider)),
@@ -142,7 +147,7 @@ fn print_rows(rows: &[Row], all: bool) {
 }
 
 /// What is never billed, row by row.
-fn print_asides(rows: &[Row]) {
+fn print_asides(rows: &[RowAnswer]) {
     let mut table = new_table(&["not billed", "meter", "day", "cause", "note", "quantity"], 5);
     let mut count = 0;
     for row in rows {
@@ -167,22 +172,22 @@ fn print_asides(rows: &[Row]) {
 }
 
 /// What to do, once for each reason: the same sentence in every row would hide the numbers.
-fn print_advice(rows: &[Row]) {
+fn print_advice(rows: &[RowAnswer]) {
     let mut advice: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.verdict != Verdict::Equal) {
-        *advice.entry((&row.reason, &row.advice)).or_default() += 1;
+        *advice.entry((row.reason.name(), &row.advice)).or_default() += 1;
     }
     if advice.is_empty() {
         return;
     }
     println!("what to do");
     for ((reason, advice), count) in advice {
-        println!("  {} ({}): {}", plain(reason), counted(count, "row", "rows"), plain(advice));
+        println!("  {} ({}): {}", reason, counted(count, "row", "rows"), plain(advice));
     }
     println!();
 }
 
-fn print_actions(rows: &[Row]) {
+fn print_actions(rows: &[RowAnswer]) {
     let mut any = false;
     for row in rows {
         for (window, action) in row.actions() {
@@ -199,7 +204,7 @@ fn print_actions(rows: &[Row]) {
     }
 }
 
-fn print_summary(pass: &Pass) {
+fn print_summary(pass: &PassAnswer) {
     let verdicts: Vec<String> = Verdict::ALL
         .into_iter()
         .filter(|verdict| pass.count(*verdict) > 0)

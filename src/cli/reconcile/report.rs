@@ -10,12 +10,14 @@ mod figures;
 mod markup;
 
 use super::outcome::{provided, signed, signed_if_read};
-use super::pass::{Pass, Row, RowWindow, day};
-use super::standing::Standing;
+use super::pass::day;
+use crate::api::health::BillingHealth;
+use crate::api::passes::{DriftWindow, PassAnswer, RowAnswer};
 use crate::cli::table::{counted, grouped};
 use crate::rules::base64;
 use crate::rules::drift::Verdict;
 use crate::rules::pass::PassState;
+use crate::rules::timestamp::Timestamp;
 use figures::{Figures, MeterFigures};
 use markup::{badge, escape, name, verdict_meaning};
 use sha2::{Digest, Sha256};
@@ -34,9 +36,13 @@ const WINDOWS_MAX: usize = 48;
 const TILE_METERS_MAX: usize = 3;
 
 /// The whole file.
-pub fn render(pass: &Pass, rows: &[Row], standing: &Standing) -> anyhow::Result<String> {
+pub fn render(
+    pass: &PassAnswer,
+    rows: &[RowAnswer],
+    health: &BillingHealth,
+) -> anyhow::Result<String> {
     let figures = Figures::of(rows)?;
-    let title = format!("Reconciliation {} to {}", day(&pass.from), day(&pass.to));
+    let title = format!("Reconciliation {} to {}", day(pass.from), day(pass.to));
     let mut html = String::with_capacity(64 * 1024);
     let _ = write!(
         html,
@@ -55,7 +61,7 @@ pub fn render(pass: &Pass, rows: &[Row], standing: &Standing) -> anyhow::Result<
     write_verdicts(&mut html, pass);
     write_meters(&mut html, &figures);
     write_unequal(&mut html, rows);
-    write_standing(&mut html, standing);
+    write_unbilled(&mut html, health);
     write_all(&mut html, rows);
     write_meanings(&mut html);
     write_footer(&mut html, pass);
@@ -67,16 +73,16 @@ fn content_hash(text: &str) -> String {
     format!("sha256-{}", base64::encode(&Sha256::digest(text)))
 }
 
-fn write_heading(html: &mut String, pass: &Pass, figures: &Figures) {
+fn write_heading(html: &mut String, pass: &PassAnswer, figures: &Figures) {
     let tenant = pass.tenant.as_deref().map_or_else(|| "All tenants".to_owned(), name);
     let mode = if pass.apply {
         "Applied: what the provider provably lacked was sent again"
     } else {
         "Dry run: nothing was sent"
     };
-    let when = match &pass.ended_at {
+    let when = match pass.ended_at {
         Some(ended_at) => format!("Ended {}", instant(ended_at)),
-        None => format!("Ordered {}", instant(&pass.created_at)),
+        None => format!("Ordered {}", instant(pass.created_at)),
     };
     let _ = write!(
         html,
@@ -85,8 +91,8 @@ fn write_heading(html: &mut String, pass: &Pass, figures: &Figures) {
          <p class=\"facts\"><span>{tenant}</span><span>{mode}</span><span>{when}</span>\
          <span>State: {}</span></p>\n",
         pass.id,
-        long_date(&pass.from),
-        long_date(&pass.to),
+        long_date(pass.from),
+        long_date(pass.to),
         pass.state.name()
     );
     let (class, sentence) = verdict_sentence(pass, figures);
@@ -94,7 +100,7 @@ fn write_heading(html: &mut String, pass: &Pass, figures: &Figures) {
 }
 
 /// The one sentence to read if only one is read.
-fn verdict_sentence(pass: &Pass, figures: &Figures) -> (&'static str, String) {
+fn verdict_sentence(pass: &PassAnswer, figures: &Figures) -> (&'static str, String) {
     let waiting = pass.count(Verdict::Waiting);
     match pass.state {
         PassState::Failed => {
@@ -140,7 +146,7 @@ fn verdict_sentence(pass: &Pass, figures: &Figures) -> (&'static str, String) {
 }
 
 /// The numbers to look at first.
-fn write_tiles(html: &mut String, pass: &Pass, figures: &Figures) {
+fn write_tiles(html: &mut String, pass: &PassAnswer, figures: &Figures) {
     let tile = |html: &mut String, label: &str, number: &str, note: &str| {
         let _ = writeln!(
             html,
@@ -193,7 +199,7 @@ fn write_difference_tile(html: &mut String, figures: &Figures) {
     html.push_str("</div>\n");
 }
 
-fn write_verdicts(html: &mut String, pass: &Pass) {
+fn write_verdicts(html: &mut String, pass: &PassAnswer) {
     let chart = chart::verdicts(|verdict| pass.count(verdict));
     let _ = write!(
         html,
@@ -281,7 +287,7 @@ fn write_table_head(html: &mut String, more: &str) {
     let _ = writeln!(html, "{more}</tr></thead>");
 }
 
-fn row_cells(row: &Row) -> String {
+fn row_cells(row: &RowAnswer) -> String {
     format!(
         "<td>{}</td><td>{}</td><td class=\"day\">{}</td><td>{}</td><td class=\"n\">{}</td>\
          <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>",
@@ -297,8 +303,9 @@ fn row_cells(row: &Row) -> String {
 }
 
 /// The rows that are not equal, each with what to do and its windows.
-fn write_unequal(html: &mut String, rows: &[Row]) {
-    let mut unequal: Vec<&Row> = rows.iter().filter(|row| row.verdict != Verdict::Equal).collect();
+fn write_unequal(html: &mut String, rows: &[RowAnswer]) {
+    let mut unequal: Vec<&RowAnswer> =
+        rows.iter().filter(|row| row.verdict != Verdict::Equal).collect();
     // What needs somebody comes first, and of each verdict the order is the server's.
     unequal.sort_by_key(|row| (!row.verdict.is_drift(), std::cmp::Reverse(row.verdict)));
     html.push_str("<section>\n<h2>What is not equal</h2>\n");
@@ -331,13 +338,12 @@ fn write_unequal(html: &mut String, rows: &[Row]) {
 
 /// What is not billed when the report is made, whatever its days: also what no row can hold, since
 /// it was not counted or not cut.
-fn write_standing(html: &mut String, standing: &Standing) {
+fn write_unbilled(html: &mut String, health: &BillingHealth) {
     html.push_str(
         "<section>\n<h2>What is not billed</h2>\n<p class=\"more\">Of all tenants and days, when \
          this file was made.</p>\n",
     );
-    let rows = standing.rows();
-    if rows.is_empty() {
+    if health.unbilled.is_empty() {
         html.push_str(
             "<p class=\"card none\">Everything that was counted is billed, or on its way.</p>\n\
              </section>\n",
@@ -348,24 +354,22 @@ fn write_standing(html: &mut String, standing: &Standing) {
         "<div class=\"card scroll\"><table class=\"rows\">\n<thead><tr><th scope=\"col\">Meter</th>\
          <th scope=\"col\">Cause</th><th scope=\"col\" class=\"n\">Quantity</th></tr></thead>\n<tbody>\n",
     );
-    for (meter, cause, quantity) in rows {
-        let _ = writeln!(
-            html,
-            "<tr><td>{}</td><td>{}</td><td class=\"n\">{}</td></tr>",
-            name(meter),
-            escape(&cause),
-            grouped(quantity)
-        );
+    for (meter, usage) in &health.unbilled {
+        for (cause, quantity) in usage.causes().chain([("total", usage.total)]) {
+            let (meter, quantity) = (name(meter), grouped(quantity));
+            let row = format!("<td>{meter}</td><td>{cause}</td><td class=\"n\">{quantity}</td>");
+            let _ = writeln!(html, "<tr>{row}</tr>");
+        }
     }
     html.push_str("</tbody>\n</table></div>\n");
-    if standing.quarantined_more {
+    if health.quarantined_more {
         html.push_str("<p class=\"more\">And more quarantined events than were added up.</p>\n");
     }
     html.push_str("</section>\n");
 }
 
 /// What of a row is never billed, with who decided it.
-fn write_asides(html: &mut String, row: &Row) {
+fn write_asides(html: &mut String, row: &RowAnswer) {
     for (cause, quantity) in row.asides() {
         let note = row.note.as_deref().filter(|_| cause == "written off");
         let note = note.map_or_else(String::new, |note| format!(" ({})", escape(note)));
@@ -373,7 +377,7 @@ fn write_asides(html: &mut String, row: &Row) {
     }
 }
 
-fn write_windows(html: &mut String, windows: &[RowWindow]) {
+fn write_windows(html: &mut String, windows: &[DriftWindow]) {
     if windows.is_empty() {
         return;
     }
@@ -387,16 +391,16 @@ fn write_windows(html: &mut String, windows: &[RowWindow]) {
         counted(windows.len(), "window", "windows")
     );
     for window in windows.iter().take(WINDOWS_MAX) {
-        let (start, end) = (instant(&window.start), instant(&window.end));
+        let (start, end) = (instant(window.start), instant(window.end));
         // Most windows end on the day on which they begin.
-        let day = format!("{} ", escape(day(&window.start)));
+        let day = format!("{} ", day(window.start));
         let end = end.strip_prefix(&day).unwrap_or(&end);
         let _ = writeln!(
             html,
             "<tr><td class=\"day\">{start} to {end}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td>\
              <td class=\"n\">{}</td><td class=\"n\">{}</td><td>{}</td></tr>",
             badge(window.verdict),
-            escape(&window.reason.replace('_', " ")),
+            window.reason.name().replace('_', " "),
             grouped(window.ledger),
             grouped(window.pushed),
             provided(window.provider),
@@ -408,7 +412,7 @@ fn write_windows(html: &mut String, windows: &[RowWindow]) {
     html.push_str("</details>");
 }
 
-fn write_all(html: &mut String, rows: &[Row]) {
+fn write_all(html: &mut String, rows: &[RowAnswer]) {
     let _ = write!(
         html,
         "<section class=\"all\">\n<h2>All rows</h2>\n<details><summary>{}</summary>\n\
@@ -442,7 +446,7 @@ fn write_meanings(html: &mut String) {
     html.push_str("</dl>\n</section>\n");
 }
 
-fn write_footer(html: &mut String, pass: &Pass) {
+fn write_footer(html: &mut String, pass: &PassAnswer) {
     let hash = pass.hash.as_deref().map_or_else(
         || "it is not part of the chain of nightly passes".to_owned(),
         |hash| format!("hash <span class=\"hash\">{}</span>", escape(hash)),
@@ -454,7 +458,7 @@ fn write_footer(html: &mut String, pass: &Pass) {
          to billing and not written off.</footer>",
         pass.id,
         pass.kind.name().replace('_', " "),
-        instant(&pass.created_at),
+        instant(pass.created_at),
         counted(pass.reads, "call", "calls")
     );
 }
@@ -466,18 +470,17 @@ fn sentence(text: &str) -> String {
     escape(&format!("{first}{}.", characters.as_str().trim_end_matches('.')))
 }
 
-/// `2026-11-01T13:00:00Z` as `2026-11-01 13:00`; other spellings stay.
-fn instant(text: &str) -> String {
-    let readable = text.strip_suffix('Z').and_then(|text| text.split_once('T'));
-    let Some((day, time)) = readable else { return escape(text) };
-    let time = time.split('.').next().unwrap_or(time);
-    escape(&format!("{day} {}", time.strip_suffix(":00").unwrap_or(time)))
+/// `2026-11-01T13:00:00Z` as `2026-11-01 13:00`.
+fn instant(at: Timestamp) -> String {
+    let text = at.to_string().replace('T', " ");
+    let seconds = text.split(['.', 'Z']).next().unwrap_or_default();
+    seconds.strip_suffix(":00").unwrap_or(seconds).to_owned()
 }
 
-/// `2026-11-01…` as `1 November 2026`; what is no date stays.
-fn long_date(text: &str) -> String {
-    let date: Result<jiff::civil::Date, _> = day(text).parse();
-    date.map_or_else(|_| escape(text), |date| date.strftime("%-d %B %Y").to_string())
+/// `2026-11-01…` as `1 November 2026`; a day beyond the calendar stays.
+fn long_date(at: Timestamp) -> String {
+    let date: Result<jiff::civil::Date, _> = day(at).parse();
+    date.map_or_else(|_| day(at), |date| date.strftime("%-d %B %Y").to_string())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! and a spreadsheet runs what begins like a formula; such a cell gets an apostrophe, which shows
 //! it as the text it is.
 
-use super::pass::Row;
+use crate::api::passes::RowAnswer;
 use crate::rules::quantity::Quantity;
 use std::path::Path;
 
@@ -29,13 +29,13 @@ const HEADER: [&str; 18] = [
     "hash",
 ];
 
-pub fn write(file: &Path, rows: &[Row]) -> anyhow::Result<()> {
+pub fn write(file: &Path, rows: &[RowAnswer]) -> anyhow::Result<()> {
     let text = render(rows)?;
     std::fs::write(file, text)?;
     Ok(())
 }
 
-fn render(rows: &[Row]) -> anyhow::Result<Vec<u8>> {
+fn render(rows: &[RowAnswer]) -> anyhow::Result<Vec<u8>> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     writer.write_record(HEADER)?;
     for row in rows {
@@ -45,14 +45,14 @@ fn render(rows: &[Row]) -> anyhow::Result<Vec<u8>> {
         let cells = [
             row.tenant.clone(),
             row.meter.clone(),
-            row.from.clone(),
-            row.to.clone(),
+            row.from.to_string(),
+            row.to.to_string(),
             row.ledger.to_string(),
             row.pushed.to_string(),
             text(row.provider),
             text(row.delta),
             row.verdict.name().to_owned(),
-            row.reason.clone(),
+            row.reason.name().to_owned(),
             row.advice.clone(),
             text(row.written_off),
             text(row.not_billed),

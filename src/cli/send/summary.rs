@@ -3,32 +3,12 @@
 //! Invariant: every event that was answered is in exactly one count.
 
 use super::input::{Batch, LINE_BYTES_MAX};
-use crate::cli::table::{cell, grouped, new_table, plain};
-use serde::{Deserialize, Serialize};
+use crate::api::events::{Outcome, Verdicts};
+use crate::cli::table::{cell, grouped, new_table, plain, word};
+use serde::Serialize;
 
 /// Most problems that are kept to be shown; the counts are complete all the same.
 const PROBLEMS_KEPT_MAX: usize = 1_000;
-
-/// What `POST /v1/events?results=problems` answers.
-#[derive(Deserialize)]
-pub struct BatchAnswer {
-    pub accepted: u64,
-    pub duplicates: u64,
-    pub conflicts: u64,
-    pub quarantined: u64,
-    pub rejected: u64,
-    #[serde(default)]
-    results: Vec<ItemAnswer>,
-}
-
-#[derive(Deserialize)]
-struct ItemAnswer {
-    index: usize,
-    id: Option<String>,
-    outcome: String,
-    code: Option<String>,
-    detail: Option<String>,
-}
 
 #[derive(Debug, Default, Serialize)]
 pub struct Summary {
@@ -49,13 +29,13 @@ pub struct Summary {
 pub struct ProblemLine {
     pub line: u64,
     pub id: Option<String>,
-    pub outcome: String,
+    pub outcome: Outcome,
     pub code: String,
     pub detail: String,
 }
 
 impl Summary {
-    pub fn add(&mut self, batch: &Batch, answer: BatchAnswer) {
+    pub fn add(&mut self, batch: &Batch, answer: Verdicts) {
         self.sent += u64::try_from(batch.lines.len()).expect("a batch is small");
         self.accepted += answer.accepted;
         self.duplicates += answer.duplicates;
@@ -82,7 +62,7 @@ impl Summary {
             self.keep(ProblemLine {
                 line: *line,
                 id: None,
-                outcome: "rejected".into(),
+                outcome: Outcome::Rejected,
                 code: "line_too_long".into(),
                 detail: format!("the line is longer than {LINE_BYTES_MAX} bytes and was not sent"),
             });
@@ -105,6 +85,7 @@ impl Summary {
         problems.sort_by_key(|problem| problem.line);
         for problem in problems.iter().take(problems_max) {
             let ProblemLine { line, id, outcome, code, detail } = problem;
+            let outcome = word(outcome);
             let id = id.as_deref().map_or_else(String::new, |id| format!(" {id}"));
             println!("{}", plain(&format!("line {line}: {outcome}{id}: {detail} ({code})")));
         }

@@ -1,17 +1,22 @@
 //! Passes and rows for tests of the report and the CSV.
 
-use super::super::pass::{Pass, Row, RowWindow};
-use crate::rules::drift::Verdict;
+use crate::api::passes::{DriftWindow, PassAnswer, RowAnswer};
+use crate::rules::drift::{Reason, Verdict};
 use crate::rules::pass::{PassKind, PassState};
 use crate::rules::quantity::Quantity;
+use crate::rules::timestamp::Timestamp;
 use std::collections::BTreeMap;
 
 fn quantity(text: &str) -> Quantity {
     Quantity::parse_stored(text).expect("a quantity")
 }
 
+pub fn moment(text: &str) -> Timestamp {
+    Timestamp::parse(text).expect("an instant")
+}
+
 /// A closed dry run whose counts fit the rows, each of which stands for 24 windows.
-pub fn pass(rows: &[Row]) -> Pass {
+pub fn pass(rows: &[RowAnswer]) -> PassAnswer {
     let mut verdicts: BTreeMap<Verdict, u64> = BTreeMap::new();
     for row in rows {
         let unequal = u64::try_from(row.windows.len()).expect("few windows");
@@ -23,16 +28,16 @@ pub fn pass(rows: &[Row]) -> Pass {
     let pairs: std::collections::BTreeSet<_> =
         rows.iter().map(|row| (&row.tenant, &row.meter)).collect();
     let pairs = u64::try_from(pairs.len()).expect("few pairs");
-    Pass {
+    PassAnswer {
         id: 7,
         kind: PassKind::OneShot,
-        from: "2026-11-01T00:00:00Z".into(),
-        to: "2026-11-15T00:00:00Z".into(),
+        from: moment("2026-11-01T00:00:00Z"),
+        to: moment("2026-11-15T00:00:00Z"),
         tenant: None,
         apply: false,
         state: PassState::Closed,
-        created_at: "2026-11-16T02:00:00.123456Z".into(),
-        ended_at: Some("2026-11-16T02:04:31Z".into()),
+        created_at: moment("2026-11-16T02:00:00.123456Z"),
+        ended_at: Some(moment("2026-11-16T02:04:31Z")),
         pairs,
         pairs_done: pairs,
         pairs_unread: 0,
@@ -47,47 +52,47 @@ pub fn pass(rows: &[Row]) -> Pass {
 }
 
 /// A row of ledger, pushed and provider on a day of November; its verdict follows from them.
-pub fn row(tenant: &str, day: u32, (ledger, pushed, provider): (&str, &str, &str)) -> Row {
+pub fn row(tenant: &str, day: u32, (ledger, pushed, provider): (&str, &str, &str)) -> RowAnswer {
     let (ledger, pushed, provider) = (quantity(ledger), quantity(pushed), quantity(provider));
     let (verdict, reason, advice) = match (provider.cmp(&pushed), pushed == ledger) {
-        (std::cmp::Ordering::Equal, true) => (Verdict::Equal, "matches", "both halves match"),
+        (std::cmp::Ordering::Equal, true) => (Verdict::Equal, Reason::Matches, "both halves match"),
         (std::cmp::Ordering::Less, true) => (
             Verdict::Replay,
-            "lost",
+            Reason::Lost,
             "the provider counted it and shows it no more; counterfoil reconcile --apply sends the \
              difference",
         ),
         (std::cmp::Ordering::Greater, _) => (
             Verdict::Bypass,
-            "provider_higher",
+            Reason::ProviderHigher,
             "something besides this server reports usage for the customer; find it, it is never \
              corrected from here",
         ),
         (std::cmp::Ordering::Equal | std::cmp::Ordering::Less, false) => {
-            (Verdict::Waiting, "uncut", "the next cut hands it to billing")
+            (Verdict::Waiting, Reason::Uncut, "the next cut hands it to billing")
         }
     };
-    let window = RowWindow {
-        start: format!("2026-11-{day:02}T13:00:00Z"),
-        end: format!("2026-11-{day:02}T14:00:00Z"),
+    let window = DriftWindow {
+        start: moment(&format!("2026-11-{day:02}T13:00:00Z")),
+        end: moment(&format!("2026-11-{day:02}T14:00:00Z")),
         ledger,
         pushed,
         provider: Some(provider),
         verdict,
-        reason: reason.into(),
+        reason,
         action: None,
     };
-    Row {
+    RowAnswer {
         tenant: tenant.into(),
         meter: "api_calls".into(),
-        from: format!("2026-11-{day:02}T00:00:00Z"),
-        to: format!("2026-11-{:02}T00:00:00Z", day + 1),
+        from: moment(&format!("2026-11-{day:02}T00:00:00Z")),
+        to: moment(&format!("2026-11-{:02}T00:00:00Z", day + 1)),
         ledger,
         pushed,
         provider: Some(provider),
         delta: Some(provider.checked_sub(pushed).expect("small numbers")),
         verdict,
-        reason: reason.into(),
+        reason,
         advice: advice.into(),
         written_off: None,
         not_billed: None,

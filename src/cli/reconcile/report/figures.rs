@@ -4,7 +4,8 @@
 //! the provider has too much, what it lacks and what is on its way are added up apart, so that they
 //! hide nothing of each other.
 
-use super::super::pass::{Row, day};
+use super::super::pass::day;
+use crate::api::passes::RowAnswer;
 use crate::rules::drift::Verdict;
 use crate::rules::quantity::Quantity;
 use anyhow::Context;
@@ -87,7 +88,7 @@ impl Apart {
 }
 
 impl Totals {
-    fn add(&mut self, row: &Row) -> Option<()> {
+    fn add(&mut self, row: &RowAnswer) -> Option<()> {
         self.ledger = self.ledger.checked_add(row.ledger)?;
         self.pushed = self.pushed.checked_add(row.pushed)?;
         for (_, quantity) in row.asides() {
@@ -104,7 +105,7 @@ impl Totals {
 }
 
 impl<'r> Figures<'r> {
-    pub fn of(rows: &'r [Row]) -> anyhow::Result<Self> {
+    pub fn of(rows: &'r [RowAnswer]) -> anyhow::Result<Self> {
         let days = Days::of(rows)?;
         let mut meters: BTreeMap<&str, MeterFigures> = BTreeMap::new();
         let (mut drifting, mut tenants) = (BTreeSet::new(), BTreeSet::new());
@@ -126,7 +127,7 @@ impl<'r> Figures<'r> {
 }
 
 impl<'r> MeterFigures<'r> {
-    fn add(&mut self, row: &'r Row, bin: usize) -> Option<()> {
+    fn add(&mut self, row: &'r RowAnswer, bin: usize) -> Option<()> {
         self.total.add(row)?;
         self.rows += 1;
         self.rows_unequal += usize::from(row.verdict.differs());
@@ -158,7 +159,7 @@ struct Days {
 }
 
 impl Days {
-    fn of(rows: &[Row]) -> anyhow::Result<Self> {
+    fn of(rows: &[RowAnswer]) -> anyhow::Result<Self> {
         let dates: Vec<Date> = rows.iter().map(date).collect::<anyhow::Result<_>>()?;
         let first = dates.iter().min().copied().unwrap_or(Date::constant(1970, 1, 1));
         let last = dates.iter().max().copied().unwrap_or(first);
@@ -187,9 +188,9 @@ impl Days {
     }
 }
 
-fn date(row: &Row) -> anyhow::Result<Date> {
+fn date(row: &RowAnswer) -> anyhow::Result<Date> {
     let read = || format!("the server's day {} is no date", row.from);
-    day(&row.from).parse().with_context(read)
+    day(row.from).parse().with_context(read)
 }
 
 fn days_between(first: Date, last: Date) -> usize {

@@ -1,10 +1,10 @@
 //! The report over passes small and large, friendly and hostile.
 
-use super::examples::{pass, row};
+use super::examples::{moment, pass, row};
 use super::*;
 
-fn rendered(rows: &[Row]) -> String {
-    render(&pass(rows), rows, &Standing::default()).unwrap()
+fn rendered(rows: &[RowAnswer]) -> String {
+    render(&pass(rows), rows, &BillingHealth::default()).unwrap()
 }
 
 #[test]
@@ -17,7 +17,7 @@ fn a_small_report() {
     rows[0].windows[0].action = Some("sent again as push 12".into());
     let mut pass = pass(&rows);
     (pass.apply, pass.replayed) = (true, 1);
-    let html = render(&pass, &rows, &Standing::default()).unwrap();
+    let html = render(&pass, &rows, &BillingHealth::default()).unwrap();
     let body = html.split("</style>").nth(1).unwrap().split("<script>").next().unwrap();
     insta::assert_snapshot!(body);
 }
@@ -40,10 +40,11 @@ fn one_row() {
 
 #[test]
 fn quarantined_and_held_usage_is_among_what_is_not_billed() {
-    let standing = r#"{"unbilled": {"<b>": {"total": "36.5", "dead": "7", "quarantined": "13.5",
-        "held": "16", "too_old": null}}, "quarantined_more": true}"#;
-    let standing: Standing = serde_json::from_str(standing).unwrap();
-    let html = render(&pass(&[]), &[], &standing).unwrap();
+    let unbilled = r#"{"<b>": {"total": "36.5", "dead": "7", "quarantined": "13.5", "held": "16",
+        "too_old": null}}"#;
+    let unbilled = serde_json::from_str(unbilled).unwrap();
+    let health = BillingHealth { unbilled, quarantined_more: true, ..BillingHealth::default() };
+    let html = render(&pass(&[]), &[], &health).unwrap();
     for (cause, quantity) in
         [("dead", "7"), ("held", "16"), ("quarantined", "13.5"), ("total", "36.5")]
     {
@@ -60,22 +61,16 @@ fn no_name_becomes_markup() {
     let mut one = row(hostile, 1, ("5", "5", "2"));
     one.meter = hostile.into();
     one.advice = hostile.into();
-    one.reason = hostile.into();
     one.hash = Some(hostile.into());
-    one.windows[0].start = hostile.into();
-    one.windows[0].reason = hostile.into();
     one.windows[0].action = Some(hostile.into());
     let rows = [one];
     let mut pass = pass(&rows);
     pass.tenant = Some(hostile.into());
     pass.hash = Some(hostile.into());
     pass.detail = Some(hostile.into());
-    pass.created_at = hostile.into();
-    pass.ended_at = Some(hostile.into());
-    pass.from = hostile.into();
     for state in PassState::ALL {
         pass.state = state;
-        let html = render(&pass, &rows, &Standing::default()).unwrap();
+        let html = render(&pass, &rows, &BillingHealth::default()).unwrap();
         assert_eq!(html.matches("<script").count(), 1, "only our own");
         assert!(!html.contains("<img") && !html.contains("onerror='x'"));
     }
@@ -84,7 +79,7 @@ fn no_name_becomes_markup() {
 #[test]
 fn many_rows_stay_within_bounds() {
     let tenants: Vec<String> = (0..200).map(|tenant| format!("tenant-{tenant:03}")).collect();
-    let rows: Vec<Row> = tenants
+    let rows: Vec<RowAnswer> = tenants
         .iter()
         .flat_map(|tenant| (1..=28).map(|day| row(tenant, day, ("1000.25", "1000.25", "998"))))
         .collect();
@@ -99,7 +94,7 @@ fn many_rows_stay_within_bounds() {
 #[test]
 fn long_ranges_share_bars() {
     let mut rows = vec![row("acme", 1, ("1", "1", "1")), row("acme", 2, ("2", "2", "1"))];
-    rows[1].from = "2027-10-31T00:00:00Z".into();
+    rows[1].from = moment("2027-10-31T00:00:00Z");
     let html = rendered(&rows);
     assert!(html.contains("<title>2026-11-01 to 2026-11-08: ledger 1,"), "{html}");
     assert!(html.contains("to 2027-10-31: ledger 2, pushed 2, provider 1, difference -1<"));
@@ -119,6 +114,6 @@ fn nothing_is_asked_from_anywhere() {
 fn totals_too_large_are_refused() {
     let huge = "99999999999999999999999999";
     let rows = [row("a", 1, (huge, huge, huge)), row("b", 1, (huge, huge, huge))];
-    let refusal = render(&pass(&rows), &rows, &Standing::default()).unwrap_err().to_string();
+    let refusal = render(&pass(&rows), &rows, &BillingHealth::default()).unwrap_err().to_string();
     assert_eq!(refusal, "the totals of api_calls are too large to be added up");
 }

@@ -1,0 +1,68 @@
+//! The wire: what the HTTP API takes and answers as JSON, one file a noun. The server writes these
+//! types, the command line reads them, and the OpenAPI document describes them.
+//!
+//! Invariant: a decimal number and an instant are strings in JSON, and no decimal number passes
+//! through a float. What a request says is text that the server checks; what an answer says is typed.
+
+/// Defines a page of a list: the items under the name of their list, with their order in
+/// parentheses, and where the next page begins.
+macro_rules! page {
+    ($name:ident, $items:ident: $item:ident $(($order:tt))?, next_before: $cursor:ident) => {
+        page!($name, $items: $item $(($order))?, next_before: $cursor,
+            "Give it as `before` for the next page; null at the end.");
+    };
+    ($name:ident, $items:ident: $item:ident $(($order:tt))?, next_after: $cursor:ident) => {
+        page!($name, $items: $item $(($order))?, next_after: $cursor,
+            "Give it as `after` for the next page; null at the end.");
+    };
+    ($name:ident, $items:ident: $item:ident $(($order:tt))?, $next:ident: $cursor:ident, $use:tt) => {
+        #[derive(serde::Serialize, serde::Deserialize, utoipa::ToSchema)]
+        pub struct $name {
+            $(#[doc = $order])?
+            pub $items: Vec<$item>,
+            #[doc = $use]
+            pub $next: Option<$cursor>,
+        }
+
+        impl crate::api::Page for $name {
+            type Item = $item;
+            type Cursor = $cursor;
+
+            fn new($items: Vec<$item>, $next: Option<$cursor>) -> Self {
+                Self { $items, $next }
+            }
+        }
+    };
+}
+
+pub mod accounts;
+pub mod alerts;
+pub mod changes;
+pub mod comparison;
+pub mod credits;
+pub mod events;
+pub mod findings;
+pub mod health;
+pub mod keys;
+pub mod meters;
+mod names;
+pub mod passes;
+pub mod pushes;
+pub mod quotes;
+pub mod sagas;
+pub mod tenants;
+pub mod usage;
+pub mod webhooks;
+
+/// A decimal number. utoipa describes a type by its last name: under these two names, fields are
+/// strings, and those of instants have the format `date-time`.
+use crate::rules::quantity::Quantity as Decimal;
+use crate::rules::timestamp::Timestamp;
+
+/// A part of a list.
+pub trait Page {
+    type Item;
+    type Cursor;
+
+    fn new(items: Vec<Self::Item>, next: Option<Self::Cursor>) -> Self;
+}

@@ -1,0 +1,26 @@
+//! What has changed, as others are told.
+
+use super::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+#[derive(Serialize, Deserialize, ToSchema)]
+pub struct MessageAnswer {
+    pub number: u64,
+    /// The same here and in every delivery.
+    pub id: String,
+    /// Such as `credits.issued` or `saga.completed`.
+    pub kind: String,
+    pub tenant: Option<String>,
+    #[schema(value_type = Object)]
+    pub data: serde_json::Value,
+    pub at: Timestamp,
+}
+
+#[derive(Serialize, Deserialize, ToSchema)]
+pub struct ChangeFeed {
+    /// Oldest first.
+    pub changes: Vec<MessageAnswer>,
+    /// Give it as `after` to go on, now or later; null if there was nothing.
+    pub last: Option<u64>,
+}

@@ -1,0 +1,124 @@
+//! Whether the server answers, and whether what was counted has reached the provider.
+
+use super::{Decimal, Timestamp};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use utoipa::ToSchema;
+
+#[derive(Serialize, Deserialize, ToSchema)]
+pub struct Health {
+    /// Always `ok`.
+    pub status: String,
+}
+
+/// How pushes stand.
+#[derive(Default, Serialize, Deserialize, ToSchema)]
+pub struct BillingHealth {
+    /// The server's version.
+    pub version: String,
+    /// Whom totals are pushed to; null if to nobody.
+    pub provider: Option<String>,
+    /// `off`, or in shadow mode, where nothing is billed, `nowhere` or `sandbox`.
+    pub shadow: String,
+    /// Everything that was counted and reaches no invoice as things stand, by meter.
+    pub unbilled: BTreeMap<String, UnbilledUsage>,
+    /// Whether there are more quarantined events than were added up.
+    pub quarantined_more: bool,
+    /// Written down and not taken by the provider yet.
+    pub observed: u64,
+    /// Of those, for more than 5 minutes.
+    pub observed_long: u64,
+    /// Written down for tenants without a customer at the provider; they wait until one is given.
+    pub without_customer: u64,
+    /// The usage of those by meter.
+    pub without_customer_usage: BTreeMap<String, UnmappedUsage>,
+    /// Usage by meter that was too old to be sent when its tenant got a customer.
+    pub unsent_usage: BTreeMap<String, UnmappedUsage>,
+    /// Taken, and not seen in the provider's totals yet.
+    pub submitted: u64,
+    /// Of those, for more than an hour.
+    pub submitted_long: u64,
+    /// Need a person.
+    pub dead: u64,
+    /// The quantities of the dead ones by meter, as decimal numbers.
+    pub unbilled_quantity: BTreeMap<String, Decimal>,
+    /// Tenants with drift that was still there after two passes.
+    pub drifting_tenants: u64,
+    /// Findings that are open; 1,000 stands for as many or more.
+    pub findings_open: usize,
+    /// Alerts that are open; 1,000 stands for as many or more.
+    pub alerts_open: usize,
+    /// Webhooks whose objects are still to be read.
+    pub webhooks_waiting: u64,
+    pub pages: Pages,
+    pub last_pass: LastPasses,
+}
+
+/// A meter's usage that is not billed, by cause, as decimal numbers; a cause without usage is null.
+#[derive(Serialize, Deserialize, ToSchema)]
+pub struct UnbilledUsage {
+    /// All causes together.
+    pub total: Decimal,
+    /// Dead letters.
+    pub dead: Option<Decimal>,
+    /// Of tenants without a customer.
+    pub no_customer: Option<Decimal>,
+    /// Too old to be sent when the tenant got a customer.
+    pub too_old: Option<Decimal>,
+    /// Of events that were kept and not counted.
+    pub quarantined: Option<Decimal>,
+    /// Counted in shadow mode.
+    pub shadow: Option<Decimal>,
+    /// Used before the meter's `billing.from`.
+    pub before_from: Option<Decimal>,
+    /// Held back by a saga.
+    pub held: Option<Decimal>,
+}
+
+/// A meter's usage of tenants that have, or had, no customer.
+#[derive(Serialize, Deserialize, ToSchema)]
+pub struct UnmappedUsage {
+    pub tenants: u64,
+    pub pushes: u64,
+    /// As a decimal number.
+    pub quantity: Decimal,
+}
+
+/// How often somebody was called.
+#[derive(Default, Serialize, Deserialize, ToSchema)]
+pub struct Pages {
+    /// Still open.
+    pub open: u64,
+    /// In the last 24 hours.
+    pub day: u64,
+    /// In the last seven days, and in the seven before.
+    pub week: u64,
+    pub week_before: u64,
+}
+
+/// When the last passes ended, closed or incomplete; null if there was none.
+#[derive(Default, Serialize, Deserialize, ToSchema)]
+pub struct LastPasses {
+    pub hourly: Option<Timestamp>,
+    /// Whether it could not read everything.
+    pub hourly_incomplete: bool,
+    pub nightly: Option<Timestamp>,
+    /// Whether it could not read everything.
+    pub nightly_incomplete: bool,
+}
+
+impl UnbilledUsage {
+    /// The causes with usage, in the order of their names.
+    pub fn causes(&self) -> impl Iterator<Item = (&'static str, Decimal)> {
+        let causes = [
+            ("before from", self.before_from),
+            ("dead", self.dead),
+            ("held", self.held),
+            ("no customer", self.no_customer),
+            ("quarantined", self.quarantined),
+            ("shadow", self.shadow),
+            ("too old", self.too_old),
+        ];
+        causes.into_iter().filter_map(|(cause, quantity)| Some((cause, quantity?)))
+    }
+}
