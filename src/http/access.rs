@@ -4,7 +4,7 @@
 //!
 //! Invariant: a row asks for no less than its handler does, and no operation lacks a row: the
 //! description of the interface, which is made at start, names the row of each, and
-//! `tests/http_api/permissions.rs` tries every operation with every kind of key.
+//! `tests/it/http_api/permissions.rs` tries every operation with every kind of key.
 
 use super::App;
 use super::auth::{Caller, Scope};

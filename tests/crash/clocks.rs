@@ -3,7 +3,7 @@
 //! The wall clock of a server is the machine's plus the number in a file, which the failpoint
 //! `clock.shift` names; the monotonic clock, the provider's and PostgreSQL's stay right.
 
-use super::load::client;
+use super::load::{client, get, put};
 use super::server::{KEY, Launch, Place, Server};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -112,18 +112,6 @@ impl Stage {
         }
         panic!("the provider holds {}, not {quantity}\n{}", self.held(), self.place.log_text());
     }
-}
-
-async fn get(server: &Server, path: &str) -> Value {
-    let sent = client().get(format!("{}{path}", server.url)).bearer_auth(KEY).send().await.unwrap();
-    serde_json::from_slice(&sent.bytes().await.unwrap()).unwrap()
-}
-
-async fn put(server: &Server, path: &str, body: &Value) {
-    let request = client().put(format!("{}{path}", server.url)).bearer_auth(KEY);
-    let request = request.header("content-type", "application/json").body(body.to_string());
-    let answer = request.send().await.unwrap();
-    assert!(answer.status().is_success(), "{path}: {}", answer.text().await.unwrap());
 }
 
 /// Sends usage of so many hours ago by the true time; returns status and answer.

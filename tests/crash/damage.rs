@@ -1,7 +1,7 @@
 //! Damage in the store's own files, as a bit flip or a hand at the tables leaves it: the server
 //! finds it, never counts twice because of it, and stops no other tenant.
 
-use super::load::{client, declare_meters};
+use super::load::{client, declare_meters, get};
 use super::server::{KEY, Place, Server};
 use rusqlite::Connection;
 use serde_json::Value;
@@ -61,11 +61,6 @@ async fn accepted(server: &Server, body: String) -> u64 {
     let (status, answer) = post(server, body).await;
     assert_eq!(status, 200, "{answer}");
     answer["accepted"].as_u64().unwrap()
-}
-
-async fn get(server: &Server, path: &str) -> Value {
-    let sent = client().get(format!("{}{path}", server.url)).bearer_auth(KEY).send();
-    serde_json::from_slice(&sent.await.unwrap().bytes().await.unwrap()).unwrap()
 }
 
 /// Waits for work that goes on beside requests.

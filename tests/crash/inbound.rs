@@ -1,7 +1,7 @@
 //! Crashes of the inbound half at its named points: webhooks, readings, backfill, notices and
 //! passes. After a restart, with everything sent again, each has had one effect.
 
-use super::load::client;
+use super::load::{client, get, put};
 use super::server::{KEY, Launch, Place, Server};
 use serde_json::{Value, json};
 use std::future::Future;
@@ -116,18 +116,6 @@ fn following() -> Simulator {
 async fn crashed(server: &mut Server, point: &str) {
     let ended = server.ended_within(Duration::from_secs(30)).await;
     assert!(ended.is_some_and(|status| !status.success()), "it crashes at {point}");
-}
-
-async fn get(server: &Server, path: &str) -> Value {
-    let sent = client().get(format!("{}{path}", server.url)).bearer_auth(KEY).send().await.unwrap();
-    serde_json::from_slice(&sent.bytes().await.unwrap()).unwrap()
-}
-
-async fn put(server: &Server, path: &str, body: &Value) {
-    let request = client().put(format!("{}{path}", server.url)).bearer_auth(KEY);
-    let request = request.header("content-type", "application/json").body(body.to_string());
-    let answer = request.send().await.unwrap();
-    assert!(answer.status().is_success(), "{path}: {}", answer.text().await.unwrap());
 }
 
 /// None where the server is gone before it answers.

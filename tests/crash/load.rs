@@ -5,6 +5,7 @@
 //! events on few tenants.
 
 use super::server::{KEY, Place, Server};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -233,6 +234,18 @@ async fn read_usage(url: &str, tenant: &str, meter: &str) -> (i128, u64) {
 pub fn client() -> reqwest::Client {
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder().timeout(Duration::from_secs(30)).no_proxy().build().unwrap()
+}
+
+pub async fn get(server: &Server, path: &str) -> Value {
+    let sent = client().get(format!("{}{path}", server.url)).bearer_auth(KEY).send().await.unwrap();
+    serde_json::from_slice(&sent.bytes().await.unwrap()).unwrap()
+}
+
+pub async fn put(server: &Server, path: &str, body: &Value) {
+    let request = client().put(format!("{}{path}", server.url)).bearer_auth(KEY);
+    let request = request.header("content-type", "application/json").body(body.to_string());
+    let answer = request.send().await.unwrap();
+    assert!(answer.status().is_success(), "{path}: {}", answer.text().await.unwrap());
 }
 
 /// Places in an order that mixes tenants; the same each time.

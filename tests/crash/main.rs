@@ -9,6 +9,9 @@
 #![cfg(feature = "failpoints")]
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
+#[path = "../world/database.rs"]
+mod database;
+
 mod bindings;
 mod clocks;
 mod credits;

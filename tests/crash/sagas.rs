@@ -5,7 +5,7 @@
 //! The lease ends by itself after ten seconds of real time: that it ends is part of what is tested.
 //! All kills of a store wait for it at the same time.
 
-use super::load::client;
+use super::load::{client, get};
 use super::server::{KEY, Launch, Place, Server};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
@@ -92,11 +92,6 @@ async fn begin(server: &Server, price: &str) -> Option<Value> {
     let answer = request.header("content-type", "application/json").send().await.ok()?;
     assert_eq!(answer.status(), 202);
     serde_json::from_slice(&answer.bytes().await.ok()?).ok()
-}
-
-async fn get(server: &Server, path: &str) -> Value {
-    let sent = client().get(format!("{}{path}", server.url)).bearer_auth(KEY).send().await.unwrap();
-    serde_json::from_slice(&sent.bytes().await.unwrap()).unwrap()
 }
 
 async fn kill_at(place: Place, point: &str, step: usize) {

@@ -1,10 +1,10 @@
 //! The real binary as a child process, on a store that outlives it.
 
+use crate::database::create_database;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -26,20 +26,8 @@ impl Place {
 
     /// A fresh database; None, with a printed line, if there is no PostgreSQL to test on.
     pub async fn postgres() -> Option<Self> {
-        let Ok(server) = std::env::var("COUNTERFOIL_TEST_POSTGRES") else {
-            refuse_if_required("COUNTERFOIL_TEST_POSTGRES is not set");
-            return None;
-        };
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::SeqCst);
-        let name = format!("crash_{}_{number}", std::process::id());
-        let (client, connection) =
-            tokio_postgres::connect(&server, tokio_postgres::NoTls).await.unwrap();
-        tokio::spawn(connection);
-        client.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
-        let base = server.rsplit_once('/').unwrap().0;
-        let log = tempfile::tempdir().unwrap();
-        Some(Self::Database { url: format!("{base}/{name}"), log })
+        let url = create_database("crash").await?;
+        Some(Self::Database { url, log: tempfile::tempdir().unwrap() })
     }
 
     pub fn store(&self) -> String {

@@ -7,6 +7,9 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::wildcard_enum_match_arm)]
 
+#[path = "../world/scratch.rs"]
+mod scratch;
+
 mod bugs;
 mod checks;
 mod crew;

@@ -1,6 +1,7 @@
 //! Where a seed's ledger is kept: a directory, in memory where the machine has such a place, or a
 //! database of its own.
 
+use crate::scratch::scratch;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -33,6 +34,8 @@ impl Kind {
 impl Place {
     pub fn new(kind: Kind, seed: u64, runtime: &Runtime) -> Self {
         match kind {
+            // Syncing a thousand stores to a disk would take hours and prove nothing here: it is
+            // processes that die, not the machine.
             Kind::Sqlite => Self::Directory(scratch()),
             Kind::Postgres => {
                 let server = std::env::var("COUNTERFOIL_TEST_POSTGRES").unwrap();
@@ -181,18 +184,6 @@ fn wait_until_alone(runtime: &Runtime, server: &str, name: &str) {
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '{name}'"
     );
     execute(runtime, server, &terminate);
-}
-
-/// Syncing a thousand stores to a disk would take hours and prove nothing here: it is processes
-/// that die, not the machine.
-fn scratch() -> tempfile::TempDir {
-    let memory = Path::new("/dev/shm");
-    if memory.is_dir()
-        && let Ok(directory) = tempfile::tempdir_in(memory)
-    {
-        return directory;
-    }
-    tempfile::tempdir().unwrap()
 }
 
 fn execute(runtime: &Runtime, url: &str, sql: &str) {

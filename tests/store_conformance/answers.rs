@@ -334,7 +334,7 @@ pub async fn grants_that_contradict_their_history_stay_as_they_are(f: Fixture) {
     let grant = issue(&f, expiring.clone()).await;
     let sound = GrantTerms { tenant: tenant_id("umbrella"), ..expiring };
     let sound = issue(&f, sound).await;
-    f.tamper(&format!("UPDATE grants SET remaining = '9' WHERE grant_no = {grant}")).await;
+    f.plant(&format!("UPDATE grants SET remaining = '9' WHERE grant_no = {grant}")).await;
     let taken = f.store.take_back(taking("acme", grant, "t", None), f.now, None).await;
     let expected = format!(
         "what is left of a grant is what its last change left (grant={grant} remaining=9 \
@@ -351,7 +351,7 @@ pub async fn grants_that_contradict_their_history_stay_as_they_are(f: Fixture) {
         (vec!["9".to_owned()], vec!["0".to_owned()])
     });
     assert!(sound > grant);
-    f.tamper("UPDATE credit_changes SET amount = '8' WHERE kind = 'issued'").await;
+    f.plant("UPDATE credit_changes SET amount = '8' WHERE kind = 'issued'").await;
     let query = |tenant: &str| ChangeQuery {
         tenant: tenant_id(tenant),
         grant: None,
@@ -360,14 +360,14 @@ pub async fn grants_that_contradict_their_history_stay_as_they_are(f: Fixture) {
     };
     let history = f.store.list_credit_changes(query("umbrella")).await;
     assert_eq!(history.unwrap().len(), 2, "the first change of a grant has none before it");
-    f.tamper("UPDATE credit_changes SET remaining = '8' WHERE kind = 'issued'").await;
+    f.plant("UPDATE credit_changes SET remaining = '8' WHERE kind = 'issued'").await;
     let history = fault(f.store.list_credit_changes(query("umbrella")).await);
     assert!(history.starts_with("a change moves what the change before it left"), "{history}");
 }
 
 pub async fn accounts_that_contradict_themselves_take_no_entry(f: Fixture) {
     open_accounts(&f).await;
-    f.tamper("UPDATE accounts SET balance = '1' WHERE name = 'wallet'").await;
+    f.plant("UPDATE accounts SET balance = '1' WHERE name = 'wallet'").await;
     let paid = entry("acme", "k", &[("wallet", "2"), ("sales", "-2")]);
     let posted = fault(f.store.post_entry(paid, f.now, None).await);
     let expected =
@@ -382,7 +382,7 @@ pub async fn sagas_that_contradict_themselves_are_not_revived(f: Fixture) {
     let (name, mark, at) = ("pay".to_owned(), Mark::Intent, f.now);
     let line = LogLine { generation: 1, step: 0, name, mark, result: None, detail: None, at };
     let stuck = leave(&f, SagaState::NeedsAttention, vec![line]).await;
-    f.tamper("UPDATE saga_lines SET mark = 'undone'").await;
+    f.plant("UPDATE saga_lines SET mark = 'undone'").await;
     let id = &stuck.saga.id;
     let expected =
         format!("only a saga that has turned back undoes (saga={id} step=0 mark=undone)");

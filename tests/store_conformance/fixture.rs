@@ -1,8 +1,6 @@
 //! A fresh store for each test, with the means to deliver to it and to start it again.
 
-use crate::database::create_database;
-use crate::plant::{plant_in_database, plant_in_directory};
-use counterfoil::config::{PostgresConfig, SqliteConfig};
+use crate::ground::Ground;
 use counterfoil::rules::event::{Event, Item, parse_event};
 use counterfoil::rules::ids::{EventId, MeterNo, MeterSlug, TenantId};
 use counterfoil::rules::meter::{Catalog, Meter, MeterSpec};
@@ -11,8 +9,6 @@ use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::usage::{Composition, Usage, UsageShape};
 use counterfoil::rules::verdict::{Acceptance, Verdict};
 use counterfoil::rules::window::Window;
-use counterfoil::store::postgres::PostgresStore;
-use counterfoil::store::sqlite::SqliteStore;
 use counterfoil::store::{DeliveryBatch, Store};
 use rusqlite::{Connection, OptionalExtension};
 use std::sync::Arc;
@@ -20,38 +16,28 @@ use std::sync::Arc;
 pub const NOW: &str = "2026-11-15T12:00:00Z";
 pub const HORIZON_MICROS: i64 = 7 * 24 * 3_600_000_000;
 
-/// Events in a SQLite segment: few, so that tests of a hundred events fold several times.
-const SEGMENT_EVENTS: usize = 40;
-
 pub struct Fixture {
     pub store: Arc<dyn Store>,
-    place: Place,
+    ground: Ground,
     colliding_bits: Option<u32>,
     pub now: Timestamp,
     pub groups_per_day: usize,
 }
 
-enum Place {
-    Directory(tempfile::TempDir),
-    Database(String),
-}
-
 impl Fixture {
     pub async fn sqlite() -> Self {
-        let place = Place::Directory(tempfile::tempdir().unwrap());
-        Self::start(place).await
+        Self::start(Ground::sqlite()).await
     }
 
     /// None, with a printed line, if there is no PostgreSQL to test on.
     pub async fn postgres() -> Option<Self> {
-        let url = create_database("conformance").await?;
-        Some(Self::start(Place::Database(url)).await)
+        Some(Self::start(Ground::postgres().await?).await)
     }
 
-    async fn start(place: Place) -> Self {
-        let store = open(&place, None).await;
+    async fn start(ground: Ground) -> Self {
+        let store = ground.open(None).await;
         let now = Timestamp::parse(NOW).unwrap();
-        let fixture = Self { store, place, colliding_bits: None, now, groups_per_day: 100_000 };
+        let fixture = Self { store, ground, colliding_bits: None, now, groups_per_day: 100_000 };
         for (slug, spec) in [
             ("calls", r#"{"aggregation":"sum"}"#),
             ("logins", r#"{"aggregation":"count"}"#),
@@ -76,7 +62,7 @@ impl Fixture {
     /// Closes the store and opens it again, as a restart of the server does.
     pub async fn restart(&mut self) {
         self.store.close().await;
-        self.store = open(&self.place, self.colliding_bits).await;
+        self.store = self.ground.open(self.colliding_bits).await;
     }
 
     /// Opens the store again with event keys of few bits.
@@ -87,39 +73,20 @@ impl Fixture {
 
     /// Changes rows behind the store's back; the statements must suit both stores.
     pub async fn plant(&self, sql: &str) {
-        match &self.place {
-            Place::Directory(directory) => plant_in_directory(directory.path(), sql),
-            Place::Database(url) => plant_in_database(url, sql).await,
-        }
+        self.ground.plant(sql).await;
     }
 
     /// Where the PostgreSQL database is.
     pub fn url(&self) -> &str {
-        match &self.place {
-            Place::Database(url) => url,
-            Place::Directory(_) => panic!("a directory has no URL"),
-        }
-    }
-
-    /// Changes rows behind the store's back.
-    pub async fn tamper(&self, sql: &str) {
-        match &self.place {
-            Place::Directory(directory) => {
-                let file = directory.path().join("counterfoil.db");
-                rusqlite::Connection::open(file).unwrap().execute_batch(sql).unwrap();
-            }
-            Place::Database(url) => {
-                let (client, connection) =
-                    tokio_postgres::connect(url, tokio_postgres::NoTls).await.unwrap();
-                tokio::spawn(connection);
-                client.batch_execute(sql).await.unwrap();
-            }
+        match &self.ground {
+            Ground::Database(url) => url,
+            Ground::Directory(_) => panic!("a directory has no URL"),
         }
     }
 
     /// A second server on the same PostgreSQL database.
     pub async fn second_server(&self) -> Arc<dyn Store> {
-        open(&self.place, self.colliding_bits).await
+        self.ground.open(self.colliding_bits).await
     }
 
     pub async fn catalog(&self) -> Catalog {
@@ -194,11 +161,10 @@ impl Fixture {
     /// What the provider cannot hold of a tenant's usage yet. No verb reads it, so it is read from
     /// its table.
     pub async fn remainder(&self, tenant: &TenantId, meter: MeterNo, shadow: bool) -> Quantity {
-        let directory = match &self.place {
-            Place::Directory(directory) => directory,
-            Place::Database(url) => return remainder_in(url, tenant, meter, shadow).await,
-        };
-        let connection = Connection::open(directory.path().join("counterfoil.db")).unwrap();
+        if let Ground::Database(url) = &self.ground {
+            return remainder_in(url, tenant, meter, shadow).await;
+        }
+        let connection = Connection::open(self.ground.data().join("counterfoil.db")).unwrap();
         let sql = "SELECT remainder FROM remainders JOIN tenants USING (tenant_no)
             WHERE tenant = ? AND meter_no = ? AND shadow = ?";
         let key = (tenant.as_str(), meter.0, shadow);
@@ -214,7 +180,7 @@ impl Fixture {
 }
 
 /// The same, in a PostgreSQL database.
-pub async fn remainder_in(url: &str, tenant: &TenantId, meter: MeterNo, shadow: bool) -> Quantity {
+async fn remainder_in(url: &str, tenant: &TenantId, meter: MeterNo, shadow: bool) -> Quantity {
     let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
     let sql = "SELECT trim_scale(remainder)::text FROM remainders JOIN tenants USING (tenant_no)
@@ -259,36 +225,4 @@ pub fn event(
     format!(
         r#"{{"tenant":{tenant},"id":{id},"meter":"{meter}","quantity":{quantity},"occurred_at":"{at}","properties":{properties}}}"#
     )
-}
-
-async fn open(place: &Place, colliding_bits: Option<u32>) -> Arc<dyn Store> {
-    match place {
-        Place::Directory(directory) => {
-            let settings = SqliteConfig {
-                segment_events: SEGMENT_EVENTS,
-                segment_age_max_ms: 3_600_000,
-                readers: 2,
-                query_timeout_ms: 30_000,
-            };
-            match colliding_bits {
-                None => SqliteStore::open(directory.path(), &settings).unwrap(),
-                Some(bits) => {
-                    SqliteStore::open_colliding(directory.path(), &settings, bits).unwrap()
-                }
-            }
-        }
-        Place::Database(url) => {
-            let settings = PostgresConfig {
-                writers: 2,
-                readers: 2,
-                request_writers: 4,
-                job_connections: 2,
-                timeout_ms: 20_000,
-                query_timeout_ms: 30_000,
-            };
-            PostgresStore::open_with_fingerprinter_bits(url, &settings, colliding_bits)
-                .await
-                .unwrap()
-        }
-    }
 }

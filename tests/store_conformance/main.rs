@@ -11,10 +11,14 @@
     clippy::wildcard_enum_match_arm
 )]
 
-#[path = "../shared/database.rs"]
+#[path = "../world/database.rs"]
 mod database;
-#[path = "../shared/plant.rs"]
+#[path = "../world/ground.rs"]
+mod ground;
+#[path = "../world/plant.rs"]
 mod plant;
+#[path = "../world/scratch.rs"]
+mod scratch;
 
 mod access;
 mod accounts;
@@ -38,6 +42,7 @@ mod listing;
 mod messages;
 mod mirrors;
 mod money_races;
+mod pair;
 mod passes;
 mod plans;
 mod push_listing;

@@ -3,24 +3,15 @@
 
 use crate::accounts::{entry, key, name};
 use crate::billed::quantity;
-use crate::database::create_database;
-use crate::fixture::{NOW, event, remainder_in, tenant_id};
-use counterfoil::config::PostgresConfig;
+use crate::fixture::tenant_id;
+use crate::pair::Pair;
 use counterfoil::rules::account::Floor;
-use counterfoil::rules::credit::{ChangeKind, DrawOrder, GrantTerms, Pool};
-use counterfoil::rules::event::{Item, parse_event};
-use counterfoil::rules::ids::{MeterNo, MeterSlug, TenantId, Unit};
-use counterfoil::rules::meter::{Meter, MeterSpec};
+use counterfoil::rules::credit::{ChangeKind, GrantTerms, Pool};
+use counterfoil::rules::ids::{TenantId, Unit};
 use counterfoil::rules::quantity::Quantity;
-use counterfoil::rules::timestamp::Timestamp;
-use counterfoil::rules::verdict::Acceptance;
 use counterfoil::rules::window::Window;
-use counterfoil::store::account::{Accounts, NewAccount, Posted};
-use counterfoil::store::credit::{ChangeQuery, Credits, GrantFilter, Issued, TakeBack, TakenBack};
-use counterfoil::store::outbox::Outbox;
-use counterfoil::store::postgres::PostgresStore;
-use counterfoil::store::push::{CutOrder, CutTerms, Cuts, Leases};
-use counterfoil::store::{Declarations, Deliveries, DeliveryBatch, Store};
+use counterfoil::store::account::{NewAccount, Posted};
+use counterfoil::store::credit::{ChangeQuery, GrantFilter, Issued, TakeBack, TakenBack};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,102 +20,29 @@ use tokio::task::JoinSet;
 const TENANTS: usize = 5;
 const HOURS: i64 = 4;
 const ROUNDS: usize = 8;
-const HOUR_MICROS: i64 = 3_600_000_000;
 /// Entries of each tenant in a round.
 const ENTRIES: usize = 6;
 /// Accounts that entries move between, all of them in each.
 const ACCOUNTS: [&str; 4] = ["a", "b", "c", "d"];
 
-/// Two servers on one fresh database, with a meter whose windows grow and shrink.
-struct Pair {
-    url: String,
-    stores: [Arc<PostgresStore>; 2],
-    meter: MeterNo,
-    now: Timestamp,
+const BILLED: &str = r#"{"aggregation":"sum","signed":true,
+    "billing":{"from":"2020-01-01T00:00:00Z","scale":0}}"#;
+
+/// With accounts of every tenant.
+async fn open() -> Option<Pair> {
+    let pair = Pair::open(BILLED).await?;
+    let unit = Unit::parse("eur").unwrap();
+    for tenant in tenants() {
+        for account in ACCOUNTS {
+            let (tenant, name) = (tenant.clone(), name(account));
+            let new = NewAccount { tenant, name, unit: unit.clone(), floor: Floor::None };
+            pair.stores[0].put_account(new, pair.now).await.unwrap();
+        }
+    }
+    Some(pair)
 }
 
 impl Pair {
-    async fn open() -> Option<Self> {
-        let url = create_database("money_races").await?;
-        let settings = PostgresConfig {
-            writers: 2,
-            readers: 4,
-            request_writers: 4,
-            job_connections: 2,
-            timeout_ms: 20_000,
-            query_timeout_ms: 30_000,
-        };
-        let stores = [
-            PostgresStore::open(&url, &settings).await.unwrap(),
-            PostgresStore::open(&url, &settings).await.unwrap(),
-        ];
-        let now = Timestamp::parse(NOW).unwrap();
-        let spec = r#"{"aggregation":"sum","signed":true,
-            "billing":{"from":"2020-01-01T00:00:00Z","scale":0}}"#;
-        let spec: MeterSpec = serde_json::from_str(spec).unwrap();
-        let meter = Meter::declare(MeterSlug::parse("billed").unwrap(), spec).unwrap();
-        stores[0].declare_meter(meter, now).await.unwrap();
-        let meter = stores[0].load_catalog().await.unwrap().find("billed").unwrap().0;
-        let unit = Unit::parse("eur").unwrap();
-        for tenant in tenants() {
-            for account in ACCOUNTS {
-                let (tenant, name) = (tenant.clone(), name(account));
-                let new = NewAccount { tenant, name, unit: unit.clone(), floor: Floor::None };
-                stores[0].put_account(new, now).await.unwrap();
-            }
-        }
-        Some(Self { url, stores, meter, now })
-    }
-
-    fn window(&self, hour: i64) -> Window {
-        let start = self.now.saturating_add_micros((hour - HOURS) * HOUR_MICROS);
-        Window { start, end: start.saturating_add_micros(HOUR_MICROS) }
-    }
-
-    /// One event in each window: 3.5, and in every third round -2.5.
-    async fn deliver(&self, round: usize) {
-        let catalog = self.stores[0].load_catalog().await.unwrap();
-        let mut events = Vec::new();
-        for (tenant, hour) in every_window() {
-            let (id, at) = (format!("e{round}-{hour}"), self.window(hour).start.to_string());
-            let json = event(tenant.as_str(), &id, "billed", used(round), &at, "{}");
-            let item: Item<'_> = serde_json::from_str(&json).unwrap();
-            events.push(parse_event(&item, &catalog).unwrap());
-        }
-        let acceptance = Acceptance { now: self.now, horizon_micros: 24 * HOUR_MICROS };
-        let refused = Vec::new();
-        let batch = DeliveryBatch {
-            events,
-            refused,
-            acceptance,
-            strict_tenants: false,
-            groups_per_day: 100_000,
-        };
-        self.stores[0].record_deliveries(0, batch).await.unwrap();
-    }
-
-    /// Cuts every window on one of the servers, under a lease of its own.
-    async fn cut(&self, server: usize) {
-        let store = &self.stores[server];
-        let lease = ["cut on the first", "cut on the second"][server];
-        let until = self.now.saturating_add_micros(HOUR_MICROS);
-        let lease = store.claim_lease(lease, "test", self.now, until).await.unwrap().unwrap();
-        let order =
-            |(tenant, hour)| CutOrder { tenant, meter: self.meter, window: self.window(hour) };
-        let mut orders: Vec<CutOrder> = every_window().map(order).collect();
-        if server == 1 {
-            orders.reverse();
-        }
-        let terms = CutTerms {
-            at: self.now,
-            shadow: false,
-            digits_max: 15,
-            events_max: 100,
-            draw_order: DrawOrder::GrantedFirst,
-        };
-        assert!(!store.record_cuts(&lease, orders, terms).await.unwrap().lease_lost);
-    }
-
     fn terms(&self, tenant: &TenantId, round: usize) -> GrantTerms {
         // Of every second round's grant, what is left expires at once.
         let expires_at = (round % 2 == 1).then_some(self.now);
@@ -258,7 +176,7 @@ impl Pair {
             .sum();
         let covered: i128 = cuts.iter().map(|(_, cut)| cut.covered.units()).sum();
         let planned: i128 = cuts.iter().map(|(_, cut)| cut.planned.units()).sum();
-        let carried = remainder_in(&self.url, tenant, self.meter, false).await.units();
+        let carried = self.carried(tenant).await.units();
         let total: i128 = (0..ROUNDS).map(|round| quantity(used(round)).units()).sum();
         assert_eq!(drawn, covered);
         assert_eq!(covered + planned + carried, total * i128::from(HOURS));
@@ -267,11 +185,9 @@ impl Pair {
 
     /// Closes both servers; how often PostgreSQL had to end a circle of waits.
     async fn deadlocks(self) -> i64 {
-        for store in &self.stores {
-            store.close().await;
-        }
+        self.close().await;
         let (client, connection) =
-            tokio_postgres::connect(&self.url, tokio_postgres::NoTls).await.unwrap();
+            tokio_postgres::connect(self.fixture.url(), tokio_postgres::NoTls).await.unwrap();
         tokio::spawn(connection);
         // Sessions hand in their counts when they end.
         let others = "SELECT count(*) FROM pg_stat_activity
@@ -310,14 +226,14 @@ fn every_window() -> impl Iterator<Item = (TenantId, i64)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn money_moved_at_once_is_moved_once() {
-    let Some(pair) = Pair::open().await else { return };
+    let Some(pair) = open().await else { return };
     let stop = AtomicBool::new(false);
     let move_money = async {
         let (mut issued, mut taken, mut posted) = (0, 0, 0);
         for round in 0..ROUNDS {
-            pair.deliver(round).await;
+            pair.deliver(every_window(), round, used(round)).await;
             let expire = async |server: usize| {
-                let store: &PostgresStore = &pair.stores[server];
+                let store = &pair.stores[server];
                 store.expire_grants(pair.now, pair.now, 100).await.unwrap()
             };
             let (first, second, a, b, ..) = tokio::join!(
@@ -325,8 +241,8 @@ async fn money_moved_at_once_is_moved_once() {
                 pair.issue_and_take(1, round),
                 pair.post(0, round),
                 pair.post(1, round),
-                pair.cut(0),
-                pair.cut(1),
+                pair.cut(0, every_window()),
+                pair.cut(1, every_window()),
                 expire(0),
                 expire(1),
             );
@@ -334,7 +250,7 @@ async fn money_moved_at_once_is_moved_once() {
             taken += first.1 + second.1;
             posted += a + b;
         }
-        pair.cut(0).await;
+        pair.cut(0, every_window()).await;
         stop.store(true, Ordering::SeqCst);
         (issued, taken, posted)
     };

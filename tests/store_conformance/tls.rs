@@ -1,7 +1,7 @@
 //! TLS to a PostgreSQL that has it: what each `sslmode` accepts, refuses and encrypts.
 
 use crate::database::create_database_on;
-use counterfoil::config::PostgresConfig;
+use crate::ground::POSTGRES;
 use counterfoil::store::Store;
 use counterfoil::store::postgres::PostgresStore;
 use std::path::Path;
@@ -12,22 +12,14 @@ const SERVER: &str = "one.pem";
 const OTHER: &str = "two.pem";
 
 fn certificate(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/http_api/tls").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tls").join(name);
     path.to_str().unwrap().replace('/', "%2F")
 }
 
 /// Opens the store, and tells how many of its connections are encrypted and how many are not.
 async fn open(plain: &str, host: &str, parameters: &str) -> Result<(i64, i64), String> {
     let url = format!("{}?{parameters}", plain.replace("127.0.0.1", host));
-    let settings = PostgresConfig {
-        writers: 1,
-        readers: 1,
-        request_writers: 1,
-        job_connections: 1,
-        timeout_ms: 20_000,
-        query_timeout_ms: 30_000,
-    };
-    let store = PostgresStore::open(&url, &settings).await.map_err(|error| error.to_string())?;
+    let store = PostgresStore::open(&url, &POSTGRES).await.map_err(|error| error.to_string())?;
     store.ping().await.map_err(|error| error.to_string())?;
     let (client, connection) = tokio_postgres::connect(plain, NoTls).await.unwrap();
     tokio::spawn(connection);

@@ -2,6 +2,7 @@
 
 use crate::billed::after;
 use crate::fixture::{Fixture, call, deliver_to, tenant_id};
+use crate::ground::POSTGRES;
 use counterfoil::config::PostgresConfig;
 use counterfoil::rules::ids::MeterSlug;
 use counterfoil::rules::meter::Meter;
@@ -179,14 +180,7 @@ async fn queries_that_wait_leave_connections_to_keys_leases_and_events() {
 async fn a_query_on_postgres_is_given_up_after_its_time() {
     let Some(f) = Fixture::postgres().await else { return };
     f.deliver_one(&call("e1", "1")).await;
-    let settings = PostgresConfig {
-        writers: 1,
-        readers: 1,
-        request_writers: 1,
-        job_connections: 1,
-        timeout_ms: 20_000,
-        query_timeout_ms: 200,
-    };
+    let settings = PostgresConfig { readers: 1, query_timeout_ms: 200, ..POSTGRES };
     let hasty = PostgresStore::open(f.url(), &settings).await.unwrap();
     let (client, connection) =
         tokio_postgres::connect(f.url(), tokio_postgres::NoTls).await.unwrap();

@@ -15,8 +15,11 @@ use std::time::Instant;
 /// How many run at a time.
 const AT_ONCE: usize = 3;
 /// Those that take minutes; they begin first.
-const LONG: [&str; 6] =
-    ["simulation", "sagas", "crash", "store_conformance", "outbound", "reconciliation"];
+const LONG: [&str; 4] = [SUITES, "simulation", "crash", "store_conformance"];
+/// The program that holds most suites. Its tests wait for sockets, databases and processes, so
+/// more of them run at a time than there are cores.
+const SUITES: &str = "it";
+const SUITES_THREADS: &str = "4";
 
 /// Compiles the test binaries; a command for each.
 pub fn build(arguments: &[&str]) -> Result<Vec<Command>> {
@@ -33,8 +36,11 @@ pub fn build(arguments: &[&str]) -> Result<Vec<Command>> {
     }
     let root = root()?;
     let command = |binary: PathBuf| {
-        let mut command = Command::new(root.join(binary));
+        let mut command = Command::new(root.join(&binary));
         command.current_dir(&root).env("CARGO_MANIFEST_DIR", &root);
+        if name_of(&binary) == SUITES {
+            command.env("RUST_TEST_THREADS", SUITES_THREADS);
+        }
         command
     };
     Ok(binaries.into_iter().map(command).collect())

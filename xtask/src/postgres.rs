@@ -193,7 +193,7 @@ impl Cluster {
 
     /// PostgreSQL refuses a key that others may read.
     fn install_certificate(&self) -> Result<()> {
-        let certificates = root()?.join("tests/http_api/tls");
+        let certificates = root()?.join("tests/tls");
         for (name, source) in TLS_FILES {
             let place = self.data().join(name);
             fs::copy(certificates.join(source), &place)

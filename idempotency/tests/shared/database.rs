@@ -1,1 +1,1 @@
-../../../tests/shared/database.rs
+../../../tests/world/database.rs

@@ -1,0 +1,145 @@
+//! What a person has to do with sagas: those that are stuck are shown and go on when they are
+//! revived, and what was undone starts anew; and runners that work at the same time.
+
+use super::check::check_end;
+use super::script::Script;
+use super::stories::{Cancel, Change, Create, Story};
+use super::world::{Ground, World};
+use counterfoil::rules::alert::AlertKind;
+use counterfoil::rules::saga::{Mark, SagaState};
+use counterfoil::store::alert::AlertQuery;
+use counterfoil::store::saga::Revived;
+use std::sync::Arc;
+use stripe_sim::{FaultKind, FaultRule};
+
+/// An obstacle on the way there, and accidents of the provider on the way back.
+fn obstructed(story: &dyn Story) -> Arc<Script> {
+    let script = Script::default();
+    script.obstruct(Some(story.obstacle()));
+    Arc::new(script)
+}
+
+pub async fn failed_undo_needs_a_person(ground: Ground) {
+    let world = World::on(ground).await;
+    let story = Create { with_customer: false };
+    let case = story.begin(&world).await;
+    let fails = FaultRule::new(FaultKind::Error503).on_call("DELETE /v1/subscriptions/:id");
+    world.stripe.faults(vec![fails.times(1_000)]);
+    let state = world.drive(&case.saga, &obstructed(&story)).await;
+    assert_eq!(state, SagaState::NeedsAttention);
+    let (saga, log) = world.saga(&case.saga).await;
+    let failed = log.iter().filter(|line| line.mark == Mark::UndoFailed).count();
+    assert_eq!(failed, 12, "{log:#?}");
+    assert!(saga.detail.is_some());
+    assert_eq!(world.told(&case.tenant).await, ["saga.needs_attention"]);
+    world.jobs.alerter.look().await.unwrap();
+    assert_eq!(open_alerts(&world).await, [case.saga.as_str()]);
+    // Nothing moves by itself.
+    world.clock.advance(3_600_000_000);
+    assert_eq!(world.runner(&Arc::default()).pass().await.unwrap(), 0);
+    world.stripe.faults(Vec::new());
+    let revived = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
+    assert!(matches!(&revived, Revived::Done(saga) if saga.state == SagaState::Compensating));
+    let state = world.finish(&case.saga).await;
+    assert_eq!(state, SagaState::Compensated);
+    check_end(&world, &story, &case, state).await;
+    world.clock.advance(3_600_000_000);
+    world.jobs.alerter.look().await.unwrap();
+    assert_eq!(open_alerts(&world).await, Vec::<String>::new());
+}
+
+/// A new start would charge again: it has to wait until the money of the first life is given back.
+pub async fn saga_is_not_restarted_before_the_refund(ground: Ground) {
+    let world = World::on(ground).await;
+    let story = Create { with_customer: true };
+    let case = story.begin(&world).await;
+    let fails = FaultRule::new(FaultKind::Error503).on_call("POST /v1/credit_notes");
+    world.stripe.faults(vec![fails.times(1_000)]);
+    let state = world.drive(&case.saga, &obstructed(&story)).await;
+    assert_eq!(state, SagaState::NeedsAttention);
+    assert_eq!(world.kept(case.customer_id()), 500);
+    let revived = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
+    assert!(matches!(&revived, Revived::Done(saga) if saga.generation == 1), "{revived:?}");
+    world.stripe.faults(Vec::new());
+    let state = world.finish(&case.saga).await;
+    assert_eq!(state, SagaState::Compensated);
+    check_end(&world, &story, &case, state).await;
+    let revived = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
+    assert!(matches!(&revived, Revived::Done(saga) if saga.generation == 2), "{revived:?}");
+    let state = world.finish(&case.saga).await;
+    assert_eq!(state, SagaState::Completed);
+    check_end(&world, &story, &case, state).await;
+}
+
+/// A cancellation of which nobody knows whether it happened can neither be undone nor left.
+pub async fn unknown_outcome_needs_a_person(ground: Ground) {
+    let world = World::on(ground).await;
+    let story = Cancel { at_once: true };
+    let case = story.begin(&world).await;
+    let fails = FaultRule::new(FaultKind::Error503).on_call("DELETE /v1/subscriptions/:id");
+    world.stripe.faults(vec![fails.times(1_000)]);
+    assert_eq!(world.finish(&case.saga).await, SagaState::NeedsAttention);
+    world.stripe.faults(Vec::new());
+    let revived = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
+    assert!(matches!(&revived, Revived::Done(saga) if saga.state == SagaState::Running));
+    let state = world.finish(&case.saga).await;
+    assert_eq!(state, SagaState::Completed);
+    check_end(&world, &story, &case, state).await;
+    assert_eq!(world.told(&case.tenant).await, ["saga.needs_attention", "saga.completed"]);
+}
+
+async fn open_alerts(world: &World) -> Vec<String> {
+    let kind = Some(AlertKind::SagaNeedsAttention);
+    let query = AlertQuery { open: Some(true), kind, limit: 10, ..AlertQuery::default() };
+    let found = world.store.list_alerts(query).await.unwrap();
+    found.into_iter().map(|alert| alert.subject).collect()
+}
+
+/// The provider keeps answers for a day: none of the first life may be met in the second.
+pub async fn undone_saga_can_be_restarted(ground: Ground) {
+    let world = World::on(ground).await;
+    for with_customer in [false, true] {
+        let story = Create { with_customer };
+        let case = story.begin(&world).await;
+        let state = world.drive(&case.saga, &obstructed(&story)).await;
+        assert_eq!(state, SagaState::Compensated);
+        check_end(&world, &story, &case, state).await;
+        let revived = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
+        assert!(matches!(&revived, Revived::Done(saga) if saga.generation == 2), "{revived:?}");
+        let again = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
+        assert!(matches!(again, Revived::Refused(_)), "{again:?}");
+        let state = world.finish(&case.saga).await;
+        assert_eq!(state, SagaState::Completed);
+        check_end(&world, &story, &case, state).await;
+        let made = world.made_customers(&case.tenant).len();
+        assert_eq!(made, if with_customer { 0 } else { 2 }, "the first is abandoned");
+        assert_eq!(world.told(&case.tenant).await, ["saga.compensated", "saga.completed"]);
+        let completed = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
+        assert!(matches!(completed, Revived::Refused(_)), "{completed:?}");
+    }
+}
+
+pub async fn concurrent_runners_do_each_step_once(ground: Ground) {
+    let world = World::on(ground).await;
+    for round in 0..10 {
+        let story: &dyn Story = match round % 2 {
+            0 => &Create { with_customer: false },
+            _ => &Change,
+        };
+        let cases = [story.begin(&world).await, story.begin(&world).await];
+        let quiet = Arc::default();
+        let runners = [world.runner(&quiet), world.runner(&quiet), world.runner(&quiet)];
+        let passes = runners.each_ref().map(|runner| runner.pass());
+        let taken: usize = futures_util::future::join_all(passes)
+            .await
+            .into_iter()
+            .map(|taken| taken.unwrap())
+            .sum();
+        assert_eq!(taken, cases.len(), "each is claimed by one runner");
+        for case in &cases {
+            let state = world.finish(&case.saga).await;
+            check_end(&world, story, case, state).await;
+            assert_eq!(state, SagaState::Completed);
+        }
+    }
+}

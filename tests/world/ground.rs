@@ -1,0 +1,94 @@
+//! Where the store of a test lives: a directory, or a database of a PostgreSQL server.
+//!
+//! Tests that run on every store take a [`Ground`] and never ask which one it is, except to change
+//! rows behind the store's back.
+
+use super::database::{SERVER, create_database};
+use super::plant::{plant_in_database, plant_in_directory};
+use super::scratch::scratch;
+use counterfoil::config::{PostgresConfig, SqliteConfig};
+use counterfoil::store::Store;
+use counterfoil::store::postgres::PostgresStore;
+use counterfoil::store::sqlite::SqliteStore;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use tokio::sync::OnceCell;
+
+pub enum Ground {
+    Directory(tempfile::TempDir),
+    Database(String),
+}
+
+/// Small segments, so that tests of a hundred events fold several times.
+const SQLITE: SqliteConfig = SqliteConfig {
+    segment_events: 40,
+    segment_age_max_ms: 3_600_000,
+    readers: 2,
+    query_timeout_ms: 30_000,
+};
+
+pub const POSTGRES: PostgresConfig = PostgresConfig {
+    writers: 2,
+    readers: 2,
+    request_writers: 4,
+    job_connections: 2,
+    timeout_ms: 20_000,
+    query_timeout_ms: 30_000,
+};
+
+impl Ground {
+    pub fn sqlite() -> Self {
+        Self::Directory(scratch())
+    }
+
+    /// None, with a printed line, if there is no PostgreSQL to test on.
+    pub async fn postgres() -> Option<Self> {
+        let template = TEMPLATE.get_or_init(create_template).await.as_deref()?;
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::SeqCst);
+        let (_, name) = template.rsplit_once('/').unwrap();
+        let sql = format!("CREATE DATABASE {name}_{number} TEMPLATE {name}");
+        plant_in_database(&std::env::var(SERVER).unwrap(), &sql).await;
+        Some(Self::Database(format!("{template}_{number}")))
+    }
+
+    /// Opens the store; with event keys of so few bits that they collide, if a number is given.
+    pub async fn open(&self, colliding_bits: Option<u32>) -> Arc<dyn Store> {
+        match (self, colliding_bits) {
+            (Self::Directory(_), None) => SqliteStore::open(&self.data(), &SQLITE).unwrap(),
+            (Self::Directory(_), Some(bits)) => {
+                SqliteStore::open_colliding(&self.data(), &SQLITE, bits).unwrap()
+            }
+            (Self::Database(url), bits) => {
+                PostgresStore::open_with_fingerprinter_bits(url, &POSTGRES, bits).await.unwrap()
+            }
+        }
+    }
+
+    /// The directory of the embedded store. It is inside another one: the store writes beside it.
+    pub fn data(&self) -> PathBuf {
+        match self {
+            Self::Directory(directory) => directory.path().join("data"),
+            Self::Database(url) => panic!("{url} is no directory"),
+        }
+    }
+
+    /// Changes rows behind the store's back; the statements must suit both stores.
+    pub async fn plant(&self, sql: &str) {
+        match self {
+            Self::Directory(_) => plant_in_directory(&self.data(), sql),
+            Self::Database(url) => plant_in_database(url, sql).await,
+        }
+    }
+}
+
+/// A migrated database that those of the tests are copies of: copying one takes less time than
+/// migrating one.
+static TEMPLATE: OnceCell<Option<String>> = OnceCell::const_new();
+
+async fn create_template() -> Option<String> {
+    let url = create_database("tests").await?;
+    PostgresStore::open(&url, &POSTGRES).await.unwrap().close().await;
+    Some(url)
+}
