@@ -2,32 +2,34 @@
 
 use super::recorder::{Recorded, Recorder};
 use counterfoil::clock::Clock;
-use counterfoil::config::{Config, Shadow};
+use counterfoil::config::Config;
 use counterfoil::destinations::Destination;
-use counterfoil::jobs::alerts::Alerter;
-use counterfoil::jobs::backfill::Backfill;
-use counterfoil::jobs::confirm::Confirmer;
-use counterfoil::jobs::cut::{CutSettings, Cutter};
-use counterfoil::jobs::mirror::MirrorReader;
-use counterfoil::jobs::notices::Messenger;
-use counterfoil::jobs::push::Submitter;
-use counterfoil::jobs::reconcile::Reconciler;
-use counterfoil::jobs::watch::Watcher;
+use counterfoil::jobs::Context;
+use counterfoil::jobs::alerts::AlertsJob;
+use counterfoil::jobs::backfill::BackfillJob;
+use counterfoil::jobs::confirm::ConfirmJob;
+use counterfoil::jobs::cut::CutJob;
+use counterfoil::jobs::mirror::MirrorJob;
+use counterfoil::jobs::outbox::{OutboxJob, Receivers};
+use counterfoil::jobs::push::PushJob;
+use counterfoil::jobs::reconcile::ReconcileJob;
+use counterfoil::jobs::watch::WatchJob;
 use counterfoil::provider::{self, Provider};
 use counterfoil::store::Store;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub struct Jobs {
-    pub cutter: Cutter,
-    pub submitter: Arc<Submitter>,
-    pub confirmer: Confirmer,
-    pub watcher: Watcher,
-    pub mirror: MirrorReader,
-    pub backfill: Backfill,
-    pub reconciler: Reconciler,
-    pub alerter: Alerter,
-    pub messenger: Messenger,
+    pub context: Context,
+    pub cutter: CutJob,
+    pub submitter: PushJob,
+    pub confirmer: ConfirmJob,
+    pub watcher: WatchJob,
+    pub mirror: MirrorJob,
+    pub backfill: BackfillJob,
+    pub reconciler: ReconcileJob,
+    pub alerter: AlertsJob,
+    pub messenger: OutboxJob,
 }
 
 /// The destinations of a world's alerts.
@@ -45,43 +47,27 @@ impl Jobs {
         config: &Config,
         recorders: &Recorders,
     ) -> Self {
-        let (own_store, own_provider) = (|| Arc::clone(store), || Arc::clone(provider));
-        let (own_clock, push) = (|| clock.clone(), || config.push.clone());
         static SERVERS: AtomicU64 = AtomicU64::new(0);
-        let number = SERVERS.fetch_add(1, Ordering::SeqCst);
-        let holder = || format!("server-{number}");
-        let shadow = config.provider.shadow != Shadow::Off;
+        let holder = format!("server-{}", SERVERS.fetch_add(1, Ordering::SeqCst));
         let destinations: Vec<Arc<dyn Destination>> = vec![
             Arc::new(Recorded("pagerduty", Arc::clone(&recorders.pager))),
             Arc::new(Recorded("email", Arc::clone(&recorders.mail))),
         ];
-        let names = destinations.iter().map(|one| one.name()).collect();
-        let cutting = cut_settings(config, &**provider, holder());
-        let reconciling = (holder(), config.reconcile.clone());
-        let backfilling = (holder(), Arc::default());
-        let confirming = (holder(), push());
+        let context = Context {
+            destinations: destinations.iter().map(|one| one.name()).collect(),
+            ..Context::new(Arc::clone(store), clock.clone(), config, holder, 1)
+        };
         Self {
-            cutter: Cutter::new(own_store(), own_clock(), cutting),
-            submitter: Submitter::new(
-                own_store(),
-                own_provider(),
-                own_clock(),
-                push(),
-                (shadow, 1),
-            ),
-            confirmer: Confirmer::new(own_store(), own_provider(), own_clock(), confirming, shadow),
-            watcher: Watcher::new(own_store(), own_clock()),
-            mirror: MirrorReader::new(own_store(), own_provider(), own_clock(), push()),
-            backfill: Backfill::new(own_store(), own_provider(), own_clock(), backfilling),
-            reconciler: Reconciler::new(
-                own_store(),
-                own_provider(),
-                own_clock(),
-                reconciling,
-                shadow,
-            ),
-            alerter: Alerter::new(own_store(), own_clock(), holder(), names),
-            messenger: Messenger::new(own_store(), own_clock(), destinations, 1),
+            cutter: CutJob::new(&context, provider.limits().digits_max),
+            submitter: PushJob::new(&context, provider),
+            confirmer: ConfirmJob::new(&context, provider),
+            watcher: WatchJob::new(&context),
+            mirror: MirrorJob::new(&context, provider, Arc::default()),
+            backfill: BackfillJob::new(&context, provider, Arc::default()),
+            reconciler: ReconcileJob::new(&context, provider),
+            alerter: AlertsJob::new(&context),
+            messenger: OutboxJob::new(&context, Receivers::Alerts(destinations)),
+            context,
         }
     }
 }
@@ -90,15 +76,4 @@ impl Jobs {
 pub fn connect(config: &Config, clock: &Clock) -> Arc<dyn Provider> {
     let Config { provider, stripe, sink, .. } = config;
     provider::connect_heard_by(provider, stripe, sink, clock).unwrap().unwrap()
-}
-
-pub fn cut_settings(config: &Config, provider: &dyn Provider, holder: String) -> CutSettings {
-    CutSettings {
-        holder,
-        accept_horizon_hours: config.ingest.accept_horizon_hours,
-        shadow: config.provider.shadow != Shadow::Off,
-        digits_max: provider.limits().digits_max,
-        draw_order: Default::default(),
-        lease_ms: config.push.lease_ms,
-    }
 }

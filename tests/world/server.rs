@@ -83,6 +83,13 @@ impl Server {
         }
     }
 
+    /// What its jobs work with, by the default settings but for what is changed.
+    pub fn context(&self, change: impl FnOnce(&mut Config)) -> Context {
+        let mut config = default_config();
+        change(&mut config);
+        Context::new(self.store.clone(), self.clock.clone(), &config, "test".into(), 1)
+    }
+
     /// Makes a key and returns its token.
     pub async fn key(&self, scope: &str, tenant: Option<&str>) -> String {
         let body = serde_json::json!({"name": "test", "scopes": [scope], "tenant": tenant});
@@ -146,7 +153,7 @@ pub fn new_app(
     let strict = config.tenants.strict;
     let ingest = Ingest::start(own_store(), own_clock(), config.ingest.clone(), strict);
     let inbox = WebhookInbox::start(own_store());
-    App::new(own_store(), (ingest, inbox), own_clock(), provider, config)
+    App::new(own_store(), ingest, inbox, own_clock(), provider, config)
 }
 
 pub async fn send(router: &Router, request: Request<Body>) -> Answer {

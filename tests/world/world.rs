@@ -17,8 +17,9 @@ mod store_faults;
 mod stripe;
 mod tables;
 
+pub use counterfoil::jobs::Job;
 pub use ground::Ground;
-pub use jobs::{Jobs, Recorders, connect, cut_settings};
+pub use jobs::{Jobs, Recorders, connect};
 pub use receiver::{Receiver, serve_on_loopback};
 pub use recorder::Heard;
 pub use server::{Answer, NOW, Server, default_config, event, new_app, send};

@@ -3,7 +3,8 @@
 
 use super::credits::{billing, cut, issue, usage};
 use crate::world::{Answer, Ground, Server};
-use counterfoil::jobs::credits::GrantExpirer;
+use counterfoil::jobs::Job;
+use counterfoil::jobs::credits::CreditsJob;
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use serde_json::{Value, json};
 use std::sync::Arc;

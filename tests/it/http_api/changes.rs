@@ -134,15 +134,15 @@ pub async fn whoever_remembers_the_last_number_misses_nothing(ground: Ground) {
 }
 
 /// A receiver on loopback, and the job that posts changes to it.
-async fn listen(server: &Server) -> (Arc<Receiver>, ChangeTeller) {
+async fn listen(server: &Server) -> (Arc<Receiver>, OutboxJob) {
     let receiver = Receiver::start(204).await;
     let mut config = default_config().alerts;
     config.webhook_url = Secret::new(&receiver.base);
     config.webhook_secret = Secret::new(SECRET);
     (config.webhook_changes, config.allow_private) = (true, true);
     let webhook = ChangeWebhook::connect(&config).unwrap().unwrap();
-    let (store, clock) = (server.store.clone(), server.clock.clone());
-    (receiver, ChangeTeller::new(store, clock, webhook, 7))
+    let context = Context { jitter_seed: 7, ..server.context(|_| {}) };
+    (receiver, OutboxJob::new(&context, Receivers::Changes(webhook)))
 }
 
 #[test]
@@ -287,7 +287,7 @@ async fn invoice(
     server.store.record_mirrors(vec![reading], now).await.unwrap();
 }
 
-async fn dunned(ground: Ground) -> (Server, Dunner) {
+async fn dunned(ground: Ground) -> (Server, DunningJob) {
     let server = Server::start(ground).await;
     server.put("/v1/tenants/acme", r#"{"customer":"cus_acme"}"#).await;
     let dunner = DunningJob::new(&server.context(|_| {}));

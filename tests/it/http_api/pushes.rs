@@ -312,7 +312,7 @@ pub async fn health_and_metrics_show_what_is_unbilled_until_it_is_written_off(gr
     let server = billed(ground).await;
     let health = server.get("/v1/health/billing").await;
     insta::assert_snapshot!(health.show(), @r#"200 {"version":"0.1.0","provider":null,"shadow":"off","unbilled":{"calls":{"total":"12.5","dead":"8.5","no_customer":"4","too_old":null,"quarantined":null,"shadow":null,"before_from":null,"held":null}},"quarantined_more":false,"observed":0,"observed_long":0,"without_customer":1,"without_customer_usage":{"calls":{"tenants":1,"pushes":1,"quantity":"4"}},"unsent_usage":{},"submitted":3,"submitted_long":3,"dead":2,"unbilled_quantity":{"calls":"8.5"},"drifting_tenants":0,"findings_open":0,"alerts_open":0,"webhooks_waiting":0,"pages":{"open":0,"day":0,"week":0,"week_before":0},"last_pass":{"hourly":null,"hourly_incomplete":false,"nightly":null,"nightly_incomplete":false}}"#);
-    let watcher = Watcher::new(server.store.clone(), server.clock.clone());
+    let watcher = WatchJob::new(&server.context(|_| {}));
     let unbilled = [
         r#"counterfoil_unbilled_quantity{meter="calls"} 8.5"#,
         r#"counterfoil_pushes{state="dead"} 2"#,
@@ -337,10 +337,10 @@ pub async fn health_and_metrics_show_what_is_unbilled_until_it_is_written_off(gr
 }
 
 /// Gauges belong to the process, and other tests set them too: one reading must be this server's.
-async fn check_gauges(server: &Server, watcher: &Watcher, lines: &[&str]) {
+async fn check_gauges(server: &Server, watcher: &WatchJob, lines: &[&str]) {
     let mut shown = String::new();
     for _ in 0..100 {
-        watcher.look().await.unwrap();
+        watcher.pass().await.unwrap();
         shown = server.get("/metrics").await.body;
         if lines.iter().all(|line| shown.contains(line)) {
             return;

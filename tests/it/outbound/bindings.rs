@@ -1,8 +1,8 @@
 //! The account of the key against the one that the store is bound to.
 
 use crate::world::{Ground, World};
-use counterfoil::jobs::binding::{Binder, Finding, Gate};
-use counterfoil::jobs::{Stop, Stopper};
+use counterfoil::jobs::binding::{BindingJob, Finding, Gate};
+use counterfoil::jobs::{Job, Stop, Stopper};
 use counterfoil::rules::alert::AlertKind;
 use counterfoil::store::alert::AlertQuery;
 use std::sync::Arc;
@@ -10,9 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use stripe_sim::{FaultKind, FaultRule, Options};
 
-fn binder(world: &World) -> (Binder, Gate) {
-    let (store, provider) = (Arc::clone(&world.store), Arc::clone(&world.provider));
-    Binder::new(store, provider, world.clock.clone(), Vec::new())
+fn binder(world: &World) -> (BindingJob, Gate) {
+    BindingJob::new(&world.jobs.context, &world.provider)
 }
 
 /// Whether a job behind the gate runs by itself.
@@ -59,7 +58,7 @@ pub async fn gate_stays_shut_and_an_alert_opens_for_another_account(ground: Grou
     assert!(!is_open(&gate).await);
     assert_eq!(open_alerts(&world).await, 1);
     world.stripe.lock().set_account("acct_1CounterfoilSim0");
-    assert_eq!(other.look().await.unwrap(), Finding::Bound);
+    assert_eq!(other.pass().await.unwrap(), Finding::Bound);
     assert_eq!(open_alerts(&world).await, 0);
 }
 
@@ -67,11 +66,11 @@ pub async fn gate_stays_shut_while_the_account_cannot_be_read(ground: Ground) {
     let world = World::on(ground).await;
     let (binder, gate) = binder(&world);
     world.stripe.faults(vec![FaultRule::new(FaultKind::Error503).on_path("/v1/account")]);
-    assert!(matches!(binder.look().await.unwrap(), Finding::Unread(_)));
+    assert!(matches!(binder.pass().await.unwrap(), Finding::Unread(_)));
     assert!(!is_open(&gate).await);
     assert_eq!(world.store.read_binding().await.unwrap(), None, "an unread account binds nothing");
     world.stripe.faults(Vec::new());
-    assert_eq!(binder.look().await.unwrap(), Finding::Bound);
+    assert_eq!(binder.pass().await.unwrap(), Finding::Bound);
     assert!(is_open(&gate).await);
 }
 

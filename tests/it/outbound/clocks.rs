@@ -54,7 +54,7 @@ pub async fn a_clock_in_doubt_cuts_and_sends_nothing_and_goes_on_once_it_is_righ
         assert_eq!(server.cutter.pass().await.unwrap().windows, 1);
         server.submitter.pass().await.unwrap();
         world.pass_seconds(1);
-        server.submitter.run_due().await.unwrap();
+        server.submitter.pass().await.unwrap();
         assert_eq!(world.stripe.sum(&customer), "15");
     }
 }

@@ -1,6 +1,7 @@
 //! Cuts: which windows are handed to billing, when, and with what quantity.
 
 use crate::world::{CALLS, Ground, World, at};
+use counterfoil::jobs::Job;
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::window::Window;

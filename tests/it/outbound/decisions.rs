@@ -2,7 +2,8 @@
 //! until its own total has told whether the push counted. And confirmation, which only it can give.
 
 use crate::world::{CALLS, EVENTS, Ground, Jobs, SUMMARIES, World, at};
-use counterfoil::jobs::push::Submitter;
+use counterfoil::jobs::Job;
+use counterfoil::jobs::push::PushJob;
 use counterfoil::provider::{
     Answer, Limits, Provider, PushFacts, Request, TotalsQuery, Unreadable,
 };
@@ -282,7 +283,7 @@ pub async fn confirmation_leaves_a_window_alone_that_changed_after_it_was_listed
     world.push().await;
     world.pass_hours(27);
     let negative = world.planned("-5").await.number;
-    let (stripe, other) = (Arc::clone(&world.provider), Arc::clone(&world.jobs.submitter));
+    let (stripe, other) = (Arc::clone(&world.provider), world.jobs.submitter.clone());
     let overtaking: Arc<dyn Provider> = Arc::new(Overtaking { stripe, other });
     let World { store, clock, config, recorders, .. } = &world;
     let jobs = Jobs::new(&overtaking, store, clock, config, recorders);

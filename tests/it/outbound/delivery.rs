@@ -114,7 +114,7 @@ pub async fn nothing_leaves_before_the_attempt_is_written_down(ground: Ground) {
     let (world, customer) = World::usual(ground).await;
     world.planned("5").await;
     world.ground.break_writes("BEFORE INSERT ON push_transitions", "NEW.class = 'attempt'").await;
-    world.jobs.submitter.run_due().await.expect("pushes of others would go on");
+    world.jobs.submitter.pass().await.expect("pushes of others would go on");
     assert_eq!(world.posts(), 0);
     assert_eq!(world.store.health().faults.len(), 1, "an alert names it");
     world.ground.repair_writes().await;
@@ -190,7 +190,7 @@ pub async fn two_different_calls_never_share_a_key(ground: Ground) {
         world.pass_hours(3);
         world.cut().await;
         world.stripe.fault(FaultKind::Error500NotExecuted, round);
-        server.submitter.run_due().await.unwrap();
+        server.submitter.pass().await.unwrap();
     }
     world.pass_hours(1);
     server.submitter.pass().await.unwrap();
@@ -220,7 +220,7 @@ pub async fn after_a_stored_500_the_identifier_stays_and_only_the_request_key_ch
         let server = world.other_server(|config| config.stripe.api_base = url);
         let push = world.planned("5").await;
         world.stripe.fault(kind, 1);
-        server.submitter.run_due().await.unwrap();
+        server.submitter.pass().await.unwrap();
         world.pass_hours(1);
         server.submitter.pass().await.unwrap();
         world.check(push.number, PushState::Submitted, class).await;
@@ -263,7 +263,7 @@ pub async fn a_push_that_was_begun_keeps_its_bytes_whatever_changes_meanwhile(gr
     let server = world.other_server(|config| config.stripe.api_base = url);
     let push = world.planned("5").await;
     world.stripe.fault(FaultKind::Error500Executed, 1);
-    server.submitter.run_due().await.unwrap();
+    server.submitter.pass().await.unwrap();
     // More usage comes, and the tenant becomes another customer.
     world.used("acme", "2", HOUR).await;
     let other = world.stripe.ask("/v1/customers", &[])["id"].as_str().unwrap().to_owned();

@@ -1,6 +1,7 @@
 //! What befalls a call on its way: nothing of it loses usage or bills it twice.
 
 use crate::world::{CALLS, Ground, World};
+use counterfoil::jobs::Job;
 use counterfoil::rules::delivery::{Class, PushState};
 use stripe_sim::{FaultKind, FaultPlan, FaultRule, Options};
 

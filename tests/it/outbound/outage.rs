@@ -1,9 +1,9 @@
 //! Outages, the pace of calls, and what happens when a server stops.
 
 use crate::world::{CALLS, Ground, World};
-use counterfoil::jobs::Stopper;
 use counterfoil::jobs::binding::Gate;
-use counterfoil::jobs::outbound::Outbound;
+use counterfoil::jobs::webhook::WebhookInbox;
+use counterfoil::jobs::{Job, Jobs, Stopper};
 use counterfoil::rules::delivery::{Class, PushState};
 use std::time::Duration;
 use stripe_sim::{FaultKind, Options};
@@ -58,7 +58,7 @@ pub async fn an_outage_of_an_hour_loses_nothing_and_makes_no_storm_of_alerts(gro
         assert_eq!(world.stripe.sum(customer), "15");
     }
     assert_eq!(world.stripe.lock().accepted_events(), 300);
-    assert_eq!(world.jobs.watcher.look().await.unwrap(), 0, "all is well again");
+    assert_eq!(world.jobs.watcher.pass().await.unwrap(), 0, "all is well again");
     world.pass_hours(1);
     assert_eq!(world.confirm().await, 300);
 }
@@ -145,7 +145,7 @@ pub async fn stopping_settles_what_is_on_its_way_and_starts_nothing_more(ground:
     assert_eq!((settled, begun), (posts, posts), "whatever was begun was settled");
     assert!(posts < 3, "the others were left for the next start");
     let next = world.other_server(|_| {});
-    next.submitter.run_due().await.unwrap();
+    next.submitter.pass().await.unwrap();
     assert_eq!((world.posts(), world.stripe.sum(&customer)), (3, "3".to_owned()));
 }
 
@@ -169,13 +169,13 @@ pub async fn a_call_that_hangs_holds_up_its_own_customer_only(ground: Ground) {
     assert_eq!(world.stripe.lock().accepted_events(), 5);
 }
 
-/// All jobs as the server starts them.
+/// The jobs that work with the provider, as the server starts them.
 pub async fn the_jobs_of_a_server_work_together_and_end_together(ground: Ground) {
     let (world, customer) = World::usual(ground).await;
     world.used("acme", "5", HOUR).await;
     world.go_to("2026-11-15T14:00:00Z");
-    let World { store, provider, clock, config, .. } = &world;
-    let jobs = Outbound::start(store, provider, &Gate::open(), clock, config);
+    let (inbox, mut jobs) = (WebhookInbox::start(world.store.clone()), Jobs::default());
+    jobs.start_billing(&world.jobs.context, &world.provider, &Gate::open(), &inbox);
     while world.posts() == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -73,7 +73,7 @@ pub async fn shadow_in_a_sandbox_is_sent_and_confirmed_and_stays_apart(ground: G
     world.go_to("2026-11-15T14:00:00Z");
     sandbox.cutter.pass().await.unwrap();
     assert_eq!(world.push().await, 0, "a live server does not send it");
-    assert_eq!(sandbox.submitter.run_due().await.unwrap(), 1);
+    assert_eq!(sandbox.submitter.pass().await.unwrap(), 1);
     assert_eq!(world.stripe.total(&customer, HOUR), "5");
     world.pass_hours(1);
     assert_eq!(world.confirm().await, 0);

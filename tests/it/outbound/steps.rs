@@ -1,6 +1,7 @@
 //! The steps of outbound tests: cut, push and confirm, and the state of pushes.
 
 use crate::world::{World, at};
+use counterfoil::jobs::Job;
 use counterfoil::jobs::cut::Pass;
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::quantity::Quantity;
@@ -13,7 +14,7 @@ impl World {
     }
 
     pub async fn push(&self) -> usize {
-        self.jobs.submitter.run_due().await.unwrap()
+        self.jobs.submitter.pass().await.unwrap()
     }
 
     pub async fn confirm(&self) -> usize {

@@ -2,14 +2,15 @@
 //! figure.
 
 use crate::world::{CALLS, Ground, World};
+use counterfoil::jobs::Job;
 use counterfoil::rules::delivery::PushState;
 use counterfoil::store::alert::AlertQuery;
 
 /// Kinds, subjects and summaries of the alerts that are open.
 async fn alerts(world: &World) -> Vec<(&'static str, String, String)> {
     // An alert that is open for long is looked at once more.
-    world.jobs.alerter.look().await.unwrap();
-    world.jobs.alerter.look().await.unwrap();
+    world.jobs.alerter.pass().await.unwrap();
+    world.jobs.alerter.pass().await.unwrap();
     let query = AlertQuery { open: Some(true), limit: 100, ..AlertQuery::default() };
     let open = world.store.list_alerts(query).await.unwrap();
     let usage = open.into_iter().filter(|alert| alert.kind.name().starts_with("usage_un"));

@@ -1,6 +1,7 @@
 //! The ledger is higher: the provider lost what it had counted.
 
 use super::world::{ABSOLUTE, Ground, SUMMARIES, World};
+use counterfoil::jobs::Job;
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};

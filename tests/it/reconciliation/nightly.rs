@@ -1,6 +1,7 @@
 //! The nightly pass: one row for everyone, chained, for each day once.
 
 use super::world::{ABSOLUTE, CALLS, Ground, SUMMARIES, World, at};
+use counterfoil::jobs::Job;
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};

@@ -2,6 +2,7 @@
 
 use super::world::{Ground, World};
 use crate::world::serve_on_loopback;
+use counterfoil::jobs::Job;
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};

@@ -8,6 +8,7 @@ pub use crate::world::{ABSOLUTE, CALLS, EVENTS, Ground, Heard, SUMMARIES, at, te
 
 use crate::world::{self, event_text};
 use counterfoil::config::{Config, Secret};
+use counterfoil::jobs::Job;
 use counterfoil::provider::stripe::signature::verify;
 use counterfoil::provider::stripe::webhook::parse_webhook;
 use counterfoil::rules::alert::{Alert, AlertKind, NoticeEvent, Severity};
@@ -148,7 +149,7 @@ impl World {
         }
         self.reconcile().await;
         self.read_objects().await;
-        self.jobs.submitter.run_due().await.unwrap();
+        self.jobs.submitter.pass().await.unwrap();
         self.look().await;
     }
 
@@ -156,7 +157,7 @@ impl World {
     pub async fn send(&self) {
         self.jobs.cutter.flush().await.unwrap();
         self.jobs.cutter.pass().await.unwrap();
-        self.jobs.submitter.run_due().await.unwrap();
+        self.jobs.submitter.pass().await.unwrap();
         self.tell().await;
         self.read_objects().await;
     }
@@ -168,14 +169,14 @@ impl World {
     /// Runs all passes that are due; returns their numbers.
     pub async fn reconcile(&self) -> Vec<u64> {
         let mut numbers = Vec::new();
-        while let Some(number) = self.jobs.reconciler.tick().await.unwrap() {
+        while let Some(number) = self.jobs.reconciler.pass().await.unwrap() {
             numbers.push(number);
         }
         numbers
     }
 
     pub async fn look(&self) {
-        self.jobs.alerter.look().await.unwrap();
+        self.jobs.alerter.pass().await.unwrap();
         while self.jobs.messenger.pass().await.unwrap() > 0 {}
     }
 

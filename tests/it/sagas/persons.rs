@@ -5,6 +5,7 @@ use super::check::check_end;
 use super::script::Script;
 use super::stories::{Cancel, Change, Create, Story};
 use super::world::{Ground, World};
+use counterfoil::jobs::Job;
 use counterfoil::rules::alert::AlertKind;
 use counterfoil::rules::saga::{Mark, SagaState};
 use counterfoil::store::alert::AlertQuery;
@@ -32,7 +33,7 @@ pub async fn failed_undo_needs_a_person(ground: Ground) {
     assert_eq!(failed, 12, "{log:#?}");
     assert!(saga.detail.is_some());
     assert_eq!(world.told(&case.tenant).await, ["saga.needs_attention"]);
-    world.jobs.alerter.look().await.unwrap();
+    world.jobs.alerter.pass().await.unwrap();
     assert_eq!(open_alerts(&world).await, [case.saga.as_str()]);
     // Nothing moves by itself.
     world.clock.advance(3_600_000_000);
@@ -44,7 +45,7 @@ pub async fn failed_undo_needs_a_person(ground: Ground) {
     assert_eq!(state, SagaState::Compensated);
     check_end(&world, &story, &case, state).await;
     world.clock.advance(3_600_000_000);
-    world.jobs.alerter.look().await.unwrap();
+    world.jobs.alerter.pass().await.unwrap();
     assert_eq!(open_alerts(&world).await, Vec::<String>::new());
 }
 

@@ -4,6 +4,7 @@
 use super::check::check_end;
 use super::stories::{Cancel, Case, Change, Create, Story, id_of, subscriber};
 use super::world::{Ground, World, at};
+use counterfoil::jobs::Job;
 use counterfoil::jobs::sagas::ChangeParams;
 use counterfoil::rules::delivery::PushState;
 use counterfoil::rules::saga::{Mark, SagaKind, SagaState};
@@ -18,7 +19,7 @@ fn go_to(world: &World, text: &str) {
 
 async fn send(world: &World) {
     world.jobs.cutter.pass().await.unwrap();
-    world.jobs.submitter.run_due().await.unwrap();
+    world.jobs.submitter.pass().await.unwrap();
 }
 
 /// What a customer's invoices come to, oldest first.
@@ -222,7 +223,7 @@ pub async fn late_call_of_an_abandoned_change_is_undone(ground: Ground) {
     let turned = |mark: Mark| mark == Mark::TurnedBack;
     while !world.saga(&case.saga).await.1.iter().any(|line| turned(line.mark)) {
         world.runner(&Arc::default()).pass().await.unwrap();
-        world.jobs.submitter.run_due().await.unwrap();
+        world.jobs.submitter.pass().await.unwrap();
         world.wait_for(&case.saga).await;
     }
     world.stripe.faults(Vec::new());

@@ -8,8 +8,10 @@ pub use crate::world::{Ground, at, tenant_id};
 
 use super::script::Script;
 use super::scripted_provider::ScriptedProvider;
-use crate::world::{self, CALLS, cut_settings};
-use counterfoil::jobs::sagas::{SagaRunner, boundary_after};
+use crate::world::{self, CALLS, Job};
+use counterfoil::jobs::Context;
+use counterfoil::jobs::sagas::{SagasJob, boundary_after};
+use counterfoil::provider::Provider;
 use counterfoil::rules::ids::OnceKey;
 use counterfoil::rules::saga::{LogLine, Saga, SagaKind, SagaState, saga_id};
 use counterfoil::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
@@ -85,12 +87,12 @@ impl World {
     }
 
     /// A runner as of a server that has just started; its calls meet the script's accidents.
-    pub fn runner(&self, script: &Arc<Script>) -> SagaRunner {
+    pub fn runner(&self, script: &Arc<Script>) -> SagasJob {
         let store = script.around(Arc::clone(&self.store));
         let (inner, script) = (Arc::clone(&self.provider), Arc::clone(script));
-        let provider = Arc::new(ScriptedProvider { inner, script });
-        let cutting = cut_settings(&self.config, &*self.provider, self.fresh("runner"));
-        SagaRunner::new(store, provider, self.clock.clone(), cutting)
+        let provider: Arc<dyn Provider> = Arc::new(ScriptedProvider { inner, script });
+        let (clock, holder) = (self.clock.clone(), self.fresh("runner"));
+        SagasJob::new(&Context::new(store, clock, &self.config, holder, 1), &provider)
     }
 
     /// Lets runners have the saga, one after the other, until it has ended or needs a person.
@@ -121,7 +123,7 @@ impl World {
                     }
                 }
             }
-            self.jobs.submitter.run_due().await.unwrap();
+            self.jobs.submitter.pass().await.unwrap();
             self.wait_for(id).await;
         }
         panic!("it does not end: {:#?}", self.saga(id).await);

@@ -1,6 +1,7 @@
 //! Awkward contents: what is signed may still be anything.
 
 use super::world::{Ground, SECRET, World, id_of};
+use counterfoil::jobs::Job;
 use counterfoil::rules::mirror::ObjectKind;
 use http::Method;
 use serde_json::json;

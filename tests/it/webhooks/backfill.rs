@@ -2,6 +2,7 @@
 //! cut.
 
 use super::world::{DAY, Dice, Ground, SIM_SECRET, World, id_of};
+use counterfoil::jobs::Job;
 use counterfoil::rules::mirror::{ObjectKind, Snapshot};
 use futures_util::future::join_all;
 use serde_json::Value;

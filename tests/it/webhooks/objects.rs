@@ -1,6 +1,7 @@
 //! Objects: what is read of grants, customers, invoices and reports, and whose it is.
 
 use super::world::{DAY, Dice, Ground, World, id_of};
+use counterfoil::jobs::Job;
 use counterfoil::rules::mirror::{ObjectKind, Snapshot};
 use counterfoil::rules::quantity::Quantity;
 use serde_json::{Value, json};
@@ -84,7 +85,7 @@ pub async fn deleted_customer_is_mirrored(ground: Ground) {
     let deleted = events.iter().find(|event| event["type"] == "customer.deleted").unwrap();
     assert_eq!(world.webhook(deleted).await["status"], "applied", "it was as it told");
     for _ in 0..3 {
-        world.jobs.alerter.look().await.unwrap();
+        world.jobs.alerter.pass().await.unwrap();
     }
     let alerts = world.alerts("customer_deleted").await;
     assert_eq!(alerts.len(), 1);
@@ -92,7 +93,7 @@ pub async fn deleted_customer_is_mirrored(ground: Ground) {
     assert!(alerts[0]["summary"].as_str().unwrap().contains("acme"));
     // It ends when the tenant is somebody else.
     world.map("acme", &id_of(&world.stripe.ask("/v1/customers", &[]))).await;
-    world.jobs.alerter.look().await.unwrap();
+    world.jobs.alerter.pass().await.unwrap();
     assert!(world.alerts("customer_deleted").await[0]["resolved_at"].is_string());
 }
 

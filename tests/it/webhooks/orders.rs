@@ -2,6 +2,7 @@
 //! the end is the same.
 
 use super::world::{DAY, Dice, Ground, World, id_of};
+use counterfoil::jobs::Job;
 use counterfoil::rules::mirror::{ObjectKind, Snapshot};
 use counterfoil::rules::timestamp::Timestamp;
 use futures_util::future::join_all;
@@ -284,7 +285,7 @@ pub async fn every_order_of_delivery_ends_in_the_same_state(ground: Ground) {
         }
     }
     // All had been paid before the first word of it came: nobody is called.
-    world.jobs.alerter.look().await.unwrap();
+    world.jobs.alerter.pass().await.unwrap();
     assert!(world.alerts("payment_failed").await.is_empty());
 }
 
@@ -373,11 +374,11 @@ async fn tell_and_look(world: &World, dice: &mut Dice) {
             world.jobs.mirror.pass().await.unwrap();
         }
         if dice.below(8) == 0 {
-            world.jobs.alerter.look().await.unwrap();
+            world.jobs.alerter.pass().await.unwrap();
         }
     }
     world.read_all().await;
-    world.jobs.alerter.look().await.unwrap();
+    world.jobs.alerter.pass().await.unwrap();
 }
 
 /// What a subscription's events say when they are read in the order in which they were made.

@@ -1,6 +1,7 @@
 //! Outages: of the store, of the provider, and of room in the queue.
 
 use super::world::{Ground, SECRET, World, hook, send};
+use counterfoil::jobs::Job;
 use counterfoil::rules::mirror::ObjectKind;
 use http::Method;
 use serde_json::{Value, json};
@@ -19,7 +20,7 @@ pub async fn webhooks_wait_while_the_store_is_down(ground: Ground) {
     }
     assert!(world.jobs.mirror.pass().await.is_err());
     assert!(world.jobs.backfill.pass().await.is_err());
-    assert!(world.jobs.alerter.look().await.is_err());
+    assert!(world.jobs.alerter.pass().await.is_err());
     // A forgery is refused all the same, without asking the store.
     let forged = world.post_hook("t=1,v1=00", b"{}").await;
     forged.problem(400, "invalid_signature");
@@ -95,13 +96,13 @@ pub async fn objects_are_read_after_a_provider_outage(ground: Ground) {
     let listed = world.get("/v1/webhooks?status=waiting").await;
     assert_eq!(listed["webhooks"][0]["detail"], detail.as_str());
 
-    world.jobs.alerter.look().await.unwrap();
+    world.jobs.alerter.pass().await.unwrap();
     world.pass_seconds(10 * MINUTE - 1);
-    world.jobs.alerter.look().await.unwrap();
+    world.jobs.alerter.pass().await.unwrap();
     assert!(world.alerts("webhooks_waiting").await.is_empty());
     world.pass_seconds(1);
-    world.jobs.alerter.look().await.unwrap();
-    world.jobs.alerter.look().await.unwrap();
+    world.jobs.alerter.pass().await.unwrap();
+    world.jobs.alerter.pass().await.unwrap();
     let open = world.alerts("webhooks_waiting").await;
     assert_eq!(open.len(), 1);
     assert_eq!(open[0]["resolved_at"], Value::Null);
@@ -115,7 +116,7 @@ pub async fn objects_are_read_after_a_provider_outage(ground: Ground) {
     let applied = world.webhook(&event).await;
     assert_eq!((&applied["status"], &applied["detail"]), (&json!("applied"), &Value::Null));
     assert_eq!(world.mirror(ObjectKind::Subscription, &subscription).await.unwrap().version, 1);
-    world.jobs.alerter.look().await.unwrap();
+    world.jobs.alerter.pass().await.unwrap();
     let ended = world.alerts("webhooks_waiting").await;
     assert_eq!(ended.len(), 1);
     assert!(ended[0]["resolved_at"].is_string());

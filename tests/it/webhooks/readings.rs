@@ -1,6 +1,7 @@
 //! Readings: what was read later stands, whoever writes it down last.
 
 use super::world::{Ground, World, at};
+use counterfoil::jobs::Job;
 use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::mirror::{CreditGrant, ObjectKind, ObjectName, Snapshot};
 use counterfoil::rules::timestamp::Timestamp;

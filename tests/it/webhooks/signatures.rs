@@ -2,6 +2,7 @@
 //! bytes, just now, is refused and leaves no trace but a counter.
 
 use super::world::{Ground, OLD_SECRET, SECRET, World, hook, send};
+use counterfoil::jobs::Job;
 use serde_json::{Value, json};
 use stripe_sim::sign;
 

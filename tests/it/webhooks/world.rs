@@ -8,7 +8,9 @@ use axum::Router;
 use axum::body::Body;
 use counterfoil::config::{Config, Secret};
 use counterfoil::http;
-use counterfoil::jobs::backfill::Backfill;
+use counterfoil::jobs::Context;
+use counterfoil::jobs::Job;
+use counterfoil::jobs::backfill::BackfillJob;
 use counterfoil::rules::mirror::{ObjectKind, Snapshot};
 use counterfoil::rules::timestamp::MICROS_PER_SECOND;
 use counterfoil::store::webhook::{Mirror, MirrorQuery};
@@ -62,10 +64,9 @@ impl World {
         http::router(new_app(&self.store, &self.clock, provider, &config))
     }
 
-    pub fn other_backfill(&self, holder: &str) -> Backfill {
-        let (store, provider) = (Arc::clone(&self.store), Arc::clone(&self.provider));
-        let own = (holder.to_owned(), Arc::default());
-        Backfill::new(store, provider, self.clock.clone(), own)
+    pub fn other_backfill(&self, holder: &str) -> BackfillJob {
+        let context = Context { holder: holder.to_owned(), ..self.jobs.context.clone() };
+        BackfillJob::new(&context, &self.provider, Arc::default())
     }
 
     pub fn is_postgres(&self) -> bool {
