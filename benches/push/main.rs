@@ -17,7 +17,7 @@ use counterfoil::clock::Clock;
 use counterfoil::config::{self, Secret};
 use counterfoil::jobs::cut::CutJob;
 use counterfoil::jobs::push::PushJob;
-use counterfoil::jobs::{Context, Job, Stopper};
+use counterfoil::jobs::{self, Job, Stopper};
 use counterfoil::provider::Provider;
 use counterfoil::provider::stripe::Stripe;
 use counterfoil::rules::event::{Item, parse_event};
@@ -173,8 +173,13 @@ async fn ask(simulator: &Mutex<Simulator>, request: &SimRequest) -> Result<serde
 }
 
 async fn cut(store: &Arc<dyn Store>, clock: &Clock) -> Result<f64> {
-    let context =
-        Context::new(Arc::clone(store), clock.clone(), &config::load(None)?, "bench".into(), 1);
+    let context = jobs::Context::new(
+        Arc::clone(store),
+        clock.clone(),
+        &config::load(None)?,
+        "bench".into(),
+        1,
+    );
     let cutter = CutJob::new(&context, 15);
     let started = Instant::now();
     let pass = cutter.pass().await?;
@@ -192,7 +197,7 @@ async fn push(store: &Arc<dyn Store>, clock: &Clock, url: &str, windows: usize) 
     config.push.concurrency_max = 256;
     let provider: Arc<dyn Provider> =
         Arc::new(Stripe::connect(&config.stripe).map_err(|error| anyhow::anyhow!(error))?);
-    let context = Context::new(Arc::clone(store), clock.clone(), &config, "bench".into(), 1);
+    let context = jobs::Context::new(Arc::clone(store), clock.clone(), &config, "bench".into(), 1);
     let submitter = PushJob::new(&context, &provider);
     let (stopper, stop) = Stopper::new();
     let started = Instant::now();

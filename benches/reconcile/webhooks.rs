@@ -7,7 +7,7 @@ use counterfoil::http::{self, App};
 use counterfoil::jobs::ingest::Ingest;
 use counterfoil::jobs::mirror::MirrorJob;
 use counterfoil::jobs::webhook::WebhookInbox;
-use counterfoil::jobs::{Context, Job, Stopper};
+use counterfoil::jobs::{self, Job, Stopper};
 use counterfoil::provider::Provider;
 use counterfoil::provider::stripe::Stripe;
 use counterfoil::store::Store;
@@ -44,7 +44,7 @@ pub async fn measure(name: &str, store: &Arc<dyn Store>) -> Result<()> {
     let url = format!("http://{}/webhooks/stripe", listener.local_addr()?);
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     let serving = tokio::spawn(http::serve(listener, app, async { drop(ended.await) }));
-    let context = Context::new(Arc::clone(store), clock, &config, "bench".into(), 1);
+    let context = jobs::Context::new(Arc::clone(store), clock, &config, "bench".into(), 1);
     let reader = MirrorJob::new(&context, &provider, arrived);
     let (stopper, stop) = Stopper::new();
     let reading = tokio::spawn(async move { reader.run(stop).await });

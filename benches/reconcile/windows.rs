@@ -6,7 +6,7 @@ use counterfoil::config::{self, Config, Secret};
 use counterfoil::jobs::cut::CutJob;
 use counterfoil::jobs::push::PushJob;
 use counterfoil::jobs::reconcile::ReconcileJob;
-use counterfoil::jobs::{Context, Job, Stopper};
+use counterfoil::jobs::{self, Job, Stopper};
 use counterfoil::provider::Provider;
 use counterfoil::provider::stripe::Stripe;
 use counterfoil::rules::drift::Verdict;
@@ -113,8 +113,8 @@ fn ask(simulator: &Mutex<Simulator>, request: &SimRequest) -> Result<serde_json:
     Ok(response.json())
 }
 
-fn context(store: &Arc<dyn Store>, clock: &Clock, config: &Config) -> Context {
-    Context::new(Arc::clone(store), clock.clone(), config, "bench".into(), 1)
+fn context(store: &Arc<dyn Store>, clock: &Clock, config: &Config) -> jobs::Context {
+    jobs::Context::new(Arc::clone(store), clock.clone(), config, "bench".into(), 1)
 }
 
 /// Hands every window to the simulator.

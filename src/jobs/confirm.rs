@@ -49,7 +49,8 @@ type Asked = BTreeMap<(CustomerId, MeterNo, i64), Vec<SubmittedWindow>>;
 
 impl Job for ConfirmJob {
     const NAME: &'static str = "confirm";
-    /// The longest; in between, pushes are looked for as often as `push.look_after` lets one be due.
+    /// The longest. Within the limits, pushes are looked for as often as `push.look_after` lets one
+    /// be due.
     const PAUSE: Duration = Duration::from_secs(5);
     type Done = usize;
     type Error = store::Error;
