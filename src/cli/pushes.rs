@@ -10,7 +10,7 @@ use reqwest::Method;
 use serde::Deserialize;
 use std::process::ExitCode;
 
-/// List and show pushes to the billing provider; retry or discard dead letters
+/// List pushes to the billing provider, look at one, retry or discard dead ones
 #[derive(clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -51,7 +51,7 @@ struct ListArguments {
     /// Most pushes to show, newest first
     #[arg(long, default_value_t = 50)]
     limit: u16,
-    /// Print the server's JSON answer
+    /// Print the server's answer as it is
     #[arg(long)]
     json: bool,
 }
@@ -62,7 +62,7 @@ enum PushesCommand {
     #[command(after_help = "Example:
   counterfoil pushes list --state dead")]
     List(ListArguments),
-    /// Show one push and its history
+    /// Show one push and its whole history
     #[command(after_help = "Example:
   counterfoil pushes show 42")]
     Show {
@@ -70,7 +70,7 @@ enum PushesCommand {
         server: ServerArguments,
         /// The push's id
         id: u64,
-        /// Print the server's JSON answer
+        /// Print the server's answer as it is
         #[arg(long)]
         json: bool,
     },
@@ -85,7 +85,7 @@ enum PushesCommand {
         server: ServerArguments,
         /// The push's id
         id: Option<u64>,
-        /// All dead pushes that the provider refused
+        /// All dead pushes that were refused
         #[arg(long)]
         all: bool,
     },
@@ -97,7 +97,7 @@ enum PushesCommand {
         server: ServerArguments,
         /// The push's id
         id: u64,
-        /// Reason; kept in the push's history
+        /// Why it will never be billed; kept in its history
         #[arg(long)]
         reason: String,
     },

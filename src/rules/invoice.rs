@@ -2,7 +2,7 @@
 //!
 //! Invariant: quantities are compared with quantities, and money before tax with money before tax.
 //! Tax may come late and change totals; it never makes a difference here. What comes of payments is
-//! reported once for each invoice, which is one cycle.
+//! told once for each invoice, which is one cycle.
 
 use super::ids::CustomerId;
 use super::quantity::{Quantity, SCALE};
@@ -48,7 +48,7 @@ pub struct InvoiceLine {
     pub period: Window,
 }
 
-/// The state of an invoice's payment.
+/// Where an invoice's payment stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Dunning {
