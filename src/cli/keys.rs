@@ -9,7 +9,7 @@ use crate::api::keys::{KeyList, NewKeyAnswer};
 use reqwest::Method;
 use std::process::ExitCode;
 
-/// Create, list and revoke API keys
+/// Make, list and revoke keys
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil keys create --name gateway --scope ingest
@@ -23,20 +23,20 @@ pub struct KeysArguments {
 
 #[derive(clap::Subcommand)]
 enum KeysCommand {
-    /// Create a key and print its token, once
+    /// Make a key and show its token, this once
     #[command(after_help = "Examples:
   counterfoil keys create --name gateway --scope ingest
   counterfoil keys create --name reports --scope read --scope operate")]
     Create {
         #[command(flatten)]
         server: ServerArguments,
-        /// Name of the key
+        /// What the key is for, to tell it from others
         #[arg(long)]
         name: String,
-        /// Scope; may be repeated
+        /// What it allows; may be given several times
         #[arg(long = "scope", required = true, value_delimiter = ',', value_parser = SCOPES)]
         scopes: Vec<String>,
-        /// Restrict the key to one tenant
+        /// Bind it to one tenant: it reaches nothing of another
         #[arg(long)]
         tenant: Option<String>,
         #[command(flatten)]
@@ -51,7 +51,7 @@ enum KeysCommand {
         #[command(flatten)]
         shown: JsonArguments,
     },
-    /// Revoke a key permanently, by its id
+    /// Revoke a key by its id, for ever
     #[command(after_help = "Example:
   counterfoil keys revoke key_0123456789abcdef01234567")]
     Revoke {

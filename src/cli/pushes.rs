@@ -11,7 +11,7 @@ use crate::rules::delivery::PushState;
 use reqwest::Method;
 use std::process::ExitCode;
 
-/// List and show pushes to the billing provider; retry or discard dead letters
+/// List pushes to the billing provider, look at one, retry or discard dead ones
 #[derive(clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -62,7 +62,7 @@ enum PushesCommand {
     #[command(after_help = "Example:
   counterfoil pushes list --state dead")]
     List(ListArguments),
-    /// Show one push and its history
+    /// Show one push and its whole history
     #[command(after_help = "Example:
   counterfoil pushes show 42")]
     Show {
@@ -84,7 +84,7 @@ enum PushesCommand {
         server: ServerArguments,
         /// The push's id
         id: Option<u64>,
-        /// All dead pushes that the provider refused
+        /// All dead pushes that were refused
         #[arg(long)]
         all: bool,
     },
@@ -96,7 +96,7 @@ enum PushesCommand {
         server: ServerArguments,
         /// The push's id
         id: u64,
-        /// Reason; kept in the push's history
+        /// Why it will never be billed; kept in its history
         #[arg(long)]
         reason: String,
     },

@@ -2,7 +2,7 @@
 //!
 //! Invariant: quantities are compared with quantities, and money before tax with money before tax.
 //! Tax may come late and change totals; it never makes a difference here. What comes of payments is
-//! reported once for each invoice, which is one cycle.
+//! told once for each invoice, which is one cycle.
 
 use super::ids::CustomerId;
 use super::quantity::{Quantity, SCALE};
