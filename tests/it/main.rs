@@ -22,16 +22,18 @@ mod world;
 macro_rules! on_every_store {
     ($($module:ident { $($test:ident),* $(,)? })*) => {
         mod sqlite { $(mod $module { $(
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $test() {
-                super::super::$module::$test(crate::world::Ground::sqlite()).await;
+            #[test]
+            fn $test() {
+                crate::run(super::super::$module::$test(crate::world::Ground::sqlite()));
             }
         )* })* }
         mod postgres { $(mod $module { $(
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $test() {
-                let Some(ground) = crate::world::Ground::postgres().await else { return };
-                super::super::$module::$test(ground).await;
+            #[test]
+            fn $test() {
+                crate::run(async {
+                    let Some(ground) = crate::world::Ground::postgres().await else { return };
+                    super::super::$module::$test(ground).await;
+                });
             }
         )* })* }
     };
@@ -41,9 +43,9 @@ macro_rules! on_every_store {
 macro_rules! on_one_store {
     ($($module:ident { $($test:ident),* $(,)? })*) => {
         mod one_store { $(mod $module { $(
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $test() {
-                super::super::$module::$test(crate::world::Ground::sqlite()).await;
+            #[test]
+            fn $test() {
+                crate::run(super::super::$module::$test(crate::world::Ground::sqlite()));
             }
         )* })* }
     };
@@ -76,3 +78,10 @@ mod outbound;
 mod reconciliation;
 mod sagas;
 mod webhooks;
+
+/// Runs a test to its end. The same snapshot is asserted once for each store.
+fn run(test: impl Future<Output = ()>) {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
+    insta::allow_duplicates! { runtime.block_on(test) }
+}

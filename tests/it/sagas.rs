@@ -1,5 +1,5 @@
-//! Sagas from end to end, against the Stripe simulator over a real socket: each call failed, repeated
-//! and cut off; accidents of the provider by seed; what a person does; and requests over HTTP.
+//! Sagas from end to end, against the Stripe simulator over a real socket: each call failed,
+//! repeated and cut off; accidents of the provider by seed; what a person does; and requests over HTTP.
 
 mod accidents;
 mod check;

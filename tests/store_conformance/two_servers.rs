@@ -11,6 +11,7 @@ use counterfoil::rules::window::Window;
 use counterfoil::store::postgres::PostgresStore;
 use counterfoil::store::{Declaration, Error, Queries, Store, TenantFields};
 use std::sync::Arc;
+use tokio_postgres::{Client, NoTls};
 
 /// Connections on which requests read, as the fixture sets them.
 const READERS: i64 = 2;
@@ -96,14 +97,31 @@ async fn one_event_name_declared_at_once_is_of_one_meter() {
     other.close().await;
 }
 
+async fn connect(f: &Fixture) -> Client {
+    let (client, connection) = tokio_postgres::connect(f.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// Waits until so many connections wait for a lock.
+async fn wait_for_waiters(client: &Client, count: i64) {
+    let waiting = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    // A transaction sees one state of the activity unless it asks for another.
+    let clear = "SELECT pg_stat_clear_snapshot()";
+    client.batch_execute(clear).await.unwrap();
+    while client.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) != count {
+        tokio::task::yield_now().await;
+        client.batch_execute(clear).await.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_wait_for_a_lock_leave_connections_to_jobs() {
     let Some(f) = Fixture::postgres().await else { return };
     f.deliver_one(&call("e1", "1")).await;
     let jobs = f.store.for_jobs().unwrap().unwrap();
-    let (client, connection) =
-        tokio_postgres::connect(f.url(), tokio_postgres::NoTls).await.unwrap();
-    tokio::spawn(connection);
+    let client = connect(&f).await;
     client.batch_execute("BEGIN; SELECT FROM tenants FOR UPDATE").await.unwrap();
     let requests: Vec<_> = (0..10)
         .map(|number| {
@@ -113,18 +131,8 @@ async fn requests_that_wait_for_a_lock_leave_connections_to_jobs() {
             tokio::spawn(async move { store.put_tenant(&tenant_id("acme"), fields, now).await })
         })
         .collect();
-    let waiting = "SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    loop {
-        // A transaction sees one state of the activity unless it asks for another.
-        client.batch_execute("SELECT pg_stat_clear_snapshot()").await.unwrap();
-        let row = client.query_one(waiting, &[]).await.unwrap();
-        // All connections on which requests write.
-        if row.get::<_, i64>(0) == 4 {
-            break;
-        }
-        tokio::task::yield_now().await;
-    }
+    // All connections on which requests write.
+    wait_for_waiters(&client, 4).await;
     let claim = async |minute| {
         let (now, until) = (after(f.now, minute), after(f.now, minute + 10));
         jobs.claim_lease("cut", "a", now, until).await.unwrap().map(|lease| lease.fence)
@@ -140,9 +148,7 @@ async fn requests_that_wait_for_a_lock_leave_connections_to_jobs() {
 async fn queries_that_wait_leave_connections_to_keys_leases_and_events() {
     let Some(f) = Fixture::postgres().await else { return };
     f.deliver_one(&call("e1", "1")).await;
-    let (client, connection) =
-        tokio_postgres::connect(f.url(), tokio_postgres::NoTls).await.unwrap();
-    tokio::spawn(connection);
+    let client = connect(&f).await;
     client.batch_execute("BEGIN; LOCK TABLE rollups IN ACCESS EXCLUSIVE MODE").await.unwrap();
     let meter = f.meter_no("calls").await;
     let range = Window { start: f.now, end: after(f.now, 1) };
@@ -154,17 +160,8 @@ async fn queries_that_wait_leave_connections_to_keys_leases_and_events() {
             })
         })
         .collect();
-    let waiting = "SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    loop {
-        client.batch_execute("SELECT pg_stat_clear_snapshot()").await.unwrap();
-        let row = client.query_one(waiting, &[]).await.unwrap();
-        // All connections on which requests read.
-        if row.get::<_, i64>(0) == READERS {
-            break;
-        }
-        tokio::task::yield_now().await;
-    }
+    // All connections on which requests read.
+    wait_for_waiters(&client, READERS).await;
     assert_eq!(f.store.list_api_keys().await.unwrap(), []);
     f.store.ping().await.unwrap();
     f.store.load_catalog().await.unwrap();
@@ -182,9 +179,7 @@ async fn a_query_on_postgres_is_given_up_after_its_time() {
     f.deliver_one(&call("e1", "1")).await;
     let settings = PostgresConfig { readers: 1, query_timeout_ms: 200, ..POSTGRES };
     let hasty = PostgresStore::open(f.url(), &settings).await.unwrap();
-    let (client, connection) =
-        tokio_postgres::connect(f.url(), tokio_postgres::NoTls).await.unwrap();
-    tokio::spawn(connection);
+    let client = connect(&f).await;
     client.batch_execute("BEGIN; LOCK TABLE rollups IN ACCESS EXCLUSIVE MODE").await.unwrap();
     let meter = f.meter_no("calls").await;
     let range = Window { start: f.now, end: after(f.now, 1) };

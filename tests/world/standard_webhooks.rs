@@ -1,4 +1,5 @@
-//! Signatures as the documentation of Standard Webhooks describes them, made apart from the product.
+//! Signatures as the documentation of Standard Webhooks describes them, made apart from the
+//! product.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;

@@ -80,6 +80,8 @@ pub async fn each_scope_opens_its_own_doors(ground: Ground) {
 pub async fn a_bound_key_reaches_nothing_of_another_tenant(ground: Ground) {
     let server = Server::start(ground).await;
     server.post(&event("rival", "e1", "5", NOW)).await;
+    // What is refused creates no tenant, and is counted under none then.
+    assert_eq!(server.put("/v1/tenants/mine", "{}").await.status, 200);
     let read = server.key("operate", Some("mine")).await;
     // The answer must not tell a tenant that exists from one that does not.
     for tenant in ["rival", "nobody"] {

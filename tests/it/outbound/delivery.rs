@@ -62,7 +62,7 @@ pub async fn replaying_a_completed_push_changes_nothing(ground: Ground) {
     world.confirm().await;
     let push = world.check(push.number, PushState::Confirmed, Class::Confirmed).await;
     // As after the restore of a backup: the push is observed again, and its first attempt too.
-    let sql = "UPDATE pushes SET state = 'observed', class = 'unknown', due_at = 0";
+    let sql = "UPDATE pushes SET state = 'observed', class = 'unknown', due_at = stamped_at";
     world.ground.plant(sql).await;
     world.push().await;
     world.check(push.number, PushState::Submitted, Class::Accepted).await;
@@ -250,7 +250,7 @@ pub async fn a_retry_with_a_rotated_credential_keeps_key_and_bytes(ground: Groun
     let posts = recorder.posts.lock().unwrap().clone();
     assert_eq!(
         (posts[0].bearer.as_str(), posts[1].bearer.as_str()),
-        ("sk_test_outbound", "sk_test_rotated")
+        ("sk_test_world", "sk_test_rotated")
     );
     assert_eq!((&posts[0].body, identifier(&posts[0])), (&posts[1].body, identifier(&posts[1])));
     assert_eq!(world.stripe.total(&customer, HOUR), "5");

@@ -10,16 +10,21 @@ use stripe_sim::{FaultKind, Options};
 
 const HOUR: &str = "2026-11-15T12:00:00Z";
 
-/// Windows of thirty tenants, ten each, waiting to be sent.
+/// With the windows, more than one claim takes.
+const TENANTS: usize = 15;
+const WINDOWS: usize = 10;
+const PUSHES: usize = TENANTS * WINDOWS;
+
+/// Windows of every tenant, waiting to be sent.
 async fn backlog(world: &World) -> Vec<String> {
     world.meter("calls", CALLS).await;
     let mut customers = Vec::new();
-    for number in 0..30 {
+    for number in 0..TENANTS {
         customers.push(world.tenant(&format!("tenant{number}")).await);
     }
-    for _ in 0..10 {
+    for _ in 0..WINDOWS {
         let now = world.clock.now().to_string();
-        for number in 0..30 {
+        for number in 0..TENANTS {
             world.used(&format!("tenant{number}"), "1.5", &now).await;
         }
         world.pass_hours(1);
@@ -32,7 +37,7 @@ pub async fn an_outage_of_an_hour_loses_nothing_and_makes_no_storm_of_alerts(gro
     let mut world = World::on(ground).await;
     let customers = backlog(&world).await;
     world.stripe.handle.stop().await.unwrap();
-    assert_eq!(world.cut().await.pushes, 300);
+    assert_eq!(world.cut().await.pushes, u64::try_from(PUSHES).unwrap());
     let mut warnings = 0;
     // A look every ten seconds of the hour, and sending all the while.
     for look in 0..360 {
@@ -44,7 +49,7 @@ pub async fn an_outage_of_an_hour_loses_nothing_and_makes_no_storm_of_alerts(gro
     }
     assert!((1..=2).contains(&warnings), "{warnings}");
     let waiting = world.pushes().await;
-    assert_eq!(waiting.len(), 300);
+    assert_eq!(waiting.len(), PUSHES);
     assert!(waiting.iter().all(|push| push.state == PushState::Observed));
     assert!(waiting.iter().all(|push| push.attempts < 40), "pauses grow");
     world.stripe.handle.restart().await.unwrap();
@@ -57,10 +62,10 @@ pub async fn an_outage_of_an_hour_loses_nothing_and_makes_no_storm_of_alerts(gro
     for customer in &customers {
         assert_eq!(world.stripe.sum(customer), "15");
     }
-    assert_eq!(world.stripe.lock().accepted_events(), 300);
-    assert_eq!(world.jobs.watcher.pass().await.unwrap(), 0, "all is well again");
+    assert_eq!(world.stripe.lock().accepted_events(), PUSHES);
+    assert_eq!(world.jobs.watcher.look().await.unwrap(), 0, "all is well again");
     world.pass_hours(1);
-    assert_eq!(world.confirm().await, 300);
+    assert_eq!(world.confirm().await, PUSHES);
 }
 
 /// One tenant that nobody mapped must not hide that the provider takes nothing from the others.
@@ -98,7 +103,7 @@ pub async fn a_dead_letter_is_warned_of_once(ground: Ground) {
 pub async fn no_more_calls_than_the_pace_until_the_clock_moves(ground: Ground) {
     let world = World::with(ground, |config| config.push.rate_per_second = 50).await;
     backlog(&world).await;
-    assert_eq!(world.cut().await.pushes, 300);
+    assert_eq!(world.cut().await.pushes, u64::try_from(PUSHES).unwrap());
     for _ in 0..5 {
         world.push().await;
         assert_eq!(world.posts(), 5, "a tenth of a second's worth at once");

@@ -21,7 +21,7 @@ pub async fn dead_letter_alert_opens_once_and_resolves(ground: Ground) {
     world.used("acme", "4", "2026-11-15T12:00:00Z").await;
     world.hours(5).await;
     for kind in [AlertKind::DeadLetters, AlertKind::Unbilled] {
-        assert_eq!(world.told(kind), [Opened], "{kind:?}");
+        assert_eq!(world.notices(kind), [Opened], "{kind:?}");
         let mailed =
             lock(&world.recorders.mail.heard).iter().filter(|one| one.kind == kind).count();
         assert_eq!(mailed, 1, "one notice for each destination");
@@ -33,7 +33,7 @@ pub async fn dead_letter_alert_opens_once_and_resolves(ground: Ground) {
     world.store.discard_push(dead[1].number, why, world.clock.now()).await.unwrap();
     world.hours(3).await;
     for kind in [AlertKind::DeadLetters, AlertKind::Unbilled] {
-        assert_eq!(world.told(kind), [Opened, Resolved], "{kind:?}");
+        assert_eq!(world.notices(kind), [Opened, Resolved], "{kind:?}");
     }
     assert_eq!(world.stripe.sum(&customer), "30");
 }
@@ -60,10 +60,10 @@ pub async fn failed_notice_is_sent_again(ground: Ground) {
     world.stripe.faults(Vec::new());
     world.hours(2).await;
     assert_eq!(world.alerted(AlertKind::PushesObservedLong).await, (1, 0));
-    assert_eq!(world.told(AlertKind::PushesObservedLong), [Opened]);
+    assert_eq!(world.notices(AlertKind::PushesObservedLong), [Opened]);
     world.recorders.pager.failures.store(0, Ordering::SeqCst);
     world.hours(2).await;
-    assert_eq!(world.told(AlertKind::PushesObservedLong), [Opened, Resolved]);
+    assert_eq!(world.notices(AlertKind::PushesObservedLong), [Opened, Resolved]);
 }
 
 pub async fn undelivered_opening_is_dropped_with_its_alert(ground: Ground) {
@@ -82,7 +82,7 @@ pub async fn undelivered_opening_is_dropped_with_its_alert(ground: Ground) {
     world.jobs.alerter.pass().await.unwrap();
     assert_eq!(world.alerted(AlertKind::PushesObservedLong).await, (1, 0));
     world.hours(2).await;
-    assert_eq!(world.told(AlertKind::PushesObservedLong), []);
+    assert_eq!(world.notices(AlertKind::PushesObservedLong), []);
     assert!(lock(&world.recorders.mail.heard).is_empty());
 }
 
@@ -98,12 +98,12 @@ pub async fn unusual_number_of_conflicts_alerts(ground: Ground) {
     }
     world.pass_seconds(6 * 60);
     world.look().await;
-    assert_eq!(world.told(AlertKind::ConflictRate), [Opened]);
+    assert_eq!(world.notices(AlertKind::ConflictRate), [Opened]);
     let alert = world.alerts().await.remove(0);
     assert_eq!(alert.subject, "acme");
     assert!(alert.summary.starts_with("10 of 20 events of acme"), "{}", alert.summary);
     world.hours(4).await;
-    assert_eq!(world.told(AlertKind::ConflictRate), [Opened, Resolved]);
+    assert_eq!(world.notices(AlertKind::ConflictRate), [Opened, Resolved]);
 }
 
 pub async fn silence_alerts_only_where_usage_was_regular(ground: Ground) {
@@ -131,13 +131,13 @@ pub async fn silence_alerts_only_where_usage_was_regular(ground: Ground) {
     look(2, false).await;
     assert_eq!(world.alerts().await, []);
     look(1, false).await;
-    assert_eq!(world.told(AlertKind::Silence), [Opened]);
+    assert_eq!(world.notices(AlertKind::Silence), [Opened]);
     assert_eq!(world.alerts().await[0].subject, "acme");
     // It is silent for as long as it sends nothing, and told once.
     look(60, false).await;
-    assert_eq!((world.told(AlertKind::Silence), world.alerts().await.len()), (vec![Opened], 1));
+    assert_eq!((world.notices(AlertKind::Silence), world.alerts().await.len()), (vec![Opened], 1));
     look(1, true).await;
-    assert_eq!(world.told(AlertKind::Silence), [Opened, Resolved]);
+    assert_eq!(world.notices(AlertKind::Silence), [Opened, Resolved]);
 }
 
 pub async fn quarantined_events_alert_and_are_no_sign_of_life(ground: Ground) {
@@ -163,16 +163,16 @@ pub async fn quarantined_events_alert_and_are_no_sign_of_life(ground: Ground) {
         let old = world.clock.now().saturating_add_micros(-8 * 24 * 3_600_000_000);
         send(hour, old.to_string(), 20).await;
     }
-    assert_eq!(world.told(AlertKind::QuarantineRate), [Opened]);
-    assert_eq!(world.told(AlertKind::Silence), [Opened]);
+    assert_eq!(world.notices(AlertKind::QuarantineRate), [Opened]);
+    assert_eq!(world.notices(AlertKind::Silence), [Opened]);
     let alerts = world.alerts().await;
     let alert = alerts.iter().find(|one| one.kind == AlertKind::QuarantineRate).unwrap();
     assert!(alert.summary.contains("events of acme were too old"), "{}", alert.summary);
     for hour in 28..34 {
         send(hour, world.clock.now().to_string(), 1).await;
     }
-    assert_eq!(world.told(AlertKind::QuarantineRate), [Opened, Resolved]);
-    assert_eq!(world.told(AlertKind::Silence), [Opened, Resolved]);
+    assert_eq!(world.notices(AlertKind::QuarantineRate), [Opened, Resolved]);
+    assert_eq!(world.notices(AlertKind::Silence), [Opened, Resolved]);
 }
 
 pub async fn waiting_webhooks_alert(ground: Ground) {
@@ -184,13 +184,13 @@ pub async fn waiting_webhooks_alert(ground: Ground) {
     world.work().await;
     world.pass_seconds(9 * 60);
     world.work().await;
-    assert_eq!(world.told(AlertKind::WebhooksWaiting), []);
+    assert_eq!(world.notices(AlertKind::WebhooksWaiting), []);
     world.pass_seconds(2 * 60);
     world.work().await;
-    assert_eq!(world.told(AlertKind::WebhooksWaiting), [Opened]);
+    assert_eq!(world.notices(AlertKind::WebhooksWaiting), [Opened]);
     world.stripe.faults(Vec::new());
     world.hours(1).await;
-    assert_eq!(world.told(AlertKind::WebhooksWaiting), [Opened, Resolved]);
+    assert_eq!(world.notices(AlertKind::WebhooksWaiting), [Opened, Resolved]);
     assert!(
         world.mirror(counterfoil::rules::mirror::ObjectKind::Subscription, &id).await.is_some()
     );
@@ -227,7 +227,7 @@ pub async fn threshold_alerts_once_a_period(ground: Ground) {
         }
     };
     let told = |world: &World| {
-        (world.told(AlertKind::UsageThreshold), world.told(AlertKind::QuotaReached))
+        (world.notices(AlertKind::UsageThreshold), world.notices(AlertKind::QuotaReached))
     };
     submit("49").await;
     assert_eq!(watcher.pass().await.unwrap(), 0);
@@ -273,7 +273,7 @@ pub async fn a_fault_pages_while_others_are_billed(ground: Ground) {
     world.used("umbrella", "7", "2026-11-15T12:30:00Z").await;
     world.hours(3).await;
     assert_eq!((world.stripe.sum(&acme), world.stripe.sum(&umbrella)), ("30".into(), "7".into()));
-    assert_eq!(world.told(AlertKind::InternalFault), [Opened], "once, however often it is met");
+    assert_eq!(world.notices(AlertKind::InternalFault), [Opened], "once, however often it is met");
     let alert = world.alerts().await.into_iter().find(|one| one.kind == AlertKind::InternalFault);
     let fault = "a fact does not hold, and the operation is refused: what was planned for a window \
                  is the sum of its pushes (tenant=acme meter=calls \

@@ -1,7 +1,7 @@
 //! The provider is higher: something bypasses the ledger.
 
 use super::world::{CALLS, Ground, World, at};
-use counterfoil::rules::alert::{AlertKind, NoticeEvent};
+use counterfoil::rules::alert::AlertKind;
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
 use counterfoil::rules::pass::PassKind;
@@ -33,8 +33,7 @@ pub async fn foreign_usage_is_never_corrected(ground: Ground) {
     world.stripe.lose(&foreign);
     world.hours(2).await;
     assert!(world.open_findings(FindingKind::Usage).await.is_empty());
-    let told = world.told(AlertKind::DriftUnresolved);
-    assert_eq!(told, [NoticeEvent::Opened, NoticeEvent::Resolved]);
+    world.check_opened_and_resolved(AlertKind::DriftUnresolved);
     assert_eq!((world.stripe.calls(POSTS), world.stripe.sum(&customer)), (1, "30".into()));
 }
 
@@ -65,8 +64,7 @@ pub async fn foreign_usage_of_an_unused_meter_is_found(ground: Ground) {
     world.stripe.lose(&foreign);
     world.hours(2).await;
     assert!(world.open_findings(FindingKind::Usage).await.is_empty());
-    let told = world.told(AlertKind::DriftUnresolved);
-    assert_eq!(told, [NoticeEvent::Opened, NoticeEvent::Resolved]);
+    world.check_opened_and_resolved(AlertKind::DriftUnresolved);
     assert_eq!(world.stripe.calls(POSTS), 0);
 }
 

@@ -26,7 +26,7 @@ async fn check(ground: Ground, told: CustomerCheck) {
     world.stripe.answer(&SimRequest::new("DELETE", &format!("/v1/customers/{customer}")));
     world.used("acme", "400", "2026-11-15T14:10:00Z").await;
     world.hours(1).await;
-    assert_eq!(world.told(AlertKind::CustomerDeleted), [NoticeEvent::Opened]);
+    assert_eq!(world.notices(AlertKind::CustomerDeleted), [NoticeEvent::Opened]);
     // Usage goes on; none of it vanishes.
     world.used("acme", "5000", "2026-11-15T15:10:00Z").await;
     world.hours(2).await;
@@ -51,8 +51,7 @@ async fn check(ground: Ground, told: CustomerCheck) {
     assert_eq!(world.stripe.sum(&next), "5400", "and not what the first has paid for");
     assert_eq!(world.stripe.sum(&customer), "30");
     assert_eq!((world.planned_sum().await, world.stripe.calls(POSTS)), ("5430".into(), 5));
-    let told = world.told(AlertKind::CustomerDeleted);
-    assert_eq!(told, [NoticeEvent::Opened, NoticeEvent::Resolved]);
+    world.check_opened_and_resolved(AlertKind::CustomerDeleted);
     assert_eq!(world.alerted(AlertKind::DeadLetters).await.1, 0);
 }
 
@@ -130,7 +129,7 @@ pub async fn findings_of_a_former_customer_are_cleared(ground: Ground) {
     world.hours(3).await;
     assert_eq!(world.open_findings(FindingKind::Usage).await, []);
     assert_eq!(
-        world.told(AlertKind::DriftUnresolved),
+        world.notices(AlertKind::DriftUnresolved),
         [NoticeEvent::Opened, NoticeEvent::Resolved]
     );
 }

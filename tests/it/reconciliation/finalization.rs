@@ -48,7 +48,7 @@ pub async fn open_pushes_page_before_finalization(ground: Ground) {
     assert_eq!(world.alerted(AlertKind::FinalizationNear).await, (0, 0));
     world.go_to("2026-11-16T12:31:00Z");
     world.work().await;
-    assert_eq!(world.told(AlertKind::FinalizationNear), [NoticeEvent::Opened]);
+    assert_eq!(world.notices(AlertKind::FinalizationNear), [NoticeEvent::Opened]);
     let alerts = world.alerts().await;
     let near = alerts.iter().find(|alert| alert.kind == AlertKind::FinalizationNear).unwrap();
     assert!(near.summary.contains("2026-11-16T13:00:00Z, and 2 pushes"), "{}", near.summary);
@@ -57,8 +57,7 @@ pub async fn open_pushes_page_before_finalization(ground: Ground) {
     world.work().await;
     world.pass_seconds(60);
     world.work().await;
-    let told = world.told(AlertKind::FinalizationNear);
-    assert_eq!(told, [NoticeEvent::Opened, NoticeEvent::Resolved]);
+    world.check_opened_and_resolved(AlertKind::FinalizationNear);
     world.go_to("2026-11-16T13:00:00Z");
     world.work().await;
     let invoice = world.stripe.invoices().remove(0);

@@ -37,11 +37,11 @@ pub async fn late_tax_is_no_discrepancy(ground: Ground) {
     assert_eq!(seen().await, ("open".into(), 16, 4));
     assert_eq!(world.findings().await, []);
     assert_eq!(world.pages(), []);
-    assert_eq!(world.told(AlertKind::PaymentFailed), [NoticeEvent::Opened]);
+    assert_eq!(world.notices(AlertKind::PaymentFailed), [NoticeEvent::Opened]);
     world.stripe.lock().set_payments(PaymentOutcome::Succeeds);
     world.rest(60).await;
     assert_eq!(seen().await.0, "paid");
-    let told = world.told(AlertKind::PaymentFailed);
+    let told = world.notices(AlertKind::PaymentFailed);
     assert_eq!(told[..2], [NoticeEvent::Opened, NoticeEvent::Resolved]);
     assert!(world.open_findings(FindingKind::Invoice).await.is_empty());
 }
@@ -61,9 +61,9 @@ pub async fn invoice_with_foreign_usage_is_found(ground: Ground) {
     );
     assert_eq!(world.alerted(AlertKind::InvoiceDrift).await, (0, 0));
     world.hours(1).await;
-    assert_eq!(world.told(AlertKind::InvoiceDrift), [NoticeEvent::Opened]);
+    assert_eq!(world.notices(AlertKind::InvoiceDrift), [NoticeEvent::Opened]);
     world.rest(24).await;
-    assert_eq!(world.told(AlertKind::InvoiceDrift), [NoticeEvent::Opened], "told once");
+    assert_eq!(world.notices(AlertKind::InvoiceDrift), [NoticeEvent::Opened], "told once");
     assert_eq!(world.open_findings(FindingKind::Invoice).await.len(), 1);
 }
 
@@ -76,7 +76,7 @@ pub async fn invoice_that_lacks_usage_is_found(ground: Ground) {
     let text = format!("line il_{id}_0 bills 0 of calls, and 31 were counted");
     assert_eq!(finding.seen.detail, text);
     assert_eq!(finding.seen.verdict, Verdict::Undecidable);
-    assert_eq!(world.told(AlertKind::InvoiceDrift), [NoticeEvent::Opened]);
+    assert_eq!(world.notices(AlertKind::InvoiceDrift), [NoticeEvent::Opened]);
     assert_eq!(world.stripe.sum(&customer), "0");
 }
 
@@ -92,7 +92,7 @@ pub async fn usage_after_finalization_is_reported_unbilled(ground: Ground) {
     let text = format!("line il_{id}_0 bills 31 of calls, and 40 were counted");
     assert_eq!(finding.seen.detail, text);
     world.hours(1).await;
-    assert_eq!(world.told(AlertKind::InvoiceDrift), [NoticeEvent::Opened]);
+    assert_eq!(world.notices(AlertKind::InvoiceDrift), [NoticeEvent::Opened]);
     assert_eq!(world.stripe.sum(&customer), "40");
 }
 
@@ -162,7 +162,7 @@ pub async fn invoice_without_a_webhook_is_compared(ground: Ground) {
     let text = format!("line il_{id}_0 bills 35 of calls, and 31 were counted");
     assert_eq!((finding.seen.subject, finding.seen.detail), (id.clone(), text));
     world.hours(1).await;
-    assert_eq!(world.told(AlertKind::InvoiceDrift), [NoticeEvent::Opened]);
+    assert_eq!(world.notices(AlertKind::InvoiceDrift), [NoticeEvent::Opened]);
     // What is listed as it is known is not read again.
     let version = world.mirror(ObjectKind::Invoice, &id).await.unwrap().version;
     world.leap("2026-11-18T05:00:00Z").await;

@@ -1,7 +1,7 @@
 //! What the provider shows late, and what it took and never counted.
 
 use super::world::{CALLS, Ground, SUMMARIES, World, at};
-use counterfoil::rules::alert::{AlertKind, NoticeEvent};
+use counterfoil::rules::alert::AlertKind;
 use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
@@ -35,8 +35,7 @@ pub async fn lagging_summary_pages_nobody(ground: Ground) {
     assert_eq!(world.stripe.sum(&customer), "7");
     // The one call is for a push that the summary does not show for more than an hour.
     assert_eq!(world.pages(), [AlertKind::PushesSubmittedLong]);
-    let told = world.told(AlertKind::PushesSubmittedLong);
-    assert_eq!(told, [NoticeEvent::Opened, NoticeEvent::Resolved]);
+    world.check_opened_and_resolved(AlertKind::PushesSubmittedLong);
     assert_eq!(world.alerted(AlertKind::DriftUnresolved).await, (0, 0));
 }
 

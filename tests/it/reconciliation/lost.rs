@@ -90,7 +90,7 @@ pub async fn lost_usage_is_corrected_on_demand(ground: Ground) {
     let (world, customer) = World::usual(ground).await;
     losing(&world).await;
     world.hours(3).await;
-    assert_eq!(world.told(AlertKind::DriftUnresolved), [NoticeEvent::Opened]);
+    assert_eq!(world.notices(AlertKind::DriftUnresolved), [NoticeEvent::Opened]);
     let pass = world.one_shot("2026-11-15T00:00:00Z", "2026-11-16T00:00:00Z", true).await;
     assert_eq!(pass.progress.corrected, 1, "{pass:?}");
     // Ordered again before it went out, and after.
@@ -104,8 +104,7 @@ pub async fn lost_usage_is_corrected_on_demand(ground: Ground) {
     assert_eq!(world.stripe.sum(&customer), "530");
     world.hours(3).await;
     assert_eq!((world.stripe.calls(POSTS), world.planned_sum().await), (3, "530".into()));
-    let told = world.told(AlertKind::DriftUnresolved);
-    assert_eq!(told, [NoticeEvent::Opened, NoticeEvent::Resolved]);
+    world.check_opened_and_resolved(AlertKind::DriftUnresolved);
     // It is lost a second time, and sent a second time.
     let correction = world.pushes().await.pop().unwrap();
     world.stripe.lose(&correction.key);
@@ -161,23 +160,24 @@ pub async fn partial_loss_and_a_late_event_are_told_apart(ground: Ground) {
     assert!(world.open_findings(FindingKind::Usage).await.is_empty());
 }
 
-pub async fn stale_reading_corrects_nothing(ground: Ground) {
+/// Where losses are corrected: two windows, of 1 and of 20, whose pushes are taken and confirmed.
+async fn two_confirmed(ground: Ground) -> (World, String) {
     let (world, customer) = World::usual_with(ground, |c| c.reconcile.correct = true).await;
     // Something of the tenant moves, so its empty windows are read hour after hour.
     world.used("acme", "1", "2026-11-15T11:10:00Z").await;
     world.until("2026-11-15T15:00:00Z").await;
     world.used("acme", "20", "2026-11-15T14:30:00Z").await;
-    // The window's push is taken and confirmed; then totals cannot be read any more.
     world.go_to("2026-11-15T16:00:00Z");
     world.send().await;
     world.pass_seconds(20 * 60);
     world.jobs.confirmer.pass().await.unwrap();
-    world
-        .check_pushes(&[
-            ("1", PushState::Confirmed, Class::Confirmed),
-            ("20", PushState::Confirmed, Class::Confirmed),
-        ])
-        .await;
+    let confirmed = |quantity| (quantity, PushState::Confirmed, Class::Confirmed);
+    world.check_pushes(&["1", "20"].map(confirmed)).await;
+    (world, customer)
+}
+
+pub async fn stale_reading_corrects_nothing(ground: Ground) {
+    let (world, customer) = two_confirmed(ground).await;
     world.out_of_reach(SUMMARIES);
     world.work().await;
     world.hours(3).await;
@@ -190,14 +190,7 @@ pub async fn stale_reading_corrects_nothing(ground: Ground) {
 }
 
 pub async fn one_lagging_summary_corrects_nothing(ground: Ground) {
-    let (world, customer) = World::usual_with(ground, |c| c.reconcile.correct = true).await;
-    world.used("acme", "1", "2026-11-15T11:10:00Z").await;
-    world.until("2026-11-15T15:00:00Z").await;
-    world.used("acme", "20", "2026-11-15T14:30:00Z").await;
-    world.go_to("2026-11-15T16:00:00Z");
-    world.send().await;
-    world.pass_seconds(20 * 60);
-    world.jobs.confirmer.pass().await.unwrap();
+    let (world, customer) = two_confirmed(ground).await;
     // The next reading shows what two readings before the push had shown.
     let behind = FaultRule::new(FaultKind::SummaryLag).on_path(SUMMARIES).times(1);
     world.stripe.faults(vec![behind]);

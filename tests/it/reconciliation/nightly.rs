@@ -432,7 +432,7 @@ pub async fn days_out_of_reach_are_shown_as_skipped(ground: Ground) {
     // Forty days without a server.
     world.go_to("2026-12-26T06:00:00Z");
     world.look().await;
-    assert_eq!(world.told(AlertKind::NightlyLate), [NoticeEvent::Opened]);
+    assert_eq!(world.notices(AlertKind::NightlyLate), [NoticeEvent::Opened]);
     world.work().await;
     let nights = world.passes(PassKind::Nightly).await;
     let skipped: Vec<&Pass> =

@@ -41,7 +41,7 @@ pub async fn reported_push_is_dead_until_the_cause_is_fixed(ground: Ground) {
     assert_eq!(world.planned_sum().await, "230");
     assert!(world.open_findings(FindingKind::Usage).await.is_empty());
     for kind in [AlertKind::DeadLetters, AlertKind::Unbilled, AlertKind::DriftUnresolved] {
-        assert_eq!(world.told(kind), [NoticeEvent::Opened, NoticeEvent::Resolved], "{kind:?}");
+        assert_eq!(world.notices(kind), [NoticeEvent::Opened, NoticeEvent::Resolved], "{kind:?}");
     }
     // The report once more, late: the push it names is long replaced.
     let report =

@@ -2,7 +2,7 @@
 
 use super::world::{Ground, World, at};
 use counterfoil::config::{Config, UnknownSubscriptions};
-use counterfoil::rules::alert::{AlertKind, NoticeEvent};
+use counterfoil::rules::alert::AlertKind;
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
 use counterfoil::rules::ids::{CustomerId, OnceKey, SubscriptionId, TenantId};
@@ -88,8 +88,7 @@ pub async fn subscription_without_a_tenant_is_found(ground: Ground) {
     world.map("stranger", &stranger).await;
     world.hours(1).await;
     assert!(world.open_findings(FindingKind::Subscription).await.is_empty());
-    let told = world.told(AlertKind::UnknownSubscription);
-    assert_eq!(told, [NoticeEvent::Opened, NoticeEvent::Resolved]);
+    world.check_opened_and_resolved(AlertKind::UnknownSubscription);
     world.leap("2026-11-18T05:00:00Z").await;
     assert!(world.open_findings(FindingKind::Subscription).await.is_empty());
 }
@@ -199,8 +198,7 @@ pub async fn an_unknown_subscription_of_a_tenant_pages(ground: Ground) {
     cancel(&world, &unknown);
     world.hours(2).await;
     assert!(world.open_findings(FindingKind::Subscription).await.is_empty());
-    let told = world.told(AlertKind::UnknownSubscription);
-    assert_eq!(told, [NoticeEvent::Opened, NoticeEvent::Resolved]);
+    world.check_opened_and_resolved(AlertKind::UnknownSubscription);
 }
 
 pub async fn an_unknown_subscription_that_is_accepted_is_quiet(ground: Ground) {
@@ -220,8 +218,7 @@ pub async fn an_unknown_subscription_that_is_accepted_is_quiet(ground: Ground) {
     world.leap("2026-11-17T05:00:00Z").await;
     world.hours(2).await;
     assert!(world.open_findings(FindingKind::Subscription).await.is_empty());
-    let told = world.told(AlertKind::UnknownSubscription);
-    assert_eq!(told, [NoticeEvent::Opened, NoticeEvent::Resolved]);
+    world.check_opened_and_resolved(AlertKind::UnknownSubscription);
     // The next one is not accepted with it.
     let other = world.stripe.subscribe(&customer, &price);
     world.leap("2026-11-18T05:00:00Z").await;

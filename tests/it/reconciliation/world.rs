@@ -137,7 +137,7 @@ impl World {
     /// Everything that a server does at this moment. Alerts are looked at in between too, where
     /// something has changed: what heals itself must not call anybody at any time.
     pub async fn work(&self) {
-        self.tell().await;
+        self.deliver_webhooks().await;
         self.read_objects().await;
         if self.backfills.load(Ordering::SeqCst) {
             self.jobs.backfill.pass().await.unwrap();
@@ -157,8 +157,8 @@ impl World {
     pub async fn send(&self) {
         self.jobs.cutter.flush().await.unwrap();
         self.jobs.cutter.pass().await.unwrap();
-        self.jobs.submitter.pass().await.unwrap();
-        self.tell().await;
+        self.jobs.submitter.run_due().await.unwrap();
+        self.deliver_webhooks().await;
         self.read_objects().await;
     }
 
@@ -195,7 +195,7 @@ impl World {
     }
 
     /// Delivers the webhooks that were made since the last time, oldest first.
-    pub async fn tell(&self) {
+    pub async fn deliver_webhooks(&self) {
         self.stripe.lock().tick();
         let mut bodies = self.fresh_events("/v1/events?limit=100");
         for mut report in self.fresh_events(REPORTS) {
@@ -349,8 +349,13 @@ impl World {
         heard.iter().filter(page).map(|one| one.kind).collect()
     }
 
+    /// Checks that the pager took one opening of a kind, and its end.
+    pub fn check_opened_and_resolved(&self, kind: AlertKind) {
+        assert_eq!(self.notices(kind), [NoticeEvent::Opened, NoticeEvent::Resolved]);
+    }
+
     /// What the pager took of a kind.
-    pub fn told(&self, kind: AlertKind) -> Vec<NoticeEvent> {
+    pub fn notices(&self, kind: AlertKind) -> Vec<NoticeEvent> {
         let heard = lock(&self.recorders.pager.heard);
         heard.iter().filter(|one| one.kind == kind && one.taken).map(|one| one.event).collect()
     }

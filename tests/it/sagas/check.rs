@@ -107,7 +107,7 @@ pub async fn check_end(world: &World, story: &dyn Story, case: &Case, state: Sag
     let (saga, log) = world.saga(&case.saga).await;
     let own = || log.iter().filter(|line| line.generation == saga.generation);
     let count = |mark: Mark| own().filter(|line| line.mark == mark).count();
-    let last_told = world.told(&case.tenant).await.pop();
+    let last_told = world.messages(&case.tenant).await.pop();
     match state {
         SagaState::Completed => {
             assert_eq!(count(Mark::TurnedBack) + count(Mark::UndoIntent), 0, "{log:#?}");

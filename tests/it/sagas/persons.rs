@@ -32,8 +32,8 @@ pub async fn failed_undo_needs_a_person(ground: Ground) {
     let failed = log.iter().filter(|line| line.mark == Mark::UndoFailed).count();
     assert_eq!(failed, 12, "{log:#?}");
     assert!(saga.detail.is_some());
-    assert_eq!(world.told(&case.tenant).await, ["saga.needs_attention"]);
-    world.jobs.alerter.pass().await.unwrap();
+    assert_eq!(world.messages(&case.tenant).await, ["saga.needs_attention"]);
+    world.jobs.alerter.look().await.unwrap();
     assert_eq!(open_alerts(&world).await, [case.saga.as_str()]);
     // Nothing moves by itself.
     world.clock.advance(3_600_000_000);
@@ -86,7 +86,7 @@ pub async fn unknown_outcome_needs_a_person(ground: Ground) {
     let state = world.finish(&case.saga).await;
     assert_eq!(state, SagaState::Completed);
     check_end(&world, &story, &case, state).await;
-    assert_eq!(world.told(&case.tenant).await, ["saga.needs_attention", "saga.completed"]);
+    assert_eq!(world.messages(&case.tenant).await, ["saga.needs_attention", "saga.completed"]);
 }
 
 async fn open_alerts(world: &World) -> Vec<String> {
@@ -114,7 +114,7 @@ pub async fn undone_saga_can_be_restarted(ground: Ground) {
         check_end(&world, &story, &case, state).await;
         let made = world.made_customers(&case.tenant).len();
         assert_eq!(made, if with_customer { 0 } else { 2 }, "the first is abandoned");
-        assert_eq!(world.told(&case.tenant).await, ["saga.compensated", "saga.completed"]);
+        assert_eq!(world.messages(&case.tenant).await, ["saga.compensated", "saga.completed"]);
         let completed = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
         assert!(matches!(completed, Revived::Refused(_)), "{completed:?}");
     }

@@ -184,7 +184,7 @@ impl World {
     }
 
     /// Kinds of the messages about a tenant's sagas, oldest first.
-    pub async fn told(&self, tenant: &str) -> Vec<String> {
+    pub async fn messages(&self, tenant: &str) -> Vec<String> {
         let found = self.store.list_messages(Some(&tenant_id(tenant)), 0, 1_000).await.unwrap();
         let kinds = found.into_iter().map(|message| message.kind);
         kinds.filter(|kind| kind.starts_with("saga.")).collect()
