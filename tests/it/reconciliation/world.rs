@@ -157,7 +157,7 @@ impl World {
     pub async fn send(&self) {
         self.jobs.cutter.flush().await.unwrap();
         self.jobs.cutter.pass().await.unwrap();
-        self.jobs.submitter.run_due().await.unwrap();
+        self.jobs.submitter.pass().await.unwrap();
         self.deliver_webhooks().await;
         self.read_objects().await;
     }

@@ -33,7 +33,7 @@ pub async fn failed_undo_needs_a_person(ground: Ground) {
     assert_eq!(failed, 12, "{log:#?}");
     assert!(saga.detail.is_some());
     assert_eq!(world.messages(&case.tenant).await, ["saga.needs_attention"]);
-    world.jobs.alerter.look().await.unwrap();
+    world.jobs.alerter.pass().await.unwrap();
     assert_eq!(open_alerts(&world).await, [case.saga.as_str()]);
     // Nothing moves by itself.
     world.clock.advance(3_600_000_000);
