@@ -2,7 +2,7 @@
 //! types, the command line reads them, and the OpenAPI document describes them.
 //!
 //! Invariant: a decimal number and an instant are strings in JSON, and no decimal number passes
-//! through a float. What a request says is text that the server checks; what an answer says is typed.
+//! through a float. What a request says is text that the server checks; an answer is typed.
 
 /// Defines a page of a list: the items under the name of their list, with their order in
 /// parentheses, and where the next page begins.
@@ -15,20 +15,20 @@ macro_rules! page {
         page!($name, $items: $item $(($order))?, next_after: $cursor,
             "Give it as `after` for the next page; null at the end.");
     };
-    ($name:ident, $items:ident: $item:ident $(($order:tt))?, $next:ident: $cursor:ident, $use:tt) => {
+    ($name:ident, $items:ident: $item:ident $(($order:tt))?, $next:ident: $at:ident, $doc:tt) => {
         #[derive(serde::Serialize, serde::Deserialize, utoipa::ToSchema)]
         pub struct $name {
             $(#[doc = $order])?
             pub $items: Vec<$item>,
-            #[doc = $use]
-            pub $next: Option<$cursor>,
+            #[doc = $doc]
+            pub $next: Option<$at>,
         }
 
         impl crate::api::Page for $name {
             type Item = $item;
-            type Cursor = $cursor;
+            type Cursor = $at;
 
-            fn new($items: Vec<$item>, $next: Option<$cursor>) -> Self {
+            fn new($items: Vec<$item>, $next: Option<$at>) -> Self {
                 Self { $items, $next }
             }
         }

@@ -840,6 +840,8 @@ fn planted_directions() {
     one("src/jobs.rs", "use crate::http;", &["src/jobs.rs:1"]);
     one("src/http/a.rs", "use crate::{telemetry, store, jobs, rules, config, clock};", &[]);
     one("src/cli/serve.rs", "use crate::http;", &[]);
+    one("src/api/a.rs", "use crate::rules;\nuse crate::store;", &["src/api/a.rs:2"]);
+    one("src/api/a.rs", "use crate::http::App;", &["src/api/a.rs:1"]);
     one("src/novel.rs", "", &["src/novel.rs:1"]);
     one("src/provider/a.rs", "use stripe_sim::Simulator;", &["src/provider/a.rs:1"]);
     one("src/cli/stripe_sim.rs", "use stripe_sim::Simulator;", &[]);

@@ -1,4 +1,4 @@
-//! What has changed, as others are told.
+//! Changes, as the feed lists them and the webhook sends them.
 
 use super::Timestamp;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Grants of credits, what becomes of them, and what a tenant may still use.
+//! Grants of credits, every change of them, and what a tenant may still use.
 
 use super::{Decimal, Timestamp};
 use crate::rules::alert::ThresholdPeriod;

@@ -1,5 +1,5 @@
-//! Meters, as they are declared and answered. `rules` owns the declaration, which is also that of the
-//! settings file; here it is described.
+//! Meters, as they are declared and answered. `rules` owns the declaration, which is also that of
+//! the settings file; here it is described.
 
 use crate::rules::billing::{Billing, Granularity, Mode};
 use crate::rules::ids::METER_SLUG_BYTES_MAX;
@@ -142,7 +142,8 @@ impl PartialSchema for Billing {
                         next push. The meter's scale where it is left out."},
                 "from": {"type": ["string", "null"], "format": "date-time",
                     "description": "Usage of windows that start at this moment or later is billed \
-                        (RFC 3339); the moment at which billing was declared where it is left out."},
+                        (RFC 3339); the moment at which billing was declared where it is left \
+                        out."},
             },
             "example": {"mode": "delta", "granularity": "window"},
         }))

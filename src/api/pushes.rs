@@ -1,4 +1,4 @@
-//! What the provider is sent, and what came of it.
+//! Pushes: what the provider is sent, with every attempt.
 
 use super::{Decimal, Timestamp};
 use crate::rules::billing::Mode;

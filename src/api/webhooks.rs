@@ -1,4 +1,4 @@
-//! What the provider tells unasked, and what became of it.
+//! Webhooks of the provider, and the outcome of each.
 
 use super::Timestamp;
 use crate::rules::mirror::ObjectKind;

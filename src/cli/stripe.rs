@@ -324,7 +324,7 @@ async fn check_customers(
     Ok(())
 }
 
-/// A verdict in a word, loud where somebody must look.
+/// A verdict in a word, in capitals if the window needs attention.
 fn verdict(window: &ComparedWindow) -> String {
     let word = word(window.verdict);
     if window.verdict == WindowVerdict::Differs { word.to_uppercase() } else { word }

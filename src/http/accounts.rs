@@ -23,7 +23,8 @@ use std::sync::Arc;
 /// Longest memo, in bytes.
 const MEMO_BYTES_MAX: usize = 500;
 
-list_query!(AccountParameters, "The last account of the page before.", after: String (min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), {});
+list_query!(AccountParameters, "The last account of the page before.", after: String
+    (min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), {});
 
 /// Create an account
 ///

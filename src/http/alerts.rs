@@ -50,7 +50,6 @@ pub async fn list_alerts(
 
 list_query!(ThresholdListParameters, "`next_after` of the page before.", after: String, {
     /// Only thresholds of this tenant.
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
 });
 
@@ -58,9 +57,7 @@ list_query!(ThresholdListParameters, "`next_after` of the page before.", after: 
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ThresholdName {
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: String,
-    #[param(min_length = 1, max_length = 64, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
     meter: String,
     #[param(inline)]
     kind: ThresholdKind,

@@ -165,10 +165,8 @@ async fn last_pass(app: &App, kind: PassKind) -> Result<Option<(Timestamp, bool)
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ComparisonQuery {
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: String,
     /// The meter's slug.
-    #[param(min_length = 1, max_length = 64, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
     meter: String,
     /// First instant (RFC 3339, or a date in UTC); a day before `to` if it is left out.
     #[param(example = "2026-11-15T00:00:00Z")]

@@ -7,7 +7,9 @@
 use super::App;
 use super::accounts::{key_taken, parse_memo};
 use super::auth::{Caller, Scope};
-use super::extract::{Json, LIMIT_MAX, Limit, Path, Query, list_query, parse_amount, read_json};
+use super::extract::{
+    Json, LIMIT_MAX, Limit, Path, Query, list_query, parse_amount, parse_instant, read_json,
+};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
 use crate::api::credits::{
@@ -111,7 +113,6 @@ fn read_terms(
         })?;
         rates.insert(number, parse_amount(rate)?);
     }
-    let instant = |text: &String| Timestamp::parse(text).map_err(Problem::refused);
     Ok(GrantTerms {
         tenant,
         key: once.key.clone(),
@@ -120,8 +121,8 @@ fn read_terms(
         amount: parse_amount(&spec.amount)?,
         rates,
         priority: spec.priority.unwrap_or(PRIORITY_DEFAULT),
-        effective_at: spec.effective_at.as_ref().map(instant).transpose()?.unwrap_or(begun),
-        expires_at: spec.expires_at.as_ref().map(instant).transpose()?,
+        effective_at: spec.effective_at.as_deref().map(parse_instant).transpose()?.unwrap_or(begun),
+        expires_at: spec.expires_at.as_deref().map(parse_instant).transpose()?,
         memo: parse_memo(spec.memo)?,
     })
 }

@@ -25,17 +25,6 @@ pub const LIMIT_MAX: usize = 1000;
 /// Bytes of records after which a page ends, however many were asked for.
 pub const PAGE_BYTES_MAX: usize = 1024 * 1024;
 
-/// How many records fit on a page, given their sizes; at least one if there is any.
-pub fn fit_page(sizes: impl IntoIterator<Item = usize>, limit: usize) -> usize {
-    let mut bytes = 0_usize;
-    let fits = |size: &usize| {
-        let first = bytes == 0;
-        bytes = bytes.saturating_add((*size).max(1));
-        first || bytes <= PAGE_BYTES_MAX
-    };
-    sizes.into_iter().take(limit).take_while(fits).count()
-}
-
 /// Defines the query of a list: its filters, where the page begins, and how many records it has.
 /// Numbers are bounded by what every JSON parser holds exactly; no store numbers so many records.
 macro_rules! list_query {
@@ -47,7 +36,7 @@ macro_rules! list_query {
         list_query!($name, "`next_after` of the page before.", after: u64
             (minimum = 0, maximum = 9_007_199_254_740_991i64), { $($filters)* });
     };
-    ($name:ident, $doc:tt, $cursor:ident: $type:ident $(($($bounds:tt)*))?, { $($filters:tt)* }) => {
+    ($name:ident, $doc:tt, $at:ident: $type:ident $(($($bounds:tt)*))?, { $($filters:tt)* }) => {
         #[derive(serde::Deserialize, utoipa::IntoParams)]
         #[serde(deny_unknown_fields)]
         #[into_params(parameter_in = Query)]
@@ -55,7 +44,7 @@ macro_rules! list_query {
             $($filters)*
             #[doc = $doc]
             $(#[param($($bounds)*)])?
-            $cursor: Option<$type>,
+            $at: Option<$type>,
             #[param(minimum = 1, maximum = 1000, default = 100)]
             limit: Option<usize>,
         }
@@ -82,13 +71,24 @@ impl Limit {
         Err(Problem::new(Kind::Invalid, "invalid_limit", detail))
     }
 
-    /// What the store is asked for: one record more than a page holds tells whether another follows.
+    /// What the store is asked for: one record more than a page holds tells whether one follows.
     pub fn and_one(self) -> usize {
         self.0 + 1
     }
 
     pub fn get(self) -> usize {
         self.0
+    }
+
+    /// As many of these records as fit on a page by their sizes; at least one if there is any.
+    pub fn fitting(self, sizes: impl IntoIterator<Item = usize>) -> Self {
+        let mut bytes = 0_usize;
+        let fits = |size: &usize| {
+            let first = bytes == 0;
+            bytes = bytes.saturating_add((*size).max(1));
+            first || bytes <= PAGE_BYTES_MAX
+        };
+        Self(sizes.into_iter().take(self.0).take_while(fits).count())
     }
 
     /// Trims what was found to a page and returns the cursor of the next one.
@@ -227,6 +227,11 @@ pub fn parse_amount(text: &str) -> Result<Quantity, Problem> {
                       string such as \"25\" or \"-0.50\"";
         Problem::new(Kind::Refused, "invalid_amount", detail)
     })
+}
+
+/// An instant of a request's body.
+pub fn parse_instant(text: &str) -> Result<Timestamp, Problem> {
+    Timestamp::parse(text).map_err(Problem::refused)
 }
 
 /// Longest range of days that one answer covers, which bounds it.

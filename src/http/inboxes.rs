@@ -4,11 +4,11 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Limit, Query, fit_page, list_query};
+use super::extract::{Limit, Query, list_query};
 use super::problem::{Kind, Problem};
 use super::records::raw_json;
 use crate::api::events::{ConflictAnswer, ConflictList, QuarantineAnswer, QuarantineList};
-use crate::store::{ConflictRecord, InboxPage, InboxQuery, QuarantineRecord};
+use crate::store::{ConflictRecord, InboxQuery, QuarantineRecord};
 use axum::extract::State;
 use std::sync::Arc;
 
@@ -17,7 +17,6 @@ const AFTER_MAX: u64 = 9_007_199_254_740_991;
 
 list_query!(InboxParameters, after, {
     /// Only records of this tenant.
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
 });
 
@@ -34,12 +33,9 @@ pub async fn list_conflicts(
     Query(query): Query<InboxParameters>,
 ) -> Result<axum::Json<ConflictList>, Problem> {
     let (query, limit) = parse_inbox(&caller, query)?;
-    let (page, next_after) = {
-        let size = |record: &ConflictRecord| record.standing.len() + record.arriving.len();
-        cut_page(app.store.list_conflicts(query).await?, limit, size)
-    };
-    let conflicts = page.into_iter().map(answer_conflict).collect::<Result<_, _>>()?;
-    Ok(axum::Json(ConflictList { conflicts, next_after }))
+    let found = app.store.list_conflicts(query).await?;
+    let sizes = found.iter().map(|(_, record)| record.standing.len() + record.arriving.len());
+    limit.fitting(sizes).page(found, |(number, _)| *number, |(_, record)| answer_conflict(record))
 }
 
 /// List quarantined events
@@ -55,15 +51,11 @@ pub async fn list_quarantine(
     Query(query): Query<InboxParameters>,
 ) -> Result<axum::Json<QuarantineList>, Problem> {
     let (query, limit) = parse_inbox(&caller, query)?;
-    let (page, next_after) = {
-        let size = |record: &QuarantineRecord| record.payload.len();
-        cut_page(app.store.list_quarantine(query).await?, limit, size)
-    };
-    let quarantined = page.into_iter().map(answer_quarantine).collect::<Result<_, _>>()?;
-    Ok(axum::Json(QuarantineList { quarantined, next_after }))
+    let found = app.store.list_quarantine(query).await?;
+    let sizes = found.iter().map(|(_, record)| record.payload.len());
+    limit.fitting(sizes).page(found, |(number, _)| *number, |(_, record)| answer_quarantine(record))
 }
 
-/// The store is asked for one record more than the page has, which tells whether there is more.
 fn parse_inbox(caller: &Caller, query: InboxParameters) -> Result<(InboxQuery, Limit), Problem> {
     caller.require(Scope::Read)?;
     let limit = Limit::parse(query.limit)?;
@@ -77,18 +69,6 @@ fn parse_inbox(caller: &Caller, query: InboxParameters) -> Result<(InboxQuery, L
         ));
     }
     Ok((InboxQuery { tenant, after, limit: limit.and_one() }, limit))
-}
-
-fn cut_page<T>(
-    mut page: InboxPage<T>,
-    limit: Limit,
-    size: impl Fn(&T) -> usize,
-) -> (Vec<T>, Option<u64>) {
-    let fitting = fit_page(page.iter().map(|(_, record)| size(record)), limit.get());
-    let more = page.len() > fitting;
-    page.truncate(fitting);
-    let next_after = page.last().filter(|_| more).map(|(number, _)| *number);
-    (page.into_iter().map(|(_, record)| record).collect(), next_after)
 }
 
 pub fn answer_conflict(record: ConflictRecord) -> Result<ConflictAnswer, Problem> {

@@ -17,7 +17,6 @@ use std::sync::Arc;
 #[into_params(parameter_in = Query)]
 pub struct LatencyQuery {
     /// Only this tenant's; of all tenants together if it is left out.
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
 }
 

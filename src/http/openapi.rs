@@ -237,7 +237,7 @@ fn describe_problem(status: &str, response: &mut Value) {
     }
 }
 
-/// Names in paths have the limits of the names they are; borders of ranges are instants or dates.
+/// Names have the limits of the names they are; borders of ranges are instants or dates.
 fn describe_parameters(operation: &mut Value) {
     let path = operation["operationId"].as_str().unwrap_or_default().to_owned();
     let Some(parameters) = operation.get_mut("parameters").and_then(Value::as_array_mut) else {
@@ -249,11 +249,12 @@ fn describe_parameters(operation: &mut Value) {
             (Some("from" | "to"), _) => json!({"anyOf": [
                 {"type": "string", "format": "date-time"}, {"type": "string", "format": "date"}
             ]}),
-            _ if !in_path => continue,
-            (Some("slug"), _) => slug_schema(),
             (Some("tenant"), _) | (Some("id"), "put_tenant" | "get_tenant") => {
                 text_schema(TENANT_BYTES_MAX)
             }
+            (Some("meter"), _) if !in_path => slug_schema(),
+            _ if !in_path => continue,
+            (Some("slug"), _) => slug_schema(),
             (Some("id"), "trace_event") => text_schema(EVENT_ID_BYTES_MAX),
             _ => json!({"type": "string", "minLength": 1}),
         };

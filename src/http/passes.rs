@@ -31,7 +31,8 @@ list_query!(PassParameters, before, {
     state: Option<PassState>,
 });
 
-list_query!(RowParameters, "`next_after` of the page before.", after: String (min_length = 1, max_length = 400, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), {});
+list_query!(RowParameters, "`next_after` of the page before.", after: String
+    (min_length = 1, max_length = 400, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), {});
 
 /// Order a pass
 ///
@@ -137,7 +138,6 @@ list_query!(FindingParameters, before, {
     open: Option<bool>,
     #[param(inline)]
     kind: Option<FindingKind>,
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
 });
 

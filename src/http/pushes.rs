@@ -24,10 +24,8 @@ const REASON_BYTES_MAX: usize = 500;
 
 list_query!(PushParameters, before, {
     /// Only pushes of this tenant.
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
     /// Only pushes of this meter.
-    #[param(min_length = 1, max_length = 64, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
     meter: Option<String>,
     #[param(inline)]
     state: Option<PushState>,

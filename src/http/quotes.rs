@@ -8,7 +8,7 @@ use super::App;
 use super::accounts::key_taken;
 use super::auth::{Caller, Scope};
 use super::extract::{
-    Json, Limit, Path, Query, invalid_cursor, list_query, parse_amount, read_json,
+    Json, Limit, Path, Query, invalid_cursor, list_query, parse_amount, parse_instant, read_json,
 };
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
@@ -47,11 +47,10 @@ pub async fn put_rate(
 ) -> Result<axum::Json<RateAnswer>, Problem> {
     caller.require_unbound(Scope::Operate)?;
     let Json(spec) = read_json::<RateSpec>(request, &app).await?;
-    let instant = |text: &String| Timestamp::parse(text).map_err(Problem::refused);
     let rate = TaxRate {
         percent: parse_amount(&spec.percent)?,
-        valid_from: instant(&spec.valid_from)?,
-        valid_until: spec.valid_until.as_ref().map(instant).transpose()?,
+        valid_from: parse_instant(&spec.valid_from)?,
+        valid_until: spec.valid_until.as_deref().map(parse_instant).transpose()?,
         jurisdiction: spec.jurisdiction,
         name: spec.name,
     };
@@ -151,18 +150,18 @@ fn read_coupon(code: String, spec: CouponSpec) -> Result<Coupon, Problem> {
             return Err(Problem::new(Kind::Refused, "invalid_coupon", detail));
         }
     };
-    let instant = |text: &String| Timestamp::parse(text).map_err(Problem::refused);
     Ok(Coupon {
         code,
         off,
         currency: spec.currency,
-        valid_from: instant(&spec.valid_from)?,
-        valid_until: spec.valid_until.as_ref().map(instant).transpose()?,
+        valid_from: parse_instant(&spec.valid_from)?,
+        valid_until: spec.valid_until.as_deref().map(parse_instant).transpose()?,
         cycles_max: spec.cycles_max,
     })
 }
 
-list_query!(CouponParameters, "The last code of the page before.", after: String (min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), {});
+list_query!(CouponParameters, "The last code of the page before.", after: String
+    (min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), {});
 
 /// List coupons
 #[utoipa::path(

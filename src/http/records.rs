@@ -5,7 +5,7 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Limit, Path, Query, fit_page, list_query};
+use super::extract::{Limit, Path, Query, list_query};
 use super::inboxes::{answer_conflict, answer_quarantine};
 use super::problem::{Kind, Problem};
 use crate::api::events::{EventAnswer, EventList, TraceAnswer};
@@ -22,10 +22,8 @@ use serde_json::value::RawValue;
 use std::sync::Arc;
 
 list_query!(RecordsQuery, "`next_cursor` of the page before.", cursor: String, {
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: String,
     /// The slug of the one meter to list.
-    #[param(min_length = 1, max_length = 64, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
     meter: Option<String>,
     /// First instant of occurred_at (RFC 3339, or a date in UTC).
     #[param(example = "2026-11-01T00:00:00Z")]
@@ -65,14 +63,11 @@ pub async fn list_events(
     let catalog = catalog_of(&app, &events).await?;
     let answers = events.iter().map(|event| answer_event(event, &catalog));
     let mut answers: Vec<EventAnswer> = answers.collect::<Result<_, _>>()?;
-    let fitting = fit_page(answers.iter().map(|answer| answer.event.get().len()), limit.get());
-    let more = events.len() > fitting;
-    events.truncate(fitting);
-    answers.truncate(fitting);
-    let next_cursor = match events.last() {
-        Some(last) if more => Some(write_cursor(last.event.occurred_at, &last.event.id)),
-        Some(_) | None => searched_to.map(|(at, id)| write_cursor(at, &id)),
-    };
+    let fitting = limit.fitting(answers.iter().map(|answer| answer.event.get().len()));
+    let cursor = |last: &StoredEvent| write_cursor(last.event.occurred_at, &last.event.id);
+    let next = fitting.trim(&mut events, cursor);
+    answers.truncate(events.len());
+    let next_cursor = next.or_else(|| searched_to.map(|(at, id)| write_cursor(at, &id)));
     Ok(axum::Json(EventList { events: answers, next_cursor }))
 }
 

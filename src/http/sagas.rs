@@ -199,7 +199,6 @@ fn busy(saga: &Saga) -> Problem {
 
 list_query!(SagaParameters, before, {
     /// Only sagas of this tenant.
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: Option<String>,
     #[param(inline)]
     state: Option<SagaState>,

@@ -15,7 +15,8 @@ use std::sync::Arc;
 /// Longest name of a tenant, in bytes of UTF-8.
 const NAME_BYTES_MAX: usize = 200;
 
-list_query!(TenantQuery, "The last tenant of the page before.", after: String (min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), {});
+list_query!(TenantQuery, "The last tenant of the page before.", after: String
+    (min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), {});
 
 /// Create a tenant, rename it, or map it to a customer
 #[utoipa::path(

@@ -26,10 +26,8 @@ const GROUP_BY_MAX: usize = crate::rules::meter::DIMENSIONS_MAX + 2;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct UsageQuery {
-    #[param(min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     tenant: String,
     /// The meter's slug.
-    #[param(min_length = 1, max_length = 64, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
     meter: String,
     /// First instant (RFC 3339, or a date, which is its first moment in `tz`). With neither `from`
     /// nor `to`, the current month in `tz`; `from` and `to` come together.
