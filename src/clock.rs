@@ -13,7 +13,7 @@
 
 use crate::faults::planted;
 use crate::rules::time_source::{
-    AGREEMENT_MICROS, CONFIRMATION_AGE_MAX_MICROS, Doubt, Follow, Readings, Witness, agree,
+    CLOCK_TOLERANCE_MICROS, CONFIRMATION_AGE_MAX_MICROS, Doubt, Follow, Readings, Witness, agree,
     judge_clocks,
 };
 use crate::rules::timestamp::{MICROS_PER_MINUTE, Timestamp};
@@ -29,7 +29,7 @@ const CATCHING_UP: i64 = 10;
 #[derive(Debug, Clone)]
 pub struct Clock {
     machine: Machine,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ClockState>>,
     /// Whether a clock of somebody else can be heard, so that its silence means something.
     confirmed: Arc<AtomicBool>,
 }
@@ -50,7 +50,7 @@ enum Machine {
 }
 
 #[derive(Debug)]
-struct State {
+struct ClockState {
     /// `now` less the monotonic clock.
     base: i64,
     read_at: i64,
@@ -112,7 +112,7 @@ impl Clock {
 
     fn starting(machine: Machine) -> Self {
         let (tick, wall) = (machine.tick(), machine.wall());
-        let state = State {
+        let state = ClockState {
             base: wall.saturating_sub(tick),
             read_at: tick,
             was_wall: true,
@@ -236,7 +236,7 @@ impl Clock {
         }
         let mut now = state.base.saturating_add(tick);
         state.latest = state.latest.max(now);
-        if planted("bug.clock_stands_still") {
+        if planted("bug.clock_is_frozen") {
             now = state.latest;
         }
         // A store that was written to a moment ago is a witness too: a restart while the provider
@@ -270,12 +270,12 @@ impl Clock {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ClockState> {
         self.state.lock().expect("no holder panics")
     }
 }
 
-impl State {
+impl ClockState {
     fn readings(&self, tick: i64, wall: i64) -> Readings {
         let carried = |base: i64| Timestamp::from_micros(base.saturating_add(tick));
         let heard = |witness| self.heard[place(witness)].map(|heard: Heard| carried(heard.base));
@@ -303,9 +303,9 @@ impl State {
             Follow::Wall => {
                 let behind = running.saturating_sub(wall.micros());
                 self.was_wall = true;
-                if behind > 0 && behind <= AGREEMENT_MICROS {
+                if behind > 0 && behind <= CLOCK_TOLERANCE_MICROS {
                     self.base -= behind.min(passed / CATCHING_UP);
-                    if planted("bug.clock_stands_still") {
+                    if planted("bug.clock_is_frozen") {
                         self.base -= passed - behind.min(passed / CATCHING_UP);
                     }
                 } else {

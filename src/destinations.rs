@@ -11,7 +11,7 @@ mod pagerduty;
 mod slack;
 mod webhook;
 
-pub use webhook::{Change, ChangeWebhook};
+pub use webhook::{ChangeWebhook, OutgoingChange};
 
 use crate::config::AlertsConfig;
 use crate::rules::alert::{Alert, NoticeEvent};

@@ -102,7 +102,7 @@ pub trait Job: Send + Sync {
 /// sees what is stored then.
 async fn repeat<J: Job + ?Sized>(job: &J, mut stop: Stop) {
     let name = J::NAME;
-    while !stop.is_told() {
+    while !stop.is_requested() {
         let done = job.pass().await.inspect_err(|error| {
             tracing::warn!(job = name, %error, "the job {name} failed and will run again");
         });
@@ -211,7 +211,7 @@ impl Jobs {
     }
 }
 
-/// Told to jobs when the server stops.
+/// Signals to jobs that the server stops.
 #[derive(Debug, Clone)]
 pub struct Stop(channel::Receiver<bool>);
 
@@ -231,14 +231,14 @@ impl Stopper {
 }
 
 impl Stop {
-    pub fn is_told(&self) -> bool {
+    pub fn is_requested(&self) -> bool {
         *self.0.borrow()
     }
 
     /// Waits until the server stops, at most for the given time.
     pub async fn wait(&mut self, pause: Duration) {
-        let told = self.0.wait_for(|stop| *stop);
-        let _ = tokio::time::timeout(pause, told).await;
+        let requested = self.0.wait_for(|stop| *stop);
+        let _ = tokio::time::timeout(pause, requested).await;
     }
 }
 
@@ -256,7 +256,7 @@ pub(crate) fn sure_time(clock: &Clock, job: &'static str) -> Option<Timestamp> {
     }
 }
 
-/// What became of a verb that a job does for one row of many. A fault in that row is logged and
+/// The outcome of a verb that a job does for one row of many. A fault in that row is logged and
 /// shown by the store; the job leaves the row out and goes on with the others.
 pub(crate) fn unless_fault<T>(outcome: store::Result<T>) -> store::Result<Option<T>> {
     match outcome {

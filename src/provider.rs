@@ -12,11 +12,11 @@ pub mod stripe;
 use crate::clock::Clock;
 use crate::config::{ProviderConfig, ProviderKind, Shadow, SinkConfig, StripeConfig};
 use crate::rules::binding::BillingAccount;
-use crate::rules::delivery::{Delivery, Horizons};
 use crate::rules::ids::{CustomerId, SubscriptionId, TenantId};
 use crate::rules::invoice::Invoice;
 use crate::rules::mirror::{ObjectName, Snapshot};
 use crate::rules::quantity::Quantity;
+use crate::rules::submission::{Horizons, SubmitOutcome};
 use crate::rules::subscription::Subscription;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::webhook::WebhookFacts;
@@ -48,7 +48,7 @@ pub struct Request {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    pub delivery: Delivery,
+    pub outcome: SubmitOutcome,
     /// The provider's name for the request.
     pub request_id: Option<String>,
 }

@@ -83,7 +83,7 @@ impl Progress<'_> {
 
 struct Worked {
     truth: Truth,
-    told: Counts,
+    reported: Counts,
     latencies: Vec<u32>,
 }
 
@@ -155,21 +155,24 @@ impl Driver {
             ..Run::default()
         };
         let mut latencies = Vec::new();
-        let mut told = Counts::default();
+        let mut reported = Counts::default();
         let mut expected = Truth::new();
         for worked in worked {
             latencies.extend(worked.latencies);
-            told.merge(worked.told);
+            reported.merge(worked.reported);
             expected.merge(&worked.truth);
         }
         (run.p50_ms, run.p99_ms) = percentiles_ms(&mut latencies);
         if target.keeps_events {
             let must = expected.counts;
-            ensure!(told == must, "{name}: the server counted {told:?}, the truth is {must:?}");
+            ensure!(
+                reported == must,
+                "{name}: the server counted {reported:?}, the truth is {must:?}"
+            );
         } else {
             ensure!(
-                told.total() == expected.counts.total() && told.others == 0,
-                "{name}: {told:?}"
+                reported.total() == expected.counts.total() && reported.others == 0,
+                "{name}: {reported:?}"
             );
         }
         truth.merge(&expected);
@@ -236,7 +239,7 @@ fn work(
     let open = |stream| Lane::open(url, stream, batch);
     let mut lanes = streams.into_iter().map(open).collect::<Result<Vec<_>>>()?;
     let mut latencies = Vec::with_capacity(1 << 16);
-    let mut told = Counts::default();
+    let mut reported = Counts::default();
     let size = batch as u64;
     loop {
         let mut under_way = false;
@@ -244,7 +247,7 @@ fn work(
             if let Some(sent) = lane.sent.take() {
                 let (counts, latency) = lane.receive(sent)?;
                 latencies.push(latency.as_micros() as u32);
-                told.merge(counts);
+                reported.merge(counts);
                 progress.note(size);
             }
             let stopped = stop.load(Ordering::Relaxed);
@@ -259,7 +262,7 @@ fn work(
     }
     let mut truth = Truth::new();
     lanes.iter().for_each(|lane| truth.merge(&lane.stream.truth));
-    Ok(Worked { truth, told, latencies })
+    Ok(Worked { truth, reported, latencies })
 }
 
 /// The 50th and 99th percentile in milliseconds, of microseconds.
@@ -295,10 +298,14 @@ pub fn check_totals(url: &str, truth: &Truth) -> Result<()> {
         let answer: serde_json::Value =
             serde_json::from_str(connection.exchange("GET", &path, "")?)?;
         let total = answer["total"].as_str().and_then(micro_units).context("no total")?;
-        let told = (answer["count"].as_u64(), total);
+        let reported = (answer["count"].as_u64(), total);
         let (count, sum) = truth.sum_of(tenant, meter);
-        let right = told.1 == sum && told.0.is_none_or(|told| told == count);
-        ensure!(right, "{name} {slug}: the server has {told:?}, the truth is {:?}", (count, sum));
+        let right = reported.1 == sum && reported.0.is_none_or(|reported| reported == count);
+        ensure!(
+            right,
+            "{name} {slug}: the server has {reported:?}, the truth is {:?}",
+            (count, sum)
+        );
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ CREATE TABLE secrets (
 
 -- Who is billed.
 CREATE TABLE tenants (
-    -- short number used in every other table; 0 stands for no tenant and is never given
+    -- short number used in every other table; 0 means no tenant and is never given
     tenant_no integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     -- the tenant's id, as its producer writes it
     tenant text COLLATE "C" NOT NULL UNIQUE,
@@ -152,7 +152,7 @@ CREATE TABLE quarantine (
     UNIQUE (tenant_no, id, fingerprint)
 );
 
--- Conservation: what was received of a tenant in an hour, and what became of it.
+-- Conservation: events received from a tenant in an hour, by verdict.
 CREATE TABLE counters (
     -- whose deliveries; 0 where no known tenant could be read
     tenant_no integer NOT NULL,
@@ -189,7 +189,7 @@ CREATE TABLE api_keys (
     revoked_at timestamptz
 );
 
--- The last batch each writer committed: tells what became of a commit whose answer was lost.
+-- The last batch each writer committed: the outcome of a commit whose answer was lost.
 CREATE TABLE ingest_commits (
     -- one writer of one process, by a random number
     writer uuid NOT NULL PRIMARY KEY,

@@ -18,7 +18,7 @@ CREATE TABLE leases (
     until timestamptz NOT NULL
 );
 
--- Where each window stands after its last cut.
+-- The state of each window after its last cut.
 CREATE TABLE cuts (
     -- whose usage
     tenant_no integer NOT NULL,
@@ -79,7 +79,7 @@ CREATE TABLE carried_events (
     PRIMARY KEY (tenant_no, meter_no, window_start, event_id)
 );
 
--- Intents to tell the provider something. What was planned never changes; what became of it does.
+-- Submissions to the provider. What was planned never changes; the state does.
 CREATE TABLE pushes (
     -- order of creation
     push_no bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -30,7 +30,7 @@ CREATE TABLE webhooks (
     -- how often it was delivered, its twins included
     deliveries bigint NOT NULL,
     -- the object as the payload showed it, as JSON; to tell a stale webhook
-    told text,
+    shown text,
     -- why its object could not be read so far
     detail text,
     -- the bytes as they came
@@ -99,7 +99,7 @@ CREATE TABLE timeline_entries (
     at timestamptz NOT NULL,
     -- created, updated, ended or read
     origin text COLLATE "C" NOT NULL,
-    -- of the reading; 0 for what events told
+    -- of the reading; 0 for entries from events
     version bigint NOT NULL,
     -- SHA-256 of the state, which tells two states of one second apart
     digest bytea NOT NULL,
@@ -239,7 +239,7 @@ CREATE UNIQUE INDEX findings_open
     ON findings (kind, subject, COALESCE(tenant_no, -1), COALESCE(meter_no, -1))
     WHERE cleared_at IS NULL;
 
--- What a person is told.
+-- Alerts.
 CREATE TABLE alerts (
     -- order of creation
     alert_no bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -278,7 +278,7 @@ CREATE TABLE outbox (
     alert_no bigint,
     -- whom it is about; null if nobody in particular
     tenant_no integer,
-    -- what is told, as a JSON object
+    -- what is published, as a JSON object
     payload text NOT NULL,
     -- when it was written
     at timestamptz NOT NULL,

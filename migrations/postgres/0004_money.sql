@@ -1,4 +1,4 @@
--- Operations on money: accounts, credits, sagas, quotes, and the outbox of what others are told.
+-- Operations on money: accounts, credits, sagas, quotes, and the change feed.
 
 -- how much of the window's total credits cover; it is not billed
 ALTER TABLE cuts ADD COLUMN covered numeric NOT NULL DEFAULT 0 CHECK (covered
@@ -219,9 +219,9 @@ CREATE TABLE holds (
 CREATE INDEX holds_by_tenant ON holds (tenant_no);
 
 -- What tenants have agreed to.
-CREATE TABLE agreements (
+CREATE TABLE subscription_records (
     -- order of creation
-    agreement_no bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    record_no bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     -- the saga that made it
     saga text COLLATE "C" NOT NULL UNIQUE,
     -- whose
@@ -240,15 +240,15 @@ CREATE TABLE agreements (
     began_at timestamptz NOT NULL,
     -- when it ended; null while it is open
     ended_at timestamptz,
-    -- the saga whose agreement took its place; null if none did
+    -- the saga whose subscription record took its place; null if none did
     ended_by text COLLATE "C",
     -- whether the features might be used when it was ended
     access_before boolean NOT NULL DEFAULT false
 );
 
-CREATE UNIQUE INDEX agreements_open ON agreements (subscription) WHERE ended_at IS NULL;
-CREATE INDEX agreements_by_tenant ON agreements (tenant_no, agreement_no);
-CREATE INDEX agreements_ended_by ON agreements (ended_by) WHERE ended_by IS NOT NULL;
+CREATE UNIQUE INDEX subscription_records_open ON subscription_records (subscription) WHERE ended_at IS NULL;
+CREATE INDEX subscription_records_by_tenant ON subscription_records (tenant_no, record_no);
+CREATE INDEX subscription_records_ended_by ON subscription_records (ended_by) WHERE ended_by IS NOT NULL;
 
 -- Taxes, while they hold.
 CREATE TABLE tax_rates (

@@ -45,8 +45,8 @@ ALTER TABLE pushes ADD COLUMN unreadable_since timestamptz;
 CREATE INDEX pushes_submitted_by_tenant ON pushes (tenant_no, meter_no, window_start)
     WHERE state = 'submitted';
 
--- from when on the provider charges by the agreement; null if that is when it began
-ALTER TABLE agreements ADD COLUMN charged_from timestamptz;
+-- from when on the provider charges by the subscription record; null if that is when it began
+ALTER TABLE subscription_records ADD COLUMN charged_from timestamptz;
 
 -- The provider's totals as they were last read, by customer. Readings from before are not known to
 -- be of one customer, so they are dropped and taken again.
@@ -91,10 +91,10 @@ FROM pushes p JOIN tenants t ON t.tenant_no = p.tenant_no
 WHERE p.customer IS NOT NULL AND p.customer IS DISTINCT FROM t.customer;
 
 -- Whether the provider's last reading of the subscription suspends the features.
-ALTER TABLE agreements ADD COLUMN suspended boolean NOT NULL DEFAULT false;
-CREATE INDEX agreements_by_subscription ON agreements (subscription, agreement_no);
+ALTER TABLE subscription_records ADD COLUMN suspended boolean NOT NULL DEFAULT false;
+CREATE INDEX subscription_records_by_subscription ON subscription_records (subscription, record_no);
 
--- Subscriptions without an agreement that a person has accepted as they are.
+-- Subscriptions without a subscription record that a person has accepted as they are.
 CREATE TABLE accepted_subscriptions (
     -- the provider's id
     subscription text NOT NULL PRIMARY KEY,

@@ -194,7 +194,7 @@ CREATE TABLE quarantine (
 
 CREATE INDEX quarantine_by_key ON quarantine (tenant_no, id);
 
--- Conservation: what was received in an hour, and what became of it.
+-- Conservation: events received in an hour, by verdict.
 CREATE TABLE counters (
     -- whose deliveries; 0 where the tenant could not be read
     tenant_no INTEGER NOT NULL,

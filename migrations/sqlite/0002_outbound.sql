@@ -18,7 +18,7 @@ CREATE TABLE leases (
     until INTEGER NOT NULL
 ) STRICT;
 
--- Where each window stands after its last cut.
+-- The state of each window after its last cut.
 CREATE TABLE cuts (
     -- whose usage
     tenant_no INTEGER NOT NULL,
@@ -76,7 +76,7 @@ CREATE TABLE carried_events (
     PRIMARY KEY (tenant_no, meter_no, window_start, event_id)
 ) STRICT, WITHOUT ROWID;
 
--- Intents to tell the provider something. What was planned never changes; what became of it does.
+-- Submissions to the provider. What was planned never changes; the state does.
 CREATE TABLE pushes (
     -- order of creation
     push_no INTEGER NOT NULL PRIMARY KEY,

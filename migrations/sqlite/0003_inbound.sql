@@ -30,7 +30,7 @@ CREATE TABLE webhooks (
     -- how often it was delivered, its twins included
     deliveries INTEGER NOT NULL,
     -- the object as the payload showed it, as JSON; to tell a stale webhook
-    told TEXT,
+    shown TEXT,
     -- why its object could not be read so far
     detail TEXT,
     -- the bytes as they came
@@ -99,7 +99,7 @@ CREATE TABLE timeline_entries (
     at INTEGER NOT NULL,
     -- created, updated, ended or read
     origin TEXT NOT NULL,
-    -- of the reading; 0 for what events told
+    -- of the reading; 0 for entries from events
     version INTEGER NOT NULL,
     -- SHA-256 of the state, which tells two states of one second apart
     digest BLOB NOT NULL,
@@ -233,7 +233,7 @@ CREATE UNIQUE INDEX findings_open
     ON findings (kind, subject, COALESCE(tenant_no, -1), COALESCE(meter_no, -1))
     WHERE cleared_at IS NULL;
 
--- What a person is told.
+-- Alerts.
 CREATE TABLE alerts (
     -- order of creation
     alert_no INTEGER NOT NULL PRIMARY KEY,
@@ -272,7 +272,7 @@ CREATE TABLE outbox (
     alert_no INTEGER,
     -- whom it is about; null if nobody in particular
     tenant_no INTEGER,
-    -- what is told, as a JSON object
+    -- what is published, as a JSON object
     payload TEXT NOT NULL,
     -- when it was written
     at INTEGER NOT NULL,

@@ -1,4 +1,4 @@
--- Operations on money: accounts, credits, sagas, quotes, and the outbox of what others are told.
+-- Operations on money: accounts, credits, sagas, quotes, and the change feed.
 
 -- how much of the window's total credits cover; it is not billed
 ALTER TABLE cuts ADD COLUMN covered TEXT NOT NULL DEFAULT '0';
@@ -210,9 +210,9 @@ CREATE TABLE holds (
 CREATE INDEX holds_by_tenant ON holds (tenant_no);
 
 -- What tenants have agreed to.
-CREATE TABLE agreements (
+CREATE TABLE subscription_records (
     -- order of creation
-    agreement_no INTEGER NOT NULL PRIMARY KEY,
+    record_no INTEGER NOT NULL PRIMARY KEY,
     -- the saga that made it
     saga TEXT NOT NULL UNIQUE,
     -- whose
@@ -231,15 +231,15 @@ CREATE TABLE agreements (
     began_at INTEGER NOT NULL,
     -- when it ended; null while it is open
     ended_at INTEGER,
-    -- the saga whose agreement took its place; null if none did
+    -- the saga whose subscription record took its place; null if none did
     ended_by TEXT,
     -- whether the features might be used when it was ended
     access_before INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
-CREATE UNIQUE INDEX agreements_open ON agreements (subscription) WHERE ended_at IS NULL;
-CREATE INDEX agreements_by_tenant ON agreements (tenant_no, agreement_no);
-CREATE INDEX agreements_ended_by ON agreements (ended_by) WHERE ended_by NOT NULL;
+CREATE UNIQUE INDEX subscription_records_open ON subscription_records (subscription) WHERE ended_at IS NULL;
+CREATE INDEX subscription_records_by_tenant ON subscription_records (tenant_no, record_no);
+CREATE INDEX subscription_records_ended_by ON subscription_records (ended_by) WHERE ended_by NOT NULL;
 
 -- Taxes, while they hold.
 CREATE TABLE tax_rates (

@@ -45,8 +45,8 @@ CREATE INDEX pushes_submitted_by_tenant ON pushes (tenant_no, meter_no, window_s
 -- opens; null for blocks that were written before this column.
 ALTER TABLE key_blocks ADD COLUMN checksum INTEGER;
 
--- from when on the provider charges by the agreement; null if that is when it began
-ALTER TABLE agreements ADD COLUMN charged_from INTEGER;
+-- from when on the provider charges by the subscription record; null if that is when it began
+ALTER TABLE subscription_records ADD COLUMN charged_from INTEGER;
 
 -- The provider's totals as they were last read, by customer. Readings from before are not known to
 -- be of one customer, so they are dropped and taken again.
@@ -90,10 +90,10 @@ FROM pushes JOIN tenants ON tenants.tenant_no = pushes.tenant_no
 WHERE pushes.customer IS NOT NULL AND pushes.customer IS NOT tenants.customer;
 
 -- Whether the provider's last reading of the subscription suspends the features.
-ALTER TABLE agreements ADD COLUMN suspended INTEGER NOT NULL DEFAULT 0;
-CREATE INDEX agreements_by_subscription ON agreements (subscription, agreement_no);
+ALTER TABLE subscription_records ADD COLUMN suspended INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX subscription_records_by_subscription ON subscription_records (subscription, record_no);
 
--- Subscriptions without an agreement that a person has accepted as they are.
+-- Subscriptions without a subscription record that a person has accepted as they are.
 CREATE TABLE accepted_subscriptions (
     -- the provider's id
     subscription TEXT NOT NULL PRIMARY KEY,

@@ -69,7 +69,7 @@ pub struct PostingSpec {
     ]
 }))]
 pub struct EntrySpec {
-    /// Why, for whoever reads the statement.
+    /// Why, for readers of the statement.
     #[serde(default)]
     #[schema(max_length = 500, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
     pub memo: String,

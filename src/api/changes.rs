@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 #[derive(Serialize, Deserialize, ToSchema)]
-pub struct MessageAnswer {
+pub struct PublishedChange {
     pub number: u64,
     /// The same here and in every delivery.
     pub id: String,
@@ -20,7 +20,7 @@ pub struct MessageAnswer {
 #[derive(Serialize, Deserialize, ToSchema)]
 pub struct ChangeFeed {
     /// Oldest first.
-    pub changes: Vec<MessageAnswer>,
+    pub changes: Vec<PublishedChange>,
     /// Give it as `after` to go on, now or later; null if there was nothing.
     pub last: Option<u64>,
 }

@@ -37,7 +37,7 @@ pub struct GrantSpec {
     #[serde(default)]
     #[schema(format = DateTime)]
     pub expires_at: Option<String>,
-    /// Why, for whoever reads the history.
+    /// Why, for readers of the history.
     #[serde(default)]
     #[schema(max_length = 500, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
     pub memo: String,
@@ -66,7 +66,7 @@ page!(GrantList, grants: GrantAnswer ("Oldest first."), next_after: u64);
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"amount": "40", "memo": "refund of the rest"}))]
-pub struct TakeBackSpec {
+pub struct VoidSpec {
     /// As a decimal number above 0; all that is left unless given.
     #[serde(default)]
     #[schema(pattern = r"^(0|[1-9][0-9]{0,14})(\.[0-9]{1,12})?$")]
@@ -129,7 +129,7 @@ pub struct QuotaAnswer {
 }
 
 #[derive(Serialize, Deserialize, ToSchema)]
-pub struct AllowanceAnswer {
+pub struct EntitlementAnswer {
     pub meter: String,
     /// Whether the tenant is known here: its first event creates it. False where the name may be
     /// misspelt.

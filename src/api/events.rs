@@ -62,7 +62,7 @@ pub struct EventList {
 /// Everything known of one event key.
 #[derive(Serialize, Deserialize, ToSchema)]
 pub struct TraceAnswer {
-    /// What became of the event, in a sentence.
+    /// The verdict on the event, in a sentence.
     pub summary: String,
     pub counted: Option<EventAnswer>,
     /// Other payloads that came under this id; they were not counted.
@@ -74,7 +74,7 @@ pub struct TraceAnswer {
     pub quarantined_not_kept: u64,
 }
 
-/// What became of each item. The counts add up to the items sent.
+/// The verdict on each item. The counts add up to the items sent.
 #[derive(Serialize, Deserialize, ToSchema)]
 pub struct Verdicts {
     pub accepted: u64,

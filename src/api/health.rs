@@ -44,9 +44,9 @@ pub struct BillingHealth {
     pub unbilled_quantity: BTreeMap<String, Decimal>,
     /// Tenants with drift that was still there after two passes.
     pub drifting_tenants: u64,
-    /// Findings that are open; 1,000 stands for as many or more.
+    /// Findings that are open; 1,000 means as many or more.
     pub findings_open: usize,
-    /// Alerts that are open; 1,000 stands for as many or more.
+    /// Alerts that are open; 1,000 means as many or more.
     pub alerts_open: usize,
     /// Webhooks whose objects are still to be read.
     pub webhooks_waiting: u64,

@@ -2,12 +2,12 @@
 
 use super::{Decimal, Timestamp};
 use crate::rules::billing::Mode;
-use crate::rules::delivery::{Class, PushState};
+use crate::rules::submission::{Class, PushState};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use utoipa::ToSchema;
 
-/// One thing that the provider is told.
+/// One submission to the provider.
 #[derive(Serialize, Deserialize, ToSchema)]
 pub struct PushAnswer {
     pub id: u64,
@@ -81,7 +81,7 @@ pub struct PushTraceAnswer {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"reason": "credited by hand, invoice 1042"}))]
 pub struct DiscardSpec {
-    /// Why it will never be billed; kept in its history.
+    /// Reason; kept in the push's history.
     #[schema(min_length = 1, max_length = 500, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     pub reason: String,
 }

@@ -102,7 +102,7 @@ pub struct SagaStory {
 }
 
 #[derive(Serialize, Deserialize, ToSchema)]
-pub struct AgreementAnswer {
+pub struct SubscriptionAnswer {
     pub subscription: String,
     pub plan: String,
     pub prices: Vec<String>,
@@ -118,9 +118,9 @@ pub struct AgreementAnswer {
 }
 
 #[derive(Serialize, Deserialize, ToSchema)]
-pub struct AgreementList {
+pub struct SubscriptionList {
     /// Newest first.
-    pub agreements: Vec<AgreementAnswer>,
+    pub subscriptions: Vec<SubscriptionAnswer>,
     /// What the tenant may use now.
     pub features: Vec<String>,
 }

@@ -82,7 +82,7 @@ pub struct InvoiceAnswer {
     pub subtotal: i64,
     pub tax: i64,
     pub total: i64,
-    /// Where its payment stands.
+    /// The state of its payment.
     pub dunning: Dunning,
     /// When a draft is fixed.
     pub finalizes_at: Option<Timestamp>,

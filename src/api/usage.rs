@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
-/// What was received of a tenant in an hour, and what became of it.
+/// Events received from a tenant in an hour, by verdict.
 #[derive(Serialize, Deserialize, ToSchema)]
 pub struct CounterAnswer {
     /// Null: the tenant could not be read from what was rejected.

@@ -11,11 +11,11 @@ use utoipa::ToSchema;
 pub struct ReceivedAnswer {
     /// The webhook's number in the log.
     pub id: u64,
-    /// Whether the same fact was told before.
+    /// Whether the same fact was received before.
     pub duplicate: bool,
 }
 
-/// One webhook, and what became of it.
+/// One webhook, and its state.
 #[derive(Serialize, Deserialize, ToSchema)]
 pub struct WebhookAnswer {
     pub id: u64,

@@ -1,4 +1,4 @@
-//! `counterfoil alerts`: what a person was told, and whether it is over.
+//! `counterfoil alerts`: open and resolved alerts.
 //!
 //! Invariant: only reads. Each alert is shown with the command that tells more.
 

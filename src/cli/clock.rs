@@ -1,4 +1,4 @@
-//! `counterfoil clock`: what a store has recorded of time, and taking back what a wrong clock
+//! `counterfoil clock`: what a store has recorded of time, and resetting what a wrong clock
 //! moved.
 //!
 //! Invariant: `reset` changes marks, leases and times at which something is due, never events,

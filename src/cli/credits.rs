@@ -1,4 +1,4 @@
-//! `counterfoil credits`: what is left of a tenant's credits, and what became of the rest.
+//! `counterfoil credits`: a tenant's credit balance and its changes.
 //!
 //! Invariant: only reads. Amounts are shown as the server wrote them.
 

@@ -232,7 +232,7 @@ impl Demo {
         while let Some(ended) = accidents.join_next().await {
             ended.context("an accident was interrupted")??;
         }
-        self.display.say("all traffic is acknowledged; Stripe is told the rest");
+        self.display.say("all traffic is acknowledged; the rest is being sent to Stripe");
         Ok(lanes)
     }
 

@@ -9,7 +9,7 @@ use crate::api::keys::{KeyList, NewKeyAnswer};
 use reqwest::Method;
 use std::process::ExitCode;
 
-/// Make, list and revoke keys
+/// Create, list and revoke API keys
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil keys create --name gateway --scope ingest
@@ -23,20 +23,20 @@ pub struct KeysArguments {
 
 #[derive(clap::Subcommand)]
 enum KeysCommand {
-    /// Make a key and show its token, this once
+    /// Create a key and print its token, once
     #[command(after_help = "Examples:
   counterfoil keys create --name gateway --scope ingest
   counterfoil keys create --name reports --scope read --scope operate")]
     Create {
         #[command(flatten)]
         server: ServerArguments,
-        /// What the key is for, to tell it from others
+        /// Name of the key
         #[arg(long)]
         name: String,
-        /// What it allows; may be given several times
+        /// Scope; may be repeated
         #[arg(long = "scope", required = true, value_delimiter = ',', value_parser = SCOPES)]
         scopes: Vec<String>,
-        /// Bind it to one tenant: it reaches nothing of another
+        /// Restrict the key to one tenant
         #[arg(long)]
         tenant: Option<String>,
         #[command(flatten)]
@@ -51,7 +51,7 @@ enum KeysCommand {
         #[command(flatten)]
         shown: JsonArguments,
     },
-    /// Revoke a key by its id, for ever
+    /// Revoke a key permanently, by its id
     #[command(after_help = "Example:
   counterfoil keys revoke key_0123456789abcdef01234567")]
     Revoke {

@@ -8,7 +8,7 @@ use super::answer::{JsonArguments, ask, given, print_more};
 use super::check::existing;
 use super::client::{Client, Request, ServerArguments};
 use super::reconcile::outcome::{OutputArguments, present};
-use super::reconcile::pass::{Told, day};
+use super::reconcile::pass::{Received, day};
 use super::store::StoreArguments;
 use super::table::{cell, grouped, moment, print_table};
 use crate::api::passes::PassList;
@@ -102,8 +102,8 @@ pub async fn run(arguments: PassesArguments) -> anyhow::Result<ExitCode> {
         Some(PassesCommand::Show { server, id, output }) => {
             let client = Client::new(&server)?;
             let request = Request::new(Method::GET, &["v1", "passes", &id.to_string()]);
-            let told = Told::read(&client.call(&request).await?)?;
-            present(&client, &told, &output).await
+            let received = Received::read(&client.call(&request).await?)?;
+            present(&client, &received, &output).await
         }
         Some(PassesCommand::Verify { store, json }) => verify(&store, json).await,
     }

@@ -1,4 +1,4 @@
-//! `counterfoil pushes`: what the billing provider was told, what became of it, and what to do
+//! `counterfoil pushes`: submissions to the billing provider, their states, and what to do
 //! about what did not work.
 //!
 //! Invariant: numbers are shown as the server wrote them; none passes through a float.
@@ -7,11 +7,11 @@ use super::answer::{JsonArguments, Pages, ask, given, print_more, read};
 use super::client::{Client, Request, ServerArguments};
 use super::table::{cell, counted, grouped, moment, optional, plain, print_table};
 use crate::api::pushes::{DiscardSpec, PushList, PushTraceAnswer, RulingAnswer};
-use crate::rules::delivery::PushState;
+use crate::rules::submission::PushState;
 use reqwest::Method;
 use std::process::ExitCode;
 
-/// List pushes to the billing provider, look at one, retry or discard dead ones
+/// List and show pushes to the billing provider; retry or discard dead letters
 #[derive(clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -62,7 +62,7 @@ enum PushesCommand {
     #[command(after_help = "Example:
   counterfoil pushes list --state dead")]
     List(ListArguments),
-    /// Show one push and its whole history
+    /// Show one push and its history
     #[command(after_help = "Example:
   counterfoil pushes show 42")]
     Show {
@@ -77,14 +77,14 @@ enum PushesCommand {
     #[command(after_help = "Examples:
   counterfoil pushes retry 42
   counterfoil pushes retry --all
-      every dead push that the provider refused, once the cause is mended")]
+      every dead push that the provider refused, once the cause is fixed")]
     #[command(group(clap::ArgGroup::new("which").required(true).args(["id", "all"])))]
     Retry {
         #[command(flatten)]
         server: ServerArguments,
         /// The push's id
         id: Option<u64>,
-        /// All dead pushes that were refused
+        /// All dead pushes that the provider refused
         #[arg(long)]
         all: bool,
     },
@@ -96,7 +96,7 @@ enum PushesCommand {
         server: ServerArguments,
         /// The push's id
         id: u64,
-        /// Why it will never be billed; kept in its history
+        /// Reason; kept in the push's history
         #[arg(long)]
         reason: String,
     },

@@ -15,7 +15,7 @@ use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use jiff::civil::Date;
 use outcome::OutputArguments;
-use pass::Told;
+use pass::Received;
 use reqwest::Method;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -83,7 +83,7 @@ pub async fn run(arguments: &ReconcileArguments) -> anyhow::Result<ExitCode> {
     // Asked once: a second order would be a second pass.
     let body =
         client.call(&Request::new(Method::POST, &["v1", "passes"]).with_json(&order)).await?;
-    let ordered = Told::<PassAnswer>::read(&body)?;
+    let ordered = Received::<PassAnswer>::read(&body)?;
     let id = ordered.value.id;
     eprintln!("pass {id} compares {}", ordered.value.scope());
     let ended = watch(&client, ordered).await.with_context(|| {
@@ -93,20 +93,23 @@ pub async fn run(arguments: &ReconcileArguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Looks at the pass until it has ended.
-async fn watch(client: &Client, ordered: Told<PassAnswer>) -> anyhow::Result<Told<PassAnswer>> {
+async fn watch(
+    client: &Client,
+    ordered: Received<PassAnswer>,
+) -> anyhow::Result<Received<PassAnswer>> {
     let progress = PassBar::new();
     let path = ["v1", "passes", &ordered.value.id.to_string()];
     let request = Request::new(Method::GET, &path);
-    let (mut told, mut wait) = (ordered, LOOK_FIRST);
-    while !told.value.has_ended() {
-        progress.show(&told.value);
+    let (mut received, mut wait) = (ordered, LOOK_FIRST);
+    while !received.value.has_ended() {
+        progress.show(&received.value);
         tokio::time::sleep(wait).await;
         wait = (wait * 3 / 2).min(LOOK_MAX);
         let body = client.call_patiently(&request, PATIENCE, |_| {}).await?;
-        told = Told::read(&body)?;
+        received = Received::read(&body)?;
     }
     progress.finish();
-    Ok(told)
+    Ok(received)
 }
 
 /// A bar for people who watch; nothing for a log.

@@ -1,6 +1,6 @@
 //! `counterfoil sagas`: operations of several steps, how far each is, and taking one up again.
 //!
-//! Invariant: listing and showing only read. Reviving asks the server, which refuses where nobody
+//! Invariant: listing and showing only read. Resuming asks the server, which refuses where nobody
 //! is needed.
 
 use super::answer::{JsonArguments, ask, given, print_more};
@@ -19,7 +19,7 @@ use std::process::ExitCode;
   counterfoil sagas --state needs_attention
   counterfoil sagas show saga_5f0c2d
       every step, what came of it and what was undone
-  counterfoil sagas revive saga_5f0c2d
+  counterfoil sagas resume saga_5f0c2d
       goes on where it stopped; one that was undone starts anew"
 )]
 pub struct SagasArguments {
@@ -67,8 +67,8 @@ enum SagasCommand {
     },
     /// Resume a saga that needs attention, or restart one that was undone
     #[command(after_help = "Example:
-  counterfoil sagas revive saga_5f0c2d")]
-    Revive {
+  counterfoil sagas resume saga_5f0c2d")]
+    Resume {
         #[command(flatten)]
         server: ServerArguments,
         /// The saga's id
@@ -86,8 +86,8 @@ pub async fn run(arguments: SagasArguments) -> anyhow::Result<ExitCode> {
                 print_story(&story);
             }
         }
-        Some(SagasCommand::Revive { server, id }) => {
-            let path = ["v1", "sagas", &id, "revive"];
+        Some(SagasCommand::Resume { server, id }) => {
+            let path = ["v1", "sagas", &id, "resume"];
             Client::new(&server)?.call(&Request::new(Method::POST, &path)).await?;
             println!("{} goes on", plain(&id));
         }

@@ -1,6 +1,6 @@
 //! `counterfoil send`: events from a file or a pipe to a server.
 //!
-//! Invariant: an event is sent until the server has said what became of it. Whatever happens on
+//! Invariant: an event is sent until the server has answered with its verdict. Whatever happens on
 //! the way, the same bytes with the same ids go out again, so nothing is counted twice and the
 //! whole command may be repeated. Memory is bounded: one batch for each connection, and one ahead.
 
@@ -201,7 +201,7 @@ fn read_input(arguments: &SendArguments, batches: &mpsc::Sender<Batch>) -> anyho
     let deliver = |batch| batches.blocking_send(batch).is_ok();
     match format {
         InputFormat::Ndjson if arguments.meter.is_some() || arguments.tenant.is_some() => {
-            bail!("--meter and --tenant complete CSV rows; NDJSON is sent as it stands")
+            bail!("--meter and --tenant complete CSV rows; NDJSON is sent unchanged")
         }
         InputFormat::Ndjson => {
             read_ndjson(BufReader::with_capacity(256 * 1024, input), events_max, deliver)

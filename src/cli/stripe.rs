@@ -150,7 +150,7 @@ impl Findings {
             println!("\n{verdict}");
             return ExitCode::SUCCESS;
         }
-        println!("\n{} to mend", self.bad);
+        println!("\n{} to fix", self.bad);
         ExitCode::from(EXIT_FINDINGS)
     }
 }

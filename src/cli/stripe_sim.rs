@@ -82,7 +82,7 @@ pub async fn run(arguments: StripeSimArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the ready line. The port is bound, so whoever connects now is answered.
+/// Prints the ready line. The port is bound, so a client that connects now is answered.
 fn announce(listen: SocketAddr) -> anyhow::Result<()> {
     let url = format!("http://{}", reachable(listen));
     let mut output = std::io::stdout().lock();

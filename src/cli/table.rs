@@ -25,7 +25,7 @@ pub fn new_table(header: &[&str], left: usize) -> Table {
     if let Some(columns) = columns().filter(|_| table.is_tty()) {
         table.set_width(columns);
     }
-    // An id is copied, so it stands in one line.
+    // An id is copied, so it stays on one line.
     if let (Some(&"id"), Some(column)) = (header.first(), table.column_mut(0)) {
         column.set_constraint(ColumnConstraint::ContentWidth);
     }

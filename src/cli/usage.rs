@@ -31,7 +31,7 @@ pub struct UsageArguments {
     /// What is counted, by its slug
     #[arg(long, required_unless_present = "all")]
     meter: Option<String>,
-    /// Every tenant and meter with events
+    /// All tenants and meters with events
     #[arg(long, conflicts_with_all = ["tenant", "meter", "window", "group_by"])]
     all: bool,
     /// The month to show, such as 2026-11
@@ -44,7 +44,7 @@ pub struct UsageArguments {
     /// First instant that is no longer included
     #[arg(long, requires = "from")]
     to: Option<String>,
-    /// How the range is cut: none, hour, day, week or month
+    /// Split the range: none, hour, day, week or month
     #[arg(long)]
     window: Option<String>,
     /// IANA time zone in which days, weeks and months begin

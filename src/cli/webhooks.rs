@@ -1,4 +1,4 @@
-//! `counterfoil webhooks`: what the provider told us unasked, and what became of it.
+//! `counterfoil webhooks`: webhooks that the provider sent, and their states.
 //!
 //! Invariant: listing and showing only read. A replay has the webhook's object read again from the
 //! provider, which changes nothing when done twice; a webhook that is only kept is refused.

@@ -326,8 +326,8 @@ mod tests {
     fn an_answer_with_a_password_is_not_recorded() {
         let email = email(&config());
         for secret in ["hunter2", "aHVudGVyMg==", "AHVzZXIAaHVudGVyMg=="] {
-            let told = tell(&format!("you said {secret}"), &email.hidden);
-            assert_eq!(told, "(an answer with a secret in it)");
+            let recorded = tell(&format!("you said {secret}"), &email.hidden);
+            assert_eq!(recorded, "(an answer with a secret in it)");
         }
         assert_eq!(tell("no such\r\nuser ", &email.hidden), "no such  user");
     }

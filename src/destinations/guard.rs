@@ -23,7 +23,7 @@ const HIDDEN_CHARS_MIN: usize = 8;
 
 /// What may be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reach {
+enum AddressPolicy {
     Public,
     Anywhere,
 }
@@ -71,7 +71,8 @@ impl Outlet {
         config: &AlertsConfig,
         lookup: Lookup,
     ) -> Result<Self, String> {
-        let reach = if config.allow_private { Reach::Anywhere } else { Reach::Public };
+        let reach =
+            if config.allow_private { AddressPolicy::Anywhere } else { AddressPolicy::Public };
         let url = read_url(url.expose(), reach).map_err(|why| format!("{setting} {why}"))?;
         // It can only be installed already, which is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -182,15 +183,15 @@ fn find_forbidden<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Forbidden>
 }
 
 /// The text is not repeated in a refusal: it may hold a secret.
-fn read_url(text: &str, reach: Reach) -> Result<Url, String> {
+fn read_url(text: &str, reach: AddressPolicy) -> Result<Url, String> {
     let url = Url::parse(text).map_err(|error| format!("is not an address: {error}"))?;
     let host = match (url.scheme(), url.host_str()) {
         ("http" | "https", Some(host)) => host,
         (_, _) => return Err("must begin with https:// or http://".into()),
     };
     match reach {
-        Reach::Anywhere => {}
-        Reach::Public => judge_host(host)?,
+        AddressPolicy::Anywhere => {}
+        AddressPolicy::Public => judge_host(host)?,
     }
     Ok(url)
 }
@@ -284,19 +285,19 @@ fn class_of_v6(address: Ipv6Addr) -> Option<&'static str> {
 // ---------------------------------------------------------------------------------------------
 // Look-ups
 
-type Found = futures_util::future::BoxFuture<'static, std::io::Result<Vec<SocketAddr>>>;
+type FoundAddresses = futures_util::future::BoxFuture<'static, std::io::Result<Vec<SocketAddr>>>;
 /// Given from outside so that a test can make a name lead anywhere.
-type Lookup = Arc<dyn Fn(String) -> Found + Send + Sync>;
+type Lookup = Arc<dyn Fn(String) -> FoundAddresses + Send + Sync>;
 
 /// Asks the system, as every other program of the machine does.
-fn look_up(name: String) -> Found {
+fn look_up(name: String) -> FoundAddresses {
     Box::pin(async move { Ok(tokio::net::lookup_host((name, 0)).await?.collect()) })
 }
 
 /// Gives the client addresses that were checked, and no others. If one is forbidden all are: who
 /// mixes the two means no good.
 struct CheckedResolver {
-    reach: Reach,
+    reach: AddressPolicy,
     lookup: Lookup,
 }
 
@@ -306,8 +307,8 @@ impl Resolve for CheckedResolver {
         Box::pin(async move {
             let addresses = found.await?;
             match reach {
-                Reach::Anywhere => {}
-                Reach::Public => {
+                AddressPolicy::Anywhere => {}
+                AddressPolicy::Public => {
                     addresses.iter().try_for_each(|found| judge_address(found.ip()))?
                 }
             }
@@ -364,20 +365,20 @@ mod tests {
         ];
         for host in hosts.iter().flat_map(|line| line.split(' ')) {
             for url in [format!("http://{host}/"), format!("https://user@{host}:8443/a?b")] {
-                let refusal = read_url(&url, Reach::Public).expect_err(&url);
+                let refusal = read_url(&url, AddressPolicy::Public).expect_err(&url);
                 assert!(refusal.contains("alerts.allow_private"), "{url}: {refusal}");
-                assert!(read_url(&url, Reach::Anywhere).is_ok(), "{url}");
+                assert!(read_url(&url, AddressPolicy::Anywhere).is_ok(), "{url}");
             }
         }
         for url in ["https://hooks.slack.com/a", "http://8.8.8.8/", "https://internal.example/"] {
-            assert!(read_url(url, Reach::Public).is_ok(), "{url}");
+            assert!(read_url(url, AddressPolicy::Public).is_ok(), "{url}");
         }
     }
 
     #[test]
     fn only_http_passes() {
         for url in ["", "example.com/a", "ftp://example.com/", "file:///etc/passwd", "http://"] {
-            for reach in [Reach::Public, Reach::Anywhere] {
+            for reach in [AddressPolicy::Public, AddressPolicy::Anywhere] {
                 assert!(read_url(url, reach).is_err(), "{url}");
             }
         }
@@ -386,7 +387,7 @@ mod tests {
     fn outlet(
         addresses: &'static [&'static str],
         port: u16,
-        reach: Reach,
+        reach: AddressPolicy,
     ) -> (Outlet, Arc<AtomicUsize>) {
         let asked = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&asked);
@@ -397,7 +398,7 @@ mod tests {
             Box::pin(async move { Ok(found) })
         });
         let url = Secret::new(&format!("http://hooks.example.com:{port}/canary-in-the-path"));
-        let config = AlertsConfig { allow_private: reach == Reach::Anywhere, ..settings() };
+        let config = AlertsConfig { allow_private: reach == AddressPolicy::Anywhere, ..settings() };
         let outlet = Outlet::connect_with("alerts.webhook_url", &url, &config, lookup);
         (outlet.expect("a public name"), asked)
     }
@@ -408,7 +409,7 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("bound").port();
         for addresses in [["127.0.0.1"].as_slice(), &["8.8.8.8", "127.0.0.1"], &["::1"]] {
-            let (outlet, asked) = outlet(addresses, port, Reach::Public);
+            let (outlet, asked) = outlet(addresses, port, AddressPolicy::Public);
             for times in 1..=2 {
                 let sending = outlet.post(&[], Vec::new()).await.err().expect("no answer");
                 let Sending::Refused { detail } = sending else { panic!("{sending:?}") };
@@ -429,7 +430,7 @@ mod tests {
         let port = listener.local_addr().expect("bound").port();
         let router = axum::Router::new().fallback(|| async { "ok" });
         tokio::spawn(async move { axum::serve(listener, router).await });
-        let (outlet, asked) = outlet(&["127.0.0.1"], port, Reach::Anywhere);
+        let (outlet, asked) = outlet(&["127.0.0.1"], port, AddressPolicy::Anywhere);
         for times in 1..=3 {
             let reply = outlet.post(&[], Vec::new()).await.expect("an answer");
             assert_eq!((reply.status, reply.text.as_str()), (200, "ok"));
@@ -439,7 +440,7 @@ mod tests {
 
     #[test]
     fn an_answer_with_a_secret_is_not_recorded() {
-        let (outlet, _) = outlet(&[], 80, Reach::Public);
+        let (outlet, _) = outlet(&[], 80, AddressPolicy::Public);
         let outlet = outlet.hiding("hunter2");
         assert_eq!(outlet.tell(b"no\r\nservice "), "no  service");
         assert_eq!(outlet.tell(b"you said hunter2"), "(an answer with a secret in it)");

@@ -86,14 +86,14 @@ impl ChangeWebhook {
     }
 
     /// One try, which ends within `alerts.timeout_ms`.
-    pub async fn tell(&self, change: &Change<'_>) -> Sending {
+    pub async fn tell(&self, change: &OutgoingChange<'_>) -> Sending {
         self.0.post(change.id.to_owned(), encode_change(change), change.now).await
     }
 }
 
 /// A change as it is sent; the same on every attempt, except for its time.
 #[derive(Debug, Clone, Copy)]
-pub struct Change<'a> {
+pub struct OutgoingChange<'a> {
     pub id: &'a str,
     pub kind: &'a str,
     /// A JSON object.
@@ -104,7 +104,7 @@ pub struct Change<'a> {
     pub now: Timestamp,
 }
 
-fn encode_change(change: &Change<'_>) -> Vec<u8> {
+fn encode_change(change: &OutgoingChange<'_>) -> Vec<u8> {
     let data: serde_json::Value = serde_json::from_str(change.payload).unwrap_or_default();
     let (kind, at) = (change.kind, change.at.to_string());
     serde_json::json!({"type": kind, "timestamp": at, "data": data}).to_string().into_bytes()

@@ -21,7 +21,7 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
 
 /// One change of an input, at a place that is taken modulo its length.
 #[derive(Debug, Clone)]
-enum Change {
+enum Mutation {
     Replace(usize, u8),
     Flip(usize, u8),
     Insert(usize, Vec<u8>),
@@ -31,7 +31,7 @@ enum Change {
     Truncate(usize),
 }
 
-impl Change {
+impl Mutation {
     fn apply(&self, bytes: &mut Vec<u8>) {
         let place = |at: usize, length: usize| at % (length + 1);
         match self {
@@ -63,7 +63,7 @@ impl Change {
     }
 }
 
-fn any_change() -> impl Strategy<Value = Change> {
+fn any_change() -> impl Strategy<Value = Mutation> {
     let at = 0usize..1 << 16;
     // What the grammars of the targets turn on, beside bytes that mean nothing to them.
     let tokens = proptest::sample::select(vec![
@@ -90,15 +90,15 @@ fn any_change() -> impl Strategy<Value = Change> {
         "v1=",
     ]);
     prop_oneof![
-        (at.clone(), any::<u8>()).prop_map(|(at, byte)| Change::Replace(at, byte)),
-        (at.clone(), any::<u8>()).prop_map(|(at, bit)| Change::Flip(at, bit)),
-        (at.clone(), tokens).prop_map(|(at, new)| Change::Insert(at, new.as_bytes().to_vec())),
+        (at.clone(), any::<u8>()).prop_map(|(at, byte)| Mutation::Replace(at, byte)),
+        (at.clone(), any::<u8>()).prop_map(|(at, bit)| Mutation::Flip(at, bit)),
+        (at.clone(), tokens).prop_map(|(at, new)| Mutation::Insert(at, new.as_bytes().to_vec())),
         (at.clone(), proptest::collection::vec(any::<u8>(), 1..9))
-            .prop_map(|(at, new)| Change::Insert(at, new)),
-        (at.clone(), 1usize..40).prop_map(|(at, length)| Change::Remove(at, length)),
+            .prop_map(|(at, new)| Mutation::Insert(at, new)),
+        (at.clone(), 1usize..40).prop_map(|(at, length)| Mutation::Remove(at, length)),
         (at.clone(), 1usize..80, at.clone())
-            .prop_map(|(from, length, to)| Change::Repeat(from, length, to)),
-        at.prop_map(Change::Truncate),
+            .prop_map(|(from, length, to)| Mutation::Repeat(from, length, to)),
+        at.prop_map(Mutation::Truncate),
     ]
 }
 

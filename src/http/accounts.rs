@@ -35,7 +35,7 @@ list_query!(AccountParameters, "The last account of the page before.", after: St
     params(("tenant" = String, Path), ("account" = String, Path)),
     responses(
         (status = 200, description = "The account as it is", body = AccountAnswer),
-        (status = 409, description = "It stands with another unit or floor"),
+        (status = 409, description = "It exists with another unit or floor"),
         (status = 422, description = "The name or the unit is refused"),
     )
 )]
@@ -55,7 +55,7 @@ pub async fn put_account(
     let unit = Unit::parse(&unit).map_err(Problem::refused)?;
     let account = NewAccount { tenant, name, unit, floor };
     match app.store.put_account(account, app.clock.now()).await? {
-        AccountPut::Created(account) | AccountPut::Stands(account) => {
+        AccountPut::Created(account) | AccountPut::Unchanged(account) => {
             Ok(axum::Json(account.into()))
         }
         AccountPut::Refused(account) => Err(Problem::new(
@@ -112,7 +112,7 @@ pub async fn get_account(
 
 fn unknown_account() -> Problem {
     let detail = "the tenant has no such account; PUT creates it";
-    Problem::new(Kind::NotFound, "account_unknown", detail)
+    Problem::new(Kind::NotFound, "unknown_account", detail)
 }
 
 list_query!(StatementParameters, before, {});
@@ -150,7 +150,7 @@ pub async fn get_statement(
     params(("tenant" = String, Path)),
     responses(
         (status = 201, description = "The entry as it was written", body = EntryAnswer),
-        (status = 409, description = "Another entry stands under the key, or a version has moved"),
+        (status = 409, description = "Another entry has this key, or a version has moved"),
         (status = 422, description = "It does not balance, or a balance would be too low"),
     )
 )]
@@ -221,7 +221,7 @@ fn answer_posted(posted: &Posted) -> Result<(StatusCode, EntryAnswer), Problem> 
 
 /// Something else was done under the key, longer ago than keys are remembered.
 pub fn key_taken(what: &str, key: &OnceKey) -> Problem {
-    let detail = format!("another {what} stands under the key {key}; use a new key");
+    let detail = format!("another {what} has the key {key}; use a new key");
     Problem::new(Kind::Conflict, "key_taken", detail)
 }
 
@@ -241,6 +241,6 @@ pub async fn get_entry(
 ) -> Result<axum::Json<EntryAnswer>, Problem> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let found = app.store.find_entry(&tenant, &OnceKey::parse(&key)?).await?;
-    let unknown = || Problem::new(Kind::NotFound, "entry_unknown", "there is no such entry");
+    let unknown = || Problem::new(Kind::NotFound, "unknown_entry", "there is no such entry");
     Ok(axum::Json((&found.ok_or_else(unknown)?).into()))
 }

@@ -294,7 +294,7 @@ async fn hold(app: &App, holder: &str, response: Response) -> Response {
     let (parts, body) = response.into_parts();
     match body.collect().await {
         Ok(body) => {
-            let counted = Counted { bytes: body.to_bytes(), _share: share };
+            let counted = CountedRequest { bytes: body.to_bytes(), _share: share };
             Response::from_parts(parts, Body::from(Bytes::from_owner(counted)))
         }
         Err(_) => Problem::panicked().into_response(),
@@ -302,12 +302,12 @@ async fn hold(app: &App, holder: &str, response: Response) -> Response {
 }
 
 /// Bytes that count against the budget of answers until the last piece of them is gone.
-struct Counted {
+struct CountedRequest {
     bytes: Bytes,
     _share: Share,
 }
 
-impl AsRef<[u8]> for Counted {
+impl AsRef<[u8]> for CountedRequest {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }

@@ -1,4 +1,4 @@
-//! `/v1/alerts`: what a person was told; and `/v1/thresholds`, by which usage raises some.
+//! `/v1/alerts`: alerts and their notices; `/v1/thresholds`: usage that raises alerts.
 //!
 //! Invariant: a threshold is one for each tenant, meter, kind and period. Usage is never refused
 //! by one. A key that is bound to a tenant sees and sets that tenant's only.

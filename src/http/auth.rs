@@ -39,7 +39,7 @@ pub struct Grant {
     tenant: Option<TenantId>,
 }
 
-/// Whoever sent the request, with a key that is valid.
+/// The sender of the request, with a valid key.
 #[derive(Debug, Clone)]
 pub struct Caller(Arc<Grant>);
 
@@ -157,23 +157,23 @@ fn unauthenticated(detail: &'static str) -> Problem {
     Problem::new(Kind::Unauthenticated, "unauthenticated", detail)
 }
 
-/// All keys that are not revoked, as the store told a moment ago.
+/// All keys that are not revoked, as last read from the store.
 pub struct KeyCache {
     store: Arc<dyn ApiKeys>,
     hasher: Hmac<Sha256>,
-    loaded: RwLock<Option<Loaded>>,
+    loaded: RwLock<Option<LoadedKeys>>,
     /// Held while the store is asked, so that it is asked once.
     loading: tokio::sync::Mutex<()>,
 }
 
 #[derive(Clone)]
-struct Loaded {
+struct LoadedKeys {
     at: Instant,
     /// By the first bytes of the digest; the rest is compared in constant time.
     grants: Arc<HashMap<[u8; 8], Vec<Arc<Grant>>>>,
 }
 
-impl Loaded {
+impl LoadedKeys {
     fn find(&self, digest: &[u8; 32]) -> Option<Arc<Grant>> {
         let grants = self.grants.get(&prefix(digest))?;
         grants.iter().find(|grant| grant.digest.ct_eq(digest).into()).cloned()
@@ -229,14 +229,14 @@ impl KeyCache {
         })
     }
 
-    fn loaded(&self) -> (Option<Loaded>, Age) {
+    fn loaded(&self) -> (Option<LoadedKeys>, Age) {
         let loaded = self.loaded.read().expect("no holder of the keys panics").clone();
         let age = judge_age(loaded.as_ref().map(|loaded| loaded.at.elapsed()));
         (loaded, age)
     }
 
     /// What is known, renewed if it is stale and the store answers.
-    async fn current(&self) -> store::Result<(Loaded, Age)> {
+    async fn current(&self) -> store::Result<(LoadedKeys, Age)> {
         let loaded = match self.loaded() {
             (Some(loaded), Age::Fresh) => return Ok((loaded, Age::Fresh)),
             (Some(loaded), Age::Stale) => loaded,
@@ -258,7 +258,7 @@ impl KeyCache {
     }
 
     /// The store's word, at most [`FRESH_MAX`] old.
-    async fn fresh(&self) -> store::Result<Loaded> {
+    async fn fresh(&self) -> store::Result<LoadedKeys> {
         let _loading = self.loading.lock().await;
         match self.loaded() {
             (Some(loaded), Age::Fresh) => Ok(loaded),
@@ -266,7 +266,7 @@ impl KeyCache {
         }
     }
 
-    async fn load(&self) -> store::Result<Loaded> {
+    async fn load(&self) -> store::Result<LoadedKeys> {
         // The age counts from before the question: what changes meanwhile is not in the answer.
         let at = Instant::now();
         let mut grants: HashMap<[u8; 8], Vec<Arc<Grant>>> = HashMap::new();
@@ -278,7 +278,7 @@ impl KeyCache {
                 grants.entry(prefix(&key.digest)).or_default().push(Arc::new(grant));
             }
         }
-        let loaded = Loaded { at, grants: Arc::new(grants) };
+        let loaded = LoadedKeys { at, grants: Arc::new(grants) };
         *self.loaded.write().expect("no holder of the keys panics") = Some(loaded.clone());
         Ok(loaded)
     }
@@ -328,7 +328,7 @@ pub enum AdminKeyError {
 }
 
 /// Makes sure that there is a key to begin with. Returns the token of a key that was made here,
-/// to be shown once; a given key is known to whoever gave it and is never returned. A given key
+/// to be shown once; a given key is known to its giver and is never returned. A given key
 /// that is not known yet becomes an admin key, in place of those that were given before; one that
 /// was revoked stays revoked.
 pub async fn create_first_admin_key(

@@ -31,7 +31,7 @@ const BODIES_IN_MEMORY_MAX: usize = 16;
 const TENANT_PART: usize = 4;
 /// What is set aside for a body before its bytes arrive: its header may lie.
 const CAPACITY_FIRST: usize = 256 * 1024;
-/// Largest zstd window: 8 MiB, which every encoder keeps to unless told otherwise.
+/// Largest zstd window: 8 MiB, the default limit of every encoder.
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 /// Larger compressed bodies are decompressed on a thread that may take its time.
 const IN_PLACE_BYTES_MAX: usize = 4 * 1024;

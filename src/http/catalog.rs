@@ -35,7 +35,7 @@ impl CatalogCache {
         let at = Instant::now();
         let catalog = Arc::new(self.store.load_catalog().await?);
         let mut loaded = self.loaded.write().expect("no holder of the catalog panics");
-        // Of two answers the later question's stands: it lacks nothing the other has.
+        // The answer to the later query wins: it lacks nothing the other has.
         if loaded.as_ref().is_none_or(|(before, _)| *before <= at) {
             *loaded = Some((at, Arc::clone(&catalog)));
         }

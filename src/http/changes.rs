@@ -1,13 +1,13 @@
-//! `/v1/changes`: what others are told, for those who rather ask.
+//! `/v1/changes`: the change feed, for receivers that poll.
 //!
-//! Invariant: numbers grow, and what was read once is never changed: whoever remembers the last
+//! Invariant: numbers grow, and what was read once never changes: a reader that keeps the last
 //! number it has seen misses nothing and sees nothing twice.
 
 use super::App;
 use super::auth::{Caller, Scope};
 use super::extract::{Limit, Query, list_query};
 use super::problem::Problem;
-use crate::api::changes::{ChangeFeed, MessageAnswer};
+use crate::api::changes::{ChangeFeed, PublishedChange};
 use crate::store::outbox::Message;
 use axum::extract::State;
 use std::sync::Arc;
@@ -34,15 +34,15 @@ pub async fn list_changes(
     caller.require(Scope::Read)?;
     let tenant = caller.narrow(query.tenant.as_deref())?;
     let (after, limit) = (query.after.unwrap_or(0), Limit::parse(query.limit)?);
-    let found = app.store.list_messages(tenant.as_ref(), after, limit.get()).await?;
-    let last = found.last().map(|message| message.number);
-    let changes = found.into_iter().map(MessageAnswer::from).collect();
+    let found = app.store.list_changes(tenant.as_ref(), after, limit.get()).await?;
+    let last = found.last().map(|change| change.number);
+    let changes = found.into_iter().map(PublishedChange::from).collect();
     Ok(axum::Json(ChangeFeed { changes, last }))
 }
 
-impl From<Message> for MessageAnswer {
-    fn from(message: Message) -> Self {
-        let Message { number, id, kind, tenant, payload, at, .. } = message;
+impl From<Message> for PublishedChange {
+    fn from(change: Message) -> Self {
+        let Message { number, id, kind, tenant, payload, at, .. } = change;
         let tenant = tenant.map(|tenant| tenant.to_string());
         let data = serde_json::from_str(&payload).unwrap_or_default();
         Self { number, id, kind, tenant, data, at }

@@ -27,7 +27,7 @@ list_query!(CountersQuery, "`next_after` of the page before.", after: String, {
 
 /// Read counters
 ///
-/// What was received of each tenant in each hour, and what became of it.
+/// Events received from each tenant in each hour, by verdict.
 #[utoipa::path(
     get, path = "/v1/counters", tag = "usage", params(CountersQuery),
     responses((status = 200, description = "A page of counters, by hour", body = CounterList))

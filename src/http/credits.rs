@@ -1,7 +1,7 @@
-//! `/v1/tenants/{id}/grants`, `/credits` and `/allowance`: what was paid for or given in advance,
-//! and what is left of it.
+//! `/v1/tenants/{id}/grants`, `/credits` and `/entitlements`: what was paid for or given in
+//! advance, and what is left of it.
 //!
-//! Invariant: a grant is issued, and taken back, once under its idempotency key. A balance holds
+//! Invariant: a grant is issued, and voided, once under its idempotency key. A balance holds
 //! usage that was acknowledged before the request, also if no cut has seen it.
 
 use super::App;
@@ -13,10 +13,10 @@ use super::extract::{
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
 use crate::api::credits::{
-    AllowanceAnswer, ChangeAnswer, ChangeList, CreditsAnswer, GrantAnswer, GrantList, GrantSpec,
-    PoolAnswer, QuotaAnswer, TakeBackSpec,
+    ChangeAnswer, ChangeList, CreditsAnswer, EntitlementAnswer, GrantAnswer, GrantList, GrantSpec,
+    PoolAnswer, QuotaAnswer, VoidSpec,
 };
-use crate::jobs::credits::{Balance, PoolBalance, Reckoning, coverable, read_balance};
+use crate::jobs::credits::{Balance, BalanceSettings, PoolBalance, coverable, read_balance};
 use crate::jobs::thresholds::{period_around, read_used};
 use crate::rules::credit::{GRANTS_MAX, GrantTerms};
 use crate::rules::ids::{MeterNo, TenantId, Unit};
@@ -24,7 +24,7 @@ use crate::rules::meter::Catalog;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::store::alert::{Threshold, ThresholdKind, ThresholdQuery};
-use crate::store::credit::{ChangeQuery, GrantFilter, Issued, TakeBack, TakenBack};
+use crate::store::credit::{ChangeQuery, GrantFilter, Issued, VoidGrant, Voided};
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
@@ -44,7 +44,7 @@ const PRIORITY_DEFAULT: u8 = 50;
     params(("tenant" = String, Path)),
     responses(
         (status = 201, description = "The grant", body = GrantAnswer),
-        (status = 409, description = "Another grant stands under the key"),
+        (status = 409, description = "Another grant has this key"),
         (status = 422, description = "The amount, a rate or a date is refused"),
     )
 )]
@@ -83,7 +83,7 @@ pub async fn post_grant(
     Ok(Once::respond(&completing, &issued))
 }
 
-/// Whether a grant of the tenant stands under the key.
+/// Whether a grant of the tenant has this key.
 async fn is_issued(app: &App, terms: &GrantTerms) -> Result<bool, Problem> {
     let mut after = 0;
     loop {
@@ -170,22 +170,22 @@ pub async fn list_grants(
     limit.page(found, |grant| grant.number, |grant| Ok((&grant, &*catalog).into()))
 }
 
-/// Take back what is left of a grant, or a part of it
+/// Void what is left of a grant, or a part of it
 ///
 /// A refund of what was purchased, a void of what was granted. What usage has drawn stays drawn,
 /// and what usage that was not cut yet will draw is kept for it.
 #[utoipa::path(
-    post, path = "/v1/tenants/{tenant}/grants/{grant}/take-back", tag = "credits",
-    request_body = TakeBackSpec,
+    post, path = "/v1/tenants/{tenant}/grants/{grant}/void", tag = "credits",
+    request_body = VoidSpec,
     params(("tenant" = String, Path), ("grant" = u64, Path)),
     responses(
         (status = 200, description = "What was done", body = ChangeAnswer),
         (status = 404, description = "There is no such grant"),
-        (status = 409, description = "Something else stands under the key"),
+        (status = 409, description = "The key is in use for something else"),
         (status = 422, description = "Less is left than was asked for"),
     )
 )]
-pub async fn take_back(
+pub async fn void_grant(
     State(app): State<Arc<App>>,
     caller: Caller,
     Path((tenant, grant)): Path<(String, String)>,
@@ -195,7 +195,7 @@ pub async fn take_back(
     caller.require_unbound(Scope::Operate)?;
     let tenant = TenantId::parse(&tenant)?;
     let grant = grant.parse().map_err(|_| unknown_grant())?;
-    let Json(TakeBackSpec { amount, memo }) = read_json(request, &app).await?;
+    let Json(VoidSpec { amount, memo }) = read_json(request, &app).await?;
     let amount = amount.as_deref().map(parse_amount).transpose()?;
     if amount.is_some_and(|amount| amount <= Quantity::ZERO) {
         let detail = "amount must be above 0; leave it out for all that is left";
@@ -204,38 +204,35 @@ pub async fn take_back(
     let (key, memo) = (once.key.clone(), parse_memo(memo)?);
     let catalog = app.catalog.reload().await?;
     // What usage will draw is needed whole, however much of it there is.
-    let reckoning = Reckoning { usage_rows_max: usize::MAX, ..app.reckoning() };
-    let balance = read_balance(&*app.store, &catalog, &tenant, reckoning).await?;
+    let balance_settings = BalanceSettings { usage_rows_max: usize::MAX, ..app.balance_settings() };
+    let balance = read_balance(&*app.store, &catalog, &tenant, balance_settings).await?;
     let reserved = balance.reserved(grant);
-    let order = TakeBack { tenant, grant, key, amount, reserved, memo };
-    let completing = once.completing(move |taken: &TakenBack| answer_taken(taken, &catalog));
-    let taken = app.store.take_back(order, app.clock.now(), Some(&completing)).await?;
+    let order = VoidGrant { tenant, grant, key, amount, reserved, memo };
+    let completing = once.completing(move |taken: &Voided| answer_taken(taken, &catalog));
+    let taken = app.store.void_grant(order, app.clock.now(), Some(&completing)).await?;
     Ok(Once::respond(&completing, &taken))
 }
 
 fn unknown_grant() -> Problem {
     let detail = "the tenant has no such grant; GET /v1/tenants/{id}/grants lists them";
-    Problem::new(Kind::NotFound, "grant_unknown", detail)
+    Problem::new(Kind::NotFound, "unknown_grant", detail)
 }
 
-fn answer_taken(
-    taken: &TakenBack,
-    catalog: &Catalog,
-) -> Result<(StatusCode, ChangeAnswer), Problem> {
+fn answer_taken(taken: &Voided, catalog: &Catalog) -> Result<(StatusCode, ChangeAnswer), Problem> {
     match taken {
-        TakenBack::Done(change) | TakenBack::Repeated(change) => {
+        Voided::Done(change) | Voided::Repeated(change) => {
             Ok((StatusCode::OK, (change, catalog).into()))
         }
-        TakenBack::KeyTaken(change) => {
+        Voided::KeyTaken(change) => {
             let key = change.key.as_ref();
             Err(key.map_or_else(unknown_grant, |key| key_taken("change", key)))
         }
-        TakenBack::TooLittle(left) => Err(Problem::new(
+        Voided::TooLittle(left) => Err(Problem::new(
             Kind::Refused,
             "too_little_left",
             format!("{left} is left of the grant besides usage on its way; nothing was taken"),
         )),
-        TakenBack::NotFound => Err(unknown_grant()),
+        Voided::NotFound => Err(unknown_grant()),
     }
 }
 
@@ -282,7 +279,7 @@ pub async fn get_credits(
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let catalog = app.catalog.current().await?;
     let Balance { pools, .. } =
-        read_balance(&*app.store, &catalog, &tenant, app.reckoning()).await?;
+        read_balance(&*app.store, &catalog, &tenant, app.balance_settings()).await?;
     let pools = pools.into_iter().map(|((unit, pool), balance)| {
         let PoolBalance { remaining, pending, available } = balance;
         PoolAnswer { unit: unit.to_string(), pool, remaining, pending, available }
@@ -291,8 +288,8 @@ pub async fn get_credits(
 }
 
 impl App {
-    fn reckoning(&self) -> Reckoning {
-        Reckoning {
+    fn balance_settings(&self) -> BalanceSettings {
+        BalanceSettings {
             now: self.clock.now(),
             order: self.draw_order,
             accept_horizon_hours: self.accept_horizon_hours,
@@ -306,19 +303,19 @@ impl App {
 ///
 /// Exact as of every event that was acknowledged before; asks the counters, not the events.
 #[utoipa::path(
-    get, path = "/v1/tenants/{tenant}/allowance/{meter}", tag = "credits",
+    get, path = "/v1/tenants/{tenant}/entitlements/{meter}", tag = "credits",
     params(("tenant" = String, Path), ("meter" = String, Path)),
     responses(
-        (status = 200, description = "What is left", body = AllowanceAnswer),
+        (status = 200, description = "What is left", body = EntitlementAnswer),
         (status = 404, description = "There is no such meter"),
         (status = 422, description = "More totals would be read than one query may"),
     )
 )]
-pub async fn get_allowance(
+pub async fn get_entitlement(
     State(app): State<Arc<App>>,
     caller: Caller,
     Path((tenant, slug)): Path<(String, String)>,
-) -> Result<axum::Json<AllowanceAnswer>, Problem> {
+) -> Result<axum::Json<EntitlementAnswer>, Problem> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let (number, meter) = app.catalog.find(&slug).await?;
     let all = ThresholdQuery::all(Some(tenant.clone()));
@@ -337,9 +334,9 @@ pub async fn get_allowance(
         quotas.push(QuotaAnswer { period, limit, used, remaining });
     }
     let catalog = app.catalog.current().await?;
-    let reckoning = app.reckoning();
-    let balance = read_balance(&*app.store, &catalog, &tenant, reckoning).await?;
-    let covered = coverable(&balance, (number, &meter), reckoning)?;
+    let balance_settings = app.balance_settings();
+    let balance = read_balance(&*app.store, &catalog, &tenant, balance_settings).await?;
+    let covered = coverable(&balance, (number, &meter), balance_settings)?;
     let known = app.store.find_tenant(&tenant).await?.is_some();
-    Ok(axum::Json(AllowanceAnswer { meter: slug, known, allowed, quotas, covered }))
+    Ok(axum::Json(EntitlementAnswer { meter: slug, known, allowed, quotas, covered }))
 }

@@ -52,7 +52,7 @@ type Delivery = Result<Event, RefusedItem>;
             counted, now (`accepted`) or before (`duplicate`)"),
         (status = 202, description = "A single event is quarantined: kept and not counted"),
         (status = 409, description = "Another payload was counted under the single event's id; \
-            it stands, and this one is kept for a person to look at"),
+            it still counts, and this one is kept for review"),
         (status = 422, description = "The single event is rejected: nothing of it was kept"),
     )
 )]
@@ -67,7 +67,7 @@ pub async fn post_events(
     let format = read_format(&parts.headers)?;
     let body = app.bodies.read(&parts, body).await?;
     let weight = body.bytes.len();
-    let Batch { deliveries, names, single } = read_batch(&app, &caller, body, format).await?;
+    let ReadBatch { deliveries, names, single } = read_batch(&app, &caller, body, format).await?;
     let verdicts = app.ingest.submit(deliveries).await?;
     let horizon_hours = app.accept_horizon_hours;
     let write = move || (Reply::write(&names, &verdicts, query.results, horizon_hours), verdicts);
@@ -98,7 +98,7 @@ fn read_format(headers: &HeaderMap) -> Result<Format, Problem> {
 }
 
 /// A body as deliveries.
-struct Batch {
+struct ReadBatch {
     deliveries: Vec<Delivery>,
     names: Names,
     /// Whether the body is one event rather than a batch of one.
@@ -110,7 +110,7 @@ async fn read_batch(
     caller: &Caller,
     body: WholeBody,
     format: Format,
-) -> Result<Batch, Problem> {
+) -> Result<ReadBatch, Problem> {
     let (body, events_max) = (Arc::new(body), app.config.batch_events_max);
     let parse = async |catalog: Arc<Catalog>| {
         // The work keeps the body's share of memory until it is done, also if the request is gone.
@@ -140,10 +140,10 @@ fn parse_batch(
     format: Format,
     catalog: &Catalog,
     events_max: usize,
-) -> Result<Batch, Problem> {
+) -> Result<ReadBatch, Problem> {
     let Items { items, single } = items::parse_items(body, format, events_max)?;
     let deliveries: Vec<_> = items.iter().map(|item| parse_item(item, catalog)).collect();
-    Ok(Batch { names: Names::of(&deliveries), deliveries, single })
+    Ok(ReadBatch { names: Names::of(&deliveries), deliveries, single })
 }
 
 /// Runs work on a body of this size: here, or with lower priority if it is large.

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 /// Against a thread of normal priority, one of these gets a tenth of a core.
 const NICENESS: i32 = 10;
 
-type Work = Box<dyn FnOnce() + Send>;
+type HeavyWork = Box<dyn FnOnce() + Send>;
 
 /// Runs work on one of the threads. Work that panics ends its own request only.
 pub async fn run<T: Send + 'static>(
@@ -30,8 +30,8 @@ pub async fn run<T: Send + 'static>(
     answer.await.map_err(|_| Problem::panicked())
 }
 
-fn threads() -> &'static Sender<Work> {
-    static THREADS: OnceLock<Sender<Work>> = OnceLock::new();
+fn threads() -> &'static Sender<HeavyWork> {
+    static THREADS: OnceLock<Sender<HeavyWork>> = OnceLock::new();
     THREADS.get_or_init(|| {
         let (sender, receiver) = channel();
         let receiver = Arc::new(Mutex::new(receiver));
@@ -45,7 +45,7 @@ fn threads() -> &'static Sender<Work> {
     })
 }
 
-fn work_for_ever(receiver: &Mutex<Receiver<Work>>) {
+fn work_for_ever(receiver: &Mutex<Receiver<HeavyWork>>) {
     if let Err(error) = rustix::process::nice(NICENESS) {
         tracing::warn!(%error, "large requests are not kept at a lower priority");
     }

@@ -1,6 +1,6 @@
 //! `/v1/meters`: declaring what is counted, and reading it back.
 //!
-//! Invariant: a definition stands for ever, since every stored total means what it says; declaring
+//! Invariant: a definition never changes, since every stored total depends on it; declaring
 //! it again is harmless and may change the description only.
 
 use super::App;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// Declare a meter
 ///
-/// Creates the meter, or changes what may change of the one that stands: description, spans,
+/// Creates the meter, or changes what may change of the existing one: description, spans,
 /// tolerance, `archived`, and billing once. What is left out stays as it is; null brings the
 /// default back. An archived meter refuses events; what it counted stays, and is billed.
 #[utoipa::path(
@@ -27,7 +27,7 @@ use std::sync::Arc;
     responses(
         (status = 200, description = "It was declared before", body = MeterAnswer),
         (status = 201, description = "It is declared", body = MeterAnswer),
-        (status = 409, description = "A meter of this slug counts differently; it stands"),
+        (status = 409, description = "A meter of this slug counts differently; it is unchanged"),
         (status = 422, description = "The definition is refused"),
     )
 )]
@@ -63,14 +63,14 @@ pub async fn put_meter(
             return Err(Problem::new(
                 Kind::Conflict,
                 "meter_differs",
-                "a meter of this slug counts differently and stands, since its totals do; only \
+                "a meter of this slug counts differently; since it has totals, only \
                  its description, its spans and archived may change, and billing may be added \
                  once; declare the new meter under another slug",
             )
             .with_members(format!("\"standing\":{standing}")));
         }
     };
-    // What stands may say more than what was asked for: when billing began, and billing itself.
+    // What is stored may say more than what was asked for: when billing began, and billing itself.
     let catalog = app.catalog.reload().await?;
     let (_, standing) = catalog.find(meter.slug.as_str()).ok_or_else(unknown_meter)?;
     Ok((status, axum::Json(standing.as_ref().into())))

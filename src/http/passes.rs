@@ -163,8 +163,8 @@ pub async fn list_findings(
 
 /// Accept an unknown subscription
 ///
-/// For a finding of a tenant's subscription that no agreement here belongs to: it is accepted as it
-/// is, the finding is cleared, and no pass reports the subscription again.
+/// For a finding of a tenant's subscription that no subscription record here belongs to: it is
+/// accepted as it is, the finding is cleared, and no pass reports the subscription again.
 #[utoipa::path(
     post, path = "/v1/findings/{finding}/accept", tag = "reconciliation",
     params(("finding" = u64, Path, description = "The finding's id")),

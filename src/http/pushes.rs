@@ -1,4 +1,4 @@
-//! `/v1/pushes`: what the billing provider is told, what became of it, and what needs a person.
+//! `/v1/pushes`: submissions to the billing provider, their states, and dead letters.
 //!
 //! Invariant: a key that is bound to a tenant sees that tenant's pushes only. A push is retried
 //! only if that cannot bill twice; if it is refused, the answer says why.
@@ -11,8 +11,8 @@ use super::records::raw_json;
 use crate::api::pushes::{
     DiscardSpec, PushAnswer, PushList, PushTraceAnswer, RulingAnswer, TransitionAnswer,
 };
-use crate::rules::delivery::{Class, PushState};
 use crate::rules::meter::Catalog;
+use crate::rules::submission::{Class, PushState};
 use crate::rules::window::{Window, parse_border};
 use crate::store::push::{Push, PushQuery, PushTrace, Ruling, Transition};
 use axum::extract::State;

@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 /// Set a tax rate
 ///
-/// A rate that stands until further notice is ended by sending it again with `valid_until`.
+/// An open-ended rate is ended by sending it again with `valid_until`.
 #[utoipa::path(
     put, path = "/v1/tax/rates", tag = "tax", request_body = RateSpec,
     responses(
@@ -56,7 +56,7 @@ pub async fn put_rate(
     };
     rate.check().map_err(Problem::refused)?;
     match app.store.put_tax_rate(rate.clone(), app.clock.now()).await? {
-        RatePut::Created | RatePut::Stands => Ok(axum::Json(rate.into())),
+        RatePut::Created | RatePut::Unchanged => Ok(axum::Json(rate.into())),
         RatePut::Overlaps(standing) if ends(&rate, &standing) => {
             let TaxRate { jurisdiction, name, valid_from, valid_until, .. } = &rate;
             let end = valid_until.unwrap_or(*valid_from);
@@ -75,7 +75,7 @@ pub async fn put_rate(
     }
 }
 
-/// Whether it is the one that stands, with an end.
+/// Whether it is the stored one, with an end.
 fn ends(rate: &TaxRate, standing: &TaxRate) -> bool {
     let open = TaxRate { valid_until: None, ..rate.clone() };
     rate.valid_until.is_some() && open == *standing
@@ -117,7 +117,7 @@ pub fn parse_rate_cursor(text: &str) -> Result<RateKey, Problem> {
     params(("code" = String, Path)),
     responses(
         (status = 200, description = "The coupon as it is", body = CouponAnswer),
-        (status = 409, description = "Another coupon stands under the code"),
+        (status = 409, description = "Another coupon has this code"),
         (status = 422, description = "What it takes off is refused"),
     )
 )]
@@ -132,11 +132,11 @@ pub async fn put_coupon(
     let coupon = read_coupon(code, spec)?;
     coupon.check().map_err(Problem::refused)?;
     match app.store.put_coupon(coupon.clone(), app.clock.now()).await? {
-        CouponPut::Created | CouponPut::Stands => Ok(axum::Json(coupon.into())),
+        CouponPut::Created | CouponPut::Unchanged => Ok(axum::Json(coupon.into())),
         CouponPut::Refused(standing) => Err(Problem::new(
             Kind::Conflict,
             "coupon_differs",
-            format!("another coupon stands under {}; use a new code", standing.code),
+            format!("another coupon has the code {}; use a new code", standing.code),
         )),
     }
 }
@@ -198,7 +198,7 @@ struct KeptAnswer {
     params(("tenant" = String, Path)),
     responses(
         (status = 200, description = "The quote", body = QuoteAnswer),
-        (status = 409, description = "Another quote stands under the key"),
+        (status = 409, description = "Another quote has this key"),
         (status = 422, description = "An amount, the coupon or a place without a rate is refused"),
     )
 )]
@@ -298,7 +298,7 @@ fn read_request(
 }
 
 /// The coupon that a quote may use, or why it may not. One that does not exist is refused outright:
-/// it is a mistake of whoever asks, not a coupon that has had its day.
+/// it is the caller's mistake, not an expired coupon.
 async fn find_coupon(
     app: &App,
     request: &QuoteRequest,
@@ -308,7 +308,7 @@ async fn find_coupon(
     OnceKey::parse(code).map_err(Problem::refused)?;
     let coupon = app.store.find_coupon(code).await?.ok_or_else(|| {
         let detail = format!("there is no coupon {code}; GET /v1/coupons lists them");
-        Problem::new(Kind::Refused, "coupon_unknown", detail)
+        Problem::new(Kind::Refused, "unknown_coupon", detail)
     })?;
     if !coupon.holds_at(request.at) {
         return Ok(Some(Err("it does not hold at that moment".into())));
@@ -385,6 +385,6 @@ pub async fn get_quote(
 ) -> Result<axum::Json<QuoteAnswer>, Problem> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let found = app.store.find_quote(&tenant, &OnceKey::parse(&key)?).await?;
-    let unknown = || Problem::new(Kind::NotFound, "quote_unknown", "there is no such quote");
+    let unknown = || Problem::new(Kind::NotFound, "unknown_quote", "there is no such quote");
     Ok(axum::Json(answer_quote(&found.ok_or_else(unknown)?)?))
 }

@@ -10,14 +10,14 @@ use super::extract::{Json, Limit, Path, Query, list_query, read_json};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
 use crate::api::sagas::{
-    AgreementAnswer, AgreementList, CancelMoment, CancelSpec, LineAnswer, PlanSpec, SagaAnswer,
-    SagaList, SagaStory, SubscriptionSpec,
+    CancelMoment, CancelSpec, LineAnswer, PlanSpec, SagaAnswer, SagaList, SagaStory,
+    SubscriptionAnswer, SubscriptionList, SubscriptionSpec,
 };
 use crate::jobs::sagas::{CancelParams, ChangeParams, CreateParams, boundary_after};
 use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::saga::{Saga, SagaKind, SagaState, saga_id};
 use crate::rules::timestamp::Timestamp;
-use crate::store::saga::{Agreement, Begun, NewSaga, Revived, SagaQuery};
+use crate::store::saga::{Begun, NewSaga, Resumed, SagaQuery, SubscriptionRecord};
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
@@ -30,8 +30,8 @@ use std::sync::Arc;
 const PRICES_MAX: usize = 20;
 const FEATURES_MAX: usize = 100;
 const NAME_BYTES_MAX: usize = 200;
-/// Agreements that are answered.
-const AGREEMENTS_MAX: usize = 1_000;
+/// Subscription records that are answered.
+const SUBSCRIPTIONS_LISTED_MAX: usize = 1_000;
 
 /// Create a subscription
 ///
@@ -256,71 +256,72 @@ fn check_id(id: &str) -> Result<(), Problem> {
 }
 
 fn unknown_saga() -> Problem {
-    Problem::new(Kind::NotFound, "saga_unknown", "there is no such saga; GET /v1/sagas lists them")
+    Problem::new(Kind::NotFound, "unknown_saga", "there is no such saga; GET /v1/sagas lists them")
 }
 
 /// Take a saga up again
 ///
 /// One that needs attention goes on where it stopped; one that was undone starts anew.
 #[utoipa::path(
-    post, path = "/v1/sagas/{saga}/revive", tag = "sagas", params(("saga" = String, Path)),
+    post, path = "/v1/sagas/{saga}/resume", tag = "sagas", params(("saga" = String, Path)),
     responses(
         (status = 200, description = "The saga as it is now", body = SagaAnswer),
         (status = 404, description = "There is no such saga"),
         (status = 409, description = "It needs nobody, or another saga of the tenant is open"),
     )
 )]
-pub async fn revive_saga(
+pub async fn resume_saga(
     State(app): State<Arc<App>>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<axum::Json<SagaAnswer>, Problem> {
     caller.require_unbound(Scope::Operate)?;
     check_id(&id)?;
-    match app.store.revive_saga(&id, app.clock.now()).await? {
-        Revived::Done(saga) => Ok(axum::Json((&saga).into())),
-        Revived::Refused(why) => {
+    match app.store.resume_saga(&id, app.clock.now()).await? {
+        Resumed::Done(saga) => Ok(axum::Json((&saga).into())),
+        Resumed::Refused(why) => {
             let detail = format!("saga {id} cannot be taken up again: {why}");
             Err(Problem::new(Kind::Conflict, "saga_not_stuck", detail))
         }
-        Revived::Busy(other) => Err(busy(&other)),
-        Revived::NotFound => Err(unknown_saga()),
+        Resumed::Busy(other) => Err(busy(&other)),
+        Resumed::NotFound => Err(unknown_saga()),
     }
 }
 
 /// Read what a tenant has agreed to, and what it may use
 ///
-/// Access follows the provider: an agreement ends when its subscription is canceled or has expired
-/// there, and is suspended while it is unpaid or paused. While it is past due the access stays.
+/// Access follows the provider: a subscription record ends when its subscription is canceled or has
+/// expired there, and is suspended while it is unpaid or paused. While it is past due the access
+/// stays.
 #[utoipa::path(
-    get, path = "/v1/tenants/{tenant}/agreements", tag = "sagas", params(("tenant" = String, Path)),
-    responses((status = 200, description = "Its agreements", body = AgreementList))
+    get, path = "/v1/tenants/{tenant}/subscriptions", tag = "sagas", params(("tenant" = String, Path)),
+    responses((status = 200, description = "Its subscription records", body = SubscriptionList))
 )]
-pub async fn list_agreements(
+pub async fn list_subscription_records(
     State(app): State<Arc<App>>,
     caller: Caller,
     Path(tenant): Path<String>,
-) -> Result<axum::Json<AgreementList>, Problem> {
+) -> Result<axum::Json<SubscriptionList>, Problem> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let now = app.clock.now();
-    let found = app.store.list_agreements(&tenant, AGREEMENTS_MAX).await?;
-    let holding = found.iter().filter(|agreement| agreement.grants_access_at(now));
-    let features: BTreeSet<&String> = holding.flat_map(|agreement| &agreement.features).collect();
+    let found = app.store.list_subscription_records(&tenant, SUBSCRIPTIONS_LISTED_MAX).await?;
+    let holding = found.iter().filter(|record| record.grants_access_at(now));
+    let features: BTreeSet<&String> = holding.flat_map(|record| &record.features).collect();
     let features = features.into_iter().cloned().collect();
-    let agreements = found.iter().map(|agreement| answer_agreement(agreement, now)).collect();
-    Ok(axum::Json(AgreementList { agreements, features }))
+    let subscriptions = found.iter().map(|record| answer_subscription(record, now)).collect();
+    Ok(axum::Json(SubscriptionList { subscriptions, features }))
 }
 
-fn answer_agreement(agreement: &Agreement, now: Timestamp) -> AgreementAnswer {
-    AgreementAnswer {
-        subscription: agreement.subscription.to_string(),
-        plan: agreement.plan.clone(),
-        prices: agreement.prices.clone(),
-        features: agreement.features.clone(),
-        access: agreement.grants_access_at(now),
-        suspended: agreement.suspended,
-        saga: agreement.saga.clone(),
-        began_at: agreement.began_at,
-        ended_at: agreement.ended_at,
+fn answer_subscription(record: &SubscriptionRecord, now: Timestamp) -> SubscriptionAnswer {
+    SubscriptionAnswer {
+        subscription: record.subscription.to_string(),
+        plan: record.plan.clone(),
+        prices: record.prices.clone(),
+        features: record.features.clone(),
+        access: record.grants_access_at(now),
+        suspended: record.suspended,
+        saga: record.saga.clone(),
+        began_at: record.began_at,
+        ended_at: record.ended_at,
     }
 }

@@ -54,7 +54,8 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let drain_max = Duration::from_millis(app.config.drain_timeout_ms);
-    let gate = Gate::new(app.config.connections_max, app.config.connections_per_address_max);
+    let gate =
+        ConnectionGate::new(app.config.connections_max, app.config.connections_per_address_max);
     let metrics = app.metrics.clone();
     let patience = Patience::of(&app.config);
     let tls = Tls::load(&app.config).map_err(io::Error::other)?;
@@ -94,7 +95,7 @@ pub async fn serve(
 }
 
 /// Places for connections: in all, and of one address.
-struct Gate {
+struct ConnectionGate {
     places: Arc<Semaphore>,
     addresses: Arc<Mutex<HashMap<IpAddr, usize>>>,
     /// 0 for no limit.
@@ -102,13 +103,13 @@ struct Gate {
 }
 
 /// A connection's place, given back when it is dropped.
-struct Place {
+struct ConnectionPlace {
     _place: OwnedSemaphorePermit,
     addresses: Arc<Mutex<HashMap<IpAddr, usize>>>,
     address: IpAddr,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         let mut addresses = self.addresses.lock().expect("no holder of it panics");
         if let Entry::Occupied(mut open) = addresses.entry(self.address) {
@@ -120,7 +121,7 @@ impl Drop for Place {
     }
 }
 
-impl Gate {
+impl ConnectionGate {
     fn new(connections_max: usize, address_max: usize) -> Self {
         let places = Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS)));
         Self { places, addresses: Arc::default(), address_max }
@@ -129,7 +130,7 @@ impl Gate {
     /// Waits for a free place first, so that connections beyond the limit wait in the system's
     /// queue. One of an address that has its part already is closed at once: it must not keep
     /// those behind it waiting.
-    async fn accept(&self, listener: &TcpListener) -> (TcpStream, Peer, Place) {
+    async fn accept(&self, listener: &TcpListener) -> (TcpStream, Peer, ConnectionPlace) {
         let places = Arc::clone(&self.places);
         let mut permit = Some(places.acquire_owned().await.expect("the semaphore is never closed"));
         loop {
@@ -139,7 +140,11 @@ impl Gate {
                 && let Some(permit) = permit.take()
             {
                 let addresses = Arc::clone(&self.addresses);
-                return (stream, peer, Place { _place: permit, addresses, address: peer.0 });
+                return (
+                    stream,
+                    peer,
+                    ConnectionPlace { _place: permit, addresses, address: peer.0 },
+                );
             }
             metrics::counter!("counterfoil_connections_refused_total").increment(1);
             tracing::debug!(address = %peer.0, "an address has as many connections as it may");
@@ -206,7 +211,7 @@ impl Acceptor {
         }
     }
 
-    async fn run(self, stream: TcpStream, peer: Peer, place: Place) {
+    async fn run(self, stream: TcpStream, peer: Peer, place: ConnectionPlace) {
         let _place = place;
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "a connection ended before it was served");

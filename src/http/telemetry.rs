@@ -21,7 +21,7 @@ use std::time::Instant;
 const SECONDS: [f64; 14] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// Every metric of the server with its text for people; a metric without a row has no HELP, which
+/// Every metric of the server with its HELP text; a metric without a row has none, which
 /// `tests/it/http_api/description.rs` finds.
 const HELP: &[(&str, &str)] = &[
     ("counterfoil_clock_in_doubt", "1 while the server's clocks disagree"),

@@ -63,7 +63,7 @@ pub async fn put_tenant(
             Kind::Conflict,
             "customer_taken",
             format!(
-                "tenant {holder} is this customer; two tenants of one customer could not be told \
+                "tenant {holder} is this customer; two tenants of one customer cannot be kept \
                  apart in the provider's totals, so give each tenant a customer of its own"
             ),
         )),

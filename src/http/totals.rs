@@ -1,4 +1,4 @@
-//! `GET /v1/usage/totals`: what every tenant used, for whoever writes the bills.
+//! `GET /v1/usage/totals`: what every tenant used, for billing outside.
 //!
 //! Invariant: values leave as decimal strings and never pass through a float. One answer covers a
 //! bounded number of tenants; each total is of one moment, and the page as a whole is not.

@@ -33,12 +33,12 @@ pub struct AlertsJob {
     destinations: Vec<&'static str>,
     /// How long usage may be without a customer before somebody is called; zero for ever.
     unmapped_after: Span,
-    memory: Mutex<Memory>,
+    memory: Mutex<AlertMemory>,
 }
 
 /// What a look remembers of those before.
 #[derive(Default)]
-struct Memory {
+struct AlertMemory {
     activity_at: Option<Timestamp>,
 }
 
@@ -51,10 +51,10 @@ impl Job for AlertsJob {
     /// Opens and ends alerts; returns how many changes were made.
     async fn pass(&self) -> store::Result<usize> {
         let now = self.clock.now();
-        let told = self.tell_faults(now).await?;
+        let faults = self.tell_faults(now).await?;
         let until = LEASE_SPAN.after(now);
         let Some(lease) = self.store.claim_lease(LEASE, &self.holder, now, until).await? else {
-            return Ok(told);
+            return Ok(faults);
         };
         let open = list_open(&*self.store).await?;
         let mut conditions = Vec::new();
@@ -79,7 +79,7 @@ impl Job for AlertsJob {
         let drifting = self.store.count_drifting_tenants().await?;
         metrics::gauge!("counterfoil_drifting_tenants").set(gauge(drifting));
         self.store.release_lease(&lease).await?;
-        Ok(told + changed)
+        Ok(faults + changed)
     }
 }
 
@@ -166,9 +166,9 @@ pub async fn record(
     if changes.is_empty() {
         return Ok(0);
     }
-    let told = changes.clone();
+    let logged = changes.clone();
     let changed = store.record_alerts(changes, destinations, now).await?;
-    for change in told {
+    for change in logged {
         log_change(open, &change);
     }
     Ok(changed)

@@ -161,7 +161,7 @@ impl BackfillJob {
         let fresh = recorded.iter().filter(|one| one.fresh).count();
         let fresh = u64::try_from(fresh).unwrap_or(u64::MAX);
         if fresh > 0 {
-            // Page by page: a list that breaks off later has told these all the same.
+            // Page by page: entries read before a list breaks off are valid all the same.
             metrics::counter!("counterfoil_webhooks_backfilled_total").increment(fresh);
             self.arrived.notify_one();
         }

@@ -1,5 +1,5 @@
 //! The keeper of the clock: hears the clocks of others, tells a person when they contradict ours,
-//! and takes back what a clock that was ahead has moved.
+//! and resets what a clock that was ahead has moved.
 //!
 //! Answers of the provider carry its time anyway; the keeper asks when none came for a while, and
 //! reads the database's clock at every look. Every server keeps its own clock: one whose clock is

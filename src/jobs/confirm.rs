@@ -15,11 +15,11 @@ use crate::clock::Clock;
 use crate::config::PushConfig;
 use crate::faults::{crash_point, planted};
 use crate::provider::{Provider, TotalsQuery};
-use crate::rules::delivery::{Class, Next, Unconfirmed, judge_unconfirmed, look_again};
 use crate::rules::evidence::read_twice_from;
 use crate::rules::ids::{CustomerId, MeterNo};
 use crate::rules::meter::Catalog;
 use crate::rules::quantity::Quantity;
+use crate::rules::submission::{Class, Next, Unconfirmed, judge_unconfirmed, look_again};
 use crate::rules::window::Window;
 use crate::store::push::{Right, Settlement, SubmittedWindow};
 use crate::store::reconciliation::SummaryReading;
@@ -45,7 +45,7 @@ pub struct ConfirmJob {
 }
 
 /// Windows that one call asks for: of one customer, meter and length.
-type Asked = BTreeMap<(CustomerId, MeterNo, i64), Vec<SubmittedWindow>>;
+type SummaryRequest = BTreeMap<(CustomerId, MeterNo, i64), Vec<SubmittedWindow>>;
 
 impl Job for ConfirmJob {
     const NAME: &'static str = "confirm";
@@ -78,7 +78,7 @@ impl Job for ConfirmJob {
         let Some(mut keeper) = claimed else { return Ok(0) };
         let due = self.store.list_submitted_windows(now, self.shadow, WINDOWS_MAX).await?;
         let catalog = self.store.load_catalog().await?;
-        let mut asked = Asked::new();
+        let mut asked = SummaryRequest::new();
         for window in due {
             let length = window.window.end.micros() - window.window.start.micros();
             let key = (window.customer.clone(), window.meter, length);
@@ -87,7 +87,7 @@ impl Job for ConfirmJob {
         let mut settled = 0;
         for ((customer, meter, _), mut windows) in asked {
             // A provider that does not answer must not hold up the server's end.
-            if self.stop.get().is_some_and(Stop::is_told) {
+            if self.stop.get().is_some_and(Stop::is_requested) {
                 break;
             }
             windows.sort_by_key(|window| window.window.start);

@@ -32,9 +32,9 @@ const GRANTS_READ_MAX: usize = 1_000;
 /// How often a balance is read anew because a cut drew on the grants meanwhile.
 const READ_TRIES: usize = 5;
 
-/// How balances are reckoned.
+/// How a balance is computed.
 #[derive(Debug, Clone, Copy)]
-pub struct Reckoning {
+pub struct BalanceSettings {
     pub now: Timestamp,
     pub order: DrawOrder,
     /// No usage is older that can still come.
@@ -67,9 +67,9 @@ pub struct Balance {
 }
 
 impl Balance {
-    /// What usage that was not cut yet will draw on a grant: it cannot be taken back.
+    /// What usage that was not cut yet will draw on a grant: it cannot be voided.
     pub fn reserved(&self, grant: u64) -> Quantity {
-        if planted("bug.take_back_ignores_pending") {
+        if planted("bug.void_ignores_pending") {
             return Quantity::ZERO;
         }
         self.pending.get(&grant).copied().unwrap_or_default()
@@ -90,16 +90,16 @@ pub async fn read_balance(
     store: &dyn Store,
     catalog: &Catalog,
     tenant: &TenantId,
-    reckoning: Reckoning,
+    balance_settings: BalanceSettings,
 ) -> store::Result<Balance> {
     let live = || store.list_grants(tenant, GrantFilter::Live, 0, GRANTS_READ_MAX);
     let mut stored = live().await?;
     for _ in 0..READ_TRIES {
         crash_point("credits.grants_read");
-        let uncut = read_all_uncut(store, catalog, tenant, &stored, reckoning).await?;
+        let uncut = read_all_uncut(store, catalog, tenant, &stored, balance_settings).await?;
         let again = live().await?;
         if again == stored || planted("bug.balance_overstates") {
-            return reckon(&stored, &uncut, reckoning);
+            return compute_balance(&stored, &uncut, balance_settings);
         }
         stored = again;
     }
@@ -107,14 +107,18 @@ pub async fn read_balance(
 }
 
 /// Draws on the grants what the next cut will, and adds up what is left.
-fn reckon(stored: &[Grant], uncut: &[Uncut], reckoning: Reckoning) -> store::Result<Balance> {
+fn compute_balance(
+    stored: &[Grant],
+    uncut: &[Uncut],
+    balance_settings: BalanceSettings,
+) -> store::Result<Balance> {
     let mut grants = stored.to_vec();
     for Uncut { order, by_event } in uncut {
         let borders = grants.iter().any(|grant| grant.terms.begins_or_ends_in(order.during));
         let draws = if *by_event && borders {
             bound_draws(order, &grants)?
         } else {
-            plan_covering(order, &grants, &[], reckoning.order)?.drawn
+            plan_covering(order, &grants, &[], balance_settings.order)?.drawn
         };
         for draw in draws {
             for grant in grants.iter_mut().filter(|grant| grant.number == draw.grant) {
@@ -123,11 +127,15 @@ fn reckon(stored: &[Grant], uncut: &[Uncut], reckoning: Reckoning) -> store::Res
             }
         }
     }
-    sum_up(stored, grants, reckoning).ok_or_else(too_large)
+    sum_up(stored, grants, balance_settings).ok_or_else(too_large)
 }
 
 /// Adds up what was left of the grants and what is left of them now.
-fn sum_up(stored: &[Grant], grants: Vec<Grant>, reckoning: Reckoning) -> Option<Balance> {
+fn sum_up(
+    stored: &[Grant],
+    grants: Vec<Grant>,
+    balance_settings: BalanceSettings,
+) -> Option<Balance> {
     let mut balance = Balance::default();
     for (before, after) in stored.iter().zip(&grants) {
         let terms = &before.terms;
@@ -135,7 +143,7 @@ fn sum_up(stored: &[Grant], grants: Vec<Grant>, reckoning: Reckoning) -> Option<
         let drawn = before.remaining.checked_sub(after.remaining)?;
         pool.remaining = pool.remaining.checked_add(before.remaining)?;
         pool.pending = pool.pending.checked_add(drawn)?;
-        if terms.holds_at(reckoning.now) {
+        if terms.holds_at(balance_settings.now) {
             pool.available = pool.available.checked_add(after.remaining)?;
         }
         balance.pending.insert(before.number, drawn);
@@ -149,19 +157,20 @@ async fn read_all_uncut(
     catalog: &Catalog,
     tenant: &TenantId,
     grants: &[Grant],
-    reckoning: Reckoning,
+    balance_settings: BalanceSettings,
 ) -> store::Result<Vec<Uncut>> {
     let meters: BTreeSet<MeterNo> =
         grants.iter().flat_map(|grant| grant.terms.rates.keys().copied()).collect();
     let mut uncut = Vec::new();
-    if reckoning.shadow || meters.is_empty() {
+    if balance_settings.shadow || meters.is_empty() {
         return Ok(uncut);
     }
     let marks: BTreeMap<MeterNo, Timestamp> = store.read_cut_marks().await?.into_iter().collect();
     for (number, meter) in catalog.billed() {
         if meters.contains(&number) {
             let mark = marks.get(&number).copied();
-            uncut.extend(read_uncut(store, tenant, (number, &meter), mark, reckoning).await?);
+            uncut
+                .extend(read_uncut(store, tenant, (number, &meter), mark, balance_settings).await?);
         }
     }
     Ok(uncut)
@@ -174,17 +183,17 @@ async fn read_uncut(
     tenant: &TenantId,
     (number, meter): (MeterNo, &Meter),
     mark: Option<Timestamp>,
-    reckoning: Reckoning,
+    balance_settings: BalanceSettings,
 ) -> store::Result<Vec<Uncut>> {
     let Some(billing) = meter.spec.billing.as_ref() else { return Ok(Vec::new()) };
     let around = |at: Timestamp| billing.window_around(at, meter.spec.bucket);
-    let received_since = mark.map_or(billing.start(), |mark| mark.min(reckoning.now));
-    let oldest = Span::from_hours(reckoning.accept_horizon_hours).before(received_since);
+    let received_since = mark.map_or(billing.start(), |mark| mark.min(balance_settings.now));
+    let oldest = Span::from_hours(balance_settings.accept_horizon_hours).before(received_since);
     // An event may lie a little ahead.
-    let newest = Span::from_hours(1).after(reckoning.now);
+    let newest = Span::from_hours(1).after(balance_settings.now);
     let start = around(oldest.max(billing.start())).start;
     let range = Window { start, end: around(newest).end };
-    let rows = store.read_usage(tenant, number, range, reckoning.usage_rows_max).await?;
+    let rows = store.read_usage(tenant, number, range, balance_settings.usage_rows_max).await?;
     let cuts = store.read_cuts(tenant, number, range).await?;
     let cuts: BTreeMap<Timestamp, CutState> = cuts.into_iter().collect();
     let mut windows: BTreeMap<Timestamp, (Window, Vec<UsageRow>)> = BTreeMap::new();
@@ -219,12 +228,12 @@ async fn read_uncut(
 pub fn coverable(
     balance: &Balance,
     (number, meter): (MeterNo, &Meter),
-    reckoning: Reckoning,
+    balance_settings: BalanceSettings,
 ) -> store::Result<Quantity> {
     let mut covered = Quantity::ZERO;
-    for grant in in_order(&balance.grants, reckoning.order) {
+    for grant in in_order(&balance.grants, balance_settings.order) {
         let Some(rate) = grant.terms.rates.get(&number) else { continue };
-        if !grant.terms.holds_at(reckoning.now) {
+        if !grant.terms.holds_at(balance_settings.now) {
             continue;
         }
         let most = Quantity::from_units(i128::MAX);

@@ -16,7 +16,7 @@
 //! The lease is renewed by time while tenants are walked over (`keeper`). A walk that has lost the
 //! lease, or has met a failing store, goes on from where it was broken off (`walk`).
 //!
-//! A draft of an invoice hurries its tenant's windows (`flush`), in a task and under a lease of
+//! A draft of an invoice expedites its tenant's windows (`flush`), in a task and under a lease of
 //! its own.
 //!
 //! A crash leaves windows cut or not, each as a whole, and the mark where it was: the next pass
@@ -151,7 +151,7 @@ impl CutJob {
         let horizon = Span::from_hours(self.config.ingest.accept_horizon_hours);
         let range = Window { start: horizon.before(border), end: border };
         let catalog = self.store.load_catalog().await?;
-        let orders = self.order_hurried(&catalog, tenant, range, now).await?;
+        let orders = self.order_expedited(&catalog, tenant, range, now).await?;
         if orders.is_empty() {
             return Ok(true);
         }
@@ -169,7 +169,7 @@ impl CutJob {
     }
 
     /// Windows of a period that have changed, although they are open.
-    async fn order_hurried(
+    async fn order_expedited(
         &self,
         catalog: &Catalog,
         tenant: &TenantId,
@@ -284,7 +284,7 @@ impl CutJob {
     }
 
     /// How far back a pass must look, and what the next one need not look at.
-    fn reach(&self, billed: &Billed<'_>, now: Timestamp) -> Reach {
+    fn reach(&self, billed: &Billed<'_>, now: Timestamp) -> Lookback {
         let around = billed.billing.window_around(now, billed.meter.spec.bucket);
         let window_micros = around.end.micros() - around.start.micros();
         let horizon = Span::from_hours(self.config.ingest.accept_horizon_hours);
@@ -296,7 +296,7 @@ impl CutJob {
         let next_mark = settled.saturating_add_micros(-ahead_micros);
         let oldest = horizon.before(received_since).saturating_add_micros(-window_micros);
         let windows = Window { start: oldest.max(start), end: around.end };
-        Reach { received_since, windows, next_mark }
+        Lookback { received_since, windows, next_mark }
     }
 
     /// Tenants of which anything was counted since then.
@@ -339,7 +339,7 @@ impl CutJob {
         let changed = counts.into_values().filter(|(window, count)| {
             let billed_by_now = window.start >= billing.start()
                 && (billing.granularity == Granularity::Event
-                    || closed_until.is_some_and(|border| is_hurried(*window, border, now))
+                    || closed_until.is_some_and(|border| is_expedited(*window, border, now))
                     || meter.window_life().state(window.end, now) != WindowState::Open);
             billed_by_now && cut.get(&window.start) != Some(count)
         });
@@ -399,7 +399,7 @@ impl CutJob {
     }
 }
 
-/// What became of orders.
+/// The outcome of orders.
 enum Recorded {
     /// Another server has taken the lease; what was recorded before stays.
     LeaseLost,
@@ -419,11 +419,11 @@ struct Seek {
 /// Whether a window may be on the invoice of a period that ends at `border`, and has ended
 /// itself. A window that holds the border is where its stamp is, which may be anywhere before it
 /// if the subscription ended there.
-fn is_hurried(window: Window, border: Timestamp, now: Timestamp) -> bool {
+fn is_expedited(window: Window, border: Timestamp, now: Timestamp) -> bool {
     window.end <= border || (window.start < border && window.end <= now)
 }
 
-struct Reach {
+struct Lookback {
     /// Only tenants that received anything since then are looked at.
     received_since: Timestamp,
     /// And only these windows.

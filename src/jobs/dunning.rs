@@ -1,8 +1,9 @@
-//! Dunning: what is told about invoices that were not paid, once for each stage of each cycle.
+//! Dunning: publishes the stages of unpaid invoices, each once per billing cycle.
 //!
 //! Invariant: the stage follows from the invoice as it was read last (`rules::dunning`), so the
-//! order of webhooks plays no part; each stage of an invoice is one message with one key, whoever
-//! writes it and however often. A crash leaves a message written or not; the next look writes it.
+//! order of webhooks plays no part; each stage of an invoice is one change with one key, no matter
+//! which server writes it and however often. A crash leaves a change written or not; the next look
+//! writes it.
 
 use super::mirror::list_all;
 use super::{Context, Job, sure_time};
@@ -10,7 +11,7 @@ use crate::clock::Clock;
 use crate::rules::dunning::{Stage, judge_end, judge_stage};
 use crate::rules::invoice::Invoice;
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
-use crate::store::outbox::{Message, NewMessage};
+use crate::store::outbox::{FeedChange, Message};
 use crate::store::{self, Store};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -21,16 +22,16 @@ const PAGE: usize = 1_000;
 pub struct DunningJob {
     store: Arc<dyn Store>,
     clock: Clock,
-    told: Mutex<Told>,
+    announced: Mutex<Announced>,
 }
 
-/// Whom something was told about, from the messages themselves. Forgotten in a crash, and read
+/// Invoices with published stages, from the feed itself. Forgotten in a crash, and read
 /// anew.
 #[derive(Default, Clone)]
-struct Told {
-    /// The last message that was looked at.
+struct Announced {
+    /// The last change that was looked at.
     after: u64,
-    /// Invoices in dunning whose end was not told.
+    /// Invoices in dunning whose end was not published.
     open: BTreeSet<String>,
 }
 
@@ -40,52 +41,52 @@ impl Job for DunningJob {
     type Done = usize;
     type Error = store::Error;
 
-    /// Tells what has not been told; returns how many messages that made.
+    /// Publishes the stages that are due; returns how many changes that wrote.
     async fn pass(&self) -> store::Result<usize> {
         let Some(now) = sure_time(&self.clock, "dunning") else { return Ok(0) };
-        let mut messages = Vec::new();
+        let mut changes = Vec::new();
         for mirror in list_all(&*self.store, ObjectKind::Invoice, Some("open")).await? {
             if let Snapshot::Invoice(invoice) = mirror.snapshot {
                 let stage = judge_stage(&invoice, now);
-                messages.extend(self.tell(&mirror.name.id, &invoice, stage).await?);
+                changes.extend(self.tell(&mirror.name.id, &invoice, stage).await?);
             }
         }
         // Those that are not open any more have an end only if they had a beginning.
-        for id in self.read_told().await? {
+        for id in self.read_announced().await? {
             let name = ObjectName { kind: ObjectKind::Invoice, id };
             let Some(mirror) = self.store.find_mirror(&name).await? else { continue };
             if let Snapshot::Invoice(invoice) = mirror.snapshot {
-                messages.extend(self.tell(&name.id, &invoice, judge_end(&invoice)).await?);
+                changes.extend(self.tell(&name.id, &invoice, judge_end(&invoice)).await?);
             }
         }
-        if messages.is_empty() {
+        if changes.is_empty() {
             return Ok(0);
         }
-        self.store.record_messages(messages, now).await
+        self.store.publish_changes(changes, now).await
     }
 }
 
 impl DunningJob {
     pub fn new(context: &Context) -> Self {
         let Context { store, clock, .. } = context.clone();
-        Self { store, clock, told: Mutex::default() }
+        Self { store, clock, announced: Mutex::default() }
     }
 
     /// Invoices in dunning, as far as others know.
-    async fn read_told(&self) -> store::Result<BTreeSet<String>> {
-        let mut told = self.told.lock().expect("no holder panics").clone();
+    async fn read_announced(&self) -> store::Result<BTreeSet<String>> {
+        let mut announced = self.announced.lock().expect("no holder panics").clone();
         loop {
-            let page = self.store.list_messages(None, told.after, PAGE).await?;
-            for message in &page {
-                told.after = message.number;
-                told.read(message);
+            let page = self.store.list_changes(None, announced.after, PAGE).await?;
+            for change in &page {
+                announced.after = change.number;
+                announced.read(change);
             }
             if page.len() < PAGE {
                 break;
             }
         }
-        let open = told.open.clone();
-        *self.told.lock().expect("no holder panics") = told;
+        let open = announced.open.clone();
+        *self.announced.lock().expect("no holder panics") = announced;
         Ok(open)
     }
 
@@ -94,7 +95,7 @@ impl DunningJob {
         id: &str,
         invoice: &Invoice,
         stage: Option<Stage>,
-    ) -> store::Result<Option<NewMessage>> {
+    ) -> store::Result<Option<FeedChange>> {
         let Some(stage) = stage else { return Ok(None) };
         let tenant = self.store.find_customer(&invoice.customer).await?.map(|tenant| tenant.id);
         let payload = serde_json::json!({
@@ -109,14 +110,14 @@ impl DunningJob {
         });
         let key = format!("dunning:{id}:{}", stage.name());
         let payload = payload.to_string();
-        Ok(Some(NewMessage { key, kind: stage.message(), tenant, payload }))
+        Ok(Some(FeedChange { key, kind: stage.change_kind(), tenant, payload }))
     }
 }
 
-impl Told {
-    fn read(&mut self, message: &Message) {
-        let payload: serde_json::Value = serde_json::from_str(&message.payload).unwrap_or_default();
-        let stage = Stage::ALL.into_iter().find(|stage| stage.message() == message.kind);
+impl Announced {
+    fn read(&mut self, change: &Message) {
+        let payload: serde_json::Value = serde_json::from_str(&change.payload).unwrap_or_default();
+        let stage = Stage::ALL.into_iter().find(|stage| stage.change_kind() == change.kind);
         let (Some(stage), Some(invoice)) = (stage, payload["invoice"].as_str()) else { return };
         if stage.is_end() {
             self.open.remove(invoice);

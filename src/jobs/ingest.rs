@@ -11,9 +11,9 @@
 //! small groups. A request that is answered with an error may be counted in part; sending it again
 //! is safe, as always.
 //! Bounds: the whole queue, and a tenant's part of it, are limited in events; beyond, the submitter
-//! is told to come back.
+//! gets an error and retries later.
 //!
-//! A crash loses what waits; nobody was told that it was counted, so it will be sent again.
+//! A crash loses the queue; no sender got an answer for it, so each sends again.
 
 mod lanes;
 mod latencies;
@@ -131,7 +131,8 @@ impl Ingest {
         deliveries: Vec<Result<Event, RefusedItem>>,
     ) -> Result<Vec<Verdict>, SubmitError> {
         let total = deliveries.len();
-        let mut shares: Vec<Share> = (0..self.partitions.len()).map(|_| Share::default()).collect();
+        let mut shares: Vec<QueueShare> =
+            (0..self.partitions.len()).map(|_| QueueShare::default()).collect();
         let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(total);
         let mut refused: BTreeMap<Option<TenantId>, u64> = BTreeMap::new();
         for (place, delivery) in deliveries.into_iter().enumerate() {
@@ -177,7 +178,7 @@ impl Ingest {
     }
 
     /// Queues every share or none of them.
-    fn enqueue(&self, shares: Vec<Share>) -> Result<Vec<Waiting>, SubmitError> {
+    fn enqueue(&self, shares: Vec<QueueShare>) -> Result<Vec<WaitingEvents>, SubmitError> {
         if self.stopping.load(Ordering::SeqCst) {
             return Err(SubmitError::Stopping);
         }
@@ -186,7 +187,7 @@ impl Ingest {
         // An empty queue takes any request: the request's own limit bounds it.
         let full = before > 0 && before + events > self.settings.queue_events_max;
         let lane_max = self.settings.queue_events_max * self.settings.queue_tenant_percent / 100;
-        let storm = |(partition, share): (&Partition, &Share)| {
+        let storm = |(partition, share): (&Partition, &QueueShare)| {
             !share.events.is_empty() && !lock(&partition.lanes).admits(&share.events, lane_max)
         };
         if full || self.partitions.iter().zip(&shares).any(storm) {
@@ -200,7 +201,7 @@ impl Ingest {
                 continue;
             }
             let mut lanes = lock(&partition.lanes);
-            for Share { places, events, refused } in share.into_pieces() {
+            for QueueShare { places, events, refused } in share.into_pieces() {
                 let (reply, answer) = oneshot::channel();
                 lanes.push(Submission { events, refused, reply });
                 waiting.push((places, answer));
@@ -336,13 +337,13 @@ fn spawn_or_stop(worker: impl Future<Output = ()> + Send + 'static) {
 
 /// What one partition gets of a submission, and where its verdicts belong.
 #[derive(Default)]
-struct Share {
+struct QueueShare {
     places: Vec<usize>,
     events: Vec<Event>,
     refused: Vec<(Option<TenantId>, u64)>,
 }
 
-impl Share {
+impl QueueShare {
     /// Pieces of a turn each, in order.
     fn into_pieces(self) -> impl Iterator<Item = Self> {
         let (mut places, mut events) = (self.places.into_iter(), self.events.into_iter());
@@ -359,7 +360,7 @@ impl Share {
 }
 
 /// Where the verdicts of a share belong, and where they will come from.
-type Waiting = (Vec<usize>, oneshot::Receiver<Result<Vec<Verdict>, SubmitError>>);
+type WaitingEvents = (Vec<usize>, oneshot::Receiver<Result<Vec<Verdict>, SubmitError>>);
 
 fn lock(lanes: &Mutex<Lanes>) -> MutexGuard<'_, Lanes> {
     lanes.lock().expect("no holder of the queue panics")

@@ -1,7 +1,7 @@
-//! Mirrors: reads the provider's objects that webhooks have told of, and does what follows.
+//! Mirrors: reads the provider's objects that webhooks name, and does what follows.
 //!
 //! Invariant: a reading is begun after its ticket was taken, so it shows at least what the webhooks
-//! up to that ticket told of. What a report of refused pushes means is done before the report is
+//! up to that ticket describe. What a report of refused pushes means is done before the report is
 //! written down as read; both may be done twice and change nothing the second time.
 //!
 //! A crash leaves objects leased; they are read again when the lease ends, or by a webhook's next
@@ -12,9 +12,9 @@ use crate::clock::Clock;
 use crate::config::PushConfig;
 use crate::faults::crash_point;
 use crate::provider::{Inbound, Provider};
-use crate::rules::delivery::Backoff;
 use crate::rules::mirror::{ErrorReport, ObjectKind, Snapshot};
 use crate::rules::span::Span;
+use crate::rules::submission::Backoff;
 use crate::rules::window::Window;
 use crate::store::webhook::{
     Mirror, MirrorClaim, MirrorQuery, MirrorReading, Mirrored, Mirrors, Rejection, WantedMirror,
@@ -46,7 +46,7 @@ pub struct MirrorJob {
 }
 
 /// What came of one object.
-enum Outcome {
+enum ReadOutcome {
     Read(Box<MirrorReading>),
     PutOff(WantedMirror, Span, String),
 }
@@ -87,8 +87,8 @@ impl Job for MirrorJob {
             }
             match reading.next().await {
                 None => break,
-                Some(Ok(Outcome::Read(one))) => read.push(*one),
-                Some(Ok(Outcome::PutOff(one, pause, detail))) => {
+                Some(Ok(ReadOutcome::Read(one))) => read.push(*one),
+                Some(Ok(ReadOutcome::PutOff(one, pause, detail))) => {
                     let until = pause.after(self.clock.now());
                     self.store.put_off_mirror(&one, until, &detail).await?;
                 }
@@ -111,7 +111,11 @@ impl MirrorJob {
         Self { store, provider: Arc::clone(provider), clock, settings, arrived }
     }
 
-    async fn read(&self, inbound: &dyn Inbound, wanted: WantedMirror) -> store::Result<Outcome> {
+    async fn read(
+        &self,
+        inbound: &dyn Inbound,
+        wanted: WantedMirror,
+    ) -> store::Result<ReadOutcome> {
         let read_at = self.clock.now();
         let snapshot = match inbound.read_object(&wanted.name).await {
             Ok(snapshot) => snapshot,
@@ -123,7 +127,11 @@ impl MirrorJob {
                 // The bound itself: objects are few, and order among them does not matter.
                 let micros = backoff.pause_micros(wanted.attempts + 1, u64::MAX).unsigned_abs();
                 let seconds = u32::try_from(micros / 1_000_000).unwrap_or(u32::MAX).max(1);
-                return Ok(Outcome::PutOff(wanted, Span::from_seconds(seconds), error.to_string()));
+                return Ok(ReadOutcome::PutOff(
+                    wanted,
+                    Span::from_seconds(seconds),
+                    error.to_string(),
+                ));
             }
         };
         if let Snapshot::ErrorReport(report) = &snapshot {
@@ -133,11 +141,11 @@ impl MirrorJob {
                 None => Some("what is stored of a push that it names contradicts itself"),
             };
             if let Some(detail) = detail {
-                return Ok(Outcome::PutOff(wanted, BUSY_PAUSE, detail.into()));
+                return Ok(ReadOutcome::PutOff(wanted, BUSY_PAUSE, detail.into()));
             }
         }
         let WantedMirror { name, ticket, .. } = wanted;
-        Ok(Outcome::Read(Box::new(MirrorReading { name, ticket, snapshot, read_at })))
+        Ok(ReadOutcome::Read(Box::new(MirrorReading { name, ticket, snapshot, read_at })))
     }
 
     /// Does what a report of refused pushes asks for; returns how many are busy.
@@ -146,13 +154,13 @@ impl MirrorJob {
         let named = report.event_name.as_deref().and_then(|name| catalog.find_billed(name));
         let Window { start, end } = report.validated_in;
         let taken_in = Window { start: REPORT_MARGIN.before(start), end: REPORT_MARGIN.after(end) };
-        let told =
+        let describe =
             |code: &str, message: &str| format!("refused after it was taken: {code}: {message}");
         let samples = &report.samples;
         let rejection = Rejection {
             samples: samples
                 .iter()
-                .map(|sample| (sample.key.clone(), told(&sample.code, &sample.message)))
+                .map(|sample| (sample.key.clone(), describe(&sample.code, &sample.message)))
                 .collect(),
             recheck: named.map(|(meter, _)| (meter, taken_in)),
         };

@@ -12,11 +12,11 @@
 
 use super::{Context, Job, sure_time};
 use crate::clock::Clock;
-use crate::destinations::{Change, ChangeWebhook, Destination, Notice, Sending};
+use crate::destinations::{ChangeWebhook, Destination, Notice, OutgoingChange, Sending};
 use crate::faults::crash_point;
 use crate::rules::alert::{Alert, NoticeEvent};
-use crate::rules::delivery::Backoff;
 use crate::rules::span::Span;
+use crate::rules::submission::Backoff;
 use crate::rules::timestamp::Timestamp;
 use crate::store;
 use crate::store::outbox::{ClaimedMessage, Message, Outbox, Queue, SendOutcome};
@@ -106,7 +106,7 @@ impl OutboxJob {
             Receivers::Alerts(destinations) => send_notice(destinations, message, now).await,
             Receivers::Changes(webhook) => {
                 let Message { id, kind, payload, at, .. } = message;
-                webhook.tell(&Change { id, kind, payload, at: *at, now }).await
+                webhook.tell(&OutgoingChange { id, kind, payload, at: *at, now }).await
             }
         };
         let detail = match sending {

@@ -18,16 +18,16 @@ use crate::config::PushConfig;
 use crate::faults::{crash_point, planted};
 use crate::provider::{Answer, Provider, PushFacts, Request, TotalsQuery, deadline};
 use crate::rules::billing::Mode;
-use crate::rules::delivery::{
-    Act, Backoff, Class, Delivery, Next, Progress, Question, Shown, judge_delivery, judge_due,
-    judge_summary, judge_unreadable,
-};
 use crate::rules::evidence::{LAG, read_twice_from};
 use crate::rules::ids::MeterNo;
 use crate::rules::meter::Meter;
 use crate::rules::pace::Pace;
 use crate::rules::quantity::Quantity;
 use crate::rules::restore::{Reading, judge_reading};
+use crate::rules::submission::{
+    Act, Backoff, Class, Next, Progress, Question, Shown, SubmitOutcome, judge_due, judge_outcome,
+    judge_summary, judge_unreadable,
+};
 use crate::rules::timestamp::{MICROS_PER_MINUTE, Timestamp};
 use crate::rules::window::Window;
 use crate::store::epoch::Uncompared;
@@ -77,9 +77,10 @@ impl Job for PushJob {
         let mut flights = Flights::new();
         loop {
             let pause = if self.calls_allowed() == 0 { Self::PAUSE.min(poll) } else { poll };
-            let launched = if stop.is_told() { Ok(0) } else { self.launch(&mut flights).await };
+            let launched =
+                if stop.is_requested() { Ok(0) } else { self.launch(&mut flights).await };
             match launched {
-                Ok(0) if flights.is_empty() && stop.is_told() => return,
+                Ok(0) if flights.is_empty() && stop.is_requested() => return,
                 Ok(0) if flights.is_empty() => stop.wait(pause).await,
                 Ok(launched) => {
                     let patience = if launched > 0 { Duration::ZERO } else { pause };
@@ -271,7 +272,7 @@ impl PushJob {
     }
 
     /// The push with the bytes it goes out with: those of its first attempt, or new ones.
-    fn prepare(&self, claimed: ClaimedPush, meter: &Meter) -> Sending {
+    fn prepare(&self, claimed: ClaimedPush, meter: &Meter) -> PushSending {
         let encode = |key: &str| {
             let event_name = meter.event_name();
             let push = &claimed.push;
@@ -292,13 +293,13 @@ impl PushJob {
             body = encode(&key);
         }
         let request = Request { key, request_keys: claimed.request_keys, body };
-        Sending { claimed, request }
+        PushSending { claimed, request }
     }
 
     /// Writes the attempts down, and then sends them.
     async fn send_all(
         &self,
-        sendings: Vec<Sending>,
+        sendings: Vec<PushSending>,
         held_until: Timestamp,
         flights: &mut Flights,
     ) -> store::Result<()> {
@@ -310,7 +311,7 @@ impl PushJob {
             let settlements = sendings.iter().map(|sending| not_sent(&sending.claimed)).collect();
             return self.settle_all(settlements, now).await.map(drop);
         }
-        let intents = sendings.iter().map(Sending::intent).collect();
+        let intents = sendings.iter().map(PushSending::intent).collect();
         let begin = |intents| self.store.begin_attempts(intents, now);
         let begun: HashSet<u64> =
             do_all_but_faulty(intents, begin).await?.into_iter().flatten().collect();
@@ -332,9 +333,9 @@ impl PushJob {
         Ok(())
     }
 
-    async fn send(&self, sending: Sending, begun_at: Timestamp) -> Settlement {
-        let Sending { claimed, request } = sending;
-        let Answer { delivery, request_id } = self.provider.send_push(&request).await;
+    async fn send(&self, sending: PushSending, begun_at: Timestamp) -> Settlement {
+        let PushSending { claimed, request } = sending;
+        let Answer { outcome, request_id } = self.provider.send_push(&request).await;
         crash_point("push.after_send");
         let limits = self.provider.limits();
         let mut progress = progress(&claimed);
@@ -343,8 +344,8 @@ impl PushJob {
         let settings = &self.settings;
         let backoff =
             Backoff { base_ms: settings.backoff_base_ms, max_ms: settings.backoff_max_ms };
-        let (class, mut next) = judge_delivery(
-            &delivery,
+        let (class, mut next) = judge_outcome(
+            &outcome,
             progress,
             limits.horizons,
             (backoff, jitter(self.jitter_seed, claimed.push.number, progress.attempts)),
@@ -355,9 +356,11 @@ impl PushJob {
             next = Next::Confirmed;
         }
         metrics::counter!("counterfoil_push_answers_total", "class" => class.name()).increment(1);
-        let detail = match delivery {
-            Delivery::Accepted | Delivery::AlreadyThere => None,
-            Delivery::Refused { message } | Delivery::Unknown { message, .. } => Some(message),
+        let detail = match outcome {
+            SubmitOutcome::Accepted | SubmitOutcome::AlreadyThere => None,
+            SubmitOutcome::Refused { message } | SubmitOutcome::Unknown { message, .. } => {
+                Some(message)
+            }
         };
         settlement(&claimed, class, next, request_id, detail)
     }
@@ -407,7 +410,7 @@ impl PushJob {
         let detail = match (class, since) {
             (Class::Unreadable, Some(since)) => format!(
                 "the provider's summary could not be read since {since}, so nobody knows whether \
-                 it counted: {said}; mend the cause and retry it to have the summary read again, \
+                 it counted: {said}; fix the cause and retry it to have the summary read again, \
                  or compare by hand and discard it"
             ),
             (_, _) => format!("the provider's summary could not be read: {said}"),
@@ -489,12 +492,12 @@ impl PushJob {
 }
 
 /// A push that is about to be sent.
-struct Sending {
+struct PushSending {
     claimed: ClaimedPush,
     request: Request,
 }
 
-impl Sending {
+impl PushSending {
     fn intent(&self) -> AttemptIntent {
         AttemptIntent {
             push: self.claimed.push.number,

@@ -9,7 +9,7 @@
 //! Invariant: one holder of the lease runs passes, one after the other; hourly and nightly ones
 //! take turns where both are due. A day that lies too far back for a nightly pass is not left out
 //! without a word: a failed pass says so. What a pass reads of the provider is kept before it is
-//! judged. What is sent again is decided by the store in one transaction, by what stands then; a
+//! judged. What is sent again is decided by the store in one transaction, by what is stored then; a
 //! pass only proposes.
 //!
 //! A pass judges by what it has read itself. What it could not read is unread: no total is shown,
@@ -32,7 +32,6 @@ use crate::config::ReconcileConfig;
 use crate::faults::crash_point;
 use crate::provider::Provider;
 use crate::rules::billing::Billing;
-use crate::rules::delivery::{Class, PushState};
 use crate::rules::drift::Verdict;
 use crate::rules::finding::{Finding, FindingChange, FindingKind, Observation, follow_findings};
 use crate::rules::ids::{CustomerId, MeterNo, TenantId};
@@ -42,6 +41,7 @@ use crate::rules::pass::{
     Hash, Pass, PassKind, PassOrder, PassProgress, PassRow, PassState, chain_pass, choose_pass,
 };
 use crate::rules::span::Span;
+use crate::rules::submission::{Class, PushState};
 use crate::rules::timestamp::{MICROS_PER_DAY, MICROS_PER_HOUR, Timestamp};
 use crate::rules::window::Window;
 use crate::store::push::{Lease, PushQuery};
@@ -144,7 +144,7 @@ struct Before {
 }
 
 /// A pass by the clock that is due.
-enum Due {
+enum DuePass {
     Begun(Box<Pass>),
     /// The range of one that is still to be ordered.
     New(Window),
@@ -264,13 +264,13 @@ impl ReconcileJob {
         let limits = self.provider.limits();
         let by_clock = self.settings.passes && limits.shows_totals && limits.sends;
         let hourly = match first(PassKind::Hourly) {
-            Some(pass) => Some(Due::Begun(Box::new(pass))),
-            None if by_clock => self.hourly_due(now).await?.map(Due::New),
+            Some(pass) => Some(DuePass::Begun(Box::new(pass))),
+            None if by_clock => self.hourly_due(now).await?.map(DuePass::New),
             None => None,
         };
         let nightly = match first(PassKind::Nightly) {
             Some(pass) => {
-                let begun = Due::Begun(Box::new(pass));
+                let begun = DuePass::Begun(Box::new(pass));
                 Some(begun).filter(|_| self.can_go_on(PassKind::Nightly, CHUNK))
             }
             None if by_clock => self.nightly_due(now).await?,
@@ -290,8 +290,8 @@ impl ReconcileJob {
             self.passed_over.store(false, Ordering::Relaxed);
         }
         match due {
-            Some(Due::Begun(pass)) => Ok(Some(*pass)),
-            Some(Due::New(range)) => {
+            Some(DuePass::Begun(pass)) => Ok(Some(*pass)),
+            Some(DuePass::New(range)) => {
                 let order = PassOrder { kind, range, tenant: None, apply: true };
                 let number = self.store.create_pass(order, now).await?;
                 self.store.find_pass(number).await
@@ -328,24 +328,24 @@ impl ReconcileJob {
 
     /// The first day that has ended and has no pass yet; or all days that lie too far back by now;
     /// or the last pass, if it could not read everything.
-    async fn nightly_due(&self, now: Timestamp) -> store::Result<Option<Due>> {
+    async fn nightly_due(&self, now: Timestamp) -> store::Result<Option<DuePass>> {
         let (ended, oldest) = (ended_day(now), oldest_day(now));
         let query = PassQuery { kind: Some(PassKind::Nightly), limit: 1, ..PassQuery::default() };
         let last = self.store.list_passes(query).await?.pop();
         let day_before = ended.saturating_add_micros(-MICROS_PER_DAY);
         let start = last.as_ref().map_or(day_before, |pass| pass.order.range.end);
         if start < oldest {
-            return Ok(Some(Due::New(Window { start, end: oldest })));
+            return Ok(Some(DuePass::New(Window { start, end: oldest })));
         }
         let day = Window { start, end: start.saturating_add_micros(MICROS_PER_DAY) };
         if start < ended {
-            return Ok(Some(Due::New(day)));
+            return Ok(Some(DuePass::New(day)));
         }
         let again = last.filter(|pass| {
             let rested = pass.ended_at.is_some_and(|at| TAKEN_UP_AFTER.after(at) <= now);
             pass.state == PassState::Incomplete && rested && self.can_go_on(pass.order.kind, CHUNK)
         });
-        Ok(again.map(|pass| Due::Begun(Box::new(pass))))
+        Ok(again.map(|pass| DuePass::Begun(Box::new(pass))))
     }
 
     async fn run_pass(&self, pass: Pass, lease: Lease) -> Result<(), PassError> {

@@ -40,7 +40,7 @@ impl RestoreJob {
 
 impl Job for RestoreJob {
     const NAME: &'static str = "restore";
-    /// Often enough that a stop of ten minutes is told from one of a minute.
+    /// Often enough to distinguish a stop of ten minutes from one of a minute.
     const PAUSE: Duration = Duration::from_secs(60);
     type Done = ();
     type Error = store::Error;

@@ -5,7 +5,7 @@
 //! is written is written under the fence of the claim: a runner that was too slow is refused and
 //! stops. What is next is decided by `rules::saga` from the log alone.
 //!
-//! A crash leaves the saga with its last line and a lease; when that ends, whoever claims it does
+//! A crash leaves the saga with its last line and a lease; when that ends, the next claimant does
 //! the step again, which finds what was done.
 
 mod cancel_subscription;
@@ -31,8 +31,8 @@ use crate::rules::saga::{
     judge_act, judge_undo, next_move, step_key, was_begun, why_turned_back,
 };
 use crate::rules::timestamp::Timestamp;
-use crate::store::outbox::NewMessage;
-use crate::store::saga::{ClaimedSaga, Standing};
+use crate::store::outbox::FeedChange;
+use crate::store::saga::{ClaimedSaga, SagaProgress};
 use crate::store::{self, Store};
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +50,7 @@ pub struct SagasJob {
 }
 
 /// A saga in the runner's hands.
-struct Running {
+struct RunningSaga {
     saga: Saga,
     fence: u64,
     /// Until when the lease holds, by the monotonic clock.
@@ -76,7 +76,7 @@ impl Job for SagasJob {
             let id = claimed.saga.id.clone();
             // The others of the claim are not to wait for one that fails.
             let moved = match check_claim(&claimed) {
-                Ok(()) => self.advance(Running::new(claimed, held_until)).await,
+                Ok(()) => self.advance(RunningSaga::new(claimed, held_until)).await,
                 Err(fault) => Err(fault.into()),
             };
             if let Err(error) = moved {
@@ -95,7 +95,7 @@ impl SagasJob {
         Self { store, provider: Arc::clone(provider), clock, cutter, lease_micros }
     }
 
-    async fn advance(&self, mut running: Running) -> store::Result<()> {
+    async fn advance(&self, mut running: RunningSaga) -> store::Result<()> {
         loop {
             // The lease ends, and the saga goes on once the clocks agree.
             if sure_time(&self.clock, "sagas").is_none() {
@@ -116,7 +116,7 @@ impl SagasJob {
     /// Tries one step; whether to go on at once.
     async fn take(
         &self,
-        running: &mut Running,
+        running: &mut RunningSaga,
         step: usize,
         direction: Direction,
     ) -> store::Result<bool> {
@@ -148,7 +148,7 @@ impl SagasJob {
 
     async fn try_step(
         &self,
-        running: &Running,
+        running: &RunningSaga,
         step: usize,
         direction: Direction,
         again: bool,
@@ -182,7 +182,7 @@ impl SagasJob {
 
     async fn settle(
         &self,
-        running: &mut Running,
+        running: &mut RunningSaga,
         step: usize,
         verdict: Verdict,
     ) -> store::Result<bool> {
@@ -191,7 +191,7 @@ impl SagasJob {
         let going = state.is_moving() && due_at <= now;
         let lease_until = going.then(|| self.lease_until());
         let lines = lines.into_iter().map(|(mark, result, why)| (step, mark, result, why));
-        let standing = Standing { state, tries, due_at, detail, lease_until };
+        let standing = SagaProgress { state, tries, due_at, detail, lease_until };
         let written = self.write(running, lines.collect(), standing).await?;
         if !written {
             self.clear_late_hold(&running.saga).await?;
@@ -209,11 +209,11 @@ impl SagasJob {
         Ok(())
     }
 
-    async fn finish(&self, running: &mut Running, state: SagaState) -> store::Result<bool> {
+    async fn finish(&self, running: &mut RunningSaga, state: SagaState) -> store::Result<bool> {
         // What went wrong last may be an undoing that went well later: the reason is in the log.
         let detail = why_turned_back(&running.log, running.saga.generation).map(str::to_owned);
         let due_at = self.clock.now();
-        let standing = Standing { state, tries: 0, due_at, detail, lease_until: None };
+        let standing = SagaProgress { state, tries: 0, due_at, detail, lease_until: None };
         self.write(running, Vec::new(), standing).await?;
         Ok(false)
     }
@@ -229,17 +229,17 @@ impl SagasJob {
     /// Writes lines and standing, and takes them over; false if another has the saga.
     async fn write(
         &self,
-        running: &mut Running,
+        running: &mut RunningSaga,
         lines: Vec<(usize, Mark, Option<String>, Option<String>)>,
-        standing: Standing,
+        standing: SagaProgress,
     ) -> store::Result<bool> {
         let (at, held_until) = (self.clock.now(), self.lease_from(self.clock.monotonic()));
         let lines: Vec<LogLine> =
             lines.into_iter().map(|line| running.log_line(line, at)).collect();
-        let messages = running.messages(&standing, lines.len());
+        let changes = running.changes(&standing, lines.len());
         let claim = (running.saga.number, running.fence);
         let (kept, standing_kept) = (lines.clone(), standing.clone());
-        if !self.store.record_saga(claim, lines, standing, messages, at).await? {
+        if !self.store.record_saga(claim, lines, standing, changes, at).await? {
             tracing::debug!(saga = running.saga.id, "another runner has the saga");
             return Ok(false);
         }
@@ -252,7 +252,7 @@ impl SagasJob {
     }
 }
 
-impl Running {
+impl RunningSaga {
     fn new(ClaimedSaga { saga, fence, log }: ClaimedSaga, held_until: Timestamp) -> Self {
         let steps = match saga.kind {
             SagaKind::CreateSubscription => create_subscription::steps(),
@@ -273,9 +273,9 @@ impl Running {
         }
     }
 
-    fn standing(&self, now: Timestamp, lease_until: Option<Timestamp>) -> Standing {
+    fn standing(&self, now: Timestamp, lease_until: Option<Timestamp>) -> SagaProgress {
         let Saga { state, tries, ref detail, .. } = self.saga;
-        Standing { state, tries, due_at: now, detail: detail.clone(), lease_until }
+        SagaProgress { state, tries, due_at: now, detail: detail.clone(), lease_until }
     }
 
     fn last_mark(&self, step: usize) -> Option<Mark> {
@@ -301,8 +301,8 @@ impl Running {
         }
     }
 
-    fn take_over(&mut self, standing: Standing, at: Timestamp) {
-        let Standing { state, tries, due_at, detail, .. } = standing;
+    fn take_over(&mut self, standing: SagaProgress, at: Timestamp) {
+        let SagaProgress { state, tries, due_at, detail, .. } = standing;
         if state != self.saga.state {
             let (id, name) = (&self.saga.id, state.name());
             tracing::info!(saga = id, state = name, detail, "saga {id} is {name}");
@@ -312,8 +312,8 @@ impl Running {
         (self.saga.due_at, self.saga.detail) = (due_at, detail);
     }
 
-    /// What others are told when the saga stops, once for each time it does.
-    fn messages(&self, standing: &Standing, new_lines: usize) -> Vec<NewMessage> {
+    /// The change that is published when the saga stops, once for each time it does.
+    fn changes(&self, standing: &SagaProgress, new_lines: usize) -> Vec<FeedChange> {
         let kind = match standing.state {
             SagaState::Running | SagaState::Compensating => return Vec::new(),
             SagaState::Completed => "saga.completed",
@@ -331,6 +331,6 @@ impl Running {
         });
         let key = format!("{id}:{}:{}", self.log.len() + new_lines, standing.state.name());
         let tenant = Some(tenant.clone());
-        vec![NewMessage { key, kind, tenant, payload: payload.to_string() }]
+        vec![FeedChange { key, kind, tenant, payload: payload.to_string() }]
     }
 }

@@ -3,9 +3,9 @@
 //! Commits mark the tenants and meters that have thresholds (`ingest::Watched`); this job reads
 //! the marked ones' exact totals and opens or ends alerts.
 //!
-//! Invariant: usage is never refused here; a quota is told, not enforced. A threshold is told once
-//! in each of its periods. A crash forgets the marks; every threshold is looked at after a start,
-//! and once a minute, so nothing is missed for long.
+//! Invariant: usage is never refused here; a quota alerts and does not enforce. A threshold alerts
+//! once in each of its periods. A crash forgets the marks; every threshold is looked at after a
+//! start, and once a minute, so nothing is missed for long.
 
 use super::alerts::{list_open, record};
 use super::ingest::Watched;
@@ -37,11 +37,11 @@ pub struct ThresholdsJob {
     clock: Clock,
     watched: Arc<Watched>,
     destinations: Vec<&'static str>,
-    memory: Mutex<Memory>,
+    memory: Mutex<ThresholdMemory>,
 }
 
 #[derive(Default)]
-struct Memory {
+struct ThresholdMemory {
     known: Vec<Threshold>,
     reloaded_at: Option<Timestamp>,
     all_at: Option<Timestamp>,

@@ -28,12 +28,12 @@ pub struct WatchJob {
     store: Arc<dyn Store>,
     clock: Clock,
     last: Mutex<PushCounts>,
-    unbilled: Mutex<Shown>,
+    unbilled: Mutex<ShownFigures>,
 }
 
 /// What was last added up, and when.
 #[derive(Default)]
-struct Shown {
+struct ShownFigures {
     at: Option<Timestamp>,
     slow: Slow,
     unbilled: Unbilled,

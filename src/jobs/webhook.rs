@@ -4,8 +4,8 @@
 //! and whatever waits when the last commit ends goes into the next one.
 //!
 //! Invariant: a webhook is answered after the commit that holds it. The queue is bounded; when it
-//! is full, or the store cannot write, the provider is told so and sends again. A crash leaves
-//! webhooks stored, or unanswered and sent again.
+//! is full, or the store cannot write, the answer is an error and the provider retries. A crash
+//! leaves webhooks stored, or unanswered and sent again.
 
 use crate::faults::crash_point;
 use crate::store;
@@ -18,12 +18,12 @@ const QUEUE_MAX: usize = 2_048;
 /// Webhooks of one commit.
 const BATCH_MAX: usize = 500;
 
-type Waiting = (WebhookReceipt, oneshot::Sender<store::Result<Receipted>>);
+type WaitingWebhook = (WebhookReceipt, oneshot::Sender<store::Result<Receipted>>);
 
-/// Takes webhooks, and tells whoever reads their objects.
+/// Stores webhooks, and notifies the job that reads their objects.
 pub struct WebhookInbox {
-    queue: mpsc::Sender<Waiting>,
-    /// Told when an object is to be read.
+    queue: mpsc::Sender<WaitingWebhook>,
+    /// Notified when an object is to be read.
     arrived: Arc<Notify>,
 }
 
@@ -50,7 +50,7 @@ impl WebhookInbox {
 
 async fn write_down(
     store: Arc<dyn Webhooks>,
-    mut waiting: mpsc::Receiver<Waiting>,
+    mut waiting: mpsc::Receiver<WaitingWebhook>,
     arrived: Arc<Notify>,
 ) {
     let mut batch = Vec::with_capacity(BATCH_MAX);
@@ -59,7 +59,7 @@ async fn write_down(
         crash_point("webhook.before_commit");
         let recorded = store.record_webhooks(receipts).await;
         crash_point("webhook.after_commit");
-        // Whoever does not wait any more sends again and finds it known.
+        // A caller that has stopped waiting sends again and finds it known.
         match recorded {
             Ok(receipted) => {
                 for (reply, one) in replies.into_iter().zip(receipted) {

@@ -2,8 +2,8 @@
 //! and compared with ours. Nothing can be changed there either: there are no operations.
 
 use super::{Answer, Inbound, Limits, Provider, PushFacts, Request, TotalsQuery, Unreadable};
-use crate::rules::delivery::Delivery;
 use crate::rules::quantity::Quantity;
+use crate::rules::submission::SubmitOutcome;
 use async_trait::async_trait;
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl Provider for Nowhere {
 
     async fn send_push(&self, _: &Request) -> Answer {
         let message = "shadow mode: nothing is sent".into();
-        Answer { delivery: Delivery::Refused { message }, request_id: None }
+        Answer { outcome: SubmitOutcome::Refused { message }, request_id: None }
     }
 
     fn inbound(&self) -> Option<&dyn Inbound> {

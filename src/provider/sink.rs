@@ -8,10 +8,10 @@
 use super::{Answer, Limits, Provider, PushFacts, Request, TotalsQuery, Unreadable};
 use crate::clock::Clock;
 use crate::config::SinkConfig;
-use crate::rules::delivery::{Delivery, Horizons, Resend};
 use crate::rules::quantity::Quantity;
 use crate::rules::signature::SigningKey;
 use crate::rules::span::Span;
+use crate::rules::submission::{Horizons, Resend, SubmitOutcome};
 use crate::rules::timestamp::MICROS_PER_SECOND;
 use async_trait::async_trait;
 use std::time::Duration;
@@ -93,19 +93,19 @@ impl Provider for Sink {
             .body(request.body.clone())
             .send()
             .await;
-        let delivery = match sent {
+        let outcome = match sent {
             Ok(response) => {
                 let retry_after = response.headers().get("retry-after");
                 let seconds = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
                 judge_status(response.status().as_u16(), seconds)
             }
-            Err(error) => Delivery::Unknown {
+            Err(error) => SubmitOutcome::Unknown {
                 message: format!("no answer: {}", error.without_url()),
                 resend: Resend::Same,
                 retry_after: None,
             },
         };
-        Answer { delivery, request_id: None }
+        Answer { outcome, request_id: None }
     }
 
     async fn read_totals(&self, _: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable> {
@@ -113,17 +113,17 @@ impl Provider for Sink {
     }
 }
 
-fn judge_status(status: u16, retry_after_seconds: Option<u32>) -> Delivery {
+fn judge_status(status: u16, retry_after_seconds: Option<u32>) -> SubmitOutcome {
     match status {
-        200..=299 => Delivery::Accepted,
+        200..=299 => SubmitOutcome::Accepted,
         400 | 410 | 413 | 422 => {
-            Delivery::Refused { message: format!("the receiver answered {status}") }
+            SubmitOutcome::Refused { message: format!("the receiver answered {status}") }
         }
         _ => {
             let message = format!("the receiver answered {status}");
             let wait = |seconds: u32| Span::from_seconds(seconds.min(RETRY_AFTER_MAX));
             let retry_after = retry_after_seconds.map(wait);
-            Delivery::Unknown { message, resend: Resend::Same, retry_after }
+            SubmitOutcome::Unknown { message, resend: Resend::Same, retry_after }
         }
     }
 }

@@ -23,9 +23,9 @@ use super::{
 use crate::clock::Clock;
 use crate::config::{Secret, StripeConfig};
 use crate::rules::binding::BillingAccount;
-use crate::rules::delivery::{Delivery, Horizons, Resend};
 use crate::rules::quantity::Quantity;
 use crate::rules::span::Span;
+use crate::rules::submission::{Horizons, Resend, SubmitOutcome};
 use crate::rules::timestamp::{MICROS_PER_DAY, MICROS_PER_HOUR, MICROS_PER_SECOND, Timestamp};
 use crate::rules::window::Window;
 use answers::judge_reply;
@@ -144,10 +144,14 @@ impl Provider for Stripe {
         let body = request.body.clone();
         match self.client.post("/v1/billing/meter_events", body, Some(&request_key)).await {
             Ok(reply) => {
-                Answer { delivery: judge_reply(&reply, &request.key), request_id: reply.request_id }
+                Answer { outcome: judge_reply(&reply, &request.key), request_id: reply.request_id }
             }
             Err(message) => Answer {
-                delivery: Delivery::Unknown { message, resend: Resend::Same, retry_after: None },
+                outcome: SubmitOutcome::Unknown {
+                    message,
+                    resend: Resend::Same,
+                    retry_after: None,
+                },
                 request_id: None,
             },
         }
@@ -192,12 +196,12 @@ impl Provider for Stripe {
 
 #[derive(Deserialize)]
 struct Summaries {
-    data: Vec<Summary>,
+    data: Vec<StripeSummary>,
     has_more: bool,
 }
 
 #[derive(Deserialize)]
-struct Summary {
+struct StripeSummary {
     id: String,
     start_time: i64,
     /// Kept as its text; a number of JSON may be anything.
@@ -211,11 +215,11 @@ impl Stripe {
         customer: &str,
         span: Window,
         grouping: Option<&str>,
-    ) -> Result<Vec<Summary>, Unreadable> {
+    ) -> Result<Vec<StripeSummary>, Unreadable> {
         let path = format!("/v1/billing/meters/{meter}/event_summaries");
         let (start, end) = (seconds(span.start).to_string(), seconds(span.end).to_string());
         let limit = PAGE_ROWS.to_string();
-        let mut rows: Vec<Summary> = Vec::new();
+        let mut rows: Vec<StripeSummary> = Vec::new();
         loop {
             let mut pairs = vec![
                 ("customer", customer),

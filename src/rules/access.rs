@@ -1,4 +1,5 @@
-//! What the provider's reading of a subscription means for the agreement that belongs to it.
+//! What the provider's reading of a subscription means for the subscription record that belongs to
+//! it.
 //!
 //! | status | access |
 //! |---|---|
@@ -11,13 +12,13 @@
 //! access stays until it gives up.
 //!
 //! Invariant: suspension follows from the newest reading alone, and an end only moves to an earlier
-//! moment. So readings and steps of sagas, in whatever order, lead to the same agreement. Whether
-//! the features were opened is for sagas to say and is not touched.
+//! moment. So readings and steps of sagas, in whatever order, lead to the same subscription record.
+//! Whether the features were opened is for sagas to say and is not touched.
 
 use super::subscription::Subscription;
 use super::timestamp::Timestamp;
 
-/// An agreement, as far as a reading can change it.
+/// A subscription record, as far as a reading can change it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AccessState {
     pub suspended: bool,
@@ -35,8 +36,8 @@ pub enum AccessChange {
 }
 
 impl AccessChange {
-    /// The kind of message that tells of it.
-    pub fn message_kind(self) -> &'static str {
+    /// The kind of change that tells of it.
+    pub fn change_kind(self) -> &'static str {
         match self {
             Self::Suspend => "access.suspended",
             Self::Resume => "access.resumed",
@@ -49,18 +50,18 @@ impl AccessChange {
 pub fn judge_access(
     reading: &Subscription,
     read_at: Timestamp,
-    agreement: AccessState,
+    record: AccessState,
 ) -> Option<AccessChange> {
-    let in_force_at = |at: Timestamp| agreement.ended_at.is_none_or(|end| at < end);
+    let in_force_at = |at: Timestamp| record.ended_at.is_none_or(|end| at < end);
     match reading.status.as_str() {
         "canceled" | "incomplete_expired" => {
             let at = reading.ended_at.unwrap_or(read_at);
             in_force_at(at).then_some(AccessChange::End { at })
         }
-        "unpaid" | "paused" if !agreement.suspended => {
+        "unpaid" | "paused" if !record.suspended => {
             in_force_at(read_at).then_some(AccessChange::Suspend)
         }
-        "active" | "trialing" | "past_due" | "incomplete" if agreement.suspended => {
+        "active" | "trialing" | "past_due" | "incomplete" if record.suspended => {
             in_force_at(read_at).then_some(AccessChange::Resume)
         }
         _ => None,
@@ -93,9 +94,9 @@ mod tests {
 
     #[test]
     fn access_follows_the_status() {
-        let check = |status: &str, agreement: AccessState, expected: Option<AccessChange>| {
-            let found = judge_access(&reading(status, Some(at(5))), at(9), agreement);
-            assert_eq!(found, expected, "{status} {agreement:?}");
+        let check = |status: &str, record: AccessState, expected: Option<AccessChange>| {
+            let found = judge_access(&reading(status, Some(at(5))), at(9), record);
+            assert_eq!(found, expected, "{status} {record:?}");
         };
         let ended = |minute: i64| AccessState { ended_at: Some(at(minute)), ..OPEN };
         for status in ["active", "trialing", "past_due", "incomplete"] {

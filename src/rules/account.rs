@@ -56,7 +56,7 @@ pub struct NewAccount {
 pub enum AccountPut {
     Created(Account),
     /// It exists already, and is the same.
-    Stands(Account),
+    Unchanged(Account),
     /// One of another unit or floor has this name.
     Refused(Account),
 }
@@ -174,7 +174,7 @@ impl PostRefusal {
                 format!("the posting to account {name} moves nothing; leave it out"),
             ),
             Self::Unknown(name) => Refusal::new(
-                "account_unknown",
+                "unknown_account",
                 format!("there is no account {name} of this tenant; create it first"),
             ),
             Self::Unbalanced(unit, sum) => Refusal::new(
@@ -222,7 +222,7 @@ pub fn answer_put(new: &NewAccount, account: Account, created: bool) -> Result<A
     let same = account.unit == new.unit && account.floor == new.floor;
     if !created {
         return Ok(match same {
-            true => AccountPut::Stands(account),
+            true => AccountPut::Unchanged(account),
             false => AccountPut::Refused(account),
         });
     }

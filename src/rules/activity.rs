@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silence_is_told_from_rest() {
+    fn silence_is_distinguished_from_rest() {
         let check = |active: usize, lately: u64, was_silent: bool, expected: bool| {
             let mut sent = [0; HOURS];
             sent[..active].fill(5);

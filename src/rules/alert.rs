@@ -1,4 +1,4 @@
-//! Alerts: what a person is told, and when it is over.
+//! Alert kinds, severities and resolution.
 //!
 //! A look at stored state gives conditions, each of a kind and about a subject. Compared with the
 //! alerts that are open, it says which are new, which are over, and which have other numbers by
@@ -40,7 +40,7 @@ named_enum! {
         QuarantineRate = "quarantine_rate",
         /// A tenant that was active has sent nothing for some time.
         Silence = "silence",
-        /// Clocks contradict each other, and money stands still until they agree.
+        /// Clocks contradict each other; nothing is sent until they agree.
         ClockInDoubt = "clock_in_doubt",
         /// The key is of another account than the one that the store is bound to.
         AccountChanged = "account_changed",
@@ -142,20 +142,20 @@ pub struct Alert {
 impl Alert {
     /// Notices of its beginning, for every destination.
     pub fn tell_opening(&self, destinations: &[&'static str]) -> Vec<NewNotice> {
-        let told = |to| self.notice(NoticeEvent::Opened, to, self.opened_at);
-        destinations.iter().copied().map(told).collect()
+        let notice = |to| self.notice(NoticeEvent::Opened, to, self.opened_at);
+        destinations.iter().copied().map(notice).collect()
     }
 
     /// Notices of its end, which was written at `at`, for those that may have heard of its
-    /// beginning; `untold` are openings that were given up for it.
+    /// beginning; `unsent` are openings that were given up for it.
     pub fn tell_end(
         &self,
         destinations: &[&'static str],
-        untold: &[Untold],
+        unsent: &[Unsent],
         at: Timestamp,
     ) -> Vec<NewNotice> {
-        let own = untold.iter().filter(|opening| opening.alert == self.number);
-        let told = |to: &'static str| {
+        let own = unsent.iter().filter(|opening| opening.alert == self.number);
+        let notice = |to: &'static str| {
             let due_at = match own.clone().find(|opening| opening.destination == to) {
                 // It never heard of the beginning, so it need not hear of the end.
                 Some(opening) if opening.attempts == 0 => return None,
@@ -165,7 +165,7 @@ impl Alert {
             };
             Some(self.notice(NoticeEvent::Resolved, to, due_at))
         };
-        destinations.iter().copied().filter_map(told).collect()
+        destinations.iter().copied().filter_map(notice).collect()
     }
 
     fn notice(
@@ -187,14 +187,14 @@ impl Alert {
 }
 
 named_enum! {
-    /// What a person is told about an alert.
+    /// The text of an alert.
     pub enum NoticeEvent {
         Opened = "opened",
         Resolved = "resolved",
     }
 }
 
-/// What one destination is told of an alert.
+/// One notice of an alert for a destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewNotice {
     /// It is written once under it.
@@ -209,7 +209,7 @@ pub struct NewNotice {
 
 /// An opening that was still waiting when its alert ended, and was given up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Untold {
+pub struct Unsent {
     pub alert: u64,
     pub destination: String,
     /// How often it was claimed: it may have arrived all the same.
@@ -221,7 +221,7 @@ pub struct Untold {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AlertChange {
     Open(Condition),
-    /// The condition still holds, and its numbers are others; nobody is told again.
+    /// The condition still holds, and its numbers are others; no notice is sent.
     Restate(u64, Condition),
     Resolve(u64),
 }
@@ -340,26 +340,26 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_told_to_those_that_may_have_heard_of_the_beginning() {
+    fn an_end_is_sent_to_those_that_may_have_got_the_opening() {
         let alert = alert(7, AlertKind::Silence, "acme");
         let opened = alert.tell_opening(&["slack", "email"]);
         assert_eq!(opened[0].id, "alert_7_opened_slack");
         assert_eq!((opened.len(), opened[1].due_at), (2, alert.opened_at));
         assert_eq!(serde_json::from_str::<Alert>(&opened[0].payload).expect("an alert"), alert);
         let at = Timestamp::from_micros;
-        let untold = |destination: &str, attempts: u32, until: Option<i64>| Untold {
+        let unsent = |destination: &str, attempts: u32, until: Option<i64>| Unsent {
             alert: 7,
             destination: destination.into(),
             attempts,
             leased_until: until.map(at),
         };
-        let untold =
-            [untold("never", 0, None), untold("failed", 2, None), untold("sending", 1, Some(9))];
-        let ended = alert.tell_end(&["never", "failed", "sending", "heard"], &untold, at(5));
+        let unsent =
+            [unsent("never", 0, None), unsent("failed", 2, None), unsent("sending", 1, Some(9))];
+        let ended = alert.tell_end(&["never", "failed", "sending", "heard"], &unsent, at(5));
         let due: Vec<_> = ended.iter().map(|one| (one.destination, one.due_at)).collect();
         assert_eq!(due, [("failed", at(5)), ("sending", at(9)), ("heard", at(5))]);
         let other = Alert { number: 8, ..alert };
-        assert_eq!(other.tell_end(&["never"], &untold, at(5)).len(), 1);
+        assert_eq!(other.tell_end(&["never"], &unsent, at(5)).len(), 1);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Billing terms of a meter: how its totals are told to the billing provider.
+//! Billing terms of a meter: how its totals are pushed to the billing provider.
 //!
 //! Invariant: terms that were declared never change. Only sums and counts are billed by windows:
 //! they alone add up, so that the windows of a month bill what the month used.
@@ -41,7 +41,7 @@ named_enum! {
         /// By how much the window's total has grown; the provider adds it up.
         #[default]
         Delta = "delta",
-        /// The window's whole total; at the provider the last one received stands.
+        /// The window's whole total; at the provider the last one received wins.
         Absolute = "absolute",
     }
 }

@@ -5,13 +5,13 @@
 //! never changes here. A store writes the pair and the window's revision in one transaction.
 
 use super::customer::customer_of_window;
-use super::delivery::{Class, PushState};
 use super::drift::{PushSums, Summary, WindowPush};
 use super::evidence::proves_loss;
 use super::fault::{Fault, must};
 use super::ids::{CustomerId, MeterNo, TenantId};
 use super::push::{Correction, CutState, NewPush, Place, StoredPush, plan_correction};
 use super::quantity::Quantity;
+use super::submission::{Class, PushState};
 use super::timestamp::Timestamp;
 use super::window::Window;
 

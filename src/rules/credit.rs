@@ -3,10 +3,10 @@
 //!
 //! A grant is an amount of some unit, a currency or credits, and says what one unit of usage of
 //! each meter costs in it. `covering` plans what a cut draws and gives back; `rules::grant` plans
-//! how grants are issued, taken back and expire.
+//! how grants are issued, voided and expire.
 //!
 //! Invariant: what a grant has left is never negative and never above its amount; its amount equals
-//! what is left plus all that was drawn and not given back, expired or taken back. Every change is
+//! what is left plus all that was drawn and not given back, expired or voided. Every change is
 //! one entry between the tenant's credit accounts (`rules::account`), so the same holds of sums.
 
 pub mod covering;
@@ -69,7 +69,7 @@ pub struct GrantTerms {
     pub effective_at: Timestamp,
     /// Usage from then on is not.
     pub expires_at: Option<Timestamp>,
-    /// Why, for whoever reads the history.
+    /// Why, for readers of the history.
     pub memo: String,
 }
 
@@ -91,7 +91,7 @@ named_enum! {
         /// Usage it had covered turned out not to have been used.
         GivenBack = "given_back",
         Expired = "expired",
-        /// Paid back to whoever had paid.
+        /// Paid back to the payer.
         Refunded = "refunded",
         /// Taken away again.
         Voided = "voided",
@@ -158,8 +158,8 @@ pub fn used_up_by(
 }
 
 impl GrantTerms {
-    /// Whether usage of a window is covered, of which nobody knows at which moments it was: whoever
-    /// tops up and goes on using expects it to be.
+    /// Whether usage of a window, at unknown moments inside it, is covered: a tenant that
+    /// tops up and continues to use expects it to be.
     fn holds_during(&self, window: Window) -> bool {
         self.effective_at < window.end && self.expires_at.is_none_or(|end| window.start < end)
     }
@@ -175,7 +175,7 @@ impl GrantTerms {
         self.effective_at <= at && self.expires_at.is_none_or(|end| at < end)
     }
 
-    /// Checks what can be told from the terms and the decimal places of the meters' usage.
+    /// Checks what follows from the terms and the decimal places of the meters' usage.
     pub fn check(&self, scale_of: impl Fn(MeterNo) -> Option<u32>) -> Result<(), Refusal> {
         if self.amount <= Quantity::ZERO {
             return Err(Refusal::new("invalid_amount", "amount must be above 0"));

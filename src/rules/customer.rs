@@ -4,9 +4,9 @@
 //! to two. Mapping a tenant to another customer takes effect for windows of which nothing may have
 //! counted yet. The stores' `customer_of_window` and `read_standing` ask the same of their tables.
 
-use super::delivery::{Class, PushState};
 use super::drift::WindowPush;
 use super::ids::CustomerId;
+use super::submission::{Class, PushState};
 
 /// The customer of the window's first push that counted or may have counted, given all pushes of
 /// the window. None while nothing of it may have counted: it then goes to the tenant's customer.

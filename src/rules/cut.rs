@@ -14,7 +14,6 @@
 use super::billing::{Billing, Granularity, Mode};
 use super::credit::DrawOrder;
 use super::credit::covering::CoverOrder;
-use super::delivery::{Class, PushState};
 use super::drift::WindowPush;
 use super::event::Event;
 use super::fault::{Fault, must};
@@ -26,6 +25,7 @@ use super::push::{
 };
 use super::quantity::Quantity;
 use super::stamp::{Term, stamp_event, stamp_window};
+use super::submission::{Class, PushState};
 use super::timestamp::Timestamp;
 use super::window::Window;
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,7 +59,7 @@ pub struct Subject<'a> {
     pub remainder: Quantity,
     /// Under which subscriptions the tenant's usage is charged.
     pub charged: &'a [Term],
-    pub told: &'a Told,
+    pub prior: &'a PriorPushes,
     /// Where a push of the tenant begins.
     pub begins: PushState,
 }
@@ -93,7 +93,7 @@ impl From<&WindowPush> for Revision {
 
 /// The pushes of a window, as far as a cut reads them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Told {
+pub enum PriorPushes {
     /// All of them, in the order of their revisions.
     All(Vec<Revision>),
     /// The last revision alone: a window that is billed by event has as many pushes as events. 0 if
@@ -101,7 +101,7 @@ pub enum Told {
     Last(u32),
 }
 
-impl Told {
+impl PriorPushes {
     /// The last revision and, where all pushes are known, what they planned.
     fn add_up(&self, mode: Mode) -> Result<(u32, Option<Quantity>), Fault> {
         let pushes = match self {
@@ -289,7 +289,7 @@ impl Subject<'_> {
 
     /// Checks what was read of the window before anything is planned.
     fn check(&self) -> Result<(), Fault> {
-        let Self { window, state, told, meter, .. } = *self;
+        let Self { window, state, prior, meter, .. } = *self;
         check_billable(meter)?;
         must!(
             self.billing.window_around(window.start, meter.spec.bucket) == window,
@@ -297,7 +297,7 @@ impl Subject<'_> {
             "granularity={:?}",
             self.billing.granularity
         );
-        let (revision, planned) = told.add_up(self.billing.mode)?;
+        let (revision, planned) = prior.add_up(self.billing.mode)?;
         must!(
             revision == state.revision,
             "a window's revision is that of its last push",

@@ -14,12 +14,12 @@ mod verdict;
 pub use verdict::{Reason, Verdict};
 
 use super::billing::Mode;
-use super::delivery::{Class, PushState};
 use super::evidence::{Evidence, LAG, proves_loss, weigh_readings};
 use super::ids::CustomerId;
 use super::push::CutState;
 use super::quantity::{Quantity, SCALE};
 use super::span::Span;
+use super::submission::{Class, PushState};
 use super::timestamp::Timestamp;
 use super::window::Window;
 

@@ -37,8 +37,8 @@ impl Stage {
         }
     }
 
-    /// The kind of the message that tells of it.
-    pub fn message(self) -> &'static str {
+    /// The kind of the change that tells of it.
+    pub fn change_kind(self) -> &'static str {
         match self {
             Self::Reminder => "dunning.reminder",
             Self::Urgent => "dunning.urgent",

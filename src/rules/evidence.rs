@@ -7,9 +7,9 @@
 //! refused at its only attempt never counted, and needs no reading.
 
 use super::billing::Mode;
-use super::delivery::{Class, Retry, judge_retry};
 use super::drift::{PushSums, Summary, WindowPush};
 use super::span::Span;
+use super::submission::{Class, Retry, judge_retry};
 use super::timestamp::Timestamp;
 
 /// How long a total may lack what the provider took.
@@ -58,9 +58,9 @@ pub fn judge_resend(
     if retry == Retry::Look || (push.class == Class::Refused && push.attempts <= 1) {
         return Ok(retry);
     }
-    let told: Vec<WindowPush> =
+    let own: Vec<WindowPush> =
         pushes.iter().filter(|other| other.customer == push.customer).cloned().collect();
-    let Some(sums) = PushSums::of_window(&told) else {
+    let Some(sums) = PushSums::of_window(&own) else {
         return Err("the window's pushes make more than can be held exactly");
     };
     let after = sums.moved_at.map_or(push.state_at, |moved_at| moved_at.max(push.state_at));
@@ -82,9 +82,9 @@ pub fn judge_resend(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::delivery::PushState;
     use crate::rules::ids::CustomerId;
     use crate::rules::quantity::Quantity;
+    use crate::rules::submission::PushState;
     use crate::rules::window::Window;
 
     const WINDOW: Window =

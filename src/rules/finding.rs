@@ -67,7 +67,9 @@ impl Finding {
     pub fn refuse_acceptance(&self) -> Option<&'static str> {
         let Observation { kind, tenant, reason, .. } = &self.seen;
         if *kind != FindingKind::Subscription || *reason != Reason::OneSided || tenant.is_none() {
-            return Some("only a subscription of a tenant without an agreement can be accepted");
+            return Some(
+                "only a subscription of a tenant without a subscription record can be accepted",
+            );
         }
         self.cleared_at.is_some().then_some("it is not open any more")
     }

@@ -1,11 +1,11 @@
-//! Grants: how they are issued, taken back and expire, as plans that both stores apply.
+//! Grants: how they are issued, voided and expire, as plans that both stores apply.
 //!
 //! A grant changes in no other way than through [`ledger::Ledger`], which plans a change after all
 //! changes before it and makes everything that is written with it: the entry between the tenant's
-//! credit accounts and the message.
+//! credit accounts and the change.
 //!
 //! Invariant: a grant's amount equals what is left of it plus all that was drawn and not given
-//! back, expired or taken back: each change moves what is left by its amount, and what is left is
+//! back, expired or voided: each change moves what is left by its amount, and what is left is
 //! what the change before left. A plan that contradicts this returns a `Fault`, and the store
 //! writes nothing.
 
@@ -37,7 +37,7 @@ pub enum Issued {
 
 /// Takes what is left of a grant, or a part of it, away again.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TakeBack {
+pub struct VoidGrant {
     pub tenant: TenantId,
     pub grant: u64,
     /// Under which it happens once.
@@ -50,7 +50,7 @@ pub struct TakeBack {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TakenBack {
+pub enum Voided {
     /// A refund of what was purchased, or a void of what was granted.
     Done(CreditChange),
     /// It was done before, under this key.
@@ -96,12 +96,12 @@ pub fn plan_issue(
 
 /// Plans a refund or void: `standing` is the change under its key, `grant` the one it names with
 /// what the grant's last change left.
-pub fn plan_take_back(
-    order: &TakeBack,
+pub fn plan_void(
+    order: &VoidGrant,
     standing: Option<CreditChange>,
     grant: Option<(&Grant, Option<Quantity>)>,
-) -> Result<Plan<NewChange, TakenBack>, Fault> {
-    let TakeBack { tenant, key, reserved, .. } = order;
+) -> Result<Plan<NewChange, Voided>, Fault> {
+    let VoidGrant { tenant, key, reserved, .. } = order;
     must!(
         *reserved >= Quantity::ZERO,
         "what is reserved of a grant is not negative",
@@ -115,11 +115,11 @@ pub fn plan_take_back(
             && standing.memo == order.memo
             && order.amount.is_none_or(|amount| amount == standing.amount);
         return Ok(Plan::Answer(match same {
-            true => TakenBack::Repeated(standing),
-            false => TakenBack::KeyTaken(standing),
+            true => Voided::Repeated(standing),
+            false => Voided::KeyTaken(standing),
         }));
     }
-    let Some((grant, last)) = grant else { return Ok(Plan::Answer(TakenBack::NotFound)) };
+    let Some((grant, last)) = grant else { return Ok(Plan::Answer(Voided::NotFound)) };
     check_grant(grant)?;
     must!(
         grant.number == order.grant && grant.terms.tenant == *tenant,
@@ -132,7 +132,7 @@ pub fn plan_take_back(
     let free = grant.remaining.checked_sub(*reserved).unwrap_or_default().max(Quantity::ZERO);
     let amount = order.amount.unwrap_or(free);
     if amount <= Quantity::ZERO || amount > free {
-        return Ok(Plan::Answer(TakenBack::TooLittle(free)));
+        return Ok(Plan::Answer(Voided::TooLittle(free)));
     }
     let kind = match grant.terms.pool {
         Pool::Purchased => ChangeKind::Refunded,

@@ -2,7 +2,7 @@
 //!
 //! Invariant: quantities are compared with quantities, and money before tax with money before tax.
 //! Tax may come late and change totals; it never makes a difference here. What comes of payments is
-//! told once for each invoice, which is one cycle.
+//! reported once for each invoice, which is one cycle.
 
 use super::ids::CustomerId;
 use super::quantity::{Quantity, SCALE};

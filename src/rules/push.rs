@@ -637,7 +637,7 @@ mod tests {
             let mode = if absolute { Mode::Absolute } else { Mode::Delta };
             let precision = Precision { scale, digits_max };
             let mut states = vec![CutState::new(false); 4];
-            let mut told = [Quantity::ZERO; 4];
+            let mut totals = [Quantity::ZERO; 4];
             let mut remainder = Quantity::ZERO;
             for (window, micro_units) in cuts {
                 let total = Quantity::from_units(i128::from(micro_units) * 1_000_000);
@@ -646,13 +646,13 @@ mod tests {
                 remainder = plan.remainder;
                 states[window] = plan.state;
                 if let Some(push) = plan.push {
-                    told[window] = match mode {
-                        Mode::Delta => told[window].checked_add(push.value).expect("fits"),
+                    totals[window] = match mode {
+                        Mode::Delta => totals[window].checked_add(push.value).expect("fits"),
                         Mode::Absolute => push.value,
                     };
                 }
                 let exact: i128 = states.iter().map(|s| s.total.units()).sum();
-                let sent: i128 = told.iter().map(|q| q.units()).sum();
+                let sent: i128 = totals.iter().map(|q| q.units()).sum();
                 prop_assert_eq!(sent + remainder.units(), exact);
                 prop_assert!(remainder >= Quantity::ZERO);
             }

@@ -4,11 +4,11 @@
 //! becomes dead here. One that is being sent is left to its claimant, and one with several attempts
 //! to the summary. Asking again changes nothing that was done.
 
-use super::delivery::PushState;
 use super::fault::{Fault, must};
 use super::ids::MeterNo;
 use super::push::StoredPush;
 use super::settlement::{Change, plan_looking, plan_refused};
+use super::submission::PushState;
 use super::timestamp::Timestamp;
 use super::window::Window;
 use std::collections::{BTreeMap, BTreeSet};

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_apart_is_left_to_a_person() {
+    fn what_is_ambiguous_is_left_to_an_operator() {
         let known = |doubtful| Known {
             settled: Quantity::ZERO,
             with_push: quantity("5"),

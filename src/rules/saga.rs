@@ -112,7 +112,7 @@ named_enum! {
         Undone = "undone",
         UndoFailed = "undo_failed",
         /// A person had it taken up again.
-        Revived = "revived",
+        Resumed = "resumed",
     }
 }
 
@@ -184,7 +184,7 @@ fn step_states(steps: &[StepShape], generation: u32, log: &[LogLine]) -> Vec<Ste
             Mark::Done => StepState::Done,
             Mark::Refused => StepState::Refused,
             Mark::Undone => StepState::Undone,
-            Mark::TurnedBack | Mark::UndoIntent | Mark::UndoFailed | Mark::Revived => *state,
+            Mark::TurnedBack | Mark::UndoIntent | Mark::UndoFailed | Mark::Resumed => *state,
         };
     }
     states
@@ -231,7 +231,7 @@ pub fn unsettled_until(log: &[LogLine], generation: u32, name: &str) -> Option<T
             | Mark::UndoIntent
             | Mark::Undone
             | Mark::UndoFailed
-            | Mark::Revived => {}
+            | Mark::Resumed => {}
         }
     }
     None
@@ -383,7 +383,7 @@ fn pause(tries: u32) -> Span {
 
 /// What a person's wish to take it up again makes of a saga.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Revival {
+enum Resumption {
     /// It goes on where it stopped.
     GoOn(SagaState),
     /// It starts anew in the next generation.
@@ -391,17 +391,17 @@ enum Revival {
     Refused(&'static str),
 }
 
-fn judge_revival(saga: &Saga, log: &[LogLine]) -> Revival {
+fn judge_resume(saga: &Saga, log: &[LogLine]) -> Resumption {
     match saga.state {
         SagaState::NeedsAttention if has_turned_back(saga.generation, log) => {
-            Revival::GoOn(SagaState::Compensating)
+            Resumption::GoOn(SagaState::Compensating)
         }
-        SagaState::NeedsAttention => Revival::GoOn(SagaState::Running),
-        SagaState::Compensated => Revival::StartAnew,
+        SagaState::NeedsAttention => Resumption::GoOn(SagaState::Running),
+        SagaState::Compensated => Resumption::StartAnew,
         SagaState::Running | SagaState::Compensating => {
-            Revival::Refused("it is under way by itself")
+            Resumption::Refused("it is under way by itself")
         }
-        SagaState::Completed => Revival::Refused("it is completed"),
+        SagaState::Completed => Resumption::Refused("it is completed"),
     }
 }
 

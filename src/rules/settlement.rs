@@ -9,7 +9,6 @@
 //! is written here, so a crash leaves nothing.
 
 use super::billing::Mode;
-use super::delivery::{Class, Next, PushState, Retry, judge_discard};
 use super::drift::WindowPush;
 use super::fault::{Fault, must};
 use super::ids::{CustomerId, TenantId};
@@ -17,6 +16,7 @@ use super::push::{CutState, NewPush, Push, StoredPush, exact, plan_adoption, pla
 use super::quantity::Quantity;
 use super::restore::{Comparison, Known, Reading, judge_comparison};
 use super::span::Span;
+use super::submission::{Class, Next, PushState, Retry, judge_discard};
 use super::timestamp::Timestamp;
 use super::waiting::judge_waiting;
 
@@ -576,7 +576,7 @@ pub fn plan_comparison(
         }
         Comparison::Undecidable => Followed::Settle(settle(Class::Undecidable, Next::Dead)),
         Comparison::Adopt { adopted, rest } => {
-            let parts = Parts { adopted, rest, total, known };
+            let parts = AdoptedParts { adopted, rest, total, known };
             Followed::Adopt(plan_adopting((found, &open), window, parts, &detail, at)?)
         }
     })
@@ -592,16 +592,16 @@ fn add_up(
     let own = |push: &Push| push.customer.as_ref().is_none_or(|one| one == window.customer);
     let mut settled = Quantity::ZERO;
     for other in window.pushes.iter().filter(|one| one.push.state.settled() && own(&one.push)) {
-        settled = told(settled, &other.push)?;
+        settled = add_push(settled, &other.push)?;
     }
     let mut planned = settled;
     for other in open {
-        planned = told(planned, &other.push)?;
+        planned = add_push(planned, &other.push)?;
     }
     let created_at = found.push.created_at;
     Ok(Known {
         settled,
-        with_push: told(settled, &found.push)?,
+        with_push: add_push(settled, &found.push)?,
         planned,
         doubtful: window.doubtful,
         since: created_at.max(window.restored_at.unwrap_or(created_at)),
@@ -609,7 +609,7 @@ fn add_up(
 }
 
 /// What the provider holds once it has taken this push too.
-fn told(before: Quantity, push: &Push) -> Result<Quantity, Fault> {
+fn add_push(before: Quantity, push: &Push) -> Result<Quantity, Fault> {
     match push.mode {
         Mode::Delta => exact(before.checked_add(push.quantity)).map_err(|f| f.of(&name(push))),
         Mode::Absolute => Ok(push.value),
@@ -617,7 +617,7 @@ fn told(before: Quantity, push: &Push) -> Result<Quantity, Fault> {
 }
 
 /// What is adopted of a window.
-struct Parts {
+struct AdoptedParts {
     adopted: Quantity,
     rest: Quantity,
     total: Quantity,
@@ -627,7 +627,7 @@ struct Parts {
 fn plan_adopting(
     (found, open): (&StoredPush, &[&StoredPush]),
     window: ComparedWindow<'_>,
-    Parts { adopted, rest, total, known }: Parts,
+    AdoptedParts { adopted, rest, total, known }: AdoptedParts,
     detail: &str,
     at: Timestamp,
 ) -> Result<Adopting, Fault> {

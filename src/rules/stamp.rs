@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn terms_come_from_agreements_and_else_from_the_provider() {
+    fn terms_come_from_records_and_else_from_the_provider() {
         let subscription = SubscriptionId::parse("sub_1").expect("valid");
         let (charged_from, ended_at) = (Some(at("12:16:00")), None);
         let agreed = [Agreed { subscription, began_at: at("12:00:00"), charged_from, ended_at }];

@@ -6,15 +6,16 @@
 //! `clock_timestamp()`. A store's high-water mark is a time that once was: the time now should not
 //! be before it, nor long after it.
 //!
-//! Invariant: clocks that differ by more than [`AGREEMENT_MICROS`] never pass as one time. Either
-//! the clocks of others settle which time is right and the wall clock agrees with them, or there is
-//! a [`Doubt`] that names the clock that is off. The judgement depends on the readings alone.
+//! Invariant: clocks that differ by more than [`CLOCK_TOLERANCE_MICROS`] never pass as one time.
+//! Either the clocks of others settle which time is right and the wall clock agrees with them, or
+//! there is a [`Doubt`] that names the clock that is off. The judgement depends on the readings
+//! alone.
 
 use super::timestamp::{MICROS_PER_DAY, MICROS_PER_MINUTE, MICROS_PER_SECOND, Timestamp};
 use std::fmt;
 
 /// Clocks that differ by more do not agree.
-pub const AGREEMENT_MICROS: i64 = 5 * MICROS_PER_MINUTE;
+pub const CLOCK_TOLERANCE_MICROS: i64 = 5 * MICROS_PER_MINUTE;
 /// A reading of another clock that is older does not allow a job to send or decide.
 pub const CONFIRMATION_AGE_MAX_MICROS: i64 = 10 * MICROS_PER_MINUTE;
 /// A store that recorded nothing for longer, before a clock that nothing confirms, is one that the
@@ -193,7 +194,7 @@ pub fn judge_clocks(readings: &Readings) -> Judgement {
 }
 
 pub fn agree(one: Timestamp, other: Timestamp) -> bool {
-    one.micros().abs_diff(other.micros()) <= AGREEMENT_MICROS.unsigned_abs()
+    one.micros().abs_diff(other.micros()) <= CLOCK_TOLERANCE_MICROS.unsigned_abs()
 }
 
 fn ahead(one: Timestamp, other: Timestamp) -> i64 {
@@ -261,7 +262,7 @@ fn judge_alone(readings: &Readings) -> Judgement {
 
 /// Whether a store with this high-water mark may have been opened at this time.
 fn plausible(time: Timestamp, mark: Timestamp) -> Result<(), Cause> {
-    if time < mark.saturating_add_micros(-AGREEMENT_MICROS) {
+    if time < mark.saturating_add_micros(-CLOCK_TOLERANCE_MICROS) {
         Err(Cause::BehindMark)
     } else if time > mark.saturating_add_micros(IDLE_MAX_MICROS) {
         Err(Cause::FarAheadOfMark)
@@ -366,13 +367,13 @@ mod tests {
     }
 
     #[test]
-    fn five_minutes_are_no_disagreement() {
+    fn five_minutes_are_tolerated() {
         let off = |micros: i64| {
             let wall = at(0).saturating_add_micros(micros);
             judge_clocks(&Readings { wall, ..readings(0, 0) }).doubt.is_some()
         };
-        assert!(!off(AGREEMENT_MICROS) && !off(-AGREEMENT_MICROS));
-        assert!(off(AGREEMENT_MICROS + 1) && off(-AGREEMENT_MICROS - 1));
+        assert!(!off(CLOCK_TOLERANCE_MICROS) && !off(-CLOCK_TOLERANCE_MICROS));
+        assert!(off(CLOCK_TOLERANCE_MICROS + 1) && off(-CLOCK_TOLERANCE_MICROS - 1));
     }
 
     #[test]

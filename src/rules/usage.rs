@@ -99,13 +99,13 @@ pub struct Composition {
     shape: UsageShape,
     rows: usize,
     total: Option<Rollup>,
-    parts: BTreeMap<(usize, Vec<Option<String>>), Part>,
+    parts: BTreeMap<(usize, Vec<Option<String>>), UsagePart>,
     values: HashMap<Box<str>, u32>,
 }
 
 /// The total of a window and group. Unique values stand beside it.
 #[derive(Debug)]
-struct Part {
+struct UsagePart {
     rollup: Rollup,
     values: HashSet<u32>,
 }
@@ -147,7 +147,7 @@ impl Composition {
             Some(part) => part.rollup.fold(&row.rollup)?,
             None if full => return Err(ComposeError::TooLarge),
             None => {
-                let part = Part { rollup: row.rollup, values: HashSet::new() };
+                let part = UsagePart { rollup: row.rollup, values: HashSet::new() };
                 self.parts.insert(place.clone(), part);
             }
         }
@@ -216,7 +216,7 @@ impl Composition {
     pub fn finish(self) -> Result<Usage, ComposeError> {
         let UsageShape { windows, group_by, aggregation, .. } = self.shape;
         let mut answer = Vec::with_capacity(self.parts.len());
-        for ((place, group), Part { rollup, values }) in self.parts {
+        for ((place, group), UsagePart { rollup, values }) in self.parts {
             let (value, count) = (value_of(&rollup, values.len())?, rollup.count);
             answer.push(UsageWindow { window: windows[place], value, count, group });
         }

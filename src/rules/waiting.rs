@@ -4,8 +4,8 @@
 //! in the order in which they were planned; what the provider would refuse for its age is closed,
 //! and never sent.
 
-use super::delivery::{Class, PushState, is_too_old};
 use super::span::Span;
+use super::submission::{Class, PushState, is_too_old};
 use super::timestamp::Timestamp;
 
 /// Where a push begins. It waits while its tenant has no customer, and also while earlier ones of

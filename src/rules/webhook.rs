@@ -37,13 +37,13 @@ pub struct WebhookFacts {
 }
 
 named_enum! {
-    /// What became of a webhook.
+    /// The state of a webhook.
     pub enum WebhookStatus {
         /// Its object is still to be read.
         Waiting = "waiting",
-        /// Its object was read, and is as the webhook told.
+        /// Its object was read and matches the webhook.
         Applied = "applied",
-        /// Its object was read, and is not (any more) as the webhook told; what was read stands.
+        /// Superseded: the object that was read differs from the webhook, and wins.
         Stale = "stale",
         /// It is of a type that has no effect; it is only kept.
         Kept = "kept",
@@ -60,14 +60,14 @@ named_enum! {
     }
 }
 
-/// What a reading of its object makes of a webhook; `told` is what its payload showed.
-pub fn judge_webhook(told: Option<&Snapshot>, read: &Snapshot) -> WebhookStatus {
-    let same = match (told, read) {
+/// What a reading of its object makes of a webhook; `shown` is what its payload showed.
+pub fn judge_webhook(shown: Option<&Snapshot>, read: &Snapshot) -> WebhookStatus {
+    let same = match (shown, read) {
         // A payload holds only the first lines of an invoice, and not what they meter.
-        (Some(Snapshot::Invoice(told)), Snapshot::Invoice(read)) => {
-            *told == Invoice { lines: Vec::new(), ..read.clone() }
+        (Some(Snapshot::Invoice(shown)), Snapshot::Invoice(read)) => {
+            *shown == Invoice { lines: Vec::new(), ..read.clone() }
         }
-        (Some(told), read) => told == read,
+        (Some(shown), read) => shown == read,
         (None, _) => true,
     };
     if same { WebhookStatus::Applied } else { WebhookStatus::Stale }

@@ -75,9 +75,9 @@ verbs! {
         /// Opens and ends alerts, with a notice for each destination, in one transaction. One that
         /// is open already, or resolved already, is left alone. A notice of an opening that still
         /// waits when its alert ends is given up. If it was never claimed, no notice of that end is
-        /// written for its destination; if it was, the destination may have taken it, and is told
-        /// of the end as soon as nobody sends the opening any more. A new text of an alert that is
-        /// open is kept, without a notice. Returns how many alerts were opened and ended.
+        /// written for its destination; if it was, the destination may have accepted it, and is
+        /// sent the end as soon as nobody sends the opening any more. A new text of an alert that
+        /// is open is kept, without a notice. Returns how many alerts were opened and ended.
         async fn record_alerts(
             &self,
             changes: Vec<AlertChange>,

@@ -5,7 +5,7 @@
 //! (`record_cuts`). What a grant has left is never negative: by rule, by the row's own constraint
 //! and by the floor of the pool's account. A crash leaves a change whole or not at all.
 
-pub use crate::rules::grant::{Issued, TakeBack, TakenBack};
+pub use crate::rules::grant::{Issued, VoidGrant, Voided};
 
 use super::Result;
 use super::faulty::verbs;
@@ -35,23 +35,23 @@ pub enum GrantFilter {
 verbs! {
     pub trait Credits: Send + Sync {
         /// Issues a grant; the tenant is created if it is not known. Terms are checked before.
-        /// Writes the message `credits.issued` (see `store::outbox`).
+        /// Writes the change `credits.issued` (see `store::outbox`).
         async fn issue_grant(
             &self,
             terms: GrantTerms,
             at: Timestamp,
             completing: Option<&Completing<Issued>>,
         ) -> Result<Issued>;
-        /// Takes back what `rules::grant::plan_take_back` allows. Writes the message
-        /// `credits.taken_back`.
-        async fn take_back(
+        /// Voids what `rules::grant::plan_void` allows. Writes the change
+        /// `credits.voided`.
+        async fn void_grant(
             &self,
-            order: TakeBack,
+            order: VoidGrant,
             at: Timestamp,
-            completing: Option<&Completing<TakenBack>>,
-        ) -> Result<TakenBack>;
+            completing: Option<&Completing<Voided>>,
+        ) -> Result<Voided>;
         /// Takes away what is left of grants that expired by `expired_by`, at most `limit` of them,
-        /// each with the message `credits.expired`; returns how many.
+        /// each with the change `credits.expired`; returns how many.
         async fn expire_grants(
             &self,
             expired_by: Timestamp,

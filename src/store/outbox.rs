@@ -6,7 +6,7 @@
 //! sent or given up is never sent again. A crash leaves it waiting, or leased until its lease ends;
 //! then it is sent again.
 
-pub use crate::rules::message::{NewMessage, Queue};
+pub use crate::rules::change::{FeedChange, Queue};
 
 use super::Result;
 use super::faulty::verbs;
@@ -61,11 +61,11 @@ impl SendOutcome {
 
 verbs! {
     pub trait Outbox: Send + Sync {
-        /// Writes messages about changes that are written nowhere else; those whose key stands are
+        /// Writes changes that belong to no other write; those whose key exists are
         /// left out. Returns how many were written.
-        async fn record_messages(&self, messages: Vec<NewMessage>, at: Timestamp) -> Result<usize>;
+        async fn publish_changes(&self, messages: Vec<FeedChange>, at: Timestamp) -> Result<usize>;
         /// Messages about changes, oldest first, after the number `after`.
-        async fn list_messages(
+        async fn list_changes(
             &self,
             tenant: Option<&TenantId>,
             after: u64,
@@ -91,7 +91,7 @@ verbs! {
         ) -> Result<bool>;
         /// Removes settled messages, and waiting ones too, that were written before then, at most
         /// `limit`; returns how many. Those of dunning stay: an invoice may be owed for longer than
-        /// messages are kept, and only they say what was told of it.
+        /// messages are kept, and only they record its published stages.
         async fn prune_messages(&self, before: Timestamp, limit: usize) -> Result<usize>;
     }
 }

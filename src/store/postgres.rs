@@ -8,7 +8,6 @@
 //! A crash leaves every transaction whole or absent; nothing is repaired at start.
 
 mod accounts;
-mod agreements;
 mod alerts;
 mod api_keys;
 mod bindings;
@@ -55,6 +54,7 @@ mod sagas;
 mod scalars;
 mod settlements;
 mod statements;
+mod subscriptions;
 mod summaries;
 mod thresholds;
 mod timelines;

@@ -15,7 +15,7 @@ use crate::rules::timestamp::Timestamp;
 pub enum RatePut {
     Created,
     /// The same one is stored.
-    Stands,
+    Unchanged,
     /// It would hold together with this one.
     Overlaps(TaxRate),
 }
@@ -23,7 +23,7 @@ pub enum RatePut {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CouponPut {
     Created,
-    Stands,
+    Unchanged,
     /// Another one has this code.
     Refused(Coupon),
 }

@@ -1,16 +1,16 @@
-//! Sagas with their logs, the holds they put on pushes, and the agreements they make.
+//! Sagas with their logs, the holds they put on pushes, and the subscription records they make.
 //!
 //! Invariant: a line of a log is written only under the saga's current fence, so of two runners
 //! one is refused. A saga's standing and the lines that explain it change in one transaction,
-//! with the message that tells of its end. A tenant has at most one open saga. A crash leaves a
+//! with the change that tells of its end. A tenant has at most one open saga. A crash leaves a
 //! saga with its last line; when its lease ends, another runner goes on from there.
 
-pub use crate::rules::saga::lifecycle::{Begun, ClaimedSaga, NewSaga, Revived};
+pub use crate::rules::saga::lifecycle::{Begun, ClaimedSaga, NewSaga, Resumed};
 
 use super::Result;
 use super::faulty::verbs;
 use super::idempotency::Completing;
-use super::outbox::NewMessage;
+use super::outbox::FeedChange;
 use super::push::SubmittedWindow;
 use super::webhook::Mirror;
 use crate::faults::planted;
@@ -23,7 +23,7 @@ use crate::rules::timestamp::Timestamp;
 
 /// The state of a saga after a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Standing {
+pub struct SagaProgress {
     pub state: SagaState,
     pub tries: u32,
     pub due_at: Timestamp,
@@ -44,7 +44,7 @@ pub struct SagaQuery {
 
 /// What a tenant has agreed to: a subscription, what it is charged by and what it may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Agreement {
+pub struct SubscriptionRecord {
     pub tenant: TenantId,
     pub subscription: SubscriptionId,
     /// The plan's name here.
@@ -62,15 +62,15 @@ pub struct Agreement {
     pub ended_at: Option<Timestamp>,
 }
 
-impl Agreement {
+impl SubscriptionRecord {
     /// Whether its features may be used at that moment.
     pub fn grants_access_at(&self, at: Timestamp) -> bool {
         self.access && !self.suspended && self.ended_at.is_none_or(|end| at < end)
     }
 
-    /// What a reading of its subscription changes, and the message that tells of it, which is
-    /// written once for each agreement and reading; none if nothing changes.
-    pub fn follow(&self, reading: &SubscriptionReading<'_>) -> Option<(AccessChange, NewMessage)> {
+    /// What a reading of its subscription changes, and the change that tells of it, which is
+    /// written once for each subscription record and reading; none if nothing changes.
+    pub fn follow(&self, reading: &SubscriptionReading<'_>) -> Option<(AccessChange, FeedChange)> {
         if planted("bug.access_ignores_provider") {
             return None;
         }
@@ -93,13 +93,13 @@ impl Agreement {
             "access": after.grants_access_at(*read_at),
             "ended_at": after.ended_at.map(|at| at.to_string()),
         });
-        let message = NewMessage {
+        let published = FeedChange {
             key: format!("access:{}:{version}", self.saga),
-            kind: change.message_kind(),
+            kind: change.change_kind(),
             tenant: Some(after.tenant),
             payload: payload.to_string(),
         };
-        Some((change, message))
+        Some((change, published))
     }
 }
 
@@ -146,22 +146,22 @@ verbs! {
             lease_until: Timestamp,
             limit: usize,
         ) -> Result<Vec<ClaimedSaga>>;
-        /// Appends lines and moves the saga, and writes the messages; false, and nothing is
+        /// Appends lines and moves the saga, and writes the changes; false, and nothing is
         /// written, if the fence is not current.
         async fn record_saga(
             &self,
             claim: (u64, u64),
             lines: Vec<LogLine>,
-            standing: Standing,
-            messages: Vec<NewMessage>,
+            standing: SagaProgress,
+            changes: Vec<FeedChange>,
             at: Timestamp,
         ) -> Result<bool>;
         async fn find_saga(&self, id: &str) -> Result<Option<(Saga, Vec<LogLine>)>>;
         async fn list_sagas(&self, query: SagaQuery) -> Result<Vec<Saga>>;
-        /// Takes up a saga again as `rules::saga::lifecycle::plan_revival` says, with a line
-        /// `revived`: state, tries 0, due at once, and the next generation if it starts anew. A
+        /// Takes up a saga again as `rules::saga::lifecycle::plan_resume` says, with a line
+        /// `resumed`: state, tries 0, due at once, and the next generation if it starts anew. A
         /// lease on it ends, and the fence is raised.
-        async fn revive_saga(&self, id: &str, at: Timestamp) -> Result<Revived>;
+        async fn resume_saga(&self, id: &str, at: Timestamp) -> Result<Resumed>;
 
         /// Holds back the pushes of the saga's tenant of windows that start at `from` or later:
         /// they are not claimed until the hold is released. One for each saga; writing it again
@@ -183,30 +183,37 @@ verbs! {
             limit: usize,
         ) -> Result<Vec<SubmittedWindow>>;
 
-        // An agreement follows the readings of its subscription, as `rules::access` says: in the
-        // transaction that writes a reading (`Mirrors::record_mirrors`), and in those below that
-        // write or restore an agreement, by what the mirror shows then. A message tells of each
-        // change.
+        // A subscription record follows the readings of its subscription, as `rules::access` says:
+        // in the transaction that writes a reading (`Mirrors::record_mirrors`), and in those below
+        // that write or restore a subscription record, by what the mirror shows then. A change
+        // tells of each change.
 
-        /// Writes the agreement of its saga, without access; an open agreement of the same
-        /// subscription ends at its `began_at` and loses its access. The same one written again
-        /// changes nothing.
-        async fn record_agreement(&self, agreement: Agreement) -> Result<()>;
-        /// Says from when on the provider charges by the agreement that a saga made: usage that it
-        /// holds for is never stamped before. Pushes that the saga's hold keeps back, and that
-        /// nobody has tried to send, are stamped anew.
+        /// Writes the subscription record of its saga, without access; an open subscription record
+        /// of the same subscription ends at its `began_at` and loses its access. The same one
+        /// written again changes nothing.
+        async fn record_subscription(&self, record: SubscriptionRecord) -> Result<()>;
+        /// Says from when on the provider charges by the subscription record that a saga made:
+        /// usage that it holds for is never stamped before. Pushes that the saga's hold keeps back,
+        /// and that nobody has tried to send, are stamped anew.
         async fn charge_from(&self, saga: &str, at: Timestamp) -> Result<()>;
-        /// Opens or closes the features of the agreement that a saga made.
+        /// Opens or closes the features of the subscription record that a saga made.
         async fn set_access(&self, saga: &str, access: bool) -> Result<()>;
-        /// Withdraws the agreement that a saga made: it is gone, and the one that it ended is open
-        /// again with its access. Nothing happens if there is none.
-        async fn withdraw_agreement(&self, saga: &str) -> Result<()>;
-        /// Ends the agreement of a subscription at that moment, which may be ahead: its features
-        /// may be used until then. One that ends earlier is left as it is.
-        async fn end_agreement(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()>;
-        /// The newest agreement of a subscription.
-        async fn find_agreement(&self, subscription: &SubscriptionId) -> Result<Option<Agreement>>;
-        /// A tenant's agreements, newest first, at most `limit`.
-        async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>>;
+        /// Withdraws the subscription record that a saga made: it is gone, and the one that it
+        /// ended is open again with its access. Nothing happens if there is none.
+        async fn withdraw_subscription(&self, saga: &str) -> Result<()>;
+        /// Ends the subscription record of a subscription at that moment, which may be ahead: its
+        /// features may be used until then. One that ends earlier is left as it is.
+        async fn end_subscription(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()>;
+        /// The newest subscription record of a subscription.
+        async fn find_subscription_record(
+            &self,
+            subscription: &SubscriptionId,
+        ) -> Result<Option<SubscriptionRecord>>;
+        /// A tenant's subscription records, newest first, at most `limit`.
+        async fn list_subscription_records(
+            &self,
+            tenant: &TenantId,
+            limit: usize,
+        ) -> Result<Vec<SubscriptionRecord>>;
     }
 }

@@ -8,10 +8,10 @@ const EVERY: Duration = Duration::from_secs(10);
 
 /// Decides which of the repeated lines are logged.
 #[derive(Debug, Default)]
-pub struct Throttle(Mutex<State>);
+pub struct Throttle(Mutex<ThrottleState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct ThrottleState {
     logged_at: Option<Instant>,
     left_out: u64,
 }

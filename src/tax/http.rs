@@ -28,7 +28,7 @@ pub struct HttpEngine {
 }
 
 #[derive(Serialize)]
-struct Asked<'a> {
+struct EngineRequest<'a> {
     request: &'a QuoteRequest,
     discounts: &'a [Quantity],
 }
@@ -104,7 +104,7 @@ impl TaxEngine for HttpEngine {
         _: &[TaxRate],
         key: &str,
     ) -> Result<Quote, NoQuote> {
-        let body = serde_json::to_vec(&Asked { request, discounts }).expect("plain JSON");
+        let body = serde_json::to_vec(&EngineRequest { request, discounts }).expect("plain JSON");
         let answered = self.ask(body, key).await?;
         assemble(request, discounts, answered)
             .ok_or_else(|| NoQuote::Unavailable("the tax engine's figures do not add up".into()))

@@ -117,7 +117,7 @@ async fn kill_at(place: Place, point: &str, step: usize) {
     };
     assert_eq!(story["saga"]["state"], "completed", "{name}: {story:#}");
     stage.check_provider(&name);
-    let agreed = get(&server, "/v1/tenants/acme/agreements").await;
+    let agreed = get(&server, "/v1/tenants/acme/subscriptions").await;
     assert_eq!(agreed["features"], json!(["exports"]), "{name}");
 }
 

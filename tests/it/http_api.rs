@@ -43,7 +43,7 @@ on_every_store! {
     }
     balances {
         balance_read_while_a_cut_draws_does_not_overstate,
-        take_back_leaves_what_uncut_usage_will_draw,
+        void_leaves_what_uncut_usage_will_draw,
         expired_grant_covers_late_usage_within_the_accept_horizon,
         expired_grant_is_kept_until_usage_from_before_is_cut,
         balance_of_usage_billed_by_event_assumes_the_dearest_draw,
@@ -56,21 +56,21 @@ on_every_store! {
         what_was_sent_and_not_settled_is_sent_again,
         what_nobody_takes_is_given_up_and_stays_listed,
         each_stage_of_dunning_is_told_once,
-        dunning_is_not_told_again_when_its_messages_are_gone,
+        dunning_is_not_published_again_when_its_changes_are_gone,
     }
     credits {
         a_grant_is_issued_and_shown,
         a_repeat_that_comes_after_the_expiry_is_still_a_repeat,
         what_a_grant_cannot_be,
         a_tenant_has_so_many_grants_and_no_more,
-        what_is_left_is_taken_back,
+        what_is_left_is_voided,
         credits_cover_first_and_the_rest_is_pushed,
         what_shrinks_is_given_back,
         a_balance_is_what_the_next_cut_leaves,
         a_balance_goes_by_the_order_that_is_set,
         what_is_only_compared_draws_nothing,
         a_balance_holds_usage_of_this_moment,
-        an_allowance_is_exact_after_every_event,
+        an_entitlement_is_exact_after_every_event,
         what_has_expired_is_taken_away_after_a_while,
         changes_are_read_page_by_page,
         who_may_look_and_who_may_give,

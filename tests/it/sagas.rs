@@ -1,5 +1,6 @@
 //! Sagas from end to end, against the Stripe simulator over a real socket: each call failed,
-//! repeated and cut off; accidents of the provider by seed; what a person does; and requests over HTTP.
+//! repeated and cut off; accidents of the provider by seed; what a person does; and requests over
+//! HTTP.
 
 mod accidents;
 mod check;
@@ -56,6 +57,6 @@ on_every_store! {
     }
     http {
         saga_runs_from_its_request_to_completion,
-        undone_saga_is_revived_over_http,
+        undone_saga_is_resumed_over_http,
     }
 }

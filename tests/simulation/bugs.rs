@@ -60,11 +60,7 @@ pub const BUGS: [Bug; 20] = [
         "an error report overrides an unknown attempt",
     ),
     Bug::shared("balance_overstates", Some(Credits), "a balance is read across a cut"),
-    Bug::shared(
-        "take_back_ignores_pending",
-        Some(Credits),
-        "credits that usage needs are taken back",
-    ),
+    Bug::shared("void_ignores_pending", Some(Credits), "credits that usage needs are voided"),
     Bug::shared(
         "expired_grants_end_early",
         Some(Credits),

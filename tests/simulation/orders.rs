@@ -71,8 +71,8 @@ pub enum Order {
         effective_at: i64,
         expires_at: Option<i64>,
     },
-    /// Takes back all that may be taken; answers with the amount.
-    TakeBack {
+    /// Voids all that may be taken; answers with the amount.
+    VoidGrant {
         tenant: String,
         key: String,
         grant: u64,
@@ -103,8 +103,8 @@ pub enum Order {
     SagaState {
         id: String,
     },
-    /// A person revives a saga that needs attention.
-    Revive {
+    /// A person resumes a saga that needs attention.
+    Resume {
         id: String,
     },
     Exit,

@@ -25,7 +25,7 @@ pub enum Story {
     Customers,
     /// Two workers, one of which stalls.
     Workers,
-    /// Credits are issued, used, taken back and expire.
+    /// Credits are issued, used, voided and expire.
     Credits,
     /// Sagas create, change and cancel subscriptions, and the provider aggregates slowly.
     Subscriptions,

@@ -17,12 +17,12 @@ use counterfoil::jobs::reconcile::ReconcileJob;
 use counterfoil::jobs::sagas::SagasJob;
 use counterfoil::provider::Provider;
 use counterfoil::provider::stripe::Stripe;
-use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::event::{Item, parse_event};
 use counterfoil::rules::ids::{CustomerId, MeterSlug, TenantId};
 use counterfoil::rules::meter::Meter;
 use counterfoil::rules::push::WindowUsage;
 use counterfoil::rules::restore::Cause;
+use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use counterfoil::rules::verdict::{Acceptance, Verdict};
 use counterfoil::rules::window::Window;
@@ -177,7 +177,7 @@ impl Worker {
             Order::Grant { tenant, key, amount, effective_at, expires_at } => {
                 self.grant((&tenant, &key), &amount, (effective_at, expires_at)).await
             }
-            Order::TakeBack { tenant, key, grant } => self.take_back(&tenant, &key, grant).await,
+            Order::VoidGrant { tenant, key, grant } => self.void_grant(&tenant, &key, grant).await,
             Order::Restored => {
                 let epoch = self
                     .store
@@ -194,7 +194,7 @@ impl Worker {
             Order::Begin { tenant, key, saga } => self.begin(&tenant, &key, saga).await,
             Order::Sagas => self.sagas.pass().await.unwrap().to_string(),
             Order::SagaState { id } => self.saga_state(&id).await,
-            Order::Revive { id } => self.revive(&id).await,
+            Order::Resume { id } => self.resume(&id).await,
             Order::Exit => {
                 self.store.close().await;
                 String::new()
@@ -228,7 +228,7 @@ impl Worker {
         (0..verdicts.len()).filter(|place| !taken(&verdicts[*place])).collect()
     }
 
-    /// Hears the provider's clock, and takes back what a wrong clock has moved, as servers do.
+    /// Hears the provider's clock, and resets what a wrong clock has moved, as servers do.
     async fn keep_clock(&self) {
         self.provider.ask_time().await;
         if let Ok(now) = self.clock.sure()
@@ -263,7 +263,7 @@ impl Worker {
             PushQuery { state: Some(PushState::Dead), limit: 1_000, ..PushQuery::default() };
         let dead = self.store.list_pushes(query).await.unwrap();
         let stuck = |push: &&counterfoil::store::push::Push| {
-            counterfoil::rules::delivery::judge_retry(push.state, push.class).is_err()
+            counterfoil::rules::submission::judge_retry(push.state, push.class).is_err()
         };
         let waiting: u64 = counts.without_customer.values().map(|sum| sum.pushes).sum();
         let undecidable = u64::try_from(dead.iter().filter(stuck).count()).unwrap();

@@ -1,4 +1,4 @@
-//! Agreements that follow the readings of their subscription.
+//! Subscription records that follow the readings of their subscription.
 
 use crate::billed::after;
 use crate::fixture::{Fixture, tenant_id};
@@ -6,12 +6,12 @@ use crate::inbound::{subscription, subscription_name, want};
 use counterfoil::rules::ids::SubscriptionId;
 use counterfoil::rules::mirror::Snapshot;
 use counterfoil::rules::subscription::Subscription;
-use counterfoil::store::saga::Agreement;
+use counterfoil::store::saga::SubscriptionRecord;
 use counterfoil::store::webhook::MirrorReading;
 
-/// Records the agreement of a saga and opens its features.
+/// Records the subscription record of a saga and opens its features.
 async fn agree(f: &Fixture, saga: &str, subscription: &str) {
-    let agreement = Agreement {
+    let record = SubscriptionRecord {
         tenant: tenant_id("acme"),
         subscription: SubscriptionId::parse(subscription).unwrap(),
         plan: "pro".to_owned(),
@@ -23,7 +23,7 @@ async fn agree(f: &Fixture, saga: &str, subscription: &str) {
         began_at: f.now,
         ended_at: None,
     };
-    f.store.record_agreement(agreement).await.unwrap();
+    f.store.record_subscription(record).await.unwrap();
     f.store.set_access(saga, true).await.unwrap();
 }
 
@@ -50,7 +50,7 @@ async fn read(f: &Fixture, id: &str, status: &str) {
 /// Whether the features may be used in minute 60, whether they are suspended, and the minute of the
 /// end.
 async fn access(f: &Fixture, saga: &str) -> (bool, bool, Option<i64>) {
-    let listed = f.store.list_agreements(&tenant_id("acme"), 1_000).await.unwrap();
+    let listed = f.store.list_subscription_records(&tenant_id("acme"), 1_000).await.unwrap();
     let found = listed.into_iter().find(|one| one.saga == saga).unwrap();
     let minute = found.ended_at.map(|at| (at.micros() - f.now.micros()) / 60_000_000);
     (found.grants_access_at(after(f.now, 60)), found.suspended, minute)
@@ -61,11 +61,11 @@ const SUSPENDED: (bool, bool, Option<i64>) = (false, true, None);
 const ENDED: (bool, bool, Option<i64>) = (false, false, Some(7));
 
 async fn told(f: &Fixture) -> Vec<String> {
-    let messages = f.store.list_messages(Some(&tenant_id("acme")), 0, 1_000).await.unwrap();
-    messages.into_iter().map(|message| message.kind).collect()
+    let changes = f.store.list_changes(Some(&tenant_id("acme")), 0, 1_000).await.unwrap();
+    changes.into_iter().map(|change| change.kind).collect()
 }
 
-pub async fn a_reading_suspends_and_ends_the_agreement_of_its_subscription(mut f: Fixture) {
+pub async fn a_reading_suspends_and_ends_the_record_of_its_subscription(mut f: Fixture) {
     agree(&f, "s1", "sub_1").await;
     agree(&f, "other", "sub_2").await;
     let expected = [
@@ -92,15 +92,15 @@ pub async fn a_reading_suspends_and_ends_the_agreement_of_its_subscription(mut f
     assert_eq!(told(&f).await, kinds.map(|kind| format!("access.{kind}")));
 }
 
-pub async fn the_message_of_a_change_says_what_may_be_used(f: Fixture) {
+pub async fn a_published_change_says_what_may_be_used(f: Fixture) {
     agree(&f, "s1", "sub_1").await;
     read(&f, "sub_1", "unpaid").await;
-    let message = f.store.list_messages(None, 0, 10).await.unwrap().remove(0);
+    let change = f.store.list_changes(None, 0, 10).await.unwrap().remove(0);
     assert_eq!(
-        (message.kind.as_str(), message.tenant),
+        (change.kind.as_str(), change.tenant),
         ("access.suspended", Some(tenant_id("acme")))
     );
-    let payload: serde_json::Value = serde_json::from_str(&message.payload).unwrap();
+    let payload: serde_json::Value = serde_json::from_str(&change.payload).unwrap();
     let expected = serde_json::json!({
         "tenant": "acme", "subscription": "sub_1", "saga": "s1", "plan": "pro",
         "features": ["search"], "status": "unpaid", "access": false, "ended_at": null,
@@ -123,7 +123,7 @@ pub async fn a_stale_reading_and_one_of_nothing_change_no_access(f: Fixture) {
     assert_eq!(told(&f).await, Vec::<String>::new());
 }
 
-/// What happens to a subscription and its agreement, each in a transaction of its own.
+/// What happens to a subscription and its subscription record, each in a transaction of its own.
 #[derive(Debug, Clone, Copy)]
 enum Happening {
     Agree,
@@ -137,7 +137,7 @@ async fn happen(f: &Fixture, happening: Happening, subscription: &str, saga: &st
         Happening::Agree => agree(f, saga, subscription).await,
         Happening::End => {
             let subscription = SubscriptionId::parse(subscription).unwrap();
-            f.store.end_agreement(&subscription, after(f.now, 9)).await.unwrap();
+            f.store.end_subscription(&subscription, after(f.now, 9)).await.unwrap();
         }
         Happening::Read(ticket, status) => {
             let readings = vec![reading(f, subscription, ticket, status)];
@@ -175,7 +175,8 @@ pub async fn readings_and_sagas_in_any_order_end_alike(f: Fixture) {
     check("paid", &[Agree, Read(1, "unpaid"), Read(2, "active")], OPEN).await;
     let life = [Agree, Read(1, "unpaid"), Read(2, "active"), Read(3, "canceled")];
     check("over", &life, ENDED).await;
-    // A saga that cancels, and the readings of what it does. Its record comes after the agreement.
+    // A saga that cancels, and the readings of what it does. Its record comes after the
+    // subscription record.
     for (number, order) in orders(&[End, Read(2, "active"), Read(3, "canceled")]).iter().enumerate()
     {
         let (subscription, saga) = (format!("sub_cancel_{number}"), format!("cancel_{number}"));
@@ -195,16 +196,16 @@ pub async fn a_plan_changed_while_unpaid_stays_suspended(f: Fixture) {
     assert_eq!(access(&f, "s2").await, SUSPENDED);
     read(&f, "sub_1", "active").await;
     assert_eq!(access(&f, "s2").await, OPEN);
-    // Taken back, the one before follows what is known now.
-    f.store.withdraw_agreement("s2").await.unwrap();
+    // Once withdrawn, the one before follows what is known now.
+    f.store.withdraw_subscription("s2").await.unwrap();
     assert_eq!(access(&f, "s1").await, OPEN);
     agree(&f, "s3", "sub_1").await;
     read(&f, "sub_1", "canceled").await;
-    f.store.withdraw_agreement("s3").await.unwrap();
+    f.store.withdraw_subscription("s3").await.unwrap();
     assert_eq!(access(&f, "s1").await, ENDED);
 }
 
-pub async fn an_agreement_and_a_reading_at_once_do_not_miss_each_other(f: Fixture) {
+pub async fn a_record_and_a_reading_at_once_do_not_miss_each_other(f: Fixture) {
     for number in 0..30 {
         let (subscription, saga) = (format!("sub_{number}"), format!("s{number}"));
         let ticket = want(&f, &[subscription_name(&subscription)], 0).await[0];
@@ -216,16 +217,16 @@ pub async fn an_agreement_and_a_reading_at_once_do_not_miss_each_other(f: Fixtur
     }
 }
 
-pub async fn the_newest_agreement_of_a_subscription(f: Fixture) {
+pub async fn the_newest_record_of_a_subscription(f: Fixture) {
     let id = SubscriptionId::parse("sub_1").unwrap();
-    assert_eq!(f.store.find_agreement(&id).await.unwrap(), None);
+    assert_eq!(f.store.find_subscription_record(&id).await.unwrap(), None);
     for saga in ["s1", "s2"] {
         agree(&f, saga, "sub_1").await;
-        assert_eq!(f.store.find_agreement(&id).await.unwrap().unwrap().saga, saga);
+        assert_eq!(f.store.find_subscription_record(&id).await.unwrap().unwrap().saga, saga);
     }
     agree(&f, "other", "sub_2").await;
-    f.store.end_agreement(&id, after(f.now, 3)).await.unwrap();
-    let found = f.store.find_agreement(&id).await.unwrap().unwrap();
+    f.store.end_subscription(&id, after(f.now, 3)).await.unwrap();
+    let found = f.store.find_subscription_record(&id).await.unwrap().unwrap();
     assert_eq!((found.saga.as_str(), found.ended_at), ("s2", Some(after(f.now, 3))));
     assert_eq!(found.tenant, tenant_id("acme"));
 }

@@ -125,7 +125,7 @@ pub async fn an_account_is_created_once(mut f: Fixture) {
     let again = new_account("fresh", "wallet", Floor::Zero);
     let later = after(f.now, 5);
     let put = |new| f.store.put_account(new, later);
-    assert_eq!(put(again.clone()).await.unwrap(), AccountPut::Stands(expected.clone()));
+    assert_eq!(put(again.clone()).await.unwrap(), AccountPut::Unchanged(expected.clone()));
     let other_floor = NewAccount { floor: Floor::None, ..again.clone() };
     assert_eq!(put(other_floor).await.unwrap(), AccountPut::Refused(expected.clone()));
     let other_unit = NewAccount { unit: Unit::parse("usd").unwrap(), ..again };

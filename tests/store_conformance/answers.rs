@@ -1,4 +1,4 @@
-//! The full text of what stores answer and keep: memos, messages, refusals, faults. Each expected
+//! The full text of what stores answer and keep: memos, changes, refusals, faults. Each expected
 //! text is written once here and must come from every store.
 
 use crate::accounts::key;
@@ -8,14 +8,14 @@ use crate::fixture::{Fixture, call, deliver_to, tenant_id};
 use crate::sagas::new_saga;
 use counterfoil::rules::account::{Floor, NewAccount, NewEntry, NewPosting, Posted};
 use counterfoil::rules::credit::{CreditChange, GrantTerms, Pool};
-use counterfoil::rules::grant::{Issued, TakeBack, TakenBack};
+use counterfoil::rules::grant::{Issued, VoidGrant, Voided};
 use counterfoil::rules::ids::{AccountName, TenantId, Unit};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::saga::{LogLine, Mark, SagaState};
 use counterfoil::rules::verdict::Verdict;
 use counterfoil::store::account::StatementQuery;
 use counterfoil::store::credit::{ChangeQuery, GrantFilter};
-use counterfoil::store::saga::{Begun, ClaimedSaga, NewSaga, Revived, Standing};
+use counterfoil::store::saga::{Begun, ClaimedSaga, NewSaga, Resumed, SagaProgress};
 use counterfoil::store::{Error, Result};
 
 fn acme() -> TenantId {
@@ -44,8 +44,8 @@ async fn every_change(f: Fixture) -> Fixture {
     b.planned("acme", "e2", "signed", "-3", 0).await;
     for (grant, once, amount) in [(given, "void-1", Some("0.25")), (bought, "refund-1", None)] {
         let order = taking("acme", grant, once, amount);
-        let taken = b.f.store.take_back(order, b.f.now, None).await.unwrap();
-        assert!(matches!(taken, TakenBack::Done(_)), "{taken:?}");
+        let taken = b.f.store.void_grant(order, b.f.now, None).await.unwrap();
+        assert!(matches!(taken, Voided::Done(_)), "{taken:?}");
     }
     assert_eq!(b.f.store.expire_grants(window(5).start, b.f.now, 10).await.unwrap(), 1);
     b.f
@@ -93,11 +93,11 @@ pub async fn changes_of_credits_read_alike(f: Fixture) {
     );
 }
 
-pub async fn messages_of_credits_read_alike(f: Fixture) {
+pub async fn published_credits_read_alike(f: Fixture) {
     let f = every_change(f).await;
-    let messages = f.store.list_messages(Some(&acme()), 0, 100).await.unwrap();
+    let published = f.store.list_changes(Some(&acme()), 0, 100).await.unwrap();
     let texts: Vec<String> =
-        messages.iter().map(|message| format!("{} {}", message.kind, message.payload)).collect();
+        published.iter().map(|change| format!("{} {}", change.kind, change.payload)).collect();
     let text = |kind: &str, change: (&str, u64, &str, &str, &str)| {
         let (name, grant, amount, remaining, unit) = change;
         format!(
@@ -108,12 +108,12 @@ pub async fn messages_of_credits_read_alike(f: Fixture) {
         text("credits.issued", ("issued", 1, "3", "3", "credits")),
         text("credits.issued", ("issued", 2, "3", "3", "eur")),
         text("credits.exhausted", ("drawn", 1, "3", "0", "credits")),
-        text("credits.taken_back", ("voided", 1, "0.25", "0.25", "credits")),
-        text("credits.taken_back", ("refunded", 2, "3", "0", "eur")),
+        text("credits.voided", ("voided", 1, "0.25", "0.25", "credits")),
+        text("credits.voided", ("refunded", 2, "3", "0", "eur")),
         text("credits.expired", ("expired", 1, "0.25", "0", "credits")),
     ];
     assert_eq!(texts, expected);
-    let ids: Vec<&str> = messages.iter().map(|message| message.id.as_str()).collect();
+    let ids: Vec<&str> = published.iter().map(|change| change.id.as_str()).collect();
     assert_eq!(ids[0], "msg_ba88c24835654e85da3ddc8a", "the id is made of the change's number");
 }
 
@@ -148,7 +148,7 @@ pub async fn entries_of_credits_read_alike(f: Fixture) {
         "credits.credits.spent in credits, floor none: 2.5",
         "  2: credits.6 \"grant 1: given_back\" -0.5 to 2.5",
         "  1: credits.3 \"grant 1: drawn\" 3 to 3",
-        "credits.credits.taken_back in credits, floor none: 0.25",
+        "credits.credits.voided in credits, floor none: 0.25",
         "  1: credits.7 \"grant 1: voided\" 0.25 to 0.25",
         "credits.eur.issued in eur, floor none: -3",
         "  1: credits.2 \"grant 2: issued\" -3 to -3",
@@ -160,7 +160,7 @@ pub async fn entries_of_credits_read_alike(f: Fixture) {
         "credits.eur.spent in eur, floor none: 0",
         "  2: credits.5 \"grant 2: given_back\" -1 to 0",
         "  1: credits.4 \"grant 2: drawn\" 1 to 1",
-        "credits.eur.taken_back in eur, floor none: 3",
+        "credits.eur.voided in eur, floor none: 3",
         "  1: credits.8 \"grant 2: refunded\" 3 to 3",
     ];
     assert_eq!(lines, expected);
@@ -168,19 +168,19 @@ pub async fn entries_of_credits_read_alike(f: Fixture) {
 
 pub async fn refusals_of_credits_read_alike(f: Fixture) {
     let grant = issue(&f, terms(&f, "acme", "ten", "10").await).await;
-    let check = async |order: TakeBack, expected: TakenBack| {
-        let taken = f.store.take_back(order.clone(), f.now, None).await.unwrap();
+    let check = async |order: VoidGrant, expected: Voided| {
+        let taken = f.store.void_grant(order.clone(), f.now, None).await.unwrap();
         assert_eq!(taken, expected, "{order:?}");
     };
-    let ten = TakenBack::TooLittle(quantity("10"));
+    let ten = Voided::TooLittle(quantity("10"));
     check(taking("acme", grant, "t", Some("10.000001")), ten.clone()).await;
     // Nothing and less than nothing are no refunds, whatever is left.
     check(taking("acme", grant, "t", Some("0")), ten.clone()).await;
     check(taking("acme", grant, "t", Some("-1")), ten).await;
-    let reserved = TakeBack { reserved: quantity("11"), ..taking("acme", grant, "t", None) };
-    check(reserved, TakenBack::TooLittle(Quantity::ZERO)).await;
-    check(taking("acme", u64::MAX, "t", None), TakenBack::NotFound).await;
-    check(taking("nobody", grant, "t", None), TakenBack::NotFound).await;
+    let reserved = VoidGrant { reserved: quantity("11"), ..taking("acme", grant, "t", None) };
+    check(reserved, Voided::TooLittle(Quantity::ZERO)).await;
+    check(taking("acme", u64::MAX, "t", None), Voided::NotFound).await;
+    check(taking("nobody", grant, "t", None), Voided::NotFound).await;
     let none = f.store.list_credit_changes(ChangeQuery {
         tenant: acme(),
         grant: Some(grant),
@@ -228,7 +228,7 @@ pub async fn refusals_of_entries_read_alike(f: Fixture) {
     let many: Vec<(&str, &str)> = vec![("wallet", "1"); 101];
     let many = entry("acme", "k", &many);
     check(many, "an entry has 2 to 100 postings (invalid_postings)").await;
-    let unknown = "there is no account walle of this tenant; create it first (account_unknown)";
+    let unknown = "there is no account walle of this tenant; create it first (unknown_account)";
     check(entry("acme", "k", &[("walle", "1"), ("sales", "-1")]), unknown).await;
     check(entry("nobody", "k", &[("walle", "1"), ("sales", "-1")]), unknown).await;
     let below = "account wallet holds 0 and may not fall below 0 (balance_too_low)";
@@ -247,42 +247,42 @@ pub async fn refusals_of_entries_read_alike(f: Fixture) {
 /// Claims the tenant's saga and leaves it in this state.
 async fn leave(f: &Fixture, state: SagaState, lines: Vec<LogLine>) -> ClaimedSaga {
     let claimed = f.store.claim_sagas(f.now, after(f.now, 10), 10).await.unwrap().remove(0);
-    let standing = Standing { state, tries: 0, due_at: f.now, detail: None, lease_until: None };
+    let standing = SagaProgress { state, tries: 0, due_at: f.now, detail: None, lease_until: None };
     let claim = (claimed.saga.number, claimed.fence);
     assert!(f.store.record_saga(claim, lines, standing, Vec::new(), f.now).await.unwrap());
     claimed
 }
 
 pub async fn answers_about_sagas_read_alike(f: Fixture) {
-    let revive = async |id: &str| f.store.revive_saga(id, f.now).await.unwrap();
+    let resume = async |id: &str| f.store.resume_saga(id, f.now).await.unwrap();
     let begin = async |new: NewSaga| f.store.begin_saga(new, f.now, None).await.unwrap();
     let Begun::Created(saga) = begin(new_saga("acme", "s1")).await else { panic!("it is new") };
-    assert_eq!(revive(&saga.id).await, Revived::Refused("it is under way by itself"));
+    assert_eq!(resume(&saga.id).await, Resumed::Refused("it is under way by itself"));
     assert_eq!(begin(new_saga("acme", "s2")).await, Begun::Busy(saga.clone()));
     leave(&f, SagaState::Completed, Vec::new()).await;
-    assert_eq!(revive(&saga.id).await, Revived::Refused("it is completed"));
+    assert_eq!(resume(&saga.id).await, Resumed::Refused("it is completed"));
     let Begun::Created(undone) = begin(new_saga("acme", "s2")).await else { panic!("it is new") };
     leave(&f, SagaState::Compensated, Vec::new()).await;
     let Begun::Created(open) = begin(new_saga("acme", "s3")).await else { panic!("it is new") };
-    assert_eq!(revive(&undone.id).await, Revived::Busy(open));
+    assert_eq!(resume(&undone.id).await, Resumed::Busy(open));
     leave(&f, SagaState::Completed, Vec::new()).await;
-    let Revived::Done(revived) = revive(&undone.id).await else { panic!("it may be") };
+    let Resumed::Done(resumed) = resume(&undone.id).await else { panic!("it may be") };
     let (found, log) = f.store.find_saga(&undone.id).await.unwrap().unwrap();
-    assert_eq!(found, revived);
+    assert_eq!(found, resumed);
     let text = |line: &LogLine| {
         let LogLine { generation, step, name, mark, result, detail, at } = line;
         format!("{generation}/{step} {name} {} {result:?} {detail:?} {at}", mark.name())
     };
     let lines: Vec<String> = log.iter().map(text).collect();
-    assert_eq!(lines, ["2/0 saga revived None None 2026-11-15T12:00:00Z"]);
+    assert_eq!(lines, ["2/0 saga resumed None None 2026-11-15T12:00:00Z"]);
 }
 
-pub async fn a_revival_raises_the_fence(f: Fixture) {
+pub async fn resuming_raises_the_fence(f: Fixture) {
     f.store.begin_saga(new_saga("acme", "s1"), f.now, None).await.unwrap();
     let stuck = leave(&f, SagaState::NeedsAttention, Vec::new()).await;
-    f.store.revive_saga(&stuck.saga.id, f.now).await.unwrap();
+    f.store.resume_saga(&stuck.saga.id, f.now).await.unwrap();
     let next = f.store.claim_sagas(f.now, after(f.now, 10), 10).await.unwrap().remove(0);
-    assert_eq!((stuck.fence, next.fence), (1, 3), "the revival took the fence between them");
+    assert_eq!((stuck.fence, next.fence), (1, 3), "the resume took the fence between them");
 }
 
 pub async fn verdicts_read_alike(f: Fixture) {
@@ -335,7 +335,7 @@ pub async fn grants_that_contradict_their_history_stay_as_they_are(f: Fixture) {
     let sound = GrantTerms { tenant: tenant_id("umbrella"), ..expiring };
     let sound = issue(&f, sound).await;
     f.plant(&format!("UPDATE grants SET remaining = '9' WHERE grant_no = {grant}")).await;
-    let taken = f.store.take_back(taking("acme", grant, "t", None), f.now, None).await;
+    let taken = f.store.void_grant(taking("acme", grant, "t", None), f.now, None).await;
     let expected = format!(
         "what is left of a grant is what its last change left (grant={grant} remaining=9 \
          last=10)"
@@ -377,7 +377,7 @@ pub async fn accounts_that_contradict_themselves_take_no_entry(f: Fixture) {
     assert_eq!(found, None, "nothing was written");
 }
 
-pub async fn sagas_that_contradict_themselves_are_not_revived(f: Fixture) {
+pub async fn sagas_that_contradict_themselves_are_not_resumed(f: Fixture) {
     f.store.begin_saga(new_saga("acme", "s1"), f.now, None).await.unwrap();
     let (name, mark, at) = ("pay".to_owned(), Mark::Intent, f.now);
     let line = LogLine { generation: 1, step: 0, name, mark, result: None, detail: None, at };
@@ -386,7 +386,7 @@ pub async fn sagas_that_contradict_themselves_are_not_revived(f: Fixture) {
     let id = &stuck.saga.id;
     let expected =
         format!("only a saga that has turned back undoes (saga={id} step=0 mark=undone)");
-    assert_eq!(fault(f.store.revive_saga(id, f.now).await), expected);
+    assert_eq!(fault(f.store.resume_saga(id, f.now).await), expected);
     let (saga, _) = f.store.find_saga(id).await.unwrap().unwrap();
     assert_eq!(saga.state, SagaState::NeedsAttention, "it stays as it is");
 }

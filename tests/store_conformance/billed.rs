@@ -2,10 +2,10 @@
 
 use crate::fixture::{Fixture, event, tenant_id};
 use counterfoil::rules::billing::Mode;
-use counterfoil::rules::delivery::{Class, Next, PushState};
 use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::push::CutState;
 use counterfoil::rules::quantity::Quantity;
+use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::{

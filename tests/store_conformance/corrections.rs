@@ -2,10 +2,10 @@
 
 use crate::billed::{Billed, after, quantity, steps, told, window};
 use crate::fixture::{Fixture, tenant_id};
-use counterfoil::rules::delivery::{Class, Next, PushState};
 use counterfoil::rules::drift::PushSums;
 use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::quantity::Quantity;
+use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::{Push, Ruling};
 use counterfoil::store::reconciliation::{CorrectionOrder, SummaryReading};

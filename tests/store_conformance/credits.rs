@@ -1,4 +1,4 @@
-//! Credits: issued, drawn on by cuts, given back, taken back, expired; nothing made, nothing lost.
+//! Credits: issued, drawn on by cuts, given back, voided, expired; nothing made, nothing lost.
 
 use crate::accounts::{histories, key};
 use crate::billed::{Billed, after, quantity, window};
@@ -12,8 +12,8 @@ use counterfoil::rules::push::CutState;
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
-use counterfoil::store::credit::{ChangeQuery, GrantFilter, Issued, TakeBack, TakenBack};
-use counterfoil::store::outbox::{Message, NewMessage};
+use counterfoil::store::credit::{ChangeQuery, GrantFilter, Issued, VoidGrant, Voided};
+use counterfoil::store::outbox::{FeedChange, Message};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
@@ -47,18 +47,25 @@ async fn issued(f: &Fixture, tenant: &str, once: &str, amount: &str) -> Grant {
     issue(f, terms(f, tenant, once, amount).await).await
 }
 
-pub fn taking(tenant: &str, grant: u64, once: &str, amount: Option<&str>) -> TakeBack {
+pub fn taking(tenant: &str, grant: u64, once: &str, amount: Option<&str>) -> VoidGrant {
     let (tenant, key, amount) = (tenant_id(tenant), key(once), amount.map(quantity));
-    TakeBack { tenant, grant, key, amount, reserved: Quantity::ZERO, memo: "not wanted".to_owned() }
+    VoidGrant {
+        tenant,
+        grant,
+        key,
+        amount,
+        reserved: Quantity::ZERO,
+        memo: "not wanted".to_owned(),
+    }
 }
 
-async fn take(f: &Fixture, order: TakeBack) -> TakenBack {
-    f.store.take_back(order, f.now, None).await.unwrap()
+async fn take(f: &Fixture, order: VoidGrant) -> Voided {
+    f.store.void_grant(order, f.now, None).await.unwrap()
 }
 
-fn done(taken: TakenBack) -> CreditChange {
+fn done(taken: Voided) -> CreditChange {
     match taken {
-        TakenBack::Done(change) => change,
+        Voided::Done(change) => change,
         other => panic!("{other:?}"),
     }
 }
@@ -106,21 +113,21 @@ async fn moves(f: &Fixture, tenant: &str, after: usize) -> Vec<(ChangeKind, u64,
     changes.into_iter().skip(after).map(moved).collect()
 }
 
-async fn messages(f: &Fixture, tenant: &str) -> Vec<Message> {
-    f.store.list_messages(Some(&tenant_id(tenant)), 0, 10_000).await.unwrap()
+async fn published_of(f: &Fixture, tenant: &str) -> Vec<Message> {
+    f.store.list_changes(Some(&tenant_id(tenant)), 0, 10_000).await.unwrap()
 }
 
-async fn kinds_of_messages(f: &Fixture, tenant: &str) -> Vec<String> {
-    messages(f, tenant).await.into_iter().map(|message| message.kind).collect()
+async fn kinds_of_published(f: &Fixture, tenant: &str) -> Vec<String> {
+    published_of(f, tenant).await.into_iter().map(|published| published.kind).collect()
 }
 
-/// A message tells of its change, under its key.
-fn check_message(message: &Message, kind: &str, change: &CreditChange, unit: &str) {
+/// A change tells of its change, under its key.
+fn check_published(published: &Message, kind: &str, change: &CreditChange, unit: &str) {
     let key = format!("credit:{}", change.number);
-    let expected = NewMessage { key, kind: "any", tenant: None, payload: String::new() };
-    assert_eq!((message.id.as_str(), message.kind.as_str()), (expected.id().as_str(), kind));
-    assert_eq!((message.tenant.as_ref(), message.at), (Some(&change.tenant), change.at));
-    let payload: serde_json::Value = serde_json::from_str(&message.payload).unwrap();
+    let expected = FeedChange { key, kind: "any", tenant: None, payload: String::new() };
+    assert_eq!((published.id.as_str(), published.kind.as_str()), (expected.id().as_str(), kind));
+    assert_eq!((published.tenant.as_ref(), published.at), (Some(&change.tenant), change.at));
+    let payload: serde_json::Value = serde_json::from_str(&published.payload).unwrap();
     let expected = serde_json::json!({
         "tenant": change.tenant.as_str(),
         "grant": change.grant,
@@ -226,9 +233,9 @@ pub async fn a_grant_is_issued_once(mut f: Fixture) {
         at: f.now,
     };
     assert_eq!(changes, vec![expected.clone()]);
-    let told = messages(&f, "fresh").await;
+    let told = published_of(&f, "fresh").await;
     assert_eq!(told.len(), 1);
-    check_message(&told[0], "credits.issued", &expected, "eur");
+    check_published(&told[0], "credits.issued", &expected, "eur");
     // A grant that was used up is still the same grant.
     done(take(&f, taking("fresh", grant.number, "all", None)).await);
     let Issued::Repeated(used_up) = again(wanted).await else { panic!("it was issued before") };
@@ -254,7 +261,7 @@ pub async fn issuers_at_once_issue_one(f: Fixture) {
         }
     }
     assert_eq!((created, left(&f, "acme").await), (1, vec!["10".to_owned()]));
-    assert_eq!(kinds_of_messages(&f, "acme").await, ["credits.issued"]);
+    assert_eq!(kinds_of_published(&f, "acme").await, ["credits.issued"]);
     check_conserved(&f, "acme").await;
 }
 
@@ -279,22 +286,22 @@ pub async fn live_grants_have_a_limit(f: Fixture) {
     check_conserved(&f, "acme").await;
 }
 
-pub async fn take_back_keeps_what_is_reserved(f: Fixture) {
+pub async fn void_keeps_what_is_reserved(f: Fixture) {
     let bought = issued(&f, "acme", "bought", "10").await;
-    let reserving = |once: &str, amount: Option<&str>| TakeBack {
+    let reserving = |once: &str, amount: Option<&str>| VoidGrant {
         reserved: quantity("8"),
         ..taking("acme", bought.number, once, amount)
     };
     let refused = take(&f, reserving("t1", Some("2.000001"))).await;
-    assert_eq!(refused, TakenBack::TooLittle(quantity("2")));
+    assert_eq!(refused, Voided::TooLittle(quantity("2")));
     let all = done(take(&f, reserving("t2", None)).await);
     assert_eq!((all.amount, all.remaining), (quantity("2"), quantity("8")));
     let nothing = take(&f, reserving("t3", None)).await;
-    assert_eq!(nothing, TakenBack::TooLittle(Quantity::ZERO));
+    assert_eq!(nothing, Voided::TooLittle(Quantity::ZERO));
     check_conserved(&f, "acme").await;
 }
 
-pub async fn what_is_left_is_taken_back_once(mut f: Fixture) {
+pub async fn what_is_left_is_voided_once(mut f: Fixture) {
     let given = issued(&f, "acme", "given", "10").await;
     let bought = GrantTerms { pool: Pool::Purchased, ..terms(&f, "acme", "bought", "4").await };
     let bought = issue(&f, bought).await;
@@ -309,29 +316,29 @@ pub async fn what_is_left_is_taken_back_once(mut f: Fixture) {
     });
     f.restart().await;
     let again = take(&f, taking("acme", given.number, "void-1", Some("3"))).await;
-    assert_eq!(again, TakenBack::Repeated(part.clone()));
+    assert_eq!(again, Voided::Repeated(part.clone()));
     let again = take(&f, taking("acme", bought.number, "refund-1", None)).await;
-    assert_eq!(again, TakenBack::Repeated(all.clone()));
+    assert_eq!(again, Voided::Repeated(all.clone()));
     let others = [
         taking("acme", given.number, "void-1", Some("4")),
         taking("acme", bought.number, "void-1", Some("3")),
-        TakeBack { memo: "other".into(), ..taking("acme", given.number, "void-1", Some("3")) },
+        VoidGrant { memo: "other".into(), ..taking("acme", given.number, "void-1", Some("3")) },
     ];
     for other in others {
-        assert_eq!(take(&f, other).await, TakenBack::KeyTaken(part.clone()));
+        assert_eq!(take(&f, other).await, Voided::KeyTaken(part.clone()));
     }
     let too_much = take(&f, taking("acme", given.number, "void-2", Some("7.000001"))).await;
-    assert_eq!(too_much, TakenBack::TooLittle(quantity("7")));
+    assert_eq!(too_much, Voided::TooLittle(quantity("7")));
     let nothing = take(&f, taking("acme", bought.number, "void-2", None)).await;
-    assert_eq!(nothing, TakenBack::TooLittle(Quantity::ZERO));
+    assert_eq!(nothing, Voided::TooLittle(Quantity::ZERO));
     let unknown = take(&f, taking("acme", bought.number + 9, "void-2", None)).await;
-    assert_eq!(unknown, TakenBack::NotFound);
+    assert_eq!(unknown, Voided::NotFound);
     let stranger = take(&f, taking("umbrella", given.number, "void-2", None)).await;
-    assert_eq!(stranger, TakenBack::NotFound, "a grant of another tenant");
+    assert_eq!(stranger, Voided::NotFound, "a grant of another tenant");
     assert_eq!(left(&f, "acme").await, ["7", "0"]);
-    let told = messages(&f, "acme").await;
-    check_message(&told[2], "credits.taken_back", &part, "credits");
-    check_message(&told[3], "credits.taken_back", &all, "credits");
+    let told = published_of(&f, "acme").await;
+    check_published(&told[2], "credits.voided", &part, "credits");
+    check_published(&told[3], "credits.voided", &all, "credits");
     assert_eq!(told.len(), 4);
     let of_one = changes(&f, "acme", Some(given.number)).await;
     assert_eq!(of_one.last(), Some(&part));
@@ -352,11 +359,11 @@ pub async fn takers_at_once_never_overdraw(f: Fixture) {
     let (mut taken, mut refused) = (0, 0);
     for task in tasks {
         match task.await.unwrap() {
-            TakenBack::Done(change) => {
+            Voided::Done(change) => {
                 assert_eq!(change.amount, Quantity::ONE);
                 taken += 1;
             }
-            TakenBack::TooLittle(left) => {
+            Voided::TooLittle(left) => {
                 assert_eq!(left, Quantity::ZERO);
                 refused += 1;
             }
@@ -388,7 +395,12 @@ pub async fn what_expired_is_taken_once(f: Fixture) {
     assert_eq!((gone.kind, gone.amount, gone.remaining), {
         (ChangeKind::Expired, quantity("3"), Quantity::ZERO)
     });
-    check_message(messages(&f, "acme").await.last().unwrap(), "credits.expired", &gone, "credits");
+    check_published(
+        published_of(&f, "acme").await.last().unwrap(),
+        "credits.expired",
+        &gone,
+        "credits",
+    );
     let gone = changes(&f, "umbrella", Some(other.number)).await.pop().unwrap();
     assert_eq!((gone.kind, gone.amount), (ChangeKind::Expired, quantity("8")));
     assert_eq!(expire(window(5).start, 10).await.unwrap(), 1, "at its moment it is over");
@@ -435,10 +447,10 @@ pub async fn usage_is_covered_before_it_is_billed(f: Fixture) {
     assert_eq!((draw.quantity, changes[2].grant), (quantity("6"), grant));
     assert_eq!(changes.len(), 3);
     // Draws are told of only when nothing is left.
-    let told = messages(&b.f, "acme").await;
-    let kinds: Vec<&str> = told.iter().map(|message| message.kind.as_str()).collect();
+    let told = published_of(&b.f, "acme").await;
+    let kinds: Vec<&str> = told.iter().map(|published| published.kind.as_str()).collect();
     assert_eq!(kinds, ["credits.issued", "credits.exhausted"]);
-    check_message(&told[1], "credits.exhausted", &changes[2], "credits");
+    check_published(&told[1], "credits.exhausted", &changes[2], "credits");
     // Cut again, nothing changes.
     b.cut("tokens", &[0, 1, 2]).await;
     assert_eq!(moves(&b.f, "acme", 3).await, []);
@@ -518,7 +530,7 @@ pub async fn a_taker_and_cuts_share_a_grant(f: Fixture) {
         .map(|n| {
             let b = Arc::clone(&b);
             let order = taking("acme", grant, &format!("t{n}"), Some("1"));
-            tokio::spawn(async move { matches!(take(&b.f, order).await, TakenBack::Done(_)) })
+            tokio::spawn(async move { matches!(take(&b.f, order).await, Voided::Done(_)) })
         })
         .collect();
     let (mut pushed, mut taken) = (0, 0);
@@ -767,7 +779,7 @@ pub async fn tenants_with_equal_keys_are_apart(f: Fixture) {
     });
     done(take(&b.f, taking("acme", first, "back", Some("1"))).await);
     let theirs = take(&b.f, taking("umbrella", second, "back", Some("1"))).await;
-    assert_eq!(theirs, TakenBack::TooLittle(Quantity::ZERO), "the key is free there");
+    assert_eq!(theirs, Voided::TooLittle(Quantity::ZERO), "the key is free there");
     let nobody: Vec<CreditChange> = changes(&b.f, "acme", Some(second)).await;
     assert_eq!(nobody, [], "changes of another tenant's grant");
     for tenant in ["acme", "umbrella"] {
@@ -970,25 +982,25 @@ async fn take_some(b: &Billed, model: &mut Model, random: &mut Random) {
     let grant = &mut model.grants[place];
     let amount = i128::from(1 + random.below(8)) * 500_000_000_000;
     let amount = (random.below(4) > 0).then_some(amount);
-    let order = TakeBack {
+    let order = VoidGrant {
         amount: amount.map(Quantity::from_units),
         ..taking(model.tenant.as_str(), grant.number, &once, None)
     };
-    match b.f.store.take_back(order, b.f.now, None).await.unwrap() {
-        TakenBack::Done(change) => {
+    match b.f.store.void_grant(order, b.f.now, None).await.unwrap() {
+        Voided::Done(change) => {
             assert!(model.keys.insert(once));
             let taken = amount.unwrap_or(grant.remaining);
             assert_eq!(change.amount.units(), taken);
             grant.remaining -= taken;
             assert!(grant.remaining >= 0);
         }
-        TakenBack::Repeated(_) | TakenBack::KeyTaken(_) => assert!(model.keys.contains(&once)),
-        TakenBack::TooLittle(left) => {
+        Voided::Repeated(_) | Voided::KeyTaken(_) => assert!(model.keys.contains(&once)),
+        Voided::TooLittle(left) => {
             assert!(!model.keys.contains(&once));
             assert_eq!(left.units(), grant.remaining);
             assert!(amount.map_or(grant.remaining == 0, |amount| amount > grant.remaining));
         }
-        TakenBack::NotFound => panic!("it was issued"),
+        Voided::NotFound => panic!("it was issued"),
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::billed::{Billed, after, quantity, told, window};
 use crate::fixture::{Fixture, event, tenant_id};
 use counterfoil::rules::billing::Mode;
-use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::quantity::Quantity;
+use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::CutOrder;

@@ -35,7 +35,7 @@ pub async fn secrets_and_the_clock_survive_a_restart(mut f: Fixture) {
 }
 
 /// A clock that was ahead has moved the marks; the next cut then looks at everything again.
-pub async fn marks_of_a_wrong_clock_are_taken_back(mut f: Fixture) {
+pub async fn marks_of_a_wrong_clock_are_reset(mut f: Fixture) {
     let right = f.now;
     f.now = right.saturating_add_micros(87_600 * 3_600_000_000);
     f.deliver_one(&call("e1", "1")).await;

@@ -2,18 +2,18 @@
 
 use crate::billed::after;
 use crate::fixture::{Fixture, tenant_id};
-use counterfoil::store::outbox::{ClaimedMessage, Message, NewMessage, Queue, SendOutcome};
+use counterfoil::store::outbox::{ClaimedMessage, FeedChange, Message, Queue, SendOutcome};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-fn message(key: &str, tenant: Option<&str>) -> NewMessage {
+fn message(key: &str, tenant: Option<&str>) -> FeedChange {
     let (key, tenant) = (key.to_owned(), tenant.map(tenant_id));
     let payload = format!(r#"{{"about":"{key}"}}"#);
-    NewMessage { key, kind: "test.told", tenant, payload }
+    FeedChange { key, kind: "test.told", tenant, payload }
 }
 
-async fn record(f: &Fixture, messages: Vec<NewMessage>, minute: i64) -> usize {
-    f.store.record_messages(messages, after(f.now, minute)).await.unwrap()
+async fn record(f: &Fixture, messages: Vec<FeedChange>, minute: i64) -> usize {
+    f.store.publish_changes(messages, after(f.now, minute)).await.unwrap()
 }
 
 /// All messages, oldest first, read in pages of two.
@@ -22,7 +22,7 @@ async fn all(f: &Fixture, tenant: Option<&str>) -> Vec<Message> {
     let mut messages: Vec<Message> = Vec::new();
     loop {
         let after = messages.last().map_or(0, |message| message.number);
-        let page = f.store.list_messages(tenant.as_ref(), after, 2).await.unwrap();
+        let page = f.store.list_changes(tenant.as_ref(), after, 2).await.unwrap();
         let short = page.len() < 2;
         messages.extend(page);
         if short {
@@ -46,7 +46,7 @@ pub async fn a_message_is_written_once(mut f: Fixture) {
     let first = message("a", Some("fresh"));
     assert_eq!(record(&f, vec![first.clone(), message("b", None)], 1).await, 2);
     f.restart().await;
-    let other = NewMessage { payload: "{}".to_owned(), kind: "test.other", ..first.clone() };
+    let other = FeedChange { payload: "{}".to_owned(), kind: "test.other", ..first.clone() };
     let more = vec![first.clone(), other, message("c", Some("acme")), message("c", None)];
     assert_eq!(record(&f, more, 2).await, 1);
     assert_eq!(record(&f, vec![], 3).await, 0);
@@ -156,12 +156,12 @@ pub async fn old_messages_are_pruned(f: Fixture) {
     // Who reads on from the last number misses nothing, even when all were pruned.
     assert_eq!(prune(9, 10).await.unwrap(), 2);
     record(&f, vec![message("m6", None)], 9).await;
-    let next = f.store.list_messages(None, left[1].number, 10).await.unwrap();
+    let next = f.store.list_changes(None, left[1].number, 10).await.unwrap();
     assert_eq!(next.len(), 1);
-    let none = f.store.list_messages(None, u64::MAX, 10).await.unwrap();
+    let none = f.store.list_changes(None, u64::MAX, 10).await.unwrap();
     assert_eq!(none.len(), 0, "nothing comes after the largest number");
     // What was told of an invoice is known for as long as it may be owed.
-    let dunning = NewMessage { kind: "dunning.final", ..message("d", None) };
+    let dunning = FeedChange { kind: "dunning.final", ..message("d", None) };
     assert_eq!(record(&f, vec![dunning.clone()], 9).await, 1);
     assert_eq!(prune(20, 10).await.unwrap(), 1);
     assert_eq!(record(&f, vec![dunning], 20).await, 0);

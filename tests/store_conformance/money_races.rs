@@ -1,4 +1,4 @@
-//! Two servers on one PostgreSQL database that issue, take back, expire, draw, give back and post
+//! Two servers on one PostgreSQL database that issue, void, expire, draw, give back and post
 //! at once: nothing is made or lost, nobody waits in a circle, and no message is passed over.
 
 use crate::accounts::{entry, key, name};
@@ -11,7 +11,7 @@ use counterfoil::rules::ids::{TenantId, Unit};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::window::Window;
 use counterfoil::store::account::{NewAccount, Posted};
-use counterfoil::store::credit::{ChangeQuery, GrantFilter, Issued, TakeBack, TakenBack};
+use counterfoil::store::credit::{ChangeQuery, GrantFilter, Issued, VoidGrant, Voided};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,7 +74,7 @@ impl Pair {
                 Issued::Repeated(grant) => grant,
                 other => panic!("{other:?}"),
             };
-            let order = TakeBack {
+            let order = VoidGrant {
                 tenant,
                 grant: grant.number,
                 key: key(&format!("back {round}")),
@@ -82,11 +82,11 @@ impl Pair {
                 reserved: Quantity::ZERO,
                 memo: String::new(),
             };
-            match store.take_back(order, self.now, None).await.unwrap() {
-                TakenBack::Done(_) => taken += 1,
-                TakenBack::Repeated(_) => {}
+            match store.void_grant(order, self.now, None).await.unwrap() {
+                Voided::Done(_) => taken += 1,
+                Voided::Repeated(_) => {}
                 // A cut or the expiry was faster.
-                TakenBack::TooLittle(_) => {}
+                Voided::TooLittle(_) => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -118,14 +118,14 @@ impl Pair {
         recorded
     }
 
-    /// Reads messages as they come, after the highest number seen, until told to stop and nothing
+    /// Reads changes as they come, after the highest number seen, until told to stop and nothing
     /// is left.
     async fn follow(&self, stop: &AtomicBool) -> Vec<u64> {
         let mut seen: Vec<u64> = Vec::new();
         loop {
             let stopped = stop.load(Ordering::SeqCst);
             let after = seen.last().copied().unwrap_or(0);
-            let page = self.stores[1].list_messages(None, after, 1_000).await.unwrap();
+            let page = self.stores[1].list_changes(None, after, 1_000).await.unwrap();
             if page.is_empty() && stopped {
                 return seen;
             }
@@ -134,7 +134,7 @@ impl Pair {
         }
     }
 
-    /// What was issued is left, drawn, expired or taken back; what was used is covered, planned or
+    /// What was issued is left, drawn, expired or voided; what was used is covered, planned or
     /// carried; entries explain accounts.
     async fn check(&self, tenant: &TenantId) {
         let store = &self.stores[0];
@@ -260,7 +260,7 @@ async fn money_moved_at_once_is_moved_once() {
     for tenant in tenants() {
         pair.check(&tenant).await;
     }
-    let all = pair.stores[0].list_messages(None, 0, 10_000).await.unwrap();
+    let all = pair.stores[0].list_changes(None, 0, 10_000).await.unwrap();
     let all: Vec<u64> = all.into_iter().map(|message| message.number).collect();
     assert_eq!(followed, all, "who reads on from the highest number misses nothing");
     assert_eq!(pair.deadlocks().await, 0);

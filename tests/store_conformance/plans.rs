@@ -3,8 +3,8 @@
 
 use crate::billed::{Billed, after, quantity, window};
 use crate::fixture::{Fixture, event, tenant_id};
-use counterfoil::rules::delivery::{Class, Next};
 use counterfoil::rules::ids::CustomerId;
+use counterfoil::rules::submission::{Class, Next};
 use counterfoil::store::push::{AttemptIntent, PushRelease, Right, Ruling, Settlement};
 use counterfoil::store::reconciliation::CorrectionOrder;
 use counterfoil::store::webhook::Rejection;
@@ -248,7 +248,7 @@ pub async fn a_contradicting_window_is_refused_alone(f: Fixture) {
     assert!(faults.iter().all(|fault| fault.contains(place)), "{faults:?}");
     assert_eq!(billed.cut("tokens", &[1]).await, 1, "the other window is cut");
     billed.f.plant("UPDATE pushes SET mode = 'delta'").await;
-    assert_eq!(billed.cut("tokens", &[0]).await, 1, "what was mended is cut");
+    assert_eq!(billed.cut("tokens", &[0]).await, 1, "what was fixed is cut");
     assert_eq!(billed.f.store.health().faults, faults, "they are shown until the store is closed");
     billed.f.restart().await;
     assert_eq!(billed.f.store.health().faults, Vec::<String>::new());

@@ -3,8 +3,8 @@
 use crate::billed::{Billed, after, quantity, window};
 use crate::fixture::{Fixture, tenant_id};
 use counterfoil::rules::billing::Mode;
-use counterfoil::rules::delivery::{Class, Next, PushState};
 use counterfoil::rules::ids::CustomerId;
+use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::{
     PushAges, PushCounts, PushQuery, Ruling, SubmittedWindow, UnmappedSum,

@@ -2,9 +2,9 @@
 
 use crate::billed::{Billed, after, quantity, steps, told};
 use crate::fixture::Fixture;
-use counterfoil::rules::delivery::{Class, Next, PushState};
 use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::quantity::Quantity;
+use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::store::push::{AttemptIntent, Push, PushClaim, Right, Ruling, Settlement};
 use counterfoil::store::reconciliation::SummaryReading;
 use std::collections::HashSet;

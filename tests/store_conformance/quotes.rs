@@ -60,7 +60,7 @@ async fn uses(f: &Fixture, tenant: &str, code: &str, cycle: i64) -> (Option<Once
 pub async fn rates_of_one_name_never_overlap(mut f: Fixture) {
     let first = rate("de", "19", 2, Some(5));
     assert_eq!(put(&f, first.clone()).await, RatePut::Created);
-    assert_eq!(put(&f, first.clone()).await, RatePut::Stands);
+    assert_eq!(put(&f, first.clone()).await, RatePut::Unchanged);
     f.restart().await;
     let overlapping = [
         rate("de", "16", 2, Some(5)),
@@ -132,7 +132,7 @@ pub async fn rates_at_once_never_overlap(f: Fixture) {
             match task.await.unwrap() {
                 RatePut::Created => created += 1,
                 RatePut::Overlaps(_) => {}
-                RatePut::Stands => panic!("they all differ"),
+                RatePut::Unchanged => panic!("they all differ"),
             }
         }
         assert_eq!(created, 1);
@@ -154,7 +154,7 @@ pub async fn coupons_are_written_once(mut f: Fixture) {
     assert_eq!(put(&spring, &f).await, CouponPut::Created);
     assert_eq!(put(&amount, &f).await, CouponPut::Created, "codes differ in case");
     f.restart().await;
-    assert_eq!(put(&spring, &f).await, CouponPut::Stands);
+    assert_eq!(put(&spring, &f).await, CouponPut::Unchanged);
     let other = Coupon { cycles_max: None, ..spring.clone() };
     assert_eq!(put(&other, &f).await, CouponPut::Refused(spring.clone()));
     assert_eq!(f.store.find_coupon("SPRING").await.unwrap(), Some(spring.clone()));

@@ -2,7 +2,7 @@
 
 use crate::billed::{Billed, after, steps};
 use crate::fixture::Fixture;
-use counterfoil::rules::delivery::{Class, Next, PushState};
+use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::rules::window::Window;
 use counterfoil::store::webhook::{Rejection, RejectionReport};
 

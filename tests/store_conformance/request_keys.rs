@@ -10,7 +10,7 @@ use counterfoil::clock::Clock;
 use counterfoil::rules::account::Floor;
 use counterfoil::store::Error;
 use counterfoil::store::account::Posted;
-use counterfoil::store::credit::{GrantFilter, Issued, TakenBack};
+use counterfoil::store::credit::{GrantFilter, Issued, Voided};
 use counterfoil::store::idempotency::{Completing, Ended};
 use counterfoil::store::quote::QuoteRecorded;
 use counterfoil::store::saga::Begun;
@@ -180,8 +180,8 @@ pub async fn a_key_ends_with_its_effect(f: Fixture) {
     for (n, amount) in ["2", "2", "3", "9"].into_iter().enumerate() {
         let once = format!("take-{n}");
         let order = taking("acme", grant, if n < 3 { "t1" } else { "t2" }, Some(amount));
-        let completing = telling::<TakenBack>(owned(&f, &once, 0).await);
-        let taken = f.store.take_back(order, f.now, Some(&completing)).await.unwrap();
+        let completing = telling::<Voided>(owned(&f, &once, 0).await);
+        let taken = f.store.void_grant(order, f.now, Some(&completing)).await.unwrap();
         let expected = ["Done", "Repeated", "KeyTaken", "TooLittle"][n];
         assert!(format!("{taken:?}").starts_with(expected), "{taken:?}");
         assert_eq!(kept(&f, &once).await, format!("{taken:?}"));
@@ -227,9 +227,9 @@ pub async fn a_fenced_claim_undoes_the_effect(f: Fixture) {
     let completing = telling::<Issued>(stale.clone());
     unavailable(f.store.issue_grant(terms.clone(), f.now, Some(&completing)).await.unwrap_err());
     assert_eq!(f.store.find_tenant(&tenant_id("fresh")).await.unwrap(), None);
-    let completing = telling::<TakenBack>(stale.clone());
+    let completing = telling::<Voided>(stale.clone());
     let order = taking("acme", grant.number, "t1", None);
-    unavailable(f.store.take_back(order.clone(), f.now, Some(&completing)).await.unwrap_err());
+    unavailable(f.store.void_grant(order.clone(), f.now, Some(&completing)).await.unwrap_err());
     let grants = f.store.list_grants(&tenant_id("acme"), GrantFilter::All, 0, 10).await.unwrap();
     assert_eq!(grants, [grant]);
     let completing = telling::<Begun>(stale.clone());
@@ -240,8 +240,8 @@ pub async fn a_fenced_claim_undoes_the_effect(f: Fixture) {
     let quote = quote(&f, "fresh", "q1");
     unavailable(f.store.record_quote(quote.clone(), None, Some(&completing)).await.unwrap_err());
     assert_eq!(f.store.find_quote(&tenant_id("fresh"), &key("q1")).await.unwrap(), None);
-    let messages = f.store.list_messages(None, 0, 10).await.unwrap();
-    assert_eq!(messages.len(), 1, "only of the grant that stands");
+    let changes = f.store.list_changes(None, 0, 10).await.unwrap();
+    assert_eq!(changes.len(), 1, "only of the grant that stands");
     // Everything can still be done, by whoever has the key.
     let completing = telling::<Posted>(current);
     let posted = f.store.post_entry(new, f.now, Some(&completing)).await.unwrap();
@@ -249,8 +249,8 @@ pub async fn a_fenced_claim_undoes_the_effect(f: Fixture) {
     assert_eq!(kept(&f, "k").await, format!("{posted:?}"));
     let issued = f.store.issue_grant(terms, f.now, None).await.unwrap();
     assert!(matches!(issued, Issued::Created(_)), "{issued:?}");
-    let taken = f.store.take_back(order, f.now, None).await.unwrap();
-    assert!(matches!(taken, TakenBack::Done(_)), "{taken:?}");
+    let taken = f.store.void_grant(order, f.now, None).await.unwrap();
+    assert!(matches!(taken, Voided::Done(_)), "{taken:?}");
     let begun = f.store.begin_saga(saga, f.now, None).await.unwrap();
     assert!(matches!(begun, Begun::Created(_)), "{begun:?}");
     let recorded = f.store.record_quote(quote, None, None).await.unwrap();

@@ -2,8 +2,8 @@
 
 use crate::billed::{Billed, after, quantity, told};
 use crate::fixture::Fixture;
-use counterfoil::rules::delivery::{Class, Next, PushState};
 use counterfoil::rules::restore::{Cause, Reading, judge_start};
+use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::store::push::ClaimedPush;
 
 async fn start(f: Fixture) -> Billed {

@@ -1,4 +1,4 @@
-//! Sagas and their logs, holds on pushes, agreements.
+//! Sagas and their logs, holds on pushes, subscription records.
 
 use crate::accounts::key;
 use crate::billed::{Billed, after, window};
@@ -6,10 +6,10 @@ use crate::fixture::{Fixture, tenant_id};
 use counterfoil::jobs::unbilled::{Cause, Slow, Unbilled};
 use counterfoil::rules::ids::{MeterNo, SubscriptionId};
 use counterfoil::rules::saga::{LogLine, Mark, Saga, SagaKind, SagaState, saga_id};
-use counterfoil::store::outbox::NewMessage;
+use counterfoil::store::outbox::FeedChange;
 use counterfoil::store::push::PushAges;
 use counterfoil::store::saga::{
-    Agreement, Begun, ClaimedSaga, NewSaga, Revived, SagaQuery, Standing,
+    Begun, ClaimedSaga, NewSaga, Resumed, SagaProgress, SagaQuery, SubscriptionRecord,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -57,16 +57,16 @@ fn line(f: &Fixture, step: u32, mark: Mark, minute: i64) -> LogLine {
 }
 
 /// In this state, due so many minutes after now; the claimant goes on working on it.
-fn standing(f: &Fixture, state: SagaState, minute: i64) -> Standing {
+fn standing(f: &Fixture, state: SagaState, minute: i64) -> SagaProgress {
     let (due_at, lease_until) = (after(f.now, minute), Some(after(f.now, minute + 10)));
-    Standing { state, tries: 0, due_at, detail: None, lease_until }
+    SagaProgress { state, tries: 0, due_at, detail: None, lease_until }
 }
 
 async fn write(
     f: &Fixture,
     claimed: &ClaimedSaga,
     lines: Vec<LogLine>,
-    standing: Standing,
+    standing: SagaProgress,
     minute: i64,
 ) -> bool {
     let claim = (claimed.saga.number, claimed.fence);
@@ -77,7 +77,7 @@ async fn write(
 /// Ends the tenant's saga in this state.
 async fn end(f: &Fixture, state: SagaState, minute: i64) -> Saga {
     let claimed = claim_one(f, minute).await;
-    let ended = Standing { lease_until: None, ..standing(f, state, minute) };
+    let ended = SagaProgress { lease_until: None, ..standing(f, state, minute) };
     assert!(write(f, &claimed, Vec::new(), ended, minute).await);
     find(f, &claimed.saga.id).await.0
 }
@@ -126,7 +126,7 @@ pub async fn a_saga_is_begun_once(mut f: Fixture) {
     // Once it has ended, another may begin, and the first is still itself.
     let claimed = claim(&f, 0).await;
     for claimed in claimed {
-        let ended = Standing { lease_until: None, ..standing(&f, SagaState::Completed, 0) };
+        let ended = SagaProgress { lease_until: None, ..standing(&f, SagaState::Completed, 0) };
         assert!(write(&f, &claimed, Vec::new(), ended, 1).await);
     }
     begun(&f, "fresh", "s2").await;
@@ -167,7 +167,7 @@ pub async fn a_log_is_written_under_the_fence(mut f: Fixture) {
     let lines = vec![line(&f, 0, Mark::Done, 2), line(&f, 1, Mark::Intent, 2)];
     assert!(write(&f, &claimed, lines.clone(), standing(&f, SagaState::Running, 0), 2).await);
     f.restart().await;
-    let failed = Standing {
+    let failed = SagaProgress {
         tries: 3,
         due_at: after(f.now, 8),
         detail: Some("HTTP 500".to_owned()),
@@ -201,40 +201,40 @@ pub async fn a_stale_claimant_is_refused(f: Fixture) {
     assert!(write(&f, &first, intent, running.clone(), 11).await);
     let second = claim_one(&f, 12).await;
     assert_eq!(second.log.len(), 1);
-    let messages = vec![NewMessage {
+    let changes = vec![FeedChange {
         key: "stale".to_owned(),
         kind: "saga.completed",
         tenant: Some(tenant_id("acme")),
         payload: "{}".to_owned(),
     }];
     let (number, done) = (first.saga.number, vec![line(&f, 0, Mark::Done, 13)]);
-    let completed = Standing { state: SagaState::Completed, ..running.clone() };
-    let stale = f.store.record_saga((number, first.fence), done, completed, messages, f.now).await;
+    let completed = SagaProgress { state: SagaState::Completed, ..running.clone() };
+    let stale = f.store.record_saga((number, first.fence), done, completed, changes, f.now).await;
     assert!(!stale.unwrap());
     let unheard = f.store.record_saga((number + 1, 1), Vec::new(), running, Vec::new(), f.now);
     assert!(!unheard.await.unwrap(), "there is none of this number");
     let (saga, log) = find(&f, &first.saga.id).await;
     assert_eq!((saga.state, log.len()), (SagaState::Running, 1), "nothing was written");
-    assert_eq!(f.store.list_messages(None, 0, 10).await.unwrap(), []);
+    assert_eq!(f.store.list_changes(None, 0, 10).await.unwrap(), []);
 }
 
-pub async fn a_saga_ends_with_its_message(f: Fixture) {
+pub async fn a_saga_ends_with_its_change(f: Fixture) {
     begun(&f, "acme", "s1").await;
     let claimed = claim_one(&f, 0).await;
-    let message = NewMessage {
+    let change = FeedChange {
         key: format!("saga:{}:1:completed", claimed.saga.id),
         kind: "saga.completed",
         tenant: Some(tenant_id("acme")),
         payload: r#"{"saga":1}"#.to_owned(),
     };
-    let ended = Standing { lease_until: None, ..standing(&f, SagaState::Completed, 2) };
+    let ended = SagaProgress { lease_until: None, ..standing(&f, SagaState::Completed, 2) };
     let claim_of = (claimed.saga.number, claimed.fence);
     let (done, at) = (vec![line(&f, 0, Mark::Done, 2)], after(f.now, 2));
-    let told = vec![message.clone(), message.clone()];
+    let told = vec![change.clone(), change.clone()];
     assert!(f.store.record_saga(claim_of, done, ended, told, at).await.unwrap());
-    let messages = f.store.list_messages(Some(&tenant_id("acme")), 0, 10).await.unwrap();
-    assert_eq!(messages.len(), 1);
-    assert_eq!((&messages[0].id, messages[0].at), (&message.id(), at));
+    let changes = f.store.list_changes(Some(&tenant_id("acme")), 0, 10).await.unwrap();
+    assert_eq!(changes.len(), 1);
+    assert_eq!((&changes[0].id, changes[0].at), (&change.id(), at));
     assert_eq!(claim(&f, 60).await, vec![], "there is nothing left to do");
     let again = write(&f, &claimed, Vec::new(), standing(&f, SagaState::Running, 3), 3).await;
     assert!(!again, "what has ended is not moved by a runner");
@@ -273,7 +273,8 @@ pub async fn those_longest_due_go_first(f: Fixture) {
     for (tenant, minute) in [("a", 5), ("b", 3), ("c", 4), ("d", 90)] {
         begun(&f, tenant, "s").await;
         let claimed = claim_one(&f, 0).await;
-        let waiting = Standing { lease_until: None, ..standing(&f, SagaState::Running, minute) };
+        let waiting =
+            SagaProgress { lease_until: None, ..standing(&f, SagaState::Running, minute) };
         assert!(write(&f, &claimed, Vec::new(), waiting, 0).await);
     }
     let (now, until) = (after(f.now, 10), after(f.now, 20));
@@ -287,32 +288,32 @@ pub async fn those_longest_due_go_first(f: Fixture) {
     });
 }
 
-pub async fn a_saga_is_revived(f: Fixture) {
+pub async fn a_saga_is_resumed(f: Fixture) {
     let saga = begun(&f, "acme", "s1").await;
-    let revive = async |id: &str, minute| f.store.revive_saga(id, after(f.now, minute)).await;
-    assert!(matches!(revive(&saga.id, 1).await.unwrap(), Revived::Refused(_)), "under way");
-    assert_eq!(revive("saga_none", 1).await.unwrap(), Revived::NotFound);
+    let resume = async |id: &str, minute| f.store.resume_saga(id, after(f.now, minute)).await;
+    assert!(matches!(resume(&saga.id, 1).await.unwrap(), Resumed::Refused(_)), "under way");
+    assert_eq!(resume("saga_none", 1).await.unwrap(), Resumed::NotFound);
     // It needs a person before it has turned back: it goes on.
     let claimed = claim_one(&f, 1).await;
-    let stuck = Standing {
+    let stuck = SagaProgress {
         tries: 12,
         due_at: after(f.now, 500),
         ..standing(&f, SagaState::NeedsAttention, 1)
     };
     assert!(write(&f, &claimed, vec![line(&f, 0, Mark::Intent, 1)], stuck, 1).await);
     assert_eq!(claim(&f, 600).await, vec![], "no runner takes it up");
-    let Revived::Done(revived) = revive(&saga.id, 2).await.unwrap() else { panic!("it may be") };
-    assert_eq!((revived.state, revived.generation, revived.tries), (SagaState::Running, 1, 0));
-    assert_eq!((revived.due_at, revived.state_at), (after(f.now, 2), after(f.now, 2)));
+    let Resumed::Done(resumed) = resume(&saga.id, 2).await.unwrap() else { panic!("it may be") };
+    assert_eq!((resumed.state, resumed.generation, resumed.tries), (SagaState::Running, 1, 0));
+    assert_eq!((resumed.due_at, resumed.state_at), (after(f.now, 2), after(f.now, 2)));
     let stale = write(&f, &claimed, Vec::new(), standing(&f, SagaState::Running, 3), 3).await;
-    assert!(!stale, "its lease ended with the revival");
+    assert!(!stale, "its lease ended with the resume");
     let (stored, log) = find(&f, &saga.id).await;
-    assert_eq!(stored, revived);
+    assert_eq!(stored, resumed);
     let expected = LogLine {
         generation: 1,
         step: 0,
         name: "saga".to_owned(),
-        mark: Mark::Revived,
+        mark: Mark::Resumed,
         result: None,
         detail: None,
         at: after(f.now, 2),
@@ -322,33 +323,33 @@ pub async fn a_saga_is_revived(f: Fixture) {
     let claimed = claim_one(&f, 2).await;
     let back = vec![line(&f, 0, Mark::TurnedBack, 3)];
     assert!(write(&f, &claimed, back, standing(&f, SagaState::NeedsAttention, 3), 3).await);
-    let Revived::Done(revived) = revive(&saga.id, 4).await.unwrap() else { panic!("it may be") };
-    assert_eq!((revived.state, revived.generation), (SagaState::Compensating, 1));
+    let Resumed::Done(resumed) = resume(&saga.id, 4).await.unwrap() else { panic!("it may be") };
+    assert_eq!((resumed.state, resumed.generation), (SagaState::Compensating, 1));
     // Everything is undone: it starts anew in the next generation.
     end(&f, SagaState::Compensated, 5).await;
     let other = begun(&f, "acme", "s2").await;
-    assert_eq!(revive(&saga.id, 6).await.unwrap(), Revived::Busy(other));
+    assert_eq!(resume(&saga.id, 6).await.unwrap(), Resumed::Busy(other));
     end(&f, SagaState::Completed, 6).await;
-    let Revived::Done(revived) = revive(&saga.id, 7).await.unwrap() else { panic!("it may be") };
-    assert_eq!((revived.state, revived.generation), (SagaState::Running, 2));
+    let Resumed::Done(resumed) = resume(&saga.id, 7).await.unwrap() else { panic!("it may be") };
+    assert_eq!((resumed.state, resumed.generation), (SagaState::Running, 2));
     let (_, log) = find(&f, &saga.id).await;
     let last = log.last().unwrap();
-    assert_eq!((last.mark, last.generation, last.at), (Mark::Revived, 2, after(f.now, 7)));
+    assert_eq!((last.mark, last.generation, last.at), (Mark::Resumed, 2, after(f.now, 7)));
     end(&f, SagaState::Completed, 8).await;
-    assert!(matches!(revive(&saga.id, 9).await.unwrap(), Revived::Refused(_)), "completed");
+    assert!(matches!(resume(&saga.id, 9).await.unwrap(), Resumed::Refused(_)), "completed");
 }
 
-pub async fn revivals_and_beginnings_at_once_open_one(f: Fixture) {
+pub async fn resumes_and_beginnings_at_once_open_one(f: Fixture) {
     for round in 0..5 {
         let tenant = format!("tenant {round}");
         begun(&f, &tenant, "old").await;
         end(&f, SagaState::Compensated, 0).await;
         let old = new_saga(&tenant, "old").id;
-        let (revived, begun) =
-            tokio::join!(f.store.revive_saga(&old, f.now), begin(&f, &tenant, "new"));
-        let opened = match (revived.unwrap(), begun) {
-            (Revived::Done(saga), Begun::Busy(other)) => [saga.id, other.id],
-            (Revived::Busy(other), Begun::Created(saga)) => [saga.id, other.id],
+        let (resumed, begun) =
+            tokio::join!(f.store.resume_saga(&old, f.now), begin(&f, &tenant, "new"));
+        let opened = match (resumed.unwrap(), begun) {
+            (Resumed::Done(saga), Begun::Busy(other)) => [saga.id, other.id],
+            (Resumed::Busy(other), Begun::Created(saga)) => [saga.id, other.id],
             other => panic!("{other:?}"),
         };
         assert_eq!(opened[0], opened[1]);
@@ -534,17 +535,22 @@ pub async fn pushes_to_be_sent_are_counted(f: Fixture) {
     assert_eq!(count(&b, "acme", 3).await, 3);
     assert!(b.settle(&claimed, b.accepted(0), 0).await);
     assert_eq!(count(&b, "acme", 3).await, 2);
-    use counterfoil::rules::delivery::{Class, Next};
+    use counterfoil::rules::submission::{Class, Next};
     b.send((Class::Refused, Next::Dead), 1).await;
     assert_eq!(count(&b, "acme", 3).await, 1, "a dead one waits for a person");
     assert_eq!(count(&b, "umbrella", 3).await, 1);
 }
 
 // ---------------------------------------------------------------------------------------------
-// Agreements
+// Subscription records
 
-fn agreement(f: &Fixture, saga: &str, subscription: &str, minute: i64) -> Agreement {
-    Agreement {
+fn subscription_record(
+    f: &Fixture,
+    saga: &str,
+    subscription: &str,
+    minute: i64,
+) -> SubscriptionRecord {
+    SubscriptionRecord {
         tenant: tenant_id("acme"),
         subscription: SubscriptionId::parse(subscription).unwrap(),
         plan: format!("plan of {saga}"),
@@ -558,9 +564,9 @@ fn agreement(f: &Fixture, saga: &str, subscription: &str, minute: i64) -> Agreem
     }
 }
 
-/// Saga, access and end of acme's agreements, newest first.
+/// Saga, access and end of acme's subscription records, newest first.
 async fn agreed(f: &Fixture) -> Vec<(String, bool, Option<i64>)> {
-    let listed = f.store.list_agreements(&tenant_id("acme"), 100).await.unwrap();
+    let listed = f.store.list_subscription_records(&tenant_id("acme"), 100).await.unwrap();
     let minute =
         |at: counterfoil::rules::timestamp::Timestamp| (at.micros() - f.now.micros()) / 60_000_000;
     listed.into_iter().map(|a| (a.saga, a.access, a.ended_at.map(minute))).collect()
@@ -570,15 +576,15 @@ fn row(saga: &str, access: bool, ended: Option<i64>) -> (String, bool, Option<i6
     (saga.to_owned(), access, ended)
 }
 
-pub async fn an_agreement_is_written_once(mut f: Fixture) {
-    let first = agreement(&f, "s1", "sub_1", 1);
-    let record = async |f: &Fixture, agreement: &Agreement| {
-        f.store.record_agreement(agreement.clone()).await.unwrap();
+pub async fn a_subscription_record_is_written_once(mut f: Fixture) {
+    let first = subscription_record(&f, "s1", "sub_1", 1);
+    let record = async |f: &Fixture, subscription_record: &SubscriptionRecord| {
+        f.store.record_subscription(subscription_record.clone()).await.unwrap();
     };
     // Access comes in a step of its own.
-    record(&f, &Agreement { access: true, ..first.clone() }).await;
+    record(&f, &SubscriptionRecord { access: true, ..first.clone() }).await;
     f.restart().await;
-    let listed = f.store.list_agreements(&tenant_id("acme"), 10).await.unwrap();
+    let listed = f.store.list_subscription_records(&tenant_id("acme"), 10).await.unwrap();
     assert_eq!(listed, vec![first.clone()]);
     f.store.set_access("s1", true).await.unwrap();
     f.store.set_access("s0", true).await.unwrap();
@@ -586,49 +592,52 @@ pub async fn an_agreement_is_written_once(mut f: Fixture) {
     assert_eq!(agreed(&f).await, [row("s1", true, None)], "written again, nothing changes");
     f.store.set_access("s1", false).await.unwrap();
     assert_eq!(agreed(&f).await, [row("s1", false, None)]);
-    let other = Agreement { tenant: tenant_id("umbrella"), ..agreement(&f, "s2", "sub_2", 2) };
+    let other = SubscriptionRecord {
+        tenant: tenant_id("umbrella"),
+        ..subscription_record(&f, "s2", "sub_2", 2)
+    };
     record(&f, &other).await;
     assert_eq!(agreed(&f).await.len(), 1, "another tenant's");
-    assert_eq!(f.store.list_agreements(&tenant_id("nobody"), 10).await.unwrap(), []);
+    assert_eq!(f.store.list_subscription_records(&tenant_id("nobody"), 10).await.unwrap(), []);
 }
 
-pub async fn an_agreement_takes_the_place_of_another(f: Fixture) {
-    f.store.record_agreement(agreement(&f, "s1", "sub_1", 1)).await.unwrap();
-    f.store.record_agreement(agreement(&f, "other", "sub_2", 1)).await.unwrap();
+pub async fn a_subscription_record_replaces_another(f: Fixture) {
+    f.store.record_subscription(subscription_record(&f, "s1", "sub_1", 1)).await.unwrap();
+    f.store.record_subscription(subscription_record(&f, "other", "sub_2", 1)).await.unwrap();
     f.store.set_access("s1", true).await.unwrap();
-    f.store.record_agreement(agreement(&f, "s2", "sub_1", 5)).await.unwrap();
-    f.store.record_agreement(agreement(&f, "s2", "sub_1", 6)).await.unwrap();
+    f.store.record_subscription(subscription_record(&f, "s2", "sub_1", 5)).await.unwrap();
+    f.store.record_subscription(subscription_record(&f, "s2", "sub_1", 6)).await.unwrap();
     let replaced = [row("s2", false, None), row("other", false, None), row("s1", false, Some(5))];
     assert_eq!(agreed(&f).await, replaced);
     f.store.set_access("s2", true).await.unwrap();
-    let page = f.store.list_agreements(&tenant_id("acme"), 1).await.unwrap();
+    let page = f.store.list_subscription_records(&tenant_id("acme"), 1).await.unwrap();
     assert_eq!((page.len(), page[0].saga.as_str(), page[0].access), (1, "s2", true));
-    // Taken back, the one before is as it was.
+    // Once withdrawn, the one before is as it was.
     for _ in 0..2 {
-        f.store.withdraw_agreement("s2").await.unwrap();
+        f.store.withdraw_subscription("s2").await.unwrap();
         assert_eq!(agreed(&f).await, [row("other", false, None), row("s1", true, None)]);
     }
     // One that took nothing's place is just gone.
-    f.store.withdraw_agreement("other").await.unwrap();
+    f.store.withdraw_subscription("other").await.unwrap();
     assert_eq!(agreed(&f).await, [row("s1", true, None)]);
     // And it may be made anew.
-    f.store.record_agreement(agreement(&f, "s2", "sub_1", 9)).await.unwrap();
+    f.store.record_subscription(subscription_record(&f, "s2", "sub_1", 9)).await.unwrap();
     assert_eq!(agreed(&f).await, [row("s2", false, None), row("s1", false, Some(9))]);
 }
 
-pub async fn an_agreement_ends_once(f: Fixture) {
+pub async fn a_subscription_record_ends_once(f: Fixture) {
     let subscription = SubscriptionId::parse("sub_1").unwrap();
-    f.store.end_agreement(&subscription, f.now).await.unwrap();
-    f.store.record_agreement(agreement(&f, "s1", "sub_1", 1)).await.unwrap();
+    f.store.end_subscription(&subscription, f.now).await.unwrap();
+    f.store.record_subscription(subscription_record(&f, "s1", "sub_1", 1)).await.unwrap();
     f.store.set_access("s1", true).await.unwrap();
     for minute in [4, 6] {
-        f.store.end_agreement(&subscription, after(f.now, minute)).await.unwrap();
+        f.store.end_subscription(&subscription, after(f.now, minute)).await.unwrap();
         // Its features may be used until then.
         assert_eq!(agreed(&f).await, [row("s1", true, Some(4))]);
     }
-    // What ended by itself is not opened again by what is taken back.
-    f.store.record_agreement(agreement(&f, "s2", "sub_1", 8)).await.unwrap();
-    f.store.withdraw_agreement("s2").await.unwrap();
+    // What ended by itself is not opened again by a withdrawal.
+    f.store.record_subscription(subscription_record(&f, "s2", "sub_1", 8)).await.unwrap();
+    f.store.withdraw_subscription("s2").await.unwrap();
     assert_eq!(agreed(&f).await, [row("s1", true, Some(4))]);
 }
 
@@ -637,10 +646,13 @@ pub async fn stamps_lie_inside_the_subscription(f: Fixture) {
     let b = Billed::start(f).await;
     b.customer("acme", "cus_acme").await;
     let at = |hour: i64, minutes: i64| after(window(hour).start, minutes);
-    let began = Agreement { began_at: at(10, 40), ..agreement(&b.f, "saga_1", "sub_1", 0) };
-    b.f.store.record_agreement(began).await.unwrap();
+    let began = SubscriptionRecord {
+        began_at: at(10, 40),
+        ..subscription_record(&b.f, "saga_1", "sub_1", 0)
+    };
+    b.f.store.record_subscription(began).await.unwrap();
     b.f.store.charge_from("saga_1", at(10, 41)).await.unwrap();
-    b.f.store.end_agreement(&SubscriptionId::parse("sub_1").unwrap(), at(12, 20)).await.unwrap();
+    b.f.store.end_subscription(&SubscriptionId::parse("sub_1").unwrap(), at(12, 20)).await.unwrap();
     for hour in [9, 10, 11, 12, 13] {
         b.planned("acme", &format!("e{hour}"), "tokens", "1", hour).await;
     }
@@ -669,8 +681,9 @@ pub async fn held_pushes_are_stamped_when_the_prices_changed(f: Fixture) {
     let boundary = window(10).start;
     let saga = held(&b, boundary).await;
     let changed_at = after(boundary, 45);
-    let began = Agreement { began_at: boundary, ..agreement(&b.f, &saga, "sub_1", 0) };
-    b.f.store.record_agreement(began).await.unwrap();
+    let began =
+        SubscriptionRecord { began_at: boundary, ..subscription_record(&b.f, &saga, "sub_1", 0) };
+    b.f.store.record_subscription(began).await.unwrap();
     for _ in 0..2 {
         b.f.store.charge_from(&saga, changed_at).await.unwrap();
     }

@@ -3,10 +3,10 @@
 use crate::billed::{Billed, HOUR_MICROS, after, quantity, window};
 use crate::fixture::{Fixture, tenant_id};
 use counterfoil::rules::billing::Mode;
-use counterfoil::rules::delivery::{Class, Next, PushState};
 use counterfoil::rules::drift::{Reason, Summary, Verdict};
 use counterfoil::rules::finding::{FindingChange, FindingKind, Observation};
 use counterfoil::rules::ids::{CustomerId, MeterNo};
+use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
 use counterfoil::store::reconciliation::{FindingQuery, Pair, SummaryReading};

@@ -2,9 +2,9 @@
 
 use crate::fixture::tenant_id;
 use crate::pair::{HOUR_MICROS, Pair};
-use counterfoil::rules::delivery::{Class, Next};
 use counterfoil::rules::ids::{CustomerId, TenantId};
 use counterfoil::rules::quantity::Quantity;
+use counterfoil::rules::submission::{Class, Next};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::store::push::{
     AttemptIntent, ClaimedPush, Push, PushClaim, PushQuery, Right, Settlement,

@@ -2,9 +2,9 @@
 
 use crate::billed::{Billed, after, quantity, window};
 use crate::fixture::{Fixture, tenant_id};
-use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::span::Span;
+use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::store::TenantFields;
 use counterfoil::store::push::{PushAges, PushCounts, PushRelease, UnmappedSum, UnsentUsage};

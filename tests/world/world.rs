@@ -88,7 +88,7 @@ impl World {
         config.push.rate_per_second = 1_000_000;
         config.push.poll_ms = 5;
         config.reconcile.reads_per_hour = 0;
-        // Most worlds make subscriptions at the provider, without agreements here.
+        // Most worlds make subscriptions at the provider, without subscription records here.
         config.reconcile.unknown_subscriptions = UnknownSubscriptions::Ignore;
         change(&mut config);
         let (store, store_faults) = StoreFaults::around(ground.open(None).await);

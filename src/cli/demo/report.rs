@@ -103,7 +103,7 @@ impl Report {
             ]);
         }
         println!("{table}");
-        println!("\nWhat became of the deliveries:");
+        println!("\nDeliveries by verdict:");
         let mut table = new_table(&["outcome", "expected", "found", ""], 1);
         for row in self.outcomes() {
             let (expected, found) = (grouped(row.expected), grouped(row.found));

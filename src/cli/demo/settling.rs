@@ -10,7 +10,7 @@ use crate::api::health::BillingHealth;
 use crate::api::pushes::{PushAnswer, PushList};
 use crate::cli::answer::{Pages, read};
 use crate::cli::client::Request;
-use crate::rules::delivery::PushState;
+use crate::rules::submission::PushState;
 use reqwest::Method;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

@@ -76,7 +76,7 @@ impl Stripe {
         ];
         match mode {
             Mode::Delta => {}
-            // Then the last total of an hour stands.
+            // Then the last total of an hour wins.
             Mode::Absolute => fields.push(("event_time_window", "hour")),
         }
         self.ask(&SimRequest::form("/v1/billing/meters", &fields)).map(drop)

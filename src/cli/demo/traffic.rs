@@ -3,7 +3,7 @@
 //! Invariant: everything follows from the seed and the start time. The truth is kept with plain
 //! integers of millionths, apart from the code that counts for real, so the two can disagree.
 //! A duplicate or a conflict names an event that its own lane has sent before, and a lane sends in
-//! order, so it is known which payload stands.
+//! order, so it is known which payload counts.
 
 use crate::rules::billing::Mode;
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};

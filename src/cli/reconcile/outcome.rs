@@ -7,7 +7,7 @@ use super::super::EXIT_FINDINGS;
 use super::super::answer::read;
 use super::super::client::{Client, Request};
 use super::super::table::{cell, counted, grouped, new_table, plain};
-use super::pass::{Told, read_rows};
+use super::pass::{Received, read_rows};
 use super::{report, sheet};
 use crate::api::health::BillingHealth;
 use crate::api::passes::{PassAnswer, RowAnswer};
@@ -48,13 +48,13 @@ struct Whole<'t> {
     rows: &'t [Box<RawValue>],
 }
 
-/// Shows a pass as it stands now, and says by the exit code whether something drifts.
+/// Shows the current state of a pass, and says by the exit code whether something drifts.
 pub async fn present(
     client: &Client,
-    told: &Told<PassAnswer>,
+    received: &Received<PassAnswer>,
     output: &OutputArguments,
 ) -> anyhow::Result<ExitCode> {
-    let pass = &told.value;
+    let pass = &received.value;
     let (rows, texts) = read_rows(client, pass.id).await?;
     let again = |file: &Path| {
         let (id, file) = (pass.id, file.display());
@@ -70,7 +70,7 @@ pub async fn present(
         std::fs::write(file, html).with_context(|| again(file))?;
     }
     if output.json {
-        let whole = Whole { pass: &told.text, rows: &texts };
+        let whole = Whole { pass: &received.text, rows: &texts };
         println!("{}", serde_json::to_string(&whole)?);
     } else {
         print_rows(&rows, output.all);

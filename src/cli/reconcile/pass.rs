@@ -86,12 +86,12 @@ pub fn day(at: Timestamp) -> String {
 }
 
 /// What was read of an answer, and the answer.
-pub struct Told<T> {
+pub struct Received<T> {
     pub value: T,
     pub text: Box<RawValue>,
 }
 
-impl<T: DeserializeOwned> Told<T> {
+impl<T: DeserializeOwned> Received<T> {
     pub fn read(body: &[u8]) -> anyhow::Result<Self> {
         Self::of(read(body)?)
     }
@@ -117,9 +117,9 @@ pub async fn read_rows(
     let mut pages = Pages::new(client, request);
     while let Some((page, _)) = pages.next::<RowPage>().await? {
         for text in page.rows {
-            let told = Told::<RowAnswer>::of(text)?;
-            rows.push(told.value);
-            texts.push(told.text);
+            let received = Received::<RowAnswer>::of(text)?;
+            rows.push(received.value);
+            texts.push(received.text);
         }
         anyhow::ensure!(
             rows.len() <= ROWS_MAX,

@@ -1,7 +1,7 @@
 //! Events from a file or a pipe, in batches, with the line each came from.
 //!
 //! Invariant: at most one batch is held at a time, and no line longer than
-//! [`LINE_BYTES_MAX`], however large the input is. A line of NDJSON is passed on as it stands; a
+//! [`LINE_BYTES_MAX`], however large the input is. A line of NDJSON is passed on unchanged; a
 //! row of CSV becomes the same bytes each time it is read. So an input that is sent again carries
 //! the same ids and the same payloads.
 

@@ -1,4 +1,4 @@
-//! What became of the events that were sent: counts, and the first of the problems.
+//! Verdicts on the events that were sent: counts, and the first of the problems.
 //!
 //! Invariant: every event that was answered is in exactly one count.
 
@@ -111,7 +111,7 @@ impl Summary {
     }
 }
 
-/// The server numbers the lines of one request; here the input's own number stands before.
+/// The server numbers the lines of one request; here the input's own number comes first.
 fn without_line(detail: &str) -> String {
     let rest = detail.strip_prefix("line ").and_then(|rest| rest.split_once(' '));
     match rest {

@@ -39,32 +39,32 @@ impl Period {
 /// One limit, for holders of one kind.
 pub struct Rates<K> {
     /// None if there is no limit.
-    pace: Option<Pace>,
+    pace: Option<RatePace>,
     began: Instant,
-    /// For each holder, the moment at which it has its whole allowance again.
+    /// For each holder, the moment at which it has its whole entitlement again.
     rested_at: Mutex<HashMap<K, u64>>,
 }
 
 #[derive(Clone, Copy)]
-struct Pace {
+struct RatePace {
     limit: u64,
     period: Period,
-    /// Nanoseconds that one request takes of the allowance.
+    /// Nanoseconds that one request takes of the entitlement.
     interval: u64,
-    /// Nanoseconds of the whole allowance.
-    allowance: u64,
+    /// Nanoseconds of the whole entitlement.
+    burst: u64,
 }
 
-/// What is left of a holder's allowance.
+/// What is left of a holder's entitlement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Left {
     pub limit: u64,
     pub remaining: u64,
-    /// Until the whole allowance is there again.
+    /// Until the whole entitlement is there again.
     pub whole_in: Duration,
 }
 
-/// The allowance is used up for this long.
+/// The entitlement is used up for this long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exceeded {
     pub limit: u64,
@@ -77,8 +77,8 @@ impl<K: Eq + Hash + Clone> Rates<K> {
     pub fn new(limit: u64, period: Period, began: Instant) -> Self {
         let pace = (limit > 0).then(|| {
             let interval = (period.nanos() / limit).max(1);
-            let allowance = interval.saturating_mul(limit.saturating_mul(2));
-            Pace { limit, period, interval, allowance }
+            let burst = interval.saturating_mul(limit.saturating_mul(2));
+            RatePace { limit, period, interval, burst }
         });
         Self { pace, began, rested_at: Mutex::default() }
     }
@@ -95,12 +95,12 @@ impl<K: Eq + Hash + Clone> Rates<K> {
         let at = rested_at.get(holder).copied().unwrap_or(0).max(now);
         let next = at.saturating_add(pace.interval);
         let used = next - now;
-        if used > pace.allowance {
-            let wait = Duration::from_nanos(used - pace.allowance);
+        if used > pace.burst {
+            let wait = Duration::from_nanos(used - pace.burst);
             return Err(Exceeded { limit: pace.limit, period: pace.period, wait });
         }
         rested_at.insert(holder.clone(), next);
-        let remaining = (pace.allowance - used) / pace.interval;
+        let remaining = (pace.burst - used) / pace.interval;
         let whole_in = Duration::from_nanos(used);
         Ok(Some(Left { limit: pace.limit, remaining, whole_in }))
     }

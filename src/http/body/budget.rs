@@ -1,7 +1,7 @@
 //! Memory that requests may hold at once: in all, and by one tenant or key.
 //!
-//! Invariant: what was taken is given back when its [`Share`] is dropped, whatever became of the
-//! request. A holder that has used up its part leaves the rest to others.
+//! Invariant: what was taken is given back when its [`Share`] is dropped, whatever the outcome of
+//! the request. A holder that has used up its part leaves the rest to others.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

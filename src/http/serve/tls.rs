@@ -19,17 +19,17 @@ pub const LOOK_EVERY: Duration = Duration::from_secs(10);
 pub struct Tls {
     certificate: PathBuf,
     key: PathBuf,
-    loaded: RwLock<Loaded>,
+    loaded: RwLock<LoadedFiles>,
 }
 
 #[derive(Clone)]
-struct Loaded {
+struct LoadedFiles {
     acceptor: TlsAcceptor,
     /// When the files were changed last.
-    changed: Changed,
+    changed: ChangedFiles,
 }
 
-type Changed = [Option<SystemTime>; 2];
+type ChangedFiles = [Option<SystemTime>; 2];
 
 impl Tls {
     /// None if no certificate is set.
@@ -43,7 +43,7 @@ impl Tls {
         };
         let changed = changed(&certificate, &key);
         let acceptor = read(&certificate, &key)?;
-        let loaded = RwLock::new(Loaded { acceptor, changed });
+        let loaded = RwLock::new(LoadedFiles { acceptor, changed });
         Ok(Some(Arc::new(Self { certificate, key, loaded })))
     }
 
@@ -75,7 +75,7 @@ impl Tls {
     }
 }
 
-fn changed(certificate: &PathBuf, key: &PathBuf) -> Changed {
+fn changed(certificate: &PathBuf, key: &PathBuf) -> ChangedFiles {
     [certificate, key].map(|path| std::fs::metadata(path).and_then(|file| file.modified()).ok())
 }
 

@@ -10,7 +10,6 @@ use crate::rules::activity::{
 };
 use crate::rules::alert::{Alert, AlertKind, Condition};
 use crate::rules::command::{curl, shell_option, shell_word, url_part};
-use crate::rules::delivery::{Class, PushState};
 use crate::rules::digest::{digest_fields, hex};
 use crate::rules::finding::{Finding, FindingKind};
 use crate::rules::ids::{MeterNo, TenantId};
@@ -21,6 +20,7 @@ use crate::rules::pass::{PassKind, PassState};
 use crate::rules::quantity::Quantity;
 use crate::rules::saga::{Saga, SagaState};
 use crate::rules::span::Span;
+use crate::rules::submission::{Class, PushState};
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::rules::window::Window;
@@ -40,7 +40,7 @@ const HEALED_WITHIN: Span = Span::from_hours(4);
 const WEBHOOKS_LONG: Span = Span::from_minutes(10);
 /// A day is compared 5 hours after its end; the pass may take a day and a half.
 const NIGHTLY_LATE: Span = Span::from_hours(5 + 36);
-/// How long a person is told of days that were not compared.
+/// How long the alert about days that were not compared stays open.
 const SKIPPED_SHOWN: Span = Span::from_hours(7 * 24);
 const FAILED_MAX: usize = 20;
 /// How long usage that was too old to be sent is shown as an alert; its sum stays in the figures.
@@ -158,12 +158,12 @@ impl AlertsJob {
             let summary =
                 format!("{quantity} of {slug} by {tenants} tenants without a customer is not sent");
             let command = format!("counterfoil pushes --state waiting --meter {slug}");
-            let told = |alert: &&Alert| {
+            let unmapped_long = |alert: &&Alert| {
                 let long = self.unmapped_after.after(alert.opened_at) <= now;
                 alert.kind == AlertKind::UsageUnmapped && alert.subject == slug && long
             };
             let pages = self.unmapped_after.micros() > 0;
-            if let Some(alert) = open.iter().find(told).filter(|_| pages) {
+            if let Some(alert) = open.iter().find(unmapped_long).filter(|_| pages) {
                 let summary = format!("{summary} since {}", alert.opened_at);
                 found.push(condition(AlertKind::UsageUnmappedLong, slug, summary, &command));
             }

@@ -2,14 +2,14 @@
 //!
 //! What is reported after the invoice is fixed is on no invoice, and that may be an hour after the
 //! period's end; so these windows do not wait until they have settled. Late events still make
-//! further revisions, as long as the draft stands.
+//! further revisions, as long as the draft exists.
 //!
 //! A new draft is looked at within seconds. Later, a draft is looked at once a minute while its
 //! tenant sends events, and once an hour otherwise, since a window that holds the period's end may
 //! have ended meanwhile. Events older than the accept horizon are not counted any more, so no older
 //! window is read; what changed before is the ordinary pass's to cut.
 //!
-//! Invariant: only windows that are stamped within the invoiced period are hurried. The one that
+//! Invariant: only windows that are stamped within the invoiced period are expedited. The one that
 //! holds the period's end is, if its stamp is before that end, and not before the window is over;
 //! else it is on the next invoice and is cut in its own time. A tenant whose windows cannot be read
 //! or cut does not keep the others from being flushed. A crash leaves the draft's mirror, and the
@@ -31,7 +31,7 @@ use std::time::Duration;
 const LEASE: &str = "cut.drafts";
 /// How often drafts are looked for.
 const EVERY: Span = Span::from_seconds(5);
-/// How often one tenant's windows are looked at while its draft stands: at the start of a month
+/// How often one tenant's windows are looked at while its draft exists: at the start of a month
 /// everyone has one.
 const AGAIN_AFTER: Span = Span::from_minutes(1);
 
@@ -125,7 +125,7 @@ impl CutJob {
         keeper.release().await?;
         let Pass { windows, pushes } = done;
         if pushes > 0 {
-            tracing::info!(windows, pushes, "hurried {windows} windows of invoices in draft");
+            tracing::info!(windows, pushes, "expedited {windows} windows of invoices in draft");
         }
         Ok(pushes)
     }
@@ -152,7 +152,7 @@ impl CutJob {
                 continue;
             }
             let range = Window { start: period.start.max(horizon.before(now)), ..period };
-            match self.order_hurried(&catalog, &tenant, range, now).await {
+            match self.order_expedited(&catalog, &tenant, range, now).await {
                 Ok(changed) => orders.extend(changed),
                 Err(error) if error.is_of_data() => {
                     self.flushes.lock().expect("no holder panics").fail(&tenant, &error);

@@ -21,7 +21,7 @@ pub struct Submission {
 
 #[derive(Default)]
 pub struct Lanes {
-    lanes: HashMap<LaneKey, Lane>,
+    lanes: HashMap<LaneKey, TenantLane>,
     turns: VecDeque<LaneKey>,
 }
 
@@ -29,7 +29,7 @@ pub struct Lanes {
 type LaneKey = Option<TenantId>;
 
 #[derive(Default)]
-struct Lane {
+struct TenantLane {
     waiting: VecDeque<Submission>,
     events: usize,
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// At about a kilobyte each.
 const PAIRS_MAX: usize = 10_000;
-/// Tenants shown as metrics: each is three lines for whoever collects them.
+/// Tenants shown as metrics: each costs three lines per scrape.
 const SHOWN_MAX: usize = 1_000;
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Events measured of one commit, evenly spread: measuring each would cost more than it tells.
@@ -25,11 +25,11 @@ const SAMPLES_MAX: usize = 64;
 
 #[derive(Default)]
 pub struct Latencies {
-    known: Mutex<Known>,
+    known: Mutex<KnownLatencies>,
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownLatencies {
     by_meter: BTreeMap<MeterNo, Latency>,
     by_tenant: BTreeMap<(TenantId, MeterNo), Latency>,
 }

@@ -123,8 +123,8 @@ impl Compared {
         let done = action.as_ref().map_or_else(String::new, |action| format!("; {action}"));
         let waiting = &halves.pushes.dropped;
         let lacking = if *reason == Reason::Dropped { *waiting } else { Quantity::ZERO };
-        let told = settled.checked_add(lacking).unwrap_or(settled);
-        let ledger = if *reason == Reason::Uncut { halves.counted } else { told };
+        let sent = settled.checked_add(lacking).unwrap_or(settled);
+        let ledger = if *reason == Reason::Uncut { halves.counted } else { sent };
         self.observations.push(Observation {
             kind: FindingKind::Usage,
             tenant: Some(self.pair.tenant.clone()),
@@ -268,7 +268,7 @@ impl ReconcileJob {
         }
         self.read_totals(running, asked.clone()).await?;
         if kind == PassKind::OneShot && !asked.is_empty() {
-            // Whoever waits for the answer shall not have to ask twice.
+            // The caller that waits for the answer must not have to ask twice.
             tokio::time::sleep(READ_AGAIN_AFTER).await;
             self.read_totals(running, asked).await?;
         }

@@ -1,8 +1,8 @@
 //! Subscriptions and invoices: whether both sides know the same ones, and bill the same.
 //!
 //! Invariant: a subscription that only the provider has is reported and never made here: one whose
-//! customer is no tenant, and one of a tenant that has no agreement for it. One whose state differs
-//! is read again, so that what is written has a version. Invoices of recent periods
+//! customer is no tenant, and one of a tenant that has no subscription record for it. One whose
+//! state differs is read again, so that what is written has a version. Invoices of recent periods
 //! are listed every night, and those that are not known, or known otherwise, are read; so the
 //! comparison needs no webhook. An invoice is compared by quantity and by money before tax, once it
 //! is fixed; tax may come when it likes.
@@ -12,7 +12,6 @@ use crate::config::UnknownSubscriptions;
 use crate::jobs::mirror::list_all;
 use crate::jobs::unless_fault;
 use crate::provider::{Inbound, Unreadable};
-use crate::rules::delivery::PushState;
 use crate::rules::drift::{Reason, Verdict, WindowPush};
 use crate::rules::finding::{Finding, FindingKind, Observation};
 use crate::rules::ids::{CustomerId, MeterNo, SubscriptionId, TenantId};
@@ -23,10 +22,11 @@ use crate::rules::pass::PassKind;
 use crate::rules::quantity::Quantity;
 use crate::rules::saga::SagaState;
 use crate::rules::span::Span;
+use crate::rules::submission::PushState;
 use crate::rules::subscription::Subscription;
 use crate::rules::window::Window;
 use crate::store;
-use crate::store::saga::{Agreement, SagaQuery};
+use crate::store::saga::{SagaQuery, SubscriptionRecord};
 use crate::store::webhook::Mirror;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -63,7 +63,7 @@ impl ReconcileJob {
         self.compare_invoices(running).await
     }
 
-    /// Asks for readings of recent invoices that no webhook told of, or that have changed since.
+    /// Asks for readings of recent invoices that no webhook named, or that have changed since.
     /// The hourly pass compares what was read then. A list that cannot be read is logged, and read
     /// again by the next night's pass.
     async fn list_invoices(
@@ -186,7 +186,7 @@ impl ReconcileJob {
             (Some(tenant), _) if unmanaged => {
                 let (id, status) = (tenant.id.clone(), &listed.status);
                 let detail = format!(
-                    "it is {status}, and {id} has no agreement for it: nothing here grants or ends \
+                    "it is {status}, and {id} has no subscription record for it: nothing here grants or ends \
                      what it pays for; accept it as it is with counterfoil findings --accept, or \
                      cancel it at the provider"
                 );
@@ -211,20 +211,20 @@ impl ReconcileJob {
         Ok(JudgedSubscription { observation, read_again: !same })
     }
 
-    /// Whether no agreement here belongs to a tenant's subscription, though one should. While a
-    /// saga of the tenant is under way it may be about to record it, or to cancel it.
+    /// Whether no subscription record here belongs to a tenant's subscription, though one should.
+    /// While a saga of the tenant is under way it may be about to record it, or to cancel it.
     async fn is_unmanaged(&self, tenant: &TenantId, id: &str) -> store::Result<bool> {
         if self.settings.unknown_subscriptions == UnknownSubscriptions::Ignore {
             return Ok(false);
         }
         let now = self.clock.now();
-        // An id that no agreement could name has none.
-        let agreement = match SubscriptionId::parse(id) {
-            Ok(id) => self.store.find_agreement(&id).await?,
+        // An id that no subscription record could name has none.
+        let record = match SubscriptionId::parse(id) {
+            Ok(id) => self.store.find_subscription_record(&id).await?,
             Err(_) => None,
         };
-        let in_force = |agreement: Agreement| agreement.ended_at.is_none_or(|end| now < end);
-        if agreement.is_some_and(in_force) || self.store.is_accepted(id).await? {
+        let in_force = |record: SubscriptionRecord| record.ended_at.is_none_or(|end| now < end);
+        if record.is_some_and(in_force) || self.store.is_accepted(id).await? {
             return Ok(false);
         }
         for state in [SagaState::Running, SagaState::Compensating] {
@@ -257,7 +257,7 @@ impl ReconcileJob {
                 };
                 let nothing_belongs = match (&tenant, &finding.seen.tenant) {
                     (None, _) => true,
-                    // It was of nobody then; the next night's pass looks for an agreement.
+                    // It was of nobody then; the next night's pass looks for a subscription record.
                     (Some(_), None) => false,
                     (Some(tenant), Some(_)) => {
                         self.is_unmanaged(&tenant.id, &finding.seen.subject).await?

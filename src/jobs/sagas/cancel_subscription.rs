@@ -24,7 +24,7 @@ pub struct CancelParams {
 }
 
 pub fn steps() -> Vec<&'static dyn Step> {
-    vec![&Drain { before: Ending::Cancellation }, &Cancel, &Record]
+    vec![&Drain { before: Ending::Cancellation }, &Cancel, &RecordEnd]
 }
 
 #[derive(Serialize, Deserialize)]
@@ -76,20 +76,20 @@ impl Step for Cancel {
     }
 }
 
-struct Record;
+struct RecordEnd;
 
-impl Record {
+impl RecordEnd {
     async fn record(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
         let params: CancelParams = turn.params()?;
         let CancelResult { ends_at } = turn.needed("cancel")?;
-        let ended = turn.store.end_agreement(&params.subscription, ends_at).await;
+        let ended = turn.store.end_subscription(&params.subscription, ends_at).await;
         ended.map_err(from_store)?;
         Ok(done())
     }
 }
 
 #[async_trait]
-impl Step for Record {
+impl Step for RecordEnd {
     fn shape(&self) -> StepShape {
         StepShape { name: "record", undoable: false }
     }

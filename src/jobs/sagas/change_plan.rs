@@ -16,7 +16,7 @@ use crate::rules::drain::Ending;
 use crate::rules::ids::SubscriptionId;
 use crate::rules::saga::{Outcome, StepShape, unsettled_until};
 use crate::rules::timestamp::Timestamp;
-use crate::store::saga::Agreement;
+use crate::store::saga::SubscriptionRecord;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +31,7 @@ pub struct ChangeParams {
 }
 
 pub fn steps() -> Vec<&'static dyn Step> {
-    vec![&Hold, &Drain { before: Ending::Change }, &Change, &Record, &Resume]
+    vec![&Hold, &Drain { before: Ending::Change }, &ChangeStep, &RecordPlan, &Resume]
 }
 
 /// What the subscription was charged by before.
@@ -104,9 +104,9 @@ async fn release(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
     Ok(done())
 }
 
-struct Change;
+struct ChangeStep;
 
-impl Change {
+impl ChangeStep {
     async fn change(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
         let params: ChangeParams = turn.params()?;
         let subscription = read_own(turn, &params.subscription).await?;
@@ -151,7 +151,7 @@ impl Change {
 }
 
 #[async_trait]
-impl Step for Change {
+impl Step for ChangeStep {
     fn shape(&self) -> StepShape {
         StepShape { name: "change", undoable: true }
     }
@@ -165,12 +165,12 @@ impl Step for Change {
     }
 }
 
-struct Record;
+struct RecordPlan;
 
-impl Record {
+impl RecordPlan {
     async fn record(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
         let params: ChangeParams = turn.params()?;
-        let agreement = Agreement {
+        let record = SubscriptionRecord {
             tenant: turn.saga.tenant.clone(),
             subscription: params.subscription,
             plan: params.plan,
@@ -182,7 +182,7 @@ impl Record {
             began_at: params.boundary,
             ended_at: None,
         };
-        turn.store.record_agreement(agreement).await.map_err(from_store)?;
+        turn.store.record_subscription(record).await.map_err(from_store)?;
         charge(turn).await?;
         turn.store.set_access(&turn.saga.id, true).await.map_err(from_store)?;
         Ok(done())
@@ -190,7 +190,7 @@ impl Record {
 }
 
 #[async_trait]
-impl Step for Record {
+impl Step for RecordPlan {
     fn shape(&self) -> StepShape {
         StepShape { name: "record", undoable: true }
     }
@@ -200,7 +200,7 @@ impl Step for Record {
     }
 
     async fn undo(&self, turn: &Turn<'_>) -> Outcome {
-        let withdrawn = turn.store.withdraw_agreement(&turn.saga.id).await;
+        let withdrawn = turn.store.withdraw_subscription(&turn.saga.id).await;
         either(withdrawn.map(|()| done()).map_err(from_store))
     }
 }
@@ -216,7 +216,7 @@ impl Step for Resume {
 
     async fn act(&self, turn: &Turn<'_>) -> Outcome {
         let resume = async {
-            // What was cut while the agreement was being written has no stamp by it.
+            // What was cut while the subscription record was being written has no stamp by it.
             charge(turn).await?;
             release(turn).await
         };

@@ -13,7 +13,7 @@ use crate::rules::ids::{CustomerId, SubscriptionId};
 use crate::rules::saga::{Outcome, StepShape};
 use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
-use crate::store::saga::Agreement;
+use crate::store::saga::SubscriptionRecord;
 use crate::store::{TenantFields, TenantPut};
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -32,7 +32,7 @@ pub struct CreateParams {
 }
 
 pub fn steps() -> Vec<&'static dyn Step> {
-    vec![&Customer, &Subscription, &Record, &Access]
+    vec![&CustomerStep, &SubscriptionStep, &RecordNew, &Access]
 }
 
 #[derive(Serialize, Deserialize)]
@@ -50,9 +50,9 @@ struct SubscriptionResult {
     started_at: Option<Timestamp>,
 }
 
-struct Customer;
+struct CustomerStep;
 
-impl Customer {
+impl CustomerStep {
     async fn find_or_create(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
         let tenant = turn.store.find_tenant(&turn.saga.tenant).await.map_err(from_store)?;
         if let Some(customer) = tenant.as_ref().and_then(|tenant| tenant.customer.clone()) {
@@ -110,7 +110,7 @@ impl Customer {
 }
 
 #[async_trait]
-impl Step for Customer {
+impl Step for CustomerStep {
     fn shape(&self) -> StepShape {
         StepShape { name: "customer", undoable: true }
     }
@@ -124,9 +124,9 @@ impl Step for Customer {
     }
 }
 
-struct Subscription;
+struct SubscriptionStep;
 
-impl Subscription {
+impl SubscriptionStep {
     async fn find_or_create(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
         let CustomerResult { customer, .. } = turn.needed("customer")?;
         let params: CreateParams = turn.params()?;
@@ -190,7 +190,7 @@ pub fn is_over(subscription: &RemoteSubscription) -> bool {
 }
 
 #[async_trait]
-impl Step for Subscription {
+impl Step for SubscriptionStep {
     fn shape(&self) -> StepShape {
         StepShape { name: "subscription", undoable: true }
     }
@@ -204,10 +204,10 @@ impl Step for Subscription {
     }
 }
 
-struct Record;
+struct RecordNew;
 
 #[async_trait]
-impl Step for Record {
+impl Step for RecordNew {
     fn shape(&self) -> StepShape {
         StepShape { name: "record", undoable: true }
     }
@@ -216,7 +216,7 @@ impl Step for Record {
         let record = async {
             let params: CreateParams = turn.params()?;
             let SubscriptionResult { subscription, started_at } = turn.needed("subscription")?;
-            let agreement = Agreement {
+            let record = SubscriptionRecord {
                 tenant: turn.saga.tenant.clone(),
                 subscription,
                 plan: params.plan,
@@ -228,7 +228,7 @@ impl Step for Record {
                 began_at: turn.began_at(),
                 ended_at: None,
             };
-            turn.store.record_agreement(agreement).await.map_err(from_store)?;
+            turn.store.record_subscription(record).await.map_err(from_store)?;
             // Usage of the hour of the sign-up is stamped inside the subscription.
             if let Some(at) = started_at {
                 turn.store.charge_from(&turn.saga.id, at).await.map_err(from_store)?;
@@ -239,7 +239,7 @@ impl Step for Record {
     }
 
     async fn undo(&self, turn: &Turn<'_>) -> Outcome {
-        let withdrawn = turn.store.withdraw_agreement(&turn.saga.id).await;
+        let withdrawn = turn.store.withdraw_subscription(&turn.saga.id).await;
         either(withdrawn.map(|()| done()).map_err(from_store))
     }
 }
@@ -251,7 +251,7 @@ impl Access {
     async fn open(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
         let CustomerResult { customer, .. } = turn.needed("customer")?;
         let tenant = turn.store.find_tenant(&turn.saga.tenant).await.map_err(from_store)?;
-        // Somebody mapped the tenant meanwhile: theirs stands.
+        // The tenant was mapped meanwhile: that mapping wins.
         let mapped = tenant.as_ref().and_then(|tenant| tenant.customer.as_ref());
         if let Some(other) = mapped.filter(|mapped| **mapped != customer) {
             return Err(Outcome::Refused(format!("the tenant was mapped to customer {other}")));

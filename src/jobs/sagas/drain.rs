@@ -10,13 +10,13 @@
 use super::step::{Step, Turn, done, either, from_store};
 use crate::faults::planted;
 use crate::provider::{TotalsQuery, Unreadable};
-use crate::rules::delivery::{Class, Next};
 use crate::rules::drain::{Drained, Ending, Progress};
 use crate::rules::ids::{CustomerId, MeterNo};
 use crate::rules::meter::Catalog;
 use crate::rules::quantity::Quantity;
 use crate::rules::saga::{Outcome, StepShape};
 use crate::rules::span::Span;
+use crate::rules::submission::{Class, Next};
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::window::Window;
 use crate::store::push::{Right, Settlement, SubmittedWindow};
@@ -52,7 +52,7 @@ pub struct Drain {
 }
 
 /// Windows that one call asks for: of one customer, meter and length.
-type Asked = BTreeMap<(CustomerId, MeterNo, i64), Vec<SubmittedWindow>>;
+type TotalsRequest = BTreeMap<(CustomerId, MeterNo, i64), Vec<SubmittedWindow>>;
 
 impl Drain {
     async fn look(&self, turn: &Turn<'_>) -> Result<Outcome, Outcome> {
@@ -114,7 +114,7 @@ impl Drain {
         }
         let tenant = &turn.saga.tenant;
         let windows = turn.store.list_unconfirmed_before(tenant, boundary, WINDOWS_MAX).await;
-        let mut asked = Asked::new();
+        let mut asked = TotalsRequest::new();
         for window in windows.map_err(from_store)? {
             let length = window.window.end.micros() - window.window.start.micros();
             let key = (window.customer.clone(), window.meter, length);

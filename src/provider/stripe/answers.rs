@@ -7,8 +7,8 @@
 //! what is looked up then decides whether it is made again under another key.
 
 use crate::provider::Called;
-use crate::rules::delivery::{Delivery, Resend};
 use crate::rules::span::Span;
+use crate::rules::submission::{Resend, SubmitOutcome};
 use serde::Deserialize;
 
 /// How long to leave Stripe alone when our key is not accepted: that is not the push's fault, and
@@ -71,18 +71,21 @@ impl Reply {
 }
 
 /// What an answer to a meter event means.
-pub fn judge_reply(reply: &Reply, identifier: &str) -> Delivery {
+pub fn judge_reply(reply: &Reply, identifier: &str) -> SubmitOutcome {
     let retry_after = reply.retry_after.map(|s| Span::from_seconds(s.min(RETRY_AFTER_MAX)));
-    let unknown =
-        |resend, retry_after| Delivery::Unknown { message: reply.describe(), resend, retry_after };
+    let unknown = |resend, retry_after| SubmitOutcome::Unknown {
+        message: reply.describe(),
+        resend,
+        retry_after,
+    };
     match (reply.status, reply.should_retry) {
         (200..=299, _) => {
             let event: Option<MeterEvent> = serde_json::from_slice(&reply.body).ok();
             if event.is_some_and(|event| event.identifier == identifier) {
-                return Delivery::Accepted;
+                return SubmitOutcome::Accepted;
             }
             let message = format!("{} without our event in its body", reply.status);
-            Delivery::Unknown { message, resend: Resend::Same, retry_after }
+            SubmitOutcome::Unknown { message, resend: Resend::Same, retry_after }
         }
         (401 | 403, _) => unknown(Resend::Same, retry_after.max(Some(KEY_TROUBLE_PAUSE))),
         // A stored 500 would be repeated under the same request key for a day; the identifier
@@ -95,20 +98,20 @@ pub fn judge_reply(reply: &Reply, identifier: &str) -> Delivery {
     }
 }
 
-fn judge_refusal(reply: &Reply, retry_after: Option<Span>) -> Delivery {
+fn judge_refusal(reply: &Reply, retry_after: Option<Span>) -> SubmitOutcome {
     let Some(error) = reply.error() else {
         // Not Stripe's own words: a proxy may have answered in its place.
         let message = reply.describe();
-        return Delivery::Unknown { message, resend: Resend::Same, retry_after };
+        return SubmitOutcome::Unknown { message, resend: Resend::Same, retry_after };
     };
     if error.message.starts_with(KNOWN_IDENTIFIER) {
-        return Delivery::AlreadyThere;
+        return SubmitOutcome::AlreadyThere;
     }
     if error.kind == "idempotency_error" {
         let (message, resend) = (reply.describe(), Resend::FreshRequestKey);
-        return Delivery::Unknown { message, resend, retry_after };
+        return SubmitOutcome::Unknown { message, resend, retry_after };
     }
-    Delivery::Refused { message: reply.describe() }
+    SubmitOutcome::Refused { message: reply.describe() }
 }
 
 /// What a failed answer to a call that changes something means for the call's key.
@@ -147,12 +150,12 @@ mod tests {
         let body = body.as_bytes().to_vec();
         let reply = Reply { status, should_retry, body, ..Reply::default() };
         let found = match judge_reply(&reply, "cf1-a") {
-            Delivery::Accepted => "accepted",
-            Delivery::AlreadyThere => "already there",
-            Delivery::Refused { .. } => "refused",
-            Delivery::Unknown { resend: Resend::Same, .. } => "again",
-            Delivery::Unknown { resend: Resend::FreshRequestKey, .. } => "again, fresh key",
-            Delivery::Unknown { resend: Resend::No, .. } => "wait",
+            SubmitOutcome::Accepted => "accepted",
+            SubmitOutcome::AlreadyThere => "already there",
+            SubmitOutcome::Refused { .. } => "refused",
+            SubmitOutcome::Unknown { resend: Resend::Same, .. } => "again",
+            SubmitOutcome::Unknown { resend: Resend::FreshRequestKey, .. } => "again, fresh key",
+            SubmitOutcome::Unknown { resend: Resend::No, .. } => "wait",
         };
         assert_eq!(found, expected, "{status} {should_retry:?} {reply:?}");
     }
@@ -240,8 +243,10 @@ mod tests {
         let pause = |status, retry_after| {
             let reply = Reply { status, retry_after, ..Reply::default() };
             match judge_reply(&reply, "") {
-                Delivery::Unknown { retry_after, .. } => retry_after.map(|s| s.to_string()),
-                Delivery::Accepted | Delivery::AlreadyThere | Delivery::Refused { .. } => None,
+                SubmitOutcome::Unknown { retry_after, .. } => retry_after.map(|s| s.to_string()),
+                SubmitOutcome::Accepted
+                | SubmitOutcome::AlreadyThere
+                | SubmitOutcome::Refused { .. } => None,
             }
         };
         assert_eq!(pause(429, Some(7)).as_deref(), Some("7s"));

@@ -54,18 +54,18 @@ pub struct PayloadKey {
 }
 
 #[derive(Deserialize)]
-struct Account {
+struct StripeAccount {
     id: String,
 }
 
 #[derive(Deserialize)]
-struct MeterList {
+struct StripeMeterList {
     data: Vec<StripeMeter>,
     has_more: bool,
 }
 
 #[derive(Deserialize)]
-struct List {
+struct StripeList {
     data: Vec<Value>,
     has_more: bool,
 }
@@ -122,7 +122,7 @@ impl StripeClient {
         let reply = self.exchange(self.http.get(format!("{}/v1/account", self.base))).await?;
         match reply.status {
             200..=299 => serde_json::from_slice(&reply.body)
-                .map(|account: Account| Some(account.id))
+                .map(|account: StripeAccount| Some(account.id))
                 .map_err(|error| format!("Stripe's answer to /v1/account cannot be read: {error}")),
             403 if reply.error().is_some() => Ok(None),
             _ => Err(format!("Stripe answered {}", reply.describe())),
@@ -191,7 +191,7 @@ impl StripeClient {
         let mut pairs = vec![("limit", "100")];
         pairs.extend(filters);
         pairs.extend(after.map(|id| ("starting_after", id)));
-        let list: List = self.get(path, &form::encode(&pairs)).await?;
+        let list: StripeList = self.get(path, &form::encode(&pairs)).await?;
         let last = list.data.last().and_then(|row| row["id"].as_str().map(str::to_owned));
         if list.has_more && last.is_none() {
             return Err(format!("a page of {path} does not say where the next begins"));
@@ -205,7 +205,8 @@ impl StripeClient {
         loop {
             let mut pairs = vec![("limit", "100")];
             pairs.extend(meters.last().map(|meter| ("starting_after", meter.id.as_str())));
-            let page: MeterList = self.get("/v1/billing/meters", &form::encode(&pairs)).await?;
+            let page: StripeMeterList =
+                self.get("/v1/billing/meters", &form::encode(&pairs)).await?;
             let ended = !page.has_more || page.data.is_empty();
             meters.extend(page.data);
             if ended {

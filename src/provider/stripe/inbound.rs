@@ -18,7 +18,7 @@ use serde_json::value::RawValue;
 const PAGE: &str = "100";
 
 #[derive(Deserialize)]
-struct List<T> {
+struct ObjectList<T> {
     data: Vec<T>,
     #[serde(default)]
     has_more: bool,
@@ -86,7 +86,8 @@ impl Inbound for Stripe {
                 ("/v2/core/events", form::encode(&pairs))
             }
         };
-        let page: List<Box<RawValue>> = self.client.get(path, &query).await.map_err(unreadable)?;
+        let page: ObjectList<Box<RawValue>> =
+            self.client.get(path, &query).await.map_err(unreadable)?;
         let mut events = Vec::with_capacity(page.data.len());
         for event in &page.data {
             let payload = event.get().as_bytes().to_vec();
@@ -116,7 +117,7 @@ impl Inbound for Stripe {
         let mut pairs = vec![("limit", PAGE), ("status", "all")];
         pairs.extend(after.map(|id| ("starting_after", id)));
         let query = form::encode(&pairs);
-        let mut page: List<Value> =
+        let mut page: ObjectList<Value> =
             self.client.get("/v1/subscriptions", &query).await.map_err(unreadable)?;
         for object in &mut page.data {
             self.read_items(object).await?;
@@ -140,7 +141,7 @@ impl Inbound for Stripe {
         let mut pairs = vec![("limit", PAGE), ("created[gte]", &since)];
         pairs.extend(after.map(|id| ("starting_after", id)));
         let query = form::encode(&pairs);
-        let page: List<Value> =
+        let page: ObjectList<Value> =
             self.client.get("/v1/invoices", &query).await.map_err(unreadable)?;
         let last = page.data.last().and_then(|object| object["id"].as_str().map(str::to_owned));
         let mut invoices = Vec::with_capacity(page.data.len());
@@ -181,7 +182,7 @@ impl Stripe {
     /// All lines: those that came with the invoice, and the pages after them.
     async fn read_lines(&self, id: &str, invoice: &Value) -> Result<Vec<InvoiceLine>, Unreadable> {
         let first = invoice["lines"].clone();
-        let mut page: List<Value> = serde_json::from_value(first)
+        let mut page: ObjectList<Value> = serde_json::from_value(first)
             .map_err(|error| unreadable(format!("the lines of {id} cannot be read: {error}")))?;
         let mut lines: Vec<InvoiceLine> = Vec::new();
         loop {

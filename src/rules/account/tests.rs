@@ -201,7 +201,7 @@ fn accounts_are_answered_as_they_stand() {
     let put =
         |new: &NewAccount, account: &Account, created| answer_put(new, account.clone(), created);
     assert_eq!(put(&new, &empty, true), Ok(AccountPut::Created(empty.clone())));
-    assert_eq!(put(&new, &stored, false), Ok(AccountPut::Stands(stored.clone())));
+    assert_eq!(put(&new, &stored, false), Ok(AccountPut::Unchanged(stored.clone())));
     let open = NewAccount { floor: Floor::None, ..new.clone() };
     assert_eq!(put(&open, &stored, false), Ok(AccountPut::Refused(stored.clone())));
     let created = "an account is created as it was asked for, and empty";

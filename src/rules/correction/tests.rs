@@ -46,7 +46,7 @@ fn a_correction_is_a_pair_that_cancels_out() {
     let plan = plan_correcting(&order(), &window(), &[confirmed()], Some(&summary()));
     let Correcting { state, pushes: [lost, again] } = plan.expect("sound").expect("allowed");
     assert_eq!((state.revision, state.planned), (4, quantity("5")));
-    let told = |push: &NewPush| {
+    let show = |push: &NewPush| {
         let planned = &push.planned;
         format!(
             "{} {} {} {}",
@@ -56,8 +56,8 @@ fn a_correction_is_a_pair_that_cancels_out() {
             push.class.name()
         )
     };
-    assert_eq!(told(&lost), "3 -2 reconciled lost");
-    assert_eq!(told(&again), "4 2 observed correction");
+    assert_eq!(show(&lost), "3 -2 reconciled lost");
+    assert_eq!(show(&again), "4 2 observed correction");
     assert_eq!(lost.customer.map(|id| id.to_string()).as_deref(), Some("cus_a"));
     assert_eq!((again.customer, again.detail.as_deref()), (None, Some("found by pass 12")));
     let refused = plan_correcting(&order(), &window(), &[confirmed()], None);

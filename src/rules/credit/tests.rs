@@ -118,7 +118,7 @@ fn shrinking_gives_back_in_reverse() {
 }
 
 #[test]
-fn what_stands_is_what_was_not_given_back() {
+fn net_draws_are_what_was_not_given_back() {
     let changes = [
         (ChangeKind::Drawn, draw(1, "2", "2")),
         (ChangeKind::Drawn, draw(2, "4", "8")),

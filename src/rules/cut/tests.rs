@@ -33,7 +33,7 @@ struct Ground {
     tenant: TenantId,
     meter: Meter,
     state: CutState,
-    told: Told,
+    prior: PriorPushes,
     remainder: Quantity,
     window: Window,
     begins: PushState,
@@ -48,7 +48,7 @@ impl Ground {
             tenant: TenantId::parse("acme").expect("valid"),
             meter: meter(spec),
             state: CutState { count: 2, total: quantity("5.5"), planned: five, revision: 1, ..new },
-            told: Told::All(vec![revision(1, "5")]),
+            prior: PriorPushes::All(vec![revision(1, "5")]),
             remainder: half,
             window: WINDOW,
             begins: PushState::Observed,
@@ -67,7 +67,7 @@ impl Ground {
             state: &self.state,
             remainder: self.remainder,
             charged: &[],
-            told: &self.told,
+            prior: &self.prior,
             begins: self.begins,
         }
     }
@@ -82,12 +82,12 @@ impl Ground {
     }
 }
 
-fn revision(revision: u32, told: &str) -> Revision {
+fn revision(revision: u32, value: &str) -> Revision {
     Revision {
         revision,
         mode: Mode::Delta,
-        quantity: quantity(told),
-        value: quantity(told),
+        quantity: quantity(value),
+        value: quantity(value),
         state: PushState::Confirmed,
         class: Class::Confirmed,
         attempts: 1,
@@ -114,7 +114,7 @@ fn open(seen: u64, unfinished: bool, due: Vec<OpenEvent>) -> OpenEvents {
 }
 
 #[test]
-fn a_window_is_cut_on_top_of_what_was_told() {
+fn a_window_is_cut_on_top_of_what_was_pushed() {
     let ground = Ground::new(BY_WINDOW);
     assert_eq!(ground.cut(&used(2, "5.5"), "0").expect("sound"), None, "it has not changed");
     let cut = ground.cut(&used(3, "8.75"), "0").expect("sound").expect("it has changed");
@@ -141,15 +141,15 @@ fn a_window_that_waits_for_the_other_mode_is_only_followed() {
 
 #[test]
 fn events_are_counted_as_they_are_cut() {
-    let ground = Ground { told: Told::Last(1), ..Ground::new(BY_EVENT) };
+    let ground = Ground { prior: PriorPushes::Last(1), ..Ground::new(BY_EVENT) };
     let check = |events: OpenEvents, expected: (u64, &[&str], &[&str])| {
         let cut = ground.cut_events(events.clone()).expect("sound").expect("it changes");
-        let told = cut.pushes.iter().map(|push| push.planned.value.to_string());
+        let values = cut.pushes.iter().map(|push| push.planned.value.to_string());
         let carried: Vec<&str> = cut.carried.iter().map(EventId::as_str).collect();
-        let found = (cut.state.count, told.collect::<Vec<_>>(), carried);
-        let (count, told, carried) = expected;
-        let told = told.iter().map(|value| (*value).to_owned()).collect();
-        assert_eq!(found, (count, told, carried.to_vec()), "{events:?}");
+        let found = (cut.state.count, values.collect::<Vec<_>>(), carried);
+        let (count, values, carried) = expected;
+        let values = values.iter().map(|value| (*value).to_owned()).collect();
+        assert_eq!(found, (count, values, carried.to_vec()), "{events:?}");
     };
     let due = vec![event("a", 1, "0.2"), event("b", 2, "0.4")];
     // The window has 9 events, of which some are trials: they count with the last event.
@@ -200,38 +200,38 @@ fn totals_that_contradict_are_refused_with_the_fact_and_its_ids() {
 fn pushes_that_contradict_their_window_are_refused() {
     let check = |change: fn(&mut Ground), fact: &str| refused(change, more(), "0", fact);
     check(
-        |ground| ground.told = Told::All(Vec::new()),
+        |ground| ground.prior = PriorPushes::All(Vec::new()),
         "a window's revision is that of its last push",
     );
     check(
-        |ground| ground.told = Told::All(vec![revision(1, "4")]),
+        |ground| ground.prior = PriorPushes::All(vec![revision(1, "4")]),
         "what was planned for a window is the sum of its pushes",
     );
     check(
-        |ground| ground.told = Told::All(vec![revision(1, "2"), revision(1, "3")]),
+        |ground| ground.prior = PriorPushes::All(vec![revision(1, "2"), revision(1, "3")]),
         "revisions of a window ascend",
     );
     check(
         |ground| {
             let absolute = Revision { mode: Mode::Absolute, ..revision(1, "5") };
-            ground.told = Told::All(vec![absolute]);
+            ground.prior = PriorPushes::All(vec![absolute]);
         },
         "pushes of a window have the mode of their meter",
     );
     check(
         |ground| {
             let begun = |n, q| Revision { state: PushState::Observed, ..revision(n, q) };
-            ground.told = Told::All(vec![begun(1, "2"), begun(2, "3")]);
+            ground.prior = PriorPushes::All(vec![begun(1, "2"), begun(2, "3")]);
         },
         "at most one push of a window is unresolved",
     );
     check(|ground| ground.begins = PushState::Submitted, "a push begins as observed or waiting");
     check(
-        |ground| (ground.state.revision, ground.told) = (0, Told::Last(0)),
+        |ground| (ground.state.revision, ground.prior) = (0, PriorPushes::Last(0)),
         "a window without pushes has nothing planned",
     );
     check(
-        |ground| (ground.state.revision, ground.told) = (u32::MAX, Told::Last(u32::MAX)),
+        |ground| (ground.state.revision, ground.prior) = (u32::MAX, PriorPushes::Last(u32::MAX)),
         "a window has a next revision",
     );
 }
@@ -240,8 +240,8 @@ fn pushes_that_contradict_their_window_are_refused() {
 fn pushes_that_never_counted_are_no_part_of_what_was_planned() {
     let replaced = |class| Revision { state: PushState::Replaced, class, ..revision(2, "7") };
     let check = |class: Class, planned: &str| {
-        let told = Told::All(vec![revision(1, "5"), replaced(class)]);
-        let (last, sum) = told.add_up(Mode::Delta).expect("sound");
+        let prior = PriorPushes::All(vec![revision(1, "5"), replaced(class)]);
+        let (last, sum) = prior.add_up(Mode::Delta).expect("sound");
         assert_eq!((last, sum), (2, Some(quantity(planned))), "{class:?}");
     };
     check(Class::Retried, "5");
@@ -253,7 +253,7 @@ fn pushes_that_never_counted_are_no_part_of_what_was_planned() {
 #[test]
 fn events_that_contradict_are_refused() {
     let check = |change: fn(&mut Ground), events: OpenEvents, fact: &str| {
-        let mut ground = Ground { told: Told::Last(1), ..Ground::new(BY_EVENT) };
+        let mut ground = Ground { prior: PriorPushes::Last(1), ..Ground::new(BY_EVENT) };
         change(&mut ground);
         let fault = ground.cut_events(events).expect_err(fact);
         assert_eq!(fault.fact, fact);
@@ -297,7 +297,7 @@ fn events_that_contradict_are_refused() {
         "only sums and counts are billed",
     );
     check(
-        |ground| ground.told = Told::Last(2),
+        |ground| ground.prior = PriorPushes::Last(2),
         all(vec![one()]),
         "a window's revision is that of its last push",
     );

@@ -5,18 +5,18 @@
 //! ([`RecordedChange`]).
 //!
 //! Invariant: every change is planned on what the changes before it have left. Its row, what it
-//! leaves in its grant's row, its entry and its message are written in one transaction; a crash
+//! leaves in its grant's row, its entry and its change are written in one transaction; a crash
 //! leaves all of them or none.
 
 use super::{check_grant, remaining_after};
 use crate::rules::account::{Entry, Floor, NewAccount, NewEntry, NewPosting};
+use crate::rules::change::FeedChange;
 use crate::rules::credit::covering::{CoverOrder, Covering, Draw, plan_covering, standing_draws};
 use crate::rules::credit::{
     ChangeKind, Covered, CreditChange, DrawOrder, Grant, GrantTerms, Pool, cost_of,
 };
 use crate::rules::fault::{Fault, must, shown};
 use crate::rules::ids::{AccountName, OnceKey, TenantId, Unit};
-use crate::rules::message::NewMessage;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
@@ -62,7 +62,7 @@ pub struct RecordedChange<T> {
     /// Accounts that the entry moves between, to be created if they are missing.
     pub accounts: [NewAccount; 2],
     pub entry: NewEntry,
-    pub message: Option<NewMessage>,
+    pub published: Option<FeedChange>,
 }
 
 /// Grants by tenant, as the planned changes leave them. `T` is the store's number of a tenant.
@@ -320,8 +320,8 @@ impl<T> PlannedChange<T> {
         };
         let change =
             CreditChange { number, tenant, grant, kind, amount, remaining, covered, key, memo, at };
-        let message = message_of(&change, &unit);
-        Ok(RecordedChange { tenant_no, change, accounts, entry, message })
+        let published = published_of(&change, &unit);
+        Ok(RecordedChange { tenant_no, change, accounts, entry, published })
     }
 }
 
@@ -373,10 +373,10 @@ impl<T> RecordedChange<T> {
 
 /// The published form of a change. Draws are part of every cut, so only the one that leaves nothing
 /// of its grant is published.
-fn message_of(change: &CreditChange, unit: &Unit) -> Option<NewMessage> {
+fn published_of(change: &CreditChange, unit: &Unit) -> Option<FeedChange> {
     let kind = match change.kind {
         ChangeKind::Issued => "credits.issued",
-        ChangeKind::Refunded | ChangeKind::Voided => "credits.taken_back",
+        ChangeKind::Refunded | ChangeKind::Voided => "credits.voided",
         ChangeKind::Expired => "credits.expired",
         ChangeKind::Drawn if change.remaining == Quantity::ZERO => "credits.exhausted",
         ChangeKind::Drawn | ChangeKind::GivenBack => return None,
@@ -391,7 +391,7 @@ fn message_of(change: &CreditChange, unit: &Unit) -> Option<NewMessage> {
         "at": change.at,
     });
     let (key, tenant) = (format!("credit:{}", change.number), Some(change.tenant.clone()));
-    Some(NewMessage { key, kind, tenant, payload: payload.to_string() })
+    Some(FeedChange { key, kind, tenant, payload: payload.to_string() })
 }
 
 /// An account that credits move through, for one tenant and unit.
@@ -402,7 +402,7 @@ enum CreditAccount {
     Pool(Pool),
     Spent,
     Expired,
-    TakenBack,
+    Voided,
 }
 
 /// The accounts that a change moves from and to.
@@ -413,7 +413,7 @@ fn sides(kind: ChangeKind, pool: Pool) -> [CreditAccount; 2] {
         ChangeKind::Drawn => [pool, CreditAccount::Spent],
         ChangeKind::GivenBack => [CreditAccount::Spent, pool],
         ChangeKind::Expired => [pool, CreditAccount::Expired],
-        ChangeKind::Refunded | ChangeKind::Voided => [pool, CreditAccount::TakenBack],
+        ChangeKind::Refunded | ChangeKind::Voided => [pool, CreditAccount::Voided],
     }
 }
 
@@ -424,7 +424,7 @@ impl CreditAccount {
             Self::Pool(pool) => pool.name(),
             Self::Spent => "spent",
             Self::Expired => "expired",
-            Self::TakenBack => "taken_back",
+            Self::Voided => "voided",
         };
         AccountName::parse(&format!("credits.{unit}.{side}")).expect("a short name of units")
     }
@@ -432,7 +432,7 @@ impl CreditAccount {
     fn floor(self) -> Floor {
         match self {
             Self::Pool(_) => Floor::Zero,
-            Self::Issued | Self::Spent | Self::Expired | Self::TakenBack => Floor::None,
+            Self::Issued | Self::Spent | Self::Expired | Self::Voided => Floor::None,
         }
     }
 }

@@ -45,8 +45,8 @@ fn window() -> Window {
     Window { start: at(100), end: at(200) }
 }
 
-fn order() -> TakeBack {
-    TakeBack {
+fn order() -> VoidGrant {
+    VoidGrant {
         tenant: terms().tenant,
         grant: 7,
         key: key("void-1"),
@@ -132,19 +132,19 @@ fn rows_that_contradict_a_grant_stop_its_issue() {
 }
 
 #[test]
-fn what_is_free_is_taken_back() {
+fn what_is_free_is_voided() {
     let check = |amount: Option<&str>, reserved: &str, expected: Result<&str, &str>| {
         let (amount, reserved) = (amount.map(quantity), quantity(reserved));
-        let order = TakeBack { amount, reserved, ..order() };
+        let order = VoidGrant { amount, reserved, ..order() };
         let grant = grant("6");
-        let plan = plan_take_back(&order, None, Some((&grant, Some(grant.remaining))));
+        let plan = plan_void(&order, None, Some((&grant, Some(grant.remaining))));
         let expected = match expected {
             Ok(amount) => {
                 let (key, memo) = (Some(order.key.clone()), order.memo.clone());
                 let change = change(ChangeKind::Voided, amount);
                 Plan::Write(NewChange { key, memo, ..change })
             }
-            Err(free) => Plan::Answer(TakenBack::TooLittle(quantity(free))),
+            Err(free) => Plan::Answer(Voided::TooLittle(quantity(free))),
         };
         assert_eq!(plan, Ok(expected));
     };
@@ -161,44 +161,44 @@ fn what_is_free_is_taken_back() {
 }
 
 #[test]
-fn a_key_answers_for_what_was_taken_back_under_it() {
-    let check = |order: &TakeBack, expected: TakenBack| {
-        let plan = plan_take_back(order, Some(voided()), None);
+fn a_key_answers_for_what_was_voided_under_it() {
+    let check = |order: &VoidGrant, expected: Voided| {
+        let plan = plan_void(order, Some(voided()), None);
         assert_eq!(plan, Ok(Plan::Answer(expected)));
     };
-    check(&order(), TakenBack::Repeated(voided()));
-    let same = TakeBack { amount: Some(quantity("4")), ..order() };
-    check(&same, TakenBack::Repeated(voided()));
+    check(&order(), Voided::Repeated(voided()));
+    let same = VoidGrant { amount: Some(quantity("4")), ..order() };
+    check(&same, Voided::Repeated(voided()));
     let others = [
-        TakeBack { amount: Some(quantity("5")), ..order() },
-        TakeBack { grant: 8, ..order() },
-        TakeBack { memo: String::new(), ..order() },
+        VoidGrant { amount: Some(quantity("5")), ..order() },
+        VoidGrant { grant: 8, ..order() },
+        VoidGrant { memo: String::new(), ..order() },
     ];
     for other in others {
-        check(&other, TakenBack::KeyTaken(voided()));
+        check(&other, Voided::KeyTaken(voided()));
     }
-    let unknown = plan_take_back(&order(), None, None);
-    assert_eq!(unknown, Ok(Plan::Answer(TakenBack::NotFound)));
+    let unknown = plan_void(&order(), None, None);
+    assert_eq!(unknown, Ok(Plan::Answer(Voided::NotFound)));
 }
 
 #[test]
-fn rows_that_contradict_stop_a_taking_back() {
+fn rows_that_contradict_stop_a_void() {
     let grant = grant("6");
     let found = Some((&grant, Some(grant.remaining)));
-    let reserved = TakeBack { reserved: quantity("-1"), ..order() };
+    let reserved = VoidGrant { reserved: quantity("-1"), ..order() };
     let expected = "what is reserved of a grant is not negative";
-    assert_eq!(fact(plan_take_back(&reserved, None, found)), expected);
-    let other = TakeBack { grant: 8, ..order() };
+    assert_eq!(fact(plan_void(&reserved, None, found)), expected);
+    let other = VoidGrant { grant: 8, ..order() };
     let expected = "a grant is found under its tenant and number";
-    assert_eq!(fact(plan_take_back(&other, None, found)), expected);
+    assert_eq!(fact(plan_void(&other, None, found)), expected);
     let expected = "what is left of a grant is what its last change left";
     for last in [None, Some(quantity("7"))] {
-        assert_eq!(fact(plan_take_back(&order(), None, Some((&grant, last)))), expected);
+        assert_eq!(fact(plan_void(&order(), None, Some((&grant, last)))), expected);
     }
     let check = |change: fn(&mut CreditChange), expected: &str| {
         let mut standing = voided();
         change(&mut standing);
-        assert_eq!(fact(plan_take_back(&order(), Some(standing), None)), expected);
+        assert_eq!(fact(plan_void(&order(), Some(standing), None)), expected);
     };
     check(|change| change.key = None, "a change is found under its tenant and key");
     check(|change| change.kind = ChangeKind::Drawn, "only refunds and voids have keys");
@@ -313,7 +313,7 @@ fn recorded() -> Vec<RecordedChange<u32>> {
 }
 
 #[test]
-fn a_change_is_recorded_with_its_entry_and_message() {
+fn a_credit_change_is_recorded_and_published() {
     let [draw, back] = &recorded()[..] else { panic!("two were planned") };
     assert_eq!((draw.change.number, draw.change.remaining), (4, Quantity::ZERO));
     assert_eq!(
@@ -322,14 +322,14 @@ fn a_change_is_recorded_with_its_entry_and_message() {
     );
     let names: Vec<&str> = draw.accounts.iter().map(|account| account.name.as_str()).collect();
     assert_eq!(names, ["credits.credits.granted", "credits.credits.spent"]);
-    let message = draw.message.as_ref().expect("nothing is left");
-    assert_eq!((message.key.as_str(), message.kind), ("credit:4", "credits.exhausted"));
+    let published = draw.published.as_ref().expect("nothing is left");
+    assert_eq!((published.key.as_str(), published.kind), ("credit:4", "credits.exhausted"));
     let payload = concat!(
         r#"{"amount":"6","at":"1970-01-01T00:00:00.000009Z","grant":7,"kind":"drawn","#,
         r#""remaining":"0","tenant":"acme","unit":"credits"}"#
     );
-    assert_eq!(message.payload, payload);
-    assert_eq!(back.message, None);
+    assert_eq!(published.payload, payload);
+    assert_eq!(back.published, None);
 }
 
 #[test]

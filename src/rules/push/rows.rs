@@ -6,12 +6,12 @@
 
 use super::{CutState, PlannedPush};
 use crate::rules::billing::Mode;
-use crate::rules::delivery::{Class, PushState};
 use crate::rules::drift::WindowPush;
 use crate::rules::fault::{Fault, must};
 use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::quantity::Quantity;
 use crate::rules::restore::Reading;
+use crate::rules::submission::{Class, PushState};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use std::fmt;

@@ -1,8 +1,8 @@
 //! Reports of refused pushes, by tables.
 
 use super::*;
-use crate::rules::delivery::Class;
 use crate::rules::settlement::tests::{at, stored, stored_as};
+use crate::rules::submission::Class;
 
 #[test]
 fn a_report_proves_a_refusal_only_of_a_single_attempt() {
@@ -53,7 +53,7 @@ fn a_report_changes_what_it_names_and_what_was_taken_with_it() {
     let (found, changes) =
         plan_rejection(&report(&["a", "b", "d", "a"]), &concerned, at(65)).expect("sound");
     assert_eq!(found, RejectionReport { rejected: 1, rechecked: 2, busy: 1 });
-    let told: Vec<String> = changes
+    let texts: Vec<String> = changes
         .iter()
         .map(|change| {
             let said = change.note.detail.as_deref().unwrap_or_default();
@@ -62,7 +62,7 @@ fn a_report_changes_what_it_names_and_what_was_taken_with_it() {
         .collect();
     let others = "the provider refused others of its meter that it had taken";
     assert_eq!(
-        told,
+        texts,
         [
             "1 dead 1970-01-01T02:00:00Z: no a".to_owned(),
             "2 submitted 1970-01-01T01:05:00Z: no b".to_owned(),

@@ -1,11 +1,11 @@
-//! The life of a saga in the store: how it is begun, claimed and revived.
+//! The life of a saga in the store: how it is begun, claimed and resumed.
 //!
 //! Invariant: a tenant has one open saga at most, and one saga under each key. Every claim and
-//! every revival raises the saga's fence, so that whatever an earlier claimant still writes is
+//! resuming a saga raises its fence, so that whatever an earlier claimant still writes is
 //! refused. A log agrees with its saga: generations only grow, a step acts after its intent is
 //! written, and a saga that has turned back acts no more in that generation.
 
-use super::{LogLine, Mark, Revival, Saga, SagaKind, SagaState, TRIES_MAX, judge_revival};
+use super::{LogLine, Mark, Resumption, Saga, SagaKind, SagaState, TRIES_MAX, judge_resume};
 use crate::rules::fault::{Fault, must};
 use crate::rules::ids::{OnceKey, TenantId};
 use crate::rules::plan::Plan;
@@ -44,7 +44,7 @@ pub struct ClaimedSaga {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Revived {
+pub enum Resumed {
     Done(Saga),
     Refused(&'static str),
     /// Another saga of the tenant is open.
@@ -54,7 +54,7 @@ pub enum Revived {
 
 /// What resuming writes: the saga as it is then, without a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RevivedSaga {
+pub struct ResumedSaga {
     pub saga: Saga,
     /// The fence that was read, and the one that takes its place.
     pub fence_before: u64,
@@ -118,40 +118,40 @@ pub fn answer_begun(number: u64, written: Saga) -> Result<Begun, Fault> {
     Ok(Begun::Created(Saga { number, ..written }))
 }
 
-/// Plans the revival of a saga: `other` is another open one of its tenant.
-pub fn plan_revival(
+/// Plans how a saga is resumed: `other` is another open one of its tenant.
+pub fn plan_resume(
     found: ClaimedSaga,
     other: Option<Saga>,
     at: Timestamp,
-) -> Result<Plan<RevivedSaga, Revived>, Fault> {
+) -> Result<Plan<ResumedSaga, Resumed>, Fault> {
     check_saga(&found.saga)?;
     check_log(&found.saga, &found.log)?;
     let ClaimedSaga { saga, fence: fence_before, log } = found;
-    let (state, generation) = match judge_revival(&saga, &log) {
-        Revival::Refused(why) => return Ok(Plan::Answer(Revived::Refused(why))),
-        Revival::GoOn(state) => (state, saga.generation),
-        Revival::StartAnew => (SagaState::Running, saga.generation.saturating_add(1)),
+    let (state, generation) = match judge_resume(&saga, &log) {
+        Resumption::Refused(why) => return Ok(Plan::Answer(Resumed::Refused(why))),
+        Resumption::GoOn(state) => (state, saga.generation),
+        Resumption::StartAnew => (SagaState::Running, saga.generation.saturating_add(1)),
     };
     if let Some(other) = other {
         check_open(&other, &saga.tenant)?;
         must!(other.number != saga.number, "another saga has another number", "saga={}", saga.id);
-        return Ok(Plan::Answer(Revived::Busy(other)));
+        return Ok(Plan::Answer(Resumed::Busy(other)));
     }
     // The lease ends, and an earlier claimant may still be at work: the fence refuses its writes.
     let fence = fence_before.saturating_add(1);
-    must!(fence > fence_before, "a revival raises the fence", "saga={} fence={fence}", saga.id);
+    must!(fence > fence_before, "resuming raises the fence", "saga={} fence={fence}", saga.id);
     must!(
         generation > saga.generation || saga.state == SagaState::NeedsAttention,
         "a saga that was undone starts anew in a later generation",
         "saga={} generation={generation}",
         saga.id
     );
-    must!(state.is_moving(), "a revived saga moves", "saga={} state={}", saga.id, state.name());
-    let (name, mark) = ("saga".to_owned(), Mark::Revived);
+    must!(state.is_moving(), "a resumed saga moves", "saga={} state={}", saga.id, state.name());
+    let (name, mark) = ("saga".to_owned(), Mark::Resumed);
     let line = LogLine { generation, step: 0, name, mark, result: None, detail: None, at };
     let (tries, due_at, detail, state_at) = (0, at, None, at);
     let saga = Saga { state, generation, tries, due_at, detail, state_at, ..saga };
-    Ok(Plan::Write(RevivedSaga { saga, fence_before, fence, line }))
+    Ok(Plan::Write(ResumedSaga { saga, fence_before, fence, line }))
 }
 
 /// The facts that must hold of a saga that was just claimed.
@@ -245,7 +245,7 @@ fn check_log(saga: &Saga, log: &[LogLine]) -> Result<(), Fault> {
                 line.step,
                 line.mark.name()
             ),
-            Mark::Revived => {}
+            Mark::Resumed => {}
         }
         must!(
             line.result.is_none() || line.mark == Mark::Done,
@@ -351,16 +351,16 @@ mod tests {
     }
 
     #[test]
-    fn a_revival_raises_the_fence() {
+    fn resuming_raises_the_fence() {
         let check = |state, log: Vec<LogLine>, expected: (SagaState, u32)| {
             let found = ClaimedSaga { saga: saga(state, 2), fence: 4, log };
-            let plan = plan_revival(found, None, NOW).expect("sound");
-            let Plan::Write(revived) = plan else { panic!("{plan:?}") };
-            let RevivedSaga { saga, fence_before, fence, line } = revived;
+            let plan = plan_resume(found, None, NOW).expect("sound");
+            let Plan::Write(resumed) = plan else { panic!("{plan:?}") };
+            let ResumedSaga { saga, fence_before, fence, line } = resumed;
             assert_eq!((fence_before, fence), (4, 5));
             assert_eq!((saga.state, saga.generation), expected);
             assert_eq!((saga.tries, saga.detail, saga.due_at, saga.state_at), (0, None, NOW, NOW));
-            assert_eq!((line.mark, line.generation, line.at), (Mark::Revived, expected.1, NOW));
+            assert_eq!((line.mark, line.generation, line.at), (Mark::Resumed, expected.1, NOW));
         };
         check(SagaState::NeedsAttention, Vec::new(), (SagaState::Running, 2));
         let back = vec![line(2, 0, Mark::Intent), line(2, 0, Mark::TurnedBack)];
@@ -368,21 +368,21 @@ mod tests {
         check(SagaState::Compensated, back, (SagaState::Running, 3));
         let found = |state| ClaimedSaga { saga: saga(state, 2), fence: 4, log: Vec::new() };
         for state in [SagaState::Running, SagaState::Compensating, SagaState::Completed] {
-            let plan = plan_revival(found(state), None, NOW).expect("sound");
-            assert!(matches!(plan, Plan::Answer(Revived::Refused(_))), "{plan:?}");
+            let plan = plan_resume(found(state), None, NOW).expect("sound");
+            assert!(matches!(plan, Plan::Answer(Resumed::Refused(_))), "{plan:?}");
         }
         let other = Saga { number: 6, ..saga(SagaState::Running, 1) };
-        let busy = plan_revival(found(SagaState::Compensated), Some(other.clone()), NOW);
-        assert_eq!(busy, Ok(Plan::Answer(Revived::Busy(other.clone()))));
+        let busy = plan_resume(found(SagaState::Compensated), Some(other.clone()), NOW);
+        assert_eq!(busy, Ok(Plan::Answer(Resumed::Busy(other.clone()))));
         let itself = Saga { number: 5, ..other };
-        let plan = plan_revival(found(SagaState::Compensated), Some(itself), NOW);
+        let plan = plan_resume(found(SagaState::Compensated), Some(itself), NOW);
         assert_eq!(fact(plan), "another saga has another number");
         let last = ClaimedSaga { fence: u64::MAX, ..found(SagaState::Compensated) };
-        assert_eq!(fact(plan_revival(last, None, NOW)), "a revival raises the fence");
+        assert_eq!(fact(plan_resume(last, None, NOW)), "resuming raises the fence");
         let mut ageless = found(SagaState::Compensated);
         ageless.saga.generation = u32::MAX;
         let expected = "a saga that was undone starts anew in a later generation";
-        assert_eq!(fact(plan_revival(ageless, None, NOW)), expected);
+        assert_eq!(fact(plan_resume(ageless, None, NOW)), expected);
     }
 
     #[test]
@@ -397,7 +397,7 @@ mod tests {
             line(1, 0, Mark::TurnedBack),
             line(1, 0, Mark::UndoIntent),
             line(1, 0, Mark::Undone),
-            line(2, 0, Mark::Revived),
+            line(2, 0, Mark::Resumed),
             line(2, 0, Mark::Intent),
         ];
         check(sound.to_vec(), None);

@@ -44,7 +44,7 @@ fn what_is_next_follows_from_the_log() {
 }
 
 #[test]
-fn a_saga_turns_back_unless_something_stands_for_ever() {
+fn a_saga_turns_back_unless_a_step_is_permanent() {
     let mut steps = STEPS;
     steps[1].undoable = false;
     let check = |marks: &[(u32, Mark)], tries, outcome: Outcome, expected: SagaState| {
@@ -133,12 +133,12 @@ fn a_person_takes_it_up_where_it_stopped() {
     let forward = lines(&[(0, Mark::Done), (1, Mark::Failed)]);
     let back = lines(&[(0, Mark::Done), (1, Mark::TurnedBack), (0, Mark::UndoFailed)]);
     let stuck = saga(SagaState::NeedsAttention, 1);
-    assert_eq!(judge_revival(&stuck, &forward), Revival::GoOn(SagaState::Running));
-    assert_eq!(judge_revival(&stuck, &back), Revival::GoOn(SagaState::Compensating));
+    assert_eq!(judge_resume(&stuck, &forward), Resumption::GoOn(SagaState::Running));
+    assert_eq!(judge_resume(&stuck, &back), Resumption::GoOn(SagaState::Compensating));
     let undone = saga(SagaState::Compensated, 1);
-    assert_eq!(judge_revival(&undone, &back), Revival::StartAnew);
+    assert_eq!(judge_resume(&undone, &back), Resumption::StartAnew);
     for state in [SagaState::Running, SagaState::Compensating, SagaState::Completed] {
-        assert!(matches!(judge_revival(&saga(state, 1), &[]), Revival::Refused(_)));
+        assert!(matches!(judge_resume(&saga(state, 1), &[]), Resumption::Refused(_)));
     }
 }
 

@@ -365,14 +365,14 @@ fn a_comparison_adopts_what_the_provider_holds() {
     let Ok(Followed::Adopt(adopting)) = compare(&pushes, &state, "7") else {
         panic!("3 of 5 are at the provider")
     };
-    let told: Vec<String> = adopting
+    let texts: Vec<String> = adopting
         .pushes
         .iter()
         .map(|push| {
             format!("{}:{}:{}", push.planned.revision, push.planned.quantity, push.state.name())
         })
         .collect();
-    assert_eq!(told, ["3:3:confirmed", "4:2:observed"]);
+    assert_eq!(texts, ["3:3:confirmed", "4:2:observed"]);
     assert_eq!((adopting.state.revision, adopting.changes.len()), (4, 1));
     let said = "compared after a restore: the provider's total of the window is 7; the store knows \
                 of 4, and of 9 with what is to be sent";

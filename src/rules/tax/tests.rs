@@ -180,8 +180,8 @@ proptest! {
             let taxes: i128 = line.taxes.iter().map(|tax| tax.amount.units()).sum();
             prop_assert_eq!(line.net.units() + taxes, line.gross.units());
             let price = line.amount.units() - line.discount.units();
-            let told = if inclusive { line.gross } else { line.net };
-            prop_assert_eq!(told.units(), price);
+            let stated = if inclusive { line.gross } else { line.net };
+            prop_assert_eq!(stated.units(), price);
             for figure in [line.discount, line.net, line.gross] {
                 prop_assert_eq!(figure.units() % cent, 0);
                 prop_assert!(figure >= Quantity::ZERO);

@@ -1,4 +1,4 @@
-//! Alerts: what a person is told, opened once and ended once.
+//! Alerts: opened once and ended once.
 //!
 //! Invariant: at most one alert of a kind and subject is open, by a unique index: of two servers
 //! that open it at once, the later finds it open. Openings and ends are written together with their
@@ -134,9 +134,9 @@ async fn record_all(
     restate_alerts(client, &restated, &over).await?;
     let ended = resolve_alerts(client, &over, at).await?;
     let opened = open_alerts(client, &begun, at).await?;
-    let untold =
+    let unsent =
         if ended.is_empty() { Vec::new() } else { give_up_openings(client, &over, at).await? };
-    let ends = ended.iter().flat_map(|alert| alert.tell_end(destinations, &untold, at));
+    let ends = ended.iter().flat_map(|alert| alert.tell_end(destinations, &unsent, at));
     let openings = opened.iter().flat_map(|alert| alert.tell_opening(destinations));
     insert_notices(client, &ends.chain(openings).collect::<Vec<_>>(), at).await?;
     Ok(ended.len() + opened.len())

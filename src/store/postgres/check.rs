@@ -49,14 +49,14 @@ pub async fn check(
     Ok(report)
 }
 
-type Tenants = HashMap<TenantNo, TenantId>;
+type CheckedTenants = HashMap<TenantNo, TenantId>;
 /// How many events each tenant has.
-type Counted = HashMap<TenantNo, u64>;
+type CountedEvents = HashMap<TenantNo, u64>;
 
-async fn read_tenants(client: &ClientWrapper) -> Result<Tenants> {
+async fn read_tenants(client: &ClientWrapper) -> Result<CheckedTenants> {
     let sql = "-- read_tenants
         SELECT tenant_no, tenant FROM tenants";
-    let mut tenants = Tenants::new();
+    let mut tenants = CheckedTenants::new();
     for row in client.query(sql, &[]).await? {
         let name: String = column(&row, 1)?;
         let tenant = TenantId::parse(&name).map_err(|_| damaged("tenants.tenant", &name))?;
@@ -68,17 +68,17 @@ async fn read_tenants(client: &ClientWrapper) -> Result<Tenants> {
 async fn recompute(
     client: &ClientWrapper,
     catalog: &Catalog,
-    tenants: &Tenants,
+    tenants: &CheckedTenants,
     mut seen: impl FnMut(TenantNo, u128, &Event),
     progress: Progress<'_>,
     report: &mut CheckReport,
-) -> Result<(Totals, Counted)> {
+) -> Result<(Totals, CountedEvents)> {
     let sql = "-- recompute
         SELECT tenant_no, key_hash, meter_no, trial, occurred_at, received_at, quantity, id,
             properties, subscription
         FROM events";
     let mut totals = Totals::new();
-    let mut counted = Counted::new();
+    let mut counted = CountedEvents::new();
     let mut rows = pin!(stream(client, sql).await?);
     while let Some(row) = rows.try_next().await? {
         let tenant_no = read_tenant_no(column(&row, 0)?)?;
@@ -127,7 +127,7 @@ impl Displaced {
     async fn check(
         &self,
         client: &ClientWrapper,
-        tenants: &Tenants,
+        tenants: &CheckedTenants,
         report: &mut CheckReport,
     ) -> Result<()> {
         let sql = "-- displaced
@@ -156,7 +156,7 @@ impl Displaced {
 async fn compare_rollups(
     client: &ClientWrapper,
     catalog: &Catalog,
-    tenants: &Tenants,
+    tenants: &CheckedTenants,
     mut totals: Totals,
     report: &mut CheckReport,
 ) -> Result<()> {
@@ -217,8 +217,8 @@ async fn compare_uniques(client: &ClientWrapper, report: &mut CheckReport) -> Re
 
 async fn compare_counters(
     client: &ClientWrapper,
-    tenants: &Tenants,
-    mut counted: Counted,
+    tenants: &CheckedTenants,
+    mut counted: CountedEvents,
     report: &mut CheckReport,
 ) -> Result<()> {
     let sql = "-- compare_counters
@@ -250,7 +250,7 @@ async fn stream(client: &ClientWrapper, sql: &str) -> Result<RowStream> {
     Ok(client.query_raw(&statement, std::iter::empty::<i32>()).await?)
 }
 
-fn describe(key: &RollupKey, catalog: &Catalog, tenants: &Tenants) -> String {
+fn describe(key: &RollupKey, catalog: &Catalog, tenants: &CheckedTenants) -> String {
     let tenant = tenants.get(&key.tenant).map_or("?", TenantId::as_str);
     let meter = catalog.get(key.meter).map_or("?", |meter| meter.slug.as_str());
     let (bucket_start, group) = (key.bucket_start, key.group.as_text());

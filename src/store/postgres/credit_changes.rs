@@ -1,14 +1,14 @@
 //! Changes of grants, and all that belongs to them, inside the caller's transaction.
 //!
 //! Invariant: a change's row, what it leaves in its grant's row, its entry between the tenant's
-//! credit accounts and its message are written together, here and nowhere else, as `rules::grant`
-//! planned them. The caller holds the grants; accounts come after them, messages last.
+//! credit accounts and its change are written together, here and nowhere else, as `rules::grant`
+//! planned them. The caller holds the grants; accounts come after them, changes last.
 //!
 //! A crash leaves all of the caller's transaction or nothing.
 
 use super::entries::{Book, Look, create_accounts};
 use super::numeric::SqlQuantity;
-use super::outbox::insert_messages;
+use super::outbox::append_changes;
 use super::push_rows::each;
 use super::scalars::{SqlTimestamp, column, corrupt, meter_number, read_count, write_count};
 use super::statements::Statements;
@@ -38,8 +38,8 @@ pub async fn write_changes(
     write_grants(client, &planned).await?;
     let recorded = record_changes(planned, &written, at)?;
     post_entries(client, &recorded, at).await?;
-    let messages: Vec<_> = recorded.iter().filter_map(|one| one.message.clone()).collect();
-    insert_messages(client, &messages, at).await?;
+    let changes: Vec<_> = recorded.iter().filter_map(|one| one.published.clone()).collect();
+    append_changes(client, &changes, at).await?;
     Ok(recorded.into_iter().map(|recorded| recorded.change).collect())
 }
 

@@ -1,11 +1,11 @@
-//! Credits: grants that are issued, taken back and expire, as their verbs.
+//! Credits: grants that are issued, voided and expire, as their verbs.
 //!
 //! Invariant: `rules::grant` plans and `credit_changes` writes. Locks are taken in the order of
-//! tenant, grants by number, accounts, messages, the request's key; expiry takes no tenant, and
-//! grants that another works on are left to its next round. Issuing and taking back hold the tenant
+//! tenant, grants by number, accounts, changes, the request's key; expiry takes no tenant, and
+//! grants that another works on are left to its next round. Issuing and voiding hold the tenant
 //! first, so what they look up (keys, the number of live grants) holds until they have written.
 //!
-//! A crash leaves a change whole or not at all. What is issued or taken back again because its
+//! A crash leaves a change whole or not at all. What is issued or voided again because its
 //! outcome was lost is found under its key; expiry that is repeated finds nothing left.
 
 use super::PostgresStore;
@@ -21,12 +21,12 @@ use super::statements::Statements;
 use super::transaction::{Done, Transaction};
 use crate::rules::credit::{CreditChange, Grant, GrantTerms};
 use crate::rules::grant::ledger::Ledger;
-use crate::rules::grant::{check_history, plan_expiries, plan_issue, plan_take_back};
+use crate::rules::grant::{check_history, plan_expiries, plan_issue, plan_void};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::plan::Plan;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
-use crate::store::credit::{ChangeQuery, Credits, GrantFilter, Issued, TakeBack, TakenBack};
+use crate::store::credit::{ChangeQuery, Credits, GrantFilter, Issued, VoidGrant, Voided};
 use crate::store::idempotency::Completing;
 use crate::store::{Error, Result};
 use async_trait::async_trait;
@@ -52,19 +52,19 @@ impl Credits for PostgresStore {
         self.transact(work).await
     }
 
-    async fn take_back(
+    async fn void_grant(
         &self,
-        order: TakeBack,
+        order: VoidGrant,
         at: Timestamp,
-        completing: Option<&Completing<TakenBack>>,
-    ) -> Result<TakenBack> {
+        completing: Option<&Completing<Voided>>,
+    ) -> Result<Voided> {
         self.number_tenants(std::iter::once(&order.tenant), Creation::Never).await?;
         let tenant_no = self.tenant_no(&order.tenant).map(tenant_number);
         let order = &order;
         let work = move |client: Arc<Transaction>| async move {
             let taken = match tenant_no {
-                Some(tenant_no) => take_back(&client, tenant_no, order, at).await?,
-                None => TakenBack::NotFound,
+                Some(tenant_no) => void_grant(&client, tenant_no, order, at).await?,
+                None => Voided::NotFound,
             };
             end_request(&client, completing, &taken, at).await?;
             Ok(taken)
@@ -184,12 +184,12 @@ async fn insert_grant(
 }
 
 /// Everything but the end of the request and the COMMIT.
-async fn take_back(
+async fn void_grant(
     client: &ClientWrapper,
     tenant_no: i32,
-    order: &TakeBack,
+    order: &VoidGrant,
     at: Timestamp,
-) -> Done<TakenBack> {
+) -> Done<Voided> {
     lock_tenant(client, tenant_no).await?;
     let standing = find_change(client, tenant_no, &order.key).await?;
     // No grant has a number that no column can hold.
@@ -198,7 +198,7 @@ async fn take_back(
     held.retain(|(of_tenant, _)| *of_tenant == tenant_no);
     let last = read_last(client, &held).await?;
     let found = held.first().map(|(_, grant)| (grant, last.get(&grant.number).copied()));
-    let change = match plan_take_back(order, standing, found)? {
+    let change = match plan_void(order, standing, found)? {
         Plan::Write(change) => change,
         Plan::Answer(taken) => return Ok(taken),
     };
@@ -208,9 +208,7 @@ async fn take_back(
     }
     ledger.plan(tenant_no, change)?;
     let written = write_changes(client, ledger.take_planned(), at).await?.pop();
-    Ok(TakenBack::Done(
-        written.ok_or_else(|| corrupt("credit_changes row vanished mid-transaction"))?,
-    ))
+    Ok(Voided::Done(written.ok_or_else(|| corrupt("credit_changes row vanished mid-transaction"))?))
 }
 
 /// Everything but the COMMIT.

@@ -16,7 +16,6 @@
 //! finds the windows as they were cut, unchanged, and writes nothing.
 
 use super::PostgresStore;
-use super::agreements::read_terms;
 use super::coverings::Coverings;
 use super::cut_events::{Carried, insert_carried, read_open_events};
 use super::declarations::{Creation, read_catalog};
@@ -30,21 +29,22 @@ use super::scalars::{
     read_ordinal, read_tenant_no, tenant_number, write_count, write_ordinal,
 };
 use super::statements::Statements;
+use super::subscriptions::read_terms;
 use super::transaction::{Done, Transaction};
 use super::waiting::{count_waiting, lock_unmapped};
 use crate::rules::billing::{Billing, Granularity, Mode};
 use crate::rules::credit::covering::CoverOrder;
 use crate::rules::cut::{
-    OpenEvents, Revision, Subject, Told, WindowCut, check_billable, draws_credits, plan_events,
-    plan_window,
+    OpenEvents, PriorPushes, Revision, Subject, WindowCut, check_billable, draws_credits,
+    plan_events, plan_window,
 };
-use crate::rules::delivery::PushState;
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::push::{CutState, NewPush, Place, WindowUsage};
 use crate::rules::quantity::Quantity;
 use crate::rules::rollup::FoldError;
 use crate::rules::stamp::Term;
+use crate::rules::submission::PushState;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
@@ -69,7 +69,7 @@ pub struct Order {
 }
 
 /// A window that has changed since its last cut.
-struct Changed<'o> {
+struct ChangedWindows<'o> {
     order: &'o Order,
     usage: &'o WindowUsage,
     /// Its events that are to be added, if its meter is billed event by event.
@@ -189,7 +189,7 @@ impl PostgresStore {
         let changed = list_events(client, changed, terms).await?;
         cutting.hold_credits(client, &changed).await?;
         let windows: Vec<&Order> = changed.iter().map(|one| one.order).collect();
-        cutting.told = read_told(client, &windows).await?;
+        cutting.prior = read_prior(client, &windows).await?;
         let tenants: BTreeSet<i32> = windows.iter().map(|order| order.tenant_no).collect();
         cutting.charged = read_terms(client, &Vec::from_iter(tenants)).await?;
         for changed in changed {
@@ -243,7 +243,7 @@ async fn list_events<'o>(
     client: &ClientWrapper,
     changed: Vec<(&'o Order, &'o WindowUsage)>,
     terms: CutTerms,
-) -> Done<Vec<Changed<'o>>> {
+) -> Done<Vec<ChangedWindows<'o>>> {
     let by_event: Vec<&Order> =
         changed.iter().map(|(order, _)| *order).filter(|order| order.is_by_event()).collect();
     // One more than may be cut tells whether some are left.
@@ -256,7 +256,7 @@ async fn list_events<'o>(
             due.truncate(terms.events_max);
             OpenEvents { seen: usage.count, due, unfinished }
         });
-        Changed { order, usage, events }
+        ChangedWindows { order, usage, events }
     };
     Ok(changed.into_iter().map(list).collect())
 }
@@ -267,7 +267,7 @@ struct Cutting {
     states: States,
     remainders: Remainders,
     /// The pushes of each window that has changed.
-    told: BTreeMap<WindowKey, Told>,
+    prior: BTreeMap<WindowKey, PriorPushes>,
     changed_states: BTreeSet<WindowKey>,
     changed_remainders: BTreeSet<(i32, MeterNo, bool)>,
     pushes: Vec<NewPush>,
@@ -286,7 +286,7 @@ impl Cutting {
             terms,
             states: States::new(),
             remainders: Remainders::new(),
-            told: BTreeMap::new(),
+            prior: BTreeMap::new(),
             changed_states: BTreeSet::new(),
             changed_remainders: BTreeSet::new(),
             pushes: Vec::new(),
@@ -304,9 +304,13 @@ impl Cutting {
     }
 
     /// Holds the credits that may cover the windows; those that get no push now have none.
-    async fn hold_credits(&mut self, client: &ClientWrapper, changed: &[Changed<'_>]) -> Done<()> {
+    async fn hold_credits(
+        &mut self,
+        client: &ClientWrapper,
+        changed: &[ChangedWindows<'_>],
+    ) -> Done<()> {
         let (mut tenants, mut giving_back) = (BTreeSet::new(), BTreeSet::new());
-        for Changed { order, usage, events } in changed {
+        for ChangedWindows { order, usage, events } in changed {
             let state = self.state(order);
             if !draws_credits(&state, self.terms) {
                 continue;
@@ -329,7 +333,7 @@ impl Cutting {
     }
 
     /// Plans the cut of a window, and keeps what it changes.
-    fn cut(&mut self, Changed { order, usage, events }: Changed<'_>) -> Result<()> {
+    fn cut(&mut self, ChangedWindows { order, usage, events }: ChangedWindows<'_>) -> Result<()> {
         let (key, state, terms) = (order.key(), self.state(order), self.terms);
         let pair = (order.tenant_no, order.meter_no, state.shadow);
         let remainder = self.remainders.get(&pair).copied().unwrap_or_default();
@@ -337,7 +341,7 @@ impl Cutting {
             true => PushState::Waiting,
             false => PushState::Observed,
         };
-        let told = self.told.remove(&key).unwrap_or(Told::Last(0));
+        let prior = self.prior.remove(&key).unwrap_or(PriorPushes::Last(0));
         let subject = Subject {
             tenant_no: read_tenant_no(order.tenant_no)?,
             tenant: &order.tenant,
@@ -348,7 +352,7 @@ impl Cutting {
             state: &state,
             remainder,
             charged: self.charged.get(&order.tenant_no).map_or(&[], Vec::as_slice),
-            told: &told,
+            prior: &prior,
             begins,
         };
         let coverings = &mut self.coverings;
@@ -401,8 +405,11 @@ impl Cutting {
 }
 
 /// The pushes of windows; of windows that are billed by event only the last revision.
-async fn read_told(client: &ClientWrapper, orders: &[&Order]) -> Done<BTreeMap<WindowKey, Told>> {
-    let sql = "-- read_told
+async fn read_prior(
+    client: &ClientWrapper,
+    orders: &[&Order],
+) -> Done<BTreeMap<WindowKey, PriorPushes>> {
+    let sql = "-- read_prior
         SELECT given.place, p.revision, p.mode, p.quantity, p.value, p.state, p.class, p.attempts
         FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::bool[])
             WITH ORDINALITY AS given (tenant_no, meter_no, window_start, last, place)
@@ -433,11 +440,11 @@ async fn read_told(client: &ClientWrapper, orders: &[&Order]) -> Done<BTreeMap<W
             attempts: read_ordinal(column(&row, 7)?)?,
         });
     }
-    let told = |(order, all): (&&Order, Vec<Revision>)| match order.is_by_event() {
-        true => (order.key(), Told::Last(all.last().map_or(0, |push| push.revision))),
-        false => (order.key(), Told::All(all)),
+    let prior = |(order, all): (&&Order, Vec<Revision>)| match order.is_by_event() {
+        true => (order.key(), PriorPushes::Last(all.last().map_or(0, |push| push.revision))),
+        false => (order.key(), PriorPushes::All(all)),
     };
-    Ok(orders.iter().zip(revisions).map(told).collect())
+    Ok(orders.iter().zip(revisions).map(prior).collect())
 }
 
 /// The place of a row's window among those that were asked for.

@@ -33,11 +33,11 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 /// What tells open findings apart.
-type Key<'o> = (FindingKind, &'o str, Option<i32>, Option<MeterNo>);
+type FindingKey<'o> = (FindingKind, &'o str, Option<i32>, Option<MeterNo>);
 
 /// Changes, sorted by what they do; each finding once.
 #[derive(Default)]
-struct Changes<'o> {
+struct FindingChanges<'o> {
     /// With the numbers of their tenants, in the order of the first of each.
     opened: Vec<(Option<i32>, &'o Observation)>,
     /// With whether somebody is called.
@@ -79,9 +79,9 @@ impl PostgresStore {
         self.transact(work).await
     }
 
-    fn sort_changes<'o>(&self, changes: &'o [FindingChange]) -> Result<Changes<'o>> {
-        let mut sorted = Changes::default();
-        let mut places: BTreeMap<Key<'o>, usize> = BTreeMap::new();
+    fn sort_changes<'o>(&self, changes: &'o [FindingChange]) -> Result<FindingChanges<'o>> {
+        let mut sorted = FindingChanges::default();
+        let mut places: BTreeMap<FindingKey<'o>, usize> = BTreeMap::new();
         for change in changes {
             match change {
                 FindingChange::Open(seen) => {

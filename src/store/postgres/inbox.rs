@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use tokio_postgres::Row;
 
 /// A payload on its way to an inbox.
-struct Entry {
+struct InboxEntry {
     /// The standing payload of a conflict, the reason of a quarantine.
     context: String,
     slot: u128,
@@ -36,7 +36,7 @@ struct Entry {
 }
 
 /// Entries by tenant, id and payload: a payload that came twice in a batch is one entry.
-type Entries<'b> = BTreeMap<(TenantNo, &'b str, String), Entry>;
+type Entries<'b> = BTreeMap<(TenantNo, &'b str, String), InboxEntry>;
 
 fn add_entry<'b>(
     entries: &mut Entries<'b>,
@@ -46,7 +46,7 @@ fn add_entry<'b>(
     fingerprinter: &Fingerprinter,
 ) -> Result<()> {
     let payload = event.to_json(&meter_of(catalog, event.meter)?.slug);
-    let fresh = || Entry { context, slot: fingerprinter.payload(event), deliveries: 0 };
+    let fresh = || InboxEntry { context, slot: fingerprinter.payload(event), deliveries: 0 };
     let key = (tenant, event.id.as_str(), payload);
     entries.entry(key).or_insert_with(fresh).deliveries += 1;
     Ok(())
@@ -290,7 +290,7 @@ async fn upsert_entries(
         for (place, (key, entry)) in open.into_iter().enumerate() {
             let at = (tenant_number(key.0), key.1.to_owned(), SqlHash(entry.slot));
             if !(took_part.contains(&place) && done.contains(&at)) {
-                left.push((key, Entry { slot: entry.slot.wrapping_add(1), ..entry }));
+                left.push((key, InboxEntry { slot: entry.slot.wrapping_add(1), ..entry }));
             }
         }
         open = left;

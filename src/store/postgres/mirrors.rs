@@ -3,14 +3,15 @@
 //! Invariant: an object's version only grows, and it is due exactly while a ticket above its
 //! version is wanted. A reading is compared with the version under the lock of its row, so of two
 //! that are written at once the higher stays. Locks are taken as `webhooks` says: rows of mirrors
-//! by kind and id, then webhooks by number, then entries of timelines, then agreements, then the
-//! lock of messages. What writes an agreement locks the mirror of its subscription first.
+//! by kind and id, then webhooks by number, then entries of timelines, then subscription records,
+//! then the lock of changes. What writes a subscription record locks the mirror of its subscription
+//! first.
 //!
 //! A crash leaves all of a call or nothing, and leases that end by themselves. A reading that is
 //! repeated because its outcome was lost is stale. A claim that is repeated passes over what the
 //! lost one leased; a wish that is repeated takes another ticket, which costs one reading.
 
-use super::outbox::insert_messages;
+use super::outbox::append_changes;
 use super::push_rows::each;
 use super::scalars::{
     SqlTimestamp, column, corrupt, damaged, instant, read_count, write_count, write_limit,
@@ -18,7 +19,7 @@ use super::scalars::{
 use super::statements::Statements;
 use super::timelines::{insert_entries, read_timeline};
 use super::transaction::{Done, Transaction};
-use super::{PostgresStore, agreements};
+use super::{PostgresStore, subscriptions};
 use crate::rules::ids::{CustomerId, SubscriptionId, TenantId};
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::subscription::{Origin, TimelineEntry};
@@ -192,7 +193,7 @@ async fn claim_due(client: &ClientWrapper, claim: MirrorClaim) -> Done<Vec<Wante
 
 /// What a mirror shows before a reading.
 #[derive(Default)]
-struct Standing {
+struct MirrorStanding {
     version: u64,
     snapshot: Option<Snapshot>,
 }
@@ -219,25 +220,25 @@ async fn record_readings(
     write_mirrors(client, &written, at).await?;
     settle_webhooks(client, &written, at).await?;
     insert_entries(client, &entries.iter().collect::<Vec<_>>()).await?;
-    follow_agreements(client, &written, at).await?;
+    follow_subscriptions(client, &written, at).await?;
     Ok(answers)
 }
 
-/// Ends or suspends agreements as what was read of their subscriptions says.
-async fn follow_agreements(
+/// Ends or suspends subscription records as what was read of their subscriptions says.
+async fn follow_subscriptions(
     client: &ClientWrapper,
     written: &[&MirrorReading],
     at: Timestamp,
 ) -> Done<()> {
-    let mut messages = Vec::new();
+    let mut changes = Vec::new();
     for MirrorReading { name, ticket, snapshot, read_at } in written {
         let Snapshot::Subscription(state) = snapshot else { continue };
-        // An id that no agreement could name has none.
+        // An id that no subscription record could name has none.
         let Ok(subscription) = SubscriptionId::parse(&name.id) else { continue };
         let reading = SubscriptionReading { state, version: *ticket, read_at: *read_at };
-        messages.extend(agreements::follow_reading(client, &subscription, &reading).await?);
+        changes.extend(subscriptions::follow_reading(client, &subscription, &reading).await?);
     }
-    insert_messages(client, &messages, at).await?;
+    append_changes(client, &changes, at).await?;
     Ok(())
 }
 
@@ -266,7 +267,7 @@ pub async fn lock_subscription(
 async fn lock_mirrors(
     client: &ClientWrapper,
     readings: &[MirrorReading],
-) -> Done<BTreeMap<ObjectName, Standing>> {
+) -> Done<BTreeMap<ObjectName, MirrorStanding>> {
     let names: BTreeSet<&ObjectName> = readings.iter().map(|reading| &reading.name).collect();
     let kinds: Vec<&str> = names.iter().map(|name| name.kind.name()).collect();
     let ids: Vec<&str> = names.iter().map(|name| name.id.as_str()).collect();
@@ -287,7 +288,10 @@ async fn lock_mirrors(
     let mut standing = BTreeMap::new();
     for row in client.query(&statement, &[&kinds, &ids]).await? {
         let version = read_count(column(&row, 2)?)?;
-        standing.insert(known_object(&row, 0)?, Standing { version, snapshot: snapshot(&row, 3)? });
+        standing.insert(
+            known_object(&row, 0)?,
+            MirrorStanding { version, snapshot: snapshot(&row, 3)? },
+        );
     }
     Ok(standing)
 }
@@ -358,7 +362,7 @@ async fn settle_webhooks(
         return Ok(());
     }
     let sql = "-- settle_webhooks
-        SELECT w.webhook_no, w.object_kind, w.object_id, w.ticket, w.told
+        SELECT w.webhook_no, w.object_kind, w.object_id, w.ticket, w.shown
         FROM (
             SELECT kind, object_id, max(ticket) AS ticket
             FROM unnest($1::text[], $2::text[], $3::int8[]) AS given (kind, object_id, ticket)
@@ -381,9 +385,9 @@ async fn settle_webhooks(
         let reading = written.iter().find(fits);
         let reading =
             reading.ok_or_else(|| corrupt("webhooks row waits for an object that was not read"))?;
-        let told = snapshot(&row, 4)?;
+        let shown = snapshot(&row, 4)?;
         numbers.push(column(&row, 0)?);
-        statuses.push(judge_webhook(told.as_ref(), &reading.snapshot).name());
+        statuses.push(judge_webhook(shown.as_ref(), &reading.snapshot).name());
     }
     let sql = "-- settle_webhooks
         UPDATE webhooks w SET status = given.status, settled_at = $3, detail = NULL

@@ -19,12 +19,12 @@ use super::scalars::{
 };
 use super::statements::Statements;
 use super::transaction::{Done, Transaction};
-use crate::rules::alert::{NewNotice, Untold};
+use crate::rules::alert::{NewNotice, Unsent};
+use crate::rules::change::CHANGES_DESTINATION;
 use crate::rules::ids::TenantId;
-use crate::rules::message::CHANGES_DESTINATION;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
-use crate::store::outbox::{ClaimedMessage, Message, NewMessage, Outbox, Queue, SendOutcome};
+use crate::store::outbox::{ClaimedMessage, FeedChange, Message, Outbox, Queue, SendOutcome};
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
 use std::sync::Arc;
@@ -36,16 +36,16 @@ const MESSAGES_LOCK: i64 = 0x6d65_7373_6167_6573;
 
 #[async_trait]
 impl Outbox for PostgresStore {
-    async fn record_messages(&self, messages: Vec<NewMessage>, at: Timestamp) -> Result<usize> {
+    async fn publish_changes(&self, messages: Vec<FeedChange>, at: Timestamp) -> Result<usize> {
         self.number_tenants_of(&messages, at).await?;
         let messages = messages.as_slice();
         let work = move |client: Arc<Transaction>| async move {
-            insert_messages(&client, messages, at).await
+            append_changes(&client, messages, at).await
         };
         self.transact(work).await
     }
 
-    async fn list_messages(
+    async fn list_changes(
         &self,
         tenant: Option<&TenantId>,
         after: u64,
@@ -53,7 +53,7 @@ impl Outbox for PostgresStore {
     ) -> Result<Vec<Message>> {
         let client = self.reader().await?;
         // Not kept prepared: planned for what is asked, each question can use its own index.
-        let sql = "-- list_messages
+        let sql = "-- list_changes
             SELECT m.message_no, m.id, m.destination, m.kind, t.tenant, m.payload, m.at
             FROM outbox m LEFT JOIN tenants t ON t.tenant_no = m.tenant_no
             WHERE m.queue = 'changes' AND m.message_no > $2
@@ -112,10 +112,10 @@ impl Outbox for PostgresStore {
 }
 
 impl PostgresStore {
-    /// Makes sure that the tenants of messages are there before [`insert_messages`].
+    /// Makes sure that the tenants of messages are there before [`append_changes`].
     pub(super) async fn number_tenants_of(
         &self,
-        messages: &[NewMessage],
+        messages: &[FeedChange],
         at: Timestamp,
     ) -> Result<()> {
         let tenants = messages.iter().filter_map(|message| message.tenant.as_ref());
@@ -125,18 +125,18 @@ impl PostgresStore {
 
 /// Writes messages in their order, inside the caller's transaction, whose last locks these are; the
 /// tenants are known. Returns how many were not written before.
-pub async fn insert_messages(
+pub async fn append_changes(
     client: &ClientWrapper,
-    messages: &[NewMessage],
+    messages: &[FeedChange],
     at: Timestamp,
 ) -> Done<usize> {
     if messages.is_empty() {
         return Ok(0);
     }
-    let sql = "-- insert_messages
+    let sql = "-- append_changes
         SELECT pg_advisory_xact_lock($1)";
     client.run(sql, &[&MESSAGES_LOCK]).await?;
-    let sql = "-- insert_messages
+    let sql = "-- append_changes
         INSERT INTO outbox
             (id, queue, destination, kind, tenant_no, payload, at, state, attempts, due_at, fence)
         SELECT given.id, 'changes', $6, given.kind, t.tenant_no, given.payload, $5, 'waiting', 0,
@@ -147,7 +147,7 @@ pub async fn insert_messages(
         ORDER BY given.place
         ON CONFLICT (id) DO NOTHING";
     let parameters: [&(dyn ToSql + Sync); 6] = [
-        &each(messages, NewMessage::id),
+        &each(messages, FeedChange::id),
         &each(messages, |message| message.kind),
         &each(messages, |message| message.tenant.as_ref().map(TenantId::as_str)),
         &each(messages, |message| message.payload.as_str()),
@@ -194,30 +194,30 @@ pub async fn give_up_openings(
     client: &ClientWrapper,
     alerts: &[i64],
     at: Timestamp,
-) -> Done<Vec<Untold>> {
+) -> Done<Vec<Unsent>> {
     let sql = "-- give_up_openings
-        WITH untold AS MATERIALIZED (
+        WITH unsent AS MATERIALIZED (
             SELECT message_no, alert_no, destination, attempts, leased_until FROM outbox
             WHERE alert_no = ANY ($1) AND kind = 'opened' AND state = 'waiting'
             ORDER BY message_no
             FOR UPDATE
         ), given_up AS (
             UPDATE outbox o SET state = 'given_up', settled_at = $2, leased_until = NULL,
-                detail = 'the alert was over before it was told'
-            FROM untold WHERE o.message_no = untold.message_no
+                detail = 'the alert ended before it was sent'
+            FROM unsent WHERE o.message_no = unsent.message_no
         )
-        SELECT alert_no, destination, attempts, leased_until FROM untold";
+        SELECT alert_no, destination, attempts, leased_until FROM unsent";
     let statement = client.prepare_cached(sql).await?;
-    let mut untold = Vec::new();
+    let mut unsent = Vec::new();
     for row in client.query(&statement, &[&alerts, &SqlTimestamp(at)]).await? {
-        untold.push(Untold {
+        unsent.push(Unsent {
             alert: read_count(column(&row, 0)?)?,
             destination: column(&row, 1)?,
             attempts: read_ordinal(column(&row, 2)?)?,
             leased_until: instant_if_any(&row, 3)?,
         });
     }
-    Ok(untold)
+    Ok(unsent)
 }
 
 /// Leases messages that are due; those that another server is claiming are passed over. Each claim

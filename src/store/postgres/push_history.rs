@@ -14,10 +14,10 @@ use super::scalars::{
 use super::statements::Statements;
 use super::waiting::sum_unmapped;
 use crate::rules::billing::Mode;
-use crate::rules::delivery::{Class, PushState};
 use crate::rules::drift::WindowPush;
 use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::quantity::Quantity;
+use crate::rules::submission::{Class, PushState};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::push::{

@@ -15,11 +15,11 @@ use super::scalars::{
 use super::statements::Statements;
 use super::transaction::Done;
 use crate::rules::billing::Mode;
-use crate::rules::delivery::{Class, PushState};
 use crate::rules::ids::{CustomerId, EventId, TenantId};
 use crate::rules::push::{NewPush, Push, StoredPush};
 use crate::rules::restore::Reading;
 use crate::rules::settlement::Change;
+use crate::rules::submission::{Class, PushState};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::push::{TransitionLine, key_of, log_transition};

@@ -22,11 +22,11 @@ use super::transaction::{Done, Transaction};
 use super::unbilled;
 use super::waiting;
 use crate::faults::planted;
-use crate::rules::delivery::Class;
 use crate::rules::ids::{CustomerId, MeterNo};
 use crate::rules::push::StoredPush;
 use crate::rules::quantity::Quantity;
 use crate::rules::settlement::plan_attempt;
+use crate::rules::submission::Class;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::epoch::Uncompared;
@@ -122,13 +122,13 @@ impl Pushes for PostgresStore {
 }
 
 /// A due push, before it is claimed.
-struct Due {
+struct DuePush {
     number: i64,
-    pair: Pair,
+    pair: PushPair,
 }
 
 /// A tenant and a meter.
-type Pair = (i32, i16);
+type PushPair = (i32, i16);
 
 /// Everything but the COMMIT.
 async fn claim_due(client: &ClientWrapper, claim: &PushClaim) -> Done<Vec<ClaimedPush>> {
@@ -140,7 +140,7 @@ async fn claim_due(client: &ClientWrapper, claim: &PushClaim) -> Done<Vec<Claime
         let page = list_due(client, claim, &seen, rows_max).await?;
         let last = page.len() < rows_max;
         // The first of each tenant and meter; on the next page those are left out.
-        let first: Vec<Due> =
+        let first: Vec<DuePush> =
             page.into_iter().filter(|due| seen.insert(due.pair)).take(missing).collect();
         let locked = lock_pairs(client, &first).await?;
         claimed.extend(lease_pushes(client, &locked, claim).await?);
@@ -170,9 +170,9 @@ async fn end_leases(client: &ClientWrapper, now: Timestamp) -> Done<()> {
 async fn list_due(
     client: &ClientWrapper,
     claim: &PushClaim,
-    seen: &BTreeSet<Pair>,
+    seen: &BTreeSet<PushPair>,
     rows_max: usize,
-) -> Done<Vec<Due>> {
+) -> Done<Vec<DuePush>> {
     let sql = "-- list_due
         SELECT p.push_no, p.tenant_no, p.meter_no
         FROM pushes p
@@ -204,13 +204,14 @@ async fn list_due(
     let given: [&(dyn ToSql + Sync); 6] =
         [&now, &tenants, &meters, &any_revision, &limit, &claim.shadow];
     let rows = client.read_all(sql, &given).await?;
-    let due = |row| Ok(Due { number: column(row, 0)?, pair: (column(row, 1)?, column(row, 2)?) });
+    let due =
+        |row| Ok(DuePush { number: column(row, 0)?, pair: (column(row, 1)?, column(row, 2)?) });
     Ok(rows.iter().map(due).collect::<Result<_>>()?)
 }
 
 /// The numbers of those whose tenant and meter no other claim works on; these are then ours until
 /// the transaction ends.
-async fn lock_pairs(client: &ClientWrapper, due: &[Due]) -> Done<Vec<i64>> {
+async fn lock_pairs(client: &ClientWrapper, due: &[DuePush]) -> Done<Vec<i64>> {
     let sql = "-- lock_pairs
         SELECT given.push_no
         FROM unnest($1::int8[], $2::int4[], $3::int2[]) AS given (push_no, tenant_no, meter_no)
@@ -271,7 +272,7 @@ async fn describe_claimed(client: &ClientWrapper, numbers: &[i64]) -> Done<Vec<C
         let unreadable_since = found.unreadable_since;
         let uncompared = windows.find(&push);
         let uncompared = uncompared.map(|window| Uncompared { last: found.looked, ..window });
-        let Standing { settled, doubtful, customer } =
+        let PushStanding { settled, doubtful, customer } =
             standing.remove(&push.number).ok_or_else(|| {
                 corrupt(format!("pushes.push_no={} vanished mid-transaction", push.number))
             })?;
@@ -296,7 +297,7 @@ async fn describe_claimed(client: &ClientWrapper, numbers: &[i64]) -> Done<Vec<C
 }
 
 /// The stored state of a push's window.
-pub struct Standing {
+pub struct PushStanding {
     /// What the provider has of it, for its customer, since the summary is by customer.
     pub settled: Quantity,
     /// Whether nobody knows if some dead push of the window counted.
@@ -308,7 +309,7 @@ pub struct Standing {
 pub async fn read_standing(
     client: &ClientWrapper,
     numbers: &[i64],
-) -> Done<BTreeMap<u64, Standing>> {
+) -> Done<BTreeMap<u64, PushStanding>> {
     let sql = "-- read_standing
         WITH claimed AS MATERIALIZED (
             SELECT p.*, t.customer AS tenant_customer, (
@@ -355,7 +356,7 @@ pub async fn read_standing(
         let (SqlQuantity(settled), doubtful) = (column(&row, 1)?, column(&row, 2)?);
         let customer = read_customer(&row, 3)?;
         let number = read_count(column(&row, 0)?)?;
-        standing.insert(number, Standing { settled, doubtful, customer });
+        standing.insert(number, PushStanding { settled, doubtful, customer });
     }
     Ok(standing)
 }

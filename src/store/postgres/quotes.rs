@@ -133,7 +133,7 @@ async fn put_rate(client: &ClientWrapper, rate: &TaxRate, at: Timestamp) -> Done
     for row in client.query(sql, &[&rate.jurisdiction, &rate.name]).await? {
         let standing = tax_rate(&row)?;
         if standing == *rate {
-            return Ok(RatePut::Stands);
+            return Ok(RatePut::Unchanged);
         }
         if standing.overlaps(rate) {
             return Ok(RatePut::Overlaps(standing));
@@ -167,7 +167,7 @@ async fn put_coupon(client: &ClientWrapper, coupon: &Coupon, at: Timestamp) -> D
     let standing = find_coupon(client, &coupon.code).await?;
     let standing = standing.ok_or_else(|| corrupt("coupons row vanished mid-transaction"))?;
     Ok(match standing == *coupon {
-        true => CouponPut::Stands,
+        true => CouponPut::Unchanged,
         false => CouponPut::Refused(standing),
     })
 }

@@ -4,7 +4,7 @@
 //! of its last claim and while that claim has not been given back, by the number of rows affected.
 //! The verb that opens a saga locks its tenant first, so that it sees every other open one; the
 //! unique index `sagas_open` is there to prove the rule. Locks are taken in the order of tenant,
-//! saga, messages, the request's key.
+//! saga, changes, the request's key.
 //!
 //! A crash leaves a saga with its last line. A beginning that is repeated because its outcome was
 //! lost is found under its key; a claim passes over what the lost one leased; lines that were
@@ -12,12 +12,11 @@
 //! saga is under way.
 
 use super::PostgresStore;
-use super::agreements;
 use super::connection::Snapshot;
 use super::declarations::{hold_tenant, lock_tenant};
 use super::holds;
 use super::idempotency::end_request;
-use super::outbox::insert_messages;
+use super::outbox::append_changes;
 use super::push_history;
 use super::push_rows::each;
 use super::saga_rows::{find_by_key, find_open, lock_saga, read_log, read_logs, saga};
@@ -25,19 +24,20 @@ use super::scalars::{
     SqlTimestamp, column, corrupt, read_count, write_count, write_limit, write_ordinal,
 };
 use super::statements::Statements;
+use super::subscriptions;
 use super::transaction::{Done, Transaction};
 use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::plan::Plan;
-use crate::rules::saga::lifecycle::{RevivedSaga, answer_begun, plan_begin, plan_revival};
+use crate::rules::saga::lifecycle::{ResumedSaga, answer_begun, plan_begin, plan_resume};
 use crate::rules::saga::{LogLine, Saga, SagaState};
 use crate::rules::stamp::first_charged;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::idempotency::Completing;
-use crate::store::outbox::NewMessage;
+use crate::store::outbox::FeedChange;
 use crate::store::push::SubmittedWindow;
 use crate::store::saga::{
-    Agreement, Begun, ClaimedSaga, NewSaga, Revived, SagaQuery, Sagas, Standing,
+    Begun, ClaimedSaga, NewSaga, Resumed, SagaProgress, SagaQuery, Sagas, SubscriptionRecord,
 };
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
@@ -77,18 +77,18 @@ impl Sagas for PostgresStore {
         &self,
         claim: (u64, u64),
         lines: Vec<LogLine>,
-        standing: Standing,
-        messages: Vec<NewMessage>,
+        standing: SagaProgress,
+        changes: Vec<FeedChange>,
         at: Timestamp,
     ) -> Result<bool> {
-        self.number_tenants_of(&messages, at).await?;
-        let (lines, standing, messages) = (lines.as_slice(), &standing, messages.as_slice());
+        self.number_tenants_of(&changes, at).await?;
+        let (lines, standing, changes) = (lines.as_slice(), &standing, changes.as_slice());
         let work = move |client: Arc<Transaction>| async move {
             let Some(number) = move_saga(&client, claim, standing, at).await? else {
                 return Ok(false);
             };
             append_lines(&client, number, lines).await?;
-            insert_messages(&client, messages, at).await?;
+            append_changes(&client, changes, at).await?;
             Ok(true)
         };
         self.transact(work).await
@@ -131,8 +131,8 @@ impl Sagas for PostgresStore {
         client.query(sql, &parameters).await?.iter().map(|row| saga(row, 0)).collect()
     }
 
-    async fn revive_saga(&self, id: &str, at: Timestamp) -> Result<Revived> {
-        let work = move |client: Arc<Transaction>| async move { revive(&client, id, at).await };
+    async fn resume_saga(&self, id: &str, at: Timestamp) -> Result<Resumed> {
+        let work = move |client: Arc<Transaction>| async move { resume(&client, id, at).await };
         self.transact(work).await
     }
 
@@ -164,17 +164,17 @@ impl Sagas for PostgresStore {
         push_history::list_unconfirmed_before(&client, tenant, before, limit).await
     }
 
-    async fn record_agreement(&self, agreement: Agreement) -> Result<()> {
-        let agreement = &agreement;
+    async fn record_subscription(&self, record: SubscriptionRecord) -> Result<()> {
+        let record = &record;
         let work = move |client: Arc<Transaction>| async move {
-            agreements::record(&client, agreement).await
+            subscriptions::record(&client, record).await
         };
         self.transact(work).await
     }
 
     async fn charge_from(&self, saga: &str, at: Timestamp) -> Result<()> {
         let work = move |client: Arc<Transaction>| async move {
-            agreements::charge_from(&client, saga, at).await?;
+            subscriptions::charge_from(&client, saga, at).await?;
             holds::stamp_held(&client, saga, first_charged(at)).await
         };
         self.transact(work).await
@@ -182,33 +182,40 @@ impl Sagas for PostgresStore {
 
     async fn set_access(&self, saga: &str, access: bool) -> Result<()> {
         let work = move |client: Arc<Transaction>| async move {
-            agreements::set_access(&client, saga, access).await
+            subscriptions::set_access(&client, saga, access).await
         };
         self.transact(work).await
     }
 
-    async fn withdraw_agreement(&self, saga: &str) -> Result<()> {
+    async fn withdraw_subscription(&self, saga: &str) -> Result<()> {
         let work = move |client: Arc<Transaction>| async move {
-            agreements::withdraw(&client, saga).await
+            subscriptions::withdraw(&client, saga).await
         };
         self.transact(work).await
     }
 
-    async fn end_agreement(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()> {
+    async fn end_subscription(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()> {
         let work = move |client: Arc<Transaction>| async move {
-            agreements::end(&client, subscription, at).await
+            subscriptions::end(&client, subscription, at).await
         };
         self.transact(work).await
     }
 
-    async fn find_agreement(&self, subscription: &SubscriptionId) -> Result<Option<Agreement>> {
+    async fn find_subscription_record(
+        &self,
+        subscription: &SubscriptionId,
+    ) -> Result<Option<SubscriptionRecord>> {
         let client = self.reader().await?;
-        agreements::find(&client, subscription).await
+        subscriptions::find(&client, subscription).await
     }
 
-    async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>> {
+    async fn list_subscription_records(
+        &self,
+        tenant: &TenantId,
+        limit: usize,
+    ) -> Result<Vec<SubscriptionRecord>> {
         let client = self.reader().await?;
-        agreements::list(&client, tenant, limit).await
+        subscriptions::list(&client, tenant, limit).await
     }
 }
 
@@ -284,7 +291,7 @@ async fn claim_due(
 async fn move_saga(
     client: &ClientWrapper,
     (number, fence): (u64, u64),
-    standing: &Standing,
+    standing: &SagaProgress,
     at: Timestamp,
 ) -> Done<Option<i64>> {
     // Numbers that no column can hold name no saga and no claim.
@@ -344,22 +351,22 @@ async fn append_lines(client: &ClientWrapper, number: i64, lines: &[LogLine]) ->
 }
 
 /// Everything but the COMMIT.
-async fn revive(client: &ClientWrapper, id: &str, at: Timestamp) -> Done<Revived> {
-    let sql = "-- revive
+async fn resume(client: &ClientWrapper, id: &str, at: Timestamp) -> Done<Resumed> {
+    let sql = "-- resume
         SELECT saga_no, tenant_no FROM sagas WHERE id = $1";
-    let Some(row) = client.query_opt(sql, &[&id]).await? else { return Ok(Revived::NotFound) };
+    let Some(row) = client.query_opt(sql, &[&id]).await? else { return Ok(Resumed::NotFound) };
     let (number, tenant_no): (i64, i32) = (column(&row, 0)?, column(&row, 1)?);
     lock_tenant(client, tenant_no).await?;
     let (saga, fence) = lock_saga(client, number).await?;
     let log = read_log(client, number).await?;
     let open = find_open(client, tenant_no).await?;
     let other = open.filter(|open| open.number != saga.number);
-    let revived = match plan_revival(ClaimedSaga { saga, fence, log }, other, at)? {
-        Plan::Write(revived) => revived,
+    let resumed = match plan_resume(ClaimedSaga { saga, fence, log }, other, at)? {
+        Plan::Write(resumed) => resumed,
         Plan::Answer(answer) => return Ok(answer),
     };
-    let RevivedSaga { saga, fence_before, fence, line } = revived;
-    let sql = "-- revive
+    let ResumedSaga { saga, fence_before, fence, line } = resumed;
+    let sql = "-- resume
         UPDATE sagas SET state = $3, generation = $4, tries = $5, due_at = $6, detail = $7,
             leased_until = NULL, fence = $8, state_at = $9
         WHERE saga_no = $1 AND fence = $2";
@@ -378,5 +385,5 @@ async fn revive(client: &ClientWrapper, id: &str, at: Timestamp) -> Done<Revived
         return Err(corrupt("locked sagas row changed mid-transaction").into());
     }
     append_lines(client, number, &[line]).await?;
-    Ok(Revived::Done(saga))
+    Ok(Resumed::Done(saga))
 }

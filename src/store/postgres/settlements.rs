@@ -18,7 +18,6 @@ use super::scalars::{column, corrupt, read_count, tenant_number, write_count};
 use super::summaries::find_summary;
 use super::transaction::{Done, Transaction};
 use crate::faults::planted;
-use crate::rules::delivery::{Next, PushState};
 use crate::rules::drift::WindowPush;
 use crate::rules::push::{Push, StoredPush};
 use crate::rules::quantity::Quantity;
@@ -26,6 +25,7 @@ use crate::rules::settlement::{
     Replacing, Right, Ruled, Settled, Settlement, Then, is_current, plan_discard, plan_overtaking,
     plan_replacing, plan_retry, plan_settlement, rests_on_window,
 };
+use crate::rules::submission::{Next, PushState};
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::push::{Ruling, TransitionLine, may_resend};
@@ -211,13 +211,13 @@ async fn read_expected(client: &ClientWrapper, settlements: &[Settlement]) -> Do
             ),
             (
                 SELECT CASE p.mode
-                    WHEN 'absolute' THEN (array_agg(told.value ORDER BY told.revision DESC))[1]
-                    ELSE COALESCE(sum(told.quantity), 0) END
-                FROM pushes told
-                WHERE told.tenant_no = p.tenant_no AND told.meter_no = p.meter_no
-                    AND told.window_start = p.window_start
-                    AND told.state IN ('submitted', 'confirmed', 'reconciled')
-                    AND COALESCE(told.customer, p.customer, t.customer)
+                    WHEN 'absolute' THEN (array_agg(sent.value ORDER BY sent.revision DESC))[1]
+                    ELSE COALESCE(sum(sent.quantity), 0) END
+                FROM pushes sent
+                WHERE sent.tenant_no = p.tenant_no AND sent.meter_no = p.meter_no
+                    AND sent.window_start = p.window_start
+                    AND sent.state IN ('submitted', 'confirmed', 'reconciled')
+                    AND COALESCE(sent.customer, p.customer, t.customer)
                         IS NOT DISTINCT FROM COALESCE(p.customer, t.customer)
             )
         FROM pushes p JOIN tenants t ON t.tenant_no = p.tenant_no

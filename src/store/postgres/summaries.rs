@@ -28,7 +28,7 @@ use std::sync::Arc;
 use tokio_postgres::types::ToSql;
 
 /// Tenant, meter, length in seconds and start of a window, and the customer.
-type Key<'r> = (i32, i16, i64, Timestamp, &'r str);
+type SummaryKey<'r> = (i32, i16, i64, Timestamp, &'r str);
 
 impl PostgresStore {
     pub(super) async fn keep_summaries(
@@ -38,7 +38,7 @@ impl PostgresStore {
     ) -> Result<()> {
         let tenants = readings.iter().map(|reading| &reading.tenant);
         self.number_tenants(tenants, Creation::Never).await?;
-        let mut sorted: BTreeMap<Key<'_>, Quantity> = BTreeMap::new();
+        let mut sorted: BTreeMap<SummaryKey<'_>, Quantity> = BTreeMap::new();
         for SummaryReading { tenant, meter, customer, window, value } in readings {
             let number = self.tenant_no(tenant).ok_or_else(|| Error::Internal {
                 what: format!("a total was read of tenant {tenant}, who is not known"),
@@ -61,7 +61,7 @@ impl PostgresStore {
 
 async fn write_summaries(
     client: &ClientWrapper,
-    sorted: &BTreeMap<Key<'_>, Quantity>,
+    sorted: &BTreeMap<SummaryKey<'_>, Quantity>,
     read_at: Timestamp,
 ) -> Done<()> {
     // A repetition within a second is left alone altogether: were its moment kept, readings that

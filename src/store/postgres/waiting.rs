@@ -22,12 +22,12 @@ use super::scalars::{
 use super::statements::Statements;
 use super::transaction::Done;
 use crate::faults::planted;
-use crate::rules::delivery::{Class, PushState};
 use crate::rules::fault::Fault;
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::push::StoredPush;
 use crate::rules::quantity::Quantity;
 use crate::rules::settlement::{Change, plan_release};
+use crate::rules::submission::{Class, PushState};
 use crate::rules::timestamp::Timestamp;
 use crate::store::push::{PushRelease, TransitionLine, UnmappedSum, UnsentUsage};
 use crate::store::{Error, Result};

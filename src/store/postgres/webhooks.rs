@@ -116,7 +116,7 @@ impl Webhooks for PostgresStore {
 }
 
 /// One fact of a batch.
-struct Fact<'r> {
+struct WebhookFact<'r> {
     /// Its webhook, if it has one already.
     known: Option<i64>,
     /// The first receipt of it in the batch.
@@ -127,8 +127,8 @@ struct Fact<'r> {
 
 /// A batch, sorted by facts.
 #[derive(Default)]
-struct Batch<'r> {
-    facts: Vec<Fact<'r>>,
+struct WebhookBatch<'r> {
+    facts: Vec<WebhookFact<'r>>,
     /// Each receipt's fact, by its place.
     places: Vec<usize>,
     /// Names that are not stored yet, in the order in which they are written, with their facts.
@@ -137,7 +137,7 @@ struct Batch<'r> {
     alike: Vec<&'r WebhookReceipt>,
 }
 
-impl<'r> Batch<'r> {
+impl<'r> WebhookBatch<'r> {
     /// Sorts receipts by facts; `known` holds those of their names that are stored.
     fn sort(receipts: &'r [WebhookReceipt], known: &BTreeMap<String, i64>) -> Self {
         let mut batch = Self::default();
@@ -157,7 +157,7 @@ impl<'r> Batch<'r> {
             }
             let place = met.unwrap_or(batch.facts.len());
             if met.is_none() {
-                batch.facts.push(Fact { known: stored, receipt, deliveries: 0 });
+                batch.facts.push(WebhookFact { known: stored, receipt, deliveries: 0 });
             }
             if let Some(number) = stored {
                 by_number.insert(number, place);
@@ -173,7 +173,7 @@ impl<'r> Batch<'r> {
         batch
     }
 
-    fn fresh(&self) -> impl Iterator<Item = &Fact<'r>> {
+    fn fresh(&self) -> impl Iterator<Item = &WebhookFact<'r>> {
         self.facts.iter().filter(|fact| fact.known.is_none())
     }
 }
@@ -181,14 +181,14 @@ impl<'r> Batch<'r> {
 /// Everything but the COMMIT.
 async fn record_all(client: &ClientWrapper, receipts: &[WebhookReceipt]) -> Done<Vec<Receipted>> {
     let known = find_names(client, receipts).await?;
-    let batch = Batch::sort(receipts, &known);
+    let batch = WebhookBatch::sort(receipts, &known);
     // Those of new webhooks first, since these keep theirs.
     let wishing = batch.fresh().map(|fact| fact.receipt).chain(batch.alike.iter().copied());
     let wishes: Vec<(&ObjectName, Timestamp)> = wishing
         .filter_map(|receipt| Some((receipt.facts.object.as_ref()?, receipt.received_at)))
         .collect();
     let tickets = raise_tickets(client, &wishes).await?;
-    let fresh: Vec<&Fact<'_>> = batch.fresh().collect();
+    let fresh: Vec<&WebhookFact<'_>> = batch.fresh().collect();
     let mut written = insert_webhooks(client, &fresh, tickets).await?.into_iter();
     let mut numbers = Vec::with_capacity(batch.facts.len());
     for fact in &batch.facts {
@@ -202,10 +202,10 @@ async fn record_all(client: &ClientWrapper, receipts: &[WebhookReceipt]) -> Done
         receipts.iter().filter_map(|receipt| receipt.facts.timeline.as_ref()).collect();
     insert_entries(client, &entries).await?;
     let mut answers = Vec::with_capacity(receipts.len());
-    let mut told = vec![false; batch.facts.len()];
+    let mut shown = vec![false; batch.facts.len()];
     for place in &batch.places {
         // Of a new fact the first receipt is fresh, and its twins in the batch are not.
-        let again = std::mem::replace(&mut told[*place], true);
+        let again = std::mem::replace(&mut shown[*place], true);
         let fresh = batch.facts[*place].known.is_none() && !again;
         answers.push(Receipted { number: read_count(numbers[*place])?, fresh });
     }
@@ -228,7 +228,7 @@ async fn find_names(
 /// Writes new webhooks in their order; each that has an object takes the next ticket.
 async fn insert_webhooks(
     client: &ClientWrapper,
-    fresh: &[&Fact<'_>],
+    fresh: &[&WebhookFact<'_>],
     tickets: Vec<i64>,
 ) -> Done<Vec<i64>> {
     if fresh.is_empty() {
@@ -236,17 +236,17 @@ async fn insert_webhooks(
     }
     let sql = "-- insert_webhooks
         INSERT INTO webhooks (event_id, event_type, object_kind, object_id, ticket, source, status,
-            created_at, received_at, waiting_since, settled_at, deliveries, told, payload)
+            created_at, received_at, waiting_since, settled_at, deliveries, shown, payload)
         SELECT event_id, event_type, object_kind, object_id, ticket, source,
             CASE WHEN ticket IS NULL THEN 'kept' ELSE 'waiting' END, created_at, received_at,
-            received_at, CASE WHEN ticket IS NULL THEN received_at END, deliveries, told, payload
+            received_at, CASE WHEN ticket IS NULL THEN received_at END, deliveries, shown, payload
         FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::int8[], $6::text[],
             $7::timestamptz[], $8::timestamptz[], $9::int8[], $10::text[], $11::bytea[])
             WITH ORDINALITY AS given (event_id, event_type, object_kind, object_id, ticket, source,
-            created_at, received_at, deliveries, told, payload, place)
+            created_at, received_at, deliveries, shown, payload, place)
         ORDER BY place
         RETURNING webhook_no, event_id";
-    let object = |fact: &Fact<'_>| fact.receipt.facts.object.clone();
+    let object = |fact: &WebhookFact<'_>| fact.receipt.facts.object.clone();
     let mut next = tickets.into_iter();
     let tickets: Vec<Option<i64>> =
         fresh.iter().map(|fact| object(fact).and_then(|_| next.next())).collect();
@@ -277,7 +277,11 @@ async fn insert_webhooks(
 
 /// Writes names that are not known. One that another server has written meanwhile fails the
 /// statement, and the transaction begins again.
-async fn insert_names(client: &ClientWrapper, batch: &Batch<'_>, numbers: &[i64]) -> Done<()> {
+async fn insert_names(
+    client: &ClientWrapper,
+    batch: &WebhookBatch<'_>,
+    numbers: &[i64],
+) -> Done<()> {
     if batch.new_names.is_empty() {
         return Ok(());
     }
@@ -293,7 +297,7 @@ async fn insert_names(client: &ClientWrapper, batch: &Batch<'_>, numbers: &[i64]
 }
 
 /// Counts what came again.
-async fn count_deliveries(client: &ClientWrapper, batch: &Batch<'_>) -> Done<()> {
+async fn count_deliveries(client: &ClientWrapper, batch: &WebhookBatch<'_>) -> Done<()> {
     let again: Vec<(i64, i64)> =
         batch.facts.iter().filter_map(|fact| Some((fact.known?, fact.deliveries))).collect();
     if again.is_empty() {

@@ -131,8 +131,8 @@ fn resolve_alert(
     if resolved == 0 {
         return Ok(false);
     }
-    let untold = outbox::give_up_openings(connection, number, at)?;
-    let notices = find_alert(connection, number)?.tell_end(destinations, &untold, at);
+    let unsent = outbox::give_up_openings(connection, number, at)?;
+    let notices = find_alert(connection, number)?.tell_end(destinations, &unsent, at);
     outbox::write_notices(connection, &notices, at)?;
     Ok(true)
 }

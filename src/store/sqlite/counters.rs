@@ -52,7 +52,7 @@ pub fn list_counters(
     query: &CounterQuery,
 ) -> Result<Vec<CounterRow>> {
     let (snapshot, (place, open)) = shared.consistent_snapshot(connection, |memory| {
-        let Some(place) = Place::of(query, |name| memory.tenants.find(name)) else {
+        let Some(place) = CounterPlace::of(query, |name| memory.tenants.find(name)) else {
             return (None, Vec::new());
         };
         let open = place.select(memory.open.counters());
@@ -78,7 +78,7 @@ pub fn list_counters(
 }
 
 /// What a query asks for, in numbers.
-struct Place {
+struct CounterPlace {
     range: Window,
     tenant: Option<TenantNo>,
     /// Rows after this hour and tenant.
@@ -87,7 +87,7 @@ struct Place {
     first: bool,
 }
 
-impl Place {
+impl CounterPlace {
     /// None if there can be no such row.
     fn of(query: &CounterQuery, find: impl Fn(&TenantId) -> Option<TenantNo>) -> Option<Self> {
         let tenant = match &query.tenant {

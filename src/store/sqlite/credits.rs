@@ -1,7 +1,7 @@
-//! Credits: grants that are issued, taken back and expire.
+//! Credits: grants that are issued, voided and expire.
 //!
 //! Invariant: `rules::grant` plans every change and `rows::write_changes` applies it: the grant's
-//! row, the change that explains it, the entry between the tenant's credit accounts and the message
+//! row, the change that explains it, the entry between the tenant's credit accounts and the change
 //! are written in one transaction. A crash leaves a change whole or not at all.
 
 mod covering;
@@ -12,12 +12,12 @@ pub use covering::{Credit, Usage};
 use super::{SqliteStore, corrupt, damaged, sql_error};
 use crate::rules::credit::{CreditChange, GRANTS_MAX, Grant, GrantTerms};
 use crate::rules::grant::ledger::Ledger;
-use crate::rules::grant::{check_history, plan_expiries, plan_issue, plan_take_back};
+use crate::rules::grant::{check_history, plan_expiries, plan_issue, plan_void};
 use crate::rules::ids::{OnceKey, TenantId, TenantNo};
 use crate::rules::plan::Plan;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
-use crate::store::credit::{ChangeQuery, Credits, GrantFilter, Issued, TakeBack, TakenBack};
+use crate::store::credit::{ChangeQuery, Credits, GrantFilter, Issued, VoidGrant, Voided};
 use crate::store::idempotency::Completing;
 use async_trait::async_trait;
 use rows::{find_grant, find_grant_by_key, insert_grant, read_last, write_changes};
@@ -42,18 +42,18 @@ impl Credits for SqliteStore {
         .await
     }
 
-    async fn take_back(
+    async fn void_grant(
         &self,
-        order: TakeBack,
+        order: VoidGrant,
         at: Timestamp,
-        completing: Option<&Completing<TakenBack>>,
-    ) -> Result<TakenBack> {
+        completing: Option<&Completing<Voided>>,
+    ) -> Result<Voided> {
         self.write_ending(completing, at, move |writer, finish| {
             let tenant = writer.shared.read_memory().tenants.find(&order.tenant);
             writer.write(|connection| {
                 let taken = match tenant {
-                    Some(tenant) => take_back(connection, tenant, &order, at)?,
-                    None => TakenBack::NotFound,
+                    Some(tenant) => void_grant(connection, tenant, &order, at)?,
+                    None => Voided::NotFound,
                 };
                 finish.end(connection, taken)
             })
@@ -145,18 +145,18 @@ fn issue_grant(
     Ok(Issued::Created(grant))
 }
 
-fn take_back(
+fn void_grant(
     connection: &Connection,
     tenant: TenantNo,
-    order: &TakeBack,
+    order: &VoidGrant,
     at: Timestamp,
-) -> Result<TakenBack> {
+) -> Result<Voided> {
     let of = (tenant, &order.tenant);
     let standing = rows::find_change(connection, of, &order.key)?;
     let grant = find_grant(connection, of, order.grant)?;
     let last = read_last(connection, order.grant)?;
     let found = grant.as_ref().map(|grant| (grant, last));
-    let change = match plan_take_back(order, standing, found)? {
+    let change = match plan_void(order, standing, found)? {
         Plan::Write(change) => change,
         Plan::Answer(taken) => return Ok(taken),
     };
@@ -166,7 +166,7 @@ fn take_back(
     }
     ledger.plan(tenant, change)?;
     let written = write_changes(connection, ledger.take_planned(), at)?.pop();
-    Ok(TakenBack::Done(written.ok_or_else(|| corrupt("credit_changes row of this transaction"))?))
+    Ok(Voided::Done(written.ok_or_else(|| corrupt("credit_changes row of this transaction"))?))
 }
 
 /// Grants that expired by then and have anything left, with whose they are.

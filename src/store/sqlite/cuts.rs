@@ -22,7 +22,7 @@ use super::{Shared, SqliteStore, corrupt, damaged, events, rollups, sql_error};
 use crate::rules::billing::Granularity;
 use crate::rules::credit::covering::CoverOrder;
 use crate::rules::cut::{
-    OpenEvent, OpenEvents, Revision, Subject, Told, WindowCut, plan_events, plan_window,
+    OpenEvent, OpenEvents, PriorPushes, Revision, Subject, WindowCut, plan_events, plan_window,
 };
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::push::{CutState, WindowUsage};
@@ -248,7 +248,7 @@ impl Cutting<'_> {
             state: &state,
             remainder: read_remainder(connection, tenant_no, order.meter, state.shadow)?,
             charged: &charged,
-            told: &read_told(connection, place, billing.granularity)?,
+            prior: &read_prior(connection, place, billing.granularity)?,
             begins: planned_state(connection, tenant_no)?,
         };
         let plan = match events {
@@ -330,23 +330,23 @@ fn cover(
 }
 
 /// The window's pushes; of a window that is billed by event only the last.
-fn read_told(
+fn read_prior(
     connection: &Connection,
     (tenant, meter, start): (TenantNo, MeterNo, Timestamp),
     granularity: Granularity,
-) -> Result<Told> {
+) -> Result<PriorPushes> {
     if granularity == Granularity::Event {
         let revision = connection.read_one(
-            "-- read_told
+            "-- read_prior
              SELECT COALESCE(MAX(revision), 0) FROM pushes INDEXED BY pushes_by_window
              WHERE tenant_no = ? AND meter_no = ? AND window_start = ?",
             params![tenant.0, meter.0, start.micros()],
             |row| Ok(row.get(0)?),
         )?;
-        return Ok(Told::Last(revision));
+        return Ok(PriorPushes::Last(revision));
     }
     let pushes = read_window_pushes(connection, (tenant, meter), Window::moment(start))?;
-    Ok(Told::All(pushes.iter().map(Revision::from).collect()))
+    Ok(PriorPushes::All(pushes.iter().map(Revision::from).collect()))
 }
 
 /// Whether the event has a push or a carried quantity.

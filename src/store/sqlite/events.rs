@@ -53,14 +53,14 @@ pub fn trace_event(
 }
 
 /// What memory says of a key.
-enum Found {
+enum FoundEvent {
     Nothing,
     Unfolded(Box<StoredEvent>),
     /// One of the rows with these numbers, or none of them.
     Rows(TenantNo, Vec<u64>),
 }
 
-impl Found {
+impl FoundEvent {
     fn resolve(
         self,
         connection: &Connection,
@@ -88,12 +88,12 @@ fn find_in_memory(
     shared: &Shared,
     tenant: &TenantId,
     id: &EventId,
-) -> Result<(Found, Option<i64>)> {
+) -> Result<(FoundEvent, Option<i64>)> {
     let keys = shared.read_keys();
     let memory = shared.read_memory();
     let newest = memory.newest_unfolded();
     let Some(tenant_no) = memory.tenants.find(tenant) else {
-        return Ok((Found::Nothing, newest));
+        return Ok((FoundEvent::Nothing, newest));
     };
     let hash = key_hash(&shared.fingerprinter, tenant_no, id);
     let mut numbers = Vec::new();
@@ -106,12 +106,12 @@ fn find_in_memory(
                 if view.tenant == tenant_no && view.id == id.as_str() {
                     let event = view.to_event(tenant.clone())?;
                     let found = StoredEvent { event, received_at };
-                    return Ok((Found::Unfolded(Box::new(found)), newest));
+                    return Ok((FoundEvent::Unfolded(Box::new(found)), newest));
                 }
             }
         }
     }
-    Ok((Found::Rows(tenant_no, numbers), newest))
+    Ok((FoundEvent::Rows(tenant_no, numbers), newest))
 }
 
 /// The newest journal row that is not folded.
@@ -214,7 +214,7 @@ fn newest<'s>(
 }
 
 /// A tenant's stretch of one folded segment, read from its newest event down.
-struct Stretch {
+struct EventStretch {
     first_no: u64,
     next_no: u64,
 }
@@ -232,7 +232,7 @@ fn list_folded(
     };
     let mut ranges = read_ranges(connection, place, query)?;
     let mut open: BinaryHeap<(Timestamp, String, usize)> = BinaryHeap::new();
-    let mut stretches: Vec<Stretch> = Vec::new();
+    let mut stretches: Vec<EventStretch> = Vec::new();
     let mut page = EventPage::default();
     let mut searched = 0;
     while page.events.len() < query.limit {
@@ -244,7 +244,7 @@ fn list_folded(
             }
             let range = ranges.pop().expect("it was just looked at");
             if let Some(next_no) = seek(connection, &range, query)? {
-                let stretch = Stretch { first_no: range.first_no, next_no };
+                let stretch = EventStretch { first_no: range.first_no, next_no };
                 push_next(connection, &mut open, &stretch, stretches.len())?;
                 stretches.push(stretch);
             }
@@ -302,7 +302,7 @@ fn narrow_to_totals(
 fn push_next(
     connection: &Connection,
     open: &mut BinaryHeap<(Timestamp, String, usize)>,
-    stretch: &Stretch,
+    stretch: &EventStretch,
     place: usize,
 ) -> Result<()> {
     let (_, event) = fetch_row(connection, stretch.next_no, decode_event)?;

@@ -128,7 +128,7 @@ pub fn mark_old_rows(connection: &mut Connection, fingerprinter: &Fingerprinter)
 }
 
 /// Where a payload is, or where it would be.
-enum Place {
+enum InboxPlace {
     /// The number of its row.
     Kept(i64),
     Free([u8; 16]),
@@ -151,15 +151,15 @@ impl Inbox {
         let kept = self.count_kept(connection, *tenant, id)?;
         let place = match kept {
             // Most ids are new to the inbox: there is nothing to look for.
-            0 => Place::Free(fingerprinter.text(text).to_be_bytes()),
+            0 => InboxPlace::Free(fingerprinter.text(text).to_be_bytes()),
             _ => self.find(connection, fingerprinter, *tenant, id, text)?,
         };
         match place {
-            Place::Kept(number) => run(self.repeat, params![number, at]),
-            Place::Free(slot) if kept < INBOX_PAYLOADS_MAX => {
+            InboxPlace::Kept(number) => run(self.repeat, params![number, at]),
+            InboxPlace::Free(slot) if kept < INBOX_PAYLOADS_MAX => {
                 run(self.insert, params![tenant.0, id, slot, text, context, at])
             }
-            Place::Free(_) => run(
+            InboxPlace::Free(_) => run(
                 "-- record
                  INSERT INTO inbox_overflow (tenant_no, id, inbox, deliveries, first_received_at,
                                              last_received_at)
@@ -177,7 +177,7 @@ impl Inbox {
         tenant: TenantNo,
         id: &str,
         text: &str,
-    ) -> Result<Place> {
+    ) -> Result<InboxPlace> {
         let mut select = connection.prepare_cached(self.find)?;
         let mut slot = fingerprinter.text(text);
         loop {
@@ -186,8 +186,8 @@ impl Inbox {
                 .query_row(params![tenant.0, id, bytes, text], |row| Ok((row.get(0)?, row.get(1)?)))
                 .optional()?;
             match found {
-                None => return Ok(Place::Free(bytes)),
-                Some((number, true)) => return Ok(Place::Kept(number)),
+                None => return Ok(InboxPlace::Free(bytes)),
+                Some((number, true)) => return Ok(InboxPlace::Kept(number)),
                 Some((_, false)) => slot = slot.wrapping_add(1),
             }
         }
@@ -213,7 +213,9 @@ impl Inbox {
             transaction.read_all(self.unmarked, params![after, MARKED_AT_ONCE], decode)?;
         for (number, tenant, id, text) in &rows {
             // An inbox never held a payload twice, so the place is free.
-            if let Place::Free(slot) = self.find(&transaction, by, TenantNo(*tenant), id, text)? {
+            if let InboxPlace::Free(slot) =
+                self.find(&transaction, by, TenantNo(*tenant), id, text)?
+            {
                 let mut update = transaction.prepare_cached(self.mark)?;
                 update.execute(params![number, slot])?;
             }

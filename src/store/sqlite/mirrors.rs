@@ -2,8 +2,8 @@
 //!
 //! Invariant: an object's version only grows and is never above the highest ticket given out; it
 //! is due exactly while a higher ticket is wanted. A reading is written in one transaction with
-//! what it means for the webhooks that asked for it, for the timeline and for agreements. A crash
-//! leaves a lease that ends by itself; the object is then read again.
+//! what it means for the webhooks that asked for it, for the timeline and for subscription records.
+//! A crash leaves a lease that ends by itself; the object is then read again.
 
 use super::push_rows::{get, moment};
 use super::statements::Statements;
@@ -145,7 +145,7 @@ fn record_mirror(
     write_mirror(connection, reading, at)?;
     webhooks::settle_waiting(connection, (name, *ticket), snapshot, at)?;
     enter_timeline(connection, reading)?;
-    follow_agreements(connection, reading)?;
+    follow_subscriptions(connection, reading)?;
     Ok(Mirrored::Written(before))
 }
 
@@ -199,11 +199,11 @@ fn enter_timeline(connection: &Connection, reading: &MirrorReading) -> Result<()
     timelines::insert_entry(connection, &entry)
 }
 
-/// Ends or suspends agreements as what was read of their subscription says.
-fn follow_agreements(connection: &Connection, reading: &MirrorReading) -> Result<()> {
+/// Ends or suspends subscription records as what was read of their subscription says.
+fn follow_subscriptions(connection: &Connection, reading: &MirrorReading) -> Result<()> {
     let MirrorReading { name, ticket, snapshot, read_at } = reading;
     let Snapshot::Subscription(state) = snapshot else { return Ok(()) };
-    // An id that no agreement could name has none.
+    // An id that no subscription record could name has none.
     let Ok(subscription) = SubscriptionId::parse(&name.id) else { return Ok(()) };
     let reading = SubscriptionReading { state, version: *ticket, read_at: *read_at };
     sagas::follow_reading(connection, &subscription, &reading)

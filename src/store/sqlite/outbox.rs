@@ -7,28 +7,28 @@
 use super::push_rows::{get, moment};
 use super::statements::Statements;
 use super::{SqliteStore, corrupt};
-use crate::rules::alert::{NewNotice, Untold};
+use crate::rules::alert::{NewNotice, Unsent};
+use crate::rules::change::CHANGES_DESTINATION;
 use crate::rules::ids::{TenantId, TenantNo};
-use crate::rules::message::CHANGES_DESTINATION;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
-use crate::store::outbox::{ClaimedMessage, Message, NewMessage, Outbox, Queue, SendOutcome};
+use crate::store::outbox::{ClaimedMessage, FeedChange, Message, Outbox, Queue, SendOutcome};
 use async_trait::async_trait;
 use rusqlite::{Connection, Row, params};
 
 #[async_trait]
 impl Outbox for SqliteStore {
-    async fn record_messages(&self, messages: Vec<NewMessage>, at: Timestamp) -> Result<usize> {
+    async fn publish_changes(&self, messages: Vec<FeedChange>, at: Timestamp) -> Result<usize> {
         self.write(move |writer| {
             let tenants = tenants_of(&messages);
             writer.write_for_all(&tenants, at, |connection, numbers| {
-                write_messages(connection, &messages, numbers, at)
+                append_changes(connection, &messages, numbers, at)
             })
         })
         .await
     }
 
-    async fn list_messages(
+    async fn list_changes(
         &self,
         tenant: Option<&TenantId>,
         after: u64,
@@ -42,8 +42,8 @@ impl Outbox for SqliteStore {
             },
         };
         self.read(move |_, connection| match tenant {
-            Some(tenant) => list_messages_of(connection, tenant, after, limit),
-            None => list_messages(connection, after, limit),
+            Some(tenant) => list_changes_of(connection, tenant, after, limit),
+            None => list_changes(connection, after, limit),
         })
         .await
     }
@@ -85,15 +85,15 @@ impl Outbox for SqliteStore {
 }
 
 /// Those that messages name, in the order of the messages.
-pub fn tenants_of(messages: &[NewMessage]) -> Vec<&TenantId> {
+pub fn tenants_of(messages: &[FeedChange]) -> Vec<&TenantId> {
     messages.iter().filter_map(|message| message.tenant.as_ref()).collect()
 }
 
 /// Writes messages inside the caller's transaction; `tenants` are the numbers of [`tenants_of`].
 /// Returns how many were new.
-pub fn write_messages(
+pub fn append_changes(
     connection: &Connection,
-    messages: &[NewMessage],
+    messages: &[FeedChange],
     tenants: &[TenantNo],
     at: Timestamp,
 ) -> Result<usize> {
@@ -101,22 +101,22 @@ pub fn write_messages(
     let mut written = 0;
     for message in messages {
         let tenant = message.tenant.as_ref().and_then(|_| numbers.next());
-        written += usize::from(write_message(connection, message, tenant, at)?);
+        written += usize::from(append_change(connection, message, tenant, at)?);
     }
     Ok(written)
 }
 
-/// Writes a message inside the caller's transaction; false if it stands.
-pub fn write_message(
+/// Writes a message inside the caller's transaction; false if it exists.
+pub fn append_change(
     connection: &Connection,
-    message: &NewMessage,
+    message: &FeedChange,
     tenant: Option<TenantNo>,
     at: Timestamp,
 ) -> Result<bool> {
-    let NewMessage { kind, payload, .. } = message;
+    let FeedChange { kind, payload, .. } = message;
     let (to, tenant) = (CHANGES_DESTINATION, tenant.map(|tenant| tenant.0));
     let written = connection.run(
-        "-- write_message
+        "-- append_change
          INSERT INTO outbox (id, queue, destination, kind, tenant_no, payload, at, state,
                              attempts, due_at, fence)
          VALUES (?1, 'changes', ?2, ?3, ?4, ?5, ?6, 'waiting', 0, ?6, 0)
@@ -142,7 +142,7 @@ pub fn write_notices(connection: &Connection, notices: &[NewNotice], at: Timesta
 }
 
 /// Gives up the openings of an alert that still wait.
-pub fn give_up_openings(connection: &Connection, alert: u64, at: Timestamp) -> Result<Vec<Untold>> {
+pub fn give_up_openings(connection: &Connection, alert: u64, at: Timestamp) -> Result<Vec<Unsent>> {
     let waiting = connection.read_all(
         "-- give_up_openings
          SELECT destination, attempts, leased_until FROM outbox
@@ -151,23 +151,23 @@ pub fn give_up_openings(connection: &Connection, alert: u64, at: Timestamp) -> R
         |row| {
             let until: Option<i64> = row.get(2)?;
             let leased_until = until.map(Timestamp::from_micros);
-            Ok(Untold { alert, destination: row.get(0)?, attempts: row.get(1)?, leased_until })
+            Ok(Unsent { alert, destination: row.get(0)?, attempts: row.get(1)?, leased_until })
         },
     )?;
     connection.run(
         "-- give_up_openings
          UPDATE outbox SET state = 'given_up', settled_at = ?, leased_until = NULL,
-             detail = 'the alert was over before it was told'
+             detail = 'the alert ended before it was sent'
          WHERE alert_no = ? AND kind = 'opened' AND state = 'waiting'",
         params![at.micros(), alert],
     )?;
     Ok(waiting)
 }
 
-fn list_messages(connection: &Connection, after: u64, limit: usize) -> Result<Vec<Message>> {
+fn list_changes(connection: &Connection, after: u64, limit: usize) -> Result<Vec<Message>> {
     let (after, limit) = (number(after), i64::try_from(limit).unwrap_or(i64::MAX));
     connection.read_all(
-        "-- list_messages
+        "-- list_changes
          SELECT message_no, id, destination, kind, tenant, payload, at
          FROM outbox LEFT JOIN tenants ON tenants.tenant_no = outbox.tenant_no
          WHERE queue = 'changes' AND message_no > ? ORDER BY message_no LIMIT ?",
@@ -176,7 +176,7 @@ fn list_messages(connection: &Connection, after: u64, limit: usize) -> Result<Ve
     )
 }
 
-fn list_messages_of(
+fn list_changes_of(
     connection: &Connection,
     tenant: TenantNo,
     after: u64,
@@ -184,7 +184,7 @@ fn list_messages_of(
 ) -> Result<Vec<Message>> {
     let (after, limit) = (number(after), i64::try_from(limit).unwrap_or(i64::MAX));
     connection.read_all(
-        "-- list_messages_of
+        "-- list_changes_of
          SELECT message_no, id, destination, kind, tenant, payload, at
          FROM outbox JOIN tenants ON tenants.tenant_no = outbox.tenant_no
          WHERE outbox.tenant_no = ? AND message_no > ? ORDER BY message_no LIMIT ?",

@@ -21,7 +21,6 @@ use super::window_pushes::{customer_of_window, read_window_pushes};
 use super::writer::Writer;
 use super::{SqliteStore, corrupt, epochs, sql_error, unbilled, waiting};
 use crate::faults::planted;
-use crate::rules::delivery::Next;
 use crate::rules::ids::{CustomerId, MeterNo, TenantNo};
 use crate::rules::push::{CutState, NewPush, StoredPush};
 use crate::rules::quantity::Quantity;
@@ -29,6 +28,7 @@ use crate::rules::settlement::{
     Change, Replacing, Ruled, Settled, Then, is_current, plan_attempt, plan_discard,
     plan_overtaking, plan_replacing, plan_retry, plan_settlement, rests_on_window,
 };
+use crate::rules::submission::Next;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::Result;

@@ -105,7 +105,7 @@ impl Quotes for SqliteStore {
 fn put_tax_rate(connection: &Connection, rate: &TaxRate, at: Timestamp) -> Result<RatePut> {
     let others = rates_of_name(connection, &rate.jurisdiction, &rate.name)?;
     if others.contains(rate) {
-        return Ok(RatePut::Stands);
+        return Ok(RatePut::Unchanged);
     }
     if let Some(other) = others.into_iter().find(|other| other.overlaps(rate)) {
         return Ok(RatePut::Overlaps(other));
@@ -185,7 +185,7 @@ fn decode_rate(row: &Row<'_>) -> Result<TaxRate> {
 fn put_coupon(connection: &Connection, coupon: &Coupon, at: Timestamp) -> Result<CouponPut> {
     if let Some(standing) = find_coupon(connection, &coupon.code)? {
         let same = standing == *coupon;
-        return Ok(if same { CouponPut::Stands } else { CouponPut::Refused(standing) });
+        return Ok(if same { CouponPut::Unchanged } else { CouponPut::Refused(standing) });
     }
     let text = serde_json::to_string(coupon)
         .map_err(|error| Error::Internal { what: error.to_string() })?;

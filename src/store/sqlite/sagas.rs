@@ -1,31 +1,31 @@
-//! Sagas with their logs; holds and agreements beside them.
+//! Sagas with their logs; holds and subscription records beside them.
 //!
 //! Invariant: lines are written under the saga's current fence only, while it is leased, and with
 //! the saga's new standing in one transaction. A tenant has one open saga at most: by what is
 //! looked at before, and by a unique index. A crash leaves a saga with its last line and a lease
 //! that ends.
 
-mod agreements;
 mod holds;
+mod subscriptions;
 
-pub use agreements::{follow_reading, read_terms};
+pub use subscriptions::{follow_reading, read_terms};
 
-use super::outbox::{tenants_of, write_messages};
+use super::outbox::{append_changes, tenants_of};
 use super::push_rows::{get, moment};
 use super::statements::Statements;
 use super::{SqliteStore, corrupt, damaged, push_listing};
 use crate::rules::ids::{OnceKey, SubscriptionId, TenantId, TenantNo};
 use crate::rules::plan::Plan;
-use crate::rules::saga::lifecycle::{RevivedSaga, answer_begun, plan_begin, plan_revival};
+use crate::rules::saga::lifecycle::{ResumedSaga, answer_begun, plan_begin, plan_resume};
 use crate::rules::saga::{LogLine, Mark, Saga, SagaKind, SagaState};
 use crate::rules::stamp::first_charged;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::idempotency::Completing;
-use crate::store::outbox::NewMessage;
+use crate::store::outbox::FeedChange;
 use crate::store::push::SubmittedWindow;
 use crate::store::saga::{
-    Agreement, Begun, ClaimedSaga, NewSaga, Revived, SagaQuery, Sagas, Standing,
+    Begun, ClaimedSaga, NewSaga, Resumed, SagaProgress, SagaQuery, Sagas, SubscriptionRecord,
 };
 use async_trait::async_trait;
 use rusqlite::{Connection, Params, Row, params};
@@ -71,17 +71,17 @@ impl Sagas for SqliteStore {
         &self,
         claim: (u64, u64),
         lines: Vec<LogLine>,
-        standing: Standing,
-        messages: Vec<NewMessage>,
+        standing: SagaProgress,
+        changes: Vec<FeedChange>,
         at: Timestamp,
     ) -> Result<bool> {
         self.write(move |writer| {
-            let tenants = tenants_of(&messages);
+            let tenants = tenants_of(&changes);
             writer.write_for_all(&tenants, at, |connection, numbers| {
                 let current = move_saga(connection, claim, &standing, at)?;
                 if current {
                     append_lines(connection, claim.0, &lines)?;
-                    write_messages(connection, &messages, numbers, at)?;
+                    append_changes(connection, &changes, numbers, at)?;
                 }
                 Ok(current)
             })
@@ -102,9 +102,9 @@ impl Sagas for SqliteStore {
         self.read(move |_, connection| list_sagas(connection, &query)).await
     }
 
-    async fn revive_saga(&self, id: &str, at: Timestamp) -> Result<Revived> {
+    async fn resume_saga(&self, id: &str, at: Timestamp) -> Result<Resumed> {
         let id = id.to_owned();
-        self.write(move |writer| writer.write(|c| revive_saga(c, &id, at))).await
+        self.write(move |writer| writer.write(|c| resume_saga(c, &id, at))).await
     }
 
     async fn put_hold(&self, claim: (u64, u64), from: Timestamp, at: Timestamp) -> Result<bool> {
@@ -132,10 +132,10 @@ impl Sagas for SqliteStore {
         self.read(move |_, c| push_listing::list_unconfirmed_before(c, tenant, before, limit)).await
     }
 
-    async fn record_agreement(&self, agreement: Agreement) -> Result<()> {
+    async fn record_subscription(&self, record: SubscriptionRecord) -> Result<()> {
         self.write(move |writer| {
-            writer.write_for(&agreement.tenant, agreement.began_at, |connection, tenant| {
-                agreements::record_agreement(connection, tenant, &agreement)
+            writer.write_for(&record.tenant, record.began_at, |connection, tenant| {
+                subscriptions::record_subscription(connection, tenant, &record)
             })
         })
         .await
@@ -145,7 +145,7 @@ impl Sagas for SqliteStore {
         let saga = saga.to_owned();
         self.write(move |writer| {
             writer.write(|connection| {
-                agreements::charge_from(connection, &saga, at)?;
+                subscriptions::charge_from(connection, &saga, at)?;
                 holds::stamp_held(connection, &saga, first_charged(at))
             })
         })
@@ -154,32 +154,46 @@ impl Sagas for SqliteStore {
 
     async fn set_access(&self, saga: &str, access: bool) -> Result<()> {
         let saga = saga.to_owned();
-        self.write(move |writer| writer.write(|c| agreements::set_access(c, &saga, access))).await
-    }
-
-    async fn withdraw_agreement(&self, saga: &str) -> Result<()> {
-        let saga = saga.to_owned();
-        self.write(move |writer| writer.write(|c| agreements::withdraw_agreement(c, &saga))).await
-    }
-
-    async fn end_agreement(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()> {
-        let subscription = subscription.clone();
-        self.write(move |writer| writer.write(|c| agreements::end_agreement(c, &subscription, at)))
+        self.write(move |writer| writer.write(|c| subscriptions::set_access(c, &saga, access)))
             .await
     }
 
-    async fn find_agreement(&self, subscription: &SubscriptionId) -> Result<Option<Agreement>> {
-        let subscription = subscription.clone();
-        self.read(move |_, connection| agreements::find_agreement(connection, &subscription)).await
+    async fn withdraw_subscription(&self, saga: &str) -> Result<()> {
+        let saga = saga.to_owned();
+        self.write(move |writer| writer.write(|c| subscriptions::withdraw_subscription(c, &saga)))
+            .await
     }
 
-    async fn list_agreements(&self, tenant: &TenantId, limit: usize) -> Result<Vec<Agreement>> {
+    async fn end_subscription(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()> {
+        let subscription = subscription.clone();
+        self.write(move |writer| {
+            writer.write(|c| subscriptions::end_subscription(c, &subscription, at))
+        })
+        .await
+    }
+
+    async fn find_subscription_record(
+        &self,
+        subscription: &SubscriptionId,
+    ) -> Result<Option<SubscriptionRecord>> {
+        let subscription = subscription.clone();
+        self.read(move |_, connection| {
+            subscriptions::find_subscription_record(connection, &subscription)
+        })
+        .await
+    }
+
+    async fn list_subscription_records(
+        &self,
+        tenant: &TenantId,
+        limit: usize,
+    ) -> Result<Vec<SubscriptionRecord>> {
         let tenant = tenant.clone();
         self.read(move |shared, connection| {
             let Some(number) = shared.read_memory().tenants.find(&tenant) else {
                 return Ok(Vec::new());
             };
-            agreements::list_agreements(connection, (number, &tenant), limit)
+            subscriptions::list_subscription_records(connection, (number, &tenant), limit)
         })
         .await
     }
@@ -256,10 +270,10 @@ fn lease(connection: &Connection, number: u64, until: Timestamp) -> Result<Claim
 fn move_saga(
     connection: &Connection,
     (number, fence): (u64, u64),
-    standing: &Standing,
+    standing: &SagaProgress,
     at: Timestamp,
 ) -> Result<bool> {
-    let Standing { state, tries, due_at, detail, lease_until } = standing;
+    let SagaProgress { state, tries, due_at, detail, lease_until } = standing;
     let (due_at, until) = (due_at.micros(), lease_until.map(Timestamp::micros));
     let (state, at) = (state.name(), at.micros());
     let moved = connection.run(
@@ -296,18 +310,18 @@ fn append_lines(connection: &Connection, saga: u64, lines: &[LogLine]) -> Result
     Ok(())
 }
 
-fn revive_saga(connection: &Connection, id: &str, at: Timestamp) -> Result<Revived> {
-    let Some((saga, log)) = find_with_log(connection, id)? else { return Ok(Revived::NotFound) };
+fn resume_saga(connection: &Connection, id: &str, at: Timestamp) -> Result<Resumed> {
+    let Some((saga, log)) = find_with_log(connection, id)? else { return Ok(Resumed::NotFound) };
     let other = find_other_open(connection, &saga)?;
     let fence = read_fence(connection, saga.number)?;
-    let revived = match plan_revival(ClaimedSaga { saga, fence, log }, other, at)? {
-        Plan::Write(revived) => revived,
+    let resumed = match plan_resume(ClaimedSaga { saga, fence, log }, other, at)? {
+        Plan::Write(resumed) => resumed,
         Plan::Answer(answer) => return Ok(answer),
     };
-    let RevivedSaga { saga, fence_before, fence, line } = revived;
+    let ResumedSaga { saga, fence_before, fence, line } = resumed;
     let written = connection
         .prepare_cached(
-            "-- revive_saga
+            "-- resume_saga
              UPDATE sagas SET state = ?3, generation = ?4, tries = ?5, due_at = ?6, detail = ?7,
                  leased_until = NULL, fence = ?8, state_at = ?9
              WHERE saga_no = ?1 AND fence = ?2",
@@ -332,7 +346,7 @@ fn revive_saga(connection: &Connection, id: &str, at: Timestamp) -> Result<Reviv
         return Err(corrupt("sagas row locked by this transaction"));
     }
     append_lines(connection, saga.number, &[line])?;
-    Ok(Revived::Done(saga))
+    Ok(Resumed::Done(saga))
 }
 
 fn read_fence(connection: &Connection, saga: u64) -> Result<u64> {

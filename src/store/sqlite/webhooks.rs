@@ -119,7 +119,7 @@ fn insert_webhook(connection: &Connection, receipt: &WebhookReceipt) -> Result<u
     };
     connection.run("-- insert_webhook
              INSERT INTO webhooks (event_id, event_type, object_kind, object_id, ticket, source,
-                 status, created_at, received_at, waiting_since, settled_at, deliveries, told, payload)
+                 status, created_at, received_at, waiting_since, settled_at, deliveries, shown, payload)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9, ?10, ?11, ?12, ?13)", params![
                 facts.event_id,
                 facts.event_type,
@@ -263,15 +263,15 @@ pub fn settle_waiting(
     let asked = params![name.kind.name(), name.id, ticket];
     let waiting: Vec<(u64, Option<String>)> = connection.read_all(
         "-- settle_waiting
-         SELECT webhook_no, told FROM webhooks
+         SELECT webhook_no, shown FROM webhooks
          WHERE status = 'waiting' AND object_kind = ? AND object_id = ? AND ticket <= ?",
         asked,
         |row| Ok((row.get(0)?, row.get(1)?)),
     )?;
-    for (number, told) in waiting {
-        let told = told
-            .map(|text| Snapshot::from_json(&text).ok_or_else(|| damaged("webhooks.told", &text)));
-        let status = judge_webhook(told.transpose()?.as_ref(), read);
+    for (number, shown) in waiting {
+        let shown = shown
+            .map(|text| Snapshot::from_json(&text).ok_or_else(|| damaged("webhooks.shown", &text)));
+        let status = judge_webhook(shown.transpose()?.as_ref(), read);
         connection.run(
             "-- settle_waiting
              UPDATE webhooks SET status = ?, settled_at = ?, detail = NULL

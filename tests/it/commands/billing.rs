@@ -143,7 +143,7 @@ async fn an_account_is_checked_and_set_up() {
     let account = Account::open();
     let (code, said) = account.run_stripe(&["check"]);
     assert_eq!(code, Some(4), "{said}");
-    assert!(said.contains("sandbox or test") && said.contains("1 to mend"), "{said}");
+    assert!(said.contains("sandbox or test") && said.contains("1 to fix"), "{said}");
     assert!(said.contains("counterfoil stripe setup --apply creates it"), "{said}");
     let (code, said) = account.run_stripe(&["setup", "--dry-run"]);
     assert!(code == Some(0) && said.contains("would be created"), "{said}");

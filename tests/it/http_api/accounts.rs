@@ -56,7 +56,7 @@ pub async fn names_and_units_are_checked(ground: Ground) {
     for name in ["credits.eur.issued", "credits.", "credits.anything"] {
         let path = format!("/v1/tenants/acme/accounts/{name}");
         server.put(&path, r#"{"unit":"eur"}"#).await.problem(422, "account_reserved");
-        server.get(&path).await.problem(404, "account_unknown");
+        server.get(&path).await.problem(404, "unknown_account");
     }
     let accounts = "/v1/tenants/acme/accounts";
     for (path, body, status, code) in [
@@ -91,8 +91,8 @@ pub async fn what_does_not_add_up_is_refused_whole(ground: Ground) {
         (vec![("wallet", "25"), ("points", "-25")], "entry_unbalanced"),
         (vec![("wallet", "0.000000000001"), ("payments", "-0.000000000002")], "entry_unbalanced"),
         (vec![("wallet", "-1"), ("payments", "1")], "balance_too_low"),
-        (vec![("wallet", "25"), ("nobody", "-25")], "account_unknown"),
-        (vec![("wallet", "25"), ("theirs", "-25")], "account_unknown"),
+        (vec![("wallet", "25"), ("nobody", "-25")], "unknown_account"),
+        (vec![("wallet", "25"), ("theirs", "-25")], "unknown_account"),
         (vec![("wallet", "25"), ("wallet", "-25")], "account_repeated"),
         (vec![("wallet", "0"), ("payments", "0")], "amount_zero"),
         (vec![("wallet", "25")], "invalid_postings"),
@@ -218,7 +218,7 @@ pub async fn a_statement_is_read_page_by_page(ground: Ground) {
         server.get(&format!("{path}?{query}")).await.problem(400, "invalid_query");
     }
     let unknown = "/v1/tenants/acme/accounts/nobody/statement";
-    server.get(unknown).await.problem(404, "account_unknown");
+    server.get(unknown).await.problem(404, "unknown_account");
 }
 
 pub async fn accounts_are_listed_by_name(ground: Ground) {
@@ -244,9 +244,9 @@ pub async fn an_entry_is_found_by_its_key(ground: Ground) {
     assert_eq!(written.json()["key"], key);
     let path = format!("{ENTRIES}/order%2F42%3Fx=%2541");
     assert_eq!(server.get(&path).await.body, written.body);
-    server.get(&format!("{ENTRIES}/nothing")).await.problem(404, "entry_unknown");
+    server.get(&format!("{ENTRIES}/nothing")).await.problem(404, "unknown_entry");
     let other = "/v1/tenants/globex/entries/order%2F42%3Fx=%2541";
-    server.get(other).await.problem(404, "entry_unknown");
+    server.get(other).await.problem(404, "unknown_entry");
     server.get(&format!("{ENTRIES}/a%00b")).await.problem(400, "invalid_key");
 }
 
@@ -277,8 +277,8 @@ pub async fn who_may_look_and_who_may_write(ground: Ground) {
         let post = server.once_as(key, (Method::POST, ENTRIES), "k2", &body).await;
         post.problem(403, code);
     }
-    server.get(account).await.problem(404, "account_unknown");
-    server.get(&format!("{ENTRIES}/k2")).await.problem(404, "entry_unknown");
+    server.get(account).await.problem(404, "unknown_account");
+    server.get(&format!("{ENTRIES}/k2")).await.problem(404, "unknown_entry");
     server.faults.set_down(true);
     for path in reads {
         let path = format!("/v1/tenants/acme/{path}");

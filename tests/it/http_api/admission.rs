@@ -365,12 +365,12 @@ pub async fn a_bound_key_cannot_try_coupons_at_will(ground: Ground) {
         let answer = server.once_as(&bound, (Method::POST, path), "q1", body).await;
         codes.push(answer.json()["code"].as_str().unwrap().to_owned());
     }
-    assert_eq!(codes[0], "coupon_unknown", "the key stays unused");
+    assert_eq!(codes[0], "unknown_coupon", "the key stays unused");
     assert!(codes.contains(&"rate_limited".to_owned()), "{codes:?}");
     // Who may list them may try them.
     for _ in 0..50 {
         let answer = server.once(path, "q2", body).await;
-        answer.problem(422, "coupon_unknown");
+        answer.problem(422, "unknown_coupon");
     }
 }
 

@@ -24,8 +24,8 @@ async fn pool(server: &Server) -> Value {
     server.get("/v1/tenants/acme/credits").await.json()["pools"][0].clone()
 }
 
-async fn take_back(server: &Server, grant: u64, key: &str, body: &str) -> Answer {
-    server.once(&format!("/v1/tenants/acme/grants/{grant}/take-back"), key, body).await
+async fn void_grant(server: &Server, grant: u64, key: &str, body: &str) -> Answer {
+    server.once(&format!("/v1/tenants/acme/grants/{grant}/void"), key, body).await
 }
 
 async fn expire(server: &Server) -> usize {
@@ -52,16 +52,16 @@ pub async fn balance_read_while_a_cut_draws_does_not_overstate(ground: Ground) {
     assert_eq!(pool(&server).await["available"], "20");
 }
 
-pub async fn take_back_leaves_what_uncut_usage_will_draw(ground: Ground) {
+pub async fn void_leaves_what_uncut_usage_will_draw(ground: Ground) {
     let server = billing(ground).await;
     let grant = issue(&server, "acme", "a", &purchased("100")).await;
     usage(&server, ("acme", "calls"), "80", "2026-11-15T11:59:00Z").await;
-    let problem = take_back(&server, grant, "t1", r#"{"amount":"21"}"#).await;
+    let problem = void_grant(&server, grant, "t1", r#"{"amount":"21"}"#).await;
     let problem = problem.problem(422, "too_little_left");
     assert!(problem["detail"].as_str().unwrap().starts_with("20 is left"), "{problem}");
-    let rest = take_back(&server, grant, "t2", "{}").await.json();
+    let rest = void_grant(&server, grant, "t2", "{}").await.json();
     assert_eq!((&rest["amount"], &rest["remaining"]), (&"20".into(), &"80".into()));
-    take_back(&server, grant, "t3", "{}").await.problem(422, "too_little_left");
+    void_grant(&server, grant, "t3", "{}").await.problem(422, "too_little_left");
     server.clock.advance(24 * MICROS_PER_HOUR);
     cut(&server).await;
     let pushes = server.get("/v1/pushes").await.json();

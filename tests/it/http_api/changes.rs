@@ -50,7 +50,7 @@ pub async fn all_that_happens_to_credits_is_told_in_its_order(ground: Ground) {
     short["expires_at"] = "2026-11-15T06:00:00Z".into();
     issue(&server, "acme", "b", &short).await;
     let taken = issue(&server, "acme", "c", &grant("6")).await;
-    let path = format!("/v1/tenants/acme/grants/{taken}/take-back");
+    let path = format!("/v1/tenants/acme/grants/{taken}/void");
     assert_eq!(server.once(&path, "t", r#"{"amount":"6"}"#).await.status, 200);
     usage(&server, ("acme", "calls"), "9", "2026-11-15T07:30:00Z").await;
     cut(&server).await;
@@ -65,7 +65,7 @@ pub async fn all_that_happens_to_credits_is_told_in_its_order(ground: Ground) {
             "credits.issued",
             "credits.issued",
             "credits.issued",
-            "credits.taken_back",
+            "credits.voided",
             "credits.exhausted",
             "credits.expired"
         ]
@@ -76,7 +76,7 @@ pub async fn all_that_happens_to_credits_is_told_in_its_order(ground: Ground) {
     assert_eq!(ids.len(), 6);
     assert_eq!(told[4]["data"]["grant"], used_up, "{}", told[4]);
     insta::assert_snapshot!(told[0], @r#"{"at":"2026-11-15T12:00:00Z","data":{"amount":"4","at":"2026-11-15T12:00:00Z","grant":1,"kind":"issued","remaining":"4","tenant":"acme","unit":"eur"},"id":"msg_ba88c24835654e85da3ddc8a","kind":"credits.issued","number":1,"tenant":"acme"}"#);
-    insta::assert_snapshot!(told[3], @r#"{"at":"2026-11-15T12:00:00Z","data":{"amount":"6","at":"2026-11-15T12:00:00Z","grant":3,"kind":"voided","remaining":"0","tenant":"acme","unit":"eur"},"id":"msg_1a8d62b02d2321d606773cc4","kind":"credits.taken_back","number":4,"tenant":"acme"}"#);
+    insta::assert_snapshot!(told[3], @r#"{"at":"2026-11-15T12:00:00Z","data":{"amount":"6","at":"2026-11-15T12:00:00Z","grant":3,"kind":"voided","remaining":"0","tenant":"acme","unit":"eur"},"id":"msg_1a8d62b02d2321d606773cc4","kind":"credits.voided","number":4,"tenant":"acme"}"#);
     insta::assert_snapshot!(told[5], @r#"{"at":"2026-11-17T12:00:00Z","data":{"amount":"5","at":"2026-11-17T12:00:00Z","grant":2,"kind":"expired","remaining":"0","tenant":"acme","unit":"eur"},"id":"msg_a14c10088498ccc24560ee56","kind":"credits.expired","number":6,"tenant":"acme"}"#);
     // Told once, however often it is looked at.
     cut(&server).await;
@@ -332,7 +332,7 @@ pub async fn each_stage_of_dunning_is_told_once(ground: Ground) {
 }
 
 /// Messages are removed after a month; an invoice may be owed for longer.
-pub async fn dunning_is_not_told_again_when_its_messages_are_gone(ground: Ground) {
+pub async fn dunning_is_not_published_again_when_its_changes_are_gone(ground: Ground) {
     let (server, dunner) = dunned(ground).await;
     invoice(&server, "in_1", "open", 4, None).await;
     assert_eq!(dunner.pass().await.unwrap(), 1);

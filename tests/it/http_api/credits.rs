@@ -1,4 +1,4 @@
-//! Credits as the interface shows them: issued, drawn by cuts, taken back, expired; balances
+//! Credits as the interface shows them: issued, drawn by cuts, voided, expired; balances
 //! between cuts, and what quotas leave.
 
 use super::idempotency::check_replay;
@@ -269,7 +269,7 @@ pub async fn a_tenant_has_so_many_grants_and_no_more(ground: Ground) {
     }
     let all: Vec<Value> = (0..100).map(|number| format!("g{number}").into()).collect();
     assert_eq!((found, after.as_str()), (all, "&after=null"));
-    let path = format!("{GRANTS}/{}/take-back", server.get(GRANTS).await.json()["grants"][3]["id"]);
+    let path = format!("{GRANTS}/{}/void", server.get(GRANTS).await.json()["grants"][3]["id"]);
     assert_eq!(server.once(&path, "t", "{}").await.status, 200);
     let live = server.get(&format!("{GRANTS}?live=true&limit=1000")).await.json();
     assert_eq!(live["grants"].as_array().unwrap().len(), 99);
@@ -285,13 +285,13 @@ pub async fn a_tenant_has_so_many_grants_and_no_more(ground: Ground) {
     assert_eq!((none.status, &none.json()["changes"]), (200, &json!([])), "{}", none.body);
 }
 
-pub async fn what_is_left_is_taken_back(ground: Ground) {
+pub async fn what_is_left_is_voided(ground: Ground) {
     let server = billing(ground).await;
     let rates = json!({"calls": "1"});
     let bought = issue(&server, "acme", "a", &spec("purchased", "100", rates.clone())).await;
     let gift = issue(&server, "acme", "b", &spec("granted", "7", rates.clone())).await;
     let take = async |grant: u64, key: &str, body: &str| {
-        server.once(&format!("{GRANTS}/{grant}/take-back"), key, body).await
+        server.once(&format!("{GRANTS}/{grant}/void"), key, body).await
     };
     let part = take(bought, "t1", r#"{"amount":"40","memo":"half of it"}"#).await;
     insta::assert_snapshot!(part.show(), @r#"200 {"number":3,"grant":1,"kind":"refunded","amount":"40","remaining":"60","covered":null,"memo":"half of it","at":"2026-11-15T12:00:00Z"}"#);
@@ -309,14 +309,14 @@ pub async fn what_is_left_is_taken_back(ground: Ground) {
         take(bought, &format!("t3-{code}-{}", body.len()), body).await.problem(422, code);
     }
     for unknown in [0, 99, u64::MAX] {
-        take(unknown, "t4", "{}").await.problem(404, "grant_unknown");
+        take(unknown, "t4", "{}").await.problem(404, "unknown_grant");
         server.clock.advance(2 * MICROS_PER_HOUR);
         server.sweep().await;
     }
-    let path = format!("{GRANTS}/x/take-back");
-    server.once(&path, "t5", "{}").await.problem(404, "grant_unknown");
-    let other = format!("/v1/tenants/globex/grants/{bought}/take-back");
-    server.once(&other, "t6", "{}").await.problem(404, "grant_unknown");
+    let path = format!("{GRANTS}/x/void");
+    server.once(&path, "t5", "{}").await.problem(404, "unknown_grant");
+    let other = format!("/v1/tenants/globex/grants/{bought}/void");
+    server.once(&other, "t6", "{}").await.problem(404, "unknown_grant");
     // All that is left, once; then there is nothing more.
     let rest = take(bought, "t7", "{}").await.json();
     assert_eq!((&rest["amount"], &rest["remaining"]), (&"60".into(), &"0".into()));
@@ -340,7 +340,7 @@ pub async fn what_is_left_is_taken_back(ground: Ground) {
     check_explained(&server, "acme").await;
     let told = server.get("/v1/changes").await.json();
     let taken = told["changes"].as_array().unwrap().iter();
-    assert_eq!(taken.filter(|change| change["kind"] == "credits.taken_back").count(), 3);
+    assert_eq!(taken.filter(|change| change["kind"] == "credits.voided").count(), 3);
 }
 
 pub async fn credits_cover_first_and_the_rest_is_pushed(ground: Ground) {
@@ -534,14 +534,14 @@ pub async fn a_balance_holds_usage_of_this_moment(ground: Ground) {
     usage(&server, ("acme", "free"), "1000", "2026-11-15T12:00:00Z").await;
     insta::assert_snapshot!(credits().await, @r#"200 {"pools":[{"unit":"eur","pool":"granted","remaining":"10","pending":"1.500001","available":"8.499999"},{"unit":"eur","pool":"purchased","remaining":"5","pending":"0","available":"0"}]}"#);
     assert_eq!(changes(&server, "").await.len(), 2, "a look changes nothing");
-    let allowance = server.get("/v1/tenants/acme/allowance/calls").await;
+    let allowance = server.get("/v1/tenants/acme/entitlements/calls").await;
     insta::assert_snapshot!(allowance.show(), @r#"200 {"meter":"calls","known":true,"allowed":true,"quotas":[],"covered":"16.999998"}"#);
     // Nothing is there, nothing was promised.
     let nobody = server.get("/v1/tenants/nobody/credits").await;
     assert_eq!((nobody.status, nobody.json()), (200, json!({"pools": []})));
 }
 
-pub async fn an_allowance_is_exact_after_every_event(ground: Ground) {
+pub async fn an_entitlement_is_exact_after_every_event(ground: Ground) {
     let server = billing(ground).await;
     for (period, limit) in [("day", "1"), ("month", "2.5")] {
         let quota = json!({
@@ -556,7 +556,7 @@ pub async fn an_allowance_is_exact_after_every_event(ground: Ground) {
         });
         server.put("/v1/thresholds", &one.to_string()).await;
     }
-    let path = "/v1/tenants/acme/allowance/free";
+    let path = "/v1/tenants/acme/entitlements/free";
     let look = async || {
         let answer = server.get(path).await.json();
         let quotas = answer["quotas"].as_array().unwrap().clone();
@@ -588,12 +588,12 @@ pub async fn an_allowance_is_exact_after_every_event(ground: Ground) {
     assert_eq!(look().await, told(false, "0.7 of 0.3", "2.6 of 0"));
     server.clock.advance(15 * 24 * MICROS_PER_HOUR);
     assert_eq!(look().await, told(true, "0 of 1", "0 of 2.5"), "a new month");
-    let none = server.get("/v1/tenants/acme/allowance/calls").await.json();
+    let none = server.get("/v1/tenants/acme/entitlements/calls").await.json();
     assert_eq!(
         none,
         json!({"meter": "calls", "known": true, "allowed": true, "quotas": [], "covered": "0"})
     );
-    server.get("/v1/tenants/acme/allowance/nothing").await.problem(404, "unknown_meter");
+    server.get("/v1/tenants/acme/entitlements/nothing").await.problem(404, "unknown_meter");
 }
 
 pub async fn what_has_expired_is_taken_away_after_a_while(ground: Ground) {
@@ -637,7 +637,7 @@ pub async fn what_has_expired_is_taken_away_after_a_while(ground: Ground) {
     cut(&server).await;
     assert_eq!(pushed(&server, "calls").await, ["14"], "six of it were covered by the other");
     check_explained(&server, "acme").await;
-    let path = format!("{GRANTS}/{short}/take-back");
+    let path = format!("{GRANTS}/{short}/void");
     server.once(&path, "t", "{}").await.problem(422, "too_little_left");
 }
 
@@ -671,7 +671,7 @@ pub async fn who_may_look_and_who_may_give(ground: Ground) {
     let (own, bound) =
         (server.key("read", Some("acme")).await, server.key("operate", Some("acme")).await);
     let other = server.key("operate", Some("globex")).await;
-    let paths = ["grants", "credits", "credits/changes", "allowance/calls"];
+    let paths = ["grants", "credits", "credits/changes", "entitlements/calls"];
     let paths = paths.map(|path| format!("/v1/tenants/acme/{path}"));
     let get =
         async |path: &str, key: &str| -> Answer { server.call(Method::GET, path, key, "").await };
@@ -679,9 +679,9 @@ pub async fn who_may_look_and_who_may_give(ground: Ground) {
         assert_eq!(get(path, &own).await.status, 200, "{path}");
         get(path, &other).await.problem(403, "tenant_forbidden");
     }
-    let take_back = format!("{GRANTS}/{grant}/take-back");
+    let void_grant = format!("{GRANTS}/{grant}/void");
     for (key, code) in [(&own, "scope_missing"), (&bound, "tenant_forbidden")] {
-        for (path, body) in [(GRANTS, body.as_str()), (&take_back, "{}")] {
+        for (path, body) in [(GRANTS, body.as_str()), (&void_grant, "{}")] {
             server.once_as(key, (Method::POST, path), "k", body).await.problem(403, code);
         }
     }

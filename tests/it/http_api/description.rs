@@ -64,13 +64,13 @@ pub async fn every_reading_route_is_described_with_its_failures(ground: Ground) 
     get /v1/tenants/{tenant}/accounts/{account}/statement: 200 400 401 403 404 429 500 503
     get /v1/tenants/{tenant}/accounts/{account}: 200 400 401 403 404 429 500 503
     get /v1/tenants/{tenant}/accounts: 200 400 401 403 429 500 503
-    get /v1/tenants/{tenant}/agreements: 200 400 401 403 429 500 503
-    get /v1/tenants/{tenant}/allowance/{meter}: 200 400 401 403 404 422 429 500 503
     get /v1/tenants/{tenant}/credits/changes: 200 400 401 403 429 500 503
     get /v1/tenants/{tenant}/credits: 200 400 401 403 422 429 500 503
+    get /v1/tenants/{tenant}/entitlements/{meter}: 200 400 401 403 404 422 429 500 503
     get /v1/tenants/{tenant}/entries/{key}: 200 400 401 403 404 429 500 503
     get /v1/tenants/{tenant}/grants: 200 400 401 403 429 500 503
     get /v1/tenants/{tenant}/quotes/{key}: 200 400 401 403 404 429 500 503
+    get /v1/tenants/{tenant}/subscriptions: 200 400 401 403 429 500 503
     get /v1/tenants: 200 400 401 403 429 500 503
     get /v1/thresholds: 200 400 401 403 429 500 503
     get /v1/timeline: 200 400 401 403 429 500 503
@@ -93,9 +93,9 @@ pub async fn every_changing_route_is_described_with_its_failures(ground: Ground)
     post /v1/passes: 202 400 401 403 408 409 413 415 422 429 500 503
     post /v1/pushes/{push}/discard: 200 400 401 403 404 408 409 413 415 422 429 500 503
     post /v1/pushes/{push}/retry: 200 400 401 403 404 409 422 429 500 503
-    post /v1/sagas/{saga}/revive: 200 400 401 403 404 409 422 429 500 503
+    post /v1/sagas/{saga}/resume: 200 400 401 403 404 409 422 429 500 503
     post /v1/tenants/{tenant}/entries: 201 400 401 403 408 409 413 415 422 429 500 503
-    post /v1/tenants/{tenant}/grants/{grant}/take-back: 200 400 401 403 404 408 409 413 415 422 429 500 503
+    post /v1/tenants/{tenant}/grants/{grant}/void: 200 400 401 403 404 408 409 413 415 422 429 500 503
     post /v1/tenants/{tenant}/grants: 201 400 401 403 408 409 413 415 422 429 500 503
     post /v1/tenants/{tenant}/quotes: 200 400 401 403 408 409 413 415 422 429 500 503
     post /v1/tenants/{tenant}/subscriptions/{subscription}/cancel: 202 400 401 403 408 409 413 415 422 429 500 503

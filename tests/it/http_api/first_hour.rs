@@ -69,8 +69,8 @@ pub async fn unknown_tenants_are_said_to_be_unknown(ground: Ground) {
     let known = async |path: &str| server.get(path).await.json()["known"].clone();
     assert_eq!(known("/v1/usage?tenant=acme&meter=calls").await, true);
     assert_eq!(known("/v1/usage?tenant=acmee&meter=calls").await, false);
-    assert_eq!(known("/v1/tenants/acme/allowance/calls").await, true);
-    assert_eq!(known("/v1/tenants/acmee/allowance/calls").await, false);
+    assert_eq!(known("/v1/tenants/acme/entitlements/calls").await, true);
+    assert_eq!(known("/v1/tenants/acmee/entitlements/calls").await, false);
 }
 
 pub async fn blanks_around_a_tenant_are_refused(ground: Ground) {

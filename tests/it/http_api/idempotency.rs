@@ -89,7 +89,7 @@ pub async fn where_money_moves_a_key_is_required(ground: Ground) {
     let paths = [
         ENTRIES,
         "/v1/tenants/acme/grants",
-        "/v1/tenants/acme/grants/1/take-back",
+        "/v1/tenants/acme/grants/1/void",
         "/v1/tenants/acme/quotes",
         "/v1/tenants/acme/subscriptions",
         "/v1/tenants/acme/subscriptions/sub_1/plan",
@@ -172,7 +172,7 @@ pub async fn a_retry_gets_the_first_answer_byte_for_byte(ground: Ground) {
     // Refusals are final too, for their time: creating the account later changes nothing.
     let body = ENTRY.replace("payments", "refunds");
     let refused = server.once(ENTRIES, "k2", &body).await;
-    refused.problem(422, "account_unknown");
+    refused.problem(422, "unknown_account");
     server.put("/v1/tenants/acme/accounts/refunds", r#"{"unit":"eur"}"#).await;
     check_replay(&refused, &server.once(ENTRIES, "k2", &body).await);
     server.clock.advance(TWO_HOURS);
@@ -241,7 +241,7 @@ pub async fn a_refusal_for_another_tenant_is_no_answer_of_the_tenants_own(ground
         server.once_as(&globex, (Method::POST, &path), "q1", body).await
     };
     ask("acme").await.problem(403, "tenant_forbidden");
-    server.get("/v1/tenants/acme/quotes/q1").await.problem(404, "quote_unknown");
+    server.get("/v1/tenants/acme/quotes/q1").await.problem(404, "unknown_quote");
     assert_eq!(ask("globex").await.status, 200, "a refused caller leaves the key unused");
 }
 
@@ -576,7 +576,7 @@ pub async fn the_description_says_which_keys_are_needed(ground: Ground) {
     insta::assert_snapshot!(required.join("\n"), @r"
     post /v1/tenants/{tenant}/entries
     post /v1/tenants/{tenant}/grants
-    post /v1/tenants/{tenant}/grants/{grant}/take-back
+    post /v1/tenants/{tenant}/grants/{grant}/void
     post /v1/tenants/{tenant}/quotes
     post /v1/tenants/{tenant}/subscriptions
     post /v1/tenants/{tenant}/subscriptions/{subscription}/cancel

@@ -8,9 +8,9 @@ use counterfoil::jobs::push::PushJob;
 use counterfoil::jobs::watch::WatchJob;
 use counterfoil::provider::{Answer as Said, Limits, Provider, PushFacts, Request};
 use counterfoil::provider::{TotalsQuery, Unreadable};
-use counterfoil::rules::delivery::{Delivery, Horizons, Resend};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::span::Span;
+use counterfoil::rules::submission::{Horizons, Resend, SubmitOutcome};
 use counterfoil::rules::timestamp::MICROS_PER_HOUR;
 use counterfoil::rules::window::Window;
 use http::Method;
@@ -41,12 +41,12 @@ impl Provider for Scripted {
     }
     async fn send_push(&self, request: &Request) -> Said {
         let message = "no such customer".to_owned();
-        let delivery = match &*request.body {
-            b"1.5" => Delivery::Refused { message },
-            b"7" => Delivery::Unknown { message, resend: Resend::No, retry_after: None },
-            _ => Delivery::Accepted,
+        let outcome = match &*request.body {
+            b"1.5" => SubmitOutcome::Refused { message },
+            b"7" => SubmitOutcome::Unknown { message, resend: Resend::No, retry_after: None },
+            _ => SubmitOutcome::Accepted,
         };
-        Said { delivery, request_id: Some("req_1".into()) }
+        Said { outcome, request_id: Some("req_1".into()) }
     }
     async fn read_totals(&self, query: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable> {
         Ok(vec![Quantity::parse_stored("99").unwrap(); query.windows.len()])

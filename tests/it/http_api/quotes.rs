@@ -91,8 +91,8 @@ pub async fn a_quote_is_shown_whole(ground: Ground) {
     let answer = quote(&server, "q1", &asked).await;
     insta::assert_snapshot!(answer.show(), @r#"200 {"key":"q1","at":"2026-11-15T12:00:00Z","engine":"table","quote":{"discount":"1.11","gross":"10.78","lines":[{"amount":"10.05","discount":"1.01","gross":"9.81","id":"l0","net":"9.04","taxes":[{"amount":"0.36","jurisdiction":"us-ny","name":"state","percent":"4"},{"amount":"0.41","jurisdiction":"us-ny-nyc","name":"city","percent":"4.5"}]},{"amount":"0.99","discount":"0.1","gross":"0.97","id":"l1","net":"0.89","taxes":[{"amount":"0.04","jurisdiction":"us-ny","name":"state","percent":"4"},{"amount":"0.04","jurisdiction":"us-ny-nyc","name":"city","percent":"4.5"}]}],"net":"9.93","rounding":"half away from zero; each rate on each line, or, where prices hold their tax, the tax of each line","tax":"0.85"},"coupon":"TEN","coupon_refused":null}"#);
     assert_eq!(server.get(&format!("{QUOTES}/q1")).await.body, answer.body);
-    server.get(&format!("{QUOTES}/q2")).await.problem(404, "quote_unknown");
-    server.get("/v1/tenants/globex/quotes/q1").await.problem(404, "quote_unknown");
+    server.get(&format!("{QUOTES}/q2")).await.problem(404, "unknown_quote");
+    server.get("/v1/tenants/globex/quotes/q1").await.problem(404, "unknown_quote");
 }
 
 pub async fn the_place_and_the_moment_decide(ground: Ground) {
@@ -168,7 +168,7 @@ pub async fn what_cannot_be_quoted(ground: Ground) {
     }
     let long = "x".repeat(256);
     for (code, refusal) in [
-        ("NONE", "coupon_unknown"),
+        ("NONE", "unknown_coupon"),
         ("", "invalid_key"),
         ("a\u{0}b", "invalid_key"),
         (&long, "invalid_key"),
@@ -513,7 +513,7 @@ pub async fn an_engine_that_cannot_be_believed_is_tried_again(ground: Ground) {
         assert!(!answer.body.contains("canary") && !answer.body.contains("127.0.0.1"));
         assert_eq!(engine.calls().len(), count + 1, "{status} {body}");
     }
-    server.get(&format!("{QUOTES}/q1")).await.problem(404, "quote_unknown");
+    server.get(&format!("{QUOTES}/q1")).await.problem(404, "unknown_quote");
     // It says nothing for too long.
     engine.says(200, taxes("l0", "2.38"));
     engine.permits.forget_permits(usize::MAX);

@@ -231,7 +231,7 @@ pub async fn an_unknown_subscription_is_accepted(ground: Ground) {
         reason: Reason::OneSided,
         ledger: Quantity::ZERO,
         provider: Quantity::ZERO,
-        detail: "it has no agreement".into(),
+        detail: "it has no subscription record".into(),
     };
     let invoice = Observation { kind: FindingKind::Invoice, ..unknown.clone() };
     let opened = vec![FindingChange::Open(unknown), FindingChange::Open(invoice)];

@@ -3,7 +3,7 @@
 use crate::world::{Ground, Jobs, World, connect};
 use counterfoil::clock::Clock;
 use counterfoil::jobs::Job;
-use counterfoil::rules::delivery::{Class, PushState};
+use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, MICROS_PER_SECOND};
 
 const AHEAD: i64 = 27 * MICROS_PER_HOUR;

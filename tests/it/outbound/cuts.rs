@@ -2,8 +2,8 @@
 
 use crate::world::{CALLS, Ground, World, at};
 use counterfoil::jobs::Job;
-use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::quantity::Quantity;
+use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::Push;
 

@@ -7,8 +7,8 @@ use counterfoil::jobs::push::PushJob;
 use counterfoil::provider::{
     Answer, Limits, Provider, PushFacts, Request, TotalsQuery, Unreadable,
 };
-use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::quantity::Quantity;
+use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::store::push::Ruling;
 use std::sync::Arc;
 use stripe_sim::{FaultKind, FaultRule};

@@ -5,7 +5,7 @@ use crate::world::{CALLS, Ground, World, serve_on_loopback};
 use axum::extract::State;
 use counterfoil::config::Secret;
 use counterfoil::jobs::Job;
-use counterfoil::rules::delivery::{Class, PushState};
+use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::store::push::PushAges;
 use http::{HeaderMap, Method, Uri};
 use std::collections::{BTreeMap, BTreeSet};
@@ -136,7 +136,7 @@ struct Recorder {
     posts: Mutex<Vec<Recorded>>,
 }
 
-/// Stands before the simulator and keeps every meter event that is posted; returns its address.
+/// Unchanged before the simulator and keeps every meter event that is posted; returns its address.
 async fn record(world: &World) -> (Arc<Recorder>, String) {
     let posts = Mutex::default();
     let recorder = Arc::new(Recorder { simulator: world.stripe.handle.simulator(), posts });

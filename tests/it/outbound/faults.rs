@@ -2,7 +2,7 @@
 
 use crate::world::{CALLS, Ground, World};
 use counterfoil::jobs::Job;
-use counterfoil::rules::delivery::{Class, PushState};
+use counterfoil::rules::submission::{Class, PushState};
 use stripe_sim::{FaultKind, FaultPlan, FaultRule, Options};
 
 const HOUR: &str = "2026-11-15T12:00:00Z";

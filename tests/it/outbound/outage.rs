@@ -4,7 +4,7 @@ use crate::world::{CALLS, Ground, World};
 use counterfoil::jobs::binding::Gate;
 use counterfoil::jobs::webhook::WebhookInbox;
 use counterfoil::jobs::{Job, Jobs, Stopper};
-use counterfoil::rules::delivery::{Class, PushState};
+use counterfoil::rules::submission::{Class, PushState};
 use std::time::Duration;
 use stripe_sim::{FaultKind, Options};
 

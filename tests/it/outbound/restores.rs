@@ -3,7 +3,7 @@
 
 use crate::world::{CALLS, Ground, World, at, event_text};
 use counterfoil::jobs::restore::recognise;
-use counterfoil::rules::delivery::{Class, PushState};
+use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::rules::timestamp::{MICROS_PER_MINUTE, Timestamp};
 use counterfoil::store::epoch::Epoch;
 use counterfoil::store::push::{Push, PushAges};

@@ -4,7 +4,7 @@ use crate::world::{Ground, World, at};
 use counterfoil::config::{Secret, Shadow};
 use counterfoil::jobs::Job;
 use counterfoil::provider;
-use counterfoil::rules::delivery::{Class, PushState};
+use counterfoil::rules::submission::{Class, PushState};
 
 const HOUR: &str = "2026-11-15T12:00:00Z";
 

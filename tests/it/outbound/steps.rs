@@ -3,8 +3,8 @@
 use crate::world::{World, at};
 use counterfoil::jobs::Job;
 use counterfoil::jobs::cut::Pass;
-use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::quantity::Quantity;
+use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::store::push::{Push, PushTrace, Ruling};
 use counterfoil::store::reconciliation::SummaryReading;
 

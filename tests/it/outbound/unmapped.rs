@@ -3,7 +3,7 @@
 
 use crate::world::{CALLS, Ground, World};
 use counterfoil::jobs::Job;
-use counterfoil::rules::delivery::PushState;
+use counterfoil::rules::submission::PushState;
 use counterfoil::store::alert::AlertQuery;
 
 /// Kinds, subjects and summaries of the alerts that are open.

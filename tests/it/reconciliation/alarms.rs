@@ -279,7 +279,7 @@ pub async fn a_fault_pages_while_others_are_billed(ground: Ground) {
                  is the sum of its pushes (tenant=acme meter=calls \
                  window=2026-11-15T11:00:00Z..2026-11-15T12:00:00Z planned=31 pushes=30)";
     assert_eq!(alert.unwrap().summary, fault);
-    // What is mended is billed; the fault is shown until the process ends.
+    // What is fixed is billed; the fault is shown until the process ends.
     world.ground.plant("UPDATE cuts SET planned = '30' WHERE total = '30'").await;
     world.hours(2).await;
     assert_eq!(world.stripe.sum(&acme), "35");

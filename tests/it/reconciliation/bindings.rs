@@ -2,8 +2,8 @@
 
 use super::world::{Ground, World};
 use counterfoil::rules::binding::{BillingAccount, Unbinding};
-use counterfoil::rules::delivery::PushState;
 use counterfoil::rules::finding::FindingKind;
+use counterfoil::rules::submission::PushState;
 
 fn account(id: &str) -> BillingAccount {
     BillingAccount { provider: "stripe".into(), id: Some(id.into()), live: true }

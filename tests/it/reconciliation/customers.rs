@@ -2,10 +2,10 @@
 
 use super::world::{ABSOLUTE, CALLS, Ground, SUMMARIES, World};
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
-use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
 use counterfoil::rules::pass::PassKind;
+use counterfoil::rules::submission::{Class, PushState};
 use stripe_sim::{CustomerCheck, SimRequest};
 
 const POSTS: &str = "POST /v1/billing/meter_events";

@@ -2,8 +2,8 @@
 
 use super::world::{EVENTS, Ground, World, at};
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
-use counterfoil::rules::delivery::PushState;
 use counterfoil::rules::finding::FindingKind;
+use counterfoil::rules::submission::PushState;
 
 /// A subscription of a day from noon on, with usage from its first to its last hour.
 async fn subscribed(world: &World, customer: &str) {

@@ -2,10 +2,10 @@
 
 use super::world::{Ground, SUMMARIES, World};
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
-use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
 use counterfoil::rules::mirror::{ObjectKind, Snapshot};
+use counterfoil::rules::submission::{Class, PushState};
 use stripe_sim::PaymentOutcome;
 
 /// A subscription of a day from noon on at half a cent a call, with 31 calls pushed and confirmed;

@@ -2,9 +2,9 @@
 
 use super::world::{CALLS, Ground, SUMMARIES, World, at};
 use counterfoil::rules::alert::AlertKind;
-use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
+use counterfoil::rules::submission::{Class, PushState};
 use std::collections::BTreeSet;
 
 /// The first push is taken and dropped without a word, before any summary has shown it.

@@ -3,9 +3,9 @@
 use super::world::{ABSOLUTE, Ground, SUMMARIES, World};
 use counterfoil::jobs::Job;
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
-use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
+use counterfoil::rules::submission::{Class, PushState};
 use stripe_sim::{FaultKind, FaultRule};
 
 const POSTS: &str = "POST /v1/billing/meter_events";

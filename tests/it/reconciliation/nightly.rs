@@ -3,11 +3,11 @@
 use super::world::{ABSOLUTE, CALLS, Ground, SUMMARIES, World, at};
 use counterfoil::jobs::Job;
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
-use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
 use counterfoil::rules::pass::{Hash, Pass, PassKind, PassRow, PassState, chain_pass};
 use counterfoil::rules::quantity::Quantity;
+use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::store::push::PushAges;
 use counterfoil::store::reconciliation::PassUpdate;
 use std::collections::BTreeMap;

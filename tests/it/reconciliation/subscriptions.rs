@@ -10,7 +10,7 @@ use counterfoil::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use counterfoil::rules::saga::SagaKind;
 use counterfoil::rules::subscription::Subscription;
 use counterfoil::store::push::Ruling;
-use counterfoil::store::saga::{Agreement, NewSaga};
+use counterfoil::store::saga::{NewSaga, SubscriptionRecord};
 use counterfoil::store::webhook::MirrorReading;
 use stripe_sim::SimRequest;
 
@@ -159,7 +159,7 @@ fn acme() -> TenantId {
 }
 
 async fn agree(world: &World, subscription: &str) {
-    let agreement = Agreement {
+    let record = SubscriptionRecord {
         tenant: acme(),
         subscription: SubscriptionId::parse(subscription).unwrap(),
         plan: "pro".into(),
@@ -171,7 +171,7 @@ async fn agree(world: &World, subscription: &str) {
         began_at: world.clock.now(),
         ended_at: None,
     };
-    world.store.record_agreement(agreement).await.unwrap();
+    world.store.record_subscription(record).await.unwrap();
 }
 
 pub async fn an_unknown_subscription_of_a_tenant_pages(ground: Ground) {
@@ -190,7 +190,7 @@ pub async fn an_unknown_subscription_of_a_tenant_pages(ground: Ground) {
     assert_eq!(world.pages(), []);
     world.hours(1).await;
     assert_eq!(world.pages(), [AlertKind::UnknownSubscription]);
-    let listed = world.store.list_agreements(&acme(), 10).await.unwrap();
+    let listed = world.store.list_subscription_records(&acme(), 10).await.unwrap();
     assert_eq!(listed.len(), 1, "nothing is created");
     world.leap("2026-11-17T05:00:00Z").await;
     world.hours(1).await;

@@ -5,10 +5,10 @@ use super::world::{CALLS, Ground, World, quantity};
 use counterfoil::config::Shadow;
 use counterfoil::jobs::Job;
 use counterfoil::jobs::unbilled::{Cause, Slow, Unbilled};
-use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
 use counterfoil::rules::pass::{PassKind, PassRow};
+use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::store::push::{PushAges, Ruling};
 use stripe_sim::FaultKind;
 

@@ -1,8 +1,8 @@
 //! The world of reconciliation: webhooks arrive from the simulator's own lists, and everything that
 //! a server does is done hour by hour.
 //!
-//! Webhooks are signed, verified, parsed and recorded as the HTTP edge does; a test may lose them or
-//! deliver them twice.
+//! Webhooks are signed, verified, parsed and recorded as the HTTP edge does; a test may lose them
+//! or deliver them twice.
 
 pub use crate::world::{ABSOLUTE, CALLS, EVENTS, Ground, Heard, SUMMARIES, at, tenant_id};
 
@@ -12,12 +12,12 @@ use counterfoil::jobs::Job;
 use counterfoil::provider::stripe::signature::verify;
 use counterfoil::provider::stripe::webhook::parse_webhook;
 use counterfoil::rules::alert::{Alert, AlertKind, NoticeEvent, Severity};
-use counterfoil::rules::delivery::{Class, PushState};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::event::Event;
 use counterfoil::rules::finding::{Finding, FindingKind};
 use counterfoil::rules::pass::{Pass, PassKind, PassOrder, PassRow, PassState};
 use counterfoil::rules::quantity::Quantity;
+use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, MICROS_PER_SECOND};
 use counterfoil::rules::webhook::WebhookSource;
 use counterfoil::rules::window::Window;

@@ -107,16 +107,16 @@ pub async fn check_end(world: &World, story: &dyn Story, case: &Case, state: Sag
     let (saga, log) = world.saga(&case.saga).await;
     let own = || log.iter().filter(|line| line.generation == saga.generation);
     let count = |mark: Mark| own().filter(|line| line.mark == mark).count();
-    let last_told = world.messages(&case.tenant).await.pop();
+    let last_change = world.changes(&case.tenant).await.pop();
     match state {
         SagaState::Completed => {
             assert_eq!(count(Mark::TurnedBack) + count(Mark::UndoIntent), 0, "{log:#?}");
-            assert_eq!(last_told.as_deref(), Some("saga.completed"));
+            assert_eq!(last_change.as_deref(), Some("saga.completed"));
             story.check_completed(world, case).await;
         }
         SagaState::Compensated => {
             assert_eq!(count(Mark::TurnedBack), 1, "{log:#?}");
-            assert_eq!(last_told.as_deref(), Some("saga.compensated"));
+            assert_eq!(last_change.as_deref(), Some("saga.compensated"));
             story.check_compensated(world, case).await;
         }
         SagaState::Running | SagaState::Compensating | SagaState::NeedsAttention => {
@@ -128,7 +128,7 @@ pub async fn check_end(world: &World, story: &dyn Story, case: &Case, state: Sag
         let intent = match line.mark {
             Mark::Done | Mark::Failed | Mark::Stale | Mark::Refused => Mark::Intent,
             Mark::Undone | Mark::UndoFailed => Mark::UndoIntent,
-            Mark::Intent | Mark::TurnedBack | Mark::UndoIntent | Mark::Revived => continue,
+            Mark::Intent | Mark::TurnedBack | Mark::UndoIntent | Mark::Resumed => continue,
         };
         let same = |other: &&counterfoil::rules::saga::LogLine| {
             (other.generation, other.step) == (line.generation, line.step)

@@ -6,7 +6,7 @@ use super::script::Script;
 use super::stories::{Cancel, Change, Create, Story};
 use super::world::{Ground, World};
 use counterfoil::rules::saga::SagaState;
-use counterfoil::store::saga::Revived;
+use counterfoil::store::saga::Resumed;
 use std::sync::Arc;
 use stripe_sim::{FaultKind, FaultPlan};
 
@@ -66,8 +66,8 @@ async fn check_seeds(ground: Ground, expected: SagaState) {
         world.stripe.faults(Vec::new());
         println!("seed {seed}: {state:?}");
         if state == SagaState::NeedsAttention {
-            let revived = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
-            assert!(matches!(revived, Revived::Done(_)), "{revived:?}");
+            let resumed = world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
+            assert!(matches!(resumed, Resumed::Done(_)), "{resumed:?}");
             state = world.finish(&case.saga).await;
         }
         check_end(&world, story, &case, state).await;

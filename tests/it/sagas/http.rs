@@ -1,5 +1,5 @@
 //! Sagas as they are asked for: begun once under a key, told step by step, refused while another is
-//! open, and revived.
+//! open, and resumed.
 
 use super::script::{Accident, Script};
 use super::world::{Ground, World};
@@ -58,12 +58,12 @@ pub async fn saga_runs_from_its_request_to_completion(ground: Ground) {
     let expected: Vec<String> =
         steps.iter().flat_map(|step| [format!("{step} intent"), format!("{step} done")]).collect();
     assert_eq!((marks, &story["saga"]["state"]), (expected, &json!("completed")));
-    let (status, refused) = post(&server, &format!("{told}/revive"), "r1", &json!({})).await;
+    let (status, refused) = post(&server, &format!("{told}/resume"), "r1", &json!({})).await;
     assert_eq!((status, &refused["code"]), (409, &json!("saga_not_stuck")), "{refused}");
-    let (_, agreed) = get(&server, "/v1/tenants/acme/agreements").await;
+    let (_, agreed) = get(&server, "/v1/tenants/acme/subscriptions").await;
     assert_eq!(agreed["features"], json!(["exports"]));
     assert_eq!(get(&server, "/v1/sagas/saga_of_nobody").await.0, 404);
-    let subscription = agreed["agreements"][0]["subscription"].as_str().unwrap().to_owned();
+    let subscription = agreed["subscriptions"][0]["subscription"].as_str().unwrap().to_owned();
     change_and_cancel(&world, &server, &subscription).await;
 }
 
@@ -77,20 +77,20 @@ async fn change_and_cancel(world: &World, server: &Server, subscription: &str) {
     assert_eq!(post(server, &format!("{of_it}/plan"), "third", &body).await.0, 202);
     let id = begun["id"].as_str().unwrap();
     assert_eq!(world.finish(id).await, SagaState::Completed);
-    let (_, agreed) = get(server, "/v1/tenants/acme/agreements").await;
+    let (_, agreed) = get(server, "/v1/tenants/acme/subscriptions").await;
     assert_eq!(agreed["features"], json!(["sso"]));
     let body = json!({"when": "period_end"});
     let (status, begun) = post(server, &format!("{of_it}/cancel"), "fourth", &body).await;
     assert_eq!(status, 202, "{begun}");
     assert_eq!(world.finish(begun["id"].as_str().unwrap()).await, SagaState::Completed);
-    let (_, agreed) = get(server, "/v1/tenants/acme/agreements").await;
+    let (_, agreed) = get(server, "/v1/tenants/acme/subscriptions").await;
     assert_eq!(agreed["features"], json!(["sso"]), "until the period ends");
     world.clock.advance(32 * 86_400_000_000);
-    let (_, agreed) = get(server, "/v1/tenants/acme/agreements").await;
+    let (_, agreed) = get(server, "/v1/tenants/acme/subscriptions").await;
     assert_eq!(agreed["features"], json!([]));
 }
 
-pub async fn undone_saga_is_revived_over_http(ground: Ground) {
+pub async fn undone_saga_is_resumed_over_http(ground: Ground) {
     let world = World::on(ground).await;
     let server = Server::over(&world).await;
     let body = json!({"plan": "pro", "prices": [world.prices[0]]});
@@ -103,7 +103,7 @@ pub async fn undone_saga_is_revived_over_http(ground: Ground) {
     assert_eq!(story["saga"]["detail"], "refused by the test");
     // The key's answer stays what it was: a new start is a person's decision.
     assert_eq!(post(&server, SUBSCRIPTIONS, "first", &body).await, (202, begun.clone()));
-    let (status, revived) = post(&server, &format!("/v1/sagas/{id}/revive"), "r", &json!({})).await;
-    assert_eq!((status, &revived["generation"]), (200, &json!(2)), "{revived}");
+    let (status, resumed) = post(&server, &format!("/v1/sagas/{id}/resume"), "r", &json!({})).await;
+    assert_eq!((status, &resumed["generation"]), (200, &json!(2)), "{resumed}");
     assert_eq!(world.finish(id).await, SagaState::Completed);
 }

@@ -1,5 +1,5 @@
 //! What a person has to do with sagas: those that are stuck are shown and go on when they are
-//! revived, and what was undone starts anew; and runners that work at the same time.
+//! resumed, and what was undone starts anew; and runners that work at the same time.
 
 use super::check::check_end;
 use super::script::Script;
@@ -9,7 +9,7 @@ use counterfoil::jobs::Job;
 use counterfoil::rules::alert::AlertKind;
 use counterfoil::rules::saga::{Mark, SagaState};
 use counterfoil::store::alert::AlertQuery;
-use counterfoil::store::saga::Revived;
+use counterfoil::store::saga::Resumed;
 use std::sync::Arc;
 use stripe_sim::{FaultKind, FaultRule};
 
@@ -32,15 +32,15 @@ pub async fn failed_undo_needs_a_person(ground: Ground) {
     let failed = log.iter().filter(|line| line.mark == Mark::UndoFailed).count();
     assert_eq!(failed, 12, "{log:#?}");
     assert!(saga.detail.is_some());
-    assert_eq!(world.messages(&case.tenant).await, ["saga.needs_attention"]);
+    assert_eq!(world.changes(&case.tenant).await, ["saga.needs_attention"]);
     world.jobs.alerter.pass().await.unwrap();
     assert_eq!(open_alerts(&world).await, [case.saga.as_str()]);
     // Nothing moves by itself.
     world.clock.advance(3_600_000_000);
     assert_eq!(world.runner(&Arc::default()).pass().await.unwrap(), 0);
     world.stripe.faults(Vec::new());
-    let revived = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
-    assert!(matches!(&revived, Revived::Done(saga) if saga.state == SagaState::Compensating));
+    let resumed = world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
+    assert!(matches!(&resumed, Resumed::Done(saga) if saga.state == SagaState::Compensating));
     let state = world.finish(&case.saga).await;
     assert_eq!(state, SagaState::Compensated);
     check_end(&world, &story, &case, state).await;
@@ -59,14 +59,14 @@ pub async fn saga_is_not_restarted_before_the_refund(ground: Ground) {
     let state = world.drive(&case.saga, &obstructed(&story)).await;
     assert_eq!(state, SagaState::NeedsAttention);
     assert_eq!(world.kept(case.customer_id()), 500);
-    let revived = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
-    assert!(matches!(&revived, Revived::Done(saga) if saga.generation == 1), "{revived:?}");
+    let resumed = world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
+    assert!(matches!(&resumed, Resumed::Done(saga) if saga.generation == 1), "{resumed:?}");
     world.stripe.faults(Vec::new());
     let state = world.finish(&case.saga).await;
     assert_eq!(state, SagaState::Compensated);
     check_end(&world, &story, &case, state).await;
-    let revived = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
-    assert!(matches!(&revived, Revived::Done(saga) if saga.generation == 2), "{revived:?}");
+    let resumed = world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
+    assert!(matches!(&resumed, Resumed::Done(saga) if saga.generation == 2), "{resumed:?}");
     let state = world.finish(&case.saga).await;
     assert_eq!(state, SagaState::Completed);
     check_end(&world, &story, &case, state).await;
@@ -81,12 +81,12 @@ pub async fn unknown_outcome_needs_a_person(ground: Ground) {
     world.stripe.faults(vec![fails.times(1_000)]);
     assert_eq!(world.finish(&case.saga).await, SagaState::NeedsAttention);
     world.stripe.faults(Vec::new());
-    let revived = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
-    assert!(matches!(&revived, Revived::Done(saga) if saga.state == SagaState::Running));
+    let resumed = world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
+    assert!(matches!(&resumed, Resumed::Done(saga) if saga.state == SagaState::Running));
     let state = world.finish(&case.saga).await;
     assert_eq!(state, SagaState::Completed);
     check_end(&world, &story, &case, state).await;
-    assert_eq!(world.messages(&case.tenant).await, ["saga.needs_attention", "saga.completed"]);
+    assert_eq!(world.changes(&case.tenant).await, ["saga.needs_attention", "saga.completed"]);
 }
 
 async fn open_alerts(world: &World) -> Vec<String> {
@@ -105,18 +105,18 @@ pub async fn undone_saga_can_be_restarted(ground: Ground) {
         let state = world.drive(&case.saga, &obstructed(&story)).await;
         assert_eq!(state, SagaState::Compensated);
         check_end(&world, &story, &case, state).await;
-        let revived = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
-        assert!(matches!(&revived, Revived::Done(saga) if saga.generation == 2), "{revived:?}");
-        let again = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
-        assert!(matches!(again, Revived::Refused(_)), "{again:?}");
+        let resumed = world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
+        assert!(matches!(&resumed, Resumed::Done(saga) if saga.generation == 2), "{resumed:?}");
+        let again = world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
+        assert!(matches!(again, Resumed::Refused(_)), "{again:?}");
         let state = world.finish(&case.saga).await;
         assert_eq!(state, SagaState::Completed);
         check_end(&world, &story, &case, state).await;
         let made = world.made_customers(&case.tenant).len();
         assert_eq!(made, if with_customer { 0 } else { 2 }, "the first is abandoned");
-        assert_eq!(world.messages(&case.tenant).await, ["saga.compensated", "saga.completed"]);
-        let completed = world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
-        assert!(matches!(completed, Revived::Refused(_)), "{completed:?}");
+        assert_eq!(world.changes(&case.tenant).await, ["saga.compensated", "saga.completed"]);
+        let completed = world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
+        assert!(matches!(completed, Resumed::Refused(_)), "{completed:?}");
     }
 }
 

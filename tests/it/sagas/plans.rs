@@ -6,8 +6,8 @@ use super::stories::{Cancel, Case, Change, Create, Story, id_of, subscriber};
 use super::world::{Ground, World, at};
 use counterfoil::jobs::Job;
 use counterfoil::jobs::sagas::ChangeParams;
-use counterfoil::rules::delivery::PushState;
 use counterfoil::rules::saga::{Mark, SagaKind, SagaState};
+use counterfoil::rules::submission::PushState;
 use serde_json::Value;
 use std::sync::Arc;
 use stripe_sim::{FaultKind, FaultRule};
@@ -113,7 +113,7 @@ pub async fn plan_change_that_comes_too_late_is_undone(ground: Ground) {
     assert_eq!(world.finish(&case.saga).await, SagaState::Compensated);
     check_end(&world, &Change, &case, SagaState::Compensated).await;
     // Nor is its moment there for a new start.
-    world.store.revive_saga(&case.saga, world.clock.now()).await.unwrap();
+    world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
     assert_eq!(world.finish(&case.saga).await, SagaState::Compensated);
     check_end(&world, &Change, &case, SagaState::Compensated).await;
     go_to(&world, "2026-11-15T15:00:00Z");

@@ -14,11 +14,11 @@ const REPEATABLE: [&str; 8] = [
     "put_tenant",
     "put_hold",
     "release_hold",
-    "record_agreement",
+    "record_subscription",
     "charge_from",
     "set_access",
-    "withdraw_agreement",
-    "end_agreement",
+    "withdraw_subscription",
+    "end_subscription",
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,11 +5,11 @@ use super::script::Accident;
 use super::world::{World, prices_of, tenant_id};
 use async_trait::async_trait;
 use counterfoil::jobs::sagas::{CancelParams, ChangeParams, CreateParams};
-use counterfoil::rules::delivery::PushState;
 use counterfoil::rules::ids::SubscriptionId;
 use counterfoil::rules::saga::SagaKind;
+use counterfoil::rules::submission::PushState;
 use counterfoil::rules::timestamp::Timestamp;
-use counterfoil::store::saga::Agreement;
+use counterfoil::store::saga::SubscriptionRecord;
 use serde_json::Value;
 
 /// One saga of one tenant.
@@ -57,7 +57,7 @@ impl Story for Create {
     }
 
     fn obstacle(&self) -> (&'static str, Accident) {
-        ("record_agreement", Accident::FailBefore)
+        ("record_subscription", Accident::FailBefore)
     }
 
     async fn check_completed(&self, world: &World, case: &Case) {
@@ -86,11 +86,11 @@ impl Story for Create {
         assert_eq!(live["metadata"]["counterfoil_saga"], tag);
         assert_eq!(prices_of(live), [&world.prices[0], &world.flat]);
         assert_eq!(world.kept(customer), 500, "the first month, paid once");
-        let agreements = world.agreements(&case.tenant).await;
-        let [agreement] = &agreements[..] else { panic!("{agreements:#?}") };
-        assert_eq!(agreement.subscription.as_str(), live["id"]);
-        assert_eq!((agreement.plan.as_str(), agreement.access), ("pro", true));
-        assert_eq!((agreement.ended_at, &agreement.saga), (None, &case.saga));
+        let records = world.records(&case.tenant).await;
+        let [record] = &records[..] else { panic!("{records:#?}") };
+        assert_eq!(record.subscription.as_str(), live["id"]);
+        assert_eq!((record.plan.as_str(), record.access), ("pro", true));
+        assert_eq!((record.ended_at, &record.saga), (None, &case.saga));
     }
 
     async fn check_compensated(&self, world: &World, case: &Case) {
@@ -110,7 +110,7 @@ impl Story for Create {
             assert_eq!(world.kept(customer["id"].as_str().unwrap()), 0, "everything is given back");
         }
         assert_eq!(world.mapped_to(&case.tenant).await.as_deref(), mapped);
-        assert_eq!(world.agreements(&case.tenant).await, []);
+        assert_eq!(world.records(&case.tenant).await, []);
     }
 }
 
@@ -118,7 +118,8 @@ fn is_abandoned(customer: &Value) -> bool {
     customer["metadata"]["counterfoil_state"] == "abandoned"
 }
 
-/// Makes a tenant with a customer, a subscription, an agreement, and usage in the open window.
+/// Makes a tenant with a customer, a subscription, a subscription record, and usage in the open
+/// window.
 pub async fn subscriber(world: &World, prefix: &str) -> Case {
     let tenant = world.fresh(prefix);
     let customer = world.tenant(&tenant).await;
@@ -128,7 +129,7 @@ pub async fn subscriber(world: &World, prefix: &str) -> Case {
         ("metadata[counterfoil_tenant]", &tenant),
     ];
     let subscription = world.stripe.ask("/v1/subscriptions", &fields);
-    let agreement = Agreement {
+    let record = SubscriptionRecord {
         tenant: tenant_id(&tenant),
         subscription: id_of(&subscription),
         plan: "pro".into(),
@@ -140,8 +141,8 @@ pub async fn subscriber(world: &World, prefix: &str) -> Case {
         began_at: world.clock.now(),
         ended_at: None,
     };
-    let saga = agreement.saga.clone();
-    world.store.record_agreement(agreement).await.unwrap();
+    let saga = record.saga.clone();
+    world.store.record_subscription(record).await.unwrap();
     world.store.set_access(&saga, true).await.unwrap();
     world.used(&tenant, "7", world.clock.now()).await;
     let (customer, subscription) = (Some(world.customer(&customer)), Some(subscription));
@@ -164,7 +165,7 @@ impl Case {
         all.remove(0)
     }
 
-    /// The customer is as it was, and the first agreement stands.
+    /// The customer is as it was, and the first subscription record stands.
     async fn check_nothing_changed(&self, world: &World) {
         assert_eq!(world.customer(self.customer_id()), *self.customer.as_ref().unwrap());
         let now = self.subscription_now(world);
@@ -173,9 +174,9 @@ impl Case {
             (&"active".into(), &false.into())
         );
         assert_eq!(prices_of(&now), world.prices[..1]);
-        let agreements = world.agreements(&self.tenant).await;
-        let [agreement] = &agreements[..] else { panic!("{agreements:#?}") };
-        assert_eq!((agreement.access, agreement.ended_at), (true, None));
+        let records = world.records(&self.tenant).await;
+        let [record] = &records[..] else { panic!("{records:#?}") };
+        assert_eq!((record.access, record.ended_at), (true, None));
     }
 
     /// Usage from before the boundary has reached the provider, once, by this second.
@@ -216,7 +217,7 @@ impl Story for Change {
     }
 
     fn obstacle(&self) -> (&'static str, Accident) {
-        ("record_agreement", Accident::FailBefore)
+        ("record_subscription", Accident::FailBefore)
     }
 
     async fn check_completed(&self, world: &World, case: &Case) {
@@ -224,8 +225,8 @@ impl Story for Change {
         assert_eq!(now["status"], "active");
         assert_eq!(prices_of(&now), world.prices[1..2]);
         case.check_drained(world, &now["items"]["data"][0]["created"]).await;
-        let agreements = world.agreements(&case.tenant).await;
-        let [new, old] = &agreements[..] else { panic!("{agreements:#?}") };
+        let records = world.records(&case.tenant).await;
+        let [new, old] = &records[..] else { panic!("{records:#?}") };
         assert_eq!((new.plan.as_str(), new.access, new.ended_at), ("scale", true, None));
         assert_eq!(Some(new.began_at), case.boundary);
         assert_eq!((old.plan.as_str(), old.ended_at), ("pro", case.boundary));
@@ -263,17 +264,17 @@ impl Story for Cancel {
 
     async fn check_completed(&self, world: &World, case: &Case) {
         let now = case.subscription_now(world);
-        let agreements = world.agreements(&case.tenant).await;
-        let [agreement] = &agreements[..] else { panic!("{agreements:#?}") };
+        let records = world.records(&case.tenant).await;
+        let [record] = &records[..] else { panic!("{records:#?}") };
         if self.at_once {
             assert_eq!(now["status"], "canceled");
-            assert_eq!(agreement.ended_at, case.boundary);
+            assert_eq!(record.ended_at, case.boundary);
             case.check_drained(world, &now["ended_at"]).await;
         } else {
             assert_eq!(now["status"], "active");
             assert_eq!(now["cancel_at_period_end"], true);
             let end = now["items"]["data"][0]["current_period_end"].as_i64().unwrap();
-            assert_eq!(agreement.ended_at.unwrap().micros(), end * 1_000_000);
+            assert_eq!(record.ended_at.unwrap().micros(), end * 1_000_000);
         }
         assert_eq!(world.mapped_to(&case.tenant).await.as_deref(), Some(case.customer_id()));
     }

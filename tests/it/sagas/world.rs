@@ -1,5 +1,5 @@
-//! The world of sagas: prices to subscribe to, and runners that are made anew for each pass, as after
-//! a restart.
+//! The world of sagas: prices to subscribe to, and runners that are made anew for each pass, as
+//! after a restart.
 //!
 //! Invariant: what happened is read from the simulator's own state and from the store, never from
 //! what a runner says.
@@ -16,7 +16,7 @@ use counterfoil::rules::ids::OnceKey;
 use counterfoil::rules::saga::{LogLine, Saga, SagaKind, SagaState, saga_id};
 use counterfoil::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
 use counterfoil::store::push::{Push, PushQuery};
-use counterfoil::store::saga::{Agreement, Begun, NewSaga};
+use counterfoil::store::saga::{Begun, NewSaga, SubscriptionRecord};
 use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -174,8 +174,8 @@ impl World {
         all.into_iter().filter(|one| one["customer"] == customer).collect()
     }
 
-    pub async fn agreements(&self, tenant: &str) -> Vec<Agreement> {
-        self.store.list_agreements(&tenant_id(tenant), 100).await.unwrap()
+    pub async fn records(&self, tenant: &str) -> Vec<SubscriptionRecord> {
+        self.store.list_subscription_records(&tenant_id(tenant), 100).await.unwrap()
     }
 
     pub async fn mapped_to(&self, tenant: &str) -> Option<String> {
@@ -183,10 +183,10 @@ impl World {
         found.and_then(|found| found.customer).map(|customer| customer.as_str().to_owned())
     }
 
-    /// Kinds of the messages about a tenant's sagas, oldest first.
-    pub async fn messages(&self, tenant: &str) -> Vec<String> {
-        let found = self.store.list_messages(Some(&tenant_id(tenant)), 0, 1_000).await.unwrap();
-        let kinds = found.into_iter().map(|message| message.kind);
+    /// Kinds of the changes about a tenant's sagas, oldest first.
+    pub async fn changes(&self, tenant: &str) -> Vec<String> {
+        let found = self.store.list_changes(Some(&tenant_id(tenant)), 0, 1_000).await.unwrap();
+        let kinds = found.into_iter().map(|change| change.kind);
         kinds.filter(|kind| kind.starts_with("saga.")).collect()
     }
 

@@ -2,17 +2,17 @@
 
 use super::world::{DAY, Dice, Ground, World, id_of};
 use counterfoil::rules::ids::{SubscriptionId, TenantId};
-use counterfoil::store::saga::Agreement;
+use counterfoil::store::saga::SubscriptionRecord;
 use serde_json::{Value, json};
 use stripe_sim::SimRequest;
 
-/// A subscription at the provider with an agreement here.
+/// A subscription at the provider with a subscription record here.
 async fn subscriber(world: &World, tenant: &str) -> String {
     let customer = world.tenant(tenant).await;
     let price = world.price("calls", "2");
     let fields = [("customer", customer.as_str()), ("items[0][price]", &price)];
     let subscription = id_of(&world.stripe.ask("/v1/subscriptions", &fields));
-    let agreement = Agreement {
+    let record = SubscriptionRecord {
         tenant: TenantId::parse(tenant).unwrap(),
         subscription: SubscriptionId::parse(&subscription).unwrap(),
         plan: "pro".into(),
@@ -24,8 +24,8 @@ async fn subscriber(world: &World, tenant: &str) -> String {
         began_at: world.clock.now(),
         ended_at: None,
     };
-    let saga = agreement.saga.clone();
-    world.store.record_agreement(agreement).await.unwrap();
+    let saga = record.saga.clone();
+    world.store.record_subscription(record).await.unwrap();
     world.store.set_access(&saga, true).await.unwrap();
     // Usage of the moment before is on no invoice.
     world.pass_seconds(60);
@@ -63,11 +63,11 @@ async fn tell(world: &World, subscription: &str, dice: &mut Dice) {
     world.read_all().await;
 }
 
-/// What may be used, and how the agreement stands.
+/// What may be used, and how the subscription record stands.
 async fn shown(world: &World, tenant: &str) -> Value {
-    let answer = world.get(&format!("/v1/tenants/{tenant}/agreements")).await;
-    let agreement = &answer["agreements"][0];
-    json!([answer["features"], agreement["access"], agreement["suspended"]])
+    let answer = world.get(&format!("/v1/tenants/{tenant}/subscriptions")).await;
+    let record = &answer["subscriptions"][0];
+    json!([answer["features"], record["access"], record["suspended"]])
 }
 
 async fn told(world: &World, tenant: &str) -> Vec<String> {
@@ -107,8 +107,8 @@ pub async fn access_follows_the_subscription(ground: Ground) {
     world.stripe.answer(&SimRequest::new("DELETE", &format!("/v1/subscriptions/{subscription}")));
     tell(&world, &subscription, dice).await;
     assert_eq!(shown(&world, "acme").await, json!([[], false, false]));
-    let answer = world.get("/v1/tenants/acme/agreements").await;
-    assert!(answer["agreements"][0]["ended_at"].is_string(), "{answer}");
+    let answer = world.get("/v1/tenants/acme/subscriptions").await;
+    assert!(answer["subscriptions"][0]["ended_at"].is_string(), "{answer}");
     let kinds = ["access.suspended", "access.resumed", "access.ended"];
     assert_eq!(told(&world, "acme").await, kinds);
     tell(&world, &subscription, dice).await;

@@ -176,7 +176,7 @@ fn deliveries(events: &[Arc<str>], order: &[usize], dice: &mut Dice) -> Vec<Arc<
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Time {
     Passes,
-    Stands,
+    Unchanged,
 }
 
 /// Delivers each list in its order, all lists side by side, with readings at random moments.
@@ -320,7 +320,7 @@ pub async fn every_order_within_one_second_ends_in_the_same_state(ground: Ground
         assert_eq!(life.subscription_events.len(), 5);
         lists.push(deliveries(&life.subscription_events, &permutation(number, 5), dice));
     }
-    deliver_all(&world, lists, &mut Dice::new(9), Time::Stands).await;
+    deliver_all(&world, lists, &mut Dice::new(9), Time::Unchanged).await;
     let moments = moments_of(&world, &lives[0].subscription_events);
     let outcome = same_outcome(&world, &lives, &moments[4..]).await;
     let stamps = world.timeline(&lives[0].tenant, moments.last().unwrap()).await;

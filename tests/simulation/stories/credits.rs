@@ -1,8 +1,8 @@
-//! Credits are issued, used, taken back and expire. What is used is covered or billed, never both
+//! Credits are issued, used, voided and expire. What is used is covered or billed, never both
 //! and never neither; a balance never shows more than is there.
 //!
 //! Grants are larger than all usage and begin and end with an hour. So the model is plain: an event
-//! is covered if a grant of its tenant holds in its hour and was not taken back before the event
+//! is covered if a grant of its tenant holds in its hour and was not voided before the event
 //! came.
 
 use crate::orders::{HourTotal, Order};
@@ -18,7 +18,7 @@ pub struct Wallets {
     grants: BTreeMap<&'static str, Vec<Held>>,
     /// What the tenants' events have used of credits.
     covered: BTreeMap<String, Quantity>,
-    /// What was issued and not taken back.
+    /// What was issued and not voided.
     issued: BTreeMap<String, Quantity>,
     keys: u64,
 }
@@ -67,15 +67,15 @@ impl World<'_> {
         add(&mut self.wallets.issued, tenant, Quantity::parse_stored(AMOUNT).unwrap());
     }
 
-    fn take_back(&mut self, tenant: &'static str) {
+    fn void_grant(&mut self, tenant: &'static str) {
         let Some(held) = self.wallets.grants.get_mut(tenant).and_then(Vec::pop) else { return };
         let (key, grant) = (self.key(), held.number);
-        let taken = self.order(&Order::TakeBack { tenant: tenant.into(), key, grant });
+        let taken = self.order(&Order::VoidGrant { tenant: tenant.into(), key, grant });
         let taken = Quantity::ZERO.checked_sub(Quantity::parse_stored(&taken).unwrap()).unwrap();
         add(&mut self.wallets.issued, tenant, taken);
     }
 
-    /// A balance is what was issued less what was taken back and used.
+    /// A balance is what was issued less what was voided and used.
     fn check_balance(&mut self, tenant: &'static str) -> Result<(), String> {
         let during_cut = self.dice.percent(50);
         let shown = self.order(&Order::Balance { tenant: tenant.into(), during_cut });
@@ -124,7 +124,7 @@ pub fn live(world: &mut World<'_>) -> Result<(), String> {
         }
         // Usage that is not cut yet stays covered.
         world.send_some();
-        world.take_back("globex");
+        world.void_grant("globex");
         world.check_balance("globex")?;
         world.chaos(1)?;
         late_usage(world);

@@ -118,7 +118,7 @@ fn undo_creation(world: &mut World<'_>, prices: &Prices) -> Result<(), String> {
         match state.as_str() {
             "compensated" => return check_paid_back(world),
             "completed" => return Err(format!("a saga was not undone: {found}")),
-            "needs_attention" => drop(world.order(&Order::Revive { id: id.clone() })),
+            "needs_attention" => drop(world.order(&Order::Resume { id: id.clone() })),
             _ => {}
         }
     }
@@ -192,7 +192,7 @@ fn use_for(
     Ok(())
 }
 
-/// Runs a saga to its end; whether it was completed. A person revives one that needs attention.
+/// Runs a saga to its end; whether it was completed. A person resumes one that needs attention.
 fn run_saga(
     world: &mut World<'_>,
     subscribers: &mut [Subscriber],
@@ -207,7 +207,7 @@ fn run_saga(
         match state.as_str() {
             "completed" => return Ok(true),
             "compensated" => return Ok(false),
-            "needs_attention" => drop(world.order(&Order::Revive { id: id.clone() })),
+            "needs_attention" => drop(world.order(&Order::Resume { id: id.clone() })),
             _ => {}
         }
     }

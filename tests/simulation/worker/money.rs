@@ -2,7 +2,7 @@
 
 use super::Worker;
 use crate::orders::{HourTotal, SagaParams};
-use counterfoil::jobs::credits::{Balance, CreditsJob, Reckoning, read_balance};
+use counterfoil::jobs::credits::{Balance, BalanceSettings, CreditsJob, read_balance};
 use counterfoil::jobs::sagas::{CancelParams, ChangeParams, CreateParams};
 use counterfoil::jobs::{Context, Job};
 use counterfoil::rules::credit::{ChangeKind, GrantTerms, Pool};
@@ -11,7 +11,7 @@ use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::saga::{SagaKind, saga_id};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::store;
-use counterfoil::store::credit::{ChangeQuery, Issued, TakeBack, TakenBack};
+use counterfoil::store::credit::{ChangeQuery, Issued, VoidGrant, Voided};
 use counterfoil::store::saga::{Begun, NewSaga};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,8 +48,8 @@ impl Worker {
         }
     }
 
-    fn reckoning(&self) -> Reckoning {
-        Reckoning {
+    fn balance_settings(&self) -> BalanceSettings {
+        BalanceSettings {
             now: self.clock.now(),
             order: Default::default(),
             accept_horizon_hours: self.config.ingest.accept_horizon_hours,
@@ -60,17 +60,17 @@ impl Worker {
 
     async fn read_balance(&self, tenant: &TenantId) -> store::Result<Balance> {
         let catalog = self.store.load_catalog().await.unwrap();
-        read_balance(&*self.store, &catalog, tenant, self.reckoning()).await
+        read_balance(&*self.store, &catalog, tenant, self.balance_settings()).await
     }
 
-    pub(super) async fn take_back(&self, tenant: &str, key: &str, grant: u64) -> String {
+    pub(super) async fn void_grant(&self, tenant: &str, key: &str, grant: u64) -> String {
         let (tenant, key) = (TenantId::parse(tenant).unwrap(), OnceKey::parse(key).unwrap());
         let reserved = self.read_balance(&tenant).await.unwrap().reserved(grant);
         let memo = String::new();
-        let order = TakeBack { tenant, grant, key, amount: None, reserved, memo };
-        match self.store.take_back(order, self.clock.now(), None).await.unwrap() {
-            TakenBack::Done(change) | TakenBack::Repeated(change) => change.amount.to_string(),
-            TakenBack::TooLittle(_) => "0".to_owned(),
+        let order = VoidGrant { tenant, grant, key, amount: None, reserved, memo };
+        match self.store.void_grant(order, self.clock.now(), None).await.unwrap() {
+            Voided::Done(change) | Voided::Repeated(change) => change.amount.to_string(),
+            Voided::TooLittle(_) => "0".to_owned(),
             refused => panic!("{refused:?}"),
         }
     }
@@ -191,8 +191,8 @@ impl Worker {
         serde_json::to_string(&(saga.state.name(), log)).unwrap()
     }
 
-    pub(super) async fn revive(&self, id: &str) -> String {
-        format!("{:?}", self.store.revive_saga(id, self.clock.now()).await.unwrap())
+    pub(super) async fn resume(&self, id: &str) -> String {
+        format!("{:?}", self.store.resume_saga(id, self.clock.now()).await.unwrap())
             .replace('\n', " ")
     }
 }

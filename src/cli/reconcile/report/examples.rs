@@ -15,7 +15,7 @@ pub fn moment(text: &str) -> Timestamp {
     Timestamp::parse(text).expect("an instant")
 }
 
-/// A closed dry run whose counts fit the rows, each of which stands for 24 windows.
+/// A closed dry run whose counts fit the rows, each of which represents 24 windows.
 pub fn pass(rows: &[RowAnswer]) -> PassAnswer {
     let mut verdicts: BTreeMap<Verdict, u64> = BTreeMap::new();
     for row in rows {

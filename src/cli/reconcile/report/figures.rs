@@ -12,7 +12,7 @@ use anyhow::Context;
 use jiff::civil::Date;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Pairs of bars that can be told apart on a page; longer ranges have several days in a pair.
+/// Pairs of bars that are distinguishable on a page; longer ranges have several days in a pair.
 const BINS_MAX: usize = 46;
 
 pub struct Figures<'r> {

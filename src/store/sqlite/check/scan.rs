@@ -41,13 +41,13 @@ pub struct Scan<'s> {
 #[derive(Default)]
 struct Ranges {
     segment_no: i64,
-    current: Option<EventRange>,
+    current: Option<ScannedRange>,
     /// How many ranges were met.
     met: u64,
 }
 
 #[derive(Clone, Copy)]
-struct EventRange {
+struct ScannedRange {
     tenant: TenantNo,
     last_no: u64,
     last_at: Timestamp,
@@ -247,7 +247,7 @@ impl<'s> Scan<'s> {
         number: u64,
         tenant: TenantNo,
         at: Timestamp,
-    ) -> Result<Option<EventRange>> {
+    ) -> Result<Option<ScannedRange>> {
         if self.report.findings.len() >= CHECK_FINDINGS_MAX {
             return Ok(None);
         }
@@ -260,7 +260,7 @@ impl<'s> Scan<'s> {
             |row| {
                 let (first_at, last_at): (i64, i64) = (row.get(2)?, row.get(3)?);
                 let last_at = Timestamp::from_micros(last_at);
-                let range = EventRange { tenant, last_no: row.get(1)?, last_at };
+                let range = ScannedRange { tenant, last_no: row.get(1)?, last_at };
                 Ok((row.get::<_, i64>(0)?, first_at, range))
             },
         )?;

@@ -1,7 +1,7 @@
 //! Rows of grants and of their changes.
 //!
 //! Invariant: a grant changes only here, as `rules::grant` planned it, together with the change
-//! that explains it, its entry and its message, in the caller's transaction. What a grant has left
+//! that explains it, its entry and its change, in the caller's transaction. What a grant has left
 //! is read in the same transaction that writes it. A crash before the commit leaves none of it.
 
 use super::super::statements::Statements;
@@ -17,7 +17,7 @@ use crate::store::Result;
 use crate::store::account::Posted;
 use crate::store::credit::ChangeQuery;
 use crate::store::sqlite::accounts::{ensure_account, post_in, unit_of};
-use crate::store::sqlite::outbox::write_message;
+use crate::store::sqlite::outbox::append_change;
 use crate::store::sqlite::push_rows::{get, moment, quantity_of};
 use crate::store::sqlite::{corrupt, damaged};
 use rusqlite::{Connection, Row, params};
@@ -38,8 +38,8 @@ pub fn write_changes(
     let mut changes = Vec::with_capacity(planned.len());
     for recorded in record_changes(planned, &written, at)? {
         post_change(connection, &recorded)?;
-        if let Some(message) = &recorded.message {
-            write_message(connection, message, Some(recorded.tenant_no), at)?;
+        if let Some(published) = &recorded.published {
+            append_change(connection, published, Some(recorded.tenant_no), at)?;
         }
         changes.push(recorded.change);
     }

@@ -1,6 +1,6 @@
 //! The change feed: what receivers get, written in the transaction of the change.
 //!
-//! Invariant: the id of a message depends on its key alone, so writing it twice writes it once.
+//! Invariant: the id of a change depends on its key alone, so writing it twice writes it once.
 
 use super::digest::{digest_fields, hex};
 use super::ids::TenantId;
@@ -10,16 +10,16 @@ use super::named::named_enum;
 pub const CHANGES_DESTINATION: &str = "webhook";
 
 named_enum! {
-    /// What a message tells of. Each queue has its own sender, so that neither waits for the other.
+    /// What a change tells of. Each queue has its own sender, so that neither waits for the other.
     pub enum Queue {
         Alerts = "alerts",
         Changes = "changes",
     }
 }
 
-/// A message about a change that is to be written.
+/// A change about a change that is to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewMessage {
+pub struct FeedChange {
     /// What it tells of, such as `saga:saga_1:1:completed`: it is written once.
     pub key: String,
     /// Such as `saga.completed`.
@@ -29,7 +29,7 @@ pub struct NewMessage {
     pub payload: String,
 }
 
-impl NewMessage {
+impl FeedChange {
     /// Its name for receivers: derived, so that it is the same on every server that writes it.
     pub fn id(&self) -> String {
         let digest = digest_fields([b"counterfoil message v1".as_slice(), self.key.as_bytes()]);

@@ -1,16 +1,17 @@
-//! Agreements: what tenants have agreed to, one open one for each subscription.
+//! Subscription records: what tenants have agreed to, one open one for each subscription.
 //!
-//! Invariant: an agreement that has ended gives no access. One that another took the place of knows
-//! by whom and what access it gave, so that it can be as it was when that one is taken back. The
-//! unique index `agreements_open` decides between two at once; whoever loses looks again.
-//! Agreements follow the readings of their subscription, see `rules::access`: what writes one holds
-//! the lock of the subscription's mirror, so that it and a reading do not miss each other.
+//! Invariant: a subscription record that has ended gives no access. One that another took the place
+//! of knows by whom and what access it gave, so that it can be as it was when that one is
+//! withdrawn. The unique index `subscription_records_open` decides between two at once; the loser
+//! looks again. Subscription records follow the readings of their subscription, see
+//! `rules::access`: what writes one holds the lock of the subscription's mirror, so that it and a
+//! reading do not miss each other.
 //!
 //! A crash leaves all of a call or nothing, and every call may be repeated.
 
 use super::declarations::hold_tenant;
 use super::mirrors::lock_subscription;
-use super::outbox::insert_messages;
+use super::outbox::append_changes;
 use super::scalars::{SqlTimestamp, column, corrupt, instant, instant_if_any, write_limit};
 use super::statements::Statements;
 use super::timelines::read_timelines;
@@ -20,8 +21,8 @@ use crate::rules::access::AccessChange;
 use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::stamp::{Agreed, Term, find_terms};
 use crate::rules::timestamp::Timestamp;
-use crate::store::outbox::NewMessage;
-use crate::store::saga::{Agreement, SubscriptionReading};
+use crate::store::outbox::FeedChange;
+use crate::store::saga::{SubscriptionReading, SubscriptionRecord};
 use crate::store::webhook::Mirror;
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
@@ -29,32 +30,31 @@ use std::collections::BTreeMap;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-/// Writes the agreement of a saga, in the place of the one that is open.
-pub async fn record(client: &ClientWrapper, agreement: &Agreement) -> Done<()> {
-    let mirror = lock_subscription(client, &agreement.subscription).await?;
-    let tenant_no = hold_tenant(client, &agreement.tenant, agreement.began_at).await?;
+/// Writes the subscription record of a saga, in the place of the one that is open.
+pub async fn record(client: &ClientWrapper, record: &SubscriptionRecord) -> Done<()> {
+    let mirror = lock_subscription(client, &record.subscription).await?;
+    let tenant_no = hold_tenant(client, &record.tenant, record.began_at).await?;
     let sql = "-- record
-        SELECT FROM agreements WHERE saga = $1";
-    if client.query_opt(sql, &[&agreement.saga]).await?.is_some() {
+        SELECT FROM subscription_records WHERE saga = $1";
+    if client.query_opt(sql, &[&record.saga]).await?.is_some() {
         return Ok(());
     }
     let sql = "-- record
-        UPDATE agreements SET ended_at = $2, ended_by = $3, access_before = access, access = false
+        UPDATE subscription_records SET ended_at = $2, ended_by = $3, access_before = access, access = false
         WHERE subscription = $1 AND ended_at IS NULL";
-    let (subscription, began_at) =
-        (agreement.subscription.as_str(), SqlTimestamp(agreement.began_at));
-    client.execute(sql, &[&subscription, &began_at, &agreement.saga]).await?;
+    let (subscription, began_at) = (record.subscription.as_str(), SqlTimestamp(record.began_at));
+    client.execute(sql, &[&subscription, &began_at, &record.saga]).await?;
     let sql = "-- record
-        INSERT INTO agreements
+        INSERT INTO subscription_records
             (saga, tenant_no, subscription, plan, prices, features, access, began_at)
         VALUES ($1, $2, $3, $4, $5, $6, false, $7)";
     let parameters: [&(dyn ToSql + Sync); 7] = [
-        &agreement.saga,
+        &record.saga,
         &tenant_no,
         &subscription,
-        &agreement.plan,
-        &write_texts(&agreement.prices)?,
-        &write_texts(&agreement.features)?,
+        &record.plan,
+        &write_texts(&record.prices)?,
+        &write_texts(&record.features)?,
         &began_at,
     ];
     client.execute(sql, &parameters).await?;
@@ -63,7 +63,7 @@ pub async fn record(client: &ClientWrapper, agreement: &Agreement) -> Done<()> {
 
 pub async fn charge_from(client: &ClientWrapper, saga: &str, at: Timestamp) -> Done<()> {
     let sql = "-- charge_from
-        UPDATE agreements SET charged_from = $2 WHERE saga = $1";
+        UPDATE subscription_records SET charged_from = $2 WHERE saga = $1";
     client.execute(sql, &[&saga, &SqlTimestamp(at)]).await?;
     Ok(())
 }
@@ -77,7 +77,7 @@ pub async fn read_terms(
         return Ok(BTreeMap::new());
     }
     let sql = "-- read_terms
-        SELECT tenant_no, subscription, began_at, charged_from, ended_at FROM agreements
+        SELECT tenant_no, subscription, began_at, charged_from, ended_at FROM subscription_records
         WHERE tenant_no = ANY($1)";
     let statement = client.prepare_cached(sql).await?;
     let mut agreed: BTreeMap<i32, Vec<Agreed>> = BTreeMap::new();
@@ -101,28 +101,28 @@ pub async fn read_terms(
     Ok(terms)
 }
 
-/// Opens or closes the features; those of an agreement that has ended stay closed.
+/// Opens or closes the features; those of a subscription record that has ended stay closed.
 pub async fn set_access(client: &ClientWrapper, saga: &str, access: bool) -> Done<()> {
     let sql = "-- set_access
-        UPDATE agreements SET access = $2 WHERE saga = $1 AND ended_at IS NULL";
+        UPDATE subscription_records SET access = $2 WHERE saga = $1 AND ended_at IS NULL";
     client.execute(sql, &[&saga, &access]).await?;
     Ok(())
 }
 
-/// Takes back the agreement of a saga. The one that it ended goes on from there: it is open again,
-/// or ended by what has ended the one that is taken back.
+/// Withdraws the subscription record of a saga. The one that it ended goes on from there: it is
+/// open again, or ended by what has ended the one that is withdrawn.
 pub async fn withdraw(client: &ClientWrapper, saga: &str) -> Done<()> {
     let sql = "-- withdraw
-        SELECT subscription FROM agreements WHERE saga = $1";
+        SELECT subscription FROM subscription_records WHERE saga = $1";
     let Some(row) = client.query_opt(sql, &[&saga]).await? else { return Ok(()) };
     let mirror = lock_subscription(client, &read_subscription(&row, 0)?).await?;
     let sql = "-- withdraw
-        DELETE FROM agreements WHERE saga = $1 RETURNING ended_at, ended_by";
+        DELETE FROM subscription_records WHERE saga = $1 RETURNING ended_at, ended_by";
     let Some(row) = client.query_opt(sql, &[&saga]).await? else { return Ok(()) };
     let ended_at = instant_if_any(&row, 0)?.map(SqlTimestamp);
     let ended_by: Option<String> = column(&row, 1)?;
     let sql = "-- withdraw
-        UPDATE agreements SET ended_at = $2, ended_by = $3,
+        UPDATE subscription_records SET ended_at = $2, ended_by = $3,
             access = access_before AND $2::timestamptz IS NULL,
             access_before = access_before AND $2::timestamptz IS NOT NULL
         WHERE ended_by = $1";
@@ -132,45 +132,46 @@ pub async fn withdraw(client: &ClientWrapper, saga: &str) -> Done<()> {
 
 pub async fn end(client: &ClientWrapper, subscription: &SubscriptionId, at: Timestamp) -> Done<()> {
     let sql = "-- end
-        UPDATE agreements SET ended_at = $2
+        UPDATE subscription_records SET ended_at = $2
         WHERE subscription = $1 AND ended_by IS NULL AND (ended_at IS NULL OR ended_at > $2)";
     client.execute(sql, &[&subscription.as_str(), &SqlTimestamp(at)]).await?;
     Ok(())
 }
 
-/// Brings the agreements of a subscription up to what its mirror shows, and tells of it.
+/// Brings the subscription records of a subscription up to what its mirror shows, and tells of it.
 async fn follow_mirror(client: &ClientWrapper, mirror: Option<&Mirror>) -> Done<()> {
     let Some(mirror) = mirror else { return Ok(()) };
     let Some(reading) = SubscriptionReading::of_mirror(mirror) else { return Ok(()) };
     let subscription = SubscriptionId::parse(&mirror.name.id)
         .map_err(|_| corrupt("a subscription has no valid id"))?;
-    let messages = follow_reading(client, &subscription, &reading).await?;
-    insert_messages(client, &messages, reading.read_at).await?;
+    let changes = follow_reading(client, &subscription, &reading).await?;
+    append_changes(client, &changes, reading.read_at).await?;
     Ok(())
 }
 
-/// Changes the agreements of a subscription by a reading of it; the messages that tell of it. Those
-/// that others took the place of are left as they are. The caller holds the mirror's lock.
+/// Changes the subscription records of a subscription by a reading of it; the changes that tell of
+/// it. Those that others took the place of are left as they are. The caller holds the mirror's
+/// lock.
 pub async fn follow_reading(
     client: &ClientWrapper,
     subscription: &SubscriptionId,
     reading: &SubscriptionReading<'_>,
-) -> Done<Vec<NewMessage>> {
+) -> Done<Vec<FeedChange>> {
     let sql = "-- follow_reading
         SELECT t.tenant, a.subscription, a.plan, a.prices, a.features, a.access, a.saga,
-            a.began_at, a.ended_at, a.suspended, a.agreement_no
-        FROM agreements a JOIN tenants t ON t.tenant_no = a.tenant_no
+            a.began_at, a.ended_at, a.suspended, a.record_no
+        FROM subscription_records a JOIN tenants t ON t.tenant_no = a.tenant_no
         WHERE a.subscription = $1 AND a.ended_by IS NULL
-        ORDER BY a.agreement_no
+        ORDER BY a.record_no
         FOR UPDATE OF a";
     let statement = client.prepare_cached(sql).await?;
-    let mut messages = Vec::new();
+    let mut changes = Vec::new();
     for row in client.query(&statement, &[&subscription.as_str()]).await? {
-        let Some((change, message)) = agreement(&row)?.follow(reading) else { continue };
+        let Some((change, published)) = decode_record(&row)?.follow(reading) else { continue };
         write_change(client, column(&row, 10)?, change).await?;
-        messages.push(message);
+        changes.push(published);
     }
-    Ok(messages)
+    Ok(changes)
 }
 
 async fn write_change(client: &ClientWrapper, number: i64, change: AccessChange) -> Done<()> {
@@ -180,8 +181,8 @@ async fn write_change(client: &ClientWrapper, number: i64, change: AccessChange)
         AccessChange::End { at } => (false, Some(SqlTimestamp(at))),
     };
     let sql = "-- write_change
-        UPDATE agreements SET suspended = $2, ended_at = COALESCE($3, ended_at)
-        WHERE agreement_no = $1";
+        UPDATE subscription_records SET suspended = $2, ended_at = COALESCE($3, ended_at)
+        WHERE record_no = $1";
     client.run(sql, &[&number, &suspended, &ended_at]).await?;
     Ok(())
 }
@@ -190,35 +191,35 @@ async fn write_change(client: &ClientWrapper, number: i64, change: AccessChange)
 pub async fn find(
     client: &ClientWrapper,
     subscription: &SubscriptionId,
-) -> Result<Option<Agreement>> {
+) -> Result<Option<SubscriptionRecord>> {
     let sql = "-- find
         SELECT t.tenant, a.subscription, a.plan, a.prices, a.features, a.access, a.saga,
             a.began_at, a.ended_at, a.suspended
-        FROM agreements a JOIN tenants t ON t.tenant_no = a.tenant_no
+        FROM subscription_records a JOIN tenants t ON t.tenant_no = a.tenant_no
         WHERE a.subscription = $1
-        ORDER BY a.agreement_no DESC LIMIT 1";
+        ORDER BY a.record_no DESC LIMIT 1";
     let row = client.read_optional(sql, &[&subscription.as_str()]).await?;
-    row.as_ref().map(agreement).transpose()
+    row.as_ref().map(decode_record).transpose()
 }
 
 pub async fn list(
     client: &ClientWrapper,
     tenant: &TenantId,
     limit: usize,
-) -> Result<Vec<Agreement>> {
+) -> Result<Vec<SubscriptionRecord>> {
     let sql = "-- list
         SELECT t.tenant, a.subscription, a.plan, a.prices, a.features, a.access, a.saga,
             a.began_at, a.ended_at, a.suspended
-        FROM tenants t JOIN agreements a ON a.tenant_no = t.tenant_no
+        FROM tenants t JOIN subscription_records a ON a.tenant_no = t.tenant_no
         WHERE t.tenant = $1
-        ORDER BY a.agreement_no DESC LIMIT $2";
+        ORDER BY a.record_no DESC LIMIT $2";
     let rows = client.read_all(sql, &[&tenant.as_str(), &write_limit(limit)]).await?;
-    rows.iter().map(agreement).collect()
+    rows.iter().map(decode_record).collect()
 }
 
-fn agreement(row: &Row) -> Result<Agreement> {
+fn decode_record(row: &Row) -> Result<SubscriptionRecord> {
     let tenant: String = column(row, 0)?;
-    Ok(Agreement {
+    Ok(SubscriptionRecord {
         tenant: TenantId::parse(&tenant).map_err(|_| corrupt("a tenant has no valid id"))?,
         subscription: read_subscription(row, 1)?,
         plan: column(row, 2)?,
@@ -243,5 +244,6 @@ fn write_texts(texts: &[String]) -> Result<String> {
 
 fn read_texts(row: &Row, place: usize) -> Result<Vec<String>> {
     let texts: String = column(row, place)?;
-    serde_json::from_str(&texts).map_err(|_| corrupt("a list of an agreement is not valid"))
+    serde_json::from_str(&texts)
+        .map_err(|_| corrupt("a list of a subscription record is not valid"))
 }

@@ -1,9 +1,9 @@
-//! Agreements: what tenants are charged by and what they may use.
+//! Subscription records: what tenants are charged by and what they may use.
 //!
-//! Invariant: a subscription has one open agreement at most, and a saga makes one at most. One
-//! that another took the place of remembers by which saga and with which access, so that it can
-//! be restored. Agreements follow the readings of their subscription, see `rules::access`. Each
-//! function is part of one transaction; a crash leaves it done or not.
+//! Invariant: a subscription has one open subscription record at most, and a saga makes one at
+//! most. One that another took the place of remembers by which saga and with which access, so that
+//! it can be restored. Subscription records follow the readings of their subscription, see
+//! `rules::access`. Each function is part of one transaction; a crash leaves it done or not.
 
 use super::super::statements::Statements;
 use crate::faults::planted;
@@ -13,56 +13,56 @@ use crate::rules::mirror::{ObjectKind, ObjectName};
 use crate::rules::stamp::{Agreed, Term, find_terms};
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
-use crate::store::saga::{Agreement, SubscriptionReading};
-use crate::store::sqlite::outbox::write_message;
+use crate::store::saga::{SubscriptionReading, SubscriptionRecord};
+use crate::store::sqlite::outbox::append_change;
 use crate::store::sqlite::push_rows::{get, moment};
 use crate::store::sqlite::timelines::read_timeline;
 use crate::store::sqlite::{corrupt, damaged, mirrors};
 use rusqlite::{Connection, Row, params};
 
-pub fn record_agreement(
+pub fn record_subscription(
     connection: &Connection,
     tenant: TenantNo,
-    agreement: &Agreement,
+    record: &SubscriptionRecord,
 ) -> Result<()> {
-    let stands: bool = connection.read_one(
-        "-- record_agreement
-         SELECT EXISTS (SELECT 1 FROM agreements WHERE saga = ?)",
-        [&agreement.saga],
+    let exists: bool = connection.read_one(
+        "-- record_subscription
+         SELECT EXISTS (SELECT 1 FROM subscription_records WHERE saga = ?)",
+        [&record.saga],
         |row| Ok(row.get(0)?),
     )?;
-    if stands {
+    if exists {
         return Ok(());
     }
-    let Agreement { subscription, saga, began_at, .. } = agreement;
+    let SubscriptionRecord { subscription, saga, began_at, .. } = record;
     connection.run(
-        "-- record_agreement
-         UPDATE agreements SET ended_at = ?, ended_by = ?, access_before = access, access = 0
+        "-- record_subscription
+         UPDATE subscription_records SET ended_at = ?, ended_by = ?, access_before = access, access = 0
          WHERE subscription = ? AND ended_at IS NULL",
         params![began_at.micros(), saga, subscription.as_str()],
     )?;
-    insert_agreement(connection, tenant, agreement)?;
+    insert_subscription_record(connection, tenant, record)?;
     follow_mirror(connection, subscription)
 }
 
-fn insert_agreement(
+fn insert_subscription_record(
     connection: &Connection,
     tenant: TenantNo,
-    agreement: &Agreement,
+    record: &SubscriptionRecord,
 ) -> Result<()> {
     connection.run(
-        "-- insert_agreement
-         INSERT INTO agreements (saga, tenant_no, subscription, plan, prices, features, access,
+        "-- insert_subscription_record
+         INSERT INTO subscription_records (saga, tenant_no, subscription, plan, prices, features, access,
                                  began_at)
          VALUES (?, ?, ?, ?, ?, ?, 0, ?)",
         params![
-            agreement.saga,
+            record.saga,
             tenant.0,
-            agreement.subscription.as_str(),
-            agreement.plan,
-            texts_json(&agreement.prices),
-            texts_json(&agreement.features),
-            agreement.began_at.micros()
+            record.subscription.as_str(),
+            record.plan,
+            texts_json(&record.prices),
+            texts_json(&record.features),
+            record.began_at.micros()
         ],
     )?;
     Ok(())
@@ -70,7 +70,7 @@ fn insert_agreement(
 
 pub fn charge_from(connection: &Connection, saga: &str, at: Timestamp) -> Result<()> {
     connection.run(
-        "-- charge_from\nUPDATE agreements SET charged_from = ? WHERE saga = ?",
+        "-- charge_from\nUPDATE subscription records SET charged_from = ? WHERE saga = ?",
         params![at.micros(), saga],
     )?;
     Ok(())
@@ -87,7 +87,7 @@ pub fn read_terms(
 
     let agreed = connection.read_all(
         "-- read_terms
-         SELECT subscription, began_at, charged_from, ended_at FROM agreements
+         SELECT subscription, began_at, charged_from, ended_at FROM subscription_records
          WHERE tenant_no = ?",
         [tenant.0],
         |row| {
@@ -96,7 +96,8 @@ pub fn read_terms(
             let optional =
                 |name| get::<Option<i64>>(row, name).map(|at| at.map(Timestamp::from_micros));
             Ok(Agreed {
-                subscription: subscription.map_err(|_| corrupt("agreements.subscription"))?,
+                subscription: subscription
+                    .map_err(|_| corrupt("subscription_records.subscription"))?,
                 began_at: moment(row, "began_at")?,
                 charged_from: optional("charged_from")?,
                 ended_at: optional("ended_at")?,
@@ -106,41 +107,41 @@ pub fn read_terms(
     Ok(find_terms(&agreed, &read_timeline(connection, of)?))
 }
 
-/// One that has ended gives no access any more, whoever asks.
+/// One that has ended gives no access any more.
 pub fn set_access(connection: &Connection, saga: &str, access: bool) -> Result<()> {
     connection.run(
         "-- set_access
-         UPDATE agreements SET access = ? WHERE saga = ? AND ended_at IS NULL",
+         UPDATE subscription_records SET access = ? WHERE saga = ? AND ended_at IS NULL",
         params![access, saga],
     )?;
     Ok(())
 }
 
-pub fn withdraw_agreement(connection: &Connection, saga: &str) -> Result<()> {
+pub fn withdraw_subscription(connection: &Connection, saga: &str) -> Result<()> {
     let withdrawn: Option<String> = connection.read_optional(
-        "-- withdraw_agreement
-         DELETE FROM agreements WHERE saga = ? RETURNING subscription",
+        "-- withdraw_subscription
+         DELETE FROM subscription_records WHERE saga = ? RETURNING subscription",
         [saga],
         |row| Ok(row.get(0)?),
     )?;
     let Some(subscription) = withdrawn else { return Ok(()) };
     connection.run(
-        "-- withdraw_agreement
-         UPDATE agreements SET ended_at = NULL, ended_by = NULL, access = access_before
+        "-- withdraw_subscription
+         UPDATE subscription_records SET ended_at = NULL, ended_by = NULL, access = access_before
          WHERE ended_by = ?",
         [saga],
     )?;
     follow_mirror(connection, &parse_subscription(&subscription)?)
 }
 
-pub fn end_agreement(
+pub fn end_subscription(
     connection: &Connection,
     subscription: &SubscriptionId,
     at: Timestamp,
 ) -> Result<()> {
     connection.run(
-        "-- end_agreement
-         UPDATE agreements SET ended_at = ?1
+        "-- end_subscription
+         UPDATE subscription_records SET ended_at = ?1
          WHERE subscription = ?2 AND ended_by IS NULL
              AND (ended_at IS NULL OR ended_at > ?1)",
         params![at.micros(), subscription.as_str()],
@@ -148,7 +149,7 @@ pub fn end_agreement(
     Ok(())
 }
 
-/// Brings the agreements of a subscription up to what its mirror shows.
+/// Brings the subscription records of a subscription up to what its mirror shows.
 fn follow_mirror(connection: &Connection, subscription: &SubscriptionId) -> Result<()> {
     let (kind, id) = (ObjectKind::Subscription, subscription.as_str().to_owned());
     let Some(mirror) = mirrors::find_mirror(connection, &ObjectName { kind, id })? else {
@@ -160,17 +161,17 @@ fn follow_mirror(connection: &Connection, subscription: &SubscriptionId) -> Resu
     }
 }
 
-/// Changes the agreements of a subscription by a reading of it, and tells of each change. Those
-/// that others took the place of are left as they are.
+/// Changes the subscription records of a subscription by a reading of it, and tells of each change.
+/// Those that others took the place of are left as they are.
 pub fn follow_reading(
     connection: &Connection,
     subscription: &SubscriptionId,
     reading: &SubscriptionReading<'_>,
 ) -> Result<()> {
-    for (number, tenant, agreement) in list_following(connection, subscription)? {
-        let Some((change, message)) = agreement.follow(reading) else { continue };
+    for (number, tenant, record) in list_following(connection, subscription)? {
+        let Some((change, published)) = record.follow(reading) else { continue };
         write_change(connection, number, change)?;
-        write_message(connection, &message, Some(tenant), reading.read_at)?;
+        append_change(connection, &published, Some(tenant), reading.read_at)?;
     }
     Ok(())
 }
@@ -178,18 +179,18 @@ pub fn follow_reading(
 fn list_following(
     connection: &Connection,
     subscription: &SubscriptionId,
-) -> Result<Vec<(i64, TenantNo, Agreement)>> {
+) -> Result<Vec<(i64, TenantNo, SubscriptionRecord)>> {
     connection.read_all(
         "-- list_following
-         SELECT agreement_no, agreements.tenant_no AS number, tenant, saga, subscription, plan,
+         SELECT record_no, subscription_records.tenant_no AS number, tenant, saga, subscription, plan,
                 prices, features, access, suspended, began_at, ended_at
-         FROM agreements JOIN tenants ON tenants.tenant_no = agreements.tenant_no
-         WHERE subscription = ? AND ended_by IS NULL ORDER BY agreement_no",
+         FROM subscription_records JOIN tenants ON tenants.tenant_no = subscription_records.tenant_no
+         WHERE subscription = ? AND ended_by IS NULL ORDER BY record_no",
         [subscription.as_str()],
         |row| {
-            let number = get(row, "agreement_no")?;
+            let number = get(row, "record_no")?;
             let tenant = TenantNo(get(row, "number")?);
-            Ok((number, tenant, decode_agreement(row, &tenant_of(row)?)?))
+            Ok((number, tenant, decode_subscription_record(row, &tenant_of(row)?)?))
         },
     )
 }
@@ -202,28 +203,28 @@ fn write_change(connection: &Connection, number: i64, change: AccessChange) -> R
     };
     connection.run(
         "-- write_change
-         UPDATE agreements SET suspended = ?2, ended_at = COALESCE(?3, ended_at)
-         WHERE agreement_no = ?1",
+         UPDATE subscription_records SET suspended = ?2, ended_at = COALESCE(?3, ended_at)
+         WHERE record_no = ?1",
         params![number, suspended, ended_at],
     )?;
     Ok(())
 }
 
 /// The newest one.
-pub fn find_agreement(
+pub fn find_subscription_record(
     connection: &Connection,
     subscription: &SubscriptionId,
-) -> Result<Option<Agreement>> {
+) -> Result<Option<SubscriptionRecord>> {
     let mut select = connection.prepare_cached(
-        "-- find_agreement
+        "-- find_subscription_record
          SELECT tenant, saga, subscription, plan, prices, features, access, suspended,
                 began_at, ended_at
-         FROM agreements JOIN tenants ON tenants.tenant_no = agreements.tenant_no
-         WHERE subscription = ? ORDER BY agreement_no DESC LIMIT 1",
+         FROM subscription_records JOIN tenants ON tenants.tenant_no = subscription_records.tenant_no
+         WHERE subscription = ? ORDER BY record_no DESC LIMIT 1",
     )?;
     let mut rows = select.query([subscription.as_str()])?;
     let Some(row) = rows.next()? else { return Ok(None) };
-    decode_agreement(row, &tenant_of(row)?).map(Some)
+    decode_subscription_record(row, &tenant_of(row)?).map(Some)
 }
 
 fn tenant_of(row: &Row<'_>) -> Result<TenantId> {
@@ -232,29 +233,29 @@ fn tenant_of(row: &Row<'_>) -> Result<TenantId> {
 }
 
 fn parse_subscription(text: &str) -> Result<SubscriptionId> {
-    SubscriptionId::parse(text).map_err(|_| damaged("agreements.subscription", &text))
+    SubscriptionId::parse(text).map_err(|_| damaged("subscription_records.subscription", &text))
 }
 
 /// Newest first.
-pub fn list_agreements(
+pub fn list_subscription_records(
     connection: &Connection,
     (tenant, of): (TenantNo, &TenantId),
     limit: usize,
-) -> Result<Vec<Agreement>> {
+) -> Result<Vec<SubscriptionRecord>> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     connection.read_all(
-        "-- list_agreements
+        "-- list_subscription_records
          SELECT saga, subscription, plan, prices, features, access, suspended, began_at,
                 ended_at
-         FROM agreements WHERE tenant_no = ? ORDER BY agreement_no DESC LIMIT ?",
+         FROM subscription_records WHERE tenant_no = ? ORDER BY record_no DESC LIMIT ?",
         params![tenant.0, limit],
-        |row| Ok(decode_agreement(row, of)?),
+        |row| Ok(decode_subscription_record(row, of)?),
     )
 }
 
-fn decode_agreement(row: &Row<'_>, tenant: &TenantId) -> Result<Agreement> {
+fn decode_subscription_record(row: &Row<'_>, tenant: &TenantId) -> Result<SubscriptionRecord> {
     let subscription: String = get(row, "subscription")?;
-    Ok(Agreement {
+    Ok(SubscriptionRecord {
         tenant: tenant.clone(),
         subscription: parse_subscription(&subscription)?,
         plan: get(row, "plan")?,
@@ -274,5 +275,6 @@ fn texts_json(texts: &[String]) -> String {
 
 fn texts_of(row: &Row<'_>, column: &str) -> Result<Vec<String>> {
     let text: String = get(row, column)?;
-    serde_json::from_str(&text).map_err(|_| damaged("agreements.prices or features", &text))
+    serde_json::from_str(&text)
+        .map_err(|_| damaged("subscription_records.prices or features", &text))
 }

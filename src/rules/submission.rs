@@ -2,7 +2,7 @@
 //!
 //! Invariant: a push is sent again only under its own key and only while the provider is sure to
 //! remember that key (`Horizons::resend`). After that nothing is sent until the provider's own
-//! summary has told whether it counted. What is not known is never guessed.
+//! summary has shown whether it counted. What is not known is never guessed.
 //!
 //! ```text
 //! waiting --customer known--> observed, or replaced (not sent) if it is too old by then
@@ -29,7 +29,7 @@ const UNREADABLE_MAX: Span = Span::from_hours(3 * 24);
 const UNREADABLE_PAUSE: Span = Span::from_minutes(5);
 
 named_enum! {
-    /// Where a push stands.
+    /// The state of a push.
     pub enum PushState {
         /// Written down for a tenant without a customer: nobody can be billed for it yet.
         Waiting = "waiting",
@@ -110,7 +110,7 @@ named_enum! {
 
 /// What the provider answered, sorted by what must follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Delivery {
+pub enum SubmitOutcome {
     Accepted,
     /// It knows this key: the push was delivered before.
     AlreadyThere,
@@ -244,26 +244,28 @@ pub fn is_too_old(stamped_at: Timestamp, stamp_age_max: Option<Span>, now: Times
 }
 
 /// What follows from an answer.
-pub fn judge_delivery(
-    delivery: &Delivery,
+pub fn judge_outcome(
+    outcome: &SubmitOutcome,
     progress: Progress,
     horizons: Horizons,
     (backoff, random): (Backoff, u64),
     (now, look_after): (Timestamp, Span),
 ) -> (Class, Next) {
     let submitted = Next::Submitted { look_at: look_after.after(now) };
-    match delivery {
-        Delivery::Accepted => (Class::Accepted, submitted),
-        Delivery::AlreadyThere => (Class::AlreadyThere, submitted),
-        Delivery::Refused { .. } if progress.attempts <= 1 => (Class::Refused, Next::Dead),
+    match outcome {
+        SubmitOutcome::Accepted => (Class::Accepted, submitted),
+        SubmitOutcome::AlreadyThere => (Class::AlreadyThere, submitted),
+        SubmitOutcome::Refused { .. } if progress.attempts <= 1 => (Class::Refused, Next::Dead),
         // An earlier attempt may have counted before whatever is wrong now went wrong, and where
         // keys are remembered for ever, no summary is ever asked: sending on would never end.
-        Delivery::Refused { .. } if horizons.resend.is_none() => (Class::Undecidable, Next::Dead),
-        Delivery::Refused { .. } => {
+        SubmitOutcome::Refused { .. } if horizons.resend.is_none() => {
+            (Class::Undecidable, Next::Dead)
+        }
+        SubmitOutcome::Refused { .. } => {
             let until = horizons.decide.after(progress.first_attempt_at.unwrap_or(now));
             (Class::Unknown, Next::Wait { until, fresh_request_key: false })
         }
-        Delivery::Unknown { resend, retry_after, .. } => {
+        SubmitOutcome::Unknown { resend, retry_after, .. } => {
             let pause = backoff.pause_micros(progress.attempts, random);
             let soonest = retry_after.map_or(now, |span| span.after(now));
             let again = now.saturating_add_micros(pause).max(soonest);
@@ -322,7 +324,7 @@ impl Shown {
 
 pub fn judge_summary(question: Question, summary: Quantity) -> Shown {
     match question.mode {
-        // The last total received stands: sending it again can only make it right.
+        // The last total received wins: sending it again can only make it right.
         Mode::Absolute if summary == question.value => Shown::Present,
         Mode::Absolute => Shown::Absent,
         Mode::Delta if question.doubtful => Shown::Undecidable,
@@ -427,7 +429,7 @@ fn part_of(quantities: &[Quantity], sum: Quantity) -> Option<Vec<bool>> {
 pub enum Retry {
     /// A new revision takes its place.
     Replace,
-    /// The provider's summary is asked again; nothing is sent before it has told.
+    /// The provider's summary is asked again; nothing is sent before it has answered.
     Look,
 }
 
@@ -522,17 +524,17 @@ mod tests {
     #[test]
     fn answers() {
         let progress = Progress { stamped_at: at(0), attempts: 3, first_attempt_at: Some(at(5)) };
-        let judge = |delivery| {
+        let judge = |outcome| {
             let backoff = (Backoff { base_ms: 500, max_ms: 60_000 }, 1_999_999);
-            judge_delivery(&delivery, progress, STRICT, backoff, (at(6), Span::from_minutes(15)))
+            judge_outcome(&outcome, progress, STRICT, backoff, (at(6), Span::from_minutes(15)))
         };
         let unknown = |resend, retry_after| {
-            judge(Delivery::Unknown { message: String::new(), resend, retry_after })
+            judge(SubmitOutcome::Unknown { message: String::new(), resend, retry_after })
         };
         let look_at = Span::from_minutes(15).after(at(6));
-        assert_eq!(judge(Delivery::Accepted), (Class::Accepted, Next::Submitted { look_at }));
+        assert_eq!(judge(SubmitOutcome::Accepted), (Class::Accepted, Next::Submitted { look_at }));
         assert_eq!(
-            judge(Delivery::AlreadyThere),
+            judge(SubmitOutcome::AlreadyThere),
             (Class::AlreadyThere, Next::Submitted { look_at })
         );
         let wait =
@@ -543,12 +545,12 @@ mod tests {
         let later = Span::from_seconds(30).after(at(6));
         assert_eq!(unknown(Resend::Same, Some(Span::from_seconds(30))), wait(later, false));
         assert_eq!(unknown(Resend::No, None), wait(at(31), false));
-        let refused = || Delivery::Refused { message: String::new() };
+        let refused = || SubmitOutcome::Refused { message: String::new() };
         assert_eq!(judge(refused()), wait(at(31), false));
         let first = Progress { attempts: 1, ..progress };
         let backoff = (Backoff { base_ms: 500, max_ms: 60_000 }, 0);
         let times = (at(6), Span::from_minutes(15));
-        let first = judge_delivery(&refused(), first, STRICT, backoff, times);
+        let first = judge_outcome(&refused(), first, STRICT, backoff, times);
         assert_eq!(first, (Class::Refused, Next::Dead));
     }
 
