@@ -54,8 +54,8 @@ pub mod tenants;
 pub mod usage;
 pub mod webhooks;
 
-/// A decimal number. utoipa describes a type by its last name: under these two names, fields are
-/// strings, and those of instants have the format `date-time`.
+// utoipa describes a field by the last name of its type: with its features `decimal` and
+// `jiff_0_2`, a field of either name is a string, and an instant has the format `date-time`.
 use crate::rules::quantity::Quantity as Decimal;
 use crate::rules::timestamp::Timestamp;
 

@@ -260,7 +260,7 @@ pub struct ApiKey {
     pub name: String,
     /// HMAC-SHA256 of the token under the store's secret.
     pub digest: [u8; 32],
-    /// Scope names; see `http::auth`.
+    /// Scope names; see `api::keys`.
     pub scopes: Vec<String>,
     pub tenant: Option<TenantId>,
     pub created_at: Timestamp,

@@ -62,6 +62,7 @@ impl Limit {
         Self::within(limit, LIMIT_DEFAULT, LIMIT_MAX)
     }
 
+    /// Of a list with other bounds than most.
     pub fn within(limit: Option<usize>, default: usize, max: usize) -> Result<Self, Problem> {
         let limit = limit.unwrap_or(default);
         if (1..=max).contains(&limit) {

@@ -1,4 +1,4 @@
-//! A pass and its rows, as the server tells them.
+//! A pass and its rows, as the server answers them.
 //!
 //! Invariant: quantities are read from their text into exact numbers, never through a float. What
 //! the server wrote is kept beside what was read of it, so that `--json` prints it untouched.
