@@ -246,9 +246,11 @@ CREATE TABLE subscription_records (
     access_before boolean NOT NULL DEFAULT false
 );
 
-CREATE UNIQUE INDEX subscription_records_open ON subscription_records (subscription) WHERE ended_at IS NULL;
+CREATE UNIQUE INDEX subscription_records_open ON subscription_records (subscription)
+    WHERE ended_at IS NULL;
 CREATE INDEX subscription_records_by_tenant ON subscription_records (tenant_no, record_no);
-CREATE INDEX subscription_records_ended_by ON subscription_records (ended_by) WHERE ended_by IS NOT NULL;
+CREATE INDEX subscription_records_ended_by ON subscription_records (ended_by)
+    WHERE ended_by IS NOT NULL;
 
 -- Taxes, while they hold.
 CREATE TABLE tax_rates (

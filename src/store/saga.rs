@@ -203,7 +203,7 @@ verbs! {
         async fn withdraw_subscription(&self, saga: &str) -> Result<()>;
         /// Ends the subscription record of a subscription at that moment, which may be ahead: its
         /// features may be used until then. One that ends earlier is left as it is.
-        async fn end_subscription(&self, subscription: &SubscriptionId, at: Timestamp) -> Result<()>;
+        async fn end_subscription(&self, id: &SubscriptionId, at: Timestamp) -> Result<()>;
         /// The newest subscription record of a subscription.
         async fn find_subscription_record(
             &self,

@@ -197,7 +197,7 @@ pub async fn types_paths_and_methods_that_do_not_exist(ground: Ground) {
     server.get("/v2/events").await.problem(404, "no_such_route");
     server.get("/v1/events/acme").await.problem(404, "no_such_route");
     let slash = server.get("/v1/meters/").await.problem(404, "no_such_route");
-    assert!(slash["detail"].as_str().unwrap().contains("none ends with a slash"), "{slash}");
+    assert!(slash["detail"].as_str().unwrap().contains("no path ends with a slash"), "{slash}");
     let root = server.get("/").await;
     assert_eq!((root.status, &root.headers["location"]), (307, &"/docs".parse().unwrap()));
     assert_eq!(root.headers["x-content-type-options"], "nosniff");
