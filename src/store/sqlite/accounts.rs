@@ -206,7 +206,7 @@ fn list_accounts(
          SELECT name, unit, floor, balance, version, created_at FROM accounts
          WHERE tenant_no = ? AND name > ? ORDER BY name LIMIT ?",
         params![tenant.0, after, limit],
-        |row| Ok(decode_account(row, of)?),
+        |row| decode_account(row, of),
     )
 }
 

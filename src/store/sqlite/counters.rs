@@ -211,5 +211,5 @@ fn find_name(connection: &Connection, number: TenantNo) -> Result<Option<TenantI
 }
 
 fn parse_name(name: &str) -> Result<TenantId> {
-    TenantId::parse(name).map_err(|_| damaged("tenants.tenant", &name))
+    TenantId::parse(name).map_err(|_| damaged("tenants.tenant", name))
 }

@@ -194,5 +194,5 @@ fn find_expired(
 }
 
 fn parse_key(text: &str) -> Result<OnceKey> {
-    OnceKey::parse(text).map_err(|_| damaged("grants.key", &text))
+    OnceKey::parse(text).map_err(|_| damaged("grants.key", text))
 }

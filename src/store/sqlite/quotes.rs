@@ -218,7 +218,7 @@ fn list_coupons(connection: &Connection, after: &str, limit: usize) -> Result<Ve
 }
 
 fn decode_coupon(text: &str) -> Result<Coupon> {
-    serde_json::from_str(text).map_err(|_| damaged("coupons.coupon", &text))
+    serde_json::from_str(text).map_err(|_| damaged("coupons.coupon", text))
 }
 
 fn record_quote(

@@ -122,7 +122,7 @@ fn commit_parts(
     let mut offset = 0;
     for _ in 0..journal.event_count {
         let view = EventView::read(&journal.events, offset)?;
-        let id = EventId::parse(view.id).map_err(|_| damaged("events.id", &view.id))?;
+        let id = EventId::parse(view.id).map_err(|_| damaged("events.id", view.id))?;
         entries.push(NewEntry {
             hash: key_hash(fingerprinter, view.tenant, &id),
             occurred_at: view.occurred_at,

@@ -348,7 +348,7 @@ pub fn decode_rollup(
     let quantity = || -> Result<Quantity> {
         let text = row.get_ref(1)?;
         let text = text.as_str().map_err(|_| corrupt("rollups.total"))?;
-        Quantity::parse_stored(text).ok_or_else(|| damaged("rollups.total", &text))
+        Quantity::parse_stored(text).ok_or_else(|| damaged("rollups.total", text))
     };
     let value = match aggregation {
         Aggregation::Sum => Accumulator::Sum(quantity()?),

@@ -208,7 +208,7 @@ fn collect_grants(
     // Nothing comes after the highest number that a row can have.
     let after = i64::try_from(after).unwrap_or(i64::MAX);
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    connection.read_all(sql, params![tenant.0, after, limit], |row| Ok(decode_grant(row, of)?))
+    connection.read_all(sql, params![tenant.0, after, limit], |row| decode_grant(row, of))
 }
 
 fn decode_grant(row: &Row<'_>, tenant: &TenantId) -> Result<Grant> {
@@ -300,7 +300,7 @@ pub fn list_changes(
             }
         },
         asked,
-        |row| Ok(decode_change(row, &query.tenant)?),
+        |row| decode_change(row, &query.tenant),
     )
 }
 

@@ -233,7 +233,7 @@ fn tenant_of(row: &Row<'_>) -> Result<TenantId> {
 }
 
 fn parse_subscription(text: &str) -> Result<SubscriptionId> {
-    SubscriptionId::parse(text).map_err(|_| damaged("subscription_records.subscription", &text))
+    SubscriptionId::parse(text).map_err(|_| damaged("subscription_records.subscription", text))
 }
 
 /// Newest first.
@@ -249,7 +249,7 @@ pub fn list_subscription_records(
                 ended_at
          FROM subscription_records WHERE tenant_no = ? ORDER BY record_no DESC LIMIT ?",
         params![tenant.0, limit],
-        |row| Ok(decode_subscription_record(row, of)?),
+        |row| decode_subscription_record(row, of),
     )
 }
 
