@@ -54,8 +54,8 @@ const COLUMNS_MAX: usize = 100;
 const BANNED_WORDS: [&str; 9] =
     ["manager", "managers", "helper", "helpers", "util", "utils", "common", "service", "services"];
 
-/// Words that the glossary in ARCHITECTURE.md replaces, and what to write instead. A word matches in
-/// identifiers too: `TakenBack` and `taken_back` are `taken back`.
+/// Words that the glossary in ARCHITECTURE.md replaces, and what to write instead. A word matches
+/// in identifiers too: `TakenBack` and `taken_back` are `taken back`.
 const REPLACED_WORDS: [(&str, &str); 27] = [
     ("take back", "void"),
     ("takes back", "voids"),
