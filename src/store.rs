@@ -92,8 +92,8 @@ impl Error {
     }
 }
 
-/// A stored value that its column cannot have. Long values are cut: the log has to show the row,
-/// not all of it.
+/// A stored value that its column cannot have. Long values are cut: the log identifies the row and
+/// does not copy it.
 fn damaged(column: &str, value: impl std::fmt::Display) -> Error {
     Error::Corrupt { what: format!("{column}='{value:.80}' is not valid") }
 }

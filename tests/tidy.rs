@@ -44,6 +44,10 @@ const DIRECTION: [(&str, &[&str]); 14] = [
     ("fuzzing", &["rules", "config", "store", "provider", "http"]),
 ];
 
+/// Commits whose subjects are looked at, without merges; the log before them has another form.
+const COMMITS: &str = "-20";
+const SUBJECT_CHARS_MAX: usize = 72;
+
 const LINES_MAX: usize = 800;
 const TEST_LINES_MAX: usize = 1_200;
 const COLUMNS_MAX: usize = 100;
@@ -750,6 +754,36 @@ fn check_decisions(sources: &[Source]) -> Vec<Finding> {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Commits
+
+/// What is wrong with a commit's subject, whose form is `area: do this`.
+fn subject_fault(subject: &str) -> Option<&'static str> {
+    if subject.chars().count() > SUBJECT_CHARS_MAX {
+        return Some("a subject has 72 characters at most; the why goes into the body");
+    }
+    let Some((area, what)) = subject.split_once(": ") else {
+        return Some("begin the subject with its area, such as `http: `");
+    };
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-,./ ".contains(c);
+    if area.is_empty() || !area.chars().all(plain) {
+        return Some("areas are names of modules or folders in lower case, with commas");
+    }
+    let starts_low = !what.starts_with(char::is_uppercase) && !what.trim().is_empty();
+    let advice = "after the area comes an imperative in lower case, without a full stop";
+    (!starts_low || what.ends_with('.')).then_some(advice)
+}
+
+/// The latest subjects; none without git or its history, as in a source archive.
+fn latest_subjects() -> Vec<String> {
+    let mut git = std::process::Command::new("git");
+    git.args(["log", "--no-merges", COMMITS, "--format=%s"]);
+    let Ok(output) = git.current_dir(env!("CARGO_MANIFEST_DIR")).output() else {
+        return Vec::new();
+    };
+    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+}
+
+// ---------------------------------------------------------------------------------------------
 // The rules over the repository
 
 fn assert_none(findings: Vec<Finding>) {
@@ -804,6 +838,13 @@ fn every_file_is_compiled() {
 #[test]
 fn migrations_are_paired_and_commented() {
     assert_none(check_migrations(&repository()));
+}
+
+#[test]
+fn commits_say_where_and_what() {
+    for subject in latest_subjects() {
+        assert_eq!(subject_fault(&subject), None, "{subject}");
+    }
 }
 
 #[test]
@@ -988,6 +1029,25 @@ fn planted_decisions() {
         ("## Decision", "## Consequences"),
     ] {
         check(check_decisions, &[(path, &good.replacen(from, to, 1))], &[place]);
+    }
+}
+
+#[test]
+fn planted_subjects() {
+    let good = ["http: name the table of a corrupt row", "api, http, cli: share the wire types"];
+    for subject in good {
+        assert_eq!(subject_fault(subject), None, "{subject}");
+    }
+    let long = format!("http: {}", "x".repeat(67));
+    for subject in [
+        "The test of expiry begins before its hour",
+        "SQLite: wait for nobody",
+        "http: Name the table",
+        "http: name the table.",
+        "http: ",
+        &long,
+    ] {
+        assert!(subject_fault(subject).is_some(), "{subject}");
     }
 }
 

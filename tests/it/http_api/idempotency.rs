@@ -505,7 +505,7 @@ pub async fn the_effect_and_its_answer_are_both_there_or_neither(ground: Ground)
     let quotes = "/v1/tenants/acme/quotes";
     let quote = r#"{"currency":"eur","jurisdiction":"de","prices":"exclusive","lines":[{"id":"x","amount":"1"}]}"#;
     let kept = async || {
-        let tables = ["entries", "grants", "quotes", "messages", "credit_changes"];
+        let tables = ["entries", "grants", "quotes", "outbox", "credit_changes"];
         let ended = count(&server, "idempotency_keys WHERE status IS NOT NULL").await;
         (server.ground.rows(&tables).await, ended, wallet(&server).await)
     };
