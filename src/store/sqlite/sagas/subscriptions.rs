@@ -70,7 +70,7 @@ fn insert_subscription_record(
 
 pub fn charge_from(connection: &Connection, saga: &str, at: Timestamp) -> Result<()> {
     connection.run(
-        "-- charge_from\nUPDATE subscription records SET charged_from = ? WHERE saga = ?",
+        "-- charge_from\nUPDATE subscription_records SET charged_from = ? WHERE saga = ?",
         params![at.micros(), saga],
     )?;
     Ok(())
