@@ -65,7 +65,7 @@ pub async fn post_pass(
     let range = parse_days(&spec.from, &spec.to)?;
     let order = PassOrder { kind: PassKind::OneShot, range, tenant, apply: spec.apply };
     let number = app.store.create_pass(order, app.clock.now()).await?;
-    let pass = app.store.find_pass(number).await?.ok_or_else(no_such_pass)?;
+    let pass = app.store.find_pass(number).await?.ok_or_else(unknown_pass)?;
     Ok((StatusCode::ACCEPTED, axum::Json(pass.into())))
 }
 
@@ -197,10 +197,10 @@ pub async fn accept_finding(
 async fn find_pass(app: &App, number: u64) -> Result<Pass, Problem> {
     let stored = i64::try_from(number).is_ok();
     let found = if stored { app.store.find_pass(number).await? } else { None };
-    found.ok_or_else(no_such_pass)
+    found.ok_or_else(unknown_pass)
 }
 
-fn no_such_pass() -> Problem {
+fn unknown_pass() -> Problem {
     let detail = "there is no pass of this id; GET /v1/passes lists them";
     Problem::new(Kind::NotFound, "unknown_pass", detail)
 }

@@ -375,7 +375,7 @@ pub async fn not_found(uri: http::Uri) -> Problem {
         Some(_) => "no such path; no path ends with a slash; /docs lists them all",
         None => "no such path; /docs lists them all",
     };
-    let problem = Problem::new(Kind::NotFound, "no_such_route", detail);
+    let problem = Problem::new(Kind::NotFound, "unknown_route", detail);
     if !uri.path().starts_with("/v1/billing/") {
         return problem;
     }

@@ -156,10 +156,10 @@ async fn find_push(app: &App, caller: &Caller, number: u64) -> Result<PushTrace,
     let stored = i64::try_from(number).is_ok();
     let found = if stored { app.store.trace_push(number).await? } else { None };
     let visible = |trace: &PushTrace| caller.bound_to().is_none_or(|own| *own == trace.push.tenant);
-    found.filter(visible).ok_or_else(no_such_push)
+    found.filter(visible).ok_or_else(unknown_push)
 }
 
-fn no_such_push() -> Problem {
+fn unknown_push() -> Problem {
     let detail = "there is no push of this id; GET /v1/pushes lists them";
     Problem::new(Kind::NotFound, "unknown_push", detail)
 }
@@ -172,7 +172,7 @@ fn answer_ruling(
     match ruling {
         Ruling::Done(replacement) => Ok(axum::Json(RulingAnswer { id, replacement })),
         Ruling::Refused(why) => Err(Problem::new(Kind::Conflict, code, why)),
-        Ruling::NotFound => Err(no_such_push()),
+        Ruling::NotFound => Err(unknown_push()),
     }
 }
 

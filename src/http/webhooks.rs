@@ -140,7 +140,7 @@ pub async fn get_webhook(
     caller.require_unbound(Scope::Read)?;
     let stored = i64::try_from(number).is_ok();
     let found = if stored { app.store.find_webhook(number).await? } else { None };
-    let (webhook, payload) = found.ok_or_else(no_such_webhook)?;
+    let (webhook, payload) = found.ok_or_else(unknown_webhook)?;
     let payload = String::from_utf8(payload);
     let payload = payload.map_err(|_| Problem::corrupt("a webhook's payload is not a text"))?;
     Ok(axum::Json(WebhookTrace { webhook: webhook.into(), payload: raw_json(payload)? }))
@@ -165,7 +165,7 @@ pub async fn replay_webhook(
 ) -> Result<axum::Json<ReplayAnswer>, Problem> {
     caller.require_unbound(Scope::Operate)?;
     if i64::try_from(number).is_err() {
-        return Err(no_such_webhook());
+        return Err(unknown_webhook());
     }
     match app.store.replay_webhook(number, app.clock.now()).await? {
         Ruling::Done(_) => {
@@ -173,11 +173,11 @@ pub async fn replay_webhook(
             Ok(axum::Json(ReplayAnswer { id: number }))
         }
         Ruling::Refused(why) => Err(Problem::new(Kind::Conflict, "webhook_not_replayed", why)),
-        Ruling::NotFound => Err(no_such_webhook()),
+        Ruling::NotFound => Err(unknown_webhook()),
     }
 }
 
-fn no_such_webhook() -> Problem {
+fn unknown_webhook() -> Problem {
     let detail = "there is no webhook of this id; GET /v1/webhooks lists them";
     Problem::new(Kind::NotFound, "unknown_webhook", detail)
 }

@@ -249,6 +249,6 @@ pub async fn request_ids_are_in_the_answer_and_in_the_problem(ground: Ground) {
 pub async fn clients_of_stripe_see_an_error(ground: Ground) {
     let server = Server::start(ground).await;
     let answer = server.call(http::Method::POST, "/v1/billing/meter_events", "sk_test_1", "").await;
-    let problem = answer.problem(404, "no_such_route");
+    let problem = answer.problem(404, "unknown_route");
     assert_eq!(problem["error"]["type"], "invalid_request_error");
 }

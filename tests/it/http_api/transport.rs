@@ -194,9 +194,9 @@ pub async fn types_paths_and_methods_that_do_not_exist(ground: Ground) {
     let answer = server.call(Method::PATCH, "/v1/events", &server.admin, "").await;
     answer.problem(405, "method_not_allowed");
     assert_eq!(answer.headers["allow"], "POST,GET,HEAD");
-    server.get("/v2/events").await.problem(404, "no_such_route");
-    server.get("/v1/events/acme").await.problem(404, "no_such_route");
-    let slash = server.get("/v1/meters/").await.problem(404, "no_such_route");
+    server.get("/v2/events").await.problem(404, "unknown_route");
+    server.get("/v1/events/acme").await.problem(404, "unknown_route");
+    let slash = server.get("/v1/meters/").await.problem(404, "unknown_route");
     assert!(slash["detail"].as_str().unwrap().contains("no path ends with a slash"), "{slash}");
     let root = server.get("/").await;
     assert_eq!((root.status, &root.headers["location"]), (307, &"/docs".parse().unwrap()));
