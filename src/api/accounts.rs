@@ -39,7 +39,7 @@ pub struct StatementLineAnswer {
     pub key: String,
     pub memo: String,
     pub amount: Decimal,
-    /// After it.
+    /// The balance after this posting.
     pub balance: Decimal,
     pub at: Timestamp,
 }
@@ -83,7 +83,7 @@ pub struct PostingAnswer {
     pub account: String,
     pub unit: String,
     pub amount: Decimal,
-    /// After it.
+    /// The balance after this posting.
     pub balance: Decimal,
     pub version: u64,
 }

@@ -10,7 +10,7 @@ pub struct AlertAnswer {
     pub id: u64,
     pub kind: AlertKind,
     pub severity: Severity,
-    /// What it is about; empty where there is one only.
+    /// The object of the alert; empty if the kind has only one.
     pub subject: String,
     pub summary: String,
     /// The command that shows more.
@@ -21,7 +21,7 @@ pub struct AlertAnswer {
 
 page!(AlertList, alerts: AlertAnswer ("Newest first."), next_before: u64);
 
-/// When a tenant's usage is worth a word.
+/// A limit of a tenant's usage that opens an alert.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({

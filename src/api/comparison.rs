@@ -16,8 +16,8 @@ pub struct ComparisonAnswer {
     pub meter: String,
     /// Windows with anything on either side, oldest first.
     pub windows: Vec<ComparedWindow>,
-    /// The windows, open ones left out, in which the provider shows neither what was counted nor
-    /// what was pushed of it, and that are billed.
+    /// The number of closed and billed windows in which the provider's total equals neither the
+    /// counted nor the pushed total.
     pub differing: usize,
 }
 
@@ -27,28 +27,28 @@ pub struct ComparedWindow {
     pub start: Timestamp,
     pub end: Timestamp,
     pub state: WindowState,
-    /// What was counted.
+    /// The counted total.
     pub ledger: Decimal,
-    /// What was handed to pushes and not written off; nothing of what is sent nowhere.
+    /// The total of the pushes, without discarded and shadow pushes.
     pub pushed: Decimal,
-    /// What the provider shows.
+    /// The provider's total.
     pub provider: Decimal,
-    /// Whether the provider shows what was counted, or what was pushed of it, and all of it is
+    /// Whether the provider's total equals the counted or the pushed total, and all usage is
     /// billed.
     pub equal: bool,
     pub verdict: WindowVerdict,
-    /// What a person wrote off of it; null if nothing.
+    /// Usage that an operator wrote off; null if none.
     pub written_off: Option<Decimal>,
     /// Who wrote it off, and why.
     pub note: Option<String>,
 }
 
-/// What a comparison of one window says.
+/// The result of comparing one window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WindowVerdict {
     Equal,
-    /// Equal but for what a person wrote off.
+    /// Equal but for usage that an operator wrote off.
     WrittenOff,
     /// It lies before the meter's `billing.from`.
     NotBilled,

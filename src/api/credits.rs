@@ -15,7 +15,8 @@ use utoipa::ToSchema;
     "memo": "top-up, invoice 2026-117"
 }))]
 pub struct GrantSpec {
-    /// `purchased` for a top-up, `granted` for what is given.
+    /// `purchased`: paid by the tenant (Stripe: `paid`). `granted`: given free of charge (Stripe:
+    /// `promotional`).
     pub pool: Pool,
     /// A currency or another unit, such as `eur` or `credits`.
     #[schema(min_length = 1, max_length = 32, pattern = "^[a-z0-9][a-z0-9_.-]*$")]
@@ -29,11 +30,11 @@ pub struct GrantSpec {
     #[serde(default)]
     #[schema(minimum = 0, maximum = 100, default = 50)]
     pub priority: Option<u8>,
-    /// Usage from then on is covered; from now on unless given.
+    /// Usage at or after this instant is covered; now unless given.
     #[serde(default)]
     #[schema(format = DateTime)]
     pub effective_at: Option<String>,
-    /// Usage from then on is not.
+    /// Usage at or after this instant is not covered.
     #[serde(default)]
     #[schema(format = DateTime)]
     pub expires_at: Option<String>,
@@ -90,11 +91,11 @@ pub struct ChangeAnswer {
     pub number: u64,
     pub grant: u64,
     pub kind: ChangeKind,
-    /// In the grant's unit, never negative: the kind tells the direction.
+    /// In the grant's unit, never negative: the kind gives the direction.
     pub amount: Decimal,
     /// What it left of the grant.
     pub remaining: Decimal,
-    /// The usage that was covered, or turned out not to have been used.
+    /// The usage that a draw covered, or that a later revision returned.
     pub covered: Option<CoveredAnswer>,
     pub memo: String,
     pub at: Timestamp,
@@ -134,7 +135,7 @@ pub struct EntitlementAnswer {
     /// Whether the tenant is known here: its first event creates it. False where the name may be
     /// misspelt.
     pub known: bool,
-    /// Whether no quota is used up.
+    /// False if a quota is used up; the caller enforces it. Events are counted all the same.
     pub allowed: bool,
     pub quotas: Vec<QuotaAnswer>,
     /// How much more usage the credits cover, in units of the meter.

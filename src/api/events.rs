@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-/// A payload that came under an id another payload holds.
+/// A payload that was not counted, because another one was counted under the same id.
 #[derive(Serialize, Deserialize, ToSchema)]
 pub struct ConflictAnswer {
     pub tenant: String,

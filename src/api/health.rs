@@ -11,36 +11,37 @@ pub struct Health {
     pub status: String,
 }
 
-/// How pushes stand.
+/// The health of billing.
 #[derive(Default, Serialize, Deserialize, ToSchema)]
 pub struct BillingHealth {
     /// The server's version.
     pub version: String,
-    /// Whom totals are pushed to; null if to nobody.
+    /// The billing provider; null if there is none.
     pub provider: Option<String>,
     /// `off`, or in shadow mode, where nothing is billed, `nowhere` or `sandbox`.
     pub shadow: String,
-    /// Everything that was counted and reaches no invoice as things stand, by meter.
+    /// Usage that currently reaches no invoice, by meter and cause; includes quarantined events,
+    /// which are not counted.
     pub unbilled: BTreeMap<String, UnbilledUsage>,
     /// Whether there are more quarantined events than were added up.
     pub quarantined_more: bool,
-    /// Written down and not taken by the provider yet.
+    /// Pushes that are recorded and not yet accepted by the provider.
     pub observed: u64,
     /// Of those, for more than 5 minutes.
     pub observed_long: u64,
-    /// Written down for tenants without a customer at the provider; they wait until one is given.
+    /// Pushes of tenants without a customer at the provider; they wait until one is set.
     pub without_customer: u64,
     /// The usage of those by meter.
     pub without_customer_usage: BTreeMap<String, UnmappedUsage>,
     /// Usage by meter that was too old to be sent when its tenant got a customer.
     pub unsent_usage: BTreeMap<String, UnmappedUsage>,
-    /// Taken, and not seen in the provider's totals yet.
+    /// Pushes that the provider accepted and its totals do not show yet.
     pub submitted: u64,
     /// Of those, for more than an hour.
     pub submitted_long: u64,
-    /// Need a person.
+    /// Dead letters: an operator must retry or discard them.
     pub dead: u64,
-    /// The quantities of the dead ones by meter, as decimal numbers.
+    /// The quantities of the dead letters by meter, as decimal numbers.
     pub unbilled_quantity: BTreeMap<String, Decimal>,
     /// Tenants with drift that was still there after two passes.
     pub drifting_tenants: u64,
@@ -84,7 +85,7 @@ pub struct UnmappedUsage {
     pub quantity: Decimal,
 }
 
-/// How often somebody was called.
+/// The number of on-call pages.
 #[derive(Default, Serialize, Deserialize, ToSchema)]
 pub struct Pages {
     /// Still open.

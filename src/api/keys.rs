@@ -54,7 +54,7 @@ named_enum! {
         Ingest = "ingest",
         /// Read usage, events, inboxes, meters and counters.
         Read = "read",
-        /// Decide about inboxes and jobs; includes read.
+        /// Retry and discard pushes, resume sagas, start passes, accept findings; includes read.
         Operate = "operate",
         /// Everything, with meters, tenants and keys.
         Admin = "admin",

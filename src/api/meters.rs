@@ -57,15 +57,16 @@ fn properties() -> Value {
             "maxLength": NAME_BYTES_MAX, "pattern": PROPERTY_NAME,
             "description": "The property whose different values a `unique` meter counts."},
         "settle_after": {"type": "string", "default": "1h",
-            "description": "How long after its end a window stays open; then it is cut. May \
-                change later."},
+            "description": "How long after its end a window stays open; then its total is \
+                handed to billing. May change later."},
         "late_until": {"type": "string", "default": "4h",
             "description": "How long after its end late events are expected. May change later."},
         "cut_every": {"type": "string", "default": "10m",
-            "description": "How often windows are cut. May change later."},
+            "description": "How often the totals of windows, and what late events \
+                changed of them, are handed to billing. May change later."},
         "drift_tolerance": {"type": "string", "default": "0",
-            "description": "The largest difference between ledger and provider that is let pass, \
-                as a decimal number. May change later."},
+            "description": "The largest difference between ledger and provider that is \
+                tolerated, as a decimal number. May change later."},
         "billing": {"oneOf": [{"$ref": "#/components/schemas/Billing",
             "description": "How totals reach the billing provider; without it they do not. May be \
                 added once."}, {"type": "null"}]},

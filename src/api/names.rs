@@ -63,27 +63,54 @@ names!(
     Minute | QuarterHour | Hour | Day
 );
 names!(ChangeKind, Some("What happened to a grant."));
-names!(Class, Some("Why a push is where it is: one word for each row of its history."));
+names!(Class, Some("The reason for a push's state, one for each row of its history."));
 names!(Dunning, Some("The state of an invoice's payment."), None | Failing | Recovered | Lost);
-names!(FindingKind, Some("What is compared."));
-names!(Floor, None);
-names!(Grain, Some("How a range is cut into windows."), Hour | Day | Week | Month | None);
-names!(Granularity, Some("What one push is of."), Window | Day | Event);
-names!(Mark, Some("What a line of the log says about its step."));
-names!(Mode, Some("What a push says."));
-names!(ObjectKind, Some("What is mirrored."));
-names!(PassKind, None);
-names!(PassState, None);
-names!(Pool, None);
-names!(PriceKind, Some("Whether a line's amount holds its tax already."), Inclusive | Exclusive);
-names!(PushState, Some("The state of a push."));
-names!(Reason, Some("Why."));
-names!(SagaKind, None);
-names!(SagaState, None);
+names!(FindingKind, Some("The two sides that a finding compares."));
+names!(Floor, Some("How low a balance may go: `zero`, never below 0; `none`, any balance."));
+names!(Grain, Some("How a range is divided into windows."), Hour | Day | Week | Month | None);
+names!(Granularity, Some("The usage that one push carries."), Window | Day | Event);
+names!(Mark, Some("The event of a step that a line of the log records."));
+names!(
+    Mode,
+    Some(
+        "`delta`: the growth of the window's total. `absolute`: the whole total; the last one counts."
+    )
+);
+names!(ObjectKind, Some("The kind of a provider object."));
+names!(PassKind, Some("Why a pass was started: by the hour, by the night, or on request."));
+names!(PassState, Some("The state of a reconciliation pass."));
+names!(
+    Pool,
+    Some(
+        "`purchased`: paid by the tenant (Stripe: `paid`). `granted`: free (Stripe: `promotional`)."
+    )
+);
+names!(PriceKind, Some("Whether a line's amount includes its tax."), Inclusive | Exclusive);
+names!(
+    PushState,
+    Some(
+        "`waiting`: for a customer. `observed`: recorded, not accepted yet. `submitted`: accepted by \
+         the provider. `confirmed`: shown in its summary. `reconciled`: compared by a pass. `dead`: \
+         needs an operator. `discarded`: written off. `replaced`: never counted; a later revision \
+         carries its usage, or it was too old to be sent."
+    )
+);
+names!(Reason, Some("The reason for a verdict."));
+names!(SagaKind, Some("The operation that a saga carries out."));
+names!(SagaState, Some("The state of a saga; `compensated` means that every step was undone."));
 names!(Severity, Some("How urgent an alert is."));
-names!(ThresholdKind, None);
+names!(
+    ThresholdKind,
+    Some(
+        "`threshold`: opens an alert. `quota`: also ends the entitlement; events are still counted."
+    )
+);
 names!(ThresholdPeriod, Some("Calendar periods, in UTC."));
-names!(Verdict, Some("What a comparison says."));
-names!(WebhookSource, Some("How a webhook came."));
+names!(Verdict, Some("The result of a comparison."));
+names!(WebhookSource, Some("Whether Stripe delivered a webhook or a backfill found it."));
 names!(WebhookStatus, Some("The state of a webhook."));
-names!(WindowState, None, Open | Settling | Final);
+names!(
+    WindowState,
+    Some("Whether events are still expected in a window."),
+    Open | Settling | Final
+);

@@ -53,9 +53,10 @@ pub struct PassAnswer {
     pub verdicts: BTreeMap<Verdict, u64>,
     /// Pushes that were sent again.
     pub replayed: u64,
-    /// Differences that were sent.
+    /// Windows whose shortfall was sent as a new push.
     pub corrected: u64,
-    /// Over all rows that were read and the pass before, of nightly passes that have ended, in hex.
+    /// The hash of a completed nightly pass, over the rows that it read and the pass before, in
+    /// hex.
     pub hash: Option<String>,
     /// Why it failed, or what could not be read.
     pub detail: Option<String>,
@@ -82,11 +83,11 @@ pub struct RowAnswer {
     pub reason: Reason,
     /// What it means, or what to do.
     pub advice: String,
-    /// What a person wrote off; null if nothing.
+    /// Usage that an operator wrote off; null if none.
     pub written_off: Option<Decimal>,
-    /// What was used before the meter's `billing.from`; null if nothing.
+    /// Usage before the meter's `billing.from`; null if none.
     pub not_billed: Option<Decimal>,
-    /// What was counted in shadow mode; null if nothing.
+    /// Usage that was counted in shadow mode; null if none.
     pub shadow: Option<Decimal>,
     /// Who wrote it off, and why.
     pub note: Option<String>,

@@ -23,11 +23,11 @@ pub struct PushAnswer {
     pub mode: Mode,
     /// By how much it changes what the provider has of the window, as a decimal number.
     pub quantity: Decimal,
-    /// What is sent.
+    /// The value that is sent; at Stripe, the meter event's value.
     pub value: Decimal,
-    /// Its name at the provider.
+    /// The provider's name of the push; at Stripe, the meter event's `identifier`.
     pub key: String,
-    /// The moment it is stamped with.
+    /// At Stripe, the meter event's `timestamp`.
     pub stamped_at: Timestamp,
     /// Exact billable totals by subscription at the cut: the 100 largest, and the sum of all others
     /// under `(others)`.
@@ -40,7 +40,7 @@ pub struct PushAnswer {
     pub shadow: bool,
     pub state: PushState,
     pub class: Class,
-    /// What the provider or a person said last.
+    /// The last message of the provider, or an operator's reason.
     pub detail: Option<String>,
     /// The quantity, if it is dead.
     pub unbilled: Option<Decimal>,

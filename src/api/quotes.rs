@@ -83,7 +83,7 @@ pub struct LineSpec {
     /// The sender's name for it.
     #[schema(min_length = 1, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     pub id: String,
-    /// A whole number of the currency's smallest unit, as a decimal number of the currency.
+    /// An amount in the currency, no finer than its smallest unit, as a decimal number.
     #[schema(pattern = r"^(0|[1-9][0-9]{0,14})(\.[0-9]{1,3})?$")]
     pub amount: String,
 }
@@ -100,7 +100,7 @@ pub struct QuoteSpec {
     /// Where it is sold; a rate must hold there, of 0 percent if nothing is due.
     #[schema(min_length = 1, max_length = 64, pattern = "^[a-z0-9-]+$")]
     pub jurisdiction: String,
-    /// Whether amounts hold their tax.
+    /// Whether amounts include tax.
     pub prices: PriceKind,
     /// The moment whose rates hold; now unless given.
     #[serde(default)]
@@ -128,9 +128,9 @@ pub struct QuoteAnswer {
     /// Lines and sums, each a decimal number of the currency as a string.
     #[schema(value_type = Object)]
     pub quote: serde_json::Value,
-    /// The coupon that was taken off.
+    /// The coupon that was applied.
     pub coupon: Option<String>,
-    /// Why the coupon that was asked for was not.
+    /// Why the requested coupon was not applied.
     pub coupon_refused: Option<String>,
 }
 

@@ -84,7 +84,7 @@ pub struct LineAnswer {
     pub generation: u32,
     pub step: String,
     pub mark: Mark,
-    /// What the step left for those after it.
+    /// The output of the step, which later steps use.
     #[schema(value_type = Option<Object>)]
     pub result: Option<serde_json::Value>,
     pub detail: Option<String>,

@@ -15,7 +15,7 @@ pub struct TenantSpec {
     #[serde(default)]
     #[schema(value_type = Option<String>, max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$")]
     pub name: Given<String>,
-    /// The billing provider's id of this customer. Left out, it stays as it is; null takes it away,
+    /// The provider's customer id for this tenant. Left out, it stays as it is; null removes it,
     /// and pushes that were not sent yet wait for the next one.
     #[serde(default)]
     #[schema(
@@ -29,7 +29,7 @@ pub struct TenantSpec {
 pub struct TenantAnswer {
     pub id: String,
     pub name: Option<String>,
-    /// The billing provider's id of this customer.
+    /// The provider's customer id for this tenant.
     pub customer: Option<String>,
     pub created_at: Timestamp,
 }
@@ -46,6 +46,7 @@ pub struct TimelineAnswer {
     pub stretches: Vec<StretchAnswer>,
     /// In the order of ids.
     pub invoices: Vec<InvoiceAnswer>,
+    /// Stripe's credit grants; those of this server are at `/v1/tenants/{tenant}/grants`.
     pub credit_grants: Vec<CreditGrantAnswer>,
 }
 

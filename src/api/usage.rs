@@ -55,7 +55,7 @@ pub struct LatencyList {
 pub struct TotalAnswer {
     pub tenant: String,
     pub name: Option<String>,
-    /// The billing provider's id of this customer.
+    /// The provider's customer id for this tenant.
     pub customer: Option<String>,
     pub meter: String,
     /// A decimal number.

@@ -19,11 +19,11 @@ pub struct ReceivedAnswer {
 #[derive(Serialize, Deserialize, ToSchema)]
 pub struct WebhookAnswer {
     pub id: u64,
-    /// The provider's id of the event.
+    /// The id of Stripe's event.
     pub event_id: String,
     #[serde(rename = "type")]
     pub event_type: String,
-    /// What has changed; null if the event is only kept.
+    /// The kind of the object that changed; null if the event is only stored.
     pub object_kind: Option<ObjectKind>,
     pub object_id: Option<String>,
     pub source: WebhookSource,

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil alerts
-      those that are open, each with the command that tells more
+      open alerts, each with the command that shows details
   counterfoil alerts --all --kind dead_letters
   counterfoil alerts --json")]
 pub struct AlertsArguments {

@@ -25,7 +25,7 @@ pub struct ServerArguments {
     /// Address of the server
     #[arg(long, env = "COUNTERFOIL_URL", default_value = "http://127.0.0.1:8787")]
     pub url: String,
-    /// Key to use
+    /// Counterfoil API key
     #[arg(long, env = "COUNTERFOIL_KEY", hide_env_values = true)]
     pub key: Option<String>,
 }

@@ -18,10 +18,10 @@ use std::process::ExitCode;
   counterfoil clock show --data /var/lib/counterfoil
       this machine's time, beside what the store has recorded
   counterfoil clock reset --data /var/lib/counterfoil
-      after a clock that was wrong: sets the store's marks to this machine's time, which must be
-      right; stop the server before
+      after a wrong clock: sets the store's recorded times to this machine's time, which must be
+      right; stop the server first
 
-A server on PostgreSQL, or with Stripe, needs neither: the clocks of others settle the time.")]
+With PostgreSQL or Stripe neither command is needed: the server checks the time against theirs.")]
 pub struct ClockArguments {
     #[command(subcommand)]
     action: Action,
@@ -31,7 +31,7 @@ pub struct ClockArguments {
 enum Action {
     /// Show this machine's time and the store's recorded times
     Show(StoreArguments),
-    /// Set the store's marks to this machine's time, which must be right
+    /// Set the store's recorded times to this machine's time, which must be right
     Reset(StoreArguments),
 }
 

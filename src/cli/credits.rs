@@ -19,6 +19,7 @@ use std::process::ExitCode;
 pub struct CreditsArguments {
     #[command(flatten)]
     server: ServerArguments,
+    /// Tenant whose credits to show
     #[arg(long)]
     tenant: String,
     /// List changes instead, newest first

@@ -83,8 +83,8 @@ incomplete.")]
       the store in ./counterfoil-data; a server may be running on it
   counterfoil passes verify --store postgres://counterfoil:secret@db/counterfoil
 
-Reads the store itself. Write the last hash down elsewhere: it shows later that no pass at the end
-was taken away. docs/operating.md says how a hash is made.
+Reads the store itself. Keep a copy of the last hash elsewhere: it proves later that no pass at the
+end was removed. docs/operating.md says how a hash is made.
 Exit code: 0 the chain holds, 4 it is broken, 1 it could not be read.")]
     Verify {
         #[command(flatten)]

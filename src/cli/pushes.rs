@@ -22,7 +22,7 @@ use std::process::ExitCode;
   counterfoil pushes show 42
       every attempt, with its time, class and request id
   counterfoil pushes retry 42
-      only if it surely was not counted; otherwise it says why not
+      sends only what the provider certainly did not count; otherwise prints the reason
   counterfoil pushes discard 42 --reason 'credited by hand'"
 )]
 pub struct PushesArguments {

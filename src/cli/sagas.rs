@@ -18,9 +18,9 @@ use std::process::ExitCode;
   counterfoil sagas
   counterfoil sagas --state needs_attention
   counterfoil sagas show saga_5f0c2d
-      every step, what came of it and what was undone
+      each step, its result and its compensation
   counterfoil sagas resume saga_5f0c2d
-      goes on where it stopped; one that was undone starts anew"
+      continues a stopped saga; restarts a compensated one from its first step"
 )]
 pub struct SagasArguments {
     #[command(subcommand)]

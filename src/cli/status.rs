@@ -17,7 +17,7 @@ use std::process::ExitCode;
 #[command(after_help = "Examples:
   counterfoil status
   counterfoil status --json
-  counterfoil status > /dev/null || echo 'billing needs somebody'
+  counterfoil status > /dev/null || echo 'billing needs attention'
 
 Exit code: 0 all numbers that must be zero are, 4 one is not, 1 the server could not be asked.")]
 pub struct StatusArguments {

@@ -23,9 +23,9 @@ enum StoresCommand {
 
 /// Declare that the store was restored from a backup
 ///
-/// From now on nothing is sent of a window that began before, until the provider's total of the
-/// window was compared with what the store knows. A restore is mostly recognised without this;
-/// declaring one too many costs readings and an hour of delay.
+/// After this, the server sends nothing for windows that began earlier until it has compared each
+/// with the provider's total. The server detects most restores by itself; an unneeded declaration
+/// costs extra reads and an hour of delay.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil store restored --data /var/lib/counterfoil
@@ -35,16 +35,16 @@ struct RestoredArguments {
     #[command(flatten)]
     store: StoreArguments,
     /// Reason; stored with the restore
-    #[arg(long, value_name = "TEXT", default_value = "declared by a person")]
+    #[arg(long, value_name = "TEXT", default_value = "declared by an operator")]
     reason: String,
 }
 
 /// Bind the store to another account of the provider
 ///
-/// A store is bound to the account, and the mode, of the first key that it is started with, and a
-/// server does not start with the key of another. This ends the binding; the next start binds the
-/// store to the account of its key. What was sent so far counts as billed and is not sent again.
-/// Windows from before are not compared with the new account.
+/// The first start binds a store to the account and mode (test or live) of its key, and a server
+/// does not start with the key of another account. This command removes the binding; the next start
+/// binds the store again. Earlier pushes count as billed and are not sent again. Earlier windows
+/// are not compared with the new account.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   counterfoil store rebind --data /var/lib/counterfoil

@@ -73,7 +73,7 @@ Exit code: 0 ready, 4 something is missing or does not fit.")]
       the last day
   counterfoil stripe compare --tenant acme --meter api_calls --from 2026-11-01 --to 2026-11-08
 
-A window may also be written_off (a person decided so), not_billed (before the meter's billing.from)
+A window may also be written_off (an operator decided so), not_billed (before the meter's billing.from)
 or shadow (counted in shadow mode): it is never billed, and does not differ.
 
 Exit code: 0 no window differs, 4 some windows differ.")]

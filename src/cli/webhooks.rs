@@ -10,7 +10,7 @@ use crate::api::webhooks::{WebhookList, WebhookTrace};
 use reqwest::Method;
 use std::process::ExitCode;
 
-/// List and show received webhooks; read an object again
+/// List and show received webhooks; read a webhook's object again
 #[derive(clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -21,7 +21,7 @@ use std::process::ExitCode;
   counterfoil webhooks show 42
       with its payload
   counterfoil webhooks replay 42
-      has its object read again from the provider; doing so twice changes nothing"
+      reads its object from the provider again; repeating it is safe"
 )]
 pub struct WebhooksArguments {
     #[command(subcommand)]
@@ -88,9 +88,7 @@ pub async fn run(arguments: WebhooksArguments) -> anyhow::Result<ExitCode> {
         Some(WebhooksCommand::Replay { server, id }) => {
             let path = ["v1", "webhooks", &id.to_string(), "replay"];
             Client::new(&server)?.call(&Request::new(Method::POST, &path)).await?;
-            println!(
-                "its object is read again; `counterfoil webhooks show {id}` tells what came of it"
-            );
+            println!("the object is read again; `counterfoil webhooks show {id}` shows the result");
         }
     }
     Ok(ExitCode::SUCCESS)

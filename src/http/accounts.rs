@@ -26,9 +26,10 @@ const MEMO_BYTES_MAX: usize = 500;
 list_query!(AccountParameters, "The last account of the page before.", after: String
     (min_length = 1, max_length = 128, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), {});
 
-/// Create an account
+/// Create a bookkeeping account of a tenant
 ///
-/// Over a tenant's accounts of one unit, balances always sum to 0.
+/// For double entry of your own; independent of Stripe accounts and of credits. Over a tenant's
+/// accounts of one unit, balances always sum to 0.
 #[utoipa::path(
     put, path = "/v1/tenants/{tenant}/accounts/{account}", tag = "accounts",
     request_body = AccountSpec,
@@ -122,7 +123,7 @@ list_query!(StatementParameters, before, {});
     get, path = "/v1/tenants/{tenant}/accounts/{account}/statement", tag = "accounts",
     params(("tenant" = String, Path), ("account" = String, Path), StatementParameters),
     responses(
-        (status = 200, description = "A page of what moved it", body = Statement),
+        (status = 200, description = "A page of statement lines", body = Statement),
         (status = 404, description = "There is no such account"),
     )
 )]
@@ -144,7 +145,7 @@ pub async fn get_statement(
 /// Write an entry
 ///
 /// All of it is written, or nothing. The same request under the same `Idempotency-Key` is answered
-/// again and never written twice, also after the key has been forgotten.
+/// again and never written twice, even after the key has expired.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/entries", tag = "accounts", request_body = EntrySpec,
     params(("tenant" = String, Path)),

@@ -148,11 +148,11 @@ pub fn parse_cursor(text: &str) -> Result<ThresholdKey, Problem> {
     })
 }
 
-/// Take a threshold away
+/// Delete a threshold
 #[utoipa::path(
     delete, path = "/v1/thresholds", tag = "alerts", params(ThresholdName),
     responses(
-        (status = 204, description = "It is gone"),
+        (status = 204, description = "The threshold is deleted"),
         (status = 404, description = "There is no such threshold or meter"),
     )
 )]

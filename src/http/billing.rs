@@ -81,7 +81,7 @@ async fn read_unbilled(
     Ok(unbilled)
 }
 
-/// Read how pushes stand
+/// Read billing health
 #[utoipa::path(
     get, path = "/v1/health/billing", tag = "pushes",
     responses((status = 200, description = "The numbers", body = BillingHealth))

@@ -18,10 +18,10 @@ list_query!(ChangeFeedParameters, "The last number that was seen.", after: u64
     tenant: Option<String>,
 });
 
-/// List what has changed
+/// List published changes
 ///
 /// Kept for 30 days, those of dunning for longer. With `alerts.webhook_changes` the same is sent to
-/// the webhook.
+/// the webhook that receives alerts.
 #[utoipa::path(
     get, path = "/v1/changes", tag = "changes", params(ChangeFeedParameters),
     responses((status = 200, description = "Changes in their order", body = ChangeFeed))

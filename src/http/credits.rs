@@ -37,8 +37,8 @@ const PRIORITY_DEFAULT: u8 = 50;
 
 /// Issue credits: a top-up, or a gift
 ///
-/// Usage draws on them before it is billed: what was given before what was paid for, by priority
-/// and by expiry. Only what is left is pushed to the provider.
+/// Usage draws granted credits before purchased ones, then by priority, then by expiry. Only usage
+/// that credits do not cover is pushed to the provider.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/grants", tag = "credits", request_body = GrantSpec,
     params(("tenant" = String, Path)),
@@ -172,8 +172,8 @@ pub async fn list_grants(
 
 /// Void what is left of a grant, or a part of it
 ///
-/// A refund of what was purchased, a void of what was granted. What usage has drawn stays drawn,
-/// and what usage that was not cut yet will draw is kept for it.
+/// Voiding a purchased grant records a refund; no money moves at the provider. Drawn credits stay
+/// drawn, and credits that counted usage will draw at its cut are reserved for it.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/grants/{grant}/void", tag = "credits",
     request_body = VoidSpec,
@@ -299,9 +299,10 @@ impl App {
     }
 }
 
-/// May the tenant use more?
+/// Read a tenant's entitlement: what quotas and credits leave of a meter
 ///
-/// Exact as of every event that was acknowledged before; asks the counters, not the events.
+/// Exact as of every event that was acknowledged before. Stripe's feature entitlements are the
+/// `features` of a subscription record here.
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/entitlements/{meter}", tag = "credits",
     params(("tenant" = String, Path), ("meter" = String, Path)),

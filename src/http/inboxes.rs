@@ -22,7 +22,7 @@ list_query!(InboxParameters, after, {
 
 /// List conflicts
 ///
-/// Payloads that came under an id which another payload holds.
+/// Payloads that were not counted, because another payload was counted under the same id.
 #[utoipa::path(
     get, path = "/v1/conflicts", tag = "inboxes", params(InboxParameters),
     responses((status = 200, description = "A page of conflicts", body = ConflictList))
@@ -40,7 +40,7 @@ pub async fn list_conflicts(
 
 /// List quarantined events
 ///
-/// Events that were too old or too far ahead to be counted, or of one group too many.
+/// Events that were not counted: too old, too far ahead, or beyond the limit of groups a day.
 #[utoipa::path(
     get, path = "/v1/quarantine", tag = "inboxes", params(InboxParameters),
     responses((status = 200, description = "A page of quarantined events", body = QuarantineList))

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Longest name of a key, in bytes of UTF-8.
 const NAME_BYTES_MAX: usize = 100;
 
-/// Make a key
+/// Create a key
 #[utoipa::path(
     post, path = "/v1/keys", tag = "keys", request_body = KeySpec,
     responses(

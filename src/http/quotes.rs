@@ -118,7 +118,7 @@ pub fn parse_rate_cursor(text: &str) -> Result<RateKey, Problem> {
     responses(
         (status = 200, description = "The coupon as it is", body = CouponAnswer),
         (status = 409, description = "Another coupon has this code"),
-        (status = 422, description = "What it takes off is refused"),
+        (status = 422, description = "The discount is invalid"),
     )
 )]
 pub async fn put_coupon(

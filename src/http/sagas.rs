@@ -35,13 +35,13 @@ const SUBSCRIPTIONS_LISTED_MAX: usize = 1_000;
 
 /// Create a subscription
 ///
-/// Creates the customer if the tenant has none, then the subscription, our own record, and access
-/// to the features. If a step is refused, what was done is undone.
+/// Creates the customer if the tenant has none, then the subscription, its subscription
+/// record, and access to the features. If a step is refused, the steps before it are undone.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/subscriptions", tag = "sagas",
     request_body = SubscriptionSpec, params(("tenant" = String, Path)),
     responses(
-        (status = 202, description = "The saga that does it", body = SagaAnswer),
+        (status = 202, description = "The saga that was started", body = SagaAnswer),
         (status = 409, description = "Another saga of the tenant is open, or the key was used"),
         (status = 422, description = "A name is refused, or there is no provider"),
     )
@@ -72,7 +72,7 @@ pub async fn create_subscription(
     request_body = PlanSpec,
     params(("tenant" = String, Path), ("subscription" = String, Path)),
     responses(
-        (status = 202, description = "The saga that does it", body = SagaAnswer),
+        (status = 202, description = "The saga that was started", body = SagaAnswer),
         (status = 409, description = "Another saga of the tenant is open, or the key was used"),
         (status = 422, description = "A name is refused, or there is no provider"),
     )
@@ -100,7 +100,7 @@ pub async fn change_plan(
     request_body = CancelSpec,
     params(("tenant" = String, Path), ("subscription" = String, Path)),
     responses(
-        (status = 202, description = "The saga that does it", body = SagaAnswer),
+        (status = 202, description = "The saga that was started", body = SagaAnswer),
         (status = 409, description = "Another saga of the tenant is open, or the key was used"),
         (status = 422, description = "There is no provider"),
     )
@@ -223,7 +223,7 @@ pub async fn list_sagas(
     limit.page(found, |saga| saga.number, |saga| Ok((&saga).into()))
 }
 
-/// Tell a saga step by step
+/// Read a saga and its log
 #[utoipa::path(
     get, path = "/v1/sagas/{saga}", tag = "sagas", params(("saga" = String, Path)),
     responses(
@@ -259,15 +259,15 @@ fn unknown_saga() -> Problem {
     Problem::new(Kind::NotFound, "unknown_saga", "there is no such saga; GET /v1/sagas lists them")
 }
 
-/// Take a saga up again
+/// Resume a saga
 ///
-/// One that needs attention goes on where it stopped; one that was undone starts anew.
+/// A saga that needs attention continues where it stopped; a compensated one restarts.
 #[utoipa::path(
     post, path = "/v1/sagas/{saga}/resume", tag = "sagas", params(("saga" = String, Path)),
     responses(
         (status = 200, description = "The saga as it is now", body = SagaAnswer),
         (status = 404, description = "There is no such saga"),
-        (status = 409, description = "It needs nobody, or another saga of the tenant is open"),
+        (status = 409, description = "The saga is not stopped, or another saga of the tenant is open"),
     )
 )]
 pub async fn resume_saga(
@@ -280,7 +280,7 @@ pub async fn resume_saga(
     match app.store.resume_saga(&id, app.clock.now()).await? {
         Resumed::Done(saga) => Ok(axum::Json((&saga).into())),
         Resumed::Refused(why) => {
-            let detail = format!("saga {id} cannot be taken up again: {why}");
+            let detail = format!("saga {id} cannot be resumed: {why}");
             Err(Problem::new(Kind::Conflict, "saga_not_stuck", detail))
         }
         Resumed::Busy(other) => Err(busy(&other)),
@@ -288,7 +288,7 @@ pub async fn resume_saga(
     }
 }
 
-/// Read what a tenant has agreed to, and what it may use
+/// List a tenant's subscription records and feature access
 ///
 /// Access follows the provider: a subscription record ends when its subscription is canceled or has
 /// expired there, and is suspended while it is unpaid or paused. While it is past due the access

@@ -24,8 +24,8 @@ list_query!(TenantQuery, "The last tenant of the page before.", after: String
     params(("id" = String, Path, description = "The tenant's id")),
     responses(
         (status = 200, description = "The tenant as it is now", body = TenantAnswer),
-        (status = 409, description = "Another tenant is this customer"),
-        (status = 422, description = "The name or the customer is refused"),
+        (status = 409, description = "The customer is mapped to another tenant"),
+        (status = 422, description = "The name or the customer is invalid"),
     )
 )]
 pub async fn put_tenant(

@@ -35,6 +35,8 @@ pub struct TimelineQuery {
 }
 
 /// Read a tenant's timeline
+///
+/// The tenant's subscriptions over time, with its Stripe invoices and credit grants.
 #[utoipa::path(
     get, path = "/v1/timeline", tag = "tenants", params(TimelineQuery),
     responses((status = 200, description = "What is known", body = TimelineAnswer))

@@ -36,7 +36,7 @@ pub struct UsageQuery {
     /// First instant that is no longer included.
     #[param(example = "2026-12-01")]
     to: Option<String>,
-    /// How the range is cut into windows; one window if it is left out.
+    /// How the range is divided into windows; one window if it is left out.
     #[serde(default)]
     #[param(inline)]
     window: Grain,

@@ -148,7 +148,7 @@ pub async fn get_webhook(
 
 /// Replay a webhook
 ///
-/// Has its object read again from the provider. Doing so twice changes nothing.
+/// The server reads the webhook's object from the provider again. Repeating it is safe.
 #[utoipa::path(
     post, path = "/v1/webhooks/{webhook}/replay", tag = "webhooks",
     params(("webhook" = u64, Path, description = "The webhook's id in the log")),
