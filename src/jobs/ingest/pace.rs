@@ -77,7 +77,7 @@ mod tests {
         let pace = Pace::default();
         assert_eq!(pace.limit(10_000), 10_000);
         record(&pace, 1_000, Duration::from_millis(500));
-        assert_eq!((pace.limit(10_000), pace.limit(100)), (TURN_EVENTS, 100));
+        assert_eq!((pace.limit(10_000), pace.limit(10)), (TURN_EVENTS, 10));
         record(&pace, 1, Duration::from_millis(4));
         record(&pace, 1_000, Duration::from_millis(9));
         assert!((2_300..=2_500).contains(&pace.limit(10_000)), "{}", pace.limit(10_000));
