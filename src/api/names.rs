@@ -45,72 +45,60 @@ macro_rules! names {
     };
 }
 
-fn describe(description: Option<&str>, values: &[impl Serialize]) -> RefOr<Schema> {
+fn describe(description: &str, values: &[impl Serialize]) -> RefOr<Schema> {
     let name = |value| serde_json::to_value(value).expect("a plain enum is its name in JSON");
-    let schema = ObjectBuilder::new().schema_type(Type::String).description(description);
+    let schema = ObjectBuilder::new().schema_type(Type::String).description(Some(description));
     schema.enum_values(Some(values.iter().map(name))).into()
 }
 
 names!(
     Aggregation,
-    Some("How a meter turns the events of a window into one value."),
+    "How a meter turns the events of a window into one value.",
     Sum | Count | Min | Max | Latest | Unique
 );
-names!(AlertKind, Some("What an alert is about; docs/operating.md has a heading for each."));
+names!(AlertKind, "What an alert is about; docs/operating.md has a heading for each.");
 names!(
     Bucket,
-    Some("The grain at which a meter's totals are kept, in UTC."),
+    "The grain at which a meter's totals are kept, in UTC.",
     Minute | QuarterHour | Hour | Day
 );
-names!(ChangeKind, Some("What happened to a grant."));
-names!(Class, Some("The reason for a push's state, one for each row of its history."));
-names!(Dunning, Some("The state of an invoice's payment."), None | Failing | Recovered | Lost);
-names!(FindingKind, Some("The two sides that a finding compares."));
-names!(Floor, Some("How low a balance may go: `zero`, never below 0; `none`, any balance."));
-names!(Grain, Some("How a range is divided into windows."), Hour | Day | Week | Month | None);
-names!(Granularity, Some("The usage that one push carries."), Window | Day | Event);
-names!(Mark, Some("The event of a step that a line of the log records."));
+names!(ChangeKind, "What happened to a grant.");
+names!(Class, "The reason for a push's state, one for each row of its history.");
+names!(Dunning, "The state of an invoice's payment.", None | Failing | Recovered | Lost);
+names!(FindingKind, "What differs: totals (`usage`), a subscription, or an invoice.");
+names!(Floor, "How low a balance may go: `zero`, never below 0; `none`, any balance.");
+names!(Grain, "How a range is divided into windows.", Hour | Day | Week | Month | None);
+names!(Granularity, "The usage that one push carries.", Window | Day | Event);
+names!(Mark, "The event of a step that a line of the log records.");
 names!(
     Mode,
-    Some(
-        "`delta`: the growth of the window's total. `absolute`: the whole total; the last one counts."
-    )
+    "`delta`: the growth of the window's total. `absolute`: the whole total; the last one counts."
 );
-names!(ObjectKind, Some("The kind of a provider object."));
-names!(PassKind, Some("Why a pass was started: by the hour, by the night, or on request."));
-names!(PassState, Some("The state of a reconciliation pass."));
+names!(ObjectKind, "The kind of a provider object.");
+names!(PassKind, "The schedule that started a pass, or a request (`one_shot`).");
+names!(PassState, "The state of a reconciliation pass.");
 names!(
     Pool,
-    Some(
-        "`purchased`: paid by the tenant (Stripe: `paid`). `granted`: free (Stripe: `promotional`)."
-    )
+    "`purchased`: paid by the tenant (Stripe: `paid`). `granted`: free (Stripe: `promotional`)."
 );
-names!(PriceKind, Some("Whether a line's amount includes its tax."), Inclusive | Exclusive);
+names!(PriceKind, "Whether a line's amount includes its tax.", Inclusive | Exclusive);
 names!(
     PushState,
-    Some(
-        "`waiting`: for a customer. `observed`: recorded, not accepted yet. `submitted`: accepted by \
+    "`waiting`: for a customer. `observed`: recorded, not accepted yet. `submitted`: accepted by \
          the provider. `confirmed`: shown in its summary. `reconciled`: compared by a pass. `dead`: \
          needs an operator. `discarded`: written off. `replaced`: never counted; a later revision \
          carries its usage, or it was too old to be sent."
-    )
 );
-names!(Reason, Some("The reason for a verdict."));
-names!(SagaKind, Some("The operation that a saga carries out."));
-names!(SagaState, Some("The state of a saga; `compensated` means that every step was undone."));
-names!(Severity, Some("How urgent an alert is."));
+names!(Reason, "The reason for a verdict.");
+names!(SagaKind, "The operation that a saga carries out.");
+names!(SagaState, "The state of a saga; `compensated` means that every step was undone.");
+names!(Severity, "How urgent an alert is.");
 names!(
     ThresholdKind,
-    Some(
-        "`threshold`: opens an alert. `quota`: also ends the entitlement; events are still counted."
-    )
+    "`threshold`: opens an alert. `quota`: also ends the entitlement; events are still counted."
 );
-names!(ThresholdPeriod, Some("Calendar periods, in UTC."));
-names!(Verdict, Some("The result of a comparison."));
-names!(WebhookSource, Some("Whether Stripe delivered a webhook or a backfill found it."));
-names!(WebhookStatus, Some("The state of a webhook."));
-names!(
-    WindowState,
-    Some("Whether events are still expected in a window."),
-    Open | Settling | Final
-);
+names!(ThresholdPeriod, "Calendar periods, in UTC.");
+names!(Verdict, "The result of a comparison.");
+names!(WebhookSource, "Whether Stripe delivered a webhook or a backfill found it.");
+names!(WebhookStatus, "The state of a webhook.");
+names!(WindowState, "Whether events are still expected in a window.", Open | Settling | Final);

@@ -216,7 +216,9 @@ async fn run(app: &Arc<App>, holder: &str, request: Request, next: Next) -> Resp
         let place = if query { Some(app.admission.query(holder).await) } else { None };
         let began = Instant::now();
         let response = idempotency::run(app, request, next).await;
-        if let Some(rest) = rest_after(began.elapsed(), app.ingest.waiting()) {
+        if place.is_some()
+            && let Some(rest) = rest_after(began.elapsed(), app.ingest.waiting())
+        {
             tokio::spawn(async move {
                 tokio::time::sleep(rest).await;
                 drop(place);
