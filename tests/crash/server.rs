@@ -1,6 +1,6 @@
 //! The real binary as a child process, on a store that outlives it.
 
-use crate::database::create_database;
+use crate::database::Database;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ const SEGMENT_EVENTS: &str = "500";
 /// Where the events are kept; removed at the end.
 pub enum Place {
     Directory(tempfile::TempDir),
-    Database { url: String, log: tempfile::TempDir },
+    Database { url: Database, log: tempfile::TempDir },
 }
 
 impl Place {
@@ -26,14 +26,14 @@ impl Place {
 
     /// A fresh database; None, with a printed line, if there is no PostgreSQL to test on.
     pub async fn postgres() -> Option<Self> {
-        let url = create_database("crash").await?;
+        let url = Database::create("crash").await?;
         Some(Self::Database { url, log: tempfile::tempdir().unwrap() })
     }
 
     pub fn store(&self) -> String {
         match self {
             Self::Directory(directory) => format!("sqlite:{}", directory.path().display()),
-            Self::Database { url, .. } => url.clone(),
+            Self::Database { url, .. } => url.to_string(),
         }
     }
 

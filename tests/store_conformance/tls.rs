@@ -1,6 +1,6 @@
 //! TLS to a PostgreSQL that has it: what each `sslmode` accepts, refuses and encrypts.
 
-use crate::database::create_database_on;
+use crate::database::Database;
 use crate::ground::POSTGRES;
 use counterfoil::store::Store;
 use counterfoil::store::postgres::PostgresStore;
@@ -33,7 +33,7 @@ async fn open(plain: &str, host: &str, parameters: &str) -> Result<(i64, i64), S
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_mode_encrypts_and_checks_what_it_says() {
-    let Some(url) = create_database_on("COUNTERFOIL_TEST_POSTGRES_TLS", "tls").await else {
+    let Some(url) = Database::create_on("COUNTERFOIL_TEST_POSTGRES_TLS", "tls").await else {
         return;
     };
     let root = |name| format!("sslrootcert={}", certificate(name));

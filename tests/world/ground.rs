@@ -3,7 +3,7 @@
 //! Tests that run on every store take a [`Ground`] and never ask which one it is, except to change
 //! rows behind the store's back.
 
-use super::database::{SERVER, create_database};
+use super::database::Database;
 use super::plant::{plant_in_database, plant_in_directory};
 use super::scratch::scratch;
 use counterfoil::config::{PostgresConfig, SqliteConfig};
@@ -12,12 +12,11 @@ use counterfoil::store::postgres::PostgresStore;
 use counterfoil::store::sqlite::SqliteStore;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use tokio::sync::OnceCell;
 
 pub enum Ground {
     Directory(tempfile::TempDir),
-    Database(String),
+    Database(Database),
 }
 
 /// Small segments, so that tests of a hundred events fold several times.
@@ -44,13 +43,10 @@ impl Ground {
 
     /// None, with a printed line, if there is no PostgreSQL to test on.
     pub async fn postgres() -> Option<Self> {
-        let template = TEMPLATE.get_or_init(create_template).await.as_deref()?;
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::SeqCst);
+        let template = TEMPLATE.get_or_init(create_template).await.as_ref()?;
         let (_, name) = template.rsplit_once('/').unwrap();
-        let sql = format!("CREATE DATABASE {name}_{number} TEMPLATE {name}");
-        plant_in_database(&std::env::var(SERVER).unwrap(), &sql).await;
-        Some(Self::Database(format!("{template}_{number}")))
+        let from = format!(" TEMPLATE {name}");
+        Some(Self::Database(Database::create_beside(template, name, &from).await))
     }
 
     /// Opens the store; with event keys of so few bits that they collide, if a number is given.
@@ -70,7 +66,7 @@ impl Ground {
     pub fn data(&self) -> PathBuf {
         match self {
             Self::Directory(directory) => directory.path().join("data"),
-            Self::Database(url) => panic!("{url} is no directory"),
+            Self::Database(url) => panic!("{} is no directory", &**url),
         }
     }
 
@@ -85,10 +81,10 @@ impl Ground {
 
 /// A migrated database that those of the tests are copies of: copying one takes less time than
 /// migrating one.
-static TEMPLATE: OnceCell<Option<String>> = OnceCell::const_new();
+static TEMPLATE: OnceCell<Option<Database>> = OnceCell::const_new();
 
-async fn create_template() -> Option<String> {
-    let url = create_database("tests").await?;
+async fn create_template() -> Option<Database> {
+    let url = Database::create("tests").await?;
     PostgresStore::open(&url, &POSTGRES).await.unwrap().close().await;
     Some(url)
 }

@@ -17,7 +17,7 @@ impl Ground {
     pub fn url(&self) -> String {
         match self {
             Self::Directory(_) => format!("sqlite:{}", self.data().display()),
-            Self::Database(url) => url.clone(),
+            Self::Database(url) => url.to_string(),
         }
     }
 

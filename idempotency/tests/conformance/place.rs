@@ -1,6 +1,7 @@
 //! Where a test keeps its keys: a fresh SQLite file, PostgreSQL database or Redis server, with a
 //! clock that the test moves.
 
+use crate::database::Database;
 use crate::redis_server::RedisServer;
 use counterfoil_idempotency::{
     Answer, Claim, Claimed, Clock, Fingerprint, Millis, PostgresStore, RedisStore, Scope,
@@ -23,7 +24,7 @@ pub struct Place {
 
 pub enum Address {
     Sqlite(PathBuf),
-    Postgres(String),
+    Postgres(Database),
     Redis(RedisServer),
 }
 
@@ -35,7 +36,7 @@ impl Place {
     }
 
     pub async fn postgres() -> Option<Self> {
-        let url = crate::database::create_database("idempotency").await?;
+        let url = Database::create("idempotency").await?;
         let pool = pool(&url);
         PostgresStore::new(pool, Clock::by_hand(START)).create_table().await.unwrap();
         Some(Self { clock: Clock::by_hand(START), address: Address::Postgres(url), _folder: None })
