@@ -28,12 +28,3 @@ verbs! {
         async fn lower_time_marks(&self, now: Timestamp) -> Result<()>;
     }
 }
-
-/// No lease is longer, in microseconds.
-pub(super) const LEASE_MICROS_MAX: i64 = crate::rules::timestamp::MICROS_PER_HOUR;
-/// Nothing is put off for longer: a push waits at most until its summary decides.
-pub(super) const WAIT_MICROS_MAX: i64 = 27 * crate::rules::timestamp::MICROS_PER_HOUR;
-/// A push that was first sent so long ago is sent no more.
-pub(super) const RESEND_MICROS_MAX: i64 = 22 * crate::rules::timestamp::MICROS_PER_HOUR;
-/// Tables whose rows are leased until a time and due at a time.
-pub(super) const LEASED_TABLES: [&str; 4] = ["pushes", "mirrors", "outbox", "sagas"];

@@ -8,10 +8,7 @@
 //! A crash leaves every transaction whole or absent; nothing is repaired at start.
 
 mod accounts;
-mod alerts;
 mod api_keys;
-mod bindings;
-mod chain;
 mod check;
 mod clock;
 mod connection;
@@ -30,39 +27,30 @@ mod entries;
 mod epochs;
 mod events;
 mod failure;
-mod findings;
-mod holds;
 mod idempotency;
 mod inbox;
 mod judgement;
 mod leases;
 mod migrations;
-mod mirrors;
 mod numeric;
 mod outbox;
-mod passes;
 mod push_history;
 mod push_rows;
 mod pushes;
-mod quotes;
-mod reconciliation;
 mod rejections;
 mod restores;
 mod rollups;
-mod saga_rows;
-mod sagas;
 mod scalars;
+mod session;
 mod settlements;
 mod statements;
 mod subscriptions;
 mod summaries;
-mod thresholds;
 mod timelines;
 mod tls;
 mod transaction;
 mod unbilled;
 mod waiting;
-mod webhooks;
 
 use crate::clock::Clock;
 use crate::config::PostgresConfig;
@@ -74,6 +62,9 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::{Usage, UsageRow, UsageShape};
 use crate::rules::window::Window;
 use crate::store::fault_log::FaultLog;
+use crate::store::sql::{
+    Session, SqlStore, list_conflicts, list_quarantine, trace_inboxes, verify_passes,
+};
 use crate::store::{
     CheckReport, ConflictRecord, CounterQuery, CounterRow, Error, EventPage, EventQuery,
     EventTrace, Health, InboxPage, InboxQuery, Progress, QuarantineRecord, Queries, Result, Store,
@@ -213,9 +204,7 @@ impl PostgresStore {
         migrations::require_current(&client).await?;
         let key = migrations::read_secret::<16>(&client, "event_keys").await?;
         let snapshot = Snapshot::begin(client).await?;
-        let report = check::check(&snapshot, &Fingerprinter::new(key), progress).await?;
-        snapshot.end().await?;
-        Ok(report)
+        check::check(snapshot, &connector, &Fingerprinter::new(key), progress).await
     }
 
     /// Follows the chain of nightly passes of a database that may be in use.
@@ -225,9 +214,7 @@ impl PostgresStore {
         let client = pool.get().await?;
         migrations::require_current(&client).await?;
         let snapshot = Snapshot::begin(client).await?;
-        let report = chain::verify_passes(&snapshot).await?;
-        snapshot.end().await?;
-        Ok(report)
+        session::read_snapshot(snapshot, &connector, verify_passes).await
     }
 
     async fn reader(&self) -> Result<Object> {
@@ -288,27 +275,20 @@ impl Queries for PostgresStore {
         self.number_tenants(std::iter::once(tenant), Creation::Never).await?;
         let Some(number) = self.tenant_no(tenant) else { return Ok(EventTrace::default()) };
         let home = self.fingerprinter.event_key(number, id);
+        let (of, key) = (tenant.clone(), id.clone());
         let snapshot = Snapshot::begin(self.reader().await?).await?;
-        let overflow = inbox::overflow_of(&snapshot, number, id).await?;
-        let trace = EventTrace {
-            counted: events::find_event(&snapshot, number, home, tenant, id).await?,
-            conflicts: inbox::conflicts_of(&snapshot, number, id).await?,
-            quarantined: inbox::quarantined_of(&snapshot, number, id).await?,
-            conflicts_not_kept: overflow.0,
-            quarantined_not_kept: overflow.1,
-        };
-        snapshot.end().await?;
-        Ok(trace)
+        let counted = events::find_event(&snapshot, number, home, tenant, id).await?;
+        let trace = move |session: &dyn Session| trace_inboxes(session, &of, &key);
+        let kept = session::read_snapshot(snapshot, &self.connector, trace).await?;
+        Ok(EventTrace { counted, ..kept })
     }
 
     async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>> {
-        let client = self.reader().await?;
-        inbox::list_conflicts(&client, &query).await
+        self.in_reader(move |session| list_conflicts(session, &query)).await
     }
 
     async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>> {
-        let client = self.reader().await?;
-        inbox::list_quarantine(&client, &query).await
+        self.in_reader(move |session| list_quarantine(session, &query)).await
     }
 
     async fn read_counters(&self, range: Window) -> Result<Vec<CounterRow>> {
@@ -323,9 +303,7 @@ impl Queries for PostgresStore {
 
     async fn check(&self, progress: Progress<'_>) -> Result<CheckReport> {
         let snapshot = Snapshot::begin(self.reader().await?).await?;
-        let report = check::check(&snapshot, &self.fingerprinter, progress).await?;
-        snapshot.end().await?;
-        Ok(report)
+        check::check(snapshot, &self.connector, &self.fingerprinter, progress).await
     }
 }
 

@@ -14,16 +14,18 @@ pub use crate::rules::cut::CutTerms;
 pub use crate::rules::push::Push;
 pub use crate::rules::settlement::{AttemptIntent, Right, Settlement};
 
-use super::Result;
 use super::epoch::Uncompared;
 use super::faulty::verbs;
+use super::{Error, Result};
 use crate::faults::planted;
 use crate::rules::billing::Mode;
+use crate::rules::correction::CorrectionOrder;
 use crate::rules::drift::{Summary, WindowPush};
 use crate::rules::evidence::judge_resend;
 use crate::rules::ids::{CustomerId, MeterNo, TenantId};
-use crate::rules::push::{CutState, KeyParts, NewPush, push_key};
+use crate::rules::push::{CutState, KeyParts, NewPush, StoredPush, push_key};
 use crate::rules::quantity::Quantity;
+use crate::rules::rejection::{Rejection, RejectionReport, plan_rejection};
 use crate::rules::settlement::Change;
 use crate::rules::span::Span;
 use crate::rules::submission::{Class, PushState, Retry, judge_retry};
@@ -128,6 +130,34 @@ pub struct SubmittedWindow {
     pub pushes: Vec<(u64, Quantity)>,
     /// When the last of those was taken.
     pub submitted_at: Timestamp,
+}
+
+/// A push of a window that the provider took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SettledRevision {
+    pub number: u64,
+    pub quantity: Quantity,
+    pub value: Quantity,
+    pub state: PushState,
+    pub state_at: Timestamp,
+}
+
+impl SubmittedWindow {
+    /// Adds the next settled revision.
+    pub fn add_settled(&mut self, revision: SettledRevision) -> Result<()> {
+        let SettledRevision { number, quantity, value, state, state_at } = revision;
+        self.expected = match self.mode {
+            Mode::Delta => self.expected.checked_add(quantity).ok_or_else(|| Error::Internal {
+                what: "the pushes of a window add up to more than can be held".into(),
+            })?,
+            Mode::Absolute => value,
+        };
+        if state == PushState::Submitted {
+            self.pushes.push((number, quantity));
+            self.submitted_at = self.submitted_at.max(state_at);
+        }
+        Ok(())
+    }
 }
 
 /// Asks for pushes, newest first.
@@ -333,10 +363,44 @@ verbs! {
         /// Writes a dead push off.
         async fn discard_push(&self, number: u64, reason: &str, at: Timestamp) -> Result<Ruling>;
 
+        /// Makes dead (class refused) the named pushes that are submitted, or observed, begun and
+        /// not leased; makes those to be looked for due now, unless they are (class unknown in
+        /// their history). Others are left alone, so asking again changes nothing.
+        async fn reject_pushes(
+            &self,
+            rejection: Rejection,
+            at: Timestamp,
+        ) -> Result<RejectionReport>;
+
         async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts>;
         /// Adds up what is not billed: of each meter that is given, with when billing of it begins.
         /// Trials are left out. Reads every total before that moment: not for a hot path.
         async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums>;
+
+        /// Pushes of windows that start in `range`, in the order of window and revision.
+        async fn read_window_pushes(
+            &self,
+            tenant: &TenantId,
+            meter: MeterNo,
+            range: Window,
+        ) -> Result<Vec<WindowPush>>;
+        /// Writes, in one transaction, what the provider lost as a reconciled push of class lost
+        /// with the negative difference (in absolute mode its value is what the provider shows),
+        /// and a push of class correction that sends it again: the next two revisions of the
+        /// window, so that the sum of its pushes stays; done with the number of the latter.
+        /// Refused, with nothing written, if `rules::correction::judge_correction` does not allow
+        /// it by the pushes and the total that are stored then, or if the window belongs to
+        /// another customer than the order's, or a settled push of it was sent for one
+        /// (`rules::customer::customer_of_window`).
+        async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling>;
+        /// Confirmed pushes of windows that start in `range` become reconciled; how many.
+        async fn close_pushes(
+            &self,
+            tenant: &TenantId,
+            meter: MeterNo,
+            range: Window,
+            at: Timestamp,
+        ) -> Result<u64>;
     }
 }
 
@@ -405,6 +469,18 @@ pub(super) fn may_resend(
         return judge_retry(push.state, push.class);
     }
     judge_resend(&WindowPush::from(push), pushes, summary)
+}
+
+/// Plans what a report of refused pushes changes, as [`plan_rejection`] does.
+pub(super) fn plan_reported(
+    rejection: &Rejection,
+    mut concerned: Vec<StoredPush>,
+    at: Timestamp,
+) -> Result<(RejectionReport, Vec<Change>)> {
+    if planted("bug.report_proves_refusal") {
+        concerned.iter_mut().for_each(|found| found.push.attempts = found.push.attempts.min(1));
+    }
+    Ok(plan_rejection(rejection, &concerned, at)?)
 }
 
 /// Logs a change of a push, after its commit: a line never tells what did not happen.

@@ -1,10 +1,9 @@
 //! What reconciliation keeps: the provider's totals as they were read, passes with their rows, and
-//! findings; and what it does to pushes.
+//! findings. What it does to pushes is in `push`.
 //!
 //! Invariant: a summary's count of readings grows only while its value stays. Rows of a pass are
-//! written while it runs, and never after it is closed. A correction is written only if the window
-//! is still as it was judged. Writes of passes and findings are refused to those who have lost the
-//! lease.
+//! written while it runs, and never after it is closed. Writes of passes and findings are refused
+//! to those who have lost the lease.
 //!
 //! A crash leaves a pass running, with the rows of whole chunks: the next holder of the lease goes
 //! on after them.
@@ -15,7 +14,7 @@ use super::faulty::verbs;
 use super::push::{Lease, Ruling};
 use super::{Error, Result};
 use crate::rules::chain::Chain;
-use crate::rules::drift::{Summary, WindowPush};
+use crate::rules::drift::Summary;
 use crate::rules::finding::{Finding, FindingChange, FindingKind};
 use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::pass::{Hash, Pass, PassKind, PassOrder, PassProgress, PassRow, PassState};
@@ -116,13 +115,6 @@ verbs! {
             range: Window,
             length_micros: i64,
         ) -> Result<Vec<Summary>>;
-        /// Pushes of windows that start in `range`, in the order of window and revision.
-        async fn read_window_pushes(
-            &self,
-            tenant: &TenantId,
-            meter: MeterNo,
-            range: Window,
-        ) -> Result<Vec<WindowPush>>;
         /// Tenants with a customer, and meters, that have pushes (shadow or not, as asked) which
         /// came into their state since then, are observed, submitted or dead, or that have an open
         /// finding of usage; each once.
@@ -172,23 +164,5 @@ verbs! {
         /// Tenants with an open finding of usage that was seen by two passes or more and is drift
         /// now.
         async fn count_drifting_tenants(&self) -> Result<u64>;
-
-        /// Writes, in one transaction, what the provider lost as a reconciled push of class lost
-        /// with the negative difference (in absolute mode its value is what the provider shows),
-        /// and a push of class correction that sends it again: the next two revisions of the
-        /// window, so that the sum of its pushes stays; done with the number of the latter.
-        /// Refused, with nothing written, if `rules::correction::judge_correction` does not allow
-        /// it by the pushes and the total that are stored then, or if the window belongs to
-        /// another customer than the order's, or a settled push of it was sent for one
-        /// (`rules::customer::customer_of_window`).
-        async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling>;
-        /// Confirmed pushes of windows that start in `range` become reconciled; how many.
-        async fn close_pushes(
-            &self,
-            tenant: &TenantId,
-            meter: MeterNo,
-            range: Window,
-            at: Timestamp,
-        ) -> Result<u64>;
     }
 }

@@ -10,10 +10,7 @@
 //! or a crash. `docs/decisions/0001-journal-then-fold.md` says why.
 
 mod accounts;
-mod alerts;
 mod api_keys;
-mod bindings;
-mod chain;
 mod check;
 mod checkpoint;
 mod clock;
@@ -25,38 +22,28 @@ mod day_groups;
 mod declarations;
 mod epochs;
 mod events;
-mod findings;
 mod fold;
 mod idempotency;
 mod inbox;
 mod judge;
 mod key_blocks;
 mod keys;
-mod leases;
 mod memory;
 mod migrations;
-mod mirrors;
-mod outbox;
-mod passes;
 mod push_listing;
 mod push_rows;
 mod pushes;
-mod quotes;
 mod readers;
 pub(crate) mod record;
 mod recovery;
 mod rejections;
 mod restores;
 mod rollups;
-mod sagas;
 mod segment;
+mod session;
 mod statements;
-mod summaries;
-mod thresholds;
-mod timelines;
 mod unbilled;
 mod waiting;
-mod webhooks;
 mod window_pushes;
 mod writer;
 
@@ -72,6 +59,7 @@ use crate::rules::verdict::Verdict;
 use crate::rules::window::Window;
 use crate::store::fault_log::FaultLog;
 use crate::store::groups::KnownGroups;
+use crate::store::sql::{SqlStore, list_conflicts, list_quarantine};
 use crate::store::throttle::Throttle;
 use crate::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterQuery, CounterRow, Declaration,
@@ -255,7 +243,7 @@ impl SqliteStore {
     pub fn verify_directory(directory: &Path) -> Result<ChainReport> {
         let connection = readers::open_read_only(&directory.join(FILE_NAME))?;
         migrations::require_current(&connection)?;
-        chain::verify_passes(&connection)
+        check::verify_chain(&connection)
     }
 
     /// Checks a store that no server has open, and makes wrong totals and key blocks again from the
@@ -388,11 +376,11 @@ impl Queries for SqliteStore {
     }
 
     async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>> {
-        self.read(move |_, connection| inbox::list_conflicts(connection, &query)).await
+        self.in_reader(move |session| list_conflicts(session, &query)).await
     }
 
     async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>> {
-        self.read(move |_, connection| inbox::list_quarantine(connection, &query)).await
+        self.in_reader(move |session| list_quarantine(session, &query)).await
     }
 
     async fn read_counters(&self, range: Window) -> Result<Vec<CounterRow>> {

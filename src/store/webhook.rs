@@ -14,12 +14,8 @@ pub use crate::rules::rejection::{Rejection, RejectionReport};
 use super::Result;
 use super::faulty::verbs;
 use super::push::Ruling;
-use crate::faults::planted;
 use crate::rules::ids::{CustomerId, TenantId};
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
-use crate::rules::push::StoredPush;
-use crate::rules::rejection::plan_rejection;
-use crate::rules::settlement::Change;
 use crate::rules::subscription::TimelineEntry;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::webhook::{WebhookFacts, WebhookSource, WebhookStatus};
@@ -165,7 +161,7 @@ verbs! {
 }
 
 verbs! {
-    /// Mirrors, timelines, and what the provider's reports mean for pushes.
+    /// Mirrors and timelines.
     pub trait Mirrors: Send + Sync {
         /// Has objects read, each with the next ticket of its object, which is returned. An object
         /// that was deferred stays so for every caller: the provider is not asked more often for
@@ -197,26 +193,5 @@ verbs! {
         async fn list_mirrors(&self, query: MirrorQuery) -> Result<Vec<Mirror>>;
         /// All states of the subscriptions of the tenant's customer, in no particular order.
         async fn read_timeline(&self, tenant: &TenantId) -> Result<Vec<TimelineEntry>>;
-
-        /// Makes dead (class refused) the named pushes that are submitted, or observed, begun and
-        /// not leased; makes those to be looked for due now, unless they are (class unknown in
-        /// their history). Others are left alone, so asking again changes nothing.
-        async fn reject_pushes(
-            &self,
-            rejection: Rejection,
-            at: Timestamp,
-        ) -> Result<RejectionReport>;
     }
-}
-
-/// Plans what a report of refused pushes changes, as [`plan_rejection`] does.
-pub(super) fn plan_reported(
-    rejection: &Rejection,
-    mut concerned: Vec<StoredPush>,
-    at: Timestamp,
-) -> Result<(RejectionReport, Vec<Change>)> {
-    if planted("bug.report_proves_refusal") {
-        concerned.iter_mut().for_each(|found| found.push.attempts = found.push.attempts.min(1));
-    }
-    Ok(plan_rejection(rejection, &concerned, at)?)
 }

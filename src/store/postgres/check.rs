@@ -2,18 +2,20 @@
 //! snapshot, and every event found again by its key. It reads only; memory holds the totals, never
 //! the events.
 
-use super::chain::verify_passes;
+use super::connection::{Connector, Snapshot};
 use super::declarations::read_catalog;
 use super::events::stored_event;
 use super::rollups::{Totals, fold_event, usage_row};
 use super::scalars::{
     SqlHash, column, damaged, read_count, read_meter_no, read_tenant_no, tenant_number,
 };
+use super::session::read_snapshot;
 use crate::rules::event::Event;
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{EventId, TenantId, TenantNo};
 use crate::rules::meter::Catalog;
 use crate::rules::rollup::RollupKey;
+use crate::store::sql::verify_passes;
 use crate::store::{CHECK_FINDINGS_MAX, CheckReport, Progress, Result};
 use deadpool_postgres::ClientWrapper;
 use futures_util::TryStreamExt;
@@ -24,12 +26,14 @@ use tokio_postgres::RowStream;
 /// How many events lie between two calls of the progress function.
 const PROGRESS_EVENTS: u64 = 10_000;
 
-/// Compares totals and counters with the events; the caller holds a snapshot open.
+/// Compares totals and counters with the events, in this snapshot, which it ends.
 pub async fn check(
-    client: &ClientWrapper,
+    snapshot: Snapshot,
+    connector: &Connector,
     fingerprinter: &Fingerprinter,
     progress: Progress<'_>,
 ) -> Result<CheckReport> {
+    let client: &ClientWrapper = &snapshot;
     client.batch_execute("-- check\nSET LOCAL statement_timeout = 0").await?;
     let catalog = read_catalog(client).await?;
     let tenants = read_tenants(client).await?;
@@ -42,7 +46,7 @@ pub async fn check(
     compare_rollups(client, &catalog, &tenants, totals, &mut report).await?;
     compare_uniques(client, &mut report).await?;
     compare_counters(client, &tenants, counted, &mut report).await?;
-    report.audit = verify_passes(client).await?;
+    report.audit = read_snapshot(snapshot, connector, verify_passes).await?;
     if let Some(broken) = report.audit.broken.clone() {
         report.add(|| format!("the chain of nightly passes is broken: {broken}"));
     }

@@ -238,7 +238,7 @@ impl PostgresStore {
         if planted("bug.rollup_outside_transaction") {
             let accepted = &written.judgement.accepted;
             let late = record_rollups(&client, accepted, &written.catalog).await;
-            late.map_err(Failure::into_error)?;
+            late?;
         }
         Ok(Committed::Yes(written.judgement.into_verdicts(), Some(client)))
     }

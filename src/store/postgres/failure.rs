@@ -3,42 +3,9 @@
 //! Invariant: only failures after which the server has surely done nothing are tried again here;
 //! a failed COMMIT is judged in `deliveries`, by what the database says.
 
-use crate::rules::fault::Fault;
 use crate::store::Error;
+pub use crate::store::sql::Failure;
 use tokio_postgres::error::SqlState;
-
-/// Why a transaction ended without a commit.
-#[derive(Debug)]
-pub enum Failure {
-    /// Another transaction was in the way; the same work will now see its result.
-    Again(String),
-    /// The connection broke; the server rolls back what it had.
-    Lost(String),
-    /// Trying again does not help.
-    Final(Error),
-}
-
-impl Failure {
-    /// The error for the caller when nothing is retried.
-    pub fn into_error(self) -> Error {
-        match self {
-            Self::Again(what) | Self::Lost(what) => Error::Unavailable { what },
-            Self::Final(error) => error,
-        }
-    }
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Self::Final(error)
-    }
-}
-
-impl From<Fault> for Failure {
-    fn from(fault: Fault) -> Self {
-        Self::Final(fault.into())
-    }
-}
 
 impl From<tokio_postgres::Error> for Failure {
     fn from(error: tokio_postgres::Error) -> Self {

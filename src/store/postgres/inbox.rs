@@ -9,23 +9,16 @@
 
 use super::failure::Failure;
 use super::judgement::{Conflicting, Quarantined, meter_of};
-use super::scalars::{
-    SqlHash, SqlTimestamp, column, corrupt, damaged, instant, read_count, tenant_number,
-    write_limit,
-};
+use super::scalars::{SqlHash, SqlTimestamp, column, read_count, tenant_number, write_limit};
 use super::statements::Statements;
 use crate::rules::event::Event;
 use crate::rules::fingerprint::Fingerprinter;
-use crate::rules::ids::{EventId, TenantId, TenantNo};
+use crate::rules::ids::TenantNo;
 use crate::rules::meter::Catalog;
 use crate::rules::timestamp::Timestamp;
-use crate::rules::verdict::Quarantine;
-use crate::store::{
-    ConflictRecord, INBOX_PAYLOADS_MAX, InboxPage, InboxQuery, QuarantineRecord, Result,
-};
+use crate::store::{INBOX_PAYLOADS_MAX, Result};
 use deadpool_postgres::ClientWrapper;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use tokio_postgres::Row;
 
 /// A payload on its way to an inbox.
 struct InboxEntry {
@@ -296,151 +289,4 @@ async fn upsert_entries(
         open = left;
     }
     Ok(())
-}
-
-/// A page of the conflicts, oldest first.
-pub async fn list_conflicts(
-    client: &ClientWrapper,
-    query: &InboxQuery,
-) -> Result<InboxPage<ConflictRecord>> {
-    let all = "-- list_conflicts
-        SELECT c.conflict_no, t.tenant, c.id, c.first_received_at, c.last_received_at,
-            c.deliveries, c.standing, c.arriving
-        FROM conflicts c JOIN tenants t USING (tenant_no)
-        WHERE c.conflict_no > $1
-        ORDER BY c.conflict_no LIMIT $2";
-    let of_tenant = "-- list_conflicts
-        SELECT c.conflict_no, t.tenant, c.id, c.first_received_at, c.last_received_at,
-            c.deliveries, c.standing, c.arriving
-        FROM conflicts c JOIN tenants t USING (tenant_no)
-        WHERE c.conflict_no > $1
-            AND c.tenant_no = (SELECT n.tenant_no FROM tenants n WHERE n.tenant = $3)
-        ORDER BY c.conflict_no LIMIT $2";
-    let rows = list(client, (all, of_tenant), query).await?;
-    rows.iter().map(|row| Ok((read_count(column(row, 0)?)?, conflict_record(row)?))).collect()
-}
-
-/// A page of the quarantine, oldest first.
-pub async fn list_quarantine(
-    client: &ClientWrapper,
-    query: &InboxQuery,
-) -> Result<InboxPage<QuarantineRecord>> {
-    let all = "-- list_quarantine
-        SELECT q.quarantine_no, t.tenant, q.id, q.first_received_at, q.last_received_at,
-            q.deliveries, q.payload, q.reason
-        FROM quarantine q JOIN tenants t USING (tenant_no)
-        WHERE q.quarantine_no > $1
-        ORDER BY q.quarantine_no LIMIT $2";
-    let of_tenant = "-- list_quarantine
-        SELECT q.quarantine_no, t.tenant, q.id, q.first_received_at, q.last_received_at,
-            q.deliveries, q.payload, q.reason
-        FROM quarantine q JOIN tenants t USING (tenant_no)
-        WHERE q.quarantine_no > $1
-            AND q.tenant_no = (SELECT n.tenant_no FROM tenants n WHERE n.tenant = $3)
-        ORDER BY q.quarantine_no LIMIT $2";
-    let rows = list(client, (all, of_tenant), query).await?;
-    rows.iter().map(|row| Ok((read_count(column(row, 0)?)?, quarantine_record(row)?))).collect()
-}
-
-/// A page by one of two statements: of all tenants, or of one.
-async fn list(
-    client: &ClientWrapper,
-    (all, of_tenant): (&str, &str),
-    query: &InboxQuery,
-) -> Result<Vec<Row>> {
-    let after = i64::try_from(query.after).unwrap_or(i64::MAX);
-    let limit = write_limit(query.limit);
-    match &query.tenant {
-        None => Ok(client.read_all(all, &[&after, &limit]).await?),
-        Some(tenant) => Ok(client.read_all(of_tenant, &[&after, &limit, &tenant.as_str()]).await?),
-    }
-}
-
-/// Deliveries of an id whose payloads were not kept: conflicts, and quarantined.
-pub async fn overflow_of(
-    client: &ClientWrapper,
-    tenant: TenantNo,
-    id: &EventId,
-) -> Result<(u64, u64)> {
-    let sql = "-- overflow_of
-        SELECT inbox, deliveries FROM inbox_overflow WHERE tenant_no = $1 AND id = $2";
-    let statement = client.prepare_cached(sql).await?;
-    let (mut conflicts, mut quarantined) = (0, 0);
-    for row in client.query(&statement, &[&tenant_number(tenant), &id.as_str()]).await? {
-        let (inbox, deliveries): (String, i64) = (column(&row, 0)?, column(&row, 1)?);
-        match inbox.as_str() {
-            "conflicts" => conflicts = read_count(deliveries)?,
-            "quarantine" => quarantined = read_count(deliveries)?,
-            _ => return Err(corrupt("inbox name is neither conflicts nor quarantine")),
-        }
-    }
-    Ok((conflicts, quarantined))
-}
-
-/// The conflicts of one event key, oldest first.
-pub async fn conflicts_of(
-    client: &ClientWrapper,
-    tenant: TenantNo,
-    id: &EventId,
-) -> Result<Vec<ConflictRecord>> {
-    let sql = "-- conflicts_of
-        SELECT c.conflict_no, t.tenant, c.id, c.first_received_at, c.last_received_at,
-            c.deliveries, c.standing, c.arriving
-        FROM conflicts c JOIN tenants t USING (tenant_no)
-        WHERE c.tenant_no = $1 AND c.id = $2
-        ORDER BY c.conflict_no LIMIT 100";
-    let rows = client.read_all(sql, &[&tenant_number(tenant), &id.as_str()]).await?;
-    rows.iter().map(conflict_record).collect()
-}
-
-/// The quarantined payloads of one event key, oldest first.
-pub async fn quarantined_of(
-    client: &ClientWrapper,
-    tenant: TenantNo,
-    id: &EventId,
-) -> Result<Vec<QuarantineRecord>> {
-    let sql = "-- quarantined_of
-        SELECT q.quarantine_no, t.tenant, q.id, q.first_received_at, q.last_received_at,
-            q.deliveries, q.payload, q.reason
-        FROM quarantine q JOIN tenants t USING (tenant_no)
-        WHERE q.tenant_no = $1 AND q.id = $2
-        ORDER BY q.quarantine_no LIMIT 100";
-    let rows = client.read_all(sql, &[&tenant_number(tenant), &id.as_str()]).await?;
-    rows.iter().map(quarantine_record).collect()
-}
-
-fn conflict_record(row: &Row) -> Result<ConflictRecord> {
-    Ok(ConflictRecord {
-        tenant: tenant_id(row)?,
-        id: event_id(row)?,
-        standing: column(row, 6)?,
-        arriving: column(row, 7)?,
-        first_received_at: instant(row, 3)?,
-        last_received_at: instant(row, 4)?,
-        deliveries: read_count(column(row, 5)?)?,
-    })
-}
-
-fn quarantine_record(row: &Row) -> Result<QuarantineRecord> {
-    let reason: String = column(row, 7)?;
-    Ok(QuarantineRecord {
-        tenant: tenant_id(row)?,
-        id: event_id(row)?,
-        payload: column(row, 6)?,
-        reason: Quarantine::from_code(&reason)
-            .ok_or_else(|| damaged("quarantine.reason", &reason))?,
-        first_received_at: instant(row, 3)?,
-        last_received_at: instant(row, 4)?,
-        deliveries: read_count(column(row, 5)?)?,
-    })
-}
-
-fn tenant_id(row: &Row) -> Result<TenantId> {
-    let text: String = column(row, 1)?;
-    TenantId::parse(&text).map_err(|_| damaged("tenants.tenant", &text))
-}
-
-fn event_id(row: &Row) -> Result<EventId> {
-    let text: String = column(row, 2)?;
-    EventId::parse(&text).map_err(|_| damaged("conflicts or quarantine.id", &text))
 }

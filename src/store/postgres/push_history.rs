@@ -20,11 +20,10 @@ use crate::rules::quantity::Quantity;
 use crate::rules::submission::{Class, PushState};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
+use crate::store::Result;
 use crate::store::push::{
-    Push, PushAges, PushCounts, PushQuery, PushTrace, SubmittedWindow, Transition,
+    Push, PushAges, PushCounts, PushQuery, PushTrace, SettledRevision, SubmittedWindow, Transition,
 };
-use crate::store::reconciliation::Pair;
-use crate::store::{Error, Result};
 use deadpool_postgres::{ClientWrapper, Object};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
@@ -118,36 +117,6 @@ pub async fn list_submitted_windows(
     submitted_windows(&rows)
 }
 
-/// Windows of one tenant with submitted pushes, the oldest first.
-pub async fn list_unconfirmed_before(
-    client: &ClientWrapper,
-    tenant: &TenantId,
-    before: Timestamp,
-    limit: usize,
-) -> Result<Vec<SubmittedWindow>> {
-    let sql = "-- list_unconfirmed_before
-        WITH due AS (
-            SELECT p.tenant_no, p.meter_no, p.window_start, t.tenant,
-                COALESCE(p.customer, t.customer) AS customer, min(p.push_no) AS push_no
-            FROM tenants t JOIN pushes p ON p.tenant_no = t.tenant_no
-            WHERE t.tenant = $1 AND p.state = 'submitted' AND p.window_start < $2
-                AND NOT p.shadow
-            GROUP BY 1, 2, 3, 4, 5
-            ORDER BY p.window_start, p.meter_no
-            LIMIT $3
-        )
-        SELECT due.push_no, due.tenant, due.customer, due.meter_no, due.window_start,
-            p.window_end, p.mode, p.push_no, p.quantity, p.value, p.state, p.state_at
-        FROM due JOIN pushes p ON p.tenant_no = due.tenant_no AND p.meter_no = due.meter_no
-            AND p.window_start = due.window_start
-        WHERE p.state IN ('submitted', 'confirmed', 'reconciled')
-            AND COALESCE(p.customer, due.customer) = due.customer
-        ORDER BY due.window_start, due.meter_no, due.push_no, p.revision";
-    let parameters: [&(dyn ToSql + Sync); 3] =
-        [&tenant.as_str(), &SqlTimestamp(before), &write_limit(limit)];
-    submitted_windows(&client.read_all(sql, &parameters).await?)
-}
-
 /// Rows of the settled pushes of windows, those of one window together, by revision.
 fn submitted_windows(rows: &[Row]) -> Result<Vec<SubmittedWindow>> {
     let mut windows: Vec<SubmittedWindow> = Vec::new();
@@ -159,7 +128,7 @@ fn submitted_windows(rows: &[Row]) -> Result<Vec<SubmittedWindow>> {
             open = Some(number);
         }
         if let Some(window) = windows.last_mut() {
-            add_settled(window, row)?;
+            window.add_settled(settled_revision(row)?)?;
         }
     }
     Ok(windows)
@@ -182,20 +151,16 @@ fn submitted_window(row: &Row) -> Result<SubmittedWindow> {
     })
 }
 
-/// Adds the next settled revision.
-fn add_settled(window: &mut SubmittedWindow, row: &Row) -> Result<()> {
+/// A settled revision of the window that a row of [`submitted_windows`] belongs to.
+fn settled_revision(row: &Row) -> Result<SettledRevision> {
     let (SqlQuantity(quantity), SqlQuantity(value)) = (column(row, 8)?, column(row, 9)?);
-    window.expected = match window.mode {
-        Mode::Delta => window.expected.checked_add(quantity).ok_or_else(|| Error::Internal {
-            what: "the pushes of a window add up to more than can be held".into(),
-        })?,
-        Mode::Absolute => value,
-    };
-    if read_state(row, 10)? == PushState::Submitted {
-        window.pushes.push((read_count(column(row, 7)?)?, quantity));
-        window.submitted_at = window.submitted_at.max(instant(row, 11)?);
-    }
-    Ok(())
+    Ok(SettledRevision {
+        number: read_count(column(row, 7)?)?,
+        quantity,
+        value,
+        state: read_state(row, 10)?,
+        state_at: instant(row, 11)?,
+    })
 }
 
 pub async fn count_pushes(client: Object, ages: PushAges) -> Result<PushCounts> {
@@ -278,58 +243,4 @@ fn window_push(row: &Row) -> Result<WindowPush> {
         attempts: read_ordinal(column(row, 11)?)?,
         state_at: instant(row, 12)?,
     })
-}
-
-/// Tenants with a customer, and meters, of which something has changed or is not settled. Each part
-/// has an index that holds only such rows, or is ordered by the change.
-pub async fn list_restless_pairs(
-    client: &ClientWrapper,
-    since: Timestamp,
-    shadow: bool,
-) -> Result<Vec<Pair>> {
-    // Not kept prepared: only when planned for this moment is the index known to be worth it.
-    let sql = "-- list_restless_pairs
-        WITH restless AS (
-            SELECT tenant_no, meter_no FROM pushes WHERE state_at >= $1 AND shadow = $2
-            UNION
-            SELECT tenant_no, meter_no FROM pushes WHERE state = 'observed' AND shadow = $2
-            UNION
-            SELECT tenant_no, meter_no FROM pushes WHERE state = 'submitted' AND shadow = $2
-            UNION
-            SELECT tenant_no, meter_no FROM pushes
-            WHERE state = 'dead' AND shadow = $2
-            UNION
-            SELECT tenant_no, meter_no FROM findings WHERE cleared_at IS NULL AND kind = 'usage'
-        )
-        SELECT t.tenant, r.meter_no, t.customer
-        FROM restless r JOIN tenants t ON t.tenant_no = r.tenant_no
-        WHERE t.customer IS NOT NULL AND r.meter_no IS NOT NULL
-        ORDER BY t.tenant, r.meter_no";
-    let mut pairs = Vec::new();
-    for row in client.query(sql, &[&SqlTimestamp(since), &shadow]).await? {
-        let (tenant, customer): (String, String) = (column(&row, 0)?, column(&row, 2)?);
-        pairs.push(Pair {
-            tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
-            meter: read_meter_no(column(&row, 1)?)?,
-            customer: CustomerId::parse(&customer)
-                .map_err(|_| damaged("tenants.customer", &customer))?,
-        });
-    }
-    Ok(pairs)
-}
-
-pub async fn list_former_customers(client: &ClientWrapper) -> Result<Vec<(TenantId, CustomerId)>> {
-    let sql = "-- list_former_customers
-        SELECT t.tenant, f.customer
-        FROM former_customers f JOIN tenants t ON t.tenant_no = f.tenant_no
-        WHERE f.customer IS DISTINCT FROM t.customer";
-    let mut former = Vec::new();
-    for row in client.query(sql, &[]).await? {
-        let (tenant, customer): (String, String) = (column(&row, 0)?, column(&row, 1)?);
-        former.push((
-            TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
-            CustomerId::parse(&customer).map_err(|_| damaged("tenants.customer", &customer))?,
-        ));
-    }
-    Ok(former)
 }

@@ -22,12 +22,16 @@ use super::transaction::{Done, Transaction};
 use super::unbilled;
 use super::waiting;
 use crate::faults::planted;
-use crate::rules::ids::{CustomerId, MeterNo};
+use crate::rules::correction::CorrectionOrder;
+use crate::rules::drift::WindowPush;
+use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::push::StoredPush;
 use crate::rules::quantity::Quantity;
+use crate::rules::rejection::{Rejection, RejectionReport};
 use crate::rules::settlement::plan_attempt;
 use crate::rules::submission::Class;
 use crate::rules::timestamp::Timestamp;
+use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::epoch::Uncompared;
 use crate::store::push::{
@@ -35,6 +39,7 @@ use crate::store::push::{
     PushTrace, Pushes, Ruling, Settlement, SubmittedWindow, TransitionLine, UnbilledSums,
     UnsentUsage,
 };
+use crate::store::sql::{SqlStore, list_unsent};
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,8 +73,7 @@ impl Pushes for PostgresStore {
     }
 
     async fn list_unsent_usage(&self, since: Timestamp, limit: usize) -> Result<Vec<UnsentUsage>> {
-        let client = self.reader().await?;
-        waiting::list_unsent(&client, since, limit).await
+        self.in_reader(move |session| list_unsent(session, since, limit)).await
     }
 
     async fn begin_attempts(&self, intents: Vec<AttemptIntent>, at: Timestamp) -> Result<Vec<u64>> {
@@ -112,12 +116,40 @@ impl Pushes for PostgresStore {
         self.discard(number, reason, at).await
     }
 
+    async fn reject_pushes(&self, rejection: Rejection, at: Timestamp) -> Result<RejectionReport> {
+        self.reject(&rejection, at).await
+    }
+
     async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts> {
         push_history::count_pushes(self.reader().await?, ages).await
     }
 
     async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums> {
         unbilled::sum_unbilled(self.reader().await?, &meters).await
+    }
+
+    async fn read_window_pushes(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+    ) -> Result<Vec<WindowPush>> {
+        let client = self.reader().await?;
+        push_history::read_window_pushes(&client, tenant, meter, range).await
+    }
+
+    async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling> {
+        self.correct(&order, at).await
+    }
+
+    async fn close_pushes(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+        at: Timestamp,
+    ) -> Result<u64> {
+        self.close_windows(tenant, meter, range, at).await
     }
 }
 

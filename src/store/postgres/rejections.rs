@@ -13,7 +13,7 @@ use super::transaction::{Done, Transaction};
 use crate::rules::rejection::{Rejection, RejectionReport};
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
-use crate::store::webhook::plan_reported;
+use crate::store::push::plan_reported;
 use deadpool_postgres::ClientWrapper;
 use std::sync::Arc;
 

@@ -11,6 +11,7 @@ use super::PostgresStore;
 use super::deliveries::pause;
 use super::failure::{Failure, describe};
 use crate::faults::crash_point;
+pub use crate::store::sql::Done;
 use crate::store::{Error, Result};
 use deadpool_postgres::{ClientWrapper, Object, Pool};
 use std::future::Future;
@@ -19,9 +20,6 @@ use std::sync::Arc;
 
 /// How often a transaction is retried before the caller gets an error.
 const TRIES_MAX: u32 = 20;
-
-/// What the statements of a transaction come to.
-pub type Done<T> = std::result::Result<T, Failure>;
 
 /// A transaction in progress. Unless it is committed or rolled back, its connection does not go
 /// back to the pool: a transaction left open would be the next user's.

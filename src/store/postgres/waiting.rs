@@ -16,7 +16,7 @@
 use super::numeric::SqlQuantity;
 use super::push_rows::{change_pushes, read_pushes};
 use super::scalars::{
-    SqlTimestamp, column, corrupt, damaged, meter_number, read_count, read_meter_no, tenant_number,
+    SqlTimestamp, column, corrupt, meter_number, read_count, read_meter_no, tenant_number,
     write_count, write_limit,
 };
 use super::statements::Statements;
@@ -29,7 +29,7 @@ use crate::rules::quantity::Quantity;
 use crate::rules::settlement::{Change, plan_release};
 use crate::rules::submission::{Class, PushState};
 use crate::rules::timestamp::Timestamp;
-use crate::store::push::{PushRelease, TransitionLine, UnmappedSum, UnsentUsage};
+use crate::store::push::{PushRelease, TransitionLine, UnmappedSum};
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
 use std::collections::{BTreeMap, BTreeSet};
@@ -182,30 +182,4 @@ pub async fn sum_unmapped(
         }
     }
     Ok((waiting, unsent))
-}
-
-/// Usage that was too old to be sent, of tenants that got their customer since then.
-pub async fn list_unsent(
-    client: &ClientWrapper,
-    since: Timestamp,
-    limit: usize,
-) -> Result<Vec<UnsentUsage>> {
-    let sql = "-- list_unsent
-        SELECT t.tenant, u.meter_no, u.unsent_pushes, u.unsent_quantity
-        FROM unmapped_usage u JOIN tenants t ON t.tenant_no = u.tenant_no
-        WHERE u.unsent_at >= $1 ORDER BY u.unsent_at DESC LIMIT $2";
-    let statement = client.prepare_cached(sql).await?;
-    let given: [&(dyn ToSql + Sync); 2] = [&SqlTimestamp(since), &write_limit(limit)];
-    let mut found = Vec::new();
-    for row in client.query(&statement, &given).await? {
-        let tenant: String = column(&row, 0)?;
-        let SqlQuantity(quantity) = column(&row, 3)?;
-        found.push(UnsentUsage {
-            tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
-            meter: read_meter_no(column(&row, 1)?)?,
-            pushes: read_count(column(&row, 2)?)?,
-            quantity,
-        });
-    }
-    Ok(found)
 }

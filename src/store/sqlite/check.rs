@@ -12,19 +12,21 @@
 mod duplicates;
 mod scan;
 
-use super::chain::verify_passes;
 use super::declarations::load_catalog;
 use super::fold::{FoldState, read_state};
 use super::recovery::{Unfolded, load_unfolded};
 use super::rollups::{decode_rollup, write_rollup};
 use super::segment::{ClosedSegment, overflow};
+use super::session::SqliteSession;
 use super::{corrupt, counters, sql_error};
+use crate::rules::chain::ChainReport;
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{MeterNo, TenantNo};
 use crate::rules::meter::{Aggregation, Catalog};
 use crate::rules::rollup::{Group, Rollup, RollupKey};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
+use crate::store::sql::{Failure, verify_passes};
 use crate::store::{CheckReport, Error, Progress, Result};
 use duplicates::count_duplicates;
 use rusqlite::{Connection, Row, params};
@@ -88,7 +90,7 @@ fn examine(
     compare_counters(connection, &unfolded, fold, &accepted, &mut report)?;
     connection.execute_batch("ROLLBACK")?;
     let twice = count_duplicates(connection, &unfolded, fold)?;
-    report.audit = verify_passes(connection)?;
+    report.audit = verify_chain(connection)?;
     if let Some(broken) = report.audit.broken.clone() {
         report.add(|| format!("the chain of nightly passes is broken: {broken}"));
     }
@@ -97,6 +99,14 @@ fn examine(
         events_damaged = true;
     }
     Ok(Examined { report, wrong, events_damaged })
+}
+
+/// Follows the chain of nightly passes, in one read transaction.
+pub fn verify_chain(connection: &Connection) -> Result<ChainReport> {
+    connection.execute_batch("BEGIN")?;
+    let report = verify_passes(&SqliteSession::on(connection));
+    connection.execute_batch("ROLLBACK")?;
+    report.map_err(Failure::into_error)
 }
 
 /// Totals of the segment being folded that are in their table.

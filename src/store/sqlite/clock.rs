@@ -4,13 +4,13 @@
 //! that was recorded is folded first, so that no journal row with a time to come is read again. A
 //! crash leaves the folding, or all of it.
 
+use super::session::SqliteSession;
 use super::writer::Writer;
 use super::{SqliteStore, fold, sql_error};
-use crate::rules::timestamp::{MICROS_PER_MINUTE, Timestamp};
+use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
-use crate::store::clock::{
-    Clocks, LEASE_MICROS_MAX, LEASED_TABLES, RESEND_MICROS_MAX, TimeMarks, WAIT_MICROS_MAX,
-};
+use crate::store::clock::{Clocks, TimeMarks};
+use crate::store::sql::{Failure, lower_tables};
 use async_trait::async_trait;
 use rusqlite::Connection;
 
@@ -52,32 +52,8 @@ fn lower(writer: &mut Writer, now: Timestamp) -> Result<()> {
     state.high_water = now;
     writer.write(|connection| {
         fold::write_state(connection, &state)?;
-        lower_tables(connection, now)
+        lower_tables(&SqliteSession::on(connection), now).map_err(Failure::into_error)
     })?;
     writer.fold = state;
     Ok(())
-}
-
-fn lower_tables(connection: &Connection, now: Timestamp) -> Result<()> {
-    let execute = |sql: &str, parameters: &[i64]| {
-        let executed = connection.execute(sql, rusqlite::params_from_iter(parameters));
-        executed.map(drop).map_err(sql_error)
-    };
-    let now = now.micros();
-    execute("-- lower_tables\nDELETE FROM cut_marks WHERE mark > ?", &[now])?;
-    let lease_max = now.saturating_add(LEASE_MICROS_MAX);
-    execute("-- lower_tables\nUPDATE leases SET until = ? WHERE until > ?", &[now, lease_max])?;
-    let wait_max = now.saturating_add(WAIT_MICROS_MAX);
-    for table in LEASED_TABLES {
-        let sql =
-            format!("-- lower_tables\nUPDATE {table} SET leased_until = ? WHERE leased_until > ?");
-        execute(&sql, &[now, lease_max])?;
-        let sql = format!("-- lower_tables\nUPDATE {table} SET due_at = ? WHERE due_at > ?");
-        execute(&sql, &[now, wait_max])?;
-    }
-    let sent = now.saturating_sub(RESEND_MICROS_MAX);
-    let later = now.saturating_add(5 * MICROS_PER_MINUTE);
-    let sql = "-- lower_tables
-        UPDATE pushes SET first_attempt_at = ? WHERE first_attempt_at > ?";
-    execute(sql, &[sent, later])
 }

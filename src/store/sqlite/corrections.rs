@@ -8,8 +8,8 @@
 
 use super::cuts::{read_cut, write_revision};
 use super::push_rows::{change_push, fetch_known, fetch_window, insert_push};
+use super::session::SqliteSession;
 use super::statements::Statements;
-use super::summaries::find_summary;
 use super::writer::Writer;
 use crate::rules::correction::{Correcting, CorrectionOrder, plan_correcting};
 use crate::rules::ids::{MeterNo, TenantNo};
@@ -18,6 +18,7 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::push::{Ruling, TransitionLine, log_transition};
+use crate::store::sql::find_summary;
 use rusqlite::{Connection, params};
 
 pub fn record_correction(
@@ -34,8 +35,8 @@ pub fn record_correction(
             return Ok((Ruling::NotFound, Vec::new()));
         };
         let pushes = fetch_window(connection, place)?;
-        let owner = (tenant, order.meter);
-        let summary = find_summary(connection, owner, &order.customer, order.window)?;
+        let (session, whose) = (SqliteSession::on(connection), (&order.tenant, &order.customer));
+        let summary = find_summary(&session, whose, order.meter, order.window)?;
         let Correcting { state, pushes: [lost, again] } =
             match plan_correcting(order, &state, &pushes, summary.as_ref())? {
                 Ok(plan) => plan,

@@ -11,10 +11,9 @@
 //! A crash leaves a call of `record_cuts` done in full or not at all; the next call finds out.
 
 use super::credits::{Credit, Usage};
-use super::leases::holds_lease;
 use super::push_rows::{Owner, get, insert_push, quantity_of};
-use super::sagas::read_terms;
 use super::segment::overflow;
+use super::session::SqliteSession;
 use super::statements::Statements;
 use super::waiting::planned_state;
 use super::window_pushes::read_window_pushes;
@@ -32,6 +31,7 @@ use crate::rules::window::Window;
 use crate::store::push::{
     CutOrder, CutReport, CutTerms, Cuts, Lease, TransitionLine, log_transition,
 };
+use crate::store::sql::{hold_lease, read_terms};
 use crate::store::{EventQuery, Result};
 use async_trait::async_trait;
 use rusqlite::{Connection, Row, params};
@@ -72,7 +72,8 @@ impl Cuts for SqliteStore {
         self.write(move |writer| {
             let (shared, steps_done) = (Arc::clone(&writer.shared), writer.fold.steps_done);
             let (report, lines) = writer.write(|connection| {
-                if !holds_lease(connection, &lease)? {
+                let held = hold_lease(&SqliteSession::on(connection), &lease);
+                if !held? {
                     return Ok((CutReport { lease_lost: true, ..Default::default() }, Vec::new()));
                 }
                 let (shared, credit) = (&*shared, Credit::default());
@@ -109,7 +110,7 @@ impl Cuts for SqliteStore {
         let lease = lease.clone();
         self.write(move |writer| {
             writer.write(|connection| {
-                let held = holds_lease(connection, &lease)?;
+                let held = hold_lease(&SqliteSession::on(connection), &lease)?;
                 if held {
                     write_cut_mark(connection, meter, mark)?;
                 }
@@ -237,7 +238,8 @@ impl Cutting<'_> {
         let place = (tenant_no, order.meter, window.start);
         let state = read_cut(connection, tenant_no, order.meter, window.start)?;
         let state = state.unwrap_or_else(|| CutState::new(self.terms.shadow));
-        let charged = read_terms(connection, (tenant_no, &order.tenant))?;
+        let session = SqliteSession::on(connection);
+        let charged = read_terms(&session, tenant_no, &order.tenant)?;
         let subject = Subject {
             tenant_no,
             tenant: &order.tenant,

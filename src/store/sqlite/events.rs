@@ -6,14 +6,16 @@
 use super::keys::{Location, key_hash};
 use super::memory::{Memory, Tenants};
 use super::segment::{Entry, Segment};
+use super::session::SqliteSession;
 use super::statements::Statements;
-use super::{Shared, corrupt, damaged, inbox};
+use super::{Shared, corrupt, damaged};
 use crate::rules::event::Event;
 use crate::rules::ids::{EventId, MeterNo, SubscriptionId, TenantId, TenantNo};
 use crate::rules::properties::Properties;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::Window;
+use crate::store::sql::trace_inboxes;
 use crate::store::{EventPage, EventQuery, EventTrace, Result, StoredEvent};
 use rusqlite::{Connection, Row, params};
 use std::cmp::Reverse;
@@ -37,14 +39,9 @@ pub fn trace_event(
         let (found, newest) = find_in_memory(shared, tenant, id)?;
         connection.execute_batch("BEGIN")?;
         if newest_unfolded(connection)? == newest {
-            let overflow = inbox::overflow_of_key(connection, tenant, id)?;
-            return Ok(EventTrace {
-                counted: found.resolve(connection, tenant, id)?,
-                conflicts: inbox::conflicts_of_key(connection, tenant, id)?,
-                quarantined: inbox::quarantine_of_key(connection, tenant, id)?,
-                conflicts_not_kept: overflow.0,
-                quarantined_not_kept: overflow.1,
-            });
+            let kept = trace_inboxes(&SqliteSession::on(connection), tenant, id);
+            let kept = kept?;
+            return Ok(EventTrace { counted: found.resolve(connection, tenant, id)?, ..kept });
         }
         // A commit came between the two, or memory is about to take one over.
         connection.execute_batch("ROLLBACK")?;

@@ -10,17 +10,14 @@
 //! number of rows, however many payloads came under its id.
 
 use super::judge::{NewConflict, NewQuarantine};
+use super::sql_error;
 use super::statements::Statements;
-use super::{corrupt, damaged, sql_error};
 use crate::rules::event::Event;
 use crate::rules::fingerprint::Fingerprinter;
-use crate::rules::ids::{EventId, TenantId, TenantNo};
+use crate::rules::ids::TenantNo;
 use crate::rules::meter::Catalog;
 use crate::rules::timestamp::Timestamp;
-use crate::rules::verdict::Quarantine;
-use crate::store::{
-    ConflictRecord, Error, INBOX_PAYLOADS_MAX, InboxPage, InboxQuery, QuarantineRecord, Result,
-};
+use crate::store::{Error, INBOX_PAYLOADS_MAX, Result};
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 
 /// Rows that get their fingerprint in one transaction, after the column was added.
@@ -223,155 +220,6 @@ impl Inbox {
         transaction.commit()?;
         Ok(rows.last().map(|(number, ..)| *number))
     }
-}
-
-/// Deliveries of an id whose payloads were not kept.
-pub fn overflow_of_key(
-    connection: &Connection,
-    tenant: &TenantId,
-    id: &EventId,
-) -> Result<(u64, u64)> {
-    let mut select = connection.prepare_cached(
-        "-- overflow_of_key
-         SELECT inbox, deliveries FROM inbox_overflow JOIN tenants USING (tenant_no)
-         WHERE tenant = ? AND id = ?",
-    )?;
-    let mut rows = select.query(params![tenant.as_str(), id.as_str()])?;
-    let (mut conflicts, mut quarantined) = (0, 0);
-    while let Some(row) = rows.next()? {
-        let (inbox, deliveries): (String, u64) = (row.get(0)?, row.get(1)?);
-        match inbox.as_str() {
-            "conflicts" => conflicts = deliveries,
-            "quarantine" => quarantined = deliveries,
-            _ => return Err(corrupt("inbox_overflow.inbox")),
-        }
-    }
-    Ok((conflicts, quarantined))
-}
-
-pub fn list_conflicts(
-    connection: &Connection,
-    query: &InboxQuery,
-) -> Result<InboxPage<ConflictRecord>> {
-    let all = "-- list_conflicts
-        SELECT conflict_no, tenant, id, first_received_at, last_received_at, deliveries, standing,
-               arriving
-        FROM conflicts JOIN tenants USING (tenant_no)
-        WHERE conflict_no > ? ORDER BY conflict_no LIMIT ?";
-    let of_tenant = "-- list_conflicts
-        SELECT conflict_no, tenant, id, first_received_at, last_received_at, deliveries, standing,
-               arriving
-        FROM conflicts JOIN tenants USING (tenant_no)
-        WHERE conflict_no > ?1 AND tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = ?3)
-        ORDER BY conflict_no LIMIT ?2";
-    list(connection, (all, of_tenant), query, decode_conflict)
-}
-
-pub fn list_quarantine(
-    connection: &Connection,
-    query: &InboxQuery,
-) -> Result<InboxPage<QuarantineRecord>> {
-    let all = "-- list_quarantine
-        SELECT quarantine_no, tenant, id, first_received_at, last_received_at, deliveries, payload,
-               reason
-        FROM quarantine JOIN tenants USING (tenant_no)
-        WHERE quarantine_no > ? ORDER BY quarantine_no LIMIT ?";
-    let of_tenant = "-- list_quarantine
-        SELECT quarantine_no, tenant, id, first_received_at, last_received_at, deliveries, payload,
-               reason
-        FROM quarantine JOIN tenants USING (tenant_no)
-        WHERE quarantine_no > ?1 AND tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = ?3)
-        ORDER BY quarantine_no LIMIT ?2";
-    list(connection, (all, of_tenant), query, decode_quarantine)
-}
-
-pub fn conflicts_of_key(
-    connection: &Connection,
-    tenant: &TenantId,
-    id: &EventId,
-) -> Result<Vec<ConflictRecord>> {
-    let sql = "-- conflicts_of_key
-        SELECT conflict_no, tenant, id, first_received_at, last_received_at, deliveries, standing,
-               arriving
-        FROM conflicts JOIN tenants USING (tenant_no)
-        WHERE tenant = ? AND id = ? ORDER BY conflict_no LIMIT 100";
-    let page = read_inbox(connection, sql, params![tenant.as_str(), id.as_str()], decode_conflict)?;
-    Ok(page.into_iter().map(|(_, record)| record).collect())
-}
-
-pub fn quarantine_of_key(
-    connection: &Connection,
-    tenant: &TenantId,
-    id: &EventId,
-) -> Result<Vec<QuarantineRecord>> {
-    let sql = "-- quarantine_of_key
-        SELECT quarantine_no, tenant, id, first_received_at, last_received_at, deliveries, payload,
-               reason
-        FROM quarantine JOIN tenants USING (tenant_no)
-        WHERE tenant = ? AND id = ? ORDER BY quarantine_no LIMIT 100";
-    let key = params![tenant.as_str(), id.as_str()];
-    let page = read_inbox(connection, sql, key, decode_quarantine)?;
-    Ok(page.into_iter().map(|(_, record)| record).collect())
-}
-
-/// A page by one of two statements: of all tenants, or of one.
-fn list<T>(
-    connection: &Connection,
-    (all, of_tenant): (&str, &str),
-    query: &InboxQuery,
-    decode: fn(&Row<'_>) -> Result<T>,
-) -> Result<InboxPage<T>> {
-    let (after, limit) = (query.after, query.limit);
-    match &query.tenant {
-        None => read_inbox(connection, all, params![after, limit], decode),
-        Some(tenant) => {
-            let values = params![after, limit, tenant.as_str()];
-            read_inbox(connection, of_tenant, values, decode)
-        }
-    }
-}
-
-fn read_inbox<T>(
-    connection: &Connection,
-    sql: &str,
-    params: &[&dyn ToSql],
-    decode: fn(&Row<'_>) -> Result<T>,
-) -> Result<InboxPage<T>> {
-    connection.read_all(sql, params, |row| Ok((row.get(0)?, decode(row)?)))
-}
-
-fn decode_conflict(row: &Row<'_>) -> Result<ConflictRecord> {
-    let (tenant, id) = decode_key(row)?;
-    Ok(ConflictRecord {
-        tenant,
-        id,
-        first_received_at: Timestamp::from_micros(row.get(3)?),
-        last_received_at: Timestamp::from_micros(row.get(4)?),
-        deliveries: row.get(5)?,
-        standing: row.get(6)?,
-        arriving: row.get(7)?,
-    })
-}
-
-fn decode_quarantine(row: &Row<'_>) -> Result<QuarantineRecord> {
-    let (tenant, id) = decode_key(row)?;
-    let reason: String = row.get(7)?;
-    Ok(QuarantineRecord {
-        tenant,
-        id,
-        first_received_at: Timestamp::from_micros(row.get(3)?),
-        last_received_at: Timestamp::from_micros(row.get(4)?),
-        deliveries: row.get(5)?,
-        payload: row.get(6)?,
-        reason: Quarantine::from_code(&reason)
-            .ok_or_else(|| damaged("quarantine.reason", &reason))?,
-    })
-}
-
-fn decode_key(row: &Row<'_>) -> Result<(TenantId, EventId)> {
-    let (tenant, id): (String, String) = (row.get(1)?, row.get(2)?);
-    let tenant = TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?;
-    Ok((tenant, EventId::parse(&id).map_err(|_| damaged("events.id", &id))?))
 }
 
 fn event_json(event: &Event, catalog: &Catalog) -> Result<String> {

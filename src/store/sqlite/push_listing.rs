@@ -131,32 +131,6 @@ pub fn list_submitted_windows(
     due.iter().map(|window| describe_window(connection, window)).collect()
 }
 
-/// Windows of one tenant with submitted pushes, the oldest first.
-pub fn list_unconfirmed_before(
-    connection: &Connection,
-    tenant: TenantNo,
-    before: Timestamp,
-    limit: usize,
-) -> Result<Vec<SubmittedWindow>> {
-    begin_snapshot(connection)?;
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let found: Vec<DueWindow> = connection.read_all(
-        "-- list_unconfirmed_before
-         SELECT pushes.tenant_no, meter_no, window_start,
-                COALESCE(pushes.customer, tenants.customer, '') AS customer
-         FROM pushes INDEXED BY pushes_submitted_by_tenant
-             JOIN tenants ON tenants.tenant_no = pushes.tenant_no
-         WHERE pushes.tenant_no = ? AND state = 'submitted' AND window_start < ? AND NOT shadow
-         GROUP BY 1, 2, 3, 4 ORDER BY window_start, meter_no LIMIT ?",
-        params![tenant.0, before.micros(), limit],
-        |row| {
-            let (tenant_no, meter) = (TenantNo(row.get(0)?), MeterNo(row.get(1)?));
-            Ok(DueWindow { tenant_no, meter, start: row.get(2)?, customer: row.get(3)? })
-        },
-    )?;
-    found.iter().map(|window| describe_window(connection, window)).collect()
-}
-
 fn list_settled(connection: &Connection, due: &DueWindow) -> Result<Vec<Push>> {
     let window = params![due.tenant_no.0, due.meter.0, due.start, due.customer];
     let settled: Vec<u64> = connection.read_all(

@@ -277,13 +277,6 @@ pub fn quantity_of(row: &Row<'_>, column: &str) -> Result<Quantity> {
     Quantity::parse_stored(&text).ok_or_else(|| damaged(column, &text))
 }
 
-/// The same, of a column that may be null.
-pub fn quantity_if_any(row: &Row<'_>, column: &str) -> Result<Option<Quantity>> {
-    let text: Option<String> = get(row, column)?;
-    let parse = |text: String| Quantity::parse_stored(&text).ok_or_else(|| damaged(column, &text));
-    text.map(parse).transpose()
-}
-
 pub fn moment(row: &Row<'_>, column: &str) -> Result<Timestamp> {
     get(row, column).map(Timestamp::from_micros)
 }

@@ -14,16 +14,19 @@ use super::push_rows::{
     begin_attempt, change_push, fetch_known, fetch_push, insert_push, quantity_of,
 };
 use super::segment::overflow;
+use super::session::SqliteSession;
 use super::statements::Statements;
-use super::summaries::find_summary;
 use super::waiting::planned_state;
 use super::window_pushes::{customer_of_window, read_window_pushes};
 use super::writer::Writer;
-use super::{SqliteStore, corrupt, epochs, sql_error, unbilled, waiting};
+use super::{SqliteStore, corrections, corrupt, epochs, rejections, sql_error, unbilled, waiting};
 use crate::faults::planted;
-use crate::rules::ids::{CustomerId, MeterNo, TenantNo};
+use crate::rules::correction::CorrectionOrder;
+use crate::rules::drift::WindowPush;
+use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
 use crate::rules::push::{CutState, NewPush, StoredPush};
 use crate::rules::quantity::Quantity;
+use crate::rules::rejection::{Rejection, RejectionReport};
 use crate::rules::settlement::{
     Change, Replacing, Ruled, Settled, Then, is_current, plan_attempt, plan_discard,
     plan_overtaking, plan_replacing, plan_retry, plan_settlement, rests_on_window,
@@ -37,6 +40,7 @@ use crate::store::push::{
     PushTrace, Pushes, Right, Ruling, Settlement, SubmittedWindow, TransitionLine, UnbilledSums,
     UnsentUsage, log_transition, may_resend,
 };
+use crate::store::sql::{SqlStore, find_summary, list_unsent};
 use async_trait::async_trait;
 use hashbrown::{HashMap, HashSet};
 use rusqlite::{Connection, params};
@@ -76,7 +80,7 @@ impl Pushes for SqliteStore {
     }
 
     async fn list_unsent_usage(&self, since: Timestamp, limit: usize) -> Result<Vec<UnsentUsage>> {
-        self.read(move |_, connection| waiting::list_unsent(connection, since, limit)).await
+        self.in_reader(move |session| list_unsent(session, since, limit)).await
     }
 
     async fn begin_attempts(&self, intents: Vec<AttemptIntent>, at: Timestamp) -> Result<Vec<u64>> {
@@ -150,6 +154,10 @@ impl Pushes for SqliteStore {
         .await
     }
 
+    async fn reject_pushes(&self, rejection: Rejection, at: Timestamp) -> Result<RejectionReport> {
+        self.write(move |writer| rejections::reject_pushes(writer, &rejection, at)).await
+    }
+
     async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts> {
         self.read(move |_, connection| push_listing::count_pushes(connection, ages)).await
     }
@@ -157,6 +165,39 @@ impl Pushes for SqliteStore {
     async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums> {
         self.read(move |shared, connection| unbilled::sum_unbilled(shared, connection, &meters))
             .await
+    }
+
+    async fn read_window_pushes(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+    ) -> Result<Vec<WindowPush>> {
+        let Some(tenant) = self.tenant_no(tenant) else { return Ok(Vec::new()) };
+        self.read(move |_, c| read_window_pushes(c, (tenant, meter), range)).await
+    }
+
+    async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling> {
+        let secret = self.push_secret;
+        self.write(move |writer| corrections::record_correction(writer, secret, &order, at)).await
+    }
+
+    async fn close_pushes(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        range: Window,
+        at: Timestamp,
+    ) -> Result<u64> {
+        let Some(tenant) = self.tenant_no(tenant) else { return Ok(0) };
+        self.write(move |writer| corrections::close_pushes(writer, (tenant, meter), range, at))
+            .await
+    }
+}
+
+impl SqliteStore {
+    fn tenant_no(&self, tenant: &TenantId) -> Option<TenantNo> {
+        self.shared.read_memory().tenants.find(tenant)
     }
 }
 
@@ -476,11 +517,14 @@ impl Changes<'_> {
 
     fn retry(&mut self, number: u64) -> Result<Ruling> {
         let Some(found) = fetch_push(self.connection, number)? else { return Ok(Ruling::NotFound) };
-        let Push { meter, window, customer, .. } = &found.push;
+        let Push { tenant, meter, window, customer, .. } = &found.push;
         let owner = (found.tenant_no, *meter);
         let pushes = read_window_pushes(self.connection, owner, Window::moment(window.start))?;
         let summary = match customer {
-            Some(customer) => find_summary(self.connection, owner, customer, *window)?,
+            Some(customer) => {
+                let session = SqliteSession::on(self.connection);
+                find_summary(&session, (tenant, customer), *meter, *window)?
+            }
             None => None,
         };
         let may = may_resend(&found.push, &pushes, summary.as_ref());

@@ -14,8 +14,7 @@ use crate::rules::rejection::{Rejection, RejectionReport};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::Result;
-use crate::store::push::{TransitionLine, log_transition};
-use crate::store::webhook::plan_reported;
+use crate::store::push::{TransitionLine, log_transition, plan_reported};
 use rusqlite::{Connection, params};
 use std::collections::BTreeSet;
 

@@ -360,8 +360,9 @@ fn a_page_of_an_inbox_reads_no_rows_of_other_tenants() {
     connection.progress_handler(1, Some(count)).unwrap();
     let tenant = Some(TenantId::parse("calm").unwrap());
     let query = InboxQuery { tenant, after: 0, limit: 100 };
-    assert!(inbox::list_quarantine(connection, &query).unwrap().is_empty());
-    assert!(inbox::list_conflicts(connection, &query).unwrap().is_empty());
+    let session = session::SqliteSession::on(connection);
+    assert!(list_quarantine(&session, &query).unwrap().is_empty());
+    assert!(list_conflicts(&session, &query).unwrap().is_empty());
     let steps = steps.load(Ordering::Relaxed);
     assert!((1..1_000).contains(&steps), "{steps} steps");
 }

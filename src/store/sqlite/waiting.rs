@@ -12,9 +12,9 @@
 use super::push_rows::{change_push, fetch_known, get, quantity_of};
 use super::segment::overflow;
 use super::statements::Statements;
-use super::{corrupt, damaged, sql_error};
+use super::{corrupt, sql_error};
 use crate::faults::planted;
-use crate::rules::ids::{MeterNo, TenantId, TenantNo};
+use crate::rules::ids::{MeterNo, TenantNo};
 use crate::rules::push::StoredPush;
 use crate::rules::quantity::Quantity;
 use crate::rules::settlement::{plan_release, plan_withholding};
@@ -22,7 +22,7 @@ use crate::rules::submission::{Class, PushState};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::waiting::judge_planned;
 use crate::store::Result;
-use crate::store::push::{PushRelease, TransitionLine, UnmappedSum, UnsentUsage};
+use crate::store::push::{PushRelease, TransitionLine, UnmappedSum};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeMap;
 
@@ -206,32 +206,6 @@ pub fn sum_unmapped(
         }
     }
     Ok((waiting, unsent))
-}
-
-/// Usage that was too old to be sent, of tenants that got their customer since then.
-pub fn list_unsent(
-    connection: &Connection,
-    since: Timestamp,
-    limit: usize,
-) -> Result<Vec<UnsentUsage>> {
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    connection.read_all(
-        "-- list_unsent
-         SELECT tenant, meter_no, unsent_pushes, unsent_quantity
-         FROM unmapped_usage INDEXED BY unmapped_usage_unsent
-         JOIN tenants ON tenants.tenant_no = unmapped_usage.tenant_no
-         WHERE unsent_at IS NOT NULL AND unsent_at >= ? ORDER BY unsent_at DESC LIMIT ?",
-        params![since.micros(), limit],
-        |row| {
-            let tenant: String = get(row, "tenant")?;
-            Ok(UnsentUsage {
-                tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
-                meter: MeterNo(get(row, "meter_no")?),
-                pushes: get(row, "unsent_pushes")?,
-                quantity: quantity_of(row, "unsent_quantity")?,
-            })
-        },
-    )
 }
 
 /// Has pushes wait that were written as due before their tenant's lack of a customer was looked at.

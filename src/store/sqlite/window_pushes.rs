@@ -1,4 +1,4 @@
-//! Pushes as a pass compares them: by window, and which tenants and meters have any that moved.
+//! Pushes by window: as a pass compares them, and whose a window is.
 //!
 //! Invariant: each answer is of one moment, since it is one query, and looks only at rows that an
 //! index names. Nothing is written here, so a crash leaves nothing.
@@ -8,11 +8,10 @@ use super::statements::Statements;
 use super::{corrupt, damaged};
 use crate::rules::billing::Mode;
 use crate::rules::drift::WindowPush;
-use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
+use crate::rules::ids::{CustomerId, MeterNo, TenantNo};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::Result;
-use crate::store::reconciliation::Pair;
 use rusqlite::{Connection, Row, params};
 
 pub fn read_window_pushes(
@@ -52,59 +51,6 @@ fn decode_window_push(row: &Row<'_>) -> Result<WindowPush> {
         attempts: get(row, "attempts")?,
         state_at: moment(row, "state_at")?,
     })
-}
-
-pub fn list_restless_pairs(
-    connection: &Connection,
-    since: Timestamp,
-    shadow: bool,
-) -> Result<Vec<Pair>> {
-    connection.read_all(
-        "-- list_restless_pairs
-         SELECT tenant, meter_no, customer FROM (
-             SELECT tenant_no, meter_no FROM pushes WHERE state_at >= ?1 AND shadow = ?2
-             UNION
-             SELECT tenant_no, meter_no FROM pushes WHERE state = 'observed' AND shadow = ?2
-             UNION
-             SELECT tenant_no, meter_no FROM pushes WHERE state = 'submitted' AND shadow = ?2
-             UNION
-             SELECT tenant_no, meter_no FROM pushes
-             WHERE state = 'dead' AND shadow = ?2
-             UNION
-             SELECT tenant_no, meter_no FROM findings
-             WHERE kind = 'usage' AND cleared_at IS NULL AND meter_no IS NOT NULL
-         ) AS restless JOIN tenants ON tenants.tenant_no = restless.tenant_no
-         WHERE customer IS NOT NULL
-         ORDER BY tenant, meter_no",
-        params![since.micros(), shadow],
-        |row| {
-            let (tenant, customer): (String, String) = (get(row, "tenant")?, get(row, "customer")?);
-            Ok(Pair {
-                tenant: TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
-                meter: MeterNo(get(row, "meter_no")?),
-                customer: CustomerId::parse(&customer)
-                    .map_err(|_| damaged("tenants.customer", &customer))?,
-            })
-        },
-    )
-}
-
-pub fn list_former_customers(connection: &Connection) -> Result<Vec<(TenantId, CustomerId)>> {
-    connection.read_all(
-        "-- list_former_customers
-         SELECT tenant, former_customers.customer AS customer
-         FROM former_customers JOIN tenants ON tenants.tenant_no = former_customers.tenant_no
-         WHERE former_customers.customer IS NOT tenants.customer",
-        [],
-        |row| {
-            let (tenant, customer): (String, String) = (get(row, "tenant")?, get(row, "customer")?);
-            Ok((
-                TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant))?,
-                CustomerId::parse(&customer)
-                    .map_err(|_| damaged("former_customers.customer", &customer))?,
-            ))
-        },
-    )
 }
 
 /// The customer that the window of a push belongs to, as `rules::customer::customer_of_window` has

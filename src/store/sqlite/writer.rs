@@ -437,47 +437,27 @@ impl Writer {
         Ok(TenantPut::Stored(tenant))
     }
 
-    /// A write about a tenant, which is created with it if it is not known.
+    /// A write about a tenant, which is created with it if it is not known, and known in memory
+    /// after its commit.
     pub fn write_for<T>(
         &mut self,
         tenant: &TenantId,
         at: Timestamp,
         work: impl FnOnce(&Connection, TenantNo) -> Result<T>,
     ) -> Result<T> {
-        self.write_for_all(&[tenant], at, |connection, numbers| work(connection, numbers[0]))
-    }
-
-    /// A write about tenants: those that are not known are created with it, and known in memory
-    /// after its commit. `work` is given their numbers, in the order of the names.
-    pub fn write_for_all<T>(
-        &mut self,
-        tenants: &[&TenantId],
-        at: Timestamp,
-        work: impl FnOnce(&Connection, &[TenantNo]) -> Result<T>,
-    ) -> Result<T> {
-        let (mut created, mut numbers) = (Vec::new(), Vec::with_capacity(tenants.len()));
-        {
+        let (known, next) = {
             let memory = self.shared.read_memory();
-            for tenant in tenants {
-                let own = created.iter().find(|(_, name)| name == tenant).map(|(own, _)| *own);
-                let number = memory.tenants.find(tenant).or(own).unwrap_or_else(|| {
-                    let before = u32::try_from(created.len()).expect("a call names few tenants");
-                    let number = TenantNo(memory.tenants.next() + before);
-                    created.push((number, *tenant));
-                    number
-                });
-                numbers.push(number);
-            }
-        }
+            (memory.tenants.find(tenant), TenantNo(memory.tenants.next()))
+        };
+        let number = known.unwrap_or(next);
         let answer = self.write(|connection| {
-            for (number, tenant) in &created {
-                declarations::insert_tenant(connection, *number, tenant, at)?;
+            if known.is_none() {
+                declarations::insert_tenant(connection, number, tenant, at)?;
             }
-            work(connection, &numbers)
+            work(connection, number)
         })?;
-        let mut memory = self.shared.write_memory();
-        for (number, tenant) in created {
-            memory.tenants.insert(number, tenant.clone());
+        if known.is_none() {
+            self.shared.write_memory().tenants.insert(number, tenant.clone());
         }
         Ok(answer)
     }

@@ -16,9 +16,10 @@ use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::account::Posted;
 use crate::store::credit::ChangeQuery;
+use crate::store::sql::append_changes;
 use crate::store::sqlite::accounts::{ensure_account, post_in, unit_of};
-use crate::store::sqlite::outbox::append_change;
 use crate::store::sqlite::push_rows::{get, moment, quantity_of};
+use crate::store::sqlite::session::SqliteSession;
 use crate::store::sqlite::{corrupt, damaged};
 use rusqlite::{Connection, Row, params};
 use std::collections::BTreeMap;
@@ -39,7 +40,8 @@ pub fn write_changes(
     for recorded in record_changes(planned, &written, at)? {
         post_change(connection, &recorded)?;
         if let Some(published) = &recorded.published {
-            append_change(connection, published, Some(recorded.tenant_no), at)?;
+            let session = SqliteSession::on(connection);
+            append_changes(&session, std::slice::from_ref(published), at)?;
         }
         changes.push(recorded.change);
     }

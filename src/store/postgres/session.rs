@@ -1,0 +1,256 @@
+//! Sessions on PostgreSQL: the verbs that are written once are plain functions, so they run on a
+//! thread that may block, and wait there for each statement.
+//!
+//! Bound: a statement that the server does not answer fails after the store's time limit.
+
+use super::PostgresStore;
+use super::connection::{Connector, Snapshot};
+use super::numeric::SqlQuantity;
+use super::scalars::{SqlTimestamp, column, corrupt};
+use super::statements::Statements;
+use super::transaction::Transaction;
+use crate::rules::ids::{TenantId, TenantNo};
+use crate::rules::timestamp::Timestamp;
+use crate::store::idempotency::{Ended, completion_error, millis};
+use crate::store::sql::{Done, Failure, Row, Session, SqlStore, Value, values};
+use crate::store::{Error, Result};
+use bytes::{BufMut, BytesMut};
+use counterfoil_idempotency::{Claim, postgres};
+use deadpool_postgres::{ClientWrapper, Pool};
+use std::error::Error as StdError;
+use std::sync::Arc;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio_postgres::Client;
+use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
+
+struct PostgresSession<'c> {
+    client: &'c ClientWrapper,
+    connector: &'c Connector,
+    runtime: Handle,
+    /// A statement that was cancelled exceeded the time limit of a read.
+    reads: bool,
+}
+
+impl PostgresSession<'_> {
+    fn wait<T, E: Into<Failure>>(
+        &self,
+        statement: impl Future<Output = std::result::Result<T, E>>,
+    ) -> Done<T> {
+        let answer = self.runtime.block_on(self.connector.within(statement))?;
+        answer.map_err(Into::into)
+    }
+
+    fn failure(&self, error: tokio_postgres::Error) -> Failure {
+        if self.reads { Error::from(error).into() } else { error.into() }
+    }
+}
+
+impl Session for PostgresSession<'_> {
+    fn run(&self, sql: &str, values: &[Value]) -> Done<u64> {
+        let values = parameters(values);
+        let run =
+            async { self.client.run(sql, &values).await.map_err(|error| self.failure(error)) };
+        self.wait(run)
+    }
+
+    fn rows(&self, sql: &str, values: &[Value]) -> Done<Vec<Row>> {
+        let values = parameters(values);
+        let read =
+            async { self.client.read_all(sql, &values).await.map_err(|error| self.failure(error)) };
+        let rows = self.wait(read)?;
+        let Some(first) = rows.first() else { return Ok(Vec::new()) };
+        let names: Arc<[String]> =
+            first.columns().iter().map(|column| column.name().to_owned()).collect();
+        let read = |row: &tokio_postgres::Row| -> Result<Row> {
+            let value = |place| column::<Value>(row, place);
+            Ok(Row::new(Arc::clone(&names), (0..names.len()).map(value).collect::<Result<_>>()?))
+        };
+        Ok(rows.iter().map(read).collect::<Result<_>>()?)
+    }
+
+    fn number_tenant(&self, tenant: &TenantId, at: Timestamp) -> Done<TenantNo> {
+        let session: &dyn Session = self;
+        let find = || {
+            let sql = "-- number_tenant\nSELECT tenant_no FROM tenants WHERE tenant = $1";
+            session.read_optional(sql, values![tenant], |row| row.get("tenants.tenant_no"))
+        };
+        if let Some(number) = find()? {
+            return Ok(number);
+        }
+        // Not tried first: each try takes a number.
+        let sql = "-- number_tenant
+            INSERT INTO tenants (tenant, created_at) VALUES ($1, $2)
+            ON CONFLICT (tenant) DO NOTHING";
+        session.run(sql, values![tenant, at])?;
+        Ok(find()?.ok_or_else(|| corrupt("tenants row vanished mid-transaction"))?)
+    }
+
+    fn lock(&self, number: i64) -> Done<()> {
+        self.run("SELECT pg_advisory_xact_lock($1)", values![number]).map(|_| ())
+    }
+
+    fn end_key(&self, claim: &Claim, ended: &Ended, at: Timestamp) -> Done<()> {
+        let Ended { answer, ending, keep } = ended;
+        let end = async {
+            let client: &Client = self.client;
+            let done = postgres::end(client, claim, answer, *ending, *keep, millis(at)).await;
+            done.map_err(completion_error)
+        };
+        self.wait(end)
+    }
+}
+
+impl SqlStore for PostgresStore {
+    async fn in_transaction<T: Send + 'static>(
+        &self,
+        work: impl Fn(&dyn Session) -> Done<T> + Send + Sync + 'static,
+    ) -> Result<T> {
+        self.write_session(&self.outbound, work).await
+    }
+
+    async fn in_control<T: Send + 'static>(
+        &self,
+        work: impl Fn(&dyn Session) -> Done<T> + Send + Sync + 'static,
+    ) -> Result<T> {
+        self.write_session(&self.control, work).await
+    }
+
+    async fn in_snapshot<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&dyn Session) -> Done<T> + Send + 'static,
+    ) -> Result<T> {
+        let snapshot = Snapshot::begin(self.reader().await?).await?;
+        self.faults.note(read_snapshot(snapshot, &self.connector, work).await)
+    }
+
+    async fn in_reader<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&dyn Session) -> Done<T> + Send + 'static,
+    ) -> Result<T> {
+        let (client, connector) = (self.reader().await?, self.connector.clone());
+        let answer = block(move |runtime| {
+            let (client, connector) = (&*client, &connector);
+            work(&PostgresSession { client, connector, runtime, reads: true })
+        })
+        .await;
+        self.faults.note(answer.map_err(Failure::into_error))
+    }
+}
+
+impl PostgresStore {
+    async fn write_session<T: Send + 'static>(
+        &self,
+        pool: &Pool,
+        work: impl Fn(&dyn Session) -> Done<T> + Send + Sync + 'static,
+    ) -> Result<T> {
+        let work = Arc::new(work);
+        let connector = &self.connector;
+        self.transact_on(pool, move |client: Arc<Transaction>| {
+            let (work, connector) = (Arc::clone(&work), connector.clone());
+            block(move |runtime| {
+                let (client, connector) = (&**client, &connector);
+                work(&PostgresSession { client, connector, runtime, reads: false })
+            })
+        })
+        .await
+    }
+}
+
+/// Runs work that only reads, and ends the snapshot that it read.
+pub async fn read_snapshot<T: Send + 'static>(
+    snapshot: Snapshot,
+    connector: &Connector,
+    work: impl FnOnce(&dyn Session) -> Done<T> + Send + 'static,
+) -> Result<T> {
+    let connector = connector.clone();
+    let (snapshot, answer) = block(move |runtime| {
+        let (client, connector) = (&*snapshot, &connector);
+        let answer = work(&PostgresSession { client, connector, runtime, reads: true })?;
+        Ok((snapshot, answer))
+    })
+    .await?;
+    snapshot.end().await?;
+    Ok(answer)
+}
+
+/// Runs work that waits for statements. On a runtime with several threads it runs where it is, and
+/// the thread's other work moves.
+async fn block<T: Send + 'static>(
+    work: impl FnOnce(Handle) -> Done<T> + Send + 'static,
+) -> Done<T> {
+    let runtime = Handle::current();
+    if runtime.runtime_flavor() == RuntimeFlavor::MultiThread {
+        return tokio::task::block_in_place(|| work(runtime));
+    }
+    let done = tokio::task::spawn_blocking(move || work(runtime)).await;
+    done.map_err(|error| Error::Internal { what: error.to_string() })?
+}
+
+fn parameters(values: &[Value]) -> Vec<&(dyn ToSql + Sync)> {
+    let mut parameters: Vec<&(dyn ToSql + Sync)> = Vec::with_capacity(values.len());
+    for value in values {
+        parameters.push(value);
+    }
+    parameters
+}
+
+type Conversion<T> = std::result::Result<T, Box<dyn StdError + Sync + Send>>;
+
+impl ToSql for Value {
+    fn to_sql(&self, kind: &Type, out: &mut BytesMut) -> Conversion<IsNull> {
+        match (self, kind) {
+            (Self::Null, _) => return Ok(IsNull::Yes),
+            (Self::Flag(flag), &Type::BOOL) => out.put_u8(u8::from(*flag)),
+            (Self::Integer(number), &Type::INT2) => out.put_i16((*number).try_into()?),
+            (Self::Integer(number), &Type::INT4) => out.put_i32((*number).try_into()?),
+            (Self::Integer(number), &Type::INT8) => out.put_i64(*number),
+            (Self::Text(text), &Type::TEXT) => out.put_slice(text.as_bytes()),
+            (Self::Bytes(bytes), &Type::BYTEA) => out.put_slice(bytes),
+            (Self::Time(at), &Type::TIMESTAMPTZ) => out.put_i64(SqlTimestamp(*at).to_wire()),
+            (Self::Decimal(quantity), &Type::NUMERIC) => SqlQuantity(*quantity).write(out),
+            (value, kind) => return Err(format!("{value} is no {kind}").into()),
+        }
+        Ok(IsNull::No)
+    }
+
+    /// Whether a value suits the type is decided in `to_sql`.
+    fn accepts(kind: &Type) -> bool {
+        KINDS.contains(kind)
+    }
+
+    to_sql_checked!();
+}
+
+const KINDS: [Type; 8] = [
+    Type::BOOL,
+    Type::INT2,
+    Type::INT4,
+    Type::INT8,
+    Type::TEXT,
+    Type::BYTEA,
+    Type::TIMESTAMPTZ,
+    Type::NUMERIC,
+];
+
+impl<'a> FromSql<'a> for Value {
+    fn from_sql(kind: &Type, raw: &'a [u8]) -> Conversion<Self> {
+        Ok(match *kind {
+            Type::BOOL => Self::Flag(bool::from_sql(kind, raw)?),
+            Type::INT2 => Self::Integer(i16::from_sql(kind, raw)?.into()),
+            Type::INT4 => Self::Integer(i32::from_sql(kind, raw)?.into()),
+            Type::INT8 => Self::Integer(i64::from_sql(kind, raw)?),
+            Type::BYTEA => Self::Bytes(raw.to_vec()),
+            Type::TIMESTAMPTZ => Self::Time(SqlTimestamp::from_sql(kind, raw)?.0),
+            Type::NUMERIC => Self::Decimal(SqlQuantity::from_sql(kind, raw)?.0),
+            _ => Self::Text(std::str::from_utf8(raw)?.to_owned()),
+        })
+    }
+
+    fn from_sql_null(_: &Type) -> Conversion<Self> {
+        Ok(Self::Null)
+    }
+
+    fn accepts(kind: &Type) -> bool {
+        KINDS.contains(kind)
+    }
+}

@@ -1,0 +1,51 @@
+//! Verbs of both stores that are written once.
+//!
+//! A verb here is a function over a [`Session`]: it reads rows, asks `rules` for a plan and applies
+//! the plan. Its statements are PostgreSQL's; `sqlite/session.rs` removes what SQLite does not need
+//! and does not know (casts and row locks). Each store says how a transaction runs ([`SqlStore`]).
+//! What has to be fast (deliveries, rollups, events, cuts, pushes) is written for each store.
+//!
+//! Invariant: the statements of a function are one transaction, which the store commits after the
+//! function has returned. PostgreSQL runs a function again if another transaction was in the way,
+//! so a function changes nothing but its session. A crash before the commit leaves nothing of it.
+
+mod alerts;
+mod bindings;
+mod chain;
+mod clock;
+mod failure;
+mod filter;
+mod findings;
+mod holds;
+mod inbox;
+mod leases;
+mod mirrors;
+mod outbox;
+mod passes;
+mod quotes;
+mod reconciliation;
+mod row;
+mod sagas;
+mod session;
+mod subscriptions;
+mod summaries;
+mod thresholds;
+mod timelines;
+mod value;
+mod waiting;
+mod webhooks;
+
+pub use chain::verify_passes;
+pub use clock::lower_tables;
+pub use failure::{Done, Failure};
+pub use filter::Filter;
+pub use inbox::{list_conflicts, list_quarantine, trace_inboxes};
+pub use leases::hold_lease;
+pub use outbox::{MESSAGES_LOCK, append_changes};
+pub use row::Row;
+pub use session::{Session, SqlStore};
+pub use subscriptions::read_terms;
+pub use summaries::find_summary;
+pub(crate) use value::values;
+pub use value::{IntoValue, Value};
+pub use waiting::list_unsent;
