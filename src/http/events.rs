@@ -27,6 +27,11 @@ use std::sync::Arc;
 
 /// Reading a larger body takes so long that small requests are to go first.
 const IN_PLACE_BYTES_MAX: usize = 64 * 1024;
+/// The same for bodies with more items: two bytes of a body can be an item that is refused, and
+/// then the answer has a hundred times the bytes. Honest events have a few of these commas each.
+const IN_PLACE_COMMAS_MAX: usize = 4096;
+/// Answers with more items are written with lower priority.
+const IN_PLACE_ITEMS_MAX: usize = 512;
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -66,12 +71,11 @@ pub async fn post_events(
     let (parts, body) = request.into_parts();
     let format = read_format(&parts.headers)?;
     let body = app.bodies.read(&parts, body).await?;
-    let weight = body.bytes.len();
     let ReadBatch { deliveries, names, single } = read_batch(&app, &caller, body, format).await?;
     let verdicts = app.ingest.submit(deliveries).await?;
-    let horizon_hours = app.accept_horizon_hours;
+    let (horizon_hours, large) = (app.accept_horizon_hours, verdicts.len() > IN_PLACE_ITEMS_MAX);
     let write = move || (Reply::write(&names, &verdicts, query.results, horizon_hours), verdicts);
-    let (reply, verdicts) = run_by_weight(weight, write).await?;
+    let (reply, verdicts) = run_by_weight(large, write).await?;
     reply.count();
     Ok(match verdicts.as_slice() {
         [verdict] if single => reply.into_single_response(verdict),
@@ -112,11 +116,12 @@ async fn read_batch(
     format: Format,
 ) -> Result<ReadBatch, Problem> {
     let (body, events_max) = (Arc::new(body), app.config.batch_events_max);
+    let large = is_large(&body.bytes);
     let parse = async |catalog: Arc<Catalog>| {
         // The work keeps the body's share of memory until it is done, also if the request is gone.
         let held = Arc::clone(&body);
         let work = move || parse_batch(&held.bytes, format, &catalog, events_max);
-        run_by_weight(body.bytes.len(), work).await?
+        run_by_weight(large, work).await?
     };
     let mut batch = parse(app.catalog.current().await?).await?;
     // A meter that is not known may have been declared elsewhere a moment ago, so the catalog is
@@ -146,12 +151,17 @@ fn parse_batch(
     Ok(ReadBatch { names: Names::of(&deliveries), deliveries, single })
 }
 
-/// Runs work on a body of this size: here, or with lower priority if it is large.
+/// Runs work here, or with lower priority if it is large.
 async fn run_by_weight<T: Send + 'static>(
-    bytes: usize,
+    large: bool,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Problem> {
-    if bytes <= IN_PLACE_BYTES_MAX { Ok(work()) } else { heavy::run(work).await }
+    if large { heavy::run(work).await } else { Ok(work()) }
+}
+
+fn is_large(body: &[u8]) -> bool {
+    let commas = || body.iter().filter(|byte| **byte == b',').count();
+    body.len() > IN_PLACE_BYTES_MAX || commas() > IN_PLACE_COMMAS_MAX
 }
 
 fn parse_item(item: &ReadItem<'_>, catalog: &Catalog) -> Delivery {

@@ -200,6 +200,7 @@ impl Ingest {
             if share.events.is_empty() && share.refused.is_empty() {
                 continue;
             }
+            partition.pace.note_request(share.events.len());
             let mut lanes = lock(&partition.lanes);
             for QueueShare { places, events, refused } in share.into_pieces() {
                 let (reply, answer) = oneshot::channel();

@@ -4,20 +4,28 @@
 //! a commit may take as long as a few syncs do, and senders of small requests wait a few times as
 //! long as they would alone, whatever the others send. Events differ in cost: one that is counted
 //! takes microseconds, and one that goes into an inbox or is the first of its group takes ten times
-//! as long.
+//! as long. While nobody sends small requests, nobody minds a longer commit, and it is the faster
+//! one for those who send large ones.
 //!
 //! Invariant: a group has room for at least one turn of a lane, and holds no more than the settings
 //! allow.
 
 use super::lanes::TURN_EVENTS;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a commit may take, in syncs: syncing then costs at most a quarter of the throughput.
 const COMMIT_SYNCS: u32 = 3;
+/// The same while small requests come: at most half.
+const COMMIT_SYNCS_SHARED: u32 = 1;
 /// A fast disk is no reason for tiny commits, and a slow one none for endless ones.
 const COMMIT_TIME_MIN: Duration = Duration::from_millis(5);
+const COMMIT_TIME_MIN_SHARED: Duration = Duration::from_millis(2);
 const COMMIT_TIME_MAX: Duration = Duration::from_millis(20);
+/// A request of so many events is a small one.
+const SMALL_EVENTS_MAX: usize = 8;
+/// After a small request more are expected for so long.
+const SMALL_LASTS: Duration = Duration::from_secs(1);
 /// Groups of at most so many events tell what a sync costs.
 const SYNC_EVENTS_MAX: usize = 4;
 /// Groups of at least so many tell what an event costs.
@@ -27,16 +35,32 @@ const MEASURED_EVENTS_MIN: usize = TURN_EVENTS / 2;
 pub struct Pace {
     sync: AtomicU64,
     event: AtomicU64,
+    began: Instant,
+    /// Until when small requests are expected, in nanoseconds since it began.
+    small_until: AtomicU64,
 }
 
 impl Pace {
     /// Events of the next group.
     pub fn limit(&self, events_max: usize) -> usize {
         let sync = Duration::from_nanos(self.sync.load(Ordering::Relaxed));
-        let time = sync.saturating_mul(COMMIT_SYNCS).clamp(COMMIT_TIME_MIN, COMMIT_TIME_MAX);
+        let shared = self.small_until.load(Ordering::Relaxed) > nanos(self.began.elapsed());
+        let (syncs, time_min) = match shared {
+            true => (COMMIT_SYNCS_SHARED, COMMIT_TIME_MIN_SHARED),
+            false => (COMMIT_SYNCS, COMMIT_TIME_MIN),
+        };
+        let time = sync.saturating_mul(syncs).clamp(time_min, COMMIT_TIME_MAX);
         let event = u128::from(self.event.load(Ordering::Relaxed).max(1));
         let affordable = usize::try_from(time.as_nanos() / event).unwrap_or(usize::MAX);
         affordable.clamp(TURN_EVENTS.min(events_max), events_max)
+    }
+
+    /// Takes in that a request of so many events came.
+    pub fn note_request(&self, events: usize) {
+        if events <= SMALL_EVENTS_MAX {
+            let until = nanos(self.began.elapsed() + SMALL_LASTS);
+            self.small_until.store(until, Ordering::Relaxed);
+        }
     }
 
     /// Takes in what a commit cost.
@@ -54,14 +78,22 @@ impl Pace {
 impl Default for Pace {
     /// Before anything was measured: a disk of middling speed, and events that cost nothing.
     fn default() -> Self {
-        Self { sync: AtomicU64::new(3_000_000), event: AtomicU64::new(0) }
+        Self {
+            sync: AtomicU64::new(3_000_000),
+            event: AtomicU64::new(0),
+            began: Instant::now(),
+            small_until: AtomicU64::new(0),
+        }
     }
 }
 
 /// One partition has one worker, so nobody else writes in between.
 fn average(cost: &AtomicU64, latest: Duration) {
-    let latest = u64::try_from(latest.as_nanos()).unwrap_or(u64::MAX);
-    cost.store(cost.load(Ordering::Relaxed) / 2 + latest / 2, Ordering::Relaxed);
+    cost.store(cost.load(Ordering::Relaxed) / 2 + nanos(latest) / 2, Ordering::Relaxed);
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -93,5 +125,16 @@ mod tests {
             let limit = pace.limit(10_000);
             assert!((expected - 10..=expected + 10).contains(&limit), "{sync_ms} ms: {limit}");
         }
+    }
+
+    #[test]
+    fn commits_are_shorter_while_small_requests_come() {
+        let pace = Pace::default();
+        record(&pace, 1, Duration::from_millis(1));
+        record(&pace, 1_000, Duration::from_millis(6));
+        pace.note_request(1_000);
+        assert!((990..=1_010).contains(&pace.limit(10_000)), "{}", pace.limit(10_000));
+        pace.note_request(1);
+        assert!((390..=410).contains(&pace.limit(10_000)), "{}", pace.limit(10_000));
     }
 }
