@@ -1,5 +1,6 @@
-//! The store: verbs that are whole transactions. Two native implementations, SQLite and
-//! PostgreSQL, share no SQL and pass one conformance suite (`tests/store_conformance`).
+//! The store: verbs that are whole transactions. Two implementations, SQLite and PostgreSQL, pass
+//! one conformance suite (`tests/store_conformance`). What has to be fast is native to each; the
+//! other verbs are written once, in `sql`.
 //!
 //! Contract of every verb: when it returns `Ok`, its effect is durable (SQLite synchronous=FULL,
 //! PostgreSQL synchronous_commit=on); when it returns an error other than [`Error::Unknown`],
@@ -22,6 +23,7 @@ pub mod push;
 pub mod quote;
 pub mod reconciliation;
 pub mod saga;
+mod sql;
 pub mod sqlite;
 pub mod throttle;
 pub mod webhook;

@@ -1,5 +1,5 @@
-//! A fresh database for one test, where there is a PostgreSQL to test on; dropped with its value, so
-//! that a whole run needs the disk of a few databases and not of a thousand.
+//! A fresh database for one test, where there is a PostgreSQL to test on; dropped with its value,
+//! so that a whole run needs the disk of a few databases and not of a thousand.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};

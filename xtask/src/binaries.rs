@@ -19,7 +19,7 @@ const LONG: [&str; 4] = [SUITES, "simulation", "crash", "store_conformance"];
 /// The program that holds most suites. Its tests wait for sockets, databases and processes, so
 /// more of them run at a time than there are cores.
 const SUITES: &str = "it";
-const SUITES_THREADS: &str = "4";
+const SUITES_THREADS: &str = "6";
 
 /// Compiles the test binaries; a command for each.
 pub fn build(arguments: &[&str]) -> Result<Vec<Command>> {

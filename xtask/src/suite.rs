@@ -4,7 +4,8 @@ use crate::debian::{self, Need};
 use crate::postgres::{FOR_TESTS, FOR_TLS, ScratchPostgres};
 use crate::steps::Steps;
 use crate::{
-    binaries, cargo, docs_page, fuzz, licences, run_to_end, schemathesis, simulate, stripe_sdk,
+    INCREMENTAL, OPT_LEVEL, binaries, cargo, docs_page, fuzz, licences, run_to_end, schemathesis,
+    simulate, stripe_sdk,
 };
 use anyhow::Result;
 use std::ffi::OsString;
@@ -40,6 +41,8 @@ fn run_filtered(filters: &[OsString]) -> Result<()> {
     debian::install_missing(&[Need::Postgres, Need::Redis, Need::Strace])?;
     let (postgres, tls) = (ScratchPostgres::start(&FOR_TESTS)?, ScratchPostgres::start(&FOR_TLS)?);
     let mut command = cargo()?;
+    // For a few tests the compiler takes longest.
+    command.env_remove(OPT_LEVEL).env_remove(INCREMENTAL);
     command.arg("test").args(EVERYTHING).arg("--").args(filters);
     run_to_end(tls.offer_tls_to(postgres.offer_to(require_redis(&mut command))))
 }
