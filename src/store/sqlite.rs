@@ -30,6 +30,7 @@ mod key_blocks;
 mod keys;
 mod memory;
 mod migrations;
+mod planner;
 mod push_listing;
 mod push_rows;
 mod pushes;
@@ -445,9 +446,7 @@ impl Store for SqliteStore {
     }
 
     fn health(&self) -> Health {
-        let memory = self.shared.read_memory();
-        let closed = memory.folding.as_ref().map_or(0, |closed| closed.segment.len());
-        let unfolded = memory.open.len() + closed;
+        let unfolded = self.shared.read_memory().unfolded_events();
         Health {
             fold_stopped: self.shared.fold_stopped.lock().expect("no holder panics").clone(),
             unfolded_events: u64::try_from(unfolded).expect("a length fits 64 bits"),
@@ -526,6 +525,7 @@ fn recover_writer(
         next_seq: recovered.next_seq,
         journal_garbage: recovered.journal_garbage,
         open_since: None,
+        plan: None,
         fold_stopped: false,
         fold_warnings: Throttle::default(),
         known_groups: KnownGroups::default(),

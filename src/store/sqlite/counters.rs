@@ -4,7 +4,7 @@
 //! the snapshot, which holds every tenant that memory counts; so the lock on memory is held only
 //! while the open segment's counters are copied.
 
-use super::segment::{CounterKey, hour_of};
+use super::segment::{CounterKey, Segment, hour_of};
 use super::statements::Statements;
 use super::{Shared, corrupt, damaged, sql_error};
 use crate::rules::ids::{TenantId, TenantNo};
@@ -24,7 +24,8 @@ pub fn read_counters(
 ) -> Result<Vec<CounterRow>> {
     let inside = |hour: &Timestamp| (range.start..range.end).contains(hour);
     let (snapshot, open) = shared.consistent_snapshot(connection, |memory| {
-        let open = memory.open.counters().iter().filter(|((_, hour), _)| inside(hour));
+        let open = memory.unplanned().flat_map(Segment::counters);
+        let open = open.filter(|((_, hour), _)| inside(hour));
         open.map(|(key, tally)| (*key, *tally)).collect::<Vec<_>>()
     })?;
     let mut totals: BTreeMap<(TenantNo, Timestamp), Tally> = BTreeMap::new();
@@ -55,7 +56,8 @@ pub fn list_counters(
         let Some(place) = CounterPlace::of(query, |name| memory.tenants.find(name)) else {
             return (None, Vec::new());
         };
-        let open = place.select(memory.open.counters());
+        let open = memory.unplanned().flat_map(|segment| place.select(segment.counters()));
+        let open = open.collect();
         (Some(place), open)
     })?;
     let Some(place) = place else { return Ok(Vec::new()) };

@@ -167,8 +167,11 @@ fn list_unfolded(
     tenant: TenantNo,
     query: &EventQuery,
 ) -> Result<Vec<StoredEvent>> {
-    let open = memory.open.entries().iter().filter(|entry| entry.tenant == tenant);
-    let mut page = newest(&memory.open, open, query)?;
+    let mut page = Vec::new();
+    for segment in memory.unplanned() {
+        let entries = segment.entries().iter().filter(|entry| entry.tenant == tenant);
+        page.extend(newest(segment, entries, query)?);
+    }
     if let Some(closed) = &memory.folding {
         page.extend(newest(&closed.segment, closed.entries_of(tenant), query)?);
     }

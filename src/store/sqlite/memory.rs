@@ -16,6 +16,8 @@ pub struct Memory {
     pub tenants: Tenants,
     pub catalog: Arc<Catalog>,
     pub open: Segment,
+    /// Full, and not folded before its plan is made.
+    pub sealed: Option<Arc<Segment>>,
     pub folding: Option<Arc<ClosedSegment>>,
 }
 
@@ -28,29 +30,56 @@ pub struct Tenants {
 }
 
 impl Memory {
-    /// Ends the open segment; it will be folded from now on, by the plan that it gave.
-    pub fn close_open_segment(&mut self, plan: FoldPlan) {
-        assert!(self.folding.is_none(), "one segment is folded at a time");
+    /// Whether the open segment has anything and the one before it is folded.
+    pub fn may_seal(&self) -> bool {
+        self.sealed.is_none() && self.folding.is_none() && !self.open.is_empty()
+    }
+
+    /// Ends the open segment and begins the next one; returns the ended one, to be planned.
+    pub fn seal_open_segment(&mut self) -> Arc<Segment> {
+        assert!(self.may_seal(), "one segment is folded at a time");
         let next = Segment::new(self.open.number + 1);
-        let closed = std::mem::replace(&mut self.open, next).close(plan);
-        self.folding = Some(Arc::new(closed));
+        let sealed = Arc::new(std::mem::replace(&mut self.open, next));
+        self.sealed = Some(Arc::clone(&sealed));
+        sealed
+    }
+
+    /// From now on the sealed segment is folded, by its plan.
+    pub fn close_sealed_segment(&mut self, plan: FoldPlan) {
+        let sealed = self.sealed.take().expect("the plan is of the sealed segment");
+        let sealed = Arc::into_inner(sealed).expect("readers hold it under the lock only");
+        self.folding = Some(Arc::new(sealed.close(plan)));
+    }
+
+    /// The segments of which nothing is in tables, oldest first.
+    pub fn unplanned(&self) -> impl Iterator<Item = &Segment> {
+        self.sealed.as_deref().into_iter().chain([&self.open])
+    }
+
+    fn unfolded(&self) -> impl Iterator<Item = &Segment> {
+        self.folding.iter().map(|closed| &closed.segment).chain(self.unplanned())
+    }
+
+    /// The number of the oldest segment that is not completely in tables.
+    pub fn first_unfolded(&self) -> u32 {
+        self.unfolded().next().map_or(self.open.number, |segment| segment.number)
+    }
+
+    /// Events that are not completely in tables.
+    pub fn unfolded_events(&self) -> usize {
+        self.unfolded().map(Segment::len).sum()
     }
 
     /// The newest journal row among the unfolded segments.
     pub fn newest_unfolded(&self) -> Option<i64> {
-        let closed = self.folding.as_ref().map(|closed| closed.segment.last_seq);
-        if self.open.is_empty() { closed } else { Some(self.open.last_seq) }
+        self.unfolded().filter(|segment| !segment.is_empty()).last().map(|last| last.last_seq)
     }
 
     /// The segment an unfolded event is in.
     pub fn segment(&self, number: u32) -> Result<&Segment> {
-        if number == self.open.number {
-            return Ok(&self.open);
-        }
-        match &self.folding {
-            Some(closed) if closed.segment.number == number => Ok(&closed.segment),
-            _ => Err(Error::Corrupt { what: format!("segment {number} is not in memory") }),
-        }
+        self.unfolded()
+            .find(|segment| segment.number == number)
+            .ok_or_else(|| Error::Corrupt { what: format!("segment {number} is not in memory") })
     }
 }
 

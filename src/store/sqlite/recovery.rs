@@ -58,7 +58,7 @@ pub fn recover(connection: &Connection, fingerprinter: &Fingerprinter) -> Result
         |row| row.get(0),
     )?;
     let (catalog, folding) = (Arc::new(catalog), closed.map(Arc::new));
-    let memory = Memory { tenants, catalog, open, folding };
+    let memory = Memory { tenants, catalog, open, sealed: None, folding };
     let high_water = fold.high_water.max(last_received_at);
     Ok(Recovered { memory, keys, fold, next_seq: last_seq + 1, journal_garbage, high_water })
 }

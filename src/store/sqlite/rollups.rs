@@ -7,7 +7,7 @@
 
 use super::fold::read_state;
 use super::memory::Memory;
-use super::segment::{ClosedSegment, overflow};
+use super::segment::{ClosedSegment, Segment, overflow};
 use super::statements::Statements;
 use super::{Shared, corrupt, damaged};
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
@@ -103,7 +103,9 @@ pub fn sum_before(
 ) -> Result<BTreeMap<MeterNo, Quantity>> {
     let (snapshot, (open, catalog)) = shared.consistent_snapshot(connection, |memory| {
         let mut open: Vec<(MeterNo, UsageRow)> = Vec::new();
-        for ((_, meter), (start, group), rollup) in memory.open.all_rollups() {
+        for ((_, meter), (start, group), rollup) in
+            memory.unplanned().flat_map(Segment::all_rollups)
+        {
             if meters.iter().any(|(one, from)| one == meter && start < from) {
                 let (group, rollup) = (group.clone(), rollup.clone());
                 open.push((*meter, UsageRow { bucket_start: *start, group, rollup }));
@@ -136,11 +138,11 @@ pub fn sum_before(
     Ok(sums)
 }
 
-/// What the open segment adds.
+/// What the segments add of which nothing is in the table.
 fn rows_open(memory: &Memory, tenant: TenantNo, meter: MeterNo, range: Window) -> Vec<UsageRow> {
     memory
-        .open
-        .rollups_of(tenant, meter)
+        .unplanned()
+        .flat_map(|segment| segment.rollups_of(tenant, meter))
         .filter(|((start, _), _)| (range.start..range.end).contains(start))
         .map(|((start, group), rollup)| UsageRow {
             bucket_start: *start,
@@ -391,8 +393,7 @@ impl Shared {
             let (folding, segment_no, copied) = {
                 let memory = self.read_memory();
                 let folding = memory.folding.clone();
-                let number = folding.as_ref().map_or(memory.open.number, |c| c.segment.number);
-                (folding, number, copy(&memory))
+                (folding, memory.first_unfolded(), copy(&memory))
             };
             connection.execute_batch("BEGIN")?;
             let state = read_state(connection)?;

@@ -1,7 +1,8 @@
 //! Segments: the events that were committed to the journal and are not folded into tables yet.
 //!
-//! One segment is open and takes what each commit accepts; at most one is closed and being folded.
-//! Both are in memory only and are rebuilt from the journal when the store opens.
+//! One segment is open and takes what each commit accepts. At most one more is sealed, which means
+//! full and being planned, or closed, which means being folded. All are in memory only and are
+//! rebuilt from the journal when the store opens.
 //!
 //! Invariant: a closed segment is a function of its journal rows alone: its order, its totals and
 //! its counters come out the same after a restart, so folding can go on from the step where a
@@ -170,8 +171,7 @@ impl Segment {
         &self.counters
     }
 
-    /// The order in which the segment's parts will be folded. Sorting takes a while; readers can
-    /// go on meanwhile.
+    /// The order in which the segment's parts will be folded.
     ///
     /// The steps follow from the segment and the number of the plan, so that a fold goes on after a
     /// crash where it was, also in a later version: in plan 1 each total is one step, in [`PLAN`]
@@ -214,7 +214,7 @@ impl Segment {
         }
     }
 
-    /// Ends the segment. The plan must be of this very segment, unchanged since.
+    /// Begins the fold. The plan must be of this very segment, unchanged since.
     pub fn close(mut self, plan: FoldPlan) -> ClosedSegment {
         assert_eq!(plan.order.len(), self.entries.len(), "nothing came since the plan was made");
         self.rollups = HashMap::new();

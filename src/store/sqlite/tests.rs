@@ -97,6 +97,37 @@ fn folding_waits_for_a_checkpoint_after_a_failed_write() {
 }
 
 #[test]
+fn a_segment_counts_while_its_fold_is_planned() {
+    const EVENTS: usize = 5_000;
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = open_writer(directory.path());
+    writer.settings.segment_events = EVENTS;
+    record(&mut writer, 0..EVENTS).unwrap();
+    assert!(writer.shared.read_memory().sealed.is_some(), "the writer has not taken the plan");
+    let total = |shared: &Shared| {
+        let connection = open_for_writing(&directory.path().join(FILE_NAME)).unwrap();
+        let (tenant, hour) = (TenantId::parse("acme").unwrap(), Timestamp::parse(NOW).unwrap());
+        let range = Window { start: hour, end: Timestamp::from_micros(hour.micros() + 1) };
+        let place = (&tenant, MeterNo(1), range);
+        let rows = rollups::read_usage(shared, &connection, place, usize::MAX).unwrap();
+        rows.iter().map(|row| row.rollup.count).sum::<u64>()
+    };
+    assert_eq!(total(&writer.shared), 5_000);
+    let catalog = Arc::clone(&writer.shared.read_memory().catalog);
+    let again = writer.record(batch(&catalog, 0..EVENTS)).unwrap();
+    assert!(again.iter().all(|verdict| matches!(verdict, Verdict::Duplicate { .. })));
+    record(&mut writer, EVENTS..EVENTS + 100).unwrap();
+    assert_eq!(total(&writer.shared), 5_100);
+    drop(writer);
+    let mut writer = open_writer(directory.path());
+    assert_eq!(total(&writer.shared), 5_100, "a restart before the first step of the fold");
+    writer.fold_all().unwrap();
+    assert_eq!(total(&writer.shared), 5_100);
+    let report = SqliteStore::check_directory(directory.path(), &|_| {}).unwrap();
+    assert_eq!((report.findings, report.events), (Vec::new(), 5_100));
+}
+
+#[test]
 fn a_stopped_fold_takes_events_up_to_a_bound_and_is_repaired() {
     let directory = tempfile::tempdir().unwrap();
     let mut writer = open_writer(directory.path());

@@ -18,8 +18,9 @@ use super::fold::{FoldState, Folded, delete_folded_journal, fold_steps};
 use super::inbox::{record_conflict, record_quarantine};
 use super::judge::{JudgedBatch, judge_batch};
 use super::keys::Location;
+use super::planner::PendingPlan;
 use super::record::write_journal;
-use super::segment::{CommitParts, NewEntry, PLAN};
+use super::segment::{CommitParts, NewEntry};
 use super::statements::Statements;
 use super::{Shared, declarations, sql_error, waiting};
 use crate::config::SqliteConfig;
@@ -70,6 +71,8 @@ pub struct Writer {
     /// Whether folded journal rows are still to be deleted.
     pub journal_garbage: bool,
     pub open_since: Option<Instant>,
+    /// Of the sealed segment.
+    pub plan: Option<PendingPlan>,
     /// Stored data cannot be read, so nothing is folded until the next start.
     pub fold_stopped: bool,
     pub fold_warnings: Throttle,
@@ -290,17 +293,28 @@ impl Writer {
     fn close_segment_if_due(&mut self) {
         let age_max = Duration::from_millis(self.settings.segment_age_max_ms);
         let old = self.open_since.is_some_and(|since| since.elapsed() >= age_max);
-        let plan = {
-            let memory = self.shared.read_memory();
-            let full = memory.open.len() >= self.settings.segment_events;
-            if memory.folding.is_some() || memory.open.is_empty() || !(full || old) {
-                return;
-            }
-            memory.open.plan_fold(PLAN)
-        };
-        // Only this thread changes memory, so the plan still holds.
-        self.shared.write_memory().close_open_segment(plan);
+        let full = self.shared.read_memory().open.len() >= self.settings.segment_events;
+        if full || old {
+            self.seal_segment();
+        }
+        self.begin_fold_if_planned();
+    }
+
+    /// Ends the open segment, unless it is empty or the one before it is not folded yet.
+    fn seal_segment(&mut self) {
+        if !self.shared.read_memory().may_seal() {
+            return;
+        }
+        let sealed = self.shared.write_memory().seal_open_segment();
         self.open_since = None;
+        self.plan = Some(PendingPlan::start(sealed));
+    }
+
+    fn begin_fold_if_planned(&mut self) {
+        if let Some(plan) = self.plan.as_ref().and_then(PendingPlan::poll) {
+            self.plan = None;
+            self.shared.write_memory().close_sealed_segment(plan);
+        }
     }
 
     /// Fold steps that go with a commit of so many events: spread evenly, so that the segment is
@@ -343,14 +357,9 @@ impl Writer {
     /// Folds all that was recorded, so that the journal holds nothing that is not in tables.
     pub fn fold_all(&mut self) -> Result<()> {
         loop {
-            let plan = {
-                let memory = self.shared.read_memory();
-                let closes = memory.folding.is_none() && !memory.open.is_empty();
-                closes.then(|| memory.open.plan_fold(PLAN))
-            };
-            if let Some(plan) = plan {
-                self.shared.write_memory().close_open_segment(plan);
-                self.open_since = None;
+            self.seal_segment();
+            if let Some(pending) = self.plan.take() {
+                self.shared.write_memory().close_sealed_segment(pending.wait());
             }
             if self.shared.read_memory().folding.is_none() {
                 return Ok(());
