@@ -66,7 +66,7 @@ pub struct ServerConfig {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitsConfig {
-    pub deliveries_per_second: u64,
+    pub event_requests_per_second: u64,
     pub requests_per_second: u64,
     pub address_per_second: u64,
     pub unknown_keys_per_second: u64,

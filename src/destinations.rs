@@ -89,7 +89,7 @@ impl Notice<'_> {
         }
     }
 
-    /// One line for people, such as `[page] 3 pushes need a person`.
+    /// One line for people, such as `[page] 3 pushes need an operator`.
     fn headline(&self) -> String {
         let severity = self.alert.kind.severity().name();
         let mark = match self.event {
@@ -188,11 +188,11 @@ mod tests {
         assert_eq!(one_line("a\r\nBcc: b\u{2028}c\u{85}d\te"), "a  Bcc: b c d e");
         assert_eq!(shorten("ééé", 3), "ééé");
         assert_eq!(shorten("éééé", 3), "éé…");
-        let alert = alert("3 pushes\nneed a person");
+        let alert = alert("3 pushes\nneed an operator");
         let opened = notice(&alert, NoticeEvent::Opened);
-        assert_eq!(opened.headline(), "[page] 3 pushes need a person");
+        assert_eq!(opened.headline(), "[page] 3 pushes need an operator");
         let resolved = notice(&alert, NoticeEvent::Resolved);
-        assert_eq!(resolved.headline(), "[page resolved] 3 pushes need a person");
+        assert_eq!(resolved.headline(), "[page resolved] 3 pushes need an operator");
     }
 
     #[test]

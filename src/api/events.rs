@@ -12,10 +12,10 @@ pub struct ConflictAnswer {
     pub id: String,
     /// The payload that was counted.
     #[schema(value_type = Object)]
-    pub standing: Box<RawValue>,
+    pub counted: Box<RawValue>,
     /// The payload that was not.
     #[schema(value_type = Object)]
-    pub arriving: Box<RawValue>,
+    pub received: Box<RawValue>,
     pub first_received_at: Timestamp,
     pub last_received_at: Timestamp,
     /// How often it came.

@@ -1,6 +1,6 @@
 //! `counterfoil alerts`: open and resolved alerts.
 //!
-//! Invariant: only reads. Each alert is shown with the command that tells more.
+//! Invariant: only reads. Each alert is shown with the command that shows more.
 
 use super::answer::{JsonArguments, ask, given, print_more};
 use super::client::{Request, ServerArguments};
@@ -49,7 +49,7 @@ pub async fn run(arguments: &AlertsArguments) -> anyhow::Result<ExitCode> {
         println!("{}", if arguments.all { "no alerts" } else { "no open alerts" });
         return Ok(ExitCode::SUCCESS);
     }
-    let header = ["id", "severity", "kind", "about", "opened", "over", "what", "tells more"];
+    let header = ["id", "severity", "kind", "subject", "opened", "resolved", "what", "command"];
     let rows = list.alerts.iter().map(|alert| {
         let subject = if alert.subject.is_empty() { "-" } else { &alert.subject };
         [

@@ -107,13 +107,13 @@ fn print_unbilled(health: &BillingHealth) {
     }
     println!("{table}");
     if health.quarantined_more {
-        println!("and more quarantined events than were added up");
+        println!("the quarantined quantity is incomplete: there are too many events to add up");
     }
     println!();
 }
 
 fn print_zeros(health: &BillingHealth) {
-    let mut table = new_table(&["", "must be zero", "tells more", "now"], 3);
+    let mut table = new_table(&["", "must be zero", "command", "now"], 3);
     for (count, what, command) in health.zeros() {
         let mark = if count == 0 { "✓" } else { "✗" };
         table.add_row([cell(mark), cell(what), cell(command), cell(grouped(count))]);
@@ -122,7 +122,7 @@ fn print_zeros(health: &BillingHealth) {
 }
 
 fn print_rest(health: &BillingHealth) {
-    let mut table = new_table(&["also", "tells more", "now"], 2);
+    let mut table = new_table(&["other", "command", "now"], 2);
     let mut add = |what: &str, command: &str, now: String| {
         table.add_row([cell(what), cell(command), cell(now)]);
     };

@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_table_is_as_wide_as_the_terminal_and_says_everything() {
-        let mut table = new_table(&["id", "what", "tells more", "quantity"], 3);
+        let mut table = new_table(&["id", "what", "command", "quantity"], 3);
         let what =
             "12 pushes of tenant acme were refused by the provider and bill nothing ".repeat(3);
         let command = "counterfoil pushes --state dead --tenant acme";

@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_notice_that_is_tried_again_has_the_same_body() {
-        let mut alert = alert("3 pushes need a person");
+        let mut alert = alert("3 pushes need an operator");
         alert.resolved_at = Some(Timestamp::parse("2026-11-15T12:45:00Z").expect("an instant"));
         let first = notice(&alert, NoticeEvent::Resolved);
         let again = Notice { at: first.at.saturating_add_micros(1), ..first };

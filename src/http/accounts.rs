@@ -151,7 +151,7 @@ pub async fn get_statement(
     params(("tenant" = String, Path)),
     responses(
         (status = 201, description = "The entry as it was written", body = EntryAnswer),
-        (status = 409, description = "Another entry has this key, or a version has moved"),
+        (status = 409, description = "Another entry has this key, or `expected_version` does not match"),
         (status = 422, description = "It does not balance, or a balance would be too low"),
     )
 )]

@@ -90,7 +90,7 @@ impl Admission {
         let began = Instant::now();
         let query_time_max = Duration::from_millis(limits.request_timeout_ms);
         Self {
-            deliveries: Rates::new(limits.deliveries_per_second, Period::Second, began),
+            deliveries: Rates::new(limits.event_requests_per_second, Period::Second, began),
             requests: Rates::new(limits.requests_per_second, Period::Second, began),
             addresses: Rates::new(limits.address_per_second, Period::Second, began),
             unknown_keys: Rates::new(limits.unknown_keys_per_second, Period::Second, began),

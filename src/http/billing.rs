@@ -186,7 +186,7 @@ pub struct ComparisonQuery {
     responses(
         (status = 200, description = "The windows", body = ComparisonAnswer),
         (status = 404, description = "There is no such meter"),
-        (status = 409, description = "There is nothing to compare with; why"),
+        (status = 409, description = "There is nothing to compare with; `detail` says why"),
         (status = 422, description = "More totals would be read than one query may"),
     )
 )]
@@ -208,7 +208,7 @@ pub async fn get_comparison(
         .ok_or_else(|| cannot("there is no billing provider; set provider.kind in the settings"))?;
     let found = app.store.find_tenant(&tenant).await?;
     let customer = found.and_then(|tenant| tenant.customer).ok_or_else(|| {
-        cannot("the tenant is no customer yet; PUT /v1/tenants/{id} with \"customer\"")
+        cannot("the tenant has no customer; PUT /v1/tenants/{id} with \"customer\"")
     })?;
     let range = parse_days(query.from.as_deref(), query.to.as_deref(), app.clock.now())?;
     let windows = cover(range, &meter, billing);

@@ -136,7 +136,7 @@ fn answer_issued(issued: &Issued, catalog: &Catalog) -> Result<(StatusCode, Gran
         Issued::TooMany => Err(Problem::new(
             Kind::Refused,
             "too_many_grants",
-            format!("the tenant has {GRANTS_MAX} grants with something left; take some back first"),
+            format!("the tenant has the maximum of {GRANTS_MAX} open grants; void one first"),
         )),
     }
 }
@@ -230,7 +230,9 @@ fn answer_taken(taken: &Voided, catalog: &Catalog) -> Result<(StatusCode, Change
         Voided::TooLittle(left) => Err(Problem::new(
             Kind::Refused,
             "too_little_left",
-            format!("{left} is left of the grant besides usage on its way; nothing was taken"),
+            format!(
+                "only {left} can be voided, and the rest is reserved for usage; nothing was voided"
+            ),
         )),
         Voided::NotFound => Err(unknown_grant()),
     }

@@ -75,8 +75,8 @@ pub fn answer_conflict(record: ConflictRecord) -> Result<ConflictAnswer, Problem
     Ok(ConflictAnswer {
         tenant: record.tenant.to_string(),
         id: record.id.to_string(),
-        standing: raw_json(record.standing)?,
-        arriving: raw_json(record.arriving)?,
+        counted: raw_json(record.standing)?,
+        received: raw_json(record.arriving)?,
         first_received_at: record.first_received_at,
         last_received_at: record.last_received_at,
         deliveries: record.deliveries,

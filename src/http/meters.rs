@@ -63,11 +63,11 @@ pub async fn put_meter(
             return Err(Problem::new(
                 Kind::Conflict,
                 "meter_differs",
-                "a meter of this slug counts differently; since it has totals, only \
-                 its description, its spans and archived may change, and billing may be added \
-                 once; declare the new meter under another slug",
+                "a meter of this slug counts differently; since it has totals, only description, \
+                 settle_after, late_until, cut_every, drift_tolerance and archived can change, and \
+                 billing can be added once; declare the new meter under another slug",
             )
-            .with_members(format!("\"standing\":{standing}")));
+            .with_members(format!("\"existing\":{standing}")));
         }
     };
     // What is stored may say more than what was asked for: when billing began, and billing itself.

@@ -34,16 +34,15 @@ list_query!(PassParameters, before, {
 list_query!(RowParameters, "`next_after` of the page before.", after: String
     (min_length = 1, max_length = 400, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), {});
 
-/// Order a pass
+/// Start a pass
 ///
-/// Compares ledger and provider over a range of days. Ask for the pass until it is closed, or
-/// incomplete: then the provider could not be read, and rows with the verdict `unread` show no
-/// total of it.
+/// Compares ledger and provider over a range of days. Poll the pass until it is `closed` or
+/// `incomplete`. In an incomplete pass, rows with the verdict `unread` have no provider total.
 #[utoipa::path(
     post, path = "/v1/passes", tag = "reconciliation", request_body = PassSpec,
     responses(
-        (status = 202, description = "The pass is ordered", body = PassAnswer),
-        (status = 409, description = "There is nothing to compare with; why"),
+        (status = 202, description = "The pass has started", body = PassAnswer),
+        (status = 409, description = "There is nothing to compare with; `detail` says why"),
         (status = 422, description = "The range is refused"),
     )
 )]

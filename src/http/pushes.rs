@@ -101,7 +101,7 @@ pub async fn get_push(
     responses(
         (status = 200, description = "A new push takes its place", body = RulingAnswer),
         (status = 404, description = "There is no such push"),
-        (status = 409, description = "It is not safe to send it again; why"),
+        (status = 409, description = "It is not safe to send it again; `detail` says why"),
     )
 )]
 pub async fn retry_push(

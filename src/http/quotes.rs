@@ -36,7 +36,7 @@ use std::sync::Arc;
     put, path = "/v1/tax/rates", tag = "tax", request_body = RateSpec,
     responses(
         (status = 200, description = "The rate as it is", body = RateAnswer),
-        (status = 409, description = "Another rate of the name holds at the same time"),
+        (status = 409, description = "The rate overlaps another one of the same name"),
         (status = 422, description = "The place, the percent or a date is refused"),
     )
 )]

@@ -152,7 +152,7 @@ fn summarise(trace: &EventTrace) -> String {
     }
     for record in &trace.quarantined {
         summary.push_str(&format!(
-            "; quarantined as {} since {}, until a person decides",
+            "; quarantined as {} since {}",
             record.reason.code(),
             record.first_received_at
         ));

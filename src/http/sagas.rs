@@ -191,7 +191,7 @@ fn answer_begun(begun: &Begun) -> Result<(StatusCode, SagaAnswer), Problem> {
 fn busy(saga: &Saga) -> Problem {
     let (id, state) = (&saga.id, saga.state.name());
     let detail = format!(
-        "saga {id} of this tenant is {state}; GET /v1/sagas/{id} tells more; when it has ended, send \
+        "saga {id} of this tenant is {state}; GET /v1/sagas/{id} has the details; when it has ended, send \
          this again under a new key"
     );
     Problem::new(Kind::Conflict, "saga_open", detail)
@@ -281,7 +281,7 @@ pub async fn resume_saga(
         Resumed::Done(saga) => Ok(axum::Json((&saga).into())),
         Resumed::Refused(why) => {
             let detail = format!("saga {id} cannot be resumed: {why}");
-            Err(Problem::new(Kind::Conflict, "saga_not_stuck", detail))
+            Err(Problem::new(Kind::Conflict, "saga_not_resumable", detail))
         }
         Resumed::Busy(other) => Err(busy(&other)),
         Resumed::NotFound => Err(unknown_saga()),

@@ -22,7 +22,7 @@ use axum::extract::State;
 use http::header::CONTENT_LENGTH;
 use std::sync::Arc;
 
-/// Take a webhook of Stripe's
+/// Receive a Stripe webhook
 ///
 /// For Stripe alone: signed with one of `stripe.webhook_secrets` over the bytes of the body, within
 /// five minutes. Needs no key.
@@ -31,7 +31,7 @@ use std::sync::Arc;
     request_body(content = String, content_type = "application/json"),
     responses(
         (status = 200, description = "It is stored", body = ReceivedAnswer),
-        (status = 400, description = "The signature is not good, or the event has no id"),
+        (status = 400, description = "The signature is invalid, or the event has no id"),
         (status = 413, description = "It has more than 256 KiB"),
         (status = 500, description = "The server failed; its log says why"),
         (status = 503, description = "It cannot be stored now, or no secret is set; send it again"),
@@ -155,7 +155,7 @@ pub async fn get_webhook(
     responses(
         (status = 200, description = "Its object is read again", body = ReplayAnswer),
         (status = 404, description = "There is no such webhook"),
-        (status = 409, description = "It has no effect that could be repeated"),
+        (status = 409, description = "This event type has no effect to replay"),
     )
 )]
 pub async fn replay_webhook(

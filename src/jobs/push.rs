@@ -409,7 +409,7 @@ impl PushJob {
         let (class, next) = judge_unreadable(stamped_at, since, horizons, now);
         let detail = match (class, since) {
             (Class::Unreadable, Some(since)) => format!(
-                "the provider's summary could not be read since {since}, so nobody knows whether \
+                "the provider's summary could not be read since {since}, so it is unknown whether \
                  it counted: {said}; fix the cause and retry it to have the summary read again, \
                  or compare by hand and discard it"
             ),
@@ -527,7 +527,8 @@ fn settlement(
 
 fn wait(claimed: &ClaimedPush, until: Timestamp) -> Settlement {
     let next = Next::Wait { until, fresh_request_key: false };
-    let detail = "too old to be sent again; its summary will tell".to_owned();
+    let detail =
+        "past the time in which it may be resent; the provider's summary decides".to_owned();
     settlement(claimed, Class::Unknown, next, None, Some(detail))
 }
 

@@ -732,7 +732,7 @@ fn log_pass(running: &Running) {
         tracing::warn!(kind, pairs, windows, reads, "{kind} pass is incomplete: {what}");
     }
     if drifting == 0 && unread.is_none() {
-        tracing::info!(kind, pairs, windows, reads, "{kind} pass: both halves match");
+        tracing::info!(kind, pairs, windows, reads, "{kind} pass: ledger and provider match");
     } else if drifting > 0 {
         tracing::warn!(
             kind,

@@ -1,4 +1,4 @@
-//! Watching: how pushes stand, as metrics, and a warning when something needs a person.
+//! Watching: how pushes stand, as metrics, and a warning when something needs an operator.
 //!
 //! Invariant: a warning is logged when its number changes for the worse, not at every look, so that
 //! a long outage does not bury the log.
@@ -159,7 +159,7 @@ fn warn_of_change(last: &PushCounts, now: &PushCounts) -> usize {
     let mut warnings = 0;
     if dead > last.dead {
         warnings += 1;
-        tracing::warn!(dead, "{dead} pushes need a person: counterfoil pushes --state dead");
+        tracing::warn!(dead, "{dead} pushes need an operator: counterfoil pushes --state dead");
     }
     if unmapped > 0 && last.without_customer.is_empty() {
         warnings += 1;

@@ -30,11 +30,11 @@ named_enum! {
         PushesSubmittedLong = "pushes_submitted_long",
         /// A difference was still there after the next pass.
         DriftUnresolved = "drift_unresolved",
-        /// Pushes need a person.
+        /// Pushes need an operator.
         DeadLetters = "dead_letters",
         /// Usage that was counted and is not billed.
         Unbilled = "unbilled",
-        /// Many events came under keys that other payloads hold.
+        /// Many events reused the key of an event with another payload.
         ConflictRate = "conflict_rate",
         /// Many events were too old or too far ahead, and are kept and not counted.
         QuarantineRate = "quarantine_rate",
@@ -70,7 +70,7 @@ named_enum! {
         LogLarge = "log_large",
         /// The last day was not compared in time, or days were skipped.
         NightlyLate = "nightly_late",
-        /// Usage of tenants without a customer is billed to nobody.
+        /// Usage of tenants without a customer is not billed.
         UsageUnmapped = "usage_unmapped",
         /// The same for longer than `alerts.unmapped_after`.
         UsageUnmappedLong = "usage_unmapped_long",

@@ -66,7 +66,7 @@ pub fn judge_correction(
     } else if sums.unsent_count + sums.unresolved_count > 0 {
         Err("a push of the window is still to be sent, or its outcome is not known yet")
     } else if sums.doubtful_count > 0 {
-        Err("nobody knows whether some dead push of the window counted")
+        Err("it is unknown whether a dead push of the window counted")
     } else if provider >= settled {
         Err("the provider lacks nothing of the window")
     } else if summary.is_none_or(|summary| summary.value != provider) {

@@ -87,7 +87,7 @@ pub struct PushSums {
     /// Dead, and nobody knows whether they counted.
     pub doubtful: Quantity,
     pub doubtful_count: u64,
-    /// Written off by a person.
+    /// Written off by an operator.
     pub discarded: Quantity,
     /// Of those, what no later total that the provider has makes up for, and which pushes.
     pub written_off: Quantity,

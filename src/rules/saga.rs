@@ -19,7 +19,7 @@ use super::named::named_enum;
 use super::span::Span;
 use super::timestamp::Timestamp;
 
-/// Tries of one step or of undoing it, before the saga turns back or needs a person.
+/// Tries of one step or of undoing it, before the saga turns back or needs an operator.
 pub const TRIES_MAX: u32 = 12;
 /// For how long a call that was not answered may still take effect.
 const LATE_CALL: Span = Span::from_minutes(10);
@@ -398,9 +398,7 @@ fn judge_resume(saga: &Saga, log: &[LogLine]) -> Resumption {
         }
         SagaState::NeedsAttention => Resumption::GoOn(SagaState::Running),
         SagaState::Compensated => Resumption::StartAnew,
-        SagaState::Running | SagaState::Compensating => {
-            Resumption::Refused("it is under way by itself")
-        }
+        SagaState::Running | SagaState::Compensating => Resumption::Refused("it is still running"),
         SagaState::Completed => Resumption::Refused("it is completed"),
     }
 }

@@ -8,7 +8,7 @@
 //! waiting --customer known--> observed, or replaced (not sent) if it is too old by then
 //! observed --accepted, already there, present--> submitted --summary shows it--> confirmed
 //!    |  \--refused, undecidable, unreadable--> dead <--summary lacks it after all--/
-//!    \--absent--> replaced (a push with the next revision takes its place; dead ones by a person)
+//!    \--absent--> replaced (a push with the next revision takes its place; dead ones by an operator)
 //! ```
 
 use super::billing::Mode;
@@ -436,10 +436,10 @@ pub enum Retry {
 /// Whether and how a dead push may be tried again.
 pub fn judge_retry(state: PushState, class: Class) -> Result<Retry, &'static str> {
     if state == PushState::Discarded {
-        return Err("it was discarded, with a reason, by a person");
+        return Err("an operator discarded it, with a reason");
     }
     if state != PushState::Dead {
-        return Err("only a dead push can be retried; this one is handled without a person");
+        return Err("only a dead push can be retried; this one is still being processed");
     }
     match class {
         Class::Refused | Class::Absent => Ok(Retry::Replace),
@@ -475,14 +475,14 @@ pub fn judge_retry(state: PushState, class: Class) -> Result<Retry, &'static str
 pub fn judge_discard(state: PushState) -> Result<(), &'static str> {
     match state {
         PushState::Dead => Ok(()),
-        PushState::Discarded => Err("it was discarded before, with a reason, by a person"),
+        PushState::Discarded => Err("an operator discarded it before, with a reason"),
         PushState::Waiting
         | PushState::Observed
         | PushState::Submitted
         | PushState::Confirmed
         | PushState::Reconciled
         | PushState::Replaced => {
-            Err("only a dead push can be discarded; this one is handled without a person")
+            Err("only a dead push can be discarded; this one is still being processed")
         }
     }
 }

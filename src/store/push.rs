@@ -225,7 +225,7 @@ pub struct PushCounts {
     pub submitted: u64,
     /// Submitted before `PushAges::submitted_before` and still not confirmed.
     pub submitted_long: u64,
-    /// Dead: each needs a person.
+    /// Dead: each needs an operator.
     pub dead: u64,
     /// The quantities of those, by meter.
     pub unbilled: Vec<(MeterNo, Quantity)>,
@@ -502,7 +502,7 @@ pub fn log_transition(line: &TransitionLine) {
         };
     }
     // At the usual level there is one line for each push that goes well, and one for each that
-    // needs a person.
+    // needs an operator.
     match state {
         PushState::Submitted | PushState::Discarded => log!(info),
         PushState::Dead => log!(warn),

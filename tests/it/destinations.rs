@@ -32,7 +32,7 @@ fn alert() -> Alert {
         number: 7,
         kind: AlertKind::DeadLetters,
         subject: "acme".into(),
-        summary: "3 pushes of <acme> & others need a person".into(),
+        summary: "3 pushes of <acme> & others need an operator".into(),
         command: "counterfoil pushes list --state dead".into(),
         opened_at: at("2026-11-15T12:30:00Z"),
         resolved_at: None,

@@ -257,7 +257,7 @@ pub async fn answers_about_sagas_read_alike(f: Fixture) {
     let resume = async |id: &str| f.store.resume_saga(id, f.now).await.unwrap();
     let begin = async |new: NewSaga| f.store.begin_saga(new, f.now, None).await.unwrap();
     let Begun::Created(saga) = begin(new_saga("acme", "s1")).await else { panic!("it is new") };
-    assert_eq!(resume(&saga.id).await, Resumed::Refused("it is under way by itself"));
+    assert_eq!(resume(&saga.id).await, Resumed::Refused("it is still running"));
     assert_eq!(begin(new_saga("acme", "s2")).await, Begun::Busy(saga.clone()));
     leave(&f, SagaState::Completed, Vec::new()).await;
     assert_eq!(resume(&saga.id).await, Resumed::Refused("it is completed"));

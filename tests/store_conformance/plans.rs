@@ -76,14 +76,14 @@ async fn histories(billed: &Billed) -> Vec<String> {
 
 /// What the verbs of [`live`] answer.
 const ANSWERS: &[&str] = &[
-    "refused: only a dead push can be retried; this one is handled without a person",
-    "refused: only a dead push can be discarded; this one is handled without a person",
+    "refused: only a dead push can be retried; this one is still being processed",
+    "refused: only a dead push can be discarded; this one is still being processed",
     "done: 2",
     "rejected 1 rechecked 0 busy 0",
     "rejected 0 rechecked 0 busy 0",
     "done",
-    "refused: it was discarded before, with a reason, by a person",
-    "refused: it was discarded, with a reason, by a person",
+    "refused: an operator discarded it before, with a reason",
+    "refused: an operator discarded it, with a reason",
     "refused: the provider's total is not what the window was judged by",
     "done: 6",
     "refused: something of the window was sent to the provider since it was judged",

@@ -293,7 +293,7 @@ pub async fn a_saga_is_resumed(f: Fixture) {
     let resume = async |id: &str, minute| f.store.resume_saga(id, after(f.now, minute)).await;
     assert!(matches!(resume(&saga.id, 1).await.unwrap(), Resumed::Refused(_)), "under way");
     assert_eq!(resume("saga_none", 1).await.unwrap(), Resumed::NotFound);
-    // It needs a person before it has turned back: it goes on.
+    // It needs an operator before it has turned back: it goes on.
     let claimed = claim_one(&f, 1).await;
     let stuck = SagaProgress {
         tries: 12,

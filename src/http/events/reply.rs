@@ -198,12 +198,13 @@ fn conflict_detail(differing: &[&'static str]) -> String {
 fn quarantine_detail(reason: Quarantine, horizon_hours: u32) -> String {
     match reason {
         Quarantine::TooOld => format!(
-            "occurred_at is more than {horizon_hours} hours ago; the event is kept and not \
-             counted until a person decides; there is no need to send it again"
+            "occurred_at is more than {horizon_hours} hours ago; the event is quarantined and not \
+             counted; to count it, raise ingest.accept_horizon_hours and send it again"
         ),
         Quarantine::TooFarAhead => {
-            "occurred_at is more than 5 minutes ahead of the server's clock; the event is kept \
-             and not counted until a person decides; check the sender's clock"
+            "occurred_at is more than 5 minutes ahead of the server's clock; the event is \
+             quarantined and not counted; check the sender's clock and send it again with the \
+             right time"
                 .to_owned()
         }
         Quarantine::TooManyGroups => {

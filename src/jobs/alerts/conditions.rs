@@ -34,9 +34,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// How long before an invoice is fixed open pushes are worth a call.
 const FINALIZATION_BEFORE: Span = Span::from_minutes(30);
 /// The passes of two hours read the totals twice and send again what did not count; what is dead
-/// for longer needs a person.
+/// for longer needs an operator.
 const HEALED_WITHIN: Span = Span::from_hours(4);
-/// Webhooks whose objects could not be read for so long need a person.
+/// Webhooks whose objects could not be read for so long need an operator.
 const WEBHOOKS_LONG: Span = Span::from_minutes(10);
 /// A day is compared 5 hours after its end; the pass may take a day and a half.
 const NIGHTLY_LATE: Span = Span::from_hours(5 + 36);
@@ -80,19 +80,19 @@ pub(super) fn store_health(health: &Health) -> Vec<Condition> {
     found
 }
 
-/// Facts that did not hold, as the process of this name has met them.
+/// Invariants that the process of this name found violated.
 pub(super) fn faults(server: &str, health: &Health) -> Vec<Condition> {
     let describe = |fault: &String| {
         let digest = hex(&digest_fields([fault.as_bytes()])[..8]);
         let subject = format!("{server}/{digest}");
-        let summary = format!("a fact does not hold, and the operation is refused: {fault}");
+        let summary = format!("an invariant is violated, and the operation was aborted: {fault}");
         condition(AlertKind::InternalFault, &subject, summary, "counterfoil check")
     };
     health.faults.iter().map(describe).collect()
 }
 
 impl AlertsJob {
-    /// Two of the three numbers, dead letters, and what is unbilled.
+    /// Pushes that wait for too long, dead letters, and what is unbilled.
     pub(super) async fn pushes(
         &self,
         now: Timestamp,
@@ -121,7 +121,7 @@ impl AlertsJob {
         let healing = self.healing(now).await?;
         let dead = counts.dead.saturating_sub(u64::try_from(healing.len()).unwrap_or(u64::MAX));
         if dead > 0 {
-            let summary = format!("{} a person", counted(dead, "push needs", "pushes need"));
+            let summary = format!("{} an operator", counted(dead, "push needs", "pushes need"));
             let command = "counterfoil pushes --state dead";
             found.push(condition(AlertKind::DeadLetters, "", summary, command));
         }
@@ -238,7 +238,7 @@ impl AlertsJob {
         let describe = |saga: Saga| {
             let Saga { id, kind, tenant, detail, .. } = saga;
             let why = detail.unwrap_or_default();
-            let summary = format!("{} of {tenant} needs a person: {why}", kind.name());
+            let summary = format!("{} of {tenant} needs an operator: {why}", kind.name());
             let command = format!("counterfoil sagas show {}", shell_word(&id));
             condition(AlertKind::SagaNeedsAttention, &id, summary, &command)
         };
@@ -295,8 +295,9 @@ impl AlertsJob {
         let Some(at) = invoice.finalizes_at.filter(|_| open > 0) else { return Ok(None) };
         let tenant = tenant.id;
         let pushes = counted(open, "push of its period is", "pushes of its period are");
-        let summary =
-            format!("invoice {id} of {tenant} is fixed at {at}, and {pushes} not at the provider");
+        let summary = format!(
+            "invoice {id} of {tenant} is finalized at {at}, and {pushes} not at the provider"
+        );
         let command = format!("counterfoil pushes {}", of_tenant(&tenant));
         Ok(Some(condition(AlertKind::FinalizationNear, id, summary, &command)))
     }
@@ -310,8 +311,8 @@ impl AlertsJob {
             let Some(tenant) = self.store.find_customer(&customer).await? else { continue };
             let tenant = tenant.id;
             let summary = format!(
-                "customer {customer} of {tenant} was deleted at the provider; its usage can be \
-                 billed to nobody"
+                "customer {customer} of {tenant} was deleted at the provider; its usage cannot be \
+                 billed"
             );
             let command = format!("counterfoil pushes {}", of_tenant(&tenant));
             found.push(condition(AlertKind::CustomerDeleted, customer.as_str(), summary, &command));
@@ -422,8 +423,8 @@ impl AlertsJob {
             |(tenant, tally)| {
                 let (conflicts, received) = (tally.conflicts, tally.received());
                 let summary = format!(
-                    "{conflicts} of {received} events of {tenant} came under ids that other \
-                     payloads hold"
+                    "{conflicts} of {received} events of {tenant} reused the id of an event with \
+                     another payload"
                 );
                 let command = curl(&format!("/v1/conflicts?tenant={}", url_part(tenant.as_str())));
                 condition(AlertKind::ConflictRate, tenant.as_str(), summary, &command)

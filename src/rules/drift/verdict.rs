@@ -8,9 +8,9 @@ named_enum! {
     /// What a comparison says.
     pub enum Verdict {
         Equal = "equal",
-        /// They differ by no more than the meter's threshold.
+        /// They differ by no more than the meter's `drift_tolerance`.
         Tolerance = "tolerance",
-        /// They match but for what a person wrote off; it is never billed.
+        /// They match but for what an operator wrote off; it is never billed.
         WrittenOff = "written_off",
         /// Used before the meter's `billing.from`; it is never billed.
         NotBilled = "not_billed",
@@ -20,7 +20,7 @@ named_enum! {
         Waiting = "waiting",
         /// The provider's total was not read in this pass; nothing is known of it.
         Unread = "unread",
-        /// The tenant has no customer at the provider; its usage is billed to nobody.
+        /// The tenant has no customer at the provider; its usage is not billed.
         Unmapped = "unmapped",
         /// The ledger is higher, and what is missing may safely be sent again.
         Replay = "replay",
@@ -125,10 +125,10 @@ named_enum! {
 }
 
 impl Reason {
-    /// What to do, or what it could be, for the person who reads it.
+    /// The likely cause, or what an operator should do.
     pub fn advice(self) -> &'static str {
         match self {
-            Self::Matches => "both halves match",
+            Self::Matches => "ledger and provider match",
             Self::Uncut => {
                 "the next cut hands it to billing; if it stays, the job that cuts is held up, and \
                  the log says by what"
@@ -155,19 +155,21 @@ impl Reason {
                  was lost, or an entry made by hand; find it, it is never corrected from here"
             }
             Self::Doubtful => {
-                "a push that was given up may have counted; compare by hand, then retry or discard \
-                 it"
+                "a failed push may have been counted; compare with the provider, then discard it \
+                 with a reason"
             }
             Self::Digits => "the total has more digits than the provider's numbers hold exactly",
             Self::OneSided => "the provider has it and nothing here belongs to it",
             Self::Status => "it was taken over from the provider",
             Self::Amount => "compare the invoice with counterfoil stripe compare",
-            Self::Discarded => "a person wrote it off, and it is never billed; the note says why",
+            Self::Discarded => {
+                "an operator wrote it off, and it is never billed; the note says why"
+            }
             Self::BeforeFrom => "it was used before the meter's billing.from, and is never billed",
             Self::Shadow => "it was counted in shadow mode, and is never billed",
             Self::NoCustomer => {
-                "the tenant has no customer, so its usage is billed to nobody; PUT \
-                 /v1/tenants/{id} with \"customer\""
+                "the tenant has no customer, so its usage is not billed; PUT /v1/tenants/{id} with \
+                 \"customer\""
             }
         }
     }

@@ -142,7 +142,7 @@ async fn findings(Query(query): Parameters) -> Json<Value> {
 async fn alerts(Query(query): Parameters) -> Json<Value> {
     let alert = json!({
         "id": 1, "kind": "dead_letters", "severity": "page", "subject": "",
-        "summary": "3 pushes need a person", "command": "counterfoil pushes list --state dead",
+        "summary": "3 pushes need an operator", "command": "counterfoil pushes list --state dead",
         "opened_at": "2026-11-02T00:00:00Z", "resolved_at": null,
     });
     let none = query.get("kind").is_some_and(|kind| kind != "dead_letters");
@@ -177,7 +177,7 @@ fn row(tenant: &str, day: u32, provider: &str, verdict: &str) -> Value {
         "to": format!("2026-11-{:02}T00:00:00Z", day + 1), "ledger": "1200.5", "pushed": "1200.5",
         "provider": provider, "delta": if equal { "0" } else { "-2.5" }, "verdict": verdict,
         "reason": if equal { "matches" } else { "lost" },
-        "advice": if equal { "both halves match" } else { "counterfoil reconcile --apply sends it" },
+        "advice": if equal { "ledger and provider match" } else { "counterfoil reconcile --apply sends it" },
         "windows": if equal { vec![] } else { vec![window] }, "hash": "ab".repeat(32),
     })
 }

@@ -35,13 +35,13 @@ async fn a_mail_arrives() {
     assert!(mails[0].from.starts_with("MAIL FROM:<billing@example.org>"), "{}", mails[0].from);
     assert_eq!(mails[0].to, ["RCPT TO:<ops@example.com>"]);
     let text = &mails[0].text;
-    assert_eq!(header(text, "Subject"), ["[page] 3 pushes of <acme> & others need a person"]);
+    assert_eq!(header(text, "Subject"), ["[page] 3 pushes of <acme> & others need an operator"]);
     assert_eq!(header(text, "From"), ["Counterfoil <billing@example.org>"]);
     assert_eq!(header(text, "To"), ["ops@example.com"]);
     assert_eq!(header(text, "Date"), ["Sun, 15 Nov 2026 12:31:00 +0000"]);
     assert_eq!(header(text, "Content-Type"), ["text/plain; charset=utf-8"]);
     let (_, body) = text.split_once("\n\n").unwrap();
-    let expected = "[page] 3 pushes of <acme> & others need a person\n\
+    let expected = "[page] 3 pushes of <acme> & others need an operator\n\
                     \n\
                     Alert: 7\n\
                     Kind: dead_letters\n\
@@ -51,7 +51,7 @@ async fn a_mail_arrives() {
                     See: counterfoil pushes list --state dead\n";
     assert_eq!(body.trim_end(), expected.trim_end());
     let text = &mails[1].text;
-    let subject = "[page resolved] 3 pushes of <acme> & others need a person";
+    let subject = "[page resolved] 3 pushes of <acme> & others need an operator";
     assert_eq!(header(text, "Subject"), [subject]);
     assert!(text.contains("\nResolved: 2026-11-15T12:45:00Z\n"), "{text}");
     assert_ne!(header(&mails[0].text, "Message-ID"), header(text, "Message-ID"));

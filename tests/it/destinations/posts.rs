@@ -47,7 +47,7 @@ async fn a_webhook_is_signed_and_says_what_happened() {
             "kind": "dead_letters",
             "severity": "page",
             "subject": "acme",
-            "summary": "3 pushes of <acme> & others need a person",
+            "summary": "3 pushes of <acme> & others need an operator",
             "command": "counterfoil pushes list --state dead",
             "opened_at": "2026-11-15T12:30:00Z",
             "resolved_at": null,
@@ -111,7 +111,7 @@ async fn slack_gets_a_short_text() {
     assert_eq!(destination.send(&resolved(&alert)).await, Sending::Sent);
     let calls = receiver.calls();
     assert_eq!(calls[0].path, "/services/T1/B1/canary");
-    let summary = "3 pushes of &lt;acme&gt; &amp; others need a person";
+    let summary = "3 pushes of &lt;acme&gt; &amp; others need an operator";
     let command = "`counterfoil pushes list --state dead`";
     assert_eq!(calls[0].json(), json!({ "text": format!("[page] {summary}\n{command}") }));
     let text = format!("[page resolved] {summary}\n{command}");
@@ -147,7 +147,7 @@ async fn pagerduty_gets_a_trigger_and_its_resolution() {
         "event_action": "trigger",
         "dedup_key": "counterfoil-alert-7-1794745800000000",
         "payload": {
-            "summary": "3 pushes of <acme> & others need a person",
+            "summary": "3 pushes of <acme> & others need an operator",
             "source": "counterfoil",
             "severity": "critical",
             "timestamp": "2026-11-15T12:30:00Z",

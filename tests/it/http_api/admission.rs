@@ -52,7 +52,7 @@ pub async fn a_key_beyond_its_rate_is_put_off_and_others_are_served(ground: Grou
 
 pub async fn deliveries_have_a_rate_of_their_own(ground: Ground) {
     let mut config = default_config();
-    config.limits.deliveries_per_second = 1;
+    config.limits.event_requests_per_second = 1;
     let server = Server::start_with(ground, &config).await;
     let key = server.key("ingest", None).await;
     let body = event("acme", "e1", "1", NOW);

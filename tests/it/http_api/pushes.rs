@@ -1,4 +1,4 @@
-//! Billing as the interface shows it: pushes, what needs a person, latencies, customers, terms.
+//! Billing as the interface shows it: pushes, what needs an operator, latencies, customers, terms.
 
 use crate::world::{Answer, Ground, NOW, Server, default_config, event};
 use async_trait::async_trait;
@@ -426,7 +426,7 @@ pub async fn billing_is_added_once_and_never_changes(ground: Ground) {
     ] {
         let spec = format!(r#"{{"aggregation":"sum","billing":{billing}}}"#);
         let problem = put(&spec).await.problem(409, "meter_differs");
-        assert_eq!(problem["standing"]["billing"], stands, "{billing}");
+        assert_eq!(problem["existing"]["billing"], stands, "{billing}");
     }
     server.clock.advance(MICROS_PER_HOUR);
     for spec in [

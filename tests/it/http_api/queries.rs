@@ -125,11 +125,11 @@ pub async fn the_trace_says_what_became_of_an_event(ground: Ground) {
     let trace = server.get("/v1/events/acme/a%2Fb%20c").await.json();
     insta::assert_snapshot!(trace["summary"], @r#""counted once, received at 2026-11-15T12:00:00Z; 2 other payloads came under this id and were not counted""#);
     assert_eq!(trace["conflicts"][1]["deliveries"], 2);
-    assert_eq!(trace["conflicts"][1]["arriving"]["quantity"], "3");
-    assert_eq!(trace["conflicts"][1]["standing"]["quantity"], "1");
+    assert_eq!(trace["conflicts"][1]["received"]["quantity"], "3");
+    assert_eq!(trace["conflicts"][1]["counted"]["quantity"], "1");
     server.post(&event("acme", "old", "1", "2026-01-01T00:00:00Z")).await;
     let trace = server.get("/v1/events/acme/old").await.json();
-    insta::assert_snapshot!(trace["summary"], @r#""not counted; quarantined as too_old since 2026-11-15T12:00:00Z, until a person decides""#);
+    insta::assert_snapshot!(trace["summary"], @r#""not counted; quarantined as too_old since 2026-11-15T12:00:00Z""#);
     assert_eq!(trace["counted"], serde_json::Value::Null);
     server.get("/v1/events/acme/none").await.problem(404, "unknown_event");
     server.get("/v1/events/acme/a%0ab").await.problem(400, "invalid_id");
@@ -174,7 +174,7 @@ pub async fn meters(ground: Ground) {
     assert_eq!(server.get("/v1/meters/users").await.json()["description"], "people");
     let other = server.put("/v1/meters/users", r#"{"aggregation":"sum"}"#).await;
     let problem = other.problem(409, "meter_differs");
-    assert_eq!(problem["standing"]["aggregation"], "unique");
+    assert_eq!(problem["existing"]["aggregation"], "unique");
     let slugs = server.get("/v1/meters").await.json();
     assert_eq!(slugs["meters"].as_array().unwrap().len(), 2);
     server.get("/v1/meters/none").await.problem(404, "unknown_meter");

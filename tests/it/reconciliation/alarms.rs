@@ -275,8 +275,8 @@ pub async fn a_fault_pages_while_others_are_billed(ground: Ground) {
     assert_eq!((world.stripe.sum(&acme), world.stripe.sum(&umbrella)), ("30".into(), "7".into()));
     assert_eq!(world.notices(AlertKind::InternalFault), [Opened], "once, however often it is met");
     let alert = world.alerts().await.into_iter().find(|one| one.kind == AlertKind::InternalFault);
-    let fault = "a fact does not hold, and the operation is refused: what was planned for a window \
-                 is the sum of its pushes (tenant=acme meter=calls \
+    let fault = "an invariant is violated, and the operation was aborted: what was planned for a \
+                 window is the sum of its pushes (tenant=acme meter=calls \
                  window=2026-11-15T11:00:00Z..2026-11-15T12:00:00Z planned=31 pushes=30)";
     assert_eq!(alert.unwrap().summary, fault);
     // What is fixed is billed; the fault is shown until the process ends.

@@ -59,7 +59,7 @@ pub async fn saga_runs_from_its_request_to_completion(ground: Ground) {
         steps.iter().flat_map(|step| [format!("{step} intent"), format!("{step} done")]).collect();
     assert_eq!((marks, &story["saga"]["state"]), (expected, &json!("completed")));
     let (status, refused) = post(&server, &format!("{told}/resume"), "r1", &json!({})).await;
-    assert_eq!((status, &refused["code"]), (409, &json!("saga_not_stuck")), "{refused}");
+    assert_eq!((status, &refused["code"]), (409, &json!("saga_not_resumable")), "{refused}");
     let (_, agreed) = get(&server, "/v1/tenants/acme/subscriptions").await;
     assert_eq!(agreed["features"], json!(["exports"]));
     assert_eq!(get(&server, "/v1/sagas/saga_of_nobody").await.0, 404);

@@ -95,7 +95,7 @@ impl World {
         SagasJob::new(&Context::new(store, clock, &self.config, holder, 1), &provider)
     }
 
-    /// Lets runners have the saga, one after the other, until it has ended or needs a person.
+    /// Lets runners have the saga, one after the other, until it has ended or needs an operator.
     pub async fn drive(&self, id: &str, script: &Arc<Script>) -> SagaState {
         let mut stalled: Option<tokio::task::JoinHandle<_>> = None;
         for _ in 0..PASSES_MAX {

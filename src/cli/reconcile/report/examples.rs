@@ -55,7 +55,9 @@ pub fn pass(rows: &[RowAnswer]) -> PassAnswer {
 pub fn row(tenant: &str, day: u32, (ledger, pushed, provider): (&str, &str, &str)) -> RowAnswer {
     let (ledger, pushed, provider) = (quantity(ledger), quantity(pushed), quantity(provider));
     let (verdict, reason, advice) = match (provider.cmp(&pushed), pushed == ledger) {
-        (std::cmp::Ordering::Equal, true) => (Verdict::Equal, Reason::Matches, "both halves match"),
+        (std::cmp::Ordering::Equal, true) => {
+            (Verdict::Equal, Reason::Matches, "ledger and provider match")
+        }
         (std::cmp::Ordering::Less, true) => (
             Verdict::Replay,
             Reason::Lost,

@@ -42,14 +42,14 @@ pub fn verdict_label(verdict: Verdict) -> &'static str {
     }
 }
 
-/// What a verdict means, for somebody who has never seen one.
+/// The meaning of a verdict, for a first reader.
 pub fn verdict_meaning(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Equal => "The provider shows exactly what was handed to billing.",
-        Verdict::Tolerance => "They differ by no more than the threshold set for the meter.",
+        Verdict::Tolerance => "They differ by no more than the meter's drift_tolerance.",
         Verdict::WrittenOff => {
-            "A person decided that a part of the usage is never billed; the rest is equal. The note \
-             says who and why."
+            "An operator wrote off a part of the usage, which is never billed; the rest is equal. \
+             The note says who and why."
         }
         Verdict::NotBilled => {
             "The usage lies before the moment from which the meter is billed. It was counted and is \
@@ -67,8 +67,8 @@ pub fn verdict_meaning(verdict: Verdict) -> &'static str {
              next pass reads it; until then it is neither equal nor different."
         }
         Verdict::Unmapped => {
-            "The tenant has no customer at the provider, so nobody is billed for this usage. It is \
-             sent once the tenant has a customer."
+            "The tenant has no customer at the provider, so this usage is not billed. It is sent \
+             once the tenant has a customer."
         }
         Verdict::Replay => {
             "The provider provably lacks usage that was counted. Sending it again cannot bill it \
@@ -76,11 +76,11 @@ pub fn verdict_meaning(verdict: Verdict) -> &'static str {
         }
         Verdict::Bypass => {
             "The provider shows more than was ever sent from here. Something else reports usage for \
-             this customer. It is never corrected from here; a person must find the source."
+             this customer. It is never corrected from here; an operator must find the source."
         }
         Verdict::Undecidable => {
-            "What is known fits several stories, so nothing is sent. A person must compare and \
-             decide."
+            "The known facts have several explanations, so nothing is sent. An operator must \
+             compare and decide."
         }
     }
 }
