@@ -3,9 +3,10 @@
 //! Invariant: an entry is written once under its idempotency key, and the key ends with it.
 //! Accounts of credits are read here and moved by credits only.
 
-use super::App;
-use super::auth::{Caller, Scope};
-use super::extract::{Json, Limit, Path, Query, list_query, parse_amount, read_json};
+use super::auth::Scope;
+use super::extract::{
+    Answer, Call, Limit, Path, Query, Request, list_query, parse_amount, read_json,
+};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
 use crate::api::accounts::{
@@ -15,10 +16,8 @@ use crate::rules::account::{NewEntry, NewPosting, PostRefusal, is_reserved, is_r
 use crate::rules::ids::{AccountName, OnceKey, TenantId, Unit};
 use crate::store::account::{AccountPut, NewAccount, Posted, StatementQuery};
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
-use std::sync::Arc;
 
 /// Longest memo, in bytes.
 const MEMO_BYTES_MAX: usize = 500;
@@ -41,14 +40,13 @@ list_query!(AccountParameters, "The last account of the page before.", after: St
     )
 )]
 pub async fn put_account(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path((tenant, name)): Path<(String, String)>,
-    request: axum::extract::Request,
-) -> Result<axum::Json<AccountAnswer>, Problem> {
+    request: Request,
+) -> Answer<AccountAnswer> {
     caller.require_unbound(Scope::Operate)?;
     let (tenant, name) = (TenantId::parse(&tenant)?, AccountName::parse(&name)?);
-    let Json(AccountSpec { unit, floor }) = read_json(request, &app).await?;
+    let AccountSpec { unit, floor } = read_json(request, &app).await?;
     if is_reserved(&name) {
         let detail = "accounts of credits are kept by the server; choose another name";
         return Err(Problem::new(Kind::Refused, "account_reserved", detail));
@@ -79,11 +77,10 @@ pub async fn put_account(
     responses((status = 200, description = "A page, in the order of names", body = AccountList))
 )]
 pub async fn list_accounts(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(tenant): Path<String>,
     Query(query): Query<AccountParameters>,
-) -> Result<axum::Json<AccountList>, Problem> {
+) -> Answer<AccountList> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(AccountName::parse).transpose()?;
@@ -101,10 +98,9 @@ pub async fn list_accounts(
     )
 )]
 pub async fn get_account(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path((tenant, name)): Path<(String, String)>,
-) -> Result<axum::Json<AccountAnswer>, Problem> {
+) -> Answer<AccountAnswer> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let name = AccountName::parse(&name)?;
     let found = app.store.find_account(&tenant, &name).await?;
@@ -128,11 +124,10 @@ list_query!(StatementParameters, before, {});
     )
 )]
 pub async fn get_statement(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path((tenant, name)): Path<(String, String)>,
     Query(query): Query<StatementParameters>,
-) -> Result<axum::Json<Statement>, Problem> {
+) -> Answer<Statement> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let account = AccountName::parse(&name)?;
     let limit = Limit::parse(query.limit)?;
@@ -156,15 +151,12 @@ pub async fn get_statement(
     )
 )]
 pub async fn post_entry(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(tenant): Path<String>,
-    once: Once,
-    request: axum::extract::Request,
+    request: Request,
 ) -> Result<Response<Body>, Problem> {
-    caller.require_unbound(Scope::Operate)?;
-    let tenant = TenantId::parse(&tenant)?;
-    let Json(EntrySpec { memo, postings }) = read_json(request, &app).await?;
+    let tenant = caller.any_tenant_for(Scope::Operate, &tenant)?;
+    let (once, EntrySpec { memo, postings }) = Once::read(request, &app).await?;
     let memo = parse_memo(memo)?;
     let postings: Vec<NewPosting> =
         postings.into_iter().map(read_posting).collect::<Result<_, Problem>>()?;
@@ -236,10 +228,9 @@ pub fn key_taken(what: &str, key: &OnceKey) -> Problem {
     )
 )]
 pub async fn get_entry(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path((tenant, key)): Path<(String, String)>,
-) -> Result<axum::Json<EntryAnswer>, Problem> {
+) -> Answer<EntryAnswer> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let found = app.store.find_entry(&tenant, &OnceKey::parse(&key)?).await?;
     let unknown = || Problem::new(Kind::NotFound, "unknown_entry", "there is no such entry");

@@ -3,9 +3,8 @@
 //! Invariant: a threshold is one for each tenant, meter, kind and period. Usage is never refused
 //! by one. A key that is bound to a tenant sees and sets that tenant's only.
 
-use super::App;
-use super::auth::{Caller, Scope};
-use super::extract::{Json, Limit, Query, invalid_cursor, list_query, read_json};
+use super::auth::Scope;
+use super::extract::{Answer, Call, Limit, Query, Request, invalid_cursor, list_query, read_json};
 use super::problem::{Kind, Problem};
 use crate::api::alerts::{AlertList, ThresholdAnswer, ThresholdList, ThresholdSpec};
 use crate::rules::alert::AlertKind;
@@ -15,10 +14,8 @@ use crate::rules::quantity::{Quantity, QuantityRange, SCALE};
 use crate::store::alert::{
     AlertQuery, Threshold, ThresholdKey, ThresholdKind, ThresholdPeriod, ThresholdQuery,
 };
-use axum::extract::State;
 use http::StatusCode;
 use serde::Deserialize;
-use std::sync::Arc;
 
 /// Limits that a total can reach.
 const LIMIT_RANGE: QuantityRange = QuantityRange { precision: 27, scale: SCALE, signed: false };
@@ -36,10 +33,9 @@ list_query!(AlertParameters, before, {
     responses((status = 200, description = "A page of alerts", body = AlertList))
 )]
 pub async fn list_alerts(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<AlertParameters>,
-) -> Result<axum::Json<AlertList>, Problem> {
+) -> Answer<AlertList> {
     caller.require_unbound(Scope::Read)?;
     let AlertParameters { open, kind, before, limit } = query;
     let limit = Limit::parse(limit)?;
@@ -77,12 +73,11 @@ pub struct ThresholdName {
     )
 )]
 pub async fn put_threshold(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    request: axum::extract::Request,
-) -> Result<axum::Json<ThresholdAnswer>, Problem> {
+    Call { app, caller }: Call,
+    request: Request,
+) -> Answer<ThresholdAnswer> {
     caller.require(Scope::Operate)?;
-    let Json(spec) = read_json::<ThresholdSpec>(request, &app).await?;
+    let spec = read_json::<ThresholdSpec>(request, &app).await?;
     let tenant = TenantId::parse(&spec.tenant).map_err(Problem::refused)?;
     caller.require_tenant(&tenant)?;
     app.admission.change_threshold(&caller)?;
@@ -113,10 +108,9 @@ pub async fn put_threshold(
     responses((status = 200, description = "A page of thresholds", body = ThresholdList))
 )]
 pub async fn list_thresholds(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<ThresholdListParameters>,
-) -> Result<axum::Json<ThresholdList>, Problem> {
+) -> Answer<ThresholdList> {
     caller.require(Scope::Read)?;
     let tenant = caller.narrow(query.tenant.as_deref())?;
     let limit = Limit::parse(query.limit)?;
@@ -157,8 +151,7 @@ pub fn parse_cursor(text: &str) -> Result<ThresholdKey, Problem> {
     )
 )]
 pub async fn delete_threshold(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(name): Query<ThresholdName>,
 ) -> Result<StatusCode, Problem> {
     let tenant = caller.tenant_for(Scope::Operate, &name.tenant)?;

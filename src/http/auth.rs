@@ -119,6 +119,12 @@ impl Caller {
         Ok(Some(tenant))
     }
 
+    /// The tenant of this name, if the caller may do this with every tenant.
+    pub fn any_tenant_for(&self, needed: Scope, name: &str) -> Result<TenantId, Problem> {
+        self.require_unbound(needed)?;
+        Ok(TenantId::parse(name)?)
+    }
+
     /// The tenant of this name, if the caller may do this with it.
     pub fn tenant_for(&self, needed: Scope, name: &str) -> Result<TenantId, Problem> {
         self.require(needed)?;

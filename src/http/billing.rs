@@ -4,8 +4,8 @@
 //! sent.
 
 use super::App;
-use super::auth::{Caller, Scope};
-use super::extract::{LIMIT_MAX, Query, parse_days};
+use super::auth::Scope;
+use super::extract::{Answer, Call, LIMIT_MAX, Query, parse_days};
 use super::problem::{Kind, Problem};
 use crate::api::comparison::{ComparedWindow, ComparisonAnswer, WindowVerdict};
 use crate::api::health::{BillingHealth, LastPasses, Pages, UnbilledUsage, UnmappedUsage};
@@ -14,7 +14,7 @@ use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
 use crate::provider::{Provider, TotalsQuery};
 use crate::rules::billing::Billing;
 use crate::rules::drift::{PushSums, WindowPush};
-use crate::rules::ids::{CustomerId, MeterNo, TenantId};
+use crate::rules::ids::{CustomerId, MeterNo};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::pass::{PassKind, PassState};
 use crate::rules::push::{CutState, WindowUsage};
@@ -28,10 +28,8 @@ use crate::rules::window_life::WindowState;
 use crate::store::alert::{AlertQuery, PageCounts};
 use crate::store::push::{PushAges, PushCounts, UnmappedSum};
 use crate::store::reconciliation::{FindingQuery, PassQuery};
-use axum::extract::State;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 fn name_unbilled(
     unbilled: &Unbilled,
@@ -86,10 +84,7 @@ async fn read_unbilled(
     get, path = "/v1/health/billing", tag = "pushes",
     responses((status = 200, description = "The numbers", body = BillingHealth))
 )]
-pub async fn get_billing_health(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-) -> Result<axum::Json<BillingHealth>, Problem> {
+pub async fn get_billing_health(Call { app, caller }: Call) -> Answer<BillingHealth> {
     caller.require_unbound(Scope::Read)?;
     let now = app.clock.now();
     let ages = PushAges {
@@ -191,12 +186,10 @@ pub struct ComparisonQuery {
     )
 )]
 pub async fn get_comparison(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<ComparisonQuery>,
-) -> Result<axum::Json<ComparisonAnswer>, Problem> {
-    caller.require_unbound(Scope::Read)?;
-    let tenant = TenantId::parse(&query.tenant)?;
+) -> Answer<ComparisonAnswer> {
+    let tenant = caller.any_tenant_for(Scope::Read, &query.tenant)?;
     // The provider's limit is the account's, and pushes need it too.
     let _only = app.comparing.lock().await;
     let (number, meter) = app.catalog.find(&query.meter).await?;

@@ -3,14 +3,10 @@
 //! Invariant: numbers grow, and what was read once never changes: a reader that keeps the last
 //! number it has seen misses nothing and sees nothing twice.
 
-use super::App;
-use super::auth::{Caller, Scope};
-use super::extract::{Limit, Query, list_query};
-use super::problem::Problem;
+use super::auth::Scope;
+use super::extract::{Answer, Call, Limit, Query, list_query};
 use crate::api::changes::{ChangeFeed, PublishedChange};
 use crate::store::outbox::Message;
-use axum::extract::State;
-use std::sync::Arc;
 
 list_query!(ChangeFeedParameters, "The last number that was seen.", after: u64
     (minimum = 0, maximum = 9_007_199_254_740_991i64), {
@@ -27,10 +23,9 @@ list_query!(ChangeFeedParameters, "The last number that was seen.", after: u64
     responses((status = 200, description = "Changes in their order", body = ChangeFeed))
 )]
 pub async fn list_changes(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<ChangeFeedParameters>,
-) -> Result<axum::Json<ChangeFeed>, Problem> {
+) -> Answer<ChangeFeed> {
     caller.require(Scope::Read)?;
     let tenant = caller.narrow(query.tenant.as_deref())?;
     let (after, limit) = (query.after.unwrap_or(0), Limit::parse(query.limit)?);

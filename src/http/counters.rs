@@ -2,9 +2,8 @@
 //!
 //! Invariant: received = accepted + duplicates + conflicts + quarantined + rejected, in each row.
 
-use super::App;
-use super::auth::{Caller, Scope};
-use super::extract::{Limit, Query, invalid_cursor, list_query, parse_days};
+use super::auth::Scope;
+use super::extract::{Answer, Call, Limit, Query, invalid_cursor, list_query, parse_days};
 use super::problem::Problem;
 use crate::api::usage::{CounterAnswer, CounterList};
 use crate::rules::ids::TenantId;
@@ -12,8 +11,6 @@ use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::rules::window::Bucket;
 use crate::store::{CounterQuery, CounterRow};
-use axum::extract::State;
-use std::sync::Arc;
 
 list_query!(CountersQuery, "`next_after` of the page before.", after: String, {
     /// First instant (RFC 3339, or a date in UTC); a day before `to` if it is left out. At most 31
@@ -33,10 +30,9 @@ list_query!(CountersQuery, "`next_after` of the page before.", after: String, {
     responses((status = 200, description = "A page of counters, by hour", body = CounterList))
 )]
 pub async fn list_counters(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<CountersQuery>,
-) -> Result<axum::Json<CounterList>, Problem> {
+) -> Answer<CounterList> {
     caller.require(Scope::Read)?;
     let next_hour = Bucket::Hour.start_of(app.clock.now()).saturating_add_micros(MICROS_PER_HOUR);
     let range = parse_days(query.from.as_deref(), query.to.as_deref(), next_hour)?;

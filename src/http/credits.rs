@@ -6,9 +6,9 @@
 
 use super::App;
 use super::accounts::{key_taken, parse_memo};
-use super::auth::{Caller, Scope};
+use super::auth::Scope;
 use super::extract::{
-    Json, LIMIT_MAX, Limit, Path, Query, list_query, parse_amount, parse_instant, read_json,
+    Answer, Call, LIMIT_MAX, Limit, Path, Query, Request, list_query, parse_amount, parse_instant,
 };
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
@@ -26,11 +26,9 @@ use crate::rules::timestamp::Timestamp;
 use crate::store::alert::{Threshold, ThresholdKind, ThresholdQuery};
 use crate::store::credit::{ChangeQuery, GrantFilter, Issued, VoidGrant, Voided};
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Drawn after those of a lower and before those of a higher one.
 const PRIORITY_DEFAULT: u8 = 50;
@@ -49,15 +47,12 @@ const PRIORITY_DEFAULT: u8 = 50;
     )
 )]
 pub async fn post_grant(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(tenant): Path<String>,
-    once: Once,
-    request: axum::extract::Request,
+    request: Request,
 ) -> Result<Response<Body>, Problem> {
-    caller.require_unbound(Scope::Operate)?;
-    let tenant = TenantId::parse(&tenant)?;
-    let Json(spec) = read_json::<GrantSpec>(request, &app).await?;
+    let tenant = caller.any_tenant_for(Scope::Operate, &tenant)?;
+    let (once, spec) = Once::read::<GrantSpec>(request, &app).await?;
     let catalog = app.catalog.reload().await?;
     let now = app.clock.now();
     let starts_now = spec.effective_at.is_none();
@@ -153,11 +148,10 @@ list_query!(GrantParameters, after, {
     responses((status = 200, description = "A page of grants", body = GrantList))
 )]
 pub async fn list_grants(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(tenant): Path<String>,
     Query(query): Query<GrantParameters>,
-) -> Result<axum::Json<GrantList>, Problem> {
+) -> Answer<GrantList> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let limit = Limit::parse(query.limit)?;
     let filter = match query.live {
@@ -186,16 +180,13 @@ pub async fn list_grants(
     )
 )]
 pub async fn void_grant(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path((tenant, grant)): Path<(String, String)>,
-    once: Once,
-    request: axum::extract::Request,
+    request: Request,
 ) -> Result<Response<Body>, Problem> {
-    caller.require_unbound(Scope::Operate)?;
-    let tenant = TenantId::parse(&tenant)?;
+    let tenant = caller.any_tenant_for(Scope::Operate, &tenant)?;
     let grant = grant.parse().map_err(|_| unknown_grant())?;
-    let Json(VoidSpec { amount, memo }) = read_json(request, &app).await?;
+    let (once, VoidSpec { amount, memo }) = Once::read(request, &app).await?;
     let amount = amount.as_deref().map(parse_amount).transpose()?;
     if amount.is_some_and(|amount| amount <= Quantity::ZERO) {
         let detail = "amount must be above 0; leave it out for all that is left";
@@ -251,11 +242,10 @@ list_query!(ChangeParameters, before, {
     responses((status = 200, description = "A page of changes", body = ChangeList))
 )]
 pub async fn list_credit_changes(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(tenant): Path<String>,
     Query(query): Query<ChangeParameters>,
-) -> Result<axum::Json<ChangeList>, Problem> {
+) -> Answer<ChangeList> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let ChangeParameters { grant, before, limit } = query;
     let limit = Limit::parse(limit)?;
@@ -274,10 +264,9 @@ pub async fn list_credit_changes(
     )
 )]
 pub async fn get_credits(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(tenant): Path<String>,
-) -> Result<axum::Json<CreditsAnswer>, Problem> {
+) -> Answer<CreditsAnswer> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let catalog = app.catalog.current().await?;
     let Balance { pools, .. } =
@@ -315,10 +304,9 @@ impl App {
     )
 )]
 pub async fn get_entitlement(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path((tenant, slug)): Path<(String, String)>,
-) -> Result<axum::Json<EntitlementAnswer>, Problem> {
+) -> Answer<EntitlementAnswer> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let (number, meter) = app.catalog.find(&slug).await?;
     let all = ThresholdQuery::all(Some(tenant.clone()));

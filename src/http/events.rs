@@ -10,14 +10,14 @@ mod reply;
 use super::App;
 use super::auth::{Caller, Scope};
 use super::body::WholeBody;
-use super::extract::{Query, media_type};
+use super::extract::{Call, Query, media_type};
 use super::heavy;
 use super::problem::{Kind, Problem};
 use crate::rules::event::{Event, RefusedItem, parse_event};
 use crate::rules::ids::TenantId;
 use crate::rules::meter::Catalog;
 use crate::rules::refusal::Refusal;
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::response::Response;
 use http::HeaderMap;
 use items::{Format, Items, ReadItem};
@@ -62,8 +62,7 @@ type Delivery = Result<Event, RefusedItem>;
     )
 )]
 pub async fn post_events(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<PostQuery>,
     request: Request,
 ) -> Result<Response, Problem> {

@@ -4,18 +4,39 @@
 //! refused, so that a misspelt filter never widens an answer.
 
 use super::App;
+use super::auth::Caller;
 use super::problem::{Kind, Problem};
 use crate::api::Page;
 use crate::rules::quantity::{Quantity, QuantityRange, SCALE};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::{Window, parse_border};
-use axum::extract::{FromRequestParts, Request};
+use axum::extract::FromRequestParts;
 use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use jiff::tz::TimeZone;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
+
+pub use axum::extract::Request;
+
+/// What a handler answers with.
+pub type Answer<T> = Result<axum::Json<T>, Problem>;
+
+/// What handlers of requests with a key work with: the server, and whose key it is.
+pub struct Call {
+    pub app: Arc<App>,
+    pub caller: Caller,
+}
+
+impl FromRequestParts<Arc<App>> for Call {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
+        let caller = Caller::from_request_parts(parts, app).await?;
+        Ok(Self { app: Arc::clone(app), caller })
+    }
+}
 
 /// Records on a page unless asked otherwise.
 pub const LIMIT_DEFAULT: usize = 100;
@@ -168,14 +189,8 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Arc<App>> for Path<T> {
     }
 }
 
-/// A JSON body of one object.
-pub struct Json<T>(pub T);
-
-/// Reads the body after the caller was found to be allowed to send it.
-pub async fn read_json<T: DeserializeOwned>(
-    request: Request,
-    app: &App,
-) -> Result<Json<T>, Problem> {
+/// Reads a JSON body of one object, after the caller was found to be allowed to send it.
+pub async fn read_json<T: DeserializeOwned>(request: Request, app: &App) -> Result<T, Problem> {
     let (parts, body) = request.into_parts();
     if !matches!(media_type(&parts.headers).as_deref(), None | Some("application/json")) {
         return Err(Problem::new(
@@ -191,7 +206,7 @@ pub async fn read_json<T: DeserializeOwned>(
         let detail = "the body must be a JSON object; see /docs";
         return Err(Problem::new(Kind::Refused, "invalid_body", detail));
     }
-    Ok(Json(read))
+    Ok(read)
 }
 
 fn invalid_body(error: &serde_json::Error) -> Problem {

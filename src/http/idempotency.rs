@@ -11,11 +11,12 @@
 
 use super::App;
 use super::auth::Caller;
+use super::extract::read_json;
 use super::problem::Problem;
 use crate::rules::ids::OnceKey;
 use crate::store::idempotency::{Completing, Ended};
 use axum::body::Body;
-use axum::extract::{FromRequestParts, MatchedPath, Request};
+use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use counterfoil_idempotency::{
@@ -24,6 +25,7 @@ use counterfoil_idempotency::{
 use http::StatusCode;
 use http::request::Parts;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -85,19 +87,20 @@ pub struct Once {
     pub key: OnceKey,
 }
 
-impl FromRequestParts<Arc<App>> for Once {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Problem> {
-        let attempt = parts.extensions.get::<Attempt>().cloned();
+impl Once {
+    /// The request's key, and its body, which is read after the caller was found to be allowed to
+    /// send it.
+    pub async fn read<T: DeserializeOwned>(
+        request: Request,
+        app: &App,
+    ) -> Result<(Self, T), Problem> {
+        let attempt = request.extensions().get::<Attempt>().cloned();
         // The layer lets no request without a key come so far, but for those without a valid one.
         let attempt = attempt.ok_or_else(Problem::unidentified)?;
         let key = OnceKey::parse(&attempt.claim().scope.key)?;
-        Ok(Self { attempt, key })
+        Ok((Self { attempt, key }, read_json(request, app).await?))
     }
-}
 
-impl Once {
     /// Ends the key in the transaction of an effect, with what `answer` makes of the outcome.
     pub fn completing<T: 'static, A: Serialize>(
         &self,

@@ -2,15 +2,12 @@
 //!
 //! Invariant: a key that is bound to a tenant sees that tenant's records only.
 
-use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Limit, Query, list_query};
+use super::extract::{Answer, Call, Limit, Query, list_query};
 use super::problem::{Kind, Problem};
 use super::records::raw_json;
 use crate::api::events::{ConflictAnswer, ConflictList, QuarantineAnswer, QuarantineList};
 use crate::store::{ConflictRecord, InboxQuery, QuarantineRecord};
-use axum::extract::State;
-use std::sync::Arc;
 
 /// Largest number that every JSON parser holds exactly; no store numbers so many records.
 const AFTER_MAX: u64 = 9_007_199_254_740_991;
@@ -28,10 +25,9 @@ list_query!(InboxParameters, after, {
     responses((status = 200, description = "A page of conflicts", body = ConflictList))
 )]
 pub async fn list_conflicts(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<InboxParameters>,
-) -> Result<axum::Json<ConflictList>, Problem> {
+) -> Answer<ConflictList> {
     let (query, limit) = parse_inbox(&caller, query)?;
     let found = app.store.list_conflicts(query).await?;
     let sizes = found.iter().map(|(_, record)| record.standing.len() + record.arriving.len());
@@ -46,10 +42,9 @@ pub async fn list_conflicts(
     responses((status = 200, description = "A page of quarantined events", body = QuarantineList))
 )]
 pub async fn list_quarantine(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<InboxParameters>,
-) -> Result<axum::Json<QuarantineList>, Problem> {
+) -> Answer<QuarantineList> {
     let (query, limit) = parse_inbox(&caller, query)?;
     let found = app.store.list_quarantine(query).await?;
     let sizes = found.iter().map(|(_, record)| record.payload.len());

@@ -4,15 +4,13 @@
 //! once and by other servers within two seconds.
 
 use super::App;
-use super::auth::{Caller, Scope, new_key_id, new_token};
-use super::extract::{Json, Path, read_json};
+use super::auth::{Scope, new_key_id, new_token};
+use super::extract::{Answer, Call, Path, Request, read_json};
 use super::problem::{Kind, Problem};
 use crate::api::keys::{KeyAnswer, KeyList, KeySpec, NewKeyAnswer};
 use crate::rules::ids::TenantId;
 use crate::store::ApiKey;
-use axum::extract::State;
 use http::StatusCode;
-use std::sync::Arc;
 
 /// Longest name of a key, in bytes of UTF-8.
 const NAME_BYTES_MAX: usize = 100;
@@ -26,12 +24,11 @@ const NAME_BYTES_MAX: usize = 100;
     )
 )]
 pub async fn post_key(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    request: axum::extract::Request,
+    Call { app, caller }: Call,
+    request: Request,
 ) -> Result<(StatusCode, axum::Json<NewKeyAnswer>), Problem> {
     caller.require_unbound(Scope::Admin)?;
-    let Json(spec) = read_json::<KeySpec>(request, &app).await?;
+    let spec = read_json::<KeySpec>(request, &app).await?;
     let token = new_token();
     let key = check_spec(&app, spec, app.keys.digest(&token))?;
     app.store.create_api_key(key.clone()).await?;
@@ -45,10 +42,7 @@ pub async fn post_key(
     get, path = "/v1/keys", tag = "keys",
     responses((status = 200, description = "Every key, without its token", body = KeyList))
 )]
-pub async fn list_keys(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-) -> Result<axum::Json<KeyList>, Problem> {
+pub async fn list_keys(Call { app, caller }: Call) -> Answer<KeyList> {
     caller.require_unbound(Scope::Admin)?;
     let keys = app.store.list_api_keys().await?.into_iter().map(KeyAnswer::from).collect();
     Ok(axum::Json(KeyList { keys }))
@@ -64,8 +58,7 @@ pub async fn list_keys(
     )
 )]
 pub async fn delete_key(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(id): Path<String>,
 ) -> Result<StatusCode, Problem> {
     caller.require_unbound(Scope::Admin)?;

@@ -3,14 +3,10 @@
 //! Invariant: a percentile is at most an eighth too high and never too low. The numbers are of this
 //! server alone, since it started.
 
-use super::App;
-use super::auth::{Caller, Scope};
-use super::extract::Query;
-use super::problem::Problem;
+use super::auth::Scope;
+use super::extract::{Answer, Call, Query};
 use crate::api::usage::{LatencyAnswer, LatencyList};
-use axum::extract::State;
 use serde::Deserialize;
-use std::sync::Arc;
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -28,10 +24,9 @@ pub struct LatencyQuery {
     responses((status = 200, description = "Meters of which events came", body = LatencyList))
 )]
 pub async fn list_latencies(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<LatencyQuery>,
-) -> Result<axum::Json<LatencyList>, Problem> {
+) -> Answer<LatencyList> {
     caller.require(Scope::Read)?;
     let tenant = caller.narrow(query.tenant.as_deref())?;
     let catalog = app.catalog.reload().await?;

@@ -3,18 +3,15 @@
 //! Invariant: a definition never changes, since every stored total depends on it; declaring
 //! it again is harmless and may change the description only.
 
-use super::App;
-use super::auth::{Caller, Scope};
+use super::auth::Scope;
 use super::catalog::unknown_meter;
-use super::extract::{Json, Path, read_json};
+use super::extract::{Answer, Call, Path, Request, read_json};
 use super::problem::{Kind, Problem};
 use crate::api::meters::{MeterAnswer, MeterList};
 use crate::rules::ids::MeterSlug;
 use crate::rules::meter::{Meter, MeterDraft, MeterSpec};
 use crate::store::Declaration;
-use axum::extract::State;
 use http::StatusCode;
-use std::sync::Arc;
 
 /// Declare a meter
 ///
@@ -32,14 +29,13 @@ use std::sync::Arc;
     )
 )]
 pub async fn put_meter(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(slug): Path<String>,
-    request: axum::extract::Request,
+    request: Request,
 ) -> Result<(StatusCode, axum::Json<MeterAnswer>), Problem> {
     caller.require_unbound(Scope::Admin)?;
     let slug = MeterSlug::parse(&slug)?;
-    let Json(draft) = read_json::<MeterDraft>(request, &app).await?;
+    let draft = read_json::<MeterDraft>(request, &app).await?;
     let catalog = app.catalog.reload().await?;
     let standing = catalog.find(slug.as_str()).map(|(_, meter)| &meter.spec);
     let spec = draft.onto(standing).map_err(Problem::refused)?;
@@ -86,10 +82,9 @@ pub async fn put_meter(
     )
 )]
 pub async fn get_meter(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(slug): Path<String>,
-) -> Result<axum::Json<MeterAnswer>, Problem> {
+) -> Answer<MeterAnswer> {
     caller.require(Scope::Read)?;
     let slug = MeterSlug::parse(&slug)?;
     // The description may have changed elsewhere, so the store is asked.
@@ -103,10 +98,7 @@ pub async fn get_meter(
     get, path = "/v1/meters", tag = "meters",
     responses((status = 200, description = "Every meter, in the order of slugs", body = MeterList))
 )]
-pub async fn list_meters(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-) -> Result<axum::Json<MeterList>, Problem> {
+pub async fn list_meters(Call { app, caller }: Call) -> Answer<MeterList> {
     caller.require(Scope::Read)?;
     let catalog = app.catalog.reload().await?;
     let meters = catalog.list().iter().map(|meter| meter.as_ref().into()).collect();

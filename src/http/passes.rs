@@ -4,8 +4,10 @@
 //! Quantities are exact decimals. For keys that are bound to no tenant: a pass speaks of all.
 
 use super::App;
-use super::auth::{Caller, Scope};
-use super::extract::{Json, Limit, Path, Query, invalid_cursor, list_query, read_json};
+use super::auth::Scope;
+use super::extract::{
+    Answer, Call, Limit, Path, Query, Request, invalid_cursor, list_query, read_json,
+};
 use super::problem::{Kind, Problem};
 use crate::api::findings::{AcceptAnswer, FindingList};
 use crate::api::passes::{PassAnswer, PassList, PassSpec, RowList};
@@ -16,10 +18,8 @@ use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::{Window, parse_border};
 use crate::store::push::Ruling;
 use crate::store::reconciliation::{FindingQuery, PassQuery, PassRowQuery};
-use axum::extract::State;
 use http::StatusCode;
 use jiff::tz::TimeZone;
-use std::sync::Arc;
 
 /// Most days of one pass: as many as the provider shows in one answer.
 const DAYS_MAX: i64 = 100;
@@ -47,12 +47,11 @@ list_query!(RowParameters, "`next_after` of the page before.", after: String
     )
 )]
 pub async fn post_pass(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    request: axum::extract::Request,
+    Call { app, caller }: Call,
+    request: Request,
 ) -> Result<(StatusCode, axum::Json<PassAnswer>), Problem> {
     caller.require_unbound(Scope::Operate)?;
-    let Json(spec) = read_json::<PassSpec>(request, &app).await?;
+    let spec = read_json::<PassSpec>(request, &app).await?;
     let shows = app.provider.as_ref().is_some_and(|provider| provider.limits().shows_totals);
     if !shows {
         let detail = "there is no billing provider that shows totals; set provider.kind in the \
@@ -74,10 +73,9 @@ pub async fn post_pass(
     responses((status = 200, description = "A page of passes", body = PassList))
 )]
 pub async fn list_passes(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<PassParameters>,
-) -> Result<axum::Json<PassList>, Problem> {
+) -> Answer<PassList> {
     caller.require_unbound(Scope::Read)?;
     let PassParameters { kind, state, before, limit } = query;
     let limit = Limit::parse(limit)?;
@@ -95,11 +93,7 @@ pub async fn list_passes(
         (status = 404, description = "There is no such pass"),
     )
 )]
-pub async fn get_pass(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Path(number): Path<u64>,
-) -> Result<axum::Json<PassAnswer>, Problem> {
+pub async fn get_pass(Call { app, caller }: Call, Path(number): Path<u64>) -> Answer<PassAnswer> {
     caller.require_unbound(Scope::Read)?;
     Ok(axum::Json(find_pass(&app, number).await?.into()))
 }
@@ -114,11 +108,10 @@ pub async fn get_pass(
     )
 )]
 pub async fn list_rows(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(number): Path<u64>,
     Query(query): Query<RowParameters>,
-) -> Result<axum::Json<RowList>, Problem> {
+) -> Answer<RowList> {
     caller.require_unbound(Scope::Read)?;
     let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(parse_cursor).transpose()?;
@@ -146,10 +139,9 @@ list_query!(FindingParameters, before, {
     responses((status = 200, description = "A page of findings", body = FindingList))
 )]
 pub async fn list_findings(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<FindingParameters>,
-) -> Result<axum::Json<FindingList>, Problem> {
+) -> Answer<FindingList> {
     caller.require_unbound(Scope::Read)?;
     let FindingParameters { open, kind, tenant, before, limit } = query;
     let limit = Limit::parse(limit)?;
@@ -174,10 +166,9 @@ pub async fn list_findings(
     )
 )]
 pub async fn accept_finding(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(number): Path<u64>,
-) -> Result<axum::Json<AcceptAnswer>, Problem> {
+) -> Answer<AcceptAnswer> {
     caller.require_unbound(Scope::Operate)?;
     let unknown = || {
         let detail = "there is no finding of this id; GET /v1/findings lists them";

@@ -5,7 +5,7 @@
 
 use super::App;
 use super::auth::{Caller, Scope};
-use super::extract::{Json, Limit, Path, Query, list_query, read_json};
+use super::extract::{Answer, Call, Limit, Path, Query, Request, list_query, read_json};
 use super::problem::{Kind, Problem};
 use super::records::raw_json;
 use crate::api::pushes::{
@@ -15,9 +15,7 @@ use crate::rules::meter::Catalog;
 use crate::rules::submission::{Class, PushState};
 use crate::rules::window::{Window, parse_border};
 use crate::store::push::{Push, PushQuery, PushTrace, Ruling, Transition};
-use axum::extract::State;
 use jiff::tz::TimeZone;
-use std::sync::Arc;
 
 /// Longest reason for a discard, in bytes of UTF-8.
 const REASON_BYTES_MAX: usize = 500;
@@ -48,10 +46,9 @@ list_query!(PushParameters, before, {
     )
 )]
 pub async fn list_pushes(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<PushParameters>,
-) -> Result<axum::Json<PushList>, Problem> {
+) -> Answer<PushList> {
     caller.require(Scope::Read)?;
     let tenant = caller.narrow(query.tenant.as_deref())?;
     let meter = match &query.meter {
@@ -79,10 +76,9 @@ pub async fn list_pushes(
     )
 )]
 pub async fn get_push(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(number): Path<u64>,
-) -> Result<axum::Json<PushTraceAnswer>, Problem> {
+) -> Answer<PushTraceAnswer> {
     caller.require(Scope::Read)?;
     let PushTrace { push, transitions } = find_push(&app, &caller, number).await?;
     let catalog = app.catalog.reload().await?;
@@ -105,10 +101,9 @@ pub async fn get_push(
     )
 )]
 pub async fn retry_push(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(number): Path<u64>,
-) -> Result<axum::Json<RulingAnswer>, Problem> {
+) -> Answer<RulingAnswer> {
     caller.require_unbound(Scope::Operate)?;
     find_push(&app, &caller, number).await?;
     let ruling = app.store.retry_push(number, app.clock.now()).await?;
@@ -129,13 +124,12 @@ pub async fn retry_push(
     )
 )]
 pub async fn discard_push(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(number): Path<u64>,
-    request: axum::extract::Request,
-) -> Result<axum::Json<RulingAnswer>, Problem> {
+    request: Request,
+) -> Answer<RulingAnswer> {
     caller.require_unbound(Scope::Operate)?;
-    let Json(DiscardSpec { reason }) = read_json(request, &app).await?;
+    let DiscardSpec { reason } = read_json(request, &app).await?;
     let plain = !reason.chars().any(char::is_control);
     if reason.trim().is_empty() || reason.len() > REASON_BYTES_MAX || !plain {
         return Err(Problem::new(
@@ -164,11 +158,7 @@ fn unknown_push() -> Problem {
     Problem::new(Kind::NotFound, "unknown_push", detail)
 }
 
-fn answer_ruling(
-    id: u64,
-    ruling: Ruling,
-    code: &'static str,
-) -> Result<axum::Json<RulingAnswer>, Problem> {
+fn answer_ruling(id: u64, ruling: Ruling, code: &'static str) -> Answer<RulingAnswer> {
     match ruling {
         Ruling::Done(replacement) => Ok(axum::Json(RulingAnswer { id, replacement })),
         Ruling::Refused(why) => Err(Problem::new(Kind::Conflict, code, why)),

@@ -6,9 +6,10 @@
 
 use super::App;
 use super::accounts::key_taken;
-use super::auth::{Caller, Scope};
+use super::auth::Scope;
 use super::extract::{
-    Json, Limit, Path, Query, invalid_cursor, list_query, parse_amount, parse_instant, read_json,
+    Answer, Call, Limit, Path, Query, Request, invalid_cursor, list_query, parse_amount,
+    parse_instant, read_json,
 };
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
@@ -23,11 +24,9 @@ use crate::rules::timestamp::Timestamp;
 use crate::store::quote::{CouponPut, CouponUse, QuoteRecorded, RateKey, RatePut, StoredQuote};
 use crate::tax::NoQuote;
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
 /// Set a tax rate
 ///
@@ -40,13 +39,9 @@ use std::sync::Arc;
         (status = 422, description = "The place, the percent or a date is refused"),
     )
 )]
-pub async fn put_rate(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    request: axum::extract::Request,
-) -> Result<axum::Json<RateAnswer>, Problem> {
+pub async fn put_rate(Call { app, caller }: Call, request: Request) -> Answer<RateAnswer> {
     caller.require_unbound(Scope::Operate)?;
-    let Json(spec) = read_json::<RateSpec>(request, &app).await?;
+    let spec = read_json::<RateSpec>(request, &app).await?;
     let rate = TaxRate {
         percent: parse_amount(&spec.percent)?,
         valid_from: parse_instant(&spec.valid_from)?,
@@ -89,10 +84,9 @@ list_query!(RateParameters, "`next_after` of the page before.", after: String, {
     responses((status = 200, description = "A page of rates, also past ones", body = RateList))
 )]
 pub async fn list_rates(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<RateParameters>,
-) -> Result<axum::Json<RateList>, Problem> {
+) -> Answer<RateList> {
     caller.require(Scope::Read)?;
     let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(parse_rate_cursor).transpose()?;
@@ -122,13 +116,12 @@ pub fn parse_rate_cursor(text: &str) -> Result<RateKey, Problem> {
     )
 )]
 pub async fn put_coupon(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(code): Path<String>,
-    request: axum::extract::Request,
-) -> Result<axum::Json<CouponAnswer>, Problem> {
+    request: Request,
+) -> Answer<CouponAnswer> {
     caller.require_unbound(Scope::Operate)?;
-    let Json(spec) = read_json::<CouponSpec>(request, &app).await?;
+    let spec = read_json::<CouponSpec>(request, &app).await?;
     let coupon = read_coupon(code, spec)?;
     coupon.check().map_err(Problem::refused)?;
     match app.store.put_coupon(coupon.clone(), app.clock.now()).await? {
@@ -169,10 +162,9 @@ list_query!(CouponParameters, "The last code of the page before.", after: String
     responses((status = 200, description = "A page, in the order of codes", body = CouponList))
 )]
 pub async fn list_coupons(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<CouponParameters>,
-) -> Result<axum::Json<CouponList>, Problem> {
+) -> Answer<CouponList> {
     caller.require_unbound(Scope::Read)?;
     let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(OnceKey::parse).transpose()?;
@@ -203,14 +195,12 @@ struct KeptAnswer {
     )
 )]
 pub async fn post_quote(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(tenant): Path<String>,
-    once: Once,
-    request: axum::extract::Request,
+    request: Request,
 ) -> Result<Response<Body>, Problem> {
     let tenant = caller.tenant_for(Scope::Operate, &tenant)?;
-    let Json(spec) = read_json::<QuoteSpec>(request, &app).await?;
+    let (once, spec) = Once::read::<QuoteSpec>(request, &app).await?;
     if spec.coupon.is_some() {
         app.admission.try_coupon(&caller)?;
     }
@@ -379,10 +369,9 @@ fn answer_quote(stored: &StoredQuote) -> Result<QuoteAnswer, Problem> {
     )
 )]
 pub async fn get_quote(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path((tenant, key)): Path<(String, String)>,
-) -> Result<axum::Json<QuoteAnswer>, Problem> {
+) -> Answer<QuoteAnswer> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let found = app.store.find_quote(&tenant, &OnceKey::parse(&key)?).await?;
     let unknown = || Problem::new(Kind::NotFound, "unknown_quote", "there is no such quote");

@@ -4,8 +4,8 @@
 //! taken from another tenant reaches nothing of it.
 
 use super::App;
-use super::auth::{Caller, Scope};
-use super::extract::{Limit, Path, Query, list_query};
+use super::auth::Scope;
+use super::extract::{Answer, Call, Limit, Path, Query, list_query};
 use super::inboxes::{answer_conflict, answer_quarantine};
 use super::problem::{Kind, Problem};
 use crate::api::events::{EventAnswer, EventList, TraceAnswer};
@@ -15,7 +15,6 @@ use crate::rules::meter::Catalog;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::{Window, parse_border};
 use crate::store::{EventPage, EventQuery, EventTrace, StoredEvent};
-use axum::extract::State;
 use jiff::tz::TimeZone;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -45,10 +44,9 @@ const EVENTS_SEARCHED_MAX: usize = 50_000;
     )
 )]
 pub async fn list_events(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<RecordsQuery>,
-) -> Result<axum::Json<EventList>, Problem> {
+) -> Answer<EventList> {
     let tenant = caller.tenant_for(Scope::Read, &query.tenant)?;
     let limit = Limit::parse(query.limit)?;
     let range = parse_range(query.from.as_deref(), query.to.as_deref())?;
@@ -97,11 +95,10 @@ pub struct TraceQuery {
     )
 )]
 pub async fn trace_event(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path((tenant, id)): Path<(String, String)>,
     Query(query): Query<TraceQuery>,
-) -> Result<axum::Json<TraceAnswer>, Problem> {
+) -> Answer<TraceAnswer> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let id = match &query.source {
         Some(source) => cloud_event_id(source, &id)?,

@@ -5,26 +5,24 @@
 
 use super::App;
 use super::accounts::key_taken;
-use super::auth::{Caller, Scope};
-use super::extract::{Json, Limit, Path, Query, list_query, read_json};
+use super::auth::Scope;
+use super::extract::{Answer, Call, Limit, Path, Query, Request, list_query};
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
 use crate::api::sagas::{
     CancelMoment, CancelSpec, LineAnswer, PlanSpec, SagaAnswer, SagaList, SagaStory,
     SubscriptionAnswer, SubscriptionList, SubscriptionSpec,
 };
-use crate::jobs::sagas::{CancelParams, ChangeParams, CreateParams, boundary_after};
+use crate::jobs::sagas::{CancelParams, ChangeParams, CreateParams, PlanTerms, boundary_after};
 use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::saga::{Saga, SagaKind, SagaState, saga_id};
 use crate::rules::timestamp::Timestamp;
 use crate::store::saga::{Begun, NewSaga, Resumed, SagaQuery, SubscriptionRecord};
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Serialize;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 /// Prices of a plan; Stripe takes as many items.
 const PRICES_MAX: usize = 20;
@@ -47,19 +45,16 @@ const SUBSCRIPTIONS_LISTED_MAX: usize = 1_000;
     )
 )]
 pub async fn create_subscription(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(tenant): Path<String>,
-    once: Once,
-    request: axum::extract::Request,
+    request: Request,
 ) -> Result<Response<Body>, Problem> {
-    caller.require_unbound(Scope::Operate)?;
-    let tenant = TenantId::parse(&tenant)?;
-    let Json(spec) = read_json::<SubscriptionSpec>(request, &app).await?;
+    let tenant = caller.any_tenant_for(Scope::Operate, &tenant)?;
+    let (once, spec) = Once::read::<SubscriptionSpec>(request, &app).await?;
     let SubscriptionSpec { plan, prices, features, name, email } = spec;
-    check_plan(&plan, &prices, &features)?;
+    let terms = check_plan(PlanTerms { plan, prices, features })?;
     [&name, &email].into_iter().flatten().try_for_each(|text| check_name(text))?;
-    let params = CreateParams { plan, prices, features, name, email };
+    let params = CreateParams { terms, name, email };
     begin(&app, &once, tenant, SagaKind::CreateSubscription, &params).await
 }
 
@@ -78,19 +73,16 @@ pub async fn create_subscription(
     )
 )]
 pub async fn change_plan(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path((tenant, subscription)): Path<(String, String)>,
-    once: Once,
-    request: axum::extract::Request,
+    request: Request,
 ) -> Result<Response<Body>, Problem> {
-    caller.require_unbound(Scope::Operate)?;
-    let tenant = TenantId::parse(&tenant)?;
+    let tenant = caller.any_tenant_for(Scope::Operate, &tenant)?;
     let subscription = SubscriptionId::parse(&subscription)?;
-    let Json(PlanSpec { plan, prices, features }) = read_json(request, &app).await?;
-    check_plan(&plan, &prices, &features)?;
+    let (once, PlanSpec { plan, prices, features }) = Once::read(request, &app).await?;
+    let terms = check_plan(PlanTerms { plan, prices, features })?;
     let boundary = next_boundary(&app, &tenant, &once).await?;
-    let params = ChangeParams { subscription, plan, prices, features, boundary };
+    let params = ChangeParams { subscription, terms, boundary };
     begin(&app, &once, tenant, SagaKind::ChangePlan, &params).await
 }
 
@@ -106,16 +98,13 @@ pub async fn change_plan(
     )
 )]
 pub async fn cancel_subscription(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path((tenant, subscription)): Path<(String, String)>,
-    once: Once,
-    request: axum::extract::Request,
+    request: Request,
 ) -> Result<Response<Body>, Problem> {
-    caller.require_unbound(Scope::Operate)?;
-    let tenant = TenantId::parse(&tenant)?;
+    let tenant = caller.any_tenant_for(Scope::Operate, &tenant)?;
     let subscription = SubscriptionId::parse(&subscription)?;
-    let Json(CancelSpec { when }) = read_json(request, &app).await?;
+    let (once, CancelSpec { when }) = Once::read(request, &app).await?;
     let boundary = match when {
         CancelMoment::Now => Some(next_boundary(&app, &tenant, &once).await?),
         CancelMoment::PeriodEnd => None,
@@ -124,7 +113,8 @@ pub async fn cancel_subscription(
     begin(&app, &once, tenant, SagaKind::CancelSubscription, &params).await
 }
 
-fn check_plan(plan: &str, prices: &[String], features: &[String]) -> Result<(), Problem> {
+fn check_plan(terms: PlanTerms) -> Result<PlanTerms, Problem> {
+    let PlanTerms { plan, prices, features } = &terms;
     let within = (1..=PRICES_MAX).contains(&prices.len()) && features.len() <= FEATURES_MAX;
     let distinct = |names: &[String]| names.iter().collect::<BTreeSet<_>>().len() == names.len();
     if !within || !distinct(prices) || !distinct(features) {
@@ -135,7 +125,8 @@ fn check_plan(plan: &str, prices: &[String], features: &[String]) -> Result<(), 
         return Err(Problem::new(Kind::Refused, "invalid_plan", detail));
     }
     check_name(plan)?;
-    prices.iter().chain(features).try_for_each(|name| check_name(name))
+    prices.iter().chain(features).try_for_each(|name| check_name(name))?;
+    Ok(terms)
 }
 
 fn check_name(text: &str) -> Result<(), Problem> {
@@ -210,10 +201,9 @@ list_query!(SagaParameters, before, {
     responses((status = 200, description = "A page of sagas", body = SagaList))
 )]
 pub async fn list_sagas(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<SagaParameters>,
-) -> Result<axum::Json<SagaList>, Problem> {
+) -> Answer<SagaList> {
     caller.require(Scope::Read)?;
     let tenant = caller.narrow(query.tenant.as_deref())?;
     let SagaParameters { state, before, limit, .. } = query;
@@ -231,11 +221,7 @@ pub async fn list_sagas(
         (status = 404, description = "There is no such saga"),
     )
 )]
-pub async fn get_saga(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Path(id): Path<String>,
-) -> Result<axum::Json<SagaStory>, Problem> {
+pub async fn get_saga(Call { app, caller }: Call, Path(id): Path<String>) -> Answer<SagaStory> {
     caller.require(Scope::Read)?;
     check_id(&id)?;
     let found = app.store.find_saga(&id).await?;
@@ -270,11 +256,7 @@ fn unknown_saga() -> Problem {
         (status = 409, description = "The saga is not stopped, or another saga of the tenant is open"),
     )
 )]
-pub async fn resume_saga(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    Path(id): Path<String>,
-) -> Result<axum::Json<SagaAnswer>, Problem> {
+pub async fn resume_saga(Call { app, caller }: Call, Path(id): Path<String>) -> Answer<SagaAnswer> {
     caller.require_unbound(Scope::Operate)?;
     check_id(&id)?;
     match app.store.resume_saga(&id, app.clock.now()).await? {
@@ -298,10 +280,9 @@ pub async fn resume_saga(
     responses((status = 200, description = "Its subscription records", body = SubscriptionList))
 )]
 pub async fn list_subscription_records(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(tenant): Path<String>,
-) -> Result<axum::Json<SubscriptionList>, Problem> {
+) -> Answer<SubscriptionList> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let now = app.clock.now();
     let found = app.store.list_subscription_records(&tenant, SUBSCRIPTIONS_LISTED_MAX).await?;

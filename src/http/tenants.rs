@@ -2,15 +2,13 @@
 //! is a customer.
 
 use super::App;
-use super::auth::{Caller, Scope};
-use super::extract::{Json, Limit, Path, Query, list_query, read_json};
+use super::auth::Scope;
+use super::extract::{Answer, Call, Limit, Path, Query, Request, list_query, read_json};
 use super::problem::{Kind, Problem};
 use crate::api::tenants::{TenantAnswer, TenantList, TenantSpec};
 use crate::rules::given::Given;
 use crate::rules::ids::{CustomerId, TenantId};
 use crate::store::{Tenant, TenantFields, TenantPut};
-use axum::extract::State;
-use std::sync::Arc;
 
 /// Longest name of a tenant, in bytes of UTF-8.
 const NAME_BYTES_MAX: usize = 200;
@@ -29,14 +27,13 @@ list_query!(TenantQuery, "The last tenant of the page before.", after: String
     )
 )]
 pub async fn put_tenant(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(id): Path<String>,
-    request: axum::extract::Request,
-) -> Result<axum::Json<TenantAnswer>, Problem> {
+    request: Request,
+) -> Answer<TenantAnswer> {
     caller.require_unbound(Scope::Admin)?;
     let id = TenantId::parse_new(&id)?;
-    let Json(TenantSpec { name, customer }) = read_json(request, &app).await?;
+    let TenantSpec { name, customer } = read_json(request, &app).await?;
     if let Given::Value(name) = &name
         && (name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control))
     {
@@ -91,12 +88,10 @@ fn parse_customer(app: &App, text: &str) -> Result<CustomerId, Problem> {
     )
 )]
 pub async fn get_tenant(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(id): Path<String>,
-) -> Result<axum::Json<TenantAnswer>, Problem> {
-    caller.require_unbound(Scope::Read)?;
-    let id = TenantId::parse(&id)?;
+) -> Answer<TenantAnswer> {
+    let id = caller.any_tenant_for(Scope::Read, &id)?;
     let tenant = app.store.find_tenant(&id).await?.ok_or_else(|| {
         Problem::new(
             Kind::NotFound,
@@ -113,10 +108,9 @@ pub async fn get_tenant(
     responses((status = 200, description = "A page, in the order of ids", body = TenantList))
 )]
 pub async fn list_tenants(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<TenantQuery>,
-) -> Result<axum::Json<TenantList>, Problem> {
+) -> Answer<TenantList> {
     caller.require_unbound(Scope::Read)?;
     let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(TenantId::parse).transpose()?;

@@ -4,10 +4,8 @@
 //! Invariant: what is answered of a moment does not depend on the order in which webhooks came. A
 //! key that is bound to a tenant sees that tenant's only.
 
-use super::App;
-use super::auth::{Caller, Scope};
-use super::extract::Query;
-use super::problem::Problem;
+use super::auth::Scope;
+use super::extract::{Answer, Call, Query};
 use crate::api::tenants::{
     CreditGrantAnswer, InvoiceAnswer, StampAnswer, StretchAnswer, TimelineAnswer,
 };
@@ -16,10 +14,8 @@ use crate::rules::mirror::{ObjectKind, Snapshot};
 use crate::rules::subscription::{stamps_at, unroll};
 use crate::rules::window::parse_border;
 use crate::store::webhook::MirrorQuery;
-use axum::extract::State;
 use jiff::tz::TimeZone;
 use serde::Deserialize;
-use std::sync::Arc;
 
 /// Invoices and grants that are shown of a tenant.
 const OBJECTS_MAX: usize = 1_000;
@@ -42,10 +38,9 @@ pub struct TimelineQuery {
     responses((status = 200, description = "What is known", body = TimelineAnswer))
 )]
 pub async fn get_timeline(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<TimelineQuery>,
-) -> Result<axum::Json<TimelineAnswer>, Problem> {
+) -> Answer<TimelineAnswer> {
     let tenant = caller.tenant_for(Scope::Read, &query.tenant)?;
     let at = query.at.as_deref().map(|text| parse_border(text, &TimeZone::UTC)).transpose()?;
     let at = at.unwrap_or_else(|| app.clock.now());

@@ -4,8 +4,8 @@
 //! bounded number of tenants; each total is of one moment, and the page as a whole is not.
 
 use super::App;
-use super::auth::{Caller, Scope};
-use super::extract::{Limit, Query};
+use super::auth::Scope;
+use super::extract::{Answer, Call, Limit, Query};
 use super::problem::Problem;
 use super::usage::{parse_range, parse_zone};
 use crate::api::usage::{TotalAnswer, TotalList};
@@ -13,9 +13,7 @@ use crate::rules::ids::TenantId;
 use crate::rules::usage::UsageShape;
 use crate::rules::window::{Grain, Window, plan_windows};
 use crate::store::Tenant;
-use axum::extract::State;
 use serde::Deserialize;
-use std::sync::Arc;
 
 /// Most tenants of one answer: each is read with every meter.
 const TENANTS_MAX: usize = 100;
@@ -53,10 +51,9 @@ pub struct TotalsQuery {
     )
 )]
 pub async fn list_totals(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<TotalsQuery>,
-) -> Result<axum::Json<TotalList>, Problem> {
+) -> Answer<TotalList> {
     caller.require_unbound(Scope::Read)?;
     let limit = Limit::within(query.limit, TENANTS_MAX, TENANTS_MAX)?;
     let zone = parse_zone(query.tz.as_deref())?;

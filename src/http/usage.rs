@@ -5,19 +5,17 @@
 //! what would read or hold more than one answer may.
 
 use super::App;
-use super::auth::{Caller, Scope};
-use super::extract::Query;
+use super::auth::Scope;
+use super::extract::{Answer, Call, Query};
 use super::problem::{Kind, Problem};
 use crate::api::usage::{UsageAnswer, WindowAnswer};
 use crate::rules::meter::{Aggregation, Meter};
 use crate::rules::usage::{GroupBy, UsageShape, UsageWindow};
 use crate::rules::window::{Grain, Window, month_around, parse_border, plan_windows};
 use crate::rules::window_life::WindowState;
-use axum::extract::State;
 use jiff::tz::TimeZone;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Most names in group_by: the dimensions of a meter, subscription and trial.
 const GROUP_BY_MAX: usize = crate::rules::meter::DIMENSIONS_MAX + 2;
@@ -60,10 +58,9 @@ pub struct UsageQuery {
     )
 )]
 pub async fn get_usage(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<UsageQuery>,
-) -> Result<axum::Json<UsageAnswer>, Problem> {
+) -> Answer<UsageAnswer> {
     let tenant = caller.tenant_for(Scope::Read, &query.tenant)?;
     let zone = parse_zone(query.tz.as_deref())?;
     let range = parse_range(&app, query.from.as_deref(), query.to.as_deref(), &zone)?;

@@ -6,8 +6,8 @@
 //! store cannot write, with 503, so that the provider sends it again.
 
 use super::App;
-use super::auth::{Caller, Scope};
-use super::extract::{Limit, Path, Query, list_query};
+use super::auth::Scope;
+use super::extract::{Answer, Call, Limit, Path, Query, Request, list_query};
 use super::problem::{Kind, Problem};
 use super::records::raw_json;
 use crate::api::webhooks::{
@@ -39,8 +39,8 @@ use std::sync::Arc;
 )]
 pub async fn receive_stripe(
     State(app): State<Arc<App>>,
-    request: axum::extract::Request,
-) -> Result<axum::Json<ReceivedAnswer>, Problem> {
+    request: Request,
+) -> Answer<ReceivedAnswer> {
     if app.webhook_secrets.is_empty() {
         let detail = "no webhook secret is set; set COUNTERFOIL_STRIPE_WEBHOOK_SECRETS to the \
                       endpoint's signing secret";
@@ -106,10 +106,9 @@ list_query!(WebhookParameters, before, {
     responses((status = 200, description = "A page of webhooks", body = WebhookList))
 )]
 pub async fn list_webhooks(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Query(query): Query<WebhookParameters>,
-) -> Result<axum::Json<WebhookList>, Problem> {
+) -> Answer<WebhookList> {
     caller.require_unbound(Scope::Read)?;
     let WebhookParameters { status, event_type, before, limit } = query;
     let limit = Limit::parse(limit)?;
@@ -133,10 +132,9 @@ pub async fn list_webhooks(
     )
 )]
 pub async fn get_webhook(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(number): Path<u64>,
-) -> Result<axum::Json<WebhookTrace>, Problem> {
+) -> Answer<WebhookTrace> {
     caller.require_unbound(Scope::Read)?;
     let stored = i64::try_from(number).is_ok();
     let found = if stored { app.store.find_webhook(number).await? } else { None };
@@ -159,10 +157,9 @@ pub async fn get_webhook(
     )
 )]
 pub async fn replay_webhook(
-    State(app): State<Arc<App>>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(number): Path<u64>,
-) -> Result<axum::Json<ReplayAnswer>, Problem> {
+) -> Answer<ReplayAnswer> {
     caller.require_unbound(Scope::Operate)?;
     if i64::try_from(number).is_err() {
         return Err(unknown_webhook());

@@ -19,6 +19,7 @@ pub use cancel_subscription::CancelParams;
 pub use change_plan::ChangeParams;
 pub use create_subscription::CreateParams;
 pub use drain::boundary_after;
+pub use step::PlanTerms;
 
 use super::cut::CutJob;
 use super::{Context, Job, sure_time};
@@ -172,10 +173,11 @@ impl SagasJob {
         };
         let action = running.steps[step];
         let work = async {
-            match direction {
+            let tried = match direction {
                 Direction::Act => action.act(&turn).await,
                 Direction::Undo => action.undo(&turn).await,
-            }
+            };
+            tried.unwrap_or_else(|outcome| outcome)
         };
         deadline::within(&self.clock, running.held_until, work).await
     }

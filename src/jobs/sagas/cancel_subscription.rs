@@ -7,7 +7,7 @@
 use super::create_subscription::is_over;
 use super::drain::Drain;
 use super::prices::find_own;
-use super::step::{Step, Turn, done, done_with, either, from_store, settle_call};
+use super::step::{Step, Tried, Turn, done, done_with, settle_call};
 use crate::provider::{CancelWhen, RemoteSubscription};
 use crate::rules::drain::Ending;
 use crate::rules::ids::SubscriptionId;
@@ -34,8 +34,13 @@ struct CancelResult {
 
 struct Cancel;
 
-impl Cancel {
-    async fn cancel(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+#[async_trait]
+impl Step for Cancel {
+    fn shape(&self) -> StepShape {
+        StepShape { name: "cancel", undoable: false }
+    }
+
+    async fn act(&self, turn: &Turn<'_>) -> Tried {
         let params: CancelParams = turn.params()?;
         let own = find_own(turn, &params.subscription).await?;
         let when = match params.boundary {
@@ -59,34 +64,13 @@ impl Cancel {
         let ends_at = with_period.or(params.boundary).unwrap_or(turn.now);
         Ok(done_with(&CancelResult { ends_at }))
     }
-}
 
-#[async_trait]
-impl Step for Cancel {
-    fn shape(&self) -> StepShape {
-        StepShape { name: "cancel", undoable: false }
-    }
-
-    async fn act(&self, turn: &Turn<'_>) -> Outcome {
-        either(Self::cancel(turn).await)
-    }
-
-    async fn undo(&self, _: &Turn<'_>) -> Outcome {
-        Outcome::Refused("a cancellation cannot be undone".into())
+    async fn undo(&self, _: &Turn<'_>) -> Tried {
+        Err(Outcome::Refused("a cancellation cannot be undone".into()))
     }
 }
 
 struct RecordEnd;
-
-impl RecordEnd {
-    async fn record(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
-        let params: CancelParams = turn.params()?;
-        let CancelResult { ends_at } = turn.needed("cancel")?;
-        let ended = turn.store.end_subscription(&params.subscription, ends_at).await;
-        ended.map_err(from_store)?;
-        Ok(done())
-    }
-}
 
 #[async_trait]
 impl Step for RecordEnd {
@@ -94,11 +78,15 @@ impl Step for RecordEnd {
         StepShape { name: "record", undoable: false }
     }
 
-    async fn act(&self, turn: &Turn<'_>) -> Outcome {
-        either(Self::record(turn).await)
+    async fn act(&self, turn: &Turn<'_>) -> Tried {
+        let params: CancelParams = turn.params()?;
+        let CancelResult { ends_at } = turn.needed("cancel")?;
+        let ended = turn.store.end_subscription(&params.subscription, ends_at).await;
+        ended?;
+        Ok(done())
     }
 
-    async fn undo(&self, _: &Turn<'_>) -> Outcome {
-        Outcome::Refused("the end of a subscription cannot be undone".into())
+    async fn undo(&self, _: &Turn<'_>) -> Tried {
+        Err(Outcome::Refused("the end of a subscription cannot be undone".into()))
     }
 }

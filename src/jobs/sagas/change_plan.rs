@@ -10,22 +10,20 @@
 
 use super::drain::Drain;
 use super::prices::{are_same, prices_of, read_own, set};
-use super::step::{Step, Turn, done, done_with, either, from_store};
+use super::step::{PlanTerms, Step, Tried, Turn, done, done_with};
 use crate::provider::RemoteSubscription;
 use crate::rules::drain::Ending;
 use crate::rules::ids::SubscriptionId;
 use crate::rules::saga::{Outcome, StepShape, unsettled_until};
 use crate::rules::timestamp::Timestamp;
-use crate::store::saga::SubscriptionRecord;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeParams {
     pub subscription: SubscriptionId,
-    pub plan: String,
-    pub prices: Vec<String>,
-    pub features: Vec<String>,
+    #[serde(flatten)]
+    pub terms: PlanTerms,
     /// From when on usage is charged by the new prices; the end of a window.
     pub boundary: Timestamp,
 }
@@ -42,8 +40,13 @@ struct HoldResult {
 
 struct Hold;
 
-impl Hold {
-    async fn put(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+#[async_trait]
+impl Step for Hold {
+    fn shape(&self) -> StepShape {
+        StepShape { name: "hold", undoable: true }
+    }
+
+    async fn act(&self, turn: &Turn<'_>) -> Tried {
         let params: ChangeParams = turn.params()?;
         let subscription = read_own(turn, &params.subscription).await?;
         if !subscription.bills_replaced {
@@ -54,26 +57,14 @@ impl Hold {
             )));
         }
         let claim = (turn.saga.number, turn.fence);
-        let held = turn.store.put_hold(claim, params.boundary, turn.now).await;
-        if !held.map_err(from_store)? {
+        if !turn.store.put_hold(claim, params.boundary, turn.now).await? {
             return Err(Outcome::Retry("another runner has the saga".into()));
         }
         Ok(done_with(&HoldResult { prices_before: prices_of(&subscription) }))
     }
-}
 
-#[async_trait]
-impl Step for Hold {
-    fn shape(&self) -> StepShape {
-        StepShape { name: "hold", undoable: true }
-    }
-
-    async fn act(&self, turn: &Turn<'_>) -> Outcome {
-        either(Self::put(turn).await)
-    }
-
-    async fn undo(&self, turn: &Turn<'_>) -> Outcome {
-        either(release(turn).await)
+    async fn undo(&self, turn: &Turn<'_>) -> Tried {
+        release(turn).await
     }
 }
 
@@ -86,7 +77,8 @@ struct ChangeResult {
 impl ChangeResult {
     /// As the subscription that has them shows it.
     fn of(turn: &Turn<'_>, params: &ChangeParams, subscription: &RemoteSubscription) -> Self {
-        let new = subscription.items.iter().filter(|item| params.prices.contains(&item.price));
+        let new =
+            subscription.items.iter().filter(|item| params.terms.prices.contains(&item.price));
         let since = new.filter_map(|item| item.since).max().unwrap_or(turn.now);
         Self { changed_at: since.max(params.boundary) }
     }
@@ -96,21 +88,26 @@ impl ChangeResult {
 /// version does not tell when that was.
 async fn charge(turn: &Turn<'_>) -> Result<(), Outcome> {
     let Some(ChangeResult { changed_at }) = turn.result("change") else { return Ok(()) };
-    turn.store.charge_from(&turn.saga.id, changed_at).await.map_err(from_store)
+    Ok(turn.store.charge_from(&turn.saga.id, changed_at).await?)
 }
 
-async fn release(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
-    turn.store.release_hold(&turn.saga.id).await.map_err(from_store)?;
+async fn release(turn: &Turn<'_>) -> Tried {
+    turn.store.release_hold(&turn.saga.id).await?;
     Ok(done())
 }
 
 struct ChangeStep;
 
-impl ChangeStep {
-    async fn change(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+#[async_trait]
+impl Step for ChangeStep {
+    fn shape(&self) -> StepShape {
+        StepShape { name: "change", undoable: true }
+    }
+
+    async fn act(&self, turn: &Turn<'_>) -> Tried {
         let params: ChangeParams = turn.params()?;
         let subscription = read_own(turn, &params.subscription).await?;
-        if are_same(&prices_of(&subscription), &params.prices) {
+        if are_same(&prices_of(&subscription), &params.terms.prices) {
             return Ok(done_with(&ChangeResult::of(turn, &params, &subscription)));
         }
         let boundary = params.boundary;
@@ -122,12 +119,12 @@ impl ChangeStep {
             // An earlier try may have changed them, or may still.
             return Err(if turn.again { Outcome::GivenUp(why) } else { Outcome::Refused(why) });
         }
-        let changed = set(turn, &subscription, &params.prices).await?;
+        let changed = set(turn, &subscription, &params.terms.prices).await?;
         Ok(done_with(&ChangeResult::of(turn, &params, &changed)))
     }
 
     /// Only prices that this saga has set are set back: somebody else's change stays.
-    async fn change_back(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
+    async fn undo(&self, turn: &Turn<'_>) -> Tried {
         let params: ChangeParams = turn.params()?;
         let HoldResult { prices_before } = turn.needed("hold")?;
         let subscription = match read_own(turn, &params.subscription).await {
@@ -136,7 +133,7 @@ impl ChangeStep {
             Err(Outcome::Refused(_)) => return Ok(done()),
             Err(other) => return Err(other),
         };
-        if are_same(&prices_of(&subscription), &params.prices) {
+        if are_same(&prices_of(&subscription), &params.terms.prices) {
             set(turn, &subscription, &prices_before).await?;
             return Ok(done());
         }
@@ -150,44 +147,7 @@ impl ChangeStep {
     }
 }
 
-#[async_trait]
-impl Step for ChangeStep {
-    fn shape(&self) -> StepShape {
-        StepShape { name: "change", undoable: true }
-    }
-
-    async fn act(&self, turn: &Turn<'_>) -> Outcome {
-        either(Self::change(turn).await)
-    }
-
-    async fn undo(&self, turn: &Turn<'_>) -> Outcome {
-        either(Self::change_back(turn).await)
-    }
-}
-
 struct RecordPlan;
-
-impl RecordPlan {
-    async fn record(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
-        let params: ChangeParams = turn.params()?;
-        let record = SubscriptionRecord {
-            tenant: turn.saga.tenant.clone(),
-            subscription: params.subscription,
-            plan: params.plan,
-            prices: params.prices,
-            features: params.features,
-            access: false,
-            suspended: false,
-            saga: turn.saga.id.clone(),
-            began_at: params.boundary,
-            ended_at: None,
-        };
-        turn.store.record_subscription(record).await.map_err(from_store)?;
-        charge(turn).await?;
-        turn.store.set_access(&turn.saga.id, true).await.map_err(from_store)?;
-        Ok(done())
-    }
-}
 
 #[async_trait]
 impl Step for RecordPlan {
@@ -195,13 +155,17 @@ impl Step for RecordPlan {
         StepShape { name: "record", undoable: true }
     }
 
-    async fn act(&self, turn: &Turn<'_>) -> Outcome {
-        either(Self::record(turn).await)
+    async fn act(&self, turn: &Turn<'_>) -> Tried {
+        let ChangeParams { subscription, terms, boundary } = turn.params()?;
+        turn.record_subscription(subscription, terms, boundary).await?;
+        charge(turn).await?;
+        turn.store.set_access(&turn.saga.id, true).await?;
+        Ok(done())
     }
 
-    async fn undo(&self, turn: &Turn<'_>) -> Outcome {
-        let withdrawn = turn.store.withdraw_subscription(&turn.saga.id).await;
-        either(withdrawn.map(|()| done()).map_err(from_store))
+    async fn undo(&self, turn: &Turn<'_>) -> Tried {
+        turn.store.withdraw_subscription(&turn.saga.id).await?;
+        Ok(done())
     }
 }
 
@@ -214,16 +178,13 @@ impl Step for Resume {
         StepShape { name: "resume", undoable: true }
     }
 
-    async fn act(&self, turn: &Turn<'_>) -> Outcome {
-        let resume = async {
-            // What was cut while the subscription record was being written has no stamp by it.
-            charge(turn).await?;
-            release(turn).await
-        };
-        either(resume.await)
+    async fn act(&self, turn: &Turn<'_>) -> Tried {
+        // What was cut while the subscription record was being written has no stamp by it.
+        charge(turn).await?;
+        release(turn).await
     }
 
-    async fn undo(&self, _: &Turn<'_>) -> Outcome {
-        done()
+    async fn undo(&self, _: &Turn<'_>) -> Tried {
+        Ok(done())
     }
 }

@@ -6,14 +6,15 @@
 //!
 //! Undone, the subscription is cancelled and everything that its invoices took is given back.
 
-use super::step::{Step, Turn, done, done_with, either, from_store, from_unreadable, settle_call};
+use super::step::{PlanTerms, Step, Tried, Turn, done, done_with, settle_call};
 use crate::faults::planted;
-use crate::provider::{CancelWhen, CustomerFacts, RemoteSubscription, SubscriptionFacts};
+use crate::provider::{
+    CancelWhen, CustomerFacts, RemoteSubscription, SubscriptionFacts, Unreadable,
+};
 use crate::rules::ids::{CustomerId, SubscriptionId};
 use crate::rules::saga::{Outcome, StepShape};
 use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
-use crate::store::saga::SubscriptionRecord;
 use crate::store::{TenantFields, TenantPut};
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -23,9 +24,8 @@ const CLOCK_MARGIN: Span = Span::from_hours(1);
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateParams {
-    pub plan: String,
-    pub prices: Vec<String>,
-    pub features: Vec<String>,
+    #[serde(flatten)]
+    pub terms: PlanTerms,
     /// For a customer that is created.
     pub name: Option<String>,
     pub email: Option<String>,
@@ -53,26 +53,10 @@ struct SubscriptionResult {
 struct CustomerStep;
 
 impl CustomerStep {
-    async fn find_or_create(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
-        let tenant = turn.store.find_tenant(&turn.saga.tenant).await.map_err(from_store)?;
-        if let Some(customer) = tenant.as_ref().and_then(|tenant| tenant.customer.clone()) {
-            return Ok(done_with(&CustomerResult { customer, created: false }));
-        }
-        let customer = match Self::find(turn).await? {
-            Some(customer) => customer,
-            None => Self::create(turn, tenant.and_then(|tenant| tenant.name)).await?,
-        };
-        Ok(done_with(&CustomerResult { customer, created: true }))
-    }
-
-    /// What an earlier try may have created.
-    async fn find(turn: &Turn<'_>) -> Result<Option<CustomerId>, Outcome> {
-        if !turn.again {
-            return Ok(None);
-        }
+    /// What an earlier try has created.
+    async fn find(turn: &Turn<'_>) -> Result<Option<CustomerId>, Unreadable> {
         let since = CLOCK_MARGIN.before(turn.began_at());
-        let found = turn.operations.find_created_customer(&turn.tag(), since).await;
-        found.map_err(from_unreadable)
+        turn.operations.find_created_customer(&turn.tag(), since).await
     }
 
     async fn create(turn: &Turn<'_>, known_name: Option<String>) -> Result<CustomerId, Outcome> {
@@ -85,27 +69,7 @@ impl CustomerStep {
             saga: &tag,
         };
         let called = turn.operations.create_customer(&facts, &turn.key).await;
-        let since = CLOCK_MARGIN.before(turn.began_at());
-        settle_call(called, turn.operations.find_created_customer(&tag, since)).await
-    }
-
-    async fn abandon(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
-        let known: Option<CustomerResult> = turn.result("customer");
-        let customer = match known {
-            Some(CustomerResult { created: false, .. }) => return Ok(done()),
-            Some(CustomerResult { customer, .. }) => customer,
-            None => {
-                let since = CLOCK_MARGIN.before(turn.began_at());
-                let found = turn.operations.find_created_customer(&turn.tag(), since).await;
-                match found.map_err(from_unreadable)? {
-                    Some(customer) => customer,
-                    None => return Ok(done()),
-                }
-            }
-        };
-        let called = turn.operations.abandon_customer(&customer, &turn.tag(), &turn.key).await;
-        settle_call(called, async { Ok(None) }).await?;
-        Ok(done())
+        settle_call(called, Self::find(turn)).await
     }
 }
 
@@ -115,63 +79,38 @@ impl Step for CustomerStep {
         StepShape { name: "customer", undoable: true }
     }
 
-    async fn act(&self, turn: &Turn<'_>) -> Outcome {
-        either(Self::find_or_create(turn).await)
+    async fn act(&self, turn: &Turn<'_>) -> Tried {
+        let tenant = turn.store.find_tenant(&turn.saga.tenant).await?;
+        if let Some(customer) = tenant.as_ref().and_then(|tenant| tenant.customer.clone()) {
+            return Ok(done_with(&CustomerResult { customer, created: false }));
+        }
+        let standing = if turn.again { Self::find(turn).await? } else { None };
+        let customer = match standing {
+            Some(customer) => customer,
+            None => Self::create(turn, tenant.and_then(|tenant| tenant.name)).await?,
+        };
+        Ok(done_with(&CustomerResult { customer, created: true }))
     }
 
-    async fn undo(&self, turn: &Turn<'_>) -> Outcome {
-        either(Self::abandon(turn).await)
+    async fn undo(&self, turn: &Turn<'_>) -> Tried {
+        let known: Option<CustomerResult> = turn.result("customer");
+        let customer = match known {
+            Some(CustomerResult { created: false, .. }) => return Ok(done()),
+            Some(CustomerResult { customer, .. }) => customer,
+            None => match Self::find(turn).await? {
+                Some(customer) => customer,
+                None => return Ok(done()),
+            },
+        };
+        let called = turn.operations.abandon_customer(&customer, &turn.tag(), &turn.key).await;
+        settle_call(called, async { Ok(None) }).await?;
+        Ok(done())
     }
 }
 
 struct SubscriptionStep;
 
 impl SubscriptionStep {
-    async fn find_or_create(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
-        let CustomerResult { customer, .. } = turn.needed("customer")?;
-        let params: CreateParams = turn.params()?;
-        let standing = match turn.again {
-            true => turn.own_subscription(&customer).await.map_err(from_unreadable)?,
-            false => None,
-        };
-        let subscription = match standing {
-            Some(subscription) => subscription,
-            None => {
-                let (tenant, tag) = (&turn.saga.tenant, turn.tag());
-                let (customer, prices) = (&customer, &params.prices);
-                let facts = SubscriptionFacts { customer, prices, tenant, saga: &tag };
-                let called = turn.operations.create_subscription(&facts, &turn.key).await;
-                settle_call(called, turn.own_subscription(customer)).await?
-            }
-        };
-        if is_over(&subscription) {
-            let RemoteSubscription { id, status, .. } = subscription;
-            return Err(Outcome::Refused(format!("subscription {id} is {status}")));
-        }
-        let RemoteSubscription { id: subscription, started_at, .. } = subscription;
-        Ok(done_with(&SubscriptionResult { subscription, started_at }))
-    }
-
-    async fn cancel(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
-        let CustomerResult { customer, .. } = turn.needed("customer")?;
-        let own = turn.own_subscription(&customer).await.map_err(from_unreadable)?;
-        let Some(own) = own else { return Ok(done()) };
-        if !is_over(&own) {
-            let when = match planted("bug.undo_keeps_the_money") {
-                true => CancelWhen::Now,
-                false => CancelWhen::Unwanted,
-            };
-            let cancelled = turn.operations.cancel_subscription(&own.id, when, &turn.key).await;
-            let look = async {
-                let found = turn.operations.read_subscription(&own.id).await?;
-                Ok(found.filter(is_over))
-            };
-            settle_call(cancelled, look).await?;
-        }
-        Self::give_back(turn, &own).await?;
-        Ok(done())
-    }
-
     /// The first invoice of a flat price is paid when the subscription is made. The step is undone
     /// only when that is given back, so that a new start never charges twice.
     async fn give_back(turn: &Turn<'_>, own: &RemoteSubscription) -> Result<(), Outcome> {
@@ -195,12 +134,48 @@ impl Step for SubscriptionStep {
         StepShape { name: "subscription", undoable: true }
     }
 
-    async fn act(&self, turn: &Turn<'_>) -> Outcome {
-        either(Self::find_or_create(turn).await)
+    async fn act(&self, turn: &Turn<'_>) -> Tried {
+        let CustomerResult { customer, .. } = turn.needed("customer")?;
+        let params: CreateParams = turn.params()?;
+        let standing = match turn.again {
+            true => turn.own_subscription(&customer).await?,
+            false => None,
+        };
+        let subscription = match standing {
+            Some(subscription) => subscription,
+            None => {
+                let (tenant, tag) = (&turn.saga.tenant, turn.tag());
+                let (customer, prices) = (&customer, &params.terms.prices);
+                let facts = SubscriptionFacts { customer, prices, tenant, saga: &tag };
+                let called = turn.operations.create_subscription(&facts, &turn.key).await;
+                settle_call(called, turn.own_subscription(customer)).await?
+            }
+        };
+        if is_over(&subscription) {
+            let RemoteSubscription { id, status, .. } = subscription;
+            return Err(Outcome::Refused(format!("subscription {id} is {status}")));
+        }
+        let RemoteSubscription { id: subscription, started_at, .. } = subscription;
+        Ok(done_with(&SubscriptionResult { subscription, started_at }))
     }
 
-    async fn undo(&self, turn: &Turn<'_>) -> Outcome {
-        either(Self::cancel(turn).await)
+    async fn undo(&self, turn: &Turn<'_>) -> Tried {
+        let CustomerResult { customer, .. } = turn.needed("customer")?;
+        let Some(own) = turn.own_subscription(&customer).await? else { return Ok(done()) };
+        if !is_over(&own) {
+            let when = match planted("bug.undo_keeps_the_money") {
+                true => CancelWhen::Now,
+                false => CancelWhen::Unwanted,
+            };
+            let cancelled = turn.operations.cancel_subscription(&own.id, when, &turn.key).await;
+            let look = async {
+                let found = turn.operations.read_subscription(&own.id).await?;
+                Ok(found.filter(is_over))
+            };
+            settle_call(cancelled, look).await?;
+        }
+        Self::give_back(turn, &own).await?;
+        Ok(done())
     }
 }
 
@@ -212,64 +187,25 @@ impl Step for RecordNew {
         StepShape { name: "record", undoable: true }
     }
 
-    async fn act(&self, turn: &Turn<'_>) -> Outcome {
-        let record = async {
-            let params: CreateParams = turn.params()?;
-            let SubscriptionResult { subscription, started_at } = turn.needed("subscription")?;
-            let record = SubscriptionRecord {
-                tenant: turn.saga.tenant.clone(),
-                subscription,
-                plan: params.plan,
-                prices: params.prices,
-                features: params.features,
-                access: false,
-                suspended: false,
-                saga: turn.saga.id.clone(),
-                began_at: turn.began_at(),
-                ended_at: None,
-            };
-            turn.store.record_subscription(record).await.map_err(from_store)?;
-            // Usage of the hour of the sign-up is stamped inside the subscription.
-            if let Some(at) = started_at {
-                turn.store.charge_from(&turn.saga.id, at).await.map_err(from_store)?;
-            }
-            Ok(done())
-        };
-        either(record.await)
+    async fn act(&self, turn: &Turn<'_>) -> Tried {
+        let params: CreateParams = turn.params()?;
+        let SubscriptionResult { subscription, started_at } = turn.needed("subscription")?;
+        turn.record_subscription(subscription, params.terms, turn.began_at()).await?;
+        // Usage of the hour of the sign-up is stamped inside the subscription.
+        if let Some(at) = started_at {
+            turn.store.charge_from(&turn.saga.id, at).await?;
+        }
+        Ok(done())
     }
 
-    async fn undo(&self, turn: &Turn<'_>) -> Outcome {
-        let withdrawn = turn.store.withdraw_subscription(&turn.saga.id).await;
-        either(withdrawn.map(|()| done()).map_err(from_store))
+    async fn undo(&self, turn: &Turn<'_>) -> Tried {
+        turn.store.withdraw_subscription(&turn.saga.id).await?;
+        Ok(done())
     }
 }
 
 /// The last step; nothing comes after it that could fail, so it is never undone.
 struct Access;
-
-impl Access {
-    async fn open(turn: &Turn<'_>) -> Result<Outcome, Outcome> {
-        let CustomerResult { customer, .. } = turn.needed("customer")?;
-        let tenant = turn.store.find_tenant(&turn.saga.tenant).await.map_err(from_store)?;
-        // The tenant was mapped meanwhile: that mapping wins.
-        let mapped = tenant.as_ref().and_then(|tenant| tenant.customer.as_ref());
-        if let Some(other) = mapped.filter(|mapped| **mapped != customer) {
-            return Err(Outcome::Refused(format!("the tenant was mapped to customer {other}")));
-        }
-        let fields = TenantFields { customer: Some(customer.clone()), ..TenantFields::default() };
-        let put = turn.store.put_tenant(&turn.saga.tenant, fields, turn.now).await;
-        match put.map_err(from_store)? {
-            TenantPut::Stored(_) => {}
-            TenantPut::CustomerTaken(holder) => {
-                return Err(Outcome::Refused(format!(
-                    "customer {customer} belongs to tenant {holder}"
-                )));
-            }
-        }
-        turn.store.set_access(&turn.saga.id, true).await.map_err(from_store)?;
-        Ok(done())
-    }
-}
 
 #[async_trait]
 impl Step for Access {
@@ -277,11 +213,28 @@ impl Step for Access {
         StepShape { name: "access", undoable: false }
     }
 
-    async fn act(&self, turn: &Turn<'_>) -> Outcome {
-        either(Self::open(turn).await)
+    async fn act(&self, turn: &Turn<'_>) -> Tried {
+        let CustomerResult { customer, .. } = turn.needed("customer")?;
+        let tenant = turn.store.find_tenant(&turn.saga.tenant).await?;
+        // The tenant was mapped meanwhile: that mapping wins.
+        let mapped = tenant.as_ref().and_then(|tenant| tenant.customer.as_ref());
+        if let Some(other) = mapped.filter(|mapped| **mapped != customer) {
+            return Err(Outcome::Refused(format!("the tenant was mapped to customer {other}")));
+        }
+        let fields = TenantFields { customer: Some(customer.clone()), ..TenantFields::default() };
+        match turn.store.put_tenant(&turn.saga.tenant, fields, turn.now).await? {
+            TenantPut::Stored(_) => {}
+            TenantPut::CustomerTaken(holder) => {
+                return Err(Outcome::Refused(format!(
+                    "customer {customer} belongs to tenant {holder}"
+                )));
+            }
+        }
+        turn.store.set_access(&turn.saga.id, true).await?;
+        Ok(done())
     }
 
-    async fn undo(&self, _: &Turn<'_>) -> Outcome {
-        Outcome::Refused("access is the last step and is never undone".into())
+    async fn undo(&self, _: &Turn<'_>) -> Tried {
+        Err(Outcome::Refused("access is the last step and is never undone".into()))
     }
 }

@@ -7,7 +7,7 @@
 //! from the boundary that the saga's parameters hold, so that a crash in the wait changes none of
 //! them.
 
-use super::step::{Step, Turn, done, either, from_store};
+use super::step::{Step, Tried, Turn, done};
 use crate::faults::planted;
 use crate::provider::{TotalsQuery, Unreadable};
 use crate::rules::drain::{Drained, Ending, Progress};
@@ -55,43 +55,6 @@ pub struct Drain {
 type TotalsRequest = BTreeMap<(CustomerId, MeterNo, i64), Vec<SubmittedWindow>>;
 
 impl Drain {
-    async fn look(&self, turn: &Turn<'_>) -> Result<Outcome, Outcome> {
-        let Boundary { boundary: Some(boundary) } = turn.params()? else { return Ok(done()) };
-        let catalog = turn.store.load_catalog().await.map_err(from_store)?;
-        let cut_at = self.cut_at(&catalog, boundary);
-        if turn.now < cut_at {
-            let waits =
-                format!("usage before {boundary} is cut at {cut_at}, when late events are in");
-            return Ok(Outcome::Later(cut_at, waits));
-        }
-        let tenant = &turn.saga.tenant;
-        let cut = turn.cutter.cut_until(tenant, boundary).await.map_err(from_store)?;
-        let unsent = turn.store.count_pushes_before(tenant, boundary).await.map_err(from_store)?;
-        let count_again = self.before.count_again(cut_at, turn.now);
-        let uncounted = match unsent == 0 && self.before.is_in_time(boundary, turn.now) {
-            true => Self::count(turn, &catalog, boundary, count_again).await?,
-            false => 0,
-        };
-        let progress = Progress { cut, unsent, uncounted };
-        match self.before.judge(progress, boundary, turn.now) {
-            Drained::Done => Ok(done()),
-            Drained::NotYet if unsent > 0 || !cut => {
-                let waits = format!("{unsent} pushes from before {boundary} are not sent yet");
-                Ok(Outcome::Later(LOOK_AGAIN.after(turn.now), waits))
-            }
-            Drained::NotYet => {
-                let waits = format!(
-                    "{uncounted} pushes from before {boundary} are not in the provider's totals yet"
-                );
-                Ok(Outcome::Later(count_again, waits))
-            }
-            Drained::TooLate => Err(Outcome::Refused(format!(
-                "usage from before {boundary} was not sent and counted by the provider within 25 \
-                 minutes, and would be dropped; begin the change again"
-            ))),
-        }
-    }
-
     fn cut_at(&self, catalog: &Catalog, boundary: Timestamp) -> Timestamp {
         if planted("bug.no_grace_before_last_cut") {
             return boundary;
@@ -115,7 +78,7 @@ impl Drain {
         let tenant = &turn.saga.tenant;
         let windows = turn.store.list_unconfirmed_before(tenant, boundary, WINDOWS_MAX).await;
         let mut asked = TotalsRequest::new();
-        for window in windows.map_err(from_store)? {
+        for window in windows? {
             let length = window.window.end.micros() - window.window.start.micros();
             let key = (window.customer.clone(), window.meter, length);
             asked.entry(key).or_default().push(window);
@@ -136,7 +99,7 @@ impl Drain {
             }
         }
         let counted = settlements.len();
-        let settled = turn.store.settle_pushes(settlements, turn.now).await.map_err(from_store)?;
+        let settled = turn.store.settle_pushes(settlements, turn.now).await?;
         // Those of a window that has changed since it was listed are read again.
         Ok(uncounted + u64::try_from(counted.saturating_sub(settled)).unwrap_or(u64::MAX))
     }
@@ -185,12 +148,45 @@ impl Step for Drain {
         StepShape { name: "drain", undoable: true }
     }
 
-    async fn act(&self, turn: &Turn<'_>) -> Outcome {
-        either(self.look(turn).await)
+    async fn act(&self, turn: &Turn<'_>) -> Tried {
+        let Boundary { boundary: Some(boundary) } = turn.params()? else { return Ok(done()) };
+        let catalog = turn.store.load_catalog().await?;
+        let cut_at = self.cut_at(&catalog, boundary);
+        if turn.now < cut_at {
+            let waits =
+                format!("usage before {boundary} is cut at {cut_at}, when late events are in");
+            return Ok(Outcome::Later(cut_at, waits));
+        }
+        let tenant = &turn.saga.tenant;
+        let cut = turn.cutter.cut_until(tenant, boundary).await?;
+        let unsent = turn.store.count_pushes_before(tenant, boundary).await?;
+        let count_again = self.before.count_again(cut_at, turn.now);
+        let uncounted = match unsent == 0 && self.before.is_in_time(boundary, turn.now) {
+            true => Self::count(turn, &catalog, boundary, count_again).await?,
+            false => 0,
+        };
+        let progress = Progress { cut, unsent, uncounted };
+        match self.before.judge(progress, boundary, turn.now) {
+            Drained::Done => Ok(done()),
+            Drained::NotYet if unsent > 0 || !cut => {
+                let waits = format!("{unsent} pushes from before {boundary} are not sent yet");
+                Ok(Outcome::Later(LOOK_AGAIN.after(turn.now), waits))
+            }
+            Drained::NotYet => {
+                let waits = format!(
+                    "{uncounted} pushes from before {boundary} are not in the provider's totals yet"
+                );
+                Ok(Outcome::Later(count_again, waits))
+            }
+            Drained::TooLate => Err(Outcome::Refused(format!(
+                "usage from before {boundary} was not sent and counted by the provider within 25 \
+                 minutes, and would be dropped; begin the change again"
+            ))),
+        }
     }
 
     /// What was sent is true all the same.
-    async fn undo(&self, _: &Turn<'_>) -> Outcome {
-        done()
+    async fn undo(&self, _: &Turn<'_>) -> Tried {
+        Ok(done())
     }
 }

@@ -1,7 +1,7 @@
 //! The prices of a subscription, read and set.
 
 use super::create_subscription::is_over;
-use super::step::{Turn, from_store, from_unreadable, settle_call};
+use super::step::{Turn, settle_call};
 use crate::provider::RemoteSubscription;
 use crate::rules::ids::SubscriptionId;
 use crate::rules::saga::Outcome;
@@ -9,13 +9,13 @@ use std::collections::BTreeSet;
 
 /// The tenant's own subscription, also if it is over.
 pub async fn find_own(turn: &Turn<'_>, id: &SubscriptionId) -> Result<RemoteSubscription, Outcome> {
-    let tenant = turn.store.find_tenant(&turn.saga.tenant).await.map_err(from_store)?;
+    let tenant = turn.store.find_tenant(&turn.saga.tenant).await?;
     let customer = tenant.and_then(|tenant| tenant.customer);
     let customer = customer.ok_or_else(|| {
         Outcome::Refused(format!("tenant {} has no customer at the provider", turn.saga.tenant))
     })?;
     let all = turn.operations.list_customer_subscriptions(&customer).await;
-    let found = all.map_err(from_unreadable)?.into_iter().find(|one| one.id == *id);
+    let found = all?.into_iter().find(|one| one.id == *id);
     found.ok_or_else(|| Outcome::Refused(format!("customer {customer} has no subscription {id}")))
 }
 

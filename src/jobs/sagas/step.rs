@@ -5,20 +5,33 @@
 
 use crate::jobs::cut::CutJob;
 use crate::provider::{Called, Operations, Provider, RemoteSubscription, Unreadable};
-use crate::rules::ids::CustomerId;
+use crate::rules::ids::{CustomerId, SubscriptionId};
 use crate::rules::saga::{LogLine, Outcome, Saga, StepShape, result_of};
 use crate::rules::timestamp::Timestamp;
+use crate::store::saga::SubscriptionRecord;
 use crate::store::{self, Store};
 use async_trait::async_trait;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// What came of a try; both ends are outcomes, so that `?` can end it.
+pub type Tried = Result<Outcome, Outcome>;
 
 /// A step as code.
 #[async_trait]
 pub trait Step: Send + Sync {
     fn shape(&self) -> StepShape;
-    async fn act(&self, turn: &Turn<'_>) -> Outcome;
+    async fn act(&self, turn: &Turn<'_>) -> Tried;
     /// Called for a step that was begun, also if nobody knows what came of it.
-    async fn undo(&self, turn: &Turn<'_>) -> Outcome;
+    async fn undo(&self, turn: &Turn<'_>) -> Tried;
+}
+
+/// What a tenant agrees to with a subscription.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanTerms {
+    pub plan: String,
+    pub prices: Vec<String>,
+    pub features: Vec<String>,
 }
 
 /// One try of one step.
@@ -77,6 +90,28 @@ impl Turn<'_> {
         let tag = self.tag();
         Ok(all.into_iter().find(|one| one.saga.as_deref() == Some(&tag)))
     }
+
+    /// Records what was agreed to; access to its features comes later.
+    pub async fn record_subscription(
+        &self,
+        subscription: SubscriptionId,
+        terms: PlanTerms,
+        began_at: Timestamp,
+    ) -> store::Result<()> {
+        let record = SubscriptionRecord {
+            tenant: self.saga.tenant.clone(),
+            subscription,
+            plan: terms.plan,
+            prices: terms.prices,
+            features: terms.features,
+            access: false,
+            suspended: false,
+            saga: self.saga.id.clone(),
+            began_at,
+            ended_at: None,
+        };
+        self.store.record_subscription(record).await
+    }
 }
 
 /// Nothing is left for the steps after it.
@@ -84,17 +119,21 @@ pub fn done() -> Outcome {
     Outcome::Done("{}".into())
 }
 
-pub fn done_with(result: &impl serde::Serialize) -> Outcome {
+pub fn done_with(result: &impl Serialize) -> Outcome {
     Outcome::Done(serde_json::to_string(result).expect("results are plain JSON"))
 }
 
 /// The store could not; nothing is known to be wrong with the saga.
-pub fn from_store(error: store::Error) -> Outcome {
-    Outcome::Retry(error.to_string())
+impl From<store::Error> for Outcome {
+    fn from(error: store::Error) -> Self {
+        Self::Retry(error.to_string())
+    }
 }
 
-pub fn from_unreadable(error: Unreadable) -> Outcome {
-    Outcome::Retry(error.message)
+impl From<Unreadable> for Outcome {
+    fn from(error: Unreadable) -> Self {
+        Self::Retry(error.message)
+    }
 }
 
 /// What came of a call: its value, or how to go on. A failure that the provider keeps is looked
@@ -107,14 +146,9 @@ pub async fn settle_call<T>(
         Called::Done(value) => Ok(value),
         Called::Refused(why) => Err(Outcome::Refused(why)),
         Called::Retry(why) => Err(Outcome::Retry(why)),
-        Called::Kept(why) => match found.await.map_err(from_unreadable)? {
+        Called::Kept(why) => match found.await? {
             Some(value) => Ok(value),
             None => Err(Outcome::Stale(why)),
         },
     }
-}
-
-/// Both ends of a `Result` are outcomes.
-pub fn either(result: Result<Outcome, Outcome>) -> Outcome {
-    result.unwrap_or_else(|outcome| outcome)
 }

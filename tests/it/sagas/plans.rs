@@ -5,7 +5,7 @@ use super::check::check_end;
 use super::stories::{Cancel, Case, Change, Create, Story, id_of, subscriber};
 use super::world::{Ground, World, at};
 use counterfoil::jobs::Job;
-use counterfoil::jobs::sagas::ChangeParams;
+use counterfoil::jobs::sagas::{ChangeParams, PlanTerms};
 use counterfoil::rules::saga::{Mark, SagaKind, SagaState};
 use counterfoil::rules::submission::PushState;
 use serde_json::Value;
@@ -195,9 +195,9 @@ pub async fn events_after_the_boundary_are_charged_by_the_new_price(ground: Grou
     let fields = [("customer", case.customer_id()), ("items[0][price]", &prices[0])];
     let subscription = id_of(&world.stripe.ask("/v1/subscriptions", &fields));
     let boundary = world.boundary().await;
-    let (plan, features) = ("dear".to_owned(), Vec::new());
-    let params =
-        ChangeParams { subscription, plan, prices: prices[1..].to_vec(), features, boundary };
+    let (plan, prices) = ("dear".to_owned(), prices[1..].to_vec());
+    let terms = PlanTerms { plan, prices, features: Vec::new() };
+    let params = ChangeParams { subscription, terms, boundary };
     case.saga = world.begin(&case.tenant, SagaKind::ChangePlan, &params).await;
     assert_eq!(world.runner(&Arc::default()).pass().await.unwrap(), 1);
     go_to(&world, "2026-11-15T13:00:03Z");
@@ -252,8 +252,8 @@ pub async fn plan_change_is_refused_where_replaced_usage_is_dropped(ground: Grou
     let subscription = id_of(&world.stripe.ask("/v1/subscriptions", &fields));
     world.used(&tenant, "7", world.clock.now()).await;
     let (plan, prices) = ("scale".to_owned(), world.prices[1..2].to_vec());
-    let (features, boundary) = (Vec::new(), world.boundary().await);
-    let params = ChangeParams { subscription, plan, prices, features, boundary };
+    let terms = PlanTerms { plan, prices, features: Vec::new() };
+    let params = ChangeParams { subscription, terms, boundary: world.boundary().await };
     let saga = world.begin(&tenant, SagaKind::ChangePlan, &params).await;
     assert_eq!(world.finish(&saga).await, SagaState::Compensated);
     go_to(&world, "2026-11-15T15:00:00Z");

@@ -4,7 +4,7 @@
 use super::script::Accident;
 use super::world::{World, prices_of, tenant_id};
 use async_trait::async_trait;
-use counterfoil::jobs::sagas::{CancelParams, ChangeParams, CreateParams};
+use counterfoil::jobs::sagas::{CancelParams, ChangeParams, CreateParams, PlanTerms};
 use counterfoil::rules::ids::SubscriptionId;
 use counterfoil::rules::saga::SagaKind;
 use counterfoil::rules::submission::PushState;
@@ -45,13 +45,12 @@ impl Story for Create {
             true => Some(world.customer(&world.tenant(&tenant).await)),
             false => None,
         };
-        let params = CreateParams {
+        let terms = PlanTerms {
             plan: "pro".into(),
             prices: vec![world.prices[0].clone(), world.flat.clone()],
             features: vec!["exports".into()],
-            name: Some("Acme".into()),
-            email: None,
         };
+        let params = CreateParams { terms, name: Some("Acme".into()), email: None };
         let saga = world.begin(&tenant, SagaKind::CreateSubscription, &params).await;
         Case { tenant, saga, customer, subscription: None, boundary: None }
     }
@@ -204,13 +203,13 @@ impl Story for Change {
     async fn begin(&self, world: &World) -> Case {
         let mut case = subscriber(world, "change").await;
         let boundary = world.boundary().await;
-        let params = ChangeParams {
-            subscription: id_of(case.subscription.as_ref().unwrap()),
+        let subscription = id_of(case.subscription.as_ref().unwrap());
+        let terms = PlanTerms {
             plan: "scale".into(),
             prices: world.prices[1..2].to_vec(),
             features: vec!["exports".into(), "sso".into()],
-            boundary,
         };
+        let params = ChangeParams { subscription, terms, boundary };
         case.saga = world.begin(&case.tenant, SagaKind::ChangePlan, &params).await;
         case.boundary = Some(boundary);
         case

@@ -3,7 +3,7 @@
 use super::Worker;
 use crate::orders::{HourTotal, SagaParams};
 use counterfoil::jobs::credits::{Balance, BalanceSettings, CreditsJob, read_balance};
-use counterfoil::jobs::sagas::{CancelParams, ChangeParams, CreateParams};
+use counterfoil::jobs::sagas::{CancelParams, ChangeParams, CreateParams, PlanTerms};
 use counterfoil::jobs::{Context, Job};
 use counterfoil::rules::credit::{ChangeKind, GrantTerms, Pool};
 use counterfoil::rules::ids::{OnceKey, SubscriptionId, TenantId, Unit};
@@ -150,23 +150,15 @@ impl Worker {
     pub(super) async fn begin(&self, tenant: &str, key: &str, saga: SagaParams) -> String {
         let (kind, params) = match saga {
             SagaParams::Create { prices } => {
-                let params = CreateParams {
-                    plan: "pro".into(),
-                    prices,
-                    features: Vec::new(),
-                    name: None,
-                    email: None,
-                };
+                let terms = PlanTerms { plan: "pro".into(), prices, features: Vec::new() };
+                let params = CreateParams { terms, name: None, email: None };
                 (SagaKind::CreateSubscription, serde_json::to_string(&params))
             }
             SagaParams::Change { subscription, prices, boundary } => {
-                let params = ChangeParams {
-                    subscription: SubscriptionId::parse(&subscription).unwrap(),
-                    plan: "scale".into(),
-                    prices,
-                    features: Vec::new(),
-                    boundary: Timestamp::from_micros(boundary),
-                };
+                let subscription = SubscriptionId::parse(&subscription).unwrap();
+                let terms = PlanTerms { plan: "scale".into(), prices, features: Vec::new() };
+                let boundary = Timestamp::from_micros(boundary);
+                let params = ChangeParams { subscription, terms, boundary };
                 (SagaKind::ChangePlan, serde_json::to_string(&params))
             }
             SagaParams::Cancel { subscription, boundary } => {
