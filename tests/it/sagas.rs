@@ -38,6 +38,7 @@ on_every_store! {
         failed_undo_needs_a_person,
         saga_is_not_restarted_before_the_refund,
         unknown_outcome_needs_a_person,
+        undo_needs_the_customer_of_the_change,
         undone_saga_can_be_restarted,
         concurrent_runners_do_each_step_once,
     }

@@ -8,8 +8,9 @@
 //! the boundary is stamped not before that change (`rules::stamp`): at the boundary the provider
 //! still charges by the old prices.
 
+use super::create_subscription::is_over;
 use super::drain::Drain;
-use super::prices::{are_same, prices_of, read_own, set};
+use super::prices::{are_same, find_own, prices_of, read_own, set};
 use super::step::{PlanTerms, Step, Tried, Turn, done, done_with};
 use crate::provider::RemoteSubscription;
 use crate::rules::drain::Ending;
@@ -127,12 +128,11 @@ impl Step for ChangeStep {
     async fn undo(&self, turn: &Turn<'_>) -> Tried {
         let params: ChangeParams = turn.params()?;
         let HoldResult { prices_before } = turn.needed("hold")?;
-        let subscription = match read_own(turn, &params.subscription).await {
-            Ok(subscription) => subscription,
-            // It is over: nothing is charged by it.
-            Err(Outcome::Refused(_)) => return Ok(done()),
-            Err(other) => return Err(other),
-        };
+        let subscription = find_own(turn, &params.subscription).await?;
+        if is_over(&subscription) {
+            // Nothing is charged by it.
+            return Ok(done());
+        }
         if are_same(&prices_of(&subscription), &params.terms.prices) {
             set(turn, &subscription, &prices_before).await?;
             return Ok(done());

@@ -4,7 +4,7 @@
 use super::check::check_end;
 use super::script::Script;
 use super::stories::{Cancel, Change, Create, Story};
-use super::world::{Ground, World};
+use super::world::{Ground, World, prices_of};
 use counterfoil::jobs::Job;
 use counterfoil::rules::alert::AlertKind;
 use counterfoil::rules::saga::{Mark, SagaState};
@@ -87,6 +87,28 @@ pub async fn unknown_outcome_needs_a_person(ground: Ground) {
     assert_eq!(state, SagaState::Completed);
     check_end(&world, &story, &case, state).await;
     assert_eq!(world.changes(&case.tenant).await, ["saga.needs_attention", "saga.completed"]);
+}
+
+/// The prices that were set are set back at the subscription of the former customer, or an operator
+/// is asked; they are never called undone because the tenant has another customer now.
+pub async fn undo_needs_the_customer_of_the_change(ground: Ground) {
+    let world = World::on(ground).await;
+    let case = Change.begin(&world).await;
+    let script = obstructed(&Change);
+    while prices_of(&case.subscription_now(&world)) != world.prices[1..2] {
+        world.runner(&script).pass().await.unwrap();
+        world.jobs.submitter.pass().await.unwrap();
+        world.wait_for(&case.saga).await;
+    }
+    let other = world.stripe.customer();
+    world.map(&case.tenant, &other).await;
+    assert_eq!(world.drive(&case.saga, &script).await, SagaState::NeedsAttention);
+    world.map(&case.tenant, case.customer_id()).await;
+    let resumed = world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
+    assert!(matches!(&resumed, Resumed::Done(saga) if saga.state == SagaState::Compensating));
+    let state = world.drive(&case.saga, &script).await;
+    assert_eq!(state, SagaState::Compensated);
+    check_end(&world, &Change, &case, state).await;
 }
 
 async fn open_alerts(world: &World) -> Vec<String> {
