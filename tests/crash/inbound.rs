@@ -18,6 +18,15 @@ struct Stage {
     settings: Vec<(&'static str, String)>,
 }
 
+/// A test that fails shows what its servers logged.
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.place.log_text());
+        }
+    }
+}
+
 impl Stage {
     async fn set(place: Place, simulator: Simulator) -> Self {
         let listen = "127.0.0.1:0".parse().unwrap();

@@ -19,7 +19,7 @@ use counterfoil_idempotency::{Claim, postgres};
 use deadpool_postgres::{ClientWrapper, Pool};
 use std::error::Error as StdError;
 use std::sync::Arc;
-use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::runtime::Handle;
 use tokio_postgres::Client;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 
@@ -173,15 +173,12 @@ pub async fn read_snapshot<T: Send + 'static>(
     Ok(answer)
 }
 
-/// Runs work that waits for statements. On a runtime with several threads it runs where it is, and
-/// the thread's other work moves.
+/// Runs work that waits for statements, on a thread that does nothing else meanwhile. Waiting on the
+/// caller's own thread could take the wake-ups of other futures that the caller runs beside it.
 async fn block<T: Send + 'static>(
     work: impl FnOnce(Handle) -> Done<T> + Send + 'static,
 ) -> Done<T> {
     let runtime = Handle::current();
-    if runtime.runtime_flavor() == RuntimeFlavor::MultiThread {
-        return tokio::task::block_in_place(|| work(runtime));
-    }
     let done = tokio::task::spawn_blocking(move || work(runtime)).await;
     done.map_err(|error| Error::Internal { what: error.to_string() })?
 }

@@ -1,7 +1,7 @@
 //! Timelines: states of subscriptions, each with the moment from which it held.
 //!
-//! Invariant: a timeline is a set, by its primary key, in which a digest stands for the state; the
-//! order of arrival plays no part, and what is there already changes nothing. Entries are only
+//! Invariant: a timeline is a set, by its primary key, in which a digest identifies the state; the
+//! order of arrival plays no part, and an entry that exists changes nothing. Entries are only
 //! added, in the order of that key, after all rows of mirrors and webhooks of their transaction.
 //!
 //! A crash leaves an entry together with its webhook or reading, or neither.

@@ -260,9 +260,10 @@ pub async fn alerts_are_listed_and_filtered(ground: Ground) {
             command: "counterfoil webhooks list".into(),
         })
     };
-    let changes =
-        vec![open(AlertKind::WebhooksWaiting, ""), open(AlertKind::PaymentFailed, "in_1")];
-    server.store.record_alerts(changes, &[], server.clock.now()).await.unwrap();
+    // One call each: the numbers within a call have no order.
+    for change in [open(AlertKind::WebhooksWaiting, ""), open(AlertKind::PaymentFailed, "in_1")] {
+        server.store.record_alerts(vec![change], &[], server.clock.now()).await.unwrap();
+    }
     let all = server.get("/v1/alerts").await;
     insta::assert_snapshot!(all.show(), @r#"200 {"alerts":[{"id":2,"kind":"payment_failed","severity":"notice","subject":"in_1","summary":"something is wrong","command":"counterfoil webhooks list","opened_at":"2026-11-15T12:00:00Z","resolved_at":null},{"id":1,"kind":"webhooks_waiting","severity":"page","subject":"","summary":"something is wrong","command":"counterfoil webhooks list","opened_at":"2026-11-15T12:00:00Z","resolved_at":null}],"next_before":null}"#);
     let number = all.json()["alerts"][0]["id"].as_u64().unwrap();
