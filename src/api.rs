@@ -31,6 +31,10 @@ macro_rules! page {
             fn new($items: Vec<$item>, $next: Option<$at>) -> Self {
                 Self { $items, $next }
             }
+
+            fn is_empty(&self) -> bool {
+                self.$items.is_empty()
+            }
         }
     };
 }
@@ -65,4 +69,5 @@ pub trait Page {
     type Cursor;
 
     fn new(items: Vec<Self::Item>, next: Option<Self::Cursor>) -> Self;
+    fn is_empty(&self) -> bool;
 }

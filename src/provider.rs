@@ -14,6 +14,7 @@ use crate::config::{ProviderConfig, ProviderKind, Shadow, SinkConfig, StripeConf
 use crate::rules::binding::BillingAccount;
 use crate::rules::ids::{CustomerId, SubscriptionId, TenantId};
 use crate::rules::invoice::Invoice;
+use crate::rules::meter::Meter;
 use crate::rules::mirror::{ObjectName, Snapshot};
 use crate::rules::quantity::Quantity;
 use crate::rules::submission::{Horizons, SubmitOutcome};
@@ -74,6 +75,13 @@ pub struct TotalsQuery<'a> {
     pub scale: u32,
     /// Windows of one length, whole hours or days, oldest first.
     pub windows: &'a [Window],
+}
+
+impl<'a> TotalsQuery<'a> {
+    pub fn new(customer: &'a CustomerId, meter: &'a Meter, windows: &'a [Window]) -> Self {
+        let (event_name, scale) = (meter.event_name(), meter.billing_scale());
+        Self { customer, event_name, scale, windows }
+    }
 }
 
 /// Totals could not be read; asking again later may help.

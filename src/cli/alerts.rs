@@ -2,11 +2,10 @@
 //!
 //! Invariant: only reads. Each alert is shown with the command that shows more.
 
-use super::answer::{JsonArguments, ask, given, print_more};
+use super::answer::{JsonArguments, ask_list, print_more};
 use super::client::{Request, ServerArguments};
 use super::table::{cell, moment, print_table};
 use crate::api::alerts::AlertList;
-use reqwest::Method;
 use std::process::ExitCode;
 
 /// List open alerts
@@ -36,19 +35,12 @@ pub struct AlertsArguments {
 }
 
 pub async fn run(arguments: &AlertsArguments) -> anyhow::Result<ExitCode> {
-    let mut request = Request::new(Method::GET, &["v1", "alerts"]);
-    let (open, limit) = ("true".to_owned(), arguments.limit.to_string());
-    request.query = given([
-        ("open", (!arguments.all).then_some(&open)),
-        ("kind", arguments.kind.as_ref()),
-        ("limit", Some(&limit)),
-    ]);
-    let answer = ask::<AlertList>(&arguments.server, &request, arguments.shown).await?;
-    let Some(list) = answer else { return Ok(ExitCode::SUCCESS) };
-    if list.alerts.is_empty() {
-        println!("{}", if arguments.all { "no alerts" } else { "no open alerts" });
-        return Ok(ExitCode::SUCCESS);
-    }
+    let open = (!arguments.all).then(|| "true".to_owned());
+    let filters = [("open", &open), ("kind", &arguments.kind)];
+    let request = Request::list("alerts", filters, arguments.limit);
+    let none = if arguments.all { "no alerts" } else { "no open alerts" };
+    let found = ask_list::<AlertList>(&arguments.server, &request, arguments.shown, none).await?;
+    let Some(list) = found else { return Ok(ExitCode::SUCCESS) };
     let header = ["id", "severity", "kind", "subject", "opened", "resolved", "what", "command"];
     let rows = list.alerts.iter().map(|alert| {
         let subject = if alert.subject.is_empty() { "-" } else { &alert.subject };

@@ -4,6 +4,7 @@
 
 use super::client::{Client, Request, ServerArguments};
 use super::table::plain_json;
+use crate::api::Page;
 use anyhow::Context;
 use bytes::Bytes;
 use serde::Deserialize;
@@ -29,6 +30,20 @@ pub async fn ask<T: DeserializeOwned>(
         return Ok(None);
     }
     read(&body).map(Some)
+}
+
+/// A page of a list; none if it was printed for a program, or is empty, which `none` says.
+pub async fn ask_list<P: Page + DeserializeOwned>(
+    server: &ServerArguments,
+    request: &Request,
+    shown: JsonArguments,
+    none: &str,
+) -> anyhow::Result<Option<P>> {
+    let page = ask::<P>(server, request, shown).await?;
+    if page.as_ref().is_some_and(Page::is_empty) {
+        println!("{none}");
+    }
+    Ok(page.filter(|page| !page.is_empty()))
 }
 
 /// An answer, from its bytes.

@@ -171,6 +171,19 @@ impl Request {
         Self { method, path, query: Vec::new(), body: None }
     }
 
+    /// A page of a list, with the filters that were given.
+    pub fn list<const N: usize>(
+        noun: &str,
+        filters: [(&'static str, &Option<String>); N],
+        limit: u16,
+    ) -> Self {
+        let mut request = Self::new(Method::GET, &["v1", noun]);
+        let given = filters.into_iter().filter_map(|(name, value)| Some((name, value.clone()?)));
+        request.query.extend(given);
+        request.query.push(("limit", limit.to_string()));
+        request
+    }
+
     pub fn with_json(mut self, body: &impl Serialize) -> Self {
         let body = serde_json::to_vec(body).expect("a request is plain JSON");
         self.body = Some(("application/json", body.into()));

@@ -2,7 +2,7 @@
 //!
 //! Invariant: only `--accept` changes anything. Numbers are shown as the server wrote them.
 
-use super::answer::{JsonArguments, ask, given, print_more};
+use super::answer::{JsonArguments, ask_list, print_more};
 use super::client::{Client, Request, ServerArguments};
 use super::table::{cell, grouped, moment, optional, plain, print_table};
 use crate::api::findings::{FindingAnswer, FindingList};
@@ -52,26 +52,16 @@ pub async fn run(arguments: &FindingsArguments) -> anyhow::Result<ExitCode> {
         println!("finding {id} is cleared; its subscription is not reported again");
         return Ok(ExitCode::SUCCESS);
     }
-    let mut request = Request::new(Method::GET, &["v1", "findings"]);
-    let (open, limit) = ("true".to_owned(), arguments.limit.to_string());
-    request.query = given([
-        ("open", (!arguments.all).then_some(&open)),
-        ("kind", arguments.kind.as_ref()),
-        ("tenant", arguments.tenant.as_ref()),
-        ("limit", Some(&limit)),
-    ]);
-    let answer = ask::<FindingList>(&arguments.server, &request, arguments.shown).await?;
-    if let Some(list) = answer {
-        print_list(&list, if arguments.all { "no findings" } else { "no open findings" });
-    }
+    let open = (!arguments.all).then(|| "true".to_owned());
+    let filters = [("open", &open), ("kind", &arguments.kind), ("tenant", &arguments.tenant)];
+    let request = Request::list("findings", filters, arguments.limit);
+    let none = if arguments.all { "no findings" } else { "no open findings" };
+    let found = ask_list(&arguments.server, &request, arguments.shown, none).await?;
+    found.iter().for_each(print_list);
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_list(list: &FindingList, none: &str) {
-    if list.findings.is_empty() {
-        println!("{none}");
-        return;
-    }
+fn print_list(list: &FindingList) {
     let header = [
         "id", "kind", "tenant", "meter", "subject", "verdict", "why", "opened", "state", "passes",
         "ledger", "provider",

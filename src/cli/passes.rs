@@ -4,7 +4,7 @@
 //! `verify` reads the store itself and trusts no server.
 
 use super::EXIT_FINDINGS;
-use super::answer::{JsonArguments, ask, given, print_more};
+use super::answer::{JsonArguments, ask_list, print_more};
 use super::check::existing;
 use super::client::{Client, Request, ServerArguments};
 use super::reconcile::outcome::{OutputArguments, present};
@@ -148,15 +148,11 @@ async fn verify_store(config: &Config) -> anyhow::Result<ChainReport> {
 }
 
 async fn list(arguments: &ListArguments) -> anyhow::Result<ExitCode> {
-    let mut request = Request::new(Method::GET, &["v1", "passes"]);
-    let limit = arguments.limit.to_string();
-    request.query = given([("kind", arguments.kind.as_ref()), ("limit", Some(&limit))]);
-    let answer = ask::<PassList>(&arguments.server, &request, arguments.shown).await?;
-    let Some(list) = answer else { return Ok(ExitCode::SUCCESS) };
-    if list.passes.is_empty() {
-        println!("no passes; `counterfoil reconcile` makes one");
-        return Ok(ExitCode::SUCCESS);
-    }
+    let filters = [("kind", &arguments.kind)];
+    let request = Request::list("passes", filters, arguments.limit);
+    let none = "no passes; `counterfoil reconcile` makes one";
+    let found = ask_list::<PassList>(&arguments.server, &request, arguments.shown, none).await?;
+    let Some(list) = found else { return Ok(ExitCode::SUCCESS) };
     let header = [
         "id", "kind", "from", "until", "tenant", "mode", "state", "ordered", "windows", "equal",
         "waiting", "unread", "drifting",

@@ -3,7 +3,7 @@
 //!
 //! Invariant: numbers are shown as the server wrote them; none passes through a float.
 
-use super::answer::{JsonArguments, Pages, ask, given, print_more, read};
+use super::answer::{JsonArguments, Pages, ask, ask_list, print_more, read};
 use super::client::{Client, Request, ServerArguments};
 use super::table::{cell, counted, grouped, moment, optional, plain, print_table};
 use crate::api::pushes::{DiscardSpec, PushList, PushTraceAnswer, RulingAnswer};
@@ -154,21 +154,16 @@ async fn retry_all(server: &ServerArguments) -> anyhow::Result<()> {
 }
 
 async fn list(arguments: &ListArguments) -> anyhow::Result<()> {
-    let mut request = Request::new(Method::GET, &["v1", "pushes"]);
-    let limit = arguments.limit.to_string();
-    request.query = given([
-        ("tenant", arguments.tenant.as_ref()),
-        ("meter", arguments.meter.as_ref()),
-        ("state", arguments.state.as_ref()),
-        ("class", arguments.class.as_ref()),
-        ("limit", Some(&limit)),
-    ]);
-    let answer = ask::<PushList>(&arguments.server, &request, arguments.shown).await?;
-    let Some(list) = answer else { return Ok(()) };
-    if list.pushes.is_empty() {
-        println!("no pushes");
-        return Ok(());
-    }
+    let filters = [
+        ("tenant", &arguments.tenant),
+        ("meter", &arguments.meter),
+        ("state", &arguments.state),
+        ("class", &arguments.class),
+    ];
+    let request = Request::list("pushes", filters, arguments.limit);
+    let none = "no pushes";
+    let found = ask_list::<PushList>(&arguments.server, &request, arguments.shown, none).await?;
+    let Some(list) = found else { return Ok(()) };
     let header = ["id", "tenant", "meter", "window", "state", "class", "rev", "tries", "quantity"];
     let rows = list.pushes.iter().map(|push| {
         let shadow = if push.shadow { " (shadow)" } else { "" };

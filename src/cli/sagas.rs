@@ -3,7 +3,7 @@
 //! Invariant: listing and showing only read. Resuming asks the server, which refuses where nobody
 //! is needed.
 
-use super::answer::{JsonArguments, ask, given, print_more};
+use super::answer::{JsonArguments, ask, ask_list, print_more};
 use super::client::{Client, Request, ServerArguments};
 use super::table::{cell, moment, optional, plain, print_table};
 use crate::api::sagas::{SagaAnswer, SagaList, SagaStory};
@@ -96,19 +96,11 @@ pub async fn run(arguments: SagasArguments) -> anyhow::Result<ExitCode> {
 }
 
 async fn list(arguments: &ListArguments) -> anyhow::Result<()> {
-    let mut request = Request::new(Method::GET, &["v1", "sagas"]);
-    let limit = arguments.limit.to_string();
-    request.query = given([
-        ("state", arguments.state.as_ref()),
-        ("tenant", arguments.tenant.as_ref()),
-        ("limit", Some(&limit)),
-    ]);
-    let answer = ask::<SagaList>(&arguments.server, &request, arguments.shown).await?;
-    let Some(list) = answer else { return Ok(()) };
-    if list.sagas.is_empty() {
-        println!("no sagas");
-        return Ok(());
-    }
+    let filters = [("state", &arguments.state), ("tenant", &arguments.tenant)];
+    let request = Request::list("sagas", filters, arguments.limit);
+    let none = "no sagas";
+    let found = ask_list::<SagaList>(&arguments.server, &request, arguments.shown, none).await?;
+    let Some(list) = found else { return Ok(()) };
     let header = ["id", "kind", "tenant", "state", "since", "goes on", "what"];
     let rows = list.sagas.iter().map(|saga| {
         [

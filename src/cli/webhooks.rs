@@ -3,7 +3,7 @@
 //! Invariant: listing and showing only read. A replay has the webhook's object read again from the
 //! provider, which changes nothing when done twice; a webhook that is only kept is refused.
 
-use super::answer::{JsonArguments, ask, given, print_more};
+use super::answer::{JsonArguments, ask, ask_list, print_more};
 use super::client::{Client, Request, ServerArguments};
 use super::table::{cell, moment, optional, plain, print_table};
 use crate::api::webhooks::{WebhookList, WebhookTrace};
@@ -95,19 +95,11 @@ pub async fn run(arguments: WebhooksArguments) -> anyhow::Result<ExitCode> {
 }
 
 async fn list(arguments: &ListArguments) -> anyhow::Result<()> {
-    let mut request = Request::new(Method::GET, &["v1", "webhooks"]);
-    let limit = arguments.limit.to_string();
-    request.query = given([
-        ("status", arguments.status.as_ref()),
-        ("type", arguments.event_type.as_ref()),
-        ("limit", Some(&limit)),
-    ]);
-    let answer = ask::<WebhookList>(&arguments.server, &request, arguments.shown).await?;
-    let Some(list) = answer else { return Ok(()) };
-    if list.webhooks.is_empty() {
-        println!("no webhooks");
-        return Ok(());
-    }
+    let filters = [("status", &arguments.status), ("type", &arguments.event_type)];
+    let request = Request::list("webhooks", filters, arguments.limit);
+    let none = "no webhooks";
+    let found = ask_list::<WebhookList>(&arguments.server, &request, arguments.shown, none).await?;
+    let Some(list) = found else { return Ok(()) };
     let header = ["id", "type", "object", "status", "source", "received", "event", "deliveries"];
     let rows = list.webhooks.iter().map(|webhook| {
         [

@@ -332,10 +332,9 @@ async fn read_totals(
     (customers, pushes): (&[&CustomerId], &[WindowPush]),
     windows: &[Window],
 ) -> Result<Vec<Quantity>, Problem> {
-    let (event_name, scale) = (meter.event_name(), meter.billing_scale());
     let mut sums = vec![Quantity::ZERO; windows.len()];
     for (place, one) in customers.iter().copied().enumerate() {
-        let asked = TotalsQuery { customer: one, event_name, scale, windows };
+        let asked = TotalsQuery::new(one, meter, windows);
         let totals = provider.read_totals(&asked).await.map_err(|error| {
             Problem::new(Kind::Unavailable, "provider_unavailable", error.to_string())
         })?;

@@ -131,12 +131,7 @@ impl ConfirmJob {
             return Err(store::Error::Corrupt { what });
         };
         let spans: Vec<Window> = windows.iter().map(|window| window.window).collect();
-        let query = TotalsQuery {
-            customer,
-            event_name: meter.event_name(),
-            scale: meter.billing_scale(),
-            windows: &spans,
-        };
+        let query = TotalsQuery::new(customer, meter, &spans);
         let read_at = self.clock.now();
         let read = self.provider.read_totals(&query).await;
         // The answer may have shown that our clock is wrong: then it says nothing yet.

@@ -261,12 +261,7 @@ impl PushJob {
     /// What the provider has counted of a push's window, or why that cannot be read.
     async fn read_total(&self, claimed: &ClaimedPush, meter: &Meter) -> Result<Quantity, String> {
         let windows = [claimed.push.window];
-        let query = TotalsQuery {
-            customer: &claimed.customer,
-            event_name: meter.event_name(),
-            scale: meter.billing_scale(),
-            windows: &windows,
-        };
+        let query = TotalsQuery::new(&claimed.customer, meter, &windows);
         let totals = self.provider.read_totals(&query).await.map_err(|error| error.message)?;
         totals.first().copied().ok_or_else(|| "the window is missing".to_owned())
     }

@@ -101,7 +101,8 @@ impl Chain {
 mod tests {
     use super::*;
     use crate::rules::drift::{Reason, Verdict};
-    use crate::rules::pass::{Marks, PassKind, PassOrder, PassProgress};
+    use crate::rules::pass::tests::row;
+    use crate::rules::pass::{PassKind, PassOrder, PassProgress};
     use crate::rules::quantity::Quantity;
     use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
     use crate::rules::window::Window;
@@ -115,19 +116,8 @@ mod tests {
         let rows: Vec<PassRow> = tenants
             .iter()
             .map(|tenant| {
-                let row = PassRow {
-                    tenant: TenantId::parse(tenant).expect("valid"),
-                    meter: MeterNo(1),
-                    day,
-                    ledger: Quantity::ONE,
-                    pushed: Quantity::ONE,
-                    provider: Some(Quantity::ONE),
-                    verdict: Verdict::Equal,
-                    reason: Reason::Matches,
-                    windows: Vec::new(),
-                    marks: Marks::default(),
-                    hash: None,
-                };
+                let tenant = TenantId::parse(tenant).expect("valid");
+                let row = PassRow { tenant, day, ..row() };
                 let same = |other: &&PassRow| other.tenant == row.tenant;
                 let last = before.and_then(|(_, rows)| rows.iter().find(same)?.hash);
                 PassRow { hash: Some(row.chain(&last.unwrap_or_default())), ..row }

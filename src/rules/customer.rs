@@ -6,7 +6,7 @@
 
 use super::drift::WindowPush;
 use super::ids::CustomerId;
-use super::submission::{Class, PushState};
+use super::submission::{DeadClass, PushState};
 
 /// The customer of the window's first push that counted or may have counted, given all pushes of
 /// the window. None while nothing of it may have counted: it then goes to the tenant's customer.
@@ -14,25 +14,10 @@ pub fn customer_of_window(pushes: &[WindowPush]) -> Option<&CustomerId> {
     let may_count = |push: &&WindowPush| match push.state {
         PushState::Submitted | PushState::Confirmed | PushState::Reconciled => true,
         PushState::Observed => push.attempts > 0,
-        PushState::Dead => match push.class {
-            Class::Undecidable | Class::Unreadable | Class::Absent => true,
-            Class::Refused => push.attempts > 1,
-            Class::Cut
-            | Class::Attempt
-            | Class::Accepted
-            | Class::AlreadyThere
-            | Class::Unknown
-            | Class::Present
-            | Class::Confirmed
-            | Class::TooOld
-            | Class::Retried
-            | Class::Discarded
-            | Class::Overtaken
-            | Class::NotSent
-            | Class::Lost
-            | Class::Correction
-            | Class::Reconciled
-            | Class::Adopted => false,
+        PushState::Dead => match push.class.of_dead() {
+            DeadClass::Undecidable | DeadClass::Unreadable | DeadClass::Absent => true,
+            DeadClass::Refused => push.attempts > 1,
+            DeadClass::TooOld | DeadClass::Other => false,
         },
         PushState::Discarded => true,
         PushState::Waiting | PushState::Replaced => false,
@@ -46,6 +31,7 @@ mod tests {
     use super::*;
     use crate::rules::billing::Mode;
     use crate::rules::quantity::Quantity;
+    use crate::rules::submission::Class;
     use crate::rules::timestamp::Timestamp;
     use crate::rules::window::Window;
 

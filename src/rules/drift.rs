@@ -19,7 +19,7 @@ use super::ids::CustomerId;
 use super::push::CutState;
 use super::quantity::{Quantity, SCALE};
 use super::span::Span;
-use super::submission::{Class, PushState};
+use super::submission::{Class, DeadClass, PushState};
 use super::timestamp::Timestamp;
 use super::window::Window;
 
@@ -157,32 +157,16 @@ impl PushSums {
             *sum = sum.checked_add(push.quantity)?;
             Some(())
         };
-        match push.class {
-            Class::Absent => {
+        match push.class.of_dead() {
+            DeadClass::Absent => {
                 add(&mut self.dropped)?;
                 self.dropped_pushes.push(push.number);
             }
-            Class::Undecidable | Class::Unreadable => {
+            DeadClass::Undecidable | DeadClass::Unreadable => {
                 add(&mut self.doubtful)?;
                 self.doubtful_count += 1;
             }
-            Class::Cut
-            | Class::Attempt
-            | Class::Accepted
-            | Class::AlreadyThere
-            | Class::Refused
-            | Class::Unknown
-            | Class::Present
-            | Class::Confirmed
-            | Class::TooOld
-            | Class::Retried
-            | Class::Discarded
-            | Class::Overtaken
-            | Class::NotSent
-            | Class::Lost
-            | Class::Correction
-            | Class::Reconciled
-            | Class::Adopted => {
+            DeadClass::Refused | DeadClass::TooOld | DeadClass::Other => {
                 add(&mut self.refused)?;
                 self.refused_count += 1;
             }

@@ -256,10 +256,11 @@ pub fn chain_pass(before: &Hash, rows: impl IntoIterator<Item = Hash>) -> Hash {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn row() -> PassRow {
+    /// A row whose halves match.
+    pub fn row() -> PassRow {
         PassRow {
             tenant: TenantId::parse("acme").expect("valid"),
             meter: MeterNo(1),

@@ -108,6 +108,46 @@ named_enum! {
     }
 }
 
+/// What the class of a dead push tells about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeadClass {
+    Refused,
+    Absent,
+    Undecidable,
+    Unreadable,
+    TooOld,
+    /// A class that tells nothing of whether it counted.
+    Other,
+}
+
+impl Class {
+    /// As the class of a dead push. The one list of the classes that decide nothing.
+    pub fn of_dead(self) -> DeadClass {
+        match self {
+            Self::Refused => DeadClass::Refused,
+            Self::Absent => DeadClass::Absent,
+            Self::Undecidable => DeadClass::Undecidable,
+            Self::Unreadable => DeadClass::Unreadable,
+            Self::TooOld => DeadClass::TooOld,
+            Self::Cut
+            | Self::Attempt
+            | Self::Accepted
+            | Self::AlreadyThere
+            | Self::Unknown
+            | Self::Present
+            | Self::Confirmed
+            | Self::Retried
+            | Self::Discarded
+            | Self::Overtaken
+            | Self::NotSent
+            | Self::Lost
+            | Self::Correction
+            | Self::Reconciled
+            | Self::Adopted => DeadClass::Other,
+        }
+    }
+}
+
 /// What the provider answered, sorted by what must follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SubmitOutcome {
@@ -441,33 +481,19 @@ pub fn judge_retry(state: PushState, class: Class) -> Result<Retry, &'static str
     if state != PushState::Dead {
         return Err("only a dead push can be retried; this one is still being processed");
     }
-    match class {
-        Class::Refused | Class::Absent => Ok(Retry::Replace),
-        Class::Unreadable => Ok(Retry::Look),
-        Class::TooOld => Err(
+    match class.of_dead() {
+        DeadClass::Refused | DeadClass::Absent => Ok(Retry::Replace),
+        DeadClass::Unreadable => Ok(Retry::Look),
+        DeadClass::TooOld => Err(
             "it lies further back than the provider takes, and always will; bill it by hand, such \
              as with an invoice item, and discard this push with the reason",
         ),
-        Class::Undecidable => {
+        DeadClass::Undecidable => {
             Err("it is not known whether the provider counted it, so sending it again could bill \
              twice; compare the window's total at the provider with its pushes, correct it there, \
              and discard this push with the reason")
         }
-        Class::Cut
-        | Class::Attempt
-        | Class::Accepted
-        | Class::AlreadyThere
-        | Class::Unknown
-        | Class::Present
-        | Class::Confirmed
-        | Class::Retried
-        | Class::Discarded
-        | Class::Overtaken
-        | Class::NotSent
-        | Class::Lost
-        | Class::Correction
-        | Class::Reconciled
-        | Class::Adopted => Err("its history does not prove that it was not counted"),
+        DeadClass::Other => Err("its history does not prove that it was not counted"),
     }
 }
 

@@ -2,21 +2,18 @@
 //! passes. After a restart, with everything sent again, each has had one effect.
 
 use super::load::{client, get, put};
-use super::server::{KEY, Launch, Place, Server};
+use super::server::{KEY, Place, Server};
+use super::stage::{Stage, following};
 use serde_json::{Value, json};
 use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use stripe_sim::{Handle, Options, SimRequest, Simulator, Timestamp, sign};
+use stripe_sim::{Options, SimRequest, Simulator, Timestamp, sign};
 
 const SECRET: &str = "whsec_crash";
 
-/// A store, a Stripe simulator, and the settings that lead a server there.
-struct Stage {
-    place: Place,
-    handle: Handle,
-    settings: Vec<(&'static str, String)>,
-}
+/// The settings besides those of the provider.
+const SETTINGS: [(&str, &str); 1] = [("COUNTERFOIL_STRIPE_WEBHOOK_SECRETS", SECRET)];
 
 /// A test that fails shows what its servers logged.
 impl Drop for Stage {
@@ -28,28 +25,6 @@ impl Drop for Stage {
 }
 
 impl Stage {
-    async fn set(place: Place, simulator: Simulator) -> Self {
-        let listen = "127.0.0.1:0".parse().unwrap();
-        let handle = Handle::start(listen, Arc::new(Mutex::new(simulator))).await.unwrap();
-        let settings = vec![
-            ("COUNTERFOIL_PROVIDER_KIND", "stripe".to_owned()),
-            ("COUNTERFOIL_STRIPE_API_BASE", handle.url()),
-            ("COUNTERFOIL_STRIPE_API_KEY", "sk_test_crash".to_owned()),
-            ("COUNTERFOIL_STRIPE_WEBHOOK_SECRETS", SECRET.to_owned()),
-            ("COUNTERFOIL_RECONCILE_PASSES", "false".to_owned()),
-        ];
-        Self { place, handle, settings }
-    }
-
-    fn start(&self) -> Server {
-        self.launch("").expect("it starts")
-    }
-
-    fn launch(&self, failpoints: &str) -> Result<Server, String> {
-        let launch = Launch { failpoints, settings: &self.settings, ..Launch::default() };
-        Server::launch(&self.place, &launch)
-    }
-
     /// Starts a server that crashes by itself, perhaps before it is ready.
     async fn crash_at_start(&self, point: &str) {
         if let Ok(mut server) = self.launch(&format!("{point}=return")) {
@@ -58,39 +33,11 @@ impl Stage {
         self.end_leases().await;
     }
 
-    fn ask(&self, path: &str, fields: &[(&str, &str)]) -> Value {
-        let simulator = self.handle.simulator();
-        let response = simulator.lock().unwrap().handle(&SimRequest::form(path, fields));
-        assert_eq!(response.status, 200, "{path}: {}", response.json());
-        response.json()
-    }
-
     /// A subscription of a tenant's customer; returns the event that tells of it.
     async fn subscribe(&self, server: &Server, tenant: &str) -> String {
-        let meter = self.ask(
-            "/v1/billing/meters",
-            &[
-                ("display_name", tenant),
-                ("event_name", tenant),
-                ("default_aggregation[formula]", "sum"),
-            ],
-        );
-        let price = self.ask(
-            "/v1/prices",
-            &[
-                ("currency", "usd"),
-                ("product", "prod_1"),
-                ("unit_amount_decimal", "2"),
-                ("recurring[interval]", "month"),
-                ("recurring[usage_type]", "metered"),
-                ("recurring[meter]", meter["id"].as_str().unwrap()),
-            ],
-        );
-        let customer = self.ask("/v1/customers", &[]);
-        let customer = customer["id"].as_str().unwrap();
+        let (price, customer) = (self.price(tenant), self.ask("/v1/customers", &[]));
         put(server, &format!("/v1/tenants/{tenant}"), &json!({ "customer": customer })).await;
-        let price = price["id"].as_str().unwrap();
-        self.ask("/v1/subscriptions", &[("customer", customer), ("items[0][price]", price)]);
+        self.ask("/v1/subscriptions", &[("customer", &customer), ("items[0][price]", &price)]);
         let simulator = self.handle.simulator();
         let list = simulator.lock().unwrap().handle(&SimRequest::get("/v1/events?limit=1"));
         list.json()["data"][0].to_string()
@@ -116,10 +63,6 @@ impl Stage {
             }
         }
     }
-}
-
-fn following() -> Simulator {
-    Simulator::following(Timestamp::now, Options::default())
 }
 
 async fn crashed(server: &mut Server, point: &str) {
@@ -176,7 +119,7 @@ async fn check_one_effect(stage: &Stage, server: &Server, body: &str, deliveries
 }
 
 async fn webhook_crashes(place: Place, point: &str, stored: bool) {
-    let stage = Stage::set(place, following()).await;
+    let stage = Stage::set(place, following(), &SETTINGS).await;
     let mut server = stage.start();
     let body = stage.subscribe(&server, "acme").await;
     server.kill();
@@ -192,7 +135,7 @@ async fn webhook_crashes(place: Place, point: &str, stored: bool) {
 
 /// The object was read and the reading not written: it is read again.
 async fn reading_crashes(place: Place) {
-    let mut stage = Stage::set(place, following()).await;
+    let mut stage = Stage::set(place, following(), &SETTINGS).await;
     let mut server = stage.start();
     let body = stage.subscribe(&server, "acme").await;
     stage.handle.stop().await.unwrap();
@@ -221,7 +164,7 @@ async fn backfill_crashes(place: Place) {
         assert_eq!(simulator.handle(&SimRequest::form("/v1/customers", &[])).status, 200);
     }
     simulator.set_clock(now);
-    let stage = Stage::set(place, simulator).await;
+    let stage = Stage::set(place, simulator, &SETTINGS).await;
     stage.crash_at_start("backfill.before_cursor").await;
     let server = stage.start();
     let page = || get(&server, "/v1/webhooks?limit=1000");
@@ -257,7 +200,7 @@ async fn receiver() -> (String, Arc<Mutex<Vec<String>>>) {
 /// A notice was sent and that not written: it is sent again, under the same id.
 async fn notice_crashes(place: Place) {
     let (url, ids) = receiver().await;
-    let mut stage = Stage::set(place, following()).await;
+    let mut stage = Stage::set(place, following(), &SETTINGS).await;
     stage.settings.extend([
         ("COUNTERFOIL_ALERTS_WEBHOOK_URL", url),
         ("COUNTERFOIL_ALERTS_WEBHOOK_SECRET", "bm90aWNlcyBvZiBjcmFzaGVz".to_owned()),
@@ -294,7 +237,7 @@ async fn notice_crashes(place: Place) {
 
 /// A pass was done and not closed: it is done again, and its rows are there once.
 async fn pass_crashes(place: Place) {
-    let stage = Stage::set(place, following()).await;
+    let stage = Stage::set(place, following(), &SETTINGS).await;
     let mut server = stage.start();
     stage.subscribe(&server, "acme").await;
     let today = jiff::Timestamp::now();

@@ -25,4 +25,5 @@ mod named_points;
 mod planted_bugs;
 mod sagas;
 mod server;
+mod stage;
 mod stop;

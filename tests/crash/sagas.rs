@@ -6,11 +6,10 @@
 //! All kills of a store wait for it at the same time.
 
 use super::load::{client, get};
-use super::server::{KEY, Launch, Place, Server};
+use super::server::{KEY, Place, Server};
+use super::stage::{Stage, following};
 use serde_json::{Value, json};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use stripe_sim::{Handle, Options, SimRequest, Simulator, Timestamp};
 
 const STEPS: usize = 4;
 const POINTS: [&str; 2] = ["saga.after_intent", "saga.before_result"];
@@ -18,58 +17,11 @@ const POINTS: [&str; 2] = ["saga.after_intent", "saga.before_result"];
 const ENDED_WITHIN: Duration = Duration::from_secs(240);
 const PAUSE: Duration = Duration::from_secs(1);
 
-struct Stage {
-    place: Place,
-    handle: Handle,
-    settings: Vec<(&'static str, String)>,
-}
+/// The settings besides those of the provider.
+const SETTINGS: [(&str, &str); 2] =
+    [("COUNTERFOIL_STRIPE_TIMEOUT_MS", "5000"), ("COUNTERFOIL_SAGAS_LEASE_MS", "10000")];
 
 impl Stage {
-    async fn set(place: Place) -> Self {
-        let simulator = Simulator::following(Timestamp::now, Options::default());
-        let listen = "127.0.0.1:0".parse().unwrap();
-        let handle = Handle::start(listen, Arc::new(Mutex::new(simulator))).await.unwrap();
-        let settings = vec![
-            ("COUNTERFOIL_PROVIDER_KIND", "stripe".to_owned()),
-            ("COUNTERFOIL_STRIPE_API_BASE", handle.url()),
-            ("COUNTERFOIL_STRIPE_API_KEY", "sk_test_crash".to_owned()),
-            ("COUNTERFOIL_RECONCILE_PASSES", "false".to_owned()),
-            ("COUNTERFOIL_STRIPE_TIMEOUT_MS", "5000".to_owned()),
-            ("COUNTERFOIL_SAGAS_LEASE_MS", "10000".to_owned()),
-        ];
-        Self { place, handle, settings }
-    }
-
-    fn launch(&self, failpoints: &str) -> Server {
-        let launch = Launch { failpoints, settings: &self.settings, ..Launch::default() };
-        Server::launch(&self.place, &launch).expect("it starts")
-    }
-
-    fn ask(&self, path: &str, fields: &[(&str, &str)]) -> String {
-        let simulator = self.handle.simulator();
-        let response = simulator.lock().unwrap().handle(&SimRequest::form(path, fields));
-        assert_eq!(response.status, 200, "{path}: {}", response.json());
-        response.json()["id"].as_str().unwrap().to_owned()
-    }
-
-    fn price(&self) -> String {
-        let fields = [
-            ("display_name", "calls"),
-            ("event_name", "calls"),
-            ("default_aggregation[formula]", "sum"),
-        ];
-        let meter = self.ask("/v1/billing/meters", &fields);
-        let fields = [
-            ("currency", "usd"),
-            ("product", "prod_1"),
-            ("unit_amount_decimal", "2"),
-            ("recurring[interval]", "month"),
-            ("recurring[usage_type]", "metered"),
-            ("recurring[meter]", &meter),
-        ];
-        self.ask("/v1/prices", &fields)
-    }
-
     /// What is there at the provider in the end.
     fn check_provider(&self, name: &str) {
         let simulator = self.handle.simulator();
@@ -95,14 +47,14 @@ async fn begin(server: &Server, price: &str) -> Option<Value> {
 }
 
 async fn kill_at(place: Place, point: &str, step: usize) {
-    let stage = Stage::set(place).await;
-    let price = stage.price();
+    let stage = Stage::set(place, following(), &SETTINGS).await;
+    let price = stage.price("calls");
     let name = format!("{point} of step {step}");
-    let mut server = stage.launch(&format!("{point}={step}*off->return"));
+    let mut server = stage.launch(&format!("{point}={step}*off->return")).expect("it starts");
     let first = begin(&server, &price).await;
     let ended = server.ended_within(Duration::from_secs(60)).await;
     assert!(ended.is_some_and(|status| !status.success()), "it crashes at {name}");
-    let server = stage.launch("");
+    let server = stage.start();
     let begun = begin(&server, &price).await.expect("it is up");
     let id = begun["id"].as_str().unwrap();
     assert!(first.is_none_or(|first| first["id"] == id), "{name}: one saga under one key");

@@ -51,6 +51,13 @@ impl Billed {
         Self { f, lease, terms }
     }
 
+    /// With the tenant acme and its customer.
+    pub async fn with_acme(f: Fixture) -> Self {
+        let billed = Self::start(f).await;
+        billed.customer("acme", "cus_acme").await;
+        billed
+    }
+
     /// An event of tenant acme, in the middle of an hour.
     pub async fn used(&self, id: &str, meter: &str, quantity: &str, hour: i64) {
         self.used_by("acme", id, meter, quantity, hour).await;

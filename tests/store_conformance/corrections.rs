@@ -16,12 +16,6 @@ const REFUSED: (Class, Next) = (Class::Refused, Next::Dead);
 const UNDECIDABLE: (Class, Next) = (Class::Undecidable, Next::Dead);
 const CONFIRMED: (Class, Next) = (Class::Confirmed, Next::Confirmed);
 
-async fn start(f: Fixture) -> Billed {
-    let billed = Billed::start(f).await;
-    billed.customer("acme", "cus_acme").await;
-    billed
-}
-
 /// Uses so much in an hour, and has the provider take and show it.
 async fn confirmed(billed: &Billed, id: &str, meter: &str, used: &str, hour: i64) -> u64 {
     billed.planned("acme", id, meter, used, hour).await;
@@ -71,7 +65,7 @@ async fn expected(billed: &Billed) -> Quantity {
 }
 
 pub async fn what_is_lacking_is_sent_again(f: Fixture) {
-    let mut billed = start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     confirmed(&billed, "e1", "tokens", "10.5", 0).await;
     let before = billed.state("tokens", 0).await.unwrap();
     let again = corrected(&billed, "tokens", 0, ["10.5", "3"]).await;
@@ -103,7 +97,7 @@ pub async fn what_is_lacking_is_sent_again(f: Fixture) {
 }
 
 pub async fn a_correction_is_sent_and_confirmed(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     confirmed(&billed, "e1", "tokens", "10.5", 0).await;
     let again = corrected(&billed, "tokens", 0, ["10.5", "3"]).await;
     let claimed = billed.claim_one(6).await;
@@ -122,7 +116,7 @@ pub async fn a_correction_is_sent_and_confirmed(f: Fixture) {
 }
 
 pub async fn asked_twice_it_is_done_once(f: Fixture) {
-    let billed = Arc::new(start(f).await);
+    let billed = Arc::new(Billed::with_acme(f).await);
     confirmed(&billed, "e1", "tokens", "10", 0).await;
     let askers = [0, 1, 2, 3].map(|_| {
         let billed = Arc::clone(&billed);
@@ -138,7 +132,7 @@ pub async fn asked_twice_it_is_done_once(f: Fixture) {
 }
 
 pub async fn what_is_in_doubt_is_not_corrected(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     let refused = async |hour: i64, halves: [&str; 2], why: &str| {
         let (pushes, state) = (billed.pushes().await, billed.state("tokens", hour).await);
         let ruling = correct(&billed, "tokens", hour, halves).await;
@@ -170,7 +164,7 @@ pub async fn what_is_in_doubt_is_not_corrected(f: Fixture) {
 }
 
 pub async fn a_loss_is_corrected_on_two_readings_after_the_last_push(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     let number = confirmed(&billed, "e1", "tokens", "10", 0).await;
     let order = order(&billed, "tokens", 0, ["10", "3"]).await;
     let ask = async |minute: Option<i64>, value: &str, allowed: bool| {
@@ -200,7 +194,7 @@ pub async fn a_loss_is_corrected_on_two_readings_after_the_last_push(f: Fixture)
 }
 
 pub async fn what_another_customer_was_told_is_not_lost(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     confirmed(&billed, "e1", "tokens", "10", 0).await;
     confirmed(&billed, "e2", "tokens", "10", 1).await;
     billed.customer("acme", "cus_other").await;
@@ -225,7 +219,7 @@ pub async fn what_another_customer_was_told_is_not_lost(f: Fixture) {
 }
 
 pub async fn submitted_and_dead_ones_are_taken_for_what_they_are(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     confirmed(&billed, "e1", "tokens", "4", 0).await;
     billed.planned("acme", "e2", "tokens", "6", 0).await;
     let submitted = billed.send(billed.accepted(3), 3).await;
@@ -245,7 +239,7 @@ pub async fn submitted_and_dead_ones_are_taken_for_what_they_are(f: Fixture) {
 }
 
 pub async fn absolute_totals_are_told_whole(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     confirmed(&billed, "e1", "peak", "10", 0).await;
     let again = corrected(&billed, "peak", 0, ["10", "4"]).await;
     let rows = [(1, "10", "10"), (2, "-6", "4"), (3, "6", "10")];
@@ -265,7 +259,7 @@ pub async fn absolute_totals_are_told_whole(f: Fixture) {
 }
 
 pub async fn shadow_and_single_events_are_corrected_alike(f: Fixture) {
-    let mut billed = start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     billed.terms.shadow = true;
     billed.used("e1", "single", "2", 0).await;
     billed.used("e2", "single", "3", 0).await;
@@ -285,7 +279,7 @@ pub async fn shadow_and_single_events_are_corrected_alike(f: Fixture) {
 }
 
 pub async fn confirmed_pushes_are_closed(f: Fixture) {
-    let mut billed = start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     let mut numbers = Vec::new();
     for hour in 0..3 {
         numbers.push(confirmed(&billed, &format!("e{hour}"), "tokens", "1", hour).await);

@@ -11,6 +11,7 @@ use counterfoil::rules::verdict::{Acceptance, Verdict};
 use counterfoil::rules::window::Window;
 use counterfoil::store::{DeliveryBatch, Store};
 use rusqlite::{Connection, OptionalExtension};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 pub const NOW: &str = "2026-11-15T12:00:00Z";
@@ -22,6 +23,34 @@ pub struct Fixture {
     colliding_bits: Option<u32>,
     pub now: Timestamp,
     pub groups_per_day: usize,
+}
+
+/// Four claimants at once, each until it finds nothing more; returns the numbers that they got,
+/// which none of them shares.
+pub async fn claim_at_once<F>(claim: impl Fn() -> F + Clone + Send + 'static) -> Vec<u64>
+where
+    F: Future<Output = Vec<u64>> + Send + 'static,
+{
+    let tasks = [0, 1, 2, 3].map(|_| {
+        let claim = claim.clone();
+        tokio::spawn(async move {
+            let mut numbers = Vec::new();
+            loop {
+                let claimed = claim().await;
+                if claimed.is_empty() {
+                    return numbers;
+                }
+                numbers.extend(claimed);
+            }
+        })
+    });
+    let mut numbers = Vec::new();
+    for task in tasks {
+        numbers.extend(task.await.unwrap());
+    }
+    let distinct: HashSet<u64> = numbers.iter().copied().collect();
+    assert_eq!(distinct.len(), numbers.len());
+    numbers
 }
 
 impl Fixture {

@@ -14,12 +14,6 @@ const REFUSED: (Class, Next) = (Class::Refused, Next::Dead);
 const ABSENT: (Class, Next) = (Class::Absent, Next::Replaced);
 const CONFIRMED: (Class, Next) = (Class::Confirmed, Next::Confirmed);
 
-async fn start(f: Fixture) -> Billed {
-    let billed = Billed::start(f).await;
-    billed.customer("acme", "cus_acme").await;
-    billed
-}
-
 async fn retry(billed: &Billed, number: u64, minute: i64) -> String {
     say(billed.f.store.retry_push(number, after(billed.f.now, minute)).await)
 }
@@ -172,14 +166,14 @@ async fn live(billed: &Billed) -> Vec<String> {
 }
 
 pub async fn histories_and_refusals_have_one_text(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     assert_eq!(live(&billed).await, ANSWERS);
     assert_eq!(histories(&billed).await, HISTORIES);
 }
 
 /// While events are left, a window's count is of those that were cut; trials count with the last.
 pub async fn a_count_is_of_the_events_that_were_cut(f: Fixture) {
-    let mut billed = start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     billed.terms.events_max = 2;
     let at = |second: i64| window(0).start.saturating_add_micros(second * 1_000_000).to_string();
     let click = |id: &str, second| event("acme", id, "clicks", "1", &at(second), "{}");
@@ -201,7 +195,7 @@ async fn refused(billed: &Billed, meter: &str, hours: &[i64]) -> String {
 
 /// A window whose rows contradict is refused with the fact and its ids; others are cut.
 pub async fn a_contradicting_window_is_refused_alone(f: Fixture) {
-    let mut billed = start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     billed.planned("acme", "e1", "tokens", "5", 0).await;
     billed.planned("acme", "e2", "tokens", "7", 1).await;
     billed.used("e3", "tokens", "1", 0).await;
@@ -257,7 +251,7 @@ pub async fn a_contradicting_window_is_refused_alone(f: Fixture) {
 /// A push whose row contradicts itself is sent, settled, ruled on, reported, corrected and closed
 /// by nothing; each verb names the same fact.
 pub async fn a_contradicting_push_is_changed_by_nothing(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     billed.planned("umbrella", "e1", "tokens", "5", 0).await;
     billed.planned("acme", "e2", "tokens", "5", 0).await;
     let (claimed, now) = (billed.claim_one(1).await, after(billed.f.now, 2));

@@ -14,15 +14,8 @@ const REFUSED: (Class, Next) = (Class::Refused, Next::Dead);
 const UNDECIDABLE: (Class, Next) = (Class::Undecidable, Next::Dead);
 const ABSENT: (Class, Next) = (Class::Absent, Next::Replaced);
 
-/// Tenant acme with its customer.
-async fn start(f: Fixture) -> Billed {
-    let billed = Billed::start(f).await;
-    billed.customer("acme", "cus_acme").await;
-    billed
-}
-
 pub async fn one_of_a_tenant_and_meter_is_in_flight(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     billed.customer("umbrella", "cus_umbrella").await;
     for (tenant, meter, hour) in [
         ("acme", "tokens", 0),
@@ -53,7 +46,7 @@ pub async fn one_of_a_tenant_and_meter_is_in_flight(f: Fixture) {
 }
 
 pub async fn the_lowest_revision_goes_first(f: Fixture) {
-    let mut billed = start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     for n in 1..=3 {
         billed.planned("acme", &format!("e{n}"), "tokens", "1", 0).await;
     }
@@ -85,7 +78,7 @@ pub async fn without_a_customer_nothing_is_claimed(f: Fixture) {
 }
 
 pub async fn an_expired_lease_is_claimed_again(f: Fixture) {
-    let mut billed = start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     billed.planned("acme", "e1", "tokens", "1", 0).await;
     let old = billed.claim_one(0).await;
     assert!(billed.begin(&old, 1).await);
@@ -106,7 +99,7 @@ pub async fn an_expired_lease_is_claimed_again(f: Fixture) {
 }
 
 pub async fn the_first_attempt_stays(f: Fixture) {
-    let mut billed = start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     billed.planned("acme", "e1", "tokens", "1", 0).await;
     let first = billed.claim_one(1).await;
     assert!(billed.begin(&first, 1).await);
@@ -133,7 +126,7 @@ pub async fn the_first_attempt_stays(f: Fixture) {
 }
 
 pub async fn a_history_is_complete_and_in_order(f: Fixture) {
-    let mut billed = start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     billed.planned("acme", "e1", "tokens", "1", 0).await;
     let number = billed.send(billed.waiting(5), 1).await;
     let waiting = billed.push(number).await;
@@ -179,7 +172,7 @@ pub async fn a_history_is_complete_and_in_order(f: Fixture) {
 }
 
 pub async fn a_reading_settles_only_what_was_listed(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     for (id, meter, hour) in [("e1", "signed", 0), ("e2", "peak", 1)] {
         billed.planned("acme", id, meter, "5", hour).await;
         let number = billed.send(billed.accepted(1), 1).await;
@@ -213,7 +206,7 @@ pub async fn a_reading_settles_only_what_was_listed(f: Fixture) {
 }
 
 pub async fn an_unreadable_push_is_looked_at_again(f: Fixture) {
-    let mut billed = start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     billed.planned("acme", "e1", "tokens", "5", 0).await;
     let unread = |minute| (Class::Unknown, Next::Unread { until: after(billed.f.now, minute) });
     let (first, second) = (unread(5), unread(10));
@@ -243,7 +236,7 @@ pub async fn an_unreadable_push_is_looked_at_again(f: Fixture) {
 }
 
 pub async fn a_settlement_counts_once(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     billed.planned("acme", "e1", "tokens", "1", 0).await;
     let number = billed.pushes().await[0].number;
     assert!(!billed.settle_number(number, None, billed.accepted(1), 1).await, "not submitted");
@@ -263,7 +256,7 @@ pub async fn a_settlement_counts_once(f: Fixture) {
 }
 
 pub async fn the_next_revision_takes_the_place(f: Fixture) {
-    let mut billed = start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     billed.planned("acme", "e1", "tokens", "5", 0).await;
     billed.planned("acme", "e2", "tokens", "7", 0).await;
     let number = billed.send(ABSENT, 1).await;
@@ -286,7 +279,7 @@ pub async fn the_next_revision_takes_the_place(f: Fixture) {
 }
 
 pub async fn absolute_totals_overtake_dead_ones(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     for (id, minute) in [("e1", 1), ("e2", 2)] {
         billed.planned("acme", id, "peak", "10", 0).await;
         billed.send(REFUSED, minute).await;
@@ -327,7 +320,7 @@ async fn record(billed: &Billed, push: &Push, value: &str, minutes: &[i64]) {
 }
 
 pub async fn retries_and_refusals(f: Fixture) {
-    let mut billed = start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     let retry = async |billed: &Billed, number: u64| {
         billed.f.store.retry_push(number, after(billed.f.now, 9)).await.unwrap()
     };
@@ -369,7 +362,7 @@ pub async fn retries_and_refusals(f: Fixture) {
 }
 
 pub async fn discards_and_refusals(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     let discard = async |number: u64| {
         let at = after(billed.f.now, 9);
         billed.f.store.discard_push(number, "corrected by hand", at).await.unwrap()
@@ -391,7 +384,7 @@ pub async fn discards_and_refusals(f: Fixture) {
 }
 
 pub async fn a_claim_tells_what_is_settled_and_doubtful(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     let check = async |id: &str, settled: &str, doubtful: bool, end: (Class, Next)| {
         billed.planned("acme", id, "tokens", "2.5", 0).await;
         let claimed = billed.claim_one(1).await;
@@ -418,7 +411,7 @@ pub async fn a_claim_tells_what_is_settled_and_doubtful(f: Fixture) {
 }
 
 pub async fn claimants_at_once_share_nothing(f: Fixture) {
-    let billed = Arc::new(start(f).await);
+    let billed = Arc::new(Billed::with_acme(f).await);
     for tenant in ["umbrella", "initech", "hooli"] {
         billed.customer(tenant, &format!("cus_{tenant}")).await;
         for hour in 0..6 {

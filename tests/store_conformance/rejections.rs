@@ -8,12 +8,6 @@ use counterfoil::store::webhook::{Rejection, RejectionReport};
 
 const NONE: RejectionReport = RejectionReport { rejected: 0, rechecked: 0, busy: 0 };
 
-async fn start(f: Fixture) -> Billed {
-    let billed = Billed::start(f).await;
-    billed.customer("acme", "cus_acme").await;
-    billed
-}
-
 async fn reject(billed: &Billed, keys: &[&str], minute: i64) -> RejectionReport {
     let sample = |key: &&str| ((*key).to_owned(), format!("no meter for {key}"));
     let samples = keys.iter().map(sample).collect();
@@ -22,7 +16,7 @@ async fn reject(billed: &Billed, keys: &[&str], minute: i64) -> RejectionReport 
 }
 
 pub async fn a_submitted_push_becomes_dead(f: Fixture) {
-    let mut billed = start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     billed.planned("acme", "e1", "tokens", "5", 0).await;
     let number = billed.send(billed.accepted(1), 1).await;
     let key = billed.push(number).await.key;
@@ -42,7 +36,7 @@ pub async fn a_submitted_push_becomes_dead(f: Fixture) {
 }
 
 pub async fn one_that_is_being_sent_is_busy(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     billed.planned("acme", "e1", "tokens", "5", 0).await;
     let push = billed.pushes().await.remove(0);
     assert_eq!(reject(&billed, &[&push.key], 0).await, NONE, "it was never sent");
@@ -60,7 +54,7 @@ pub async fn one_that_is_being_sent_is_busy(f: Fixture) {
 }
 
 pub async fn a_lease_that_ended_protects_nothing(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     billed.planned("acme", "e1", "tokens", "5", 0).await;
     let claimed = billed.claim_one(1).await;
     assert!(billed.begin(&claimed, 1).await);
@@ -71,7 +65,7 @@ pub async fn a_lease_that_ended_protects_nothing(f: Fixture) {
 }
 
 pub async fn what_a_summary_has_shown_is_left_alone(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     billed.planned("acme", "e1", "tokens", "5", 0).await;
     let number = billed.send(billed.accepted(1), 1).await;
     assert!(billed.settle_number(number, None, (Class::Confirmed, Next::Confirmed), 2).await);
@@ -85,7 +79,7 @@ pub async fn what_a_summary_has_shown_is_left_alone(f: Fixture) {
 }
 
 pub async fn others_of_the_meter_are_looked_for_at_once(f: Fixture) {
-    let mut billed = start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     let mut numbers = Vec::new();
     // Taken at the minutes 1 to 4, each to be looked for a quarter of an hour later.
     for (id, meter, minute) in
@@ -124,7 +118,7 @@ pub async fn others_of_the_meter_are_looked_for_at_once(f: Fixture) {
 
 /// The first attempt may have counted before the cause of the refusal arose.
 pub async fn a_report_after_several_attempts_proves_nothing(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     billed.planned("acme", "e1", "tokens", "5", 0).await;
     let number = billed.send(billed.waiting(2), 1).await;
     assert_eq!(billed.send(billed.waiting(9), 2).await, number);

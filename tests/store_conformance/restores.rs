@@ -6,12 +6,6 @@ use counterfoil::rules::restore::{Cause, Reading, judge_start};
 use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::store::push::ClaimedPush;
 
-async fn start(f: Fixture) -> Billed {
-    let billed = Billed::start(f).await;
-    billed.customer("acme", "cus_acme").await;
-    billed
-}
-
 /// Has the window of the one push that is due compared with this total.
 async fn compare(billed: &Billed, total: &str, minute: i64) -> ClaimedPush {
     let claimed = billed.claim_one(minute).await;
@@ -40,7 +34,7 @@ pub async fn a_store_knows_its_life(mut f: Fixture) {
 }
 
 pub async fn after_a_restore_the_rest_is_sent(f: Fixture) {
-    let billed = start(f).await;
+    let billed = Billed::with_acme(f).await;
     for (minute, meter) in [(0, "tokens"), (20, "peak")] {
         billed.planned("acme", &format!("{meter}1"), meter, "7", 0).await;
         billed.planned("acme", &format!("{meter}2"), meter, "5", 0).await;
@@ -73,7 +67,7 @@ pub async fn after_a_restore_the_rest_is_sent(f: Fixture) {
 }
 
 pub async fn after_a_restore_what_is_there_is_not_sent(f: Fixture) {
-    let mut billed = start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     billed.planned("acme", "e1", "tokens", "5", 0).await;
     billed.f.store.record_restore(&Cause::known("test"), after(billed.f.now, -60)).await.unwrap();
     let claimed = billed.claim_one(1).await;

@@ -2,7 +2,7 @@
 
 use crate::accounts::key;
 use crate::billed::{Billed, after, window};
-use crate::fixture::{Fixture, tenant_id};
+use crate::fixture::{Fixture, claim_at_once, tenant_id};
 use counterfoil::jobs::unbilled::{Cause, Slow, Unbilled};
 use counterfoil::rules::ids::{MeterNo, SubscriptionId};
 use counterfoil::rules::saga::{LogLine, Mark, Saga, SagaKind, SagaState, saga_id};
@@ -11,7 +11,6 @@ use counterfoil::store::push::PushAges;
 use counterfoil::store::saga::{
     Begun, ClaimedSaga, NewSaga, Resumed, SagaProgress, SagaQuery, SubscriptionRecord,
 };
-use std::collections::HashSet;
 use std::sync::Arc;
 
 pub fn new_saga(tenant: &str, once: &str) -> NewSaga {
@@ -246,26 +245,15 @@ pub async fn claimants_at_once_share_nothing(f: Fixture) {
         begun(&f, &format!("tenant {n}"), "s").await;
     }
     let f = Arc::new(f);
-    let tasks = [0, 1, 2, 3].map(|_| {
-        let f = Arc::clone(&f);
-        tokio::spawn(async move {
-            let mut numbers = Vec::new();
-            loop {
-                let (now, until) = (f.now, after(f.now, 10));
-                let claimed = f.store.claim_sagas(now, until, 4).await.unwrap();
-                if claimed.is_empty() {
-                    return numbers;
-                }
-                numbers.extend(claimed.into_iter().map(|claimed| claimed.saga.number));
-            }
-        })
+    let claimant = Arc::clone(&f);
+    let numbers = claim_at_once(move || {
+        let f = Arc::clone(&claimant);
+        async move {
+            let claimed = f.store.claim_sagas(f.now, after(f.now, 10), 4).await.unwrap();
+            claimed.iter().map(|claimed| claimed.saga.number).collect()
+        }
     });
-    let mut numbers = Vec::new();
-    for task in tasks {
-        numbers.extend(task.await.unwrap());
-    }
-    let distinct: HashSet<u64> = numbers.iter().copied().collect();
-    assert_eq!(distinct.len(), numbers.len());
+    let numbers = numbers.await;
     assert_eq!(numbers.len() + claim(&f, 0).await.len(), 30);
 }
 

@@ -186,12 +186,7 @@ impl ReconcileJob {
     /// One call; no readings if it failed.
     async fn read_one(&self, asked: Asked) -> (Asked, Option<Vec<SummaryReading>>) {
         let Asked { work, customer, windows } = &asked;
-        let query = TotalsQuery {
-            customer,
-            event_name: work.meter.event_name(),
-            scale: work.meter.billing_scale(),
-            windows,
-        };
+        let query = TotalsQuery::new(customer, &work.meter, windows);
         let totals = match self.provider.read_totals(&query).await {
             Ok(totals) => totals,
             Err(error) => {

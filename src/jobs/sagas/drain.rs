@@ -115,12 +115,7 @@ impl Drain {
         let meter = catalog.get(meter).ok_or_else(lost)?;
         windows.sort_by_key(|window| window.window.start);
         let spans: Vec<Window> = windows.iter().map(|window| window.window).collect();
-        let query = TotalsQuery {
-            customer,
-            event_name: meter.event_name(),
-            scale: meter.billing_scale(),
-            windows: &spans,
-        };
+        let query = TotalsQuery::new(customer, meter, &spans);
         let totals = turn.provider.read_totals(&query).await;
         let judge = |(window, total): (SubmittedWindow, Quantity)| {
             let counted = window.expected == total;

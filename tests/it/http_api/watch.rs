@@ -122,13 +122,8 @@ pub async fn rows_of_a_pass_are_paged(ground: Ground) {
     let server = watched(ground).await;
     let number = post(&server, "/v1/passes", RANGE).await.json()["id"].as_u64().unwrap();
     let lease = lease(&server).await;
-    let update = PassUpdate {
-        number,
-        state: PassState::Running,
-        progress: Default::default(),
-        hash: None,
-        detail: None,
-    };
+    let (state, progress) = (PassState::Running, Default::default());
+    let update = PassUpdate { number, state, progress, hash: None, detail: None };
     assert!(server.store.update_pass(&lease, update, server.clock.now()).await.unwrap());
     let row = |tenant: &str, day: &str, next: &str| PassRow {
         tenant: TenantId::parse(tenant).unwrap(),
@@ -500,13 +495,8 @@ pub async fn health_tells_of_passes_and_pages(ground: Ground) {
     // An ordered pass is none of the two that run by themselves.
     let number = post(&server, "/v1/passes", RANGE).await.json()["id"].as_u64().unwrap();
     let lease = lease(&server).await;
-    let update = PassUpdate {
-        number,
-        state: PassState::Closed,
-        progress: Default::default(),
-        hash: None,
-        detail: None,
-    };
+    let (state, progress) = (PassState::Closed, Default::default());
+    let update = PassUpdate { number, state, progress, hash: None, detail: None };
     assert!(server.store.update_pass(&lease, update, server.clock.now()).await.unwrap());
     let closed = server.get(&format!("/v1/passes/{number}")).await.json();
     assert_eq!(closed["state"], "closed");

@@ -138,29 +138,20 @@ pub async fn a_tenant_that_fell_silent_is_cut_too(ground: Ground) {
     assert_eq!(world.stripe.sum(&customer), "1");
 }
 
+async fn trial(world: &World, quantity: &str, occurred_at: &str) {
+    let fields = format!(r#""quantity":"{quantity}","trial":true"#);
+    world.used_with("calls", "acme", &[fields], occurred_at).await;
+}
+
 pub async fn trial_usage_is_never_pushed(ground: Ground) {
     let (world, customer) = World::usual(ground).await;
-    world
-        .used_with(
-            "calls",
-            "acme",
-            &[r#""quantity":"9","trial":true"#.into()],
-            "2026-11-15T12:00:00Z",
-        )
-        .await;
+    trial(&world, "9", "2026-11-15T12:00:00Z").await;
     world.go_to("2026-11-15T14:00:00Z");
     assert_eq!(world.cut().await.pushes, 0);
     world.used("acme", "2", "2026-11-15T12:10:00Z").await;
     let paid = r#""quantity":"3","subscription":"sub_1""#;
     world.used_with("calls", "acme", &[paid.into()], "2026-11-15T12:20:00Z").await;
-    world
-        .used_with(
-            "calls",
-            "acme",
-            &[r#""quantity":"7","trial":true"#.into()],
-            "2026-11-15T12:30:00Z",
-        )
-        .await;
+    trial(&world, "7", "2026-11-15T12:30:00Z").await;
     world.pass_hours(1);
     assert_eq!(world.cut().await.pushes, 1);
     let pushes = world.pushes().await;
@@ -200,14 +191,7 @@ pub async fn each_event_is_one_push_where_events_are_billed(ground: Ground) {
     for (quantity, second) in [("1", 0), ("2", 1), ("0", 2), ("4", 3)] {
         world.used("acme", quantity, &format!("2026-11-15T12:00:0{second}Z")).await;
     }
-    world
-        .used_with(
-            "calls",
-            "acme",
-            &[r#""quantity":"9","trial":true"#.into()],
-            "2026-11-15T12:00:04Z",
-        )
-        .await;
+    trial(&world, "9", "2026-11-15T12:00:04Z").await;
     assert_eq!(world.cut().await.pushes, 3, "events do not wait for the end of their hour");
     world.push().await;
     let pushes = world.pushes().await;

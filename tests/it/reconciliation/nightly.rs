@@ -281,13 +281,8 @@ pub async fn a_pass_that_was_left_running_is_ended(ground: Ground) {
     let number = world.store.create_pass(order, now).await.unwrap();
     let until = now.saturating_add_micros(600_000_000);
     let lease = world.store.claim_lease("reconcile", "dead", now, until).await.unwrap().unwrap();
-    let update = PassUpdate {
-        number,
-        state: PassState::Running,
-        progress: Default::default(),
-        hash: None,
-        detail: None,
-    };
+    let (state, progress) = (PassState::Running, Default::default());
+    let update = PassUpdate { number, state, progress, hash: None, detail: None };
     assert!(world.store.update_pass(&lease, update.clone(), now).await.unwrap());
     assert_eq!(world.reconcile().await, Vec::<u64>::new(), "another holds the lease");
     world.pass_seconds(601);
