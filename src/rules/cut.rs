@@ -204,6 +204,19 @@ pub fn draws_credits(state: &CutState, terms: CutTerms) -> bool {
     !state.shadow && !terms.shadow
 }
 
+/// Whether a window that comes to `billable` gives credits back, so that what it drew is needed.
+pub fn window_gives_back(state: &CutState, billable: Quantity) -> bool {
+    state.covered > Quantity::ZERO && billable < state.covered
+}
+
+/// Whether a window may give credits back as these events are added to it.
+pub fn events_give_back(state: &CutState, events: &OpenEvents) -> bool {
+    // What is covered may exceed the total while a shadow window shrinks.
+    let shrinks = state.total < state.covered
+        || events.due.iter().any(|event| event.quantity < Quantity::ZERO);
+    state.covered > Quantity::ZERO && shrinks
+}
+
 /// Cuts a window as a whole; none if it has not changed. `cover` says how much of the window
 /// credits cover once they were asked.
 pub fn plan_window<E: From<Fault>>(

@@ -13,7 +13,7 @@ pub mod ledger;
 
 use super::credit::{ChangeKind, CreditChange, GRANTS_MAX, Grant, GrantTerms, PRIORITY_MAX, Pool};
 use super::fault::{Fault, must, shown};
-use super::ids::{OnceKey, TenantId};
+use super::ids::{OnceKey, TenantId, TenantNo};
 use super::plan::Plan;
 use super::quantity::Quantity;
 use super::timestamp::Timestamp;
@@ -167,9 +167,9 @@ fn plan_expiry(
 /// Plans the end of grants that expired by `expired_by`, each with what its last change left. A
 /// grant that contradicts a fact stays as it is, so that it keeps no other from its end; returns
 /// the faults.
-pub fn plan_expiries<T: Copy + Ord>(
-    ledger: &mut Ledger<T>,
-    expired: Vec<(T, Grant, Option<Quantity>)>,
+pub fn plan_expiries(
+    ledger: &mut Ledger,
+    expired: Vec<(TenantNo, Grant, Option<Quantity>)>,
     expired_by: Timestamp,
 ) -> Vec<Fault> {
     let mut faults = Vec::new();

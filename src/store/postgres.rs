@@ -7,23 +7,17 @@
 //!
 //! A crash leaves every transaction whole or absent; nothing is repaired at start.
 
-mod accounts;
 mod api_keys;
 mod check;
 mod clock;
 mod connection;
 mod corrections;
 mod counters;
-mod coverings;
-mod credit_changes;
-mod credit_rows;
-mod credits;
 mod cut_events;
 mod cuts;
 mod day_groups;
 mod declarations;
 mod deliveries;
-mod entries;
 mod epochs;
 mod events;
 mod failure;
@@ -33,7 +27,6 @@ mod judgement;
 mod leases;
 mod migrations;
 mod numeric;
-mod outbox;
 mod push_history;
 mod push_rows;
 mod pushes;

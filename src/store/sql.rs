@@ -9,13 +9,20 @@
 //! function has returned. PostgreSQL runs a function again if another transaction was in the way,
 //! so a function changes nothing but its session. A crash before the commit leaves nothing of it.
 
+mod accounts;
 mod alerts;
+mod batch;
 mod bindings;
 mod chain;
 mod clock;
+mod coverings;
+mod credit_changes;
+mod credits;
+mod entries;
 mod failure;
 mod filter;
 mod findings;
+mod grants;
 mod holds;
 mod inbox;
 mod leases;
@@ -37,11 +44,11 @@ mod webhooks;
 
 pub use chain::verify_passes;
 pub use clock::lower_tables;
+pub use coverings::{Coverings, WindowKey};
 pub use failure::{Done, Failure};
 pub use filter::Filter;
 pub use inbox::{list_conflicts, list_quarantine, trace_inboxes};
 pub use leases::hold_lease;
-pub use outbox::{MESSAGES_LOCK, append_changes};
 pub use row::Row;
 pub use session::{Session, SqlStore};
 pub use subscriptions::read_terms;

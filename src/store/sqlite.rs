@@ -9,14 +9,12 @@
 //! and `memory` (what is known of it), `fold` (its rows); `recovery` is the way back after a stop
 //! or a crash. `docs/decisions/0001-journal-then-fold.md` says why.
 
-mod accounts;
 mod api_keys;
 mod check;
 mod checkpoint;
 mod clock;
 mod corrections;
 mod counters;
-mod credits;
 mod cuts;
 mod day_groups;
 mod declarations;

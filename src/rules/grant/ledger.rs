@@ -16,7 +16,7 @@ use crate::rules::credit::{
     ChangeKind, Covered, CreditChange, DrawOrder, Grant, GrantTerms, Pool, cost_of,
 };
 use crate::rules::fault::{Fault, must, shown};
-use crate::rules::ids::{AccountName, OnceKey, TenantId, Unit};
+use crate::rules::ids::{AccountName, OnceKey, TenantId, TenantNo, Unit};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
@@ -36,8 +36,8 @@ pub struct NewChange {
 
 /// A change that is planned: its row, but for its number and time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlannedChange<T> {
-    pub tenant_no: T,
+pub struct PlannedChange {
+    pub tenant_no: TenantNo,
     tenant: TenantId,
     pool: Pool,
     unit: Unit,
@@ -56,8 +56,8 @@ pub struct WrittenChange {
 
 /// A change with its number, and what is written with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RecordedChange<T> {
-    pub tenant_no: T,
+pub struct RecordedChange {
+    pub tenant_no: TenantNo,
     pub change: CreditChange,
     /// Accounts that the entry moves between, to be created if they are missing.
     pub accounts: [NewAccount; 2],
@@ -65,22 +65,16 @@ pub struct RecordedChange<T> {
     pub published: Option<FeedChange>,
 }
 
-/// Grants by tenant, as the planned changes leave them. `T` is the store's number of a tenant.
-#[derive(Debug)]
-pub struct Ledger<T> {
-    grants: BTreeMap<T, Vec<Grant>>,
-    planned: Vec<PlannedChange<T>>,
+/// Grants by tenant, as the planned changes leave them.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    grants: BTreeMap<TenantNo, Vec<Grant>>,
+    planned: Vec<PlannedChange>,
 }
 
-impl<T> Default for Ledger<T> {
-    fn default() -> Self {
-        Self { grants: BTreeMap::new(), planned: Vec::new() }
-    }
-}
-
-impl<T: Copy + Ord> Ledger<T> {
+impl Ledger {
     /// Holds a grant that the transaction has read and nobody else changes before its end.
-    pub fn hold(&mut self, tenant_no: T, grant: Grant) -> Result<(), Fault> {
+    pub fn hold(&mut self, tenant_no: TenantNo, grant: Grant) -> Result<(), Fault> {
         check_grant(&grant)?;
         let number = grant.number;
         let grants = self.grants.entry(tenant_no).or_default();
@@ -99,12 +93,12 @@ impl<T: Copy + Ord> Ledger<T> {
         Ok(())
     }
 
-    pub fn holds(&self, tenant_no: T, grant: u64) -> bool {
+    pub fn holds(&self, tenant_no: TenantNo, grant: u64) -> bool {
         self.grants(tenant_no).iter().any(|held| held.number == grant)
     }
 
     /// A tenant's grants, as the planned changes leave them.
-    pub fn grants(&self, tenant_no: T) -> &[Grant] {
+    pub fn grants(&self, tenant_no: TenantNo) -> &[Grant] {
         self.grants.get(&tenant_no).map_or(&[], Vec::as_slice)
     }
 
@@ -112,7 +106,7 @@ impl<T: Copy + Ord> Ledger<T> {
     /// returns the grant as it is then.
     pub fn issue(
         &mut self,
-        tenant_no: T,
+        tenant_no: TenantNo,
         number: u64,
         terms: GrantTerms,
         at: Timestamp,
@@ -127,7 +121,7 @@ impl<T: Copy + Ord> Ledger<T> {
     }
 
     /// Plans a change after those that were planned before it.
-    pub fn plan(&mut self, tenant_no: T, new: NewChange) -> Result<(), Fault> {
+    pub fn plan(&mut self, tenant_no: TenantNo, new: NewChange) -> Result<(), Fault> {
         let grants = self.grants.get_mut(&tenant_no);
         let grant = grants.and_then(|grants| grants.iter_mut().find(|one| one.number == new.grant));
         let Some(grant) = grant else {
@@ -154,7 +148,7 @@ impl<T: Copy + Ord> Ledger<T> {
     /// back so far, oldest first; they are needed where it shrinks below what is covered of it.
     pub fn cover(
         &mut self,
-        tenant_no: T,
+        tenant_no: TenantNo,
         window: Window,
         order: &CoverOrder,
         changes: &[(ChangeKind, Draw)],
@@ -197,7 +191,7 @@ impl<T: Copy + Ord> Ledger<T> {
     }
 
     /// Takes what is planned, in its order; the grants stay held.
-    pub fn take_planned(&mut self) -> Vec<PlannedChange<T>> {
+    pub fn take_planned(&mut self) -> Vec<PlannedChange> {
         std::mem::take(&mut self.planned)
     }
 }
@@ -260,11 +254,11 @@ fn check_covered(grant: &Grant, new: &NewChange) -> Result<(), Fault> {
 }
 
 /// Makes what is written with changes whose rows were written, in their order.
-pub fn record_changes<T>(
-    planned: Vec<PlannedChange<T>>,
+pub fn record_changes(
+    planned: Vec<PlannedChange>,
     written: &[WrittenChange],
     at: Timestamp,
-) -> Result<Vec<RecordedChange<T>>, Fault> {
+) -> Result<Vec<RecordedChange>, Fault> {
     must!(
         written.len() == planned.len(),
         "each change that is planned is written",
@@ -284,8 +278,8 @@ pub fn record_changes<T>(
         .collect()
 }
 
-impl<T> PlannedChange<T> {
-    fn record(self, written: WrittenChange, at: Timestamp) -> Result<RecordedChange<T>, Fault> {
+impl PlannedChange {
+    fn record(self, written: WrittenChange, at: Timestamp) -> Result<RecordedChange, Fault> {
         let Self { tenant_no, tenant, pool, unit, new, remaining, .. } = self;
         let NewChange { grant, kind, amount, covered, key, memo } = new;
         let number = written.number;
@@ -325,7 +319,7 @@ impl<T> PlannedChange<T> {
     }
 }
 
-impl<T> RecordedChange<T> {
+impl RecordedChange {
     /// The facts that must hold of the entry that was posted for it, with what it left.
     pub fn check_entry(&self, entry: &Entry) -> Result<(), Fault> {
         let CreditChange { number, kind, amount, remaining, .. } = &self.change;

@@ -8,6 +8,7 @@ use crate::rules::credit::{Covered, DrawOrder};
 use crate::rules::ids::{MeterNo, Unit};
 use crate::rules::window::Window;
 
+const TENANT: TenantNo = TenantNo(1);
 const METER: MeterNo = MeterNo(1);
 
 fn quantity(text: &str) -> Quantity {
@@ -227,7 +228,7 @@ fn only_what_expired_is_ended_and_a_contradiction_keeps_no_other_back() {
 
     let sound = Grant { number: 8, ..grant("6") };
     let (last, mut ledger) = (Some(quantity("6")), Ledger::default());
-    let expired = vec![(1, grant("6"), None), (1, sound, last)];
+    let expired = vec![(TENANT, grant("6"), None), (TENANT, sound, last)];
     let faults = plan_expiries(&mut ledger, expired, at(500));
     assert_eq!(faults.len(), 1);
     let planned = ledger.take_planned();
@@ -238,8 +239,8 @@ fn only_what_expired_is_ended_and_a_contradiction_keeps_no_other_back() {
 fn changes_that_contradict_their_grant_are_not_planned() {
     let check = |grant: Grant, new: NewChange, expected: &str| {
         let mut ledger = Ledger::default();
-        ledger.hold(1, grant).expect("a sound grant");
-        assert_eq!(fact(ledger.plan(1, new)), expected);
+        ledger.hold(TENANT, grant).expect("a sound grant");
+        assert_eq!(fact(ledger.plan(TENANT, new)), expected);
         assert_eq!(ledger.take_planned(), [], "nothing is written");
     };
     let unheld = NewChange { grant: 8, ..change(ChangeKind::Expired, "6") };
@@ -279,17 +280,17 @@ fn changes_that_contradict_their_grant_are_not_planned() {
 #[test]
 fn a_ledger_holds_the_grants_of_a_tenant_once() {
     let mut ledger = Ledger::default();
-    ledger.hold(1, grant("6")).expect("a sound grant");
-    assert_eq!(fact(ledger.hold(1, grant("6"))), "a transaction holds a grant once");
+    ledger.hold(TENANT, grant("6")).expect("a sound grant");
+    assert_eq!(fact(ledger.hold(TENANT, grant("6"))), "a transaction holds a grant once");
     let mut stranger = Grant { number: 8, ..grant("6") };
     stranger.terms.tenant = TenantId::parse("umbrella").expect("valid");
-    assert_eq!(fact(ledger.hold(1, stranger)), "grants held together are of one tenant");
+    assert_eq!(fact(ledger.hold(TENANT, stranger)), "grants held together are of one tenant");
 }
 
 #[test]
 fn usage_outside_its_window_is_not_covered() {
     let mut ledger = Ledger::default();
-    ledger.hold(1, grant("6")).expect("a sound grant");
+    ledger.hold(TENANT, grant("6")).expect("a sound grant");
     let order = CoverOrder {
         meter: METER,
         scale: 6,
@@ -298,16 +299,16 @@ fn usage_outside_its_window_is_not_covered() {
         now: quantity("1"),
         covered: Quantity::ZERO,
     };
-    let outcome = ledger.cover(1, window(), &order, &[], DrawOrder::default());
+    let outcome = ledger.cover(TENANT, window(), &order, &[], DrawOrder::default());
     assert_eq!(fact(outcome), "usage lies in its window");
 }
 
 /// Plans a draw and what gives it back, and records both.
-fn recorded() -> Vec<RecordedChange<u32>> {
+fn recorded() -> Vec<RecordedChange> {
     let mut ledger = Ledger::default();
-    ledger.hold(1, grant("6")).expect("a sound grant");
-    ledger.plan(1, drawn(ChangeKind::Drawn, "3", "6")).expect("it is there");
-    ledger.plan(1, drawn(ChangeKind::GivenBack, "1", "2")).expect("it was drawn");
+    ledger.hold(TENANT, grant("6")).expect("a sound grant");
+    ledger.plan(TENANT, drawn(ChangeKind::Drawn, "3", "6")).expect("it is there");
+    ledger.plan(TENANT, drawn(ChangeKind::GivenBack, "1", "2")).expect("it was drawn");
     let written = [4, 5].map(|number| WrittenChange { number, grant: 7 });
     record_changes(ledger.take_planned(), &written, at(9)).expect("written in order")
 }
@@ -334,11 +335,11 @@ fn a_credit_change_is_recorded_and_published() {
 
 #[test]
 fn rows_of_changes_that_contradict_the_plan_are_a_fault() {
-    let planned = || -> Vec<PlannedChange<u32>> {
+    let planned = || -> Vec<PlannedChange> {
         let mut ledger = Ledger::default();
-        ledger.hold(1, grant("6")).expect("a sound grant");
+        ledger.hold(TENANT, grant("6")).expect("a sound grant");
         for _ in 0..2 {
-            ledger.plan(1, drawn(ChangeKind::Drawn, "1", "2")).expect("it is there");
+            ledger.plan(TENANT, drawn(ChangeKind::Drawn, "1", "2")).expect("it is there");
         }
         ledger.take_planned()
     };
@@ -396,7 +397,7 @@ fn an_entry_that_contradicts_its_change_is_a_fault() {
 #[test]
 fn issuing_never_finds_less_than_nothing_issued() {
     let mut ledger = Ledger::default();
-    let issued = ledger.issue(1, 7, terms(), at(0)).expect("new terms");
+    let issued = ledger.issue(TENANT, 7, terms(), at(0)).expect("new terms");
     assert_eq!(issued, grant("10"));
     let written = [WrittenChange { number: 4, grant: 7 }];
     let recorded = record_changes(ledger.take_planned(), &written, at(0)).expect("written");
@@ -449,7 +450,7 @@ fn a_history_that_contradicts_itself_is_a_fault() {
 #[test]
 fn draws_and_what_is_given_back_are_planned_on_each_other() {
     let mut ledger = Ledger::default();
-    ledger.hold(1, grant("6")).expect("a sound grant");
+    ledger.hold(TENANT, grant("6")).expect("a sound grant");
     let order = |before: &str, now: &str, covered: &str| CoverOrder {
         meter: METER,
         scale: 6,
@@ -459,12 +460,20 @@ fn draws_and_what_is_given_back_are_planned_on_each_other() {
         covered: quantity(covered),
     };
     let grown = order("0", "5", "0");
-    let covering = ledger.cover(1, window(), &grown, &[], DrawOrder::default()).expect("sound");
-    assert_eq!((covering.covered, ledger.grants(1)[0].remaining), (quantity("3"), Quantity::ZERO));
+    let covering =
+        ledger.cover(TENANT, window(), &grown, &[], DrawOrder::default()).expect("sound");
+    assert_eq!(
+        (covering.covered, ledger.grants(TENANT)[0].remaining),
+        (quantity("3"), Quantity::ZERO)
+    );
     let draws: Vec<(ChangeKind, Draw)> =
         covering.drawn.iter().map(|draw| (ChangeKind::Drawn, *draw)).collect();
     let shrunk = order("5", "1", "3");
-    let covering = ledger.cover(1, window(), &shrunk, &draws, DrawOrder::default()).expect("sound");
-    assert_eq!((covering.covered, ledger.grants(1)[0].remaining), (quantity("1"), quantity("4")));
+    let covering =
+        ledger.cover(TENANT, window(), &shrunk, &draws, DrawOrder::default()).expect("sound");
+    assert_eq!(
+        (covering.covered, ledger.grants(TENANT)[0].remaining),
+        (quantity("1"), quantity("4"))
+    );
     assert_eq!(ledger.take_planned().len(), 2);
 }

@@ -33,9 +33,8 @@ use std::sync::Arc;
 impl PostgresStore {
     pub(super) async fn correct(&self, order: &CorrectionOrder, at: Timestamp) -> Result<Ruling> {
         self.number_tenants(std::iter::once(&order.tenant), Creation::Never).await?;
-        let Some(tenant) = self.tenant_no(&order.tenant) else { return Ok(Ruling::NotFound) };
-        let (tenant_no, meter, start) = (tenant_number(tenant), order.meter, order.window.start);
-        let window = WindowKey { tenant_no, meter, start };
+        let Some(tenant_no) = self.tenant_no(&order.tenant) else { return Ok(Ruling::NotFound) };
+        let window = WindowKey { tenant_no, meter: order.meter, start: order.window.start };
         let work = move |client: Arc<Transaction>| async move {
             let secret = secret_now(&client, &self.push_secret).await?;
             correct_window(&client, &secret, (window, order), at).await
@@ -116,7 +115,7 @@ pub async fn list_window(client: &ClientWrapper, window: WindowKey) -> Done<Vec<
         WHERE tenant_no = $1 AND meter_no = $2 AND window_start = $3
         ORDER BY push_no";
     let (meter, start) = (meter_number(window.meter), SqlTimestamp(window.start));
-    let rows = client.read_all(sql, &[&window.tenant_no, &meter, &start]).await?;
+    let rows = client.read_all(sql, &[&tenant_number(window.tenant_no), &meter, &start]).await?;
     Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
 }
 

@@ -9,7 +9,9 @@
 
 use super::cuts::{Order, WindowKey, place_of};
 use super::numeric::SqlQuantity;
-use super::scalars::{SqlTimestamp, column, damaged, instant, meter_number, write_limit};
+use super::scalars::{
+    SqlTimestamp, column, damaged, instant, meter_number, tenant_number, write_limit,
+};
 use super::statements::Statements;
 use super::transaction::Done;
 use crate::rules::cut::OpenEvent;
@@ -58,7 +60,7 @@ pub async fn read_open_events(
         ) AS e
         ORDER BY ordered.place, e.occurred_at, e.id";
     let statement = client.prepare_cached(sql).await?;
-    let tenants: Vec<i32> = orders.iter().map(|order| order.tenant_no).collect();
+    let tenants: Vec<i32> = orders.iter().map(|order| tenant_number(order.tenant_no)).collect();
     let meters: Vec<i16> = orders.iter().map(|order| meter_number(order.meter_no)).collect();
     let starts: Vec<_> = orders.iter().map(|order| SqlTimestamp(order.window.start)).collect();
     let ends: Vec<_> = orders.iter().map(|order| SqlTimestamp(order.window.end)).collect();
@@ -85,7 +87,7 @@ pub async fn insert_carried(client: &ClientWrapper, carried: &[Carried]) -> Done
     let sql = "-- insert_carried
         INSERT INTO carried_events (tenant_no, meter_no, window_start, event_id)
         SELECT * FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::text[])";
-    let tenants: Vec<i32> = carried.iter().map(|one| one.window.tenant_no).collect();
+    let tenants: Vec<i32> = carried.iter().map(|one| tenant_number(one.window.tenant_no)).collect();
     let meters: Vec<i16> = carried.iter().map(|one| meter_number(one.window.meter)).collect();
     let starts: Vec<_> = carried.iter().map(|one| SqlTimestamp(one.window.start)).collect();
     let events: Vec<&str> = carried.iter().map(|one| one.event.as_str()).collect();

@@ -16,7 +16,6 @@
 //! finds the windows as they were cut, unchanged, and writes nothing.
 
 use super::PostgresStore;
-use super::coverings::Coverings;
 use super::cut_events::{Carried, insert_carried, read_open_events};
 use super::declarations::{Creation, read_catalog};
 use super::epochs::secret_now;
@@ -36,9 +35,9 @@ use crate::rules::billing::{Billing, Granularity, Mode};
 use crate::rules::credit::covering::CoverOrder;
 use crate::rules::cut::{
     OpenEvents, PriorPushes, Revision, Subject, WindowCut, check_billable, draws_credits,
-    plan_events, plan_window,
+    events_give_back, plan_events, plan_window, window_gives_back,
 };
-use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::ids::{MeterNo, TenantId, TenantNo};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::push::{CutState, NewPush, Place, WindowUsage};
 use crate::rules::quantity::Quantity;
@@ -49,6 +48,8 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
 use crate::store::push::{CutOrder, CutReport, CutTerms, Cuts, Lease, TransitionLine};
+pub use crate::store::sql::WindowKey;
+use crate::store::sql::{Coverings, Session};
 use crate::store::{Error, Result};
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
@@ -59,7 +60,7 @@ use tokio_postgres::types::ToSql;
 
 /// A window that is to be cut.
 pub struct Order {
-    pub tenant_no: i32,
+    pub tenant_no: TenantNo,
     pub tenant: TenantId,
     pub meter_no: MeterNo,
     pub meter: Arc<Meter>,
@@ -76,18 +77,10 @@ struct ChangedWindows<'o> {
     events: Option<OpenEvents>,
 }
 
-/// A window's row in `cuts`, in the order of locks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct WindowKey {
-    pub tenant_no: i32,
-    pub meter: MeterNo,
-    pub start: Timestamp,
-}
-
 /// Where windows stand.
 pub type States = BTreeMap<WindowKey, CutState>;
 /// By tenant, meter and whether it is of shadow windows.
-type Remainders = BTreeMap<(i32, MeterNo, bool), Quantity>;
+type Remainders = BTreeMap<(TenantNo, MeterNo, bool), Quantity>;
 
 #[async_trait]
 impl Cuts for PostgresStore {
@@ -156,7 +149,7 @@ impl PostgresStore {
     /// Everything but the COMMIT.
     async fn cut_windows(
         &self,
-        client: &ClientWrapper,
+        client: &Arc<Transaction>,
         lease: &Lease,
         orders: &[CutOrder],
         terms: CutTerms,
@@ -187,16 +180,27 @@ impl PostgresStore {
             .filter(|(order, usage)| cutting.state(order).count != usage.count)
             .collect();
         let changed = list_events(client, changed, terms).await?;
-        cutting.hold_credits(client, &changed).await?;
+        let (tenants, giving_back) = cutting.list_covered(&changed);
+        let hold = move |session: &dyn Session| {
+            let mut coverings = Coverings::default();
+            coverings.hold(session, &tenants, &giving_back)?;
+            Ok(coverings)
+        };
+        cutting.coverings = self.in_session(Arc::clone(client), hold).await?;
         let windows: Vec<&Order> = changed.iter().map(|one| one.order).collect();
         cutting.prior = read_prior(client, &windows).await?;
-        let tenants: BTreeSet<i32> = windows.iter().map(|order| order.tenant_no).collect();
+        let tenants: BTreeSet<i32> =
+            windows.iter().map(|order| tenant_number(order.tenant_no)).collect();
         cutting.charged = read_terms(client, &Vec::from_iter(tenants)).await?;
         for changed in changed {
             cutting.cut(changed)?;
         }
         let secret = secret_now(client, &self.push_secret).await?;
-        cutting.write(client, &secret).await
+        let mut coverings = std::mem::take(&mut cutting.coverings);
+        let written = cutting.write(client, &secret).await?;
+        let cover = move |session: &dyn Session| coverings.write(session, terms.at);
+        self.in_session(Arc::clone(client), cover).await?;
+        Ok(written)
     }
 
     /// The orders of billed meters in the order of locks, each window once.
@@ -211,7 +215,7 @@ impl PostgresStore {
                 continue;
             };
             let order = Order {
-                tenant_no: tenant_number(number),
+                tenant_no: number,
                 tenant: tenant.clone(),
                 meter_no: *meter,
                 meter: Arc::clone(found),
@@ -269,7 +273,7 @@ struct Cutting {
     /// The pushes of each window that has changed.
     prior: BTreeMap<WindowKey, PriorPushes>,
     changed_states: BTreeSet<WindowKey>,
-    changed_remainders: BTreeSet<(i32, MeterNo, bool)>,
+    changed_remainders: BTreeSet<(TenantNo, MeterNo, bool)>,
     pushes: Vec<NewPush>,
     carried: Vec<Carried>,
     coverings: Coverings,
@@ -303,12 +307,12 @@ impl Cutting {
         standing.unwrap_or_else(|| CutState::new(self.terms.shadow))
     }
 
-    /// Holds the credits that may cover the windows; those that get no push now have none.
-    async fn hold_credits(
-        &mut self,
-        client: &ClientWrapper,
+    /// The tenants whose credits may cover the windows, and the windows that may give back; those
+    /// that get no push now have no credits.
+    fn list_covered(
+        &self,
         changed: &[ChangedWindows<'_>],
-    ) -> Done<()> {
+    ) -> (BTreeSet<TenantNo>, BTreeSet<WindowKey>) {
         let (mut tenants, mut giving_back) = (BTreeSet::new(), BTreeSet::new());
         for ChangedWindows { order, usage, events } in changed {
             let state = self.state(order);
@@ -316,20 +320,15 @@ impl Cutting {
                 continue;
             }
             tenants.insert(order.tenant_no);
-            let shrinks = match events {
-                // What is covered may exceed the total while a shadow window shrinks.
-                Some(events) => {
-                    state.total < state.covered
-                        || events.due.iter().any(|event| event.quantity < Quantity::ZERO)
-                }
-                None => usage.billable < state.covered,
+            let gives_back = match events {
+                Some(events) => events_give_back(&state, events),
+                None => window_gives_back(&state, usage.billable),
             };
-            if shrinks && state.covered > Quantity::ZERO {
+            if gives_back {
                 giving_back.insert(order.key());
             }
         }
-        self.coverings = Coverings::hold(client, &tenants, &giving_back).await?;
-        Ok(())
+        (tenants, giving_back)
     }
 
     /// Plans the cut of a window, and keeps what it changes.
@@ -337,13 +336,14 @@ impl Cutting {
         let (key, state, terms) = (order.key(), self.state(order), self.terms);
         let pair = (order.tenant_no, order.meter_no, state.shadow);
         let remainder = self.remainders.get(&pair).copied().unwrap_or_default();
-        let begins = match self.waiting.contains(&order.tenant_no) {
+        let tenant_no = tenant_number(order.tenant_no);
+        let begins = match self.waiting.contains(&tenant_no) {
             true => PushState::Waiting,
             false => PushState::Observed,
         };
         let prior = self.prior.remove(&key).unwrap_or(PriorPushes::Last(0));
         let subject = Subject {
-            tenant_no: read_tenant_no(order.tenant_no)?,
+            tenant_no: order.tenant_no,
             tenant: &order.tenant,
             meter_no: order.meter_no,
             meter: &order.meter,
@@ -351,7 +351,7 @@ impl Cutting {
             window: order.window,
             state: &state,
             remainder,
-            charged: self.charged.get(&order.tenant_no).map_or(&[], Vec::as_slice),
+            charged: self.charged.get(&tenant_no).map_or(&[], Vec::as_slice),
             prior: &prior,
             begins,
         };
@@ -382,6 +382,7 @@ impl Cutting {
         Ok(())
     }
 
+    /// Writes all but what the credits of the windows have changed.
     async fn write(
         self,
         client: &ClientWrapper,
@@ -397,7 +398,6 @@ impl Cutting {
         let changed = |(pair, _): &(_, _)| self.changed_remainders.contains(pair);
         let remainders = self.remainders.into_iter().filter(changed).collect();
         write_remainders(client, &remainders).await?;
-        self.coverings.write(client, at).await?;
         let pushes = u64::try_from(lines.len()).unwrap_or(u64::MAX);
         let report = CutReport { pushes, unfinished: self.unfinished, lease_lost: false };
         Ok((report, lines))
@@ -422,7 +422,7 @@ async fn read_prior(
         ) AS p
         ORDER BY given.place, p.revision";
     let statement = client.prepare_cached(sql).await?;
-    let tenants: Vec<i32> = orders.iter().map(|order| order.tenant_no).collect();
+    let tenants: Vec<i32> = orders.iter().map(|order| tenant_number(order.tenant_no)).collect();
     let meters: Vec<i16> = orders.iter().map(|order| meter_number(order.meter_no)).collect();
     let starts: Vec<_> = orders.iter().map(|order| SqlTimestamp(order.window.start)).collect();
     let last: Vec<bool> = orders.iter().map(|order| order.is_by_event()).collect();
@@ -460,9 +460,9 @@ fn unfit(error: FoldError) -> Error {
 
 /// Locks the tenants and meters of the orders, and reads what is carried of each.
 async fn lock_remainders(client: &ClientWrapper, orders: &[Order]) -> Done<Remainders> {
-    let pairs: BTreeSet<(i32, MeterNo)> =
+    let pairs: BTreeSet<(TenantNo, MeterNo)> =
         orders.iter().map(|order| (order.tenant_no, order.meter_no)).collect();
-    let tenants: Vec<i32> = pairs.iter().map(|(tenant, _)| *tenant).collect();
+    let tenants: Vec<i32> = pairs.iter().map(|(tenant, _)| tenant_number(*tenant)).collect();
     let meters: Vec<i16> = pairs.iter().map(|(_, meter)| meter_number(*meter)).collect();
     let sql = "-- lock_remainders
         INSERT INTO remainders (tenant_no, meter_no, shadow, remainder)
@@ -480,7 +480,8 @@ async fn lock_remainders(client: &ClientWrapper, orders: &[Order]) -> Done<Remai
     let statement = client.prepare_cached(sql).await?;
     let mut remainders = Remainders::new();
     for row in client.query(&statement, &[&tenants, &meters]).await? {
-        let pair = (column(&row, 0)?, read_meter_no(column(&row, 1)?)?, column(&row, 2)?);
+        let tenant_no = read_tenant_no(column(&row, 0)?)?;
+        let pair = (tenant_no, read_meter_no(column(&row, 1)?)?, column(&row, 2)?);
         remainders.insert(pair, column::<SqlQuantity>(&row, 3)?.0);
     }
     Ok(remainders)
@@ -498,12 +499,12 @@ pub async fn lock_states(client: &ClientWrapper, keys: &BTreeSet<WindowKey>) -> 
         ORDER BY c.tenant_no, c.meter_no, c.window_start
         FOR UPDATE OF c";
     let statement = client.prepare_cached(sql).await?;
-    let tenants: Vec<i32> = keys.iter().map(|key| key.tenant_no).collect();
+    let tenants: Vec<i32> = keys.iter().map(|key| tenant_number(key.tenant_no)).collect();
     let meters: Vec<i16> = keys.iter().map(|key| meter_number(key.meter)).collect();
     let starts: Vec<_> = keys.iter().map(|key| SqlTimestamp(key.start)).collect();
     let mut states = States::new();
     for row in client.query(&statement, &[&tenants, &meters, &starts]).await? {
-        let (tenant_no, start) = (column(&row, 0)?, instant(&row, 2)?);
+        let (tenant_no, start) = (read_tenant_no(column(&row, 0)?)?, instant(&row, 2)?);
         let meter = read_meter_no(column(&row, 1)?)?;
         states.insert(WindowKey { tenant_no, meter, start }, cut_state(&row, 3)?);
     }
@@ -519,7 +520,7 @@ async fn measure_windows(client: &ClientWrapper, orders: &[Order]) -> Done<Vec<W
         JOIN rollups r ON r.tenant_no = ordered.tenant_no AND r.meter_no = ordered.meter_no
             AND r.bucket_start >= ordered.starts_at AND r.bucket_start < ordered.ends_at";
     let statement = client.prepare_cached(sql).await?;
-    let tenants: Vec<i32> = orders.iter().map(|order| order.tenant_no).collect();
+    let tenants: Vec<i32> = orders.iter().map(|order| tenant_number(order.tenant_no)).collect();
     let meters: Vec<i16> = orders.iter().map(|order| meter_number(order.meter_no)).collect();
     let starts: Vec<_> = orders.iter().map(|order| SqlTimestamp(order.window.start)).collect();
     let ends: Vec<_> = orders.iter().map(|order| SqlTimestamp(order.window.end)).collect();
@@ -554,7 +555,7 @@ async fn write_states(
     let counts: Result<Vec<i64>> = states.iter().map(|(_, s)| write_count(s.count)).collect();
     let revisions: Result<Vec<i32>> =
         states.iter().map(|(_, state)| write_ordinal(state.revision)).collect();
-    let tenants: Vec<i32> = states.iter().map(|(key, _)| key.tenant_no).collect();
+    let tenants: Vec<i32> = states.iter().map(|(key, _)| tenant_number(key.tenant_no)).collect();
     let meters: Vec<i16> = states.iter().map(|(key, _)| meter_number(key.meter)).collect();
     let starts: Vec<_> = states.iter().map(|(key, _)| SqlTimestamp(key.start)).collect();
     let totals: Vec<_> = states.iter().map(|(_, state)| SqlQuantity(state.total)).collect();
@@ -585,7 +586,8 @@ async fn write_remainders(client: &ClientWrapper, remainders: &Remainders) -> Do
         INSERT INTO remainders (tenant_no, meter_no, shadow, remainder)
         SELECT * FROM unnest($1::int4[], $2::int2[], $3::bool[], $4::numeric[])
         ON CONFLICT (tenant_no, meter_no, shadow) DO UPDATE SET remainder = excluded.remainder";
-    let tenants: Vec<i32> = remainders.keys().map(|(tenant, _, _)| *tenant).collect();
+    let tenants: Vec<i32> =
+        remainders.keys().map(|(tenant, _, _)| tenant_number(*tenant)).collect();
     let meters: Vec<i16> = remainders.keys().map(|(_, meter, _)| meter_number(*meter)).collect();
     let shadows: Vec<bool> = remainders.keys().map(|(_, _, shadow)| *shadow).collect();
     let quantities: Vec<_> = remainders.values().map(|left| SqlQuantity(*left)).collect();
@@ -613,7 +615,7 @@ pub async fn write_revisions(client: &ClientWrapper, states: &States) -> Done<()
             AS given (tenant_no, meter_no, window_start, revision)
         WHERE c.tenant_no = given.tenant_no AND c.meter_no = given.meter_no
             AND c.window_start = given.window_start";
-    let tenants: Vec<i32> = states.keys().map(|key| key.tenant_no).collect();
+    let tenants: Vec<i32> = states.keys().map(|key| tenant_number(key.tenant_no)).collect();
     let meters: Vec<i16> = states.keys().map(|key| meter_number(key.meter)).collect();
     let starts: Vec<_> = states.keys().map(|key| SqlTimestamp(key.start)).collect();
     let revisions: Vec<i32> =

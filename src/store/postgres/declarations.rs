@@ -253,47 +253,6 @@ pub(super) async fn read_catalog(client: &ClientWrapper) -> Result<Catalog> {
     Ok(catalog)
 }
 
-/// Waits for the others that look whether a tenant may have something more (a grant, a saga, a use
-/// of a coupon), and makes them wait until the caller's transaction ends. It is the first lock of
-/// those who take it. Deliveries and cuts do not.
-pub(super) async fn lock_tenant(client: &ClientWrapper, tenant_no: i32) -> Done<()> {
-    let sql = "-- lock_tenant
-        SELECT FROM tenants WHERE tenant_no = $1 FOR NO KEY UPDATE";
-    match client.run(sql, &[&tenant_no]).await? {
-        1 => Ok(()),
-        _ => Err(corrupt("tenants row vanished mid-transaction").into()),
-    }
-}
-
-/// As [`lock_tenant`], for a tenant that is created in the caller's transaction if it is not known;
-/// its number.
-pub(super) async fn hold_tenant(
-    client: &ClientWrapper,
-    tenant: &TenantId,
-    at: Timestamp,
-) -> Done<i32> {
-    if let Some(number) = lock_tenant_named(client, tenant).await? {
-        return Ok(number);
-    }
-    // Not tried first: each try takes a number.
-    let sql = "-- hold_tenant
-        INSERT INTO tenants (tenant, created_at) VALUES ($1, $2)
-        ON CONFLICT (tenant) DO NOTHING RETURNING tenant_no";
-    let made = client.query_opt(sql, &[&tenant.as_str(), &SqlTimestamp(at)]).await?;
-    let number = match made {
-        Some(row) => Some(column(&row, 0)?),
-        None => lock_tenant_named(client, tenant).await?,
-    };
-    Ok(number.ok_or_else(|| corrupt("tenants row vanished mid-transaction"))?)
-}
-
-async fn lock_tenant_named(client: &ClientWrapper, tenant: &TenantId) -> Done<Option<i32>> {
-    let sql = "-- lock_tenant_named
-        SELECT tenant_no FROM tenants WHERE tenant = $1 FOR NO KEY UPDATE";
-    let row = client.read_optional(sql, &[&tenant.as_str()]).await?;
-    Ok(row.map(|row| column(&row, 0)).transpose()?)
-}
-
 /// The tenant that is this customer.
 async fn holder_of_customer(
     client: &ClientWrapper,

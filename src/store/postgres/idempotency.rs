@@ -1,16 +1,15 @@
 //! Idempotency keys of requests: the crate's functions, on connections of this store.
 //!
 //! Invariant: a request that changes money ends its key in the transaction of its effect
-//! ([`end_request`]), as the last of its locks but for the commit itself, so there is never one
+//! (`Session::end_key`), as the last of its locks but for the commit itself, so there is never one
 //! without the other. A crash leaves both or neither; a claim that was written and whose outcome
 //! was lost ends by itself with its lease.
 
 use super::PostgresStore;
-use super::transaction::{Done, Transaction};
+use super::transaction::Transaction;
 use crate::clock::Clock;
-use crate::rules::timestamp::Timestamp;
 use crate::store::Error;
-use crate::store::idempotency::{Completing, Ended, completion_error, millis};
+use crate::store::idempotency::millis;
 use async_trait::async_trait;
 use counterfoil_idempotency::{
     Answer, Claim, Claimed, Ending, Fingerprint, Millis, Scope, StoreError, postgres,
@@ -113,21 +112,6 @@ impl counterfoil_idempotency::Store for RequestKeys {
         };
         self.write(work).await
     }
-}
-
-/// Ends the key of the request that the caller's transaction is the effect of, with the answer to
-/// this outcome. If that fails the transaction must not be committed.
-pub async fn end_request<T: Sync>(
-    client: &ClientWrapper,
-    completing: Option<&Completing<T>>,
-    outcome: &T,
-    at: Timestamp,
-) -> Done<()> {
-    let Some(completing) = completing else { return Ok(()) };
-    let (client, claim) = (connection(client), completing.claim());
-    let Ended { answer, ending, keep } = completing.render(outcome);
-    let done = postgres::end(client, claim, &answer, ending, keep, millis(at)).await;
-    done.map_err(|error| completion_error(error).into())
 }
 
 /// The connection as the crate takes it.

@@ -70,11 +70,7 @@ impl Session for PostgresSession<'_> {
 
     fn number_tenant(&self, tenant: &TenantId, at: Timestamp) -> Done<TenantNo> {
         let session: &dyn Session = self;
-        let find = || {
-            let sql = "-- number_tenant\nSELECT tenant_no FROM tenants WHERE tenant = $1";
-            session.read_optional(sql, values![tenant], |row| row.get("tenants.tenant_no"))
-        };
-        if let Some(number) = find()? {
+        if let Some(number) = session.find_tenant(tenant)? {
             return Ok(number);
         }
         // Not tried first: each try takes a number.
@@ -82,7 +78,9 @@ impl Session for PostgresSession<'_> {
             INSERT INTO tenants (tenant, created_at) VALUES ($1, $2)
             ON CONFLICT (tenant) DO NOTHING";
         session.run(sql, values![tenant, at])?;
-        Ok(find()?.ok_or_else(|| corrupt("tenants row vanished mid-transaction"))?)
+        Ok(session
+            .find_tenant(tenant)?
+            .ok_or_else(|| corrupt("tenants row vanished mid-transaction"))?)
     }
 
     fn lock(&self, number: i64) -> Done<()> {
@@ -144,13 +142,23 @@ impl PostgresStore {
         work: impl Fn(&dyn Session) -> Done<T> + Send + Sync + 'static,
     ) -> Result<T> {
         let work = Arc::new(work);
-        let connector = &self.connector;
         self.transact_on(pool, move |client: Arc<Transaction>| {
-            let (work, connector) = (Arc::clone(&work), connector.clone());
-            block(move |runtime| {
-                let (client, connector) = (&**client, &connector);
-                work(&PostgresSession { client, connector, runtime, reads: false })
-            })
+            let work = Arc::clone(&work);
+            self.in_session(client, move |session| work(session))
+        })
+        .await
+    }
+
+    /// Runs work inside a transaction that the caller has begun.
+    pub(super) async fn in_session<T: Send + 'static>(
+        &self,
+        client: Arc<Transaction>,
+        work: impl FnOnce(&dyn Session) -> Done<T> + Send + 'static,
+    ) -> Done<T> {
+        let connector = self.connector.clone();
+        block(move |runtime| {
+            let (client, connector) = (&**client, &connector);
+            work(&PostgresSession { client, connector, runtime, reads: false })
         })
         .await
     }

@@ -14,7 +14,7 @@ use super::epochs::secret_now;
 use super::numeric::SqlQuantity;
 use super::push_rows::{change_pushes, insert_pushes, lock_pushes, log_lines, read_pushes};
 use super::restores::{self, Compared};
-use super::scalars::{column, corrupt, read_count, tenant_number, write_count};
+use super::scalars::{column, corrupt, read_count, write_count};
 use super::summaries::find_summary;
 use super::transaction::{Done, Transaction};
 use crate::faults::planted;
@@ -297,6 +297,6 @@ async fn replace(
 }
 
 pub fn window_of(found: &StoredPush) -> WindowKey {
-    let (tenant_no, meter) = (tenant_number(found.tenant_no), found.push.meter);
-    WindowKey { tenant_no, meter, start: found.push.window.start }
+    let StoredPush { tenant_no, push, .. } = found;
+    WindowKey { tenant_no: *tenant_no, meter: push.meter, start: push.window.start }
 }

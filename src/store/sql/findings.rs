@@ -101,9 +101,7 @@ fn open_finding(session: &dyn Session, seen: &Observation, pass: u64, at: Timest
 }
 
 fn number_known(session: &dyn Session, tenant: &TenantId) -> Done<TenantNo> {
-    let sql = "-- number_known\nSELECT tenant_no FROM tenants WHERE tenant = $1";
-    let found = session.read_optional(sql, values![tenant], |row| row.get("tenants.tenant_no"))?;
-    Ok(found.ok_or_else(|| Error::Internal {
+    Ok(session.find_tenant(tenant)?.ok_or_else(|| Error::Internal {
         what: format!("a finding is about tenant {tenant}, who is not known"),
     })?)
 }

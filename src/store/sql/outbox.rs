@@ -20,7 +20,7 @@ use crate::store::outbox::{ClaimedMessage, FeedChange, Message, Outbox, Queue, S
 use async_trait::async_trait;
 
 /// Any number, as long as every version of this program takes the same one, and no other lock does.
-pub const MESSAGES_LOCK: i64 = 0x6d65_7373_6167_6573;
+const MESSAGES_LOCK: i64 = 0x6d65_7373_6167_6573;
 
 #[async_trait]
 impl<S: SqlStore> Outbox for S {
@@ -105,27 +105,34 @@ pub fn append_changes(
     messages: &[FeedChange],
     at: Timestamp,
 ) -> Done<usize> {
+    let number = |message: &FeedChange| {
+        let tenant = message.tenant.as_ref().map(|tenant| session.number_tenant(tenant, at));
+        Ok((tenant.transpose()?, message.clone()))
+    };
+    append_numbered(session, &messages.iter().map(number).collect::<Done<Vec<_>>>()?, at)
+}
+
+/// As [`append_changes`], each with its tenant's number.
+pub fn append_numbered(
+    session: &dyn Session,
+    messages: &[(Option<TenantNo>, FeedChange)],
+    at: Timestamp,
+) -> Done<usize> {
     if messages.is_empty() {
         return Ok(0);
     }
-    let number = |message: &FeedChange| match &message.tenant {
-        Some(tenant) => session.number_tenant(tenant, at).map(Some),
-        None => Ok(None),
-    };
-    let tenants: Vec<Option<TenantNo>> = messages.iter().map(number).collect::<Done<_>>()?;
     session.lock(MESSAGES_LOCK)?;
-    let mut written = 0;
-    for (message, tenant) in messages.iter().zip(tenants) {
+    let sql = "-- append_numbered
+        INSERT INTO outbox (id, queue, destination, kind, tenant_no, payload, at, state, attempts,
+            due_at, fence)
+        VALUES ($, 'changes', $, $, $, $, $, 'waiting', 0, $, 0), ...
+        ON CONFLICT (id) DO NOTHING";
+    let rows = messages.iter().map(|(tenant, message)| {
         let FeedChange { kind, payload, .. } = message;
-        let sql = "-- append_changes
-            INSERT INTO outbox (id, queue, destination, kind, tenant_no, payload, at, state,
-                attempts, due_at, fence)
-            VALUES ($1, 'changes', $2, $3, $4, $5, $6, 'waiting', 0, $6, 0)
-            ON CONFLICT (id) DO NOTHING";
-        let values = values![message.id(), CHANGES_DESTINATION, kind, tenant, payload, at];
-        written += usize::from(session.run(sql, values)? == 1);
-    }
-    Ok(written)
+        values![message.id(), CHANGES_DESTINATION, kind, tenant, payload, at, at].to_vec()
+    });
+    let written = session.run_batch(sql, rows)?;
+    Ok(usize::try_from(written).unwrap_or(usize::MAX))
 }
 
 /// Writes notices in their order, inside the transaction of their alerts' changes.

@@ -70,6 +70,12 @@ impl dyn Session + '_ {
         Ok(number)
     }
 
+    /// The number of a tenant, if it is known.
+    pub fn find_tenant(&self, tenant: &TenantId) -> Done<Option<TenantNo>> {
+        let sql = "-- find_tenant\nSELECT tenant_no FROM tenants WHERE tenant = $1";
+        self.read_optional(sql, values![tenant], Row::only)
+    }
+
     /// Holds a tenant that is known.
     pub fn lock_tenant(&self, number: TenantNo) -> Done<()> {
         let sql = "-- lock_tenant

@@ -12,7 +12,8 @@ use crate::rules::drift::{Reason, Verdict};
 use crate::rules::dunning::Stage;
 use crate::rules::finding::FindingKind;
 use crate::rules::ids::{
-    CustomerId, EventId, MeterNo, MeterSlug, OnceKey, SubscriptionId, TenantId, TenantNo, Unit,
+    AccountName, CustomerId, EventId, MeterNo, MeterSlug, OnceKey, SubscriptionId, TenantId,
+    TenantNo, Unit,
 };
 use crate::rules::mirror::ObjectKind;
 use crate::rules::pass::{PassKind, PassState};
@@ -131,7 +132,7 @@ macro_rules! integers {
         }
     )*};
 }
-integers!(i64, u32, u16);
+integers!(i64, u32, u16, u8);
 
 impl IntoValue for u64 {
     fn to_value(&self) -> Value {
@@ -312,4 +313,4 @@ macro_rules! text_ids {
         }
     )*};
 }
-text_ids!(TenantId, OnceKey, EventId, CustomerId, SubscriptionId, MeterSlug, Unit);
+text_ids!(AccountName, TenantId, OnceKey, EventId, CustomerId, SubscriptionId, MeterSlug, Unit);

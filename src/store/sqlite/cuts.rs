@@ -10,8 +10,7 @@
 //!
 //! A crash leaves a call of `record_cuts` done in full or not at all; the next call finds out.
 
-use super::credits::{Credit, Usage};
-use super::push_rows::{Owner, get, insert_push, quantity_of};
+use super::push_rows::{get, insert_push, quantity_of};
 use super::segment::overflow;
 use super::session::SqliteSession;
 use super::statements::Statements;
@@ -19,9 +18,9 @@ use super::waiting::planned_state;
 use super::window_pushes::read_window_pushes;
 use super::{Shared, SqliteStore, corrupt, damaged, events, rollups, sql_error};
 use crate::rules::billing::Granularity;
-use crate::rules::credit::covering::CoverOrder;
 use crate::rules::cut::{
-    OpenEvent, OpenEvents, PriorPushes, Revision, Subject, WindowCut, plan_events, plan_window,
+    OpenEvent, OpenEvents, PriorPushes, Revision, Subject, WindowCut, draws_credits,
+    events_give_back, plan_events, plan_window, window_gives_back,
 };
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::push::{CutState, WindowUsage};
@@ -31,11 +30,11 @@ use crate::rules::window::Window;
 use crate::store::push::{
     CutOrder, CutReport, CutTerms, Cuts, Lease, TransitionLine, log_transition,
 };
-use crate::store::sql::{hold_lease, read_terms};
+use crate::store::sql::{Coverings, WindowKey, hold_lease, read_terms};
 use crate::store::{EventQuery, Result};
 use async_trait::async_trait;
 use rusqlite::{Connection, Row, params};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// Events of a window that are read at a time.
@@ -76,7 +75,7 @@ impl Cuts for SqliteStore {
                 if !held? {
                     return Ok((CutReport { lease_lost: true, ..Default::default() }, Vec::new()));
                 }
-                let (shared, credit) = (&*shared, Credit::default());
+                let (shared, coverings) = (&*shared, Coverings::default());
                 let (report, lines) = Default::default();
                 let mut cutting = Cutting {
                     shared,
@@ -84,7 +83,7 @@ impl Cuts for SqliteStore {
                     steps_done,
                     secret,
                     terms,
-                    credit,
+                    coverings,
                     report,
                     lines,
                 };
@@ -214,7 +213,7 @@ struct Cutting<'a> {
     steps_done: usize,
     secret: [u8; 32],
     terms: CutTerms,
-    credit: Credit,
+    coverings: Coverings,
     report: CutReport,
     lines: Vec<TransitionLine>,
 }
@@ -262,6 +261,7 @@ impl Cutting<'_> {
                 self.plan_events(&subject, events)?
             }
         };
+        self.coverings.write(&session, self.terms.at)?;
         plan.map_or(Ok(()), |plan| self.apply(place, &plan))
     }
 
@@ -270,9 +270,9 @@ impl Cutting<'_> {
         let (connection, terms) = (self.connection, self.terms);
         let rows = rollups::read_usage_writing(self.shared, connection, self.steps_done, place)?;
         let usage = WindowUsage::measure(&rows).map_err(|_| overflow())?;
-        let credit = &mut self.credit;
+        let key = self.hold_credits(subject, window_gives_back(subject.state, usage.billable))?;
         plan_window(subject, &usage, terms, |order| {
-            cover(credit, connection, subject, order, terms)
+            self.coverings.cover(key, subject.window, order, terms.draw_order)
         })
     }
 
@@ -281,7 +281,7 @@ impl Cutting<'_> {
         subject: &Subject<'_>,
         mut events: OpenEvents,
     ) -> Result<Option<WindowCut>> {
-        let (connection, terms, credit) = (self.connection, self.terms, &mut self.credit);
+        let (connection, terms) = (self.connection, self.terms);
         let place = (subject.tenant_no, subject.meter_no, subject.window.start);
         // Another call may have cut some since the reader looked.
         let mut due = Vec::with_capacity(events.due.len());
@@ -291,9 +291,22 @@ impl Cutting<'_> {
             }
         }
         events.due = due;
+        let key = self.hold_credits(subject, events_give_back(subject.state, &events))?;
         plan_events(subject, events, terms, |order| {
-            cover(credit, connection, subject, order, terms)
+            self.coverings.cover(key, subject.window, order, terms.draw_order)
         })
+    }
+
+    /// Holds the credits that may cover a window.
+    fn hold_credits(&mut self, subject: &Subject<'_>, gives_back: bool) -> Result<WindowKey> {
+        let Subject { tenant_no, meter_no: meter, window, state, .. } = *subject;
+        let key = WindowKey { tenant_no, meter, start: window.start };
+        if draws_credits(state, self.terms) {
+            let giving_back = gives_back.then_some(key).into_iter().collect();
+            let session = SqliteSession::on(self.connection);
+            self.coverings.hold(&session, &BTreeSet::from([tenant_no]), &giving_back)?;
+        }
+        Ok(key)
     }
 
     /// Writes a planned cut.
@@ -313,22 +326,6 @@ impl Cutting<'_> {
         write_cut(connection, (tenant, meter, start), &plan.state, at)?;
         write_remainder(connection, (tenant, meter, plan.state.shadow), plan.remainder)
     }
-}
-
-/// Draws on the tenant's credits, or gives back, as a plan asks.
-fn cover(
-    credit: &mut Credit,
-    connection: &Connection,
-    subject: &Subject<'_>,
-    order: &CoverOrder,
-    terms: CutTerms,
-) -> Result<Quantity> {
-    let Subject { tenant_no, tenant, meter_no, meter, window, .. } = *subject;
-    let owner = Owner { tenant_no, tenant, meter_no, meter };
-    let CoverOrder { before, covered, during, now, .. } = *order;
-    let state = &CutState { total: before, covered, ..subject.state.clone() };
-    let usage = Usage { owner, window, state, during, now };
-    credit.cover(connection, usage, (terms.draw_order, terms.at))
 }
 
 /// The window's pushes; of a window that is billed by event only the last.

@@ -1,62 +1,25 @@
-//! Keys of requests, and how one ends with its effect.
+//! Keys of requests.
 //!
 //! The table and its statements are those of the crate `counterfoil_idempotency`; here they run on
 //! the writer's connection.
 //!
-//! Invariant: a key ends in the transaction of its effect, or neither happens. What is answered is
-//! made of the outcome on the writer's thread; a fault in making it rolls back and does not stop
-//! the writer. A crash before the commit leaves a claim whose lease ends.
+//! Invariant: a request that changes money ends its key in the transaction of its effect
+//! (`Session::end_key`), or neither happens. A crash before the commit leaves a claim whose lease
+//! ends.
 
 use super::{SqliteStore, Writer};
 use crate::clock::Clock;
-use crate::rules::timestamp::Timestamp;
-use crate::store::idempotency::{Completing, Ended, completion_error, millis};
-use crate::store::{self, Error};
+use crate::store::idempotency::millis;
 use async_trait::async_trait;
 use counterfoil_idempotency::{
     Answer, Claim, Claimed, Ending, Fingerprint, Millis, Scope, StoreError, sqlite,
 };
 use rusqlite::Connection;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// What the crate's functions come to.
 type Kept<T> = Result<T, StoreError>;
-
-/// Ends a request's key in the transaction of its effect, on the writer's thread.
-pub struct Finish<T> {
-    completing: Option<Completing<T>>,
-    at: Timestamp,
-}
-
-impl<T> Finish<T> {
-    /// To be called last in the transaction, with the outcome; on an error the caller rolls
-    /// it back.
-    pub fn end(self, connection: &Connection, outcome: T) -> store::Result<T> {
-        let Some(completing) = self.completing else { return Ok(outcome) };
-        let rendered = catch_unwind(AssertUnwindSafe(|| completing.render(&outcome)));
-        let Ended { answer, ending, keep } = rendered
-            .map_err(|_| Error::Internal { what: "the answer could not be made".into() })?;
-        let (claim, at) = (completing.claim(), millis(self.at));
-        sqlite::end(connection, claim, &answer, ending, keep, at).map_err(completion_error)?;
-        Ok(outcome)
-    }
-}
-
-impl SqliteStore {
-    /// Runs `work`, whose transaction ends with [`Finish::end`], so that the request's key ends
-    /// with it.
-    pub(super) async fn write_ending<T: Send + 'static>(
-        &self,
-        completing: Option<&Completing<T>>,
-        at: Timestamp,
-        work: impl FnOnce(&mut Writer, Finish<T>) -> store::Result<T> + Send + 'static,
-    ) -> store::Result<T> {
-        let finish = Finish { completing: completing.cloned(), at };
-        self.write(move |writer| work(writer, finish)).await
-    }
-}
 
 /// The crate's functions, each in a transaction of its own.
 pub struct RequestKeys {

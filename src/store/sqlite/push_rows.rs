@@ -10,7 +10,6 @@ use super::waiting::count_waiting;
 use super::{corrupt, damaged, sql_error};
 use crate::rules::billing::Mode;
 use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId, TenantNo};
-use crate::rules::meter::Meter;
 use crate::rules::push::{NewPush, Push, StoredPush};
 use crate::rules::quantity::Quantity;
 use crate::rules::restore::Reading;
@@ -22,15 +21,6 @@ use crate::store::Result;
 use crate::store::push::{Transition, TransitionLine, key_of};
 use rusqlite::types::FromSql;
 use rusqlite::{Connection, Row, params};
-
-/// Whose usage of what.
-#[derive(Clone, Copy)]
-pub struct Owner<'a> {
-    pub tenant_no: TenantNo,
-    pub tenant: &'a TenantId,
-    pub meter_no: MeterNo,
-    pub meter: &'a Meter,
-}
 
 pub fn fetch_push(connection: &Connection, number: u64) -> Result<Option<StoredPush>> {
     connection.read_optional(

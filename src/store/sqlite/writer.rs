@@ -25,7 +25,7 @@ use super::statements::Statements;
 use super::{Shared, declarations, sql_error, waiting};
 use crate::config::SqliteConfig;
 use crate::faults::{crash_point, planted};
-use crate::rules::ids::{TenantId, TenantNo};
+use crate::rules::ids::TenantId;
 use crate::rules::meter::Meter;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::verdict::Verdict;
@@ -444,31 +444,6 @@ impl Writer {
         };
         self.shared.write_memory().tenants.insert(number, tenant.id.clone());
         Ok(TenantPut::Stored(tenant))
-    }
-
-    /// A write about a tenant, which is created with it if it is not known, and known in memory
-    /// after its commit.
-    pub fn write_for<T>(
-        &mut self,
-        tenant: &TenantId,
-        at: Timestamp,
-        work: impl FnOnce(&Connection, TenantNo) -> Result<T>,
-    ) -> Result<T> {
-        let (known, next) = {
-            let memory = self.shared.read_memory();
-            (memory.tenants.find(tenant), TenantNo(memory.tenants.next()))
-        };
-        let number = known.unwrap_or(next);
-        let answer = self.write(|connection| {
-            if known.is_none() {
-                declarations::insert_tenant(connection, number, tenant, at)?;
-            }
-            work(connection, number)
-        })?;
-        if known.is_none() {
-            self.shared.write_memory().tenants.insert(number, tenant.clone());
-        }
-        Ok(answer)
     }
 
     /// A write that concerns one table and nothing in memory.
