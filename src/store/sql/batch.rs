@@ -22,8 +22,18 @@ impl dyn Session + '_ {
     /// Runs a statement over rows; returns how many it changed. The text has one row, such as
     /// `VALUES ($::int8, $, 'waiting'), ...`, in which each `$` is the row's next value.
     pub fn run_batch(&self, sql: &str, rows: impl IntoIterator<Item = Vec<Value>>) -> Done<u64> {
+        self.run_batch_with(sql, &[], rows)
+    }
+
+    /// As [`Self::run_batch`]; `$1`, `$2` and so on are values that all rows share.
+    pub fn run_batch_with(
+        &self,
+        sql: &str,
+        shared: &[Value],
+        rows: impl IntoIterator<Item = Vec<Value>>,
+    ) -> Done<u64> {
         let mut changed = 0;
-        for (sql, values) in statements(sql, rows)? {
+        for (sql, values) in statements(sql, shared, rows)? {
             changed += self.run(&sql, &values)?;
         }
         Ok(changed)
@@ -37,7 +47,7 @@ impl dyn Session + '_ {
         mut decode: impl FnMut(&Row) -> Result<T>,
     ) -> Done<Vec<T>> {
         let mut found = Vec::new();
-        for (sql, values) in statements(sql, rows)? {
+        for (sql, values) in statements(sql, &[], rows)? {
             found.extend(self.read_all(&sql, &values, &mut decode)?);
         }
         Ok(found)
@@ -47,6 +57,7 @@ impl dyn Session + '_ {
 /// The statements for these rows, with their values; none for no rows.
 fn statements(
     sql: &str,
+    shared: &[Value],
     rows: impl IntoIterator<Item = Vec<Value>>,
 ) -> Result<Vec<(String, Vec<Value>)>> {
     let malformed = || Error::Internal { what: format!("no row to repeat in: {sql:.80}") };
@@ -62,18 +73,19 @@ fn statements(
     for size in SIZES {
         while rows.len() >= size {
             let rest = rows.split_off(size);
-            let text = format!("{head}{}{tail}", repeat(row, size));
-            statements.push((text, rows.into_iter().flatten().collect()));
+            let text = format!("{head}{}{tail}", repeat(row, size, shared.len()));
+            let values = shared.iter().cloned().chain(rows.into_iter().flatten());
+            statements.push((text, values.collect()));
             rows = rest;
         }
     }
     Ok(statements)
 }
 
-/// The row so many times, with its places numbered.
-fn repeat(row: &str, times: usize) -> String {
+/// The row so many times, with its places numbered after the shared ones.
+fn repeat(row: &str, times: usize, shared: usize) -> String {
     let mut text = String::with_capacity(times * (row.len() + 16));
-    let mut place = 0;
+    let mut place = shared;
     for time in 0..times {
         text.push_str(if time == 0 { "" } else { ", " });
         for character in row.chars() {
@@ -99,7 +111,7 @@ mod tests {
     #[test]
     fn a_row_is_repeated_with_its_places_numbered() {
         let sql = "INSERT INTO t (a, b, c) VALUES ($::int8, 'y', $), ... RETURNING (a)";
-        let made = statements(sql, rows(5)).expect("a statement");
+        let made = statements(sql, &[], rows(5)).expect("a statement");
         let four = "INSERT INTO t (a, b, c) VALUES ($1::int8, 'y', $2), ($3::int8, 'y', $4), \
                     ($5::int8, 'y', $6), ($7::int8, 'y', $8) RETURNING (a)";
         let one = "INSERT INTO t (a, b, c) VALUES ($1::int8, 'y', $2) RETURNING (a)";
@@ -110,9 +122,17 @@ mod tests {
     }
 
     #[test]
+    fn shared_values_come_first() {
+        let sql = "INSERT INTO t VALUES ($, $), ... ON CONFLICT DO UPDATE SET a = $1";
+        let made = statements(sql, values![7i64], rows(1)).expect("a statement");
+        let text = "INSERT INTO t VALUES ($2, $3) ON CONFLICT DO UPDATE SET a = $1";
+        assert_eq!(made, [(text.to_owned(), values![7i64, 0i64, "x"].to_vec())]);
+    }
+
+    #[test]
     fn any_number_of_rows_needs_few_texts() {
         let check = |count: i64, expected: &[usize]| {
-            let made = statements("VALUES ($, $), ...", rows(count)).expect("a statement");
+            let made = statements("VALUES ($, $), ...", &[], rows(count)).expect("a statement");
             let sizes: Vec<usize> = made.iter().map(|(_, values)| values.len() / 2).collect();
             assert_eq!(sizes, expected, "{count} rows");
         };
@@ -125,7 +145,8 @@ mod tests {
 
     #[test]
     fn a_text_that_does_not_suit_its_rows_is_refused() {
-        let refused = |sql: &str| statements(sql, rows(1)).expect_err("it is refused").to_string();
+        let refused =
+            |sql: &str| statements(sql, &[], rows(1)).expect_err("it is refused").to_string();
         assert!(refused("VALUES ($, $)").contains("no row to repeat"));
         assert!(refused("VALUES ($), ...").contains("2 values for a row of 1"));
     }

@@ -16,7 +16,7 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::push::Lease;
 use crate::store::reconciliation::{PassQuery, PassRowQuery, PassUpdate};
-use crate::store::{Result, damaged};
+use crate::store::{Error, Result, damaged};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -126,28 +126,39 @@ pub fn record_pass_rows(
     if session.rows(sql, values![within_column(pass)])?.is_empty() {
         return Ok(false);
     }
-    rows.iter().try_for_each(|row| write_pass_row(session, pass, row))?;
+    write_pass_rows(session, pass, rows)?;
     Ok(true)
 }
 
-fn write_pass_row(session: &dyn Session, pass: u64, row: &PassRow) -> Done<()> {
-    let PassRow { tenant, meter, day, ledger, pushed, provider, verdict, reason, .. } = row;
-    let (windows, marks) = (to_json(&row.windows), row.marks.text());
-    let sql = "-- write_pass_row
+fn write_pass_rows(session: &dyn Session, pass: u64, rows: &[PassRow]) -> Done<()> {
+    let sql = "-- write_pass_rows
+        WITH given (tenant, meter_no, day_start, day_end, ledger, pushed, provider, verdict, reason,
+            windows, hash, marks) AS (
+            VALUES ($::text, $::int2, $::timestamptz, $::timestamptz, $::numeric, $::numeric,
+                $::numeric, $::text, $::text, $::text, $::bytea, $::text), ...
+        )
         INSERT INTO pass_rows (pass_no, tenant_no, meter_no, day_start, day_end, ledger, pushed,
             provider, verdict, reason, windows, hash, marks)
-        VALUES ($1, (SELECT tenant_no FROM tenants WHERE tenant = $2), $3, $4, $5, $6, $7, $8, $9,
-            $10, $11, $12, $13)
+        SELECT $1::int8, tenant_no, meter_no, day_start, day_end, ledger, pushed, provider, verdict,
+            reason, windows, hash, marks
+        FROM given, tenants WHERE tenants.tenant = given.tenant
         ON CONFLICT (pass_no, tenant_no, meter_no, day_start) DO UPDATE SET
             day_end = excluded.day_end, ledger = excluded.ledger, pushed = excluded.pushed,
             provider = excluded.provider, verdict = excluded.verdict, reason = excluded.reason,
             windows = excluded.windows, hash = excluded.hash, marks = excluded.marks";
-    let values = values![
-        pass, tenant, meter, day.start, day.end, ledger, pushed, provider, verdict, reason,
-        windows, row.hash, marks,
-    ];
-    session.run(sql, values)?;
-    Ok(())
+    let values = rows.iter().map(|row| {
+        let PassRow { tenant, meter, day, ledger, pushed, provider, verdict, reason, .. } = row;
+        let (windows, marks) = (to_json(&row.windows), row.marks.text());
+        values![
+            tenant, meter, day.start, day.end, ledger, pushed, provider, verdict, reason, windows,
+            row.hash, marks,
+        ]
+        .to_vec()
+    });
+    match usize::try_from(session.run_batch_with(sql, values![pass], values)?) == Ok(rows.len()) {
+        true => Ok(()),
+        false => Err(Error::Corrupt { what: "tenants has no row for a pass row".into() }.into()),
+    }
 }
 
 /// Tenants are gone through in the order of their names; so a page costs what it holds, and not

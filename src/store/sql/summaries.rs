@@ -32,10 +32,16 @@ pub fn record_summaries(
     // A repetition within a second is left alone altogether: were its moment kept, readings that
     // follow each other quickly would never count. Values are equal if their texts are.
     let sql = "-- record_summaries
+        WITH given (tenant, meter_no, length_seconds, window_start, customer, value) AS (
+            VALUES ($::text, $::int2, $::int8, $::timestamptz, $::text, $::numeric), ...
+        )
         INSERT INTO summaries AS standing
             (tenant_no, meter_no, length_seconds, window_start, customer, value, read_at, since,
              reads)
-        VALUES ((SELECT tenant_no FROM tenants WHERE tenant = $1), $2, $3, $4, $5, $6, $7, $7, 1)
+        SELECT tenant_no, meter_no, length_seconds, window_start, customer, value,
+            $1::timestamptz, $1::timestamptz, 1
+        FROM given, tenants WHERE tenants.tenant = given.tenant
+        ORDER BY tenant_no, meter_no, length_seconds, window_start, customer
         ON CONFLICT (tenant_no, meter_no, length_seconds, window_start, customer) DO UPDATE SET
             value = excluded.value,
             read_before = CASE WHEN standing.value = excluded.value THEN standing.read_at END,
@@ -44,12 +50,12 @@ pub fn record_summaries(
                 THEN standing.since ELSE excluded.since END,
             reads = CASE WHEN standing.value = excluded.value THEN standing.reads + 1 ELSE 1 END
         WHERE standing.read_at
-            <= CASE WHEN standing.value = excluded.value THEN $8::timestamptz ELSE $7 END";
+            <= CASE WHEN standing.value = excluded.value THEN $2::timestamptz ELSE $1 END";
     let a_second_ago = read_at.saturating_add_micros(-MICROS_PER_SECOND);
-    for ((tenant, meter, seconds, start, customer), value) in sorted {
-        let values = values![tenant, meter, seconds, start, customer, value, read_at, a_second_ago];
-        session.run(sql, values)?;
-    }
+    let rows = sorted.into_iter().map(|((tenant, meter, seconds, start, customer), value)| {
+        values![tenant, meter, seconds, start, customer, value].to_vec()
+    });
+    session.run_batch_with(sql, values![read_at, a_second_ago], rows)?;
     Ok(())
 }
 

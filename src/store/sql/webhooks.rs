@@ -12,7 +12,7 @@
 
 use super::mirrors::{lock_mirror, raise_tickets};
 use super::timelines::insert_entries;
-use super::{Done, Filter, IntoValue, Row, Session, SqlStore, Value, values};
+use super::{Done, Filter, Row, Session, SqlStore, values};
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::webhook::{WebhookSource, WebhookStatus, is_of_content, judge_webhook};
@@ -22,10 +22,7 @@ use crate::store::webhook::{
     MirrorReading, Receipted, WebhookCounts, WebhookQuery, WebhookReceipt, WebhookRecord, Webhooks,
 };
 use async_trait::async_trait;
-use std::collections::BTreeMap;
-
-/// Names that one statement looks for.
-const NAMES_MAX: usize = 8;
+use std::collections::{BTreeMap, BTreeSet};
 
 #[async_trait]
 impl<S: SqlStore> Webhooks for S {
@@ -164,11 +161,10 @@ fn record_webhooks(session: &dyn Session, receipts: &[WebhookReceipt]) -> Done<V
     // In the order of names: of two servers with the same ones, the later waits for the first. One
     // that was written meanwhile fails the statement, and the transaction begins again.
     batch.new_names.sort_unstable();
-    for name in &batch.new_names {
-        let sql = "-- record_webhooks
-            INSERT INTO webhook_names (name, webhook_no) VALUES ($1, $2)";
-        session.run(sql, values![name, numbers[batch.places[name]]])?;
-    }
+    let sql = "-- record_webhooks\nINSERT INTO webhook_names (name, webhook_no) VALUES ($, $), ...";
+    let names = batch.new_names.iter();
+    let names = names.map(|name| values![name, numbers[batch.places[name]]].to_vec());
+    session.run_batch(sql, names)?;
     count_deliveries(session, &batch)?;
     // Also what a known webhook tells: the one that came before may have been a thin twin.
     insert_entries(session, receipts.iter().filter_map(|r| r.facts.timeline.as_ref()))?;
@@ -181,23 +177,20 @@ fn find_names<'r>(
     session: &dyn Session,
     receipts: &'r [WebhookReceipt],
 ) -> Done<BTreeMap<&'r str, u64>> {
-    let names: Vec<&'r String> = receipts.iter().flat_map(|receipt| &receipt.facts.names).collect();
-    let mut known = BTreeMap::new();
-    for some in names.chunks(NAMES_MAX) {
-        let sql = "-- find_names
-            SELECT name, webhook_no FROM webhook_names
-            WHERE name IN ($1, $2, $3, $4, $5, $6, $7, $8)";
-        let mut values: Vec<Value> = some.iter().map(IntoValue::to_value).collect();
-        values.resize(NAMES_MAX, Value::Null);
-        let found: BTreeMap<String, u64> = session
-            .read_all(sql, &values, |row| {
-                Ok((row.get("webhook_names.name")?, row.get("webhook_names.webhook_no")?))
-            })?
-            .into_iter()
-            .collect();
-        known.extend(some.iter().filter_map(|name| Some((name.as_str(), *found.get(*name)?))));
-    }
-    Ok(known)
+    let names: BTreeSet<&'r str> =
+        receipts.iter().flat_map(|receipt| &receipt.facts.names).map(String::as_str).collect();
+    let sql = "-- find_names
+        WITH given (name) AS (VALUES ($::text), ...)
+        SELECT given.name, webhook_no FROM given
+        JOIN webhook_names ON webhook_names.name = given.name";
+    let rows = names.iter().map(|name| values![name].to_vec());
+    let found: BTreeMap<String, u64> = session
+        .read_batch(sql, rows, |row| {
+            Ok((row.get("webhook_names.name")?, row.get("webhook_names.webhook_no")?))
+        })?
+        .into_iter()
+        .collect();
+    Ok(names.into_iter().filter_map(|name| Some((name, *found.get(name)?))).collect())
 }
 
 /// Writes webhooks of new facts in the order of arrival; the webhook of each fact. One with an
