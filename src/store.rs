@@ -47,7 +47,7 @@ use credit::Credits;
 use epoch::Epochs;
 use faulty::verbs;
 use outbox::Outbox;
-use push::{Cuts, Leases, Pushes};
+use push::{Cuts, Leases, PushChanges, PushHistory, Pushes};
 use quote::Quotes;
 use reconciliation::Reconciliation;
 use saga::Sagas;
@@ -359,6 +359,12 @@ verbs! {
             fields: TenantFields,
             at: Timestamp,
         ) -> Result<TenantPut>;
+    }
+}
+
+verbs! {
+    /// Tenants as they are looked at.
+    pub trait Tenants: Send + Sync {
         async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>>;
         /// The tenant that is this customer.
         async fn find_customer(&self, customer: &CustomerId) -> Result<Option<Tenant>>;
@@ -420,11 +426,14 @@ verbs! {
 pub trait Store:
     Deliveries
     + Declarations
+    + Tenants
     + Queries
     + ApiKeys
     + Leases
     + Cuts
     + Pushes
+    + PushChanges
+    + PushHistory
     + Webhooks
     + Mirrors
     + Reconciliation

@@ -174,13 +174,13 @@ CREATE TABLE counters (
 -- Keys of the API; the tokens themselves are not kept.
 CREATE TABLE api_keys (
     -- public name of the key
-    id text COLLATE "C" NOT NULL PRIMARY KEY,
+    key_id text COLLATE "C" NOT NULL PRIMARY KEY,
     -- for people
     name text NOT NULL,
     -- HMAC-SHA256 of the token under the store's secret
     digest bytea NOT NULL UNIQUE CHECK (length(digest) = 32),
-    -- what it may do
-    scopes text[] NOT NULL,
+    -- what it may do, space-separated
+    scopes text NOT NULL,
     -- the tenant it is bound to
     tenant text COLLATE "C",
     -- when it was made

@@ -5,7 +5,7 @@
 -- 1 while pushes that waited for the tenant's customer are still to be released
 ALTER TABLE tenants ADD COLUMN releasing INTEGER NOT NULL DEFAULT 0;
 
-CREATE INDEX tenants_releasing ON tenants (tenant_no) WHERE releasing = 1;
+CREATE INDEX tenants_releasing ON tenants (tenant_no) WHERE releasing;
 CREATE INDEX pushes_waiting ON pushes (tenant_no, push_no) WHERE state = 'waiting';
 
 -- Usage that waits for a customer, and usage that was too old to be sent when there was one. Shadow

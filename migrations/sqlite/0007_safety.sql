@@ -76,7 +76,7 @@ DROP TABLE pass_rows;
 ALTER TABLE pass_rows_next RENAME TO pass_rows;
 
 -- Windows that were counted in shadow mode, to add them up.
-CREATE INDEX cuts_shadow ON cuts (meter_no) WHERE shadow = 1;
+CREATE INDEX cuts_shadow ON cuts (meter_no) WHERE shadow;
 
 -- What a person wrote off has a state of its own, so that those that are dead are those that need
 -- a person. The state of a push may also be waiting (its tenant has no customer) or discarded.

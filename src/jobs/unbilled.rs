@@ -10,7 +10,7 @@ use crate::rules::ids::MeterNo;
 use crate::rules::meter::{Aggregation, Catalog};
 use crate::rules::named::named_enum;
 use crate::rules::quantity::Quantity;
-use crate::store::push::{PushCounts, Pushes, UnbilledSums};
+use crate::store::push::{PushCounts, PushHistory, UnbilledSums};
 use crate::store::{self, InboxQuery, Queries, Store};
 use std::collections::BTreeMap;
 
@@ -145,7 +145,10 @@ async fn sum_quarantined(
 }
 
 /// Who wrote pushes off, and why; none if there are none.
-pub async fn note_discards(store: &dyn Pushes, pushes: &[u64]) -> store::Result<Option<String>> {
+pub async fn note_discards(
+    store: &dyn PushHistory,
+    pushes: &[u64],
+) -> store::Result<Option<String>> {
     let mut parts = Vec::new();
     for number in pushes.iter().take(NOTED_MAX) {
         let trace = store.trace_push(*number).await?;

@@ -306,20 +306,8 @@ verbs! {
 }
 
 verbs! {
-    /// Pushes and what becomes of them.
+    /// Pushes on their way to the provider, and rulings on those that did not get there.
     pub trait Pushes: Send + Sync {
-        /// Releases pushes of a tenant that waited until it had a customer, in the order of their
-        /// numbers, by `rules::waiting::judge_waiting`. Returns how many were changed; zero when
-        /// nothing is left to be released.
-        async fn release_pushes(&self, release: PushRelease) -> Result<usize>;
-        /// Usage that was too old to be sent, of tenants that got their customer since then, newest
-        /// first.
-        async fn list_unsent_usage(
-            &self,
-            since: Timestamp,
-            limit: usize,
-        ) -> Result<Vec<UnsentUsage>>;
-
         /// Leases due pushes, in the order of `due_at`, then number: observed, due by `now`, the
         /// lowest observed revision of their window, of a tenant with a customer, at most one for
         /// each tenant and meter, none of a tenant and meter that has one leased, and none that a
@@ -343,6 +331,68 @@ verbs! {
         async fn settle_pushes(&self, settlements: Vec<Settlement>, at: Timestamp)
         -> Result<usize>;
 
+        /// Tries a dead push again as `rules::evidence::judge_resend` says, by the window's pushes
+        /// and its customer's total as they are stored then: as a new revision, or by asking its
+        /// summary again, which is refused while another push of the window is unresolved.
+        async fn retry_push(&self, number: u64, at: Timestamp) -> Result<Ruling>;
+        /// Writes a dead push off.
+        async fn discard_push(&self, number: u64, reason: &str, at: Timestamp) -> Result<Ruling>;
+
+        /// Adds up what is not billed: of each meter that is given, with when billing of it begins.
+        /// Trials are left out. Reads every total before that moment: not for a hot path.
+        async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums>;
+    }
+}
+
+verbs! {
+    /// Changes of pushes that no claimant makes.
+    pub trait PushChanges: Send + Sync {
+        /// Releases pushes of a tenant that waited until it had a customer, in the order of their
+        /// numbers, by `rules::waiting::judge_waiting`. Returns how many were changed; zero when
+        /// nothing is left to be released.
+        async fn release_pushes(&self, release: PushRelease) -> Result<usize>;
+
+        /// Makes dead (class refused) the named pushes that are submitted, or observed, begun and
+        /// not leased; makes those to be looked for due now, unless they are (class unknown in
+        /// their history). Others are left alone, so asking again changes nothing.
+        async fn reject_pushes(
+            &self,
+            rejection: Rejection,
+            at: Timestamp,
+        ) -> Result<RejectionReport>;
+
+        /// Writes, in one transaction, what the provider lost as a reconciled push of class lost
+        /// with the negative difference (in absolute mode its value is what the provider shows),
+        /// and a push of class correction that sends it again: the next two revisions of the
+        /// window, so that the sum of its pushes stays; done with the number of the latter.
+        /// Refused, with nothing written, if `rules::correction::judge_correction` does not allow
+        /// it by the pushes and the total that are stored then, or if the window belongs to
+        /// another customer than the order's, or a settled push of it was sent for one
+        /// (`rules::customer::customer_of_window`).
+        async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling>;
+
+        /// Confirmed pushes of windows that start in `range` become reconciled; how many.
+        async fn close_pushes(
+            &self,
+            tenant: &TenantId,
+            meter: MeterNo,
+            range: Window,
+            at: Timestamp,
+        ) -> Result<u64>;
+    }
+}
+
+verbs! {
+    /// Pushes as they are looked at.
+    pub trait PushHistory: Send + Sync {
+        /// Usage that was too old to be sent, of tenants that got their customer since then, newest
+        /// first.
+        async fn list_unsent_usage(
+            &self,
+            since: Timestamp,
+            limit: usize,
+        ) -> Result<Vec<UnsentUsage>>;
+
         /// Windows with submitted, unconfirmed pushes of which one is due by `now`, at most
         /// `limit`, those longest due first; windows with a push that was begun and not resolved
         /// are left out. Only windows that are shadow, or only those that are not.
@@ -355,27 +405,7 @@ verbs! {
 
         async fn list_pushes(&self, query: PushQuery) -> Result<Vec<Push>>;
         async fn trace_push(&self, number: u64) -> Result<Option<PushTrace>>;
-
-        /// Tries a dead push again as `rules::evidence::judge_resend` says, by the window's pushes
-        /// and its customer's total as they are stored then: as a new revision, or by asking its
-        /// summary again, which is refused while another push of the window is unresolved.
-        async fn retry_push(&self, number: u64, at: Timestamp) -> Result<Ruling>;
-        /// Writes a dead push off.
-        async fn discard_push(&self, number: u64, reason: &str, at: Timestamp) -> Result<Ruling>;
-
-        /// Makes dead (class refused) the named pushes that are submitted, or observed, begun and
-        /// not leased; makes those to be looked for due now, unless they are (class unknown in
-        /// their history). Others are left alone, so asking again changes nothing.
-        async fn reject_pushes(
-            &self,
-            rejection: Rejection,
-            at: Timestamp,
-        ) -> Result<RejectionReport>;
-
         async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts>;
-        /// Adds up what is not billed: of each meter that is given, with when billing of it begins.
-        /// Trials are left out. Reads every total before that moment: not for a hot path.
-        async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums>;
 
         /// Pushes of windows that start in `range`, in the order of window and revision.
         async fn read_window_pushes(
@@ -384,23 +414,6 @@ verbs! {
             meter: MeterNo,
             range: Window,
         ) -> Result<Vec<WindowPush>>;
-        /// Writes, in one transaction, what the provider lost as a reconciled push of class lost
-        /// with the negative difference (in absolute mode its value is what the provider shows),
-        /// and a push of class correction that sends it again: the next two revisions of the
-        /// window, so that the sum of its pushes stays; done with the number of the latter.
-        /// Refused, with nothing written, if `rules::correction::judge_correction` does not allow
-        /// it by the pushes and the total that are stored then, or if the window belongs to
-        /// another customer than the order's, or a settled push of it was sent for one
-        /// (`rules::customer::customer_of_window`).
-        async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling>;
-        /// Confirmed pushes of windows that start in `range` become reconciled; how many.
-        async fn close_pushes(
-            &self,
-            tenant: &TenantId,
-            meter: MeterNo,
-            range: Window,
-            at: Timestamp,
-        ) -> Result<u64>;
     }
 }
 

@@ -3,7 +3,8 @@
 //! A verb here is a function over a [`Session`]: it reads rows, asks `rules` for a plan and applies
 //! the plan. Its statements are PostgreSQL's; `sqlite/session.rs` removes what SQLite does not need
 //! and does not know (casts and row locks). Each store says how a transaction runs ([`SqlStore`]).
-//! What has to be fast (deliveries, rollups, events, cuts, pushes) is written for each store.
+//! What has to be fast (deliveries, rollups, events, cuts, claims and settlements of pushes) is
+//! written for each store.
 //!
 //! Invariant: the statements of a function are one transaction, which the store commits after the
 //! function has returned. PostgreSQL runs a function again if another transaction was in the way,
@@ -11,14 +12,18 @@
 
 mod accounts;
 mod alerts;
+mod api_keys;
 mod batch;
 mod bindings;
 mod chain;
 mod clock;
+mod corrections;
 mod coverings;
 mod credit_changes;
 mod credits;
+mod declarations;
 mod entries;
+mod epochs;
 mod failure;
 mod filter;
 mod findings;
@@ -29,8 +34,11 @@ mod leases;
 mod mirrors;
 mod outbox;
 mod passes;
+mod push_changes;
+mod push_history;
 mod quotes;
 mod reconciliation;
+mod rejections;
 mod row;
 mod sagas;
 mod session;
@@ -38,21 +46,27 @@ mod subscriptions;
 mod summaries;
 mod thresholds;
 mod timelines;
+mod unbilled;
 mod value;
 mod waiting;
 mod webhooks;
 
+pub use api_keys::{create_api_key, list_api_keys, revoke_api_key};
 pub use chain::verify_passes;
 pub use clock::lower_tables;
 pub use coverings::{Coverings, WindowKey};
+pub use declarations::{declare_meter, put_tenant, read_catalog};
+pub use epochs::{read_epoch, record_restore};
 pub use failure::{Done, Failure};
 pub use filter::Filter;
 pub use inbox::{list_conflicts, list_quarantine, trace_inboxes};
 pub use leases::hold_lease;
+pub use push_history::read_window_pushes;
 pub use row::Row;
-pub use session::{Session, SqlStore};
+pub use session::{MeterSum, Session, SqlStore};
 pub use subscriptions::read_terms;
 pub use summaries::find_summary;
+pub use unbilled::{sum_held, sum_shadow};
 pub(crate) use value::values;
 pub use value::{IntoValue, Value};
-pub use waiting::list_unsent;
+pub use waiting::{read_unmapped, write_unmapped};

@@ -9,11 +9,9 @@
 //! and `memory` (what is known of it), `fold` (its rows); `recovery` is the way back after a stop
 //! or a crash. `docs/decisions/0001-journal-then-fold.md` says why.
 
-mod api_keys;
 mod check;
 mod checkpoint;
 mod clock;
-mod corrections;
 mod counters;
 mod cuts;
 mod day_groups;
@@ -35,22 +33,19 @@ mod pushes;
 mod readers;
 pub(crate) mod record;
 mod recovery;
-mod rejections;
 mod restores;
 mod rollups;
 mod segment;
 mod session;
 mod statements;
-mod unbilled;
 mod waiting;
-mod window_pushes;
 mod writer;
 
 use crate::clock::Clock;
 use crate::config::SqliteConfig;
 use crate::rules::chain::ChainReport;
 use crate::rules::fingerprint::Fingerprinter;
-use crate::rules::ids::{CustomerId, EventId, MeterNo, TenantId};
+use crate::rules::ids::{EventId, MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::{Usage, UsageRow, UsageShape};
@@ -58,13 +53,15 @@ use crate::rules::verdict::Verdict;
 use crate::rules::window::Window;
 use crate::store::fault_log::FaultLog;
 use crate::store::groups::KnownGroups;
-use crate::store::sql::{SqlStore, list_conflicts, list_quarantine};
+use crate::store::sql::{
+    SqlStore, create_api_key, list_api_keys, list_conflicts, list_quarantine, revoke_api_key,
+};
 use crate::store::throttle::Throttle;
 use crate::store::{
     ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterQuery, CounterRow, Declaration,
     Declarations, Deliveries, DeliveryBatch, Error, EventPage, EventQuery, EventTrace, Health,
-    InboxPage, InboxQuery, Progress, QuarantineRecord, Queries, Result, Store, Tenant,
-    TenantFields, TenantPut, damaged, stop_process,
+    InboxPage, InboxQuery, Progress, QuarantineRecord, Queries, Result, Store, TenantFields,
+    TenantPut, damaged, stop_process,
 };
 use async_trait::async_trait;
 use epochs::Marks;
@@ -74,6 +71,7 @@ use memory::Memory;
 use readers::Readers;
 use rusqlite::Connection;
 use rusqlite::config::DbConfig;
+use session::SqliteSession;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -199,7 +197,7 @@ impl SqliteStore {
         inbox::mark_old_rows(&mut connection, &fingerprinter)?;
         let token_secret = secret(&connection, "tokens")?;
         let push_secret = secret(&connection, "pushes")?;
-        let api_keys = Arc::new(RwLock::new(api_keys::list_api_keys(&connection)?));
+        let api_keys = Arc::new(RwLock::new(list_api_keys(&SqliteSession::on(&connection))?));
         let (writer, high_water) = recover_writer(connection, settings, fingerprinter)?;
         let shared = Arc::clone(&writer.shared);
         let (jobs, work) = mpsc::channel();
@@ -299,7 +297,7 @@ impl Deliveries for SqliteStore {
 #[async_trait]
 impl Declarations for SqliteStore {
     async fn declare_meter(&self, meter: Meter, at: Timestamp) -> Result<Declaration<Meter>> {
-        self.write(move |writer| writer.declare_meter(meter, at)).await
+        self.write(move |writer| writer.declare_meter(&meter, at)).await
     }
 
     async fn load_catalog(&self) -> Result<Catalog> {
@@ -314,24 +312,6 @@ impl Declarations for SqliteStore {
     ) -> Result<TenantPut> {
         let tenant = tenant.clone();
         self.write(move |writer| writer.put_tenant(&tenant, &fields, at)).await
-    }
-
-    async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>> {
-        let tenant = tenant.clone();
-        self.read(move |_, connection| declarations::find_tenant(connection, &tenant)).await
-    }
-
-    async fn find_customer(&self, customer: &CustomerId) -> Result<Option<Tenant>> {
-        let customer = customer.clone();
-        self.read(move |_, connection| declarations::find_customer(connection, &customer)).await
-    }
-
-    async fn list_tenants(&self, after: Option<&TenantId>, limit: usize) -> Result<Vec<Tenant>> {
-        let after = after.cloned();
-        let list = move |_: &Shared, connection: &Connection| {
-            declarations::list_tenants(connection, after.as_ref(), limit)
-        };
-        Ok(self.read(list).await?.into_iter().map(|(_, tenant)| tenant).collect())
     }
 }
 
@@ -408,7 +388,7 @@ impl ApiKeys for SqliteStore {
     async fn create_api_key(&self, key: ApiKey) -> Result<()> {
         let keys = Arc::clone(&self.api_keys);
         self.write(move |writer| {
-            writer.write(|c| api_keys::create_api_key(c, &key))?;
+            writer.write(|c| Ok(create_api_key(&SqliteSession::on(c), &key)?))?;
             let mut keys = keys.write().expect("no holder panics");
             let order = |key: &ApiKey| (key.created_at, key.id.clone());
             let place = keys.partition_point(|other| order(other) < order(&key));
@@ -426,7 +406,8 @@ impl ApiKeys for SqliteStore {
         let id = id.to_owned();
         let keys = Arc::clone(&self.api_keys);
         self.write(move |writer| {
-            let revoked = writer.write(|c| api_keys::revoke_api_key(c, &id, at))?;
+            let revoke = |c: &Connection| Ok(revoke_api_key(&SqliteSession::on(c), &id, at)?);
+            let revoked = writer.write(revoke)?;
             let mut keys = keys.write().expect("no holder panics");
             if let Some(key) = keys.iter_mut().find(|key| revoked && key.id == id) {
                 key.revoked_at = Some(at);

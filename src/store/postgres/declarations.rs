@@ -1,34 +1,26 @@
-//! Meters and tenants: the dictionaries.
+//! Meters and tenants: the dictionaries, and what of them is cached; see `sql/declarations.rs`.
 //!
 //! Invariant: a number, once given, belongs to its name for ever; rows are never deleted. What is
 //! cached here was committed before. A crash between the creation of a tenant and its first event
 //! leaves a tenant without events.
 
 use super::PostgresStore;
-use super::scalars::{
-    SqlTimestamp, column, corrupt, damaged, instant, read_meter_no, read_tenant_no, write_limit,
-};
-use super::statements::Statements;
-use super::transaction::{Done, Transaction};
-use super::waiting::mark_releasing;
-use crate::rules::ids::{CustomerId, MeterNo, MeterSlug, TenantId, TenantNo};
+use super::scalars::{SqlTimestamp, column, corrupt, damaged, read_meter_no, read_tenant_no};
+use crate::rules::ids::{MeterNo, MeterSlug, TenantId, TenantNo};
 use crate::rules::meter::{Catalog, Meter, MeterSpec};
 use crate::rules::timestamp::Timestamp;
-use crate::store::{Declaration, Declarations, Error, Result, Tenant, TenantFields, TenantPut};
+use crate::store::sql::{SqlStore, declare_meter, put_tenant};
+use crate::store::{Declaration, Declarations, Result, TenantFields, TenantPut};
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
 
 #[async_trait]
 impl Declarations for PostgresStore {
     async fn declare_meter(&self, meter: Meter, at: Timestamp) -> Result<Declaration<Meter>> {
-        let meter = &meter;
-        let work =
-            move |client: Arc<Transaction>| async move { declare_meter(&client, meter, at).await };
-        self.transact(work).await
+        self.in_transaction(move |session| declare_meter(session, &meter, at)).await
     }
 
     async fn load_catalog(&self) -> Result<Catalog> {
@@ -45,38 +37,8 @@ impl Declarations for PostgresStore {
         fields: TenantFields,
         at: Timestamp,
     ) -> Result<TenantPut> {
-        let fields = &fields;
-        let work = move |client: Arc<Transaction>| async move {
-            put_tenant(&client, tenant, fields, at).await
-        };
-        self.transact(work).await
-    }
-
-    async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>> {
-        let client = self.reader().await?;
-        let sql = "-- find_tenant
-            SELECT tenant, name, customer, created_at FROM tenants WHERE tenant = $1";
-        let row = client.read_optional(sql, &[&tenant.as_str()]).await?;
-        row.as_ref().map(read_tenant).transpose()
-    }
-
-    async fn find_customer(&self, customer: &CustomerId) -> Result<Option<Tenant>> {
-        let client = self.reader().await?;
-        let sql = "-- find_customer
-            SELECT tenant, name, customer, created_at FROM tenants WHERE customer = $1";
-        let row = client.read_optional(sql, &[&customer.as_str()]).await?;
-        row.as_ref().map(read_tenant).transpose()
-    }
-
-    async fn list_tenants(&self, after: Option<&TenantId>, limit: usize) -> Result<Vec<Tenant>> {
-        let client = self.reader().await?;
-        let sql = "-- list_tenants
-            SELECT tenant, name, customer, created_at FROM tenants WHERE tenant > $1
-            ORDER BY tenant LIMIT $2";
-        // Every id is larger than the empty text.
-        let after = after.map_or("", TenantId::as_str);
-        let rows = client.read_all(sql, &[&after, &write_limit(limit)]).await?;
-        rows.iter().map(read_tenant).collect()
+        let tenant = tenant.clone();
+        self.in_transaction(move |session| put_tenant(session, &tenant, &fields, at)).await
     }
 }
 
@@ -153,89 +115,6 @@ impl PostgresStore {
     }
 }
 
-/// Everything but the COMMIT. Declarations wait for each other, so that what one has looked up, a
-/// free event name above all, is still so when it writes. Readers of the catalog do not wait.
-async fn declare_meter(
-    client: &ClientWrapper,
-    meter: &Meter,
-    at: Timestamp,
-) -> Done<Declaration<Meter>> {
-    let define = |meter: &Meter| {
-        serde_json::to_string(&meter.spec)
-            .map_err(|error| Error::Internal { what: error.to_string() })
-    };
-    let sql = "-- declare_meter
-        LOCK TABLE meters IN SHARE ROW EXCLUSIVE MODE";
-    client.batch_execute(sql).await?;
-    if let Some(other) = read_catalog(client).await?.billed_alike(meter) {
-        return Ok(Declaration::EventNameTaken(other.slug.clone()));
-    }
-    let slug = meter.slug.as_str();
-    let Some(standing) = find_meter(client, &meter.slug).await? else {
-        let sql = "-- declare_meter
-            INSERT INTO meters (slug, definition, created_at) VALUES ($1, $2, $3)";
-        let definition = define(&meter.clone().starting(at))?;
-        client.execute(sql, &[&slug, &definition, &SqlTimestamp(at)]).await?;
-        return Ok(Declaration::Created);
-    };
-    let Some(renewed) = standing.redeclare(meter, at) else {
-        return Ok(Declaration::Refused(standing));
-    };
-    if renewed != standing {
-        let sql = "-- declare_meter
-            UPDATE meters SET definition = $2 WHERE slug = $1";
-        client.execute(sql, &[&slug, &define(&renewed)?]).await?;
-    }
-    Ok(Declaration::Updated)
-}
-
-/// Everything but the COMMIT. Two servers that give one customer to two tenants meet in the unique
-/// index; the later one is redone, and finds the customer taken.
-async fn put_tenant(
-    client: &ClientWrapper,
-    tenant: &TenantId,
-    fields: &TenantFields,
-    at: Timestamp,
-) -> Done<TenantPut> {
-    let customer = fields.customer.as_ref().map(CustomerId::as_str);
-    let holder = holder_of_customer(client, customer).await?;
-    if let Some(holder) = holder.filter(|holder| holder != tenant) {
-        return Ok(TenantPut::CustomerTaken(holder));
-    }
-    // The customer that it had is kept: what was sent to it stays there.
-    let update = "-- put_tenant
-        WITH kept AS (
-            INSERT INTO former_customers (tenant_no, customer)
-            SELECT tenant_no, customer FROM tenants
-            WHERE tenant = $1 AND customer IS NOT NULL AND (customer <> $3 OR $4)
-            ON CONFLICT DO NOTHING
-        )
-        UPDATE tenants SET
-            name = CASE WHEN $2::text = '' THEN NULL ELSE COALESCE($2, name) END,
-            customer = CASE WHEN $4 THEN NULL ELSE COALESCE($3, customer) END
-        WHERE tenant = $1
-        RETURNING tenant, name, customer, created_at";
-    let given: [&(dyn ToSql + Sync); 4] =
-        [&tenant.as_str(), &fields.name, &customer, &fields.unmap];
-    let updated = client.query_opt(update, &given).await?;
-    let insert = "-- put_tenant
-        INSERT INTO tenants (tenant, name, customer, created_at)
-        VALUES ($1, NULLIF($2, ''), $3, $4)
-        ON CONFLICT (tenant) DO UPDATE SET name = COALESCE(excluded.name, tenants.name),
-            customer = COALESCE(excluded.customer, tenants.customer)
-        RETURNING tenant, name, customer, created_at";
-    let stored = match updated {
-        Some(row) => row,
-        None => {
-            let at = SqlTimestamp(at);
-            let given: [&(dyn ToSql + Sync); 4] = [&tenant.as_str(), &fields.name, &customer, &at];
-            client.query_one(insert, &given).await?
-        }
-    };
-    mark_releasing(client, tenant).await?;
-    Ok(TenantPut::Stored(read_tenant(&stored)?))
-}
-
 /// Whether tenants that do not exist are created.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Creation {
@@ -253,26 +132,6 @@ pub(super) async fn read_catalog(client: &ClientWrapper) -> Result<Catalog> {
     Ok(catalog)
 }
 
-/// The tenant that is this customer.
-async fn holder_of_customer(
-    client: &ClientWrapper,
-    customer: Option<&str>,
-) -> Result<Option<TenantId>> {
-    let Some(customer) = customer else { return Ok(None) };
-    let sql = "-- holder_of_customer
-        SELECT tenant FROM tenants WHERE customer = $1";
-    let Some(row) = client.query_opt(sql, &[&customer]).await? else { return Ok(None) };
-    let id: String = column(&row, 0)?;
-    TenantId::parse(&id).map(Some).map_err(|_| corrupt("a tenant has no valid id"))
-}
-
-async fn find_meter(client: &ClientWrapper, slug: &MeterSlug) -> Result<Option<Meter>> {
-    let sql = "-- find_meter
-        SELECT slug, definition FROM meters WHERE slug = $1";
-    let row = client.query_opt(sql, &[&slug.as_str()]).await?;
-    row.map(|row| read_meter(&row, 0)).transpose()
-}
-
 /// Reads slug and definition, in this order.
 fn read_meter(row: &Row, from: usize) -> Result<Meter> {
     let slug: String = column(row, from)?;
@@ -281,17 +140,4 @@ fn read_meter(row: &Row, from: usize) -> Result<Meter> {
     let spec: MeterSpec = serde_json::from_str(&definition).map_err(|_| damaged())?;
     let parsed = MeterSlug::parse(&slug).map_err(|_| damaged())?;
     Meter::declare(parsed, spec).map_err(|_| damaged())
-}
-
-fn read_tenant(row: &Row) -> Result<Tenant> {
-    let id: String = column(row, 0)?;
-    let customer: Option<String> = column(row, 2)?;
-    Ok(Tenant {
-        id: TenantId::parse(&id).map_err(|_| damaged("tenants.tenant", &id))?,
-        name: column(row, 1)?,
-        customer: customer
-            .map(|id| CustomerId::parse(&id).map_err(|_| damaged("tenants.customer", &id)))
-            .transpose()?,
-        created_at: instant(row, 3)?,
-    })
 }

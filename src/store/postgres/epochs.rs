@@ -7,7 +7,7 @@
 //! finds the same identity and writes it down then.
 
 use super::PostgresStore;
-use super::scalars::{SqlTimestamp, column, corrupt, damaged, instant, instant_if_any, read_count};
+use super::scalars::{SqlTimestamp, column, damaged, instant, instant_if_any, read_count};
 use super::scalars::{read_ordinal, write_count};
 use super::statements::Statements;
 use super::transaction::{Done, Transaction};
@@ -18,22 +18,18 @@ use crate::rules::restore::{Cause, IdentityPart, Life, Mark};
 use crate::rules::timestamp::Timestamp;
 use crate::store::epoch::{Epoch, Epochs, Uncompared};
 use crate::store::push::Push;
+use crate::store::sql::{self, SqlStore};
 use crate::store::{Error, Result};
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use tokio_postgres::Row;
 
 /// Each in a statement of its own: one may be refused to this user.
 const CLUSTER: &str = "-- cluster\nSELECT system_identifier::text FROM pg_control_system()";
 const TIMELINE: &str = "-- timeline\nSELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)";
 const DATABASE: &str =
     "-- database\nSELECT oid::text FROM pg_database WHERE datname = current_database()";
-
-/// None before the first restore.
-pub const LAST_EPOCH: &str = "-- read_epoch
-    SELECT epoch, restored_at, reason, suspected FROM epochs ORDER BY epoch DESC LIMIT 1";
 
 #[async_trait]
 impl Epochs for PostgresStore {
@@ -60,21 +56,12 @@ impl Epochs for PostgresStore {
     }
 
     async fn read_epoch(&self) -> Result<Option<Epoch>> {
-        let work = move |client: Arc<Transaction>| async move { read_epoch(&client).await };
-        self.transact(work).await
+        self.in_reader(sql::read_epoch).await
     }
 
     async fn record_restore(&self, cause: &Cause, at: Timestamp) -> Result<Epoch> {
-        let work = move |client: Arc<Transaction>| async move {
-            let sql = "-- record_restore
-                INSERT INTO epochs (epoch, restored_at, reason, suspected)
-                SELECT COALESCE(max(epoch), 0) + 1, $1, $2, $3 FROM epochs";
-            let Cause { reason, suspected } = cause;
-            client.execute(sql, &[&SqlTimestamp(at), reason, suspected]).await?;
-            let epoch = read_epoch(&client).await?;
-            Ok(epoch.ok_or_else(|| corrupt("epochs row vanished mid-transaction"))?)
-        };
-        self.transact(work).await
+        let cause = cause.clone();
+        self.in_transaction(move |session| sql::record_restore(session, &cause, 0, at)).await
     }
 
     async fn record_alive(&self, at: Timestamp) -> Result<()> {
@@ -115,19 +102,17 @@ async fn read_identity(client: &ClientWrapper) -> [Option<String>; 3] {
     identity
 }
 
+/// The last restore, for what is written for this store.
 pub async fn read_epoch(client: &ClientWrapper) -> Done<Option<Epoch>> {
-    let row = client.read_optional(LAST_EPOCH, &[]).await?;
-    Ok(row.map(|row| parse_epoch(&row)).transpose()?)
-}
-
-/// A row of [`LAST_EPOCH`].
-pub fn parse_epoch(row: &Row) -> Result<Epoch> {
-    Ok(Epoch {
-        number: read_ordinal(column(row, 0)?)?,
-        restored_at: instant(row, 1)?,
-        reason: column(row, 2)?,
-        suspected: column(row, 3)?,
-    })
+    let sql = "-- read_epoch
+        SELECT epoch, restored_at, reason, suspected FROM epochs ORDER BY epoch DESC LIMIT 1";
+    let Some(row) = client.read_optional(sql, &[]).await? else { return Ok(None) };
+    Ok(Some(Epoch {
+        number: read_ordinal(column(&row, 0)?)?,
+        restored_at: instant(&row, 1)?,
+        reason: column(&row, 2)?,
+        suspected: column(&row, 3)?,
+    }))
 }
 
 /// The secret under which keys are made now.

@@ -35,13 +35,6 @@ pub fn store_error(error: &tokio_postgres::Error) -> Error {
     }
 }
 
-/// As [`store_error`], for a statement that is its own transaction and writes: if the connection
-/// broke, it may have been committed.
-pub fn write_error(error: tokio_postgres::Error) -> Error {
-    let broke = error.code().is_some_and(ends_connection) || is_connection_fault(&error);
-    if broke { Error::Unknown { what: describe(&error) } } else { store_error(&error) }
-}
-
 /// For reads; statements of transactions fail with a `Failure`.
 impl From<tokio_postgres::Error> for Error {
     fn from(error: tokio_postgres::Error) -> Self {

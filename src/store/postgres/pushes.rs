@@ -14,32 +14,23 @@
 use super::PostgresStore;
 use super::epochs::read_windows;
 use super::numeric::SqlQuantity;
-use super::push_history;
 use super::push_rows::{lock_pushes, log_lines, read_customer, read_pushes, record_lines};
 use super::scalars::{SqlTimestamp, column, corrupt, read_count, write_count, write_limit};
 use super::statements::Statements;
 use super::transaction::{Done, Transaction};
 use super::unbilled;
-use super::waiting;
 use crate::faults::planted;
-use crate::rules::correction::CorrectionOrder;
-use crate::rules::drift::WindowPush;
-use crate::rules::ids::{CustomerId, MeterNo, TenantId};
+use crate::rules::ids::{CustomerId, MeterNo};
 use crate::rules::push::StoredPush;
 use crate::rules::quantity::Quantity;
-use crate::rules::rejection::{Rejection, RejectionReport};
 use crate::rules::settlement::plan_attempt;
 use crate::rules::submission::Class;
 use crate::rules::timestamp::Timestamp;
-use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::epoch::Uncompared;
 use crate::store::push::{
-    AttemptIntent, ClaimedPush, Push, PushAges, PushClaim, PushCounts, PushQuery, PushRelease,
-    PushTrace, Pushes, Ruling, Settlement, SubmittedWindow, TransitionLine, UnbilledSums,
-    UnsentUsage,
+    AttemptIntent, ClaimedPush, PushClaim, Pushes, Ruling, Settlement, TransitionLine, UnbilledSums,
 };
-use crate::store::sql::{SqlStore, list_unsent};
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,24 +49,6 @@ impl Pushes for PostgresStore {
         self.transact(work).await
     }
 
-    async fn release_pushes(&self, release: PushRelease) -> Result<usize> {
-        let client = self.reader().await?;
-        if !waiting::is_releasing(&client).await? {
-            return Ok(0);
-        }
-        drop(client);
-        let work = move |client: Arc<Transaction>| async move {
-            waiting::release(&client, &release).await
-        };
-        let lines = self.transact(work).await?;
-        log_lines(&lines);
-        Ok(lines.len())
-    }
-
-    async fn list_unsent_usage(&self, since: Timestamp, limit: usize) -> Result<Vec<UnsentUsage>> {
-        self.in_reader(move |session| list_unsent(session, since, limit)).await
-    }
-
     async fn begin_attempts(&self, intents: Vec<AttemptIntent>, at: Timestamp) -> Result<Vec<u64>> {
         let intents = intents.as_slice();
         let work =
@@ -89,25 +62,6 @@ impl Pushes for PostgresStore {
         self.settle(&settlements, at).await
     }
 
-    async fn list_submitted_windows(
-        &self,
-        now: Timestamp,
-        shadow: bool,
-        limit: usize,
-    ) -> Result<Vec<SubmittedWindow>> {
-        let client = self.reader().await?;
-        push_history::list_submitted_windows(&client, now, shadow, limit).await
-    }
-
-    async fn list_pushes(&self, query: PushQuery) -> Result<Vec<Push>> {
-        let client = self.reader().await?;
-        push_history::list_pushes(&client, &query).await
-    }
-
-    async fn trace_push(&self, number: u64) -> Result<Option<PushTrace>> {
-        push_history::trace_push(self.reader().await?, number).await
-    }
-
     async fn retry_push(&self, number: u64, at: Timestamp) -> Result<Ruling> {
         self.retry(number, at).await
     }
@@ -116,40 +70,8 @@ impl Pushes for PostgresStore {
         self.discard(number, reason, at).await
     }
 
-    async fn reject_pushes(&self, rejection: Rejection, at: Timestamp) -> Result<RejectionReport> {
-        self.reject(&rejection, at).await
-    }
-
-    async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts> {
-        push_history::count_pushes(self.reader().await?, ages).await
-    }
-
     async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums> {
-        unbilled::sum_unbilled(self.reader().await?, &meters).await
-    }
-
-    async fn read_window_pushes(
-        &self,
-        tenant: &TenantId,
-        meter: MeterNo,
-        range: Window,
-    ) -> Result<Vec<WindowPush>> {
-        let client = self.reader().await?;
-        push_history::read_window_pushes(&client, tenant, meter, range).await
-    }
-
-    async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling> {
-        self.correct(&order, at).await
-    }
-
-    async fn close_pushes(
-        &self,
-        tenant: &TenantId,
-        meter: MeterNo,
-        range: Window,
-        at: Timestamp,
-    ) -> Result<u64> {
-        self.close_windows(tenant, meter, range, at).await
+        unbilled::sum_unbilled(self.reader().await?, &self.connector, &meters).await
     }
 }
 

@@ -1,24 +1,27 @@
 //! Windows of a restored store, compared with what the provider holds.
 //!
-//! Invariant: as in `corrections`, the window's pushes are locked first, then its row in `cuts`,
-//! without which no push can be added; the comparison is judged by `rules::restore` under both
-//! locks, and what follows is written in the same transaction. So what was planned for the window
-//! stays the sum of its pushes. A crash leaves a comparison done in full or not at all.
+//! Invariant: as in `sql/corrections`, the window's pushes are locked first, then its row in
+//! `cuts`, without which no push can be added; the comparison is judged by `rules::restore` under
+//! both locks, and what follows is written in the same transaction. So what was planned for the
+//! window stays the sum of its pushes. A crash leaves a comparison done in full or not at all.
 
-use super::corrections::lock_window;
-use super::cuts::write_revisions;
+use super::cuts::{States, WindowKey, lock_states, write_revisions};
 use super::epochs::{read_epoch, verify};
-use super::push_rows::{change_pushes, insert_pushes};
+use super::failure::Failure;
+use super::push_rows::{change_pushes, insert_pushes, lock_pushes, read_pushes};
 use super::pushes::read_standing;
-use super::scalars::{corrupt, write_count};
+use super::scalars::{SqlTimestamp, column, corrupt, meter_number, tenant_number, write_count};
 use super::settlements::window_of;
+use super::statements::Statements;
 use super::transaction::Done;
 use crate::rules::push::StoredPush;
 use crate::rules::quantity::Quantity;
 use crate::rules::settlement::{Adopting, ComparedWindow, Followed, plan_comparison};
 use crate::rules::timestamp::Timestamp;
+use crate::store::Result;
 use crate::store::push::{Settlement, TransitionLine};
 use deadpool_postgres::ClientWrapper;
+use std::collections::BTreeSet;
 
 /// What a comparison led to.
 pub enum Compared {
@@ -67,4 +70,32 @@ pub async fn compare(
             Ok(Compared::Adopted(lines))
         }
     }
+}
+
+/// Locks all pushes of a window and its state; the pushes, oldest revision first. Nothing can be
+/// added to the window from here on.
+async fn lock_window(client: &ClientWrapper, window: WindowKey) -> Done<(Vec<StoredPush>, States)> {
+    let locked = list_window(client, window).await?;
+    lock_pushes(client, &locked).await?;
+    let states = lock_states(client, &BTreeSet::from([window])).await?;
+    // One that was added between the two locks is not locked.
+    let numbers = list_window(client, window).await?;
+    if numbers != locked {
+        return Err(Failure::Again("a push was added to the window".into()));
+    }
+    let mut pushes = read_pushes(client, &numbers).await?;
+    pushes.sort_by_key(|found| found.push.revision);
+    Ok((pushes, states))
+}
+
+/// The numbers of the window's pushes, in their order.
+pub async fn list_window(client: &ClientWrapper, window: WindowKey) -> Done<Vec<i64>> {
+    let sql = "-- list_window
+        SELECT push_no FROM pushes
+        WHERE tenant_no = $1 AND meter_no = $2 AND window_start = $3
+        ORDER BY push_no";
+    let (meter, start) = (meter_number(window.meter), SqlTimestamp(window.start));
+    let tenant = tenant_number(window.tenant_no);
+    let rows = client.read_all(sql, &[&tenant, &meter, &start]).await?;
+    Ok(rows.iter().map(|row| column(row, 0)).collect::<Result<_>>()?)
 }

@@ -5,18 +5,24 @@
 
 use super::PostgresStore;
 use super::connection::{Connector, Snapshot};
+use super::epochs::secret_now;
 use super::numeric::SqlQuantity;
-use super::scalars::{SqlTimestamp, column, corrupt};
+use super::push_rows;
+use super::scalars::{SqlTimestamp, column, corrupt, write_count};
 use super::statements::Statements;
 use super::transaction::Transaction;
-use crate::rules::ids::{TenantId, TenantNo};
+use crate::rules::ids::{MeterNo, TenantId, TenantNo};
+use crate::rules::push::{NewPush, StoredPush};
+use crate::rules::settlement::Change;
 use crate::rules::timestamp::Timestamp;
 use crate::store::idempotency::{Ended, completion_error, millis};
-use crate::store::sql::{Done, Failure, Row, Session, SqlStore, Value, values};
+use crate::store::push::TransitionLine;
+use crate::store::sql::{Done, Failure, MeterSum, Row, Session, SqlStore, Value, values};
 use crate::store::{Error, Result};
 use bytes::{BufMut, BytesMut};
 use counterfoil_idempotency::{Claim, postgres};
-use deadpool_postgres::{ClientWrapper, Pool};
+use deadpool_postgres::{ClientWrapper, Object, Pool};
+use std::collections::BTreeMap;
 use std::error::Error as StdError;
 use std::sync::Arc;
 use tokio::runtime::Handle;
@@ -96,9 +102,56 @@ impl Session for PostgresSession<'_> {
         };
         self.wait(end)
     }
+
+    fn sum_by_meter(&self, sql: &str) -> Done<BTreeMap<MeterNo, MeterSum>> {
+        let session: &dyn Session = self;
+        let sql = format!(
+            "-- sum_by_meter
+            SELECT meter_no, count(*) AS added, sum(pushes)::int8 AS pushes,
+                sum(quantity) AS quantity
+            FROM ({sql}) AS added GROUP BY meter_no"
+        );
+        let sums = session.read_all(&sql, &[], |row| {
+            let (rows, pushes) = (row.get("added")?, row.get("pushes")?);
+            Ok((row.get("meter_no")?, MeterSum { rows, pushes, quantity: row.get("quantity")? }))
+        })?;
+        Ok(sums.into_iter().collect())
+    }
+
+    fn read_pushes(&self, numbers: &[u64]) -> Done<Vec<StoredPush>> {
+        self.wait(push_rows::read_pushes(self.client, &within_columns(numbers)))
+    }
+
+    fn lock_pushes(&self, numbers: &[u64]) -> Done<Vec<StoredPush>> {
+        self.wait(push_rows::lock_pushes(self.client, &within_columns(numbers)))?;
+        self.read_pushes(numbers)
+    }
+
+    fn insert_pushes(
+        &self,
+        secret: &[u8; 32],
+        pushes: &[NewPush],
+        at: Timestamp,
+    ) -> Done<Vec<TransitionLine>> {
+        let secret = self.wait(secret_now(self.client, secret))?;
+        self.wait(push_rows::insert_pushes(self.client, &secret, pushes, at))
+    }
+
+    fn change_pushes(&self, changes: &[Change], at: Timestamp) -> Done<Vec<TransitionLine>> {
+        self.wait(push_rows::change_pushes(self.client, changes, at))
+    }
+}
+
+/// A number that no column can hold names no push.
+fn within_columns(numbers: &[u64]) -> Vec<i64> {
+    numbers.iter().filter_map(|number| write_count(*number).ok()).collect()
 }
 
 impl SqlStore for PostgresStore {
+    fn push_secret(&self) -> [u8; 32] {
+        self.push_secret
+    }
+
     async fn in_transaction<T: Send + 'static>(
         &self,
         work: impl Fn(&dyn Session) -> Done<T> + Send + Sync + 'static,
@@ -125,7 +178,18 @@ impl SqlStore for PostgresStore {
         &self,
         work: impl FnOnce(&dyn Session) -> Done<T> + Send + 'static,
     ) -> Result<T> {
-        let (client, connector) = (self.reader().await?, self.connector.clone());
+        self.read_session(self.reader().await?, work).await
+    }
+}
+
+impl PostgresStore {
+    /// Runs `work`, which only reads, on this connection.
+    pub(super) async fn read_session<T: Send + 'static>(
+        &self,
+        client: Object,
+        work: impl FnOnce(&dyn Session) -> Done<T> + Send + 'static,
+    ) -> Result<T> {
+        let connector = self.connector.clone();
         let answer = block(move |runtime| {
             let (client, connector) = (&*client, &connector);
             work(&PostgresSession { client, connector, runtime, reads: true })
@@ -133,9 +197,7 @@ impl SqlStore for PostgresStore {
         .await;
         self.faults.note(answer.map_err(Failure::into_error))
     }
-}
 
-impl PostgresStore {
     async fn write_session<T: Send + 'static>(
         &self,
         pool: &Pool,

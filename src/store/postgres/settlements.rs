@@ -8,12 +8,11 @@
 //! ruling that is repeated finds the push no longer dead, or discarded, and is refused.
 
 use super::PostgresStore;
-use super::corrections::list_window;
 use super::cuts::{WindowKey, lock_states, write_revisions};
 use super::epochs::secret_now;
 use super::numeric::SqlQuantity;
 use super::push_rows::{change_pushes, insert_pushes, lock_pushes, log_lines, read_pushes};
-use super::restores::{self, Compared};
+use super::restores::{self, Compared, list_window};
 use super::scalars::{column, corrupt, read_count, write_count};
 use super::summaries::find_summary;
 use super::transaction::{Done, Transaction};

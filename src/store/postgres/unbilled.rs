@@ -1,28 +1,25 @@
 //! Adds up usage that reaches no invoice as things stand.
 
-use super::connection::Snapshot;
+use super::connection::{Connector, Snapshot};
 use super::numeric::SqlQuantity;
 use super::scalars::{SqlTimestamp, column, meter_number, read_meter_no};
+use super::session::read_snapshot;
 use crate::rules::ids::MeterNo;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::push::UnbilledSums;
+use crate::store::sql::{Session, sum_held, sum_shadow};
 use deadpool_postgres::Object;
 use std::collections::BTreeMap;
 use tokio_postgres::Row;
 
-pub async fn sum_unbilled(client: Object, meters: &[(MeterNo, Timestamp)]) -> Result<UnbilledSums> {
+pub async fn sum_unbilled(
+    client: Object,
+    connector: &Connector,
+    meters: &[(MeterNo, Timestamp)],
+) -> Result<UnbilledSums> {
     let snapshot = Snapshot::begin(client).await?;
-    let sql = "-- sum_unbilled
-        SELECT meter_no, sum(total) FROM cuts WHERE shadow GROUP BY meter_no";
-    let shadow = snapshot.query(sql, &[]).await?;
-    let sql = "-- sum_unbilled
-        SELECT p.meter_no, sum(p.quantity) FROM pushes p
-        JOIN (SELECT tenant_no, min(held_from) AS held_from FROM holds GROUP BY tenant_no) h
-            ON h.tenant_no = p.tenant_no AND h.held_from <= p.window_start
-        WHERE p.state = 'observed' AND NOT p.shadow GROUP BY p.meter_no";
-    let held = snapshot.query(sql, &[]).await?;
     // The second element of a group says whether it is a trial.
     let sql = "-- sum_unbilled
         SELECT r.meter_no, sum(coalesce(r.total, r.count)) FROM rollups r
@@ -34,10 +31,11 @@ pub async fn sum_unbilled(client: Object, meters: &[(MeterNo, Timestamp)]) -> Re
     let numbers: Vec<i16> = meters.iter().map(|(meter, _)| meter_number(*meter)).collect();
     let moments: Vec<SqlTimestamp> = meters.iter().map(|(_, from)| SqlTimestamp(*from)).collect();
     let before_from = snapshot.query(sql, &[&numbers, &moments]).await?;
-    snapshot.end().await?;
     let mut before_from = read_sums(&before_from)?;
     before_from.retain(|_, sum| *sum != Quantity::ZERO);
-    Ok(UnbilledSums { shadow: read_sums(&shadow)?, before_from, held: read_sums(&held)? })
+    let sum = |session: &dyn Session| Ok((sum_shadow(session)?, sum_held(session)?));
+    let (shadow, held) = read_snapshot(snapshot, connector, sum).await?;
+    Ok(UnbilledSums { shadow, before_from, held })
 }
 
 fn read_sums(rows: &[Row]) -> Result<BTreeMap<MeterNo, Quantity>> {

@@ -4,11 +4,16 @@
 use super::failure::Done;
 use super::row::Row;
 use super::value::{Value, values};
-use crate::rules::ids::{TenantId, TenantNo};
+use crate::rules::ids::{MeterNo, TenantId, TenantNo};
+use crate::rules::push::{NewPush, StoredPush};
+use crate::rules::quantity::Quantity;
+use crate::rules::settlement::Change;
 use crate::rules::timestamp::Timestamp;
 use crate::store::idempotency::{Completing, Ended};
+use crate::store::push::TransitionLine;
 use crate::store::{Error, Result};
 use counterfoil_idempotency::Claim;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A connection inside a transaction.
@@ -27,6 +32,37 @@ pub trait Session {
 
     /// Ends the key of a request in this transaction.
     fn end_key(&self, claim: &Claim, ended: &Ended, at: Timestamp) -> Done<()>;
+
+    /// Adds up the rows of a statement that returns `meter_no`, `pushes` and `quantity`, however
+    /// many there are. SQLite has no exact sum of decimals.
+    fn sum_by_meter(&self, sql: &str) -> Done<BTreeMap<MeterNo, MeterSum>>;
+
+    /// Those of the pushes that exist, in the order of their numbers.
+    fn read_pushes(&self, numbers: &[u64]) -> Done<Vec<StoredPush>>;
+
+    /// As [`Self::read_pushes`]; each is locked until the transaction ends, in that order.
+    fn lock_pushes(&self, numbers: &[u64]) -> Done<Vec<StoredPush>>;
+
+    /// Writes pushes, due at once, in their order, under keys that are made with the store's
+    /// secret. What is returned is logged after the commit.
+    fn insert_pushes(
+        &self,
+        secret: &[u8; 32],
+        pushes: &[NewPush],
+        at: Timestamp,
+    ) -> Done<Vec<TransitionLine>>;
+
+    /// Changes pushes as planned, and ends their leases. What is returned is logged after the
+    /// commit.
+    fn change_pushes(&self, changes: &[Change], at: Timestamp) -> Done<Vec<TransitionLine>>;
+}
+
+/// The sum of rows of one meter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MeterSum {
+    pub rows: u64,
+    pub pushes: u64,
+    pub quantity: Quantity,
 }
 
 impl dyn Session + '_ {
@@ -86,6 +122,9 @@ impl dyn Session + '_ {
 
 /// A store that runs the verbs that are written once.
 pub trait SqlStore: Send + Sync {
+    /// Keys of pushes are derived from it.
+    fn push_secret(&self) -> [u8; 32];
+
     /// Runs `work` in one transaction, durable when this returns Ok.
     fn in_transaction<T: Send + 'static>(
         &self,

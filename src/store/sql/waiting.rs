@@ -1,8 +1,222 @@
-//! Usage of tenants without a customer, as it is looked at. Nothing is written here.
+//! Pushes of tenants without a customer: they wait, and are released when there is one.
+//!
+//! A push is written as waiting while its tenant has no customer, and while earlier ones of the
+//! tenant are still to be released, so that the revisions of a window are sent in their order.
+//! Waiting pushes are in none of the indexes that claims walk.
+//!
+//! Invariant: `unmapped_usage` holds, for each tenant and meter, the number and the sum of the
+//! pushes that wait and of those that were closed because they were too old; it changes in the
+//! transaction that changes the pushes. `tenants.releasing` is set with the customer, and stays set
+//! until no push of the tenant waits. A cut that writes waiting pushes holds a share lock on the
+//! tenant's row until its commit; a customer is given, and a release ended, under an exclusive one.
+//! So no push is written as waiting after the last release of its tenant.
+//!
+//! A crash leaves the tenant releasing; the next call goes on.
 
-use super::{Done, Session, values};
+use super::session::MeterSum;
+use super::{Done, Row, Session, values};
+use crate::rules::fault::Fault;
+use crate::rules::ids::{MeterNo, TenantId, TenantNo};
+use crate::rules::push::StoredPush;
+use crate::rules::quantity::Quantity;
+use crate::rules::settlement::{Change, plan_release};
+use crate::rules::submission::Class;
 use crate::rules::timestamp::Timestamp;
-use crate::store::push::UnsentUsage;
+use crate::store::push::{PushRelease, TransitionLine, UnmappedSum, UnsentUsage};
+use crate::store::{Error, Result};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+/// What is known of a tenant's and meter's usage without a customer.
+#[derive(Default)]
+pub struct Unmapped {
+    waiting: PushSum,
+    unsent: PushSum,
+    unsent_at: Option<Timestamp>,
+}
+
+/// A number of pushes and the sum of their quantities.
+#[derive(Default)]
+struct PushSum {
+    pushes: u64,
+    quantity: Quantity,
+}
+
+impl PushSum {
+    fn add(&mut self, quantity: Quantity) -> Result<()> {
+        let sum = self.quantity.checked_add(quantity);
+        *self = Self { pushes: self.pushes + 1, quantity: sum.ok_or_else(too_large)? };
+        Ok(())
+    }
+
+    fn take(&mut self, quantity: Quantity) -> Result<()> {
+        let pushes = self.pushes.checked_sub(1).ok_or_else(|| Error::Corrupt {
+            what: "unmapped_usage counts fewer pushes than wait".into(),
+        })?;
+        let sum = self.quantity.checked_sub(quantity);
+        *self = Self { pushes, quantity: sum.ok_or_else(too_large)? };
+        Ok(())
+    }
+}
+
+fn too_large() -> Error {
+    Error::Internal { what: "waiting usage is too large".into() }
+}
+
+impl Unmapped {
+    /// Adds a push that waits.
+    pub fn add_waiting(&mut self, quantity: Quantity) -> Result<()> {
+        self.waiting.add(quantity)
+    }
+
+    /// Takes off a push that waited. One that was not sent is added to those.
+    fn release(&mut self, found: &StoredPush, change: &Change, at: Timestamp) -> Result<()> {
+        self.waiting.take(found.push.quantity)?;
+        if change.class == Class::NotSent {
+            self.unsent.add(found.push.quantity)?;
+            self.unsent_at = Some(at);
+        }
+        Ok(())
+    }
+}
+
+/// Has the pushes of a tenant released that has just got a customer.
+pub fn mark_releasing(session: &dyn Session, tenant: &TenantId) -> Done<()> {
+    let sql = "-- mark_releasing
+        UPDATE tenants SET releasing = true
+        WHERE tenant = $1 AND customer IS NOT NULL AND NOT releasing AND EXISTS (
+            SELECT 1 FROM pushes /*+ INDEXED BY pushes_waiting */
+            WHERE pushes.tenant_no = tenants.tenant_no AND state = 'waiting'
+        )";
+    session.run(sql, values![tenant])?;
+    Ok(())
+}
+
+/// Whether any tenant's pushes are to be released; most of the time there is none.
+pub fn is_releasing(session: &dyn Session) -> Done<bool> {
+    let sql = "-- is_releasing
+        SELECT EXISTS (SELECT 1 FROM tenants /*+ INDEXED BY tenants_releasing */ WHERE releasing)";
+    session.read_one(sql, &[], Row::only)
+}
+
+/// Releases pushes of one tenant, oldest first. A tenant that another server works on is left to
+/// it.
+pub fn release(session: &dyn Session, release: &PushRelease) -> Done<Vec<TransitionLine>> {
+    let PushRelease { now, stamp_age_max, limit } = *release;
+    let sql = "-- release
+        SELECT tenant_no FROM tenants /*+ INDEXED BY tenants_releasing */ WHERE releasing
+        ORDER BY tenant_no LIMIT 1 FOR UPDATE SKIP LOCKED";
+    let tenant: Option<TenantNo> = session.read_optional(sql, &[], Row::only)?;
+    let Some(tenant) = tenant else { return Ok(Vec::new()) };
+    let sql = "-- release
+        SELECT push_no FROM pushes /*+ INDEXED BY pushes_waiting */
+        WHERE tenant_no = $1 AND state = 'waiting'
+        ORDER BY push_no LIMIT $2 FOR UPDATE";
+    let numbers: Vec<u64> = session.read_all(sql, values![tenant, limit], Row::only)?;
+    let pushes = session.read_pushes(&numbers)?;
+    let plan = |found| plan_release(found, stamp_age_max, now);
+    let changes: Vec<Change> =
+        pushes.iter().map(plan).collect::<std::result::Result<_, Fault>>()?;
+    let lines = session.change_pushes(&changes, now)?;
+    count_released(session, &pushes, &changes, now)?;
+    if numbers.len() < limit {
+        let sql = "-- release
+            UPDATE tenants SET releasing = false WHERE tenant_no = $1";
+        session.run(sql, values![tenant])?;
+    }
+    Ok(lines)
+}
+
+/// Takes released pushes off what waits, and adds those that were closed to what was not sent.
+fn count_released(
+    session: &dyn Session,
+    pushes: &[StoredPush],
+    changes: &[Change],
+    at: Timestamp,
+) -> Done<()> {
+    let mut usages: BTreeMap<(TenantNo, MeterNo), Unmapped> = BTreeMap::new();
+    for (found, change) in pushes.iter().zip(changes).filter(|(found, _)| !found.push.shadow) {
+        let place = (found.tenant_no, found.push.meter);
+        let usage = match usages.entry(place) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unread) => unread.insert(read_unmapped(session, place.0, place.1)?),
+        };
+        usage.release(found, change, at)?;
+    }
+    usages
+        .iter()
+        .try_for_each(|((tenant, meter), usage)| write_unmapped(session, *tenant, *meter, usage))
+}
+
+pub fn read_unmapped(session: &dyn Session, tenant: TenantNo, meter: MeterNo) -> Done<Unmapped> {
+    let sql = "-- read_unmapped
+        SELECT waiting_pushes, waiting_quantity, unsent_pushes, unsent_quantity, unsent_at
+        FROM unmapped_usage WHERE tenant_no = $1 AND meter_no = $2 FOR UPDATE";
+    let found = session.read_optional(sql, values![tenant, meter], |row| {
+        Ok(Unmapped {
+            waiting: PushSum {
+                pushes: row.get("unmapped_usage.waiting_pushes")?,
+                quantity: row.get("unmapped_usage.waiting_quantity")?,
+            },
+            unsent: PushSum {
+                pushes: row.get("unmapped_usage.unsent_pushes")?,
+                quantity: row.get("unmapped_usage.unsent_quantity")?,
+            },
+            unsent_at: row.get("unmapped_usage.unsent_at")?,
+        })
+    })?;
+    Ok(found.unwrap_or_default())
+}
+
+pub fn write_unmapped(
+    session: &dyn Session,
+    tenant: TenantNo,
+    meter: MeterNo,
+    usage: &Unmapped,
+) -> Done<()> {
+    let sql = "-- write_unmapped
+        INSERT INTO unmapped_usage (tenant_no, meter_no, waiting_pushes, waiting_quantity,
+            unsent_pushes, unsent_quantity, unsent_at)
+        VALUES ($1, $2, $3, $4, $5, $6, $7)
+        ON CONFLICT (tenant_no, meter_no) DO UPDATE SET
+            waiting_pushes = excluded.waiting_pushes,
+            waiting_quantity = excluded.waiting_quantity,
+            unsent_pushes = excluded.unsent_pushes,
+            unsent_quantity = excluded.unsent_quantity, unsent_at = excluded.unsent_at";
+    let Unmapped { waiting, unsent, unsent_at } = usage;
+    let values = values![
+        tenant,
+        meter,
+        waiting.pushes,
+        waiting.quantity,
+        unsent.pushes,
+        unsent.quantity,
+        unsent_at
+    ];
+    session.run(sql, values)?;
+    Ok(())
+}
+
+/// Sums of tenants' usage by meter.
+type UnmappedSums = BTreeMap<MeterNo, UnmappedSum>;
+
+/// By meter: what waits for customers, and what was too old to be sent.
+pub fn sum_unmapped(session: &dyn Session) -> Done<(UnmappedSums, UnmappedSums)> {
+    let sum = |sql: &str| -> Done<UnmappedSums> {
+        let of_tenants = |(meter, sum): (MeterNo, MeterSum)| {
+            let MeterSum { rows, pushes, quantity } = sum;
+            (meter, UnmappedSum { tenants: rows, pushes, quantity })
+        };
+        Ok(session.sum_by_meter(sql)?.into_iter().map(of_tenants).collect())
+    };
+    let waiting = sum("-- sum_unmapped
+        SELECT meter_no, waiting_pushes AS pushes, waiting_quantity AS quantity
+        FROM unmapped_usage WHERE waiting_pushes > 0")?;
+    let unsent = sum("-- sum_unmapped
+        SELECT meter_no, unsent_pushes AS pushes, unsent_quantity AS quantity
+        FROM unmapped_usage WHERE unsent_pushes > 0")?;
+    Ok((waiting, unsent))
+}
 
 /// Usage that was too old to be sent, of tenants that got their customer since then.
 pub fn list_unsent(

@@ -188,7 +188,8 @@ fn decode_counter(row: &Row<'_>) -> rusqlite::Result<(CounterKey, Tally)> {
     Ok(((TenantNo(row.get(0)?), Timestamp::from_micros(row.get(1)?)), tally))
 }
 
-fn all_names(connection: &Connection) -> Result<HashMap<TenantNo, TenantId>> {
+/// Every tenant by its number.
+pub fn all_names(connection: &Connection) -> Result<HashMap<TenantNo, TenantId>> {
     let mut select =
         connection.prepare_cached("-- all_names\nSELECT tenant_no, tenant FROM tenants")?;
     let rows = select.query_map([], |row| Ok((TenantNo(row.get(0)?), row.get::<_, String>(1)?)))?;

@@ -15,7 +15,6 @@ use super::segment::overflow;
 use super::session::SqliteSession;
 use super::statements::Statements;
 use super::waiting::planned_state;
-use super::window_pushes::read_window_pushes;
 use super::{Shared, SqliteStore, corrupt, damaged, events, rollups, sql_error};
 use crate::rules::billing::Granularity;
 use crate::rules::cut::{
@@ -30,7 +29,7 @@ use crate::rules::window::Window;
 use crate::store::push::{
     CutOrder, CutReport, CutTerms, Cuts, Lease, TransitionLine, log_transition,
 };
-use crate::store::sql::{Coverings, WindowKey, hold_lease, read_terms};
+use crate::store::sql::{Coverings, WindowKey, hold_lease, read_terms, read_window_pushes};
 use crate::store::{EventQuery, Result};
 use async_trait::async_trait;
 use rusqlite::{Connection, Row, params};
@@ -249,7 +248,7 @@ impl Cutting<'_> {
             state: &state,
             remainder: read_remainder(connection, tenant_no, order.meter, state.shadow)?,
             charged: &charged,
-            prior: &read_prior(connection, place, billing.granularity)?,
+            prior: &read_prior(connection, (&order.tenant, place), billing.granularity)?,
             begins: planned_state(connection, tenant_no)?,
         };
         let plan = match events {
@@ -331,7 +330,7 @@ impl Cutting<'_> {
 /// The window's pushes; of a window that is billed by event only the last.
 fn read_prior(
     connection: &Connection,
-    (tenant, meter, start): (TenantNo, MeterNo, Timestamp),
+    (owner, (tenant, meter, start)): (&TenantId, (TenantNo, MeterNo, Timestamp)),
     granularity: Granularity,
 ) -> Result<PriorPushes> {
     if granularity == Granularity::Event {
@@ -344,7 +343,8 @@ fn read_prior(
         )?;
         return Ok(PriorPushes::Last(revision));
     }
-    let pushes = read_window_pushes(connection, (tenant, meter), Window::moment(start))?;
+    let session = SqliteSession::on(connection);
+    let pushes = read_window_pushes(&session, owner, meter, Window::moment(start))?;
     Ok(PriorPushes::All(pushes.iter().map(Revision::from).collect()))
 }
 

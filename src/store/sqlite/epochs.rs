@@ -7,8 +7,9 @@
 //! Invariant: the database's mark is committed before a file is written, and moves with every batch
 //! of attempts once the store is in use. A crash leaves files that are behind, which means nothing.
 
+use super::session::SqliteSession;
 use super::statements::Statements;
-use super::{FILE_MODE, SqliteStore, corrupt, sql_error};
+use super::{FILE_MODE, SqliteStore, sql_error};
 use crate::faults::planted;
 use crate::rules::digest::hex;
 use crate::rules::ids::TenantNo;
@@ -16,6 +17,7 @@ use crate::rules::push::{StoredPush, secret_of_epoch};
 use crate::rules::restore::{Cause, Life, Mark, MarkFile};
 use crate::rules::timestamp::Timestamp;
 use crate::store::epoch::{Epoch, Epochs, Uncompared};
+use crate::store::sql::{SqlStore, read_epoch, record_restore};
 use crate::store::{Error, Result};
 use async_trait::async_trait;
 use rusqlite::{Connection, params};
@@ -104,21 +106,15 @@ impl Epochs for SqliteStore {
     }
 
     async fn read_epoch(&self) -> Result<Option<Epoch>> {
-        self.read(|_, connection| read_epoch(connection)).await
+        self.in_reader(read_epoch).await
     }
 
     async fn record_restore(&self, cause: &Cause, at: Timestamp) -> Result<Epoch> {
         let cause = cause.clone();
         let highest = self.marks.found.iter().filter_map(|file| file.mark.as_ref());
         let highest = highest.map(|mark| mark.number).max().unwrap_or(0);
-        self.write(move |writer| {
-            writer.write(|connection| {
-                // From now on the store is ahead of every mark.
-                raise_mark(connection, highest)?;
-                insert_epoch(connection, &cause, at)
-            })
-        })
-        .await
+        // From then on the store is ahead of every mark.
+        self.in_transaction(move |session| record_restore(session, &cause, highest, at)).await
     }
 
     async fn record_alive(&self, at: Timestamp) -> Result<()> {
@@ -172,37 +168,6 @@ pub fn move_mark(connection: &Connection) -> Result<Mark> {
     Ok(read_life(connection)?.0)
 }
 
-fn raise_mark(connection: &Connection, number: u64) -> Result<()> {
-    connection.execute("UPDATE store_life SET mark = MAX(mark, ?)", [number])?;
-    Ok(())
-}
-
-pub fn read_epoch(connection: &Connection) -> Result<Option<Epoch>> {
-    connection.read_optional(
-        "-- read_epoch
-         SELECT epoch, restored_at, reason, suspected FROM epochs
-         ORDER BY epoch DESC LIMIT 1",
-        [],
-        |row| {
-            Ok(Epoch {
-                number: row.get(0)?,
-                restored_at: Timestamp::from_micros(row.get(1)?),
-                reason: row.get(2)?,
-                suspected: row.get(3)?,
-            })
-        },
-    )
-}
-
-fn insert_epoch(connection: &Connection, cause: &Cause, at: Timestamp) -> Result<Epoch> {
-    connection.execute(
-        "INSERT INTO epochs (epoch, restored_at, reason, suspected)
-             SELECT COALESCE(MAX(epoch), 0) + 1, ?, ?, ? FROM epochs",
-        params![at.micros(), cause.reason, cause.suspected],
-    )?;
-    read_epoch(connection)?.ok_or_else(|| corrupt("epochs row"))
-}
-
 /// The secret under which keys are made now.
 pub fn secret_now(connection: &Connection, secret: &[u8; 32]) -> Result<[u8; 32]> {
     let epoch = connection.read_one(
@@ -216,7 +181,7 @@ pub fn secret_now(connection: &Connection, secret: &[u8; 32]) -> Result<[u8; 32]
 
 /// Whether a push's window has to be compared before anything of it is sent.
 pub fn find_uncompared(connection: &Connection, row: &StoredPush) -> Result<Option<Uncompared>> {
-    let Some(epoch) = read_epoch(connection)? else { return Ok(None) };
+    let Some(epoch) = read_epoch(&SqliteSession::on(connection))? else { return Ok(None) };
     let (window, at) = (row.push.window, epoch.restored_at);
     if window.start >= at || planted("bug.no_look_after_restore") {
         return Ok(None);

@@ -18,7 +18,7 @@ use crate::rules::submission::{Class, PushState};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::Result;
-use crate::store::push::{Transition, TransitionLine, key_of};
+use crate::store::push::{TransitionLine, key_of};
 use rusqlite::types::FromSql;
 use rusqlite::{Connection, Row, params};
 
@@ -69,7 +69,7 @@ pub fn insert_push(
     at: Timestamp,
 ) -> Result<TransitionLine> {
     if push.state == PushState::Waiting && !push.shadow {
-        count_waiting(connection, (push.tenant_no, push.meter), push.planned.quantity)?;
+        count_waiting(connection, push.tenant_no, push.meter, push.planned.quantity)?;
     }
     let key = key_of(&secret_now(connection, secret)?, push);
     connection.run(
@@ -188,26 +188,6 @@ fn insert_transition(connection: &Connection, row: &TransitionLine, at: Timestam
     Ok(())
 }
 
-/// The history of a push, oldest first.
-pub fn read_transitions(connection: &Connection, push: u64) -> Result<Vec<Transition>> {
-    connection.read_all(
-        "-- read_transitions
-         SELECT at, state, class, attempt, request_id, detail FROM push_transitions
-         WHERE push_no = ? ORDER BY transition_no",
-        [push],
-        |row| {
-            Ok(Transition {
-                at: Timestamp::from_micros(get(row, "at")?),
-                state: state_of(row)?,
-                class: class_of(row)?,
-                attempt: get(row, "attempt")?,
-                request_id: get(row, "request_id")?,
-                detail: get(row, "detail")?,
-            })
-        },
-    )
-}
-
 fn decode_push(row: &Row<'_>) -> Result<StoredPush> {
     let tenant: String = get(row, "tenant")?;
     let mode: String = get(row, "mode")?;
@@ -275,12 +255,12 @@ pub fn get<T: FromSql>(row: &Row<'_>, column: &str) -> Result<T> {
     row.get(column).map_err(sql_error)
 }
 
-pub fn state_of(row: &Row<'_>) -> Result<PushState> {
+fn state_of(row: &Row<'_>) -> Result<PushState> {
     let name: String = get(row, "state")?;
     PushState::from_name(&name).ok_or_else(|| damaged("pushes.state", &name))
 }
 
-pub fn class_of(row: &Row<'_>) -> Result<Class> {
+fn class_of(row: &Row<'_>) -> Result<Class> {
     let name: String = get(row, "class")?;
     Class::from_name(&name).ok_or_else(|| damaged("pushes.class", &name))
 }

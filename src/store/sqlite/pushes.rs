@@ -9,24 +9,21 @@
 //! and the bytes of its first attempt.
 
 use super::cuts::{read_cut, write_revision};
-use super::push_listing::{self, DueWindow};
 use super::push_rows::{
     begin_attempt, change_push, fetch_known, fetch_push, insert_push, quantity_of,
 };
+use super::rollups::sum_before;
 use super::segment::overflow;
 use super::session::SqliteSession;
 use super::statements::Statements;
 use super::waiting::planned_state;
-use super::window_pushes::{customer_of_window, read_window_pushes};
 use super::writer::Writer;
-use super::{SqliteStore, corrections, corrupt, epochs, rejections, sql_error, unbilled, waiting};
+use super::{SqliteStore, corrupt, epochs, sql_error, waiting};
 use crate::faults::planted;
-use crate::rules::correction::CorrectionOrder;
-use crate::rules::drift::WindowPush;
-use crate::rules::ids::{CustomerId, MeterNo, TenantId, TenantNo};
+use crate::rules::billing::Mode;
+use crate::rules::ids::{CustomerId, MeterNo, TenantNo};
 use crate::rules::push::{CutState, NewPush, StoredPush};
 use crate::rules::quantity::Quantity;
-use crate::rules::rejection::{Rejection, RejectionReport};
 use crate::rules::settlement::{
     Change, Replacing, Ruled, Settled, Then, is_current, plan_attempt, plan_discard,
     plan_overtaking, plan_replacing, plan_retry, plan_settlement, rests_on_window,
@@ -36,11 +33,10 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::push::{
-    AttemptIntent, ClaimedPush, Push, PushAges, PushClaim, PushCounts, PushQuery, PushRelease,
-    PushTrace, Pushes, Right, Ruling, Settlement, SubmittedWindow, TransitionLine, UnbilledSums,
-    UnsentUsage, log_transition, may_resend,
+    AttemptIntent, ClaimedPush, Push, PushClaim, Pushes, Right, Ruling, Settlement, TransitionLine,
+    UnbilledSums, log_transition, may_resend,
 };
-use crate::store::sql::{SqlStore, find_summary, list_unsent};
+use crate::store::sql::{find_summary, read_window_pushes, sum_held, sum_shadow};
 use async_trait::async_trait;
 use hashbrown::{HashMap, HashSet};
 use rusqlite::{Connection, params};
@@ -64,23 +60,6 @@ impl Pushes for SqliteStore {
             return Ok(Vec::new());
         }
         self.write(move |writer| writer.write(|c| lease_pushes(c, &found, &claim))).await
-    }
-
-    async fn release_pushes(&self, release: PushRelease) -> Result<usize> {
-        let due = self.read(|_, connection| waiting::find_releasing(connection)).await?;
-        if due.is_none() {
-            return Ok(0);
-        }
-        self.write(move |writer| {
-            let lines = writer.write(|connection| waiting::release(connection, &release))?;
-            lines.iter().for_each(log_transition);
-            Ok(lines.len())
-        })
-        .await
-    }
-
-    async fn list_unsent_usage(&self, since: Timestamp, limit: usize) -> Result<Vec<UnsentUsage>> {
-        self.in_reader(move |session| list_unsent(session, since, limit)).await
     }
 
     async fn begin_attempts(&self, intents: Vec<AttemptIntent>, at: Timestamp) -> Result<Vec<u64>> {
@@ -123,23 +102,6 @@ impl Pushes for SqliteStore {
         .await
     }
 
-    async fn list_submitted_windows(
-        &self,
-        now: Timestamp,
-        shadow: bool,
-        limit: usize,
-    ) -> Result<Vec<SubmittedWindow>> {
-        self.read(move |_, c| push_listing::list_submitted_windows(c, now, shadow, limit)).await
-    }
-
-    async fn list_pushes(&self, query: PushQuery) -> Result<Vec<Push>> {
-        self.read(move |_, connection| push_listing::list_pushes(connection, &query)).await
-    }
-
-    async fn trace_push(&self, number: u64) -> Result<Option<PushTrace>> {
-        self.read(move |_, connection| push_listing::trace_push(connection, number)).await
-    }
-
     async fn retry_push(&self, number: u64, at: Timestamp) -> Result<Ruling> {
         let secret = self.push_secret;
         self.write(move |writer| change_pushes(writer, secret, at, |changes| changes.retry(number)))
@@ -154,50 +116,15 @@ impl Pushes for SqliteStore {
         .await
     }
 
-    async fn reject_pushes(&self, rejection: Rejection, at: Timestamp) -> Result<RejectionReport> {
-        self.write(move |writer| rejections::reject_pushes(writer, &rejection, at)).await
-    }
-
-    async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts> {
-        self.read(move |_, connection| push_listing::count_pushes(connection, ages)).await
-    }
-
     async fn sum_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums> {
-        self.read(move |shared, connection| unbilled::sum_unbilled(shared, connection, &meters))
-            .await
-    }
-
-    async fn read_window_pushes(
-        &self,
-        tenant: &TenantId,
-        meter: MeterNo,
-        range: Window,
-    ) -> Result<Vec<WindowPush>> {
-        let Some(tenant) = self.tenant_no(tenant) else { return Ok(Vec::new()) };
-        self.read(move |_, c| read_window_pushes(c, (tenant, meter), range)).await
-    }
-
-    async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling> {
-        let secret = self.push_secret;
-        self.write(move |writer| corrections::record_correction(writer, secret, &order, at)).await
-    }
-
-    async fn close_pushes(
-        &self,
-        tenant: &TenantId,
-        meter: MeterNo,
-        range: Window,
-        at: Timestamp,
-    ) -> Result<u64> {
-        let Some(tenant) = self.tenant_no(tenant) else { return Ok(0) };
-        self.write(move |writer| corrections::close_pushes(writer, (tenant, meter), range, at))
-            .await
-    }
-}
-
-impl SqliteStore {
-    fn tenant_no(&self, tenant: &TenantId) -> Option<TenantNo> {
-        self.shared.read_memory().tenants.find(tenant)
+        self.read(move |shared, connection| {
+            // It begins the transaction that the others read in.
+            let before_from = sum_before(shared, connection, &meters)?;
+            let session = SqliteSession::on(connection);
+            let (shadow, held) = (sum_shadow(&session)?, sum_held(&session)?);
+            Ok(UnbilledSums { shadow, before_from, held })
+        })
+        .await
     }
 }
 
@@ -379,14 +306,34 @@ fn describe_claimed(connection: &Connection, row: StoredPush) -> Result<ClaimedP
 
 /// The customer that a push without an attempt is sent for.
 pub fn customer_to_send_for(connection: &Connection, row: &StoredPush) -> Result<CustomerId> {
-    let (owner, start) = ((row.tenant_no, row.push.meter), row.push.window.start);
     if !planted("bug.customer_of_today")
-        && let Some(customer) = customer_of_window(connection, owner, start)?
+        && let Some(customer) = customer_of_window(connection, row)?
     {
         return Ok(customer);
     }
     customer_of(connection, row.tenant_no)?
         .ok_or_else(|| corrupt("tenants.customer of a claimed push"))
+}
+
+/// The customer that the window of a push belongs to, as `rules::customer::customer_of_window` has
+/// it; the first push of the window mostly tells.
+fn customer_of_window(connection: &Connection, row: &StoredPush) -> Result<Option<CustomerId>> {
+    let (tenant, meter, start) = place_of(row);
+    let customer: Option<String> = connection.read_optional(
+        "-- customer_of_window
+         SELECT customer FROM pushes INDEXED BY pushes_by_window
+         WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND customer IS NOT NULL
+             AND (state IN ('submitted', 'confirmed', 'reconciled')
+                 OR (state = 'observed' AND attempts > 0)
+                 OR (state = 'dead' AND class IN ('undecidable', 'unreadable', 'absent'))
+                 OR state = 'discarded'
+                 OR (state = 'dead' AND class = 'refused' AND attempts > 1))
+         ORDER BY revision LIMIT 1",
+        params![tenant.0, meter.0, start.micros()],
+        |row| Ok(row.get(0)?),
+    )?;
+    let customer = customer.as_deref().map(CustomerId::parse).transpose();
+    customer.map_err(|_| corrupt("pushes.customer"))
 }
 
 /// The sum of what the provider has of the window, for this customer: its summary is by customer.
@@ -518,13 +465,10 @@ impl Changes<'_> {
     fn retry(&mut self, number: u64) -> Result<Ruling> {
         let Some(found) = fetch_push(self.connection, number)? else { return Ok(Ruling::NotFound) };
         let Push { tenant, meter, window, customer, .. } = &found.push;
-        let owner = (found.tenant_no, *meter);
-        let pushes = read_window_pushes(self.connection, owner, Window::moment(window.start))?;
+        let (session, range) = (SqliteSession::on(self.connection), Window::moment(window.start));
+        let pushes = read_window_pushes(&session, tenant, *meter, range)?;
         let summary = match customer {
-            Some(customer) => {
-                let session = SqliteSession::on(self.connection);
-                find_summary(&session, (tenant, customer), *meter, *window)?
-            }
+            Some(customer) => find_summary(&session, (tenant, customer), *meter, *window)?,
             None => None,
         };
         let may = may_resend(&found.push, &pushes, summary.as_ref());
@@ -577,17 +521,29 @@ fn find_current(connection: &Connection, settlement: &Settlement) -> Result<Opti
 /// What the settled pushes of a push's window make for its customer; none where a push of the
 /// window was begun and is not resolved.
 fn read_settled(connection: &Connection, found: &StoredPush) -> Result<Option<Quantity>> {
-    let customer = found.push.customer.as_ref().or(found.tenant_customer.as_ref());
-    let window = DueWindow {
-        tenant_no: found.tenant_no,
-        meter: found.push.meter,
-        start: found.push.window.start.micros(),
-        customer: customer.map(|customer| customer.as_str().to_owned()).unwrap_or_default(),
-    };
     if is_unresolved(connection, found)? {
         return Ok(None);
     }
-    push_listing::settled_total(connection, &window, found.push.mode).map(Some)
+    let customer = found.push.customer.as_ref().or(found.tenant_customer.as_ref());
+    let (tenant, meter, start) = place_of(found);
+    let customer = customer.map_or("", CustomerId::as_str);
+    let settled: Vec<(Quantity, Quantity)> = connection.read_all(
+        "-- read_settled
+         SELECT quantity, value FROM pushes
+         WHERE tenant_no = ?1 AND meter_no = ?2 AND window_start = ?3
+             AND state IN ('submitted', 'confirmed', 'reconciled')
+             AND COALESCE(customer, ?4) = ?4
+         ORDER BY revision",
+        params![tenant.0, meter.0, start.micros(), customer],
+        |row| Ok((quantity_of(row, "quantity")?, quantity_of(row, "value")?)),
+    )?;
+    let total = match found.push.mode {
+        Mode::Delta => settled.iter().try_fold(Quantity::ZERO, |sum, (quantity, _)| {
+            sum.checked_add(*quantity).ok_or_else(overflow)
+        })?,
+        Mode::Absolute => settled.last().map_or(Quantity::ZERO, |(_, value)| *value),
+    };
+    Ok(Some(total))
 }
 
 /// Whether a push of the window was begun and is not resolved.

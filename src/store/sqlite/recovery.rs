@@ -4,7 +4,8 @@
 //! after a clean stop and after a crash; there is no other way to start. Every event has its key
 //! afterwards, or the store does not open.
 
-use super::declarations::{list_tenants, load_catalog};
+use super::counters::all_names;
+use super::declarations::load_catalog;
 use super::fold::{FoldState, read_state};
 use super::key_blocks::load_keys;
 use super::keys::{KeyIndex, Location, key_hash};
@@ -34,10 +35,8 @@ pub fn recover(connection: &Connection, fingerprinter: &Fingerprinter) -> Result
     let fold = read_state(connection)?;
     let catalog = load_catalog(connection)?;
     let mut tenants = Tenants::default();
-    for (number, tenant) in
-        list_tenants(connection, None, usize::try_from(i64::MAX).expect("a 64-bit machine"))?
-    {
-        tenants.insert(number, tenant.id);
+    for (number, tenant) in all_names(connection)? {
+        tenants.insert(number, tenant);
     }
     let Unfolded { closed, open, last_seq, last_received_at } =
         load_unfolded(connection, fold, &catalog, fingerprinter)?;

@@ -6,9 +6,9 @@
 //! push is then compared again.
 
 use super::cuts::write_revision;
-use super::epochs;
 use super::push_rows::fetch_window;
 use super::pushes::{Changes, customer_to_send_for, is_doubtful, place_of, window_state};
+use super::session::SqliteSession;
 use super::statements::Statements;
 use crate::rules::push::StoredPush;
 use crate::rules::quantity::Quantity;
@@ -16,6 +16,7 @@ use crate::rules::settlement::{Adopting, ComparedWindow, Followed, plan_comparis
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::push::Settlement;
+use crate::store::sql::read_epoch;
 use rusqlite::Connection;
 
 impl Changes<'_> {
@@ -37,7 +38,7 @@ impl Changes<'_> {
             pushes: &pushes,
             customer: &customer,
             doubtful: is_doubtful(connection, found)?,
-            restored_at: epochs::read_epoch(connection)?.map(|epoch| epoch.restored_at),
+            restored_at: read_epoch(&SqliteSession::on(connection))?.map(|epoch| epoch.restored_at),
             state: &state,
         };
         match plan_comparison(found, window, settlement, reading, self.at)? {

@@ -4,18 +4,24 @@
 //! Invariant: a tenant that a transaction creates is known in memory after its commit, and only
 //! then.
 
+use super::push_rows::{get, quantity_of};
+use super::segment::overflow;
 use super::statements::Statements;
-use super::writer::Writer;
-use super::{Shared, SqliteStore, declarations, push_listing};
-use crate::rules::ids::{TenantId, TenantNo};
+use super::writer::{CommitPoints, TABLES, Writer};
+use super::{Shared, SqliteStore, declarations, push_listing, push_rows};
+use crate::rules::ids::{MeterNo, TenantId, TenantNo};
+use crate::rules::push::{NewPush, StoredPush};
+use crate::rules::settlement::Change;
 use crate::rules::timestamp::Timestamp;
 use crate::store::idempotency::{Ended, completion_error, millis};
-use crate::store::sql::{Done, Failure, Row, Session, SqlStore, Value};
+use crate::store::push::TransitionLine;
+use crate::store::sql::{Done, Failure, MeterSum, Row, Session, SqlStore, Value};
 use crate::store::{Error, Result};
 use counterfoil_idempotency::{Claim, sqlite};
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ToSql, params_from_iter};
 use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 pub struct SqliteSession<'c> {
@@ -78,14 +84,67 @@ impl Session for SqliteSession<'_> {
         let done = sqlite::end(self.connection, claim, answer, *ending, *keep, millis(at));
         Ok(done.map_err(completion_error)?)
     }
+
+    fn sum_by_meter(&self, sql: &str) -> Done<BTreeMap<MeterNo, MeterSum>> {
+        Ok(sum_rows(self.connection, &translate(sql))?)
+    }
+
+    fn read_pushes(&self, numbers: &[u64]) -> Done<Vec<StoredPush>> {
+        // A number that no column can hold names no push.
+        let numbers: BTreeSet<u64> =
+            numbers.iter().copied().filter(|number| i64::try_from(*number).is_ok()).collect();
+        let found =
+            numbers.into_iter().map(|number| push_rows::fetch_push(self.connection, number));
+        Ok(found.filter_map(Result::transpose).collect::<Result<_>>()?)
+    }
+
+    /// There is one writer.
+    fn lock_pushes(&self, numbers: &[u64]) -> Done<Vec<StoredPush>> {
+        self.read_pushes(numbers)
+    }
+
+    fn insert_pushes(
+        &self,
+        secret: &[u8; 32],
+        pushes: &[NewPush],
+        at: Timestamp,
+    ) -> Done<Vec<TransitionLine>> {
+        let lines =
+            pushes.iter().map(|push| push_rows::insert_push(self.connection, secret, push, at));
+        Ok(lines.collect::<Result<_>>()?)
+    }
+
+    fn change_pushes(&self, changes: &[Change], at: Timestamp) -> Done<Vec<TransitionLine>> {
+        let lines =
+            changes.iter().map(|change| push_rows::change_push(self.connection, change, at));
+        Ok(lines.collect::<Result<_>>()?)
+    }
+}
+
+fn sum_rows(connection: &Connection, sql: &str) -> Result<BTreeMap<MeterNo, MeterSum>> {
+    let mut sums: BTreeMap<MeterNo, MeterSum> = BTreeMap::new();
+    let mut select = connection.prepare_cached(sql)?;
+    let mut rows = select.query([])?;
+    while let Some(row) = rows.next()? {
+        let sum = sums.entry(MeterNo(get(row, "meter_no")?)).or_default();
+        sum.rows += 1;
+        sum.pushes += get::<u64>(row, "pushes")?;
+        let quantity = quantity_of(row, "quantity")?;
+        sum.quantity = sum.quantity.checked_add(quantity).ok_or_else(overflow)?;
+    }
+    Ok(sums)
 }
 
 impl SqlStore for SqliteStore {
+    fn push_secret(&self) -> [u8; 32] {
+        self.push_secret
+    }
+
     async fn in_transaction<T: Send + 'static>(
         &self,
         work: impl Fn(&dyn Session) -> Done<T> + Send + Sync + 'static,
     ) -> Result<T> {
-        self.write(move |writer| writer.write_session(work)).await
+        self.write(move |writer| writer.write_session(&TABLES, work)).await
     }
 
     async fn in_snapshot<T: Send + 'static>(
@@ -118,9 +177,15 @@ impl<'c> SqliteSession<'c> {
 }
 
 impl Writer {
-    fn write_session<T>(&mut self, work: impl FnOnce(&dyn Session) -> Done<T>) -> Result<T> {
+    /// Runs `work` in one transaction; the tenants that it creates are known after its commit.
+    pub fn write_session<T>(
+        &mut self,
+        points: &CommitPoints,
+        work: impl FnOnce(&dyn Session) -> Done<T>,
+    ) -> Result<T> {
         let shared = Arc::clone(&self.shared);
-        let (answer, created) = self.write(|connection| {
+        let (answer, created) = self.transact_at(points, |writer| {
+            let connection = &writer.connection;
             let tenants = NewTenants { shared: &shared, created: RefCell::default() };
             let session = SqliteSession { connection, tenants: Some(tenants) };
             let answer = work(&session)?;
@@ -172,7 +237,11 @@ fn read_value(value: ValueRef<'_>) -> Result<Value> {
 const LOCKS: [&str; 5] =
     [" SKIP LOCKED", " FOR UPDATE OF ", " FOR NO KEY UPDATE", " FOR UPDATE", " FOR SHARE"];
 
-/// A statement of PostgreSQL in SQLite's words: `?1` for `$1`, no casts, no row locks.
+/// Around words for SQLite alone, such as which index to take; a comment on PostgreSQL.
+const HINT_MARKS: [&str; 2] = ["/*+ ", " */"];
+
+/// A statement of PostgreSQL in SQLite's words: `?1` for `$1`, no casts, no row locks, and hints
+/// that count.
 fn translate(sql: &str) -> String {
     let mut translated = String::with_capacity(sql.len());
     let mut rest = sql;
@@ -182,6 +251,8 @@ fn translate(sql: &str) -> String {
             if lock.ends_with(' ') {
                 rest = rest.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '_');
             }
+        } else if let Some(mark) = HINT_MARKS.into_iter().find(|mark| rest.starts_with(mark)) {
+            rest = &rest[mark.len()..];
         } else if let Some(cast) = rest.strip_prefix("::") {
             rest = cast.trim_start_matches(|c: char| c.is_ascii_alphanumeric());
         } else {
@@ -204,5 +275,6 @@ mod tests {
         assert_eq!(translate(sql), expected);
         assert_eq!(translate("(SELECT a FROM t FOR UPDATE OF t)"), "(SELECT a FROM t)");
         assert_eq!(translate("SELECT 1 FROM t FOR NO KEY UPDATE"), "SELECT 1 FROM t");
+        assert_eq!(translate("FROM t /*+ INDEXED BY i */ WHERE a"), "FROM t INDEXED BY i WHERE a");
     }
 }

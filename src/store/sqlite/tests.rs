@@ -6,6 +6,7 @@ use super::*;
 use crate::rules::event::{Event, Item, parse_event};
 use crate::rules::ids::MeterSlug;
 use crate::rules::verdict::Acceptance;
+use crate::store::Tenants;
 use rusqlite::StatementStatus;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
@@ -30,7 +31,7 @@ fn open_writer(directory: &Path) -> Writer {
     let (mut writer, _) = recover_writer(connection, &settings(), fingerprinter).unwrap();
     let spec = serde_json::from_str(r#"{"aggregation":"sum"}"#).unwrap();
     let meter = Meter::declare(MeterSlug::parse("calls").unwrap(), spec).unwrap();
-    writer.declare_meter(meter, Timestamp::parse(NOW).unwrap()).unwrap();
+    writer.declare_meter(&meter, Timestamp::parse(NOW).unwrap()).unwrap();
     writer
 }
 
@@ -339,7 +340,7 @@ fn a_commit_folds_few_values_of_a_unique_meter_at_a_time() {
     let spec = r#"{"aggregation":"unique","unique_property":"user"}"#;
     let users = MeterSlug::parse("users").unwrap();
     let meter = Meter::declare(users, serde_json::from_str(spec).unwrap()).unwrap();
-    writer.declare_meter(meter, Timestamp::parse(NOW).unwrap()).unwrap();
+    writer.declare_meter(&meter, Timestamp::parse(NOW).unwrap()).unwrap();
     let catalog = Arc::clone(&writer.shared.read_memory().catalog);
     let mut many = batch(&catalog, 0..1_000);
     for (number, event) in many.events.iter_mut().enumerate() {

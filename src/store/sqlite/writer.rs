@@ -22,7 +22,7 @@ use super::planner::PendingPlan;
 use super::record::write_journal;
 use super::segment::{CommitParts, NewEntry};
 use super::statements::Statements;
-use super::{Shared, declarations, sql_error, waiting};
+use super::{Shared, declarations, sql_error};
 use crate::config::SqliteConfig;
 use crate::faults::{crash_point, planted};
 use crate::rules::ids::TenantId;
@@ -30,6 +30,7 @@ use crate::rules::meter::Meter;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::verdict::Verdict;
 use crate::store::groups::KnownGroups;
+use crate::store::sql::{declare_meter, put_tenant};
 use crate::store::throttle::Throttle;
 use crate::store::{Declaration, DeliveryBatch, Error, Result, TenantFields, TenantPut};
 use rusqlite::{Connection, params};
@@ -385,7 +386,7 @@ impl Writer {
         self.transact_at(&EVENTS, work)
     }
 
-    fn transact_at<T>(
+    pub fn transact_at<T>(
         &mut self,
         points: &CommitPoints,
         work: impl FnOnce(&mut Self) -> Result<T>,
@@ -411,11 +412,8 @@ impl Writer {
         executed.map(|_| ()).map_err(sql_error)
     }
 
-    pub fn declare_meter(&mut self, meter: Meter, at: Timestamp) -> Result<Declaration<Meter>> {
-        let catalog = Arc::clone(&self.shared.read_memory().catalog);
-        let outcome = self.transact(|writer| {
-            declarations::declare_meter(&writer.connection, &catalog, &meter, at)
-        })?;
+    pub fn declare_meter(&mut self, meter: &Meter, at: Timestamp) -> Result<Declaration<Meter>> {
+        let outcome = self.write_session(&EVENTS, |session| declare_meter(session, meter, at))?;
         let catalog = declarations::load_catalog(&self.connection)?;
         self.shared.write_memory().catalog = Arc::new(catalog);
         Ok(outcome)
@@ -427,23 +425,7 @@ impl Writer {
         fields: &TenantFields,
         at: Timestamp,
     ) -> Result<TenantPut> {
-        let put = self.transact(|writer| {
-            let connection = &writer.connection;
-            match declarations::holder_of_customer(connection, fields.customer.as_ref())? {
-                Some(holder) if holder != *tenant => Ok(Err(holder)),
-                Some(_) | None => {
-                    let put = declarations::put_tenant(connection, tenant, fields, at)?;
-                    waiting::mark_releasing(connection, put.0)?;
-                    Ok(Ok(put))
-                }
-            }
-        })?;
-        let (number, tenant) = match put {
-            Ok(stored) => stored,
-            Err(holder) => return Ok(TenantPut::CustomerTaken(holder)),
-        };
-        self.shared.write_memory().tenants.insert(number, tenant.id.clone());
-        Ok(TenantPut::Stored(tenant))
+        self.write_session(&EVENTS, |session| put_tenant(session, tenant, fields, at))
     }
 
     /// A write that concerns one table and nothing in memory.
@@ -454,7 +436,7 @@ impl Writer {
 
 /// Where tests make a commit crash or fail; jobs commit at any moment, and must not be taken for
 /// events.
-struct CommitPoints {
+pub struct CommitPoints {
     before: &'static str,
     after: &'static str,
     fails: &'static str,
@@ -466,7 +448,7 @@ const EVENTS: CommitPoints = CommitPoints {
     fails: "sqlite.commit_fails",
 };
 
-const TABLES: CommitPoints = CommitPoints {
+pub const TABLES: CommitPoints = CommitPoints {
     before: "sqlite.before_table_commit",
     after: "sqlite.after_table_commit",
     fails: "sqlite.table_commit_fails",

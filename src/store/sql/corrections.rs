@@ -1,0 +1,124 @@
+//! What reconciliation does to pushes: it sends again what the provider lacks, and closes what is
+//! equal.
+//!
+//! Invariant: a correction is a pair of revisions that cancel out, written with the window's new
+//! revision in one transaction; so the sum of a window's pushes never changes here. Pushes are
+//! locked first, in the order of their numbers, then the window's row in `cuts`, without which no
+//! push of the window can be added. A correction is judged under both locks, so it is written only
+//! if the window is still as it was judged.
+//!
+//! A crash leaves all of a call or nothing. A correction that is repeated because its outcome was
+//! lost finds its own push on its way, and is refused.
+
+use super::failure::Failure;
+use super::{Done, Row, Session, find_summary, values};
+use crate::rules::correction::{Correcting, CorrectionOrder, plan_correcting};
+use crate::rules::fault::Fault;
+use crate::rules::ids::{MeterNo, TenantId, TenantNo};
+use crate::rules::push::{CutState, StoredPush};
+use crate::rules::settlement::{Change, plan_closing};
+use crate::rules::timestamp::Timestamp;
+use crate::rules::window::Window;
+use crate::store::push::{Ruling, TransitionLine};
+
+/// A window, as rows name it.
+#[derive(Clone, Copy)]
+struct WindowPlace {
+    tenant: TenantNo,
+    meter: MeterNo,
+    start: Timestamp,
+}
+
+pub fn record_correction(
+    session: &dyn Session,
+    secret: &[u8; 32],
+    order: &CorrectionOrder,
+    at: Timestamp,
+) -> Done<(Ruling, Vec<TransitionLine>)> {
+    let nothing = |ruling| Ok((ruling, Vec::new()));
+    let sql = "-- record_correction\nSELECT tenant_no FROM tenants WHERE tenant = $1";
+    let tenant: Option<TenantNo> = session.read_optional(sql, values![order.tenant], Row::only)?;
+    let Some(tenant) = tenant else { return nothing(Ruling::NotFound) };
+    let place = WindowPlace { tenant, meter: order.meter, start: order.window.start };
+    let (pushes, Some(state)) = lock_window(session, place)? else {
+        return nothing(Ruling::NotFound);
+    };
+    let whose = (&order.tenant, &order.customer);
+    let summary = find_summary(session, whose, order.meter, order.window)?;
+    let Correcting { state, pushes } =
+        match plan_correcting(order, &state, &pushes, summary.as_ref())? {
+            Ok(plan) => plan,
+            Err(refusal) => return nothing(Ruling::Refused(refusal)),
+        };
+    let sql = "-- write_revision
+        UPDATE cuts SET revision = $4 WHERE tenant_no = $1 AND meter_no = $2 AND window_start = $3";
+    session.run(sql, values![place.tenant, place.meter, place.start, state.revision])?;
+    let lines = session.insert_pushes(secret, &pushes, at)?;
+    Ok((Ruling::Done(lines.last().map(|line| line.push)), lines))
+}
+
+/// Locks all pushes of a window and its state; the pushes, oldest revision first. Nothing can be
+/// added to the window from here on.
+fn lock_window(
+    session: &dyn Session,
+    place: WindowPlace,
+) -> Done<(Vec<StoredPush>, Option<CutState>)> {
+    let locked = list_window(session, place)?;
+    session.lock_pushes(&locked)?;
+    let state = lock_cut(session, place)?;
+    // One that was added between the two locks is not locked.
+    let numbers = list_window(session, place)?;
+    if numbers != locked {
+        return Err(Failure::Again("a push was added to the window".into()));
+    }
+    let mut pushes = session.read_pushes(&numbers)?;
+    pushes.sort_by_key(|found| found.push.revision);
+    Ok((pushes, state))
+}
+
+/// The numbers of the window's pushes, in their order.
+fn list_window(session: &dyn Session, place: WindowPlace) -> Done<Vec<u64>> {
+    let sql = "-- list_window
+        SELECT push_no FROM pushes /*+ INDEXED BY pushes_by_window */
+        WHERE tenant_no = $1 AND meter_no = $2 AND window_start = $3
+        ORDER BY push_no";
+    session.read_all(sql, values![place.tenant, place.meter, place.start], Row::only)
+}
+
+fn lock_cut(session: &dyn Session, place: WindowPlace) -> Done<Option<CutState>> {
+    let sql = "-- lock_cut
+        SELECT count, total, covered, planned, revision, shadow FROM cuts
+        WHERE tenant_no = $1 AND meter_no = $2 AND window_start = $3 FOR UPDATE";
+    session.read_optional(sql, values![place.tenant, place.meter, place.start], |row| {
+        Ok(CutState {
+            count: row.get("cuts.count")?,
+            total: row.get("cuts.total")?,
+            covered: row.get("cuts.covered")?,
+            planned: row.get("cuts.planned")?,
+            revision: row.get("cuts.revision")?,
+            shadow: row.get("cuts.shadow")?,
+        })
+    })
+}
+
+/// Closes confirmed pushes of windows that start in `range`.
+pub fn close_pushes(
+    session: &dyn Session,
+    tenant: &TenantId,
+    meter: MeterNo,
+    range: Window,
+    at: Timestamp,
+) -> Done<Vec<TransitionLine>> {
+    let sql = "-- close_pushes
+        SELECT push_no FROM pushes /*+ INDEXED BY pushes_by_window */
+        WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
+            AND meter_no = $2 AND window_start >= $3 AND window_start < $4
+            AND state = 'confirmed'
+        ORDER BY push_no FOR UPDATE";
+    let asked = values![tenant, meter, range.start, range.end];
+    let numbers: Vec<u64> = session.read_all(sql, asked, Row::only)?;
+    let confirmed = session.read_pushes(&numbers)?;
+    let changes = confirmed.iter().map(|found| plan_closing(found, at));
+    let changes: Vec<Change> = changes.collect::<Result<_, Fault>>()?;
+    session.change_pushes(&changes, at)
+}
