@@ -4,7 +4,8 @@
 //! the plan. Its statements are PostgreSQL's; `sqlite/session.rs` removes what SQLite does not need
 //! and does not know (casts and row locks). Each store says how a transaction runs ([`SqlStore`]).
 //! What has to be fast (deliveries, rollups, events, cuts, claims and settlements of pushes) is
-//! written for each store.
+//! written for each store; a cut runs functions from here on its own transaction, for the credits
+//! that it draws.
 //!
 //! Invariant: the statements of a function are one transaction, which the store commits after the
 //! function has returned. PostgreSQL runs a function again if another transaction was in the way,

@@ -269,7 +269,9 @@ impl Cutting<'_> {
         let (connection, terms) = (self.connection, self.terms);
         let rows = rollups::read_usage_writing(self.shared, connection, self.steps_done, place)?;
         let usage = WindowUsage::measure(&rows).map_err(|_| overflow())?;
-        let key = self.hold_credits(subject, window_gives_back(subject.state, usage.billable))?;
+        let key = window_key(subject);
+        let gives_back = window_gives_back(subject.state, usage.billable);
+        self.hold_credits(subject, gives_back.then_some(key))?;
         plan_window(subject, &usage, terms, |order| {
             self.coverings.cover(key, subject.window, order, terms.draw_order)
         })
@@ -290,22 +292,26 @@ impl Cutting<'_> {
             }
         }
         events.due = due;
-        let key = self.hold_credits(subject, events_give_back(subject.state, &events))?;
+        let key = window_key(subject);
+        let gives_back = events_give_back(subject.state, &events);
+        self.hold_credits(subject, gives_back.then_some(key))?;
         plan_events(subject, events, terms, |order| {
             self.coverings.cover(key, subject.window, order, terms.draw_order)
         })
     }
 
-    /// Holds the credits that may cover a window.
-    fn hold_credits(&mut self, subject: &Subject<'_>, gives_back: bool) -> Result<WindowKey> {
-        let Subject { tenant_no, meter_no: meter, window, state, .. } = *subject;
-        let key = WindowKey { tenant_no, meter, start: window.start };
-        if draws_credits(state, self.terms) {
-            let giving_back = gives_back.then_some(key).into_iter().collect();
+    /// Holds the credits that may cover a window, and those that it may give back to.
+    fn hold_credits(
+        &mut self,
+        subject: &Subject<'_>,
+        giving_back: Option<WindowKey>,
+    ) -> Result<()> {
+        if draws_credits(subject.state, self.terms) {
             let session = SqliteSession::on(self.connection);
-            self.coverings.hold(&session, &BTreeSet::from([tenant_no]), &giving_back)?;
+            let tenants = BTreeSet::from([subject.tenant_no]);
+            self.coverings.hold(&session, &tenants, &giving_back.into_iter().collect())?;
         }
-        Ok(key)
+        Ok(())
     }
 
     /// Writes a planned cut.
@@ -325,6 +331,11 @@ impl Cutting<'_> {
         write_cut(connection, (tenant, meter, start), &plan.state, at)?;
         write_remainder(connection, (tenant, meter, plan.state.shadow), plan.remainder)
     }
+}
+
+fn window_key(subject: &Subject<'_>) -> WindowKey {
+    let Subject { tenant_no, meter_no: meter, window, .. } = *subject;
+    WindowKey { tenant_no, meter, start: window.start }
 }
 
 /// The window's pushes; of a window that is billed by event only the last.
