@@ -8,7 +8,8 @@
 //! waiting --customer known--> observed, or replaced (not sent) if it is too old by then
 //! observed --accepted, already there, present--> submitted --summary shows it--> confirmed
 //!    |  \--refused, undecidable, unreadable--> dead <--summary lacks it after all--/
-//!    \--absent--> replaced (a push with the next revision takes its place; dead ones by an operator)
+//!    \--absent--> replaced (a push with the next revision takes its place; an operator's retry of
+//!                 a dead one does the same)
 //! ```
 
 use super::billing::Mode;

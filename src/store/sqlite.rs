@@ -27,7 +27,6 @@ mod keys;
 mod memory;
 mod migrations;
 mod planner;
-mod push_listing;
 mod push_rows;
 mod pushes;
 mod readers;

@@ -243,8 +243,8 @@ pub async fn read_snapshot<T: Send + 'static>(
     Ok(answer)
 }
 
-/// Runs work that waits for statements, on a thread that does nothing else meanwhile. Waiting on the
-/// caller's own thread could take the wake-ups of other futures that the caller runs beside it.
+/// Runs work that waits for statements, on a thread that does nothing else meanwhile. Waiting on
+/// the caller's own thread could take the wake-ups of other futures that the caller runs beside it.
 async fn block<T: Send + 'static>(
     work: impl FnOnce(Handle) -> Done<T> + Send + 'static,
 ) -> Done<T> {

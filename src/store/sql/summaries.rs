@@ -38,10 +38,10 @@ pub fn record_summaries(
         INSERT INTO summaries AS standing
             (tenant_no, meter_no, length_seconds, window_start, customer, value, read_at, since,
              reads)
-        SELECT tenant_no, meter_no, length_seconds, window_start, customer, value,
+        SELECT tenant_no, meter_no, length_seconds, window_start, given.customer, value,
             $1::timestamptz, $1::timestamptz, 1
         FROM given, tenants WHERE tenants.tenant = given.tenant
-        ORDER BY tenant_no, meter_no, length_seconds, window_start, customer
+        ORDER BY tenant_no, meter_no, length_seconds, window_start, given.customer
         ON CONFLICT (tenant_no, meter_no, length_seconds, window_start, customer) DO UPDATE SET
             value = excluded.value,
             read_before = CASE WHEN standing.value = excluded.value THEN standing.read_at END,

@@ -8,7 +8,7 @@ use super::push_rows::{get, quantity_of};
 use super::segment::overflow;
 use super::statements::Statements;
 use super::writer::{CommitPoints, TABLES, Writer};
-use super::{Shared, SqliteStore, declarations, push_listing, push_rows};
+use super::{Shared, SqliteStore, declarations, push_rows, sql_error};
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
 use crate::rules::push::{NewPush, StoredPush};
 use crate::rules::settlement::Change;
@@ -152,7 +152,8 @@ impl SqlStore for SqliteStore {
         work: impl FnOnce(&dyn Session) -> Done<T> + Send + 'static,
     ) -> Result<T> {
         self.read(move |_, connection| {
-            push_listing::begin_snapshot(connection)?;
+            // The reader that lent the connection ends it.
+            connection.execute_batch("BEGIN").map_err(sql_error)?;
             work(&SqliteSession::on(connection)).map_err(Failure::into_error)
         })
         .await

@@ -58,7 +58,7 @@ pub async fn void_leaves_what_uncut_usage_will_draw(ground: Ground) {
     usage(&server, ("acme", "calls"), "80", "2026-11-15T11:59:00Z").await;
     let problem = void_grant(&server, grant, "t1", r#"{"amount":"21"}"#).await;
     let problem = problem.problem(422, "too_little_left");
-    assert!(problem["detail"].as_str().unwrap().starts_with("20 is left"), "{problem}");
+    assert!(problem["detail"].as_str().unwrap().starts_with("only 20 can"), "{problem}");
     let rest = void_grant(&server, grant, "t2", "{}").await.json();
     assert_eq!((&rest["amount"], &rest["remaining"]), (&"20".into(), &"80".into()));
     void_grant(&server, grant, "t3", "{}").await.problem(422, "too_little_left");

@@ -298,7 +298,7 @@ pub async fn what_is_left_is_voided(ground: Ground) {
     check_replay(&part, &take(bought, "t1", r#"{"amount":"40","memo":"half of it"}"#).await);
     let problem =
         take(bought, "t2", r#"{"amount":"60.000000000001"}"#).await.problem(422, "too_little_left");
-    assert!(problem["detail"].as_str().unwrap().starts_with("60 is left"), "{problem}");
+    assert!(problem["detail"].as_str().unwrap().starts_with("only 60 can"), "{problem}");
     for (body, code) in [
         (r#"{"amount":"0"}"#, "invalid_amount"),
         (r#"{"amount":"-1"}"#, "invalid_amount"),
