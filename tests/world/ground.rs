@@ -7,11 +7,12 @@ use super::database::Database;
 use super::plant::{plant_in_database, plant_in_directory};
 use super::scratch::scratch;
 use counterfoil::config::{PostgresConfig, SqliteConfig};
-use counterfoil::store::Store;
 use counterfoil::store::postgres::PostgresStore;
 use counterfoil::store::sqlite::SqliteStore;
+use counterfoil::store::{Error, Result, Store};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::OnceCell;
 
 pub enum Ground {
@@ -52,9 +53,11 @@ impl Ground {
     /// Opens the store; with event keys of so few bits that they collide, if a number is given.
     pub async fn open(&self, colliding_bits: Option<u32>) -> Arc<dyn Store> {
         match (self, colliding_bits) {
-            (Self::Directory(_), None) => SqliteStore::open(&self.data(), &SQLITE).unwrap(),
+            (Self::Directory(_), None) => {
+                open_unlocked(|| SqliteStore::open(&self.data(), &SQLITE)).await
+            }
             (Self::Directory(_), Some(bits)) => {
-                SqliteStore::open_colliding(&self.data(), &SQLITE, bits).unwrap()
+                open_unlocked(|| SqliteStore::open_colliding(&self.data(), &SQLITE, bits)).await
             }
             (Self::Database(url), bits) => {
                 PostgresStore::open_with_fingerprinter_bits(url, &POSTGRES, bits).await.unwrap()
@@ -87,4 +90,18 @@ async fn create_template() -> Option<Database> {
     let url = Database::create("tests").await?;
     PostgresStore::open(&url, &POSTGRES).await.unwrap().close().await;
     Some(url)
+}
+
+/// Opens a directory that was closed a moment ago. A child that another test of this process starts
+/// inherits the lock of the directory and keeps it until it executes its program.
+async fn open_unlocked(open: impl Fn() -> Result<Arc<SqliteStore>>) -> Arc<dyn Store> {
+    for _ in 0..100 {
+        match open() {
+            Err(Error::Unavailable { what }) if what.contains("in use") => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            opened => return opened.unwrap(),
+        }
+    }
+    panic!("the directory stays in use");
 }
