@@ -87,58 +87,40 @@ pub async fn record_rollups(
         };
         kind.push(key, rollup)?;
     }
-    upsert_sums(client, &sums).await?;
-    upsert_minima(client, &minima).await?;
-    upsert_maxima(client, &maxima).await?;
-    upsert_latest(client, &latest).await?;
+    sums.upsert(client, UPSERT_SUMS).await?;
+    minima.upsert(client, UPSERT_MINIMA).await?;
+    maxima.upsert(client, UPSERT_MAXIMA).await?;
+    latest.upsert(client, UPSERT_LATEST).await?;
     insert_uniques(client, &sorted).await
 }
 
-async fn upsert_sums(client: &ClientWrapper, rows: &Columns<'_>) -> Upserted {
-    let sql = "-- upsert_sums
+/// The statement that adds rows to totals; how a total takes in the new one is its last part.
+macro_rules! upsert {
+    ($name:literal, $total:literal) => {
+        concat!(
+            "-- ",
+            $name,
+            "
         INSERT INTO rollups AS standing
             (tenant_no, meter_no, bucket_start, grp, grp_text, count, total, latest_at, latest_id)
         SELECT * FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::text[], $5::text[],
             $6::int8[], $7::numeric[], $8::timestamptz[], $9::text[])
         ON CONFLICT (tenant_no, meter_no, bucket_start, grp) DO UPDATE SET
             count = standing.count + excluded.count,
-            total = standing.total + excluded.total";
-    rows.upsert(client, sql).await
+            ",
+            $total
+        )
+    };
 }
 
-async fn upsert_minima(client: &ClientWrapper, rows: &Columns<'_>) -> Upserted {
-    let sql = "-- upsert_minima
-        INSERT INTO rollups AS standing
-            (tenant_no, meter_no, bucket_start, grp, grp_text, count, total, latest_at, latest_id)
-        SELECT * FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::text[], $5::text[],
-            $6::int8[], $7::numeric[], $8::timestamptz[], $9::text[])
-        ON CONFLICT (tenant_no, meter_no, bucket_start, grp) DO UPDATE SET
-            count = standing.count + excluded.count,
-            total = LEAST(standing.total, excluded.total)";
-    rows.upsert(client, sql).await
-}
-
-async fn upsert_maxima(client: &ClientWrapper, rows: &Columns<'_>) -> Upserted {
-    let sql = "-- upsert_maxima
-        INSERT INTO rollups AS standing
-            (tenant_no, meter_no, bucket_start, grp, grp_text, count, total, latest_at, latest_id)
-        SELECT * FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::text[], $5::text[],
-            $6::int8[], $7::numeric[], $8::timestamptz[], $9::text[])
-        ON CONFLICT (tenant_no, meter_no, bucket_start, grp) DO UPDATE SET
-            count = standing.count + excluded.count,
-            total = GREATEST(standing.total, excluded.total)";
-    rows.upsert(client, sql).await
-}
-
-async fn upsert_latest(client: &ClientWrapper, rows: &Columns<'_>) -> Upserted {
-    let sql = "-- upsert_latest
-        INSERT INTO rollups AS standing
-            (tenant_no, meter_no, bucket_start, grp, grp_text, count, total, latest_at, latest_id)
-        SELECT * FROM unnest($1::int4[], $2::int2[], $3::timestamptz[], $4::text[], $5::text[],
-            $6::int8[], $7::numeric[], $8::timestamptz[], $9::text[])
-        ON CONFLICT (tenant_no, meter_no, bucket_start, grp) DO UPDATE SET
-            count = standing.count + excluded.count,
-            (total, latest_at, latest_id) = (
+const UPSERT_SUMS: &str = upsert!("upsert_sums", "total = standing.total + excluded.total");
+const UPSERT_MINIMA: &str =
+    upsert!("upsert_minima", "total = LEAST(standing.total, excluded.total)");
+const UPSERT_MAXIMA: &str =
+    upsert!("upsert_maxima", "total = GREATEST(standing.total, excluded.total)");
+const UPSERT_LATEST: &str = upsert!(
+    "upsert_latest",
+    "(total, latest_at, latest_id) = (
                 SELECT newest.total, newest.latest_at, newest.latest_id
                 FROM (VALUES
                     (standing.total, standing.latest_at, standing.latest_id),
@@ -146,9 +128,8 @@ async fn upsert_latest(client: &ClientWrapper, rows: &Columns<'_>) -> Upserted {
                 ) AS newest (total, latest_at, latest_id)
                 ORDER BY newest.latest_at DESC, newest.latest_id COLLATE \"C\" DESC
                 LIMIT 1
-            )";
-    rows.upsert(client, sql).await
-}
+            )"
+);
 
 type Upserted = std::result::Result<(), super::failure::Failure>;
 

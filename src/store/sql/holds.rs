@@ -6,14 +6,12 @@
 //! or nothing, and every call may be repeated: the first hold of a saga remains, and one that is
 //! gone stays gone.
 
+use super::push_history::{collect_windows, decode_window};
 use super::{Done, Row, Session, values};
 use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::push::stamp_inside;
-use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
-use crate::rules::window::Window;
-use crate::store::Result;
-use crate::store::push::{SettledRevision, SubmittedWindow};
+use crate::store::push::SubmittedWindow;
 
 /// Whether the hold of the saga is there; false if its claim is not current or it has ended.
 pub fn put_hold(
@@ -66,7 +64,7 @@ pub fn release_hold(session: &dyn Session, saga: &str) -> Done<bool> {
     Ok(session.run(sql, values![saga])? == 1)
 }
 
-/// Pushes that the provider has not taken yet; dead ones wait for a person and not for it.
+/// Pushes that the provider has not taken yet; dead ones wait for an operator.
 pub fn count_pushes_before(
     session: &dyn Session,
     tenant: &TenantId,
@@ -104,44 +102,5 @@ pub fn list_unconfirmed_before(
         WHERE state IN ('submitted', 'confirmed', 'reconciled')
             AND COALESCE(pushes.customer, due.customer) = due.customer
         ORDER BY due.window_start, due.meter_no, first_no, revision";
-    let mut windows: Vec<SubmittedWindow> = Vec::new();
-    let mut last: Option<u64> = None;
-    for row in session.rows(sql, values![tenant, before, limit])? {
-        let first: u64 = row.get("first_no")?;
-        if last.replace(first) != Some(first) {
-            windows.push(decode_submitted(&row)?);
-        }
-        if let Some(window) = windows.last_mut() {
-            window.add_settled(decode_settled(&row)?)?;
-        }
-    }
-    Ok(windows)
-}
-
-/// A window without its pushes.
-fn decode_submitted(row: &Row) -> Result<SubmittedWindow> {
-    Ok(SubmittedWindow {
-        tenant: row.get("tenants.tenant")?,
-        customer: row.get("pushes.customer")?,
-        meter: row.get("pushes.meter_no")?,
-        window: decode_window(row)?,
-        mode: row.get("pushes.mode")?,
-        expected: Quantity::ZERO,
-        pushes: Vec::new(),
-        submitted_at: Timestamp::from_micros(i64::MIN),
-    })
-}
-
-fn decode_settled(row: &Row) -> Result<SettledRevision> {
-    Ok(SettledRevision {
-        number: row.get("pushes.push_no")?,
-        quantity: row.get("pushes.quantity")?,
-        value: row.get("pushes.value")?,
-        state: row.get("pushes.state")?,
-        state_at: row.get("pushes.state_at")?,
-    })
-}
-
-fn decode_window(row: &Row) -> Result<Window> {
-    Ok(Window { start: row.get("pushes.window_start")?, end: row.get("pushes.window_end")? })
+    collect_windows(&session.rows(sql, values![tenant, before, limit])?)
 }

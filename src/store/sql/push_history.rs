@@ -155,15 +155,21 @@ fn list_submitted_windows(
             AND p.state IN ('submitted', 'confirmed', 'reconciled')
             AND COALESCE(p.customer, due.customer) = due.customer
         ORDER BY due.due_at, due.first_no, p.revision";
+    collect_windows(&session.rows(sql, values![now, shadow, limit])?)
+}
+
+/// Windows with their pushes. The rows of a window follow each other, under the number of its first
+/// push.
+pub fn collect_windows(rows: &[Row]) -> Done<Vec<SubmittedWindow>> {
     let (mut windows, mut open): (Vec<SubmittedWindow>, Option<u64>) = (Vec::new(), None);
-    for row in session.rows(sql, values![now, shadow, limit])? {
+    for row in rows {
         let first = Some(row.get("due.first_no")?);
         if open != first {
-            windows.push(decode_submitted(&row)?);
+            windows.push(decode_submitted(row)?);
             open = first;
         }
         if let Some(window) = windows.last_mut() {
-            window.add_settled(decode_settled(&row)?)?;
+            window.add_settled(decode_settled(row)?)?;
         }
     }
     Ok(windows)
@@ -175,15 +181,16 @@ fn decode_submitted(row: &Row) -> Result<SubmittedWindow> {
         tenant: row.get("tenants.tenant")?,
         customer: row.get("pushes.customer")?,
         meter: row.get("pushes.meter_no")?,
-        window: Window {
-            start: row.get("pushes.window_start")?,
-            end: row.get("pushes.window_end")?,
-        },
+        window: decode_window(row)?,
         mode: row.get("pushes.mode")?,
         expected: Quantity::ZERO,
         pushes: Vec::new(),
         submitted_at: Timestamp::from_micros(i64::MIN),
     })
+}
+
+pub fn decode_window(row: &Row) -> Result<Window> {
+    Ok(Window { start: row.get("pushes.window_start")?, end: row.get("pushes.window_end")? })
 }
 
 fn decode_settled(row: &Row) -> Result<SettledRevision> {
