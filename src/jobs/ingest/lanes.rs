@@ -9,8 +9,8 @@ use crate::rules::verdict::Verdict;
 use std::collections::{HashMap, VecDeque};
 use tokio::sync::oneshot;
 
-/// Events a lane may take in one turn, and of which a submission has no more. Few: a commit holds at
-/// least one turn, and events for an inbox or of new groups cost 0.1 ms each on PostgreSQL.
+/// Events a lane may take in one turn, and of which a submission has no more. Few: a commit holds
+/// at least one turn, and events for an inbox or of new groups cost 0.1 ms each on PostgreSQL.
 pub const TURN_EVENTS: usize = 16;
 
 /// What one request gave to one partition, or a piece of it.
