@@ -28,7 +28,9 @@ const HOURS: usize = 47;
 
 pub async fn measure(name: &str, store: &Arc<dyn Store>) -> Result<()> {
     let clock = Clock::system();
-    let simulator = Simulator::following(stripe_sim::Timestamp::now, Options::default());
+    // The pass follows the pushes at once.
+    let options = Options { summary_lag_seconds: 0, ..Options::default() };
+    let simulator = Simulator::following(stripe_sim::Timestamp::now, options);
     let simulator = Arc::new(Mutex::new(simulator));
     let mut handle = Handle::start("127.0.0.1:0".parse()?, Arc::clone(&simulator)).await?;
     let config = settings(&handle.url())?;
