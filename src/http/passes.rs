@@ -41,7 +41,7 @@ list_query!(RowParameters, "`next_after` of the page before.", after: String
 #[utoipa::path(
     post, path = "/v1/passes", tag = "reconciliation", request_body = PassSpec,
     responses(
-        (status = 202, description = "The pass has started", body = PassAnswer),
+        (status = 202, description = "The pass is queued", body = PassAnswer),
         (status = 409, description = "There is nothing to compare with; `detail` says why"),
         (status = 422, description = "The range is refused"),
     )

@@ -81,7 +81,7 @@ impl Job for SagasJob {
                 Err(fault) => Err(fault.into()),
             };
             if let Err(error) = moved {
-                tracing::warn!(saga = id, %error, "saga {id} could not be moved; tried again later");
+                tracing::warn!(saga = id, %error, "saga {id}: the step failed and will be retried");
             }
         }
         Ok(count)

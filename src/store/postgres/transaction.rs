@@ -1,4 +1,4 @@
-//! The transactions of jobs, all but deliveries: begun, redone where another was in the way,
+//! The transactions of all verbs but deliveries: begun, redone where another was in the way,
 //! committed.
 //!
 //! Invariant: a connection goes back to the pool only when its transaction has ended. A transaction

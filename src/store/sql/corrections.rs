@@ -36,9 +36,9 @@ pub fn record_correction(
     at: Timestamp,
 ) -> Done<(Ruling, Vec<TransitionLine>)> {
     let nothing = |ruling| Ok((ruling, Vec::new()));
-    let sql = "-- record_correction\nSELECT tenant_no FROM tenants WHERE tenant = $1";
-    let tenant: Option<TenantNo> = session.read_optional(sql, values![order.tenant], Row::only)?;
-    let Some(tenant) = tenant else { return nothing(Ruling::NotFound) };
+    let Some(tenant) = session.find_tenant(&order.tenant)? else {
+        return nothing(Ruling::NotFound);
+    };
     let place = WindowPlace { tenant, meter: order.meter, start: order.window.start };
     let (pushes, Some(state)) = lock_window(session, place)? else {
         return nothing(Ruling::NotFound);

@@ -428,7 +428,7 @@ impl Writer {
         self.write_session(&EVENTS, |session| put_tenant(session, tenant, fields, at))
     }
 
-    /// A write that concerns one table and nothing in memory.
+    /// A write of tables that memory holds no copy of.
     pub fn write<T>(&mut self, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
         self.transact_at(&TABLES, |writer| work(&writer.connection))
     }
