@@ -17,7 +17,6 @@ pub(crate) mod counters;
 mod credits;
 pub(crate) mod events;
 mod extract;
-mod heavy;
 mod idempotency;
 mod inboxes;
 mod keys;

@@ -8,6 +8,7 @@ pub mod api;
 pub mod clock;
 pub mod config;
 pub mod faults;
+pub mod heavy;
 pub mod telemetry;
 
 pub mod store;

@@ -9,9 +9,9 @@
 pub mod budget;
 
 use super::auth::Caller;
-use super::heavy;
 use super::problem::{Kind, Problem};
 use crate::config::ServerConfig;
+use crate::heavy::HeavyThreads;
 use axum::body::Body;
 use budget::{Budget, Full, Share};
 use bytes::{Bytes, BytesMut};
@@ -101,7 +101,7 @@ impl BodyReader {
             return self.unpack(encoding, sent, share);
         }
         let reader = self.clone();
-        heavy::run(move || reader.unpack(encoding, sent, share)).await?
+        HeavyThreads::of_requests().run(move || reader.unpack(encoding, sent, share)).await?
     }
 
     /// A body as it was sent, not decompressed.

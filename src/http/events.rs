@@ -11,8 +11,8 @@ use super::App;
 use super::auth::{Caller, Scope};
 use super::body::WholeBody;
 use super::extract::{Call, Query, media_type};
-use super::heavy;
 use super::problem::{Kind, Problem};
+use crate::heavy::{HeavyThreads, give_way};
 use crate::rules::event::{Event, RefusedItem, parse_event};
 use crate::rules::ids::TenantId;
 use crate::rules::meter::Catalog;
@@ -32,6 +32,7 @@ const IN_PLACE_BYTES_MAX: usize = 64 * 1024;
 const IN_PLACE_COMMAS_MAX: usize = 4096;
 /// Answers with more items are written with lower priority.
 const IN_PLACE_ITEMS_MAX: usize = 512;
+const ITEMS_BETWEEN_PAUSES: usize = 64;
 
 #[derive(Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -146,7 +147,13 @@ fn parse_batch(
     events_max: usize,
 ) -> Result<ReadBatch, Problem> {
     let Items { items, single } = items::parse_items(body, format, events_max)?;
-    let deliveries: Vec<_> = items.iter().map(|item| parse_item(item, catalog)).collect();
+    let parse = |(number, item): (usize, &ReadItem)| {
+        if number.is_multiple_of(ITEMS_BETWEEN_PAUSES) {
+            give_way();
+        }
+        parse_item(item, catalog)
+    };
+    let deliveries: Vec<_> = items.iter().enumerate().map(parse).collect();
     Ok(ReadBatch { names: Names::of(&deliveries), deliveries, single })
 }
 
@@ -155,7 +162,7 @@ async fn run_by_weight<T: Send + 'static>(
     large: bool,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Problem> {
-    if large { heavy::run(work).await } else { Ok(work()) }
+    if large { Ok(HeavyThreads::of_requests().run(work).await?) } else { Ok(work()) }
 }
 
 fn is_large(body: &[u8]) -> bool {

@@ -5,6 +5,7 @@
 //! names. What may be sent again unchanged is 503 or 429 with Retry-After, and nothing else is.
 
 use super::request_id;
+use crate::heavy::Panicked;
 use crate::jobs::ingest::SubmitError;
 use crate::rules::refusal::Refusal;
 use crate::rules::rollup::FoldError;
@@ -123,6 +124,12 @@ struct Standard<'a> {
     status: u16,
     code: &'static str,
     detail: &'a str,
+}
+
+impl From<Panicked> for Problem {
+    fn from(_: Panicked) -> Self {
+        Self::panicked()
+    }
 }
 
 impl Problem {

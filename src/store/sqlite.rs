@@ -37,6 +37,7 @@ mod rollups;
 mod segment;
 mod session;
 mod statements;
+mod totals;
 mod waiting;
 mod writer;
 
@@ -53,7 +54,7 @@ use crate::rules::window::Window;
 use crate::store::fault_log::FaultLog;
 use crate::store::groups::KnownGroups;
 use crate::store::sql::{
-    SqlStore, create_api_key, list_api_keys, list_conflicts, list_quarantine, revoke_api_key,
+    create_api_key, list_api_keys, list_conflicts, list_quarantine, revoke_api_key,
 };
 use crate::store::throttle::Throttle;
 use crate::store::{
@@ -262,6 +263,17 @@ impl SqliteStore {
         self.shared.faults.note(answer)
     }
 
+    /// Runs a query that a user may make as large as they like.
+    async fn read_any_size<T: Send + 'static>(
+        &self,
+        large: bool,
+        query: impl Fn(&Shared, &Connection) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let shared = Arc::clone(&self.shared);
+        let query = move |connection: &Connection| query(&shared, connection);
+        self.shared.faults.note(self.readers.read_any_size(large, query).await)
+    }
+
     async fn write<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Writer) -> Result<T> + Send + 'static,
@@ -338,14 +350,15 @@ impl Queries for SqliteStore {
         shape: UsageShape,
     ) -> Result<Usage> {
         let tenant = tenant.clone();
+        let large = rollups::is_large(&self.shared.read_memory(), &tenant, meter);
         let compose = move |shared: &Shared, connection: &Connection| {
-            rollups::compose_usage(shared, connection, (&tenant, meter, range), shape)
+            rollups::compose_usage(shared, connection, (&tenant, meter, range), shape.clone())
         };
-        self.read(compose).await
+        self.read_any_size(large, compose).await
     }
 
     async fn list_events(&self, query: EventQuery) -> Result<EventPage> {
-        self.read(move |shared, connection| events::list_events(shared, connection, &query)).await
+        self.read_any_size(false, move |shared, c| events::list_events(shared, c, &query)).await
     }
 
     async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace> {
@@ -354,19 +367,25 @@ impl Queries for SqliteStore {
     }
 
     async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>> {
-        self.in_reader(move |session| list_conflicts(session, &query)).await
+        let list = move |_: &Shared, connection: &Connection| {
+            Ok(list_conflicts(&SqliteSession::on(connection), &query)?)
+        };
+        self.read_any_size(false, list).await
     }
 
     async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>> {
-        self.in_reader(move |session| list_quarantine(session, &query)).await
+        let list = move |_: &Shared, connection: &Connection| {
+            Ok(list_quarantine(&SqliteSession::on(connection), &query)?)
+        };
+        self.read_any_size(false, list).await
     }
 
     async fn read_counters(&self, range: Window) -> Result<Vec<CounterRow>> {
-        self.read(move |shared, c| counters::read_counters(shared, c, range)).await
+        self.read_any_size(false, move |shared, c| counters::read_counters(shared, c, range)).await
     }
 
     async fn list_counters(&self, query: CounterQuery) -> Result<Vec<CounterRow>> {
-        self.read(move |shared, c| counters::list_counters(shared, c, &query)).await
+        self.read_any_size(false, move |shared, c| counters::list_counters(shared, c, &query)).await
     }
 
     async fn check(&self, progress: Progress<'_>) -> Result<CheckReport> {

@@ -20,7 +20,7 @@ const COMMIT_SYNCS: u32 = 3;
 const COMMIT_SYNCS_SHARED: u32 = 1;
 /// A fast disk is no reason for tiny commits, and a slow one none for endless ones.
 const COMMIT_TIME_MIN: Duration = Duration::from_millis(5);
-const COMMIT_TIME_MIN_SHARED: Duration = Duration::from_millis(2);
+const COMMIT_TIME_MIN_SHARED: Duration = Duration::from_millis(1);
 const COMMIT_TIME_MAX: Duration = Duration::from_millis(20);
 /// A request of so many events is a small one.
 const SMALL_EVENTS_MAX: usize = 8;
@@ -135,6 +135,6 @@ mod tests {
         pace.note_request(1_000);
         assert!((990..=1_010).contains(&pace.limit(10_000)), "{}", pace.limit(10_000));
         pace.note_request(1);
-        assert!((390..=410).contains(&pace.limit(10_000)), "{}", pace.limit(10_000));
+        assert!((190..=210).contains(&pace.limit(10_000)), "{}", pace.limit(10_000));
     }
 }

@@ -118,10 +118,7 @@ fn rollups_done(closed: &ClosedSegment, fold: FoldState) -> &[(RollupKey, Rollup
 /// Different totals, in the table or still to be folded.
 fn count_totals(table: &HashMap<RollupKey, Rollup>, unfolded: &Unfolded, fold: FoldState) -> u64 {
     let left = unfolded.closed.iter().flat_map(|closed| closed.rollups_left(fold.steps_done));
-    let open = unfolded.open.all_rollups().map(|((tenant, meter), (start, group), _)| {
-        let (tenant, meter, bucket_start) = (*tenant, *meter, *start);
-        RollupKey { tenant, meter, bucket_start, group: group.clone() }
-    });
+    let open = unfolded.open.all_rollups().map(|(key, _)| key);
     let more: HashSet<RollupKey> = left
         .map(|(key, _)| key.clone())
         .chain(open)

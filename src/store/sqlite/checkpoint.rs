@@ -9,6 +9,7 @@
 //! SQLite's journal_size_limit cuts it at the next start from its beginning.
 
 use super::{Shared, sql_error};
+use crate::heavy::lower_priority;
 use crate::store::Result;
 use crate::store::throttle::Throttle;
 use rusqlite::Connection;
@@ -30,6 +31,8 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Works until the store is closed; `log` is the log's file.
 pub fn run(shared: &Arc<Shared>, connection: &Connection, log: &Path) {
+    // It copies for milliseconds at a time, and a commit must not wait for that.
+    lower_priority();
     let warnings = Throttle::default();
     let size = metrics::gauge!("counterfoil_sqlite_log_bytes");
     while !shared.closed.load(Ordering::Acquire) {

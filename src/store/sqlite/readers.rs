@@ -1,32 +1,42 @@
 //! Connections that only read: a bounded pool, each used by one query at a time on a thread that
 //! may block.
 //!
+//! A query of users runs where its request is for a millisecond or so, which is enough for most. One
+//! that needs more begins again on a thread of low priority, so that the queries of one tenant do
+//! not keep the commits of others from a core.
+//!
 //! Bound: no query waits for a connection longer than the pool's limit, and none runs longer.
-//! SQLite asks for the time after every [`STEPS_BETWEEN_LOOKS`] steps of its virtual machine.
+//! SQLite asks after every [`STEPS_BETWEEN_LOOKS`] steps of its virtual machine.
 
 use super::keep_plans;
+use crate::heavy::{HeavyThreads, give_way};
 use crate::store::{Error, Result};
 use rusqlite::{Connection, OpenFlags};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Few enough for a look every few milliseconds, and too many to be felt.
-const STEPS_BETWEEN_LOOKS: i32 = 10_000;
+/// Few enough for a look at every tenth of a millisecond or so, and too many to be felt.
+const STEPS_BETWEEN_LOOKS: i32 = 1_000;
+/// The deadline is looked at once for each so many looks.
+const LOOKS_BETWEEN_TIMES: u32 = 10;
 
 pub struct Readers {
     path: PathBuf,
     idle: Mutex<Vec<Connection>>,
     permits: Arc<Semaphore>,
+    connections_max: usize,
     time_max: Duration,
+    heavy: OnceLock<HeavyThreads>,
 }
 
 impl Readers {
     pub fn new(path: PathBuf, connections_max: usize, time_max: Duration) -> Self {
         let permits = Arc::new(Semaphore::new(connections_max));
-        Self { path, idle: Mutex::new(Vec::new()), permits, time_max }
+        let (idle, heavy) = (Mutex::new(Vec::new()), OnceLock::new());
+        Self { path, idle, permits, connections_max, time_max, heavy }
     }
 
     /// Runs a query and ends whatever transaction it opened.
@@ -34,37 +44,77 @@ impl Readers {
         self: &Arc<Self>,
         query: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let closed = || Error::Unavailable { what: "the store is closed".into() };
-        let waiting = Arc::clone(&self.permits).acquire_owned();
-        let permit = tokio::time::timeout(self.time_max, waiting)
-            .await
-            .map_err(|_| self.overdue("no connection for it was free"))?
-            .map_err(|_| closed())?;
+        let permit = self.wait().await?;
         let readers = Arc::clone(self);
         let work = move || {
             let _permit = permit;
-            let mut connection = readers.take()?;
-            let deadline = Instant::now() + readers.time_max;
-            let late = move || Instant::now() >= deadline;
-            connection.progress_handler(STEPS_BETWEEN_LOOKS, Some(late))?;
-            let mut answer = query(&connection);
-            connection.progress_handler(0, None::<fn() -> bool>)?;
-            if matches!(&answer, Err(Error::Unavailable { .. })) && late() {
-                answer = Err(readers.overdue("it had not ended"));
-            }
-            let ended = connection.is_autocommit() || connection.execute_batch("ROLLBACK").is_ok();
-            if ended {
-                readers.idle.lock().expect("no holder panics").push(connection);
-            }
-            answer
+            readers.run(readers.time_max, query)
         };
         // On a busy machine each change of thread waits its turn; so the query runs where it is,
         // and the thread's other work moves instead.
-        if Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread {
+        if may_block() {
             return tokio::task::block_in_place(work);
         }
         let done = tokio::task::spawn_blocking(work).await;
         done.map_err(|error| Error::Internal { what: error.to_string() })?
+    }
+
+    /// The same for a query that a user may make as large as they like; `large` if it is known to be.
+    pub async fn read_any_size<T: Send + 'static>(
+        self: &Arc<Self>,
+        large: bool,
+        query: impl Fn(&Connection) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let permit = self.wait().await?;
+        if !large && may_block() {
+            // It is late at the first look.
+            let answer = tokio::task::block_in_place(|| self.run(Duration::ZERO, &query));
+            if !matches!(answer, Err(Error::Overdue { .. })) {
+                return answer;
+            }
+        }
+        let heavy = self.heavy.get_or_init(|| HeavyThreads::start("query", self.connections_max));
+        let readers = Arc::clone(self);
+        let work = move || {
+            let _permit = permit;
+            readers.run(readers.time_max, query)
+        };
+        let panicked = |_| Error::Internal { what: "a query panicked".into() };
+        heavy.run(work).await.map_err(panicked)?
+    }
+
+    async fn wait(&self) -> Result<OwnedSemaphorePermit> {
+        let closed = |_| Error::Unavailable { what: "the store is closed".into() };
+        let waiting = Arc::clone(&self.permits).acquire_owned();
+        let permit = tokio::time::timeout(self.time_max, waiting).await;
+        permit.map_err(|_| self.overdue("no connection for it was free"))?.map_err(closed)
+    }
+
+    fn run<T>(
+        &self,
+        time_max: Duration,
+        query: impl FnOnce(&Connection) -> Result<T>,
+    ) -> Result<T> {
+        let mut connection = self.take()?;
+        let deadline = Instant::now() + time_max;
+        let late = move || Instant::now() >= deadline;
+        let mut looks = 0;
+        let look = move || {
+            give_way();
+            looks += 1;
+            looks % LOOKS_BETWEEN_TIMES == 0 && late()
+        };
+        connection.progress_handler(STEPS_BETWEEN_LOOKS, Some(look))?;
+        let mut answer = query(&connection);
+        connection.progress_handler(0, None::<fn() -> bool>)?;
+        if matches!(&answer, Err(Error::Unavailable { .. })) && late() {
+            answer = Err(self.overdue("it had not ended"));
+        }
+        let ended = connection.is_autocommit() || connection.execute_batch("ROLLBACK").is_ok();
+        if ended {
+            self.idle.lock().expect("no holder panics").push(connection);
+        }
+        answer
     }
 
     /// Takes every connection's place.
@@ -92,6 +142,11 @@ impl Readers {
     }
 }
 
+/// Whether this thread's other work moves to another one while it blocks.
+fn may_block() -> bool {
+    Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread
+}
+
 /// A connection that cannot write.
 pub fn open_read_only(path: &std::path::Path) -> Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -100,4 +155,45 @@ pub fn open_read_only(path: &std::path::Path) -> Result<Connection> {
     connection.set_prepared_statement_cache_capacity(64);
     connection.execute_batch("PRAGMA busy_timeout = 5000; PRAGMA cache_size = -16384;")?;
     Ok(connection)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Counts to `steps` in SQL and tells the thread that ended it.
+    fn count_to(steps: u32) -> impl Fn(&Connection) -> Result<String> + Send {
+        move |connection| {
+            let sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)
+                       SELECT max(i) FROM n";
+            let counted: u32 = connection.query_row(sql, [steps], |row| row.get(0))?;
+            assert_eq!(counted, steps);
+            Ok(std::thread::current().name().unwrap_or_default().to_owned())
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn only_large_queries_run_with_low_priority() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("empty.db");
+        Connection::open(&path).unwrap().execute_batch("PRAGMA user_version = 1").unwrap();
+        let readers = Arc::new(Readers::new(path, 1, Duration::from_secs(60)));
+        let thread = readers.read_any_size(false, count_to(10)).await.unwrap();
+        assert!(!thread.starts_with("query-"), "{thread}");
+        for (known, steps) in [(true, 10), (false, 100_000)] {
+            let thread = readers.read_any_size(known, count_to(steps)).await.unwrap();
+            assert!(thread.starts_with("query-"), "{thread}");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_large_query_still_has_its_deadline() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("empty.db");
+        Connection::open(&path).unwrap().execute_batch("PRAGMA user_version = 1").unwrap();
+        let readers = Arc::new(Readers::new(path, 1, Duration::ZERO));
+        let answer = readers.read_any_size(false, count_to(100_000)).await;
+        assert!(matches!(answer, Err(Error::Overdue { .. })), "{answer:?}");
+    }
 }

@@ -9,7 +9,9 @@ use super::fold::read_state;
 use super::memory::Memory;
 use super::segment::{ClosedSegment, Segment, overflow};
 use super::statements::Statements;
+use super::totals::Totals;
 use super::{Shared, corrupt, damaged};
+use crate::heavy::give_way;
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::{Aggregation, Catalog};
 use crate::rules::push::WindowUsage;
@@ -32,12 +34,13 @@ pub fn read_usage(
 ) -> Result<Vec<UsageRow>> {
     let (snapshot, copied) = shared.consistent_snapshot(connection, |memory| {
         let tenant = memory.tenants.find(tenant)?;
-        Some((tenant, rows_open(memory, tenant, meter, range), Arc::clone(&memory.catalog)))
+        Some((tenant, totals_open(memory, tenant, meter), Arc::clone(&memory.catalog)))
     })?;
-    let Some((tenant, mut rows, catalog)) = copied else {
+    let Some((tenant, open, catalog)) = copied else {
         return Ok(Vec::new());
     };
     let place = (tenant, meter, range);
+    let mut rows: Vec<UsageRow> = rows_open(&open, range).collect();
     rows.extend(rows_closed(connection, &snapshot, place, &catalog, rows_max)?);
     Ok(rows)
 }
@@ -51,7 +54,7 @@ pub fn compose_usage(
 ) -> Result<Usage> {
     let (snapshot, copied) = shared.consistent_snapshot(connection, |memory| {
         let tenant = memory.tenants.find(tenant)?;
-        Some((tenant, rows_open(memory, tenant, meter, range), Arc::clone(&memory.catalog)))
+        Some((tenant, totals_open(memory, tenant, meter), Arc::clone(&memory.catalog)))
     })?;
     let mut composition = Composition::new(shape);
     let Some((tenant, open, catalog)) = copied else {
@@ -60,7 +63,10 @@ pub fn compose_usage(
     let place = (tenant, meter, range);
     let left = snapshot.folding.iter();
     let left = left.flat_map(|closed| rows_left(closed, snapshot.steps_done, place));
-    for row in open.into_iter().chain(left) {
+    for (number, row) in rows_open(&open, range).chain(left).enumerate() {
+        if number.is_multiple_of(ROWS_BETWEEN_PAUSES) {
+            give_way();
+        }
         composition.add(row)?;
     }
     let aggregation = aggregation_of(meter, &catalog)?;
@@ -85,11 +91,12 @@ pub fn read_usage_writing(
     (tenant, meter, range): (TenantNo, MeterNo, Window),
 ) -> Result<Vec<UsageRow>> {
     let memory = shared.read_memory();
-    let mut rows = rows_open(&memory, tenant, meter, range);
+    let open = totals_open(&memory, tenant, meter);
     let snapshot = Snapshot { folding: memory.folding.clone(), steps_done };
     let catalog = Arc::clone(&memory.catalog);
     drop(memory);
     let place = (tenant, meter, range);
+    let mut rows: Vec<UsageRow> = rows_open(&open, range).collect();
     rows.extend(rows_closed(connection, &snapshot, place, &catalog, usize::MAX)?);
     Ok(rows)
 }
@@ -103,12 +110,10 @@ pub fn sum_before(
 ) -> Result<BTreeMap<MeterNo, Quantity>> {
     let (snapshot, (open, catalog)) = shared.consistent_snapshot(connection, |memory| {
         let mut open: Vec<(MeterNo, UsageRow)> = Vec::new();
-        for ((_, meter), (start, group), rollup) in
-            memory.unplanned().flat_map(Segment::all_rollups)
-        {
-            if meters.iter().any(|(one, from)| one == meter && start < from) {
-                let (group, rollup) = (group.clone(), rollup.clone());
-                open.push((*meter, UsageRow { bucket_start: *start, group, rollup }));
+        for (key, rollup) in memory.unplanned().flat_map(Segment::all_rollups) {
+            let RollupKey { meter, bucket_start, group, .. } = key;
+            if meters.iter().any(|(one, from)| *one == meter && bucket_start < *from) {
+                open.push((meter, UsageRow { bucket_start, group, rollup: rollup.clone() }));
             }
         }
         (open, Arc::clone(&memory.catalog))
@@ -138,18 +143,30 @@ pub fn sum_before(
     Ok(sums)
 }
 
+const ROWS_BETWEEN_PAUSES: usize = 256;
+/// Totals in memory with which a query takes about a millisecond.
+const LARGE_TOTALS: usize = 2_000;
+
+/// Whether memory alone makes a query for these totals a large one.
+pub fn is_large(memory: &Memory, tenant: &TenantId, meter: MeterNo) -> bool {
+    let Some(tenant) = memory.tenants.find(tenant) else { return false };
+    let open = memory.unplanned().filter_map(|segment| segment.totals_of(tenant, meter));
+    let closing = memory.folding.iter().map(|closed| closed.totals_of(tenant, meter).len());
+    open.map(Totals::len).chain(closing).sum::<usize>() > LARGE_TOTALS
+}
+
 /// What the segments add of which nothing is in the table.
-fn rows_open(memory: &Memory, tenant: TenantNo, meter: MeterNo, range: Window) -> Vec<UsageRow> {
-    memory
-        .unplanned()
-        .flat_map(|segment| segment.rollups_of(tenant, meter))
-        .filter(|((start, _), _)| (range.start..range.end).contains(start))
-        .map(|((start, group), rollup)| UsageRow {
-            bucket_start: *start,
-            group: group.clone(),
-            rollup: rollup.clone(),
-        })
-        .collect()
+fn totals_open(memory: &Memory, tenant: TenantNo, meter: MeterNo) -> Vec<Totals> {
+    memory.unplanned().filter_map(|segment| segment.totals_of(tenant, meter).cloned()).collect()
+}
+
+fn rows_open(open: &[Totals], range: Window) -> impl Iterator<Item = UsageRow> {
+    let totals = open.iter().flat_map(move |totals| totals.within(range));
+    totals.map(|((bucket_start, group), rollup)| UsageRow {
+        bucket_start: *bucket_start,
+        group: group.clone(),
+        rollup: rollup.clone(),
+    })
 }
 
 /// What is in the table, and what the segment being folded still adds to it.

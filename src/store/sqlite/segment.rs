@@ -9,6 +9,7 @@
 //! crash left it.
 
 use super::record::{CounterEntry, EventView};
+use super::totals::Totals;
 use crate::rules::ids::{MeterNo, TenantNo};
 use crate::rules::meter::Catalog;
 use crate::rules::rollup::{Accumulator, Group, Rollup, RollupKey};
@@ -16,7 +17,6 @@ use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::store::{Error, Result};
 use hashbrown::HashMap;
-use std::collections::BTreeMap;
 
 /// One event of a segment: where its bytes are, and what is looked at often.
 #[derive(Debug, Clone, Copy)]
@@ -72,7 +72,7 @@ pub struct Segment {
     pub last_received_at: Timestamp,
     chunks: Vec<Chunk>,
     entries: Vec<Entry>,
-    rollups: HashMap<(TenantNo, MeterNo), BTreeMap<(Timestamp, Group), Rollup>>,
+    rollups: HashMap<(TenantNo, MeterNo), Totals>,
     counters: HashMap<CounterKey, Tally>,
 }
 
@@ -139,32 +139,22 @@ impl Segment {
     fn contribute(&mut self, contribution: Contribution) -> Result<()> {
         let Contribution { tenant, meter, bucket_start, group, rollup } = contribution;
         let totals = self.rollups.entry((tenant, meter)).or_default();
-        match totals.entry((bucket_start, group)) {
-            std::collections::btree_map::Entry::Vacant(place) => {
-                place.insert(rollup);
-                Ok(())
-            }
-            std::collections::btree_map::Entry::Occupied(mut place) => {
-                place.get_mut().fold(&rollup).map_err(|_| overflow())
-            }
-        }
+        totals.add((bucket_start, group), rollup).map_err(|_| overflow())
     }
 
     /// The totals of one tenant and meter that this segment adds.
-    pub fn rollups_of(
-        &self,
-        tenant: TenantNo,
-        meter: MeterNo,
-    ) -> impl Iterator<Item = (&(Timestamp, Group), &Rollup)> {
-        self.rollups.get(&(tenant, meter)).into_iter().flatten()
+    pub fn totals_of(&self, tenant: TenantNo, meter: MeterNo) -> Option<&Totals> {
+        self.rollups.get(&(tenant, meter))
     }
 
     /// Every total that this segment adds.
-    pub fn all_rollups(
-        &self,
-    ) -> impl Iterator<Item = (&(TenantNo, MeterNo), &(Timestamp, Group), &Rollup)> {
-        let totals = |(owner, totals)| std::iter::repeat(owner).zip::<&BTreeMap<_, _>>(totals);
-        self.rollups.iter().flat_map(totals).map(|(owner, (place, total))| (owner, place, total))
+    pub fn all_rollups(&self) -> impl Iterator<Item = (RollupKey, &Rollup)> {
+        self.rollups.iter().flat_map(|((tenant, meter), totals)| {
+            totals.iter().map(|((bucket_start, group), rollup)| {
+                let (tenant, meter, bucket_start) = (*tenant, *meter, *bucket_start);
+                (RollupKey { tenant, meter, bucket_start, group: group.clone() }, rollup)
+            })
+        })
     }
 
     pub fn counters(&self) -> &HashMap<CounterKey, Tally> {
@@ -177,13 +167,8 @@ impl Segment {
     /// crash where it was, also in a later version: in plan 1 each total is one step, in [`PLAN`]
     /// no step has more than [`STEP_VALUES_MAX`] unique values.
     pub fn plan_fold(&self, plan: u32) -> FoldPlan {
-        let mut rollups: Vec<_> = self
-            .all_rollups()
-            .map(|((tenant, meter), (start, group), rollup)| {
-                let (tenant, meter, bucket_start) = (*tenant, *meter, *start);
-                (RollupKey { tenant, meter, bucket_start, group: group.clone() }, rollup.clone())
-            })
-            .collect();
+        let mut rollups: Vec<_> =
+            self.all_rollups().map(|(key, rollup)| (key, rollup.clone())).collect();
         rollups.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         if plan >= PLAN {
             rollups = rollups.into_iter().flat_map(split_values).collect();
@@ -313,6 +298,14 @@ impl ClosedSegment {
     pub fn rollups_left(&self, steps_done: usize) -> &[(RollupKey, Rollup)] {
         let done = steps_done.saturating_sub(self.order.len()).min(self.rollups.len());
         &self.rollups[done..]
+    }
+
+    /// All totals of one tenant and meter, in pieces.
+    pub fn totals_of(&self, tenant: TenantNo, meter: MeterNo) -> &[(RollupKey, Rollup)] {
+        let owner = |(key, _): &(RollupKey, Rollup)| (key.tenant, key.meter);
+        let start = self.rollups.partition_point(|total| owner(total) < (tenant, meter));
+        let end = self.rollups.partition_point(|total| owner(total) <= (tenant, meter));
+        &self.rollups[start..end]
     }
 
     pub fn counters_left(&self, steps_done: usize) -> &[(CounterKey, Tally)] {
