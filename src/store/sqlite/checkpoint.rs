@@ -18,10 +18,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const LOOK_EVERY: Duration = Duration::from_millis(25);
 /// Pages in the log that are worth moving: 4 MiB. While the disk syncs what was moved, commits wait
 /// for their own sync, and all senders with them.
-const PAGES_WORTH_MOVING: i64 = 1024;
+const PAGES_WORTH_MOVING: i64 = 256;
 /// Pages after which the log should start again: 64 MiB.
 const PAGES_RESTART: i64 = 16_384;
 /// A log that is larger than this is cut back: twice what steady work needs.
