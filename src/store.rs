@@ -16,6 +16,7 @@ mod fault_log;
 pub mod faulty;
 pub mod groups;
 pub mod idempotency;
+pub mod list;
 pub mod migrate;
 pub mod outbox;
 pub mod postgres;
@@ -46,6 +47,7 @@ use clock::Clocks;
 use credit::Credits;
 use epoch::Epochs;
 use faulty::verbs;
+pub use list::Query;
 use outbox::Outbox;
 use push::{Cuts, Leases, PushChanges, PushHistory, Pushes};
 use quote::Quotes;
@@ -178,15 +180,12 @@ pub struct EventTrace {
     pub quarantined_not_kept: u64,
 }
 
-/// Asks for events of one tenant, newest first: by occurred_at, then by id, both descending.
+/// Events of one tenant, newest first: by occurred_at, then by id, both descending.
 #[derive(Debug, Clone)]
-pub struct EventQuery {
+pub struct EventFilter {
     pub tenant: TenantId,
     pub meter: Option<MeterNo>,
     pub range: Option<Window>,
-    /// The last event of the page before.
-    pub before: Option<(Timestamp, EventId)>,
-    pub limit: usize,
     /// How many of the tenant's events are looked at for those of the meter.
     pub searched_max: usize,
 }
@@ -197,17 +196,15 @@ pub struct EventPage {
     pub events: Vec<StoredEvent>,
     /// Where the search ended before the page was full: it has looked at as many events as one
     /// call may, and goes on before this one.
-    pub searched_to: Option<(Timestamp, EventId)>,
+    pub searched_to: Option<EventCursor>,
 }
 
-/// Asks for a page of an inbox, oldest first.
-#[derive(Debug, Clone)]
-pub struct InboxQuery {
-    pub tenant: Option<TenantId>,
-    /// The number of the last record of the page before.
-    pub after: u64,
-    pub limit: usize,
-}
+/// Where a page of events ended.
+pub type EventCursor = (Timestamp, EventId);
+pub type EventQuery = Query<EventFilter, EventCursor>;
+
+/// Asks for a page of an inbox: a tenant's records or all, oldest first.
+pub type InboxQuery = Query<Option<TenantId>>;
 
 /// A page of records, each with the number that asks for the records after it.
 pub type InboxPage<T> = Vec<(u64, T)>;
@@ -278,17 +275,17 @@ pub struct CounterRow {
     pub tally: Tally,
 }
 
-/// Asks for a page of counters: by hour, then in the order in which tenants were created.
+/// Counters: by hour, then in the order in which tenants were created.
 #[derive(Debug, Clone)]
-pub struct CounterQuery {
+pub struct CounterFilter {
     /// Of hours that start in it.
     pub range: Window,
     /// Of this tenant only.
     pub tenant: Option<TenantId>,
-    /// The hour and the tenant of the last row of the page before.
-    pub after: Option<(Timestamp, Option<TenantId>)>,
-    pub limit: usize,
 }
+
+/// The cursor is the hour and the tenant of a row.
+pub type CounterQuery = Query<CounterFilter, (Timestamp, Option<TenantId>)>;
 
 /// Result of comparing totals with events.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -368,9 +365,8 @@ verbs! {
         async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<Tenant>>;
         /// The tenant that is this customer.
         async fn find_customer(&self, customer: &CustomerId) -> Result<Option<Tenant>>;
-        /// Tenants in the order of their ids, after `after`.
-        async fn list_tenants(&self, after: Option<&TenantId>, limit: usize)
-        -> Result<Vec<Tenant>>;
+        /// Tenants in the order of their ids.
+        async fn list_tenants(&self, query: Query<(), TenantId>) -> Result<Vec<Tenant>>;
     }
 }
 

@@ -10,8 +10,8 @@ use counterfoil::jobs::webhook::WebhookInbox;
 use counterfoil::jobs::{self, Job, Stopper};
 use counterfoil::provider::Provider;
 use counterfoil::provider::stripe::Stripe;
-use counterfoil::store::Store;
-use counterfoil::store::webhook::WebhookQuery;
+use counterfoil::store::webhook::WebhookFilter;
+use counterfoil::store::{Query, Store};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use stripe_sim::{Handle, Options, SimRequest, Simulator, sign};
@@ -165,7 +165,7 @@ async fn send_all(url: &str, bodies: Vec<String>) -> Result<usize> {
 async fn check(store: &dyn Store) -> Result<()> {
     let (mut before, mut rows) = (None, 0);
     loop {
-        let query = WebhookQuery { before, limit: 1_000, ..WebhookQuery::default() };
+        let query = Query { filter: WebhookFilter::default(), after: before, limit: 1_000 };
         let page = store.list_webhooks(query).await?;
         let Some(last) = page.last() else { break };
         before = Some(last.number);

@@ -14,7 +14,7 @@ use crate::api::accounts::{
 };
 use crate::rules::account::{NewEntry, NewPosting, PostRefusal, is_reserved, is_reserved_key};
 use crate::rules::ids::{AccountName, OnceKey, TenantId, Unit};
-use crate::store::account::{AccountPut, NewAccount, Posted, StatementQuery};
+use crate::store::account::{AccountPut, NewAccount, Posted};
 use axum::body::Body;
 use axum::response::Response;
 use http::StatusCode;
@@ -84,7 +84,7 @@ pub async fn list_accounts(
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(AccountName::parse).transpose()?;
-    let found = app.store.list_accounts(&tenant, after.as_ref(), limit.and_one()).await?;
+    let found = app.store.list_accounts(limit.query(tenant, after)).await?;
     limit.page(found, |account| account.name.to_string(), |account| Ok(account.into()))
 }
 
@@ -132,8 +132,7 @@ pub async fn get_statement(
     let account = AccountName::parse(&name)?;
     let limit = Limit::parse(query.limit)?;
     app.store.find_account(&tenant, &account).await?.ok_or_else(unknown_account)?;
-    let asked = StatementQuery { tenant, account, before: query.before, limit: limit.and_one() };
-    let found = app.store.read_statement(asked).await?;
+    let found = app.store.read_statement(limit.query((tenant, account), query.before)).await?;
     limit.page(found, |line| line.version, |line| Ok(line.into()))
 }
 

@@ -11,9 +11,7 @@ use crate::rules::alert::AlertKind;
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::Meter;
 use crate::rules::quantity::{Quantity, QuantityRange, SCALE};
-use crate::store::alert::{
-    AlertQuery, Threshold, ThresholdKey, ThresholdKind, ThresholdPeriod, ThresholdQuery,
-};
+use crate::store::alert::{AlertFilter, Threshold, ThresholdKey, ThresholdKind, ThresholdPeriod};
 use http::StatusCode;
 use serde::Deserialize;
 
@@ -39,8 +37,7 @@ pub async fn list_alerts(
     caller.require_unbound(Scope::Read)?;
     let AlertParameters { open, kind, before, limit } = query;
     let limit = Limit::parse(limit)?;
-    let query = AlertQuery { open, kind, before, limit: limit.and_one() };
-    let found = app.store.list_alerts(query).await?;
+    let found = app.store.list_alerts(limit.query(AlertFilter { open, kind }, before)).await?;
     limit.page(found, |alert| alert.number, |alert| Ok(alert.into()))
 }
 
@@ -115,8 +112,7 @@ pub async fn list_thresholds(
     let tenant = caller.narrow(query.tenant.as_deref())?;
     let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(parse_cursor).transpose()?;
-    let query = ThresholdQuery { tenant, after, limit: limit.and_one() };
-    let found = app.store.list_thresholds(query).await?;
+    let found = app.store.list_thresholds(limit.query(tenant, after)).await?;
     let catalog = app.catalog.reload().await?;
     limit.page(found, write_cursor, |threshold| {
         let meter = catalog.get(threshold.meter);

@@ -25,9 +25,10 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
 use crate::rules::window_life::WindowState;
-use crate::store::alert::{AlertQuery, PageCounts};
+use crate::store;
+use crate::store::alert::{AlertFilter, PageCounts};
 use crate::store::push::{PushAges, PushCounts, UnmappedSum};
-use crate::store::reconciliation::{FindingQuery, PassQuery};
+use crate::store::reconciliation::{FindingFilter, PassFilter};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -107,9 +108,10 @@ pub async fn get_billing_health(Call { app, caller }: Call) -> Answer<BillingHea
     let pages = Pages { open, day, week, week_before };
     let hourly = last_pass(&app, PassKind::Hourly).await?;
     let nightly = last_pass(&app, PassKind::Nightly).await?;
-    let (open, limit) = (Some(true), LIMIT_MAX);
-    let findings = FindingQuery { open, limit, ..FindingQuery::default() };
-    let alerts = AlertQuery { open, limit, ..AlertQuery::default() };
+    let open = Some(true);
+    let findings =
+        store::Query::first(FindingFilter { open, ..FindingFilter::default() }, LIMIT_MAX);
+    let alerts = store::Query::first(AlertFilter { open, kind: None }, LIMIT_MAX);
     Ok(axum::Json(BillingHealth {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         provider: app.provider.as_ref().map(|provider| provider.name().to_owned()),
@@ -148,8 +150,8 @@ pub async fn get_billing_health(Call { app, caller }: Call) -> Answer<BillingHea
 async fn last_pass(app: &App, kind: PassKind) -> Result<Option<(Timestamp, bool)>, Problem> {
     let mut last = None;
     for state in [PassState::Closed, PassState::Incomplete] {
-        let query = PassQuery { kind: Some(kind), state: Some(state), before: None, limit: 1 };
-        let newest = app.store.list_passes(query).await?.pop();
+        let of_kind = PassFilter { kind: Some(kind), state: Some(state) };
+        let newest = app.store.list_passes(store::Query::first(of_kind, 1)).await?.pop();
         let ended = newest.and_then(|pass| pass.ended_at);
         last = last.max(ended.map(|at| (at, state == PassState::Incomplete)));
     }

@@ -6,7 +6,7 @@
 use super::auth::Scope;
 use super::extract::{Answer, Call, Limit, Query, list_query};
 use crate::api::changes::{ChangeFeed, PublishedChange};
-use crate::store::outbox::Message;
+use crate::store::{self, outbox::Message};
 
 list_query!(ChangeFeedParameters, "The last number that was seen.", after: u64
     (minimum = 0, maximum = 9_007_199_254_740_991i64), {
@@ -28,8 +28,9 @@ pub async fn list_changes(
 ) -> Answer<ChangeFeed> {
     caller.require(Scope::Read)?;
     let tenant = caller.narrow(query.tenant.as_deref())?;
-    let (after, limit) = (query.after.unwrap_or(0), Limit::parse(query.limit)?);
-    let found = app.store.list_changes(tenant.as_ref(), after, limit.get()).await?;
+    let limit = Limit::parse(query.limit)?.get();
+    let asked = store::Query { filter: tenant, after: query.after, limit };
+    let found = app.store.list_changes(asked).await?;
     let last = found.last().map(|change| change.number);
     let changes = found.into_iter().map(PublishedChange::from).collect();
     Ok(axum::Json(ChangeFeed { changes, last }))

@@ -10,7 +10,7 @@ use crate::rules::ids::TenantId;
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::rules::window::Bucket;
-use crate::store::{CounterQuery, CounterRow};
+use crate::store::{CounterFilter, CounterRow};
 
 list_query!(CountersQuery, "`next_after` of the page before.", after: String, {
     /// First instant (RFC 3339, or a date in UTC); a day before `to` if it is left out. At most 31
@@ -38,9 +38,8 @@ pub async fn list_counters(
     let range = parse_days(query.from.as_deref(), query.to.as_deref(), next_hour)?;
     let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(parse_cursor).transpose()?;
-    let tenant = caller.bound_to().cloned();
-    let query = CounterQuery { range, tenant, after, limit: limit.and_one() };
-    let rows = app.store.list_counters(query).await?;
+    let filter = CounterFilter { range, tenant: caller.bound_to().cloned() };
+    let rows = app.store.list_counters(limit.query(filter, after)).await?;
     limit.page(rows, write_cursor, |row| Ok(row.into()))
 }
 

@@ -8,7 +8,7 @@ use super::App;
 use super::accounts::{key_taken, parse_memo};
 use super::auth::Scope;
 use super::extract::{
-    Answer, Call, LIMIT_MAX, Limit, Path, Query, Request, list_query, parse_amount, parse_instant,
+    Answer, Call, Limit, Path, Query, Request, list_query, parse_amount, parse_instant,
 };
 use super::idempotency::Once;
 use super::problem::{Kind, Problem};
@@ -23,8 +23,9 @@ use crate::rules::ids::{MeterNo, TenantId, Unit};
 use crate::rules::meter::Catalog;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
-use crate::store::alert::{Threshold, ThresholdKind, ThresholdQuery};
-use crate::store::credit::{ChangeQuery, GrantFilter, Issued, VoidGrant, Voided};
+use crate::store;
+use crate::store::alert::{Threshold, ThresholdKind};
+use crate::store::credit::{ChangeFilter, GrantFilter, Issued, VoidGrant, Voided};
 use axum::body::Body;
 use axum::response::Response;
 use http::StatusCode;
@@ -60,7 +61,7 @@ pub async fn post_grant(
     let scale = |meter: MeterNo| catalog.get(meter).map(|meter| meter.usage_scale());
     if let Err(refusal) = terms.check(scale) {
         // A grant that has expired since it was asked for is still the answer to a repeat.
-        if !starts_now || !is_issued(&app, &terms).await? {
+        if !starts_now || app.store.find_grant(&terms.tenant, &terms.key).await?.is_none() {
             return Err(Problem::refused(refusal));
         }
     }
@@ -76,21 +77,6 @@ pub async fn post_grant(
     });
     let issued = app.store.issue_grant(terms, now, Some(&completing)).await?;
     Ok(Once::respond(&completing, &issued))
-}
-
-/// Whether a grant of the tenant has this key.
-async fn is_issued(app: &App, terms: &GrantTerms) -> Result<bool, Problem> {
-    let mut after = 0;
-    loop {
-        let page = app.store.list_grants(&terms.tenant, GrantFilter::All, after, LIMIT_MAX).await?;
-        if page.iter().any(|grant| grant.terms.key == terms.key) {
-            return Ok(true);
-        }
-        match page.last() {
-            Some(last) => after = last.number,
-            None => return Ok(false),
-        }
-    }
 }
 
 fn read_terms(
@@ -154,12 +140,8 @@ pub async fn list_grants(
 ) -> Answer<GrantList> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let limit = Limit::parse(query.limit)?;
-    let filter = match query.live {
-        Some(true) => GrantFilter::Live,
-        Some(false) | None => GrantFilter::All,
-    };
-    let after = query.after.unwrap_or(0);
-    let found = app.store.list_grants(&tenant, filter, after, limit.and_one()).await?;
+    let filter = GrantFilter { tenant, live: query.live.unwrap_or(false) };
+    let found = app.store.list_grants(limit.query(filter, query.after)).await?;
     let catalog = app.catalog.reload().await?;
     limit.page(found, |grant| grant.number, |grant| Ok((&grant, &*catalog).into()))
 }
@@ -249,7 +231,7 @@ pub async fn list_credit_changes(
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let ChangeParameters { grant, before, limit } = query;
     let limit = Limit::parse(limit)?;
-    let asked = ChangeQuery { tenant, grant, before, limit: limit.and_one() };
+    let asked = limit.query(ChangeFilter { tenant, grant }, before);
     let found = app.store.list_credit_changes(asked).await?;
     let catalog = app.catalog.reload().await?;
     limit.page(found, |change| change.number, |change| Ok((&change, &*catalog).into()))
@@ -309,7 +291,7 @@ pub async fn get_entitlement(
 ) -> Answer<EntitlementAnswer> {
     let tenant = caller.tenant_for(Scope::Read, &tenant)?;
     let (number, meter) = app.catalog.find(&slug).await?;
-    let all = ThresholdQuery::all(Some(tenant.clone()));
+    let all = store::Query::first(Some(tenant.clone()), usize::MAX);
     let thresholds = app.store.list_thresholds(all).await?;
     let own =
         |threshold: &Threshold| threshold.kind == ThresholdKind::Quota && threshold.meter == number;

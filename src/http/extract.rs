@@ -10,6 +10,7 @@ use crate::api::Page;
 use crate::rules::quantity::{Quantity, QuantityRange, SCALE};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::{Window, parse_border};
+use crate::store;
 use axum::extract::FromRequestParts;
 use http::HeaderMap;
 use http::header::CONTENT_TYPE;
@@ -93,9 +94,9 @@ impl Limit {
         Err(Problem::new(Kind::Invalid, "invalid_limit", detail))
     }
 
-    /// What the store is asked for: one record more than a page holds tells whether one follows.
-    pub fn and_one(self) -> usize {
-        self.0 + 1
+    /// Asks the store for one record more than a page holds: it tells whether a page follows.
+    pub fn query<F, C>(self, filter: F, after: Option<C>) -> store::Query<F, C> {
+        store::Query { filter, after, limit: self.0 + 1 }
     }
 
     pub fn get(self) -> usize {

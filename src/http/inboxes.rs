@@ -55,15 +55,14 @@ fn parse_inbox(caller: &Caller, query: InboxParameters) -> Result<(InboxQuery, L
     caller.require(Scope::Read)?;
     let limit = Limit::parse(query.limit)?;
     let tenant = caller.narrow(query.tenant.as_deref())?;
-    let after = query.after.unwrap_or(0);
-    if after > AFTER_MAX {
+    if query.after.is_some_and(|after| after > AFTER_MAX) {
         return Err(Problem::new(
             Kind::Invalid,
             "invalid_after",
             "after is next_after of the page before; leave it out for the first page",
         ));
     }
-    Ok((InboxQuery { tenant, after, limit: limit.and_one() }, limit))
+    Ok((limit.query(tenant, query.after), limit))
 }
 
 pub fn answer_conflict(record: ConflictRecord) -> Result<ConflictAnswer, Problem> {

@@ -17,7 +17,7 @@ use crate::rules::pass::{Pass, PassKind, PassOrder, PassRow, PassState};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::{Window, parse_border};
 use crate::store::push::Ruling;
-use crate::store::reconciliation::{FindingQuery, PassQuery, PassRowQuery};
+use crate::store::reconciliation::{FindingFilter, PassFilter};
 use http::StatusCode;
 use jiff::tz::TimeZone;
 
@@ -79,8 +79,7 @@ pub async fn list_passes(
     caller.require_unbound(Scope::Read)?;
     let PassParameters { kind, state, before, limit } = query;
     let limit = Limit::parse(limit)?;
-    let query = PassQuery { kind, state, before, limit: limit.and_one() };
-    let found = app.store.list_passes(query).await?;
+    let found = app.store.list_passes(limit.query(PassFilter { kind, state }, before)).await?;
     limit.page(found, |pass| pass.number, |pass| Ok(pass.into()))
 }
 
@@ -116,8 +115,7 @@ pub async fn list_rows(
     let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(parse_cursor).transpose()?;
     find_pass(&app, number).await?;
-    let query = PassRowQuery { pass: number, after, limit: limit.and_one() };
-    let rows = app.store.list_pass_rows(query).await?;
+    let rows = app.store.list_pass_rows(limit.query(number, after)).await?;
     let catalog = app.catalog.reload().await?;
     limit.page(rows, write_cursor, |row| {
         let meter = catalog.get(row.meter).ok_or_else(|| Problem::corrupt("a row has no meter"))?;
@@ -146,8 +144,8 @@ pub async fn list_findings(
     let FindingParameters { open, kind, tenant, before, limit } = query;
     let limit = Limit::parse(limit)?;
     let tenant = tenant.as_deref().map(TenantId::parse).transpose()?;
-    let query = FindingQuery { open, kind, tenant, before, limit: limit.and_one() };
-    let found = app.store.list_findings(query).await?;
+    let filter = FindingFilter { open, kind, tenant };
+    let found = app.store.list_findings(limit.query(filter, before)).await?;
     let catalog = app.catalog.reload().await?;
     limit.page(found, |finding| finding.number, |finding| Ok((finding, &*catalog).into()))
 }

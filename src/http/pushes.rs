@@ -14,7 +14,7 @@ use crate::api::pushes::{
 use crate::rules::meter::Catalog;
 use crate::rules::submission::{Class, PushState};
 use crate::rules::window::{Window, parse_border};
-use crate::store::push::{Push, PushQuery, PushTrace, Ruling, Transition};
+use crate::store::push::{Push, PushFilter, PushTrace, Ruling, Transition};
 use jiff::tz::TimeZone;
 
 /// Longest reason for a discard, in bytes of UTF-8.
@@ -57,9 +57,8 @@ pub async fn list_pushes(
     };
     let range = parse_range(query.from.as_deref(), query.to.as_deref())?;
     let limit = Limit::parse(query.limit)?;
-    let (state, class, before) = (query.state, query.class, query.before);
-    let query = PushQuery { tenant, meter, state, class, range, before, limit: limit.and_one() };
-    let found = app.store.list_pushes(query).await?;
+    let filter = PushFilter { tenant, meter, state: query.state, class: query.class, range };
+    let found = app.store.list_pushes(limit.query(filter, query.before)).await?;
     let catalog = app.catalog.reload().await?;
     limit.page(found, |push| push.number, |push| answer_push(push, &catalog))
 }

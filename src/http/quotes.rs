@@ -21,6 +21,7 @@ use crate::rules::digest::{digest_fields, hex};
 use crate::rules::ids::{OnceKey, TenantId};
 use crate::rules::tax::{Coupon, Off, Quote, QuoteLine, QuoteRequest, TaxRate, discounts};
 use crate::rules::timestamp::Timestamp;
+use crate::store;
 use crate::store::quote::{CouponPut, CouponUse, QuoteRecorded, RateKey, RatePut, StoredQuote};
 use crate::tax::NoQuote;
 use axum::body::Body;
@@ -90,7 +91,7 @@ pub async fn list_rates(
     caller.require(Scope::Read)?;
     let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(parse_rate_cursor).transpose()?;
-    let found = app.store.list_tax_rates(after, limit.and_one()).await?;
+    let found = app.store.list_tax_rates(limit.query((), after)).await?;
     limit.page(found, write_rate_cursor, |rate| Ok(rate.into()))
 }
 
@@ -167,9 +168,8 @@ pub async fn list_coupons(
 ) -> Answer<CouponList> {
     caller.require_unbound(Scope::Read)?;
     let limit = Limit::parse(query.limit)?;
-    let after = query.after.as_deref().map(OnceKey::parse).transpose()?;
-    let after = after.as_ref().map(OnceKey::as_str);
-    let found = app.store.list_coupons(after, limit.and_one()).await?;
+    query.after.as_deref().map(OnceKey::parse).transpose()?;
+    let found = app.store.list_coupons(limit.query((), query.after)).await?;
     limit.page(found, |coupon| coupon.code.clone(), |coupon| Ok(coupon.into()))
 }
 
@@ -233,7 +233,7 @@ async fn ask(
         None => (None, None),
     };
     let taken = discounts(&request, coupon.as_ref()).map_err(Problem::refused)?;
-    let rates = app.store.list_tax_rates(None, usize::MAX).await?;
+    let rates = app.store.list_tax_rates(store::Query::first((), usize::MAX)).await?;
     let quoted = app.taxes.quote(&request, &taken, &rates, &engine_key(&request.tenant, key)).await;
     let quote = quoted.map_err(|none| match none {
         NoQuote::Refused(refusal) => Problem::refused(refusal),

@@ -14,7 +14,7 @@ use crate::rules::ids::EventId;
 use crate::rules::meter::Catalog;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::{Window, parse_border};
-use crate::store::{EventPage, EventQuery, EventTrace, StoredEvent};
+use crate::store::{EventFilter, EventPage, EventTrace, StoredEvent};
 use jiff::tz::TimeZone;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -55,9 +55,9 @@ pub async fn list_events(
         Some(slug) => Some(app.catalog.find(slug).await?.0),
         None => None,
     };
-    let searched_max = EVENTS_SEARCHED_MAX;
-    let query = EventQuery { tenant, meter, range, before, limit: limit.and_one(), searched_max };
-    let EventPage { mut events, searched_to } = app.store.list_events(query).await?;
+    let filter = EventFilter { tenant, meter, range, searched_max: EVENTS_SEARCHED_MAX };
+    let asked = limit.query(filter, before);
+    let EventPage { mut events, searched_to } = app.store.list_events(asked).await?;
     let catalog = catalog_of(&app, &events).await?;
     let answers = events.iter().map(|event| answer_event(event, &catalog));
     let mut answers: Vec<EventAnswer> = answers.collect::<Result<_, _>>()?;

@@ -17,7 +17,7 @@ use crate::jobs::sagas::{CancelParams, ChangeParams, CreateParams, PlanTerms, bo
 use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::saga::{Saga, SagaKind, SagaState, saga_id};
 use crate::rules::timestamp::Timestamp;
-use crate::store::saga::{Begun, NewSaga, Resumed, SagaQuery, SubscriptionRecord};
+use crate::store::saga::{Begun, NewSaga, Resumed, SagaFilter, SubscriptionRecord};
 use axum::body::Body;
 use axum::response::Response;
 use http::StatusCode;
@@ -208,8 +208,7 @@ pub async fn list_sagas(
     let tenant = caller.narrow(query.tenant.as_deref())?;
     let SagaParameters { state, before, limit, .. } = query;
     let limit = Limit::parse(limit)?;
-    let asked = SagaQuery { tenant, state, before, limit: limit.and_one() };
-    let found = app.store.list_sagas(asked).await?;
+    let found = app.store.list_sagas(limit.query(SagaFilter { tenant, state }, before)).await?;
     limit.page(found, |saga| saga.number, |saga| Ok((&saga).into()))
 }
 

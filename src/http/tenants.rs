@@ -114,7 +114,7 @@ pub async fn list_tenants(
     caller.require_unbound(Scope::Read)?;
     let limit = Limit::parse(query.limit)?;
     let after = query.after.as_deref().map(TenantId::parse).transpose()?;
-    let found = app.store.list_tenants(after.as_ref(), limit.and_one()).await?;
+    let found = app.store.list_tenants(limit.query((), after)).await?;
     limit.page(found, |tenant| tenant.id.to_string(), |tenant| Ok(tenant.into()))
 }
 

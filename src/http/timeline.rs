@@ -13,7 +13,7 @@ use crate::rules::invoice::judge_dunning;
 use crate::rules::mirror::{ObjectKind, Snapshot};
 use crate::rules::subscription::{stamps_at, unroll};
 use crate::rules::window::parse_border;
-use crate::store::webhook::MirrorQuery;
+use crate::store::{self, webhook::MirrorFilter};
 use jiff::tz::TimeZone;
 use serde::Deserialize;
 
@@ -49,14 +49,8 @@ pub async fn get_timeline(
     let customer = app.store.find_tenant(&tenant).await?.and_then(|tenant| tenant.customer);
     if let Some(customer) = customer {
         for kind in [ObjectKind::Invoice, ObjectKind::CreditGrant] {
-            let query = MirrorQuery {
-                kind,
-                status: None,
-                customer: Some(customer.clone()),
-                after: None,
-                limit: OBJECTS_MAX,
-            };
-            for mirror in app.store.list_mirrors(query).await? {
+            let filter = MirrorFilter { kind, status: None, customer: Some(customer.clone()) };
+            for mirror in app.store.list_mirrors(store::Query::first(filter, OBJECTS_MAX)).await? {
                 let (id, snapshot) = (mirror.name.id, mirror.snapshot);
                 invoices.extend(answer_invoice(&id, &snapshot));
                 credit_grants.extend(answer_grant(&id, &snapshot));

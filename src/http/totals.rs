@@ -59,7 +59,7 @@ pub async fn list_totals(
     let zone = parse_zone(query.tz.as_deref())?;
     let range = parse_range(&app, query.from.as_deref(), query.to.as_deref(), &zone)?;
     let after = query.after.as_deref().map(TenantId::parse).transpose()?;
-    let mut tenants = app.store.list_tenants(after.as_ref(), limit.and_one()).await?;
+    let mut tenants = app.store.list_tenants(limit.query((), after)).await?;
     let next_after = limit.trim(&mut tenants, |tenant| tenant.id.to_string());
     let mut totals = Vec::new();
     for tenant in &tenants {

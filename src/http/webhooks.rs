@@ -17,7 +17,7 @@ use crate::provider::stripe::signature::{self, Forgery};
 use crate::provider::stripe::webhook::{is_plain, parse_webhook};
 use crate::rules::webhook::{WebhookSource, WebhookStatus};
 use crate::store::push::Ruling;
-use crate::store::webhook::{Receipted, WebhookQuery, WebhookReceipt, WebhookRecord};
+use crate::store::webhook::{Receipted, WebhookFilter, WebhookReceipt, WebhookRecord};
 use axum::extract::State;
 use http::header::CONTENT_LENGTH;
 use std::sync::Arc;
@@ -117,8 +117,8 @@ pub async fn list_webhooks(
         let detail = "type has 1 to 255 bytes and no control characters";
         return Err(Problem::new(Kind::Invalid, "invalid_type", detail));
     }
-    let query = WebhookQuery { status, event_type, before, limit: limit.and_one() };
-    let found = app.store.list_webhooks(query).await?;
+    let filter = WebhookFilter { status, event_type };
+    let found = app.store.list_webhooks(limit.query(filter, before)).await?;
     limit.page(found, |webhook| webhook.number, |webhook| Ok(webhook.into()))
 }
 

@@ -11,7 +11,8 @@ use crate::clock::Clock;
 use crate::rules::alert::{Alert, AlertKind, Condition, Scope, Severity, judge_alerts};
 use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
-use crate::store::alert::{AlertQuery, Alerts, PageCounts};
+use crate::store::alert::{AlertFilter, Alerts, PageCounts};
+use crate::store::list::read_all;
 use crate::store::{self, Store};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,7 +21,6 @@ const LEASE: &str = "alerts";
 const LEASE_SPAN: Span = Span::from_minutes(1);
 /// How often the counters of a day are read, which takes longer than the rest.
 const ACTIVITY_EVERY: Span = Span::from_minutes(5);
-const PAGE: usize = 1_000;
 /// The alert of a fault that another server met is not believed for longer.
 const FAULT_AGE_MAX: Span = Span::from_hours(24);
 
@@ -140,17 +140,8 @@ const LOOKED_AT: [AlertKind; 19] = [
 
 /// All alerts that are open.
 pub async fn list_open(store: &dyn Alerts) -> store::Result<Vec<Alert>> {
-    let mut open: Vec<Alert> = Vec::new();
-    loop {
-        let before = open.last().map(|alert| alert.number);
-        let query = AlertQuery { open: Some(true), kind: None, before, limit: PAGE };
-        let page = store.list_alerts(query).await?;
-        let ended = page.len() < PAGE;
-        open.extend(page);
-        if ended {
-            return Ok(open);
-        }
-    }
+    let open = AlertFilter { open: Some(true), kind: None };
+    read_all(open, |alert: &Alert| alert.number, |query| store.list_alerts(query)).await
 }
 
 /// Writes down what a look changes, and says so.

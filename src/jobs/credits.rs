@@ -20,7 +20,7 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
 use crate::store::credit::GrantFilter;
-use crate::store::{self, Error, Store};
+use crate::store::{self, Error, Query, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,7 +92,8 @@ pub async fn read_balance(
     tenant: &TenantId,
     balance_settings: BalanceSettings,
 ) -> store::Result<Balance> {
-    let live = || store.list_grants(tenant, GrantFilter::Live, 0, GRANTS_READ_MAX);
+    let filter = GrantFilter { tenant: tenant.clone(), live: true };
+    let live = || store.list_grants(Query::first(filter.clone(), GRANTS_READ_MAX));
     let mut stored = live().await?;
     for _ in 0..READ_TRIES {
         crash_point("credits.grants_read");

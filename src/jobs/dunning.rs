@@ -11,13 +11,12 @@ use crate::clock::Clock;
 use crate::rules::dunning::{Stage, judge_end, judge_stage};
 use crate::rules::invoice::Invoice;
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
+use crate::store::list::PAGE;
 use crate::store::outbox::{FeedChange, Message};
-use crate::store::{self, Store};
+use crate::store::{self, Query, Store};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-const PAGE: usize = 1_000;
 
 pub struct DunningJob {
     store: Arc<dyn Store>,
@@ -30,7 +29,7 @@ pub struct DunningJob {
 #[derive(Default, Clone)]
 struct Announced {
     /// The last change that was looked at.
-    after: u64,
+    after: Option<u64>,
     /// Invoices in dunning whose end was not published.
     open: BTreeSet<String>,
 }
@@ -76,9 +75,10 @@ impl DunningJob {
     async fn read_announced(&self) -> store::Result<BTreeSet<String>> {
         let mut announced = self.announced.lock().expect("no holder panics").clone();
         loop {
-            let page = self.store.list_changes(None, announced.after, PAGE).await?;
+            let query = Query { filter: None, after: announced.after, limit: PAGE };
+            let page = self.store.list_changes(query).await?;
             for change in &page {
-                announced.after = change.number;
+                announced.after = Some(change.number);
                 announced.read(change);
             }
             if page.len() < PAGE {

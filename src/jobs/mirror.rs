@@ -16,8 +16,9 @@ use crate::rules::mirror::{ErrorReport, ObjectKind, Snapshot};
 use crate::rules::span::Span;
 use crate::rules::submission::Backoff;
 use crate::rules::window::Window;
+use crate::store::list::read_all;
 use crate::store::webhook::{
-    Mirror, MirrorClaim, MirrorQuery, MirrorReading, Mirrored, Mirrors, Rejection, WantedMirror,
+    Mirror, MirrorClaim, MirrorFilter, MirrorReading, Mirrored, Mirrors, Rejection, WantedMirror,
 };
 use crate::store::{self, Store};
 use futures_util::StreamExt;
@@ -26,8 +27,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// Mirrors of one page.
-const PAGE: usize = 1_000;
 /// Objects read at one time.
 const CONCURRENCY_MAX: usize = 16;
 /// Objects of one claim, and of one commit.
@@ -190,20 +189,7 @@ pub async fn list_all(
     kind: ObjectKind,
     status: Option<&str>,
 ) -> store::Result<Vec<Mirror>> {
-    let mut mirrors: Vec<Mirror> = Vec::new();
-    loop {
-        let query = MirrorQuery {
-            kind,
-            status: status.map(str::to_owned),
-            customer: None,
-            after: mirrors.last().map(|mirror| mirror.name.id.clone()),
-            limit: PAGE,
-        };
-        let page = store.list_mirrors(query).await?;
-        let ended = page.len() < PAGE;
-        mirrors.extend(page);
-        if ended {
-            return Ok(mirrors);
-        }
-    }
+    let filter = MirrorFilter { kind, status: status.map(str::to_owned), customer: None };
+    let id = |mirror: &Mirror| mirror.name.id.clone();
+    read_all(filter, id, |query| store.list_mirrors(query)).await
 }

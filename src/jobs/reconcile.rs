@@ -44,11 +44,10 @@ use crate::rules::span::Span;
 use crate::rules::submission::{Class, PushState};
 use crate::rules::timestamp::{MICROS_PER_DAY, MICROS_PER_HOUR, Timestamp};
 use crate::rules::window::Window;
-use crate::store::push::{Lease, PushQuery};
-use crate::store::reconciliation::{
-    FindingQuery, Pair, PassQuery, PassRowQuery, PassUpdate, Reconciliation,
-};
-use crate::store::{self, Store};
+use crate::store::list::{PAGE, read_all};
+use crate::store::push::{Lease, Push, PushFilter};
+use crate::store::reconciliation::{FindingFilter, Pair, PassFilter, PassUpdate, Reconciliation};
+use crate::store::{self, Query, Store, Tenant};
 use compare::Compared;
 use snapshot::Readings;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -72,7 +71,6 @@ const NIGHTLY_AFTER: Span = Span::from_hours(5);
 const NIGHTLY_DAYS: i64 = 35;
 /// Tenants and meters of one chunk: read together, written together.
 const CHUNK: usize = 100;
-const PAGE: usize = 1_000;
 
 pub struct ReconcileJob {
     store: Arc<dyn Store>,
@@ -252,8 +250,8 @@ impl ReconcileJob {
     async fn find_due(&self, now: Timestamp) -> store::Result<Option<Pass>> {
         let mut begun = Vec::new();
         for state in [PassState::Waiting, PassState::Running] {
-            let query = PassQuery { state: Some(state), limit: PAGE, ..PassQuery::default() };
-            begun.extend(self.store.list_passes(query).await?);
+            let filter = PassFilter { state: Some(state), kind: None };
+            begun.extend(self.store.list_passes(Query::first(filter, PAGE)).await?);
         }
         // Newest first; those that wait longest come first.
         begun.sort_by_key(|pass| pass.number);
@@ -316,8 +314,7 @@ impl ReconcileJob {
     }
 
     async fn hourly_due(&self, now: Timestamp) -> store::Result<Option<Window>> {
-        let query = PassQuery { kind: Some(PassKind::Hourly), limit: 1, ..PassQuery::default() };
-        let last = self.store.list_passes(query).await?.pop();
+        let last = self.last_pass(PassKind::Hourly).await?;
         if last.is_some_and(|pass| now < HOURLY.after(pass.created_at)) {
             return Ok(None);
         }
@@ -326,12 +323,16 @@ impl ReconcileJob {
         Ok(Some(Window { start: HOURLY_REACH.before(end), end }))
     }
 
+    async fn last_pass(&self, kind: PassKind) -> store::Result<Option<Pass>> {
+        let filter = PassFilter { kind: Some(kind), state: None };
+        Ok(self.store.list_passes(Query::first(filter, 1)).await?.pop())
+    }
+
     /// The first day that has ended and has no pass yet; or all days that lie too far back by now;
     /// or the last pass, if it could not read everything.
     async fn nightly_due(&self, now: Timestamp) -> store::Result<Option<DuePass>> {
         let (ended, oldest) = (ended_day(now), oldest_day(now));
-        let query = PassQuery { kind: Some(PassKind::Nightly), limit: 1, ..PassQuery::default() };
-        let last = self.store.list_passes(query).await?.pop();
+        let last = self.last_pass(PassKind::Nightly).await?;
         let day_before = ended.saturating_add_micros(-MICROS_PER_DAY);
         let start = last.as_ref().map_or(day_before, |pass| pass.order.range.end);
         if start < oldest {
@@ -456,26 +457,24 @@ impl ReconcileJob {
     ) -> store::Result<Vec<Pair>> {
         let meters = catalog.billed();
         let mut pairs = Vec::new();
-        let mut after: Option<TenantId> = None;
-        loop {
-            let page = match only {
-                Some(tenant) => self.store.find_tenant(tenant).await?.into_iter().collect(),
-                None => self.store.list_tenants(after.as_ref(), PAGE).await?,
-            };
-            let ended = only.is_some() || page.len() < PAGE;
-            after = page.last().map(|tenant| tenant.id.clone());
-            for tenant in page {
-                let Some(customer) = tenant.customer else { continue };
-                pairs.extend(meters.iter().map(|(meter, _)| Pair {
-                    tenant: tenant.id.clone(),
-                    meter: *meter,
-                    customer: customer.clone(),
-                }));
-            }
-            if ended {
-                return Ok(pairs);
-            }
+        for tenant in self.tenants(only).await? {
+            let Some(customer) = tenant.customer else { continue };
+            pairs.extend(meters.iter().map(|(meter, _)| Pair {
+                tenant: tenant.id.clone(),
+                meter: *meter,
+                customer: customer.clone(),
+            }));
         }
+        Ok(pairs)
+    }
+
+    /// All tenants, or one.
+    async fn tenants(&self, only: Option<&TenantId>) -> store::Result<Vec<Tenant>> {
+        if let Some(tenant) = only {
+            return Ok(self.store.find_tenant(tenant).await?.into_iter().collect());
+        }
+        let id = |tenant: &Tenant| tenant.id.clone();
+        read_all((), id, |query| self.store.list_tenants(query)).await
     }
 
     async fn open_findings(&self) -> store::Result<HashMap<(TenantId, MeterNo), Vec<Finding>>> {
@@ -490,20 +489,14 @@ impl ReconcileJob {
 
     async fn dropped_windows(&self) -> store::Result<HashMap<(TenantId, MeterNo), Vec<Window>>> {
         let mut dropped: HashMap<_, Vec<Window>> = HashMap::new();
-        let mut before = None;
-        loop {
-            let (state, class) = (Some(PushState::Dead), Some(Class::Absent));
-            let query = PushQuery { state, class, before, limit: PAGE, ..PushQuery::default() };
-            let page = self.store.list_pushes(query).await?;
-            let ended = page.len() < PAGE;
-            before = page.last().map(|push| push.number);
-            for push in page.into_iter().filter(|push| push.shadow == self.shadow) {
-                dropped.entry((push.tenant, push.meter)).or_default().push(push.window);
-            }
-            if ended {
-                return Ok(dropped);
-            }
+        let (state, class) = (Some(PushState::Dead), Some(Class::Absent));
+        let filter = PushFilter { state, class, ..PushFilter::default() };
+        let number = |push: &Push| push.number;
+        let pushes = read_all(filter, number, |query| self.store.list_pushes(query)).await?;
+        for push in pushes.into_iter().filter(|push| push.shadow == self.shadow) {
+            dropped.entry((push.tenant, push.meter)).or_default().push(push.window);
         }
+        Ok(dropped)
     }
 
     /// Writes down what a chunk found: rows, and what changes of findings.
@@ -629,17 +622,12 @@ impl ReconcileJob {
         if pass.order.kind != PassKind::Nightly {
             return Ok(Before::default());
         }
-        let mut below = pass.number;
+        let filter = PassFilter { kind: Some(PassKind::Nightly), state: None };
+        let mut query = Query { filter, after: Some(pass.number), limit: PAGE };
         loop {
-            let query = PassQuery {
-                kind: Some(PassKind::Nightly),
-                state: None,
-                before: Some(below),
-                limit: PAGE,
-            };
-            let page = self.store.list_passes(query).await?;
+            let page = self.store.list_passes(query.clone()).await?;
             let Some(last) = page.last() else { return Ok(Before::default()) };
-            below = last.number;
+            query.after = Some(last.number);
             // One that read nothing is no part of the chain.
             let Some((number, hash)) = page.iter().find_map(|pass| Some((pass.number, pass.hash?)))
             else {
@@ -664,18 +652,8 @@ impl ReconcileJob {
     }
 
     async fn all_rows(&self, pass: u64) -> store::Result<Vec<PassRow>> {
-        let mut rows: Vec<PassRow> = Vec::new();
-        loop {
-            let last = rows.last();
-            let after = last.map(|row| (row.tenant.clone(), row.meter, row.day.start));
-            let query = PassRowQuery { pass, after, limit: PAGE };
-            let page = self.store.list_pass_rows(query).await?;
-            let ended = page.len() < PAGE;
-            rows.extend(page);
-            if ended {
-                return Ok(rows);
-            }
-        }
+        let place = |row: &PassRow| (row.tenant.clone(), row.meter, row.day.start);
+        read_all(pass, place, |query| self.store.list_pass_rows(query)).await
     }
 }
 
@@ -700,26 +678,16 @@ pub async fn list_open_findings(
     store: &dyn Reconciliation,
     kind: Option<FindingKind>,
 ) -> store::Result<Vec<Finding>> {
-    let mut open: Vec<Finding> = Vec::new();
-    loop {
-        let before = open.last().map(|finding| finding.number);
-        let query =
-            FindingQuery { open: Some(true), kind, before, limit: PAGE, ..FindingQuery::default() };
-        let page = store.list_findings(query).await?;
-        let ended = page.len() < PAGE;
-        open.extend(page);
-        if ended {
-            return Ok(open);
-        }
-    }
+    let open = FindingFilter { open: Some(true), kind, tenant: None };
+    read_all(open, |finding: &Finding| finding.number, |query| store.list_findings(query)).await
 }
 
-/// One line for each pass; a warning if something drifts.
 /// Seconds since 1970, as metrics have them.
 fn in_seconds(at: Timestamp) -> f64 {
     (at.micros() / 1_000_000).to_string().parse().unwrap_or(f64::NAN)
 }
 
+/// One line for each pass; a warning if something drifts.
 fn log_pass(running: &Running) {
     let PassProgress { pairs, windows, reads, replayed, corrected, ref verdicts, .. } =
         running.progress;

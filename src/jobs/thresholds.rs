@@ -20,8 +20,8 @@ use crate::rules::span::Span;
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::usage::UsageShape;
 use crate::rules::window::{Window, month_around};
-use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod, ThresholdQuery};
-use crate::store::{self, Queries, Store};
+use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod};
+use crate::store::{self, Queries, Query, Store};
 use jiff::tz::TimeZone;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -138,7 +138,7 @@ impl ThresholdsJob {
             memory.reloaded_at.is_none_or(|at| RELOAD_EVERY.after(at) <= now)
         };
         let loaded = if due {
-            Some(self.store.list_thresholds(ThresholdQuery::all(None)).await?)
+            Some(self.store.list_thresholds(Query::first(None, usize::MAX)).await?)
         } else {
             None
         };

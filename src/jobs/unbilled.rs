@@ -10,13 +10,13 @@ use crate::rules::ids::MeterNo;
 use crate::rules::meter::{Aggregation, Catalog};
 use crate::rules::named::named_enum;
 use crate::rules::quantity::Quantity;
+use crate::store::list::PAGE;
 use crate::store::push::{PushCounts, PushHistory, UnbilledSums};
 use crate::store::{self, InboxQuery, Queries, Store};
 use std::collections::BTreeMap;
 
 /// Quarantined events that are added up.
 const QUARANTINED_MAX: usize = 20_000;
-const PAGE: usize = 1_000;
 /// Pushes that a note names; it counts the others.
 const NOTED_MAX: usize = 5;
 
@@ -112,14 +112,13 @@ async fn sum_quarantined(
     catalog: &Catalog,
 ) -> store::Result<(BTreeMap<MeterNo, Quantity>, bool)> {
     let mut sums: BTreeMap<MeterNo, Quantity> = BTreeMap::new();
-    let (mut after, mut read) = (0, 0);
+    let (mut query, mut read) = (InboxQuery::first(None, PAGE), 0);
     loop {
-        let query = InboxQuery { tenant: None, after, limit: PAGE };
-        let page = store.list_quarantine(query).await?;
+        let page = store.list_quarantine(query.clone()).await?;
         let ended = page.len() < PAGE;
         read += page.len();
         for (number, record) in page {
-            after = number;
+            query.after = Some(number);
             // What no meter knows any more has no quantity.
             let Ok(item) = serde_json::from_str::<Item<'_>>(&record.payload) else { continue };
             let Ok(event) = parse_event(&item, catalog) else { continue };

@@ -7,22 +7,12 @@
 
 pub use crate::rules::account::{AccountPut, NewAccount, Posted, StatementLine};
 
-use super::Result;
 use super::faulty::verbs;
 use super::idempotency::Completing;
+use super::{Query, Result};
 use crate::rules::account::{Account, Entry, NewEntry};
 use crate::rules::ids::{AccountName, OnceKey, TenantId};
 use crate::rules::timestamp::Timestamp;
-
-/// Asks for an account's postings, newest first.
-#[derive(Debug, Clone)]
-pub struct StatementQuery {
-    pub tenant: TenantId,
-    pub account: AccountName,
-    /// The version of the last line of the page before.
-    pub before: Option<u64>,
-    pub limit: usize,
-}
 
 verbs! {
     pub trait Accounts: Send + Sync {
@@ -33,12 +23,10 @@ verbs! {
             tenant: &TenantId,
             name: &AccountName,
         ) -> Result<Option<Account>>;
-        /// A tenant's accounts in the order of their names' bytes, after `after`.
+        /// A tenant's accounts in the order of their names' bytes.
         async fn list_accounts(
             &self,
-            tenant: &TenantId,
-            after: Option<&AccountName>,
-            limit: usize,
+            query: Query<TenantId, AccountName>,
         ) -> Result<Vec<Account>>;
         /// Writes an entry, as `rules::account::plan_entry` plans it. With `completing`, the claim
         /// of its request ends in the same transaction, whatever the outcome of the entry.
@@ -49,6 +37,10 @@ verbs! {
             completing: Option<&Completing<Posted>>,
         ) -> Result<Posted>;
         async fn find_entry(&self, tenant: &TenantId, key: &OnceKey) -> Result<Option<Entry>>;
-        async fn read_statement(&self, query: StatementQuery) -> Result<Vec<StatementLine>>;
+        /// An account's postings, newest first; the cursor is the version of a line.
+        async fn read_statement(
+            &self,
+            query: Query<(TenantId, AccountName)>,
+        ) -> Result<Vec<StatementLine>>;
     }
 }

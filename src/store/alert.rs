@@ -4,21 +4,19 @@
 //! written together with one notice for each destination, which is a message in the outbox; a crash
 //! leaves both or neither.
 
-use super::Result;
 use super::faulty::verbs;
+use super::{Query, Result};
 use crate::rules::alert::{Alert, AlertChange, AlertKind};
 pub use crate::rules::alert::{ThresholdKind, ThresholdPeriod};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 
-/// Asks for alerts, newest first.
+/// Alerts, newest first.
 #[derive(Debug, Clone, Default)]
-pub struct AlertQuery {
+pub struct AlertFilter {
     pub open: Option<bool>,
     pub kind: Option<AlertKind>,
-    pub before: Option<u64>,
-    pub limit: usize,
 }
 
 /// How often someone was called.
@@ -44,16 +42,6 @@ pub struct Threshold {
     pub created_at: Timestamp,
 }
 
-/// Asks for a page of thresholds: in the order in which tenants were first heard of, then by meter,
-/// kind and period.
-#[derive(Debug, Clone)]
-pub struct ThresholdQuery {
-    pub tenant: Option<TenantId>,
-    /// The last one of the page before.
-    pub after: Option<ThresholdKey>,
-    pub limit: usize,
-}
-
 /// What one threshold is set for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThresholdKey {
@@ -61,13 +49,6 @@ pub struct ThresholdKey {
     pub meter: MeterNo,
     pub kind: ThresholdKind,
     pub period: ThresholdPeriod,
-}
-
-impl ThresholdQuery {
-    /// All of them, or a tenant's.
-    pub fn all(tenant: Option<TenantId>) -> Self {
-        Self { tenant, after: None, limit: usize::MAX }
-    }
 }
 
 verbs! {
@@ -84,7 +65,7 @@ verbs! {
             destinations: &[&'static str],
             at: Timestamp,
         ) -> Result<usize>;
-        async fn list_alerts(&self, query: AlertQuery) -> Result<Vec<Alert>>;
+        async fn list_alerts(&self, query: Query<AlertFilter>) -> Result<Vec<Alert>>;
         async fn count_pages(&self, now: Timestamp) -> Result<PageCounts>;
 
         /// One threshold for each tenant, meter, kind and period; another limit takes its place.
@@ -97,6 +78,11 @@ verbs! {
             kind: ThresholdKind,
             period: ThresholdPeriod,
         ) -> Result<bool>;
-        async fn list_thresholds(&self, query: ThresholdQuery) -> Result<Vec<Threshold>>;
+        /// A tenant's thresholds or all: in the order in which tenants were first heard of, then by
+        /// meter, kind and period.
+        async fn list_thresholds(
+            &self,
+            query: Query<Option<TenantId>, ThresholdKey>,
+        ) -> Result<Vec<Threshold>>;
     }
 }

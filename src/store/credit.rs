@@ -7,29 +7,26 @@
 
 pub use crate::rules::grant::{Issued, VoidGrant, Voided};
 
-use super::Result;
 use super::faulty::verbs;
 use super::idempotency::Completing;
+use super::{Query, Result};
 use crate::rules::credit::{CreditChange, Grant, GrantTerms};
-use crate::rules::ids::TenantId;
+use crate::rules::ids::{OnceKey, TenantId};
 use crate::rules::timestamp::Timestamp;
 
-/// Asks for changes, newest first.
+/// A tenant's changes, or those of a grant, newest first.
 #[derive(Debug, Clone)]
-pub struct ChangeQuery {
+pub struct ChangeFilter {
     pub tenant: TenantId,
     pub grant: Option<u64>,
-    /// The number of the last change of the page before.
-    pub before: Option<u64>,
-    pub limit: usize,
 }
 
-/// Which grants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GrantFilter {
-    /// With anything left.
-    Live,
-    All,
+/// A tenant's grants, in the order of their numbers.
+#[derive(Debug, Clone)]
+pub struct GrantFilter {
+    pub tenant: TenantId,
+    /// Only those with anything left.
+    pub live: bool,
 }
 
 verbs! {
@@ -58,14 +55,12 @@ verbs! {
             at: Timestamp,
             limit: usize,
         ) -> Result<usize>;
-        /// In the order of their numbers; at most `limit` after the number `after`.
-        async fn list_grants(
+        /// The grant that was issued under this key.
+        async fn find_grant(&self, tenant: &TenantId, key: &OnceKey) -> Result<Option<Grant>>;
+        async fn list_grants(&self, query: Query<GrantFilter>) -> Result<Vec<Grant>>;
+        async fn list_credit_changes(
             &self,
-            tenant: &TenantId,
-            filter: GrantFilter,
-            after: u64,
-            limit: usize,
-        ) -> Result<Vec<Grant>>;
-        async fn list_credit_changes(&self, query: ChangeQuery) -> Result<Vec<CreditChange>>;
+            query: Query<ChangeFilter>,
+        ) -> Result<Vec<CreditChange>>;
     }
 }

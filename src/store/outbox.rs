@@ -8,8 +8,8 @@
 
 pub use crate::rules::change::{FeedChange, Queue};
 
-use super::Result;
 use super::faulty::verbs;
+use super::{Query, Result};
 use crate::rules::ids::TenantId;
 use crate::rules::timestamp::Timestamp;
 
@@ -64,13 +64,8 @@ verbs! {
         /// Writes changes that belong to no other write; those whose key exists are
         /// left out. Returns how many were written.
         async fn publish_changes(&self, messages: Vec<FeedChange>, at: Timestamp) -> Result<usize>;
-        /// Messages about changes, oldest first, after the number `after`.
-        async fn list_changes(
-            &self,
-            tenant: Option<&TenantId>,
-            after: u64,
-            limit: usize,
-        ) -> Result<Vec<Message>>;
+        /// Messages about changes, a tenant's or all, oldest first.
+        async fn list_changes(&self, query: Query<Option<TenantId>>) -> Result<Vec<Message>>;
         /// Leases waiting messages of a queue that are due, longest due first, and those whose
         /// lease ended by `now`. Each claim is an attempt: nobody knows how far a claimant came
         /// that was not heard of again.

@@ -16,7 +16,7 @@ pub use crate::rules::settlement::{AttemptIntent, Right, Settlement};
 
 use super::epoch::Uncompared;
 use super::faulty::verbs;
-use super::{Error, Result};
+use super::{Error, Query, Result};
 use crate::faults::planted;
 use crate::rules::billing::Mode;
 use crate::rules::correction::CorrectionOrder;
@@ -160,18 +160,15 @@ impl SubmittedWindow {
     }
 }
 
-/// Asks for pushes, newest first.
+/// Pushes, newest first.
 #[derive(Debug, Clone, Default)]
-pub struct PushQuery {
+pub struct PushFilter {
     pub tenant: Option<TenantId>,
     pub meter: Option<MeterNo>,
     pub state: Option<PushState>,
     pub class: Option<Class>,
     /// Windows that start in it.
     pub range: Option<Window>,
-    /// The number of the last push of the page before.
-    pub before: Option<u64>,
-    pub limit: usize,
 }
 
 /// A decision of an operator, and its outcome.
@@ -403,7 +400,7 @@ verbs! {
             limit: usize,
         ) -> Result<Vec<SubmittedWindow>>;
 
-        async fn list_pushes(&self, query: PushQuery) -> Result<Vec<Push>>;
+        async fn list_pushes(&self, query: Query<PushFilter>) -> Result<Vec<Push>>;
         async fn trace_push(&self, number: u64) -> Result<Option<PushTrace>>;
         async fn count_pushes(&self, ages: PushAges) -> Result<PushCounts>;
 

@@ -4,9 +4,9 @@
 //! its coupon in one transaction; a tenant uses a coupon in one cycle for one quote. Two rates of
 //! one jurisdiction and name never hold at one moment. A crash leaves a quote whole or not at all.
 
-use super::Result;
 use super::faulty::verbs;
 use super::idempotency::Completing;
+use super::{Query, Result};
 use crate::rules::ids::{OnceKey, TenantId};
 use crate::rules::tax::{Coupon, TaxRate};
 use crate::rules::timestamp::Timestamp;
@@ -78,16 +78,12 @@ verbs! {
             valid_from: Timestamp,
             valid_until: Timestamp,
         ) -> Result<bool>;
-        /// By jurisdiction, name and beginning, after `after`.
-        async fn list_tax_rates(
-            &self,
-            after: Option<RateKey>,
-            limit: usize,
-        ) -> Result<Vec<TaxRate>>;
+        /// By jurisdiction, name and beginning.
+        async fn list_tax_rates(&self, query: Query<(), RateKey>) -> Result<Vec<TaxRate>>;
         async fn put_coupon(&self, coupon: Coupon, at: Timestamp) -> Result<CouponPut>;
         async fn find_coupon(&self, code: &str) -> Result<Option<Coupon>>;
-        /// In the order of codes' bytes, after `after`.
-        async fn list_coupons(&self, after: Option<&str>, limit: usize) -> Result<Vec<Coupon>>;
+        /// In the order of codes' bytes.
+        async fn list_coupons(&self, query: Query<(), String>) -> Result<Vec<Coupon>>;
         async fn find_quote(&self, tenant: &TenantId, key: &OnceKey)
         -> Result<Option<StoredQuote>>;
         /// The key of the quote for which a tenant used a coupon in a cycle, and in how many cycles

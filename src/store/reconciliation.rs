@@ -12,7 +12,7 @@ pub use crate::rules::correction::CorrectionOrder;
 
 use super::faulty::verbs;
 use super::push::{Lease, Ruling};
-use super::{Error, Result};
+use super::{Error, Query, Result};
 use crate::rules::chain::Chain;
 use crate::rules::drift::Summary;
 use crate::rules::finding::{Finding, FindingChange, FindingKind};
@@ -52,32 +52,22 @@ pub struct PassUpdate {
     pub detail: Option<String>,
 }
 
-/// Asks for passes, newest first.
+/// Passes, newest first.
 #[derive(Debug, Clone, Default)]
-pub struct PassQuery {
+pub struct PassFilter {
     pub kind: Option<PassKind>,
     pub state: Option<PassState>,
-    pub before: Option<u64>,
-    pub limit: usize,
 }
 
-/// Asks for rows of a pass, in the order of tenant, meter and day.
-#[derive(Debug, Clone)]
-pub struct PassRowQuery {
-    pub pass: u64,
-    /// Tenant, meter and start of the day of the last row of the page before.
-    pub after: Option<(TenantId, MeterNo, Timestamp)>,
-    pub limit: usize,
-}
+/// Tenant, meter and start of the day of a row.
+pub type PassRowCursor = (TenantId, MeterNo, Timestamp);
 
-/// Asks for findings, newest first.
+/// Findings, newest first.
 #[derive(Debug, Clone, Default)]
-pub struct FindingQuery {
+pub struct FindingFilter {
     pub open: Option<bool>,
     pub kind: Option<FindingKind>,
     pub tenant: Option<TenantId>,
-    pub before: Option<u64>,
-    pub limit: usize,
 }
 
 /// Follows one nightly pass, given what reading its rows gave. Rows that are stored and cannot be
@@ -133,7 +123,7 @@ verbs! {
             update: PassUpdate,
             at: Timestamp,
         ) -> Result<bool>;
-        async fn list_passes(&self, query: PassQuery) -> Result<Vec<Pass>>;
+        async fn list_passes(&self, query: Query<PassFilter>) -> Result<Vec<Pass>>;
         async fn find_pass(&self, number: u64) -> Result<Option<Pass>>;
         /// Writes rows of a running pass, over those of the same tenant, meter and day. False if
         /// the lease was lost or the pass is not running.
@@ -143,9 +133,10 @@ verbs! {
             pass: u64,
             rows: Vec<PassRow>,
         ) -> Result<bool>;
-        async fn list_pass_rows(&self, query: PassRowQuery) -> Result<Vec<PassRow>>;
+        /// Rows of the pass, in the order of tenant, meter and day.
+        async fn list_pass_rows(&self, query: Query<u64, PassRowCursor>) -> Result<Vec<PassRow>>;
 
-        async fn list_findings(&self, query: FindingQuery) -> Result<Vec<Finding>>;
+        async fn list_findings(&self, query: Query<FindingFilter>) -> Result<Vec<Finding>>;
         /// Opens, follows and clears findings, in one transaction; a finding of which one with the
         /// same kind, tenant, meter and subject is open is followed instead. False if the lease was
         /// lost.

@@ -7,12 +7,12 @@
 
 pub use crate::rules::saga::lifecycle::{Begun, ClaimedSaga, NewSaga, Resumed};
 
-use super::Result;
 use super::faulty::verbs;
 use super::idempotency::Completing;
 use super::outbox::FeedChange;
 use super::push::SubmittedWindow;
 use super::webhook::Mirror;
+use super::{Query, Result};
 use crate::faults::planted;
 use crate::rules::access::{AccessChange, AccessState, judge_access};
 use crate::rules::ids::{SubscriptionId, TenantId};
@@ -32,14 +32,11 @@ pub struct SagaProgress {
     pub lease_until: Option<Timestamp>,
 }
 
-/// Asks for sagas, newest first.
+/// Sagas, newest first.
 #[derive(Debug, Clone, Default)]
-pub struct SagaQuery {
+pub struct SagaFilter {
     pub tenant: Option<TenantId>,
     pub state: Option<SagaState>,
-    /// The number of the last saga of the page before.
-    pub before: Option<u64>,
-    pub limit: usize,
 }
 
 /// What a tenant has agreed to: a subscription, what it is charged by and what it may use.
@@ -157,7 +154,7 @@ verbs! {
             at: Timestamp,
         ) -> Result<bool>;
         async fn find_saga(&self, id: &str) -> Result<Option<(Saga, Vec<LogLine>)>>;
-        async fn list_sagas(&self, query: SagaQuery) -> Result<Vec<Saga>>;
+        async fn list_sagas(&self, query: Query<SagaFilter>) -> Result<Vec<Saga>>;
         /// Takes up a saga again as `rules::saga::lifecycle::plan_resume` says, with a line
         /// `resumed`: state, tries 0, due at once, and the next generation if it starts anew. A
         /// lease on it ends, and the fence is raised.

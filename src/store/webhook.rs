@@ -11,9 +11,9 @@
 
 pub use crate::rules::rejection::{Rejection, RejectionReport};
 
-use super::Result;
 use super::faulty::verbs;
 use super::push::Ruling;
+use super::{Query, Result};
 use crate::rules::ids::{CustomerId, TenantId};
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::subscription::TimelineEntry;
@@ -60,14 +60,11 @@ pub struct WebhookRecord {
     pub detail: Option<String>,
 }
 
-/// Asks for webhooks, newest first.
+/// Webhooks, newest first.
 #[derive(Debug, Clone, Default)]
-pub struct WebhookQuery {
+pub struct WebhookFilter {
     pub status: Option<WebhookStatus>,
     pub event_type: Option<String>,
-    /// The number of the last webhook of the page before.
-    pub before: Option<u64>,
-    pub limit: usize,
 }
 
 /// How webhooks stand.
@@ -126,16 +123,13 @@ pub struct Mirror {
     pub read_at: Timestamp,
 }
 
-/// Asks for mirrors that were read, in the order of their ids.
+/// Mirrors that were read, in the order of their ids.
 #[derive(Debug, Clone)]
-pub struct MirrorQuery {
+pub struct MirrorFilter {
     pub kind: ObjectKind,
     /// The word of `Snapshot::status`.
     pub status: Option<String>,
     pub customer: Option<CustomerId>,
-    /// The id of the last mirror of the page before.
-    pub after: Option<String>,
-    pub limit: usize,
 }
 
 verbs! {
@@ -146,7 +140,7 @@ verbs! {
         /// kept. Two of one fact within the batch are one webhook. One that is known by its content
         /// alone raises the ticket, too.
         async fn record_webhooks(&self, receipts: Vec<WebhookReceipt>) -> Result<Vec<Receipted>>;
-        async fn list_webhooks(&self, query: WebhookQuery) -> Result<Vec<WebhookRecord>>;
+        async fn list_webhooks(&self, query: Query<WebhookFilter>) -> Result<Vec<WebhookRecord>>;
         /// A webhook and its payload.
         async fn find_webhook(&self, number: u64) -> Result<Option<(WebhookRecord, Vec<u8>)>>;
         /// Has a webhook's object read again: it waits, with a new ticket. One that waits already
@@ -190,7 +184,7 @@ verbs! {
             detail: &str,
         ) -> Result<()>;
         async fn find_mirror(&self, name: &ObjectName) -> Result<Option<Mirror>>;
-        async fn list_mirrors(&self, query: MirrorQuery) -> Result<Vec<Mirror>>;
+        async fn list_mirrors(&self, query: Query<MirrorFilter, String>) -> Result<Vec<Mirror>>;
         /// All states of the subscriptions of the tenant's customer, in no particular order.
         async fn read_timeline(&self, tenant: &TenantId) -> Result<Vec<TimelineEntry>>;
     }

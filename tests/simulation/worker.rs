@@ -27,10 +27,10 @@ use counterfoil::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use counterfoil::rules::verdict::{Acceptance, Verdict};
 use counterfoil::rules::window::Window;
 use counterfoil::store::postgres::PostgresStore;
-use counterfoil::store::push::{PushAges, PushQuery, Ruling};
+use counterfoil::store::push::{PushAges, PushFilter, Ruling};
 use counterfoil::store::sqlite::SqliteStore;
 use counterfoil::store::webhook::Rejection;
-use counterfoil::store::{DeliveryBatch, Store, TenantFields};
+use counterfoil::store::{DeliveryBatch, Query, Store, TenantFields};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Arc;
@@ -249,8 +249,8 @@ impl Worker {
     }
 
     async fn dead(&self) -> Vec<u64> {
-        let query =
-            PushQuery { state: Some(PushState::Dead), limit: 1_000, ..PushQuery::default() };
+        let dead = PushFilter { state: Some(PushState::Dead), ..PushFilter::default() };
+        let query = Query::first(dead, 1_000);
         let dead = self.store.list_pushes(query).await.unwrap();
         dead.into_iter().map(|push| push.number).collect()
     }
@@ -259,8 +259,8 @@ impl Worker {
         let now = self.clock.now();
         let ages = PushAges { observed_before: now, submitted_before: now };
         let counts = self.store.count_pushes(ages).await.unwrap();
-        let query =
-            PushQuery { state: Some(PushState::Dead), limit: 1_000, ..PushQuery::default() };
+        let dead = PushFilter { state: Some(PushState::Dead), ..PushFilter::default() };
+        let query = Query::first(dead, 1_000);
         let dead = self.store.list_pushes(query).await.unwrap();
         let stuck = |push: &&counterfoil::store::push::Push| {
             counterfoil::rules::submission::judge_retry(push.state, push.class).is_err()
@@ -278,7 +278,7 @@ impl Worker {
     async fn audit(&self) -> Vec<Audited> {
         let (mut audited, mut before) = (Vec::new(), None);
         loop {
-            let query = PushQuery { before, limit: 1_000, ..PushQuery::default() };
+            let query = Query { filter: PushFilter::default(), after: before, limit: 1_000 };
             let page = self.store.list_pushes(query).await.unwrap();
             let Some(last) = page.last() else { return audited };
             before = Some(last.number);
@@ -299,7 +299,7 @@ impl Worker {
     async fn describe(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for state in [PushState::Observed, PushState::Submitted, PushState::Dead] {
-            let query = PushQuery { state: Some(state), limit: 5, ..PushQuery::default() };
+            let query = Query::first(PushFilter { state: Some(state), ..PushFilter::default() }, 5);
             for push in self.store.list_pushes(query).await.unwrap() {
                 let trace = self.store.trace_push(push.number).await.unwrap().unwrap();
                 lines.push(format!("{push:?}"));

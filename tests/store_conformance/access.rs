@@ -6,6 +6,7 @@ use crate::inbound::{subscription, subscription_name, want};
 use counterfoil::rules::ids::SubscriptionId;
 use counterfoil::rules::mirror::Snapshot;
 use counterfoil::rules::subscription::Subscription;
+use counterfoil::store::Query;
 use counterfoil::store::saga::SubscriptionRecord;
 use counterfoil::store::webhook::MirrorReading;
 
@@ -61,7 +62,7 @@ const SUSPENDED: (bool, bool, Option<i64>) = (false, true, None);
 const ENDED: (bool, bool, Option<i64>) = (false, false, Some(7));
 
 async fn told(f: &Fixture) -> Vec<String> {
-    let changes = f.store.list_changes(Some(&tenant_id("acme")), 0, 1_000).await.unwrap();
+    let changes = f.store.list_changes(Query::first(Some(tenant_id("acme")), 1_000)).await.unwrap();
     changes.into_iter().map(|change| change.kind).collect()
 }
 
@@ -95,7 +96,7 @@ pub async fn a_reading_suspends_and_ends_the_record_of_its_subscription(mut f: F
 pub async fn a_published_change_says_what_may_be_used(f: Fixture) {
     agree(&f, "s1", "sub_1").await;
     read(&f, "sub_1", "unpaid").await;
-    let change = f.store.list_changes(None, 0, 10).await.unwrap().remove(0);
+    let change = f.store.list_changes(Query::first(None, 10)).await.unwrap().remove(0);
     assert_eq!(
         (change.kind.as_str(), change.tenant),
         ("access.suspended", Some(tenant_id("acme")))

@@ -6,7 +6,8 @@ use crate::history::Random;
 use counterfoil::rules::account::{Account, Entry, Floor, NewEntry, NewPosting, PostRefusal};
 use counterfoil::rules::ids::{AccountName, OnceKey, Unit};
 use counterfoil::rules::quantity::Quantity;
-use counterfoil::store::account::{AccountPut, NewAccount, Posted, StatementLine, StatementQuery};
+use counterfoil::store::Query;
+use counterfoil::store::account::{AccountPut, NewAccount, Posted, StatementLine};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
@@ -74,10 +75,9 @@ async fn stands(f: &Fixture, tenant: &str, name: &str) -> (String, u64) {
 async fn statement(f: &Fixture, tenant: &str, account: &str) -> Vec<StatementLine> {
     let mut lines: Vec<StatementLine> = Vec::new();
     loop {
-        let query = StatementQuery {
-            tenant: tenant_id(tenant),
-            account: name(account),
-            before: lines.last().map(|line| line.version),
+        let query = Query {
+            filter: (tenant_id(tenant), name(account)),
+            after: lines.last().map(|line| line.version),
             limit: 7,
         };
         let page = f.store.read_statement(query).await.unwrap();
@@ -142,7 +142,8 @@ pub async fn accounts_are_listed_in_byte_order(f: Fixture) {
     let mut listed: Vec<Account> = Vec::new();
     loop {
         let after = listed.last().map(|account| account.name.clone());
-        let page = f.store.list_accounts(&tenant_id("acme"), after.as_ref(), 4).await.unwrap();
+        let query = Query { filter: tenant_id("acme"), after, limit: 4 };
+        let page = f.store.list_accounts(query).await.unwrap();
         assert!(page.len() <= 4);
         if page.is_empty() {
             break;
@@ -152,7 +153,7 @@ pub async fn accounts_are_listed_in_byte_order(f: Fixture) {
     let found: Vec<&str> = listed.iter().map(|account| account.name.as_str()).collect();
     assert_eq!(found, names);
     assert!(listed.iter().all(|account| account.tenant == tenant_id("acme")));
-    let nobody = f.store.list_accounts(&tenant_id("nobody"), None, 10).await.unwrap();
+    let nobody = f.store.list_accounts(Query::first(tenant_id("nobody"), 10)).await.unwrap();
     assert_eq!(nobody, []);
 }
 
@@ -490,7 +491,7 @@ async fn one_history(f: &Fixture, tenant: &str, random: &mut Random) {
                 }
             }
         }
-        let listed = f.store.list_accounts(&tenant_id(tenant), None, 10).await.unwrap();
+        let listed = f.store.list_accounts(Query::first(tenant_id(tenant), 10)).await.unwrap();
         let found: BTreeMap<&str, (i128, u64)> = listed
             .iter()
             .map(|account| (account.name.as_str(), (account.balance.units(), account.version)))

@@ -5,11 +5,11 @@ use crate::fixture::{Fixture, tenant_id};
 use counterfoil::rules::alert::{Alert, AlertChange, AlertKind, Condition, NoticeEvent};
 use counterfoil::rules::ids::MeterNo;
 use counterfoil::rules::timestamp::Timestamp;
-use counterfoil::store::TenantFields;
 use counterfoil::store::alert::{
-    AlertQuery, PageCounts, Threshold, ThresholdKey, ThresholdKind, ThresholdPeriod, ThresholdQuery,
+    AlertFilter, PageCounts, Threshold, ThresholdKey, ThresholdKind, ThresholdPeriod,
 };
 use counterfoil::store::outbox::{ClaimedMessage, Queue, SendOutcome};
+use counterfoil::store::{Query, TenantFields};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ async fn resolve(f: &Fixture, number: u64, minute: i64) -> usize {
 
 /// All alerts, oldest first.
 async fn all(f: &Fixture) -> Vec<Alert> {
-    let query = AlertQuery { limit: 1_000, ..Default::default() };
+    let query = Query::first(AlertFilter::default(), 1_000);
     let mut alerts = f.store.list_alerts(query).await.unwrap();
     alerts.reverse();
     alerts
@@ -289,19 +289,19 @@ pub async fn pages_and_filters(f: Fixture) {
     }
     let numbers: Vec<u64> = all(&f).await.iter().map(|alert| alert.number).collect();
     resolve(&f, numbers[0], 1).await;
-    let check = async |query: AlertQuery, places: &[usize]| {
+    let check = async |query: Query<AlertFilter>, places: &[usize]| {
         let found = f.store.list_alerts(query).await.unwrap();
         let found: Vec<u64> = found.iter().map(|alert| alert.number).collect();
         assert_eq!(found, places.iter().map(|place| numbers[*place]).collect::<Vec<_>>());
     };
-    let any = || AlertQuery { limit: 100, ..Default::default() };
-    check(any(), &[3, 2, 1, 0]).await;
-    check(AlertQuery { limit: 2, before: Some(numbers[3]), ..any() }, &[2, 1]).await;
-    check(AlertQuery { open: Some(true), ..any() }, &[3, 2, 1]).await;
-    check(AlertQuery { open: Some(false), ..any() }, &[0]).await;
-    check(AlertQuery { kind: Some(AlertKind::Silence), ..any() }, &[2, 0]).await;
+    let (any, of) = (AlertFilter::default, |filter| Query::first(filter, 100));
+    check(of(any()), &[3, 2, 1, 0]).await;
+    check(Query { after: Some(numbers[3]), limit: 2, ..of(any()) }, &[2, 1]).await;
+    check(of(AlertFilter { open: Some(true), ..any() }), &[3, 2, 1]).await;
+    check(of(AlertFilter { open: Some(false), ..any() }), &[0]).await;
+    check(of(AlertFilter { kind: Some(AlertKind::Silence), ..any() }), &[2, 0]).await;
     let (kind, open) = (Some(AlertKind::Silence), Some(true));
-    check(AlertQuery { kind, open, ..any() }, &[2]).await;
+    check(of(AlertFilter { kind, open }), &[2]).await;
 }
 
 pub async fn pages_are_counted_by_day_and_week(f: Fixture) {
@@ -358,16 +358,17 @@ pub async fn a_threshold_has_one_limit(mut f: Fixture) {
     let mut expected = others.to_vec();
     expected.push(second.clone());
     let all = async |f: &Fixture| {
-        sorted(f.store.list_thresholds(ThresholdQuery::all(None)).await.unwrap())
+        sorted(f.store.list_thresholds(Query::first(None, usize::MAX)).await.unwrap())
     };
     assert_eq!(all(&f).await, sorted(expected.clone()));
     let acme = tenant_id("acme");
-    let found =
-        sorted(f.store.list_thresholds(ThresholdQuery::all(Some(acme.clone()))).await.unwrap());
+    let found = sorted(
+        f.store.list_thresholds(Query::first(Some(acme.clone()), usize::MAX)).await.unwrap(),
+    );
     let of_acme = expected.iter().filter(|threshold| threshold.tenant == acme).cloned();
     assert_eq!(found, sorted(of_acme.collect()));
     assert_eq!(
-        f.store.list_thresholds(ThresholdQuery::all(Some(tenant_id("nobody")))).await.unwrap(),
+        f.store.list_thresholds(Query::first(Some(tenant_id("nobody")), usize::MAX)).await.unwrap(),
         []
     );
     let delete = async |tenant: &str| {
@@ -392,7 +393,7 @@ pub async fn a_threshold_creates_its_tenant(mut f: Fixture) {
     f.restart().await;
     f.deliver_one(&call("e2")).await;
     assert_eq!(f.total("initech", "calls").await, "4");
-    assert_eq!(f.store.list_tenants(None, 10).await.unwrap().len(), 1);
+    assert_eq!(f.store.list_tenants(Query::first((), 10)).await.unwrap().len(), 1);
     // A tenant that is known stays as it is.
     let fields = TenantFields { name: Some("Hooli".into()), ..TenantFields::default() };
     f.store.put_tenant(&tenant_id("hooli"), fields, f.now).await.unwrap();
@@ -421,7 +422,7 @@ pub async fn pages_of_thresholds_hold_every_one_once(f: Fixture) {
         expected.retain(|one| tenant.as_ref().is_none_or(|tenant| one.tenant == *tenant));
         for limit in [1, 5, 100] {
             let mut found = Vec::new();
-            let mut query = ThresholdQuery { tenant: tenant.clone(), after: None, limit };
+            let mut query = Query::first(tenant.clone(), limit);
             loop {
                 let page = f.store.list_thresholds(query.clone()).await.unwrap();
                 assert!(page.len() <= limit);

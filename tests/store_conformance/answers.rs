@@ -13,8 +13,8 @@ use counterfoil::rules::ids::{AccountName, TenantId, Unit};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::saga::{LogLine, Mark, SagaState};
 use counterfoil::rules::verdict::Verdict;
-use counterfoil::store::account::StatementQuery;
-use counterfoil::store::credit::{ChangeQuery, GrantFilter};
+use counterfoil::store::Query;
+use counterfoil::store::credit::{ChangeFilter, GrantFilter};
 use counterfoil::store::saga::{Begun, ClaimedSaga, NewSaga, Resumed, SagaProgress};
 use counterfoil::store::{Error, Result};
 
@@ -66,7 +66,7 @@ fn line(change: &CreditChange) -> String {
 
 pub async fn changes_of_credits_read_alike(f: Fixture) {
     let f = every_change(f).await;
-    let query = ChangeQuery { tenant: acme(), grant: None, before: None, limit: 100 };
+    let query = Query::first(ChangeFilter { tenant: acme(), grant: None }, 100);
     let mut changes = f.store.list_credit_changes(query).await.unwrap();
     changes.reverse();
     let lines: Vec<String> = changes.iter().map(line).collect();
@@ -95,7 +95,7 @@ pub async fn changes_of_credits_read_alike(f: Fixture) {
 
 pub async fn published_credits_read_alike(f: Fixture) {
     let f = every_change(f).await;
-    let published = f.store.list_changes(Some(&acme()), 0, 100).await.unwrap();
+    let published = f.store.list_changes(Query::first(Some(acme()), 100)).await.unwrap();
     let texts: Vec<String> =
         published.iter().map(|change| format!("{} {}", change.kind, change.payload)).collect();
     let text = |kind: &str, change: (&str, u64, &str, &str, &str)| {
@@ -119,7 +119,7 @@ pub async fn published_credits_read_alike(f: Fixture) {
 
 pub async fn entries_of_credits_read_alike(f: Fixture) {
     let f = every_change(f).await;
-    let accounts = f.store.list_accounts(&acme(), None, 100).await.unwrap();
+    let accounts = f.store.list_accounts(Query::first(acme(), 100)).await.unwrap();
     let mut lines = Vec::new();
     for account in accounts {
         let (name, balance) = (account.name.clone(), account.balance);
@@ -128,7 +128,7 @@ pub async fn entries_of_credits_read_alike(f: Fixture) {
             account.unit,
             account.floor.name()
         ));
-        let query = StatementQuery { tenant: acme(), account: name, before: None, limit: 100 };
+        let query = Query::first((acme(), name), 100);
         for line in f.store.read_statement(query).await.unwrap() {
             let (key, memo, amount, version) = (line.key, line.memo, line.amount, line.version);
             lines.push(format!("  {version}: {key} {memo:?} {amount} to {}", line.balance));
@@ -181,12 +181,8 @@ pub async fn refusals_of_credits_read_alike(f: Fixture) {
     check(reserved, Voided::TooLittle(Quantity::ZERO)).await;
     check(taking("acme", u64::MAX, "t", None), Voided::NotFound).await;
     check(taking("nobody", grant, "t", None), Voided::NotFound).await;
-    let none = f.store.list_credit_changes(ChangeQuery {
-        tenant: acme(),
-        grant: Some(grant),
-        before: None,
-        limit: 10,
-    });
+    let of_grant = ChangeFilter { tenant: acme(), grant: Some(grant) };
+    let none = f.store.list_credit_changes(Query::first(of_grant, 10));
     assert_eq!(none.await.unwrap().len(), 1, "only its issue was written");
 }
 
@@ -314,7 +310,8 @@ pub async fn growth_of_a_window_that_was_followed_is_covered_once(f: Fixture) {
     let cuts = b.f.store.read_cuts(&acme(), meter, window(0)).await.unwrap();
     let (_, cut) = cuts.into_iter().next().unwrap();
     assert_eq!((cut.total, cut.covered), (quantity("5"), quantity("5")));
-    let grants = b.f.store.list_grants(&acme(), GrantFilter::All, 0, 10).await.unwrap();
+    let all = Query::first(GrantFilter { tenant: acme(), live: false }, 10);
+    let grants = b.f.store.list_grants(all).await.unwrap();
     assert_eq!((grants[0].number, grants[0].remaining), (grant, quantity("5")));
 }
 
@@ -344,7 +341,8 @@ pub async fn grants_that_contradict_their_history_stay_as_they_are(f: Fixture) {
     // It keeps no other grant from its end.
     assert_eq!(f.store.expire_grants(f.now, f.now, 10).await.unwrap(), 1);
     let left = async |tenant: &str| {
-        let grants = f.store.list_grants(&tenant_id(tenant), GrantFilter::All, 0, 10).await;
+        let all = GrantFilter { tenant: tenant_id(tenant), live: false };
+        let grants = f.store.list_grants(Query::first(all, 10)).await;
         grants.unwrap().iter().map(|grant| grant.remaining.to_string()).collect::<Vec<_>>()
     };
     assert_eq!((left("acme").await, left("umbrella").await), {
@@ -352,12 +350,8 @@ pub async fn grants_that_contradict_their_history_stay_as_they_are(f: Fixture) {
     });
     assert!(sound > grant);
     f.plant("UPDATE credit_changes SET amount = '8' WHERE kind = 'issued'").await;
-    let query = |tenant: &str| ChangeQuery {
-        tenant: tenant_id(tenant),
-        grant: None,
-        before: None,
-        limit: 10,
-    };
+    let query =
+        |tenant: &str| Query::first(ChangeFilter { tenant: tenant_id(tenant), grant: None }, 10);
     let history = f.store.list_credit_changes(query("umbrella")).await;
     assert_eq!(history.unwrap().len(), 2, "the first change of a grant has none before it");
     f.plant("UPDATE credit_changes SET remaining = '8' WHERE kind = 'issued'").await;

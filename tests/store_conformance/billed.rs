@@ -9,11 +9,11 @@ use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::{
-    AttemptIntent, ClaimedPush, CutOrder, CutReport, CutTerms, Lease, Push, PushClaim, PushQuery,
+    AttemptIntent, ClaimedPush, CutOrder, CutReport, CutTerms, Lease, Push, PushClaim, PushFilter,
     PushRelease, PushTrace, Right, Settlement,
 };
 use counterfoil::store::reconciliation::SummaryReading;
-use counterfoil::store::{TenantFields, TenantPut};
+use counterfoil::store::{Query, TenantFields, TenantPut};
 
 pub const HOUR_MICROS: i64 = 3_600_000_000;
 
@@ -139,13 +139,13 @@ impl Billed {
     pub async fn observed(&self, tenant: &str) -> usize {
         let state = Some(PushState::Observed);
         let tenant = Some(tenant_id(tenant));
-        let query = PushQuery { tenant, state, limit: 1_000, ..Default::default() };
+        let query = Query::first(PushFilter { tenant, state, ..PushFilter::default() }, 1_000);
         self.f.store.list_pushes(query).await.unwrap().len()
     }
 
     /// All pushes, oldest first.
     pub async fn pushes(&self) -> Vec<Push> {
-        let query = PushQuery { limit: 100_000, ..Default::default() };
+        let query = Query::first(PushFilter::default(), 100_000);
         let mut pushes = self.f.store.list_pushes(query).await.unwrap();
         pushes.reverse();
         pushes

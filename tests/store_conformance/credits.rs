@@ -12,7 +12,8 @@ use counterfoil::rules::push::CutState;
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
-use counterfoil::store::credit::{ChangeQuery, GrantFilter, Issued, VoidGrant, Voided};
+use counterfoil::store::Query;
+use counterfoil::store::credit::{ChangeFilter, GrantFilter, Issued, VoidGrant, Voided};
 use counterfoil::store::outbox::{FeedChange, Message};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -71,11 +72,12 @@ fn done(taken: Voided) -> CreditChange {
 }
 
 /// All grants of a tenant, read in pages of three.
-async fn grants(f: &Fixture, tenant: &str, filter: GrantFilter) -> Vec<Grant> {
+async fn grants(f: &Fixture, tenant: &str, live: bool) -> Vec<Grant> {
     let mut grants: Vec<Grant> = Vec::new();
     loop {
-        let after = grants.last().map_or(0, |grant| grant.number);
-        let page = f.store.list_grants(&tenant_id(tenant), filter, after, 3).await.unwrap();
+        let after = grants.last().map(|grant| grant.number);
+        let filter = GrantFilter { tenant: tenant_id(tenant), live };
+        let page = f.store.list_grants(Query { filter, after, limit: 3 }).await.unwrap();
         let short = page.len() < 3;
         grants.extend(page);
         if short {
@@ -86,7 +88,7 @@ async fn grants(f: &Fixture, tenant: &str, filter: GrantFilter) -> Vec<Grant> {
 
 /// What is left of a tenant's grants, in the order in which they were issued.
 async fn left(f: &Fixture, tenant: &str) -> Vec<String> {
-    let grants = grants(f, tenant, GrantFilter::All).await;
+    let grants = grants(f, tenant, false).await;
     grants.into_iter().map(|grant| grant.remaining.to_string()).collect()
 }
 
@@ -95,7 +97,8 @@ async fn changes(f: &Fixture, tenant: &str, grant: Option<u64>) -> Vec<CreditCha
     let mut changes: Vec<CreditChange> = Vec::new();
     loop {
         let before = changes.last().map(|change| change.number);
-        let query = ChangeQuery { tenant: tenant_id(tenant), grant, before, limit: 5 };
+        let filter = ChangeFilter { tenant: tenant_id(tenant), grant };
+        let query = Query { filter, after: before, limit: 5 };
         let page = f.store.list_credit_changes(query).await.unwrap();
         let short = page.len() < 5;
         changes.extend(page);
@@ -114,7 +117,7 @@ async fn moves(f: &Fixture, tenant: &str, after: usize) -> Vec<(ChangeKind, u64,
 }
 
 async fn published_of(f: &Fixture, tenant: &str) -> Vec<Message> {
-    f.store.list_changes(Some(&tenant_id(tenant)), 0, 10_000).await.unwrap()
+    f.store.list_changes(Query::first(Some(tenant_id(tenant)), 10_000)).await.unwrap()
 }
 
 async fn kinds_of_published(f: &Fixture, tenant: &str) -> Vec<String> {
@@ -143,8 +146,7 @@ fn check_published(published: &Message, kind: &str, change: &CreditChange, unit:
 /// Nothing is made and nothing is lost: changes explain grants, grants explain the pools' accounts,
 /// and the accounts of each unit sum to zero, each as its statement says.
 pub async fn check_conserved(f: &Fixture, tenant: &str) {
-    let (grants, changes) =
-        (grants(f, tenant, GrantFilter::All).await, changes(f, tenant, None).await);
+    let (grants, changes) = (grants(f, tenant, false).await, changes(f, tenant, None).await);
     let mut pools: BTreeMap<String, i128> = BTreeMap::new();
     for grant in &grants {
         let mut remaining = 0i128;
@@ -165,7 +167,7 @@ pub async fn check_conserved(f: &Fixture, tenant: &str) {
         let pool = format!("credits.{}.{}", grant.terms.unit, grant.terms.pool.name());
         *pools.entry(pool).or_default() += remaining;
     }
-    let accounts = f.store.list_accounts(&tenant_id(tenant), None, 1_000).await.unwrap();
+    let accounts = f.store.list_accounts(Query::first(tenant_id(tenant), 1_000)).await.unwrap();
     let mut sums: BTreeMap<Unit, i128> = BTreeMap::new();
     let mut versions = 0;
     for account in accounts.iter().filter(|a| a.name.as_str().starts_with("credits.")) {
@@ -218,7 +220,7 @@ pub async fn a_grant_is_issued_once(mut f: Fixture) {
     for other in others {
         assert_eq!(again(other).await, Issued::KeyTaken(grant.clone()));
     }
-    assert_eq!(grants(&f, "fresh", GrantFilter::All).await, vec![grant.clone()]);
+    assert_eq!(grants(&f, "fresh", false).await, vec![grant.clone()]);
     let changes = changes(&f, "fresh", None).await;
     let expected = CreditChange {
         number: changes[0].number,
@@ -279,10 +281,10 @@ pub async fn live_grants_have_a_limit(f: Fixture) {
     issued(&f, "umbrella", "more", "1").await;
     done(take(&f, taking("acme", last, "gone", None)).await);
     issue(&f, more).await;
-    let live = grants(&f, "acme", GrantFilter::Live).await;
+    let live = grants(&f, "acme", true).await;
     assert_eq!(live.len(), GRANTS_MAX);
     assert!(live.iter().all(|grant| grant.number != last));
-    assert_eq!(grants(&f, "acme", GrantFilter::All).await.len(), GRANTS_MAX + 1);
+    assert_eq!(grants(&f, "acme", false).await.len(), GRANTS_MAX + 1);
     check_conserved(&f, "acme").await;
 }
 
@@ -787,7 +789,7 @@ pub async fn tenants_with_equal_keys_are_apart(f: Fixture) {
         assert!(all.iter().all(|change| change.tenant == tenant_id(tenant)));
         check_conserved(&b.f, tenant).await;
     }
-    assert_eq!(grants(&b.f, "nobody", GrantFilter::All).await, []);
+    assert_eq!(grants(&b.f, "nobody", false).await, []);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1017,7 +1019,7 @@ async fn expire_some(b: &Billed, model: &mut Model, random: &mut Random) {
 
 async fn check_model(b: &Billed, model: &Model) {
     let tenant = model.tenant.as_str();
-    let stored: Vec<(u64, i128)> = grants(&b.f, tenant, GrantFilter::All)
+    let stored: Vec<(u64, i128)> = grants(&b.f, tenant, false)
         .await
         .iter()
         .map(|grant| (grant.number, grant.remaining.units()))

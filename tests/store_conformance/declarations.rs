@@ -3,7 +3,7 @@
 use crate::fixture::{Fixture, tenant_id};
 use counterfoil::rules::ids::{CustomerId, MeterSlug};
 use counterfoil::rules::meter::{Meter, MeterSpec};
-use counterfoil::store::{Declaration, TenantFields, TenantPut};
+use counterfoil::store::{Declaration, Query, TenantFields, TenantPut};
 
 fn meter(slug: &str, spec: &str) -> Meter {
     let spec: MeterSpec = serde_json::from_str(spec).unwrap();
@@ -63,9 +63,10 @@ pub async fn tenants_are_created_and_renamed(mut f: Fixture) {
     let ids = |tenants: Vec<counterfoil::store::Tenant>| {
         tenants.into_iter().map(|t| t.id.to_string()).collect::<Vec<_>>()
     };
-    let all = f.store.list_tenants(None, 10).await.unwrap();
+    let all = f.store.list_tenants(Query::first((), 10)).await.unwrap();
     assert_eq!(ids(all), ["a", "acme", "b", "c"]);
-    let page = f.store.list_tenants(Some(&tenant_id("acme")), 1).await.unwrap();
+    let query = Query { filter: (), after: Some(tenant_id("acme")), limit: 1 };
+    let page = f.store.list_tenants(query).await.unwrap();
     assert_eq!(ids(page), ["b"]);
     let found = f.store.find_tenant(&tenant_id("b")).await.unwrap().unwrap();
     assert_eq!(found.name.as_deref(), Some("Bee"));

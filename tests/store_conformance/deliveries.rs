@@ -4,7 +4,7 @@ use crate::fixture::{Fixture, call, deliver_to, event, event_id, tenant_id};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::verdict::{Quarantine, Tally, Verdict};
 use counterfoil::rules::window::Window;
-use counterfoil::store::{CounterQuery, CounterRow, InboxQuery};
+use counterfoil::store::{CounterFilter, CounterRow, Query};
 
 const DUPLICATE: Verdict = Verdict::Duplicate { restamped: false };
 const RESTAMPED: Verdict = Verdict::Duplicate { restamped: true };
@@ -50,7 +50,7 @@ pub async fn a_conflict_is_kept_and_not_counted(mut f: Fixture) {
     let other_property = call("e1", "5").replace("{}", r#"{"a":1}"#);
     assert_eq!(f.deliver_one(&other_property).await, conflict(&["properties"]));
     assert_eq!(f.total("acme", "calls").await, "5");
-    let query = InboxQuery { tenant: Some(tenant_id("acme")), after: 0, limit: 10 };
+    let query = Query::first(Some(tenant_id("acme")), 10);
     let inbox = f.store.list_conflicts(query).await.unwrap();
     assert_eq!(inbox.len(), 3);
     let (_, first) = &inbox[0];
@@ -64,7 +64,7 @@ pub async fn a_conflict_delivered_again_is_one_record(f: Fixture) {
     for _ in 0..3 {
         assert_eq!(f.deliver_one(&call("e1", "6")).await, conflict(&["quantity"]));
     }
-    let query = InboxQuery { tenant: None, after: 0, limit: 10 };
+    let query = Query::first(None, 10);
     let inbox = f.store.list_conflicts(query).await.unwrap();
     assert_eq!(inbox.iter().map(|(_, c)| c.deliveries).collect::<Vec<_>>(), [3]);
 }
@@ -83,7 +83,7 @@ pub async fn an_inbox_keeps_a_hundred_payloads_of_an_id(mut f: Fixture) {
     for numbers in [1..61, 61..131, 1..131] {
         f.deliver(&numbers.map(old).collect::<Vec<_>>()).await;
     }
-    let query = InboxQuery { tenant: Some(tenant_id("acme")), after: 0, limit: 1000 };
+    let query = Query::first(Some(tenant_id("acme")), 1000);
     let hour = Timestamp::parse("2026-11-15T12:00:00Z").unwrap();
     let range = Window { start: hour, end: hour.saturating_add_micros(3_600_000_000) };
     for _ in 0..2 {
@@ -115,7 +115,7 @@ pub async fn events_outside_the_horizon_are_quarantined(f: Fixture) {
     assert_eq!(f.deliver_one(&at("2026-11-15T12:05:00.000001Z")).await, ahead);
     assert_eq!(f.deliver_one(&at("9999-12-31T23:59:59Z")).await, ahead);
     assert_eq!(f.total("acme", "calls").await, "0");
-    let query = InboxQuery { tenant: Some(tenant_id("acme")), after: 0, limit: 10 };
+    let query = Query::first(Some(tenant_id("acme")), 10);
     let inbox = f.store.list_quarantine(query).await.unwrap();
     let deliveries: Vec<u64> = inbox.iter().map(|(_, record)| record.deliveries).collect();
     assert_eq!(deliveries, [2, 1, 1, 1]);
@@ -280,7 +280,7 @@ pub async fn pages_of_counters_hold_every_row_once(mut f: Fixture) {
         all.sort_by_key(key);
         for limit in [1, 7, 1000] {
             let mut found = Vec::new();
-            let mut query = CounterQuery { range, tenant: None, after: None, limit };
+            let mut query = Query::first(CounterFilter { range, tenant: None }, limit);
             loop {
                 let page = f.store.list_counters(query.clone()).await.unwrap();
                 assert!(page.len() <= limit && page.is_sorted_by_key(|row| row.hour));
@@ -309,7 +309,7 @@ pub async fn counters_of_one_tenant_are_its_own(mut f: Fixture) {
     let range = Window { start, end: hour.saturating_add_micros(86_400_000_000) };
     for _ in 0..2 {
         let tenant = Some(tenant_id("globex"));
-        let mut query = CounterQuery { range, tenant, after: None, limit: 2 };
+        let mut query = Query::first(CounterFilter { range, tenant }, 2);
         let mut found = Vec::new();
         for expected in [2, 1, 0] {
             let page = f.store.list_counters(query.clone()).await.unwrap();
@@ -320,7 +320,7 @@ pub async fn counters_of_one_tenant_are_its_own(mut f: Fixture) {
         let hours = [0, 1, 2].map(|n| hour.saturating_add_micros(n * 3_600_000_000));
         assert_eq!(found, hours.map(|hour| (tenant_id("globex"), hour)));
         let tenant = Some(tenant_id("nobody"));
-        let nobody = CounterQuery { range, tenant, after: None, limit: 2 };
+        let nobody = Query::first(CounterFilter { range, tenant }, 2);
         assert_eq!(f.store.list_counters(nobody).await.unwrap(), []);
         f.restart().await;
     }
@@ -351,7 +351,7 @@ pub async fn a_group_too_many_of_a_day_is_quarantined(mut f: Fixture) {
         f.restart().await;
     }
     assert_eq!(f.total("acme", "traffic").await, "7");
-    let query = InboxQuery { tenant: None, after: 0, limit: 10 };
+    let query = Query::first(None, 10);
     let inbox = f.store.list_quarantine(query).await.unwrap();
     assert_eq!(inbox.len(), 1);
     assert_eq!((inbox[0].1.reason, inbox[0].1.deliveries), (Quarantine::TooManyGroups, 2));

@@ -5,9 +5,9 @@ use crate::fixture::{Fixture, tenant_id};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::{Finding, FindingChange, FindingKind, Observation};
 use counterfoil::rules::ids::MeterNo;
-use counterfoil::store::TenantFields;
 use counterfoil::store::push::Lease;
-use counterfoil::store::reconciliation::FindingQuery;
+use counterfoil::store::reconciliation::FindingFilter;
+use counterfoil::store::{Query, TenantFields};
 
 struct Finder {
     f: Fixture,
@@ -46,7 +46,7 @@ impl Finder {
 
     /// All findings, oldest first.
     async fn all(&self) -> Vec<Finding> {
-        let query = FindingQuery { limit: 1_000, ..Default::default() };
+        let query = Query::first(FindingFilter::default(), 1_000);
         let mut findings = self.f.store.list_findings(query).await.unwrap();
         findings.reverse();
         findings
@@ -177,21 +177,21 @@ pub async fn pages_and_filters(f: Fixture) {
     }
     let numbers: Vec<u64> = finder.all().await.iter().map(|finding| finding.number).collect();
     finder.clear(2, numbers[0]).await;
-    let check = async |query: FindingQuery, places: &[usize]| {
+    let check = async |query: Query<FindingFilter>, places: &[usize]| {
         let found = finder.f.store.list_findings(query).await.unwrap();
         let found: Vec<u64> = found.iter().map(|finding| finding.number).collect();
         assert_eq!(found, places.iter().map(|place| numbers[*place]).collect::<Vec<_>>());
     };
-    let any = || FindingQuery { limit: 100, ..Default::default() };
-    check(any(), &[4, 3, 2, 1, 0]).await;
-    check(FindingQuery { limit: 2, before: Some(numbers[4]), ..any() }, &[3, 2]).await;
-    check(FindingQuery { open: Some(true), ..any() }, &[4, 3, 2, 1]).await;
-    check(FindingQuery { open: Some(false), ..any() }, &[0]).await;
-    check(FindingQuery { kind: Some(FindingKind::Usage), ..any() }, &[3, 1, 0]).await;
+    let (any, of) = (FindingFilter::default, |filter| Query::first(filter, 100));
+    check(of(any()), &[4, 3, 2, 1, 0]).await;
+    check(Query { after: Some(numbers[4]), limit: 2, ..of(any()) }, &[3, 2]).await;
+    check(of(FindingFilter { open: Some(true), ..any() }), &[4, 3, 2, 1]).await;
+    check(of(FindingFilter { open: Some(false), ..any() }), &[0]).await;
+    check(of(FindingFilter { kind: Some(FindingKind::Usage), ..any() }), &[3, 1, 0]).await;
     let tenant = Some(tenant_id("acme"));
-    check(FindingQuery { tenant: tenant.clone(), ..any() }, &[3, 0]).await;
-    check(FindingQuery { tenant, open: Some(true), ..any() }, &[3]).await;
-    check(FindingQuery { tenant: Some(tenant_id("nobody")), ..any() }, &[]).await;
+    check(of(FindingFilter { tenant: tenant.clone(), ..any() }), &[3, 0]).await;
+    check(of(FindingFilter { tenant, open: Some(true), ..any() }), &[3]).await;
+    check(of(FindingFilter { tenant: Some(tenant_id("nobody")), ..any() }), &[]).await;
 }
 
 pub async fn drifting_tenants_are_counted(f: Fixture) {

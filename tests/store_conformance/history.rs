@@ -4,7 +4,7 @@ use crate::fixture::{Fixture, deliver_to, event, tenant_id};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::verdict::{Tally, Verdict};
 use counterfoil::rules::window::Window;
-use counterfoil::store::EventQuery;
+use counterfoil::store::{EventFilter, Query};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,7 +93,8 @@ pub async fn random_histories_match_the_model(mut f: Fixture) {
     for tenant in TENANTS {
         let (meter, range, before) = (None, None, None);
         let (tenant, limit, searched_max) = (tenant_id(tenant), 5000, 5000);
-        let query = EventQuery { tenant, meter, range, before, limit, searched_max };
+        let filter = EventFilter { tenant, meter, range, searched_max };
+        let query = Query { filter, after: before, limit };
         listed += f.store.list_events(query).await.unwrap().events.len();
     }
     let hour = Timestamp::parse("2026-11-15T12:00:00Z").unwrap();
@@ -160,7 +161,8 @@ pub async fn readers_never_see_a_wrong_total(f: Fixture) {
         let total: u64 = f.total("acme", "calls").await.parse().unwrap();
         let (meter, range, cursor) = (None, None, None);
         let (tenant, limit, searched_max) = (tenant_id("acme"), 2000, 2000);
-        let query = EventQuery { tenant, meter, range, before: cursor, limit, searched_max };
+        let filter = EventFilter { tenant, meter, range, searched_max };
+        let query = Query { filter, after: cursor, limit };
         let listed = f.store.list_events(query).await.unwrap().events.len() as u64;
         let after = sent.load(Ordering::SeqCst);
         assert!(before <= total && total <= after, "{before} <= {total} <= {after}");

@@ -3,11 +3,11 @@
 use crate::fixture::{Fixture, call, event, event_id, tenant_id};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
-use counterfoil::store::{EventQuery, InboxQuery};
+use counterfoil::store::{EventFilter, EventQuery, Query};
 
-fn query(limit: usize) -> EventQuery {
+fn of_acme() -> EventFilter {
     let (tenant, searched_max) = (tenant_id("acme"), 1_000_000);
-    EventQuery { tenant, meter: None, range: None, before: None, limit, searched_max }
+    EventFilter { tenant, meter: None, range: None, searched_max }
 }
 
 async fn all_pages(f: &Fixture, mut query: EventQuery) -> Vec<(Timestamp, String)> {
@@ -19,7 +19,7 @@ async fn all_pages(f: &Fixture, mut query: EventQuery) -> Vec<(Timestamp, String
         assert!(events.iter().all(|stored| stored.received_at == f.now));
         found.extend(events.iter().map(|s| (s.event.occurred_at, s.event.id.to_string())));
         let last = events.last().map(|last| (last.event.occurred_at, last.event.id.clone()));
-        query.before = match (page.searched_to, last) {
+        query.after = match (page.searched_to, last) {
             (Some(end), _) => Some(end),
             (None, Some(last)) => Some(last),
             (None, None) => return found,
@@ -42,17 +42,18 @@ pub async fn a_search_for_a_rare_meter_goes_on_where_it_ended(f: Fixture) {
     let meter = Some(f.meter_no("logins").await);
     for searched_max in [1, 7, 30, 1000] {
         for limit in [1, 2, 100] {
-            let rare = EventQuery { meter, searched_max, ..query(limit) };
+            let rare = Query::first(EventFilter { meter, searched_max, ..of_acme() }, limit);
             let all = all_pages(&f, rare).await;
             assert_eq!(all, expected, "searched {searched_max}, limit {limit}");
         }
     }
-    let first = EventQuery { meter, searched_max: 5, ..query(100) };
+    let first = Query::first(EventFilter { meter, searched_max: 5, ..of_acme() }, 100);
     let page = f.store.list_events(first).await.unwrap();
     assert!(page.searched_to.is_some() && page.events.len() < expected.len());
     // A meter without events: nothing to search.
     let meter = Some(f.meter_no("traffic").await);
-    assert_eq!(all_pages(&f, EventQuery { meter, searched_max: 50, ..query(5) }).await, []);
+    let none = Query::first(EventFilter { meter, searched_max: 50, ..of_acme() }, 5);
+    assert_eq!(all_pages(&f, none).await, []);
 }
 
 /// 230 events over several segments, out of order, several at one instant, and another tenant's.
@@ -79,11 +80,11 @@ async fn fill(f: &Fixture) -> Vec<(Timestamp, String)> {
 pub async fn pages_hold_every_event_once(mut f: Fixture) {
     let expected = fill(&f).await;
     for limit in [1, 7, 100, 1000] {
-        assert_eq!(all_pages(&f, query(limit)).await, expected, "limit {limit}");
+        assert_eq!(all_pages(&f, Query::first(of_acme(), limit)).await, expected, "limit {limit}");
     }
     f.restart().await;
-    assert_eq!(all_pages(&f, query(33)).await, expected);
-    let nobody = EventQuery { tenant: tenant_id("nobody"), ..query(10) };
+    assert_eq!(all_pages(&f, Query::first(of_acme(), 33)).await, expected);
+    let nobody = Query::first(EventFilter { tenant: tenant_id("nobody"), ..of_acme() }, 10);
     assert_eq!(all_pages(&f, nobody).await, []);
 }
 
@@ -96,12 +97,13 @@ pub async fn ranges_and_meters_filter(f: Fixture) {
     let in_range = |at: &Timestamp| (range.start..range.end).contains(at);
     let expected: Vec<_> = everything.iter().filter(|(at, _)| in_range(at)).cloned().collect();
     assert!(!expected.is_empty());
-    let ranged = EventQuery { range: Some(range), ..query(5) };
-    assert_eq!(all_pages(&f, ranged.clone()).await, expected);
+    let ranged = EventFilter { range: Some(range), ..of_acme() };
+    assert_eq!(all_pages(&f, Query::first(ranged.clone(), 5)).await, expected);
     let of_calls = |id: &str| id.ends_with(['0', '2', '4', '6', '8']);
     let expected: Vec<_> = expected.into_iter().filter(|(_, id)| of_calls(id)).collect();
     let meter = Some(f.meter_no("calls").await);
-    assert_eq!(all_pages(&f, EventQuery { meter, ..ranged }).await, expected);
+    let of_meter = Query::first(EventFilter { meter, ..ranged }, 5);
+    assert_eq!(all_pages(&f, of_meter).await, expected);
 }
 
 pub async fn a_trace_tells_everything(mut f: Fixture) {
@@ -158,18 +160,18 @@ pub async fn inbox_pages(f: Fixture) {
         f.deliver_one(&call(&format!("e{n}"), "2")).await;
         f.deliver_one(&call(&format!("old{n}"), "2").replace("2026", "2025")).await;
     }
-    let mut query = InboxQuery { tenant: None, after: 0, limit: 2 };
+    let mut query = Query::first(None, 2);
     let mut ids = Vec::new();
     loop {
         let page = f.store.list_conflicts(query.clone()).await.unwrap();
         let Some((last, _)) = page.last() else { break };
-        query.after = *last;
+        query.after = Some(*last);
         ids.extend(page.into_iter().map(|(_, conflict)| conflict.id.to_string()));
     }
     assert_eq!(ids, ["e0", "e1", "e2", "e3", "e4"]);
-    let other = InboxQuery { tenant: Some(tenant_id("umbrella")), after: 0, limit: 9 };
+    let other = Query::first(Some(tenant_id("umbrella")), 9);
     assert!(f.store.list_conflicts(other.clone()).await.unwrap().is_empty());
     assert!(f.store.list_quarantine(other).await.unwrap().is_empty());
-    let all = InboxQuery { tenant: Some(tenant_id("acme")), after: 0, limit: 9 };
+    let all = Query::first(Some(tenant_id("acme")), 9);
     assert_eq!(f.store.list_quarantine(all).await.unwrap().len(), 5);
 }

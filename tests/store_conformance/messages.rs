@@ -2,6 +2,7 @@
 
 use crate::billed::after;
 use crate::fixture::{Fixture, claim_at_once, tenant_id};
+use counterfoil::store::Query;
 use counterfoil::store::outbox::{ClaimedMessage, FeedChange, Message, Queue, SendOutcome};
 use std::sync::Arc;
 
@@ -20,8 +21,9 @@ async fn all(f: &Fixture, tenant: Option<&str>) -> Vec<Message> {
     let tenant = tenant.map(tenant_id);
     let mut messages: Vec<Message> = Vec::new();
     loop {
-        let after = messages.last().map_or(0, |message| message.number);
-        let page = f.store.list_changes(tenant.as_ref(), after, 2).await.unwrap();
+        let after = messages.last().map(|message| message.number);
+        let query = Query { filter: tenant.clone(), after, limit: 2 };
+        let page = f.store.list_changes(query).await.unwrap();
         let short = page.len() < 2;
         messages.extend(page);
         if short {
@@ -142,9 +144,10 @@ pub async fn old_messages_are_pruned(f: Fixture) {
     // Who reads on from the last number misses nothing, even when all were pruned.
     assert_eq!(prune(9, 10).await.unwrap(), 2);
     record(&f, vec![message("m6", None)], 9).await;
-    let next = f.store.list_changes(None, left[1].number, 10).await.unwrap();
+    let list = |after| f.store.list_changes(Query { filter: None, after: Some(after), limit: 10 });
+    let next = list(left[1].number).await.unwrap();
     assert_eq!(next.len(), 1);
-    let none = f.store.list_changes(None, u64::MAX, 10).await.unwrap();
+    let none = list(u64::MAX).await.unwrap();
     assert_eq!(none.len(), 0, "nothing comes after the largest number");
     // What was told of an invoice is known for as long as it may be owed.
     let dunning = FeedChange { kind: "dunning.final", ..message("d", None) };

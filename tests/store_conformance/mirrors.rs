@@ -13,8 +13,8 @@ use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::subscription::{Origin, TimelineEntry};
 use counterfoil::rules::webhook::WebhookStatus;
 use counterfoil::rules::window::Window;
-use counterfoil::store::TenantFields;
-use counterfoil::store::webhook::{Mirror, MirrorClaim, MirrorQuery, Mirrored, WantedMirror};
+use counterfoil::store::webhook::{Mirror, MirrorClaim, MirrorFilter, Mirrored, WantedMirror};
+use counterfoil::store::{Query, TenantFields};
 use std::collections::HashSet;
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -347,28 +347,24 @@ pub async fn pages_and_filters(f: Fixture) {
     want(&f, &[invoice.clone(), subscription_name("sub_unread")], 0).await;
     let active = Snapshot::Customer(Customer { deleted: false });
     read(&f, &invoice, 1, active, 1).await;
-    let any = || MirrorQuery {
-        kind: ObjectKind::Subscription,
-        status: None,
-        customer: None,
-        after: None,
-        limit: 100,
-    };
-    let check = async |query: MirrorQuery, places: &[usize]| {
+    let kind = ObjectKind::Subscription;
+    let any = || MirrorFilter { kind, status: None, customer: None };
+    let of = |filter| Query::first(filter, 100);
+    let check = async |query: Query<MirrorFilter, String>, places: &[usize]| {
         let found = f.store.list_mirrors(query).await.unwrap();
         let found: Vec<ObjectName> = found.into_iter().map(|mirror| mirror.name).collect();
         assert_eq!(found, places.iter().map(|place| names[*place].clone()).collect::<Vec<_>>());
     };
-    check(any(), &[0, 1, 2, 3, 4]).await;
-    check(MirrorQuery { limit: 2, ..any() }, &[0, 1]).await;
-    check(MirrorQuery { limit: 2, after: Some("sub_1".to_owned()), ..any() }, &[2, 3]).await;
-    check(MirrorQuery { status: Some("canceled".to_owned()), ..any() }, &[3, 4]).await;
+    check(of(any()), &[0, 1, 2, 3, 4]).await;
+    check(Query { limit: 2, ..of(any()) }, &[0, 1]).await;
+    check(Query { after: Some("sub_1".to_owned()), limit: 2, ..of(any()) }, &[2, 3]).await;
+    check(of(MirrorFilter { status: Some("canceled".to_owned()), ..any() }), &[3, 4]).await;
     let customer = CustomerId::parse("cus_even").ok();
-    check(MirrorQuery { customer: customer.clone(), ..any() }, &[0, 2, 4]).await;
+    check(of(MirrorFilter { customer: customer.clone(), ..any() }), &[0, 2, 4]).await;
     let (status, after) = (Some("active".to_owned()), Some("sub_0".to_owned()));
-    check(MirrorQuery { status, customer, after, ..any() }, &[2]).await;
-    check(MirrorQuery { kind: ObjectKind::Invoice, ..any() }, &[]).await;
-    let customers = MirrorQuery { kind: ObjectKind::Customer, ..any() };
+    check(Query { after, ..of(MirrorFilter { status, customer, ..any() }) }, &[2]).await;
+    check(of(MirrorFilter { kind: ObjectKind::Invoice, ..any() }), &[]).await;
+    let customers = of(MirrorFilter { kind: ObjectKind::Customer, ..any() });
     let found = f.store.list_mirrors(customers).await.unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!((&found[0].name, found[0].version), (&invoice, 1));

@@ -10,8 +10,9 @@ use counterfoil::rules::credit::{ChangeKind, GrantTerms, Pool};
 use counterfoil::rules::ids::{TenantId, Unit};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::window::Window;
+use counterfoil::store::Query;
 use counterfoil::store::account::{NewAccount, Posted};
-use counterfoil::store::credit::{ChangeQuery, GrantFilter, Issued, VoidGrant, Voided};
+use counterfoil::store::credit::{ChangeFilter, GrantFilter, Issued, VoidGrant, Voided};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -124,8 +125,8 @@ impl Pair {
         let mut seen: Vec<u64> = Vec::new();
         loop {
             let stopped = stop.load(Ordering::SeqCst);
-            let after = seen.last().copied().unwrap_or(0);
-            let page = self.stores[1].list_changes(None, after, 1_000).await.unwrap();
+            let query = Query { filter: None, after: seen.last().copied(), limit: 1_000 };
+            let page = self.stores[1].list_changes(query).await.unwrap();
             if page.is_empty() && stopped {
                 return seen;
             }
@@ -138,9 +139,9 @@ impl Pair {
     /// carried; entries explain accounts.
     async fn check(&self, tenant: &TenantId) {
         let store = &self.stores[0];
-        let grants = store.list_grants(tenant, GrantFilter::All, 0, 1_000).await.unwrap();
-        let query =
-            ChangeQuery { tenant: tenant.clone(), grant: None, before: None, limit: 10_000 };
+        let all = GrantFilter { tenant: tenant.clone(), live: false };
+        let grants = store.list_grants(Query::first(all, 1_000)).await.unwrap();
+        let query = Query::first(ChangeFilter { tenant: tenant.clone(), grant: None }, 10_000);
         let mut changes = store.list_credit_changes(query).await.unwrap();
         changes.reverse();
         let mut pools: BTreeMap<String, i128> = BTreeMap::new();
@@ -156,7 +157,7 @@ impl Pair {
             *pools.entry(pool).or_default() += left;
         }
         let (mut sum, mut touched) = (0, 0);
-        for account in store.list_accounts(tenant, None, 100).await.unwrap() {
+        for account in store.list_accounts(Query::first(tenant.clone(), 100)).await.unwrap() {
             sum += account.balance.units();
             touched += account.version;
             let expected = pools.get(account.name.as_str()).copied();
@@ -260,7 +261,7 @@ async fn money_moved_at_once_is_moved_once() {
     for tenant in tenants() {
         pair.check(&tenant).await;
     }
-    let all = pair.stores[0].list_changes(None, 0, 10_000).await.unwrap();
+    let all = pair.stores[0].list_changes(Query::first(None, 10_000)).await.unwrap();
     let all: Vec<u64> = all.into_iter().map(|message| message.number).collect();
     assert_eq!(followed, all, "who reads on from the highest number misses nothing");
     assert_eq!(pair.deadlocks().await, 0);

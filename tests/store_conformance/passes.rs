@@ -8,9 +8,9 @@ use counterfoil::rules::pass::{
     DriftWindow, Hash, Marks, Pass, PassKind, PassOrder, PassProgress, PassRow, PassState,
 };
 use counterfoil::rules::window::Window;
-use counterfoil::store::TenantFields;
 use counterfoil::store::push::Lease;
-use counterfoil::store::reconciliation::{PassQuery, PassRowQuery, PassUpdate};
+use counterfoil::store::reconciliation::{PassFilter, PassUpdate};
+use counterfoil::store::{Query, TenantFields};
 use std::sync::Arc;
 
 async fn lease(f: &Fixture, holder: &str, minute: i64) -> Lease {
@@ -85,7 +85,7 @@ fn row(tenant: &str, meter: MeterNo, number: i64, provider: &str) -> PassRow {
 }
 
 async fn rows(f: &Fixture, pass: u64) -> Vec<PassRow> {
-    let query = PassRowQuery { pass, after: None, limit: 1_000 };
+    let query = Query::first(pass, 1_000);
     f.store.list_pass_rows(query).await.unwrap()
 }
 
@@ -171,18 +171,18 @@ pub async fn passes_are_listed_newest_first(f: Fixture) {
         numbers.push(create(&f, kind, i64::try_from(n).unwrap()).await);
     }
     assert!(change(&f, &lease, update(numbers[1], PassState::Closed), 1).await);
-    let check = async |query: PassQuery, places: &[usize]| {
+    let check = async |query: Query<PassFilter>, places: &[usize]| {
         let found = f.store.list_passes(query).await.unwrap();
         let found: Vec<u64> = found.iter().map(|pass| pass.number).collect();
         assert_eq!(found, places.iter().map(|place| numbers[*place]).collect::<Vec<_>>());
     };
-    let any = || PassQuery { limit: 100, ..Default::default() };
-    check(any(), &[5, 4, 3, 2, 1, 0]).await;
-    check(PassQuery { limit: 2, before: Some(numbers[4]), ..any() }, &[3, 2]).await;
-    check(PassQuery { kind: Some(PassKind::Nightly), ..any() }, &[4, 1]).await;
-    check(PassQuery { state: Some(PassState::Closed), ..any() }, &[1]).await;
+    let (any, of) = (PassFilter::default, |filter| Query::first(filter, 100));
+    check(of(any()), &[5, 4, 3, 2, 1, 0]).await;
+    check(Query { after: Some(numbers[4]), limit: 2, ..of(any()) }, &[3, 2]).await;
+    check(of(PassFilter { kind: Some(PassKind::Nightly), ..any() }), &[4, 1]).await;
+    check(of(PassFilter { state: Some(PassState::Closed), ..any() }), &[1]).await;
     let (kind, state) = (Some(PassKind::Nightly), Some(PassState::Waiting));
-    check(PassQuery { kind, state, before: None, limit: 1 }, &[4]).await;
+    check(Query::first(PassFilter { kind, state }, 1), &[4]).await;
 }
 
 pub async fn rows_are_written_over_while_a_pass_runs(mut f: Fixture) {
@@ -254,7 +254,7 @@ pub async fn rows_are_paged_by_tenant_meter_and_day(f: Fixture) {
     for limit in [1, 2, 5, 24, 25] {
         let (mut found, mut after) = (Vec::new(), None);
         loop {
-            let page = f.store.list_pass_rows(PassRowQuery { pass, after, limit }).await.unwrap();
+            let page = f.store.list_pass_rows(Query { filter: pass, after, limit }).await.unwrap();
             assert!(page.len() <= limit);
             let Some(last) = page.last() else { break };
             after = Some((last.tenant.clone(), last.meter, last.day.start));

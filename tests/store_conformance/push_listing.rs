@@ -6,8 +6,9 @@ use counterfoil::rules::billing::Mode;
 use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::rules::window::Window;
+use counterfoil::store::Query;
 use counterfoil::store::push::{
-    PushAges, PushCounts, PushQuery, Ruling, SubmittedWindow, UnmappedSum,
+    PushAges, PushCounts, PushFilter, Ruling, SubmittedWindow, UnmappedSum,
 };
 
 const REFUSED: (Class, Next) = (Class::Refused, Next::Dead);
@@ -25,29 +26,28 @@ pub async fn pages_and_filters(f: Fixture) {
     assert!(billed.settle(&claimed[0], REFUSED, 1).await);
     assert!(billed.settle(&claimed[1], billed.accepted(1), 1).await);
     billed.f.restart().await;
-    let check = async |query: PushQuery, places: &[usize]| {
-        let query = PushQuery { limit: query.limit.max(1), ..query };
+    let check = async |query: Query<PushFilter>, places: &[usize]| {
         let found = billed.f.store.list_pushes(query).await.unwrap();
         let numbers: Vec<u64> = found.iter().map(|push| push.number).collect();
         assert_eq!(numbers, places.iter().map(|place| all[*place]).collect::<Vec<_>>());
     };
-    let any = || PushQuery { limit: 100, ..Default::default() };
-    check(any(), &[11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0]).await;
-    check(PushQuery { limit: 3, ..any() }, &[11, 10, 9]).await;
-    check(PushQuery { limit: 3, before: Some(all[9]), ..any() }, &[8, 7, 6]).await;
-    check(PushQuery { before: Some(all[0]), ..any() }, &[]).await;
-    check(PushQuery { tenant: Some(tenant_id("umbrella")), ..any() }, &[10, 7, 4, 1]).await;
-    check(PushQuery { tenant: Some(tenant_id("nobody")), ..any() }, &[]).await;
+    let (any, of) = (PushFilter::default, |filter| Query::first(filter, 100));
+    check(of(any()), &[11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0]).await;
+    check(Query { limit: 3, ..of(any()) }, &[11, 10, 9]).await;
+    check(Query { after: Some(all[9]), limit: 3, ..of(any()) }, &[8, 7, 6]).await;
+    check(Query { after: Some(all[0]), ..of(any()) }, &[]).await;
+    check(of(PushFilter { tenant: Some(tenant_id("umbrella")), ..any() }), &[10, 7, 4, 1]).await;
+    check(of(PushFilter { tenant: Some(tenant_id("nobody")), ..any() }), &[]).await;
     let whole = billed.f.meter_no("whole").await;
-    check(PushQuery { meter: Some(whole), ..any() }, &[11, 8, 5, 2]).await;
-    check(PushQuery { state: Some(PushState::Dead), ..any() }, &[0]).await;
-    check(PushQuery { state: Some(PushState::Submitted), ..any() }, &[2]).await;
-    check(PushQuery { class: Some(Class::Refused), ..any() }, &[0]).await;
+    check(of(PushFilter { meter: Some(whole), ..any() }), &[11, 8, 5, 2]).await;
+    check(of(PushFilter { state: Some(PushState::Dead), ..any() }), &[0]).await;
+    check(of(PushFilter { state: Some(PushState::Submitted), ..any() }), &[2]).await;
+    check(of(PushFilter { class: Some(Class::Refused), ..any() }), &[0]).await;
     let range = Some(Window { start: window(1).start, end: window(3).start });
-    check(PushQuery { range, ..any() }, &[8, 7, 6, 5, 4, 3]).await;
+    check(of(PushFilter { range, ..any() }), &[8, 7, 6, 5, 4, 3]).await;
     let tenant = Some(tenant_id("acme"));
-    let query = PushQuery { tenant, range, meter: Some(whole), before: Some(all[8]), ..any() };
-    check(query, &[5]).await;
+    let few = of(PushFilter { tenant, range, meter: Some(whole), ..any() });
+    check(Query { after: Some(all[8]), ..few }, &[5]).await;
 }
 
 pub async fn counts_and_unbilled_sums(f: Fixture) {
@@ -115,18 +115,18 @@ pub async fn discarded_pushes_are_no_longer_among_the_dead(f: Fixture) {
         assert_eq!(ruled, Ruling::Done(None));
     }
     billed.f.restart().await;
-    let check = async |query: PushQuery, expected: &[u64]| {
-        let query = PushQuery { limit: 10, ..query };
-        let found = billed.f.store.list_pushes(query.clone()).await.unwrap();
+    let check = async |filter: PushFilter, expected: &[u64]| {
+        let query = Query::first(filter.clone(), 10);
+        let found = billed.f.store.list_pushes(query).await.unwrap();
         let found: Vec<u64> = found.iter().map(|push| push.number).collect();
-        assert_eq!(found, expected, "{query:?}");
+        assert_eq!(found, expected, "{filter:?}");
     };
-    let in_state = |state| PushQuery { state: Some(state), ..PushQuery::default() };
+    let in_state = |state| PushFilter { state: Some(state), ..PushFilter::default() };
     check(in_state(PushState::Dead), &numbers[2..]).await;
     check(in_state(PushState::Discarded), &[numbers[1], numbers[0]]).await;
     let tenant = Some(tenant_id("umbrella"));
-    check(PushQuery { tenant: tenant.clone(), ..in_state(PushState::Dead) }, &[]).await;
-    check(PushQuery { tenant, ..in_state(PushState::Discarded) }, &numbers[1..2]).await;
+    check(PushFilter { tenant: tenant.clone(), ..in_state(PushState::Dead) }, &[]).await;
+    check(PushFilter { tenant, ..in_state(PushState::Discarded) }, &numbers[1..2]).await;
     let ages = PushAges { observed_before: billed.f.now, submitted_before: billed.f.now };
     assert_eq!(billed.f.store.count_pushes(ages).await.unwrap().dead, 1);
 }

@@ -5,6 +5,7 @@ use crate::billed::{after, quantity, window};
 use crate::fixture::{Fixture, tenant_id};
 use counterfoil::rules::ids::OnceKey;
 use counterfoil::rules::tax::{Coupon, Off, TaxRate};
+use counterfoil::store::Query;
 use counterfoil::store::quote::{CouponPut, CouponUse, QuoteRecorded, RatePut, StoredQuote};
 use std::sync::Arc;
 
@@ -82,12 +83,12 @@ pub async fn rates_of_one_name_never_overlap(mut f: Fixture) {
     let other_place = rate("de-be", "1.5", 2, Some(5));
     assert_eq!(put(&f, other_name.clone()).await, RatePut::Created);
     assert_eq!(put(&f, other_place.clone()).await, RatePut::Created);
-    let listed = f.store.list_tax_rates(None, 100).await.unwrap();
+    let listed = f.store.list_tax_rates(Query::first((), 100)).await.unwrap();
     assert_eq!(listed, [other_name, before, first, following, other_place]);
     for limit in [1, 2] {
         let (mut paged, mut after) = (Vec::new(), None);
         loop {
-            let page = f.store.list_tax_rates(after, limit).await.unwrap();
+            let page = f.store.list_tax_rates(Query { filter: (), after, limit }).await.unwrap();
             assert!(page.len() <= limit);
             let Some(last) = page.last() else { break };
             after = Some((last.jurisdiction.clone(), last.name.clone(), last.valid_from));
@@ -106,12 +107,15 @@ pub async fn a_rate_ends(f: Fixture) {
     };
     assert!(!end(3, 5).await, "there is none that begins then");
     assert!(!end(2, 2).await && !end(2, 1).await, "it would end before it begins");
-    assert_eq!(f.store.list_tax_rates(None, 100).await.unwrap(), vec![standing.clone()]);
+    assert_eq!(
+        f.store.list_tax_rates(Query::first((), 100)).await.unwrap(),
+        vec![standing.clone()]
+    );
     assert!(end(2, 6).await);
     assert!(end(2, 6).await, "again");
     assert!(!end(2, 7).await, "a rate is never made longer");
     let ended = TaxRate { valid_until: Some(window(6).start), ..standing };
-    assert_eq!(f.store.list_tax_rates(None, 100).await.unwrap(), vec![ended.clone()]);
+    assert_eq!(f.store.list_tax_rates(Query::first((), 100)).await.unwrap(), vec![ended.clone()]);
     assert_eq!(put(&f, rate("de", "20", 5, None)).await, RatePut::Overlaps(ended));
     assert_eq!(put(&f, rate("de", "20", 6, None)).await, RatePut::Created);
 }
@@ -137,7 +141,7 @@ pub async fn rates_at_once_never_overlap(f: Fixture) {
         }
         assert_eq!(created, 1);
     }
-    assert_eq!(f.store.list_tax_rates(None, 100).await.unwrap().len(), 5);
+    assert_eq!(f.store.list_tax_rates(Query::first((), 100)).await.unwrap().len(), 5);
 }
 
 pub async fn coupons_are_written_once(mut f: Fixture) {
@@ -159,9 +163,13 @@ pub async fn coupons_are_written_once(mut f: Fixture) {
     assert_eq!(put(&other, &f).await, CouponPut::Refused(spring.clone()));
     assert_eq!(f.store.find_coupon("SPRING").await.unwrap(), Some(spring.clone()));
     assert_eq!(f.store.find_coupon("Spring").await.unwrap(), None);
-    assert_eq!(f.store.list_coupons(None, 10).await.unwrap(), [spring.clone(), amount.clone()]);
-    assert_eq!(f.store.list_coupons(None, 1).await.unwrap(), [spring]);
-    assert_eq!(f.store.list_coupons(Some("SPRING"), 10).await.unwrap(), [amount]);
+    assert_eq!(
+        f.store.list_coupons(Query::first((), 10)).await.unwrap(),
+        [spring.clone(), amount.clone()]
+    );
+    assert_eq!(f.store.list_coupons(Query::first((), 1)).await.unwrap(), [spring]);
+    let after_spring = Query { filter: (), after: Some("SPRING".to_owned()), limit: 10 };
+    assert_eq!(f.store.list_coupons(after_spring).await.unwrap(), [amount]);
 }
 
 pub async fn a_quote_is_kept_as_it_was_answered(mut f: Fixture) {

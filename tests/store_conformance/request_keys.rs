@@ -8,12 +8,12 @@ use crate::quotes::quote;
 use crate::sagas::new_saga;
 use counterfoil::clock::Clock;
 use counterfoil::rules::account::Floor;
-use counterfoil::store::Error;
 use counterfoil::store::account::Posted;
 use counterfoil::store::credit::{GrantFilter, Issued, Voided};
 use counterfoil::store::idempotency::{Completing, Ended};
 use counterfoil::store::quote::QuoteRecorded;
 use counterfoil::store::saga::Begun;
+use counterfoil::store::{Error, Query};
 use counterfoil_idempotency::{Answer, Claim, Claimed, Ending, Fingerprint, Scope, StoreError};
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -230,7 +230,8 @@ pub async fn a_fenced_claim_undoes_the_effect(f: Fixture) {
     let completing = telling::<Voided>(stale.clone());
     let order = taking("acme", grant.number, "t1", None);
     unavailable(f.store.void_grant(order.clone(), f.now, Some(&completing)).await.unwrap_err());
-    let grants = f.store.list_grants(&tenant_id("acme"), GrantFilter::All, 0, 10).await.unwrap();
+    let all = Query::first(GrantFilter { tenant: tenant_id("acme"), live: false }, 10);
+    let grants = f.store.list_grants(all).await.unwrap();
     assert_eq!(grants, [grant]);
     let completing = telling::<Begun>(stale.clone());
     let saga = new_saga("fresh", "s1");
@@ -240,7 +241,7 @@ pub async fn a_fenced_claim_undoes_the_effect(f: Fixture) {
     let quote = quote(&f, "fresh", "q1");
     unavailable(f.store.record_quote(quote.clone(), None, Some(&completing)).await.unwrap_err());
     assert_eq!(f.store.find_quote(&tenant_id("fresh"), &key("q1")).await.unwrap(), None);
-    let changes = f.store.list_changes(None, 0, 10).await.unwrap();
+    let changes = f.store.list_changes(Query::first(None, 10)).await.unwrap();
     assert_eq!(changes.len(), 1, "only of the grant that stands");
     // Everything can still be done, by whoever has the key.
     let completing = telling::<Posted>(current);

@@ -6,10 +6,11 @@ use crate::fixture::{Fixture, claim_at_once, tenant_id};
 use counterfoil::jobs::unbilled::{Cause, Slow, Unbilled};
 use counterfoil::rules::ids::{MeterNo, SubscriptionId};
 use counterfoil::rules::saga::{LogLine, Mark, Saga, SagaKind, SagaState, saga_id};
+use counterfoil::store::Query;
 use counterfoil::store::outbox::FeedChange;
 use counterfoil::store::push::PushAges;
 use counterfoil::store::saga::{
-    Begun, ClaimedSaga, NewSaga, Resumed, SagaProgress, SagaQuery, SubscriptionRecord,
+    Begun, ClaimedSaga, NewSaga, Resumed, SagaFilter, SagaProgress, SubscriptionRecord,
 };
 use std::sync::Arc;
 
@@ -152,7 +153,7 @@ pub async fn beginners_at_once_begin_one(f: Fixture) {
         }
     }
     assert_eq!((created, repeated, busy), (1, 1, 18));
-    let sagas = f.store.list_sagas(SagaQuery { limit: 100, ..Default::default() }).await.unwrap();
+    let sagas = f.store.list_sagas(Query::first(SagaFilter::default(), 100)).await.unwrap();
     assert_eq!(sagas.len(), 1);
 }
 
@@ -214,7 +215,7 @@ pub async fn a_stale_claimant_is_refused(f: Fixture) {
     assert!(!unheard.await.unwrap(), "there is none of this number");
     let (saga, log) = find(&f, &first.saga.id).await;
     assert_eq!((saga.state, log.len()), (SagaState::Running, 1), "nothing was written");
-    assert_eq!(f.store.list_changes(None, 0, 10).await.unwrap(), []);
+    assert_eq!(f.store.list_changes(Query::first(None, 10)).await.unwrap(), []);
 }
 
 pub async fn a_saga_ends_with_its_change(f: Fixture) {
@@ -231,7 +232,7 @@ pub async fn a_saga_ends_with_its_change(f: Fixture) {
     let (done, at) = (vec![line(&f, 0, Mark::Done, 2)], after(f.now, 2));
     let told = vec![change.clone(), change.clone()];
     assert!(f.store.record_saga(claim_of, done, ended, told, at).await.unwrap());
-    let changes = f.store.list_changes(Some(&tenant_id("acme")), 0, 10).await.unwrap();
+    let changes = f.store.list_changes(Query::first(Some(tenant_id("acme")), 10)).await.unwrap();
     assert_eq!(changes.len(), 1);
     assert_eq!((&changes[0].id, changes[0].at), (&change.id(), at));
     assert_eq!(claim(&f, 60).await, vec![], "there is nothing left to do");
@@ -351,21 +352,22 @@ pub async fn pages_and_filters(f: Fixture) {
         end(&f, SagaState::Completed, 0).await;
     }
     begun(&f, "a", "4").await;
-    let list = async |query: SagaQuery| -> Vec<String> {
+    let list = async |query: Query<SagaFilter>| -> Vec<String> {
         let sagas = f.store.list_sagas(query).await.unwrap();
         sagas.into_iter().map(|saga| format!("{}{}", saga.tenant, saga.key)).collect()
     };
-    let all = SagaQuery { limit: 10, ..Default::default() };
+    let all = Query::first(SagaFilter::default(), 10);
     assert_eq!(list(all.clone()).await, ["a4", "a3", "a2", "b1", "a1"]);
-    let of_a = SagaQuery { tenant: Some(tenant_id("a")), ..all.clone() };
+    let of_a = Query::first(SagaFilter { tenant: Some(tenant_id("a")), state: None }, 10);
     assert_eq!(list(of_a.clone()).await, ["a4", "a3", "a2", "a1"]);
-    let ended = SagaQuery { state: Some(SagaState::Completed), ..of_a.clone() };
+    let (tenant, state) = (Some(tenant_id("a")), Some(SagaState::Completed));
+    let ended = Query::first(SagaFilter { tenant, state }, 10);
     assert_eq!(list(ended).await, ["a3", "a2", "a1"]);
-    let page = f.store.list_sagas(SagaQuery { limit: 2, ..all.clone() }).await.unwrap();
+    let page = f.store.list_sagas(Query { limit: 2, ..all.clone() }).await.unwrap();
     let before = Some(page[1].number);
-    assert_eq!(list(SagaQuery { before, ..all.clone() }).await, ["a2", "b1", "a1"]);
-    assert_eq!(list(SagaQuery { before, ..of_a }).await, ["a2", "a1"]);
-    let nobody = SagaQuery { tenant: Some(tenant_id("nobody")), ..all };
+    assert_eq!(list(Query { after: before, ..all.clone() }).await, ["a2", "b1", "a1"]);
+    assert_eq!(list(Query { after: before, ..of_a }).await, ["a2", "a1"]);
+    let nobody = Query::first(SagaFilter { tenant: Some(tenant_id("nobody")), state: None }, 10);
     assert_eq!(list(nobody).await, Vec::<String>::new());
 }
 

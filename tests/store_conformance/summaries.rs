@@ -9,7 +9,8 @@ use counterfoil::rules::ids::{CustomerId, MeterNo};
 use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
-use counterfoil::store::reconciliation::{FindingQuery, Pair, SummaryReading};
+use counterfoil::store::Query;
+use counterfoil::store::reconciliation::{FindingFilter, Pair, SummaryReading};
 
 const DAY_MICROS: i64 = 24 * HOUR_MICROS;
 const REFUSED: (Class, Next) = (Class::Refused, Next::Dead);
@@ -205,7 +206,10 @@ pub async fn an_open_finding_makes_a_pair_restless(f: Fixture) {
     let (store, lease) = (&billed.f.store, &billed.lease);
     assert!(store.record_findings(lease, 1, changes, billed.f.now).await.unwrap());
     assert_eq!(restless(&billed, 60).await, [("acme".to_owned(), tokens)]);
-    let query = FindingQuery { kind: Some(FindingKind::Usage), limit: 9, ..Default::default() };
+    let query = Query::first(
+        FindingFilter { kind: Some(FindingKind::Usage), ..FindingFilter::default() },
+        9,
+    );
     let number = store.list_findings(query).await.unwrap()[0].number;
     let clear = vec![FindingChange::Clear { number }];
     assert!(store.record_findings(lease, 2, clear, billed.f.now).await.unwrap());

@@ -12,12 +12,12 @@ use counterfoil::rules::pass::{PassKind, PassOrder};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::rules::webhook::WebhookStatus;
-use counterfoil::store::Store;
-use counterfoil::store::alert::AlertQuery;
+use counterfoil::store::alert::AlertFilter;
 use counterfoil::store::outbox::{Queue, SendOutcome};
 use counterfoil::store::push::Ruling;
-use counterfoil::store::reconciliation::{CorrectionOrder, FindingQuery, SummaryReading};
-use counterfoil::store::webhook::{MirrorClaim, MirrorReading, WebhookQuery, WebhookReceipt};
+use counterfoil::store::reconciliation::{CorrectionOrder, FindingFilter, SummaryReading};
+use counterfoil::store::webhook::{MirrorClaim, MirrorReading, WebhookFilter, WebhookReceipt};
+use counterfoil::store::{Query, Store};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ async fn webhooks_and_twins_told_at_once_are_one() {
     }
     // 8 batches of 40 that overlap by half: 180 facts.
     assert_eq!((fresh, numbers.len()), (180, 180));
-    let query = WebhookQuery { limit: 1_000, ..WebhookQuery::default() };
+    let query = Query::first(WebhookFilter::default(), 1_000);
     let webhooks = f.store.list_webhooks(query).await.unwrap();
     assert_eq!(webhooks.len(), 180);
     let deliveries: u64 = webhooks.iter().map(|webhook| webhook.deliveries).sum();
@@ -156,7 +156,7 @@ async fn of_readings_at_once_the_higher_stays() {
         let mirror = f.store.find_mirror(&name).await.unwrap().unwrap();
         assert_eq!((mirror.version, mirror.snapshot), (4, snapshot("state 4")));
     }
-    let query = WebhookQuery { limit: 1_000, ..WebhookQuery::default() };
+    let query = Query::first(WebhookFilter::default(), 1_000);
     let webhooks = f.store.list_webhooks(query).await.unwrap();
     let waiting: Vec<&str> = webhooks
         .iter()
@@ -203,7 +203,7 @@ async fn alerts_and_notices_at_once_are_one() {
         made
     };
     assert_eq!(record(all(&open)).await, ALERTS);
-    let query = AlertQuery { open: Some(true), limit: 100, ..AlertQuery::default() };
+    let query = Query::first(AlertFilter { open: Some(true), ..AlertFilter::default() }, 100);
     let alerts = f.store.list_alerts(query.clone()).await.unwrap();
     assert_eq!(alerts.len(), ALERTS);
     let sent = send_all(&f, &servers).await;
@@ -277,7 +277,7 @@ async fn findings_opened_at_once_are_one() {
     for task in tasks {
         assert!(task.await.unwrap());
     }
-    let query = FindingQuery { limit: 100, ..FindingQuery::default() };
+    let query = Query::first(FindingFilter::default(), 100);
     let findings = f.store.list_findings(query).await.unwrap();
     assert_eq!(findings.len(), subjects.len());
     assert!(findings.iter().all(|finding| finding.passes == 4 && finding.cleared_at.is_none()));

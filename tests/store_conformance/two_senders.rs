@@ -7,9 +7,9 @@ use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::submission::{Class, Next};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::store::push::{
-    AttemptIntent, ClaimedPush, Push, PushClaim, PushQuery, Right, Settlement,
+    AttemptIntent, ClaimedPush, Push, PushClaim, PushFilter, Right, Settlement,
 };
-use counterfoil::store::{Store, TenantFields};
+use counterfoil::store::{Query, Store, TenantFields};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
@@ -29,7 +29,7 @@ async fn open() -> Option<Pair> {
 }
 
 async fn pushes(pair: &Pair) -> Vec<Push> {
-    let query = PushQuery { limit: 10_000, ..PushQuery::default() };
+    let query = Query::first(PushFilter::default(), 10_000);
     pair.stores[0].list_pushes(query).await.unwrap()
 }
 

@@ -8,18 +8,18 @@ use crate::inbound::{
 };
 use counterfoil::rules::subscription::{Origin, TimelineEntry};
 use counterfoil::rules::webhook::{WebhookSource, WebhookStatus};
-use counterfoil::store::TenantFields;
 use counterfoil::store::push::Ruling;
 use counterfoil::store::webhook::{
-    Mirrored, Receipted, WebhookCounts, WebhookQuery, WebhookReceipt, WebhookRecord,
+    Mirrored, Receipted, WebhookCounts, WebhookFilter, WebhookReceipt, WebhookRecord,
 };
+use counterfoil::store::{Query, TenantFields};
 use std::collections::HashSet;
 use std::slice::from_ref;
 use std::sync::Arc;
 
 /// All webhooks, oldest first.
 async fn all(f: &Fixture) -> Vec<WebhookRecord> {
-    let query = WebhookQuery { limit: 10_000, ..Default::default() };
+    let query = Query::first(WebhookFilter::default(), 10_000);
     let mut webhooks = f.store.list_webhooks(query).await.unwrap();
     webhooks.reverse();
     webhooks
@@ -229,24 +229,28 @@ pub async fn pages_and_filters(f: Fixture) {
     }
     assert!(numbers.is_sorted());
     read(&f, &subscription_name("sub_1"), 2, snapshot("active"), 1).await;
-    let check = async |query: WebhookQuery, places: &[usize]| {
+    let check = async |query: Query<WebhookFilter>, places: &[usize]| {
         let found = f.store.list_webhooks(query).await.unwrap();
         let found: Vec<u64> = found.iter().map(|webhook| webhook.number).collect();
         assert_eq!(found, places.iter().map(|place| numbers[*place]).collect::<Vec<_>>());
     };
-    let any = || WebhookQuery { limit: 100, ..Default::default() };
-    check(any(), &[5, 4, 3, 2, 1, 0]).await;
-    check(WebhookQuery { limit: 2, ..any() }, &[5, 4]).await;
-    check(WebhookQuery { limit: 2, before: Some(numbers[4]), ..any() }, &[3, 2]).await;
-    check(WebhookQuery { before: Some(numbers[0]), ..any() }, &[]).await;
-    check(WebhookQuery { status: Some(WebhookStatus::Waiting), ..any() }, &[4, 1]).await;
-    check(WebhookQuery { status: Some(WebhookStatus::Applied), ..any() }, &[3, 0]).await;
-    check(WebhookQuery { status: Some(WebhookStatus::Stale), ..any() }, &[]).await;
-    check(WebhookQuery { status: Some(WebhookStatus::Kept), ..any() }, &[5, 2]).await;
+    let (any, of) = (WebhookFilter::default, |filter| Query::first(filter, 100));
+    check(of(any()), &[5, 4, 3, 2, 1, 0]).await;
+    check(Query { limit: 2, ..of(any()) }, &[5, 4]).await;
+    check(Query { after: Some(numbers[4]), limit: 2, ..of(any()) }, &[3, 2]).await;
+    check(Query { after: Some(numbers[0]), ..of(any()) }, &[]).await;
+    check(of(WebhookFilter { status: Some(WebhookStatus::Waiting), ..any() }), &[4, 1]).await;
+    check(of(WebhookFilter { status: Some(WebhookStatus::Applied), ..any() }), &[3, 0]).await;
+    check(of(WebhookFilter { status: Some(WebhookStatus::Stale), ..any() }), &[]).await;
+    check(of(WebhookFilter { status: Some(WebhookStatus::Kept), ..any() }), &[5, 2]).await;
     let event_type = Some("subscription.updated".to_owned());
-    check(WebhookQuery { event_type: event_type.clone(), ..any() }, &[4, 3, 1, 0]).await;
+    check(of(WebhookFilter { event_type: event_type.clone(), ..any() }), &[4, 3, 1, 0]).await;
     let status = Some(WebhookStatus::Waiting);
-    check(WebhookQuery { event_type, status, before: Some(numbers[4]), limit: 1 }, &[1]).await;
+    check(
+        Query { filter: WebhookFilter { event_type, status }, after: Some(numbers[4]), limit: 1 },
+        &[1],
+    )
+    .await;
 }
 
 pub async fn those_waiting_are_counted(f: Fixture) {

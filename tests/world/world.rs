@@ -36,9 +36,9 @@ use counterfoil::rules::meter::Meter;
 use counterfoil::rules::mirror::{ObjectKind, ObjectName};
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, MICROS_PER_SECOND, Timestamp};
 use counterfoil::rules::verdict::{Acceptance, Verdict};
-use counterfoil::store::push::{Push, PushQuery};
+use counterfoil::store::push::{Push, PushFilter};
 use counterfoil::store::webhook::Mirror;
-use counterfoil::store::{Declaration, DeliveryBatch, Store, TenantFields};
+use counterfoil::store::{Declaration, DeliveryBatch, Query, Store, TenantFields};
 use serde_json::Value;
 use std::fmt::Display;
 use std::sync::Arc;
@@ -245,7 +245,7 @@ impl World {
 
     /// Every push, oldest first.
     pub async fn pushes(&self) -> Vec<Push> {
-        let query = PushQuery { limit: 10_000, ..PushQuery::default() };
+        let query = Query::first(PushFilter::default(), 10_000);
         let mut pushes = self.store.list_pushes(query).await.unwrap();
         pushes.reverse();
         pushes

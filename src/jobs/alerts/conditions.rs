@@ -24,11 +24,12 @@ use crate::rules::submission::{Class, PushState};
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::rules::window::Window;
-use crate::store::push::{Push, PushAges, PushQuery, UnmappedSum, UnsentUsage};
-use crate::store::reconciliation::PassQuery;
-use crate::store::saga::SagaQuery;
+use crate::store::list::PAGE;
+use crate::store::push::{Push, PushAges, PushFilter, UnmappedSum, UnsentUsage};
+use crate::store::reconciliation::PassFilter;
+use crate::store::saga::SagaFilter;
 use crate::store::webhook::Mirror;
-use crate::store::{self, Health};
+use crate::store::{self, Health, Query};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How long before an invoice is fixed open pushes are worth a call.
@@ -45,7 +46,6 @@ const SKIPPED_SHOWN: Span = Span::from_hours(7 * 24);
 const FAILED_MAX: usize = 20;
 /// How long usage that was too old to be sent is shown as an alert; its sum stays in the figures.
 const UNSENT_SHOWN: Span = Span::from_hours(7 * 24);
-const PAGE: usize = 1_000;
 
 /// A number with its noun, and the verb that goes with it.
 fn counted(count: u64, one: &str, many: &str) -> String {
@@ -193,13 +193,9 @@ impl AlertsJob {
 
     /// Dead pushes that the next pass sends again by itself.
     async fn healing(&self, now: Timestamp) -> store::Result<Vec<Push>> {
-        let query = PushQuery {
-            state: Some(PushState::Dead),
-            class: Some(Class::Absent),
-            limit: PAGE,
-            ..PushQuery::default()
-        };
-        let mut pushes = self.store.list_pushes(query).await?;
+        let (state, class) = (Some(PushState::Dead), Some(Class::Absent));
+        let lost = PushFilter { state, class, ..PushFilter::default() };
+        let mut pushes = self.store.list_pushes(Query::first(lost, PAGE)).await?;
         pushes.retain(|push| !push.shadow && now < HEALED_WITHIN.after(push.state_at));
         Ok(pushes)
     }
@@ -233,8 +229,8 @@ impl AlertsJob {
     /// Sagas that can neither go on nor back.
     pub(super) async fn sagas(&self) -> store::Result<Vec<Condition>> {
         let state = Some(SagaState::NeedsAttention);
-        let query = SagaQuery { state, limit: PAGE, ..SagaQuery::default() };
-        let stuck = self.store.list_sagas(query).await?;
+        let stopped = Query::first(SagaFilter { tenant: None, state }, PAGE);
+        let stuck = self.store.list_sagas(stopped).await?;
         let describe = |saga: Saga| {
             let Saga { id, kind, tenant, detail, .. } = saga;
             let why = detail.unwrap_or_default();
@@ -282,14 +278,13 @@ impl AlertsJob {
         };
         let mut open = 0;
         for state in [PushState::Observed, PushState::Dead] {
-            let query = PushQuery {
+            let filter = PushFilter {
                 tenant: Some(tenant.id.clone()),
                 state: Some(state),
                 range: Some(invoice.period),
-                limit: PAGE,
-                ..PushQuery::default()
+                ..PushFilter::default()
             };
-            let pushes = self.store.list_pushes(query).await?;
+            let pushes = self.store.list_pushes(Query::first(filter, PAGE)).await?;
             open += pushes.iter().map(|push| u64::from(!push.shadow)).sum::<u64>();
         }
         let Some(at) = invoice.finalizes_at.filter(|_| open > 0) else { return Ok(None) };
@@ -337,8 +332,8 @@ impl AlertsJob {
     /// a pass failed over or skipped lately.
     pub(super) async fn nights(&self, now: Timestamp) -> store::Result<Vec<Condition>> {
         let list = |state, limit| {
-            let kind = Some(PassKind::Nightly);
-            self.store.list_passes(PassQuery { kind, state, limit, ..PassQuery::default() })
+            let nightly = PassFilter { kind: Some(PassKind::Nightly), state };
+            self.store.list_passes(Query::first(nightly, limit))
         };
         let command = "counterfoil passes --kind nightly";
         let mut found = Vec::new();

@@ -25,9 +25,9 @@ use crate::rules::span::Span;
 use crate::rules::submission::PushState;
 use crate::rules::subscription::Subscription;
 use crate::rules::window::Window;
-use crate::store;
-use crate::store::saga::{SagaQuery, SubscriptionRecord};
+use crate::store::saga::{SagaFilter, SubscriptionRecord};
 use crate::store::webhook::Mirror;
+use crate::store::{self, Query};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Invoices that are older were compared before and change no more.
@@ -229,7 +229,7 @@ impl ReconcileJob {
         }
         for state in [SagaState::Running, SagaState::Compensating] {
             let (tenant, state) = (Some(tenant.clone()), Some(state));
-            let query = SagaQuery { tenant, state, limit: 1, ..SagaQuery::default() };
+            let query = Query::first(SagaFilter { tenant, state }, 1);
             if !self.store.list_sagas(query).await?.is_empty() {
                 return Ok(false);
             }

@@ -8,7 +8,7 @@
 use super::compare::Compared;
 use super::halves::too_large;
 use super::ranges::days_of;
-use super::{PAGE, PassError, ReconcileJob, Running, Work};
+use super::{PassError, ReconcileJob, Running, Work};
 use crate::rules::billing::Billing;
 use crate::rules::drift::{Reason, Verdict};
 use crate::rules::ids::{MeterNo, TenantId};
@@ -151,30 +151,19 @@ impl ReconcileJob {
         let catalog = self.store.load_catalog().await?;
         let meters = catalog.billed();
         let (mut rows, mut windows) = (Vec::new(), 0);
-        let mut after: Option<TenantId> = None;
-        loop {
-            let page = match &running.pass.order.tenant {
-                Some(tenant) => self.store.find_tenant(tenant).await?.into_iter().collect(),
-                None => self.store.list_tenants(after.as_ref(), PAGE).await?,
-            };
-            let ended = running.pass.order.tenant.is_some() || page.len() < PAGE;
-            after = page.last().map(|tenant| tenant.id.clone());
-            for tenant in page.into_iter().filter(|tenant| tenant.customer.is_none()) {
-                self.keep_lease(running).await?;
-                for (number, meter) in &meters {
-                    let range = running.pass.order.range;
-                    let days = self.sum_days(&tenant.id, (*number, meter), range).await?;
-                    windows += days.values().map(|day| day.windows).sum::<u64>();
-                    for (day, sums) in days {
-                        rows.push(unmapped_row(&tenant.id, *number, (day, sums))?);
-                    }
-                }
-                if rows.len() >= ROWS_MAX {
-                    self.record_rows(running, std::mem::take(&mut rows)).await?;
+        let tenants = self.tenants(running.pass.order.tenant.as_ref()).await?;
+        for tenant in tenants.into_iter().filter(|tenant| tenant.customer.is_none()) {
+            self.keep_lease(running).await?;
+            for (number, meter) in &meters {
+                let range = running.pass.order.range;
+                let days = self.sum_days(&tenant.id, (*number, meter), range).await?;
+                windows += days.values().map(|day| day.windows).sum::<u64>();
+                for (day, sums) in days {
+                    rows.push(unmapped_row(&tenant.id, *number, (day, sums))?);
                 }
             }
-            if ended {
-                break;
+            if rows.len() >= ROWS_MAX {
+                self.record_rows(running, std::mem::take(&mut rows)).await?;
             }
         }
         self.record_rows(running, rows).await?;

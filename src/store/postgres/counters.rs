@@ -88,10 +88,10 @@ pub async fn list_counters(
         JOIN counters c ON c.hour = h.hour AND c.tenant_no = t.tenant_no
         WHERE t.tenant = $3 AND c.hour >= $1 AND c.hour < $2
         ORDER BY c.hour LIMIT $4";
-    let Window { mut start, end } = query.range;
+    let Window { mut start, end } = query.filter.range;
     let after = query.after.as_ref().filter(|(hour, _)| *hour >= start);
     let (end, limit) = (SqlTimestamp(end), write_limit(query.limit));
-    let rows = match &query.tenant {
+    let rows = match &query.filter.tenant {
         None => {
             let (hour, name) = after.map_or((start, None), |(hour, name)| (*hour, name.as_ref()));
             // No tenant at all is number 0, and its row comes first.

@@ -224,13 +224,13 @@ pub async fn list_events(client: &ClientWrapper, query: &EventQuery) -> Result<E
         ORDER BY e.occurred_at DESC, e.id DESC
         LIMIT 1 OFFSET $5::int8 - 1";
     let everything = (Timestamp::from_micros(i64::MIN), Timestamp::from_micros(i64::MAX));
-    let (first, mut last) = query.range.map_or(everything, |range| {
+    let (first, mut last) = query.filter.range.map_or(everything, |range| {
         // The range is half-open and instants are whole microseconds.
         (range.start, range.end.saturating_add_micros(-1))
     });
     // The id of the page before only matters at its very instant.
     let mut before_id = None;
-    if let Some((at, id)) = &query.before
+    if let Some((at, id)) = &query.after
         && *at <= last
     {
         last = *at;
@@ -238,30 +238,33 @@ pub async fn list_events(client: &ClientWrapper, query: &EventQuery) -> Result<E
     }
     let (first, last) = (SqlTimestamp(first), SqlTimestamp(last));
     // Without a meter every event that is looked at is on the page.
-    let searched_max =
-        write_limit(if query.meter.is_some() { query.searched_max } else { query.limit });
+    let searched_max = write_limit(if query.filter.meter.is_some() {
+        query.filter.searched_max
+    } else {
+        query.limit
+    });
     let rows = client
         .read_all(
             sql,
             &[
-                &query.tenant.as_str(),
+                &query.filter.tenant.as_str(),
                 &first,
                 &last,
                 &before_id,
-                &query.meter.map(meter_number),
+                &query.filter.meter.map(meter_number),
                 &write_limit(query.limit),
                 &searched_max,
             ],
         )
         .await?;
     let events: Result<Vec<StoredEvent>> =
-        rows.iter().map(|row| stored_event(row, query.tenant.clone())).collect();
+        rows.iter().map(|row| stored_event(row, query.filter.tenant.clone())).collect();
     let mut page = EventPage { events: events?, searched_to: None };
-    if query.meter.is_none() || page.events.len() >= query.limit {
+    if query.filter.meter.is_none() || page.events.len() >= query.limit {
         return Ok(page);
     }
     let place: [&(dyn ToSql + Sync); 5] =
-        [&query.tenant.as_str(), &first, &last, &before_id, &searched_max];
+        [&query.filter.tenant.as_str(), &first, &last, &before_id, &searched_max];
     if let Some(row) = client.read_optional(end_sql, &place).await? {
         let id: String = column(&row, 1)?;
         let id = EventId::parse(&id).map_err(|_| damaged("events.id", &id))?;

@@ -9,6 +9,7 @@
 //! lost is found under its key.
 
 use super::entries::{Book, find_entry};
+use super::reconciliation::within_column;
 use super::{Done, Failure, Row, Session, SqlStore, values};
 use crate::rules::account::{
     Account, Entry, NewEntry, POSTINGS_MAX, answer_put, answer_standing, answer_unknown_tenant,
@@ -17,11 +18,9 @@ use crate::rules::account::{
 use crate::rules::ids::{AccountName, OnceKey, TenantId, TenantNo};
 use crate::rules::plan::Plan;
 use crate::rules::timestamp::Timestamp;
-use crate::store::account::{
-    AccountPut, Accounts, NewAccount, Posted, StatementLine, StatementQuery,
-};
+use crate::store::account::{AccountPut, Accounts, NewAccount, Posted, StatementLine};
 use crate::store::idempotency::Completing;
-use crate::store::{Error, Result};
+use crate::store::{Error, Query, Result};
 use async_trait::async_trait;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -54,23 +53,17 @@ impl<S: SqlStore> Accounts for S {
         self.in_reader(move |session| find_account(session, &tenant, &name)).await
     }
 
-    async fn list_accounts(
-        &self,
-        tenant: &TenantId,
-        after: Option<&AccountName>,
-        limit: usize,
-    ) -> Result<Vec<Account>> {
-        // Every name is larger than the empty text.
-        let after = after.map_or("", AccountName::as_str).to_owned();
-        let tenant = tenant.clone();
+    async fn list_accounts(&self, query: Query<TenantId, AccountName>) -> Result<Vec<Account>> {
         self.in_reader(move |session| {
+            // Every name is larger than the empty text.
+            let after = query.after.as_ref().map_or("", AccountName::as_str);
             let sql = format!(
                 "-- list_accounts
                 SELECT {COLUMNS} FROM accounts
                 WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1) AND name > $2
                 ORDER BY name LIMIT $3"
             );
-            session.read_all(&sql, values![tenant, after, limit], decode_account)
+            session.read_all(&sql, values![query.filter, after, query.limit], decode_account)
         })
         .await
     }
@@ -101,10 +94,13 @@ impl<S: SqlStore> Accounts for S {
         self.in_reader(move |session| find_entry(session, &tenant, &key)).await
     }
 
-    async fn read_statement(&self, query: StatementQuery) -> Result<Vec<StatementLine>> {
+    async fn read_statement(
+        &self,
+        query: Query<(TenantId, AccountName)>,
+    ) -> Result<Vec<StatementLine>> {
         self.in_reader(move |session| {
             let lines = read_statement(session, &query)?;
-            check_statement(&query.account, &lines)?;
+            check_statement(&query.filter.1, &lines)?;
             Ok(lines)
         })
         .await
@@ -180,7 +176,10 @@ fn post_entry(session: &dyn Session, new: &NewEntry, at: Timestamp, look: Look) 
     ))
 }
 
-fn read_statement(session: &dyn Session, query: &StatementQuery) -> Done<Vec<StatementLine>> {
+fn read_statement(
+    session: &dyn Session,
+    query: &Query<(TenantId, AccountName)>,
+) -> Done<Vec<StatementLine>> {
     let sql = "-- read_statement
         SELECT postings.version AS after, entries.entry_no, key, memo, amount,
             postings.balance AS balance_after, at
@@ -190,10 +189,9 @@ fn read_statement(session: &dyn Session, query: &StatementQuery) -> Done<Vec<Sta
         WHERE accounts.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
             AND name = $2 AND postings.version < $3
         ORDER BY postings.version DESC LIMIT $4";
-    let StatementQuery { tenant, account, before, limit } = query;
-    // No line has a number that no column can hold.
-    let before = before.and_then(|before| i64::try_from(before).ok()).unwrap_or(i64::MAX);
-    session.read_all(sql, values![tenant, account, before, limit], |row| {
+    let (tenant, account) = &query.filter;
+    let before = query.after.map_or(i64::MAX, within_column);
+    session.read_all(sql, values![tenant, account, before, query.limit], |row| {
         Ok(StatementLine {
             version: row.get("postings.after")?,
             entry: row.get("entries.entry_no")?,

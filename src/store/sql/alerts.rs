@@ -8,15 +8,16 @@
 //! finds its alerts open, or resolved, and changes nothing.
 
 use super::outbox::{give_up_openings, write_notices};
+use super::reconciliation::within_column;
 use super::thresholds;
 use super::{Done, Filter, Row, Session, SqlStore, values};
 use crate::rules::alert::{Alert, AlertChange, Condition, Severity};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
-use crate::store::Result;
 use crate::store::alert::{
-    AlertQuery, Alerts, PageCounts, Threshold, ThresholdKind, ThresholdPeriod, ThresholdQuery,
+    AlertFilter, Alerts, PageCounts, Threshold, ThresholdKey, ThresholdKind, ThresholdPeriod,
 };
+use crate::store::{Query, Result};
 use async_trait::async_trait;
 
 #[async_trait]
@@ -32,19 +33,19 @@ impl<S: SqlStore> Alerts for S {
             .await
     }
 
-    async fn list_alerts(&self, query: AlertQuery) -> Result<Vec<Alert>> {
-        let AlertQuery { open, kind, before, limit } = query;
+    async fn list_alerts(&self, query: Query<AlertFilter>) -> Result<Vec<Alert>> {
+        let AlertFilter { open, kind } = query.filter;
         let select = "-- list_alerts
             SELECT alert_no, kind, subject, summary, command, opened_at, resolved_at FROM alerts";
-        let mut filter = Filter::new(select).and_if("kind = $", kind);
-        // No alert has a number that no column can hold.
-        filter = filter.and_if("alert_no < $", before.filter(|before| *before < 1 << 63));
+        let mut filter = Filter::new(select)
+            .and_if("kind = $", kind)
+            .and_if("alert_no < $", query.after.map(within_column));
         filter = match open {
             Some(true) => filter.and_always("resolved_at IS NULL"),
             Some(false) => filter.and_always("resolved_at IS NOT NULL"),
             None => filter,
         };
-        let (sql, values) = filter.order("alert_no DESC", limit);
+        let (sql, values) = filter.order("alert_no DESC", query.limit);
         self.in_reader(move |session| session.read_all(&sql, &values, decode_alert)).await
     }
 
@@ -74,7 +75,10 @@ impl<S: SqlStore> Alerts for S {
         .await
     }
 
-    async fn list_thresholds(&self, query: ThresholdQuery) -> Result<Vec<Threshold>> {
+    async fn list_thresholds(
+        &self,
+        query: Query<Option<TenantId>, ThresholdKey>,
+    ) -> Result<Vec<Threshold>> {
         self.in_reader(move |session| thresholds::list_thresholds(session, &query)).await
     }
 }

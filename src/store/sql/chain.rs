@@ -5,7 +5,8 @@ use super::passes::{list_pass_rows, list_passes};
 use super::{Done, Failure, Session};
 use crate::rules::chain::{Chain, ChainReport};
 use crate::rules::pass::{Pass, PassKind, PassRow};
-use crate::store::reconciliation::{PassQuery, PassRowQuery, follow_pass};
+use crate::store::Query;
+use crate::store::reconciliation::{PassFilter, follow_pass};
 
 const PAGE: usize = 1_000;
 
@@ -25,9 +26,9 @@ pub fn verify_passes(session: &dyn Session) -> Done<ChainReport> {
 fn nightly_passes(session: &dyn Session) -> Done<Vec<Pass>> {
     let mut passes: Vec<Pass> = Vec::new();
     loop {
-        let before = passes.last().map(|pass| pass.number);
-        let kind = Some(PassKind::Nightly);
-        let page = list_passes(session, &PassQuery { kind, state: None, before, limit: PAGE })?;
+        let after = passes.last().map(|pass| pass.number);
+        let filter = PassFilter { kind: Some(PassKind::Nightly), state: None };
+        let page = list_passes(session, &Query { filter, after, limit: PAGE })?;
         let ended = page.len() < PAGE;
         passes.extend(page);
         if ended {
@@ -42,7 +43,7 @@ fn rows_of(session: &dyn Session, pass: u64) -> Done<Vec<PassRow>> {
     loop {
         let last = rows.last();
         let after = last.map(|row| (row.tenant.clone(), row.meter, row.day.start));
-        let page = list_pass_rows(session, &PassRowQuery { pass, after, limit: PAGE })?;
+        let page = list_pass_rows(session, &Query { filter: pass, after, limit: PAGE })?;
         let ended = page.len() < PAGE;
         rows.extend(page);
         if ended {

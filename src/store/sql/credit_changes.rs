@@ -11,6 +11,7 @@ use super::coverings::WindowKey;
 use super::entries::Book;
 use super::grants::{HeldGrant, write_grants};
 use super::outbox::append_numbered;
+use super::reconciliation::within_column;
 use super::{Done, Filter, Row, Session, values};
 use crate::rules::credit::covering::Draw;
 use crate::rules::credit::{ChangeKind, Covered, CreditChange};
@@ -20,8 +21,8 @@ use crate::rules::plan::Plan;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
-use crate::store::credit::ChangeQuery;
-use crate::store::{Error, Result};
+use crate::store::credit::ChangeFilter;
+use crate::store::{Error, Query, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The columns that [`decode_change`] reads, for every statement that returns rows of changes.
@@ -116,17 +117,16 @@ pub fn find_change(
 }
 
 /// Changes, newest first.
-pub fn list_changes(session: &dyn Session, query: &ChangeQuery) -> Done<Vec<CreditChange>> {
-    let ChangeQuery { tenant, grant, before, limit } = query;
-    // No row has a number that no column can hold; no grant has the number -1.
+pub fn list_changes(session: &dyn Session, query: &Query<ChangeFilter>) -> Done<Vec<CreditChange>> {
+    let ChangeFilter { tenant, grant } = &query.filter;
+    // No grant has the number -1.
     let grant = grant.map(|grant| i64::try_from(grant).unwrap_or(-1));
-    let before = before.and_then(|before| i64::try_from(before).ok());
     let select = format!("-- list_changes\nSELECT {COLUMNS} FROM credit_changes");
     let (sql, values) = Filter::new(&select)
         .and("tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $)", tenant)
         .and_if("grant_no = $", grant)
-        .and_if("change_no < $", before)
-        .order("change_no DESC", *limit);
+        .and_if("change_no < $", query.after.map(within_column))
+        .order("change_no DESC", query.limit);
     session.read_all(&sql, &values, decode_change)
 }
 

@@ -17,12 +17,12 @@ use super::{Done, Session, SqlStore};
 use crate::rules::credit::{CreditChange, Grant, GrantTerms};
 use crate::rules::grant::ledger::Ledger;
 use crate::rules::grant::{check_history, plan_expiries, plan_issue, plan_void};
-use crate::rules::ids::TenantId;
+use crate::rules::ids::{OnceKey, TenantId};
 use crate::rules::plan::Plan;
 use crate::rules::timestamp::Timestamp;
-use crate::store::credit::{ChangeQuery, Credits, GrantFilter, Issued, VoidGrant, Voided};
+use crate::store::credit::{ChangeFilter, Credits, GrantFilter, Issued, VoidGrant, Voided};
 use crate::store::idempotency::Completing;
-use crate::store::{Error, Result};
+use crate::store::{Error, Query, Result};
 use async_trait::async_trait;
 
 #[async_trait]
@@ -60,18 +60,20 @@ impl<S: SqlStore> Credits for S {
         .await
     }
 
-    async fn list_grants(
-        &self,
-        tenant: &TenantId,
-        filter: GrantFilter,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<Grant>> {
-        let tenant = tenant.clone();
-        self.in_reader(move |session| list_grants(session, &tenant, filter, after, limit)).await
+    async fn find_grant(&self, tenant: &TenantId, key: &OnceKey) -> Result<Option<Grant>> {
+        let (tenant, key) = (tenant.clone(), key.clone());
+        self.in_reader(move |session| match session.find_tenant(&tenant)? {
+            Some(tenant) => find_grant(session, tenant, &key),
+            None => Ok(None),
+        })
+        .await
     }
 
-    async fn list_credit_changes(&self, query: ChangeQuery) -> Result<Vec<CreditChange>> {
+    async fn list_grants(&self, query: Query<GrantFilter>) -> Result<Vec<Grant>> {
+        self.in_reader(move |session| list_grants(session, &query)).await
+    }
+
+    async fn list_credit_changes(&self, query: Query<ChangeFilter>) -> Result<Vec<CreditChange>> {
         self.in_reader(move |session| {
             let changes = list_changes(session, &query)?;
             check_history(&changes)?;

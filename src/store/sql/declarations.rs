@@ -10,7 +10,9 @@ use super::{Done, Row, Session, SqlStore, values};
 use crate::rules::ids::{CustomerId, TenantId};
 use crate::rules::meter::{Catalog, Meter, MeterSpec};
 use crate::rules::timestamp::Timestamp;
-use crate::store::{Declaration, Error, Result, Tenant, TenantFields, TenantPut, Tenants, damaged};
+use crate::store::{
+    Declaration, Error, Query, Result, Tenant, TenantFields, TenantPut, Tenants, damaged,
+};
 use async_trait::async_trait;
 use std::sync::Arc;
 
@@ -35,12 +37,14 @@ impl<S: SqlStore> Tenants for S {
         self.in_reader(move |session| find_customer(session, &customer)).await
     }
 
-    async fn list_tenants(&self, after: Option<&TenantId>, limit: usize) -> Result<Vec<Tenant>> {
+    async fn list_tenants(&self, query: Query<(), TenantId>) -> Result<Vec<Tenant>> {
         // Every id is larger than the empty text.
-        let after = after.map_or("", TenantId::as_str).to_owned();
         let sql = format!("{TENANTS} WHERE tenant > $1 ORDER BY tenant LIMIT $2");
-        self.in_reader(move |session| session.read_all(&sql, values![after, limit], decode_tenant))
-            .await
+        self.in_reader(move |session| {
+            let after = query.after.as_ref().map_or("", TenantId::as_str);
+            session.read_all(&sql, values![after, query.limit], decode_tenant)
+        })
+        .await
     }
 }
 

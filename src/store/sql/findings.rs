@@ -15,8 +15,8 @@ use crate::rules::finding::{Finding, FindingChange, FindingKind, Observation};
 use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::timestamp::Timestamp;
 use crate::store::push::{Lease, Ruling};
-use crate::store::reconciliation::FindingQuery;
-use crate::store::{Error, Result};
+use crate::store::reconciliation::FindingFilter;
+use crate::store::{Error, Query, Result};
 use std::collections::BTreeSet;
 
 const FINDINGS: &str = "-- findings
@@ -128,12 +128,12 @@ pub fn is_accepted(session: &dyn Session, subscription: &str) -> Done<bool> {
     session.read_one(sql, values![subscription], |row| row.get("accepted"))
 }
 
-pub fn list_findings(session: &dyn Session, query: &FindingQuery) -> Done<Vec<Finding>> {
-    let FindingQuery { open, kind, tenant, before, limit } = query;
+pub fn list_findings(session: &dyn Session, query: &Query<FindingFilter>) -> Done<Vec<Finding>> {
+    let FindingFilter { open, kind, tenant } = &query.filter;
     let mut filter = Filter::new(FINDINGS)
         .and_if("kind = $", *kind)
         .and_if("tenant = $", tenant.as_ref())
-        .and_if("finding_no < $", before.map(within_column));
+        .and_if("finding_no < $", query.after.map(within_column));
     filter = match open {
         // Those that are open are few, and every pass asks for them: with the kinds named, SQLite
         // too searches their index, whose first column is the kind.
@@ -144,7 +144,7 @@ pub fn list_findings(session: &dyn Session, query: &FindingQuery) -> Done<Vec<Fi
         Some(false) => filter.and_always("cleared_at IS NOT NULL"),
         None => filter,
     };
-    let (sql, values) = filter.order("finding_no DESC", *limit);
+    let (sql, values) = filter.order("finding_no DESC", query.limit);
     session.read_all(&sql, &values, decode_finding)
 }
 

@@ -4,14 +4,15 @@
 //! without waiting; its row is written only if what it has left is what was read, by the number of
 //! rows affected. A crash leaves all of the caller's transaction or nothing.
 
+use super::reconciliation::within_column;
 use super::{Done, Filter, Row, Session, values};
 use crate::rules::credit::{Grant, GrantTerms};
 use crate::rules::grant::ledger::PlannedChange;
-use crate::rules::ids::{MeterNo, OnceKey, TenantId, TenantNo};
+use crate::rules::ids::{MeterNo, OnceKey, TenantNo};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::store::credit::GrantFilter;
-use crate::store::{Error, Result, damaged};
+use crate::store::{Error, Query, Result, damaged};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The columns that [`decode_grant`] reads, for every statement that returns rows of grants.
@@ -87,24 +88,14 @@ pub fn find_grant(session: &dyn Session, tenant: TenantNo, key: &OnceKey) -> Don
     session.read_optional(&sql, values![tenant, key], decode_grant)
 }
 
-/// A tenant's grants after the number `after`, in the order of their numbers.
-pub fn list_grants(
-    session: &dyn Session,
-    tenant: &TenantId,
-    filter: GrantFilter,
-    after: u64,
-    limit: usize,
-) -> Done<Vec<Grant>> {
-    // Nothing comes after the highest number that a column can hold.
-    let after = i64::try_from(after).unwrap_or(i64::MAX);
+/// A tenant's grants, in the order of their numbers.
+pub fn list_grants(session: &dyn Session, query: &Query<GrantFilter>) -> Done<Vec<Grant>> {
+    let GrantFilter { tenant, live } = &query.filter;
     let statement = Filter::new(&format!("-- list_grants\nSELECT {COLUMNS} FROM grants"))
         .and("tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $)", tenant)
-        .and("grant_no > $", after);
-    let statement = match filter {
-        GrantFilter::Live => statement.and_always(LIVE),
-        GrantFilter::All => statement,
-    };
-    let (sql, values) = statement.order("grant_no", limit);
+        .and("grant_no > $", within_column(query.after.unwrap_or(0)));
+    let statement = if *live { statement.and_always(LIVE) } else { statement };
+    let (sql, values) = statement.order("grant_no", query.limit);
     session.read_all(&sql, &values, decode_grant)
 }
 

@@ -1,5 +1,6 @@
 //! The inboxes as they are looked at: by page, and by event key. Nothing is written here.
 
+use super::reconciliation::within_column;
 use super::{Done, Filter, Row, Session, values};
 use crate::rules::ids::{EventId, TenantId};
 use crate::rules::verdict::Quarantine;
@@ -76,11 +77,10 @@ pub fn trace_inboxes(session: &dyn Session, tenant: &TenantId, id: &EventId) -> 
 
 impl<T> Inbox<T> {
     fn list(&self, session: &dyn Session, query: &InboxQuery) -> Done<InboxPage<T>> {
-        // No record has a number that no column can hold.
-        let after = i64::try_from(query.after).unwrap_or(i64::MAX);
+        let after = within_column(query.after.unwrap_or(0));
         let (sql, values) = Filter::new(self.select)
             .and(&format!("{} > $", self.number), after)
-            .and_if(OF_TENANT, query.tenant.as_ref())
+            .and_if(OF_TENANT, query.filter.as_ref())
             .order(self.number, query.limit);
         session.read_all(&sql, &values, |row| Ok((row.get(self.number)?, (self.decode)(row)?)))
     }

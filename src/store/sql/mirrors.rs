@@ -21,11 +21,11 @@ use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::subscription::{Origin, TimelineEntry};
 use crate::rules::timestamp::Timestamp;
-use crate::store::Result;
 use crate::store::saga::SubscriptionReading;
 use crate::store::webhook::{
-    Mirror, MirrorClaim, MirrorQuery, MirrorReading, Mirrored, Mirrors, WantedMirror,
+    Mirror, MirrorClaim, MirrorFilter, MirrorReading, Mirrored, Mirrors, WantedMirror,
 };
+use crate::store::{Query, Result};
 use async_trait::async_trait;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -79,8 +79,8 @@ impl<S: SqlStore> Mirrors for S {
         self.in_reader(move |session| find_mirror(session, &name)).await
     }
 
-    async fn list_mirrors(&self, query: MirrorQuery) -> Result<Vec<Mirror>> {
-        let MirrorQuery { kind, status, customer, after, limit } = query;
+    async fn list_mirrors(&self, query: Query<MirrorFilter, String>) -> Result<Vec<Mirror>> {
+        let MirrorFilter { kind, status, customer } = query.filter;
         // What names the mirrors reads an index alone: SQLite would prefer the table otherwise.
         let select = "-- list_mirrors
             SELECT kind, object_id, version, snapshot, read_at FROM mirrors
@@ -93,8 +93,8 @@ impl<S: SqlStore> Mirrors for S {
         };
         let (sql, values) = filter
             .and_if("status = $", status)
-            .and_if("object_id > $", after)
-            .order("object_id", limit);
+            .and_if("object_id > $", query.after)
+            .order("object_id", query.limit);
         let sql = format!("{sql}) ORDER BY object_id");
         self.in_reader(move |session| session.read_all(&sql, &values, decode_mirror)).await
     }

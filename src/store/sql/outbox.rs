@@ -10,13 +10,14 @@
 //! because its outcome was lost passes over what the lost one leased; a settlement that is repeated
 //! finds no lease and is refused; writing and removing may be repeated.
 
+use super::reconciliation::within_column;
 use super::{Done, Filter, Row, Session, SqlStore, values};
 use crate::rules::alert::{NewNotice, Unsent};
 use crate::rules::change::CHANGES_DESTINATION;
 use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::timestamp::Timestamp;
-use crate::store::Result;
 use crate::store::outbox::{ClaimedMessage, FeedChange, Message, Outbox, Queue, SendOutcome};
+use crate::store::{Query, Result};
 use async_trait::async_trait;
 
 /// Any number, as long as every version of this program takes the same one, and no other lock does.
@@ -28,22 +29,18 @@ impl<S: SqlStore> Outbox for S {
         self.in_transaction(move |session| append_changes(session, &messages, at)).await
     }
 
-    async fn list_changes(
-        &self,
-        tenant: Option<&TenantId>,
-        after: u64,
-        limit: usize,
-    ) -> Result<Vec<Message>> {
-        // No message has a number that no column can hold.
-        let after = i64::try_from(after).unwrap_or(i64::MAX);
+    async fn list_changes(&self, query: Query<Option<TenantId>>) -> Result<Vec<Message>> {
         let select = "-- list_changes
             SELECT message_no, id, destination, kind, tenant, payload, at
             FROM outbox LEFT JOIN tenants ON tenants.tenant_no = outbox.tenant_no";
         let (sql, values) = Filter::new(select)
             .and_always("queue = 'changes'")
-            .and("message_no > $", after)
-            .and_if("outbox.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $)", tenant)
-            .order("message_no", limit);
+            .and("message_no > $", within_column(query.after.unwrap_or(0)))
+            .and_if(
+                "outbox.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $)",
+                query.filter,
+            )
+            .order("message_no", query.limit);
         self.in_reader(move |session| session.read_all(&sql, &values, decode_message)).await
     }
 

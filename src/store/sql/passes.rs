@@ -15,8 +15,8 @@ use crate::rules::pass::{Pass, PassKind, PassOrder, PassProgress, PassRow};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::push::Lease;
-use crate::store::reconciliation::{PassQuery, PassRowQuery, PassUpdate};
-use crate::store::{Error, Result, damaged};
+use crate::store::reconciliation::{PassFilter, PassRowCursor, PassUpdate};
+use crate::store::{Error, Query, Result, damaged};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -72,18 +72,18 @@ pub fn update_pass(
     Ok(session.run(sql, values)? == 1)
 }
 
-pub fn list_passes(session: &dyn Session, query: &PassQuery) -> Done<Vec<Pass>> {
-    let PassQuery { kind, state, before, limit } = query;
+pub fn list_passes(session: &dyn Session, query: &Query<PassFilter>) -> Done<Vec<Pass>> {
+    let PassFilter { kind, state } = query.filter;
     let mut filter = Filter::new(PASSES)
-        .and_if("kind = $", *kind)
-        .and_if("state = $", *state)
-        .and_if("pass_no < $", before.map(within_column));
+        .and_if("kind = $", kind)
+        .and_if("state = $", state)
+        .and_if("pass_no < $", query.after.map(within_column));
     // Those that have not ended are few and have an index of their own; jobs ask for them all the
     // time.
     if state.is_some_and(|state| !state.has_ended()) {
         filter = filter.and_always("state IN ('waiting', 'running')");
     }
-    let (sql, values) = filter.order("pass_no DESC", *limit);
+    let (sql, values) = filter.order("pass_no DESC", query.limit);
     session.read_all(&sql, &values, decode_pass)
 }
 
@@ -163,7 +163,10 @@ fn write_pass_rows(session: &dyn Session, pass: u64, rows: &[PassRow]) -> Done<(
 
 /// Tenants are gone through in the order of their names; so a page costs what it holds, and not
 /// what the pass does. SQLite takes the tables of a `CROSS JOIN` in the order in which they stand.
-pub fn list_pass_rows(session: &dyn Session, query: &PassRowQuery) -> Done<Vec<PassRow>> {
+pub fn list_pass_rows(
+    session: &dyn Session,
+    query: &Query<u64, PassRowCursor>,
+) -> Done<Vec<PassRow>> {
     let sql = "-- list_pass_rows
         SELECT tenant, meter_no, day_start, day_end, ledger, pushed, provider, verdict, reason,
             windows, hash, marks
@@ -174,7 +177,7 @@ pub fn list_pass_rows(session: &dyn Session, query: &PassRowQuery) -> Done<Vec<P
     let after = query.after.as_ref();
     // Every tenant comes after the empty text.
     let values = values![
-        within_column(query.pass),
+        within_column(query.filter),
         after.map_or("", |(tenant, _, _)| tenant.as_str()),
         after.map(|(_, meter, _)| *meter),
         after.map(|(_, _, day)| *day),

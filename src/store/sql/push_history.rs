@@ -13,11 +13,11 @@ use crate::rules::quantity::Quantity;
 use crate::rules::submission::PushState;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
-use crate::store::Result;
 use crate::store::push::{
-    Push, PushAges, PushCounts, PushHistory, PushQuery, PushTrace, SettledRevision,
+    Push, PushAges, PushCounts, PushFilter, PushHistory, PushTrace, SettledRevision,
     SubmittedWindow, Transition, UnsentUsage,
 };
+use crate::store::{Query, Result};
 use async_trait::async_trait;
 
 #[async_trait]
@@ -35,7 +35,7 @@ impl<S: SqlStore> PushHistory for S {
         self.in_reader(move |session| list_submitted_windows(session, now, shadow, limit)).await
     }
 
-    async fn list_pushes(&self, query: PushQuery) -> Result<Vec<Push>> {
+    async fn list_pushes(&self, query: Query<PushFilter>) -> Result<Vec<Push>> {
         self.in_snapshot(move |session| list_pushes(session, &query)).await
     }
 
@@ -59,20 +59,18 @@ impl<S: SqlStore> PushHistory for S {
 }
 
 /// A state is named in the text, since partial indexes are chosen before values are known.
-fn list_pushes(session: &dyn Session, query: &PushQuery) -> Done<Vec<Push>> {
-    let hint = list_index(query);
+fn list_pushes(session: &dyn Session, query: &Query<PushFilter>) -> Done<Vec<Push>> {
+    let PushFilter { tenant, meter, state, class, range } = &query.filter;
+    let hint = list_index(&query.filter);
     let hint = hint.map_or_else(String::new, |index| format!(" /*+ INDEXED BY {index} */"));
     let mut filter = Filter::new(&format!("-- list_pushes\nSELECT push_no FROM pushes{hint}"))
-        .and_if("push_no < $", query.before.map(within_column))
-        .and_if(
-            "tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $)",
-            query.tenant.as_ref(),
-        )
-        .and_if("meter_no = $", query.meter)
-        .and_if("class = $", query.class)
-        .and_if("window_start >= $", query.range.map(|range| range.start))
-        .and_if("window_start < $", query.range.map(|range| range.end));
-    if let Some(state) = query.state {
+        .and_if("push_no < $", query.after.map(within_column))
+        .and_if("tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $)", tenant.as_ref())
+        .and_if("meter_no = $", *meter)
+        .and_if("class = $", *class)
+        .and_if("window_start >= $", range.map(|range| range.start))
+        .and_if("window_start < $", range.map(|range| range.end));
+    if let Some(state) = state {
         filter = filter.and_always(&format!("state = '{}'", state.name()));
     }
     let (sql, values) = filter.order("push_no DESC", query.limit);
@@ -83,9 +81,9 @@ fn list_pushes(session: &dyn Session, query: &PushQuery) -> Done<Vec<Push>> {
 
 /// The index that holds the fewest other rows; SQLite refuses a statement that cannot use it. None
 /// where a walk down the pushes themselves finds a page soonest.
-fn list_index(query: &PushQuery) -> Option<&'static str> {
-    let of_tenant = query.tenant.is_some();
-    match query.state {
+fn list_index(asked: &PushFilter) -> Option<&'static str> {
+    let of_tenant = asked.tenant.is_some();
+    match asked.state {
         Some(PushState::Waiting) => Some("pushes_waiting"),
         Some(PushState::Observed) if of_tenant => Some("pushes_observed"),
         Some(PushState::Dead) if of_tenant => Some("pushes_dead"),

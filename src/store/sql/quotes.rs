@@ -17,7 +17,7 @@ use crate::store::idempotency::Completing;
 use crate::store::quote::{
     CouponPut, CouponUse, QuoteRecorded, Quotes, RateKey, RatePut, StoredQuote,
 };
-use crate::store::{Error, Result, damaged};
+use crate::store::{Error, Query, Result, damaged};
 use async_trait::async_trait;
 
 /// Any number, as long as every version of this program takes the same one, and no other lock does.
@@ -49,15 +49,15 @@ impl<S: SqlStore> Quotes for S {
         .await
     }
 
-    async fn list_tax_rates(&self, after: Option<RateKey>, limit: usize) -> Result<Vec<TaxRate>> {
+    async fn list_tax_rates(&self, query: Query<(), RateKey>) -> Result<Vec<TaxRate>> {
         // Every jurisdiction is larger than the empty text.
-        let (place, name, from) = after.unwrap_or_default();
+        let (place, name, from) = query.after.unwrap_or_default();
         self.in_reader(move |session| {
             let sql = "-- list_tax_rates
                 SELECT jurisdiction, name, percent, valid_from, valid_until FROM tax_rates
                 WHERE (jurisdiction, name, valid_from) > ($1::text, $2::text, $3::timestamptz)
                 ORDER BY jurisdiction, name, valid_from LIMIT $4";
-            session.read_all(sql, values![place, name, from, limit], decode_rate)
+            session.read_all(sql, values![place, name, from, query.limit], decode_rate)
         })
         .await
     }
@@ -74,13 +74,13 @@ impl<S: SqlStore> Quotes for S {
         .await
     }
 
-    async fn list_coupons(&self, after: Option<&str>, limit: usize) -> Result<Vec<Coupon>> {
+    async fn list_coupons(&self, query: Query<(), String>) -> Result<Vec<Coupon>> {
         // Every code is larger than the empty text.
-        let after = after.unwrap_or("").to_owned();
+        let after = query.after.unwrap_or_default();
         self.in_reader(move |session| {
             let sql = "-- list_coupons
                 SELECT coupon FROM coupons WHERE code > $1 ORDER BY code LIMIT $2";
-            session.read_all(sql, values![after, limit], decode_coupon)
+            session.read_all(sql, values![after, query.limit], decode_coupon)
         })
         .await
     }

@@ -12,11 +12,11 @@ use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::pass::{Pass, PassOrder, PassRow};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
-use crate::store::Result;
 use crate::store::push::{Lease, Ruling};
 use crate::store::reconciliation::{
-    FindingQuery, Pair, PassQuery, PassRowQuery, PassUpdate, Reconciliation, SummaryReading,
+    FindingFilter, Pair, PassFilter, PassRowCursor, PassUpdate, Reconciliation, SummaryReading,
 };
+use crate::store::{Query, Result};
 use async_trait::async_trait;
 
 #[async_trait]
@@ -65,7 +65,7 @@ impl<S: SqlStore> Reconciliation for S {
         self.in_transaction(move |session| passes::update_pass(session, &lease, &update, at)).await
     }
 
-    async fn list_passes(&self, query: PassQuery) -> Result<Vec<Pass>> {
+    async fn list_passes(&self, query: Query<PassFilter>) -> Result<Vec<Pass>> {
         self.in_reader(move |session| passes::list_passes(session, &query)).await
     }
 
@@ -79,11 +79,11 @@ impl<S: SqlStore> Reconciliation for S {
             .await
     }
 
-    async fn list_pass_rows(&self, query: PassRowQuery) -> Result<Vec<PassRow>> {
+    async fn list_pass_rows(&self, query: Query<u64, PassRowCursor>) -> Result<Vec<PassRow>> {
         self.in_reader(move |session| passes::list_pass_rows(session, &query)).await
     }
 
-    async fn list_findings(&self, query: FindingQuery) -> Result<Vec<Finding>> {
+    async fn list_findings(&self, query: Query<FindingFilter>) -> Result<Vec<Finding>> {
         self.in_reader(move |session| findings::list_findings(session, &query)).await
     }
 

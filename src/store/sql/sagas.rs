@@ -12,6 +12,7 @@
 //! saga is under way.
 
 use super::outbox::append_changes;
+use super::reconciliation::within_column;
 use super::{Done, Filter, Row, Session, SqlStore, Value, holds, subscriptions, values};
 use crate::rules::ids::{SubscriptionId, TenantId, TenantNo};
 use crate::rules::plan::Plan;
@@ -23,9 +24,9 @@ use crate::store::idempotency::Completing;
 use crate::store::outbox::FeedChange;
 use crate::store::push::SubmittedWindow;
 use crate::store::saga::{
-    Begun, ClaimedSaga, NewSaga, Resumed, SagaProgress, SagaQuery, Sagas, SubscriptionRecord,
+    Begun, ClaimedSaga, NewSaga, Resumed, SagaFilter, SagaProgress, Sagas, SubscriptionRecord,
 };
-use crate::store::{Error, Result};
+use crate::store::{Error, Query, Result};
 use async_trait::async_trait;
 
 /// The columns that [`decode_saga`] reads, for every statement that returns rows of sagas.
@@ -87,15 +88,14 @@ impl<S: SqlStore> Sagas for S {
         .await
     }
 
-    async fn list_sagas(&self, query: SagaQuery) -> Result<Vec<Saga>> {
-        let SagaQuery { tenant, state, before, limit } = query;
+    async fn list_sagas(&self, query: Query<SagaFilter>) -> Result<Vec<Saga>> {
+        let SagaFilter { tenant, state } = query.filter;
         let select = format!("-- list_sagas\nSELECT {COLUMNS} FROM sagas");
         let (sql, values) = Filter::new(&select)
             .and_if("tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $)", tenant)
             .and_if("state = $", state)
-            // No saga has a number that no column can hold.
-            .and_if("saga_no < $", before.filter(|before| *before < 1 << 63))
-            .order("saga_no DESC", limit);
+            .and_if("saga_no < $", query.after.map(within_column))
+            .order("saga_no DESC", query.limit);
         self.in_reader(move |session| session.read_all(&sql, &values, decode_saga)).await
     }
 

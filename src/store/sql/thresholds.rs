@@ -4,8 +4,9 @@
 //! holds. A crash leaves all of a call or nothing, and every call may be repeated.
 
 use super::{Done, Row, Session, values};
-use crate::store::Result;
-use crate::store::alert::{Threshold, ThresholdQuery};
+use crate::rules::ids::TenantId;
+use crate::store::alert::{Threshold, ThresholdKey};
+use crate::store::{Query, Result};
 
 pub fn put_threshold(session: &dyn Session, threshold: &Threshold) -> Done<()> {
     let Threshold { tenant, meter, kind, period, limit, created_at } = threshold;
@@ -19,7 +20,10 @@ pub fn put_threshold(session: &dyn Session, threshold: &Threshold) -> Done<()> {
     Ok(())
 }
 
-pub fn list_thresholds(session: &dyn Session, query: &ThresholdQuery) -> Done<Vec<Threshold>> {
+pub fn list_thresholds(
+    session: &dyn Session,
+    query: &Query<Option<TenantId>, ThresholdKey>,
+) -> Done<Vec<Threshold>> {
     let after = query.after.as_ref();
     let sql = "-- list_thresholds
         SELECT tenant, meter_no, kind, period, usage_limit, thresholds.created_at AS created_at
@@ -31,7 +35,7 @@ pub fn list_thresholds(session: &dyn Session, query: &ThresholdQuery) -> Done<Ve
                     $4::text, $5::text)
         ORDER BY thresholds.tenant_no, meter_no, kind, period LIMIT $6";
     let values = values![
-        query.tenant,
+        query.filter,
         after.map(|after| &after.tenant),
         after.map_or(0u16, |after| after.meter.0),
         after.map_or("", |after| after.kind.name()),

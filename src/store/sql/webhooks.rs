@@ -11,16 +11,17 @@
 //! finds the webhook waiting.
 
 use super::mirrors::{lock_mirror, raise_tickets};
+use super::reconciliation::within_column;
 use super::timelines::insert_entries;
 use super::{Done, Filter, Row, Session, SqlStore, values};
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::webhook::{WebhookSource, WebhookStatus, is_of_content, judge_webhook};
-use crate::store::Result;
 use crate::store::push::Ruling;
 use crate::store::webhook::{
-    MirrorReading, Receipted, WebhookCounts, WebhookQuery, WebhookReceipt, WebhookRecord, Webhooks,
+    MirrorReading, Receipted, WebhookCounts, WebhookFilter, WebhookReceipt, WebhookRecord, Webhooks,
 };
+use crate::store::{Query, Result};
 use async_trait::async_trait;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,8 +34,8 @@ impl<S: SqlStore> Webhooks for S {
         self.in_transaction(move |session| record_webhooks(session, &receipts)).await
     }
 
-    async fn list_webhooks(&self, query: WebhookQuery) -> Result<Vec<WebhookRecord>> {
-        let WebhookQuery { status, event_type, before, limit } = query;
+    async fn list_webhooks(&self, query: Query<WebhookFilter>) -> Result<Vec<WebhookRecord>> {
+        let WebhookFilter { status, event_type } = query.filter;
         let select = "-- list_webhooks
             SELECT webhook_no, event_id, event_type, object_kind, object_id, source, status,
                 created_at, received_at, settled_at, deliveries, detail
@@ -50,9 +51,8 @@ impl<S: SqlStore> Webhooks for S {
         };
         let (sql, values) = filter
             .and_if("event_type = $", event_type)
-            // No webhook has a number that no column can hold.
-            .and_if("webhook_no < $", before.filter(|before| *before < 1 << 63))
-            .order("webhook_no DESC", limit);
+            .and_if("webhook_no < $", query.after.map(within_column))
+            .order("webhook_no DESC", query.limit);
         self.in_reader(move |session| session.read_all(&sql, &values, decode_webhook)).await
     }
 

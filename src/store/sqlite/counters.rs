@@ -92,11 +92,11 @@ struct CounterPlace {
 impl CounterPlace {
     /// None if there can be no such row.
     fn of(query: &CounterQuery, find: impl Fn(&TenantId) -> Option<TenantNo>) -> Option<Self> {
-        let tenant = match &query.tenant {
+        let tenant = match &query.filter.tenant {
             Some(name) => Some(find(name)?),
             None => None,
         };
-        let range = query.range;
+        let range = query.filter.range;
         let after = query.after.as_ref().filter(|(hour, _)| *hour >= range.start);
         let Some((hour, name)) = after else {
             return Some(Self { range, tenant, after: (range.start, 0), first: true });

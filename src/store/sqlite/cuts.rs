@@ -30,7 +30,7 @@ use crate::store::push::{
     CutOrder, CutReport, CutTerms, Cuts, Lease, TransitionLine, log_transition,
 };
 use crate::store::sql::{Coverings, WindowKey, hold_lease, read_terms, read_window_pushes};
-use crate::store::{EventQuery, Result};
+use crate::store::{EventFilter, Query, Result};
 use async_trait::async_trait;
 use rusqlite::{Connection, Row, params};
 use std::collections::{BTreeSet, VecDeque};
@@ -172,20 +172,19 @@ fn find_uncut(
     (missing, events_max): (u64, usize),
 ) -> Result<(Vec<OpenEvent>, bool)> {
     let place = (tenant, order.meter, order.window.start);
-    let mut query = EventQuery {
+    let filter = EventFilter {
         tenant: order.tenant.clone(),
         meter: Some(order.meter),
         range: Some(order.window),
-        before: None,
-        limit: EVENTS_PAGE,
         searched_max: usize::MAX,
     };
+    let mut query = Query::first(filter, EVENTS_PAGE);
     let (mut oldest, mut found): (VecDeque<OpenEvent>, _) = (VecDeque::new(), 0u64);
     while found < missing {
         let page = events::list_events(shared, connection, &query)?.events;
         end_snapshot(connection)?;
         let Some(last) = page.last() else { break };
-        query.before = Some((last.event.occurred_at, last.event.id.clone()));
+        query.after = Some((last.event.occurred_at, last.event.id.clone()));
         for event in page.into_iter().map(|stored| stored.event) {
             if found == missing || event.trial || was_cut(connection, place, &event.id)? {
                 continue;

@@ -129,7 +129,7 @@ pub fn list_events(
     query: &EventQuery,
 ) -> Result<EventPage> {
     let (snapshot, copied) = shared.consistent_snapshot(connection, |memory| {
-        let tenant = memory.tenants.find(&query.tenant)?;
+        let tenant = memory.tenants.find(&query.filter.tenant)?;
         Some((tenant, list_unfolded(memory, tenant, query)))
     })?;
     let Some((tenant, unfolded)) = copied else {
@@ -157,8 +157,8 @@ fn rank(event: &Event) -> (Timestamp, &str) {
 
 /// Whether the query's time and cursor admit an event.
 fn admits(query: &EventQuery, occurred_at: Timestamp, id: &str) -> bool {
-    let in_range = query.range.is_none_or(|r| (r.start..r.end).contains(&occurred_at));
-    let before = query.before.as_ref();
+    let in_range = query.filter.range.is_none_or(|r| (r.start..r.end).contains(&occurred_at));
+    let before = query.after.as_ref();
     in_range && before.is_none_or(|(at, cursor)| (occurred_at, id) < (*at, cursor.as_str()))
 }
 
@@ -194,7 +194,7 @@ fn newest<'s>(
             continue;
         }
         let (view, received_at) = segment.view(entry)?;
-        let of_meter = query.meter.is_none_or(|meter| meter == view.meter);
+        let of_meter = query.filter.meter.is_none_or(|meter| meter == view.meter);
         if !of_meter || !admits(query, view.occurred_at, view.id) {
             continue;
         }
@@ -207,7 +207,7 @@ fn newest<'s>(
     page.into_iter()
         .map(|Reverse((_, _, place))| {
             let (view, received_at) = &views[place];
-            let event = view.to_event(query.tenant.clone())?;
+            let event = view.to_event(query.filter.tenant.clone())?;
             Ok(StoredEvent { event, received_at: *received_at })
         })
         .collect()
@@ -251,21 +251,21 @@ fn list_folded(
         }
         let Some((at, id, place)) = open.pop() else { break };
         searched += 1;
-        if searched >= query.searched_max {
+        if searched >= query.filter.searched_max {
             page.searched_to =
                 Some((at, EventId::parse(&id).map_err(|_| damaged("events.id", &id))?));
         }
         let stretch = &mut stretches[place];
         let (_, event) = fetch_row(connection, stretch.next_no, decode_event)?;
-        if query.range.is_some_and(|range| event.occurred_at < range.start) {
+        if query.filter.range.is_some_and(|range| event.occurred_at < range.start) {
             continue;
         }
         if stretch.next_no > stretch.first_no {
             stretch.next_no -= 1;
             push_next(connection, &mut open, stretch, place)?;
         }
-        if query.meter.is_none_or(|meter| meter == event.meter) {
-            page.events.push(event.with_tenant(query.tenant.clone())?);
+        if query.filter.meter.is_none_or(|meter| meter == event.meter) {
+            page.events.push(event.with_tenant(query.filter.tenant.clone())?);
         }
         if page.searched_to.is_some() {
             break;
@@ -281,7 +281,7 @@ fn narrow_to_totals(
     tenant: TenantNo,
     query: &EventQuery,
 ) -> Result<Option<EventQuery>> {
-    let Some(meter) = query.meter else { return Ok(Some(query.clone())) };
+    let Some(meter) = query.filter.meter else { return Ok(Some(query.clone())) };
     let mut select = connection.prepare_cached(
         "-- narrow_to_totals
          SELECT (SELECT min(bucket_start) FROM rollups WHERE tenant_no = ?1 AND meter_no = ?2),
@@ -293,10 +293,12 @@ fn narrow_to_totals(
     // No bucket is longer than a day.
     let end = Timestamp::from_micros(last).saturating_add_micros(MICROS_PER_DAY);
     let mut range = Window { start: Timestamp::from_micros(first), end };
-    if let Some(asked) = query.range {
+    if let Some(asked) = query.filter.range {
         range = Window { start: range.start.max(asked.start), end: range.end.min(asked.end) };
     }
-    Ok((range.start < range.end).then(|| EventQuery { range: Some(range), ..query.clone() }))
+    let mut narrowed = query.clone();
+    narrowed.filter.range = Some(range);
+    Ok((range.start < range.end).then_some(narrowed))
 }
 
 fn push_next(
@@ -321,9 +323,9 @@ fn read_ranges(
     (tenant, folded_before): (TenantNo, u32),
     query: &EventQuery,
 ) -> Result<Vec<EventRange>> {
-    let start = query.range.map_or(i64::MIN, |range| range.start.micros());
-    let end = query.range.map_or(i64::MAX, |range| range.end.micros());
-    let before = query.before.as_ref().map_or(i64::MAX, |(at, _)| at.micros());
+    let start = query.filter.range.map_or(i64::MIN, |range| range.start.micros());
+    let end = query.filter.range.map_or(i64::MAX, |range| range.end.micros());
+    let before = query.after.as_ref().map_or(i64::MAX, |(at, _)| at.micros());
     let mut select = connection.prepare_cached(
         "-- read_ranges
          SELECT first_no, last_no, last_at FROM event_ranges
@@ -345,9 +347,9 @@ fn seek(connection: &Connection, range: &EventRange, query: &EventQuery) -> Resu
             let id: String = row.get(4)?;
             Ok((Timestamp::from_micros(row.get(2)?), id))
         })?;
-        let past_end = query.range.is_some_and(|range| at >= range.end);
+        let past_end = query.filter.range.is_some_and(|range| at >= range.end);
         let past_cursor = query
-            .before
+            .after
             .as_ref()
             .is_some_and(|(cursor_at, cursor)| (at, id.as_str()) >= (*cursor_at, cursor.as_str()));
         Ok(past_end || past_cursor)

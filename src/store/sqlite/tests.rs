@@ -6,7 +6,7 @@ use super::*;
 use crate::rules::event::{Event, Item, parse_event};
 use crate::rules::ids::MeterSlug;
 use crate::rules::verdict::Acceptance;
-use crate::store::Tenants;
+use crate::store::{Query, Tenants};
 use rusqlite::StatementStatus;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
@@ -276,7 +276,7 @@ async fn queries_that_wait_hold_up_neither_keys_nor_pings_nor_jobs() {
         revoked_at: None,
     };
     let places = store.readers.hold_all().await;
-    assert!(matches!(store.list_tenants(None, 10).await, Err(Error::Overdue { .. })));
+    assert!(matches!(store.list_tenants(Query::first((), 10)).await, Err(Error::Overdue { .. })));
     store.create_api_key(key("b")).await.unwrap();
     store.create_api_key(key("aa")).await.unwrap();
     assert!(store.revoke_api_key("b", at).await.unwrap());
@@ -284,9 +284,9 @@ async fn queries_that_wait_hold_up_neither_keys_nor_pings_nor_jobs() {
     assert_eq!(store.list_api_keys().await.unwrap(), [key("aa"), revoked.clone()]);
     store.ping().await.unwrap();
     let jobs = store.for_jobs().unwrap().unwrap();
-    assert_eq!(jobs.list_tenants(None, 10).await.unwrap(), []);
+    assert_eq!(jobs.list_tenants(Query::first((), 10)).await.unwrap(), []);
     drop(places);
-    assert_eq!(store.list_tenants(None, 10).await.unwrap(), []);
+    assert_eq!(store.list_tenants(Query::first((), 10)).await.unwrap(), []);
     store.close().await;
     let store = SqliteStore::open(directory.path(), &settings()).unwrap();
     assert_eq!(store.list_api_keys().await.unwrap(), [key("aa"), revoked]);
@@ -306,7 +306,7 @@ async fn a_query_is_given_up_after_its_time() {
         })
         .await;
     assert!(matches!(answer, Err(Error::Overdue { .. })), "{answer:?}");
-    assert_eq!(store.list_tenants(None, 10).await.unwrap(), []);
+    assert_eq!(store.list_tenants(Query::first((), 10)).await.unwrap(), []);
     store.close().await;
 }
 
@@ -391,7 +391,7 @@ fn a_page_of_an_inbox_reads_no_rows_of_other_tenants() {
     let count = move || counted.fetch_add(1, Ordering::Relaxed) == usize::MAX;
     connection.progress_handler(1, Some(count)).unwrap();
     let tenant = Some(TenantId::parse("calm").unwrap());
-    let query = InboxQuery { tenant, after: 0, limit: 100 };
+    let query = InboxQuery::first(tenant, 100);
     let session = session::SqliteSession::on(connection);
     assert!(list_quarantine(&session, &query).unwrap().is_empty());
     assert!(list_conflicts(&session, &query).unwrap().is_empty());

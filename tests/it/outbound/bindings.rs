@@ -4,7 +4,8 @@ use crate::world::{Ground, World};
 use counterfoil::jobs::binding::{BindingJob, Finding, Gate};
 use counterfoil::jobs::{Job, Stop, Stopper};
 use counterfoil::rules::alert::AlertKind;
-use counterfoil::store::alert::AlertQuery;
+use counterfoil::store::Query;
+use counterfoil::store::alert::AlertFilter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -31,7 +32,7 @@ async fn is_open(gate: &Gate) -> bool {
 
 async fn open_alerts(world: &World) -> usize {
     let kind = Some(AlertKind::AccountChanged);
-    let query = AlertQuery { open: Some(true), kind, before: None, limit: 10 };
+    let query = Query::first(AlertFilter { open: Some(true), kind }, 10);
     world.store.list_alerts(query).await.unwrap().len()
 }
 

@@ -4,14 +4,15 @@
 use crate::world::{CALLS, Ground, World};
 use counterfoil::jobs::Job;
 use counterfoil::rules::submission::PushState;
-use counterfoil::store::alert::AlertQuery;
+use counterfoil::store::Query;
+use counterfoil::store::alert::AlertFilter;
 
 /// Kinds, subjects and summaries of the alerts that are open.
 async fn alerts(world: &World) -> Vec<(&'static str, String, String)> {
     // An alert that is open for long is looked at once more.
     world.jobs.alerter.pass().await.unwrap();
     world.jobs.alerter.pass().await.unwrap();
-    let query = AlertQuery { open: Some(true), limit: 100, ..AlertQuery::default() };
+    let query = Query::first(AlertFilter { open: Some(true), ..AlertFilter::default() }, 100);
     let open = world.store.list_alerts(query).await.unwrap();
     let usage = open.into_iter().filter(|alert| alert.kind.name().starts_with("usage_un"));
     usage.map(|alert| (alert.kind.name(), alert.subject, alert.summary)).collect()

@@ -21,8 +21,9 @@ use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, MICROS_PER_SECOND};
 use counterfoil::rules::webhook::WebhookSource;
 use counterfoil::rules::window::Window;
-use counterfoil::store::alert::AlertQuery;
-use counterfoil::store::reconciliation::{FindingQuery, PassQuery, PassRowQuery};
+use counterfoil::store::Query;
+use counterfoil::store::alert::AlertFilter;
+use counterfoil::store::reconciliation::{FindingFilter, PassFilter};
 use counterfoil::store::webhook::WebhookReceipt;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -269,7 +270,7 @@ impl World {
 
     /// Every finding, oldest first.
     pub async fn findings(&self) -> Vec<Finding> {
-        let query = FindingQuery { limit: 10_000, ..FindingQuery::default() };
+        let query = Query::first(FindingFilter::default(), 10_000);
         let mut findings = self.store.list_findings(query).await.unwrap();
         findings.reverse();
         findings
@@ -298,14 +299,14 @@ impl World {
 
     /// Passes of a kind, oldest first.
     pub async fn passes(&self, kind: PassKind) -> Vec<Pass> {
-        let query = PassQuery { kind: Some(kind), limit: 10_000, ..PassQuery::default() };
+        let query = Query::first(PassFilter { kind: Some(kind), ..PassFilter::default() }, 10_000);
         let mut passes = self.store.list_passes(query).await.unwrap();
         passes.reverse();
         passes
     }
 
     pub async fn rows(&self, pass: u64) -> Vec<PassRow> {
-        let query = PassRowQuery { pass, after: None, limit: 10_000 };
+        let query = Query::first(pass, 10_000);
         self.store.list_pass_rows(query).await.unwrap()
     }
 
@@ -327,7 +328,7 @@ impl World {
 
     /// Every alert, oldest first.
     pub async fn alerts(&self) -> Vec<Alert> {
-        let query = AlertQuery { limit: 10_000, ..AlertQuery::default() };
+        let query = Query::first(AlertFilter::default(), 10_000);
         let mut alerts = self.store.list_alerts(query).await.unwrap();
         alerts.reverse();
         alerts

@@ -8,7 +8,8 @@ use super::world::{Ground, World, prices_of};
 use counterfoil::jobs::Job;
 use counterfoil::rules::alert::AlertKind;
 use counterfoil::rules::saga::{Mark, SagaState};
-use counterfoil::store::alert::AlertQuery;
+use counterfoil::store::Query;
+use counterfoil::store::alert::AlertFilter;
 use counterfoil::store::saga::Resumed;
 use std::sync::Arc;
 use stripe_sim::{FaultKind, FaultRule};
@@ -113,7 +114,7 @@ pub async fn undo_needs_the_customer_of_the_change(ground: Ground) {
 
 async fn open_alerts(world: &World) -> Vec<String> {
     let kind = Some(AlertKind::SagaNeedsAttention);
-    let query = AlertQuery { open: Some(true), kind, limit: 10, ..AlertQuery::default() };
+    let query = Query::first(AlertFilter { open: Some(true), kind }, 10);
     let found = world.store.list_alerts(query).await.unwrap();
     found.into_iter().map(|alert| alert.subject).collect()
 }

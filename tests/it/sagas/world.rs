@@ -15,7 +15,8 @@ use counterfoil::provider::Provider;
 use counterfoil::rules::ids::OnceKey;
 use counterfoil::rules::saga::{LogLine, Saga, SagaKind, SagaState, saga_id};
 use counterfoil::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
-use counterfoil::store::push::{Push, PushQuery};
+use counterfoil::store::Query;
+use counterfoil::store::push::{Push, PushFilter};
 use counterfoil::store::saga::{Begun, NewSaga, SubscriptionRecord};
 use serde_json::Value;
 use std::sync::Arc;
@@ -185,7 +186,8 @@ impl World {
 
     /// Kinds of the changes about a tenant's sagas, oldest first.
     pub async fn changes(&self, tenant: &str) -> Vec<String> {
-        let found = self.store.list_changes(Some(&tenant_id(tenant)), 0, 1_000).await.unwrap();
+        let found =
+            self.store.list_changes(Query::first(Some(tenant_id(tenant)), 1_000)).await.unwrap();
         let kinds = found.into_iter().map(|change| change.kind);
         kinds.filter(|kind| kind.starts_with("saga.")).collect()
     }
@@ -193,7 +195,7 @@ impl World {
     /// Every push of a tenant, oldest first.
     pub async fn pushes(&self, tenant: &str) -> Vec<Push> {
         let tenant = Some(tenant_id(tenant));
-        let query = PushQuery { tenant, limit: 10_000, ..PushQuery::default() };
+        let query = Query::first(PushFilter { tenant, ..PushFilter::default() }, 10_000);
         self.store.list_pushes(query).await.unwrap().into_iter().rev().collect()
     }
 }

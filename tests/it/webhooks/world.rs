@@ -13,7 +13,8 @@ use counterfoil::jobs::Job;
 use counterfoil::jobs::backfill::BackfillJob;
 use counterfoil::rules::mirror::{ObjectKind, Snapshot};
 use counterfoil::rules::timestamp::MICROS_PER_SECOND;
-use counterfoil::store::webhook::{Mirror, MirrorQuery};
+use counterfoil::store::Query;
+use counterfoil::store::webhook::{Mirror, MirrorFilter};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use stripe_sim::{SimRequest, sign};
@@ -192,7 +193,7 @@ impl World {
     }
 
     pub async fn mirrors(&self, kind: ObjectKind) -> Vec<Mirror> {
-        let query = MirrorQuery { kind, status: None, customer: None, after: None, limit: 100_000 };
+        let query = Query::first(MirrorFilter { kind, status: None, customer: None }, 100_000);
         self.store.list_mirrors(query).await.unwrap()
     }
 

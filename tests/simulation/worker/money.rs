@@ -11,7 +11,8 @@ use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::saga::{SagaKind, saga_id};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::store;
-use counterfoil::store::credit::{ChangeQuery, Issued, VoidGrant, Voided};
+use counterfoil::store::Query;
+use counterfoil::store::credit::{ChangeFilter, Issued, VoidGrant, Voided};
 use counterfoil::store::saga::{Begun, NewSaga};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -121,8 +122,8 @@ impl Worker {
             let tenant = TenantId::parse(id).unwrap();
             let mut before = None;
             loop {
-                let (grant, limit) = (None, PAGE);
-                let query = ChangeQuery { tenant: tenant.clone(), grant, before, limit };
+                let filter = ChangeFilter { tenant: tenant.clone(), grant: None };
+                let query = Query { filter, after: before, limit: PAGE };
                 let page = self.store.list_credit_changes(query).await.unwrap();
                 let Some(last) = page.last() else { break };
                 before = Some(last.number);
