@@ -30,7 +30,7 @@ pub struct AlertsJob {
     holder: String,
     /// Tells this server from others in alerts of its own faults.
     name: String,
-    destinations: Vec<&'static str>,
+    alerts: AlertBook,
     /// How long usage may be without a customer before somebody is called; zero for ever.
     unmapped_after: Span,
     memory: Mutex<AlertMemory>,
@@ -56,7 +56,7 @@ impl Job for AlertsJob {
         let Some(lease) = self.store.claim_lease(LEASE, &self.holder, now, until).await? else {
             return Ok(faults);
         };
-        let open = list_open(&*self.store).await?;
+        let open = self.alerts.list_open().await?;
         let mut conditions = Vec::new();
         let mut scopes: Vec<Scope> = LOOKED_AT.into_iter().map(Scope::all).collect();
         conditions.extend(self.pushes(now, &open).await?);
@@ -73,8 +73,7 @@ impl Job for AlertsJob {
             let kinds = [AlertKind::ConflictRate, AlertKind::QuarantineRate, AlertKind::Silence];
             scopes.extend(kinds.map(Scope::all));
         }
-        let changed = record(&*self.store, &open, &scopes, conditions, &self.destinations, now);
-        let changed = changed.await?;
+        let changed = self.alerts.record(&open, &scopes, conditions, now).await?;
         show_pages(self.store.count_pages(now).await?);
         let drifting = self.store.count_drifting_tenants().await?;
         metrics::gauge!("counterfoil_drifting_tenants").set(gauge(drifting));
@@ -85,15 +84,16 @@ impl Job for AlertsJob {
 
 impl AlertsJob {
     pub fn new(context: &Context) -> Self {
-        let Context { store, clock, config, holder, name, destinations, .. } = context.clone();
-        let (unmapped_after, memory) = (config.alerts.unmapped_after, Mutex::default());
-        Self { store, clock, holder, name, destinations, unmapped_after, memory }
+        let Context { store, clock, config, holder, name, .. } = context.clone();
+        let (alerts, memory) = (AlertBook::new(context), Mutex::default());
+        let unmapped_after = config.alerts.unmapped_after;
+        Self { store, clock, holder, name, alerts, unmapped_after, memory }
     }
 
     /// Opens the alerts of faults that this process has met, and ends those of the process before
     /// it. Every server does so for itself; what a server that is gone has left ends after a day.
     async fn tell_faults(&self, now: Timestamp) -> store::Result<usize> {
-        let mut open = list_open(&*self.store).await?;
+        let mut open = self.alerts.list_open().await?;
         let own = format!("{}/", self.name);
         open.retain(|alert| {
             let old = FAULT_AGE_MAX.after(alert.opened_at) <= now;
@@ -101,7 +101,7 @@ impl AlertsJob {
         });
         let conditions = conditions::faults(&self.name, &self.store.health());
         let scopes = [Scope::all(AlertKind::InternalFault)];
-        record(&*self.store, &open, &scopes, conditions, &self.destinations, now).await
+        self.alerts.record(&open, &scopes, conditions, now).await
     }
 
     fn activity_due(&self, now: Timestamp) -> bool {
@@ -138,31 +138,40 @@ const LOOKED_AT: [AlertKind; 19] = [
     AlertKind::NightlyLate,
 ];
 
-/// All alerts that are open.
-pub async fn list_open(store: &dyn Alerts) -> store::Result<Vec<Alert>> {
-    let open = AlertFilter { open: Some(true), kind: None };
-    read_all(open, |alert: &Alert| alert.number, |query| store.list_alerts(query)).await
+/// The alerts of the store, and where their notices go.
+pub struct AlertBook {
+    store: Arc<dyn Alerts>,
+    destinations: Vec<&'static str>,
 }
 
-/// Writes down what a look changes, and says so.
-pub async fn record(
-    store: &dyn Alerts,
-    open: &[Alert],
-    scopes: &[Scope],
-    conditions: Vec<Condition>,
-    destinations: &[&'static str],
-    now: Timestamp,
-) -> store::Result<usize> {
-    let changes = judge_alerts(open, scopes, conditions);
-    if changes.is_empty() {
-        return Ok(0);
+impl AlertBook {
+    pub fn new(context: &Context) -> Self {
+        let Context { store, destinations, .. } = context.clone();
+        Self { store, destinations }
     }
-    let logged = changes.clone();
-    let changed = store.record_alerts(changes, destinations, now).await?;
-    for change in logged {
-        log_change(open, &change);
+
+    /// All alerts that are open.
+    pub async fn list_open(&self) -> store::Result<Vec<Alert>> {
+        let open = AlertFilter { open: Some(true), kind: None };
+        read_all(open, |alert: &Alert| alert.number, |query| self.store.list_alerts(query)).await
     }
-    Ok(changed)
+
+    /// Writes down what a look changes, and says so.
+    pub async fn record(
+        &self,
+        open: &[Alert],
+        scopes: &[Scope],
+        conditions: Vec<Condition>,
+        now: Timestamp,
+    ) -> store::Result<usize> {
+        let changes = judge_alerts(open, scopes, conditions);
+        if changes.is_empty() {
+            return Ok(0);
+        }
+        let changed = self.store.record_alerts(changes.clone(), &self.destinations, now).await?;
+        changes.iter().for_each(|change| log_change(open, change));
+        Ok(changed)
+    }
 }
 
 fn log_change(open: &[Alert], change: &crate::rules::alert::AlertChange) {

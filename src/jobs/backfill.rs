@@ -16,8 +16,9 @@ use crate::provider::{EventList, Provider, Unreadable};
 use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::webhook::WebhookSource;
-use crate::store::webhook::WebhookReceipt;
-use crate::store::{self, Store};
+use crate::store;
+use crate::store::push::Leases;
+use crate::store::webhook::{WebhookReceipt, Webhooks};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +52,8 @@ struct Cursor {
 }
 
 pub struct BackfillJob {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Webhooks>,
+    leases: Arc<dyn Leases>,
     provider: Arc<dyn Provider>,
     clock: Clock,
     holder: String,
@@ -81,7 +83,7 @@ impl Job for BackfillJob {
         }
         let span_micros = LEASE_SPAN.micros();
         let terms = LeaseTerms { name: LEASE, holder: &self.holder, span_micros };
-        let claimed = Keeper::claim(&*self.store, &self.clock, terms).await?;
+        let claimed = Keeper::claim(&*self.leases, &self.clock, terms).await?;
         let Some(mut keeper) = claimed else { return Ok(0) };
         let mut missed = 0;
         for (list, name) in [
@@ -101,7 +103,8 @@ impl Job for BackfillJob {
 impl BackfillJob {
     pub fn new(context: &Context, provider: &Arc<dyn Provider>, arrived: Arc<Notify>) -> Self {
         let Context { store, clock, holder, .. } = context.clone();
-        Self { store, provider: Arc::clone(provider), clock, holder, arrived }
+        let (leases, provider) = (store.clone(), Arc::clone(provider));
+        Self { store, leases, provider, clock, holder, arrived }
     }
 
     /// Reads a list to its end, or until the lease is lost; the new holder goes on from the cursor.

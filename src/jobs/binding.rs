@@ -9,12 +9,12 @@
 //! leaves the binding written or not; the next start reads the account again. In shadow mode
 //! nothing is billed, so nothing is bound and the gate is open.
 
-use super::alerts::{list_open, record};
+use super::alerts::AlertBook;
 use super::{Context, Job, Stop};
 use crate::clock::Clock;
 use crate::provider::Provider;
 use crate::rules::alert::{AlertKind, Condition, Scope};
-use crate::store::{self, Store};
+use crate::store::{self, binding::Bindings};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,19 +56,19 @@ pub enum Finding {
 }
 
 pub struct BindingJob {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Bindings>,
+    alerts: AlertBook,
     provider: Arc<dyn Provider>,
     clock: Clock,
-    destinations: Vec<&'static str>,
     gate: watch::Sender<bool>,
 }
 
 impl BindingJob {
     pub fn new(context: &Context, provider: &Arc<dyn Provider>) -> (Self, Gate) {
-        let Context { store, clock, destinations, .. } = context.clone();
+        let Context { store, clock, .. } = context.clone();
         let (gate, opened) = watch::channel(false);
-        let provider = Arc::clone(provider);
-        (Self { store, provider, clock, destinations, gate }, Gate(opened))
+        let (alerts, provider) = (AlertBook::new(context), Arc::clone(provider));
+        (Self { store, alerts, provider, clock, gate }, Gate(opened))
     }
 
     /// Reads the account, binds the store to it if it is bound to none, and opens the gate if it
@@ -112,12 +112,11 @@ impl Job for BindingJob {
                 command: "counterfoil store rebind".into(),
             }),
         };
-        let mut open = list_open(&*self.store).await?;
+        let mut open = self.alerts.list_open().await?;
         open.retain(|alert| alert.kind == AlertKind::AccountChanged);
         let scopes = [Scope::all(AlertKind::AccountChanged)];
         let conditions: Vec<Condition> = condition.into_iter().collect();
-        let now = self.clock.now();
-        record(&*self.store, &open, &scopes, conditions, &self.destinations, now).await?;
+        self.alerts.record(&open, &scopes, conditions, self.clock.now()).await?;
         Ok(finding)
     }
 

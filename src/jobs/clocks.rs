@@ -10,7 +10,7 @@
 //! an alert open; the next start of a server with the same name ends it, and every server ends
 //! those that are a day old (a server that still has the reason opens its own again).
 
-use super::alerts::{list_open, record};
+use super::alerts::AlertBook;
 use super::{Context, Job};
 use crate::clock::Clock;
 use crate::provider::Provider;
@@ -18,7 +18,7 @@ use crate::rules::alert::{Alert, AlertKind, Condition, Scope};
 use crate::rules::span::Span;
 use crate::rules::time_source::{Doubt, Witness};
 use crate::rules::timestamp::{MICROS_PER_MINUTE, MICROS_PER_SECOND, Timestamp};
-use crate::store::{self, Store};
+use crate::store::{self, clock::Clocks};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -33,12 +33,12 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 const ALERT_AGE_MAX: Span = Span::from_hours(24);
 
 pub struct ClocksJob {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Clocks>,
+    alerts: AlertBook,
     provider: Option<Arc<dyn Provider>>,
     clock: Clock,
     /// Tells this machine from others in alerts.
     name: String,
-    destinations: Vec<&'static str>,
     /// The doubt of the last look.
     last: Mutex<Option<Doubt>>,
 }
@@ -49,14 +49,14 @@ impl ClocksJob {
         context: &Context,
         provider: Option<Arc<dyn Provider>>,
     ) -> store::Result<Self> {
-        let Context { store, clock, name, destinations, .. } = context.clone();
-        let last = Mutex::default();
+        let Context { store, clock, name, .. } = context.clone();
+        let (alerts, last) = (AlertBook::new(context), Mutex::default());
         clock.start_after(store.high_water());
         let by_provider = provider.as_ref().is_some_and(|provider| provider.tells_time());
         if by_provider || store.read_clock().await?.is_some() {
             clock.require_confirmation();
         }
-        let job = Self { store, provider, clock, name, destinations, last };
+        let job = Self { store, alerts, provider, clock, name, last };
         job.hear().await?;
         Ok(job)
     }
@@ -106,7 +106,7 @@ impl ClocksJob {
 
     async fn tell(&self, doubt: Option<Doubt>, now: Timestamp) -> store::Result<usize> {
         self.log(doubt.as_ref());
-        let mut open = list_open(&*self.store).await?;
+        let mut open = self.alerts.list_open().await?;
         open.retain(|alert| alert.kind == AlertKind::ClockInDoubt);
         let condition = doubt.map(|doubt| Condition {
             kind: AlertKind::ClockInDoubt,
@@ -126,7 +126,7 @@ impl ClocksJob {
         let conditions: Vec<Condition> = condition.into_iter().collect();
         let believed = |alert: &Alert| now < ALERT_AGE_MAX.after(alert.opened_at);
         open.retain(|alert| alert.subject == self.name || !believed(alert));
-        record(&*self.store, &open, &scopes, conditions, &self.destinations, now).await
+        self.alerts.record(&open, &scopes, conditions, now).await
     }
 
     fn log(&self, doubt: Option<&Doubt>) {

@@ -19,8 +19,9 @@ use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
 use crate::rules::window::Window;
-use crate::store::credit::GrantFilter;
-use crate::store::{self, Error, Query, Store};
+use crate::store::credit::{Credits, GrantFilter};
+use crate::store::push::Cuts;
+use crate::store::{self, Declarations, Error, Queries, Query};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,7 +88,7 @@ struct Uncut {
 /// cuts are read one after the other; if the grants are the same afterwards, no cut drew on them in
 /// between, and the three belong together.
 pub async fn read_balance(
-    store: &dyn Store,
+    store: &(impl Credits + Cuts + Queries + ?Sized),
     catalog: &Catalog,
     tenant: &TenantId,
     balance_settings: BalanceSettings,
@@ -154,7 +155,7 @@ fn sum_up(
 
 /// Usage of the grants' meters that no cut has seen; shadow windows draw nothing.
 async fn read_all_uncut(
-    store: &dyn Store,
+    store: &(impl Cuts + Queries + ?Sized),
     catalog: &Catalog,
     tenant: &TenantId,
     grants: &[Grant],
@@ -180,7 +181,7 @@ async fn read_all_uncut(
 /// Windows of a meter that have grown since their last cut. Everything received before the mark is
 /// cut, and what came after it is at most as old as events are accepted.
 async fn read_uncut(
-    store: &dyn Store,
+    store: &(impl Cuts + Queries + ?Sized),
     tenant: &TenantId,
     (number, meter): (MeterNo, &Meter),
     mark: Option<Timestamp>,
@@ -250,7 +251,9 @@ fn too_large() -> Error {
 
 /// Ends grants that have expired.
 pub struct CreditsJob {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Credits>,
+    declarations: Arc<dyn Declarations>,
+    cuts: Arc<dyn Cuts>,
     clock: Clock,
     /// For how long usage from before a grant's expiry can still come.
     accept_horizon: Span,
@@ -281,7 +284,8 @@ impl CreditsJob {
     pub fn new(context: &Context) -> Self {
         let Context { store, clock, config, .. } = context.clone();
         let accept_horizon = Span::from_hours(config.ingest.accept_horizon_hours);
-        Self { store, clock, accept_horizon }
+        let (declarations, cuts) = (store.clone(), store.clone());
+        Self { store, declarations, cuts, clock, accept_horizon }
     }
 
     /// Grants that expired by then cover nothing more; none while a billed meter was never cut.
@@ -289,9 +293,9 @@ impl CreditsJob {
         if planted("bug.expired_grants_end_early") {
             return Ok(Some(Span::from_hours(26).before(now)));
         }
-        let catalog = self.store.load_catalog().await?;
+        let catalog = self.declarations.load_catalog().await?;
         let marks: BTreeMap<MeterNo, Timestamp> =
-            self.store.read_cut_marks().await?.into_iter().collect();
+            self.cuts.read_cut_marks().await?.into_iter().collect();
         let billed = catalog.billed().into_iter().map(|(number, _)| marks.get(&number).copied());
         Ok(used_up_by(now, self.accept_horizon, billed))
     }

@@ -12,14 +12,17 @@ use crate::rules::dunning::{Stage, judge_end, judge_stage};
 use crate::rules::invoice::Invoice;
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::store::list::PAGE;
-use crate::store::outbox::{FeedChange, Message};
-use crate::store::{self, Query, Store};
+use crate::store::outbox::{FeedChange, Message, Outbox};
+use crate::store::webhook::Mirrors;
+use crate::store::{self, Query, Tenants};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub struct DunningJob {
-    store: Arc<dyn Store>,
+    mirrors: Arc<dyn Mirrors>,
+    outbox: Arc<dyn Outbox>,
+    tenants: Arc<dyn Tenants>,
     clock: Clock,
     announced: Mutex<Announced>,
 }
@@ -44,7 +47,7 @@ impl Job for DunningJob {
     async fn pass(&self) -> store::Result<usize> {
         let Some(now) = sure_time(&self.clock, "dunning") else { return Ok(0) };
         let mut changes = Vec::new();
-        for mirror in list_all(&*self.store, ObjectKind::Invoice, Some("open")).await? {
+        for mirror in list_all(&*self.mirrors, ObjectKind::Invoice, Some("open")).await? {
             if let Snapshot::Invoice(invoice) = mirror.snapshot {
                 let stage = judge_stage(&invoice, now);
                 changes.extend(self.tell(&mirror.name.id, &invoice, stage).await?);
@@ -53,7 +56,7 @@ impl Job for DunningJob {
         // Those that are not open any more have an end only if they had a beginning.
         for id in self.read_announced().await? {
             let name = ObjectName { kind: ObjectKind::Invoice, id };
-            let Some(mirror) = self.store.find_mirror(&name).await? else { continue };
+            let Some(mirror) = self.mirrors.find_mirror(&name).await? else { continue };
             if let Snapshot::Invoice(invoice) = mirror.snapshot {
                 changes.extend(self.tell(&name.id, &invoice, judge_end(&invoice)).await?);
             }
@@ -61,14 +64,15 @@ impl Job for DunningJob {
         if changes.is_empty() {
             return Ok(0);
         }
-        self.store.publish_changes(changes, now).await
+        self.outbox.publish_changes(changes, now).await
     }
 }
 
 impl DunningJob {
     pub fn new(context: &Context) -> Self {
         let Context { store, clock, .. } = context.clone();
-        Self { store, clock, announced: Mutex::default() }
+        let (mirrors, outbox) = (store.clone(), store.clone());
+        Self { mirrors, outbox, tenants: store, clock, announced: Mutex::default() }
     }
 
     /// Invoices in dunning, as far as others know.
@@ -76,7 +80,7 @@ impl DunningJob {
         let mut announced = self.announced.lock().expect("no holder panics").clone();
         loop {
             let query = Query { filter: None, after: announced.after, limit: PAGE };
-            let page = self.store.list_changes(query).await?;
+            let page = self.outbox.list_changes(query).await?;
             for change in &page {
                 announced.after = Some(change.number);
                 announced.read(change);
@@ -97,7 +101,7 @@ impl DunningJob {
         stage: Option<Stage>,
     ) -> store::Result<Option<FeedChange>> {
         let Some(stage) = stage else { return Ok(None) };
-        let tenant = self.store.find_customer(&invoice.customer).await?.map(|tenant| tenant.id);
+        let tenant = self.tenants.find_customer(&invoice.customer).await?.map(|tenant| tenant.id);
         let payload = serde_json::json!({
             "invoice": id,
             "tenant": tenant.as_ref().map(|tenant| tenant.as_str()),

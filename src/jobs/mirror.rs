@@ -17,10 +17,11 @@ use crate::rules::span::Span;
 use crate::rules::submission::Backoff;
 use crate::rules::window::Window;
 use crate::store::list::read_all;
+use crate::store::push::PushChanges;
 use crate::store::webhook::{
     Mirror, MirrorClaim, MirrorFilter, MirrorReading, Mirrored, Mirrors, Rejection, WantedMirror,
 };
-use crate::store::{self, Store};
+use crate::store::{self, Declarations};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use std::sync::Arc;
@@ -37,7 +38,9 @@ const REPORT_MARGIN: Span = Span::from_minutes(10);
 const BUSY_PAUSE: Span = Span::from_seconds(5);
 
 pub struct MirrorJob {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Mirrors>,
+    declarations: Arc<dyn Declarations>,
+    pushes: Arc<dyn PushChanges>,
     provider: Arc<dyn Provider>,
     clock: Clock,
     settings: PushConfig,
@@ -106,8 +109,9 @@ impl Job for MirrorJob {
 impl MirrorJob {
     pub fn new(context: &Context, provider: &Arc<dyn Provider>, arrived: Arc<Notify>) -> Self {
         let Context { store, clock, config, .. } = context.clone();
-        let settings = config.push.clone();
-        Self { store, provider: Arc::clone(provider), clock, settings, arrived }
+        let (provider, settings) = (Arc::clone(provider), config.push.clone());
+        let (declarations, pushes) = (store.clone(), store.clone());
+        Self { store, declarations, pushes, provider, clock, settings, arrived }
     }
 
     async fn read(
@@ -149,7 +153,7 @@ impl MirrorJob {
 
     /// Does what a report of refused pushes asks for; returns how many are busy.
     async fn reject(&self, report: &ErrorReport) -> store::Result<u64> {
-        let catalog = self.store.load_catalog().await?;
+        let catalog = self.declarations.load_catalog().await?;
         let named = report.event_name.as_deref().and_then(|name| catalog.find_billed(name));
         let Window { start, end } = report.validated_in;
         let taken_in = Window { start: REPORT_MARGIN.before(start), end: REPORT_MARGIN.after(end) };
@@ -163,7 +167,7 @@ impl MirrorJob {
                 .collect(),
             recheck: named.map(|(meter, _)| (meter, taken_in)),
         };
-        let done = self.store.reject_pushes(rejection, self.clock.now()).await?;
+        let done = self.pushes.reject_pushes(rejection, self.clock.now()).await?;
         if done.rejected > 0 {
             let rejected = done.rejected;
             tracing::warn!(rejected, "the provider refused {rejected} pushes after it took them");

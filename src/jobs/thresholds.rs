@@ -7,7 +7,7 @@
 //! once in each of its periods. A crash forgets the marks; every threshold is looked at after a
 //! start, and once a minute, so nothing is missed for long.
 
-use super::alerts::{list_open, record};
+use super::alerts::AlertBook;
 use super::ingest::Watched;
 use super::{Context, Job, Stop};
 use crate::clock::Clock;
@@ -20,8 +20,8 @@ use crate::rules::span::Span;
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::usage::UsageShape;
 use crate::rules::window::{Window, month_around};
-use crate::store::alert::{Threshold, ThresholdKind, ThresholdPeriod};
-use crate::store::{self, Queries, Query, Store};
+use crate::store::alert::{Alerts, Threshold, ThresholdKind, ThresholdPeriod};
+use crate::store::{self, Declarations, Queries, Query};
 use jiff::tz::TimeZone;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -33,10 +33,12 @@ const ALL_EVERY: Span = Span::from_minutes(1);
 const RELOAD_EVERY: Span = Span::from_seconds(5);
 
 pub struct ThresholdsJob {
-    store: Arc<dyn Store>,
+    thresholds: Arc<dyn Alerts>,
+    declarations: Arc<dyn Declarations>,
+    usage: Arc<dyn Queries>,
+    alerts: AlertBook,
     clock: Clock,
     watched: Arc<Watched>,
-    destinations: Vec<&'static str>,
     memory: Mutex<ThresholdMemory>,
 }
 
@@ -85,12 +87,20 @@ impl Job for ThresholdsJob {
 
 impl ThresholdsJob {
     pub fn new(context: &Context, watched: Arc<Watched>) -> Self {
-        let Context { store, clock, destinations, .. } = context.clone();
-        Self { store, clock, watched, destinations, memory: Mutex::default() }
+        let Context { store, clock, .. } = context.clone();
+        Self {
+            thresholds: store.clone(),
+            declarations: store.clone(),
+            usage: store,
+            alerts: AlertBook::new(context),
+            clock,
+            watched,
+            memory: Mutex::default(),
+        }
     }
 
     async fn look(&self, due: &[&Threshold], all: bool, now: Timestamp) -> store::Result<usize> {
-        let catalog = self.store.load_catalog().await?;
+        let catalog = self.declarations.load_catalog().await?;
         let mut used: BTreeMap<(TenantId, MeterNo, ThresholdPeriod), Quantity> = BTreeMap::new();
         let (mut conditions, mut scopes) = (Vec::new(), Vec::new());
         for threshold in due {
@@ -101,7 +111,7 @@ impl ThresholdsJob {
             let of = (threshold.meter, &**meter);
             let usage = match used.get(&key) {
                 Some(usage) => *usage,
-                None => read_used(&*self.store, tenant, of, window, usize::MAX).await?,
+                None => read_used(&*self.usage, tenant, of, window, usize::MAX).await?,
             };
             used.insert(key, usage);
             let (alert, series) = name(threshold, meter.slug.as_str());
@@ -127,8 +137,8 @@ impl ThresholdsJob {
             // Those whose threshold was taken away end too.
             scopes = [AlertKind::UsageThreshold, AlertKind::QuotaReached].map(Scope::all).into();
         }
-        let open = list_open(&*self.store).await?;
-        record(&*self.store, &open, &scopes, conditions, &self.destinations, now).await
+        let open = self.alerts.list_open().await?;
+        self.alerts.record(&open, &scopes, conditions, now).await
     }
 
     /// The thresholds there are, and whether it is time to look at all of them.
@@ -138,7 +148,7 @@ impl ThresholdsJob {
             memory.reloaded_at.is_none_or(|at| RELOAD_EVERY.after(at) <= now)
         };
         let loaded = if due {
-            Some(self.store.list_thresholds(Query::first(None, usize::MAX)).await?)
+            Some(self.thresholds.list_thresholds(Query::first(None, usize::MAX)).await?)
         } else {
             None
         };

@@ -11,8 +11,8 @@ use crate::rules::meter::{Aggregation, Catalog};
 use crate::rules::named::named_enum;
 use crate::rules::quantity::Quantity;
 use crate::store::list::PAGE;
-use crate::store::push::{PushCounts, PushHistory, UnbilledSums};
-use crate::store::{self, InboxQuery, Queries, Store};
+use crate::store::push::{PushCounts, PushHistory, Pushes, UnbilledSums};
+use crate::store::{self, InboxQuery, Queries};
 use std::collections::BTreeMap;
 
 /// Quarantined events that are added up.
@@ -68,7 +68,10 @@ pub struct Slow {
 }
 
 impl Slow {
-    pub async fn read(store: &dyn Store, catalog: &Catalog) -> store::Result<Self> {
+    pub async fn read(
+        store: &(impl Pushes + Queries + ?Sized),
+        catalog: &Catalog,
+    ) -> store::Result<Self> {
         let billed = catalog.billed().into_iter();
         let billed = billed
             .filter_map(|(number, meter)| Some((number, meter.spec.billing.as_ref()?.start())));
@@ -108,7 +111,7 @@ impl Unbilled {
 
 /// Events that were kept and not counted, of meters that are billed.
 async fn sum_quarantined(
-    store: &dyn Queries,
+    store: &(impl Queries + ?Sized),
     catalog: &Catalog,
 ) -> store::Result<(BTreeMap<MeterNo, Quantity>, bool)> {
     let mut sums: BTreeMap<MeterNo, Quantity> = BTreeMap::new();
