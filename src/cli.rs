@@ -110,29 +110,6 @@ fn end_quietly_on_broken_pipes() {
 }
 
 fn run_command(command: Command) -> anyhow::Result<ExitCode> {
-    match command {
-        Command::Config(arguments) => return config::run(&arguments),
-        Command::Completions(arguments) => return Ok(completions::run(&arguments)),
-        Command::Serve(_)
-        | Command::Send(_)
-        | Command::Usage(_)
-        | Command::Keys(_)
-        | Command::Pushes(_)
-        | Command::Status(_)
-        | Command::Reconcile(_)
-        | Command::Passes(_)
-        | Command::Findings(_)
-        | Command::Alerts(_)
-        | Command::Webhooks(_)
-        | Command::Sagas(_)
-        | Command::Credits(_)
-        | Command::Stripe(_)
-        | Command::Check(_)
-        | Command::Clock(_)
-        | Command::Store(_)
-        | Command::Demo(_)
-        | Command::StripeSim(_) => {}
-    }
     // Connections to servers and to PostgreSQL may be encrypted; both ask for this provider. It
     // can only be installed already, which is as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -163,9 +140,10 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
             Command::Check(arguments) => check::run(&arguments).await,
             Command::Clock(arguments) => clock::run(&arguments).await,
             Command::Store(arguments) => stores::run(arguments).await,
+            Command::Config(arguments) => config::run(&arguments),
             Command::Demo(arguments) => demo::run(&arguments).await,
             Command::StripeSim(arguments) => stripe_sim::run(arguments).await,
-            Command::Config(_) | Command::Completions(_) => Ok(ExitCode::SUCCESS),
+            Command::Completions(arguments) => Ok(completions::run(&arguments)),
         }
     })
 }

@@ -273,17 +273,10 @@ impl Secret {
 /// An error never repeats what was given.
 impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        match toml::Value::deserialize(from)? {
-            toml::Value::String(text) => Ok(Self(text)),
-            toml::Value::Integer(_)
-            | toml::Value::Float(_)
-            | toml::Value::Boolean(_)
-            | toml::Value::Datetime(_)
-            | toml::Value::Array(_)
-            | toml::Value::Table(_) => {
-                Err(serde::de::Error::custom("a secret is a text in quotes"))
-            }
-        }
+        let toml::Value::String(text) = toml::Value::deserialize(from)? else {
+            return Err(serde::de::Error::custom("a secret is a text in quotes"));
+        };
+        Ok(Self(text))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Decimal, Timestamp};
 use crate::rules::billing::Mode;
+use crate::rules::push::Transition;
 use crate::rules::submission::{Class, PushState};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
@@ -55,26 +56,12 @@ pub struct PushAnswer {
 
 page!(PushList, pushes: PushAnswer ("Newest first."), next_before: u64);
 
-/// One thing that happened to a push.
-#[derive(Serialize, Deserialize, ToSchema)]
-pub struct TransitionAnswer {
-    pub at: Timestamp,
-    /// The state after it.
-    pub state: PushState,
-    pub class: Class,
-    /// The attempt it belongs to; 0 before the first.
-    pub attempt: u32,
-    /// The provider's name for the request.
-    pub request_id: Option<String>,
-    pub detail: Option<String>,
-}
-
 #[derive(Serialize, Deserialize, ToSchema)]
 pub struct PushTraceAnswer {
     #[serde(flatten)]
     pub push: PushAnswer,
     /// Oldest first.
-    pub transitions: Vec<TransitionAnswer>,
+    pub transitions: Vec<Transition>,
 }
 
 #[derive(Serialize, Deserialize, ToSchema)]

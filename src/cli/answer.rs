@@ -18,6 +18,15 @@ pub struct JsonArguments {
     pub json: bool,
 }
 
+// Without an attribute and a doc comment of its own, which would take the place of the list's.
+#[derive(clap::Args)]
+pub struct ListOr<Command: clap::Subcommand, List: clap::Args> {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    #[command(flatten)]
+    pub list: List,
+}
+
 /// The answer, or none if it was printed for a program.
 pub async fn ask<T: DeserializeOwned>(
     server: &ServerArguments,

@@ -171,13 +171,21 @@ impl Request {
         Self { method, path, query: Vec::new(), body: None }
     }
 
+    pub fn get(path: &[&str]) -> Self {
+        Self::new(Method::GET, path)
+    }
+
+    pub fn post(path: &[&str]) -> Self {
+        Self::new(Method::POST, path)
+    }
+
     /// A page of a list, with the filters that were given.
     pub fn list<const N: usize>(
         noun: &str,
         filters: [(&'static str, &Option<String>); N],
         limit: u16,
     ) -> Self {
-        let mut request = Self::new(Method::GET, &["v1", noun]);
+        let mut request = Self::get(&["v1", noun]);
         let given = filters.into_iter().filter_map(|(name, value)| Some((name, value.clone()?)));
         request.query.extend(given);
         request.query.push(("limit", limit.to_string()));
@@ -192,7 +200,7 @@ impl Request {
 
     /// A batch of events, one on each line; only problems are listed in the answer.
     pub fn events(lines: Bytes) -> Self {
-        let mut request = Self::new(Method::POST, &["v1", "events"]);
+        let mut request = Self::post(&["v1", "events"]);
         request.query.push(("results", "problems".into()));
         request.body = Some(("application/x-ndjson", lines));
         request

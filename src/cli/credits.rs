@@ -6,7 +6,6 @@ use super::answer::{JsonArguments, ask, given, print_more};
 use super::client::{Request, ServerArguments};
 use super::table::{cell, moment, optional, print_table};
 use crate::api::credits::{ChangeList, CoveredAnswer, CreditsAnswer, PoolAnswer};
-use reqwest::Method;
 use std::process::ExitCode;
 
 /// Show a tenant's credit balance, or its changes
@@ -43,7 +42,7 @@ pub async fn run(arguments: &CreditsArguments) -> anyhow::Result<ExitCode> {
 
 async fn show_pools(arguments: &CreditsArguments) -> anyhow::Result<()> {
     let path = ["v1", "tenants", &arguments.tenant, "credits"];
-    let request = Request::new(Method::GET, &path);
+    let request = Request::get(&path);
     let answer = ask::<CreditsAnswer>(&arguments.server, &request, arguments.shown).await?;
     let Some(CreditsAnswer { pools }) = answer else { return Ok(()) };
     if pools.is_empty() {
@@ -61,7 +60,7 @@ async fn show_pools(arguments: &CreditsArguments) -> anyhow::Result<()> {
 
 async fn list_changes(arguments: &CreditsArguments) -> anyhow::Result<()> {
     let path = ["v1", "tenants", &arguments.tenant, "credits", "changes"];
-    let mut request = Request::new(Method::GET, &path);
+    let mut request = Request::get(&path);
     let limit = arguments.limit.to_string();
     request.query = given([("limit", Some(&limit))]);
     let answer = ask::<ChangeList>(&arguments.server, &request, arguments.shown).await?;

@@ -6,7 +6,6 @@ use super::answer::{JsonArguments, ask_list, print_more};
 use super::client::{Client, Request, ServerArguments};
 use super::table::{cell, grouped, moment, optional, plain, print_table};
 use crate::api::findings::{FindingAnswer, FindingList};
-use reqwest::Method;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
@@ -48,7 +47,7 @@ pub struct FindingsArguments {
 pub async fn run(arguments: &FindingsArguments) -> anyhow::Result<ExitCode> {
     if let Some(id) = arguments.accept {
         let path = ["v1", "findings", &id.to_string(), "accept"];
-        Client::new(&arguments.server)?.call(&Request::new(Method::POST, &path)).await?;
+        Client::new(&arguments.server)?.call(&Request::post(&path)).await?;
         println!("finding {id} is cleared; its subscription is not reported again");
         return Ok(ExitCode::SUCCESS);
     }

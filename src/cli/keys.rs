@@ -68,7 +68,7 @@ pub async fn run(arguments: KeysArguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         KeysCommand::Create { server, name, scopes, tenant, shown } => {
             let spec = serde_json::json!({"name": name, "scopes": scopes, "tenant": tenant});
-            let request = Request::new(Method::POST, &["v1", "keys"]).with_json(&spec);
+            let request = Request::post(&["v1", "keys"]).with_json(&spec);
             if let Some(made) = ask::<NewKeyAnswer>(&server, &request, shown).await? {
                 // The token alone on standard output, for `KEY=$(counterfoil keys create …)`.
                 eprintln!("made {}; its token is shown this once and kept nowhere:", made.key.id);
@@ -76,7 +76,7 @@ pub async fn run(arguments: KeysArguments) -> anyhow::Result<ExitCode> {
             }
         }
         KeysCommand::List { server, shown } => {
-            let request = Request::new(Method::GET, &["v1", "keys"]);
+            let request = Request::get(&["v1", "keys"]);
             if let Some(list) = ask::<KeyList>(&server, &request, shown).await? {
                 print_keys(&list);
             }

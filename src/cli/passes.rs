@@ -4,7 +4,7 @@
 //! `verify` reads the store itself and trusts no server.
 
 use super::EXIT_FINDINGS;
-use super::answer::{JsonArguments, ask_list, print_more};
+use super::answer::{JsonArguments, ListOr, ask_list, print_more};
 use super::check::existing;
 use super::client::{Client, Request, ServerArguments};
 use super::reconcile::outcome::{OutputArguments, present};
@@ -19,8 +19,9 @@ use crate::rules::drift::Verdict;
 use crate::store::postgres::PostgresStore;
 use crate::store::sqlite::SqliteStore;
 use anyhow::Context;
-use reqwest::Method;
 use std::process::ExitCode;
+
+pub type PassesArguments = ListOr<PassesCommand, ListArguments>;
 
 /// List reconciliation passes and show their results
 #[derive(clap::Args)]
@@ -35,15 +36,7 @@ use std::process::ExitCode;
   counterfoil passes verify
       whether an audit row was changed or taken away"
 )]
-pub struct PassesArguments {
-    #[command(subcommand)]
-    command: Option<PassesCommand>,
-    #[command(flatten)]
-    list: ListArguments,
-}
-
-#[derive(clap::Args)]
-struct ListArguments {
+pub struct ListArguments {
     #[command(flatten)]
     server: ServerArguments,
     /// Only of this kind
@@ -57,7 +50,7 @@ struct ListArguments {
 }
 
 #[derive(clap::Subcommand)]
-enum PassesCommand {
+pub enum PassesCommand {
     /// List passes, newest first; the same as no subcommand
     #[command(after_help = "Example:
   counterfoil passes list --kind nightly")]
@@ -96,16 +89,15 @@ Exit code: 0 the chain holds, 4 it is broken, 1 it could not be read.")]
 }
 
 pub async fn run(arguments: PassesArguments) -> anyhow::Result<ExitCode> {
-    match arguments.command {
-        None => list(&arguments.list).await,
-        Some(PassesCommand::List(arguments)) => list(&arguments).await,
-        Some(PassesCommand::Show { server, id, output }) => {
+    match arguments.command.unwrap_or(PassesCommand::List(arguments.list)) {
+        PassesCommand::List(arguments) => list(&arguments).await,
+        PassesCommand::Show { server, id, output } => {
             let client = Client::new(&server)?;
-            let request = Request::new(Method::GET, &["v1", "passes", &id.to_string()]);
+            let request = Request::get(&["v1", "passes", &id.to_string()]);
             let received = Received::read(&client.call(&request).await?)?;
             present(&client, &received, &output).await
         }
-        Some(PassesCommand::Verify { store, json }) => verify(&store, json).await,
+        PassesCommand::Verify { store, json } => verify(&store, json).await,
     }
 }
 

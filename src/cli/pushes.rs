@@ -3,13 +3,14 @@
 //!
 //! Invariant: numbers are shown as the server wrote them; none passes through a float.
 
-use super::answer::{JsonArguments, Pages, ask, ask_list, print_more, read};
+use super::answer::{JsonArguments, ListOr, Pages, ask, ask_list, print_more, read};
 use super::client::{Client, Request, ServerArguments};
 use super::table::{cell, counted, grouped, moment, optional, plain, print_table};
 use crate::api::pushes::{DiscardSpec, PushList, PushTraceAnswer, RulingAnswer};
 use crate::rules::submission::PushState;
-use reqwest::Method;
 use std::process::ExitCode;
+
+pub type PushesArguments = ListOr<PushesCommand, ListArguments>;
 
 /// List and show pushes to the billing provider; retry or discard dead letters
 #[derive(clap::Args)]
@@ -25,15 +26,7 @@ use std::process::ExitCode;
       sends only what the provider certainly did not count; otherwise prints the reason
   counterfoil pushes discard 42 --reason 'credited by hand'"
 )]
-pub struct PushesArguments {
-    #[command(subcommand)]
-    command: Option<PushesCommand>,
-    #[command(flatten)]
-    list: ListArguments,
-}
-
-#[derive(clap::Args)]
-struct ListArguments {
+pub struct ListArguments {
     #[command(flatten)]
     server: ServerArguments,
     /// Only of this tenant
@@ -57,7 +50,7 @@ struct ListArguments {
 }
 
 #[derive(clap::Subcommand)]
-enum PushesCommand {
+pub enum PushesCommand {
     /// List pushes, newest first; the same as no subcommand
     #[command(after_help = "Example:
   counterfoil pushes list --state dead")]
@@ -103,22 +96,21 @@ enum PushesCommand {
 }
 
 pub async fn run(arguments: PushesArguments) -> anyhow::Result<ExitCode> {
-    match arguments.command {
-        None => list(&arguments.list).await?,
-        Some(PushesCommand::List(arguments)) => list(&arguments).await?,
-        Some(PushesCommand::Show { server, id, shown }) => {
-            let request = Request::new(Method::GET, &["v1", "pushes", &id.to_string()]);
+    match arguments.command.unwrap_or(PushesCommand::List(arguments.list)) {
+        PushesCommand::List(arguments) => list(&arguments).await?,
+        PushesCommand::Show { server, id, shown } => {
+            let request = Request::get(&["v1", "pushes", &id.to_string()]);
             if let Some(trace) = ask::<PushTraceAnswer>(&server, &request, shown).await? {
                 print_trace(&trace);
             }
         }
-        Some(PushesCommand::Retry { server, id: Some(id), .. }) => {
+        PushesCommand::Retry { server, id: Some(id), .. } => {
             retry(&Client::new(&server)?, id).await?;
         }
-        Some(PushesCommand::Retry { server, id: None, .. }) => retry_all(&server).await?,
-        Some(PushesCommand::Discard { server, id, reason }) => {
+        PushesCommand::Retry { server, id: None, .. } => retry_all(&server).await?,
+        PushesCommand::Discard { server, id, reason } => {
             let path = ["v1", "pushes", &id.to_string(), "discard"];
-            let request = Request::new(Method::POST, &path).with_json(&DiscardSpec { reason });
+            let request = Request::post(&path).with_json(&DiscardSpec { reason });
             Client::new(&server)?.call(&request).await?;
             println!("{id} is written off");
         }
@@ -128,7 +120,7 @@ pub async fn run(arguments: PushesArguments) -> anyhow::Result<ExitCode> {
 
 async fn retry(client: &Client, id: u64) -> anyhow::Result<()> {
     let path = ["v1", "pushes", &id.to_string(), "retry"];
-    let body = client.call(&Request::new(Method::POST, &path)).await?;
+    let body = client.call(&Request::post(&path)).await?;
     match read::<RulingAnswer>(&body)?.replacement {
         Some(replacement) => println!("push {replacement} takes the place of {id}"),
         None => println!("{id} will be tried again"),
@@ -139,7 +131,7 @@ async fn retry(client: &Client, id: u64) -> anyhow::Result<()> {
 /// Retries page after page, from the newest to the oldest.
 async fn retry_all(server: &ServerArguments) -> anyhow::Result<()> {
     let client = Client::new(server)?;
-    let mut request = Request::new(Method::GET, &["v1", "pushes"]);
+    let mut request = Request::get(&["v1", "pushes"]);
     request.query.extend([("state", "dead".into()), ("class", "refused".into())]);
     let mut pages = Pages::new(&client, request);
     let mut retried = 0;

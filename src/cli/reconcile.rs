@@ -16,7 +16,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 use jiff::civil::Date;
 use outcome::OutputArguments;
 use pass::Received;
-use reqwest::Method;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -81,8 +80,7 @@ pub async fn run(arguments: &ReconcileArguments) -> anyhow::Result<ExitCode> {
         apply: arguments.apply,
     };
     // Asked once: a second order would be a second pass.
-    let body =
-        client.call(&Request::new(Method::POST, &["v1", "passes"]).with_json(&order)).await?;
+    let body = client.call(&Request::post(&["v1", "passes"]).with_json(&order)).await?;
     let ordered = Received::<PassAnswer>::read(&body)?;
     let id = ordered.value.id;
     eprintln!("pass {id} compares {}", ordered.value.scope());
@@ -99,7 +97,7 @@ async fn watch(
 ) -> anyhow::Result<Received<PassAnswer>> {
     let progress = PassBar::new();
     let path = ["v1", "passes", &ordered.value.id.to_string()];
-    let request = Request::new(Method::GET, &path);
+    let request = Request::get(&path);
     let (mut received, mut wait) = (ordered, LOOK_FIRST);
     while !received.value.has_ended() {
         progress.show(&received.value);

@@ -3,12 +3,13 @@
 //! Invariant: listing and showing only read. Resuming asks the server, which refuses where nobody
 //! is needed.
 
-use super::answer::{JsonArguments, ask, ask_list, print_more};
+use super::answer::{JsonArguments, ListOr, ask, ask_list, print_more};
 use super::client::{Client, Request, ServerArguments};
 use super::table::{cell, moment, optional, plain, print_table};
 use crate::api::sagas::{SagaAnswer, SagaList, SagaStory};
-use reqwest::Method;
 use std::process::ExitCode;
+
+pub type SagasArguments = ListOr<SagasCommand, ListArguments>;
 
 /// List and show sagas; resume a stopped one
 #[derive(clap::Args)]
@@ -22,15 +23,7 @@ use std::process::ExitCode;
   counterfoil sagas resume saga_5f0c2d
       continues a stopped saga; restarts a compensated one from its first step"
 )]
-pub struct SagasArguments {
-    #[command(subcommand)]
-    command: Option<SagasCommand>,
-    #[command(flatten)]
-    list: ListArguments,
-}
-
-#[derive(clap::Args)]
-struct ListArguments {
+pub struct ListArguments {
     #[command(flatten)]
     server: ServerArguments,
     /// Only in this state
@@ -49,7 +42,7 @@ struct ListArguments {
 }
 
 #[derive(clap::Subcommand)]
-enum SagasCommand {
+pub enum SagasCommand {
     /// List sagas, newest first; the same as no subcommand
     #[command(after_help = "Example:
   counterfoil sagas list --tenant acme")]
@@ -77,18 +70,17 @@ enum SagasCommand {
 }
 
 pub async fn run(arguments: SagasArguments) -> anyhow::Result<ExitCode> {
-    match arguments.command {
-        None => list(&arguments.list).await?,
-        Some(SagasCommand::List(arguments)) => list(&arguments).await?,
-        Some(SagasCommand::Show { server, id, shown }) => {
-            let request = Request::new(Method::GET, &["v1", "sagas", &id]);
+    match arguments.command.unwrap_or(SagasCommand::List(arguments.list)) {
+        SagasCommand::List(arguments) => list(&arguments).await?,
+        SagasCommand::Show { server, id, shown } => {
+            let request = Request::get(&["v1", "sagas", &id]);
             if let Some(story) = ask::<SagaStory>(&server, &request, shown).await? {
                 print_story(&story);
             }
         }
-        Some(SagasCommand::Resume { server, id }) => {
+        SagasCommand::Resume { server, id } => {
             let path = ["v1", "sagas", &id, "resume"];
-            Client::new(&server)?.call(&Request::new(Method::POST, &path)).await?;
+            Client::new(&server)?.call(&Request::post(&path)).await?;
             println!("{} goes on", plain(&id));
         }
     }

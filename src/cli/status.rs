@@ -8,7 +8,6 @@ use super::answer::read;
 use super::client::{Client, Request, ServerArguments};
 use super::table::{cell, grouped, new_table, plain, plain_json};
 use crate::api::health::{BillingHealth, Pages, UnmappedUsage};
-use reqwest::Method;
 use std::cmp::Ordering;
 use std::process::ExitCode;
 
@@ -29,7 +28,7 @@ pub struct StatusArguments {
 }
 
 pub async fn run(arguments: &StatusArguments) -> anyhow::Result<ExitCode> {
-    let request = Request::new(Method::GET, &["v1", "health", "billing"]);
+    let request = Request::get(&["v1", "health", "billing"]);
     let body = Client::new(&arguments.server)?.call(&request).await?;
     let health: BillingHealth = read(&body)?;
     if arguments.json {

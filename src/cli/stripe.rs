@@ -20,7 +20,6 @@ use crate::rules::billing::Billing;
 use crate::rules::ids::MeterSlug;
 use crate::rules::meter::{Meter, MeterSpec};
 use anyhow::bail;
-use reqwest::Method;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -226,7 +225,7 @@ async fn find_server(
         return Ok(None);
     }
     let server = Client::new(&account.server)?;
-    match server.call(&Request::new(Method::GET, &["healthz"])).await {
+    match server.call(&Request::get(&["healthz"])).await {
         Ok(_) => Ok(Some(server)),
         Err(error @ Failure::NoAnswer(_)) if account.config.is_some() => {
             findings.note("server", format!("only the settings file was looked at: {error}"));
@@ -248,7 +247,7 @@ async fn billed_meters(
 ) -> anyhow::Result<Vec<(Meter, Billing)>> {
     let mut specs: BTreeMap<String, MeterSpec> = config.meters.clone();
     if let Some(server) = server {
-        let body = server.call(&Request::new(Method::GET, &["v1", "meters"])).await?;
+        let body = server.call(&Request::get(&["v1", "meters"])).await?;
         for MeterAnswer { slug, mut spec } in read::<MeterList>(&body)?.meters {
             if spec.archived {
                 specs.remove(&slug);
@@ -281,7 +280,7 @@ async fn check_customers(
 ) -> anyhow::Result<()> {
     let mut unmapped = Vec::new();
     let (mut looked_up, mut mapped) = (0, 0);
-    let mut request = Request::new(Method::GET, &["v1", "tenants"]);
+    let mut request = Request::get(&["v1", "tenants"]);
     request.query.push(("limit", "1000".into()));
     let mut pages = Pages::new(server, request);
     while let Some((page, _)) = pages.next::<TenantList>().await? {
@@ -351,7 +350,7 @@ fn print_notes(comparison: &ComparisonAnswer) {
 }
 
 async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
-    let mut request = Request::new(Method::GET, &["v1", "comparison"]);
+    let mut request = Request::get(&["v1", "comparison"]);
     request.query = given([
         ("tenant", Some(&arguments.tenant)),
         ("meter", Some(&arguments.meter)),

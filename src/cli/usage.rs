@@ -9,7 +9,6 @@ use crate::api::usage::{TotalAnswer, TotalList, UsageAnswer, WindowAnswer};
 use crate::clock::Clock;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
-use reqwest::Method;
 use std::process::ExitCode;
 
 /// Show the exact usage of one tenant and meter, or of all
@@ -92,7 +91,7 @@ pub async fn run(arguments: &UsageArguments) -> anyhow::Result<ExitCode> {
     if arguments.all {
         return print_all(arguments).await;
     }
-    let mut request = Request::new(Method::GET, &["v1", "usage"]);
+    let mut request = Request::get(&["v1", "usage"]);
     let wanted = [
         ("tenant", arguments.tenant.as_ref()),
         ("meter", arguments.meter.as_ref()),
@@ -150,7 +149,7 @@ async fn print_all(arguments: &UsageArguments) -> anyhow::Result<ExitCode> {
     if arguments.csv {
         println!("{}", COLUMNS.join(","));
     }
-    let mut request = Request::new(Method::GET, &["v1", "usage", "totals"]);
+    let mut request = Request::get(&["v1", "usage", "totals"]);
     request.query = given(arguments.range());
     let mut pages = Pages::new(&client, request);
     while let Some((page, body)) = pages.next::<TotalList>().await? {

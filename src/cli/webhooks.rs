@@ -3,12 +3,13 @@
 //! Invariant: listing and showing only read. A replay has the webhook's object read again from the
 //! provider, which changes nothing when done twice; a webhook that is only kept is refused.
 
-use super::answer::{JsonArguments, ask, ask_list, print_more};
+use super::answer::{JsonArguments, ListOr, ask, ask_list, print_more};
 use super::client::{Client, Request, ServerArguments};
 use super::table::{cell, moment, optional, plain, print_table};
 use crate::api::webhooks::{WebhookList, WebhookTrace};
-use reqwest::Method;
 use std::process::ExitCode;
+
+pub type WebhooksArguments = ListOr<WebhooksCommand, ListArguments>;
 
 /// List and show received webhooks; read a webhook's object again
 #[derive(clap::Args)]
@@ -23,15 +24,7 @@ use std::process::ExitCode;
   counterfoil webhooks replay 42
       reads its object from the provider again; repeating it is safe"
 )]
-pub struct WebhooksArguments {
-    #[command(subcommand)]
-    command: Option<WebhooksCommand>,
-    #[command(flatten)]
-    list: ListArguments,
-}
-
-#[derive(clap::Args)]
-struct ListArguments {
+pub struct ListArguments {
     #[command(flatten)]
     server: ServerArguments,
     /// Only with this status
@@ -48,7 +41,7 @@ struct ListArguments {
 }
 
 #[derive(clap::Subcommand)]
-enum WebhooksCommand {
+pub enum WebhooksCommand {
     /// List webhooks, newest first; the same as no subcommand
     #[command(after_help = "Example:
   counterfoil webhooks list --status waiting")]
@@ -76,18 +69,17 @@ enum WebhooksCommand {
 }
 
 pub async fn run(arguments: WebhooksArguments) -> anyhow::Result<ExitCode> {
-    match arguments.command {
-        None => list(&arguments.list).await?,
-        Some(WebhooksCommand::List(arguments)) => list(&arguments).await?,
-        Some(WebhooksCommand::Show { server, id, shown }) => {
-            let request = Request::new(Method::GET, &["v1", "webhooks", &id.to_string()]);
+    match arguments.command.unwrap_or(WebhooksCommand::List(arguments.list)) {
+        WebhooksCommand::List(arguments) => list(&arguments).await?,
+        WebhooksCommand::Show { server, id, shown } => {
+            let request = Request::get(&["v1", "webhooks", &id.to_string()]);
             if let Some(whole) = ask::<WebhookTrace>(&server, &request, shown).await? {
                 print_one(&whole)?;
             }
         }
-        Some(WebhooksCommand::Replay { server, id }) => {
+        WebhooksCommand::Replay { server, id } => {
             let path = ["v1", "webhooks", &id.to_string(), "replay"];
-            Client::new(&server)?.call(&Request::new(Method::POST, &path)).await?;
+            Client::new(&server)?.call(&Request::post(&path)).await?;
             println!("the object is read again; `counterfoil webhooks show {id}` shows the result");
         }
     }

@@ -16,7 +16,6 @@ use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::pass::{Pass, PassKind, PassOrder, PassRow, PassState};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::{Window, parse_border};
-use crate::store::push::Ruling;
 use crate::store::reconciliation::{FindingFilter, PassFilter};
 use http::StatusCode;
 use jiff::tz::TimeZone;
@@ -172,20 +171,13 @@ pub async fn accept_finding(
         let detail = "there is no finding of this id; GET /v1/findings lists them";
         Problem::new(Kind::NotFound, "unknown_finding", detail)
     };
-    if i64::try_from(number).is_err() {
-        return Err(unknown());
-    }
-    match app.store.accept_finding(number, app.clock.now()).await? {
-        Ruling::Done(_) => Ok(axum::Json(AcceptAnswer { id: number })),
-        Ruling::Refused(why) => Err(Problem::new(Kind::Conflict, "finding_not_accepted", why)),
-        Ruling::NotFound => Err(unknown()),
-    }
+    let ruling = app.store.accept_finding(number, app.clock.now()).await?;
+    Problem::unless_ruled(ruling, "finding_not_accepted", unknown)?;
+    Ok(axum::Json(AcceptAnswer { id: number }))
 }
 
 async fn find_pass(app: &App, number: u64) -> Result<Pass, Problem> {
-    let stored = i64::try_from(number).is_ok();
-    let found = if stored { app.store.find_pass(number).await? } else { None };
-    found.ok_or_else(unknown_pass)
+    app.store.find_pass(number).await?.ok_or_else(unknown_pass)
 }
 
 fn unknown_pass() -> Problem {

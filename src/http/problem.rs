@@ -10,6 +10,7 @@ use crate::jobs::ingest::SubmitError;
 use crate::rules::refusal::Refusal;
 use crate::rules::rollup::FoldError;
 use crate::store;
+use crate::store::push::Ruling;
 use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::response::{IntoResponse, Response};
@@ -43,61 +44,33 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// The status and the title; and whether the request was refused for what it says or for who
+    /// sends it. What was refused for what is stored (not found, a conflict) is an answer like any
+    /// other, and so is a refusal that a store wrote down with its effect.
+    fn facts(self) -> (StatusCode, &'static str, bool) {
+        match self {
+            Self::Invalid => (StatusCode::BAD_REQUEST, "Invalid request", true),
+            Self::Unauthenticated => {
+                (StatusCode::UNAUTHORIZED, "A valid API key is required", true)
+            }
+            Self::Forbidden => (StatusCode::FORBIDDEN, "The API key does not permit this", true),
+            Self::NotFound => (StatusCode::NOT_FOUND, "Not found", false),
+            Self::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "Method not allowed", false),
+            Self::Timeout => (StatusCode::REQUEST_TIMEOUT, "Request timeout", false),
+            Self::Conflict => (StatusCode::CONFLICT, "Conflict with an existing resource", false),
+            Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "Request too large", true),
+            Self::UnsupportedType => {
+                (StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type", true)
+            }
+            Self::Refused => (StatusCode::UNPROCESSABLE_ENTITY, "The request was refused", true),
+            Self::TooMany => (StatusCode::TOO_MANY_REQUESTS, "Too many requests", false),
+            Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "Internal server error", false),
+            Self::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "Service unavailable", false),
+        }
+    }
+
     pub fn status(self) -> StatusCode {
-        match self {
-            Self::Invalid => StatusCode::BAD_REQUEST,
-            Self::Unauthenticated => StatusCode::UNAUTHORIZED,
-            Self::Forbidden => StatusCode::FORBIDDEN,
-            Self::NotFound => StatusCode::NOT_FOUND,
-            Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Timeout => StatusCode::REQUEST_TIMEOUT,
-            Self::Conflict => StatusCode::CONFLICT,
-            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::UnsupportedType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::Refused => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::TooMany => StatusCode::TOO_MANY_REQUESTS,
-            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        }
-    }
-
-    /// Whether the request was refused for what it says or for who sends it. What was refused for
-    /// what is stored (not found, a conflict) is an answer like any other, and so is a refusal that
-    /// a store wrote down with its effect.
-    fn refuses_before_it_begins(self) -> bool {
-        match self {
-            Self::Invalid
-            | Self::Unauthenticated
-            | Self::Forbidden
-            | Self::TooLarge
-            | Self::UnsupportedType
-            | Self::Refused => true,
-            Self::NotFound
-            | Self::MethodNotAllowed
-            | Self::Timeout
-            | Self::Conflict
-            | Self::TooMany
-            | Self::Internal
-            | Self::Unavailable => false,
-        }
-    }
-
-    fn title(self) -> &'static str {
-        match self {
-            Self::Invalid => "Invalid request",
-            Self::Unauthenticated => "A valid API key is required",
-            Self::Forbidden => "The API key does not permit this",
-            Self::NotFound => "Not found",
-            Self::MethodNotAllowed => "Method not allowed",
-            Self::Timeout => "Request timeout",
-            Self::Conflict => "Conflict with an existing resource",
-            Self::TooLarge => "Request too large",
-            Self::UnsupportedType => "Unsupported media type",
-            Self::Refused => "The request was refused",
-            Self::TooMany => "Too many requests",
-            Self::Internal => "Internal server error",
-            Self::Unavailable => "Service unavailable",
-        }
+        self.facts().0
     }
 }
 
@@ -141,6 +114,20 @@ impl Problem {
     /// An input that was refused by a rule after it had been understood.
     pub fn refused(refusal: Refusal) -> Self {
         Self::new(Kind::Refused, refusal.code, refusal.detail)
+    }
+
+    /// What a person's ruling did; the problem of this code if it was refused, and `unknown` if
+    /// there is nothing to rule on.
+    pub fn unless_ruled(
+        ruling: Ruling,
+        code: &'static str,
+        unknown: impl FnOnce() -> Self,
+    ) -> Result<Option<u64>, Self> {
+        match ruling {
+            Ruling::Done(replacement) => Ok(replacement),
+            Ruling::Refused(why) => Err(Self::new(Kind::Conflict, code, why)),
+            Ruling::NotFound => Err(unknown()),
+        }
     }
 
     /// Adds extension members: JSON text of an object without its braces.
@@ -205,10 +192,11 @@ impl Problem {
     }
 
     fn body(&self) -> String {
+        let (status, title, _) = self.kind.facts();
         let standard = Standard {
             kind: format!("urn:counterfoil:problem:{}", self.code),
-            title: self.kind.title(),
-            status: self.kind.status().as_u16(),
+            title,
+            status: status.as_u16(),
             code: self.code,
             detail: &self.detail,
         };
@@ -225,7 +213,7 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let status = self.kind.status();
+        let (status, _, before_it_began) = self.kind.facts();
         let request_id = request_id::current();
         match (&self.cause, self.kind) {
             (Some(cause), Kind::Internal) => {
@@ -265,7 +253,7 @@ impl IntoResponse for Problem {
         if self.kind == Kind::Unauthenticated {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        if self.kind.refuses_before_it_begins() {
+        if before_it_began {
             response.extensions_mut().insert(NothingBegan);
         }
         response

@@ -8,13 +8,11 @@ use super::auth::{Caller, Scope};
 use super::extract::{Answer, Call, Limit, Path, Query, Request, list_query, read_json};
 use super::problem::{Kind, Problem};
 use super::records::raw_json;
-use crate::api::pushes::{
-    DiscardSpec, PushAnswer, PushList, PushTraceAnswer, RulingAnswer, TransitionAnswer,
-};
+use crate::api::pushes::{DiscardSpec, PushAnswer, PushList, PushTraceAnswer, RulingAnswer};
 use crate::rules::meter::Catalog;
 use crate::rules::submission::{Class, PushState};
 use crate::rules::window::{Window, parse_border};
-use crate::store::push::{Push, PushFilter, PushTrace, Ruling, Transition};
+use crate::store::push::{Push, PushFilter, PushTrace, Ruling};
 use jiff::tz::TimeZone;
 
 /// Longest reason for a discard, in bytes of UTF-8.
@@ -80,11 +78,8 @@ pub async fn get_push(
 ) -> Answer<PushTraceAnswer> {
     caller.require(Scope::Read)?;
     let PushTrace { push, transitions } = find_push(&app, &caller, number).await?;
-    let catalog = app.catalog.reload().await?;
-    Ok(axum::Json(PushTraceAnswer {
-        push: answer_push(push, &catalog)?,
-        transitions: transitions.into_iter().map(TransitionAnswer::from).collect(),
-    }))
+    let push = answer_push(push, &*app.catalog.reload().await?)?;
+    Ok(axum::Json(PushTraceAnswer { push, transitions }))
 }
 
 /// Retry a dead push
@@ -145,9 +140,7 @@ pub async fn discard_push(
 
 /// The push, if the caller may see it.
 async fn find_push(app: &App, caller: &Caller, number: u64) -> Result<PushTrace, Problem> {
-    // Larger numbers exist in no store.
-    let stored = i64::try_from(number).is_ok();
-    let found = if stored { app.store.trace_push(number).await? } else { None };
+    let found = app.store.trace_push(number).await?;
     let visible = |trace: &PushTrace| caller.bound_to().is_none_or(|own| *own == trace.push.tenant);
     found.filter(visible).ok_or_else(unknown_push)
 }
@@ -158,11 +151,8 @@ fn unknown_push() -> Problem {
 }
 
 fn answer_ruling(id: u64, ruling: Ruling, code: &'static str) -> Answer<RulingAnswer> {
-    match ruling {
-        Ruling::Done(replacement) => Ok(axum::Json(RulingAnswer { id, replacement })),
-        Ruling::Refused(why) => Err(Problem::new(Kind::Conflict, code, why)),
-        Ruling::NotFound => Err(unknown_push()),
-    }
+    let replacement = Problem::unless_ruled(ruling, code, unknown_push)?;
+    Ok(axum::Json(RulingAnswer { id, replacement }))
 }
 
 fn parse_range(from: Option<&str>, to: Option<&str>) -> Result<Option<Window>, Problem> {
@@ -206,11 +196,4 @@ fn answer_push(push: Push, catalog: &Catalog) -> Result<PushAnswer, Problem> {
         created_at: push.created_at,
         state_at: push.state_at,
     })
-}
-
-impl From<Transition> for TransitionAnswer {
-    fn from(transition: Transition) -> Self {
-        let Transition { at, state, class, attempt, request_id, detail } = transition;
-        Self { at, state, class, attempt, request_id, detail }
-    }
 }

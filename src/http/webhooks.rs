@@ -16,7 +16,6 @@ use crate::api::webhooks::{
 use crate::provider::stripe::signature::{self, Forgery};
 use crate::provider::stripe::webhook::{is_plain, parse_webhook};
 use crate::rules::webhook::{WebhookSource, WebhookStatus};
-use crate::store::push::Ruling;
 use crate::store::webhook::{Receipted, WebhookFilter, WebhookReceipt, WebhookRecord};
 use axum::extract::State;
 use http::header::CONTENT_LENGTH;
@@ -136,8 +135,7 @@ pub async fn get_webhook(
     Path(number): Path<u64>,
 ) -> Answer<WebhookTrace> {
     caller.require_unbound(Scope::Read)?;
-    let stored = i64::try_from(number).is_ok();
-    let found = if stored { app.store.find_webhook(number).await? } else { None };
+    let found = app.store.find_webhook(number).await?;
     let (webhook, payload) = found.ok_or_else(unknown_webhook)?;
     let payload = String::from_utf8(payload);
     let payload = payload.map_err(|_| Problem::corrupt("a webhook's payload is not a text"))?;
@@ -161,17 +159,10 @@ pub async fn replay_webhook(
     Path(number): Path<u64>,
 ) -> Answer<ReplayAnswer> {
     caller.require_unbound(Scope::Operate)?;
-    if i64::try_from(number).is_err() {
-        return Err(unknown_webhook());
-    }
-    match app.store.replay_webhook(number, app.clock.now()).await? {
-        Ruling::Done(_) => {
-            app.inbox.arrived().notify_one();
-            Ok(axum::Json(ReplayAnswer { id: number }))
-        }
-        Ruling::Refused(why) => Err(Problem::new(Kind::Conflict, "webhook_not_replayed", why)),
-        Ruling::NotFound => Err(unknown_webhook()),
-    }
+    let ruling = app.store.replay_webhook(number, app.clock.now()).await?;
+    Problem::unless_ruled(ruling, "webhook_not_replayed", unknown_webhook)?;
+    app.inbox.arrived().notify_one();
+    Ok(axum::Json(ReplayAnswer { id: number }))
 }
 
 fn unknown_webhook() -> Problem {

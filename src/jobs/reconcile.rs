@@ -186,7 +186,11 @@ impl Job for ReconcileJob {
                 match self.run_pass(pass, lease.clone()).await {
                     Ok(()) => Some(number),
                     Err(PassError::Store(error)) => {
-                        self.give_up(&lease, number, progress, &error).await?;
+                        // One that would only fail again must not hold up the passes after it; a
+                        // store that cannot answer now is another matter.
+                        if error.is_of_data() {
+                            self.fail(&lease, number, progress, error.to_string()).await?;
+                        }
                         return Err(PassError::Store(error));
                     }
                     Err(PassError::LeaseLost) => {
@@ -225,23 +229,14 @@ impl ReconcileJob {
         }
     }
 
-    /// Fails a pass that would only fail again: the passes after it must not wait for it. A store
-    /// that cannot answer now is another matter.
-    async fn give_up(
+    async fn fail(
         &self,
         lease: &Lease,
         number: u64,
         progress: PassProgress,
-        error: &store::Error,
+        detail: String,
     ) -> store::Result<()> {
-        match error {
-            store::Error::Unavailable { .. }
-            | store::Error::Overdue { .. }
-            | store::Error::TooLarge { .. }
-            | store::Error::Unknown { .. } => return Ok(()),
-            store::Error::Corrupt { .. } | store::Error::Internal { .. } => {}
-        }
-        let (state, detail) = (PassState::Failed, Some(error.to_string()));
+        let (state, detail) = (PassState::Failed, Some(detail));
         let update = PassUpdate { number, state, progress, hash: None, detail };
         self.store.update_pass(lease, update, self.clock.now()).await.map(drop)
     }
@@ -308,9 +303,7 @@ impl ReconcileJob {
              {NIGHTLY_DAYS} days back; counterfoil reconcile --from {start} --to {end} compares them"
         );
         tracing::warn!(pass = number, days, "nightly pass {number} is {detail}");
-        let (state, detail) = (PassState::Failed, Some(detail));
-        let update = PassUpdate { number, state, progress, hash: None, detail };
-        self.store.update_pass(lease, update, self.clock.now()).await.map(drop)
+        self.fail(lease, number, progress, detail).await
     }
 
     async fn hourly_due(&self, now: Timestamp) -> store::Result<Option<Window>> {

@@ -12,7 +12,7 @@
 
 mod rows;
 
-pub use rows::{NewPush, Place, Push, StoredPush};
+pub use rows::{NewPush, Place, Push, StoredPush, Transition};
 
 use super::billing::Mode;
 use super::digest::{digest_fields, hex};

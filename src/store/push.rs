@@ -11,7 +11,7 @@
 //! an unknown outcome, which its expired lease makes due again under the same key and bytes.
 
 pub use crate::rules::cut::CutTerms;
-pub use crate::rules::push::Push;
+pub use crate::rules::push::{Push, Transition};
 pub use crate::rules::settlement::{AttemptIntent, Right, Settlement};
 
 use super::epoch::Uncompared;
@@ -58,20 +58,6 @@ pub struct CutReport {
     pub unfinished: Vec<CutOrder>,
     /// Whether the lease was lost; then nothing was written.
     pub lease_lost: bool,
-}
-
-/// One row of a push's history.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Transition {
-    pub at: Timestamp,
-    /// The state after it.
-    pub state: PushState,
-    pub class: Class,
-    /// The number of the attempt it belongs to; 0 before the first.
-    pub attempt: u32,
-    /// The provider's name for the request.
-    pub request_id: Option<String>,
-    pub detail: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -111,16 +111,8 @@ pub struct SubscriptionReading<'a> {
 impl<'a> SubscriptionReading<'a> {
     /// None if the mirror shows no subscription: what the provider does not know changes nothing.
     pub fn of_mirror(mirror: &'a Mirror) -> Option<Self> {
-        match &mirror.snapshot {
-            Snapshot::Subscription(state) => {
-                Some(Self { state, version: mirror.version, read_at: mirror.read_at })
-            }
-            Snapshot::Invoice(_)
-            | Snapshot::CreditGrant(_)
-            | Snapshot::Customer(_)
-            | Snapshot::ErrorReport(_)
-            | Snapshot::Gone => None,
-        }
+        let Snapshot::Subscription(state) = &mirror.snapshot else { return None };
+        Some(Self { state, version: mirror.version, read_at: mirror.read_at })
     }
 }
 

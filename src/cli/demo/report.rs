@@ -11,7 +11,6 @@ use crate::cli::table::{cell, grouped, new_table};
 use crate::rules::timestamp::MICROS_PER_HOUR;
 use crate::rules::window::Bucket;
 use crate::store::CheckReport;
-use reqwest::Method;
 use std::collections::BTreeMap;
 
 /// What the server has counted, by tenant and place in [`METERS`].
@@ -197,7 +196,7 @@ pub fn mark(exact: bool) -> &'static str {
 
 async fn read_usage(demo: &Demo, tenant: u64, slug: &str) -> anyhow::Result<UsageAnswer> {
     let hour = Bucket::Hour.start_of(demo.plan.start);
-    let mut request = Request::new(Method::GET, &["v1", "usage"]);
+    let mut request = Request::get(&["v1", "usage"]);
     request.query = vec![
         ("tenant", demo.plan.tenant_name(tenant)),
         ("meter", slug.to_owned()),

@@ -11,7 +11,6 @@ use crate::api::pushes::{PushAnswer, PushList};
 use crate::cli::answer::{Pages, read};
 use crate::cli::client::Request;
 use crate::rules::submission::PushState;
-use reqwest::Method;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -102,13 +101,13 @@ pub async fn settle(demo: &Demo, ledger: &Ledger) -> anyhow::Result<Pushes> {
 }
 
 async fn read_health(demo: &Demo) -> anyhow::Result<BillingHealth> {
-    let request = Request::new(Method::GET, &["v1", "health", "billing"]);
+    let request = Request::get(&["v1", "health", "billing"]);
     read(&demo.client().call(&request).await?)
 }
 
 /// All pushes of this run. A database may hold those of earlier ones, which are older.
 async fn read_pushes(demo: &Demo) -> anyhow::Result<Pushes> {
-    let mut request = Request::new(Method::GET, &["v1", "pushes"]);
+    let mut request = Request::get(&["v1", "pushes"]);
     request.query.push(("limit", PAGE_PUSHES.to_owned()));
     let (client, mut own) = (demo.client(), Vec::new());
     let mut pages = Pages::new(&client, request);

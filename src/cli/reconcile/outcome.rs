@@ -15,7 +15,6 @@ use crate::rules::drift::Verdict;
 use crate::rules::pass::PassState;
 use crate::rules::quantity::Quantity;
 use anyhow::Context;
-use reqwest::Method;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -64,7 +63,7 @@ pub async fn present(
         sheet::write(file, &rows).with_context(|| again(file))?;
     }
     if let Some(file) = &output.html {
-        let request = Request::new(Method::GET, &["v1", "health", "billing"]);
+        let request = Request::get(&["v1", "health", "billing"]);
         let health: BillingHealth = read(&client.call(&request).await?)?;
         let html = report::render(pass, &rows, &health)?;
         std::fs::write(file, html).with_context(|| again(file))?;

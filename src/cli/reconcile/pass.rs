@@ -9,7 +9,6 @@ use crate::api::passes::{DriftWindow, PassAnswer, RowAnswer};
 use crate::rules::drift::Verdict;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
-use reqwest::Method;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -112,7 +111,7 @@ pub async fn read_rows(
     pass: u64,
 ) -> anyhow::Result<(Vec<RowAnswer>, Vec<Box<RawValue>>)> {
     let (mut rows, mut texts) = (Vec::new(), Vec::new());
-    let mut request = Request::new(Method::GET, &["v1", "passes", &pass.to_string(), "rows"]);
+    let mut request = Request::get(&["v1", "passes", &pass.to_string(), "rows"]);
     request.query.push(("limit", PAGE_ROWS.into()));
     let mut pages = Pages::new(client, request);
     while let Some((page, _)) = pages.next::<RowPage>().await? {

@@ -23,7 +23,7 @@ use crate::jobs::unbilled::note_discards;
 use crate::jobs::{sure_time, unless_fault};
 use crate::rules::drift::{Halves, Reason, Summary, Terms, Verdict, is_followed, judge_drift};
 use crate::rules::finding::{FindingKind, Observation};
-use crate::rules::ids::CustomerId;
+use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::pass::{DriftWindow, PassKind, PassRow};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
@@ -92,9 +92,9 @@ impl Compared {
         }
     }
 
-    fn count(&mut self, judged: &Judged, windows: u64) {
+    fn count(&mut self, verdict: Verdict, windows: u64) {
         self.windows += windows;
-        *self.verdicts.entry(judged.verdict).or_default() += windows;
+        *self.verdicts.entry(verdict).or_default() += windows;
     }
 
     /// Counts windows that are not compared.
@@ -104,8 +104,7 @@ impl Compared {
             (Verdict::Shadow, aside.shadow_windows),
         ];
         for (verdict, windows) in kinds.into_iter().filter(|(_, windows)| *windows > 0) {
-            self.windows += windows;
-            *self.verdicts.entry(verdict).or_default() += windows;
+            self.count(verdict, windows);
         }
     }
 
@@ -202,7 +201,7 @@ impl ReconcileJob {
             self.close_ended(running, work, &windows).await?;
             for judged in windows {
                 let judged = self.act(running, work, judged).await?;
-                one.count(&judged, u64::from(judged.own || differs(&judged)));
+                one.count(judged.verdict, u64::from(judged.own || differs(&judged)));
                 one.observe(&judged);
             }
             // A window that was judged is cleared even if nothing is left of it.
@@ -212,7 +211,7 @@ impl ReconcileJob {
                 self.close_ended(running, work, &whole).await?;
                 for judged in whole {
                     let judged = self.act(running, work, judged).await?;
-                    one.count(&judged, 1);
+                    one.count(judged.verdict, 1);
                     one.observe(&judged);
                 }
                 if is_read(&running.readings, work, window) {
@@ -299,7 +298,7 @@ impl ReconcileJob {
             self.close_equal(running, work, &day).await?;
             for part in day.parts {
                 let part = self.act(running, work, part).await?;
-                one.count(&part, if part.own { windows } else { 0 });
+                one.count(part.verdict, if part.own { windows } else { 0 });
                 one.observe(&part);
             }
             return Ok(());
@@ -316,8 +315,7 @@ impl ReconcileJob {
                 u64::try_from(judged.len()).unwrap_or(windows).saturating_add(shadow_windows);
             let (unequal, equal): (Vec<_>, Vec<_>) = judged.into_iter().partition(differs);
             let equal = u64::try_from(equal.len()).unwrap_or(0) + windows - seen.min(windows);
-            one.windows += equal;
-            *one.verdicts.entry(Verdict::Equal).or_default() += equal;
+            one.count(Verdict::Equal, equal);
             for window in unequal {
                 let window = self.finish_window(running, work, window, one).await?;
                 if drifting.is_empty() || window.verdict > verdict {
@@ -326,9 +324,7 @@ impl ReconcileJob {
                 drifting.push(window);
             }
         } else {
-            let compared = windows - shadow_windows;
-            *one.verdicts.entry(verdict).or_default() += compared;
-            one.windows += compared;
+            one.count(verdict, windows - shadow_windows);
         }
         if verdict != Verdict::Unread && by_window == day.differs() {
             if drifting.is_empty() {
@@ -356,7 +352,7 @@ impl ReconcileJob {
             window.action =
                 note_discards(&*self.store, &window.halves.pushes.written_off_pushes).await?;
         }
-        one.count(&window, 1);
+        one.count(window.verdict, 1);
         one.observe(&window);
         drift_window(window)
     }
@@ -406,11 +402,20 @@ impl ReconcileJob {
         let confirmed = day.parts.iter().any(|part| part.halves.pushes.confirmed > 0);
         let equal = day.parts.iter().all(agrees);
         if confirmed && equal && running.pass.order.apply {
-            let Pair { tenant, meter, .. } = &work.pair;
-            let at = self.clock.now();
-            unless_fault(self.store.close_pushes(tenant, *meter, day.day, at).await)?;
+            self.close(&work.pair.tenant, work.pair.meter, day.day).await?;
         }
         Ok(())
+    }
+
+    /// Confirmed pushes of the window become reconciled.
+    pub(super) async fn close(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        window: Window,
+    ) -> store::Result<()> {
+        let closed = self.store.close_pushes(tenant, meter, window, self.clock.now()).await;
+        unless_fault(closed).map(drop)
     }
 
     /// The same for windows, and days of findings, once the day is old enough for a nightly pass:
@@ -431,9 +436,7 @@ impl ReconcileJob {
             let whole = Window { start, end };
             let mut parts = judged.iter().filter(|part| part.halves.window == whole);
             if running.pass.order.apply && parts.all(agrees) {
-                let Pair { tenant, meter, .. } = &work.pair;
-                let at = self.clock.now();
-                unless_fault(self.store.close_pushes(tenant, *meter, whole, at).await)?;
+                self.close(&work.pair.tenant, work.pair.meter, whole).await?;
             }
         }
         Ok(())

@@ -10,7 +10,6 @@
 use super::{HOURLY, PassError, ReconcileJob, Running, list_open_findings};
 use crate::config::UnknownSubscriptions;
 use crate::jobs::mirror::list_all;
-use crate::jobs::unless_fault;
 use crate::provider::{Inbound, Unreadable};
 use crate::rules::drift::{Reason, Verdict, WindowPush};
 use crate::rules::finding::{Finding, FindingKind, Observation};
@@ -108,15 +107,10 @@ impl ReconcileJob {
             return Ok(false);
         }
         let mirror = self.store.find_mirror(name).await?;
-        let known = mirror.is_some_and(|mirror| match mirror.snapshot {
-            Snapshot::Invoice(known) => Invoice { lines: Vec::new(), ..known } == *listed,
-            Snapshot::Subscription(_)
-            | Snapshot::CreditGrant(_)
-            | Snapshot::Customer(_)
-            | Snapshot::ErrorReport(_)
-            | Snapshot::Gone => false,
-        });
-        Ok(!known)
+        let Some(Snapshot::Invoice(known)) = mirror.map(|mirror| mirror.snapshot) else {
+            return Ok(true);
+        };
+        Ok(Invoice { lines: Vec::new(), ..known } != *listed)
     }
 
     /// Walks the provider's list to its end; none if it could not be read.
@@ -292,8 +286,10 @@ impl ReconcileJob {
                 if (due && !missing) || lately {
                     self.keep_lease(running).await?;
                     let compared = self.judge_invoice(&name.id, &invoice, &catalog).await?;
-                    if running.pass.order.apply {
-                        self.close_lines(&compared.agreed).await?;
+                    for (tenant, meter, period) in compared.agreed {
+                        if running.pass.order.apply {
+                            self.close(&tenant, meter, period).await?;
+                        }
                     }
                     observations.extend(compared.observation);
                     judged.insert(name.id);
@@ -353,15 +349,6 @@ impl ReconcileJob {
             ..observe(id, Some(tenant.id), (verdict, Reason::Amount), texts.join("; "))
         };
         Ok(JudgedInvoice { observation: Some(observation), agreed: Vec::new() })
-    }
-
-    /// Confirmed pushes of invoice lines that agree become reconciled.
-    async fn close_lines(&self, agreed: &[(TenantId, MeterNo, Window)]) -> store::Result<()> {
-        for (tenant, meter, period) in agreed {
-            let at = self.clock.now();
-            unless_fault(self.store.close_pushes(tenant, *meter, *period, at).await)?;
-        }
-        Ok(())
     }
 
     /// What was handed to billing for a period, by the moments that pushes are stamped with: those

@@ -14,6 +14,7 @@ use crate::rules::restore::Reading;
 use crate::rules::submission::{Class, PushState};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A push as it is stored.
@@ -218,6 +219,21 @@ impl NewPush {
             class: Class::Cut,
         }
     }
+}
+
+/// One thing that happened to a push.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[schema(as = TransitionAnswer)]
+pub struct Transition {
+    pub at: Timestamp,
+    /// The state after it.
+    pub state: PushState,
+    pub class: Class,
+    /// The attempt it belongs to; 0 before the first.
+    pub attempt: u32,
+    /// The provider's name for the request.
+    pub request_id: Option<String>,
+    pub detail: Option<String>,
 }
 
 /// Names a tenant's window of a meter in faults.
