@@ -7,6 +7,7 @@
 use crate::rules::credit::DrawOrder;
 use crate::rules::meter::MeterSpec;
 use crate::rules::span::Span;
+use crate::rules::submission::Backoff;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -176,6 +177,12 @@ pub struct PushConfig {
     pub backoff_max_ms: u64,
     pub look_after: Span,
     pub poll_ms: u64,
+}
+
+impl PushConfig {
+    pub fn backoff(&self) -> Backoff {
+        Backoff { base_ms: self.backoff_base_ms, max_ms: self.backoff_max_ms }
+    }
 }
 
 /// Where alerts go. The addresses are secrets too: their holders can write to the channel.

@@ -242,6 +242,11 @@ impl Stop {
     }
 }
 
+/// A number for a gauge. Metrics are doubles by their nature; the exact number is in the API.
+pub(crate) fn gauge(number: impl Display) -> f64 {
+    number.to_string().parse().unwrap_or(f64::NAN)
+}
+
 /// The time, for a job that sends, decides, expires or removes anything; none while clocks
 /// contradict each other, or while no other clock has confirmed ours lately. The job then does
 /// nothing, and looks again at its next turn. [`ClocksJob`] says why.

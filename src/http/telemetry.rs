@@ -5,6 +5,7 @@
 
 use super::problem::Problem;
 use super::request_id;
+use crate::jobs::gauge;
 use crate::jobs::ingest::Ingest;
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
@@ -99,10 +100,6 @@ pub fn refresh(ingest: &Ingest) {
         let bytes = kilobytes.map(|kilobytes: u64| kilobytes.saturating_mul(1024));
         metrics::gauge!("process_resident_memory_bytes").set(gauge(bytes.unwrap_or(0)));
     }
-}
-
-fn gauge(number: impl std::fmt::Display) -> f64 {
-    number.to_string().parse().unwrap_or(f64::NAN)
 }
 
 /// Installs the process's recorder of metrics, once.

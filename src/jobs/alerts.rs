@@ -6,7 +6,7 @@
 
 mod conditions;
 
-use super::{Context, Job};
+use super::{Context, Job, gauge};
 use crate::clock::Clock;
 use crate::rules::alert::{Alert, AlertKind, Condition, Scope, Severity, judge_alerts};
 use crate::rules::span::Span;
@@ -203,9 +203,4 @@ fn show_pages(counts: PageCounts) {
     {
         metrics::gauge!("counterfoil_pages", "period" => period).set(gauge(count));
     }
-}
-
-/// Metrics are doubles by their nature.
-fn gauge(count: u64) -> f64 {
-    count.to_string().parse().unwrap_or(f64::NAN)
 }

@@ -14,7 +14,6 @@ use crate::faults::crash_point;
 use crate::provider::{Inbound, Provider};
 use crate::rules::mirror::{ErrorReport, ObjectKind, Snapshot};
 use crate::rules::span::Span;
-use crate::rules::submission::Backoff;
 use crate::rules::window::Window;
 use crate::store::list::read_all;
 use crate::store::push::PushChanges;
@@ -123,18 +122,12 @@ impl MirrorJob {
         let snapshot = match inbound.read_object(&wanted.name).await {
             Ok(snapshot) => snapshot,
             Err(error) => {
-                let backoff = Backoff {
-                    base_ms: self.settings.backoff_base_ms,
-                    max_ms: self.settings.backoff_max_ms,
-                };
+                let backoff = self.settings.backoff();
                 // The bound itself: objects are few, and order among them does not matter.
                 let micros = backoff.pause_micros(wanted.attempts + 1, u64::MAX).unsigned_abs();
                 let seconds = u32::try_from(micros / 1_000_000).unwrap_or(u32::MAX).max(1);
-                return Ok(ReadOutcome::PutOff(
-                    wanted,
-                    Span::from_seconds(seconds),
-                    error.to_string(),
-                ));
+                let pause = Span::from_seconds(seconds);
+                return Ok(ReadOutcome::PutOff(wanted, pause, error.to_string()));
             }
         };
         if let Snapshot::ErrorReport(report) = &snapshot {

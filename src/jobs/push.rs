@@ -25,7 +25,7 @@ use crate::rules::pace::Pace;
 use crate::rules::quantity::Quantity;
 use crate::rules::restore::{Reading, judge_reading};
 use crate::rules::submission::{
-    Act, Backoff, Class, Next, Progress, Question, Shown, SubmitOutcome, judge_due, judge_outcome,
+    Act, Class, Next, Progress, Question, Shown, SubmitOutcome, judge_due, judge_outcome,
     judge_summary, judge_unreadable,
 };
 use crate::rules::timestamp::{MICROS_PER_MINUTE, Timestamp};
@@ -337,13 +337,11 @@ impl PushJob {
         progress.attempts += 1;
         progress.first_attempt_at.get_or_insert(begun_at);
         let settings = &self.settings;
-        let backoff =
-            Backoff { base_ms: settings.backoff_base_ms, max_ms: settings.backoff_max_ms };
         let (class, mut next) = judge_outcome(
             &outcome,
             progress,
             limits.horizons,
-            (backoff, jitter(self.jitter_seed, claimed.push.number, progress.attempts)),
+            (settings.backoff(), jitter(self.jitter_seed, claimed.push.number, progress.attempts)),
             (self.clock.now(), settings.look_after),
         );
         if !limits.shows_totals && matches!(next, Next::Submitted { .. }) {

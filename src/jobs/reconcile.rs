@@ -26,7 +26,7 @@ mod ranges;
 mod snapshot;
 mod unbilled;
 
-use super::{Context, Job, sure_time};
+use super::{Context, Job, gauge, sure_time};
 use crate::clock::Clock;
 use crate::config::ReconcileConfig;
 use crate::faults::crash_point;
@@ -42,7 +42,7 @@ use crate::rules::pass::{
 };
 use crate::rules::span::Span;
 use crate::rules::submission::{Class, PushState};
-use crate::rules::timestamp::{MICROS_PER_DAY, MICROS_PER_HOUR, Timestamp};
+use crate::rules::timestamp::{MICROS_PER_DAY, MICROS_PER_HOUR, MICROS_PER_SECOND, Timestamp};
 use crate::rules::window::Window;
 use crate::store::list::{PAGE, read_all};
 use crate::store::push::{Lease, Push, PushFilter};
@@ -404,7 +404,7 @@ impl ReconcileJob {
         metrics::gauge!(
             "counterfoil_last_pass_timestamp_seconds", "kind" => running.pass.order.kind.name()
         )
-        .set(in_seconds(self.clock.now()));
+        .set(gauge(self.clock.now().micros() / MICROS_PER_SECOND));
         Ok(())
     }
 
@@ -673,11 +673,6 @@ pub async fn list_open_findings(
 ) -> store::Result<Vec<Finding>> {
     let open = FindingFilter { open: Some(true), kind, tenant: None };
     read_all(open, |finding: &Finding| finding.number, |query| store.list_findings(query)).await
-}
-
-/// Seconds since 1970, as metrics have them.
-fn in_seconds(at: Timestamp) -> f64 {
-    (at.micros() / 1_000_000).to_string().parse().unwrap_or(f64::NAN)
 }
 
 /// One line for each pass; a warning if something drifts.

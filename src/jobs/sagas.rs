@@ -194,21 +194,7 @@ impl SagasJob {
         let lease_until = going.then(|| self.lease_until());
         let lines = lines.into_iter().map(|(mark, result, why)| (step, mark, result, why));
         let standing = SagaProgress { state, tries, due_at, detail, lease_until };
-        let written = self.write(running, lines.collect(), standing).await?;
-        if !written {
-            self.clear_late_hold(&running.saga).await?;
-        }
-        Ok(written && going)
-    }
-
-    /// Another runner has the saga. If it has ended it by now, a hold that this one put too late
-    /// would stay for ever.
-    async fn clear_late_hold(&self, saga: &Saga) -> store::Result<()> {
-        let found = self.store.find_saga(&saga.id).await?;
-        if found.is_some_and(|(found, _)| !found.state.is_open()) {
-            self.store.release_hold(&saga.id).await?;
-        }
-        Ok(())
+        Ok(self.write(running, lines.collect(), standing).await? && going)
     }
 
     async fn finish(&self, running: &mut RunningSaga, state: SagaState) -> store::Result<bool> {

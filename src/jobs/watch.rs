@@ -4,7 +4,7 @@
 //! a long outage does not bury the log.
 
 use super::unbilled::{Cause, Slow, Unbilled};
-use super::{Context, Job};
+use super::{Context, Job, gauge};
 use crate::clock::Clock;
 use crate::rules::ids::MeterNo;
 use crate::rules::meter::Catalog;
@@ -62,7 +62,7 @@ impl Job for WatchJob {
             ("submitted_long", counts.submitted_long),
             ("dead", counts.dead),
         ] {
-            metrics::gauge!("counterfoil_pushes", "state" => name).set(gauge(&count.to_string()));
+            metrics::gauge!("counterfoil_pushes", "state" => name).set(gauge(count));
         }
         self.show_unbilled(&catalog, &counts, now).await?;
         let mut last = self.last.lock().expect("no holder panics");
@@ -70,8 +70,7 @@ impl Job for WatchJob {
         let paid = last.unbilled.iter().map(|(meter, _)| (*meter, Quantity::ZERO));
         for (meter, quantity) in paid.chain(counts.unbilled.iter().copied()) {
             let slug = catalog.get(meter).map_or_else(String::new, |m| m.slug.to_string());
-            metrics::gauge!("counterfoil_unbilled_quantity", "meter" => slug)
-                .set(gauge(&quantity.to_string()));
+            metrics::gauge!("counterfoil_unbilled_quantity", "meter" => slug).set(gauge(quantity));
         }
         show_unmapped(&catalog, &last, &counts);
         let warnings = warn_of_change(&last, &counts);
@@ -109,11 +108,10 @@ impl WatchJob {
             for cause in Cause::ALL {
                 let causes = unbilled.by_meter.get(&meter);
                 let quantity = causes.and_then(|causes| causes.get(&cause)).copied();
-                let quantity = quantity.unwrap_or_default().to_string();
                 metrics::gauge!(
                     "counterfoil_unbilled", "meter" => slug.clone(), "cause" => cause.name()
                 )
-                .set(gauge(&quantity));
+                .set(gauge(quantity.unwrap_or_default()));
             }
         }
         shown.unbilled = unbilled;
@@ -141,16 +139,11 @@ fn show_unmapped(catalog: &Catalog, last: &PushCounts, now: &PushCounts) {
             metrics::gauge!(
                 "counterfoil_unmapped_tenants", "state" => state, "meter" => slug.clone()
             )
-            .set(gauge(&sum.tenants.to_string()));
+            .set(gauge(sum.tenants));
             metrics::gauge!("counterfoil_unmapped_quantity", "state" => state, "meter" => slug)
-                .set(gauge(&sum.quantity.to_string()));
+                .set(gauge(sum.quantity));
         }
     }
-}
-
-/// Metrics are doubles by their nature; the exact number is in the API.
-fn gauge(decimal: &str) -> f64 {
-    decimal.parse().unwrap_or(f64::NAN)
 }
 
 fn warn_of_change(last: &PushCounts, now: &PushCounts) -> usize {

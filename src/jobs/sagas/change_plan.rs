@@ -183,8 +183,4 @@ impl Step for Resume {
         charge(turn).await?;
         release(turn).await
     }
-
-    async fn undo(&self, _: &Turn<'_>) -> Tried {
-        Ok(done())
-    }
 }

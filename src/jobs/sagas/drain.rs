@@ -179,9 +179,4 @@ impl Step for Drain {
             ))),
         }
     }
-
-    /// What was sent is true all the same.
-    async fn undo(&self, _: &Turn<'_>) -> Tried {
-        Ok(done())
-    }
 }

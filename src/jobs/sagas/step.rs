@@ -22,8 +22,11 @@ pub type Tried = Result<Outcome, Outcome>;
 pub trait Step: Send + Sync {
     fn shape(&self) -> StepShape;
     async fn act(&self, turn: &Turn<'_>) -> Tried;
-    /// Called for a step that was begun, also if nobody knows what came of it.
-    async fn undo(&self, turn: &Turn<'_>) -> Tried;
+    /// Called for a step that was begun, also if nobody knows what came of it. A step that only
+    /// sends or releases has nothing to undo.
+    async fn undo(&self, _: &Turn<'_>) -> Tried {
+        Ok(done())
+    }
 }
 
 /// What a tenant agrees to with a subscription.
