@@ -3,9 +3,8 @@
 //! A verb here is a function over a [`Session`]: it reads rows, asks `rules` for a plan and applies
 //! the plan. Its statements are PostgreSQL's; `sqlite/session.rs` removes what SQLite does not need
 //! and does not know (casts and row locks). Each store says how a transaction runs ([`SqlStore`]).
-//! What has to be fast (deliveries, rollups, events, cuts, claims and settlements of pushes) is
-//! written for each store; a cut runs functions from here on its own transaction, for the credits
-//! that it draws.
+//! What has to be fast (deliveries, judgements, rollups, events, counters) is written for each
+//! store; a session reads of it what cuts need, by methods of its own.
 //!
 //! Invariant: the statements of a function are one transaction, which the store commits after the
 //! function has returned. PostgreSQL runs a function again if another transaction was in the way,
@@ -17,11 +16,14 @@ mod api_keys;
 mod batch;
 mod bindings;
 mod chain;
+mod claims;
 mod clock;
 mod corrections;
 mod coverings;
 mod credit_changes;
 mod credits;
+mod cut_rows;
+mod cuts;
 mod declarations;
 mod entries;
 mod epochs;
@@ -37,12 +39,15 @@ mod outbox;
 mod passes;
 mod push_changes;
 mod push_history;
+mod push_rows;
+mod pushes;
 mod quotes;
 mod reconciliation;
 mod rejections;
 mod row;
 mod sagas;
 mod session;
+mod settlements;
 mod subscriptions;
 mod summaries;
 mod thresholds;
@@ -55,19 +60,15 @@ mod webhooks;
 pub use api_keys::{create_api_key, list_api_keys, revoke_api_key};
 pub use chain::verify_passes;
 pub use clock::lower_tables;
-pub use coverings::{Coverings, WindowKey};
+pub use cut_rows::{WindowKey, read_cuts};
+pub use cuts::{CutWindow, ListedEvents};
 pub use declarations::{declare_meter, put_tenant, read_catalog};
-pub use epochs::{read_epoch, record_restore};
+pub use epochs::{move_mark, read_epoch, record_restore};
 pub use failure::{Done, Failure};
 pub use filter::Filter;
 pub use inbox::{list_conflicts, list_quarantine, trace_inboxes};
-pub use leases::hold_lease;
-pub use push_history::read_window_pushes;
 pub use row::Row;
-pub use session::{MeterSum, Session, SqlStore};
-pub use subscriptions::read_terms;
-pub use summaries::find_summary;
+pub use session::{PushPair, Session, SqlStore, Sum};
 pub use unbilled::{sum_held, sum_shadow};
 pub(crate) use value::values;
 pub use value::{IntoValue, Value};
-pub use waiting::{read_unmapped, write_unmapped};

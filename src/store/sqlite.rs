@@ -27,18 +27,14 @@ mod keys;
 mod memory;
 mod migrations;
 mod planner;
-mod push_rows;
-mod pushes;
 mod readers;
 pub(crate) mod record;
 mod recovery;
-mod restores;
 mod rollups;
 mod segment;
 mod session;
 mod statements;
 mod totals;
-mod waiting;
 mod writer;
 
 use crate::clock::Clock;

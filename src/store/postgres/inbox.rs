@@ -77,58 +77,17 @@ pub async fn record_quarantine(
     QUARANTINE.record(client, entries, received_at).await
 }
 
-/// The statements of one inbox.
+/// A table of kept payloads.
 struct Inbox {
-    /// As in `inbox_overflow`.
+    /// Also its name in `inbox_overflow`.
     name: &'static str,
-    count_kept: &'static str,
-    find_kept: &'static str,
-    upsert: &'static str,
+    /// The columns of a payload, and of what is said beside it.
+    payload: &'static str,
+    context: &'static str,
 }
 
-const CONFLICTS: Inbox = Inbox {
-    name: "conflicts",
-    count_kept: "-- count_kept
-        SELECT given.tenant_no, given.id, (SELECT count(*) FROM (SELECT 1 FROM conflicts kept
-            WHERE kept.tenant_no = given.tenant_no AND kept.id = given.id LIMIT $3) AS counted)
-        FROM unnest($1::int4[], $2::text[]) AS given (tenant_no, id)",
-    find_kept: "-- find_kept
-        SELECT kept.tenant_no, kept.id, kept.arriving
-        FROM unnest($1::int4[], $2::text[], $3::uuid[]) AS given (tenant_no, id, fingerprint)
-        JOIN conflicts kept USING (tenant_no, id, fingerprint)",
-    upsert: "-- upsert
-        INSERT INTO conflicts AS kept (tenant_no, id, fingerprint, arriving, standing, deliveries,
-            first_received_at, last_received_at)
-        SELECT given.*, $7::timestamptz, $7::timestamptz FROM unnest($1::int4[], $2::text[],
-            $3::uuid[], $4::text[], $5::text[], $6::int8[]) AS given
-        ON CONFLICT (tenant_no, id, fingerprint) DO UPDATE SET
-            deliveries = kept.deliveries + excluded.deliveries,
-            last_received_at = GREATEST(kept.last_received_at, excluded.last_received_at)
-            WHERE kept.arriving = excluded.arriving
-        RETURNING tenant_no, id, fingerprint",
-};
-
-const QUARANTINE: Inbox = Inbox {
-    name: "quarantine",
-    count_kept: "-- count_kept
-        SELECT given.tenant_no, given.id, (SELECT count(*) FROM (SELECT 1 FROM quarantine kept
-            WHERE kept.tenant_no = given.tenant_no AND kept.id = given.id LIMIT $3) AS counted)
-        FROM unnest($1::int4[], $2::text[]) AS given (tenant_no, id)",
-    find_kept: "-- find_kept
-        SELECT kept.tenant_no, kept.id, kept.payload
-        FROM unnest($1::int4[], $2::text[], $3::uuid[]) AS given (tenant_no, id, fingerprint)
-        JOIN quarantine kept USING (tenant_no, id, fingerprint)",
-    upsert: "-- upsert
-        INSERT INTO quarantine AS kept (tenant_no, id, fingerprint, payload, reason, deliveries,
-            first_received_at, last_received_at)
-        SELECT given.*, $7::timestamptz, $7::timestamptz FROM unnest($1::int4[], $2::text[],
-            $3::uuid[], $4::text[], $5::text[], $6::int8[]) AS given
-        ON CONFLICT (tenant_no, id, fingerprint) DO UPDATE SET
-            deliveries = kept.deliveries + excluded.deliveries,
-            last_received_at = GREATEST(kept.last_received_at, excluded.last_received_at)
-            WHERE kept.payload = excluded.payload
-        RETURNING tenant_no, id, fingerprint",
-};
+const CONFLICTS: Inbox = Inbox { name: "conflicts", payload: "arriving", context: "standing" };
+const QUARANTINE: Inbox = Inbox { name: "quarantine", payload: "payload", context: "reason" };
 
 impl Inbox {
     async fn record(
@@ -163,7 +122,7 @@ impl Inbox {
                 *overflow.entry(id).or_default() += entry.deliveries;
             }
         }
-        upsert_entries(client, self.upsert, kept, received_at).await?;
+        upsert_entries(client, &self.upsert(), kept, received_at).await?;
         self.count_overflow(client, &overflow, received_at).await
     }
 
@@ -177,10 +136,16 @@ impl Inbox {
         ids.dedup();
         let tenants: Vec<i32> = ids.iter().map(|(tenant, _)| tenant_number(*tenant)).collect();
         let names: Vec<&str> = ids.iter().map(|(_, id)| *id).collect();
-        let statement = client.prepare_cached(self.count_kept).await?;
+        let sql = format!(
+            "-- count_kept
+            SELECT given.tenant_no, given.id, (SELECT count(*) FROM (SELECT 1 FROM {} kept
+                WHERE kept.tenant_no = given.tenant_no AND kept.id = given.id LIMIT $3) AS counted)
+            FROM unnest($1::int4[], $2::text[]) AS given (tenant_no, id)",
+            self.name
+        );
         let limit = write_limit(INBOX_PAYLOADS_MAX);
         let mut counts: HashMap<(i32, String), usize> = HashMap::with_capacity(ids.len());
-        for row in client.query(&statement, &[&tenants, &names, &limit]).await? {
+        for row in client.read_all(&sql, &[&tenants, &names, &limit]).await? {
             let count = usize::try_from(read_count(column(&row, 2)?)?).unwrap_or(usize::MAX);
             counts.insert((column(&row, 0)?, column(&row, 1)?), count);
         }
@@ -204,8 +169,14 @@ impl Inbox {
         let tenants: Vec<i32> = entries.keys().map(|(tenant, ..)| tenant_number(*tenant)).collect();
         let ids: Vec<&str> = entries.keys().map(|(_, id, _)| *id).collect();
         let slots: Vec<SqlHash> = entries.values().map(|entry| SqlHash(entry.slot)).collect();
-        let statement = client.prepare_cached(self.find_kept).await?;
-        for row in client.query(&statement, &[&tenants, &ids, &slots]).await? {
+        let Self { name, payload, .. } = self;
+        let sql = format!(
+            "-- find_kept
+            SELECT kept.tenant_no, kept.id, kept.{payload}
+            FROM unnest($1::int4[], $2::text[], $3::uuid[]) AS given (tenant_no, id, fingerprint)
+            JOIN {name} kept USING (tenant_no, id, fingerprint)"
+        );
+        for row in client.read_all(&sql, &[&tenants, &ids, &slots]).await? {
             known.insert((column(&row, 0)?, column(&row, 1)?, column(&row, 2)?));
         }
         Ok(known)
@@ -236,6 +207,23 @@ impl Inbox {
         let at = SqlTimestamp(received_at);
         client.run(sql, &[&tenants, &ids, &deliveries, &self.name, &at]).await?;
         Ok(())
+    }
+
+    /// Writes payloads, each where its fingerprint says; not where another payload is.
+    fn upsert(&self) -> String {
+        let Self { name, payload, context } = self;
+        format!(
+            "-- upsert
+            INSERT INTO {name} AS kept (tenant_no, id, fingerprint, {payload}, {context},
+                deliveries, first_received_at, last_received_at)
+            SELECT given.*, $7::timestamptz, $7::timestamptz FROM unnest($1::int4[], $2::text[],
+                $3::uuid[], $4::text[], $5::text[], $6::int8[]) AS given
+            ON CONFLICT (tenant_no, id, fingerprint) DO UPDATE SET
+                deliveries = kept.deliveries + excluded.deliveries,
+                last_received_at = GREATEST(kept.last_received_at, excluded.last_received_at)
+                WHERE kept.{payload} = excluded.{payload}
+            RETURNING tenant_no, id, fingerprint"
+        )
     }
 }
 

@@ -118,15 +118,6 @@ pub fn write_count(count: u64) -> Result<i64> {
     i64::try_from(count).map_err(|_| Error::Internal { what: "a count outgrew 63 bits".into() })
 }
 
-/// Reads a revision or a number of attempts.
-pub fn read_ordinal(number: i32) -> Result<u32> {
-    u32::try_from(number).map_err(|_| damaged("a revision or number of attempts", number))
-}
-
-pub fn write_ordinal(number: u32) -> Result<i32> {
-    i32::try_from(number).map_err(|_| Error::Internal { what: "a number outgrew 31 bits".into() })
-}
-
 /// A limit of rows; larger than any table is as good as the largest.
 pub fn write_limit(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX)

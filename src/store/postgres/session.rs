@@ -5,24 +5,26 @@
 
 use super::PostgresStore;
 use super::connection::{Connector, Snapshot};
-use super::epochs::secret_now;
 use super::numeric::SqlQuantity;
-use super::push_rows;
-use super::scalars::{SqlTimestamp, column, corrupt, write_count};
+use super::scalars::{SqlTimestamp, column, corrupt};
 use super::statements::Statements;
 use super::transaction::Transaction;
+use super::{cuts, unbilled};
+use crate::rules::cut::OpenEvents;
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
-use crate::rules::push::{NewPush, StoredPush};
-use crate::rules::settlement::Change;
+use crate::rules::push::WindowUsage;
 use crate::rules::timestamp::Timestamp;
 use crate::store::idempotency::{Ended, completion_error, millis};
-use crate::store::push::TransitionLine;
-use crate::store::sql::{Done, Failure, MeterSum, Row, Session, SqlStore, Value, values};
+use crate::store::push::UnbilledSums;
+use crate::store::sql::{
+    CutWindow, Done, Failure, ListedEvents, PushPair, Row, Session, SqlStore, Sum, Value,
+    WindowKey, values,
+};
 use crate::store::{Error, Result};
 use bytes::{BufMut, BytesMut};
 use counterfoil_idempotency::{Claim, postgres};
 use deadpool_postgres::{ClientWrapper, Object, Pool};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error as StdError;
 use std::sync::Arc;
 use tokio::runtime::Handle;
@@ -103,53 +105,54 @@ impl Session for PostgresSession<'_> {
         self.wait(end)
     }
 
-    fn sum_by_meter(&self, sql: &str) -> Done<BTreeMap<MeterNo, MeterSum>> {
+    fn sum_by_number(&self, sql: &str, values: &[Value]) -> Done<BTreeMap<u64, Sum>> {
         let session: &dyn Session = self;
         let sql = format!(
-            "-- sum_by_meter
-            SELECT meter_no, count(*) AS added, sum(pushes)::int8 AS pushes,
+            "-- sum_by_number
+            SELECT number, count(*) AS added, sum(pushes)::int8 AS pushes,
                 sum(quantity) AS quantity
-            FROM ({sql}) AS added GROUP BY meter_no"
+            FROM ({sql}) AS added GROUP BY number"
         );
-        let sums = session.read_all(&sql, &[], |row| {
+        let sums = session.read_all(&sql, values, |row| {
             let (rows, pushes) = (row.get("added")?, row.get("pushes")?);
-            Ok((row.get("meter_no")?, MeterSum { rows, pushes, quantity: row.get("quantity")? }))
+            Ok((row.get("number")?, Sum { rows, pushes, quantity: row.get("quantity")? }))
         })?;
         Ok(sums.into_iter().collect())
     }
 
-    fn read_pushes(&self, numbers: &[u64]) -> Done<Vec<StoredPush>> {
-        self.wait(push_rows::read_pushes(self.client, &within_columns(numbers)))
+    fn try_lock_pairs(&self, pairs: BTreeSet<PushPair>) -> Done<BTreeSet<PushPair>> {
+        let session: &dyn Session = self;
+        let sql = "-- try_lock_pairs
+            WITH given (tenant_no, meter_no) AS (VALUES ($::int4, $::int2), ...)
+            SELECT tenant_no, meter_no FROM given
+            WHERE pg_try_advisory_xact_lock(tenant_no, meter_no)";
+        let rows = pairs.iter().map(|(tenant, meter)| values![tenant, meter].to_vec());
+        let locked = session
+            .read_batch(sql, rows, |row| Ok((row.get("tenant_no")?, row.get("meter_no")?)))?;
+        Ok(locked.into_iter().collect())
     }
 
-    fn lock_pushes(&self, numbers: &[u64]) -> Done<Vec<StoredPush>> {
-        self.wait(push_rows::lock_pushes(self.client, &within_columns(numbers)))?;
-        self.read_pushes(numbers)
+    fn measure_windows(&self, windows: &[CutWindow]) -> Done<Vec<WindowUsage>> {
+        cuts::measure_windows(self, windows)
     }
 
-    fn insert_pushes(
+    fn read_open_events(
         &self,
-        secret: &[u8; 32],
-        pushes: &[NewPush],
-        at: Timestamp,
-    ) -> Done<Vec<TransitionLine>> {
-        let secret = self.wait(secret_now(self.client, secret))?;
-        self.wait(push_rows::insert_pushes(self.client, &secret, pushes, at))
+        windows: &[(&CutWindow, u64)],
+        _: &ListedEvents,
+        events_max: usize,
+    ) -> Done<BTreeMap<WindowKey, OpenEvents>> {
+        cuts::read_open_events(self, windows, events_max)
     }
-
-    fn change_pushes(&self, changes: &[Change], at: Timestamp) -> Done<Vec<TransitionLine>> {
-        self.wait(push_rows::change_pushes(self.client, changes, at))
-    }
-}
-
-/// A number that no column can hold names no push.
-fn within_columns(numbers: &[u64]) -> Vec<i64> {
-    numbers.iter().filter_map(|number| write_count(*number).ok()).collect()
 }
 
 impl SqlStore for PostgresStore {
     fn push_secret(&self) -> [u8; 32] {
         self.push_secret
+    }
+
+    async fn add_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums> {
+        unbilled::sum_unbilled(self.reader().await?, &self.connector, &meters).await
     }
 
     async fn in_transaction<T: Send + 'static>(

@@ -15,9 +15,6 @@ pub trait Statements {
 
     /// The row, if there is one; an error if there are several.
     async fn read_optional(&self, sql: &str, values: Values<'_>) -> Result<Option<Row>, Error>;
-
-    /// The row of a statement that always has one.
-    async fn read_one(&self, sql: &str, values: Values<'_>) -> Result<Row, Error>;
 }
 
 impl Statements for ClientWrapper {
@@ -31,9 +28,5 @@ impl Statements for ClientWrapper {
 
     async fn read_optional(&self, sql: &str, values: Values<'_>) -> Result<Option<Row>, Error> {
         self.query_opt(&self.prepare_cached(sql).await?, values).await
-    }
-
-    async fn read_one(&self, sql: &str, values: Values<'_>) -> Result<Row, Error> {
-        self.query_one(&self.prepare_cached(sql).await?, values).await
     }
 }

@@ -68,25 +68,26 @@ impl TlsChoice {
     }
 
     pub fn client_config(&self) -> Result<ClientConfig> {
-        let fault = |error: String| Error::Internal { what: error };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .map_err(|error| fault(error.to_string()))?;
-        if self.check == Check::Nothing {
-            let verifier = Arc::new(AnyCertificate(provider));
-            return Ok(config
-                .dangerous()
-                .with_custom_certificate_verifier(verifier)
-                .with_no_client_auth());
-        }
-        let roots = Arc::new(self.read_roots()?);
-        let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider)
-            .build()
-            .map_err(|error| fault(error.to_string()))?;
-        let verifier: Arc<dyn ServerCertVerifier> =
-            if self.check == Check::Signature { Arc::new(AnyHost(verifier)) } else { verifier };
+            .map_err(|error| Error::Internal { what: error.to_string() })?;
+        let verifier: Arc<dyn ServerCertVerifier> = match self.check {
+            Check::Nothing => Arc::new(AnyHost { signed_by: None, provider }),
+            Check::Signature => {
+                let signed_by = Some(self.verify_by_roots(&provider)?);
+                Arc::new(AnyHost { signed_by, provider })
+            }
+            Check::SignatureAndHost => self.verify_by_roots(&provider)?,
+        };
         Ok(config.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
+    }
+
+    fn verify_by_roots(&self, provider: &Arc<CryptoProvider>) -> Result<Arc<WebPkiServerVerifier>> {
+        let roots = Arc::new(self.read_roots()?);
+        WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(provider))
+            .build()
+            .map_err(|error| Error::Internal { what: error.to_string() })
     }
 
     fn read_roots(&self) -> Result<RootCertStore> {
@@ -145,53 +146,15 @@ fn unreadable() -> Error {
     Error::Internal { what: "sslrootcert in the store's address is not a path".into() }
 }
 
-/// Takes every certificate.
+/// Takes a certificate that a root has signed, whatever host it is for; without roots, every one.
 #[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
-
-/// Takes a certificate that a root has signed, whatever host it is for.
-#[derive(Debug)]
-struct AnyHost(Arc<WebPkiServerVerifier>);
+struct AnyHost {
+    signed_by: Option<Arc<WebPkiServerVerifier>>,
+    provider: Arc<CryptoProvider>,
+}
 
 type Verified = std::result::Result<ServerCertVerified, rustls::Error>;
 type Signed = std::result::Result<HandshakeSignatureValid, rustls::Error>;
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Verified {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Signed {
-        let known = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, known)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Signed {
-        let known = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, known)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
-}
 
 impl ServerCertVerifier for AnyHost {
     fn verify_server_cert(
@@ -202,7 +165,8 @@ impl ServerCertVerifier for AnyHost {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Verified {
-        let verified = self.0.verify_server_cert(certificate, between, host, ocsp, now);
+        let Some(roots) = &self.signed_by else { return Ok(ServerCertVerified::assertion()) };
+        let verified = roots.verify_server_cert(certificate, between, host, ocsp, now);
         let other_host = matches!(
             &verified,
             Err(rustls::Error::InvalidCertificate(
@@ -218,7 +182,8 @@ impl ServerCertVerifier for AnyHost {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Signed {
-        self.0.verify_tls12_signature(message, certificate, signature)
+        let known = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, known)
     }
 
     fn verify_tls13_signature(
@@ -227,11 +192,12 @@ impl ServerCertVerifier for AnyHost {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Signed {
-        self.0.verify_tls13_signature(message, certificate, signature)
+        let known = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, known)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 

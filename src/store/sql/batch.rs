@@ -8,9 +8,10 @@
 
 use super::failure::Done;
 use super::row::Row;
-use super::session::Session;
+use super::session::{Session, Sum};
 use super::value::Value;
 use crate::store::{Error, Result};
+use std::collections::BTreeMap;
 
 /// Rows of one statement, largest first. The last is 1, so any number is a sum of these.
 const SIZES: [usize; 4] = [256, 32, 4, 1];
@@ -44,13 +45,55 @@ impl dyn Session + '_ {
         &self,
         sql: &str,
         rows: impl IntoIterator<Item = Vec<Value>>,
+        decode: impl FnMut(&Row) -> Result<T>,
+    ) -> Done<Vec<T>> {
+        self.read_batch_with(sql, &[], rows, decode)
+    }
+
+    /// As [`Self::run_batch_with`], for a statement that returns rows.
+    pub fn read_batch_with<T>(
+        &self,
+        sql: &str,
+        shared: &[Value],
+        rows: impl IntoIterator<Item = Vec<Value>>,
         mut decode: impl FnMut(&Row) -> Result<T>,
     ) -> Done<Vec<T>> {
         let mut found = Vec::new();
-        for (sql, values) in statements(sql, &[], rows)? {
+        for (sql, values) in statements(sql, shared, rows)? {
             found.extend(self.read_all(&sql, &values, &mut decode)?);
         }
         Ok(found)
+    }
+
+    /// As [`Self::read_batch_with`], in one statement, for rows that are a set and at least one:
+    /// the last is repeated up to a fixed size.
+    pub fn read_set_with<T>(
+        &self,
+        sql: &str,
+        shared: &[Value],
+        mut rows: Vec<Vec<Value>>,
+        decode: impl FnMut(&Row) -> Result<T>,
+    ) -> Done<Vec<T>> {
+        let fitting = SIZES.into_iter().rev().find(|size| *size >= rows.len());
+        let size = fitting.unwrap_or_else(|| rows.len().next_multiple_of(SIZES[0]));
+        let last = rows.last().cloned().unwrap_or_default();
+        rows.resize(size, last);
+        let (head, row, tail) = parts(sql)?;
+        let text = format!("{head}{}{tail}", repeat(row, size, shared.len()));
+        self.read_all(&text, &[shared, &rows.concat()].concat(), decode)
+    }
+
+    /// Adds up the rows of a statement as [`Session::sum_by_number`] does.
+    pub fn sum_batch(
+        &self,
+        sql: &str,
+        rows: impl IntoIterator<Item = Vec<Value>>,
+    ) -> Done<BTreeMap<u64, Sum>> {
+        let mut sums = BTreeMap::new();
+        for (sql, values) in statements(sql, &[], rows)? {
+            sums.extend(self.sum_by_number(&sql, &values)?);
+        }
+        Ok(sums)
     }
 }
 
@@ -60,9 +103,7 @@ fn statements(
     shared: &[Value],
     rows: impl IntoIterator<Item = Vec<Value>>,
 ) -> Result<Vec<(String, Vec<Value>)>> {
-    let malformed = || Error::Internal { what: format!("no row to repeat in: {sql:.80}") };
-    let (head, tail) = sql.split_once(REPEATED).ok_or_else(malformed)?;
-    let (head, row) = head.split_at(head.rfind('(').ok_or_else(malformed)?);
+    let (head, row, tail) = parts(sql)?;
     let mut rows: Vec<Vec<Value>> = rows.into_iter().collect();
     let width = row.matches('$').count();
     if let Some(other) = rows.iter().find(|row| row.len() != width) {
@@ -80,6 +121,14 @@ fn statements(
         }
     }
     Ok(statements)
+}
+
+/// The text before the row that is repeated, that row, and the text behind it.
+fn parts(sql: &str) -> Result<(&str, &str, &str)> {
+    let malformed = || Error::Internal { what: format!("no row to repeat in: {sql:.80}") };
+    let (head, tail) = sql.split_once(REPEATED).ok_or_else(malformed)?;
+    let (head, row) = head.split_at(head.rfind('(').ok_or_else(malformed)?);
+    Ok((head, row, tail))
 }
 
 /// The row so many times, with its places numbered after the shared ones.

@@ -10,24 +10,19 @@
 //! A crash leaves all of a call or nothing. A correction that is repeated because its outcome was
 //! lost finds its own push on its way, and is refused.
 
+use super::cut_rows::{States, WindowKey, lock_states, write_revisions};
 use super::failure::Failure;
-use super::{Done, Row, Session, find_summary, values};
+use super::summaries::find_summary;
+use super::{Done, Row, Session, values};
 use crate::rules::correction::{Correcting, CorrectionOrder, plan_correcting};
 use crate::rules::fault::Fault;
-use crate::rules::ids::{MeterNo, TenantId, TenantNo};
+use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::push::{CutState, StoredPush};
 use crate::rules::settlement::{Change, plan_closing};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::push::{Ruling, TransitionLine};
-
-/// A window, as rows name it.
-#[derive(Clone, Copy)]
-struct WindowPlace {
-    tenant: TenantNo,
-    meter: MeterNo,
-    start: Timestamp,
-}
+use std::collections::BTreeSet;
 
 pub fn record_correction(
     session: &dyn Session,
@@ -39,8 +34,8 @@ pub fn record_correction(
     let Some(tenant) = session.find_tenant(&order.tenant)? else {
         return nothing(Ruling::NotFound);
     };
-    let place = WindowPlace { tenant, meter: order.meter, start: order.window.start };
-    let (pushes, Some(state)) = lock_window(session, place)? else {
+    let key = WindowKey { tenant_no: tenant, meter: order.meter, start: order.window.start };
+    let (pushes, Some(state)) = lock_window(session, key)? else {
         return nothing(Ruling::NotFound);
     };
     let whose = (&order.tenant, &order.customer);
@@ -50,24 +45,22 @@ pub fn record_correction(
             Ok(plan) => plan,
             Err(refusal) => return nothing(Ruling::Refused(refusal)),
         };
-    let sql = "-- write_revision
-        UPDATE cuts SET revision = $4 WHERE tenant_no = $1 AND meter_no = $2 AND window_start = $3";
-    session.run(sql, values![place.tenant, place.meter, place.start, state.revision])?;
+    write_revisions(session, &States::from([(key, state)]))?;
     let lines = session.insert_pushes(secret, &pushes, at)?;
     Ok((Ruling::Done(lines.last().map(|line| line.push)), lines))
 }
 
 /// Locks all pushes of a window and its state; the pushes, oldest revision first. Nothing can be
 /// added to the window from here on.
-fn lock_window(
+pub fn lock_window(
     session: &dyn Session,
-    place: WindowPlace,
+    key: WindowKey,
 ) -> Done<(Vec<StoredPush>, Option<CutState>)> {
-    let locked = list_window(session, place)?;
+    let locked = list_window(session, key)?;
     session.lock_pushes(&locked)?;
-    let state = lock_cut(session, place)?;
+    let state = lock_states(session, &BTreeSet::from([key]))?.remove(&key);
     // One that was added between the two locks is not locked.
-    let numbers = list_window(session, place)?;
+    let numbers = list_window(session, key)?;
     if numbers != locked {
         return Err(Failure::Again("a push was added to the window".into()));
     }
@@ -77,28 +70,12 @@ fn lock_window(
 }
 
 /// The numbers of the window's pushes, in their order.
-fn list_window(session: &dyn Session, place: WindowPlace) -> Done<Vec<u64>> {
+fn list_window(session: &dyn Session, key: WindowKey) -> Done<Vec<u64>> {
     let sql = "-- list_window
         SELECT push_no FROM pushes /*+ INDEXED BY pushes_by_window */
         WHERE tenant_no = $1 AND meter_no = $2 AND window_start = $3
         ORDER BY push_no";
-    session.read_all(sql, values![place.tenant, place.meter, place.start], Row::only)
-}
-
-fn lock_cut(session: &dyn Session, place: WindowPlace) -> Done<Option<CutState>> {
-    let sql = "-- lock_cut
-        SELECT count, total, covered, planned, revision, shadow FROM cuts
-        WHERE tenant_no = $1 AND meter_no = $2 AND window_start = $3 FOR UPDATE";
-    session.read_optional(sql, values![place.tenant, place.meter, place.start], |row| {
-        Ok(CutState {
-            count: row.get("cuts.count")?,
-            total: row.get("cuts.total")?,
-            covered: row.get("cuts.covered")?,
-            planned: row.get("cuts.planned")?,
-            revision: row.get("cuts.revision")?,
-            shadow: row.get("cuts.shadow")?,
-        })
-    })
+    session.read_all(sql, &key.values(), Row::only)
 }
 
 /// Closes confirmed pushes of windows that start in `range`.

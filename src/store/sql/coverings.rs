@@ -1,4 +1,4 @@
-//! Windows that are covered by credits, as part of their cut; the cut itself is native.
+//! Windows that are covered by credits, as part of their cut.
 //!
 //! Invariant: what a window draws and gives back is written with its state, in the cut's
 //! transaction. The caller holds the windows, so their draws do not change; then the tenants'
@@ -10,25 +10,18 @@
 //! caller's transaction or nothing.
 
 use super::credit_changes::{WindowChanges, read_window_changes, write_changes};
+use super::cut_rows::WindowKey;
 use super::grants::{HeldGrant, live_grants, lock_grants};
 use super::{Done, Session};
 use crate::rules::credit::covering::CoverOrder;
 use crate::rules::credit::{ChangeKind, DrawOrder};
 use crate::rules::grant::ledger::Ledger;
-use crate::rules::ids::{MeterNo, TenantNo};
+use crate::rules::ids::TenantNo;
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::Result;
 use std::collections::BTreeSet;
-
-/// A window's row in `cuts`, in the order of locks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct WindowKey {
-    pub tenant_no: TenantNo,
-    pub meter: MeterNo,
-    pub start: Timestamp,
-}
 
 /// The credits of tenants whose windows are cut, as the transaction has left them.
 #[derive(Default)]

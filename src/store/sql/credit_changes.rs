@@ -7,7 +7,7 @@
 //!
 //! A crash leaves all of the caller's transaction or nothing.
 
-use super::coverings::WindowKey;
+use super::cut_rows::WindowKey;
 use super::entries::Book;
 use super::grants::{HeldGrant, write_grants};
 use super::outbox::append_numbered;
@@ -162,16 +162,10 @@ pub fn read_window_changes(
             AND credit_changes.meter_no = given.meter_no
             AND credit_changes.window_start = given.window_start
         ORDER BY change_no";
-    let rows = windows
-        .iter()
-        .map(|WindowKey { tenant_no, meter, start }| values![tenant_no, meter, start].to_vec());
+    let rows = windows.iter().map(WindowKey::values);
     let mut changes = WindowChanges::new();
     session.read_batch(sql, rows, |row| {
-        let window = WindowKey {
-            tenant_no: row.get("credit_changes.tenant_no")?,
-            meter: row.get("credit_changes.meter_no")?,
-            start: row.get("credit_changes.window_start")?,
-        };
+        let window = WindowKey::decode(row)?;
         let draw = Draw {
             grant: row.get("credit_changes.grant_no")?,
             quantity: row.get("credit_changes.quantity")?,

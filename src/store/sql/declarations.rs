@@ -7,13 +7,14 @@
 
 use super::waiting::mark_releasing;
 use super::{Done, Row, Session, SqlStore, values};
-use crate::rules::ids::{CustomerId, TenantId};
+use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter, MeterSpec};
 use crate::rules::timestamp::Timestamp;
 use crate::store::{
     Declaration, Error, Query, Result, Tenant, TenantFields, TenantPut, Tenants, damaged,
 };
 use async_trait::async_trait;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Declarations wait for each other, so that what one has looked up, a free event name above all,
@@ -132,13 +133,29 @@ fn define(meter: &Meter) -> Result<String> {
 /// All meters.
 pub fn read_catalog(session: &dyn Session) -> Done<Catalog> {
     let sql = "-- read_catalog\nSELECT meter_no, slug, definition FROM meters";
+    Ok(catalog_of(session.read_all(sql, &[], decode_meter)?))
+}
+
+/// Those of the meters that exist.
+pub fn read_meters(session: &dyn Session, numbers: &BTreeSet<MeterNo>) -> Done<Catalog> {
+    let sql = "-- read_meters
+        WITH given (number) AS (VALUES ($::int2), ...)
+        SELECT meter_no, slug, definition FROM given JOIN meters ON meter_no = number";
+    let rows = numbers.iter().map(|number| values![number].to_vec());
+    Ok(catalog_of(session.read_batch(sql, rows, decode_meter)?))
+}
+
+fn decode_meter(row: &Row) -> Result<(MeterNo, Meter)> {
+    let definition: String = row.get("meters.definition")?;
+    let spec: MeterSpec =
+        serde_json::from_str(&definition).map_err(|_| damaged("meters.definition", &definition))?;
+    Ok((row.get("meters.meter_no")?, Meter { slug: row.get("meters.slug")?, spec }))
+}
+
+fn catalog_of(meters: Vec<(MeterNo, Meter)>) -> Catalog {
     let mut catalog = Catalog::default();
-    for row in session.rows(sql, &[])? {
-        let definition: String = row.get("meters.definition")?;
-        let spec: MeterSpec = serde_json::from_str(&definition)
-            .map_err(|_| damaged("meters.definition", &definition))?;
-        let meter = Meter { slug: row.get("meters.slug")?, spec };
-        catalog.insert(row.get("meters.meter_no")?, Arc::new(meter));
+    for (number, meter) in meters {
+        catalog.insert(number, Arc::new(meter));
     }
-    Ok(catalog)
+    catalog
 }

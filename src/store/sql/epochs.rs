@@ -4,7 +4,8 @@
 //! finds the same signs of it, and writes it down then.
 
 use super::{Done, Row, Session, values};
-use crate::rules::restore::Cause;
+use crate::rules::push::secret_of_epoch;
+use crate::rules::restore::{Cause, Mark};
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::epoch::Epoch;
@@ -41,4 +42,20 @@ pub fn record_restore(
         SELECT COALESCE(max(epoch), 0) + 1, $1, $2, $3 FROM epochs";
     session.run(sql, values![at, cause.reason, cause.suspected])?;
     session.read_one(LAST_EPOCH, &[], decode_epoch)
+}
+
+/// Moves the store's mark on by one.
+pub fn move_mark(session: &dyn Session) -> Done<Mark> {
+    let sql = "-- move_mark
+        UPDATE store_life SET mark = mark + 1 RETURNING store, mark";
+    session.read_one(sql, &[], |row| {
+        Ok(Mark { store: row.get("store_life.store")?, number: row.get("store_life.mark")? })
+    })
+}
+
+/// The secret under which keys of pushes are made now.
+pub fn secret_now(session: &dyn Session, secret: &[u8; 32]) -> Done<[u8; 32]> {
+    let sql = "-- secret_now
+        SELECT COALESCE(max(epoch), 0) AS epoch FROM epochs WHERE NOT suspected";
+    Ok(secret_of_epoch(secret, session.read_one(sql, &[], Row::only)?))
 }

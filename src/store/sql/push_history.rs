@@ -218,7 +218,8 @@ fn count_pushes(session: &dyn Session, ages: PushAges) -> Done<PushCounts> {
     let (submitted, submitted_long) =
         session.read_one(sql, values![ages.submitted_before], read)?;
     let sql = "-- count_pushes
-        SELECT meter_no, 1 AS pushes, quantity FROM pushes WHERE state = 'dead' AND NOT shadow";
+        SELECT meter_no AS number, 1 AS pushes, quantity FROM pushes
+        WHERE state = 'dead' AND NOT shadow";
     let dead = session.sum_by_meter(sql)?;
     let (without_customer, unsent) = sum_unmapped(session)?;
     Ok(PushCounts {

@@ -1,19 +1,22 @@
 //! What a store gives to the verbs that are written once: statements inside a transaction, and the
 //! transactions themselves.
 
+use super::cut_rows::WindowKey;
+use super::cuts::{CutWindow, ListedEvents};
 use super::failure::Done;
 use super::row::Row;
 use super::value::{Value, values};
+use crate::rules::cut::OpenEvents;
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
-use crate::rules::push::{NewPush, StoredPush};
+use crate::rules::push::WindowUsage;
 use crate::rules::quantity::Quantity;
-use crate::rules::settlement::Change;
+use crate::rules::restore::Mark;
 use crate::rules::timestamp::Timestamp;
 use crate::store::idempotency::{Completing, Ended};
-use crate::store::push::TransitionLine;
-use crate::store::{Error, Result};
+use crate::store::push::{CutOrder, UnbilledSums};
+use crate::store::{Error, Result, damaged};
 use counterfoil_idempotency::Claim;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A connection inside a transaction.
@@ -33,33 +36,35 @@ pub trait Session {
     /// Ends the key of a request in this transaction.
     fn end_key(&self, claim: &Claim, ended: &Ended, at: Timestamp) -> Done<()>;
 
-    /// Adds up the rows of a statement that returns `meter_no`, `pushes` and `quantity`, however
-    /// many there are. SQLite has no exact sum of decimals.
-    fn sum_by_meter(&self, sql: &str) -> Done<BTreeMap<MeterNo, MeterSum>>;
+    /// Adds up the rows of a statement that returns `number`, `pushes` and `quantity`, by number,
+    /// however many there are. SQLite has no exact sum of decimals.
+    fn sum_by_number(&self, sql: &str, values: &[Value]) -> Done<BTreeMap<u64, Sum>>;
 
-    /// Those of the pushes that exist, in the order of their numbers.
-    fn read_pushes(&self, numbers: &[u64]) -> Done<Vec<StoredPush>>;
+    /// Those of the tenants and meters that no other claim of pushes works on; they are this one's
+    /// until the transaction ends. Nobody is waited for.
+    fn try_lock_pairs(&self, pairs: BTreeSet<PushPair>) -> Done<BTreeSet<PushPair>>;
 
-    /// As [`Self::read_pushes`]; each is locked until the transaction ends, in that order.
-    fn lock_pushes(&self, numbers: &[u64]) -> Done<Vec<StoredPush>>;
+    /// The totals of windows, in their order, each of one moment.
+    fn measure_windows(&self, windows: &[CutWindow]) -> Done<Vec<WindowUsage>>;
 
-    /// Writes pushes, due at once, in their order, under keys that are made with the store's
-    /// secret. What is returned is logged after the commit.
-    fn insert_pushes(
+    /// The events to be added of windows that are billed by event, for each window oldest first and
+    /// at most `events_max`; trials are left out. With each window is how many events it has.
+    /// `listed` is what the store listed before ([`SqlStore::list_open_events`]); a window is left
+    /// out if its events were to be listed then, and were not.
+    fn read_open_events(
         &self,
-        secret: &[u8; 32],
-        pushes: &[NewPush],
-        at: Timestamp,
-    ) -> Done<Vec<TransitionLine>>;
-
-    /// Changes pushes as planned, and ends their leases. What is returned is logged after the
-    /// commit.
-    fn change_pushes(&self, changes: &[Change], at: Timestamp) -> Done<Vec<TransitionLine>>;
+        windows: &[(&CutWindow, u64)],
+        listed: &ListedEvents,
+        events_max: usize,
+    ) -> Done<BTreeMap<WindowKey, OpenEvents>>;
 }
 
-/// The sum of rows of one meter.
+/// A tenant and a meter.
+pub type PushPair = (TenantNo, MeterNo);
+
+/// The sum of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct MeterSum {
+pub struct Sum {
     pub rows: u64,
     pub pushes: u64,
     pub quantity: Quantity,
@@ -106,6 +111,15 @@ impl dyn Session + '_ {
         Ok(number)
     }
 
+    /// As [`Session::sum_by_number`], for a statement whose numbers are those of meters.
+    pub fn sum_by_meter(&self, sql: &str) -> Done<BTreeMap<MeterNo, Sum>> {
+        let of_meter = |(number, sum): (u64, Sum)| {
+            let number = u16::try_from(number).map_err(|_| damaged("meters.meter_no", number))?;
+            Ok((MeterNo(number), sum))
+        };
+        self.sum_by_number(sql, &[])?.into_iter().map(of_meter).collect()
+    }
+
     /// The number of a tenant, if it is known.
     pub fn find_tenant(&self, tenant: &TenantId) -> Done<Option<TenantNo>> {
         let sql = "-- find_tenant\nSELECT tenant_no FROM tenants WHERE tenant = $1";
@@ -124,6 +138,30 @@ impl dyn Session + '_ {
 pub trait SqlStore: Send + Sync {
     /// Keys of pushes are derived from it.
     fn push_secret(&self) -> [u8; 32];
+
+    /// Whether the store's mark moves with each batch of attempts.
+    fn marks_attempts(&self) -> bool {
+        false
+    }
+
+    /// Writes a mark that was moved to where it is kept outside of the database.
+    fn write_mark(&self, _: &Mark) {}
+
+    /// See [`crate::store::push::Pushes::sum_unbilled`]: a store has its own way to its totals.
+    fn add_unbilled(
+        &self,
+        meters: Vec<(MeterNo, Timestamp)>,
+    ) -> impl Future<Output = Result<UnbilledSums>> + Send;
+
+    /// Lists events of windows that are billed by event, where that is done before the transaction
+    /// that cuts them, so that others do not wait for it.
+    fn list_open_events(
+        &self,
+        _: Vec<CutOrder>,
+        _: usize,
+    ) -> impl Future<Output = Result<ListedEvents>> + Send {
+        async { Ok(ListedEvents::new()) }
+    }
 
     /// Runs `work` in one transaction, durable when this returns Ok.
     fn in_transaction<T: Send + 'static>(

@@ -11,7 +11,7 @@
 
 use super::mirrors::lock_subscription;
 use super::outbox::append_changes;
-use super::timelines::read_timeline;
+use super::timelines::read_timelines;
 use super::{Done, Row, Session, values};
 use crate::faults::planted;
 use crate::rules::access::AccessChange;
@@ -22,6 +22,7 @@ use crate::store::outbox::FeedChange;
 use crate::store::saga::{SubscriptionReading, SubscriptionRecord};
 use crate::store::webhook::Mirror;
 use crate::store::{Error, Result, damaged};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What [`decode_record`] reads.
 const RECORDS: &str = "SELECT record_no, saga, subscription, plan, prices, features, access,
@@ -153,23 +154,35 @@ pub fn follow_reading(
     Ok(changes)
 }
 
-/// Under which subscriptions a tenant's usage is charged.
-pub fn read_terms(session: &dyn Session, number: TenantNo, tenant: &TenantId) -> Done<Vec<Term>> {
+/// Under which subscriptions the usage of each of these tenants is charged.
+pub fn read_terms(
+    session: &dyn Session,
+    tenants: &BTreeSet<TenantNo>,
+) -> Done<BTreeMap<TenantNo, Vec<Term>>> {
     if planted("bug.stamp_outside_subscription") {
-        return Ok(Vec::new());
+        return Ok(BTreeMap::new());
     }
     let sql = "-- read_terms
-        SELECT subscription, began_at, charged_from, ended_at FROM subscription_records
-        WHERE tenant_no = $1";
-    let agreed = session.read_all(sql, values![number], |row| {
-        Ok(Agreed {
+        WITH given (number) AS (VALUES ($::int4), ...)
+        SELECT tenant_no, subscription, began_at, charged_from, ended_at
+        FROM given JOIN subscription_records ON tenant_no = number";
+    let mut agreed: BTreeMap<TenantNo, Vec<Agreed>> = BTreeMap::new();
+    let rows = tenants.iter().map(|tenant| values![tenant].to_vec());
+    session.read_batch(sql, rows, |row| {
+        agreed.entry(row.get("subscription_records.tenant_no")?).or_default().push(Agreed {
             subscription: row.get("subscription_records.subscription")?,
             began_at: row.get("subscription_records.began_at")?,
             charged_from: row.get("subscription_records.charged_from")?,
             ended_at: row.get("subscription_records.ended_at")?,
-        })
+        });
+        Ok(())
     })?;
-    Ok(find_terms(&agreed, &read_timeline(session, tenant)?))
+    let timelines = read_timelines(session, tenants)?;
+    let terms = |tenant: &TenantNo| {
+        let agreed = agreed.get(tenant).map_or(&[][..], Vec::as_slice);
+        (*tenant, find_terms(agreed, timelines.get(tenant).map_or(&[], Vec::as_slice)))
+    };
+    Ok(tenants.iter().map(terms).collect())
 }
 
 /// The newest one.

@@ -8,11 +8,11 @@
 
 use super::value::FromValue;
 use super::{Done, Row, Session, Value, values};
-use crate::rules::ids::TenantId;
+use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::subscription::{Subscription, TimelineEntry};
 use crate::store::Result;
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Adds what is not there yet.
 pub fn insert_entries<'e>(
@@ -42,6 +42,25 @@ pub fn read_timeline(session: &dyn Session, tenant: &TenantId) -> Done<Vec<Timel
         SELECT subscription, at, origin, version, state FROM timeline_entries
         WHERE customer = (SELECT customer FROM tenants WHERE tenant = $1)";
     session.read_all(sql, values![tenant], decode_entry)
+}
+
+/// All states of the subscriptions of these tenants' customers.
+pub fn read_timelines(
+    session: &dyn Session,
+    tenants: &BTreeSet<TenantNo>,
+) -> Done<BTreeMap<TenantNo, Vec<TimelineEntry>>> {
+    let sql = "-- read_timelines
+        WITH given (number) AS (VALUES ($::int4), ...)
+        SELECT tenants.tenant_no, subscription, at, origin, version, state
+        FROM given CROSS JOIN tenants CROSS JOIN timeline_entries
+        WHERE tenants.tenant_no = number AND timeline_entries.customer = tenants.customer";
+    let mut timelines: BTreeMap<TenantNo, Vec<TimelineEntry>> = BTreeMap::new();
+    let rows = tenants.iter().map(|tenant| values![tenant].to_vec());
+    session.read_batch(sql, rows, |row| {
+        timelines.entry(row.get("tenants.tenant_no")?).or_default().push(decode_entry(row)?);
+        Ok(())
+    })?;
+    Ok(timelines)
 }
 
 fn decode_entry(row: &Row) -> Result<TimelineEntry> {

@@ -11,7 +11,7 @@ type Quantities = BTreeMap<MeterNo, Quantity>;
 /// What was counted in shadow mode.
 pub fn sum_shadow(session: &dyn Session) -> Done<Quantities> {
     let sql = "-- sum_shadow
-        SELECT meter_no, 0 AS pushes, total AS quantity
+        SELECT meter_no AS number, 0 AS pushes, total AS quantity
         FROM cuts /*+ INDEXED BY cuts_shadow */ WHERE shadow";
     sum(session, sql)
 }
@@ -19,7 +19,7 @@ pub fn sum_shadow(session: &dyn Session) -> Done<Quantities> {
 /// What a saga holds back.
 pub fn sum_held(session: &dyn Session) -> Done<Quantities> {
     let sql = "-- sum_held
-        SELECT meter_no, 1 AS pushes, quantity FROM pushes
+        SELECT meter_no AS number, 1 AS pushes, quantity FROM pushes
         JOIN (SELECT tenant_no AS held_no, min(held_from) AS held_from FROM holds
               GROUP BY tenant_no) AS held
             ON held_no = pushes.tenant_no AND held_from <= window_start

@@ -7,20 +7,15 @@
 //! Invariant: the database's mark is committed before a file is written, and moves with every batch
 //! of attempts once the store is in use. A crash leaves files that are behind, which means nothing.
 
-use super::session::SqliteSession;
-use super::statements::Statements;
 use super::{FILE_MODE, SqliteStore, sql_error};
-use crate::faults::planted;
 use crate::rules::digest::hex;
-use crate::rules::ids::TenantNo;
-use crate::rules::push::{StoredPush, secret_of_epoch};
 use crate::rules::restore::{Cause, Life, Mark, MarkFile};
 use crate::rules::timestamp::Timestamp;
-use crate::store::epoch::{Epoch, Epochs, Uncompared};
-use crate::store::sql::{SqlStore, read_epoch, record_restore};
+use crate::store::epoch::{Epoch, Epochs};
+use crate::store::sql::{Session, SqlStore, move_mark, read_epoch, record_restore, values};
 use crate::store::{Error, Result};
 use async_trait::async_trait;
-use rusqlite::{Connection, params};
+use rusqlite::Connection;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -56,13 +51,13 @@ impl Marks {
     }
 
     /// Whether the store is in use: only then are marks moved.
-    fn in_use(&self) -> bool {
+    pub fn in_use(&self) -> bool {
         self.open.lock().expect("no holder panics").is_some()
     }
 
     /// Writes the mark to the files. They are not synced: after a power cut they are behind, which
     /// means nothing.
-    fn write(&self, mark: &Mark) {
+    pub fn write(&self, mark: &Mark) {
         let mut open = self.open.lock().expect("no holder panics");
         let files = open.get_or_insert_with(|| self.paths.iter().filter_map(open_file).collect());
         let text = format!("{} {:020}\n", mark.store, mark.number);
@@ -118,27 +113,13 @@ impl Epochs for SqliteStore {
     }
 
     async fn record_alive(&self, at: Timestamp) -> Result<()> {
-        let mark = self
-            .write(move |writer| {
-                writer.write(|connection| {
-                    connection.execute("UPDATE store_life SET alive_at = ?", [at.micros()])?;
-                    move_mark(connection)
-                })
-            })
-            .await?;
+        let work = move |session: &dyn Session| {
+            session.run("-- record_alive\nUPDATE store_life SET alive_at = $1", values![at])?;
+            move_mark(session)
+        };
+        let mark = self.in_transaction(work).await?;
         self.marks.write(&mark);
         Ok(())
-    }
-}
-
-impl SqliteStore {
-    /// Whether marks move with attempts.
-    pub(super) fn marks_attempts(&self) -> bool {
-        self.marks.in_use()
-    }
-
-    pub(super) fn write_mark(&self, mark: &Mark) {
-        self.marks.write(mark);
     }
 }
 
@@ -159,53 +140,5 @@ fn read_life(connection: &Connection) -> Result<(Mark, Option<Timestamp>)> {
             let mark = Mark { store: row.get(0)?, number: row.get(1)? };
             Ok((mark, row.get::<_, Option<i64>>(2)?.map(Timestamp::from_micros)))
         })
-        .map_err(sql_error)
-}
-
-/// Moves the mark on by one.
-pub fn move_mark(connection: &Connection) -> Result<Mark> {
-    connection.run("-- move_mark\nUPDATE store_life SET mark = mark + 1", [])?;
-    Ok(read_life(connection)?.0)
-}
-
-/// The secret under which keys are made now.
-pub fn secret_now(connection: &Connection, secret: &[u8; 32]) -> Result<[u8; 32]> {
-    let epoch = connection.read_one(
-        "-- secret_now
-         SELECT COALESCE(MAX(epoch), 0) FROM epochs WHERE NOT suspected",
-        [],
-        |row| Ok(row.get(0)?),
-    )?;
-    Ok(secret_of_epoch(secret, epoch))
-}
-
-/// Whether a push's window has to be compared before anything of it is sent.
-pub fn find_uncompared(connection: &Connection, row: &StoredPush) -> Result<Option<Uncompared>> {
-    let Some(epoch) = read_epoch(&SqliteSession::on(connection))? else { return Ok(None) };
-    let (window, at) = (row.push.window, epoch.restored_at);
-    if window.start >= at || planted("bug.no_look_after_restore") {
-        return Ok(None);
-    }
-    let place = (row.tenant_no, row.push.meter.0, window.start);
-    if is_verified(connection, place, epoch.number)? {
-        return Ok(None);
-    }
-    Ok(Some(Uncompared { restored_at: at, suspected: epoch.suspected, last: row.looked }))
-}
-
-fn is_verified(
-    connection: &Connection,
-    (tenant, meter, start): (TenantNo, u16, Timestamp),
-    epoch: u32,
-) -> Result<bool> {
-    let mut select = connection.prepare_cached(
-        "-- is_verified
-         SELECT EXISTS (
-             SELECT 1 FROM pushes INDEXED BY pushes_by_window
-             WHERE tenant_no = ? AND meter_no = ? AND window_start = ? AND verified_epoch = ?
-         )",
-    )?;
-    select
-        .query_row(params![tenant.0, meter, start.micros(), epoch], |row| row.get(0))
         .map_err(sql_error)
 }

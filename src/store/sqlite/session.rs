@@ -4,18 +4,23 @@
 //! Invariant: a tenant that a transaction creates is known in memory after its commit, and only
 //! then.
 
-use super::push_rows::{get, quantity_of};
+use super::rollups::sum_before;
 use super::segment::overflow;
 use super::statements::Statements;
 use super::writer::{CommitPoints, TABLES, Writer};
-use super::{Shared, SqliteStore, declarations, push_rows, sql_error};
+use super::{Shared, SqliteStore, cuts, damaged, declarations, sql_error};
+use crate::rules::cut::OpenEvents;
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
-use crate::rules::push::{NewPush, StoredPush};
-use crate::rules::settlement::Change;
+use crate::rules::push::WindowUsage;
+use crate::rules::quantity::Quantity;
+use crate::rules::restore::Mark;
 use crate::rules::timestamp::Timestamp;
 use crate::store::idempotency::{Ended, completion_error, millis};
-use crate::store::push::TransitionLine;
-use crate::store::sql::{Done, Failure, MeterSum, Row, Session, SqlStore, Value};
+use crate::store::push::{CutOrder, UnbilledSums};
+use crate::store::sql::{
+    CutWindow, Done, Failure, ListedEvents, PushPair, Row, Session, SqlStore, Sum, Value,
+    WindowKey, sum_held, sum_shadow,
+};
 use crate::store::{Error, Result};
 use counterfoil_idempotency::{Claim, sqlite};
 use rusqlite::types::{ToSqlOutput, ValueRef};
@@ -26,13 +31,16 @@ use std::sync::Arc;
 
 pub struct SqliteSession<'c> {
     connection: &'c Connection,
-    /// None where all tenants are known.
-    tenants: Option<NewTenants<'c>>,
+    /// None where all tenants are known, and nothing is cut.
+    writing: Option<Writing<'c>>,
 }
 
-/// Tenants that the transaction creates.
-struct NewTenants<'c> {
+/// The writer's own, inside its transaction.
+struct Writing<'c> {
     shared: &'c Shared,
+    /// How far the segment that is being folded is in tables.
+    steps_done: usize,
+    /// Tenants that the transaction creates.
     created: RefCell<Vec<(TenantNo, TenantId)>>,
 }
 
@@ -56,13 +64,13 @@ impl Session for SqliteSession<'_> {
     }
 
     fn number_tenant(&self, tenant: &TenantId, at: Timestamp) -> Done<TenantNo> {
-        let Some(tenants) = &self.tenants else {
+        let Some(writing) = &self.writing else {
             let sql = "-- number_tenant\nSELECT tenant_no FROM tenants WHERE tenant = ?";
             let number = self.connection.read_one(sql, [tenant.as_str()], |row| Ok(row.get(0)?))?;
             return Ok(TenantNo(number));
         };
-        let memory = tenants.shared.read_memory();
-        let mut created = tenants.created.borrow_mut();
+        let memory = writing.shared.read_memory();
+        let mut created = writing.created.borrow_mut();
         let own = || created.iter().find(|(_, name)| name == tenant).map(|(own, _)| *own);
         if let Some(number) = memory.tenants.find(tenant).or_else(own) {
             return Ok(number);
@@ -85,51 +93,44 @@ impl Session for SqliteSession<'_> {
         Ok(done.map_err(completion_error)?)
     }
 
-    fn sum_by_meter(&self, sql: &str) -> Done<BTreeMap<MeterNo, MeterSum>> {
-        Ok(sum_rows(self.connection, &translate(sql))?)
-    }
-
-    fn read_pushes(&self, numbers: &[u64]) -> Done<Vec<StoredPush>> {
-        // A number that no column can hold names no push.
-        let numbers: BTreeSet<u64> =
-            numbers.iter().copied().filter(|number| i64::try_from(*number).is_ok()).collect();
-        let found =
-            numbers.into_iter().map(|number| push_rows::fetch_push(self.connection, number));
-        Ok(found.filter_map(Result::transpose).collect::<Result<_>>()?)
+    fn sum_by_number(&self, sql: &str, values: &[Value]) -> Done<BTreeMap<u64, Sum>> {
+        Ok(sum_rows(self.connection, &translate(sql), values)?)
     }
 
     /// There is one writer.
-    fn lock_pushes(&self, numbers: &[u64]) -> Done<Vec<StoredPush>> {
-        self.read_pushes(numbers)
+    fn try_lock_pairs(&self, pairs: BTreeSet<PushPair>) -> Done<BTreeSet<PushPair>> {
+        Ok(pairs)
     }
 
-    fn insert_pushes(
+    fn measure_windows(&self, windows: &[CutWindow]) -> Done<Vec<WindowUsage>> {
+        let Some(Writing { shared, steps_done, .. }) = &self.writing else {
+            let what = "only the writer measures windows".into();
+            return Err(Error::Internal { what }.into());
+        };
+        Ok(cuts::measure_windows(shared, self.connection, *steps_done, windows)?)
+    }
+
+    fn read_open_events(
         &self,
-        secret: &[u8; 32],
-        pushes: &[NewPush],
-        at: Timestamp,
-    ) -> Done<Vec<TransitionLine>> {
-        let lines =
-            pushes.iter().map(|push| push_rows::insert_push(self.connection, secret, push, at));
-        Ok(lines.collect::<Result<_>>()?)
-    }
-
-    fn change_pushes(&self, changes: &[Change], at: Timestamp) -> Done<Vec<TransitionLine>> {
-        let lines =
-            changes.iter().map(|change| push_rows::change_push(self.connection, change, at));
-        Ok(lines.collect::<Result<_>>()?)
+        windows: &[(&CutWindow, u64)],
+        listed: &ListedEvents,
+        _: usize,
+    ) -> Done<BTreeMap<WindowKey, OpenEvents>> {
+        Ok(cuts::read_open_events(self.connection, windows, listed)?)
     }
 }
 
-fn sum_rows(connection: &Connection, sql: &str) -> Result<BTreeMap<MeterNo, MeterSum>> {
-    let mut sums: BTreeMap<MeterNo, MeterSum> = BTreeMap::new();
+/// Adds rows up as they come: there may be more than memory should hold.
+fn sum_rows(connection: &Connection, sql: &str, values: &[Value]) -> Result<BTreeMap<u64, Sum>> {
+    let mut sums: BTreeMap<u64, Sum> = BTreeMap::new();
     let mut select = connection.prepare_cached(sql)?;
-    let mut rows = select.query([])?;
+    let mut rows = select.query(params_from_iter(values))?;
     while let Some(row) = rows.next()? {
-        let sum = sums.entry(MeterNo(get(row, "meter_no")?)).or_default();
+        let sum = sums.entry(row.get("number")?).or_default();
         sum.rows += 1;
-        sum.pushes += get::<u64>(row, "pushes")?;
-        let quantity = quantity_of(row, "quantity")?;
+        sum.pushes += row.get::<_, u64>("pushes")?;
+        let text: String = row.get("quantity")?;
+        let quantity = Quantity::parse_stored(&text).ok_or_else(|| damaged("quantity", &text))?;
         sum.quantity = sum.quantity.checked_add(quantity).ok_or_else(overflow)?;
     }
     Ok(sums)
@@ -138,6 +139,36 @@ fn sum_rows(connection: &Connection, sql: &str) -> Result<BTreeMap<MeterNo, Mete
 impl SqlStore for SqliteStore {
     fn push_secret(&self) -> [u8; 32] {
         self.push_secret
+    }
+
+    fn marks_attempts(&self) -> bool {
+        self.marks.in_use()
+    }
+
+    fn write_mark(&self, mark: &Mark) {
+        self.marks.write(mark);
+    }
+
+    async fn add_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums> {
+        self.read(move |shared, connection| {
+            // It begins the transaction that the others read in.
+            let before_from = sum_before(shared, connection, &meters)?;
+            let session = SqliteSession::on(connection);
+            let (shadow, held) = (sum_shadow(&session)?, sum_held(&session)?);
+            Ok(UnbilledSums { shadow, before_from, held })
+        })
+        .await
+    }
+
+    async fn list_open_events(
+        &self,
+        orders: Vec<CutOrder>,
+        events_max: usize,
+    ) -> Result<ListedEvents> {
+        let list = move |shared: &Shared, connection: &Connection| {
+            cuts::list_open_events(shared, connection, orders, events_max)
+        };
+        self.read(list).await
     }
 
     async fn in_transaction<T: Send + 'static>(
@@ -173,7 +204,7 @@ impl SqlStore for SqliteStore {
 impl<'c> SqliteSession<'c> {
     /// On a connection whose transaction is the caller's, for work about tenants that are known.
     pub fn on(connection: &'c Connection) -> Self {
-        Self { connection, tenants: None }
+        Self { connection, writing: None }
     }
 }
 
@@ -187,10 +218,11 @@ impl Writer {
         let shared = Arc::clone(&self.shared);
         let (answer, created) = self.transact_at(points, |writer| {
             let connection = &writer.connection;
-            let tenants = NewTenants { shared: &shared, created: RefCell::default() };
-            let session = SqliteSession { connection, tenants: Some(tenants) };
+            let steps_done = writer.fold.steps_done;
+            let writing = Writing { shared: &shared, steps_done, created: RefCell::default() };
+            let session = SqliteSession { connection, writing: Some(writing) };
             let answer = work(&session)?;
-            let created = session.tenants.map(|tenants| tenants.created.into_inner());
+            let created = session.writing.map(|writing| writing.created.into_inner());
             Ok((answer, created.unwrap_or_default()))
         })?;
         let mut memory = self.shared.write_memory();
@@ -236,7 +268,7 @@ fn read_value(value: ValueRef<'_>) -> Result<Value> {
 
 /// Row locks, which a database with one writer does not need.
 const LOCKS: [&str; 5] =
-    [" SKIP LOCKED", " FOR UPDATE OF ", " FOR NO KEY UPDATE", " FOR UPDATE", " FOR SHARE"];
+    [" SKIP LOCKED", " FOR UPDATE OF ", " FOR NO KEY UPDATE", " FOR UPDATE", " FOR SHARE OF "];
 
 /// Around words for SQLite alone, such as which index to take; a comment on PostgreSQL.
 const HINT_MARKS: [&str; 2] = ["/*+ ", " */"];
@@ -276,6 +308,7 @@ mod tests {
         assert_eq!(translate(sql), expected);
         assert_eq!(translate("(SELECT a FROM t FOR UPDATE OF t)"), "(SELECT a FROM t)");
         assert_eq!(translate("SELECT 1 FROM t FOR NO KEY UPDATE"), "SELECT 1 FROM t");
+        assert_eq!(translate("SELECT 1 FROM t FOR SHARE OF t"), "SELECT 1 FROM t");
         assert_eq!(translate("FROM t /*+ INDEXED BY i */ WHERE a"), "FROM t INDEXED BY i WHERE a");
     }
 }
