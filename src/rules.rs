@@ -47,6 +47,8 @@ pub mod rejection;
 pub mod restore;
 pub mod rollup;
 pub mod saga;
+#[cfg(test)]
+mod samples;
 pub mod settlement;
 pub mod signature;
 pub mod span;

@@ -378,15 +378,12 @@ fn digits(quantity: Quantity) -> u32 {
 mod tests {
     use super::*;
     use crate::rules::correction::judge_correction;
+    use crate::rules::samples::quantity;
 
     const HOUR: i64 = 3_600_000_000;
 
     fn at(hour: i64) -> Timestamp {
         Timestamp::from_micros(hour * HOUR)
-    }
-
-    fn quantity(text: &str) -> Quantity {
-        Quantity::parse_stored(text).expect("valid")
     }
 
     fn window() -> Window {

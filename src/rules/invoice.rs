@@ -172,10 +172,7 @@ fn multiply(quantity: Quantity, price: Quantity) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn quantity(text: &str) -> Quantity {
-        Quantity::parse_stored(text).expect("valid")
-    }
+    use crate::rules::samples::quantity;
 
     fn invoice(quantity_billed: &str, subtotal: i64) -> Invoice {
         let period =

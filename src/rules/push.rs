@@ -445,14 +445,11 @@ pub fn secret_of_epoch(secret: &[u8; 32], epoch: u32) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::samples::quantity;
     use proptest::prelude::*;
 
     const WIDE: Precision = Precision { scale: 6, digits_max: 15 };
     const WHOLE: Precision = Precision { scale: 0, digits_max: 15 };
-
-    fn quantity(text: &str) -> Quantity {
-        Quantity::parse_stored(text).expect("valid")
-    }
 
     fn standing(count: u64, billable: Quantity) -> Standing {
         Standing { count, billable, covered: Quantity::ZERO }

@@ -219,15 +219,12 @@ pub fn judge_comparison(known: Known, total: Quantity, now: Timestamp) -> Compar
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::samples::quantity;
 
     const HOUR: i64 = 3_600_000_000;
 
     fn at(minutes: i64) -> Timestamp {
         Timestamp::from_micros(minutes * (HOUR / 60))
-    }
-
-    fn quantity(text: &str) -> Quantity {
-        Quantity::parse_stored(text).expect("valid")
     }
 
     fn mark(store: &str, number: u64) -> Mark {

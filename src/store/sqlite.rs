@@ -50,7 +50,7 @@ use crate::rules::window::Window;
 use crate::store::fault_log::FaultLog;
 use crate::store::groups::KnownGroups;
 use crate::store::sql::{
-    create_api_key, list_api_keys, list_conflicts, list_quarantine, revoke_api_key,
+    Done, Session, create_api_key, list_api_keys, list_conflicts, list_quarantine, revoke_api_key,
 };
 use crate::store::throttle::Throttle;
 use crate::store::{
@@ -270,6 +270,13 @@ impl SqliteStore {
         self.shared.faults.note(self.readers.read_any_size(large, query).await)
     }
 
+    async fn list_any_size<T: Send + 'static>(
+        &self,
+        list: impl Fn(&dyn Session) -> Done<T> + Send + 'static,
+    ) -> Result<T> {
+        self.read_any_size(false, move |_, c| Ok(list(&SqliteSession::on(c))?)).await
+    }
+
     async fn write<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Writer) -> Result<T> + Send + 'static,
@@ -363,17 +370,11 @@ impl Queries for SqliteStore {
     }
 
     async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>> {
-        let list = move |_: &Shared, connection: &Connection| {
-            Ok(list_conflicts(&SqliteSession::on(connection), &query)?)
-        };
-        self.read_any_size(false, list).await
+        self.list_any_size(move |session| list_conflicts(session, &query)).await
     }
 
     async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>> {
-        let list = move |_: &Shared, connection: &Connection| {
-            Ok(list_quarantine(&SqliteSession::on(connection), &query)?)
-        };
-        self.read_any_size(false, list).await
+        self.list_any_size(move |session| list_quarantine(session, &query)).await
     }
 
     async fn read_counters(&self, range: Window) -> Result<Vec<CounterRow>> {

@@ -1,7 +1,7 @@
 //! Accounts, entries, statements: each entry once, whole, in some order, never below a floor.
 
 use crate::billed::{after, quantity};
-use crate::fixture::{Fixture, tenant_id};
+use crate::fixture::{Fixture, at_once, in_pages, tenant_id};
 use crate::history::Random;
 use counterfoil::rules::account::{Account, Entry, Floor, NewEntry, NewPosting, PostRefusal};
 use counterfoil::rules::ids::{AccountName, OnceKey, Unit};
@@ -31,9 +31,15 @@ pub fn histories(f: &Fixture) -> u64 {
 }
 
 /// Creates an account in euros, which must not stand yet.
-pub async fn create(f: &Fixture, tenant: &str, account: &str, floor: Floor) {
+async fn create(f: &Fixture, tenant: &str, account: &str, floor: Floor) {
     let put = f.store.put_account(new_account(tenant, account, floor), f.now).await.unwrap();
     assert!(matches!(put, AccountPut::Created(_)), "{put:?}");
+}
+
+/// A wallet that never falls below zero, and the bank that fills it.
+pub async fn create_wallet(f: &Fixture, tenant: &str) {
+    create(f, tenant, "wallet", Floor::Zero).await;
+    create(f, tenant, "bank", Floor::None).await;
 }
 
 pub fn entry(tenant: &str, once: &str, postings: &[(&str, &str)]) -> NewEntry {
@@ -73,21 +79,14 @@ async fn stands(f: &Fixture, tenant: &str, name: &str) -> (String, u64) {
 
 /// A statement, oldest line first, read in pages of seven.
 async fn statement(f: &Fixture, tenant: &str, account: &str) -> Vec<StatementLine> {
-    let mut lines: Vec<StatementLine> = Vec::new();
-    loop {
-        let query = Query {
-            filter: (tenant_id(tenant), name(account)),
-            after: lines.last().map(|line| line.version),
-            limit: 7,
-        };
-        let page = f.store.read_statement(query).await.unwrap();
-        let short = page.len() < 7;
-        lines.extend(page);
-        if short {
-            lines.reverse();
-            return lines;
-        }
-    }
+    let read = async |last: Option<&StatementLine>| {
+        let (filter, after) = ((tenant_id(tenant), name(account)), last.map(|line| line.version));
+        let query = Query { filter, after, limit: 7 };
+        f.store.read_statement(query).await.unwrap()
+    };
+    let mut lines = in_pages(7, read).await;
+    lines.reverse();
+    lines
 }
 
 /// Lines are numbered without gaps, each balance follows from the one before, and the last is the
@@ -139,17 +138,12 @@ pub async fn accounts_are_listed_in_byte_order(f: Fixture) {
         create(&f, "acme", account, Floor::None).await;
         create(&f, "umbrella", account, Floor::Zero).await;
     }
-    let mut listed: Vec<Account> = Vec::new();
-    loop {
-        let after = listed.last().map(|account| account.name.clone());
+    let read = async |last: Option<&Account>| {
+        let after = last.map(|account| account.name.clone());
         let query = Query { filter: tenant_id("acme"), after, limit: 4 };
-        let page = f.store.list_accounts(query).await.unwrap();
-        assert!(page.len() <= 4);
-        if page.is_empty() {
-            break;
-        }
-        listed.extend(page);
-    }
+        f.store.list_accounts(query).await.unwrap()
+    };
+    let listed = in_pages(4, read).await;
     let found: Vec<&str> = listed.iter().map(|account| account.name.as_str()).collect();
     assert_eq!(found, names);
     assert!(listed.iter().all(|account| account.tenant == tenant_id("acme")));
@@ -158,8 +152,7 @@ pub async fn accounts_are_listed_in_byte_order(f: Fixture) {
 }
 
 pub async fn an_entry_is_written_once(mut f: Fixture) {
-    create(&f, "acme", "wallet", Floor::Zero).await;
-    create(&f, "acme", "bank", Floor::None).await;
+    create_wallet(&f, "acme").await;
     let new = entry("acme", "e1", &[("bank", "-12.5"), ("wallet", "12.5")]);
     let first = recorded(post(&f, new.clone()).await);
     assert_eq!((&first.key, first.memo.as_str(), first.at), (&new.key, "about e1", f.now));
@@ -194,8 +187,7 @@ pub async fn an_entry_is_written_once(mut f: Fixture) {
 }
 
 pub async fn refusals_write_nothing(f: Fixture) {
-    create(&f, "acme", "wallet", Floor::Zero).await;
-    create(&f, "acme", "bank", Floor::None).await;
+    create_wallet(&f, "acme").await;
     recorded(post(&f, entry("acme", "e1", &[("bank", "-10"), ("wallet", "10")])).await);
     let check = async |new: NewEntry, expected: PostRefusal| {
         let once = new.key.clone();
@@ -223,8 +215,7 @@ pub async fn refusals_write_nothing(f: Fixture) {
 }
 
 pub async fn a_statement_is_read_in_pages(f: Fixture) {
-    create(&f, "acme", "wallet", Floor::Zero).await;
-    create(&f, "acme", "bank", Floor::None).await;
+    create_wallet(&f, "acme").await;
     for n in 0..17 {
         let new = entry("acme", &format!("e{n}"), &[("bank", "-1"), ("wallet", "1")]);
         f.store.post_entry(new, after(f.now, n), None).await.unwrap();
@@ -249,22 +240,13 @@ pub async fn a_statement_is_read_in_pages(f: Fixture) {
 }
 
 pub async fn postings_at_once_lose_nothing(f: Fixture) {
-    create(&f, "acme", "wallet", Floor::Zero).await;
-    create(&f, "acme", "bank", Floor::None).await;
+    create_wallet(&f, "acme").await;
     let f = Arc::new(f);
-    let tasks: Vec<_> = (0..50)
-        .map(|n| {
-            let f = Arc::clone(&f);
-            tokio::spawn(async move {
-                let new = entry("acme", &format!("e{n}"), &[("bank", "-1"), ("wallet", "1")]);
-                recorded(post(&f, new).await)
-            })
-        })
-        .collect();
-    let mut versions = HashSet::new();
-    for task in tasks {
-        versions.insert(task.await.unwrap().postings[1].version);
-    }
+    let post_one = |f: Arc<Fixture>, n| async move {
+        let new = entry("acme", &format!("e{n}"), &[("bank", "-1"), ("wallet", "1")]);
+        recorded(post(&f, new).await).postings[1].version
+    };
+    let versions: HashSet<u64> = at_once(&f, 0..50, post_one).await.into_iter().collect();
     assert_eq!(versions, (1..=50).collect());
     assert_eq!(stands(&f, "acme", "wallet").await, ("50".to_owned(), 50));
     assert_eq!(stands(&f, "acme", "bank").await, ("-50".to_owned(), 50));
@@ -273,21 +255,15 @@ pub async fn postings_at_once_lose_nothing(f: Fixture) {
 }
 
 pub async fn takers_at_once_stop_at_the_floor(f: Fixture) {
-    create(&f, "acme", "wallet", Floor::Zero).await;
-    create(&f, "acme", "bank", Floor::None).await;
+    create_wallet(&f, "acme").await;
     recorded(post(&f, entry("acme", "fill", &[("bank", "-10"), ("wallet", "10")])).await);
     let f = Arc::new(f);
-    let tasks: Vec<_> = (0..50)
-        .map(|n| {
-            let f = Arc::clone(&f);
-            tokio::spawn(async move {
-                post(&f, entry("acme", &format!("e{n}"), &[("wallet", "-1"), ("bank", "1")])).await
-            })
-        })
-        .collect();
+    let take_one = |f: Arc<Fixture>, n| async move {
+        post(&f, entry("acme", &format!("e{n}"), &[("wallet", "-1"), ("bank", "1")])).await
+    };
     let (mut taken, mut refused) = (0, 0);
-    for task in tasks {
-        match task.await.unwrap() {
+    for posted in at_once(&f, 0..50, take_one).await {
+        match posted {
             Posted::Recorded(_) => taken += 1,
             Posted::Refused(refusal) => {
                 assert_eq!(refusal, PostRefusal::BelowZero(name("wallet"), Quantity::ZERO));
@@ -302,23 +278,16 @@ pub async fn takers_at_once_stop_at_the_floor(f: Fixture) {
 }
 
 pub async fn one_key_at_once_is_one_entry(f: Fixture) {
-    create(&f, "acme", "wallet", Floor::Zero).await;
-    create(&f, "acme", "bank", Floor::None).await;
+    create_wallet(&f, "acme").await;
     let f = Arc::new(f);
     // Two settlers of one top-up, many times over, each time with a third who says something else.
     for round in 0..10 {
-        let tasks = ["5", "5", "7"].map(|amount| {
-            let f = Arc::clone(&f);
-            tokio::spawn(async move {
-                let taken = format!("-{amount}");
-                let postings = [("bank", taken.as_str()), ("wallet", amount)];
-                post(&f, entry("acme", &format!("top-up {round}"), &postings)).await
-            })
-        });
-        let mut outcomes = Vec::new();
-        for task in tasks {
-            outcomes.push(task.await.unwrap());
-        }
+        let top_up = |f: Arc<Fixture>, amount| async move {
+            let taken = format!("-{amount}");
+            let postings = [("bank", taken.as_str()), ("wallet", amount)];
+            post(&f, entry("acme", &format!("top-up {round}"), &postings)).await
+        };
+        let outcomes = at_once(&f, ["5", "5", "7"], top_up).await;
         let once = key(&format!("top-up {round}"));
         let stored = f.store.find_entry(&tenant_id("acme"), &once).await.unwrap().unwrap();
         let written = |posted: &&Posted| matches!(posted, Posted::Recorded(_));
@@ -346,39 +315,32 @@ pub async fn transfers_at_once_equal_some_order(f: Fixture) {
         create(&f, "acme", account, Floor::Zero).await;
     }
     let f = Arc::new(f);
-    let tasks: Vec<_> = (0..4u64)
-        .map(|task| {
-            let f = Arc::clone(&f);
-            tokio::spawn(async move {
-                let mut random = Random(0x1234_5678_9abc_def1 + task * 7_919);
-                let mut outcomes = Vec::new();
-                for n in 0..25 {
-                    let from = random.below(4) as usize;
-                    let to = (from + 1 + random.below(3) as usize) % 4;
-                    let amount = 1 + random.below(6);
-                    let (taken, given) = (format!("-{amount}"), amount.to_string());
-                    let postings = [(ACCOUNTS[from], &*taken), (ACCOUNTS[to], &*given)];
-                    let new = entry("acme", &format!("t{task}-{n}"), &postings);
-                    let outcome = post(&f, new.clone()).await;
-                    if let Posted::Recorded(entry) = &outcome {
-                        assert_eq!(post(&f, new.clone()).await, Posted::Repeated(entry.clone()));
-                    }
-                    outcomes.push((new, outcome));
-                }
-                outcomes
-            })
-        })
-        .collect();
-    let (mut entries, mut refusals) = (Vec::new(), Vec::new());
-    for task in tasks {
-        for (new, outcome) in task.await.unwrap() {
-            match outcome {
-                Posted::Recorded(entry) => entries.push(entry),
-                Posted::Refused(PostRefusal::BelowZero(account, balance)) => {
-                    refusals.push((new, account, balance));
-                }
-                other => panic!("{other:?}"),
+    let transfer = |f: Arc<Fixture>, task: u64| async move {
+        let mut random = Random(0x1234_5678_9abc_def1 + task * 7_919);
+        let mut outcomes = Vec::new();
+        for n in 0..25 {
+            let from = random.below(4) as usize;
+            let to = (from + 1 + random.below(3) as usize) % 4;
+            let amount = 1 + random.below(6);
+            let (taken, given) = (format!("-{amount}"), amount.to_string());
+            let postings = [(ACCOUNTS[from], &*taken), (ACCOUNTS[to], &*given)];
+            let new = entry("acme", &format!("t{task}-{n}"), &postings);
+            let outcome = post(&f, new.clone()).await;
+            if let Posted::Recorded(entry) = &outcome {
+                assert_eq!(post(&f, new.clone()).await, Posted::Repeated(entry.clone()));
             }
+            outcomes.push((new, outcome));
+        }
+        outcomes
+    };
+    let (mut entries, mut refusals) = (Vec::new(), Vec::new());
+    for (new, outcome) in at_once(&f, 0..4, transfer).await.concat() {
+        match outcome {
+            Posted::Recorded(entry) => entries.push(entry),
+            Posted::Refused(PostRefusal::BelowZero(account, balance)) => {
+                refusals.push((new, account, balance));
+            }
+            other => panic!("{other:?}"),
         }
     }
     assert!(entries.len() > 20 && !refusals.is_empty());
@@ -422,8 +384,7 @@ fn replay(entries: Vec<Entry>) -> BTreeMap<AccountName, Vec<Quantity>> {
 
 pub async fn tenants_with_equal_names_are_apart(f: Fixture) {
     for tenant in ["acme", "umbrella"] {
-        create(&f, tenant, "wallet", Floor::Zero).await;
-        create(&f, tenant, "bank", Floor::None).await;
+        create_wallet(&f, tenant).await;
     }
     let acme = entry("acme", "e1", &[("bank", "-3"), ("wallet", "3")]);
     let umbrella = entry("umbrella", "e1", &[("bank", "-5"), ("wallet", "5")]);

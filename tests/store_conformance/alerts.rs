@@ -1,7 +1,7 @@
 //! Alerts, notices and thresholds.
 
 use crate::billed::{after, quantity};
-use crate::fixture::{Fixture, tenant_id};
+use crate::fixture::{Fixture, at_once, call, claim_at_once, in_pages, tenant_id};
 use counterfoil::rules::alert::{Alert, AlertChange, AlertKind, Condition, NoticeEvent};
 use counterfoil::rules::ids::MeterNo;
 use counterfoil::rules::timestamp::Timestamp;
@@ -150,14 +150,8 @@ pub async fn an_alert_opens_once(mut f: Fixture) {
 
 pub async fn openings_at_once_are_one(f: Fixture) {
     let f = Arc::new(f);
-    let openings = [0, 1, 2, 3].map(|_| {
-        let f = Arc::clone(&f);
-        tokio::spawn(async move { open(&f, AlertKind::Silence, "acme", 0).await })
-    });
-    let mut made = 0;
-    for opening in openings {
-        made += opening.await.unwrap();
-    }
+    let open = |f: Arc<Fixture>, _| async move { open(&f, AlertKind::Silence, "acme", 0).await };
+    let made = at_once(&f, 0..4, open).await.into_iter().sum::<usize>();
     assert_eq!((made, all(&f).await.len(), claim(&f, 0).await.len()), (1, 1, 2));
 }
 
@@ -257,25 +251,10 @@ pub async fn claimants_at_once_share_nothing(f: Fixture) {
     let kinds = AlertKind::ALL;
     let changes = kinds.map(|kind| AlertChange::Open(condition(kind, "acme"))).to_vec();
     assert_eq!(change(&f, changes, 0).await, kinds.len());
-    let f = Arc::new(f);
-    let claimants = [0, 1, 2].map(|_| {
-        let f = Arc::clone(&f);
-        tokio::spawn(async move {
-            let mut numbers = Vec::new();
-            for _ in 0..40 {
-                let claimed = claim_some(&f, 0, 2).await;
-                numbers.extend(claimed.iter().map(|notice| notice.number));
-                tokio::task::yield_now().await;
-            }
-            numbers
-        })
+    let numbers = claim_at_once(f, |f| async move {
+        claim_some(&f, 0, 2).await.iter().map(|notice| notice.number).collect::<Vec<_>>()
     });
-    let mut numbers = Vec::new();
-    for claimant in claimants {
-        numbers.extend(claimant.await.unwrap());
-    }
-    assert_eq!(numbers.len(), 2 * kinds.len());
-    assert_eq!(numbers.into_iter().collect::<HashSet<u64>>().len(), 2 * kinds.len());
+    assert_eq!(numbers.await.len(), 2 * kinds.len());
 }
 
 pub async fn pages_and_filters(f: Fixture) {
@@ -357,20 +336,14 @@ pub async fn a_threshold_has_one_limit(mut f: Fixture) {
     };
     let mut expected = others.to_vec();
     expected.push(second.clone());
-    let all = async |f: &Fixture| {
-        sorted(f.store.list_thresholds(Query::first(None, usize::MAX)).await.unwrap())
+    let all = async |tenant: Option<&str>| {
+        let query = Query::first(tenant.map(tenant_id), usize::MAX);
+        sorted(f.store.list_thresholds(query).await.unwrap())
     };
-    assert_eq!(all(&f).await, sorted(expected.clone()));
-    let acme = tenant_id("acme");
-    let found = sorted(
-        f.store.list_thresholds(Query::first(Some(acme.clone()), usize::MAX)).await.unwrap(),
-    );
-    let of_acme = expected.iter().filter(|threshold| threshold.tenant == acme).cloned();
-    assert_eq!(found, sorted(of_acme.collect()));
-    assert_eq!(
-        f.store.list_thresholds(Query::first(Some(tenant_id("nobody")), usize::MAX)).await.unwrap(),
-        []
-    );
+    assert_eq!(all(None).await, sorted(expected.clone()));
+    let of_acme = expected.iter().filter(|t| t.tenant == tenant_id("acme")).cloned();
+    assert_eq!(all(Some("acme")).await, sorted(of_acme.collect()));
+    assert_eq!(all(Some("nobody")).await, []);
     let delete = async |tenant: &str| {
         let Threshold { meter, kind, period, .. } = second.clone();
         f.store.delete_threshold(&tenant_id(tenant), meter, kind, period).await.unwrap()
@@ -379,7 +352,7 @@ pub async fn a_threshold_has_one_limit(mut f: Fixture) {
     assert!(delete("acme").await);
     assert!(!delete("acme").await);
     expected.pop();
-    assert_eq!(all(&f).await, sorted(expected));
+    assert_eq!(all(None).await, sorted(expected));
 }
 
 pub async fn a_threshold_creates_its_tenant(mut f: Fixture) {
@@ -387,11 +360,9 @@ pub async fn a_threshold_creates_its_tenant(mut f: Fixture) {
     let found = f.store.find_tenant(&tenant_id("initech")).await.unwrap().unwrap();
     assert_eq!((found.name, found.customer, found.created_at), (None, None, f.now));
     // It is the same tenant as the one that events name, before and after a restart.
-    let call =
-        |id: &str| crate::fixture::event("initech", id, "calls", "2", "2026-11-15T11:59:00Z", "{}");
-    f.deliver_one(&call("e1")).await;
+    f.deliver_one(&call("e1", "2").replace("acme", "initech")).await;
     f.restart().await;
-    f.deliver_one(&call("e2")).await;
+    f.deliver_one(&call("e2", "2").replace("acme", "initech")).await;
     assert_eq!(f.total("initech", "calls").await, "4");
     assert_eq!(f.store.list_tenants(Query::first((), 10)).await.unwrap().len(), 1);
     // A tenant that is known stays as it is.
@@ -421,18 +392,15 @@ pub async fn pages_of_thresholds_hold_every_one_once(f: Fixture) {
         let mut expected = expected.clone();
         expected.retain(|one| tenant.as_ref().is_none_or(|tenant| one.tenant == *tenant));
         for limit in [1, 5, 100] {
-            let mut found = Vec::new();
-            let mut query = Query::first(tenant.clone(), limit);
-            loop {
-                let page = f.store.list_thresholds(query.clone()).await.unwrap();
-                assert!(page.len() <= limit);
-                let Some(Threshold { tenant, meter, kind, period, .. }) = page.last().cloned()
-                else {
-                    break;
-                };
-                query.after = Some(ThresholdKey { tenant, meter, kind, period });
-                found.extend(page);
-            }
+            let read = async |last: Option<&Threshold>| {
+                let after =
+                    last.cloned().map(|Threshold { tenant, meter, kind, period, .. }| {
+                        ThresholdKey { tenant, meter, kind, period }
+                    });
+                let query = Query { filter: tenant.clone(), after, limit };
+                f.store.list_thresholds(query).await.unwrap()
+            };
+            let mut found = in_pages(limit, read).await;
             found.sort_by_key(key);
             expected.sort_by_key(key);
             assert_eq!(found, expected, "limit {limit}");

@@ -1,32 +1,24 @@
 //! The full text of what stores answer and keep: memos, changes, refusals, faults. Each expected
 //! text is written once here and must come from every store.
 
-use crate::accounts::key;
+use crate::accounts::{self, create_wallet, key};
 use crate::billed::{Billed, after, quantity, window};
-use crate::credits::{taking, terms};
+use crate::credits::{changes, issue, issued, left, taking, terms};
 use crate::fixture::{Fixture, call, deliver_to, tenant_id};
 use crate::sagas::new_saga;
-use counterfoil::rules::account::{Floor, NewAccount, NewEntry, NewPosting, Posted};
+use counterfoil::rules::account::{NewEntry, Posted};
 use counterfoil::rules::credit::{CreditChange, GrantTerms, Pool};
-use counterfoil::rules::grant::{Issued, VoidGrant, Voided};
-use counterfoil::rules::ids::{AccountName, TenantId, Unit};
+use counterfoil::rules::grant::{VoidGrant, Voided};
+use counterfoil::rules::ids::{TenantId, Unit};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::saga::{LogLine, Mark, SagaState};
 use counterfoil::rules::verdict::Verdict;
-use counterfoil::store::Query;
-use counterfoil::store::credit::{ChangeFilter, GrantFilter};
+use counterfoil::store::credit::ChangeFilter;
 use counterfoil::store::saga::{Begun, ClaimedSaga, NewSaga, Resumed, SagaProgress};
-use counterfoil::store::{Error, Result};
+use counterfoil::store::{Error, Query, Result};
 
 fn acme() -> TenantId {
     tenant_id("acme")
-}
-
-async fn issue(f: &Fixture, terms: GrantTerms) -> u64 {
-    match f.store.issue_grant(terms, f.now, None).await.unwrap() {
-        Issued::Created(grant) => grant.number,
-        other => panic!("{other:?}"),
-    }
 }
 
 /// Issues two grants, draws on both, gives back, voids, refunds, and lets the rest expire.
@@ -38,8 +30,8 @@ async fn every_change(f: Fixture) -> Fixture {
     let (pool, unit) = (Pool::Purchased, Unit::parse("eur").unwrap());
     let once = key("bought");
     let bought = GrantTerms { pool, unit, key: once, memo: String::new(), ..given.clone() };
-    let given = issue(&b.f, given).await;
-    let bought = issue(&b.f, bought).await;
+    let given = issue(&b.f, given).await.number;
+    let bought = issue(&b.f, bought).await.number;
     b.planned("acme", "e1", "signed", "8", 0).await;
     b.planned("acme", "e2", "signed", "-3", 0).await;
     for (grant, once, amount) in [(given, "void-1", Some("0.25")), (bought, "refund-1", None)] {
@@ -53,44 +45,30 @@ async fn every_change(f: Fixture) -> Fixture {
 
 fn line(change: &CreditChange) -> String {
     let CreditChange { number, grant, kind, amount, remaining, memo, .. } = change;
-    let key = change.key.as_ref().map_or("none", |key| key.as_str());
+    let key = change.key.as_ref().map_or("no key".to_owned(), |key| format!("key {key}"));
+    let memo = format!("memo {memo:?}");
     let covered = change.covered.as_ref().map_or("nothing".to_owned(), |covered| {
         format!("{} from {}", covered.quantity, covered.window.start)
     });
-    let kind = kind.name();
-    format!(
-        "{number}: grant {grant} {kind} {amount}, left {remaining}, covers {covered}, key {key}, \
-         memo {memo:?}"
-    )
+    let (kind, left) = (kind.name(), remaining);
+    format!("{number}: grant {grant} {kind} {amount}, {left} left, covers {covered}, {key}, {memo}")
 }
 
 pub async fn changes_of_credits_read_alike(f: Fixture) {
     let f = every_change(f).await;
-    let query = Query::first(ChangeFilter { tenant: acme(), grant: None }, 100);
-    let mut changes = f.store.list_credit_changes(query).await.unwrap();
-    changes.reverse();
-    let lines: Vec<String> = changes.iter().map(line).collect();
-    let hour = "2026-11-12T00:00:00Z";
-    assert_eq!(
-        lines,
-        [
-            "1: grant 1 issued 3, left 3, covers nothing, key none, memo \"about given\""
-                .to_owned(),
-            "2: grant 2 issued 3, left 3, covers nothing, key none, memo \"\"".to_owned(),
-            format!("3: grant 1 drawn 3, left 0, covers 6 from {hour}, key none, memo \"\""),
-            format!("4: grant 2 drawn 1, left 2, covers 2 from {hour}, key none, memo \"\""),
-            format!("5: grant 2 given_back 1, left 3, covers 2 from {hour}, key none, memo \"\""),
-            format!(
-                "6: grant 1 given_back 0.5, left 0.5, covers 1 from {hour}, key none, memo \"\""
-            ),
-            "7: grant 1 voided 0.25, left 0.25, covers nothing, key void-1, memo \"not wanted\""
-                .to_owned(),
-            "8: grant 2 refunded 3, left 0, covers nothing, key refund-1, memo \"not wanted\""
-                .to_owned(),
-            "9: grant 1 expired 0.25, left 0, covers nothing, key none, memo \"expired\""
-                .to_owned(),
-        ]
-    );
+    let lines: Vec<String> = changes(&f, "acme", None).await.iter().map(line).collect();
+    let expected = [
+        "1: grant 1 issued 3, 3 left, covers nothing, no key, memo \"about given\"",
+        "2: grant 2 issued 3, 3 left, covers nothing, no key, memo \"\"",
+        "3: grant 1 drawn 3, 0 left, covers 6 from 2026-11-12T00:00:00Z, no key, memo \"\"",
+        "4: grant 2 drawn 1, 2 left, covers 2 from 2026-11-12T00:00:00Z, no key, memo \"\"",
+        "5: grant 2 given_back 1, 3 left, covers 2 from 2026-11-12T00:00:00Z, no key, memo \"\"",
+        "6: grant 1 given_back 0.5, 0.5 left, covers 1 from 2026-11-12T00:00:00Z, no key, memo \"\"",
+        "7: grant 1 voided 0.25, 0.25 left, covers nothing, key void-1, memo \"not wanted\"",
+        "8: grant 2 refunded 3, 0 left, covers nothing, key refund-1, memo \"not wanted\"",
+        "9: grant 1 expired 0.25, 0 left, covers nothing, no key, memo \"expired\"",
+    ];
+    assert_eq!(lines, expected);
 }
 
 pub async fn published_credits_read_alike(f: Fixture) {
@@ -167,7 +145,7 @@ pub async fn entries_of_credits_read_alike(f: Fixture) {
 }
 
 pub async fn refusals_of_credits_read_alike(f: Fixture) {
-    let grant = issue(&f, terms(&f, "acme", "ten", "10").await).await;
+    let grant = issued(&f, "acme", "ten", "10").await.number;
     let check = async |order: VoidGrant, expected: Voided| {
         let taken = f.store.void_grant(order.clone(), f.now, None).await.unwrap();
         assert_eq!(taken, expected, "{order:?}");
@@ -181,63 +159,41 @@ pub async fn refusals_of_credits_read_alike(f: Fixture) {
     check(reserved, Voided::TooLittle(Quantity::ZERO)).await;
     check(taking("acme", u64::MAX, "t", None), Voided::NotFound).await;
     check(taking("nobody", grant, "t", None), Voided::NotFound).await;
-    let of_grant = ChangeFilter { tenant: acme(), grant: Some(grant) };
-    let none = f.store.list_credit_changes(Query::first(of_grant, 10));
-    assert_eq!(none.await.unwrap().len(), 1, "only its issue was written");
+    let written = changes(&f, "acme", Some(grant)).await;
+    assert_eq!(written.len(), 1, "only its issue was written");
 }
 
+/// An entry of accounts that no entry has touched.
 fn entry(tenant: &str, once: &str, postings: &[(&str, &str)]) -> NewEntry {
-    let posting = |(account, amount): &(&str, &str)| NewPosting {
-        account: AccountName::parse(account).unwrap(),
-        amount: quantity(amount),
-        expected_version: Some(0),
-    };
-    NewEntry {
-        tenant: tenant_id(tenant),
-        key: key(once),
-        memo: String::new(),
-        postings: postings.iter().map(posting).collect(),
-    }
-}
-
-async fn open_accounts(f: &Fixture) {
-    for (name, floor) in [("wallet", Floor::Zero), ("sales", Floor::None)] {
-        let (tenant, name) = (acme(), AccountName::parse(name).unwrap());
-        let account = NewAccount { tenant, name, unit: Unit::parse("eur").unwrap(), floor };
-        f.store.put_account(account, f.now).await.unwrap();
-    }
+    let mut new = accounts::entry(tenant, once, postings);
+    new.postings.iter_mut().for_each(|posting| posting.expected_version = Some(0));
+    new
 }
 
 pub async fn refusals_of_entries_read_alike(f: Fixture) {
-    open_accounts(&f).await;
-    let check = async |entry: NewEntry, expected: &str| match f
-        .store
-        .post_entry(entry, f.now, None)
-        .await
-        .unwrap()
-    {
-        Posted::Refused(refusal) => assert_eq!(refusal.to_refusal().to_string(), expected),
-        other => panic!("{other:?}"),
+    create_wallet(&f, "acme").await;
+    let check = async |entry: NewEntry, expected: &str| {
+        let posted = f.store.post_entry(entry, f.now, None).await.unwrap();
+        let Posted::Refused(refusal) = posted else { panic!("{posted:?}") };
+        assert_eq!(refusal.to_refusal().to_string(), expected);
     };
-    let one = entry("acme", "k", &[("wallet", "1")]);
-    check(one, "an entry has 2 to 100 postings (invalid_postings)").await;
-    let many: Vec<(&str, &str)> = vec![("wallet", "1"); 101];
-    let many = entry("acme", "k", &many);
-    check(many, "an entry has 2 to 100 postings (invalid_postings)").await;
+    let count = "an entry has 2 to 100 postings (invalid_postings)";
+    check(entry("acme", "k", &[("wallet", "1")]), count).await;
+    check(entry("acme", "k", &[("wallet", "1"); 101]), count).await;
     let unknown = "there is no account walle of this tenant; create it first (unknown_account)";
-    check(entry("acme", "k", &[("walle", "1"), ("sales", "-1")]), unknown).await;
-    check(entry("nobody", "k", &[("walle", "1"), ("sales", "-1")]), unknown).await;
+    check(entry("acme", "k", &[("walle", "1"), ("bank", "-1")]), unknown).await;
+    check(entry("nobody", "k", &[("walle", "1"), ("bank", "-1")]), unknown).await;
     let below = "account wallet holds 0 and may not fall below 0 (balance_too_low)";
-    check(entry("acme", "k", &[("wallet", "-1"), ("sales", "1")]), below).await;
+    check(entry("acme", "k", &[("wallet", "-1"), ("bank", "1")]), below).await;
     let sum = "the postings in eur sum to 1; they must sum to 0 (entry_unbalanced)";
-    check(entry("acme", "k", &[("wallet", "2"), ("sales", "-1")]), sum).await;
-    let paid = entry("acme", "k", &[("wallet", "2"), ("sales", "-2")]);
+    check(entry("acme", "k", &[("wallet", "2"), ("bank", "-1")]), sum).await;
+    let paid = entry("acme", "k", &[("wallet", "2"), ("bank", "-2")]);
     let posted = f.store.post_entry(paid.clone(), f.now, None).await.unwrap();
     let Posted::Recorded(recorded) = posted else { panic!("{posted:?}") };
     let again = f.store.post_entry(paid, after(f.now, 1), None).await.unwrap();
     assert_eq!(again, Posted::Repeated(recorded));
     let moved = "account wallet is at version 1; read it again and decide anew (version_moved)";
-    check(entry("acme", "k2", &[("wallet", "2"), ("sales", "-2")]), moved).await;
+    check(entry("acme", "k2", &[("wallet", "2"), ("bank", "-2")]), moved).await;
 }
 
 /// Claims the tenant's saga and leaves it in this state.
@@ -282,8 +238,7 @@ pub async fn resuming_raises_the_fence(f: Fixture) {
 }
 
 pub async fn verdicts_read_alike(f: Fixture) {
-    let events = f.events(&[call("e1", "5")]).await;
-    let mut batch = f.batch(events);
+    let mut batch = f.batch(f.events(&[call("e1", "5")]).await);
     batch.strict_tenants = true;
     let verdicts = deliver_to(f.store.as_ref(), batch).await;
     let Verdict::Rejected(refusal) = &verdicts[0] else { panic!("{verdicts:?}") };
@@ -300,19 +255,15 @@ pub async fn growth_of_a_window_that_was_followed_is_covered_once(f: Fixture) {
     let mut b = Billed::start(f).await;
     let rates = [(b.f.meter_no("signed").await, Quantity::ONE)].into_iter().collect();
     let terms = GrantTerms { rates, ..terms(&b.f, "acme", "ten", "10").await };
-    let grant = issue(&b.f, terms).await;
+    issue(&b.f, terms).await;
     b.planned("acme", "e1", "signed", "4", 0).await;
     b.terms.shadow = true;
     b.planned("acme", "e2", "signed", "-2", 0).await;
     b.terms.shadow = false;
     b.planned("acme", "e3", "signed", "3", 0).await;
-    let meter = b.f.meter_no("signed").await;
-    let cuts = b.f.store.read_cuts(&acme(), meter, window(0)).await.unwrap();
-    let (_, cut) = cuts.into_iter().next().unwrap();
+    let cut = b.state("signed", 0).await.unwrap();
     assert_eq!((cut.total, cut.covered), (quantity("5"), quantity("5")));
-    let all = Query::first(GrantFilter { tenant: acme(), live: false }, 10);
-    let grants = b.f.store.list_grants(all).await.unwrap();
-    assert_eq!((grants[0].number, grants[0].remaining), (grant, quantity("5")));
+    assert_eq!(left(&b.f, "acme").await, ["5"]);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -328,9 +279,9 @@ fn fault<T: std::fmt::Debug>(outcome: Result<T>) -> String {
 pub async fn grants_that_contradict_their_history_stay_as_they_are(f: Fixture) {
     let expires_at = Some(window(5).start);
     let expiring = GrantTerms { expires_at, ..terms(&f, "acme", "a", "10").await };
-    let grant = issue(&f, expiring.clone()).await;
+    let grant = issue(&f, expiring.clone()).await.number;
     let sound = GrantTerms { tenant: tenant_id("umbrella"), ..expiring };
-    let sound = issue(&f, sound).await;
+    let sound = issue(&f, sound).await.number;
     f.plant(&format!("UPDATE grants SET remaining = '9' WHERE grant_no = {grant}")).await;
     let taken = f.store.void_grant(taking("acme", grant, "t", None), f.now, None).await;
     let expected = format!(
@@ -340,29 +291,22 @@ pub async fn grants_that_contradict_their_history_stay_as_they_are(f: Fixture) {
     assert_eq!(fault(taken), expected);
     // It keeps no other grant from its end.
     assert_eq!(f.store.expire_grants(f.now, f.now, 10).await.unwrap(), 1);
-    let left = async |tenant: &str| {
-        let all = GrantFilter { tenant: tenant_id(tenant), live: false };
-        let grants = f.store.list_grants(Query::first(all, 10)).await;
-        grants.unwrap().iter().map(|grant| grant.remaining.to_string()).collect::<Vec<_>>()
-    };
-    assert_eq!((left("acme").await, left("umbrella").await), {
-        (vec!["9".to_owned()], vec!["0".to_owned()])
-    });
+    assert_eq!([left(&f, "acme").await, left(&f, "umbrella").await], [["9"], ["0"]]);
     assert!(sound > grant);
     f.plant("UPDATE credit_changes SET amount = '8' WHERE kind = 'issued'").await;
-    let query =
-        |tenant: &str| Query::first(ChangeFilter { tenant: tenant_id(tenant), grant: None }, 10);
-    let history = f.store.list_credit_changes(query("umbrella")).await;
-    assert_eq!(history.unwrap().len(), 2, "the first change of a grant has none before it");
+    let history = changes(&f, "umbrella", None).await;
+    assert_eq!(history.len(), 2, "the first change of a grant has none before it");
     f.plant("UPDATE credit_changes SET remaining = '8' WHERE kind = 'issued'").await;
-    let history = fault(f.store.list_credit_changes(query("umbrella")).await);
+    let tenant = tenant_id("umbrella");
+    let query = Query::first(ChangeFilter { tenant, grant: None }, 10);
+    let history = fault(f.store.list_credit_changes(query).await);
     assert!(history.starts_with("a change moves what the change before it left"), "{history}");
 }
 
 pub async fn accounts_that_contradict_themselves_take_no_entry(f: Fixture) {
-    open_accounts(&f).await;
+    create_wallet(&f, "acme").await;
     f.plant("UPDATE accounts SET balance = '1' WHERE name = 'wallet'").await;
-    let paid = entry("acme", "k", &[("wallet", "2"), ("sales", "-2")]);
+    let paid = entry("acme", "k", &[("wallet", "2"), ("bank", "-2")]);
     let posted = fault(f.store.post_entry(paid, f.now, None).await);
     let expected =
         "an account that no entry has touched is empty (tenant=acme account=wallet balance=1)";

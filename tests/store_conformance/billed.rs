@@ -2,18 +2,17 @@
 
 use crate::fixture::{Fixture, event, tenant_id};
 use counterfoil::rules::billing::Mode;
-use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::push::CutState;
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
+use counterfoil::store::Query;
 use counterfoil::store::push::{
     AttemptIntent, ClaimedPush, CutOrder, CutReport, CutTerms, Lease, Push, PushClaim, PushFilter,
     PushRelease, PushTrace, Right, Settlement,
 };
 use counterfoil::store::reconciliation::SummaryReading;
-use counterfoil::store::{Query, TenantFields, TenantPut};
 
 pub const HOUR_MICROS: i64 = 3_600_000_000;
 
@@ -95,30 +94,28 @@ impl Billed {
         self.cut_of("acme", meter, hours).await.pushes
     }
 
+    /// Gives a tenant a customer, and releases what has waited for one.
     pub async fn customer(&self, tenant: &str, customer: &str) {
-        let customer = Some(CustomerId::parse(customer).unwrap());
-        let fields = TenantFields { customer, ..TenantFields::default() };
-        let put = self.f.store.put_tenant(&tenant_id(tenant), fields, self.f.now).await.unwrap();
-        assert!(matches!(put, TenantPut::Stored(_)));
+        self.f.customer(tenant, customer).await;
         let release = PushRelease { now: self.f.now, stamp_age_max: None, limit: 1_000 };
         while self.f.store.release_pushes(release).await.unwrap() > 0 {}
     }
 
-    /// The provider's total of a window is read twice, long after everything that was sent so far.
-    pub async fn read_twice(&self, push: &Push, value: Quantity) {
+    /// The provider's total of a push's window and customer is read at these minutes.
+    pub async fn read(&self, push: &Push, value: Quantity, minutes: &[i64]) {
         let Some(customer) = push.customer.clone() else { return };
-        let reading = SummaryReading {
-            tenant: push.tenant.clone(),
-            meter: push.meter,
-            customer,
-            window: push.window,
-            value,
-        };
-        let pushes = i64::try_from(self.pushes().await.len()).unwrap();
-        for minute in [100_000 + 500 * pushes, 100_100 + 500 * pushes] {
-            let at = after(self.f.now, minute);
+        let (tenant, meter, window) = (push.tenant.clone(), push.meter, push.window);
+        let reading = SummaryReading { tenant, meter, customer, window, value };
+        for minute in minutes {
+            let at = after(self.f.now, *minute);
             self.f.store.record_summaries(vec![reading.clone()], at).await.unwrap();
         }
+    }
+
+    /// The same twice, long after everything that was sent so far.
+    pub async fn read_twice(&self, push: &Push, value: Quantity) {
+        let minute = 100_000 + 500 * i64::try_from(self.pushes().await.len()).unwrap();
+        self.read(push, value, &[minute, minute + 100]).await;
     }
 
     /// Where an hour of tenant acme stands.
@@ -190,14 +187,14 @@ impl Billed {
         begun.unwrap() == [claimed.push.number]
     }
 
-    pub async fn settle(
-        &self,
-        claimed: &ClaimedPush,
-        (class, next): (Class, Next),
-        minute: i64,
-    ) -> bool {
-        let fence = Some(claimed.fence);
-        self.settle_number(claimed.push.number, fence, (class, next), minute).await
+    pub async fn settle(&self, claimed: &ClaimedPush, end: (Class, Next), minute: i64) -> bool {
+        self.settle_number(claimed.push.number, Some(claimed.fence), end, minute).await
+    }
+
+    /// Sends a claimed push, and settles it.
+    pub async fn finish(&self, claimed: &ClaimedPush, end: (Class, Next), minute: i64) {
+        assert!(self.begin(claimed, minute).await);
+        assert!(self.settle(claimed, end, minute).await);
     }
 
     pub async fn settle_number(
@@ -231,18 +228,15 @@ impl Billed {
         });
         pushes.sort_by_key(|push| push.revision);
         match push.mode {
-            Mode::Delta => pushes
-                .iter()
-                .fold(Quantity::ZERO, |sum, push| sum.checked_add(push.quantity).unwrap()),
+            Mode::Delta => Quantity::from_units(pushes.iter().map(|p| p.quantity.units()).sum()),
             Mode::Absolute => pushes.last().map_or(Quantity::ZERO, |last| last.value),
         }
     }
 
     /// Claims the one push that is due, sends it, and settles it.
-    pub async fn send(&self, (class, next): (Class, Next), minute: i64) -> u64 {
+    pub async fn send(&self, end: (Class, Next), minute: i64) -> u64 {
         let claimed = self.claim_one(minute).await;
-        assert!(self.begin(&claimed, minute).await);
-        assert!(self.settle(&claimed, (class, next), minute).await);
+        self.finish(&claimed, end, minute).await;
         claimed.push.number
     }
 

@@ -37,8 +37,7 @@ pub async fn an_ended_binding_is_followed_by_the_next(f: Fixture) {
 }
 
 pub async fn a_binding_does_not_end_while_pushes_are_on_their_way(f: Fixture) {
-    let billed = Billed::start(f).await;
-    billed.customer("acme", "cus_acme").await;
+    let billed = Billed::with_acme(f).await;
     billed.planned("acme", "e1", "tokens", "7", 0).await;
     let store = &billed.f.store;
     let first = store.bind(&account(Some("acct_1"), false), billed.f.now).await.unwrap();

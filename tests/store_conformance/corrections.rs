@@ -1,14 +1,13 @@
 //! Corrections and closings: what reconciliation does to pushes.
 
 use crate::billed::{Billed, after, quantity, steps, told, window};
-use crate::fixture::{Fixture, tenant_id};
+use crate::fixture::{Fixture, at_once, customer_id, tenant_id};
 use counterfoil::rules::drift::PushSums;
-use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::{Push, Ruling};
-use counterfoil::store::reconciliation::{CorrectionOrder, SummaryReading};
+use counterfoil::store::reconciliation::CorrectionOrder;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -24,10 +23,10 @@ async fn confirmed(billed: &Billed, id: &str, meter: &str, used: &str, hour: i64
     number
 }
 
-async fn order(billed: &Billed, meter: &str, hour: i64, halves: [&str; 2]) -> CorrectionOrder {
+pub async fn order(billed: &Billed, meter: &str, hour: i64, halves: [&str; 2]) -> CorrectionOrder {
     let [settled, provider] = halves.map(quantity);
     let (tenant, meter) = (tenant_id("acme"), billed.f.meter_no(meter).await);
-    let (customer, window) = (CustomerId::parse("cus_acme").unwrap(), window(hour));
+    let (customer, window) = (customer_id("cus_acme"), window(hour));
     CorrectionOrder { tenant, meter, window, customer, settled, provider, pass: 77 }
 }
 
@@ -103,8 +102,7 @@ pub async fn a_correction_is_sent_and_confirmed(f: Fixture) {
     let claimed = billed.claim_one(6).await;
     assert_eq!((claimed.push.number, claimed.settled), (again, quantity("3")));
     assert_eq!((claimed.customer.as_str(), claimed.doubtful), ("cus_acme", false));
-    assert!(billed.begin(&claimed, 6).await);
-    assert!(billed.settle(&claimed, billed.accepted(6), 6).await);
+    billed.finish(&claimed, billed.accepted(6), 6).await;
     assert_eq!(expected(&billed).await, quantity("10.5"), "what it showed and what was sent");
     assert!(billed.settle_number(again, None, CONFIRMED, 30).await);
     assert_eq!(sums(&billed, "tokens", 0).await.settled, quantity("10.5"));
@@ -118,15 +116,11 @@ pub async fn a_correction_is_sent_and_confirmed(f: Fixture) {
 pub async fn asked_twice_it_is_done_once(f: Fixture) {
     let billed = Arc::new(Billed::with_acme(f).await);
     confirmed(&billed, "e1", "tokens", "10", 0).await;
-    let askers = [0, 1, 2, 3].map(|_| {
-        let billed = Arc::clone(&billed);
-        tokio::spawn(async move { correct(&billed, "tokens", 0, ["10", "3"]).await })
-    });
-    let mut done = 0;
-    for asker in askers {
-        done += usize::from(matches!(asker.await.unwrap(), Ruling::Done(Some(_))));
-    }
-    assert_eq!(done, 1);
+    let ask = |billed: Arc<Billed>, _| async move {
+        matches!(correct(&billed, "tokens", 0, ["10", "3"]).await, Ruling::Done(Some(_)))
+    };
+    let done = at_once(&billed, 0..4, ask).await;
+    assert_eq!(done.into_iter().filter(|done| *done).count(), 1);
     assert_eq!(billed.told().await.len(), 3);
     assert_eq!(billed.state("tokens", 0).await.unwrap().revision, 3);
 }
@@ -168,17 +162,7 @@ pub async fn a_loss_is_corrected_on_two_readings_after_the_last_push(f: Fixture)
     let number = confirmed(&billed, "e1", "tokens", "10", 0).await;
     let order = order(&billed, "tokens", 0, ["10", "3"]).await;
     let ask = async |minute: Option<i64>, value: &str, allowed: bool| {
-        if let Some(minute) = minute {
-            let reading = SummaryReading {
-                tenant: order.tenant.clone(),
-                meter: order.meter,
-                customer: billed.push(number).await.customer.unwrap(),
-                window: order.window,
-                value: quantity(value),
-            };
-            let at = after(billed.f.now, minute);
-            billed.f.store.record_summaries(vec![reading], at).await.unwrap();
-        }
+        billed.read(&billed.push(number).await, quantity(value), minute.as_slice()).await;
         let at = after(billed.f.now, 500);
         let ruling = billed.f.store.record_correction(order.clone(), at).await.unwrap();
         assert_eq!(matches!(ruling, Ruling::Done(_)), allowed, "{minute:?} {value}: {ruling:?}");
@@ -202,7 +186,7 @@ pub async fn what_another_customer_was_told_is_not_lost(f: Fixture) {
     // The provider's totals of the new customer lack what the old one was told.
     for (hour, halves) in [(0, ["10", "0"]), (1, ["15", "5"])] {
         let order = order(&billed, "tokens", hour, halves).await;
-        let elsewhere = CustomerId::parse("cus_other").unwrap();
+        let elsewhere = customer_id("cus_other");
         let pushes = billed.pushes().await;
         let push = pushes.iter().find(|push| push.window == order.window).unwrap();
         let push = Push { customer: Some(elsewhere.clone()), ..push.clone() };

@@ -2,7 +2,7 @@
 
 use crate::accounts::{histories, key};
 use crate::billed::{Billed, after, quantity, window};
-use crate::fixture::{Fixture, event, tenant_id};
+use crate::fixture::{Fixture, at_once, event, in_pages, tenant_id};
 use crate::history::Random;
 use counterfoil::rules::credit::{
     ChangeKind, CreditChange, DrawOrder, GRANTS_MAX, Grant, GrantTerms, Pool,
@@ -37,14 +37,14 @@ pub async fn terms(f: &Fixture, tenant: &str, once: &str, amount: &str) -> Grant
     }
 }
 
-async fn issue(f: &Fixture, terms: GrantTerms) -> Grant {
+pub async fn issue(f: &Fixture, terms: GrantTerms) -> Grant {
     match f.store.issue_grant(terms, f.now, None).await.unwrap() {
         Issued::Created(grant) => grant,
         other => panic!("{other:?}"),
     }
 }
 
-async fn issued(f: &Fixture, tenant: &str, once: &str, amount: &str) -> Grant {
+pub async fn issued(f: &Fixture, tenant: &str, once: &str, amount: &str) -> Grant {
     issue(f, terms(f, tenant, once, amount).await).await
 }
 
@@ -73,40 +73,31 @@ fn done(taken: Voided) -> CreditChange {
 
 /// All grants of a tenant, read in pages of three.
 async fn grants(f: &Fixture, tenant: &str, live: bool) -> Vec<Grant> {
-    let mut grants: Vec<Grant> = Vec::new();
-    loop {
-        let after = grants.last().map(|grant| grant.number);
+    let read = async |last: Option<&Grant>| {
+        let after = last.map(|grant| grant.number);
         let filter = GrantFilter { tenant: tenant_id(tenant), live };
-        let page = f.store.list_grants(Query { filter, after, limit: 3 }).await.unwrap();
-        let short = page.len() < 3;
-        grants.extend(page);
-        if short {
-            return grants;
-        }
-    }
+        f.store.list_grants(Query { filter, after, limit: 3 }).await.unwrap()
+    };
+    in_pages(3, read).await
 }
 
 /// What is left of a tenant's grants, in the order in which they were issued.
-async fn left(f: &Fixture, tenant: &str) -> Vec<String> {
+pub async fn left(f: &Fixture, tenant: &str) -> Vec<String> {
     let grants = grants(f, tenant, false).await;
     grants.into_iter().map(|grant| grant.remaining.to_string()).collect()
 }
 
 /// All changes of a tenant or of one grant, oldest first, read in pages of five.
-async fn changes(f: &Fixture, tenant: &str, grant: Option<u64>) -> Vec<CreditChange> {
-    let mut changes: Vec<CreditChange> = Vec::new();
-    loop {
-        let before = changes.last().map(|change| change.number);
+pub async fn changes(f: &Fixture, tenant: &str, grant: Option<u64>) -> Vec<CreditChange> {
+    let read = async |last: Option<&CreditChange>| {
+        let after = last.map(|change| change.number);
         let filter = ChangeFilter { tenant: tenant_id(tenant), grant };
-        let query = Query { filter, after: before, limit: 5 };
-        let page = f.store.list_credit_changes(query).await.unwrap();
-        let short = page.len() < 5;
-        changes.extend(page);
-        if short {
-            changes.reverse();
-            return changes;
-        }
-    }
+        let query = Query { filter, after, limit: 5 };
+        f.store.list_credit_changes(query).await.unwrap()
+    };
+    let mut changes = in_pages(5, read).await;
+    changes.reverse();
+    changes
 }
 
 /// Kind, grant and amount of a tenant's changes after the first so many.
@@ -143,6 +134,14 @@ fn check_published(published: &Message, kind: &str, change: &CreditChange, unit:
     assert_eq!(payload, expected);
 }
 
+/// Whether a change adds to its grant or takes from it.
+pub fn direction(kind: ChangeKind) -> i128 {
+    match kind {
+        ChangeKind::Issued | ChangeKind::GivenBack => 1,
+        ChangeKind::Drawn | ChangeKind::Expired | ChangeKind::Refunded | ChangeKind::Voided => -1,
+    }
+}
+
 /// Nothing is made and nothing is lost: changes explain grants, grants explain the pools' accounts,
 /// and the accounts of each unit sum to zero, each as its statement says.
 pub async fn check_conserved(f: &Fixture, tenant: &str) {
@@ -153,13 +152,7 @@ pub async fn check_conserved(f: &Fixture, tenant: &str) {
         for change in changes.iter().filter(|change| change.grant == grant.number) {
             let amount = change.amount.units();
             assert!(amount > 0, "{change:?}");
-            remaining += match change.kind {
-                ChangeKind::Issued | ChangeKind::GivenBack => amount,
-                ChangeKind::Drawn
-                | ChangeKind::Expired
-                | ChangeKind::Refunded
-                | ChangeKind::Voided => -amount,
-            };
+            remaining += amount * direction(change.kind);
             assert_eq!(change.remaining.units(), remaining, "{change:?}");
             assert!((0..=grant.terms.amount.units()).contains(&remaining), "{change:?}");
         }
@@ -248,15 +241,12 @@ pub async fn a_grant_is_issued_once(mut f: Fixture) {
 pub async fn issuers_at_once_issue_one(f: Fixture) {
     let wanted = terms(&f, "acme", "order-1", "10").await;
     let f = Arc::new(f);
-    let tasks: Vec<_> = (0..20)
-        .map(|_| {
-            let (f, wanted) = (Arc::clone(&f), wanted.clone());
-            tokio::spawn(async move { f.store.issue_grant(wanted, f.now, None).await.unwrap() })
-        })
-        .collect();
+    let issue = |f: Arc<Fixture>, wanted| async move {
+        f.store.issue_grant(wanted, f.now, None).await.unwrap()
+    };
     let mut created = 0;
-    for task in tasks {
-        match task.await.unwrap() {
+    for issued in at_once(&f, vec![wanted; 20], issue).await {
+        match issued {
             Issued::Created(_) => created += 1,
             Issued::Repeated(_) => {}
             other => panic!("{other:?}"),
@@ -351,16 +341,10 @@ pub async fn what_is_left_is_voided_once(mut f: Fixture) {
 pub async fn takers_at_once_never_overdraw(f: Fixture) {
     let grant = issued(&f, "acme", "ten", "10").await.number;
     let f = Arc::new(f);
-    let tasks: Vec<_> = (0..50)
-        .map(|n| {
-            let f = Arc::clone(&f);
-            let order = taking("acme", grant, &format!("t{n}"), Some("1"));
-            tokio::spawn(async move { take(&f, order).await })
-        })
-        .collect();
+    let orders = (0..50).map(|n| taking("acme", grant, &format!("t{n}"), Some("1")));
     let (mut taken, mut refused) = (0, 0);
-    for task in tasks {
-        match task.await.unwrap() {
+    for outcome in at_once(&f, orders, |f, order| async move { take(&f, order).await }).await {
+        match outcome {
             Voided::Done(change) => {
                 assert_eq!(change.amount, Quantity::ONE);
                 taken += 1;
@@ -418,15 +402,9 @@ pub async fn expirers_at_once_take_once(f: Fixture) {
         issue(&f, GrantTerms { expires_at, ..terms }).await;
     }
     let f = Arc::new(f);
-    let tasks = [0, 1, 2, 3].map(|_| {
-        let f = Arc::clone(&f);
-        tokio::spawn(async move { f.store.expire_grants(f.now, f.now, 100).await.unwrap() })
-    });
-    let mut expired = 0;
-    for task in tasks {
-        expired += task.await.unwrap();
-    }
-    assert_eq!(expired, 20);
+    let expire =
+        |f: Arc<Fixture>, _| async move { f.store.expire_grants(f.now, f.now, 100).await.unwrap() };
+    assert_eq!(at_once(&f, 0..4, expire).await.iter().sum::<usize>(), 20);
     assert_eq!(left(&f, "acme").await, vec!["0"; 20]);
     check_conserved(&f, "acme").await;
 }
@@ -492,17 +470,8 @@ pub async fn cuts_at_once_never_overdraw(f: Fixture) {
         b.used(&format!("e{hour}"), "tokens", "1", hour).await;
     }
     let b = Arc::new(b);
-    let tasks: Vec<_> = (0..50)
-        .map(|hour| {
-            let b = Arc::clone(&b);
-            tokio::spawn(async move { b.cut("tokens", &[hour]).await })
-        })
-        .collect();
-    let mut pushes = 0;
-    for task in tasks {
-        pushes += task.await.unwrap();
-    }
-    assert_eq!(pushes, 40);
+    let cut = |b: Arc<Billed>, hour| async move { b.cut("tokens", &[hour]).await };
+    assert_eq!(at_once(&b, 0..50, cut).await.iter().sum::<u64>(), 40);
     let range = Window { start: window(0).start, end: window(50).start };
     let number = b.f.meter_no("tokens").await;
     let cuts = b.f.store.read_cuts(&tenant_id("acme"), number, range).await.unwrap();
@@ -522,35 +491,23 @@ pub async fn a_taker_and_cuts_share_a_grant(f: Fixture) {
         b.used(&format!("e{hour}"), "tokens", "1", hour).await;
     }
     let b = Arc::new(b);
-    let cuts: Vec<_> = (0..12)
-        .map(|hour| {
-            let b = Arc::clone(&b);
-            tokio::spawn(async move { b.cut("tokens", &[hour]).await })
-        })
-        .collect();
-    let takers: Vec<_> = (0..12)
-        .map(|n| {
-            let b = Arc::clone(&b);
-            let order = taking("acme", grant, &format!("t{n}"), Some("1"));
-            tokio::spawn(async move { matches!(take(&b.f, order).await, Voided::Done(_)) })
-        })
-        .collect();
-    let (mut pushed, mut taken) = (0, 0);
-    for cut in cuts {
-        pushed += cut.await.unwrap();
-    }
-    for taker in takers {
-        taken += u64::from(taker.await.unwrap());
-    }
+    let cut = |b: Arc<Billed>, hour| async move { b.cut("tokens", &[hour]).await };
+    let take_one = |b: Arc<Billed>, n| async move {
+        let order = taking("acme", grant, &format!("t{n}"), Some("1"));
+        u64::from(matches!(take(&b.f, order).await, Voided::Done(_)))
+    };
+    let (pushed, taken) = tokio::join!(at_once(&b, 0..12, cut), at_once(&b, 0..12, take_one));
+    let (pushed, taken): (u64, u64) = (pushed.iter().sum(), taken.iter().sum());
     assert_eq!(taken + (12 - pushed), 10);
     assert_eq!(left(&b.f, "acme").await, ["0"]);
     check_conserved(&b.f, "acme").await;
 }
 
-/// Issues five grants of one unit each; the names say in which order they are drawn on.
-async fn issue_in_all_ways(b: &Billed) -> BTreeMap<u64, &'static str> {
-    let base = terms(&b.f, "acme", "any", "1").await;
-    let ways = [
+/// Issues five grants of one unit each to a tenant, and returns their names in the order in which
+/// a cut draws on them.
+async fn draw_on_all_kinds(b: &Billed, tenant: &str) -> Vec<&'static str> {
+    let base = terms(&b.f, tenant, "any", "1").await;
+    let kinds = [
         ("bought", Pool::Purchased, 10, None),
         ("bought, expiring", Pool::Purchased, 10, Some(40)),
         ("given", Pool::Granted, 10, None),
@@ -558,48 +515,31 @@ async fn issue_in_all_ways(b: &Billed) -> BTreeMap<u64, &'static str> {
         ("given, urgent", Pool::Granted, 0, None),
     ];
     let mut names = BTreeMap::new();
-    for (name, pool, priority, hour) in ways {
+    for (name, pool, priority, hour) in kinds {
         let expires_at = hour.map(|hour| window(hour).start);
         let terms = GrantTerms { key: key(name), pool, priority, expires_at, ..base.clone() };
         names.insert(issue(&b.f, terms).await.number, name);
     }
-    names
+    b.planned(tenant, "e", "tokens", "5", 0).await;
+    assert_eq!(covered(b, tenant, "tokens", 0).await, pair("5", "0"));
+    check_conserved(&b.f, tenant).await;
+    moves(&b.f, tenant, 5).await.iter().map(|(_, grant, _)| names[grant]).collect()
 }
 
-pub async fn grants_are_drawn_in_order(f: Fixture) {
-    let b = Billed::start(f).await;
+pub async fn grants_are_drawn_in_the_order_that_is_set(f: Fixture) {
+    let mut b = Billed::start(f).await;
     assert_eq!(b.terms.draw_order, DrawOrder::GrantedFirst);
-    let names = issue_in_all_ways(&b).await;
-    b.planned("acme", "e", "tokens", "5", 0).await;
-    let drawn: Vec<&str> =
-        moves(&b.f, "acme", 5).await.iter().map(|(_, grant, _)| names[grant]).collect();
-    let expected = ["given, urgent", "given, expiring", "given", "bought, expiring", "bought"];
-    assert_eq!(drawn, expected);
-    assert_eq!(covered(&b, "acme", "tokens", 0).await, pair("5", "0"));
-    check_conserved(&b.f, "acme").await;
-}
-
-pub async fn purchased_may_come_first(f: Fixture) {
-    let mut b = Billed::start(f).await;
-    b.terms.draw_order = DrawOrder::PurchasedFirst;
-    let names = issue_in_all_ways(&b).await;
-    b.planned("acme", "e", "tokens", "5", 0).await;
-    let drawn: Vec<&str> =
-        moves(&b.f, "acme", 5).await.iter().map(|(_, grant, _)| names[grant]).collect();
-    let expected = ["bought, expiring", "bought", "given, urgent", "given, expiring", "given"];
-    assert_eq!(drawn, expected);
-}
-
-pub async fn the_soonest_may_come_first(f: Fixture) {
-    let mut b = Billed::start(f).await;
-    b.terms.draw_order = DrawOrder::SoonestFirst;
-    let names = issue_in_all_ways(&b).await;
-    b.planned("acme", "e", "tokens", "5", 0).await;
-    let drawn: Vec<&str> =
-        moves(&b.f, "acme", 5).await.iter().map(|(_, grant, _)| names[grant]).collect();
+    let (given, urgent, expiring) = ("given", "given, urgent", "given, expiring");
+    let (bought, bought_expiring) = ("bought", "bought, expiring");
     // Priority comes before expiry in every order.
-    let expected = ["given, urgent", "bought, expiring", "given, expiring", "bought", "given"];
-    assert_eq!(drawn, expected);
+    for (tenant, order, expected) in [
+        ("a", DrawOrder::GrantedFirst, [urgent, expiring, given, bought_expiring, bought]),
+        ("b", DrawOrder::PurchasedFirst, [bought_expiring, bought, urgent, expiring, given]),
+        ("c", DrawOrder::SoonestFirst, [urgent, bought_expiring, expiring, bought, given]),
+    ] {
+        b.terms.draw_order = order;
+        assert_eq!(draw_on_all_kinds(&b, tenant).await, expected, "{order:?}");
+    }
 }
 
 pub async fn only_what_holds_at_the_window_covers_it(f: Fixture) {

@@ -28,8 +28,7 @@ pub async fn three_calls_with_one_lease(f: Fixture) {
 }
 
 pub async fn a_late_event_makes_a_revision(f: Fixture) {
-    let mut billed = Billed::start(f).await;
-    billed.customer("acme", "cus_acme").await;
+    let mut billed = Billed::with_acme(f).await;
     billed.used("e1", "tokens", "10", 0).await;
     assert_eq!(billed.cut("tokens", &[0]).await, 1);
     let first = billed.pushes().await.remove(0);
@@ -127,12 +126,12 @@ pub async fn days_are_cut_as_one(f: Fixture) {
     assert_eq!(push.stamped_at, window(12).start);
 }
 
-pub async fn each_event_is_a_push(mut f: Fixture) {
-    let billed = Billed::start(f).await;
+pub async fn each_event_is_a_push(f: Fixture) {
+    let mut billed = Billed::start(f).await;
     let start = window(0).start;
+    let stamp = |seconds: i64| start.saturating_add_micros(seconds * 1_000_000);
     let click = |id: &str, seconds: i64| {
-        let at = start.saturating_add_micros(seconds * 1_000_000).to_string();
-        event("acme", id, "clicks", "1", &at, "{}")
+        event("acme", id, "clicks", "1", &stamp(seconds).to_string(), "{}")
     };
     let trial = click("trial", 7).replace(r#""properties""#, r#""trial":true,"properties""#);
     billed.f.deliver(&[click("b", 60), click("a", 0), trial, click("c", 3599)]).await;
@@ -141,9 +140,7 @@ pub async fn each_event_is_a_push(mut f: Fixture) {
     // One that comes late and lies between.
     billed.f.deliver(&[click("late", 30)]).await;
     assert_eq!(billed.cut("clicks", &[0]).await, 1);
-    f = billed.f;
-    f.restart().await;
-    let billed = Billed { f, ..billed };
+    billed.f.restart().await;
     assert_eq!(billed.cut("clicks", &[0]).await, 0);
     let found: Vec<(String, u32, Timestamp)> = billed
         .pushes()
@@ -151,7 +148,6 @@ pub async fn each_event_is_a_push(mut f: Fixture) {
         .into_iter()
         .map(|push| (push.event.unwrap().to_string(), push.revision, push.stamped_at))
         .collect();
-    let stamp = |seconds: i64| start.saturating_add_micros(seconds * 1_000_000);
     let expected = [("a", 1, 1), ("b", 2, 60), ("c", 3, 3599), ("late", 4, 30)];
     assert_eq!(found, expected.map(|(id, revision, at)| (id.to_owned(), revision, stamp(at))));
     let state = billed.state("clicks", 0).await.unwrap();
@@ -243,10 +239,9 @@ pub async fn what_is_not_billed_is_not_cut(f: Fixture) {
     billed.used("e1", "calls", "1", 0).await;
     assert_eq!(billed.cut("calls", &[0]).await, 0);
     assert_eq!(billed.state("calls", 0).await, None);
-    let report = billed.cut_of("nobody", "tokens", &[0, 1]).await;
-    assert_eq!(report, Default::default());
-    let report = billed.cut_of("nobody", "clicks", &[0, 1]).await;
-    assert_eq!(report, Default::default());
+    for meter in ["tokens", "clicks"] {
+        assert_eq!(billed.cut_of("nobody", meter, &[0, 1]).await, Default::default());
+    }
     assert_eq!(billed.told().await, []);
 }
 

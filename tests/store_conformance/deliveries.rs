@@ -1,13 +1,22 @@
 //! What becomes of deliveries.
 
-use crate::fixture::{Fixture, call, deliver_to, event, event_id, tenant_id};
+use crate::fixture::{Fixture, between, call, deliver_to, event, event_id, in_pages, tenant_id};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::verdict::{Quarantine, Tally, Verdict};
 use counterfoil::rules::window::Window;
-use counterfoil::store::{CounterFilter, CounterRow, Query};
+use counterfoil::store::{CounterFilter, CounterRow, InboxQuery, Query};
 
 const DUPLICATE: Verdict = Verdict::Duplicate { restamped: false };
 const RESTAMPED: Verdict = Verdict::Duplicate { restamped: true };
+
+/// The hour in which the fixture's events arrive.
+fn now_hour() -> Window {
+    between("2026-11-15T12:00:00Z", "2026-11-15T13:00:00Z")
+}
+
+fn inbox(tenant: Option<&str>) -> InboxQuery {
+    Query::first(tenant.map(tenant_id), 1_000)
+}
 
 fn conflict(differing: &[&'static str]) -> Verdict {
     Verdict::Conflict { differing: differing.to_vec() }
@@ -50,8 +59,7 @@ pub async fn a_conflict_is_kept_and_not_counted(mut f: Fixture) {
     let other_property = call("e1", "5").replace("{}", r#"{"a":1}"#);
     assert_eq!(f.deliver_one(&other_property).await, conflict(&["properties"]));
     assert_eq!(f.total("acme", "calls").await, "5");
-    let query = Query::first(Some(tenant_id("acme")), 10);
-    let inbox = f.store.list_conflicts(query).await.unwrap();
+    let inbox = f.store.list_conflicts(inbox(Some("acme"))).await.unwrap();
     assert_eq!(inbox.len(), 3);
     let (_, first) = &inbox[0];
     assert!(first.standing.contains(r#""quantity":"5""#), "{}", first.standing);
@@ -64,8 +72,7 @@ pub async fn a_conflict_delivered_again_is_one_record(f: Fixture) {
     for _ in 0..3 {
         assert_eq!(f.deliver_one(&call("e1", "6")).await, conflict(&["quantity"]));
     }
-    let query = Query::first(None, 10);
-    let inbox = f.store.list_conflicts(query).await.unwrap();
+    let inbox = f.store.list_conflicts(inbox(None)).await.unwrap();
     assert_eq!(inbox.iter().map(|(_, c)| c.deliveries).collect::<Vec<_>>(), [3]);
 }
 
@@ -83,9 +90,6 @@ pub async fn an_inbox_keeps_a_hundred_payloads_of_an_id(mut f: Fixture) {
     for numbers in [1..61, 61..131, 1..131] {
         f.deliver(&numbers.map(old).collect::<Vec<_>>()).await;
     }
-    let query = Query::first(Some(tenant_id("acme")), 1000);
-    let hour = Timestamp::parse("2026-11-15T12:00:00Z").unwrap();
-    let range = Window { start: hour, end: hour.saturating_add_micros(3_600_000_000) };
     for _ in 0..2 {
         let trace = f.store.trace_event(&tenant_id("acme"), &event_id("e1")).await.unwrap();
         assert_eq!(trace.conflicts.len(), 100);
@@ -97,8 +101,8 @@ pub async fn an_inbox_keeps_a_hundred_payloads_of_an_id(mut f: Fixture) {
         assert_eq!(trace.quarantined.len(), 100);
         assert!(trace.quarantined.iter().all(|record| record.deliveries == 2));
         assert_eq!(trace.quarantined_not_kept, 60);
-        assert_eq!(f.store.list_conflicts(query.clone()).await.unwrap().len(), 101);
-        let rows = f.store.read_counters(range).await.unwrap();
+        assert_eq!(f.store.list_conflicts(inbox(Some("acme"))).await.unwrap().len(), 101);
+        let rows = f.store.read_counters(now_hour()).await.unwrap();
         assert_eq!((rows[0].tally.conflicts, rows[0].tally.quarantined), (133, 260));
         f.restart().await;
     }
@@ -115,8 +119,7 @@ pub async fn events_outside_the_horizon_are_quarantined(f: Fixture) {
     assert_eq!(f.deliver_one(&at("2026-11-15T12:05:00.000001Z")).await, ahead);
     assert_eq!(f.deliver_one(&at("9999-12-31T23:59:59Z")).await, ahead);
     assert_eq!(f.total("acme", "calls").await, "0");
-    let query = Query::first(Some(tenant_id("acme")), 10);
-    let inbox = f.store.list_quarantine(query).await.unwrap();
+    let inbox = f.store.list_quarantine(inbox(Some("acme"))).await.unwrap();
     let deliveries: Vec<u64> = inbox.iter().map(|(_, record)| record.deliveries).collect();
     assert_eq!(deliveries, [2, 1, 1, 1]);
     assert_eq!(inbox[0].1.reason, Quarantine::TooOld);
@@ -188,9 +191,7 @@ pub async fn counters_conserve_what_was_received(mut f: Fixture) {
     batch.refused = vec![(Some(tenant_id("fresh")), 5)];
     deliver_to(f.store.as_ref(), batch).await;
     for _ in 0..2 {
-        let hour = Timestamp::parse("2026-11-15T12:00:00Z").unwrap();
-        let range = Window { start: hour, end: hour.saturating_add_micros(3_600_000_000) };
-        let rows = f.store.read_counters(range).await.unwrap();
+        let rows = f.store.read_counters(now_hour()).await.unwrap();
         let find = |tenant: Option<&str>| {
             let tenant = tenant.map(tenant_id);
             rows.iter().find(|row| row.tenant == tenant).unwrap().tally
@@ -279,15 +280,13 @@ pub async fn pages_of_counters_hold_every_row_once(mut f: Fixture) {
         let mut all = f.store.read_counters(range).await.unwrap();
         all.sort_by_key(key);
         for limit in [1, 7, 1000] {
-            let mut found = Vec::new();
-            let mut query = Query::first(CounterFilter { range, tenant: None }, limit);
-            loop {
-                let page = f.store.list_counters(query.clone()).await.unwrap();
-                assert!(page.len() <= limit && page.is_sorted_by_key(|row| row.hour));
-                let Some(last) = page.last() else { break };
-                query.after = Some(key(last));
-                found.extend(page);
-            }
+            let read = async |last: Option<&CounterRow>| {
+                let filter = CounterFilter { range, tenant: None };
+                let query = Query { filter, after: last.map(key), limit };
+                f.store.list_counters(query).await.unwrap()
+            };
+            let mut found = in_pages(limit, read).await;
+            assert!(found.is_sorted_by_key(|row| row.hour));
             found.sort_by_key(key);
             assert_eq!(found, all, "limit {limit}");
             assert_eq!(found.len(), 90);
@@ -351,8 +350,7 @@ pub async fn a_group_too_many_of_a_day_is_quarantined(mut f: Fixture) {
         f.restart().await;
     }
     assert_eq!(f.total("acme", "traffic").await, "7");
-    let query = Query::first(None, 10);
-    let inbox = f.store.list_quarantine(query).await.unwrap();
+    let inbox = f.store.list_quarantine(inbox(None)).await.unwrap();
     assert_eq!(inbox.len(), 1);
     assert_eq!((inbox[0].1.reason, inbox[0].1.deliveries), (Quarantine::TooManyGroups, 2));
     // Sent again under a higher limit it counts.

@@ -2,16 +2,17 @@
 
 use crate::ground::Ground;
 use counterfoil::rules::event::{Event, Item, parse_event};
-use counterfoil::rules::ids::{EventId, MeterNo, MeterSlug, TenantId};
+use counterfoil::rules::ids::{CustomerId, EventId, MeterNo, MeterSlug, TenantId};
 use counterfoil::rules::meter::{Catalog, Meter, MeterSpec};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::usage::{Composition, Usage, UsageShape};
 use counterfoil::rules::verdict::{Acceptance, Verdict};
 use counterfoil::rules::window::Window;
-use counterfoil::store::{DeliveryBatch, Store};
+use counterfoil::store::{DeliveryBatch, Store, TenantFields, TenantPut};
 use rusqlite::{Connection, OptionalExtension};
 use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::Arc;
 
 pub const NOW: &str = "2026-11-15T12:00:00Z";
@@ -25,32 +26,70 @@ pub struct Fixture {
     pub groups_per_day: usize,
 }
 
-/// Four claimants at once, each until it finds nothing more; returns the numbers that they got,
-/// which none of them shares.
-pub async fn claim_at_once<F>(claim: impl Fn() -> F + Clone + Send + 'static) -> Vec<u64>
+/// Does all this work at once, each in a task of its own; returns what came of it, in its order.
+pub async fn in_tasks<T, F>(works: impl IntoIterator<Item = F>) -> Vec<T>
 where
-    F: Future<Output = Vec<u64>> + Send + 'static,
+    T: Send + 'static,
+    F: Future<Output = T> + Send + 'static,
 {
-    let tasks = [0, 1, 2, 3].map(|_| {
-        let claim = claim.clone();
-        tokio::spawn(async move {
-            let mut numbers = Vec::new();
-            loop {
-                let claimed = claim().await;
-                if claimed.is_empty() {
-                    return numbers;
-                }
-                numbers.extend(claimed);
-            }
-        })
-    });
-    let mut numbers = Vec::new();
+    let tasks: Vec<_> = works.into_iter().map(tokio::spawn).collect();
+    let mut outcomes = Vec::new();
     for task in tasks {
-        numbers.extend(task.await.unwrap());
+        outcomes.push(task.await.unwrap());
     }
-    let distinct: HashSet<u64> = numbers.iter().copied().collect();
-    assert_eq!(distinct.len(), numbers.len());
-    numbers
+    outcomes
+}
+
+/// Does the same work with each of these values at once, on what all of it shares.
+pub async fn at_once<S, N, T, F>(
+    shared: &Arc<S>,
+    each: impl IntoIterator<Item = N>,
+    work: impl Fn(Arc<S>, N) -> F,
+) -> Vec<T>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + Send + 'static,
+{
+    in_tasks(each.into_iter().map(|one| work(Arc::clone(shared), one))).await
+}
+
+/// Four claimants at once and one after them, each until it finds nothing more; returns what they
+/// got, which none of them shares.
+pub async fn claim_at_once<T, F>(f: Fixture, claim: fn(Arc<Fixture>) -> F) -> Vec<T>
+where
+    T: Clone + Eq + Hash + Send + 'static,
+    F: Future<Output = Vec<T>> + Send + 'static,
+{
+    let claim_all = move |f: Arc<Fixture>, _| async move {
+        let mut found = Vec::new();
+        loop {
+            let claimed = claim(Arc::clone(&f)).await;
+            if claimed.is_empty() {
+                return found;
+            }
+            found.extend(claimed);
+        }
+    };
+    let f = Arc::new(f);
+    let mut found = at_once(&f, 0..4, claim_all).await.concat();
+    // Whoever met only rows that others were taking has stopped.
+    found.extend(claim_all(f, 4).await);
+    let distinct: HashSet<&T> = found.iter().collect();
+    assert_eq!(distinct.len(), found.len());
+    found
+}
+
+/// A whole list, read in pages: each begins after the last row of those before.
+pub async fn in_pages<T>(limit: usize, read: impl AsyncFn(Option<&T>) -> Vec<T>) -> Vec<T> {
+    let mut rows = Vec::new();
+    loop {
+        let page = read(rows.last()).await;
+        assert!(page.len() <= limit);
+        if page.is_empty() {
+            return rows;
+        }
+        rows.extend(page);
+    }
 }
 
 impl Fixture {
@@ -86,6 +125,14 @@ impl Fixture {
         let spec: MeterSpec = serde_json::from_str(spec).unwrap();
         let meter = Meter::declare(MeterSlug::parse(slug).unwrap(), spec).unwrap();
         self.store.declare_meter(meter, self.now).await.unwrap();
+    }
+
+    /// Gives a tenant a customer.
+    pub async fn customer(&self, tenant: &str, customer: &str) {
+        let customer = Some(customer_id(customer));
+        let fields = TenantFields { customer, ..TenantFields::default() };
+        let put = self.store.put_tenant(&tenant_id(tenant), fields, self.now).await.unwrap();
+        assert!(matches!(put, TenantPut::Stored(_)), "{put:?}");
     }
 
     /// Closes the store and opens it again, as a restart of the server does.
@@ -162,13 +209,10 @@ impl Fixture {
     }
 
     pub async fn usage(&self, tenant: &str, meter: &str) -> Usage {
-        let range = Window {
-            start: Timestamp::parse("2020-01-01T00:00:00Z").unwrap(),
-            end: Timestamp::parse("2030-01-01T00:00:00Z").unwrap(),
-        };
-        let number = self.meter_no(meter).await;
-        let catalog = self.store.load_catalog().await.unwrap();
-        let aggregation = catalog.get(number).unwrap().spec.aggregation;
+        let range = between("2020-01-01T00:00:00Z", "2030-01-01T00:00:00Z");
+        let catalog = self.catalog().await;
+        let (number, meter) = catalog.find(meter).unwrap();
+        let aggregation = meter.spec.aggregation;
         let (windows, group_by, rows_max) = (vec![range], Vec::new(), usize::MAX);
         let shape = UsageShape { windows, group_by, aggregation, rows_max };
         let tenant = tenant_id(tenant);
@@ -229,8 +273,16 @@ pub async fn deliver_to(store: &dyn Store, batch: DeliveryBatch) -> Vec<Verdict>
     store.record_deliveries(0, batch).await.unwrap()
 }
 
+pub fn between(start: &str, end: &str) -> Window {
+    Window { start: Timestamp::parse(start).unwrap(), end: Timestamp::parse(end).unwrap() }
+}
+
 pub fn tenant_id(text: &str) -> TenantId {
     TenantId::parse(text).unwrap()
+}
+
+pub fn customer_id(text: &str) -> CustomerId {
+    CustomerId::parse(text).unwrap()
 }
 
 pub fn event_id(text: &str) -> EventId {

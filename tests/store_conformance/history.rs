@@ -1,10 +1,10 @@
 //! Long random histories against a small model, and the laws of order and batching.
 
-use crate::fixture::{Fixture, deliver_to, event, tenant_id};
+use crate::fixture::{Fixture, call, deliver_to, event, tenant_id};
+use crate::listing::query;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::verdict::{Tally, Verdict};
 use counterfoil::rules::window::Window;
-use counterfoil::store::{EventFilter, Query};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,10 +32,9 @@ impl Model {
     fn judge(&mut self, tenant: &str, id: &str, quantity: u64, minute: u64, late: bool) -> Verdict {
         let key = (tenant.to_owned(), id.to_owned());
         let verdict = match self.counted.get(&key) {
-            Some((q, m)) if *q == quantity && !late => {
-                Verdict::Duplicate { restamped: *m != minute }
+            Some((q, m)) if *q == quantity => {
+                Verdict::Duplicate { restamped: *m != minute || late }
             }
-            Some((q, _)) if *q == quantity => Verdict::Duplicate { restamped: true },
             Some((_, m)) => {
                 let mut differing = vec!["quantity"];
                 if *m != minute || late {
@@ -91,10 +90,8 @@ pub async fn random_histories_match_the_model(mut f: Fixture) {
     }
     let mut listed = 0;
     for tenant in TENANTS {
-        let (meter, range, before) = (None, None, None);
-        let (tenant, limit, searched_max) = (tenant_id(tenant), 5000, 5000);
-        let filter = EventFilter { tenant, meter, range, searched_max };
-        let query = Query { filter, after: before, limit };
+        let mut query = query(5000);
+        query.filter.tenant = tenant_id(tenant);
         listed += f.store.list_events(query).await.unwrap().events.len();
     }
     let hour = Timestamp::parse("2026-11-15T12:00:00Z").unwrap();
@@ -148,7 +145,7 @@ pub async fn readers_never_see_a_wrong_total(f: Fixture) {
         tokio::spawn(async move {
             for batch in 0..150u64 {
                 let json: Vec<String> =
-                    (0..10).map(|n| crate::fixture::call(&format!("e{batch}-{n}"), "1")).collect();
+                    (0..10).map(|n| call(&format!("e{batch}-{n}"), "1")).collect();
                 sent.fetch_add(10, Ordering::SeqCst);
                 f.deliver(&json).await;
                 acknowledged.fetch_add(10, Ordering::SeqCst);
@@ -159,11 +156,7 @@ pub async fn readers_never_see_a_wrong_total(f: Fixture) {
     while last < 1500 {
         let before = acknowledged.load(Ordering::SeqCst);
         let total: u64 = f.total("acme", "calls").await.parse().unwrap();
-        let (meter, range, cursor) = (None, None, None);
-        let (tenant, limit, searched_max) = (tenant_id("acme"), 2000, 2000);
-        let filter = EventFilter { tenant, meter, range, searched_max };
-        let query = Query { filter, after: cursor, limit };
-        let listed = f.store.list_events(query).await.unwrap().events.len() as u64;
+        let listed = f.store.list_events(query(2000)).await.unwrap().events.len() as u64;
         let after = sent.load(Ordering::SeqCst);
         assert!(before <= total && total <= after, "{before} <= {total} <= {after}");
         assert!(before <= listed && listed <= after, "{before} <= {listed} <= {after}");

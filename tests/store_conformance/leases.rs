@@ -1,8 +1,8 @@
 //! Leases on jobs, and what a lost one may still write.
 
 use crate::billed::{Billed, after, window};
-use crate::fixture::Fixture;
-use counterfoil::store::push::Lease;
+use crate::fixture::{Fixture, at_once};
+use counterfoil::store::push::{CutOrder, Lease};
 use std::sync::Arc;
 
 pub async fn a_lease_has_one_holder(mut f: Fixture) {
@@ -42,30 +42,26 @@ pub async fn three_cutters_at_once(f: Fixture) {
     billed.f.store.release_lease(&billed.lease).await.unwrap();
     let orders = billed.orders("acme", "tokens", &hours).await;
     let billed = Arc::new(billed);
-    let cutters = ["a", "b", "c"].map(|holder| {
-        let (billed, orders) = (Arc::clone(&billed), orders.clone());
-        tokio::spawn(async move {
-            let outbound = billed.f.store.clone();
-            let (now, until) = (billed.f.now, after(billed.f.now, 10));
-            let mut rounds = 0;
-            while rounds < 3 {
-                let claimed = outbound.claim_lease("cut", holder, now, until).await.unwrap();
-                let Some(lease) = claimed else {
-                    tokio::task::yield_now().await;
-                    continue;
-                };
-                for part in orders.chunks(7) {
-                    let report = outbound.record_cuts(&lease, part.to_vec(), billed.terms).await;
-                    assert!(!report.unwrap().lease_lost);
-                }
-                outbound.release_lease(&lease).await.unwrap();
-                rounds += 1;
+    let holders = ["a", "b", "c"].map(|holder| (holder, orders.clone()));
+    let cut = |billed: Arc<Billed>, (holder, orders): (&'static str, Vec<CutOrder>)| async move {
+        let store = &billed.f.store;
+        let (now, until) = (billed.f.now, after(billed.f.now, 10));
+        let mut rounds = 0;
+        while rounds < 3 {
+            let claimed = store.claim_lease("cut", holder, now, until).await.unwrap();
+            let Some(lease) = claimed else {
+                tokio::task::yield_now().await;
+                continue;
+            };
+            for part in orders.chunks(7) {
+                let report = store.record_cuts(&lease, part.to_vec(), billed.terms).await;
+                assert!(!report.unwrap().lease_lost);
             }
-        })
-    });
-    for cutter in cutters {
-        cutter.await.unwrap();
-    }
+            store.release_lease(&lease).await.unwrap();
+            rounds += 1;
+        }
+    };
+    at_once(&billed, holders, cut).await;
     let pushes = billed.pushes().await;
     let starts: Vec<_> = pushes.iter().map(|push| push.window.start).collect();
     assert_eq!(starts, hours.iter().map(|hour| window(*hour).start).collect::<Vec<_>>());

@@ -1,9 +1,13 @@
 //! Events by time, one event's trace, and the inboxes.
 
-use crate::fixture::{Fixture, call, event, event_id, tenant_id};
+use crate::fixture::{Fixture, between, call, event, event_id, in_pages, tenant_id};
 use counterfoil::rules::timestamp::Timestamp;
-use counterfoil::rules::window::Window;
-use counterfoil::store::{EventFilter, EventQuery, Query};
+use counterfoil::store::{ConflictRecord, EventFilter, EventQuery, Query};
+
+/// Events of acme, newest first.
+pub fn query(limit: usize) -> EventQuery {
+    Query::first(of_acme(), limit)
+}
 
 fn of_acme() -> EventFilter {
     let (tenant, searched_max) = (tenant_id("acme"), 1_000_000);
@@ -90,10 +94,7 @@ pub async fn pages_hold_every_event_once(mut f: Fixture) {
 
 pub async fn ranges_and_meters_filter(f: Fixture) {
     let everything = fill(&f).await;
-    let range = Window {
-        start: Timestamp::parse("2026-11-15T03:00:20Z").unwrap(),
-        end: Timestamp::parse("2026-11-15T05:00:30Z").unwrap(),
-    };
+    let range = between("2026-11-15T03:00:20Z", "2026-11-15T05:00:30Z");
     let in_range = |at: &Timestamp| (range.start..range.end).contains(at);
     let expected: Vec<_> = everything.iter().filter(|(at, _)| in_range(at)).cloned().collect();
     assert!(!expected.is_empty());
@@ -160,14 +161,12 @@ pub async fn inbox_pages(f: Fixture) {
         f.deliver_one(&call(&format!("e{n}"), "2")).await;
         f.deliver_one(&call(&format!("old{n}"), "2").replace("2026", "2025")).await;
     }
-    let mut query = Query::first(None, 2);
-    let mut ids = Vec::new();
-    loop {
-        let page = f.store.list_conflicts(query.clone()).await.unwrap();
-        let Some((last, _)) = page.last() else { break };
-        query.after = Some(*last);
-        ids.extend(page.into_iter().map(|(_, conflict)| conflict.id.to_string()));
-    }
+    let read = async |last: Option<&(u64, ConflictRecord)>| {
+        let query = Query { filter: None, after: last.map(|(number, _)| *number), limit: 2 };
+        f.store.list_conflicts(query).await.unwrap()
+    };
+    let conflicts = in_pages(2, read).await;
+    let ids: Vec<&str> = conflicts.iter().map(|(_, conflict)| conflict.id.as_str()).collect();
     assert_eq!(ids, ["e0", "e1", "e2", "e3", "e4"]);
     let other = Query::first(Some(tenant_id("umbrella")), 9);
     assert!(f.store.list_conflicts(other.clone()).await.unwrap().is_empty());

@@ -1,7 +1,7 @@
 //! The outbox of changes: written once, leased, fenced, pruned.
 
 use crate::billed::after;
-use crate::fixture::{Fixture, claim_at_once, tenant_id};
+use crate::fixture::{Fixture, at_once, claim_at_once, in_pages, tenant_id};
 use counterfoil::store::Query;
 use counterfoil::store::outbox::{ClaimedMessage, FeedChange, Message, Queue, SendOutcome};
 use std::sync::Arc;
@@ -19,17 +19,11 @@ async fn record(f: &Fixture, messages: Vec<FeedChange>, minute: i64) -> usize {
 /// All messages, oldest first, read in pages of two.
 async fn all(f: &Fixture, tenant: Option<&str>) -> Vec<Message> {
     let tenant = tenant.map(tenant_id);
-    let mut messages: Vec<Message> = Vec::new();
-    loop {
-        let after = messages.last().map(|message| message.number);
-        let query = Query { filter: tenant.clone(), after, limit: 2 };
-        let page = f.store.list_changes(query).await.unwrap();
-        let short = page.len() < 2;
-        messages.extend(page);
-        if short {
-            return messages;
-        }
-    }
+    let read = async |last: Option<&Message>| {
+        let after = last.map(|message| message.number);
+        f.store.list_changes(Query { filter: tenant.clone(), after, limit: 2 }).await.unwrap()
+    };
+    in_pages(2, read).await
 }
 
 /// Claims what is due so many minutes after now, for ten minutes.
@@ -72,15 +66,9 @@ pub async fn a_message_is_written_once(mut f: Fixture) {
 
 pub async fn writers_at_once_write_one(f: Fixture) {
     let f = Arc::new(f);
-    let tasks = [0, 1, 2, 3, 4, 5].map(|_| {
-        let f = Arc::clone(&f);
-        tokio::spawn(async move { record(&f, vec![message("a", Some("acme"))], 0).await })
-    });
-    let mut written = 0;
-    for task in tasks {
-        written += task.await.unwrap();
-    }
-    assert_eq!((written, all(&f, None).await.len()), (1, 1));
+    let write = |f: Arc<Fixture>, change| async move { record(&f, vec![change], 0).await };
+    let written = at_once(&f, vec![message("a", Some("acme")); 6], write).await;
+    assert_eq!((written.iter().sum::<usize>(), all(&f, None).await.len()), (1, 1));
 }
 
 pub async fn claims_are_leased_and_fenced(f: Fixture) {
@@ -116,15 +104,10 @@ pub async fn claims_are_leased_and_fenced(f: Fixture) {
 pub async fn claimants_at_once_share_nothing(f: Fixture) {
     let messages = (0..60).map(|n| message(&format!("m{n}"), Some("acme"))).collect();
     record(&f, messages, 0).await;
-    let f = Arc::new(f);
-    let claimant = Arc::clone(&f);
-    let numbers = claim_at_once(move || {
-        let f = Arc::clone(&claimant);
-        async move { claim(&f, 0, 7).await.iter().map(|claimed| claimed.message.number).collect() }
+    let numbers = claim_at_once(f, |f| async move {
+        claim(&f, 0, 7).await.iter().map(|claimed| claimed.message.number).collect::<Vec<_>>()
     });
-    // Whoever found all rows taken stopped.
-    let numbers = numbers.await;
-    assert_eq!(numbers.len() + claim(&f, 0, 100).await.len(), 60);
+    assert_eq!(numbers.await.len(), 60);
 }
 
 pub async fn old_messages_are_pruned(f: Fixture) {

@@ -1,7 +1,7 @@
 //! Passes and their rows: closed ones never change.
 
 use crate::billed::{after, quantity, window};
-use crate::fixture::{Fixture, tenant_id};
+use crate::fixture::{Fixture, at_once, in_pages, tenant_id};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::ids::MeterNo;
 use counterfoil::rules::pass::{
@@ -91,14 +91,8 @@ async fn rows(f: &Fixture, pass: u64) -> Vec<PassRow> {
 
 pub async fn a_nightly_pass_is_one_for_each_range(f: Fixture) {
     let f = Arc::new(f);
-    let orders = [0, 1, 2, 3].map(|_| {
-        let f = Arc::clone(&f);
-        tokio::spawn(async move { create(&f, PassKind::Nightly, 0).await })
-    });
-    let mut numbers = Vec::new();
-    for order in orders {
-        numbers.push(order.await.unwrap());
-    }
+    let order = |f: Arc<Fixture>, _| async move { create(&f, PassKind::Nightly, 0).await };
+    let numbers = at_once(&f, 0..4, order).await;
     assert!(numbers.iter().all(|number| *number == numbers[0]));
     let other = create(&f, PassKind::Nightly, 1).await;
     assert_ne!(other, numbers[0]);
@@ -252,14 +246,10 @@ pub async fn rows_are_paged_by_tenant_meter_and_day(f: Fixture) {
     assert!(f.store.record_pass_rows(&lease, pass, shuffled).await.unwrap());
     assert_eq!(rows(&f, pass).await, expected);
     for limit in [1, 2, 5, 24, 25] {
-        let (mut found, mut after) = (Vec::new(), None);
-        loop {
-            let page = f.store.list_pass_rows(Query { filter: pass, after, limit }).await.unwrap();
-            assert!(page.len() <= limit);
-            let Some(last) = page.last() else { break };
-            after = Some((last.tenant.clone(), last.meter, last.day.start));
-            found.extend(page);
-        }
-        assert_eq!(found, expected, "pages of {limit}");
+        let read = async |last: Option<&PassRow>| {
+            let after = last.map(|last| (last.tenant.clone(), last.meter, last.day.start));
+            f.store.list_pass_rows(Query { filter: pass, after, limit }).await.unwrap()
+        };
+        assert_eq!(in_pages(limit, read).await, expected, "pages of {limit}");
     }
 }

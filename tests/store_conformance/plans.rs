@@ -2,11 +2,10 @@
 //! each other, which refuse the operation that meets them and nothing else.
 
 use crate::billed::{Billed, after, quantity, window};
+use crate::corrections::order;
 use crate::fixture::{Fixture, event, tenant_id};
-use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::submission::{Class, Next};
-use counterfoil::store::push::{AttemptIntent, PushRelease, Right, Ruling, Settlement};
-use counterfoil::store::reconciliation::CorrectionOrder;
+use counterfoil::store::push::{AttemptIntent, Push, PushRelease, Right, Ruling, Settlement};
 use counterfoil::store::webhook::Rejection;
 use counterfoil::store::{Error, Result};
 
@@ -39,13 +38,6 @@ async fn reject(billed: &Billed, number: u64, minute: i64) -> String {
     let report = billed.f.store.reject_pushes(rejection, after(billed.f.now, minute)).await;
     let report = report.unwrap();
     format!("rejected {} rechecked {} busy {}", report.rejected, report.rechecked, report.busy)
-}
-
-async fn order(billed: &Billed, meter: &str, hour: i64, halves: [&str; 2]) -> CorrectionOrder {
-    let [settled, provider] = halves.map(quantity);
-    let (tenant, meter) = (tenant_id("acme"), billed.f.meter_no(meter).await);
-    let (customer, window) = (CustomerId::parse("cus_acme").unwrap(), window(hour));
-    CorrectionOrder { tenant, meter, window, customer, settled, provider, pass: 77 }
 }
 
 /// Every push with its history, as text; `minute` counts from the fixture's now.
@@ -153,12 +145,10 @@ async fn live(billed: &Billed) -> Vec<String> {
     // 7: a dead total, overtaken by 8.
     billed.planned("acme", "e3", "peak", "2", 2).await;
     let dead = billed.claim(30).await.into_iter().find(|one| one.push.number == 7).unwrap();
-    assert!(billed.begin(&dead, 30).await);
-    assert!(billed.settle(&dead, REFUSED, 30).await);
+    billed.finish(&dead, REFUSED, 30).await;
     billed.planned("acme", "e4", "peak", "3", 2).await;
     let taken = billed.claim(45).await.into_iter().find(|one| one.push.number == 8).unwrap();
-    assert!(billed.begin(&taken, 45).await);
-    assert!(billed.settle(&taken, billed.accepted(45), 45).await);
+    billed.finish(&taken, billed.accepted(45), 45).await;
     // 9: waits for its tenant's customer.
     billed.planned("umbrella", "e5", "tokens", "1", 3).await;
     billed.customer("umbrella", "cus_umbrella").await;
@@ -201,42 +191,36 @@ pub async fn a_contradicting_window_is_refused_alone(f: Fixture) {
     billed.used("e3", "tokens", "1", 0).await;
     billed.used("e4", "tokens", "1", 1).await;
     let place = "tenant=acme meter=tokens window=2026-11-12T00:00:00Z..2026-11-12T01:00:00Z";
-    let check = async |sql: &str, fact: &str, ids: &str| {
+    for (sql, fact, ids) in [
+        (
+            "UPDATE cuts SET planned = '6' WHERE total = '5'",
+            "what was planned for a window is the sum of its pushes",
+            "planned=6 pushes=5",
+        ),
+        (
+            "UPDATE cuts SET planned = '5', revision = 2 WHERE total = '5'",
+            "a window's revision is that of its last push",
+            "window_revision=2 push_revision=1",
+        ),
+        (
+            "UPDATE cuts SET revision = 1, count = 9 WHERE total = '5'",
+            "a window never loses events",
+            "count=2 count_before=9",
+        ),
+        (
+            "UPDATE cuts SET count = 1 WHERE total = '5';
+             UPDATE pushes SET mode = 'absolute' WHERE value = '5'",
+            "pushes of a window have the mode of their meter",
+            "revision=1 mode=absolute",
+        ),
+    ] {
         billed.f.plant(sql).await;
         let expected = format!("internal fault: {fact} ({place} {ids})");
         assert_eq!(refused(&billed, "tokens", &[0]).await, expected);
-        assert_eq!(
-            refused(&billed, "tokens", &[0, 1]).await,
-            expected,
-            "a call is one transaction"
-        );
+        // A call is one transaction.
+        assert_eq!(refused(&billed, "tokens", &[0, 1]).await, expected);
         assert_eq!(billed.pushes().await.len(), 2, "nothing is written");
-    };
-    check(
-        "UPDATE cuts SET planned = '6' WHERE total = '5'",
-        "what was planned for a window is the sum of its pushes",
-        "planned=6 pushes=5",
-    )
-    .await;
-    check(
-        "UPDATE cuts SET planned = '5', revision = 2 WHERE total = '5'",
-        "a window's revision is that of its last push",
-        "window_revision=2 push_revision=1",
-    )
-    .await;
-    check(
-        "UPDATE cuts SET revision = 1, count = 9 WHERE total = '5'",
-        "a window never loses events",
-        "count=2 count_before=9",
-    )
-    .await;
-    check(
-        "UPDATE cuts SET count = 1 WHERE total = '5';
-         UPDATE pushes SET mode = 'absolute' WHERE value = '5'",
-        "pushes of a window have the mode of their meter",
-        "revision=1 mode=absolute",
-    )
-    .await;
+    }
     let faults = billed.f.store.health().faults;
     assert_eq!(faults.len(), 4, "each is kept once: {faults:?}");
     assert!(faults.iter().all(|fault| fault.contains(place)), "{faults:?}");
@@ -296,22 +280,11 @@ pub async fn a_contradicting_push_is_changed_by_nothing(f: Fixture) {
     let (tenant, meter) = (tenant_id("acme"), claimed.push.meter);
     check("close", store.close_pushes(&tenant, meter, window(0), now).await.map(drop));
     let lost = order(&billed, "tokens", 0, ["5", "3"]).await;
-    let read = counterfoil::store::reconciliation::SummaryReading {
-        tenant: tenant.clone(),
-        meter,
-        customer: claimed.customer.clone(),
-        window: window(0),
-        value: quantity("3"),
-    };
-    for minute in [200_000, 200_100] {
-        let at = after(billed.f.now, minute);
-        store.record_summaries(vec![read.clone()], at).await.unwrap();
-    }
+    let told = Push { customer: Some(claimed.customer.clone()), ..claimed.push.clone() };
+    billed.read(&told, quantity("3"), &[200_000, 200_100]).await;
     check("correct", store.record_correction(lost, now).await.map(drop));
     plant("waiting").await;
-    let customer = Some(CustomerId::parse("cus_umbrella").unwrap());
-    let fields = counterfoil::store::TenantFields { customer, ..Default::default() };
-    store.put_tenant(&tenant_id("umbrella"), fields, now).await.unwrap();
+    billed.f.customer("umbrella", "cus_umbrella").await;
     let release = PushRelease { now, stamp_age_max: None, limit: 10 };
     check("release", store.release_pushes(release).await.map(drop));
     let kept = store.health().faults.len();

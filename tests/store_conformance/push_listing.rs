@@ -1,9 +1,8 @@
 //! Pushes as they are looked at: pages, counts, and windows that wait for the provider's summary.
 
 use crate::billed::{Billed, after, quantity, window};
-use crate::fixture::{Fixture, tenant_id};
+use crate::fixture::{Fixture, customer_id, tenant_id};
 use counterfoil::rules::billing::Mode;
-use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::rules::window::Window;
 use counterfoil::store::Query;
@@ -14,8 +13,7 @@ use counterfoil::store::push::{
 const REFUSED: (Class, Next) = (Class::Refused, Next::Dead);
 
 pub async fn pages_and_filters(f: Fixture) {
-    let mut billed = Billed::start(f).await;
-    billed.customer("acme", "cus_acme").await;
+    let mut billed = Billed::with_acme(f).await;
     for hour in 0..4 {
         billed.planned("acme", &format!("t{hour}"), "tokens", "1", hour).await;
         billed.planned("umbrella", &format!("t{hour}"), "tokens", "1", hour).await;
@@ -137,8 +135,7 @@ async fn due(billed: &Billed, minute: i64, limit: usize) -> Vec<SubmittedWindow>
 }
 
 pub async fn submitted_windows_come_up_when_due(f: Fixture) {
-    let mut billed = Billed::start(f).await;
-    billed.customer("acme", "cus_acme").await;
+    let mut billed = Billed::with_acme(f).await;
     let mut numbers = Vec::new();
     for (id, meter, hour, minute) in [
         ("e1", "tokens", 0, 1),
@@ -155,7 +152,7 @@ pub async fn submitted_windows_come_up_when_due(f: Fixture) {
     let first = due(&billed, 16, 10).await;
     let expected = SubmittedWindow {
         tenant: tenant_id("acme"),
-        customer: counterfoil::rules::ids::CustomerId::parse("cus_acme").unwrap(),
+        customer: customer_id("cus_acme"),
         meter: billed.f.meter_no("tokens").await,
         window: window(0),
         mode: Mode::Delta,
@@ -184,9 +181,8 @@ pub async fn submitted_windows_come_up_when_due(f: Fixture) {
 }
 
 pub async fn windows_with_a_begun_push_are_left_out(f: Fixture) {
-    let mut billed = Billed::start(f).await;
+    let mut billed = Billed::with_acme(f).await;
     billed.terms.shadow = true;
-    billed.customer("acme", "cus_acme").await;
     billed.planned("acme", "e1", "tokens", "1", 0).await;
     billed.send(billed.accepted(1), 1).await;
     billed.planned("acme", "e2", "tokens", "1", 0).await;
@@ -217,24 +213,19 @@ pub async fn a_window_keeps_the_customer_that_may_have_it(f: Fixture) {
     billed.customer("acme", "cus_2").await;
     for (hour, (end, customer, settled)) in (0..).zip(ends) {
         billed.planned("acme", &format!("b{hour}"), "tokens", "1", hour).await;
-        let claimed = billed.claim_one(100 + 10 * hour).await;
-        assert_eq!(claimed.push.window, window(hour), "{end:?}");
-        assert_eq!(
-            (claimed.customer.as_str(), claimed.settled),
-            (customer, quantity(settled)),
-            "{end:?}"
-        );
-        assert!(billed.begin(&claimed, 100 + 10 * hour).await);
         let minute = 100 + 10 * hour;
-        assert!(billed.settle(&claimed, billed.accepted(minute), minute).await);
+        let claimed = billed.claim_one(minute).await;
+        assert_eq!(claimed.push.window, window(hour), "{end:?}");
+        assert_eq!(claimed.customer.as_str(), customer, "{end:?}");
+        assert_eq!(claimed.settled, quantity(settled), "{end:?}");
+        billed.finish(&claimed, billed.accepted(minute), minute).await;
     }
     let meter = billed.f.meter_no("tokens").await;
     let pushes = billed.f.store.read_window_pushes(&tenant_id("acme"), meter, window(0)).await;
     let customers: Vec<_> = pushes.unwrap().into_iter().map(|push| push.customer).collect();
-    assert_eq!(customers, [CustomerId::parse("cus_1").ok(), CustomerId::parse("cus_1").ok()]);
-    let mut former = billed.f.store.list_former_customers().await.unwrap();
-    assert_eq!(former, [(tenant_id("acme"), CustomerId::parse("cus_1").unwrap())]);
+    assert_eq!(customers, [Some(customer_id("cus_1")), Some(customer_id("cus_1"))]);
+    let former = async || billed.f.store.list_former_customers().await.unwrap();
+    assert_eq!(former().await, [(tenant_id("acme"), customer_id("cus_1"))]);
     billed.customer("acme", "cus_1").await;
-    former = billed.f.store.list_former_customers().await.unwrap();
-    assert_eq!(former, [(tenant_id("acme"), CustomerId::parse("cus_2").unwrap())]);
+    assert_eq!(former().await, [(tenant_id("acme"), customer_id("cus_2"))]);
 }

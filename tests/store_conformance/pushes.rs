@@ -1,12 +1,12 @@
 //! Pushes: who may work on which, and what becomes of them.
 
 use crate::billed::{Billed, after, quantity, steps, told};
-use crate::fixture::Fixture;
-use counterfoil::rules::ids::CustomerId;
+use crate::fixture::{Fixture, at_once, customer_id};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::submission::{Class, Next, PushState};
-use counterfoil::store::push::{AttemptIntent, Push, PushClaim, Right, Ruling, Settlement};
-use counterfoil::store::reconciliation::SummaryReading;
+use counterfoil::store::push::{
+    AttemptIntent, ClaimedPush, Push, PushClaim, Right, Ruling, Settlement,
+};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub async fn one_of_a_tenant_and_meter_is_in_flight(f: Fixture) {
         billed.planned(tenant, &format!("{meter}{hour}"), meter, "1", hour).await;
     }
     assert_eq!(billed.claim(-1).await, [], "nothing is due before it was planned");
-    let numbers = |claimed: &[counterfoil::store::push::ClaimedPush]| {
+    let numbers = |claimed: &[ClaimedPush]| {
         claimed.iter().map(|claimed| claimed.push.number).collect::<Vec<_>>()
     };
     let all: Vec<u64> = billed.pushes().await.iter().map(|push| push.number).collect();
@@ -53,8 +53,7 @@ pub async fn the_lowest_revision_goes_first(f: Fixture) {
     billed.planned("acme", "other", "tokens", "1", 1).await;
     let claimed = billed.claim_one(1).await;
     assert_eq!(claimed.push.revision, 1);
-    assert!(billed.begin(&claimed, 1).await);
-    assert!(billed.settle(&claimed, billed.waiting(60), 1).await);
+    billed.finish(&claimed, billed.waiting(60), 1).await;
     // Only the other window can go on while one of this is not resolved.
     assert_eq!(billed.send(billed.accepted(2), 2).await, claimed.push.number + 3);
     assert_eq!(billed.claim(3).await, []);
@@ -90,8 +89,7 @@ pub async fn an_expired_lease_is_claimed_again(f: Fixture) {
     assert!(!billed.begin(&old, 11).await);
     assert!(!billed.settle(&old, billed.accepted(11), 11).await);
     assert_eq!(billed.push(new.push.number).await.attempts, 1);
-    assert!(billed.begin(&new, 11).await);
-    assert!(billed.settle(&new, billed.accepted(11), 11).await);
+    billed.finish(&new, billed.accepted(11), 11).await;
     assert!(!billed.begin(&new, 12).await, "it is settled");
     let unknown = AttemptIntent { push: 9_999, fence: 1, customer: new.customer, request: vec![] };
     let begun = billed.f.store.begin_attempts(vec![unknown], billed.f.now).await.unwrap();
@@ -102,9 +100,8 @@ pub async fn the_first_attempt_stays(f: Fixture) {
     let mut billed = Billed::with_acme(f).await;
     billed.planned("acme", "e1", "tokens", "1", 0).await;
     let first = billed.claim_one(1).await;
-    assert!(billed.begin(&first, 1).await);
     let fresh = Next::Wait { until: after(billed.f.now, 2), fresh_request_key: true };
-    assert!(billed.settle(&first, (Class::Unknown, fresh), 1).await);
+    billed.finish(&first, (Class::Unknown, fresh), 1).await;
     billed.customer("acme", "cus_later").await;
     billed.f.restart().await;
     let second = billed.claim_one(2).await;
@@ -113,10 +110,8 @@ pub async fn the_first_attempt_stays(f: Fixture) {
     assert_eq!((second.request_keys, second.push.attempts), (1, 1));
     assert_eq!(second.push.first_attempt_at, Some(after(billed.f.now, 1)));
     assert_eq!(second.push.key, first.push.key);
-    let other = counterfoil::rules::ids::CustomerId::parse("cus_later").unwrap();
-    let second = counterfoil::store::push::ClaimedPush { customer: other, ..second };
-    assert!(billed.begin(&second, 2).await);
-    assert!(billed.settle(&second, billed.waiting(3), 2).await);
+    let second = ClaimedPush { customer: customer_id("cus_later"), ..second };
+    billed.finish(&second, billed.waiting(3), 2).await;
     let third = billed.claim_one(3).await;
     assert_eq!(third.customer.as_str(), "cus_acme");
     assert_eq!(third.push.customer.as_ref(), Some(&third.customer));
@@ -139,10 +134,8 @@ pub async fn a_history_is_complete_and_in_order(f: Fixture) {
     assert_eq!(submitted.state_at, after(billed.f.now, 5));
     assert!(billed.settle_number(number, None, billed.waiting(30), 20).await);
     let submitted = billed.push(number).await;
-    assert_eq!(
-        (submitted.state, submitted.due_at),
-        (PushState::Submitted, after(billed.f.now, 30))
-    );
+    assert_eq!(submitted.state, PushState::Submitted);
+    assert_eq!(submitted.due_at, after(billed.f.now, 30));
     assert_eq!(submitted.state_at, after(billed.f.now, 5));
     let confirmed = (Class::Confirmed, Next::Confirmed);
     assert!(billed.settle_number(number, None, confirmed, 30).await);
@@ -244,8 +237,7 @@ pub async fn a_settlement_counts_once(f: Fixture) {
     assert!(!billed.settle_number(9_999, None, billed.accepted(1), 1).await);
     let claimed = billed.claim_one(1).await;
     assert!(!billed.settle_number(number, None, billed.accepted(1), 1).await, "claimed");
-    assert!(billed.begin(&claimed, 1).await);
-    assert!(billed.settle(&claimed, billed.waiting(1), 1).await);
+    billed.finish(&claimed, billed.waiting(1), 1).await;
     assert!(!billed.settle(&claimed, billed.waiting(9), 2).await, "settled before");
     assert_eq!(billed.push(number).await.due_at, after(billed.f.now, 1));
     assert_eq!(billed.send(billed.accepted(3), 3).await, number);
@@ -304,21 +296,6 @@ pub async fn absolute_totals_overtake_dead_ones(f: Fixture) {
     assert_eq!(billed.push(dead).await.state, PushState::Dead);
 }
 
-/// The total of a push's window and customer is read at these minutes.
-async fn record(billed: &Billed, push: &Push, value: &str, minutes: &[i64]) {
-    let reading = SummaryReading {
-        tenant: push.tenant.clone(),
-        meter: push.meter,
-        customer: push.customer.clone().unwrap(),
-        window: push.window,
-        value: quantity(value),
-    };
-    for minute in minutes {
-        let at = after(billed.f.now, *minute);
-        billed.f.store.record_summaries(vec![reading.clone()], at).await.unwrap();
-    }
-}
-
 pub async fn retries_and_refusals(f: Fixture) {
     let mut billed = Billed::with_acme(f).await;
     let retry = async |billed: &Billed, number: u64| {
@@ -345,16 +322,16 @@ pub async fn retries_and_refusals(f: Fixture) {
     let absent = billed.send((Class::Absent, Next::Dead), 10).await;
     let dead = billed.push(absent).await;
     assert!(matches!(retry(&billed, absent).await, Ruling::Refused(_)), "nothing was read");
-    record(&billed, &dead, "0", &[5, 9]).await;
+    billed.read(&dead, Quantity::ZERO, &[5, 9]).await;
     assert!(matches!(retry(&billed, absent).await, Ruling::Refused(_)), "read before it died");
-    record(&billed, &dead, "0", &[200]).await;
+    billed.read(&dead, Quantity::ZERO, &[200]).await;
     assert!(matches!(retry(&billed, absent).await, Ruling::Refused(_)), "read once since");
-    record(&billed, &dead, "1", &[300, 400]).await;
+    billed.read(&dead, Quantity::ONE, &[300, 400]).await;
     assert!(matches!(retry(&billed, absent).await, Ruling::Refused(_)), "it shows");
-    let other = Push { customer: CustomerId::parse("cus_other").ok(), ..dead.clone() };
-    record(&billed, &other, "0", &[500, 600]).await;
+    let other = Push { customer: Some(customer_id("cus_other")), ..dead.clone() };
+    billed.read(&other, Quantity::ZERO, &[500, 600]).await;
     assert!(matches!(retry(&billed, absent).await, Ruling::Refused(_)), "of another customer");
-    record(&billed, &dead, "0", &[700, 800]).await;
+    billed.read(&dead, Quantity::ZERO, &[700, 800]).await;
     billed.f.restart().await;
     assert!(matches!(retry(&billed, absent).await, Ruling::Done(Some(_))));
     let too_old = billed.send((Class::TooOld, Next::Dead), 11).await;
@@ -389,8 +366,7 @@ pub async fn a_claim_tells_what_is_settled_and_doubtful(f: Fixture) {
         billed.planned("acme", id, "tokens", "2.5", 0).await;
         let claimed = billed.claim_one(1).await;
         assert_eq!((claimed.settled, claimed.doubtful), (quantity(settled), doubtful), "{id}");
-        assert!(billed.begin(&claimed, 1).await);
-        assert!(billed.settle(&claimed, end, 1).await);
+        billed.finish(&claimed, end, 1).await;
         claimed.push.number
     };
     check("e1", "0", false, billed.accepted(1)).await;
@@ -418,28 +394,22 @@ pub async fn claimants_at_once_share_nothing(f: Fixture) {
             billed.planned(tenant, &format!("e{hour}"), "tokens", "1", hour).await;
         }
     }
-    let claimants = [0, 1, 2].map(|_| {
-        let billed = Arc::clone(&billed);
-        tokio::spawn(async move {
-            let mut sent = Vec::new();
-            for _ in 0..200 {
-                for claimed in billed.claim(1).await {
-                    assert!(billed.begin(&claimed, 1).await);
-                    tokio::task::yield_now().await;
-                    assert!(billed.settle(&claimed, billed.accepted(1), 1).await);
-                    sent.push(claimed.push.number);
-                }
-                if billed.pushes().await.iter().all(|push| push.state.settled()) {
-                    break;
-                }
+    let send = |billed: Arc<Billed>, _| async move {
+        let mut sent = Vec::new();
+        for _ in 0..200 {
+            for claimed in billed.claim(1).await {
+                assert!(billed.begin(&claimed, 1).await);
+                tokio::task::yield_now().await;
+                assert!(billed.settle(&claimed, billed.accepted(1), 1).await);
+                sent.push(claimed.push.number);
             }
-            sent
-        })
-    });
-    let mut sent = Vec::new();
-    for claimant in claimants {
-        sent.extend(claimant.await.unwrap());
-    }
+            if billed.pushes().await.iter().all(|push| push.state.settled()) {
+                break;
+            }
+        }
+        sent
+    };
+    let sent = at_once(&billed, 0..3, send).await.concat();
     assert_eq!(sent.len(), 18);
     assert_eq!(sent.into_iter().collect::<HashSet<u64>>().len(), 18);
     assert!(billed.pushes().await.iter().all(|push| push.attempts == 1));

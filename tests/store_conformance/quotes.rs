@@ -2,7 +2,7 @@
 
 use crate::accounts::key;
 use crate::billed::{after, quantity, window};
-use crate::fixture::{Fixture, tenant_id};
+use crate::fixture::{Fixture, at_once, in_pages, tenant_id};
 use counterfoil::rules::ids::OnceKey;
 use counterfoil::rules::tax::{Coupon, Off, TaxRate};
 use counterfoil::store::Query;
@@ -86,15 +86,13 @@ pub async fn rates_of_one_name_never_overlap(mut f: Fixture) {
     let listed = f.store.list_tax_rates(Query::first((), 100)).await.unwrap();
     assert_eq!(listed, [other_name, before, first, following, other_place]);
     for limit in [1, 2] {
-        let (mut paged, mut after) = (Vec::new(), None);
-        loop {
-            let page = f.store.list_tax_rates(Query { filter: (), after, limit }).await.unwrap();
-            assert!(page.len() <= limit);
-            let Some(last) = page.last() else { break };
-            after = Some((last.jurisdiction.clone(), last.name.clone(), last.valid_from));
-            paged.extend(page);
-        }
-        assert_eq!(paged, listed);
+        let read = async |last: Option<&TaxRate>| {
+            let key =
+                |last: &TaxRate| (last.jurisdiction.clone(), last.name.clone(), last.valid_from);
+            let query = Query { filter: (), after: last.map(key), limit };
+            f.store.list_tax_rates(query).await.unwrap()
+        };
+        assert_eq!(in_pages(limit, read).await, listed);
     }
 }
 
@@ -123,17 +121,11 @@ pub async fn a_rate_ends(f: Fixture) {
 pub async fn rates_at_once_never_overlap(f: Fixture) {
     let f = Arc::new(f);
     for round in 0..5 {
-        let place = format!("place-{round}");
-        let tasks: Vec<_> = (0..8)
-            .map(|n| {
-                let (f, place) = (Arc::clone(&f), place.clone());
-                // Begins differ, so that no key of the table meets another.
-                tokio::spawn(async move { put(&f, rate(&place, "19", n, None)).await })
-            })
-            .collect();
+        // Begins differ, so that no key of the table meets another.
+        let rates = (0..8).map(|n| rate(&format!("place-{round}"), "19", n, None));
         let mut created = 0;
-        for task in tasks {
-            match task.await.unwrap() {
+        for outcome in at_once(&f, rates, |f, rate| async move { put(&f, rate).await }).await {
+            match outcome {
                 RatePut::Created => created += 1,
                 RatePut::Overlaps(_) => {}
                 RatePut::Unchanged => panic!("they all differ"),
@@ -230,19 +222,14 @@ pub async fn a_coupon_at_once_is_used_once(f: Fixture) {
     let f = Arc::new(f);
     let mut used = 0;
     for cycle in 0..3 {
-        let tasks: Vec<_> = (0..8)
-            .map(|n| {
-                let f = Arc::clone(&f);
-                tokio::spawn(async move {
-                    let quote = quote(&f, "acme", &format!("q{cycle}-{n}"));
-                    record(&f, quote, using("SPRING", cycle, None)).await
-                })
-            })
-            .collect();
+        let use_coupon = |f: Arc<Fixture>, n| async move {
+            let quote = quote(&f, "acme", &format!("q{cycle}-{n}"));
+            record(&f, quote, using("SPRING", cycle, None)).await
+        };
         let mut winner = None;
         let mut losers = Vec::new();
-        for task in tasks {
-            match task.await.unwrap() {
+        for outcome in at_once(&f, 0..8, use_coupon).await {
+            match outcome {
                 QuoteRecorded::Recorded(quote) => assert_eq!(winner.replace(quote.key), None),
                 QuoteRecorded::CouponUsed(by) => losers.push(by),
                 other => panic!("{other:?}"),
@@ -257,18 +244,13 @@ pub async fn a_coupon_at_once_is_used_once(f: Fixture) {
 /// Different cycles at once do not use a coupon more often than it may be.
 pub async fn cycles_at_once_keep_the_limit(f: Fixture) {
     let f = Arc::new(f);
-    let tasks: Vec<_> = (0..8)
-        .map(|cycle| {
-            let f = Arc::clone(&f);
-            tokio::spawn(async move {
-                let quote = quote(&f, "acme", &format!("q{cycle}"));
-                record(&f, quote, using("SPRING", cycle, Some(3))).await
-            })
-        })
-        .collect();
+    let use_coupon = |f: Arc<Fixture>, cycle| async move {
+        let quote = quote(&f, "acme", &format!("q{cycle}"));
+        record(&f, quote, using("SPRING", cycle, Some(3))).await
+    };
     let mut recorded = 0;
-    for task in tasks {
-        match task.await.unwrap() {
+    for outcome in at_once(&f, 0..8, use_coupon).await {
+        match outcome {
             QuoteRecorded::Recorded(_) => recorded += 1,
             QuoteRecorded::CouponUsed(by) => assert_eq!(by, None),
             other => panic!("{other:?}"),
@@ -279,19 +261,14 @@ pub async fn cycles_at_once_keep_the_limit(f: Fixture) {
 
 pub async fn one_key_at_once_is_one_quote(f: Fixture) {
     let f = Arc::new(f);
-    let tasks: Vec<_> = (0..12)
-        .map(|n| {
-            let f = Arc::clone(&f);
-            tokio::spawn(async move {
-                let answer = format!(r#"{{"from":{n}}}"#);
-                let quote = StoredQuote { answer, ..quote(&f, "acme", "q") };
-                record(&f, quote, using("SPRING", 0, Some(1))).await
-            })
-        })
-        .collect();
+    let answer = |f: Arc<Fixture>, n| async move {
+        let answer = format!(r#"{{"from":{n}}}"#);
+        let quote = StoredQuote { answer, ..quote(&f, "acme", "q") };
+        record(&f, quote, using("SPRING", 0, Some(1))).await
+    };
     let (mut recorded, mut answers) = (0, Vec::new());
-    for task in tasks {
-        match task.await.unwrap() {
+    for outcome in at_once(&f, 0..12, answer).await {
+        match outcome {
             QuoteRecorded::Recorded(quote) => {
                 recorded += 1;
                 answers.push(quote);

@@ -1,13 +1,12 @@
 //! Keys of requests, and how they end with the effect: both are there, or neither.
 
-use crate::accounts::{account, create, entry, key};
+use crate::accounts::{account, create_wallet, entry, key};
 use crate::billed::after;
-use crate::credits::{taking, terms};
-use crate::fixture::{Fixture, tenant_id};
+use crate::credits::{issued, taking, terms};
+use crate::fixture::{Fixture, at_once, tenant_id};
 use crate::quotes::quote;
 use crate::sagas::new_saga;
 use counterfoil::clock::Clock;
-use counterfoil::rules::account::Floor;
 use counterfoil::store::account::Posted;
 use counterfoil::store::credit::{GrantFilter, Issued, Voided};
 use counterfoil::store::idempotency::{Completing, Ended};
@@ -17,6 +16,7 @@ use counterfoil::store::{Error, Query};
 use counterfoil_idempotency::{Answer, Claim, Claimed, Ending, Fingerprint, Scope, StoreError};
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -74,6 +74,21 @@ async fn kept(f: &Fixture, once: &str) -> String {
     }
 }
 
+/// Runs a verb under the next key: the key ends with the outcome, which begins with this word.
+async fn check_ends_with<T: Debug + 'static>(
+    f: &Fixture,
+    expected: &str,
+    verb: impl AsyncFnOnce(&Completing<T>) -> Result<T, Error>,
+) -> T {
+    static KEYS: AtomicU64 = AtomicU64::new(0);
+    let once = format!("verb-{}", KEYS.fetch_add(1, Ordering::SeqCst));
+    let completing = telling::<T>(owned(f, &once, 0).await);
+    let outcome = verb(&completing).await.unwrap();
+    assert!(format!("{outcome:?}").starts_with(expected), "{outcome:?}");
+    assert_eq!(kept(f, &once).await, format!("{outcome:?}"));
+    outcome
+}
+
 pub async fn a_key_has_one_owner(mut f: Fixture) {
     let first = owned(&f, "k", 0).await;
     assert_eq!((first.fence, first.recovery_point.as_deref()), (1, None));
@@ -115,14 +130,10 @@ pub async fn a_key_has_one_owner(mut f: Fixture) {
 pub async fn claimants_at_once_are_one(f: Fixture) {
     let f = Arc::new(f);
     for round in 0..5 {
-        let tasks = [0, 1, 2, 3, 4, 5].map(|_| {
-            let f = Arc::clone(&f);
-            let once = format!("k{round}");
-            tokio::spawn(async move { claim(&f, &once, 0).await })
-        });
+        let claim = |f: Arc<Fixture>, _| async move { claim(&f, &format!("k{round}"), 0).await };
         let mut owners = 0;
-        for task in tasks {
-            match task.await.unwrap() {
+        for claimed in at_once(&f, 0..6, claim).await {
+            match claimed {
                 Claimed::Owned(_) => owners += 1,
                 Claimed::Busy { retry_after } => assert_eq!(retry_after, MINUTE),
                 other => panic!("{other:?}"),
@@ -151,69 +162,51 @@ pub async fn what_is_kept_long_enough_is_swept(f: Fixture) {
 
 /// Each verb, with every kind of outcome: the key ends with it.
 pub async fn a_key_ends_with_its_effect(f: Fixture) {
-    create(&f, "acme", "bank", Floor::None).await;
-    create(&f, "acme", "wallet", Floor::Zero).await;
+    create_wallet(&f, "acme").await;
     let good = entry("acme", "e1", &[("bank", "-5"), ("wallet", "5")]);
     let other = entry("acme", "e1", &[("bank", "-6"), ("wallet", "6")]);
     let refused = entry("acme", "e2", &[("wallet", "-9"), ("bank", "9")]);
-    for (n, new) in [good.clone(), good, other, refused].into_iter().enumerate() {
-        let once = format!("post-{n}");
-        let completing = telling::<Posted>(owned(&f, &once, 0).await);
-        let posted = f.store.post_entry(new, f.now, Some(&completing)).await.unwrap();
-        let expected = ["Recorded", "Repeated", "KeyTaken", "Refused"][n];
-        assert!(format!("{posted:?}").starts_with(expected), "{posted:?}");
-        assert_eq!(kept(&f, &once).await, format!("{posted:?}"));
+    for (new, expected) in
+        [(good.clone(), "Recorded"), (good, "Repeated"), (other, "KeyTaken"), (refused, "Refused")]
+    {
+        let post = async |key: &Completing<Posted>| f.store.post_entry(new, f.now, Some(key)).await;
+        check_ends_with(&f, expected, post).await;
     }
     let terms = terms(&f, "acme", "g1", "5").await;
-    let mut grant = 0;
-    for n in 0..2 {
-        let once = format!("issue-{n}");
-        let completing = telling::<Issued>(owned(&f, &once, 0).await);
-        let issued = f.store.issue_grant(terms.clone(), f.now, Some(&completing)).await.unwrap();
-        assert_eq!(kept(&f, &once).await, format!("{issued:?}"));
-        match issued {
-            Issued::Created(created) => grant = created.number,
-            Issued::Repeated(_) => assert_eq!(n, 1),
-            other => panic!("{other:?}"),
-        }
+    let issue =
+        async |key: &Completing<Issued>| f.store.issue_grant(terms.clone(), f.now, Some(key)).await;
+    let issued = check_ends_with(&f, "Created", &issue).await;
+    let Issued::Created(grant) = issued else { panic!("it is the first") };
+    check_ends_with(&f, "Repeated", issue).await;
+    for (once, amount, expected) in [
+        ("t1", "2", "Done"),
+        ("t1", "2", "Repeated"),
+        ("t1", "3", "KeyTaken"),
+        ("t2", "9", "TooLittle"),
+    ] {
+        let order = taking("acme", grant.number, once, Some(amount));
+        let take =
+            async |key: &Completing<Voided>| f.store.void_grant(order, f.now, Some(key)).await;
+        check_ends_with(&f, expected, take).await;
     }
-    for (n, amount) in ["2", "2", "3", "9"].into_iter().enumerate() {
-        let once = format!("take-{n}");
-        let order = taking("acme", grant, if n < 3 { "t1" } else { "t2" }, Some(amount));
-        let completing = telling::<Voided>(owned(&f, &once, 0).await);
-        let taken = f.store.void_grant(order, f.now, Some(&completing)).await.unwrap();
-        let expected = ["Done", "Repeated", "KeyTaken", "TooLittle"][n];
-        assert!(format!("{taken:?}").starts_with(expected), "{taken:?}");
-        assert_eq!(kept(&f, &once).await, format!("{taken:?}"));
-    }
-    for (n, saga) in ["s1", "s1", "s2"].into_iter().enumerate() {
-        let once = format!("begin-{n}");
-        let completing = telling::<Begun>(owned(&f, &once, 0).await);
+    for (saga, expected) in [("s1", "Created"), ("s1", "Repeated"), ("s2", "Busy")] {
         let new = new_saga("acme", saga);
-        let begun = f.store.begin_saga(new, f.now, Some(&completing)).await.unwrap();
-        let expected = ["Created", "Repeated", "Busy"][n];
-        assert!(format!("{begun:?}").starts_with(expected), "{begun:?}");
-        assert_eq!(kept(&f, &once).await, format!("{begun:?}"));
+        let begin = async |key: &Completing<Begun>| f.store.begin_saga(new, f.now, Some(key)).await;
+        check_ends_with(&f, expected, begin).await;
     }
-    for n in 0..2 {
-        let once = format!("quote-{n}");
-        let completing = telling::<QuoteRecorded>(owned(&f, &once, 0).await);
+    for expected in ["Recorded", "Repeated"] {
         let quote = quote(&f, "acme", "q1");
-        let recorded = f.store.record_quote(quote, None, Some(&completing)).await.unwrap();
-        let expected = ["Recorded", "Repeated"][n];
-        assert!(format!("{recorded:?}").starts_with(expected), "{recorded:?}");
-        assert_eq!(kept(&f, &once).await, format!("{recorded:?}"));
+        let record = async |key: &Completing<QuoteRecorded>| {
+            f.store.record_quote(quote, None, Some(key)).await
+        };
+        check_ends_with(&f, expected, record).await;
     }
 }
 
 /// Another has taken the request over: what the first would have done does not happen.
 pub async fn a_fenced_claim_undoes_the_effect(f: Fixture) {
-    create(&f, "acme", "bank", Floor::None).await;
-    create(&f, "acme", "wallet", Floor::Zero).await;
-    let base = terms(&f, "acme", "g1", "5").await;
-    let Issued::Created(grant) = f.store.issue_grant(base, f.now, None).await.unwrap() else {
-        panic!("it is the first")
-    };
+    create_wallet(&f, "acme").await;
+    let grant = issued(&f, "acme", "g1", "5").await;
     let stale = owned(&f, "k", 0).await;
     let current = owned(&f, "k", 5).await;
     let unavailable = |error: Error| assert!(matches!(error, Error::Unavailable { .. }), "{error}");
@@ -260,8 +253,7 @@ pub async fn a_fenced_claim_undoes_the_effect(f: Fixture) {
 
 /// Two owners of one request in turn, at once: one of them has its effect, with its answer.
 pub async fn owners_at_once_have_one_effect(f: Fixture) {
-    create(&f, "acme", "bank", Floor::None).await;
-    create(&f, "acme", "wallet", Floor::Zero).await;
+    create_wallet(&f, "acme").await;
     for round in 0..5 {
         let once = format!("k{round}");
         let (stale, current) = (owned(&f, &once, 0).await, owned(&f, &once, 5).await);
@@ -288,18 +280,14 @@ pub async fn owners_at_once_have_one_effect(f: Fixture) {
 
 /// Whoever asked went away while it waited: the key and the effect still agree.
 pub async fn a_caller_that_leaves_leaves_no_half(f: Fixture) {
-    create(&f, "acme", "bank", Floor::None).await;
-    create(&f, "acme", "wallet", Floor::Zero).await;
-    let f = Arc::new(f);
+    create_wallet(&f, "acme").await;
     for round in 0..20 {
         let once = format!("k{round}");
         let completing = telling::<Posted>(owned(&f, &once, 0).await);
         let new = entry("acme", &once, &[("bank", "-1"), ("wallet", "1")]);
-        let posting = {
-            let f = Arc::clone(&f);
-            let posting = async move { f.store.post_entry(new, f.now, Some(&completing)).await };
-            tokio::spawn(posting)
-        };
+        let (store, now) = (Arc::clone(&f.store), f.now);
+        let posting =
+            tokio::spawn(async move { store.post_entry(new, now, Some(&completing)).await });
         for _ in 0..round {
             tokio::task::yield_now().await;
         }

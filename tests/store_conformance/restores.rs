@@ -38,12 +38,8 @@ pub async fn after_a_restore_the_rest_is_sent(f: Fixture) {
     for (minute, meter) in [(0, "tokens"), (20, "peak")] {
         billed.planned("acme", &format!("{meter}1"), meter, "7", 0).await;
         billed.planned("acme", &format!("{meter}2"), meter, "5", 0).await;
-        billed
-            .f
-            .store
-            .record_restore(&Cause::known("test"), after(billed.f.now, minute))
-            .await
-            .unwrap();
+        let at = after(billed.f.now, minute);
+        billed.f.store.record_restore(&Cause::known("test"), at).await.unwrap();
         let before = billed.pushes().await.len();
         let claimed = compare(&billed, "10", minute + 1).await;
         assert_eq!(billed.push(claimed.push.number).await.state, PushState::Replaced);
@@ -60,8 +56,7 @@ pub async fn after_a_restore_the_rest_is_sent(f: Fixture) {
         assert_eq!((push.state, push.class), (PushState::Observed, Class::Absent));
         let claimed = billed.claim_one(minute + 3).await;
         assert_eq!(claimed.uncompared, None);
-        assert!(billed.begin(&claimed, minute + 3).await);
-        assert!(billed.settle(&claimed, billed.accepted(minute + 3), minute + 3).await);
+        billed.finish(&claimed, billed.accepted(minute + 3), minute + 3).await;
         assert_eq!(billed.state(meter, 0).await.unwrap().planned, quantity("12"));
     }
 }

@@ -1,14 +1,16 @@
 //! Sagas and their logs, holds on pushes, subscription records.
 
 use crate::accounts::key;
-use crate::billed::{Billed, after, window};
-use crate::fixture::{Fixture, claim_at_once, tenant_id};
+use crate::billed::{Billed, HOUR_MICROS, after, window};
+use crate::fixture::{Fixture, at_once, claim_at_once, tenant_id};
 use counterfoil::jobs::unbilled::{Cause, Slow, Unbilled};
 use counterfoil::rules::ids::{MeterNo, SubscriptionId};
 use counterfoil::rules::saga::{LogLine, Mark, Saga, SagaKind, SagaState, saga_id};
+use counterfoil::rules::submission::{Class, Next};
+use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::store::Query;
 use counterfoil::store::outbox::FeedChange;
-use counterfoil::store::push::PushAges;
+use counterfoil::store::push::{PushAges, SubmittedWindow};
 use counterfoil::store::saga::{
     Begun, ClaimedSaga, NewSaga, Resumed, SagaFilter, SagaProgress, SubscriptionRecord,
 };
@@ -74,12 +76,15 @@ async fn write(
     f.store.record_saga(claim, lines, standing, Vec::new(), at).await.unwrap()
 }
 
+/// The same, given back by the claimant.
+fn given_back(f: &Fixture, state: SagaState, minute: i64) -> SagaProgress {
+    SagaProgress { lease_until: None, ..standing(f, state, minute) }
+}
+
 /// Ends the tenant's saga in this state.
-async fn end(f: &Fixture, state: SagaState, minute: i64) -> Saga {
+async fn end(f: &Fixture, state: SagaState, minute: i64) {
     let claimed = claim_one(f, minute).await;
-    let ended = SagaProgress { lease_until: None, ..standing(f, state, minute) };
-    assert!(write(f, &claimed, Vec::new(), ended, minute).await);
-    find(f, &claimed.saga.id).await.0
+    assert!(write(f, &claimed, Vec::new(), given_back(f, state, minute), minute).await);
 }
 
 async fn find(f: &Fixture, id: &str) -> (Saga, Vec<LogLine>) {
@@ -124,9 +129,8 @@ pub async fn a_saga_is_begun_once(mut f: Fixture) {
     let theirs = begun(&f, "umbrella", "s1").await;
     assert_ne!(theirs.id, new.id);
     // Once it has ended, another may begin, and the first is still itself.
-    let claimed = claim(&f, 0).await;
-    for claimed in claimed {
-        let ended = SagaProgress { lease_until: None, ..standing(&f, SagaState::Completed, 0) };
+    for claimed in claim(&f, 0).await {
+        let ended = given_back(&f, SagaState::Completed, 0);
         assert!(write(&f, &claimed, Vec::new(), ended, 1).await);
     }
     begun(&f, "fresh", "s2").await;
@@ -136,16 +140,12 @@ pub async fn a_saga_is_begun_once(mut f: Fixture) {
 
 pub async fn beginners_at_once_begin_one(f: Fixture) {
     let f = Arc::new(f);
-    let tasks: Vec<_> = (0..20)
-        .map(|n| {
-            let f = Arc::clone(&f);
-            // Ten keys, each twice.
-            tokio::spawn(async move { begin(&f, "acme", &format!("s{}", n % 10)).await })
-        })
-        .collect();
+    // Ten keys, each twice.
+    let begin =
+        |f: Arc<Fixture>, n| async move { begin(&f, "acme", &format!("s{}", n % 10)).await };
     let (mut created, mut repeated, mut busy) = (0, 0, 0);
-    for task in tasks {
-        match task.await.unwrap() {
+    for begun in at_once(&f, 0..20, begin).await {
+        match begun {
             Begun::Created(_) => created += 1,
             Begun::Repeated(_) => repeated += 1,
             Begun::Busy(_) => busy += 1,
@@ -171,8 +171,7 @@ pub async fn a_log_is_written_under_the_fence(mut f: Fixture) {
         tries: 3,
         due_at: after(f.now, 8),
         detail: Some("HTTP 500".to_owned()),
-        lease_until: None,
-        ..standing(&f, SagaState::Running, 0)
+        ..given_back(&f, SagaState::Running, 0)
     };
     let tried = vec![line(&f, 1, Mark::Failed, 3)];
     assert!(write(&f, &claimed, tried, failed, 3).await);
@@ -227,7 +226,7 @@ pub async fn a_saga_ends_with_its_change(f: Fixture) {
         tenant: Some(tenant_id("acme")),
         payload: r#"{"saga":1}"#.to_owned(),
     };
-    let ended = SagaProgress { lease_until: None, ..standing(&f, SagaState::Completed, 2) };
+    let ended = given_back(&f, SagaState::Completed, 2);
     let claim_of = (claimed.saga.number, claimed.fence);
     let (done, at) = (vec![line(&f, 0, Mark::Done, 2)], after(f.now, 2));
     let told = vec![change.clone(), change.clone()];
@@ -245,25 +244,18 @@ pub async fn claimants_at_once_share_nothing(f: Fixture) {
     for n in 0..30 {
         begun(&f, &format!("tenant {n}"), "s").await;
     }
-    let f = Arc::new(f);
-    let claimant = Arc::clone(&f);
-    let numbers = claim_at_once(move || {
-        let f = Arc::clone(&claimant);
-        async move {
-            let claimed = f.store.claim_sagas(f.now, after(f.now, 10), 4).await.unwrap();
-            claimed.iter().map(|claimed| claimed.saga.number).collect()
-        }
+    let numbers = claim_at_once(f, |f| async move {
+        let claimed = f.store.claim_sagas(f.now, after(f.now, 10), 4).await.unwrap();
+        claimed.iter().map(|claimed| claimed.saga.number).collect::<Vec<_>>()
     });
-    let numbers = numbers.await;
-    assert_eq!(numbers.len() + claim(&f, 0).await.len(), 30);
+    assert_eq!(numbers.await.len(), 30);
 }
 
 pub async fn those_longest_due_go_first(f: Fixture) {
     for (tenant, minute) in [("a", 5), ("b", 3), ("c", 4), ("d", 90)] {
         begun(&f, tenant, "s").await;
         let claimed = claim_one(&f, 0).await;
-        let waiting =
-            SagaProgress { lease_until: None, ..standing(&f, SagaState::Running, minute) };
+        let waiting = given_back(&f, SagaState::Running, minute);
         assert!(write(&f, &claimed, Vec::new(), waiting, 0).await);
     }
     let (now, until) = (after(f.now, 10), after(f.now, 20));
@@ -382,19 +374,15 @@ pub async fn a_hold_keeps_later_pushes_back(f: Fixture) {
             b.planned(tenant, &format!("e{hour}"), meter, "1", hour).await;
         }
     }
-    let hold = async |b: &Billed, claimed: &ClaimedSaga, hour: i64| {
-        let claim = (claimed.saga.number, claimed.fence);
-        b.f.store.put_hold(claim, window(hour).start, b.f.now).await.unwrap()
-    };
     begun(&b.f, "acme", "1").await;
     let first = claim_one(&b.f, 0).await;
-    assert!(hold(&b, &first, 1).await);
+    assert!(put_hold(&b, &first, 1).await);
     // Written again it changes nothing.
-    assert!(hold(&b, &first, 0).await);
+    assert!(put_hold(&b, &first, 0).await);
     assert!(write(&b.f, &first, vec![], standing(&b.f, SagaState::Completed, 0), 0).await);
     begun(&b.f, "acme", "2").await;
     let second = claim_one(&b.f, 0).await;
-    assert!(hold(&b, &second, 2).await);
+    assert!(put_hold(&b, &second, 2).await);
     b.f.restart().await;
     let claimed = async |b: &Billed, minute: i64| -> Vec<(String, i64)> {
         let mut claimed: Vec<(String, i64)> = b
@@ -421,12 +409,18 @@ pub async fn a_hold_keeps_later_pushes_back(f: Fixture) {
     assert_eq!(claimed(&b, 40).await, expected);
 }
 
-/// Begins a saga of acme that holds back windows from then on; returns its id.
-async fn held(b: &Billed, from: counterfoil::rules::timestamp::Timestamp) -> String {
+/// Holds back windows from this hour on, for a saga.
+async fn put_hold(b: &Billed, claimed: &ClaimedSaga, hour: i64) -> bool {
+    let claim = (claimed.saga.number, claimed.fence);
+    b.f.store.put_hold(claim, window(hour).start, b.f.now).await.unwrap()
+}
+
+/// Begins a saga of acme that holds back windows from this hour on; returns its id.
+async fn held(b: &Billed, hour: i64) -> String {
     begun(&b.f, "acme", "held").await;
-    let ClaimedSaga { saga, fence, .. } = claim_one(&b.f, 0).await;
-    assert!(b.f.store.put_hold((saga.number, fence), from, b.f.now).await.unwrap());
-    saga.id
+    let claimed = claim_one(&b.f, 0).await;
+    assert!(put_hold(b, &claimed, hour).await);
+    claimed.saga.id
 }
 
 /// A runner that wakes up too late leaves no hold behind.
@@ -435,17 +429,13 @@ pub async fn a_hold_needs_a_current_claim(f: Fixture) {
     begun(&b.f, "acme", "1").await;
     let stale = claim_one(&b.f, 0).await;
     let current = claim_one(&b.f, 20).await;
-    let put = async |claimed: &ClaimedSaga| {
-        let claim = (claimed.saga.number, claimed.fence);
-        b.f.store.put_hold(claim, window(1).start, b.f.now).await.unwrap()
-    };
-    assert!(!put(&stale).await);
+    assert!(!put_hold(&b, &stale, 1).await);
     assert!(!b.f.store.release_hold(&current.saga.id).await.unwrap(), "nothing was written");
-    assert!(put(&current).await);
+    assert!(put_hold(&b, &current, 1).await);
     assert!(b.f.store.release_hold(&current.saga.id).await.unwrap());
     let ended = standing(&b.f, SagaState::Compensated, 20);
     assert!(write(&b.f, &current, vec![], ended, 20).await);
-    assert!(!put(&current).await, "the saga has ended");
+    assert!(!put_hold(&b, &current, 1).await, "the saga has ended");
     assert!(!b.f.store.release_hold(&current.saga.id).await.unwrap());
 }
 
@@ -471,7 +461,7 @@ pub async fn held_usage_is_among_what_is_not_billed(f: Fixture) {
         held.into_iter().map(|(meter, sum)| (meter, sum.to_string())).collect()
     };
     assert_eq!(sums(&b).await, []);
-    let saga = held(&b, window(3).start).await;
+    let saga = held(&b, 3).await;
     b.f.restart().await;
     let mut expected = vec![(tokens, "320.25".to_owned()), (whole, "7".to_owned())];
     expected.sort();
@@ -488,23 +478,20 @@ pub async fn held_usage_is_among_what_is_not_billed(f: Fixture) {
 
 /// Pushes that are held do not keep others of their tenant and meter waiting.
 pub async fn an_earlier_window_passes_a_held_one(f: Fixture) {
-    let b = Billed::start(f).await;
-    b.customer("acme", "cus_acme").await;
+    let b = Billed::with_acme(f).await;
     b.planned("acme", "e5", "tokens", "5", 5).await;
     b.planned("acme", "e1", "tokens", "1", 1).await;
-    let saga = held(&b, window(3).start).await;
+    let saga = held(&b, 3).await;
     let claimed = b.claim_one(0).await;
     assert_eq!(claimed.push.window, window(1));
-    assert!(b.begin(&claimed, 0).await);
-    assert!(b.settle(&claimed, b.accepted(0), 0).await);
+    b.finish(&claimed, b.accepted(0), 0).await;
     assert_eq!(b.claim(1).await, vec![]);
     assert!(b.f.store.release_hold(&saga).await.unwrap());
     assert_eq!(b.claim_one(2).await.push.window, window(5));
 }
 
 pub async fn pushes_to_be_sent_are_counted(f: Fixture) {
-    let mut b = Billed::start(f).await;
-    b.customer("acme", "cus_acme").await;
+    let mut b = Billed::with_acme(f).await;
     let count = async |b: &Billed, tenant: &str, hour: i64| {
         b.f.store.count_pushes_before(&tenant_id(tenant), window(hour).start).await.unwrap()
     };
@@ -525,7 +512,6 @@ pub async fn pushes_to_be_sent_are_counted(f: Fixture) {
     assert_eq!(count(&b, "acme", 3).await, 3);
     assert!(b.settle(&claimed, b.accepted(0), 0).await);
     assert_eq!(count(&b, "acme", 3).await, 2);
-    use counterfoil::rules::submission::{Class, Next};
     b.send((Class::Refused, Next::Dead), 1).await;
     assert_eq!(count(&b, "acme", 3).await, 1, "a dead one waits for a person");
     assert_eq!(count(&b, "umbrella", 3).await, 1);
@@ -534,7 +520,7 @@ pub async fn pushes_to_be_sent_are_counted(f: Fixture) {
 // ---------------------------------------------------------------------------------------------
 // Subscription records
 
-fn subscription_record(
+pub fn subscription_record(
     f: &Fixture,
     saga: &str,
     subscription: &str,
@@ -554,11 +540,14 @@ fn subscription_record(
     }
 }
 
+async fn record(f: &Fixture, record: SubscriptionRecord) {
+    f.store.record_subscription(record).await.unwrap();
+}
+
 /// Saga, access and end of acme's subscription records, newest first.
 async fn agreed(f: &Fixture) -> Vec<(String, bool, Option<i64>)> {
     let listed = f.store.list_subscription_records(&tenant_id("acme"), 100).await.unwrap();
-    let minute =
-        |at: counterfoil::rules::timestamp::Timestamp| (at.micros() - f.now.micros()) / 60_000_000;
+    let minute = |at: Timestamp| (at.micros() - f.now.micros()) / 60_000_000;
     listed.into_iter().map(|a| (a.saga, a.access, a.ended_at.map(minute))).collect()
 }
 
@@ -568,35 +557,29 @@ fn row(saga: &str, access: bool, ended: Option<i64>) -> (String, bool, Option<i6
 
 pub async fn a_subscription_record_is_written_once(mut f: Fixture) {
     let first = subscription_record(&f, "s1", "sub_1", 1);
-    let record = async |f: &Fixture, subscription_record: &SubscriptionRecord| {
-        f.store.record_subscription(subscription_record.clone()).await.unwrap();
-    };
     // Access comes in a step of its own.
-    record(&f, &SubscriptionRecord { access: true, ..first.clone() }).await;
+    record(&f, SubscriptionRecord { access: true, ..first.clone() }).await;
     f.restart().await;
     let listed = f.store.list_subscription_records(&tenant_id("acme"), 10).await.unwrap();
     assert_eq!(listed, vec![first.clone()]);
     f.store.set_access("s1", true).await.unwrap();
     f.store.set_access("s0", true).await.unwrap();
-    record(&f, &first).await;
+    record(&f, first).await;
     assert_eq!(agreed(&f).await, [row("s1", true, None)], "written again, nothing changes");
     f.store.set_access("s1", false).await.unwrap();
     assert_eq!(agreed(&f).await, [row("s1", false, None)]);
-    let other = SubscriptionRecord {
-        tenant: tenant_id("umbrella"),
-        ..subscription_record(&f, "s2", "sub_2", 2)
-    };
-    record(&f, &other).await;
+    let tenant = tenant_id("umbrella");
+    record(&f, SubscriptionRecord { tenant, ..subscription_record(&f, "s2", "sub_2", 2) }).await;
     assert_eq!(agreed(&f).await.len(), 1, "another tenant's");
     assert_eq!(f.store.list_subscription_records(&tenant_id("nobody"), 10).await.unwrap(), []);
 }
 
 pub async fn a_subscription_record_replaces_another(f: Fixture) {
-    f.store.record_subscription(subscription_record(&f, "s1", "sub_1", 1)).await.unwrap();
-    f.store.record_subscription(subscription_record(&f, "other", "sub_2", 1)).await.unwrap();
+    record(&f, subscription_record(&f, "s1", "sub_1", 1)).await;
+    record(&f, subscription_record(&f, "other", "sub_2", 1)).await;
     f.store.set_access("s1", true).await.unwrap();
-    f.store.record_subscription(subscription_record(&f, "s2", "sub_1", 5)).await.unwrap();
-    f.store.record_subscription(subscription_record(&f, "s2", "sub_1", 6)).await.unwrap();
+    record(&f, subscription_record(&f, "s2", "sub_1", 5)).await;
+    record(&f, subscription_record(&f, "s2", "sub_1", 6)).await;
     let replaced = [row("s2", false, None), row("other", false, None), row("s1", false, Some(5))];
     assert_eq!(agreed(&f).await, replaced);
     f.store.set_access("s2", true).await.unwrap();
@@ -633,14 +616,11 @@ pub async fn a_subscription_record_ends_once(f: Fixture) {
 
 /// Windows, a day and events of the hours in which a subscription begins and ends.
 pub async fn stamps_lie_inside_the_subscription(f: Fixture) {
-    let b = Billed::start(f).await;
-    b.customer("acme", "cus_acme").await;
+    let b = Billed::with_acme(f).await;
     let at = |hour: i64, minutes: i64| after(window(hour).start, minutes);
-    let began = SubscriptionRecord {
-        began_at: at(10, 40),
-        ..subscription_record(&b.f, "saga_1", "sub_1", 0)
-    };
-    b.f.store.record_subscription(began).await.unwrap();
+    let began_at = at(10, 40);
+    let began = SubscriptionRecord { began_at, ..subscription_record(&b.f, "saga_1", "sub_1", 0) };
+    record(&b.f, began).await;
     b.f.store.charge_from("saga_1", at(10, 41)).await.unwrap();
     b.f.store.end_subscription(&SubscriptionId::parse("sub_1").unwrap(), at(12, 20)).await.unwrap();
     for hour in [9, 10, 11, 12, 13] {
@@ -663,16 +643,13 @@ pub async fn stamps_lie_inside_the_subscription(f: Fixture) {
 
 /// Events that were cut while a hold kept them back, and events that come late.
 pub async fn held_pushes_are_stamped_when_the_prices_changed(f: Fixture) {
-    let b = Billed::start(f).await;
-    b.customer("acme", "cus_acme").await;
+    let b = Billed::with_acme(f).await;
     b.used("before", "single", "1", 9).await;
     b.used("held", "single", "2", 10).await;
     b.cut("single", &[9, 10]).await;
-    let boundary = window(10).start;
-    let saga = held(&b, boundary).await;
-    let changed_at = after(boundary, 45);
-    let began =
-        SubscriptionRecord { began_at: boundary, ..subscription_record(&b.f, &saga, "sub_1", 0) };
+    let saga = held(&b, 10).await;
+    let (began_at, changed_at) = (window(10).start, after(window(10).start, 45));
+    let began = SubscriptionRecord { began_at, ..subscription_record(&b.f, &saga, "sub_1", 0) };
     b.f.store.record_subscription(began).await.unwrap();
     for _ in 0..2 {
         b.f.store.charge_from(&saga, changed_at).await.unwrap();
@@ -689,11 +666,9 @@ pub async fn unconfirmed_windows_before_a_boundary_are_listed(f: Fixture) {
     let list = async |limit: usize| -> Vec<(i64, String, usize)> {
         let acme = tenant_id("acme");
         let found = b.f.store.list_unconfirmed_before(&acme, window(3).start, limit).await.unwrap();
-        let hour = |at: counterfoil::rules::timestamp::Timestamp| {
-            (at.micros() - window(0).start.micros()) / 3_600_000_000
-        };
-        let row = |w: counterfoil::store::push::SubmittedWindow| {
-            (hour(w.window.start), w.expected.to_string(), w.pushes.len())
+        let row = |w: SubmittedWindow| {
+            let micros = w.window.start.micros() - window(0).start.micros();
+            (micros / HOUR_MICROS, w.expected.to_string(), w.pushes.len())
         };
         found.into_iter().map(row).collect()
     };

@@ -1,11 +1,12 @@
 //! The provider's totals, pushes by window, and pairs that a pass must look at.
 
 use crate::billed::{Billed, HOUR_MICROS, after, quantity, window};
-use crate::fixture::{Fixture, tenant_id};
+use crate::findings::usage;
+use crate::fixture::{Fixture, customer_id, tenant_id};
 use counterfoil::rules::billing::Mode;
-use counterfoil::rules::drift::{Reason, Summary, Verdict};
+use counterfoil::rules::drift::{Summary, Verdict};
 use counterfoil::rules::finding::{FindingChange, FindingKind, Observation};
-use counterfoil::rules::ids::{CustomerId, MeterNo};
+use counterfoil::rules::ids::MeterNo;
 use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
@@ -20,22 +21,21 @@ fn seconds(at: Timestamp, tenths: i64) -> Timestamp {
 }
 
 async fn start(f: Fixture) -> Billed {
-    let billed = Billed::start(f).await;
-    billed.customer("acme", "cus_acme").await;
+    let billed = Billed::with_acme(f).await;
     billed.customer("umbrella", "cus_umbrella").await;
     billed
 }
 
 async fn record(billed: &Billed, window: Window, value: &str, at: Timestamp) {
     let (tenant, meter) = (tenant_id("acme"), billed.f.meter_no("tokens").await);
-    let (customer, value) = (CustomerId::parse("cus_acme").unwrap(), quantity(value));
+    let (customer, value) = (customer_id("cus_acme"), quantity(value));
     let reading = SummaryReading { tenant, meter, customer, window, value };
     billed.f.store.record_summaries(vec![reading], at).await.unwrap();
 }
 
 async fn summaries(billed: &Billed, range: Window, length_micros: i64) -> Vec<Summary> {
     let meter = billed.f.meter_no("tokens").await;
-    let (acme, customer) = (tenant_id("acme"), CustomerId::parse("cus_acme").unwrap());
+    let (acme, customer) = (tenant_id("acme"), customer_id("cus_acme"));
     let read = billed.f.store.read_summaries((&acme, &customer), meter, range, length_micros);
     let mut summaries = read.await.unwrap();
     summaries.sort_by_key(|summary| summary.window.start);
@@ -100,7 +100,7 @@ pub async fn hours_and_days_are_apart(f: Fixture) {
         ("acme", "cus_acme", whole),
         ("acme", "cus_other", tokens),
     ] {
-        let (id, of) = (tenant_id(tenant), CustomerId::parse(customer).unwrap());
+        let (id, of) = (tenant_id(tenant), customer_id(customer));
         let found = store.read_summaries((&id, &of), meter, day, HOUR_MICROS).await;
         assert_eq!(found.unwrap(), [], "{tenant} {customer} {meter:?}");
     }
@@ -115,8 +115,7 @@ pub async fn pushes_are_read_by_window(f: Fixture) {
     billed.planned("acme", "e5", "whole", "5", 0).await;
     billed.planned("umbrella", "e6", "tokens", "6", 0).await;
     let first = billed.claim(1).await.remove(0);
-    assert!(billed.begin(&first, 1).await);
-    assert!(billed.settle(&first, billed.accepted(1), 1).await);
+    billed.finish(&first, billed.accepted(1), 1).await;
     billed.f.restart().await;
     let meter = billed.f.meter_no("tokens").await;
     let range = Window { start: window(0).start, end: window(2).start };
@@ -143,8 +142,7 @@ async fn restless(billed: &Billed, minute: i64) -> Vec<(String, MeterNo)> {
     let mut pairs = billed.f.store.list_restless_pairs(since, shadow).await.unwrap();
     pairs.sort();
     for Pair { tenant, customer, .. } in &pairs {
-        let expected = CustomerId::parse(&format!("cus_{tenant}")).unwrap();
-        assert_eq!(*customer, expected);
+        assert_eq!(*customer, customer_id(&format!("cus_{tenant}")));
     }
     pairs.into_iter().map(|pair| (pair.tenant.to_string(), pair.meter)).collect()
 }
@@ -188,20 +186,13 @@ pub async fn shadow_pairs_are_apart(f: Fixture) {
 pub async fn an_open_finding_makes_a_pair_restless(f: Fixture) {
     let billed = start(f).await;
     let tokens = billed.f.meter_no("tokens").await;
-    let observation = |kind, tenant: &str, meter| Observation {
-        kind,
-        tenant: Some(tenant_id(tenant)),
-        meter,
-        subject: "subject".to_owned(),
-        verdict: Verdict::Bypass,
-        reason: Reason::ProviderHigher,
-        ledger: quantity("1"),
-        provider: quantity("2"),
-        detail: String::new(),
+    let observation = |kind, tenant: &str, meter| {
+        let seen = usage(tenant, "subject", Verdict::Bypass);
+        FindingChange::Open(Observation { kind, meter, ..seen })
     };
     let changes = vec![
-        FindingChange::Open(observation(FindingKind::Usage, "acme", Some(tokens))),
-        FindingChange::Open(observation(FindingKind::Invoice, "umbrella", None)),
+        observation(FindingKind::Usage, "acme", Some(tokens)),
+        observation(FindingKind::Invoice, "umbrella", None),
     ];
     let (store, lease) = (&billed.f.store, &billed.lease);
     assert!(store.record_findings(lease, 1, changes, billed.f.now).await.unwrap());

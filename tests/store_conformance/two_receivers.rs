@@ -1,21 +1,23 @@
 //! Two servers on one PostgreSQL database that are told, read, compare and alert at once.
 
 use crate::billed::{Billed, after, quantity, window};
-use crate::fixture::{Fixture, tenant_id};
+use crate::corrections::order;
+use crate::findings::usage;
+use crate::fixture::{Fixture, customer_id, in_tasks, tenant_id};
 use crate::inbound::{entering, named, snapshot, subscription_name, thin};
 use counterfoil::rules::alert::{AlertChange, AlertKind, Condition};
-use counterfoil::rules::drift::{Reason, Verdict};
-use counterfoil::rules::finding::{FindingChange, FindingKind, Observation};
-use counterfoil::rules::ids::CustomerId;
+use counterfoil::rules::drift::Verdict;
+use counterfoil::rules::finding::{FindingChange, Observation};
 use counterfoil::rules::mirror::ObjectName;
 use counterfoil::rules::pass::{PassKind, PassOrder};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::rules::webhook::WebhookStatus;
+use counterfoil::rules::window::Window;
 use counterfoil::store::alert::AlertFilter;
 use counterfoil::store::outbox::{Queue, SendOutcome};
 use counterfoil::store::push::Ruling;
-use counterfoil::store::reconciliation::{CorrectionOrder, FindingFilter, SummaryReading};
+use counterfoil::store::reconciliation::{FindingFilter, SummaryReading};
 use counterfoil::store::webhook::{MirrorClaim, MirrorReading, WebhookFilter, WebhookReceipt};
 use counterfoil::store::{Query, Store};
 use std::collections::{BTreeMap, HashSet};
@@ -51,14 +53,13 @@ async fn webhooks_and_twins_told_at_once_are_one() {
     const ROUNDS: usize = 8;
     let Some(f) = Fixture::postgres().await else { return };
     let servers = servers(&f).await;
-    let mut tasks = Vec::new();
-    for (place, store) in servers.iter().cloned().enumerate() {
+    let record = |(place, store): (usize, Arc<dyn Store>)| {
         let mut batches: Vec<_> = (0..ROUNDS).map(|round| batch(&f, round, place < 2)).collect();
         if place % 2 == 1 {
             batches.reverse();
             batches.iter_mut().for_each(|batch| batch.reverse());
         }
-        tasks.push(tokio::spawn(async move {
+        async move {
             let mut numbers = Vec::new();
             for batch in batches {
                 let names: Vec<String> =
@@ -67,15 +68,14 @@ async fn webhooks_and_twins_told_at_once_are_one() {
                 numbers.extend(names.into_iter().zip(receipted));
             }
             numbers
-        }));
-    }
-    let (mut fresh, mut numbers) = (0, BTreeMap::new());
-    for task in tasks {
-        for (name, receipted) in task.await.unwrap() {
-            fresh += usize::from(receipted.fresh);
-            let number = *numbers.entry(name).or_insert(receipted.number);
-            assert_eq!(number, receipted.number, "a fact has one webhook");
         }
+    };
+    let recorded = in_tasks(servers.iter().cloned().enumerate().map(record)).await;
+    let (mut fresh, mut numbers) = (0, BTreeMap::new());
+    for (name, receipted) in recorded.into_iter().flatten() {
+        fresh += usize::from(receipted.fresh);
+        let number = *numbers.entry(name).or_insert(receipted.number);
+        assert_eq!(number, receipted.number, "a fact has one webhook");
     }
     // 8 batches of 40 that overlap by half: 180 facts.
     assert_eq!((fresh, numbers.len()), (180, 180));
@@ -97,21 +97,15 @@ async fn mirrors_claimed_at_once_are_claimed_once() {
     let servers = servers(&f).await;
     f.store.want_mirrors(objects(), f.now).await.unwrap();
     let claim = MirrorClaim { now: f.now, lease_until: after(f.now, 10), limit: 2 };
-    let mut tasks = Vec::new();
-    for store in &servers {
-        let store = Arc::clone(store);
-        tasks.push(tokio::spawn(async move {
-            let mut claimed = Vec::new();
-            for _ in 0..OBJECTS {
-                claimed.extend(store.claim_mirrors(claim).await.unwrap());
-            }
-            claimed
-        }));
-    }
-    let mut claimed = Vec::new();
-    for task in tasks {
-        claimed.extend(task.await.unwrap().into_iter().map(|wanted| wanted.name));
-    }
+    let claim_all = |store: Arc<dyn Store>| async move {
+        let mut claimed = Vec::new();
+        for _ in 0..OBJECTS {
+            let wanted = store.claim_mirrors(claim).await.unwrap();
+            claimed.extend(wanted.into_iter().map(|wanted| wanted.name));
+        }
+        claimed
+    };
+    let claimed = in_tasks(servers.iter().cloned().map(claim_all)).await.concat();
     assert_eq!(claimed.len(), OBJECTS);
     assert_eq!(claimed.into_iter().collect::<HashSet<_>>().len(), OBJECTS);
     servers[1].close().await;
@@ -188,19 +182,13 @@ async fn alerts_and_notices_at_once_are_one() {
         batches[3].rotate_left(ALERTS / 2);
         batches
     };
+    let now = f.now;
     let record = async |batches: Vec<Vec<AlertChange>>| {
-        let mut tasks = Vec::new();
-        for (store, changes) in servers.iter().cloned().zip(batches) {
-            let now = f.now;
-            tasks.push(tokio::spawn(async move {
-                store.record_alerts(changes, &["pager", "chat"], now).await.unwrap()
-            }));
-        }
-        let mut made = 0;
-        for task in tasks {
-            made += task.await.unwrap();
-        }
-        made
+        let record = |(store, changes): (Arc<dyn Store>, _)| async move {
+            store.record_alerts(changes, &["pager", "chat"], now).await.unwrap()
+        };
+        let made = in_tasks(servers.iter().cloned().zip(batches).map(record)).await;
+        made.into_iter().sum::<usize>()
     };
     assert_eq!(record(all(&open)).await, ALERTS);
     let query = Query::first(AlertFilter { open: Some(true), ..AlertFilter::default() }, 100);
@@ -216,28 +204,21 @@ async fn alerts_and_notices_at_once_are_one() {
 
 /// Sends notices from all servers at once until none is due; their numbers.
 async fn send_all(f: &Fixture, servers: &[Arc<dyn Store>]) -> Vec<u64> {
-    let mut tasks = Vec::new();
-    for store in servers {
-        let (store, now) = (Arc::clone(store), f.now);
-        tasks.push(tokio::spawn(async move {
-            let mut sent = Vec::new();
-            for _ in 0..20 {
-                let claimed = store.claim_messages(Queue::Alerts, now, after(now, 1), 3).await;
-                for notice in claimed.unwrap() {
-                    let (number, fence) = (notice.message.number, notice.fence);
-                    let settled = store.settle_message(number, fence, SendOutcome::Sent, now);
-                    assert!(settled.await.unwrap());
-                    sent.push(number);
-                }
+    let now = f.now;
+    let send = |store: Arc<dyn Store>| async move {
+        let mut sent = Vec::new();
+        for _ in 0..20 {
+            let claimed = store.claim_messages(Queue::Alerts, now, after(now, 1), 3).await;
+            for notice in claimed.unwrap() {
+                let (number, fence) = (notice.message.number, notice.fence);
+                let settled = store.settle_message(number, fence, SendOutcome::Sent, now);
+                assert!(settled.await.unwrap());
+                sent.push(number);
             }
-            sent
-        }));
-    }
-    let mut sent = Vec::new();
-    for task in tasks {
-        sent.extend(task.await.unwrap());
-    }
-    sent
+        }
+        sent
+    };
+    in_tasks(servers.iter().cloned().map(send)).await.concat()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -248,35 +229,27 @@ async fn findings_opened_at_once_are_one() {
     let meter = f.meter_no("calls").await;
     let servers = servers(&f).await;
     let observation = |n: i64| Observation {
-        kind: FindingKind::Usage,
         tenant: (n % 2 == 0).then(|| tenant_id("acme")),
         meter: (n % 3 == 0).then_some(meter),
-        subject: format!("window {}", n / 6),
-        verdict: Verdict::Bypass,
-        reason: Reason::ProviderHigher,
-        ledger: Quantity::ONE,
-        provider: Quantity::ZERO,
-        detail: String::new(),
+        ..usage("acme", &format!("window {}", n / 6), Verdict::Bypass)
     };
     let subjects: HashSet<String> =
         (0..FINDINGS).map(|n| format!("{:?}", observation(n))).collect();
-    let mut tasks = Vec::new();
     // Each has a lease of its own, so that only the findings themselves keep them apart.
-    for (pass, (store, name)) in (1..).zip(servers.iter().cloned().zip(["a", "b", "c", "d"])) {
+    let places = (1..).zip(["a", "b", "c", "d"]).zip(servers.iter().cloned());
+    let recorded = in_tasks(places.map(|((pass, name), store)| {
         let mut changes: Vec<_> =
             (0..FINDINGS).map(|n| FindingChange::Open(observation(n))).collect();
         if pass % 2 == 0 {
             changes.reverse();
         }
         let now = f.now;
-        tasks.push(tokio::spawn(async move {
+        async move {
             let lease = store.claim_lease(name, "test", now, after(now, 60)).await.unwrap();
             store.record_findings(&lease.unwrap(), pass, changes, now).await.unwrap()
-        }));
-    }
-    for task in tasks {
-        assert!(task.await.unwrap());
-    }
+        }
+    }));
+    assert_eq!(recorded.await, [true; 4]);
     let query = Query::first(FindingFilter::default(), 100);
     let findings = f.store.list_findings(query).await.unwrap();
     assert_eq!(findings.len(), subjects.len());
@@ -291,34 +264,26 @@ async fn nightly_passes_and_summaries_at_once_are_one() {
     let meter = f.meter_no("calls").await;
     let servers = servers(&f).await;
     let order = PassOrder { kind: PassKind::Nightly, range: window(0), tenant: None, apply: false };
-    let mut tasks = Vec::new();
-    for (place, store) in servers.iter().cloned().enumerate() {
-        let mut readings: Vec<SummaryReading> = (0..100)
-            .map(|hour| SummaryReading {
-                tenant: tenant_id("acme"),
-                meter,
-                customer: CustomerId::parse("cus_acme").unwrap(),
-                window: window(hour),
-                value: Quantity::ONE,
-            })
-            .collect();
+    let (acme, customer) = (tenant_id("acme"), customer_id("cus_acme"));
+    let reading = |hour: i64| {
+        let (tenant, customer, window) = (acme.clone(), customer.clone(), window(hour));
+        SummaryReading { tenant, meter, customer, window, value: Quantity::ONE }
+    };
+    let numbers = in_tasks(servers.iter().cloned().enumerate().map(|(place, store)| {
+        let mut readings: Vec<SummaryReading> = (0..100).map(reading).collect();
         if place % 2 == 1 {
             readings.reverse();
         }
         let (order, now) = (order.clone(), f.now);
-        tasks.push(tokio::spawn(async move {
+        async move {
             store.record_summaries(readings, now).await.unwrap();
             store.create_pass(order, now).await.unwrap()
-        }));
-    }
-    let mut numbers = HashSet::new();
-    for task in tasks {
-        numbers.insert(task.await.unwrap());
-    }
-    assert_eq!(numbers.len(), 1);
-    let range = counterfoil::rules::window::Window { start: window(0).start, end: window(99).end };
+        }
+    }));
+    let numbers = numbers.await;
+    assert_eq!(numbers, [numbers[0]; 4]);
+    let range = Window { start: window(0).start, end: window(99).end };
     let length = window(0).micros();
-    let (acme, customer) = (tenant_id("acme"), CustomerId::parse("cus_acme").unwrap());
     let whose = (&acme, &customer);
     let summaries = f.store.read_summaries(whose, meter, range, length).await.unwrap();
     assert_eq!(summaries.len(), 100);
@@ -329,33 +294,23 @@ async fn nightly_passes_and_summaries_at_once_are_one() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn corrections_at_once_are_one() {
     let Some(f) = Fixture::postgres().await else { return };
-    let b = Billed::start(f).await;
-    b.customer("acme", "cus_acme").await;
+    let b = Billed::with_acme(f).await;
     let servers = servers(&b.f).await;
     let meter = b.f.meter_no("tokens").await;
     for hour in 0..5 {
         b.planned("acme", &format!("e{hour}"), "tokens", "5", hour).await;
         let number = b.send(b.accepted(1), 1).await;
         assert!(b.settle_number(number, None, (Class::Confirmed, Next::Confirmed), 20).await);
-        let order = CorrectionOrder {
-            tenant: tenant_id("acme"),
-            meter,
-            window: window(hour),
-            customer: CustomerId::parse("cus_acme").unwrap(),
-            settled: quantity("5"),
-            provider: quantity("3"),
-            pass: 7,
-        };
+        let order = order(&b, "tokens", hour, ["5", "3"]).await;
         b.read_twice(&b.push(number).await, order.provider).await;
-        let mut tasks = Vec::new();
-        for store in &servers {
+        let at = after(b.f.now, 30);
+        let correct = |store: &Arc<dyn Store>| {
             let (store, order) = (Arc::clone(store), order.clone());
-            let at = after(b.f.now, 30);
-            tasks.push(tokio::spawn(async move { store.record_correction(order, at).await }));
-        }
+            async move { store.record_correction(order, at).await.unwrap() }
+        };
         let mut done = 0;
-        for task in tasks {
-            match task.await.unwrap().unwrap() {
+        for ruling in in_tasks(servers.iter().map(correct)).await {
+            match ruling {
                 Ruling::Done(number) => done += usize::from(number.is_some()),
                 Ruling::Refused(_) => {}
                 Ruling::NotFound => panic!("the window is there"),
@@ -363,19 +318,17 @@ async fn corrections_at_once_are_one() {
         }
         assert_eq!(done, 1);
         let pushes = b.f.store.read_window_pushes(&tenant_id("acme"), meter, window(hour)).await;
-        let told: Vec<(u32, String, PushState, Class)> = pushes
+        let told: Vec<(u32, Quantity, PushState, Class)> = pushes
             .unwrap()
             .into_iter()
-            .map(|push| (push.revision, push.quantity.to_string(), push.state, push.class))
+            .map(|push| (push.revision, push.quantity, push.state, push.class))
             .collect();
-        assert_eq!(
-            told,
-            [
-                (1, "5".to_owned(), PushState::Confirmed, Class::Confirmed),
-                (2, "-2".to_owned(), PushState::Reconciled, Class::Lost),
-                (3, "2".to_owned(), PushState::Observed, Class::Correction),
-            ]
-        );
+        let expected = [
+            (1, quantity("5"), PushState::Confirmed, Class::Confirmed),
+            (2, quantity("-2"), PushState::Reconciled, Class::Lost),
+            (3, quantity("2"), PushState::Observed, Class::Correction),
+        ];
+        assert_eq!(told, expected);
         b.send(b.accepted(40), 40).await;
     }
     servers[1].close().await;

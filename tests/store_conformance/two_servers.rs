@@ -1,7 +1,7 @@
 //! Two servers on one PostgreSQL database, sending the same events at once.
 
 use crate::billed::after;
-use crate::fixture::{Fixture, call, deliver_to, tenant_id};
+use crate::fixture::{Fixture, at_once, call, deliver_to, tenant_id};
 use crate::ground::POSTGRES;
 use counterfoil::config::PostgresConfig;
 use counterfoil::rules::ids::MeterSlug;
@@ -24,19 +24,17 @@ async fn the_same_events_at_once_are_counted_once() {
     let batches: Vec<Vec<String>> = (0..20)
         .map(|b| (0..50).map(|n| call(&format!("e{}", b * 40 + n), "1")).collect())
         .collect();
-    let mut tasks = Vec::new();
-    for (server, partition) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
-        let (f, other, mut batches) = (Arc::clone(&f), Arc::clone(&other), batches.clone());
+    let deliver = |f: Arc<Fixture>, (server, partition): (usize, usize)| {
+        let store = [&f.store, &other][server].clone();
+        let mut batches = batches.clone();
         if server == 1 {
             batches.reverse();
         }
-        tasks.push(tokio::spawn(async move {
-            let store = if server == 0 { &f.store } else { &other };
+        async move {
             let mut accepted = 0;
             for json in batches {
                 let events = f.events(&json).await;
-                let verdicts = store.record_deliveries(partition, f.batch(events)).await.unwrap();
-                for verdict in verdicts {
+                for verdict in store.record_deliveries(partition, f.batch(events)).await.unwrap() {
                     match verdict {
                         Verdict::Accepted => accepted += 1,
                         Verdict::Duplicate { restamped: false } => {}
@@ -45,14 +43,11 @@ async fn the_same_events_at_once_are_counted_once() {
                 }
             }
             accepted
-        }));
-    }
-    let mut accepted = 0;
-    for task in tasks {
-        accepted += task.await.unwrap();
-    }
+        }
+    };
+    let accepted = at_once(&f, [(0, 0), (1, 0), (0, 1), (1, 1)], deliver).await;
     // 20 batches of 50 that overlap by ten: 810 different ids.
-    assert_eq!(accepted, 810);
+    assert_eq!(accepted.into_iter().sum::<u64>(), 810);
     assert_eq!(f.total("acme", "calls").await, "810");
     f.check().await;
     other.close().await;

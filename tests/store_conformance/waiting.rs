@@ -2,11 +2,9 @@
 
 use crate::billed::{Billed, after, quantity, window};
 use crate::fixture::{Fixture, tenant_id};
-use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::span::Span;
 use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::rules::timestamp::Timestamp;
-use counterfoil::store::TenantFields;
 use counterfoil::store::push::{PushAges, PushCounts, PushRelease, UnmappedSum, UnsentUsage};
 use std::sync::Arc;
 
@@ -18,13 +16,6 @@ async fn counts(billed: &Billed) -> PushCounts {
 
 fn sum(tenants: u64, pushes: u64, text: &str) -> UnmappedSum {
     UnmappedSum { tenants, pushes, quantity: quantity(text) }
-}
-
-/// Gives a tenant a customer, and releases nothing.
-async fn map(billed: &Billed, tenant: &str) {
-    let customer = Some(CustomerId::parse(&format!("cus_{tenant}")).unwrap());
-    let fields = TenantFields { customer, ..TenantFields::default() };
-    billed.f.store.put_tenant(&tenant_id(tenant), fields, billed.f.now).await.unwrap();
 }
 
 async fn release(billed: &Billed, now: Timestamp, limit: usize) -> usize {
@@ -53,7 +44,7 @@ pub async fn usage_without_a_customer_waits_and_is_summed(f: Fixture) {
     billed.terms.shadow = true;
     billed.planned("hooli", "shadow", "tokens", "8", 5).await;
     assert_eq!(counts(&billed).await, counted);
-    map(&billed, "hooli").await;
+    billed.f.customer("hooli", "cus_hooli").await;
     assert_eq!(release(&billed, billed.f.now, 100).await, 4);
     let counted = counts(&billed).await;
     assert_eq!(counted.observed, 3);
@@ -66,7 +57,7 @@ pub async fn usage_too_old_to_be_sent_is_one_figure(f: Fixture) {
     for hour in 0..5 {
         billed.planned("acme", &format!("t{hour}"), "tokens", "1.5", hour).await;
     }
-    map(&billed, "acme").await;
+    billed.f.customer("acme", "cus_acme").await;
     // Stamps lie at half past: those of hours 0 to 2 are 34 days old by then.
     let now = Span::from_hours(34 * 24).after(after(window(2).start, 45));
     assert_eq!(release(&billed, now, 100).await, 5);
@@ -97,7 +88,7 @@ pub async fn revisions_are_released_in_their_order(f: Fixture) {
     for (id, used) in [("e1", "10"), ("e2", "2"), ("e3", "3")] {
         billed.planned("acme", id, "peak", used, 0).await;
     }
-    map(&billed, "acme").await;
+    billed.f.customer("acme", "cus_acme").await;
     assert_eq!(release(&billed, billed.f.now, 1).await, 1);
     // A total that is cut now waits behind the earlier ones: sent before them, it would be lost.
     billed.planned("acme", "e4", "peak", "4", 0).await;
@@ -105,8 +96,7 @@ pub async fn revisions_are_released_in_their_order(f: Fixture) {
     for (minute, value) in [(1, "10"), (2, "12"), (3, "15"), (4, "19")] {
         let claimed = billed.claim_one(minute).await;
         assert_eq!(claimed.push.value, quantity(value));
-        assert!(billed.begin(&claimed, minute).await);
-        assert!(billed.settle(&claimed, billed.accepted(minute), minute).await);
+        billed.finish(&claimed, billed.accepted(minute), minute).await;
         release(&billed, after(billed.f.now, minute), 1).await;
     }
     assert_eq!(release(&billed, billed.f.now, 1).await, 0);
@@ -128,7 +118,7 @@ pub async fn a_customer_given_while_windows_are_cut_leaves_nothing_waiting(f: Fi
                 own.cut_of(&named, "tokens", &[hour]).await;
             }
         });
-        map(&billed, &tenant).await;
+        billed.f.customer(&tenant, &format!("cus_{tenant}")).await;
         cutting.await.unwrap();
         while release(&billed, billed.f.now, 100).await > 0 {}
     }

@@ -1,18 +1,18 @@
 //! Webhooks: each fact once, under any of its names, and never lost.
 
 use crate::billed::after;
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, at_once, tenant_id};
 use crate::inbound::{
     claim, entering, entry, named, read, record, record_fresh, snapshot, subscription,
     subscription_name, telling, thin, unknown, webhook,
 };
 use counterfoil::rules::subscription::{Origin, TimelineEntry};
 use counterfoil::rules::webhook::{WebhookSource, WebhookStatus};
+use counterfoil::store::Query;
 use counterfoil::store::push::Ruling;
 use counterfoil::store::webhook::{
     Mirrored, Receipted, WebhookCounts, WebhookFilter, WebhookReceipt, WebhookRecord,
 };
-use counterfoil::store::{Query, TenantFields};
 use std::collections::HashSet;
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -54,17 +54,9 @@ pub async fn a_webhook_is_kept_as_it_came(mut f: Fixture) {
 
 pub async fn five_at_once_are_one(f: Fixture) {
     let f = Arc::new(f);
-    let deliveries = [0, 1, 2, 3, 4].map(|_| {
-        let f = Arc::clone(&f);
-        tokio::spawn(async move {
-            let receipt = thin(&f, "evt_1", subscription_name("sub_1"));
-            record(&f, vec![receipt]).await.remove(0)
-        })
-    });
-    let mut receipted = Vec::new();
-    for delivery in deliveries {
-        receipted.push(delivery.await.unwrap());
-    }
+    let deliver = |f: Arc<Fixture>, receipt| async move { record(&f, vec![receipt]).await };
+    let receipt = thin(&f, "evt_1", subscription_name("sub_1"));
+    let receipted = at_once(&f, vec![receipt; 5], deliver).await.concat();
     assert_eq!(receipted.iter().filter(|receipted| receipted.fresh).count(), 1);
     let numbers: HashSet<u64> = receipted.iter().map(|receipted| receipted.number).collect();
     assert_eq!(numbers.len(), 1);
@@ -76,29 +68,21 @@ pub async fn five_at_once_are_one(f: Fixture) {
 
 pub async fn batches_at_once_share_nothing(f: Fixture) {
     let f = Arc::new(f);
-    let senders = [0, 1, 2].map(|sender: usize| {
-        let f = Arc::clone(&f);
-        tokio::spawn(async move {
-            let mut fresh = 0;
-            for round in 0..5 {
-                // Each batch holds the same webhooks, in another order.
-                let mut receipts: Vec<WebhookReceipt> = (0..20)
-                    .map(|n| {
-                        let object = subscription_name(&format!("sub_{}", n % 4));
-                        thin(&f, &format!("evt_{round}_{n}"), object)
-                    })
-                    .collect();
-                receipts.rotate_left(sender * 7);
-                fresh += record(&f, receipts).await.iter().filter(|r| r.fresh).count();
-            }
-            fresh
-        })
-    });
-    let mut fresh = 0;
-    for sender in senders {
-        fresh += sender.await.unwrap();
-    }
-    assert_eq!(fresh, 100);
+    let send = |f: Arc<Fixture>, sender: usize| async move {
+        let mut fresh = 0;
+        for round in 0..5 {
+            // Each batch holds the same webhooks, in another order.
+            let receipt = |n: usize| {
+                let object = subscription_name(&format!("sub_{}", n % 4));
+                thin(&f, &format!("evt_{round}_{n}"), object)
+            };
+            let mut receipts: Vec<WebhookReceipt> = (0..20).map(receipt).collect();
+            receipts.rotate_left(sender * 7);
+            fresh += record(&f, receipts).await.iter().filter(|r| r.fresh).count();
+        }
+        fresh
+    };
+    assert_eq!(at_once(&f, 0..3, send).await.iter().sum::<usize>(), 100);
     let webhooks = all(&f).await;
     assert_eq!(webhooks.len(), 100);
     assert!(webhooks.iter().all(|webhook| webhook.deliveries == 3));
@@ -159,7 +143,7 @@ pub async fn names_of_a_twin_are_learned(f: Fixture) {
 }
 
 pub async fn a_snapshot_after_a_thin_twin_adds_its_state(f: Fixture) {
-    customer(&f).await;
+    f.customer("acme", "cus_acme").await;
     let object = || subscription_name("sub_1");
     let number = record_fresh(&f, thin(&f, "a1", object())).await;
     assert_eq!(timeline(&f).await, []);
@@ -282,13 +266,6 @@ pub async fn cursors_are_kept(mut f: Fixture) {
     assert_eq!(f.store.read_cursor("other").await.unwrap().as_deref(), Some("x"));
 }
 
-async fn customer(f: &Fixture) {
-    let customer = counterfoil::rules::ids::CustomerId::parse("cus_acme").ok();
-    let fields = TenantFields { customer, ..TenantFields::default() };
-    let acme = crate::fixture::tenant_id("acme");
-    f.store.put_tenant(&acme, fields, f.now).await.unwrap();
-}
-
 async fn timeline(f: &Fixture) -> Vec<TimelineEntry> {
-    f.store.read_timeline(&crate::fixture::tenant_id("acme")).await.unwrap()
+    f.store.read_timeline(&tenant_id("acme")).await.unwrap()
 }

@@ -35,6 +35,13 @@ pub fn default_config() -> Config {
     config::load(None).unwrap()
 }
 
+/// The default settings but for what is changed.
+pub fn configured(change: impl FnOnce(&mut Config)) -> Config {
+    let mut config = default_config();
+    change(&mut config);
+    config
+}
+
 impl Server {
     /// With the meter `calls`.
     pub async fn start(ground: Ground) -> Self {
@@ -85,17 +92,15 @@ impl Server {
 
     /// What its jobs work with, by the default settings but for what is changed.
     pub fn context(&self, change: impl FnOnce(&mut Config)) -> Context {
-        let mut config = default_config();
-        change(&mut config);
+        let config = configured(change);
         Context::new(self.store.clone(), self.clock.clone(), &config, "test".into(), 1)
     }
 
     /// Makes a key and returns its token.
     pub async fn key(&self, scope: &str, tenant: Option<&str>) -> String {
         let body = serde_json::json!({"name": "test", "scopes": [scope], "tenant": tenant});
-        let answer = self.call(Method::POST, "/v1/keys", &self.admin, &body.to_string()).await;
-        assert_eq!(answer.status, 201, "{}", answer.body);
-        answer.json()["token"].as_str().unwrap().to_owned()
+        let made = self.post_to("/v1/keys", &body.to_string()).await.ok(201);
+        made["token"].as_str().unwrap().to_owned()
     }
 
     pub async fn call(&self, method: Method, path: &str, key: &str, body: &str) -> Answer {
@@ -108,18 +113,28 @@ impl Server {
     }
 
     pub async fn get(&self, path: &str) -> Answer {
-        self.call(Method::GET, path, &self.admin, "").await
+        self.get_as(&self.admin, path).await
+    }
+
+    /// The same by whoever has the key.
+    pub async fn get_as(&self, key: &str, path: &str) -> Answer {
+        self.call(Method::GET, path, key, "").await
     }
 
     pub async fn put(&self, path: &str, body: &str) -> Answer {
         self.call(Method::PUT, path, &self.admin, body).await
     }
 
-    pub async fn post(&self, body: &str) -> Answer {
-        self.call(Method::POST, "/v1/events", &self.admin, body).await
+    pub async fn post_to(&self, path: &str, body: &str) -> Answer {
+        self.call(Method::POST, path, &self.admin, body).await
     }
 
-    /// Sends events with the given headers.
+    /// Sends events.
+    pub async fn post(&self, body: &str) -> Answer {
+        self.post_to("/v1/events", body).await
+    }
+
+    /// The same with the given headers.
     pub async fn post_with(&self, headers: &[(&str, &str)], body: impl Into<Body>) -> Answer {
         let mut request = Request::builder()
             .method(Method::POST)
@@ -175,9 +190,29 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("not JSON: {}", self.body))
     }
 
+    /// Checks the status, and returns the body.
+    #[track_caller]
+    pub fn ok(&self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{}", self.body);
+        self.json()
+    }
+
+    /// The rows of a list under their name.
+    #[track_caller]
+    pub fn rows(&self, name: &str) -> Vec<Value> {
+        self.ok(200)[name].as_array().unwrap().clone()
+    }
+
     /// Status and body in one text, for snapshots.
     pub fn show(&self) -> String {
         format!("{} {}", self.status, self.body)
+    }
+
+    /// The same, whose detail has these words.
+    #[track_caller]
+    pub fn problem_saying(&self, status: u16, code: &str, words: &str) {
+        let problem = self.problem(status, code);
+        assert!(problem["detail"].as_str().unwrap().contains(words), "{problem}");
     }
 
     /// Checks that this is a well-formed problem with the code.
@@ -193,6 +228,11 @@ impl Answer {
         assert_eq!(self.headers.contains_key("retry-after"), [429, 503].contains(&status));
         problem
     }
+}
+
+/// A member of each row.
+pub fn each(rows: &[Value], member: &str) -> Vec<String> {
+    rows.iter().map(|row| row[member].as_str().unwrap().to_owned()).collect()
 }
 
 /// One event of the meter `calls` as JSON.

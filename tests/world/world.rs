@@ -5,6 +5,7 @@
 //! returns.
 
 mod database;
+mod dice;
 mod ground;
 mod jobs;
 mod plant;
@@ -18,11 +19,12 @@ mod stripe;
 mod tables;
 
 pub use counterfoil::jobs::Job;
+pub use dice::Dice;
 pub use ground::Ground;
 pub use jobs::{Jobs, Recorders, connect};
 pub use receiver::{Receiver, serve_on_loopback};
 pub use recorder::Heard;
-pub use server::{Answer, NOW, Server, default_config, event, new_app, send};
+pub use server::{Answer, NOW, Server, configured, default_config, each, event, new_app, send};
 pub use standard_webhooks::standard_signature;
 pub use store_faults::StoreFaults;
 pub use stripe::{EVENTS, SUMMARIES, SimulatedStripe, id_of};
@@ -31,12 +33,13 @@ use counterfoil::clock::Clock;
 use counterfoil::config::{Config, ProviderKind, Secret, UnknownSubscriptions};
 use counterfoil::provider::Provider;
 use counterfoil::rules::event::{Event, Item, parse_event};
-use counterfoil::rules::ids::{CustomerId, MeterNo, MeterSlug, TenantId};
+use counterfoil::rules::ids::{CustomerId, MeterNo, MeterSlug, SubscriptionId, TenantId};
 use counterfoil::rules::meter::Meter;
 use counterfoil::rules::mirror::{ObjectKind, ObjectName};
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, MICROS_PER_SECOND, Timestamp};
 use counterfoil::rules::verdict::{Acceptance, Verdict};
-use counterfoil::store::push::{Push, PushFilter};
+use counterfoil::store::push::{Push, PushAges, PushCounts, PushFilter};
+use counterfoil::store::saga::SubscriptionRecord;
 use counterfoil::store::webhook::Mirror;
 use counterfoil::store::{Declaration, DeliveryBatch, Query, Store, TenantFields};
 use serde_json::Value;
@@ -49,6 +52,11 @@ use stripe_sim::Options;
 pub const CALLS: &str = r#"{"aggregation":"sum","billing":{"from":"2026-11-15T00:00:00Z"}}"#;
 pub const ABSOLUTE: &str =
     r#"{"aggregation":"sum","billing":{"from":"2026-11-15T00:00:00Z","mode":"absolute"}}"#;
+
+/// The same with a further term of billing.
+pub fn calls_with(term: &str) -> String {
+    CALLS.replace(r#""billing":{"#, &format!(r#""billing":{{{term},"#))
+}
 
 pub struct World {
     pub store: Arc<dyn Store>,
@@ -117,6 +125,14 @@ impl World {
     pub async fn usual_with(ground: Ground, change: impl FnOnce(&mut Config)) -> (Self, String) {
         let world = Self::with(ground, change).await;
         let customer = world.set_up().await;
+        (world, customer)
+    }
+
+    /// With a tenant `acme` that is a customer, and the meter `calls` of other terms.
+    pub async fn metered(ground: Ground, spec: &str) -> (Self, String) {
+        let world = Self::on(ground).await;
+        world.meter("calls", spec).await;
+        let customer = world.tenant("acme").await;
         (world, customer)
     }
 
@@ -249,6 +265,36 @@ impl World {
         let mut pushes = self.store.list_pushes(query).await.unwrap();
         pushes.reverse();
         pushes
+    }
+
+    /// How many pushes wait, by now.
+    pub async fn count_pushes(&self) -> PushCounts {
+        let now = self.clock.now();
+        let ages = PushAges { observed_before: now, submitted_before: now };
+        self.store.count_pushes(ages).await.unwrap()
+    }
+
+    /// A record of a subscription to the plan pro that begins now.
+    pub fn subscription_record(&self, tenant: &str, subscription: &str) -> SubscriptionRecord {
+        SubscriptionRecord {
+            tenant: tenant_id(tenant),
+            subscription: SubscriptionId::parse(subscription).unwrap(),
+            plan: "pro".into(),
+            prices: Vec::new(),
+            features: vec!["exports".into()],
+            access: false,
+            suspended: false,
+            saga: format!("saga of {subscription}"),
+            began_at: self.clock.now(),
+            ended_at: None,
+        }
+    }
+
+    /// Records a subscription, and opens its features.
+    pub async fn agree(&self, record: SubscriptionRecord) {
+        let saga = record.saga.clone();
+        self.store.record_subscription(record).await.unwrap();
+        self.store.set_access(&saga, true).await.unwrap();
     }
 
     pub async fn mirror(&self, kind: ObjectKind, id: &str) -> Option<Mirror> {

@@ -1,21 +1,18 @@
 //! Entries, what they refuse, and the faults of rows that contradict each other.
 
 use super::*;
-
-fn quantity(text: &str) -> Quantity {
-    Quantity::parse_stored(text).expect("valid")
-}
+use crate::rules::samples::{acme, fact, key, quantity, unit};
 
 fn name(text: &str) -> AccountName {
     AccountName::parse(text).expect("valid")
 }
 
 fn accounts() -> BTreeMap<AccountName, Account> {
-    let account = |text: &str, unit: &str, floor, balance: &str| {
+    let account = |text: &str, unit_name: &str, floor, balance: &str| {
         let account = Account {
-            tenant: TenantId::parse("acme").expect("valid"),
+            tenant: acme(),
             name: name(text),
-            unit: Unit::parse(unit).expect("valid"),
+            unit: unit(unit_name),
             floor,
             balance: quantity(balance),
             version: 3,
@@ -30,16 +27,17 @@ fn accounts() -> BTreeMap<AccountName, Account> {
     ])
 }
 
+fn posting(account: &str, amount: &str, expected_version: Option<u64>) -> NewPosting {
+    NewPosting { account: name(account), amount: quantity(amount), expected_version }
+}
+
+fn entry(postings: &[(&str, &str)]) -> NewEntry {
+    let postings = postings.iter().map(|(account, amount)| posting(account, amount, None));
+    NewEntry { tenant: acme(), key: key("k"), memo: String::new(), postings: postings.collect() }
+}
+
 fn judge(postings: &[(&str, &str)]) -> Result<Vec<(String, u64)>, PostRefusal> {
-    let postings: Vec<NewPosting> = postings
-        .iter()
-        .map(|(account, amount)| NewPosting {
-            account: name(account),
-            amount: quantity(amount),
-            expected_version: None,
-        })
-        .collect();
-    let judged = judge_entry(&accounts(), &postings)?;
+    let judged = judge_entry(&accounts(), &entry(postings).postings)?;
     Ok(judged.into_iter().map(|p| (p.balance.to_string(), p.version)).collect())
 }
 
@@ -47,13 +45,11 @@ fn judge(postings: &[(&str, &str)]) -> Result<Vec<(String, u64)>, PostRefusal> {
 fn an_entry_moves_and_never_makes() {
     let moved = judge(&[("wallet", "-10"), ("sales", "10")]).expect("allowed");
     assert_eq!(moved, [("0".to_owned(), 4), ("0".to_owned(), 4)]);
-    let sum = PostRefusal::Unbalanced(Unit::parse("eur").expect("valid"), quantity("0.01"));
+    let sum = PostRefusal::Unbalanced(unit("eur"), quantity("0.01"));
     assert_eq!(judge(&[("wallet", "-9.99"), ("sales", "10")]), Err(sum));
     // Equal amounts of different units do not balance.
-    assert!(matches!(
-        judge(&[("wallet", "-1"), ("points", "1")]),
-        Err(PostRefusal::Unbalanced(..))
-    ));
+    let apart = judge(&[("wallet", "-1"), ("points", "1")]);
+    assert!(matches!(apart, Err(PostRefusal::Unbalanced(..))));
 }
 
 #[test]
@@ -71,11 +67,6 @@ fn refusals_leave_the_reason() {
 
 #[test]
 fn a_version_that_moved_on_refuses() {
-    let posting = |account: &str, amount: &str, version| NewPosting {
-        account: name(account),
-        amount: quantity(amount),
-        expected_version: version,
-    };
     let check = |version, expected: Result<(), PostRefusal>| {
         let postings = [posting("wallet", "-1", version), posting("sales", "1", None)];
         assert_eq!(judge_entry(&accounts(), &postings).map(drop), expected);
@@ -83,24 +74,6 @@ fn a_version_that_moved_on_refuses() {
     check(Some(3), Ok(()));
     check(Some(2), Err(PostRefusal::Moved(name("wallet"), 3)));
     check(None, Ok(()));
-}
-
-fn entry(postings: &[(&str, &str)]) -> NewEntry {
-    let posting = |(account, amount): &(&str, &str)| NewPosting {
-        account: name(account),
-        amount: quantity(amount),
-        expected_version: None,
-    };
-    NewEntry {
-        tenant: TenantId::parse("acme").expect("valid"),
-        key: OnceKey::parse("k").expect("valid"),
-        memo: String::new(),
-        postings: postings.iter().map(posting).collect(),
-    }
-}
-
-fn fact<T: std::fmt::Debug>(outcome: Result<T, Fault>) -> &'static str {
-    outcome.expect_err("it contradicts a fact").fact
 }
 
 #[test]
@@ -132,7 +105,7 @@ fn postings_that_contradict_their_accounts_are_not_written() {
     check(|postings| postings[0].balance = quantity("7"), balance);
     let version = "a posting raises its account's version by one";
     check(|postings| postings[1].version = 3, version);
-    let other = |postings: &mut Vec<Posting>| postings[1].unit = Unit::parse("usd").unwrap();
+    let other = |postings: &mut Vec<Posting>| postings[1].unit = unit("usd");
     check(other, "a posting is in its account's unit");
     let mut missing = accounts();
     missing.remove(&name("sales"));
@@ -150,22 +123,17 @@ fn postings_that_contradict_their_accounts_are_not_written() {
 
 #[test]
 fn entries_that_contradict_themselves_answer_nothing() {
-    let standing = |postings: &[(&str, &str, u64)]| Entry {
-        number: 1,
-        tenant: TenantId::parse("acme").expect("valid"),
-        key: OnceKey::parse("k").expect("valid"),
-        memo: String::new(),
-        postings: postings
-            .iter()
-            .map(|(account, amount, version)| Posting {
-                account: name(account),
-                unit: Unit::parse("eur").expect("valid"),
-                amount: quantity(amount),
-                balance: quantity(amount),
-                version: *version,
-            })
-            .collect(),
-        at: Timestamp::from_micros(0),
+    let standing = |postings: &[(&str, &str, u64)]| {
+        let posting = |(account, amount, version): &(&str, &str, u64)| Posting {
+            account: name(account),
+            unit: unit("eur"),
+            amount: quantity(amount),
+            balance: quantity(amount),
+            version: *version,
+        };
+        let NewEntry { tenant, key, memo, .. } = entry(&[]);
+        let postings = postings.iter().map(posting).collect();
+        Entry { number: 1, tenant, key, memo, postings, at: Timestamp::from_micros(0) }
     };
     let new = entry(&[("wallet", "1"), ("sales", "-1")]);
     let sound = standing(&[("wallet", "1", 1), ("sales", "-1", 1)]);
@@ -184,7 +152,7 @@ fn entries_that_contradict_themselves_answer_nothing() {
     check(&[("wallet", "0", 1), ("sales", "0", 1)], "a posting moves something");
     let twice = "an entry has one posting for each account";
     check(&[("wallet", "1", 1), ("wallet", "-1", 2)], twice);
-    let stranger = NewEntry { key: OnceKey::parse("other").expect("valid"), ..new.clone() };
+    let stranger = NewEntry { key: key("other"), ..new.clone() };
     let own = standing(&[("wallet", "1", 1), ("sales", "-1", 1)]);
     let expected = "an entry is found under its tenant and key";
     assert_eq!(fact(answer_standing(own, &stranger)), expected);
@@ -216,7 +184,7 @@ fn a_statement_that_contradicts_itself_is_a_fault() {
     let line = |version: u64, amount: &str, balance: &str| StatementLine {
         version,
         entry: version,
-        key: OnceKey::parse("k").expect("valid"),
+        key: key("k"),
         memo: String::new(),
         amount: quantity(amount),
         balance: quantity(balance),

@@ -1,11 +1,8 @@
 //! Corrections, by tables: what is planned, and what is refused where rows contradict each other.
 
 use super::*;
+use crate::rules::samples::{customer, quantity};
 use crate::rules::settlement::tests::{at, stored_as};
-
-fn quantity(text: &str) -> Quantity {
-    Quantity::parse_stored(text).expect("valid")
-}
 
 fn confirmed() -> StoredPush {
     stored_as(PushState::Confirmed, Class::Confirmed)
@@ -22,7 +19,7 @@ fn order() -> CorrectionOrder {
         tenant: push.tenant,
         meter: push.meter,
         window: push.window,
-        customer: CustomerId::parse("cus_a").expect("valid"),
+        customer: customer("cus_a"),
         settled: quantity("5"),
         provider: quantity("3"),
         pass: 12,
@@ -47,14 +44,8 @@ fn a_correction_is_a_pair_that_cancels_out() {
     let Correcting { state, pushes: [lost, again] } = plan.expect("sound").expect("allowed");
     assert_eq!((state.revision, state.planned), (4, quantity("5")));
     let show = |push: &NewPush| {
-        let planned = &push.planned;
-        format!(
-            "{} {} {} {}",
-            planned.revision,
-            planned.value,
-            push.state.name(),
-            push.class.name()
-        )
+        let (revision, value) = (push.planned.revision, push.planned.value);
+        format!("{revision} {value} {} {}", push.state.name(), push.class.name())
     };
     assert_eq!(show(&lost), "3 -2 reconciled lost");
     assert_eq!(show(&again), "4 2 observed correction");
@@ -75,31 +66,21 @@ fn rows_that_contradict_are_not_corrected() {
         assert_eq!(fault.fact, expected);
         assert!(fault.ids.starts_with("tenant=acme "), "{fault}");
     };
-    check(
-        |state, _| state.revision = 3,
-        "a window that is corrected has the revision of its last push",
-    );
+    let fact = "a window that is corrected has the revision of its last push";
+    check(|state, _| state.revision = 3, fact);
     check(|state, _| state.shadow = true, "all pushes of a window are shadow, or none is");
-    check(
-        |_, pushes| pushes[0].push.window.end = at(90),
-        "a correction is planned with the pushes of its window",
-    );
-    check(
-        |_, pushes| {
-            let mut dead = stored_as(PushState::Dead, Class::Refused);
-            (dead.push.number, dead.push.revision) = (8, 1);
-            pushes.push(dead);
-        },
-        "pushes of a window are read by revision",
-    );
-    check(
-        |state, pushes| {
-            (state.revision, pushes[0].push.revision) = (u32::MAX, u32::MAX);
-        },
-        "a window has a next revision",
-    );
-    check(
-        |_, pushes| pushes[0].push.stamped_at = at(61),
-        "a push is stamped strictly inside its window",
-    );
+    let fact = "a correction is planned with the pushes of its window";
+    check(|_, pushes| pushes[0].push.window.end = at(90), fact);
+    let add_earlier = |_: &mut CutState, pushes: &mut Vec<StoredPush>| {
+        let mut dead = stored_as(PushState::Dead, Class::Refused);
+        (dead.push.number, dead.push.revision) = (8, 1);
+        pushes.push(dead);
+    };
+    check(add_earlier, "pushes of a window are read by revision");
+    let use_up = |state: &mut CutState, pushes: &mut Vec<StoredPush>| {
+        (state.revision, pushes[0].push.revision) = (u32::MAX, u32::MAX);
+    };
+    check(use_up, "a window has a next revision");
+    let fact = "a push is stamped strictly inside its window";
+    check(|_, pushes| pushes[0].push.stamped_at = at(61), fact);
 }

@@ -3,20 +3,17 @@
 use super::covering::*;
 use super::*;
 use crate::rules::grant::remaining_after;
+use crate::rules::samples::{acme, key, quantity, unit};
 use proptest::prelude::*;
-
-fn quantity(text: &str) -> Quantity {
-    Quantity::parse_stored(text).expect("valid")
-}
 
 const METER: MeterNo = MeterNo(1);
 
 fn grant(number: u64, pool: Pool, amount: &str, rate: &str) -> Grant {
     let terms = GrantTerms {
-        tenant: TenantId::parse("acme").expect("valid"),
-        key: OnceKey::parse(&format!("grant {number}")).expect("valid"),
+        tenant: acme(),
+        key: key(&format!("grant {number}")),
         pool,
-        unit: Unit::parse("credits").expect("valid"),
+        unit: unit("credits"),
         amount: quantity(amount),
         rates: BTreeMap::from([(METER, quantity(rate))]),
         priority: 50,
@@ -33,14 +30,14 @@ fn expiring(mut grant: Grant, micros: i64) -> Grant {
 }
 
 fn order(before: &str, now: &str, covered: &str) -> CoverOrder {
-    CoverOrder {
-        meter: METER,
-        scale: 6,
-        during: Window { start: Timestamp::from_micros(100), end: Timestamp::from_micros(200) },
-        before: quantity(before),
-        now: quantity(now),
-        covered: quantity(covered),
-    }
+    let during = Window { start: Timestamp::from_micros(100), end: Timestamp::from_micros(200) };
+    let [before, now, covered] = [before, now, covered].map(quantity);
+    CoverOrder { meter: METER, scale: 6, during, before, now, covered }
+}
+
+/// What covers an order in the usual order of draws.
+fn cover(order: &CoverOrder, grants: &[Grant], drawn: &[Draw]) -> Covering {
+    plan_covering(order, grants, drawn, DrawOrder::default()).expect("exact")
 }
 
 fn texts(draws: &[Draw]) -> Vec<String> {
@@ -77,8 +74,7 @@ fn a_grant_covers_windows_that_it_holds_in() {
         let mut grant = grant(1, Pool::Granted, "5", "1");
         grant.terms.effective_at = Timestamp::from_micros(from);
         grant.terms.expires_at = until.map(Timestamp::from_micros);
-        let order = order("0", "1", "0");
-        let plan = plan_covering(&order, &[grant], &[], DrawOrder::default()).expect("exact");
+        let plan = cover(&order("0", "1", "0"), &[grant], &[]);
         assert_eq!(plan.covered == quantity("1"), expected, "{from} {until:?}");
     };
     // The window goes from 100 to 200.
@@ -92,20 +88,17 @@ fn a_grant_covers_windows_that_it_holds_in() {
 #[test]
 fn a_price_leaves_what_pays_for_nothing() {
     let grants = [grant(1, Pool::Granted, "1", "0.3")];
-    let mut whole = order("0", "10", "0");
-    whole.scale = 0;
-    let plan = plan_covering(&whole, &grants, &[], DrawOrder::default()).expect("exact");
-    assert_eq!(texts(&plan.drawn), ["1:3=0.9"]);
-    let fine = plan_covering(&order("0", "10", "0"), &grants, &[], DrawOrder::default());
-    assert_eq!(texts(&fine.expect("exact").drawn), ["1:3.333333=0.9999999"]);
+    let whole = CoverOrder { scale: 0, ..order("0", "10", "0") };
+    assert_eq!(texts(&cover(&whole, &grants, &[]).drawn), ["1:3=0.9"]);
+    let fine = cover(&order("0", "10", "0"), &grants, &[]);
+    assert_eq!(texts(&fine.drawn), ["1:3.333333=0.9999999"]);
 }
 
 #[test]
 fn shrinking_gives_back_in_reverse() {
     let drawn = [draw(4, "2", "1"), draw(2, "3", "3")];
     let check = |before: &str, now: &str, expected: &[&str], covered: &str| {
-        let plan = plan_covering(&order(before, now, "5"), &[], &drawn, DrawOrder::default());
-        let plan = plan.expect("exact");
+        let plan = cover(&order(before, now, "5"), &[], &drawn);
         assert_eq!(texts(&plan.given_back), expected);
         assert_eq!(plan.covered, quantity(covered));
         assert!(plan.drawn.is_empty());
@@ -310,8 +303,7 @@ fn changes_of_a_window_that_contradict_each_other_are_a_fault() {
 fn growth_below_what_is_covered_draws_nothing() {
     let grants = [grant(1, Pool::Granted, "9", "1")];
     let check = |before: &str, now: &str, expected: &[&str], covered: &str| {
-        let order = order(before, now, "4");
-        let plan = plan_covering(&order, &grants, &[], DrawOrder::default()).expect("exact");
+        let plan = cover(&order(before, now, "4"), &grants, &[]);
         assert_eq!(texts(&plan.drawn), expected);
         assert_eq!(plan.covered, quantity(covered));
     };

@@ -3,11 +3,9 @@
 use super::*;
 use crate::rules::ids::MeterSlug;
 use crate::rules::meter::MeterSpec;
+use crate::rules::samples::{acme, quantity};
 use crate::rules::timestamp::MICROS_PER_HOUR;
-
-fn quantity(text: &str) -> Quantity {
-    Quantity::parse_stored(text).expect("valid")
-}
+use std::slice::from_ref;
 
 fn meter(spec: &str) -> Meter {
     let spec: MeterSpec = serde_json::from_str(spec).expect("valid");
@@ -45,7 +43,7 @@ impl Ground {
         let (five, half) = (quantity("5"), quantity("0.5"));
         let new = CutState::new(false);
         Self {
-            tenant: TenantId::parse("acme").expect("valid"),
+            tenant: acme(),
             meter: meter(spec),
             state: CutState { count: 2, total: quantity("5.5"), planned: five, revision: 1, ..new },
             prior: PriorPushes::All(vec![revision(1, "5")]),
@@ -162,7 +160,7 @@ fn events_are_counted_as_they_are_cut() {
 }
 
 /// Changes rows of a sound window so that they contradict, and checks the fact that is named.
-fn refused(change: fn(&mut Ground), usage: WindowUsage, covered: &str, fact: &str) {
+fn refused(change: impl FnOnce(&mut Ground), usage: WindowUsage, covered: &str, fact: &str) {
     let mut ground = Ground::new(BY_WINDOW);
     change(&mut ground);
     let fault = ground.cut(&usage, covered).expect_err(fact);
@@ -198,42 +196,28 @@ fn totals_that_contradict_are_refused_with_the_fact_and_its_ids() {
 
 #[test]
 fn pushes_that_contradict_their_window_are_refused() {
-    let check = |change: fn(&mut Ground), fact: &str| refused(change, more(), "0", fact);
-    check(
-        |ground| ground.prior = PriorPushes::All(Vec::new()),
-        "a window's revision is that of its last push",
-    );
-    check(
-        |ground| ground.prior = PriorPushes::All(vec![revision(1, "4")]),
-        "what was planned for a window is the sum of its pushes",
-    );
-    check(
-        |ground| ground.prior = PriorPushes::All(vec![revision(1, "2"), revision(1, "3")]),
-        "revisions of a window ascend",
-    );
-    check(
-        |ground| {
-            let absolute = Revision { mode: Mode::Absolute, ..revision(1, "5") };
-            ground.prior = PriorPushes::All(vec![absolute]);
-        },
-        "pushes of a window have the mode of their meter",
-    );
-    check(
-        |ground| {
-            let begun = |n, q| Revision { state: PushState::Observed, ..revision(n, q) };
-            ground.prior = PriorPushes::All(vec![begun(1, "2"), begun(2, "3")]);
-        },
-        "at most one push of a window is unresolved",
-    );
-    check(|ground| ground.begins = PushState::Submitted, "a push begins as observed or waiting");
-    check(
-        |ground| (ground.state.revision, ground.prior) = (0, PriorPushes::Last(0)),
-        "a window without pushes has nothing planned",
-    );
-    check(
-        |ground| (ground.state.revision, ground.prior) = (u32::MAX, PriorPushes::Last(u32::MAX)),
-        "a window has a next revision",
-    );
+    let begun = |n, q| Revision { state: PushState::Observed, ..revision(n, q) };
+    let absolute = Revision { mode: Mode::Absolute, ..revision(1, "5") };
+    for (prior, fact) in [
+        (vec![], "a window's revision is that of its last push"),
+        (vec![revision(1, "4")], "what was planned for a window is the sum of its pushes"),
+        (vec![revision(1, "2"), revision(1, "3")], "revisions of a window ascend"),
+        (vec![absolute], "pushes of a window have the mode of their meter"),
+        (vec![begun(1, "2"), begun(2, "3")], "at most one push of a window is unresolved"),
+    ] {
+        refused(|ground| ground.prior = PriorPushes::All(prior), more(), "0", fact);
+    }
+    let fact = "a push begins as observed or waiting";
+    refused(|ground| ground.begins = PushState::Submitted, more(), "0", fact);
+    for (last, fact) in [
+        (0, "a window without pushes has nothing planned"),
+        (u32::MAX, "a window has a next revision"),
+    ] {
+        let change = |ground: &mut Ground| {
+            (ground.state.revision, ground.prior) = (last, PriorPushes::Last(last));
+        };
+        refused(change, more(), "0", fact);
+    }
 }
 
 #[test]
@@ -252,53 +236,28 @@ fn pushes_that_never_counted_are_no_part_of_what_was_planned() {
 
 #[test]
 fn events_that_contradict_are_refused() {
-    let check = |change: fn(&mut Ground), events: OpenEvents, fact: &str| {
+    let check = |change: fn(&mut Ground), due: &[OpenEvent], fact: &str| {
         let mut ground = Ground { prior: PriorPushes::Last(1), ..Ground::new(BY_EVENT) };
         change(&mut ground);
-        let fault = ground.cut_events(events).expect_err(fact);
+        let fault = ground.cut_events(open(9, false, due.to_vec())).expect_err(fact);
         assert_eq!(fault.fact, fact);
     };
-    let one = || event("a", 1, "1");
-    let all = |due| open(9, false, due);
-    check(|_| {}, all(vec![one(), one()]), "an event is cut once");
-    check(
-        |_| {},
-        all(vec![OpenEvent { trial: true, ..one() }]),
-        "usage of a trial is never billed",
-    );
-    check(
-        |_| {},
-        all(vec![event("a", 3_600, "1")]),
-        "an event is cut with the window that it occurred in",
-    );
-    check(
-        |_| {},
-        all(vec![event("a", 2, "1"), event("b", 1, "1")]),
-        "events are cut from the oldest on",
-    );
-    check(
-        |_| {},
-        all(["a", "b", "c", "d"].map(|id| event(id, 1, "1")).to_vec()),
-        "a call cuts no more events than its terms allow",
-    );
-    check(
-        |_| {},
-        all(vec![event("a", 1, "-1")]),
-        "usage of a meter without a sign is not negative",
-    );
-    check(
-        |ground| ground.meter = meter(BY_WINDOW),
-        all(vec![one()]),
-        "only a meter billed by event is cut by event",
-    );
-    check(
-        |ground| ground.meter.spec.aggregation = Aggregation::Latest,
-        all(vec![one()]),
-        "only sums and counts are billed",
-    );
-    check(
-        |ground| ground.prior = PriorPushes::Last(2),
-        all(vec![one()]),
-        "a window's revision is that of its last push",
-    );
+    let one = event("a", 1, "1");
+    check(|_| {}, &[one.clone(), one.clone()], "an event is cut once");
+    let trial = OpenEvent { trial: true, ..one.clone() };
+    check(|_| {}, &[trial], "usage of a trial is never billed");
+    let fact = "an event is cut with the window that it occurred in";
+    check(|_| {}, &[event("a", 3_600, "1")], fact);
+    let fact = "events are cut from the oldest on";
+    check(|_| {}, &[event("a", 2, "1"), event("b", 1, "1")], fact);
+    let fact = "a call cuts no more events than its terms allow";
+    check(|_| {}, &["a", "b", "c", "d"].map(|id| event(id, 1, "1")), fact);
+    let fact = "usage of a meter without a sign is not negative";
+    check(|_| {}, &[event("a", 1, "-1")], fact);
+    let fact = "only a meter billed by event is cut by event";
+    check(|ground| ground.meter = meter(BY_WINDOW), from_ref(&one), fact);
+    let fact = "only sums and counts are billed";
+    check(|ground| ground.meter.spec.aggregation = Aggregation::Latest, from_ref(&one), fact);
+    let fact = "a window's revision is that of its last push";
+    check(|ground| ground.prior = PriorPushes::Last(2), &[one], fact);
 }

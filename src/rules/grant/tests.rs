@@ -1,23 +1,16 @@
 //! Plans of grants: what they answer, and the faults of rows that contradict each other.
 
-use super::ledger::{PlannedChange, RecordedChange, WrittenChange, record_changes};
+use super::ledger::{RecordedChange, WrittenChange, record_changes};
 use super::*;
-use crate::rules::account::{Entry, Posting};
+use crate::rules::account::{Entry, NewEntry, NewPosting, Posting};
 use crate::rules::credit::covering::{CoverOrder, Draw};
 use crate::rules::credit::{Covered, DrawOrder};
-use crate::rules::ids::{MeterNo, Unit};
+use crate::rules::ids::MeterNo;
+use crate::rules::samples::{acme, fact, key, quantity, unit};
 use crate::rules::window::Window;
 
 const TENANT: TenantNo = TenantNo(1);
 const METER: MeterNo = MeterNo(1);
-
-fn quantity(text: &str) -> Quantity {
-    Quantity::parse_stored(text).expect("valid")
-}
-
-fn key(text: &str) -> OnceKey {
-    OnceKey::parse(text).expect("valid")
-}
 
 fn at(micros: i64) -> Timestamp {
     Timestamp::from_micros(micros)
@@ -25,10 +18,10 @@ fn at(micros: i64) -> Timestamp {
 
 fn terms() -> GrantTerms {
     GrantTerms {
-        tenant: TenantId::parse("acme").expect("valid"),
+        tenant: acme(),
         key: key("order-1"),
         pool: Pool::Granted,
-        unit: Unit::parse("credits").expect("valid"),
+        unit: unit("credits"),
         amount: quantity("10"),
         rates: BTreeMap::from([(METER, quantity("2"))]),
         priority: 50,
@@ -46,9 +39,16 @@ fn window() -> Window {
     Window { start: at(100), end: at(200) }
 }
 
+/// A ledger that holds the grant, with this left of it.
+fn holding(grant: Grant) -> Ledger {
+    let mut ledger = Ledger::default();
+    ledger.hold(TENANT, grant).expect("a sound grant");
+    ledger
+}
+
 fn order() -> VoidGrant {
     VoidGrant {
-        tenant: terms().tenant,
+        tenant: acme(),
         grant: 7,
         key: key("void-1"),
         amount: None,
@@ -60,7 +60,7 @@ fn order() -> VoidGrant {
 fn voided() -> CreditChange {
     CreditChange {
         number: 3,
-        tenant: terms().tenant,
+        tenant: acme(),
         grant: 7,
         kind: ChangeKind::Voided,
         amount: quantity("4"),
@@ -82,10 +82,6 @@ fn drawn(kind: ChangeKind, used: &str, cost: &str) -> NewChange {
     NewChange { covered: Some(covered), ..change(kind, cost) }
 }
 
-fn fact<T: std::fmt::Debug>(outcome: Result<T, Fault>) -> &'static str {
-    outcome.expect_err("it contradicts a fact").fact
-}
-
 #[test]
 fn a_grant_is_issued_repeated_or_refused() {
     let answer = |plan: Result<Plan<GrantTerms, Issued>, Fault>| match plan.expect("no fault") {
@@ -98,10 +94,8 @@ fn a_grant_is_issued_repeated_or_refused() {
     let repeated = answer(plan_issue(terms(), Some(standing.clone()), GRANTS_MAX));
     assert_eq!(repeated, Issued::Repeated(standing.clone()));
     let other = GrantTerms { memo: "other".to_owned(), ..terms() };
-    assert_eq!(
-        answer(plan_issue(other, Some(standing.clone()), 0)),
-        Issued::KeyTaken(standing.clone())
-    );
+    let taken = answer(plan_issue(other, Some(standing.clone()), 0));
+    assert_eq!(taken, Issued::KeyTaken(standing.clone()));
     // A repeat that comes after the expiry has a moment which no new grant may have.
     let late = GrantTerms { effective_at: at(900), ..terms() };
     assert_eq!(answer(plan_issue(late, Some(standing.clone()), 0)), Issued::KeyTaken(standing));
@@ -214,13 +208,9 @@ fn only_what_expired_is_ended_and_a_contradiction_keeps_no_other_back() {
         change(&mut grant);
         assert_eq!(fact(plan_expiry(&grant, Some(quantity(last)), at(by))), expected);
     };
-    check(|_| (), "6", 499, "only a grant that has expired is ended");
-    check(
-        |grant| grant.terms.expires_at = None,
-        "6",
-        900,
-        "only a grant that has expired is ended",
-    );
+    let early = "only a grant that has expired is ended";
+    check(|_| (), "6", 499, early);
+    check(|grant| grant.terms.expires_at = None, "6", 900, early);
     check(|grant| grant.remaining = Quantity::ZERO, "0", 500, "a grant is ended once");
     check(|_| (), "5", 500, "what is left of a grant is what its last change left");
     let ended = plan_expiry(&grant("6"), Some(quantity("6")), at(500)).expect("it expired");
@@ -238,8 +228,7 @@ fn only_what_expired_is_ended_and_a_contradiction_keeps_no_other_back() {
 #[test]
 fn changes_that_contradict_their_grant_are_not_planned() {
     let check = |grant: Grant, new: NewChange, expected: &str| {
-        let mut ledger = Ledger::default();
-        ledger.hold(TENANT, grant).expect("a sound grant");
+        let mut ledger = holding(grant);
         assert_eq!(fact(ledger.plan(TENANT, new)), expected);
         assert_eq!(ledger.take_planned(), [], "nothing is written");
     };
@@ -279,8 +268,7 @@ fn changes_that_contradict_their_grant_are_not_planned() {
 
 #[test]
 fn a_ledger_holds_the_grants_of_a_tenant_once() {
-    let mut ledger = Ledger::default();
-    ledger.hold(TENANT, grant("6")).expect("a sound grant");
+    let mut ledger = holding(grant("6"));
     assert_eq!(fact(ledger.hold(TENANT, grant("6"))), "a transaction holds a grant once");
     let mut stranger = Grant { number: 8, ..grant("6") };
     stranger.terms.tenant = TenantId::parse("umbrella").expect("valid");
@@ -289,24 +277,21 @@ fn a_ledger_holds_the_grants_of_a_tenant_once() {
 
 #[test]
 fn usage_outside_its_window_is_not_covered() {
-    let mut ledger = Ledger::default();
-    ledger.hold(TENANT, grant("6")).expect("a sound grant");
-    let order = CoverOrder {
-        meter: METER,
-        scale: 6,
-        during: Window { start: at(150), end: at(201) },
-        before: Quantity::ZERO,
-        now: quantity("1"),
-        covered: Quantity::ZERO,
-    };
-    let outcome = ledger.cover(TENANT, window(), &order, &[], DrawOrder::default());
+    let during = Window { start: at(150), end: at(201) };
+    let order = CoverOrder { during, ..covering("0", "1", "0") };
+    let outcome = holding(grant("6")).cover(TENANT, window(), &order, &[], DrawOrder::default());
     assert_eq!(fact(outcome), "usage lies in its window");
+}
+
+/// The window's usage goes from one total to another, of which so much is covered.
+fn covering(before: &str, now: &str, covered: &str) -> CoverOrder {
+    let [before, now, covered] = [before, now, covered].map(quantity);
+    CoverOrder { meter: METER, scale: 6, during: window(), before, now, covered }
 }
 
 /// Plans a draw and what gives it back, and records both.
 fn recorded() -> Vec<RecordedChange> {
-    let mut ledger = Ledger::default();
-    ledger.hold(TENANT, grant("6")).expect("a sound grant");
+    let mut ledger = holding(grant("6"));
     ledger.plan(TENANT, drawn(ChangeKind::Drawn, "3", "6")).expect("it is there");
     ledger.plan(TENANT, drawn(ChangeKind::GivenBack, "1", "2")).expect("it was drawn");
     let written = [4, 5].map(|number| WrittenChange { number, grant: 7 });
@@ -317,10 +302,8 @@ fn recorded() -> Vec<RecordedChange> {
 fn a_credit_change_is_recorded_and_published() {
     let [draw, back] = &recorded()[..] else { panic!("two were planned") };
     assert_eq!((draw.change.number, draw.change.remaining), (4, Quantity::ZERO));
-    assert_eq!(
-        (draw.entry.key.as_str(), draw.entry.memo.as_str()),
-        ("credits.4", "grant 7: drawn")
-    );
+    assert_eq!(draw.entry.key.as_str(), "credits.4");
+    assert_eq!(draw.entry.memo, "grant 7: drawn");
     let names: Vec<&str> = draw.accounts.iter().map(|account| account.name.as_str()).collect();
     assert_eq!(names, ["credits.credits.granted", "credits.credits.spent"]);
     let published = draw.published.as_ref().expect("nothing is left");
@@ -335,20 +318,14 @@ fn a_credit_change_is_recorded_and_published() {
 
 #[test]
 fn rows_of_changes_that_contradict_the_plan_are_a_fault() {
-    let planned = || -> Vec<PlannedChange> {
-        let mut ledger = Ledger::default();
-        ledger.hold(TENANT, grant("6")).expect("a sound grant");
+    let check = |written: &[(u64, u64)], expected: &str| {
+        let mut ledger = holding(grant("6"));
         for _ in 0..2 {
             ledger.plan(TENANT, drawn(ChangeKind::Drawn, "1", "2")).expect("it is there");
         }
-        ledger.take_planned()
-    };
-    let check = |written: &[(u64, u64)], expected: &str| {
-        let written: Vec<WrittenChange> = written
-            .iter()
-            .map(|(number, grant)| WrittenChange { number: *number, grant: *grant })
-            .collect();
-        assert_eq!(fact(record_changes(planned(), &written, at(9))), expected);
+        let row = |(number, grant): &(u64, u64)| WrittenChange { number: *number, grant: *grant };
+        let written: Vec<WrittenChange> = written.iter().map(row).collect();
+        assert_eq!(fact(record_changes(ledger.take_planned(), &written, at(9))), expected);
     };
     check(&[(4, 7)], "each change that is planned is written");
     check(&[(5, 7), (4, 7)], "changes are numbered in the order in which they were planned");
@@ -356,27 +333,26 @@ fn rows_of_changes_that_contradict_the_plan_are_a_fault() {
     check(&[(4, 7), (5, 8)], "a change's row is of its grant");
 }
 
+/// The entry of a change as it was written, with these balances after it.
+fn entry_of(recorded: &RecordedChange, balances: [&str; 2]) -> Entry {
+    let NewEntry { tenant, key, memo, postings } = recorded.entry.clone();
+    let posting = |(new, balance): (NewPosting, &str)| Posting {
+        account: new.account,
+        unit: terms().unit,
+        amount: new.amount,
+        balance: quantity(balance),
+        version: 2,
+    };
+    let postings = postings.into_iter().zip(balances).map(posting).collect();
+    Entry { number: 1, tenant, key, memo, postings, at: at(9) }
+}
+
 #[test]
 fn an_entry_that_contradicts_its_change_is_a_fault() {
     let check =
         |which: usize, balances: [&str; 2], change: fn(&mut Entry), expected: Option<&str>| {
             let recorded = &recorded()[which];
-            let postings =
-                recorded.entry.postings.iter().zip(balances).map(|(new, balance)| Posting {
-                    account: new.account.clone(),
-                    unit: terms().unit,
-                    amount: new.amount,
-                    balance: quantity(balance),
-                    version: 2,
-                });
-            let mut entry = Entry {
-                number: 1,
-                tenant: recorded.entry.tenant.clone(),
-                key: recorded.entry.key.clone(),
-                memo: recorded.entry.memo.clone(),
-                postings: postings.collect(),
-                at: at(9),
-            };
+            let mut entry = entry_of(recorded, balances);
             change(&mut entry);
             assert_eq!(recorded.check_entry(&entry).err().map(|fault| fault.fact), expected);
         };
@@ -384,7 +360,7 @@ fn an_entry_that_contradicts_its_change_is_a_fault() {
     check(1, ["4", "2"], |_| (), None);
     let moved = "a change's entry moves what the change says";
     check(0, ["0", "6"], |entry| entry.memo.clear(), Some(moved));
-    let other = |entry: &mut Entry| entry.postings[0].unit = Unit::parse("eur").expect("valid");
+    let other = |entry: &mut Entry| entry.postings[0].unit = unit("eur");
     check(0, ["0", "6"], other, Some("an account of credits is of its grants' unit"));
     let pool = "a pool holds at least what is left of each of its grants";
     check(1, ["4", "1"], |_| (), Some(pool));
@@ -402,21 +378,7 @@ fn issuing_never_finds_less_than_nothing_issued() {
     let written = [WrittenChange { number: 4, grant: 7 }];
     let recorded = record_changes(ledger.take_planned(), &written, at(0)).expect("written");
     let check = |source: &str, expected: Option<&str>| {
-        let posting = |place: usize, balance: &str| Posting {
-            account: recorded[0].entry.postings[place].account.clone(),
-            unit: terms().unit,
-            amount: recorded[0].entry.postings[place].amount,
-            balance: quantity(balance),
-            version: 1,
-        };
-        let entry = Entry {
-            number: 1,
-            tenant: terms().tenant,
-            key: recorded[0].entry.key.clone(),
-            memo: recorded[0].entry.memo.clone(),
-            postings: vec![posting(0, source), posting(1, "10")],
-            at: at(0),
-        };
+        let entry = entry_of(&recorded[0], [source, "10"]);
         assert_eq!(recorded[0].check_entry(&entry).err().map(|fault| fault.fact), expected);
     };
     check("-10", None);
@@ -449,31 +411,16 @@ fn a_history_that_contradicts_itself_is_a_fault() {
 
 #[test]
 fn draws_and_what_is_given_back_are_planned_on_each_other() {
-    let mut ledger = Ledger::default();
-    ledger.hold(TENANT, grant("6")).expect("a sound grant");
-    let order = |before: &str, now: &str, covered: &str| CoverOrder {
-        meter: METER,
-        scale: 6,
-        during: window(),
-        before: quantity(before),
-        now: quantity(now),
-        covered: quantity(covered),
+    let mut ledger = holding(grant("6"));
+    let mut cover = |order: CoverOrder, draws: &[(ChangeKind, Draw)]| {
+        let plan = ledger.cover(TENANT, window(), &order, draws, DrawOrder::default());
+        (plan.expect("sound"), ledger.grants(TENANT)[0].remaining)
     };
-    let grown = order("0", "5", "0");
-    let covering =
-        ledger.cover(TENANT, window(), &grown, &[], DrawOrder::default()).expect("sound");
-    assert_eq!(
-        (covering.covered, ledger.grants(TENANT)[0].remaining),
-        (quantity("3"), Quantity::ZERO)
-    );
+    let (grown, left) = cover(covering("0", "5", "0"), &[]);
+    assert_eq!((grown.covered, left), (quantity("3"), Quantity::ZERO));
     let draws: Vec<(ChangeKind, Draw)> =
-        covering.drawn.iter().map(|draw| (ChangeKind::Drawn, *draw)).collect();
-    let shrunk = order("5", "1", "3");
-    let covering =
-        ledger.cover(TENANT, window(), &shrunk, &draws, DrawOrder::default()).expect("sound");
-    assert_eq!(
-        (covering.covered, ledger.grants(TENANT)[0].remaining),
-        (quantity("1"), quantity("4"))
-    );
+        grown.drawn.iter().map(|draw| (ChangeKind::Drawn, *draw)).collect();
+    let (shrunk, left) = cover(covering("5", "1", "3"), &draws);
+    assert_eq!((shrunk.covered, left), (quantity("1"), quantity("4")));
     assert_eq!(ledger.take_planned().len(), 2);
 }

@@ -267,6 +267,7 @@ fn check_log(saga: &Saga, log: &[LogLine]) -> Result<(), Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::samples::fact;
 
     fn saga(state: SagaState, generation: u32) -> Saga {
         Saga {
@@ -294,10 +295,6 @@ mod tests {
     fn line(generation: u32, step: u32, mark: Mark) -> LogLine {
         let at = Timestamp::from_micros(1);
         LogLine { generation, step, name: String::new(), mark, result: None, detail: None, at }
-    }
-
-    fn fact<T: std::fmt::Debug>(outcome: Result<T, Fault>) -> &'static str {
-        outcome.expect_err("it contradicts a fact").fact
     }
 
     const NOW: Timestamp = Timestamp::from_micros(9);

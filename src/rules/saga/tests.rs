@@ -1,6 +1,7 @@
 //! Every path through a log, and the keys.
 
 use super::*;
+use crate::rules::samples::{acme, key};
 
 const STEPS: [StepShape; 3] = [
     StepShape { name: "one", undoable: true },
@@ -95,8 +96,8 @@ fn saga(state: SagaState, generation: u32) -> Saga {
         number: 1,
         id: "saga_1".into(),
         kind: SagaKind::ChangePlan,
-        tenant: TenantId::parse("acme").expect("valid"),
-        key: OnceKey::parse("k").expect("valid"),
+        tenant: acme(),
+        key: key("k"),
         params: "{}".into(),
         state,
         generation,

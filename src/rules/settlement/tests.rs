@@ -3,18 +3,11 @@
 use super::*;
 use crate::rules::ids::{MeterNo, TenantNo};
 use crate::rules::push::{KeyParts, push_key};
+use crate::rules::samples::{acme, customer, fact, quantity};
 use crate::rules::window::Window;
 
 pub fn at(minute: i64) -> Timestamp {
     Timestamp::from_micros(minute * 60_000_000)
-}
-
-fn quantity(text: &str) -> Quantity {
-    Quantity::parse_stored(text).expect("valid")
-}
-
-fn customer(id: &str) -> CustomerId {
-    CustomerId::parse(id).expect("valid")
 }
 
 /// Push 7: the second revision of an hour, begun once and leased under fence 3.
@@ -26,7 +19,7 @@ pub fn stored() -> StoredPush {
     StoredPush {
         push: Push {
             number: 7,
-            tenant: TenantId::parse("acme").expect("valid"),
+            tenant: acme(),
             meter: MeterNo(1),
             window,
             revision: 2,
@@ -120,15 +113,16 @@ fn a_wait_keeps_what_a_submitted_push_says() {
 
 #[test]
 fn what_could_not_be_read_is_kept_until_it_could() {
+    let check = |before: Option<i64>, given: &Settlement, after: Option<i64>| {
+        let found = StoredPush { unreadable_since: before.map(at), ..stored() };
+        let change = plan_settlement(&found, given, at(65)).expect("sound").change;
+        assert_eq!(change.unreadable_since, after.map(at));
+    };
     let unread = settlement(Class::Unknown, Next::Unread { until: at(90) });
-    let first = plan_settlement(&stored(), &unread, at(65)).expect("sound").change;
-    assert_eq!(first.unreadable_since, Some(at(65)));
-    let found = StoredPush { unreadable_since: Some(at(50)), ..stored() };
-    let again = plan_settlement(&found, &unread, at(65)).expect("sound").change;
-    assert_eq!(again.unreadable_since, Some(at(50)));
+    check(None, &unread, Some(65));
+    check(Some(50), &unread, Some(50));
     let taken = settlement(Class::Accepted, Next::Submitted { look_at: at(80) });
-    let taken = plan_settlement(&found, &taken, at(65)).expect("sound").change;
-    assert_eq!(taken.unreadable_since, None);
+    check(Some(50), &taken, None);
 }
 
 #[test]
@@ -172,9 +166,7 @@ fn rulings_say_why_they_are_refused() {
         let found = match &ruled {
             Ruled::Refused(why) => (*why).to_owned(),
             Ruled::Replaced(change) => format!("replaced {}", change.class.name()),
-            Ruled::Changed(change) => {
-                format!("{} at {}", change.state.name(), change.due_at)
-            }
+            Ruled::Changed(change) => format!("{} at {}", change.state.name(), change.due_at),
         };
         assert_eq!(found, expected);
     };
@@ -214,65 +206,42 @@ fn a_push_moves_only_along_the_arrows_of_its_life() {
     }
 }
 
-/// The fact that a plan names.
-fn fact<T: std::fmt::Debug>(outcome: Result<T, Fault>) -> &'static str {
-    outcome.expect_err("rows contradict").fact
-}
-
 #[test]
 fn rows_that_contradict_are_settled_by_nothing() {
-    let taken = || settlement(Class::Accepted, Next::Submitted { look_at: at(80) });
-    let check = |change: fn(&mut StoredPush), given: Settlement, expected: &str| {
+    let check_given = |change: fn(&mut StoredPush), given: Settlement, expected: &str| {
         let mut found = stored();
         change(&mut found);
         let fault = plan_settlement(&found, &given, at(65)).expect_err(expected);
         assert_eq!(fault.fact, expected);
         assert!(fault.ids.contains("tenant=acme push=7"), "{fault}");
     };
-    check(|found| found.push.window.end = at(0), taken(), "a push's window ends after its start");
-    check(
-        |found| found.push.stamped_at = at(60),
-        taken(),
-        "a push is stamped strictly inside its window",
-    );
-    check(|found| found.push.revision = 0, taken(), "revisions begin at 1");
-    check(|found| found.push.value = Quantity::ONE, taken(), "a delta push sends its quantity");
-    check(|found| found.push.key = "cf2-".into(), taken(), "a push has a key of this store's form");
-    check(
-        |found| found.push.first_attempt_at = None,
-        taken(),
-        "a push has the time of its first attempt if it has attempts",
-    );
-    check(
-        |found| found.request = None,
-        taken(),
-        "an attempt is stored with its customer and its bytes",
-    );
-    check(
-        |found| found.push.state = PushState::Submitted,
-        taken(),
-        "only an observed push is leased",
-    );
-    check(
-        |found| (found.push.state, found.leased_until) = (PushState::Waiting, None),
-        settlement(Class::Cut, Next::Wait { until: at(90), fresh_request_key: false }),
-        "a push that waits for a customer was never sent",
-    );
-    check(
-        |found| (found.push.state, found.leased_until) = (PushState::Confirmed, None),
-        taken(),
-        "a push moves along the arrows of its life",
-    );
-    check(
-        |_| {},
-        settlement(Class::Refused, Next::Submitted { look_at: at(80) }),
-        "a push is in its state for a reason of that state",
-    );
-    check(
-        |_| {},
-        settlement(Class::Refused, Next::Replaced),
-        "only a push that the provider's total lacks is replaced by a settlement",
-    );
+    let submitted = Next::Submitted { look_at: at(80) };
+    let check = |change: fn(&mut StoredPush), expected: &str| {
+        check_given(change, settlement(Class::Accepted, submitted.clone()), expected);
+    };
+    check(|found| found.push.window.end = at(0), "a push's window ends after its start");
+    check(|found| found.push.stamped_at = at(60), "a push is stamped strictly inside its window");
+    check(|found| found.push.revision = 0, "revisions begin at 1");
+    check(|found| found.push.value = Quantity::ONE, "a delta push sends its quantity");
+    check(|found| found.push.key = "cf2-".into(), "a push has a key of this store's form");
+    let first = "a push has the time of its first attempt if it has attempts";
+    check(|found| found.push.first_attempt_at = None, first);
+    check(|found| found.request = None, "an attempt is stored with its customer and its bytes");
+    check(|found| found.push.state = PushState::Submitted, "only an observed push is leased");
+    let confirmed = |found: &mut StoredPush| {
+        (found.push.state, found.leased_until) = (PushState::Confirmed, None);
+    };
+    check(confirmed, "a push moves along the arrows of its life");
+    let waiting = |found: &mut StoredPush| {
+        (found.push.state, found.leased_until) = (PushState::Waiting, None);
+    };
+    let wait = Next::Wait { until: at(90), fresh_request_key: false };
+    let unsent = "a push that waits for a customer was never sent";
+    check_given(waiting, settlement(Class::Cut, wait), unsent);
+    let reason = "a push is in its state for a reason of that state";
+    check_given(|_| {}, settlement(Class::Refused, submitted.clone()), reason);
+    let lacked = "only a push that the provider's total lacks is replaced by a settlement";
+    check_given(|_| {}, settlement(Class::Refused, Next::Replaced), lacked);
 }
 
 #[test]
@@ -307,22 +276,19 @@ fn windows_that_contradict_replace_and_overtake_nothing() {
 
 #[test]
 fn an_attempt_needs_its_lease_and_a_sound_row() {
-    let intent = |fence, id: &str| AttemptIntent {
-        push: 7,
-        fence,
-        customer: customer(id),
-        request: b"other bytes".to_vec(),
+    let plan = |found: &StoredPush, fence, minute| {
+        let (customer, request) = (customer("cus_a"), b"other bytes".to_vec());
+        let intent = AttemptIntent { push: 7, fence, customer, request };
+        plan_attempt(found, &intent, at(minute))
     };
-    assert_eq!(plan_attempt(&stored(), &intent(3, "cus_a"), at(65)), Ok(true));
-    assert_eq!(plan_attempt(&stored(), &intent(2, "cus_a"), at(65)), Ok(false));
-    assert_eq!(plan_attempt(&stored(), &intent(3, "cus_a"), at(70)), Ok(false), "it has ended");
-    let mut unsent = stored();
-    unsent.request = None;
-    let unsent = fact(plan_attempt(&unsent, &intent(3, "cus_a"), at(65)));
+    assert_eq!(plan(&stored(), 3, 65), Ok(true));
+    assert_eq!(plan(&stored(), 2, 65), Ok(false));
+    assert_eq!(plan(&stored(), 3, 70), Ok(false), "it has ended");
+    let unsent = fact(plan(&StoredPush { request: None, ..stored() }, 3, 65));
     assert_eq!(unsent, "an attempt is stored with its customer and its bytes");
     let mut worn = stored();
     worn.push.attempts = u32::MAX;
-    assert_eq!(fact(plan_attempt(&worn, &intent(3, "cus_a"), at(65))), "a push has a next attempt");
+    assert_eq!(fact(plan(&worn, 3, 65)), "a push has a next attempt");
 }
 
 #[test]
@@ -365,13 +331,10 @@ fn a_comparison_adopts_what_the_provider_holds() {
     let Ok(Followed::Adopt(adopting)) = compare(&pushes, &state, "7") else {
         panic!("3 of 5 are at the provider")
     };
-    let texts: Vec<String> = adopting
-        .pushes
-        .iter()
-        .map(|push| {
-            format!("{}:{}:{}", push.planned.revision, push.planned.quantity, push.state.name())
-        })
-        .collect();
+    let show = |push: &NewPush| {
+        format!("{}:{}:{}", push.planned.revision, push.planned.quantity, push.state.name())
+    };
+    let texts: Vec<String> = adopting.pushes.iter().map(show).collect();
     assert_eq!(texts, ["3:3:confirmed", "4:2:observed"]);
     assert_eq!((adopting.state.revision, adopting.changes.len()), (4, 1));
     let said = "compared after a restore: the provider's total of the window is 7; the store knows \

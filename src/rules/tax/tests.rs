@@ -1,11 +1,8 @@
 //! Rates, coupons and rounding, by figures that can be checked by hand.
 
 use super::*;
+use crate::rules::samples::{acme, quantity};
 use proptest::prelude::*;
-
-fn quantity(text: &str) -> Quantity {
-    Quantity::parse_stored(text).expect("valid")
-}
 
 fn at(day: i64) -> Timestamp {
     Timestamp::from_micros(day * 86_400_000_000)
@@ -27,7 +24,7 @@ fn request(prices: PriceKind, jurisdiction: &str, amounts: &[&str]) -> QuoteRequ
         amount: quantity(amount),
     };
     QuoteRequest {
-        tenant: TenantId::parse("acme").expect("valid"),
+        tenant: acme(),
         currency: "eur".into(),
         jurisdiction: jurisdiction.into(),
         prices,

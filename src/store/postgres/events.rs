@@ -17,7 +17,7 @@ use crate::rules::event::Event;
 use crate::rules::ids::{EventId, SubscriptionId, TenantId, TenantNo};
 use crate::rules::properties::Properties;
 use crate::rules::timestamp::Timestamp;
-use crate::store::{Error, EventPage, EventQuery, Result, StoredEvent};
+use crate::store::{Error, EventFilter, EventPage, EventQuery, Result, StoredEvent};
 use bytes::{BufMut, Bytes, BytesMut};
 use deadpool_postgres::ClientWrapper;
 use futures_util::SinkExt;
@@ -223,8 +223,9 @@ pub async fn list_events(client: &ClientWrapper, query: &EventQuery) -> Result<E
             AND ($4::text IS NULL OR e.occurred_at < $3 OR e.id < $4)
         ORDER BY e.occurred_at DESC, e.id DESC
         LIMIT 1 OFFSET $5::int8 - 1";
+    let EventFilter { tenant, meter, range, searched_max } = &query.filter;
     let everything = (Timestamp::from_micros(i64::MIN), Timestamp::from_micros(i64::MAX));
-    let (first, mut last) = query.filter.range.map_or(everything, |range| {
+    let (first, mut last) = range.map_or(everything, |range| {
         // The range is half-open and instants are whole microseconds.
         (range.start, range.end.saturating_add_micros(-1))
     });
@@ -238,33 +239,19 @@ pub async fn list_events(client: &ClientWrapper, query: &EventQuery) -> Result<E
     }
     let (first, last) = (SqlTimestamp(first), SqlTimestamp(last));
     // Without a meter every event that is looked at is on the page.
-    let searched_max = write_limit(if query.filter.meter.is_some() {
-        query.filter.searched_max
-    } else {
-        query.limit
-    });
-    let rows = client
-        .read_all(
-            sql,
-            &[
-                &query.filter.tenant.as_str(),
-                &first,
-                &last,
-                &before_id,
-                &query.filter.meter.map(meter_number),
-                &write_limit(query.limit),
-                &searched_max,
-            ],
-        )
-        .await?;
+    let searched_max = write_limit(if meter.is_some() { *searched_max } else { query.limit });
+    let (number, limit) = (meter.map(meter_number), write_limit(query.limit));
+    let place: [&(dyn ToSql + Sync); 7] =
+        [&tenant.as_str(), &first, &last, &before_id, &number, &limit, &searched_max];
+    let rows = client.read_all(sql, &place).await?;
     let events: Result<Vec<StoredEvent>> =
-        rows.iter().map(|row| stored_event(row, query.filter.tenant.clone())).collect();
+        rows.iter().map(|row| stored_event(row, tenant.clone())).collect();
     let mut page = EventPage { events: events?, searched_to: None };
-    if query.filter.meter.is_none() || page.events.len() >= query.limit {
+    if meter.is_none() || page.events.len() >= query.limit {
         return Ok(page);
     }
     let place: [&(dyn ToSql + Sync); 5] =
-        [&query.filter.tenant.as_str(), &first, &last, &before_id, &searched_max];
+        [&tenant.as_str(), &first, &last, &before_id, &searched_max];
     if let Some(row) = client.read_optional(end_sql, &place).await? {
         let id: String = column(&row, 1)?;
         let id = EventId::parse(&id).map_err(|_| damaged("events.id", &id))?;

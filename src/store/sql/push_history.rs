@@ -254,10 +254,7 @@ pub fn read_window_pushes(
 fn decode_window_push(row: &Row) -> Result<WindowPush> {
     Ok(WindowPush {
         number: row.get("pushes.push_no")?,
-        window: Window {
-            start: row.get("pushes.window_start")?,
-            end: row.get("pushes.window_end")?,
-        },
+        window: decode_window(row)?,
         revision: row.get("pushes.revision")?,
         shadow: row.get("pushes.shadow")?,
         mode: row.get("pushes.mode")?,

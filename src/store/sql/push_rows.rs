@@ -8,6 +8,7 @@
 //! missing.
 
 use super::epochs::secret_now;
+use super::push_history::decode_window;
 use super::waiting::count_waiting;
 use super::{Done, Row, Session, Value, values};
 use crate::rules::push::{NewPush, Push, StoredPush};
@@ -16,7 +17,6 @@ use crate::rules::restore::Reading;
 use crate::rules::settlement::Change;
 use crate::rules::submission::PushState;
 use crate::rules::timestamp::Timestamp;
-use crate::rules::window::Window;
 use crate::store::push::{TransitionLine, key_of};
 use crate::store::{Error, Result};
 use std::collections::BTreeSet;
@@ -176,10 +176,7 @@ fn decode_push(row: &Row) -> Result<StoredPush> {
         number: row.get("pushes.push_no")?,
         tenant: row.get("tenants.tenant")?,
         meter: row.get("pushes.meter_no")?,
-        window: Window {
-            start: row.get("pushes.window_start")?,
-            end: row.get("pushes.window_end")?,
-        },
+        window: decode_window(row)?,
         revision: row.get("pushes.revision")?,
         shadow: row.get("pushes.shadow")?,
         mode: row.get("pushes.mode")?,

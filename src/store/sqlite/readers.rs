@@ -173,12 +173,16 @@ mod tests {
         }
     }
 
-    #[tokio::test(flavor = "multi_thread")]
-    async fn only_large_queries_run_with_low_priority() {
+    fn empty_database(time_max: Duration) -> (tempfile::TempDir, Arc<Readers>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("empty.db");
         Connection::open(&path).unwrap().execute_batch("PRAGMA user_version = 1").unwrap();
-        let readers = Arc::new(Readers::new(path, 1, Duration::from_secs(60)));
+        (folder, Arc::new(Readers::new(path, 1, time_max)))
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn only_large_queries_run_with_low_priority() {
+        let (_folder, readers) = empty_database(Duration::from_secs(60));
         let thread = readers.read_any_size(false, count_to(10)).await.unwrap();
         assert!(!thread.starts_with("query-"), "{thread}");
         for (known, steps) in [(true, 10), (false, 100_000)] {
@@ -189,10 +193,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_large_query_still_has_its_deadline() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("empty.db");
-        Connection::open(&path).unwrap().execute_batch("PRAGMA user_version = 1").unwrap();
-        let readers = Arc::new(Readers::new(path, 1, Duration::ZERO));
+        let (_folder, readers) = empty_database(Duration::ZERO);
         let answer = readers.read_any_size(false, count_to(100_000)).await;
         assert!(matches!(answer, Err(Error::Overdue { .. })), "{answer:?}");
     }

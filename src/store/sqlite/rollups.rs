@@ -32,13 +32,9 @@ pub fn read_usage(
     (tenant, meter, range): (&TenantId, MeterNo, Window),
     rows_max: usize,
 ) -> Result<Vec<UsageRow>> {
-    let (snapshot, copied) = shared.consistent_snapshot(connection, |memory| {
-        let tenant = memory.tenants.find(tenant)?;
-        Some((tenant, totals_open(memory, tenant, meter), Arc::clone(&memory.catalog)))
-    })?;
-    let Some((tenant, open, catalog)) = copied else {
-        return Ok(Vec::new());
-    };
+    let copy = |memory: &Memory| copy_totals(memory, tenant, meter);
+    let (snapshot, copied) = shared.consistent_snapshot(connection, copy)?;
+    let Some((tenant, open, catalog)) = copied else { return Ok(Vec::new()) };
     let place = (tenant, meter, range);
     let mut rows: Vec<UsageRow> = rows_open(&open, range).collect();
     rows.extend(rows_closed(connection, &snapshot, place, &catalog, rows_max)?);
@@ -52,10 +48,8 @@ pub fn compose_usage(
     (tenant, meter, range): (&TenantId, MeterNo, Window),
     shape: UsageShape,
 ) -> Result<Usage> {
-    let (snapshot, copied) = shared.consistent_snapshot(connection, |memory| {
-        let tenant = memory.tenants.find(tenant)?;
-        Some((tenant, totals_open(memory, tenant, meter), Arc::clone(&memory.catalog)))
-    })?;
+    let copy = |memory: &Memory| copy_totals(memory, tenant, meter);
+    let (snapshot, copied) = shared.consistent_snapshot(connection, copy)?;
     let mut composition = Composition::new(shape);
     let Some((tenant, open, catalog)) = copied else {
         return Ok(composition.finish()?);
@@ -155,6 +149,16 @@ pub fn is_large(memory: &Memory, tenant: &TenantId, meter: MeterNo) -> bool {
     open.map(Totals::len).chain(closing).sum::<usize>() > LARGE_TOTALS
 }
 
+/// The tenant's number, what [`totals_open`] finds of it, and the meters.
+fn copy_totals(
+    memory: &Memory,
+    tenant: &TenantId,
+    meter: MeterNo,
+) -> Option<(TenantNo, Vec<Totals>, Arc<Catalog>)> {
+    let tenant = memory.tenants.find(tenant)?;
+    Some((tenant, totals_open(memory, tenant, meter), Arc::clone(&memory.catalog)))
+}
+
 /// What the segments add of which nothing is in the table.
 fn totals_open(memory: &Memory, tenant: TenantNo, meter: MeterNo) -> Vec<Totals> {
     memory.unplanned().filter_map(|segment| segment.totals_of(tenant, meter).cloned()).collect()
@@ -162,11 +166,7 @@ fn totals_open(memory: &Memory, tenant: TenantNo, meter: MeterNo) -> Vec<Totals>
 
 fn rows_open(open: &[Totals], range: Window) -> impl Iterator<Item = UsageRow> {
     let totals = open.iter().flat_map(move |totals| totals.within(range));
-    totals.map(|((bucket_start, group), rollup)| UsageRow {
-        bucket_start: *bucket_start,
-        group: group.clone(),
-        rollup: rollup.clone(),
-    })
+    totals.map(|((start, group), rollup)| usage_row(*start, group, rollup))
 }
 
 /// What is in the table, and what the segment being folded still adds to it.
@@ -200,11 +200,11 @@ fn rows_left(
         .take_while(move |(key, _)| {
             (key.tenant, key.meter) == (tenant, meter) && key.bucket_start < range.end
         })
-        .map(|(key, rollup)| UsageRow {
-            bucket_start: key.bucket_start,
-            group: key.group.clone(),
-            rollup: rollup.clone(),
-        })
+        .map(|(key, rollup)| usage_row(key.bucket_start, &key.group, rollup))
+}
+
+fn usage_row(bucket_start: Timestamp, group: &Group, rollup: &Rollup) -> UsageRow {
+    UsageRow { bucket_start, group: group.clone(), rollup: rollup.clone() }
 }
 
 fn read_rows(

@@ -6,6 +6,7 @@ use super::*;
 use crate::rules::event::{Event, Item, parse_event};
 use crate::rules::ids::MeterSlug;
 use crate::rules::verdict::Acceptance;
+use crate::store::sql::SqlStore;
 use crate::store::{Query, Tenants};
 use rusqlite::StatementStatus;
 use std::sync::atomic::AtomicUsize;

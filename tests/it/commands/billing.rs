@@ -81,6 +81,17 @@ impl Account {
         self.run(&[&["stripe"], arguments, &config].concat())
     }
 
+    /// Checks the exit code of a command, and that it said these words.
+    fn check(&self, arguments: &[&str], expected: i32, words: &str) {
+        let (code, said) = self.run(arguments);
+        assert!(code == Some(expected) && said.contains(words), "{arguments:?}: {said}");
+    }
+
+    fn check_stripe(&self, arguments: &[&str], expected: i32, words: &str) {
+        let (code, said) = self.run_stripe(arguments);
+        assert!(code == Some(expected) && said.contains(words), "{arguments:?}: {said}");
+    }
+
     fn call(&self, request: reqwest::RequestBuilder) -> Value {
         let call = async {
             let answer = request.send().await.unwrap();
@@ -149,17 +160,13 @@ async fn an_account_is_checked_and_set_up() {
     assert!(code == Some(0) && said.contains("would be created"), "{said}");
     assert!(!said.contains("ready"), "nothing is ready yet: {said}");
     assert_eq!(account.state()["meters"], serde_json::json!([]));
-    let (code, said) = account.run_stripe(&["setup"]);
-    assert!(code == Some(2) && said.contains("--dry-run"), "one of the two is asked for: {said}");
-    let (code, said) = account.run_stripe(&["setup", "--apply"]);
-    assert!(code == Some(0) && said.contains("created as mtr_"), "{said}");
+    account.check_stripe(&["setup"], 2, "--dry-run");
+    account.check_stripe(&["setup", "--apply"], 0, "created as mtr_");
     let made = account.state()["meters"].clone();
     assert_eq!(made[0]["event_name"], "api_calls");
-    let (code, said) = account.run_stripe(&["setup", "--apply"]);
-    assert!(code == Some(0) && said.contains("is there already"), "{said}");
+    account.check_stripe(&["setup", "--apply"], 0, "is there already");
     assert_eq!(account.state()["meters"], made);
-    let (code, said) = account.run_stripe(&["check"]);
-    assert!(code == Some(0) && said.contains("ready"), "{said}");
+    account.check_stripe(&["check"], 0, "ready");
     let wrong = account
         .command(&["stripe", "check"])
         .env("COUNTERFOIL_STRIPE_API_KEY", "sk_wrong_canary")
@@ -177,11 +184,9 @@ pub async fn usage_arrives_and_what_does_not_is_found(ground: Ground) {
     account.run_stripe(&["setup", "--apply"]);
     account.serve(&ground);
     account.send("acme", "12.5");
-    let (code, said) = account.run_stripe(&["check"]);
-    assert!(code == Some(4) && said.contains("such as acme"), "{said}");
+    account.check_stripe(&["check"], 4, "such as acme");
     account.map("acme", &account.new_customer());
-    let (code, said) = account.run_stripe(&["check"]);
-    assert!(code == Some(0) && said.contains("1 tenant is mapped"), "{said}");
+    account.check_stripe(&["check"], 0, "1 tenant is mapped");
     let id = account.wait_for("acme", "confirmed");
     let (_, list) = account.run(&["pushes", "--state", "confirmed", "--meter", "calls"]);
     assert!(list.contains("acme") && list.contains("12.5"), "{list}");
@@ -190,8 +195,7 @@ pub async fn usage_arrives_and_what_does_not_is_found(ground: Ground) {
         assert!(code == Some(0) && shown.contains(part), "{part} in {shown}");
     }
     let compare = ["stripe", "compare", "--tenant", "acme", "--meter", "calls"];
-    let (code, said) = account.run(&compare);
-    assert!(code == Some(0) && said.contains("the one window is equal"), "{said}");
+    account.check(&compare, 0, "the one window is equal");
     assert_eq!(account.state()["totals"][0]["total"], "12.5");
 
     let before = account.state()["totals"][0]["customer"].as_str().unwrap_or("cus_").to_owned();
@@ -203,38 +207,29 @@ pub async fn usage_arrives_and_what_does_not_is_found(ground: Ground) {
 
     account.map("ghost", "cus_ghost");
     account.send("ghost", "3");
-    let (code, said) = account.run_stripe(&["check"]);
-    assert!(code == Some(4) && said.contains("cus_ghost"), "{said}");
+    account.check_stripe(&["check"], 4, "cus_ghost");
     let dead = account.wait_for("ghost", "dead");
     let (_, shown) = account.run(&["pushes", "show", &dead]);
     assert!(shown.contains("dead, 3 unbilled") && shown.contains("No such customer"), "{shown}");
-    let (code, said) = account.run(&["pushes", "retry", &id]);
-    assert!(code == Some(1) && said.contains("(push_not_retried)"), "{said}");
+    account.check(&["pushes", "retry", &id], 1, "(push_not_retried)");
     account.map("ghost", &account.new_customer());
-    let (code, said) = account.run(&["pushes", "retry", &dead]);
-    assert!(code == Some(0) && said.contains(&format!("takes the place of {dead}")), "{said}");
+    account.check(&["pushes", "retry", &dead], 0, &format!("takes the place of {dead}"));
     account.wait_for("ghost", "confirmed");
 
     account.map("lost", "cus_lost");
     account.send("lost", "4");
     let dead = account.wait_for("lost", "dead");
-    let (code, said) = account.run(&["pushes", "discard", &dead, "--reason", "a gift"]);
-    assert!(code == Some(0) && said.contains("is written off"), "{said}");
-    let (code, said) = account.run(&["pushes", "discard", &dead, "--reason", "again"]);
-    assert!(code == Some(1) && said.contains("(push_not_discarded)"), "{said}");
-    let (_, list) = account.run(&["pushes", "--state", "discarded"]);
-    assert!(list.contains("lost"), "{list}");
+    account.check(&["pushes", "discard", &dead, "--reason", "a gift"], 0, "is written off");
+    account.check(&["pushes", "discard", &dead, "--reason", "again"], 1, "(push_not_discarded)");
+    account.check(&["pushes", "--state", "discarded"], 0, "lost");
     let (_, list) = account.run(&["pushes", "--state", "dead"]);
     assert!(!list.contains("lost"), "{list}");
-    let (code, said) = account.run(&["pushes", "show", "99999"]);
-    assert!(code == Some(1) && said.contains("(unknown_push)"), "{said}");
-    let (_, list) = account.run(&["pushes", "--tenant", "nobody"]);
-    assert!(list.contains("no pushes"), "{list}");
+    account.check(&["pushes", "show", "99999"], 1, "(unknown_push)");
+    account.check(&["pushes", "--tenant", "nobody"], 0, "no pushes");
     let lost = ["stripe", "compare", "--tenant", "lost", "--meter", "calls"];
     // What was written off may have counted: its window stays with the customer it was sent for.
     account.map("lost", &account.new_customer());
-    let (code, said) = account.run(&lost);
-    assert!(code == Some(1) && said.contains("No such customer: 'cus_lost'"), "{said}");
+    account.check(&lost, 1, "No such customer: 'cus_lost'");
     for (log, said) in [("server.log", "submitted (accepted)"), ("simulator.log", "")] {
         let log = std::fs::read_to_string(account.directory.path().join(log)).unwrap();
         assert!(log.contains(said) && !log.contains("canary"), "the log shows the key");

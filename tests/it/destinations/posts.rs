@@ -40,17 +40,12 @@ async fn a_webhook_is_signed_and_says_what_happened() {
     assert_eq!(calls[0].header("webhook-timestamp"), "1794745860");
     assert_ne!(calls[0].header("webhook-id"), calls[1].header("webhook-id"));
     let expected = json!({
-        "type": "alert.opened",
-        "timestamp": "2026-11-15T12:30:00Z",
+        "type": "alert.opened", "timestamp": "2026-11-15T12:30:00Z",
         "data": {
-            "number": 7,
-            "kind": "dead_letters",
-            "severity": "page",
-            "subject": "acme",
+            "number": 7, "kind": "dead_letters", "severity": "page", "subject": "acme",
             "summary": "3 pushes of <acme> & others need an operator",
             "command": "counterfoil pushes list --state dead",
-            "opened_at": "2026-11-15T12:30:00Z",
-            "resolved_at": null,
+            "opened_at": "2026-11-15T12:30:00Z", "resolved_at": null,
         },
     });
     assert_eq!(calls[0].json(), expected);
@@ -143,27 +138,20 @@ async fn pagerduty_gets_a_trigger_and_its_resolution() {
     assert_eq!(destination.send(&resolved(&alert)).await, Sending::Sent);
     let calls = receiver.calls();
     let expected = json!({
-        "routing_key": "canary-routing-key",
-        "event_action": "trigger",
+        "routing_key": "canary-routing-key", "event_action": "trigger",
         "dedup_key": "counterfoil-alert-7-1794745800000000",
         "payload": {
             "summary": "3 pushes of <acme> & others need an operator",
-            "source": "counterfoil",
-            "severity": "critical",
-            "timestamp": "2026-11-15T12:30:00Z",
-            "component": "acme",
-            "class": "dead_letters",
+            "source": "counterfoil", "severity": "critical", "timestamp": "2026-11-15T12:30:00Z",
+            "component": "acme", "class": "dead_letters",
             "custom_details": {
-                "number": 7,
-                "subject": "acme",
-                "command": "counterfoil pushes list --state dead",
+                "number": 7, "subject": "acme", "command": "counterfoil pushes list --state dead",
             },
         },
     });
     assert_eq!(calls[0].json(), expected);
     let expected = json!({
-        "routing_key": "canary-routing-key",
-        "event_action": "resolve",
+        "routing_key": "canary-routing-key", "event_action": "resolve",
         "dedup_key": "counterfoil-alert-7-1794745800000000",
     });
     assert_eq!(calls[1].json(), expected);

@@ -2,12 +2,8 @@
 
 use super::pushes::Scripted;
 use super::transport::listen;
-use crate::world::{Answer, Ground, NOW, Server, default_config, event};
-use async_trait::async_trait;
+use crate::world::{Answer, Ground, NOW, Server, configured, default_config, event};
 use axum::body::Body;
-use counterfoil::config::Config;
-use counterfoil::provider::{Answer as Said, Limits, Provider, PushFacts, TotalsQuery, Unreadable};
-use counterfoil::rules::quantity::Quantity;
 use http::{Method, Request};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,22 +15,17 @@ use tower::ServiceExt;
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-async fn get(server: &Server, path: &str, key: &str) -> Answer {
-    server.call(Method::GET, path, key, "").await
-}
-
 fn number(answer: &Answer, header: &str) -> u64 {
     answer.headers[header].to_str().unwrap().parse().unwrap()
 }
 
 pub async fn a_key_beyond_its_rate_is_put_off_and_others_are_served(ground: Ground) {
-    let mut config = default_config();
-    config.limits.requests_per_second = 3;
+    let config = configured(|config| config.limits.requests_per_second = 3);
     let server = Server::start_empty(ground, &config).await;
     let key = server.key("read", Some("acme")).await;
     let mut answers = Vec::new();
     for _ in 0..100 {
-        answers.push(get(&server, "/v1/meters", &key).await);
+        answers.push(server.get_as(&key, "/v1/meters").await);
     }
     assert_eq!((answers[0].status, number(&answers[0], "ratelimit-limit")), (200, 3));
     assert!(number(&answers[0], "ratelimit-remaining") <= 5);
@@ -42,7 +33,7 @@ pub async fn a_key_beyond_its_rate_is_put_off_and_others_are_served(ground: Grou
     refused.problem(429, "rate_limited");
     assert_eq!(number(refused, "ratelimit-remaining"), 0);
     assert!(number(refused, "ratelimit-reset") >= 1 && number(refused, "retry-after") >= 1);
-    assert_eq!(get(&server, "/v1/meters", &server.admin).await.status, 200);
+    assert_eq!(server.get("/v1/meters").await.status, 200);
     // Deliveries are counted apart.
     let ingest = server.key("ingest", None).await;
     for _ in 0..20 {
@@ -51,8 +42,7 @@ pub async fn a_key_beyond_its_rate_is_put_off_and_others_are_served(ground: Grou
 }
 
 pub async fn deliveries_have_a_rate_of_their_own(ground: Ground) {
-    let mut config = default_config();
-    config.limits.event_requests_per_second = 1;
+    let config = configured(|config| config.limits.event_requests_per_second = 1);
     let server = Server::start_with(ground, &config).await;
     let key = server.key("ingest", None).await;
     let body = event("acme", "e1", "1", NOW);
@@ -77,8 +67,7 @@ async fn ask(address: SocketAddr, key: &str) -> String {
 }
 
 pub async fn wrong_keys_from_one_address_are_put_off(ground: Ground) {
-    let mut config = default_config();
-    config.limits.unknown_keys_per_second = 1;
+    let config = configured(|config| config.limits.unknown_keys_per_second = 1);
     let server = Server::start_empty(ground, &config).await;
     let (address, _stop, _task) = listen(&server).await;
     let mut answers = Vec::new();
@@ -92,8 +81,7 @@ pub async fn wrong_keys_from_one_address_are_put_off(ground: Ground) {
 }
 
 pub async fn an_address_beyond_its_rate_is_put_off(ground: Ground) {
-    let mut config = default_config();
-    config.limits.address_per_second = 1;
+    let config = configured(|config| config.limits.address_per_second = 1);
     let server = Server::start_empty(ground, &config).await;
     let (address, _stop, _task) = listen(&server).await;
     let mut answers = Vec::new();
@@ -104,47 +92,23 @@ pub async fn an_address_beyond_its_rate_is_put_off(ground: Ground) {
     assert!(answers.iter().any(|answer| answer.starts_with("HTTP/1.1 429")), "{answers:?}");
 }
 
-/// A provider whose totals never come.
-struct Silent;
-
-#[async_trait]
-impl Provider for Silent {
-    fn name(&self) -> &'static str {
-        "silent"
-    }
-    fn limits(&self) -> Limits {
-        Scripted.limits()
-    }
-    fn encode(&self, facts: &PushFacts<'_>) -> Vec<u8> {
-        Scripted.encode(facts)
-    }
-    async fn send_push(&self, request: &counterfoil::provider::Request) -> Said {
-        Scripted.send_push(request).await
-    }
-    async fn read_totals(&self, _: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable> {
-        std::future::pending().await
-    }
-}
-
 pub async fn queries_at_work_are_limited_by_key_and_by_time(ground: Ground) {
-    let mut config = default_config();
-    config.limits.request_timeout_ms = 400;
-    let server = Server::start_towards(ground, Some(Arc::new(Silent)), &config).await;
+    let config = configured(|config| config.limits.request_timeout_ms = 400);
+    let silent = Arc::new(Scripted { totals: None });
+    let server = Server::start_towards(ground, Some(silent), &config).await;
     let billed = r#"{"aggregation":"sum","billing":{"from":"2026-11-01T00:00:00Z"}}"#;
     assert_eq!(server.put("/v1/meters/calls", billed).await.status, 201);
     assert_eq!(server.put("/v1/tenants/acme", r#"{"customer":"cus_1"}"#).await.status, 200);
     let (slow, other) = (server.key("read", None).await, server.key("read", None).await);
     let compare = "/v1/comparison?tenant=acme&meter=calls";
-    let mut hanging = Box::pin(async {
-        let many = (0..5).map(|_| get(&server, compare, &slow));
-        futures_util::future::join_all(many).await
-    });
+    let many = (0..5).map(|_| Box::pin(server.get_as(&slow, compare)));
+    let mut hanging = futures_util::future::join_all(many);
     assert!(futures_util::poll!(&mut hanging).is_pending());
-    assert_eq!(get(&server, "/v1/meters", &other).await.status, 200, "another key is served");
+    assert_eq!(server.get_as(&other, "/v1/meters").await.status, 200, "another key is served");
     for answer in hanging.await {
         answer.problem(503, "request_timeout");
     }
-    assert_eq!(get(&server, "/v1/meters", &slow).await.status, 200, "the places are free again");
+    assert_eq!(server.get_as(&slow, "/v1/meters").await.status, 200, "the places are free again");
 }
 
 /// Counts events of 3.7 kilobytes each.
@@ -199,16 +163,11 @@ pub async fn answers_that_are_not_read_are_counted(ground: Ground) {
         unread.push(response);
     }
     assert!((60..70).contains(&unread.len()), "64 MiB are held: {}", unread.len());
-    get(&server, "/v1/events?tenant=acme&limit=1000", &acme).await.problem(503, "answers_full");
+    let full = server.get_as(&acme, "/v1/events?tenant=acme&limit=1000").await;
+    full.problem(503, "answers_full");
     assert_eq!(ask(&server.admin).await.status(), 200, "others have their own part");
     unread.clear();
     assert_eq!(ask(&acme).await.status(), 200, "what is read is given back");
-}
-
-fn impatient(change: impl Fn(&mut Config)) -> Config {
-    let mut config = default_config();
-    change(&mut config);
-    config
 }
 
 /// Asks until the server has a free place for the connection.
@@ -217,7 +176,7 @@ async fn is_served(address: SocketAddr, server: &Server) -> bool {
 }
 
 pub async fn a_peer_that_does_not_read_loses_its_connection(ground: Ground) {
-    let config = impatient(|config| {
+    let config = configured(|config| {
         config.server.connections_max = 2;
         config.server.idle_timeout_ms = 400;
     });
@@ -250,7 +209,7 @@ async fn open(address: SocketAddr, window: u32) -> (Sender, tokio::task::JoinHan
 }
 
 pub async fn http_2_with_nothing_to_do_is_closed(ground: Ground) {
-    let config = impatient(|config| config.server.idle_timeout_ms = 400);
+    let config = configured(|config| config.server.idle_timeout_ms = 400);
     let server = Server::start_empty(ground, &config).await;
     let (address, _stop, _task) = listen(&server).await;
     for (path, window) in [("/healthz", 65_535), ("/openapi.json", 1)] {
@@ -265,7 +224,7 @@ pub async fn http_2_with_nothing_to_do_is_closed(ground: Ground) {
 }
 
 pub async fn an_old_connection_is_closed_though_it_is_used(ground: Ground) {
-    let config = impatient(|config| config.server.connection_age_max_ms = 400);
+    let config = configured(|config| config.server.connection_age_max_ms = 400);
     let server = Server::start_empty(ground, &config).await;
     let (address, _stop, _task) = listen(&server).await;
     let (mut sender, ended) = open(address, 65_535).await;
@@ -283,7 +242,7 @@ pub async fn an_old_connection_is_closed_though_it_is_used(ground: Ground) {
 }
 
 pub async fn one_address_has_only_its_part_of_the_connections(ground: Ground) {
-    let config = impatient(|config| config.server.connections_per_address_max = 2);
+    let config = configured(|config| config.server.connections_per_address_max = 2);
     let server = Server::start_empty(ground, &config).await;
     let (address, _stop, _task) = listen(&server).await;
     let (first, second) = (open(address, 65_535).await, open(address, 65_535).await);
@@ -325,11 +284,9 @@ pub async fn control_characters_are_refused_in_names(ground: Ground) {
 }
 
 pub async fn a_cursor_that_nobody_wrote_is_refused(ground: Ground) {
-    let provider: Arc<dyn Provider> = Arc::new(Scripted);
+    let provider = Arc::new(Scripted::UNFIT);
     let server = Server::start_towards(ground, Some(provider), &default_config()).await;
-    let order = r#"{"from":"2026-11-13","to":"2026-11-14"}"#;
-    let pass = server.call(Method::POST, "/v1/passes", &server.admin, order).await;
-    assert_eq!(pass.status, 202, "{}", pass.body);
+    server.post_to("/v1/passes", r#"{"from":"2026-11-13","to":"2026-11-14"}"#).await.ok(202);
     for cursor in ["65535/0/x", "32768/0/x", "-1/0/x"] {
         let answer = server.get(&format!("/v1/passes/1/rows?after={cursor}")).await;
         answer.problem(400, "invalid_cursor");

@@ -1,6 +1,6 @@
 //! Keys: missing, wrong, revoked, too narrow, bound to a tenant; and the store being down.
 
-use crate::world::{Ground, NOW, Server, at, default_config, event};
+use crate::world::{Answer, Ground, NOW, Server, at, default_config, event};
 use axum::body::Body;
 use counterfoil::clock::Clock;
 use counterfoil::http::auth::create_first_admin_key;
@@ -14,7 +14,7 @@ pub async fn a_key_is_needed_and_must_be_valid(ground: Ground) {
     answer.problem(401, "unauthenticated");
     assert_eq!(answer.headers["www-authenticate"], "Bearer");
     let wrong = format!("cf_{}", "0".repeat(64));
-    let answer = server.call(Method::GET, "/v1/meters", &wrong, "").await;
+    let answer = server.get_as(&wrong, "/v1/meters").await;
     answer.problem(401, "unauthenticated");
     assert!(!answer.body.contains(&wrong));
     let basic = Request::get("/v1/meters")
@@ -35,17 +35,16 @@ pub async fn a_key_is_needed_and_must_be_valid(ground: Ground) {
 pub async fn a_revoked_key_is_refused_at_once(ground: Ground) {
     let server = Server::start(ground).await;
     let key = server.key("read", None).await;
-    assert_eq!(server.call(Method::GET, "/v1/meters", &key, "").await.status, 200);
+    server.get_as(&key, "/v1/meters").await.ok(200);
     let keys = server.get("/v1/keys").await;
     assert!(!keys.body.contains(&key) && !keys.body.contains("digest"));
-    let of_test = |answer: &crate::world::Answer| {
-        let keys = answer.json()["keys"].as_array().unwrap().clone();
-        keys.into_iter().find(|key| key["name"] == "test").unwrap()
+    let of_test = |answer: &Answer| {
+        answer.rows("keys").into_iter().find(|key| key["name"] == "test").unwrap()
     };
     let id = of_test(&keys)["id"].as_str().unwrap().to_owned();
     let path = format!("/v1/keys/{id}");
     assert_eq!(server.call(Method::DELETE, &path, &server.admin, "").await.status, 204);
-    server.call(Method::GET, "/v1/meters", &key, "").await.problem(401, "unauthenticated");
+    server.get_as(&key, "/v1/meters").await.problem(401, "unauthenticated");
     server.call(Method::DELETE, &path, &server.admin, "").await.problem(404, "unknown_key");
     assert!(of_test(&server.get("/v1/keys").await)["revoked_at"].is_string());
 }
@@ -92,31 +91,26 @@ pub async fn a_bound_key_reaches_nothing_of_another_tenant(ground: Ground) {
             format!("/v1/conflicts?tenant={tenant}"),
             format!("/v1/quarantine?tenant={tenant}"),
         ] {
-            let answer = server.call(Method::GET, &path, &read, "").await;
+            let answer = server.get_as(&read, &path).await;
             answer.problem(403, "tenant_forbidden");
             assert!(!answer.body.contains(tenant));
         }
     }
-    assert_eq!(server.call(Method::GET, "/v1/meters", &read, "").await.status, 200);
-    server.call(Method::GET, "/metrics", &read, "").await.problem(403, "tenant_forbidden");
+    server.get_as(&read, "/v1/meters").await.ok(200);
+    server.get_as(&read, "/metrics").await.problem(403, "tenant_forbidden");
     let ingest = server.key("ingest", Some("mine")).await;
     let batch = format!("[{},{}]", event("mine", "e1", "1", NOW), event("rival", "e1", "5", NOW));
-    let answer = server.call(Method::POST, "/v1/events", &ingest, &batch).await;
-    let results = &answer.json()["results"];
+    let send = async |body: &str| server.call(Method::POST, "/v1/events", &ingest, body).await;
+    let results = &send(&batch).await.json()["results"];
     assert_eq!(results[0]["outcome"], "accepted");
     assert_eq!(results[1]["code"], "tenant_forbidden");
-    let single = event("rival", "e9", "5", NOW);
-    server
-        .call(Method::POST, "/v1/events", &ingest, &single)
-        .await
-        .problem(422, "tenant_forbidden");
+    send(&event("rival", "e9", "5", NOW)).await.problem(422, "tenant_forbidden");
     // What was refused is counted under the key's own tenant and leaves no trace with the other.
-    let counters = server.get("/v1/counters").await.json();
-    let rows = counters["counters"].as_array().unwrap();
+    let rows = server.get("/v1/counters").await.rows("counters");
     let row = |tenant: &str| rows.iter().find(|row| row["tenant"] == tenant).unwrap();
     assert_eq!((&row("mine")["rejected"], &row("rival")["rejected"]), (&2.into(), &0.into()));
     let spec = r#"{"name":"x","scopes":["admin"],"tenant":"mine"}"#;
-    server.call(Method::POST, "/v1/keys", &server.admin, spec).await.problem(422, "invalid_key");
+    server.post_to("/v1/keys", spec).await.problem(422, "invalid_key");
 }
 
 pub async fn keys_are_checked_when_they_are_made(ground: Ground) {
@@ -129,7 +123,7 @@ pub async fn keys_are_checked_when_they_are_made(ground: Ground) {
         (r#"{"name":"x","scopes":["read"],"scope":1}"#, 422, "invalid_body"),
         (r#"{"name":"x""#, 400, "invalid_json"),
     ] {
-        server.call(Method::POST, "/v1/keys", &server.admin, spec).await.problem(status, code);
+        server.post_to("/v1/keys", spec).await.problem(status, code);
     }
 }
 
@@ -141,7 +135,7 @@ pub async fn a_store_that_is_down_is_503_and_never_a_guess(ground: Ground) {
     ready.problem(503, "store_unavailable");
     assert!(!ready.body.contains("secret"));
     assert_eq!(server.get("/healthz").await.status, 200);
-    let usage = server.call(Method::GET, "/v1/usage?tenant=a&meter=calls", &key, "").await;
+    let usage = server.get_as(&key, "/v1/usage?tenant=a&meter=calls").await;
     usage.problem(503, "store_unavailable");
     server.post(&event("acme", "e1", "1", NOW)).await.problem(503, "store_unavailable");
     server.faults.set_down(false);
@@ -164,13 +158,10 @@ pub async fn a_known_key_outlives_a_short_outage_and_an_unknown_one_is_not_judge
     // Let in on what the store said before; then the store itself is missing.
     let usage = server.get("/v1/usage?tenant=a&meter=calls").await;
     usage.problem(503, "store_unavailable");
-    let known = server.call(Method::GET, "/v1/events?tenant=", &server.admin, "").await;
-    known.problem(400, "invalid_tenant");
-    let unknown = server.call(Method::GET, "/v1/events?tenant=", &wrong, "").await;
-    unknown.problem(503, "store_unavailable");
+    server.get("/v1/events?tenant=").await.problem(400, "invalid_tenant");
+    server.get_as(&wrong, "/v1/events?tenant=").await.problem(503, "store_unavailable");
     server.faults.set_down(false);
-    let unknown = server.call(Method::GET, "/v1/events?tenant=", &wrong, "").await;
-    unknown.problem(401, "unauthenticated");
+    server.get_as(&wrong, "/v1/events?tenant=").await.problem(401, "unauthenticated");
 }
 
 pub async fn keys_that_were_never_read_are_503(ground: Ground) {

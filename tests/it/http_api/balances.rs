@@ -20,6 +20,13 @@ fn purchased(amount: &str) -> Value {
     })
 }
 
+/// Issues 10 that expire at eleven.
+async fn issue_short(server: &Server) {
+    let mut short = purchased("10");
+    short["expires_at"] = "2026-11-15T11:00:00Z".into();
+    issue(server, "acme", "short", &short).await;
+}
+
 async fn pool(server: &Server) -> Value {
     server.get("/v1/tenants/acme/credits").await.json()["pools"][0].clone()
 }
@@ -70,9 +77,7 @@ pub async fn void_leaves_what_uncut_usage_will_draw(ground: Ground) {
 
 pub async fn expired_grant_covers_late_usage_within_the_accept_horizon(ground: Ground) {
     let server = billing(ground).await;
-    let mut short = purchased("10");
-    short["expires_at"] = "2026-11-15T11:00:00Z".into();
-    issue(&server, "acme", "short", &short).await;
+    issue_short(&server).await;
     server.clock.advance(6 * 24 * MICROS_PER_HOUR);
     cut(&server).await;
     assert_eq!(expire(&server).await, 0, "events from before its expiry are still accepted");
@@ -84,9 +89,7 @@ pub async fn expired_grant_covers_late_usage_within_the_accept_horizon(ground: G
 
 pub async fn expired_grant_is_kept_until_usage_from_before_is_cut(ground: Ground) {
     let server = billing(ground).await;
-    let mut short = purchased("10");
-    short["expires_at"] = "2026-11-15T11:00:00Z".into();
-    issue(&server, "acme", "short", &short).await;
+    issue_short(&server).await;
     usage(&server, ("acme", "calls"), "3", "2026-11-15T10:30:00Z").await;
     // No cut runs for two months, as while a server is down.
     let later = Timestamp::parse("2027-01-20T00:00:00Z").unwrap();

@@ -2,7 +2,7 @@
 //! taken; and dunning, once for each stage.
 
 use super::credits::{billing, cut, issue, usage};
-use crate::world::{Ground, Receiver, Server, default_config};
+use crate::world::{Ground, Receiver, Server, at, default_config, each};
 use counterfoil::config::Secret;
 use counterfoil::destinations::ChangeWebhook;
 use counterfoil::jobs::credits::CreditsJob;
@@ -18,7 +18,6 @@ use counterfoil::rules::timestamp::MICROS_PER_HOUR;
 use counterfoil::rules::window::Window;
 use counterfoil::store::outbox::Queue;
 use counterfoil::store::webhook::MirrorReading;
-use http::Method;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -27,13 +26,7 @@ const SECRET: &str = "whsec_Y291bnRlcmZvaWwtYWxlcnQtc2VjcmV0LWZvci10ZXN0cyEh";
 const SECRET_BYTES: &[u8] = b"counterfoil-alert-secret-for-tests!!";
 
 async fn changes(server: &Server, query: &str) -> Vec<Value> {
-    let answer = server.get(&format!("/v1/changes?{query}")).await;
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    answer.json()["changes"].as_array().unwrap().clone()
-}
-
-fn kinds(changes: &[Value]) -> Vec<String> {
-    changes.iter().map(|change| change["kind"].as_str().unwrap().to_owned()).collect()
+    server.get(&format!("/v1/changes?{query}")).await.rows("changes")
 }
 
 fn grant(amount: &str) -> Value {
@@ -59,17 +52,8 @@ pub async fn all_that_happens_to_credits_is_told_in_its_order(ground: Ground) {
     let expirer = CreditsJob::new(&server.context(|config| config.ingest.accept_horizon_hours = 1));
     assert_eq!(expirer.pass().await.unwrap(), 1);
     let told = changes(&server, "").await;
-    assert_eq!(
-        kinds(&told),
-        [
-            "credits.issued",
-            "credits.issued",
-            "credits.issued",
-            "credits.voided",
-            "credits.exhausted",
-            "credits.expired"
-        ]
-    );
+    let kinds = ["issued", "issued", "issued", "voided", "exhausted", "expired"];
+    assert_eq!(each(&told, "kind"), kinds.map(|kind| format!("credits.{kind}")));
     let numbers: Vec<u64> = told.iter().map(|change| change["number"].as_u64().unwrap()).collect();
     assert!(numbers.is_sorted_by(|one, two| one < two), "{numbers:?}");
     let ids: std::collections::BTreeSet<_> = told.iter().map(|one| one["id"].to_string()).collect();
@@ -103,19 +87,15 @@ pub async fn whoever_remembers_the_last_number_misses_nothing(ground: Ground) {
     issue(&server, "acme", "more", &grant("1")).await;
     let new = changes(&server, &format!("after={after}")).await;
     assert_eq!(new.len(), 1, "only what is new");
-    let tenants = |changes: Vec<Value>| -> Vec<String> {
-        changes.iter().map(|change| change["tenant"].as_str().unwrap().to_owned()).collect()
-    };
-    assert_eq!(tenants(changes(&server, "tenant=globex").await), ["globex", "globex"]);
+    let of_globex = changes(&server, "tenant=globex").await;
+    assert_eq!(each(&of_globex, "tenant"), ["globex", "globex"]);
     assert_eq!(changes(&server, "tenant=nobody").await.len(), 0);
     let bound = server.key("read", Some("globex")).await;
-    let get = async |path: &str| server.call(Method::GET, path, &bound, "").await;
-    let own = get("/v1/changes").await.json()["changes"].as_array().unwrap().clone();
-    assert_eq!(tenants(own), ["globex", "globex"]);
-    get("/v1/changes?tenant=acme").await.problem(403, "tenant_forbidden");
+    assert_eq!(server.get_as(&bound, "/v1/changes").await.rows("changes"), of_globex);
+    let other = server.get_as(&bound, "/v1/changes?tenant=acme").await;
+    other.problem(403, "tenant_forbidden");
     let ingest = server.key("ingest", None).await;
-    let answer = server.call(Method::GET, "/v1/changes", &ingest, "").await;
-    answer.problem(403, "scope_missing");
+    server.get_as(&ingest, "/v1/changes").await.problem(403, "scope_missing");
     for after in ["9007199254740991", "9223372036854775807", "18446744073709551615"] {
         for tenant in ["", "&tenant=acme"] {
             assert_eq!(changes(&server, &format!("after={after}{tenant}")).await.len(), 0);
@@ -261,8 +241,7 @@ async fn invoice(
     next_in_hours: Option<u32>,
 ) {
     let now = server.clock.now();
-    let created_at =
-        counterfoil::rules::timestamp::Timestamp::parse("2026-11-15T00:00:00Z").unwrap();
+    let created_at = at("2026-11-15T00:00:00Z");
     let snapshot = Snapshot::Invoice(Invoice {
         customer: CustomerId::parse("cus_acme").unwrap(),
         subscription: None,
@@ -296,7 +275,7 @@ async fn dunned(ground: Ground) -> (Server, DunningJob) {
 
 pub async fn each_stage_of_dunning_is_told_once(ground: Ground) {
     let (server, dunner) = dunned(ground).await;
-    let told = async || kinds(&changes(&server, "").await).join(" ").replace("dunning.", "");
+    let told = async || each(&changes(&server, "").await, "kind").join(" ").replace("dunning.", "");
     invoice(&server, "in_1", "open", 0, Some(1)).await;
     assert_eq!((dunner.pass().await.unwrap(), told().await.as_str()), (0, ""));
     invoice(&server, "in_1", "open", 1, Some(24)).await;
@@ -320,11 +299,8 @@ pub async fn each_stage_of_dunning_is_told_once(ground: Ground) {
     invoice(&server, "in_3", "paid", 1, None).await;
     assert_eq!(dunner.pass().await.unwrap(), 1);
     server.clock.advance(7 * 24 * MICROS_PER_HOUR);
-    assert_eq!(
-        (dunner.pass().await.unwrap(), dunner.pass().await.unwrap()),
-        (1, 0),
-        "it is long ago"
-    );
+    // It is long ago.
+    assert_eq!((dunner.pass().await.unwrap(), dunner.pass().await.unwrap()), (1, 0));
     invoice(&server, "in_2", "uncollectible", 1, None).await;
     assert_eq!((dunner.pass().await.unwrap(), dunner.pass().await.unwrap()), (1, 0));
     assert_eq!(told().await, "reminder urgent final recovered reminder urgent lost");

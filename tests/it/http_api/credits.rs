@@ -1,9 +1,9 @@
 //! Credits as the interface shows them: issued, drawn by cuts, voided, expired; balances
 //! between cuts, and what quotas leave.
 
-use super::idempotency::check_replay;
+use super::idempotency::{check_replay, check_same};
 use super::pushes::Scripted;
-use crate::world::{Answer, Ground, Server, default_config};
+use crate::world::{Dice, Ground, Server, configured, default_config, each};
 use counterfoil::config::{Config, Shadow};
 use counterfoil::jobs::Job;
 use counterfoil::jobs::credits::CreditsJob;
@@ -43,8 +43,7 @@ async fn billing_by(ground: Ground, config: &Config) -> Server {
         ("bytes", json!({"aggregation": "sum", "billing": {"from": from, "granularity": "day"}})),
         ("free", json!({"aggregation": "sum"})),
     ] {
-        let answer = server.put(&format!("/v1/meters/{slug}"), &spec.to_string()).await;
-        assert_eq!(answer.status, 201, "{}", answer.body);
+        server.put(&format!("/v1/meters/{slug}"), &spec.to_string()).await.ok(201);
     }
     server
 }
@@ -81,9 +80,7 @@ fn spec(pool: &str, amount: &str, rates: Value) -> Value {
 /// Issues a grant and returns its number.
 pub async fn issue(server: &Server, tenant: &str, key: &str, spec: &Value) -> u64 {
     let path = format!("/v1/tenants/{tenant}/grants");
-    let answer = server.once(&path, key, &spec.to_string()).await;
-    assert_eq!(answer.status, 201, "{}", answer.body);
-    answer.json()["id"].as_u64().unwrap()
+    server.once(&path, key, &spec.to_string()).await.ok(201)["id"].as_u64().unwrap()
 }
 
 fn quantity(value: &Value) -> Quantity {
@@ -92,9 +89,7 @@ fn quantity(value: &Value) -> Quantity {
 
 /// What the pools have left after what is pending.
 async fn expected(server: &Server, tenant: &str) -> BTreeMap<(String, String), Quantity> {
-    let answer = server.get(&format!("/v1/tenants/{tenant}/credits")).await;
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    let pools = answer.json()["pools"].as_array().unwrap().clone();
+    let pools = server.get(&format!("/v1/tenants/{tenant}/credits")).await.rows("pools");
     let of = |pool: &Value| {
         let name = |member: &str| pool[member].as_str().unwrap().to_owned();
         let left = quantity(&pool["remaining"]).checked_sub(quantity(&pool["pending"])).unwrap();
@@ -105,36 +100,29 @@ async fn expected(server: &Server, tenant: &str) -> BTreeMap<(String, String), Q
 }
 
 async fn changes(server: &Server, query: &str) -> Vec<Value> {
-    let answer = server.get(&format!("/v1/tenants/acme/credits/changes?{query}")).await;
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    answer.json()["changes"].as_array().unwrap().clone()
-}
-
-fn kinds(changes: &[Value]) -> Vec<&str> {
-    changes.iter().map(|change| change["kind"].as_str().unwrap()).collect()
+    server.get(&format!("/v1/tenants/acme/credits/changes?{query}")).await.rows("changes")
 }
 
 async fn remaining(server: &Server, grant: u64) -> String {
-    let grants = server.get(GRANTS).await.json()["grants"].as_array().unwrap().clone();
+    let grants = server.get(GRANTS).await.rows("grants");
     let grant = grants.iter().find(|one| one["id"] == grant).unwrap();
     grant["remaining"].as_str().unwrap().to_owned()
 }
 
 /// Quantities of a tenant's pushes of a meter, in the order of their windows and revisions.
 async fn pushed(server: &Server, meter: &str) -> Vec<String> {
-    let answer = server.get(&format!("/v1/pushes?tenant=acme&meter={meter}")).await.json();
-    let mut pushes = answer["pushes"].as_array().unwrap().clone();
-    let place = |push: &Value| (push["window_start"].to_string(), push["revision"].as_u64());
-    pushes.sort_by_key(place);
-    pushes.iter().map(|push| push["quantity"].as_str().unwrap().to_owned()).collect()
+    let path = format!("/v1/pushes?tenant=acme&meter={meter}");
+    let mut pushes = server.get(&path).await.rows("pushes");
+    pushes.sort_by_key(|push| (push["window_start"].to_string(), push["revision"].as_u64()));
+    each(&pushes, "quantity")
 }
 
 /// Every grant's amount is what is left of it and what its changes say; the accounts say the same.
 async fn check_explained(server: &Server, tenant: &str) {
     let path = format!("/v1/tenants/{tenant}/grants");
-    for grant in server.get(&path).await.json()["grants"].as_array().unwrap() {
+    for grant in server.get(&path).await.rows("grants") {
         let path = format!("/v1/tenants/{tenant}/credits/changes?grant={}", grant["id"]);
-        let changes = server.get(&path).await.json()["changes"].as_array().unwrap().clone();
+        let changes = server.get(&path).await.rows("changes");
         let mut left = Quantity::ZERO;
         for change in changes.iter().rev() {
             let amount = quantity(&change["amount"]);
@@ -148,8 +136,7 @@ async fn check_explained(server: &Server, tenant: &str) {
         assert_eq!(left, quantity(&grant["remaining"]), "{grant}");
     }
     let mut sums: BTreeMap<String, Quantity> = BTreeMap::new();
-    let accounts = server.get(&format!("/v1/tenants/{tenant}/accounts")).await.json();
-    for account in accounts["accounts"].as_array().unwrap() {
+    for account in server.get(&format!("/v1/tenants/{tenant}/accounts")).await.rows("accounts") {
         let sum = sums.entry(account["unit"].to_string()).or_default();
         *sum = sum.checked_add(quantity(&account["balance"])).unwrap();
     }
@@ -169,12 +156,9 @@ pub async fn a_grant_is_issued_and_shown(ground: Ground) {
     let listed = server.get(GRANTS).await.json();
     assert_eq!(listed, json!({"grants": [first.json()], "next_after": null}));
     // Long after, the same top-up is the same grant, and another is refused.
-    server.clock.advance(25 * MICROS_PER_HOUR);
-    assert_eq!(server.sweep().await, 1);
-    let again = server.once(GRANTS, "topup", &body.to_string()).await;
-    assert_eq!((again.status, &again.body), (201, &first.body));
-    server.clock.advance(25 * MICROS_PER_HOUR);
-    assert_eq!(server.sweep().await, 1);
+    assert_eq!(server.forget_keys().await, 1);
+    check_same(&first, &server.once(GRANTS, "topup", &body.to_string()).await);
+    assert_eq!(server.forget_keys().await, 1);
     let mut other = body.clone();
     other["amount"] = "101".into();
     server.once(GRANTS, "topup", &other.to_string()).await.problem(409, "key_taken");
@@ -189,18 +173,15 @@ pub async fn a_repeat_that_comes_after_the_expiry_is_still_a_repeat(ground: Grou
         "expires_at": "2026-11-16T00:00:00Z",
     });
     let first = server.once(GRANTS, "a", &body.to_string()).await;
-    assert_eq!(first.status, 201, "{}", first.body);
-    server.clock.advance(25 * MICROS_PER_HOUR);
-    assert_eq!(server.sweep().await, 1);
-    let again = server.once(GRANTS, "a", &body.to_string()).await;
-    assert_eq!((again.status, &again.body), (201, &first.body));
+    first.ok(201);
+    assert_eq!(server.forget_keys().await, 1);
+    check_same(&first, &server.once(GRANTS, "a", &body.to_string()).await);
     // A new one that has expired before it begins is refused.
     server.once(GRANTS, "b", &body.to_string()).await.problem(422, "invalid_expiry");
-    server.clock.advance(25 * MICROS_PER_HOUR);
-    server.sweep().await;
+    server.forget_keys().await;
     let other = body.to_string().replace("\"5\"", "\"6\"");
     server.once(GRANTS, "a", &other).await.problem(409, "key_taken");
-    assert_eq!(server.get(GRANTS).await.json()["grants"].as_array().unwrap().len(), 1);
+    assert_eq!(server.get(GRANTS).await.rows("grants").len(), 1);
 }
 
 pub async fn what_a_grant_cannot_be(ground: Ground) {
@@ -263,26 +244,25 @@ pub async fn a_tenant_has_so_many_grants_and_no_more(ground: Ground) {
     full.problem(422, "too_many_grants");
     let (mut after, mut found) = (String::new(), Vec::new());
     for _ in 0..3 {
-        let page = server.get(&format!("{GRANTS}?limit=40{after}")).await.json();
-        found.extend(page["grants"].as_array().unwrap().iter().map(|grant| grant["key"].clone()));
-        after = format!("&after={}", page["next_after"]);
+        let page = server.get(&format!("{GRANTS}?limit=40{after}")).await;
+        found.extend(each(&page.rows("grants"), "key"));
+        after = format!("&after={}", page.json()["next_after"]);
     }
-    let all: Vec<Value> = (0..100).map(|number| format!("g{number}").into()).collect();
+    let all: Vec<String> = (0..100).map(|number| format!("g{number}")).collect();
     assert_eq!((found, after.as_str()), (all, "&after=null"));
     let path = format!("{GRANTS}/{}/void", server.get(GRANTS).await.json()["grants"][3]["id"]);
     assert_eq!(server.once(&path, "t", "{}").await.status, 200);
-    let live = server.get(&format!("{GRANTS}?live=true&limit=1000")).await.json();
-    assert_eq!(live["grants"].as_array().unwrap().len(), 99);
+    let live = server.get(&format!("{GRANTS}?live=true&limit=1000")).await;
+    assert_eq!(live.rows("grants").len(), 99);
     issue(&server, "acme", "g101", &body).await;
     for path in [GRANTS, "/v1/tenants/acme/credits/changes"] {
         server.get(&format!("{path}?limit=0")).await.problem(400, "invalid_limit");
     }
     for query in ["after=18446744073709551615", "after=9223372036854775808&live=true"] {
         let answer = server.get(&format!("{GRANTS}?{query}")).await;
-        assert_eq!((answer.status, &answer.json()["grants"]), (200, &json!([])), "{query}");
+        assert_eq!(answer.rows("grants").len(), 0, "{query}");
     }
-    let none = server.get("/v1/tenants/acme/credits/changes?grant=18446744073709551615").await;
-    assert_eq!((none.status, &none.json()["changes"]), (200, &json!([])), "{}", none.body);
+    assert_eq!(changes(&server, "grant=18446744073709551615").await.len(), 0);
 }
 
 pub async fn what_is_left_is_voided(ground: Ground) {
@@ -323,24 +303,18 @@ pub async fn what_is_left_is_voided(ground: Ground) {
     take(bought, "t8", "{}").await.problem(422, "too_little_left");
     let void = take(gift, "t9", "{}").await.json();
     assert_eq!((&void["kind"], &void["amount"]), (&"voided".into(), &"7".into()));
-    assert_eq!(
-        kinds(&changes(&server, "").await),
-        ["voided", "refunded", "refunded", "issued", "issued"]
-    );
+    let kinds = each(&changes(&server, "").await, "kind");
+    assert_eq!(kinds, ["voided", "refunded", "refunded", "issued", "issued"]);
     // A repeat after the key was forgotten takes nothing more.
     let third = issue(&server, "acme", "c", &spec("granted", "9", rates)).await;
-    server.clock.advance(25 * MICROS_PER_HOUR);
-    server.sweep().await;
-    let again = take(bought, "t1", r#"{"amount":"40","memo":"half of it"}"#).await;
-    assert_eq!((again.status, &again.body), (200, &part.body));
-    server.clock.advance(25 * MICROS_PER_HOUR);
-    server.sweep().await;
+    server.forget_keys().await;
+    check_same(&part, &take(bought, "t1", r#"{"amount":"40","memo":"half of it"}"#).await);
+    server.forget_keys().await;
     take(third, "t1", "{}").await.problem(409, "key_taken");
     assert_eq!(remaining(&server, third).await, "9");
     check_explained(&server, "acme").await;
-    let told = server.get("/v1/changes").await.json();
-    let taken = told["changes"].as_array().unwrap().iter();
-    assert_eq!(taken.filter(|change| change["kind"] == "credits.voided").count(), 3);
+    let told = server.get("/v1/changes").await.rows("changes");
+    assert_eq!(told.iter().filter(|change| change["kind"] == "credits.voided").count(), 3);
 }
 
 pub async fn credits_cover_first_and_the_rest_is_pushed(ground: Ground) {
@@ -359,29 +333,23 @@ pub async fn credits_cover_first_and_the_rest_is_pushed(ground: Ground) {
     cut(&server).await;
     // Ten units are covered: six by the gift, then four by what was paid for.
     assert_eq!(pushed(&server, "calls").await, ["5"], "a window that is covered is not pushed");
-    assert_eq!(
-        (remaining(&server, gift).await, remaining(&server, bought).await),
-        ("0".into(), "0".into())
-    );
-    let drawn: Vec<_> = changes(&server, "").await;
-    let drawn: Vec<_> = drawn.iter().filter(|change| change["kind"] == "drawn").rev().collect();
-    let told: Vec<_> = drawn
-        .iter()
+    assert_eq!([remaining(&server, gift).await, remaining(&server, bought).await], ["0", "0"]);
+    let changes = changes(&server, "").await;
+    let drawn = changes.iter().filter(|change| change["kind"] == "drawn").rev();
+    let told: Vec<Value> = drawn
         .map(|change| {
             let covered = &change["covered"];
             let (window, quantity) = (&covered["window_start"], &covered["quantity"]);
             json!([change["grant"], window, quantity, change["amount"]])
         })
         .collect();
-    assert_eq!(
-        told,
-        [
-            json!([gift, "2026-11-15T07:00:00Z", "4", "2"]),
-            json!([gift, "2026-11-15T08:00:00Z", "2", "1"]),
-            json!([bought, "2026-11-15T08:00:00Z", "3", "1.5"]),
-            json!([bought, "2026-11-15T09:00:00Z", "1", "0.5"]),
-        ]
-    );
+    let expected = [
+        json!([gift, "2026-11-15T07:00:00Z", "4", "2"]),
+        json!([gift, "2026-11-15T08:00:00Z", "2", "1"]),
+        json!([bought, "2026-11-15T08:00:00Z", "3", "1.5"]),
+        json!([bought, "2026-11-15T09:00:00Z", "1", "0.5"]),
+    ];
+    assert_eq!(told, expected);
     // A top-up does not rewrite what was billed; what grows later is covered.
     let more = issue(&server, "acme", "c", &spec("purchased", "1", rates)).await;
     usage(&server, ("acme", "calls"), "0.4", "2026-11-15T09:40:00Z").await;
@@ -393,10 +361,9 @@ pub async fn credits_cover_first_and_the_rest_is_pushed(ground: Ground) {
     assert_eq!(pushed(&server, "calls").await, ["0.4", "5"], "1.6 of it were covered");
     check_explained(&server, "acme").await;
     let context = server.context(|config| config.push.rate_per_second = 1_000);
-    let provider: Arc<dyn Provider> = Arc::new(Scripted);
+    let provider: Arc<dyn Provider> = Arc::new(Scripted::UNFIT);
     PushJob::new(&context, &provider).pass().await.unwrap();
-    let states = server.get("/v1/pushes?tenant=acme").await.json();
-    let states = states["pushes"].as_array().unwrap().clone();
+    let states = server.get("/v1/pushes?tenant=acme").await.rows("pushes");
     assert!(states.iter().all(|push| push["state"] == "submitted"), "{states:?}");
 }
 
@@ -405,28 +372,16 @@ pub async fn what_shrinks_is_given_back(ground: Ground) {
     let grant = issue(&server, "acme", "a", &spec("granted", "10", json!({"words": "1"}))).await;
     usage(&server, ("acme", "words"), "14", "2026-11-15T08:30:00Z").await;
     cut(&server).await;
-    assert_eq!(
-        (remaining(&server, grant).await, pushed(&server, "words").await),
-        ("0".into(), vec!["4".into()])
-    );
+    assert_eq!(remaining(&server, grant).await, "0");
+    assert_eq!(pushed(&server, "words").await, ["4"]);
     // First what was billed shrinks, then what was covered.
     usage(&server, ("acme", "words"), "-7", "2026-11-15T08:40:00Z").await;
     cut(&server).await;
     assert_eq!(remaining(&server, grant).await, "3");
     assert_eq!(pushed(&server, "words").await, ["4", "-4"]);
-    assert_eq!(kinds(&changes(&server, "").await), ["given_back", "drawn", "issued"]);
+    let kinds = each(&changes(&server, "").await, "kind");
+    assert_eq!(kinds, ["given_back", "drawn", "issued"]);
     check_explained(&server, "acme").await;
-}
-
-/// Dice that fall the same each time.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, sides: u64) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % sides
-    }
 }
 
 async fn issue_some(server: &Server, tenant: &str, dice: &mut Dice) {
@@ -481,9 +436,7 @@ pub async fn a_balance_goes_by_the_order_that_is_set(ground: Ground) {
 }
 
 async fn check_balances(ground: Ground, order: DrawOrder, first_seed: u64) {
-    let mut config = default_config();
-    config.credits.order = order;
-    let server = billing_by(ground, &config).await;
+    let server = billing_by(ground, &configured(|config| config.credits.order = order)).await;
     let mut drawn = 0;
     for seed in first_seed..first_seed + 8 {
         let (tenant, mut dice) = (format!("t{seed}"), Dice(seed));
@@ -493,14 +446,13 @@ async fn check_balances(ground: Ground, order: DrawOrder, first_seed: u64) {
             let before = expected(&server, &tenant).await;
             // All of that usage lies in windows that have ended, so one pass cuts it all.
             cut_by(&server, order, false).await;
-            let after = server.get(&format!("/v1/tenants/{tenant}/credits")).await.json();
-            for pool in after["pools"].as_array().unwrap() {
+            for pool in server.get(&format!("/v1/tenants/{tenant}/credits")).await.rows("pools") {
                 assert_eq!(pool["pending"], "0", "seed {seed}, round {round}: {pool}");
             }
             assert_eq!(expected(&server, &tenant).await, before, "seed {seed}, round {round}");
         }
         let path = format!("/v1/tenants/{tenant}/credits/changes?limit=1000");
-        let told = server.get(&path).await.json()["changes"].as_array().unwrap().clone();
+        let told = server.get(&path).await.rows("changes");
         drawn += told.iter().filter(|change| change["kind"] == "drawn").count();
         check_explained(&server, &tenant).await;
     }
@@ -508,8 +460,7 @@ async fn check_balances(ground: Ground, order: DrawOrder, first_seed: u64) {
 }
 
 pub async fn what_is_only_compared_draws_nothing(ground: Ground) {
-    let mut config = default_config();
-    config.provider.shadow = Shadow::Nowhere;
+    let config = configured(|config| config.provider.shadow = Shadow::Nowhere);
     let server = billing_by(ground, &config).await;
     let grant = issue(&server, "acme", "a", &spec("granted", "10", json!({"calls": "1"}))).await;
     usage(&server, ("acme", "calls"), "4", "2026-11-15T08:30:00Z").await;
@@ -538,7 +489,7 @@ pub async fn a_balance_holds_usage_of_this_moment(ground: Ground) {
     insta::assert_snapshot!(allowance.show(), @r#"200 {"meter":"calls","known":true,"allowed":true,"quotas":[],"covered":"16.999998"}"#);
     // Nothing is there, nothing was promised.
     let nobody = server.get("/v1/tenants/nobody/credits").await;
-    assert_eq!((nobody.status, nobody.json()), (200, json!({"pools": []})));
+    assert_eq!(nobody.ok(200), json!({"pools": []}));
 }
 
 pub async fn an_entitlement_is_exact_after_every_event(ground: Ground) {
@@ -562,11 +513,8 @@ pub async fn an_entitlement_is_exact_after_every_event(ground: Ground) {
         let quotas = answer["quotas"].as_array().unwrap().clone();
         let of = |period: &str| {
             let quota = quotas.iter().find(|quota| quota["period"] == period).unwrap();
-            format!(
-                "{} of {}",
-                quota["used"].as_str().unwrap(),
-                quota["remaining"].as_str().unwrap()
-            )
+            let text = |name: &str| quota[name].as_str().unwrap();
+            format!("{} of {}", text("used"), text("remaining"))
         };
         assert_eq!(quotas.len(), 2);
         (answer["allowed"].as_bool().unwrap(), of("day"), of("month"))
@@ -588,11 +536,9 @@ pub async fn an_entitlement_is_exact_after_every_event(ground: Ground) {
     assert_eq!(look().await, told(false, "0.7 of 0.3", "2.6 of 0"));
     server.clock.advance(15 * 24 * MICROS_PER_HOUR);
     assert_eq!(look().await, told(true, "0 of 1", "0 of 2.5"), "a new month");
-    let none = server.get("/v1/tenants/acme/entitlements/calls").await.json();
-    assert_eq!(
-        none,
-        json!({"meter": "calls", "known": true, "allowed": true, "quotas": [], "covered": "0"})
-    );
+    let none =
+        json!({"meter": "calls", "known": true, "allowed": true, "quotas": [], "covered": "0"});
+    assert_eq!(server.get("/v1/tenants/acme/entitlements/calls").await.json(), none);
     server.get("/v1/tenants/acme/entitlements/nothing").await.problem(404, "unknown_meter");
 }
 
@@ -608,28 +554,20 @@ pub async fn what_has_expired_is_taken_away_after_a_while(ground: Ground) {
         CreditsJob::new(&context).pass().await.unwrap()
     };
     assert_eq!(expire().await, 0, "it has expired and may still be needed");
-    let credits = server.get("/v1/tenants/acme/credits").await.json();
-    assert_eq!(
-        (&credits["pools"][0]["remaining"], &credits["pools"][0]["available"]),
-        (&"20".into(), &"10".into())
-    );
+    let pool = &server.get("/v1/tenants/acme/credits").await.rows("pools")[0];
+    assert_eq!((&pool["remaining"], &pool["available"]), (&"20".into(), &"10".into()));
     // Usage from before comes late, and is covered by it; usage from after is not.
     usage(&server, ("acme", "calls"), "3", "2026-11-15T10:30:00Z").await;
     usage(&server, ("acme", "calls"), "4", "2026-11-15T11:30:00Z").await;
     server.clock.advance(24 * MICROS_PER_HOUR);
     cut(&server).await;
-    assert_eq!(
-        (remaining(&server, short).await, remaining(&server, long).await),
-        ("7".into(), "6".into())
-    );
+    let left = async || [remaining(&server, short).await, remaining(&server, long).await];
+    assert_eq!(left().await, ["7", "6"]);
     server.clock.advance(72 * MICROS_PER_HOUR);
     assert_eq!(expire().await, 0, "what came in the meantime is not cut");
     cut(&server).await;
     assert_eq!((expire().await, expire().await), (1, 0));
-    assert_eq!(
-        (remaining(&server, short).await, remaining(&server, long).await),
-        ("0".into(), "6".into())
-    );
+    assert_eq!(left().await, ["0", "6"]);
     let last = changes(&server, &format!("grant={short}&limit=1")).await;
     assert_eq!((&last[0]["kind"], &last[0]["amount"]), (&"expired".into(), &"7".into()));
     // What comes later than that is billed.
@@ -650,18 +588,15 @@ pub async fn changes_are_read_page_by_page(ground: Ground) {
     let path = "/v1/tenants/acme/credits/changes";
     let (mut before, mut amounts) = (String::new(), Vec::new());
     for size in [2, 2, 1] {
-        let page = server.get(&format!("{path}?limit=2{before}")).await.json();
-        let found = page["changes"].as_array().unwrap().clone();
+        let page = server.get(&format!("{path}?limit=2{before}")).await;
+        let found = page.rows("changes");
         assert_eq!(found.len(), size);
-        amounts.extend(found.iter().map(|change| change["amount"].as_str().unwrap().to_owned()));
-        before = format!("&before={}", page["next_before"]);
+        amounts.extend(each(&found, "amount"));
+        before = format!("&before={}", page.json()["next_before"]);
     }
-    assert_eq!(
-        (amounts.join(" "), before.as_str()),
-        ("10000 1000 100 10 1".into(), "&before=null")
-    );
-    let all = server.get(&format!("{path}?before=18446744073709551615")).await.json();
-    assert_eq!(all["changes"].as_array().unwrap().len(), 5);
+    assert_eq!(amounts, ["10000", "1000", "100", "10", "1"]);
+    assert_eq!(before, "&before=null");
+    assert_eq!(changes(&server, "before=18446744073709551615").await.len(), 5);
 }
 
 pub async fn who_may_look_and_who_may_give(ground: Ground) {
@@ -673,11 +608,9 @@ pub async fn who_may_look_and_who_may_give(ground: Ground) {
     let other = server.key("operate", Some("globex")).await;
     let paths = ["grants", "credits", "credits/changes", "entitlements/calls"];
     let paths = paths.map(|path| format!("/v1/tenants/acme/{path}"));
-    let get =
-        async |path: &str, key: &str| -> Answer { server.call(Method::GET, path, key, "").await };
     for path in &paths {
-        assert_eq!(get(path, &own).await.status, 200, "{path}");
-        get(path, &other).await.problem(403, "tenant_forbidden");
+        assert_eq!(server.get_as(&own, path).await.status, 200, "{path}");
+        server.get_as(&other, path).await.problem(403, "tenant_forbidden");
     }
     let void_grant = format!("{GRANTS}/{grant}/void");
     for (key, code) in [(&own, "scope_missing"), (&bound, "tenant_forbidden")] {

@@ -5,8 +5,7 @@ use serde_json::Value;
 
 /// Each operation with the statuses it is answered with; every failure is a problem.
 async fn describe_operations(ground: Ground) -> Vec<String> {
-    let server = Server::start(ground).await;
-    let document = server.get("/openapi.json").await.json();
+    let document = describe(ground).await;
     assert_eq!(document["openapi"], "3.1.0");
     let mut operations = Vec::new();
     for (path, methods) in document["paths"].as_object().unwrap() {
@@ -15,12 +14,8 @@ async fn describe_operations(ground: Ground) -> Vec<String> {
             let statuses: Vec<_> = statuses.iter().map(|status| status.as_str()).collect();
             operations.push(format!("{method} {path}: {}", statuses.join(" ")));
             for (status, response) in operation["responses"].as_object().unwrap() {
-                let content = &response["content"]["application/problem+json"];
-                assert_eq!(
-                    content.is_object(),
-                    status.as_str() >= "400",
-                    "{method} {path} {status}"
-                );
+                let problem = response["content"]["application/problem+json"].is_object();
+                assert_eq!(problem, status.as_str() >= "400", "{method} {path} {status}");
             }
         }
     }
@@ -112,56 +107,49 @@ pub async fn every_changing_route_is_described_with_its_failures(ground: Ground)
     ");
 }
 
-pub async fn references_lead_somewhere(ground: Ground) {
-    let server = Server::start(ground).await;
-    let document = server.get("/openapi.json").await.json();
-    check_references(&document, &document);
+async fn describe(ground: Ground) -> Value {
+    Server::start(ground).await.get("/openapi.json").await.json()
 }
 
-fn check_references(document: &Value, value: &Value) {
+/// Checks every value of a document, however deep.
+fn check_all(value: &Value, check: &impl Fn(&Value)) {
+    check(value);
     match value {
-        Value::Object(members) => {
-            if let Some(Value::String(reference)) = members.get("$ref") {
-                let pointer = reference.strip_prefix('#').unwrap();
-                assert!(document.pointer(pointer).is_some(), "{reference}");
-            }
-            members.values().for_each(|member| check_references(document, member));
-        }
-        Value::Array(items) => items.iter().for_each(|item| check_references(document, item)),
+        Value::Object(members) => members.values().for_each(|member| check_all(member, check)),
+        Value::Array(items) => items.iter().for_each(|item| check_all(item, check)),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
+}
+
+pub async fn references_lead_somewhere(ground: Ground) {
+    let document = describe(ground).await;
+    check_all(&document, &|value: &Value| {
+        if let Some(reference) = value["$ref"].as_str() {
+            let pointer = reference.strip_prefix('#').unwrap();
+            assert!(document.pointer(pointer).is_some(), "{reference}");
+        }
+    });
 }
 
 /// A schema that allows no further members can never be one of several that must all hold.
 pub async fn no_schema_contradicts_itself(ground: Ground) {
-    let server = Server::start(ground).await;
-    let document = server.get("/openapi.json").await.json();
-    check_combinations(&document, &document);
-}
-
-fn check_combinations(document: &Value, value: &Value) {
-    for part in value["allOf"].as_array().into_iter().flatten() {
-        let pointer = part["$ref"].as_str().and_then(|reference| reference.strip_prefix('#'));
-        let part = pointer.map_or(part, |pointer| document.pointer(pointer).unwrap());
-        assert_ne!(part["additionalProperties"], false, "{part}");
-        assert_eq!(part["type"], "object", "{part}");
-    }
-    match value {
-        Value::Object(members) => {
-            members.values().for_each(|member| check_combinations(document, member));
+    let document = describe(ground).await;
+    check_all(&document, &|value: &Value| {
+        for part in value["allOf"].as_array().into_iter().flatten() {
+            let pointer = part["$ref"].as_str().and_then(|reference| reference.strip_prefix('#'));
+            let part = pointer.map_or(part, |pointer| document.pointer(pointer).unwrap());
+            assert_ne!(part["additionalProperties"], false, "{part}");
+            assert_eq!(part["type"], "object", "{part}");
         }
-        Value::Array(items) => items.iter().for_each(|item| check_combinations(document, item)),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-    }
+    });
 }
 
 pub async fn the_page_needs_nothing_from_elsewhere(ground: Ground) {
     let server = Server::start(ground).await;
     let page = server.get("/docs").await;
     assert_eq!(page.headers["content-type"], "text/html; charset=utf-8");
-    assert!(
-        page.headers["content-security-policy"].to_str().unwrap().contains("default-src 'none'")
-    );
+    let policy = page.headers["content-security-policy"].to_str().unwrap();
+    assert!(policy.contains("default-src 'none'"), "{policy}");
     for outside in ["http://", "https://", "src=", "@import", "innerHTML"] {
         assert!(!page.body.contains(outside), "{outside}");
     }
@@ -169,8 +157,7 @@ pub async fn the_page_needs_nothing_from_elsewhere(ground: Ground) {
 
 /// Generators of clients name a method after each operation, and refuse two of one name.
 pub async fn operation_ids_are_unique(ground: Ground) {
-    let server = Server::start(ground).await;
-    let document = server.get("/openapi.json").await.json();
+    let document = describe(ground).await;
     let methods = document["paths"].as_object().unwrap().values();
     let mut ids: Vec<&str> = methods
         .flat_map(|methods| methods.as_object().unwrap().values())

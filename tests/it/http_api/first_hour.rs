@@ -1,7 +1,6 @@
 //! What a newcomer tries in the first hour: partial declarations, misspelt names, wrong fields.
 
-use crate::world::{Ground, NOW, Server, event};
-use http::Method;
+use crate::world::{Ground, NOW, Server, each, event};
 
 pub async fn scale_alone_or_precision_alone_is_enough(ground: Ground) {
     let server = Server::start(ground).await;
@@ -12,10 +11,8 @@ pub async fn scale_alone_or_precision_alone_is_enough(ground: Ground) {
         ("large", r#"{"aggregation":"sum","precision":27}"#, 12, 27),
         ("plain", r#"{"aggregation":"sum"}"#, 6, 18),
     ] {
-        let answer = server.put(&format!("/v1/meters/{slug}"), spec).await;
-        assert_eq!(answer.status, 201, "{slug}: {}", answer.body);
-        assert_eq!(answer.json()["scale"], scale, "{slug}");
-        assert_eq!(answer.json()["precision"], precision, "{slug}");
+        let meter = server.put(&format!("/v1/meters/{slug}"), spec).await.ok(201);
+        assert_eq!((&meter["scale"], &meter["precision"]), (&scale.into(), &precision.into()));
     }
 }
 
@@ -24,9 +21,7 @@ pub async fn a_declaration_keeps_what_it_leaves_out(ground: Ground) {
     let first = r#"{"aggregation":"sum","scale":2,"settle_after":"1m","cut_every":"10s",
                     "description":"calls"}"#;
     assert_eq!(server.put("/v1/meters/m", first).await.status, 201);
-    let second = server.put("/v1/meters/m", r#"{"late_until":"2h"}"#).await;
-    assert_eq!(second.status, 200, "{}", second.body);
-    let meter = second.json();
+    let meter = server.put("/v1/meters/m", r#"{"late_until":"2h"}"#).await.ok(200);
     assert_eq!((&meter["settle_after"], &meter["cut_every"]), (&"1m".into(), &"10s".into()));
     assert_eq!((&meter["late_until"], &meter["description"]), (&"2h".into(), &"calls".into()));
     let cleared = r#"{"description":null,"settle_after":null}"#;
@@ -98,9 +93,7 @@ pub async fn refusals_name_the_field_and_the_fix(ground: Ground) {
     assert!(negative.contains("signed") && !negative.contains("correction"), "{negative}");
     let quote = r#"{"currency":"eur","jurisdiction":"de","prices":"exclusive","cycle":"soon",
                     "lines":[{"id":"a","amount":"1"}]}"#;
-    let answer = server.call(Method::POST, "/v1/tenants/acme/quotes", &server.admin, quote);
-    let without_key = answer.await;
-    assert_eq!(without_key.status, 400, "{}", without_key.body);
+    server.post_to("/v1/tenants/acme/quotes", quote).await.ok(400);
     let billed = r#"{"aggregation":"sum","billing":{"from":"soon"}}"#;
     let answer = server.put("/v1/meters/billed", billed).await;
     assert!(!answer.body.contains("occurred_at"), "{}", answer.body);
@@ -113,18 +106,12 @@ pub async fn usage_of_all_tenants_is_one_list(ground: Ground) {
     }
     server.put("/v1/tenants/idle", "{}").await;
     let key = server.key("read", None).await;
-    let get = async |query: &str| {
-        server.call(Method::GET, &format!("/v1/usage/totals{query}"), &key, "").await
-    };
-    let all = get("").await.json();
-    let rows: Vec<(&str, &str)> = all["totals"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|row| (row["tenant"].as_str().unwrap(), row["total"].as_str().unwrap()))
-        .collect();
-    assert_eq!(rows, [("acme", "0.3"), ("best", "5")]);
-    assert!(all["next_after"].is_null());
+    let get = async |query: &str| server.get_as(&key, &format!("/v1/usage/totals{query}")).await;
+    let all = get("").await;
+    let rows = all.rows("totals");
+    assert_eq!(each(&rows, "tenant"), ["acme", "best"]);
+    assert_eq!(each(&rows, "total"), ["0.3", "5"]);
+    assert!(all.json()["next_after"].is_null());
     let first = get("?limit=1&from=2026-11-01&to=2026-12-01").await.json();
     assert_eq!(first["next_after"], "acme");
     let second = get("?limit=1&after=acme").await.json();

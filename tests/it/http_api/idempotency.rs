@@ -1,5 +1,6 @@
 //! Requests under a key: done once, answered again, and never by or for anybody else.
 
+use super::transport::{count_refused, held, short_bodies};
 use crate::world::{Answer, Ground, NOW, Server, default_config, event};
 use axum::body::Body;
 use counterfoil::jobs::Job;
@@ -15,6 +16,9 @@ use std::sync::atomic::Ordering;
 pub const TWO_HOURS: i64 = 2 * MICROS_PER_HOUR;
 const ENTRIES: &str = "/v1/tenants/acme/entries";
 const ENTRY: &str = r#"{"memo":"m","postings":[{"account":"wallet","amount":"25.00"},{"account":"payments","amount":"-25"}]}"#;
+
+const QUOTES: &str = "/v1/tenants/acme/quotes";
+const QUOTE: &str = r#"{"currency":"eur","jurisdiction":"de","prices":"exclusive","lines":[{"id":"x","amount":"1"}]}"#;
 
 impl Server {
     /// A request under a key, by whoever has the token.
@@ -43,6 +47,19 @@ impl Server {
     pub async fn sweep(&self) -> usize {
         SweepJob::new(&self.context(|_| {})).pass().await.unwrap().1
     }
+
+    /// The same a day and an hour later, when the time of every key is over.
+    pub async fn forget_keys(&self) -> usize {
+        self.clock.advance(25 * MICROS_PER_HOUR);
+        self.sweep().await
+    }
+}
+
+/// The same answer, from a key that was forgotten in between.
+#[track_caller]
+pub fn check_same(first: &Answer, again: &Answer) {
+    assert_eq!((again.status, &again.body), (first.status, &first.body));
+    assert!(!again.headers.contains_key("idempotency-replayed"), "{}", again.show());
 }
 
 /// A problem of the layer's own, which may or may not be worth trying again.
@@ -126,7 +143,7 @@ pub async fn elsewhere_a_key_is_welcome(ground: Ground) {
         server.once_as(&server.admin, (Method::PUT, path), key, body).await
     };
     let first = put("/v1/meters/pages", "m1", r#"{"aggregation":"sum"}"#).await;
-    assert_eq!(first.status, 201, "{}", first.body);
+    first.ok(201);
     // Done again it would be 200; said again it is what it was.
     check_replay(&first, &put("/v1/meters/pages", "m1", r#"{ "aggregation" : "sum" }"#).await);
     let plain = server.put("/v1/meters/pages", r#"{"aggregation":"sum"}"#).await;
@@ -199,21 +216,15 @@ pub async fn others_neither_see_nor_spoil_it(ground: Ground) {
     let exchanged = server.key("operate", None).await;
     check_replay(&first, &post(&exchanged).await);
     // One of other rights has keys of its own, and finds the entry by its key all the same.
-    let admin = post(&server.admin).await;
-    assert_eq!((admin.status, &admin.body), (201, &first.body));
-    assert!(!admin.headers.contains_key("idempotency-replayed"));
+    check_same(&first, &post(&server.admin).await);
     assert_eq!(wallet(&server).await, ("25".into(), 1));
 
     // Tenants that are bound: the same key, the same route, nothing in common.
     declare_rate(&server).await;
-    let quote = json!({
-        "currency": "eur", "jurisdiction": "de", "prices": "exclusive",
-        "lines": [{"id": "x", "amount": "1"}],
-    });
     let globex = server.key("operate", Some("globex")).await;
     let ask = async |token: &str, tenant: &str| {
         let path = format!("/v1/tenants/{tenant}/quotes");
-        server.once_as(token, (Method::POST, &path), "q1", &quote.to_string()).await
+        server.once_as(token, (Method::POST, &path), "q1", QUOTE).await
     };
     assert_eq!(ask(&bound, "acme").await.status, 200);
     let of_globex = ask(&globex, "globex").await;
@@ -235,10 +246,9 @@ pub async fn a_refusal_for_another_tenant_is_no_answer_of_the_tenants_own(ground
     let server = Server::start(ground).await;
     declare_rate(&server).await;
     let globex = server.key("operate", Some("globex")).await;
-    let body = r#"{"currency":"eur","jurisdiction":"de","prices":"exclusive","lines":[{"id":"x","amount":"1"}]}"#;
     let ask = async |tenant: &str| {
         let path = format!("/v1/tenants/{tenant}/quotes");
-        server.once_as(&globex, (Method::POST, &path), "q1", body).await
+        server.once_as(&globex, (Method::POST, &path), "q1", QUOTE).await
     };
     ask("acme").await.problem(403, "tenant_forbidden");
     server.get("/v1/tenants/acme/quotes/q1").await.problem(404, "unknown_quote");
@@ -283,10 +293,7 @@ pub async fn a_caller_who_is_recognised_too_late_is_put_off(ground: Ground) {
 }
 
 pub async fn bodies_have_their_limits_under_a_key_too(ground: Ground) {
-    let mut config = default_config();
-    config.server.body_bytes_max = 1000;
-    config.server.body_timeout_ms = 300;
-    let server = Server::start_with(ground, &config).await;
+    let server = Server::start_with(ground, &short_bodies(300)).await;
     let put = async |body: Body| {
         let request = Request::put("/v1/meters/pages")
             .header("authorization", format!("Bearer {}", server.admin))
@@ -303,14 +310,9 @@ pub async fn bodies_have_their_limits_under_a_key_too(ground: Ground) {
     put(Body::from_stream(broken)).await.problem(400, "body_broken");
     assert_eq!(count(&server, "idempotency_keys").await, 0, "none of it came so far");
     // And all of them together.
-    let hold = |_| {
-        let chunk = stream::iter([Ok::<_, std::io::Error>(vec![b' '; 900])]);
-        put(Body::from_stream(futures_util::StreamExt::chain(chunk, stream::pending())))
-    };
-    let answers = futures_util::future::join_all((0..20).map(hold)).await;
-    let refused: Vec<_> = answers.iter().filter(|answer| answer.status == 503).collect();
-    refused.iter().for_each(|answer| drop(answer.problem(503, "bodies_full")));
-    assert!((1..=4).contains(&refused.len()), "{}", refused.len());
+    let answers = futures_util::future::join_all((0..20).map(|_| put(held(900)))).await;
+    let refused = count_refused(&answers, "bodies_full");
+    assert!((1..=4).contains(&refused), "{refused}");
     let done = put(Body::from(r#"{"aggregation":"sum"}"#)).await;
     assert_eq!(done.status, 201, "all given back: {}", done.body);
 }
@@ -386,21 +388,13 @@ pub async fn callers_without_the_right_are_refused_before_anything_is_claimed(gr
 pub async fn a_request_refused_by_validation_leaves_its_key_unused(ground: Ground) {
     let server = with_accounts(ground).await;
     declare_rate(&server).await;
-    let quotes = "/v1/tenants/acme/quotes";
-    let quote = r#"{"currency":"eur","jurisdiction":"de","prices":"exclusive","lines":[{"id":"x","amount":"1"}]}"#;
-    let coupons = "/v1/coupons/spring";
-    let coupon = r#"{"discount":{"percent":"10"}}"#;
+    let (pages, sum) = ("/v1/meters/pages", r#"{"aggregation":"sum"}"#);
     for (method, path, wrong, right) in [
-        (Method::POST, ENTRIES, "{", ENTRY.to_owned()),
-        (Method::POST, ENTRIES, r#"{"memo":"m"}"#, ENTRY.to_owned()),
-        (Method::POST, quotes, r#"{"currency":"eur"}"#, quote.to_owned()),
-        (Method::POST, quotes, &quote.replace("\"1\"", "\"one\""), quote.to_owned()),
-        (
-            Method::PUT,
-            "/v1/meters/pages",
-            r#"{"aggregation":"s"}"#,
-            r#"{"aggregation":"sum"}"#.into(),
-        ),
+        (Method::POST, ENTRIES, "{", ENTRY),
+        (Method::POST, ENTRIES, r#"{"memo":"m"}"#, ENTRY),
+        (Method::POST, QUOTES, r#"{"currency":"eur"}"#, QUOTE),
+        (Method::POST, QUOTES, &QUOTE.replace("\"1\"", "\"one\""), QUOTE),
+        (Method::PUT, pages, r#"{"aggregation":"s"}"#, sum),
     ] {
         let key = format!("k-{}", path.len() + wrong.len());
         let once = async |body: &str| {
@@ -408,13 +402,14 @@ pub async fn a_request_refused_by_validation_leaves_its_key_unused(ground: Groun
         };
         let refused = once(wrong).await;
         assert!([400, 422].contains(&refused.status), "{path}: {}", refused.body);
-        let done = once(&right).await;
+        let done = once(right).await;
         assert!([200, 201].contains(&done.status), "{path}: {}", done.body);
-        check_replay(&done, &once(&right).await);
+        check_replay(&done, &once(right).await);
         check_problem(&once(wrong).await, 422, "idempotency_key_reused");
     }
-    let missing = server.once_as(&server.admin, (Method::PUT, coupons), "cp", coupon).await;
-    assert_eq!(missing.status, 422, "{}", missing.body);
+    let route = (Method::PUT, "/v1/coupons/spring");
+    let coupon = r#"{"discount":{"percent":"10"}}"#;
+    server.once_as(&server.admin, route, "cp", coupon).await.ok(422);
     assert_eq!(count(&server, "idempotency_keys WHERE key = 'cp'").await, 0);
 }
 
@@ -452,8 +447,7 @@ pub async fn a_hundred_at_once_are_one(ground: Ground) {
     }
     let mut bodies = BTreeSet::new();
     let mut first = 0;
-    while let Some(answer) = calls.join_next().await {
-        let answer = answer.unwrap();
+    for answer in calls.join_all().await {
         match answer.status {
             201 => {
                 first += usize::from(!answer.headers.contains_key("idempotency-replayed"));
@@ -481,12 +475,10 @@ pub async fn what_happened_once_stays_so_after_its_key_is_forgotten(ground: Grou
     assert_eq!(server.sweep().await, 1);
     assert_eq!(count(&server, "idempotency_keys").await, 0);
     let again = server.once(ENTRIES, "k1", ENTRY).await;
-    assert!(!again.headers.contains_key("idempotency-replayed"), "the layer has forgotten it");
-    assert_eq!((again.status, &again.body), (201, &first.body));
+    check_same(&first, &again);
     check_replay(&again, &server.once(ENTRIES, "k1", ENTRY).await);
     assert_eq!(wallet(&server).await, ("25".into(), 1));
-    server.clock.advance(25 * MICROS_PER_HOUR);
-    assert_eq!(server.sweep().await, 1);
+    assert_eq!(server.forget_keys().await, 1);
     let other = ENTRY.replace("25", "26");
     server.once(ENTRIES, "k1", &other).await.problem(409, "key_taken");
     assert_eq!(wallet(&server).await, ("25".into(), 1));
@@ -497,43 +489,33 @@ pub async fn what_happened_once_stays_so_after_its_key_is_forgotten(ground: Grou
 /// The end of the key fails inside the transaction, after the effect; or the effect does.
 pub async fn the_effect_and_its_answer_are_both_there_or_neither(ground: Ground) {
     let server = with_accounts(ground).await;
-    let rate =
-        r#"{"jurisdiction":"de","name":"vat","percent":"19","valid_from":"2021-01-01T00:00:00Z"}"#;
-    assert_eq!(server.put("/v1/tax/rates", rate).await.status, 200);
+    declare_rate(&server).await;
     let grants = "/v1/tenants/acme/grants";
     let grant = r#"{"pool":"granted","unit":"eur","amount":"5","rates":{"calls":"1"}}"#;
-    let quotes = "/v1/tenants/acme/quotes";
-    let quote = r#"{"currency":"eur","jurisdiction":"de","prices":"exclusive","lines":[{"id":"x","amount":"1"}]}"#;
+    let requests = [(ENTRIES, ENTRY, 201), (grants, grant, 201), (QUOTES, QUOTE, 200)];
     let kept = async || {
         let tables = ["entries", "grants", "quotes", "outbox", "credit_changes"];
         let ended = count(&server, "idempotency_keys WHERE status IS NOT NULL").await;
         (server.ground.rows(&tables).await, ended, wallet(&server).await)
     };
     let nothing = kept().await;
-    for (fault, event, condition) in [
-        ("the end of the key", "BEFORE UPDATE ON idempotency_keys", "NEW.status IS NOT NULL"),
-        ("the entry", "BEFORE INSERT ON postings", "true"),
-        ("the change", "BEFORE INSERT ON credit_changes", "true"),
-        ("the quote", "BEFORE INSERT ON quotes", "true"),
+    for (write, condition, failing) in [
+        ("BEFORE UPDATE ON idempotency_keys", "NEW.status IS NOT NULL", &requests[..]),
+        ("BEFORE INSERT ON postings", "true", &requests[..1]),
+        ("BEFORE INSERT ON credit_changes", "true", &requests[1..2]),
+        ("BEFORE INSERT ON quotes", "true", &requests[2..]),
     ] {
-        server.ground.break_writes(event, condition).await;
-        for (path, body) in [(ENTRIES, ENTRY), (grants, grant), (quotes, quote)] {
-            let fails = fault == "the end of the key"
-                || matches!((fault, path), ("the entry", ENTRIES))
-                || (fault == "the change" && path == grants)
-                || (fault == "the quote" && path == quotes);
-            if fails {
-                let answer = server.once(path, "k1", body).await;
-                assert!(answer.status >= 500, "{fault} {path}: {}", answer.show());
-                assert!(!answer.body.contains("broken"), "{}", answer.body);
-            }
+        server.ground.break_writes(write, condition).await;
+        for (path, body, _) in failing {
+            let answer = server.once(path, "k1", body).await;
+            assert!(answer.status >= 500, "{write} {path}: {}", answer.show());
+            assert!(!answer.body.contains("broken"), "{}", answer.body);
         }
-        assert_eq!(kept().await, nothing, "{fault}");
+        assert_eq!(kept().await, nothing, "{write}");
         server.ground.repair_writes().await;
     }
     // The same requests, under the same keys: nothing was spoilt.
-    for (path, body, status) in [(ENTRIES, ENTRY, 201), (grants, grant, 201), (quotes, quote, 200)]
-    {
+    for (path, body, status) in requests {
         let first = server.once(path, "k1", body).await;
         assert_eq!(first.status, status, "{path}: {}", first.body);
         check_replay(&first, &server.once(path, "k1", body).await);

@@ -1,6 +1,6 @@
 //! Billing as the interface shows it: pushes, what needs an operator, latencies, customers, terms.
 
-use crate::world::{Answer, Ground, NOW, Server, default_config, event};
+use crate::world::{Answer, Ground, NOW, Server, default_config, each, event};
 use async_trait::async_trait;
 use counterfoil::jobs::Job;
 use counterfoil::jobs::cut::CutJob;
@@ -8,20 +8,28 @@ use counterfoil::jobs::push::PushJob;
 use counterfoil::jobs::watch::WatchJob;
 use counterfoil::provider::{Answer as Said, Limits, Provider, PushFacts, Request};
 use counterfoil::provider::{TotalsQuery, Unreadable};
+use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::span::Span;
 use counterfoil::rules::submission::{Horizons, Resend, SubmitOutcome};
 use counterfoil::rules::timestamp::MICROS_PER_HOUR;
 use counterfoil::rules::window::Window;
 use http::Method;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 const METER: &str = r#"{"aggregation":"sum","billing":{"from":"2026-11-01T00:00:00Z"}}"#;
 
-/// A provider that goes by the value: 1.5 is refused, 7 never answered, the rest taken. Its totals
-/// fit nothing.
-pub struct Scripted;
+/// A provider that goes by the value: 1.5 is refused, 7 never answered, the rest taken.
+pub struct Scripted {
+    /// The total of a customer's window; without it, totals never come.
+    pub totals: Option<fn(&CustomerId, &Window) -> &'static str>,
+}
+
+impl Scripted {
+    /// Its totals fit nothing.
+    pub const UNFIT: Self = Self { totals: Some(|_, _| "99") };
+}
 
 #[async_trait]
 impl Provider for Scripted {
@@ -49,7 +57,10 @@ impl Provider for Scripted {
         Said { outcome, request_id: Some("req_1".into()) }
     }
     async fn read_totals(&self, query: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable> {
-        Ok(vec![Quantity::parse_stored("99").unwrap(); query.windows.len()])
+        let Some(totals) = self.totals else { return std::future::pending().await };
+        let total =
+            |window: &Window| Quantity::parse_stored(totals(query.customer, window)).unwrap();
+        Ok(query.windows.iter().map(total).collect())
     }
 }
 
@@ -60,7 +71,7 @@ async fn cut_and_send(server: &Server) {
         config.push.rate_per_second = 1_000;
     });
     CutJob::new(&context, 15).pass().await.unwrap();
-    let provider: Arc<dyn Provider> = Arc::new(Scripted);
+    let provider: Arc<dyn Provider> = Arc::new(Scripted::UNFIT);
     PushJob::new(&context, &provider).pass().await.unwrap();
 }
 
@@ -100,14 +111,9 @@ async fn billed_towards(ground: Ground, compared: Option<Arc<dyn Provider>>) -> 
     server
 }
 
-fn pushes(answer: &Answer) -> Vec<Value> {
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    answer.json()["pushes"].as_array().unwrap().clone()
-}
-
 /// The id of the push of that quantity.
 async fn find(server: &Server, quantity: &str) -> u64 {
-    let all = pushes(&server.get("/v1/pushes").await);
+    let all = server.get("/v1/pushes").await.rows("pushes");
     let push = all.iter().find(|push| push["quantity"] == quantity);
     push.unwrap_or_else(|| panic!("{all:?}"))["id"].as_u64().unwrap()
 }
@@ -128,9 +134,8 @@ pub async fn pushes_are_listed_by_every_filter(ground: Ground) {
         ("from=2026-11-16&to=2026-11-17", vec![]),
         ("before=1", vec![]),
     ] {
-        let found = pushes(&server.get(&format!("/v1/pushes?{query}")).await);
-        let mut quantities: Vec<&str> =
-            found.iter().map(|push| push["quantity"].as_str().unwrap()).collect();
+        let found = server.get(&format!("/v1/pushes?{query}")).await.rows("pushes");
+        let mut quantities = each(&found, "quantity");
         quantities.sort_unstable();
         assert_eq!(quantities, expected, "{query}");
     }
@@ -157,7 +162,7 @@ pub async fn pushes_come_page_by_page_newest_first(ground: Ground) {
     let mut path = "/v1/pushes?limit=2".to_owned();
     loop {
         let page = server.get(&path).await;
-        seen.extend(pushes(&page).iter().map(|push| push["id"].as_u64().unwrap()));
+        seen.extend(page.rows("pushes").iter().map(|push| push["id"].as_u64().unwrap()));
         let Some(before) = page.json()["next_before"].as_u64() else { break };
         path = format!("/v1/pushes?limit=2&before={before}");
     }
@@ -171,24 +176,16 @@ pub async fn a_push_is_shown_with_all_that_happened_to_it(ground: Ground) {
     let server = billed(ground).await;
     let id = find(&server, "7").await;
     let push = server.get(&format!("/v1/pushes/{id}")).await.json();
-    let history: Vec<(&str, &str, u64)> = push["transitions"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|row| {
-            let text = |name: &str| row[name].as_str().unwrap();
-            (text("class"), text("state"), row["attempt"].as_u64().unwrap())
-        })
-        .collect();
-    assert_eq!(
-        history,
-        [
-            ("cut", "observed", 0),
-            ("attempt", "observed", 1),
-            ("unknown", "observed", 1),
-            ("undecidable", "dead", 1),
-        ]
-    );
+    let history = push["transitions"].as_array().unwrap();
+    let history: Vec<Value> =
+        history.iter().map(|row| json!([row["class"], row["state"], row["attempt"]])).collect();
+    let expected = json!([
+        ["cut", "observed", 0],
+        ["attempt", "observed", 1],
+        ["unknown", "observed", 1],
+        ["undecidable", "dead", 1],
+    ]);
+    assert_eq!(json!(history), expected);
     assert_eq!(push["transitions"][2]["request_id"], "req_1");
     assert_eq!(push["transitions"][2]["detail"], "no such customer");
     for (field, expected) in [
@@ -216,9 +213,7 @@ pub async fn a_push_is_shown_with_all_that_happened_to_it(ground: Ground) {
 
 pub async fn a_dead_push_is_retried_only_if_that_cannot_bill_twice(ground: Ground) {
     let server = billed(ground).await;
-    let retry = async |id: u64| {
-        server.call(Method::POST, &format!("/v1/pushes/{id}/retry"), &server.admin, "").await
-    };
+    let retry = async |id: u64| server.post_to(&format!("/v1/pushes/{id}/retry"), "").await;
     let refused = find(&server, "1.5").await;
     let done = retry(refused).await.json();
     let next = done["replacement"].as_u64().unwrap();
@@ -228,8 +223,8 @@ pub async fn a_dead_push_is_retried_only_if_that_cannot_bill_twice(ground: Groun
     for (quantity, expected) in
         [("7", "sending it again could bill twice"), ("2", "only a dead push can be retried")]
     {
-        let problem = retry(find(&server, quantity).await).await.problem(409, "push_not_retried");
-        assert!(problem["detail"].as_str().unwrap().contains(expected), "{problem}");
+        let refused = retry(find(&server, quantity).await).await;
+        refused.problem_saying(409, "push_not_retried", expected);
     }
     retry(refused).await.problem(409, "push_not_retried");
     retry(99_999).await.problem(404, "unknown_push");
@@ -237,10 +232,8 @@ pub async fn a_dead_push_is_retried_only_if_that_cannot_bill_twice(ground: Groun
 
 pub async fn a_dead_push_is_written_off_with_a_reason(ground: Ground) {
     let server = billed(ground).await;
-    let discard = async |id: u64, body: &str| {
-        let path = format!("/v1/pushes/{id}/discard");
-        server.call(Method::POST, &path, &server.admin, body).await
-    };
+    let discard =
+        async |id: u64, body: &str| server.post_to(&format!("/v1/pushes/{id}/discard"), body).await;
     let dead = find(&server, "7").await;
     for (body, code) in [
         (r#"{"reason":" "}"#, "invalid_reason"),
@@ -261,7 +254,7 @@ pub async fn a_dead_push_is_written_off_with_a_reason(ground: Ground) {
     assert_eq!((&push["state"], &push["unbilled"]), (&"discarded".into(), &Value::Null));
     let of_state = async |state: &str| {
         let list = server.get(&format!("/v1/pushes?state={state}")).await;
-        pushes(&list).iter().filter(|push| push["id"] == dead).count()
+        list.rows("pushes").iter().filter(|push| push["id"] == dead).count()
     };
     assert_eq!((of_state("dead").await, of_state("discarded").await), (0, 1));
     let detail = push["detail"].as_str().unwrap();
@@ -278,25 +271,22 @@ pub async fn scopes_and_bound_keys(ground: Ground) {
         (format!("/v1/pushes/{dead}/retry"), format!("/v1/pushes/{dead}/discard"));
     let reason = r#"{"reason":"x"}"#;
     for path in ["/v1/pushes", &format!("/v1/pushes/{dead}"), "/v1/health/billing", "/v1/latency"] {
-        assert_eq!(server.call(Method::GET, path, &read, "").await.status, 200, "{path}");
-        server.call(Method::GET, path, &ingest, "").await.problem(403, "scope_missing");
+        assert_eq!(server.get_as(&read, path).await.status, 200, "{path}");
+        server.get_as(&ingest, path).await.problem(403, "scope_missing");
     }
     server.call(Method::POST, &retry, &read, "").await.problem(403, "scope_missing");
     server.call(Method::POST, &discard, &read, reason).await.problem(403, "scope_missing");
     let globex = server.key("operate", Some("globex")).await;
-    let own = server.call(Method::GET, "/v1/pushes", &globex, "").await;
-    assert_eq!(pushes(&own).len(), 1);
-    let other = server.call(Method::GET, "/v1/pushes?tenant=acme", &globex, "").await;
-    other.problem(403, "tenant_forbidden");
+    assert_eq!(server.get_as(&globex, "/v1/pushes").await.rows("pushes").len(), 1);
+    for path in ["/v1/pushes?tenant=acme", "/v1/health/billing"] {
+        server.get_as(&globex, path).await.problem(403, "tenant_forbidden");
+    }
     // A push of another tenant looks like one that does not exist.
-    let absent = server.call(Method::GET, "/v1/pushes/99999", &globex, "").await.body;
-    let other = server.call(Method::GET, &format!("/v1/pushes/{dead}"), &globex, "").await;
+    let absent = server.get_as(&globex, "/v1/pushes/99999").await.body;
+    let other = server.get_as(&globex, &format!("/v1/pushes/{dead}")).await;
     other.problem(404, "unknown_push");
     assert_eq!(other.body, absent);
-    let path = format!("/v1/pushes/{of_globex}");
-    assert_eq!(server.call(Method::GET, &path, &globex, "").await.status, 200);
-    let health = server.call(Method::GET, "/v1/health/billing", &globex, "").await;
-    health.problem(403, "tenant_forbidden");
+    server.get_as(&globex, &format!("/v1/pushes/{of_globex}")).await.ok(200);
     // What a tenant owes is not for its own key to write off or to send again.
     let bound = server.key("operate", Some("acme")).await;
     for (path, body) in [(&retry, ""), (&discard, reason)] {
@@ -323,14 +313,10 @@ pub async fn health_and_metrics_show_what_is_unbilled_until_it_is_written_off(gr
     check_gauges(&server, &watcher, &unbilled).await;
     for quantity in ["7", "1.5"] {
         let path = format!("/v1/pushes/{}/discard", find(&server, quantity).await);
-        let done = server.call(Method::POST, &path, &server.admin, r#"{"reason":"x"}"#).await;
-        assert_eq!(done.status, 200);
+        server.post_to(&path, r#"{"reason":"x"}"#).await.ok(200);
     }
     let health = server.get("/v1/health/billing").await.json();
-    assert_eq!(
-        (&health["dead"], &health["unbilled_quantity"]),
-        (&0.into(), &serde_json::json!({}))
-    );
+    assert_eq!((&health["dead"], &health["unbilled_quantity"]), (&0.into(), &json!({})));
     // An alert ends when its cause does.
     let cleared = [r#"counterfoil_unbilled_quantity{meter="calls"} 0"#];
     check_gauges(&server, &watcher, &cleared).await;
@@ -379,9 +365,8 @@ pub async fn latencies_say_whether_windows_wait_long_enough(ground: Ground) {
     assert_eq!(server.put("/v1/meters/calls", &spec).await.status, 200);
     assert_eq!(one(server.get("/v1/latency?tenant=acme").await).get("warning"), None);
     let bound = server.key("read", Some("globex")).await;
-    let own = server.call(Method::GET, "/v1/latency", &bound, "").await;
-    assert_eq!(one(own)["samples"], 1);
-    let other = server.call(Method::GET, "/v1/latency?tenant=acme", &bound, "").await;
+    assert_eq!(one(server.get_as(&bound, "/v1/latency").await)["samples"], 1);
+    let other = server.get_as(&bound, "/v1/latency?tenant=acme").await;
     other.problem(403, "tenant_forbidden");
 }
 
@@ -390,8 +375,7 @@ pub async fn a_customer_is_one_tenant(ground: Ground) {
     let first = server.put("/v1/tenants/acme", r#"{"name":"Acme","customer":"cus_1"}"#).await;
     assert_eq!(first.json()["customer"], "cus_1");
     let taken = server.put("/v1/tenants/globex", r#"{"customer":"cus_1"}"#).await;
-    let problem = taken.problem(409, "customer_taken");
-    assert!(problem["detail"].as_str().unwrap().contains("tenant acme is this customer"));
+    taken.problem_saying(409, "customer_taken", "tenant acme is this customer");
     server.get("/v1/tenants/globex").await.problem(404, "unknown_tenant");
     // Left out, it stays; given, it changes, and is free for another.
     assert_eq!(server.put("/v1/tenants/acme", "{}").await.json()["customer"], "cus_1");
@@ -457,8 +441,8 @@ pub async fn billing_that_cannot_be_exact_is_refused(ground: Ground) {
         ),
         (r#"{"aggregation":"sum","billing":{"event_name":""}}"#, "event_name"),
     ] {
-        let problem = server.put("/v1/meters/m", spec).await.problem(422, "invalid_billing");
-        assert!(problem["detail"].as_str().unwrap().contains(expected), "{problem}");
+        let answer = server.put("/v1/meters/m", spec).await;
+        answer.problem_saying(422, "invalid_billing", expected);
     }
     for spec in [
         r#"{"aggregation":"sum","billing":{"from":"yesterday"}}"#,
@@ -499,49 +483,25 @@ pub async fn windows_are_open_then_settling_then_final(ground: Ground) {
     let path = "/v1/usage?tenant=acme&meter=calls&from=2026-11-15T07:00:00Z\
                 &to=2026-11-15T13:00:00Z&window=hour";
     server.post(&event("acme", "e", "1", "2026-11-15T07:30:00Z")).await;
-    let states = async || {
-        let usage = server.get(path).await.json();
-        let windows = usage["windows"].as_array().unwrap();
-        windows.iter().map(|w| w["state"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
-    };
+    let states = async || each(&server.get(path).await.rows("windows"), "state");
     // At noon; settle_after is an hour and late_until four.
     assert_eq!(states().await, ["final", "settling", "settling", "settling", "open", "open"]);
     server.clock.advance(MICROS_PER_HOUR);
     assert_eq!(states().await, ["final", "final", "settling", "settling", "settling", "open"]);
 }
 
-/// A provider that holds 2 of the window at nine, for the customer it was sent for.
-struct Kept;
-
-#[async_trait]
-impl Provider for Kept {
-    fn name(&self) -> &'static str {
-        "kept"
-    }
-    fn limits(&self) -> Limits {
-        Scripted.limits()
-    }
-    fn encode(&self, facts: &PushFacts<'_>) -> Vec<u8> {
-        Scripted.encode(facts)
-    }
-    async fn send_push(&self, request: &Request) -> Said {
-        Scripted.send_push(request).await
-    }
-    async fn read_totals(&self, query: &TotalsQuery<'_>) -> Result<Vec<Quantity>, Unreadable> {
-        let total = |window: &Window| {
-            let at_nine = window.start.to_string() == "2026-11-15T09:00:00Z";
-            let own = query.customer.as_str() == "cus_acme" && at_nine;
-            Quantity::parse_stored(if own { "2" } else { "0" }).unwrap()
-        };
-        Ok(query.windows.iter().map(total).collect())
-    }
-}
-
 pub async fn a_comparison_names_every_customer_and_who_wrote_off(ground: Ground) {
-    let server = billed_towards(ground, Some(Arc::new(Kept))).await;
+    // The provider holds 2 of the window at nine, for the customer it was sent for.
+    let kept = Scripted {
+        totals: Some(|customer, window| {
+            let at_nine = window.start.to_string() == "2026-11-15T09:00:00Z";
+            if customer.as_str() == "cus_acme" && at_nine { "2" } else { "0" }
+        }),
+    };
+    let server = billed_towards(ground, Some(Arc::new(kept))).await;
     let dead = find(&server, "1.5").await;
-    let (path, gift) = (format!("/v1/pushes/{dead}/discard"), r#"{"reason":"a gift"}"#);
-    assert_eq!(server.call(Method::POST, &path, &server.admin, gift).await.status, 200);
+    let path = format!("/v1/pushes/{dead}/discard");
+    server.post_to(&path, r#"{"reason":"a gift"}"#).await.ok(200);
     assert_eq!(server.put("/v1/tenants/acme", r#"{"customer":"cus_new"}"#).await.status, 200);
     let path = "/v1/comparison?tenant=acme&meter=calls&from=2026-11-15&to=2026-11-16";
     let compared = server.get(path).await.json();
@@ -566,6 +526,6 @@ pub async fn a_comparison_needs_something_to_compare_with(ground: Ground) {
         server.get(&format!("/v1/comparison?{query}")).await.problem(status, code);
     }
     let bound = server.key("read", Some("globex")).await;
-    let path = "/v1/comparison?tenant=acme&meter=calls";
-    server.call(Method::GET, path, &bound, "").await.problem(403, "tenant_forbidden");
+    let answer = server.get_as(&bound, "/v1/comparison?tenant=acme&meter=calls").await;
+    answer.problem(403, "tenant_forbidden");
 }

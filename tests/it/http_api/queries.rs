@@ -1,7 +1,7 @@
 //! Usage, events, inboxes, counters, meters and tenants.
 
-use crate::world::{Ground, NOW, Server, event};
-use http::Method;
+use crate::world::{Ground, NOW, Server, each, event};
+use serde_json::Value;
 
 fn in_region(id: &str, quantity: &str, region: &str, at: &str) -> String {
     event("acme", id, quantity, at)
@@ -34,13 +34,10 @@ pub async fn the_day_summer_time_ends_has_25_hours(ground: Ground) {
     let server = Server::start(ground).await;
     let usage = server
         .get("/v1/usage?tenant=acme&meter=calls&from=2026-10-25&to=2026-10-26&window=hour&tz=Europe/Paris")
-        .await
-        .json();
-    assert_eq!(usage["windows"].as_array().unwrap().len(), 25);
-    assert_eq!(
-        (&usage["from"], &usage["to"]),
-        (&"2026-10-24T22:00:00Z".into(), &"2026-10-25T23:00:00Z".into())
-    );
+        .await;
+    assert_eq!(usage.rows("windows").len(), 25);
+    assert_eq!(usage.json()["from"], "2026-10-24T22:00:00Z");
+    assert_eq!(usage.json()["to"], "2026-10-25T23:00:00Z");
 }
 
 pub async fn usage_by_dimension(ground: Ground) {
@@ -77,7 +74,7 @@ pub async fn the_smallest_of_nothing_is_nothing(ground: Ground) {
     let server = Server::start(ground).await;
     server.put("/v1/meters/low", r#"{"aggregation":"min"}"#).await;
     let usage = server.get("/v1/usage?tenant=acme&meter=low&window=day").await.json();
-    assert_eq!(usage["total"], serde_json::Value::Null);
+    assert_eq!(usage["total"], Value::Null);
     assert_eq!(usage["windows"], serde_json::json!([]));
 }
 
@@ -100,7 +97,7 @@ pub async fn events_page_by_page_newest_first(ground: Ground) {
     assert_eq!(ids, ["é6", "é5", "é4", "é3", "é2", "é1", "é0"]);
     let range =
         "/v1/events?tenant=acme&from=2026-11-15T11:01:00Z&to=2026-11-15T11:02:00Z&meter=calls";
-    assert_eq!(server.get(range).await.json()["events"].as_array().unwrap().len(), 2);
+    assert_eq!(server.get(range).await.rows("events").len(), 2);
     let one = server.get("/v1/events?tenant=acme&from=2026-11-15T11:03:00Z").await;
     insta::assert_snapshot!(one.show(), @r#"200 {"events":[{"event":{"tenant":"acme","id":"é6","meter":"calls","quantity":"1","occurred_at":"2026-11-15T11:03:00Z","properties":{}},"received_at":"2026-11-15T12:00:00Z"}],"next_cursor":null}"#);
     for (query, status, code) in [
@@ -130,7 +127,7 @@ pub async fn the_trace_says_what_became_of_an_event(ground: Ground) {
     server.post(&event("acme", "old", "1", "2026-01-01T00:00:00Z")).await;
     let trace = server.get("/v1/events/acme/old").await.json();
     insta::assert_snapshot!(trace["summary"], @r#""not counted; quarantined as too_old since 2026-11-15T12:00:00Z""#);
-    assert_eq!(trace["counted"], serde_json::Value::Null);
+    assert_eq!(trace["counted"], Value::Null);
     server.get("/v1/events/acme/none").await.problem(404, "unknown_event");
     server.get("/v1/events/acme/a%0ab").await.problem(400, "invalid_id");
     server.get("/v1/events/acme/%ff").await.problem(400, "invalid_path");
@@ -145,14 +142,13 @@ pub async fn inboxes_page_by_page_and_counters_that_add_up(ground: Ground) {
     }
     server.post("{}").await.problem(422, "missing_field");
     for (path, name) in [("/v1/conflicts", "conflicts"), ("/v1/quarantine", "quarantined")] {
-        let first = server.get(&format!("{path}?limit=2&tenant=acme")).await.json();
-        assert_eq!(first[name].as_array().unwrap().len(), 2);
-        let after = first["next_after"].as_u64().unwrap();
-        let last = server.get(&format!("{path}?limit=2&after={after}")).await.json();
-        assert_eq!(last[name].as_array().unwrap().len(), 1);
-        assert_eq!(last["next_after"], serde_json::Value::Null);
-        let other = server.get(&format!("{path}?tenant=other")).await.json();
-        assert_eq!(other[name].as_array().unwrap().len(), 0);
+        let first = server.get(&format!("{path}?limit=2&tenant=acme")).await;
+        assert_eq!(first.rows(name).len(), 2);
+        let after = first.json()["next_after"].as_u64().unwrap();
+        let last = server.get(&format!("{path}?limit=2&after={after}")).await;
+        assert_eq!((last.rows(name).len(), &last.json()["next_after"]), (1, &Value::Null));
+        let other = server.get(&format!("{path}?tenant=other")).await;
+        assert_eq!(other.rows(name).len(), 0);
     }
     let beyond = server.get("/v1/conflicts?after=9007199254740992").await;
     beyond.problem(400, "invalid_after");
@@ -175,8 +171,7 @@ pub async fn meters(ground: Ground) {
     let other = server.put("/v1/meters/users", r#"{"aggregation":"sum"}"#).await;
     let problem = other.problem(409, "meter_differs");
     assert_eq!(problem["existing"]["aggregation"], "unique");
-    let slugs = server.get("/v1/meters").await.json();
-    assert_eq!(slugs["meters"].as_array().unwrap().len(), 2);
+    assert_eq!(server.get("/v1/meters").await.rows("meters").len(), 2);
     server.get("/v1/meters/none").await.problem(404, "unknown_meter");
     server.get("/v1/meters/Bad").await.problem(400, "invalid_meter");
     for (spec, status, code) in [
@@ -203,28 +198,22 @@ pub async fn tenants(ground: Ground) {
     assert_eq!(first["tenants"][0]["id"], "a");
     assert_eq!(first["next_after"], "b/1");
     let last = server.get("/v1/tenants?limit=2&after=b/1").await.json();
-    assert_eq!(
-        (&last["tenants"][0]["id"], &last["next_after"]),
-        (&"c".into(), &serde_json::Value::Null)
-    );
+    assert_eq!((&last["tenants"][0]["id"], &last["next_after"]), (&"c".into(), &Value::Null));
     server.get("/v1/tenants/none").await.problem(404, "unknown_tenant");
     server.put("/v1/tenants/a", r#"{"name":"a\nb"}"#).await.problem(422, "invalid_name");
     let bound = server.key("read", Some("a")).await;
-    let own = server.call(http::Method::GET, "/v1/tenants/a", &bound, "").await;
-    own.problem(403, "tenant_forbidden");
+    server.get_as(&bound, "/v1/tenants/a").await.problem(403, "tenant_forbidden");
 }
 
 /// Follows `next_after` until the end; every page has as many rows as were asked for, or fewer.
-async fn walk(server: &Server, key: &str, path: &str, name: &str) -> Vec<serde_json::Value> {
+async fn walk(server: &Server, key: &str, path: &str, name: &str) -> Vec<Value> {
     let (mut rows, mut next) = (Vec::new(), String::new());
     loop {
-        let page = format!("{path}?limit=2{next}");
-        let answer = server.call(Method::GET, &page, key, "").await;
-        assert_eq!(answer.status, 200, "{}", answer.body);
-        let answer = answer.json();
-        let page = answer[name].as_array().unwrap();
+        let answer = server.get_as(key, &format!("{path}?limit=2{next}")).await;
+        let page = answer.rows(name);
         assert!(page.len() <= 2);
-        rows.extend(page.iter().cloned());
+        rows.extend(page);
+        let answer = answer.json();
         let Some(after) = answer["next_after"].as_str() else { return rows };
         next = format!("&after={}", after.replace('/', "%2F").replace(' ', "%20"));
     }
@@ -244,9 +233,6 @@ pub async fn counters_thresholds_and_rates_have_pages(ground: Ground) {
         });
         assert_eq!(server.put("/v1/tax/rates", &rate.to_string()).await.status, 200);
     }
-    let named = |rows: Vec<serde_json::Value>, member: &str| {
-        rows.iter().map(|row| row[member].as_str().unwrap().to_owned()).collect::<Vec<_>>()
-    };
     let own = server.key("read", Some("b 2")).await;
     for (path, name, member) in [
         ("/v1/counters", "counters", "tenant"),
@@ -254,9 +240,10 @@ pub async fn counters_thresholds_and_rates_have_pages(ground: Ground) {
         ("/v1/tax/rates", "rates", "name"),
     ] {
         let rows = walk(&server, &server.admin, path, name).await;
-        assert_eq!(named(rows, member), ["a/1", "b 2", "c", "d", "e"], "{path}");
+        assert_eq!(each(&rows, member), ["a/1", "b 2", "c", "d", "e"], "{path}");
         if member == "tenant" {
-            assert_eq!(named(walk(&server, &own, path, name).await, member), ["b 2"], "{path}");
+            let rows = walk(&server, &own, path, name).await;
+            assert_eq!(each(&rows, member), ["b 2"], "{path}");
         }
         server.get(&format!("{path}?limit=0")).await.problem(400, "invalid_limit");
         server.get(&format!("{path}?after=x")).await.problem(400, "invalid_cursor");

@@ -1,11 +1,10 @@
 //! Quotes: rates by place and moment, coupons once in a cycle, figures that never change, and an
 //! engine elsewhere that is asked once.
 
-use super::idempotency::{check_problem, check_replay};
-use crate::world::{Answer, Ground, Server, default_config, serve_on_loopback};
+use super::idempotency::{check_problem, check_replay, check_same};
+use crate::world::{Answer, Ground, Server, default_config, each, serve_on_loopback};
 use axum::extract::State;
 use counterfoil::config::{Config, Secret, TaxEngineKind};
-use counterfoil::rules::timestamp::MICROS_PER_HOUR;
 use http::{HeaderMap, Method, StatusCode};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
@@ -43,10 +42,15 @@ async fn quote(server: &Server, key: &str, request: &Value) -> Answer {
 
 /// Discount, net, tax and gross of a quote.
 fn figures(answer: &Answer) -> String {
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    let quote = &answer.json()["quote"];
-    let figure = |name: &str| quote[name].as_str().unwrap().to_owned();
-    [figure("discount"), figure("net"), figure("tax"), figure("gross")].join(" ")
+    let quote = &answer.ok(200)["quote"];
+    ["discount", "net", "tax", "gross"].map(|name| quote[name].as_str().unwrap()).join(" ")
+}
+
+/// A request of 100 with a coupon of a cycle.
+fn with_coupon(code: &str, cycle: &str) -> Value {
+    let mut asked = request("de", "exclusive", &["100"]);
+    (asked["coupon"], asked["cycle"]) = (code.into(), cycle.into());
+    asked
 }
 
 /// A server that knows some rates and coupons.
@@ -78,8 +82,7 @@ async fn with_rates(ground: Ground) -> Server {
             }),
         ),
     ] {
-        let answer = server.put(&format!("/v1/coupons/{code}"), &body.to_string()).await;
-        assert_eq!(answer.status, 200, "{}", answer.body);
+        server.put(&format!("/v1/coupons/{code}"), &body.to_string()).await.ok(200);
     }
     server
 }
@@ -173,9 +176,7 @@ pub async fn what_cannot_be_quoted(ground: Ground) {
         ("a\u{0}b", "invalid_key"),
         (&long, "invalid_key"),
     ] {
-        let mut asked = fine.clone();
-        (asked["coupon"], asked["cycle"]) = (code.into(), CYCLE.into());
-        let answer = quote(&server, &format!("c{}", code.len()), &asked).await;
+        let answer = quote(&server, &format!("c{}", code.len()), &with_coupon(code, CYCLE)).await;
         answer.problem(422, refusal);
     }
 }
@@ -198,34 +199,26 @@ pub async fn rates_never_overlap_and_can_be_ended(ground: Ground) {
         ("20", "2026-02-01", Some("2026-03-01")),
         ("21", "2026-01-01", Some("2026-12-31")),
     ] {
-        let problem = put(percent, from, until).await.problem(409, "rate_overlaps");
-        let detail = problem["detail"].as_str().unwrap();
-        assert!(detail.contains("tva in fr is 20 % from 2026-01-01T00:00:00Z"), "{detail}");
+        let said = "tva in fr is 20 % from 2026-01-01T00:00:00Z";
+        put(percent, from, until).await.problem_saying(409, "rate_overlaps", said);
     }
     assert_eq!(put("19.6", "2014-01-01", Some("2026-01-01")).await.status, 200, "up to its start");
     // Another name, another place: another rate.
-    assert_eq!(rate(&server, "fr", "eco", "1", ("2026-01-01T00:00:00Z", None)).await.status, 200);
-    assert_eq!(
-        rate(&server, "fr-co", "tva", "2", ("2026-01-01T00:00:00Z", None)).await.status,
-        200
-    );
+    rate(&server, "fr", "eco", "1", ("2026-01-01T00:00:00Z", None)).await.ok(200);
+    rate(&server, "fr-co", "tva", "2", ("2026-01-01T00:00:00Z", None)).await.ok(200);
     let ended = put("20", "2026-01-01", Some("2027-01-01")).await;
     assert_eq!(ended.json()["valid_until"], "2027-01-01T00:00:00Z");
     assert_eq!(put("20", "2026-01-01", Some("2027-01-01")).await.body, ended.body);
     put("20", "2026-01-01", None).await.problem(409, "rate_overlaps");
     assert_eq!(put("21", "2027-01-01", None).await.status, 200);
-    let listed = server.get("/v1/tax/rates").await.json();
-    let told: Vec<String> = listed["rates"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|rate| {
-            let member =
-                |name: &str| rate[name].as_str().unwrap_or("-").get(..4).unwrap_or("-").to_owned();
-            let (place, name, percent) = (&rate["jurisdiction"], &rate["name"], &rate["percent"]);
-            format!("{place} {name} {percent} {} {}", member("valid_from"), member("valid_until"))
-        })
-        .collect();
+    let told = |rate: &Value| {
+        let year =
+            |name: &str| rate[name].as_str().unwrap_or("-").get(..4).unwrap_or("-").to_owned();
+        let (place, name, percent) = (&rate["jurisdiction"], &rate["name"], &rate["percent"]);
+        format!("{place} {name} {percent} {} {}", year("valid_from"), year("valid_until"))
+    };
+    let rates = server.get("/v1/tax/rates").await.rows("rates");
+    let told: Vec<String> = rates.iter().map(told).collect();
     insta::assert_snapshot!(told.join("\n").replace('"', ""), @r"
     fr eco 1 2026 -
     fr tva 19.6 2014 2026
@@ -262,11 +255,7 @@ pub async fn rates_that_cannot_be_are_refused(ground: Ground) {
 
 pub async fn a_coupon_counts_once_in_a_cycle(ground: Ground) {
     let server = with_rates(ground).await;
-    let with = |code: &str, cycle: &str| {
-        let mut asked = request("de", "exclusive", &["100"]);
-        (asked["coupon"], asked["cycle"]) = (code.into(), cycle.into());
-        asked
-    };
+    let with = with_coupon;
     let first = quote(&server, "q1", &with("TEN", CYCLE)).await;
     assert_eq!(figures(&first), "10 90 17.1 107.1");
     check_replay(&first, &quote(&server, "q1", &with("TEN", CYCLE)).await);
@@ -284,10 +273,8 @@ pub async fn a_coupon_counts_once_in_a_cycle(ground: Ground) {
     assert_eq!(figures(&other), "10 90 17.1 107.1");
     assert_eq!(figures(&quote(&server, "q4", &with("FIVE", CYCLE)).await), "5 95 18.05 113.05");
     // After the key is forgotten the quote that used it still has it.
-    server.clock.advance(25 * MICROS_PER_HOUR);
-    server.sweep().await;
-    let again = quote(&server, "q1", &with("TEN", CYCLE)).await;
-    assert_eq!((again.status, &again.body), (200, &first.body));
+    server.forget_keys().await;
+    check_same(&first, &quote(&server, "q1", &with("TEN", CYCLE)).await);
     // In so many cycles and no more.
     let more = quote(&server, "q5", &with("FIVE", "2026-12-01T00:00:00Z")).await;
     assert_eq!(figures(&more), "5 95 18.05 113.05");
@@ -309,22 +296,19 @@ pub async fn a_coupon_counts_once_in_a_cycle(ground: Ground) {
 
 pub async fn of_quotes_at_once_one_has_the_coupon(ground: Ground) {
     let server = Arc::new(with_rates(ground).await);
-    let mut asked = request("de", "exclusive", &["100"]);
-    (asked["coupon"], asked["cycle"]) = ("TEN".into(), CYCLE.into());
     let mut calls = tokio::task::JoinSet::new();
     for number in 0..20 {
-        let (server, asked) = (Arc::clone(&server), asked.clone());
+        let (server, asked) = (Arc::clone(&server), with_coupon("TEN", CYCLE));
         calls.spawn(async move { quote(&server, &format!("q{number}"), &asked).await });
     }
-    let mut with_coupon = 0;
-    while let Some(answer) = calls.join_next().await {
-        let answer = answer.unwrap();
+    let mut used = 0;
+    for answer in calls.join_all().await {
         match answer.status {
-            200 => with_coupon += usize::from(answer.json()["coupon"] == "TEN"),
+            200 => used += usize::from(answer.json()["coupon"] == "TEN"),
             _ => drop(answer.problem(409, "coupon_used")),
         }
     }
-    assert_eq!(with_coupon, 1);
+    assert_eq!(used, 1);
 }
 
 pub async fn coupons_are_made_once(ground: Ground) {
@@ -353,28 +337,23 @@ pub async fn coupons_are_made_once(ground: Ground) {
     ] {
         put("BAD", body).await.problem(422, "invalid_coupon");
     }
-    put("a%00b", json!({"percent_off": "10", "valid_from": from}))
-        .await
-        .problem(422, "invalid_coupon");
+    let good = json!({"percent_off": "10", "valid_from": from});
+    put("a%00b", good.clone()).await.problem(422, "invalid_coupon");
     for code in ["A", "B"] {
-        put(code, json!({"percent_off": "10", "valid_from": from})).await;
+        put(code, good.clone()).await;
     }
-    let codes = |answer: &Answer| {
-        let coupons = answer.json()["coupons"].as_array().unwrap().clone();
-        coupons.iter().map(|coupon| coupon["code"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
-    };
+    let codes = |answer: &Answer| each(&answer.rows("coupons"), "code");
     let page = server.get("/v1/coupons?limit=2").await;
     assert_eq!((codes(&page).join(" "), &page.json()["next_after"]), ("A B".into(), &"B".into()));
     assert_eq!(codes(&server.get("/v1/coupons?limit=2&after=B").await), ["TEN"]);
     server.get("/v1/coupons?after=%00").await.problem(400, "invalid_key");
     let bound = server.key("operate", Some("acme")).await;
-    let forbidden = server.call(Method::GET, "/v1/coupons", &bound, "").await;
-    forbidden.problem(403, "tenant_forbidden");
+    server.get_as(&bound, "/v1/coupons").await.problem(403, "tenant_forbidden");
     for path in ["/v1/coupons/X", "/v1/tax/rates"] {
         let answer = server.call(Method::PUT, path, &bound, "{}").await;
         answer.problem(403, "tenant_forbidden");
     }
-    assert_eq!(server.call(Method::GET, "/v1/tax/rates", &bound, "").await.status, 200);
+    server.get_as(&bound, "/v1/tax/rates").await.ok(200);
 }
 
 pub async fn figures_stay_whatever_rates_hold_by_then(ground: Ground) {
@@ -389,13 +368,11 @@ pub async fn figures_stay_whatever_rates_hold_by_then(ground: Ground) {
     check_replay(&first, &quote(&server, "q1", &asked).await);
     assert_eq!(figures(&quote(&server, "q2", &asked).await), "0 100 25 125");
     // Also when the key is forgotten, and at another moment.
-    server.clock.advance(25 * MICROS_PER_HOUR);
-    assert_eq!(server.sweep().await, 2);
+    assert_eq!(server.forget_keys().await, 2);
     let again = quote(&server, "q1", &asked).await;
-    assert_eq!((again.status, &again.body), (200, &first.body));
+    check_same(&first, &again);
     check_replay(&again, &quote(&server, "q1", &asked).await);
-    server.clock.advance(25 * MICROS_PER_HOUR);
-    server.sweep().await;
+    server.forget_keys().await;
     let other = request("de", "exclusive", &["101"]);
     quote(&server, "q1", &other).await.problem(409, "key_taken");
     // A rate that is not the one that stands ends nothing.
@@ -474,10 +451,8 @@ pub async fn an_engine_elsewhere_is_asked_once(ground: Ground) {
     assert!(key.to_str().unwrap().starts_with("cfq1-"));
     engine.says(200, taxes("l0", "99"));
     check_replay(&first, &quote(&server, "q1", &asked).await);
-    server.clock.advance(25 * MICROS_PER_HOUR);
-    assert_eq!(server.sweep().await, 1);
-    let again = quote(&server, "q1", &asked).await;
-    assert_eq!((again.status, &again.body), (200, &first.body));
+    assert_eq!(server.forget_keys().await, 1);
+    check_same(&first, &quote(&server, "q1", &asked).await);
     assert_eq!(engine.calls().len(), 1, "a retry never calls it again");
     quote(&server, "q2", &asked).await;
     let calls = engine.calls();
@@ -522,26 +497,31 @@ pub async fn an_engine_that_cannot_be_believed_is_tried_again(ground: Ground) {
     engine.permits.add_permits(100);
     // Nothing of all that was kept under the key, and each try told the engine that it was one.
     assert_eq!(figures(&quote(&server, "q1", &asked).await), "0 10.12 2.38 12.5");
-    let keys = engine.calls();
-    assert_eq!(keys.len(), lines.len() + 2);
-    assert!(
-        keys.iter()
-            .all(|call| call.headers["idempotency-key"] == keys[0].headers["idempotency-key"])
-    );
+    let calls = engine.calls();
+    assert_eq!(calls.len(), lines.len() + 2);
+    let key = |call: &Call| call.headers["idempotency-key"].clone();
+    assert!(calls.iter().all(|call| key(call) == key(&calls[0])));
 }
 
-pub async fn a_request_that_is_at_work_is_not_begun_again(ground: Ground) {
+/// A quote under the key q1 that waits for the engine.
+async fn at_work(
+    ground: Ground,
+    asked: &Value,
+) -> (Arc<Engine>, Arc<Server>, tokio::task::JoinHandle<Answer>) {
     let (engine, config) = Engine::start().await;
     let server = Arc::new(Server::start_with(ground, &config).await);
-    let asked = request("de", "exclusive", &["12.50"]);
     engine.permits.forget_permits(usize::MAX);
-    let first = {
-        let (server, asked) = (Arc::clone(&server), asked.clone());
-        tokio::spawn(async move { quote(&server, "q1", &asked).await })
-    };
+    let (caller, asked) = (Arc::clone(&server), asked.clone());
+    let call = tokio::spawn(async move { quote(&caller, "q1", &asked).await });
     while engine.calls().is_empty() {
         tokio::task::yield_now().await;
     }
+    (engine, server, call)
+}
+
+pub async fn a_request_that_is_at_work_is_not_begun_again(ground: Ground) {
+    let asked = request("de", "exclusive", &["12.50"]);
+    let (engine, server, first) = at_work(ground, &asked).await;
     let busy = quote(&server, "q1", &asked).await;
     check_problem(&busy, 409, "idempotency_key_in_use");
     let seconds: u64 = busy.headers["retry-after"].to_str().unwrap().parse().unwrap();
@@ -557,17 +537,8 @@ pub async fn a_request_that_is_at_work_is_not_begun_again(ground: Ground) {
 
 /// A caller who hangs up does not cut what is at work.
 pub async fn a_caller_who_hangs_up_finds_the_answer_later(ground: Ground) {
-    let (engine, config) = Engine::start().await;
-    let server = Arc::new(Server::start_with(ground, &config).await);
     let asked = request("de", "exclusive", &["12.50"]);
-    engine.permits.forget_permits(usize::MAX);
-    let call = {
-        let (server, asked) = (Arc::clone(&server), asked.clone());
-        tokio::spawn(async move { quote(&server, "q1", &asked).await })
-    };
-    while engine.calls().is_empty() {
-        tokio::task::yield_now().await;
-    }
+    let (engine, server, call) = at_work(ground, &asked).await;
     call.abort();
     assert!(call.await.is_err());
     engine.permits.add_permits(100);
@@ -592,8 +563,8 @@ pub async fn who_may_ask(ground: Ground) {
     ask(&other).await.problem(403, "tenant_forbidden");
     assert_eq!(ask(&own).await.status, 200, "a tenant may ask what it will pay");
     let path = format!("{QUOTES}/q1");
-    server.call(Method::GET, &path, &other, "").await.problem(403, "tenant_forbidden");
-    assert_eq!(server.call(Method::GET, &path, &read, "").await.status, 200);
+    server.get_as(&other, &path).await.problem(403, "tenant_forbidden");
+    server.get_as(&read, &path).await.ok(200);
     server.faults.set_down(true);
     for path in [path.as_str(), "/v1/tax/rates", "/v1/coupons"] {
         server.get(path).await.problem(503, "store_unavailable");

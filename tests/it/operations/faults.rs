@@ -2,6 +2,7 @@
 
 use super::{SAGA, World, at, customer_id, subscription_id, word};
 use counterfoil::provider::{Called, CancelWhen, RemoteSubscription};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use stripe_sim::{FaultKind, FaultRule};
 
@@ -111,10 +112,10 @@ impl Scene {
         let (customers, subscriptions) = (self.world.customers(), self.world.subscriptions());
         match self.call {
             Call::CreateCustomer => customers.len(),
-            Call::AbandonCustomer => customers
-                .iter()
-                .filter(|customer| customer["metadata"]["counterfoil_state"] == "abandoned")
-                .count(),
+            Call::AbandonCustomer => {
+                let marked = |one: &&Value| one["metadata"]["counterfoil_state"] == "abandoned";
+                customers.iter().filter(marked).count()
+            }
             Call::CreateSubscription => subscriptions.len(),
             Call::ChangePrices => {
                 // The price that went is billed once, and another came.
@@ -126,12 +127,9 @@ impl Scene {
             }
             Call::CancelNow => {
                 let ended = subscriptions.iter().filter(|found| found["status"] == "canceled");
-                assert_eq!(
-                    ended.count(),
-                    self.world.simulated.invoices().len(),
-                    "each with a last invoice"
-                );
-                self.world.simulated.invoices().len()
+                let invoices = self.world.simulated.invoices().len();
+                assert_eq!(ended.count(), invoices, "each with a last invoice");
+                invoices
             }
             Call::CancelAtPeriodEnd => {
                 subscriptions.iter().filter(|found| found["cancel_at_period_end"] == true).count()
@@ -164,9 +162,8 @@ impl Scene {
             Call::CancelNow => listed[0].status == "canceled",
             Call::CancelAtPeriodEnd => listed[0].cancel_at_period_end,
             Call::GiveBack => {
-                let given = |one: &serde_json::Value| {
-                    one["amount_paid"] == one["post_payment_credit_notes_amount"]
-                };
+                let given =
+                    |one: &Value| one["amount_paid"] == one["post_payment_credit_notes_amount"];
                 self.world.simulated.invoices().iter().all(given)
             }
         }
@@ -267,10 +264,8 @@ async fn made_twice_under_one_key() {
 #[tokio::test]
 async fn one_of_two_at_once_is_told_to_wait() {
     let scene = Scene::new(Call::CreateCustomer).await;
-    scene
-        .world
-        .simulated
-        .faults(vec![FaultRule::new(FaultKind::Delayed).on_call("POST /v1/customers")]);
+    let delayed = FaultRule::new(FaultKind::Delayed).on_call("POST /v1/customers");
+    scene.world.simulated.faults(vec![delayed]);
     let (one, other) = tokio::join!(scene.make("key"), scene.make("key"));
     let mut words = [word(&one), word(&other)];
     words.sort_unstable();

@@ -55,9 +55,8 @@ async fn found_on_a_later_page() {
     let id = done(world.create_customer(SAGA, "key").await);
     world.advance(1);
     for number in 0..230 {
-        world
-            .simulated
-            .ask("/v1/customers", &[("metadata[counterfoil_saga]", &format!("other_{number}"))]);
+        let saga = format!("other_{number}");
+        world.simulated.ask("/v1/customers", &[("metadata[counterfoil_saga]", &saga)]);
     }
     let found = world.operations().find_created_customer(SAGA, at(NOON)).await;
     assert_eq!(found, Ok(Some(id)));
@@ -135,9 +134,8 @@ async fn what_the_saga_did_not_make_is_not_marked() {
     done(world.operations().abandon_customer(&own, SAGA, "undo").await);
     done(world.operations().abandon_customer(&customer_id("cus_none"), SAGA, "undo").await);
     // One whose look fails is left for later.
-    world
-        .simulated
-        .faults(vec![FaultRule::new(FaultKind::LostBefore).on_call("GET /v1/customers/:id")]);
+    let lost = FaultRule::new(FaultKind::LostBefore).on_call("GET /v1/customers/:id");
+    world.simulated.faults(vec![lost]);
     let called = world.operations().abandon_customer(&others, SAGA, "undo").await;
     assert_eq!(word(&called), "retry");
 }

@@ -1,6 +1,6 @@
 //! Cuts: which windows are handed to billing, when, and with what quantity.
 
-use crate::world::{CALLS, Ground, World, at};
+use crate::world::{CALLS, Ground, World, at, calls_with};
 use counterfoil::jobs::Job;
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::submission::{Class, PushState};
@@ -34,9 +34,8 @@ pub async fn a_window_is_cut_when_it_has_settled_and_not_before(ground: Ground) 
 }
 
 pub async fn windows_are_billed_from_the_moment_that_billing_names(ground: Ground) {
-    let world = World::on(ground).await;
-    world.meter("calls", &CALLS.replace("15T00:00:00Z", "15T12:30:00Z")).await;
-    let customer = world.tenant("acme").await;
+    let spec = CALLS.replace("15T00:00:00Z", "15T12:30:00Z");
+    let (world, customer) = World::metered(ground, &spec).await;
     for moment in ["2026-11-15T11:00:00Z", "2026-11-15T12:45:00Z"] {
         world.go_to(if moment < NOON_45 { HOUR } else { moment });
         world.used("acme", "1", moment).await;
@@ -110,8 +109,7 @@ pub async fn a_cutter_that_was_down_for_days_catches_up(ground: Ground) {
     world.cut().await;
     for hour in 0..72 {
         if hour % 7 == 0 {
-            let now = world.clock.now().to_string();
-            world.used("acme", "1", &now).await;
+            world.used("acme", "1", world.clock.now()).await;
         }
         world.pass_hours(1);
     }
@@ -123,10 +121,9 @@ pub async fn a_cutter_that_was_down_for_days_catches_up(ground: Ground) {
 }
 
 pub async fn a_tenant_that_fell_silent_is_cut_too(ground: Ground) {
-    let world = World::on(ground).await;
-    let spec = r#""settle_after":"3d","late_until":"5d","billing""#;
-    world.meter("calls", &CALLS.replace(r#""billing""#, spec)).await;
-    let customer = world.tenant("acme").await;
+    let slow = r#""settle_after":"3d","late_until":"5d","billing""#;
+    let spec = CALLS.replace(r#""billing""#, slow);
+    let (world, customer) = World::metered(ground, &spec).await;
     world.used("acme", "1", "2026-11-15T12:00:00Z").await;
     for _ in 0..24 * 3 {
         world.pass_hours(1);
@@ -161,11 +158,7 @@ pub async fn trial_usage_is_never_pushed(ground: Ground) {
 }
 
 pub async fn a_day_is_one_push(ground: Ground) {
-    let world = World::on(ground).await;
-    world
-        .meter("calls", &CALLS.replace(r#""billing":{"#, r#""billing":{"granularity":"day","#))
-        .await;
-    let customer = world.tenant("acme").await;
+    let (world, customer) = World::metered(ground, &calls_with(r#""granularity":"day""#)).await;
     for hour in [12, 15, 23] {
         world.go_to(&format!("2026-11-15T{hour}:30:00Z"));
         world.used("acme", "1.5", &format!("2026-11-15T{hour}:30:00Z")).await;
@@ -183,11 +176,7 @@ pub async fn a_day_is_one_push(ground: Ground) {
 }
 
 pub async fn each_event_is_one_push_where_events_are_billed(ground: Ground) {
-    let world = World::on(ground).await;
-    world
-        .meter("calls", &CALLS.replace(r#""billing":{"#, r#""billing":{"granularity":"event","#))
-        .await;
-    let customer = world.tenant("acme").await;
+    let (world, customer) = World::metered(ground, &calls_with(r#""granularity":"event""#)).await;
     for (quantity, second) in [("1", 0), ("2", 1), ("0", 2), ("4", 3)] {
         world.used("acme", quantity, &format!("2026-11-15T12:00:0{second}Z")).await;
     }
@@ -210,12 +199,9 @@ pub async fn each_event_is_one_push_where_events_are_billed(ground: Ground) {
 
 /// E 15: rounded one by one, each of these would bill nothing, for ever.
 pub async fn what_is_too_small_for_the_provider_is_carried_and_nothing_is_lost(ground: Ground) {
-    let world = World::on(ground).await;
-    world.meter("calls", &CALLS.replace(r#""billing":{"#, r#""billing":{"scale":0,"#)).await;
-    let customer = world.tenant("acme").await;
+    let (world, customer) = World::metered(ground, &calls_with(r#""scale":0"#)).await;
     for _ in 0..58 {
-        let now = world.clock.now().to_string();
-        world.used("acme", "0.768", &now).await;
+        world.used("acme", "0.768", world.clock.now()).await;
         world.pass_hours(1);
         world.cut().await;
         world.push().await;
@@ -255,10 +241,7 @@ pub async fn a_store_error_stops_the_cut_mark(ground: Ground) {
 
 /// More events of one window than one transaction takes.
 pub async fn a_window_of_many_events_is_cut_to_its_end(ground: Ground) {
-    let world = World::on(ground).await;
-    let by_event = CALLS.replace(r#""billing":{"#, r#""billing":{"granularity":"event","#);
-    world.meter("calls", &by_event).await;
-    world.tenant("acme").await;
+    let (world, _) = World::metered(ground, &calls_with(r#""granularity":"event""#)).await;
     let fields = vec![r#""quantity":"0.5""#.to_owned(); 2_005];
     world.used_with("calls", "acme", &fields, "2026-11-15T12:00:00Z").await;
     assert_eq!(world.cut().await.pushes, 2_005);
@@ -273,8 +256,7 @@ pub async fn two_servers_cut_each_change_once(ground: Ground) {
     let (world, customer) = World::usual(ground).await;
     let other = world.other_server(|_| {});
     for _ in 0..6 {
-        let now = world.clock.now().to_string();
-        world.used("acme", "1", &now).await;
+        world.used("acme", "1", world.clock.now()).await;
         world.pass_hours(1);
         let (one, two) = tokio::join!(world.jobs.cutter.pass(), other.cutter.pass());
         assert!(one.unwrap().pushes + two.unwrap().pushes <= 1);

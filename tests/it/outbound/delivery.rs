@@ -1,16 +1,16 @@
 //! Delivery: each push counts once, whatever becomes of its calls. The numbers of tests are rows of
 //! bugs that others have had.
 
-use crate::world::{CALLS, Ground, World, serve_on_loopback};
+use crate::world::{ABSOLUTE, CALLS, Ground, World, serve_on_loopback};
 use axum::extract::State;
 use counterfoil::config::Secret;
 use counterfoil::jobs::Job;
 use counterfoil::rules::submission::{Class, PushState};
-use counterfoil::store::push::PushAges;
+use counterfoil::store::push::Ruling;
 use http::{HeaderMap, Method, Uri};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use stripe_sim::{FaultKind, FaultRule, SimRequest, Simulator};
+use stripe_sim::{FaultKind, FaultPlan, FaultRule, SimRequest, Simulator};
 
 const HOUR: &str = "2026-11-15T12:00:00Z";
 
@@ -184,8 +184,7 @@ pub async fn two_different_calls_never_share_a_key(ground: Ground) {
         for tenant in ["acme", "other"] {
             // The same numbers in every window, and late ones in the first.
             world.used(tenant, "5", HOUR).await;
-            let now = world.clock.now().to_string();
-            world.used(tenant, "5", &now).await;
+            world.used(tenant, "5", world.clock.now()).await;
         }
         world.pass_hours(3);
         world.cut().await;
@@ -248,10 +247,7 @@ pub async fn a_retry_with_a_rotated_credential_keeps_key_and_bytes(ground: Groun
     });
     new.submitter.pass().await.unwrap();
     let posts = recorder.posts.lock().unwrap().clone();
-    assert_eq!(
-        (posts[0].bearer.as_str(), posts[1].bearer.as_str()),
-        ("sk_test_world", "sk_test_rotated")
-    );
+    assert_eq!([&posts[0].bearer, &posts[1].bearer], ["sk_test_world", "sk_test_rotated"]);
     assert_eq!((&posts[0].body, identifier(&posts[0])), (&posts[1].body, identifier(&posts[1])));
     assert_eq!(world.stripe.total(&customer, HOUR), "5");
 }
@@ -266,8 +262,7 @@ pub async fn a_push_that_was_begun_keeps_its_bytes_whatever_changes_meanwhile(gr
     server.submitter.pass().await.unwrap();
     // More usage comes, and the tenant becomes another customer.
     world.used("acme", "2", HOUR).await;
-    let other = world.stripe.ask("/v1/customers", &[])["id"].as_str().unwrap().to_owned();
-    world.map("acme", &other).await;
+    let other = world.tenant("acme").await;
     world.pass_hours(1);
     world.cut().await;
     server.submitter.pass().await.unwrap();
@@ -333,10 +328,7 @@ pub async fn retry_after_is_honoured(ground: Ground) {
     let (world, customer) = World::usual(ground).await;
     world.planned("5").await;
     let rule = FaultRule::new(FaultKind::RateLimited429).on_path(crate::world::EVENTS);
-    let plan = stripe_sim::FaultPlan {
-        retry_after_seconds: 900,
-        ..stripe_sim::FaultPlan::of_rules(vec![rule])
-    };
+    let plan = FaultPlan { retry_after_seconds: 900, ..FaultPlan::of_rules(vec![rule]) };
     world.stripe.lock().set_faults(plan);
     world.push().await;
     world.pass_seconds(899);
@@ -355,9 +347,7 @@ pub async fn what_is_too_old_for_the_provider_is_dead_and_says_so(ground: Ground
     let dead = world.check(push.number, PushState::Dead, Class::TooOld).await;
     assert!(dead.detail.unwrap().contains("further back than the provider takes"));
     assert_eq!(world.posts(), 0, "it was not even tried");
-    let now = world.clock.now();
-    let ages = PushAges { observed_before: now, submitted_before: now };
-    let counts = world.store.count_pushes(ages).await.unwrap();
+    let counts = world.count_pushes().await;
     assert_eq!((counts.dead, counts.unbilled[0].1.to_string()), (1, "5.5".to_owned()));
     let refused = world.retry(push.number).await;
     assert!(format!("{refused:?}").contains("bill it by hand"), "{refused:?}");
@@ -383,9 +373,7 @@ pub async fn what_the_provider_refuses_is_dead_with_its_words_and_can_be_retried
     world.pass_hours(10);
     assert_eq!(world.push().await, 0, "it is not tried for ever");
     world.stripe.ask(&format!("{path}/{meter}/reactivate"), &[]);
-    let counterfoil::store::push::Ruling::Done(Some(next)) = world.retry(push.number).await else {
-        panic!("a refused push surely did not count");
-    };
+    let Ruling::Done(Some(next)) = world.retry(push.number).await else { panic!("refused") };
     world.push().await;
     world.check(push.number, PushState::Replaced, Class::Retried).await;
     let next = world.check(next, PushState::Submitted, Class::Accepted).await;
@@ -406,10 +394,7 @@ pub async fn pushes_wait_for_a_customer(ground: Ground) {
 }
 
 pub async fn absolute_totals_overwrite(ground: Ground) {
-    let world = World::on(ground).await;
-    let absolute = CALLS.replace(r#""billing":{"#, r#""billing":{"mode":"absolute","#);
-    world.meter("calls", &absolute).await;
-    let customer = world.tenant("acme").await;
+    let (world, customer) = World::metered(ground, ABSOLUTE).await;
     let first = world.planned("5").await;
     world.push().await;
     let second = world.planned("2").await;

@@ -80,9 +80,8 @@ pub async fn never_two_calls_at_once_for_one_customer_and_meter(ground: Ground) 
     world.meter("calls", CALLS).await;
     let customers = [world.tenant("acme").await, world.tenant("other").await];
     for _ in 0..6 {
-        let now = world.clock.now().to_string();
-        world.used("acme", "1", &now).await;
-        world.used("other", "1", &now).await;
+        world.used("acme", "1", world.clock.now()).await;
+        world.used("other", "1", world.clock.now()).await;
         world.pass_hours(1);
     }
     world.pass_hours(2);

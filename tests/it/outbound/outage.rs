@@ -90,10 +90,8 @@ pub async fn a_tenant_without_a_customer_hides_no_outage(ground: Ground) {
 pub async fn a_dead_letter_is_warned_of_once(ground: Ground) {
     let (world, _) = World::usual(ground).await;
     let push = world.planned("5").await;
-    world.stripe.ask(
-        &format!("/v1/billing/meters/{}/deactivate", world.stripe.find_meter("calls").unwrap()),
-        &[],
-    );
+    let meter = world.stripe.find_meter("calls").unwrap();
+    world.stripe.ask(&format!("/v1/billing/meters/{meter}/deactivate"), &[]);
     world.push().await;
     world.check(push.number, PushState::Dead, Class::Refused).await;
     assert_eq!(world.jobs.watcher.pass().await.unwrap(), 1);
@@ -128,8 +126,7 @@ pub async fn stopping_settles_what_is_on_its_way_and_starts_nothing_more(ground:
     world.meter("calls", CALLS).await;
     let customer = world.tenant("acme").await;
     for _ in 0..3 {
-        let now = world.clock.now().to_string();
-        world.used("acme", "1", &now).await;
+        world.used("acme", "1", world.clock.now()).await;
         world.pass_hours(1);
     }
     world.pass_hours(1);

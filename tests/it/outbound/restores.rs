@@ -1,7 +1,7 @@
 //! Restores from a backup: real files of the store are put back, and what the store has forgotten
 //! is neither billed twice nor lost.
 
-use crate::world::{CALLS, Ground, World, at, event_text};
+use crate::world::{Dice, Ground, World, at, calls_with, event_text};
 use counterfoil::jobs::restore::recognise;
 use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::rules::timestamp::{MICROS_PER_MINUTE, Timestamp};
@@ -13,15 +13,10 @@ use stripe_sim::FaultKind;
 const HOUR: &str = "2026-11-15T12:00:00Z";
 const MODES: [&str; 2] = ["delta", "absolute"];
 
-fn spec(mode: &str) -> String {
-    CALLS.replace(r#""billing":{"#, &format!(r#""billing":{{"mode":"{mode}","#))
-}
-
 /// A server that was started, with the meter billed in this mode.
 async fn start(ground: Ground, mode: &str) -> (World, String) {
-    let world = World::on(ground).await;
-    world.meter("calls", &spec(mode)).await;
-    let customer = world.tenant("acme").await;
+    let spec = calls_with(&format!(r#""mode":"{mode}""#));
+    let (world, customer) = World::metered(ground, &spec).await;
     assert_eq!(recognise(&*world.store, &world.clock).await.unwrap(), None, "a first start");
     (world, customer)
 }
@@ -240,31 +235,20 @@ pub async fn restores_at_random_moments_end_exact(ground: Ground) {
     }
 }
 
-/// Numbers from a seed: the same in every run.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % sides
-    }
-}
-
 async fn live_through(ground: Ground, mode: &str, seed: u64) {
     let (mut world, customer) = start(ground, mode).await;
     let mut dice = Dice(seed);
     let (mut produced, mut backups): (Vec<Produced>, u64) = (Vec::new(), 0);
     for step in 0..60 {
-        let minutes = i64::try_from(5 + dice.roll(30)).unwrap();
+        let minutes = i64::try_from(5 + dice.below(30)).unwrap();
         world.clock.advance(minutes * MICROS_PER_MINUTE);
         recognise_alive(&world).await;
-        match dice.roll(12) {
+        match dice.below(12) {
             0..=4 => {
-                let late = i64::try_from(dice.roll(150)).unwrap() * MICROS_PER_MINUTE;
+                let late = i64::try_from(dice.below(150)).unwrap() * MICROS_PER_MINUTE;
                 let earliest = at("2026-11-15T12:00:00Z");
                 let occurred_at = world.clock.now().saturating_add_micros(-late).max(earliest);
-                let quantity = 1 + dice.roll(9);
+                let quantity = 1 + dice.below(9);
                 let event = Produced { id: format!("p{step}"), quantity, occurred_at };
                 world.produce(&event).await;
                 produced.push(event);
@@ -276,12 +260,12 @@ async fn live_through(ground: Ground, mode: &str, seed: u64) {
                 backups += 1;
             }
             8 if backups > 0 => {
-                let which = dice.roll(backups);
+                let which = dice.below(backups);
                 world.restore(&format!("backup{which}")).await.expect("it is recognised");
             }
             9 if !produced.is_empty() => {
                 let count = u64::try_from(produced.len()).unwrap();
-                let some = usize::try_from(dice.roll(count)).unwrap();
+                let some = usize::try_from(dice.below(count)).unwrap();
                 world.produce(&produced[some]).await;
             }
             _ => world.cut_push_and_confirm().await,

@@ -58,8 +58,7 @@ pub async fn what_waits_live_is_not_sent_by_a_server_in_shadow(ground: Ground) {
     assert_eq!(shadow.cutter.pass().await.unwrap().pushes, 0);
     world.push().await;
     assert_eq!(world.stripe.sum(&customer), "5");
-    let now = world.clock.now().to_string();
-    world.used("acme", "4", &now).await;
+    world.used("acme", "4", world.clock.now()).await;
     world.pass_hours(3);
     world.cut().await;
     world.push().await;

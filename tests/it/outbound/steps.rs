@@ -59,15 +59,11 @@ impl World {
         let customer = push.customer.unwrap();
         for _ in 0..2 {
             self.pass_hours(1);
-            let start = push.window.start;
-            let value = self.stripe.total(customer.as_str(), &start.to_string());
-            let reading = SummaryReading {
-                tenant: push.tenant.clone(),
-                meter: push.meter,
-                customer: customer.clone(),
-                window: push.window,
-                value: Quantity::parse_stored(&value).unwrap(),
-            };
+            let value = self.stripe.total(customer.as_str(), &push.window.start.to_string());
+            let value = Quantity::parse_stored(&value).unwrap();
+            let (tenant, customer) = (push.tenant.clone(), customer.clone());
+            let (meter, window) = (push.meter, push.window);
+            let reading = SummaryReading { tenant, meter, customer, window, value };
             self.store.record_summaries(vec![reading], self.clock.now()).await.unwrap();
         }
     }

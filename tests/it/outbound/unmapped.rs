@@ -46,8 +46,7 @@ pub async fn usage_of_a_late_customer_is_sent_or_reported_as_one_figure(ground: 
     world.used("free", "1", start).await;
     for _ in 0..39 {
         world.pass_hours(24);
-        let now = world.clock.now().to_string();
-        world.used("free", "1", &now).await;
+        world.used("free", "1", world.clock.now()).await;
         world.cut().await;
     }
     world.pass_hours(2);

@@ -5,6 +5,7 @@ use counterfoil::jobs::ingest::Ingest;
 use counterfoil::jobs::thresholds::ThresholdsJob;
 use counterfoil::jobs::{Context, Job};
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
+use counterfoil::rules::mirror::ObjectKind;
 use counterfoil::rules::verdict::Verdict;
 use counterfoil::store::alert::{Threshold, ThresholdKind, ThresholdPeriod};
 use std::sync::Arc;
@@ -109,21 +110,18 @@ pub async fn unusual_number_of_conflicts_alerts(ground: Ground) {
 pub async fn silence_alerts_only_where_usage_was_regular(ground: Ground) {
     let (world, _) = World::usual(ground).await;
     world.tenant("never").await;
-    let look = |hours: u32, busy: bool| {
-        let world = &world;
-        async move {
-            for _ in 0..hours {
-                let moment = world.clock.now().to_string();
-                if busy {
-                    world.used("acme", "1", &moment).await;
-                }
-                // Twice in all, which is not much.
-                if moment.contains("T14:00") {
-                    world.used("rare", "1", &moment).await;
-                }
-                world.clock.advance(3_600_000_000);
-                world.look().await;
+    let look = async |hours: u32, busy: bool| {
+        for _ in 0..hours {
+            let moment = world.clock.now().to_string();
+            if busy {
+                world.used("acme", "1", &moment).await;
             }
+            // Twice in all, which is not much.
+            if moment.contains("T14:00") {
+                world.used("rare", "1", &moment).await;
+            }
+            world.pass_hours(1);
+            world.look().await;
         }
     };
     look(25, true).await;
@@ -143,17 +141,14 @@ pub async fn silence_alerts_only_where_usage_was_regular(ground: Ground) {
 pub async fn quarantined_events_alert_and_are_no_sign_of_life(ground: Ground) {
     let (world, _) = World::usual(ground).await;
     // A producer that comes back after eight days.
-    let send = |hour: u32, occurred_at: String, count: usize| {
-        let world = &world;
-        async move {
-            for number in 0..count {
-                let id = format!("{hour}-{number}");
-                let event = world.event("acme", &id, "5", &occurred_at).await;
-                world.record(vec![event]).await;
-            }
-            world.clock.advance(3_600_000_000);
-            world.look().await;
+    let send = async |hour: u32, occurred_at: String, count: usize| {
+        for number in 0..count {
+            let id = format!("{hour}-{number}");
+            let event = world.event("acme", &id, "5", &occurred_at).await;
+            world.record(vec![event]).await;
         }
+        world.pass_hours(1);
+        world.look().await;
     };
     for hour in 0..25 {
         send(hour, world.clock.now().to_string(), 1).await;
@@ -191,9 +186,7 @@ pub async fn waiting_webhooks_alert(ground: Ground) {
     world.stripe.faults(Vec::new());
     world.hours(1).await;
     assert_eq!(world.notices(AlertKind::WebhooksWaiting), [Opened, Resolved]);
-    assert!(
-        world.mirror(counterfoil::rules::mirror::ObjectKind::Subscription, &id).await.is_some()
-    );
+    assert!(world.mirror(ObjectKind::Subscription, &id).await.is_some());
 }
 
 pub async fn threshold_alerts_once_a_period(ground: Ground) {

@@ -100,9 +100,7 @@ async fn check_change(ground: Ground, meter: &str) {
 
 /// Old findings of one customer and meter are read together, and end when the totals agree.
 pub async fn findings_of_a_former_customer_are_cleared(ground: Ground) {
-    let world = World::on(ground).await;
-    world.meter("calls", CALLS).await;
-    let first = world.tenant("acme").await;
+    let (world, first) = World::usual(ground).await;
     for hour in 0..12 {
         world.used("acme", "10", &format!("2026-11-15T{hour:02}:10:00Z")).await;
     }

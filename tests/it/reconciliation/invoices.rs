@@ -1,6 +1,6 @@
 //! What the provider bills against what was counted: pre-tax with pre-tax.
 
-use super::world::{Ground, SUMMARIES, World};
+use super::world::{Ground, SUMMARIES, World, quantity};
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
@@ -55,10 +55,7 @@ pub async fn invoice_with_foreign_usage_is_found(ground: Ground) {
     let text = format!("line il_{id}_0 bills 35 of calls, and 31 were counted");
     assert_eq!(finding.seen.detail, text);
     assert_eq!((finding.seen.verdict, finding.seen.reason), (Verdict::Bypass, Reason::Amount));
-    assert_eq!(
-        (finding.seen.ledger.to_string(), finding.seen.provider.to_string()),
-        ("31".into(), "35".into())
-    );
+    assert_eq!([finding.seen.ledger, finding.seen.provider], ["31", "35"].map(quantity));
     assert_eq!(world.alerted(AlertKind::InvoiceDrift).await, (0, 0));
     world.hours(1).await;
     assert_eq!(world.notices(AlertKind::InvoiceDrift), [NoticeEvent::Opened]);

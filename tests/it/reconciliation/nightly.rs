@@ -1,14 +1,13 @@
 //! The nightly pass: one row for everyone, chained, for each day once.
 
-use super::world::{ABSOLUTE, CALLS, Ground, SUMMARIES, World, at};
+use super::world::{ABSOLUTE, CALLS, Ground, SUMMARIES, World, at, window};
 use counterfoil::jobs::Job;
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
-use counterfoil::rules::pass::{Hash, Pass, PassKind, PassRow, PassState, chain_pass};
+use counterfoil::rules::pass::{Hash, Pass, PassKind, PassOrder, PassRow, PassState, chain_pass};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::submission::{Class, PushState};
-use counterfoil::store::push::PushAges;
 use counterfoil::store::reconciliation::PassUpdate;
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -90,15 +89,12 @@ pub async fn one_row_for_everyone_drift_or_not(ground: Ground) {
     world.until("2026-11-16T05:00:00Z").await;
     assert_eq!(days(&world).await, ["11-14", "11-15"]);
     let (pass, rows) = all_rows(&world).await.pop().unwrap();
-    let shown: Vec<String> = rows
-        .iter()
-        .map(|row| {
-            let PassRow { tenant, meter, ledger, pushed, provider, .. } = row;
-            let (verdict, delta) = (row.verdict.name(), row.delta().unwrap_or_default());
-            let provider = provider.map_or("-".to_owned(), |provider| provider.to_string());
-            format!("{tenant} {} {ledger} {pushed} {provider} {delta} {verdict}", meter.0)
-        })
-        .collect();
+    let show = |row: &PassRow| {
+        let PassRow { tenant, meter, ledger, pushed, provider, .. } = row;
+        let (verdict, delta) = (row.verdict.name(), row.delta().unwrap_or_default());
+        let provider = provider.map_or("-".to_owned(), |provider| provider.to_string());
+        format!("{tenant} {} {ledger} {pushed} {provider} {delta} {verdict}", meter.0)
+    };
     let mut expected = [
         "acme 1 10 10 10 0 equal",
         "acme 2 2.5 2.5 2.5 0 equal",
@@ -108,10 +104,10 @@ pub async fn one_row_for_everyone_drift_or_not(ground: Ground) {
         "quiet 1 0 0 0 0 equal",
         "quiet 2 0 0 0 0 equal",
     ];
-    let mut sorted = shown.clone();
-    sorted.sort();
+    let mut shown: Vec<String> = rows.iter().map(show).collect();
+    shown.sort();
     expected.sort_unstable();
-    assert_eq!(sorted, expected);
+    assert_eq!(shown, expected);
     let drifting = rows.iter().find(|row| row.verdict == Verdict::Bypass).unwrap();
     assert_eq!(drifting.reason, Reason::ProviderHigher);
     assert_eq!(drifting.windows.len(), 1);
@@ -272,12 +268,8 @@ pub async fn a_pass_that_was_left_running_is_ended(ground: Ground) {
     three_tenants(&world).await;
     world.go_to("2026-11-16T05:00:00Z");
     let now = world.clock.now();
-    let order = counterfoil::rules::pass::PassOrder {
-        kind: PassKind::Nightly,
-        range: super::world::window("2026-11-15T00:00:00Z", "2026-11-16T00:00:00Z"),
-        tenant: None,
-        apply: true,
-    };
+    let range = window("2026-11-15T00:00:00Z", "2026-11-16T00:00:00Z");
+    let order = PassOrder { kind: PassKind::Nightly, range, tenant: None, apply: true };
     let number = world.store.create_pass(order, now).await.unwrap();
     let until = now.saturating_add_micros(600_000_000);
     let lease = world.store.claim_lease("reconcile", "dead", now, until).await.unwrap().unwrap();
@@ -319,14 +311,11 @@ pub async fn first_day_of_billing_is_compared_from_its_start(ground: Ground) {
 pub async fn usage_that_nobody_cuts_is_found(ground: Ground) {
     let (world, customer) = World::usual(ground).await;
     world.used("acme", "30", "2026-11-15T11:10:00Z").await;
-    let passes = |hours: u32| {
-        let world = &world;
-        async move {
-            for _ in 0..hours {
-                world.clock.advance(3_600_000_000);
-                world.reconcile().await;
-                world.look().await;
-            }
+    let passes = async |hours: u32| {
+        for _ in 0..hours {
+            world.pass_hours(1);
+            world.reconcile().await;
+            world.look().await;
         }
     };
     passes(20).await;
@@ -357,9 +346,7 @@ pub async fn unreadable_totals_are_reported(ground: Ground) {
     assert_eq!(world.alerted(AlertKind::DriftUnresolved).await, (0, 0));
     world.stripe.faults(Vec::new());
     world.hours(2).await;
-    let now = world.clock.now();
-    let ages = PushAges { observed_before: now, submitted_before: now };
-    let counts = world.store.count_pushes(ages).await.unwrap();
+    let counts = world.count_pushes().await;
     assert_eq!((counts.observed, counts.submitted, counts.dead), (0, 0, 0));
     assert!(world.open_findings(FindingKind::Usage).await.is_empty());
 }
@@ -433,8 +420,7 @@ pub async fn days_out_of_reach_are_shown_as_skipped(ground: Ground) {
     let skipped: Vec<&Pass> =
         nights.iter().filter(|pass| pass.state == PassState::Failed).collect();
     assert_eq!(skipped.len(), 1, "{skipped:#?}");
-    let range = super::world::window("2026-11-16T00:00:00Z", "2026-11-21T00:00:00Z");
-    assert_eq!(skipped[0].order.range, range);
+    assert_eq!(skipped[0].order.range, window("2026-11-16T00:00:00Z", "2026-11-21T00:00:00Z"));
     assert!(skipped[0].detail.as_ref().unwrap().starts_with("skipped: 5 days"));
     assert_eq!(nights.len(), 2 + 1 + 35);
     assert_eq!(nights.last().unwrap().order.range.end, at("2026-12-26T00:00:00Z"));

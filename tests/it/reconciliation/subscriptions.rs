@@ -5,13 +5,14 @@ use counterfoil::config::{Config, UnknownSubscriptions};
 use counterfoil::rules::alert::AlertKind;
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
-use counterfoil::rules::ids::{CustomerId, OnceKey, SubscriptionId, TenantId};
+use counterfoil::rules::ids::{CustomerId, OnceKey, TenantId};
 use counterfoil::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use counterfoil::rules::saga::SagaKind;
 use counterfoil::rules::subscription::Subscription;
 use counterfoil::store::push::Ruling;
-use counterfoil::store::saga::{NewSaga, SubscriptionRecord};
+use counterfoil::store::saga::NewSaga;
 use counterfoil::store::webhook::MirrorReading;
+use serde_json::Value;
 use stripe_sim::SimRequest;
 
 const NIGHT: &str = "2026-11-16T05:00:00Z";
@@ -133,15 +134,11 @@ pub async fn a_plan_that_changes_on_its_first_day(ground: Ground) {
     world.stripe.ask(&format!("/v1/subscriptions/{id}"), &change);
     world.used("acme", "200", "2026-11-15T15:00:00Z").await;
     world.until("2026-11-16T15:00:00Z").await;
-    let bills: Vec<(String, i64)> = world
-        .stripe
-        .invoices()
-        .iter()
-        .map(|one| {
-            let quantity = one["lines"]["data"][0]["quantity_decimal"].as_str().unwrap();
-            (quantity.to_owned(), one["subtotal"].as_i64().unwrap())
-        })
-        .collect();
+    let bill = |one: &Value| {
+        let quantity = one["lines"]["data"][0]["quantity_decimal"].as_str().unwrap();
+        (quantity.to_owned(), one["subtotal"].as_i64().unwrap())
+    };
+    let bills: Vec<(String, i64)> = world.stripe.invoices().iter().map(bill).collect();
     assert_eq!(bills, [("10".into(), 0), ("200".into(), 600)]);
     assert_eq!(world.findings().await, []);
     assert_eq!(world.pages(), []);
@@ -158,27 +155,11 @@ fn acme() -> TenantId {
     TenantId::parse("acme").unwrap()
 }
 
-async fn agree(world: &World, subscription: &str) {
-    let record = SubscriptionRecord {
-        tenant: acme(),
-        subscription: SubscriptionId::parse(subscription).unwrap(),
-        plan: "pro".into(),
-        prices: Vec::new(),
-        features: Vec::new(),
-        access: false,
-        suspended: false,
-        saga: format!("saga of {subscription}"),
-        began_at: world.clock.now(),
-        ended_at: None,
-    };
-    world.store.record_subscription(record).await.unwrap();
-}
-
 pub async fn an_unknown_subscription_of_a_tenant_pages(ground: Ground) {
     let (world, customer) = World::usual_with(ground, paging).await;
     let price = world.stripe.price("calls", "1", "month");
     let known = world.stripe.subscribe(&customer, &price);
-    agree(&world, &known).await;
+    world.agree(world.subscription_record("acme", &known)).await;
     let over = world.stripe.subscribe(&customer, &price);
     cancel(&world, &over);
     let unknown = world.stripe.subscribe(&customer, &price);
@@ -240,7 +221,7 @@ pub async fn a_subscription_of_a_saga_under_way_is_not_unknown(ground: Ground) {
     world.leap(NIGHT).await;
     world.hours(1).await;
     assert_eq!(world.findings().await, []);
-    agree(&world, &id).await;
+    world.agree(world.subscription_record("acme", &id)).await;
     world.leap("2026-11-17T05:00:00Z").await;
     world.hours(1).await;
     assert_eq!(world.findings().await, []);

@@ -9,7 +9,7 @@ use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
 use counterfoil::rules::pass::{PassKind, PassRow};
 use counterfoil::rules::submission::{Class, PushState};
-use counterfoil::store::push::{PushAges, Ruling};
+use counterfoil::store::push::Ruling;
 use stripe_sim::FaultKind;
 
 const FROM: &str = "2026-11-15T00:00:00Z";
@@ -133,9 +133,7 @@ pub async fn a_tenant_without_a_customer_has_its_row(ground: Ground) {
 }
 
 pub async fn everything_unbilled_is_one_number(ground: Ground) {
-    let world = World::on(ground).await;
-    world.meter("calls", CALLS).await;
-    world.tenant("acme").await;
+    let (world, _) = World::usual(ground).await;
     let shadow = world.other_server(|config| config.provider.shadow = Shadow::Nowhere);
     world.used("acme", "5", "2026-11-15T10:10:00Z").await;
     world.used("acme", "0.5", "2026-11-14T10:10:00Z").await;
@@ -150,9 +148,7 @@ pub async fn everything_unbilled_is_one_number(ground: Ground) {
     world.record(vec![old]).await;
     world.used("acme", "100", "2026-11-15T14:10:00Z").await;
     world.hours(4).await;
-    let now = world.clock.now();
-    let ages = PushAges { observed_before: now, submitted_before: now };
-    let counts = world.store.count_pushes(ages).await.unwrap();
+    let counts = world.count_pushes().await;
     let catalog = world.store.load_catalog().await.unwrap();
     let slow = Slow::read(&*world.store, &catalog).await.unwrap();
     let unbilled = Unbilled::of(&counts, &slow).unwrap();

@@ -102,6 +102,12 @@ async fn end(
     check_end(world, story, case, state).await;
 }
 
+/// Lets the saga end without accidents of the script, and checks that it ended so.
+pub async fn check_finish(world: &World, story: &dyn Story, case: &Case, expected: SagaState) {
+    assert_eq!(world.finish(&case.saga).await, expected);
+    check_end(world, story, case, expected).await;
+}
+
 /// What must hold of a saga that has ended, and of its log.
 pub async fn check_end(world: &World, story: &dyn Story, case: &Case, state: SagaState) {
     let (saga, log) = world.saga(&case.saga).await;

@@ -1,7 +1,7 @@
 //! What a person has to do with sagas: those that are stuck are shown and go on when they are
 //! resumed, and what was undone starts anew; and runners that work at the same time.
 
-use super::check::check_end;
+use super::check::{check_end, check_finish};
 use super::script::Script;
 use super::stories::{Cancel, Change, Create, Story};
 use super::world::{Ground, World, prices_of};
@@ -42,9 +42,7 @@ pub async fn failed_undo_needs_a_person(ground: Ground) {
     world.stripe.faults(Vec::new());
     let resumed = world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
     assert!(matches!(&resumed, Resumed::Done(saga) if saga.state == SagaState::Compensating));
-    let state = world.finish(&case.saga).await;
-    assert_eq!(state, SagaState::Compensated);
-    check_end(&world, &story, &case, state).await;
+    check_finish(&world, &story, &case, SagaState::Compensated).await;
     world.clock.advance(3_600_000_000);
     world.jobs.alerter.pass().await.unwrap();
     assert_eq!(open_alerts(&world).await, Vec::<String>::new());
@@ -63,14 +61,10 @@ pub async fn saga_is_not_restarted_before_the_refund(ground: Ground) {
     let resumed = world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
     assert!(matches!(&resumed, Resumed::Done(saga) if saga.generation == 1), "{resumed:?}");
     world.stripe.faults(Vec::new());
-    let state = world.finish(&case.saga).await;
-    assert_eq!(state, SagaState::Compensated);
-    check_end(&world, &story, &case, state).await;
+    check_finish(&world, &story, &case, SagaState::Compensated).await;
     let resumed = world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
     assert!(matches!(&resumed, Resumed::Done(saga) if saga.generation == 2), "{resumed:?}");
-    let state = world.finish(&case.saga).await;
-    assert_eq!(state, SagaState::Completed);
-    check_end(&world, &story, &case, state).await;
+    check_finish(&world, &story, &case, SagaState::Completed).await;
 }
 
 /// A cancellation of which nobody knows whether it happened can neither be undone nor left.
@@ -84,9 +78,7 @@ pub async fn unknown_outcome_needs_a_person(ground: Ground) {
     world.stripe.faults(Vec::new());
     let resumed = world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
     assert!(matches!(&resumed, Resumed::Done(saga) if saga.state == SagaState::Running));
-    let state = world.finish(&case.saga).await;
-    assert_eq!(state, SagaState::Completed);
-    check_end(&world, &story, &case, state).await;
+    check_finish(&world, &story, &case, SagaState::Completed).await;
     assert_eq!(world.changes(&case.tenant).await, ["saga.needs_attention", "saga.completed"]);
 }
 
@@ -132,9 +124,7 @@ pub async fn undone_saga_can_be_restarted(ground: Ground) {
         assert!(matches!(&resumed, Resumed::Done(saga) if saga.generation == 2), "{resumed:?}");
         let again = world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
         assert!(matches!(again, Resumed::Refused(_)), "{again:?}");
-        let state = world.finish(&case.saga).await;
-        assert_eq!(state, SagaState::Completed);
-        check_end(&world, &story, &case, state).await;
+        check_finish(&world, &story, &case, SagaState::Completed).await;
         let made = world.made_customers(&case.tenant).len();
         assert_eq!(made, if with_customer { 0 } else { 2 }, "the first is abandoned");
         assert_eq!(world.changes(&case.tenant).await, ["saga.compensated", "saga.completed"]);
@@ -154,11 +144,8 @@ pub async fn concurrent_runners_do_each_step_once(ground: Ground) {
         let quiet = Arc::default();
         let runners = [world.runner(&quiet), world.runner(&quiet), world.runner(&quiet)];
         let passes = runners.each_ref().map(|runner| runner.pass());
-        let taken: usize = futures_util::future::join_all(passes)
-            .await
-            .into_iter()
-            .map(|taken| taken.unwrap())
-            .sum();
+        let taken = futures_util::future::join_all(passes).await;
+        let taken: usize = taken.into_iter().map(|taken| taken.unwrap()).sum();
         assert_eq!(taken, cases.len(), "each is claimed by one runner");
         for case in &cases {
             let state = world.finish(&case.saga).await;

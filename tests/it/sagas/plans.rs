@@ -1,7 +1,7 @@
 //! A change of plan and the money: what was used before the boundary is invoiced at the old price,
 //! what was used after it at the new one.
 
-use super::check::check_end;
+use super::check::check_finish;
 use super::stories::{Cancel, Case, Change, Create, Story, id_of, subscriber};
 use super::world::{Ground, World, at};
 use counterfoil::jobs::Job;
@@ -22,6 +22,12 @@ async fn send(world: &World) {
     world.jobs.submitter.pass().await.unwrap();
 }
 
+/// The same at this moment.
+async fn send_at(world: &World, text: &str) {
+    go_to(world, text);
+    send(world).await;
+}
+
 /// What a customer's invoices come to, oldest first.
 fn invoiced(world: &World, case: &Case) -> Vec<i64> {
     let all = world.stripe.invoices();
@@ -39,10 +45,8 @@ pub async fn usage_is_charged_by_the_price_of_its_time(ground: Ground) {
     // A late one, of the window before the boundary.
     world.used(&case.tenant, "2", at("2026-11-15T12:40:00Z")).await;
     assert_eq!(world.finish(&case.saga).await, SagaState::Completed);
-    go_to(&world, "2026-11-15T14:00:00Z");
-    send(&world).await;
-    go_to(&world, "2026-11-15T15:00:00Z");
-    send(&world).await;
+    send_at(&world, "2026-11-15T14:00:00Z").await;
+    send_at(&world, "2026-11-15T15:00:00Z").await;
     let pushes = world.pushes(&case.tenant).await;
     assert!(pushes.iter().all(|push| push.state != PushState::Observed), "{pushes:#?}");
     go_to(&world, "2026-12-16T12:00:00Z");
@@ -55,8 +59,7 @@ pub async fn plan_change_waits_for_aggregated_usage(ground: Ground) {
     let world = World::on(ground).await;
     world.stripe.lock().set_summary_lag(240);
     let case = Change.begin(&world).await;
-    assert_eq!(world.finish(&case.saga).await, SagaState::Completed);
-    check_end(&world, &Change, &case, SagaState::Completed).await;
+    check_finish(&world, &Change, &case, SagaState::Completed).await;
     go_to(&world, "2026-11-15T15:00:00Z");
     assert_eq!(invoiced(&world, &case), [7]);
 }
@@ -66,8 +69,7 @@ pub async fn plan_change_is_undone_if_usage_is_not_aggregated_in_time(ground: Gr
     let world = World::on(ground).await;
     world.stripe.lock().set_summary_lag(7_200);
     let case = Change.begin(&world).await;
-    assert_eq!(world.finish(&case.saga).await, SagaState::Compensated);
-    check_end(&world, &Change, &case, SagaState::Compensated).await;
+    check_finish(&world, &Change, &case, SagaState::Compensated).await;
     go_to(&world, "2026-12-16T12:00:00Z");
     assert_eq!(invoiced(&world, &case), [7]);
 }
@@ -78,8 +80,7 @@ pub async fn cancellation_waits_for_aggregated_usage(ground: Ground) {
     world.stripe.lock().set_summary_lag(9 * 3_600);
     let story = Cancel { at_once: true };
     let case = story.begin(&world).await;
-    assert_eq!(world.finish(&case.saga).await, SagaState::Completed);
-    check_end(&world, &story, &case, SagaState::Completed).await;
+    check_finish(&world, &story, &case, SagaState::Completed).await;
     go_to(&world, "2026-11-16T15:00:00Z");
     assert_eq!(invoiced(&world, &case), [7]);
 }
@@ -110,14 +111,11 @@ pub async fn plan_change_that_comes_too_late_is_undone(ground: Ground) {
     go_to(&world, "2026-11-15T13:10:00Z");
     world.used(&case.tenant, "50", world.clock.now()).await;
     go_to(&world, "2026-11-15T13:26:00Z");
-    assert_eq!(world.finish(&case.saga).await, SagaState::Compensated);
-    check_end(&world, &Change, &case, SagaState::Compensated).await;
+    check_finish(&world, &Change, &case, SagaState::Compensated).await;
     // Nor is its moment there for a new start.
     world.store.resume_saga(&case.saga, world.clock.now()).await.unwrap();
-    assert_eq!(world.finish(&case.saga).await, SagaState::Compensated);
-    check_end(&world, &Change, &case, SagaState::Compensated).await;
-    go_to(&world, "2026-11-15T15:00:00Z");
-    send(&world).await;
+    check_finish(&world, &Change, &case, SagaState::Compensated).await;
+    send_at(&world, "2026-11-15T15:00:00Z").await;
     go_to(&world, "2026-12-16T12:00:00Z");
     assert_eq!(invoiced(&world, &case), [57], "all at the old price");
 }
@@ -141,8 +139,7 @@ pub async fn later_pushes_wait_for_the_change(ground: Ground) {
         }
         send(&world).await;
     }
-    go_to(&world, "2026-11-15T16:30:00Z");
-    send(&world).await;
+    send_at(&world, "2026-11-15T16:30:00Z").await;
     let waiting = |pushes: Vec<counterfoil::store::push::Push>| {
         let observed = pushes.iter().filter(|push| push.state == PushState::Observed);
         observed.map(|push| push.window.start).collect::<Vec<_>>()
@@ -163,8 +160,7 @@ pub async fn usage_of_the_sign_up_hour_is_invoiced(ground: Ground) {
     assert_eq!(world.finish(&case.saga).await, SagaState::Completed);
     go_to(&world, "2026-11-15T12:45:00Z");
     world.used(&case.tenant, "100", world.clock.now()).await;
-    go_to(&world, "2026-11-15T15:00:00Z");
-    send(&world).await;
+    send_at(&world, "2026-11-15T15:00:00Z").await;
     go_to(&world, "2026-12-16T12:00:00Z");
     // The flat price of two months, and 100 at one cent.
     assert_eq!(invoiced(&world, &case), [500, 500 + 100]);
@@ -178,8 +174,7 @@ pub async fn usage_of_the_last_hour_is_stamped_inside_the_subscription(ground: G
     assert_eq!(world.finish(&case.saga).await, SagaState::Completed);
     go_to(&world, "2026-12-15T12:10:00Z");
     world.used(&case.tenant, "3", world.clock.now()).await;
-    go_to(&world, "2026-12-15T15:00:00Z");
-    send(&world).await;
+    send_at(&world, "2026-12-15T15:00:00Z").await;
     let pushes = world.pushes(&case.tenant).await;
     assert_eq!(pushes.last().unwrap().stamped_at, at("2026-12-15T12:19:59Z"));
 }
@@ -206,8 +201,7 @@ pub async fn events_after_the_boundary_are_charged_by_the_new_price(ground: Grou
     assert_eq!(world.finish(&case.saga).await, SagaState::Completed);
     go_to(&world, "2026-11-15T13:40:00Z");
     world.used_of("clicks", &case.tenant, "1", at("2026-11-15T13:00:05Z")).await;
-    go_to(&world, "2026-11-15T15:00:00Z");
-    send(&world).await;
+    send_at(&world, "2026-11-15T15:00:00Z").await;
     go_to(&world, "2026-12-16T12:00:00Z");
     let total: i64 = invoiced(&world, &case).iter().sum();
     // With the seven calls at one cent of the other subscription.
@@ -235,8 +229,7 @@ pub async fn late_call_of_an_abandoned_change_is_undone(ground: Ground) {
         ("items[1][price]", &world.prices[1]),
     ];
     world.stripe.ask(&format!("/v1/subscriptions/{}", before["id"].as_str().unwrap()), &fields);
-    assert_eq!(world.finish(&case.saga).await, SagaState::Compensated);
-    check_end(&world, &Change, &case, SagaState::Compensated).await;
+    check_finish(&world, &Change, &case, SagaState::Compensated).await;
 }
 
 /// In the older billing mode the provider drops the usage of the period when prices change.
@@ -256,8 +249,7 @@ pub async fn plan_change_is_refused_where_replaced_usage_is_dropped(ground: Grou
     let params = ChangeParams { subscription, terms, boundary: world.boundary().await };
     let saga = world.begin(&tenant, SagaKind::ChangePlan, &params).await;
     assert_eq!(world.finish(&saga).await, SagaState::Compensated);
-    go_to(&world, "2026-11-15T15:00:00Z");
-    send(&world).await;
+    send_at(&world, "2026-11-15T15:00:00Z").await;
     go_to(&world, "2026-12-16T12:00:00Z");
     assert_eq!(world.kept(&customer), 7);
 }

@@ -2,7 +2,7 @@
 //! completed or compensated, at the provider and in the store.
 
 use super::script::Accident;
-use super::world::{World, prices_of, tenant_id};
+use super::world::{World, prices_of};
 use async_trait::async_trait;
 use counterfoil::jobs::sagas::{CancelParams, ChangeParams, CreateParams, PlanTerms};
 use counterfoil::rules::ids::SubscriptionId;
@@ -11,6 +11,7 @@ use counterfoil::rules::submission::PushState;
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::store::saga::SubscriptionRecord;
 use serde_json::Value;
+use stripe_sim::ReceivedEvent;
 
 /// One saga of one tenant.
 pub struct Case {
@@ -128,21 +129,8 @@ pub async fn subscriber(world: &World, prefix: &str) -> Case {
         ("metadata[counterfoil_tenant]", &tenant),
     ];
     let subscription = world.stripe.ask("/v1/subscriptions", &fields);
-    let record = SubscriptionRecord {
-        tenant: tenant_id(&tenant),
-        subscription: id_of(&subscription),
-        plan: "pro".into(),
-        prices: world.prices[..1].to_vec(),
-        features: vec!["exports".into()],
-        access: false,
-        suspended: false,
-        saga: format!("before-{tenant}"),
-        began_at: world.clock.now(),
-        ended_at: None,
-    };
-    let saga = record.saga.clone();
-    world.store.record_subscription(record).await.unwrap();
-    world.store.set_access(&saga, true).await.unwrap();
+    let base = world.subscription_record(&tenant, id_of(&subscription).as_str());
+    world.agree(SubscriptionRecord { prices: world.prices[..1].to_vec(), ..base }).await;
     world.used(&tenant, "7", world.clock.now()).await;
     let (customer, subscription) = (Some(world.customer(&customer)), Some(subscription));
     Case { tenant, saga: String::new(), customer, subscription, boundary: None }
@@ -168,10 +156,8 @@ impl Case {
     async fn check_nothing_changed(&self, world: &World) {
         assert_eq!(world.customer(self.customer_id()), *self.customer.as_ref().unwrap());
         let now = self.subscription_now(world);
-        assert_eq!(
-            (&now["status"], &now["cancel_at_period_end"]),
-            (&"active".into(), &false.into())
-        );
+        assert_eq!(now["status"], "active");
+        assert_eq!(now["cancel_at_period_end"], false);
         assert_eq!(prices_of(&now), world.prices[..1]);
         let records = world.records(&self.tenant).await;
         let [record] = &records[..] else { panic!("{records:#?}") };
@@ -182,13 +168,10 @@ impl Case {
     async fn check_drained(&self, world: &World, by: &Value) {
         let received = world.stripe.lock().events_received().to_vec();
         let own = received.iter().filter(|event| event.customer == self.customer_id());
-        let own: Vec<(String, bool)> = own
-            .map(|event| {
-                let second = event.received.seconds();
-                (event.value.to_string(), second <= by.as_i64().unwrap())
-            })
-            .collect();
-        assert_eq!(own, [("7".to_owned(), true)]);
+        let told = |event: &ReceivedEvent| {
+            (event.value.to_string(), event.received.seconds() <= by.as_i64().unwrap())
+        };
+        assert_eq!(own.map(told).collect::<Vec<_>>(), [("7".to_owned(), true)]);
         let pushes = world.pushes(&self.tenant).await;
         let sent = pushes.iter().all(|push| push.state != PushState::Observed);
         assert!(sent && pushes.len() == 1, "{pushes:#?}");

@@ -1,8 +1,6 @@
 //! Access: what may be used follows what becomes of the subscription at the provider.
 
 use super::world::{DAY, Dice, Ground, World, id_of};
-use counterfoil::rules::ids::{SubscriptionId, TenantId};
-use counterfoil::store::saga::SubscriptionRecord;
 use serde_json::{Value, json};
 use stripe_sim::SimRequest;
 
@@ -12,21 +10,7 @@ async fn subscriber(world: &World, tenant: &str) -> String {
     let price = world.price("calls", "2");
     let fields = [("customer", customer.as_str()), ("items[0][price]", &price)];
     let subscription = id_of(&world.stripe.ask("/v1/subscriptions", &fields));
-    let record = SubscriptionRecord {
-        tenant: TenantId::parse(tenant).unwrap(),
-        subscription: SubscriptionId::parse(&subscription).unwrap(),
-        plan: "pro".into(),
-        prices: vec![price],
-        features: vec!["exports".into()],
-        access: false,
-        suspended: false,
-        saga: format!("saga-{tenant}"),
-        began_at: world.clock.now(),
-        ended_at: None,
-    };
-    let saga = record.saga.clone();
-    world.store.record_subscription(record).await.unwrap();
-    world.store.set_access(&saga, true).await.unwrap();
+    world.agree(world.subscription_record(tenant, &subscription)).await;
     // Usage of the moment before is on no invoice.
     world.pass_seconds(60);
     world.use_at_provider(&customer, "calls", "10");

@@ -1,6 +1,6 @@
 //! The log of webhooks: lists, one of them with its payload, and having its object read again.
 
-use super::world::{Ground, World, id_of};
+use super::world::{Answer, Ground, World, each, id_of};
 use counterfoil::rules::mirror::ObjectKind;
 use http::Method;
 use serde_json::{Value, json};
@@ -20,55 +20,45 @@ async fn told(ground: Ground) -> (World, Vec<Value>) {
     (world, events)
 }
 
-fn ids(page: &Value) -> Vec<String> {
-    let hooks = page["webhooks"].as_array().unwrap().iter();
-    hooks.map(|hook| hook["event_id"].as_str().unwrap().to_owned()).collect()
+fn ids(page: &Answer) -> Vec<String> {
+    each(&page.rows("webhooks"), "event_id")
 }
 
 pub async fn log_is_filtered_and_paged(ground: Ground) {
     let (world, events) = told(ground).await;
     let newest_first: Vec<String> = events.iter().rev().map(id_of).collect();
-    let all = world.get("/v1/webhooks").await;
-    assert_eq!(ids(&all), newest_first);
-    assert_eq!(all["next_before"], Value::Null);
+    let list = async |query: &str| world.server.get(&format!("/v1/webhooks?{query}")).await;
+    let all = list("").await;
+    assert_eq!((ids(&all), &all.json()["next_before"]), (newest_first.clone(), &Value::Null));
     for limit in [1, 2, events.len() - 1, events.len(), events.len() + 1] {
         let mut found = Vec::new();
-        let mut path = format!("/v1/webhooks?limit={limit}");
+        let mut query = format!("limit={limit}");
         loop {
-            let page = world.get(&path).await;
-            assert!(page["webhooks"].as_array().unwrap().len() <= limit);
+            let page = list(&query).await;
+            assert!(page.rows("webhooks").len() <= limit);
             found.extend(ids(&page));
-            let Some(before) = page["next_before"].as_u64() else { break };
-            path = format!("/v1/webhooks?limit={limit}&before={before}");
+            let Some(before) = page.json()["next_before"].as_u64() else { break };
+            query = format!("limit={limit}&before={before}");
         }
         assert_eq!(found, newest_first, "pages of {limit}");
     }
     let created = "customer.subscription.created";
-    let of_type = world.get(&format!("/v1/webhooks?type={created}&limit=2")).await;
-    assert_eq!(of_type["webhooks"].as_array().unwrap().len(), 2);
-    assert!(of_type["webhooks"].as_array().unwrap().iter().all(|hook| hook["type"] == created));
-    let rest = format!("/v1/webhooks?type={created}&limit=2&before={}", of_type["next_before"]);
-    assert_eq!(world.get(&rest).await["webhooks"].as_array().unwrap().len(), 1);
-    let count = |status: &str| {
-        let path = format!("/v1/webhooks?status={status}");
-        let world = &world;
-        async move { world.get(&path).await["webhooks"].as_array().unwrap().len() }
-    };
+    let of_type = list(&format!("type={created}&limit=2")).await;
+    assert_eq!(each(&of_type.rows("webhooks"), "type"), [created, created]);
+    let next = &of_type.json()["next_before"];
+    assert_eq!(ids(&list(&format!("type={created}&limit=2&before={next}")).await).len(), 1);
+    let count = async |status: &str| ids(&list(&format!("status={status}")).await).len();
     assert_eq!((count("waiting").await, count("applied").await), (3, 0));
     world.read_all().await;
     assert_eq!((count("waiting").await, count("applied").await), (0, 3));
     assert_eq!(count("kept").await, events.len() - 3);
     assert_eq!(count("stale").await, 0);
-    let both = format!("/v1/webhooks?type={created}&status=kept");
-    assert_eq!(world.get(&both).await["webhooks"], json!([]));
+    assert_eq!(ids(&list(&format!("type={created}&status=kept")).await).len(), 0);
     for query in ["limit=0", "limit=1001", "limit=x", "status=lost", "before=-1", "nonsense=1"] {
-        let path = format!("/v1/webhooks?{query}");
-        let answer = world.server.call(Method::GET, &path, &world.server.admin, "").await;
-        assert_eq!(answer.status, 400, "{query}: {}", answer.body);
+        assert_eq!(list(query).await.status, 400, "{query}");
     }
-    let far = world.get("/v1/webhooks?before=18446744073709551615").await;
-    assert_eq!(ids(&far).len(), events.len());
-    assert_eq!(world.get("/v1/webhooks?before=0").await["webhooks"], json!([]));
+    assert_eq!(ids(&list("before=18446744073709551615").await).len(), events.len());
+    assert_eq!(ids(&list("before=0").await).len(), 0);
 }
 
 pub async fn payload_is_kept_byte_for_byte(ground: Ground) {
@@ -78,26 +68,16 @@ pub async fn payload_is_kept_byte_for_byte(ground: Ground) {
         "{ \"type\" : \"charge.refunded\",\n\t\"created\": 5, \"id\":\"evt_1\", ",
         "\"b\":1.10000000000000000000001, \"a\":{\"x\":1,\"x\":2}, \"u\":\"\\u00e9\u{e9}\" }"
     );
-    let answer = world.deliver_text(body).await;
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    let path = format!("/v1/webhooks/{}", answer.json()["id"]);
-    let shown = world.server.call(Method::GET, &path, &world.server.admin, "").await;
-    assert_eq!(shown.status, 200);
+    let taken = world.deliver_text(body).await.ok(200);
+    let show = async |id: &str| world.server.get(&format!("/v1/webhooks/{id}")).await;
+    let shown = show(&taken["id"].to_string()).await;
+    assert_eq!(shown.ok(200)["event_id"], "evt_1");
     assert!(shown.body.contains(body), "{}", shown.body);
-    assert_eq!(shown.json()["event_id"], "evt_1");
-    for path in ["/v1/webhooks/999", "/v1/webhooks/0", "/v1/webhooks/18446744073709551615"] {
-        world
-            .server
-            .call(Method::GET, path, &world.server.admin, "")
-            .await
-            .problem(404, "unknown_webhook");
+    for id in ["999", "0", "18446744073709551615"] {
+        show(id).await.problem(404, "unknown_webhook");
     }
-    for path in ["/v1/webhooks/evt_1", "/v1/webhooks/-1", "/v1/webhooks/99999999999999999999"] {
-        world
-            .server
-            .call(Method::GET, path, &world.server.admin, "")
-            .await
-            .problem(400, "invalid_path");
+    for id in ["evt_1", "-1", "99999999999999999999"] {
+        show(id).await.problem(400, "invalid_path");
     }
 }
 
@@ -106,10 +86,8 @@ pub async fn replayed_webhook_is_read_again(ground: Ground) {
     let subscribed = events.iter().find(|e| e["type"] == "customer.subscription.created").unwrap();
     let object = id_of(&subscribed["data"]["object"]);
     let number = world.webhook(subscribed).await["id"].as_u64().unwrap();
-    let replay = |number: u64| {
-        let path = format!("/v1/webhooks/{number}/replay");
-        let world = &world;
-        async move { world.server.call(Method::POST, &path, &world.server.admin, "").await }
+    let replay = async |number: u64| {
+        world.server.post_to(&format!("/v1/webhooks/{number}/replay"), "").await
     };
     // While it waits there is nothing to do again.
     let before = world.rows().await;
@@ -156,29 +134,27 @@ pub async fn log_needs_a_key_with_its_scope(ground: Ground) {
     let bound_operate = world.server.key("operate", Some("tenant-0")).await;
     let ingest = world.server.key("ingest", None).await;
     let number = world.webhooks().await[0]["id"].as_u64().unwrap();
-    let check = |method: Method, path: String, key: String, expected: u16| {
-        let world = &world;
-        async move {
-            let answer = world.server.call(method.clone(), &path, &key, "").await;
-            assert_eq!(answer.status, expected, "{method} {path}: {}", answer.body);
-        }
+    let check = async |method: Method, path: &str, key: &str, expected: u16| {
+        let answer = world.server.call(method.clone(), path, key, "").await;
+        assert_eq!(answer.status, expected, "{method} {path}: {}", answer.body);
     };
-    for path in ["/v1/webhooks".to_owned(), format!("/v1/webhooks/{number}")] {
-        check(Method::GET, path.clone(), read.clone(), 200).await;
-        check(Method::GET, path.clone(), bound.clone(), 403).await;
-        check(Method::GET, path.clone(), ingest.clone(), 403).await;
-        check(Method::GET, path.clone(), "nonsense".into(), 401).await;
+    for path in ["/v1/webhooks", &format!("/v1/webhooks/{number}")] {
+        for (key, expected) in
+            [(read.as_str(), 200), (&bound, 403), (&ingest, 403), ("nonsense", 401)]
+        {
+            check(Method::GET, path, key, expected).await;
+        }
     }
     let before = world.rows().await;
     let replay = format!("/v1/webhooks/{number}/replay");
-    for (key, expected) in [(&read, 403), (&bound, 403), (&bound_operate, 403), (&ingest, 403)] {
-        check(Method::POST, replay.clone(), key.clone(), expected).await;
+    for key in [&read, &bound, &bound_operate, &ingest] {
+        check(Method::POST, &replay, key, 403).await;
     }
-    check(Method::GET, replay.clone(), operate.clone(), 405).await;
+    check(Method::GET, &replay, &operate, 405).await;
     assert_eq!(world.rows().await, before);
-    check(Method::POST, replay, operate.clone(), 409).await;
+    check(Method::POST, &replay, &operate, 409).await;
     // A bound key sees its own timeline and no other.
-    check(Method::GET, "/v1/timeline?tenant=tenant-0".into(), bound.clone(), 200).await;
-    check(Method::GET, "/v1/timeline?tenant=tenant-1".into(), bound.clone(), 403).await;
-    check(Method::GET, "/v1/timeline?tenant=tenant-1".into(), ingest, 403).await;
+    check(Method::GET, "/v1/timeline?tenant=tenant-0", &bound, 200).await;
+    check(Method::GET, "/v1/timeline?tenant=tenant-1", &bound, 403).await;
+    check(Method::GET, "/v1/timeline?tenant=tenant-1", &ingest, 403).await;
 }

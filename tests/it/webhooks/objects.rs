@@ -139,8 +139,7 @@ pub async fn every_line_of_a_long_invoice_is_mirrored(ground: Ground) {
     let number = world.webhook(&last).await["id"].as_u64().unwrap();
     let rule = FaultRule::new(FaultKind::Error503).on_path("/lines").times(50);
     world.stripe.faults(vec![rule]);
-    let path = format!("/v1/webhooks/{number}/replay");
-    world.server.call(http::Method::POST, &path, &world.server.admin, "").await;
+    world.server.post_to(&format!("/v1/webhooks/{number}/replay"), "").await;
     world.jobs.mirror.pass().await.unwrap();
     assert_eq!(world.webhook(&last).await["status"], "waiting");
     assert_eq!(world.snapshot(ObjectKind::Invoice, &invoice).await, before);

@@ -1,13 +1,13 @@
 //! Readings: what was read later stands, whoever writes it down last.
 
-use super::world::{Ground, World, at};
+use super::world::{Ground, World, at, each};
 use counterfoil::jobs::Job;
 use counterfoil::rules::ids::CustomerId;
 use counterfoil::rules::mirror::{CreditGrant, ObjectKind, ObjectName, Snapshot};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::store::webhook::{MirrorClaim, MirrorReading, Mirrored, WantedMirror};
 use futures_util::future::join_all;
-use serde_json::Value;
+use std::collections::BTreeMap;
 
 pub async fn webhook_older_than_the_mirror_is_stale(ground: Ground) {
     let (world, subscription, _) = World::subscribed(ground).await;
@@ -23,11 +23,8 @@ pub async fn webhook_older_than_the_mirror_is_stale(ground: Ground) {
         world.taken(event).await;
         world.read_all().await;
     }
-    let statuses = |told: &[Value]| -> Vec<String> {
-        told.iter().map(|hook| hook["status"].as_str().unwrap().to_owned()).collect()
-    };
     let told = world.webhooks().await;
-    assert_eq!(statuses(&told), ["applied", "stale", "applied", "stale"], "{told:#?}");
+    assert_eq!(each(&told, "status"), ["applied", "stale", "applied", "stale"], "{told:#?}");
     let mirror = world.mirror(ObjectKind::Subscription, &subscription).await.unwrap();
     assert_eq!(mirror.version, 4);
     let Snapshot::Subscription(state) = mirror.snapshot else { panic!("no subscription") };
@@ -50,13 +47,17 @@ fn object(id: &str) -> ObjectName {
     ObjectName { kind: ObjectKind::CreditGrant, id: id.into() }
 }
 
-/// Begins a reading, at a moment at which every lease before has ended.
-async fn begin(world: &World) -> WantedMirror {
+/// Claims what is wanted, at a moment at which every lease before has ended.
+async fn claim(world: &World) -> Vec<WantedMirror> {
     world.pass_seconds(3_600);
     let now = world.clock.now();
     let lease_until = now.saturating_add_micros(60_000_000);
-    let mut claimed =
-        world.store.claim_mirrors(MirrorClaim { now, lease_until, limit: 10 }).await.unwrap();
+    world.store.claim_mirrors(MirrorClaim { now, lease_until, limit: 10 }).await.unwrap()
+}
+
+/// Begins the only reading that is wanted.
+async fn begin(world: &World) -> WantedMirror {
+    let mut claimed = claim(world).await;
     assert_eq!(claimed.len(), 1, "{claimed:?}");
     claimed.remove(0)
 }
@@ -108,24 +109,12 @@ pub async fn a_lower_ticket_never_overwrites(ground: Ground) {
 pub async fn every_order_of_two_readers_keeps_the_newest_reading(ground: Ground) {
     let world = World::on(ground).await;
     // Steps of A and B: begin, write. 'w' wants a reading, after the provider has changed.
-    let orders = [
-        "wAaBb",
-        "wABab",
-        "wABba",
-        "wAwBab",
-        "wAwBba",
-        "wAwaBb",
-        "wAawBb",
-        "wABwabAa",
-        "wABwbaBb",
-        "wAwBbaAa",
-        "wwABbwaAa",
-    ];
-    for order in orders {
+    let orders =
+        "wAaBb wABab wABba wAwBab wAwBba wAwaBb wAawBb wABwabAa wABwbaBb wAwBbaAa wwABbwaAa";
+    for order in orders.split(' ') {
         let name = object(&format!("credgr_{order}"));
         let (mut provider, mut wanted) = (0, 0);
-        let mut begun: std::collections::BTreeMap<char, (WantedMirror, i64, Timestamp)> =
-            std::collections::BTreeMap::new();
+        let mut begun: BTreeMap<char, (WantedMirror, i64, Timestamp)> = BTreeMap::new();
         let mut highest = 0;
         for step in order.chars() {
             match step {
@@ -135,13 +124,9 @@ pub async fn every_order_of_two_readers_keeps_the_newest_reading(ground: Ground)
                     want(&world, &name).await;
                 }
                 'A' | 'B' => {
-                    world.pass_seconds(3_600);
-                    let now = world.clock.now();
-                    let lease_until = now.saturating_add_micros(60_000_000);
-                    let claim = MirrorClaim { now, lease_until, limit: 10 };
-                    let claimed = world.store.claim_mirrors(claim).await.unwrap();
+                    let claimed = claim(&world).await;
                     if let Some(one) = claimed.into_iter().find(|one| one.name == name) {
-                        begun.insert(step, (one, provider, now));
+                        begun.insert(step, (one, provider, world.clock.now()));
                     }
                 }
                 _ => {
@@ -160,12 +145,8 @@ pub async fn every_order_of_two_readers_keeps_the_newest_reading(ground: Ground)
             }
         }
         // Whatever was left undone is done by whoever comes next.
-        world.pass_seconds(3_600);
-        let now = world.clock.now();
-        let lease_until = now.saturating_add_micros(60_000_000);
-        let claim = MirrorClaim { now, lease_until, limit: 10 };
-        for one in world.store.claim_mirrors(claim).await.unwrap() {
-            write(&world, &one, provider, now).await;
+        for one in claim(&world).await {
+            write(&world, &one, provider, world.clock.now()).await;
         }
         assert_eq!(amount(&world, &name).await, (wanted, provider), "{order}");
     }
@@ -177,13 +158,8 @@ pub async fn concurrent_readers_read_each_object_once(ground: Ground) {
     let path = format!("/v1/subscriptions/{subscription}");
     for number in 0..30 {
         world.pass_seconds(1);
-        world.stripe.ask(
-            &path,
-            &[
-                ("metadata[n]", &number.to_string()),
-                ("cancel_at_period_end", { if number % 2 == 0 { "true" } else { "false" } }),
-            ],
-        );
+        let (number, ends) = (number.to_string(), if number % 2 == 0 { "true" } else { "false" });
+        world.stripe.ask(&path, &[("metadata[n]", &number), ("cancel_at_period_end", ends)]);
         let event = world.events_of(&subscription).pop().unwrap();
         let (told, first, second) =
             tokio::join!(world.taken(&event), world.jobs.mirror.pass(), world.jobs.mirror.pass());
