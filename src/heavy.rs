@@ -1,6 +1,6 @@
-//! Threads for work that takes milliseconds: reading large bodies, writing large answers and running
-//! large queries. They have a lower priority than the threads that serve requests and the one that
-//! writes to the store.
+//! Threads for work that takes milliseconds: reading large bodies, writing large answers and
+//! running large queries. They have a lower priority than the threads that serve requests and the
+//! one that writes to the store.
 //!
 //! Invariant: however many large requests there are, a small one and a commit find a core. What
 //! waits for the threads is bounded by who uses them: large bodies and answers by the budget of
@@ -71,8 +71,9 @@ pub fn lower_priority() {
     }
 }
 
-/// Lets waiting threads of higher priority run, if this one is of low priority. A kernel leaves even
-/// such a thread a core for milliseconds at a time, so long work calls this a few times for each.
+/// Lets waiting threads of higher priority run, if this one is of low priority. A kernel leaves
+/// even such a thread a core for milliseconds at a time, so long work calls this a few times for
+/// each.
 pub fn give_way() {
     if LOWERED.get() {
         std::thread::yield_now();

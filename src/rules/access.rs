@@ -72,10 +72,7 @@ pub fn judge_access(
 mod tests {
     use super::*;
     use crate::rules::ids::CustomerId;
-
-    fn at(minute: i64) -> Timestamp {
-        Timestamp::from_micros(minute * 60_000_000)
-    }
+    use crate::rules::samples::minute as at;
 
     fn reading(status: &str, ended_at: Option<Timestamp>) -> Subscription {
         Subscription {

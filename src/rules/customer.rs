@@ -31,13 +31,10 @@ mod tests {
     use super::*;
     use crate::rules::billing::Mode;
     use crate::rules::quantity::Quantity;
+    use crate::rules::samples::customer;
     use crate::rules::submission::Class;
     use crate::rules::timestamp::Timestamp;
     use crate::rules::window::Window;
-
-    fn customer(id: &str) -> CustomerId {
-        CustomerId::parse(id).expect("valid")
-    }
 
     fn push(state: PushState, class: Class, attempts: u32) -> WindowPush {
         let at = Timestamp::from_micros(0);

@@ -378,20 +378,12 @@ fn digits(quantity: Quantity) -> u32 {
 mod tests {
     use super::*;
     use crate::rules::correction::judge_correction;
-    use crate::rules::samples::quantity;
+    use crate::rules::samples::{customer, hour as at, quantity};
 
     const HOUR: i64 = 3_600_000_000;
 
-    fn at(hour: i64) -> Timestamp {
-        Timestamp::from_micros(hour * HOUR)
-    }
-
     fn window() -> Window {
         Window { start: at(0), end: at(1) }
-    }
-
-    fn customer(id: &str) -> CustomerId {
-        CustomerId::parse(id).expect("valid")
     }
 
     fn push(quantity_text: &str, state: PushState, class: Class, attempts: u32) -> WindowPush {

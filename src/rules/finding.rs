@@ -123,6 +123,7 @@ pub fn follow_findings(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::samples::minute as at;
 
     fn seen(subject: &str, verdict: Verdict) -> Observation {
         Observation {
@@ -136,10 +137,6 @@ mod tests {
             provider: Quantity::ZERO,
             detail: String::new(),
         }
-    }
-
-    fn at(minutes: i64) -> Timestamp {
-        Timestamp::from_micros(minutes * 60_000_000)
     }
 
     fn finding(subject: &str, paged: bool) -> Finding {

@@ -219,13 +219,7 @@ pub fn judge_comparison(known: Known, total: Quantity, now: Timestamp) -> Compar
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::samples::quantity;
-
-    const HOUR: i64 = 3_600_000_000;
-
-    fn at(minutes: i64) -> Timestamp {
-        Timestamp::from_micros(minutes * (HOUR / 60))
-    }
+    use crate::rules::samples::{minute as at, quantity};
 
     fn mark(store: &str, number: u64) -> Mark {
         Mark { store: store.into(), number }

@@ -3,9 +3,19 @@
 use super::fault::Fault;
 use super::ids::{CustomerId, OnceKey, TenantId, Unit};
 use super::quantity::Quantity;
+use super::timestamp::{MICROS_PER_HOUR, Timestamp};
 
 pub fn quantity(text: &str) -> Quantity {
     Quantity::parse_stored(text).expect("valid")
+}
+
+/// So many minutes after the epoch.
+pub fn minute(number: i64) -> Timestamp {
+    Timestamp::from_micros(number * MICROS_PER_HOUR / 60)
+}
+
+pub fn hour(number: i64) -> Timestamp {
+    minute(number * 60)
 }
 
 pub fn acme() -> TenantId {

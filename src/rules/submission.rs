@@ -518,16 +518,13 @@ pub fn judge_discard(state: PushState) -> Result<(), &'static str> {
 #[allow(clippy::wildcard_enum_match_arm)]
 mod tests {
     use super::*;
+    use crate::rules::samples::hour as at;
 
     const STRICT: Horizons = Horizons {
         resend: Some(Span::from_hours(22)),
         decide: Span::from_hours(26),
         stamp_age_max: Some(Span::from_hours(34 * 24)),
     };
-
-    fn at(hours: i64) -> Timestamp {
-        Timestamp::from_micros(hours * 3_600_000_000)
-    }
 
     #[test]
     fn what_is_due() {

@@ -133,11 +133,8 @@ impl Subscription {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::samples::minute as at;
     use proptest::prelude::*;
-
-    fn at(minute: i64) -> Timestamp {
-        Timestamp::from_micros(minute * 60_000_000)
-    }
 
     fn entry(minute: i64, origin: Origin, status: &str, price: &str) -> TimelineEntry {
         let state = Subscription {

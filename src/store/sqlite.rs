@@ -259,7 +259,7 @@ impl SqliteStore {
         self.shared.faults.note(answer)
     }
 
-    /// Runs a query that a user may make as large as they like.
+    /// Runs a query of any size; see [`Readers::read_any_size`].
     async fn read_any_size<T: Send + 'static>(
         &self,
         large: bool,

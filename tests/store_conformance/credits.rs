@@ -714,6 +714,14 @@ pub async fn tenants_with_equal_keys_are_apart(f: Fixture) {
     let first = issued(&b.f, "acme", "order", "10").await.number;
     let second = issued(&b.f, "umbrella", "order", "20").await.number;
     assert_ne!(first, second);
+    let found = async |tenant: &str, once: &str| {
+        let grant = b.f.store.find_grant(&tenant_id(tenant), &key(once)).await.unwrap();
+        grant.map(|grant| grant.number)
+    };
+    assert_eq!((found("acme", "order").await, found("acme", "other").await), (Some(first), None));
+    assert_eq!((found("umbrella", "order").await, found("nobody", "order").await), {
+        (Some(second), None)
+    });
     b.planned("acme", "e", "tokens", "3", 0).await;
     b.planned("umbrella", "e", "tokens", "30", 0).await;
     assert_eq!((left(&b.f, "acme").await, left(&b.f, "umbrella").await), {

@@ -1,9 +1,9 @@
 //! Connections that only read: a bounded pool, each used by one query at a time on a thread that
 //! may block.
 //!
-//! A query of users runs where its request is for a millisecond or so, which is enough for most. One
-//! that needs more begins again on a thread of low priority, so that the queries of one tenant do
-//! not keep the commits of others from a core.
+//! A query of users runs where its request is for a millisecond or so, which is enough for most.
+//! One that needs more begins again on a thread of low priority, so that the queries of one tenant
+//! do not keep the commits of others from a core.
 //!
 //! Bound: no query waits for a connection longer than the pool's limit, and none runs longer.
 //! SQLite asks after every [`STEPS_BETWEEN_LOOKS`] steps of its virtual machine.
@@ -59,7 +59,7 @@ impl Readers {
         done.map_err(|error| Error::Internal { what: error.to_string() })?
     }
 
-    /// The same for a query that a user may make as large as they like; `large` if it is known to be.
+    /// The same for a query of any size; `large` if it is known to take more than a millisecond.
     pub async fn read_any_size<T: Send + 'static>(
         self: &Arc<Self>,
         large: bool,

@@ -1,8 +1,8 @@
 //! The totals of one tenant and meter in a segment, in the order of bucket and group.
 //!
 //! A query copies them under the lock that a commit needs, and a tenant may have a hundred thousand
-//! groups. So the totals are in leaves which copies share: a copy costs one count for each leaf, and
-//! a commit copies a leaf before it changes it only if a query still holds that leaf.
+//! groups. So the totals are in leaves which copies share: a copy costs one count for each leaf,
+//! and a commit copies a leaf before it changes it only if a query still holds that leaf.
 //!
 //! Invariant: places ascend strictly within a leaf and from leaf to leaf, and no leaf is empty.
 
