@@ -47,7 +47,7 @@ impl Server {
         command.args(["serve", "--listen", "127.0.0.1:0", "--log", "json"]);
         command.env("COUNTERFOIL_ADMIN_KEY", key).env("COUNTERFOIL_LOG_LEVEL", "warn");
         // What the server can do is measured, not what it allows one key.
-        for limit in ["DELIVERIES", "REQUESTS", "ADDRESS"] {
+        for limit in ["EVENT_REQUESTS", "REQUESTS", "ADDRESS"] {
             command.env(format!("COUNTERFOIL_LIMITS_{limit}_PER_SECOND"), "0");
         }
         match postgres {
