@@ -67,7 +67,7 @@ thread_local! {
 pub fn lower_priority() {
     LOWERED.set(true);
     if let Err(error) = rustix::process::nice(NICENESS) {
-        tracing::warn!(%error, "large requests are not kept at a lower priority");
+        tracing::warn!(%error, "could not lower a thread's priority; large requests may delay small ones");
     }
 }
 

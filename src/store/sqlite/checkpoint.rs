@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const LOOK_EVERY: Duration = Duration::from_millis(25);
-/// Pages in the log that are worth moving: 4 MiB. While the disk syncs what was moved, commits wait
+/// Pages in the log that are worth moving: 1 MiB. While the disk syncs what was moved, commits wait
 /// for their own sync, and all senders with them.
 const PAGES_WORTH_MOVING: i64 = 256;
 /// Pages after which the log should start again: 64 MiB.
