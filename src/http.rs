@@ -39,6 +39,7 @@ mod totals;
 mod usage;
 mod webhooks;
 
+pub use admission::Peer;
 pub use serve::serve;
 
 use crate::clock::Clock;
@@ -54,12 +55,18 @@ use crate::tax::{self, TaxEngine};
 use admission::Admission;
 use auth::KeyCache;
 use axum::Router;
+use axum::body::HttpBody;
+use axum::response::Response;
 use body::BodyReader;
 use bytes::Bytes;
 use catalog::CatalogCache;
 use counterfoil_idempotency::KeyPolicy;
+use futures_util::FutureExt;
+use futures_util::future::Either;
 use metrics_exporter_prometheus::PrometheusHandle;
+use std::future::Future;
 use std::sync::Arc;
+use tower::Service;
 
 /// What all requests share.
 pub struct App {
@@ -131,8 +138,42 @@ impl App {
     }
 }
 
+/// Everything that the server answers.
+#[derive(Clone)]
+pub struct Routes {
+    app: Arc<App>,
+    router: Router,
+}
+
+impl Routes {
+    pub fn new(app: Arc<App>) -> Self {
+        Self { router: router(Arc::clone(&app)), app }
+    }
+
+    /// Answers a request; `peer` is the one that sent it over a socket. Events do not take the way
+    /// through the router: its layers and their boxes cost more than counting an event does.
+    pub fn answer<B>(
+        &self,
+        peer: Option<Peer>,
+        mut request: http::Request<B>,
+    ) -> impl Future<Output = Response> + Send + use<B>
+    where
+        B: HttpBody<Data = Bytes, Error: Into<axum::BoxError>> + Unpin + Send + 'static,
+    {
+        if events::is_delivery(&request) {
+            let app = Arc::clone(&self.app);
+            return Either::Left(async move { events::answer(&app, peer, request).await });
+        }
+        if let Some(peer) = peer {
+            request.extensions_mut().insert(peer);
+        }
+        let answer = self.router.clone().call(request);
+        Either::Right(answer.map(|Ok(response)| response))
+    }
+}
+
 /// Every route, with what all of them share.
-pub fn router(app: Arc<App>) -> Router {
+fn router(app: Arc<App>) -> Router {
     let (routes, _) = openapi::routes().split_for_parts();
     let (money, _) = openapi::money_routes().split_for_parts();
     let money = money.layer(idempotency::layer(&app, KeyPolicy::Required));

@@ -11,11 +11,12 @@ use super::App;
 use super::access;
 use super::auth::Caller;
 use super::body::budget::{Budget, Share};
+use super::events;
 use super::idempotency;
 use super::problem::{Kind, Problem};
 use crate::config::{LimitsConfig, ServerConfig};
 use axum::body::{Body, HttpBody};
-use axum::extract::{FromRequestParts, MatchedPath, Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -104,13 +105,6 @@ impl Admission {
         }
     }
 
-    /// Counts a request of this caller.
-    fn count(&self, caller: &Caller, route: &str, parts: &Parts) -> Result<Option<Left>, Exceeded> {
-        let deliveries = route == "/v1/events" && !parts.method.is_safe();
-        let rates = if deliveries { &self.deliveries } else { &self.requests };
-        rates.take(&caller.key_id().to_owned(), Instant::now())
-    }
-
     /// Counts a try of a coupon by a key that may not list them.
     pub fn try_coupon(&self, caller: &Caller) -> Result<(), Problem> {
         count_bound(&self.coupons, caller, "quotes with a coupon of this tenant")
@@ -147,7 +141,7 @@ fn count_bound(rates: &Rates<String>, caller: &Caller, what: &str) -> Result<(),
     if caller.bound_to().is_none() {
         return Ok(());
     }
-    let counted = rates.take(&caller.holder(), Instant::now());
+    let counted = rates.take(caller.holder().as_str(), Instant::now());
     counted.map(drop).map_err(|exceeded| exceed(exceeded, what))
 }
 
@@ -155,36 +149,78 @@ fn count_bound(rates: &Rates<String>, caller: &Caller, what: &str) -> Result<(),
 pub async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     if is_ambiguous(&parts.headers) {
-        let detail = "send one Host, at most one Content-Length, and no Transfer-Encoding but \
-                      chunked";
-        return Problem::new(Kind::Invalid, "ambiguous_request", detail).into_response();
+        return ambiguous().into_response();
     }
     let route = parts.extensions.get::<MatchedPath>().cloned();
-    let Some(route) = route.filter(|route| !OPEN.contains(&route.as_str())) else {
+    if route.is_none_or(|route| OPEN.contains(&route.as_str())) {
         return next.run(Request::from_parts(parts, body)).await;
-    };
+    }
     let peer = parts.extensions.get::<Peer>().copied();
+    let found = recognise(&app, peer, &parts.headers, &app.admission.requests).await;
+    let (caller, left) = match found {
+        Ok(found) => found,
+        Err(refused) => return refused,
+    };
+    let response = match admit_known(&app, &caller, &mut parts).await {
+        Ok(()) => run(&app, &caller, Request::from_parts(parts, body), next).await,
+        Err(problem) => problem.into_response(),
+    };
+    finish(&app, &caller, left, response).await
+}
+
+/// The same for events, which come so often that they pass no layer of the router. They are
+/// counted apart from other requests.
+pub async fn admit_events<B>(app: &Arc<App>, peer: Option<Peer>, parts: &Parts, body: B) -> Response
+where
+    B: HttpBody<Data = Bytes> + Unpin,
+{
+    if is_ambiguous(&parts.headers) {
+        return ambiguous().into_response();
+    }
+    let found = recognise(app, peer, &parts.headers, &app.admission.deliveries).await;
+    let (caller, left) = match found {
+        Ok(found) => found,
+        Err(refused) => return refused,
+    };
+    let work = events::deliver(app, &caller, parts, body);
+    let response = match tokio::time::timeout(app.admission.change_time_max, work).await {
+        Ok(answer) => answer.into_response(),
+        Err(_) => overdue().into_response(),
+    };
+    finish(app, &caller, left, response).await
+}
+
+/// Who sends a request, and how many more may follow by this rate; or the refusal.
+async fn recognise(
+    app: &App,
+    peer: Option<Peer>,
+    headers: &HeaderMap,
+    rates: &Rates<String>,
+) -> Result<(Caller, Option<Left>), Response> {
     if let Some(Peer(address)) = peer
         && let Err(exceeded) = app.admission.addresses.take(&address, Instant::now())
     {
-        return refuse(exceeded, "requests from this address");
+        return Err(refuse(exceeded, "requests from this address"));
     }
-    let caller = match Caller::from_request_parts(&mut parts, &app).await {
+    let caller = match Caller::find(headers, app).await {
         Ok(caller) => caller,
-        Err(problem) => return refuse_unknown(&app, peer, problem),
+        Err(problem) => return Err(refuse_unknown(app, peer, problem)),
     };
-    let left = match app.admission.count(&caller, route.as_str(), &parts) {
-        Ok(left) => left,
-        Err(exceeded) => return refuse(exceeded, "requests with this key"),
-    };
-    let holder = caller.holder();
-    let mut response = match admit_known(&app, caller, &mut parts).await {
-        Ok(()) => run(&app, &holder, Request::from_parts(parts, body), next).await,
-        Err(problem) => problem.into_response(),
-    };
-    response = hold(&app, &holder, response).await;
-    describe(&mut response, left);
-    response
+    match rates.take(caller.key_id(), Instant::now()) {
+        Ok(left) => Ok((caller, left)),
+        Err(exceeded) => Err(refuse(exceeded, "requests with this key")),
+    }
+}
+
+fn ambiguous() -> Problem {
+    let detail = "send one Host, at most one Content-Length, and no Transfer-Encoding but chunked";
+    Problem::new(Kind::Invalid, "ambiguous_request", detail)
+}
+
+fn overdue() -> Problem {
+    let detail = "the request took longer than limits.request_timeout_ms allows; ask for less at \
+                  once, or send the same request again";
+    Problem::new(Kind::Unavailable, "request_timeout", detail)
 }
 
 /// Whether a proxy in front could have read another request than we did.
@@ -199,21 +235,21 @@ fn is_ambiguous(headers: &HeaderMap) -> bool {
 
 /// Checks that the key allows a request that changes something, and notes the caller for the layer
 /// of idempotency keys and for the handler.
-async fn admit_known(app: &Arc<App>, caller: Caller, parts: &mut Parts) -> Result<(), Problem> {
+async fn admit_known(app: &Arc<App>, caller: &Caller, parts: &mut Parts) -> Result<(), Problem> {
     if !parts.method.is_safe() {
-        access::check(&caller, parts, app).await?;
+        access::check(caller, parts, app).await?;
     }
-    parts.extensions.insert(caller);
+    parts.extensions.insert(caller.clone());
     Ok(())
 }
 
 /// Runs the handler within its time. A change that takes longer goes on or not; it may be sent
 /// again, as after every 503.
-async fn run(app: &Arc<App>, holder: &str, request: Request, next: Next) -> Response {
+async fn run(app: &Arc<App>, caller: &Caller, request: Request, next: Next) -> Response {
     let query = request.method().is_safe();
     let time_max = if query { app.admission.query_time_max } else { app.admission.change_time_max };
     let work = async {
-        let place = if query { Some(app.admission.query(holder).await) } else { None };
+        let place = if query { Some(app.admission.query(&caller.holder()).await) } else { None };
         let began = Instant::now();
         let response = idempotency::run(app, request, next).await;
         if place.is_some()
@@ -227,11 +263,7 @@ async fn run(app: &Arc<App>, holder: &str, request: Request, next: Next) -> Resp
         response
     };
     let done = tokio::time::timeout(time_max, work).await;
-    done.unwrap_or_else(|_| {
-        let detail = "the request took longer than limits.request_timeout_ms allows; ask for less \
-                      at once, or send the same request again";
-        Problem::new(Kind::Unavailable, "request_timeout", detail).into_response()
-    })
+    done.unwrap_or_else(|_| overdue().into_response())
 }
 
 /// How long the place of a query that took `spent` stays taken after it: while events wait for
@@ -283,11 +315,18 @@ fn seconds(wait: Duration) -> u64 {
     wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1)
 }
 
+/// What is done with every answer to a known caller.
+async fn finish(app: &App, caller: &Caller, left: Option<Left>, response: Response) -> Response {
+    let mut response = hold(app, caller, response).await;
+    describe(&mut response, left);
+    response
+}
+
 /// Counts an answer until all of it was handed to the connection.
-async fn hold(app: &App, holder: &str, response: Response) -> Response {
+async fn hold(app: &App, caller: &Caller, response: Response) -> Response {
     let size = response.body().size_hint().exact().and_then(|size| usize::try_from(size).ok());
     let Some(size) = size.filter(|size| *size > ANSWER_BYTES_COUNTED) else { return response };
-    let mut share = app.admission.answers.share(Some(holder));
+    let mut share = app.admission.answers.share(Some(&caller.holder()));
     if share.take(size).is_err() {
         let detail = "answers that were not read yet take as much memory as they may; read those \
                       first, then send the same request again";

@@ -13,6 +13,7 @@ use crate::rules::ids::TenantId;
 use crate::store::{self, ApiKey, ApiKeys};
 use axum::extract::FromRequestParts;
 use hmac::{Hmac, KeyInit, Mac};
+use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use sha2::Sha256;
@@ -44,6 +45,19 @@ pub struct Grant {
 pub struct Caller(Arc<Grant>);
 
 impl Caller {
+    /// The sender of a request with these headers.
+    pub async fn find(headers: &HeaderMap, app: &App) -> Result<Self, Problem> {
+        let mut values = headers.get_all(AUTHORIZATION).iter();
+        let token = match (values.next(), values.next()) {
+            (Some(value), None) => value.to_str().ok().and_then(bearer_token),
+            (None, _) | (Some(_), Some(_)) => None,
+        };
+        let token = token.ok_or_else(|| {
+            unauthenticated("send the header `Authorization: Bearer` followed by your key")
+        })?;
+        app.keys.find(token).await
+    }
+
     pub fn require(&self, needed: Scope) -> Result<(), Problem> {
         if self.0.scopes.iter().any(|scope| scope.includes(needed)) {
             return Ok(());
@@ -138,18 +152,10 @@ impl FromRequestParts<Arc<App>> for Caller {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        if let Some(caller) = parts.extensions.get::<Self>() {
-            return Ok(caller.clone());
+        match parts.extensions.get::<Self>() {
+            Some(caller) => Ok(caller.clone()),
+            None => Self::find(&parts.headers, app).await,
         }
-        let mut values = parts.headers.get_all(AUTHORIZATION).iter();
-        let token = match (values.next(), values.next()) {
-            (Some(value), None) => value.to_str().ok().and_then(bearer_token),
-            (None, _) | (Some(_), Some(_)) => None,
-        };
-        let token = token.ok_or_else(|| {
-            unauthenticated("send the header `Authorization: Bearer` followed by your key")
-        })?;
-        app.keys.find(token).await
     }
 }
 

@@ -12,7 +12,7 @@ use super::auth::Caller;
 use super::problem::{Kind, Problem};
 use crate::config::ServerConfig;
 use crate::heavy::HeavyThreads;
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use budget::{Budget, Full, Share};
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
@@ -92,8 +92,21 @@ impl BodyReader {
     }
 
     pub async fn read(&self, parts: &Parts, body: Body) -> Result<WholeBody, Problem> {
-        let encoding = read_encoding(&parts.headers)?;
-        let WholeBody { bytes: sent, share } = self.receive(parts, body).await?;
+        self.read_from(caller_of(parts), &parts.headers, body).await
+    }
+
+    /// The body of a request that this caller sends.
+    pub async fn read_from<B>(
+        &self,
+        caller: Option<&Caller>,
+        headers: &HeaderMap,
+        body: B,
+    ) -> Result<WholeBody, Problem>
+    where
+        B: HttpBody<Data = Bytes> + Unpin,
+    {
+        let encoding = read_encoding(headers)?;
+        let WholeBody { bytes: sent, share } = self.receive_from(caller, headers, body).await?;
         if encoding == Encoding::Identity {
             forbid_compressed(&sent)?;
         }
@@ -106,13 +119,24 @@ impl BodyReader {
 
     /// A body as it was sent, not decompressed.
     pub async fn receive(&self, parts: &Parts, body: Body) -> Result<WholeBody, Problem> {
-        let announced =
-            parts.headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
+        self.receive_from(caller_of(parts), &parts.headers, body).await
+    }
+
+    async fn receive_from<B>(
+        &self,
+        caller: Option<&Caller>,
+        headers: &HeaderMap,
+        body: B,
+    ) -> Result<WholeBody, Problem>
+    where
+        B: HttpBody<Data = Bytes> + Unpin,
+    {
+        let announced = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
         if announced.is_some_and(|length: usize| length > self.bytes_max) {
             return Err(too_large(self.bytes_max));
         }
         let Ok(_place) = self.places.try_acquire() else { return Err(full(Full::All)) };
-        let bound_to = parts.extensions.get::<Caller>().and_then(Caller::bound_to);
+        let bound_to = caller.and_then(Caller::bound_to);
         let mut share = self.budget.share(bound_to.map(|tenant| tenant.as_str()));
         let collected =
             tokio::time::timeout(self.timeout, self.collect(body, announced, &mut share));
@@ -150,12 +174,15 @@ impl BodyReader {
         Ok(WholeBody { bytes, share })
     }
 
-    async fn collect(
+    async fn collect<B>(
         &self,
-        mut body: Body,
+        mut body: B,
         announced: Option<usize>,
         share: &mut Share,
-    ) -> Result<Bytes, Problem> {
+    ) -> Result<Bytes, Problem>
+    where
+        B: HttpBody<Data = Bytes> + Unpin,
+    {
         let mut first: Option<Bytes> = None;
         let mut gathered = BytesMut::new();
         while let Some(frame) = body.frame().await {
@@ -210,6 +237,11 @@ impl BodyReader {
             share.take(count).map_err(full)?;
         }
     }
+}
+
+/// The caller that admission has found.
+fn caller_of(parts: &Parts) -> Option<&Caller> {
+    parts.extensions.get::<Caller>()
 }
 
 fn full(which: Full) -> Problem {

@@ -8,18 +8,24 @@ pub mod items;
 mod reply;
 
 use super::App;
+use super::admission::{self, Peer};
 use super::auth::{Caller, Scope};
 use super::body::WholeBody;
 use super::extract::{Call, Query, media_type};
 use super::problem::{Kind, Problem};
+use super::request_id;
+use super::telemetry;
 use crate::heavy::{HeavyThreads, give_way};
 use crate::rules::event::{Event, RefusedItem, parse_event};
 use crate::rules::ids::TenantId;
 use crate::rules::meter::Catalog;
 use crate::rules::refusal::Refusal;
+use axum::body::HttpBody;
 use axum::extract::Request;
 use axum::response::Response;
-use http::HeaderMap;
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, Method, Uri};
 use items::{Format, Items, ReadItem};
 use reply::{Names, Reply, Show};
 use serde::Deserialize;
@@ -62,25 +68,57 @@ type Delivery = Result<Event, RefusedItem>;
         (status = 422, description = "The single event is rejected: nothing of it was kept"),
     )
 )]
-pub async fn post_events(
-    Call { app, caller }: Call,
-    Query(query): Query<PostQuery>,
-    request: Request,
-) -> Result<Response, Problem> {
-    caller.require(Scope::Ingest)?;
+pub async fn post_events(Call { app, caller }: Call, request: Request) -> Answer {
     let (parts, body) = request.into_parts();
+    deliver(&app, &caller, &parts, body).await
+}
+
+/// Whether a request sends events. Those do not pass the router, which knows their route only to
+/// describe it and to name it in `Allow`.
+pub fn is_delivery<B>(request: &http::Request<B>) -> bool {
+    request.method() == Method::POST && request.uri().path() == "/v1/events"
+}
+
+/// Everything from a request to its answer.
+pub async fn answer<B>(app: &Arc<App>, peer: Option<Peer>, request: http::Request<B>) -> Response
+where
+    B: HttpBody<Data = Bytes> + Unpin,
+{
+    let (parts, body) = request.into_parts();
+    let id = request_id::choose(&parts.headers);
+    telemetry::observe_events(id, admission::admit_events(app, peer, &parts, body)).await
+}
+
+type Answer = Result<Response, Problem>;
+
+/// Counts the events of a request that was admitted.
+pub async fn deliver<B>(app: &Arc<App>, caller: &Caller, parts: &Parts, body: B) -> Answer
+where
+    B: HttpBody<Data = Bytes> + Unpin,
+{
+    caller.require(Scope::Ingest)?;
+    let show = read_show(&parts.uri)?;
     let format = read_format(&parts.headers)?;
-    let body = app.bodies.read(&parts, body).await?;
-    let ReadBatch { deliveries, names, single } = read_batch(&app, &caller, body, format).await?;
+    let body = app.bodies.read_from(Some(caller), &parts.headers, body).await?;
+    let ReadBatch { deliveries, names, single } = read_batch(app, caller, body, format).await?;
     let verdicts = app.ingest.submit(deliveries).await?;
     let (horizon_hours, large) = (app.accept_horizon_hours, verdicts.len() > IN_PLACE_ITEMS_MAX);
-    let write = move || (Reply::write(&names, &verdicts, query.results, horizon_hours), verdicts);
+    let write = move || (Reply::write(&names, &verdicts, show, horizon_hours), verdicts);
     let (reply, verdicts) = run_by_weight(large, write).await?;
     reply.count();
     Ok(match verdicts.as_slice() {
         [verdict] if single => reply.into_single_response(verdict),
         _ => reply.into_response(),
     })
+}
+
+/// Which items the answer lists; the usual queries are not taken apart.
+fn read_show(uri: &Uri) -> Result<Show, Problem> {
+    match uri.query() {
+        None => Ok(Show::All),
+        Some("results=problems") => Ok(Show::Problems),
+        Some(_) => Query::<PostQuery>::read(uri).map(|Query(query)| query.results),
+    }
 }
 
 fn read_format(headers: &HeaderMap) -> Result<Format, Problem> {

@@ -12,9 +12,9 @@ use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::{Window, parse_border};
 use crate::store;
 use axum::extract::FromRequestParts;
-use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
+use http::{HeaderMap, Uri};
 use jiff::tz::TimeZone;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
@@ -146,8 +146,14 @@ impl<T: DeserializeOwned> FromRequestParts<Arc<App>> for Query<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Problem> {
-        check_unicode(parts.uri.query().unwrap_or_default())?;
-        let query = axum::extract::Query::<T>::try_from_uri(&parts.uri)?;
+        Self::read(&parts.uri)
+    }
+}
+
+impl<T: DeserializeOwned> Query<T> {
+    pub fn read(uri: &Uri) -> Result<Self, Problem> {
+        check_unicode(uri.query().unwrap_or_default())?;
+        let query = axum::extract::Query::<T>::try_from_uri(uri)?;
         Ok(Self(query.0))
     }
 }

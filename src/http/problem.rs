@@ -214,7 +214,7 @@ impl Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let (status, _, before_it_began) = self.kind.facts();
-        let request_id = request_id::current();
+        let request_id = request_id::current().map(|id| id.to_string());
         match (&self.cause, self.kind) {
             (Some(cause), Kind::Internal) => {
                 tracing::error!(

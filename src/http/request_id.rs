@@ -4,7 +4,8 @@
 //! Invariant: an id consists of letters, digits, `.`, `_`, `:` and `-`, so that it forges neither a
 //! header nor a line of the log. A client's own id is kept if it is such.
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
+use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -13,24 +14,54 @@ pub const HEADER: &str = "x-request-id";
 /// Longest id that is taken over from a client.
 const BYTES_MAX: usize = 64;
 
+/// A request's id. One that is made here is written out only where it is needed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RequestId {
+    Given(Arc<str>),
+    /// The process's own random part, and this number.
+    Made(u64),
+}
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Given(id) => f.write_str(id),
+            Self::Made(number) => write!(f, "{}-{number}", *PROCESS),
+        }
+    }
+}
+
+impl RequestId {
+    pub fn to_header(&self) -> HeaderValue {
+        HeaderValue::try_from(self.to_string()).expect("an id consists of visible ASCII")
+    }
+}
+
+static PROCESS: LazyLock<String> = LazyLock::new(|| {
+    let mut bytes = [0_u8; 6];
+    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+});
+
 tokio::task_local! {
-    static CURRENT: Arc<str>;
+    static CURRENT: RequestId;
 }
 
 /// The id of the request that this task answers.
-pub fn current() -> Option<Arc<str>> {
-    CURRENT.try_with(Arc::clone).ok()
+pub fn current() -> Option<RequestId> {
+    CURRENT.try_with(Clone::clone).ok()
 }
 
 /// Runs the work for a request under its id.
-pub async fn scope<T>(id: Arc<str>, work: impl Future<Output = T>) -> T {
-    CURRENT.scope(id, work).await
+pub fn scope<T>(id: RequestId, work: impl Future<Output = T>) -> impl Future<Output = T> {
+    CURRENT.scope(id, work)
 }
 
 /// The client's own id, if it can be used, or a new one.
-pub fn choose(headers: &HeaderMap) -> Arc<str> {
+pub fn choose(headers: &HeaderMap) -> RequestId {
     let given = headers.get(HEADER).and_then(|value| value.to_str().ok());
-    given.filter(|id| is_usable(id)).map_or_else(new_id, Arc::from)
+    let given = given.filter(|id| is_usable(id));
+    given.map_or_else(new_id, |id| RequestId::Given(id.into()))
 }
 
 fn is_usable(id: &str) -> bool {
@@ -38,15 +69,9 @@ fn is_usable(id: &str) -> bool {
     (1..=BYTES_MAX).contains(&id.len()) && id.bytes().all(allowed)
 }
 
-/// The process's own random part, and a number.
-fn new_id() -> Arc<str> {
-    static PROCESS: LazyLock<String> = LazyLock::new(|| {
-        let mut bytes = [0_u8; 6];
-        getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-    });
+fn new_id() -> RequestId {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
-    format!("{}-{}", *PROCESS, NUMBER.fetch_add(1, Ordering::Relaxed)).into()
+    RequestId::Made(NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
 #[cfg(test)]
@@ -58,11 +83,12 @@ mod tests {
         let chosen = |given: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(HEADER, given.parse().expect("a header"));
-            choose(&headers)
+            choose(&headers).to_string()
         };
-        assert_eq!(&*chosen("req_1:a.b-2"), "req_1:a.b-2");
+        assert_eq!(chosen("req_1:a.b-2"), "req_1:a.b-2");
         for bad in ["", "a b", "a\"b", &"x".repeat(65)] {
-            assert_ne!(&*chosen(bad), bad);
+            let made = chosen(bad);
+            assert!(made != bad && is_usable(&made), "{made}");
         }
         assert_ne!(new_id(), new_id());
     }

@@ -8,14 +8,14 @@
 mod activity;
 mod tls;
 
-use super::App;
 use super::admission::Peer;
+use super::{App, Routes};
 use activity::{Activity, Ending, Observed, Patience};
-use axum::Router;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -26,7 +26,6 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
-use tower::Service;
 
 const HEADERS_MAX: usize = 64;
 /// Bytes of a request's head, and of what is read ahead of a body.
@@ -62,7 +61,7 @@ pub async fn serve(
     let (closing, open) = watch::channel(());
     let acceptor = Acceptor {
         builder: Arc::new(connection_builder(patience.header_max)),
-        router: super::router(app),
+        routes: Routes::new(app),
         patience,
         tls,
         open,
@@ -195,7 +194,7 @@ fn connection_builder(header_max: Duration) -> auto::Builder<TokioExecutor> {
 #[derive(Clone)]
 struct Acceptor {
     builder: Arc<auto::Builder<TokioExecutor>>,
-    router: Router,
+    routes: Routes,
     patience: Patience,
     /// None for HTTP in clear text.
     tls: Option<Arc<Tls>>,
@@ -234,15 +233,14 @@ impl Acceptor {
     ) {
         let activity = Arc::new(Activity::default());
         let handler = {
-            let (activity, router) = (Arc::clone(&activity), self.router);
-            hyper::service::service_fn(move |mut request: hyper::Request<_>| {
+            let (activity, routes) = (Arc::clone(&activity), self.routes);
+            hyper::service::service_fn(move |request: hyper::Request<_>| {
                 let work = Activity::begin(&activity);
-                request.extensions_mut().insert(peer);
-                let answer = router.clone().call(request);
+                let answer = routes.answer(Some(peer), request);
                 async move {
                     let answer = answer.await;
                     drop(work);
-                    answer
+                    Ok::<_, Infallible>(answer)
                 }
             })
         };

@@ -4,7 +4,7 @@
 //! a method that HTTP does not define is counted as `other`.
 
 use super::problem::Problem;
-use super::request_id;
+use super::request_id::{self, RequestId};
 use crate::jobs::gauge;
 use crate::jobs::ingest::Ingest;
 use axum::extract::{MatchedPath, Request};
@@ -12,11 +12,13 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use http::header::{CACHE_CONTROL, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS};
-use http::{HeaderValue, Method};
+use http::{HeaderValue, Method, StatusCode};
+use metrics::{Counter, Histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 /// Borders of the histograms of durations, in seconds.
 const SECONDS: [f64; 14] =
@@ -126,37 +128,74 @@ pub fn install_recorder() -> PrometheusHandle {
 
 /// Counts and times a request, and adds security headers.
 pub async fn observe(request: Request, next: Next) -> Response {
-    let started = Instant::now();
     let method = method_name(request.method());
     let route = request.extensions().get::<MatchedPath>().cloned();
     let id = request_id::choose(request.headers());
-    let work = async {
-        // A panic must not take the other requests of its connection with it.
-        let run = AssertUnwindSafe(next.run(request)).catch_unwind().await;
-        run.unwrap_or_else(|_| Problem::panicked().into_response())
-    };
-    let mut response = request_id::scope(Arc::clone(&id), work).await;
-    let route = route.as_ref().map_or("none", MatchedPath::as_str).to_owned();
-    let status = response.status().as_str().to_owned();
+    let (response, spent) = run(&id, next.run(request)).await;
+    let route = route.as_ref().map_or("none", MatchedPath::as_str);
+    count(route, method, response.status(), spent);
+    finish(&id, (method, route), response, spent)
+}
+
+/// The same for events, whose metrics are looked up once and not for each request.
+pub async fn observe_events(id: RequestId, work: impl Future<Output = Response>) -> Response {
+    static USUAL: OnceLock<(Histogram, Counter)> = OnceLock::new();
+    let (method, route) = ("POST", "/v1/events");
+    let (response, spent) = run(&id, work).await;
+    if response.status() == StatusCode::OK {
+        let (seconds, answered) = USUAL.get_or_init(|| metrics_of(route, method, StatusCode::OK));
+        seconds.record(spent.as_secs_f64());
+        answered.increment(1);
+    } else {
+        count(route, method, response.status(), spent);
+    }
+    finish(&id, (method, route), response, spent)
+}
+
+/// Runs the work of a request under its id. A panic must not take the other requests of its
+/// connection with it.
+async fn run(id: &RequestId, work: impl Future<Output = Response>) -> (Response, Duration) {
+    let started = Instant::now();
+    let work = AssertUnwindSafe(work).catch_unwind();
+    let work = work.map(|done| done.unwrap_or_else(|_| Problem::panicked().into_response()));
+    let response = request_id::scope(id.clone(), work).await;
+    (response, started.elapsed())
+}
+
+fn metrics_of(route: &str, method: &'static str, status: StatusCode) -> (Histogram, Counter) {
+    let seconds = metrics::histogram!(
+        "counterfoil_http_request_seconds", "route" => route.to_owned()
+    );
+    let answered = metrics::counter!(
+        "counterfoil_http_requests_total",
+        "route" => route.to_owned(), "method" => method, "status" => status.as_str().to_owned()
+    );
+    (seconds, answered)
+}
+
+fn count(route: &str, method: &'static str, status: StatusCode, spent: Duration) {
+    let (seconds, answered) = metrics_of(route, method, status);
+    seconds.record(spent.as_secs_f64());
+    answered.increment(1);
+}
+
+/// Logs the answer and adds the headers of every answer.
+fn finish(
+    id: &RequestId,
+    (method, route): (&str, &str),
+    mut response: Response,
+    spent: Duration,
+) -> Response {
     tracing::debug!(
-        request_id = &*id,
+        request_id = %id,
         method,
         route,
-        status,
-        ms = started.elapsed().as_millis(),
+        status = response.status().as_str(),
+        ms = spent.as_millis(),
         "answered"
     );
-    metrics::histogram!("counterfoil_http_request_seconds", "route" => route.clone())
-        .record(started.elapsed().as_secs_f64());
-    metrics::counter!(
-        "counterfoil_http_requests_total",
-        "route" => route, "method" => method, "status" => status
-    )
-    .increment(1);
     let headers = response.headers_mut();
-    if let Ok(id) = HeaderValue::from_str(&id) {
-        headers.insert(request_id::HEADER, id);
-    }
+    headers.insert(request_id::HEADER, id.to_header());
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));

@@ -219,7 +219,9 @@ impl Ingest {
         loop {
             let group = {
                 let mut lanes = lock(&partition.lanes);
-                let group = lanes.take_group(partition.pace.limit(self.settings.group_events_max));
+                let writers = self.partitions.len();
+                let events_max = self.settings.group_events_max.saturating_mul(writers);
+                let group = lanes.take_group(partition.pace.limit(events_max, writers));
                 if !group.is_empty() {
                     self.groups_running.fetch_add(1, Ordering::SeqCst);
                 }

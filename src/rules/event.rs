@@ -5,12 +5,15 @@
 //! that item alone; only text that is not JSON at all spoils its neighbours, since nobody can tell
 //! where the next item starts.
 
+pub mod plain;
+
 use super::event_id::derive_event_id;
 use super::ids::{EventId, MeterNo, MeterSlug, SubscriptionId, TenantId};
 use super::meter::{Catalog, Meter};
 use super::properties::{Pairs, Properties, Text, push_json_string, text_of};
 use super::quantity::Quantity;
 use super::refusal::Refusal;
+use super::rollup::Group;
 use super::timestamp::Timestamp;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
@@ -72,31 +75,31 @@ pub struct RefusedItem {
     pub refusal: Refusal,
 }
 
-/// One JSON value where an event is expected; its fields are not looked at yet.
-#[derive(Default)]
+/// One JSON value where an event is expected: its fields as they are written, not looked at yet.
+#[derive(Debug, Default)]
 pub struct Item<'a> {
-    tenant: Option<&'a RawValue>,
-    id: Option<&'a RawValue>,
-    correlation_id: Option<&'a RawValue>,
-    meter: Option<&'a RawValue>,
-    quantity: Option<&'a RawValue>,
-    occurred_at: Option<&'a RawValue>,
-    properties: Option<&'a RawValue>,
-    subscription: Option<&'a RawValue>,
-    trial: Option<&'a RawValue>,
+    tenant: Option<&'a str>,
+    id: Option<&'a str>,
+    correlation_id: Option<&'a str>,
+    meter: Option<&'a str>,
+    quantity: Option<&'a str>,
+    occurred_at: Option<&'a str>,
+    properties: Option<&'a str>,
+    subscription: Option<&'a str>,
+    trial: Option<&'a str>,
     cloud: Option<Box<CloudEvent<'a>>>,
     fault: Option<Refusal>,
 }
 
 /// The attributes of a CloudEvents envelope that are read; `id` is shared with the native form.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct CloudEvent<'a> {
-    specversion: Option<&'a RawValue>,
-    source: Option<&'a RawValue>,
-    kind: Option<&'a RawValue>,
-    subject: Option<&'a RawValue>,
-    time: Option<&'a RawValue>,
-    data: Option<&'a RawValue>,
+    specversion: Option<&'a str>,
+    source: Option<&'a str>,
+    kind: Option<&'a str>,
+    subject: Option<&'a str>,
+    time: Option<&'a str>,
+    data: Option<&'a str>,
 }
 
 /// Reads an item as an event of a declared meter.
@@ -107,7 +110,7 @@ pub fn parse_event(item: &Item<'_>, catalog: &Catalog) -> Result<Event, RefusedI
     };
     read.map_err(|refusal| {
         let subject = item.cloud.as_ref().and_then(|cloud| cloud.subject);
-        let name = |raw: Option<&RawValue>| {
+        let name = |raw: Option<&str>| {
             let text = raw.and_then(text_of)?;
             (text.len() <= 255).then(|| text.into())
         };
@@ -139,16 +142,17 @@ fn parse_native(item: &Item<'_>, catalog: &Catalog) -> Result<Event, Refusal> {
         }
     };
     let properties = match item.properties {
-        Some(raw) if raw.get() != "null" => Properties::parse(raw.get())?,
+        Some(raw) if raw != "null" => Properties::parse(raw)?,
         _ => Properties::default(),
     };
+    let properties = grouped(properties, number, meter);
     let subscription = match item.subscription {
-        Some(raw) if raw.get() != "null" => {
+        Some(raw) if raw != "null" => {
             Some(SubscriptionId::parse(&required("subscription", Some(raw))?)?)
         }
         _ => None,
     };
-    let trial = match item.trial.map(RawValue::get) {
+    let trial = match item.trial {
         None | Some("null" | "false") => false,
         Some("true") => true,
         Some(_) => return Err(Refusal::new("invalid_trial", "trial must be true or false")),
@@ -188,25 +192,34 @@ fn parse_cloud_event(
     let occurred_at = Timestamp::parse_field("time", &required("time", cloud.time)?)?;
     let mut quantity = None;
     let mut pairs = match cloud.data {
-        Some(raw) if raw.get() != "null" => serde_json::from_str::<Pairs<'_>>(raw.get())
+        Some(raw) if raw != "null" => serde_json::from_str::<Pairs<'_>>(raw)
             .map_err(|_| Refusal::new("invalid_cloud_event", "data must be a flat JSON object"))?,
         _ => Pairs::default(),
     };
     pairs.0.retain(|(name, raw)| {
         let is_quantity = name == "quantity" && quantity.is_none();
         if is_quantity {
-            quantity = Some(*raw);
+            quantity = Some(raw.get());
         }
         !is_quantity
     });
     if pairs.0.iter().any(|(name, _)| name == "quantity") {
         return Err(Refusal::new("duplicate_field", "data has quantity twice"));
     }
-    let properties = Properties::from_pairs(pairs.0)?;
+    let properties = grouped(Properties::from_pairs(pairs.0)?, number, meter);
     let quantity = parse_quantity(quantity, meter)?;
     let meter = number;
     let (subscription, trial) = (None, false);
     Ok(Event { tenant, id, meter, quantity, occurred_at, properties, subscription, trial })
+}
+
+/// The properties with the group that the meter's dimensions make of them: it is found out here,
+/// where requests are read side by side, and not by the one writer of the store.
+fn grouped(mut properties: Properties, number: MeterNo, meter: &Meter) -> Properties {
+    if !meter.spec.dimensions.is_empty() {
+        properties.remember_group(number, Group::of_properties(&properties, meter));
+    }
+    properties
 }
 
 fn find_meter<'c>(slug: &str, catalog: &'c Catalog) -> Result<(MeterNo, &'c Meter), Refusal> {
@@ -229,20 +242,20 @@ fn find_meter<'c>(slug: &str, catalog: &'c Catalog) -> Result<(MeterNo, &'c Mete
     Ok((number, meter))
 }
 
-fn parse_quantity(raw: Option<&RawValue>, meter: &Meter) -> Result<Quantity, Refusal> {
+fn parse_quantity(raw: Option<&str>, meter: &Meter) -> Result<Quantity, Refusal> {
     match raw {
         None if meter.quantity_optional() => Ok(Quantity::ONE),
         None => Err(Refusal::new("missing_field", "quantity is missing")),
         Some(raw) => match text_of(raw) {
             Some(text) => Quantity::parse(&text, meter.quantity_range()),
-            None => Quantity::parse(raw.get(), meter.quantity_range()),
+            None => Quantity::parse(raw, meter.quantity_range()),
         },
     }
 }
 
-fn required<'a>(name: &str, raw: Option<&'a RawValue>) -> Result<Cow<'a, str>, Refusal> {
+fn required<'a>(name: &str, raw: Option<&'a str>) -> Result<Cow<'a, str>, Refusal> {
     let raw = raw
-        .filter(|raw| raw.get() != "null")
+        .filter(|raw| *raw != "null")
         .ok_or_else(|| Refusal::new("missing_field", format!("{name} is missing")))?;
     text_of(raw).ok_or_else(|| {
         let example = match name {
@@ -309,7 +322,7 @@ impl<'de> Visitor<'de> for ItemVisitor {
         let mut item = Item::default();
         while let Some(Text(name)) = map.next_key::<Text<'de>>()? {
             let value = map.next_value::<&'de RawValue>()?;
-            item.take(&name, value);
+            item.take(&name, value.get());
         }
         Ok(item)
     }
@@ -327,7 +340,7 @@ fn unknown_field(name: &str) -> String {
 }
 
 impl<'a> Item<'a> {
-    fn take(&mut self, name: &str, value: &'a RawValue) {
+    fn take(&mut self, name: &str, value: &'a str) {
         let place = match name {
             "tenant" => &mut self.tenant,
             "id" => &mut self.id,
@@ -345,7 +358,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    fn take_cloud(&mut self, name: &str, value: &'a RawValue) {
+    fn take_cloud(&mut self, name: &str, value: &'a str) {
         let cloud = self.cloud.get_or_insert_default();
         let place = match name {
             "specversion" => &mut cloud.specversion,

@@ -3,10 +3,16 @@
 //! Invariant: equal properties have equal text. Names are sorted and unique, numbers are in the
 //! canonical form of `quantity`, strings in serde_json's shortest escaping, and a null is the same
 //! as an absent property. A number that cannot be held exactly is refused: send it as a string.
+//!
+//! Most senders write their properties in this form already: `canonical` finds out in one pass,
+//! and what it does not recognise is read by serde_json. Both have the same outcome.
 
-use super::ids::check_text;
+mod canonical;
+
+use super::ids::{MeterNo, check_text};
 use super::quantity::Quantity;
 use super::refusal::Refusal;
+use super::rollup::Group;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -18,12 +24,32 @@ pub const VALUE_BYTES_MAX: usize = 512;
 pub const TEXT_BYTES_MAX: usize = 4096;
 
 /// Canonical JSON text of an object; the empty text means no properties.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Properties(Box<str>);
+#[derive(Debug, Clone, Default)]
+pub struct Properties {
+    text: Box<str>,
+    /// What the dimensions of a meter make of the text, if that was found out before.
+    group: Option<(MeterNo, Group)>,
+}
+
+/// The group follows from the text.
+impl PartialEq for Properties {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Properties {}
 
 impl Properties {
     /// Reads a JSON object.
     pub fn parse(json: &str) -> Result<Self, Refusal> {
+        if canonical::is_canonical(json) {
+            return Ok(Self::from_stored(json));
+        }
+        Self::parse_any(json)
+    }
+
+    fn parse_any(json: &str) -> Result<Self, Refusal> {
         let pairs: Pairs<'_> = serde_json::from_str(json)
             .map_err(|_| invalid("properties must be a flat JSON object"))?;
         Self::from_pairs(pairs.0)
@@ -54,34 +80,53 @@ impl Properties {
         if text.len() > TEXT_BYTES_MAX {
             return Err(invalid(format!("properties take more than {TEXT_BYTES_MAX} bytes")));
         }
-        Ok(Self(text.into()))
+        Ok(Self::from_stored(&text))
     }
 
     /// Reads a text that [`Self::as_text`] wrote.
     pub fn from_stored(text: &str) -> Self {
-        Self(text.into())
+        Self { text: text.into(), group: None }
     }
 
     /// The canonical text: empty, or a JSON object.
     pub fn as_text(&self) -> &str {
-        &self.0
+        &self.text
     }
 
     /// The canonical text as JSON: `{}` when there are none.
     pub fn as_json(&self) -> &str {
-        if self.0.is_empty() { "{}" } else { &self.0 }
+        if self.text.is_empty() { "{}" } else { &self.text }
     }
 
-    /// The values of the named properties as text, in the order asked; absent ones are `None`.
-    pub fn values(&self, names: &[String]) -> Vec<Option<String>> {
-        let pairs: Pairs<'_> = serde_json::from_str(self.as_json()).unwrap_or_default();
-        names
-            .iter()
-            .map(|name| {
-                let (_, raw) = pairs.0.iter().find(|(found, _)| found == name)?;
-                Some(text_of(raw).map_or_else(|| raw.get().to_owned(), Cow::into_owned))
-            })
-            .collect()
+    /// The value of a property as text.
+    pub fn value(&self, name: &str) -> Option<Cow<'_, str>> {
+        let (_, raw) =
+            canonical::pairs(&self.text).find(|(found, _)| canonical::is_name(found, name))?;
+        Some(text_of(raw).unwrap_or(Cow::Borrowed(raw)))
+    }
+
+    /// The canonical JSON of the values of the named properties, in the order asked.
+    pub fn raw_values<const N: usize>(&self, names: &[String]) -> [Option<&str>; N] {
+        let mut values = [None; N];
+        for (found, value) in canonical::pairs(&self.text) {
+            for (name, place) in names.iter().zip(&mut values) {
+                if canonical::is_name(found, name) {
+                    *place = Some(value);
+                }
+            }
+        }
+        values
+    }
+
+    /// Keeps the group that the dimensions of this meter put an event without stamps in, so that
+    /// the store does not look for it again.
+    pub fn remember_group(&mut self, meter: MeterNo, group: Group) {
+        self.group = Some((meter, group));
+    }
+
+    /// The group that was kept for this meter.
+    pub fn remembered_group(&self, meter: MeterNo) -> Option<&Group> {
+        self.group.as_ref().filter(|(number, _)| *number == meter).map(|(_, group)| group)
     }
 }
 
@@ -136,11 +181,11 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-/// The text of a raw JSON value if it is a string.
-pub fn text_of<'a>(raw: &'a RawValue) -> Option<Cow<'a, str>> {
-    let inner = raw.get().strip_prefix('"')?.strip_suffix('"')?;
+/// The text of a JSON value if it is a string.
+pub fn text_of(raw: &str) -> Option<Cow<'_, str>> {
+    let inner = raw.strip_prefix('"')?.strip_suffix('"')?;
     if inner.contains('\\') {
-        serde_json::from_str::<String>(raw.get()).ok().map(Cow::Owned)
+        serde_json::from_str::<String>(raw).ok().map(Cow::Owned)
     } else {
         Some(Cow::Borrowed(inner))
     }
@@ -243,12 +288,99 @@ mod tests {
     #[test]
     fn values_by_name() {
         let properties = Properties::parse(r#"{"a":"x","b":1.50,"c":true}"#).expect("valid");
-        let names = ["c", "missing", "b", "a"].map(String::from);
-        let found = properties.values(&names);
-        assert_eq!(found, [Some("true".into()), None, Some("1.5".into()), Some("x".into())]);
+        for (name, expected) in
+            [("a", Some("x")), ("b", Some("1.5")), ("c", Some("true")), ("missing", None)]
+        {
+            assert_eq!(properties.value(name).as_deref(), expected, "{name}");
+        }
+        let odd = r#"{"a\"b":"c\\d","e":"{\"f\":1}","f":"é"}"#;
+        let properties = Properties::parse(odd).expect("valid");
+        for (name, expected) in
+            [("a\"b", Some("c\\d")), ("e", Some(r#"{"f":1}"#)), ("f", Some("é")), ("a", None)]
+        {
+            assert_eq!(properties.value(name).as_deref(), expected, "{name}");
+        }
+    }
+
+    /// What the values were read by before: any JSON, and no names twice.
+    fn value_by_serde(properties: &Properties, name: &str) -> Option<String> {
+        let pairs: Pairs<'_> = serde_json::from_str(properties.as_json()).expect("valid JSON");
+        let (_, raw) = pairs.0.iter().find(|(found, _)| found == name)?;
+        Some(text_of(raw.get()).map_or_else(|| raw.get().to_owned(), Cow::into_owned))
+    }
+
+    /// JSON texts of values, canonical and not.
+    fn any_value() -> impl Strategy<Value = String> {
+        let string = "\\PC{0,12}".prop_map(|text| serde_json::to_string(&text).expect("a string"));
+        let escaped = "[a-z\"\\\\\n\u{7f}\u{85}é]{0,8}"
+            .prop_map(|text| serde_json::to_string(&text).expect("a string"));
+        let fixed = prop::sample::select(vec![
+            "null",
+            "true",
+            "false",
+            "-0",
+            "0",
+            "7",
+            "-7",
+            "1.0",
+            "1.5",
+            "1e3",
+            "0.10",
+            "12345678901",
+            "999999999999999",
+            "9999999999999999",
+            "1e400",
+            "{}",
+            "[1]",
+            "\"\\u0078\"",
+            "\"\\/\"",
+            "\"\\u0000\"",
+            "\"\"",
+        ]);
+        prop_oneof![string, escaped, fixed.prop_map(str::to_owned)]
+    }
+
+    /// JSON texts of objects, in any order, with names twice, and with blanks in some.
+    fn any_object() -> impl Strategy<Value = String> {
+        let name = prop_oneof![
+            "[a-d]{0,2}".prop_map(|name| format!("{name:?}")),
+            "\\PC{1,4}".prop_map(|name| serde_json::to_string(&name).expect("a string")),
+        ];
+        let pairs = proptest::collection::vec((name, any_value()), 0..6);
+        (pairs, any::<bool>(), any::<bool>()).prop_map(|(mut pairs, sorted, blanks)| {
+            if sorted {
+                pairs.sort();
+                pairs.dedup_by(|a, b| a.0 == b.0);
+            }
+            let pairs: Vec<String> = pairs.iter().map(|(n, v)| format!("{n}:{v}")).collect();
+            let comma = if blanks { " , " } else { "," };
+            format!("{{{}}}", pairs.join(comma))
+        })
     }
 
     proptest! {
+        #[test]
+        fn what_is_recognised_is_what_would_be_written(json in any_object()) {
+            prop_assert_eq!(Properties::parse(&json), Properties::parse_any(&json));
+        }
+
+        #[test]
+        fn values_are_those_that_serde_finds(json in any_object(), other in "[a-d]{0,2}") {
+            if let Ok(properties) = Properties::parse(&json) {
+                let pairs: Pairs<'_> = serde_json::from_str(properties.as_json()).expect("JSON");
+                let names = pairs.0.iter().map(|(name, _)| name.as_ref()).chain([other.as_str()]);
+                for name in names {
+                    let expected = value_by_serde(&properties, name);
+                    prop_assert_eq!(properties.value(name).map(Cow::into_owned), expected);
+                }
+            }
+        }
+
+        #[test]
+        fn damaged_texts_never_panic(text in "[a{}\":,\\\\é]{0,20}") {
+            let _ = Properties::from_stored(&text).value("a");
+        }
+
         #[test]
         fn canonical_text_is_its_own_canonical_text(
             map in proptest::collection::btree_map("[a-z]{1,8}", "\\PC{0,20}", 0..6)

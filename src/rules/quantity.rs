@@ -15,6 +15,8 @@ use std::fmt;
 pub const SCALE: u32 = 12;
 /// Most digits before the decimal point.
 pub const INTEGER_DIGITS_MAX: u32 = 15;
+/// 10^-12 units in one.
+const UNIT: u64 = 10u64.pow(SCALE);
 /// Longest text read as a quantity; the longest that can be valid is far shorter.
 const TEXT_BYTES_MAX: usize = 64;
 
@@ -95,15 +97,32 @@ impl fmt::Display for Quantity {
     /// The canonical text: no exponent, no trailing zeros, no `-0`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let magnitude = self.0.unsigned_abs();
-        let unit = Self::ONE.0.unsigned_abs();
-        let (whole, fraction) = (magnitude / unit, magnitude % unit);
-        let sign = if self.0 < 0 { "-" } else { "" };
-        if fraction == 0 {
-            return write!(f, "{sign}{whole}");
+        // Nearly every number fits 64 bits, which are cheaper to divide.
+        let (whole, fraction) = match u64::try_from(magnitude) {
+            Ok(small) => (u128::from(small / UNIT), small % UNIT),
+            Err(_) => {
+                let fraction = u64::try_from(magnitude % u128::from(UNIT));
+                (magnitude / u128::from(UNIT), fraction.expect("less than 10^12"))
+            }
+        };
+        if self.0 < 0 {
+            f.write_str("-")?;
         }
-        let digits = format!("{fraction:012}");
-        write!(f, "{sign}{whole}.{}", digits.trim_end_matches('0'))
+        write!(f, "{whole}")?;
+        if fraction == 0 { Ok(()) } else { write_fraction(f, fraction) }
     }
+}
+
+/// The point and the decimals, without trailing zeros.
+fn write_fraction(f: &mut fmt::Formatter<'_>, fraction: u64) -> fmt::Result {
+    let mut text = *b".000000000000";
+    let mut rest = fraction;
+    for place in text[1..].iter_mut().rev() {
+        *place = b'0' + u8::try_from(rest % 10).expect("a digit");
+        rest /= 10;
+    }
+    let text = std::str::from_utf8(&text).expect("digits are ASCII");
+    f.write_str(text.trim_end_matches('0'))
 }
 
 /// A number in the grammar of JSON: significant digits and a power of ten, nothing lost.
@@ -179,11 +198,10 @@ impl Decimal {
             )
         };
         let shift = u32::try_from(self.exponent + i64::from(SCALE)).map_err(|_| out_of_range())?;
-        let magnitude = 10i128
-            .checked_pow(shift)
+        let magnitude = power_of_ten(shift)
             .and_then(|power| i128::try_from(self.digits).ok()?.checked_mul(power))
             .ok_or_else(out_of_range)?;
-        let bound = 10i128.checked_pow(whole_digits + SCALE);
+        let bound = power_of_ten(whole_digits + SCALE);
         if bound.is_some_and(|bound| magnitude >= bound) {
             return Err(out_of_range());
         }
@@ -196,6 +214,20 @@ impl Decimal {
         }
         Ok(Quantity(if self.negative { -magnitude } else { magnitude }))
     }
+}
+
+/// None if it is too large to be held.
+fn power_of_ten(exponent: u32) -> Option<i128> {
+    const POWERS: [i128; 39] = {
+        let mut powers = [1; 39];
+        let mut place = 1;
+        while place < powers.len() {
+            powers[place] = powers[place - 1] * 10;
+            place += 1;
+        }
+        powers
+    };
+    POWERS.get(usize::try_from(exponent).ok()?).copied()
 }
 
 fn read_exponent(text: &str) -> Option<i64> {
@@ -302,6 +334,21 @@ mod tests {
         fn display_reads_back(units in any::<i64>()) {
             let quantity = Quantity::from_units(i128::from(units));
             prop_assert_eq!(Quantity::parse_stored(&quantity.to_string()), Some(quantity));
+        }
+
+        #[test]
+        fn display_is_the_canonical_text(units in any::<i128>(), shift in 0u32..120) {
+            let units = units >> shift;
+            let (magnitude, unit) = (units.unsigned_abs(), 10u128.pow(SCALE));
+            let text = format!("{}.{:012}", magnitude / unit, magnitude % unit);
+            let sign = if units < 0 { "-" } else { "" };
+            let expected = format!("{sign}{}", text.trim_end_matches('0').trim_end_matches('.'));
+            prop_assert_eq!(Quantity::from_units(units).to_string(), expected);
+        }
+
+        #[test]
+        fn powers_of_ten_are_exact(exponent in 0u32..60) {
+            prop_assert_eq!(power_of_ten(exponent), 10i128.checked_pow(exponent));
         }
 
         #[test]

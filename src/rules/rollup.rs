@@ -6,7 +6,8 @@
 
 use super::event::Event;
 use super::ids::{EventId, MeterNo, TenantNo};
-use super::meter::{Aggregation, Meter};
+use super::meter::{Aggregation, DIMENSIONS_MAX, Meter};
+use super::properties::{Properties, push_json_string};
 use super::quantity::Quantity;
 use super::timestamp::Timestamp;
 use std::collections::BTreeSet;
@@ -115,8 +116,7 @@ impl Accumulator {
 
 /// The value a `unique` meter counts for this event; an event without the property counts none.
 fn unique_value(event: &Event, meter: &Meter) -> Option<Box<str>> {
-    let name = meter.spec.unique_property.clone()?;
-    event.properties.values(&[name]).pop().flatten().map(String::into_boxed_str)
+    event.properties.value(meter.spec.unique_property.as_ref()?).map(Box::from)
 }
 
 /// The stamps and dimension values a total is kept apart by, as canonical JSON:
@@ -134,20 +134,56 @@ pub struct GroupParts {
     pub dimensions: Vec<Option<String>>,
 }
 
+/// How the group of an event without stamps begins.
+const UNSTAMPED: &str = "[null,false";
+
 impl Group {
     pub fn of_event(event: &Event, meter: &Meter) -> Self {
-        if event.subscription.is_none() && !event.trial && meter.spec.dimensions.is_empty() {
+        let unstamped = event.subscription.is_none() && !event.trial;
+        if unstamped && meter.spec.dimensions.is_empty() {
             return Self::default();
         }
-        let subscription = event.subscription.as_ref().map(|s| s.as_str());
-        let dimensions = event.properties.values(&meter.spec.dimensions);
-        Self::encode(subscription, event.trial, &dimensions)
+        let remembered = event.properties.remembered_group(event.meter);
+        match (remembered, unstamped) {
+            (Some(group), true) => group.clone(),
+            (Some(group), false) => group.stamped(event),
+            (None, true) => Self::of_properties(&event.properties, meter),
+            (None, false) => Self::of_properties(&event.properties, meter).stamped(event),
+        }
     }
 
-    fn encode(subscription: Option<&str>, trial: bool, dimensions: &[Option<String>]) -> Self {
-        let mut parts = vec![serde_json::Value::from(subscription), trial.into()];
-        parts.extend(dimensions.iter().map(|value| serde_json::Value::from(value.as_deref())));
-        Self::from_stored(&serde_json::Value::from(parts).to_string())
+    /// The group of an event that has these properties and no stamps. It is not empty, also where
+    /// the meter has no dimensions.
+    pub fn of_properties(properties: &Properties, meter: &Meter) -> Self {
+        let names = &meter.spec.dimensions;
+        let values = properties.raw_values::<DIMENSIONS_MAX>(names);
+        let mut text = String::with_capacity(96);
+        text.push_str(UNSTAMPED);
+        for (value, _) in values.iter().zip(names) {
+            text.push(',');
+            match value {
+                None => text.push_str("null"),
+                Some(string) if string.starts_with('"') => text.push_str(string),
+                // A number or a boolean is the same value as the string of its text.
+                Some(other) => push_json_string(&mut text, other),
+            }
+        }
+        text.push(']');
+        Self::from_stored(&text)
+    }
+
+    /// The group of the same values with the event's stamps.
+    fn stamped(&self, event: &Event) -> Self {
+        let values = self.as_text().strip_prefix(UNSTAMPED).expect("it is written so");
+        let mut text = String::with_capacity(values.len() + 64);
+        text.push('[');
+        match &event.subscription {
+            None => text.push_str("null"),
+            Some(subscription) => push_json_string(&mut text, subscription.as_str()),
+        }
+        text.push_str(if event.trial { ",true" } else { ",false" });
+        text.push_str(values);
+        Self::from_stored(&text)
     }
 
     pub fn from_stored(text: &str) -> Self {
@@ -223,6 +259,23 @@ mod tests {
         assert_eq!(Group::from_stored("nonsense").parts(), None);
     }
 
+    /// The encoding that is stored, made by serde_json.
+    fn encode_by_serde(event: &Event, meter: &Meter) -> String {
+        if event.subscription.is_none() && !event.trial && meter.spec.dimensions.is_empty() {
+            return String::new();
+        }
+        let subscription = event.subscription.as_ref().map(|s| s.as_str());
+        let mut parts = vec![serde_json::Value::from(subscription), event.trial.into()];
+        let values: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(event.properties.as_json()).expect("JSON");
+        parts.extend(meter.spec.dimensions.iter().map(|name| match values.get(name) {
+            None => serde_json::Value::Null,
+            Some(serde_json::Value::String(text)) => text.as_str().into(),
+            Some(other) => other.to_string().into(),
+        }));
+        serde_json::Value::from(parts).to_string()
+    }
+
     #[test]
     fn overflow_is_an_error_and_changes_nothing() {
         let mut total =
@@ -248,7 +301,37 @@ mod tests {
         assert_eq!((total.count, total.answer()), (4, Ok(Quantity::from_count(2).expect("fits"))));
     }
 
+    /// Stamps, and texts with everything that JSON escapes.
+    fn any_stamps() -> impl Strategy<Value = (Option<String>, bool)> {
+        (proptest::option::of("[a-z\"\\\\é]{1,9}"), any::<bool>())
+    }
+
     proptest! {
+        #[test]
+        fn groups_are_encoded_as_serde_does(
+            (subscription, trial) in any_stamps(),
+            texts in proptest::collection::btree_map("[a-d\"\\\\]{1,2}", "\\PC{0,9}|[\"\\\\\n\t\u{7f}]{0,5}", 0..5),
+            number in any::<u32>(),
+            dimensions in proptest::collection::btree_set("[a-d\"\\\\n]{1,2}", 0..=DIMENSIONS_MAX),
+        ) {
+            let mut values: serde_json::Map<String, serde_json::Value> =
+                texts.into_iter().map(|(name, text)| (name, text.into())).collect();
+            values.insert("n".to_owned(), number.into());
+            values.insert("b".to_owned(), trial.into());
+            let spec = serde_json::json!({"aggregation": "sum", "dimensions": dimensions});
+            let meter = meter(&spec.to_string());
+            let mut event = event("a", 1, 0, &serde_json::Value::from(values).to_string());
+            event.subscription = subscription.map(|s| SubscriptionId::parse(&s).expect("valid"));
+            event.trial = trial;
+            let expected = encode_by_serde(&event, &meter);
+            let group = Group::of_event(&event, &meter);
+            prop_assert_eq!(group.as_text(), &expected);
+            let remembered = Group::of_properties(&event.properties, &meter);
+            event.properties.remember_group(event.meter, remembered);
+            let group = Group::of_event(&event, &meter);
+            prop_assert_eq!(group.as_text(), &expected);
+        }
+
         #[test]
         fn order_and_batching_do_not_matter(
             seed in proptest::collection::vec((any::<i32>(), 0i64..5, 0u8..4), 1..12),

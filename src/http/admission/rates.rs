@@ -4,6 +4,7 @@
 //! moment, so memory is bounded by the holders of the last seconds; it is lost with the process,
 //! which only lets a few requests more through.
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Mutex;
@@ -72,7 +73,7 @@ pub struct Exceeded {
     pub wait: Duration,
 }
 
-impl<K: Eq + Hash + Clone> Rates<K> {
+impl<K: Eq + Hash> Rates<K> {
     /// So many in a period, and twice as many at once; 0 for no limit.
     pub fn new(limit: u64, period: Period, began: Instant) -> Self {
         let pace = (limit > 0).then(|| {
@@ -84,7 +85,11 @@ impl<K: Eq + Hash + Clone> Rates<K> {
     }
 
     /// Counts one request. None if there is no limit.
-    pub fn take(&self, holder: &K, now: Instant) -> Result<Option<Left>, Exceeded> {
+    pub fn take<Q>(&self, holder: &Q, now: Instant) -> Result<Option<Left>, Exceeded>
+    where
+        K: Borrow<Q>,
+        Q: Eq + Hash + ToOwned<Owned = K> + ?Sized,
+    {
         let Some(pace) = self.pace else { return Ok(None) };
         let passed = now.saturating_duration_since(self.began).as_nanos();
         let now = u64::try_from(passed).unwrap_or(u64::MAX);
@@ -99,7 +104,10 @@ impl<K: Eq + Hash + Clone> Rates<K> {
             let wait = Duration::from_nanos(used - pace.burst);
             return Err(Exceeded { limit: pace.limit, period: pace.period, wait });
         }
-        rested_at.insert(holder.clone(), next);
+        match rested_at.get_mut(holder) {
+            Some(at) => *at = next,
+            None => drop(rested_at.insert(holder.to_owned(), next)),
+        }
         let remaining = (pace.burst - used) / pace.interval;
         let whole_in = Duration::from_nanos(used);
         Ok(Some(Left { limit: pace.limit, remaining, whole_in }))

@@ -1,11 +1,12 @@
 //! A body taken apart into items, borrowed from its bytes.
 //!
-//! Invariant: never more items than the limit are held, however small they are. An array is read
-//! in one pass; only if that fails is it read again item by item, so that an item which is JSON
+//! Invariant: never more items than the limit are held, however small they are. The usual is read
+//! by `rules::event::plain`, everything else by serde_json. An array is read in one pass; only if
+//! that fails is it read again item by item, so that an item which is JSON
 //! and still cannot be read (a lone surrogate, 1e999) is refused alone.
 
 use super::super::problem::{Kind, Problem};
-use crate::rules::event::Item;
+use crate::rules::event::{Item, plain};
 use crate::rules::refusal::Refusal;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
@@ -56,6 +57,9 @@ pub fn parse_items(body: &[u8], format: Format, items_max: usize) -> Result<Item
     if batch {
         return Ok(Items { items: parse_array(text, items_max)?, single: false });
     }
+    if let Some(item) = plain::read_item(text) {
+        return Ok(Items { items: vec![Ok(item)], single: true });
+    }
     let item = match serde_json::from_str::<Item<'_>>(text) {
         Ok(item) => Ok(item),
         Err(error) => match serde_json::from_str::<&RawValue>(text) {
@@ -83,6 +87,9 @@ fn several() -> Problem {
 }
 
 fn parse_array(text: &str, items_max: usize) -> Result<Vec<ReadItem<'_>>, Problem> {
+    if let Some(items) = plain::read_items(text, items_max) {
+        return Ok(items.into_iter().map(Ok).collect());
+    }
     match parse_bounded::<Item<'_>>(text, items_max)? {
         Ok(items) => Ok(items.into_iter().map(Ok).collect()),
         Err(error) => match parse_bounded::<&RawValue>(text, items_max)? {
@@ -107,7 +114,7 @@ fn parse_lines(body: &[u8], items_max: usize) -> Result<Vec<ReadItem<'_>>, Probl
     for (line, number) in lines.zip(1u64..) {
         let item = match line.map(str::trim_ascii) {
             Some("") => continue,
-            Some(text) => serde_json::from_str(text).map_err(|error| {
+            Some(text) => read_line(text).map_err(|error| {
                 let column = error.column();
                 invalid_line(format!("line {number} is not JSON, as column {column} shows"))
             }),
@@ -119,6 +126,10 @@ fn parse_lines(body: &[u8], items_max: usize) -> Result<Vec<ReadItem<'_>>, Probl
         items.push(item);
     }
     Ok(items)
+}
+
+fn read_line(text: &str) -> serde_json::Result<Item<'_>> {
+    plain::read_item(text).map_or_else(|| serde_json::from_str(text), Ok)
 }
 
 /// Reads an array of at most `items_max`. The outer error is for too many, the inner for not JSON.

@@ -65,8 +65,8 @@ pub(super) fn store_health(health: &Health) -> Vec<Condition> {
     let mut found = Vec::new();
     if let Some(why) = fold_stopped {
         let summary = format!(
-            "events are not folded into tables any more ({why}); {unfolded_events} are in the \
-             journal only"
+            "events are not folded, or their totals not merged, any more ({why}); \
+             {unfolded_events} events are in the journal only"
         );
         found.push(condition(AlertKind::FoldStopped, "", summary, "counterfoil check"));
     }

@@ -41,15 +41,17 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Events of the next group.
-    pub fn limit(&self, events_max: usize) -> usize {
+    /// Events of the next group, at most `events_max`. Of a store with several writers each has its
+    /// share of the events, so while nobody sends small requests a commit may take as many times as
+    /// long: larger groups cost the database less.
+    pub fn limit(&self, events_max: usize, writers: usize) -> usize {
         let sync = Duration::from_nanos(self.sync.load(Ordering::Relaxed));
         let shared = self.small_until.load(Ordering::Relaxed) > nanos(self.began.elapsed());
-        let (syncs, time_min) = match shared {
-            true => (COMMIT_SYNCS_SHARED, COMMIT_TIME_MIN_SHARED),
-            false => (COMMIT_SYNCS, COMMIT_TIME_MIN),
+        let (syncs, time_min, times) = match shared {
+            true => (COMMIT_SYNCS_SHARED, COMMIT_TIME_MIN_SHARED, 1),
+            false => (COMMIT_SYNCS, COMMIT_TIME_MIN, u32::try_from(writers).unwrap_or(1)),
         };
-        let time = sync.saturating_mul(syncs).clamp(time_min, COMMIT_TIME_MAX);
+        let time = sync.saturating_mul(syncs).clamp(time_min, COMMIT_TIME_MAX) * times;
         let event = u128::from(self.event.load(Ordering::Relaxed).max(1));
         let affordable = usize::try_from(time.as_nanos() / event).unwrap_or(usize::MAX);
         affordable.clamp(TURN_EVENTS.min(events_max), events_max)
@@ -107,12 +109,13 @@ mod tests {
     #[test]
     fn expensive_events_make_small_groups_and_cheap_ones_large_groups() {
         let pace = Pace::default();
-        assert_eq!(pace.limit(10_000), 10_000);
+        assert_eq!(pace.limit(10_000, 1), 10_000);
         record(&pace, 1_000, Duration::from_secs(5));
-        assert_eq!((pace.limit(10_000), pace.limit(10)), (TURN_EVENTS, 10));
+        assert_eq!((pace.limit(10_000, 1), pace.limit(10, 1)), (TURN_EVENTS, 10));
         record(&pace, 1, Duration::from_millis(4));
         record(&pace, 1_000, Duration::from_millis(9));
-        assert!((3_900..=4_100).contains(&pace.limit(10_000)), "{}", pace.limit(10_000));
+        assert!((3_900..=4_100).contains(&pace.limit(10_000, 1)), "{}", pace.limit(10_000, 1));
+        assert!((7_800..=8_200).contains(&pace.limit(10_000, 2)), "{}", pace.limit(10_000, 2));
     }
 
     #[test]
@@ -122,7 +125,7 @@ mod tests {
             let (pace, sync) = (Pace::default(), Duration::from_millis(sync_ms));
             record(&pace, 1, sync);
             record(&pace, 1_000, sync + Duration::from_millis(5));
-            let limit = pace.limit(10_000);
+            let limit = pace.limit(10_000, 1);
             assert!((expected - 10..=expected + 10).contains(&limit), "{sync_ms} ms: {limit}");
         }
     }
@@ -133,8 +136,8 @@ mod tests {
         record(&pace, 1, Duration::from_millis(1));
         record(&pace, 1_000, Duration::from_millis(6));
         pace.note_request(1_000);
-        assert!((1_990..=2_010).contains(&pace.limit(10_000)), "{}", pace.limit(10_000));
+        assert!((1_990..=2_010).contains(&pace.limit(10_000, 1)), "{}", pace.limit(10_000, 1));
         pace.note_request(1);
-        assert!((190..=210).contains(&pace.limit(10_000)), "{}", pace.limit(10_000));
+        assert!((190..=210).contains(&pace.limit(10_000, 4)), "{}", pace.limit(10_000, 4));
     }
 }

@@ -430,7 +430,7 @@ pub async fn a_token_is_never_stored(ground: Ground) {
     check_replay(&first, &revoke().await);
     // Nothing of a token is anywhere in the database, nor in its log.
     for entry in std::fs::read_dir(server.ground.data()).unwrap() {
-        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+        let Ok(bytes) = std::fs::read(entry.unwrap().path()) else { continue };
         for token in [token(&one), token(&two), server.admin.clone()] {
             let secret = token.strip_prefix("cf_").unwrap().as_bytes();
             assert!(!bytes.windows(secret.len()).any(|window| window == secret));

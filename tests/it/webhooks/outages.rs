@@ -50,7 +50,7 @@ pub async fn full_queue_refuses_webhooks(ground: Ground) {
         let event = json!({ "id": format!("evt_{number}"), "type": "a", "created": 5 }).to_string();
         let signature = sign(SECRET, world.seconds(), &event);
         let (router, request) =
-            (world.server.router.clone(), hook(Some(&signature), event.as_bytes()));
+            (world.server.routes.clone(), hook(Some(&signature), event.as_bytes()));
         let mut task = tokio::spawn(async move { send(&router, request).await });
         tokio::select! {
             biased;

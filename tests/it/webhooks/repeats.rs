@@ -15,7 +15,7 @@ pub async fn concurrent_copies_of_an_event_are_one_webhook(ground: Ground) {
     let (world, subscription, event) = World::subscribed(ground).await;
     let body = event.to_string();
     // Two servers, so that on a shared store two transactions meet.
-    let routers = [world.server.router.clone(), world.other_router(super::world::SECRET)];
+    let routers = [world.server.routes.clone(), world.other_routes(super::world::SECRET)];
     let mut tasks = Vec::new();
     for number in 0..5 {
         let router = routers[number % 2].clone();

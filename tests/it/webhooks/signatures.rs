@@ -61,7 +61,7 @@ pub async fn forgeries_leave_no_trace(ground: Ground) {
     assert!(before.iter().any(|row| row.starts_with("timeline_entries")), "{before:#?}");
     for (reason, signature, body, what) in cases {
         let counted = world.refused(reason).await;
-        let answer = send(&world.server.router, hook(signature.as_deref(), body.as_bytes())).await;
+        let answer = send(&world.server.routes, hook(signature.as_deref(), body.as_bytes())).await;
         assert_eq!(answer.status, 400, "{what}: {}", answer.body);
         answer.problem(400, "invalid_signature");
         assert!(!answer.body.contains(SECRET), "{what}");
@@ -116,11 +116,11 @@ pub async fn revoked_secret_is_refused(ground: Ground) {
     let world = World::with(ground, &format!("{SECRET},{OLD_SECRET}")).await;
     let body = json!({ "id": "evt_1", "type": "charge.refunded", "created": 1 }).to_string();
     let signature = sign(OLD_SECRET, world.seconds(), &body);
-    let after = world.other_router(SECRET);
+    let after = world.other_routes(SECRET);
     let refused = send(&after, hook(Some(&signature), body.as_bytes())).await;
     refused.problem(400, "invalid_signature");
     assert!(world.webhooks().await.is_empty());
-    let before = send(&world.server.router, hook(Some(&signature), body.as_bytes())).await;
+    let before = send(&world.server.routes, hook(Some(&signature), body.as_bytes())).await;
     assert_eq!(before.status, 200, "the server that still knows it takes it");
 }
 

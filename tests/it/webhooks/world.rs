@@ -3,11 +3,9 @@
 pub use crate::world::{Answer, Ground, Server, at, each, id_of, send};
 
 use crate::world::{self, connect, new_app};
-use ::http::{Method, Request};
-use axum::Router;
 use axum::body::Body;
 use counterfoil::config::{Config, Secret};
-use counterfoil::http;
+use counterfoil::http::Routes;
 use counterfoil::jobs::Context;
 use counterfoil::jobs::Job;
 use counterfoil::jobs::backfill::BackfillJob;
@@ -15,6 +13,7 @@ use counterfoil::rules::mirror::{ObjectKind, Snapshot};
 use counterfoil::rules::timestamp::MICROS_PER_SECOND;
 use counterfoil::store::Query;
 use counterfoil::store::webhook::{Mirror, MirrorFilter};
+use http::{Method, Request};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use stripe_sim::{SimRequest, sign};
@@ -57,12 +56,12 @@ impl World {
         (world, subscription, event)
     }
 
-    /// The router of another server on the same store, with other secrets.
-    pub fn other_router(&self, secrets: &str) -> Router {
+    /// The routes of another server on the same store, with other secrets.
+    pub fn other_routes(&self, secrets: &str) -> Routes {
         let mut config = self.config.clone();
         config.stripe.webhook_secrets = Secret::new(secrets);
         let provider = Some(connect(&config, &self.clock));
-        http::router(new_app(&self.store, &self.clock, provider, &config))
+        Routes::new(new_app(&self.store, &self.clock, provider, &config))
     }
 
     pub fn other_backfill(&self, holder: &str) -> BackfillJob {
@@ -143,7 +142,7 @@ impl World {
     }
 
     pub async fn post_hook(&self, signature: &str, body: &[u8]) -> Answer {
-        send(&self.server.router, hook(Some(signature), body)).await
+        send(&self.server.routes, hook(Some(signature), body)).await
     }
 
     /// Reads what is due until nothing is.
