@@ -80,7 +80,17 @@ pub struct LimitsConfig {
 #[serde(deny_unknown_fields)]
 pub struct StoreConfig {
     pub url: StoreUrl,
+    pub layout: StoreLayout,
     pub wait_ms: u64,
+}
+
+/// How a PostgreSQL keeps its tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StoreLayout {
+    Plain,
+    /// Distributed by tenant.
+    Citus,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

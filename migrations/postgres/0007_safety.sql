@@ -1,9 +1,5 @@
 -- What keeps tenants apart: bounded inboxes, bounded reads.
 
--- A tenant's pages of an inbox.
-CREATE INDEX conflicts_by_tenant ON conflicts (tenant_no, conflict_no);
-CREATE INDEX quarantine_by_tenant ON quarantine (tenant_no, quarantine_no);
-
 -- Deliveries of ids whose inbox holds as many payloads as it keeps of an id.
 CREATE TABLE inbox_overflow (
     -- whose events
@@ -37,10 +33,6 @@ UPDATE pushes SET state = 'discarded' WHERE state = 'dead' AND class = 'discarde
 UPDATE push_transitions SET state = 'discarded'
 WHERE class = 'discarded' AND push_no IN (SELECT push_no FROM pushes WHERE class = 'discarded');
 CREATE INDEX pushes_discarded ON pushes (push_no) WHERE state = 'discarded';
-
--- Counters in the order in which they are read and written: by hour.
-ALTER TABLE counters DROP CONSTRAINT counters_pkey;
-ALTER TABLE counters ADD PRIMARY KEY (hour, tenant_no);
 
 -- Which groups a tenant's meter has on a day, so that their number has a bound.
 CREATE TABLE day_groups (

@@ -41,10 +41,6 @@ ALTER TABLE pushes ADD COLUMN unreadable_since INTEGER;
 CREATE INDEX pushes_submitted_by_tenant ON pushes (tenant_no, meter_no, window_start)
     WHERE state = 'submitted';
 
--- Sum of first_no and the block's hashes, modulo 2^64, to find a damaged block when the store
--- opens; null for blocks that were written before this column.
-ALTER TABLE key_blocks ADD COLUMN checksum INTEGER;
-
 -- from when on the provider charges by the subscription record; null if that is when it began
 ALTER TABLE subscription_records ADD COLUMN charged_from INTEGER;
 

@@ -1,6 +1,6 @@
 //! The one place that turns the setting `store.url` into an open store.
 
-use crate::config::{Config, StoreUrl};
+use crate::config::{Config, StoreLayout, StoreUrl};
 use crate::store::Store;
 use crate::store::postgres::PostgresStore;
 use crate::store::sqlite::SqliteStore;
@@ -63,7 +63,14 @@ pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
             Ok(store.with_context(|| format!("cannot open the store {}", config.store.url))?)
         }
         StoreUrl::Postgres(url) => {
-            let store = PostgresStore::open(url, &config.postgres).await;
+            let distributed = match config.store.layout {
+                StoreLayout::Plain => Ok(()),
+                StoreLayout::Citus => PostgresStore::distribute(url, &config.postgres).await,
+            };
+            let store = match distributed {
+                Ok(()) => PostgresStore::open(url, &config.postgres).await,
+                Err(error) => Err(error),
+            };
             Ok(store.with_context(|| {
                 format!(
                     "cannot open the store {}; check that the database runs and that --store \

@@ -1,14 +1,17 @@
-//! `counterfoil store`: what a person says of the store itself. It opens the store, so with the
-//! embedded one the server must be stopped.
+//! `counterfoil store`: backups, and what a person says of the store itself. Apart from the backup
+//! it opens the store, so with the embedded one the server must be stopped.
 
 use super::store::{StoreArguments, open_store};
 use crate::clock::Clock;
+use crate::config::StoreUrl;
 use crate::rules::binding::Unbinding;
 use crate::rules::restore::Cause;
+use crate::store::sqlite::SqliteStore;
 use anyhow::bail;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Declare that a store was restored, or bills to another account
+/// Back up a store, or declare that it was restored or bills to another account
 #[derive(clap::Args)]
 pub struct StoresArguments {
     #[command(subcommand)]
@@ -17,8 +20,26 @@ pub struct StoresArguments {
 
 #[derive(clap::Subcommand)]
 enum StoresCommand {
+    Backup(BackupArguments),
     Restored(RestoredArguments),
     Rebind(RebindArguments),
+}
+
+/// Copy the embedded store to a new directory; the server may run
+///
+/// The copy is the store as it was at one moment. To restore it, stop the server and put the copy
+/// in the place of its directory.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  counterfoil store backup --data /var/lib/counterfoil --to /backup/counterfoil-2026-11-18
+  counterfoil check --data /backup/counterfoil-2026-11-18
+      compares the totals of the copy with its events")]
+struct BackupArguments {
+    #[command(flatten)]
+    store: StoreArguments,
+    /// Directory of the copy; it must not exist
+    #[arg(long, value_name = "DIR")]
+    to: PathBuf,
 }
 
 /// Declare that the store was restored from a backup
@@ -57,9 +78,23 @@ struct RebindArguments {
 
 pub async fn run(arguments: StoresArguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
+        StoresCommand::Backup(arguments) => back_up(arguments).await,
         StoresCommand::Restored(arguments) => declare_restored(arguments).await,
         StoresCommand::Rebind(arguments) => rebind(arguments).await,
     }
+}
+
+async fn back_up(arguments: BackupArguments) -> anyhow::Result<ExitCode> {
+    let config = arguments.store.load_config()?;
+    let StoreUrl::Sqlite(directory) = &config.store.url else {
+        bail!("this backs the embedded store up; use pg_dump or a base backup for PostgreSQL");
+    };
+    let (directory, target) = (directory.clone(), arguments.to.clone());
+    let copying =
+        tokio::task::spawn_blocking(move || SqliteStore::back_up_directory(&directory, &target));
+    copying.await??;
+    println!("the store {} was copied to {}", config.store.url, arguments.to.display());
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn declare_restored(arguments: RestoredArguments) -> anyhow::Result<ExitCode> {

@@ -2,17 +2,18 @@
 //!
 //! A group is what totals are kept apart by: the subscription, the trial and the values of
 //! dimensions. Senders choose them, and each is a row of every bucket, so their number has a bound.
-//! The table `day_groups` holds a fingerprint of each, written in the transaction that counts the
-//! first event of the group; a day is loaded when a batch first names it. The group of a meter
-//! without dimensions and of an event without stamps is not counted: there is one.
+//! A day is loaded when a batch first names it: the embedded store finds its groups in the totals,
+//! PostgreSQL in the table `day_groups`, which is written in the transaction that counts the first
+//! event of a group. The group of a meter without dimensions and of an event without stamps is not
+//! counted: there is one.
 //!
 //! Invariant: an event is held back only where at least as many groups as the limit are stored, and
 //! never one of a group that is stored. Fingerprints that collide let one group more in. The limit
 //! is exact for one server; of several servers at one database each knows the groups that it has
 //! loaded or written, so together they may let in as many times the limit.
 //!
-//! Nothing here is durable. What a batch adds is taken over after its commit; a crash or a failed
-//! commit leaves the table and a memory that is loaded again.
+//! Nothing here is durable. What a batch adds is taken over after its commit; after a crash or a
+//! failed commit it is loaded again.
 
 use crate::rules::ids::{MeterNo, TenantNo};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};

@@ -1,29 +1,38 @@
 //! The store on PostgreSQL: any number of servers on one database, tables in
 //! `migrations/postgres`.
 //!
-//! Invariant: the database decides. An event counts once because of the primary key of `events`,
-//! whichever server it came to; totals, inboxes and counters change in the same transaction
-//! (`deliveries`). What is cached here (tenant numbers, meters) never changes once committed.
+//! Invariant: the database decides. An event counts once because of the primary key of
+//! `event_claims`, whichever server it came to; the ledger, the inboxes and what is added to totals
+//! and counters are written in the same transaction (`deliveries`). What is added lies beside
+//! totals and counters until it is folded into them (`fold`), and every read sees both. What is
+//! cached here (tenant numbers, meters) never changes once committed.
 //!
 //! A crash leaves every transaction whole or absent; nothing is repaired at start.
 
 mod api_keys;
 mod check;
+mod check_claims;
 mod clock;
 mod connection;
+mod copy;
 mod counters;
 mod cuts;
 mod day_groups;
 mod declarations;
 mod deliveries;
+mod deltas;
+mod distribution;
 mod epochs;
 mod events;
 mod failure;
+mod fold;
 mod idempotency;
 mod inbox;
 mod judgement;
 mod migrations;
 mod numeric;
+mod partitions;
+mod recent_keys;
 mod rollups;
 mod scalars;
 mod session;
@@ -39,7 +48,7 @@ use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::Catalog;
 use crate::rules::timestamp::Timestamp;
-use crate::rules::usage::{Usage, UsageRow, UsageShape};
+use crate::rules::usage::{Composition, Usage, UsageRow, UsageShape};
 use crate::rules::window::Window;
 use crate::store::fault_log::FaultLog;
 use crate::store::sql::{
@@ -52,14 +61,17 @@ use crate::store::{
 use async_trait::async_trait;
 use connection::{Connector, Refusal, Snapshot};
 use deadpool_postgres::{Object, Pool, PoolError, TimeoutType};
-use declarations::Creation;
 use deliveries::Writer;
 use hashbrown::HashMap;
 use idempotency::RequestKeys;
+use partitions::KnownDays;
+use rollups::TotalsQuery;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
+use tokio::sync::{Mutex, Notify};
+use tokio::task::JoinHandle;
 
 const CONTROL_CONNECTIONS: usize = 3;
 const WAIT_BETWEEN_TRIES: Duration = Duration::from_secs(1);
@@ -90,12 +102,23 @@ pub struct Core {
     /// Under which the keys of pushes are made.
     push_secret: [u8; 32],
     high_water: Timestamp,
+    /// Partitions of the ledger that exist.
+    days: KnownDays,
     /// Tenants that are committed.
     tenants: RwLock<HashMap<TenantId, TenantNo>>,
     /// Meters as last loaded.
     catalog: RwLock<Arc<Catalog>>,
     closed: AtomicBool,
+    /// Wakes the task that folds when the store is closed.
+    closing: Arc<Notify>,
+    folding: Mutex<Option<JoinHandle<()>>>,
     faults: FaultLog,
+}
+
+impl Core {
+    async fn control(&self) -> Result<Object> {
+        Ok(self.control.get().await?)
+    }
 }
 
 impl Deref for PostgresStore {
@@ -119,16 +142,21 @@ impl PostgresStore {
         config: &PostgresConfig,
         bits: Option<u32>,
     ) -> Result<Arc<Self>> {
-        let connector = Connector::parse(url, config)?;
+        let mut connector = Connector::parse(url, config)?;
         let mut client = connector.open().await?;
         migrations::check_server(&client).await?;
         migrations::migrate(&mut client).await?;
+        connector.distributed = distribution::is_distributed(&client).await?;
         epochs::found_store(&client).await?;
         let key = migrations::secret::<16>(&client, "event_keys").await?;
         let token_secret = migrations::secret::<32>(&client, "tokens").await?;
         let push_secret = migrations::secret::<32>(&client, "pushes").await?;
         let high_water = migrations::high_water(&client).await?;
-        let writers = (0..config.writers).map(|_| Writer::new()).collect::<Result<_>>()?;
+        let days = KnownDays::default();
+        let today = partitions::today(&client).await?;
+        days.make(&client, today).await?;
+        days.make(&client, today.next()).await?;
+        let writers = (0..config.writers).map(|_| Writer::default()).collect();
         let fingerprinter = match bits {
             None => Fingerprinter::new(key),
             Some(bits) => Fingerprinter::colliding(key, bits),
@@ -145,12 +173,25 @@ impl PostgresStore {
             token_secret,
             push_secret,
             high_water,
+            days,
             tenants: RwLock::default(),
             catalog: RwLock::default(),
             closed: AtomicBool::new(false),
+            closing: Arc::default(),
+            folding: Mutex::new(None),
             faults: FaultLog::default(),
         });
+        *core.folding.lock().await = Some(fold::start(&core));
         Ok(Arc::new(Self { core, readers, outbound }))
+    }
+
+    /// Makes the schema and distributes its tables over the nodes of a Citus cluster, unless that
+    /// was done before. [`Self::open`] finds out by itself how the tables are kept.
+    pub async fn distribute(url: &str, config: &PostgresConfig) -> Result<()> {
+        let mut client = Connector::parse(url, config)?.open().await?;
+        migrations::check_server(&client).await?;
+        migrations::migrate(&mut client).await?;
+        distribution::distribute(&client).await
     }
 
     /// Waits until the database answers, at most `patience`. A database that answers and refuses,
@@ -178,13 +219,14 @@ impl PostgresStore {
         config: &PostgresConfig,
         progress: Progress<'_>,
     ) -> Result<CheckReport> {
-        let connector = Connector::parse(url, config)?;
-        let pool = connector.pool(1)?;
-        let client = pool.get().await?;
+        let mut connector = Connector::parse(url, config)?;
+        let client = connector.open().await?;
         migrations::require_current(&client).await?;
+        connector.distributed = distribution::is_distributed(&client).await?;
+        let pool = connector.pool(1)?;
         let key = migrations::read_secret::<16>(&client, "event_keys").await?;
-        let snapshot = Snapshot::begin(client).await?;
-        check::check(snapshot, &connector, &Fingerprinter::new(key), progress).await
+        drop(client);
+        check::check(&pool, &connector, &Fingerprinter::new(key), progress).await
     }
 
     /// Follows the chain of nightly passes of a database that may be in use.
@@ -206,10 +248,6 @@ impl PostgresStore {
         }
     }
 
-    async fn control(&self) -> Result<Object> {
-        Ok(self.control.get().await?)
-    }
-
     fn refuse_if_closed(&self) -> Result<()> {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Error::Unavailable { what: "the store is closed".into() });
@@ -229,9 +267,11 @@ impl Queries for PostgresStore {
     ) -> Result<Vec<UsageRow>> {
         let catalog = self.catalog_with(std::iter::once(meter)).await?;
         let Some(definition) = catalog.get(meter) else { return Ok(Vec::new()) };
+        let aggregation = definition.spec.aggregation;
+        let Some(tenant) = self.find_tenant(tenant).await? else { return Ok(Vec::new()) };
         let client = self.reader().await?;
-        let place = (tenant, meter, range);
-        rollups::read_usage(&client, place, definition.spec.aggregation, rows_max).await
+        let query = TotalsQuery { tenant, meter, aggregation, range };
+        rollups::read_usage(&client, query, rows_max).await
     }
 
     async fn compose_usage(
@@ -241,19 +281,27 @@ impl Queries for PostgresStore {
         range: Window,
         shape: UsageShape,
     ) -> Result<Usage> {
+        let Some(tenant) = self.find_tenant(tenant).await? else {
+            return Ok(Composition::new(shape).finish()?);
+        };
         let client = self.reader().await?;
-        let usage = rollups::compose_usage(&client, (tenant, meter, range), shape).await;
+        let query = TotalsQuery { tenant, meter, aggregation: shape.aggregation, range };
+        let usage = rollups::compose_usage(&client, query, shape).await;
         self.faults.note(usage)
     }
 
     async fn list_events(&self, query: EventQuery) -> Result<EventPage> {
+        let Some(tenant) = self.find_tenant(&query.filter.tenant).await? else {
+            return Ok(EventPage::default());
+        };
         let client = self.reader().await?;
-        events::list_events(&client, &query).await
+        events::list_events(&client, tenant, &query).await
     }
 
     async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace> {
-        self.number_tenants(std::iter::once(tenant), Creation::Never).await?;
-        let Some(number) = self.tenant_no(tenant) else { return Ok(EventTrace::default()) };
+        let Some(number) = self.find_tenant(tenant).await? else {
+            return Ok(EventTrace::default());
+        };
         let home = self.fingerprinter.event_key(number, id);
         let (of, key) = (tenant.clone(), id.clone());
         let snapshot = Snapshot::begin(self.reader().await?).await?;
@@ -282,8 +330,7 @@ impl Queries for PostgresStore {
     }
 
     async fn check(&self, progress: Progress<'_>) -> Result<CheckReport> {
-        let snapshot = Snapshot::begin(self.reader().await?).await?;
-        check::check(snapshot, &self.connector, &self.fingerprinter, progress).await
+        check::check(&self.readers, &self.connector, &self.fingerprinter, progress).await
     }
 }
 
@@ -317,6 +364,11 @@ impl Store for PostgresStore {
         self.closed.store(true, Ordering::SeqCst);
         for writer in &self.writers {
             writer.close().await;
+        }
+        if let Some(folding) = self.folding.lock().await.take() {
+            self.closing.notify_one();
+            // It ends by itself; if it panicked, there is nothing to wait for.
+            let _ = folding.await;
         }
         self.readers.close();
         self.outbound.close();

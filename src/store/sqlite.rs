@@ -1,14 +1,16 @@
 //! The embedded store: SQLite as the durable container of a journal that is folded into tables.
 //!
-//! Each commit is one row of `journal`, written with synchronous=FULL: event keys, events, totals
-//! and counters in one durable fact. Memory holds what makes judging and reading fast and is
-//! rebuilt at open. Folding turns journal rows into ordinary tables, a few steps at each commit, so
-//! that anyone can read them with the sqlite3 shell.
+//! Each commit is one row of `journal` in counterfoil.db, written with synchronous=FULL: keys,
+//! events, totals and counters in one durable fact. Memory holds what makes judging and reading
+//! fast and is rebuilt at open. Beside the commits, folding turns journal rows into the tables of
+//! ledger.db and the run files of keys/, and merging keeps the number of runs small.
 //!
 //! Life of a batch: `judge` (verdicts), `writer` (the transaction), `record` (its bytes), `segment`
-//! and `memory` (what is known of it), `fold` (its rows); `recovery` is the way back after a stop
-//! or a crash. `docs/decisions/0001-journal-then-fold.md` says why.
+//! and `memory` (what is known of it), `fold` (its rows and its run), `merge` (fewer, larger runs);
+//! `recovery` is the way back after a stop or a crash.
+//! `docs/decisions/0022-folding-beside-commits.md` says why.
 
+mod backup;
 mod check;
 mod checkpoint;
 mod clock;
@@ -17,22 +19,25 @@ mod cuts;
 mod day_groups;
 mod declarations;
 mod epochs;
+mod event_blocks;
+mod event_ranges;
 mod events;
 mod fold;
 mod idempotency;
 mod inbox;
 mod judge;
-mod key_blocks;
-mod keys;
 mod memory;
+mod merge;
 mod migrations;
-mod planner;
 mod readers;
 pub(crate) mod record;
 mod recovery;
 mod rollups;
+mod run_file;
+mod runs;
 mod segment;
 mod session;
+mod shared;
 mod statements;
 mod totals;
 mod writer;
@@ -47,7 +52,6 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::{Usage, UsageRow, UsageShape};
 use crate::rules::verdict::Verdict;
 use crate::rules::window::Window;
-use crate::store::fault_log::FaultLog;
 use crate::store::groups::KnownGroups;
 use crate::store::sql::{
     Done, Session, create_api_key, list_api_keys, list_conflicts, list_quarantine, revoke_api_key,
@@ -61,30 +65,32 @@ use crate::store::{
 };
 use async_trait::async_trait;
 use epochs::Marks;
+use fold::Folder;
 use idempotency::RequestKeys;
-use keys::KeyIndex;
-use memory::Memory;
+use merge::Merger;
 use readers::Readers;
 use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 use session::SqliteSession;
+use shared::{Shared, Waiting};
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, RwLock, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use writer::{Job, Writer};
 
 const FILE_NAME: &str = "counterfoil.db";
+const LEDGER_FILE_NAME: &str = "ledger.db";
 /// No read of a job takes this long; it is there so that none holds the log for ever.
 const JOB_READ_TIME_MAX: Duration = Duration::from_secs(600);
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
-const LOG_FILE_NAME: &str = "counterfoil.db-wal";
+const LOG_FILE_NAMES: [&str; 2] = ["counterfoil.db-wal", "ledger.db-wal"];
 
 /// The embedded store in one directory.
 ///
@@ -109,60 +115,6 @@ pub struct SqliteStore {
     lock: Mutex<Option<File>>,
 }
 
-/// What the writer, the readers and the checkpointer share.
-///
-/// Code that needs both locks takes `keys` first. The writer puts an event into memory before its
-/// key, and moves all keys of a segment to its table before the segment leaves memory; so a place
-/// that the key index names exists for as long as the index is held.
-pub struct Shared {
-    memory: RwLock<Memory>,
-    keys: RwLock<KeyIndex>,
-    fingerprinter: Fingerprinter,
-    checkpoint_due: AtomicBool,
-    closed: AtomicBool,
-    jobs_waiting: AtomicUsize,
-    /// Set when a write failed, until a checkpoint has succeeded: folding would fill a full disk.
-    fold_paused: AtomicBool,
-    /// Why folding has stopped until the next start.
-    fold_stopped: Mutex<Option<String>>,
-    log_bytes: AtomicU64,
-    faults: FaultLog,
-}
-
-/// Somebody who waits for the writer, which then ends its idle work.
-struct Waiting<'s>(&'s AtomicUsize);
-
-impl<'s> Waiting<'s> {
-    fn new(shared: &'s Shared) -> Self {
-        shared.jobs_waiting.fetch_add(1, Ordering::Relaxed);
-        Self(&shared.jobs_waiting)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Shared {
-    fn read_memory(&self) -> RwLockReadGuard<'_, Memory> {
-        self.memory.read().expect("the process stops if the writer panics")
-    }
-
-    fn read_keys(&self) -> RwLockReadGuard<'_, KeyIndex> {
-        self.keys.read().expect("the process stops if the writer panics")
-    }
-
-    fn write_keys(&self) -> RwLockWriteGuard<'_, KeyIndex> {
-        self.keys.write().expect("the process stops if the writer panics")
-    }
-
-    fn write_memory(&self) -> RwLockWriteGuard<'_, Memory> {
-        self.memory.write().expect("the process stops if the writer panics")
-    }
-}
-
 impl SqliteStore {
     /// Opens the store in `directory`, creating it if there is none.
     pub fn open(directory: &Path, settings: &SqliteConfig) -> Result<Arc<Self>> {
@@ -185,28 +137,18 @@ impl SqliteStore {
     ) -> Result<Arc<Self>> {
         let lock = lock_directory(directory)?;
         let marks = Arc::new(Marks::find(directory));
-        let path = directory.join(FILE_NAME);
-        let mut connection = open_for_writing(&path)?;
-        migrations::migrate(&mut connection)?;
+        let (mut connection, ledger) = open_files(directory)?;
         epochs::found_store(&connection)?;
         let fingerprinter = fingerprinter(secret(&connection, "event_keys")?);
         inbox::mark_old_rows(&mut connection, &fingerprinter)?;
         let token_secret = secret(&connection, "tokens")?;
         let push_secret = secret(&connection, "pushes")?;
         let api_keys = Arc::new(RwLock::new(list_api_keys(&SqliteSession::on(&connection))?));
-        let (writer, high_water) = recover_writer(connection, settings, fingerprinter)?;
-        let shared = Arc::clone(&writer.shared);
-        let (jobs, work) = mpsc::channel();
-        let checkpointing = Arc::clone(&shared);
-        let checkpoint_connection = open_for_writing(&path)?;
-        let log = directory.join(LOG_FILE_NAME);
-        let threads = vec![
-            spawn("writer", move || writer.run(&work))?,
-            spawn("checkpointer", move || {
-                checkpoint::run(&checkpointing, &checkpoint_connection, &log);
-            })?,
-        ];
-        let readers = |count, time_max| Arc::new(Readers::new(path.clone(), count, time_max));
+        let parts = recover_parts(directory, (connection, ledger), settings, fingerprinter)?;
+        let (shared, high_water) = (Arc::clone(&parts.writer.shared), parts.high_water);
+        let (jobs, threads) = start_threads(directory, parts)?;
+        let readers =
+            |count, time_max| Arc::new(Readers::new(directory.to_owned(), count, time_max));
         let query_time_max = Duration::from_millis(settings.query_timeout_ms);
         let (threads, lock) = (Mutex::new(threads), Mutex::new(Some(lock)));
         Ok(Arc::new(Self {
@@ -225,29 +167,36 @@ impl SqliteStore {
         }))
     }
 
+    /// Copies a store that may be in use to a new directory.
+    pub fn back_up_directory(directory: &Path, target: &Path) -> Result<()> {
+        backup::back_up(directory, target)
+    }
+
     /// Checks a store that may be in use, without writing to it.
     pub fn check_directory(directory: &Path, progress: Progress<'_>) -> Result<CheckReport> {
-        let connection = readers::open_read_only(&directory.join(FILE_NAME))?;
+        let connection = readers::open_read_only(directory)?;
         migrations::require_current(&connection)?;
-        check::check(&connection, &read_fingerprinter(&connection)?, progress)
+        check::check(&connection, directory, &read_fingerprinter(&connection)?, progress)
     }
 
     /// Follows the chain of nightly passes of a store that may be in use.
     pub fn verify_directory(directory: &Path) -> Result<ChainReport> {
-        let connection = readers::open_read_only(&directory.join(FILE_NAME))?;
+        let connection = readers::open_read_only(directory)?;
         migrations::require_current(&connection)?;
         check::verify_chain(&connection)
     }
 
-    /// Checks a store that no server has open, and makes wrong totals and key blocks again from the
-    /// events. The report lists what was wrong with the totals.
+    /// Checks a store that no server has open, and makes wrong totals and damaged runs again from
+    /// the events. The report lists what was wrong with the totals.
     pub fn repair_directory(directory: &Path, progress: Progress<'_>) -> Result<CheckReport> {
         let _lock = lock_directory(directory)?;
-        let connection = open_for_writing(&directory.join(FILE_NAME))?;
+        let connection = readers::open_read_only(directory)?;
         migrations::require_current(&connection)?;
         let fingerprinter = read_fingerprinter(&connection)?;
-        recovery::recover(&connection, &fingerprinter)?;
-        check::repair(&connection, &fingerprinter, progress)
+        let recovered = recovery::recover(&connection, directory, &fingerprinter)?;
+        runs::heal_runs(&connection, directory, &fingerprinter, &recovered.memory.runs)?;
+        let ledger = open_for_writing(&directory.join(LEDGER_FILE_NAME))?;
+        check::repair(&connection, &ledger, (directory, &fingerprinter), progress)
     }
 
     async fn read<T: Send + 'static>(
@@ -386,8 +335,10 @@ impl Queries for SqliteStore {
     }
 
     async fn check(&self, progress: Progress<'_>) -> Result<CheckReport> {
-        let report = self
-            .read(|shared, connection| check::check(connection, &shared.fingerprinter, &|_| {}));
+        let directory = self.readers.directory().to_owned();
+        let report = self.read(move |shared, connection| {
+            check::check(connection, &directory, &shared.fingerprinter, &|_| {})
+        });
         let report = report.await?;
         progress(report.events);
         Ok(report)
@@ -444,7 +395,8 @@ impl Store for SqliteStore {
         Health {
             fold_stopped: self.shared.fold_stopped.lock().expect("no holder panics").clone(),
             unfolded_events: u64::try_from(unfolded).expect("a length fits 64 bits"),
-            log_bytes: self.shared.log_bytes.load(Ordering::Relaxed),
+            log_bytes: self.shared.log_bytes.load(Ordering::Relaxed)
+                + self.shared.ledger_log_bytes.load(Ordering::Relaxed),
             faults: self.shared.faults.list(),
         }
     }
@@ -492,39 +444,102 @@ impl Store for SqliteStore {
     }
 }
 
-/// The writer as the database says it goes on, and the latest moment that was recorded.
-fn recover_writer(
-    connection: Connection,
+/// Opens both databases for writing, creates what is missing, and refuses another store's ledger.
+fn open_files(directory: &Path) -> Result<(Connection, Connection)> {
+    let mut connection = open_for_writing(&directory.join(FILE_NAME))?;
+    migrations::migrate(&mut connection)?;
+    let mut ledger = open_for_writing(&directory.join(LEDGER_FILE_NAME))?;
+    migrations::migrate_ledger(&mut ledger)?;
+    let own: [u8; 16] = secret(&connection, "ledger")?;
+    let sql = "UPDATE fold_state SET store = coalesce(store, ?) RETURNING store";
+    let found: [u8; 16] = ledger.query_row(sql, [own], |row| row.get(0)).map_err(sql_error)?;
+    if found != own {
+        let what = "ledger.db belongs to another store than counterfoil.db; put the files of one \
+                    store in place, all of them";
+        return Err(Error::Corrupt { what: what.into() });
+    }
+    Ok((connection, ledger))
+}
+
+/// The threads of a store before they run.
+struct StoreParts {
+    writer: Writer,
+    folder: Folder,
+    fold_jobs: mpsc::Receiver<fold::FoldJob>,
+    high_water: Timestamp,
+}
+
+/// Writer and folder as the databases say they go on.
+fn recover_parts(
+    directory: &Path,
+    (connection, ledger): (Connection, Connection),
     settings: &SqliteConfig,
     fingerprinter: Fingerprinter,
-) -> Result<(Writer, Timestamp)> {
-    let recovered = recovery::recover(&connection, &fingerprinter)?;
-    let shared = Arc::new(Shared {
-        memory: RwLock::new(recovered.memory),
-        keys: RwLock::new(recovered.keys),
-        fingerprinter,
-        checkpoint_due: AtomicBool::new(false),
-        closed: AtomicBool::new(false),
-        jobs_waiting: AtomicUsize::new(0),
-        fold_paused: AtomicBool::new(false),
-        fold_stopped: Mutex::new(None),
-        log_bytes: AtomicU64::new(0),
-        faults: FaultLog::default(),
-    });
+) -> Result<StoreParts> {
+    let reader = readers::open_read_only(directory)?;
+    let recovered = recovery::recover(&reader, directory, &fingerprinter)?;
+    let open_since = (!recovered.memory.open.is_empty()).then(Instant::now);
+    let next_run_no = runs::next_run_no(&ledger)?;
+    let folded_seq = recovered.fold.folded_seq;
+    let shared = Shared::new(recovered.memory, fingerprinter, folded_seq, next_run_no);
+    let shared = Arc::new(shared);
+    let (folder, fold_jobs) = mpsc::channel();
     let writer = Writer {
-        shared,
+        shared: Arc::clone(&shared),
         connection,
+        ledger: readers::open_ledger(directory)?,
+        directory: directory.to_owned(),
         settings: settings.clone(),
-        fold: recovered.fold,
-        next_seq: recovered.next_seq,
-        journal_garbage: recovered.journal_garbage,
-        open_since: None,
-        plan: None,
-        fold_stopped: false,
-        fold_warnings: Throttle::default(),
+        folder,
+        first_seq: recovered.first_seq,
+        open_since,
+        warnings: Throttle::default(),
         known_groups: KnownGroups::default(),
     };
-    Ok((writer, recovered.high_water))
+    let folder = Folder {
+        shared,
+        connection: ledger,
+        directory: directory.to_owned(),
+        state: recovered.fold,
+        stopped: false,
+        warnings: Throttle::default(),
+    };
+    Ok(StoreParts { writer, folder, fold_jobs, high_water: recovered.high_water })
+}
+
+/// Starts the threads; returns where the writer takes its jobs.
+fn start_threads(
+    directory: &Path,
+    parts: StoreParts,
+) -> Result<(mpsc::Sender<Job>, Vec<JoinHandle<()>>)> {
+    let StoreParts { writer, folder, fold_jobs, .. } = parts;
+    let (jobs, work) = mpsc::channel();
+    let shared = Arc::clone(&writer.shared);
+    let merger = new_merger(directory, &shared)?;
+    let checkpoint_connection = open_for_writing(&directory.join(FILE_NAME))?;
+    let logs = LOG_FILE_NAMES.map(|name| directory.join(name));
+    let checkpointing = Arc::clone(&shared);
+    let merging = spawn("merger", move || merger.run())?;
+    let _ = shared.merger.set(merging.thread().clone());
+    let threads = vec![
+        spawn("writer", move || writer.run(&work))?,
+        spawn("folder", move || folder.run(&fold_jobs))?,
+        merging,
+        spawn("checkpointer", move || {
+            checkpoint::run(&checkpointing, &checkpoint_connection, &logs);
+        })?,
+    ];
+    Ok((jobs, threads))
+}
+
+fn new_merger(directory: &Path, shared: &Arc<Shared>) -> Result<Merger> {
+    Ok(Merger {
+        shared: Arc::clone(shared),
+        connection: open_for_writing(&directory.join(LEDGER_FILE_NAME))?,
+        directory: directory.to_owned(),
+        first_run_no: shared.next_run_no.load(Ordering::Relaxed),
+        warnings: Throttle::default(),
+    })
 }
 
 fn lock_directory(directory: &Path) -> Result<File> {
@@ -543,13 +558,18 @@ fn lock_directory(directory: &Path) -> Result<File> {
     if let Some(parent) = directory.parent() {
         std::fs::create_dir_all(parent).map_err(unavailable)?;
     }
-    let made = std::fs::DirBuilder::new().mode(DIRECTORY_MODE).create(directory);
-    match made {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(unavailable(error)),
-        Ok(()) | Err(_) => {}
+    for own in [directory.to_owned(), directory.join(runs::KEYS_DIRECTORY)] {
+        match std::fs::DirBuilder::new().mode(DIRECTORY_MODE).create(own) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(unavailable(error));
+            }
+            Ok(()) | Err(_) => {}
+        }
     }
     // SQLite gives the log and its index the mode of the database.
-    open_private(&directory.join(FILE_NAME)).map_err(unavailable)?;
+    for name in [FILE_NAME, LEDGER_FILE_NAME] {
+        open_private(&directory.join(name)).map_err(unavailable)?;
+    }
     let lock = open_private(&directory.join("lock")).map_err(unavailable)?;
     warn_of_wide_modes(directory);
     lock.try_lock().map_err(|_| Error::Unavailable {
@@ -570,7 +590,7 @@ fn open_private(path: &Path) -> std::io::Result<File> {
 /// The store holds secrets and all usage. A directory that was made by others keeps its mode; the
 /// operator may have reasons.
 fn warn_of_wide_modes(directory: &Path) {
-    for name in ["", FILE_NAME, LOG_FILE_NAME, "lock"] {
+    for name in ["", FILE_NAME, LEDGER_FILE_NAME, LOG_FILE_NAMES[0], LOG_FILE_NAMES[1], "lock"] {
         let path = if name.is_empty() { directory.to_owned() } else { directory.join(name) };
         let Ok(metadata) = std::fs::metadata(&path) else { continue };
         let mode = metadata.permissions().mode() & 0o777;
@@ -633,6 +653,20 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
         .name(name.to_owned())
         .spawn(work)
         .map_err(|error| Error::Unavailable { what: format!("cannot start a thread: {error}") })
+}
+
+/// Makes a file's name durable.
+fn sync_directory(file: &Path) -> Result<()> {
+    let Some(directory) = file.parent() else { return Ok(()) };
+    let synced = File::open(directory).and_then(|directory| directory.sync_all());
+    synced.map_err(|error| sync_error(directory, &error))
+}
+
+/// A disk that cannot sync stops the process: what it holds is unknown, and a second sync may claim
+/// success for pages that are gone.
+fn sync_error(path: &Path, error: &std::io::Error) -> Error {
+    tracing::error!(%error, path = %path.display(), "the disk could not sync");
+    stop_process("the disk could not sync; check the disk, then start again")
 }
 
 fn closed() -> Error {

@@ -256,7 +256,3 @@ fn shuffle(length: usize) -> Vec<usize> {
     });
     places
 }
-
-pub fn random_millis(below: u32) -> Duration {
-    Duration::from_millis(u64::from(getrandom::u32().unwrap() % below))
-}

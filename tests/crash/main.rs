@@ -11,6 +11,8 @@
 
 #[path = "../world/database.rs"]
 mod database;
+#[path = "../world/dice.rs"]
+mod dice;
 
 mod bindings;
 mod clocks;
@@ -18,12 +20,16 @@ mod credits;
 mod cut_connection;
 mod damage;
 mod disk;
+mod folding;
 mod inbound;
 mod kills;
 mod load;
+mod lost_files;
+mod model;
 mod named_points;
 mod planted_bugs;
 mod sagas;
 mod server;
 mod stage;
 mod stop;
+mod traffic;

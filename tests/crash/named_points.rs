@@ -6,18 +6,24 @@ use std::time::Duration;
 
 /// Crashes at the first commit of events and at later ones.
 async fn crash_at(place: &Place, point: &str, name: &str) {
+    crash_after(place, (point, &[0, 1, 2, 5, 9, 14, 20]), name, 800).await;
+}
+
+/// Crashes when the point was passed so often; each time under a load of its own.
+async fn crash_after(place: &Place, at: (&str, &[usize]), name: &str, bulk_events: usize) {
+    let (point, passed) = at;
     let mut server = Server::start(place);
     declare_meters(&server.url).await;
     server.kill();
-    for commits in [0, 1, 2, 5, 9, 14, 20] {
+    for commits in passed {
         let failpoints = format!("{point}={commits}*off->return");
         let mut server =
             Server::launch(place, &Launch { failpoints: &failpoints, ..Launch::default() })
                 .unwrap();
-        let load = Load::new(&format!("{name}-{commits}"), 6, 800);
+        let load = Load::new(&format!("{name}-{commits}"), 6, bulk_events);
         let known = load.none_acknowledged();
         // Requests side by side share commits; a late crash needs one commit for each request.
-        let connections = if commits <= 5 { 3 } else { 1 };
+        let connections = if *commits <= 5 { 3 } else { 1 };
         let wrong = load.send(&server.url, connections, Failing::Stop, &known).await;
         assert!(wrong.is_empty(), "{wrong:#?}");
         let ended = server.ended_within(Duration::from_secs(10)).await;
@@ -35,6 +41,26 @@ async fn sqlite_before_commit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn sqlite_after_commit() {
     crash_at(&Place::sqlite(), "sqlite.after_commit", "after").await;
+}
+
+/// Folds go on beside commits: a crash leaves the segment in the journal or in the ledger.
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_around_the_commit_of_a_fold() {
+    for point in ["sqlite.before_fold_commit", "sqlite.after_fold_commit"] {
+        crash_after(&Place::sqlite(), (point, &[0, 1, 4]), "fold", 4_000).await;
+    }
+}
+
+/// A merge is done by its one commit; what is before or after it is garbage.
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_around_the_steps_of_a_merge() {
+    for point in [
+        "sqlite.between_merged_keys_and_totals",
+        "sqlite.before_merge_commit",
+        "sqlite.after_merge_commit",
+    ] {
+        crash_after(&Place::sqlite(), (point, &[0]), "merge", 6_000).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

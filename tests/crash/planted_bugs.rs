@@ -1,6 +1,7 @@
 //! The same examinations on a server with a bug planted in it: they must find it, or they would
 //! find nothing.
 
+use super::kills::{Plan, kill_rounds};
 use super::load::{Failing, Load, declare_meters};
 use super::named_points::fail_one_commit;
 use super::server::{Launch, Place, Server};
@@ -75,4 +76,62 @@ async fn postgres_acknowledging_before_the_commit_is_found() {
         }
     }
     panic!("the planted bug was not found");
+}
+
+/// Kills a server with each of these faults until the model contradicts it.
+async fn kill_until_found(place: impl AsyncFn() -> Option<Place>, faults: &[&'static str]) {
+    for failpoints in faults {
+        let Some(place) = place().await else { return };
+        let plan = Plan { rounds: 60, servers: 1, restarts_database: false, failpoints };
+        let wrong = kill_rounds(&place, &plan).await.err();
+        println!(
+            "{failpoints}: {:#?}",
+            wrong.unwrap_or_else(|| panic!("{failpoints} is not found"))
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kills_find_planted_bugs_on_sqlite() {
+    let faults = [
+        "bug.ack_before_commit=return",
+        "bug.rollup_outside_transaction=return",
+        "bug.claim_before_write=return;sqlite.commit_fails=9*off->1*return->off",
+    ];
+    kill_until_found(async || Some(Place::sqlite()), &faults).await;
+}
+
+/// Events that come again while the server runs are judged by its memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_keys_dropped_between_memory_and_run_are_found() {
+    kill_until_found(async || Some(Place::sqlite()), &["bug.key_dropped_at_fold=return"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_a_run_that_is_visible_before_it_is_durable_is_found() {
+    let place = Place::sqlite();
+    let failpoints = "bug.run_visible_before_durable=return;sqlite.after_fold_commit=2*off->return";
+    let launch = Launch { failpoints, ..Launch::default() };
+    let mut server = Server::launch(&place, &launch).unwrap();
+    declare_meters(&server.url).await;
+    let load = Load::new("durable", 6, 4_000);
+    load.send(&server.url, 1, Failing::Stop, &load.none_acknowledged()).await;
+    assert!(server.ended_within(Duration::from_secs(10)).await.is_some());
+    let findings = place.check();
+    assert!(findings.iter().any(|finding| finding.contains("key run")), "{findings:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kills_find_planted_bugs_on_postgres() {
+    let faults = ["bug.ack_before_commit=return", "bug.rollup_outside_transaction=return"];
+    kill_until_found(Place::postgres, &faults).await;
+}
+
+/// What is found above is the bug and not the commit that fails.
+#[tokio::test(flavor = "multi_thread")]
+async fn kills_find_nothing_where_only_a_commit_fails() {
+    let failpoints = "sqlite.commit_fails=9*off->1*return->off";
+    let plan = Plan { rounds: 6, servers: 1, restarts_database: false, failpoints };
+    let wrong = kill_rounds(&Place::sqlite(), &plan).await.err();
+    assert!(wrong.is_none(), "{wrong:#?}");
 }

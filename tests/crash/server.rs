@@ -1,12 +1,12 @@
 //! The real binary as a child process, on a store that outlives it.
 
-use crate::database::Database;
+use crate::database::{Database, workers};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub const KEY: &str = "crash-test-admin-key";
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -27,6 +27,12 @@ impl Place {
     /// A fresh database; None, with a printed line, if there is no PostgreSQL to test on.
     pub async fn postgres() -> Option<Self> {
         let url = Database::create("crash").await?;
+        Some(Self::Database { url, log: tempfile::tempdir().unwrap() })
+    }
+
+    /// The same on a server that is started again when it ends.
+    pub async fn restarting_postgres() -> Option<Self> {
+        let url = Database::create_on("COUNTERFOIL_TEST_POSTGRES_RESTARTS", "crash").await?;
         Some(Self::Database { url, log: tempfile::tempdir().unwrap() })
     }
 
@@ -51,6 +57,11 @@ impl Place {
 
     /// Runs `counterfoil check` and returns its findings.
     pub fn check(&self) -> Vec<String> {
+        self.check_events().1
+    }
+
+    /// The same, with the number of events.
+    pub fn check_events(&self) -> (u64, Vec<String>) {
         let output = Command::new(env!("CARGO_BIN_EXE_counterfoil"))
             .args(["check", "--json", "--store", &self.store()])
             .output()
@@ -60,7 +71,8 @@ impl Place {
         let findings = report["findings"].as_array().unwrap();
         let expected = if findings.is_empty() { 0 } else { 4 };
         assert_eq!(output.status.code(), Some(expected));
-        findings.iter().map(|finding| format!("check: {}", finding.as_str().unwrap())).collect()
+        let text = |finding: &serde_json::Value| format!("check: {}", finding.as_str().unwrap());
+        (report["events"].as_u64().unwrap(), findings.iter().map(text).collect())
     }
 }
 
@@ -95,8 +107,15 @@ impl Server {
         Self::launch(place, &Launch::default()).unwrap()
     }
 
-    /// Waits until the server is ready, or gives what it said when it ended.
-    pub fn launch(place: &Place, launch: &Launch<'_>) -> Result<Self, String> {
+    /// Starts a server and kills it some time later, as a rule before it is ready.
+    pub fn kill_while_starting(place: &Place, launch: &Launch<'_>, after: Duration) {
+        let mut child = Self::spawn(place, launch);
+        std::thread::sleep(after);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    fn spawn(place: &Place, launch: &Launch<'_>) -> Child {
         let binary = env!("CARGO_BIN_EXE_counterfoil");
         let mut command = match launch.inject {
             None => Command::new(binary),
@@ -108,20 +127,26 @@ impl Server {
             }
         };
         let store = launch.store.map_or_else(|| place.store(), str::to_owned);
-        let said_before = place.log_text().len();
         let log = File::options().create(true).append(true).open(place.log()).unwrap();
-        let mut child = command
+        command
             .args(["serve", "--store", &store, "--listen", "127.0.0.1:0", "--log", "json"])
             .env("COUNTERFOIL_ADMIN_KEY", KEY)
             .env("COUNTERFOIL_SQLITE_SEGMENT_EVENTS", SEGMENT_EVENTS)
             .env("COUNTERFOIL_POSTGRES_WRITERS", "2")
+            .env("COUNTERFOIL_STORE_LAYOUT", if workers().is_empty() { "plain" } else { "citus" })
             .env("FAILPOINTS", launch.failpoints)
             .envs(launch.settings.iter().map(|(name, value)| (*name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)
             .spawn()
-            .unwrap();
+            .unwrap()
+    }
+
+    /// Waits until the server is ready, or gives what it said when it ended.
+    pub fn launch(place: &Place, launch: &Launch<'_>) -> Result<Self, String> {
+        let said_before = place.log_text().len();
+        let mut child = Self::spawn(place, launch);
         let output = child.stdout.take().unwrap();
         let (ready, answer) = mpsc::channel();
         std::thread::spawn(move || {
@@ -157,16 +182,19 @@ impl Server {
         let _ = Command::new("kill").args([name, &self.process.to_string()]).output();
     }
 
-    /// How it ended, if it does within the time.
-    pub async fn ended_within(&mut self, wait: Duration) -> Option<ExitStatus> {
-        let started = Instant::now();
-        while started.elapsed() < wait {
+    /// How it ended, once it has.
+    pub async fn ended(&mut self) -> ExitStatus {
+        loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                return Some(status);
+                return status;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        None
+    }
+
+    /// How it ended, if it does within the time.
+    pub async fn ended_within(&mut self, wait: Duration) -> Option<ExitStatus> {
+        tokio::time::timeout(wait, self.ended()).await.ok()
     }
 }
 

@@ -92,20 +92,90 @@ async fn one_event_name_declared_at_once_is_of_one_meter() {
     other.close().await;
 }
 
+/// Reads while both servers deliver, until deltas were folded several times: a delta that is hidden
+/// or shown twice makes a total that no number of events has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn totals_are_exact_while_deltas_are_folded() {
+    let Some(f) = Fixture::postgres().await else { return };
+    let f = Arc::new(f);
+    let other = f.second_server().await;
+    let client = connect(&f).await;
+    let (mut sent, mut folds, mut before) = (0u64, 0, 0i64);
+    while folds < 3 {
+        for store in [&f.store, &other] {
+            let json: Vec<String> = (0..20).map(|n| call(&format!("e{}", sent + n), "1")).collect();
+            deliver_to(store.as_ref(), f.batch(f.events(&json).await)).await;
+            sent += 20;
+        }
+        let usage = f.usage("acme", "calls").await;
+        assert_eq!((usage.count, usage.total.to_string()), (sent, sent.to_string()));
+        let hour = Window { start: after(f.now, -60), end: after(f.now, 60) };
+        let counted: u64 =
+            f.store.read_counters(hour).await.unwrap().iter().map(|row| row.tally.accepted).sum();
+        assert_eq!(counted, sent);
+        let folded = "SELECT COALESCE(sum(count), 0)::int8 FROM rollups";
+        let now: i64 = client.query_one(folded, &[]).await.unwrap().get(0);
+        folds += i32::from(now > before);
+        before = now;
+    }
+    f.check().await;
+    other.close().await;
+}
+
+/// A server that has seen many keys no longer looks up those that are new to it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_another_server_has_counted_is_a_duplicate() {
+    let Some(f) = Fixture::postgres().await else { return };
+    let other = f.second_server().await;
+    for number in 0..100 {
+        assert_eq!(f.deliver_one(&call(&format!("own{number}"), "1")).await, Verdict::Accepted);
+    }
+    for number in 0..3 {
+        let theirs = f.events(&[call(&format!("their{number}"), "1")]).await;
+        let verdicts = deliver_to(other.as_ref(), f.batch(theirs)).await;
+        assert_eq!(verdicts, [Verdict::Accepted]);
+        let json = [call(&format!("mine{number}"), "1"), call(&format!("their{number}"), "1")];
+        let expected = [Verdict::Accepted, Verdict::Duplicate { restamped: false }];
+        assert_eq!(f.deliver(&json).await, expected);
+        for own in 0..70 {
+            let id = format!("more{number}-{own}");
+            assert_eq!(f.deliver_one(&call(&id, "1")).await, Verdict::Accepted);
+        }
+    }
+    assert_eq!(f.total("acme", "calls").await, "316");
+    f.check().await;
+    other.close().await;
+}
+
+/// However it came to be missing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_that_is_missing_is_made() {
+    let Some(f) = Fixture::postgres().await else { return };
+    let client = connect(&f).await;
+    let logins = |id: &str| call(id, "1").replace("calls", "logins");
+    let quarantined = f.deliver_one(&logins("old").replace("2026-11", "2026-01")).await;
+    assert!(matches!(quarantined, Verdict::Quarantined(_)), "{quarantined:?}");
+    client.batch_execute("DROP TABLE events_20261115").await.unwrap();
+    assert_eq!(f.deliver_one(&logins("e1")).await, Verdict::Accepted);
+    assert_eq!(f.total("acme", "logins").await, "1");
+    f.check().await;
+}
+
 async fn connect(f: &Fixture) -> Client {
     let (client, connection) = tokio_postgres::connect(f.url(), NoTls).await.unwrap();
     tokio::spawn(connection);
     client
 }
 
-/// Waits until so many connections wait for a lock.
+/// Waits until at least so many connections wait for a lock.
 async fn wait_for_waiters(client: &Client, count: i64) {
     let waiting = "SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND wait_event_type = 'Lock'";
     // A transaction sees one state of the activity unless it asks for another.
     let clear = "SELECT pg_stat_clear_snapshot()";
     client.batch_execute(clear).await.unwrap();
-    while client.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) != count {
+    // The task that folds may wait too.
+    while client.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) < count {
         tokio::task::yield_now().await;
         client.batch_execute(clear).await.unwrap();
     }

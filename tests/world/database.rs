@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The variable with the URL of a server on which tests may create databases.
 pub const SERVER: &str = "COUNTERFOIL_TEST_POSTGRES";
+/// The variable with the URLs of the workers of a Citus cluster, whose coordinator is that server.
+const WORKERS: &str = "COUNTERFOIL_TEST_CITUS_WORKERS";
 
 /// The URL of a database that exists as long as this value.
 pub struct Database(String);
@@ -34,8 +36,54 @@ impl Database {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("{name}_{}", NEXT.fetch_add(1, Ordering::SeqCst));
         let (server, _) = url.rsplit_once('/').unwrap();
-        execute(server, &format!("CREATE DATABASE {name}{from}")).await.unwrap();
+        let workers = workers();
+        for node in workers.iter().map(String::as_str).chain([server]) {
+            execute(node, &format!("CREATE DATABASE {name}{from}")).await.unwrap();
+        }
+        if !workers.is_empty() && from.is_empty() {
+            join_nodes(server, &workers, &name).await;
+        }
         Self(format!("{server}/{name}"))
+    }
+
+    /// Ends what uses the database, so that others can be copies of it. On a Citus cluster the
+    /// extension itself does.
+    #[allow(dead_code, reason = "not every suite copies databases")]
+    pub async fn seal(&self) {
+        let (server, name) = self.0.rsplit_once('/').unwrap();
+        let workers = workers();
+        if workers.is_empty() {
+            return;
+        }
+        for node in workers.iter().map(String::as_str).chain([server]) {
+            execute(node, &format!("ALTER DATABASE {name} ALLOW_CONNECTIONS false")).await.unwrap();
+            let sql = format!(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+                 WHERE datname = '{name}'"
+            );
+            execute(node, &sql).await.unwrap();
+        }
+    }
+}
+
+/// The workers of the Citus cluster that is tested on; none on a plain PostgreSQL.
+pub fn workers() -> Vec<String> {
+    let urls = std::env::var(WORKERS).unwrap_or_default();
+    let base = |url: &str| url.rsplit_once('/').unwrap().0.to_owned();
+    urls.split(',').filter(|url| !url.is_empty()).map(base).collect()
+}
+
+/// Makes databases of one name on all nodes a cluster.
+async fn join_nodes(coordinator: &str, workers: &[String], name: &str) {
+    for node in workers.iter().map(String::as_str).chain([coordinator]) {
+        execute_in(node, name, "CREATE EXTENSION citus").await.unwrap();
+    }
+    let port = |url: &str| url.rsplit_once(':').unwrap().1.to_owned();
+    let sql = format!("SELECT citus_set_coordinator_host('127.0.0.1', {})", port(coordinator));
+    execute_in(coordinator, name, &sql).await.unwrap();
+    for worker in workers {
+        let sql = format!("SELECT citus_add_node('127.0.0.1', {})", port(worker));
+        execute_in(coordinator, name, &sql).await.unwrap();
     }
 }
 
@@ -52,19 +100,28 @@ impl Drop for Database {
     /// has left open are ended too.
     fn drop(&mut self) {
         let (server, name) = self.0.rsplit_once('/').unwrap();
-        let (server, sql) = (server.to_owned(), format!("DROP DATABASE {name} WITH (FORCE)"));
+        let sql = format!("DROP DATABASE {name} WITH (FORCE)");
+        let mut nodes = workers();
+        nodes.insert(0, server.to_owned());
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             // The server is about to be removed with all its databases, so a failure costs disk
             // space for minutes.
-            let _ = runtime.unwrap().block_on(execute(&server, &sql));
+            let runtime = runtime.unwrap();
+            for node in nodes {
+                let _ = runtime.block_on(execute(&node, &sql));
+            }
         });
     }
 }
 
 /// Runs a statement in the database that every server has.
 async fn execute(server: &str, sql: &str) -> Result<(), tokio_postgres::Error> {
-    let url = format!("{server}/postgres");
+    execute_in(server, "postgres", sql).await
+}
+
+async fn execute_in(server: &str, name: &str, sql: &str) -> Result<(), tokio_postgres::Error> {
+    let url = format!("{server}/{name}");
     let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await?;
     tokio::spawn(connection);
     client.batch_execute(sql).await

@@ -3,7 +3,7 @@
 //! Tests that run on every store take a [`Ground`] and never ask which one it is, except to change
 //! rows behind the store's back.
 
-use super::database::Database;
+use super::database::{Database, workers};
 use super::plant::{plant_in_database, plant_in_directory};
 use super::scratch::scratch;
 use counterfoil::config::{PostgresConfig, SqliteConfig};
@@ -88,7 +88,11 @@ static TEMPLATE: OnceCell<Option<Database>> = OnceCell::const_new();
 
 async fn create_template() -> Option<Database> {
     let url = Database::create("tests").await?;
+    if !workers().is_empty() {
+        PostgresStore::distribute(&url, &POSTGRES).await.unwrap();
+    }
     PostgresStore::open(&url, &POSTGRES).await.unwrap().close().await;
+    url.seal().await;
     Some(url)
 }
 

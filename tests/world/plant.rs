@@ -2,9 +2,17 @@
 
 use std::path::Path;
 
+/// A connection to both databases of an embedded store; each table is in one of them.
+pub fn open_directory(directory: &Path) -> rusqlite::Connection {
+    let connection = rusqlite::Connection::open(directory.join("counterfoil.db")).unwrap();
+    let ledger = directory.join("ledger.db");
+    connection.execute("ATTACH ? AS ledger", [ledger.to_str()]).unwrap();
+    connection
+}
+
 /// Runs statements on an embedded store, which may be open.
 pub fn plant_in_directory(directory: &Path, sql: &str) {
-    let connection = rusqlite::Connection::open(directory.join("counterfoil.db")).unwrap();
+    let connection = open_directory(directory);
     connection.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
     connection.execute_batch(sql).unwrap();
 }

@@ -3,27 +3,25 @@
 use super::ground::Ground;
 use super::store_faults::StoreFaults;
 use super::{World, at};
-use ::http::{HeaderMap, Method, Request};
-use axum::Router;
 use axum::body::Body;
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config};
-use counterfoil::http::{self, App, auth};
+use counterfoil::http::{App, Routes, auth};
 use counterfoil::jobs::Context;
 use counterfoil::jobs::ingest::Ingest;
 use counterfoil::jobs::webhook::WebhookInbox;
 use counterfoil::provider::Provider;
 use counterfoil::store::Store;
+use http::{HeaderMap, Method, Request};
 use http_body_util::BodyExt;
 use serde_json::Value;
 use std::sync::Arc;
-use tower::ServiceExt;
 
 pub const NOW: &str = "2026-11-15T12:00:00Z";
 
 pub struct Server {
     pub app: Arc<App>,
-    pub router: Router,
+    pub routes: Routes,
     pub store: Arc<dyn Store>,
     pub faults: Arc<StoreFaults>,
     pub admin: String,
@@ -71,8 +69,8 @@ impl Server {
         let (store, faults) = StoreFaults::around(ground.open(None).await);
         let admin = create_admin(&store, &clock).await;
         let app = new_app(&store, &clock, provider, config);
-        let router = http::router(Arc::clone(&app));
-        Self { router, app, store, faults, admin, clock, ground: Arc::new(ground) }
+        let routes = Routes::new(Arc::clone(&app));
+        Self { routes, app, store, faults, admin, clock, ground: Arc::new(ground) }
     }
 
     /// On the store and the clock of a world.
@@ -80,7 +78,7 @@ impl Server {
         let World { store, clock, config, .. } = world;
         let app = new_app(store, clock, Some(Arc::clone(&world.provider)), config);
         Self {
-            router: http::router(Arc::clone(&app)),
+            routes: Routes::new(Arc::clone(&app)),
             app,
             store: Arc::clone(store),
             faults: Arc::clone(&world.store_faults),
@@ -148,9 +146,9 @@ impl Server {
 
     pub async fn send(&self, mut request: Request<Body>) -> Answer {
         // One for all, so that snapshots do not depend on the order of tests.
-        let id = ::http::HeaderValue::from_static("test");
+        let id = http::HeaderValue::from_static("test");
         request.headers_mut().entry("x-request-id").or_insert(id);
-        send(&self.router, request).await
+        send(&self.routes, request).await
     }
 }
 
@@ -171,8 +169,8 @@ pub fn new_app(
     App::new(own_store(), ingest, inbox, own_clock(), provider, config)
 }
 
-pub async fn send(router: &Router, request: Request<Body>) -> Answer {
-    let response = router.clone().oneshot(request).await.unwrap();
+pub async fn send(routes: &Routes, request: Request<Body>) -> Answer {
+    let response = routes.answer(None, request).await;
     let (parts, body) = response.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     let body = String::from_utf8(body.to_vec()).unwrap();

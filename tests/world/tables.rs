@@ -1,6 +1,7 @@
 //! The tables of a test's store, read and broken behind its back.
 
 use super::ground::Ground;
+use super::plant::open_directory;
 use rusqlite::Connection;
 use tokio_postgres::{Client, NoTls};
 
@@ -23,7 +24,7 @@ impl Ground {
 
     /// A connection to the embedded store.
     pub fn connect(&self) -> Connection {
-        Connection::open(self.data().join("counterfoil.db")).unwrap()
+        open_directory(&self.data())
     }
 
     /// The only value of a query, as text; the query must suit both stores.

@@ -1,67 +1,159 @@
-//! The check: every total and counter recomputed from the events, by the same rules, in one
-//! snapshot, and every event found again by its key. It reads only; memory holds the totals, never
-//! the events.
+//! The check: every total and counter recomputed from the events, by the same rules, and every
+//! event found again by its key. It reads only; memory holds the totals of a slice, never the
+//! events.
+//!
+//! It is done in slices, each in a snapshot of its own that ends soon, so that the database need
+//! not keep what others delete and change meanwhile. A slice is a range of tenants or, of a tenant
+//! with many events, a range of days of use. Every event and every total belongs to one slice: no
+//! bucket is longer than a day. The slices cover all numbers and all times, so nothing lies beside
+//! them.
 
+use super::check_claims::ClaimsCheck;
 use super::connection::{Connector, Snapshot};
 use super::declarations::read_catalog;
 use super::events::stored_event;
-use super::rollups::{Totals, fold_event, usage_row};
+use super::rollups::{Totals, fold_event, fold_total, usage_row};
 use super::scalars::{
-    SqlHash, column, damaged, read_count, read_meter_no, read_tenant_no, tenant_number,
+    SqlTimestamp, column, damaged, instant, read_count, read_meter_no, read_tenant_no,
 };
 use super::session::read_snapshot;
-use crate::rules::event::Event;
 use crate::rules::fingerprint::Fingerprinter;
-use crate::rules::ids::{EventId, TenantId, TenantNo};
+use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::meter::Catalog;
 use crate::rules::rollup::RollupKey;
+use crate::rules::timestamp::Timestamp;
 use crate::store::sql::verify_passes;
-use crate::store::{CHECK_FINDINGS_MAX, CheckReport, Progress, Result};
-use deadpool_postgres::ClientWrapper;
-use futures_util::TryStreamExt;
+use crate::store::{CheckReport, Progress, Result};
+use deadpool_postgres::{ClientWrapper, Pool};
 use std::collections::HashMap;
-use std::pin::pin;
-use tokio_postgres::RowStream;
+use tokio_postgres::types::ToSql;
 
-/// How many events lie between two calls of the progress function.
-const PROGRESS_EVENTS: u64 = 10_000;
+/// Events of a slice, about. A day of one tenant is never cut into several.
+const SLICE_EVENTS: u64 = 200_000;
+/// Events that are read at once.
+const PAGE_EVENTS: usize = 10_000;
 
-/// Compares totals and counters with the events, in this snapshot, which it ends.
+/// Compares totals and counters with the events.
 pub async fn check(
-    snapshot: Snapshot,
+    pool: &Pool,
     connector: &Connector,
     fingerprinter: &Fingerprinter,
     progress: Progress<'_>,
 ) -> Result<CheckReport> {
-    let client: &ClientWrapper = &snapshot;
-    client.batch_execute("-- check\nSET LOCAL statement_timeout = 0").await?;
-    let catalog = read_catalog(client).await?;
-    let tenants = read_tenants(client).await?;
     let mut report = CheckReport::default();
-    let mut displaced = Displaced::default();
-    let event = |tenant, slot, event: &Event| displaced.note(fingerprinter, tenant, slot, event);
-    let (totals, counted) =
-        recompute(client, &catalog, &tenants, event, progress, &mut report).await?;
-    displaced.check(client, &tenants, &mut report).await?;
-    compare_rollups(client, &catalog, &tenants, totals, &mut report).await?;
-    compare_uniques(client, &mut report).await?;
-    compare_counters(client, &tenants, counted, &mut report).await?;
-    report.audit = read_snapshot(snapshot, connector, verify_passes).await?;
+    let snapshot = begin(pool).await?;
+    let slices = plan_slices(&snapshot).await?;
+    snapshot.end().await?;
+    for slice in slices {
+        let snapshot = begin(pool).await?;
+        let catalog = read_catalog(&snapshot).await?;
+        let tenants = read_tenants(&snapshot, slice).await?;
+        let mut checked =
+            SliceCheck { client: &snapshot, slice, catalog, tenants, report: &mut report };
+        checked.run(fingerprinter, progress).await?;
+        snapshot.end().await?;
+    }
+    report.audit = read_snapshot(begin(pool).await?, connector, verify_passes).await?;
     if let Some(broken) = report.audit.broken.clone() {
         report.add(|| format!("the chain of nightly passes is broken: {broken}"));
     }
     Ok(report)
 }
 
-type CheckedTenants = HashMap<TenantNo, TenantId>;
-/// How many events each tenant has.
-type CountedEvents = HashMap<TenantNo, u64>;
+async fn begin(pool: &Pool) -> Result<Snapshot> {
+    let snapshot = Snapshot::begin(pool.get().await?).await?;
+    snapshot.batch_execute("-- check\nSET LOCAL statement_timeout = 0").await?;
+    Ok(snapshot)
+}
 
-async fn read_tenants(client: &ClientWrapper) -> Result<CheckedTenants> {
-    let sql = "-- read_tenants
-        SELECT tenant_no, tenant FROM tenants";
-    let mut tenants = CheckedTenants::new();
+/// A part of the store: tenants by their numbers, and times of use.
+#[derive(Debug, Clone, Copy)]
+struct Slice {
+    first: i32,
+    last: i32,
+    from: SqlTimestamp,
+    until: SqlTimestamp,
+    /// Whether claims and counters, which have no time of use, are compared with this slice.
+    whole: bool,
+}
+
+const EVER: (SqlTimestamp, SqlTimestamp) = (
+    SqlTimestamp(Timestamp::from_micros(i64::MIN)),
+    SqlTimestamp(Timestamp::from_micros(i64::MAX)),
+);
+
+impl Slice {
+    fn of_tenants(first: i32, last: i32) -> Self {
+        Self { first, last, from: EVER.0, until: EVER.1, whole: true }
+    }
+
+    fn place(&self) -> [&(dyn ToSql + Sync); 4] {
+        [&self.first, &self.last, &self.from, &self.until]
+    }
+}
+
+async fn plan_slices(client: &ClientWrapper) -> Result<Vec<Slice>> {
+    let sql = "-- plan_slices
+        SELECT tenant_no, sum(accepted)::int8 FROM (
+            SELECT tenant_no, accepted FROM counters
+            UNION ALL SELECT tenant_no, accepted FROM counter_deltas
+        ) AS parts
+        GROUP BY tenant_no ORDER BY tenant_no";
+    let mut slices = Vec::new();
+    let (mut first, mut events) = (i32::MIN, 0);
     for row in client.query(sql, &[]).await? {
+        let tenant: i32 = column(&row, 0)?;
+        let accepted = read_count(column(&row, 1)?)?;
+        let before = tenant.saturating_sub(1);
+        if events + accepted > SLICE_EVENTS && first <= before {
+            slices.push(Slice::of_tenants(first, before));
+            (first, events) = (tenant, 0);
+        }
+        if accepted > SLICE_EVENTS {
+            slices.extend(plan_days(client, tenant).await?);
+            first = tenant.saturating_add(1);
+            continue;
+        }
+        events += accepted;
+    }
+    slices.push(Slice::of_tenants(first, i32::MAX));
+    Ok(slices)
+}
+
+/// Slices of one tenant: ranges of days, and in the end what has no day.
+async fn plan_days(client: &ClientWrapper, tenant: i32) -> Result<Vec<Slice>> {
+    let sql = "-- plan_days
+        SELECT date_trunc('day', bucket_start, 'UTC') AS day, sum(count)::int8 FROM (
+            SELECT bucket_start, count FROM rollups WHERE tenant_no = $1
+            UNION ALL SELECT bucket_start, count FROM rollup_deltas WHERE tenant_no = $1
+        ) AS parts
+        GROUP BY day ORDER BY day";
+    let slice =
+        |from, until| Slice { from, until, whole: false, ..Slice::of_tenants(tenant, tenant) };
+    let mut slices = Vec::new();
+    let (mut from, mut events) = (EVER.0, 0);
+    for row in client.query(sql, &[&tenant]).await? {
+        let (day, counted) = (SqlTimestamp(instant(&row, 0)?), read_count(column(&row, 1)?)?);
+        if events + counted > SLICE_EVENTS && events > 0 {
+            slices.push(slice(from, day));
+            (from, events) = (day, 0);
+        }
+        events += counted;
+    }
+    slices.push(slice(from, EVER.1));
+    // Nothing was used at no time, so this one reads no events.
+    let nothing = Slice { from: EVER.0, until: EVER.0, ..Slice::of_tenants(tenant, tenant) };
+    slices.push(nothing);
+    Ok(slices)
+}
+
+type CheckedTenants = HashMap<TenantNo, TenantId>;
+
+async fn read_tenants(client: &ClientWrapper, slice: Slice) -> Result<CheckedTenants> {
+    let sql = "-- read_tenants
+        SELECT tenant_no, tenant FROM tenants WHERE tenant_no BETWEEN $1 AND $2";
+    let mut tenants = CheckedTenants::new();
+    for row in client.query(sql, &[&slice.first, &slice.last]).await? {
         let name: String = column(&row, 1)?;
         let tenant = TenantId::parse(&name).map_err(|_| damaged("tenants.tenant", &name))?;
         tenants.insert(read_tenant_no(column(&row, 0)?)?, tenant);
@@ -69,189 +161,179 @@ async fn read_tenants(client: &ClientWrapper) -> Result<CheckedTenants> {
     Ok(tenants)
 }
 
-async fn recompute(
-    client: &ClientWrapper,
-    catalog: &Catalog,
-    tenants: &CheckedTenants,
-    mut seen: impl FnMut(TenantNo, u128, &Event),
-    progress: Progress<'_>,
-    report: &mut CheckReport,
-) -> Result<(Totals, CountedEvents)> {
-    let sql = "-- recompute
-        SELECT tenant_no, key_hash, meter_no, trial, occurred_at, received_at, quantity, id,
-            properties, subscription
-        FROM events";
-    let mut totals = Totals::new();
-    let mut counted = CountedEvents::new();
-    let mut rows = pin!(stream(client, sql).await?);
-    while let Some(row) = rows.try_next().await? {
-        let tenant_no = read_tenant_no(column(&row, 0)?)?;
-        report.events += 1;
-        if report.events.is_multiple_of(PROGRESS_EVENTS) {
-            progress(report.events);
-        }
-        let Some(tenant) = tenants.get(&tenant_no) else {
-            report.add(|| format!("an event belongs to no tenant (number {})", tenant_no.0));
-            continue;
-        };
-        *counted.entry(tenant_no).or_default() += 1;
-        let event = stored_event(&row, tenant.clone())?.event;
-        let SqlHash(slot) = column(&row, 1)?;
-        seen(tenant_no, slot, &event);
-        if catalog.get(event.meter).is_none() {
-            report.add(|| format!("event {} of {tenant} belongs to no meter", event.id));
-            continue;
-        }
-        fold_event(&mut totals, tenant_no, &event, catalog)?;
-    }
-    progress(report.events);
-    Ok((totals, counted))
+/// One slice in its snapshot.
+struct SliceCheck<'c> {
+    client: &'c ClientWrapper,
+    slice: Slice,
+    catalog: Catalog,
+    tenants: CheckedTenants,
+    report: &'c mut CheckReport,
 }
 
-/// Events that do not lie at their key's own fingerprint: after a collision that is right, if
-/// other events lie at every place from there on. Otherwise a redelivery would not find them.
-#[derive(Default)]
-struct Displaced {
-    /// Tenant, the key's own fingerprint, the place it lies at, and the id.
-    events: Vec<(TenantNo, u128, u128, EventId)>,
-}
-
-/// Displaced events that are looked at: collisions of 128 bits do not happen, so even a few mean
-/// that the store's secret is not the one the keys were made with.
-const DISPLACED_MAX: usize = 10_000;
-
-impl Displaced {
-    fn note(&mut self, fingerprinter: &Fingerprinter, tenant: TenantNo, slot: u128, event: &Event) {
-        let home = fingerprinter.event_key(tenant, &event.id);
-        if home != slot && self.events.len() < DISPLACED_MAX {
-            self.events.push((tenant, home, slot, event.id.clone()));
+impl SliceCheck<'_> {
+    async fn run(&mut self, fingerprinter: &Fingerprinter, progress: Progress<'_>) -> Result<()> {
+        let computed = self.recompute(fingerprinter, progress).await?;
+        let stored = self.read_totals().await?;
+        self.compare_totals(computed, stored);
+        self.compare_uniques().await?;
+        if self.slice.whole {
+            self.compare_counts().await?;
         }
+        Ok(())
     }
 
-    async fn check(
-        &self,
-        client: &ClientWrapper,
-        tenants: &CheckedTenants,
-        report: &mut CheckReport,
-    ) -> Result<()> {
-        let sql = "-- displaced
-            SELECT count(*), count(*) FILTER (WHERE id = $4) FROM events
-            WHERE tenant_no = $1 AND key_hash >= $2 AND key_hash < $3";
-        let statement = client.prepare(sql).await?;
-        for (tenant, home, slot, id) in &self.events {
-            let name = tenants.get(tenant).map_or("?", TenantId::as_str);
-            let distance = slot.checked_sub(*home);
-            let (number, from, to) = (tenant_number(*tenant), SqlHash(*home), SqlHash(*slot));
-            let row = client.query_one(&statement, &[&number, &from, &to, &id.as_str()]).await?;
-            let between = u128::from(read_count(column(&row, 0)?)?);
-            if distance != Some(between) {
-                report.add(|| format!("event {id} of {name} does not lie where its key is found"));
-            } else if read_count(column(&row, 1)?)? > 0 {
-                report.add(|| format!("event {id} of {name} is stored twice"));
+    /// Adds up the events, and looks for each by its key.
+    async fn recompute(
+        &mut self,
+        fingerprinter: &Fingerprinter,
+        progress: Progress<'_>,
+    ) -> Result<Totals> {
+        let sql = "-- recompute
+            DECLARE checked NO SCROLL CURSOR FOR
+            SELECT tenant_no, event_no, meter_no, trial, occurred_at, received_at, quantity, id,
+                properties, subscription
+            FROM events
+            WHERE tenant_no BETWEEN $1 AND $2 AND occurred_at >= $3 AND occurred_at < $4";
+        let mut totals = Totals::new();
+        self.client.execute(sql, &self.slice.place()).await?;
+        let fetch = self.client.prepare(&format!("FETCH {PAGE_EVENTS} FROM checked")).await?;
+        loop {
+            let rows = self.client.query(&fetch, &[]).await?;
+            let mut claims = ClaimsCheck::default();
+            for row in &rows {
+                self.report.events += 1;
+                let number = read_tenant_no(column(row, 0)?)?;
+                let Some(tenant) = self.tenants.get(&number) else {
+                    self.report
+                        .add(|| format!("an event belongs to no tenant (number {})", number.0));
+                    continue;
+                };
+                let stored = stored_event(row, tenant.clone())?;
+                let home = fingerprinter.event_key(number, &stored.event.id);
+                claims.expect(number, home, column(row, 1)?, &stored);
+                if self.catalog.get(stored.event.meter).is_none() {
+                    let id = &stored.event.id;
+                    self.report.add(|| format!("event {id} of {tenant} belongs to no meter"));
+                    continue;
+                }
+                fold_event(&mut totals, number, &stored.event, &self.catalog)?;
             }
-            if report.findings.len() >= CHECK_FINDINGS_MAX {
-                return Ok(());
+            claims.check(self.client, self.report).await?;
+            progress(self.report.events);
+            if rows.len() < PAGE_EVENTS {
+                self.client.batch_execute("CLOSE checked").await?;
+                return Ok(totals);
+            }
+        }
+    }
+
+    /// The totals that are stored, with what is not folded into them yet.
+    async fn read_totals(&mut self) -> Result<Totals> {
+        let sql = "-- read_totals
+            SELECT * FROM (SELECT r.tenant_no, r.meter_no, r.bucket_start, COALESCE(r.grp_text, r.grp), r.count,
+                r.total, r.latest_at, r.latest_id,
+                ARRAY(
+                    SELECT u.value FROM rollup_uniques u
+                    WHERE u.tenant_no = r.tenant_no AND u.meter_no = r.meter_no
+                        AND u.bucket_start = r.bucket_start AND u.grp = r.grp
+                )
+            FROM rollups r
+            WHERE tenant_no BETWEEN $1 AND $2 AND bucket_start >= $3 AND bucket_start < $4
+            UNION ALL
+            SELECT tenant_no, meter_no, bucket_start, grp, count, total, latest_at, latest_id,
+                COALESCE(found, ARRAY[]::text[])
+            FROM rollup_deltas
+            WHERE tenant_no BETWEEN $1 AND $2 AND bucket_start >= $3 AND bucket_start < $4) AS t";
+        let mut totals = Totals::new();
+        for row in self.client.query(sql, &self.slice.place()).await? {
+            let tenant = read_tenant_no(column(&row, 0)?)?;
+            let meter = read_meter_no(column(&row, 1)?)?;
+            let Some(definition) = self.catalog.get(meter) else {
+                self.report.add(|| format!("a total belongs to no meter (number {})", meter.0));
+                continue;
+            };
+            let stored = usage_row(&row, 2, definition.spec.aggregation)?;
+            let (bucket_start, group) = (stored.bucket_start, stored.group);
+            let key = RollupKey { tenant, meter, bucket_start, group };
+            fold_total(&mut totals, key, stored.rollup)?;
+        }
+        Ok(totals)
+    }
+
+    fn compare_totals(&mut self, mut computed: Totals, stored: Totals) {
+        let Self { catalog, tenants, report, .. } = self;
+        for (key, rollup) in stored {
+            report.rollups += 1;
+            let name = || describe(&key, catalog, tenants);
+            match computed.remove(&key) {
+                None => report.add(|| format!("{} has a total and no events", name())),
+                Some(events) if events != rollup => {
+                    report.add(|| format!("{} is {rollup:?}, its events give {events:?}", name()))
+                }
+                Some(_) => {}
+            }
+        }
+        let mut missing: Vec<&RollupKey> = computed.keys().collect();
+        missing.sort_unstable();
+        for key in missing {
+            report.add(|| format!("{} has events and no total", describe(key, catalog, tenants)));
+        }
+    }
+
+    async fn compare_uniques(&mut self) -> Result<()> {
+        let sql = "-- compare_uniques
+            SELECT count(*) FROM rollup_uniques u
+            WHERE tenant_no BETWEEN $1 AND $2 AND bucket_start >= $3 AND bucket_start < $4
+                AND NOT EXISTS (
+                    SELECT FROM rollups r
+                    WHERE r.tenant_no = u.tenant_no AND r.meter_no = u.meter_no
+                        AND r.bucket_start = u.bucket_start AND r.grp = u.grp
+                )";
+        let row = self.client.query_one(sql, &self.slice.place()).await?;
+        let surplus: i64 = column(&row, 0)?;
+        if surplus > 0 {
+            self.report.add(|| format!("{surplus} unique values belong to no total"));
+        }
+        Ok(())
+    }
+
+    /// Each tenant has as many events as its counters say, and as many claims.
+    async fn compare_counts(&mut self) -> Result<()> {
+        let sql = "-- compare_counts
+            SELECT tenant_no, sum(accepted)::int8, sum(claims)::int8, sum(events)::int8 FROM (
+                SELECT tenant_no, accepted, 0 AS claims, 0 AS events FROM counters
+                WHERE tenant_no BETWEEN $1 AND $2
+                UNION ALL
+                SELECT tenant_no, accepted, 0, 0 FROM counter_deltas
+                WHERE tenant_no BETWEEN $1 AND $2
+                UNION ALL
+                SELECT tenant_no, 0, count(*), 0 FROM event_claims
+                WHERE tenant_no BETWEEN $1 AND $2 GROUP BY tenant_no
+                UNION ALL
+                SELECT tenant_no, 0, 0, count(*) FROM events
+                WHERE tenant_no BETWEEN $1 AND $2 GROUP BY tenant_no
+            ) AS parts
+            GROUP BY tenant_no ORDER BY tenant_no";
+        for row in self.client.query(sql, &[&self.slice.first, &self.slice.last]).await? {
+            let number = read_tenant_no(column(&row, 0)?)?;
+            let count = |place: usize| read_count(column(&row, place)?);
+            let (accepted, claims, events) = (count(1)?, count(2)?, count(3)?);
+            let name = || match self.tenants.get(&number) {
+                Some(name) => format!("tenant {name}"),
+                None => "no tenant".to_owned(),
+            };
+            if accepted != events {
+                self.report.add(|| {
+                    let name = name();
+                    format!("counters of {name} say {accepted} accepted, there are {events} events")
+                });
+            }
+            if claims != events {
+                self.report.add(|| format!("{} has {events} events and {claims} keys", name()));
             }
         }
         Ok(())
     }
-}
-
-async fn compare_rollups(
-    client: &ClientWrapper,
-    catalog: &Catalog,
-    tenants: &CheckedTenants,
-    mut totals: Totals,
-    report: &mut CheckReport,
-) -> Result<()> {
-    let sql = "-- compare_rollups
-        SELECT r.tenant_no, r.meter_no, r.bucket_start, COALESCE(r.grp_text, r.grp), r.count,
-            r.total, r.latest_at, r.latest_id,
-            ARRAY(
-                SELECT u.value FROM rollup_uniques u
-                WHERE u.tenant_no = r.tenant_no AND u.meter_no = r.meter_no
-                    AND u.bucket_start = r.bucket_start AND u.grp = r.grp
-            )
-        FROM rollups r";
-    let mut rows = pin!(stream(client, sql).await?);
-    while let Some(row) = rows.try_next().await? {
-        report.rollups += 1;
-        let tenant = read_tenant_no(column(&row, 0)?)?;
-        let meter = read_meter_no(column(&row, 1)?)?;
-        let Some(definition) = catalog.get(meter) else {
-            report.add(|| format!("a total belongs to no meter (number {})", meter.0));
-            continue;
-        };
-        let stored = usage_row(&row, 2, definition.spec.aggregation)?;
-        let (bucket_start, group) = (stored.bucket_start, stored.group);
-        let key = RollupKey { tenant, meter, bucket_start, group };
-        match totals.remove(&key) {
-            None => report
-                .add(|| format!("{} has a total and no events", describe(&key, catalog, tenants))),
-            Some(computed) if computed != stored.rollup => report.add(|| {
-                let name = describe(&key, catalog, tenants);
-                format!("{name} is {:?}, its events give {computed:?}", stored.rollup)
-            }),
-            Some(_) => {}
-        }
-    }
-    let mut missing: Vec<&RollupKey> = totals.keys().collect();
-    missing.sort_unstable();
-    for key in missing {
-        report.add(|| format!("{} has events and no total", describe(key, catalog, tenants)));
-    }
-    Ok(())
-}
-
-async fn compare_uniques(client: &ClientWrapper, report: &mut CheckReport) -> Result<()> {
-    let sql = "-- compare_uniques
-        SELECT count(*) FROM rollup_uniques u
-        WHERE NOT EXISTS (
-            SELECT FROM rollups r
-            WHERE r.tenant_no = u.tenant_no AND r.meter_no = u.meter_no
-                AND r.bucket_start = u.bucket_start AND r.grp = u.grp
-        )";
-    let row = client.query_one(sql, &[]).await?;
-    let surplus: i64 = column(&row, 0)?;
-    if surplus > 0 {
-        report.add(|| format!("{surplus} unique values belong to no total"));
-    }
-    Ok(())
-}
-
-async fn compare_counters(
-    client: &ClientWrapper,
-    tenants: &CheckedTenants,
-    mut counted: CountedEvents,
-    report: &mut CheckReport,
-) -> Result<()> {
-    let sql = "-- compare_counters
-        SELECT tenant_no, sum(accepted)::bigint FROM counters
-        GROUP BY tenant_no ORDER BY tenant_no";
-    let name = |tenant: TenantNo| match tenants.get(&tenant) {
-        Some(name) => format!("tenant {name}"),
-        None => "no tenant".to_owned(),
-    };
-    for row in client.query(sql, &[]).await? {
-        let tenant = read_tenant_no(column(&row, 0)?)?;
-        let accepted = read_count(column(&row, 1)?)?;
-        let events = counted.remove(&tenant).unwrap_or(0);
-        if accepted != events {
-            report.add(|| {
-                let tenant = name(tenant);
-                format!("counters of {tenant} say {accepted} accepted, there are {events} events")
-            });
-        }
-    }
-    for (tenant, events) in counted {
-        report.add(|| format!("{} has {events} events and no counters", name(tenant)));
-    }
-    Ok(())
-}
-
-async fn stream(client: &ClientWrapper, sql: &str) -> Result<RowStream> {
-    let statement = client.prepare(sql).await?;
-    Ok(client.query_raw(&statement, std::iter::empty::<i32>()).await?)
 }
 
 fn describe(key: &RollupKey, catalog: &Catalog, tenants: &CheckedTenants) -> String {

@@ -19,7 +19,8 @@ impl Clocks for PostgresStore {
     async fn read_time_marks(&self) -> Result<TimeMarks> {
         let sql = "-- read_time_marks
             SELECT (SELECT max(committed_at) FROM ingest_commits) AS high_water,
-                (SELECT max(bucket_start) FROM rollups) AS newest_usage,
+                GREATEST((SELECT max(bucket_start) FROM rollups),
+                    (SELECT max(bucket_start) FROM rollup_deltas)) AS newest_usage,
                 (SELECT max(mark) FROM cut_marks) AS newest_cut";
         self.in_reader(move |session| {
             session.read_one(sql, &[], |row| {

@@ -29,6 +29,8 @@ pub struct Connector {
     tls: Option<MakeRustlsConnect>,
     timeout: Duration,
     query_timeout: Duration,
+    /// Whether the tables are distributed over a Citus cluster.
+    pub distributed: bool,
 }
 
 impl Connector {
@@ -58,7 +60,7 @@ impl Connector {
             Some(MakeRustlsConnect::new(choice.client_config()?))
         };
         let query_timeout = Duration::from_millis(config.query_timeout_ms);
-        Ok(Self { target, tls, timeout, query_timeout })
+        Ok(Self { target, tls, timeout, query_timeout, distributed: false })
     }
 
     /// A connection outside the pool.
@@ -150,6 +152,12 @@ impl Connect for Connector {
                 }
             };
             client.batch_execute(&session_settings(self.timeout)).await?;
+            if self.distributed {
+                // One connection to each node: then all that a transaction reads there is of one
+                // moment, and a few shards cost no more than one.
+                let sql = "SET citus.max_adaptive_executor_pool_size = 1";
+                client.batch_execute(sql).await?;
+            }
             Ok((client, task))
         })
     }

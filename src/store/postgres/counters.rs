@@ -1,15 +1,15 @@
 //! Conservation counters: events received from a tenant in an hour, by verdict.
 //!
-//! Invariant: they change only in the transaction that gives the verdicts they count, so received
-//! is always the sum of the five outcomes and `accepted` is always the number of events.
+//! Invariant: what a batch adds is inserted into `counter_deltas` in the transaction that gives the
+//! verdicts it counts, and folded into `counters` later (`fold`). Both are read in one statement.
+//! So received is always the sum of the five outcomes, and `accepted` the number of events.
 
 use super::failure::Failure;
 use super::scalars::{
-    NO_TENANT, SqlTimestamp, column, damaged, instant, read_count, tenant_number, write_count,
-    write_limit,
+    NO_TENANT, SqlTimestamp, column, damaged, instant, read_count, write_count, write_limit,
 };
 use super::statements::Statements;
-use crate::rules::ids::{TenantId, TenantNo};
+use crate::rules::ids::TenantId;
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::rules::window::Window;
@@ -19,48 +19,77 @@ use std::collections::BTreeMap;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-/// Adds the tallies to the hour they were received in, inside the caller's transaction. The map
-/// keeps the order of the primary key, so that two writers never wait in a circle.
-pub async fn record_counters(
+/// Tallies by hour and tenant, in the order of the primary key.
+pub type Tallies = BTreeMap<(Timestamp, i32), Tally>;
+
+/// The hour that a moment lies in.
+pub fn hour_of(at: Timestamp) -> Timestamp {
+    Timestamp::from_micros(at.micros().div_euclid(MICROS_PER_HOUR) * MICROS_PER_HOUR)
+}
+
+/// Adds tallies to those that are stored, inside the caller's transaction.
+pub async fn add_tallies(
     client: &ClientWrapper,
-    tallies: &BTreeMap<Option<TenantNo>, Tally>,
-    received_at: Timestamp,
+    tallies: &Tallies,
 ) -> std::result::Result<(), Failure> {
     if tallies.is_empty() {
         return Ok(());
     }
-    let tenants: Vec<i32> =
-        tallies.keys().map(|tenant| tenant.map_or(NO_TENANT, tenant_number)).collect();
+    let hours: Vec<SqlTimestamp> = tallies.keys().map(|(hour, _)| SqlTimestamp(*hour)).collect();
+    let tenants: Vec<i32> = tallies.keys().map(|(_, tenant)| *tenant).collect();
     let count = |of: fn(&Tally) -> u64| -> Result<Vec<i64>> {
         tallies.values().map(|tally| write_count(of(tally))).collect()
     };
     let (accepted, duplicates) = (count(|t| t.accepted)?, count(|t| t.duplicates)?);
     let (conflicts, quarantined) = (count(|t| t.conflicts)?, count(|t| t.quarantined)?);
     let rejected = count(|t| t.rejected)?;
-    let hour_start = received_at.micros().div_euclid(MICROS_PER_HOUR) * MICROS_PER_HOUR;
-    let hour = SqlTimestamp(Timestamp::from_micros(hour_start));
-    let sql = "-- record_counters
+    let sql = "-- add_tallies
         INSERT INTO counters AS standing
-            (tenant_no, accepted, duplicates, conflicts, quarantined, rejected, hour)
-        SELECT given.*, $7::timestamptz FROM unnest($1::int4[], $2::int8[], $3::int8[],
-            $4::int8[], $5::int8[], $6::int8[]) AS given
+            (hour, tenant_no, accepted, duplicates, conflicts, quarantined, rejected)
+        SELECT * FROM unnest($1::timestamptz[], $2::int4[], $3::int8[], $4::int8[], $5::int8[],
+            $6::int8[], $7::int8[])
         ON CONFLICT (hour, tenant_no) DO UPDATE SET
             accepted = standing.accepted + excluded.accepted,
             duplicates = standing.duplicates + excluded.duplicates,
             conflicts = standing.conflicts + excluded.conflicts,
             quarantined = standing.quarantined + excluded.quarantined,
             rejected = standing.rejected + excluded.rejected";
-    client
-        .run(sql, &[&tenants, &accepted, &duplicates, &conflicts, &quarantined, &rejected, &hour])
-        .await?;
+    let values: [&(dyn ToSql + Sync); 7] =
+        [&hours, &tenants, &accepted, &duplicates, &conflicts, &quarantined, &rejected];
+    client.run(sql, &values).await?;
     Ok(())
 }
 
+/// Counters and what is not folded into them yet, each row once, as `c`; the conditions that
+/// `rows` names hold for both.
+macro_rules! counters {
+    ($rows:literal) => {
+        concat!(
+            "(SELECT tenant_no, hour, sum(accepted)::int8 AS accepted,
+                sum(duplicates)::int8 AS duplicates, sum(conflicts)::int8 AS conflicts,
+                sum(quarantined)::int8 AS quarantined, sum(rejected)::int8 AS rejected
+            FROM (
+                SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected
+                FROM counters WHERE ",
+            $rows,
+            " UNION ALL
+                SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected
+                FROM counter_deltas WHERE ",
+            $rows,
+            ") AS parts
+            GROUP BY tenant_no, hour) AS c"
+        )
+    };
+}
+
 pub async fn read_counters(client: &ClientWrapper, range: Window) -> Result<Vec<CounterRow>> {
-    let sql = "-- read_counters
+    let sql = concat!(
+        "-- read_counters
         SELECT t.tenant, c.hour, c.accepted, c.duplicates, c.conflicts, c.quarantined, c.rejected
-        FROM counters c LEFT JOIN tenants t USING (tenant_no)
-        WHERE c.hour >= $1 AND c.hour < $2";
+        FROM ",
+        counters!("hour >= $1 AND hour < $2"),
+        " LEFT JOIN tenants t USING (tenant_no)"
+    );
     let (start, end) = (SqlTimestamp(range.start), SqlTimestamp(range.end));
     let rows = client.read_all(sql, &[&start, &end]).await?;
     rows.iter().map(counter_row).collect()
@@ -72,22 +101,32 @@ pub async fn list_counters(
     query: &CounterQuery,
 ) -> Result<Vec<CounterRow>> {
     // A tenant that is not known has no rows, and its hour is done.
-    let all = "-- list_counters
+    let all = concat!(
+        "-- list_counters
         SELECT t.tenant, c.hour, c.accepted, c.duplicates, c.conflicts, c.quarantined, c.rejected
-        FROM counters c LEFT JOIN tenants t USING (tenant_no)
-        WHERE c.hour >= $1 AND c.hour < $2
-            AND (c.hour, c.tenant_no) > ($3::timestamptz, CASE WHEN $4::text IS NULL THEN $5::int4
-                ELSE COALESCE((SELECT tenant_no FROM tenants WHERE tenant = $4), 2147483647) END)
-        ORDER BY c.hour, c.tenant_no LIMIT $6";
+        FROM ",
+        counters!(
+            "hour >= $1 AND hour < $2 AND (hour, tenant_no) > ($3::timestamptz,
+                CASE WHEN $4::text IS NULL THEN $5::int4
+                ELSE COALESCE((SELECT tenant_no FROM tenants WHERE tenant = $4), 2147483647) END)"
+        ),
+        " LEFT JOIN tenants t USING (tenant_no)
+        ORDER BY c.hour, c.tenant_no LIMIT $6"
+    );
     // The table is in the order of hours: one tenant's row is looked up in each of them.
-    let of_tenant = "-- list_counters
+    let of_tenant = concat!(
+        "-- list_counters
         SELECT t.tenant, c.hour, c.accepted, c.duplicates, c.conflicts, c.quarantined, c.rejected
-        FROM tenants t
-        CROSS JOIN generate_series(
-            date_trunc('hour', $1::timestamptz, 'UTC'), $2::timestamptz, '1 hour') AS h (hour)
-        JOIN counters c ON c.hour = h.hour AND c.tenant_no = t.tenant_no
-        WHERE t.tenant = $3 AND c.hour >= $1 AND c.hour < $2
-        ORDER BY c.hour LIMIT $4";
+        FROM ",
+        counters!(
+            "tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $3)
+                AND hour = ANY (ARRAY(SELECT generate_series(
+                    date_trunc('hour', $1::timestamptz, 'UTC'), $2::timestamptz, '1 hour')))
+                AND hour >= $1 AND hour < $2"
+        ),
+        " JOIN tenants t USING (tenant_no)
+        ORDER BY c.hour LIMIT $4"
+    );
     let Window { mut start, end } = query.filter.range;
     let after = query.after.as_ref().filter(|(hour, _)| *hour >= start);
     let (end, limit) = (SqlTimestamp(end), write_limit(query.limit));

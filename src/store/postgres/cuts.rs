@@ -11,16 +11,22 @@ use crate::store::Error;
 use crate::store::sql::{CutWindow, Done, Session, Value, WindowKey, values};
 use std::collections::BTreeMap;
 
-/// The totals of windows, each read in one statement and so of one moment. Only sums and counts
-/// are billed, so the columns of other totals are not read.
+/// The totals of windows and what is not folded into them yet, each window in one statement and so
+/// of one moment: a delta is in one of the two. Citus sends the union whole to each shard; as two
+/// joins it would be two statements, of two moments. Only sums and counts are billed, so the
+/// columns of other totals are not read.
 pub fn measure_windows(session: &dyn Session, windows: &[CutWindow]) -> Done<Vec<WindowUsage>> {
     let sql = "-- measure_windows
         WITH given (number, meter, window_start, ends_at) AS (
             VALUES ($::int4, $::int2, $::timestamptz, $::timestamptz), ...
         )
-        SELECT tenant_no, meter_no, window_start, bucket_start, COALESCE(grp_text, grp) AS grp,
-            count, total
-        FROM given JOIN rollups ON tenant_no = number AND meter_no = meter
+        SELECT tenant_no, meter_no, window_start, bucket_start, grp, count, total
+        FROM given JOIN (
+            SELECT tenant_no, meter_no, bucket_start, COALESCE(grp_text, grp) AS grp, count, total
+            FROM rollups
+            UNION ALL
+            SELECT tenant_no, meter_no, bucket_start, grp, count, total FROM rollup_deltas
+        ) AS parts ON tenant_no = number AND meter_no = meter
             AND bucket_start >= window_start AND bucket_start < ends_at";
     let mut rows: BTreeMap<WindowKey, (Aggregation, Vec<UsageRow>)> =
         windows.iter().map(|one| (one.key(), (one.meter.spec.aggregation, Vec::new()))).collect();
@@ -50,6 +56,7 @@ pub fn read_open_events(
     session: &dyn Session,
     windows: &[(&CutWindow, u64)],
     events_max: usize,
+    distributed: bool,
 ) -> Done<BTreeMap<WindowKey, OpenEvents>> {
     let sql = "-- read_open_events
         WITH given (tenant_no, meter_no, window_start, ends_at) AS (
@@ -62,6 +69,7 @@ pub fn read_open_events(
             FROM events e
             WHERE e.tenant_no = given.tenant_no AND e.meter_no = given.meter_no
                 AND e.occurred_at >= given.window_start AND e.occurred_at < given.ends_at
+                AND e.received_at >= given.window_start - interval '1 day'
                 AND NOT e.trial
                 AND NOT EXISTS (
                     SELECT FROM pushes p
@@ -84,6 +92,7 @@ pub fn read_open_events(
     // One more than may be cut tells whether some are left.
     let limit = values![events_max.saturating_add(1)];
     let rows = windows.iter().map(|(window, _)| bounds(window));
+    let sql = if distributed { OPEN_EVENTS_DISTRIBUTED } else { sql };
     session.read_batch_with(sql, limit, rows, |row| {
         let Some(open) = found.get_mut(&WindowKey::decode(row)?) else { return Ok(()) };
         open.unfinished = open.due.len() == events_max;
@@ -100,6 +109,38 @@ pub fn read_open_events(
     })?;
     Ok(found)
 }
+
+/// The same where events are distributed and pushes are not: what was cut is sent to the shards,
+/// all of a tenant and meter. So it costs more with each event that was ever cut.
+const OPEN_EVENTS_DISTRIBUTED: &str = "-- read_open_events
+    WITH given (tenant_no, meter_no, window_start, ends_at) AS (
+        VALUES ($::int4, $::int2, $::timestamptz, $::timestamptz), ...
+    ), cut AS MATERIALIZED (
+        SELECT p.tenant_no, p.meter_no, given.window_start, p.event_id
+        FROM given JOIN pushes p ON p.tenant_no = given.tenant_no AND p.meter_no = given.meter_no
+        WHERE p.event_id IS NOT NULL
+        UNION
+        SELECT c.tenant_no, c.meter_no, c.window_start, c.event_id
+        FROM given JOIN carried_events c ON c.tenant_no = given.tenant_no
+            AND c.meter_no = given.meter_no AND c.window_start = given.window_start
+    )
+    SELECT tenant_no, meter_no, window_start, id, occurred_at, quantity, subscription, trial
+    FROM (
+        SELECT e.tenant_no, e.meter_no, given.window_start, e.id, e.occurred_at, e.quantity,
+            e.subscription, e.trial, row_number() OVER (
+                PARTITION BY e.tenant_no, e.meter_no, given.window_start
+                ORDER BY e.occurred_at, e.id
+            ) AS place
+        FROM given JOIN events e ON e.tenant_no = given.tenant_no
+            AND e.meter_no = given.meter_no
+            AND e.occurred_at >= given.window_start AND e.occurred_at < given.ends_at
+            AND e.received_at >= given.window_start - interval '1 day' AND NOT e.trial
+        LEFT JOIN cut ON cut.tenant_no = e.tenant_no AND cut.meter_no = e.meter_no
+            AND cut.window_start = given.window_start AND cut.event_id = e.id
+        WHERE cut.event_id IS NULL
+    ) AS found
+    WHERE place <= $1
+    ORDER BY tenant_no, meter_no, window_start, occurred_at, id";
 
 fn bounds(one: &CutWindow) -> Vec<Value> {
     values![one.tenant_no, one.meter_no, one.window.start, one.window.end].to_vec()

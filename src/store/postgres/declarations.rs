@@ -4,8 +4,8 @@
 //! cached here was committed before. A crash between the creation of a tenant and its first event
 //! leaves a tenant without events.
 
-use super::PostgresStore;
 use super::scalars::{SqlTimestamp, column, corrupt, damaged, read_meter_no, read_tenant_no};
+use super::{Core, PostgresStore};
 use crate::rules::ids::{MeterNo, MeterSlug, TenantId, TenantNo};
 use crate::rules::meter::{Catalog, Meter, MeterSpec};
 use crate::rules::timestamp::Timestamp;
@@ -24,11 +24,7 @@ impl Declarations for PostgresStore {
     }
 
     async fn load_catalog(&self) -> Result<Catalog> {
-        let client = self.control().await?;
-        let catalog = read_catalog(&client).await?;
-        let mut cached = self.catalog.write().unwrap_or_else(PoisonError::into_inner);
-        *cached = Arc::new(catalog.clone());
-        Ok(catalog)
+        Ok((*self.reload_catalog().await?).clone())
     }
 
     async fn put_tenant(
@@ -42,7 +38,14 @@ impl Declarations for PostgresStore {
     }
 }
 
-impl PostgresStore {
+impl Core {
+    async fn reload_catalog(&self) -> Result<Arc<Catalog>> {
+        let client = self.control().await?;
+        let catalog = Arc::new(read_catalog(&client).await?);
+        *self.catalog.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&catalog);
+        Ok(catalog)
+    }
+
     /// The catalog as last loaded, loaded anew if one of the meters is not in it: another server
     /// may have declared it.
     pub(super) async fn catalog_with(
@@ -53,9 +56,11 @@ impl PostgresStore {
         if meters.all(|meter| cached.get(meter).is_some()) {
             return Ok(cached);
         }
-        self.load_catalog().await.map(Arc::new)
+        self.reload_catalog().await
     }
+}
 
+impl PostgresStore {
     /// Makes sure that [`Self::tenant_no`] knows the tenants that exist, or creates them first.
     pub(super) async fn number_tenants(
         &self,
@@ -107,6 +112,12 @@ impl PostgresStore {
             missing.remove(name.as_str());
         }
         Ok(())
+    }
+
+    /// The number of a tenant, if it is known to the store.
+    pub(super) async fn find_tenant(&self, tenant: &TenantId) -> Result<Option<TenantNo>> {
+        self.number_tenants(std::iter::once(tenant), Creation::Never).await?;
+        Ok(self.tenant_no(tenant))
     }
 
     /// The number of a tenant that [`Self::number_tenants`] was asked for.

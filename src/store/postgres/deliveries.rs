@@ -1,10 +1,14 @@
 //! Recording deliveries: one transaction for each batch, on the connection of its partition.
 //!
-//! The transaction names itself in `ingest_commits` first and commits last. It is redone from the
-//! start when another transaction was in the way, or when the connection broke before COMMIT was
-//! sent. When it broke at COMMIT, the database is asked: the row of `ingest_commits` is locked by
-//! the broken transaction until that has ended, and then names this batch or the one before. Only
-//! if that question finds no answer is the outcome unknown.
+//! The transaction takes a number for its batch, as a row of `ingest_commits`, first and commits
+//! last; in between it only inserts. It is redone from the start, with another number, when another
+//! transaction was in the way, or when the connection broke before COMMIT was sent. When it broke
+//! at COMMIT, the database is asked by inserting the same row: that waits until the broken
+//! transaction has ended, and then finds its row or takes its place for ever. Only if that question
+//! finds no answer is the outcome unknown.
+//!
+//! Keys that this process has not lately seen are not looked up before they are inserted
+//! (`recent_keys`): if one of them is stored, the transaction is redone with a look at all of them.
 //!
 //! COMMIT is not sent along with the last statement: a statement that failed on this side of the
 //! wire would leave a COMMIT behind that commits the rest. Every statement has answered before.
@@ -15,12 +19,14 @@ use super::PostgresStore;
 use super::connection::Connector;
 use super::day_groups::{insert_groups, load_days};
 use super::declarations::Creation;
-use super::events::{Probe, Slot, insert_events};
+use super::deltas::{self, encode_tallies, encode_totals};
+use super::events::{EventRows, Probe, Slot};
 use super::failure::{Failure, describe};
 use super::inbox::{record_conflicts, record_quarantine};
 use super::judgement::{Gate, Judgement, SortedBatch};
-use super::scalars::{SqlHash, SqlTimestamp, column, corrupt};
-use super::{counters::record_counters, rollups::record_rollups};
+use super::partitions::Day;
+use super::recent_keys::RecentKeys;
+use super::scalars::{SqlTimestamp, column};
 use crate::faults::{crash_point, planted};
 use crate::rules::batch::check_batch;
 use crate::rules::ids::TenantNo;
@@ -45,36 +51,38 @@ const QUESTION_PAUSE: Duration = Duration::from_millis(200);
 
 /// One partition's connection. It is taken out while a transaction runs and put back when that has
 /// ended well, so that no abandoned transaction is ever continued.
+#[derive(Default)]
 pub struct Writer {
-    /// Names this writer in `ingest_commits`.
-    id: SqlHash,
     idle: Mutex<Option<ClientWrapper>>,
+    memory: Mutex<Memory>,
+}
+
+/// What a writer knows of what is stored.
+#[derive(Default)]
+struct Memory {
     /// Groups of this partition's tenants that are stored.
-    known_groups: Mutex<KnownGroups>,
+    groups: KnownGroups,
+    keys: RecentKeys,
 }
 
 impl Writer {
-    pub fn new() -> Result<Self> {
-        Ok(Self { id: random_number()?, idle: Mutex::new(None), known_groups: Mutex::default() })
-    }
-
     /// Waits for the transaction in progress and drops the connection.
     pub async fn close(&self) {
         self.idle.lock().await.take();
     }
 
-    /// A connection set up for writing, with this writer's row in `ingest_commits`.
-    async fn connect(&self, connector: &Connector) -> Result<ClientWrapper> {
+    /// A connection set up for writing.
+    async fn connect(connector: &Connector) -> Result<ClientWrapper> {
         let client = connector.open().await?;
         // The probe must look up each key in the index, whatever the statistics of a young table
-        // say, and needs no plan of its own for each batch.
+        // say, and on one server needs no plan of its own for each batch.
         let sql = "-- connect
             SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off;
-            SET enable_mergejoin = off; SET jit = off; SET plan_cache_mode = force_generic_plan";
+            SET enable_mergejoin = off; SET jit = off";
         client.batch_execute(sql).await?;
-        let sql = "-- connect
-            INSERT INTO ingest_commits (writer) VALUES ($1) ON CONFLICT DO NOTHING";
-        client.execute(sql, &[&self.id]).await?;
+        // Citus cannot plan a look-up whose values it does not see.
+        let plans = if connector.distributed { "force_custom_plan" } else { "force_generic_plan" };
+        client.batch_execute(&format!("SET plan_cache_mode = {plans}")).await?;
         Ok(client)
     }
 }
@@ -94,27 +102,31 @@ impl Deliveries for PostgresStore {
             what: format!("there is no partition {partition}"),
         })?;
         let sorted = self.sort_batch(&batch).await?;
-        let batch_id = random_number()?;
+        let day = Day::of(batch.acceptance.now);
         let mut idle = writer.idle.lock().await;
-        let mut known_groups = writer.known_groups.lock().await;
+        let mut memory = writer.memory.lock().await;
         let mut hindrance = String::new();
         for round in 0..TRIES_MAX {
             self.refuse_if_closed()?;
             if round > 0 {
                 tokio::time::sleep(pause(round)?).await;
+                self.days.forget();
             }
+            self.days.ensure(&self.connector, day).await?;
             let client = match idle.take() {
                 Some(client) if !client.is_closed() => client,
-                Some(_) | None => writer.connect(&self.connector).await?,
+                Some(_) | None => Writer::connect(&self.connector).await?,
             };
-            let work = self.write_batch(&client, (writer.id, batch_id), &sorted, &mut known_groups);
+            let trusting = round == 0 && memory.keys.is_trusted();
+            let work = self.write_batch(&client, &sorted, &mut memory, trusting);
             let failure = match self.connector.within(work).await {
                 Ok(Ok(mut written)) => {
                     let added = std::mem::take(&mut written.new_groups);
-                    match self.commit(client, writer, batch_id, written).await? {
+                    match self.commit(client, written).await? {
                         Committed::Yes(verdicts, client) => {
                             *idle = client;
-                            known_groups.take_over(added);
+                            memory.groups.take_over(added);
+                            memory.keys.note(sorted.groups.iter().map(|group| group.home));
                             return Ok(verdicts);
                         }
                         Committed::No(what) => Failure::Lost(what),
@@ -122,6 +134,9 @@ impl Deliveries for PostgresStore {
                 }
                 Ok(Err(Failure::Again(what))) => {
                     *idle = self.roll_back(client).await;
+                    if trusting {
+                        memory.keys.surprise();
+                    }
                     Failure::Again(what)
                 }
                 // The connection is dropped, and the server rolls back.
@@ -149,6 +164,7 @@ enum Committed {
 
 /// What a transaction wrote, up to its COMMIT.
 struct Written<'b> {
+    batch_no: i64,
     judgement: Judgement<'b>,
     catalog: Arc<Catalog>,
     new_groups: NewGroups,
@@ -175,16 +191,17 @@ impl PostgresStore {
     async fn write_batch<'b>(
         &self,
         client: &ClientWrapper,
-        (writer, batch_id): (SqlHash, SqlHash),
         sorted: &SortedBatch<'b>,
-        known_groups: &mut KnownGroups,
+        memory: &mut Memory,
+        trusting: bool,
     ) -> std::result::Result<Written<'b>, Failure> {
         let now = sorted.batch.acceptance.now;
         let catalog = self.catalog_with(std::iter::empty()).await?;
-        load_days(client, sorted, &catalog, known_groups).await?;
-        let groups = GroupGate::new(known_groups, sorted.batch.groups_per_day);
+        load_days(client, sorted, &catalog, &mut memory.groups).await?;
+        let groups = GroupGate::new(&mut memory.groups, sorted.batch.groups_per_day);
         let mut gate = Gate { groups, fingerprinter: &self.fingerprinter };
-        let mut judgement = self.judge(client, (writer, batch_id), sorted, &mut gate).await?;
+        let recent = trusting.then_some(&memory.keys);
+        let (batch_no, mut judgement) = self.judge(client, sorted, recent, &mut gate).await?;
         let new_groups = gate.groups.added;
         judgement.sort();
         let mut tallies = judgement.tallies(sorted);
@@ -193,26 +210,35 @@ impl PostgresStore {
             tallies.entry(tenant).or_default().rejected += count;
         }
         check_batch(&judgement.figures(sorted.batch, &tallies))?;
+        let [totals_copy, tallies_copy] = deltas::prepare(client).await?;
+        let events_copy = EventRows::prepare(client).await?;
+        let events = EventRows::encode(&judgement.accepted, batch_no, now)?;
+        let counted = match planted("bug.rollup_outside_transaction") {
+            true => &[],
+            false => judgement.accepted.as_slice(),
+        };
+        let totals = encode_totals(counted, &catalog, batch_no)?;
+        let tallies = encode_tallies(&tallies, now, batch_no)?;
+        // One after the other on the connection, without a wait between them.
+        let (events, totals, tallies) = join3(
+            events.send(client, &events_copy),
+            totals.send(client, &totals_copy),
+            tallies.send(client, &tallies_copy),
+        )
+        .await;
+        // The first failure is the cause of the others.
+        events?;
+        totals?;
+        tallies?;
         let fingerprinter = &self.fingerprinter;
-        insert_events(client, &judgement.accepted, now).await?;
-        if !planted("bug.rollup_outside_transaction") {
-            record_rollups(client, &judgement.accepted, &catalog).await?;
-        }
         insert_groups(client, &new_groups).await?;
         record_conflicts(client, &judgement.conflicts, now, &catalog, fingerprinter).await?;
         record_quarantine(client, &judgement.quarantined, now, &catalog, fingerprinter).await?;
-        record_counters(client, &tallies, now).await?;
-        Ok(Written { judgement, catalog, new_groups })
+        Ok(Written { batch_no, judgement, catalog, new_groups })
     }
 
     /// Commits, and finds out what happened if the answer is lost.
-    async fn commit(
-        &self,
-        client: ClientWrapper,
-        writer: &Writer,
-        batch_id: SqlHash,
-        written: Written<'_>,
-    ) -> Result<Committed> {
+    async fn commit(&self, client: ClientWrapper, written: Written<'_>) -> Result<Committed> {
         crash_point("postgres.before_commit");
         if planted("bug.ack_before_commit") {
             tokio::spawn(async move {
@@ -229,27 +255,27 @@ impl PostgresStore {
                 Ok(Err(error)) => describe(&error),
                 Err(silence) => silence.to_string(),
             };
-            return Ok(match self.was_committed(writer, batch_id, &what).await? {
+            return Ok(match self.was_committed(written.batch_no, &what).await? {
                 true => Committed::Yes(written.judgement.into_verdicts(), None),
                 false => Committed::No(what),
             });
         };
         crash_point("postgres.after_commit");
         if planted("bug.rollup_outside_transaction") {
-            let accepted = &written.judgement.accepted;
-            let late = record_rollups(&client, accepted, &written.catalog).await;
-            late?;
+            let Written { batch_no, judgement, catalog, .. } = &written;
+            let [copy, _] = deltas::prepare(&client).await?;
+            encode_totals(&judgement.accepted, catalog, *batch_no)?.send(&client, &copy).await?;
         }
         Ok(Committed::Yes(written.judgement.into_verdicts(), Some(client)))
     }
 
     /// Asks the database, for a few seconds if it must, whether the batch is there.
-    async fn was_committed(&self, writer: &Writer, batch_id: SqlHash, what: &str) -> Result<bool> {
+    async fn was_committed(&self, batch_no: i64, what: &str) -> Result<bool> {
         let mut hindrance = String::new();
         for round in 0..QUESTIONS_MAX {
             tokio::time::sleep(QUESTION_PAUSE * round).await;
-            match self.connector.within(self.last_batch(writer)).await {
-                Ok(Ok(last)) => return Ok(last == Some(batch_id)),
+            match self.connector.within(self.settle_batch(batch_no)).await {
+                Ok(Ok(committed)) => return Ok(committed),
                 Ok(Err(error)) | Err(error) => hindrance = error.to_string(),
             }
         }
@@ -257,14 +283,16 @@ impl PostgresStore {
         Err(Error::Unknown { what })
     }
 
-    /// The batch this writer committed last. The lock waits for a transaction that is still at its
-    /// COMMIT.
-    async fn last_batch(&self, writer: &Writer) -> Result<Option<SqlHash>> {
+    /// Whether a batch was committed; if it was not, it never will be. The insert waits for a
+    /// transaction that is still at its COMMIT.
+    async fn settle_batch(&self, batch_no: i64) -> Result<bool> {
         let client = self.connector.open().await?;
-        let sql = "-- last_batch
-            SELECT batch FROM ingest_commits WHERE writer = $1 FOR UPDATE";
-        let row = client.query_one(sql, &[&writer.id]).await?;
-        column(&row, 0)
+        let sql = "-- settle_batch
+            INSERT INTO ingest_commits (batch_no) VALUES ($1) ON CONFLICT DO NOTHING";
+        client.execute(sql, &[&batch_no]).await?;
+        let sql = "-- settle_batch
+            SELECT committed_at IS NOT NULL FROM ingest_commits WHERE batch_no = $1";
+        column(&client.query_one(sql, &[&batch_no]).await?, 0)
     }
 
     /// Ends a failed transaction; a connection on which even that fails is dropped.
@@ -275,37 +303,38 @@ impl PostgresStore {
         }
     }
 
-    /// Begins the transaction, finds what is stored under the keys and judges the deliveries.
+    /// Begins the transaction, finds what is stored under the keys (of those that may be known
+    /// among the recent ones, if these are given) and judges the deliveries. Returns the number of
+    /// the batch too.
     async fn judge<'b>(
         &self,
         client: &ClientWrapper,
-        (writer, batch_id): (SqlHash, SqlHash),
         sorted: &SortedBatch<'b>,
+        recent: Option<&RecentKeys>,
         gate: &mut Gate<'_>,
-    ) -> std::result::Result<Judgement<'b>, Failure> {
+    ) -> std::result::Result<(i64, Judgement<'b>), Failure> {
         let sql = "-- judge
-            UPDATE ingest_commits SET batch = $2, committed_at = GREATEST(committed_at, $3)
-            WHERE writer = $1";
+            INSERT INTO ingest_commits (committed_at) VALUES ($1) RETURNING batch_no";
         let mark = client.prepare_cached(sql).await?;
         let look = Probe::prepare(client).await?;
         let now = SqlTimestamp(sorted.batch.acceptance.now);
         let mut open: Vec<(usize, u128)> =
             sorted.groups.iter().map(|group| group.home).enumerate().collect();
-        let places = |open: &[(usize, u128)]| {
-            Probe::new(open.iter().map(|(group, slot)| (sorted.groups[*group].tenant, *slot)))
+        let places = |open: &[(usize, u128)], recent: Option<&RecentKeys>| {
+            let asked = |(_, slot): &&(usize, u128)| recent.is_none_or(|keys| keys.may_know(*slot));
+            let place = |(group, slot): &(usize, u128)| (sorted.groups[*group].tenant, *slot);
+            Probe::new(open.iter().filter(asked).map(place))
         };
-        let probe = places(&open);
-        let (begun, marked, found) = join3(
+        let probe = places(&open, recent);
+        let (begun, marked, claims) = join3(
             client.batch_execute("BEGIN"),
-            client.execute(&mark, &[&writer, &batch_id, &now]),
+            client.query_one(&mark, &[&now]),
             probe.run(client, &look),
         )
         .await;
         begun?;
-        if marked? != 1 {
-            return Err(corrupt("the writer's ingest_commits row was deleted").into());
-        }
-        let mut found = found?;
+        let batch_no = column(&marked?, 0)?;
+        let mut found = claims?.read_events(client).await?;
         let mut judgement = Judgement::new(sorted);
         let mut taken: HashSet<(TenantNo, u128)> = HashSet::with_capacity(open.len());
         loop {
@@ -330,9 +359,9 @@ impl PostgresStore {
                 }
             }
             if collided.is_empty() {
-                return Ok(judgement);
+                return Ok((batch_no, judgement));
             }
-            found = places(&collided).run(client, &look).await?;
+            found = places(&collided, None).run(client, &look).await?.read_events(client).await?;
             open = collided;
         }
     }
@@ -342,10 +371,4 @@ impl PostgresStore {
 pub fn pause(round: u32) -> Result<Duration> {
     let random = getrandom::u32().map_err(|error| Error::Internal { what: error.to_string() })?;
     Ok(Duration::from_millis(u64::from(random % (round * 10) + 1)))
-}
-
-fn random_number() -> Result<SqlHash> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| Error::Internal { what: error.to_string() })?;
-    Ok(SqlHash(u128::from_be_bytes(bytes)))
 }

@@ -17,11 +17,18 @@ impl From<tokio_postgres::Error> for Failure {
         ];
         match error.code() {
             Some(code) if IN_THE_WAY.contains(code) => Self::Again(describe(&error)),
+            Some(code) if lacks_partition(code, &error) => Self::Again(describe(&error)),
             Some(code) if ends_connection(code) => Self::Lost(describe(&error)),
             None if is_connection_fault(&error) => Self::Lost(describe(&error)),
             Some(_) | None => Self::Final(store_error(&error)),
         }
     }
+}
+
+/// A row for which there is no partition fails a check that has no name.
+fn lacks_partition(code: &SqlState, error: &tokio_postgres::Error) -> bool {
+    let unnamed = error.as_db_error().is_some_and(|answer| answer.constraint().is_none());
+    *code == SqlState::CHECK_VIOLATION && unnamed
 }
 
 /// The error that the caller of a verb gets.

@@ -9,7 +9,7 @@
 
 use super::failure::Failure;
 use super::judgement::{Conflicting, Quarantined, meter_of};
-use super::scalars::{SqlHash, SqlTimestamp, column, read_count, tenant_number, write_limit};
+use super::scalars::{SqlHash, SqlTimestamp, column, read_count, tenant_number};
 use super::statements::Statements;
 use crate::rules::event::Event;
 use crate::rules::fingerprint::Fingerprinter;
@@ -138,14 +138,14 @@ impl Inbox {
         let names: Vec<&str> = ids.iter().map(|(_, id)| *id).collect();
         let sql = format!(
             "-- count_kept
-            SELECT given.tenant_no, given.id, (SELECT count(*) FROM (SELECT 1 FROM {} kept
-                WHERE kept.tenant_no = given.tenant_no AND kept.id = given.id LIMIT $3) AS counted)
-            FROM unnest($1::int4[], $2::text[]) AS given (tenant_no, id)",
+            SELECT kept.tenant_no, kept.id, count(*)
+            FROM unnest($1::int4[], $2::text[]) AS given (tenant_no, id)
+            JOIN {} kept ON kept.tenant_no = given.tenant_no AND kept.id = given.id
+            GROUP BY kept.tenant_no, kept.id",
             self.name
         );
-        let limit = write_limit(INBOX_PAYLOADS_MAX);
         let mut counts: HashMap<(i32, String), usize> = HashMap::with_capacity(ids.len());
-        for row in client.read_all(&sql, &[&tenants, &names, &limit]).await? {
+        for row in client.read_all(&sql, &[&tenants, &names]).await? {
             let count = usize::try_from(read_count(column(&row, 2)?)?).unwrap_or(usize::MAX);
             counts.insert((column(&row, 0)?, column(&row, 1)?), count);
         }

@@ -1,11 +1,11 @@
-//! Totals: what a batch adds to them, and how they are read.
+//! Totals: how they are added up, and how they are read.
 //!
-//! Invariant: totals change only in the transaction that counts the events they hold, by exact
-//! addition in the database. Rows are always written in the order of [`RollupKey`], by every
-//! server, so that two transactions never wait for each other in a circle; each row belongs to one
-//! meter and so to one of the statements, which always follow each other in the same order.
+//! Invariant: a total is its row in `rollups` and every row of it in `rollup_deltas`, read in one
+//! statement. A batch only inserts deltas (`deltas`); rows of `rollups` change only in the
+//! transaction that deletes the deltas they take in (`fold`), by exact addition in the database, in
+//! the order of [`RollupKey`].
 
-use super::judgement::{Accepted, meter_of};
+use super::judgement::meter_of;
 use super::numeric::SqlQuantity;
 use super::scalars::{
     SqlTimestamp, column, corrupt, damaged, instant, meter_number, read_count, tenant_number,
@@ -13,9 +13,10 @@ use super::scalars::{
 };
 use super::statements::Statements;
 use crate::rules::event::Event;
-use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
+use crate::rules::ids::{EventId, MeterNo, TenantNo};
 use crate::rules::meter::{Aggregation, Catalog};
 use crate::rules::rollup::{Accumulator, Group, Rollup, RollupKey};
+use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::{
     ANSWER_ROWS_MAX, ComposeError, Composition, Usage, UsageRow, UsageShape,
 };
@@ -27,6 +28,7 @@ use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
+use std::collections::{BTreeMap, btree_map};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
@@ -50,7 +52,12 @@ pub fn fold_event(
 ) -> Result<()> {
     let meter = meter_of(catalog, event.meter)?;
     let (bucket_start, group, rollup) = Rollup::of_event(event, meter);
-    match totals.entry(RollupKey { tenant, meter: event.meter, bucket_start, group }) {
+    fold_total(totals, RollupKey { tenant, meter: event.meter, bucket_start, group }, rollup)
+}
+
+/// Adds a total to that of its key.
+pub fn fold_total(totals: &mut Totals, key: RollupKey, rollup: Rollup) -> Result<()> {
+    match totals.entry(key) {
         Entry::Vacant(entry) => {
             entry.insert(rollup);
         }
@@ -62,16 +69,11 @@ pub fn fold_event(
     Ok(())
 }
 
-/// Adds accepted events to their totals, inside the caller's transaction.
-pub async fn record_rollups(
+/// Adds totals to those that are stored, inside the caller's transaction.
+pub async fn add_totals(
     client: &ClientWrapper,
-    accepted: &[Accepted<'_>],
-    catalog: &Catalog,
+    totals: Totals,
 ) -> std::result::Result<(), super::failure::Failure> {
-    let mut totals = Totals::with_capacity(accepted.len());
-    for Accepted { tenant, event, .. } in accepted {
-        fold_event(&mut totals, *tenant, event, catalog)?;
-    }
     let mut sorted: Vec<(RollupKey, Rollup)> = totals.into_iter().collect();
     sorted.sort_unstable_by(|a, b| a.0.cmp(&b.0));
     let mut sums = Columns::default();
@@ -223,106 +225,168 @@ async fn insert_uniques(client: &ClientWrapper, sorted: &[(RollupKey, Rollup)]) 
     Ok(())
 }
 
-/// The totals of buckets that start in `range`, in one statement and so of one moment.
+/// Totals of a tenant and meter whose buckets start in a range: what is not folded yet, the totals
+/// that are, and their unique values, in one statement and so of one moment.
+const READ_TOTALS: &str = "-- read_totals
+    SELECT d.bucket_start, d.grp, d.count, d.total, d.latest_at, d.latest_id,
+        COALESCE(d.found, ARRAY[]::text[]), NULL::text, true
+    FROM rollup_deltas d
+    WHERE d.tenant_no = $1 AND d.meter_no = $2 AND d.bucket_start >= $3 AND d.bucket_start < $4
+    UNION ALL
+    (SELECT r.bucket_start, COALESCE(r.grp_text, r.grp), r.count, r.total, r.latest_at,
+        r.latest_id, ARRAY[]::text[], NULL::text, false
+    FROM rollups r
+    WHERE r.tenant_no = $1 AND r.meter_no = $2 AND r.bucket_start >= $3 AND r.bucket_start < $4
+    LIMIT $6)
+    UNION ALL
+    (SELECT r.bucket_start, COALESCE(r.grp_text, r.grp), 0, NULL, NULL, NULL, NULL, u.value, false
+    FROM rollups r JOIN rollup_uniques u ON u.tenant_no = r.tenant_no AND u.meter_no = r.meter_no
+        AND u.bucket_start = r.bucket_start AND u.grp = r.grp
+    WHERE $5 AND r.tenant_no = $1 AND r.meter_no = $2
+        AND r.bucket_start >= $3 AND r.bucket_start < $4
+    LIMIT $6)";
+
+/// Which totals are read: of a tenant, of a meter and how it adds up, of a range.
+#[derive(Debug, Clone, Copy)]
+pub struct TotalsQuery {
+    pub tenant: TenantNo,
+    pub meter: MeterNo,
+    pub aggregation: Aggregation,
+    pub range: Window,
+}
+
+/// A row of [`READ_TOTALS`].
+enum TotalRow {
+    /// What is not folded yet.
+    Open(UsageRow),
+    Folded(UsageRow),
+    /// A unique value of a total that is folded.
+    Value(Timestamp, Group, String),
+}
+
+impl TotalsQuery {
+    /// Calls `take` with each row; at most `folded_max` and one more are totals that are folded,
+    /// and as many are values of them. Returns whether there are no more than `folded_max`.
+    async fn read(
+        self,
+        client: &ClientWrapper,
+        folded_max: usize,
+        mut take: impl FnMut(TotalRow) -> Result<()>,
+    ) -> Result<bool> {
+        let statement = client.prepare_cached(READ_TOTALS).await?;
+        let unique = matches!(self.aggregation, Aggregation::Unique);
+        let (tenant, meter) = (tenant_number(self.tenant), meter_number(self.meter));
+        let (start, end) = (SqlTimestamp(self.range.start), SqlTimestamp(self.range.end));
+        let beyond = write_limit(folded_max.saturating_add(1));
+        let values: [&(dyn ToSql + Sync); 6] = [&tenant, &meter, &start, &end, &unique, &beyond];
+        let mut found = std::pin::pin!(client.query_raw(&statement, values).await?);
+        let (mut rows, mut folded, mut values) = (0_usize, 0_usize, 0_usize);
+        while let Some(row) = found.try_next().await? {
+            let value: Option<String> = column(&row, 7)?;
+            let open: bool = column(&row, 8)?;
+            take(match value {
+                None if open => TotalRow::Open(usage_row(&row, 0, self.aggregation)?),
+                None => {
+                    folded += 1;
+                    TotalRow::Folded(usage_row(&row, 0, self.aggregation)?)
+                }
+                Some(value) => {
+                    values += 1;
+                    let group: String = column(&row, 1)?;
+                    TotalRow::Value(instant(&row, 0)?, Group::from_stored(&group), value)
+                }
+            })?;
+            rows += 1;
+            if rows.is_multiple_of(ROWS_BETWEEN_YIELDS) {
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(folded <= folded_max && values <= folded_max)
+    }
+}
+
+/// Totals that are being added up, by bucket and group.
+type OpenTotals = BTreeMap<(Timestamp, Group), Rollup>;
+
+fn add_total(totals: &mut OpenTotals, row: UsageRow) -> Result<()> {
+    match totals.entry((row.bucket_start, row.group)) {
+        btree_map::Entry::Vacant(entry) => drop(entry.insert(row.rollup)),
+        btree_map::Entry::Occupied(mut entry) => entry
+            .get_mut()
+            .fold(&row.rollup)
+            .map_err(|error| Error::Internal { what: error.to_string() })?,
+    }
+    Ok(())
+}
+
+fn unique_row(bucket_start: Timestamp, group: Group, value: &str) -> UsageRow {
+    let value = Accumulator::Unique(std::iter::once(value.into()).collect());
+    UsageRow { bucket_start, group, rollup: Rollup { count: 0, value } }
+}
+
+/// The totals, one for each bucket and group.
 pub async fn read_usage(
     client: &ClientWrapper,
-    (tenant, meter, range): (&TenantId, MeterNo, Window),
-    aggregation: Aggregation,
+    query: TotalsQuery,
     rows_max: usize,
 ) -> Result<Vec<UsageRow>> {
-    let sql = "-- read_usage
-        SELECT r.bucket_start, COALESCE(r.grp_text, r.grp), r.count, r.total, r.latest_at,
-            r.latest_id,
-            CASE WHEN $5 THEN ARRAY(
-                SELECT u.value FROM rollup_uniques u
-                WHERE u.tenant_no = r.tenant_no AND u.meter_no = r.meter_no
-                    AND u.bucket_start = r.bucket_start AND u.grp = r.grp
-                LIMIT $6
-            ) END
-        FROM rollups r
-        WHERE r.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
-            AND r.meter_no = $2 AND r.bucket_start >= $3 AND r.bucket_start < $4
-        LIMIT $6";
-    let statement = client.prepare_cached(sql).await?;
-    let (start, end) = (SqlTimestamp(range.start), SqlTimestamp(range.end));
-    let unique = matches!(aggregation, Aggregation::Unique);
-    let (tenant, meter) = (tenant.as_str(), meter_number(meter));
-    let beyond = write_limit(rows_max.saturating_add(1));
-    let parameters: [&(dyn ToSql + Sync); 6] = [&tenant, &meter, &start, &end, &unique, &beyond];
-    let found = client.query_raw(&statement, parameters).await?;
-    let mut found = std::pin::pin!(found);
-    let (mut rows, mut left) = (Vec::new(), rows_max);
-    while let Some(row) = found.try_next().await? {
-        let row = usage_row(&row, 0, aggregation)?;
-        left = left.checked_sub(1 + values_of(&row.rollup)).ok_or_else(|| Error::TooLarge {
-            what: format!("more than {rows_max} totals and values"),
-        })?;
-        rows.push(row);
+    let mut totals = OpenTotals::new();
+    let add = |row| match row {
+        TotalRow::Open(row) | TotalRow::Folded(row) => add_total(&mut totals, row),
+        TotalRow::Value(bucket_start, group, value) => {
+            add_total(&mut totals, unique_row(bucket_start, group, &value))
+        }
+    };
+    let complete = query.read(client, rows_max, add).await?;
+    let found: usize = totals.values().map(|rollup| 1 + values_of(rollup)).sum();
+    if !complete || found > rows_max {
+        let what = format!("more than {rows_max} totals and values");
+        return Err(Error::TooLarge { what });
     }
-    Ok(rows)
+    let row = |((bucket_start, group), rollup)| UsageRow { bucket_start, group, rollup };
+    Ok(totals.into_iter().map(row).collect())
 }
 
 fn values_of(rollup: &Rollup) -> usize {
     if let Accumulator::Unique(values) = &rollup.value { values.len() } else { 0 }
 }
 
-/// The same totals, composed as they come: each total, then each value of a unique meter, in one
-/// statement and so of one moment.
+/// The same totals, composed as they come. Those of which a part is not folded yet are added up
+/// first, so that each counts once.
 pub async fn compose_usage(
     client: &ClientWrapper,
-    (tenant, meter, range): (&TenantId, MeterNo, Window),
+    query: TotalsQuery,
     shape: UsageShape,
 ) -> Result<Usage> {
-    let sql = "-- compose_usage
-        SELECT r.bucket_start, COALESCE(r.grp_text, r.grp), r.count, r.total, r.latest_at,
-            r.latest_id, ARRAY[]::text[], NULL::text
-        FROM rollups r
-        WHERE r.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
-            AND r.meter_no = $2 AND r.bucket_start >= $3 AND r.bucket_start < $4
-        UNION ALL
-        SELECT r.bucket_start, COALESCE(r.grp_text, r.grp), 0, NULL, NULL, NULL, NULL, u.value
-        FROM rollups r JOIN rollup_uniques u USING (tenant_no, meter_no, bucket_start, grp)
-        WHERE $5 AND r.tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
-            AND r.meter_no = $2 AND r.bucket_start >= $3 AND r.bucket_start < $4
-        LIMIT $6";
-    let statement = client.prepare_cached(sql).await?;
-    let (start, end) = (SqlTimestamp(range.start), SqlTimestamp(range.end));
-    let aggregation = shape.aggregation;
-    let unique = matches!(aggregation, Aggregation::Unique);
-    let (tenant, meter) = (tenant.as_str(), meter_number(meter));
     // The database sends all rows of a statement, also those behind the one that makes the answer
     // too large. So most is asked for only if the first rows do not tell.
     for rows_max in [FIRST_ROWS_MAX.min(shape.rows_max), shape.rows_max] {
-        let beyond = write_limit(rows_max.saturating_add(1));
-        let values: [&(dyn ToSql + Sync); 6] = [&tenant, &meter, &start, &end, &unique, &beyond];
-        let found = client.query_raw(&statement, values).await?;
-        let mut found = std::pin::pin!(found);
         let mut composition = Composition::new(shape.clone());
-        let mut rows = 0_usize;
-        while let Some(row) = found.try_next().await? {
-            add_row(&mut composition, &row, aggregation)?;
-            rows += 1;
-            if rows.is_multiple_of(ROWS_BETWEEN_YIELDS) {
-                tokio::task::yield_now().await;
+        let mut open = OpenTotals::new();
+        let add = |row| match row {
+            TotalRow::Open(row) => add_total(&mut open, row),
+            TotalRow::Folded(row) => {
+                if open.contains_key(&(row.bucket_start, row.group.clone())) {
+                    return add_total(&mut open, row);
+                }
+                Ok(composition.add(row)?)
             }
+            TotalRow::Value(bucket_start, group, value) => {
+                if open.contains_key(&(bucket_start, group.clone())) {
+                    return add_total(&mut open, unique_row(bucket_start, group, &value));
+                }
+                Ok(composition.add_value(bucket_start, &group, &value)?)
+            }
+        };
+        let complete = query.read(client, rows_max, add).await?;
+        for ((bucket_start, group), rollup) in open {
+            composition.add(UsageRow { bucket_start, group, rollup })?;
         }
-        if rows <= rows_max {
+        if complete {
             return Ok(composition.finish()?);
         }
     }
     Err(ComposeError::TooLarge.into())
-}
-
-/// Adds a total, or one value of a unique meter's total.
-fn add_row(composition: &mut Composition, row: &Row, aggregation: Aggregation) -> Result<()> {
-    match column::<Option<String>>(row, 7)? {
-        None => composition.add(usage_row(row, 0, aggregation)?)?,
-        Some(value) => {
-            let group: String = column(row, 1)?;
-            composition.add_value(instant(row, 0)?, &Group::from_stored(&group), &value)?;
-        }
-    }
-    Ok(())
 }
 
 /// Reads bucket_start, group, count, total, latest_at, latest_id and unique values, in this order.

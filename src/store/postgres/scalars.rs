@@ -3,6 +3,7 @@
 //! Invariant: every conversion is exact or refused. Writing cannot fail, so a statement can never
 //! be left out of its transaction for it.
 
+use super::partitions::Day;
 use crate::rules::ids::{MeterNo, TenantNo};
 use crate::rules::timestamp::Timestamp;
 pub(in crate::store) use crate::store::damaged;
@@ -89,6 +90,21 @@ impl<'a> FromSql<'a> for SqlHash {
     }
 
     accepts!(UUID);
+}
+
+/// A day as DATE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SqlDay(pub Day);
+
+impl<'a> FromSql<'a> for SqlDay {
+    fn from_sql(
+        _: &Type,
+        raw: &'a [u8],
+    ) -> std::result::Result<Self, Box<dyn StdError + Sync + Send>> {
+        Ok(Self(Day::from_wire(i32::from_be_bytes(raw.try_into()?))))
+    }
+
+    accepts!(DATE);
 }
 
 /// In `counters`: deliveries of no known tenant.

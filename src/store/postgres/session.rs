@@ -142,7 +142,7 @@ impl Session for PostgresSession<'_> {
         _: &ListedEvents,
         events_max: usize,
     ) -> Done<BTreeMap<WindowKey, OpenEvents>> {
-        cuts::read_open_events(self, windows, events_max)
+        cuts::read_open_events(self, windows, events_max, self.connector.distributed)
     }
 }
 

@@ -22,12 +22,21 @@ pub async fn sum_unbilled(
     let snapshot = Snapshot::begin(client).await?;
     // The second element of a group says whether it is a trial.
     let sql = "-- sum_unbilled
-        SELECT r.meter_no, sum(coalesce(r.total, r.count)) FROM rollups r
-        JOIN unnest($1::int2[], $2::timestamptz[]) AS given (meter_no, billed_from)
-            ON given.meter_no = r.meter_no AND r.bucket_start < given.billed_from
-        WHERE CASE WHEN r.grp = '' THEN true
-            ELSE (coalesce(r.grp_text, r.grp)::json ->> 1) <> 'true' END
-        GROUP BY r.meter_no";
+        SELECT meter_no, sum(used) FROM (
+            SELECT meter_no, sum(used) AS used FROM (
+                SELECT tenant_no, meter_no, bucket_start, coalesce(grp_text, grp) AS grp,
+                    coalesce(total, count) AS used
+                FROM rollups
+                UNION ALL
+                SELECT tenant_no, meter_no, bucket_start, grp, coalesce(total, count)
+                FROM rollup_deltas
+            ) AS parts
+            JOIN unnest($1::int2[], $2::timestamptz[]) AS given (meter, billed_from)
+                ON meter = meter_no AND bucket_start < billed_from
+            WHERE CASE WHEN grp = '' THEN true ELSE (grp::json ->> 1) <> 'true' END
+            GROUP BY tenant_no, meter_no
+        ) AS of_tenants
+        GROUP BY meter_no";
     let numbers: Vec<i16> = meters.iter().map(|(meter, _)| meter_number(*meter)).collect();
     let moments: Vec<SqlTimestamp> = meters.iter().map(|(_, from)| SqlTimestamp(*from)).collect();
     let before_from = snapshot.query(sql, &[&numbers, &moments]).await?;

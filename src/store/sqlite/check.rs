@@ -1,45 +1,49 @@
 //! The check: every total recomputed from the events and compared with what is stored; every event
 //! found again by its key and in its tenant's range; no key twice.
 //!
-//! It reads only the database file, so it can run beside a server, in another process, or on a
-//! copy. Folded events never change, so they are read in slices, each in a short read transaction
-//! that does not hold the write-ahead log; the last transaction reads what came meanwhile and
-//! compares. Memory holds the totals, never the events.
+//! It reads only the files of the store, so it can run beside a server, in another process, or on a
+//! copy. Folded segments never change, so they are read one by one, each in a short read
+//! transaction that does not hold the write-ahead log; the last transaction reads what came
+//! meanwhile and compares. Memory holds the totals, never the events.
 //!
 //! Repair makes totals again from the events and nothing else; it is refused unless every event
-//! is there and agrees with its key.
+//! is there and can be read.
 
-mod duplicates;
+mod keys;
 mod scan;
 
+use super::counters;
 use super::declarations::load_catalog;
-use super::fold::{FoldState, read_state};
-use super::recovery::{Unfolded, load_unfolded};
-use super::rollups::{decode_rollup, write_rollup};
-use super::segment::{ClosedSegment, overflow};
+use super::fold::read_state;
+use super::recovery::{Unfolded, check_journal, load_unfolded};
+use super::rollups::{aggregation_of, decode_rollup, insert_total, value_of};
+use super::runs::{RunRow, read_runs};
+use super::segment::overflow;
 use super::session::SqliteSession;
-use super::{corrupt, counters, sql_error};
+use super::statements::Statements;
 use crate::rules::chain::ChainReport;
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{MeterNo, TenantNo};
-use crate::rules::meter::{Aggregation, Catalog};
-use crate::rules::rollup::{Group, Rollup, RollupKey};
+use crate::rules::meter::Catalog;
+use crate::rules::rollup::{Accumulator, Group, Rollup, RollupKey};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::sql::{Failure, verify_passes};
 use crate::store::{CheckReport, Error, Progress, Result};
-use duplicates::count_duplicates;
+use keys::{begin_with_runs, compare_keys};
 use rusqlite::{Connection, Row, params};
 use scan::Scan;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
 
-/// Compares what is stored with what the events say.
+/// Compares what is stored with what the events say; the connection has both databases.
 pub fn check(
     connection: &Connection,
+    directory: &Path,
     fingerprinter: &Fingerprinter,
     progress: Progress<'_>,
 ) -> Result<CheckReport> {
-    examine(connection, fingerprinter, progress).map(|examined| examined.report)
+    examine(connection, directory, fingerprinter, progress).map(|examined| examined.report)
 }
 
 /// A total that is not what its events add up to.
@@ -52,44 +56,38 @@ struct WrongTotal {
 struct Examined {
     report: CheckReport,
     wrong: Vec<WrongTotal>,
-    /// Whether an event is missing, stored twice, or contradicts its key or range.
+    /// Whether an event is missing, stored twice, cannot be read or is outside its range.
     events_damaged: bool,
 }
 
 fn examine(
     connection: &Connection,
+    directory: &Path,
     fingerprinter: &Fingerprinter,
     progress: Progress<'_>,
 ) -> Result<Examined> {
     let mut scan = Scan::new(connection, fingerprinter);
-    while scan.read_slice()? {
-        progress(scan.events);
+    while scan.read_segment()? {
+        progress(scan.report.events);
     }
-    connection.execute_batch("BEGIN")?;
+    let files = begin_with_runs(connection, directory)?;
     let fold = read_state(connection)?;
+    check_journal(connection, fold)?;
     let catalog = load_catalog(connection)?;
     let unfolded = load_unfolded(connection, fold, &catalog, fingerprinter)?;
-    scan.read_rest(&catalog, &fold, unfolded.closed.as_ref())?;
-    let Scan { mut report, mut rollups, mut accepted, .. } = scan;
+    scan.read_rest(&catalog, &fold)?;
+    let Scan { mut report, rollups, mut accepted, marks, .. } = scan;
     let mut events_damaged = !report.findings.is_empty();
-    let segments = unfolded.closed.iter().map(|closed| &closed.segment);
-    for segment in segments.chain(std::iter::once(&unfolded.open)) {
-        report.events += u64::try_from(segment.len()).expect("a length fits 64 bits");
-        for entry in segment.entries() {
-            *accepted.entry(entry.tenant).or_default() += 1;
-        }
+    report.events += u64::try_from(unfolded.open.len()).expect("a length fits 64 bits");
+    for entry in unfolded.open.entries() {
+        *accepted.entry(entry.tenant).or_default() += 1;
     }
     progress(report.events);
-    if let Some(closed) = &unfolded.closed {
-        for (key, delta) in rollups_done(closed, fold) {
-            fold_into(&mut rollups, key.clone(), delta)?;
-        }
-    }
-    report.rollups = count_totals(&rollups, &unfolded, fold);
+    report.rollups = count_totals(&rollups, &unfolded);
     let wrong = compare_rollups(connection, &catalog, rollups, &mut report)?;
-    compare_counters(connection, &unfolded, fold, &accepted, &mut report)?;
+    compare_counters(connection, &unfolded, &accepted, &mut report)?;
     connection.execute_batch("ROLLBACK")?;
-    let twice = count_duplicates(connection, &unfolded, fold)?;
+    let twice = compare_keys(connection, files, &unfolded, &marks, &mut report)?;
     report.audit = verify_chain(connection)?;
     if let Some(broken) = report.audit.broken.clone() {
         report.add(|| format!("the chain of nightly passes is broken: {broken}"));
@@ -109,21 +107,10 @@ pub fn verify_chain(connection: &Connection) -> Result<ChainReport> {
     report.map_err(Failure::into_error)
 }
 
-/// Totals of the segment being folded that are in their table.
-fn rollups_done(closed: &ClosedSegment, fold: FoldState) -> &[(RollupKey, Rollup)] {
-    let left = closed.rollups_left(fold.steps_done).len();
-    &closed.rollups[..closed.rollups.len() - left]
-}
-
 /// Different totals, in the table or still to be folded.
-fn count_totals(table: &HashMap<RollupKey, Rollup>, unfolded: &Unfolded, fold: FoldState) -> u64 {
-    let left = unfolded.closed.iter().flat_map(|closed| closed.rollups_left(fold.steps_done));
+fn count_totals(table: &HashMap<RollupKey, Rollup>, unfolded: &Unfolded) -> u64 {
     let open = unfolded.open.all_rollups().map(|(key, _)| key);
-    let more: HashSet<RollupKey> = left
-        .map(|(key, _)| key.clone())
-        .chain(open)
-        .filter(|key| !table.contains_key(key))
-        .collect();
+    let more: HashSet<RollupKey> = open.filter(|key| !table.contains_key(key)).collect();
     u64::try_from(table.len() + more.len()).expect("a length fits 64 bits")
 }
 
@@ -148,35 +135,19 @@ fn compare_rollups(
     report: &mut CheckReport,
 ) -> Result<Vec<WrongTotal>> {
     let describe = |key: &RollupKey| describe(connection, catalog, key);
-    let mut select = connection.prepare(
-        "-- compare_rollups
-         SELECT count, total, latest_at, latest_id, tenant_no, meter_no, bucket_start, grp
-         FROM rollups",
-    )?;
-    let mut rows = select.query([])?;
-    let (mut wrong, mut uniques) = (Vec::new(), 0);
-    while let Some(row) = rows.next()? {
-        let (key, stored, values) = read_total(connection, catalog, row)?;
-        uniques += values;
+    let mut wrong = Vec::new();
+    for (key, stored) in read_totals(connection, catalog)? {
         let right = expected.remove(&key);
         match (&right, &stored) {
-            (Some(right), Ok(stored)) if right == stored => continue,
+            (Some(right), Some(stored)) if right == stored => continue,
             (None, _) => report.add(|| format!("{}: a total and no events", describe(&key))),
-            (Some(right), Ok(stored)) => report
+            (Some(right), Some(stored)) => report
                 .add(|| format!("{}: events say {right:?}, stored is {stored:?}", describe(&key))),
-            (Some(right), Err(_)) => report.add(|| {
+            (Some(right), None) => report.add(|| {
                 format!("{}: the total cannot be read, events say {right:?}", describe(&key))
             }),
         }
         wrong.push(WrongTotal { key, right });
-    }
-    let stored: u64 = connection.query_row(
-        "-- compare_rollups\nSELECT count(*) FROM rollup_uniques",
-        [],
-        |row| row.get(0),
-    )?;
-    if stored != uniques {
-        report.add(|| "unique values are stored that belong to no total".into());
     }
     for (key, right) in expected {
         report.add(|| format!("{}: events and no total", describe(&key)));
@@ -185,12 +156,41 @@ fn compare_rollups(
     Ok(wrong)
 }
 
-/// The key of a row, its total unless it cannot be read, and how many unique values it has.
-fn read_total(
+/// The totals of all runs, added up; None where a part cannot be read.
+fn read_totals(
     connection: &Connection,
     catalog: &Catalog,
-    row: &Row<'_>,
-) -> Result<(RollupKey, Result<Rollup>, u64)> {
+) -> Result<HashMap<RollupKey, Option<Rollup>>> {
+    let mut totals: HashMap<RollupKey, Option<Rollup>> = HashMap::new();
+    let mut select = connection.prepare(
+        "-- read_totals
+         SELECT count, total, latest_at, latest_id, tenant_no, meter_no, bucket_start, grp, value
+         FROM rollups WHERE run_no = ?",
+    )?;
+    for run in read_runs(connection)? {
+        let mut rows = select.query([run.run_no])?;
+        while let Some(row) = rows.next()? {
+            let (key, part) = read_part(catalog, row)?;
+            let part = part.ok();
+            match totals.get_mut(&key) {
+                None => drop(totals.insert(key, part)),
+                Some(total) => {
+                    let sum = total.take().zip(part);
+                    *total = sum.and_then(|(sum, part)| add_up(sum, &part));
+                }
+            }
+        }
+    }
+    Ok(totals)
+}
+
+fn add_up(mut sum: Rollup, part: &Rollup) -> Option<Rollup> {
+    sum.fold(part).ok()?;
+    Some(sum)
+}
+
+/// The key of a row, and what the row adds to the total unless it cannot be read.
+fn read_part(catalog: &Catalog, row: &Row<'_>) -> Result<(RollupKey, Result<Rollup>)> {
     let group: String = row.get(7)?;
     let key = RollupKey {
         tenant: TenantNo(row.get(4)?),
@@ -198,42 +198,20 @@ fn read_total(
         bucket_start: Timestamp::from_micros(row.get(6)?),
         group: Group::from_stored(&group),
     };
-    let Some(meter) = catalog.get(key.meter) else {
-        return Ok((key, Err(corrupt("meters row of a rollups row")), 0));
+    let read = || -> Result<Rollup> {
+        let Some(value) = value_of(row, 8)? else {
+            return decode_rollup(row, aggregation_of(key.meter, catalog)?);
+        };
+        let value = Accumulator::Unique([value.into()].into());
+        Ok(Rollup { count: row.get(0)?, value })
     };
-    let aggregation = meter.spec.aggregation;
-    let values = match aggregation {
-        Aggregation::Unique => read_values(connection, &key)?,
-        Aggregation::Sum
-        | Aggregation::Count
-        | Aggregation::Min
-        | Aggregation::Max
-        | Aggregation::Latest => BTreeSet::new(),
-    };
-    let count = u64::try_from(values.len()).expect("a length fits 64 bits");
-    let total = decode_rollup(row, aggregation, values);
-    Ok((key, total, count))
-}
-
-fn read_values(connection: &Connection, key: &RollupKey) -> Result<BTreeSet<Box<str>>> {
-    let mut select = connection.prepare_cached(
-        "-- read_values
-         SELECT value FROM rollup_uniques
-         WHERE tenant_no = ? AND meter_no = ? AND bucket_start = ? AND grp = ?",
-    )?;
-    let RollupKey { tenant, meter, bucket_start, group } = key;
-    select
-        .query_map(params![tenant.0, meter.0, bucket_start.micros(), group.as_text()], |row| {
-            row.get::<_, String>(0).map(Box::from)
-        })
-        .and_then(Iterator::collect)
-        .map_err(sql_error)
+    let part = read();
+    Ok((key, part))
 }
 
 fn compare_counters(
     connection: &Connection,
     unfolded: &Unfolded,
-    fold: FoldState,
     expected: &HashMap<TenantNo, u64>,
     report: &mut CheckReport,
 ) -> Result<()> {
@@ -241,9 +219,8 @@ fn compare_counters(
         Window { start: Timestamp::from_micros(i64::MIN), end: Timestamp::from_micros(i64::MAX) };
     let mut accepted: HashMap<TenantNo, u64> = HashMap::new();
     let table = counters::read_table(connection, always)?;
-    let left = unfolded.closed.iter().flat_map(|c| c.counters_left(fold.steps_done)).copied();
     let open = unfolded.open.counters().iter().map(|(key, tally)| (*key, *tally));
-    for ((tenant, _), tally) in table.into_iter().chain(left).chain(open) {
+    for ((tenant, _), tally) in table.into_iter().chain(open) {
         *accepted.entry(tenant).or_default() += tally.accepted;
     }
     accepted.retain(|_, count| *count > 0);
@@ -275,10 +252,12 @@ fn tenant_name(connection: &Connection, tenant: TenantNo) -> String {
 /// has open. The report lists what was wrong. Nothing is written if an event is in doubt.
 pub fn repair(
     connection: &Connection,
-    fingerprinter: &Fingerprinter,
+    ledger: &Connection,
+    (directory, fingerprinter): (&Path, &Fingerprinter),
     progress: Progress<'_>,
 ) -> Result<CheckReport> {
-    let Examined { report, wrong, events_damaged } = examine(connection, fingerprinter, progress)?;
+    let Examined { report, wrong, events_damaged } =
+        examine(connection, directory, fingerprinter, progress)?;
     if events_damaged {
         let first = report.findings.first().map_or("", String::as_str);
         let what = format!(
@@ -287,30 +266,35 @@ pub fn repair(
         );
         return Err(Error::Corrupt { what });
     }
-    let transaction = connection.unchecked_transaction()?;
-    for WrongTotal { key, right } in &wrong {
-        let RollupKey { tenant, meter, bucket_start, group } = key;
-        for table in ["rollups", "rollup_uniques"] {
-            let sql = format!(
-                "-- repair\nDELETE FROM {table}
-                 WHERE tenant_no = ? AND meter_no = ? AND bucket_start = ? AND grp = ?"
-            );
-            let row = params![tenant.0, meter.0, bucket_start.micros(), group.as_text()];
-            transaction.execute(&sql, row)?;
-        }
-        if let Some(right) = right {
-            write_rollup(&transaction, key, right, right)?;
-        }
+    let transaction = ledger.unchecked_transaction()?;
+    let runs = read_runs(&transaction)?;
+    for total in &wrong {
+        rewrite_total(&transaction, &runs, total)?;
     }
-    transaction.execute(
-        "-- repair
-         DELETE FROM rollup_uniques WHERE NOT EXISTS (
-             SELECT 1 FROM rollups WHERE rollups.tenant_no = rollup_uniques.tenant_no
-                 AND rollups.meter_no = rollup_uniques.meter_no
-                 AND rollups.bucket_start = rollup_uniques.bucket_start
-                 AND rollups.grp = rollup_uniques.grp)",
-        [],
-    )?;
     transaction.commit()?;
     Ok(report)
+}
+
+/// Deletes a total from all runs and writes the right one to the first of them.
+fn rewrite_total(ledger: &Connection, runs: &[RunRow], total: &WrongTotal) -> Result<()> {
+    let WrongTotal { key, right } = total;
+    let RollupKey { tenant, meter, bucket_start, group } = key;
+    let bucket = bucket_start.micros();
+    for run in runs {
+        ledger.run(
+            "-- rewrite_total
+             DELETE FROM rollups WHERE run_no = ? AND tenant_no = ? AND meter_no = ?
+                 AND bucket_start = ? AND grp = ?",
+            params![run.run_no, tenant.0, meter.0, bucket, group.as_text()],
+        )?;
+    }
+    let (Some(right), Some(first)) = (right, runs.first()) else { return Ok(()) };
+    insert_total(ledger, first.run_no, key, right)?;
+    ledger.run(
+        "-- rewrite_total
+         UPDATE runs SET first_bucket = min(first_bucket, ?2), last_bucket = max(last_bucket, ?2)
+         WHERE run_no = ?1",
+        params![first.run_no, bucket],
+    )?;
+    Ok(())
 }

@@ -2,17 +2,17 @@
 //!
 //! Invariant: after `lower_time_marks` nothing raises the high-water mark but a later commit: all
 //! that was recorded is folded first, so that no journal row with a time to come is read again. A
-//! crash leaves the folding, or all of it.
+//! crash leaves the folding, the lowered tables, or all of it; the command can be given again.
 
+use super::SqliteStore;
 use super::session::SqliteSession;
+use super::statements::Statements;
 use super::writer::Writer;
-use super::{SqliteStore, fold, sql_error};
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::clock::{Clocks, TimeMarks};
 use crate::store::sql::{Failure, lower_tables};
 use async_trait::async_trait;
-use rusqlite::Connection;
 
 #[async_trait]
 impl Clocks for SqliteStore {
@@ -21,12 +21,7 @@ impl Clocks for SqliteStore {
     }
 
     async fn read_time_marks(&self) -> Result<TimeMarks> {
-        self.write(|writer| {
-            writer.fold_all()?;
-            let high_water = writer.fold.high_water;
-            writer.write(|connection| read_time_marks(connection, high_water))
-        })
-        .await
+        self.write(read_time_marks).await
     }
 
     async fn lower_time_marks(&self, now: Timestamp) -> Result<()> {
@@ -34,26 +29,25 @@ impl Clocks for SqliteStore {
     }
 }
 
-fn read_time_marks(connection: &Connection, high_water: Timestamp) -> Result<TimeMarks> {
-    let latest = |sql: &str| {
-        let latest: rusqlite::Result<Option<i64>> = connection.query_row(sql, [], |row| row.get(0));
-        latest.map(|micros| micros.map(Timestamp::from_micros)).map_err(sql_error)
-    };
+fn read_time_marks(writer: &mut Writer) -> Result<TimeMarks> {
+    let high_water = writer.fold_all(|folder| Ok(folder.state.high_water))?;
+    let runs = std::sync::Arc::clone(&writer.shared.read_memory().runs);
+    let newest_cut: Option<i64> = writer.connection.read_one(
+        "-- read_time_marks\nSELECT max(mark) FROM cut_marks",
+        [],
+        |row| Ok(row.get(0)?),
+    )?;
     Ok(TimeMarks {
         high_water: Some(high_water).filter(|mark| *mark != Timestamp::default()),
-        newest_usage: latest("-- read_time_marks\nSELECT max(bucket_start) FROM rollups")?,
-        newest_cut: latest("-- read_time_marks\nSELECT max(mark) FROM cut_marks")?,
+        newest_usage: runs.iter().map(|run| run.row.buckets.1).max(),
+        newest_cut: newest_cut.map(Timestamp::from_micros),
     })
 }
 
 fn lower(writer: &mut Writer, now: Timestamp) -> Result<()> {
-    writer.fold_all()?;
-    let mut state = writer.fold;
-    state.high_water = now;
+    writer.fold_all(|_| Ok(()))?;
     writer.write(|connection| {
-        fold::write_state(connection, &state)?;
         lower_tables(&SqliteSession::on(connection), now).map_err(Failure::into_error)
     })?;
-    writer.fold = state;
-    Ok(())
+    writer.fold_all(move |folder| folder.lower_high_water(now))
 }

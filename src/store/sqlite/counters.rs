@@ -4,7 +4,7 @@
 //! the snapshot, which holds every tenant that memory counts; so the lock on memory is held only
 //! while the open segment's counters are copied.
 
-use super::segment::{CounterKey, Segment, hour_of};
+use super::segment::{CounterKey, hour_of};
 use super::statements::Statements;
 use super::{Shared, corrupt, damaged, sql_error};
 use crate::rules::ids::{TenantId, TenantNo};
@@ -24,14 +24,13 @@ pub fn read_counters(
 ) -> Result<Vec<CounterRow>> {
     let inside = |hour: &Timestamp| (range.start..range.end).contains(hour);
     let (snapshot, open) = shared.consistent_snapshot(connection, |memory| {
-        let open = memory.unplanned().flat_map(Segment::counters);
-        let open = open.filter(|((_, hour), _)| inside(hour));
+        let open = memory.open.counters().iter().filter(|((_, hour), _)| inside(hour));
         open.map(|(key, tally)| (*key, *tally)).collect::<Vec<_>>()
     })?;
     let mut totals: BTreeMap<(TenantNo, Timestamp), Tally> = BTreeMap::new();
-    let left = snapshot.folding.iter().flat_map(|c| c.counters_left(snapshot.steps_done));
-    let left = left.filter(|((_, hour), _)| inside(hour)).copied();
-    for (key, tally) in left.chain(open).chain(read_table(connection, range)?) {
+    let sealed = snapshot.sealed.iter().flat_map(|segment| segment.counters());
+    let sealed = sealed.filter(|((_, hour), _)| inside(hour)).map(|(key, tally)| (*key, *tally));
+    for (key, tally) in sealed.chain(open).chain(read_table(connection, range)?) {
         totals.entry(key).or_default().merge(&tally);
     }
     let names = all_names(connection)?;
@@ -56,18 +55,16 @@ pub fn list_counters(
         let Some(place) = CounterPlace::of(query, |name| memory.tenants.find(name)) else {
             return (None, Vec::new());
         };
-        let open = memory.unplanned().flat_map(|segment| place.select(segment.counters()));
-        let open = open.collect();
+        let open = place.select(memory.open.counters());
         (Some(place), open)
     })?;
     let Some(place) = place else { return Ok(Vec::new()) };
-    let left = snapshot.folding.iter().flat_map(|c| c.counters_left(snapshot.steps_done));
-    let left = left.copied().filter(|(key, _)| place.holds(*key));
+    let sealed = snapshot.sealed.iter().flat_map(|segment| place.select(segment.counters()));
     let table = place.read_page(connection, query.limit)?;
     // Behind a full page of the table there may be more of it before what memory has there.
     let end = table.last().filter(|_| table.len() == query.limit).map(|((t, hour), _)| (*hour, *t));
     let mut totals: BTreeMap<(Timestamp, TenantNo), Tally> = BTreeMap::new();
-    for ((tenant, hour), tally) in left.chain(open).chain(table) {
+    for ((tenant, hour), tally) in sealed.chain(open).chain(table) {
         if end.is_none_or(|end| (hour, tenant) <= end) {
             totals.entry((hour, tenant)).or_default().merge(&tally);
         }

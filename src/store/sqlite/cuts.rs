@@ -1,7 +1,7 @@
 //! What cuts read of the ledger in this store, from memory and tables; see `sql/cuts.rs`.
 //!
-//! The writer's thread measures a window in the transaction that cuts it; as it alone changes
-//! memory and tables, nothing can come between. Events of meters billed by event are listed by a
+//! The writer's thread measures a window while its transaction that cuts the window is open; as it
+//! alone commits events, none can come between. Events of meters billed by event are listed by a
 //! reader before, so that the writer only looks at those to be cut. Nothing is written here, so a
 //! crash leaves nothing.
 
@@ -23,19 +23,22 @@ use std::sync::Arc;
 /// Events of a window that are read at a time.
 const EVENTS_PAGE: usize = 1_000;
 
-/// The totals of windows, on the writer's thread; `steps_done` is the writer's.
+/// The totals of windows, on the writer's thread; `ledger` is outside of any transaction.
 pub fn measure_windows(
     shared: &Shared,
-    connection: &Connection,
-    steps_done: usize,
+    ledger: &Connection,
     windows: &[CutWindow],
 ) -> Result<Vec<WindowUsage>> {
+    let (snapshot, catalog) =
+        shared.consistent_snapshot(ledger, |memory| Arc::clone(&memory.catalog))?;
     let measure = |one: &CutWindow| {
         let place = (one.tenant_no, one.meter_no, one.window);
-        let rows = rollups::read_usage_writing(shared, connection, steps_done, place)?;
+        let rows = rollups::read_usage_writing(shared, ledger, &snapshot, &catalog, place)?;
         WindowUsage::measure(&rows).map_err(|_| overflow())
     };
-    windows.iter().map(measure).collect()
+    let measured = windows.iter().map(measure).collect();
+    end_snapshot(ledger)?;
+    measured
 }
 
 /// Lists the events to be cut of windows that are billed by event and have changed.

@@ -1,36 +1,53 @@
-//! The groups of a tenant's meter on a day, in their table; see [`crate::store::groups`].
+//! The groups of a tenant's meter on a day, from the totals; see [`crate::store::groups`].
 //!
-//! Invariant: written in the commit that accepts the first event of a group, so a crash leaves both
-//! or neither.
+//! Invariant: every group that was counted has a total, in a segment or in the ledger. Segments are
+//! looked at first, so a segment that is folded meanwhile is seen twice rather than not at all.
 
+use super::runs::read_runs;
+use super::segment::Segment;
 use super::statements::Statements;
+use crate::rules::fingerprint::Fingerprinter;
+use crate::rules::rollup::Group;
+use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
+use crate::rules::window::Window;
 use crate::store::Result;
-use crate::store::groups::{GroupDay, KnownGroups, NewGroups};
+use crate::store::groups::{GroupDay, KnownGroups};
 use rusqlite::{Connection, params};
 
-/// Makes the groups of a day known.
-pub fn load_day(connection: &Connection, day: GroupDay, known: &mut KnownGroups) -> Result<()> {
-    let key = params![day.tenant.0, day.meter.0, day.day];
-    let groups: Vec<i64> = connection.read_all(
-        "-- load_day
-         SELECT grp FROM day_groups WHERE tenant_no = ? AND meter_no = ? AND day = ?",
-        key,
-        |row| Ok(row.get(0)?),
-    )?;
-    known.load(day, groups);
+/// Makes the groups of a day known; `ledger` is outside of any transaction.
+pub fn load_day<'s>(
+    ledger: &Connection,
+    segments: impl Iterator<Item = &'s Segment>,
+    day: GroupDay,
+    fingerprinter: &Fingerprinter,
+    known: &mut KnownGroups,
+) -> Result<()> {
+    let start = Timestamp::from_micros(i64::from(day.day) * MICROS_PER_DAY);
+    let range = Window { start, end: start.saturating_add_micros(MICROS_PER_DAY) };
+    let totals = segments.filter_map(|segment| segment.totals_of(day.tenant, day.meter));
+    let groups = totals.flat_map(|totals| totals.within(range)).map(|((_, group), _)| group);
+    let groups = groups.filter(|group| !group.as_text().is_empty());
+    let mut found: Vec<i64> = groups.map(|group| fingerprinter.group(group)).collect();
+    ledger.execute_batch("BEGIN")?;
+    let folded = read_folded(ledger, day, range);
+    ledger.execute_batch("ROLLBACK")?;
+    found.extend(folded?.iter().map(|group| fingerprinter.group(group)));
+    known.load(day, found);
     Ok(())
 }
 
-pub fn insert_groups(connection: &Connection, added: &NewGroups) -> Result<()> {
-    if added.is_empty() {
-        return Ok(());
+fn read_folded(ledger: &Connection, day: GroupDay, range: Window) -> Result<Vec<Group>> {
+    let mut groups = Vec::new();
+    for run in read_runs(ledger)?.into_iter().filter(|run| run.meets(range)) {
+        let (start, end) = (range.start.micros(), range.end.micros());
+        groups.extend(ledger.read_all(
+            "-- read_folded
+             SELECT DISTINCT grp FROM rollups
+             WHERE run_no = ? AND tenant_no = ? AND meter_no = ?
+                 AND bucket_start >= ? AND bucket_start < ? AND value = '' AND grp <> ''",
+            params![run.run_no, day.tenant.0, day.meter.0, start, end],
+            |row| Ok(Group::from_stored(&row.get::<_, String>(0)?)),
+        )?);
     }
-    let mut insert = connection.prepare_cached(
-        "-- insert_groups
-         INSERT OR IGNORE INTO day_groups (tenant_no, meter_no, day, grp) VALUES (?, ?, ?, ?)",
-    )?;
-    for (day, group) in added {
-        insert.execute(params![day.tenant.0, day.meter.0, day.day, group])?;
-    }
-    Ok(())
+    Ok(groups)
 }

@@ -1,227 +1,297 @@
-//! Folding: turning a closed segment into ordinary rows, a few steps in each commit.
+//! Folding: a sealed segment becomes rows of the ledger, on a thread of its own, beside commits.
 //!
-//! Steps, in order: each event becomes a row of `events` (with its key in `key_blocks` and its
-//! tenant's place in `event_ranges`), each total is added to `rollups`, each counter to `counters`.
-//! The number of steps done is in `fold_state` and commits together with them. A total with
-//! many unique values is several steps, and a step costs as much of a commit's budget as it has
-//! values, so that no commit waits for a large one.
+//! A fold is: the run file with the segment's keys, made durable; then one transaction of ledger.db
+//! with the event blocks, ranges, totals, counters, the run's row and the mark of progress; then
+//! memory. Journal rows of the segment are garbage from then on, and the writer deletes them.
 //!
-//! Invariant: table plus steps left is the exact total at every commit. A crash leaves a number of
-//! steps done; the closed segment is rebuilt equal from the journal and folding goes on from there.
-//! Journal rows of a folded segment are only garbage, and are deleted a few at a time.
+//! What a crash leaves: before the transaction's COMMIT returns, nothing but a file that no run
+//! names, and the segment is rebuilt from the journal and folded again. After it, all of it. The
+//! mark is in the same transaction, so no event is folded twice.
+//!
+//! A fold that fails fails no commit: the segment stays in memory and in the journal. If a write
+//! failed, such as on a full disk, the fold is tried again. If stored data cannot be read, folding
+//! stops until the next start. Commits wait for a folder that falls behind ([`Backlog`]).
 
-use super::key_blocks::insert_block;
-use super::keys::Location;
-use super::rollups::{read_rollup, write_rollup};
-use super::segment::{ClosedSegment, overflow};
+use super::event_blocks::BlockWriter;
+use super::event_ranges::{insert_ranges, ranges_of};
+use super::rollups::insert_total;
+use super::run_file::{KeyRecord, RunWriter};
+use super::runs::{Run, RunRow, insert_run, path_of};
+use super::segment::{FoldPlan, Segment};
 use super::statements::Statements;
-use crate::faults::planted;
-use crate::rules::meter::Catalog;
-use crate::rules::rollup::{Rollup, RollupKey};
+use super::writer::StopOnPanic;
+use super::{Shared, checkpoint};
+use crate::faults::{crash_point, planted};
+use crate::rules::ids::TenantNo;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::verdict::Tally;
+use crate::store::throttle::Throttle;
 use crate::store::{Error, Result};
 use rusqlite::{Connection, params};
 use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
-/// Journal rows of folded segments that one commit deletes.
-const DELETE_ROWS: i64 = 4;
+/// How long folding waits after a write failed.
+const RETRY_WAIT: Duration = Duration::from_millis(250);
+/// Events after which a fold tells that it goes on.
+const PROGRESS_EVENTS: usize = 512;
 
 /// The row of `fold_state`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FoldState {
+    /// The first segment that is not folded.
     pub segment_no: u32,
-    pub closing_seq: Option<i64>,
-    pub steps_done: usize,
     pub next_event_no: u64,
     pub folded_seq: i64,
     pub high_water: Timestamp,
-    /// How the segment being folded was planned; see `Segment::plan_fold`.
-    pub plan: u32,
 }
 
-impl FoldState {
-    /// The number after the last event that is in its table; `closed` is the segment being folded.
-    pub fn events_end(&self, closed: Option<&ClosedSegment>) -> u64 {
-        let folded = closed.map_or(0, |closed| self.steps_done.min(closed.order.len()));
-        self.next_event_no + u64::try_from(folded).expect("a length fits 64 bits")
-    }
+/// Work for the folder.
+pub enum FoldJob {
+    /// A segment was sealed.
+    Fold,
+    /// Anything else that writes to the ledger; it answers by itself.
+    Work(Box<dyn FnOnce(&mut Folder) + Send>),
 }
 
-/// What a fold changed, to be taken over in memory after the commit.
-pub struct Folded {
+/// The thread that folds.
+pub struct Folder {
+    pub shared: Arc<Shared>,
+    /// To ledger.db alone.
+    pub connection: Connection,
+    pub directory: PathBuf,
     pub state: FoldState,
-    /// Events that moved from memory to their table.
-    pub moved: Vec<(u64, Location, Location)>,
-    pub finished: bool,
+    pub stopped: bool,
+    pub warnings: Throttle,
 }
 
-/// Does steps inside the caller's transaction until they have cost `budget`.
-pub fn fold_steps(
-    connection: &Connection,
-    closed: &ClosedSegment,
-    catalog: &Catalog,
-    state: FoldState,
-    budget: usize,
-) -> Result<Folded> {
-    let from = state.steps_done;
-    let to = closed.step_after(from, budget);
-    let (events, rollups) = (closed.order.len(), closed.rollups.len());
-    let moved = fold_events(connection, closed, state.next_event_no, part(from..to, 0, events))?;
-    for (key, delta) in &closed.rollups[part(from..to, events, rollups)] {
-        fold_rollup(connection, key, delta, catalog).map_err(|error| name_total(error, key))?;
-    }
-    let counters = part(from..to, events + rollups, closed.counters.len());
-    for ((tenant, hour), tally) in &closed.counters[counters] {
-        add_counter(connection, i64::from(tenant.0), *hour, tally)?;
-    }
-    if planted("bug.rollup_outside_transaction") {
-        connection.execute_batch("COMMIT; BEGIN IMMEDIATE")?;
-    }
-    finish(connection, closed, state, to, moved)
-}
-
-fn fold_rollup(
-    connection: &Connection,
-    key: &RollupKey,
-    delta: &Rollup,
-    catalog: &Catalog,
-) -> Result<()> {
-    let mut total = read_rollup(connection, key, catalog)?;
-    match &mut total {
-        Some(total) => total.fold(delta).map_err(|_| overflow())?,
-        None => total = Some(delta.clone()),
-    }
-    write_rollup(connection, key, &total.expect("it was just set"), delta)
-}
-
-/// Says which row is damaged.
-fn name_total(error: Error, key: &RollupKey) -> Error {
-    match error {
-        Error::Corrupt { what } => {
-            let RollupKey { tenant, meter, bucket_start, group } = key;
-            let (tenant, meter, group) = (tenant.0, meter.0, group.as_text());
-            let row = format!("tenant_no {tenant}, meter_no {meter}, {bucket_start}, {group:?}");
-            Error::Corrupt { what: format!("{what} (rollups: {row})") }
+impl Folder {
+    /// Works until the writer is gone.
+    pub fn run(mut self, jobs: &Receiver<FoldJob>) {
+        let _guard = StopOnPanic;
+        loop {
+            match jobs.recv_timeout(RETRY_WAIT) {
+                Ok(FoldJob::Work(work)) => work(&mut self),
+                Ok(FoldJob::Fold) | Err(RecvTimeoutError::Timeout) => self.fold_what_is_sealed(),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
         }
-        error @ (Error::Unavailable { .. }
-        | Error::Overdue { .. }
-        | Error::TooLarge { .. }
-        | Error::Unknown { .. }
-        | Error::Internal { .. }) => error,
     }
-}
 
-fn finish(
-    connection: &Connection,
-    closed: &ClosedSegment,
-    state: FoldState,
-    steps_done: usize,
-    moved: Vec<(u64, Location, Location)>,
-) -> Result<Folded> {
-    let finished = steps_done == closed.steps();
-    let segment = &closed.segment;
-    let events = u64::try_from(closed.order.len()).expect("a length fits 64 bits");
-    let state = if finished {
-        FoldState {
-            segment_no: state.segment_no + 1,
-            closing_seq: None,
-            steps_done: 0,
-            next_event_no: state.next_event_no + events,
+    /// Folds as long as there is something to fold and the store is open.
+    fn fold_what_is_sealed(&mut self) {
+        while !self.stopped && !self.shared.closed.load(Ordering::Acquire) {
+            match self.fold_next() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => return self.note_failure(&error),
+            }
+        }
+    }
+
+    /// Folds all that is sealed, or says why not.
+    pub fn fold_sealed(&mut self) -> Result<()> {
+        while self.fold_next()? {}
+        Ok(())
+    }
+
+    /// Folds the oldest sealed segment. Returns whether there was one.
+    pub fn fold_next(&mut self) -> Result<bool> {
+        let Some(segment) = self.shared.read_memory().sealed.front().cloned() else {
+            return Ok(false);
+        };
+        let mut done = 0;
+        let folded = self.fold_segment(&segment, &mut done);
+        if folded.is_err() {
+            self.shared.backlog.add(done);
+        } else {
+            self.shared.backlog.subtract(segment.len() - done);
+            self.shared.fold_paused.store(false, Ordering::Release);
+        }
+        folded?;
+        checkpoint::look_after_fold(&self.connection)?;
+        Ok(true)
+    }
+
+    fn fold_segment(&mut self, segment: &Segment, done: &mut usize) -> Result<()> {
+        let plan = segment.plan_fold();
+        let first_no = self.state.next_event_no;
+        let count = u64::try_from(segment.len()).expect("a length fits 64 bits");
+        let run = match count {
+            0 => None,
+            _ => Some(self.write_run(segment, &plan, first_no..first_no + count)?),
+        };
+        let state = FoldState {
+            segment_no: segment.number + 1,
+            next_event_no: first_no + count,
             folded_seq: segment.last_seq,
-            high_water: state.high_water.max(segment.last_received_at),
-            plan: closed.plan,
+            high_water: self.state.high_water.max(segment.last_received_at),
+        };
+        self.transact(|folder| {
+            folder.write_events(segment, &plan, first_no, done)?;
+            folder.write_totals(&plan, run.as_ref().map(|run| &run.row))?;
+            write_state(&folder.connection, &state)
+        })?;
+        self.shared.write_memory().take_fold(run);
+        self.shared.folded_seq.store(state.folded_seq, Ordering::Release);
+        self.state = state;
+        self.shared.wake_merger();
+        Ok(())
+    }
+
+    /// Makes the segment's keys durable in a file of their own.
+    fn write_run(&self, segment: &Segment, plan: &FoldPlan, events: Range<u64>) -> Result<Run> {
+        let run_no = self.shared.next_run_no.fetch_add(1, Ordering::Relaxed);
+        let record =
+            |(place, arrival): (u32, &u32)| KeyRecord::new(segment.entry(*arrival).hash, place);
+        let mut records: Vec<KeyRecord> = (0..).zip(&plan.order).map(record).collect();
+        records.sort_unstable();
+        let path = path_of(&self.directory, run_no);
+        let mut writer = RunWriter::create(&path, events.clone())?;
+        records.into_iter().try_for_each(|record| writer.push(record))?;
+        let file = writer.finish()?;
+        if planted("bug.run_visible_before_durable") {
+            // As if its bytes and its name were not on the disk yet when the process ends.
+            let _ = std::fs::remove_file(&path);
         }
-    } else {
-        FoldState { closing_seq: Some(segment.last_seq), steps_done, plan: closed.plan, ..state }
-    };
-    write_state(connection, &state)?;
-    Ok(Folded { state, moved, finished })
-}
-
-/// The part of the steps `steps` that lies in a phase of `length` steps starting at `start`.
-fn part(steps: Range<usize>, start: usize, length: usize) -> Range<usize> {
-    let clamp = |step: usize| step.saturating_sub(start).min(length);
-    clamp(steps.start)..clamp(steps.end)
-}
-
-fn fold_events(
-    connection: &Connection,
-    closed: &ClosedSegment,
-    first_no: u64,
-    places: Range<usize>,
-) -> Result<Vec<(u64, Location, Location)>> {
-    if places.is_empty() {
-        return Ok(Vec::new());
+        let buckets = || plan.rollups.iter().map(|(key, _)| key.bucket_start);
+        let buckets = buckets().min().zip(buckets().max()).expect("events have totals");
+        let row = RunRow { run_no, level: 0, events, buckets, checksum: file.checksum() };
+        Ok(Run { row, file })
     }
-    let segment = &closed.segment;
-    let number_of = |place: usize| first_no + u64::try_from(place).expect("a place fits 64 bits");
-    let mut insert = connection.prepare_cached(
-        "-- fold_events
-         INSERT INTO events (event_no, tenant_no, meter_no, occurred_at, received_after, id,
-                             quantity, properties, subscription, trial)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    )?;
-    let mut hashes = Vec::with_capacity(places.len() * 8);
-    let mut moved = Vec::with_capacity(places.len());
-    for place in places.clone() {
-        let arrival = closed.order[place];
-        let entry = segment.entry(arrival);
-        let (view, received_at) = segment.view(entry)?;
-        let number = number_of(place);
-        let quantity = view.quantity.to_string();
-        insert.execute(params![
-            signed(number),
-            view.tenant.0,
-            view.meter.0,
-            view.occurred_at.micros(),
-            received_at.micros() - view.occurred_at.micros(),
-            view.id,
-            quantity,
-            view.properties,
-            view.subscription,
-            view.trial
-        ])?;
-        hashes.extend_from_slice(&entry.hash.to_le_bytes());
-        let from = Location::Unfolded { segment: segment.number, place: arrival };
-        moved.push((entry.hash, from, Location::Folded(number)));
+
+    fn write_events(
+        &self,
+        segment: &Segment,
+        plan: &FoldPlan,
+        first_no: u64,
+        done: &mut usize,
+    ) -> Result<()> {
+        let mut blocks = BlockWriter::new(&self.connection, first_no);
+        for places in plan.order.chunks(PROGRESS_EVENTS) {
+            for place in places {
+                blocks.push(segment, segment.entry(*place))?;
+            }
+            *done += places.len();
+            self.shared.backlog.subtract(places.len());
+            // A low priority would be wrong: commits wait for the folder where it falls behind.
+            std::thread::yield_now();
+        }
+        blocks.finish()?;
+        let ranges = ranges_of(segment, plan, first_no);
+        let end_no = ranges.last().map_or(first_no, |range| range.numbers.end);
+        let first_at = ranges.iter().map(|range| range.first_at.micros()).min();
+        let last_at = ranges.iter().map(|range| range.last_at.micros()).max();
+        insert_ranges(&self.connection, segment.number, &ranges)?;
+        self.connection.run(
+            "-- write_events
+             INSERT INTO segments (segment_no, first_no, end_no, first_at, last_at)
+             VALUES (?, ?, ?, ?, ?)",
+            params![segment.number, first_no, end_no, first_at, last_at],
+        )?;
+        Ok(())
     }
-    insert_block(connection, signed(number_of(places.start)), &hashes)?;
-    fold_ranges(connection, closed, first_no, places)?;
-    Ok(moved)
+
+    fn write_totals(&self, plan: &FoldPlan, run: Option<&RunRow>) -> Result<()> {
+        if let Some(run) = run {
+            insert_run(&self.connection, run)?;
+            for (key, total) in &plan.rollups {
+                insert_total(&self.connection, run.run_no, key, total)?;
+            }
+        }
+        if planted("bug.rollup_outside_transaction") {
+            self.connection.execute_batch("COMMIT; BEGIN IMMEDIATE")?;
+        }
+        for ((tenant, hour), tally) in &plan.counters {
+            add_counter(&self.connection, *tenant, *hour, tally)?;
+        }
+        Ok(())
+    }
+
+    /// Runs `work` in one transaction of the ledger, durable when this returns Ok.
+    fn transact(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        self.connection.execute_batch("BEGIN IMMEDIATE")?;
+        let outcome = work(self).and_then(|()| {
+            crash_point("sqlite.before_fold_commit");
+            if planted("sqlite.fold_fails") {
+                return Err(Error::Unavailable { what: "planted".into() });
+            }
+            self.connection.execute_batch("COMMIT")?;
+            crash_point("sqlite.after_fold_commit");
+            Ok(())
+        });
+        if outcome.is_err() && !self.connection.is_autocommit() {
+            self.connection.execute_batch("ROLLBACK")?;
+        }
+        outcome
+    }
+
+    fn note_failure(&mut self, error: &Error) {
+        self.shared.fold_paused.store(true, Ordering::Release);
+        if let Error::Unavailable { .. } = error {
+            if let Some(left_out) = self.warnings.admit() {
+                tracing::warn!(%error, left_out, "could not fold; trying again");
+            }
+            return;
+        }
+        self.stopped = true;
+        self.shared.note_fold_stopped(error);
+        tracing::error!(
+            %error,
+            "events are not folded any more; they count and stay in the journal, up to a bound; \
+             see fold_stopped in docs/operating.md"
+        );
+    }
+
+    /// Lowers the latest moment that was recorded.
+    pub fn lower_high_water(&mut self, now: Timestamp) -> Result<()> {
+        let state = FoldState { high_water: now, ..self.state };
+        self.transact(|folder| write_state(&folder.connection, &state))?;
+        self.state = state;
+        Ok(())
+    }
 }
 
-/// Writes the range of every tenant whose last event is among `places`.
-fn fold_ranges(
+/// Events that are sealed and not folded, for commits that must wait for the folder. It counts
+/// while a segment is being folded, so that nobody waits for a whole segment.
+#[derive(Default)]
+pub struct Backlog {
+    events: Mutex<usize>,
+    fewer: Condvar,
+}
+
+impl Backlog {
+    pub fn add(&self, events: usize) {
+        *self.events.lock().expect("no holder panics") += events;
+    }
+
+    fn subtract(&self, events: usize) {
+        *self.events.lock().expect("no holder panics") -= events;
+        self.fewer.notify_all();
+    }
+
+    pub fn events(&self) -> usize {
+        *self.events.lock().expect("no holder panics")
+    }
+
+    /// Waits until there are fewer than `limit`, or for `time`.
+    pub fn wait(&self, limit: usize, time: Duration) {
+        let events = self.events.lock().expect("no holder panics");
+        let waited = self.fewer.wait_timeout_while(events, time, |events| *events >= limit);
+        drop(waited.expect("no holder panics"));
+    }
+}
+
+fn add_counter(
     connection: &Connection,
-    closed: &ClosedSegment,
-    first_no: u64,
-    places: Range<usize>,
+    tenant: TenantNo,
+    hour: Timestamp,
+    tally: &Tally,
 ) -> Result<()> {
-    let entry = |place: usize| closed.segment.entry(closed.order[place]);
-    let number_of = |place: usize| first_no + u64::try_from(place).expect("a place fits 64 bits");
-    for last in places {
-        let tenant = entry(last).tenant;
-        let ends = last + 1 == closed.order.len() || entry(last + 1).tenant != tenant;
-        if !ends {
-            continue;
-        }
-        let first = closed.order.partition_point(|p| closed.segment.entry(*p).tenant < tenant);
-        connection.run("-- fold_ranges
-                 INSERT INTO event_ranges (tenant_no, segment_no, first_no, last_no, first_at, last_at)
-                 VALUES (?, ?, ?, ?, ?, ?)", params![
-                    tenant.0,
-                    closed.segment.number,
-                    signed(number_of(first)),
-                    signed(number_of(last)),
-                    entry(first).occurred_at.micros(),
-                    entry(last).occurred_at.micros()
-                ])?;
-    }
-    Ok(())
-}
-
-fn add_counter(connection: &Connection, tenant: i64, hour: Timestamp, tally: &Tally) -> Result<()> {
     let count = |number: u64| i64::try_from(number).expect("a count fits 63 bits");
     connection.run(
         "-- add_counter
@@ -235,7 +305,7 @@ fn add_counter(connection: &Connection, tenant: i64, hour: Timestamp, tally: &Ta
              quarantined = quarantined + excluded.quarantined,
              rejected = rejected + excluded.rejected",
         params![
-            tenant,
+            tenant.0,
             hour.micros(),
             count(tally.accepted),
             count(tally.duplicates),
@@ -247,55 +317,28 @@ fn add_counter(connection: &Connection, tenant: i64, hour: Timestamp, tally: &Ta
     Ok(())
 }
 
-/// Deletes a few journal rows that are folded. Returns whether there were any.
-pub fn delete_folded_journal(connection: &Connection, folded_seq: i64) -> Result<bool> {
-    let deleted = connection.run(
-        "-- delete_folded_journal
-         DELETE FROM journal WHERE seq IN
-             (SELECT seq FROM journal WHERE seq <= ?1 ORDER BY seq LIMIT ?2)",
-        params![folded_seq, DELETE_ROWS],
-    )?;
-    Ok(deleted > 0)
-}
-
 pub fn read_state(connection: &Connection) -> Result<FoldState> {
     connection.read_one(
         "-- read_state
-         SELECT segment_no, closing_seq, steps_done, next_event_no, folded_seq, high_water, plan
-         FROM fold_state",
+         SELECT segment_no, next_event_no, folded_seq, high_water FROM fold_state",
         [],
         |row| {
             Ok(FoldState {
                 segment_no: row.get(0)?,
-                closing_seq: row.get(1)?,
-                steps_done: row.get(2)?,
-                next_event_no: row.get(3)?,
-                folded_seq: row.get(4)?,
-                high_water: Timestamp::from_micros(row.get(5)?),
-                plan: row.get(6)?,
+                next_event_no: row.get(1)?,
+                folded_seq: row.get(2)?,
+                high_water: Timestamp::from_micros(row.get(3)?),
             })
         },
     )
 }
 
-pub fn write_state(connection: &Connection, state: &FoldState) -> Result<()> {
+fn write_state(connection: &Connection, state: &FoldState) -> Result<()> {
+    let FoldState { segment_no, next_event_no, folded_seq, high_water } = state;
     let changed = connection.run(
         "-- write_state
-         UPDATE fold_state SET segment_no = ?, closing_seq = ?, steps_done = ?,
-             next_event_no = ?, folded_seq = ?, high_water = ?, plan = ?",
-        params![
-            state.segment_no,
-            state.closing_seq,
-            state.steps_done,
-            signed(state.next_event_no),
-            state.folded_seq,
-            state.high_water.micros(),
-            state.plan
-        ],
+         UPDATE fold_state SET segment_no = ?, next_event_no = ?, folded_seq = ?, high_water = ?",
+        params![segment_no, next_event_no, folded_seq, high_water.micros()],
     )?;
     if changed == 1 { Ok(()) } else { Err(Error::Corrupt { what: "fold_state has no row".into() }) }
-}
-
-fn signed(number: u64) -> i64 {
-    i64::try_from(number).expect("event numbers fit 63 bits")
 }

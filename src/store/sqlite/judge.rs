@@ -1,14 +1,21 @@
 //! Judging a batch: a verdict for every event, and all that the commit must write for them.
 //!
+//! First the keys are looked up: filters of runs say which events may have been counted, and only
+//! those are read from the ledger, in the order of their numbers and without a lock. Then each
+//! event is judged against what was found, the segments in memory, and the batch itself.
+//!
 //! Invariant: reads memory and tables and changes neither, so that a batch whose commit fails
-//! leaves no trace. An event that comes twice in one batch is judged against its first delivery.
+//! leaves no trace. Runs and sealed segments are those of one moment, so that no key is missed
+//! while its segment becomes a run. An event that comes twice in one batch is judged against its
+//! first delivery.
 
+use super::Shared;
 use super::day_groups::load_day;
-use super::events::fetch_event;
-use super::keys::{KeyIndex, Location, key_hash};
+use super::event_blocks::EventReader;
 use super::memory::Memory;
 use super::record::{CounterEntry, write_event};
-use super::segment::{Contribution, NewEntry};
+use super::runs::Run;
+use super::segment::{Contribution, NewEntry, Segment, key_hash};
 use crate::rules::batch::{BatchFigures, check_batch, judge_delivery, unknown_tenant};
 use crate::rules::event::Event;
 use crate::rules::fingerprint::Fingerprinter;
@@ -20,6 +27,65 @@ use crate::store::{DeliveryBatch, Error, Result};
 use hashbrown::{HashMap, HashTable};
 use rusqlite::Connection;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What was found of a batch's keys.
+pub struct KnownKeys {
+    /// Tenant and hash of each event, unless its tenant is new.
+    keys: Vec<Option<(TenantNo, u64)>>,
+    /// Folded events with the very key, by the place of the event in the batch.
+    folded: HashMap<usize, Event>,
+    sealed: Vec<Arc<Segment>>,
+}
+
+impl KnownKeys {
+    /// Looks the keys of a batch up; `ledger` is outside of any transaction.
+    pub fn find(shared: &Shared, ledger: &Connection, batch: &DeliveryBatch) -> Result<Self> {
+        let (tenants, sealed, runs) = {
+            let memory = shared.read_memory();
+            let tenant = |event: &Event| memory.tenants.find(&event.tenant);
+            let tenants: Vec<Option<TenantNo>> = batch.events.iter().map(tenant).collect();
+            (tenants, memory.sealed.iter().cloned().collect(), Arc::clone(&memory.runs))
+        };
+        let hash = |tenant, event: &Event| key_hash(&shared.fingerprinter, tenant, &event.id);
+        let keys: Vec<Option<(TenantNo, u64)>> = batch
+            .events
+            .iter()
+            .zip(tenants)
+            .map(|(event, tenant)| tenant.map(|tenant| (tenant, hash(tenant, event))))
+            .collect();
+        let mut reader = EventReader::new(ledger);
+        let mut folded = HashMap::new();
+        for (number, place) in find_candidates(&runs, &keys)? {
+            let event = &batch.events[place];
+            let Some((tenant, _)) = keys[place] else { continue };
+            let found = reader.find_key(number, (tenant, &event.tenant), event.id.as_str())?;
+            folded.extend(found.map(|stored| (place, stored.event)));
+        }
+        Ok(Self { keys, folded, sealed })
+    }
+}
+
+/// Events in runs that may have one of the keys, and the places of the keys; by event number, so
+/// that each block is read once.
+fn find_candidates(
+    runs: &[Arc<Run>],
+    keys: &[Option<(TenantNo, u64)>],
+) -> Result<Vec<(u64, usize)>> {
+    let (mut candidates, mut numbers) = (Vec::new(), Vec::new());
+    // Run by run, so that a run's filter stays in the processor's cache.
+    for run in runs {
+        for (place, key) in keys.iter().enumerate() {
+            let Some((_, hash)) = key.filter(|(_, hash)| run.file.may_hold(*hash)) else {
+                continue;
+            };
+            run.file.find(hash, &mut numbers)?;
+            candidates.extend(numbers.drain(..).map(|number| (number, place)));
+        }
+    }
+    candidates.sort_unstable();
+    Ok(candidates)
+}
 
 /// A batch that was judged and is not written yet.
 #[derive(Default)]
@@ -50,17 +116,17 @@ pub struct NewQuarantine {
 
 /// Judges every delivery of the batch.
 pub fn judge_batch(
-    keys: &KeyIndex,
+    known: KnownKeys,
     memory: &Memory,
-    connection: &Connection,
+    ledger: &Connection,
     fingerprinter: &Fingerprinter,
     known_groups: &mut KnownGroups,
-    batch: DeliveryBatch,
+    batch: &DeliveryBatch,
 ) -> Result<JudgedBatch> {
     let mut judge = Judge {
-        keys,
+        known,
         memory,
-        connection,
+        ledger,
         fingerprinter,
         groups: GroupGate::new(known_groups, batch.groups_per_day),
         new_tenants: HashMap::new(),
@@ -73,7 +139,7 @@ pub fn judge_batch(
     judge.judged.contributions.reserve(batch.events.len());
     judge.judged.entries.reserve(batch.events.len());
     for place in 0..batch.events.len() {
-        judge.judge_one(&batch, place)?;
+        judge.judge_one(batch, place)?;
     }
     for (tenant, count) in &batch.refused {
         // A tenant that only ever sent refused items does not come to be by them.
@@ -83,7 +149,7 @@ pub fn judge_batch(
     let mut judged = judge.judged;
     judged.counters = judge.tallies.into_iter().collect();
     judged.new_groups = judge.groups.added;
-    check_batch(&judged.figures(&batch))?;
+    check_batch(&judged.figures(batch))?;
     Ok(judged)
 }
 
@@ -110,9 +176,9 @@ impl JudgedBatch {
 }
 
 struct Judge<'a> {
-    keys: &'a KeyIndex,
+    known: KnownKeys,
     memory: &'a Memory,
-    connection: &'a Connection,
+    ledger: &'a Connection,
     fingerprinter: &'a Fingerprinter,
     groups: GroupGate<'a>,
     new_tenants: HashMap<TenantId, TenantNo>,
@@ -132,7 +198,10 @@ impl Judge<'_> {
             self.judged.verdicts.push(verdict);
             return Ok(());
         };
-        let hash = key_hash(self.fingerprinter, tenant, &event.id);
+        let hash = match self.known.keys[place] {
+            Some((_, hash)) => hash,
+            None => key_hash(self.fingerprinter, tenant, &event.id),
+        };
         let earlier = self.in_batch.find(hash, |(_, earlier)| {
             let earlier = &batch.events[*earlier];
             earlier.id == event.id && earlier.tenant == event.tenant
@@ -140,7 +209,7 @@ impl Judge<'_> {
         let earlier = earlier.map(|(_, earlier)| &batch.events[*earlier]);
         let stored = match earlier {
             Some(_) => None,
-            None => self.find_stored(hash, event)?,
+            None => self.find_stored(tenant, hash, event, place)?,
         };
         let standing = earlier.or(stored.as_ref());
         let admit = || self.accept(tenant, hash, event, place);
@@ -195,33 +264,31 @@ impl Judge<'_> {
             return Ok(true);
         }
         if !self.groups.known.has_loaded(&day) {
-            load_day(self.connection, day, self.groups.known)?;
+            let sealed = self.known.sealed.iter().map(Arc::as_ref);
+            let segments = sealed.chain([&self.memory.open]);
+            load_day(self.ledger, segments, day, self.fingerprinter, self.groups.known)?;
         }
         Ok(self.groups.admit(day, self.fingerprinter.group(group)))
     }
 
     /// The counted event with this very key, wherever it is.
-    fn find_stored(&self, hash: u64, event: &Event) -> Result<Option<Event>> {
-        for location in self.keys.candidates(hash) {
-            let found = match location {
-                Location::Unfolded { segment, place } => {
-                    let segment = self.memory.segment(segment)?;
-                    let (view, _) = segment.view(segment.entry(place))?;
-                    let same = view.id == event.id.as_str()
-                        && self.memory.tenants.name(view.tenant)? == &event.tenant;
-                    if same { Some(view.to_event(event.tenant.clone())?) } else { None }
+    fn find_stored(
+        &mut self,
+        tenant: TenantNo,
+        hash: u64,
+        event: &Event,
+        place: usize,
+    ) -> Result<Option<Event>> {
+        let sealed = self.known.sealed.iter().map(Arc::as_ref);
+        for segment in std::iter::once(&self.memory.open).chain(sealed) {
+            for place in segment.candidates(hash) {
+                let (view, _) = segment.view(segment.entry(place))?;
+                if view.tenant == tenant && view.id == event.id.as_str() {
+                    return view.to_event(event.tenant.clone()).map(Some);
                 }
-                Location::Folded(number) => {
-                    let stored = fetch_event(self.connection, &self.memory.tenants, number)?.event;
-                    let same = stored.id == event.id && stored.tenant == event.tenant;
-                    same.then_some(stored)
-                }
-            };
-            if found.is_some() {
-                return Ok(found);
             }
         }
-        Ok(None)
+        Ok(self.known.folded.remove(&place))
     }
 
     fn known_tenant(&self, tenant: &TenantId) -> Option<TenantNo> {

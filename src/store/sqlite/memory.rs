@@ -1,103 +1,95 @@
-//! What the store knows in memory: tenants, meters and the unfolded segments. The key index is
-//! beside it under a lock of its own (`Shared`), since queries for totals do not need it.
+//! What the store knows in memory: tenants, meters, the segments that are not folded, and the runs
+//! of those that are.
 //!
-//! Invariant: memory holds exactly what the committed database holds, one commit behind at most:
-//! the writer commits first and changes memory after, and only the writer changes it. If a commit
-//! fails, memory was not touched. Nothing here is durable; all of it is rebuilt at open.
+//! Invariant: memory holds exactly what the committed databases hold, one commit behind at most:
+//! the writer and the folder commit first and change memory after. Every counted event is in a
+//! segment or its key is in a run, never in neither: a segment leaves memory in the moment in which
+//! its run comes ([`Memory::take_fold`]). Nothing here is durable; all of it is rebuilt at open.
 
-use super::segment::{ClosedSegment, FoldPlan, Segment};
+use super::runs::Run;
+use super::segment::Segment;
+use crate::faults::planted;
 use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::meter::Catalog;
-use crate::store::{Error, Result};
 use hashbrown::HashMap;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 pub struct Memory {
     pub tenants: Tenants,
     pub catalog: Arc<Catalog>,
     pub open: Segment,
-    /// Full, and not folded before its plan is made.
-    pub sealed: Option<Arc<Segment>>,
-    pub folding: Option<Arc<ClosedSegment>>,
+    /// Full, and not folded yet; oldest first.
+    pub sealed: VecDeque<Arc<Segment>>,
+    /// In the order of their events.
+    pub runs: Arc<[Arc<Run>]>,
+    /// The newest journal row.
+    pub last_seq: i64,
 }
 
 /// The dictionary of tenants.
 #[derive(Default)]
 pub struct Tenants {
     by_name: HashMap<TenantId, TenantNo>,
-    by_number: HashMap<TenantNo, TenantId>,
     last: u32,
 }
 
 impl Memory {
-    /// Whether the open segment has anything and the one before it is folded.
-    pub fn may_seal(&self) -> bool {
-        self.sealed.is_none() && self.folding.is_none() && !self.open.is_empty()
+    /// Ends the open segment, unless it is empty, and begins the next one. Returns how many events
+    /// are to be folded now.
+    pub fn seal_open_segment(&mut self) -> usize {
+        if self.open.is_empty() {
+            return 0;
+        }
+        let next = self.open.next();
+        let sealed = std::mem::replace(&mut self.open, next);
+        let events = sealed.len();
+        self.sealed.push_back(Arc::new(sealed));
+        events
     }
 
-    /// Ends the open segment and begins the next one; returns the ended one, to be planned.
-    pub fn seal_open_segment(&mut self) -> Arc<Segment> {
-        assert!(self.may_seal(), "one segment is folded at a time");
-        let next = Segment::new(self.open.number + 1);
-        let sealed = Arc::new(std::mem::replace(&mut self.open, next));
-        self.sealed = Some(Arc::clone(&sealed));
-        sealed
+    /// The oldest sealed segment is in tables, and its keys are in `run`; none if it had no events.
+    pub fn take_fold(&mut self, run: Option<Run>) {
+        self.sealed.pop_front().expect("the folded segment is the oldest");
+        if !planted("bug.key_dropped_at_fold") {
+            self.runs = self.runs.iter().cloned().chain(run.map(Arc::new)).collect();
+        }
     }
 
-    /// From now on the sealed segment is folded, by its plan.
-    pub fn close_sealed_segment(&mut self, plan: FoldPlan) {
-        let sealed = self.sealed.take().expect("the plan is of the sealed segment");
-        let sealed = Arc::into_inner(sealed).expect("readers hold it under the lock only");
-        self.folding = Some(Arc::new(sealed.close(plan)));
+    /// `merged` takes the place of the runs whose events it has.
+    pub fn take_merge(&mut self, merged: Run) {
+        let events = merged.row.events.clone();
+        let others = self.runs.iter().filter(|run| !events.contains(&run.row.events.start));
+        let mut runs: Vec<_> = others.cloned().chain([Arc::new(merged)]).collect();
+        runs.sort_by_key(|run| run.row.events.start);
+        self.runs = runs.into();
     }
 
-    /// The segments of which nothing is in tables, oldest first.
-    pub fn unplanned(&self) -> impl Iterator<Item = &Segment> {
-        self.sealed.as_deref().into_iter().chain([&self.open])
+    /// The files of these runs were made again.
+    pub fn take_healed(&mut self, healed: &[Arc<Run>]) {
+        let own = |run: &Arc<Run>| healed.iter().find(|one| one.row == run.row).cloned();
+        self.runs =
+            self.runs.iter().map(|run| own(run).unwrap_or_else(|| Arc::clone(run))).collect();
     }
 
-    fn unfolded(&self) -> impl Iterator<Item = &Segment> {
-        self.folding.iter().map(|closed| &closed.segment).chain(self.unplanned())
+    /// The segments that are not folded, oldest first.
+    pub fn unfolded(&self) -> impl Iterator<Item = &Segment> {
+        self.sealed.iter().map(Arc::as_ref).chain([&self.open])
     }
 
-    /// The number of the oldest segment that is not completely in tables.
-    pub fn first_unfolded(&self) -> u32 {
-        self.unfolded().next().map_or(self.open.number, |segment| segment.number)
-    }
-
-    /// Events that are not completely in tables.
     pub fn unfolded_events(&self) -> usize {
         self.unfolded().map(Segment::len).sum()
-    }
-
-    /// The newest journal row among the unfolded segments.
-    pub fn newest_unfolded(&self) -> Option<i64> {
-        self.unfolded().filter(|segment| !segment.is_empty()).last().map(|last| last.last_seq)
-    }
-
-    /// The segment an unfolded event is in.
-    pub fn segment(&self, number: u32) -> Result<&Segment> {
-        self.unfolded()
-            .find(|segment| segment.number == number)
-            .ok_or_else(|| Error::Corrupt { what: format!("segment {number} is not in memory") })
     }
 }
 
 impl Tenants {
     pub fn insert(&mut self, number: TenantNo, tenant: TenantId) {
         self.last = self.last.max(number.0);
-        self.by_number.insert(number, tenant.clone());
         self.by_name.insert(tenant, number);
     }
 
     pub fn find(&self, tenant: &TenantId) -> Option<TenantNo> {
         self.by_name.get(tenant).copied()
-    }
-
-    pub fn name(&self, number: TenantNo) -> Result<&TenantId> {
-        self.by_number.get(&number).ok_or_else(|| Error::Corrupt {
-            what: format!("tenant number {} does not exist", number.0),
-        })
     }
 
     /// The number after the last one; 0 means no tenant.

@@ -43,8 +43,24 @@ const MIGRATIONS: [Migration; 7] = [
     },
 ];
 
-/// Brings the schema up to date, or refuses a schema that is not known.
+/// Of ledger.db.
+const LEDGER_MIGRATIONS: [Migration; 1] = [Migration {
+    number: 1,
+    name: "ledger",
+    sql: include_str!("../../../migrations/ledger/0001_ledger.sql"),
+}];
+
+/// Brings the schema of counterfoil.db up to date, or refuses a schema that is not known.
 pub fn migrate(connection: &mut Connection) -> Result<()> {
+    apply(connection, &MIGRATIONS)
+}
+
+/// The same for ledger.db.
+pub fn migrate_ledger(connection: &mut Connection) -> Result<()> {
+    apply(connection, &LEDGER_MIGRATIONS)
+}
+
+fn apply(connection: &mut Connection, migrations: &[Migration]) -> Result<()> {
     connection.execute_batch(
         "CREATE TABLE IF NOT EXISTS schema_migrations (
                  number INTEGER NOT NULL PRIMARY KEY,
@@ -52,7 +68,7 @@ pub fn migrate(connection: &mut Connection) -> Result<()> {
                  checksum TEXT NOT NULL
              ) STRICT",
     )?;
-    for migration in judge_migrations(&MIGRATIONS, &applied(connection)?)? {
+    for migration in judge_migrations(migrations, &applied(connection, "main")?)? {
         let transaction = connection.transaction()?;
         transaction.execute_batch(migration.sql)?;
         transaction.execute(
@@ -64,20 +80,27 @@ pub fn migrate(connection: &mut Connection) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a store whose schema is not exactly this version's; for commands that only read.
+/// Refuses a store whose schema is not exactly this version's; for commands that only read. The
+/// connection has both databases.
 pub fn require_current(connection: &Connection) -> Result<()> {
+    migrate::require_current(&MIGRATIONS, &applied(connection, "main")?)?;
+    migrate::require_current(&LEDGER_MIGRATIONS, &applied(connection, "ledger")?)
+}
+
+fn applied(connection: &Connection, database: &str) -> Result<Vec<Applied>> {
     let migrated: bool = connection.query_row(
-        "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'schema_migrations')",
+        &format!(
+            "SELECT EXISTS (SELECT 1 FROM {database}.sqlite_schema WHERE name = 'schema_migrations')"
+        ),
         [],
         |row| row.get(0),
     )?;
-    let applied = if migrated { applied(connection)? } else { Vec::new() };
-    migrate::require_current(&MIGRATIONS, &applied)
-}
-
-fn applied(connection: &Connection) -> Result<Vec<Applied>> {
+    if !migrated {
+        return Ok(Vec::new());
+    }
+    let sql = format!("SELECT number, checksum FROM {database}.schema_migrations ORDER BY number");
     connection
-        .prepare("SELECT number, checksum FROM schema_migrations ORDER BY number")
+        .prepare(&sql)
         .and_then(|mut select| {
             select
                 .query_map([], |row| Ok(Applied { number: row.get(0)?, checksum: row.get(1)? }))?

@@ -8,11 +8,11 @@
 //! Bound: no query waits for a connection longer than the pool's limit, and none runs longer.
 //! SQLite asks after every [`STEPS_BETWEEN_LOOKS`] steps of its virtual machine.
 
-use super::keep_plans;
+use super::{FILE_NAME, LEDGER_FILE_NAME, keep_plans};
 use crate::heavy::{HeavyThreads, give_way};
 use crate::store::{Error, Result};
 use rusqlite::{Connection, OpenFlags};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -24,7 +24,7 @@ const STEPS_BETWEEN_LOOKS: i32 = 1_000;
 const LOOKS_BETWEEN_TIMES: u32 = 10;
 
 pub struct Readers {
-    path: PathBuf,
+    directory: PathBuf,
     idle: Mutex<Vec<Connection>>,
     permits: Arc<Semaphore>,
     connections_max: usize,
@@ -33,10 +33,10 @@ pub struct Readers {
 }
 
 impl Readers {
-    pub fn new(path: PathBuf, connections_max: usize, time_max: Duration) -> Self {
+    pub fn new(directory: PathBuf, connections_max: usize, time_max: Duration) -> Self {
         let permits = Arc::new(Semaphore::new(connections_max));
         let (idle, heavy) = (Mutex::new(Vec::new()), OnceLock::new());
-        Self { path, idle, permits, connections_max, time_max, heavy }
+        Self { directory, idle, permits, connections_max, time_max, heavy }
     }
 
     /// Runs a query and ends whatever transaction it opened.
@@ -81,6 +81,10 @@ impl Readers {
         };
         let panicked = |_| Error::Internal { what: "a query panicked".into() };
         heavy.run(work).await.map_err(panicked)?
+    }
+
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
     async fn wait(&self) -> Result<OwnedSemaphorePermit> {
@@ -138,7 +142,7 @@ impl Readers {
         if let Some(connection) = self.idle.lock().expect("no holder panics").pop() {
             return Ok(connection);
         }
-        open_read_only(&self.path)
+        open_read_only(&self.directory)
     }
 }
 
@@ -147,8 +151,21 @@ fn may_block() -> bool {
     Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread
 }
 
-/// A connection that cannot write.
-pub fn open_read_only(path: &std::path::Path) -> Result<Connection> {
+/// A connection to both databases of the store in `directory`, which cannot write.
+pub fn open_read_only(directory: &Path) -> Result<Connection> {
+    let connection = open_file(&directory.join(FILE_NAME))?;
+    let ledger = directory.join(LEDGER_FILE_NAME);
+    connection.execute("ATTACH ? AS ledger", [ledger.to_string_lossy()])?;
+    connection.execute_batch("PRAGMA ledger.cache_size = -16384")?;
+    Ok(connection)
+}
+
+/// A connection to ledger.db alone, which cannot write.
+pub fn open_ledger(directory: &Path) -> Result<Connection> {
+    open_file(&directory.join(LEDGER_FILE_NAME))
+}
+
+fn open_file(path: &Path) -> Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
     keep_plans(&connection)?;
@@ -175,9 +192,12 @@ mod tests {
 
     fn empty_database(time_max: Duration) -> (tempfile::TempDir, Arc<Readers>) {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("empty.db");
-        Connection::open(&path).unwrap().execute_batch("PRAGMA user_version = 1").unwrap();
-        (folder, Arc::new(Readers::new(path, 1, time_max)))
+        for name in [FILE_NAME, LEDGER_FILE_NAME] {
+            let database = Connection::open(folder.path().join(name)).unwrap();
+            database.execute_batch("PRAGMA user_version = 1").unwrap();
+        }
+        let readers = Readers::new(folder.path().to_owned(), 1, time_max);
+        (folder, Arc::new(readers))
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -100,6 +100,25 @@ impl<'a> EventView<'a> {
     }
 }
 
+/// Where the event that starts at `offset` ends, without a look at its texts.
+pub fn event_end(bytes: &[u8], offset: usize) -> Result<usize> {
+    let mut reader = Reader { bytes, at: offset };
+    let mut skip = || -> Option<()> {
+        reader.number()?;
+        reader.number()?;
+        let flags = reader.byte()?;
+        reader.take(8)?;
+        reader.number()?;
+        for _ in 0..2 + usize::from(flags & FLAG_SUBSCRIPTION != 0) {
+            let length = usize::try_from(reader.number()?).ok()?;
+            reader.take(length)?;
+        }
+        Some(())
+    };
+    skip().ok_or_else(corrupt)?;
+    Ok(reader.at)
+}
+
 /// The compressed body of a journal row.
 pub fn write_journal(counters: &[CounterEntry], event_count: usize, events: &[u8]) -> Vec<u8> {
     let mut head = vec![VERSION];
@@ -120,7 +139,7 @@ pub struct JournalBody {
     pub counters: Vec<CounterEntry>,
     pub event_count: usize,
     /// The events, one after the other.
-    pub events: Box<[u8]>,
+    pub events: Vec<u8>,
 }
 
 pub fn read_journal(body: &[u8]) -> Result<JournalBody> {
@@ -147,12 +166,12 @@ pub fn read_journal(body: &[u8]) -> Result<JournalBody> {
         Some((counters, event_count, reader.at))
     };
     let (counters, event_count, start) = read().ok_or_else(corrupt)?;
-    Ok(JournalBody { counters, event_count, events: bytes[start..].into() })
+    Ok(JournalBody { counters, event_count, events: bytes[start..].to_vec() })
 }
 
 /// The size comes before the compressed bytes and is allocated at once. A damaged one could ask for
 /// 4 GiB, which would end the process where the row should be reported.
-fn decompress(body: &[u8]) -> Option<Vec<u8>> {
+pub fn decompress(body: &[u8]) -> Option<Vec<u8>> {
     let (size, compressed) = lz4_flex::block::uncompressed_size(body).ok()?;
     if size > compressed.len().saturating_mul(LZ4_RATIO_MAX) {
         return None;
@@ -169,7 +188,7 @@ fn wide(number: usize) -> u128 {
 }
 
 /// Seven bits a byte, least significant first.
-fn write_number(bytes: &mut Vec<u8>, mut number: u128) {
+pub fn write_number(bytes: &mut Vec<u8>, mut number: u128) {
     // Nearly every number fits 64 bits, which are cheaper to shift.
     let mut small = loop {
         match u64::try_from(number) {
@@ -191,7 +210,7 @@ fn low_bits(byte: u8) -> u8 {
 }
 
 /// The sign in the lowest bit, so that small negative numbers stay short.
-fn write_signed(bytes: &mut Vec<u8>, number: i128) {
+pub fn write_signed(bytes: &mut Vec<u8>, number: i128) {
     let folded = (number << 1) ^ (number >> 127);
     write_number(bytes, u128::from_le_bytes(folded.to_le_bytes()));
 }
@@ -201,9 +220,10 @@ fn write_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend_from_slice(text.as_bytes());
 }
 
-struct Reader<'a> {
-    bytes: &'a [u8],
-    at: usize,
+/// Reads what [`write_number`] and the others wrote; None where the bytes are damaged.
+pub struct Reader<'a> {
+    pub bytes: &'a [u8],
+    pub at: usize,
 }
 
 impl<'a> Reader<'a> {
@@ -219,7 +239,7 @@ impl<'a> Reader<'a> {
         Some(slice)
     }
 
-    fn number(&mut self) -> Option<u128> {
+    pub fn number(&mut self) -> Option<u128> {
         // Nine bytes fit 64 bits; nearly every number ends within them.
         let mut small = 0u64;
         for shift in (0..63).step_by(7) {
@@ -240,7 +260,7 @@ impl<'a> Reader<'a> {
         None
     }
 
-    fn signed(&mut self) -> Option<i128> {
+    pub fn signed(&mut self) -> Option<i128> {
         let folded = self.number()?;
         let magnitude = i128::from_le_bytes((folded >> 1).to_le_bytes());
         Some(if folded & 1 == 1 { !magnitude } else { magnitude })
@@ -301,6 +321,7 @@ mod tests {
                 let view = EventView::read(&read.events, offset).expect("readable");
                 prop_assert_eq!(view.tenant, TenantNo(tenant));
                 prop_assert_eq!(&view.to_event(event.tenant.clone()).expect("valid"), event);
+                prop_assert_eq!(event_end(&read.events, offset).expect("readable"), view.end);
                 offset = view.end;
             }
             prop_assert_eq!(offset, read.events.len());
@@ -310,13 +331,14 @@ mod tests {
         fn a_row_of_equal_bytes_reads_back(byte in any::<u8>(), length in 0..100_000usize) {
             let events = vec![byte; length];
             let read = read_journal(&write_journal(&[], 0, &events)).expect("readable");
-            prop_assert_eq!(&*read.events, events.as_slice());
+            prop_assert_eq!(read.events, events);
         }
 
         #[test]
         fn damaged_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             let _ = read_journal(&bytes);
             let _ = EventView::read(&bytes, 0).map(|view| view.end);
+            let _ = event_end(&bytes, 0);
         }
     }
 }

@@ -1,22 +1,22 @@
 //! Segments: the events that were committed to the journal and are not folded into tables yet.
 //!
-//! One segment is open and takes what each commit accepts. At most one more is sealed, which means
-//! full and being planned, or closed, which means being folded. All are in memory only and are
-//! rebuilt from the journal when the store opens.
+//! One segment is open and takes what each commit accepts. Those before it are sealed: they change
+//! no more and wait to be folded. All are in memory only and are rebuilt from the journal when the
+//! store opens.
 //!
-//! Invariant: a closed segment is a function of its journal rows alone: its order, its totals and
-//! its counters come out the same after a restart, so folding can go on from the step where a
-//! crash left it.
+//! Invariant: an event of a segment is found by its key in the segment itself, until the run that
+//! holds the key is in its place (`memory`).
 
 use super::record::{CounterEntry, EventView};
 use super::totals::Totals;
-use crate::rules::ids::{MeterNo, TenantNo};
+use crate::rules::fingerprint::Fingerprinter;
+use crate::rules::ids::{EventId, MeterNo, TenantNo};
 use crate::rules::meter::Catalog;
-use crate::rules::rollup::{Accumulator, Group, Rollup, RollupKey};
+use crate::rules::rollup::{Group, Rollup, RollupKey};
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::store::{Error, Result};
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashTable};
 
 /// One event of a segment: where its bytes are, and what is looked at often.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +31,7 @@ pub struct Entry {
 /// The events of one commit.
 struct Chunk {
     received_at: Timestamp,
-    events: Box<[u8]>,
+    events: Vec<u8>,
 }
 
 /// What one accepted event adds to a total.
@@ -55,7 +55,7 @@ pub struct NewEntry {
 pub struct CommitParts {
     pub seq: i64,
     pub received_at: Timestamp,
-    pub events: Box<[u8]>,
+    pub events: Vec<u8>,
     pub entries: Vec<NewEntry>,
     pub contributions: Vec<Contribution>,
     pub counters: Vec<CounterEntry>,
@@ -72,6 +72,8 @@ pub struct Segment {
     pub last_received_at: Timestamp,
     chunks: Vec<Chunk>,
     entries: Vec<Entry>,
+    /// Places of entries by the hash of their key.
+    keys: HashTable<u32>,
     rollups: HashMap<(TenantNo, MeterNo), Totals>,
     counters: HashMap<CounterKey, Tally>,
 }
@@ -85,9 +87,18 @@ impl Segment {
             last_received_at: Timestamp::from_micros(i64::MIN),
             chunks: Vec::new(),
             entries: Vec::new(),
+            keys: HashTable::new(),
             rollups: HashMap::new(),
             counters: HashMap::new(),
         }
+    }
+
+    /// The segment after this one; it will probably have as many events.
+    pub fn next(&self) -> Self {
+        let mut next = Self::new(self.number + 1);
+        next.entries.reserve(self.entries.len());
+        next.keys = HashTable::with_capacity(self.entries.len());
+        next
     }
 
     pub fn len(&self) -> usize {
@@ -106,11 +117,24 @@ impl Segment {
         &self.entries
     }
 
-    /// The event of an entry, and when it was received.
-    pub fn view(&self, entry: &Entry) -> Result<(EventView<'_>, Timestamp)> {
+    /// The places of events whose key has this hash. A hash finds candidates and decides nothing:
+    /// the caller compares the exact key.
+    pub fn candidates(&self, hash: u64) -> impl Iterator<Item = u32> {
+        let same = move |place: &&u32| self.entry(**place).hash == hash;
+        self.keys.iter_hash(hash).filter(same).copied()
+    }
+
+    /// The bytes in which an event starts, where it starts, and when it was received.
+    pub fn bytes(&self, entry: &Entry) -> (&[u8], usize, Timestamp) {
         let chunk = &self.chunks[usize::try_from(entry.chunk).expect("a chunk fits memory")];
         let offset = usize::try_from(entry.offset).expect("an offset fits memory");
-        Ok((EventView::read(&chunk.events, offset)?, chunk.received_at))
+        (&chunk.events, offset, chunk.received_at)
+    }
+
+    /// The event of an entry, and when it was received.
+    pub fn view(&self, entry: &Entry) -> Result<(EventView<'_>, Timestamp)> {
+        let (bytes, offset, received_at) = self.bytes(entry);
+        Ok((EventView::read(bytes, offset)?, received_at))
     }
 
     /// Takes what a commit accepted; the commit is durable already.
@@ -120,7 +144,11 @@ impl Segment {
         let hour = hour_of(parts.received_at);
         for entry in parts.entries {
             let NewEntry { hash, occurred_at, tenant, offset } = entry;
+            let place = u32::try_from(self.entries.len()).expect("fewer than 2^32 events");
             self.entries.push(Entry { hash, occurred_at, tenant, chunk, offset });
+            let Self { keys, entries, .. } = self;
+            let hash_of = |place: &u32| entries[usize::try_from(*place).expect("memory")].hash;
+            keys.insert_unique(hash, place, hash_of);
         }
         for contribution in parts.contributions {
             self.counters.entry((contribution.tenant, hour)).or_default().accepted += 1;
@@ -161,20 +189,13 @@ impl Segment {
         &self.counters
     }
 
-    /// The order in which the segment's parts will be folded.
-    ///
-    /// The steps follow from the segment and the number of the plan, so that a fold goes on after a
-    /// crash where it was, also in a later version: in plan 1 each total is one step, in [`PLAN`]
-    /// no step has more than [`STEP_VALUES_MAX`] unique values.
-    pub fn plan_fold(&self, plan: u32) -> FoldPlan {
+    /// The order in which the segment's parts are folded.
+    pub fn plan_fold(&self) -> FoldPlan {
         let mut rollups: Vec<_> =
             self.all_rollups().map(|(key, rollup)| (key, rollup.clone())).collect();
         rollups.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        if plan >= PLAN {
-            rollups = rollups.into_iter().flat_map(split_values).collect();
-        }
         let mut counters: Vec<_> = self.counters.iter().map(|(k, tally)| (*k, *tally)).collect();
-        counters.sort_unstable_by_key(|(key, _)| *key);
+        counters.sort_unstable_by_key(|((tenant, hour), _)| (*hour, *tenant));
         let mut order: Vec<u32> = (0..).take(self.entries.len()).collect();
         let moment = |place: &u32| {
             let entry = self.entry(*place);
@@ -182,7 +203,7 @@ impl Segment {
         };
         order.sort_unstable_by_key(moment);
         order.chunk_by_mut(|a, b| moment(a) == moment(b)).for_each(|same| self.sort_by_id(same));
-        FoldPlan { plan, order, rollups, counters }
+        FoldPlan { order, rollups, counters }
     }
 
     /// Many producers stamp whole seconds or hours, so there may be many events of one moment; each
@@ -198,129 +219,15 @@ impl Segment {
             *place = sorted;
         }
     }
-
-    /// Begins the fold. The plan must be of this very segment, unchanged since.
-    pub fn close(mut self, plan: FoldPlan) -> ClosedSegment {
-        assert_eq!(plan.order.len(), self.entries.len(), "nothing came since the plan was made");
-        self.rollups = HashMap::new();
-        self.counters = HashMap::new();
-        let FoldPlan { plan, order, rollups, counters } = plan;
-        let mut rollup_costs_left: Vec<usize> = rollups
-            .iter()
-            .rev()
-            .scan(0, |sum, (_, rollup)| {
-                *sum += cost_of(rollup);
-                Some(*sum)
-            })
-            .collect();
-        rollup_costs_left.reverse();
-        ClosedSegment { segment: self, plan, order, rollups, counters, rollup_costs_left }
-    }
-}
-
-/// The plan of segments that are closed now.
-pub const PLAN: u32 = 2;
-/// Most unique values that one step adds.
-const STEP_VALUES_MAX: usize = 16;
-
-/// The pieces of a total, which add up to it. The first has the count of events.
-fn split_values((key, rollup): (RollupKey, Rollup)) -> Vec<(RollupKey, Rollup)> {
-    let Rollup { mut count, value } = rollup;
-    let Accumulator::Unique(values) = value else {
-        return vec![(key, Rollup { count, value })];
-    };
-    if values.len() <= STEP_VALUES_MAX {
-        return vec![(key, Rollup { count, value: Accumulator::Unique(values) })];
-    }
-    let mut values = values.into_iter().peekable();
-    let mut pieces = Vec::new();
-    while values.peek().is_some() {
-        let value = Accumulator::Unique(values.by_ref().take(STEP_VALUES_MAX).collect());
-        pieces.push((key.clone(), Rollup { count: std::mem::take(&mut count), value }));
-    }
-    pieces
-}
-
-fn cost_of(rollup: &Rollup) -> usize {
-    if let Accumulator::Unique(values) = &rollup.value { values.len().max(1) } else { 1 }
 }
 
 /// A segment's parts in the order in which they are folded.
 pub struct FoldPlan {
-    plan: u32,
-    order: Vec<u32>,
-    rollups: Vec<(RollupKey, Rollup)>,
-    counters: Vec<(CounterKey, Tally)>,
-}
-
-/// A segment that is being folded. It changes no more; the database holds how far folding is.
-pub struct ClosedSegment {
-    pub segment: Segment,
-    /// The number of its plan.
-    pub plan: u32,
     /// Places by arrival, in the order of tenant, occurred_at, id.
     pub order: Vec<u32>,
-    /// By key; a unique total may be in several pieces.
+    /// By key.
     pub rollups: Vec<(RollupKey, Rollup)>,
     pub counters: Vec<(CounterKey, Tally)>,
-    /// What each piece and all after it cost.
-    rollup_costs_left: Vec<usize>,
-}
-
-impl ClosedSegment {
-    /// Steps in all: each event, each piece of a total, each counter.
-    pub fn steps(&self) -> usize {
-        self.order.len() + self.rollups.len() + self.counters.len()
-    }
-
-    /// The step before which `budget` is spent, or a little more. A step costs as much as it has
-    /// unique values, and at least 1.
-    pub fn step_after(&self, from: usize, budget: usize) -> usize {
-        let (events, rollups) = (self.order.len(), self.rollups.len());
-        let mut step = from.max((from + budget).min(events));
-        let mut left = budget - (step - from);
-        while left > 0 && (events..events + rollups).contains(&step) {
-            left = left.saturating_sub(cost_of(&self.rollups[step - events].1));
-            step += 1;
-        }
-        (step + left).min(self.steps())
-    }
-
-    /// What the steps after `steps_done` cost.
-    pub fn cost_left(&self, steps_done: usize) -> usize {
-        let before = self.order.len().saturating_sub(steps_done);
-        let rollup = steps_done.saturating_sub(self.order.len());
-        let rollups = self.rollup_costs_left.get(rollup).copied().unwrap_or(0);
-        before + rollups + self.counters_left(steps_done).len()
-    }
-
-    /// The totals that are not in their table when `steps_done` steps are done.
-    pub fn rollups_left(&self, steps_done: usize) -> &[(RollupKey, Rollup)] {
-        let done = steps_done.saturating_sub(self.order.len()).min(self.rollups.len());
-        &self.rollups[done..]
-    }
-
-    /// All totals of one tenant and meter, in pieces.
-    pub fn totals_of(&self, tenant: TenantNo, meter: MeterNo) -> &[(RollupKey, Rollup)] {
-        let owner = |(key, _): &(RollupKey, Rollup)| (key.tenant, key.meter);
-        let start = self.rollups.partition_point(|total| owner(total) < (tenant, meter));
-        let end = self.rollups.partition_point(|total| owner(total) <= (tenant, meter));
-        &self.rollups[start..end]
-    }
-
-    pub fn counters_left(&self, steps_done: usize) -> &[(CounterKey, Tally)] {
-        let before = self.order.len() + self.rollups.len();
-        let done = steps_done.saturating_sub(before).min(self.counters.len());
-        &self.counters[done..]
-    }
-
-    /// The entries of one tenant, oldest first.
-    pub fn entries_of(&self, tenant: TenantNo) -> impl DoubleEndedIterator<Item = &Entry> {
-        let key = |place: &u32| self.segment.entry(*place).tenant;
-        let start = self.order.partition_point(|place| key(place) < tenant);
-        let end = self.order.partition_point(|place| key(place) <= tenant);
-        self.order[start..end].iter().map(|place| self.segment.entry(*place))
-    }
 }
 
 /// What an event adds, for a segment that is rebuilt from the journal.
@@ -333,6 +240,13 @@ pub fn contribution_of(view: &EventView<'_>, catalog: &Catalog) -> Result<Contri
     let event = view.to_event(nobody)?;
     let (bucket_start, group, rollup) = Rollup::of_event(&event, meter);
     Ok(Contribution { tenant: view.tenant, meter: view.meter, bucket_start, group, rollup })
+}
+
+/// The hash of an event key in segments and runs: 64 bits of its fingerprint are enough, since the
+/// exact key is compared on every hit.
+pub fn key_hash(fingerprinter: &Fingerprinter, tenant: TenantNo, id: &EventId) -> u64 {
+    let fingerprint = fingerprinter.event_key(tenant, id);
+    u64::try_from(fingerprint & u128::from(u64::MAX)).expect("64 bits")
 }
 
 pub fn hour_of(at: Timestamp) -> Timestamp {

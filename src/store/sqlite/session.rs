@@ -38,8 +38,7 @@ pub struct SqliteSession<'c> {
 /// The writer's own, inside its transaction.
 struct Writing<'c> {
     shared: &'c Shared,
-    /// How far the segment that is being folded is in tables.
-    steps_done: usize,
+    ledger: &'c Connection,
     /// Tenants that the transaction creates.
     created: RefCell<Vec<(TenantNo, TenantId)>>,
 }
@@ -103,11 +102,11 @@ impl Session for SqliteSession<'_> {
     }
 
     fn measure_windows(&self, windows: &[CutWindow]) -> Done<Vec<WindowUsage>> {
-        let Some(Writing { shared, steps_done, .. }) = &self.writing else {
+        let Some(Writing { shared, ledger, .. }) = &self.writing else {
             let what = "only the writer measures windows".into();
             return Err(Error::Internal { what }.into());
         };
-        Ok(cuts::measure_windows(shared, self.connection, *steps_done, windows)?)
+        Ok(cuts::measure_windows(shared, ledger, windows)?)
     }
 
     fn read_open_events(
@@ -217,9 +216,8 @@ impl Writer {
     ) -> Result<T> {
         let shared = Arc::clone(&self.shared);
         let (answer, created) = self.transact_at(points, |writer| {
-            let connection = &writer.connection;
-            let steps_done = writer.fold.steps_done;
-            let writing = Writing { shared: &shared, steps_done, created: RefCell::default() };
+            let Writer { connection, ledger, .. } = writer;
+            let writing = Writing { shared: &shared, ledger, created: RefCell::default() };
             let session = SqliteSession { connection, writing: Some(writing) };
             let answer = work(&session)?;
             let created = session.writing.map(|writing| writing.created.into_inner());

@@ -24,16 +24,73 @@ fn settings() -> SqliteConfig {
     }
 }
 
-/// A writer without threads beside it: nothing happens but what the test does.
-fn open_writer(directory: &Path) -> Writer {
-    let mut connection = open_for_writing(&directory.join(FILE_NAME)).unwrap();
-    migrations::migrate(&mut connection).unwrap();
-    let fingerprinter = Fingerprinter::new(secret(&connection, "event_keys").unwrap());
-    let (mut writer, _) = recover_writer(connection, &settings(), fingerprinter).unwrap();
-    let spec = serde_json::from_str(r#"{"aggregation":"sum"}"#).unwrap();
-    let meter = Meter::declare(MeterSlug::parse("calls").unwrap(), spec).unwrap();
-    writer.declare_meter(&meter, Timestamp::parse(NOW).unwrap()).unwrap();
-    writer
+/// The threads of a store, which do not run: nothing happens but what the test does.
+struct Parts {
+    writer: Writer,
+    folder: Folder,
+    merger: Merger,
+}
+
+impl Parts {
+    fn open(directory: &Path) -> Self {
+        let _ = lock_directory(directory).unwrap();
+        let (connection, ledger) = open_files(directory).unwrap();
+        let fingerprinter = Fingerprinter::new(secret(&connection, "event_keys").unwrap());
+        let files = (connection, ledger);
+        let parts = recover_parts(directory, files, &settings(), fingerprinter).unwrap();
+        let StoreParts { mut writer, folder, fold_jobs, .. } = parts;
+        // The writer may send; nobody reads.
+        std::mem::forget(fold_jobs);
+        let merger = new_merger(directory, &writer.shared).unwrap();
+        let spec = serde_json::from_str(r#"{"aggregation":"sum"}"#).unwrap();
+        let meter = Meter::declare(MeterSlug::parse("calls").unwrap(), spec).unwrap();
+        writer.declare_meter(&meter, Timestamp::parse(NOW).unwrap()).unwrap();
+        Self { writer, folder, merger }
+    }
+
+    /// Records new events; all of them count.
+    fn record(&mut self, numbers: std::ops::Range<usize>) -> Result<()> {
+        let catalog = Arc::clone(&self.writer.shared.read_memory().catalog);
+        let verdicts = self.writer.record(batch(&catalog, numbers))?;
+        assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Accepted));
+        Ok(())
+    }
+
+    /// Records events again; all of them are known.
+    fn repeat(&mut self, numbers: std::ops::Range<usize>) {
+        let catalog = Arc::clone(&self.writer.shared.read_memory().catalog);
+        let verdicts = self.writer.record(batch(&catalog, numbers)).unwrap();
+        assert!(verdicts.iter().all(|verdict| matches!(verdict, Verdict::Duplicate { .. })));
+    }
+
+    fn fold_all(&mut self) {
+        self.writer.seal_segment();
+        self.folder.fold_sealed().unwrap();
+    }
+
+    fn sealed(&self) -> usize {
+        self.writer.shared.read_memory().sealed.len()
+    }
+
+    fn runs(&self) -> Vec<u32> {
+        self.writer.shared.read_memory().runs.iter().map(|run| run.row.level).collect()
+    }
+
+    /// How many events the totals of acme count.
+    fn count(&self, directory: &Path) -> u64 {
+        let connection = readers::open_read_only(directory).unwrap();
+        let (tenant, hour) = (TenantId::parse("acme").unwrap(), Timestamp::parse(NOW).unwrap());
+        let range = Window { start: hour, end: Timestamp::from_micros(hour.micros() + 1) };
+        let place = (&tenant, MeterNo(1), range);
+        let shared = &self.writer.shared;
+        let rows = rollups::read_usage(shared, &connection, place, usize::MAX).unwrap();
+        rows.iter().map(|row| row.rollup.count).sum()
+    }
+}
+
+fn assert_sound(directory: &Path, events: u64) {
+    let report = SqliteStore::check_directory(directory, &|_| {}).unwrap();
+    assert_eq!((report.findings, report.events), (Vec::new(), events));
 }
 
 fn batch(catalog: &Catalog, numbers: std::ops::Range<usize>) -> DeliveryBatch {
@@ -50,129 +107,228 @@ fn batch(catalog: &Catalog, numbers: std::ops::Range<usize>) -> DeliveryBatch {
     DeliveryBatch { events, refused, acceptance, strict_tenants: false, groups_per_day: 100_000 }
 }
 
-/// Records new events; all of them count.
-fn record(writer: &mut Writer, numbers: std::ops::Range<usize>) -> Result<()> {
-    let catalog = Arc::clone(&writer.shared.read_memory().catalog);
-    let verdicts = writer.record(batch(&catalog, numbers))?;
-    assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Accepted));
-    Ok(())
-}
-
-fn is_folding(writer: &Writer) -> bool {
-    writer.shared.read_memory().folding.is_some()
-}
-
 #[test]
-fn folding_waits_for_a_checkpoint_after_a_failed_write() {
+fn a_fold_that_fails_is_tried_again() {
     let directory = tempfile::tempdir().unwrap();
-    let mut writer = open_writer(directory.path());
-    record(&mut writer, 0..50).unwrap();
-    assert!(is_folding(&writer), "a segment is closed");
-    let limit = |writer: &Writer, pages: i64| {
-        writer.connection.execute_batch(&format!("PRAGMA max_page_count = {pages}")).unwrap();
+    let mut parts = Parts::open(directory.path());
+    parts.record(0..50).unwrap();
+    assert_eq!(parts.sealed(), 1, "a segment is sealed");
+    let limit = |parts: &Parts, pages: i64| {
+        parts.folder.connection.execute_batch(&format!("PRAGMA max_page_count = {pages}")).unwrap();
     };
-    let pages: i64 =
-        writer.connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
-    limit(&writer, pages);
+    let sql = "PRAGMA page_count";
+    let pages: i64 = parts.folder.connection.query_row(sql, [], |row| row.get(0)).unwrap();
+    limit(&parts, pages);
     let mut next = 50;
     let failed = loop {
-        match record(&mut writer, next..next + 50) {
-            Ok(()) => next += 50,
+        parts.record(next..next + 50).unwrap();
+        next += 50;
+        match parts.folder.fold_sealed() {
+            Ok(()) => assert!(next < 100_000, "the disk is full at some time"),
             Err(error) => break error,
         }
-        assert!(next < 100_000, "the disk is full at some time");
     };
     assert!(matches!(failed, Error::Unavailable { .. }), "{failed}");
-    limit(&writer, 1_000_000);
-    let fold = writer.fold;
-    record(&mut writer, next..next + 50).unwrap();
-    writer.work_while_idle();
-    assert_eq!(writer.fold, fold, "events are taken and nothing is folded");
-    checkpoint::look(&writer.shared, &open_for_writing(&directory.path().join(FILE_NAME)).unwrap())
-        .unwrap();
-    writer.work_while_idle();
-    assert!(writer.fold.segment_no > fold.segment_no, "folding goes on");
-    drop(writer);
-    let report = SqliteStore::check_directory(directory.path(), &|_| {}).unwrap();
-    assert_eq!(report.findings, Vec::<String>::new());
-    assert_eq!(report.events, u64::try_from(next + 50).unwrap());
+    let events = u64::try_from(next).unwrap();
+    assert_eq!(parts.count(directory.path()), events);
+    assert_sound(directory.path(), events);
+    limit(&parts, 1_000_000);
+    parts.fold_all();
+    assert_eq!((parts.sealed(), parts.count(directory.path())), (0, events));
+    parts.repeat(0..next);
+    assert_sound(directory.path(), events);
 }
 
 #[test]
-fn a_segment_counts_while_its_fold_is_planned() {
-    const EVENTS: usize = 5_000;
+fn events_count_once_in_segments_runs_and_merged_runs() {
     let directory = tempfile::tempdir().unwrap();
-    let mut writer = open_writer(directory.path());
-    writer.settings.segment_events = EVENTS;
-    record(&mut writer, 0..EVENTS).unwrap();
-    assert!(writer.shared.read_memory().sealed.is_some(), "the writer has not taken the plan");
-    let total = |shared: &Shared| {
-        let connection = open_for_writing(&directory.path().join(FILE_NAME)).unwrap();
-        let (tenant, hour) = (TenantId::parse("acme").unwrap(), Timestamp::parse(NOW).unwrap());
-        let range = Window { start: hour, end: Timestamp::from_micros(hour.micros() + 1) };
-        let place = (&tenant, MeterNo(1), range);
-        let rows = rollups::read_usage(shared, &connection, place, usize::MAX).unwrap();
-        rows.iter().map(|row| row.rollup.count).sum::<u64>()
+    let mut parts = Parts::open(directory.path());
+    for number in 0..80 {
+        let first = number * 50;
+        parts.record(first..first + 50).unwrap();
+        assert_eq!(parts.count(directory.path()), u64::try_from(first + 50).unwrap());
+        match number % 5 {
+            0 => parts.repeat(0..first + 50),
+            1 => parts.folder.fold_sealed().unwrap(),
+            2 => drop(parts.folder.fold_next().unwrap()),
+            3 => while parts.merger.merge_next().unwrap() {},
+            _ => parts = Parts::open(directory.path()),
+        }
+        assert_eq!(parts.count(directory.path()), u64::try_from(first + 50).unwrap());
+    }
+    parts.fold_all();
+    while parts.merger.merge_next().unwrap() {}
+    assert!(parts.runs().contains(&1), "{:?}", parts.runs());
+    assert!(parts.runs().len() < 16, "{:?}", parts.runs());
+    parts.repeat(0..4_000);
+    parts.writer.work_while_idle();
+    let sql = "SELECT count(*) FROM journal";
+    let rows: i64 = parts.writer.connection.query_row(sql, [], |row| row.get(0)).unwrap();
+    assert_eq!(rows, 1, "the rows that are folded are deleted");
+    let mut parts = Parts::open(directory.path());
+    parts.repeat(0..4_000);
+    assert_sound(directory.path(), 4_000);
+    let named = |path: std::fs::DirEntry| path.file_name().into_string().unwrap();
+    let files = std::fs::read_dir(directory.path().join("keys")).unwrap();
+    let files: Vec<String> = files.map(|path| named(path.unwrap())).collect();
+    assert_eq!(files.len(), parts.runs().len(), "{files:?}");
+}
+
+#[test]
+fn totals_that_no_run_names_are_swept() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut parts = Parts::open(directory.path());
+    parts.record(0..50).unwrap();
+    parts.fold_all();
+    let garbage =
+        "INSERT INTO rollups (run_no, tenant_no, meter_no, bucket_start, grp, value, count)
+                   VALUES (7, 1, 1, 0, '', '', 1)";
+    parts.folder.connection.execute(garbage, []).unwrap();
+    assert_sound(directory.path(), 50);
+    let mut parts = Parts::open(directory.path());
+    parts.record(50..100).unwrap();
+    parts.fold_all();
+    parts.merger.sweep().unwrap();
+    let sql = "SELECT group_concat(run_no) FROM rollups";
+    let runs: String = parts.folder.connection.query_row(sql, [], |row| row.get(0)).unwrap();
+    assert_eq!(runs, "1,8", "the run after the garbage has the next number");
+    assert_eq!(parts.count(directory.path()), 100);
+}
+
+/// Damages the one run file of a store with fifty folded events.
+fn damage_run(damage: impl Fn(&Path)) -> (tempfile::TempDir, Parts) {
+    let directory = tempfile::tempdir().unwrap();
+    let mut parts = Parts::open(directory.path());
+    parts.record(0..50).unwrap();
+    parts.fold_all();
+    damage(&directory.path().join("keys/1.run"));
+    (directory, parts)
+}
+
+#[test]
+fn a_run_that_is_damaged_while_it_is_open_is_made_again() {
+    // In place, so that the open file has the damage.
+    let (directory, mut parts) = damage_run(|path| {
+        use std::os::unix::fs::FileExt;
+        let file = File::options().write(true).open(path).unwrap();
+        file.write_all_at(&[0xff; 8], 16).unwrap();
+    });
+    let report = SqliteStore::check_directory(directory.path(), &|_| {}).unwrap();
+    assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+    parts.repeat(0..50);
+    assert_sound(directory.path(), 50);
+}
+
+#[test]
+fn a_lost_or_torn_run_is_made_again_at_the_start() {
+    let lose = |path: &Path| std::fs::remove_file(path).unwrap();
+    let tear = |path: &Path| {
+        let bytes = std::fs::read(path).unwrap();
+        std::fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
     };
-    assert_eq!(total(&writer.shared), 5_000);
-    let catalog = Arc::clone(&writer.shared.read_memory().catalog);
-    let again = writer.record(batch(&catalog, 0..EVENTS)).unwrap();
-    assert!(again.iter().all(|verdict| matches!(verdict, Verdict::Duplicate { .. })));
-    record(&mut writer, EVENTS..EVENTS + 100).unwrap();
-    assert_eq!(total(&writer.shared), 5_100);
-    drop(writer);
-    let mut writer = open_writer(directory.path());
-    assert_eq!(total(&writer.shared), 5_100, "a restart before the first step of the fold");
-    writer.fold_all().unwrap();
-    assert_eq!(total(&writer.shared), 5_100);
-    let report = SqliteStore::check_directory(directory.path(), &|_| {}).unwrap();
-    assert_eq!((report.findings, report.events), (Vec::new(), 5_100));
+    let accidents: [fn(&Path); 2] = [lose, tear];
+    for damage in accidents {
+        let (directory, parts) = damage_run(damage);
+        drop(parts);
+        let mut parts = Parts::open(directory.path());
+        parts.repeat(0..50);
+        assert_sound(directory.path(), 50);
+    }
 }
 
 #[test]
-fn a_stopped_fold_takes_events_up_to_a_bound_and_is_repaired() {
+fn files_of_different_moments_are_refused() {
+    let (directory, before) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut parts = Parts::open(directory.path());
+    parts.record(0..50).unwrap();
+    parts.fold_all();
+    let names = ["counterfoil.db", "ledger.db"];
+    let settle = |parts: &Parts| {
+        for connection in [&parts.writer.connection, &parts.folder.connection] {
+            connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+        }
+    };
+    settle(&parts);
+    for name in names {
+        std::fs::copy(directory.path().join(name), before.path().join(name)).unwrap();
+    }
+    for number in 1..20 {
+        parts.record(number * 50..number * 50 + 50).unwrap();
+        parts.fold_all();
+        parts.writer.work_while_idle();
+    }
+    settle(&parts);
+    drop(parts);
+    for older in names {
+        let mixed = tempfile::tempdir().unwrap();
+        for name in names {
+            let from = if name == older { before.path() } else { directory.path() };
+            std::fs::copy(from.join(name), mixed.path().join(name)).unwrap();
+        }
+        let refused = SqliteStore::open(mixed.path(), &settings()).err().unwrap().to_string();
+        assert!(refused.contains(&format!("{older} is older")), "{refused}");
+    }
+    std::fs::remove_file(directory.path().join("ledger.db")).unwrap();
+    let refused = SqliteStore::open(directory.path(), &settings()).err().unwrap().to_string();
+    assert!(refused.contains("ledger.db is older"), "{refused}");
+}
+
+#[test]
+fn a_stopped_fold_takes_events_up_to_a_bound() {
     let directory = tempfile::tempdir().unwrap();
-    let mut writer = open_writer(directory.path());
-    record(&mut writer, 0..50).unwrap();
-    writer.work_while_idle();
-    assert!(!is_folding(&writer), "the first segment is folded");
-    let damage = "UPDATE rollups SET total = '12.x'";
-    assert_eq!(writer.connection.execute(damage, []).unwrap(), 1);
+    let mut parts = Parts::open(directory.path());
+    parts.record(0..50).unwrap();
+    parts.writer.shared.fold_paused.store(true, Ordering::Release);
     let mut next = 50;
     let refused = loop {
-        match record(&mut writer, next..next + 10) {
+        match parts.record(next..next + 10) {
             Ok(()) => next += 10,
             Err(error) => break error,
         }
-        writer.work_while_idle();
         assert!(next < 100_000, "the journal has a bound");
     };
     assert!(matches!(&refused, Error::Unavailable { what } if what.contains("fold_stopped")));
     assert!(next >= SEGMENT_EVENTS * 16, "{next} events were taken");
-    let why = writer.shared.fold_stopped.lock().unwrap().clone().unwrap();
-    assert!(why.contains("tenant_no 1, meter_no 1"), "it names the row: {why}");
-    drop(writer);
+    parts.fold_all();
+    parts.record(next..next + 10).unwrap();
+    assert_sound(directory.path(), u64::try_from(next + 10).unwrap());
+}
+
+#[test]
+fn an_unreadable_total_stops_merging_and_is_repaired() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut parts = Parts::open(directory.path());
+    for number in 0..8 {
+        parts.record(number * 50..number * 50 + 50).unwrap();
+        parts.fold_all();
+    }
+    let damage = "UPDATE rollups SET total = '12.x' WHERE run_no = 3";
+    assert_eq!(parts.folder.connection.execute(damage, []).unwrap(), 1);
+    let failed = parts.merger.merge_next().unwrap_err().to_string();
+    assert!(failed.contains("tenant_no 1, meter_no 1"), "it names the row: {failed}");
+    let files = std::fs::read_dir(directory.path().join("keys")).unwrap().count();
+    assert_eq!(files, 8, "a merge that fails leaves no file");
+    parts.record(400..450).unwrap();
+    parts.fold_all();
+    drop(parts);
     let report = SqliteStore::repair_directory(directory.path(), &|_| {}).unwrap();
     assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
-    let mut writer = open_writer(directory.path());
-    record(&mut writer, next..next + 10).unwrap();
-    writer.work_while_idle();
-    assert!(!writer.fold_stopped && !is_folding(&writer), "everything is folded");
-    drop(writer);
-    let report = SqliteStore::check_directory(directory.path(), &|_| {}).unwrap();
-    assert_eq!(report.findings, Vec::<String>::new());
-    assert_eq!(report.events, u64::try_from(next + 10).unwrap());
+    let mut parts = Parts::open(directory.path());
+    assert!(parts.merger.merge_next().unwrap());
+    assert_eq!(parts.count(directory.path()), 450);
+    assert_sound(directory.path(), 450);
 }
 
 #[test]
 fn totals_are_not_repaired_from_damaged_events() {
     let directory = tempfile::tempdir().unwrap();
-    let mut writer = open_writer(directory.path());
-    record(&mut writer, 0..50).unwrap();
-    writer.work_while_idle();
-    let damage = "UPDATE rollups SET total = '12.x'; UPDATE events SET id = 'x' WHERE event_no = 7";
-    writer.connection.execute_batch(damage).unwrap();
-    drop(writer);
+    let mut parts = Parts::open(directory.path());
+    parts.record(0..50).unwrap();
+    parts.fold_all();
+    let damage = "UPDATE rollups SET total = '12.x';
+                  UPDATE event_blocks SET body = substr(body, 1, length(body) - 1)";
+    parts.folder.connection.execute_batch(damage).unwrap();
+    drop(parts);
     let refused = SqliteStore::repair_directory(directory.path(), &|_| {}).unwrap_err();
     assert!(matches!(refused, Error::Corrupt { .. }), "{refused}");
 }
@@ -181,15 +337,15 @@ fn totals_are_not_repaired_from_damaged_events() {
 async fn an_outgrown_log_is_cut_once_no_read_holds_it() {
     let directory = tempfile::tempdir().unwrap();
     let store = SqliteStore::open(directory.path(), &settings()).unwrap();
-    let reader = readers::open_read_only(&directory.path().join(FILE_NAME)).unwrap();
-    reader.execute_batch("BEGIN; SELECT count(*) FROM events").unwrap();
+    let reader = readers::open_read_only(directory.path()).unwrap();
+    reader.execute_batch("BEGIN; SELECT count(*) FROM journal").unwrap();
     let mebibyte = 1024 * 1024;
     let sql = format!("INSERT INTO secrets VALUES ('large', zeroblob({}))", 140 * mebibyte);
     let write = move |writer: &mut Writer| {
         writer.write(|connection| connection.execute_batch(&sql).map_err(sql_error))
     };
     store.write(write).await.unwrap();
-    let log = directory.path().join(LOG_FILE_NAME);
+    let log = directory.path().join(LOG_FILE_NAMES[0]);
     let size = || std::fs::metadata(&log).unwrap().len();
     assert!(size() > 140 * mebibyte, "a read holds the log");
     drop(reader);
@@ -204,16 +360,15 @@ async fn an_outgrown_log_is_cut_once_no_read_holds_it() {
 #[test]
 fn the_check_does_not_hold_the_log_while_it_reads_events() {
     let directory = tempfile::tempdir().unwrap();
-    let mut writer = open_writer(directory.path());
-    record(&mut writer, 0..500).unwrap();
-    writer.work_while_idle();
+    let mut parts = Parts::open(directory.path());
+    parts.record(0..500).unwrap();
+    parts.fold_all();
     let busy = Mutex::new(Vec::new());
-    writer.connection.busy_timeout(Duration::ZERO).unwrap();
-    let writer = Mutex::new(writer);
+    parts.folder.connection.busy_timeout(Duration::ZERO).unwrap();
+    let ledger = Mutex::new(parts.folder.connection);
     let restart = |_| {
         let sql = "PRAGMA wal_checkpoint(RESTART)";
-        let held: i64 =
-            writer.lock().unwrap().connection.query_row(sql, [], |row| row.get(0)).unwrap();
+        let held: i64 = ledger.lock().unwrap().query_row(sql, [], |row| row.get(0)).unwrap();
         busy.lock().unwrap().push(held);
     };
     let report = SqliteStore::check_directory(directory.path(), &restart).unwrap();
@@ -225,8 +380,8 @@ fn the_check_does_not_hold_the_log_while_it_reads_events() {
 #[test]
 fn payloads_kept_before_fingerprints_are_found_again() {
     let directory = tempfile::tempdir().unwrap();
-    let mut writer = open_writer(directory.path());
-    let catalog = Arc::clone(&writer.shared.read_memory().catalog);
+    let mut parts = Parts::open(directory.path());
+    let catalog = Arc::clone(&parts.writer.shared.read_memory().catalog);
     let late = |quantity: i128| {
         let mut late = batch(&catalog, 0..1);
         late.acceptance.now = Timestamp::parse("2027-01-01T00:00:00Z").unwrap();
@@ -234,9 +389,10 @@ fn payloads_kept_before_fingerprints_are_found_again() {
         late
     };
     for quantity in 1..=3 {
-        writer.record(late(quantity)).unwrap();
+        parts.writer.record(late(quantity)).unwrap();
     }
-    record(&mut writer, 1..2).unwrap();
+    parts.record(1..2).unwrap();
+    let writer = &mut parts.writer;
     let mut other = batch(&catalog, 1..2);
     other.events[0].quantity = crate::rules::quantity::Quantity::ZERO;
     writer.record(other).unwrap();
@@ -327,7 +483,14 @@ async fn only_the_owner_may_read_a_store() {
     store.write_mark(&crate::rules::restore::Mark { store: "s".into(), number: 1 });
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&directory), 0o700);
-    for name in ["counterfoil.db", "counterfoil.db-wal", "counterfoil.db-shm", "lock", "epoch"] {
+    assert_eq!(mode(&directory.join("keys")), 0o700);
+    for database in ["counterfoil.db", "ledger.db"] {
+        for name in ["", "-wal", "-shm"] {
+            let name = format!("{database}{name}");
+            assert_eq!(mode(&directory.join(&name)), 0o600, "{name}");
+        }
+    }
+    for name in ["lock", "epoch"] {
         assert_eq!(mode(&directory.join(name)), 0o600, "{name}");
     }
     assert_eq!(mode(&parent.path().join("new/data.epoch")), 0o600);
@@ -335,44 +498,10 @@ async fn only_the_owner_may_read_a_store() {
 }
 
 #[test]
-fn a_commit_folds_few_values_of_a_unique_meter_at_a_time() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut writer = open_writer(directory.path());
-    let spec = r#"{"aggregation":"unique","unique_property":"user"}"#;
-    let users = MeterSlug::parse("users").unwrap();
-    let meter = Meter::declare(users, serde_json::from_str(spec).unwrap()).unwrap();
-    writer.declare_meter(&meter, Timestamp::parse(NOW).unwrap()).unwrap();
-    let catalog = Arc::clone(&writer.shared.read_memory().catalog);
-    let mut many = batch(&catalog, 0..1_000);
-    for (number, event) in many.events.iter_mut().enumerate() {
-        event.meter = MeterNo(2);
-        let properties = format!(r#"{{"user":"u{number}"}}"#);
-        event.properties = crate::rules::properties::Properties::parse(&properties).unwrap();
-    }
-    assert_eq!(writer.record(many).unwrap().len(), 1_000);
-    assert!(is_folding(&writer));
-    let stored = |writer: &Writer| -> usize {
-        let sql = "SELECT count(*) FROM rollup_uniques";
-        writer.connection.query_row(sql, [], |row| row.get(0)).unwrap()
-    };
-    let (mut number, mut before) = (1_000, 0);
-    while before < 1_000 {
-        record(&mut writer, number..number + 1).unwrap();
-        let after = stored(&writer);
-        assert!(after - before <= 64, "{} values in one commit", after - before);
-        (number, before) = (number + 1, after);
-        assert!(number < 2_000, "every commit folds some");
-    }
-    drop(writer);
-    let report = SqliteStore::check_directory(directory.path(), &|_| {}).unwrap();
-    assert_eq!(report.findings, Vec::<String>::new());
-}
-
-#[test]
 fn a_page_of_an_inbox_reads_no_rows_of_other_tenants() {
     let directory = tempfile::tempdir().unwrap();
-    let mut writer = open_writer(directory.path());
-    let connection = &mut writer.connection;
+    let mut parts = Parts::open(directory.path());
+    let connection = &mut parts.writer.connection;
     connection
         .execute_batch(
             "INSERT INTO tenants (tenant_no, tenant, created_at) 
@@ -403,9 +532,9 @@ fn a_page_of_an_inbox_reads_no_rows_of_other_tenants() {
 #[test]
 fn statements_are_planned_once_whatever_their_limit() {
     let directory = tempfile::tempdir().unwrap();
-    let writer = open_writer(directory.path());
-    let reader = readers::open_read_only(&directory.path().join(FILE_NAME)).unwrap();
-    for connection in [&writer.connection, &reader] {
+    let parts = Parts::open(directory.path());
+    let reader = readers::open_read_only(directory.path()).unwrap();
+    for connection in [&parts.writer.connection, &reader] {
         let sql = "SELECT tenant FROM tenants WHERE tenant_no > ? LIMIT ?";
         let mut select = connection.prepare(sql).unwrap();
         for limit in 1..4 {
@@ -413,4 +542,43 @@ fn statements_are_planned_once_whatever_their_limit() {
         }
         assert_eq!(select.get_status(StatementStatus::RePrepare), 0);
     }
+}
+
+/// Backups beside commits, folds and merges: each is the store of one moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backup_is_of_one_moment() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(Parts::open(directory.path()));
+    let store = SqliteStore::open(directory.path(), &settings()).unwrap();
+    let catalog = store.load_catalog().await.unwrap();
+    let copies = tempfile::tempdir().unwrap();
+    for number in 0..20 {
+        let loading = Arc::clone(&store);
+        let batches: Vec<_> = (0..20)
+            .map(|part| (number * 20 + part) * 10)
+            .map(|first| batch(&catalog, first..first + 10))
+            .collect();
+        let load = tokio::spawn(async move {
+            for batch in batches {
+                loading.record_deliveries(0, batch).await.unwrap();
+            }
+        });
+        let (from, to) = (directory.path().to_owned(), copies.path().join(number.to_string()));
+        let copied = to.clone();
+        let copying = tokio::task::spawn_blocking(move || backup::back_up(&from, &copied));
+        copying.await.unwrap().unwrap();
+        load.await.unwrap();
+        let report = SqliteStore::check_directory(&to, &|_| {}).unwrap();
+        let runs = |finding: &&String| !finding.contains("cannot be read");
+        assert_eq!(report.findings.iter().filter(runs).count(), 0, "{:?}", report.findings);
+        let least = u64::try_from(number * 200).unwrap();
+        assert!(report.events >= least, "{} of {least}", report.events);
+        let mut restored = Parts::open(&to);
+        restored.repeat(0..number * 200);
+        drop(restored);
+        let refused = backup::back_up(directory.path(), &to).unwrap_err().to_string();
+        assert!(refused.contains("must be new"), "{refused}");
+    }
+    store.close().await;
+    assert_sound(directory.path(), 4_000);
 }

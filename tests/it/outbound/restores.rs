@@ -25,7 +25,12 @@ fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
-        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        let place = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &place);
+        } else {
+            std::fs::copy(entry.path(), place).unwrap();
+        }
     }
 }
 
@@ -164,10 +169,13 @@ pub async fn a_replaced_database_file_is_recognised(ground: Ground) {
     world.push().await;
     world.store.close().await;
     std::fs::remove_file(world.beside("data.epoch")).unwrap();
-    for name in ["counterfoil.db", "counterfoil.db-wal", "counterfoil.db-shm"] {
-        let place = world.ground.data().join(name);
-        let _ = std::fs::remove_file(&place);
-        let _ = std::fs::copy(world.beside("before").join(name), place);
+    for database in ["counterfoil.db", "ledger.db"] {
+        for suffix in ["", "-wal", "-shm"] {
+            let name = format!("{database}{suffix}");
+            let place = world.ground.data().join(&name);
+            let _ = std::fs::remove_file(&place);
+            let _ = std::fs::copy(world.beside("before").join(&name), place);
+        }
     }
     let epoch = world.open().await.expect("the mark in the directory is ahead");
     assert!(epoch.reason.contains("mark") && !epoch.suspected, "{epoch:?}");
