@@ -11,15 +11,18 @@
     reason = "measurements are not money"
 )]
 
+mod bench;
 mod client;
-mod embedded;
+mod floors;
 mod growth;
+mod http_floor;
 mod load;
-mod parse_floor;
-mod plan;
+mod peers;
 mod postgres;
 mod process;
 mod report;
+mod rows;
+mod snapshot;
 mod workload;
 
 use anyhow::{Context, Result, bail};
@@ -38,23 +41,33 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let postgres = std::env::var("COUNTERFOIL_TEST_POSTGRES").ok();
-    let mut settings = plan::Settings { quick: false, json: None, postgres, no_growth: false };
+    let mut settings = bench::Settings { postgres, ..Default::default() };
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().with_context(|| format!("{argument} takes a value"));
         match argument.as_str() {
             "--quick" => settings.quick = true,
-            "--no-growth" => settings.no_growth = true,
+            "--only" => settings.only.push(value()?),
+            "--keys" => settings.keys = Some(parse_keys(&value()?)?),
+            "--data" => settings.data = Some(value()?.into()),
             "--json" => settings.json = Some(value()?.into()),
             "--child" => match value()?.as_str() {
-                "parse-floor" => return parse_floor::serve(),
+                "http-floor" => return http_floor::serve(),
                 other => bail!("there is no child {other}"),
             },
-            "--store-only" => return plan::store_only(value()?.parse()?, 10),
-            "--shape" => return plan::one_shape(&settings, &value()?),
             // Cargo adds it to every bench.
             "--bench" => {}
-            other => bail!("cannot do {other}; there are --quick, --no-growth, --json FILE"),
+            other => bail!(
+                "cannot do {other}; there are --quick, --only ROW, --keys 100M, --data FOLDER, \
+                 --json FILE"
+            ),
         }
     }
-    plan::run(&settings)
+    bench::run(settings)
+}
+
+/// A number, or a number of millions such as 100M.
+fn parse_keys(text: &str) -> Result<u64> {
+    let (digits, unit) = text.strip_suffix('M').map_or((text, 1), |digits| (digits, 1_000_000));
+    let number: u64 = digits.parse().with_context(|| format!("{text} is not a number of keys"))?;
+    Ok(number * unit)
 }

@@ -1,10 +1,11 @@
 //! Child processes under test, and what the kernel says of them in /proc.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The kernel counts CPU time for user space in hundredths of a second on every architecture.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -13,8 +14,8 @@ const TICKS_PER_SECOND: f64 = 100.0;
 pub struct Server {
     child: Child,
     pub url: String,
-    /// From exec to the ready line.
-    pub ready_seconds: f64,
+    /// When it was executed.
+    pub started: Instant,
 }
 
 impl Server {
@@ -23,7 +24,7 @@ impl Server {
         let started = Instant::now();
         let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn()?;
         let stdout = child.stdout.take().context("the output is piped")?;
-        let mut server = Self { child, url: String::new(), ready_seconds: 0.0 };
+        let mut server = Self { child, url: String::new(), started };
         let mut lines = BufReader::new(stdout);
         let mut line = String::new();
         while server.url.is_empty() {
@@ -36,7 +37,6 @@ impl Server {
                 server.url = url.to_owned();
             }
         }
-        server.ready_seconds = started.elapsed().as_secs_f64();
         std::thread::spawn(move || lines.read_to_end(&mut Vec::new()));
         Ok(server)
     }
@@ -45,7 +45,7 @@ impl Server {
     pub fn start_product(folder: &Path, postgres: Option<&str>, key: &str) -> Result<Self> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_counterfoil"));
         command.args(["serve", "--listen", "127.0.0.1:0", "--log", "json"]);
-        command.env("COUNTERFOIL_ADMIN_KEY", key).env("COUNTERFOIL_LOG_LEVEL", "warn");
+        command.env("COUNTERFOIL_ADMIN_KEY", key).env("COUNTERFOIL_LOG_LEVEL", "error");
         // What the server can do is measured, not what it allows one key.
         for limit in ["EVENT_REQUESTS", "REQUESTS", "ADDRESS"] {
             command.env(format!("COUNTERFOIL_LIMITS_{limit}_PER_SECOND"), "0");
@@ -62,11 +62,7 @@ impl Server {
     }
 
     /// kill -9, and waits for the end.
-    pub fn kill(mut self) {
-        self.stop();
-    }
-
-    fn stop(&mut self) {
+    pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -74,15 +70,16 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.stop();
+        self.kill();
     }
 }
 
-/// CPU time and bytes written up to now.
+/// CPU time, and bytes that went to and came from the disk, up to now.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
     pub cpu_seconds: f64,
     pub written_bytes: u64,
+    pub read_bytes: u64,
 }
 
 impl Usage {
@@ -90,33 +87,54 @@ impl Usage {
         Self {
             cpu_seconds: self.cpu_seconds - before.cpu_seconds,
             written_bytes: self.written_bytes.saturating_sub(before.written_bytes),
+            read_bytes: self.read_bytes.saturating_sub(before.read_bytes),
         }
     }
 
-    fn add(&mut self, other: Self) {
-        self.cpu_seconds += other.cpu_seconds;
-        self.written_bytes += other.written_bytes;
-    }
-}
-
-/// Processes whose use is counted together.
-#[derive(Debug, Clone, Default)]
-pub struct Watched {
-    pub pids: Vec<u32>,
-    /// A PostgreSQL postmaster, counted with its children, the ended ones too.
-    pub postmaster: Option<u32>,
-}
-
-impl Watched {
-    pub fn usage(&self) -> Usage {
-        let mut sum = Usage::default();
-        self.pids.iter().for_each(|pid| sum.add(usage_of(&pid.to_string(), false)));
-        if let Some(postmaster) = self.postmaster {
-            sum.add(usage_of(&postmaster.to_string(), true));
-            children_of(postmaster).iter().for_each(|pid| sum.add(usage_of(pid, false)));
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            cpu_seconds: self.cpu_seconds + other.cpu_seconds,
+            written_bytes: self.written_bytes + other.written_bytes,
+            read_bytes: self.read_bytes + other.read_bytes,
         }
-        sum
     }
+}
+
+pub fn server_usage(pid: u32) -> Usage {
+    usage_of(&pid.to_string(), false)
+}
+
+/// Of a PostgreSQL postmaster with its children, the ended ones too.
+pub fn database_usage(postmaster: Option<u32>) -> Usage {
+    let Some(postmaster) = postmaster else { return Usage::default() };
+    let own = usage_of(&postmaster.to_string(), true);
+    children_of(postmaster).iter().fold(own, |sum, pid| sum.plus(usage_of(pid, false)))
+}
+
+/// Of the children of this process that have ended, and of theirs.
+pub fn ended_children_cpu_seconds() -> f64 {
+    let fields = stat_fields("self");
+    let ticks = |place: usize| fields.get(place).and_then(|f| f.parse().ok()).unwrap_or(0u64);
+    (ticks(13) + ticks(14)) as f64 / TICKS_PER_SECOND
+}
+
+/// Waits until next to nothing is used, so that work which was put off is counted with the run
+/// that caused it. Returns how long that work took, in seconds.
+pub fn settle(usage: impl Fn() -> Usage) -> f64 {
+    const LOOK: Duration = Duration::from_millis(500);
+    const SETTLED_WITHIN: Duration = Duration::from_secs(60);
+    let started = Instant::now();
+    let mut before = usage();
+    while started.elapsed() < SETTLED_WITHIN {
+        std::thread::sleep(LOOK);
+        let after = usage();
+        let used = after.since(before);
+        if used.cpu_seconds < 0.03 && used.written_bytes < 1 << 20 {
+            break;
+        }
+        before = after;
+    }
+    started.elapsed().saturating_sub(LOOK).as_secs_f64()
 }
 
 pub fn own_usage() -> Usage {
@@ -131,10 +149,14 @@ fn usage_of(pid: &str, with_ended_children: bool) -> Usage {
         sum += ticks(13) + ticks(14);
     }
     let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
-    let written = io.lines().find_map(|line| line.strip_prefix("write_bytes: "));
+    let bytes = |name: &str| {
+        let number = io.lines().find_map(|line| line.strip_prefix(name));
+        number.and_then(|number| number.parse().ok()).unwrap_or(0)
+    };
     Usage {
         cpu_seconds: sum as f64 / TICKS_PER_SECOND,
-        written_bytes: written.and_then(|number| number.parse().ok()).unwrap_or(0),
+        written_bytes: bytes("write_bytes: "),
+        read_bytes: bytes("read_bytes: "),
     }
 }
 
@@ -163,10 +185,43 @@ pub fn resident_bytes(pid: u32) -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// Bytes of all files in a folder.
+/// Every file in a folder and in the folders in it.
+pub fn files_in(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => files.extend(files_in(&entry.path())),
+            _ => files.push(entry.path()),
+        }
+    }
+    files
+}
+
 pub fn folder_bytes(folder: &Path) -> u64 {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.metadata().ok()).map(|data| data.len()).sum()
+    files_in(folder).iter().filter_map(|file| file.metadata().ok()).map(|data| data.len()).sum()
+}
+
+/// Drops the pages of a folder's files from the page cache, which needs no privilege: `dd` with
+/// this flag and no blocks to copy only advises the kernel.
+pub fn drop_page_cache(folder: &Path) -> Result<()> {
+    for file in files_in(folder) {
+        let mut input = OsString::from("if=");
+        input.push(&file);
+        // Dirty pages stay, so they are written first.
+        std::fs::File::open(&file)?.sync_all()?;
+        let mut dd = Command::new("dd");
+        dd.arg(input).args(["iflag=nocache", "count=0", "status=none"]);
+        ensure!(dd.status().context("running dd")?.success(), "dd failed on {}", file.display());
+    }
+    Ok(())
+}
+
+/// A program by a variable of the environment or in the path.
+pub fn find_program(variable: &str, name: &str) -> Option<PathBuf> {
+    let named = std::env::var_os(variable).map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let in_path = std::env::split_paths(&path).map(|folder| folder.join(name));
+    named.into_iter().chain(in_path).find(|program| program.is_file())
 }
 
 pub fn machine() -> serde_json::Value {

@@ -1,74 +1,86 @@
 //! Tables for people, JSON for programs.
 
-use crate::growth::Read;
 use crate::load::Run;
 use anyhow::{Context, Result};
 use comfy_table::{Table, presets::UTF8_FULL_CONDENSED};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// Ratios, with what is wanted at least.
-pub const RATIOS: [(&str, f64); 8] = [
-    ("embedded_http_vs_append_floor", 0.15),
-    ("embedded_http_vs_parse_floor", 0.10),
-    ("embedded_http_vs_baseline", 30.0),
-    ("embedded_single_vs_parse_floor", 0.3),
-    ("postgres_http_vs_copy_floor", 0.7),
-    ("postgres_http_vs_baseline", 8.0),
-    ("growth_embedded", 0.8),
-    ("growth_postgres", 0.7),
-];
+/// What a row came to: a ratio, of which much is good, or a figure, of which little is.
+struct Finding {
+    row: &'static str,
+    name: String,
+    value: f64,
+    wanted: Option<f64>,
+    kind: Kind,
+}
 
-/// Figures, with what is wanted at most.
-pub const FIGURES: [(&str, f64); 6] = [
-    ("memory_bytes_per_key", 64.0),
-    ("disk_bytes_per_event", 220.0),
-    ("restart_seconds", 5.0),
-    ("commit_p99_ms", 100.0),
-    ("usage_p99_ms", 5.0),
-    ("list_p99_ms", 20.0),
-];
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Ratio,
+    Figure,
+}
+
+impl Finding {
+    fn judgement(&self) -> (String, &'static str) {
+        let Some(wanted) = self.wanted else { return (String::new(), "") };
+        let (sign, reached) = match self.kind {
+            Kind::Ratio => (">=", self.value >= wanted),
+            Kind::Figure => ("<=", self.value <= wanted),
+        };
+        (format!("{sign} {wanted}"), if reached { "reached" } else { "not yet" })
+    }
+}
+
+/// A contender that is not on this machine.
+#[derive(PartialEq, Eq)]
+struct Missing {
+    row: &'static str,
+    name: String,
+    why: &'static str,
+}
 
 #[derive(Default)]
 pub struct Report {
-    pub runs: Vec<Run>,
-    pub ratios: Map<String, Value>,
-    pub figures: Map<String, Value>,
-    pub notes: Map<String, Value>,
+    /// The row that is being measured.
+    pub row: &'static str,
+    runs: Vec<(&'static str, Run)>,
+    findings: Vec<Finding>,
+    missing: Vec<Missing>,
+    notes: Map<String, Value>,
 }
 
 impl Report {
     pub fn push(&mut self, run: Run) {
-        println!("  {:<44} {:>10.0} events/s", describe(&run), run.rate());
-        self.runs.push(run);
+        println!(
+            "  {:<58} {:>9.0} events/s {:>8.2} ms {:>7.2} µs/event",
+            describe(&run),
+            run.rate(),
+            run.p50_ms,
+            run.cpu_micros()
+        );
+        self.runs.push((self.row, run));
     }
 
-    /// The mean rate of all runs of one name and shape.
-    pub fn rate(&self, name: &str, batch: usize, connections: usize) -> Option<f64> {
-        let same = |run: &&Run| {
-            run.name == name
-                && run.batch == batch
-                && run.connections == connections
-                && run.repeats_percent <= 5
-        };
-        let rates: Vec<f64> = self.runs.iter().filter(same).map(Run::rate).collect();
-        (!rates.is_empty()).then(|| rates.iter().sum::<f64>() / rates.len() as f64)
+    pub fn ratio(&mut self, name: &str, value: f64, at_least: Option<f64>) {
+        self.find(name, value, at_least, Kind::Ratio);
     }
 
-    /// The better of several numbers of connections.
-    pub fn best(&self, name: &str, batch: usize, connections: &[usize]) -> Option<f64> {
-        let rates = connections.iter().filter_map(|count| self.rate(name, batch, *count));
-        rates.reduce(f64::max)
+    pub fn figure(&mut self, name: &str, value: f64, at_most: Option<f64>) {
+        self.find(name, value, at_most, Kind::Figure);
     }
 
-    pub fn ratio(&mut self, name: &str, measured: Option<f64>, against: Option<f64>) {
-        if let (Some(measured), Some(against)) = (measured, against) {
-            self.ratios.insert(name.to_owned(), json!(rounded(measured / against)));
+    fn find(&mut self, name: &str, value: f64, wanted: Option<f64>, kind: Kind) {
+        println!("  {name}: {value:.3}");
+        self.findings.push(Finding { row: self.row, name: name.to_owned(), value, wanted, kind });
+    }
+
+    pub fn missing(&mut self, name: &str, why: &'static str) {
+        let missing = Missing { row: self.row, name: name.to_owned(), why };
+        if !self.missing.contains(&missing) {
+            println!("  {name}: {why}");
+            self.missing.push(missing);
         }
-    }
-
-    pub fn figure(&mut self, name: &str, value: f64) {
-        self.figures.insert(name.to_owned(), json!(rounded(value)));
     }
 
     pub fn note(&mut self, name: &str, value: Value) {
@@ -76,63 +88,66 @@ impl Report {
         self.notes.insert(name.to_owned(), value);
     }
 
-    pub fn print_runs(&self) {
-        let mut table = table(&[
+    pub fn print(&self) {
+        let mut runs = table(&[
+            "row",
             "run",
             "events/s",
-            "server µs/event",
-            "client µs/event",
             "p50 ms",
             "p99 ms",
-            "written B/event",
+            "server µs",
+            "database µs",
+            "client µs",
+            "written B",
+            "settled s",
+            "memory MiB",
         ]);
-        for run in &self.runs {
-            table.add_row([
+        for (row, run) in &self.runs {
+            let per_event = |amount: f64| run.per_event(amount);
+            runs.add_row([
+                (*row).to_owned(),
                 describe(run),
                 format!("{:.0}", run.rate()),
-                format!("{:.2}", run.micros_per_event(run.server)),
-                format!("{:.2}", run.micros_per_event(run.client)),
-                format!("{:.2}", run.p50_ms),
-                format!("{:.2}", run.p99_ms),
-                format!("{:.0}", run.server.written_bytes as f64 / run.events.max(1) as f64),
+                cell(run.p50_ms, 2),
+                cell(run.p99_ms, 2),
+                cell(per_event(run.server.cpu_seconds * 1e6), 2),
+                cell(per_event(run.database.cpu_seconds * 1e6), 2),
+                cell(per_event(run.client.cpu_seconds * 1e6), 2),
+                cell(per_event(run.server.plus(run.database).written_bytes as f64), 0),
+                cell(run.settle_seconds, 1),
+                cell((run.resident_bytes >> 20) as f64, 0),
             ]);
         }
-        println!("\n{table}");
-    }
-
-    pub fn print_reads(&self, reads: &[Read]) {
-        let mut table = table(&["read beside a full load", "count", "p50 ms", "p99 ms"]);
-        for read in reads {
-            let (p50, p99) = (format!("{:.2}", read.p50_ms), format!("{:.2}", read.p99_ms));
-            table.add_row([read.name.to_owned(), read.count.to_string(), p50, p99]);
+        println!("\nEach run, µs and B for an event:\n{runs}");
+        let mut findings = table(&["row", "measure", "measured", "wanted", ""]);
+        for finding in &self.findings {
+            let (wanted, judgement) = finding.judgement();
+            let (row, name) = (finding.row.to_owned(), finding.name.clone());
+            let value = format!("{:.3}", finding.value);
+            findings.add_row([row, name, value, wanted, judgement.to_owned()]);
         }
-        println!("\n{table}");
-    }
-
-    pub fn print_targets(&self) {
-        let mut table = table(&["measure", "measured", "wanted", ""]);
-        let mut add = |name: &str, value: Option<f64>, wanted: String, reached: Option<bool>| {
-            let reached = reached.map_or("not measured", |r| if r { "reached" } else { "not yet" });
-            let value = value.map_or("-".to_owned(), |value| value.to_string());
-            table.add_row([name.to_owned(), value, wanted, reached.to_owned()]);
-        };
-        for (name, wanted) in RATIOS {
-            let value = self.ratios.get(name).and_then(Value::as_f64);
-            add(name, value, format!(">= {wanted}"), value.map(|value| value >= wanted));
+        println!("\n{findings}");
+        for missing in &self.missing {
+            println!("left out of {}: {}: {}", missing.row, missing.name, missing.why);
         }
-        for (name, wanted) in FIGURES {
-            let value = self.figures.get(name).and_then(Value::as_f64);
-            add(name, value, format!("<= {wanted}"), value.map(|value| value <= wanted));
-        }
-        println!("\n{table}");
     }
 
     pub fn write_json(&self, path: &Path, machine: Value) -> Result<()> {
+        let of = |kind: Kind| {
+            let found = self.findings.iter().filter(move |finding| finding.kind == kind);
+            let entry = |finding: &Finding| {
+                let value = json!({"value": rounded(finding.value), "wanted": finding.wanted});
+                (format!("{}: {}", finding.row, finding.name), value)
+            };
+            found.map(entry).collect::<Map<_, _>>()
+        };
+        let missing = self.missing.iter().map(|m| (format!("{}: {}", m.row, m.name), json!(m.why)));
         let report = json!({
             "machine": machine,
-            "ratios": self.ratios,
-            "figures": self.figures,
             "notes": self.notes,
+            "ratios": of(Kind::Ratio),
+            "figures": of(Kind::Figure),
+            "missing": missing.collect::<Map<_, _>>(),
             "runs": self.runs.iter().map(run_json).collect::<Vec<_>>(),
         });
         let text = serde_json::to_string_pretty(&report)?;
@@ -140,32 +155,47 @@ impl Report {
     }
 }
 
-fn run_json(run: &Run) -> Value {
+fn run_json((row, run): &(&'static str, Run)) -> Value {
+    let per_event = |amount: f64| measured(run.per_event(amount));
     json!({
+        "row": row,
         "name": run.name,
-        "batch": run.batch,
-        "connections": run.connections,
-        "repeats_percent": run.repeats_percent,
+        "batch": run.workload.batch,
+        "connections": run.workload.connections,
+        "repeats_percent": run.workload.repeats_percent,
         "events": run.events,
         "seconds": rounded(run.seconds),
+        "settle_seconds": rounded(run.settle_seconds),
         "events_per_second": run.rate().round(),
-        "server_cpu_micros_per_event": rounded(run.micros_per_event(run.server)),
-        "client_cpu_micros_per_event": rounded(run.micros_per_event(run.client)),
-        "p50_ms": run.p50_ms,
-        "p99_ms": run.p99_ms,
-        "written_bytes": run.server.written_bytes,
+        "server_cpu_micros_per_event": per_event(run.server.cpu_seconds * 1e6),
+        "database_cpu_micros_per_event": per_event(run.database.cpu_seconds * 1e6),
+        "client_cpu_micros_per_event": per_event(run.client.cpu_seconds * 1e6),
+        "p50_ms": measured(run.p50_ms),
+        "p99_ms": measured(run.p99_ms),
+        "written_bytes_per_event":
+            per_event(run.server.plus(run.database).written_bytes as f64),
+        "read_bytes_per_event": per_event(run.server.plus(run.database).read_bytes as f64),
+        "resident_bytes": measured(run.resident_bytes as f64),
     })
 }
 
 fn describe(run: &Run) -> String {
-    let repeats = if run.repeats_percent == 50 { ", half repeats" } else { "" };
-    format!("{}, {} x {}{repeats}", run.name, run.connections, run.batch)
+    format!("{}, {} x {}", run.name, run.workload.connections, run.workload.batch)
 }
 
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED).set_header(header.iter().copied());
     table
+}
+
+/// Nothing that is measured is exactly nothing.
+fn measured(value: f64) -> Option<f64> {
+    (value != 0.0).then(|| rounded(value))
+}
+
+fn cell(value: f64, decimals: usize) -> String {
+    measured(value).map_or("-".to_owned(), |_| format!("{value:.decimals$}"))
 }
 
 fn rounded(value: f64) -> f64 {

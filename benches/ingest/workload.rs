@@ -8,17 +8,68 @@ use counterfoil::rules::timestamp::{MICROS_PER_DAY, MICROS_PER_SECOND, Timestamp
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-pub const TENANTS: usize = 1_000;
 pub const METERS: usize = 10;
+/// Tenants of the usual workload; those of a uniform one are never fewer.
+pub const TENANTS: usize = 1_000;
 /// Repeats are drawn from this many events before them, over all streams of a run.
 pub const REPEAT_WINDOW: usize = 50_000;
 /// Of 10,000 repeats this many carry another payload.
 const CONFLICTS_PER_MYRIAD: u64 = 200;
-/// Of 10,000 events this many happened at any time of the last day, the rest just now.
-const LATE_PER_MYRIAD: u64 = 500;
 const RECENT_MICROS: u64 = 120_000_000;
 const MODELS: [&str; 4] = ["small-1", "large-2", "large-3", "embed-1"];
 const REGIONS: [&str; 4] = ["eu-west-1", "eu-west-3", "us-east-1", "ap-east-1"];
+
+/// What is sent, on how many connections, in which batches.
+#[derive(Debug, Clone, Copy)]
+pub struct Workload {
+    pub connections: usize,
+    pub batch: usize,
+    pub repeats_percent: u64,
+    pub tenants: Tenants,
+    /// Events of any time of the last day; the others happened within two minutes.
+    pub late_percent: u64,
+    pub meter: Meter,
+}
+
+pub const USUAL: Workload = Workload {
+    connections: 8,
+    batch: 1000,
+    repeats_percent: 5,
+    tenants: Tenants::Zipf,
+    late_percent: 5,
+    meter: Meter::Sum,
+};
+
+/// How events are spread over tenants.
+#[derive(Debug, Clone, Copy)]
+pub enum Tenants {
+    /// Over `TENANTS`, with s = 1.
+    Zipf,
+    /// Over this many.
+    Uniform(u32),
+}
+
+/// What the meters count; the events are the same.
+#[derive(Debug, Clone, Copy)]
+pub enum Meter {
+    Sum,
+    /// Sums by model and region: 16 groups.
+    Dimensions,
+    /// Hosts: 256 values.
+    Unique,
+}
+
+impl Meter {
+    pub fn declaration(self) -> &'static str {
+        match self {
+            Self::Sum => r#"{"aggregation":"sum","scale":6}"#,
+            Self::Dimensions => {
+                r#"{"aggregation":"sum","scale":6,"dimensions":["model","region"]}"#
+            }
+            Self::Unique => r#"{"aggregation":"unique","unique_property":"host","scale":6}"#,
+        }
+    }
+}
 
 /// Tenants by a random number, Zipf with s = 1: one slot in this table for each 1/65,536.
 pub struct Zipf(Vec<u16>);
@@ -42,7 +93,7 @@ impl Zipf {
 #[derive(Debug, Clone, Copy)]
 pub struct Fact {
     seed: u64,
-    pub tenant: u16,
+    pub tenant: u32,
     pub meter: u8,
     /// In units of 10^-6.
     pub micro_units: u64,
@@ -50,14 +101,18 @@ pub struct Fact {
 }
 
 impl Fact {
-    fn new(seed: u64, zipf: &Zipf, now: i64) -> Self {
+    fn new(seed: u64, zipf: &Zipf, workload: Workload, now: i64) -> Self {
         let dice = mix(seed ^ 0x5151_5151);
         let ago = mix(seed ^ 0x7272_7272);
-        let late = (ago >> 48) % 10_000 < LATE_PER_MYRIAD;
+        let late = (ago >> 48) % 100 < workload.late_percent;
         let span = if late { MICROS_PER_DAY as u64 } else { RECENT_MICROS };
+        let tenant = match workload.tenants {
+            Tenants::Zipf => u32::from(zipf.0[(dice & 0xffff) as usize]),
+            Tenants::Uniform(count) => (mix(seed ^ 0x3939_3939) % u64::from(count)) as u32,
+        };
         Self {
             seed,
-            tenant: zipf.0[(dice & 0xffff) as usize],
+            tenant,
             meter: ((dice >> 16) % METERS as u64) as u8,
             micro_units: (dice >> 24) % 99_999_999 + 1,
             occurred_at: now - ((ago & 0xffff_ffff_ffff) % span) as i64,
@@ -69,7 +124,7 @@ impl Fact {
     }
 
     pub fn tenant_name(&self) -> String {
-        tenant_name(self.tenant.into())
+        tenant_name(self.tenant as usize)
     }
 
     pub fn meter_slug(&self) -> String {
@@ -80,11 +135,16 @@ impl Fact {
         format!("{:032x}", self.id())
     }
 
+    /// One of 256.
+    fn host(&self) -> u64 {
+        mix(self.seed ^ 0xa0a0) & 0xff
+    }
+
     /// About 115 bytes of JSON, its names in canonical order.
     pub fn write_properties(&self, text: &mut Vec<u8>) {
         let dice = mix(self.seed ^ 0xa0a0);
         text.extend_from_slice(b"{\"endpoint\":\"/v1/chat/completions\",\"host\":\"ip-10-0-");
-        write_digits(text, dice & 0xff, 3);
+        write_digits(text, self.host(), 3);
         text.extend_from_slice(b"\",\"model\":\"");
         text.extend_from_slice(MODELS[(dice >> 8 & 3) as usize].as_bytes());
         text.extend_from_slice(b"\",\"region\":\"");
@@ -96,7 +156,7 @@ impl Fact {
 
     fn write_json(&self, text: &mut Vec<u8>, dates: &mut Dates) {
         text.extend_from_slice(b"{\"tenant\":\"tenant-");
-        write_digits(text, self.tenant.into(), 5);
+        write_digits(text, self.tenant.into(), 6);
         text.extend_from_slice(b"\",\"id\":\"");
         write_hex(text, self.seed, 16);
         write_hex(text, mix(self.seed ^ 0x1d1d), 16);
@@ -130,7 +190,7 @@ impl Fact {
 }
 
 pub fn tenant_name(tenant: usize) -> String {
-    format!("tenant-{tenant:05}")
+    format!("tenant-{tenant:06}")
 }
 
 pub fn meter_slug(meter: usize) -> String {
@@ -160,39 +220,76 @@ impl Counts {
     }
 }
 
+/// Pairs of tenant and meter whose totals are compared: the largest tenants and some small ones.
+pub const SAMPLES: usize = 32;
+
+pub fn sample(place: usize) -> (usize, usize) {
+    let tenant = if place < 20 { place } else { 20 + (place - 20) * 83 };
+    (tenant, place % METERS)
+}
+
+fn sample_place(fact: &Fact) -> Option<usize> {
+    let tenant = fact.tenant as usize;
+    let place = match tenant {
+        0..20 => tenant,
+        _ if (tenant - 20).is_multiple_of(83) => 20 + (tenant - 20) / 83,
+        _ => return None,
+    };
+    (place < SAMPLES && place % METERS == usize::from(fact.meter)).then_some(place)
+}
+
+/// What a pair of tenant and meter must have counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sample {
+    pub count: u64,
+    /// In units of 10^-6.
+    pub sum: i128,
+    hosts: [u128; 2],
+}
+
+impl Sample {
+    /// The meter's total in units of 10^-6.
+    pub fn total(&self, meter: Meter) -> i128 {
+        match meter {
+            Meter::Sum | Meter::Dimensions => self.sum,
+            Meter::Unique => {
+                i128::from(self.hosts[0].count_ones() + self.hosts[1].count_ones()) * 1_000_000
+            }
+        }
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.count += other.count;
+        self.sum += other.sum;
+        self.hosts = [self.hosts[0] | other.hosts[0], self.hosts[1] | other.hosts[1]];
+    }
+}
+
 /// What must have become of everything a stream has made.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Truth {
     pub counts: Counts,
-    /// Number and exact sum in 10^-6, by tenant and meter.
-    sums: Vec<(u64, i128)>,
+    pub sum_of_all: i128,
+    pub samples: [Sample; SAMPLES],
 }
 
 impl Truth {
-    pub fn new() -> Self {
-        Self { counts: Counts::default(), sums: vec![(0, 0); TENANTS * METERS] }
-    }
-
     fn accept(&mut self, fact: &Fact) {
         self.counts.accepted += 1;
-        let sum = &mut self.sums[usize::from(fact.tenant) * METERS + usize::from(fact.meter)];
-        sum.0 += 1;
-        sum.1 += i128::from(fact.micro_units);
+        self.sum_of_all += i128::from(fact.micro_units);
+        if let Some(place) = sample_place(fact) {
+            let mut added = Sample { count: 1, sum: fact.micro_units.into(), hosts: [0; 2] };
+            added.hosts[(fact.host() / 128) as usize] = 1 << (fact.host() % 128);
+            self.samples[place].merge(&added);
+        }
     }
 
     pub fn merge(&mut self, other: &Self) {
         self.counts.merge(other.counts);
-        for (sum, add) in self.sums.iter_mut().zip(&other.sums) {
-            *sum = (sum.0 + add.0, sum.1 + add.1);
+        self.sum_of_all += other.sum_of_all;
+        for (sample, add) in self.samples.iter_mut().zip(&other.samples) {
+            sample.merge(add);
         }
-    }
-
-    pub fn sum_of(&self, tenant: usize, meter: usize) -> (u64, i128) {
-        self.sums[tenant * METERS + meter]
-    }
-
-    pub fn sum_of_all(&self) -> i128 {
-        self.sums.iter().map(|(_, sum)| sum).sum()
     }
 }
 
@@ -204,46 +301,49 @@ pub enum Kind {
     Conflict,
 }
 
+/// Which stream of which run: no two that are alike share an event.
+#[derive(Debug, Clone, Copy)]
+pub struct Seed {
+    pub run: u64,
+    pub number: usize,
+}
+
 /// The events of one connection.
 pub struct Stream {
     zipf: Arc<Zipf>,
+    workload: Workload,
     next: u64,
     dice: u64,
     recent: VecDeque<Fact>,
     window: usize,
-    repeats_per_myriad: u64,
     dates: Dates,
-    pub now: i64,
+    now: i64,
+    /// Events of one moment can be made again; otherwise each batch is of the present.
+    at: Option<i64>,
     pub truth: Truth,
 }
 
 impl Stream {
-    /// Stream `number` of `streams`, of which `repeats_percent` of the events are repeats.
-    pub fn new(
-        zipf: &Arc<Zipf>,
-        seed: u64,
-        number: usize,
-        streams: usize,
-        repeats_percent: u64,
-    ) -> Self {
-        let number = number as u64;
+    pub fn new(zipf: &Arc<Zipf>, workload: Workload, seed: Seed, at: Option<i64>) -> Self {
+        let number = seed.number as u64;
         Self {
             zipf: Arc::clone(zipf),
-            next: (seed << 48) | (number << 36),
-            dice: mix(seed ^ mix(number)),
+            workload,
+            next: (seed.run << 48) | (number << 36),
+            dice: mix(seed.run ^ mix(number)),
             recent: VecDeque::new(),
-            window: (REPEAT_WINDOW / streams).max(100),
-            repeats_per_myriad: repeats_percent * 100,
+            window: (REPEAT_WINDOW / workload.connections).max(100),
             dates: Dates::default(),
             now: now(),
-            truth: Truth::new(),
+            at,
+            truth: Truth::default(),
         }
     }
 
     pub fn next_fact(&mut self) -> (Kind, Fact) {
         self.dice = self.dice.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let dice = mix(self.dice);
-        if !self.recent.is_empty() && dice % 10_000 < self.repeats_per_myriad {
+        if !self.recent.is_empty() && dice % 100 < self.workload.repeats_percent {
             let mut fact = self.recent[(dice >> 20) as usize % self.recent.len()];
             if (dice >> 50) % 10_000 >= CONFLICTS_PER_MYRIAD {
                 self.truth.counts.duplicates += 1;
@@ -254,7 +354,7 @@ impl Stream {
             return (Kind::Conflict, fact);
         }
         // `mix` is a bijection, so no two events share a seed.
-        let fact = Fact::new(mix(self.next), &self.zipf, self.now);
+        let fact = Fact::new(mix(self.next), &self.zipf, self.workload, self.now);
         self.next += 1;
         if self.recent.len() == self.window {
             self.recent.pop_front();
@@ -264,9 +364,10 @@ impl Stream {
         (Kind::Fresh, fact)
     }
 
-    /// Writes the body of a request: an array of `batch` events, or one event alone.
-    pub fn write_body(&mut self, body: &mut Vec<u8>, batch: usize) {
-        self.now = now();
+    /// Writes the body of a request: an array of events, or one event alone.
+    pub fn write_body(&mut self, body: &mut Vec<u8>) {
+        let batch = self.workload.batch;
+        self.now = self.at.unwrap_or_else(now);
         body.clear();
         if batch == 1 {
             let (_, fact) = self.next_fact();

@@ -93,28 +93,37 @@ pub fn keep(arguments: &[OsString]) -> Result<()> {
         .stdin(Stdio::null())
         .spawn()
         .with_context(|| format!("could not start {}", program.to_string_lossy()))?;
-    wait_for_either(&mut child)?;
+    wait_for_either(&mut child, &command_is_gone())?;
     // An error here means that it has ended already, which is what is wanted.
     let _ = child.kill();
     child.wait().context("could not wait for the program")?;
     Ok(())
 }
 
+/// What a keeper has waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waited {
+    ProgramEnded,
+    CommandIsGone,
+}
+
 /// Returns when the program has ended or the command that started this keeper is gone.
-pub fn wait_for_either(child: &mut Child) -> Result<()> {
-    let gone = command_is_gone();
+pub fn wait_for_either(child: &mut Child, gone: &mpsc::Receiver<()>) -> Result<Waited> {
     loop {
         if child.try_wait().context("could not look at the program")?.is_some() {
-            return Ok(());
+            return Ok(Waited::ProgramEnded);
         }
         match gone.recv_timeout(POLL) {
             Err(mpsc::RecvTimeoutError::Timeout) => {}
-            Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(()),
+            Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Ok(Waited::CommandIsGone);
+            }
         }
     }
 }
 
-fn command_is_gone() -> mpsc::Receiver<()> {
+/// Receives something when the command that started this keeper is gone.
+pub fn command_is_gone() -> mpsc::Receiver<()> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let mut nothing = Vec::new();

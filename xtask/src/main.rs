@@ -8,6 +8,7 @@
 
 mod bench;
 mod binaries;
+mod citus;
 mod debian;
 mod docs_page;
 mod fuzz;
@@ -29,6 +30,7 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
   test [FILTER...]   everything CI checks; with FILTER only the tests whose names contain one
+  test citus         the suites of the PostgreSQL store on a Citus cluster, where there is Citus
   ci                 the same as test, under the name CI uses
   tidy               only the house rules: sizes, direction of modules, migration pairs
   licences           whether deny.toml allows every package that we depend on
@@ -39,8 +41,10 @@ usage: cargo xtask COMMAND
   simulate [--seeds N] [--from S] [--store sqlite|postgres] [--bug NAME] [--story NAME]
            | --list-bugs
                      live through N seeded lives with crashes and a failing provider
-  bench ingest [--quick] [--json FILE]
-                     measure ingest on both stores
+  bench ingest [--quick] [--only ROW] [--keys 100M] [--data FOLDER] [--json FILE]
+                     measure ingest on both stores, against floors of the same run
+  bench peers [--quick] [--json FILE]
+                     measure ingest against TigerBeetle, Redis and PostgreSQL
   bench push         push 10,000 windows at Stripe's limits, on both stores
   bench reconcile    take webhooks and compare 100,580 windows, on both stores
   bench hostile [--only ATTACK] [--json FILE]
@@ -64,6 +68,7 @@ fn main() -> ExitCode {
 fn run(arguments: &[OsString]) -> Result<()> {
     let Some((command, rest)) = arguments.split_first() else { bail!("{USAGE}") };
     match command.to_str() {
+        Some("test") if rest == ["citus"] => citus::run(),
         Some("test") => suite::run(rest),
         Some("ci") if rest.is_empty() => suite::run(rest),
         Some("tidy") if rest.is_empty() => run_to_end(cargo()?.args(["test", "--test", "tidy"])),

@@ -6,7 +6,7 @@
 //! as root, so for root it runs as the user `postgres`, who owns the folder.
 
 use crate::debian::{self, Need, user_is_root};
-use crate::keeper::{self, KEEP_POSTGRES, Kept, becomes_true};
+use crate::keeper::{self, KEEP_POSTGRES, Kept, Waited, becomes_true};
 use crate::{root, succeeds};
 use anyhow::{Context, Result, bail};
 use std::ffi::{OsStr, OsString};
@@ -34,6 +34,11 @@ pub const FOR_TESTS: Profile = Profile {
 pub const FOR_TLS: Profile =
     Profile { name: "tls", initdb: &["--locale=C.UTF-8"], settings: &["ssl=on"] };
 
+/// For tests that end the server: it is then started again, as a supervisor would. No other test
+/// shares it.
+pub const FOR_RESTARTS: Profile = Profile { name: RESTARTS, ..FOR_TESTS };
+const RESTARTS: &str = "restarts";
+
 /// What a server with TLS looks for in its data, and where it comes from.
 const TLS_FILES: [(&str, &str); 2] = [("server.crt", "one.pem"), ("server.key", "one.key")];
 
@@ -57,6 +62,24 @@ pub const FOR_BENCHES: Profile = Profile {
     ],
 };
 
+/// For tests on Citus: a node of a cluster.
+pub const FOR_CITUS: Profile = Profile {
+    name: "citus",
+    initdb: FOR_TESTS.initdb,
+    settings: &[
+        "shared_preload_libraries=citus",
+        // Citus would make a certificate that our client refuses.
+        "ssl=off",
+        "citus.node_conninfo=sslmode=prefer",
+        "max_connections=300",
+        "max_prepared_transactions=300",
+        "shared_buffers=64MB",
+    ],
+};
+
+/// The folder of the server's programs, if they are not the installed ones.
+const PROGRAMS: &str = "COUNTERFOIL_XTASK_POSTGRES_PROGRAMS";
+
 /// A profile's own settings come after these.
 const SETTINGS_ALWAYS: [&str; 3] =
     ["fsync=on", "synchronous_commit=on", "listen_addresses=127.0.0.1"];
@@ -69,6 +92,8 @@ pub struct Profile {
     settings: &'static [&'static str],
 }
 
+const RESTARTS_VARIABLE: &str = "COUNTERFOIL_TEST_POSTGRES_RESTARTS";
+
 /// A running cluster; dropping it stops the server and removes its folder.
 pub struct ScratchPostgres {
     kept: Kept,
@@ -77,7 +102,16 @@ pub struct ScratchPostgres {
 
 impl ScratchPostgres {
     pub fn start(profile: &Profile) -> Result<Self> {
-        let kept = Kept::start(KEEP_POSTGRES, [profile.name], |_| {})?;
+        Self::start_from(profile, None)
+    }
+
+    /// As [`Self::start`], with the server's programs from this folder.
+    pub fn start_from(profile: &Profile, programs: Option<&Path>) -> Result<Self> {
+        let kept = Kept::start(KEEP_POSTGRES, [profile.name], |command| {
+            if let Some(programs) = programs {
+                command.env(PROGRAMS, programs);
+            }
+        })?;
         let url = kept.line_within(READY_WITHIN).context("PostgreSQL did not start")?;
         println!("PostgreSQL at {url}");
         Ok(Self { kept, url })
@@ -87,6 +121,11 @@ impl ScratchPostgres {
     pub fn offer_to<'c>(&self, command: &'c mut Command) -> &'c mut Command {
         command.env("COUNTERFOIL_TEST_POSTGRES", &self.url);
         command.env("COUNTERFOIL_TEST_REQUIRE_POSTGRES", "1")
+    }
+
+    /// The same for the tests that end the server.
+    pub fn offer_restarts_to<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+        command.env(RESTARTS_VARIABLE, &self.url)
     }
 
     /// The same for the tests of TLS.
@@ -99,7 +138,9 @@ impl ScratchPostgres {
 pub fn serve_until_interrupted() -> Result<()> {
     debian::install_missing(&[Need::Postgres])?;
     let mut postgres = ScratchPostgres::start(&FOR_TESTS)?;
+    let restarts = ScratchPostgres::start(&FOR_RESTARTS)?;
     println!("for tests: export COUNTERFOIL_TEST_POSTGRES={}", postgres.url);
+    println!("for tests that end the server: export {RESTARTS_VARIABLE}={}", restarts.url);
     println!("Ctrl-C stops it and removes everything in it");
     postgres.kept.wait()?;
     bail!("PostgreSQL stopped by itself")
@@ -107,6 +148,9 @@ pub fn serve_until_interrupted() -> Result<()> {
 
 /// One of the server's programs: Debian keeps them out of the path, newest version last.
 pub fn program(name: &str) -> Result<PathBuf> {
+    if let Some(programs) = std::env::var_os(PROGRAMS) {
+        return Ok(PathBuf::from(programs).join(name));
+    }
     let mut versions: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
         .into_iter()
         .flatten()
@@ -130,16 +174,42 @@ pub fn program(name: &str) -> Result<PathBuf> {
 /// What the keeper does: makes the cluster, prints its URL, and ends both when the time comes.
 pub fn keep(arguments: &[OsString]) -> Result<()> {
     let name = arguments.first().map(OsString::as_os_str);
-    let profile = [FOR_TESTS, FOR_TLS, FOR_SIMULATION, FOR_BENCHES]
+    let profile = [FOR_TESTS, FOR_RESTARTS, FOR_TLS, FOR_SIMULATION, FOR_BENCHES, FOR_CITUS]
         .into_iter()
         .find(|profile| name == Some(OsStr::new(profile.name)))
         .context("the keeper was asked for a profile that it does not know")?;
     let cluster = Cluster::create(&profile)?;
     let (mut server, port) = cluster.start(&profile)?;
     println!("postgres://postgres@127.0.0.1:{port}/postgres");
-    let waited = keeper::wait_for_either(&mut server);
+    let gone = keeper::command_is_gone();
+    let waited = loop {
+        let waited = keeper::wait_for_either(&mut server, &gone);
+        if profile.name != RESTARTS || !matches!(waited, Ok(Waited::ProgramEnded)) {
+            break waited;
+        }
+        server = cluster.spawn(&profile, port)?;
+    };
     cluster.stop(&mut server);
-    waited
+    waited.map(drop)
+}
+
+/// Whether the server, with its programs from this folder, loads a library at its start.
+pub fn try_preloading(library: &str, programs: Option<&Path>) -> Result<()> {
+    let cluster = Cluster::create(&FOR_TESTS)?;
+    let server = match programs {
+        Some(programs) => programs.join("postgres"),
+        None => program("postgres")?,
+    };
+    let mut command = Command::new(server);
+    cluster.give_to_owner(&mut command);
+    // This value is known only after libraries are loaded.
+    command.arg("-D").arg(cluster.data()).args(["-C", "shared_memory_size"]);
+    command.arg("-c").arg(format!("shared_preload_libraries={library}"));
+    let output = command.output().context("could not run postgres")?;
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
 }
 
 /// The folder of a cluster, removed when dropped, and who runs the server.
@@ -217,11 +287,15 @@ impl Cluster {
     /// One of PostgreSQL's programs, as the cluster's owner and in a folder the owner may enter.
     fn command(&self, name: &str) -> Result<Command> {
         let mut command = Command::new(program(name)?);
+        self.give_to_owner(&mut command);
+        Ok(command)
+    }
+
+    fn give_to_owner(&self, command: &mut Command) {
         command.current_dir(&self.folder).stdin(Stdio::null());
         if let Some(Owner { uid, gid }) = self.owner {
             command.uid(uid).gid(gid);
         }
-        Ok(command)
     }
 
     /// Starts the server on a free port. Another program may take the port between our look and
@@ -245,7 +319,8 @@ impl Cluster {
     }
 
     fn spawn(&self, profile: &Profile, port: u16) -> Result<Child> {
-        let log = File::create(self.log()).context("could not make the server's log")?;
+        let log = File::options().create(true).append(true).open(self.log());
+        let log = log.context("could not open the server's log")?;
         let mut command = self.command("postgres")?;
         command.arg("-D").arg(self.data()).arg("-k").arg(&self.folder);
         command.arg("-p").arg(port.to_string());

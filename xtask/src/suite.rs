@@ -1,7 +1,8 @@
 //! `cargo xtask test`: everything that CI checks, in the order in which it is cheapest to fail.
 
+use crate::citus::{self, Citus, Extent};
 use crate::debian::{self, Need};
-use crate::postgres::{FOR_TESTS, FOR_TLS, ScratchPostgres};
+use crate::postgres::{FOR_RESTARTS, FOR_TESTS, FOR_TLS, ScratchPostgres};
 use crate::steps::Steps;
 use crate::{
     INCREMENTAL, OPT_LEVEL, binaries, cargo, docs_page, fuzz, licences, run_to_end, schemathesis,
@@ -12,8 +13,9 @@ use std::ffi::OsString;
 use std::process::Command;
 
 /// The steps that need a program that compiles.
-const AFTER_BUILD: [&str; 9] = [
+const AFTER_BUILD: [&str; 10] = [
     "tests",
+    citus::STEP,
     "tests of other packages",
     "documentation",
     "schemathesis",
@@ -39,12 +41,32 @@ pub fn run(filters: &[OsString]) -> Result<()> {
 
 fn run_filtered(filters: &[OsString]) -> Result<()> {
     debian::install_missing(&[Need::Postgres, Need::Redis, Need::Strace])?;
-    let (postgres, tls) = (ScratchPostgres::start(&FOR_TESTS)?, ScratchPostgres::start(&FOR_TLS)?);
+    let clusters = Clusters::start()?;
     let mut command = cargo()?;
     // For a few tests the compiler takes longest.
     command.env_remove(OPT_LEVEL).env_remove(INCREMENTAL);
     command.arg("test").args(EVERYTHING).arg("--").args(filters);
-    run_to_end(tls.offer_tls_to(postgres.offer_to(require_redis(&mut command))))
+    run_to_end(clusters.offer_to(require_redis(&mut command)))
+}
+
+/// The databases of the server's tests.
+struct Clusters {
+    shared: ScratchPostgres,
+    restarts: ScratchPostgres,
+    tls: ScratchPostgres,
+}
+
+impl Clusters {
+    fn start() -> Result<Self> {
+        let [shared, restarts, tls] =
+            [&FOR_TESTS, &FOR_RESTARTS, &FOR_TLS].map(ScratchPostgres::start);
+        Ok(Self { shared: shared?, restarts: restarts?, tls: tls? })
+    }
+
+    fn offer_to<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+        let command = self.restarts.offer_restarts_to(self.shared.offer_to(command));
+        self.tls.offer_tls_to(command)
+    }
 }
 
 fn run_all() -> Result<()> {
@@ -72,6 +94,12 @@ fn run_all() -> Result<()> {
         return steps.finish();
     }
     steps.step("tests", test);
+    match Citus::find() {
+        Ok(citus) => {
+            steps.step(citus::STEP, || citus.test(Extent::Short));
+        }
+        Err(why) => steps.leave_out(citus::STEP, &format!("{why:#}")),
+    }
     steps.step("tests of other packages", test_others);
     steps.step("documentation", || {
         let mut command = cargo()?;
@@ -95,10 +123,10 @@ fn run_all() -> Result<()> {
 }
 
 fn test() -> Result<()> {
-    let (postgres, tls) = (ScratchPostgres::start(&FOR_TESTS)?, ScratchPostgres::start(&FOR_TLS)?);
+    let clusters = Clusters::start()?;
     let mut commands = binaries::build(&["--features", "failpoints"])?;
     for command in &mut commands {
-        tls.offer_tls_to(postgres.offer_to(command));
+        clusters.offer_to(command);
     }
     binaries::run(commands)
 }
