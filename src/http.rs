@@ -41,6 +41,7 @@ mod webhooks;
 
 pub use admission::Peer;
 pub use serve::serve;
+pub use telemetry::install_recorder;
 
 use crate::clock::Clock;
 use crate::config::{Config, Secret, ServerConfig};

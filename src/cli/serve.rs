@@ -66,6 +66,8 @@ pub async fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let _scenario = fail::FailScenario::setup();
     let config = load_config(arguments)?;
     crate::telemetry::start(&config.log)?;
+    // Before any job starts: what is counted without a recorder is lost.
+    http::install_recorder();
     wait_for_database(&config).await?;
     let signals = Signals::listen()?;
     let clock = Clock::system();
