@@ -178,10 +178,15 @@ fn journal_rows() {
 /// Changed seeds are accepted often enough for an assertion about accepted events to be tried.
 #[test]
 fn a_false_claim_about_accepted_events_is_found() {
+    // A change of any field refutes it. Few changes hit one given field: a claim about the tenant
+    // alone was not refuted in every run.
     let claim: Target = |body| {
+        static KNOWN: LazyLock<Vec<Event>> = LazyLock::new(|| {
+            let seeds = seeds("event_json");
+            seeds.iter().flat_map(|seed| read_events(seed, Format::Json)).flatten().collect()
+        });
         let events = read_events(body, Format::Json);
-        let tenants = events.iter().flatten().map(|event| event.tenant.as_str());
-        tenants.for_each(|tenant| assert!(["acme", "beta"].contains(&tenant)));
+        events.iter().flatten().for_each(|event| assert!(KNOWN.contains(event)));
         Outcome::accepted_if(events.iter().any(Option::is_some))
     };
     let found = std::panic::catch_unwind(|| check(claim, seeds("event_json")));

@@ -7,7 +7,7 @@ use super::named_points::fail_one_commit;
 use super::server::{Launch, Place, Server};
 use std::time::Duration;
 
-/// Crashes a server that has a bug, at the commits given, until a violation is found.
+/// Crashes a server that has a bug, at the commits or folds given, until a violation is found.
 async fn find(place: &Place, bug: &str, point: &str, commits: std::ops::Range<usize>) -> bool {
     let mut server = Server::start(place);
     declare_meters(&server.url).await;
@@ -39,8 +39,8 @@ async fn sqlite_acknowledging_before_the_commit_is_found() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sqlite_folding_outside_the_transaction_is_found() {
-    let (bug, point) = ("bug.rollup_outside_transaction", "sqlite.before_commit");
-    assert!(find(&Place::sqlite(), bug, point, 15..30).await);
+    let (bug, point) = ("bug.rollup_outside_transaction", "sqlite.before_fold_commit");
+    assert!(find(&Place::sqlite(), bug, point, 1..4).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
