@@ -77,8 +77,17 @@ pub const FOR_CITUS: Profile = Profile {
     ],
 };
 
-/// The folder of the server's programs, if they are not the installed ones.
+/// The server's programs, where they are not the installed ones.
+pub struct Programs {
+    pub folder: PathBuf,
+    /// A library that the server loads before all others.
+    pub preload: PathBuf,
+}
+
+/// By which a keeper learns of [`Programs::folder`].
 const PROGRAMS: &str = "COUNTERFOIL_XTASK_POSTGRES_PROGRAMS";
+/// By which the dynamic linker learns of [`Programs::preload`].
+const PRELOAD: &str = "LD_PRELOAD";
 
 /// A profile's own settings come after these.
 const SETTINGS_ALWAYS: [&str; 3] =
@@ -105,11 +114,11 @@ impl ScratchPostgres {
         Self::start_from(profile, None)
     }
 
-    /// As [`Self::start`], with the server's programs from this folder.
-    pub fn start_from(profile: &Profile, programs: Option<&Path>) -> Result<Self> {
+    /// As [`Self::start`], with these programs.
+    pub fn start_from(profile: &Profile, programs: Option<&Programs>) -> Result<Self> {
         let kept = Kept::start(KEEP_POSTGRES, [profile.name], |command| {
-            if let Some(programs) = programs {
-                command.env(PROGRAMS, programs);
+            if let Some(Programs { folder, preload }) = programs {
+                command.env(PROGRAMS, folder).env(PRELOAD, preload);
             }
         })?;
         let url = kept.line_within(READY_WITHIN).context("PostgreSQL did not start")?;
@@ -193,14 +202,17 @@ pub fn keep(arguments: &[OsString]) -> Result<()> {
     waited.map(drop)
 }
 
-/// Whether the server, with its programs from this folder, loads a library at its start.
-pub fn try_preloading(library: &str, programs: Option<&Path>) -> Result<()> {
+/// Whether the server, with these programs, loads a library at its start.
+pub fn try_preloading(library: &str, programs: Option<&Programs>) -> Result<()> {
     let cluster = Cluster::create(&FOR_TESTS)?;
-    let server = match programs {
-        Some(programs) => programs.join("postgres"),
-        None => program("postgres")?,
+    let mut command = match programs {
+        Some(Programs { folder, preload }) => {
+            let mut command = Command::new(folder.join("postgres"));
+            command.env(PRELOAD, preload);
+            command
+        }
+        None => Command::new(program("postgres")?),
     };
-    let mut command = Command::new(server);
     cluster.give_to_owner(&mut command);
     // This value is known only after libraries are loaded.
     command.arg("-D").arg(cluster.data()).args(["-C", "shared_memory_size"]);

@@ -9,8 +9,10 @@ use tokio_postgres::error::SqlState;
 
 impl From<tokio_postgres::Error> for Failure {
     fn from(error: tokio_postgres::Error) -> Self {
-        const IN_THE_WAY: [SqlState; 4] = [
+        const IN_THE_WAY: [SqlState; 5] = [
             SqlState::UNIQUE_VIOLATION,
+            // Citus reports what a worker refuses during a COPY without the worker's own code.
+            SqlState::INTERNAL_ERROR,
             SqlState::T_R_SERIALIZATION_FAILURE,
             SqlState::T_R_DEADLOCK_DETECTED,
             SqlState::LOCK_NOT_AVAILABLE,
