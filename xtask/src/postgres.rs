@@ -73,6 +73,9 @@ pub const FOR_CITUS: Profile = Profile {
         "citus.node_conninfo=sslmode=prefer",
         "max_connections=300",
         "max_prepared_transactions=300",
+        // Citus has a worker for each database, which recovers prepared transactions and ends
+        // deadlocks between nodes.
+        "max_worker_processes=200",
         "shared_buffers=64MB",
     ],
 };
