@@ -9,6 +9,7 @@ use super::load::put;
 use super::model::{METERS, Model};
 use super::server::{Launch, Place, Server};
 use super::traffic::{Traffic, pick, roll};
+use crate::database::workers;
 use crate::dice::Dice;
 use std::process::Command;
 use std::time::Duration;
@@ -57,8 +58,11 @@ pub async fn kill_rounds(place: &Place, plan: &Plan) -> Result<Model, Vec<String
     for round in 1..=plan.rounds {
         tokio::time::sleep(Duration::from_millis(dice.below(PAUSE_MS_MAX))).await;
         if plan.restarts_database && dice.below(DATABASE_EVERY) == 0 {
-            restart_database(&place.store()).await;
-            println!("round {round}: the database");
+            let mut nodes = workers();
+            nodes.push(place.store());
+            let node = pick(&mut dice, &nodes);
+            restart_database(node).await;
+            println!("round {round}: the database {node}");
             continue;
         }
         let which = roll(&mut dice, servers.len());

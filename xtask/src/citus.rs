@@ -18,6 +18,8 @@ use std::process::Command;
 pub const STEP: &str = "tests on Citus";
 const ARCHIVE: &str = "shared/engines/citus-13.2.2-pg15-bookworm-amd64.tar.gz";
 const WORKERS: usize = 2;
+/// The test that ends nodes of the cluster, and so runs alone.
+const ENDS_NODES: &str = "three_servers_are_exact";
 
 /// How much is tested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,12 +103,21 @@ impl Citus {
         let coordinator = start()?;
         let workers = (0..WORKERS).map(|_| start()).collect::<Result<Vec<_>>>()?;
         let urls: Vec<&str> = workers.iter().map(|worker| worker.url.as_str()).collect();
-        for (suite, filters) in ["store_conformance", "crash"].into_iter().zip(extent.filters()) {
+        let [conformance, crash] = extent.filters();
+        for (suite, filters) in
+            [("store_conformance", conformance), ("crash", crash), ("crash", &[ENDS_NODES])]
+        {
             let mut command = cargo()?;
             command.args(["test", "--features", "failpoints", "--test", suite, "--"]);
             command.args(filters).args(["--test-threads", "2"]);
             command.env("COUNTERFOIL_TEST_CITUS_WORKERS", urls.join(","));
-            run_to_end(coordinator.offer_to(&mut command))?;
+            coordinator.offer_to(&mut command);
+            if filters == [ENDS_NODES] {
+                coordinator.offer_restarts_to(&mut command);
+            } else {
+                command.args(["--skip", ENDS_NODES]);
+            }
+            run_to_end(&mut command)?;
         }
         Ok(())
     }

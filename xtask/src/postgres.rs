@@ -28,16 +28,16 @@ pub const FOR_TESTS: Profile = Profile {
     name: "tests",
     initdb: &["--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en-US"],
     settings: &["max_connections=400", "shared_buffers=128MB"],
+    restarts: false,
 };
 
 /// For tests of TLS: with the certificate of the tests, which is for `localhost`.
 pub const FOR_TLS: Profile =
-    Profile { name: "tls", initdb: &["--locale=C.UTF-8"], settings: &["ssl=on"] };
+    Profile { name: "tls", initdb: &["--locale=C.UTF-8"], settings: &["ssl=on"], restarts: false };
 
 /// For tests that end the server: it is then started again, as a supervisor would. No other test
 /// shares it.
-pub const FOR_RESTARTS: Profile = Profile { name: RESTARTS, ..FOR_TESTS };
-const RESTARTS: &str = "restarts";
+pub const FOR_RESTARTS: Profile = Profile { name: "restarts", restarts: true, ..FOR_TESTS };
 
 /// What a server with TLS looks for in its data, and where it comes from.
 const TLS_FILES: [(&str, &str); 2] = [("server.crt", "one.pem"), ("server.key", "one.key")];
@@ -47,6 +47,7 @@ pub const FOR_SIMULATION: Profile = Profile {
     name: "simulation",
     initdb: &["--locale=C.UTF-8"],
     settings: &["max_connections=200", "fsync=off", "full_page_writes=off"],
+    restarts: false,
 };
 
 /// For measuring: the settings under which the figures in the design papers were taken.
@@ -60,9 +61,10 @@ pub const FOR_BENCHES: Profile = Profile {
         "checkpoint_timeout=15min",
         "wal_compression=lz4",
     ],
+    restarts: false,
 };
 
-/// For tests on Citus: a node of a cluster.
+/// For tests on Citus: a node of a cluster. Tests that end nodes run after all others.
 pub const FOR_CITUS: Profile = Profile {
     name: "citus",
     initdb: FOR_TESTS.initdb,
@@ -78,6 +80,7 @@ pub const FOR_CITUS: Profile = Profile {
         "max_worker_processes=200",
         "shared_buffers=64MB",
     ],
+    restarts: true,
 };
 
 /// The server's programs, where they are not the installed ones.
@@ -102,6 +105,8 @@ pub struct Profile {
     name: &'static str,
     initdb: &'static [&'static str],
     settings: &'static [&'static str],
+    /// Whether a server that has ended is started again.
+    restarts: bool,
 }
 
 const RESTARTS_VARIABLE: &str = "COUNTERFOIL_TEST_POSTGRES_RESTARTS";
@@ -196,7 +201,7 @@ pub fn keep(arguments: &[OsString]) -> Result<()> {
     let gone = keeper::command_is_gone();
     let waited = loop {
         let waited = keeper::wait_for_either(&mut server, &gone);
-        if profile.name != RESTARTS || !matches!(waited, Ok(Waited::ProgramEnded)) {
+        if !profile.restarts || !matches!(waited, Ok(Waited::ProgramEnded)) {
             break waited;
         }
         server = cluster.spawn(&profile, port)?;
