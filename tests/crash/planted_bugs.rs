@@ -40,7 +40,7 @@ async fn sqlite_acknowledging_before_the_commit_is_found() {
 #[tokio::test(flavor = "multi_thread")]
 async fn sqlite_folding_outside_the_transaction_is_found() {
     let (bug, point) = ("bug.rollup_outside_transaction", "sqlite.before_fold_commit");
-    assert!(find(&Place::sqlite(), bug, point, 1..4).await);
+    assert!(find(&Place::sqlite(), bug, point, 0..2).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,8 +4,8 @@
 //! Citus is taken where PostgreSQL has it installed, or from the archive beside the checkout: then
 //! the server's files are copied and the archive is unpacked over the copy, so that nothing on the
 //! machine changes. The archive was built with a later minor version than Debian has, so the three
-//! functions that the older one lacks are compiled (`citus_shim.c`) and preloaded. Without Citus, or
-//! where it does not load into this PostgreSQL, the step is reported as left out, not as passed.
+//! functions that the older one lacks are compiled (`citus_shim.c`) and preloaded. Without Citus,
+//! or where it does not load into this PostgreSQL, the step is reported as left out, not as passed.
 
 use crate::postgres::{FOR_CITUS, Programs, ScratchPostgres, program, try_preloading};
 use crate::{cargo, root, run_to_end};
