@@ -56,7 +56,7 @@ CREATE TABLE event_ranges (
 -- Runs: the keys and totals of adjacent segments, sorted. A run is written once and never changes;
 -- eight runs of one level are merged into one of the next. Keys are in keys/RUN_NO.run.
 CREATE TABLE runs (
-    -- names the run; rows of rollups with a number that is not here are garbage
+    -- names the run; total blocks with a number that is not here are garbage
     run_no INTEGER NOT NULL PRIMARY KEY,
     -- how often its parts were merged
     level INTEGER NOT NULL,
@@ -72,31 +72,23 @@ CREATE TABLE runs (
     checksum INTEGER NOT NULL
 ) STRICT;
 
--- Exact totals of folded events. A total is the sum of its rows in all runs.
-CREATE TABLE rollups (
+-- Exact totals of folded events. A total is the sum of its records in all runs.
+CREATE TABLE total_blocks (
+    -- blocks of a run ascend
+    block_no INTEGER NOT NULL PRIMARY KEY,
     -- the run
     run_no INTEGER NOT NULL,
-    -- whose usage
+    -- of the first record: whose usage
     tenant_no INTEGER NOT NULL,
     -- of what
     meter_no INTEGER NOT NULL,
     -- start of the bucket
     bucket_start INTEGER NOT NULL,
-    -- JSON array of subscription, trial and dimension values, or empty
-    grp TEXT NOT NULL,
-    -- empty in the row of the total itself; a unique meter has a further row for each value that it
-    -- has seen, with the value behind an equals sign
-    value TEXT NOT NULL,
-    -- number of events; 0 in the rows of values
-    count INTEGER NOT NULL,
-    -- sum, minimum, maximum or latest quantity; null for count and unique
-    total TEXT,
-    -- for latest: the event's occurred_at
-    latest_at INTEGER,
-    -- for latest: the event's id
-    latest_id TEXT,
-    PRIMARY KEY (run_no, tenant_no, meter_no, bucket_start, grp, value)
-) STRICT, WITHOUT ROWID;
+    -- totals in order; see src/store/sqlite/total_blocks.rs
+    body BLOB NOT NULL
+) STRICT;
+
+CREATE INDEX total_blocks_by_key ON total_blocks (run_no, tenant_no, meter_no, bucket_start);
 
 -- Conservation: events received in an hour, by verdict.
 CREATE TABLE counters (

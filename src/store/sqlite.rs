@@ -39,6 +39,7 @@ mod segment;
 mod session;
 mod shared;
 mod statements;
+mod total_blocks;
 mod totals;
 mod writer;
 

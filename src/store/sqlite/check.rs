@@ -16,22 +16,22 @@ use super::counters;
 use super::declarations::load_catalog;
 use super::fold::read_state;
 use super::recovery::{Unfolded, check_journal, load_unfolded};
-use super::rollups::{aggregation_of, decode_rollup, insert_total, value_of};
-use super::runs::{RunRow, read_runs};
+use super::runs::read_runs;
 use super::segment::overflow;
 use super::session::SqliteSession;
 use super::statements::Statements;
+use super::total_blocks::{BlockBuilder, RecordReader, TotalPart, TotalRecord, insert_blocks};
 use crate::rules::chain::ChainReport;
 use crate::rules::fingerprint::Fingerprinter;
-use crate::rules::ids::{MeterNo, TenantNo};
+use crate::rules::ids::TenantNo;
 use crate::rules::meter::Catalog;
-use crate::rules::rollup::{Accumulator, Group, Rollup, RollupKey};
+use crate::rules::rollup::{Accumulator, Rollup, RollupKey};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::sql::{Failure, verify_passes};
 use crate::store::{CheckReport, Error, Progress, Result};
 use keys::{begin_with_runs, compare_keys};
-use rusqlite::{Connection, Row, params};
+use rusqlite::{Connection, params};
 use scan::Scan;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -46,16 +46,10 @@ pub fn check(
     examine(connection, directory, fingerprinter, progress).map(|examined| examined.report)
 }
 
-/// A total that is not what its events add up to.
-struct WrongTotal {
-    key: RollupKey,
-    /// What it should be; None if there are no events.
-    right: Option<Rollup>,
-}
-
 struct Examined {
     report: CheckReport,
-    wrong: Vec<WrongTotal>,
+    /// What the folded events add up to.
+    totals: HashMap<RollupKey, Rollup>,
     /// Whether an event is missing, stored twice, cannot be read or is outside its range.
     events_damaged: bool,
 }
@@ -84,7 +78,7 @@ fn examine(
     }
     progress(report.events);
     report.rollups = count_totals(&rollups, &unfolded);
-    let wrong = compare_rollups(connection, &catalog, rollups, &mut report)?;
+    compare_totals(connection, &catalog, &rollups, &mut report)?;
     compare_counters(connection, &unfolded, &accepted, &mut report)?;
     connection.execute_batch("ROLLBACK")?;
     let twice = compare_keys(connection, files, &unfolded, &marks, &mut report)?;
@@ -96,7 +90,7 @@ fn examine(
         report.add(|| format!("{twice} events are stored twice"));
         events_damaged = true;
     }
-    Ok(Examined { report, wrong, events_damaged })
+    Ok(Examined { report, totals: rollups, events_damaged })
 }
 
 /// Follows the chain of nightly passes, in one read transaction.
@@ -128,85 +122,55 @@ fn fold_into(
     }
 }
 
-fn compare_rollups(
+fn compare_totals(
     connection: &Connection,
     catalog: &Catalog,
-    mut expected: HashMap<RollupKey, Rollup>,
+    expected: &HashMap<RollupKey, Rollup>,
     report: &mut CheckReport,
-) -> Result<Vec<WrongTotal>> {
+) -> Result<()> {
     let describe = |key: &RollupKey| describe(connection, catalog, key);
-    let mut wrong = Vec::new();
-    for (key, stored) in read_totals(connection, catalog)? {
-        let right = expected.remove(&key);
-        match (&right, &stored) {
-            (Some(right), Some(stored)) if right == stored => continue,
-            (None, _) => report.add(|| format!("{}: a total and no events", describe(&key))),
-            (Some(right), Some(stored)) => report
-                .add(|| format!("{}: events say {right:?}, stored is {stored:?}", describe(&key))),
-            (Some(right), None) => report.add(|| {
-                format!("{}: the total cannot be read, events say {right:?}", describe(&key))
-            }),
+    let stored = read_totals(connection, report)?;
+    for (key, stored) in &stored {
+        match expected.get(key) {
+            Some(right) if right == stored => {}
+            None => report.add(|| format!("{}: a total and no events", describe(key))),
+            Some(right) => report
+                .add(|| format!("{}: events say {right:?}, stored is {stored:?}", describe(key))),
         }
-        wrong.push(WrongTotal { key, right });
     }
-    for (key, right) in expected {
-        report.add(|| format!("{}: events and no total", describe(&key)));
-        wrong.push(WrongTotal { key, right: Some(right) });
+    for key in expected.keys().filter(|key| !stored.contains_key(key)) {
+        report.add(|| format!("{}: events and no total", describe(key)));
     }
-    Ok(wrong)
+    Ok(())
 }
 
-/// The totals of all runs, added up; None where a part cannot be read.
+/// The totals of all runs, added up. Blocks that cannot be read are reported and left out.
 fn read_totals(
     connection: &Connection,
-    catalog: &Catalog,
-) -> Result<HashMap<RollupKey, Option<Rollup>>> {
-    let mut totals: HashMap<RollupKey, Option<Rollup>> = HashMap::new();
-    let mut select = connection.prepare(
-        "-- read_totals
-         SELECT count, total, latest_at, latest_id, tenant_no, meter_no, bucket_start, grp, value
-         FROM rollups WHERE run_no = ?",
-    )?;
+    report: &mut CheckReport,
+) -> Result<HashMap<RollupKey, Rollup>> {
+    let mut totals: HashMap<RollupKey, Rollup> = HashMap::new();
     for run in read_runs(connection)? {
-        let mut rows = select.query([run.run_no])?;
-        while let Some(row) = rows.next()? {
-            let (key, part) = read_part(catalog, row)?;
-            let part = part.ok();
-            match totals.get_mut(&key) {
-                None => drop(totals.insert(key, part)),
-                Some(total) => {
-                    let sum = total.take().zip(part);
-                    *total = sum.and_then(|(sum, part)| add_up(sum, &part));
+        let mut reader = RecordReader::all(connection, run.run_no);
+        loop {
+            match reader.next() {
+                Ok(None) => break,
+                Ok(Some(TotalRecord { key, part: TotalPart::Total(total) })) => {
+                    fold_into(&mut totals, key, &total)?;
                 }
+                Ok(Some(TotalRecord { key, part: TotalPart::Value(value) })) => {
+                    let value = Accumulator::Unique([value].into());
+                    fold_into(&mut totals, key, &Rollup { count: 0, value })?;
+                }
+                Err(Error::Corrupt { what }) => {
+                    report.add(|| what);
+                    reader.skip_block();
+                }
+                Err(error) => return Err(error),
             }
         }
     }
     Ok(totals)
-}
-
-fn add_up(mut sum: Rollup, part: &Rollup) -> Option<Rollup> {
-    sum.fold(part).ok()?;
-    Some(sum)
-}
-
-/// The key of a row, and what the row adds to the total unless it cannot be read.
-fn read_part(catalog: &Catalog, row: &Row<'_>) -> Result<(RollupKey, Result<Rollup>)> {
-    let group: String = row.get(7)?;
-    let key = RollupKey {
-        tenant: TenantNo(row.get(4)?),
-        meter: MeterNo(row.get(5)?),
-        bucket_start: Timestamp::from_micros(row.get(6)?),
-        group: Group::from_stored(&group),
-    };
-    let read = || -> Result<Rollup> {
-        let Some(value) = value_of(row, 8)? else {
-            return decode_rollup(row, aggregation_of(key.meter, catalog)?);
-        };
-        let value = Accumulator::Unique([value.into()].into());
-        Ok(Rollup { count: row.get(0)?, value })
-    };
-    let part = read();
-    Ok((key, part))
 }
 
 fn compare_counters(
@@ -248,15 +212,16 @@ fn tenant_name(connection: &Connection, tenant: TenantNo) -> String {
     name.unwrap_or_else(|_| format!("number {}", tenant.0))
 }
 
-/// Makes every wrong total again from its events, in one transaction, on a store that nobody else
-/// has open. The report lists what was wrong. Nothing is written if an event is in doubt.
+/// Makes all totals again from the events if one is wrong, in one transaction, on a store that
+/// nobody else has open. The report lists what was wrong. Nothing is written if an event is in
+/// doubt.
 pub fn repair(
     connection: &Connection,
     ledger: &Connection,
     (directory, fingerprinter): (&Path, &Fingerprinter),
     progress: Progress<'_>,
 ) -> Result<CheckReport> {
-    let Examined { report, wrong, events_damaged } =
+    let Examined { report, totals, events_damaged } =
         examine(connection, directory, fingerprinter, progress)?;
     if events_damaged {
         let first = report.findings.first().map_or("", String::as_str);
@@ -266,35 +231,32 @@ pub fn repair(
         );
         return Err(Error::Corrupt { what });
     }
-    let transaction = ledger.unchecked_transaction()?;
-    let runs = read_runs(&transaction)?;
-    for total in &wrong {
-        rewrite_total(&transaction, &runs, total)?;
+    if !report.findings.is_empty() {
+        let transaction = ledger.unchecked_transaction()?;
+        rewrite_totals(&transaction, &totals)?;
+        transaction.commit()?;
     }
-    transaction.commit()?;
     Ok(report)
 }
 
-/// Deletes a total from all runs and writes the right one to the first of them.
-fn rewrite_total(ledger: &Connection, runs: &[RunRow], total: &WrongTotal) -> Result<()> {
-    let WrongTotal { key, right } = total;
-    let RollupKey { tenant, meter, bucket_start, group } = key;
-    let bucket = bucket_start.micros();
-    for run in runs {
-        ledger.run(
-            "-- rewrite_total
-             DELETE FROM rollups WHERE run_no = ? AND tenant_no = ? AND meter_no = ?
-                 AND bucket_start = ? AND grp = ?",
-            params![run.run_no, tenant.0, meter.0, bucket, group.as_text()],
-        )?;
+/// Writes all totals to the first run, and none to the others.
+fn rewrite_totals(ledger: &Connection, totals: &HashMap<RollupKey, Rollup>) -> Result<()> {
+    ledger.run("-- rewrite_totals\nDELETE FROM total_blocks", [])?;
+    let mut sorted: Vec<_> = totals.iter().collect();
+    sorted.sort_unstable_by_key(|(key, _)| *key);
+    let buckets = || totals.keys().map(|key| key.bucket_start.micros());
+    let bounds = buckets().min().zip(buckets().max());
+    let runs = read_runs(ledger)?;
+    let (Some((first, last)), Some(run)) = (bounds, runs.first()) else { return Ok(()) };
+    let mut builder = BlockBuilder::default();
+    for (key, total) in sorted {
+        builder.push_total(key, total);
+        insert_blocks(ledger, run.run_no, &builder.take_full())?;
     }
-    let (Some(right), Some(first)) = (right, runs.first()) else { return Ok(()) };
-    insert_total(ledger, first.run_no, key, right)?;
+    insert_blocks(ledger, run.run_no, &builder.finish())?;
     ledger.run(
-        "-- rewrite_total
-         UPDATE runs SET first_bucket = min(first_bucket, ?2), last_bucket = max(last_bucket, ?2)
-         WHERE run_no = ?1",
-        params![first.run_no, bucket],
+        "-- rewrite_totals\nUPDATE runs SET first_bucket = ?, last_bucket = ? WHERE run_no = ?",
+        params![first, last, run.run_no],
     )?;
     Ok(())
 }

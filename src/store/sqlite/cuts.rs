@@ -29,11 +29,10 @@ pub fn measure_windows(
     ledger: &Connection,
     windows: &[CutWindow],
 ) -> Result<Vec<WindowUsage>> {
-    let (snapshot, catalog) =
-        shared.consistent_snapshot(ledger, |memory| Arc::clone(&memory.catalog))?;
+    let (snapshot, ()) = shared.consistent_snapshot(ledger, |_| ())?;
     let measure = |one: &CutWindow| {
         let place = (one.tenant_no, one.meter_no, one.window);
-        let rows = rollups::read_usage_writing(shared, ledger, &snapshot, &catalog, place)?;
+        let rows = rollups::read_usage_writing(shared, ledger, &snapshot, place)?;
         WindowUsage::measure(&rows).map_err(|_| overflow())
     };
     let measured = windows.iter().map(measure).collect();

@@ -3,16 +3,17 @@
 //! Invariant: every group that was counted has a total, in a segment or in the ledger. Segments are
 //! looked at first, so a segment that is folded meanwhile is seen twice rather than not at all.
 
+use super::rollups::visit_records;
 use super::runs::read_runs;
 use super::segment::Segment;
-use super::statements::Statements;
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::rollup::Group;
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::groups::{GroupDay, KnownGroups};
-use rusqlite::{Connection, params};
+use rusqlite::Connection;
+use std::collections::BTreeSet;
 
 /// Makes the groups of a day known; `ledger` is outside of any transaction.
 pub fn load_day<'s>(
@@ -36,18 +37,14 @@ pub fn load_day<'s>(
     Ok(())
 }
 
-fn read_folded(ledger: &Connection, day: GroupDay, range: Window) -> Result<Vec<Group>> {
-    let mut groups = Vec::new();
-    for run in read_runs(ledger)?.into_iter().filter(|run| run.meets(range)) {
-        let (start, end) = (range.start.micros(), range.end.micros());
-        groups.extend(ledger.read_all(
-            "-- read_folded
-             SELECT DISTINCT grp FROM rollups
-             WHERE run_no = ? AND tenant_no = ? AND meter_no = ?
-                 AND bucket_start >= ? AND bucket_start < ? AND value = '' AND grp <> ''",
-            params![run.run_no, day.tenant.0, day.meter.0, start, end],
-            |row| Ok(Group::from_stored(&row.get::<_, String>(0)?)),
-        )?);
-    }
+fn read_folded(ledger: &Connection, day: GroupDay, range: Window) -> Result<BTreeSet<Group>> {
+    let mut groups = BTreeSet::new();
+    let runs = read_runs(ledger)?;
+    visit_records(ledger, &runs, (day.tenant, day.meter, range), |record| {
+        if !record.key.group.as_text().is_empty() {
+            groups.insert(record.key.group);
+        }
+        Ok(())
+    })?;
     Ok(groups)
 }

@@ -10,6 +10,7 @@ use super::runs::Run;
 use super::segment::{Entry, Segment, key_hash};
 use super::session::SqliteSession;
 use super::statements::Statements;
+use super::total_blocks::find_bounds;
 use super::{Shared, damaged};
 use crate::rules::event::Event;
 use crate::rules::ids::{EventId, TenantId, TenantNo};
@@ -17,7 +18,7 @@ use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::Window;
 use crate::store::sql::trace_inboxes;
 use crate::store::{EventPage, EventQuery, EventTrace, Result, StoredEvent};
-use rusqlite::{Connection, params};
+use rusqlite::Connection;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -279,28 +280,16 @@ fn narrow_to_totals(
     query: &EventQuery,
 ) -> Result<Option<EventQuery>> {
     let Some(meter) = query.filter.meter else { return Ok(Some(query.clone())) };
-    let mut select = connection.prepare_cached(
-        "-- narrow_to_totals
-         SELECT (SELECT min(bucket_start) FROM rollups
-                 WHERE run_no = ?1 AND tenant_no = ?2 AND meter_no = ?3),
-                (SELECT max(bucket_start) FROM rollups
-                 WHERE run_no = ?1 AND tenant_no = ?2 AND meter_no = ?3)",
-    )?;
-    let mut bounds: Option<(i64, i64)> = None;
+    let mut bounds: Option<(Timestamp, Timestamp)> = None;
     for run in &snapshot.runs {
-        let found: (Option<i64>, Option<i64>) = select
-            .query_row(params![run.run_no, tenant.0, meter.0], |row| {
-                Ok((row.get(0)?, row.get(1)?))
-            })?;
-        if let (Some(first), Some(last)) = found {
+        if let Some((first, last)) = find_bounds(connection, run.run_no, (tenant, meter))? {
             let (least, most) = bounds.unwrap_or((first, last));
             bounds = Some((least.min(first), most.max(last)));
         }
     }
     let Some((first, last)) = bounds else { return Ok(None) };
     // No bucket is longer than a day.
-    let end = Timestamp::from_micros(last).saturating_add_micros(MICROS_PER_DAY);
-    let mut range = Window { start: Timestamp::from_micros(first), end };
+    let mut range = Window { start: first, end: last.saturating_add_micros(MICROS_PER_DAY) };
     if let Some(asked) = query.filter.range {
         range = Window { start: range.start.max(asked.start), end: range.end.min(asked.end) };
     }

@@ -14,11 +14,11 @@
 
 use super::event_blocks::BlockWriter;
 use super::event_ranges::{insert_ranges, ranges_of};
-use super::rollups::insert_total;
 use super::run_file::{KeyRecord, RunWriter};
 use super::runs::{Run, RunRow, insert_run, path_of};
 use super::segment::{FoldPlan, Segment};
 use super::statements::Statements;
+use super::total_blocks::{BlockBuilder, insert_blocks};
 use super::writer::StopOnPanic;
 use super::{Shared, checkpoint};
 use crate::faults::{crash_point, planted};
@@ -199,9 +199,9 @@ impl Folder {
     fn write_totals(&self, plan: &FoldPlan, run: Option<&RunRow>) -> Result<()> {
         if let Some(run) = run {
             insert_run(&self.connection, run)?;
-            for (key, total) in &plan.rollups {
-                insert_total(&self.connection, run.run_no, key, total)?;
-            }
+            let mut builder = BlockBuilder::default();
+            plan.rollups.iter().for_each(|(key, total)| builder.push_total(key, total));
+            insert_blocks(&self.connection, run.run_no, &builder.finish())?;
         }
         if planted("bug.rollup_outside_transaction") {
             self.connection.execute_batch("COMMIT; BEGIN IMMEDIATE")?;

@@ -2,29 +2,29 @@
 //!
 //! A merge is: the new run's key file, made durable; its totals, written in pieces under a number
 //! that no row of `runs` names yet; then one transaction in which the new run takes the place of
-//! the old ones; then memory; then the old files and rows are deleted. Runs never change, so each
-//! piece is read afresh and no long read transaction holds the log.
+//! the old ones; then memory; then the old files and blocks are deleted. Runs never change, so each
+//! block is read afresh and no long read transaction holds the log.
 //!
-//! What a crash leaves: before that one transaction, a file and rows that no run names; after it,
+//! What a crash leaves: before that one transaction, a file and blocks that no run names; after it,
 //! those of the old runs. Both are deleted at the next start. Every total is in exactly the runs
 //! that the table names, at every commit.
 //!
-//! A merge that fails fails nothing else: runs stay as they are, and reads look at more of them.
+//! A merge that fails fails nothing else: runs stay as they are, and reads look at more of them. If
+//! stored data cannot be read, merging stops until the next start.
 
-use super::rollups::aggregation_of;
+use super::Shared;
 use super::run_file::merge_files;
 use super::runs::{Run, RunRow, insert_run, next_merge, path_of, read_runs};
-use super::segment::overflow;
 use super::statements::Statements;
+use super::total_blocks::{
+    BlockBuilder, NewBlock, RecordReader, TotalPart, TotalRecord, delete_blocks, insert_blocks,
+};
 use super::writer::StopOnPanic;
-use super::{Shared, corrupt, damaged};
 use crate::faults::crash_point;
-use crate::rules::ids::MeterNo;
-use crate::rules::meter::{Aggregation, Catalog};
-use crate::rules::quantity::Quantity;
+use crate::rules::rollup::RollupKey;
 use crate::store::throttle::Throttle;
 use crate::store::{Error, Result};
-use rusqlite::{Connection, Row, params};
+use rusqlite::Connection;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,10 +32,8 @@ use std::time::Duration;
 
 /// How long the merger sleeps while nobody wakes it.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
-/// Rows of each run that one piece reads.
-const PIECE_ROWS: usize = 2_048;
-/// Rows of an old run that one transaction deletes.
-const DELETED_ROWS: usize = 8_192;
+/// Blocks that one transaction writes or deletes, so that folding does not wait for a whole merge.
+const PIECE_BLOCKS: usize = 64;
 
 /// The thread that merges.
 pub struct Merger {
@@ -49,13 +47,22 @@ pub struct Merger {
 }
 
 impl Merger {
-    /// Works until the store is closed.
+    /// Works until the store is closed, or until stored data cannot be read.
     pub fn run(mut self) {
         let _guard = StopOnPanic;
         let mut swept = false;
         while !self.shared.closed.load(Ordering::Acquire) {
-            if let Err(error) = self.work(&mut swept) {
-                self.note_failure(&error);
+            match self.work(&mut swept) {
+                Ok(()) => {}
+                Err(error @ Error::Corrupt { .. }) => {
+                    tracing::error!(%error, "runs are not merged any more; reads get slower");
+                    return self.shared.note_fold_stopped(&error);
+                }
+                Err(error) => {
+                    if let Some(left_out) = self.warnings.admit() {
+                        tracing::warn!(%error, left_out, "could not merge runs; trying again");
+                    }
+                }
             }
             std::thread::park_timeout(IDLE_WAIT);
         }
@@ -70,22 +77,13 @@ impl Merger {
         Ok(())
     }
 
-    fn note_failure(&self, error: &Error) {
-        if let Error::Corrupt { .. } = error {
-            self.shared.note_fold_stopped(error);
-        }
-        if let Some(left_out) = self.warnings.admit() {
-            tracing::warn!(%error, left_out, "could not merge runs; trying again");
-        }
-    }
-
     /// Deletes totals that are no run's, which a crash left.
     pub fn sweep(&mut self) -> Result<()> {
         let runs = read_runs(&self.connection)?;
         let mut after = i64::MIN;
         loop {
             let next: Option<i64> = self.connection.read_one(
-                "-- sweep\nSELECT min(run_no) FROM rollups WHERE run_no > ?",
+                "-- sweep\nSELECT min(run_no) FROM total_blocks WHERE run_no > ?",
                 [after],
                 |row| Ok(row.get(0)?),
             )?;
@@ -100,10 +98,7 @@ impl Merger {
 
     /// Merges the runs that are due. Returns whether there were any.
     pub fn merge_next(&mut self) -> Result<bool> {
-        let (runs, catalog) = {
-            let memory = self.shared.read_memory();
-            (Arc::clone(&memory.runs), Arc::clone(&memory.catalog))
-        };
+        let runs = Arc::clone(&self.shared.read_memory().runs);
         let rows: Vec<RunRow> = runs.iter().map(|run| run.row.clone()).collect();
         let Some(places) = next_merge(&rows) else { return Ok(false) };
         let (sources, rows) = (&runs[places.clone()], &rows[places]);
@@ -118,7 +113,7 @@ impl Merger {
         };
         merged.checksum = file.checksum();
         crash_point("sqlite.between_merged_keys_and_totals");
-        let written = self.merge_totals(rows, merged.run_no, &catalog);
+        let written = self.merge_totals(rows, merged.run_no);
         if let Err(error) = written.and_then(|()| self.swap(rows, &merged)) {
             // Or each try would leave its own part behind.
             self.delete_run(merged.run_no)?;
@@ -167,47 +162,34 @@ impl Merger {
         Ok(())
     }
 
-    fn merge_totals(&mut self, runs: &[RunRow], run_no: i64, catalog: &Catalog) -> Result<()> {
-        let mut after = TotalKey::before_all();
-        loop {
-            let piece = read_piece(&self.connection, runs, &after, catalog)?;
-            let Some((last, _)) = piece.last() else { return Ok(()) };
-            after = last.clone();
-            self.transact(|connection| {
-                piece.iter().try_for_each(|(key, row)| insert_row(connection, run_no, key, row))
-            })?;
-            std::thread::yield_now();
+    fn merge_totals(&self, runs: &[RunRow], run_no: i64) -> Result<()> {
+        let open = |run: &RunRow| Source::open(&self.connection, run.run_no);
+        let mut sources: Vec<Source<'_>> = runs.iter().map(open).collect::<Result<_>>()?;
+        let mut builder = BlockBuilder::default();
+        while let Some(record) = next_record(&mut sources)? {
+            builder.push_record(&record);
+            if builder.full_blocks() == PIECE_BLOCKS {
+                self.write_piece(run_no, &builder.take_full())?;
+            }
         }
+        self.write_piece(run_no, &builder.finish())
+    }
+
+    fn write_piece(&self, run_no: i64, blocks: &[NewBlock]) -> Result<()> {
+        self.transact(|connection| insert_blocks(connection, run_no, blocks))?;
+        std::thread::yield_now();
+        Ok(())
     }
 
     /// Deletes the totals of a run that is not in use, a few at a time.
-    fn delete_totals(&mut self, run_no: i64) -> Result<()> {
-        loop {
-            let end = self.connection.read_optional(
-                "-- delete_totals
-                 SELECT tenant_no, meter_no, bucket_start, grp, value, 0, NULL, NULL, NULL
-                 FROM rollups WHERE run_no = ?
-                 ORDER BY tenant_no, meter_no, bucket_start, grp, value LIMIT 1 OFFSET ?",
-                params![run_no, DELETED_ROWS],
-                decode_row,
-            )?;
-            let Some((TotalKey { tenant, meter, bucket, group, value }, _)) = end else {
-                let sql = "-- delete_totals\nDELETE FROM rollups WHERE run_no = ?";
-                return self.transact(|connection| connection.run(sql, [run_no]).map(drop));
-            };
-            self.transact(|connection| {
-                connection.run(
-                    "-- delete_totals
-                     DELETE FROM rollups WHERE run_no = ?
-                         AND (tenant_no, meter_no, bucket_start, grp, value) < (?, ?, ?, ?, ?)",
-                    params![run_no, tenant, meter, bucket, group, value],
-                )
-            })?;
+    fn delete_totals(&self, run_no: i64) -> Result<()> {
+        while self.transact(|connection| delete_blocks(connection, run_no, PIECE_BLOCKS))? > 0 {
             std::thread::yield_now();
         }
+        Ok(())
     }
 
-    fn transact<T>(&mut self, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+    fn transact<T>(&self, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
         self.connection.execute_batch("BEGIN IMMEDIATE")?;
         let outcome = work(&self.connection).and_then(|value| {
             self.connection.execute_batch("COMMIT")?;
@@ -220,158 +202,52 @@ impl Merger {
     }
 }
 
-/// The key of a row of `rollups` within its run, in the table's order.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct TotalKey {
-    tenant: i64,
-    meter: u16,
-    bucket: i64,
-    group: String,
-    value: String,
+/// A run that is being merged, and its next record.
+struct Source<'c> {
+    reader: RecordReader<'c>,
+    next: Option<TotalRecord>,
 }
 
-impl TotalKey {
-    fn before_all() -> Self {
-        Self { tenant: -1, meter: 0, bucket: 0, group: String::new(), value: String::new() }
+impl<'c> Source<'c> {
+    fn open(connection: &'c Connection, run_no: i64) -> Result<Self> {
+        let mut source = Self { reader: RecordReader::all(connection, run_no), next: None };
+        source.take()?;
+        Ok(source)
+    }
+
+    fn place(&self) -> Option<(&RollupKey, Option<&str>)> {
+        self.next.as_ref().map(TotalRecord::place)
+    }
+
+    /// Takes the next record and reads the one after it.
+    fn take(&mut self) -> Result<Option<TotalRecord>> {
+        let after = self.reader.next()?;
+        Ok(std::mem::replace(&mut self.next, after))
     }
 }
 
-/// The rest of a row.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct TotalRow {
-    count: u64,
-    total: Option<String>,
-    latest: Option<(i64, String)>,
-}
-
-/// The next totals of all runs together, those of one key added up. Ends where a run may have more
-/// rows than were read of it.
-fn read_piece(
-    connection: &Connection,
-    runs: &[RunRow],
-    after: &TotalKey,
-    catalog: &Catalog,
-) -> Result<Vec<(TotalKey, TotalRow)>> {
-    let mut rows: Vec<(TotalKey, TotalRow)> = Vec::new();
-    let mut end: Option<TotalKey> = None;
-    for run in runs {
-        let read = read_rows(connection, run.run_no, after)?;
-        if read.len() == PIECE_ROWS {
-            let last = read.last().map(|(key, _)| key.clone());
-            end = end.into_iter().chain(last).min();
-        }
-        rows.extend(read);
-    }
-    // The rows of each run are sorted, which a stable sort makes use of.
-    rows.sort_by(|a, b| a.0.cmp(&b.0));
-    if let Some(end) = end {
-        rows.truncate(rows.partition_point(|(key, _)| *key <= end));
-    }
-    let mut piece: Vec<(TotalKey, TotalRow)> = Vec::with_capacity(rows.len());
-    for (key, row) in rows {
-        match piece.last_mut().filter(|(last, _)| *last == key) {
-            None => piece.push((key, row)),
-            Some((_, total)) => {
-                let aggregation = aggregation_of(MeterNo(key.meter), catalog)?;
-                total.add(row, aggregation).map_err(|error| name_row(error, &key))?;
-            }
+/// The next record of all sources together, those of one place added up.
+fn next_record(sources: &mut [Source<'_>]) -> Result<Option<TotalRecord>> {
+    let waiting = sources.iter_mut().filter(|source| source.next.is_some());
+    let least = waiting.min_by(|a, b| a.place().cmp(&b.place()));
+    let Some(least) = least else { return Ok(None) };
+    let Some(mut sum) = least.take()? else { return Ok(None) };
+    for source in sources {
+        if source.place() == Some(sum.place()) {
+            let same = source.take()?;
+            same.map_or(Ok(()), |same| add(&mut sum, &same))?;
         }
     }
-    Ok(piece)
+    Ok(Some(sum))
 }
 
-fn read_rows(
-    connection: &Connection,
-    run_no: i64,
-    after: &TotalKey,
-) -> Result<Vec<(TotalKey, TotalRow)>> {
-    let TotalKey { tenant, meter, bucket, group, value } = after;
-    connection.read_all(
-        "-- read_rows
-         SELECT tenant_no, meter_no, bucket_start, grp, value, count, total, latest_at, latest_id
-         FROM rollups
-         WHERE run_no = ? AND (tenant_no, meter_no, bucket_start, grp, value) > (?, ?, ?, ?, ?)
-         ORDER BY tenant_no, meter_no, bucket_start, grp, value LIMIT ?",
-        params![run_no, tenant, meter, bucket, group, value, PIECE_ROWS],
-        decode_row,
-    )
-}
-
-fn decode_row(row: &Row<'_>) -> Result<(TotalKey, TotalRow)> {
-    let key = TotalKey {
-        tenant: row.get(0)?,
-        meter: row.get(1)?,
-        bucket: row.get(2)?,
-        group: row.get(3)?,
-        value: row.get(4)?,
-    };
-    let latest: (Option<i64>, Option<String>) = (row.get(7)?, row.get(8)?);
-    let (count, total) = (row.get(5)?, row.get(6)?);
-    Ok((key, TotalRow { count, total, latest: latest.0.zip(latest.1) }))
-}
-
-fn insert_row(connection: &Connection, run_no: i64, key: &TotalKey, row: &TotalRow) -> Result<()> {
-    let TotalKey { tenant, meter, bucket, group, value } = key;
-    let (at, id) = row.latest.as_ref().map(|(at, id)| (*at, id.as_str())).unzip();
-    connection.run(
-        "-- insert_row
-         INSERT INTO rollups (run_no, tenant_no, meter_no, bucket_start, grp, value, count, total,
-                              latest_at, latest_id)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        params![run_no, tenant, meter, bucket, group, value, row.count, row.total, at, id],
-    )?;
-    Ok(())
-}
-
-impl TotalRow {
-    /// Adds the row of the same key in another run.
-    fn add(&mut self, other: Self, aggregation: Aggregation) -> Result<()> {
-        self.count = self.count.checked_add(other.count).ok_or_else(overflow)?;
-        let read = |text: &Option<String>| -> Result<Quantity> {
-            let text = text.as_deref().ok_or_else(|| corrupt("rollups.total"))?;
-            Quantity::parse_stored(text).ok_or_else(|| damaged("rollups.total", text))
-        };
-        match aggregation {
-            Aggregation::Count | Aggregation::Unique => {}
-            Aggregation::Sum => {
-                let sum = read(&self.total)?.checked_add(read(&other.total)?);
-                self.total = Some(sum.ok_or_else(overflow)?.to_string());
-            }
-            Aggregation::Min => {
-                let least = read(&self.total)?.min(read(&other.total)?);
-                self.total = Some(least.to_string());
-            }
-            Aggregation::Max => {
-                let most = read(&self.total)?.max(read(&other.total)?);
-                self.total = Some(most.to_string());
-            }
-            Aggregation::Latest => {
-                read(&self.total)?;
-                read(&other.total)?;
-                if self.latest.is_none() || other.latest.is_none() {
-                    return Err(corrupt("rollups.latest_at"));
-                }
-                if other.latest > self.latest {
-                    (self.total, self.latest) = (other.total, other.latest);
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Says which row is damaged.
-fn name_row(error: Error, key: &TotalKey) -> Error {
-    match error {
-        Error::Corrupt { what } => {
-            let TotalKey { tenant, meter, bucket, group, .. } = key;
-            let row = format!("tenant_no {tenant}, meter_no {meter}, {bucket}, {group:?}");
-            Error::Corrupt { what: format!("{what} (rollups: {row})") }
-        }
-        error @ (Error::Unavailable { .. }
-        | Error::Overdue { .. }
-        | Error::TooLarge { .. }
-        | Error::Unknown { .. }
-        | Error::Internal { .. }) => error,
+/// Adds the record of the same place in another run.
+fn add(sum: &mut TotalRecord, record: &TotalRecord) -> Result<()> {
+    match (&mut sum.part, &record.part) {
+        (TotalPart::Total(sum), TotalPart::Total(total)) => sum.fold(total).map_err(|error| {
+            Error::Corrupt { what: format!("total_blocks: {error} ({:?})", record.key) }
+        }),
+        // One value twice is that value.
+        (TotalPart::Value(_) | TotalPart::Total(_), _) => Ok(()),
     }
 }

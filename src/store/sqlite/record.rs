@@ -215,7 +215,7 @@ pub fn write_signed(bytes: &mut Vec<u8>, number: i128) {
     write_number(bytes, u128::from_le_bytes(folded.to_le_bytes()));
 }
 
-fn write_text(bytes: &mut Vec<u8>, text: &str) {
+pub fn write_text(bytes: &mut Vec<u8>, text: &str) {
     write_number(bytes, wide(text.len()));
     bytes.extend_from_slice(text.as_bytes());
 }
@@ -227,13 +227,13 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn byte(&mut self) -> Option<u8> {
+    pub fn byte(&mut self) -> Option<u8> {
         let byte = *self.bytes.get(self.at)?;
         self.at += 1;
         Some(byte)
     }
 
-    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
+    pub fn take(&mut self, length: usize) -> Option<&'a [u8]> {
         let slice = self.bytes.get(self.at..self.at.checked_add(length)?)?;
         self.at += length;
         Some(slice)
@@ -266,7 +266,7 @@ impl<'a> Reader<'a> {
         Some(if folded & 1 == 1 { !magnitude } else { magnitude })
     }
 
-    fn text(&mut self) -> Option<&'a str> {
+    pub fn text(&mut self) -> Option<&'a str> {
         let length = usize::try_from(self.number()?).ok()?;
         std::str::from_utf8(self.take(length)?).ok()
     }

@@ -1,6 +1,6 @@
 //! Runs: which there are, how they are opened, and when they are merged.
 //!
-//! A run holds the keys (in a file, `run_file`) and the totals (rows of `rollups`) of adjacent
+//! A run holds the keys (in a file, `run_file`) and the totals (`total_blocks`) of adjacent
 //! segments. Folding makes a run of each segment; eight runs of one level become one of the next.
 //!
 //! Invariant: the runs follow each other without a gap and cover every folded event. A run is named
@@ -126,12 +126,12 @@ pub fn insert_run(connection: &Connection, run: &RunRow) -> Result<()> {
     Ok(())
 }
 
-/// The number after every run that has a row or rows of totals.
+/// The number after every run that has a row or totals.
 pub fn next_run_no(connection: &Connection) -> Result<i64> {
     connection.read_one(
         "-- next_run_no
          SELECT 1 + max(coalesce((SELECT max(run_no) FROM runs), 0),
-                        coalesce((SELECT max(run_no) FROM rollups), 0))",
+                        coalesce((SELECT max(run_no) FROM total_blocks), 0))",
         [],
         |row| Ok(row.get(0)?),
     )

@@ -180,16 +180,15 @@ fn totals_that_no_run_names_are_swept() {
     let mut parts = Parts::open(directory.path());
     parts.record(0..50).unwrap();
     parts.fold_all();
-    let garbage =
-        "INSERT INTO rollups (run_no, tenant_no, meter_no, bucket_start, grp, value, count)
-                   VALUES (7, 1, 1, 0, '', '', 1)";
+    let garbage = "INSERT INTO total_blocks (run_no, tenant_no, meter_no, bucket_start, body)
+                   VALUES (7, 1, 1, 0, x'00')";
     parts.folder.connection.execute(garbage, []).unwrap();
     assert_sound(directory.path(), 50);
     let mut parts = Parts::open(directory.path());
     parts.record(50..100).unwrap();
     parts.fold_all();
     parts.merger.sweep().unwrap();
-    let sql = "SELECT group_concat(run_no) FROM rollups";
+    let sql = "SELECT group_concat(run_no) FROM total_blocks";
     let runs: String = parts.folder.connection.query_row(sql, [], |row| row.get(0)).unwrap();
     assert_eq!(runs, "1,8", "the run after the garbage has the next number");
     assert_eq!(parts.count(directory.path()), 100);
@@ -302,17 +301,17 @@ fn an_unreadable_total_stops_merging_and_is_repaired() {
         parts.record(number * 50..number * 50 + 50).unwrap();
         parts.fold_all();
     }
-    let damage = "UPDATE rollups SET total = '12.x' WHERE run_no = 3";
+    let damage = "UPDATE total_blocks SET body = x'00' WHERE run_no = 3";
     assert_eq!(parts.folder.connection.execute(damage, []).unwrap(), 1);
     let failed = parts.merger.merge_next().unwrap_err().to_string();
-    assert!(failed.contains("tenant_no 1, meter_no 1"), "it names the row: {failed}");
+    assert!(failed.contains("run 3"), "it names the run: {failed}");
     let files = std::fs::read_dir(directory.path().join("keys")).unwrap().count();
     assert_eq!(files, 8, "a merge that fails leaves no file");
     parts.record(400..450).unwrap();
     parts.fold_all();
     drop(parts);
     let report = SqliteStore::repair_directory(directory.path(), &|_| {}).unwrap();
-    assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
+    assert_eq!(report.findings.len(), 2, "the block and the total: {:?}", report.findings);
     let mut parts = Parts::open(directory.path());
     assert!(parts.merger.merge_next().unwrap());
     assert_eq!(parts.count(directory.path()), 450);
@@ -325,7 +324,7 @@ fn totals_are_not_repaired_from_damaged_events() {
     let mut parts = Parts::open(directory.path());
     parts.record(0..50).unwrap();
     parts.fold_all();
-    let damage = "UPDATE rollups SET total = '12.x';
+    let damage = "UPDATE total_blocks SET body = x'00';
                   UPDATE event_blocks SET body = substr(body, 1, length(body) - 1)";
     parts.folder.connection.execute_batch(damage).unwrap();
     drop(parts);
