@@ -90,21 +90,14 @@ CREATE TABLE total_blocks (
 
 CREATE INDEX total_blocks_by_key ON total_blocks (run_no, tenant_no, meter_no, bucket_start);
 
--- Conservation: events received in an hour, by verdict.
-CREATE TABLE counters (
-    -- start of the hour in which deliveries were received
+-- Conservation: deliveries received in an hour, by verdict.
+CREATE TABLE counter_blocks (
+    -- start of the hour
     hour INTEGER NOT NULL,
-    -- whose deliveries; 0 where the tenant could not be read
-    tenant_no INTEGER NOT NULL,
-    -- counted
-    accepted INTEGER NOT NULL,
-    -- counted before
-    duplicates INTEGER NOT NULL,
-    -- another payload under a known key
-    conflicts INTEGER NOT NULL,
-    -- kept and not counted
-    quarantined INTEGER NOT NULL,
-    -- refused to the sender
-    rejected INTEGER NOT NULL,
-    PRIMARY KEY (hour, tenant_no)
+    -- 0 for the tenants 0 to 63, 1 for the next, and so on; tenant 0 has the deliveries whose tenant
+    -- could not be read
+    block_no INTEGER NOT NULL,
+    -- counts of each tenant; see src/store/sqlite/counter_blocks.rs
+    body BLOB NOT NULL,
+    PRIMARY KEY (hour, block_no)
 ) STRICT, WITHOUT ROWID;

@@ -14,6 +14,7 @@ mod backup;
 mod check;
 mod checkpoint;
 mod clock;
+mod counter_blocks;
 mod counters;
 mod cuts;
 mod day_groups;

@@ -182,9 +182,9 @@ fn compare_counters(
     let always =
         Window { start: Timestamp::from_micros(i64::MIN), end: Timestamp::from_micros(i64::MAX) };
     let mut accepted: HashMap<TenantNo, u64> = HashMap::new();
-    let table = counters::read_table(connection, always)?;
+    let folded = counters::read_folded(connection, always)?;
     let open = unfolded.open.counters().iter().map(|(key, tally)| (*key, *tally));
-    for ((tenant, _), tally) in table.into_iter().chain(open) {
+    for ((tenant, _), tally) in folded.into_iter().chain(open) {
         *accepted.entry(tenant).or_default() += tally.accepted;
     }
     accepted.retain(|_, count| *count > 0);

@@ -1,19 +1,20 @@
-//! Conservation counters, from their table and from the segments that are not folded yet.
+//! Conservation counters, from their blocks and from the segments that are not folded yet.
 //!
 //! Invariant: the same as for totals: one moment, nothing missing, nothing twice. Names come from
 //! the snapshot, which holds every tenant that memory counts; so the lock on memory is held only
 //! while the open segment's counters are copied.
 
+use super::counter_blocks::{find_counter, visit_counters};
 use super::segment::{CounterKey, hour_of};
 use super::statements::Statements;
-use super::{Shared, corrupt, damaged, sql_error};
+use super::{Shared, corrupt, damaged};
 use crate::rules::ids::{TenantId, TenantNo};
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::rules::window::Window;
 use crate::store::{CounterQuery, CounterRow, Result};
 use hashbrown::HashMap;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::Connection;
 use std::collections::BTreeMap;
 
 /// The counters of every tenant in hours that start in `range`.
@@ -30,7 +31,7 @@ pub fn read_counters(
     let mut totals: BTreeMap<(TenantNo, Timestamp), Tally> = BTreeMap::new();
     let sealed = snapshot.sealed.iter().flat_map(|segment| segment.counters());
     let sealed = sealed.filter(|((_, hour), _)| inside(hour)).map(|(key, tally)| (*key, *tally));
-    for (key, tally) in sealed.chain(open).chain(read_table(connection, range)?) {
+    for (key, tally) in sealed.chain(open).chain(read_folded(connection, range)?) {
         totals.entry(key).or_default().merge(&tally);
     }
     let names = all_names(connection)?;
@@ -44,7 +45,7 @@ pub fn read_counters(
     totals.into_iter().map(row).collect()
 }
 
-/// A page of counters. Reads a page of the table and what memory adds to it, however many tenants
+/// A page of counters. Reads a page of the ledger and what memory adds to it, however many tenants
 /// and hours there are.
 pub fn list_counters(
     shared: &Shared,
@@ -60,11 +61,12 @@ pub fn list_counters(
     })?;
     let Some(place) = place else { return Ok(Vec::new()) };
     let sealed = snapshot.sealed.iter().flat_map(|segment| place.select(segment.counters()));
-    let table = place.read_page(connection, query.limit)?;
-    // Behind a full page of the table there may be more of it before what memory has there.
-    let end = table.last().filter(|_| table.len() == query.limit).map(|((t, hour), _)| (*hour, *t));
+    let folded = place.read_page(connection, query.limit)?;
+    // Behind a full page of the ledger there may be more of it before what memory has there.
+    let end =
+        folded.last().filter(|_| folded.len() == query.limit).map(|((t, hour), _)| (*hour, *t));
     let mut totals: BTreeMap<(Timestamp, TenantNo), Tally> = BTreeMap::new();
-    for ((tenant, hour), tally) in sealed.chain(open).chain(table) {
+    for ((tenant, hour), tally) in sealed.chain(open).chain(folded) {
         if end.is_none_or(|end| (hour, tenant) <= end) {
             totals.entry((hour, tenant)).or_default().merge(&tally);
         }
@@ -125,64 +127,38 @@ impl CounterPlace {
         std::iter::successors(Some(hour_of(self.after.0)), next).take_while(move |hour| *hour < end)
     }
 
-    /// Rows of the table in their order.
+    /// Counters of the ledger in their order.
     fn read_page(&self, connection: &Connection, limit: usize) -> Result<Vec<(CounterKey, Tally)>> {
-        let Some(tenant) = self.tenant else { return self.read_all(connection, limit) };
-        // The table is in the order of hours: one tenant's row is looked up in each of them.
-        let mut select = connection.prepare_cached(
-            "-- read_page
-             SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected
-             FROM counters WHERE hour = ? AND tenant_no = ?",
-        )?;
-        let mut rows = Vec::new();
-        for hour in self.hours().filter(|hour| self.holds((tenant, *hour))) {
-            let found = select.query_row(params![hour.micros(), tenant.0], decode_counter);
-            rows.extend(found.optional()?);
-            if rows.len() == limit {
-                break;
+        let mut page = Vec::new();
+        if let Some(tenant) = self.tenant {
+            // Blocks are in the order of hours: one tenant's is looked up in each of them.
+            for hour in self.hours().filter(|hour| self.holds((tenant, *hour))) {
+                page.extend(find_counter(connection, (tenant, hour))?);
+                if page.len() == limit {
+                    break;
+                }
             }
+            return Ok(page);
         }
-        Ok(rows)
-    }
-
-    fn read_all(&self, connection: &Connection, limit: usize) -> Result<Vec<(CounterKey, Tally)>> {
-        let after = i64::from(self.after.1) - i64::from(self.first);
-        let (hour, end) = (self.after.0.micros(), self.range.end.micros());
-        connection.read_all(
-            "-- read_all
-             SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected
-             FROM counters WHERE (hour, tenant_no) > (?, ?) AND hour < ?
-             ORDER BY hour, tenant_no LIMIT ?",
-            params![hour, after, end, limit],
-            |row| Ok(decode_counter(row)?),
-        )
+        let start = (self.after.0, TenantNo(self.after.1));
+        visit_counters(connection, start, self.range.end, |key, tally| {
+            if self.holds(key) {
+                page.push((key, tally));
+            }
+            page.len() < limit
+        })?;
+        Ok(page)
     }
 }
 
-pub fn read_table(connection: &Connection, range: Window) -> Result<Vec<(CounterKey, Tally)>> {
-    connection
-        .prepare_cached(
-            "-- read_table
-             SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected
-             FROM counters WHERE hour >= ? AND hour < ?",
-        )
-        .and_then(|mut select| {
-            select
-                .query_map(params![range.start.micros(), range.end.micros()], decode_counter)?
-                .collect()
-        })
-        .map_err(sql_error)
-}
-
-fn decode_counter(row: &Row<'_>) -> rusqlite::Result<(CounterKey, Tally)> {
-    let tally = Tally {
-        accepted: row.get(2)?,
-        duplicates: row.get(3)?,
-        conflicts: row.get(4)?,
-        quarantined: row.get(5)?,
-        rejected: row.get(6)?,
-    };
-    Ok(((TenantNo(row.get(0)?), Timestamp::from_micros(row.get(1)?)), tally))
+/// The counters of the ledger in hours that start in `range`.
+pub fn read_folded(connection: &Connection, range: Window) -> Result<Vec<(CounterKey, Tally)>> {
+    let mut counters = Vec::new();
+    visit_counters(connection, (range.start, TenantNo(0)), range.end, |key, tally| {
+        counters.push((key, tally));
+        true
+    })?;
+    Ok(counters)
 }
 
 /// Every tenant by its number.

@@ -28,7 +28,7 @@ pub struct EventRange {
 }
 
 /// The ranges of a segment whose first event has the number `first_no`.
-pub fn ranges_of(segment: &Segment, plan: &FoldPlan, first_no: u64) -> Vec<EventRange> {
+pub fn ranges_of(segment: &Segment, plan: &FoldPlan<'_>, first_no: u64) -> Vec<EventRange> {
     let mut ranges = Vec::new();
     for (number, place) in (first_no..).zip(&plan.order) {
         let entry = segment.entry(*place);

@@ -12,6 +12,7 @@
 //! failed, such as on a full disk, the fold is tried again. If stored data cannot be read, folding
 //! stops until the next start. Commits wait for a folder that falls behind ([`Backlog`]).
 
+use super::counter_blocks::add_counters;
 use super::event_blocks::BlockWriter;
 use super::event_ranges::{insert_ranges, ranges_of};
 use super::run_file::{KeyRecord, RunWriter};
@@ -22,9 +23,7 @@ use super::total_blocks::{BlockBuilder, insert_blocks};
 use super::writer::StopOnPanic;
 use super::{Shared, checkpoint};
 use crate::faults::{crash_point, planted};
-use crate::rules::ids::TenantNo;
 use crate::rules::timestamp::Timestamp;
-use crate::rules::verdict::Tally;
 use crate::store::throttle::Throttle;
 use crate::store::{Error, Result};
 use rusqlite::{Connection, params};
@@ -144,7 +143,7 @@ impl Folder {
     }
 
     /// Makes the segment's keys durable in a file of their own.
-    fn write_run(&self, segment: &Segment, plan: &FoldPlan, events: Range<u64>) -> Result<Run> {
+    fn write_run(&self, segment: &Segment, plan: &FoldPlan<'_>, events: Range<u64>) -> Result<Run> {
         let run_no = self.shared.next_run_no.fetch_add(1, Ordering::Relaxed);
         let record =
             |(place, arrival): (u32, &u32)| KeyRecord::new(segment.entry(*arrival).hash, place);
@@ -167,7 +166,7 @@ impl Folder {
     fn write_events(
         &self,
         segment: &Segment,
-        plan: &FoldPlan,
+        plan: &FoldPlan<'_>,
         first_no: u64,
         done: &mut usize,
     ) -> Result<()> {
@@ -196,7 +195,7 @@ impl Folder {
         Ok(())
     }
 
-    fn write_totals(&self, plan: &FoldPlan, run: Option<&RunRow>) -> Result<()> {
+    fn write_totals(&self, plan: &FoldPlan<'_>, run: Option<&RunRow>) -> Result<()> {
         if let Some(run) = run {
             insert_run(&self.connection, run)?;
             let mut builder = BlockBuilder::default();
@@ -206,10 +205,7 @@ impl Folder {
         if planted("bug.rollup_outside_transaction") {
             self.connection.execute_batch("COMMIT; BEGIN IMMEDIATE")?;
         }
-        for ((tenant, hour), tally) in &plan.counters {
-            add_counter(&self.connection, *tenant, *hour, tally)?;
-        }
-        Ok(())
+        add_counters(&self.connection, &plan.counters)
     }
 
     /// Runs `work` in one transaction of the ledger, durable when this returns Ok.
@@ -284,37 +280,6 @@ impl Backlog {
         let waited = self.fewer.wait_timeout_while(events, time, |events| *events >= limit);
         drop(waited.expect("no holder panics"));
     }
-}
-
-fn add_counter(
-    connection: &Connection,
-    tenant: TenantNo,
-    hour: Timestamp,
-    tally: &Tally,
-) -> Result<()> {
-    let count = |number: u64| i64::try_from(number).expect("a count fits 63 bits");
-    connection.run(
-        "-- add_counter
-         INSERT INTO counters (tenant_no, hour, accepted, duplicates, conflicts, quarantined,
-                               rejected)
-         VALUES (?, ?, ?, ?, ?, ?, ?)
-         ON CONFLICT (hour, tenant_no) DO UPDATE SET
-             accepted = accepted + excluded.accepted,
-             duplicates = duplicates + excluded.duplicates,
-             conflicts = conflicts + excluded.conflicts,
-             quarantined = quarantined + excluded.quarantined,
-             rejected = rejected + excluded.rejected",
-        params![
-            tenant.0,
-            hour.micros(),
-            count(tally.accepted),
-            count(tally.duplicates),
-            count(tally.conflicts),
-            count(tally.quarantined),
-            count(tally.rejected)
-        ],
-    )?;
-    Ok(())
 }
 
 pub fn read_state(connection: &Connection) -> Result<FoldState> {

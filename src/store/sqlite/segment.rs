@@ -190,9 +190,8 @@ impl Segment {
     }
 
     /// The order in which the segment's parts are folded.
-    pub fn plan_fold(&self) -> FoldPlan {
-        let mut rollups: Vec<_> =
-            self.all_rollups().map(|(key, rollup)| (key, rollup.clone())).collect();
+    pub fn plan_fold(&self) -> FoldPlan<'_> {
+        let mut rollups: Vec<_> = self.all_rollups().collect();
         rollups.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         let mut counters: Vec<_> = self.counters.iter().map(|(k, tally)| (*k, *tally)).collect();
         counters.sort_unstable_by_key(|((tenant, hour), _)| (*hour, *tenant));
@@ -222,11 +221,12 @@ impl Segment {
 }
 
 /// A segment's parts in the order in which they are folded.
-pub struct FoldPlan {
+pub struct FoldPlan<'s> {
     /// Places by arrival, in the order of tenant, occurred_at, id.
     pub order: Vec<u32>,
     /// By key.
-    pub rollups: Vec<(RollupKey, Rollup)>,
+    pub rollups: Vec<(RollupKey, &'s Rollup)>,
+    /// By hour and tenant.
     pub counters: Vec<(CounterKey, Tally)>,
 }
 

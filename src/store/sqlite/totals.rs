@@ -6,7 +6,7 @@
 //!
 //! Invariant: places ascend strictly within a leaf and from leaf to leaf, and no leaf is empty.
 
-use crate::rules::rollup::{FoldError, Group, Rollup};
+use crate::rules::rollup::{Accumulator, FoldError, Group, Rollup};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use std::sync::Arc;
@@ -17,17 +17,42 @@ const LEAF_TOTALS_MAX: usize = 128;
 /// A total's bucket and group.
 pub type Place = (Timestamp, Group);
 
-#[derive(Clone, Default)]
-pub struct Totals {
-    leaves: Vec<Arc<Vec<(Place, Rollup)>>>,
+#[derive(Clone)]
+pub enum Totals {
+    /// The usual case where there are many tenants, in one allocation. Not for unique meters, whose
+    /// totals are large to copy.
+    One(Box<(Place, Rollup)>),
+    Leaves(Vec<Arc<Vec<(Place, Rollup)>>>),
+}
+
+impl Default for Totals {
+    fn default() -> Self {
+        Self::Leaves(Vec::new())
+    }
 }
 
 impl Totals {
     pub fn add(&mut self, place: Place, rollup: Rollup) -> Result<(), FoldError> {
-        let after = self.leaves.partition_point(|leaf| leaf[0].0 <= place);
+        let leaves = match self {
+            Self::One(one) if one.0 == place => return one.1.fold(&rollup),
+            Self::One(one) => {
+                let leaves = vec![Arc::new(vec![(**one).clone()])];
+                *self = Self::Leaves(leaves);
+                return self.add(place, rollup);
+            }
+            Self::Leaves(leaves) => leaves,
+        };
+        let after = leaves.partition_point(|leaf| leaf[0].0 <= place);
         let number = after.saturating_sub(1);
-        let Some(leaf) = self.leaves.get_mut(number) else {
-            self.leaves.push(Arc::new(vec![(place, rollup)]));
+        let Some(leaf) = leaves.get_mut(number) else {
+            *self = match &rollup.value {
+                Accumulator::Unique(_) => Self::Leaves(vec![Arc::new(vec![(place, rollup)])]),
+                Accumulator::Sum(_)
+                | Accumulator::Count
+                | Accumulator::Min(_)
+                | Accumulator::Max(_)
+                | Accumulator::Latest { .. } => Self::One(Box::new((place, rollup))),
+            };
             return Ok(());
         };
         let leaf = Arc::make_mut(leaf);
@@ -37,25 +62,33 @@ impl Totals {
         }
         if leaf.len() > LEAF_TOTALS_MAX {
             let upper = leaf.split_off(LEAF_TOTALS_MAX / 2);
-            self.leaves.insert(number + 1, Arc::new(upper));
+            leaves.insert(number + 1, Arc::new(upper));
         }
         Ok(())
     }
 
+    fn leaves(&self) -> impl Iterator<Item = &[(Place, Rollup)]> {
+        let (one, leaves) = match self {
+            Self::One(one) => (Some(std::slice::from_ref(&**one)), &[][..]),
+            Self::Leaves(leaves) => (None, &leaves[..]),
+        };
+        one.into_iter().chain(leaves.iter().map(|leaf| &leaf[..]))
+    }
+
     pub fn len(&self) -> usize {
-        self.leaves.iter().map(|leaf| leaf.len()).sum()
+        self.leaves().map(<[_]>::len).sum()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &(Place, Rollup)> {
-        self.leaves.iter().flat_map(|leaf| leaf.iter())
+        self.leaves().flatten()
     }
 
     /// Those whose bucket starts in the range.
     pub fn within(&self, range: Window) -> impl Iterator<Item = &(Place, Rollup)> {
         let before = move |(place, _): &(Place, Rollup)| place.0 < range.start;
-        let skipped = self.leaves.partition_point(|leaf| leaf.last().is_some_and(before));
-        let totals = self.leaves[skipped..].iter().flat_map(|leaf| leaf.iter());
-        totals.skip_while(move |total| before(total)).take_while(move |total| total.0.0 < range.end)
+        let leaves = self.leaves().skip_while(move |leaf| leaf.last().is_some_and(before));
+        let totals = leaves.flatten().skip_while(move |total| before(total));
+        totals.take_while(move |total| total.0.0 < range.end)
     }
 }
 
@@ -63,7 +96,6 @@ impl Totals {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::rules::rollup::Accumulator;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -116,8 +148,11 @@ mod tests {
         }
         let copy = totals.clone();
         totals.add(place(5_000, 0), one()).unwrap();
-        let pairs = copy.leaves.iter().zip(&totals.leaves);
-        assert!(copy.leaves.len() > 70);
+        let (Totals::Leaves(copy), Totals::Leaves(totals)) = (copy, totals) else {
+            panic!("many totals are in leaves")
+        };
+        let pairs = copy.iter().zip(&totals);
+        assert!(copy.len() > 70);
         assert_eq!(pairs.filter(|(held, new)| !Arc::ptr_eq(held, new)).count(), 1);
     }
 }
