@@ -94,8 +94,8 @@ CREATE INDEX total_blocks_by_key ON total_blocks (run_no, tenant_no, meter_no, b
 CREATE TABLE counter_blocks (
     -- start of the hour
     hour INTEGER NOT NULL,
-    -- 0 for the tenants 0 to 63, 1 for the next, and so on; tenant 0 has the deliveries whose tenant
-    -- could not be read
+    -- 0 for the tenants 0 to 63, 1 for the next, and so on; tenant 0 has the deliveries whose
+    -- tenant could not be read
     block_no INTEGER NOT NULL,
     -- counts of each tenant; see src/store/sqlite/counter_blocks.rs
     body BLOB NOT NULL,

@@ -10,7 +10,8 @@ use super::meter::{Aggregation, DIMENSIONS_MAX, Meter};
 use super::properties::{Properties, push_json_string};
 use super::quantity::Quantity;
 use super::timestamp::Timestamp;
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 /// What a total belongs to.
@@ -80,7 +81,14 @@ impl Rollup {
                     *mine = theirs.clone();
                 }
             }
-            (Unique(mine), Unique(theirs)) => mine.extend(theirs.iter().cloned()),
+            (Unique(mine), Unique(theirs)) => {
+                // Most values were seen before, and need no copy.
+                for value in theirs {
+                    if !mine.contains(value) {
+                        mine.insert(value.clone());
+                    }
+                }
+            }
             (Sum(_) | Count | Min(_) | Max(_) | Latest { .. } | Unique(_), _) => {
                 return Err(FoldError);
             }
@@ -134,6 +142,21 @@ pub struct GroupParts {
     pub dimensions: Vec<Option<String>>,
 }
 
+/// Groups that a thread has lately made. Most events are of a few groups: those that share their
+/// text need no memory of their own, and comparing them finds it in the processor's cache.
+#[derive(Default)]
+struct RecentGroups {
+    text: String,
+    groups: HashSet<Arc<str>>,
+}
+
+/// At about a hundred bytes each, and never more than 5 KiB.
+const RECENT_MAX: usize = 1_024;
+
+thread_local! {
+    static RECENT: RefCell<RecentGroups> = RefCell::default();
+}
+
 /// How the group of an event without stamps begins.
 const UNSTAMPED: &str = "[null,false";
 
@@ -157,19 +180,29 @@ impl Group {
     pub fn of_properties(properties: &Properties, meter: &Meter) -> Self {
         let names = &meter.spec.dimensions;
         let values = properties.raw_values::<DIMENSIONS_MAX>(names);
-        let mut text = String::with_capacity(96);
-        text.push_str(UNSTAMPED);
-        for (value, _) in values.iter().zip(names) {
-            text.push(',');
-            match value {
-                None => text.push_str("null"),
-                Some(string) if string.starts_with('"') => text.push_str(string),
-                // A number or a boolean is the same value as the string of its text.
-                Some(other) => push_json_string(&mut text, other),
+        RECENT.with_borrow_mut(|RecentGroups { text, groups }| {
+            text.clear();
+            text.push_str(UNSTAMPED);
+            for (value, _) in values.iter().zip(names) {
+                text.push(',');
+                match value {
+                    None => text.push_str("null"),
+                    Some(string) if string.starts_with('"') => text.push_str(string),
+                    // A number or a boolean is the same value as the string of its text.
+                    Some(other) => push_json_string(text, other),
+                }
             }
-        }
-        text.push(']');
-        Self::from_stored(&text)
+            text.push(']');
+            if let Some(known) = groups.get(text.as_str()) {
+                return Self(Some(Arc::clone(known)));
+            }
+            if groups.len() >= RECENT_MAX {
+                groups.clear();
+            }
+            let group = Self::from_stored(text);
+            groups.extend(group.0.clone());
+            group
+        })
     }
 
     /// The group of the same values with the event's stamps.

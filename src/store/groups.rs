@@ -20,10 +20,8 @@ use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use hashbrown::{HashMap, HashSet};
 use std::collections::BTreeSet;
 
-/// Fingerprints that are kept in memory before it is emptied: about 40 MiB.
-const KNOWN_MAX: usize = 2_000_000;
-/// What a day costs beside its fingerprints.
-const DAY_COST: usize = 16;
+/// Groups and days that are kept in memory before it is emptied: about 50 MiB.
+const KNOWN_MAX: usize = 1_000_000;
 
 /// A tenant's meter on one day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,11 +39,12 @@ impl GroupDay {
     }
 }
 
-/// Groups that are stored.
+/// Groups that are stored. All days share one table: a commit looks up each of its events in it.
 #[derive(Debug, Default)]
 pub struct KnownGroups {
-    days: HashMap<GroupDay, HashSet<i64>>,
-    cost: usize,
+    /// How many groups a day has.
+    days: HashMap<GroupDay, usize>,
+    groups: HashSet<(GroupDay, i64)>,
 }
 
 /// Groups that a batch adds, in the order of the table's key.
@@ -56,23 +55,26 @@ impl KnownGroups {
         self.days.contains_key(day)
     }
 
+    /// Whether a group is known to be stored.
+    pub fn holds(&self, day: GroupDay, group: i64) -> bool {
+        self.groups.contains(&(day, group))
+    }
+
     /// Takes the stored groups of a day.
     pub fn load(&mut self, day: GroupDay, groups: impl IntoIterator<Item = i64>) {
-        let groups: HashSet<i64> = groups.into_iter().collect();
-        self.cost += groups.len() + DAY_COST;
-        if let Some(before) = self.days.insert(day, groups) {
-            self.cost -= before.len() + DAY_COST;
-        }
+        let count = self.days.entry(day).or_default();
+        *count += groups.into_iter().filter(|group| self.groups.insert((day, *group))).count();
     }
 
     /// Takes over what a commit has made durable.
     pub fn take_over(&mut self, added: NewGroups) {
         for (day, group) in added {
-            if let Some(groups) = self.days.get_mut(&day) {
-                self.cost += usize::from(groups.insert(group));
+            // A day that is not loaded is found in the store when it is next named.
+            if self.has_loaded(&day) {
+                self.load(day, [group]);
             }
         }
-        if self.cost > KNOWN_MAX {
+        if self.groups.len() + self.days.len() > KNOWN_MAX {
             *self = Self::default();
         }
     }
@@ -94,15 +96,12 @@ impl<'k> GroupGate<'k> {
 
     /// Whether an event of this group may be counted; the day was loaded.
     pub fn admit(&mut self, day: GroupDay, group: i64) -> bool {
-        let stored = self.known.days.get(&day);
-        if stored.is_some_and(|groups| groups.contains(&group)) {
+        if self.known.holds(day, group) || self.added.contains(&(day, group)) {
             return true;
         }
-        if self.added.contains(&(day, group)) {
-            return true;
-        }
+        let stored = self.known.days.get(&day).copied().unwrap_or_default();
         let added = self.added_of.entry(day).or_default();
-        if stored.map_or(0, HashSet::len) + *added >= self.limit {
+        if stored + *added >= self.limit {
             return false;
         }
         *added += 1;

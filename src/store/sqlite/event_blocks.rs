@@ -8,7 +8,7 @@
 
 use super::corrupt;
 use super::record::{EventView, Reader, decompress, event_end, write_number, write_signed};
-use super::segment::{Entry, Segment};
+use super::segment::Segment;
 use super::statements::Statements;
 use crate::rules::event::Event;
 use crate::rules::ids::{TenantId, TenantNo};
@@ -36,10 +36,11 @@ impl<'c> BlockWriter<'c> {
         Self { connection, first_no, events: 0, records: Vec::with_capacity(BLOCK_BYTES) }
     }
 
-    pub fn push(&mut self, segment: &Segment, entry: &Entry) -> Result<()> {
-        let (bytes, offset, received_at) = segment.bytes(entry);
-        self.records.extend_from_slice(&bytes[offset..event_end(bytes, offset)?]);
-        let after = received_at.micros() - entry.occurred_at.micros();
+    /// Adds the event at a place of a segment.
+    pub fn push(&mut self, segment: &Segment, place: u32) -> Result<()> {
+        let (record, received_at) = segment.record(place);
+        self.records.extend_from_slice(record);
+        let after = received_at.micros() - segment.entry(place).occurred_at.micros();
         write_signed(&mut self.records, after.into());
         self.events += 1;
         let full = self.events == BLOCK_EVENTS || self.records.len() >= BLOCK_BYTES;

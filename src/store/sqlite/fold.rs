@@ -173,7 +173,7 @@ impl Folder {
         let mut blocks = BlockWriter::new(&self.connection, first_no);
         for places in plan.order.chunks(PROGRESS_EVENTS) {
             for place in places {
-                blocks.push(segment, segment.entry(*place))?;
+                blocks.push(segment, *place)?;
             }
             *done += places.len();
             self.shared.backlog.subtract(places.len());

@@ -263,12 +263,16 @@ impl Judge<'_> {
         if group.as_text().is_empty() {
             return Ok(true);
         }
+        let group = self.fingerprinter.group(group);
+        if self.groups.known.holds(day, group) {
+            return Ok(true);
+        }
         if !self.groups.known.has_loaded(&day) {
             let sealed = self.known.sealed.iter().map(Arc::as_ref);
             let segments = sealed.chain([&self.memory.open]);
             load_day(self.ledger, segments, day, self.fingerprinter, self.groups.known)?;
         }
-        Ok(self.groups.admit(day, self.fingerprinter.group(group)))
+        Ok(self.groups.admit(day, group))
     }
 
     /// The counted event with this very key, wherever it is.

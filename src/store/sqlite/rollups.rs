@@ -1,8 +1,8 @@
 //! Totals in their blocks, and the exact answer from blocks and memory together.
 //!
-//! Invariant: an answer is the records of all runs (a snapshot of the ledger) + the segments that the
-//! snapshot does not have. Memory is copied first and the snapshot taken after, so the snapshot has
-//! all that has left memory; the segments that it has are left out by its own mark.
+//! Invariant: an answer is the records of all runs (a snapshot of the ledger) + the segments that
+//! the snapshot does not have. Memory is copied first and the snapshot taken after, so the snapshot
+//! has all that has left memory; the segments that it has are left out by its own mark.
 
 use super::fold::read_state;
 use super::memory::Memory;

@@ -28,7 +28,13 @@ pub struct Entry {
     offset: u32,
 }
 
-/// The events of one commit.
+impl Entry {
+    fn start(&self) -> usize {
+        usize::try_from(self.offset).expect("an offset fits memory")
+    }
+}
+
+/// The events of one commit, one after the other in the order of their entries.
 struct Chunk {
     received_at: Timestamp,
     events: Vec<u8>,
@@ -124,17 +130,25 @@ impl Segment {
         self.keys.iter_hash(hash).filter(same).copied()
     }
 
-    /// The bytes in which an event starts, where it starts, and when it was received.
-    pub fn bytes(&self, entry: &Entry) -> (&[u8], usize, Timestamp) {
-        let chunk = &self.chunks[usize::try_from(entry.chunk).expect("a chunk fits memory")];
-        let offset = usize::try_from(entry.offset).expect("an offset fits memory");
-        (&chunk.events, offset, chunk.received_at)
-    }
-
     /// The event of an entry, and when it was received.
     pub fn view(&self, entry: &Entry) -> Result<(EventView<'_>, Timestamp)> {
-        let (bytes, offset, received_at) = self.bytes(entry);
-        Ok((EventView::read(bytes, offset)?, received_at))
+        let chunk = self.chunk_of(entry);
+        Ok((EventView::read(&chunk.events, entry.start())?, chunk.received_at))
+    }
+
+    /// The bytes of the event at a place, and when it was received. The events of a chunk follow
+    /// each other, so the next entry tells where this one's ends: nothing is read to find out.
+    pub fn record(&self, place: u32) -> (&[u8], Timestamp) {
+        let place = usize::try_from(place).expect("a place fits memory");
+        let entry = &self.entries[place];
+        let chunk = self.chunk_of(entry);
+        let next = self.entries.get(place + 1).filter(|next| next.chunk == entry.chunk);
+        let end = next.map_or(chunk.events.len(), Entry::start);
+        (&chunk.events[entry.start()..end], chunk.received_at)
+    }
+
+    fn chunk_of(&self, entry: &Entry) -> &Chunk {
+        &self.chunks[usize::try_from(entry.chunk).expect("a chunk fits memory")]
     }
 
     /// Takes what a commit accepted; the commit is durable already.
@@ -195,13 +209,16 @@ impl Segment {
         rollups.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         let mut counters: Vec<_> = self.counters.iter().map(|(k, tally)| (*k, *tally)).collect();
         counters.sort_unstable_by_key(|((tenant, hour), _)| (*hour, *tenant));
-        let mut order: Vec<u32> = (0..).take(self.entries.len()).collect();
-        let moment = |place: &u32| {
-            let entry = self.entry(*place);
-            (entry.tenant, entry.occurred_at)
-        };
-        order.sort_unstable_by_key(moment);
-        order.chunk_by_mut(|a, b| moment(a) == moment(b)).for_each(|same| self.sort_by_id(same));
+        let moment = |(place, entry): (u32, &Entry)| (entry.tenant, entry.occurred_at, place);
+        let mut moments: Vec<_> = (0..).zip(&self.entries).map(moment).collect();
+        moments.sort_unstable();
+        let mut order: Vec<u32> = moments.iter().map(|(_, _, place)| *place).collect();
+        let mut rest = order.as_mut_slice();
+        for same in moments.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)) {
+            let (places, after) = rest.split_at_mut(same.len());
+            self.sort_by_id(places);
+            rest = after;
+        }
         FoldPlan { order, rollups, counters }
     }
 

@@ -4,7 +4,8 @@
 //! groups. So the totals are in leaves which copies share: a copy costs one count for each leaf,
 //! and a commit copies a leaf before it changes it only if a query still holds that leaf.
 //!
-//! Invariant: places ascend strictly within a leaf and from leaf to leaf, and no leaf is empty.
+//! Invariant: places ascend strictly within a leaf and from leaf to leaf, no leaf is empty, and
+//! each names its first place.
 
 use crate::rules::rollup::{Accumulator, FoldError, Group, Rollup};
 use crate::rules::timestamp::Timestamp;
@@ -12,7 +13,7 @@ use crate::rules::window::Window;
 use std::sync::Arc;
 
 /// Few enough that a commit which has to copy a leaf does not notice.
-const LEAF_TOTALS_MAX: usize = 128;
+const LEAF_TOTALS_MAX: usize = 64;
 
 /// A total's bucket and group.
 pub type Place = (Timestamp, Group);
@@ -22,7 +23,20 @@ pub enum Totals {
     /// The usual case where there are many tenants, in one allocation. Not for unique meters, whose
     /// totals are large to copy.
     One(Box<(Place, Rollup)>),
-    Leaves(Vec<Arc<Vec<(Place, Rollup)>>>),
+    Leaves(Vec<Leaf>),
+}
+
+#[derive(Clone)]
+pub struct Leaf {
+    /// The place of its first total: the leaf of a place is found without a look into any other.
+    first: Place,
+    totals: Arc<Vec<(Place, Rollup)>>,
+}
+
+impl Leaf {
+    fn new(totals: Vec<(Place, Rollup)>) -> Self {
+        Self { first: totals[0].0.clone(), totals: Arc::new(totals) }
+    }
 }
 
 impl Default for Totals {
@@ -36,17 +50,16 @@ impl Totals {
         let leaves = match self {
             Self::One(one) if one.0 == place => return one.1.fold(&rollup),
             Self::One(one) => {
-                let leaves = vec![Arc::new(vec![(**one).clone()])];
-                *self = Self::Leaves(leaves);
+                *self = Self::Leaves(vec![Leaf::new(vec![(**one).clone()])]);
                 return self.add(place, rollup);
             }
             Self::Leaves(leaves) => leaves,
         };
-        let after = leaves.partition_point(|leaf| leaf[0].0 <= place);
+        let after = leaves.partition_point(|leaf| leaf.first <= place);
         let number = after.saturating_sub(1);
         let Some(leaf) = leaves.get_mut(number) else {
             *self = match &rollup.value {
-                Accumulator::Unique(_) => Self::Leaves(vec![Arc::new(vec![(place, rollup)])]),
+                Accumulator::Unique(_) => Self::Leaves(vec![Leaf::new(vec![(place, rollup)])]),
                 Accumulator::Sum(_)
                 | Accumulator::Count
                 | Accumulator::Min(_)
@@ -55,14 +68,17 @@ impl Totals {
             };
             return Ok(());
         };
-        let leaf = Arc::make_mut(leaf);
-        match leaf.binary_search_by(|(other, _)| other.cmp(&place)) {
-            Ok(found) => return leaf[found].1.fold(&rollup),
-            Err(free) => leaf.insert(free, (place, rollup)),
+        if place < leaf.first {
+            leaf.first = place.clone();
         }
-        if leaf.len() > LEAF_TOTALS_MAX {
-            let upper = leaf.split_off(LEAF_TOTALS_MAX / 2);
-            leaves.insert(number + 1, Arc::new(upper));
+        let totals = Arc::make_mut(&mut leaf.totals);
+        match totals.binary_search_by(|(other, _)| other.cmp(&place)) {
+            Ok(found) => return totals[found].1.fold(&rollup),
+            Err(free) => totals.insert(free, (place, rollup)),
+        }
+        if totals.len() > LEAF_TOTALS_MAX {
+            let upper = totals.split_off(LEAF_TOTALS_MAX / 2);
+            leaves.insert(number + 1, Leaf::new(upper));
         }
         Ok(())
     }
@@ -72,7 +88,7 @@ impl Totals {
             Self::One(one) => (Some(std::slice::from_ref(&**one)), &[][..]),
             Self::Leaves(leaves) => (None, &leaves[..]),
         };
-        one.into_iter().chain(leaves.iter().map(|leaf| &leaf[..]))
+        one.into_iter().chain(leaves.iter().map(|leaf| &leaf.totals[..]))
     }
 
     pub fn len(&self) -> usize {
@@ -153,6 +169,7 @@ mod tests {
         };
         let pairs = copy.iter().zip(&totals);
         assert!(copy.len() > 70);
-        assert_eq!(pairs.filter(|(held, new)| !Arc::ptr_eq(held, new)).count(), 1);
+        let copied = |(held, new): &(&Leaf, &Leaf)| !Arc::ptr_eq(&held.totals, &new.totals);
+        assert_eq!(pairs.filter(copied).count(), 1);
     }
 }
