@@ -78,7 +78,7 @@ CREATE TABLE events (
 -- An event is found by what its claim says; a tenant's events of a day lie side by side.
 CREATE INDEX events_by_number ON events (tenant_no, event_no);
 
--- Exact totals, but for what is still in deltas. Half of each page is left free so that an
+-- Exact totals, but for what is still in rollup_deltas. Half of each page is left free so that an
 -- updated row stays on its page and the index is not touched.
 CREATE TABLE rollups (
     -- whose usage
@@ -119,59 +119,36 @@ CREATE TABLE rollup_uniques (
     PRIMARY KEY (tenant_no, meter_no, bucket_start, grp, value)
 );
 
--- What each batch adds to the counters and totals of a tenant, written in the transaction that
--- counts its events. It is folded into counters and rollups about once a second: a counter or a
--- total is its row there and all of its deltas. A row holds at most 64 totals, so that it fits its
--- page uncompressed; a batch with more has further rows for the tenant, whose five counts are 0.
--- In every array a place is one total; an array that would hold only nulls is null.
-CREATE TABLE deltas (
+-- What each batch adds to totals, written in the transaction that counts its events. It is folded
+-- into rollups about once a second; a total is the rollup and all of its deltas.
+CREATE TABLE rollup_deltas (
     -- the batch
     batch_no bigint NOT NULL,
-    -- start of the hour in which it was received
-    hour timestamptz NOT NULL,
-    -- counted
-    accepted bigint NOT NULL CHECK (accepted >= 0),
-    -- counted before
-    duplicates bigint NOT NULL CHECK (duplicates >= 0),
-    -- came under a key another payload holds
-    conflicts bigint NOT NULL CHECK (conflicts >= 0),
-    -- kept and not counted
-    quarantined bigint NOT NULL CHECK (quarantined >= 0),
-    -- refused to the sender
-    rejected bigint NOT NULL CHECK (rejected >= 0),
-    -- whose deliveries; 0 where no known tenant could be read
+    -- start of the bucket
+    bucket_start timestamptz NOT NULL,
+    -- number of events
+    count bigint NOT NULL CHECK (count > 0),
+    -- for latest: the event's occurred_at
+    latest_at timestamptz,
+    -- whose usage
     tenant_no integer NOT NULL,
     -- of what
-    meter_nos smallint[],
-    -- starts of the buckets
-    bucket_starts timestamptz[],
-    -- numbers of events
-    counts bigint[] CHECK (0 <= ALL (counts)),
-    -- sum, minimum, maximum or latest quantity; null for count and unique
-    totals numeric[] CHECK (-170141183460469231731687304 <= ALL (totals)
-        AND 170141183460469231731687304 >= ALL (totals)),
-    -- JSON arrays of subscription, trial and dimension values; null for an empty one
-    grps text[] COLLATE "C",
-    -- for latest: the events' occurred_at
-    latest_ats timestamptz[],
-    -- for latest: the events' ids
-    latest_ids text[] COLLATE "C",
-    -- for unique: a value; each further value of a total is a place of its own with a count of 0
+    meter_no smallint NOT NULL,
+    -- as in rollups
+    total numeric CHECK (total
+        BETWEEN -170141183460469231731687304 AND 170141183460469231731687304),
+    -- JSON array of subscription, trial and dimension values, or empty
+    grp text COLLATE "C" NOT NULL,
+    -- for latest: the event's id
+    latest_id text COLLATE "C",
+    -- for unique: the different values
     found text[] COLLATE "C"
-) WITH (vacuum_truncate = false, toast_tuple_target = 8160);
+) WITH (vacuum_truncate = false);
 
-CREATE INDEX deltas_by_tenant ON deltas (tenant_no);
+CREATE INDEX rollup_deltas_by_total ON rollup_deltas (tenant_no, meter_no, bucket_start);
 -- By ranges of pages: it costs an insert nothing, and folding reads what is new.
-CREATE INDEX deltas_by_batch ON deltas USING brin (batch_no) WITH (pages_per_range = 16);
-
--- The totals in deltas as rows like those of rollups; found holds what is to be added to
--- rollup_uniques.
-CREATE VIEW rollup_deltas AS
-SELECT d.tenant_no, t.meter_no, t.bucket_start, COALESCE(t.grp, '') AS grp, t.count, t.total,
-    t.latest_at, t.latest_id, array_remove(ARRAY[t.found], NULL) AS found
-FROM deltas d CROSS JOIN LATERAL unnest(d.meter_nos, d.bucket_starts, d.counts, d.totals, d.grps,
-    d.latest_ats, d.latest_ids, d.found)
-    AS t (meter_no, bucket_start, count, total, grp, latest_at, latest_id, found);
+CREATE INDEX rollup_deltas_by_batch ON rollup_deltas USING brin (batch_no)
+    WITH (pages_per_range = 16);
 
 -- Payloads that came under a key another payload holds; one row for each different payload.
 CREATE TABLE conflicts (
@@ -226,7 +203,7 @@ CREATE TABLE quarantine (
 CREATE INDEX quarantine_in_order ON quarantine (quarantine_no);
 
 -- Conservation: events received from a tenant in an hour, by verdict, but for what is still in
--- deltas.
+-- counter_deltas.
 CREATE TABLE counters (
     -- whose deliveries; 0 where no known tenant could be read
     tenant_no integer NOT NULL,
@@ -245,6 +222,29 @@ CREATE TABLE counters (
     -- in the order in which they are read and folded
     PRIMARY KEY (hour, tenant_no)
 ) WITH (fillfactor = 50);
+
+-- What each batch adds to counters, as rollup_deltas for totals.
+CREATE TABLE counter_deltas (
+    -- the batch
+    batch_no bigint NOT NULL,
+    -- start of the hour in which it was received
+    hour timestamptz NOT NULL,
+    -- counted
+    accepted bigint NOT NULL CHECK (accepted >= 0),
+    -- counted before
+    duplicates bigint NOT NULL CHECK (duplicates >= 0),
+    -- came under a key another payload holds
+    conflicts bigint NOT NULL CHECK (conflicts >= 0),
+    -- kept and not counted
+    quarantined bigint NOT NULL CHECK (quarantined >= 0),
+    -- refused to the sender
+    rejected bigint NOT NULL CHECK (rejected >= 0),
+    -- whose deliveries; 0 where no known tenant could be read
+    tenant_no integer NOT NULL
+) WITH (vacuum_truncate = false);
+
+CREATE INDEX counter_deltas_by_batch ON counter_deltas USING brin (batch_no)
+    WITH (pages_per_range = 16);
 
 -- Keys of the API; the tokens themselves are not kept.
 CREATE TABLE api_keys (

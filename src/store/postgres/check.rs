@@ -96,7 +96,7 @@ async fn plan_slices(client: &ClientWrapper) -> Result<Vec<Slice>> {
     let sql = "-- plan_slices
         SELECT tenant_no, sum(accepted)::int8 FROM (
             SELECT tenant_no, accepted FROM counters
-            UNION ALL SELECT tenant_no, accepted FROM deltas
+            UNION ALL SELECT tenant_no, accepted FROM counter_deltas
         ) AS parts
         GROUP BY tenant_no ORDER BY tenant_no";
     let mut slices = Vec::new();
@@ -240,7 +240,8 @@ impl SliceCheck<'_> {
             FROM rollups r
             WHERE tenant_no BETWEEN $1 AND $2 AND bucket_start >= $3 AND bucket_start < $4
             UNION ALL
-            SELECT tenant_no, meter_no, bucket_start, grp, count, total, latest_at, latest_id, found
+            SELECT tenant_no, meter_no, bucket_start, grp, count, total, latest_at, latest_id,
+                COALESCE(found, ARRAY[]::text[])
             FROM rollup_deltas
             WHERE tenant_no BETWEEN $1 AND $2 AND bucket_start >= $3 AND bucket_start < $4) AS t";
         let mut totals = Totals::new();
@@ -303,7 +304,7 @@ impl SliceCheck<'_> {
                 SELECT tenant_no, accepted, 0 AS claims, 0 AS events FROM counters
                 WHERE tenant_no BETWEEN $1 AND $2
                 UNION ALL
-                SELECT tenant_no, accepted, 0, 0 FROM deltas
+                SELECT tenant_no, accepted, 0, 0 FROM counter_deltas
                 WHERE tenant_no BETWEEN $1 AND $2
                 UNION ALL
                 SELECT tenant_no, 0, count(*), 0 FROM event_claims

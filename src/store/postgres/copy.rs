@@ -83,31 +83,20 @@ impl CopyRows {
         Ok(())
     }
 
-    /// An array of one dimension; null if all of its values are. `write` writes one that is not.
-    pub fn array<T>(
-        &mut self,
-        element: &Type,
-        values: impl ExactSizeIterator<Item = Option<T>> + Clone,
-        write: impl Fn(&mut Self, T) -> Result<()>,
-    ) -> Result<()> {
-        if values.clone().all(|value| value.is_none()) {
-            self.null();
-            return Ok(());
-        }
+    /// An array of texts, which has one dimension and no nulls.
+    pub fn texts<'t>(&mut self, texts: impl ExactSizeIterator<Item = &'t str>) -> Result<()> {
         let length_at = self.out.len();
         self.out.put_i32(0);
-        self.out.put_i32(1);
-        // There may be nulls; the server looks for itself.
-        self.out.put_i32(1);
-        self.out.put_u32(element.oid());
-        self.out.put_i32(wire_length(values.len())?);
-        // The number of its first element.
-        self.out.put_i32(1);
-        for value in values {
-            match value {
-                Some(value) => write(self, value)?,
-                None => self.null(),
-            }
+        self.out.put_i32(i32::from(texts.len() > 0));
+        self.out.put_i32(0);
+        self.out.put_u32(Type::TEXT.oid());
+        if texts.len() > 0 {
+            self.out.put_i32(wire_length(texts.len())?);
+            // The number of its first element.
+            self.out.put_i32(1);
+        }
+        for text in texts {
+            self.text(text)?;
         }
         self.set_length(length_at)
     }

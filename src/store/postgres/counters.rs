@@ -1,6 +1,6 @@
 //! Conservation counters: events received from a tenant in an hour, by verdict.
 //!
-//! Invariant: what a batch adds is inserted into `deltas` in the transaction that gives the
+//! Invariant: what a batch adds is inserted into `counter_deltas` in the transaction that gives the
 //! verdicts it counts, and folded into `counters` later (`fold`). Both are read in one statement.
 //! So received is always the sum of the five outcomes, and `accepted` the number of events.
 
@@ -74,7 +74,7 @@ macro_rules! counters {
             $rows,
             " UNION ALL
                 SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected
-                FROM deltas WHERE ",
+                FROM counter_deltas WHERE ",
             $rows,
             ") AS parts
             GROUP BY tenant_no, hour) AS c"
@@ -155,21 +155,16 @@ fn counter_row(row: &Row) -> Result<CounterRow> {
     let tenant: Option<String> = column(row, 0)?;
     let tenant = tenant
         .map(|tenant| TenantId::parse(&tenant).map_err(|_| damaged("tenants.tenant", &tenant)));
+    let count = |place: usize| read_count(column(row, place)?);
     Ok(CounterRow {
         tenant: tenant.transpose()?,
         hour: instant(row, 1)?,
-        tally: read_tally(row, 2)?,
-    })
-}
-
-/// Reads the five counts, in the order of the columns.
-pub fn read_tally(row: &Row, from: usize) -> Result<Tally> {
-    let count = |place: usize| read_count(column(row, from + place)?);
-    Ok(Tally {
-        accepted: count(0)?,
-        duplicates: count(1)?,
-        conflicts: count(2)?,
-        quarantined: count(3)?,
-        rejected: count(4)?,
+        tally: Tally {
+            accepted: count(2)?,
+            duplicates: count(3)?,
+            conflicts: count(4)?,
+            quarantined: count(5)?,
+            rejected: count(6)?,
+        },
     })
 }

@@ -12,25 +12,22 @@ use crate::store::sql::{CutWindow, Done, Session, Value, WindowKey, values};
 use std::collections::BTreeMap;
 
 /// The totals of windows and what is not folded into them yet, each window in one statement and so
-/// of one moment: a delta is in one of the two. Citus sends a union in a subquery whole to each
-/// shard; else it would be two statements, of two moments. Each part has its own join, because the
-/// planner looks up tenants behind a union only if all of its parts are tables. Only sums and
-/// counts are billed, so the columns of other totals are not read.
+/// of one moment: a delta is in one of the two. Citus sends the union whole to each shard; as two
+/// joins it would be two statements, of two moments. Only sums and counts are billed, so the
+/// columns of other totals are not read.
 pub fn measure_windows(session: &dyn Session, windows: &[CutWindow]) -> Done<Vec<WindowUsage>> {
     let sql = "-- measure_windows
         WITH given (number, meter, window_start, ends_at) AS (
             VALUES ($::int4, $::int2, $::timestamptz, $::timestamptz), ...
         )
-        SELECT tenant_no, meter_no, window_start, bucket_start, grp, count, total FROM (
-            SELECT r.tenant_no, r.meter_no, window_start, r.bucket_start,
-                COALESCE(r.grp_text, r.grp) AS grp, r.count, r.total
-            FROM given JOIN rollups r ON r.tenant_no = number AND r.meter_no = meter
-                AND r.bucket_start >= window_start AND r.bucket_start < ends_at
+        SELECT tenant_no, meter_no, window_start, bucket_start, grp, count, total
+        FROM given JOIN (
+            SELECT tenant_no, meter_no, bucket_start, COALESCE(grp_text, grp) AS grp, count, total
+            FROM rollups
             UNION ALL
-            SELECT d.tenant_no, d.meter_no, window_start, d.bucket_start, d.grp, d.count, d.total
-            FROM given JOIN rollup_deltas d ON d.tenant_no = number AND d.meter_no = meter
-                AND d.bucket_start >= window_start AND d.bucket_start < ends_at
-        ) AS parts";
+            SELECT tenant_no, meter_no, bucket_start, grp, count, total FROM rollup_deltas
+        ) AS parts ON tenant_no = number AND meter_no = meter
+            AND bucket_start >= window_start AND bucket_start < ends_at";
     let mut rows: BTreeMap<WindowKey, (Aggregation, Vec<UsageRow>)> =
         windows.iter().map(|one| (one.key(), (one.meter.spec.aggregation, Vec::new()))).collect();
     session.read_batch(sql, windows.iter().map(bounds), |row| {

@@ -17,10 +17,9 @@
 
 use super::PostgresStore;
 use super::connection::Connector;
-use super::copy::CopyRows;
 use super::day_groups::{insert_groups, load_days};
 use super::declarations::Creation;
-use super::deltas::{self, Batch};
+use super::deltas::{self, encode_tallies, encode_totals};
 use super::events::{EventRows, Probe, Slot};
 use super::failure::{Failure, describe};
 use super::inbox::{record_conflicts, record_quarantine};
@@ -31,13 +30,15 @@ use super::scalars::{SqlTimestamp, column};
 use crate::faults::{crash_point, planted};
 use crate::rules::batch::check_batch;
 use crate::rules::ids::TenantNo;
-use crate::rules::verdict::{Tally, Verdict};
+use crate::rules::meter::Catalog;
+use crate::rules::verdict::Verdict;
 use crate::store::groups::{GroupGate, KnownGroups, NewGroups};
 use crate::store::{Deliveries, DeliveryBatch, Error, Result};
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
-use futures_util::future::{join, join3};
+use futures_util::future::join3;
 use hashbrown::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
 
@@ -165,8 +166,7 @@ enum Committed {
 struct Written<'b> {
     batch_no: i64,
     judgement: Judgement<'b>,
-    /// What a planted bug writes after the COMMIT.
-    late: Option<CopyRows>,
+    catalog: Arc<Catalog>,
     new_groups: NewGroups,
 }
 
@@ -210,31 +210,31 @@ impl PostgresStore {
             tallies.entry(tenant).or_default().rejected += count;
         }
         check_batch(&judgement.figures(sorted.batch, &tallies))?;
+        let [totals_copy, tallies_copy] = deltas::prepare(client).await?;
         let events_copy = EventRows::prepare(client).await?;
-        let deltas_copy = deltas::prepare(client).await?;
         let events = EventRows::encode(&judgement.accepted, batch_no, now)?;
-        let late = planted("bug.rollup_outside_transaction");
-        let counted = if late { &[] } else { judgement.accepted.as_slice() };
-        let batch = Batch { batch_no, received_at: now, catalog: &catalog };
-        let deltas = deltas::encode(&batch, &tallies, counted)?;
-        // One after the other on the connection, without a wait between them.
-        let (events, deltas) =
-            join(events.send(client, &events_copy), deltas.send(client, &deltas_copy)).await;
-        // The first failure is the cause of the other.
-        events?;
-        deltas?;
-        let late = match late {
-            true => {
-                tallies.values_mut().for_each(|tally| *tally = Tally::default());
-                Some(deltas::encode(&batch, &tallies, &judgement.accepted)?)
-            }
-            false => None,
+        let counted = match planted("bug.rollup_outside_transaction") {
+            true => &[],
+            false => judgement.accepted.as_slice(),
         };
+        let totals = encode_totals(counted, &catalog, batch_no)?;
+        let tallies = encode_tallies(&tallies, now, batch_no)?;
+        // One after the other on the connection, without a wait between them.
+        let (events, totals, tallies) = join3(
+            events.send(client, &events_copy),
+            totals.send(client, &totals_copy),
+            tallies.send(client, &tallies_copy),
+        )
+        .await;
+        // The first failure is the cause of the others.
+        events?;
+        totals?;
+        tallies?;
         let fingerprinter = &self.fingerprinter;
         insert_groups(client, &new_groups).await?;
         record_conflicts(client, &judgement.conflicts, now, &catalog, fingerprinter).await?;
         record_quarantine(client, &judgement.quarantined, now, &catalog, fingerprinter).await?;
-        Ok(Written { batch_no, judgement, late, new_groups })
+        Ok(Written { batch_no, judgement, catalog, new_groups })
     }
 
     /// Commits, and finds out what happened if the answer is lost.
@@ -261,8 +261,10 @@ impl PostgresStore {
             });
         };
         crash_point("postgres.after_commit");
-        if let Some(late) = written.late {
-            late.send(&client, &deltas::prepare(&client).await?).await?;
+        if planted("bug.rollup_outside_transaction") {
+            let Written { batch_no, judgement, catalog, .. } = &written;
+            let [copy, _] = deltas::prepare(&client).await?;
+            encode_totals(&judgement.accepted, catalog, *batch_no)?.send(&client, &copy).await?;
         }
         Ok(Committed::Yes(written.judgement.into_verdicts(), Some(client)))
     }

@@ -19,13 +19,14 @@ const DISTRIBUTION_LOCK: i64 = 0x636f_756e_7465_7264;
 const SHARDS_OF_NODE: i64 = 4;
 
 /// In this order: the others are colocated with the first.
-const TABLES: [&str; 10] = [
+const TABLES: [&str; 11] = [
     "event_claims",
     "events",
     "rollups",
     "rollup_uniques",
+    "rollup_deltas",
     "counters",
-    "deltas",
+    "counter_deltas",
     "conflicts",
     "quarantine",
     "day_groups",

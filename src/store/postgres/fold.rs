@@ -16,14 +16,15 @@
 //! forgets old rows of `ingest_commits`, makes partitions ahead and indexes past ones.
 
 use super::counters::{Tallies, add_tallies};
-use super::deltas::{DELTA_COLUMNS, Delta};
 use super::failure::{Failure, describe};
 use super::partitions::{index_past_day, today};
-use super::rollups::{Totals, add_totals, fold_total};
-use super::scalars::{column, read_tenant_no};
+use super::rollups::{Totals, add_totals, fold_total, usage_row};
+use super::scalars::{column, instant, read_count, read_meter_no, read_tenant_no};
+use super::statements::Statements;
 use super::{Core, judgement::meter_of};
 use crate::faults::{crash_point, planted};
-use crate::rules::rollup::{Rollup, RollupKey};
+use crate::rules::rollup::RollupKey;
+use crate::rules::verdict::Tally;
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
 use futures_util::TryStreamExt;
@@ -106,7 +107,10 @@ impl Folder {
         }
         if self.deleted > 0 && due(self.cleared, CLEAR_AFTER.max(self.clear_pause)) {
             let began = Instant::now();
-            client.batch_execute("-- clear\nVACUUM deltas").await?;
+            let sql = "-- clear\nVACUUM rollup_deltas; VACUUM counter_deltas";
+            for sql in sql.split("; ") {
+                client.batch_execute(sql).await?;
+            }
             (self.deleted, self.cleared) = (0, Some(Instant::now()));
             self.clear_pause = began.elapsed() * 10;
         }
@@ -167,8 +171,7 @@ async fn connect(core: &Core) -> Result<Option<ClientWrapper>> {
     Ok(held.then_some(client))
 }
 
-/// Folds what the batches after one and up to another added; returns how many rows of deltas that
-/// were.
+/// Folds what the batches after one and up to another added; returns how many deltas that were.
 async fn fold(
     core: &Core,
     client: &ClientWrapper,
@@ -178,8 +181,9 @@ async fn fold(
     client.batch_execute("BEGIN").await?;
     let early = planted("bug.delta_lost_between_fold_and_delete");
     let late = planted("bug.delta_folded_twice");
-    let Taken { totals, tallies, rows } = take(core, client, (after, last), !late).await?;
-    if rows == 0 {
+    let (totals, deltas) = take_totals(core, client, (after, last), !late).await?;
+    let (tallies, counted) = take_tallies(client, (after, last)).await?;
+    if deltas + counted == 0 {
         client.batch_execute("ROLLBACK").await?;
         return Ok(0);
     }
@@ -192,7 +196,7 @@ async fn fold(
     if late {
         client.batch_execute("COMMIT; BEGIN").await?;
         crash_point("postgres.before_fold_commit");
-        take(core, client, (after, last), true).await?;
+        take_totals(core, client, (after, last), true).await?;
     }
     crash_point("postgres.before_fold_commit");
     if let Err(error) = client.batch_execute("COMMIT").await {
@@ -201,49 +205,63 @@ async fn fold(
         return Err(Error::Unavailable { what }.into());
     }
     crash_point("postgres.after_fold_commit");
-    Ok(rows)
+    Ok(deltas + counted)
 }
 
-/// What batches added.
-#[derive(Default)]
-struct Taken {
-    totals: Totals,
-    tallies: Tallies,
-    rows: u64,
-}
-
-/// Deletes what batches added, and adds it up.
-async fn take(
+/// Deletes what batches added to totals, and adds it up.
+async fn take_totals(
     core: &Core,
     client: &ClientWrapper,
     (after, last): (i64, i64),
     delete: bool,
-) -> std::result::Result<Taken, Failure> {
+) -> std::result::Result<(Totals, u64), Failure> {
+    let columns = "tenant_no, meter_no, bucket_start, grp, count, total, latest_at, latest_id,
+        COALESCE(found, ARRAY[]::text[])";
     let range = "batch_no > $1 AND batch_no <= $2";
     let sql = match delete {
-        true => format!("-- take\nDELETE FROM deltas WHERE {range} RETURNING {DELTA_COLUMNS}"),
-        false => format!("-- take\nSELECT {DELTA_COLUMNS} FROM deltas WHERE {range}"),
+        true => {
+            format!("-- take_totals\nDELETE FROM rollup_deltas WHERE {range} RETURNING {columns}")
+        }
+        false => format!("-- take_totals\nSELECT {columns} FROM rollup_deltas WHERE {range}"),
     };
     let statement = client.prepare_cached(&sql).await?;
     let mut rows = std::pin::pin!(client.query_raw(&statement, [&after, &last]).await?);
     let mut catalog = core.catalog_with(std::iter::empty()).await?;
-    let mut taken = Taken::default();
+    let (mut totals, mut deltas) = (Totals::new(), 0);
     while let Some(row) = rows.try_next().await? {
-        let delta = Delta::read(&row)?;
-        taken.tallies.entry((delta.hour, delta.tenant)).or_default().merge(&delta.tally);
-        for total in Delta::totals(&row)? {
-            let total = total?;
-            if catalog.get(total.meter).is_none() {
-                catalog = core.catalog_with(std::iter::once(total.meter)).await?;
-            }
-            let aggregation = meter_of(&catalog, total.meter)?.spec.aggregation;
-            let tenant = read_tenant_no(delta.tenant)?;
-            let (meter, bucket_start, group) = (total.meter, total.bucket_start, total.group);
-            let rollup = Rollup { count: total.count, value: total.value.read(aggregation)? };
-            let key = RollupKey { tenant, meter, bucket_start, group };
-            fold_total(&mut taken.totals, key, rollup)?;
+        let (tenant, meter) = (column(&row, 0)?, read_meter_no(column(&row, 1)?)?);
+        if catalog.get(meter).is_none() {
+            catalog = core.catalog_with(std::iter::once(meter)).await?;
         }
-        taken.rows += 1;
+        let row = usage_row(&row, 2, meter_of(&catalog, meter)?.spec.aggregation)?;
+        let tenant = read_tenant_no(tenant)?;
+        let key = RollupKey { tenant, meter, bucket_start: row.bucket_start, group: row.group };
+        fold_total(&mut totals, key, row.rollup)?;
+        deltas += 1;
     }
-    Ok(taken)
+    Ok((totals, deltas))
+}
+
+/// Deletes what batches added to counters, and adds it up.
+async fn take_tallies(
+    client: &ClientWrapper,
+    (after, last): (i64, i64),
+) -> std::result::Result<(Tallies, u64), Failure> {
+    let sql = "-- take_tallies
+        DELETE FROM counter_deltas WHERE batch_no > $1 AND batch_no <= $2
+        RETURNING hour, tenant_no, accepted, duplicates, conflicts, quarantined, rejected";
+    let (mut tallies, mut deltas) = (Tallies::new(), 0);
+    for row in client.read_all(sql, &[&after, &last]).await? {
+        let count = |place: usize| read_count(column(&row, place)?);
+        let tally = Tally {
+            accepted: count(2)?,
+            duplicates: count(3)?,
+            conflicts: count(4)?,
+            quarantined: count(5)?,
+            rejected: count(6)?,
+        };
+        tallies.entry((instant(&row, 0)?, column(&row, 1)?)).or_default().merge(&tally);
+        deltas += 1;
+    }
+    Ok((tallies, deltas))
 }

@@ -1,10 +1,9 @@
 //! Totals: how they are added up, and how they are read.
 //!
-//! Invariant: a total is its row in `rollups` and every part of it in `deltas`, which the view
-//! `rollup_deltas` shows as rows, read in one statement. A batch only inserts deltas; rows of
-//! `rollups` change only in the transaction that deletes the deltas they take in (`fold`), by
-//! exact addition in the database, in the order of [`RollupKey`]. A crash leaves all of a fold or
-//! nothing of it.
+//! Invariant: a total is its row in `rollups` and every row of it in `rollup_deltas`, read in one
+//! statement. A batch only inserts deltas (`deltas`); rows of `rollups` change only in the
+//! transaction that deletes the deltas they take in (`fold`), by exact addition in the database, in
+//! the order of [`RollupKey`].
 
 use super::judgement::meter_of;
 use super::numeric::SqlQuantity;
@@ -229,8 +228,8 @@ async fn insert_uniques(client: &ClientWrapper, sorted: &[(RollupKey, Rollup)]) 
 /// Totals of a tenant and meter whose buckets start in a range: what is not folded yet, the totals
 /// that are, and their unique values, in one statement and so of one moment.
 const READ_TOTALS: &str = "-- read_totals
-    SELECT d.bucket_start, d.grp, d.count, d.total, d.latest_at, d.latest_id, d.found, NULL::text,
-        true
+    SELECT d.bucket_start, d.grp, d.count, d.total, d.latest_at, d.latest_id,
+        COALESCE(d.found, ARRAY[]::text[]), NULL::text, true
     FROM rollup_deltas d
     WHERE d.tenant_no = $1 AND d.meter_no = $2 AND d.bucket_start >= $3 AND d.bucket_start < $4
     UNION ALL
@@ -393,53 +392,28 @@ pub async fn compose_usage(
 /// Reads bucket_start, group, count, total, latest_at, latest_id and unique values, in this order.
 pub fn usage_row(row: &Row, from: usize, aggregation: Aggregation) -> Result<UsageRow> {
     let group: String = column(row, from + 1)?;
-    let value = StoredValue {
-        total: column(row, from + 3)?,
-        latest_at: column(row, from + 4)?,
-        latest_id: column(row, from + 5)?,
-        found: column(row, from + 6)?,
+    let total: Option<SqlQuantity> = column(row, from + 3)?;
+    let total = || total.map(|total| total.0).ok_or_else(|| corrupt("rollups.total is null"));
+    let value = match aggregation {
+        Aggregation::Sum => Accumulator::Sum(total()?),
+        Aggregation::Count => Accumulator::Count,
+        Aggregation::Min => Accumulator::Min(total()?),
+        Aggregation::Max => Accumulator::Max(total()?),
+        Aggregation::Latest => {
+            let id: String = column(row, from + 5)?;
+            let id = EventId::parse(&id).map_err(|_| damaged("rollups.latest_id", &id))?;
+            Accumulator::Latest { at: instant(row, from + 4)?, id, quantity: total()? }
+        }
+        Aggregation::Unique => {
+            let values: Vec<String> = column(row, from + 6)?;
+            Accumulator::Unique(values.into_iter().map(String::into_boxed_str).collect())
+        }
     };
     Ok(UsageRow {
         bucket_start: instant(row, from)?,
         group: Group::from_stored(&group),
-        rollup: Rollup {
-            count: read_count(column(row, from + 2)?)?,
-            value: value.read(aggregation)?,
-        },
+        rollup: Rollup { count: read_count(column(row, from + 2)?)?, value },
     })
-}
-
-/// What is stored of a total beside its key and its number of events.
-pub struct StoredValue {
-    pub total: Option<SqlQuantity>,
-    pub latest_at: Option<SqlTimestamp>,
-    pub latest_id: Option<String>,
-    pub found: Vec<String>,
-}
-
-impl StoredValue {
-    /// The value of a total that adds up so.
-    pub fn read(self, aggregation: Aggregation) -> Result<Accumulator> {
-        let missing = |name: &str| corrupt(format!("rollups.{name} is null"));
-        let total = || self.total.map(|total| total.0).ok_or_else(|| missing("total"));
-        Ok(match aggregation {
-            Aggregation::Sum => Accumulator::Sum(total()?),
-            Aggregation::Count => Accumulator::Count,
-            Aggregation::Min => Accumulator::Min(total()?),
-            Aggregation::Max => Accumulator::Max(total()?),
-            Aggregation::Latest => {
-                let SqlTimestamp(at) = self.latest_at.ok_or_else(|| missing("latest_at"))?;
-                let quantity = total()?;
-                let id = self.latest_id.ok_or_else(|| missing("latest_id"))?;
-                let id = EventId::parse(&id).map_err(|_| damaged("rollups.latest_id", &id))?;
-                Accumulator::Latest { at, id, quantity }
-            }
-            Aggregation::Unique => {
-                let values = self.found.into_iter().map(String::into_boxed_str);
-                Accumulator::Unique(values.collect())
-            }
-        })
-    }
 }
 
 /// The group as an index holds it. A group starts with `[` or is empty, so a digest is never
