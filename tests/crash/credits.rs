@@ -25,7 +25,8 @@ async fn check_drawn(place: Place) {
     use reqwest::Method;
     let server = Server::start(&place);
     let spec = json!({
-        "aggregation": "sum",
+        // A cut may come before the event does, and the next one after ten minutes by default.
+        "aggregation": "sum", "cut_every": "1s",
         "billing": {"from": "2026-01-01T00:00:00Z", "granularity": "event"},
     });
     ask(&server, Method::PUT, "/v1/meters/calls", Some(spec)).await;
