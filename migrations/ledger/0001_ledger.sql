@@ -84,6 +84,8 @@ CREATE TABLE total_blocks (
     meter_no INTEGER NOT NULL,
     -- start of the bucket
     bucket_start INTEGER NOT NULL,
+    -- whose usage the last record is
+    last_tenant_no INTEGER NOT NULL,
     -- totals in order; see src/store/sqlite/total_blocks.rs
     body BLOB NOT NULL
 ) STRICT;

@@ -180,8 +180,9 @@ fn totals_that_no_run_names_are_swept() {
     let mut parts = Parts::open(directory.path());
     parts.record(0..50).unwrap();
     parts.fold_all();
-    let garbage = "INSERT INTO total_blocks (run_no, tenant_no, meter_no, bucket_start, body)
-                   VALUES (7, 1, 1, 0, x'00')";
+    let garbage = "INSERT INTO total_blocks
+                       (run_no, tenant_no, meter_no, bucket_start, last_tenant_no, body)
+                   VALUES (7, 1, 1, 0, 1, x'00')";
     parts.folder.connection.execute(garbage, []).unwrap();
     assert_sound(directory.path(), 50);
     let mut parts = Parts::open(directory.path());

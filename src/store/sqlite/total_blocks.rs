@@ -69,6 +69,8 @@ pub struct NewBlock {
     tenant: TenantNo,
     meter: MeterNo,
     bucket_start: Timestamp,
+    /// Of the last record: readers of later tenants pass over the block, also if it is damaged.
+    last_tenant: TenantNo,
     body: Vec<u8>,
 }
 
@@ -130,7 +132,10 @@ impl BlockBuilder {
             write_key(&mut body, &self.before, key, kind);
             write(&mut body, &self.before);
             let RollupKey { tenant, meter, bucket_start, .. } = *key;
-            self.open = Some(NewBlock { tenant, meter, bucket_start, body });
+            self.open = Some(NewBlock { tenant, meter, bucket_start, last_tenant: tenant, body });
+        }
+        if let Some(open) = &mut self.open {
+            open.last_tenant = key.tenant;
         }
         let before = &mut self.before;
         (before.tenant, before.meter) = (key.tenant.0, key.meter.0);
@@ -337,12 +342,13 @@ impl Cursor {
 
 /// Writes the next blocks of a run.
 pub fn insert_blocks(connection: &Connection, run_no: i64, blocks: &[NewBlock]) -> Result<()> {
-    for NewBlock { tenant, meter, bucket_start, body } in blocks {
+    for NewBlock { tenant, meter, bucket_start, last_tenant, body } in blocks {
         connection.run(
             "-- insert_blocks
-             INSERT INTO total_blocks (run_no, tenant_no, meter_no, bucket_start, body)
-             VALUES (?, ?, ?, ?, ?)",
-            params![run_no, tenant.0, meter.0, bucket_start.micros(), body],
+             INSERT INTO total_blocks
+                 (run_no, tenant_no, meter_no, bucket_start, last_tenant_no, body)
+             VALUES (?, ?, ?, ?, ?, ?)",
+            params![run_no, tenant.0, meter.0, bucket_start.micros(), last_tenant.0, body],
         )?;
     }
     Ok(())
@@ -423,13 +429,16 @@ impl<'c> RecordReader<'c> {
         }
     }
 
-    /// Fetches the last block that starts before `place`. Returns whether there is one.
+    /// Fetches the last block that starts before `place`; without its body if it ends before the
+    /// tenant. Returns whether there is one.
     fn fetch_before(&mut self, (tenant, meter, bucket_start): Place) -> Result<bool> {
         let run_no = self.run_no;
         self.fetch(
             "-- fetch_before
-             SELECT tenant_no, meter_no, bucket_start, block_no, body FROM total_blocks
-             WHERE run_no = ? AND (tenant_no, meter_no, bucket_start) < (?, ?, ?)
+             SELECT tenant_no, meter_no, bucket_start, block_no,
+                 CASE WHEN last_tenant_no >= ?2 THEN body END
+             FROM total_blocks
+             WHERE run_no = ?1 AND (tenant_no, meter_no, bucket_start) < (?2, ?3, ?4)
              ORDER BY tenant_no DESC, meter_no DESC, bucket_start DESC, block_no DESC LIMIT 1",
             params![run_no, tenant.0, meter.0, bucket_start.micros()],
         )
@@ -439,11 +448,14 @@ impl<'c> RecordReader<'c> {
         let found = self.connection.read_optional(sql, values, |row| {
             let place = (TenantNo(row.get(0)?), MeterNo(row.get(1)?), row.get(2)?);
             let place = (place.0, place.1, Timestamp::from_micros(place.2));
-            Ok(((place, row.get(3)?), row.get(4)?))
+            Ok(((place, row.get(3)?), row.get::<_, Option<Vec<u8>>>(4)?))
         })?;
         let Some((fetched, body)) = found else { return Ok(false) };
         self.fetched = fetched;
-        self.cursor = Some(Cursor::open(body).ok_or_else(|| damaged_block(self.run_no))?);
+        self.cursor = match body {
+            Some(body) => Some(Cursor::open(body).ok_or_else(|| damaged_block(self.run_no))?),
+            None => None,
+        };
         Ok(true)
     }
 
