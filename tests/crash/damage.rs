@@ -114,10 +114,15 @@ async fn resend_after(damage: impl Fn(&Place) -> usize) {
     assert_eq!(place.check(), Vec::<String>::new(), "what was damaged is whole again");
 }
 
-/// The run files of an embedded store, largest first.
+/// The run files of an embedded store, largest first. A merge that was killed leaves files that no
+/// run names; damage to those is none.
 fn run_files(place: &Place) -> Vec<PathBuf> {
-    let files = std::fs::read_dir(directory_of(place).join("keys")).unwrap();
-    let mut files: Vec<PathBuf> = files.map(|file| file.unwrap().path()).collect();
+    let connection = open_database(place);
+    let mut select = connection.prepare("SELECT run_no FROM runs").unwrap();
+    let numbers = select.query_map([], |row| row.get::<_, i64>(0)).unwrap();
+    let keys = directory_of(place).join("keys");
+    let path = |number: rusqlite::Result<i64>| keys.join(format!("{}.run", number.unwrap()));
+    let mut files: Vec<PathBuf> = numbers.map(path).collect();
     files.sort_by_key(|path| std::cmp::Reverse(std::fs::metadata(path).unwrap().len()));
     files
 }
