@@ -167,6 +167,12 @@ impl<'c> EventReader<'c> {
         Ok(Some(StoredEvent { event, received_at }))
     }
 
+    /// The block of an event, and nothing else any more.
+    pub fn into_block(mut self, number: u64) -> Result<EventBlock> {
+        self.load(number)?;
+        Ok(self.block.expect("it was just read"))
+    }
+
     pub fn load(&mut self, number: u64) -> Result<&EventBlock> {
         let at_hand = self.block.as_ref().is_some_and(|block| block.numbers().contains(&number));
         if !at_hand {

@@ -4,14 +4,15 @@
 //! event is seen exactly once whatever folding does meanwhile.
 
 use super::event_blocks::{EventBlock, EventReader};
-use super::event_ranges::{EventRange, read_ranges};
+use super::event_ranges::{EventRange, read_range, read_segments};
+use super::record::EventView;
 use super::rollups::Snapshot;
 use super::runs::Run;
 use super::segment::{Entry, Segment, key_hash};
 use super::session::SqliteSession;
 use super::statements::Statements;
 use super::total_blocks::find_bounds;
-use super::{Shared, damaged};
+use super::{Shared, corrupt, damaged};
 use crate::rules::event::Event;
 use crate::rules::ids::{EventId, TenantId, TenantNo};
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
@@ -21,6 +22,7 @@ use crate::store::{EventPage, EventQuery, EventTrace, Result, StoredEvent};
 use rusqlite::Connection;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Everything known of one key, of one moment: a read transaction that holds exactly the journal
@@ -114,8 +116,7 @@ pub fn list_events(
     query: &EventQuery,
 ) -> Result<EventPage> {
     let of_tenant = |segment: &Segment, tenant: TenantNo| -> Result<Vec<StoredEvent>> {
-        let entries = segment.entries().iter().filter(|entry| entry.tenant == tenant);
-        newest(segment, entries, query)
+        newest(segment, segment.entries_of(tenant), query)
     };
     let (snapshot, copied) = shared.consistent_snapshot(connection, |memory| {
         let tenant = memory.tenants.find(&query.filter.tenant)?;
@@ -190,6 +191,7 @@ fn newest<'s>(
 /// A tenant's range of one folded segment, read from its newest event down, with the block that
 /// was read last.
 struct EventStretch {
+    tenant: TenantNo,
     first_no: u64,
     next_no: u64,
     block: EventBlock,
@@ -208,14 +210,126 @@ impl EventStretch {
         Ok(true)
     }
 
-    fn rank(&self) -> Result<(Timestamp, String)> {
-        let (view, _) = self.block.view(self.next_no)?;
-        Ok((view.occurred_at, view.id.to_owned()))
+    fn view(&self) -> Result<(EventView<'_>, Timestamp)> {
+        let (view, received_at) = self.block.view(self.next_no)?;
+        require_tenant(&view, self.tenant)?;
+        Ok((view, received_at))
     }
 }
 
-/// Merges the ranges of all segments, newest first. A range is opened only when its newest event
-/// can be next, and its start is found by binary search, since it is sorted by time.
+/// A range that names another tenant's events is damaged.
+fn require_tenant(view: &EventView<'_>, tenant: TenantNo) -> Result<()> {
+    if view.tenant == tenant { Ok(()) } else { Err(corrupt("event_ranges.body")) }
+}
+
+/// A tenant's folded events that a query admits, newest first: the ranges of all segments, merged.
+/// What is not read yet waits with the latest time that it may have, so that no segment is looked
+/// into before its newest event can be next.
+struct FoldedEvents<'q> {
+    connection: &'q Connection,
+    tenant: TenantNo,
+    query: &'q EventQuery,
+    waiting: BinaryHeap<(Timestamp, Source)>,
+    ranges: Vec<EventRange>,
+    stretches: Vec<EventStretch>,
+}
+
+/// Where a next event may come from. Of one time, what is not read yet goes first: its event may
+/// have any id.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Source {
+    Stretch { id: String, place: usize },
+    Range { place: usize },
+    Segment { number: u32 },
+}
+
+impl<'q> FoldedEvents<'q> {
+    fn of_query(
+        connection: &'q Connection,
+        (tenant, segment_end): (TenantNo, u32),
+        query: &'q EventQuery,
+    ) -> Result<Self> {
+        let first = query.filter.range.map_or(Timestamp::from_micros(i64::MIN), |r| r.start);
+        let latest = latest_of(query);
+        let segments = read_segments(connection, segment_end, (first, latest))?;
+        let waiting = segments
+            .into_iter()
+            .map(|(last_at, number)| (last_at.min(latest), Source::Segment { number }));
+        let (waiting, ranges, stretches) = (waiting.collect(), Vec::new(), Vec::new());
+        Ok(Self { connection, tenant, query, waiting, ranges, stretches })
+    }
+
+    /// The stretch whose event is next.
+    fn next(&mut self) -> Result<Option<(Timestamp, String, usize)>> {
+        while let Some((at, source)) = self.waiting.pop() {
+            match source {
+                Source::Stretch { id, place } => return Ok(Some((at, id, place))),
+                Source::Range { place } => {
+                    if let Some(stretch) = self.seek(place)? {
+                        self.stretches.push(stretch);
+                        self.wait_for(self.stretches.len() - 1)?;
+                    }
+                }
+                Source::Segment { number } => {
+                    if let Some(range) = read_range(self.connection, number, self.tenant)? {
+                        let at = at.min(range.last_at);
+                        self.ranges.push(range);
+                        let place = self.ranges.len() - 1;
+                        self.waiting.push((at, Source::Range { place }));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Goes on to the event before, in a stretch whose event was taken.
+    fn step(&mut self, place: usize) -> Result<()> {
+        if self.stretches[place].step(self.connection)? { self.wait_for(place) } else { Ok(()) }
+    }
+
+    fn wait_for(&mut self, place: usize) -> Result<()> {
+        let (view, _) = self.stretches[place].view()?;
+        let (at, id) = (view.occurred_at, view.id.to_owned());
+        self.waiting.push((at, Source::Stretch { id, place }));
+        Ok(())
+    }
+
+    /// The range from the newest event that the cursor and the end of the query's time admit.
+    fn seek(&self, place: usize) -> Result<Option<EventStretch>> {
+        let (range, query, tenant) = (&self.ranges[place], self.query, self.tenant);
+        let mut reader = EventReader::new(self.connection);
+        let mut too_new = |number: u64| -> Result<bool> {
+            let (view, _) = reader.view(number)?;
+            require_tenant(&view, tenant)?;
+            let past_end = query.filter.range.is_some_and(|range| view.occurred_at >= range.end);
+            let past_cursor = query.after.as_ref().is_some_and(|(cursor_at, cursor)| {
+                (view.occurred_at, view.id) >= (*cursor_at, cursor.as_str())
+            });
+            Ok(past_end || past_cursor)
+        };
+        // Events before `low` are admitted, those from `high` on are too new.
+        let Range { start: mut low, end: mut high } = range.around(latest_of(query));
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if too_new(middle)? { high = middle } else { low = middle + 1 }
+        }
+        let first_no = range.numbers.start;
+        if low == first_no {
+            return Ok(None);
+        }
+        let block = reader.into_block(low - 1)?;
+        Ok(Some(EventStretch { tenant, first_no, next_no: low - 1, block }))
+    }
+}
+
+/// No event that a query admits happened after this.
+fn latest_of(query: &EventQuery) -> Timestamp {
+    let end = query.filter.range.map(|range| range.end);
+    let before = query.after.as_ref().map(|(at, _)| *at);
+    [end, before].into_iter().flatten().min().unwrap_or(Timestamp::from_micros(i64::MAX))
+}
+
 fn list_folded(
     connection: &Connection,
     snapshot: &Snapshot,
@@ -226,47 +340,25 @@ fn list_folded(
     let Some(query) = &narrowed else {
         return Ok(EventPage::default());
     };
-    let mut ranges = ranges_of_query(connection, (tenant, snapshot.segment_no), query)?;
-    let mut open: BinaryHeap<(Timestamp, String, usize)> = BinaryHeap::new();
-    let mut stretches: Vec<EventStretch> = Vec::new();
+    let mut folded = FoldedEvents::of_query(connection, (tenant, snapshot.segment_no), query)?;
     let mut page = EventPage::default();
     let mut searched = 0;
-    while page.events.len() < query.limit {
-        // Ranges are sorted by their newest event, newest last.
-        while let Some(range) = ranges.last() {
-            let next = open.peek().map(|(at, _, _)| *at);
-            if next.is_some_and(|next| range.last_at < next) {
-                break;
-            }
-            let range = ranges.pop().expect("it was just looked at");
-            if let Some(stretch) = seek(connection, &range, query)? {
-                let (at, id) = stretch.rank()?;
-                open.push((at, id, stretches.len()));
-                stretches.push(stretch);
-            }
-        }
-        let Some((at, id, place)) = open.pop() else { break };
+    while page.events.len() < query.limit && page.searched_to.is_none() {
+        let Some((at, id, place)) = folded.next()? else { break };
         searched += 1;
         if searched >= query.filter.searched_max {
             page.searched_to =
                 Some((at, EventId::parse(&id).map_err(|_| damaged("an event's id", &id))?));
         }
-        let stretch = &mut stretches[place];
-        let (view, received_at) = stretch.block.view(stretch.next_no)?;
-        if query.filter.range.is_some_and(|range| view.occurred_at < range.start) {
+        if query.filter.range.is_some_and(|range| at < range.start) {
             continue;
         }
+        let (view, received_at) = folded.stretches[place].view()?;
         if query.filter.meter.is_none_or(|meter| meter == view.meter) {
             let event = view.to_event(query.filter.tenant.clone())?;
             page.events.push(StoredEvent { event, received_at });
         }
-        if stretch.step(connection)? {
-            let (at, id) = stretch.rank()?;
-            open.push((at, id, place));
-        }
-        if page.searched_to.is_some() {
-            break;
-        }
+        folded.step(place)?;
     }
     Ok(page)
 }
@@ -296,50 +388,4 @@ fn narrow_to_totals(
     let mut narrowed = query.clone();
     narrowed.filter.range = Some(range);
     Ok((range.start < range.end).then_some(narrowed))
-}
-
-/// The ranges that may have events of the query, the one with the newest event last.
-fn ranges_of_query(
-    connection: &Connection,
-    (tenant, segment_end): (TenantNo, u32),
-    query: &EventQuery,
-) -> Result<Vec<EventRange>> {
-    let always = (Timestamp::from_micros(i64::MIN), Timestamp::from_micros(i64::MAX));
-    let (first, end) = query.filter.range.map_or(always, |range| (range.start, range.end));
-    let before = query.after.as_ref().map_or(always.1, |(at, _)| *at);
-    let mut ranges = read_ranges(connection, tenant, segment_end, (first, end.min(before)))?;
-    ranges.sort_by_key(|range| range.last_at);
-    Ok(ranges)
-}
-
-/// The range from the newest event that the cursor and the end of the query's time admit.
-fn seek(
-    connection: &Connection,
-    range: &EventRange,
-    query: &EventQuery,
-) -> Result<Option<EventStretch>> {
-    let mut reader = EventReader::new(connection);
-    let mut too_new = |number: u64| -> Result<bool> {
-        let (view, _) = reader.view(number)?;
-        let past_end = query.filter.range.is_some_and(|range| view.occurred_at >= range.end);
-        let past_cursor = query.after.as_ref().is_some_and(|(cursor_at, cursor)| {
-            (view.occurred_at, view.id) >= (*cursor_at, cursor.as_str())
-        });
-        Ok(past_end || past_cursor)
-    };
-    // Events before `low` are admitted, those from `high` on are too new.
-    let (first_no, end) = (range.numbers.start, range.numbers.end);
-    let (mut low, mut high) = (first_no, end);
-    if !too_new(end - 1)? {
-        low = end;
-    }
-    while low < high {
-        let middle = low + (high - low) / 2;
-        if too_new(middle)? { high = middle } else { low = middle + 1 }
-    }
-    if low == first_no {
-        return Ok(None);
-    }
-    let block = EventBlock::fetch(connection, low - 1)?;
-    Ok(Some(EventStretch { first_no, next_no: low - 1, block }))
 }

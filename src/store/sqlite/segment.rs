@@ -26,6 +26,8 @@ pub struct Entry {
     pub tenant: TenantNo,
     chunk: u32,
     offset: u32,
+    /// One more than the place of the tenant's entry before; 0 if this is its first.
+    before: u32,
 }
 
 impl Entry {
@@ -80,6 +82,8 @@ pub struct Segment {
     entries: Vec<Entry>,
     /// Places of entries by the hash of their key.
     keys: HashTable<u32>,
+    /// One more than the place of each tenant's newest entry.
+    newest: HashMap<TenantNo, u32>,
     rollups: HashMap<(TenantNo, MeterNo), Totals>,
     counters: HashMap<CounterKey, Tally>,
 }
@@ -94,6 +98,7 @@ impl Segment {
             chunks: Vec::new(),
             entries: Vec::new(),
             keys: HashTable::new(),
+            newest: HashMap::new(),
             rollups: HashMap::new(),
             counters: HashMap::new(),
         }
@@ -121,6 +126,13 @@ impl Segment {
 
     pub fn entries(&self) -> &[Entry] {
         &self.entries
+    }
+
+    /// The entries of one tenant, the last that came first.
+    pub fn entries_of(&self, tenant: TenantNo) -> impl Iterator<Item = &Entry> {
+        let entry = |after: u32| after.checked_sub(1).map(|place| self.entry(place));
+        let newest = self.newest.get(&tenant).copied().unwrap_or(0);
+        std::iter::successors(entry(newest), move |one| entry(one.before))
     }
 
     /// The places of events whose key has this hash. A hash finds candidates and decides nothing:
@@ -159,7 +171,8 @@ impl Segment {
         for entry in parts.entries {
             let NewEntry { hash, occurred_at, tenant, offset } = entry;
             let place = u32::try_from(self.entries.len()).expect("fewer than 2^32 events");
-            self.entries.push(Entry { hash, occurred_at, tenant, chunk, offset });
+            let before = self.newest.insert(tenant, place + 1).unwrap_or(0);
+            self.entries.push(Entry { hash, occurred_at, tenant, chunk, offset, before });
             let Self { keys, entries, .. } = self;
             let hash_of = |place: &u32| entries[usize::try_from(*place).expect("memory")].hash;
             keys.insert_unique(hash, place, hash_of);
