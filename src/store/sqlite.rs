@@ -27,6 +27,7 @@ mod fold;
 mod idempotency;
 mod inbox;
 mod judge;
+mod key_filter;
 mod memory;
 mod merge;
 mod migrations;

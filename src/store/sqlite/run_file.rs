@@ -1,39 +1,41 @@
-//! A run file: the keys of the events of one run, sorted by hash, with filters in front.
+//! A run file: the keys of the events of one run, sorted by hash, with a filter in front.
 //!
-//! Layout: blocks of records, the index of the blocks, the filters, a footer of fixed size. A
+//! Layout: blocks of records, the index of the blocks, the filter, a footer of fixed size. A
 //! record is the key's hash (6 bytes) and its event's place in the run (4 bytes). The index has the
-//! first hash and the checksum of each block. There is one filter for each part of all hashes.
+//! first hash and the checksum of each block.
 //!
-//! Memory: index and filters, about 1.2 bytes a key. The records stay on disk; a key that the
+//! Memory: index and filter, about 2.1 bytes a key. The records stay on disk; a key that the
 //! filter lets through costs one read of a block.
 //!
 //! Invariant: a file never changes. It is written under another name, synced and renamed, so a
 //! crash leaves a whole file or one that nobody refers to. Whatever is read is compared with its
 //! checksum first: damage is an error, never a key that is not found. A file holds nothing that
-//! the events do not say, so a lost or damaged one is made again from them.
+//! the events do not say, so a lost or damaged one is made again from them. That the system has no
+//! file handle or no memory to spare is not damage, and passes.
 
+use super::key_filter::KeyFilter;
 use crate::store::{Error, Result};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use xorf::{BinaryFuse8, BinaryFuse8Ref, DmaSerializable, Filter, FilterRef};
 
 /// Bits of a key's hash that a run holds: the exact key is compared on every hit.
-const HASH_BITS: u32 = 48;
+pub const HASH_BITS: u32 = 48;
 const HASH_MASK: u64 = (1 << HASH_BITS) - 1;
 const RECORD_BYTES: usize = 10;
 const BLOCK_RECORDS: usize = 256;
 const BLOCK_BYTES: usize = RECORD_BYTES * BLOCK_RECORDS;
 const FENCE_BYTES: usize = 12;
-/// Keys of one filter: making one takes about 25 bytes of memory a key.
-const FILTER_KEYS: u64 = 1 << 20;
 /// Keys after which a merge lets other threads run.
 const YIELD_KEYS: u32 = 4_096;
-const MAGIC: [u8; 8] = *b"CFKEYS01";
+/// Bytes after which a file that is being written is synced: a commit that syncs meanwhile waits
+/// for no more of it.
+const SYNCED_BYTES: usize = 8 << 20;
+const MAGIC: [u8; 8] = *b"CFKEYS02";
 const FOOTER_BYTES: usize = 48;
 const FILE_MODE: u32 = 0o600;
 
@@ -86,35 +88,12 @@ pub struct RunFile {
     events: Range<u64>,
     checksum: u32,
     fences: Vec<Fence>,
-    filters: Vec<KeyFilter>,
+    filter: KeyFilter,
 }
 
 struct Fence {
     first: u64,
     checksum: u32,
-}
-
-/// Tells whether a key may be among those of its part.
-enum KeyFilter {
-    Empty,
-    Fuse {
-        descriptor: [u8; BinaryFuse8::DESCRIPTOR_LEN],
-        fingerprints: Box<[u8]>,
-    },
-    /// No filter could be made: any key may be there.
-    Open,
-}
-
-impl KeyFilter {
-    fn may_hold(&self, hash: u64) -> bool {
-        match self {
-            Self::Empty => false,
-            Self::Fuse { descriptor, fingerprints } => {
-                BinaryFuse8Ref::from_dma(descriptor, fingerprints).contains(&hash)
-            }
-            Self::Open => true,
-        }
-    }
 }
 
 impl RunFile {
@@ -132,6 +111,7 @@ impl RunFile {
         let whole = footer.first_no == events.start
             && footer.keys == count
             && footer.index_bytes == blocks * wide(FENCE_BYTES)
+            && footer.filter_bytes == KeyFilter::bytes_of(count)
             && Some(length) == footer.length_after(records);
         if !whole {
             return Err(damaged(path));
@@ -142,12 +122,12 @@ impl RunFile {
         if crc32fast::hash(&tail) != footer.tail_checksum {
             return Err(damaged(path));
         }
-        let (index, filters) =
+        let (index, filter) =
             tail.split_at(usize::try_from(footer.index_bytes).map_err(|_| damaged(path))?);
         let checksum = crc32fast::hash(index);
         let fences = index.as_chunks().0.iter().map(Fence::read).collect();
-        let filters = read_filters(filters, parts_of(count)).ok_or_else(|| damaged(path))?;
-        Ok(Self { path: path.to_owned(), file, events, checksum, fences, filters })
+        let filter = KeyFilter::read(count, filter).ok_or_else(|| damaged(path))?;
+        Ok(Self { path: path.to_owned(), file, events, checksum, fences, filter })
     }
 
     pub fn events(&self) -> Range<u64> {
@@ -161,42 +141,47 @@ impl RunFile {
 
     /// Bytes of memory that look-ups need.
     pub fn memory_bytes(keys: u64) -> u64 {
-        keys + keys / 4
+        KeyFilter::bytes_of(keys) + keys / wide(BLOCK_RECORDS) * wide(size_of::<Fence>())
     }
 
     /// Whether the key may be in this run. Never wrongly says no.
     pub fn may_hold(&self, hash: u64) -> bool {
-        let hash = short_hash(hash);
-        self.filters[part_of(hash, self.filters.len())].may_hold(hash)
+        self.filter.may_hold(short_hash(hash))
     }
 
     /// Appends the numbers of the events whose key has this hash.
     pub fn find(&self, hash: u64, numbers: &mut Vec<u64>) -> Result<()> {
         let hash = short_hash(hash);
         let first = self.fences.partition_point(|fence| fence.first < hash).saturating_sub(1);
+        let mut bytes = [0; BLOCK_BYTES];
         for block in first..self.fences.len() {
             if self.fences[block].first > hash {
                 break;
             }
-            let records = self.read_block(block)?;
-            let start = records.partition_point(|record| record.hash < hash);
-            let equal = records[start..].iter().take_while(|record| record.hash == hash);
+            let records = self.read_block(block, &mut bytes)?;
+            let start = records.partition_point(|record| KeyRecord::read(record).hash < hash);
+            let records = records[start..].iter().map(KeyRecord::read);
+            let equal = records.take_while(|record| record.hash == hash);
             numbers.extend(equal.map(|record| self.events.start + u64::from(record.place)));
         }
         Ok(())
     }
 
-    fn read_block(&self, block: usize) -> Result<Vec<KeyRecord>> {
+    /// The records of a block, in `bytes`.
+    fn read_block<'b>(
+        &self,
+        block: usize,
+        bytes: &'b mut [u8; BLOCK_BYTES],
+    ) -> Result<&'b [[u8; RECORD_BYTES]]> {
         let count = usize::try_from(self.events.end - self.events.start).expect("it fits memory");
         let records = BLOCK_RECORDS.min(count - block * BLOCK_RECORDS);
-        let mut bytes = vec![0; records * RECORD_BYTES];
+        let bytes = &mut bytes[..records * RECORD_BYTES];
         let at = wide(block) * wide(BLOCK_BYTES);
-        let read = self.file.read_exact_at(&mut bytes, at);
-        read.map_err(|error| unreadable(&self.path, &error))?;
-        if crc32fast::hash(&bytes) != self.fences[block].checksum {
+        self.file.read_exact_at(bytes, at).map_err(|error| unreadable(&self.path, &error))?;
+        if crc32fast::hash(bytes) != self.fences[block].checksum {
             return Err(damaged(&self.path));
         }
-        Ok(bytes.as_chunks().0.iter().map(KeyRecord::read).collect())
+        Ok(bytes.as_chunks().0)
     }
 
     /// Every key, in order.
@@ -234,7 +219,9 @@ impl RunScan<'_> {
         if self.next_block == self.run.fences.len() {
             return Ok(None);
         }
-        self.records = self.run.read_block(self.next_block)?.into_iter();
+        let mut bytes = [0; BLOCK_BYTES];
+        let records = self.run.read_block(self.next_block, &mut bytes)?;
+        self.records = records.iter().map(KeyRecord::read).collect::<Vec<_>>().into_iter();
         self.next_block += 1;
         Ok(self.records.next())
     }
@@ -247,21 +234,28 @@ impl RunScan<'_> {
     }
 }
 
-/// Writes one run file.
+/// Writes one run file. One that is not finished is removed.
 pub struct RunWriter {
     path: PathBuf,
-    temporary: PathBuf,
+    temporary: Temporary,
     file: BufWriter<File>,
     events: Range<u64>,
-    parts: usize,
     written: u64,
     block: Vec<u8>,
     block_first: u64,
-    index: Vec<u8>,
-    filters: Vec<u8>,
-    /// The distinct hashes of the part that is being written.
-    part_hashes: Vec<u64>,
-    part: usize,
+    fences: Vec<Fence>,
+    filter: KeyFilter,
+    unsynced: usize,
+}
+
+/// A file that is removed unless it has got its final name.
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // After the rename there is none; one that stays is deleted at the next start.
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 impl RunWriter {
@@ -270,32 +264,25 @@ impl RunWriter {
         assert!(count <= RUN_EVENTS_MAX, "a run has fewer than 2^32 events");
         let temporary = path.with_extension("tmp");
         let mut options = File::options();
-        let file = options.create(true).truncate(true).write(true).mode(FILE_MODE).open(&temporary);
+        options.create(true).truncate(true).read(true).write(true).mode(FILE_MODE);
+        let file = options.open(&temporary).map_err(|error| io(&temporary, &error))?;
         Ok(Self {
             path: path.to_owned(),
-            file: BufWriter::with_capacity(1 << 18, file.map_err(|error| io(&temporary, &error))?),
-            temporary,
+            temporary: Temporary(temporary),
+            file: BufWriter::with_capacity(1 << 18, file),
             events,
-            parts: parts_of(count),
             written: 0,
             block: Vec::with_capacity(BLOCK_BYTES),
             block_first: 0,
-            index: Vec::new(),
-            filters: Vec::new(),
-            part_hashes: Vec::new(),
-            part: 0,
+            fences: Vec::new(),
+            filter: KeyFilter::for_keys(count),
+            unsynced: 0,
         })
     }
 
     /// Adds a key; keys come in order.
     pub fn push(&mut self, record: KeyRecord) -> Result<()> {
-        let part = part_of(record.hash, self.parts);
-        while self.part < part {
-            self.end_part();
-        }
-        if self.part_hashes.last() != Some(&record.hash) {
-            self.part_hashes.push(record.hash);
-        }
+        self.filter.add(record.hash);
         if self.block.is_empty() {
             self.block_first = record.hash;
         }
@@ -304,55 +291,71 @@ impl RunWriter {
         if self.block.len() == BLOCK_BYTES { self.end_block() } else { Ok(()) }
     }
 
-    /// Makes the file durable and opens it.
+    /// Makes the file durable.
     pub fn finish(mut self) -> Result<RunFile> {
         if !self.block.is_empty() {
             self.end_block()?;
         }
-        while self.part < self.parts {
-            self.end_part();
-        }
         assert_eq!(self.written, self.events.end - self.events.start, "every event has a key");
-        let mut tail = std::mem::take(&mut self.index);
-        let index_bytes = wide(tail.len());
-        tail.extend_from_slice(&self.filters);
+        let index: Vec<u8> = self.fences.iter().flat_map(Fence::write).collect();
+        let mut tail_checksum = crc32fast::Hasher::new();
+        let unwritten = |error| io(&self.temporary.0, &error);
+        let mut tail = Checked { file: &mut self.file, checksum: &mut tail_checksum };
+        tail.write_all(&index).and_then(|()| self.filter.write(&mut tail)).map_err(unwritten)?;
         let footer = Footer {
             first_no: self.events.start,
             keys: self.written,
-            index_bytes,
-            filter_bytes: wide(self.filters.len()),
-            tail_checksum: crc32fast::hash(&tail),
+            index_bytes: wide(index.len()),
+            filter_bytes: KeyFilter::bytes_of(self.written),
+            tail_checksum: tail_checksum.finalize(),
         };
-        self.put(&tail)?;
-        self.put(&footer.write())?;
-        let path = self.temporary;
-        let file = self.file.into_inner().map_err(|error| io(&path, error.error()))?;
-        file.sync_all().map_err(|error| super::sync_error(&path, &error))?;
-        std::fs::rename(&path, &self.path).map_err(|error| io(&path, &error))?;
+        self.file.write_all(&footer.write()).map_err(unwritten)?;
+        let file = self.file.into_inner().map_err(|error| unwritten(error.into_error()))?;
+        file.sync_all().map_err(|error| super::sync_error(&self.temporary.0, &error))?;
+        std::fs::rename(&self.temporary.0, &self.path).map_err(unwritten)?;
         super::sync_directory(&self.path)?;
-        RunFile::open(&self.path, self.events)
-    }
-
-    fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(|error| io(&self.temporary, &error))
+        Ok(RunFile {
+            path: self.path,
+            file,
+            events: self.events,
+            checksum: crc32fast::hash(&index),
+            fences: self.fences,
+            filter: self.filter,
+        })
     }
 
     fn end_block(&mut self) -> Result<()> {
-        self.index.extend_from_slice(&self.block_first.to_le_bytes());
-        self.index.extend_from_slice(&crc32fast::hash(&self.block).to_le_bytes());
-        let block = std::mem::take(&mut self.block);
-        self.put(&block)?;
-        self.block = block;
+        let checksum = crc32fast::hash(&self.block);
+        self.fences.push(Fence { first: self.block_first, checksum });
+        let unwritten = |error| io(&self.temporary.0, &error);
+        self.file.write_all(&self.block).map_err(unwritten)?;
+        self.unsynced += self.block.len();
         self.block.clear();
+        if self.unsynced >= SYNCED_BYTES {
+            self.unsynced = 0;
+            self.file.flush().map_err(unwritten)?;
+            let synced = self.file.get_ref().sync_data();
+            synced.map_err(|error| super::sync_error(&self.temporary.0, &error))?;
+        }
         Ok(())
     }
+}
 
-    fn end_part(&mut self) {
-        let hashes = std::mem::take(&mut self.part_hashes);
-        write_filter(&mut self.filters, &hashes);
-        self.part_hashes = hashes;
-        self.part_hashes.clear();
-        self.part += 1;
+/// Sums up what passes it on its way to a file.
+struct Checked<'f> {
+    file: &'f mut BufWriter<File>,
+    checksum: &'f mut crc32fast::Hasher,
+}
+
+impl Write for Checked<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.checksum.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.flush()
     }
 }
 
@@ -422,61 +425,16 @@ impl Footer {
 }
 
 impl Fence {
+    fn write(&self) -> [u8; FENCE_BYTES] {
+        let ([a, b, c, d, e, f, g, h], [i, j, k, l]) =
+            (self.first.to_le_bytes(), self.checksum.to_le_bytes());
+        [a, b, c, d, e, f, g, h, i, j, k, l]
+    }
+
     fn read(bytes: &[u8; FENCE_BYTES]) -> Self {
         let [first @ .., a, b, c, d] = *bytes;
         Self { first: u64::from_le_bytes(first), checksum: u32::from_le_bytes([a, b, c, d]) }
     }
-}
-
-/// Marks a part without a filter that could be made.
-const OPEN: u32 = u32::MAX;
-
-fn write_filter(bytes: &mut Vec<u8>, hashes: &[u64]) {
-    if hashes.is_empty() {
-        bytes.extend_from_slice(&0u32.to_le_bytes());
-        return;
-    }
-    let Ok(filter) = BinaryFuse8::try_from(hashes) else {
-        bytes.extend_from_slice(&OPEN.to_le_bytes());
-        return;
-    };
-    let fingerprints = filter.dma_fingerprints();
-    let length = u32::try_from(fingerprints.len()).expect("a part has about a million keys");
-    bytes.extend_from_slice(&length.to_le_bytes());
-    let mut descriptor = [0; BinaryFuse8::DESCRIPTOR_LEN];
-    filter.dma_copy_descriptor_to(&mut descriptor);
-    bytes.extend_from_slice(&descriptor);
-    bytes.extend_from_slice(fingerprints);
-}
-
-fn read_filters(mut bytes: &[u8], parts: usize) -> Option<Vec<KeyFilter>> {
-    let mut filters = Vec::with_capacity(parts);
-    for _ in 0..parts {
-        let (length, rest) = bytes.split_first_chunk()?;
-        bytes = rest;
-        let filter = match u32::from_le_bytes(*length) {
-            0 => KeyFilter::Empty,
-            OPEN => KeyFilter::Open,
-            length => {
-                let (descriptor, rest) = bytes.split_first_chunk()?;
-                let (fingerprints, rest) = rest.split_at_checked(usize::try_from(length).ok()?)?;
-                bytes = rest;
-                KeyFilter::Fuse { descriptor: *descriptor, fingerprints: fingerprints.into() }
-            }
-        };
-        filters.push(filter);
-    }
-    bytes.is_empty().then_some(filters)
-}
-
-/// Parts into which the hashes of so many keys are split.
-fn parts_of(keys: u64) -> usize {
-    usize::try_from(keys.div_ceil(FILTER_KEYS).max(1)).expect("a few thousand")
-}
-
-fn part_of(hash: u64, parts: usize) -> usize {
-    let part = (u128::from(hash) * u128::from(wide(parts))) >> HASH_BITS;
-    usize::try_from(part).expect("less than the number of parts")
 }
 
 fn wide(length: usize) -> u64 {
@@ -487,9 +445,14 @@ fn damaged(path: &Path) -> Error {
     Error::Corrupt { what: format!("the key run {} is damaged", path.display()) }
 }
 
-/// A file that cannot be read whole is as good as lost.
+/// A file that is gone, too short, or on a broken disk is damaged. Any other failure may pass.
 fn unreadable(path: &Path, error: &std::io::Error) -> Error {
-    Error::Corrupt { what: format!("the key run {} cannot be read: {error}", path.display()) }
+    let what = format!("the key run {} cannot be read: {error}", path.display());
+    let lost = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::UnexpectedEof);
+    if lost || error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) {
+        return Error::Corrupt { what };
+    }
+    Error::Unavailable { what }
 }
 
 fn io(path: &Path, error: &std::io::Error) -> Error {

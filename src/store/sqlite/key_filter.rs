@@ -1,0 +1,137 @@
+//! Key filters: whether a key may be in a run, for two bytes of memory a key.
+//!
+//! A filter is blocks of 64 bytes, one for each [`BLOCK_KEYS`] keys. The leading bits of a key's
+//! hash choose a block, the others one bit in each of its eight words. So a look-up meets one line
+//! of the processor's cache, and keys that come in order are written from the first block to the
+//! last. About one in a thousand keys that were not added passes.
+//!
+//! Invariant: a key that was added passes.
+
+use super::run_file::HASH_BITS;
+use std::io::{self, Write};
+
+/// Keys of one block: two bytes of memory for each.
+const BLOCK_KEYS: u64 = 32;
+const BLOCK_BYTES: usize = 64;
+
+/// Eight words, in one line of the cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(align(64))]
+struct FilterBlock([u64; 8]);
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct KeyFilter {
+    blocks: Box<[FilterBlock]>,
+}
+
+impl KeyFilter {
+    /// Without any key, and with room for so many.
+    pub fn for_keys(keys: u64) -> Self {
+        Self { blocks: vec![FilterBlock::default(); blocks_of(keys)].into() }
+    }
+
+    /// Bytes of a filter for so many keys, in memory and in a file.
+    pub fn bytes_of(keys: u64) -> u64 {
+        keys.div_ceil(BLOCK_KEYS) * 64
+    }
+
+    pub fn add(&mut self, hash: u64) {
+        let block = self.block_of(hash);
+        for (word, bit) in self.blocks[block].0.iter_mut().zip(bits_of(hash)) {
+            *word |= 1 << bit;
+        }
+    }
+
+    /// Whether the key may have been added.
+    pub fn may_hold(&self, hash: u64) -> bool {
+        let Some(block) = self.blocks.get(self.block_of(hash)) else { return false };
+        // Without branches: which bit is missing differs from key to key.
+        block.0.iter().zip(bits_of(hash)).fold(1, |all, (word, bit)| all & (word >> bit)) == 1
+    }
+
+    fn block_of(&self, hash: u64) -> usize {
+        let blocks = u128::try_from(self.blocks.len()).expect("a length fits 128 bits");
+        let block = (u128::from(hash << (u64::BITS - HASH_BITS)) * blocks) >> u64::BITS;
+        usize::try_from(block).expect("less than the number of blocks")
+    }
+
+    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        for block in &self.blocks {
+            let mut bytes = [0; BLOCK_BYTES];
+            for (chunk, word) in bytes.as_chunks_mut().0.iter_mut().zip(block.0) {
+                *chunk = word.to_le_bytes();
+            }
+            out.write_all(&bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Reads what `write` wrote; none if it has not the length of a filter for so many keys.
+    pub fn read(keys: u64, bytes: &[u8]) -> Option<Self> {
+        let (blocks, rest) = bytes.as_chunks::<BLOCK_BYTES>();
+        let whole = rest.is_empty() && blocks.len() == blocks_of(keys);
+        let block = |bytes: &[u8; BLOCK_BYTES]| {
+            let mut words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+            FilterBlock(std::array::from_fn(|_| words.next().unwrap_or_default()))
+        };
+        whole.then(|| Self { blocks: blocks.iter().map(block).collect() })
+    }
+}
+
+fn blocks_of(keys: u64) -> usize {
+    usize::try_from(keys.div_ceil(BLOCK_KEYS)).expect("it fits memory")
+}
+
+/// A bit of each word. They depend on all bits of the hash, also where its leading ones are those
+/// of the block.
+fn bits_of(hash: u64) -> [u64; 8] {
+    let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = mixed ^ (mixed >> 32);
+    [0, 6, 12, 18, 24, 30, 36, 42].map(|shift| (mixed >> shift) & 63)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn filter(hashes: &[u64]) -> KeyFilter {
+        let mut filter = KeyFilter::for_keys(u64::try_from(hashes.len()).unwrap());
+        hashes.iter().for_each(|hash| filter.add(*hash));
+        filter
+    }
+
+    proptest! {
+        #[test]
+        fn every_key_passes_also_after_a_file(
+            hashes in prop::collection::vec(0..1u64 << HASH_BITS, 0..400),
+        ) {
+            let made = filter(&hashes);
+            let mut bytes = Vec::new();
+            made.write(&mut bytes).unwrap();
+            let keys = u64::try_from(hashes.len()).unwrap();
+            prop_assert_eq!(u64::try_from(bytes.len()).unwrap(), KeyFilter::bytes_of(keys));
+            let read = KeyFilter::read(keys, &bytes).unwrap();
+            prop_assert!(hashes.iter().all(|hash| read.may_hold(*hash)));
+            prop_assert_eq!(read, made);
+            prop_assert!(KeyFilter::read(keys + BLOCK_KEYS, &bytes).is_none());
+        }
+    }
+
+    #[test]
+    fn few_other_keys_pass() {
+        let mut next = 7u64;
+        let mut random = || {
+            next = next.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            next >> (u64::BITS - HASH_BITS)
+        };
+        for keys in [100, 10_000, 300_000] {
+            let hashes: Vec<u64> = (0..keys).map(|_| random()).collect();
+            let filter = filter(&hashes);
+            let passed = (0..100_000).filter(|_| filter.may_hold(random())).count();
+            assert!(passed < 200, "{passed} of 100,000 passed a filter of {keys} keys");
+        }
+        assert!(!filter(&[]).may_hold(1));
+    }
+}
