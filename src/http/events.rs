@@ -36,7 +36,7 @@ const IN_PLACE_BYTES_MAX: usize = 64 * 1024;
 /// The same for bodies with more items: two bytes of a body can be an item that is refused, and
 /// then the answer has a hundred times the bytes. Honest events have a few of these commas each.
 const IN_PLACE_COMMAS_MAX: usize = 4096;
-/// Answers with more items are written with lower priority.
+/// Answers that list more items are written with lower priority.
 const IN_PLACE_ITEMS_MAX: usize = 512;
 const ITEMS_BETWEEN_PAUSES: usize = 64;
 
@@ -102,7 +102,8 @@ where
     let body = app.bodies.read_from(Some(caller), &parts.headers, body).await?;
     let ReadBatch { deliveries, names, single } = read_batch(app, caller, body, format).await?;
     let verdicts = app.ingest.submit(deliveries).await?;
-    let (horizon_hours, large) = (app.accept_horizon_hours, verdicts.len() > IN_PLACE_ITEMS_MAX);
+    let listed = verdicts.iter().filter(|verdict| show.lists(verdict)).count();
+    let (horizon_hours, large) = (app.accept_horizon_hours, listed > IN_PLACE_ITEMS_MAX);
     let write = move || (Reply::write(&names, &verdicts, show, horizon_hours), verdicts);
     let (reply, verdicts) = run_by_weight(large, write).await?;
     reply.count();

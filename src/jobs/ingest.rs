@@ -349,16 +349,20 @@ struct QueueShare {
 impl QueueShare {
     /// Pieces of a turn each, in order.
     fn into_pieces(self) -> impl Iterator<Item = Self> {
-        let (mut places, mut events) = (self.places.into_iter(), self.events.into_iter());
-        let mut refused = self.refused;
-        std::iter::from_fn(move || {
+        let (whole, rest) = match self.events.len() <= TURN_EVENTS {
+            true => (Some(self), Self::default()),
+            false => (None, self),
+        };
+        let (mut places, mut events) = (rest.places.into_iter(), rest.events.into_iter());
+        let mut refused = rest.refused;
+        whole.into_iter().chain(std::iter::from_fn(move || {
             let piece = Self {
                 places: places.by_ref().take(TURN_EVENTS).collect(),
                 events: events.by_ref().take(TURN_EVENTS).collect(),
                 refused: std::mem::take(&mut refused),
             };
-            (!piece.events.is_empty() || !piece.refused.is_empty()).then_some(piece)
-        })
+            (!piece.events.is_empty()).then_some(piece)
+        }))
     }
 }
 

@@ -7,6 +7,7 @@ use crate::rules::event::Event;
 use crate::rules::ids::TenantId;
 use crate::rules::verdict::Verdict;
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 use tokio::sync::oneshot;
 
 /// Events a lane may take in one turn, and of which a submission has no more. Few: a commit holds
@@ -22,12 +23,14 @@ pub struct Submission {
 
 #[derive(Default)]
 pub struct Lanes {
+    hasher: RandomState,
     lanes: HashMap<LaneKey, TenantLane>,
     turns: VecDeque<LaneKey>,
 }
 
-/// The one tenant of a submission; none if it has several.
-type LaneKey = Option<TenantId>;
+/// The hash of a submission's one tenant; none if it has several. Tenants whose hashes are equal
+/// share a lane.
+type LaneKey = Option<u64>;
 
 #[derive(Default)]
 struct TenantLane {
@@ -43,14 +46,14 @@ impl Lanes {
     /// Whether a lane has room for these events. An empty lane takes anything; the lane of mixed
     /// submissions is bounded by the whole queue only.
     pub fn admits(&self, events: &[Event], lane_events_max: usize) -> bool {
-        let key = lane_key(events);
+        let key = self.lane_key(events);
         let lane = if key.is_some() { self.lanes.get(&key) } else { None };
         lane.is_none_or(|lane| lane.events + events.len() <= lane_events_max)
     }
 
     pub fn push(&mut self, submission: Submission) {
-        let key = lane_key(&submission.events);
-        let lane = self.lanes.entry(key.clone()).or_default();
+        let key = self.lane_key(&submission.events);
+        let lane = self.lanes.entry(key).or_default();
         if lane.waiting.is_empty() {
             self.turns.push_back(key);
         }
@@ -84,11 +87,12 @@ impl Lanes {
         }
         group
     }
-}
 
-fn lane_key(events: &[Event]) -> LaneKey {
-    let first = &events.first()?.tenant;
-    events.iter().all(|event| event.tenant == *first).then(|| first.clone())
+    fn lane_key(&self, events: &[Event]) -> LaneKey {
+        let first = &events.first()?.tenant;
+        let only_one = events.iter().all(|event| event.tenant == *first);
+        only_one.then(|| self.hasher.hash_one(first))
+    }
 }
 
 #[cfg(test)]
