@@ -5,7 +5,7 @@ use crate::growth::Grown;
 use crate::load::{Driver, Expect, KEY, Run, Until, declare_meters};
 use crate::peers;
 use crate::postgres::Postgres;
-use crate::process::{Server, machine};
+use crate::process::{Server, Store, machine};
 use crate::report::Report;
 use crate::rows::{BY_NAME, Contender, INGEST, Kind, Measure, Row};
 use crate::workload::{Truth, USUAL, Workload};
@@ -31,6 +31,8 @@ pub struct Settings {
     /// Where the grown store is kept for the next run; otherwise it is removed.
     pub data: Option<PathBuf>,
     pub postgres: Option<String>,
+    /// The workers of a Citus cluster that this PostgreSQL coordinates.
+    pub workers: Vec<String>,
 }
 
 pub struct Bench {
@@ -50,7 +52,8 @@ pub fn run(settings: Settings) -> Result<()> {
     }
     let machine = machine();
     println!("machine: {machine}");
-    let postgres = settings.postgres.as_deref().map(Postgres::connect).transpose()?;
+    let postgres = settings.postgres.as_deref();
+    let postgres = postgres.map(|url| Postgres::connect(url, &settings.workers)).transpose()?;
     let (driver, report) = (Driver::new(), Report::default());
     let mut bench = Bench { driver, report, postgres, settings, grown: None };
     bench.measure_window()?;
@@ -122,8 +125,8 @@ impl Bench {
         let missing = match kind {
             Kind::Embedded => {
                 // Beside its data the server keeps a file of the epoch.
-                let server = Server::start_product(&path.join("data"), None, KEY)?;
-                return self.drive(contender, &server, None, lasting).map(Some);
+                let server = Server::start_product(Store::Embedded(&path.join("data")), KEY)?;
+                return self.drive(contender, &server, &[], lasting).map(Some);
             }
             Kind::HttpFloor => return self.http_floor(name, workload, lasting).map(Some),
             Kind::AppendFloor => {
@@ -149,11 +152,15 @@ impl Bench {
                 }
                 Err(missing) => missing,
             },
-            Kind::Postgres | Kind::CopyFloor | Kind::PostgresBaseline => {
+            Kind::Citus | Kind::Postgres | Kind::CopyFloor | Kind::PostgresBaseline => {
                 if let Some(run) = self.measure_postgres(contender, lasting)? {
                     return Ok(Some(run));
                 }
-                "not found: COUNTERFOIL_TEST_POSTGRES is not set"
+                if matches!(kind, Kind::Citus) {
+                    "not found: use `cargo xtask bench citus`"
+                } else {
+                    "not found: COUNTERFOIL_TEST_POSTGRES is not set"
+                }
             }
         };
         self.report.missing(name, missing);
@@ -163,7 +170,7 @@ impl Bench {
     pub fn http_floor(&self, name: &str, workload: Workload, lasting: Duration) -> Result<Run> {
         let mut command = Command::new(std::env::current_exe()?);
         let server = Server::start(command.args(["--child", "http-floor"]))?;
-        let (target, until) = (server.target(None, Expect::Answers), Until::Elapsed(lasting));
+        let (target, until) = (server.target(&[], Expect::Answers), Until::Elapsed(lasting));
         self.driver.run(name, &target, workload, until, &mut Truth::default())
     }
 
@@ -176,10 +183,17 @@ impl Bench {
         if matches!(kind, Kind::PostgresBaseline) {
             return postgres.baseline(&self.driver, name, workload, lasting).map(Some);
         }
-        let folder = tempfile::tempdir()?;
-        let url = postgres.fresh_database("bench_product")?;
-        let server = Server::start_product(folder.path(), Some(&url), KEY)?;
-        let run = self.drive(contender, &server, postgres.postmaster, lasting)?;
+        let url;
+        let store = if matches!(kind, Kind::Citus) {
+            let Some(cluster) = postgres.fresh_cluster("bench_product")? else { return Ok(None) };
+            url = cluster;
+            Store::Citus(&url)
+        } else {
+            url = postgres.fresh_database("bench_product")?;
+            Store::Postgres(&url)
+        };
+        let server = Server::start_product(store, KEY)?;
+        let run = self.drive(contender, &server, &postgres.postmasters, lasting)?;
         drop(server);
         postgres.drop_database("bench_product")?;
         Ok(Some(run))
@@ -190,11 +204,11 @@ impl Bench {
         &self,
         contender: &Contender,
         server: &Server,
-        postmaster: Option<u32>,
+        postmasters: &[u32],
         lasting: Duration,
     ) -> Result<Run> {
         let Contender { name, workload, .. } = *contender;
-        let target = server.target(postmaster, Expect::Truth);
+        let target = server.target(postmasters, Expect::Truth);
         declare_meters(&server.url, workload.meter)?;
         let mut truth = Truth::default();
         let Workload { tenants, late_percent, meter, .. } = workload;

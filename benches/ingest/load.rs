@@ -39,8 +39,9 @@ impl Server {
         bail!("the server was not ready within ten minutes")
     }
 
-    pub fn target(&self, postmaster: Option<u32>, expect: Expect) -> Target {
-        Target { url: self.url.clone(), pid: self.pid(), postmaster, expect }
+    pub fn target(&self, postmasters: &[u32], expect: Expect) -> Target {
+        let postmasters = postmasters.to_vec();
+        Target { url: self.url.clone(), pid: self.pid(), postmasters, expect }
     }
 }
 
@@ -108,8 +109,8 @@ pub enum Expect {
 pub struct Target {
     pub url: String,
     pub pid: u32,
-    /// A PostgreSQL postmaster, whose use is counted with that of its children.
-    pub postmaster: Option<u32>,
+    /// Of PostgreSQL, whose use is counted with that of its children.
+    pub postmasters: Vec<u32>,
     pub expect: Expect,
 }
 
@@ -224,7 +225,7 @@ pub fn drive(
         Until::Events(events) => (events.div_ceil(workload.connections as u64), None),
     };
     let known = streams.iter().map(|stream| stream.truth.counts.total()).sum::<u64>();
-    let usage = || (server_usage(target.pid), database_usage(target.postmaster));
+    let usage = || (server_usage(target.pid), database_usage(&target.postmasters));
     let ((server, database), client) = (usage(), own_usage());
     let started = Instant::now();
     let worked = std::thread::scope(|scope| -> Result<Vec<Worked>> {

@@ -41,7 +41,9 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let postgres = std::env::var("COUNTERFOIL_TEST_POSTGRES").ok();
-    let mut settings = bench::Settings { postgres, ..Default::default() };
+    let workers = std::env::var("COUNTERFOIL_TEST_CITUS_WORKERS").unwrap_or_default();
+    let workers = workers.split_terminator(',').map(str::to_owned).collect();
+    let mut settings = bench::Settings { postgres, workers, ..Default::default() };
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().with_context(|| format!("{argument} takes a value"));
         match argument.as_str() {

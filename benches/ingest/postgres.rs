@@ -20,9 +20,40 @@ const POSTGRES_EPOCH: i64 = 946_684_800_000_000;
 
 /// A database of its own for each run, on the server that the environment names.
 pub struct Postgres {
-    url: String,
+    node: Node,
+    /// The workers of a Citus cluster, if the server coordinates one.
+    workers: Vec<Node>,
+    /// Of all nodes.
+    pub postmasters: Vec<u32>,
+}
+
+/// A server on which databases may be made.
+struct Node {
+    /// Without the name of a database.
+    base: String,
     admin: Session,
-    pub postmaster: Option<u32>,
+}
+
+impl Node {
+    fn connect(url: &str) -> Result<Self> {
+        let (base, _) = url.rsplit_once('/').context("the URL names a database")?;
+        Ok(Self { base: base.to_owned(), admin: Session::open(url)? })
+    }
+
+    fn postmaster(&self) -> Result<Option<u32>> {
+        let backend = self.admin.number("SELECT pg_backend_pid()::bigint")?;
+        Ok(parent_of(u32::try_from(backend)?))
+    }
+
+    fn open(&self, database: &str) -> Result<Session> {
+        Session::open(&format!("{}/{database}", self.base))
+    }
+
+    /// As Citus names it.
+    fn address(&self) -> Result<String> {
+        let (_, port) = self.base.rsplit_once(':').context("the URL names a port")?;
+        Ok(format!("'127.0.0.1', {port}"))
+    }
 }
 
 /// A connection and what drives it while it is used.
@@ -56,23 +87,52 @@ impl Session {
 }
 
 impl Postgres {
-    pub fn connect(url: &str) -> Result<Self> {
-        let admin = Session::open(url)?;
-        let backend = admin.number("SELECT pg_backend_pid()::bigint")?;
-        let postmaster = parent_of(u32::try_from(backend)?);
-        Ok(Self { url: url.to_owned(), admin, postmaster })
+    pub fn connect(url: &str, workers: &[String]) -> Result<Self> {
+        let node = Node::connect(url)?;
+        let workers = workers.iter().map(|url| Node::connect(url)).collect::<Result<Vec<_>>>()?;
+        let mut postmasters = Vec::new();
+        for node in workers.iter().chain([&node]) {
+            postmasters.extend(node.postmaster()?);
+        }
+        Ok(Self { node, workers, postmasters })
+    }
+
+    fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.workers.iter().chain([&self.node])
     }
 
     /// The URL of an empty database.
     pub fn fresh_database(&self, name: &str) -> Result<String> {
-        let (base, _) = self.url.rsplit_once('/').context("the URL names a database")?;
         self.drop_database(name)?;
-        self.admin.execute(&format!("CREATE DATABASE {name}"))?;
-        Ok(format!("{base}/{name}"))
+        for node in self.nodes() {
+            node.admin.execute(&format!("CREATE DATABASE {name}"))?;
+        }
+        Ok(format!("{}/{name}", self.node.base))
+    }
+
+    /// The URL of an empty database that Citus may distribute; none without a cluster.
+    pub fn fresh_cluster(&self, name: &str) -> Result<Option<String>> {
+        if self.workers.is_empty() {
+            return Ok(None);
+        }
+        let url = self.fresh_database(name)?;
+        for node in self.nodes() {
+            node.open(name)?.execute("CREATE EXTENSION citus")?;
+        }
+        let coordinator = self.node.open(name)?;
+        let address = self.node.address()?;
+        coordinator.execute(&format!("SELECT citus_set_coordinator_host({address})"))?;
+        for worker in &self.workers {
+            let address = worker.address()?;
+            coordinator.execute(&format!("SELECT citus_add_node({address})"))?;
+        }
+        Ok(Some(url))
     }
 
     pub fn drop_database(&self, name: &str) -> Result<()> {
-        self.admin.execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+        self.nodes().try_for_each(|node| {
+            node.admin.execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+        })
     }
 
     /// Binary COPY of the rows that the product would keep of the same events, into a table with
@@ -87,7 +147,7 @@ impl Postgres {
         let url = self.fresh_database("bench_copy")?;
         let checker = Session::open(&url)?;
         checker.execute(EVENTS_TABLE)?;
-        let before = database_usage(self.postmaster);
+        let before = database_usage(&self.postmasters);
         let open = || Session::open(&url);
         let streams = driver.streams(workload);
         let copy = |session: &mut Session, stream: &mut Stream| {
@@ -101,8 +161,8 @@ impl Postgres {
             session.runtime.block_on(copy_batch(&session.client, &facts))
         };
         let (mut run, truth) = drive_threads(name, workload, streams, lasting, open, copy)?;
-        run.settle_seconds = settle(|| database_usage(self.postmaster));
-        run.database = database_usage(self.postmaster).since(before);
+        run.settle_seconds = settle(|| database_usage(&self.postmasters));
+        run.database = database_usage(&self.postmasters).since(before);
         let rows = checker.number("SELECT count(*) FROM events")?;
         ensure!(rows as u64 == truth.counts.accepted, "COPY lost events");
         self.drop_database("bench_copy")?;
@@ -120,7 +180,7 @@ impl Postgres {
         let url = self.fresh_database("bench_baseline")?;
         let checker = Session::open(&url)?;
         checker.execute(BASELINE_TABLES)?;
-        let before = database_usage(self.postmaster);
+        let before = database_usage(&self.postmasters);
         let open = || {
             let session = Session::open(&url)?;
             let (insert, upsert) = (session.prepare(INSERT)?, session.prepare(UPSERT)?);
@@ -133,8 +193,8 @@ impl Postgres {
             session.runtime.block_on(insert_alone(&mut session.client, insert, upsert, &fact))
         };
         let (mut run, truth) = drive_threads(name, workload, streams, lasting, open, send)?;
-        run.settle_seconds = settle(|| database_usage(self.postmaster));
-        run.database = database_usage(self.postmaster).since(before);
+        run.settle_seconds = settle(|| database_usage(&self.postmasters));
+        run.database = database_usage(&self.postmasters).since(before);
         let sum = checker.number("SELECT sum(total)::bigint FROM rollups")?;
         ensure!(i128::from(sum) == truth.sum_of_all, "the baseline lost a sum");
         self.drop_database("bench_baseline")?;

@@ -18,6 +18,17 @@ pub struct Server {
     pub started: Instant,
 }
 
+/// Where the product keeps what it counts.
+#[derive(Debug, Clone, Copy)]
+pub enum Store<'s> {
+    /// A folder.
+    Embedded(&'s Path),
+    /// A database, by its URL.
+    Postgres(&'s str),
+    /// The same on the coordinator of a cluster.
+    Citus(&'s str),
+}
+
 impl Server {
     /// Starts a program whose first line of output is a JSON object with its `url`.
     pub fn start(command: &mut Command) -> Result<Self> {
@@ -41,8 +52,8 @@ impl Server {
         Ok(server)
     }
 
-    /// The product's own server on a folder, or on PostgreSQL.
-    pub fn start_product(folder: &Path, postgres: Option<&str>, key: &str) -> Result<Self> {
+    /// The product's own server.
+    pub fn start_product(store: Store<'_>, key: &str) -> Result<Self> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_counterfoil"));
         command.args(["serve", "--listen", "127.0.0.1:0", "--log", "json"]);
         command.env("COUNTERFOIL_ADMIN_KEY", key).env("COUNTERFOIL_LOG_LEVEL", "error");
@@ -50,9 +61,12 @@ impl Server {
         for limit in ["EVENT_REQUESTS", "REQUESTS", "ADDRESS"] {
             command.env(format!("COUNTERFOIL_LIMITS_{limit}_PER_SECOND"), "0");
         }
-        match postgres {
-            Some(url) => command.args(["--store", url]),
-            None => command.arg("--data").arg(folder),
+        match store {
+            Store::Embedded(folder) => command.arg("--data").arg(folder),
+            Store::Postgres(url) => command.args(["--store", url]),
+            Store::Citus(url) => {
+                command.args(["--store", url]).env("COUNTERFOIL_STORE_LAYOUT", "citus")
+            }
         };
         Self::start(command.stderr(Stdio::inherit()))
     }
@@ -104,11 +118,13 @@ pub fn server_usage(pid: u32) -> Usage {
     usage_of(&pid.to_string(), false)
 }
 
-/// Of a PostgreSQL postmaster with its children, the ended ones too.
-pub fn database_usage(postmaster: Option<u32>) -> Usage {
-    let Some(postmaster) = postmaster else { return Usage::default() };
-    let own = usage_of(&postmaster.to_string(), true);
-    children_of(postmaster).iter().fold(own, |sum, pid| sum.plus(usage_of(pid, false)))
+/// Of PostgreSQL postmasters with their children, the ended ones too.
+pub fn database_usage(postmasters: &[u32]) -> Usage {
+    let with_children = |postmaster: &u32| {
+        let own = usage_of(&postmaster.to_string(), true);
+        children_of(*postmaster).iter().fold(own, |sum, pid| sum.plus(usage_of(pid, false)))
+    };
+    postmasters.iter().map(with_children).fold(Usage::default(), Usage::plus)
 }
 
 /// Of the children of this process that have ended, and of theirs.

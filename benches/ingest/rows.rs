@@ -35,6 +35,7 @@ pub struct Contender {
 pub enum Kind {
     Embedded,
     Postgres,
+    Citus,
     HttpFloor,
     AppendFloor,
     SqliteBaseline,
@@ -60,27 +61,27 @@ pub const INGEST: &[Row] = &[
 ];
 
 /// The rows that are run only by name.
-pub const BY_NAME: &[Row] = &[rates("peers", 6, PEERS)];
+pub const BY_NAME: &[Row] = &[rates("peers", 6, PEERS), rates("citus", 6, CITUS)];
 
 const BATCHES: &[Contender] = &[
     first("embedded", Kind::Embedded, USUAL),
-    against("append floor", Kind::AppendFloor, ALONE, Some(0.15)),
+    against("append floor", Kind::AppendFloor, ALONE, Some(0.4)),
     against("HTTP floor", Kind::HttpFloor, USUAL, Some(0.1)),
     against("SQLite, a transaction each", Kind::SqliteBaseline, alone(1), Some(30.0)),
-    against("TigerBeetle, ordered ids", ORDERED, alone(8189), None),
-    against("TigerBeetle, random ids", RANDOM, alone(8189), Some(1.0)),
+    against("TigerBeetle, ordered ids", ORDERED, alone(8189), Some(1.2)),
+    against("TigerBeetle, random ids", RANDOM, alone(8189), Some(4.0)),
     against("embedded, batches of 5,000", Kind::Embedded, on(8, 5000), None),
     against("embedded, half repeats", Kind::Embedded, HALF_REPEATS, None),
 ];
 
 const SINGLE_64: &[Contender] = &[
     first("embedded", Kind::Embedded, on(64, 1)),
-    against("HTTP floor", Kind::HttpFloor, on(64, 1), Some(0.3)),
+    against("HTTP floor", Kind::HttpFloor, on(64, 1), Some(0.5)),
 ];
 
 const SINGLE_128: &[Contender] = &[
     first("embedded", Kind::Embedded, on(128, 1)),
-    against("HTTP floor", Kind::HttpFloor, on(128, 1), Some(0.3)),
+    against("HTTP floor", Kind::HttpFloor, on(128, 1), Some(0.5)),
 ];
 
 const TENANTS: &[Contender] = &[
@@ -94,7 +95,7 @@ const TENANTS: &[Contender] = &[
 
 const DIMENSIONS: &[Contender] = &[
     first("two dimensions", Kind::Embedded, Workload { meter: Meter::Dimensions, ..USUAL }),
-    against("plain sum", Kind::Embedded, USUAL, Some(0.8)),
+    against("plain sum", Kind::Embedded, USUAL, Some(0.85)),
 ];
 
 const UNIQUE: &[Contender] = &[
@@ -104,7 +105,7 @@ const UNIQUE: &[Contender] = &[
 
 const POSTGRES: &[Contender] = &[
     first("postgres", Kind::Postgres, USUAL),
-    against("COPY", Kind::CopyFloor, USUAL, Some(0.7)),
+    against("COPY", Kind::CopyFloor, USUAL, Some(0.9)),
     against("PostgreSQL, a transaction each", Kind::PostgresBaseline, on(8, 1), Some(8.0)),
     against("postgres, batches of 5,000", Kind::Postgres, on(8, 5000), None),
 ];
@@ -117,6 +118,12 @@ const PEERS: &[Contender] = &[
     against("TigerBeetle, random ids in 1,000", RANDOM, USUAL, Some(1.0)),
     against("Redis SET NX, synced, pipelined", Kind::Redis, USUAL, Some(1.0)),
     against("PostgreSQL COPY", Kind::CopyFloor, USUAL, Some(1.0)),
+];
+
+const CITUS: &[Contender] = &[
+    first("citus", Kind::Citus, USUAL),
+    against("postgres", Kind::Postgres, USUAL, None),
+    against("citus, batches of 5,000", Kind::Citus, on(8, 5000), None),
 ];
 
 const ORDERED: Kind = Kind::TigerBeetle(IdOrder::Sequential);

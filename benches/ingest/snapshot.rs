@@ -4,7 +4,7 @@
 use crate::bench::Bench;
 use crate::load::{Expect, KEY, Run, Until, declare_meters};
 use crate::postgres::{Postgres, Session};
-use crate::process::Server;
+use crate::process::{Server, Store};
 use crate::workload::{Truth, USUAL};
 use anyhow::Result;
 
@@ -27,10 +27,9 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
 
 fn run(bench: &Bench, postgres: &Postgres, name: &str, hold: Option<&str>) -> Result<Run> {
     let events = if bench.settings.quick { 300_000 } else { 1_500_000 };
-    let folder = tempfile::tempdir()?;
     let url = postgres.fresh_database("bench_snapshot")?;
-    let server = Server::start_product(folder.path(), Some(&url), KEY)?;
-    let target = server.target(postgres.postmaster, Expect::Truth);
+    let server = Server::start_product(Store::Postgres(&url), KEY)?;
+    let target = server.target(&postgres.postmasters, Expect::Truth);
     declare_meters(&server.url, USUAL.meter)?;
     let holder = Session::open(&url)?;
     hold.map(|hold| holder.execute(hold)).transpose()?;

@@ -1,9 +1,10 @@
 //! `cargo xtask bench`: the benches, with the servers they compare against.
 
+use crate::citus::Citus;
 use crate::debian::{self, Need};
-use crate::postgres::{FOR_BENCHES, ScratchPostgres};
+use crate::postgres::{FOR_BENCHES, FOR_CITUS_BENCHES, ScratchPostgres};
 use crate::{cargo, run_to_end};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
 
 /// What a name runs.
@@ -16,15 +17,23 @@ struct Bench {
     needs: &'static [Need],
 }
 
+/// Runs on a cluster instead of one server.
+const CITUS: &str = "citus";
 const INGEST: &[&str] = &["--package", "counterfoil", "--bench", "ingest"];
 
-const BENCHES: [Bench; 6] = [
+const BENCHES: [Bench; 7] = [
     Bench { name: "ingest", target: INGEST, arguments: &[], needs: &[Need::Postgres] },
     Bench {
         name: "peers",
         target: INGEST,
         arguments: &["--only", "peers"],
         needs: &[Need::Postgres, Need::Redis],
+    },
+    Bench {
+        name: CITUS,
+        target: INGEST,
+        arguments: &["--only", "citus"],
+        needs: &[Need::Postgres],
     },
     Bench {
         name: "push",
@@ -66,8 +75,13 @@ pub fn run(arguments: &[OsString]) -> Result<()> {
         bail!("there is no bench {}; there are {names}", name.to_string_lossy());
     };
     debian::install_missing(bench.needs)?;
-    let postgres = ScratchPostgres::start(&FOR_BENCHES)?;
     let mut command = cargo()?;
     command.arg("bench").args(bench.target).arg("--").args(bench.arguments).args(rest);
+    if bench.name == CITUS {
+        let citus = Citus::find().context("nothing was measured on Citus")?;
+        let cluster = citus.start(&FOR_CITUS_BENCHES)?;
+        return run_to_end(cluster.offer_to(&mut command));
+    }
+    let postgres = ScratchPostgres::start(&FOR_BENCHES)?;
     run_to_end(postgres.offer_to(&mut command))
 }

@@ -7,7 +7,7 @@
 //! functions that the older one lacks are compiled (`citus_shim.c`) and preloaded. Without Citus,
 //! or where it does not load into this PostgreSQL, the step is reported as left out, not as passed.
 
-use crate::postgres::{FOR_CITUS, Programs, ScratchPostgres, program, try_preloading};
+use crate::postgres::{FOR_CITUS, Profile, Programs, ScratchPostgres, program, try_preloading};
 use crate::{cargo, root, run_to_end};
 use anyhow::{Context, Result, bail};
 use std::fs;
@@ -97,12 +97,16 @@ impl Citus {
         Ok(found)
     }
 
+    /// Starts a coordinator and its workers.
+    pub fn start(&self, profile: &Profile) -> Result<Cluster> {
+        let start = || ScratchPostgres::start_from(profile, self.programs.as_ref());
+        let workers = (0..WORKERS).map(|_| start()).collect::<Result<_>>()?;
+        Ok(Cluster { coordinator: start()?, workers })
+    }
+
     /// Tests on a cluster of three.
     pub fn test(&self, extent: Extent) -> Result<()> {
-        let start = || ScratchPostgres::start_from(&FOR_CITUS, self.programs.as_ref());
-        let coordinator = start()?;
-        let workers = (0..WORKERS).map(|_| start()).collect::<Result<Vec<_>>>()?;
-        let urls: Vec<&str> = workers.iter().map(|worker| worker.url.as_str()).collect();
+        let cluster = self.start(&FOR_CITUS)?;
         let [conformance, crash] = extent.filters();
         for (suite, filters) in
             [("store_conformance", conformance), ("crash", crash), ("crash", &[ENDS_NODES])]
@@ -110,16 +114,30 @@ impl Citus {
             let mut command = cargo()?;
             command.args(["test", "--features", "failpoints", "--test", suite, "--"]);
             command.args(filters).args(["--test-threads", "2"]);
-            command.env("COUNTERFOIL_TEST_CITUS_WORKERS", urls.join(","));
-            coordinator.offer_to(&mut command);
+            cluster.offer_to(&mut command);
             if filters == [ENDS_NODES] {
-                coordinator.offer_restarts_to(&mut command);
+                cluster.coordinator.offer_restarts_to(&mut command);
             } else {
                 command.args(["--skip", ENDS_NODES]);
             }
             run_to_end(&mut command)?;
         }
         Ok(())
+    }
+}
+
+/// A running cluster.
+pub struct Cluster {
+    coordinator: ScratchPostgres,
+    workers: Vec<ScratchPostgres>,
+}
+
+impl Cluster {
+    /// Tells a command where the nodes are.
+    pub fn offer_to<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+        let urls: Vec<&str> = self.workers.iter().map(|worker| worker.url.as_str()).collect();
+        command.env("COUNTERFOIL_TEST_CITUS_WORKERS", urls.join(","));
+        self.coordinator.offer_to(command)
     }
 }
 

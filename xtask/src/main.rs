@@ -45,6 +45,8 @@ usage: cargo xtask COMMAND
                      measure ingest on both stores, against floors of the same run
   bench peers [--quick] [--json FILE]
                      measure ingest against TigerBeetle, Redis and PostgreSQL
+  bench citus [--quick] [--json FILE]
+                     measure ingest on a Citus cluster against its coordinator alone
   bench push         push 10,000 windows at Stripe's limits, on both stores
   bench reconcile    take webhooks and compare 100,580 windows, on both stores
   bench hostile [--only ATTACK] [--json FILE]

@@ -27,13 +27,17 @@ const STOPPED_WITHIN: Duration = Duration::from_secs(20);
 pub const FOR_TESTS: Profile = Profile {
     name: "tests",
     initdb: &["--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en-US"],
-    settings: &["max_connections=400", "shared_buffers=128MB"],
+    settings: &[&["max_connections=400", "shared_buffers=128MB"]],
     restarts: false,
 };
 
 /// For tests of TLS: with the certificate of the tests, which is for `localhost`.
-pub const FOR_TLS: Profile =
-    Profile { name: "tls", initdb: &["--locale=C.UTF-8"], settings: &["ssl=on"], restarts: false };
+pub const FOR_TLS: Profile = Profile {
+    name: "tls",
+    initdb: &["--locale=C.UTF-8"],
+    settings: &[&["ssl=on"]],
+    restarts: false,
+};
 
 /// For tests that end the server: it is then started again, as a supervisor would. No other test
 /// shares it.
@@ -46,7 +50,7 @@ const TLS_FILES: [(&str, &str); 2] = [("server.crt", "one.pem"), ("server.key", 
 pub const FOR_SIMULATION: Profile = Profile {
     name: "simulation",
     initdb: &["--locale=C.UTF-8"],
-    settings: &["max_connections=200", "fsync=off", "full_page_writes=off"],
+    settings: &[&["max_connections=200", "fsync=off", "full_page_writes=off"]],
     restarts: false,
 };
 
@@ -54,34 +58,39 @@ pub const FOR_SIMULATION: Profile = Profile {
 pub const FOR_BENCHES: Profile = Profile {
     name: "benches",
     initdb: &["--locale=C.UTF-8"],
-    settings: &[
-        "max_connections=200",
-        "shared_buffers=2GB",
-        "max_wal_size=8GB",
-        "checkpoint_timeout=15min",
-        "wal_compression=lz4",
-    ],
+    settings: &[MEASURED, &["max_connections=200", "shared_buffers=2GB"]],
     restarts: false,
 };
+
+const MEASURED: &[&str] = &["max_wal_size=8GB", "checkpoint_timeout=15min", "wal_compression=lz4"];
 
 /// For tests on Citus: a node of a cluster. Tests that end nodes run after all others.
 pub const FOR_CITUS: Profile = Profile {
     name: "citus",
     initdb: FOR_TESTS.initdb,
-    settings: &[
-        "shared_preload_libraries=citus",
-        // Citus would make a certificate that our client refuses.
-        "ssl=off",
-        "citus.node_conninfo=sslmode=prefer",
-        "max_connections=300",
-        "max_prepared_transactions=300",
-        // Citus has a worker for each database, which recovers prepared transactions and ends
-        // deadlocks between nodes.
-        "max_worker_processes=200",
-        "shared_buffers=64MB",
-    ],
+    settings: &[CITUS_NODE, &["shared_buffers=64MB"]],
     restarts: true,
 };
+
+/// For measuring on Citus: a node of a cluster that shares its machine with the others.
+pub const FOR_CITUS_BENCHES: Profile = Profile {
+    name: "citus-benches",
+    initdb: FOR_BENCHES.initdb,
+    settings: &[CITUS_NODE, MEASURED, &["shared_buffers=700MB"]],
+    restarts: false,
+};
+
+const CITUS_NODE: &[&str] = &[
+    "shared_preload_libraries=citus",
+    // Citus would make a certificate that our client refuses.
+    "ssl=off",
+    "citus.node_conninfo=sslmode=prefer",
+    "max_connections=300",
+    "max_prepared_transactions=300",
+    // Citus has a worker for each database, which recovers prepared transactions and ends
+    // deadlocks between nodes.
+    "max_worker_processes=200",
+];
 
 /// The server's programs, where they are not the installed ones.
 pub struct Programs {
@@ -104,9 +113,15 @@ pub struct Profile {
     /// By which a keeper, a process of its own, finds it.
     name: &'static str,
     initdb: &'static [&'static str],
-    settings: &'static [&'static str],
+    settings: &'static [&'static [&'static str]],
     /// Whether a server that has ended is started again.
     restarts: bool,
+}
+
+impl Profile {
+    fn settings(&self) -> impl Iterator<Item = &'static str> {
+        self.settings.iter().copied().flatten().copied()
+    }
 }
 
 const RESTARTS_VARIABLE: &str = "COUNTERFOIL_TEST_POSTGRES_RESTARTS";
@@ -191,10 +206,18 @@ pub fn program(name: &str) -> Result<PathBuf> {
 /// What the keeper does: makes the cluster, prints its URL, and ends both when the time comes.
 pub fn keep(arguments: &[OsString]) -> Result<()> {
     let name = arguments.first().map(OsString::as_os_str);
-    let profile = [FOR_TESTS, FOR_RESTARTS, FOR_TLS, FOR_SIMULATION, FOR_BENCHES, FOR_CITUS]
-        .into_iter()
-        .find(|profile| name == Some(OsStr::new(profile.name)))
-        .context("the keeper was asked for a profile that it does not know")?;
+    let profile = [
+        FOR_TESTS,
+        FOR_RESTARTS,
+        FOR_TLS,
+        FOR_SIMULATION,
+        FOR_BENCHES,
+        FOR_CITUS,
+        FOR_CITUS_BENCHES,
+    ]
+    .into_iter()
+    .find(|profile| name == Some(OsStr::new(profile.name)))
+    .context("the keeper was asked for a profile that it does not know")?;
     let cluster = Cluster::create(&profile)?;
     let (mut server, port) = cluster.start(&profile)?;
     println!("postgres://postgres@127.0.0.1:{port}/postgres");
@@ -275,7 +298,7 @@ impl Cluster {
         if !output.status.success() {
             bail!("initdb: {}", String::from_utf8_lossy(&output.stderr));
         }
-        if profile.settings.contains(&"ssl=on") {
+        if profile.settings().any(|setting| setting == "ssl=on") {
             cluster.install_certificate()?;
         }
         Ok(cluster)
@@ -344,7 +367,7 @@ impl Cluster {
         let mut command = self.command("postgres")?;
         command.arg("-D").arg(self.data()).arg("-k").arg(&self.folder);
         command.arg("-p").arg(port.to_string());
-        for setting in SETTINGS_ALWAYS.iter().chain(profile.settings) {
+        for setting in SETTINGS_ALWAYS.into_iter().chain(profile.settings()) {
             command.arg("-c").arg(setting);
         }
         command.stdout(log.try_clone().context("could not share the log")?).stderr(log);
