@@ -48,7 +48,8 @@ CREATE TABLE event_ranges (
     segment_no INTEGER NOT NULL,
     -- the first tenant of this block of ranges
     first_tenant INTEGER NOT NULL,
-    -- ranges of tenants in order; see src/store/sqlite/event_ranges.rs
+    -- a checksum, and ranges of tenants in order with the time of each 64th event; see
+    -- src/store/sqlite/event_ranges.rs
     body BLOB NOT NULL,
     PRIMARY KEY (segment_no, first_tenant)
 ) STRICT, WITHOUT ROWID;

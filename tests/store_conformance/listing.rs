@@ -60,12 +60,13 @@ pub async fn a_search_for_a_rare_meter_goes_on_where_it_ended(f: Fixture) {
     assert_eq!(all_pages(&f, none).await, []);
 }
 
-/// 230 events over several segments, out of order, several at one instant, and another tenant's.
+/// 520 events over several segments, 300 of them in one, out of order, several at one instant, and
+/// another tenant's.
 async fn fill(f: &Fixture) -> Vec<(Timestamp, String)> {
     let mut expected = Vec::new();
     for batch in 0..23u32 {
         let mut events = Vec::new();
-        for n in 0..10u32 {
+        for n in 0..if batch == 11 { 300 } else { 10u32 } {
             let second = (batch * 7 + n * 13) % 60;
             let at = format!("2026-11-15T{:02}:00:{second:02}Z", (batch * 5 + n) % 12);
             let id = format!("e{batch}-{n}");

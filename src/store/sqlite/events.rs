@@ -229,6 +229,8 @@ struct FoldedEvents<'q> {
     connection: &'q Connection,
     tenant: TenantNo,
     query: &'q EventQuery,
+    /// No event that the query admits happened before this.
+    first: Timestamp,
     waiting: BinaryHeap<(Timestamp, Source)>,
     ranges: Vec<EventRange>,
     stretches: Vec<EventStretch>,
@@ -256,12 +258,15 @@ impl<'q> FoldedEvents<'q> {
             .into_iter()
             .map(|(last_at, number)| (last_at.min(latest), Source::Segment { number }));
         let (waiting, ranges, stretches) = (waiting.collect(), Vec::new(), Vec::new());
-        Ok(Self { connection, tenant, query, waiting, ranges, stretches })
+        Ok(Self { connection, tenant, query, first, waiting, ranges, stretches })
     }
 
     /// The stretch whose event is next.
     fn next(&mut self) -> Result<Option<(Timestamp, String, usize)>> {
         while let Some((at, source)) = self.waiting.pop() {
+            if at < self.first {
+                break;
+            }
             match source {
                 Source::Stretch { id, place } => return Ok(Some((at, id, place))),
                 Source::Range { place } => {
@@ -349,9 +354,6 @@ fn list_folded(
         if searched >= query.filter.searched_max {
             page.searched_to =
                 Some((at, EventId::parse(&id).map_err(|_| damaged("an event's id", &id))?));
-        }
-        if query.filter.range.is_some_and(|range| at < range.start) {
-            continue;
         }
         let (view, received_at) = folded.stretches[place].view()?;
         if query.filter.meter.is_none_or(|meter| meter == view.meter) {
