@@ -661,8 +661,11 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 /// Makes a file's name durable.
 fn sync_directory(file: &Path) -> Result<()> {
     let Some(directory) = file.parent() else { return Ok(()) };
-    let synced = File::open(directory).and_then(|directory| directory.sync_all());
-    synced.map_err(|error| sync_error(directory, &error))
+    // Without a file handle nothing was tried, so the name may be made durable later.
+    let opened = File::open(directory).map_err(|error| Error::Unavailable {
+        what: format!("cannot open the directory {}: {error}", directory.display()),
+    })?;
+    opened.sync_all().map_err(|error| sync_error(directory, &error))
 }
 
 /// A disk that cannot sync stops the process: what it holds is unknown, and a second sync may claim

@@ -16,7 +16,7 @@ use super::counter_blocks::add_counters;
 use super::event_blocks::BlockWriter;
 use super::event_ranges::{insert_ranges, ranges_of};
 use super::run_file::{KeyRecord, RunWriter};
-use super::runs::{Run, RunRow, insert_run, path_of};
+use super::runs::{Run, RunRow, delete_file, insert_run, path_of};
 use super::segment::{FoldPlan, Segment};
 use super::statements::Statements;
 use super::total_blocks::{BlockBuilder, insert_blocks};
@@ -130,11 +130,18 @@ impl Folder {
             folded_seq: segment.last_seq,
             high_water: self.state.high_water.max(segment.last_received_at),
         };
-        self.transact(|folder| {
+        let folded = self.transact(|folder| {
             folder.write_events(segment, &plan, first_no, done)?;
             folder.write_totals(&plan, run.as_ref().map(|run| &run.row))?;
             write_state(&folder.connection, &state)
-        })?;
+        });
+        if let (Err(error), Some(run)) = (&folded, &run) {
+            // Or each try would leave its own file behind, until the disk is full.
+            if let Err(also) = delete_file(&self.connection, &self.directory, run.row.run_no) {
+                tracing::warn!(%error, %also, "a fold failed, and so did removing its key run");
+            }
+        }
+        folded?;
         self.shared.write_memory().take_fold(run);
         self.shared.folded_seq.store(state.folded_seq, Ordering::Release);
         self.state = state;

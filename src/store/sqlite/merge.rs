@@ -14,7 +14,7 @@
 
 use super::Shared;
 use super::run_file::merge_files;
-use super::runs::{Run, RunRow, insert_run, next_merge, path_of, read_runs};
+use super::runs::{Run, RunRow, delete_file, insert_run, next_merge, path_of, read_runs};
 use super::statements::Statements;
 use super::total_blocks::{
     BlockBuilder, NewBlock, RecordReader, TotalPart, TotalRecord, delete_blocks, insert_blocks,
@@ -126,12 +126,10 @@ impl Merger {
 
     /// Deletes the file and the totals of a run, unless the table names it.
     fn delete_run(&mut self, run_no: i64) -> Result<()> {
-        if read_runs(&self.connection)?.iter().any(|run| run.run_no == run_no) {
-            return Ok(());
+        if delete_file(&self.connection, &self.directory, run_no)? {
+            self.delete_totals(run_no)?;
         }
-        // A file that stays is deleted at the next start.
-        let _ = std::fs::remove_file(path_of(&self.directory, run_no));
-        self.delete_totals(run_no)
+        Ok(())
     }
 
     /// The row of the merged run; its checksum follows from its file.

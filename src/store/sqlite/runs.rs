@@ -107,6 +107,16 @@ pub fn read_runs(connection: &Connection) -> Result<Vec<RunRow>> {
     )
 }
 
+/// Deletes the file of a run, unless the table names the run. Returns whether it does not.
+pub fn delete_file(connection: &Connection, directory: &Path, run_no: i64) -> Result<bool> {
+    if read_runs(connection)?.iter().any(|run| run.run_no == run_no) {
+        return Ok(false);
+    }
+    // A file that stays is deleted at the next start.
+    let _ = std::fs::remove_file(path_of(directory, run_no));
+    Ok(true)
+}
+
 pub fn insert_run(connection: &Connection, run: &RunRow) -> Result<()> {
     let RunRow { run_no, level, events, buckets, checksum } = run;
     connection.run(

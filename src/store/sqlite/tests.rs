@@ -129,6 +129,8 @@ fn a_fold_that_fails_is_tried_again() {
         }
     };
     assert!(matches!(failed, Error::Unavailable { .. }), "{failed}");
+    let files = std::fs::read_dir(directory.path().join(runs::KEYS_DIRECTORY)).unwrap().count();
+    assert_eq!(files, parts.runs().len(), "a fold that failed left its file behind");
     let events = u64::try_from(next).unwrap();
     assert_eq!(parts.count(directory.path()), events);
     assert_sound(directory.path(), events);
