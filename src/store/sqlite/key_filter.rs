@@ -8,7 +8,7 @@
 //! Invariant: a key that was added passes.
 
 use super::run_file::HASH_BITS;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 
 /// Keys of one block: two bytes of memory for each.
 const BLOCK_KEYS: u64 = 32;
@@ -66,15 +66,17 @@ impl KeyFilter {
         Ok(())
     }
 
-    /// Reads what `write` wrote; none if it has not the length of a filter for so many keys.
-    pub fn read(keys: u64, bytes: &[u8]) -> Option<Self> {
-        let (blocks, rest) = bytes.as_chunks::<BLOCK_BYTES>();
-        let whole = rest.is_empty() && blocks.len() == blocks_of(keys);
-        let block = |bytes: &[u8; BLOCK_BYTES]| {
-            let mut words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
-            FilterBlock(std::array::from_fn(|_| words.next().unwrap_or_default()))
-        };
-        whole.then(|| Self { blocks: blocks.iter().map(block).collect() })
+    /// Reads what `write` wrote for so many keys.
+    pub fn read(keys: u64, from: &mut impl Read) -> io::Result<Self> {
+        let mut filter = Self::for_keys(keys);
+        for block in &mut filter.blocks {
+            let mut bytes = [0; BLOCK_BYTES];
+            from.read_exact(&mut bytes)?;
+            for (word, chunk) in block.0.iter_mut().zip(bytes.as_chunks().0) {
+                *word = u64::from_le_bytes(*chunk);
+            }
+        }
+        Ok(filter)
     }
 }
 
@@ -112,10 +114,10 @@ mod tests {
             made.write(&mut bytes).unwrap();
             let keys = u64::try_from(hashes.len()).unwrap();
             prop_assert_eq!(u64::try_from(bytes.len()).unwrap(), KeyFilter::bytes_of(keys));
-            let read = KeyFilter::read(keys, &bytes).unwrap();
+            let read = KeyFilter::read(keys, &mut &bytes[..]).unwrap();
             prop_assert!(hashes.iter().all(|hash| read.may_hold(*hash)));
             prop_assert_eq!(read, made);
-            prop_assert!(KeyFilter::read(keys + BLOCK_KEYS, &bytes).is_none());
+            prop_assert!(KeyFilter::read(keys + BLOCK_KEYS, &mut &bytes[..]).is_err());
         }
     }
 

@@ -15,10 +15,11 @@
 
 use super::key_filter::KeyFilter;
 use crate::store::{Error, Result};
+use rustix::io::Errno;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
-use std::io::{BufWriter, ErrorKind, Write};
+use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -32,12 +33,21 @@ const BLOCK_BYTES: usize = RECORD_BYTES * BLOCK_RECORDS;
 const FENCE_BYTES: usize = 12;
 /// Keys after which a merge lets other threads run.
 const YIELD_KEYS: u32 = 4_096;
+const BUFFER_BYTES: usize = 256 * 1024;
 /// Bytes after which a file that is being written is synced: a commit that syncs meanwhile waits
 /// for no more of it.
 const SYNCED_BYTES: usize = 8 << 20;
 const MAGIC: [u8; 8] = *b"CFKEYS02";
 const FOOTER_BYTES: usize = 48;
 const FILE_MODE: u32 = 0o600;
+
+/// What a disk or a file system answers that has lost what it held.
+const BROKEN: &[Errno] = &[
+    Errno::IO,
+    Errno::BADMSG,
+    #[cfg(target_os = "linux")]
+    Errno::UCLEAN,
+];
 
 /// Most events of a run: a place has 32 bits.
 pub const RUN_EVENTS_MAX: u64 = 0xffff_ffff;
@@ -116,17 +126,18 @@ impl RunFile {
         if !whole {
             return Err(damaged(path));
         }
-        let tail = usize::try_from(footer_at - records).map_err(|_| damaged(path))?;
-        let mut tail = vec![0; tail];
-        file.read_exact_at(&mut tail, records).map_err(|error| unreadable(path, &error))?;
-        if crc32fast::hash(&tail) != footer.tail_checksum {
+        let mut tail =
+            Checked::new(FileFrom { file: &file, at: records }.take(footer_at - records));
+        let mut index = vec![0; usize::try_from(footer.index_bytes).map_err(|_| damaged(path))?];
+        let read = tail.read_exact(&mut index).and_then(|()| {
+            KeyFilter::read(count, &mut BufReader::with_capacity(BUFFER_BYTES, &mut tail))
+        });
+        let filter = read.map_err(|error| unreadable(path, &error))?;
+        if tail.checksum.finalize() != footer.tail_checksum {
             return Err(damaged(path));
         }
-        let (index, filter) =
-            tail.split_at(usize::try_from(footer.index_bytes).map_err(|_| damaged(path))?);
-        let checksum = crc32fast::hash(index);
+        let checksum = crc32fast::hash(&index);
         let fences = index.as_chunks().0.iter().map(Fence::read).collect();
-        let filter = KeyFilter::read(count, filter).ok_or_else(|| damaged(path))?;
         Ok(Self { path: path.to_owned(), file, events, checksum, fences, filter })
     }
 
@@ -149,10 +160,21 @@ impl RunFile {
         self.filter.may_hold(short_hash(hash))
     }
 
+    /// The first block that may have the hash.
+    fn first_block(&self, hash: u64) -> usize {
+        self.fences.partition_point(|fence| fence.first < hash).saturating_sub(1)
+    }
+
+    /// Has the system read the block of a key that is looked up soon, and does not wait for it.
+    pub fn prefetch(&self, hash: u64) {
+        let at = wide(self.first_block(short_hash(hash))) * wide(BLOCK_BYTES);
+        prefetch(&self.file, at, wide(BLOCK_BYTES));
+    }
+
     /// Appends the numbers of the events whose key has this hash.
     pub fn find(&self, hash: u64, numbers: &mut Vec<u64>) -> Result<()> {
         let hash = short_hash(hash);
-        let first = self.fences.partition_point(|fence| fence.first < hash).saturating_sub(1);
+        let first = self.first_block(hash);
         let mut bytes = [0; BLOCK_BYTES];
         for block in first..self.fences.len() {
             if self.fences[block].first > hash {
@@ -238,14 +260,13 @@ impl RunScan<'_> {
 pub struct RunWriter {
     path: PathBuf,
     temporary: Temporary,
-    file: BufWriter<File>,
+    file: BufWriter<SyncedFile>,
     events: Range<u64>,
     written: u64,
     block: Vec<u8>,
     block_first: u64,
     fences: Vec<Fence>,
     filter: KeyFilter,
-    unsynced: usize,
 }
 
 /// A file that is removed unless it has got its final name.
@@ -265,18 +286,18 @@ impl RunWriter {
         let temporary = path.with_extension("tmp");
         let mut options = File::options();
         options.create(true).truncate(true).read(true).write(true).mode(FILE_MODE);
-        let file = options.open(&temporary).map_err(|error| io(&temporary, &error))?;
+        let file = options.open(&temporary).map_err(|error| unwritten(&temporary, &error))?;
+        let file = SyncedFile { file, path: temporary.clone(), unsynced: 0 };
         Ok(Self {
             path: path.to_owned(),
             temporary: Temporary(temporary),
-            file: BufWriter::with_capacity(1 << 18, file),
+            file: BufWriter::with_capacity(BUFFER_BYTES, file),
             events,
             written: 0,
             block: Vec::with_capacity(BLOCK_BYTES),
             block_first: 0,
             fences: Vec::new(),
             filter: KeyFilter::for_keys(count),
-            unsynced: 0,
         })
     }
 
@@ -298,21 +319,21 @@ impl RunWriter {
         }
         assert_eq!(self.written, self.events.end - self.events.start, "every event has a key");
         let index: Vec<u8> = self.fences.iter().flat_map(Fence::write).collect();
-        let mut tail_checksum = crc32fast::Hasher::new();
-        let unwritten = |error| io(&self.temporary.0, &error);
-        let mut tail = Checked { file: &mut self.file, checksum: &mut tail_checksum };
-        tail.write_all(&index).and_then(|()| self.filter.write(&mut tail)).map_err(unwritten)?;
+        let failed = |error| unwritten(&self.temporary.0, &error);
+        let mut tail = Checked::new(&mut self.file);
+        tail.write_all(&index).and_then(|()| self.filter.write(&mut tail)).map_err(failed)?;
+        let tail_checksum = tail.checksum.finalize();
         let footer = Footer {
             first_no: self.events.start,
             keys: self.written,
             index_bytes: wide(index.len()),
             filter_bytes: KeyFilter::bytes_of(self.written),
-            tail_checksum: tail_checksum.finalize(),
+            tail_checksum,
         };
-        self.file.write_all(&footer.write()).map_err(unwritten)?;
-        let file = self.file.into_inner().map_err(|error| unwritten(error.into_error()))?;
+        self.file.write_all(&footer.write()).map_err(failed)?;
+        let file = self.file.into_inner().map_err(|error| failed(error.into_error()))?.file;
         file.sync_all().map_err(|error| super::sync_error(&self.temporary.0, &error))?;
-        std::fs::rename(&self.temporary.0, &self.path).map_err(unwritten)?;
+        std::fs::rename(&self.temporary.0, &self.path).map_err(failed)?;
         super::sync_directory(&self.path)?;
         Ok(RunFile {
             path: self.path,
@@ -327,35 +348,80 @@ impl RunWriter {
     fn end_block(&mut self) -> Result<()> {
         let checksum = crc32fast::hash(&self.block);
         self.fences.push(Fence { first: self.block_first, checksum });
-        let unwritten = |error| io(&self.temporary.0, &error);
-        self.file.write_all(&self.block).map_err(unwritten)?;
-        self.unsynced += self.block.len();
+        let written = self.file.write_all(&self.block);
         self.block.clear();
-        if self.unsynced >= SYNCED_BYTES {
-            self.unsynced = 0;
-            self.file.flush().map_err(unwritten)?;
-            let synced = self.file.get_ref().sync_data();
-            synced.map_err(|error| super::sync_error(&self.temporary.0, &error))?;
-        }
-        Ok(())
+        written.map_err(|error| unwritten(&self.temporary.0, &error))
     }
 }
 
-/// Sums up what passes it on its way to a file.
-struct Checked<'f> {
-    file: &'f mut BufWriter<File>,
-    checksum: &'f mut crc32fast::Hasher,
+/// A file that is synced as it grows.
+struct SyncedFile {
+    file: File,
+    path: PathBuf,
+    unsynced: usize,
 }
 
-impl Write for Checked<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+impl Write for SyncedFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
+        self.unsynced += written;
+        if self.unsynced >= SYNCED_BYTES {
+            self.unsynced = 0;
+            self.file
+                .sync_data()
+                .inspect_err(|error| drop(super::sync_error(&self.path, error)))?;
+        }
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// A file from some byte on.
+struct FileFrom<'f> {
+    file: &'f File,
+    at: u64,
+}
+
+impl Read for FileFrom<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(bytes, self.at)?;
+        self.at += wide(read);
+        Ok(read)
+    }
+}
+
+/// Sums up what passes it.
+struct Checked<T> {
+    inner: T,
+    checksum: crc32fast::Hasher,
+}
+
+impl<T> Checked<T> {
+    fn new(inner: T) -> Self {
+        Self { inner, checksum: crc32fast::Hasher::new() }
+    }
+}
+
+impl<T: Write> Write for Checked<T> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.inner.write(bytes)?;
         self.checksum.update(&bytes[..written]);
         Ok(written)
     }
 
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.file.flush()
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+impl<T: Read> Read for Checked<T> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(bytes)?;
+        self.checksum.update(&bytes[..read]);
+        Ok(read)
     }
 }
 
@@ -446,18 +512,29 @@ fn damaged(path: &Path) -> Error {
 }
 
 /// A file that is gone, too short, or on a broken disk is damaged. Any other failure may pass.
-fn unreadable(path: &Path, error: &std::io::Error) -> Error {
+fn unreadable(path: &Path, error: &io::Error) -> Error {
     let what = format!("the key run {} cannot be read: {error}", path.display());
     let lost = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::UnexpectedEof);
-    if lost || error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) {
+    let broken = |code| BROKEN.iter().any(|errno| errno.raw_os_error() == code);
+    if lost || error.raw_os_error().is_some_and(broken) {
         return Error::Corrupt { what };
     }
     Error::Unavailable { what }
 }
 
-fn io(path: &Path, error: &std::io::Error) -> Error {
+fn unwritten(path: &Path, error: &io::Error) -> Error {
     Error::Unavailable { what: format!("cannot write {}: {error}", path.display()) }
 }
+
+/// What fails here is only slower.
+#[cfg(target_os = "linux")]
+fn prefetch(file: &File, at: u64, bytes: u64) {
+    let bytes = std::num::NonZeroU64::new(bytes);
+    let _ = rustix::fs::fadvise(file, at, bytes, rustix::fs::Advice::WillNeed);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn prefetch(_: &File, _: u64, _: u64) {}
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
