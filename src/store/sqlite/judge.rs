@@ -77,10 +77,10 @@ fn find_candidates(
     keys: &[Option<(TenantNo, u64)>],
 ) -> Result<Vec<(u64, usize)>> {
     let (mut candidates, mut numbers, mut hits) = (Vec::new(), Vec::new(), Vec::new());
-    // Run by run, so that a run's filter stays in the processor's cache.
+    let hash = |(place, key): (usize, &Option<(TenantNo, u64)>)| Some((place, (*key)?.1));
+    let hashes: Vec<_> = keys.iter().enumerate().filter_map(hash).collect();
     for run in runs {
-        let hashes = keys.iter().enumerate().filter_map(|(place, key)| Some((place, (*key)?.1)));
-        hits.extend(hashes.filter(|(_, hash)| run.file.may_hold(*hash)));
+        run.file.select(&hashes, &mut hits);
         // A disk reads many blocks at once in little more time than one.
         if hits.len() >= PREFETCHED_MIN {
             hits.iter().for_each(|(_, hash)| run.file.prefetch(*hash));

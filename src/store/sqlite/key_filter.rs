@@ -7,12 +7,15 @@
 //!
 //! Invariant: a key that was added passes.
 
-use super::run_file::HASH_BITS;
+use super::run_file::{HASH_BITS, short_hash};
+use std::hint::black_box;
 use std::io::{self, Read, Write};
 
 /// Keys of one block: two bytes of memory for each.
 const BLOCK_KEYS: u64 = 32;
 const BLOCK_BYTES: usize = 64;
+/// Blocks that a processor can wait for at once.
+const READ_AHEAD: usize = 32;
 
 /// Eight words, in one line of the cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -47,6 +50,18 @@ impl KeyFilter {
         let Some(block) = self.blocks.get(self.block_of(hash)) else { return false };
         // Without branches: which bit is missing differs from key to key.
         block.0.iter().zip(bits_of(hash)).fold(1, |all, (word, bit)| all & (word >> bit)) == 1
+    }
+
+    /// Those keys of a batch that may have been added, each with its place there.
+    pub fn select(&self, keys: &[(usize, u64)], selected: &mut Vec<(usize, u64)>) {
+        for keys in keys.chunks(READ_AHEAD) {
+            // The look-ups of one key after the other would wait for memory as often as there are
+            // keys. A word of each block that is read first makes that about once.
+            for (_, hash) in keys {
+                black_box(self.blocks.get(self.block_of(*hash)).map(|block| block.0[0]));
+            }
+            selected.extend(keys.iter().filter(|(_, hash)| self.may_hold(*hash)));
+        }
     }
 
     fn block_of(&self, hash: u64) -> usize {
@@ -87,7 +102,7 @@ fn blocks_of(keys: u64) -> usize {
 /// A bit of each word. They depend on all bits of the hash, also where its leading ones are those
 /// of the block.
 fn bits_of(hash: u64) -> [u64; 8] {
-    let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = short_hash(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = mixed ^ (mixed >> 32);
     [0, 6, 12, 18, 24, 30, 36, 42].map(|shift| (mixed >> shift) & 63)
 }
@@ -116,6 +131,10 @@ mod tests {
             prop_assert_eq!(u64::try_from(bytes.len()).unwrap(), KeyFilter::bytes_of(keys));
             let read = KeyFilter::read(keys, &mut &bytes[..]).unwrap();
             prop_assert!(hashes.iter().all(|hash| read.may_hold(*hash)));
+            let all: Vec<(usize, u64)> = hashes.into_iter().enumerate().collect();
+            let mut selected = Vec::new();
+            read.select(&all, &mut selected);
+            prop_assert_eq!(selected, all);
             prop_assert_eq!(read, made);
             prop_assert!(KeyFilter::read(keys + BLOCK_KEYS, &mut &bytes[..]).is_err());
         }

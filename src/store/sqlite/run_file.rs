@@ -157,7 +157,12 @@ impl RunFile {
 
     /// Whether the key may be in this run. Never wrongly says no.
     pub fn may_hold(&self, hash: u64) -> bool {
-        self.filter.may_hold(short_hash(hash))
+        self.filter.may_hold(hash)
+    }
+
+    /// The keys of a batch that may be in this run, each with its place there.
+    pub fn select(&self, keys: &[(usize, u64)], selected: &mut Vec<(usize, u64)>) {
+        self.filter.select(keys, selected);
     }
 
     /// The first block that may have the hash.
