@@ -2,8 +2,9 @@
 //!
 //! A body is a checksum and records. A record is a total, or one value that a unique meter has
 //! seen, which comes after its total. Of its key it holds what differs from the record before it.
-//! A row names the key of its first record, so a reader finds the blocks of a tenant and meter by
-//! the index and reads at most one more.
+//! A row names the key of its first record and the tenant of its last one, so a reader finds the
+//! blocks of a tenant and meter by the index, and passes over the block before them unread if it
+//! ends with another tenant.
 //!
 //! Invariant: keys ascend strictly within a block and from block to block of a run, and a block
 //! never changes. A body that does not agree with its checksum is damage and stops the reader;
