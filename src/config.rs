@@ -249,7 +249,7 @@ pub struct ReconcileConfig {
     pub passes: bool,
     pub reads_per_hour: u32,
     pub replay: bool,
-    pub correct: bool,
+    pub reissue: bool,
     pub unknown_subscriptions: UnknownSubscriptions,
 }
 

@@ -54,7 +54,7 @@ pub struct PassAnswer {
     /// Pushes that were sent again.
     pub replayed: u64,
     /// Windows whose shortfall was sent as a new push.
-    pub corrected: u64,
+    pub reissued: u64,
     /// The hash of a completed nightly pass, over the rows that it read and the pass before, in
     /// hex.
     pub hash: Option<String>,
@@ -136,7 +136,7 @@ impl From<Pass> for PassAnswer {
             reads: progress.reads,
             verdicts: progress.verdicts,
             replayed: progress.replayed,
-            corrected: progress.corrected,
+            reissued: progress.reissued,
             hash: hash.map(|hash| hex(&hash)),
             detail,
         }

@@ -16,6 +16,8 @@
 //! The lease is renewed by time while tenants are walked over (`keeper`). A walk that has lost the
 //! lease, or has met a failing store, goes on from where it was broken off (`walk`).
 //!
+//! What a decision or a timeline changed of windows is cut again on request (`recut`).
+//!
 //! A draft of an invoice expedites its tenant's windows (`flush`), in a task and under a lease of
 //! its own.
 //!
@@ -24,6 +26,7 @@
 
 mod failures;
 mod flush;
+mod recut;
 mod walk;
 
 pub use failures::{CutFailure, read_failures};
@@ -52,6 +55,8 @@ const LEASE: &str = "cut";
 const DRAIN_LEASE: &str = "cut.drain";
 /// Windows that one transaction cuts.
 const ORDERS_MAX: usize = 200;
+/// Requests to cut windows again that one pass looks at.
+const RECUTS_MAX: usize = 100;
 /// Events of one window that one transaction turns into pushes.
 const EVENTS_MAX: usize = 1_000;
 /// How much longer than needed a pass looks back: for servers whose clocks differ, and for events
@@ -114,12 +119,16 @@ impl Job for CutJob {
             })
             .collect();
         let mut done = Pass::default();
-        if due.is_empty() {
+        let recuts = self.store.list_recuts(RECUTS_MAX).await?;
+        if due.is_empty() && recuts.is_empty() {
             return Ok(done);
         }
         // A meter whose last pass was broken off does not keep the others from theirs.
         due.sort_by_key(|billed| self.memory().tried_at.get(&billed.number).copied());
         let Some(mut keeper) = self.claim(LEASE).await? else { return Ok(done) };
+        if !self.cut_again(&mut keeper, &catalog, recuts, now, &mut done).await? {
+            return Ok(done);
+        }
         for billed in due {
             self.memory().tried_at.insert(billed.number, now);
             if !self.cut_meter(&mut keeper, &billed, now, &mut done).await? {
@@ -321,6 +330,27 @@ impl CutJob {
         Seek { range, now, closed_until }: Seek,
     ) -> store::Result<Vec<CutOrder>> {
         let Billed { number, meter, billing, .. } = *billed;
+        let found = self.find_windows(billed, tenant, range).await?;
+        let changed = found.into_iter().filter(|(window, Counts { now: count, cut })| {
+            let billed_by_now = window.start >= billing.start()
+                && (billing.granularity == Granularity::Event
+                    || closed_until.is_some_and(|border| is_expedited(*window, border, now))
+                    || meter.window_life().state(window.end, now) != WindowState::Open);
+            billed_by_now && *cut != Some(*count)
+        });
+        let order =
+            |(window, _)| CutOrder { tenant: tenant.clone(), meter: number, window, recut: false };
+        Ok(changed.map(order).collect())
+    }
+
+    /// A tenant's windows that overlap a range and hold events, and their numbers of events.
+    async fn find_windows(
+        &self,
+        billed: &Billed<'_>,
+        tenant: &TenantId,
+        range: Window,
+    ) -> store::Result<Vec<(Window, Counts)>> {
+        let Billed { number, meter, billing, .. } = *billed;
         // A day's first hours may lie before the range; the window is cut as a whole.
         let whole = billing.window_around(range.start, meter.spec.bucket);
         let range = Window { start: whole.start, ..range };
@@ -336,15 +366,11 @@ impl CutJob {
         let cuts = self.store.read_cuts(tenant, number, range).await?;
         let cut: BTreeMap<Timestamp, u64> =
             cuts.into_iter().map(|(start, state)| (start, state.count)).collect();
-        let changed = counts.into_values().filter(|(window, count)| {
-            let billed_by_now = window.start >= billing.start()
-                && (billing.granularity == Granularity::Event
-                    || closed_until.is_some_and(|border| is_expedited(*window, border, now))
-                    || meter.window_life().state(window.end, now) != WindowState::Open);
-            billed_by_now && cut.get(&window.start) != Some(count)
+        let found = counts.into_values().map(|(window, now)| {
+            let cut = cut.get(&window.start).copied();
+            (window, Counts { now, cut })
         });
-        let order = |(window, _)| CutOrder { tenant: tenant.clone(), meter: number, window };
-        Ok(changed.map(order).collect())
+        Ok(found.collect())
     }
 
     /// Cuts the windows. A window that cannot be cut for what is stored of it is found by halving
@@ -405,6 +431,13 @@ enum Recorded {
     LeaseLost,
     /// All are recorded but those of these tenants.
     AllBut(Vec<(TenantId, store::Error)>),
+}
+
+/// How many events a window has, and had at its last cut.
+struct Counts {
+    now: u64,
+    /// None before the first.
+    cut: Option<u64>,
 }
 
 /// Which windows are looked for.

@@ -677,7 +677,7 @@ pub async fn list_open_findings(
 
 /// One line for each pass; a warning if something drifts.
 fn log_pass(running: &Running) {
-    let PassProgress { pairs, windows, reads, replayed, corrected, ref verdicts, .. } =
+    let PassProgress { pairs, windows, reads, replayed, reissued, ref verdicts, .. } =
         running.progress;
     let unread = running.progress.unread();
     let kind = running.pass.order.kind.name();
@@ -697,7 +697,7 @@ fn log_pass(running: &Running) {
             reads,
             drifting,
             replayed,
-            corrected,
+            reissued,
             "{kind} pass: {drifting} windows drift; counterfoil findings"
         );
     }

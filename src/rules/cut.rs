@@ -226,9 +226,6 @@ pub fn plan_window<E: From<Fault>>(
     mut cover: impl FnMut(&CoverOrder) -> Result<Quantity, E>,
 ) -> Result<Option<WindowCut>, E> {
     let Subject { state, window, .. } = *subject;
-    if usage.count == state.count {
-        return Ok(None);
-    }
     let named = |fault: Fault| fault.of(&subject.place());
     subject.check().map_err(named)?;
     subject.check_usage(usage).map_err(named)?;
@@ -241,7 +238,8 @@ pub fn plan_window<E: From<Fault>>(
         let push = subject.push(planned, stamped_at, usage.subscriptions_json(), None);
         cut.pushes.push(subject.check_push(push, terms).map_err(named)?);
     }
-    Ok(Some(cut))
+    let unchanged = cut.state == *state && cut.remainder == subject.remainder;
+    Ok((!unchanged).then_some(cut))
 }
 
 /// Cuts events of a window one by one; none if nothing changes.

@@ -377,7 +377,7 @@ fn digits(quantity: Quantity) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::correction::judge_correction;
+    use crate::rules::reissue::judge_reissue;
     use crate::rules::samples::{customer, hour as at, quantity};
 
     const HOUR: i64 = 3_600_000_000;
@@ -470,7 +470,7 @@ mod tests {
             let read = |reads| halves("5", &pushes, provider, reads).summary;
             let judge = |summary: Option<Summary>| {
                 let both = (quantity(settled), quantity(provider));
-                judge_correction(&pushes, &customer("cus_a"), both, summary.as_ref())
+                judge_reissue(&pushes, &customer("cus_a"), both, summary.as_ref())
             };
             for unproved in [None, read(1), halves("5", &pushes, "4", 2).summary] {
                 assert!(judge(unproved).is_err(), "{unproved:?}");

@@ -108,9 +108,9 @@ pub struct PassProgress {
     pub reads: u64,
     /// Windows by verdict.
     pub verdicts: BTreeMap<Verdict, u64>,
-    /// Pushes sent again, and corrections.
+    /// Pushes sent again, and reissues.
     pub replayed: u64,
-    pub corrected: u64,
+    pub reissued: u64,
 }
 
 impl PassProgress {

@@ -299,7 +299,7 @@ pub fn plan_replacement(
 
 /// What the provider lost of a window, and the push that sends it again.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Correction {
+pub struct Reissue {
     /// The window's state after both.
     pub state: CutState,
     /// Takes away what the provider said that it has and does not show; it is never sent.
@@ -307,13 +307,13 @@ pub struct Correction {
     pub again: PlannedPush,
 }
 
-/// Plans the correction of a window of which the provider said that it has `settled` and shows
+/// Plans the reissue of a window of which the provider said that it has `settled` and shows
 /// `provider`, which is less. The two revisions cancel out, so what was planned stays as it is.
-pub fn plan_correction(
+pub fn plan_reissue(
     state: &CutState,
     (settled, provider): (Quantity, Quantity),
     mode: Mode,
-) -> Result<Correction, Fault> {
+) -> Result<Reissue, Fault> {
     let gone = exact(provider.checked_sub(settled))?;
     let lacking = exact(settled.checked_sub(provider))?;
     must!(
@@ -332,12 +332,12 @@ pub fn plan_correction(
     let again = state.tell(lacking, mode);
     must!(
         lost.quantity.checked_add(again.quantity) == Some(Quantity::ZERO),
-        "a correction neither makes nor loses usage",
+        "a reissue neither makes nor loses usage",
         "lost={} again={}",
         lost.quantity,
         again.quantity
     );
-    Ok(Correction { state, lost, again })
+    Ok(Reissue { state, lost, again })
 }
 
 /// What a restored store had forgotten of a window, and the push of what is still to be sent.
@@ -531,12 +531,12 @@ mod tests {
     }
 
     #[test]
-    fn a_correction_cancels_out() {
+    fn a_reissue_cancels_out() {
         let planned = quantity("12.5");
         let state = CutState { planned, revision: 3, ..CutState::new(false) };
         let check = |mode: Mode, settled: &str, expected: [&str; 2]| {
             let halves = (quantity(settled), quantity("4"));
-            let plan = plan_correction(&state, halves, mode).expect("fits");
+            let plan = plan_reissue(&state, halves, mode).expect("fits");
             assert_eq!(plan.state, CutState { revision: 5, ..state.clone() });
             let [lost, again] = [&plan.lost, &plan.again]
                 .map(|push| format!("{}:{}:{}", push.revision, push.quantity, push.value));

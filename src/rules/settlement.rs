@@ -170,14 +170,14 @@ fn is_legal(from: PushState, to: PushState) -> bool {
 /// The reasons for which a push is in a state.
 fn is_reason_for(state: PushState, class: Class) -> bool {
     use Class::{
-        Absent, Accepted, Adopted, AlreadyThere, Attempt, Confirmed, Correction, Cut, Discarded,
-        Lost, NotSent, Overtaken, Present, Reconciled, Refused, Retried, TooOld, Undecidable,
-        Unknown, Unreadable,
+        Absent, Accepted, Adopted, AlreadyThere, Attempt, Confirmed, Cut, Discarded, Lost, NotSent,
+        Overtaken, Present, Reconciled, Refused, Reissue, Retried, TooOld, Undecidable, Unknown,
+        Unreadable,
     };
     match state {
         PushState::Waiting => class == Cut,
         PushState::Observed => {
-            matches!(class, Cut | Attempt | Unknown | Absent | Retried | Correction)
+            matches!(class, Cut | Attempt | Unknown | Absent | Retried | Reissue)
         }
         PushState::Submitted => matches!(class, Accepted | AlreadyThere | Present),
         PushState::Confirmed => {

@@ -101,7 +101,7 @@ named_enum! {
         /// The provider had counted so much and shows it no more.
         Lost = "lost",
         /// A pass found that the provider lacks it, beyond doubt.
-        Correction = "correction",
+        Reissue = "reissue",
         /// A pass over its day found both halves equal.
         Reconciled = "reconciled",
         /// The provider held it, and the store had forgotten it: it was sent before a restore.
@@ -142,7 +142,7 @@ impl Class {
             | Self::Overtaken
             | Self::NotSent
             | Self::Lost
-            | Self::Correction
+            | Self::Reissue
             | Self::Reconciled
             | Self::Adopted => DeadClass::Other,
         }

@@ -19,12 +19,12 @@ use super::faulty::verbs;
 use super::{Error, Query, Result};
 use crate::faults::planted;
 use crate::rules::billing::Mode;
-use crate::rules::correction::CorrectionOrder;
 use crate::rules::drift::{Summary, WindowPush};
 use crate::rules::evidence::judge_resend;
 use crate::rules::ids::{CustomerId, MeterNo, TenantId};
 use crate::rules::push::{CutState, KeyParts, NewPush, StoredPush, push_key};
 use crate::rules::quantity::Quantity;
+use crate::rules::reissue::ReissueOrder;
 use crate::rules::rejection::{Rejection, RejectionReport, plan_rejection};
 use crate::rules::settlement::Change;
 use crate::rules::span::Span;
@@ -47,6 +47,17 @@ pub struct CutOrder {
     pub tenant: TenantId,
     pub meter: MeterNo,
     pub window: Window,
+    /// Whether it is cut also if no event came since its last cut.
+    pub recut: bool,
+}
+
+/// A request to cut a tenant's windows again, of all meters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recut {
+    pub number: u64,
+    pub tenant: TenantId,
+    /// Windows that overlap it.
+    pub range: Window,
 }
 
 /// What a call of `record_cuts` did.
@@ -285,6 +296,15 @@ verbs! {
             meter: MeterNo,
             mark: Timestamp,
         ) -> Result<bool>;
+
+        /// Requests that a tenant's windows that overlap `range` be cut again; nothing happens for
+        /// a tenant that is not known.
+        async fn request_recut(&self, tenant: &TenantId, range: Window, at: Timestamp)
+        -> Result<()>;
+        /// The oldest requests that were not finished.
+        async fn list_recuts(&self, limit: usize) -> Result<Vec<Recut>>;
+        /// Removes a request whose windows are cut; false if the lease was lost.
+        async fn finish_recut(&self, lease: &Lease, number: u64) -> Result<bool>;
     }
 }
 
@@ -346,13 +366,13 @@ verbs! {
 
         /// Writes, in one transaction, what the provider lost as a reconciled push of class lost
         /// with the negative difference (in absolute mode its value is what the provider shows),
-        /// and a push of class correction that sends it again: the next two revisions of the
+        /// and a push of class reissue that sends it again: the next two revisions of the
         /// window, so that the sum of its pushes stays; done with the number of the latter.
-        /// Refused, with nothing written, if `rules::correction::judge_correction` does not allow
+        /// Refused, with nothing written, if `rules::reissue::judge_reissue` does not allow
         /// it by the pushes and the total that are stored then, or if the window belongs to
         /// another customer than the order's, or a settled push of it was sent for one
         /// (`rules::customer::customer_of_window`).
-        async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling>;
+        async fn record_reissue(&self, order: ReissueOrder, at: Timestamp) -> Result<Ruling>;
 
         /// Confirmed pushes of windows that start in `range` become reconciled; how many.
         async fn close_pushes(

@@ -8,7 +8,7 @@
 //! A crash leaves a pass running, with the rows of whole chunks: the next holder of the lease goes
 //! on after them.
 
-pub use crate::rules::correction::CorrectionOrder;
+pub use crate::rules::reissue::ReissueOrder;
 
 use super::faulty::verbs;
 use super::push::{Lease, Ruling};

@@ -1,5 +1,5 @@
 //! Reconciliation from end to end: what befalls usage between this server and its provider, and
-//! what passes, findings, corrections and alerts make of it.
+//! what passes, findings, reissues and alerts make of it.
 
 mod alarms;
 mod bindings;

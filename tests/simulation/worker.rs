@@ -121,7 +121,7 @@ impl Worker {
             Arc::new(Stripe::connect(&config.stripe).unwrap().heard_by(&clock));
         provider.ask_time().await;
         config.reconcile.reads_per_hour = start.reads_per_hour;
-        config.reconcile.correct = true;
+        config.reconcile.reissue = true;
         let (own, holder) = (Arc::clone(&store), start.holder.clone());
         let context = Context::new(own, clock.clone(), &config, holder, 1);
         let cutter = Arc::new(CutJob::new(&context, provider.limits().digits_max));

@@ -80,6 +80,7 @@ impl Billed {
             tenant: tenant_id(tenant),
             meter: number,
             window: window(*hour),
+            recut: false,
         };
         hours.iter().map(order).collect()
     }

@@ -118,7 +118,7 @@ pub async fn days_are_cut_as_one(f: Fixture) {
     }
     let day = Window { start: window(0).start, end: window(23).end };
     let meter = billed.f.meter_no("daily").await;
-    let order = CutOrder { tenant: tenant_id("acme"), meter, window: day };
+    let order = CutOrder { tenant: tenant_id("acme"), meter, window: day, recut: false };
     let report = billed.f.store.record_cuts(&billed.lease, vec![order], billed.terms).await;
     assert_eq!(report.unwrap().pushes, 1);
     let push = billed.pushes().await.remove(0);

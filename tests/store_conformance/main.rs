@@ -26,7 +26,6 @@ mod alerts;
 mod answers;
 mod billed;
 mod bindings;
-mod corrections;
 mod credits;
 mod cut_history;
 mod cuts;
@@ -48,6 +47,7 @@ mod plans;
 mod push_listing;
 mod pushes;
 mod quotes;
+mod reissues;
 mod rejections;
 mod request_keys;
 mod restores;
@@ -254,9 +254,9 @@ on_every_store! {
         pages_and_filters,
         drifting_tenants_are_counted,
     }
-    corrections {
+    reissues {
         what_is_lacking_is_sent_again,
-        a_correction_is_sent_and_confirmed,
+        a_reissue_is_sent_and_confirmed,
         asked_twice_it_is_done_once,
         what_is_in_doubt_is_not_corrected,
         a_loss_is_corrected_on_two_readings_after_the_last_push,

@@ -55,8 +55,10 @@ impl Pair {
         let name = ["cut on the first", "cut on the second"][server];
         let until = self.now.saturating_add_micros(HOUR_MICROS);
         let lease = store.claim_lease(name, "test", self.now, until).await.unwrap().unwrap();
-        let order =
-            |(tenant, hour)| CutOrder { tenant, meter: self.meter, window: self.window(hour) };
+        let order = |(tenant, hour)| {
+            let (meter, window) = (self.meter, self.window(hour));
+            CutOrder { tenant, meter, window, recut: false }
+        };
         let mut orders: Vec<CutOrder> = windows.map(order).collect();
         if server == 1 {
             orders.reverse();

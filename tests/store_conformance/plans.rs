@@ -2,8 +2,8 @@
 //! each other, which refuse the operation that meets them and nothing else.
 
 use crate::billed::{Billed, after, quantity, window};
-use crate::corrections::order;
 use crate::fixture::{Fixture, event, tenant_id};
+use crate::reissues::order;
 use counterfoil::rules::submission::{Class, Next};
 use counterfoil::store::push::{AttemptIntent, Push, PushRelease, Right, Ruling, Settlement};
 use counterfoil::store::webhook::Rejection;
@@ -99,8 +99,8 @@ const HISTORIES: &[&str] = &[
     "  12 confirmed (confirmed) 1 req_12 said at 12",
     "5 r3 tells -4: reconciled (lost) found by pass 77",
     "  20 reconciled (lost) 0  found by pass 77",
-    "6 r4 tells 4: observed (correction) found by pass 77",
-    "  20 observed (correction) 0  found by pass 77",
+    "6 r4 tells 4: observed (reissue) found by pass 77",
+    "  20 observed (reissue) 0  found by pass 77",
     "7 r1 tells 2: replaced (overtaken) overtaken by push 8",
     "  0 observed (cut) 0",
     "  30 observed (attempt) 1",
@@ -137,7 +137,7 @@ async fn live(billed: &Billed) -> Vec<String> {
     assert!(billed.settle_number(4, None, CONFIRMED, 12).await);
     let lost = order(billed, "tokens", 1, ["7", "3"]).await;
     let correct =
-        async || say(billed.f.store.record_correction(lost.clone(), after(billed.f.now, 20)).await);
+        async || say(billed.f.store.record_reissue(lost.clone(), after(billed.f.now, 20)).await);
     said.push(correct().await);
     billed.read_twice(&billed.push(4).await, quantity("3")).await;
     said.push(correct().await);
@@ -282,7 +282,7 @@ pub async fn a_contradicting_push_is_changed_by_nothing(f: Fixture) {
     let lost = order(&billed, "tokens", 0, ["5", "3"]).await;
     let told = Push { customer: Some(claimed.customer.clone()), ..claimed.push.clone() };
     billed.read(&told, quantity("3"), &[200_000, 200_100]).await;
-    check("correct", store.record_correction(lost, now).await.map(drop));
+    check("correct", store.record_reissue(lost, now).await.map(drop));
     plant("waiting").await;
     billed.f.customer("umbrella", "cus_umbrella").await;
     let release = PushRelease { now, stamp_age_max: None, limit: 10 };

@@ -1,10 +1,10 @@
 //! Two servers on one PostgreSQL database that are told, read, compare and alert at once.
 
 use crate::billed::{Billed, after, quantity, window};
-use crate::corrections::order;
 use crate::findings::usage;
 use crate::fixture::{Fixture, customer_id, in_tasks, tenant_id};
 use crate::inbound::{entering, named, snapshot, subscription_name, thin};
+use crate::reissues::order;
 use counterfoil::rules::alert::{AlertChange, AlertKind, Condition};
 use counterfoil::rules::drift::Verdict;
 use counterfoil::rules::finding::{FindingChange, Observation};
@@ -306,7 +306,7 @@ async fn corrections_at_once_are_one() {
         let at = after(b.f.now, 30);
         let correct = |store: &Arc<dyn Store>| {
             let (store, order) = (Arc::clone(store), order.clone());
-            async move { store.record_correction(order, at).await.unwrap() }
+            async move { store.record_reissue(order, at).await.unwrap() }
         };
         let mut done = 0;
         for ruling in in_tasks(servers.iter().map(correct)).await {
@@ -326,7 +326,7 @@ async fn corrections_at_once_are_one() {
         let expected = [
             (1, quantity("5"), PushState::Confirmed, Class::Confirmed),
             (2, quantity("-2"), PushState::Reconciled, Class::Lost),
-            (3, quantity("2"), PushState::Observed, Class::Correction),
+            (3, quantity("2"), PushState::Observed, Class::Reissue),
         ];
         assert_eq!(told, expected);
         b.send(b.accepted(40), 40).await;

@@ -224,12 +224,12 @@ fn print_summary(pass: &PassAnswer) {
     } else {
         println!("{windows} compared: {}", verdicts.join(", "));
     }
-    match (pass.apply, pass.replayed + pass.corrected) {
+    match (pass.apply, pass.replayed + pass.reissued) {
         (true, 0) => println!("nothing was sent again"),
         (true, _) => println!(
             "sent again: {}, {}; compare again in an hour to see them arrive",
             counted(pass.replayed, "push", "pushes"),
-            counted(pass.corrected, "correction", "corrections")
+            counted(pass.reissued, "reissue", "reissues")
         ),
         (false, _) if pass.count(Verdict::Replay) > 0 => println!(
             "this was a dry run, nothing was sent; --apply sends again what the provider provably \

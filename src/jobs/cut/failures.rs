@@ -24,14 +24,21 @@ pub struct CutFailure {
     pub error: String,
 }
 
+/// Why windows were to be cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cause {
+    Walk,
+    Recut,
+}
+
 /// The last failure of each tenant and meter.
 #[derive(Default)]
-pub struct Failures(BTreeMap<MeterNo, BTreeMap<TenantId, String>>);
+pub struct Failures(BTreeMap<(Cause, MeterNo), BTreeMap<TenantId, String>>);
 
 impl Failures {
-    /// Takes over what a whole walk over a meter has found.
-    pub fn replace(&mut self, meter: MeterNo, failed: BTreeMap<TenantId, String>) {
-        let before = self.0.remove(&meter).unwrap_or_default();
+    /// Takes over what a whole walk over a meter, or the last look at all requests, has found.
+    pub fn replace(&mut self, cause: Cause, meter: MeterNo, failed: BTreeMap<TenantId, String>) {
+        let before = self.0.remove(&(cause, meter)).unwrap_or_default();
         for (tenant, error) in failed.iter().filter(|(tenant, _)| !before.contains_key(*tenant)) {
             let (tenant, meter_no) = (tenant.as_str(), meter.0);
             tracing::warn!(
@@ -45,7 +52,7 @@ impl Failures {
             tracing::info!(tenant = tenant.as_str(), "windows of tenant {tenant} are cut again");
         }
         if !failed.is_empty() {
-            self.0.insert(meter, failed);
+            self.0.insert((cause, meter), failed);
         }
     }
 
@@ -55,7 +62,7 @@ impl Failures {
             let (tenant, error) = (tenant.to_string(), error.clone());
             CutFailure { tenant, meter: slug(meter), error }
         };
-        let all = self.0.iter().flat_map(|(meter, failed)| {
+        let all = self.0.iter().flat_map(|((_, meter), failed)| {
             failed.iter().map(|(tenant, error)| (*meter, tenant, error))
         });
         all.take(STORED_MAX).map(one).collect()

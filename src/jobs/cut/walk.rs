@@ -4,7 +4,7 @@
 //! beginning. So when its end is reached, the mark may move as if all of it had been done then.
 //! All of this is forgotten in a crash; the next walk begins anew, from the stored mark.
 
-use super::failures::Failures;
+use super::failures::{Cause, Failures};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::Meter;
 use crate::rules::timestamp::Timestamp;
@@ -40,6 +40,8 @@ pub struct Memory {
     /// Walks that were broken off.
     pub walks: BTreeMap<MeterNo, Walk>,
     pub failures: Failures,
+    /// Requests to cut windows again that failed, and when.
+    pub failed_recuts: BTreeMap<u64, Timestamp>,
 }
 
 impl Memory {
@@ -51,6 +53,6 @@ impl Memory {
 
     pub fn end_walk(&mut self, meter: MeterNo, walk: Walk) {
         self.passed_at.insert(meter, walk.began_at);
-        self.failures.replace(meter, walk.failed);
+        self.failures.replace(Cause::Walk, meter, walk.failed);
     }
 }

@@ -30,7 +30,7 @@ use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::Window;
 use crate::store;
 use crate::store::push::Ruling;
-use crate::store::reconciliation::{CorrectionOrder, Pair};
+use crate::store::reconciliation::{Pair, ReissueOrder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -602,7 +602,7 @@ impl ReconcileJob {
             }
             // Of a day it is not known in which window it was lost.
             (Verdict::Replay, Reason::Lost)
-                if wanted(self.settings.correct)
+                if wanted(self.settings.reissue)
                     && judged.halves.window.micros()
                         == window_length(work, judged.halves.window) =>
             {
@@ -611,7 +611,7 @@ impl ReconcileJob {
                     judged.action = Some(what.to_owned());
                     return Ok(judged);
                 }
-                let order = CorrectionOrder {
+                let order = ReissueOrder {
                     tenant: work.pair.tenant.clone(),
                     meter: work.pair.meter,
                     window: judged.halves.window,
@@ -620,9 +620,9 @@ impl ReconcileJob {
                     provider: judged.halves.provider(),
                     pass: running.pass.number,
                 };
-                match unless_fault(self.store.record_correction(order, now).await)? {
+                match unless_fault(self.store.record_reissue(order, now).await)? {
                     Some(Ruling::Done(next)) => {
-                        running.progress.corrected += 1;
+                        running.progress.reissued += 1;
                         let push = next.map_or_else(String::new, |next| format!(" by push {next}"));
                         judged.action = Some(format!("the difference is sent{push}"));
                     }

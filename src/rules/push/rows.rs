@@ -176,7 +176,7 @@ impl StoredPush {
 pub(super) const KEY_PREFIX: &str = "cf1-";
 const KEY_BYTES: usize = 44;
 
-/// A push that is to be written: by a cut, in place of another, or as a correction.
+/// A push that is to be written: by a cut, in place of another, or as a reissue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewPush {
     pub tenant_no: TenantNo,

@@ -9,7 +9,7 @@ use crate::store::migrate::{self, Applied, Migration, judge_migrations};
 use crate::store::{Error, Result};
 use deadpool_postgres::ClientWrapper;
 
-const MIGRATIONS: [Migration; 7] = [
+const MIGRATIONS: [Migration; 10] = [
     Migration {
         number: 1,
         name: "ledger",
@@ -44,6 +44,21 @@ const MIGRATIONS: [Migration; 7] = [
         number: 7,
         name: "safety",
         sql: include_str!("../../../migrations/postgres/0007_safety.sql"),
+    },
+    Migration {
+        number: 8,
+        name: "recuts",
+        sql: include_str!("../../../migrations/postgres/0008_recuts.sql"),
+    },
+    Migration {
+        number: 9,
+        name: "decisions",
+        sql: include_str!("../../../migrations/postgres/0009_decisions.sql"),
+    },
+    Migration {
+        number: 10,
+        name: "corrections",
+        sql: include_str!("../../../migrations/postgres/0010_corrections.sql"),
     },
 ];
 

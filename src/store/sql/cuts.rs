@@ -27,6 +27,7 @@ use super::cut_rows::{
 };
 use super::declarations::read_meters;
 use super::leases::hold_lease;
+use super::recuts::{finish_recut, list_recuts, request_recut};
 use super::subscriptions::read_terms;
 use super::waiting::lock_unmapped;
 use super::{Done, Row, Session, SqlStore, values};
@@ -45,7 +46,7 @@ use crate::rules::waiting::judge_planned;
 use crate::rules::window::Window;
 use crate::store::Result;
 use crate::store::push::{
-    CutOrder, CutReport, CutTerms, Cuts, Lease, TransitionLine, log_transition,
+    CutOrder, CutReport, CutTerms, Cuts, Lease, Recut, TransitionLine, log_transition,
 };
 use async_trait::async_trait;
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,6 +61,8 @@ pub struct CutWindow {
     /// How the meter is billed.
     pub billing: Billing,
     pub window: Window,
+    /// Whether it is cut also if it has as many events as at its last cut.
+    pub recut: bool,
 }
 
 impl CutWindow {
@@ -140,6 +143,31 @@ impl<S: SqlStore> Cuts for S {
         })
         .await
     }
+
+    async fn request_recut(&self, tenant: &TenantId, range: Window, at: Timestamp) -> Result<()> {
+        let tenant = tenant.clone();
+        self.in_transaction(move |session| {
+            let Some(number) = session.find_tenant(&tenant)? else { return Ok(()) };
+            request_recut(session, number, range, at)
+        })
+        .await
+    }
+
+    async fn list_recuts(&self, limit: usize) -> Result<Vec<Recut>> {
+        self.in_reader(move |session| list_recuts(session, limit)).await
+    }
+
+    async fn finish_recut(&self, lease: &Lease, number: u64) -> Result<bool> {
+        let lease = lease.clone();
+        self.in_transaction(move |session| {
+            let held = hold_lease(session, &lease)?;
+            if held {
+                finish_recut(session, number)?;
+            }
+            Ok(held)
+        })
+        .await
+    }
 }
 
 /// Everything but the commit.
@@ -197,7 +225,7 @@ fn sort_orders(
 ) -> Done<Vec<CutWindow>> {
     let catalog = read_meters(session, &orders.iter().map(|order| order.meter).collect())?;
     let mut sorted = BTreeMap::new();
-    for CutOrder { tenant, meter: meter_no, window } in orders {
+    for CutOrder { tenant, meter: meter_no, window, recut } in orders {
         let meter = catalog.get(*meter_no);
         let billing = meter.and_then(|meter| meter.spec.billing.clone());
         let (Some(tenant_no), Some(meter), Some(billing)) = (tenants.get(tenant), meter, billing)
@@ -211,6 +239,7 @@ fn sort_orders(
             meter: Arc::clone(meter),
             billing,
             window: *window,
+            recut: *recut,
         };
         sorted.insert(window.key(), window);
     }
@@ -270,7 +299,7 @@ impl Cutting {
         let mut changed: Vec<ChangedWindow<'_>> = windows
             .iter()
             .zip(usages)
-            .filter(|(window, usage)| self.state(window).count != usage.count)
+            .filter(|(window, usage)| window.recut || self.state(window).count != usage.count)
             .map(|(window, usage)| ChangedWindow { window, usage, events: None })
             .collect();
         let by_event: Vec<(&CutWindow, u64)> = changed
@@ -343,7 +372,8 @@ impl Cutting {
             Some(events) => {
                 if events.unfinished {
                     let (tenant, meter) = (window.tenant.clone(), window.meter_no);
-                    self.unfinished.push(CutOrder { tenant, meter, window: window.window });
+                    let CutWindow { window, recut, .. } = *window;
+                    self.unfinished.push(CutOrder { tenant, meter, window, recut });
                 }
                 plan_events(&subject, events, terms, cover)?
             }

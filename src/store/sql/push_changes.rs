@@ -3,9 +3,9 @@
 //! Invariant: every verb is one transaction, so a crash leaves all of it or nothing. What it
 //! changed is logged after the commit: a line never tells what did not happen.
 
-use super::{Session, SqlStore, corrections, rejections, waiting};
-use crate::rules::correction::CorrectionOrder;
+use super::{Session, SqlStore, reissues, rejections, waiting};
 use crate::rules::ids::{MeterNo, TenantId};
+use crate::rules::reissue::ReissueOrder;
 use crate::rules::rejection::{Rejection, RejectionReport};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
@@ -29,11 +29,10 @@ impl<S: SqlStore> PushChanges for S {
         Ok(report)
     }
 
-    async fn record_correction(&self, order: CorrectionOrder, at: Timestamp) -> Result<Ruling> {
+    async fn record_reissue(&self, order: ReissueOrder, at: Timestamp) -> Result<Ruling> {
         let secret = self.push_secret();
-        let work = move |session: &dyn Session| {
-            corrections::record_correction(session, &secret, &order, at)
-        };
+        let work =
+            move |session: &dyn Session| reissues::record_reissue(session, &secret, &order, at);
         let (ruling, lines) = self.in_transaction(work).await?;
         lines.iter().for_each(log_transition);
         Ok(ruling)
@@ -47,9 +46,8 @@ impl<S: SqlStore> PushChanges for S {
         at: Timestamp,
     ) -> Result<u64> {
         let tenant = tenant.clone();
-        let work = move |session: &dyn Session| {
-            corrections::close_pushes(session, &tenant, meter, range, at)
-        };
+        let work =
+            move |session: &dyn Session| reissues::close_pushes(session, &tenant, meter, range, at);
         let lines = self.in_transaction(work).await?;
         lines.iter().for_each(log_transition);
         Ok(u64::try_from(lines.len()).expect("a length fits 64 bits"))

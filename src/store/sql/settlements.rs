@@ -12,10 +12,10 @@
 //! ruling that is repeated finds the push no longer dead, or discarded, and is refused.
 
 use super::claims::{customer_to_send_for, read_standing, sum_settled, take};
-use super::corrections::lock_window;
 use super::cut_rows::{States, WindowKey, lock_states, write_revisions};
 use super::epochs::read_epoch;
 use super::push_history::read_window_pushes;
+use super::reissues::lock_window;
 use super::summaries::find_summary;
 use super::waiting::lock_unmapped;
 use super::{Done, Session, values};

@@ -71,7 +71,7 @@ fn list_window(
     (key, order): (WindowKey, &CutOrder),
     events_max: usize,
 ) -> Result<Option<OpenEvents>> {
-    let CutOrder { tenant, meter, window } = order;
+    let CutOrder { tenant, meter, window, .. } = order;
     let rows = rollups::read_usage(shared, connection, (tenant, *meter, *window), usize::MAX)?;
     let session = SqliteSession::on(connection);
     let cut = read_cuts(&session, tenant, *meter, Window::moment(window.start))?.pop();

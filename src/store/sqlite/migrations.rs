@@ -5,7 +5,7 @@ use crate::store::Result;
 use crate::store::migrate::{self, Applied, Migration, judge_migrations};
 use rusqlite::{Connection, params};
 
-const MIGRATIONS: [Migration; 7] = [
+const MIGRATIONS: [Migration; 10] = [
     Migration {
         number: 1,
         name: "ledger",
@@ -40,6 +40,21 @@ const MIGRATIONS: [Migration; 7] = [
         number: 7,
         name: "safety",
         sql: include_str!("../../../migrations/sqlite/0007_safety.sql"),
+    },
+    Migration {
+        number: 8,
+        name: "recuts",
+        sql: include_str!("../../../migrations/sqlite/0008_recuts.sql"),
+    },
+    Migration {
+        number: 9,
+        name: "decisions",
+        sql: include_str!("../../../migrations/sqlite/0009_decisions.sql"),
+    },
+    Migration {
+        number: 10,
+        name: "corrections",
+        sql: include_str!("../../../migrations/sqlite/0010_corrections.sql"),
     },
 ];
 

@@ -96,7 +96,7 @@ fn pass(passes: &Passes) -> Value {
             "replay": count("replay"), "waiting": count("waiting"), "unread": 24 * unread,
         },
         "pairs_unread": unread,
-        "replayed": u64::from(passes.apply), "corrected": 0, "hash": null, "detail": detail,
+        "replayed": u64::from(passes.apply), "reissued": 0, "hash": null, "detail": detail,
     })
 }
 
@@ -300,7 +300,7 @@ fn applying_says_what_was_done() {
     assert!(said.contains("(applied)"), "{said}");
     for part in [
         "acme api_calls 2026-11-01T00:00:00Z: sent again as push 12",
-        "sent again: 1 push, 0 corrections",
+        "sent again: 1 push, 0 reissues",
     ] {
         assert!(shown.contains(part), "{shown}");
     }

@@ -94,7 +94,7 @@ pub async fn a_pass_needs_a_provider_that_shows_totals(ground: Ground) {
 pub async fn a_pass_is_ordered_and_shown(ground: Ground) {
     let server = watched(ground).await;
     let ordered = server.post_to("/v1/passes", RANGE).await;
-    insta::assert_snapshot!(ordered.show(), @r#"202 {"id":1,"kind":"one_shot","from":"2026-11-01T00:00:00Z","to":"2026-11-15T00:00:00Z","tenant":null,"apply":false,"state":"waiting","created_at":"2026-11-15T12:00:00Z","ended_at":null,"pairs":0,"pairs_done":0,"pairs_unread":0,"windows":0,"reads":0,"verdicts":{},"replayed":0,"corrected":0,"hash":null,"detail":null}"#);
+    insta::assert_snapshot!(ordered.show(), @r#"202 {"id":1,"kind":"one_shot","from":"2026-11-01T00:00:00Z","to":"2026-11-15T00:00:00Z","tenant":null,"apply":false,"state":"waiting","created_at":"2026-11-15T12:00:00Z","ended_at":null,"pairs":0,"pairs_done":0,"pairs_unread":0,"windows":0,"reads":0,"verdicts":{},"replayed":0,"reissued":0,"hash":null,"detail":null}"#);
     let with_tenant = r#"{"from":"2026-11-01","to":"2026-11-02","tenant":"acme","apply":true}"#;
     let second = server.post_to("/v1/passes", with_tenant).await.ok(202);
     assert_eq!((&second["tenant"], &second["apply"]), (&json!("acme"), &json!(true)));

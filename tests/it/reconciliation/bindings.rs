@@ -10,7 +10,7 @@ fn account(id: &str) -> BillingAccount {
 }
 
 pub async fn usage_of_the_former_account_is_not_sent_to_the_next(ground: Ground) {
-    let (world, customer) = World::usual_with(ground, |c| c.reconcile.correct = true).await;
+    let (world, customer) = World::usual_with(ground, |c| c.reconcile.reissue = true).await;
     world.store.bind(&account("acct_1"), world.clock.now()).await.unwrap();
     world.used("acme", "30", "2026-11-15T11:10:00Z").await;
     world.until("2026-11-15T16:00:00Z").await;

@@ -10,7 +10,7 @@ const POSTS: &str = "POST /v1/billing/meter_events";
 pub async fn no_more_reads_than_an_hour_allows(ground: Ground) {
     let world = World::with(ground, |config| {
         config.reconcile.reads_per_hour = 3;
-        config.reconcile.correct = true;
+        config.reconcile.reissue = true;
     })
     .await;
     world.meter("calls", super::world::CALLS).await;

@@ -9,7 +9,7 @@ use counterfoil::rules::pass::PassKind;
 const POSTS: &str = "POST /v1/billing/meter_events";
 
 pub async fn foreign_usage_is_never_corrected(ground: Ground) {
-    let (world, customer) = World::usual_with(ground, |c| c.reconcile.correct = true).await;
+    let (world, customer) = World::usual_with(ground, |c| c.reconcile.reissue = true).await;
     world.used("acme", "30", "2026-11-15T11:10:00Z").await;
     world.until("2026-11-15T15:00:00Z").await;
     let foreign = world.stripe.foreign(&customer, "calls", "2.5", "2026-11-15T11:40:00Z");
@@ -22,7 +22,7 @@ pub async fn foreign_usage_is_never_corrected(ground: Ground) {
     assert_eq!(finding.seen.provider.to_string(), "32.5");
     assert!(finding.seen.detail.contains("never corrected"), "{}", finding.seen.detail);
     let pass = world.one_shot("2026-11-15T00:00:00Z", "2026-11-16T00:00:00Z", true).await;
-    assert_eq!((pass.progress.corrected, pass.progress.replayed), (0, 0));
+    assert_eq!((pass.progress.reissued, pass.progress.replayed), (0, 0));
     world.rest(20).await;
     assert_eq!(world.pages(), [AlertKind::DriftUnresolved]);
     assert_eq!((world.stripe.calls(POSTS), world.stripe.sum(&customer)), (1, "32.5".into()));

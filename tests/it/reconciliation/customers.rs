@@ -19,7 +19,7 @@ pub async fn customer_deletion_reported_late_is_found(ground: Ground) {
 }
 
 async fn check(ground: Ground, told: CustomerCheck) {
-    let (world, customer) = World::usual_with(ground, |c| c.reconcile.correct = true).await;
+    let (world, customer) = World::usual_with(ground, |c| c.reconcile.reissue = true).await;
     world.stripe.lock().set_customer_check(told);
     world.used("acme", "30", "2026-11-15T11:10:00Z").await;
     world.hours(3).await;
@@ -65,7 +65,7 @@ pub async fn an_absolute_window_stays_with_the_customer_it_was_sent_to(ground: G
 
 /// 10 are sent for one customer; the tenant is mapped to another, and 2 more come for the window.
 async fn check_change(ground: Ground, meter: &str) {
-    let world = World::with(ground, |c| c.reconcile.correct = true).await;
+    let world = World::with(ground, |c| c.reconcile.reissue = true).await;
     world.meter("calls", meter).await;
     let first = world.tenant("acme").await;
     world.used("acme", "10", "2026-11-15T11:10:00Z").await;

@@ -43,13 +43,13 @@ pub async fn lost_usage_pages_and_is_not_sent_again(ground: Ground) {
     assert_eq!(row.windows.len(), 1);
     // A dry run shows it and sends nothing.
     let pass = world.one_shot("2026-11-15T00:00:00Z", "2026-11-16T00:00:00Z", false).await;
-    assert_eq!((pass.progress.corrected, pass.progress.replayed), (0, 0));
+    assert_eq!((pass.progress.reissued, pass.progress.replayed), (0, 0));
     world.hours(1).await;
     assert_eq!(world.stripe.calls(POSTS), 2);
 }
 
 pub async fn lost_usage_is_corrected_once_where_configured(ground: Ground) {
-    let (world, customer) = World::usual_with(ground, |c| c.reconcile.correct = true).await;
+    let (world, customer) = World::usual_with(ground, |c| c.reconcile.reissue = true).await;
     losing(&world).await;
     world.hours(2).await;
     // The pass that was sure has sent the difference.
@@ -61,7 +61,7 @@ pub async fn lost_usage_is_corrected_once_where_configured(ground: Ground) {
     world.check_pushes(&[confirmed("30"), confirmed("500"), lost, confirmed("30")]).await;
     assert_eq!(world.planned_sum().await, "530");
     let passes = world.passes(PassKind::Hourly).await;
-    assert_eq!(passes.iter().map(|pass| pass.progress.corrected).sum::<u64>(), 1);
+    assert_eq!(passes.iter().map(|pass| pass.progress.reissued).sum::<u64>(), 1);
     world.rest(40).await;
     assert_eq!((world.stripe.calls(POSTS), world.stripe.sum(&customer)), (3, "530".into()));
     assert!(!world.pages().contains(&AlertKind::DeadLetters));
@@ -81,7 +81,7 @@ pub async fn lost_usage_is_corrected_on_demand(ground: Ground) {
     assert_eq!(world.notices(AlertKind::DriftUnresolved), [NoticeEvent::Opened]);
     let correct = async || {
         let pass = world.one_shot("2026-11-15T00:00:00Z", "2026-11-16T00:00:00Z", true).await;
-        pass.progress.corrected
+        pass.progress.reissued
     };
     assert_eq!(correct().await, 1);
     // Ordered again before it went out, and after.
@@ -95,8 +95,8 @@ pub async fn lost_usage_is_corrected_on_demand(ground: Ground) {
     assert_eq!((world.stripe.calls(POSTS), world.planned_sum().await), (3, "530".into()));
     world.check_opened_and_resolved(AlertKind::DriftUnresolved);
     // It is lost a second time, and sent a second time.
-    let correction = world.pushes().await.pop().unwrap();
-    world.stripe.lose(&correction.key);
+    let reissue = world.pushes().await.pop().unwrap();
+    world.stripe.lose(&reissue.key);
     world.hours(3).await;
     correct().await;
     world.hours(2).await;
@@ -105,7 +105,7 @@ pub async fn lost_usage_is_corrected_on_demand(ground: Ground) {
 }
 
 pub async fn lost_absolute_total_is_sent_again(ground: Ground) {
-    let world = World::with(ground, |c| c.reconcile.correct = true).await;
+    let world = World::with(ground, |c| c.reconcile.reissue = true).await;
     world.meter("calls", ABSOLUTE).await;
     let customer = world.tenant("acme").await;
     world.used("acme", "30", "2026-11-15T11:10:00Z").await;
@@ -129,7 +129,7 @@ pub async fn lost_absolute_total_is_sent_again(ground: Ground) {
 }
 
 pub async fn partial_loss_and_a_late_event_are_told_apart(ground: Ground) {
-    let (world, customer) = World::usual_with(ground, |c| c.reconcile.correct = true).await;
+    let (world, customer) = World::usual_with(ground, |c| c.reconcile.reissue = true).await;
     world.used("acme", "30", "2026-11-15T11:10:00Z").await;
     world.until("2026-11-15T14:00:00Z").await;
     world.used("acme", "5", "2026-11-15T11:20:00Z").await;
@@ -151,7 +151,7 @@ pub async fn partial_loss_and_a_late_event_are_told_apart(ground: Ground) {
 
 /// Where losses are corrected: two windows, of 1 and of 20, whose pushes are taken and confirmed.
 async fn two_confirmed(ground: Ground) -> (World, String) {
-    let (world, customer) = World::usual_with(ground, |c| c.reconcile.correct = true).await;
+    let (world, customer) = World::usual_with(ground, |c| c.reconcile.reissue = true).await;
     // Something of the tenant moves, so its empty windows are read hour after hour.
     world.used("acme", "1", "2026-11-15T11:10:00Z").await;
     world.until("2026-11-15T15:00:00Z").await;

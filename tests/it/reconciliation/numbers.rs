@@ -50,7 +50,7 @@ pub async fn the_three_numbers_return_to_zero(ground: Ground) {
 }
 
 pub async fn what_is_within_tolerance_is_no_finding(ground: Ground) {
-    let world = World::with(ground, |config| config.reconcile.correct = true).await;
+    let world = World::with(ground, |config| config.reconcile.reissue = true).await;
     let spec = r#"{"aggregation":"sum","drift_tolerance":"0.5","billing":{"from":"2026-11-15T00:00:00Z"}}"#;
     world.meter("calls", spec).await;
     let customer = world.tenant("acme").await;
@@ -74,7 +74,7 @@ pub async fn what_is_within_tolerance_is_no_finding(ground: Ground) {
 }
 
 pub async fn more_digits_than_a_double_holds(ground: Ground) {
-    let (world, customer) = World::usual_with(ground, |c| c.reconcile.correct = true).await;
+    let (world, customer) = World::usual_with(ground, |c| c.reconcile.reissue = true).await;
     // Fifteen digits: sent, and equal all the same.
     world.used("acme", "100000000.000001", "2026-11-15T11:10:00Z").await;
     world.used("acme", "7", "2026-11-15T12:00:00Z").await;

@@ -45,7 +45,7 @@ pub fn pass(rows: &[RowAnswer]) -> PassAnswer {
         reads: 140,
         verdicts,
         replayed: 0,
-        corrected: 0,
+        reissued: 0,
         hash: None,
         detail: None,
     }

@@ -1,4 +1,4 @@
-//! Corrections and closings: what reconciliation does to pushes.
+//! Reissues and closings: what reconciliation does to pushes.
 
 use crate::billed::{Billed, after, quantity, steps, told, window};
 use crate::fixture::{Fixture, at_once, customer_id, tenant_id};
@@ -7,7 +7,7 @@ use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::submission::{Class, Next, PushState};
 use counterfoil::rules::window::Window;
 use counterfoil::store::push::{Push, Ruling};
-use counterfoil::store::reconciliation::CorrectionOrder;
+use counterfoil::store::reconciliation::ReissueOrder;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ async fn confirmed(billed: &Billed, id: &str, meter: &str, used: &str, hour: i64
     number
 }
 
-pub async fn order(billed: &Billed, meter: &str, hour: i64, halves: [&str; 2]) -> CorrectionOrder {
+pub async fn order(billed: &Billed, meter: &str, hour: i64, halves: [&str; 2]) -> ReissueOrder {
     let [settled, provider] = halves.map(quantity);
     let (tenant, meter) = (tenant_id("acme"), billed.f.meter_no(meter).await);
     let (customer, window) = (customer_id("cus_acme"), window(hour));
-    CorrectionOrder { tenant, meter, window, customer, settled, provider, pass: 77 }
+    ReissueOrder { tenant, meter, window, customer, settled, provider, pass: 77 }
 }
 
 /// Corrects an hour, given what the provider said that it has and what it shows, which was read
@@ -39,7 +39,7 @@ async fn correct(billed: &Billed, meter: &str, hour: i64, halves: [&str; 2]) -> 
     if let Some(push) = pushes.iter().find(of_it) {
         billed.read_twice(push, order.provider).await;
     }
-    billed.f.store.record_correction(order, after(billed.f.now, 5)).await.unwrap()
+    billed.f.store.record_reissue(order, after(billed.f.now, 5)).await.unwrap()
 }
 
 async fn corrected(billed: &Billed, meter: &str, hour: i64, halves: [&str; 2]) -> u64 {
@@ -75,7 +75,7 @@ pub async fn what_is_lacking_is_sent_again(f: Fixture) {
     let (first, lost, sent) = (&pushes[0], &pushes[1], &pushes[2]);
     assert_eq!(sent.number, again);
     assert_eq!((lost.state, lost.class), (PushState::Reconciled, Class::Lost));
-    assert_eq!((sent.state, sent.class), (PushState::Observed, Class::Correction));
+    assert_eq!((sent.state, sent.class), (PushState::Observed, Class::Reissue));
     assert_eq!(sent.due_at, after(billed.f.now, 5));
     assert_eq!(pushes.iter().map(|push| &push.key).collect::<HashSet<_>>().len(), 3);
     for push in [lost, sent] {
@@ -95,7 +95,7 @@ pub async fn what_is_lacking_is_sent_again(f: Fixture) {
     assert_eq!(sums(&billed, "tokens", 0).await.settled, quantity("3"), "as the provider shows");
 }
 
-pub async fn a_correction_is_sent_and_confirmed(f: Fixture) {
+pub async fn a_reissue_is_sent_and_confirmed(f: Fixture) {
     let billed = Billed::with_acme(f).await;
     confirmed(&billed, "e1", "tokens", "10.5", 0).await;
     let again = corrected(&billed, "tokens", 0, ["10.5", "3"]).await;
@@ -152,8 +152,8 @@ pub async fn what_is_in_doubt_is_not_corrected(f: Fixture) {
     // Elsewhere there is nothing that could be corrected.
     assert_eq!(correct(&billed, "tokens", 9, ["10", "3"]).await, Ruling::NotFound);
     let order = order(&billed, "tokens", 0, ["10", "3"]).await;
-    let order = CorrectionOrder { tenant: tenant_id("nobody"), ..order };
-    let ruling = billed.f.store.record_correction(order, billed.f.now).await.unwrap();
+    let order = ReissueOrder { tenant: tenant_id("nobody"), ..order };
+    let ruling = billed.f.store.record_reissue(order, billed.f.now).await.unwrap();
     assert_eq!(ruling, Ruling::NotFound);
 }
 
@@ -164,7 +164,7 @@ pub async fn a_loss_is_corrected_on_two_readings_after_the_last_push(f: Fixture)
     let ask = async |minute: Option<i64>, value: &str, allowed: bool| {
         billed.read(&billed.push(number).await, quantity(value), minute.as_slice()).await;
         let at = after(billed.f.now, 500);
-        let ruling = billed.f.store.record_correction(order.clone(), at).await.unwrap();
+        let ruling = billed.f.store.record_reissue(order.clone(), at).await.unwrap();
         assert_eq!(matches!(ruling, Ruling::Done(_)), allowed, "{minute:?} {value}: {ruling:?}");
     };
     ask(None, "3", false).await;
@@ -191,8 +191,8 @@ pub async fn what_another_customer_was_told_is_not_lost(f: Fixture) {
         let push = pushes.iter().find(|push| push.window == order.window).unwrap();
         let push = Push { customer: Some(elsewhere.clone()), ..push.clone() };
         billed.read_twice(&push, order.provider).await;
-        let order = CorrectionOrder { customer: elsewhere, ..order };
-        let ruling = billed.f.store.record_correction(order, billed.f.now).await.unwrap();
+        let order = ReissueOrder { customer: elsewhere, ..order };
+        let ruling = billed.f.store.record_reissue(order, billed.f.now).await.unwrap();
         assert!(matches!(ruling, Ruling::Refused(why) if why.contains("another customer")));
     }
     assert_eq!(billed.told().await.len(), 3);

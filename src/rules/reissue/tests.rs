@@ -1,4 +1,4 @@
-//! Corrections, by tables: what is planned, and what is refused where rows contradict each other.
+//! Reissues, by tables: what is planned, and what is refused where rows contradict each other.
 
 use super::*;
 use crate::rules::samples::{customer, quantity};
@@ -13,9 +13,9 @@ fn window() -> CutState {
     CutState { count: 4, total: five, planned: five, revision: 2, ..new }
 }
 
-fn order() -> CorrectionOrder {
+fn order() -> ReissueOrder {
     let push = confirmed().push;
-    CorrectionOrder {
+    ReissueOrder {
         tenant: push.tenant,
         meter: push.meter,
         window: push.window,
@@ -39,19 +39,19 @@ fn summary() -> Summary {
 }
 
 #[test]
-fn a_correction_is_a_pair_that_cancels_out() {
-    let plan = plan_correcting(&order(), &window(), &[confirmed()], Some(&summary()));
-    let Correcting { state, pushes: [lost, again] } = plan.expect("sound").expect("allowed");
+fn a_reissue_is_a_pair_that_cancels_out() {
+    let plan = plan_reissuing(&order(), &window(), &[confirmed()], Some(&summary()));
+    let Reissuing { state, pushes: [lost, again] } = plan.expect("sound").expect("allowed");
     assert_eq!((state.revision, state.planned), (4, quantity("5")));
     let show = |push: &NewPush| {
         let (revision, value) = (push.planned.revision, push.planned.value);
         format!("{revision} {value} {} {}", push.state.name(), push.class.name())
     };
     assert_eq!(show(&lost), "3 -2 reconciled lost");
-    assert_eq!(show(&again), "4 2 observed correction");
+    assert_eq!(show(&again), "4 2 observed reissue");
     assert_eq!(lost.customer.map(|id| id.to_string()).as_deref(), Some("cus_a"));
     assert_eq!((again.customer, again.detail.as_deref()), (None, Some("found by pass 12")));
-    let refused = plan_correcting(&order(), &window(), &[confirmed()], None);
+    let refused = plan_reissuing(&order(), &window(), &[confirmed()], None);
     let why = "the provider's total is not what the window was judged by";
     assert_eq!(refused.expect("sound"), Err(why));
 }
@@ -61,7 +61,7 @@ fn rows_that_contradict_are_not_corrected() {
     let check = |change: fn(&mut CutState, &mut Vec<StoredPush>), expected: &str| {
         let (mut state, mut pushes) = (window(), vec![confirmed()]);
         change(&mut state, &mut pushes);
-        let plan = plan_correcting(&order(), &state, &pushes, Some(&summary()));
+        let plan = plan_reissuing(&order(), &state, &pushes, Some(&summary()));
         let fault = plan.expect_err(expected);
         assert_eq!(fault.fact, expected);
         assert!(fault.ids.starts_with("tenant=acme "), "{fault}");
@@ -69,7 +69,7 @@ fn rows_that_contradict_are_not_corrected() {
     let fact = "a window that is corrected has the revision of its last push";
     check(|state, _| state.revision = 3, fact);
     check(|state, _| state.shadow = true, "all pushes of a window are shadow, or none is");
-    let fact = "a correction is planned with the pushes of its window";
+    let fact = "a reissue is planned with the pushes of its window";
     check(|_, pushes| pushes[0].push.window.end = at(90), fact);
     let add_earlier = |_: &mut CutState, pushes: &mut Vec<StoredPush>| {
         let mut dead = stored_as(PushState::Dead, Class::Refused);

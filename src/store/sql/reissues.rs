@@ -1,33 +1,33 @@
 //! What reconciliation does to pushes: it sends again what the provider lacks, and closes what is
 //! equal.
 //!
-//! Invariant: a correction is a pair of revisions that cancel out, written with the window's new
+//! Invariant: a reissue is a pair of revisions that cancel out, written with the window's new
 //! revision in one transaction; so the sum of a window's pushes never changes here. Pushes are
 //! locked first, in the order of their numbers, then the window's row in `cuts`, without which no
-//! push of the window can be added. A correction is judged under both locks, so it is written only
+//! push of the window can be added. A reissue is judged under both locks, so it is written only
 //! if the window is still as it was judged.
 //!
-//! A crash leaves all of a call or nothing. A correction that is repeated because its outcome was
+//! A crash leaves all of a call or nothing. A reissue that is repeated because its outcome was
 //! lost finds its own push on its way, and is refused.
 
 use super::cut_rows::{States, WindowKey, lock_states, write_revisions};
 use super::failure::Failure;
 use super::summaries::find_summary;
 use super::{Done, Row, Session, values};
-use crate::rules::correction::{Correcting, CorrectionOrder, plan_correcting};
 use crate::rules::fault::Fault;
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::push::{CutState, StoredPush};
+use crate::rules::reissue::{ReissueOrder, Reissuing, plan_reissuing};
 use crate::rules::settlement::{Change, plan_closing};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::window::Window;
 use crate::store::push::{Ruling, TransitionLine};
 use std::collections::BTreeSet;
 
-pub fn record_correction(
+pub fn record_reissue(
     session: &dyn Session,
     secret: &[u8; 32],
-    order: &CorrectionOrder,
+    order: &ReissueOrder,
     at: Timestamp,
 ) -> Done<(Ruling, Vec<TransitionLine>)> {
     let nothing = |ruling| Ok((ruling, Vec::new()));
@@ -40,8 +40,8 @@ pub fn record_correction(
     };
     let whose = (&order.tenant, &order.customer);
     let summary = find_summary(session, whose, order.meter, order.window)?;
-    let Correcting { state, pushes } =
-        match plan_correcting(order, &state, &pushes, summary.as_ref())? {
+    let Reissuing { state, pushes } =
+        match plan_reissuing(order, &state, &pushes, summary.as_ref())? {
             Ok(plan) => plan,
             Err(refusal) => return nothing(Ruling::Refused(refusal)),
         };

@@ -1,6 +1,6 @@
-//! Corrections: what the provider lost of a window is sent again.
+//! Reissues: what the provider lost of a window is sent again.
 //!
-//! Invariant: a correction is a pair of revisions that cancel out, planned only if the window's
+//! Invariant: a reissue is a pair of revisions that cancel out, planned only if the window's
 //! pushes and the provider's total are still as they were judged; so the sum of a window's pushes
 //! never changes here. A store writes the pair and the window's revision in one transaction.
 
@@ -9,7 +9,7 @@ use super::drift::{PushSums, Summary, WindowPush};
 use super::evidence::proves_loss;
 use super::fault::{Fault, must};
 use super::ids::{CustomerId, MeterNo, TenantId};
-use super::push::{Correction, CutState, NewPush, Place, StoredPush, plan_correction};
+use super::push::{CutState, NewPush, Place, Reissue, StoredPush, plan_reissue};
 use super::quantity::Quantity;
 use super::submission::{Class, PushState};
 use super::timestamp::Timestamp;
@@ -17,7 +17,7 @@ use super::window::Window;
 
 /// Asks to send what the provider lacks of a window.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CorrectionOrder {
+pub struct ReissueOrder {
     pub tenant: TenantId,
     pub meter: MeterNo,
     pub window: Window,
@@ -31,9 +31,9 @@ pub struct CorrectionOrder {
     pub pass: u64,
 }
 
-/// A planned correction.
+/// A planned reissue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Correcting {
+pub struct Reissuing {
     /// The window's state after both.
     pub state: CutState,
     /// What was lost, which is never sent, and what is sent again.
@@ -43,7 +43,7 @@ pub struct Correcting {
 /// Whether what the provider lacks of a window may be sent again, given all pushes of the window
 /// now and the customer's total: only if they are still as they were judged, nothing of it is on
 /// its way or in doubt, and the readings prove it.
-pub fn judge_correction(
+pub fn judge_reissue(
     pushes: &[WindowPush],
     customer: &CustomerId,
     (settled, provider): (Quantity, Quantity),
@@ -78,34 +78,34 @@ pub fn judge_correction(
     }
 }
 
-/// Plans a correction by the window's pushes, oldest revision first, and its customer's total as
+/// Plans a reissue by the window's pushes, oldest revision first, and its customer's total as
 /// they are stored now; the error of the inner result is why it is refused.
-pub fn plan_correcting(
-    order: &CorrectionOrder,
+pub fn plan_reissuing(
+    order: &ReissueOrder,
     state: &CutState,
     pushes: &[StoredPush],
     summary: Option<&Summary>,
-) -> Result<Result<Correcting, &'static str>, Fault> {
+) -> Result<Result<Reissuing, &'static str>, Fault> {
     let seen: Vec<WindowPush> = pushes.iter().map(|one| WindowPush::from(&one.push)).collect();
     let halves = (order.settled, order.provider);
-    if let Err(refusal) = judge_correction(&seen, &order.customer, halves, summary) {
+    if let Err(refusal) = judge_reissue(&seen, &order.customer, halves, summary) {
         return Ok(Err(refusal));
     }
     let slug = pushes.last().map_or("", |last| last.slug.as_str());
     let place = Place { tenant: &order.tenant, meter: slug, window: order.window };
     let last = check_window(order, state, pushes).map_err(|fault| fault.of(&place))?;
-    let plan = plan_correction(state, halves, last.push.mode);
-    let Correction { state: after, lost, again } = plan.map_err(|fault| fault.of(&place))?;
+    let plan = plan_reissue(state, halves, last.push.mode);
+    let Reissue { state: after, lost, again } = plan.map_err(|fault| fault.of(&place))?;
     must!(
         after.planned == state.planned && (after.count, after.total) == (state.count, state.total),
-        "a correction leaves what was planned for its window",
+        "a reissue leaves what was planned for its window",
         "{place} planned={} planned_after={}",
         state.planned,
         after.planned
     );
     must!(
         state.revision < lost.revision && lost.revision < again.revision,
-        "a correction has later revisions than every push of its window",
+        "a reissue has later revisions than every push of its window",
         "{place} revision={} lost={} again={}",
         state.revision,
         lost.revision,
@@ -119,13 +119,13 @@ pub fn plan_correcting(
         detail: detail.clone(),
         ..NewPush::beside(last, lost)
     };
-    let again = NewPush { class: Class::Correction, detail, ..NewPush::beside(last, again) };
-    Ok(Ok(Correcting { state: after, pushes: [lost, again] }))
+    let again = NewPush { class: Class::Reissue, detail, ..NewPush::beside(last, again) };
+    Ok(Ok(Reissuing { state: after, pushes: [lost, again] }))
 }
 
 /// Checks what was read of the window; its push of the highest revision.
 fn check_window<'p>(
-    order: &CorrectionOrder,
+    order: &ReissueOrder,
     state: &CutState,
     pushes: &'p [StoredPush],
 ) -> Result<&'p StoredPush, Fault> {
@@ -134,7 +134,7 @@ fn check_window<'p>(
         found.check()?;
         must!(
             (&push.tenant, push.meter, push.window) == (&order.tenant, order.meter, order.window),
-            "a correction is planned with the pushes of its window",
+            "a reissue is planned with the pushes of its window",
             "push={number}"
         );
         must!(

@@ -1,0 +1,1 @@
+-- Decisions about quarantined events and conflicts.

@@ -1,0 +1,1 @@
+-- Corrections: events that are void or amended.
