@@ -16,8 +16,12 @@ fn certificate(name: &str) -> String {
     path.to_str().unwrap().replace('/', "%2F")
 }
 
-/// Opens the store, and tells how many of its connections are encrypted and how many are not.
+/// Opens the store, and tells how many of its connections are encrypted and how many are not. They
+/// have a name: the server may not have ended others yet.
 async fn open(plain: &str, host: &str, parameters: &str) -> Result<(i64, i64), String> {
+    let name = format!("{host} {parameters}").replace(|c: char| !c.is_alphanumeric(), "_");
+    let name = &name[..name.len().min(63)];
+    let parameters = format!("{parameters}&application_name={name}");
     let url = format!("{}?{parameters}", plain.replace("127.0.0.1", host));
     let store = PostgresStore::open(&url, &POSTGRES).await.map_err(|error| error.to_string())?;
     store.ping().await.map_err(|error| error.to_string())?;
@@ -25,9 +29,8 @@ async fn open(plain: &str, host: &str, parameters: &str) -> Result<(i64, i64), S
     tokio::spawn(connection);
     let count = "SELECT count(*) FILTER (WHERE ssl), count(*) FILTER (WHERE NOT ssl)
                  FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)
-                 WHERE datname = current_database() AND pid <> pg_backend_pid()
-                 AND backend_type = 'client backend'";
-    let row = client.query_one(count, &[]).await.unwrap();
+                 WHERE datname = current_database() AND application_name = $1";
+    let row = client.query_one(count, &[&name]).await.unwrap();
     Ok((row.get(0), row.get(1)))
 }
 
