@@ -400,7 +400,7 @@ fn cloud_event_schema() -> Value {
         "type": "object",
         "description": "CloudEvents 1.0: `subject` is the tenant, `type` the meter, `time` the \
             time of use; `data` holds `quantity` and the properties. `source` and `id` together \
-            name the event.",
+            name the event. `subscription` and `trial` may be extension attributes.",
         "required": ["specversion", "id", "source", "type", "subject", "time"],
         "properties": {
             "specversion": {"const": "1.0"},
@@ -410,6 +410,8 @@ fn cloud_event_schema() -> Value {
             "subject": text_schema(TENANT_BYTES_MAX),
             "time": {"type": "string", "format": "date-time"},
             "data": properties_schema(),
+            "subscription": {"oneOf": [text_schema(SUBSCRIPTION_BYTES_MAX), {"type": "null"}]},
+            "trial": {"type": ["boolean", "null"], "default": false},
         },
         "examples": [{
             "specversion": "1.0", "id": "8f1c", "source": "/gateway", "type": "api_calls",

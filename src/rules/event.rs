@@ -146,17 +146,7 @@ fn parse_native(item: &Item<'_>, catalog: &Catalog) -> Result<Event, Refusal> {
         _ => Properties::default(),
     };
     let properties = grouped(properties, number, meter);
-    let subscription = match item.subscription {
-        Some(raw) if raw != "null" => {
-            Some(SubscriptionId::parse(&required("subscription", Some(raw))?)?)
-        }
-        _ => None,
-    };
-    let trial = match item.trial {
-        None | Some("null" | "false") => false,
-        Some("true") => true,
-        Some(_) => return Err(Refusal::new("invalid_trial", "trial must be true or false")),
-    };
+    let (subscription, trial) = parse_stamps(item)?;
     let quantity = parse_quantity(item.quantity, meter)?;
     let meter = number;
     Ok(Event { tenant, id, meter, quantity, occurred_at, properties, subscription, trial })
@@ -209,8 +199,24 @@ fn parse_cloud_event(
     let properties = grouped(Properties::from_pairs(pairs.0)?, number, meter);
     let quantity = parse_quantity(quantity, meter)?;
     let meter = number;
-    let (subscription, trial) = (None, false);
+    let (subscription, trial) = parse_stamps(item)?;
     Ok(Event { tenant, id, meter, quantity, occurred_at, properties, subscription, trial })
+}
+
+/// The stamps that the producer gives; a CloudEvent has them as extension attributes.
+fn parse_stamps(item: &Item<'_>) -> Result<(Option<SubscriptionId>, bool), Refusal> {
+    let subscription = match item.subscription {
+        Some(raw) if raw != "null" => {
+            Some(SubscriptionId::parse(&required("subscription", Some(raw))?)?)
+        }
+        _ => None,
+    };
+    let trial = match item.trial {
+        None | Some("null" | "false") => false,
+        Some("true") => true,
+        Some(_) => return Err(Refusal::new("invalid_trial", "trial must be true or false")),
+    };
+    Ok((subscription, trial))
 }
 
 /// The properties with the group that the meter's dimensions make of them: it is found out here,

@@ -123,6 +123,18 @@ fn cloud_events() {
 }
 
 #[test]
+fn cloud_events_carry_stamps_as_extensions() {
+    let with = |stamps: &str| CLOUD.replace(r#""source""#, &format!(r#"{stamps},"source""#));
+    let event = parse(&with(r#""subscription":"sub_1","trial":true"#)).expect("valid");
+    assert_eq!(event.subscription.expect("stamped").as_str(), "sub_1");
+    assert!(event.trial);
+    let event = parse(&with(r#""trial":false"#)).expect("valid");
+    assert_eq!((event.subscription, event.trial), (None, false));
+    check_refused(&with(r#""trial":"yes""#), "invalid_trial");
+    check_refused(&with(r#""subscription":1"#), "not_a_string");
+}
+
+#[test]
 fn cloud_events_with_doubled_attributes_are_refused() {
     let double = |first: &str, second: &str| {
         check_refused(&CLOUD.replace(first, &format!("{first},{second}")), "duplicate_field");
