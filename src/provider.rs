@@ -217,6 +217,9 @@ pub struct SubscriptionFacts<'a> {
     pub tenant: &'a TenantId,
     /// The saga's id, by which the subscription is found again.
     pub saga: &'a str,
+    /// Where its periods are counted from, if not from its beginning. Flat prices are charged from
+    /// then on.
+    pub anchor: Option<Timestamp>,
 }
 
 /// A subscription as far as sagas need it.

@@ -30,6 +30,11 @@ pub struct SubscriptionSpec {
     #[serde(default)]
     #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     pub email: Option<String>,
+    /// Whether billing periods are counted from the next end of a window (an hour, or a day of UTC
+    /// if a meter is billed by day), so that no window lies in two periods. Flat prices are charged
+    /// from then on.
+    #[serde(default)]
+    pub align: bool,
 }
 
 #[derive(Serialize, Deserialize, ToSchema)]

@@ -16,6 +16,7 @@ use crate::api::sagas::{
 use crate::jobs::sagas::{CancelParams, ChangeParams, CreateParams, PlanTerms, boundary_after};
 use crate::rules::ids::{SubscriptionId, TenantId};
 use crate::rules::saga::{Saga, SagaKind, SagaState, saga_id};
+use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
 use crate::store::saga::{Begun, NewSaga, Resumed, SagaFilter, SubscriptionRecord};
 use axum::body::Body;
@@ -28,6 +29,8 @@ use std::collections::BTreeSet;
 const PRICES_MAX: usize = 20;
 const FEATURES_MAX: usize = 100;
 const NAME_BYTES_MAX: usize = 200;
+/// A subscription is made at least so long before the window's end that it is aligned to.
+const ANCHOR_MARGIN: Span = Span::from_minutes(5);
 /// Subscription records that are answered.
 const SUBSCRIPTIONS_LISTED_MAX: usize = 1_000;
 
@@ -51,10 +54,14 @@ pub async fn create_subscription(
 ) -> Result<Response<Body>, Problem> {
     let tenant = caller.any_tenant_for(Scope::Operate, &tenant)?;
     let (once, spec) = Once::read::<SubscriptionSpec>(request, &app).await?;
-    let SubscriptionSpec { plan, prices, features, name, email } = spec;
+    let SubscriptionSpec { plan, prices, features, name, email, align } = spec;
     let terms = check_plan(PlanTerms { plan, prices, features })?;
     [&name, &email].into_iter().flatten().try_for_each(|text| check_name(text))?;
-    let params = CreateParams { terms, name, email };
+    let anchor = match align {
+        true => Some(next_boundary(&app, &tenant, &once, ANCHOR_MARGIN).await?),
+        false => None,
+    };
+    let params = CreateParams { terms, name, email, anchor };
     begin(&app, &once, tenant, SagaKind::CreateSubscription, &params).await
 }
 
@@ -81,7 +88,7 @@ pub async fn change_plan(
     let subscription = SubscriptionId::parse(&subscription)?;
     let (once, PlanSpec { plan, prices, features }) = Once::read(request, &app).await?;
     let terms = check_plan(PlanTerms { plan, prices, features })?;
-    let boundary = next_boundary(&app, &tenant, &once).await?;
+    let boundary = next_boundary(&app, &tenant, &once, Span::from_seconds(0)).await?;
     let params = ChangeParams { subscription, terms, boundary };
     begin(&app, &once, tenant, SagaKind::ChangePlan, &params).await
 }
@@ -106,7 +113,9 @@ pub async fn cancel_subscription(
     let subscription = SubscriptionId::parse(&subscription)?;
     let (once, CancelSpec { when }) = Once::read(request, &app).await?;
     let boundary = match when {
-        CancelMoment::Now => Some(next_boundary(&app, &tenant, &once).await?),
+        CancelMoment::Now => {
+            Some(next_boundary(&app, &tenant, &once, Span::from_seconds(0)).await?)
+        }
         CancelMoment::PeriodEnd => None,
     };
     let params = CancelParams { subscription, boundary };
@@ -141,11 +150,16 @@ fn check_name(text: &str) -> Result<(), Problem> {
 }
 
 /// The end of the current windows; for a repeat, the one that its saga was begun with.
-async fn next_boundary(app: &App, tenant: &TenantId, once: &Once) -> Result<Timestamp, Problem> {
+async fn next_boundary(
+    app: &App,
+    tenant: &TenantId,
+    once: &Once,
+    margin: Span,
+) -> Result<Timestamp, Problem> {
     let id = saga_id(&app.store.token_secret(), tenant, &once.key);
     let begun = app.store.find_saga(&id).await?;
     let at = begun.map_or_else(|| app.clock.now(), |(saga, _)| saga.created_at);
-    Ok(boundary_after(&*app.catalog.reload().await?, at))
+    Ok(boundary_after(&*app.catalog.reload().await?, margin.after(at)))
 }
 
 async fn begin(

@@ -65,7 +65,9 @@ pub struct Subscription {
     /// Where periods are counted from.
     anchor: i64,
     trial: Option<Interval>,
-    /// Periods that have ended, the trial included.
+    /// The time before an anchor that was asked for; usage of it is billed.
+    lead: Option<Interval>,
+    /// Periods that have ended, the trial or the time before the anchor included.
     periods: i64,
     mode: BillingMode,
     latest_invoice: Option<String>,
@@ -77,8 +79,8 @@ pub struct Subscription {
 impl Subscription {
     pub fn period(&self) -> Interval {
         let cadence = self.items.first().map_or(Cadence::Month, |item| item.price.cadence);
-        let step = match self.trial {
-            Some(trial) if self.periods == 0 => return trial,
+        let step = match self.trial.or(self.lead) {
+            Some(first) if self.periods == 0 => return first,
             Some(_) => self.periods - 1,
             None => self.periods,
         };
@@ -179,6 +181,7 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
         "customer",
         "items",
         "metadata",
+        "billing_cycle_anchor",
         "billing_mode",
         "cancel_at_period_end",
         "payment_behavior",
@@ -187,7 +190,7 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
         "trial_period_days",
     ])?;
     params.choice("payment_behavior", &PAYMENT_BEHAVIORS)?;
-    params.choice("proration_behavior", &PRORATIONS)?;
+    let proration = params.choice("proration_behavior", &PRORATIONS)?;
     let customer = params.required_text("customer", usize::MAX)?;
     simulator.customers.referenced(&customer)?;
     let now = simulator.now_seconds();
@@ -202,6 +205,12 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
     }
     check_items(&items)?;
     let trial = trial(params, now)?;
+    let lead = lead(params, now, &items, trial)?;
+    let flat = items.iter().any(|item| item.price.meter.is_none());
+    if lead.is_some() && flat && proration.as_deref() != Some("none") {
+        let message = "This simulator knows no proration of flat prices.";
+        return Err(ApiError::parameter("proration_behavior", message));
+    }
     let mut metadata = Map::new();
     metadata::merge(&mut metadata, params)?;
     let mut subscription = Subscription {
@@ -210,8 +219,9 @@ pub fn create(simulator: &mut Simulator, params: &Params) -> Answer {
         cancel_at_period_end: params.boolean("cancel_at_period_end")?.unwrap_or(false),
         ended: None,
         created: now,
-        anchor: trial.map_or(now, |trial| trial.end),
+        anchor: trial.or(lead).map_or(now, |first| first.end),
         trial,
+        lead,
         periods: 0,
         mode: billing_mode(params)?,
         latest_invoice: None,
@@ -231,7 +241,7 @@ fn pay_in_advance(
     subscription: &mut Subscription,
 ) -> Result<(), ApiError> {
     let flat = subscription.flat(subscription.period());
-    if flat.is_empty() || subscription.is_in_trial() {
+    if flat.is_empty() || subscription.is_in_trial() || subscription.lead.is_some() {
         return Ok(());
     }
     payments::check_first(simulator, &subscription.customer)?;
@@ -283,6 +293,29 @@ fn trial(params: &Params, now: i64) -> Result<Option<Interval>, ApiError> {
     };
     if end <= now {
         return Err(ApiError::parameter(name, format!("Invalid {name}: must be in the future")));
+    }
+    Ok(Some(Interval { start: now, end }))
+}
+
+/// The time before an anchor that is asked for, which is at most one period away.
+fn lead(
+    params: &Params,
+    now: i64,
+    items: &[Item],
+    trial: Option<Interval>,
+) -> Result<Option<Interval>, ApiError> {
+    let name = "billing_cycle_anchor";
+    let Some(end) = params.integer(name)? else { return Ok(None) };
+    let cadence = items.first().map_or(Cadence::Month, |item| item.price.cadence);
+    let refused = |message: &str| Err(ApiError::parameter(name, message));
+    if trial.is_some() {
+        return refused("This simulator knows no trial beside a billing_cycle_anchor.");
+    }
+    if end <= now {
+        return refused("billing_cycle_anchor must be a timestamp in the future");
+    }
+    if end > cadence.after(now, 1) {
+        return refused("billing_cycle_anchor cannot be later than next natural billing date");
     }
     Ok(Some(Interval { start: now, end }))
 }

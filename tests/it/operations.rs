@@ -92,7 +92,8 @@ impl World {
         prices: &[String],
         key: &str,
     ) -> Called<RemoteSubscription> {
-        let facts = SubscriptionFacts { customer, prices, tenant: &self.tenant, saga: SAGA };
+        let facts =
+            SubscriptionFacts { customer, prices, tenant: &self.tenant, saga: SAGA, anchor: None };
         self.operations().create_subscription(&facts, key).await
     }
 

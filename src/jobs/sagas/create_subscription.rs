@@ -29,6 +29,9 @@ pub struct CreateParams {
     /// For a customer that is created.
     pub name: Option<String>,
     pub email: Option<String>,
+    /// Where the billing periods are counted from, if not from the beginning.
+    #[serde(default)]
+    pub anchor: Option<Timestamp>,
 }
 
 pub fn steps() -> Vec<&'static dyn Step> {
@@ -146,7 +149,13 @@ impl Step for SubscriptionStep {
             None => {
                 let (tenant, tag) = (&turn.saga.tenant, turn.tag());
                 let (customer, prices) = (&customer, &params.terms.prices);
-                let facts = SubscriptionFacts { customer, prices, tenant, saga: &tag };
+                let anchor = params.anchor;
+                if anchor.is_some_and(|anchor| anchor <= turn.now) {
+                    let why = "the end of the window that its billing was to be aligned to has \
+                               passed; request the subscription again under another key";
+                    return Err(Outcome::Refused(why.into()));
+                }
+                let facts = SubscriptionFacts { customer, prices, tenant, saga: &tag, anchor };
                 let called = turn.operations.create_subscription(&facts, &turn.key).await;
                 settle_call(called, turn.own_subscription(customer)).await?
             }

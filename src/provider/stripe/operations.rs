@@ -15,7 +15,7 @@ use crate::provider::{
     Unreadable,
 };
 use crate::rules::ids::{CustomerId, SubscriptionId};
-use crate::rules::timestamp::Timestamp;
+use crate::rules::timestamp::{MICROS_PER_SECOND, Timestamp};
 use async_trait::async_trait;
 use serde_json::Value;
 
@@ -100,6 +100,11 @@ impl Operations for Stripe {
         form.push(("billing_mode[type]".to_owned(), "flexible"));
         // One that cannot be paid is refused and not left behind half made.
         form.push(("payment_behavior".to_owned(), "error_if_incomplete"));
+        let anchor = facts.anchor.map(|at| at.micros().div_euclid(MICROS_PER_SECOND).to_string());
+        if let Some(anchor) = &anchor {
+            form.push(("billing_cycle_anchor".to_owned(), anchor));
+            form.push(("proration_behavior".to_owned(), "none"));
+        }
         form.push((tenant, facts.tenant.as_str()));
         form.push((saga, facts.saga));
         let called = self.post("/v1/subscriptions", &borrowed(&form), key).await;

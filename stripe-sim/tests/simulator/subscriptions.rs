@@ -53,6 +53,56 @@ fn a_trial_is_a_first_period_that_costs_nothing() {
 }
 
 #[test]
+fn an_anchor_begins_with_a_short_period_that_is_billed() {
+    let mut world = World::new();
+    let price = price(&mut world, "1");
+    let customer = world.customer.clone();
+    let anchor = (NOON + HOUR).to_string();
+    let fields = [
+        ("customer", customer.as_str()),
+        ("items[0][price]", price.as_str()),
+        ("billing_cycle_anchor", anchor.as_str()),
+    ];
+    let made = world.post("/v1/subscriptions", &fields).json();
+    assert_eq!(
+        (&made["status"], &made["billing_cycle_anchor"]),
+        (&json!("active"), &json!(NOON + HOUR))
+    );
+    let item = &made["items"]["data"][0];
+    assert_eq!(item["current_period_start"], NOON);
+    assert_eq!(item["current_period_end"], NOON + HOUR);
+    world.advance(HOUR - 60);
+    world.send("before", "3", NOON + HOUR - 1);
+    world.send("after", "40", NOON + HOUR);
+    world.advance(HOUR + 60);
+    let first = invoices(&mut world)[0].clone();
+    assert_eq!(first["lines"]["data"][0]["quantity_decimal"], "3");
+    assert_eq!((&first["period_start"], &first["period_end"]), (&json!(NOON), &json!(NOON + HOUR)));
+    let next = shown(&mut world, made["id"].as_str().unwrap());
+    assert_eq!(next["items"]["data"][0]["current_period_start"], NOON + HOUR);
+    world.advance(32 * DAY);
+    assert_eq!(invoices(&mut world)[0]["lines"]["data"][0]["quantity_decimal"], "40");
+}
+
+#[test]
+fn anchors_that_cannot_be() {
+    let mut world = World::new();
+    let price = price(&mut world, "1");
+    let customer = world.customer.clone();
+    let (past, far) = (NOON.to_string(), (NOON + 40 * DAY).to_string());
+    let mut check = |fields: &[(&str, &str)]| {
+        let own = [("customer", customer.as_str()), ("items[0][price]", price.as_str())];
+        let refused = world.post("/v1/subscriptions", &[&own[..], fields].concat());
+        assert_eq!(refused.status, 400, "{}", refused.json());
+        assert_eq!(refused.json()["error"]["param"], "billing_cycle_anchor");
+    };
+    check(&[("billing_cycle_anchor", &past)]);
+    check(&[("billing_cycle_anchor", &far)]);
+    let soon = (NOON + HOUR).to_string();
+    check(&[("billing_cycle_anchor", &soon), ("trial_period_days", "3")]);
+}
+
+#[test]
 fn trials_that_cannot_be() {
     let mut world = World::new();
     let price = price(&mut world, "1");

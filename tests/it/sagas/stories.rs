@@ -51,7 +51,7 @@ impl Story for Create {
             prices: vec![world.prices[0].clone(), world.flat.clone()],
             features: vec!["exports".into()],
         };
-        let params = CreateParams { terms, name: Some("Acme".into()), email: None };
+        let params = CreateParams { terms, name: Some("Acme".into()), email: None, anchor: None };
         let saga = world.begin(&tenant, SagaKind::CreateSubscription, &params).await;
         Case { tenant, saga, customer, subscription: None, boundary: None }
     }

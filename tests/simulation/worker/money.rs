@@ -152,7 +152,7 @@ impl Worker {
         let (kind, params) = match saga {
             SagaParams::Create { prices } => {
                 let terms = PlanTerms { plan: "pro".into(), prices, features: Vec::new() };
-                let params = CreateParams { terms, name: None, email: None };
+                let params = CreateParams { terms, name: None, email: None, anchor: None };
                 (SagaKind::CreateSubscription, serde_json::to_string(&params))
             }
             SagaParams::Change { subscription, prices, boundary } => {
