@@ -4,6 +4,7 @@
 //! Invariant: every setting has a default, and a name that the default file does not have is
 //! refused, in the file and in the environment.
 
+use crate::rules::attribution::Outside;
 use crate::rules::credit::DrawOrder;
 use crate::rules::meter::MeterSpec;
 use crate::rules::span::Span;
@@ -34,6 +35,7 @@ pub struct Config {
     pub sink: SinkConfig,
     pub push: PushConfig,
     pub reconcile: ReconcileConfig,
+    pub billing: BillingConfig,
     pub credits: CreditsConfig,
     pub sagas: SagasConfig,
     pub tax: TaxConfig,
@@ -212,6 +214,12 @@ pub struct AlertsConfig {
     pub timeout_ms: u64,
     /// Zero: never.
     pub unmapped_after: Span,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BillingConfig {
+    pub outside: Outside,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -7,6 +7,7 @@ pub mod access;
 pub mod account;
 pub mod activity;
 pub mod alert;
+pub mod attribution;
 pub mod base64;
 pub mod batch;
 pub mod billing;

@@ -9,9 +9,19 @@ CREATE TABLE recuts (
     from_at INTEGER NOT NULL,
     -- its end
     until_at INTEGER NOT NULL,
+    -- 1 if windows that are open are cut too
+    expedited INTEGER NOT NULL,
     -- when it was requested
     requested_at INTEGER NOT NULL
 ) STRICT;
+
+-- what of its usage was in a trial by the timeline at the cut; no part of its total
+ALTER TABLE cuts ADD COLUMN trial TEXT NOT NULL DEFAULT '0';
+
+-- what of its usage is held because no subscription was in force; no part of its total
+ALTER TABLE cuts ADD COLUMN outside TEXT NOT NULL DEFAULT '0';
+
+CREATE INDEX cuts_outside ON cuts (meter_no, outside) WHERE outside <> '0';
 
 -- What the provider had counted and no longer shows is reissued; "correction" is a producer's word.
 UPDATE pushes SET class = 'reissue' WHERE class = 'correction';

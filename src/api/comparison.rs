@@ -27,7 +27,7 @@ pub struct ComparedWindow {
     pub start: Timestamp,
     pub end: Timestamp,
     pub state: WindowState,
-    /// The counted total.
+    /// The counted total, without `trial` and `outside`.
     pub ledger: Decimal,
     /// The total of the pushes, without discarded and shadow pushes.
     pub pushed: Decimal,
@@ -41,6 +41,10 @@ pub struct ComparedWindow {
     pub written_off: Option<Decimal>,
     /// Who wrote it off, and why.
     pub note: Option<String>,
+    /// Usage in a trial of its subscription, as of the last cut; never billed. Null if none.
+    pub trial: Option<Decimal>,
+    /// Usage in no subscription that is held, as of the last cut. Null if none.
+    pub outside: Option<Decimal>,
 }
 
 /// The result of comparing one window.
@@ -54,5 +58,7 @@ pub enum WindowVerdict {
     NotBilled,
     /// It was counted in shadow mode.
     Shadow,
+    /// Equal but for usage in no subscription, which is held.
+    Outside,
     Differs,
 }

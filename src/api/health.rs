@@ -74,6 +74,8 @@ pub struct UnbilledUsage {
     pub before_from: Option<Decimal>,
     /// Held back by a saga.
     pub held: Option<Decimal>,
+    /// Used in no subscription, and held (`billing.outside = "hold"`).
+    pub outside: Option<Decimal>,
 }
 
 /// A meter's usage of tenants that have, or had, no customer.
@@ -116,6 +118,7 @@ impl UnbilledUsage {
             ("dead", self.dead),
             ("held", self.held),
             ("no customer", self.no_customer),
+            ("outside", self.outside),
             ("quarantined", self.quarantined),
             ("shadow", self.shadow),
             ("too old", self.too_old),

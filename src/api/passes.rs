@@ -89,6 +89,10 @@ pub struct RowAnswer {
     pub not_billed: Option<Decimal>,
     /// Usage that was counted in shadow mode; null if none.
     pub shadow: Option<Decimal>,
+    /// Usage in no subscription that is held; null if none.
+    pub outside: Option<Decimal>,
+    /// Usage in a trial, which is never billed and no part of `ledger`; null if none.
+    pub trial: Option<Decimal>,
     /// Who wrote it off, and why.
     pub note: Option<String>,
     /// The windows that are not equal.
@@ -147,7 +151,7 @@ impl From<(PassRow, &Meter)> for RowAnswer {
     fn from((row, meter): (PassRow, &Meter)) -> Self {
         let delta = row.delta();
         let PassRow { tenant, day, ledger, pushed, provider, verdict, reason, .. } = row;
-        let pass::Marks { written_off, not_billed, shadow, note } = row.marks;
+        let pass::Marks { written_off, not_billed, shadow, outside, trial, note } = row.marks;
         Self {
             tenant: tenant.to_string(),
             meter: meter.slug.to_string(),
@@ -163,6 +167,8 @@ impl From<(PassRow, &Meter)> for RowAnswer {
             written_off,
             not_billed,
             shadow,
+            outside,
+            trial,
             note,
             windows: row.windows.into_iter().map(DriftWindow::from).collect(),
             hash: row.hash.map(|hash| hex(&hash)),

@@ -73,7 +73,8 @@ Exit code: 0 ready, 4 something is missing or does not fit.")]
   counterfoil stripe compare --tenant acme --meter api_calls --from 2026-11-01 --to 2026-11-08
 
 A window may also be written_off (an operator decided so), not_billed (before the meter's billing.from)
-or shadow (counted in shadow mode): it is never billed, and does not differ.
+or shadow (counted in shadow mode): it is never billed, and does not differ. Of a window that is outside,
+usage in no subscription is held. Usage in a trial is never billed and no part of the ledger's column.
 
 Exit code: 0 no window differs, 4 some windows differ.")]
     Compare(CompareArguments),
@@ -365,7 +366,8 @@ async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
         println!("{}", plain_json(&body));
         return Ok(code);
     }
-    let header = ["window", "state", "", "ledger", "written off", "pushed", "Stripe"];
+    let header =
+        ["window", "state", "", "ledger", "trial", "outside", "written off", "pushed", "Stripe"];
     let of = plain(&format!("{} ({})", arguments.tenant, comparison.customer));
     println!("{} of {of}\n", arguments.meter);
     print_customers(&comparison);
@@ -375,6 +377,8 @@ async fn compare(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
             cell(word(window.state)),
             cell(verdict(window)),
             cell(grouped(window.ledger)),
+            cell(window.trial.map_or_else(String::new, grouped)),
+            cell(window.outside.map_or_else(String::new, grouped)),
             cell(window.written_off.map_or_else(String::new, grouped)),
             cell(grouped(window.pushed)),
             cell(grouped(window.provider)),

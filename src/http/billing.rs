@@ -17,7 +17,7 @@ use crate::rules::drift::{PushSums, WindowPush};
 use crate::rules::ids::{CustomerId, MeterNo};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::pass::{PassKind, PassState};
-use crate::rules::push::{CutState, WindowUsage};
+use crate::rules::push::{CutState, WindowUsage, billed_of};
 use crate::rules::quantity::Quantity;
 use crate::rules::rollup::FoldError;
 use crate::rules::span::Span;
@@ -56,6 +56,7 @@ fn sort_causes(causes: &BTreeMap<Cause, Quantity>) -> Result<UnbilledUsage, Prob
         shadow: of(Cause::Shadow),
         before_from: of(Cause::BeforeFrom),
         held: of(Cause::Held),
+        outside: of(Cause::Outside),
     })
 }
 
@@ -218,7 +219,7 @@ pub async fn get_comparison(
     for (window, total) in windows.into_iter().zip(totals) {
         let halves = WindowHalves {
             window,
-            ledger: measure(&rows, window)?,
+            ledger: billed_of(cuts.get(&window.start), measure(&rows, window)?).ok_or(FoldError)?,
             total,
             cut: cuts.get(&window.start),
             pushes: pushes.iter().filter(|push| push.window.start == window.start).collect(),
@@ -269,9 +270,14 @@ impl WindowHalves<'_> {
     ) -> Result<Option<ComparedWindow>, Problem> {
         let (pushed, sums) = self.pushed(app)?;
         let written_off = sums.written_off;
-        if [self.ledger, pushed, self.total, written_off].iter().all(|one| *one == Quantity::ZERO) {
+        let aside = self.cut.map_or([Quantity::ZERO; 2], |cut| [cut.trial, cut.outside]);
+        let all = [[self.ledger, pushed], [self.total, written_off], aside];
+        if all.iter().flatten().all(|one| *one == Quantity::ZERO) {
             return Ok(None);
         }
+        let shown = |part: fn(&CutState) -> Quantity| {
+            self.cut.map(part).filter(|quantity| *quantity != Quantity::ZERO)
+        };
         let before_from = self.window.start < billing.start();
         let verdict = self.judge((pushed, written_off), before_from, app);
         Ok(Some(ComparedWindow {
@@ -285,6 +291,8 @@ impl WindowHalves<'_> {
             ledger: self.ledger,
             pushed,
             provider: self.total,
+            trial: shown(|cut| cut.trial),
+            outside: shown(|cut| cut.outside),
         }))
     }
 
@@ -313,6 +321,8 @@ impl WindowHalves<'_> {
             WindowVerdict::Shadow
         } else if same && written_off != Quantity::ZERO {
             WindowVerdict::WrittenOff
+        } else if same && self.cut.is_some_and(|cut| cut.outside != Quantity::ZERO) {
+            WindowVerdict::Outside
         } else if same || self.total == self.ledger {
             WindowVerdict::Equal
         } else {

@@ -44,7 +44,7 @@ pub async fn get_timeline(
     let tenant = caller.tenant_for(Scope::Read, &query.tenant)?;
     let at = query.at.as_deref().map(|text| parse_border(text, &TimeZone::UTC)).transpose()?;
     let at = at.unwrap_or_else(|| app.clock.now());
-    let stretches = unroll(app.store.read_timeline(&tenant).await?);
+    let stretches = unroll(&app.store.read_timeline(&tenant).await?);
     let (mut invoices, mut credit_grants) = (Vec::new(), Vec::new());
     let customer = app.store.find_tenant(&tenant).await?.and_then(|tenant| tenant.customer);
     if let Some(customer) = customer {

@@ -13,7 +13,7 @@ use crate::rules::credit::covering::{CoverOrder, bound_draws, in_order, plan_cov
 use crate::rules::credit::{DrawOrder, Grant, Pool, affordable, used_up_by};
 use crate::rules::ids::{MeterNo, TenantId, Unit};
 use crate::rules::meter::{Catalog, Meter};
-use crate::rules::push::{CutState, WindowUsage};
+use crate::rules::push::{CutState, WindowUsage, billed_of};
 use crate::rules::quantity::Quantity;
 use crate::rules::span::Span;
 use crate::rules::timestamp::Timestamp;
@@ -209,8 +209,9 @@ async fn read_uncut(
     for (start, (window, rows)) in windows {
         let usage = WindowUsage::measure(&rows).map_err(|_| too_large())?;
         let cut = cuts.get(&start).cloned().unwrap_or_else(|| CutState::new(false));
+        let billed = billed_of(Some(&cut), usage.billable).ok_or_else(too_large)?;
         // What shrinks gives back at the cut; until then less is shown than will be there.
-        if usage.count == cut.count || cut.shadow || usage.billable < cut.covered {
+        if usage.count == cut.count || cut.shadow || billed < cut.covered {
             continue;
         }
         let order = CoverOrder {
@@ -218,7 +219,7 @@ async fn read_uncut(
             scale: meter.usage_scale(),
             during: window,
             before: cut.total,
-            now: usage.billable,
+            now: billed,
             covered: cut.covered,
         };
         uncut.push(Uncut { order, by_event: billing.granularity == Granularity::Event });

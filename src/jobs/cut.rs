@@ -36,7 +36,7 @@ use super::{Context, Job, Stop, repeat, sure_time};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::faults::crash_point;
-use crate::rules::billing::{Billing, Granularity};
+use crate::rules::billing::{Billing, Granularity, Mode};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::span::Span;
@@ -334,7 +334,8 @@ impl CutJob {
         let changed = found.into_iter().filter(|(window, Counts { now: count, cut })| {
             let billed_by_now = window.start >= billing.start()
                 && (billing.granularity == Granularity::Event
-                    || closed_until.is_some_and(|border| is_expedited(*window, border, now))
+                    || closed_until
+                        .is_some_and(|border| is_expedited(billing, *window, border, now))
                     || meter.window_life().state(window.end, now) != WindowState::Open);
             billed_by_now && *cut != Some(*count)
         });
@@ -392,6 +393,7 @@ impl CutJob {
                 digits_max: self.digits_max,
                 events_max: EVENTS_MAX,
                 draw_order: self.config.credits.order,
+                outside: self.config.billing.outside,
             };
             crash_point("cut.before");
             let report = match self.store.record_cuts(keeper.lease(), batch.clone(), terms).await {
@@ -449,11 +451,11 @@ struct Seek {
     closed_until: Option<Timestamp>,
 }
 
-/// Whether a window may be on the invoice of a period that ends at `border`, and has ended
-/// itself. A window that holds the border is where its stamp is, which may be anywhere before it
-/// if the subscription ended there.
-fn is_expedited(window: Window, border: Timestamp, now: Timestamp) -> bool {
-    window.end <= border || (window.start < border && window.end <= now)
+/// Whether some of a window may be on the invoice of a period that ends at `border`. One that is
+/// billed by its total is not divided, so its total must be there.
+fn is_expedited(billing: &Billing, window: Window, border: Timestamp, now: Timestamp) -> bool {
+    let divided = billing.mode == Mode::Delta;
+    window.end <= border || (window.start < border && (divided || window.end <= now))
 }
 
 struct Lookback {

@@ -21,6 +21,7 @@
 
 mod compare;
 mod halves;
+mod invoices;
 mod objects;
 mod ranges;
 mod snapshot;
@@ -31,6 +32,7 @@ use crate::clock::Clock;
 use crate::config::ReconcileConfig;
 use crate::faults::crash_point;
 use crate::provider::Provider;
+use crate::rules::attribution::Outside;
 use crate::rules::billing::Billing;
 use crate::rules::drift::Verdict;
 use crate::rules::finding::{Finding, FindingChange, FindingKind, Observation, follow_findings};
@@ -78,6 +80,8 @@ pub struct ReconcileJob {
     clock: Clock,
     holder: String,
     settings: ReconcileConfig,
+    /// What is done with usage in no subscription.
+    outside: Outside,
     shadow: bool,
     budget: Mutex<Budget>,
     /// Whose totals were read last; the next pass begins after it, so that everyone has a turn
@@ -222,6 +226,7 @@ impl ReconcileJob {
             holder,
             budget: Mutex::new(Budget::new(settings.reads_per_hour)),
             settings,
+            outside: config.billing.outside,
             shadow: config.provider.is_shadow(),
             turn: Mutex::default(),
             passed_over: AtomicBool::new(false),

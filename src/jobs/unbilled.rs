@@ -31,6 +31,8 @@ named_enum! {
         Shadow = "shadow",
         BeforeFrom = "before_from",
         Held = "held",
+        /// It was used in no subscription, and is held.
+        Outside = "outside",
     }
 }
 
@@ -93,12 +95,13 @@ impl Unbilled {
         for (meter, sum) in &counts.unsent {
             all.add(*meter, Cause::TooOld, sum.quantity)?;
         }
-        let UnbilledSums { shadow, before_from, held } = &slow.sums;
+        let UnbilledSums { shadow, before_from, held, outside } = &slow.sums;
         let sums = [
             (Cause::Quarantined, &slow.quarantined),
             (Cause::Shadow, shadow),
             (Cause::BeforeFrom, before_from),
             (Cause::Held, held),
+            (Cause::Outside, outside),
         ];
         for (cause, sums) in sums {
             for (meter, quantity) in sums {

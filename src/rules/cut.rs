@@ -11,6 +11,7 @@
 //! so that equal counts always mean that nothing is left. Nothing is written here, so a crash
 //! leaves nothing.
 
+use super::attribution::{Attribution, ChargedUsage, Divided, Outside, Treatment};
 use super::billing::{Billing, Granularity, Mode};
 use super::credit::DrawOrder;
 use super::credit::covering::CoverOrder;
@@ -20,11 +21,10 @@ use super::fault::{Fault, must};
 use super::ids::{EventId, MeterNo, TenantId, TenantNo};
 use super::meter::{Aggregation, Meter};
 use super::push::{
-    CutPlan, CutState, NewPush, Place, PlannedPush, Precision, Standing, WindowUsage, exact,
+    CutPlan, CutState, NewPush, Place, PlannedPush, Precision, Standing, exact, plan_charges,
     plan_cut, plan_following,
 };
 use super::quantity::Quantity;
-use super::stamp::{Term, stamp_event, stamp_window};
 use super::submission::{Class, PushState};
 use super::timestamp::Timestamp;
 use super::window::Window;
@@ -42,6 +42,8 @@ pub struct CutTerms {
     pub events_max: usize,
     /// Which credits are drawn on first.
     pub draw_order: DrawOrder,
+    /// What is done with usage in no subscription.
+    pub outside: Outside,
 }
 
 /// A window that is being cut, with what is stored of it.
@@ -57,8 +59,8 @@ pub struct Subject<'a> {
     pub state: &'a CutState,
     /// What is carried for the tenant and meter, of windows that are shadow as this one.
     pub remainder: Quantity,
-    /// Under which subscriptions the tenant's usage is charged.
-    pub charged: &'a [Term],
+    /// Under which subscriptions and trials the tenant's usage falls.
+    pub attribution: &'a Attribution,
     pub prior: &'a PriorPushes,
     /// Where a push of the tenant begins.
     pub begins: PushState,
@@ -74,11 +76,13 @@ pub struct Revision {
     pub state: PushState,
     pub class: Class,
     pub attempts: u32,
+    pub stamped_at: Timestamp,
 }
 
 impl From<&WindowPush> for Revision {
     fn from(push: &WindowPush) -> Self {
         let WindowPush { revision, mode, quantity, value, state, class, attempts, .. } = push;
+        let stamped_at = push.stamped_at;
         Self {
             revision: *revision,
             mode: *mode,
@@ -87,6 +91,7 @@ impl From<&WindowPush> for Revision {
             state: *state,
             class: *class,
             attempts: *attempts,
+            stamped_at,
         }
     }
 }
@@ -136,6 +141,21 @@ impl PriorPushes {
             "unresolved={unresolved}"
         );
         Ok((revision, Some(planned)))
+    }
+}
+
+impl PriorPushes {
+    /// What the pushes said of each of these parts of the window, by their stamps; none where not
+    /// all pushes are known.
+    fn attribute(&self, charges: &[ChargedUsage]) -> Result<Option<Vec<Quantity>>, Fault> {
+        let Self::All(pushes) = self else { return Ok(None) };
+        let mut sums = vec![Quantity::ZERO; charges.len()];
+        for push in pushes.iter().filter(|push| is_planned(push)) {
+            let place = charges.partition_point(|one| one.stamps.start <= push.stamped_at);
+            let sum = &mut sums[place.saturating_sub(1)];
+            *sum = exact(sum.checked_add(push.quantity))?;
+        }
+        Ok(Some(sums))
     }
 }
 
@@ -217,25 +237,25 @@ pub fn events_give_back(state: &CutState, events: &OpenEvents) -> bool {
     state.covered > Quantity::ZERO && shrinks
 }
 
-/// Cuts a window as a whole; none if it has not changed. `cover` says how much of the window
+/// Cuts a window by its charges; none if nothing changes. `cover` says how much of the window
 /// credits cover once they were asked.
 pub fn plan_window<E: From<Fault>>(
     subject: &Subject<'_>,
-    usage: &WindowUsage,
+    divided: &Divided,
     terms: CutTerms,
     mut cover: impl FnMut(&CoverOrder) -> Result<Quantity, E>,
 ) -> Result<Option<WindowCut>, E> {
     let Subject { state, window, .. } = *subject;
     let named = |fault: Fault| fault.of(&subject.place());
     subject.check().map_err(named)?;
-    subject.check_usage(usage).map_err(named)?;
-    let covered = subject.cover(state, (usage.billable, window), terms, &mut cover)?;
-    let standing = Standing { count: usage.count, billable: usage.billable, covered };
-    let plan = subject.plan(state, subject.remainder, standing, terms).map_err(named)?;
+    subject.check_usage(divided).map_err(named)?;
+    let covered = subject.cover(state, (divided.billable, window), terms, &mut cover)?;
+    let (plan, planned) = subject.plan_charges(divided, covered, terms).map_err(named)?;
     let mut cut = WindowCut::of(&plan);
-    if let Some(planned) = plan.push {
-        let stamped_at = stamp_window(window, subject.charged);
-        let push = subject.push(planned, stamped_at, usage.subscriptions_json(), None);
+    for (place, planned) in planned {
+        let charge = &divided.charges[place];
+        let stamped_at = charge.stamp_by(terms.at);
+        let push = subject.push(planned, stamped_at, charge.subscriptions_json(), None);
         cut.pushes.push(subject.check_push(push, terms).map_err(named)?);
     }
     let unchanged = cut.state == *state && cut.remainder == subject.remainder;
@@ -265,6 +285,18 @@ pub fn plan_events<E: From<Fault>>(
     cut.state.count = count;
     for event in due {
         let quantity = subject.billed_quantity(&event);
+        let own = event.subscription.as_deref();
+        let (treatment, subscription) = subject.attribution.treat(event.occurred_at, own);
+        let aside = match (treatment, terms.outside) {
+            (Treatment::Trial, _) => Some(&mut cut.state.trial),
+            (Treatment::Outside, Outside::Hold) => Some(&mut cut.state.outside),
+            (Treatment::Charged, _) | (Treatment::Outside, Outside::Push) => None,
+        };
+        if let Some(sum) = aside {
+            *sum = exact(sum.checked_add(quantity)).map_err(named)?;
+            cut.carried.push(event.id);
+            continue;
+        }
         let billable = exact(cut.state.total.checked_add(quantity)).map_err(named)?;
         let during = Window::moment(event.occurred_at);
         let covered = subject.cover(&cut.state, (billable, during), terms, &mut cover)?;
@@ -275,9 +307,10 @@ pub fn plan_events<E: From<Fault>>(
             cut.carried.push(event.id);
             continue;
         };
-        let stamped_at = stamp_event(subject.window, event.occurred_at, subject.charged);
-        let by_subscription = BTreeMap::from([(event.subscription, quantity)]);
-        let own = WindowUsage { count: 1, billable: quantity, by_subscription };
+        let stamped_at = subject.attribution.stamp_event(subject.window, event.occurred_at);
+        let by_subscription = BTreeMap::from([(subscription, quantity)]);
+        let stamps = Window::moment(event.occurred_at);
+        let own = ChargedUsage { stamps, stamped_at, billable: quantity, by_subscription };
         let push = subject.push(planned, stamped_at, own.subscriptions_json(), Some(event.id));
         cut.pushes.push(subject.check_push(push, terms).map_err(named)?);
     }
@@ -331,32 +364,45 @@ impl Subject<'_> {
         Ok(())
     }
 
-    /// Checks the total of a window that is cut as a whole.
-    fn check_usage(&self, usage: &WindowUsage) -> Result<(), Fault> {
+    /// Checks the usage of a window that is cut by its charges.
+    fn check_usage(&self, divided: &Divided) -> Result<(), Fault> {
         let Self { state, meter, .. } = *self;
-        let WindowUsage { count, billable, by_subscription } = usage;
+        let Divided { count, billable, ref charges, .. } = *divided;
         must!(
-            self.billing.granularity != Granularity::Event,
-            "a meter billed by event is not cut by window",
-            "count={count}"
+            self.billing.granularity != Granularity::Event || count == state.count,
+            "events that are billed one by one are cut before their window",
+            "count={count} count_before={}",
+            state.count
         );
         must!(
-            *count >= state.count,
+            count >= state.count,
             "a window never loses events",
             "count={count} count_before={}",
             state.count
         );
-        let sum = by_subscription.values().try_fold(Quantity::ZERO, |a, b| a.checked_add(*b));
+        must!(!charges.is_empty(), "a window has a charge", "count={count}");
+        let sum = charges.iter().try_fold(Quantity::ZERO, |a, b| a.checked_add(b.billable));
         must!(
-            sum == Some(*billable),
-            "the totals of subscriptions make the total of their window",
-            "billable={billable} subscriptions={}",
-            by_subscription.len()
+            sum == Some(billable),
+            "the charges of a window make its total",
+            "billable={billable} charges={}",
+            charges.len()
         );
-        self.check_sign(*billable)?;
+        for charge in charges {
+            let by_subscription = charge.by_subscription.values();
+            let sum = by_subscription.copied().try_fold(Quantity::ZERO, Quantity::checked_add);
+            must!(
+                sum == Some(charge.billable),
+                "the totals of subscriptions make the total of their charge",
+                "billable={} subscriptions={}",
+                charge.billable,
+                charge.by_subscription.len()
+            );
+            self.check_sign(charge.billable)?;
+        }
         must!(
             meter.spec.aggregation != Aggregation::Count
-                || Quantity::from_count(*count).is_some_and(|most| *billable <= most),
+                || Quantity::from_count(count).is_some_and(|most| billable <= most),
             "a count is not above the number of its events",
             "count={count} billable={billable}"
         );
@@ -450,9 +496,34 @@ impl Subject<'_> {
         if state.shadow != terms.shadow {
             return plan_following(state, remainder, standing);
         }
-        let scale = self.meter.billing_scale();
-        let precision = Precision { scale, digits_max: terms.digits_max };
-        plan_cut(state, remainder, standing, self.billing.mode, precision)
+        plan_cut(state, remainder, standing, self.billing.mode, self.precision(terms))
+    }
+
+    fn precision(&self, terms: CutTerms) -> Precision {
+        Precision { scale: self.meter.billing_scale(), digits_max: terms.digits_max }
+    }
+
+    /// Plans the pushes of a window's charges; where the provider takes one total of the window,
+    /// or none now, of the window as a whole.
+    fn plan_charges(
+        &self,
+        divided: &Divided,
+        covered: Quantity,
+        terms: CutTerms,
+    ) -> Result<(CutPlan, Vec<(usize, PlannedPush)>), Fault> {
+        let Self { state, remainder, .. } = *self;
+        let attributed = self.prior.attribute(&divided.charges)?;
+        let whole = state.shadow != terms.shadow || self.billing.mode == Mode::Absolute;
+        if let (Some(attributed), false) = (attributed, whole) {
+            let holds = (divided, covered);
+            return plan_charges(state, remainder, holds, &attributed, self.precision(terms));
+        }
+        let Divided { count, billable, trial, outside, .. } = *divided;
+        let state = CutState { trial, outside, ..state.clone() };
+        let standing = Standing { count, billable, covered };
+        let mut plan = self.plan(&state, remainder, standing, terms)?;
+        let push = plan.push.take();
+        Ok((plan, push.into_iter().map(|push| (divided.charges.len() - 1, push)).collect()))
     }
 
     fn push(

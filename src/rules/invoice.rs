@@ -4,6 +4,7 @@
 //! Tax may come late and change totals; it never makes a difference here. What comes of payments is
 //! reported once for each invoice, which is one cycle.
 
+use super::attribution::Divided;
 use super::ids::CustomerId;
 use super::quantity::{Quantity, SCALE};
 use super::timestamp::Timestamp;
@@ -77,6 +78,9 @@ pub fn judge_dunning(invoice: &Invoice) -> Dunning {
 pub enum Mismatch {
     /// The lines of a price bill another quantity than was pushed for their period.
     Quantity { lines: Vec<String>, event_name: String, pushed: Quantity, billed: Quantity },
+    /// Of a window that holds a period's border, another quantity was pushed into the period than
+    /// was used in it.
+    Side { event_name: String, window: Window, used: Quantity, pushed: Quantity },
     /// A line's money is not its quantity times its price.
     Amount { line: String, expected: i64, billed: i64 },
     /// The invoice's subtotal is not the sum of its lines.
@@ -92,6 +96,14 @@ impl std::fmt::Display for Mismatch {
                     lines => format!("lines {} bill", lines.join(", ")),
                 };
                 write!(f, "{named} {billed} of {event_name}, and {pushed} were counted")
+            }
+            Self::Side { event_name, window, used, pushed } => {
+                let start = window.start;
+                write!(
+                    f,
+                    "of {event_name} in the window of {start}, {used} were used within the period \
+                     and {pushed} were pushed into it"
+                )
             }
             Self::Amount { line, expected, billed } => {
                 write!(f, "line {line} bills {billed} before tax instead of {expected}")
@@ -126,6 +138,37 @@ pub fn judge_invoice(
         found.push(Mismatch::Subtotal { expected: sum, billed: invoice.subtotal });
     }
     found
+}
+
+/// A window that holds a border of an invoice's period.
+#[derive(Debug, Clone, Copy)]
+pub struct Side {
+    pub window: Window,
+    pub period: Window,
+    /// What was pushed of the window, stamped within the period.
+    pub pushed: Quantity,
+    /// Decimal places that are pushed.
+    pub scale: u32,
+}
+
+/// Compares one side of a window with what was pushed; `usage` is divided at the period's borders.
+/// Digits that are carried make up to one of the smallest units for each charge. None if a total
+/// is too large.
+pub fn judge_side(
+    event_name: &str,
+    usage: &Divided,
+    covered: Quantity,
+    side: Side,
+) -> Option<Option<Mismatch>> {
+    let Side { window, period, pushed, scale } = side;
+    let charges = usage.charges.iter().zip(usage.less(covered).ok()?);
+    let within = charges.filter(|(charge, _)| period.contains(charge.stamps.start));
+    let used = within.map(|(_, net)| net).try_fold(Quantity::ZERO, Quantity::checked_add)?;
+    let unit = 10i128.checked_pow(SCALE.checked_sub(scale)?)?;
+    let carried = unit.checked_mul(i128::try_from(usage.charges.len()).ok()?)?;
+    let differs = used.checked_sub(pushed)?.units().abs() >= carried;
+    let event_name = event_name.to_owned();
+    Some(differs.then_some(Mismatch::Side { event_name, window, used, pushed }))
 }
 
 fn judge_quantities(
@@ -172,7 +215,9 @@ fn multiply(quantity: Quantity, price: Quantity) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::attribution::ChargedUsage;
     use crate::rules::samples::quantity;
+    use std::collections::BTreeMap;
 
     fn invoice(quantity_billed: &str, subtotal: i64) -> Invoice {
         let period =
@@ -261,6 +306,48 @@ mod tests {
         let mut apart = tiers(&["100", "31"]);
         apart.lines.iter_mut().for_each(|line| line.price = None);
         check(&apart, "131", &each);
+    }
+
+    #[test]
+    fn each_side_of_a_border_is_compared_by_when_it_was_used() {
+        let second = |number: i64| Timestamp::from_micros(number * 1_000_000);
+        let charge = |start: i64, end: i64, billable: &str| ChargedUsage {
+            stamps: Window { start: second(start), end: second(end) },
+            stamped_at: second(start + 1),
+            billable: quantity(billable),
+            by_subscription: BTreeMap::from([(None, quantity(billable))]),
+        };
+        let zero = Quantity::ZERO;
+        let usage = Divided {
+            count: 3,
+            billable: quantity("10.7"),
+            charges: vec![charge(0, 600, "4.2"), charge(600, 3_600, "6.5")],
+            trial: zero,
+            outside: zero,
+        };
+        let window = Window { start: second(0), end: second(3_600) };
+        let check = |period: (i64, i64), covered: &str, pushed: &str, used: Option<&str>| {
+            let period = Window { start: second(period.0), end: second(period.1) };
+            let side = Side { window, period, pushed: quantity(pushed), scale: 0 };
+            let found = judge_side("calls", &usage, quantity(covered), side).expect("fits");
+            let expected = used.map(|used| Mismatch::Side {
+                event_name: "calls".into(),
+                window,
+                used: quantity(used),
+                pushed: quantity(pushed),
+            });
+            assert_eq!(found, expected);
+        };
+        let (ends, begins) = ((-9_000, 600), (600, 9_000));
+        check(ends, "0", "4", None);
+        check(begins, "0", "6", None);
+        // All of it went to one side.
+        check(ends, "0", "10", Some("4.2"));
+        check(begins, "0", "0", Some("6.5"));
+        // Credits cover what was used first.
+        check(ends, "3", "1", None);
+        check(begins, "3", "6", None);
+        check(ends, "3", "4", Some("1.2"));
     }
 
     #[test]

@@ -174,6 +174,12 @@ pub struct Marks {
     /// Counted in shadow mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shadow: Option<Quantity>,
+    /// Used in no subscription, and held.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outside: Option<Quantity>,
+    /// Used in a trial.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trial: Option<Quantity>,
     /// Who wrote it off, and why.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,

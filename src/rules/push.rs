@@ -14,6 +14,7 @@ mod rows;
 
 pub use rows::{NewPush, Place, Push, StoredPush, Transition};
 
+use super::attribution::{ChargedUsage, Divided};
 use super::billing::Mode;
 use super::digest::{digest_fields, hex};
 use super::fault::{Fault, must};
@@ -30,15 +31,18 @@ const SUBSCRIPTIONS_MAX: usize = 100;
 /// The name under which a push holds the sum of all further subscriptions.
 const OTHER_SUBSCRIPTIONS: &str = "(others)";
 
+/// Usage by the subscription that its producer named.
+pub type StampedUsage = BTreeMap<Option<String>, Quantity>;
+
 /// What a window holds at the moment of a cut.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WindowUsage {
     /// Every event of the window: when it changes, the window has changed.
     pub count: u64,
-    /// The exact total of what is billed: all but trials.
+    /// The exact total of all but what its producer called a trial.
     pub billable: Quantity,
-    /// The same by the subscription it was used under.
-    pub by_subscription: BTreeMap<Option<String>, Quantity>,
+    /// The same by its stamps.
+    pub by_stamps: StampedUsage,
 }
 
 impl WindowUsage {
@@ -58,15 +62,17 @@ impl WindowUsage {
             }
         }
         let mut billable = Quantity::ZERO;
-        let mut by_subscription = BTreeMap::new();
+        let mut by_stamps = StampedUsage::new();
         for (subscription, total) in totals {
             let value = total.answer()?;
             billable = billable.checked_add(value).ok_or(FoldError)?;
-            by_subscription.insert(subscription, value);
+            by_stamps.insert(subscription, value);
         }
-        Ok(Self { count, billable, by_subscription })
+        Ok(Self { count, billable, by_stamps })
     }
+}
 
+impl ChargedUsage {
     /// The totals by subscription as JSON, in the order of subscriptions; usage under none has
     /// the empty name. Senders choose the names, so at most `SUBSCRIPTIONS_MAX` are named, those
     /// with the largest totals; the others are one total under `OTHER_SUBSCRIPTIONS`.
@@ -105,12 +111,25 @@ pub struct CutState {
     pub revision: u32,
     /// Whether it is only compared and never billed; decided by its first cut.
     pub shadow: bool,
+    /// What of it was used in a trial by the timeline; no part of the total.
+    pub trial: Quantity,
+    /// What of it is held because no subscription was in force; no part of the total.
+    pub outside: Quantity,
 }
 
 impl CutState {
     pub fn new(shadow: bool) -> Self {
         let zero = Quantity::ZERO;
-        Self { count: 0, total: zero, covered: zero, planned: zero, revision: 0, shadow }
+        Self {
+            count: 0,
+            total: zero,
+            covered: zero,
+            planned: zero,
+            revision: 0,
+            shadow,
+            trial: zero,
+            outside: zero,
+        }
     }
 
     /// Moves on to what the window holds now; by how much what is billed of it has grown.
@@ -147,6 +166,15 @@ impl CutState {
     fn next_revision(&self) -> Result<u32, Fault> {
         let fault = || Fault { fact: "a window has a next revision", ids: String::new() };
         self.revision.checked_add(1).ok_or_else(fault)
+    }
+}
+
+/// What of a window's usage is billed, as far as its last cut knows; `used` is all but what its
+/// producer called a trial. None if that is too large.
+pub fn billed_of(cut: Option<&CutState>, used: Quantity) -> Option<Quantity> {
+    match cut {
+        Some(cut) => used.checked_sub(cut.trial)?.checked_sub(cut.outside),
+        None => Some(used),
     }
 }
 
@@ -228,7 +256,94 @@ pub fn plan_cut(
     Ok(plan)
 }
 
+/// A push of one charge of a window, by the charge's place.
+pub type ChargePush = (usize, PlannedPush);
+
+/// Plans the cut of a window by its charges: each is pushed what it has and its earlier pushes do
+/// not say. `attributed` is what earlier pushes said of each. Credits cover the oldest charges
+/// first. The last charge with usage takes what is left, so that digits which the provider cannot
+/// hold are carried.
+pub fn plan_charges(
+    state: &CutState,
+    remainder: Quantity,
+    (divided, covered): (&Divided, Quantity),
+    attributed: &[Quantity],
+    precision: Precision,
+) -> Result<(CutPlan, Vec<ChargePush>), Fault> {
+    let before = state;
+    let mut state = CutState { trial: divided.trial, outside: divided.outside, ..state.clone() };
+    let Divided { count, billable, ref charges, .. } = *divided;
+    let grown = state.move_to(Standing { count, billable, covered })?;
+    let main = charges.iter().rposition(|one| one.billable != Quantity::ZERO);
+    let main = main.unwrap_or(charges.len().saturating_sub(1));
+    let mut left = exact(remainder.checked_add(grown))?;
+    let mut due = vec![Quantity::ZERO; charges.len()];
+    for (place, net) in divided.less(covered)?.into_iter().enumerate() {
+        if place != main {
+            let fitting = round_down(net, precision.fitting(net));
+            due[place] = exact(fitting.checked_sub(attributed[place]))?;
+            left = exact(left.checked_sub(due[place]))?;
+        }
+    }
+    let scale = precision.fitting(left);
+    due[main] = round_down(left, scale);
+    let left = exact(left.checked_sub(due[main]))?;
+    let mut pushes = Vec::new();
+    for (place, quantity) in due.into_iter().enumerate() {
+        if quantity != Quantity::ZERO {
+            state.planned = exact(state.planned.checked_add(quantity))?;
+            state.revision = state.next_revision()?;
+            pushes.push((place, state.tell(quantity, Mode::Delta)));
+        }
+    }
+    let plan = CutPlan { state, remainder: left, push: None };
+    plan.check_charges(before, (remainder, grown), scale, &pushes)?;
+    Ok((plan, pushes))
+}
+
 impl CutPlan {
+    /// Checks what is planned of a window's charges, before anything of it is written.
+    fn check_charges(
+        &self,
+        before: &CutState,
+        (carried, grown): (Quantity, Quantity),
+        scale: u32,
+        pushes: &[ChargePush],
+    ) -> Result<(), Fault> {
+        let quantities = pushes.iter().map(|(_, push)| push.quantity);
+        let sum = quantities.into_iter().try_fold(Quantity::ZERO, Quantity::checked_add);
+        let sum = exact(sum)?;
+        must!(
+            sum.checked_add(self.remainder) == carried.checked_add(grown),
+            "a cut neither makes nor loses usage",
+            "carried={carried} grown={grown} pushed={sum} remainder={}",
+            self.remainder
+        );
+        must!(
+            Quantity::ZERO <= self.remainder && self.remainder.units() < unit_of(scale),
+            "a remainder is less than the provider's smallest unit",
+            "remainder={} scale={scale}",
+            self.remainder
+        );
+        must!(
+            before.planned.checked_add(sum) == Some(self.state.planned),
+            "a window's planned total is what its pushes tell",
+            "planned={} pushed={sum} planned_after={}",
+            before.planned,
+            self.state.planned
+        );
+        let revisions = (before.revision..).skip(1).zip(pushes);
+        for (expected, (_, push)) in revisions {
+            must!(
+                push.revision == expected,
+                "a push has a later revision than every one before",
+                "revision={} expected={expected}",
+                push.revision
+            );
+        }
+        Ok(())
+    }
+
     /// Checks a planned cut against what it started from, before anything of it is written.
     fn check(
         &self,
@@ -457,7 +572,13 @@ mod tests {
 
     #[test]
     fn a_push_names_a_hundred_subscriptions_and_sums_the_others() {
-        let mut usage = WindowUsage::default();
+        let (start, end) = (Timestamp::from_micros(0), Timestamp::from_micros(1));
+        let mut usage = ChargedUsage {
+            stamps: Window { start, end },
+            stamped_at: start,
+            billable: Quantity::ZERO,
+            by_subscription: BTreeMap::new(),
+        };
         for n in 0..150 {
             usage.by_subscription.insert(Some(format!("s{n}")), Quantity::from_units(n));
         }

@@ -1,15 +1,14 @@
 //! Where in its window a push is stamped, so that the provider charges it by the subscription that
 //! was in force for its usage.
 //!
-//! The provider bills what is stamped within a subscription and drops the rest. A window's stamp
-//! is its middle, and that of an event its moment; in the window in which a subscription begins
-//! or ends the middle may lie outside it. And a change of prices takes effect some minutes after
-//! the boundary from which on usage is agreed to be charged by the new ones.
+//! The provider bills what is stamped within a subscription and drops the rest. And a change of
+//! prices takes effect some minutes after the boundary from which on usage is agreed to be charged
+//! by the new ones.
 //!
-//! Invariant: a stamp lies strictly inside its window. Where a subscription is known to have been
-//! in force for the usage and the window and it overlap, the stamp lies inside both. Where none
-//! is known, the stamp is what it would be without any. A window is not split: if it holds two
-//! subscriptions, all its usage goes to one of them.
+//! Invariant: an event's stamp lies strictly inside its window. Where a subscription is known to
+//! have been in force for the usage and the window and it overlap, the stamp lies inside both.
+//! Where none is known, the stamp is what it would be without any. Windows that are pushed as a
+//! whole are divided and stamped by `attribution`.
 
 use super::ids::SubscriptionId;
 use super::push::stamp_inside;
@@ -29,8 +28,9 @@ pub struct Agreed {
 }
 
 /// A time for whose usage a subscription was in force, and where the provider charges by it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Term {
+    pub subscription: SubscriptionId,
     pub began_at: Timestamp,
     /// None while it is open.
     pub ended_at: Option<Timestamp>,
@@ -38,18 +38,14 @@ pub struct Term {
 }
 
 impl Term {
-    fn holds_at(&self, at: Timestamp) -> bool {
+    pub fn holds_at(&self, at: Timestamp) -> bool {
         self.began_at <= at && self.ended_at.is_none_or(|end| at < end)
-    }
-
-    fn ends_in(&self, window: Window) -> bool {
-        self.ended_at.is_some_and(|end| window.start < end && end < window.end)
     }
 }
 
 /// The nearest whole second to `at` that lies strictly inside all of the terms, where there is
 /// one.
-fn clamp<'t>(at: Timestamp, terms: impl Iterator<Item = &'t Term>) -> Timestamp {
+pub fn clamp<'t>(at: Timestamp, terms: impl Iterator<Item = &'t Term>) -> Timestamp {
     let (mut first, mut last) = (at.micros(), i64::MAX);
     for term in terms {
         first = first.max(first_charged(term.charged_from).micros());
@@ -63,22 +59,6 @@ fn clamp<'t>(at: Timestamp, terms: impl Iterator<Item = &'t Term>) -> Timestamp 
 pub fn first_charged(charged_from: Timestamp) -> Timestamp {
     let second = charged_from.micros().div_euclid(MICROS_PER_SECOND);
     Timestamp::from_micros((second + 1) * MICROS_PER_SECOND)
-}
-
-/// The stamp of a window that is pushed as a whole: inside the subscriptions in force at its
-/// middle, or else at its end, or else inside the one that ended in it last.
-pub fn stamp_window(window: Window, terms: &[Term]) -> Timestamp {
-    let middle = stamp_inside(window, window.middle());
-    let last = window.end.saturating_add_micros(-1);
-    for moment in [middle, last] {
-        let in_force = || terms.iter().filter(|term| term.holds_at(moment));
-        if in_force().next().is_some() {
-            return stamp_inside(window, clamp(middle, in_force()));
-        }
-    }
-    let ending = terms.iter().filter(|term| term.ends_in(window));
-    let ending = ending.max_by_key(|term| term.ended_at);
-    stamp_inside(window, clamp(middle, ending.into_iter()))
 }
 
 /// The stamp of an event: inside the subscriptions in force when it occurred.
@@ -97,6 +77,7 @@ pub fn find_terms(agreed: &[Agreed], timeline: &[TimelineEntry]) -> Vec<Term> {
     let mut terms: Vec<Term> = agreed
         .iter()
         .map(|one| Term {
+            subscription: one.subscription.clone(),
             began_at: one.began_at,
             ended_at: one.ended_at.or_else(|| ended(&one.subscription)),
             charged_from: one.charged_from.unwrap_or(one.began_at),
@@ -110,9 +91,13 @@ pub fn find_terms(agreed: &[Agreed], timeline: &[TimelineEntry]) -> Vec<Term> {
         // One that was only seen later has begun some time before.
         let began_at = timeline.iter().filter(created).map(|entry| entry.at).min();
         let began_at = began_at.unwrap_or(Timestamp::from_micros(i64::MIN));
-        terms.push(Term { began_at, ended_at: ended(id), charged_from: began_at });
+        let (subscription, ended_at) = (id.clone(), ended(id));
+        terms.push(Term { subscription, began_at, ended_at, charged_from: began_at });
     }
-    terms.sort_by_key(|term| (term.began_at, term.ended_at));
+    terms.sort_by(|a, b| {
+        let key = |term: &Term| (term.began_at, term.ended_at, term.subscription.clone());
+        key(a).cmp(&key(b))
+    });
     terms
 }
 
@@ -132,39 +117,14 @@ mod tests {
     }
 
     fn term(began: &str, ended: Option<&str>) -> Term {
-        Term { began_at: at(began), ended_at: ended.map(at), charged_from: at(began) }
-    }
-
-    #[test]
-    fn window_is_stamped_inside_the_subscription() {
-        let check = |terms: &[Term], expected: &str| {
-            assert_eq!(stamp_window(hour(), terms), at(expected), "{terms:?}");
-        };
-        check(&[], "12:30:00");
-        check(&[term("11:00:00", None)], "12:30:00");
-        check(&[term("12:40:00", None)], "12:40:01");
-        check(&[term("12:59:59.5", None)], "12:59:59");
-        check(&[term("11:00:00", Some("12:20:00"))], "12:19:59");
-        check(&[term("12:10:00", Some("12:20:00"))], "12:19:59");
-        check(&[term("12:40:00", Some("12:50:00"))], "12:40:01");
-        // Two in one window: the one in force at the middle, or at the end.
-        check(&[term("11:00:00", Some("12:40:00")), term("12:40:00", None)], "12:30:00");
-        check(&[term("11:00:00", Some("12:10:00")), term("12:40:00", None)], "12:40:01");
-        // None in force for the window.
-        check(&[term("10:00:00", Some("11:30:00"))], "12:30:00");
-        check(&[term("10:00:00", Some("12:00:00"))], "12:30:00");
-        check(&[term("13:00:00", None)], "12:30:00");
-        let day = Window {
-            start: at("00:00:00"),
-            end: Timestamp::from_micros(at("00:00:00").micros() + 86_400_000_000),
-        };
-        assert_eq!(stamp_window(day, &[term("18:00:00", None)]), at("18:00:01"));
+        let subscription = SubscriptionId::parse("sub_1").expect("valid");
+        Term { subscription, began_at: at(began), ended_at: ended.map(at), charged_from: at(began) }
     }
 
     #[test]
     fn event_is_stamped_where_its_price_is_charged() {
         let changed = Term { charged_from: at("12:16:05.2"), ..term("12:00:00", None) };
-        let terms = [term("09:00:00", Some("12:00:00")), changed];
+        let terms = [term("09:00:00", Some("12:00:00")), changed.clone()];
         let check = |occurred: &str, expected: &str| {
             assert_eq!(stamp_event(hour(), at(occurred), &terms), at(expected), "{occurred}");
         };
@@ -207,10 +167,13 @@ mod tests {
             entry("sub_2", "11:00:00", Origin::Updated, None),
             entry("sub_3", "10:30:00", Origin::Read, None),
         ];
+        let id = |id: &str| SubscriptionId::parse(id).expect("valid");
         let first = Term { charged_from: at("12:16:00"), ..term("12:00:00", Some("14:00:00")) };
+        let second = Term { subscription: id("sub_2"), ..term("10:00:00", None) };
         let long_ago = Timestamp::from_micros(i64::MIN);
-        let seen = Term { began_at: long_ago, ended_at: None, charged_from: long_ago };
-        assert_eq!(find_terms(&agreed, &timeline), [seen, term("10:00:00", None), first]);
+        let seen = Term { began_at: long_ago, charged_from: long_ago, ..second.clone() };
+        let seen = Term { subscription: id("sub_3"), ..seen };
+        assert_eq!(find_terms(&agreed, &timeline), [seen, second, first]);
     }
 
     proptest! {
@@ -222,14 +185,13 @@ mod tests {
             let base = at("11:00:00");
             let after = |seconds: i64| base.saturating_add_micros(seconds * MICROS_PER_SECOND);
             let terms: Vec<Term> = borders.into_iter().map(|(start, length, late)| Term {
+                subscription: SubscriptionId::parse("sub_1").expect("valid"),
                 began_at: after(start),
                 ended_at: Some(after(start + length)),
                 charged_from: after(start + late),
             }).collect();
             let event = stamp_event(hour(), after(occurred), &terms);
-            for stamp in [stamp_window(hour(), &terms), event] {
-                prop_assert!(hour().start < stamp && stamp < hour().end);
-            }
+            prop_assert!(hour().start < event && event < hour().end);
         }
     }
 }

@@ -18,6 +18,7 @@ use super::epoch::Uncompared;
 use super::faulty::verbs;
 use super::{Error, Query, Result};
 use crate::faults::planted;
+use crate::rules::attribution::{Divided, Outside};
 use crate::rules::billing::Mode;
 use crate::rules::drift::{Summary, WindowPush};
 use crate::rules::evidence::judge_resend;
@@ -58,6 +59,8 @@ pub struct Recut {
     pub tenant: TenantId,
     /// Windows that overlap it.
     pub range: Window,
+    /// Whether windows that are open are cut too.
+    pub expedited: bool,
 }
 
 /// What a call of `record_cuts` did.
@@ -235,6 +238,8 @@ pub struct UnbilledSums {
     pub before_from: BTreeMap<MeterNo, Quantity>,
     /// Pushes that a saga holds back.
     pub held: BTreeMap<MeterNo, Quantity>,
+    /// Used in no subscription, and held.
+    pub outside: BTreeMap<MeterNo, Quantity>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -296,6 +301,17 @@ verbs! {
             meter: MeterNo,
             mark: Timestamp,
         ) -> Result<bool>;
+
+        /// What the events of a window make of it, divided by its tenant's timeline and by
+        /// `borders`; none if the tenant is not known or the meter is not billed.
+        async fn divide_usage(
+            &self,
+            tenant: &TenantId,
+            meter: MeterNo,
+            window: Window,
+            borders: &[Timestamp],
+            outside: Outside,
+        ) -> Result<Option<Divided>>;
 
         /// Requests that a tenant's windows that overlap `range` be cut again; nothing happens for
         /// a tenant that is not known.

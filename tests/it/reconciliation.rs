@@ -69,6 +69,8 @@ on_every_store! {
         invoice_that_lacks_usage_is_found,
         usage_after_finalization_is_reported_unbilled,
         matching_invoice_line_closes_its_pushes,
+        each_side_of_a_border_is_on_its_invoice,
+        usage_on_the_wrong_side_of_a_border_is_found,
     }
     subscriptions {
         all_pages_and_states_are_looked_at,

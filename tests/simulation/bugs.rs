@@ -41,9 +41,11 @@ impl Bug {
     }
 }
 
-use Story::{Clocks, Credits, Customers, Faults, Readings, Restores, Subscriptions, Workers};
+use Story::{
+    Borders, Clocks, Credits, Customers, Faults, Readings, Restores, Subscriptions, Workers,
+};
 
-pub const BUGS: [Bug; 20] = [
+pub const BUGS: [Bug; 24] = [
     Bug::shared("random_key_per_try", None, "a push gets another identifier with each attempt"),
     Bug::in_stores("key_without_revision", None, "all revisions of a window have one key"),
     Bug::shared(
@@ -108,4 +110,16 @@ pub const BUGS: [Bug; 20] = [
         "a worker that slept for a day sends what it held",
     ),
     Bug::shared("undo_keeps_the_money", Some(Subscriptions), "an undone subscription stays paid"),
+    Bug::shared("windows_undivided", Some(Borders), "a window with a border goes to one side"),
+    Bug::shared("trials_are_billed", Some(Borders), "usage of a trial is billed"),
+    Bug::shared(
+        "timeline_changes_nothing",
+        Some(Borders),
+        "what is learnt late of a subscription divides nothing anew",
+    ),
+    Bug::shared(
+        "webhook_without_effect",
+        Some(Borders),
+        "a webhook is known, and what it tells is not",
+    ),
 ];

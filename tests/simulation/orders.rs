@@ -97,6 +97,14 @@ pub enum Order {
         key: String,
         saga: SagaParams,
     },
+    /// Webhooks arrive.
+    Hear {
+        payloads: Vec<String>,
+    },
+    /// Looks for webhooks that were missed, if it is time.
+    Backfill,
+    /// Reads objects that webhooks were about, and cuts what an invoice in draft is to hold.
+    Mirror,
     /// Moves sagas that are due.
     Sagas,
     /// Answers with the state of a saga and its log.

@@ -1,6 +1,7 @@
 //! The kinds of accidents. A seed has one of them, so that a life stays short; the provider's
 //! faults and the deaths of workers are part of all.
 
+mod borders;
 mod clocks;
 pub mod credits;
 mod customers;
@@ -29,10 +30,12 @@ pub enum Story {
     Credits,
     /// Sagas create, change and cancel subscriptions, and the provider aggregates slowly.
     Subscriptions,
+    /// Subscriptions change at the provider itself, at any second, and webhooks are lost and late.
+    Borders,
 }
 
 impl Story {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Faults,
         Self::Clocks,
         Self::Restores,
@@ -41,6 +44,7 @@ impl Story {
         Self::Workers,
         Self::Credits,
         Self::Subscriptions,
+        Self::Borders,
     ];
 
     /// Seeds are given stories in turn.
@@ -59,6 +63,7 @@ impl Story {
             Self::Workers => "workers",
             Self::Credits => "credits",
             Self::Subscriptions => "subscriptions",
+            Self::Borders => "borders",
         }
     }
 
@@ -74,6 +79,7 @@ impl Story {
             Self::Workers => workers::live(world),
             Self::Credits => credits::live(world),
             Self::Subscriptions => subscriptions::live(world),
+            Self::Borders => borders::live(world),
         }
     }
 }

@@ -10,26 +10,30 @@ use counterfoil::jobs::{Context, Job};
 
 use counterfoil::clock::Clock;
 use counterfoil::config::{self, Config, Secret, StoreUrl};
+use counterfoil::jobs::backfill::BackfillJob;
 use counterfoil::jobs::confirm::ConfirmJob;
 use counterfoil::jobs::cut::CutJob;
+use counterfoil::jobs::mirror::MirrorJob;
 use counterfoil::jobs::push::PushJob;
 use counterfoil::jobs::reconcile::ReconcileJob;
 use counterfoil::jobs::sagas::SagasJob;
 use counterfoil::provider::Provider;
 use counterfoil::provider::stripe::Stripe;
+use counterfoil::provider::stripe::webhook::parse_webhook;
 use counterfoil::rules::event::{Item, parse_event};
 use counterfoil::rules::ids::{CustomerId, MeterSlug, TenantId};
 use counterfoil::rules::meter::Meter;
-use counterfoil::rules::push::WindowUsage;
+use counterfoil::rules::push::{WindowUsage, billed_of};
 use counterfoil::rules::restore::Cause;
 use counterfoil::rules::submission::{Class, PushState};
 use counterfoil::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use counterfoil::rules::verdict::{Acceptance, Verdict};
+use counterfoil::rules::webhook::WebhookSource;
 use counterfoil::rules::window::Window;
 use counterfoil::store::postgres::PostgresStore;
 use counterfoil::store::push::{PushAges, PushFilter, Ruling};
 use counterfoil::store::sqlite::SqliteStore;
-use counterfoil::store::webhook::Rejection;
+use counterfoil::store::webhook::{Rejection, WebhookReceipt};
 use counterfoil::store::{DeliveryBatch, Query, Store, TenantFields};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -95,6 +99,8 @@ struct Worker {
     confirmer: ConfirmJob,
     reconciler: ReconcileJob,
     sagas: SagasJob,
+    mirrors: MirrorJob,
+    backfill: BackfillJob,
 }
 
 impl Worker {
@@ -129,7 +135,21 @@ impl Worker {
         let submitter = PushJob::new(&context, &provider);
         let confirmer = ConfirmJob::new(&context, &provider);
         let reconciler = ReconcileJob::new(&context, &provider);
-        Self { store, provider, clock, config, cutter, submitter, confirmer, reconciler, sagas }
+        let mirrors = MirrorJob::new(&context, &provider, Arc::default());
+        let backfill = BackfillJob::new(&context, &provider, Arc::default());
+        Self {
+            store,
+            provider,
+            clock,
+            config,
+            cutter,
+            submitter,
+            confirmer,
+            reconciler,
+            sagas,
+            mirrors,
+            backfill,
+        }
     }
 
     async fn obey(&mut self, order: Order) -> String {
@@ -159,13 +179,7 @@ impl Worker {
             Order::Confirm => self.confirmer.pass().await.unwrap().to_string(),
             Order::Reconcile => self.reconciler.pass().await.unwrap().is_some().to_string(),
             Order::Retry => self.retry().await.to_string(),
-            Order::Report { keys } => {
-                let said = "the value is not valid".to_owned();
-                let samples = keys.into_iter().map(|key| (key, said.clone())).collect();
-                let rejection = Rejection { samples, recheck: None };
-                let report = self.store.reject_pushes(rejection, self.clock.now()).await.unwrap();
-                report.rejected.to_string()
-            }
+            Order::Report { keys } => self.report(keys).await,
             Order::Open => serde_json::to_string(&self.open_pushes().await).unwrap(),
             Order::Audit => serde_json::to_string(&self.audit().await).unwrap(),
             Order::Describe => serde_json::to_string(&self.describe().await).unwrap(),
@@ -179,11 +193,8 @@ impl Worker {
             }
             Order::VoidGrant { tenant, key, grant } => self.void_grant(&tenant, &key, grant).await,
             Order::Restored => {
-                let epoch = self
-                    .store
-                    .record_restore(&Cause::known("a test"), self.clock.now())
-                    .await
-                    .unwrap();
+                let cause = Cause::known("a test");
+                let epoch = self.store.record_restore(&cause, self.clock.now()).await.unwrap();
                 epoch.number.to_string()
             }
             Order::Expire => self.expire().await,
@@ -192,6 +203,9 @@ impl Worker {
                 serde_json::to_string(&self.covered(&tenants).await).unwrap()
             }
             Order::Begin { tenant, key, saga } => self.begin(&tenant, &key, saga).await,
+            Order::Hear { payloads } => self.hear(&payloads).await,
+            Order::Backfill => self.backfill.pass().await.unwrap_or(0).to_string(),
+            Order::Mirror => self.mirror().await,
             Order::Sagas => self.sagas.pass().await.unwrap().to_string(),
             Order::SagaState { id } => self.saga_state(&id).await,
             Order::Resume { id } => self.resume(&id).await,
@@ -226,6 +240,33 @@ impl Worker {
         let taken =
             |verdict: &Verdict| matches!(verdict, Verdict::Accepted | Verdict::Duplicate { .. });
         (0..verdicts.len()).filter(|place| !taken(&verdicts[*place])).collect()
+    }
+
+    /// The provider refuses pushes that it took.
+    async fn report(&self, keys: Vec<String>) -> String {
+        let said = "the value is not valid".to_owned();
+        let samples = keys.into_iter().map(|key| (key, said.clone())).collect();
+        let rejection = Rejection { samples, recheck: None };
+        let report = self.store.reject_pushes(rejection, self.clock.now()).await.unwrap();
+        report.rejected.to_string()
+    }
+
+    /// Reads objects, and cuts what is on a draft; what cannot be read now is read later.
+    async fn mirror(&self) -> String {
+        while self.mirrors.pass().await.unwrap_or(0) > 0 {}
+        self.cutter.flush().await.unwrap().to_string()
+    }
+
+    /// Records webhooks as the route does.
+    async fn hear(&self, payloads: &[String]) -> String {
+        let receipt = |payload: &String| WebhookReceipt {
+            facts: parse_webhook(payload.as_bytes()).unwrap(),
+            payload: payload.as_bytes().to_vec(),
+            source: WebhookSource::Delivered,
+            received_at: self.clock.now(),
+        };
+        let receipts = payloads.iter().map(receipt).collect();
+        self.store.record_webhooks(receipts).await.unwrap().len().to_string()
     }
 
     /// Hears the provider's clock, and resets what a wrong clock has moved, as servers do.
@@ -322,8 +363,12 @@ impl Worker {
             for row in rows {
                 hours.entry(row.bucket_start.micros()).or_default().push(row);
             }
+            let cuts = self.store.read_cuts(&id, number, range).await.unwrap();
+            let cuts: BTreeMap<i64, _> =
+                cuts.into_iter().map(|(start, cut)| (start.micros(), cut)).collect();
             for (hour, rows) in hours {
-                let amount = WindowUsage::measure(&rows).unwrap().billable.to_string();
+                let used = WindowUsage::measure(&rows).unwrap().billable;
+                let amount = billed_of(cuts.get(&hour), used).unwrap().to_string();
                 let (tenant, meter) = (tenant.clone(), slug.clone());
                 totals.push(HourTotal { tenant, meter, hour, amount });
             }

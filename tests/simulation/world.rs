@@ -335,8 +335,36 @@ impl<'a> World<'a> {
         self.send(events);
     }
 
-    /// An event, which is expected to be billed from now on.
+    /// An event, which is expected to be billed from now on unless it is marked as a trial.
     pub fn make_event(
+        &mut self,
+        (tenant, meter): (&str, &str),
+        quantity: &str,
+        occurred_at: i64,
+        trial: bool,
+    ) -> String {
+        let event = self.write_event((tenant, meter), quantity, occurred_at, trial);
+        if !trial {
+            self.cover(tenant, occurred_at, Quantity::parse_stored(quantity).unwrap());
+            let hour = occurred_at.div_euclid(HOUR) * HOUR;
+            let key = (tenant.to_owned(), meter.to_owned(), hour);
+            let total = self.expected.entry(key).or_insert(Quantity::ZERO);
+            *total = total.checked_add(Quantity::parse_stored(quantity).unwrap()).unwrap();
+        }
+        event
+    }
+
+    /// An event that is not to be billed, though nothing in it says so.
+    pub fn make_unbilled_event(
+        &mut self,
+        whose: (&str, &str),
+        quantity: &str,
+        occurred_at: i64,
+    ) -> String {
+        self.write_event(whose, quantity, occurred_at, false)
+    }
+
+    fn write_event(
         &mut self,
         (tenant, meter): (&str, &str),
         quantity: &str,
@@ -349,13 +377,6 @@ impl<'a> World<'a> {
         let event = format!(
             r#"{{"tenant":"{tenant}","id":"e{id}","meter":"{meter}","quantity":"{quantity}","occurred_at":"{at}","trial":{trial}}}"#
         );
-        if !trial {
-            self.cover(tenant, occurred_at, Quantity::parse_stored(quantity).unwrap());
-            let hour = occurred_at.div_euclid(HOUR) * HOUR;
-            let key = (tenant.to_owned(), meter.to_owned(), hour);
-            let total = self.expected.entry(key).or_insert(Quantity::ZERO);
-            *total = total.checked_add(Quantity::parse_stored(quantity).unwrap()).unwrap();
-        }
         self.sent.push(event.clone());
         event
     }

@@ -1,6 +1,7 @@
 //! A fixture whose meters are billed, with the means to use, cut, claim and settle.
 
 use crate::fixture::{Fixture, event, tenant_id};
+use counterfoil::rules::attribution::Outside;
 use counterfoil::rules::billing::Mode;
 use counterfoil::rules::push::CutState;
 use counterfoil::rules::quantity::Quantity;
@@ -46,6 +47,7 @@ impl Billed {
             digits_max: 15,
             events_max: 1_000,
             draw_order: Default::default(),
+            outside: Outside::Push,
         };
         Self { f, lease, terms }
     }

@@ -26,6 +26,7 @@ mod alerts;
 mod answers;
 mod billed;
 mod bindings;
+mod borders;
 mod credits;
 mod cut_history;
 mod cuts;
@@ -147,6 +148,17 @@ on_every_store! {
         a_lease_has_one_holder,
         three_cutters_at_once,
         a_stale_fence_writes_nothing,
+    }
+    borders {
+        usage_is_pushed_on_its_side_of_a_border,
+        a_late_event_goes_to_its_own_side,
+        a_timeline_that_is_learnt_late_makes_exact_revisions,
+        usage_in_no_subscription_is_held_until_one_is_known,
+        a_producers_own_stamp_wins,
+        events_that_are_billed_one_by_one_are_attributed_too,
+        a_day_is_divided_like_an_hour,
+        a_window_billed_by_its_total_is_stamped_where_it_is_charged,
+        usage_is_divided_at_borders_that_are_asked_for,
     }
     cuts {
         three_calls_with_one_lease,

@@ -1,6 +1,7 @@
 //! Two servers on one fresh PostgreSQL database, with a billed meter.
 
 use crate::fixture::{Fixture, event};
+use counterfoil::rules::attribution::Outside;
 use counterfoil::rules::ids::{MeterNo, TenantId};
 use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::timestamp::Timestamp;
@@ -69,6 +70,7 @@ impl Pair {
             digits_max: 15,
             events_max: 100,
             draw_order: Default::default(),
+            outside: Outside::Push,
         };
         let report = store.record_cuts(&lease, orders, terms).await.unwrap();
         assert!(!report.lease_lost);

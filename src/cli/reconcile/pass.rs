@@ -61,6 +61,7 @@ impl RowAnswer {
             ("written off", self.written_off),
             ("before billing.from", self.not_billed),
             ("shadow", self.shadow),
+            ("no subscription", self.outside),
             ("no customer", self.unmapped()),
         ];
         causes.into_iter().filter_map(|(cause, quantity)| Some((cause, quantity?)))
@@ -68,9 +69,8 @@ impl RowAnswer {
 
     /// Usage of a tenant without a customer.
     pub fn unmapped(&self) -> Option<Quantity> {
-        let aside =
-            self.not_billed.unwrap_or_default().checked_add(self.shadow.unwrap_or_default());
-        let rest = aside.and_then(|aside| self.ledger.checked_sub(aside));
+        let aside = [self.not_billed, self.shadow, self.outside].into_iter().flatten();
+        let rest = aside.into_iter().try_fold(self.ledger, Quantity::checked_sub);
         rest.filter(|_| self.verdict == Verdict::Unmapped)
     }
 

@@ -8,7 +8,7 @@ use crate::api::passes::RowAnswer;
 use crate::rules::quantity::Quantity;
 use std::path::Path;
 
-const HEADER: [&str; 18] = [
+const HEADER: [&str; 20] = [
     "tenant",
     "meter",
     "from",
@@ -23,6 +23,8 @@ const HEADER: [&str; 18] = [
     "written_off",
     "not_billed",
     "shadow",
+    "outside",
+    "trial",
     "note",
     "windows_not_equal",
     "actions",
@@ -57,6 +59,8 @@ fn render(rows: &[RowAnswer]) -> anyhow::Result<Vec<u8>> {
             text(row.written_off),
             text(row.not_billed),
             text(row.shadow),
+            text(row.outside),
+            text(row.trial),
             row.note.clone().unwrap_or_default(),
             row.windows.len().to_string(),
             actions.join("; "),

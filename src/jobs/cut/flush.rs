@@ -9,11 +9,11 @@
 //! have ended meanwhile. Events older than the accept horizon are not counted any more, so no older
 //! window is read; what changed before is the ordinary pass's to cut.
 //!
-//! Invariant: only windows that are stamped within the invoiced period are expedited. The one that
-//! holds the period's end is, if its stamp is before that end, and not before the window is over;
-//! else it is on the next invoice and is cut in its own time. A tenant whose windows cannot be read
-//! or cut does not keep the others from being flushed. A crash leaves the draft's mirror, and the
-//! next look begins anew.
+//! Invariant: only windows of which something may be on the invoice are expedited. The one that
+//! holds the period's end is divided there, so it is cut while it is open, and what it has after
+//! that end is pushed with it. Where a meter is billed by totals it is not divided, and is cut when
+//! it is over. A tenant whose windows cannot be read or cut does not keep the others from being
+//! flushed. A crash leaves the draft's mirror, and the next look begins anew.
 
 use super::{CutJob, Pass, Recorded};
 use crate::jobs::mirror::list_all;

@@ -2,7 +2,8 @@
 //!
 //! A request names a tenant and a range of time. All windows in it that were cut before are cut
 //! again, also while they are open; those that were not are cut now if they are no longer open,
-//! however old they are, and otherwise with the ordinary pass.
+//! however old they are, and otherwise with the ordinary pass. A request that is expedited, because
+//! a subscription changed, also cuts windows that are open, and those that settle before it.
 //!
 //! Invariant: a request is removed after all of its windows are cut. If one cannot be cut for what
 //! is stored of it, the request stays and is tried again after a while, and an alert names the
@@ -105,10 +106,14 @@ impl CutJob {
         now: Timestamp,
     ) -> store::Result<Vec<CutOrder>> {
         let Billed { number, meter, billing, .. } = *billed;
-        let found = self.find_windows(billed, &recut.tenant, recut.range).await?;
+        let mut range = recut.range;
+        if recut.expedited {
+            range.start = meter.spec.cut_every.before(meter.spec.settle_after.before(range.start));
+        }
+        let found = self.find_windows(billed, &recut.tenant, range).await?;
         let due = found.into_iter().filter(|(window, counts)| {
             let closed = meter.window_life().state(window.end, now) != WindowState::Open;
-            window.start >= billing.start() && (counts.cut.is_some() || closed)
+            window.start >= billing.start() && (counts.cut.is_some() || closed || recut.expedited)
         });
         let order = |(window, _)| CutOrder {
             tenant: recut.tenant.clone(),

@@ -8,7 +8,7 @@ use crate::faults::planted;
 use crate::rules::customer::customer_of_window;
 use crate::rules::drift::{Halves, PushSums, Summary, WindowPush};
 use crate::rules::ids::CustomerId;
-use crate::rules::push::{CutState, WindowUsage};
+use crate::rules::push::{CutState, WindowUsage, billed_of};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
@@ -34,7 +34,7 @@ struct Side {
     summaries: BTreeMap<CustomerId, Summary>,
 }
 
-/// Windows of which the usage is not compared, with the cause.
+/// Usage of windows that is not compared, with the cause.
 type NotCompared = Vec<(Timestamp, LeftOut, Quantity)>;
 
 impl ReconcileJob {
@@ -57,6 +57,11 @@ impl ReconcileJob {
                 aside.push((start, cause, usage.billable));
                 continue;
             }
+            let billed = billed_of(cut.as_ref(), usage.billable).ok_or_else(too_large)?;
+            if let Some(cut) = &cut {
+                aside.push((start, LeftOut::Trial, cut.trial));
+                aside.push((start, LeftOut::Outside, cut.outside));
+            }
             let owner = customer_of_window(&pushes).unwrap_or(&work.pair.customer);
             for customer in work.customers() {
                 let (own, today) = (customer == owner, *customer == work.pair.customer);
@@ -73,7 +78,7 @@ impl ReconcileJob {
                 let stored = summaries.get(customer).copied();
                 let summary = readings.of_this_pass(work, customer, stored);
                 let (counted, cut) = match own {
-                    true => ((usage.billable, usage.count), cut.as_ref()),
+                    true => ((billed, usage.count), cut.as_ref()),
                     false => ((Quantity::ZERO, 0), None),
                 };
                 let halves = Halves::new(window, counted, cut, sums, summary);

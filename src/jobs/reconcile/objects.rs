@@ -1,40 +1,32 @@
-//! Subscriptions and invoices: whether both sides know the same ones, and bill the same.
+//! Subscriptions, and which invoices are read: whether both sides know the same ones.
 //!
 //! Invariant: a subscription that only the provider has is reported and never made here: one whose
 //! customer is no tenant, and one of a tenant that has no subscription record for it. One whose
 //! state differs is read again, so that what is written has a version. Invoices of recent periods
-//! are listed every night, and those that are not known, or known otherwise, are read; so the
-//! comparison needs no webhook. An invoice is compared by quantity and by money before tax, once it
-//! is fixed; tax may come when it likes.
+//! are listed every night, and those that are not known, or known otherwise, are read; so their
+//! comparison (`invoices`) needs no webhook. Nothing of a reading that was cut off is concluded; a
+//! crash leaves that to the next pass.
 
-use super::{HOURLY, PassError, ReconcileJob, Running, list_open_findings};
+use super::{PassError, ReconcileJob, Running, list_open_findings};
 use crate::config::UnknownSubscriptions;
 use crate::jobs::mirror::list_all;
 use crate::provider::{Inbound, Unreadable};
-use crate::rules::drift::{Reason, Verdict, WindowPush};
+use crate::rules::drift::{Reason, Verdict};
 use crate::rules::finding::{Finding, FindingKind, Observation};
-use crate::rules::ids::{CustomerId, MeterNo, SubscriptionId, TenantId};
-use crate::rules::invoice::{Invoice, judge_invoice};
-use crate::rules::meter::Catalog;
+use crate::rules::ids::{SubscriptionId, TenantId};
+use crate::rules::invoice::Invoice;
 use crate::rules::mirror::{ObjectKind, ObjectName, Snapshot};
 use crate::rules::pass::PassKind;
 use crate::rules::quantity::Quantity;
 use crate::rules::saga::SagaState;
 use crate::rules::span::Span;
-use crate::rules::submission::PushState;
 use crate::rules::subscription::Subscription;
-use crate::rules::window::Window;
 use crate::store::saga::{SagaFilter, SubscriptionRecord};
-use crate::store::webhook::Mirror;
 use crate::store::{self, Query};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// Invoices that are older were compared before and change no more.
-const INVOICES_REACH: Span = Span::from_hours(40 * 24);
-/// An hourly pass looks at those that were read lately.
-const INVOICES_LATELY: Span = Span::from_hours(3);
-/// States in which an invoice's lines are fixed.
-const FIXED: [&str; 3] = ["open", "paid", "uncollectible"];
+pub const INVOICES_REACH: Span = Span::from_hours(40 * 24);
 
 impl ReconcileJob {
     /// Compares subscriptions and invoices, as far as the pass is about them.
@@ -263,142 +255,6 @@ impl ReconcileJob {
         }
         Ok(observations)
     }
-
-    async fn compare_invoices(&self, running: &mut Running) -> Result<(), PassError> {
-        let now = self.clock.now();
-        let hourly = running.pass.order.kind == PassKind::Hourly;
-        // While the provider cannot be read, only invoices read since the last pass count.
-        let missing = running.readings.are_missing() || running.readings.lists_missed;
-        let recent = if missing { HOURLY } else { INVOICES_LATELY };
-        let open = list_open_findings(&*self.store, Some(FindingKind::Invoice)).await?;
-        let catalog = self.store.load_catalog().await?;
-        let mut judged: BTreeSet<String> = BTreeSet::new();
-        let mut observations = Vec::new();
-        for status in FIXED {
-            for mirror in list_all(&*self.store, ObjectKind::Invoice, Some(status)).await? {
-                let Mirror { name, snapshot: Snapshot::Invoice(invoice), read_at, .. } = mirror
-                else {
-                    continue;
-                };
-                let known = open.iter().any(|finding| finding.seen.subject == name.id);
-                let lately = read_at >= recent.before(now);
-                let due = known || (invoice.created_at >= INVOICES_REACH.before(now) && !hourly);
-                if (due && !missing) || lately {
-                    self.keep_lease(running).await?;
-                    let compared = self.judge_invoice(&name.id, &invoice, &catalog).await?;
-                    for (tenant, meter, period) in compared.agreed {
-                        if running.pass.order.apply {
-                            self.close(&tenant, meter, period).await?;
-                        }
-                    }
-                    observations.extend(compared.observation);
-                    judged.insert(name.id);
-                }
-            }
-        }
-        // An invoice that is fixed no more, or gone, has nothing to compare with.
-        let judged: Vec<Finding> = open
-            .into_iter()
-            .filter(|finding| judged.contains(&finding.seen.subject) || !(hourly || missing))
-            .collect();
-        self.follow(running, &judged, observations).await
-    }
-
-    async fn judge_invoice(
-        &self,
-        id: &str,
-        invoice: &Invoice,
-        catalog: &Catalog,
-    ) -> store::Result<JudgedInvoice> {
-        // Other invoices hold no usage of a whole period.
-        if invoice.reason.as_deref() != Some("subscription_cycle") {
-            return Ok(JudgedInvoice::default());
-        }
-        let Some(tenant) = self.store.find_customer(&invoice.customer).await? else {
-            return Ok(JudgedInvoice::default());
-        };
-        let mut agreed = Vec::new();
-        let mut sums: BTreeMap<(String, i64), Quantity> = BTreeMap::new();
-        for line in &invoice.lines {
-            let Some(event_name) = &line.event_name else { continue };
-            let whose = (&tenant.id, &invoice.customer);
-            let sum = self.sum_pushed(whose, event_name, line.period, catalog).await?;
-            let key = (event_name.clone(), line.period.start.micros());
-            if let Some(PushedSum { sum, meter, confirmed }) = sum {
-                sums.insert(key, sum);
-                agreed.extend(confirmed.then(|| (tenant.id.clone(), meter, line.period)));
-            }
-        }
-        let pushed = |event_name: &str, period: Window| {
-            sums.get(&(event_name.to_owned(), period.start.micros())).copied()
-        };
-        let mismatches = judge_invoice(invoice, pushed);
-        if mismatches.is_empty() {
-            return Ok(JudgedInvoice { observation: None, agreed });
-        }
-        let billed = invoice.lines.iter().filter(|line| line.event_name.is_some());
-        let billed =
-            billed.map(|line| line.quantity).try_fold(Quantity::ZERO, Quantity::checked_add);
-        let counted = sums.values().copied().try_fold(Quantity::ZERO, Quantity::checked_add);
-        let texts: Vec<String> = mismatches.iter().map(ToString::to_string).collect();
-        let verdict = if billed > counted { Verdict::Bypass } else { Verdict::Undecidable };
-        let observation = Observation {
-            kind: FindingKind::Invoice,
-            ledger: counted.unwrap_or_default(),
-            provider: billed.unwrap_or_default(),
-            ..observe(id, Some(tenant.id), (verdict, Reason::Amount), texts.join("; "))
-        };
-        Ok(JudgedInvoice { observation: Some(observation), agreed: Vec::new() })
-    }
-
-    /// What was handed to billing for a period, by the moments that pushes are stamped with: those
-    /// decide on which invoice they are. What was sent for another customer of the tenant is on
-    /// that one's. None if the meter is not ours.
-    async fn sum_pushed(
-        &self,
-        (tenant, customer): (&TenantId, &CustomerId),
-        event_name: &str,
-        period: Window,
-        catalog: &Catalog,
-    ) -> store::Result<Option<PushedSum>> {
-        let Some((number, meter)) = catalog.find_billed(event_name) else { return Ok(None) };
-        let Some(billing) = meter.spec.billing.as_ref() else { return Ok(None) };
-        // What was used before the meter was billed here, another program reported.
-        if billing.start() > period.start {
-            return Ok(None);
-        }
-        let first = billing.window_around(period.start, meter.spec.bucket);
-        let range = Window { start: first.start, end: period.end };
-        let pushes = self.store.read_window_pushes(tenant, number, range).await?;
-        let counts = |push: &&WindowPush| {
-            push.shadow == self.shadow
-                && push.state != PushState::Replaced
-                // What a person wrote off is not expected on an invoice.
-                && push.state != PushState::Discarded
-                && period.contains(push.stamped_at)
-                && push.customer.as_ref().is_none_or(|sent_for| sent_for == customer)
-        };
-        let counting: Vec<&WindowPush> = pushes.iter().filter(counts).collect();
-        let quantities = counting.iter().map(|push| push.quantity);
-        let sum = quantities.into_iter().try_fold(Quantity::ZERO, Quantity::checked_add);
-        let confirmed = counting.iter().any(|push| push.state == PushState::Confirmed);
-        Ok(sum.map(|sum| PushedSum { sum, meter: number, confirmed }))
-    }
-}
-
-/// What was handed to billing for a line of an invoice.
-struct PushedSum {
-    sum: Quantity,
-    meter: MeterNo,
-    /// Whether some of it is confirmed and not reconciled.
-    confirmed: bool,
-}
-
-#[derive(Default)]
-struct JudgedInvoice {
-    observation: Option<Observation>,
-    /// Lines that agree and have confirmed pushes.
-    agreed: Vec<(TenantId, MeterNo, Window)>,
 }
 
 struct JudgedSubscription {
@@ -406,7 +262,7 @@ struct JudgedSubscription {
     read_again: bool,
 }
 
-fn observe(
+pub fn observe(
     id: &str,
     tenant: Option<TenantId>,
     (verdict, reason): (Verdict, Reason),

@@ -14,7 +14,7 @@ use crate::rules::drift::{Reason, Verdict};
 use crate::rules::ids::{MeterNo, TenantId};
 use crate::rules::meter::Meter;
 use crate::rules::pass::{Marks, PassKind, PassRow};
-use crate::rules::push::{CutState, WindowUsage};
+use crate::rules::push::{CutState, WindowUsage, billed_of};
 use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::UsageRow;
@@ -26,11 +26,15 @@ use std::sync::Arc;
 /// Rows that are written together.
 const ROWS_MAX: usize = 500;
 
-/// Why a window is left out of the comparison.
+/// Why usage is left out of the comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeftOut {
     BeforeFrom,
     Shadow,
+    /// It was used in no subscription and is held; the rest of its window is compared.
+    Outside,
+    /// It was used in a trial; the rest of its window is compared.
+    Trial,
 }
 
 /// The usage of a day that is left out of the comparison.
@@ -40,6 +44,8 @@ pub struct Aside {
     pub not_billed_windows: u64,
     pub shadow: Quantity,
     pub shadow_windows: u64,
+    pub outside: Quantity,
+    pub trial: Quantity,
 }
 
 impl Aside {
@@ -47,23 +53,37 @@ impl Aside {
         if usage == Quantity::ZERO {
             return Ok(());
         }
-        let (sum, windows) = match cause {
-            LeftOut::BeforeFrom => (&mut self.not_billed, &mut self.not_billed_windows),
-            LeftOut::Shadow => (&mut self.shadow, &mut self.shadow_windows),
+        let sum = match cause {
+            LeftOut::BeforeFrom => {
+                self.not_billed_windows += 1;
+                &mut self.not_billed
+            }
+            LeftOut::Shadow => {
+                self.shadow_windows += 1;
+                &mut self.shadow
+            }
+            LeftOut::Outside => &mut self.outside,
+            LeftOut::Trial => &mut self.trial,
         };
         *sum = sum.checked_add(usage).ok_or_else(too_large)?;
-        *windows += 1;
         Ok(())
     }
 
-    /// All of it.
+    /// All of it that may still be billed or was to be: a trial is no part of it.
     pub fn sum(&self) -> store::Result<Quantity> {
-        self.not_billed.checked_add(self.shadow).ok_or_else(too_large)
+        let sum = self.not_billed.checked_add(self.shadow);
+        sum.and_then(|sum| sum.checked_add(self.outside)).ok_or_else(too_large)
     }
 
     pub fn marks(&self) -> Marks {
         let some = |quantity: Quantity| (quantity != Quantity::ZERO).then_some(quantity);
-        Marks { not_billed: some(self.not_billed), shadow: some(self.shadow), ..Marks::default() }
+        Marks {
+            not_billed: some(self.not_billed),
+            shadow: some(self.shadow),
+            outside: some(self.outside),
+            trial: some(self.trial),
+            ..Marks::default()
+        }
     }
 
     /// What an otherwise equal day is: not equal, if anything of it is not billed.
@@ -74,6 +94,8 @@ impl Aside {
             (Verdict::Shadow, Reason::Shadow)
         } else if self.not_billed_windows > 0 {
             (Verdict::NotBilled, Reason::BeforeFrom)
+        } else if self.outside != Quantity::ZERO {
+            (Verdict::NotBilled, Reason::Outside)
         } else {
             verdict
         }
@@ -204,8 +226,13 @@ impl ReconcileJob {
             match left_out(billing, start, cut, self.shadow) {
                 Some(cause) => day.aside.add(cause, usage)?,
                 None => {
+                    if let Some(CutState { trial, outside, .. }) = cut {
+                        day.aside.add(LeftOut::Trial, *trial)?;
+                        day.aside.add(LeftOut::Outside, *outside)?;
+                    }
                     let planned = cut.map_or(Quantity::ZERO, |cut| cut.planned);
-                    day.counted = day.counted.checked_add(usage).ok_or_else(too_large)?;
+                    let billed = billed_of(cut, usage).ok_or_else(too_large)?;
+                    day.counted = day.counted.checked_add(billed).ok_or_else(too_large)?;
                     day.planned = day.planned.checked_add(planned).ok_or_else(too_large)?;
                     day.windows += 1;
                 }
@@ -213,7 +240,8 @@ impl ReconcileJob {
         }
         days.retain(|_, day| {
             let zero = Quantity::ZERO;
-            [day.counted, day.planned, day.aside.not_billed, day.aside.shadow] != [zero; 4]
+            let Aside { not_billed, shadow, outside, trial, .. } = day.aside;
+            [day.counted, day.planned, not_billed, shadow, outside, trial] != [zero; 6]
         });
         Ok(days)
     }

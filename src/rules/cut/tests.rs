@@ -21,6 +21,7 @@ const TERMS: CutTerms = CutTerms {
     digits_max: 15,
     events_max: 3,
     draw_order: DrawOrder::GrantedFirst,
+    outside: Outside::Push,
 };
 
 const BY_WINDOW: &str = r#"{"aggregation":"sum","billing":{"scale":0}}"#;
@@ -36,6 +37,7 @@ struct Ground {
     window: Window,
     begins: PushState,
     terms: CutTerms,
+    attribution: Attribution,
 }
 
 impl Ground {
@@ -51,6 +53,7 @@ impl Ground {
             window: WINDOW,
             begins: PushState::Observed,
             terms: TERMS,
+            attribution: Attribution::default(),
         }
     }
 
@@ -64,15 +67,15 @@ impl Ground {
             window: self.window,
             state: &self.state,
             remainder: self.remainder,
-            charged: &[],
+            attribution: &self.attribution,
             prior: &self.prior,
             begins: self.begins,
         }
     }
 
-    fn cut(&self, usage: &WindowUsage, covered: &str) -> Result<Option<WindowCut>, Fault> {
+    fn cut(&self, divided: &Divided, covered: &str) -> Result<Option<WindowCut>, Fault> {
         let covered = quantity(covered);
-        plan_window(&self.subject(), usage, self.terms, |_: &CoverOrder| Ok(covered))
+        plan_window(&self.subject(), divided, self.terms, |_: &CoverOrder| Ok(covered))
     }
 
     fn cut_events(&self, events: OpenEvents) -> Result<Option<WindowCut>, Fault> {
@@ -89,12 +92,28 @@ fn revision(revision: u32, value: &str) -> Revision {
         state: PushState::Confirmed,
         class: Class::Confirmed,
         attempts: 1,
+        stamped_at: WINDOW.middle(),
     }
 }
 
-fn used(count: u64, billable: &str) -> WindowUsage {
-    let billable = quantity(billable);
-    WindowUsage { count, billable, by_subscription: BTreeMap::from([(None, billable)]) }
+/// A window that is one charge.
+fn used(count: u64, billable: &str) -> Divided {
+    parts(count, &[(WINDOW, billable)])
+}
+
+/// A window of several charges.
+fn parts(count: u64, charges: &[(Window, &str)]) -> Divided {
+    let charge = |(stamps, billable): &(Window, &str)| ChargedUsage {
+        stamps: *stamps,
+        stamped_at: stamps.middle(),
+        billable: quantity(billable),
+        by_subscription: BTreeMap::from([(None, quantity(billable))]),
+    };
+    let charges: Vec<ChargedUsage> = charges.iter().map(charge).collect();
+    let mut billable = charges.iter().map(|charge| charge.billable);
+    let billable = billable.try_fold(Quantity::ZERO, Quantity::checked_add).expect("fits");
+    let zero = Quantity::ZERO;
+    Divided { count, billable, charges, trial: zero, outside: zero }
 }
 
 fn event(id: &str, second: i64, amount: &str) -> OpenEvent {
@@ -159,17 +178,120 @@ fn events_are_counted_as_they_are_cut() {
     assert_eq!(fewer, None);
 }
 
+/// The first and the second half of the window.
+const HALVES: [Window; 2] = [
+    Window { end: Timestamp::from_micros(MICROS_PER_HOUR / 2), ..WINDOW },
+    Window { start: Timestamp::from_micros(MICROS_PER_HOUR / 2), ..WINDOW },
+];
+
+#[test]
+fn each_part_of_a_window_is_pushed_what_its_pushes_do_not_say() {
+    let check = |prior: &[(u32, &str, Window)], now: [&str; 2], expected: &[(&str, i64)]| {
+        let revisions = prior.iter().map(|(number, value, stamps)| Revision {
+            stamped_at: stamps.middle(),
+            ..revision(*number, value)
+        });
+        let ground = Ground {
+            prior: PriorPushes::All(revisions.collect()),
+            remainder: Quantity::ZERO,
+            ..Ground::new(BY_WINDOW)
+        };
+        let mut ground = ground;
+        ground.state.total = quantity("5");
+        let last = prior.last().map_or(0, |(number, ..)| *number);
+        ground.state.revision = last;
+        let divided = parts(3, &[(HALVES[0], now[0]), (HALVES[1], now[1])]);
+        let cut = ground.cut(&divided, "0").expect("sound").expect("it has changed");
+        let pushes = cut.pushes.iter();
+        let pushes = pushes.map(|p| (p.planned.value.to_string(), p.stamped_at.micros()));
+        let own = |(value, at): &(&str, i64)| ((*value).to_owned(), at * 60_000_000);
+        let expected: Vec<_> = expected.iter().map(own).collect();
+        assert_eq!(pushes.collect::<Vec<_>>(), expected, "{prior:?} {now:?}");
+        let sum = quantity(now[0]).checked_add(quantity(now[1])).expect("fits");
+        assert_eq!(cut.state.planned.checked_add(cut.remainder), Some(sum));
+        let revisions: Vec<u32> = cut.pushes.iter().map(|p| p.planned.revision).collect();
+        let next = u32::try_from(cut.pushes.len()).expect("few");
+        assert_eq!(revisions, (last + 1..=last + next).collect::<Vec<_>>());
+    };
+    // Pushed as a whole before the border was known: less here, more there.
+    check(&[(1, "5", HALVES[0])], ["3", "2"], &[("-2", 15), ("2", 45)]);
+    check(&[(1, "5", HALVES[0])], ["5", "2"], &[("2", 45)]);
+    check(&[(1, "3", HALVES[0]), (2, "2", HALVES[1])], ["4", "2"], &[("1", 15)]);
+    check(&[(1, "3", HALVES[0]), (2, "2", HALVES[1])], ["0", "9"], &[("-3", 15), ("7", 45)]);
+    // Digits that the provider does not hold are carried by the last part with usage.
+    check(&[(1, "5", HALVES[0])], ["5.5", "2.75"], &[("3", 45)]);
+}
+
+#[test]
+fn a_window_that_is_open_is_stamped_before_the_cut() {
+    let check = |minutes: i64, expected_seconds: &[i64]| {
+        let mut ground = Ground::new(BY_WINDOW);
+        ground.prior = PriorPushes::All(Vec::new());
+        (ground.state, ground.remainder) = (CutState::new(false), Quantity::ZERO);
+        ground.terms.at = Timestamp::from_micros(minutes * 60_000_000 + 500_000);
+        let divided = parts(3, &[(HALVES[0], "4"), (HALVES[1], "6")]);
+        let cut = ground.cut(&divided, "0").expect("sound").expect("it has changed");
+        let stamps = cut.pushes.iter().map(|push| push.stamped_at.micros() / 1_000_000);
+        assert_eq!(stamps.collect::<Vec<_>>(), expected_seconds, "cut at minute {minutes}");
+    };
+    check(120, &[900, 2_700]);
+    check(40, &[900, 2_400]);
+    // The clock of the producer is ahead: the part that it uses has only begun.
+    check(29, &[900, 1_801]);
+    check(10, &[600, 1_801]);
+}
+
+#[test]
+fn credits_cover_the_oldest_part_first() {
+    let ground = Ground { remainder: Quantity::ZERO, ..Ground::new(BY_WINDOW) };
+    let mut ground = ground;
+    (ground.state, ground.prior) = (CutState::new(false), PriorPushes::All(Vec::new()));
+    let divided = parts(3, &[(HALVES[0], "4"), (HALVES[1], "6")]);
+    let check = |covered: &str, expected: &[(&str, i64)]| {
+        let cut = ground.cut(&divided, covered).expect("sound").expect("it has changed");
+        let pushes = cut.pushes.iter();
+        let pushes = pushes.map(|p| (p.planned.value.to_string(), p.stamped_at.micros()));
+        let own = |(value, at): &(&str, i64)| ((*value).to_owned(), at * 60_000_000);
+        assert_eq!(pushes.collect::<Vec<_>>(), expected.iter().map(own).collect::<Vec<_>>());
+    };
+    check("0", &[("4", 15), ("6", 45)]);
+    check("3", &[("1", 15), ("6", 45)]);
+    check("7", &[("3", 45)]);
+    check("10", &[]);
+}
+
+#[test]
+fn events_of_a_trial_and_those_held_are_set_aside() {
+    use crate::rules::attribution::tests::{ended, trial};
+    let life = [trial("sub_1", 10, 20), ended("sub_1", 50)];
+    let due = [("a", 300, "1"), ("b", 900, "20"), ("c", 1_500, "300"), ("d", 3_300, "4000")];
+    let due: Vec<OpenEvent> = due.iter().map(|(id, at, n)| event(id, *at, n)).collect();
+    let check = |outside: Outside, values: &[&str], carried: &[&str], held: &str| {
+        let mut ground = Ground { prior: PriorPushes::Last(0), ..Ground::new(BY_EVENT) };
+        (ground.state, ground.remainder) = (CutState::new(false), Quantity::ZERO);
+        ground.attribution = Attribution::new(&[], &life);
+        (ground.terms.outside, ground.terms.events_max) = (outside, 9);
+        let cut = ground.cut_events(open(4, false, due.clone())).expect("sound").expect("changes");
+        let found = cut.pushes.iter().map(|push| push.planned.value.to_string());
+        assert_eq!(found.collect::<Vec<_>>(), values);
+        assert_eq!(cut.carried.iter().map(EventId::as_str).collect::<Vec<_>>(), carried);
+        assert_eq!((cut.state.trial, cut.state.outside), (quantity("20"), quantity(held)));
+    };
+    check(Outside::Push, &["1", "300", "4000"], &["b"], "0");
+    check(Outside::Hold, &["300"], &["a", "b", "d"], "4001");
+}
+
 /// Changes rows of a sound window so that they contradict, and checks the fact that is named.
-fn refused(change: impl FnOnce(&mut Ground), usage: WindowUsage, covered: &str, fact: &str) {
+fn refused(change: impl FnOnce(&mut Ground), divided: Divided, covered: &str, fact: &str) {
     let mut ground = Ground::new(BY_WINDOW);
     change(&mut ground);
-    let fault = ground.cut(&usage, covered).expect_err(fact);
+    let fault = ground.cut(&divided, covered).expect_err(fact);
     assert_eq!(fault.fact, fact);
     let whose = "tenant=acme meter=calls window=1970-01-01T00:00:00Z..";
     assert!(fault.ids.starts_with(whose), "{fault}");
 }
 
-fn more() -> WindowUsage {
+fn more() -> Divided {
     used(3, "8")
 }
 
@@ -179,12 +301,17 @@ fn totals_that_contradict_are_refused_with_the_fact_and_its_ids() {
     refused(|_| {}, used(3, "-1"), "0", "usage of a meter without a sign is not negative");
     refused(|_| {}, more(), "9", "credits cover no more than was used");
     refused(|_| {}, more(), "-1", "credits cover no negative usage");
-    let apart = WindowUsage { by_subscription: BTreeMap::new(), ..more() };
-    let fact = "the totals of subscriptions make the total of their window";
+    let mut apart = more();
+    apart.charges[0].by_subscription.clear();
+    let fact = "the totals of subscriptions make the total of their charge";
     refused(|_| {}, apart, "0", fact);
+    let apart = Divided { billable: quantity("9"), ..more() };
+    refused(|_| {}, apart, "0", "the charges of a window make its total");
+    let none = Divided { billable: Quantity::ZERO, charges: Vec::new(), ..more() };
+    refused(|_| {}, none, "0", "a window has a charge");
     let fact = "a window that is cut is one that its meter is billed by";
     refused(|ground| ground.window.end = Timestamp::from_micros(60_000_000), more(), "0", fact);
-    let fact = "a meter billed by event is not cut by window";
+    let fact = "events that are billed one by one are cut before their window";
     refused(|ground| ground.meter = meter(BY_EVENT), more(), "0", fact);
     let fact = "only sums and counts are billed";
     refused(|ground| ground.meter.spec.aggregation = Aggregation::Max, more(), "0", fact);

@@ -119,6 +119,8 @@ named_enum! {
         BeforeFrom = "before_from",
         /// It was cut in shadow mode.
         Shadow = "shadow",
+        /// No subscription was in force, and it is held.
+        Outside = "outside",
         /// The tenant has no customer.
         NoCustomer = "no_customer",
     }
@@ -167,6 +169,10 @@ impl Reason {
             }
             Self::BeforeFrom => "it was used before the meter's billing.from, and is never billed",
             Self::Shadow => "it was counted in shadow mode, and is never billed",
+            Self::Outside => {
+                "no subscription was in force, and billing.outside is \"hold\"; it is pushed once \
+                 a subscription is known that was"
+            }
             Self::NoCustomer => {
                 "the tenant has no customer, so its usage is not billed; PUT /v1/tenants/{id} with \
                  \"customer\""

@@ -2,11 +2,14 @@
 //! are billed event by event; see `sql/cuts.rs`. Nothing is written here, so a crash leaves
 //! nothing.
 
+use crate::rules::attribution::{Layout, StretchSums};
 use crate::rules::cut::{OpenEvent, OpenEvents};
 use crate::rules::meter::Aggregation;
 use crate::rules::push::WindowUsage;
+use crate::rules::quantity::Quantity;
 use crate::rules::rollup::{Accumulator, FoldError, Group, Rollup};
 use crate::rules::usage::UsageRow;
+use crate::rules::window::Window;
 use crate::store::Error;
 use crate::store::sql::{CutWindow, Done, Session, Value, WindowKey, values};
 use std::collections::BTreeMap;
@@ -47,7 +50,7 @@ pub fn measure_windows(session: &dyn Session, windows: &[CutWindow]) -> Done<Vec
     })?;
     let measured: std::result::Result<_, FoldError> =
         rows.values().map(|(_, rows)| WindowUsage::measure(rows)).collect();
-    Ok(measured.map_err(|error| Error::Internal { what: error.to_string() })?)
+    Ok(measured.map_err(|_| too_large())?)
 }
 
 /// The events of windows that are to be added, for each window oldest first and at most
@@ -141,6 +144,61 @@ const OPEN_EVENTS_DISTRIBUTED: &str = "-- read_open_events
     ) AS found
     WHERE place <= $1
     ORDER BY tenant_no, meter_no, window_start, occurred_at, id";
+
+/// What the events of windows add up to in each stretch.
+///
+/// A window's stretches may be read in two statements, of two moments. Events are only added, so
+/// what is left out is what came last, and the window then has more events than its cut.
+pub fn sum_stretches(
+    session: &dyn Session,
+    windows: &[(&CutWindow, &Layout)],
+) -> Done<BTreeMap<WindowKey, StretchSums>> {
+    let sql = "-- sum_stretches
+        WITH given (number, meter, window_start, place, from_at, until_at) AS (
+            VALUES ($::int4, $::int2, $::timestamptz, $::int8, $::timestamptz, $::timestamptz), ...
+        )
+        SELECT e.tenant_no, e.meter_no, window_start, place, e.subscription, e.trial,
+            count(*) AS count, sum(e.quantity) AS total
+        FROM given JOIN events e ON e.tenant_no = number AND e.meter_no = meter
+            AND e.occurred_at >= from_at AND e.occurred_at < until_at
+            AND e.received_at >= window_start - interval '1 day'
+        GROUP BY e.tenant_no, e.meter_no, window_start, place, e.subscription, e.trial";
+    let key = |one: &CutWindow| one.key();
+    let mut found: BTreeMap<WindowKey, (Aggregation, StretchSums)> = windows
+        .iter()
+        .map(|(one, layout)| (key(one), (one.meter.spec.aggregation, StretchSums::new(layout))))
+        .collect();
+    let rows = windows.iter().flat_map(|(one, layout)| {
+        layout.stretches().iter().enumerate().map(|(place, stretch)| {
+            let Window { start, end } = stretch.during;
+            let (tenant, meter, window) = (one.tenant_no, one.meter_no, one.window.start);
+            values![tenant, meter, window, place, start, end].to_vec()
+        })
+    });
+    session.read_batch(sql, rows, |row| {
+        let Some((aggregation, sums)) = found.get_mut(&WindowKey::decode(row)?) else {
+            return Ok(());
+        };
+        let count: u64 = row.get("count")?;
+        let quantity = match *aggregation == Aggregation::Count {
+            true => Quantity::from_count(count).ok_or_else(too_large)?,
+            false => row.get("total")?,
+        };
+        sums.count = sums.count.checked_add(count).ok_or_else(too_large)?;
+        if row.get::<bool>("events.trial")? {
+            return Ok(());
+        }
+        let place: u32 = row.get("place")?;
+        let place = usize::try_from(place).unwrap_or(usize::MAX);
+        let subscription = row.get("events.subscription")?;
+        sums.add_sum(place, subscription, quantity).map_err(|_| too_large())
+    })?;
+    Ok(found.into_iter().map(|(key, (_, sums))| (key, sums)).collect())
+}
+
+fn too_large() -> Error {
+    Error::Internal { what: FoldError.to_string() }
+}
 
 fn bounds(one: &CutWindow) -> Vec<Value> {
     values![one.tenant_no, one.meter_no, one.window.start, one.window.end].to_vec()

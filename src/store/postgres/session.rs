@@ -10,6 +10,7 @@ use super::scalars::{SqlTimestamp, column, corrupt};
 use super::statements::Statements;
 use super::transaction::Transaction;
 use super::{cuts, unbilled};
+use crate::rules::attribution::{Layout, StretchSums};
 use crate::rules::cut::OpenEvents;
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
 use crate::rules::push::WindowUsage;
@@ -17,8 +18,8 @@ use crate::rules::timestamp::Timestamp;
 use crate::store::idempotency::{Ended, completion_error, millis};
 use crate::store::push::UnbilledSums;
 use crate::store::sql::{
-    CutWindow, Done, Failure, ListedEvents, PushPair, Row, Session, SqlStore, Sum, Value,
-    WindowKey, values,
+    CutWindow, Done, Failure, Listed, PushPair, Row, Session, SqlStore, Sum, Value, WindowKey,
+    values,
 };
 use crate::store::{Error, Result};
 use bytes::{BufMut, BytesMut};
@@ -139,10 +140,18 @@ impl Session for PostgresSession<'_> {
     fn read_open_events(
         &self,
         windows: &[(&CutWindow, u64)],
-        _: &ListedEvents,
+        _: &Listed,
         events_max: usize,
     ) -> Done<BTreeMap<WindowKey, OpenEvents>> {
         cuts::read_open_events(self, windows, events_max, self.connector.distributed)
+    }
+
+    fn sum_stretches(
+        &self,
+        windows: &[(&CutWindow, &Layout)],
+        _: &Listed,
+    ) -> Done<BTreeMap<WindowKey, StretchSums>> {
+        cuts::sum_stretches(self, windows)
     }
 }
 
@@ -153,6 +162,14 @@ impl SqlStore for PostgresStore {
 
     async fn add_unbilled(&self, meters: Vec<(MeterNo, Timestamp)>) -> Result<UnbilledSums> {
         unbilled::sum_unbilled(self.reader().await?, &self.connector, &meters).await
+    }
+
+    async fn sum_window(&self, window: CutWindow, layout: Layout) -> Result<StretchSums> {
+        self.in_reader(move |session| {
+            let sums = cuts::sum_stretches(session, &[(&window, &layout)])?;
+            Ok(sums.into_values().next().unwrap_or_else(|| StretchSums::new(&layout)))
+        })
+        .await
     }
 
     async fn in_transaction<T: Send + 'static>(

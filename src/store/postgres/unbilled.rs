@@ -9,7 +9,7 @@ use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::Timestamp;
 use crate::store::Result;
 use crate::store::push::UnbilledSums;
-use crate::store::sql::{Session, sum_held, sum_shadow};
+use crate::store::sql::{Session, sum_held, sum_outside, sum_shadow};
 use deadpool_postgres::Object;
 use std::collections::BTreeMap;
 use tokio_postgres::Row;
@@ -42,9 +42,11 @@ pub async fn sum_unbilled(
     let before_from = snapshot.query(sql, &[&numbers, &moments]).await?;
     let mut before_from = read_sums(&before_from)?;
     before_from.retain(|_, sum| *sum != Quantity::ZERO);
-    let sum = |session: &dyn Session| Ok((sum_shadow(session)?, sum_held(session)?));
-    let (shadow, held) = read_snapshot(snapshot, connector, sum).await?;
-    Ok(UnbilledSums { shadow, before_from, held })
+    let sum = |session: &dyn Session| {
+        Ok((sum_shadow(session)?, sum_held(session)?, sum_outside(session)?))
+    };
+    let (shadow, held, outside) = read_snapshot(snapshot, connector, sum).await?;
+    Ok(UnbilledSums { shadow, before_from, held, outside })
 }
 
 fn read_sums(rows: &[Row]) -> Result<BTreeMap<MeterNo, Quantity>> {

@@ -56,7 +56,8 @@ pub fn read_cuts(
     range: Window,
 ) -> Done<Vec<(Timestamp, CutState)>> {
     let sql = "-- read_cuts
-        SELECT window_start, count, total, covered, planned, revision, shadow FROM cuts
+        SELECT window_start, count, total, covered, planned, revision, shadow,
+            trial, outside FROM cuts
         WHERE tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $1)
             AND meter_no = $2 AND window_start >= $3 AND window_start < $4";
     session.read_all(sql, values![tenant, meter, range.start, range.end], |row| {
@@ -68,7 +69,8 @@ pub fn read_cuts(
 pub fn lock_states(session: &dyn Session, windows: &BTreeSet<WindowKey>) -> Done<States> {
     let sql = "-- lock_states
         WITH given (number, meter, starts_at) AS (VALUES ($::int4, $::int2, $::timestamptz), ...)
-        SELECT tenant_no, meter_no, window_start, count, total, covered, planned, revision, shadow
+        SELECT tenant_no, meter_no, window_start, count, total, covered, planned, revision, shadow,
+            trial, outside
         FROM given JOIN cuts
             ON tenant_no = number AND meter_no = meter AND window_start = starts_at
         ORDER BY tenant_no, meter_no, window_start FOR UPDATE OF cuts";
@@ -86,20 +88,24 @@ fn decode_state(row: &Row) -> Result<CutState> {
         planned: row.get("cuts.planned")?,
         revision: row.get("cuts.revision")?,
         shadow: row.get("cuts.shadow")?,
+        trial: row.get("cuts.trial")?,
+        outside: row.get("cuts.outside")?,
     })
 }
 
 pub fn write_states(session: &dyn Session, states: &States, at: Timestamp) -> Done<()> {
     let sql = "-- write_states
         INSERT INTO cuts (tenant_no, meter_no, window_start, count, total, covered, planned,
-            revision, shadow, cut_at)
-        VALUES ($, $, $, $, $, $, $, $, $, $), ...
+            revision, shadow, trial, outside, cut_at)
+        VALUES ($, $, $, $, $, $, $, $, $, $, $, $), ...
         ON CONFLICT (tenant_no, meter_no, window_start) DO UPDATE SET
             count = excluded.count, total = excluded.total, covered = excluded.covered,
-            planned = excluded.planned, revision = excluded.revision, cut_at = excluded.cut_at";
+            planned = excluded.planned, revision = excluded.revision, trial = excluded.trial,
+            outside = excluded.outside, cut_at = excluded.cut_at";
     let rows = states.iter().map(|(key, state)| {
-        let CutState { count, total, covered, planned, revision, shadow } = state;
-        [&key.values()[..], values![count, total, covered, planned, revision, shadow, at]].concat()
+        let CutState { count, total, covered, planned, revision, shadow, trial, outside } = state;
+        let values = values![count, total, covered, planned, revision, shadow, trial, outside, at];
+        [&key.values()[..], values].concat()
     });
     session.run_batch(sql, rows)?;
     Ok(())
@@ -163,7 +169,7 @@ pub fn read_revisions(
     let sql = "-- read_revisions
         WITH given (number, meter, starts_at) AS (VALUES ($::int4, $::int2, $::timestamptz), ...)
         SELECT tenant_no, meter_no, window_start, revision, mode, quantity, value, state, class,
-            attempts
+            attempts, stamped_at
         FROM given JOIN pushes /*+ INDEXED BY pushes_by_window */
             ON tenant_no = number AND meter_no = meter AND window_start = starts_at
         ORDER BY tenant_no, meter_no, window_start, revision";
@@ -177,6 +183,7 @@ pub fn read_revisions(
             state: row.get("pushes.state")?,
             class: row.get("pushes.class")?,
             attempts: row.get("pushes.attempts")?,
+            stamped_at: row.get("pushes.stamped_at")?,
         });
         Ok(())
     })?;

@@ -17,6 +17,9 @@
 //! transaction that adds it to its window's total. A push that is replaced hands its event on to
 //! the push that takes its place.
 //!
+//! A window is divided by the timeline of its tenant, which is read inside the transaction. Where
+//! something changes inside the window, its events are read and not its total alone.
+//!
 //! A crash leaves all of a call or nothing. A call that is repeated because its outcome was lost
 //! finds the windows as they were cut, unchanged, and writes nothing.
 
@@ -28,10 +31,12 @@ use super::cut_rows::{
 use super::declarations::read_meters;
 use super::leases::hold_lease;
 use super::recuts::{finish_recut, list_recuts, request_recut};
-use super::subscriptions::read_terms;
+use super::subscriptions::read_attributions;
 use super::waiting::lock_unmapped;
 use super::{Done, Row, Session, SqlStore, values};
-use crate::rules::billing::{Billing, Granularity};
+use crate::faults::planted;
+use crate::rules::attribution::{Attribution, Divided, Layout, Outside, StretchSums};
+use crate::rules::billing::{Billing, Granularity, Mode};
 use crate::rules::credit::covering::CoverOrder;
 use crate::rules::cut::{
     OpenEvents, PriorPushes, Subject, WindowCut, check_billable, draws_credits, events_give_back,
@@ -40,7 +45,6 @@ use crate::rules::cut::{
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::Meter;
 use crate::rules::push::{CutState, NewPush, Place, WindowUsage};
-use crate::rules::stamp::Term;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::waiting::judge_planned;
 use crate::rules::window::Window;
@@ -74,20 +78,54 @@ impl CutWindow {
         Place { tenant: &self.tenant, meter: self.meter.slug.as_str(), window: self.window }
     }
 
+    /// As it is named before tenants have numbers.
+    pub fn name(&self) -> WindowName {
+        (self.tenant.clone(), self.meter_no, self.window.start)
+    }
+
+    fn order(&self) -> CutOrder {
+        let Self { window, recut, meter_no: meter, .. } = *self;
+        CutOrder { tenant: self.tenant.clone(), meter, window, recut }
+    }
+
     fn is_by_event(&self) -> bool {
         self.billing.granularity == Granularity::Event
     }
+
+    fn divide(&self, attribution: &Attribution) -> Layout {
+        divide_window(&self.billing, self.window, attribution)
+    }
 }
 
-/// Events that were listed before the transaction, by tenant, meter and start of their window.
-pub type ListedEvents = BTreeMap<(TenantId, MeterNo, Timestamp), OpenEvents>;
+/// Divides a window of a meter that is billed like this.
+pub fn divide_window(billing: &Billing, window: Window, attribution: &Attribution) -> Layout {
+    let one_total = billing.mode == Mode::Absolute || planted("bug.windows_undivided");
+    attribution.divide(window, one_total)
+}
 
-/// A window that has changed since its last cut.
+/// A window by its tenant, its meter and its start.
+pub type WindowName = (TenantId, MeterNo, Timestamp);
+
+/// What was read of windows before the transaction, by stores whose transactions must be short.
+#[derive(Default)]
+pub struct Listed {
+    /// Events that are to be cut one by one.
+    pub events: BTreeMap<WindowName, OpenEvents>,
+    /// Sums of windows in which something changes, and by which layout.
+    pub stretches: BTreeMap<WindowName, (Layout, StretchSums)>,
+}
+
+/// A window that has changed since its last cut, or is cut again.
 struct ChangedWindow<'w> {
     window: &'w CutWindow,
-    usage: WindowUsage,
-    /// Its events that are to be added, if its meter is billed event by event.
-    events: Option<OpenEvents>,
+    content: Content,
+}
+
+/// What a window is cut by.
+enum Content {
+    Whole(Divided),
+    /// Its meter is billed event by event, and these are to be added.
+    Events(OpenEvents),
 }
 
 #[async_trait]
@@ -108,7 +146,7 @@ impl<S: SqlStore> Cuts for S {
         orders: Vec<CutOrder>,
         terms: CutTerms,
     ) -> Result<CutReport> {
-        let listed = self.list_open_events(orders.clone(), terms.events_max).await?;
+        let listed = self.list_before_cut(orders.clone(), terms.events_max).await?;
         let (lease, secret) = (lease.clone(), self.push_secret());
         let work = move |session: &dyn Session| {
             cut_windows(session, &secret, &lease, (&orders, &listed), terms)
@@ -144,6 +182,33 @@ impl<S: SqlStore> Cuts for S {
         .await
     }
 
+    async fn divide_usage(
+        &self,
+        tenant: &TenantId,
+        meter: MeterNo,
+        window: Window,
+        borders: &[Timestamp],
+        outside: Outside,
+    ) -> Result<Option<Divided>> {
+        let order = CutOrder { tenant: tenant.clone(), meter, window, recut: true };
+        let found = self
+            .in_reader(move |session| {
+                let orders = [order];
+                let tenants = number_tenants(session, &orders)?;
+                let window = sort_orders(session, &orders, &tenants)?.pop();
+                let all = tenants.into_values().collect();
+                let attribution = read_attributions(session, &all)?.into_values().next();
+                Ok(window.map(|window| (window, attribution.unwrap_or_default())))
+            })
+            .await?;
+        let Some((window, attribution)) = found else { return Ok(None) };
+        let layout = attribution.with_borders(borders).divide(window.window, false);
+        let place = window.place().to_string();
+        let sums = self.sum_window(window, layout.clone()).await?;
+        let divided = layout.attribute(&sums.by_stretch, sums.count, outside);
+        Ok(Some(divided.map_err(|fault| fault.of(&place))?))
+    }
+
     async fn request_recut(&self, tenant: &TenantId, range: Window, at: Timestamp) -> Result<()> {
         let tenant = tenant.clone();
         self.in_transaction(move |session| {
@@ -175,7 +240,7 @@ fn cut_windows(
     session: &dyn Session,
     secret: &[u8; 32],
     lease: &Lease,
-    (orders, listed): (&[CutOrder], &ListedEvents),
+    (orders, listed): (&[CutOrder], &Listed),
     terms: CutTerms,
 ) -> Done<(CutReport, Vec<TransitionLine>)> {
     let tenants = number_tenants(session, orders)?;
@@ -191,7 +256,9 @@ fn cut_windows(
     let remainders = lock_remainders(session, &pairs)?;
     let keys = windows.iter().map(CutWindow::key).collect();
     let states = lock_states(session, &keys)?;
-    let mut cutting = Cutting { waiting, remainders, states, ..Cutting::new(terms) };
+    let attributions = read_attributions(session, &tenants.values().copied().collect())?;
+    let known = Cutting { waiting, remainders, states, attributions, ..Cutting::new(terms) };
+    let mut cutting = known;
     let changed = cutting.list_changed(session, &windows, listed)?;
     cutting.read(session, &changed)?;
     for one in changed {
@@ -255,8 +322,8 @@ struct Cutting {
     remainders: Remainders,
     /// The pushes of each window that has changed.
     prior: BTreeMap<WindowKey, PriorPushes>,
-    /// Under which subscriptions each tenant's usage is charged.
-    charged: BTreeMap<TenantNo, Vec<Term>>,
+    /// Under which subscriptions and trials each tenant's usage falls.
+    attributions: BTreeMap<TenantNo, Attribution>,
     coverings: Coverings,
     changed_states: States,
     changed_remainders: Remainders,
@@ -273,7 +340,7 @@ impl Cutting {
             states: States::new(),
             remainders: Remainders::new(),
             prior: BTreeMap::new(),
-            charged: BTreeMap::new(),
+            attributions: BTreeMap::new(),
             coverings: Coverings::default(),
             changed_states: States::new(),
             changed_remainders: Remainders::new(),
@@ -288,31 +355,75 @@ impl Cutting {
         standing.unwrap_or_else(|| CutState::new(self.terms.shadow))
     }
 
-    /// Measures windows; those that have changed, with their events where they are billed by event.
+    /// Measures windows; those that are to be cut, with what they are cut by.
     fn list_changed<'w>(
-        &self,
+        &mut self,
         session: &dyn Session,
         windows: &'w [CutWindow],
-        listed: &ListedEvents,
+        listed: &Listed,
     ) -> Done<Vec<ChangedWindow<'w>>> {
         let usages = session.measure_windows(windows)?;
-        let mut changed: Vec<ChangedWindow<'_>> = windows
-            .iter()
-            .zip(usages)
-            .filter(|(window, usage)| window.recut || self.state(window).count != usage.count)
-            .map(|(window, usage)| ChangedWindow { window, usage, events: None })
-            .collect();
-        let by_event: Vec<(&CutWindow, u64)> = changed
-            .iter()
-            .filter(|one| one.window.is_by_event())
-            .map(|one| (one.window, one.usage.count))
-            .collect();
-        let mut events = session.read_open_events(&by_event, listed, self.terms.events_max)?;
-        for one in &mut changed {
-            one.events = events.remove(&one.window.key());
+        let (mut whole, mut by_event) = (Vec::new(), Vec::new());
+        for (window, usage) in windows.iter().zip(usages) {
+            let grown = self.state(window).count != usage.count;
+            match window.is_by_event() && grown {
+                true => by_event.push((window, usage.count)),
+                false if grown || window.recut => whole.push((window, usage)),
+                false => {}
+            }
         }
-        // What came after its events were listed is left to the next call.
-        changed.retain(|one| one.events.is_some() || !one.window.is_by_event());
+        let mut events = session.read_open_events(&by_event, listed, self.terms.events_max)?;
+        let mut changed = self.divide(session, whole, listed)?;
+        for (window, _) in by_event {
+            // What came after its events were listed is left to the next call.
+            let events = events.remove(&window.key());
+            let unfinished = events.as_ref().is_some_and(|events| events.unfinished);
+            if unfinished || window.recut {
+                self.unfinished.push(window.order());
+            }
+            let Some(events) = events else { continue };
+            changed.push(ChangedWindow { window, content: Content::Events(events) });
+        }
+        changed.sort_by_key(|one| one.window.key());
+        Ok(changed)
+    }
+
+    /// Divides windows by the timelines of their tenants.
+    fn divide<'w>(
+        &mut self,
+        session: &dyn Session,
+        windows: Vec<(&'w CutWindow, WindowUsage)>,
+        listed: &Listed,
+    ) -> Done<Vec<ChangedWindow<'w>>> {
+        let divided: Vec<(&CutWindow, WindowUsage, Layout)> = windows
+            .into_iter()
+            .map(|(window, usage)| {
+                let none = Attribution::default();
+                let attribution = self.attributions.get(&window.tenant_no).unwrap_or(&none);
+                let layout = window.divide(attribution);
+                (window, usage, layout)
+            })
+            .collect();
+        let of_events = divided.iter().filter(|(_, _, layout)| layout.needs_events());
+        let of_events: Vec<_> = of_events.map(|(window, _, layout)| (*window, layout)).collect();
+        let mut sums = session.sum_stretches(&of_events, listed)?;
+        let mut changed = Vec::new();
+        for (window, usage, layout) in divided {
+            let (count, by_stretch) = match layout.needs_events() {
+                false => (usage.count, vec![usage.by_stamps]),
+                true => match sums.remove(&window.key()) {
+                    Some(sums) => (sums.count, sums.by_stretch),
+                    // The timeline has changed since its events were added up.
+                    None => {
+                        self.unfinished.push(window.order());
+                        continue;
+                    }
+                },
+            };
+            let content = layout.attribute(&by_stretch, count, self.terms.outside);
+            let content = content.map_err(|fault| fault.of(&window.place()))?;
+            changed.push(ChangedWindow { window, content: Content::Whole(content) });
+        }
         Ok(changed)
     }
 
@@ -320,15 +431,15 @@ impl Cutting {
     /// that they may give back to; windows that get no push now have no credits.
     fn read(&mut self, session: &dyn Session, changed: &[ChangedWindow<'_>]) -> Done<()> {
         let (mut tenants, mut giving_back) = (BTreeSet::new(), BTreeSet::new());
-        for ChangedWindow { window, usage, events } in changed {
+        for ChangedWindow { window, content } in changed {
             let state = self.state(window);
             if !draws_credits(&state, self.terms) {
                 continue;
             }
             tenants.insert(window.tenant_no);
-            let gives_back = match events {
-                Some(events) => events_give_back(&state, events),
-                None => window_gives_back(&state, usage.billable),
+            let gives_back = match content {
+                Content::Events(events) => events_give_back(&state, events),
+                Content::Whole(divided) => window_gives_back(&state, divided.billable),
             };
             if gives_back {
                 giving_back.insert(window.key());
@@ -336,21 +447,22 @@ impl Cutting {
         }
         self.coverings.hold(session, &tenants, &giving_back)?;
         let keys = |by_event: bool| {
-            let chosen = changed.iter().filter(move |one| one.window.is_by_event() == by_event);
-            chosen.map(|one| one.window.key())
+            let by_event = move |one: &&ChangedWindow<'_>| {
+                matches!(one.content, Content::Events(_)) == by_event
+            };
+            changed.iter().filter(by_event).map(|one| one.window.key())
         };
         self.prior = read_revisions(session, keys(false))?;
         self.prior.extend(read_last_revisions(session, keys(true))?);
-        let tenants = changed.iter().map(|one| one.window.tenant_no).collect();
-        self.charged = read_terms(session, &tenants)?;
         Ok(())
     }
 
     /// Plans the cut of a window, and keeps what it changes.
-    fn cut(&mut self, ChangedWindow { window, usage, events }: ChangedWindow<'_>) -> Result<()> {
+    fn cut(&mut self, ChangedWindow { window, content }: ChangedWindow<'_>) -> Result<()> {
         let (key, state, terms) = (window.key(), self.state(window), self.terms);
         let pair = (window.tenant_no, window.meter_no, state.shadow);
         let remainder = self.remainders.get(&pair).copied().unwrap_or_default();
+        let none = Attribution::default();
         let subject = Subject {
             tenant_no: window.tenant_no,
             tenant: &window.tenant,
@@ -360,23 +472,16 @@ impl Cutting {
             window: window.window,
             state: &state,
             remainder,
-            charged: self.charged.get(&window.tenant_no).map_or(&[], Vec::as_slice),
+            attribution: self.attributions.get(&window.tenant_no).unwrap_or(&none),
             prior: &self.prior.remove(&key).unwrap_or(PriorPushes::All(Vec::new())),
             begins: judge_planned(!self.waiting.contains(&window.tenant_no), false),
         };
         let coverings = &mut self.coverings;
         let cover =
             |asked: &CoverOrder| coverings.cover(key, window.window, asked, terms.draw_order);
-        let plan = match events {
-            None => plan_window(&subject, &usage, terms, cover)?,
-            Some(events) => {
-                if events.unfinished {
-                    let (tenant, meter) = (window.tenant.clone(), window.meter_no);
-                    let CutWindow { window, recut, .. } = *window;
-                    self.unfinished.push(CutOrder { tenant, meter, window, recut });
-                }
-                plan_events(&subject, events, terms, cover)?
-            }
+        let plan = match content {
+            Content::Whole(divided) => plan_window(&subject, &divided, terms, cover)?,
+            Content::Events(events) => plan_events(&subject, events, terms, cover)?,
         };
         let Some(WindowCut { state, remainder: left, pushes, carried }) = plan else {
             return Ok(());

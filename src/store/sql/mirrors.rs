@@ -223,7 +223,7 @@ fn follow_subscriptions(
             },
         ));
     }
-    insert_entries(session, read.iter().map(|(_, entry)| entry))?;
+    insert_entries(session, read.iter().map(|(_, entry)| entry), at)?;
     let mut changes = Vec::new();
     for (reading, entry) in &read {
         changes.extend(follow_reading(session, &entry.subscription, reading)?);

@@ -17,15 +17,35 @@ pub fn request_recut(
     range: Window,
     at: Timestamp,
 ) -> Done<()> {
-    let sql = "-- request_recut
-        INSERT INTO recuts (tenant_no, from_at, until_at, requested_at) VALUES ($1, $2, $3, $4)";
-    session.run(sql, values![tenant, range.start, range.end, at])?;
+    insert(session, (tenant, range), false, at)
+}
+
+/// The same, also for windows that are open.
+pub fn request_expedited(
+    session: &dyn Session,
+    tenant: TenantNo,
+    range: Window,
+    at: Timestamp,
+) -> Done<()> {
+    insert(session, (tenant, range), true, at)
+}
+
+fn insert(
+    session: &dyn Session,
+    (tenant, range): (TenantNo, Window),
+    expedited: bool,
+    at: Timestamp,
+) -> Done<()> {
+    let sql = "-- insert
+        INSERT INTO recuts (tenant_no, from_at, until_at, expedited, requested_at)
+        VALUES ($1, $2, $3, $4, $5)";
+    session.run(sql, values![tenant, range.start, range.end, expedited, at])?;
     Ok(())
 }
 
 pub fn list_recuts(session: &dyn Session, limit: usize) -> Done<Vec<Recut>> {
     let sql = "-- list_recuts
-        SELECT recut_no, tenant, from_at, until_at
+        SELECT recut_no, tenant, from_at, until_at, expedited
         FROM recuts JOIN tenants ON tenants.tenant_no = recuts.tenant_no
         ORDER BY recut_no LIMIT $1";
     session.read_all(sql, values![limit], |row| {
@@ -34,6 +54,7 @@ pub fn list_recuts(session: &dyn Session, limit: usize) -> Done<Vec<Recut>> {
             number: row.get("recuts.recut_no")?,
             tenant: row.get("tenants.tenant")?,
             range: Window { start, end },
+            expedited: row.get("recuts.expedited")?,
         })
     })
 }

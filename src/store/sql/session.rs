@@ -2,10 +2,11 @@
 //! transactions themselves.
 
 use super::cut_rows::WindowKey;
-use super::cuts::{CutWindow, ListedEvents};
+use super::cuts::{CutWindow, Listed};
 use super::failure::Done;
 use super::row::Row;
 use super::value::{Value, values};
+use crate::rules::attribution::{Layout, StretchSums};
 use crate::rules::cut::OpenEvents;
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
 use crate::rules::push::WindowUsage;
@@ -49,14 +50,23 @@ pub trait Session {
 
     /// The events to be added of windows that are billed by event, for each window oldest first and
     /// at most `events_max`; trials are left out. With each window is how many events it has.
-    /// `listed` is what the store listed before ([`SqlStore::list_open_events`]); a window is left
+    /// `listed` is what the store listed before ([`SqlStore::list_before_cut`]); a window is left
     /// out if its events were to be listed then, and were not.
     fn read_open_events(
         &self,
         windows: &[(&CutWindow, u64)],
-        listed: &ListedEvents,
+        listed: &Listed,
         events_max: usize,
     ) -> Done<BTreeMap<WindowKey, OpenEvents>>;
+
+    /// What the events of windows add up to in each stretch of their layouts. No event is left out
+    /// that is counted now, unless it came after they were listed. A window is left out if its
+    /// events were to be added up before by this layout, and were not.
+    fn sum_stretches(
+        &self,
+        windows: &[(&CutWindow, &Layout)],
+        listed: &Listed,
+    ) -> Done<BTreeMap<WindowKey, StretchSums>>;
 }
 
 /// A tenant and a meter.
@@ -153,15 +163,22 @@ pub trait SqlStore: Send + Sync {
         meters: Vec<(MeterNo, Timestamp)>,
     ) -> impl Future<Output = Result<UnbilledSums>> + Send;
 
-    /// Lists events of windows that are billed by event, where that is done before the transaction
-    /// that cuts them, so that others do not wait for it.
-    fn list_open_events(
+    /// Reads events of windows, where that is done before the transaction that cuts them, so that
+    /// others do not wait for it.
+    fn list_before_cut(
         &self,
         _: Vec<CutOrder>,
         _: usize,
-    ) -> impl Future<Output = Result<ListedEvents>> + Send {
-        async { Ok(ListedEvents::new()) }
+    ) -> impl Future<Output = Result<Listed>> + Send {
+        async { Ok(Listed::default()) }
     }
+
+    /// What the events of a window add up to in each stretch.
+    fn sum_window(
+        &self,
+        window: CutWindow,
+        layout: Layout,
+    ) -> impl Future<Output = Result<StretchSums>> + Send;
 
     /// Runs `work` in one transaction, durable when this returns Ok.
     fn in_transaction<T: Send + 'static>(

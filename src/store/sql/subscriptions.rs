@@ -15,8 +15,9 @@ use super::timelines::read_timelines;
 use super::{Done, Row, Session, values};
 use crate::faults::planted;
 use crate::rules::access::AccessChange;
+use crate::rules::attribution::Attribution;
 use crate::rules::ids::{SubscriptionId, TenantId, TenantNo};
-use crate::rules::stamp::{Agreed, Term, find_terms};
+use crate::rules::stamp::Agreed;
 use crate::rules::timestamp::Timestamp;
 use crate::store::outbox::FeedChange;
 use crate::store::saga::{SubscriptionReading, SubscriptionRecord};
@@ -154,15 +155,33 @@ pub fn follow_reading(
     Ok(changes)
 }
 
-/// Under which subscriptions the usage of each of these tenants is charged.
-pub fn read_terms(
+/// Under which subscriptions and trials the usage of each of these tenants falls.
+pub fn read_attributions(
     session: &dyn Session,
     tenants: &BTreeSet<TenantNo>,
-) -> Done<BTreeMap<TenantNo, Vec<Term>>> {
+) -> Done<BTreeMap<TenantNo, Attribution>> {
     if planted("bug.stamp_outside_subscription") {
         return Ok(BTreeMap::new());
     }
-    let sql = "-- read_terms
+    let agreed = read_agreed(session, tenants)?;
+    let mut timelines = read_timelines(session, tenants)?;
+    if planted("bug.trials_are_billed") {
+        timelines.values_mut().flatten().for_each(|entry| entry.state.trial = None);
+    }
+    let attribution = |tenant: &TenantNo| {
+        let agreed = agreed.get(tenant).map_or(&[][..], Vec::as_slice);
+        let timeline = timelines.get(tenant).map_or(&[][..], Vec::as_slice);
+        (*tenant, Attribution::new(agreed, timeline))
+    };
+    Ok(tenants.iter().map(attribution).collect())
+}
+
+/// What the records of these tenants say of their subscriptions.
+pub fn read_agreed(
+    session: &dyn Session,
+    tenants: &BTreeSet<TenantNo>,
+) -> Done<BTreeMap<TenantNo, Vec<Agreed>>> {
+    let sql = "-- read_agreed
         WITH given (number) AS (VALUES ($::int4), ...)
         SELECT tenant_no, subscription, began_at, charged_from, ended_at
         FROM given JOIN subscription_records ON tenant_no = number";
@@ -177,12 +196,7 @@ pub fn read_terms(
         });
         Ok(())
     })?;
-    let timelines = read_timelines(session, tenants)?;
-    let terms = |tenant: &TenantNo| {
-        let agreed = agreed.get(tenant).map_or(&[][..], Vec::as_slice);
-        (*tenant, find_terms(agreed, timelines.get(tenant).map_or(&[], Vec::as_slice)))
-    };
-    Ok(tenants.iter().map(terms).collect())
+    Ok(agreed)
 }
 
 /// The newest one.

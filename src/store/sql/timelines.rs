@@ -4,36 +4,83 @@
 //! order of arrival plays no part, and an entry that exists changes nothing. Entries are only
 //! added, in the order of that key, after all rows of mirrors and webhooks of their transaction.
 //!
+//! An entry that divides usage anew which may have been cut requests a recut in its transaction.
+//!
 //! A crash leaves an entry together with its webhook or reading, or neither.
 
+use super::recuts::request_expedited;
+use super::subscriptions::read_agreed;
 use super::value::FromValue;
 use super::{Done, Row, Session, Value, values};
-use crate::rules::ids::{TenantId, TenantNo};
+use crate::faults::planted;
+use crate::rules::attribution::Attribution;
+use crate::rules::ids::{CustomerId, TenantId, TenantNo};
+use crate::rules::span::Span;
 use crate::rules::subscription::{Subscription, TimelineEntry};
+use crate::rules::timestamp::Timestamp;
+use crate::rules::window::Window;
 use crate::store::Result;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Adds what is not there yet.
+/// How far back windows are cut again: the provider takes nothing that is older.
+const REACH: Span = Span::from_hours(40 * 24);
+
+/// Adds what is not there yet, and requests that windows be cut again which it divides anew.
 pub fn insert_entries<'e>(
     session: &dyn Session,
     entries: impl IntoIterator<Item = &'e TimelineEntry>,
+    at: Timestamp,
 ) -> Done<()> {
     let keyed = |entry: &'e TimelineEntry| {
         let TimelineEntry { subscription, at, origin, version, state } = entry;
         let text = state.text();
         let digest: [u8; 32] = Sha256::digest(&text).into();
-        ((subscription, at, origin, version, digest), (&state.customer, text))
+        ((subscription, at, origin, version, digest), (entry, text))
     };
     let rows: BTreeMap<_, _> = entries.into_iter().map(keyed).collect();
-    for ((subscription, at, origin, version, digest), (customer, state)) in rows {
+    let mut added: BTreeMap<&CustomerId, Vec<&TimelineEntry>> = BTreeMap::new();
+    for ((subscription, at, origin, version, digest), (entry, state)) in rows {
+        let customer = &entry.state.customer;
         let sql = "-- insert_entries
             INSERT INTO timeline_entries
                 (subscription, at, origin, version, digest, customer, state)
             VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING";
-        session.run(sql, values![subscription, at, origin, version, digest, customer, state])?;
+        let values = values![subscription, at, origin, version, digest, customer, state];
+        if session.run(sql, values)? > 0 {
+            added.entry(customer).or_default().push(entry);
+        }
+    }
+    for (customer, added) in added {
+        if planted("bug.timeline_changes_nothing") {
+            continue;
+        }
+        request_recuts(session, customer, &added, at)?;
     }
     Ok(())
+}
+
+/// Requests recuts for the time that added entries divide otherwise.
+fn request_recuts(
+    session: &dyn Session,
+    customer: &CustomerId,
+    added: &[&TimelineEntry],
+    at: Timestamp,
+) -> Done<()> {
+    let sql = "-- request_recuts\nSELECT tenant_no FROM tenants WHERE customer = $1";
+    let tenant: Option<TenantNo> = session.read_optional(sql, values![customer], Row::only)?;
+    let Some(tenant) = tenant else { return Ok(()) };
+    let tenants = BTreeSet::from([tenant]);
+    let agreed = read_agreed(session, &tenants)?.remove(&tenant).unwrap_or_default();
+    let all = read_timelines(session, &tenants)?.remove(&tenant).unwrap_or_default();
+    let before = all.iter().filter(|entry| !added.contains(entry)).cloned();
+    let before: Vec<TimelineEntry> = before.collect();
+    let within = Window { start: REACH.before(at), end: at };
+    let now = Attribution::new(&agreed, &all);
+    match now.differs_from(&Attribution::new(&agreed, &before), within) {
+        Some(range) => request_expedited(session, tenant, range, at),
+        None => Ok(()),
+    }
 }
 
 /// All states of the subscriptions of the tenant's customer.

@@ -16,6 +16,14 @@ pub fn sum_shadow(session: &dyn Session) -> Done<Quantities> {
     sum(session, sql)
 }
 
+/// What was used in no subscription, and is held.
+pub fn sum_outside(session: &dyn Session) -> Done<Quantities> {
+    let sql = "-- sum_outside
+        SELECT meter_no AS number, 0 AS pushes, outside AS quantity
+        FROM cuts /*+ INDEXED BY cuts_outside */ WHERE outside <> '0'";
+    sum(session, sql)
+}
+
 /// What a saga holds back.
 pub fn sum_held(session: &dyn Session) -> Done<Quantities> {
     let sql = "-- sum_held

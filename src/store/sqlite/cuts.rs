@@ -8,13 +8,18 @@
 use super::segment::overflow;
 use super::session::SqliteSession;
 use super::{Shared, events, rollups, sql_error};
+use crate::rules::attribution::{Layout, StretchSums};
 use crate::rules::billing::Granularity;
 use crate::rules::cut::{OpenEvent, OpenEvents};
-use crate::rules::ids::EventId;
+use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
+use crate::rules::meter::{Aggregation, Meter};
 use crate::rules::push::WindowUsage;
 use crate::rules::window::Window;
 use crate::store::push::CutOrder;
-use crate::store::sql::{CutWindow, ListedEvents, Row, Session, WindowKey, read_cuts, values};
+use crate::store::sql::{
+    CutWindow, Failure, Listed, Row, Session, WindowKey, divide_window, read_attributions,
+    read_cuts, values,
+};
 use crate::store::{EventFilter, Query, Result};
 use rusqlite::Connection;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -40,28 +45,83 @@ pub fn measure_windows(
     measured
 }
 
-/// Lists the events to be cut of windows that are billed by event and have changed.
-pub fn list_open_events(
+/// Lists the events to be cut of windows that are billed by event and have changed, and adds up
+/// the events of windows in which something changes.
+pub fn list_before_cut(
     shared: &Shared,
     connection: &Connection,
     orders: Vec<CutOrder>,
     events_max: usize,
-) -> Result<ListedEvents> {
-    let mut listed = ListedEvents::new();
-    for order in orders {
+) -> Result<Listed> {
+    let mut listed = Listed::default();
+    let (tenants, catalog) = {
         let memory = shared.read_memory();
-        let (tenant_no, catalog) =
-            (memory.tenants.find(&order.tenant), Arc::clone(&memory.catalog));
-        drop(memory);
-        let billing = catalog.get(order.meter).and_then(|meter| meter.spec.billing.as_ref());
-        let by_event = billing.is_some_and(|billing| billing.granularity == Granularity::Event);
-        let Some(tenant_no) = tenant_no.filter(|_| by_event) else { continue };
-        let key = WindowKey { tenant_no, meter: order.meter, start: order.window.start };
-        if let Some(open) = list_window(shared, connection, (key, &order), events_max)? {
-            listed.insert((order.tenant, order.meter, order.window.start), open);
+        let number =
+            |order: &CutOrder| Some((order.tenant.clone(), memory.tenants.find(&order.tenant)?));
+        let numbers: BTreeMap<TenantId, TenantNo> = orders.iter().filter_map(number).collect();
+        (numbers, Arc::clone(&memory.catalog))
+    };
+    let session = SqliteSession::on(connection);
+    let all = tenants.values().copied().collect();
+    let attributions = read_attributions(&session, &all).map_err(Failure::into_error)?;
+    for order in orders {
+        let Some(tenant_no) = tenants.get(&order.tenant).copied() else { continue };
+        let meter = catalog.get(order.meter);
+        let Some((meter, billing)) =
+            meter.and_then(|meter| Some((meter, meter.spec.billing.as_ref()?)))
+        else {
+            continue;
+        };
+        let name = (order.tenant.clone(), order.meter, order.window.start);
+        if billing.granularity == Granularity::Event {
+            let key = WindowKey { tenant_no, meter: order.meter, start: order.window.start };
+            if let Some(open) = list_window(shared, connection, (key, &order), events_max)? {
+                listed.events.insert(name.clone(), open);
+            }
+            if !order.recut {
+                continue;
+            }
+        }
+        let attribution = attributions.get(&tenant_no).cloned().unwrap_or_default();
+        let layout = divide_window(billing, order.window, &attribution);
+        if layout.needs_events() {
+            let place = (&order.tenant, order.meter, order.window);
+            let sums = sum_window(shared, connection, place, (meter, &layout))?;
+            end_snapshot(connection)?;
+            listed.stretches.insert(name, (layout, sums));
         }
     }
     Ok(listed)
+}
+
+/// Adds up the events of a window. The transaction stays open.
+pub fn sum_window(
+    shared: &Shared,
+    connection: &Connection,
+    (tenant, number, window): (&TenantId, MeterNo, Window),
+    (meter, layout): (&Meter, &Layout),
+) -> Result<StretchSums> {
+    let filter = EventFilter {
+        tenant: tenant.clone(),
+        meter: Some(number),
+        range: Some(window),
+        searched_max: usize::MAX,
+    };
+    let of_one = meter.spec.aggregation == Aggregation::Count;
+    let query = Query::first(filter, usize::MAX);
+    events::sum_stretches(shared, connection, &query, layout, of_one)
+}
+
+/// What was added up of these windows by these layouts.
+pub fn find_stretches(
+    windows: &[(&CutWindow, &Layout)],
+    listed: &Listed,
+) -> BTreeMap<WindowKey, StretchSums> {
+    let find = |(window, layout): &(&CutWindow, &Layout)| {
+        let (by, sums) = listed.stretches.get(&window.name())?;
+        (by == *layout).then(|| (window.key(), sums.clone()))
+    };
+    windows.iter().filter_map(find).collect()
 }
 
 /// The events of a window that are to be cut; none if it has not changed.
@@ -132,12 +192,11 @@ fn end_snapshot(connection: &Connection) -> Result<()> {
 pub fn read_open_events(
     connection: &Connection,
     windows: &[(&CutWindow, u64)],
-    listed: &ListedEvents,
+    listed: &Listed,
 ) -> Result<BTreeMap<WindowKey, OpenEvents>> {
     let mut found = BTreeMap::new();
     for (window, _) in windows {
-        let name = (window.tenant.clone(), window.meter_no, window.window.start);
-        let Some(mut open) = listed.get(&name).cloned() else { continue };
+        let Some(mut open) = listed.events.get(&window.name()).cloned() else { continue };
         let cut = find_cut(connection, window.key(), open.due.iter().map(|event| &event.id))?;
         open.due.retain(|event| !cut.contains(&event.id));
         found.insert(window.key(), open);

@@ -8,13 +8,15 @@ use super::event_ranges::{EventRange, read_range, read_segments};
 use super::record::EventView;
 use super::rollups::Snapshot;
 use super::runs::Run;
-use super::segment::{Entry, Segment, key_hash};
+use super::segment::{Entry, Segment, key_hash, overflow};
 use super::session::SqliteSession;
 use super::statements::Statements;
 use super::total_blocks::find_bounds;
 use super::{Shared, corrupt, damaged};
+use crate::rules::attribution::{Layout, StretchSums, SummedEvent};
 use crate::rules::event::Event;
 use crate::rules::ids::{EventId, TenantId, TenantNo};
+use crate::rules::quantity::Quantity;
 use crate::rules::timestamp::{MICROS_PER_DAY, Timestamp};
 use crate::rules::window::Window;
 use crate::store::sql::trace_inboxes;
@@ -140,6 +142,52 @@ pub fn list_events(
     let searched_to = folded.searched_to.filter(|_| events.len() < query.limit);
     events.truncate(query.limit);
     Ok(EventPage { events, searched_to })
+}
+
+/// Adds up the events of a window of one meter by the stretches of its layout, as of one moment.
+/// With `of_one` each event counts as one. The transaction stays open.
+pub fn sum_stretches(
+    shared: &Shared,
+    connection: &Connection,
+    query: &EventQuery,
+    layout: &Layout,
+    of_one: bool,
+) -> Result<StretchSums> {
+    let add = |sums: &mut StretchSums, view: &EventView<'_>| -> Result<()> {
+        let of_meter = query.filter.meter == Some(view.meter);
+        if of_meter && admits(query, view.occurred_at, view.id) {
+            let EventView { occurred_at, subscription, trial, .. } = *view;
+            let quantity = if of_one { Quantity::ONE } else { view.quantity };
+            let event = SummedEvent { occurred_at, quantity, subscription, trial };
+            sums.add(layout, event).map_err(|_| overflow())?;
+        }
+        Ok(())
+    };
+    let of_segment = |segment: &Segment, tenant: TenantNo| -> Result<StretchSums> {
+        let mut sums = StretchSums::new(layout);
+        for entry in segment.entries_of(tenant) {
+            add(&mut sums, &segment.view(entry)?.0)?;
+        }
+        Ok(sums)
+    };
+    let (snapshot, copied) = shared.consistent_snapshot(connection, |memory| {
+        let tenant = memory.tenants.find(&query.filter.tenant)?;
+        Some((tenant, of_segment(&memory.open, tenant)))
+    })?;
+    let Some((tenant, open)) = copied else { return Ok(StretchSums::new(layout)) };
+    let mut sums = open?;
+    for segment in &snapshot.sealed {
+        sums.merge(of_segment(segment, tenant)?).map_err(|_| overflow())?;
+    }
+    let Some(query) = narrow_to_totals(connection, &snapshot, tenant, query)? else {
+        return Ok(sums);
+    };
+    let mut folded = FoldedEvents::of_query(connection, (tenant, snapshot.segment_no), &query)?;
+    while let Some((_, _, place)) = folded.next()? {
+        add(&mut sums, &folded.stretches[place].view()?.0)?;
+        folded.step(place)?;
+    }
+    Ok(sums)
 }
 
 fn rank(event: &Event) -> (Timestamp, &str) {

@@ -9,6 +9,7 @@ use super::segment::overflow;
 use super::statements::Statements;
 use super::writer::{CommitPoints, TABLES, Writer};
 use super::{Shared, SqliteStore, cuts, damaged, declarations, sql_error};
+use crate::rules::attribution::{Layout, StretchSums};
 use crate::rules::cut::OpenEvents;
 use crate::rules::ids::{MeterNo, TenantId, TenantNo};
 use crate::rules::push::WindowUsage;
@@ -18,8 +19,8 @@ use crate::rules::timestamp::Timestamp;
 use crate::store::idempotency::{Ended, completion_error, millis};
 use crate::store::push::{CutOrder, UnbilledSums};
 use crate::store::sql::{
-    CutWindow, Done, Failure, ListedEvents, PushPair, Row, Session, SqlStore, Sum, Value,
-    WindowKey, sum_held, sum_shadow,
+    CutWindow, Done, Failure, Listed, PushPair, Row, Session, SqlStore, Sum, Value, WindowKey,
+    sum_held, sum_outside, sum_shadow,
 };
 use crate::store::{Error, Result};
 use counterfoil_idempotency::{Claim, sqlite};
@@ -112,10 +113,18 @@ impl Session for SqliteSession<'_> {
     fn read_open_events(
         &self,
         windows: &[(&CutWindow, u64)],
-        listed: &ListedEvents,
+        listed: &Listed,
         _: usize,
     ) -> Done<BTreeMap<WindowKey, OpenEvents>> {
         Ok(cuts::read_open_events(self.connection, windows, listed)?)
+    }
+
+    fn sum_stretches(
+        &self,
+        windows: &[(&CutWindow, &Layout)],
+        listed: &Listed,
+    ) -> Done<BTreeMap<WindowKey, StretchSums>> {
+        Ok(cuts::find_stretches(windows, listed))
     }
 }
 
@@ -154,20 +163,25 @@ impl SqlStore for SqliteStore {
             let before_from = sum_before(shared, connection, &meters)?;
             let session = SqliteSession::on(connection);
             let (shadow, held) = (sum_shadow(&session)?, sum_held(&session)?);
-            Ok(UnbilledSums { shadow, before_from, held })
+            let outside = sum_outside(&session)?;
+            Ok(UnbilledSums { shadow, before_from, held, outside })
         })
         .await
     }
 
-    async fn list_open_events(
-        &self,
-        orders: Vec<CutOrder>,
-        events_max: usize,
-    ) -> Result<ListedEvents> {
+    async fn list_before_cut(&self, orders: Vec<CutOrder>, events_max: usize) -> Result<Listed> {
         let list = move |shared: &Shared, connection: &Connection| {
-            cuts::list_open_events(shared, connection, orders, events_max)
+            cuts::list_before_cut(shared, connection, orders, events_max)
         };
         self.read(list).await
+    }
+
+    async fn sum_window(&self, window: CutWindow, layout: Layout) -> Result<StretchSums> {
+        self.read(move |shared, connection| {
+            let CutWindow { tenant, meter_no, meter, window, .. } = &window;
+            cuts::sum_window(shared, connection, (tenant, *meter_no, *window), (meter, &layout))
+        })
+        .await
     }
 
     async fn in_transaction<T: Send + 'static>(

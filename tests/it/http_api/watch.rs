@@ -174,7 +174,7 @@ pub async fn rows_of_a_pass_are_paged(ground: Ground) {
     let all = server.get(&format!("/v1/passes/{number}/rows")).await.json();
     assert_eq!(all["rows"].as_array().unwrap().len(), 3);
     assert_eq!(all["next_after"], Value::Null);
-    insta::assert_snapshot!(all["rows"][0].to_string(), @r#"{"advice":"something besides this server reports usage for the customer: another program with the account's key, a second server with another store, a negative usage that was lost, or an entry made by hand; find it, it is never corrected from here","delta":"2","from":"2026-11-01T00:00:00Z","hash":"abababababababababababababababababababababababababababababababab","ledger":"1.000000000001","meter":"calls","not_billed":null,"note":null,"provider":"3","pushed":"1","reason":"provider_higher","shadow":null,"tenant":"acme","to":"2026-11-02T00:00:00Z","verdict":"bypass","windows":[],"written_off":null}"#);
+    insta::assert_snapshot!(all["rows"][0].to_string(), @r#"{"advice":"something besides this server reports usage for the customer: another program with the account's key, a second server with another store, a negative usage that was lost, or an entry made by hand; find it, it is never corrected from here","delta":"2","from":"2026-11-01T00:00:00Z","hash":"abababababababababababababababababababababababababababababababab","ledger":"1.000000000001","meter":"calls","not_billed":null,"note":null,"outside":null,"provider":"3","pushed":"1","reason":"provider_higher","shadow":null,"tenant":"acme","to":"2026-11-02T00:00:00Z","trial":null,"verdict":"bypass","windows":[],"written_off":null}"#);
     let mut found = Vec::new();
     let mut path = format!("/v1/passes/{number}/rows?limit=1");
     loop {

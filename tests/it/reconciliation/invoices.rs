@@ -1,6 +1,6 @@
 //! What the provider bills against what was counted: pre-tax with pre-tax.
 
-use super::world::{Ground, SUMMARIES, World, quantity};
+use super::world::{ABSOLUTE, Ground, SUMMARIES, World, quantity};
 use counterfoil::rules::alert::{AlertKind, NoticeEvent};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
@@ -107,6 +107,60 @@ pub async fn matching_invoice_line_closes_its_pushes(ground: Ground) {
     world.hours(3).await;
     world.check_pushes(&[("31", PushState::Reconciled, Class::Reconciled)]).await;
     assert!(world.open_findings(FindingKind::Invoice).await.is_empty());
+}
+
+/// Days that begin at 12:20, and usage of both sides of the border within an hour.
+async fn straddled(world: &World, customer: &str) {
+    world.go_to("2026-11-15T12:20:00Z");
+    world.stripe.subscribe(customer, &world.stripe.price("calls", "0.5", "day"));
+    world.work().await;
+    world.hours(1).await;
+    world.used("acme", "31", "2026-11-15T12:40:00Z").await;
+    world.until("2026-11-16T12:20:00Z").await;
+    world.go_to("2026-11-16T12:40:00Z");
+    world.used("acme", "3", "2026-11-16T12:19:59.999999Z").await;
+    world.used("acme", "40", "2026-11-16T12:20:00Z").await;
+    world.work().await;
+    world.until("2026-11-17T16:40:00Z").await;
+}
+
+fn billed(world: &World) -> Vec<String> {
+    let quantity = |invoice: &serde_json::Value| {
+        invoice["lines"]["data"][0]["quantity_decimal"].as_str().unwrap().to_owned()
+    };
+    world.stripe.invoices().iter().map(quantity).collect()
+}
+
+pub async fn each_side_of_a_border_is_on_its_invoice(ground: Ground) {
+    let (world, customer) = World::usual(ground).await;
+    straddled(&world, &customer).await;
+    assert_eq!(billed(&world), ["34", "40"]);
+    assert_eq!(world.findings().await, []);
+    assert_eq!(world.pages(), []);
+}
+
+pub async fn usage_on_the_wrong_side_of_a_border_is_found(ground: Ground) {
+    let world = World::on(ground).await;
+    // The provider keeps one value for an hour, so the hour is not divided.
+    world.meter("calls", ABSOLUTE).await;
+    let customer = world.tenant("acme").await;
+    straddled(&world, &customer).await;
+    assert_eq!(billed(&world), ["31", "43"]);
+    let texts: Vec<String> = world
+        .open_findings(FindingKind::Invoice)
+        .await
+        .into_iter()
+        .map(|f| f.seen.detail)
+        .collect();
+    let hour = "of calls in the window of 2026-11-16T12:00:00Z";
+    assert_eq!(
+        texts,
+        [
+            format!("{hour}, 3 were used within the period and 0 were pushed into it"),
+            format!("{hour}, 40 were used within the period and 43 were pushed into it"),
+        ]
+    );
+    assert!(!world.notices(AlertKind::InvoiceDrift).is_empty(), "somebody is called");
 }
 
 pub async fn lines_of_tiers_are_compared_together(ground: Ground) {

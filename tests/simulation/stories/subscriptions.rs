@@ -61,7 +61,8 @@ pub fn live(world: &mut World<'_>) -> Result<(), String> {
     check_invoices(world, &subscribers, &prices)
 }
 
-fn ask(world: &World<'_>, request: &SimRequest) -> Value {
+/// Calls the provider as a person does, without faults.
+pub fn ask(world: &World<'_>, request: &SimRequest) -> Value {
     let mut simulator = world.simulator.lock().unwrap();
     let plan = simulator.faults().clone();
     simulator.set_faults(FaultPlan::default());

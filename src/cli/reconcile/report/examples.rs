@@ -99,6 +99,8 @@ pub fn row(tenant: &str, day: u32, (ledger, pushed, provider): (&str, &str, &str
         written_off: None,
         not_billed: None,
         shadow: None,
+        outside: None,
+        trial: None,
         note: None,
         windows: if verdict == Verdict::Equal { vec![] } else { vec![window] },
         hash: Some("5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9".into()),
