@@ -59,5 +59,7 @@ on_every_store! {
     http {
         saga_runs_from_its_request_to_completion,
         undone_saga_is_resumed_over_http,
+        billing_periods_are_aligned_to_windows,
+        a_subscription_whose_alignment_has_passed_is_refused,
     }
 }

@@ -107,3 +107,37 @@ pub async fn undone_saga_is_resumed_over_http(ground: Ground) {
     assert_eq!((status, &resumed["generation"]), (200, &json!(2)), "{resumed}");
     assert_eq!(world.finish(id).await, SagaState::Completed);
 }
+
+pub async fn billing_periods_are_aligned_to_windows(ground: Ground) {
+    let world = World::on(ground).await;
+    let server = Server::over(&world).await;
+    let now = world.clock.now().micros();
+    let hour = 3_600_000_000;
+    // Four minutes before the hour is too late for it.
+    let next = (now.div_euclid(hour) + 1) * hour;
+    world.clock.advance(next - 4 * 60_000_000 - now);
+    let body = json!({"plan": "pro", "prices": [world.prices[0]], "align": true});
+    let (status, begun) = post(&server, SUBSCRIPTIONS, "first", &body).await;
+    assert_eq!(status, 202, "{begun}");
+    let id = begun["id"].as_str().unwrap();
+    assert_eq!(world.finish(id).await, SagaState::Completed);
+    let (_, agreed) = get(&server, SUBSCRIPTIONS).await;
+    let subscription = agreed["subscriptions"][0]["subscription"].as_str().unwrap();
+    let shown = world.stripe.get(&format!("/v1/subscriptions/{subscription}"));
+    assert_eq!(shown["billing_cycle_anchor"], (next + hour) / 1_000_000);
+    assert_eq!(shown["items"]["data"][0]["current_period_end"], (next + hour) / 1_000_000);
+}
+
+pub async fn a_subscription_whose_alignment_has_passed_is_refused(ground: Ground) {
+    let world = World::on(ground).await;
+    let server = Server::over(&world).await;
+    let body = json!({"plan": "pro", "prices": [world.prices[0]], "align": true});
+    let (_, begun) = post(&server, SUBSCRIPTIONS, "first", &body).await;
+    world.clock.advance(2 * 3_600_000_000);
+    let id = begun["id"].as_str().unwrap();
+    assert_eq!(world.finish(id).await, SagaState::Compensated);
+    let (_, story) = get(&server, &format!("/v1/sagas/{id}")).await;
+    let detail = story["saga"]["detail"].as_str().unwrap();
+    assert!(detail.contains("request the subscription again"), "{detail}");
+    assert_eq!(get(&server, SUBSCRIPTIONS).await.1["subscriptions"], json!([]));
+}
