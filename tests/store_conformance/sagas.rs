@@ -2,7 +2,7 @@
 
 use crate::accounts::key;
 use crate::billed::{Billed, HOUR_MICROS, after, window};
-use crate::fixture::{Fixture, at_once, claim_at_once, tenant_id};
+use crate::fixture::{Fixture, at_once, claim_at_once, event, tenant_id};
 use counterfoil::jobs::unbilled::{Cause, Slow, Unbilled};
 use counterfoil::rules::ids::{MeterNo, SubscriptionId};
 use counterfoil::rules::saga::{LogLine, Mark, Saga, SagaKind, SagaState, saga_id};
@@ -623,22 +623,33 @@ pub async fn stamps_lie_inside_the_subscription(f: Fixture) {
     record(&b.f, began).await;
     b.f.store.charge_from("saga_1", at(10, 41)).await.unwrap();
     b.f.store.end_subscription(&SubscriptionId::parse("sub_1").unwrap(), at(12, 20)).await.unwrap();
-    for hour in [9, 10, 11, 12, 13] {
-        b.planned("acme", &format!("e{hour}"), "tokens", "1", hour).await;
+    // The provider charges from 10:41 on what was used from 10:40 on.
+    let moments =
+        [(9, 30), (10, 30), (10, 40), (10, 50), (11, 30), (12, 10), (12, 20), (12, 50), (13, 30)];
+    for (place, (hour, minutes)) in moments.iter().enumerate() {
+        let when = at(*hour, *minutes).to_string();
+        let quantity = format!("\"{}\"", 10u64.pow(u32::try_from(place).unwrap()));
+        let event = event("acme", &format!("e{place}"), "tokens", &quantity, &when, "{}");
+        b.f.deliver_one(&event).await;
     }
+    b.cut("tokens", &[9, 10, 11, 12, 13]).await;
     // Nobody has agreed to anything with this one.
     b.planned("umbrella", "u10", "tokens", "1", 10).await;
-    let stamps: Vec<_> = b.pushes().await.iter().map(|push| push.stamped_at).collect();
-    let second = 1_000_000;
+    let pushes = b.pushes().await;
+    let stamps: Vec<_> =
+        pushes.iter().map(|push| (push.value.to_string(), push.stamped_at)).collect();
+    let half = 30_000_000;
     let expected = [
-        at(9, 30),
-        at(10, 41).saturating_add_micros(second),
-        at(11, 30),
-        at(12, 20).saturating_add_micros(-second),
-        at(13, 30),
-        at(10, 30),
+        ("1", at(9, 30)),
+        ("10", at(10, 20).saturating_add_micros(half)),
+        ("1100", at(10, 50).saturating_add_micros(half)),
+        ("10000", at(11, 30)),
+        ("100000", at(12, 10)),
+        ("11000000", at(12, 40)),
+        ("100000000", at(13, 30)),
+        ("1", at(10, 30)),
     ];
-    assert_eq!(stamps, expected);
+    assert_eq!(stamps, expected.map(|(value, at)| (value.to_owned(), at)));
 }
 
 /// Events that were cut while a hold kept them back, and events that come late.
