@@ -47,6 +47,7 @@ pub mod credits;
 pub mod events;
 pub mod findings;
 pub mod health;
+pub mod inboxes;
 pub mod keys;
 pub mod meters;
 mod names;

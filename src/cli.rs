@@ -11,12 +11,15 @@ mod client;
 mod clock;
 mod completions;
 mod config;
+mod conflicts;
 mod credits;
 mod demo;
 mod findings;
+mod inboxes;
 mod keys;
 mod passes;
 mod pushes;
+mod quarantine;
 mod reconcile;
 mod sagas;
 mod send;
@@ -67,6 +70,8 @@ enum Command {
     Reconcile(reconcile::ReconcileArguments),
     Passes(passes::PassesArguments),
     Findings(findings::FindingsArguments),
+    Quarantine(quarantine::QuarantineArguments),
+    Conflicts(conflicts::ConflictsArguments),
     Alerts(alerts::AlertsArguments),
     Webhooks(webhooks::WebhooksArguments),
     Sagas(sagas::SagasArguments),
@@ -132,6 +137,8 @@ fn run_command(command: Command) -> anyhow::Result<ExitCode> {
             Command::Reconcile(arguments) => reconcile::run(&arguments).await,
             Command::Passes(arguments) => passes::run(arguments).await,
             Command::Findings(arguments) => findings::run(&arguments).await,
+            Command::Quarantine(arguments) => quarantine::run(arguments).await,
+            Command::Conflicts(arguments) => conflicts::run(arguments).await,
             Command::Alerts(arguments) => alerts::run(&arguments).await,
             Command::Webhooks(arguments) => webhooks::run(arguments).await,
             Command::Sagas(arguments) => sagas::run(arguments).await,

@@ -15,6 +15,7 @@ mod catalog;
 mod changes;
 pub(crate) mod counters;
 mod credits;
+mod decisions;
 pub(crate) mod events;
 mod extract;
 mod idempotency;

@@ -18,6 +18,7 @@ pub mod command;
 pub mod credit;
 pub mod customer;
 pub mod cut;
+pub mod decision;
 pub mod digest;
 pub mod drain;
 pub mod drift;

@@ -11,6 +11,7 @@ pub mod alert;
 pub mod binding;
 pub mod clock;
 pub mod credit;
+pub mod decision;
 pub mod epoch;
 mod fault_log;
 pub mod faulty;
@@ -37,7 +38,7 @@ use crate::rules::ids::{CustomerId, EventId, MeterNo, MeterSlug, TenantId};
 use crate::rules::meter::{Catalog, Meter};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::{ComposeError, Usage, UsageRow, UsageShape};
-use crate::rules::verdict::{Acceptance, Quarantine, Tally, Verdict};
+use crate::rules::verdict::{Acceptance, Tally, Verdict};
 use crate::rules::window::Window;
 use account::Accounts;
 use alert::Alerts;
@@ -45,6 +46,9 @@ use async_trait::async_trait;
 use binding::Bindings;
 use clock::Clocks;
 use credit::Credits;
+use decision::{
+    AdmissionBatch, ConflictQuery, ConflictRecord, Decisions, QuarantineQuery, QuarantineRecord,
+};
 use epoch::Epochs;
 use faulty::verbs;
 pub use list::Query;
@@ -139,32 +143,6 @@ pub struct StoredEvent {
     pub received_at: Timestamp,
 }
 
-/// Another payload under a key that was already counted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConflictRecord {
-    pub tenant: TenantId,
-    pub id: EventId,
-    /// The payload that was counted, as JSON.
-    pub standing: String,
-    /// The payload that was not, as JSON.
-    pub arriving: String,
-    pub first_received_at: Timestamp,
-    pub last_received_at: Timestamp,
-    pub deliveries: u64,
-}
-
-/// An event that was kept and not counted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct QuarantineRecord {
-    pub tenant: TenantId,
-    pub id: EventId,
-    pub payload: String,
-    pub reason: Quarantine,
-    pub first_received_at: Timestamp,
-    pub last_received_at: Timestamp,
-    pub deliveries: u64,
-}
-
 /// Payloads of one id that an inbox keeps. Of further ones only the number of deliveries is kept.
 pub const INBOX_PAYLOADS_MAX: usize = 100;
 
@@ -202,12 +180,6 @@ pub struct EventPage {
 /// Where a page of events ended.
 pub type EventCursor = (Timestamp, EventId);
 pub type EventQuery = Query<EventFilter, EventCursor>;
-
-/// Asks for a page of an inbox: a tenant's records or all, oldest first.
-pub type InboxQuery = Query<Option<TenantId>>;
-
-/// A page of records, each with the number that asks for the records after it.
-pub type InboxPage<T> = Vec<(u64, T)>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tenant {
@@ -340,6 +312,17 @@ verbs! {
             partition: usize,
             batch: DeliveryBatch,
         ) -> Result<Vec<Verdict>>;
+
+        /// Judges and records events that a person admits, as deliveries are but at any time of
+        /// theirs; decides their records by the verdicts, and has the windows of those that were
+        /// counted cut again: all in one transaction. What would be one group too many stays
+        /// undecided. None, and no effect, if one of the records is no longer undecided. Durable on
+        /// return. After [`Error::Unknown`] the records tell what happened.
+        async fn record_admissions(
+            &self,
+            partition: usize,
+            batch: AdmissionBatch,
+        ) -> Result<Option<Vec<Verdict>>>;
     }
 }
 
@@ -395,8 +378,8 @@ verbs! {
         ) -> Result<Usage>;
         async fn list_events(&self, query: EventQuery) -> Result<EventPage>;
         async fn trace_event(&self, tenant: &TenantId, id: &EventId) -> Result<EventTrace>;
-        async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>>;
-        async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>>;
+        async fn list_conflicts(&self, query: ConflictQuery) -> Result<Vec<ConflictRecord>>;
+        async fn list_quarantine(&self, query: QuarantineQuery) -> Result<Vec<QuarantineRecord>>;
         /// Counters of hours that start in `range`, of all tenants, in no particular order.
         async fn read_counters(&self, range: Window) -> Result<Vec<CounterRow>>;
         async fn list_counters(&self, query: CounterQuery) -> Result<Vec<CounterRow>>;
@@ -437,6 +420,7 @@ pub trait Store:
     + Accounts
     + Credits
     + Sagas
+    + Decisions
     + Quotes
     + Outbox
     + Clocks

@@ -1,44 +1,10 @@
-//! Events that were counted, and payloads that were kept and not counted.
+//! Events: how they were judged, and all that is known of one.
 
 use super::Timestamp;
+use super::inboxes::{ConflictAnswer, QuarantineAnswer};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
-
-/// A payload that was not counted, because another one was counted under the same id.
-#[derive(Serialize, Deserialize, ToSchema)]
-pub struct ConflictAnswer {
-    pub tenant: String,
-    pub id: String,
-    /// The payload that was counted.
-    #[schema(value_type = Object)]
-    pub counted: Box<RawValue>,
-    /// The payload that was not.
-    #[schema(value_type = Object)]
-    pub received: Box<RawValue>,
-    pub first_received_at: Timestamp,
-    pub last_received_at: Timestamp,
-    /// How often it came.
-    pub deliveries: u64,
-}
-
-/// An event that was kept and not counted.
-#[derive(Serialize, Deserialize, ToSchema)]
-pub struct QuarantineAnswer {
-    pub tenant: String,
-    pub id: String,
-    #[schema(value_type = Object)]
-    pub payload: Box<RawValue>,
-    /// `too_old`, `too_far_ahead` or `too_many_groups`.
-    pub reason: String,
-    pub first_received_at: Timestamp,
-    pub last_received_at: Timestamp,
-    /// How often it came.
-    pub deliveries: u64,
-}
-
-page!(ConflictList, conflicts: ConflictAnswer ("Oldest first."), next_after: u64);
-page!(QuarantineList, quarantined: QuarantineAnswer ("Oldest first."), next_after: u64);
 
 /// An event as it was counted.
 #[derive(Serialize, Deserialize, ToSchema)]

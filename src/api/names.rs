@@ -7,6 +7,7 @@ use crate::rules::account::Floor;
 use crate::rules::alert::{AlertKind, Severity, ThresholdKind, ThresholdPeriod};
 use crate::rules::billing::{Granularity, Mode};
 use crate::rules::credit::{ChangeKind, Pool};
+use crate::rules::decision::{ConflictRuling, ConflictState, QuarantineRuling, QuarantineState};
 use crate::rules::drift::{Reason, Verdict};
 use crate::rules::finding::FindingKind;
 use crate::rules::invoice::Dunning;
@@ -64,6 +65,11 @@ names!(
 );
 names!(ChangeKind, "What happened to a grant.");
 names!(Class, "The reason for a push's state, one for each row of its history.");
+names!(
+    ConflictRuling,
+    "`keep_standing`: the counted payload is right. `dismiss`: nothing is said of either."
+);
+names!(ConflictState, "What was decided about a conflict.");
 names!(Dunning, "The state of an invoice's payment.", None | Failing | Recovered | Lost);
 names!(FindingKind, "What differs: totals (`usage`), a subscription, or an invoice.");
 names!(Floor, "How low a balance may go: `zero`, never below 0; `none`, any balance.");
@@ -88,6 +94,12 @@ names!(
          the provider. `confirmed`: shown in its summary. `reconciled`: compared by a pass. `dead`: \
          needs an operator. `discarded`: written off. `replaced`: never counted; a later revision \
          carries its usage, or it was too old to be sent."
+);
+names!(QuarantineRuling, "`admit`: count it once, at its own time. `discard`: never count it.");
+names!(
+    QuarantineState,
+    "`admitted`: counted by the decision. `duplicate`, `conflict`: to be admitted, and the same or \
+         another payload was counted under its id."
 );
 names!(Reason, "The reason for a verdict.");
 names!(SagaKind, "The operation that a saga carries out.");

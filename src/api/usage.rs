@@ -13,13 +13,17 @@ pub struct CounterAnswer {
     pub tenant: Option<String>,
     /// The start of the hour in which it was received.
     pub hour: Timestamp,
-    /// The sum of the other five.
+    /// The sum of the next five.
     pub received: u64,
     pub accepted: u64,
     pub duplicates: u64,
     pub conflicts: u64,
     pub quarantined: u64,
     pub rejected: u64,
+    /// Events that were received and quarantined before, and admitted by a person in this hour.
+    /// The events that were counted in it are `accepted` and these.
+    #[serde(default)]
+    pub admitted: u64,
 }
 
 page!(CounterList, counters: CounterAnswer, next_after: String,

@@ -1,6 +1,7 @@
 //! `GET /v1/counters`: the conservation law, hour by hour.
 //!
 //! Invariant: received = accepted + duplicates + conflicts + quarantined + rejected, in each row.
+//! What was admitted in the hour was received before, and is beside them.
 
 use super::auth::Scope;
 use super::extract::{Answer, Call, Limit, Query, invalid_cursor, list_query, parse_days};
@@ -57,9 +58,18 @@ pub fn parse_cursor(text: &str) -> Result<(Timestamp, Option<TenantId>), Problem
 
 impl From<CounterRow> for CounterAnswer {
     fn from(row: CounterRow) -> Self {
-        let Tally { accepted, duplicates, conflicts, quarantined, rejected } = row.tally;
-        let tenant = row.tenant.map(|tenant| tenant.to_string());
-        let (hour, received) = (row.hour, row.tally.received());
-        Self { tenant, hour, received, accepted, duplicates, conflicts, quarantined, rejected }
+        let Tally { accepted: _, admitted, duplicates, conflicts, quarantined, rejected } =
+            row.tally;
+        Self {
+            tenant: row.tenant.map(|tenant| tenant.to_string()),
+            hour: row.hour,
+            received: row.tally.received(),
+            accepted: row.tally.accepted_at_receipt(),
+            duplicates,
+            conflicts,
+            quarantined,
+            rejected,
+            admitted,
+        }
     }
 }

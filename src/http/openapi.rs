@@ -6,9 +6,9 @@
 
 use super::access::Reach;
 use super::{
-    App, access, accounts, alerts, billing, changes, counters, credits, events, idempotency,
-    inboxes, keys, latency, meters, pages, passes, pushes, quotes, records, sagas, tenants,
-    timeline, totals, usage, webhooks,
+    App, access, accounts, alerts, billing, changes, counters, credits, decisions, events,
+    idempotency, inboxes, keys, latency, meters, pages, passes, pushes, quotes, records, sagas,
+    tenants, timeline, totals, usage, webhooks,
 };
 use crate::api::events::Verdicts;
 use crate::config::ServerConfig;
@@ -45,6 +45,14 @@ pub fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(latency::list_latencies))
         .routes(routes!(inboxes::list_conflicts))
         .routes(routes!(inboxes::list_quarantine))
+        .routes(routes!(inboxes::get_conflict))
+        .routes(routes!(inboxes::get_quarantined))
+        .routes(routes!(decisions::keep_standing))
+        .routes(routes!(decisions::dismiss_conflict))
+        .routes(routes!(decisions::decide_conflicts))
+        .routes(routes!(decisions::admit_quarantined))
+        .routes(routes!(decisions::discard_quarantined))
+        .routes(routes!(decisions::decide_quarantined))
         .routes(routes!(meters::list_meters))
         .routes(routes!(meters::put_meter, meters::get_meter))
         .routes(routes!(tenants::list_tenants))

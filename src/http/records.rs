@@ -141,11 +141,15 @@ fn summarise(trace: &EventTrace) -> String {
         Some(event) => format!("counted once, received at {}", event.received_at),
         None => "not counted".to_owned(),
     };
+    let open = trace.conflicts.iter().filter(|one| one.decision.is_none()).count();
     match trace.conflicts.len() {
         0 => {}
         1 => summary.push_str("; 1 other payload came under this id and was not counted"),
         many => summary
             .push_str(&format!("; {many} other payloads came under this id and were not counted")),
+    }
+    if open < trace.conflicts.len() {
+        summary.push_str(&format!(", {open} of them undecided"));
     }
     for record in &trace.quarantined {
         summary.push_str(&format!(
@@ -153,6 +157,11 @@ fn summarise(trace: &EventTrace) -> String {
             record.reason.code(),
             record.first_received_at
         ));
+        if let Some(decision) = &record.decision {
+            let (state, at) = (record.state.name(), decision.at);
+            let author = &decision.author;
+            summary.push_str(&format!(", decided by {author} at {at}: {state}"));
+        }
     }
     let not_kept = trace.conflicts_not_kept.saturating_add(trace.quarantined_not_kept);
     if not_kept > 0 {

@@ -15,6 +15,7 @@
 //!
 //! A crash loses the queue; no sender got an answer for it, so each sends again.
 
+pub mod admissions;
 mod lanes;
 mod latencies;
 mod pace;

@@ -2,17 +2,18 @@
 //! cause.
 //!
 //! Invariant: causes do not overlap, so the total is their sum. Usage that is on its way is no part
-//! of it. What a person wrote off is no part of it either: that is decided. Quarantined events are
-//! added up as far as `QUARANTINED_MAX`; whether there are more is said.
+//! of it. What a person wrote off or discarded is no part of it either: that is decided.
+//! Quarantined events are added up as far as `QUARANTINED_MAX`; whether there are more is said.
 
 use crate::rules::event::{Item, parse_event};
 use crate::rules::ids::MeterNo;
 use crate::rules::meter::{Aggregation, Catalog};
 use crate::rules::named::named_enum;
 use crate::rules::quantity::Quantity;
+use crate::store::decision::{InboxFilter, QuarantineFilter, QuarantineQuery};
 use crate::store::list::PAGE;
 use crate::store::push::{PushCounts, PushHistory, Pushes, UnbilledSums};
-use crate::store::{self, InboxQuery, Queries};
+use crate::store::{self, Queries};
 use std::collections::BTreeMap;
 
 /// Quarantined events that are added up.
@@ -112,19 +113,21 @@ impl Unbilled {
     }
 }
 
-/// Events that were kept and not counted, of meters that are billed.
+/// Events that were kept, are not counted and not decided about, of meters that are billed.
 async fn sum_quarantined(
     store: &(impl Queries + ?Sized),
     catalog: &Catalog,
 ) -> store::Result<(BTreeMap<MeterNo, Quantity>, bool)> {
     let mut sums: BTreeMap<MeterNo, Quantity> = BTreeMap::new();
-    let (mut query, mut read) = (InboxQuery::first(None, PAGE), 0);
+    let open = InboxFilter { decided: Some(false), ..InboxFilter::default() };
+    let filter = QuarantineFilter { of: open, reason: None };
+    let (mut query, mut read) = (QuarantineQuery::first(filter, PAGE), 0);
     loop {
         let page = store.list_quarantine(query.clone()).await?;
         let ended = page.len() < PAGE;
         read += page.len();
-        for (number, record) in page {
-            query.after = Some(number);
+        for record in page {
+            query.after = Some(record.number);
             // What no meter knows any more has no quantity.
             let Ok(item) = serde_json::from_str::<Item<'_>>(&record.payload) else { continue };
             let Ok(event) = parse_event(&item, catalog) else { continue };

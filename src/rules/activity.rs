@@ -47,7 +47,7 @@ pub fn judge_quarantine(tally: &Tally) -> bool {
 
 /// Events of a tally that show that the tenant's usage is counted.
 pub fn signs_of_life(tally: &Tally) -> u64 {
-    tally.accepted + tally.duplicates
+    tally.accepted_at_receipt() + tally.duplicates
 }
 
 #[cfg(test)]

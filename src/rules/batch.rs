@@ -5,6 +5,9 @@
 //! payload that is counted under its key; else against the accept horizon; and last against the
 //! groups of its day, of which an accepted event takes up a place.
 //!
+//! Events that a person admits are judged as deliveries are, at any time. They were received
+//! before: what is counted of them counts, and nothing else is kept or counted of them again.
+//!
 //! Invariant: every delivery has one verdict, and every verdict is counted once: received =
 //! accepted + duplicates + conflicts + quarantined + rejected. Judging allocates nothing for an
 //! event that is accepted.
@@ -65,6 +68,31 @@ pub struct BatchFigures {
     pub quarantined: usize,
     /// The verdicts of the events, and what was refused.
     pub tally: Tally,
+}
+
+/// The facts that must hold of admissions before they are written.
+pub fn check_admissions(figures: &BatchFigures) -> Result<(), Fault> {
+    let BatchFigures { delivered, refused, verdicts, accepted, conflicts, quarantined, tally } =
+        figures;
+    must!(
+        verdicts == delivered && *refused == 0,
+        "every admission has one verdict",
+        "admissions={delivered} refused={refused} verdicts={verdicts}"
+    );
+    must!(
+        tally.accepted == count(*accepted) && tally.admitted == tally.accepted,
+        "exactly what is admitted is written",
+        "accepted={} admitted={} written={accepted}",
+        tally.accepted,
+        tally.admitted
+    );
+    must!(
+        tally.received() == 0 && *conflicts == 0 && *quarantined == 0,
+        "an admission is not received again",
+        "received={} conflicts={conflicts} quarantined={quarantined}",
+        tally.received()
+    );
+    Ok(())
 }
 
 /// The facts that must hold of a batch before it is written.
@@ -160,7 +188,14 @@ mod tests {
 
     #[test]
     fn figures_that_disagree_are_a_fault() {
-        let tally = Tally { accepted: 3, duplicates: 2, conflicts: 1, quarantined: 1, rejected: 4 };
+        let tally = Tally {
+            accepted: 3,
+            duplicates: 2,
+            conflicts: 1,
+            quarantined: 1,
+            rejected: 4,
+            ..Tally::default()
+        };
         let agreeing = BatchFigures {
             delivered: 8,
             refused: 3,
@@ -184,5 +219,28 @@ mod tests {
         let unsaid = Tally { duplicates: 4, rejected: 2, ..tally };
         let fact = "what was refused is counted as rejected";
         check(BatchFigures { tally: unsaid, ..agreeing }, fact);
+    }
+    #[test]
+    fn figures_of_admissions_that_disagree_are_a_fault() {
+        let tally = Tally { accepted: 3, admitted: 3, ..Tally::default() };
+        let agreeing = BatchFigures {
+            delivered: 8,
+            refused: 0,
+            verdicts: 8,
+            accepted: 3,
+            conflicts: 0,
+            quarantined: 0,
+            tally,
+        };
+        assert_eq!(check_admissions(&agreeing), Ok(()));
+        let check = |figures: BatchFigures, fact: &str| {
+            assert_eq!(check_admissions(&figures).unwrap_err().fact, fact);
+        };
+        check(BatchFigures { verdicts: 7, ..agreeing }, "every admission has one verdict");
+        check(BatchFigures { accepted: 4, ..agreeing }, "exactly what is admitted is written");
+        let received = Tally { duplicates: 1, ..tally };
+        let fact = "an admission is not received again";
+        check(BatchFigures { tally: received, ..agreeing }, fact);
+        check(BatchFigures { conflicts: 1, ..agreeing }, fact);
     }
 }

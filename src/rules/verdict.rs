@@ -55,13 +55,26 @@ impl Quarantine {
 #[derive(Debug, Clone, Copy)]
 pub struct Acceptance {
     pub now: Timestamp,
+    /// The largest number means no limit at all ([`Acceptance::of_admissions`]).
     pub horizon_micros: i64,
 }
 
 impl Acceptance {
+    /// For events that a person admits: they were received before, and any time is accepted.
+    pub fn of_admissions(now: Timestamp) -> Self {
+        Self { now, horizon_micros: i64::MAX }
+    }
+
+    /// Whether events are admitted by a person, rather than delivered.
+    pub fn is_of_admissions(&self) -> bool {
+        self.horizon_micros == i64::MAX
+    }
+
     /// Whether an event of this time may be counted.
     pub fn admits(&self, occurred_at: Timestamp) -> Result<(), Quarantine> {
-        if occurred_at < self.now.saturating_add_micros(-self.horizon_micros) {
+        if self.is_of_admissions() {
+            Ok(())
+        } else if occurred_at < self.now.saturating_add_micros(-self.horizon_micros) {
             Err(Quarantine::TooOld)
         } else if occurred_at > self.now.saturating_add_micros(FUTURE_MICROS_MAX) {
             Err(Quarantine::TooFarAhead)
@@ -110,7 +123,11 @@ pub fn judge_known(stored: &Event, arriving: &Event) -> Verdict {
 /// How many deliveries ended in each way: for replies and for the conservation counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tally {
+    /// Counted.
     pub accepted: u64,
+    /// Those of `accepted` that were received before, quarantined, and then admitted by a person:
+    /// no receipts of this time.
+    pub admitted: u64,
     pub duplicates: u64,
     pub conflicts: u64,
     pub quarantined: u64,
@@ -128,17 +145,34 @@ impl Tally {
         }
     }
 
+    /// Adds an event that a person admits and that is counted. Any other verdict on it adds
+    /// nothing: it was received before.
+    pub fn add_admission(&mut self) {
+        self.accepted += 1;
+        self.admitted += 1;
+    }
+
     pub fn merge(&mut self, other: &Self) {
         self.accepted += other.accepted;
+        self.admitted += other.admitted;
         self.duplicates += other.duplicates;
         self.conflicts += other.conflicts;
         self.quarantined += other.quarantined;
         self.rejected += other.rejected;
     }
 
+    /// Events that were counted when they were received.
+    pub fn accepted_at_receipt(&self) -> u64 {
+        self.accepted.saturating_sub(self.admitted)
+    }
+
     /// Every delivery received: the left side of the conservation law.
     pub fn received(&self) -> u64 {
-        self.accepted + self.duplicates + self.conflicts + self.quarantined + self.rejected
+        self.accepted_at_receipt()
+            + self.duplicates
+            + self.conflicts
+            + self.quarantined
+            + self.rejected
     }
 }
 
@@ -204,5 +238,23 @@ mod tests {
         assert_eq!(judge(-1_000_001), Verdict::Quarantined(Quarantine::TooOld));
         assert_eq!(judge(FUTURE_MICROS_MAX), Verdict::Accepted);
         assert_eq!(judge(FUTURE_MICROS_MAX + 1), Verdict::Quarantined(Quarantine::TooFarAhead));
+    }
+
+    #[test]
+    fn a_person_admits_events_of_any_time() {
+        let acceptance = Acceptance::of_admissions(Timestamp::from_micros(0));
+        for micros in [i64::MIN, -1, 0, FUTURE_MICROS_MAX + 1, i64::MAX] {
+            assert_eq!(acceptance.admits(Timestamp::from_micros(micros)), Ok(()));
+        }
+    }
+
+    #[test]
+    fn an_admission_is_no_receipt() {
+        let mut tally = Tally::default();
+        tally.add(&Verdict::Quarantined(Quarantine::TooOld));
+        tally.add(&Verdict::Accepted);
+        tally.add_admission();
+        let expected = Tally { accepted: 2, admitted: 1, quarantined: 1, ..Tally::default() };
+        assert_eq!((tally, tally.received(), tally.accepted_at_receipt()), (expected, 2, 1));
     }
 }

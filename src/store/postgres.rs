@@ -50,13 +50,14 @@ use crate::rules::meter::Catalog;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::{Composition, Usage, UsageRow, UsageShape};
 use crate::rules::window::Window;
+use crate::store::decision::{ConflictQuery, ConflictRecord, QuarantineQuery, QuarantineRecord};
 use crate::store::fault_log::FaultLog;
 use crate::store::sql::{
     Session, SqlStore, list_conflicts, list_quarantine, trace_inboxes, verify_passes,
 };
 use crate::store::{
-    CheckReport, ConflictRecord, CounterQuery, CounterRow, Error, EventPage, EventQuery,
-    EventTrace, Health, InboxPage, InboxQuery, Progress, QuarantineRecord, Queries, Result, Store,
+    CheckReport, CounterQuery, CounterRow, Error, EventPage, EventQuery, EventTrace, Health,
+    Progress, Queries, Result, Store,
 };
 use async_trait::async_trait;
 use connection::{Connector, Refusal, Snapshot};
@@ -311,11 +312,11 @@ impl Queries for PostgresStore {
         Ok(EventTrace { counted, ..kept })
     }
 
-    async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>> {
+    async fn list_conflicts(&self, query: ConflictQuery) -> Result<Vec<ConflictRecord>> {
         self.in_reader(move |session| list_conflicts(session, &query)).await
     }
 
-    async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>> {
+    async fn list_quarantine(&self, query: QuarantineQuery) -> Result<Vec<QuarantineRecord>> {
         self.in_reader(move |session| list_quarantine(session, &query)).await
     }
 

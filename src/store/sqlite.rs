@@ -55,16 +55,18 @@ use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::{Usage, UsageRow, UsageShape};
 use crate::rules::verdict::Verdict;
 use crate::rules::window::Window;
+use crate::store::decision::{
+    AdmissionBatch, ConflictQuery, ConflictRecord, QuarantineQuery, QuarantineRecord,
+};
 use crate::store::groups::KnownGroups;
 use crate::store::sql::{
     Done, Session, create_api_key, list_api_keys, list_conflicts, list_quarantine, revoke_api_key,
 };
 use crate::store::throttle::Throttle;
 use crate::store::{
-    ApiKey, ApiKeys, CheckReport, ConflictRecord, CounterQuery, CounterRow, Declaration,
-    Declarations, Deliveries, DeliveryBatch, Error, EventPage, EventQuery, EventTrace, Health,
-    InboxPage, InboxQuery, Progress, QuarantineRecord, Queries, Result, Store, TenantFields,
-    TenantPut, damaged, stop_process,
+    ApiKey, ApiKeys, CheckReport, CounterQuery, CounterRow, Declaration, Declarations, Deliveries,
+    DeliveryBatch, Error, EventPage, EventQuery, EventTrace, Health, Progress, Queries, Result,
+    Store, TenantFields, TenantPut, damaged, stop_process,
 };
 use async_trait::async_trait;
 use epochs::Marks;
@@ -258,6 +260,14 @@ impl Deliveries for SqliteStore {
         self.send(Job::Record { batch, reply })?;
         answer.await.map_err(|_| closed())?
     }
+
+    async fn record_admissions(
+        &self,
+        _: usize,
+        batch: AdmissionBatch,
+    ) -> Result<Option<Vec<Verdict>>> {
+        self.write(move |writer| writer.admit(&batch)).await
+    }
 }
 
 #[async_trait]
@@ -321,11 +331,11 @@ impl Queries for SqliteStore {
         self.read(move |shared, c| events::trace_event(shared, c, &tenant, &id)).await
     }
 
-    async fn list_conflicts(&self, query: InboxQuery) -> Result<InboxPage<ConflictRecord>> {
+    async fn list_conflicts(&self, query: ConflictQuery) -> Result<Vec<ConflictRecord>> {
         self.list_any_size(move |session| list_conflicts(session, &query)).await
     }
 
-    async fn list_quarantine(&self, query: InboxQuery) -> Result<InboxPage<QuarantineRecord>> {
+    async fn list_quarantine(&self, query: QuarantineQuery) -> Result<Vec<QuarantineRecord>> {
         self.list_any_size(move |session| list_quarantine(session, &query)).await
     }
 

@@ -14,6 +14,7 @@ mod database;
 #[path = "../world/dice.rs"]
 mod dice;
 
+mod admissions;
 mod bindings;
 mod clocks;
 mod credits;

@@ -16,6 +16,7 @@ on_every_store! {
         the_first_key_is_shown_once_and_a_given_one_never,
         send_then_usage_then_check,
         keys_are_made_listed_and_revoked,
+        quarantine_and_conflicts_are_decided,
     }
 }
 
@@ -31,7 +32,9 @@ const KEY: &str = "commands-test-admin-key";
 fn counterfoil(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_counterfoil"));
     command.args(arguments).stdin(Stdio::null());
-    for name in ["COUNTERFOIL_URL", "COUNTERFOIL_KEY", "COUNTERFOIL_ADMIN_KEY"] {
+    for name in
+        ["COUNTERFOIL_URL", "COUNTERFOIL_KEY", "COUNTERFOIL_ADMIN_KEY", "COUNTERFOIL_AUTHOR"]
+    {
         command.env_remove(name);
     }
     command

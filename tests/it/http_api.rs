@@ -6,6 +6,7 @@ mod auth;
 mod balances;
 mod changes;
 mod credits;
+mod decisions;
 mod description;
 mod events;
 mod first_hour;
@@ -74,6 +75,14 @@ on_every_store! {
         what_has_expired_is_taken_away_after_a_while,
         changes_are_read_page_by_page,
         who_may_look_and_who_may_give,
+    }
+    decisions {
+        an_event_is_admitted_and_shown,
+        a_record_is_decided_once,
+        what_cannot_be_admitted_says_why,
+        many_are_decided_by_a_filter,
+        conflicts_are_kept_or_dismissed,
+        who_may_decide,
     }
     events {
         a_single_event_and_each_outcome,

@@ -1,6 +1,7 @@
 //! Reconciliation from end to end: what befalls usage between this server and its provider, and
 //! what passes, findings, reissues and alerts make of it.
 
+mod admissions;
 mod alarms;
 mod bindings;
 mod budget;
@@ -19,6 +20,9 @@ mod unread;
 mod world;
 
 on_every_store! {
+    admissions {
+        an_admitted_event_makes_a_revision_of_its_window,
+    }
     lag {
         lagging_summary_pages_nobody,
         dropped_push_is_sent_again,

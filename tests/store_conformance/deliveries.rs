@@ -4,7 +4,8 @@ use crate::fixture::{Fixture, between, call, deliver_to, event, event_id, in_pag
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::verdict::{Quarantine, Tally, Verdict};
 use counterfoil::rules::window::Window;
-use counterfoil::store::{CounterFilter, CounterRow, InboxQuery, Query};
+use counterfoil::store::decision::{ConflictQuery, InboxFilter, QuarantineFilter, QuarantineQuery};
+use counterfoil::store::{CounterFilter, CounterRow, Query};
 
 const DUPLICATE: Verdict = Verdict::Duplicate { restamped: false };
 const RESTAMPED: Verdict = Verdict::Duplicate { restamped: true };
@@ -14,8 +15,13 @@ fn now_hour() -> Window {
     between("2026-11-15T12:00:00Z", "2026-11-15T13:00:00Z")
 }
 
-fn inbox(tenant: Option<&str>) -> InboxQuery {
-    Query::first(tenant.map(tenant_id), 1_000)
+fn inbox(tenant: Option<&str>) -> ConflictQuery {
+    Query::first(InboxFilter::of(tenant.map(tenant_id)), 1_000)
+}
+
+fn quarantine(tenant: Option<&str>) -> QuarantineQuery {
+    let of = InboxFilter::of(tenant.map(tenant_id));
+    Query::first(QuarantineFilter { of, reason: None }, 1_000)
 }
 
 fn conflict(differing: &[&'static str]) -> Verdict {
@@ -61,7 +67,7 @@ pub async fn a_conflict_is_kept_and_not_counted(mut f: Fixture) {
     assert_eq!(f.total("acme", "calls").await, "5");
     let inbox = f.store.list_conflicts(inbox(Some("acme"))).await.unwrap();
     assert_eq!(inbox.len(), 3);
-    let (_, first) = &inbox[0];
+    let first = &inbox[0];
     assert!(first.standing.contains(r#""quantity":"5""#), "{}", first.standing);
     assert!(first.arriving.contains(r#""quantity":"6""#), "{}", first.arriving);
     f.check().await;
@@ -73,7 +79,7 @@ pub async fn a_conflict_delivered_again_is_one_record(f: Fixture) {
         assert_eq!(f.deliver_one(&call("e1", "6")).await, conflict(&["quantity"]));
     }
     let inbox = f.store.list_conflicts(inbox(None)).await.unwrap();
-    assert_eq!(inbox.iter().map(|(_, c)| c.deliveries).collect::<Vec<_>>(), [3]);
+    assert_eq!(inbox.iter().map(|c| c.deliveries).collect::<Vec<_>>(), [3]);
 }
 
 /// A producer with a constant id sends another payload each time.
@@ -119,10 +125,10 @@ pub async fn events_outside_the_horizon_are_quarantined(f: Fixture) {
     assert_eq!(f.deliver_one(&at("2026-11-15T12:05:00.000001Z")).await, ahead);
     assert_eq!(f.deliver_one(&at("9999-12-31T23:59:59Z")).await, ahead);
     assert_eq!(f.total("acme", "calls").await, "0");
-    let inbox = f.store.list_quarantine(inbox(Some("acme"))).await.unwrap();
-    let deliveries: Vec<u64> = inbox.iter().map(|(_, record)| record.deliveries).collect();
+    let inbox = f.store.list_quarantine(quarantine(Some("acme"))).await.unwrap();
+    let deliveries: Vec<u64> = inbox.iter().map(|record| record.deliveries).collect();
     assert_eq!(deliveries, [2, 1, 1, 1]);
-    assert_eq!(inbox[0].1.reason, Quarantine::TooOld);
+    assert_eq!(inbox[0].reason, Quarantine::TooOld);
     assert_eq!(f.deliver_one(&at("2026-11-08T12:00:00Z")).await, Verdict::Accepted);
     let edge = at("2026-11-15T12:05:00Z").replace("e1", "e2");
     assert_eq!(f.deliver_one(&edge).await, Verdict::Accepted);
@@ -196,8 +202,14 @@ pub async fn counters_conserve_what_was_received(mut f: Fixture) {
             let tenant = tenant.map(tenant_id);
             rows.iter().find(|row| row.tenant == tenant).unwrap().tally
         };
-        let expected =
-            Tally { accepted: 2, duplicates: 1, conflicts: 1, quarantined: 1, rejected: 2 };
+        let expected = Tally {
+            accepted: 2,
+            duplicates: 1,
+            conflicts: 1,
+            quarantined: 1,
+            rejected: 2,
+            ..Tally::default()
+        };
         assert_eq!(find(Some("acme")), expected);
         assert_eq!(find(None), Tally { rejected: 4, ..Tally::default() });
         assert_eq!(find(Some("fresh")), Tally { accepted: 1, rejected: 5, ..Tally::default() });
@@ -350,9 +362,9 @@ pub async fn a_group_too_many_of_a_day_is_quarantined(mut f: Fixture) {
         f.restart().await;
     }
     assert_eq!(f.total("acme", "traffic").await, "7");
-    let inbox = f.store.list_quarantine(inbox(None)).await.unwrap();
+    let inbox = f.store.list_quarantine(quarantine(None)).await.unwrap();
     assert_eq!(inbox.len(), 1);
-    assert_eq!((inbox[0].1.reason, inbox[0].1.deliveries), (Quarantine::TooManyGroups, 2));
+    assert_eq!((inbox[0].reason, inbox[0].deliveries), (Quarantine::TooManyGroups, 2));
     // Sent again under a higher limit it counts.
     f.groups_per_day = 4;
     assert_eq!(f.deliver_one(&traffic("d", "d", 15)).await, Verdict::Accepted);

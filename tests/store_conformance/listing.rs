@@ -2,7 +2,8 @@
 
 use crate::fixture::{Fixture, between, call, event, event_id, in_pages, tenant_id};
 use counterfoil::rules::timestamp::Timestamp;
-use counterfoil::store::{ConflictRecord, EventFilter, EventQuery, Query};
+use counterfoil::store::decision::{ConflictRecord, InboxFilter, QuarantineFilter};
+use counterfoil::store::{EventFilter, EventQuery, Query};
 
 /// Events of acme, newest first.
 pub fn query(limit: usize) -> EventQuery {
@@ -162,16 +163,19 @@ pub async fn inbox_pages(f: Fixture) {
         f.deliver_one(&call(&format!("e{n}"), "2")).await;
         f.deliver_one(&call(&format!("old{n}"), "2").replace("2026", "2025")).await;
     }
-    let read = async |last: Option<&(u64, ConflictRecord)>| {
-        let query = Query { filter: None, after: last.map(|(number, _)| *number), limit: 2 };
+    let read = async |last: Option<&ConflictRecord>| {
+        let (filter, after) = (InboxFilter::default(), last.map(|record| record.number));
+        let query = Query { filter, after, limit: 2 };
         f.store.list_conflicts(query).await.unwrap()
     };
     let conflicts = in_pages(2, read).await;
-    let ids: Vec<&str> = conflicts.iter().map(|(_, conflict)| conflict.id.as_str()).collect();
+    let ids: Vec<&str> = conflicts.iter().map(|conflict| conflict.id.as_str()).collect();
     assert_eq!(ids, ["e0", "e1", "e2", "e3", "e4"]);
-    let other = Query::first(Some(tenant_id("umbrella")), 9);
-    assert!(f.store.list_conflicts(other.clone()).await.unwrap().is_empty());
-    assert!(f.store.list_quarantine(other).await.unwrap().is_empty());
-    let all = Query::first(Some(tenant_id("acme")), 9);
+    let of = |tenant: &str| InboxFilter::of(Some(tenant_id(tenant)));
+    let kept = |tenant: &str| QuarantineFilter { of: of(tenant), reason: None };
+    let other = Query::first(of("umbrella"), 9);
+    assert!(f.store.list_conflicts(other).await.unwrap().is_empty());
+    assert!(f.store.list_quarantine(Query::first(kept("umbrella"), 9)).await.unwrap().is_empty());
+    let all = Query::first(kept("acme"), 9);
     assert_eq!(f.store.list_quarantine(all).await.unwrap().len(), 5);
 }

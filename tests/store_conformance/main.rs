@@ -30,6 +30,7 @@ mod borders;
 mod credits;
 mod cut_history;
 mod cuts;
+mod decisions;
 mod declarations;
 mod deliveries;
 mod findings;
@@ -81,6 +82,18 @@ macro_rules! on_every_store {
 }
 
 on_every_store! {
+    decisions {
+        an_admitted_event_is_counted_once,
+        an_admission_of_what_was_counted_says_so,
+        admissions_at_once_count_once,
+        a_delivery_and_an_admission_at_once_count_once,
+        a_group_too_many_stays_undecided,
+        windows_of_admitted_events_are_cut_again,
+        what_is_discarded_stays_discarded,
+        an_admission_with_a_decided_record_has_no_effect,
+        a_conflict_is_decided_once,
+        inboxes_are_filtered,
+    }
     deliveries {
         same_event_twice_counts_once,
         spellings_of_one_quantity_are_one_payload,

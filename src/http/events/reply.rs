@@ -86,7 +86,7 @@ impl Reply {
             Show::Problems => 0,
         };
         let mut open = String::with_capacity(160 + listed);
-        let Tally { accepted, duplicates, conflicts, quarantined, rejected } = tally;
+        let Tally { accepted, admitted: _, duplicates, conflicts, quarantined, rejected } = tally;
         let _ = write!(
             open,
             "{{\"accepted\":{accepted},\"duplicates\":{duplicates},\"conflicts\":{conflicts},\
@@ -113,7 +113,8 @@ impl Reply {
     pub fn count(&self) {
         static ACCEPTED: OnceLock<Counter> = OnceLock::new();
         let counter = |outcome| metrics::counter!("counterfoil_events_total", "outcome" => outcome);
-        let Tally { accepted, duplicates, conflicts, quarantined, rejected } = self.tally;
+        let Tally { accepted, admitted: _, duplicates, conflicts, quarantined, rejected } =
+            self.tally;
         if accepted > 0 {
             // The usual outcome, looked up once and not for each request.
             ACCEPTED.get_or_init(|| counter("accepted")).increment(accepted);
@@ -211,7 +212,7 @@ fn quarantine_detail(reason: Quarantine, horizon_hours: u32) -> String {
     match reason {
         Quarantine::TooOld => format!(
             "occurred_at is more than {horizon_hours} hours ago; the event is quarantined and not \
-             counted; to count it, raise ingest.accept_horizon_hours and send it again"
+             counted; an operator can admit it (counterfoil quarantine)"
         ),
         Quarantine::TooFarAhead => {
             "occurred_at is more than 5 minutes ahead of the server's clock; the event is \

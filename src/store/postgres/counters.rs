@@ -2,7 +2,8 @@
 //!
 //! Invariant: what a batch adds is inserted into `counter_deltas` in the transaction that gives the
 //! verdicts it counts, and folded into `counters` later (`fold`). Both are read in one statement.
-//! So received is always the sum of the five outcomes, and `accepted` the number of events.
+//! So received is always the sum of the five outcomes, and `accepted` the number of events. How
+//! many of those a person admitted is written to `counters` at once: admissions are rare.
 
 use super::failure::Failure;
 use super::scalars::{
@@ -13,7 +14,8 @@ use crate::rules::ids::TenantId;
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
 use crate::rules::verdict::Tally;
 use crate::rules::window::Window;
-use crate::store::{CounterQuery, CounterRow, Result};
+use crate::store::sql::{Admissions, Done, Session, values};
+use crate::store::{CounterQuery, CounterRow, Error, Result};
 use deadpool_postgres::ClientWrapper;
 use std::collections::BTreeMap;
 use tokio_postgres::Row;
@@ -60,6 +62,20 @@ pub async fn add_tallies(
     Ok(())
 }
 
+/// Counts events that were admitted, among those that the transaction counts as accepted.
+pub fn add_admitted(session: &dyn Session, admissions: &Admissions, admitted: u64) -> Done<()> {
+    let sql = "-- add_admitted
+        INSERT INTO counters AS standing
+            (hour, tenant_no, accepted, duplicates, conflicts, quarantined, rejected, admitted)
+        VALUES ($1, $2, 0, 0, 0, 0, 0, $3)
+        ON CONFLICT (hour, tenant_no) DO UPDATE SET
+            admitted = standing.admitted + excluded.admitted";
+    let missing = || Error::Internal { what: "an admission has no tenant".into() };
+    let tenant = session.find_tenant(&admissions.tenant)?.ok_or_else(missing)?;
+    session.run(sql, values![hour_of(admissions.decision.at), tenant, admitted])?;
+    Ok(())
+}
+
 /// Counters and what is not folded into them yet, each row once, as `c`; the conditions that
 /// `rows` names hold for both.
 macro_rules! counters {
@@ -67,13 +83,16 @@ macro_rules! counters {
         concat!(
             "(SELECT tenant_no, hour, sum(accepted)::int8 AS accepted,
                 sum(duplicates)::int8 AS duplicates, sum(conflicts)::int8 AS conflicts,
-                sum(quarantined)::int8 AS quarantined, sum(rejected)::int8 AS rejected
+                sum(quarantined)::int8 AS quarantined, sum(rejected)::int8 AS rejected,
+                sum(admitted)::int8 AS admitted
             FROM (
-                SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected
+                SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected,
+                    admitted
                 FROM counters WHERE ",
             $rows,
             " UNION ALL
-                SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected
+                SELECT tenant_no, hour, accepted, duplicates, conflicts, quarantined, rejected,
+                    0::int8
                 FROM counter_deltas WHERE ",
             $rows,
             ") AS parts
@@ -85,7 +104,8 @@ macro_rules! counters {
 pub async fn read_counters(client: &ClientWrapper, range: Window) -> Result<Vec<CounterRow>> {
     let sql = concat!(
         "-- read_counters
-        SELECT t.tenant, c.hour, c.accepted, c.duplicates, c.conflicts, c.quarantined, c.rejected
+        SELECT t.tenant, c.hour, c.accepted, c.duplicates, c.conflicts, c.quarantined, c.rejected,
+            c.admitted
         FROM ",
         counters!("hour >= $1 AND hour < $2"),
         " LEFT JOIN tenants t USING (tenant_no)"
@@ -103,7 +123,8 @@ pub async fn list_counters(
     // A tenant that is not known has no rows, and its hour is done.
     let all = concat!(
         "-- list_counters
-        SELECT t.tenant, c.hour, c.accepted, c.duplicates, c.conflicts, c.quarantined, c.rejected
+        SELECT t.tenant, c.hour, c.accepted, c.duplicates, c.conflicts, c.quarantined, c.rejected,
+            c.admitted
         FROM ",
         counters!(
             "hour >= $1 AND hour < $2 AND (hour, tenant_no) > ($3::timestamptz,
@@ -116,7 +137,8 @@ pub async fn list_counters(
     // The table is in the order of hours: one tenant's row is looked up in each of them.
     let of_tenant = concat!(
         "-- list_counters
-        SELECT t.tenant, c.hour, c.accepted, c.duplicates, c.conflicts, c.quarantined, c.rejected
+        SELECT t.tenant, c.hour, c.accepted, c.duplicates, c.conflicts, c.quarantined, c.rejected,
+            c.admitted
         FROM ",
         counters!(
             "tenant_no = (SELECT tenant_no FROM tenants WHERE tenant = $3)
@@ -165,6 +187,7 @@ fn counter_row(row: &Row) -> Result<CounterRow> {
             conflicts: count(4)?,
             quarantined: count(5)?,
             rejected: count(6)?,
+            admitted: count(7)?,
         },
     })
 }

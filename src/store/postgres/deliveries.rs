@@ -17,6 +17,7 @@
 
 use super::PostgresStore;
 use super::connection::Connector;
+use super::counters::add_admitted;
 use super::day_groups::{insert_groups, load_days};
 use super::declarations::Creation;
 use super::deltas::{self, encode_tallies, encode_totals};
@@ -28,12 +29,13 @@ use super::partitions::Day;
 use super::recent_keys::RecentKeys;
 use super::scalars::{SqlTimestamp, column};
 use crate::faults::{crash_point, planted};
-use crate::rules::batch::check_batch;
+use crate::rules::batch::{check_admissions, check_batch};
 use crate::rules::ids::TenantNo;
 use crate::rules::meter::Catalog;
 use crate::rules::verdict::Verdict;
 use crate::store::groups::{GroupGate, KnownGroups, NewGroups};
-use crate::store::{Deliveries, DeliveryBatch, Error, Result};
+use crate::store::sql::{Admissions, Session};
+use crate::store::{AdmissionBatch, Deliveries, DeliveryBatch, Error, Result};
 use async_trait::async_trait;
 use deadpool_postgres::ClientWrapper;
 use futures_util::future::join3;
@@ -98,6 +100,29 @@ impl Deliveries for PostgresStore {
         partition: usize,
         batch: DeliveryBatch,
     ) -> Result<Vec<Verdict>> {
+        let recorded = self.record(partition, batch, None).await?;
+        recorded.ok_or_else(|| Error::Internal { what: "deliveries have no records".into() })
+    }
+
+    async fn record_admissions(
+        &self,
+        partition: usize,
+        batch: AdmissionBatch,
+    ) -> Result<Option<Vec<Verdict>>> {
+        let admissions = Admissions::of(&batch)?;
+        self.record(partition, batch.deliveries(), Some(admissions)).await
+    }
+}
+
+impl PostgresStore {
+    /// Records deliveries, or events that a person admits. None if a record of these was decided
+    /// before; nothing has happened then.
+    async fn record(
+        &self,
+        partition: usize,
+        batch: DeliveryBatch,
+        admissions: Option<Admissions>,
+    ) -> Result<Option<Vec<Verdict>>> {
         let writer = self.writers.get(partition).ok_or_else(|| Error::Internal {
             what: format!("there is no partition {partition}"),
         })?;
@@ -119,7 +144,13 @@ impl Deliveries for PostgresStore {
             };
             let trusting = round == 0 && memory.keys.is_trusted();
             let work = self.write_batch(&client, &sorted, &mut memory, trusting);
-            let failure = match self.connector.within(work).await {
+            let written = self.connector.within(work).await;
+            let (client, written) = self.decide(client, admissions.as_ref(), written).await?;
+            let failure = match written {
+                Ok(Ok(written)) if written.decided_before => {
+                    *idle = self.roll_back(client).await;
+                    return Ok(None);
+                }
                 Ok(Ok(mut written)) => {
                     let added = std::mem::take(&mut written.new_groups);
                     match self.commit(client, written).await? {
@@ -127,7 +158,7 @@ impl Deliveries for PostgresStore {
                             *idle = client;
                             memory.groups.take_over(added);
                             memory.keys.note(sorted.groups.iter().map(|group| group.home));
-                            return Ok(verdicts);
+                            return Ok(Some(verdicts));
                         }
                         Committed::No(what) => Failure::Lost(what),
                     }
@@ -168,6 +199,8 @@ struct Written<'b> {
     judgement: Judgement<'b>,
     catalog: Arc<Catalog>,
     new_groups: NewGroups,
+    /// Whether a record of what is admitted was decided before: it must not be committed.
+    decided_before: bool,
 }
 
 impl PostgresStore {
@@ -209,7 +242,11 @@ impl PostgresStore {
             let tenant = tenant.as_ref().and_then(|tenant| self.tenant_no(tenant));
             tallies.entry(tenant).or_default().rejected += count;
         }
-        check_batch(&judgement.figures(sorted.batch, &tallies))?;
+        let figures = judgement.figures(sorted.batch, &tallies);
+        match sorted.batch.acceptance.is_of_admissions() {
+            true => check_admissions(&figures)?,
+            false => check_batch(&figures)?,
+        }
         let [totals_copy, tallies_copy] = deltas::prepare(client).await?;
         let events_copy = EventRows::prepare(client).await?;
         let events = EventRows::encode(&judgement.accepted, batch_no, now)?;
@@ -234,7 +271,39 @@ impl PostgresStore {
         insert_groups(client, &new_groups).await?;
         record_conflicts(client, &judgement.conflicts, now, &catalog, fingerprinter).await?;
         record_quarantine(client, &judgement.quarantined, now, &catalog, fingerprinter).await?;
-        Ok(Written { batch_no, judgement, catalog, new_groups })
+        Ok(Written { batch_no, judgement, catalog, new_groups, decided_before: false })
+    }
+
+    /// Decides the records of what is admitted, in the transaction that counts it.
+    async fn decide<'b>(
+        &self,
+        client: ClientWrapper,
+        admissions: Option<&Admissions>,
+        written: Result<std::result::Result<Written<'b>, Failure>>,
+    ) -> Result<(ClientWrapper, Result<std::result::Result<Written<'b>, Failure>>)> {
+        let (admissions, mut written) = match (admissions, written) {
+            (Some(admissions), Ok(Ok(written))) => (admissions.clone(), written),
+            (_, written) => return Ok((client, written)),
+        };
+        let verdicts = written.judgement.verdicts();
+        // A session works on a thread of its own, which gives the connection back.
+        let shared = Arc::new(Box::new(client));
+        let work = move |session: &dyn Session| {
+            let Some(counted) = admissions.record(session, &verdicts)? else { return Ok(false) };
+            if counted > 0 {
+                add_admitted(session, &admissions, counted)?;
+            }
+            Ok(true)
+        };
+        let decided = self.in_session(Arc::clone(&shared), work).await;
+        let client = Arc::into_inner(shared).ok_or_else(|| Error::Internal {
+            what: "a connection was kept beyond its work".into(),
+        })?;
+        let written = decided.map(|decided| {
+            written.decided_before = !decided;
+            written
+        });
+        Ok((*client, Ok(written)))
     }
 
     /// Commits, and finds out what happened if the answer is lost.

@@ -259,6 +259,7 @@ async fn take_tallies(
             conflicts: count(4)?,
             quarantined: count(5)?,
             rejected: count(6)?,
+            admitted: 0,
         };
         tallies.entry((instant(&row, 0)?, column(&row, 1)?)).or_default().merge(&tally);
         deltas += 1;

@@ -172,12 +172,15 @@ impl<'b> Judgement<'b> {
         for (place, event) in sorted.deliveries(group) {
             let admit = || gate.admits(tenant, event, catalog);
             let verdict = judge_delivery(event, winner, sorted.batch.acceptance, admit)?;
+            let admission = sorted.batch.acceptance.is_of_admissions();
             match (&verdict, winner) {
                 (Verdict::Accepted, _) => {
                     counted = true;
                     winner = Some(event);
                     self.accepted.push(Accepted { tenant, slot, event });
                 }
+                // It is kept already.
+                (Verdict::Conflict { .. } | Verdict::Quarantined(_), _) if admission => {}
                 (Verdict::Conflict { .. }, Some(standing)) => {
                     let slug = &meter_of(catalog, standing.meter)?.slug;
                     let standing = standing.to_json(slug);
@@ -204,8 +207,13 @@ impl<'b> Judgement<'b> {
     /// How the deliveries of each tenant ended; under none those whose tenant is unknown.
     pub fn tallies(&self, sorted: &SortedBatch<'b>) -> BTreeMap<Option<TenantNo>, Tally> {
         let mut tallies: BTreeMap<Option<TenantNo>, Tally> = BTreeMap::new();
+        let admissions = sorted.batch.acceptance.is_of_admissions();
         for (tenant, verdict) in sorted.tenants.iter().zip(self.verdicts.iter().flatten()) {
-            tallies.entry(*tenant).or_default().add(verdict);
+            if !admissions {
+                tallies.entry(*tenant).or_default().add(verdict);
+            } else if *verdict == Verdict::Accepted {
+                tallies.entry(*tenant).or_default().add_admission();
+            }
         }
         tallies
     }
@@ -229,6 +237,12 @@ impl<'b> Judgement<'b> {
             quarantined: self.quarantined.len(),
             tally,
         }
+    }
+
+    /// As [`Self::into_verdicts`], while the judgement is still needed.
+    pub fn verdicts(&self) -> Vec<Verdict> {
+        let judged = |verdict: &Option<Verdict>| verdict.clone().expect("every group was judged");
+        self.verdicts.iter().map(judged).collect()
     }
 
     /// One verdict for each event, in order.

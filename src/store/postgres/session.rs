@@ -27,6 +27,7 @@ use counterfoil_idempotency::{Claim, postgres};
 use deadpool_postgres::{ClientWrapper, Object, Pool};
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error as StdError;
+use std::ops::Deref;
 use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio_postgres::Client;
@@ -234,7 +235,7 @@ impl PostgresStore {
     /// Runs work inside a transaction that the caller has begun.
     pub(super) async fn in_session<T: Send + 'static>(
         &self,
-        client: Arc<Transaction>,
+        client: Arc<impl Deref<Target = ClientWrapper> + Send + Sync + 'static>,
         work: impl FnOnce(&dyn Session) -> Done<T> + Send + 'static,
     ) -> Done<T> {
         let connector = self.connector.clone();

@@ -8,6 +8,7 @@ use crate::rules::alert::{AlertKind, NoticeEvent, Severity, ThresholdKind, Thres
 use crate::rules::billing::Mode;
 use crate::rules::change::Queue;
 use crate::rules::credit::{ChangeKind, Pool};
+use crate::rules::decision::{ConflictState, QuarantineState};
 use crate::rules::drift::{Reason, Verdict};
 use crate::rules::dunning::Stage;
 use crate::rules::finding::FindingKind;
@@ -274,6 +275,7 @@ names!(
     AlertKind,
     ChangeKind,
     Class,
+    ConflictState,
     FindingKind,
     Floor,
     Mark,
@@ -285,6 +287,7 @@ names!(
     PassState,
     Pool,
     PushState,
+    QuarantineState,
     Queue,
     Reason,
     SagaKind,

@@ -1,7 +1,8 @@
 //! Counter blocks: the counters of an hour, those of up to [`BLOCK_TENANTS`] tenants to a row.
 //!
 //! A body is a checksum and, of each tenant that has a counter, the step from the tenant before and
-//! its five counts.
+//! its five counts. Where events were admitted, the step has [`ADMITTED`] added, and how many they
+//! were is a sixth count.
 //!
 //! Invariant: a block holds the tenants with its number of times [`BLOCK_TENANTS`] and those after
 //! it, in ascending order. Folding alone changes it, in the fold's transaction. A body that does
@@ -20,6 +21,8 @@ use std::collections::BTreeMap;
 
 /// Few enough that a block is a part of a page.
 const BLOCK_TENANTS: u32 = 64;
+/// More than any step within a block.
+const ADMITTED: u32 = BLOCK_TENANTS;
 
 type Counters = BTreeMap<u32, Tally>;
 
@@ -93,11 +96,15 @@ fn encode(block_no: u32, counters: &Counters) -> Vec<u8> {
     let mut bytes = vec![0; 4];
     let mut before = block_no * BLOCK_TENANTS;
     for (tenant, tally) in counters {
-        write_number(&mut bytes, (tenant - before).into());
+        let Tally { accepted, admitted, duplicates, conflicts, quarantined, rejected } = tally;
+        let mark = if *admitted > 0 { ADMITTED } else { 0 };
+        write_number(&mut bytes, (tenant - before + mark).into());
         before = *tenant;
-        let Tally { accepted, duplicates, conflicts, quarantined, rejected } = tally;
         for count in [accepted, duplicates, conflicts, quarantined, rejected] {
             write_number(&mut bytes, (*count).into());
+        }
+        if *admitted > 0 {
+            write_number(&mut bytes, (*admitted).into());
         }
     }
     let checksum = crc32fast::hash(&bytes[4..]).to_le_bytes();
@@ -119,7 +126,12 @@ fn decode(block_no: u32, body: &[u8]) -> Option<Counters> {
     let mut reader = Reader { bytes, at: 0 };
     let (mut tenant, mut counters) = (block_no.checked_mul(BLOCK_TENANTS)?, Counters::new());
     while reader.at < bytes.len() {
-        tenant = tenant.checked_add(u32::try_from(reader.number()?).ok()?)?;
+        let step = u32::try_from(reader.number()?).ok()?;
+        let (step, admitted) = match step.checked_sub(ADMITTED) {
+            Some(step) => (step, true),
+            None => (step, false),
+        };
+        tenant = tenant.checked_add(step)?;
         let mut count = || u64::try_from(reader.number()?).ok();
         let tally = Tally {
             accepted: count()?,
@@ -127,6 +139,7 @@ fn decode(block_no: u32, body: &[u8]) -> Option<Counters> {
             conflicts: count()?,
             quarantined: count()?,
             rejected: count()?,
+            admitted: if admitted { count()? } else { 0 },
         };
         counters.insert(tenant, tally);
     }
@@ -145,10 +158,16 @@ mod tests {
         (TenantNo(tenant), Timestamp::from_micros(hour))
     }
 
+    /// Tenants with odd numbers have none.
+    fn admitted_of(tenant: u32, rejected: u64) -> u64 {
+        if tenant.is_multiple_of(2) { rejected } else { 0 }
+    }
+
     fn visited(connection: &Connection, from: (i64, u32), end: i64, limit: usize) -> Model {
         let mut found = Model::new();
         let start = (Timestamp::from_micros(from.0), TenantNo(from.1));
         visit_counters(connection, start, Timestamp::from_micros(end), |(tenant, hour), tally| {
+            assert_eq!(tally.admitted, admitted_of(tenant.0, tally.rejected));
             found.insert((hour.micros(), tenant.0), tally.rejected);
             found.len() < limit
         })
@@ -169,9 +188,12 @@ mod tests {
             connection.execute_batch(schema).unwrap();
             let mut model = Model::new();
             for batch in added {
-                let tally = |rejected: &u64| Tally { rejected: *rejected, ..Tally::default() };
+                let tally = |tenant: u32, rejected: u64| {
+                    let admitted = admitted_of(tenant, rejected);
+                    Tally { rejected, admitted, ..Tally::default() }
+                };
                 let batch: Vec<_> =
-                    batch.iter().map(|((h, t), count)| (key(*h, *t), tally(count))).collect();
+                    batch.iter().map(|((h, t), count)| (key(*h, *t), tally(*t, *count))).collect();
                 add_counters(&connection, &batch).unwrap();
                 for ((tenant, hour), tally) in batch {
                     *model.entry((hour.micros(), tenant.0)).or_default() += tally.rejected;

@@ -16,7 +16,9 @@ use super::memory::Memory;
 use super::record::{CounterEntry, write_event};
 use super::runs::Run;
 use super::segment::{Contribution, NewEntry, Segment, key_hash};
-use crate::rules::batch::{BatchFigures, check_batch, judge_delivery, unknown_tenant};
+use crate::rules::batch::{
+    BatchFigures, check_admissions, check_batch, judge_delivery, unknown_tenant,
+};
 use crate::rules::event::Event;
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{TenantId, TenantNo};
@@ -156,7 +158,10 @@ pub fn judge_batch(
     let mut judged = judge.judged;
     judged.counters = judge.tallies.into_iter().collect();
     judged.new_groups = judge.groups.added;
-    check_batch(&judged.figures(batch))?;
+    match batch.acceptance.is_of_admissions() {
+        true => check_admissions(&judged.figures(batch))?,
+        false => check_batch(&judged.figures(batch))?,
+    }
     Ok(judged)
 }
 
@@ -191,7 +196,8 @@ struct Judge<'a> {
     new_tenants: HashMap<TenantId, TenantNo>,
     /// Hash and place of the events this batch accepts.
     in_batch: HashTable<(u64, usize)>,
-    /// Outcomes other than accepted, which the events themselves tell.
+    /// Outcomes other than accepted, which the events themselves tell, and how many of those a
+    /// person admitted.
     tallies: BTreeMap<TenantNo, Tally>,
     judged: JudgedBatch,
 }
@@ -221,6 +227,14 @@ impl Judge<'_> {
         let standing = earlier.or(stored.as_ref());
         let admit = || self.accept(tenant, hash, event, place);
         let verdict = judge_delivery(event, standing, batch.acceptance, admit)?;
+        if batch.acceptance.is_of_admissions() {
+            // It is kept already, and was counted as received.
+            if verdict == Verdict::Accepted {
+                self.tallies.entry(tenant).or_default().admitted += 1;
+            }
+            self.judged.verdicts.push(verdict);
+            return Ok(());
+        }
         match (&verdict, standing) {
             (Verdict::Conflict { .. }, Some(standing)) => {
                 let (standing, arriving) = (standing.clone(), event.clone());

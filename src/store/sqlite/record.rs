@@ -5,7 +5,8 @@
 //!
 //! Event: tenant number, meter number, flags, occurred_at (8 bytes, little endian), quantity, id,
 //! subscription if flagged, properties. Numbers are variable-length, texts preceded by their
-//! length. Journal row, lz4-compressed: version, counters, number of events, events.
+//! length. Journal row, lz4-compressed: version, counters, number of events, events. The second
+//! version, which has one more number to a counter, is only written where events were admitted.
 
 use crate::rules::event::Event;
 use crate::rules::ids::{EventId, MeterNo, SubscriptionId, TenantId, TenantNo};
@@ -16,12 +17,15 @@ use crate::rules::verdict::Tally;
 use crate::store::{Error, Result};
 
 const VERSION: u8 = 1;
+/// Counters have one more number: events that were admitted.
+const VERSION_WITH_ADMITTED: u8 = 2;
 /// No byte of LZ4 expands to more bytes than this: 255 is the largest step of a length.
 const LZ4_RATIO_MAX: usize = 255;
 const FLAG_TRIAL: u8 = 1;
 const FLAG_SUBSCRIPTION: u8 = 2;
 
-/// A tenant's counters in one journal row; accepted events are not in it, they are in the row.
+/// A tenant's counters in one journal row; accepted events are not in it, they are in the row. How
+/// many of them were admitted is in it.
 pub type CounterEntry = (TenantNo, Tally);
 
 /// Appends one event.
@@ -121,12 +125,16 @@ pub fn event_end(bytes: &[u8], offset: usize) -> Result<usize> {
 
 /// The compressed body of a journal row.
 pub fn write_journal(counters: &[CounterEntry], event_count: usize, events: &[u8]) -> Vec<u8> {
-    let mut head = vec![VERSION];
+    let admitted = counters.iter().any(|(_, tally)| tally.admitted > 0);
+    let mut head = vec![if admitted { VERSION_WITH_ADMITTED } else { VERSION }];
     write_number(&mut head, wide(counters.len()));
     for (tenant, tally) in counters {
         write_number(&mut head, u128::from(tenant.0));
         for count in [tally.duplicates, tally.conflicts, tally.quarantined, tally.rejected] {
             write_number(&mut head, u128::from(count));
+        }
+        if admitted {
+            write_number(&mut head, u128::from(tally.admitted));
         }
     }
     write_number(&mut head, wide(event_count));
@@ -146,9 +154,11 @@ pub fn read_journal(body: &[u8]) -> Result<JournalBody> {
     let bytes = decompress(body).ok_or_else(corrupt)?;
     let mut reader = Reader { bytes: &bytes, at: 0 };
     let mut read = || -> Option<(Vec<CounterEntry>, usize, usize)> {
-        if reader.byte()? != VERSION {
-            return None;
-        }
+        let admitted = match reader.byte()? {
+            VERSION => false,
+            VERSION_WITH_ADMITTED => true,
+            _ => return None,
+        };
         let mut counters = Vec::new();
         for _ in 0..reader.number()? {
             let tenant = TenantNo(u32::try_from(reader.number()?).ok()?);
@@ -159,6 +169,7 @@ pub fn read_journal(body: &[u8]) -> Result<JournalBody> {
                 conflicts: count()?,
                 quarantined: count()?,
                 rejected: count()?,
+                admitted: if admitted { count()? } else { 0 },
             };
             counters.push((tenant, tally));
         }
@@ -308,10 +319,12 @@ mod tests {
             events in proptest::collection::vec(any_event(), 0..5),
             tenant in any::<u32>(),
             n in any::<u64>(),
+            admitted in proptest::option::of(any::<u64>()),
         ) {
             let mut bytes = Vec::new();
             events.iter().for_each(|event| write_event(&mut bytes, TenantNo(tenant), event));
-            let tally = Tally { duplicates: n, rejected: 1, ..Tally::default() };
+            let admitted = admitted.unwrap_or(0);
+            let tally = Tally { duplicates: n, rejected: 1, admitted, ..Tally::default() };
             let body = write_journal(&[(TenantNo(tenant), tally)], events.len(), &bytes);
             let read = read_journal(&body).expect("readable");
             prop_assert_eq!(read.counters, vec![(TenantNo(tenant), tally)]);

@@ -6,6 +6,7 @@ use super::*;
 use crate::rules::event::{Event, Item, parse_event};
 use crate::rules::ids::MeterSlug;
 use crate::rules::verdict::Acceptance;
+use crate::store::decision::{InboxFilter, QuarantineFilter};
 use crate::store::sql::SqlStore;
 use crate::store::{Query, Tenants};
 use rusqlite::StatementStatus;
@@ -523,10 +524,11 @@ fn a_page_of_an_inbox_reads_no_rows_of_other_tenants() {
     let count = move || counted.fetch_add(1, Ordering::Relaxed) == usize::MAX;
     connection.progress_handler(1, Some(count)).unwrap();
     let tenant = Some(TenantId::parse("calm").unwrap());
-    let query = InboxQuery::first(tenant, 100);
+    let filter = InboxFilter::of(tenant);
+    let quarantined = QuarantineFilter { of: filter.clone(), reason: None };
     let session = session::SqliteSession::on(connection);
-    assert!(list_quarantine(&session, &query).unwrap().is_empty());
-    assert!(list_conflicts(&session, &query).unwrap().is_empty());
+    assert!(list_quarantine(&session, &Query::first(quarantined, 100)).unwrap().is_empty());
+    assert!(list_conflicts(&session, &Query::first(filter, 100)).unwrap().is_empty());
     let steps = steps.load(Ordering::Relaxed);
     assert!((1..1_000).contains(&steps), "{steps} steps");
 }

@@ -17,6 +17,7 @@ use super::inbox::{record_conflict, record_quarantine};
 use super::judge::{JudgedBatch, KnownKeys, judge_batch};
 use super::record::write_journal;
 use super::segment::CommitParts;
+use super::session::SqliteSession;
 use super::statements::Statements;
 use super::{Shared, closed, declarations, sql_error};
 use crate::config::SqliteConfig;
@@ -26,9 +27,11 @@ use crate::rules::meter::Meter;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::verdict::Verdict;
 use crate::store::groups::KnownGroups;
-use crate::store::sql::{declare_meter, put_tenant};
+use crate::store::sql::{Admissions, declare_meter, put_tenant};
 use crate::store::throttle::Throttle;
-use crate::store::{Declaration, DeliveryBatch, Error, Result, TenantFields, TenantPut};
+use crate::store::{
+    AdmissionBatch, Declaration, DeliveryBatch, Error, Result, TenantFields, TenantPut,
+};
 use rusqlite::{Connection, params};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -98,7 +101,7 @@ impl Writer {
             if let Ok(judged) = self.judge(batch) {
                 let _ = reply.send(Ok(judged.verdicts.clone()));
                 std::thread::sleep(Duration::from_millis(20));
-                let _ = self.commit(judged, received_at);
+                let _ = self.commit(judged, received_at, |_, _| Ok(()));
             }
             return;
         }
@@ -109,7 +112,26 @@ impl Writer {
     pub fn record(&mut self, batch: DeliveryBatch) -> Result<Vec<Verdict>> {
         let received_at = batch.acceptance.now;
         let judged = self.judge(batch)?;
-        self.commit(judged, received_at)
+        self.commit(judged, received_at, |_, _| Ok(()))
+    }
+
+    /// Counts events that a person admits, in the commit that decides their records.
+    pub fn admit(&mut self, batch: &AdmissionBatch) -> Result<Option<Vec<Verdict>>> {
+        let admissions = Admissions::of(batch)?;
+        let judged = self.judge(batch.deliveries())?;
+        let mut decided_before = false;
+        let decide = |connection: &Connection, verdicts: &[Verdict]| {
+            let session = SqliteSession::on(connection);
+            if admissions.record(&session, verdicts)?.is_none() {
+                decided_before = true;
+                return Err(Error::Unavailable { what: "a record was decided before".into() });
+            }
+            Ok(())
+        };
+        match self.commit(judged, batch.decision.at, decide) {
+            Err(_) if decided_before => Ok(None),
+            committed => committed.map(Some),
+        }
     }
 
     fn judge(&mut self, batch: DeliveryBatch) -> Result<JudgedBatch> {
@@ -129,7 +151,13 @@ impl Writer {
         }
     }
 
-    fn commit(&mut self, judged: JudgedBatch, received_at: Timestamp) -> Result<Vec<Verdict>> {
+    /// Commits what was judged, and what `more` writes in the same transaction.
+    fn commit(
+        &mut self,
+        judged: JudgedBatch,
+        received_at: Timestamp,
+        more: impl FnOnce(&Connection, &[Verdict]) -> Result<()>,
+    ) -> Result<Vec<Verdict>> {
         if judged.verdicts.is_empty() && judged.counters.is_empty() {
             return Ok(Vec::new());
         }
@@ -155,7 +183,7 @@ impl Writer {
             for quarantined in &judged.quarantined {
                 record_quarantine(connection, &catalog, keys, quarantined, received_at)?;
             }
-            Ok(())
+            more(connection, &judged.verdicts)
         };
         let outcome = self.transact(write);
         if planted("bug.claim_before_write") && outcome.is_err() {

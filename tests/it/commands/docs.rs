@@ -1,5 +1,6 @@
-//! The shell blocks of README.md and docs/billing.md, run as they are written, one after the other
-//! in one shell. Only the ports are others, since tests run side by side.
+//! The shell blocks of README.md, docs/billing.md and docs/late-and-wrong.md, run as they are
+//! written, one after the other in one shell. Only the ports are others, since tests run side by
+//! side.
 //!
 //! A line with `$ ` is a command, which goes on with the lines that are indented deeper or up to
 //! the end of its here-document; what follows is its output. Blanks and instants are not compared,
@@ -236,7 +237,7 @@ impl Drop for Shell {
 fn examples_of_the_pages_work_as_written() {
     let folder = tempfile::tempdir().unwrap();
     let mut shell = Shell::start(folder.path());
-    for page in ["README.md", "docs/billing.md"] {
+    for page in ["README.md", "docs/billing.md", "docs/late-and-wrong.md"] {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
         let examples = examples(&std::fs::read_to_string(page).unwrap());
         assert!(examples.len() > 10, "{} examples", examples.len());

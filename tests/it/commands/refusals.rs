@@ -19,6 +19,7 @@ fn a_reader_that_goes_away_ends_a_command_quietly() {
 fn help_texts() {
     let groups = [
         &["", "serve", "send", "usage", "status", "reconcile", "findings", "alerts"][..],
+        &["quarantine", "quarantine admit", "conflicts", "conflicts dismiss"],
         &["keys", "keys create", "keys list", "keys revoke", "pushes", "pushes list"],
         &["passes", "passes show", "passes verify", "webhooks", "webhooks show", "webhooks replay"],
         &["check", "config", "config print", "config explain", "demo", "stripe-sim", "completions"],

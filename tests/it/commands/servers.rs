@@ -115,3 +115,67 @@ pub async fn keys_are_made_listed_and_revoked(ground: Ground) {
     let (code, _, said) = server.run(&["keys", "revoke", id]);
     assert!(code == Some(1) && said.contains("(unknown_key)"), "{said}");
 }
+
+/// Lists, shows, dry runs and decisions; the server's answers themselves are tested elsewhere.
+pub async fn quarantine_and_conflicts_are_decided(ground: Ground) {
+    let server = Server::start(&ground.url(), Some(KEY));
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let url = format!("{}/v1/meters/calls", server.url);
+    let request = reqwest::Client::new().put(url).bearer_auth(KEY);
+    let request = request.header("content-type", "application/json");
+    let declared = request.body(r#"{"aggregation":"sum"}"#).send().await.unwrap();
+    assert!(declared.status().is_success());
+    let line = |id: &str, quantity: &str, at: &str| {
+        format!(
+            "{{\"tenant\":\"acme\",\"id\":\"{id}\",\"meter\":\"calls\",\"quantity\":\"{quantity}\",\
+             \"occurred_at\":\"{at}\"}}\n"
+        )
+    };
+    let (now, old) = (jiff::Timestamp::now().to_string(), "2026-01-05T10:30:00Z");
+    let input = [
+        line("old-1", "1500", old),
+        line("old-2", "20", old),
+        line("old-3", "3", old),
+        line("new", "1", &now),
+        line("new", "2", &now),
+    ];
+    assert_eq!(server.run_with_input(&["send", "-"], &input.concat()).0, Some(3));
+    let say = |arguments: &[&str], parts: &[&str]| {
+        let (code, output, said) = server.run(arguments);
+        assert_eq!(code, Some(0), "{arguments:?}: {said}");
+        for part in parts {
+            assert!(output.contains(part), "{arguments:?}: {part}: {output}");
+        }
+        output
+    };
+    let why = ["--reason", "the outage", "--author", "zoe"];
+    let decide = |arguments: &[&str], parts: &[&str]| say(&[arguments, &why].concat(), parts);
+    say(&["quarantine"], &["old-1", "old-2", "old-3", "too_old", "undecided"]);
+    let list = say(&["quarantine", "--id", "old-1", "--json"], &[]);
+    let list: Value = serde_json::from_str(&list).unwrap();
+    let number = list["quarantined"][0]["number"].to_string();
+    say(&["quarantine", "show", &number], &["event old-1 of acme, too_old", "came 1 time from"]);
+    let dry = ["quarantine", "admit", "--tenant", "acme", "--cause", "too_old", "--dry-run"];
+    decide(&dry, &["3 undecided events found", "1,523", "nothing is decided"]);
+    let admitted = ": admitted: it is counted\n  decided by zoe at ";
+    decide(&["quarantine", "admit", &number], &[&format!("{number}{admitted}")]);
+    let (code, _, said) = server.run(&[&["quarantine", "discard", &number][..], &why].concat());
+    assert_eq!(code, Some(1));
+    assert!(said.contains("already_decided") && said.contains("by zoe: admitted"), "{said}");
+    decide(&["quarantine", "admit", "--id", "old-2"], &["1 undecided event found", "1 admitted"]);
+    decide(&["quarantine", "discard", "--all"], &["1 undecided event found", "1 discarded"]);
+    say(&["quarantine"], &["no undecided events"]);
+    say(&["quarantine", "list", "--decided"], &["admitted", "discarded", "zoe"]);
+    say(&["conflicts"], &["new", "undecided"]);
+    let dismissed = ["conflicts", "dismiss", "--tenant", "acme", "--dry-run"];
+    decide(&dismissed, &["1 undecided conflict found", "nothing is decided"]);
+    decide(&["conflicts", "keep-standing", "--tenant", "acme"], &["1 decided"]);
+    say(&["conflicts", "list", "--all"], &["standing_kept", "zoe"]);
+    let neither = [&["quarantine", "admit"][..], &why].concat();
+    let (code, _, said) = server.run(&neither);
+    assert!(code == Some(2) && said.contains("--all"), "{said}");
+    let both = [&["quarantine", "admit", "1", "--all"][..], &why].concat();
+    assert_eq!(server.run(&both).0, Some(2));
+    let usage = ["usage", "--tenant", "acme", "--meter", "calls", "--from", "2026-01-01"];
+    say(&[&usage[..], &["--to", "2026-02-01"]].concat(), &["1,520"]);
+}

@@ -35,6 +35,7 @@ pub async fn every_reading_route_is_described_with_its_failures(ground: Ground) 
     get /v1/alerts: 200 400 401 403 429 500 503
     get /v1/changes: 200 400 401 403 429 500 503
     get /v1/comparison: 200 400 401 403 404 409 422 429 500 503
+    get /v1/conflicts/{number}: 200 400 401 403 404 429 500 503
     get /v1/conflicts: 200 400 401 403 429 500 503
     get /v1/counters: 200 400 401 403 429 500 503
     get /v1/coupons: 200 400 401 403 429 500 503
@@ -51,6 +52,7 @@ pub async fn every_reading_route_is_described_with_its_failures(ground: Ground) 
     get /v1/passes: 200 400 401 403 429 500 503
     get /v1/pushes/{push}: 200 400 401 403 404 429 500 503
     get /v1/pushes: 200 400 401 403 404 429 500 503
+    get /v1/quarantine/{number}: 200 400 401 403 404 429 500 503
     get /v1/quarantine: 200 400 401 403 429 500 503
     get /v1/sagas/{saga}: 200 400 401 403 404 429 500 503
     get /v1/sagas: 200 400 401 403 429 500 503
@@ -82,12 +84,18 @@ pub async fn every_changing_route_is_described_with_its_failures(ground: Ground)
     insta::assert_snapshot!(operations.join("\n"), @r"
     delete /v1/keys/{id}: 204 400 401 403 404 409 422 429 500 503
     delete /v1/thresholds: 204 400 401 403 404 409 422 429 500 503
+    post /v1/conflicts/decide: 200 400 401 403 408 409 413 415 422 429 500 503
+    post /v1/conflicts/{number}/dismiss: 200 400 401 403 404 408 409 413 415 422 429 500 503
+    post /v1/conflicts/{number}/keep-standing: 200 400 401 403 404 408 409 413 415 422 429 500 503
     post /v1/events: 200 202 400 401 403 408 409 413 415 422 429 500 503
     post /v1/findings/{finding}/accept: 200 400 401 403 404 409 422 429 500 503
     post /v1/keys: 201 400 401 403 408 413 415 422 429 500 503
     post /v1/passes: 202 400 401 403 408 409 413 415 422 429 500 503
     post /v1/pushes/{push}/discard: 200 400 401 403 404 408 409 413 415 422 429 500 503
     post /v1/pushes/{push}/retry: 200 400 401 403 404 409 422 429 500 503
+    post /v1/quarantine/decide: 200 400 401 403 408 409 413 415 422 429 500 503
+    post /v1/quarantine/{number}/admit: 200 400 401 403 404 408 409 413 415 422 429 500 503
+    post /v1/quarantine/{number}/discard: 200 400 401 403 404 408 409 413 415 422 429 500 503
     post /v1/sagas/{saga}/resume: 200 400 401 403 404 409 422 429 500 503
     post /v1/tenants/{tenant}/entries: 201 400 401 403 408 409 413 415 422 429 500 503
     post /v1/tenants/{tenant}/grants/{grant}/void: 200 400 401 403 404 408 409 413 415 422 429 500 503

@@ -15,7 +15,7 @@ pub async fn a_single_event_and_each_outcome(ground: Ground) {
     conflict.problem(409, "payload_conflict");
     insta::assert_snapshot!(conflict.show(), @r#"409 {"type":"urn:counterfoil:problem:payload_conflict","title":"Conflict with an existing resource","status":409,"code":"payload_conflict","detail":"another payload was counted under this id; it differs in quantity; send a new fact under a new id","accepted":0,"duplicates":0,"conflicts":1,"quarantined":0,"rejected":0,"results":[{"index":0,"tenant":"acme","id":"e1","outcome":"conflict","code":"payload_conflict","detail":"another payload was counted under this id; it differs in quantity; send a new fact under a new id"}],"request_id":"test"}"#);
     let old = server.post(&event("acme", "e2", "1", "2026-11-08T11:59:59Z")).await;
-    insta::assert_snapshot!(old.show(), @r#"202 {"accepted":0,"duplicates":0,"conflicts":0,"quarantined":1,"rejected":0,"results":[{"index":0,"tenant":"acme","id":"e2","outcome":"quarantined","code":"too_old","detail":"occurred_at is more than 168 hours ago; the event is quarantined and not counted; to count it, raise ingest.accept_horizon_hours and send it again"}]}"#);
+    insta::assert_snapshot!(old.show(), @r#"202 {"accepted":0,"duplicates":0,"conflicts":0,"quarantined":1,"rejected":0,"results":[{"index":0,"tenant":"acme","id":"e2","outcome":"quarantined","code":"too_old","detail":"occurred_at is more than 168 hours ago; the event is quarantined and not counted; an operator can admit it (counterfoil quarantine)"}]}"#);
     let ahead = server.post(&event("acme", "e3", "1", "2026-11-15T12:05:01Z")).await;
     assert_eq!(ahead.status, 202);
     assert_eq!(ahead.json()["results"][0]["code"], "too_far_ahead");

@@ -124,7 +124,7 @@ fn address(operation: &Operation, described: &Value) -> String {
             "period" => "month",
             "from" => "2026-11-14",
             "to" => "2026-11-15",
-            "push" | "pass" | "finding" | "webhook" | "saga" | "grant" => "1",
+            "push" | "pass" | "finding" | "webhook" | "saga" | "grant" | "number" => "1",
             _ => "x",
         };
         match parameter["in"].as_str().unwrap() {
@@ -147,6 +147,12 @@ fn body(operation: &Operation) -> &'static str {
         }
         (&Method::PUT, "/v1/thresholds") => {
             r#"{"tenant":"acme","meter":"calls","kind":"quota","period":"month","limit":"5"}"#
+        }
+        (&Method::POST, "/v1/quarantine/decide") => {
+            r#"{"ruling":"admit","filter":{"tenant":"acme"},"reason":"r","author":"a"}"#
+        }
+        (&Method::POST, "/v1/conflicts/decide") => {
+            r#"{"ruling":"dismiss","filter":{"tenant":"acme"},"reason":"r","author":"a"}"#
         }
         _ => "{}",
     }

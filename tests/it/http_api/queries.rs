@@ -153,7 +153,7 @@ pub async fn inboxes_page_by_page_and_counters_that_add_up(ground: Ground) {
     let beyond = server.get("/v1/conflicts?after=9007199254740992").await;
     beyond.problem(400, "invalid_after");
     let counters = server.get("/v1/counters").await;
-    insta::assert_snapshot!(counters.show(), @r#"200 {"counters":[{"tenant":null,"hour":"2026-11-15T12:00:00Z","received":1,"accepted":0,"duplicates":0,"conflicts":0,"quarantined":0,"rejected":1},{"tenant":"acme","hour":"2026-11-15T12:00:00Z","received":7,"accepted":1,"duplicates":0,"conflicts":3,"quarantined":3,"rejected":0}],"next_after":null}"#);
+    insta::assert_snapshot!(counters.show(), @r#"200 {"counters":[{"tenant":null,"hour":"2026-11-15T12:00:00Z","received":1,"accepted":0,"duplicates":0,"conflicts":0,"quarantined":0,"rejected":1,"admitted":0},{"tenant":"acme","hour":"2026-11-15T12:00:00Z","received":7,"accepted":1,"duplicates":0,"conflicts":3,"quarantined":3,"rejected":0,"admitted":0}],"next_after":null}"#);
     let before = server.get("/v1/counters?from=2026-11-14&to=2026-11-15").await.json();
     assert_eq!(before["counters"], serde_json::json!([]));
     let long = server.get("/v1/counters?from=2026-01-01&to=2026-11-15").await;

@@ -5,10 +5,13 @@ use super::world::{CALLS, Ground, World, quantity};
 use counterfoil::config::Shadow;
 use counterfoil::jobs::Job;
 use counterfoil::jobs::unbilled::{Cause, Slow, Unbilled};
+use counterfoil::rules::decision::{Decision, InboxKey};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::FindingKind;
 use counterfoil::rules::pass::{PassKind, PassRow};
 use counterfoil::rules::submission::{Class, PushState};
+use counterfoil::store::Query;
+use counterfoil::store::decision::QuarantineFilter;
 use counterfoil::store::push::Ruling;
 use stripe_sim::FaultKind;
 
@@ -164,4 +167,14 @@ pub async fn everything_unbilled_is_one_number(ground: Ground) {
     assert_eq!(causes.iter().map(|(cause, sum)| (*cause, *sum)).collect::<Vec<_>>(), expected);
     assert_eq!(Unbilled::total(causes), Some(quantity("36.5")));
     assert!(!unbilled.quarantined_more);
+    // What a person has decided about is not waiting any more.
+    let query = Query::first(QuarantineFilter::default(), 9);
+    let record = world.store.list_quarantine(query).await.unwrap().remove(0);
+    let decision = Decision::new("a test".into(), "zoe".into(), world.clock.now()).unwrap();
+    let key = InboxKey { tenant: record.tenant, number: record.number };
+    assert_eq!(world.store.discard_quarantined(vec![key], decision).await.unwrap(), 1);
+    let slow = Slow::read(&*world.store, &catalog).await.unwrap();
+    let unbilled = Unbilled::of(&counts, &slow).unwrap();
+    let causes = &unbilled.by_meter[&world.meter_no("calls").await];
+    assert!(!causes.contains_key(&Cause::Quarantined));
 }
